@@ -1,0 +1,47 @@
+"""The dtypes of arrays and the C++ types that kernels give them."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+
+float16 = np.dtype(np.float16)
+bfloat16 = np.dtype(ml_dtypes.bfloat16)
+float32 = np.dtype(np.float32)
+float8_e4m3fn = np.dtype(ml_dtypes.float8_e4m3fn)
+float8_e5m2 = np.dtype(ml_dtypes.float8_e5m2)
+float4_e2m1fn = np.dtype(ml_dtypes.float4_e2m1fn)
+int8 = np.dtype(np.int8)
+int32 = np.dtype(np.int32)
+
+CPP_NAMES = {
+    float16: "half",
+    bfloat16: "bf16",
+    float32: "float",
+    float8_e4m3fn: "e4m3",
+    float8_e5m2: "e5m2",
+    int8: "int8_t",
+}
+
+NAMES = {
+    "float16": float16,
+    "bfloat16": bfloat16,
+    "float32": float32,
+    "float8_e4m3fn": float8_e4m3fn,
+    "float8_e5m2": float8_e5m2,
+    "float4_e2m1fn": float4_e2m1fn,
+    "int8": int8,
+    "int32": int32,
+}
+
+
+def resolve(dtype, argument: str, allowed: tuple[np.dtype, ...]) -> np.dtype:
+    """`dtype` (a name, type or dtype) as one of `allowed`.  Raises TypeError naming `argument`."""
+    try:
+        resolved = NAMES[dtype] if isinstance(dtype, str) and dtype in NAMES else np.dtype(dtype)
+    except TypeError:
+        resolved = None
+    if resolved not in allowed:
+        names = ", ".join(str(d) for d in allowed)
+        raise TypeError(f"{argument} must be one of {names}; got {dtype!r}")
+    return resolved

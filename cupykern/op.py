@@ -1,0 +1,96 @@
+"""Op: all that check, bench, compile, tune and the tests need to know of one operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from kernels_cu import Variant
+
+
+class Draw(Protocol):
+    """A source of choices: a seeded generator for `check`, hypothesis for the tests."""
+
+    def integer(self, low: int, high: int) -> int:
+        """low <= result <= high"""
+
+    def choice(self, options: Sequence[Any]) -> Any: ...
+
+
+class RandomDraw:
+    """Draw from a numpy generator."""
+
+    def __init__(self, seed: int):
+        self._rng = np.random.default_rng(seed)
+
+    def integer(self, low: int, high: int) -> int:
+        return int(self._rng.integers(low, high, endpoint=True))
+
+    def choice(self, options: Sequence[Any]) -> Any:
+        return options[self.integer(0, len(options) - 1)]
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of one call of an op's function."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+class Bound(NamedTuple):
+    """What an output may differ from its FP64 reference.
+
+    elementwise: array like the output: the largest |error| that the derivation allows.
+    rms: like elementwise: the error expected of each element, root mean square.
+    """
+
+    elementwise: Any
+    rms: Any
+
+
+class Work(NamedTuple):
+    """What the task must do at least, whatever the kernel: the floor of its time."""
+
+    bytes_read: int
+    bytes_written: int
+    flops: int = 0
+
+
+@dataclass(frozen=True)
+class Op:
+    """One public function and how to exercise it.
+
+    A *problem* is the op's own frozen dataclass: shapes, dtypes and options, no data; its str() is a
+    short label, its repr() rebuilds it.
+    """
+
+    name: str
+    run: Callable[..., Any]
+    """The public function."""
+    reference: Callable[..., tuple[Any, ...]]
+    """FP64 outputs (a tuple, also of one) for the arguments of `run`, in their array namespace."""
+    bound: Callable[..., tuple[Bound, ...]]
+    """A Bound per output, for the arguments of `run` followed by the keyword `reference`."""
+    draw_problem: Callable[[Draw], Any]
+    """A small problem: every dtype, layout, option and kind of values that the op allows."""
+    bench_problem: Callable[[tuple[int, ...], str], Any]
+    """The problem of a bench row, from a shape and a dtype name; raises ValueError."""
+    bench_shapes: Callable[[str], tuple[tuple[int, ...], ...]]
+    """The default shapes of `bench` on a target ("cuda", "hip", "host")."""
+    inputs: Callable[[Any, int, Any], Call]
+    """(problem, seed, xp) -> a Call whose arrays belong to the namespace xp."""
+    work: Callable[[Any], Work]
+    variants: Callable[[str], tuple[Variant, ...]]
+    """Every variant that the op can launch on an architecture ("sm_90a", "gfx942", "host")."""
+    configs: Callable[[Any, str], tuple[Any, ...]]
+    """The configs that a problem admits on an architecture, the default first."""
+    dtypes: tuple[str, ...] = ("float16", "bfloat16", "float32")
+    """The input dtypes of `bench`, by name."""
+
+
+def as_tuple(outputs: Any) -> tuple[Any, ...]:
+    return outputs if isinstance(outputs, tuple) else (outputs,)

@@ -1,0 +1,122 @@
+"""Targets: where a kernel runs.  An array's type picks its target; each target is one short file.
+
+`cuda` and `hip` run cupy arrays, whichever CuPy was built for; `host` runs numpy arrays on the CPU.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+
+from kernels_cu import Variant
+
+
+class CompileError(RuntimeError):
+    """A variant did not compile; the message names kernel, variant, architecture, file and line."""
+
+    def __init__(self, variant: Variant, arch: str, log: str):
+        self.variant, self.arch, self.log = variant, arch, log
+        super().__init__(f"{variant} does not compile for {arch}:\n{log}")
+
+
+class UnavailableError(RuntimeError):
+    """A target cannot run here; the message says what is missing."""
+
+
+class Kernel(Protocol):
+    """A compiled variant, loaded."""
+
+    def __call__(self, grid: int, args: tuple[Any, ...]) -> None:
+        """Launch `grid` blocks.  On a GPU: on CuPy's current stream, without waiting.
+
+        args, in the kernel's order: arrays of the target (their pointer), None (a null pointer),
+        numpy scalars (by value, so the type is exact) and structs from `by_value`.
+        """
+
+
+class Target(Protocol):
+    name: str  # "cuda", "hip" or "host"
+    arch: str  # "sm_90a", "gfx942", "host"
+    warp_size: int
+    max_cluster_size: int  # 1: no clusters
+    xp: Any  # the array namespace: cupy or numpy
+
+    def compile(self, variant: Variant) -> Kernel:
+        """Compile (or read from the disk cache) and load.  Raises CompileError."""
+
+
+def by_value(struct: np.ndarray) -> np.ndarray:
+    """A kernel argument passed by value: `struct`'s bytes as one element of a plain void dtype."""
+    data = np.ascontiguousarray(struct)
+    return np.frombuffer(data.tobytes(), dtype=f"V{data.nbytes}")
+
+
+def is_cupy(array: Any) -> bool:
+    """True for a cupy array; does not import CuPy."""
+    cupy = sys.modules.get("cupy")
+    return cupy is not None and isinstance(array, cupy.ndarray)
+
+
+def of_array(array: Any) -> Target:
+    """The target that holds `array`: of a cupy array, its device's; of a numpy array, the host's."""
+    if isinstance(array, np.ndarray):
+        from . import host
+
+        return host.current()
+    return _gpu(array.device.id)
+
+
+@lru_cache(maxsize=None)
+def _gpu(device_id: int) -> Target:
+    import cupy
+
+    if cupy.cuda.runtime.is_hip:
+        from .hip import HipTarget
+
+        return HipTarget(device_id)
+    from .cuda import CudaTarget
+
+    return CudaTarget(device_id)
+
+
+def get(name: str | None = None) -> Target:
+    """The target called `name`; None: the GPU if there is one, else the host.
+
+    Raises ValueError for an unknown name and UnavailableError where the target cannot run.
+    """
+    if name not in (None, "cuda", "hip", "host"):
+        raise ValueError(f"target must be cuda, hip or host; got {name!r}")
+    if name != "host":
+        gpu = _current_gpu()
+        if gpu is not None and name in (None, gpu.name):
+            return gpu
+        if name is not None:
+            raise UnavailableError(
+                f"target {name} cannot run here: "
+                + (f"CuPy is built for {gpu.name}" if gpu else "CuPy sees no GPU")
+            )
+    from . import host
+
+    return host.current()
+
+
+def _current_gpu() -> Target | None:
+    try:
+        import cupy
+
+        if not cupy.cuda.is_available():
+            return None
+        return _gpu(cupy.cuda.runtime.getDevice())
+    except Exception:  # a broken driver or CuPy: `doctor` says what is wrong with it
+        return None
+
+
+def available() -> list[str]:
+    """The names of the targets that can run here, the fastest first."""
+    from . import host
+
+    gpu = _current_gpu()
+    return ([gpu.name] if gpu else []) + (["host"] if host.find_compiler() else [])

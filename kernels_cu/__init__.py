@@ -1,0 +1,103 @@
+"""The kernels: one source for CUDA, HIP and host C++, and `source_text`, which makes it one string.
+
+A *variant* is the whole specialisation of a kernel.  Its types and constants are the first lines of
+the source string, and those lines are the same on every target except for the platform header.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+TARGETS = ("cuda", "hip", "host")
+
+_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One specialisation of the kernel `kernel` (file kernels_cu/<kernel>.cu, entry <kernel>).
+
+    types: ("Element", "half") pairs, written as `using Element = half;`.
+    constants: ("kVectorWidth", 8) pairs, written as `constexpr int kVectorWidth = 8;` (bool likewise).
+    num_threads: threads per block, written as kNumThreads.
+    cluster_size: blocks per cluster, written as kClusterSize; more than 1 needs Hopper or the host.
+    shared_bytes: dynamic shared memory of a block, in bytes.
+    tuned: a variant that choose_config picks; the compile gates refuse spills in it.
+    """
+
+    kernel: str
+    types: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, int], ...]
+    num_threads: int
+    cluster_size: int = 1
+    shared_bytes: int = 0
+    tuned: bool = True
+
+    def __str__(self) -> str:
+        words = [f"{name}={value}" for name, value in (*self.types, *self.constants)]
+        words.append(f"kNumThreads={self.num_threads}")
+        if self.cluster_size > 1:
+            words.append(f"kClusterSize={self.cluster_size}")
+        return f"{self.kernel}<{', '.join(words)}>"
+
+    def header(self) -> str:
+        """The variant's lines of C++, the same on every target."""
+        cluster = f"CLUSTER_DIMS({self.cluster_size})" if self.cluster_size > 1 else ""
+        lines = [f"#define KERNEL_CLUSTER {cluster}".rstrip()]
+        lines += [f"using {name} = {cpp};" for name, cpp in self.types]
+        sizes = (("kNumThreads", self.num_threads), ("kClusterSize", self.cluster_size))
+        for name, value in (*self.constants, *sizes):
+            if isinstance(value, bool):
+                lines.append(f"constexpr bool {name} = {'true' if value else 'false'};")
+            else:
+                lines.append(f"constexpr int {name} = {value};")
+        return "\n".join(lines) + "\n"
+
+
+def source_text(variant: Variant, target: str) -> str:
+    """The one self-contained string that `target` ("cuda", "hip" or "host") compiles.
+
+    Includes in quotes are resolved here, each file once, because CuPy's cache key holds the source
+    text but not the contents of included files.  `#line` markers keep compile errors pointing
+    into kernels_cu.
+    """
+    if target not in TARGETS:
+        raise ValueError(f"target must be one of {', '.join(TARGETS)}; got {target!r}")
+    return (
+        _resolve(f"platform/{target}.cuh")
+        + f'#line 1 "variant of {variant.kernel}"\n'
+        + variant.header()
+        + _resolve(f"{variant.kernel}.cu", frozenset(_files(f"platform/{target}.cuh")))
+        + f"REGISTER_KERNEL({variant.kernel})\n"
+    )
+
+
+@lru_cache(maxsize=None)
+def _resolve(name: str, already: frozenset[str] = frozenset()) -> str:
+    return "".join(_expand(name, set(already)))
+
+
+@lru_cache(maxsize=None)
+def _files(name: str) -> tuple[str, ...]:
+    seen: set[str] = set()
+    list(_expand(name, seen))
+    return tuple(seen)
+
+
+def _expand(name: str, seen: set[str]):
+    """Yield the lines of `name` with its quoted includes in place, skipping what `seen` has."""
+    if name in seen:
+        return
+    seen.add(name)
+    yield f'#line 1 "kernels_cu/{name}"\n'
+    for number, line in enumerate((ROOT / name).read_text().splitlines(keepends=True), start=1):
+        include = _INCLUDE.match(line)
+        if include:
+            yield from _expand(include[1], seen)
+            yield f'#line {number + 1} "kernels_cu/{name}"\n'
+        else:
+            yield line

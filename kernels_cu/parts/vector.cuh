@@ -1,0 +1,45 @@
+// kWidth neighbouring elements of T, as they lie in memory: moved in the widest accesses.
+template <class T, int kWidth>
+struct Vector {
+    static constexpr int kAccess = sizeof(T) * kWidth < 16 ? int(sizeof(T)) * kWidth : 16;
+    static constexpr int kAccesses = int(sizeof(T)) * kWidth / kAccess;
+    Bytes<kAccess> bytes[kAccesses];
+
+    DEVICE float operator[](int i) const { return to_float(element(i)); }
+    DEVICE T element(int i) const {
+        constexpr int kPerAccess = kAccess / int(sizeof(T));
+        T values[kPerAccess];
+        memcpy(values, &bytes[i / kPerAccess], kAccess);
+        return values[i % kPerAccess];
+    }
+
+    // p is aligned to min(16, kWidth * sizeof(T)) bytes.
+    DEVICE void load(const T* p) {
+#pragma unroll
+        for (int i = 0; i < kAccesses; ++i) {
+            bytes[i] = load_streaming<kAccess>(reinterpret_cast<const char*>(p) + i * kAccess);
+        }
+    }
+    DEVICE void store(T* p) const {
+#pragma unroll
+        for (int i = 0; i < kAccesses; ++i) {
+            store_streaming<kAccess>(reinterpret_cast<char*>(p) + i * kAccess, bytes[i]);
+        }
+    }
+    DEVICE void from_elements(const T (&values)[kWidth]) { memcpy(bytes, values, sizeof(bytes)); }
+    DEVICE void from_floats(const float (&values)[kWidth]) {
+        if constexpr (sizeof(T) == 2 && kWidth % 2 == 0) {
+            uint32_t pairs[kWidth / 2];
+#pragma unroll
+            for (int i = 0; i < kWidth / 2; ++i) {
+                pairs[i] = pack<T>(values[2 * i], values[2 * i + 1]);
+            }
+            memcpy(bytes, pairs, sizeof(bytes));
+        } else {
+            T rounded[kWidth];
+#pragma unroll
+            for (int i = 0; i < kWidth; ++i) rounded[i] = from_float<T>(values[i]);
+            memcpy(bytes, rounded, sizeof(bytes));
+        }
+    }
+};

@@ -1,0 +1,29 @@
+// What the three platform headers share: sized integers, bytes that move in one access, bit casts.
+using uint8_t = unsigned char;
+using uint16_t = unsigned short;
+using uint32_t = unsigned int;
+using int8_t = signed char;
+using int32_t = int;
+
+constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000u);
+constexpr float kLargestFloat = __builtin_bit_cast(float, 0x7f7fffffu);
+
+template <class To, class From>
+DEVICE To bit_cast(const From& from) {
+    static_assert(sizeof(To) == sizeof(From), "bit_cast keeps the size");
+    To to;
+    memcpy(&to, &from, sizeof(To));
+    return to;
+}
+
+// N bytes that one access moves: 1, 2, 4, 8 or 16.
+template <int N> struct Bytes;
+template <> struct alignas(1) Bytes<1> { uint8_t words[1]; };
+template <> struct alignas(2) Bytes<2> { uint16_t words[1]; };
+template <> struct alignas(4) Bytes<4> { uint32_t words[1]; };
+template <> struct alignas(8) Bytes<8> { uint32_t words[2]; };
+template <> struct alignas(16) Bytes<16> { uint32_t words[4]; };
+
+template <class T> constexpr bool kAlwaysFalse = false;
+template <class A, class B> constexpr bool kSame = false;
+template <class A> constexpr bool kSame<A, A> = true;

@@ -1,0 +1,166 @@
+// The vocabulary on CUDA (NVRTC, sm_80 and up): the only CUDA file that holds PTX or builtins.
+// hip.cuh and host.cuh give the same words; tests/test_platform.py holds each word against numpy.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+// --- kernels ---------------------------------------------------------------------------------
+// KERNEL void name(...): the module's one entry.  The variant's lines define kNumThreads and
+// KERNEL_CLUSTER, which is empty or CLUSTER_DIMS(n).
+#define DEVICE __device__ __forceinline__
+#define KERNEL extern "C" __global__ KERNEL_CLUSTER __launch_bounds__(kNumThreads)
+#define CLUSTER_DIMS(n) __cluster_dims__(n, 1, 1)
+#define REGISTER_KERNEL(name)
+
+// --- shared memory ---------------------------------------------------------------------------
+// SHARED(float, partials, [8][32]): static.  SHARED_STORAGE(Struct, s): the dynamic one, as `s`.
+#define SHARED(T, name, dims) __shared__ T name dims
+#define SHARED_STORAGE(Struct, name)                                          \
+    extern __shared__ __align__(1024) unsigned char name##_bytes[];           \
+    Struct& name = *reinterpret_cast<Struct*>(name##_bytes)
+
+using int64_t = long long;
+using uint64_t = unsigned long long;
+using uintptr_t = unsigned long long;
+#include "platform/common.cuh"
+
+constexpr int kWarpSize = 32;
+
+// --- barriers, shuffles, votes, atomics ------------------------------------------------------
+// All threads of the block, warp or barrier take part; shuffles move any 4- or 8-byte type.
+DEVICE int lane_id() { return threadIdx.x % kWarpSize; }
+DEVICE void sync_block() { __syncthreads(); }
+DEVICE void sync_warp() { __syncwarp(); }
+// `count` threads (whole warps) meet at barrier `id`, 1 to 15; 0 is sync_block's.
+DEVICE void named_barrier(int id, int count) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(count) : "memory");
+}
+template <class T>
+DEVICE T shuffle_xor(T value, int mask) {
+    return __shfl_xor_sync(0xffffffffu, value, mask);
+}
+template <class T>
+DEVICE T shuffle(T value, int lane) {
+    return __shfl_sync(0xffffffffu, value, lane);
+}
+DEVICE bool vote_any(bool p) { return __any_sync(0xffffffffu, p); }
+template <class T>
+DEVICE T atomic_add(T* address, T value) {
+    return atomicAdd(address, value);
+}
+
+// --- numbers ---------------------------------------------------------------------------------
+using bf16 = __nv_bfloat16;
+using e4m3 = __nv_fp8_e4m3;
+using e5m2 = __nv_fp8_e5m2;
+
+DEVICE float to_float(float x) { return x; }
+DEVICE float to_float(half x) { return __half2float(x); }
+DEVICE float to_float(bf16 x) { return __bfloat162float(x); }
+DEVICE float to_float(e4m3 x) { return float(x); }
+DEVICE float to_float(e5m2 x) { return float(x); }
+
+// Round to nearest even.  The fp8 formats saturate, infinities too; NaN stays NaN.
+template <class T>
+DEVICE T from_float(float x) {
+    if constexpr (kSame<T, half>) {
+        return __float2half_rn(x);
+    } else if constexpr (kSame<T, bf16>) {
+        return __float2bfloat16_rn(x);
+    } else {
+        return T(x);
+    }
+}
+// Two numbers in one register, `low` in the lower half.
+template <class T>
+DEVICE uint32_t pack(float low, float high) {
+    static_assert(kSame<T, half> || kSame<T, bf16>, "pack makes two 16-bit numbers");
+    if constexpr (kSame<T, half>) {
+        return bit_cast<uint32_t>(__floats2half2_rn(low, high));
+    } else {
+        return bit_cast<uint32_t>(__floats2bfloat162_rn(low, high));
+    }
+}
+
+// The larger of two; a NaN is ignored if the other is a number.
+DEVICE float maximum(float a, float b) { return fmaxf(a, b); }
+// 2^x within 2 ulp over the whole range (PTX ISA, ex2.approx.ftz.f32); subnormals are zero.
+DEVICE float exp2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// --- global memory ---------------------------------------------------------------------------
+// Data that is read or written once: it leaves no trace in L1.
+template <int N>
+DEVICE Bytes<N> load_streaming(const void* p) {
+    Bytes<N> b;
+    if constexpr (N == 16) {
+        asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(b.words[0]), "=r"(b.words[1]), "=r"(b.words[2]), "=r"(b.words[3])
+                     : "l"(p));
+    } else if constexpr (N == 8) {
+        asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+                     : "=r"(b.words[0]), "=r"(b.words[1])
+                     : "l"(p));
+    } else {
+        b = *static_cast<const Bytes<N>*>(p);
+    }
+    return b;
+}
+template <int N>
+DEVICE void store_streaming(void* p, const Bytes<N>& b) {
+    if constexpr (N == 16) {
+        asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p),
+                     "r"(b.words[0]), "r"(b.words[1]), "r"(b.words[2]), "r"(b.words[3])
+                     : "memory");
+    } else if constexpr (N == 8) {
+        asm volatile("st.global.L1::no_allocate.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(b.words[0]),
+                     "r"(b.words[1])
+                     : "memory");
+    } else {
+        *static_cast<Bytes<N>*>(p) = b;
+    }
+}
+
+// --- async copies, global -> shared ----------------------------------------------------------
+// 4, 8 or 16 bytes, aligned to their size; where `valid` is false the destination becomes zero.
+template <int N>
+DEVICE void copy_async(void* shared, const void* global, bool valid = true) {
+    const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+    const int bytes = valid ? N : 0;
+    if constexpr (N == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global),
+                     "r"(bytes)
+                     : "memory");
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(global),
+                     "n"(N), "r"(bytes)
+                     : "memory");
+    }
+}
+DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most N of this thread's committed groups are under way.
+template <int N>
+DEVICE void copy_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+// --- clusters (sm_90a, sm_100a) --------------------------------------------------------------
+DEVICE int cluster_rank() {
+    uint32_t rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return int(rank);
+}
+DEVICE void cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+// The same shared variable in the block of rank `rank`.
+template <class T>
+DEVICE T* cluster_shared(T* shared, int rank) {
+    T* remote;
+    asm("mapa.u64 %0, %1, %2;" : "=l"(remote) : "l"(shared), "r"(rank));
+    return remote;
+}
