@@ -88,6 +88,10 @@ class Op:
     """Every variant that the op can launch on an architecture ("sm_90a", "gfx942", "host")."""
     configs: Callable[[Any, str], tuple[Any, ...]]
     """The configs that a problem admits on an architecture, the default first."""
+    variant: Callable[[Any, Any], Variant]
+    """(problem, config) -> the variant that launches (the first, if there are several)."""
+    sample: Callable[[Call, tuple[Any, ...], int, int], tuple[Call, tuple[Any, ...]]]
+    """(call, outputs, max_elements, seed) -> a seeded part of both that can be verified alone."""
     dtypes: tuple[str, ...] = ("float16", "bfloat16", "float32")
     """The input dtypes of `bench`, by name."""
 

@@ -25,6 +25,7 @@ class Variant:
     constants: ("kVectorWidth", 8) pairs, written as `constexpr int kVectorWidth = 8;` (bool likewise).
     num_threads: threads per block, written as kNumThreads.
     cluster_size: blocks per cluster, written as kClusterSize; more than 1 needs Hopper or the host.
+    min_blocks: blocks that a multiprocessor holds at least, written as kMinBlocks: a register cap.
     shared_bytes: dynamic shared memory of a block, in bytes.
     tuned: a variant that choose_config picks; the compile gates refuse spills in it.
     """
@@ -34,6 +35,7 @@ class Variant:
     constants: tuple[tuple[str, int], ...]
     num_threads: int
     cluster_size: int = 1
+    min_blocks: int = 1
     shared_bytes: int = 0
     tuned: bool = True
 
@@ -42,6 +44,8 @@ class Variant:
         words.append(f"kNumThreads={self.num_threads}")
         if self.cluster_size > 1:
             words.append(f"kClusterSize={self.cluster_size}")
+        if self.min_blocks > 1:
+            words.append(f"kMinBlocks={self.min_blocks}")
         return f"{self.kernel}<{', '.join(words)}>"
 
     def header(self) -> str:
@@ -49,7 +53,11 @@ class Variant:
         cluster = f"CLUSTER_DIMS({self.cluster_size})" if self.cluster_size > 1 else ""
         lines = [f"#define KERNEL_CLUSTER {cluster}".rstrip()]
         lines += [f"using {name} = {cpp};" for name, cpp in self.types]
-        sizes = (("kNumThreads", self.num_threads), ("kClusterSize", self.cluster_size))
+        sizes = (
+            ("kNumThreads", self.num_threads),
+            ("kClusterSize", self.cluster_size),
+            ("kMinBlocks", self.min_blocks),
+        )
         for name, value in (*self.constants, *sizes):
             if isinstance(value, bool):
                 lines.append(f"constexpr bool {name} = {'true' if value else 'false'};")

@@ -1,14 +1,15 @@
 // softmax.cu: y = exp(s - max s) / sum exp(s - max s) along one axis, s = scale * x, or its logarithm.
 //
-// A row is read once into registers (parts/row.cuh), reduced, and written once.  A row longer than
-// kChunk (kSplitRows) takes three launches: kStatistics writes each chunk's MaxSum, kMerge makes one
-// of a row's, and kApply reads x a second time.
+// A row is read once into shared memory (parts/row.cuh), reduced, and written once.  A row longer than
+// a block or cluster holds (kSplitRows) takes three launches: kStatistics writes each chunk's MaxSum,
+// kMerge makes one of a row's, and kApply reads x a second time.
 //   mask    bytes, nonzero = keep; what it hides counts as absent.  Null: keep all.
 //   dtype   of y, which need not be Element.
 // The scale multiplies after the subtraction, so that 3e38 gives no inf - inf.  Exponents are in base
 // 2: exp(s - max s) = exp2((x - x_max) * scale * log2(e)), x_max the x of the largest score.
-// Constants: Element, kThreadsPerRow, kVectorWidth, kVectorsPerThread, kLanesAcrossRows, kSplitRows.
-// Launch: grid (ceil(rows / kRowsPerBlock) * chunks * kClusterSize), block (kNumThreads).
+// Constants: Element, kThreadsPerRow, kVectorWidth, kLanesAcrossRows, kSplitRows.
+// Launch: grid (ceil(rows / kRowsPerBlock) * chunks * kClusterSize), block (kNumThreads), dynamic
+// shared memory vectors_per_thread * kNumThreads vectors.
 #include "parts/math.cuh"
 #include "parts/max_sum.cuh"
 #include "parts/row.cuh"
@@ -20,70 +21,72 @@ enum DType { kHalf, kBf16, kFloat };
 struct SoftmaxParams {
     RowLayout<kOperands> layout;
     int64_t num_chunks;
+    int32_t vectors_per_thread;
     float scale;
     int32_t dtype;
     int32_t log;  // nonzero: log_softmax
-    int32_t padding;
 };
 
 using Row = RowVectors<Element>;
 
-// What the mask hides becomes `fill`; true when this thread keeps anything.
-DEVICE bool hide(Row& row, const uint8_t* mask, int64_t stride, const RowThread& t,
-                 const RowChunk& c, Element fill) {
+// What the mask hides becomes `fill`; true when this thread keeps anything.  mask: at position 0.
+DEVICE bool hide(const Row& row, const uint8_t* mask, int64_t stride, Element fill) {
     const bool aligned = stride == 1 && reinterpret_cast<uintptr_t>(mask) % kVectorWidth == 0;
     bool any = false;
-#pragma unroll
-    for (int i = 0; i < kVectorsPerThread; ++i) {
-        const int position = t.position(i);
+    for (int i = 0; i < row.vectors_per_thread; ++i) {
+        const int position = row.thread.position(i);
         Element values[kVectorWidth];
         Vector<uint8_t, kVectorWidth> keep;
-        const bool whole = aligned && c.holds_all(position);
+        const bool whole = aligned && row.chunk.holds_all(position);
         if (whole) keep.load(mask + position);
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) {
-            const bool kept = whole ? keep.element(j) != 0
-                                    : c.holds(position + j) && mask[(position + j) * stride] != 0;
-            values[j] = kept ? row.vectors[i].element(j) : fill;
+            const bool kept =
+                whole ? keep.element(j) != 0
+                      : row.chunk.holds(position + j) && mask[(position + j) * stride] != 0;
+            values[j] = kept ? row[i].element(j) : fill;
             any |= kept;
         }
-        row.vectors[i].from_elements(values);
+        row[i].from_elements(values);
     }
     return any;
 }
 
 // A scale of 0 makes equal scores of all finite x, and NaN of the rest.
-DEVICE void multiply_by_zero(Row& row, const RowThread& t, const RowChunk& c, Element fill) {
-#pragma unroll
-    for (int i = 0; i < kVectorsPerThread; ++i) {
+DEVICE void multiply_by_zero(const Row& row, Element fill) {
+    for (int i = 0; i < row.vectors_per_thread; ++i) {
+        const int position = row.thread.position(i);
         Element values[kVectorWidth];
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) {
-            values[j] = c.holds(t.position(i) + j)
-                            ? from_float<Element>(row.vectors[i][j] * 0.0f)
-                            : fill;
+            values[j] =
+                row.chunk.holds(position + j) ? from_float<Element>(row[i][j] * 0.0f) : fill;
         }
-        row.vectors[i].from_elements(values);
+        row[i].from_elements(values);
     }
 }
 
 // The MaxSum of this warp's part of the row; every lane of the row gets it.
 DEVICE MaxSum warp_max_sum(const Row& row, bool any, float sign, float exponent_scale) {
     float max = any ? -kLargestFloat : -kInfinity;
+#pragma unroll 2
+    for (int i = 0; i < row.vectors_per_thread; ++i) {
+        const Vector<Element, kVectorWidth> x = row[i];
 #pragma unroll
-    for (int i = 0; i < kVectorsPerThread; ++i) {
-#pragma unroll
-        for (int j = 0; j < kVectorWidth; ++j) max = maximum(max, sign * row.vectors[i][j]);
+        for (int j = 0; j < kVectorWidth; ++j) max = maximum(max, sign * x[j]);
     }
     max = reduce_in_warp(max, Max());
     const float x_max = max == -kInfinity ? 0.0f : sign * max;
     float sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kVectorsPerThread; ++i) {
+#pragma unroll 2
+    for (int i = 0; i < row.vectors_per_thread; ++i) {
+        const Vector<Element, kVectorWidth> x = row[i];
+        float part = 0.0f;
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) {
-            sum += exp2_approx((row.vectors[i][j] - x_max) * exponent_scale);
+            part += exp2_approx((x[j] - x_max) * exponent_scale);
         }
+        sum += part;
     }
     return {max, reduce_in_warp(sum, Sum())};
 }
@@ -107,48 +110,47 @@ struct Normalizer {
 };
 
 template <class Out>
-DEVICE void write(Out* y, int64_t stride, const Row& row, const RowThread& t, const RowChunk& c,
-                  const Normalizer& normalizer, bool log) {
-#pragma unroll
-    for (int i = 0; i < kVectorsPerThread; ++i) {
-        if (!c.holds_any(t.position(i))) continue;
+DEVICE void write(Out* y, int64_t stride, const Row& row, const Normalizer& normalizer, bool log) {
+#pragma unroll 2
+    for (int i = 0; i < row.vectors_per_thread; ++i) {
+        const int position = row.thread.position(i);
+        if (!row.chunk.holds_any(position)) continue;
+        const Vector<Element, kVectorWidth> x = row[i];
         float values[kVectorWidth];
-        if (log) {
 #pragma unroll
-            for (int j = 0; j < kVectorWidth; ++j) {
-                values[j] = normalizer.log_softmax(row.vectors[i][j]);
-            }
-        } else {
-#pragma unroll
-            for (int j = 0; j < kVectorWidth; ++j) {
-                values[j] = normalizer.softmax(row.vectors[i][j]);
-            }
+        for (int j = 0; j < kVectorWidth; ++j) {
+            values[j] = log ? normalizer.log_softmax(x[j]) : normalizer.softmax(x[j]);
         }
-        store_row_vector(y, stride, t.position(i), c, values);
+        store_row_vector(y, stride, position, row.chunk, values);
     }
 }
 
 KERNEL void softmax(const Element* x, const uint8_t* mask, void* y, MaxSum* statistics,
                     const SoftmaxParams params, int64_t pass_argument) {
     announce_to_cluster();
+    SHARED_STORAGE(RowStorage<Element>, storage);
     const Pass pass = kSplitRows ? Pass(pass_argument) : kWholeRow;
     const auto& layout = params.layout;
     const int64_t num_chunks = kSplitRows ? params.num_chunks : 1;
     const int64_t group = blockIdx.x / kClusterSize;
-    const int64_t row_group = pass == kMerge ? group : kSplitRows ? group / num_chunks : group;
-    const int64_t chunk = pass == kMerge ? 0 : kSplitRows ? group % num_chunks : 0;
+    const bool by_chunk = kSplitRows && pass != kMerge;
+    const int64_t row_group = by_chunk ? group / num_chunks : group;
+    const int64_t chunk = by_chunk ? group % num_chunks : 0;
 
     const RowThread t = RowThread::here();
+    const int chunk_size =
+        params.vectors_per_thread * kClusterSize * kThreadsPerRow * kVectorWidth;
     const int64_t row = row_group * kRowsPerBlock + t.row_in_block;
     const Element* x_row = x + row_offset(layout, kX, row);
-    const RowChunk c = row_chunk(x_row, row, layout.num_rows, layout.num_cols, chunk);
+    const RowChunk c =
+        row_chunk(x_row, row, layout.num_rows, layout.num_cols, chunk, chunk_size);
     MaxSum* merged = statistics + layout.num_rows * num_chunks;
 
     const float sign = params.scale < 0.0f ? -1.0f : 1.0f;
     const float scale = params.scale == 0.0f ? 1.0f : params.scale;
     const MergeMaxSum merge{sign * scale * kLog2E};
 
-    Row values;
+    const Row values{storage, t, c, params.vectors_per_thread};
     MaxSum mine{-kInfinity, 0.0f};
     if (pass == kMerge) {
         if (c.live) {
@@ -159,17 +161,14 @@ KERNEL void softmax(const Element* x, const uint8_t* mask, void* y, MaxSum* stat
         mine = reduce_statistic_in_warp(mine, merge);
     } else {
         const Element fill = from_float<Element>(-sign * kInfinity);
-        values.load(x_row + c.first_col * layout.col_strides[kX], layout.col_strides[kX], t, c,
-                    fill);
-        if (params.scale == 0.0f) multiply_by_zero(values, t, c, fill);
-        bool any = false;
+        const int64_t stride = layout.col_strides[kX];
+        values.load(x_row + c.first_col * stride, stride, fill);
+        if (params.scale == 0.0f) multiply_by_zero(values, fill);
+        bool any = c.holds_any(t.position(0));
         if (mask) {
             const int64_t stride = layout.col_strides[kMask];
             const uint8_t* p = mask + row_offset(layout, kMask, row) + c.first_col * stride;
-            any = hide(values, p, stride, t, c, fill);
-        } else {
-#pragma unroll
-            for (int i = 0; i < kVectorsPerThread; ++i) any |= c.holds_any(t.position(i));
+            any = hide(values, p, stride, fill);
         }
         if (pass != kApply) mine = warp_max_sum(values, any, sign, scale * kLog2E);
     }
@@ -191,10 +190,10 @@ KERNEL void softmax(const Element* x, const uint8_t* mask, void* y, MaxSum* stat
     const int64_t offset = row_offset(layout, kY, row) + c.first_col * stride;
     const bool log = params.log != 0;
     if (params.dtype == kFloat) {
-        write(static_cast<float*>(y) + offset, stride, values, t, c, normalizer, log);
+        write(static_cast<float*>(y) + offset, stride, values, normalizer, log);
     } else if (params.dtype == kHalf) {
-        write(static_cast<half*>(y) + offset, stride, values, t, c, normalizer, log);
+        write(static_cast<half*>(y) + offset, stride, values, normalizer, log);
     } else {
-        write(static_cast<bf16*>(y) + offset, stride, values, t, c, normalizer, log);
+        write(static_cast<bf16*>(y) + offset, stride, values, normalizer, log);
     }
 }

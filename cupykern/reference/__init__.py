@@ -1,0 +1,9 @@
+"""What each op computes in FP64, and the derived bound of its error.
+
+References take an op's own arguments, in numpy or cupy, and return a tuple of FP64 arrays; bounds take
+the same and return a `Bound` per output.
+"""
+
+from .softmax import log_softmax, log_softmax_bound, softmax, softmax_bound
+
+__all__ = ["log_softmax", "log_softmax_bound", "softmax", "softmax_bound"]

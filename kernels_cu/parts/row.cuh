@@ -1,17 +1,17 @@
-// A row of any strided array, read once into the registers of the threads that share it.
+// A row of any strided array, read once into shared memory and held there for all passes over it.
 //
-// kThreadsPerRow threads (of each of kClusterSize blocks) hold one row, kVectorsPerThread vectors of
-// kVectorWidth elements each; a block holds kNumThreads / kThreadsPerRow rows.
+// kThreadsPerRow threads (of each of kClusterSize blocks) share one row; a block holds kNumThreads /
+// kThreadsPerRow rows.  A row is made of vectors of kVectorWidth elements, and each thread only ever
+// touches its own vectors, so that the data itself needs no barrier.
 //   kVectorWidth > 1: neighbouring elements are neighbours in memory.  Rows need no alignment: `head`
 //     elements are missing from a row's first vector, so that all others are aligned, and the vectors
 //     at the row's ends move element by element.
 //   kLanesAcrossRows: neighbouring threads hold neighbouring rows (softmax over axis 0 of a C array);
 //     otherwise neighbouring threads hold neighbouring vectors of one row.
-// A row longer than a block or cluster holds is cut into chunks of kChunk elements.
+// A row longer than a block or cluster holds is cut into chunks of `chunk_size` elements.
 #include "parts/vector.cuh"
 
 constexpr int kRowsPerBlock = kNumThreads / kThreadsPerRow;
-constexpr int kChunk = kClusterSize * kThreadsPerRow * kVectorsPerThread * kVectorWidth;
 constexpr int kMaxOuterDims = 6;
 
 // Where the rows of kOperands arrays lie, in elements; the outer dims are innermost first.
@@ -36,7 +36,7 @@ struct RowThread {
         if constexpr (kClusterSize > 1) t.rank = cluster_rank();
         return t;
     }
-    // The first element of vector i, counted from the chunk's start.
+    // The first element of this thread's vector i, counted from the chunk's start.
     DEVICE int position(int i) const {
         return ((i * kClusterSize + rank) * kThreadsPerRow + lane) * kVectorWidth;
     }
@@ -45,7 +45,6 @@ struct RowThread {
 // The part of one row that a chunk covers.  Positions count from the chunk's first vector; those of
 // the row's elements are [low, high).
 struct RowChunk {
-    int64_t row;
     int64_t first_col;  // the column at position 0: negative by `head` in the first chunk
     int low, high;
     bool live;  // false: there is no such row
@@ -75,49 +74,89 @@ DEVICE int64_t row_offset(const RowLayout<kOperands>& layout, int operand, int64
     return offset + int64_t(rest) * layout.outer_strides[operand][layout.num_outer_dims - 1];
 }
 
-// Chunk `chunk` of row `row`; x_row points at the row's first element.
+// Chunk `chunk` of row `row`, of `chunk_size` elements; x_row points at the row's first element.
 template <class T>
 DEVICE RowChunk row_chunk(const T* x_row, int64_t row, int64_t num_rows, int64_t num_cols,
-                          int64_t chunk) {
+                          int64_t chunk, int chunk_size) {
     int head = 0;
     if constexpr (kVectorWidth > 1) {
         head = int(reinterpret_cast<uintptr_t>(x_row) / sizeof(T) % kVectorWidth);
     }
     RowChunk c;
-    c.row = row;
-    c.first_col = chunk * kChunk - head;
     c.live = row < num_rows;
+    c.first_col = chunk * chunk_size - head;
     const int64_t high = num_cols - c.first_col;
     c.low = chunk == 0 ? head : 0;
-    c.high = !c.live ? 0 : high < kChunk ? int(high) : kChunk;
+    c.high = !c.live ? 0 : high < chunk_size ? int(high) : chunk_size;
     return c;
 }
 
-// One thread's part of a row, as it lies in memory.
+// Vectors exist only where neighbours along the row are neighbours in memory.
+DEVICE int64_t step(int position, int64_t stride) {
+    return kVectorWidth > 1 ? position : position * stride;
+}
+
+// The vectors of a block's rows in dynamic shared memory, of which a launch has as many as it needs.
+template <class T>
+struct RowStorage {
+    static constexpr int kMaxVectors = 232448 / (kNumThreads * kVectorWidth * int(sizeof(T)));
+    Vector<T, kVectorWidth> vectors[kMaxVectors][kNumThreads];
+};
+
+// One thread's part of a row: vectors_per_thread vectors in shared memory.
 template <class T>
 struct RowVectors {
-    Vector<T, kVectorWidth> vectors[kVectorsPerThread];
+    RowStorage<T>& storage;
+    const RowThread& thread;
+    const RowChunk& chunk;
+    const int vectors_per_thread;
+
+    DEVICE Vector<T, kVectorWidth>& operator[](int i) const {
+        return storage.vectors[i][threadIdx.x];
+    }
 
     // p: the element at position 0.  Places outside the row become `fill`.
-    DEVICE void load(const T* p, int64_t stride, const RowThread& t, const RowChunk& c, T fill) {
-#pragma unroll
-        for (int i = 0; i < kVectorsPerThread; ++i) {
-            const int position = t.position(i);
-            if (kVectorWidth > 1 && c.holds_all(position)) {
-                vectors[i].load(p + position);
-            } else {
-                T values[kVectorWidth];
-#pragma unroll
-                for (int j = 0; j < kVectorWidth; ++j) {
-                    values[j] = c.holds(position + j) ? p[(position + j) * stride] : fill;
+    DEVICE void load(const T* p, int64_t stride, T fill) const {
+        if constexpr (kVectorWidth > 1) {
+            for (int i = 0; i < vectors_per_thread; ++i) {
+                const int position = thread.position(i);
+                if (chunk.holds_all(position)) {
+                    copy_async<kVectorWidth * sizeof(T)>(&(*this)[i], p + position);
+                } else {
+                    load_elements(i, p, stride, fill);
                 }
-                vectors[i].from_elements(values);
+            }
+            copy_async_commit();
+            copy_async_wait<0>();
+        } else {
+            // Several loads under way before the first store to shared memory waits for one.
+            constexpr int kBatch = 8;
+            for (int i = 0; i < vectors_per_thread; i += kBatch) {
+                T values[kBatch];
+#pragma unroll
+                for (int j = 0; j < kBatch; ++j) {
+                    const int position = thread.position(i + j);
+                    values[j] = chunk.holds(position) ? p[step(position, stride)] : fill;
+                }
+#pragma unroll
+                for (int j = 0; j < kBatch; ++j) {
+                    if (i + j < vectors_per_thread) (*this)[i + j].from_elements({values[j]});
+                }
             }
         }
     }
+    DEVICE void load_elements(int i, const T* p, int64_t stride, T fill) const {
+        const int position = thread.position(i);
+        T values[kVectorWidth];
+#pragma unroll
+        for (int j = 0; j < kVectorWidth; ++j) {
+            values[j] = chunk.holds(position + j) ? p[step(position + j, stride)] : fill;
+        }
+        (*this)[i].from_elements(values);
+    }
 };
 
-// Store vector `position` of a row, rounded to T; p is the element at position 0.
+// Store the vector at `position` of a row, rounded to T; p is the element at position 0.
 template <class T>
 DEVICE void store_row_vector(T* p, int64_t stride, int position, const RowChunk& c,
                              const float (&values)[kVectorWidth]) {
@@ -128,7 +167,7 @@ DEVICE void store_row_vector(T* p, int64_t stride, int position, const RowChunk&
     } else {
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) {
-            if (c.holds(position + j)) p[(position + j) * stride] = from_float<T>(values[j]);
+            if (c.holds(position + j)) p[step(position + j, stride)] = from_float<T>(values[j]);
         }
     }
 }
@@ -186,7 +225,19 @@ DEVICE void announce_to_cluster() {
     if constexpr (kClusterSize > 1) cluster_arrive();
 }
 
-// Call once per kernel: the shared array is not fenced against a second use.
+// parts[0..kCount) merged pairwise, a tree of fixed shape: a term passes log2(kCount) merges.
+template <int kCount, class Statistic, class Merge>
+DEVICE Statistic merge_tree(const Statistic* parts, Merge merge) {
+    if constexpr (kCount == 1) {
+        return parts[0];
+    } else {
+        constexpr int kHalf = kCount / 2;
+        return merge(merge_tree<kHalf>(parts, merge), merge_tree<kCount - kHalf>(parts + kHalf, merge));
+    }
+}
+
+// Merges what the warps of a row hold, in the block and across the cluster.  A statistic is a struct of
+// floats.  Call once per kernel: the shared array is not fenced against a second use.
 template <class Statistic, class Merge>
 DEVICE Statistic merge_across_warps(const Statistic& mine, const RowThread& t, Merge merge) {
     constexpr int kParts = kWarpsPerRow * kClusterSize;
@@ -198,25 +249,23 @@ DEVICE Statistic merge_across_warps(const Statistic& mine, const RowThread& t, M
         if (lane == 0) parts[t.row_in_block][warp] = mine;
         sync_block();
     } else {
-        static_assert(kWarpSize / kRowsPerWarp >= kClusterSize, "a lane for every block");
+        // Every warp writes into every block's array, so that one barrier serves block and cluster.
         cluster_wait();
         Statistic* slot = &parts[t.row_in_block][t.rank * kWarpsPerRow + warp];
-        if (lane < kClusterSize) *cluster_shared(slot, lane) = mine;
+        for (int i = lane; i < kClusterSize; i += kWarpSize / kRowsPerWarp) {
+            *cluster_shared(slot, i) = mine;
+        }
         cluster_arrive();
         cluster_wait();
     }
-    if constexpr (kLanesAcrossRows) {
-        Statistic total = parts[t.row_in_block][0];
-        for (int i = 1; i < kParts; ++i) total = merge(total, parts[t.row_in_block][i]);
-        return total;
+    if constexpr (kRowsPerWarp > 1) {
+        return merge_tree<kParts>(parts[t.row_in_block], merge);
     } else {
-        Statistic total = parts[t.row_in_block][lane % kParts];
+        constexpr int kPerLane = kParts > kWarpSize ? kParts / kWarpSize : 1;
+        Statistic total =
+            merge_tree<kPerLane>(&parts[t.row_in_block][lane * kPerLane % kParts], merge);
 #pragma unroll
-        for (int i = kWarpSize; i < kParts; i += kWarpSize) {
-            total = merge(total, parts[t.row_in_block][lane + i]);
-        }
-#pragma unroll
-        for (int bit = 1; bit < kParts && bit < kWarpSize; bit *= 2) {
+        for (int bit = 1; bit < kParts / kPerLane; bit *= 2) {
             total = merge(total, shuffle_statistic(total, bit));
         }
         return total;

@@ -5,10 +5,10 @@
 #include <cuda_fp8.h>
 
 // --- kernels ---------------------------------------------------------------------------------
-// KERNEL void name(...): the module's one entry.  The variant's lines define kNumThreads and
-// KERNEL_CLUSTER, which is empty or CLUSTER_DIMS(n).
+// KERNEL void name(...): the module's one entry.  The variant's lines define kNumThreads, kMinBlocks
+// and KERNEL_CLUSTER, which is empty or CLUSTER_DIMS(n).
 #define DEVICE __device__ __forceinline__
-#define KERNEL extern "C" __global__ KERNEL_CLUSTER __launch_bounds__(kNumThreads)
+#define KERNEL extern "C" __global__ KERNEL_CLUSTER __launch_bounds__(kNumThreads, kMinBlocks)
 #define CLUSTER_DIMS(n) __cluster_dims__(n, 1, 1)
 #define REGISTER_KERNEL(name)
 

@@ -1,0 +1,133 @@
+"""Checks of the arguments that ops share.  What is wrong raises before anything is launched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from .targets import Target, is_cupy, of_array
+
+_NO_CHANGE = nullcontext()
+
+
+def target_of(name: str, array: Any) -> Target:
+    """The target that holds `array`.  Raises TypeError for anything but a cupy or numpy array."""
+    if not (isinstance(array, np.ndarray) or is_cupy(array)) or isinstance(array, np.ma.MaskedArray):
+        kind = f"{type(array).__module__}.{type(array).__qualname__}"
+        raise TypeError(f"{name} must be a cupy or numpy array; got {kind}")
+    return of_array(array)
+
+
+def on_device(array: Any) -> AbstractContextManager:
+    """A context in which allocations and launches go to the device that holds `array`."""
+    if isinstance(array, np.ndarray):
+        return _NO_CHANGE
+    import cupy
+
+    device = array.device
+    return _NO_CHANGE if device.id == cupy.cuda.runtime.getDevice() else device
+
+
+def same_place(name: str, array: Any, x: Any) -> None:
+    """Raise unless `array` is the kind of array that x is (TypeError), on its device (ValueError)."""
+    target_of(name, array)
+    if isinstance(array, np.ndarray) != isinstance(x, np.ndarray):
+        kinds = "numpy", "cupy"
+        got, wanted = kinds[is_cupy(array)], kinds[is_cupy(x)]
+        raise TypeError(f"{name} must be a {wanted} array as x is; got a {got} array")
+    if is_cupy(array) and array.device.id != x.device.id:
+        raise ValueError(
+            f"{name} must be on x's device {x.device.id}; it is on device {array.device.id}"
+        )
+
+
+def finite_float(name: str, value: Any, default: float) -> float:
+    """`value` (a Python or numpy number, or a 0-d array) as a float that FP32 can hold.
+
+    Raises TypeError for anything else and ValueError for what is not finite in FP32.
+    """
+    if value is None:
+        return default
+    if isinstance(value, np.ndarray) or is_cupy(value):
+        if value.ndim:
+            raise ValueError(f"{name} must be a number or a 0-d array; got shape {value.shape}")
+        value = value.item()
+    if isinstance(value, (bool, np.bool_)) or not isinstance(
+        value, (int, float, np.integer, np.floating)
+    ):
+        raise TypeError(f"{name} must be a real number; got {type(value).__name__}")
+    number = float(value)
+    if not math.isfinite(number) or abs(number) > np.finfo(np.float32).max:
+        raise ValueError(f"{name} must be finite in FP32; got {number}")
+    return number
+
+
+def normalize_axis(axis: Any, ndim: int) -> int:
+    """`axis` in [0, ndim).  Raises TypeError and numpy.exceptions.AxisError."""
+    if isinstance(axis, (bool, np.bool_)) or not isinstance(axis, (int, np.integer)):
+        raise TypeError(f"axis must be an integer; got {type(axis).__name__}")
+    if not -ndim <= axis < ndim:
+        raise np.exceptions.AxisError(int(axis), ndim, "axis")
+    return int(axis) % ndim
+
+
+def check_out(out: Any, x: Any, shape: Sequence[int], dtype: np.dtype, others: dict[str, Any]) -> None:
+    """Raise unless `out` can take a result: its place, shape, dtype, writability and no overlap.
+
+    `out` may be exactly x (same memory, strides and dtype), and overlaps nothing else in `others`.
+    """
+    same_place("out", out, x)
+    if out.dtype != dtype:
+        raise TypeError(f"out must have dtype {dtype}; got {out.dtype}")
+    if out.shape != tuple(shape):
+        raise ValueError(f"out must have shape {tuple(shape)}; got {out.shape}")
+    if isinstance(out, np.ndarray) and not out.flags.writeable:
+        raise ValueError("out must be writable; it is read-only")
+    if any(n > 1 and stride == 0 for n, stride in zip(out.shape, out.strides, strict=True)):
+        raise ValueError("out must not hold one element twice (a stride of 0)")
+    in_place = (
+        _byte_range(out) == _byte_range(x) and out.strides == x.strides and out.dtype == x.dtype
+    )
+    if not in_place:
+        others = {"x": x, **others}
+    for name, other in others.items():
+        if other is not None and _overlap(out, other):
+            raise ValueError(f"out must not overlap {name} (only exactly in place, out=x)")
+
+
+def _byte_range(array: Any) -> tuple[int, int]:
+    low = high = array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
+    for size, stride in zip(array.shape, array.strides, strict=True):
+        if stride < 0:
+            low += (size - 1) * stride
+        else:
+            high += (size - 1) * stride
+    return low, high + array.dtype.itemsize
+
+
+def _overlap(a: Any, b: Any) -> bool:
+    if a.size == 0 or b.size == 0:
+        return False
+    (a_low, a_high), (b_low, b_high) = _byte_range(a), _byte_range(b)
+    if a_high <= b_low or b_high <= a_low:
+        return False
+    # Interleaved views (x[::2], x[1::2]) share a range but no byte: numpy decides by strides alone.
+    return np.shares_memory(_shadow(a), _shadow(b))
+
+
+def _shadow(array: Any) -> np.ndarray:
+    """A numpy array with the addresses of `array`, which nothing may read or write."""
+    if isinstance(array, np.ndarray):
+        return array
+    interface = {
+        "data": (array.data.ptr, False),
+        "shape": array.shape,
+        "strides": array.strides,
+        "typestr": f"|V{array.dtype.itemsize}",
+        "version": 3,
+    }
+    return np.asarray(type("Shadow", (), {"__array_interface__": interface})())

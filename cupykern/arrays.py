@@ -1,0 +1,47 @@
+"""Arrays of every dtype that kernels take, on a target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from . import dtypes, targets
+
+_ONE_BYTE = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
+
+
+def empty(shape: int | Sequence[int], dtype: Any, target: str | None = None) -> Any:
+    """An uninitialised array of `shape` and `dtype` (one of dtypes.NAMES, by name or dtype).
+
+    target: "cuda", "hip", "host" or None (the GPU if there is one): a cupy or a numpy array.  FP8
+    arrays on CuPy are views of uint8 memory, since CuPy itself cannot make them.
+    Raises TypeError (dtype), ValueError (target's name), targets.UnavailableError.
+    """
+    dtype = dtypes.resolve(dtype, "dtype", tuple(dtypes.NAMES.values()))
+    xp = targets.get(target).xp
+    if dtype in _ONE_BYTE:
+        return xp.empty(shape, np.uint8).view(dtype)
+    return xp.empty(shape, dtype)
+
+
+def asarray(x: Any, dtype: Any = None, target: str | None = None) -> Any:
+    """x (an array or nested sequence of numbers) as an array of `dtype` on `target`.
+
+    dtype None: x's.  Numbers are rounded to nearest even by numpy and ml_dtypes on the host: beyond
+    the format's largest number they become infinity, or NaN where it has none (float8_e4m3fn).
+    Raises TypeError (dtype), ValueError (target's name), targets.UnavailableError.
+    """
+    xp = targets.get(target).xp
+    if targets.is_cupy(x):
+        if xp is not np and (dtype is None or x.dtype == dtype):
+            return x
+        x = x.get()
+    x = np.asarray(x)
+    dtype = x.dtype if dtype is None else dtype
+    dtype = dtypes.resolve(dtype, "dtype", tuple(dtypes.NAMES.values()))
+    x = np.asarray(x, dtype)
+    if dtype in _ONE_BYTE and xp is not np:
+        return xp.asarray(np.ascontiguousarray(x).view(np.uint8)).view(dtype)
+    return xp.asarray(x)

@@ -1,0 +1,91 @@
+"""Inputs for checks and benchmarks: seeded values of several kinds, in several memory layouts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .numerics import finfo
+
+KINDS = ("normal", "uniform", "same_sign", "wide", "exact", "special")
+LAYOUTS = ("C", "F", "sliced", "negative", "offset", "broadcast")
+
+
+def values(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.ndarray:
+    """Random numbers of `kind`, rounded to `dtype`.
+
+    normal: N(0, 1).  uniform: [-10, 10).  same_sign: [0.5, 1.5).  wide: exponents over a third of
+    the format's range.  exact: small integers.  special: normal with NaN, infinities, zeros of both
+    signs, subnormals and the largest numbers sprinkled in (not in every row).
+    """
+    rng = np.random.default_rng(seed)
+    info = finfo(dtype)
+    if kind == "normal":
+        x = rng.standard_normal(shape, dtype=np.float32)
+    elif kind == "uniform":
+        x = rng.uniform(-10, 10, shape)
+    elif kind == "same_sign":
+        x = rng.uniform(0.5, 1.5, shape)
+    elif kind == "wide":
+        low, high = np.log2(info.min_normal) / 3, np.log2(info.max) / 3
+        x = np.exp2(rng.uniform(low, high, shape)) * rng.choice((-1.0, 1.0), shape)
+    elif kind == "exact":
+        x = rng.integers(-8, 9, shape).astype(np.float64)
+    elif kind == "special":
+        x = rng.standard_normal(shape)
+        specials = (np.nan, np.inf, -np.inf, 0.0, -0.0, info.min_subnormal, -info.min_normal,
+                    info.max, -info.max)  # fmt: skip
+        where = rng.random(shape) < min(0.2, 2.0 / max(shape[-1] if shape else 1, 1))
+        x = np.where(where, rng.choice(specials, shape), x)
+    else:
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}")
+    with np.errstate(over="ignore"):
+        return np.asarray(x, dtype=dtype)
+
+
+def with_layout(x: Any, layout: str, xp: Any) -> Any:
+    """x's numbers in `xp`, in another memory layout; a view where the layout says so.
+
+    sliced: every second element of a larger array along the last axis.  negative: reversed strides.
+    offset: one element off the alignment of the allocation.  broadcast: stride 0 along the first axis
+    (whose first entry is repeated).
+    """
+    x = xp.asarray(x)
+    if x.ndim == 0 or layout == "C":
+        return x
+    if layout == "F":
+        return xp.asfortranarray(x)
+    if layout == "sliced":
+        large = xp.empty((*x.shape[:-1], 2 * x.shape[-1]), x.dtype)
+        large[..., ::2] = x
+        large[..., 1::2] = x
+        return large[..., ::2]
+    if layout == "negative":
+        return xp.ascontiguousarray(x[..., ::-1])[..., ::-1]
+    if layout == "offset":
+        flat = xp.empty(x.size + 1, x.dtype)
+        flat[1:] = x.ravel()
+        return flat[1:].reshape(x.shape)
+    if layout == "broadcast":
+        return xp.broadcast_to(x[:1], x.shape)
+    raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}; got {layout!r}")
+
+
+def bench_values(shape: tuple[int, ...], dtype: np.dtype, seed: int, xp: Any) -> Any:
+    """Numbers of N(0, 1), rounded to `dtype`, made where they are used: cheap at any size.
+
+    A block of 2^22 random numbers, and every further block a shifted copy of it, so that no two
+    rows are equal and large GPU arrays need no transfer and no cuRAND.
+    """
+    rng = np.random.default_rng(seed)
+    block = xp.asarray(rng.standard_normal(1 << 22, dtype=np.float32).astype(dtype))
+    size = int(np.prod(shape, dtype=np.int64))
+    x = xp.empty(size, dtype)
+    for start in range(0, size, block.size):
+        shift = int(rng.integers(block.size))
+        part = x[start : start + block.size]
+        head = block[shift : shift + part.size]
+        part[: head.size] = head
+        part[head.size :] = block[: part.size - head.size]
+    return x.reshape(shape)

@@ -1,0 +1,77 @@
+"""Properties of the number formats that kernels read and write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from . import dtypes
+from .targets import is_cupy
+
+UNIT_ROUNDOFF_32 = 2.0**-24
+
+
+@dataclass(frozen=True)
+class FloatInfo:
+    """Properties of a number format.
+
+    eps: the gap between 1 and the next number.  unit_roundoff: half of it, the largest relative error
+    of rounding to nearest.  min_normal, min_subnormal: the smallest positive numbers of either kind.
+    max: the largest finite number.  underflow_error: the largest absolute error of storing a number
+    below min_normal; FP32 kernels flush subnormals, so fp32 and bf16 lose all of it.
+    """
+
+    dtype: np.dtype
+    eps: float
+    unit_roundoff: float
+    min_normal: float
+    min_subnormal: float
+    max: float
+    underflow_error: float
+
+
+@lru_cache(maxsize=None)
+def _finfo(dtype: np.dtype) -> FloatInfo:
+    info = ml_dtypes.finfo(dtype)
+    eps, tiny = float(info.eps), float(info.smallest_normal)
+    subnormal = float(info.smallest_subnormal)
+    flushed = dtype in (dtypes.float32, dtypes.bfloat16)
+    return FloatInfo(
+        dtype=dtype,
+        eps=eps,
+        unit_roundoff=eps / 2,
+        min_normal=tiny,
+        min_subnormal=subnormal,
+        max=float(info.max),
+        underflow_error=tiny if flushed else subnormal / 2,
+    )
+
+
+_FLOATS = (
+    dtypes.float16,
+    dtypes.bfloat16,
+    dtypes.float32,
+    dtypes.float8_e4m3fn,
+    dtypes.float8_e5m2,
+    dtypes.float4_e2m1fn,
+)
+
+
+def finfo(dtype: Any) -> FloatInfo:
+    """FloatInfo of a format by dtype or name: float16, bfloat16, float32, float8_e4m3fn,
+    float8_e5m2 or float4_e2m1fn.  Raises TypeError for others.
+    """
+    return _finfo(dtypes.resolve(dtype, "dtype", _FLOATS))
+
+
+def namespace(array: Any) -> Any:
+    """cupy or numpy, whichever `array` belongs to."""
+    if is_cupy(array):
+        import cupy
+
+        return cupy
+    return np

@@ -1,0 +1,2 @@
+EXP2_ULPS = 2
+LOG_ULPS = 1

@@ -1,0 +1,218 @@
+"""Rows of strided arrays: how a row op walks them, and which configs hold them.
+
+The Python half of kernels_cu/parts/row.cuh, shared by every op that reduces along one axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .targets.cuda import max_cluster_size
+
+MAX_OUTER_DIMS = 6  # row.cuh: kMaxOuterDims
+_VECTOR_BYTES = 16
+
+
+@dataclass(frozen=True)
+class RowConfig:
+    """How the threads of a block share rows (the constants of row.cuh).
+
+    num_threads threads per block, threads_per_row of them on one row, each with
+    vectors_per_thread vectors of vector_width elements; cluster_size blocks on one row,
+    min_blocks of them on a multiprocessor.
+    lanes_across_rows: neighbouring threads on neighbouring rows.  split_rows: rows of any length,
+    in three launches.
+    """
+
+    num_threads: int
+    threads_per_row: int
+    vector_width: int
+    vectors_per_thread: int
+    cluster_size: int = 1
+    min_blocks: int = 1
+    lanes_across_rows: bool = False
+    split_rows: bool = False
+
+    @property
+    def rows_per_block(self) -> int:
+        return self.num_threads // self.threads_per_row
+
+    @property
+    def chunk(self) -> int:
+        """The elements of a row that one block or cluster holds."""
+        vectors = self.cluster_size * self.threads_per_row * self.vectors_per_thread
+        return vectors * self.vector_width
+
+    @property
+    def constants(self) -> tuple[tuple[str, int], ...]:
+        return (
+            ("kThreadsPerRow", self.threads_per_row),
+            ("kVectorWidth", self.vector_width),
+            ("kVectorsPerThread", self.vectors_per_thread),
+            ("kLanesAcrossRows", self.lanes_across_rows),
+            ("kSplitRows", self.split_rows),
+        )
+
+
+def row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
+    """Every config on `arch` for elements of `itemsize` bytes, in the order of preference."""
+    width = _VECTOR_BYTES // itemsize
+    clusters = [size for size in (2, 4, 8, 16) if size <= max_cluster_size_of(arch)]
+    vectors = [
+        RowConfig(num_threads, threads_per_row, width, vectors_per_thread)
+        for num_threads, threads_per_row, vectors_per_thread in (
+            (128, 2, 1),
+            (128, 8, 1),
+            (128, 32, 1),
+            (128, 32, 4),
+            (128, 128, 4),
+            (256, 256, 8),
+            (512, 512, 8),
+        )
+    ]
+    vectors += [RowConfig(512, 512, width, 8, size, 2) for size in clusters]
+    vectors.append(RowConfig(512, 512, width, 8, min_blocks=2, split_rows=True))
+    elements = [
+        RowConfig(128, 32, 1, 8),
+        RowConfig(512, 512, 1, 16),
+        RowConfig(512, 512, 1, 16, split_rows=True),
+    ]
+    across = [RowConfig(512, 16, 1, 8, lanes_across_rows=True)]
+    across += [
+        RowConfig(512, 16, 1, 32, size, lanes_across_rows=True)
+        for size in (1, *clusters)
+        if size in (1, 4, 16)
+    ]
+    across.append(RowConfig(512, 16, 1, 32, lanes_across_rows=True, split_rows=True))
+    return (*vectors, *elements, *across)
+
+
+def max_cluster_size_of(arch: str) -> int:
+    return 16 if arch == "host" else max_cluster_size(arch)
+
+
+def admissible_configs(arch: str, itemsize: int, layout: RowLayout) -> tuple[RowConfig, ...]:
+    """The configs that can walk the rows of `layout`, the fastest measured first."""
+    return tuple(
+        config
+        for config in row_configs(arch, itemsize)
+        if config.lanes_across_rows == layout.lanes_across_rows
+        and (config.vector_width > 1) == layout.vectors
+        and (config.split_rows or config.chunk >= layout.num_cols + layout.max_head)
+    )
+
+
+_LAYOUT_DTYPES: dict[int, np.dtype] = {}
+
+
+def layout_dtype(num_operands: int) -> np.dtype:
+    """row.cuh's RowLayout<num_operands> as a numpy structured dtype."""
+    if num_operands not in _LAYOUT_DTYPES:
+        _LAYOUT_DTYPES[num_operands] = np.dtype(
+            [
+                ("num_rows", np.int64),
+                ("num_cols", np.int64),
+                ("num_outer_dims", np.int64),
+                ("outer_sizes", np.int64, MAX_OUTER_DIMS),
+                ("outer_strides", np.int64, (num_operands, MAX_OUTER_DIMS)),
+                ("col_strides", np.int64, num_operands),
+            ]
+        )
+    return _LAYOUT_DTYPES[num_operands]
+
+
+class Operand(NamedTuple):
+    """An array as a layout sees it: strides in bytes, and how far off a 64-byte line it starts."""
+
+    strides: tuple[int, ...]
+    offset: int
+    itemsize: int
+
+
+def operand(array: Any) -> Operand:
+    """`array` as an Operand."""
+    address = array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
+    return Operand(array.strides, address % 64, array.dtype.itemsize)
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """The rows of several operands of one shape.
+
+    outer: (size, strides of each operand) of the dims but `axis`, innermost first.
+    vectors: the operands can be walked in aligned vectors along the row.
+    max_head: how many elements a row's first vector may lack.
+    lanes_across_rows: x's rows are closer together than the elements of one.
+    """
+
+    num_rows: int
+    num_cols: int
+    outer: tuple[tuple[int, tuple[int, ...]], ...]
+    col_strides: tuple[int, ...]
+    vectors: bool
+    max_head: int
+    lanes_across_rows: bool
+
+    def struct(self) -> np.ndarray:
+        """The layout as row.cuh's struct, a 0-d structured array."""
+        struct = np.zeros((), layout_dtype(len(self.col_strides)))
+        struct["num_rows"], struct["num_cols"] = self.num_rows, self.num_cols
+        struct["num_outer_dims"] = len(self.outer)
+        for d, (size, strides) in enumerate(self.outer):
+            struct["outer_sizes"][d] = size
+            struct["outer_strides"][:, d] = strides
+        struct["col_strides"] = self.col_strides
+        return struct
+
+
+def row_layout(
+    shape: Sequence[int], axis: int, operands: Sequence[Operand], vectored: Sequence[int]
+) -> RowLayout | None:
+    """The layout of `operands` (x first), all of `shape`.
+
+    None where a kernel can't walk them: a stride or an offset that is no whole number of elements, or
+    more than MAX_OUTER_DIMS dims that don't merge.
+    vectored: which operands must be walked in the same vectors as x (y, a residual; not a mask).
+    """
+    if any(step % op.itemsize for op in operands for step in (op.offset, *op.strides)):
+        return None
+    num_cols = shape[axis]
+    col_strides = tuple(op.strides[axis] // op.itemsize for op in operands)
+    dims = [
+        (size, tuple(op.strides[d] // op.itemsize for op in operands))
+        for d, size in enumerate(shape)
+        if d != axis and size != 1
+    ]
+    dims.sort(key=lambda dim: abs(dim[1][0]))
+    outer: list[tuple[int, tuple[int, ...]]] = []
+    for size, strides in dims:
+        if outer and all(
+            stride == inner * outer[-1][0]
+            for stride, inner in zip(strides, outer[-1][1], strict=True)
+        ):
+            outer[-1] = (outer[-1][0] * size, outer[-1][1])
+        else:
+            outer.append((size, strides))
+    if len(outer) > MAX_OUTER_DIMS:
+        return None
+    num_rows = 1
+    for size, _ in dims:
+        num_rows *= size
+
+    # x's rows may start anywhere in a vector, but those of the other operands must start likewise.
+    width = _VECTOR_BYTES // operands[0].itemsize
+    starts = [op.offset // op.itemsize for op in operands]
+    vectors = all(
+        (col_strides[i] == 1 or num_cols == 1)
+        and (starts[i] - starts[0]) % width == 0
+        and all((strides[i] - strides[0]) % width == 0 for _, strides in outer)
+        for i in (0, *vectored)
+    )
+    aligned = starts[0] % width == 0 and all(strides[0] % width == 0 for _, strides in outer)
+    across = not vectors and bool(outer) and abs(outer[0][1][0]) < abs(col_strides[0])
+    max_head = 0 if aligned or not vectors else width - 1
+    return RowLayout(num_rows, num_cols, tuple(outer), col_strides, vectors, max_head, across)

@@ -1,0 +1,362 @@
+"""softmax and log_softmax along any axis of any strided array, in one read and one write."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kernels_cu import Variant
+
+from . import arguments, dtypes, inputs, reference
+from .jit import get_kernel
+from .op import Call, Draw, Op, Work
+from .rows import (
+    Operand,
+    RowConfig,
+    RowLayout,
+    admissible_configs,
+    layout_dtype,
+    operand,
+    row_configs,
+    row_layout,
+)
+from .targets import Kernel, Target, by_value, of_array
+
+DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
+_DTYPE_CODES = {dtypes.float16: 0, dtypes.bfloat16: 1, dtypes.float32: 2}  # softmax.cu: DType
+_WHOLE_ROW, _STATISTICS, _MERGE, _APPLY = (np.int64(i) for i in range(4))  # softmax.cu: Pass
+
+_PARAMS = np.dtype(  # softmax.cu: SoftmaxParams
+    [
+        ("layout", layout_dtype(3)),
+        ("num_chunks", np.int64),
+        ("scale", np.float32),
+        ("dtype", np.int32),
+        ("log", np.int32),
+        ("padding", np.int32),
+    ]
+)
+
+
+def choose_config(arch: str, itemsize: int, layout: RowLayout) -> RowConfig:
+    """The fastest measured config for x's elements of `itemsize` bytes (README, first table)."""
+    return admissible_configs(arch, itemsize, layout)[0]
+
+
+def softmax(
+    x: Any,
+    axis: int = -1,
+    *,
+    mask: Any = None,
+    scale: Any = None,
+    dtype: Any = None,
+    out: Any = None,
+) -> Any:
+    """exp(s - max s) / sum(exp(s - max s)) along `axis`, with s = scale * x.
+
+    x: float16, bfloat16 or float32 array of any shape and strides (cupy: on its GPU, on the current
+        stream; numpy: on the host target).
+    mask: bool array that broadcasts to x's shape, True = keep.  What it hides counts as absent,
+        whatever it holds.
+    scale: a finite real number (default 1).  A 0-d cupy array is read back, which synchronises.
+    dtype: float16, bfloat16 or float32, of the result; None: x's.
+    out: array to write into, of x's shape and the result's dtype: x itself, or apart from x and mask.
+
+    A row of which nothing is kept gives zeros; one that keeps a NaN or an infinite score, or only
+    scores of -inf, gives NaN.  Sums in FP32 whatever the dtypes.  x is copied only if a byte stride is
+    no multiple of the itemsize, or more than 6 dims cannot be merged.
+
+    Raises TypeError (types, dtypes), ValueError (shapes, overlap, scale, devices) and
+    numpy.exceptions.AxisError.  Error bound: `reference.softmax_bound`.
+    """
+    return _run(x, axis, mask, scale, dtype, out, False)
+
+
+def log_softmax(
+    x: Any,
+    axis: int = -1,
+    *,
+    mask: Any = None,
+    scale: Any = None,
+    dtype: Any = None,
+    out: Any = None,
+) -> Any:
+    """s - max s - log(sum(exp(s - max s))) along `axis`, with s = scale * x.
+
+    Arguments and errors as for `softmax`.  What the mask hides gives -inf, a row of which nothing is
+    kept too.  Error bound: `reference.log_softmax_bound`.
+    """
+    return _run(x, axis, mask, scale, dtype, out, True)
+
+
+class _Plan(NamedTuple):
+    """What a launch needs and shapes, strides and dtypes decide."""
+
+    kernel: Kernel
+    num_rows: int
+    num_chunks: int
+    grid: int
+    merge_grid: int
+    params: np.ndarray
+
+
+@lru_cache(maxsize=4096)
+def _resolve(
+    x_dtype: np.dtype, ndim: int, axis: Any, scale: Any, dtype: Any
+) -> tuple[int, float, np.dtype]:
+    """The arguments that need no array, checked: axis, scale and the result's dtype."""
+    dtypes.resolve(x_dtype, "x's dtype", DTYPES)
+    scale = arguments.finite_float("scale", scale, 1.0)
+    if abs(scale) * math.log2(math.e) > np.finfo(np.float32).max:
+        raise ValueError(f"scale * log2(e) must be finite in FP32; got scale {scale}")
+    y_dtype = x_dtype if dtype is None else dtypes.resolve(dtype, "dtype", DTYPES)
+    return arguments.normalize_axis(axis, ndim), scale, y_dtype
+
+
+@lru_cache(maxsize=4096)
+def _plan(
+    target: Target,
+    shape: tuple[int, ...],
+    axis: int,
+    x: Operand,
+    y: Operand,
+    mask: Operand,
+    dtypes_: tuple[np.dtype, np.dtype],
+    scale: float,
+    log: bool,
+    config: RowConfig | None,
+) -> _Plan | None:
+    """Config, kernel and parameters of a call; None if the arrays have too many dims to walk."""
+    layout = row_layout(shape, axis, (x, y, mask), vectored=(1,))
+    if layout is None:
+        return None
+    x_dtype, y_dtype = dtypes_
+    config = config or choose_config(target.arch, x_dtype.itemsize, layout)
+    blocks = -(-layout.num_rows // config.rows_per_block)
+    num_chunks = -(-(layout.num_cols + layout.max_head) // config.chunk) if config.split_rows else 1
+    params = np.zeros((), _PARAMS)
+    params["layout"] = layout.struct()
+    params["num_chunks"] = num_chunks
+    params["scale"] = scale
+    params["dtype"] = _DTYPE_CODES[y_dtype]
+    params["log"] = log
+    kernel = get_kernel(target, _variant(x_dtype, config))
+    grid = blocks * num_chunks * config.cluster_size
+    return _Plan(kernel, layout.num_rows, num_chunks, grid, blocks, by_value(params))
+
+
+def _run(
+    x: Any, axis: Any, mask: Any, scale: Any, dtype: Any, out: Any, log: bool, config: Any = None
+) -> Any:
+    target = arguments.target_of("x", x)
+    if not (scale is None or isinstance(scale, (int, float))):
+        scale = arguments.finite_float("scale", scale, 1.0)
+    try:
+        axis, scale, y_dtype = _resolve(x.dtype, x.ndim, axis, scale, dtype)
+    except TypeError:  # also what cannot be hashed, as dtype=[]
+        axis, scale, y_dtype = _resolve.__wrapped__(x.dtype, x.ndim, axis, scale, dtype)
+    if mask is not None:
+        mask = _check_mask(mask, x)
+    if out is not None:
+        arguments.check_out(out, x, x.shape, y_dtype, {"mask": mask})
+    with arguments.on_device(x):
+        xp = target.xp
+        if out is not None:
+            y = out
+        elif x.flags.c_contiguous:
+            y = xp.empty(x.shape, y_dtype)
+        else:
+            y = xp.empty_like(x, dtype=y_dtype, order="K")
+        if x.size == 0:
+            return y
+        operands = operand(x), operand(y), operand(mask if mask is not None else x)
+        plan = _plan(target, x.shape, axis, *operands, (x.dtype, y_dtype), scale, log, config)
+        if plan is None:  # rare: strides that the kernel can't walk
+            return _run_on_copies(x, axis, mask, scale, y_dtype, y, log)
+        if plan.num_chunks == 1:
+            plan.kernel(plan.grid, (x, mask, y, None, plan.params, _WHOLE_ROW))
+        else:
+            statistics = xp.empty(plan.num_rows * (plan.num_chunks + 1), np.complex64)
+            args = (x, mask, y, statistics, plan.params)
+            plan.kernel(plan.grid, (*args, _STATISTICS))
+            plan.kernel(plan.merge_grid, (*args, _MERGE))
+            plan.kernel(plan.grid, (*args, _APPLY))
+    return y
+
+
+def _check_mask(mask: Any, x: Any) -> Any:
+    """`mask` broadcast to x's shape.  Raises TypeError and ValueError."""
+    arguments.same_place("mask", mask, x)
+    if mask.dtype != np.bool_:
+        raise TypeError(f"mask must have dtype bool (True = keep); got {mask.dtype}")
+    try:
+        return of_array(x).xp.broadcast_to(mask, x.shape)
+    except ValueError:
+        raise ValueError(
+            f"mask must broadcast to x's shape {x.shape}; got shape {mask.shape}"
+        ) from None
+
+
+def _run_on_copies(
+    x: Any, axis: int, mask: Any, scale: float, y_dtype: np.dtype, y: Any, log: bool
+) -> Any:
+    xp = of_array(x).xp
+    mask = None if mask is None else xp.array(mask, order="C")
+    y[...] = _run(xp.array(x, order="C"), axis, mask, scale, y_dtype, None, log)
+    return y
+
+
+def _variant(x_dtype: np.dtype, config: RowConfig) -> Variant:
+    return Variant(
+        "softmax",
+        (("Element", dtypes.CPP_NAMES[x_dtype]),),
+        config.constants,
+        config.num_threads,
+        config.cluster_size,
+        config.min_blocks,
+    )
+
+
+# --- the ops' records --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SoftmaxProblem:
+    """One call, without its numbers."""
+
+    shape: tuple[int, ...]
+    axis: int = -1
+    dtype: str = "float16"
+    out_dtype: str | None = None
+    scale: float | None = None
+    mask_shape: tuple[int, ...] | None = None
+    kind: str = "normal"
+    layout: str = "C"
+
+    def __str__(self) -> str:
+        return f"{'x'.join(map(str, self.shape))} {self.dtype}"
+
+
+def _draw_problem(draw: Draw) -> SoftmaxProblem:
+    ndim = draw.choice((1, 2, 2, 2, 3, 4))
+    num_cols = draw.choice((0, 1, 2, 7, 8, 9, 31, 63, 64, 65, 255, 257, 1000, 1024, 1031, 4097))
+    shape = [draw.choice((0, 1, 2, 3, 5, 17)) for _ in range(ndim)]
+    axis = draw.integer(-ndim, ndim - 1)
+    shape[axis] = num_cols
+    mask_shape = None
+    if draw.choice((False, False, True)):
+        mask_shape = tuple(draw.choice((1, n)) for n in shape)[draw.choice((0, 0, ndim - 1)) :]
+    return SoftmaxProblem(
+        shape=tuple(shape),
+        axis=axis,
+        dtype=draw.choice(OP.dtypes),
+        out_dtype=draw.choice((None, None, *OP.dtypes)),
+        scale=draw.choice((None, None, 1.0, 0.125, -1.0, 3.5, 0.0)),
+        mask_shape=mask_shape,
+        kind=draw.choice(inputs.KINDS),
+        layout=draw.choice(("C", "C", *inputs.LAYOUTS)),
+    )
+
+
+def _bench_problem(shape: tuple[int, ...], dtype: str) -> SoftmaxProblem:
+    if not shape:
+        raise ValueError("softmax needs a shape of at least one dim")
+    dtypes.resolve(dtype, "dtype", DTYPES)
+    return SoftmaxProblem(shape=shape, dtype=dtype, kind="bench")
+
+
+def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
+    if target == "host":
+        return ((1024, 1024), (64, 32768))
+    return (
+        (4096, 4096),
+        (32768, 1024),
+        (32768, 4096),
+        (16384, 16384),
+        (8192, 65536),
+        (2048, 262144),
+    )
+
+
+def _inputs(problem: SoftmaxProblem, seed: int, xp: Any) -> Call:
+    dtype = dtypes.NAMES[problem.dtype]
+    if problem.kind == "bench":
+        return Call((inputs.bench_values(problem.shape, dtype, seed, xp),))
+    x = inputs.values(problem.kind, problem.shape, dtype, seed)
+    kwargs: dict[str, Any] = {"axis": problem.axis}
+    if problem.mask_shape is not None:
+        rng = np.random.default_rng(seed + 1)
+        kwargs["mask"] = xp.asarray(rng.random(problem.mask_shape) < rng.choice((0.1, 0.5, 0.9)))
+    if problem.scale is not None:
+        kwargs["scale"] = problem.scale
+    if problem.out_dtype is not None:
+        kwargs["dtype"] = problem.out_dtype
+    return Call((inputs.with_layout(x, problem.layout, xp),), kwargs)
+
+
+def _work(problem: SoftmaxProblem) -> Work:
+    size = math.prod(problem.shape)
+    out_dtype = problem.out_dtype or problem.dtype
+    return Work(
+        bytes_read=size * dtypes.NAMES[problem.dtype].itemsize
+        + math.prod(problem.mask_shape or (0,)),
+        bytes_written=size * dtypes.NAMES[out_dtype].itemsize,
+    )
+
+
+def _variants(arch: str) -> tuple[Variant, ...]:
+    return tuple(
+        _variant(dtype, config) for dtype in DTYPES for config in row_configs(arch, dtype.itemsize)
+    )
+
+
+def _configs(problem: SoftmaxProblem, arch: str) -> tuple[RowConfig, ...]:
+    x = np.lib.stride_tricks.as_strided(np.empty(1, dtypes.NAMES[problem.dtype]), problem.shape)
+    strides = np.cumprod((1, *problem.shape[:0:-1]))[::-1] * x.itemsize
+    x_operand = Operand(tuple(int(stride) for stride in strides), 0, x.itemsize)
+    layout = row_layout(problem.shape, problem.axis % len(problem.shape), (x_operand,) * 3, (1,))
+    return admissible_configs(arch, x.itemsize, layout)
+
+
+def _sample(
+    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Any, ...]]:
+    x, num_rows = call.args[0], call.args[0].shape[0]
+    keep = max(1, max_elements * num_rows // max(x.size, 1))
+    if x.ndim < 2 or keep >= num_rows or call.kwargs.get("axis", -1) in (0, -x.ndim):
+        return call, outputs
+    rows = np.sort(np.random.default_rng(seed).choice(num_rows, keep, replace=False))
+    rows[0], rows[-1] = 0, num_rows - 1  # the edges always
+    kwargs = dict(call.kwargs)
+    mask = kwargs.get("mask")
+    if mask is not None and mask.ndim == x.ndim and mask.shape[0] == num_rows:
+        kwargs["mask"] = mask[rows]
+    return Call((x[rows],), kwargs), tuple(y[rows] for y in outputs)
+
+
+OP = Op(
+    name="softmax",
+    run=softmax,
+    reference=reference.softmax,
+    bound=reference.softmax_bound,
+    draw_problem=_draw_problem,
+    bench_problem=_bench_problem,
+    bench_shapes=_bench_shapes,
+    inputs=_inputs,
+    work=_work,
+    variants=_variants,
+    configs=_configs,
+    variant=lambda problem, config: _variant(dtypes.NAMES[problem.dtype], config),
+    sample=_sample,
+)
+LOG_OP = replace(
+    OP,
+    name="log_softmax",
+    run=log_softmax,
+    reference=reference.log_softmax,
+    bound=reference.log_softmax_bound,
+)

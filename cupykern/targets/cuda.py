@@ -1,0 +1,86 @@
+"""The cuda target: one string per variant through cupy.RawModule, for NVIDIA GPUs from sm_80 on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from kernels_cu import Variant, source_text
+
+from . import CompileError
+
+OPTIONS = ("-std=c++17",)
+_ARCHS_WITH_OWN_INSTRUCTIONS = {"90": "sm_90a", "100": "sm_100a", "103": "sm_103a", "120": "sm_120a"}
+_ARCHS_WITH_CLUSTERS = ("sm_90a", "sm_100a", "sm_103a")
+_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14  # CU_FUNC_ATTRIBUTE_*, for clusters of more than 8 blocks
+
+
+def max_cluster_size(arch: str) -> int:
+    """How many blocks a cluster may have on `arch`; 1: no clusters."""
+    return 16 if arch in _ARCHS_WITH_CLUSTERS else 1
+
+
+class CudaTarget:
+    """One CUDA device."""
+
+    name = "cuda"
+    warp_size = 32
+
+    def __init__(self, device_id: int):
+        import cupy
+
+        self.xp = cupy
+        self.device_id = device_id
+        capability = cupy.cuda.Device(device_id).compute_capability
+        self.arch = _ARCHS_WITH_OWN_INSTRUCTIONS.get(capability, f"sm_{capability}")
+        self.max_cluster_size = max_cluster_size(self.arch)
+
+    def compile(self, variant: Variant) -> CudaKernel:
+        """Compile, or take from CuPy's disk cache, and load.  Raises CompileError."""
+        cupy = self.xp
+        # CuPy appends its own -arch=sm_90; the first one given wins, and wgmma needs the "a".
+        options = (*OPTIONS, f"-arch={self.arch}")
+        module = cupy.RawModule(code=source_text(variant, "cuda"), options=options)
+        with cupy.cuda.Device(self.device_id):
+            try:
+                try:
+                    function = module.get_function(variant.kernel)
+                except OSError:  # the cache directory cannot be written
+                    with _cache_in_memory():
+                        function = module.get_function(variant.kernel)
+            except cupy.cuda.compiler.CompileException as error:
+                raise CompileError(variant, self.arch, error.get_message()) from None
+            return CudaKernel(cupy, function, variant)
+
+
+class CudaKernel:
+    """A loaded variant."""
+
+    def __init__(self, cupy: Any, function: Any, variant: Variant):
+        if variant.shared_bytes > 48 * 1024:
+            function.max_dynamic_shared_size_bytes = variant.shared_bytes
+        self._launch = function.kernel
+        if variant.cluster_size > 8:
+            cupy.cuda.driver.funcSetAttribute(
+                self._launch.ptr, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1
+            )
+        self._block = (variant.num_threads, 1, 1)
+        self._shared_bytes = variant.shared_bytes
+
+    def __call__(self, grid: int, args: tuple[Any, ...]) -> None:
+        self._launch((grid, 1, 1), self._block, args, self._shared_bytes)
+
+
+@contextmanager
+def _cache_in_memory() -> Iterator[None]:
+    before = os.environ.get("CUPY_CACHE_IN_MEMORY")
+    os.environ["CUPY_CACHE_IN_MEMORY"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["CUPY_CACHE_IN_MEMORY"]
+        else:
+            os.environ["CUPY_CACHE_IN_MEMORY"] = before
