@@ -6,7 +6,7 @@ The Python half of kernels_cu/parts/row.cuh, shared by every op that reduces alo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,11 +21,10 @@ _VECTOR_BYTES = 16
 class RowConfig:
     """How the threads of a block share rows (the constants of row.cuh).
 
-    num_threads threads per block, threads_per_row of them on one row, each with
-    vectors_per_thread vectors of vector_width elements; cluster_size blocks on one row,
-    min_blocks of them on a multiprocessor.
-    lanes_across_rows: neighbouring threads on neighbouring rows.  split_rows: rows of any length,
-    in three launches.
+    num_threads threads per block, threads_per_row of them on one row, which they walk in vectors of
+    vector_width elements, up to vectors_per_thread each; cluster_size blocks on one row.
+    lanes_across_rows: neighbouring threads on neighbouring rows.  split_rows: rows of any length, cut
+    into chunks, in three launches.
     """
 
     num_threads: int
@@ -33,7 +32,6 @@ class RowConfig:
     vector_width: int
     vectors_per_thread: int
     cluster_size: int = 1
-    min_blocks: int = 1
     lanes_across_rows: bool = False
     split_rows: bool = False
 
@@ -42,67 +40,104 @@ class RowConfig:
         return self.num_threads // self.threads_per_row
 
     @property
-    def chunk(self) -> int:
-        """The elements of a row that one block or cluster holds."""
-        vectors = self.cluster_size * self.threads_per_row * self.vectors_per_thread
-        return vectors * self.vector_width
+    def step(self) -> int:
+        """The elements of a row that one vector of each of its threads makes."""
+        return self.cluster_size * self.threads_per_row * self.vector_width
+
+    @property
+    def max_chunk(self) -> int:
+        """The elements of a row that one block or cluster can hold."""
+        return self.step * self.vectors_per_thread
+
+    @property
+    def min_blocks(self) -> int:
+        """Blocks that a multiprocessor must hold: 1536 threads, so at most 40 registers each."""
+        return 1536 // self.num_threads
+
+    def vectors_needed(self, num_elements: int) -> int:
+        """Vectors per thread for a row of `num_elements`, or for its chunks."""
+        return min(self.vectors_per_thread, -(-num_elements // self.step))
+
+    def shared_bytes(self, num_vectors: int, itemsize: int) -> int:
+        """Dynamic shared memory of a block with `num_vectors` per thread, in bytes."""
+        return num_vectors * self.num_threads * self.vector_width * itemsize
 
     @property
     def constants(self) -> tuple[tuple[str, int], ...]:
         return (
             ("kThreadsPerRow", self.threads_per_row),
             ("kVectorWidth", self.vector_width),
-            ("kVectorsPerThread", self.vectors_per_thread),
             ("kLanesAcrossRows", self.lanes_across_rows),
             ("kSplitRows", self.split_rows),
         )
 
 
+# (num_threads, threads_per_row, elements_per_thread, cluster_size): the first that holds a row wins.
+_VECTORS_16_BIT = (
+    (128, 2, 8, 1),
+    (128, 8, 8, 1),
+    (128, 32, 8, 1),
+    (128, 32, 32, 1),
+    (128, 64, 64, 1),
+    (128, 128, 64, 1),
+    (256, 256, 64, 1),
+    (256, 256, 64, 2),
+    (256, 256, 64, 4),
+    (256, 256, 64, 8),
+    (256, 256, 64, 16),
+)
+_VECTORS_32_BIT = (
+    (128, 2, 4, 1),
+    (128, 8, 4, 1),
+    (128, 32, 4, 1),
+    (128, 32, 32, 1),
+    (128, 128, 32, 1),
+    (256, 256, 64, 1),
+    (256, 256, 64, 2),
+    (256, 256, 64, 4),
+    (256, 256, 64, 8),
+    (256, 256, 64, 16),
+)
+_ELEMENTS = ((128, 32, 16, 1), (512, 512, 32, 1), (512, 512, 32, 16))
+_ACROSS = ((256, 8, 16, 1), (512, 16, 32, 1), (512, 16, 32, 4), (512, 16, 32, 16))
+
+
 def row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
     """Every config on `arch` for elements of `itemsize` bytes, in the order of preference."""
+    limit = 16 if arch == "host" else max_cluster_size(arch)
     width = _VECTOR_BYTES // itemsize
-    clusters = [size for size in (2, 4, 8, 16) if size <= max_cluster_size_of(arch)]
-    vectors = [
-        RowConfig(num_threads, threads_per_row, width, vectors_per_thread)
-        for num_threads, threads_per_row, vectors_per_thread in (
-            (128, 2, 1),
-            (128, 8, 1),
-            (128, 32, 1),
-            (128, 32, 4),
-            (128, 128, 4),
-            (256, 256, 8),
-            (512, 512, 8),
-        )
-    ]
-    vectors += [RowConfig(512, 512, width, 8, size, 2) for size in clusters]
-    vectors.append(RowConfig(512, 512, width, 8, min_blocks=2, split_rows=True))
-    elements = [
-        RowConfig(128, 32, 1, 8),
-        RowConfig(512, 512, 1, 16),
-        RowConfig(512, 512, 1, 16, split_rows=True),
-    ]
-    across = [RowConfig(512, 16, 1, 8, lanes_across_rows=True)]
-    across += [
-        RowConfig(512, 16, 1, 32, size, lanes_across_rows=True)
-        for size in (1, *clusters)
-        if size in (1, 4, 16)
-    ]
-    across.append(RowConfig(512, 16, 1, 32, lanes_across_rows=True, split_rows=True))
-    return (*vectors, *elements, *across)
-
-
-def max_cluster_size_of(arch: str) -> int:
-    return 16 if arch == "host" else max_cluster_size(arch)
+    configs: list[RowConfig] = []
+    for table, vector_width, across in (
+        (_VECTORS_16_BIT if itemsize == 2 else _VECTORS_32_BIT, width, False),
+        (_ELEMENTS, 1, False),
+        (_ACROSS, 1, True),
+    ):
+        whole = [
+            RowConfig(
+                num_threads,
+                threads_per_row,
+                vector_width,
+                elements // vector_width,
+                cluster_size,
+                across,
+            )
+            for num_threads, threads_per_row, elements, cluster_size in table
+            if cluster_size <= limit
+        ]
+        largest_block = [config for config in whole if config.cluster_size == 1][-1]
+        configs += [*whole, replace(largest_block, split_rows=True)]
+    return tuple(configs)
 
 
 def admissible_configs(arch: str, itemsize: int, layout: RowLayout) -> tuple[RowConfig, ...]:
     """The configs that can walk the rows of `layout`, the fastest measured first."""
+    needed = layout.num_cols + layout.max_head
     return tuple(
         config
         for config in row_configs(arch, itemsize)
         if config.lanes_across_rows == layout.lanes_across_rows
         and (config.vector_width > 1) == layout.vectors
-        and (config.split_rows or config.chunk >= layout.num_cols + layout.max_head)
+        and (config.split_rows or config.max_chunk >= needed)
     )
 
 
@@ -181,7 +216,8 @@ def row_layout(
     if any(step % op.itemsize for op in operands for step in (op.offset, *op.strides)):
         return None
     num_cols = shape[axis]
-    col_strides = tuple(op.strides[axis] // op.itemsize for op in operands)
+    # A single column has no neighbours: call them adjacent, so that vectors may be used.
+    col_strides = tuple(1 if num_cols == 1 else op.strides[axis] // op.itemsize for op in operands)
     dims = [
         (size, tuple(op.strides[d] // op.itemsize for op in operands))
         for d, size in enumerate(shape)
@@ -207,7 +243,7 @@ def row_layout(
     width = _VECTOR_BYTES // operands[0].itemsize
     starts = [op.offset // op.itemsize for op in operands]
     vectors = all(
-        (col_strides[i] == 1 or num_cols == 1)
+        col_strides[i] == 1
         and (starts[i] - starts[0]) % width == 0
         and all((strides[i] - strides[0]) % width == 0 for _, strides in outer)
         for i in (0, *vectored)

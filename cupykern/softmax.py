@@ -34,10 +34,10 @@ _PARAMS = np.dtype(  # softmax.cu: SoftmaxParams
     [
         ("layout", layout_dtype(3)),
         ("num_chunks", np.int64),
+        ("vectors_per_thread", np.int32),
         ("scale", np.float32),
         ("dtype", np.int32),
         ("log", np.int32),
-        ("padding", np.int32),
     ]
 )
 
@@ -99,8 +99,10 @@ class _Plan(NamedTuple):
     kernel: Kernel
     num_rows: int
     num_chunks: int
+    split: bool
     grid: int
     merge_grid: int
+    shared_bytes: int
     params: np.ndarray
 
 
@@ -136,17 +138,27 @@ def _plan(
         return None
     x_dtype, y_dtype = dtypes_
     config = config or choose_config(target.arch, x_dtype.itemsize, layout)
-    blocks = -(-layout.num_rows // config.rows_per_block)
-    num_chunks = -(-(layout.num_cols + layout.max_head) // config.chunk) if config.split_rows else 1
+    num_elements = layout.num_cols + layout.max_head
+    num_vectors = config.vectors_needed(num_elements)
+    num_chunks = -(-num_elements // (config.step * num_vectors))
+    num_groups = -(-layout.num_rows // config.rows_per_block)
     params = np.zeros((), _PARAMS)
     params["layout"] = layout.struct()
     params["num_chunks"] = num_chunks
+    params["vectors_per_thread"] = num_vectors
     params["scale"] = scale
     params["dtype"] = _DTYPE_CODES[y_dtype]
     params["log"] = log
-    kernel = get_kernel(target, _variant(x_dtype, config))
-    grid = blocks * num_chunks * config.cluster_size
-    return _Plan(kernel, layout.num_rows, num_chunks, grid, blocks, by_value(params))
+    return _Plan(
+        kernel=get_kernel(target, _variant(x_dtype, config)),
+        num_rows=layout.num_rows,
+        num_chunks=num_chunks,
+        split=config.split_rows,
+        grid=num_groups * num_chunks * config.cluster_size,
+        merge_grid=num_groups,
+        shared_bytes=config.shared_bytes(num_vectors, x_dtype.itemsize),
+        params=by_value(params),
+    )
 
 
 def _run(
@@ -177,14 +189,15 @@ def _run(
         plan = _plan(target, x.shape, axis, *operands, (x.dtype, y_dtype), scale, log, config)
         if plan is None:  # rare: strides that the kernel can't walk
             return _run_on_copies(x, axis, mask, scale, y_dtype, y, log)
-        if plan.num_chunks == 1:
-            plan.kernel(plan.grid, (x, mask, y, None, plan.params, _WHOLE_ROW))
+        if not plan.split:
+            args = (x, mask, y, None, plan.params, _WHOLE_ROW)
+            plan.kernel(plan.grid, args, plan.shared_bytes)
         else:
             statistics = xp.empty(plan.num_rows * (plan.num_chunks + 1), np.complex64)
             args = (x, mask, y, statistics, plan.params)
-            plan.kernel(plan.grid, (*args, _STATISTICS))
+            plan.kernel(plan.grid, (*args, _STATISTICS), plan.shared_bytes)
             plan.kernel(plan.merge_grid, (*args, _MERGE))
-            plan.kernel(plan.grid, (*args, _APPLY))
+            plan.kernel(plan.grid, (*args, _APPLY), plan.shared_bytes)
     return y
 
 

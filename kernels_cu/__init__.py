@@ -7,6 +7,7 @@ the source string, and those lines are the same on every target except for the p
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,8 +27,8 @@ class Variant:
     num_threads: threads per block, written as kNumThreads.
     cluster_size: blocks per cluster, written as kClusterSize; more than 1 needs Hopper or the host.
     min_blocks: blocks that a multiprocessor holds at least, written as kMinBlocks: a register cap.
-    shared_bytes: dynamic shared memory of a block, in bytes.
     tuned: a variant that choose_config picks; the compile gates refuse spills in it.
+    text: the kernel's source, for one that is no file of kernels_cu (the tests' small kernels).
     """
 
     kernel: str
@@ -36,8 +37,8 @@ class Variant:
     num_threads: int
     cluster_size: int = 1
     min_blocks: int = 1
-    shared_bytes: int = 0
     tuned: bool = True
+    text: str | None = None
 
     def __str__(self) -> str:
         words = [f"{name}={value}" for name, value in (*self.types, *self.constants)]
@@ -79,9 +80,20 @@ def source_text(variant: Variant, target: str) -> str:
         _resolve(f"platform/{target}.cuh")
         + f'#line 1 "variant of {variant.kernel}"\n'
         + variant.header()
-        + _resolve(f"{variant.kernel}.cu", frozenset(_files(f"platform/{target}.cuh")))
+        + _kernel_text(variant, frozenset(_files(f"platform/{target}.cuh")))
         + f"REGISTER_KERNEL({variant.kernel})\n"
     )
+
+
+def file_text(name: str) -> str:
+    """The file kernels_cu/<name> with its quoted includes in place."""
+    return _resolve(name)
+
+
+def _kernel_text(variant: Variant, already: frozenset[str]) -> str:
+    if variant.text is None:
+        return _resolve(f"{variant.kernel}.cu", already)
+    return "".join(_expand_text(f"{variant.kernel}.cu", variant.text, set(already)))
 
 
 @lru_cache(maxsize=None)
@@ -96,16 +108,19 @@ def _files(name: str) -> tuple[str, ...]:
     return tuple(seen)
 
 
-def _expand(name: str, seen: set[str]):
+def _expand(name: str, seen: set[str]) -> Iterator[str]:
     """Yield the lines of `name` with its quoted includes in place, skipping what `seen` has."""
-    if name in seen:
-        return
-    seen.add(name)
-    yield f'#line 1 "kernels_cu/{name}"\n'
-    for number, line in enumerate((ROOT / name).read_text().splitlines(keepends=True), start=1):
+    if name not in seen:
+        seen.add(name)
+        yield from _expand_text(f"kernels_cu/{name}", (ROOT / name).read_text(), seen)
+
+
+def _expand_text(name: str, text: str, seen: set[str]) -> Iterator[str]:
+    yield f'#line 1 "{name}"\n'
+    for number, line in enumerate(text.splitlines(keepends=True), start=1):
         include = _INCLUDE.match(line)
         if include:
             yield from _expand(include[1], seen)
-            yield f'#line {number + 1} "kernels_cu/{name}"\n'
+            yield f'#line {number + 1} "{name}"\n'
         else:
             yield line

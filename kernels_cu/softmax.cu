@@ -29,11 +29,13 @@ struct SoftmaxParams {
 
 using Row = RowVectors<Element>;
 
-// What the mask hides becomes `fill`; true when this thread keeps anything.  mask: at position 0.
-DEVICE bool hide(const Row& row, const uint8_t* mask, int64_t stride, Element fill) {
+// What the mask hides in vectors [begin, end) becomes `fill`; true when this thread keeps anything
+// there.  mask: at position 0.
+DEVICE bool hide(const Row& row, int begin, int end, const uint8_t* mask, int64_t stride,
+                 Element fill) {
     const bool aligned = stride == 1 && reinterpret_cast<uintptr_t>(mask) % kVectorWidth == 0;
     bool any = false;
-    for (int i = 0; i < row.vectors_per_thread; ++i) {
+    for (int i = begin; i < end; ++i) {
         const int position = row.thread.position(i);
         Element values[kVectorWidth];
         Vector<uint8_t, kVectorWidth> keep;
@@ -53,8 +55,8 @@ DEVICE bool hide(const Row& row, const uint8_t* mask, int64_t stride, Element fi
 }
 
 // A scale of 0 makes equal scores of all finite x, and NaN of the rest.
-DEVICE void multiply_by_zero(const Row& row, Element fill) {
-    for (int i = 0; i < row.vectors_per_thread; ++i) {
+DEVICE void multiply_by_zero(const Row& row, int begin, int end, Element fill) {
+    for (int i = begin; i < end; ++i) {
         const int position = row.thread.position(i);
         Element values[kVectorWidth];
 #pragma unroll
@@ -66,20 +68,20 @@ DEVICE void multiply_by_zero(const Row& row, Element fill) {
     }
 }
 
-// The MaxSum of this warp's part of the row; every lane of the row gets it.
-DEVICE MaxSum warp_max_sum(const Row& row, bool any, float sign, float exponent_scale) {
-    float max = any ? -kLargestFloat : -kInfinity;
+// The MaxSum of this thread's vectors [begin, end), of which it keeps something or not.
+DEVICE MaxSum max_sum(const Row& row, int begin, int end, bool any, float sign,
+                      float exponent_scale) {
+    Vector<Element, kVectorWidth> larger;
+    larger.fill(from_float<Element>(-kInfinity));
 #pragma unroll 2
-    for (int i = 0; i < row.vectors_per_thread; ++i) {
-        const Vector<Element, kVectorWidth> x = row[i];
+    for (int i = begin; i < end; ++i) larger.take_larger(row[i], sign < 0.0f);
+    float max = any ? -kLargestFloat : -kInfinity;
 #pragma unroll
-        for (int j = 0; j < kVectorWidth; ++j) max = maximum(max, sign * x[j]);
-    }
-    max = reduce_in_warp(max, Max());
+    for (int j = 0; j < kVectorWidth; ++j) max = maximum(max, larger[j]);
     const float x_max = max == -kInfinity ? 0.0f : sign * max;
     float sum = 0.0f;
 #pragma unroll 2
-    for (int i = 0; i < row.vectors_per_thread; ++i) {
+    for (int i = begin; i < end; ++i) {
         const Vector<Element, kVectorWidth> x = row[i];
         float part = 0.0f;
 #pragma unroll
@@ -88,20 +90,21 @@ DEVICE MaxSum warp_max_sum(const Row& row, bool any, float sign, float exponent_
         }
         sum += part;
     }
-    return {max, reduce_in_warp(sum, Sum())};
+    return {max, sum};
 }
 
+// What the row's MaxSum makes of an element.  Nothing kept: zero, or -inf of the logarithm.  Nothing but
+// -inf kept, or a NaN: NaN.
 struct Normalizer {
     float x_max, scale, exponent_scale, factor, log_sum;
 
-    DEVICE Normalizer(const MaxSum& total, float sign, float scale) : scale(scale) {
-        const bool empty = total.max == -kInfinity;
-        const bool only_infinite = total.sum == 0.0f && !empty;
-        const float nan = kInfinity - kInfinity;
-        x_max = empty ? 0.0f : sign * total.max;
-        exponent_scale = scale * kLog2E;
-        factor = empty ? 0.0f : only_infinite ? nan : 1.0f / total.sum;
-        log_sum = empty ? 0.0f : only_infinite ? nan : log_accurate(total.sum);
+    DEVICE Normalizer(const MaxSum& total, float sign, float scale)
+        : x_max(0.0f), scale(scale), exponent_scale(scale * kLog2E), factor(0.0f), log_sum(0.0f) {
+        if (total.max == -kInfinity) return;
+        const bool proper = total.sum > 0.0f;  // false for NaN
+        x_max = sign * total.max;
+        factor = proper ? 1.0f / total.sum : kInfinity - kInfinity;
+        log_sum = proper ? log_accurate(total.sum) : kInfinity - kInfinity;
     }
     DEVICE float softmax(float x) const {
         return exp2_approx((x - x_max) * exponent_scale) * factor;
@@ -112,7 +115,7 @@ struct Normalizer {
 template <class Out>
 DEVICE void write(Out* y, int64_t stride, const Row& row, const Normalizer& normalizer, bool log) {
 #pragma unroll 2
-    for (int i = 0; i < row.vectors_per_thread; ++i) {
+    for (int i = 0; i < row.count; ++i) {
         const int position = row.thread.position(i);
         if (!row.chunk.holds_any(position)) continue;
         const Vector<Element, kVectorWidth> x = row[i];
@@ -140,60 +143,62 @@ KERNEL void softmax(const Element* x, const uint8_t* mask, void* y, MaxSum* stat
     const RowThread t = RowThread::here();
     const int chunk_size =
         params.vectors_per_thread * kClusterSize * kThreadsPerRow * kVectorWidth;
-    const int64_t row = row_group * kRowsPerBlock + t.row_in_block;
-    const Element* x_row = x + row_offset(layout, kX, row);
+    const int64_t row_index = row_group * kRowsPerBlock + t.row_in_block;
+    const Element* x_row = x + row_offset(layout, kX, row_index);
     const RowChunk c =
-        row_chunk(x_row, row, layout.num_rows, layout.num_cols, chunk, chunk_size);
+        row_chunk(x_row, row_index, layout.num_rows, layout.num_cols, chunk, chunk_size);
     MaxSum* merged = statistics + layout.num_rows * num_chunks;
 
     const float sign = params.scale < 0.0f ? -1.0f : 1.0f;
     const float scale = params.scale == 0.0f ? 1.0f : params.scale;
     const MergeMaxSum merge{sign * scale * kLog2E};
 
-    const Row values{storage, t, c, params.vectors_per_thread};
+    const Row row{storage, t, c, params.vectors_per_thread};
     MaxSum mine{-kInfinity, 0.0f};
     if (pass == kMerge) {
         if (c.live) {
             for (int64_t i = t.lane; i < num_chunks; i += kThreadsPerRow) {
-                mine = merge(mine, statistics[row * num_chunks + i]);
+                mine = merge(mine, statistics[row_index * num_chunks + i]);
             }
         }
-        mine = reduce_statistic_in_warp(mine, merge);
     } else {
         const Element fill = from_float<Element>(-sign * kInfinity);
-        const int64_t stride = layout.col_strides[kX];
-        values.load(x_row + c.first_col * stride, stride, fill);
-        if (params.scale == 0.0f) multiply_by_zero(values, fill);
-        bool any = c.holds_any(t.position(0));
-        if (mask) {
-            const int64_t stride = layout.col_strides[kMask];
-            const uint8_t* p = mask + row_offset(layout, kMask, row) + c.first_col * stride;
-            any = hide(values, p, stride, fill);
+        const int64_t x_stride = layout.col_strides[kX];
+        const int64_t mask_stride = layout.col_strides[kMask];
+        if (mask) mask += row_offset(layout, kMask, row_index) + c.first_col * mask_stride;
+        row.load(x_row + c.first_col * x_stride, x_stride, fill);
+        for (int batch = 0; batch < Row::kBatches; ++batch) {
+            const int begin = row.batch_begin(batch), end = row.batch_begin(batch + 1);
+            row.wait(batch);
+            if (params.scale == 0.0f) multiply_by_zero(row, begin, end, fill);
+            bool any = begin < end && c.holds_any(t.position(begin));
+            if (mask) any = hide(row, begin, end, mask, mask_stride, fill);
+            if (pass == kApply || begin == end) continue;
+            mine = merge(mine, max_sum(row, begin, end, any, sign, scale * kLog2E));
         }
-        if (pass != kApply) mine = warp_max_sum(values, any, sign, scale * kLog2E);
     }
 
     MaxSum total;
     if (pass == kApply) {
-        total = c.live ? merged[row] : mine;
+        total = c.live ? merged[row_index] : mine;
     } else {
-        total = merge_across_warps(mine, t, merge);
+        total = merge_across_warps(reduce_statistic_in_warp(mine, merge), t, merge);
     }
     if (pass == kStatistics || pass == kMerge) {
-        MaxSum* result = pass == kMerge ? merged + row : statistics + row * num_chunks + chunk;
+        MaxSum* result = pass == kMerge ? merged + row_index : statistics + row_index * num_chunks + chunk;
         if (c.live && t.lane == 0) *result = total;
         return;
     }
 
     const Normalizer normalizer(total, sign, scale);
     const int64_t stride = layout.col_strides[kY];
-    const int64_t offset = row_offset(layout, kY, row) + c.first_col * stride;
+    const int64_t offset = row_offset(layout, kY, row_index) + c.first_col * stride;
     const bool log = params.log != 0;
     if (params.dtype == kFloat) {
-        write(static_cast<float*>(y) + offset, stride, values, normalizer, log);
+        write(static_cast<float*>(y) + offset, stride, row, normalizer, log);
     } else if (params.dtype == kHalf) {
-        write(static_cast<half*>(y) + offset, stride, values, normalizer, log);
+        write(static_cast<half*>(y) + offset, stride, row, normalizer, log);
     } else {
-        write(static_cast<bf16*>(y) + offset, stride, values, normalizer, log);
+        write(static_cast<bf16*>(y) + offset, stride, row, normalizer, log);
     }
 }

@@ -31,23 +31,28 @@ def log_softmax(
 
 
 def _parts(x: Any, axis: int, mask: Any, scale: Any) -> tuple[Any, Any, Any, Any]:
-    """s - max s, what is kept, the sum of exp(s - max s) over it, and where nothing is."""
+    """s - max s, what is kept, the sum of exp(s - max s) over it, and where nothing is (sum 1)."""
     xp = namespace(x)
     score = x.astype(np.float64) * (1.0 if scale is None else float(scale))
     keep = xp.broadcast_to(xp.asarray(True if mask is None else mask), x.shape)
-    score = score - xp.max(xp.where(keep, score, -np.inf), axis=axis, keepdims=True)
+    empty = ~xp.any(keep, axis=axis, keepdims=True)
+    if x.size == 0:
+        return score, keep, xp.ones_like(empty, dtype=np.float64), empty
+    top = xp.max(xp.where(keep, score, -np.inf), axis=axis, keepdims=True)
+    score = score - xp.where(empty, 0.0, top)
     sums = xp.sum(xp.where(keep, xp.exp(score), 0.0), axis=axis, keepdims=True)
-    return score, keep, sums, ~xp.any(keep, axis=axis, keepdims=True)
+    return score, keep, xp.where(empty, 1.0, sums), empty
 
 
 def _depth(num_cols: int) -> tuple[int, int]:
     """(additions, rescalings) that a term of a row's sum passes through, at most.
 
-    row.cuh: a thread adds up to 64 elements, a warp's tree adds 6 levels; warps, blocks and chunks are
-    merged with a rescaling each time, chunks one after another when a row has more than lanes.
+    softmax.cu: a thread adds up to 64 elements of a batch, then merges 4 batches; trees merge up to 64
+    lanes, 16 warps and 16 blocks (6 + 4 + 4 levels), and for split rows once more chunks, one after
+    another when there are more of them than lanes.  Each merge may rescale.
     """
-    merges = min(num_cols, 24 + num_cols // 8192)
-    return min(num_cols, 64 + 6) + merges, merges
+    merges = min(num_cols, 4 + 2 * (6 + 4) + 4 + num_cols // 8192)
+    return min(num_cols, 64) + merges, merges
 
 
 def _errors(

@@ -29,12 +29,15 @@ class UnavailableError(RuntimeError):
 class Kernel(Protocol):
     """A compiled variant, loaded."""
 
-    def __call__(self, grid: int, args: tuple[Any, ...]) -> None:
-        """Launch `grid` blocks.  On a GPU: on CuPy's current stream, without waiting.
+    def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
+        """Launch `grid` blocks with `shared_bytes` of dynamic shared memory each.
+
+        On a GPU: on CuPy's current stream, without waiting.
 
         args, in the kernel's order: arrays of the target (their pointer), None (a null pointer),
         numpy scalars (by value, so the type is exact) and structs from `by_value`.
         """
+
 
 
 class Target(Protocol):

@@ -59,18 +59,20 @@ class CudaKernel:
     """A loaded variant."""
 
     def __init__(self, cupy: Any, function: Any, variant: Variant):
-        if variant.shared_bytes > 48 * 1024:
-            function.max_dynamic_shared_size_bytes = variant.shared_bytes
+        self._function = function
         self._launch = function.kernel
         if variant.cluster_size > 8:
             cupy.cuda.driver.funcSetAttribute(
                 self._launch.ptr, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1
             )
         self._block = (variant.num_threads, 1, 1)
-        self._shared_bytes = variant.shared_bytes
+        self._max_shared_bytes = 48 * 1024
 
-    def __call__(self, grid: int, args: tuple[Any, ...]) -> None:
-        self._launch((grid, 1, 1), self._block, args, self._shared_bytes)
+    def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
+        if shared_bytes > self._max_shared_bytes:
+            self._function.max_dynamic_shared_size_bytes = shared_bytes
+            self._max_shared_bytes = shared_bytes
+        self._launch((grid, 1, 1), self._block, args, shared_bytes)
 
 
 @contextmanager

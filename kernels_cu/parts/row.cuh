@@ -1,4 +1,6 @@
-// A row of any strided array, read once into shared memory and held there for all passes over it.
+// A row of any strided array, read once: asynchronous copies bring it into shared memory, where it stays
+// for all passes over it.  Neither the bytes under way nor the row itself need registers, so that many
+// blocks run at once and their loads, arithmetic and stores overlap.
 //
 // kThreadsPerRow threads (of each of kClusterSize blocks) share one row; a block holds kNumThreads /
 // kThreadsPerRow rows.  A row is made of vectors of kVectorWidth elements, and each thread only ever
@@ -103,47 +105,64 @@ struct RowStorage {
     Vector<T, kVectorWidth> vectors[kMaxVectors][kNumThreads];
 };
 
-// One thread's part of a row: vectors_per_thread vectors in shared memory.
+// One thread's part of a row: `count` vectors in shared memory.
 template <class T>
 struct RowVectors {
     RowStorage<T>& storage;
     const RowThread& thread;
     const RowChunk& chunk;
-    const int vectors_per_thread;
+    const int count;
 
     DEVICE Vector<T, kVectorWidth>& operator[](int i) const {
         return storage.vectors[i][threadIdx.x];
     }
 
-    // p: the element at position 0.  Places outside the row become `fill`.
+    // The copies come in kBatches groups, so that work on the first overlaps those on their way.
+    static constexpr int kBatches = 4;
+    DEVICE int batch_begin(int batch) const {
+        const int begin = batch * ((count + kBatches - 1) / kBatches);
+        return begin < count ? begin : count;
+    }
+
+    // Starts all copies.  p: the element at position 0.  Places outside the row become `fill`.
     DEVICE void load(const T* p, int64_t stride, T fill) const {
-        if constexpr (kVectorWidth > 1) {
-            for (int i = 0; i < vectors_per_thread; ++i) {
+        for (int batch = 0; batch < kBatches; ++batch) {
+            const int end = batch_begin(batch + 1);
+            for (int i = batch_begin(batch); i < end; ++i) {
                 const int position = thread.position(i);
-                if (chunk.holds_all(position)) {
+                if (kVectorWidth > 1 && chunk.holds_all(position)) {
                     copy_async<kVectorWidth * sizeof(T)>(&(*this)[i], p + position);
-                } else {
+                } else if (kVectorWidth > 1) {
                     load_elements(i, p, stride, fill);
+                } else {
+                    i = load_several(i, end, p, stride, fill);
                 }
             }
             copy_async_commit();
-            copy_async_wait<0>();
-        } else {
-            // Several loads under way before the first store to shared memory waits for one.
-            constexpr int kBatch = 8;
-            for (int i = 0; i < vectors_per_thread; i += kBatch) {
-                T values[kBatch];
-#pragma unroll
-                for (int j = 0; j < kBatch; ++j) {
-                    const int position = thread.position(i + j);
-                    values[j] = chunk.holds(position) ? p[step(position, stride)] : fill;
-                }
-#pragma unroll
-                for (int j = 0; j < kBatch; ++j) {
-                    if (i + j < vectors_per_thread) (*this)[i + j].from_elements({values[j]});
-                }
-            }
         }
+    }
+    // Waits for this thread's copies of the batches up to `batch`.
+    DEVICE void wait(int batch) const {
+        if (batch == 0) copy_async_wait<kBatches - 1>();
+        if (batch == 1) copy_async_wait<kBatches - 2>();
+        if (batch == 2) copy_async_wait<kBatches - 3>();
+        if (batch == 3) copy_async_wait<kBatches - 4>();
+    }
+    // Several loads under way before the first store to shared memory waits for one; returns the last.
+    DEVICE int load_several(int first, int end, const T* p, int64_t stride, T fill) const {
+        constexpr int kLoads = 8;
+        T values[kLoads];
+#pragma unroll
+        for (int j = 0; j < kLoads; ++j) {
+            const int position = thread.position(first + j);
+            const bool held = first + j < end && chunk.holds(position);
+            values[j] = held ? p[step(position, stride)] : fill;
+        }
+#pragma unroll
+        for (int j = 0; j < kLoads; ++j) {
+            if (first + j < end) (*this)[first + j].fill(values[j]);
+        }
+        return first + kLoads - 1;
     }
     DEVICE void load_elements(int i, const T* p, int64_t stride, T fill) const {
         const int position = thread.position(i);
@@ -219,12 +238,6 @@ DEVICE Statistic reduce_statistic_in_warp(Statistic s, Merge merge) {
     return s;
 }
 
-// A cluster's blocks must all have started before one writes into another's shared memory: call this
-// first in a kernel that calls merge_across_warps.
-DEVICE void announce_to_cluster() {
-    if constexpr (kClusterSize > 1) cluster_arrive();
-}
-
 // parts[0..kCount) merged pairwise, a tree of fixed shape: a term passes log2(kCount) merges.
 template <int kCount, class Statistic, class Merge>
 DEVICE Statistic merge_tree(const Statistic* parts, Merge merge) {
@@ -236,38 +249,35 @@ DEVICE Statistic merge_tree(const Statistic* parts, Merge merge) {
     }
 }
 
-// Merges what the warps of a row hold, in the block and across the cluster.  A statistic is a struct of
-// floats.  Call once per kernel: the shared array is not fenced against a second use.
+// A cluster's blocks must all have started before one writes into another's shared memory: call this
+// first in a kernel that calls merge_across_warps.
+DEVICE void announce_to_cluster() {
+    if constexpr (kClusterSize > 1) cluster_arrive();
+}
+
+// Merges what the warps of a row hold, in the block and then across the cluster; every thread gets it.
+// A statistic is a struct of floats.  Call once per kernel: the shared arrays are not fenced against
+// a second use.
 template <class Statistic, class Merge>
 DEVICE Statistic merge_across_warps(const Statistic& mine, const RowThread& t, Merge merge) {
-    constexpr int kParts = kWarpsPerRow * kClusterSize;
-    if constexpr (kParts == 1) return mine;
-    SHARED(Statistic, parts, [kRowsPerBlock][kParts]);
-    const int warp = kLanesAcrossRows ? t.lane * kRowsPerWarp / kWarpSize : t.lane / kWarpSize;
-    const int lane = lane_id() / kFirstLaneBit;  // among this warp's lanes of the row
-    if constexpr (kClusterSize == 1) {
-        if (lane == 0) parts[t.row_in_block][warp] = mine;
-        sync_block();
-    } else {
-        // Every warp writes into every block's array, so that one barrier serves block and cluster.
-        cluster_wait();
-        Statistic* slot = &parts[t.row_in_block][t.rank * kWarpsPerRow + warp];
-        for (int i = lane; i < kClusterSize; i += kWarpSize / kRowsPerWarp) {
-            *cluster_shared(slot, i) = mine;
+    Statistic total = mine;
+    if constexpr (kWarpsPerRow > 1) {
+        SHARED(Statistic, by_warp, [kRowsPerBlock][kWarpsPerRow]);
+        const int warp = kLanesAcrossRows ? t.lane * kRowsPerWarp / kWarpSize : t.lane / kWarpSize;
+        if (lane_id() / kFirstLaneBit % (kLastLaneBit / kFirstLaneBit) == 0) {
+            by_warp[t.row_in_block][warp] = mine;
         }
+        sync_block();
+        total = merge_tree<kWarpsPerRow>(by_warp[t.row_in_block], merge);
+    }
+    if constexpr (kClusterSize > 1) {
+        SHARED(Statistic, by_block, [kRowsPerBlock][kClusterSize]);
+        cluster_wait();
+        Statistic* slot = &by_block[t.row_in_block][t.rank];
+        for (int i = t.lane; i < kClusterSize; i += kThreadsPerRow) *cluster_shared(slot, i) = total;
         cluster_arrive();
         cluster_wait();
+        total = merge_tree<kClusterSize>(by_block[t.row_in_block], merge);
     }
-    if constexpr (kRowsPerWarp > 1) {
-        return merge_tree<kParts>(parts[t.row_in_block], merge);
-    } else {
-        constexpr int kPerLane = kParts > kWarpSize ? kParts / kWarpSize : 1;
-        Statistic total =
-            merge_tree<kPerLane>(&parts[t.row_in_block][lane * kPerLane % kParts], merge);
-#pragma unroll
-        for (int bit = 1; bit < kParts / kPerLane; bit *= 2) {
-            total = merge(total, shuffle_statistic(total, bit));
-        }
-        return total;
-    }
+    return total;
 }

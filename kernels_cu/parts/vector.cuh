@@ -13,6 +13,37 @@ struct Vector {
         return values[i % kPerAccess];
     }
 
+    DEVICE void fill(T value) {
+        T values[kWidth];
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) values[i] = value;
+        from_elements(values);
+    }
+
+    // The larger of both, element by element, with the signs that `flip` flips in `other`.
+    DEVICE void take_larger(const Vector& other, bool flip) {
+        constexpr bool kPairs = sizeof(T) == 2 && kAccess >= 4;
+        if constexpr (kPairs) {
+            const uint32_t signs = flip ? 0x80008000u : 0u;
+#pragma unroll
+            for (int i = 0; i < kAccesses; ++i) {
+#pragma unroll
+                for (int j = 0; j < kAccess / 4; ++j) {
+                    uint32_t& word = bytes[i].words[j];
+                    word = maximum_pair<T>(word, other.bytes[i].words[j] ^ signs);
+                }
+            }
+        } else {
+            T larger[kWidth];
+#pragma unroll
+            for (int i = 0; i < kWidth; ++i) {
+                const float y = other[i];
+                larger[i] = from_float<T>(maximum((*this)[i], flip ? -y : y));
+            }
+            from_elements(larger);
+        }
+    }
+
     // p is aligned to min(16, kWidth * sizeof(T)) bytes.
     DEVICE void load(const T* p) {
 #pragma unroll

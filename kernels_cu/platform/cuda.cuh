@@ -71,6 +71,10 @@ DEVICE T from_float(float x) {
         return T(x);
     }
 }
+template <class T> struct PairOf;
+template <> struct PairOf<half> { using Type = __half2; };
+template <> struct PairOf<bf16> { using Type = __nv_bfloat162; };
+
 // Two numbers in one register, `low` in the lower half.
 template <class T>
 DEVICE uint32_t pack(float low, float high) {
@@ -84,6 +88,12 @@ DEVICE uint32_t pack(float low, float high) {
 
 // The larger of two; a NaN is ignored if the other is a number.
 DEVICE float maximum(float a, float b) { return fmaxf(a, b); }
+// The same for two pairs of 16-bit numbers (see pack).
+template <class T>
+DEVICE uint32_t maximum_pair(uint32_t a, uint32_t b) {
+    using Pair = typename PairOf<T>::Type;
+    return bit_cast<uint32_t>(__hmax2(bit_cast<Pair>(a), bit_cast<Pair>(b)));
+}
 // 2^x within 2 ulp over the whole range (PTX ISA, ex2.approx.ftz.f32); subnormals are zero.
 DEVICE float exp2_approx(float x) {
     float y;
