@@ -22,9 +22,10 @@ class RowConfig:
     """How the threads of a block share rows (the constants of row.cuh).
 
     num_threads threads per block, threads_per_row of them on one row, which they walk in vectors of
-    vector_width elements, up to vectors_per_thread each; cluster_size blocks on one row.
-    lanes_across_rows: neighbouring threads on neighbouring rows.  split_rows: rows of any length, cut
-    into chunks, in three launches.
+    vector_width elements, vectors_per_thread each; cluster_size blocks on one row.  min_blocks blocks
+    fit a multiprocessor, which caps the registers.  in_registers: results of one pass stay in registers
+    for the next.  lanes_across_rows: neighbouring threads on neighbouring rows.  split_rows: rows of any
+    length, cut into chunks, in three launches.
     """
 
     num_threads: int
@@ -32,6 +33,8 @@ class RowConfig:
     vector_width: int
     vectors_per_thread: int
     cluster_size: int = 1
+    min_blocks: int = 1
+    in_registers: bool = False
     lanes_across_rows: bool = False
     split_rows: bool = False
 
@@ -40,35 +43,24 @@ class RowConfig:
         return self.num_threads // self.threads_per_row
 
     @property
-    def step(self) -> int:
-        """The elements of a row that one vector of each of its threads makes."""
-        return self.cluster_size * self.threads_per_row * self.vector_width
+    def chunk(self) -> int:
+        """The elements of a row that one block or cluster holds."""
+        vectors = self.cluster_size * self.threads_per_row * self.vectors_per_thread
+        return vectors * self.vector_width
 
-    @property
-    def max_chunk(self) -> int:
-        """The elements of a row that one block or cluster can hold."""
-        return self.step * self.vectors_per_thread
-
-    @property
-    def min_blocks(self) -> int:
-        """Blocks that a multiprocessor must hold: 1536 threads, so at most 40 registers each."""
-        return 1536 // self.num_threads
-
-    def vectors_needed(self, num_elements: int) -> int:
-        """Vectors per thread for a row of `num_elements`, or for its chunks."""
-        return min(self.vectors_per_thread, -(-num_elements // self.step))
-
-    def shared_bytes(self, num_vectors: int, itemsize: int) -> int:
-        """Dynamic shared memory of a block with `num_vectors` per thread, in bytes."""
-        return num_vectors * self.num_threads * self.vector_width * itemsize
+    def shared_bytes(self, itemsize: int) -> int:
+        """Dynamic shared memory of a block, in bytes (row.cuh: RowStorage)."""
+        return self.num_threads * self.vectors_per_thread * self.vector_width * itemsize
 
     @property
     def constants(self) -> tuple[tuple[str, int], ...]:
         return (
             ("kThreadsPerRow", self.threads_per_row),
             ("kVectorWidth", self.vector_width),
+            ("kVectorsPerThread", self.vectors_per_thread),
             ("kLanesAcrossRows", self.lanes_across_rows),
             ("kSplitRows", self.split_rows),
+            ("kInRegisters", self.in_registers),
         )
 
 
@@ -119,7 +111,7 @@ def row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
                 vector_width,
                 elements // vector_width,
                 cluster_size,
-                across,
+                lanes_across_rows=across,
             )
             for num_threads, threads_per_row, elements, cluster_size in table
             if cluster_size <= limit
@@ -137,7 +129,7 @@ def admissible_configs(arch: str, itemsize: int, layout: RowLayout) -> tuple[Row
         for config in row_configs(arch, itemsize)
         if config.lanes_across_rows == layout.lanes_across_rows
         and (config.vector_width > 1) == layout.vectors
-        and (config.split_rows or config.max_chunk >= needed)
+        and (config.split_rows or config.chunk >= needed)
     )
 
 

@@ -34,10 +34,10 @@ _PARAMS = np.dtype(  # softmax.cu: SoftmaxParams
     [
         ("layout", layout_dtype(3)),
         ("num_chunks", np.int64),
-        ("vectors_per_thread", np.int32),
         ("scale", np.float32),
         ("dtype", np.int32),
         ("log", np.int32),
+        ("padding", np.int32),
     ]
 )
 
@@ -138,14 +138,11 @@ def _plan(
         return None
     x_dtype, y_dtype = dtypes_
     config = config or choose_config(target.arch, x_dtype.itemsize, layout)
-    num_elements = layout.num_cols + layout.max_head
-    num_vectors = config.vectors_needed(num_elements)
-    num_chunks = -(-num_elements // (config.step * num_vectors))
+    num_chunks = -(-(layout.num_cols + layout.max_head) // config.chunk)
     num_groups = -(-layout.num_rows // config.rows_per_block)
     params = np.zeros((), _PARAMS)
     params["layout"] = layout.struct()
     params["num_chunks"] = num_chunks
-    params["vectors_per_thread"] = num_vectors
     params["scale"] = scale
     params["dtype"] = _DTYPE_CODES[y_dtype]
     params["log"] = log
@@ -156,7 +153,7 @@ def _plan(
         split=config.split_rows,
         grid=num_groups * num_chunks * config.cluster_size,
         merge_grid=num_groups,
-        shared_bytes=config.shared_bytes(num_vectors, x_dtype.itemsize),
+        shared_bytes=config.shared_bytes(x_dtype.itemsize),
         params=by_value(params),
     )
 
@@ -196,7 +193,7 @@ def _run(
             statistics = xp.empty(plan.num_rows * (plan.num_chunks + 1), np.complex64)
             args = (x, mask, y, statistics, plan.params)
             plan.kernel(plan.grid, (*args, _STATISTICS), plan.shared_bytes)
-            plan.kernel(plan.merge_grid, (*args, _MERGE))
+            plan.kernel(plan.merge_grid, (*args, _MERGE), plan.shared_bytes)
             plan.kernel(plan.grid, (*args, _APPLY), plan.shared_bytes)
     return y
 

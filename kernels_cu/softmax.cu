@@ -7,9 +7,12 @@
 //   dtype   of y, which need not be Element.
 // The scale multiplies after the subtraction, so that 3e38 gives no inf - inf.  Exponents are in base
 // 2: exp(s - max s) = exp2((x - x_max) * scale * log2(e)), x_max the x of the largest score.
-// Constants: Element, kThreadsPerRow, kVectorWidth, kLanesAcrossRows, kSplitRows.
+// kInRegisters: a thread keeps exp(s - its warp's max s) in registers until the row's sum is known,
+// which spares the second exponential and costs occupancy: it pays for short rows.
+// Constants: Element, kThreadsPerRow, kVectorWidth, kVectorsPerThread, kLanesAcrossRows, kSplitRows,
+// kInRegisters.
 // Launch: grid (ceil(rows / kRowsPerBlock) * chunks * kClusterSize), block (kNumThreads), dynamic
-// shared memory vectors_per_thread * kNumThreads vectors.
+// shared memory sizeof(RowStorage<Element>).
 #include "parts/math.cuh"
 #include "parts/max_sum.cuh"
 #include "parts/row.cuh"
@@ -21,21 +24,20 @@ enum DType { kHalf, kBf16, kFloat };
 struct SoftmaxParams {
     RowLayout<kOperands> layout;
     int64_t num_chunks;
-    int32_t vectors_per_thread;
     float scale;
     int32_t dtype;
     int32_t log;  // nonzero: log_softmax
+    int32_t padding;
 };
 
 using Row = RowVectors<Element>;
 
-// What the mask hides in vectors [begin, end) becomes `fill`; true when this thread keeps anything
-// there.  mask: at position 0.
-DEVICE bool hide(const Row& row, int begin, int end, const uint8_t* mask, int64_t stride,
-                 Element fill) {
+// What the mask hides becomes `fill`; true when this thread keeps anything.  mask: at position 0.
+DEVICE bool hide(const Row& row, const uint8_t* mask, int64_t stride, Element fill) {
     const bool aligned = stride == 1 && reinterpret_cast<uintptr_t>(mask) % kVectorWidth == 0;
     bool any = false;
-    for (int i = begin; i < end; ++i) {
+#pragma unroll 1
+    for (int i = 0; i < kVectorsPerThread; ++i) {
         const int position = row.thread.position(i);
         Element values[kVectorWidth];
         Vector<uint8_t, kVectorWidth> keep;
@@ -55,8 +57,9 @@ DEVICE bool hide(const Row& row, int begin, int end, const uint8_t* mask, int64_
 }
 
 // A scale of 0 makes equal scores of all finite x, and NaN of the rest.
-DEVICE void multiply_by_zero(const Row& row, int begin, int end, Element fill) {
-    for (int i = begin; i < end; ++i) {
+DEVICE void multiply_by_zero(const Row& row, Element fill) {
+#pragma unroll 1
+    for (int i = 0; i < kVectorsPerThread; ++i) {
         const int position = row.thread.position(i);
         Element values[kVectorWidth];
 #pragma unroll
@@ -68,63 +71,96 @@ DEVICE void multiply_by_zero(const Row& row, int begin, int end, Element fill) {
     }
 }
 
-// The MaxSum of this thread's vectors [begin, end), of which it keeps something or not.
-DEVICE MaxSum max_sum(const Row& row, int begin, int end, bool any, float sign,
-                      float exponent_scale) {
+constexpr int kUnroll = kInRegisters ? kVectorsPerThread : 2;
+
+struct Exponentials {
+    float values[kInRegisters ? kVectorsPerThread : 1][kVectorWidth];
+};
+
+// The largest score of this warp's part of the row, in units of sign * x; every lane of the row gets it.
+DEVICE float warp_max(const Row& row, bool any, float sign) {
     Vector<Element, kVectorWidth> larger;
     larger.fill(from_float<Element>(-kInfinity));
-#pragma unroll 2
-    for (int i = begin; i < end; ++i) larger.take_larger(row[i], sign < 0.0f);
+#pragma unroll kUnroll
+    for (int i = 0; i < kVectorsPerThread; ++i) larger.take_larger(row[i], sign < 0.0f);
     float max = any ? -kLargestFloat : -kInfinity;
 #pragma unroll
     for (int j = 0; j < kVectorWidth; ++j) max = maximum(max, larger[j]);
-    const float x_max = max == -kInfinity ? 0.0f : sign * max;
+    return reduce_in_warp(max, Max());
+}
+
+// The warp's sum of exp2((x - x_max) * exponent_scale).
+DEVICE float warp_sum(const Row& row, float x_max, float exponent_scale,
+                      Exponentials& exponentials) {
     float sum = 0.0f;
-#pragma unroll 2
-    for (int i = begin; i < end; ++i) {
+#pragma unroll kUnroll
+    for (int i = 0; i < kVectorsPerThread; ++i) {
         const Vector<Element, kVectorWidth> x = row[i];
         float part = 0.0f;
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) {
-            part += exp2_approx((x[j] - x_max) * exponent_scale);
+            const float exponential = exp2_approx((x[j] - x_max) * exponent_scale);
+            part += exponential;
+            if constexpr (kInRegisters) exponentials.values[i][j] = exponential;
         }
         sum += part;
     }
-    return {max, sum};
+    return reduce_in_warp(sum, Sum());
 }
 
-// What the row's MaxSum makes of an element.  Nothing kept: zero, or -inf of the logarithm.  Nothing but
+// What a row's MaxSum makes of an element.  Nothing kept: zero, or -inf of the logarithm.  Nothing but
 // -inf kept, or a NaN: NaN.
 struct Normalizer {
     float x_max, scale, exponent_scale, factor, log_sum;
 
-    DEVICE Normalizer(const MaxSum& total, float sign, float scale)
+    // kept_max: what kept exponentials are relative to, in units of sign * x.
+    DEVICE Normalizer(const MaxSum& total, float kept_max, float sign, float scale, bool log)
         : x_max(0.0f), scale(scale), exponent_scale(scale * kLog2E), factor(0.0f), log_sum(0.0f) {
         if (total.max == -kInfinity) return;
         const bool proper = total.sum > 0.0f;  // false for NaN
         x_max = sign * total.max;
-        factor = proper ? 1.0f / total.sum : kInfinity - kInfinity;
-        log_sum = proper ? log_accurate(total.sum) : kInfinity - kInfinity;
+        if (log) {
+            log_sum = proper ? log_accurate(total.sum) : kInfinity - kInfinity;
+        } else {
+            factor = proper ? 1.0f / total.sum : kInfinity - kInfinity;
+            if (kInRegisters) factor *= exp2_approx((kept_max - total.max) * sign * exponent_scale);
+        }
     }
-    DEVICE float softmax(float x) const {
-        return exp2_approx((x - x_max) * exponent_scale) * factor;
-    }
-    DEVICE float log_softmax(float x) const { return (x - x_max) * scale - log_sum; }
 };
 
-template <class Out>
-DEVICE void write(Out* y, int64_t stride, const Row& row, const Normalizer& normalizer, bool log) {
-#pragma unroll 2
-    for (int i = 0; i < row.count; ++i) {
+template <bool kLog, class Out>
+DEVICE void write(Out* y, int64_t stride, const Row& row, const Exponentials& exponentials,
+                  const Normalizer& n) {
+#pragma unroll kUnroll
+    for (int i = 0; i < kVectorsPerThread; ++i) {
         const int position = row.thread.position(i);
         if (!row.chunk.holds_any(position)) continue;
-        const Vector<Element, kVectorWidth> x = row[i];
         float values[kVectorWidth];
+        if constexpr (kInRegisters && !kLog) {
 #pragma unroll
-        for (int j = 0; j < kVectorWidth; ++j) {
-            values[j] = log ? normalizer.log_softmax(x[j]) : normalizer.softmax(x[j]);
+            for (int j = 0; j < kVectorWidth; ++j) {
+                values[j] = exponentials.values[i][j] * n.factor;
+            }
+        } else {
+            const Vector<Element, kVectorWidth> x = row[i];
+#pragma unroll
+            for (int j = 0; j < kVectorWidth; ++j) {
+                const float distance = x[j] - n.x_max;
+                values[j] = kLog ? distance * n.scale - n.log_sum
+                                 : exp2_approx(distance * n.exponent_scale) * n.factor;
+            }
         }
         store_row_vector(y, stride, position, row.chunk, values);
+    }
+}
+
+template <class Out>
+DEVICE void write(Out* y, int64_t stride, const Row& row, const Exponentials& exponentials,
+                  const Normalizer& normalizer, bool log) {
+    if (log) {
+        write<true>(y, stride, row, exponentials, normalizer);
+    } else {
+        write<false>(y, stride, row, exponentials, normalizer);
     }
 }
 
@@ -141,64 +177,62 @@ KERNEL void softmax(const Element* x, const uint8_t* mask, void* y, MaxSum* stat
     const int64_t chunk = by_chunk ? group % num_chunks : 0;
 
     const RowThread t = RowThread::here();
-    const int chunk_size =
-        params.vectors_per_thread * kClusterSize * kThreadsPerRow * kVectorWidth;
     const int64_t row_index = row_group * kRowsPerBlock + t.row_in_block;
     const Element* x_row = x + row_offset(layout, kX, row_index);
-    const RowChunk c =
-        row_chunk(x_row, row_index, layout.num_rows, layout.num_cols, chunk, chunk_size);
-    MaxSum* merged = statistics + layout.num_rows * num_chunks;
+    const RowChunk c = row_chunk(x_row, row_index, layout.num_rows, layout.num_cols, chunk);
+    MaxSum* chunks = statistics + row_index * num_chunks;
+    MaxSum* merged = statistics + layout.num_rows * num_chunks + row_index;
 
     const float sign = params.scale < 0.0f ? -1.0f : 1.0f;
     const float scale = params.scale == 0.0f ? 1.0f : params.scale;
     const MergeMaxSum merge{sign * scale * kLog2E};
 
-    const Row row{storage, t, c, params.vectors_per_thread};
+    const Row row{storage, t, c};
+    Exponentials exponentials;
     MaxSum mine{-kInfinity, 0.0f};
     if (pass == kMerge) {
-        if (c.live) {
-            for (int64_t i = t.lane; i < num_chunks; i += kThreadsPerRow) {
-                mine = merge(mine, statistics[row_index * num_chunks + i]);
-            }
+        for (int64_t i = t.lane; c.live && i < num_chunks; i += kThreadsPerRow) {
+            mine = merge(mine, chunks[i]);
         }
+        mine = merge.across_lanes(mine, kFirstLaneBit, kLastLaneBit);
     } else {
         const Element fill = from_float<Element>(-sign * kInfinity);
         const int64_t x_stride = layout.col_strides[kX];
-        const int64_t mask_stride = layout.col_strides[kMask];
-        if (mask) mask += row_offset(layout, kMask, row_index) + c.first_col * mask_stride;
         row.load(x_row + c.first_col * x_stride, x_stride, fill);
-        for (int batch = 0; batch < Row::kBatches; ++batch) {
-            const int begin = row.batch_begin(batch), end = row.batch_begin(batch + 1);
-            row.wait(batch);
-            if (params.scale == 0.0f) multiply_by_zero(row, begin, end, fill);
-            bool any = begin < end && c.holds_any(t.position(begin));
-            if (mask) any = hide(row, begin, end, mask, mask_stride, fill);
-            if (pass == kApply || begin == end) continue;
-            mine = merge(mine, max_sum(row, begin, end, any, sign, scale * kLog2E));
+        if (params.scale == 0.0f) multiply_by_zero(row, fill);
+        bool any = c.holds_any(t.position(0));
+        if (mask) {
+            const int64_t stride = layout.col_strides[kMask];
+            const int64_t offset = row_offset(layout, kMask, row_index) + c.first_col * stride;
+            any = hide(row, mask + offset, stride, fill);
+        }
+        mine.max = pass != kApply ? warp_max(row, any, sign) : c.live ? merged->max : -kInfinity;
+        if (pass != kApply || kInRegisters) {
+            const float x_max = mine.max == -kInfinity ? 0.0f : sign * mine.max;
+            mine.sum = warp_sum(row, x_max, scale * kLog2E, exponentials);
         }
     }
 
-    MaxSum total;
+    MaxSum total = mine;
     if (pass == kApply) {
-        total = c.live ? merged[row_index] : mine;
+        if (c.live) total = *merged;
     } else {
-        total = merge_across_warps(reduce_statistic_in_warp(mine, merge), t, merge);
+        total = merge_across_warps(mine, t, merge);
     }
     if (pass == kStatistics || pass == kMerge) {
-        MaxSum* result = pass == kMerge ? merged + row_index : statistics + row_index * num_chunks + chunk;
-        if (c.live && t.lane == 0) *result = total;
+        if (c.live && t.lane == 0) (pass == kMerge ? *merged : chunks[chunk]) = total;
         return;
     }
 
-    const Normalizer normalizer(total, sign, scale);
+    const bool log = params.log != 0;
+    const Normalizer normalizer(total, mine.max, sign, scale, log);
     const int64_t stride = layout.col_strides[kY];
     const int64_t offset = row_offset(layout, kY, row_index) + c.first_col * stride;
-    const bool log = params.log != 0;
     if (params.dtype == kFloat) {
-        write(static_cast<float*>(y) + offset, stride, row, normalizer, log);
+        write(static_cast<float*>(y) + offset, stride, row, exponentials, normalizer, log);
     } else if (params.dtype == kHalf) {
-        write(static_cast<half*>(y) + offset, stride, row, normalizer, log);
+        write(static_cast<half*>(y) + offset, stride, row, exponentials, normalizer, log);
     } else {
-        write(static_cast<bf16*>(y) + offset, stride, row, normalizer, log);
+        write(static_cast<bf16*>(y) + offset, stride, row, exponentials, normalizer, log);
     }
 }

@@ -10,14 +10,22 @@ struct MaxSum {
 struct MergeMaxSum {
     float exponent_scale;  // at least 0
 
-    // Symmetric, so that every lane of a butterfly gets the same bits.
+    DEVICE float rescale(float from, float to) const {
+        return from == -kInfinity ? 0.0f : exp2_approx((from - to) * exponent_scale);
+    }
     DEVICE MaxSum operator()(const MaxSum& a, const MaxSum& b) const {
-        const bool a_first = a.max >= b.max;
-        const float max = a_first ? a.max : b.max;
-        const float lower = a_first ? b.max : a.max;
-        const float large = a_first ? a.sum : b.sum;
-        const float small = a_first ? b.sum : a.sum;
-        const float factor = lower == -kInfinity ? 0.0f : exp2_approx((lower - max) * exponent_scale);
-        return {max, large + small * factor};
+        const float max = maximum(a.max, b.max);
+        return {max, a.sum * rescale(a.max, max) + b.sum * rescale(b.max, max)};
+    }
+    // The lanes that differ in the bits [begin, end); each of them gets it.  Cheaper than pairs: one
+    // exponential, whatever the number of lanes.
+    DEVICE MaxSum across_lanes(const MaxSum& mine, int begin, int end) const {
+        float max = mine.max;
+#pragma unroll
+        for (int bit = begin; bit < end; bit *= 2) max = maximum(max, shuffle_xor(max, bit));
+        float sum = mine.sum * rescale(mine.max, max);
+#pragma unroll
+        for (int bit = begin; bit < end; bit *= 2) sum += shuffle_xor(sum, bit);
+        return {max, sum};
     }
 };

@@ -1,19 +1,20 @@
 // A row of any strided array, read once: asynchronous copies bring it into shared memory, where it stays
-// for all passes over it.  Neither the bytes under way nor the row itself need registers, so that many
-// blocks run at once and their loads, arithmetic and stores overlap.
+// for all passes over it.  The bytes under way need no registers, so that many blocks run at once and
+// the loads of some overlap the arithmetic and the stores of others.
 //
 // kThreadsPerRow threads (of each of kClusterSize blocks) share one row; a block holds kNumThreads /
-// kThreadsPerRow rows.  A row is made of vectors of kVectorWidth elements, and each thread only ever
-// touches its own vectors, so that the data itself needs no barrier.
+// kThreadsPerRow rows.  A thread has kVectorsPerThread vectors of kVectorWidth elements and only ever
+// touches its own, so that the data itself needs no barrier.
 //   kVectorWidth > 1: neighbouring elements are neighbours in memory.  Rows need no alignment: `head`
 //     elements are missing from a row's first vector, so that all others are aligned, and the vectors
 //     at the row's ends move element by element.
 //   kLanesAcrossRows: neighbouring threads hold neighbouring rows (softmax over axis 0 of a C array);
 //     otherwise neighbouring threads hold neighbouring vectors of one row.
-// A row longer than a block or cluster holds is cut into chunks of `chunk_size` elements.
+// A row longer than a block or cluster holds is cut into chunks of kChunk elements.
 #include "parts/vector.cuh"
 
 constexpr int kRowsPerBlock = kNumThreads / kThreadsPerRow;
+constexpr int kChunk = kClusterSize * kThreadsPerRow * kVectorsPerThread * kVectorWidth;
 constexpr int kMaxOuterDims = 6;
 
 // Where the rows of kOperands arrays lie, in elements; the outer dims are innermost first.
@@ -76,20 +77,20 @@ DEVICE int64_t row_offset(const RowLayout<kOperands>& layout, int operand, int64
     return offset + int64_t(rest) * layout.outer_strides[operand][layout.num_outer_dims - 1];
 }
 
-// Chunk `chunk` of row `row`, of `chunk_size` elements; x_row points at the row's first element.
+// Chunk `chunk` of row `row`; x_row points at the row's first element.
 template <class T>
 DEVICE RowChunk row_chunk(const T* x_row, int64_t row, int64_t num_rows, int64_t num_cols,
-                          int64_t chunk, int chunk_size) {
+                          int64_t chunk) {
     int head = 0;
     if constexpr (kVectorWidth > 1) {
         head = int(reinterpret_cast<uintptr_t>(x_row) / sizeof(T) % kVectorWidth);
     }
     RowChunk c;
     c.live = row < num_rows;
-    c.first_col = chunk * chunk_size - head;
+    c.first_col = chunk * kChunk - head;
     const int64_t high = num_cols - c.first_col;
     c.low = chunk == 0 ? head : 0;
-    c.high = !c.live ? 0 : high < chunk_size ? int(high) : chunk_size;
+    c.high = !c.live ? 0 : high < kChunk ? int(high) : kChunk;
     return c;
 }
 
@@ -98,71 +99,52 @@ DEVICE int64_t step(int position, int64_t stride) {
     return kVectorWidth > 1 ? position : position * stride;
 }
 
-// The vectors of a block's rows in dynamic shared memory, of which a launch has as many as it needs.
+// A block's rows in shared memory, one column of vectors for each thread.
 template <class T>
 struct RowStorage {
-    static constexpr int kMaxVectors = 232448 / (kNumThreads * kVectorWidth * int(sizeof(T)));
-    Vector<T, kVectorWidth> vectors[kMaxVectors][kNumThreads];
+    Vector<T, kVectorWidth> vectors[kVectorsPerThread][kNumThreads];
 };
 
-// One thread's part of a row: `count` vectors in shared memory.
+// One thread's part of a row in shared memory.
 template <class T>
 struct RowVectors {
     RowStorage<T>& storage;
     const RowThread& thread;
     const RowChunk& chunk;
-    const int count;
 
     DEVICE Vector<T, kVectorWidth>& operator[](int i) const {
         return storage.vectors[i][threadIdx.x];
     }
 
-    // The copies come in kBatches groups, so that work on the first overlaps those on their way.
-    static constexpr int kBatches = 4;
-    DEVICE int batch_begin(int batch) const {
-        const int begin = batch * ((count + kBatches - 1) / kBatches);
-        return begin < count ? begin : count;
-    }
-
-    // Starts all copies.  p: the element at position 0.  Places outside the row become `fill`.
+    // p: the element at position 0.  Places outside the row become `fill`.
     DEVICE void load(const T* p, int64_t stride, T fill) const {
-        for (int batch = 0; batch < kBatches; ++batch) {
-            const int end = batch_begin(batch + 1);
-            for (int i = batch_begin(batch); i < end; ++i) {
+        if constexpr (kVectorWidth > 1) {
+#pragma unroll
+            for (int i = 0; i < kVectorsPerThread; ++i) {
                 const int position = thread.position(i);
-                if (kVectorWidth > 1 && chunk.holds_all(position)) {
+                if (chunk.holds_all(position)) {
                     copy_async<kVectorWidth * sizeof(T)>(&(*this)[i], p + position);
-                } else if (kVectorWidth > 1) {
-                    load_elements(i, p, stride, fill);
                 } else {
-                    i = load_several(i, end, p, stride, fill);
+                    load_elements(i, p, stride, fill);
                 }
             }
             copy_async_commit();
-        }
-    }
-    // Waits for this thread's copies of the batches up to `batch`.
-    DEVICE void wait(int batch) const {
-        if (batch == 0) copy_async_wait<kBatches - 1>();
-        if (batch == 1) copy_async_wait<kBatches - 2>();
-        if (batch == 2) copy_async_wait<kBatches - 3>();
-        if (batch == 3) copy_async_wait<kBatches - 4>();
-    }
-    // Several loads under way before the first store to shared memory waits for one; returns the last.
-    DEVICE int load_several(int first, int end, const T* p, int64_t stride, T fill) const {
-        constexpr int kLoads = 8;
-        T values[kLoads];
+            copy_async_wait<0>();
+        } else {
+            // Several loads under way before the first store to shared memory waits for one.
+            constexpr int kBatch = kVectorsPerThread < 8 ? kVectorsPerThread : 8;
+#pragma unroll 1
+            for (int i = 0; i < kVectorsPerThread; i += kBatch) {
+                T values[kBatch];
 #pragma unroll
-        for (int j = 0; j < kLoads; ++j) {
-            const int position = thread.position(first + j);
-            const bool held = first + j < end && chunk.holds(position);
-            values[j] = held ? p[step(position, stride)] : fill;
-        }
+                for (int j = 0; j < kBatch; ++j) {
+                    const int position = thread.position(i + j);
+                    values[j] = chunk.holds(position) ? p[step(position, stride)] : fill;
+                }
 #pragma unroll
-        for (int j = 0; j < kLoads; ++j) {
-            if (first + j < end) (*this)[first + j].fill(values[j]);
+                for (int j = 0; j < kBatch; ++j) (*this)[i + j].from_elements({values[j]});
+            }
         }
-        return first + kLoads - 1;
     }
     DEVICE void load_elements(int i, const T* p, int64_t stride, T fill) const {
         const int position = thread.position(i);
@@ -208,35 +190,13 @@ DEVICE float reduce_in_warp(float value, Combine combine) {
     return value;
 }
 
-// Combines what the warps of a row hold, first in the block, then across the cluster.  A statistic is
-// a struct of floats with merge(a, b) and its identity none(); one barrier, of the widest scope needed.
+// Warps that share a row, and rows that share a warp.
 constexpr int kRowsPerWarp =
     kLanesAcrossRows ? (kRowsPerBlock < kWarpSize ? kRowsPerBlock : kWarpSize)
                      : (kThreadsPerRow < kWarpSize ? kWarpSize / kThreadsPerRow : 1);
 constexpr int kWarpsPerRow = kLanesAcrossRows ? kThreadsPerRow * kRowsPerWarp / kWarpSize
                              : kThreadsPerRow > kWarpSize ? kThreadsPerRow / kWarpSize
                                                           : 1;
-
-template <class Statistic>
-DEVICE Statistic shuffle_statistic(const Statistic& s, int mask) {
-    constexpr int kWords = sizeof(Statistic) / 4;
-    uint32_t words[kWords];
-    memcpy(words, &s, sizeof(s));
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) words[i] = shuffle_xor(words[i], mask);
-    Statistic other;
-    memcpy(&other, words, sizeof(s));
-    return other;
-}
-
-template <class Statistic, class Merge>
-DEVICE Statistic reduce_statistic_in_warp(Statistic s, Merge merge) {
-#pragma unroll
-    for (int bit = kFirstLaneBit; bit < kLastLaneBit; bit *= 2) {
-        s = merge(s, shuffle_statistic(s, bit));
-    }
-    return s;
-}
 
 // parts[0..kCount) merged pairwise, a tree of fixed shape: a term passes log2(kCount) merges.
 template <int kCount, class Statistic, class Merge>
@@ -249,6 +209,16 @@ DEVICE Statistic merge_tree(const Statistic* parts, Merge merge) {
     }
 }
 
+// kParts statistics in shared memory: one to a lane where the whole warp is on one row.
+template <int kParts, class Statistic, class Merge>
+DEVICE Statistic merge_parts(const Statistic* parts, Merge merge) {
+    if constexpr (kRowsPerWarp == 1 && kParts <= kWarpSize) {
+        return merge.across_lanes(parts[lane_id() % kParts], 1, kParts);
+    } else {
+        return merge_tree<kParts>(parts, merge);
+    }
+}
+
 // A cluster's blocks must all have started before one writes into another's shared memory: call this
 // first in a kernel that calls merge_across_warps.
 DEVICE void announce_to_cluster() {
@@ -256,8 +226,8 @@ DEVICE void announce_to_cluster() {
 }
 
 // Merges what the warps of a row hold, in the block and then across the cluster; every thread gets it.
-// A statistic is a struct of floats.  Call once per kernel: the shared arrays are not fenced against
-// a second use.
+// merge(a, b) is of two statistics, merge.across_lanes(s, begin, end) of the lanes that differ in the
+// bits [begin, end).  Call once per kernel: the shared arrays are not fenced against a second use.
 template <class Statistic, class Merge>
 DEVICE Statistic merge_across_warps(const Statistic& mine, const RowThread& t, Merge merge) {
     Statistic total = mine;
@@ -268,7 +238,7 @@ DEVICE Statistic merge_across_warps(const Statistic& mine, const RowThread& t, M
             by_warp[t.row_in_block][warp] = mine;
         }
         sync_block();
-        total = merge_tree<kWarpsPerRow>(by_warp[t.row_in_block], merge);
+        total = merge_parts<kWarpsPerRow>(by_warp[t.row_in_block], merge);
     }
     if constexpr (kClusterSize > 1) {
         SHARED(Statistic, by_block, [kRowsPerBlock][kClusterSize]);
@@ -277,7 +247,7 @@ DEVICE Statistic merge_across_warps(const Statistic& mine, const RowThread& t, M
         for (int i = t.lane; i < kClusterSize; i += kThreadsPerRow) *cluster_shared(slot, i) = total;
         cluster_arrive();
         cluster_wait();
-        total = merge_tree<kClusterSize>(by_block[t.row_in_block], merge);
+        total = merge_parts<kClusterSize>(by_block[t.row_in_block], merge);
     }
     return total;
 }
