@@ -22,10 +22,9 @@ class RowConfig:
     """How the threads of a block share rows (the constants of row.cuh).
 
     num_threads threads per block, threads_per_row of them on one row, which they walk in vectors of
-    vector_width elements, vectors_per_thread each; cluster_size blocks on one row.  min_blocks blocks
-    fit a multiprocessor, which caps the registers.  in_registers: results of one pass stay in registers
-    for the next.  lanes_across_rows: neighbouring threads on neighbouring rows.  split_rows: rows of any
-    length, cut into chunks, in three launches.
+    vector_width elements, vectors_per_thread each; cluster_size blocks on one row.
+    lanes_across_rows: neighbouring threads on neighbouring rows.  split_rows: rows of any length, cut
+    into chunks, in three launches.
     """
 
     num_threads: int
@@ -33,8 +32,6 @@ class RowConfig:
     vector_width: int
     vectors_per_thread: int
     cluster_size: int = 1
-    min_blocks: int = 1
-    in_registers: bool = False
     lanes_across_rows: bool = False
     split_rows: bool = False
 
@@ -48,6 +45,11 @@ class RowConfig:
         vectors = self.cluster_size * self.threads_per_row * self.vectors_per_thread
         return vectors * self.vector_width
 
+    @property
+    def min_blocks(self) -> int:
+        """Blocks that a multiprocessor must hold: 1536 threads, so at most 40 registers each."""
+        return 1536 // self.num_threads
+
     def shared_bytes(self, itemsize: int) -> int:
         """Dynamic shared memory of a block, in bytes (row.cuh: RowStorage)."""
         return self.num_threads * self.vectors_per_thread * self.vector_width * itemsize
@@ -60,7 +62,6 @@ class RowConfig:
             ("kVectorsPerThread", self.vectors_per_thread),
             ("kLanesAcrossRows", self.lanes_across_rows),
             ("kSplitRows", self.split_rows),
-            ("kInRegisters", self.in_registers),
         )
 
 
@@ -71,12 +72,12 @@ _VECTORS_16_BIT = (
     (128, 32, 8, 1),
     (128, 32, 32, 1),
     (128, 64, 64, 1),
-    (128, 128, 64, 1),
     (256, 256, 64, 1),
-    (256, 256, 64, 2),
-    (256, 256, 64, 4),
-    (256, 256, 64, 8),
-    (256, 256, 64, 16),
+    (512, 512, 64, 1),
+    (512, 512, 64, 2),
+    (512, 512, 64, 4),
+    (512, 512, 64, 8),
+    (512, 512, 64, 16),
 )
 _VECTORS_32_BIT = (
     (128, 2, 4, 1),
@@ -84,11 +85,11 @@ _VECTORS_32_BIT = (
     (128, 32, 4, 1),
     (128, 32, 32, 1),
     (128, 128, 32, 1),
-    (256, 256, 64, 1),
-    (256, 256, 64, 2),
-    (256, 256, 64, 4),
-    (256, 256, 64, 8),
-    (256, 256, 64, 16),
+    (512, 512, 32, 1),
+    (512, 512, 32, 2),
+    (512, 512, 32, 4),
+    (512, 512, 32, 8),
+    (512, 512, 32, 16),
 )
 _ELEMENTS = ((128, 32, 16, 1), (512, 512, 32, 1), (512, 512, 32, 16))
 _ACROSS = ((256, 8, 16, 1), (512, 16, 32, 1), (512, 16, 32, 4), (512, 16, 32, 16))

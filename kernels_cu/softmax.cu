@@ -7,10 +7,7 @@
 //   dtype   of y, which need not be Element.
 // The scale multiplies after the subtraction, so that 3e38 gives no inf - inf.  Exponents are in base
 // 2: exp(s - max s) = exp2((x - x_max) * scale * log2(e)), x_max the x of the largest score.
-// kInRegisters: a thread keeps exp(s - its warp's max s) in registers until the row's sum is known,
-// which spares the second exponential and costs occupancy: it pays for short rows.
-// Constants: Element, kThreadsPerRow, kVectorWidth, kVectorsPerThread, kLanesAcrossRows, kSplitRows,
-// kInRegisters.
+// Constants: Element, kThreadsPerRow, kVectorWidth, kVectorsPerThread, kLanesAcrossRows, kSplitRows.
 // Launch: grid (ceil(rows / kRowsPerBlock) * chunks * kClusterSize), block (kNumThreads), dynamic
 // shared memory sizeof(RowStorage<Element>).
 #include "parts/math.cuh"
@@ -71,17 +68,11 @@ DEVICE void multiply_by_zero(const Row& row, Element fill) {
     }
 }
 
-constexpr int kUnroll = kInRegisters ? kVectorsPerThread : 2;
-
-struct Exponentials {
-    float values[kInRegisters ? kVectorsPerThread : 1][kVectorWidth];
-};
-
 // The largest score of this warp's part of the row, in units of sign * x; every lane of the row gets it.
 DEVICE float warp_max(const Row& row, bool any, float sign) {
     Vector<Element, kVectorWidth> larger;
     larger.fill(from_float<Element>(-kInfinity));
-#pragma unroll kUnroll
+#pragma unroll 2
     for (int i = 0; i < kVectorsPerThread; ++i) larger.take_larger(row[i], sign < 0.0f);
     float max = any ? -kLargestFloat : -kInfinity;
 #pragma unroll
@@ -90,18 +81,15 @@ DEVICE float warp_max(const Row& row, bool any, float sign) {
 }
 
 // The warp's sum of exp2((x - x_max) * exponent_scale).
-DEVICE float warp_sum(const Row& row, float x_max, float exponent_scale,
-                      Exponentials& exponentials) {
+DEVICE float warp_sum(const Row& row, float x_max, float exponent_scale) {
     float sum = 0.0f;
-#pragma unroll kUnroll
+#pragma unroll 2
     for (int i = 0; i < kVectorsPerThread; ++i) {
         const Vector<Element, kVectorWidth> x = row[i];
         float part = 0.0f;
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) {
-            const float exponential = exp2_approx((x[j] - x_max) * exponent_scale);
-            part += exponential;
-            if constexpr (kInRegisters) exponentials.values[i][j] = exponential;
+            part += exp2_approx((x[j] - x_max) * exponent_scale);
         }
         sum += part;
     }
@@ -113,8 +101,7 @@ DEVICE float warp_sum(const Row& row, float x_max, float exponent_scale,
 struct Normalizer {
     float x_max, scale, exponent_scale, factor, log_sum;
 
-    // kept_max: what kept exponentials are relative to, in units of sign * x.
-    DEVICE Normalizer(const MaxSum& total, float kept_max, float sign, float scale, bool log)
+    DEVICE Normalizer(const MaxSum& total, float sign, float scale, bool log)
         : x_max(0.0f), scale(scale), exponent_scale(scale * kLog2E), factor(0.0f), log_sum(0.0f) {
         if (total.max == -kInfinity) return;
         const bool proper = total.sum > 0.0f;  // false for NaN
@@ -123,44 +110,35 @@ struct Normalizer {
             log_sum = proper ? log_accurate(total.sum) : kInfinity - kInfinity;
         } else {
             factor = proper ? 1.0f / total.sum : kInfinity - kInfinity;
-            if (kInRegisters) factor *= exp2_approx((kept_max - total.max) * sign * exponent_scale);
         }
     }
 };
 
 template <bool kLog, class Out>
-DEVICE void write(Out* y, int64_t stride, const Row& row, const Exponentials& exponentials,
-                  const Normalizer& n) {
-#pragma unroll kUnroll
+DEVICE void write(Out* y, int64_t stride, const Row& row, const Normalizer& n) {
+#pragma unroll 2
     for (int i = 0; i < kVectorsPerThread; ++i) {
         const int position = row.thread.position(i);
         if (!row.chunk.holds_any(position)) continue;
         float values[kVectorWidth];
-        if constexpr (kInRegisters && !kLog) {
+        const Vector<Element, kVectorWidth> x = row[i];
 #pragma unroll
-            for (int j = 0; j < kVectorWidth; ++j) {
-                values[j] = exponentials.values[i][j] * n.factor;
-            }
-        } else {
-            const Vector<Element, kVectorWidth> x = row[i];
-#pragma unroll
-            for (int j = 0; j < kVectorWidth; ++j) {
-                const float distance = x[j] - n.x_max;
-                values[j] = kLog ? distance * n.scale - n.log_sum
-                                 : exp2_approx(distance * n.exponent_scale) * n.factor;
-            }
+        for (int j = 0; j < kVectorWidth; ++j) {
+            const float distance = x[j] - n.x_max;
+            values[j] = kLog ? distance * n.scale - n.log_sum
+                             : exp2_approx(distance * n.exponent_scale) * n.factor;
         }
         store_row_vector(y, stride, position, row.chunk, values);
     }
 }
 
 template <class Out>
-DEVICE void write(Out* y, int64_t stride, const Row& row, const Exponentials& exponentials,
-                  const Normalizer& normalizer, bool log) {
+DEVICE void write(Out* y, int64_t stride, const Row& row, const Normalizer& normalizer,
+                  bool log) {
     if (log) {
-        write<true>(y, stride, row, exponentials, normalizer);
+        write<true>(y, stride, row, normalizer);
     } else {
-        write<false>(y, stride, row, exponentials, normalizer);
+        write<false>(y, stride, row, normalizer);
     }
 }
 
@@ -188,7 +166,6 @@ KERNEL void softmax(const Element* x, const uint8_t* mask, void* y, MaxSum* stat
     const MergeMaxSum merge{sign * scale * kLog2E};
 
     const Row row{storage, t, c};
-    Exponentials exponentials;
     MaxSum mine{-kInfinity, 0.0f};
     if (pass == kMerge) {
         for (int64_t i = t.lane; c.live && i < num_chunks; i += kThreadsPerRow) {
@@ -206,10 +183,10 @@ KERNEL void softmax(const Element* x, const uint8_t* mask, void* y, MaxSum* stat
             const int64_t offset = row_offset(layout, kMask, row_index) + c.first_col * stride;
             any = hide(row, mask + offset, stride, fill);
         }
-        mine.max = pass != kApply ? warp_max(row, any, sign) : c.live ? merged->max : -kInfinity;
-        if (pass != kApply || kInRegisters) {
+        if (pass != kApply) {
+            mine.max = warp_max(row, any, sign);
             const float x_max = mine.max == -kInfinity ? 0.0f : sign * mine.max;
-            mine.sum = warp_sum(row, x_max, scale * kLog2E, exponentials);
+            mine.sum = warp_sum(row, x_max, scale * kLog2E);
         }
     }
 
@@ -225,14 +202,14 @@ KERNEL void softmax(const Element* x, const uint8_t* mask, void* y, MaxSum* stat
     }
 
     const bool log = params.log != 0;
-    const Normalizer normalizer(total, mine.max, sign, scale, log);
+    const Normalizer normalizer(total, sign, scale, log);
     const int64_t stride = layout.col_strides[kY];
     const int64_t offset = row_offset(layout, kY, row_index) + c.first_col * stride;
     if (params.dtype == kFloat) {
-        write(static_cast<float*>(y) + offset, stride, row, exponentials, normalizer, log);
+        write(static_cast<float*>(y) + offset, stride, row, normalizer, log);
     } else if (params.dtype == kHalf) {
-        write(static_cast<half*>(y) + offset, stride, row, exponentials, normalizer, log);
+        write(static_cast<half*>(y) + offset, stride, row, normalizer, log);
     } else {
-        write(static_cast<bf16*>(y) + offset, stride, row, exponentials, normalizer, log);
+        write(static_cast<bf16*>(y) + offset, stride, row, normalizer, log);
     }
 }

@@ -1,0 +1,272 @@
+// The vocabulary on the host: C++17 for g++ and clang, threads as fibers (host_runtime.cpp).
+//
+// Like a GPU under -ftz=true, arithmetic takes and gives no FP32 subnormals; the compiler may contract
+// a * b + c to one rounding, or not.  Compiled with -DHOST_WARP_SIZE=32 or 64.
+#include "platform/host_runtime.h"
+
+// --- kernels ---------------------------------------------------------------------------------
+#define DEVICE inline __attribute__((always_inline))
+#define KERNEL static
+#define CLUSTER_DIMS(n)
+#define HOST_EXPORT extern "C" __attribute__((visibility("default")))
+// Exports an entry that takes the arguments' addresses, and the parameters' sizes: -1 a pointer's,
+// 0 the end.
+#define REGISTER_KERNEL(name)                                                          \
+    HOST_EXPORT void host_entry(void* const* args) { host::Call<decltype(&name)>::call(name, args); } \
+    HOST_EXPORT const int* host_parameters() { return host::Call<decltype(&name)>::kSizes; }          \
+    HOST_EXPORT void host_load(const host::Runtime* table) { host::runtime = table; }
+
+extern "C" void* memcpy(void*, const void*, decltype(sizeof(0))) noexcept;
+
+namespace host {
+static const Runtime* runtime;
+
+template <class P> constexpr int kParameterSize = sizeof(P);
+template <class P> constexpr int kParameterSize<P*> = -1;
+
+template <class... Indices> struct Call;
+template <class... P> struct Call<void (*)(P...)> {
+    static constexpr int kSizes[] = {kParameterSize<P>..., 0};
+    template <int... i> struct Indices {};
+    template <int n, int... i> struct Count : Count<n - 1, n - 1, i...> {};
+    template <int... i> struct Count<0, i...> { using Type = Indices<i...>; };
+
+    template <int... i>
+    static void call(void (*kernel)(P...), void* const* args, Indices<i...>) {
+        kernel(*static_cast<P*>(args[i])...);
+    }
+    static void call(void (*kernel)(P...), void* const* args) {
+        call(kernel, args, typename Count<sizeof...(P)>::Type());
+    }
+};
+}  // namespace host
+
+// Where a word stands in the kernel, for messages.
+#define HOST_PLACE \
+    host::Place place = { __builtin_FILE(), __builtin_LINE() }
+
+#define threadIdx (host::runtime->thread()->thread_index)
+#define blockIdx (host::runtime->thread()->block->block_index)
+#define blockDim (host::runtime->thread()->block->block_dim)
+#define gridDim (host::runtime->thread()->block->grid_dim)
+
+// --- shared memory ---------------------------------------------------------------------------
+#define SHARED(T, name, dims)                                                           \
+    using name##_type = T dims;                                                         \
+    static constexpr host::SharedArray name##_array = {                                 \
+        sizeof(name##_type), alignof(name##_type), {__FILE__, __LINE__}};               \
+    name##_type& name = *static_cast<name##_type*>(host::runtime->shared(&name##_array))
+#define SHARED_STORAGE(Struct, name) \
+    Struct& name = *static_cast<Struct*>(        \
+        host::runtime->dynamic_shared(sizeof(Struct), {__FILE__, __LINE__}))
+
+using int64_t = long long;
+using uint64_t = unsigned long long;
+using uintptr_t = unsigned long long;
+#include "platform/common.cuh"
+
+constexpr int kWarpSize = HOST_WARP_SIZE;
+
+// --- barriers, shuffles, votes, atomics ------------------------------------------------------
+DEVICE int lane_id() { return host::runtime->thread()->lane; }
+DEVICE void sync_block(HOST_PLACE) { host::runtime->sync_block(place); }
+DEVICE void sync_warp(HOST_PLACE) { host::runtime->sync_warp(place); }
+DEVICE void named_barrier(int id, int count, HOST_PLACE) {
+    host::runtime->named_barrier(id, count, place);
+}
+
+namespace host {
+template <class T> struct Shuffle {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "shuffles move 4 or 8 bytes");
+    T value, result;
+    int source;
+
+    static void combine(void** payloads) {
+        for (int i = 0; i < kWarpSize; ++i) {
+            Shuffle* mine = static_cast<Shuffle*>(payloads[i]);
+            if (!mine) continue;
+            const Shuffle* from = static_cast<const Shuffle*>(payloads[mine->source]);
+            // What a missing lane holds is undefined: NaN shows.
+            if (from) mine->result = from->value;
+            else __builtin_memset(&mine->result, 0xff, sizeof(T));
+        }
+    }
+};
+template <class T> DEVICE T shuffle_from(const char* word, T value, int source, Place place) {
+    Shuffle<T> payload{value, value, source & (kWarpSize - 1)};
+    runtime->exchange(word, &payload, Shuffle<T>::combine, place);
+    return payload.result;
+}
+static void combine_any(void** payloads) {
+    bool any = false;
+    for (int i = 0; i < kWarpSize; ++i) any |= payloads[i] && *static_cast<bool*>(payloads[i]);
+    for (int i = 0; i < kWarpSize; ++i) {
+        if (payloads[i]) *static_cast<bool*>(payloads[i]) = any;
+    }
+}
+}  // namespace host
+
+template <class T>
+DEVICE T shuffle_xor(T value, int mask, HOST_PLACE) {
+    return host::shuffle_from("shuffle_xor", value, lane_id() ^ mask, place);
+}
+template <class T>
+DEVICE T shuffle(T value, int lane, HOST_PLACE) {
+    return host::shuffle_from("shuffle", value, lane, place);
+}
+DEVICE bool vote_any(bool p, HOST_PLACE) {
+    host::runtime->exchange("vote_any", &p, host::combine_any, place);
+    return p;
+}
+template <class T>
+DEVICE T atomic_add(T* address, T value) {
+    T old, sum;
+    __atomic_load(address, &old, __ATOMIC_RELAXED);
+    do {
+        sum = old + value;
+    } while (!__atomic_compare_exchange(address, &old, &sum, true, __ATOMIC_RELAXED,
+                                        __ATOMIC_RELAXED));
+    return old;
+}
+
+// --- numbers ---------------------------------------------------------------------------------
+// Integer code, because compilers differ in the small types they have: the results are the same
+// everywhere, subnormals included.
+struct half { uint16_t code; };
+struct bf16 { uint16_t code; };
+struct e4m3 { uint8_t code; };
+struct e5m2 { uint8_t code; };
+
+namespace host {
+// Formats of a sign, an exponent and a mantissa.  kSpecial: the first code of infinity and NaN;
+// kOverflow: what too large a magnitude becomes.
+template <int kExponent, int kMantissa, uint32_t kSpecial, uint32_t kOverflow, uint32_t kNan>
+struct Format {
+    static constexpr int kBias = (1 << (kExponent - 1)) - 1;
+    static constexpr int kShift = 23 - kMantissa;
+    static constexpr int kSign = kExponent + kMantissa;
+    static constexpr uint32_t kMagnitude = (1u << kSign) - 1;
+    static constexpr uint32_t kSmallestNormal = uint32_t(128 - kBias) << 23;
+    static constexpr uint32_t kSubnormalUnit = uint32_t(128 - kBias - kMantissa) << 23;
+
+    DEVICE static float decode(uint32_t code) {
+        const uint32_t magnitude = code & kMagnitude;
+        uint32_t bits = (magnitude << kShift) + (uint32_t(127 - kBias) << 23);
+        if (magnitude < 1u << kMantissa) {
+            bits = bit_cast<uint32_t>(float(int(magnitude)) * bit_cast<float>(kSubnormalUnit));
+        }
+        if (magnitude >= kSpecial) bits = magnitude << kShift | 0x7f800000u;
+        return bit_cast<float>(bits | code >> kSign << 31);
+    }
+    // Rounds to nearest even.
+    DEVICE static uint32_t encode(float x) {
+        const uint32_t bits = bit_cast<uint32_t>(x);
+        const uint32_t magnitude = bits & 0x7fffffffu;
+        const uint32_t half_unit = (1u << (kShift - 1)) - 1 + (magnitude >> kShift & 1);
+        uint32_t code = ((magnitude + half_unit) >> kShift) - (uint32_t(127 - kBias) << kMantissa);
+        if (magnitude < kSmallestNormal) {
+            // The addition rounds: a sum this large has the format's subnormal unit for its own.
+            constexpr uint32_t kLarge = kSubnormalUnit + (23u << 23);
+            code = bit_cast<uint32_t>(bit_cast<float>(magnitude) + bit_cast<float>(kLarge)) - kLarge;
+        }
+        if (magnitude >= kSmallestNormal && code > kOverflow) code = kOverflow;
+        if (magnitude > 0x7f800000u) code = kNan;
+        return code | bits >> 31 << kSign;
+    }
+};
+using Half = Format<5, 10, 0x7c00, 0x7c00, 0x7e00>;
+using E4m3 = Format<4, 3, 0x7f, 0x7e, 0x7f>;
+using E5m2 = Format<5, 2, 0x7c, 0x7b, 0x7e>;
+
+DEVICE uint32_t encode_bf16(float x) {
+    const uint32_t bits = bit_cast<uint32_t>(x);
+    const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    return nan ? bits >> 31 << 15 | 0x7fc0u : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+}  // namespace host
+
+DEVICE float to_float(float x) { return x; }
+DEVICE float to_float(half x) { return host::Half::decode(x.code); }
+DEVICE float to_float(bf16 x) { return bit_cast<float>(uint32_t(x.code) << 16); }
+DEVICE float to_float(e4m3 x) { return host::E4m3::decode(x.code); }
+DEVICE float to_float(e5m2 x) { return host::E5m2::decode(x.code); }
+
+// Round to nearest even.  The fp8 formats saturate, infinities too; NaN stays NaN.
+template <class T>
+DEVICE T from_float(float x) {
+    if constexpr (kSame<T, half>) {
+        return {uint16_t(host::Half::encode(x))};
+    } else if constexpr (kSame<T, bf16>) {
+        return {uint16_t(host::encode_bf16(x))};
+    } else if constexpr (kSame<T, e4m3>) {
+        return {uint8_t(host::E4m3::encode(x))};
+    } else if constexpr (kSame<T, e5m2>) {
+        return {uint8_t(host::E5m2::encode(x))};
+    } else {
+        return T(x);
+    }
+}
+template <class T>
+DEVICE uint32_t pack(float low, float high) {
+    static_assert(kSame<T, half> || kSame<T, bf16>, "pack makes two 16-bit numbers");
+    return from_float<T>(low).code | uint32_t(from_float<T>(high).code) << 16;
+}
+
+// The larger of two; a NaN is ignored if the other is a number.
+DEVICE float maximum(float a, float b) { return a > b || b != b ? a : b; }
+// The same for two pairs of 16-bit numbers (see pack).
+template <class T>
+DEVICE uint32_t maximum_pair(uint32_t a, uint32_t b) {
+    const auto larger = [](uint32_t x, uint32_t y) {
+        return maximum(to_float(T{uint16_t(x)}), to_float(T{uint16_t(y)}));
+    };
+    return pack<T>(larger(a, b), larger(a >> 16, b >> 16));
+}
+// 2^x; subnormals are zero.
+DEVICE float exp2_approx(float x) { return __builtin_exp2f(x); }
+
+// --- global memory ---------------------------------------------------------------------------
+namespace host {
+// A GPU faults on an access that is not aligned to its size.
+DEVICE void check_alignment(const void* p, int size, Place place) {
+    if (uintptr_t(p) % size != 0) runtime->fail("an access is not aligned to its size", place);
+}
+}  // namespace host
+
+template <int N>
+DEVICE Bytes<N> load_streaming(const void* p, HOST_PLACE) {
+    host::check_alignment(p, N, place);
+    return *static_cast<const Bytes<N>*>(p);
+}
+template <int N>
+DEVICE void store_streaming(void* p, const Bytes<N>& b, HOST_PLACE) {
+    host::check_alignment(p, N, place);
+    *static_cast<Bytes<N>*>(p) = b;
+}
+
+// --- async copies, global -> shared ----------------------------------------------------------
+// The destination is poison (0xff) until the wait, which writes it.
+template <int N>
+DEVICE void copy_async(void* shared, const void* global, bool valid = true, HOST_PLACE) {
+    static_assert(N == 4 || N == 8 || N == 16, "async copies move 4, 8 or 16 bytes");
+    host::check_alignment(shared, N, place);
+    host::check_alignment(global, N, place);
+    // Touched here, so that a sanitizer names this line.
+    if (valid) (void)*static_cast<const volatile char*>(global);
+    if (valid) (void)*(static_cast<const volatile char*>(global) + N - 1);
+    host::runtime->copy_async(shared, valid ? global : nullptr, N);
+}
+DEVICE void copy_async_commit() { host::runtime->copy_async_commit(); }
+template <int N>
+DEVICE void copy_async_wait() {
+    host::runtime->copy_async_wait(N);
+}
+
+// --- clusters --------------------------------------------------------------------------------
+DEVICE int cluster_rank() { return host::runtime->thread()->block->rank; }
+DEVICE void cluster_arrive(HOST_PLACE) { host::runtime->cluster_arrive(place); }
+DEVICE void cluster_wait(HOST_PLACE) { host::runtime->cluster_wait(place); }
+template <class T>
+DEVICE T* cluster_shared(T* shared, int rank, HOST_PLACE) {
+    return static_cast<T*>(host::runtime->cluster_shared(shared, rank, place));
+}

@@ -1,0 +1,100 @@
+// The message of threads that cannot go on: who waits where, and what the others do.
+
+class Text {
+  public:
+    Text(char* buffer, int size) : p_(buffer), end_(buffer + size) { *p_ = 0; }
+    void add(const char* format, ...) __attribute__((format(printf, 2, 3))) {
+        va_list args;
+        va_start(args, format);
+        const int n = vsnprintf(p_, end_ - p_, format, args);
+        va_end(args);
+        p_ += n < end_ - p_ ? n : end_ - p_ - 1;
+    }
+
+  private:
+    char *p_, *end_;
+};
+
+static bool same_place(const Place& a, const Place& b) {
+    return a.line == b.line && (a.file == b.file || strcmp(a.file, b.file) == 0);
+}
+
+// Two fibers that do the same: both done, or both waiting at one word and line.
+static bool alike(const Fiber& a, const Fiber& b) {
+    if (a.done || b.done) return a.done == b.done;
+    if (!a.waiting_for || !b.waiting_for) return a.waiting_for == b.waiting_for;
+    return strcmp(a.word, b.word) == 0 && same_place(a.place, b.place);
+}
+
+// The threads of [first, first + count) that do as `like` does: "32 threads (0-30, 63) ".
+static void describe_threads(Text& text, const Fiber* first, int count, const Fiber& like,
+                             bool with_numbers) {
+    int n = 0;
+    for (int i = 0; i < count; ++i) n += alike(first[i], like);
+    text.add("%d thread%s ", n, n == 1 ? "" : "s");
+    if (!with_numbers) return;
+    text.add("(");
+    int ranges = 0;
+    for (int i = 0; i < count; ++i) {
+        if (!alike(first[i], like)) continue;
+        int last = i;
+        while (last + 1 < count && alike(first[last + 1], like)) ++last;
+        if (ranges++ == 4) {
+            text.add(", ...");
+            break;
+        }
+        text.add("%s%d", ranges > 1 ? ", " : "", first[i].index);
+        if (last > i) text.add("-%d", first[last].index);
+        i = last;
+    }
+    text.add(") ");
+}
+
+// Why the threads at `barrier` wait in vain.
+static void describe_divergence(Text text, const Cluster& cluster, const Barrier& barrier) {
+    const Fiber* first = cluster.fibers;
+    int count = cluster.num_fibers();
+    const Fiber* waiting = first;
+    while (waiting->waiting_for != &barrier) ++waiting;
+    const Block& block = *waiting->owner;
+    text.add("%s:%d: %s: %d of %d ", barrier.place.file, barrier.place.line, barrier.word,
+             barrier.arrived, barrier.expected);
+    if (barrier.scope == kWarp) {
+        first = waiting->warp->lanes;
+        count = waiting->warp->num_lanes;
+        text.add("lanes of warp %d of block %u", waiting->index / cluster.warp_size,
+                 block.block_index.x);
+    } else if (barrier.scope == kBlock) {
+        first = block.threads;
+        count = cluster.num_threads;
+        text.add("threads of block %u", block.block_index.x);
+    } else {
+        text.add("threads of the cluster of block %u", cluster.blocks[0].block_index.x);
+    }
+    text.add(" arrived");
+    for (int i = 0; i < count; ++i) {
+        bool seen = false;
+        for (int j = 0; j < i && !seen; ++j) seen = alike(first[i], first[j]);
+        const Fiber& f = first[i];
+        const bool here = f.waiting_for == &barrier && same_place(f.place, barrier.place) &&
+                          strcmp(f.word, barrier.word) == 0;
+        if (seen || here || (!f.done && !f.waiting_for)) continue;
+        text.add("; ");
+        describe_threads(text, first, count, f, barrier.scope != kCluster);
+        if (f.done) {
+            text.add("left the kernel");
+        } else {
+            text.add("wait at %s:%d: %s", f.place.file, f.place.line, f.word);
+        }
+    }
+}
+
+// Of all barriers at which fibers wait, one of the smallest scope: it tells most.
+static const Barrier* narrowest_barrier(const Cluster& cluster) {
+    const Barrier* found = nullptr;
+    for (int i = 0; i < cluster.num_fibers(); ++i) {
+        const Barrier* b = cluster.fibers[i].waiting_for;
+        if (b && (!found || b->scope < found->scope)) found = b;
+    }
+    return found;
+}
