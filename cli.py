@@ -1,0 +1,3 @@
+from cupykern.cli import main
+
+raise SystemExit(main())

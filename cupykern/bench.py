@@ -1,0 +1,252 @@
+"""The benchmark protocol: verified before and after, side by side, cold cache, event timing."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .cache import cache_dir
+from .check import Comparison, GuardedArray, Violation, accepts_out, compare
+from .op import Call, Op, as_tuple
+from .peers import Peer, to_array
+from .results import OURS, Result, Row
+from .targets import Target, UnavailableError
+from .timing import FLUSH_BYTES, Clock, Function, time_rounds
+
+_MAX_SAMPLE = 2**22  # elements that are verified of large outputs
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long to time (ms of the op's own time per row) and the seed of the inputs."""
+
+    warmup_ms: float = 25.0
+    rep_ms: float = 100.0
+    seed: int = 0
+
+    def record(self, target: Target) -> dict[str, Any]:
+        return {
+            **asdict(self),
+            "flush_bytes": FLUSH_BYTES if target.name != "host" else 0,
+            "max_verified_elements": _MAX_SAMPLE,
+        }
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one row benches."""
+
+    op: Op
+    shape: tuple[int, ...]
+    dtype: str
+    problem: Any
+
+
+def tasks(
+    ops: Iterable[Op],
+    target: str,
+    shapes: Sequence[tuple[int, ...]] | None = None,
+    dtypes: Sequence[str] | None = None,
+) -> list[Task]:
+    """All rows of a benchmark.  Raises ValueError or TypeError where an op refuses one."""
+    return [
+        Task(op, shape, dtype, op.bench_problem(shape, dtype))
+        for op in ops
+        for shape in shapes or op.bench_shapes(target)
+        for dtype in dtypes or op.dtypes
+    ]
+
+
+class _Verifier:
+    """The FP64 reference of a seeded part of a call, against which outputs are compared.
+
+    Made before anything runs, so that a kernel that writes to its inputs is found.
+    """
+
+    def __init__(self, op: Op, call: Call, seed: int, xp: Any):
+        self._op, self._call, self._seed, self._xp = op, call, seed, xp
+        part, _ = op.sample(call, (), _MAX_SAMPLE, seed)
+        self._references = op.reference(*part.args, **part.kwargs)
+        self._bounds = op.bound(*part.args, **part.kwargs, reference=self._references)
+
+    def compare(self, outputs: tuple[Any, ...]) -> Comparison:
+        arrays = tuple(to_array(output, self._xp) for output in outputs)
+        _, part = self._op.sample(self._call, arrays, _MAX_SAMPLE, self._seed)
+        return compare(part, self._references, self._bounds)
+
+
+class _Contender:
+    """An implementation on a problem; calling it keeps its output, so that it can be verified."""
+
+    def __init__(self, name: str, function: Function, guarded: GuardedArray | None = None):
+        self.result = Result(name)
+        self.guarded = guarded
+        self._function = function
+        self._output: Any = None
+
+    def __call__(self) -> None:
+        self._output = self._function()
+
+    def verify(self, verifier: _Verifier) -> bool:
+        """Compare the latest output; the result takes the figures and the reason of a failure."""
+        try:
+            if self.guarded is not None:
+                self.guarded.check()
+            self.result.compared(verifier.compare(as_tuple(self._output)))
+        except Violation as violation:
+            self.result.note = str(violation)
+        return self.result.note is None
+
+
+def bench_task(
+    task: Task, target: Target, clock: Clock, settings: Settings, peers: Sequence[Peer] = ()
+) -> Row:
+    """Verify, time and verify again; what fails is noted in its Result.
+
+    Our own function is not timed if it is wrong; a peer is, and shown with its error.
+    Raises UnavailableError and MemoryError (the problem does not fit).
+    """
+    op, work, row = task.op, task.op.work(task.problem), _new_row(task)
+    try:
+        call = op.inputs(task.problem, settings.seed, target.xp)
+        verifier = _Verifier(op, call, settings.seed, target.xp)
+        ours = _our_contender(op, call, target.xp)
+        row.results.append(ours.result)
+        ours()
+        if not ours.verify(verifier):
+            return row
+        contenders = [ours]
+        for peer in peers:
+            contender = _peer_contender(peer, op, call, verifier)
+            row.results.append(contender.result)
+            if contender.result.error_over_bound is not None:  # it ran
+                contenders.append(contender)
+        total = work.bytes_read + work.bytes_written
+        plain = clock.copy(total) if row.plain == "copy" else clock.read(total)
+        if ours.guarded is not None:
+            ours.guarded.poison()
+        *timings, plain_timing = time_rounds(
+            clock, [*contenders, plain], settings.warmup_ms, settings.rep_ms
+        )
+        row.plain_us = plain_timing.median
+        for contender, timing in zip(contenders, timings, strict=True):
+            contender.result.timed(timing, work, plain_timing)
+            contender.result.verified = contender.verify(verifier)
+    except (UnavailableError, MemoryError):
+        raise
+    except Exception as error:
+        if not row.results:
+            row.results.append(Result(OURS))
+        row.results[0].verified = False
+        row.results[0].note = f"{type(error).__name__}: {error}"
+    return row
+
+
+def _new_row(task: Task) -> Row:
+    """A row without results.  What mostly reads is compared with a plain read."""
+    work = task.op.work(task.problem)
+    plain = "copy" if 4 * work.bytes_written >= work.bytes_read else "read"
+    return Row(task.op.name, task.shape, task.dtype, repr(task.problem), *work, plain)
+
+
+def _our_contender(op: Op, call: Call, xp: Any) -> _Contender:
+    """The op itself, with `out` if it takes one: nothing is allocated while it is timed."""
+    if not accepts_out(op):
+        return _Contender(OURS, lambda: op.run(*call.args, **call.kwargs))
+    first = as_tuple(op.run(*call.args, **call.kwargs))[0]
+    guarded = GuardedArray(xp, first.shape, first.dtype)
+    kwargs = {**call.kwargs, "out": guarded.array}
+    return _Contender(OURS, lambda: op.run(*call.args, **kwargs), guarded)
+
+
+def _peer_contender(peer: Peer, op: Op, call: Call, verifier: _Verifier) -> _Contender:
+    """A peer, run once (so that it is compiled) and compared; without figures if that failed."""
+    failed = _Contender(peer.name, lambda: None)
+    try:
+        function = peer.build(op.name, call)
+        if function is None:
+            failed.result.note = "has no such function"
+            return failed
+        contender = _Contender(peer.name, function)
+        contender()
+        contender.verify(verifier)
+        return contender
+    except Exception as error:  # whatever other libraries raise
+        failed.result.note = f"{type(error).__name__}: {error}"
+        return failed
+
+
+def run(
+    all_tasks: Iterable[Task],
+    target: Target,
+    clock: Clock,
+    settings: Settings,
+    peers: Sequence[Peer] = (),
+) -> Iterator[Row]:
+    """Bench one task after another.  Raises UnavailableError."""
+    for task in all_tasks:
+        try:
+            yield bench_task(task, target, clock, settings, peers)
+        except MemoryError as error:
+            row = _new_row(task)
+            row.results.append(Result(OURS, note=f"does not fit: {error}"))
+            yield row
+        if target.name != "host":
+            target.xp.get_default_memory_pool().free_all_blocks()
+
+
+def host_times(ops: Iterable[Op], target: Target, clock: Any, seed: int) -> dict[str, Any]:
+    """Microseconds of host time of a warm call with a tiny problem, beside a bare kernel launch and
+    cupy.empty; {} on the host target.
+    """
+    times: dict[str, Any] = {}
+    for op in ops if target.name != "host" else ():
+        shape = op.bench_shapes(target.name)[0]
+        try:
+            problem = op.bench_problem(tuple(min(n, 128) for n in shape), op.dtypes[0])
+        except (ValueError, NotImplementedError):
+            problem = op.bench_problem(shape, op.dtypes[0])
+        call = op.inputs(problem, seed, target.xp)
+        out = as_tuple(op.run(*call.args, **call.kwargs))[0]
+        arrays = [arg for arg in call.args if isinstance(arg, target.xp.ndarray)]
+        times[op.name] = clock.host_times(
+            lambda op=op, call=call: op.run(*call.args, **call.kwargs), arrays[0], out
+        )
+    return times
+
+
+# --- one benchmark at a time -------------------------------------------------------------------
+
+
+@contextmanager
+def lock(wait: bool) -> Iterator[None]:
+    """Hold the machine's benchmark lock.  Raises UnavailableError if another process holds it."""
+    import filelock
+
+    held = filelock.FileLock(_lock_dir() / "cupykern-bench.lock", timeout=-1 if wait else 0)
+    try:
+        held.acquire()
+    except filelock.Timeout:
+        raise UnavailableError(
+            "another benchmark is running; times would disturb each other (--wait waits for it)"
+        ) from None
+    try:
+        yield
+    finally:
+        held.release()
+
+
+def _lock_dir() -> Path:
+    folder = cache_dir()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    return Path(tempfile.gettempdir())

@@ -1,0 +1,277 @@
+"""Outputs against the FP64 reference and the derived bound: used by check, bench and the tests."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from . import __version__, dtypes
+from .numerics import finfo, namespace
+from .op import Bound, Call, Op, RandomDraw, as_tuple
+from .targets import Target, UnavailableError
+
+RMS_LIMIT = 3.0  # times the error that the op says it expects
+GUARD_BYTES = 4096
+_GUARD, _POISON = 0xA5, 0xFF  # 0xFF... is NaN in every floating format
+_FP8 = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
+
+
+class Violation(Exception):
+    """An op broke its contract in a way that no error ratio describes."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far outputs are from their references; the worst element of all outputs.
+
+    error_over_bound: the largest |error| / bound; inf where NaN or an infinity is out of place.
+    output, index: where that is: the output's number, its element.  got, expected: what is there.
+    rms_ratio: the largest sqrt(mean((error / expected rms)^2)) of an output.
+    max_abs, max_rel: the largest |error| and |error / reference|, of finite elements.
+    ulps: the largest |error| in units of the output's last place at the reference.
+    """
+
+    error_over_bound: float = 0.0
+    rms_ratio: float = 0.0
+    max_abs: float = 0.0
+    max_rel: float = 0.0
+    ulps: float = 0.0
+    output: int = 0
+    index: tuple[int, ...] = ()
+    got: float = 0.0
+    expected: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return self.error_over_bound <= 1 and self.rms_ratio <= RMS_LIMIT
+
+    def __str__(self) -> str:
+        return (
+            f"error/bound {self.error_over_bound:.3g}, rms/expected {self.rms_ratio:.3g}; worst at "
+            f"output {self.output}{list(self.index)}: got {self.got!r}, expected {self.expected!r}"
+        )
+
+    def merge(self, other: Comparison) -> Comparison:
+        """The worse of both in every figure."""
+        worst = self if self.error_over_bound >= other.error_over_bound else other
+        names = ("rms_ratio", "max_abs", "max_rel", "ulps")
+        return replace(worst, **{n: max(getattr(self, n), getattr(other, n)) for n in names})
+
+
+def compare(
+    outputs: Sequence[Any], references: Sequence[Any], bounds: Sequence[Bound]
+) -> Comparison:
+    """Compare elementwise: |error| <= bound where finite, NaN and infinities in their places.
+
+    An infinite output is also right where the reference, give or take the bound, rounds to one.
+    Raises Violation if an output has another shape than its reference.
+    """
+    if not len(outputs) == len(references) == len(bounds):
+        raise Violation(f"{len(outputs)} outputs, but {len(references)} references")
+    result = Comparison()
+    triples = zip(outputs, references, bounds, strict=True)
+    for number, (output, reference, bound) in enumerate(triples):
+        if output.shape != reference.shape:
+            raise Violation(
+                f"output {number} has shape {output.shape}, its reference {reference.shape}"
+            )
+        if output.size:
+            result = result.merge(_compare_one(number, output, reference, bound))
+    return result
+
+
+def _compare_one(number: int, output: Any, reference: Any, bound: Bound) -> Comparison:
+    xp = namespace(reference)
+    y = as_float64(output)
+    with np.errstate(all="ignore"):
+        both = xp.isfinite(y) & xp.isfinite(reference)
+        error = xp.where(both, xp.abs(y - reference), 0.0)
+        in_place = (xp.isnan(y) & xp.isnan(reference)) | (y == reference)
+        overflows = xp.abs(reference) + bound.elementwise >= _overflow_threshold(output.dtype)
+        in_place |= xp.isinf(y) & overflows & (xp.sign(y) == xp.sign(reference))
+        ratio = xp.where(error == 0, 0.0, error / bound.elementwise)
+        # A bound that is negative or NaN bounds nothing.
+        ratio = xp.where(both, xp.where(bound.elementwise >= 0, ratio, np.inf), np.inf)
+        ratio = xp.where(~both & in_place, 0.0, ratio)
+
+        expects = both & (bound.rms > 0) & xp.isfinite(bound.rms)
+        squares = xp.where(expects, (error / bound.rms) ** 2, 0.0)
+        relative = xp.where(both & (reference != 0), error / xp.abs(reference), 0.0)
+        ulps = error / _ulp(xp, reference, output.dtype)
+    worst = int(xp.argmax(ratio))
+    return Comparison(
+        error_over_bound=float(ratio.reshape(-1)[worst]),
+        rms_ratio=float(xp.sqrt(xp.sum(squares) / xp.maximum(xp.sum(expects), 1))),
+        max_abs=float(xp.max(error)),
+        max_rel=float(xp.max(relative)),
+        ulps=float(xp.max(xp.where(both, ulps, 0.0))),
+        output=number,
+        index=tuple(int(i) for i in np.unravel_index(worst, output.shape)),
+        got=float(y.reshape(-1)[worst]),
+        expected=float(reference.reshape(-1)[worst]),
+    )
+
+
+def as_float64(x: Any) -> Any:
+    """x in FP64, in its own namespace; also of the FP8 arrays that CuPy cannot convert."""
+    xp = namespace(x)
+    if xp is not np and x.dtype in _FP8:
+        codes = xp.asarray(np.arange(256, dtype=np.uint8).view(x.dtype).astype(np.float64))
+        return codes[x.view(np.uint8)]
+    return x.astype(np.float64)
+
+
+def _is_integer(dtype: np.dtype) -> bool:
+    return dtype.kind in "iub"
+
+
+def _overflow_threshold(dtype: np.dtype) -> float:
+    """From here on a number rounds to infinity: half a unit in the last place past the largest."""
+    if _is_integer(dtype):
+        return np.inf
+    info = finfo(dtype)
+    return info.max * (1 + info.eps / 4)
+
+
+def _ulp(xp: Any, reference: Any, dtype: np.dtype) -> Any:
+    """The output's unit in the last place at `reference`; not below what underflow may lose."""
+    if _is_integer(dtype):
+        return 1.0
+    info = finfo(dtype)
+    exponent = xp.frexp(xp.where(xp.isfinite(reference), reference, 1.0))[1] - 1
+    ulp = info.eps * xp.exp2(exponent.astype(np.float64))
+    return xp.maximum(ulp, 2 * info.underflow_error)
+
+
+class GuardedArray:
+    """A C-contiguous array full of NaN with guard bytes on both sides, to pass as `out`."""
+
+    def __init__(self, xp: Any, shape: tuple[int, ...], dtype: np.dtype):
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        self._buffer = xp.full(nbytes + 2 * GUARD_BYTES, _GUARD, np.uint8)
+        self._content = self._buffer[GUARD_BYTES : GUARD_BYTES + nbytes]
+        self.array = self._content.view(dtype).reshape(shape)
+        self.poison()
+
+    def poison(self) -> None:
+        """Fill the array with NaN, so that what is not written is found."""
+        self._content.fill(_POISON)
+
+    def check(self) -> None:
+        """Raise Violation if a guard byte was written."""
+        for side, guard in (
+            ("before", self._buffer[:GUARD_BYTES]),
+            ("after", self._buffer[-GUARD_BYTES:]),
+        ):
+            if not bool((guard == _GUARD).all()):
+                raise Violation(f"memory {side} the output was overwritten")
+
+
+def accepts_out(op: Op) -> bool:
+    return "out" in inspect.signature(op.run).parameters
+
+
+def guarded_run(op: Op, call: Call, like: Any) -> tuple[Any, ...]:
+    """The outputs of `call` run into a poisoned, guarded `out` of the shape and dtype of `like`.
+
+    Raises Violation if memory outside of `out` was written or `out` was not returned.
+    """
+    guarded = GuardedArray(namespace(like), like.shape, like.dtype)
+    outputs = as_tuple(op.run(*call.args, **{**call.kwargs, "out": guarded.array}))
+    if outputs[0] is not guarded.array:
+        raise Violation("out was given, but something else was returned")
+    guarded.check()
+    return outputs
+
+
+def check_problem(op: Op, problem: Any, seed: int, xp: Any) -> Comparison:
+    """Run a problem, also into a guarded `out`, and compare both with the reference.
+
+    Raises Violation, and what the op raises.
+    """
+    call = op.inputs(problem, seed, xp)
+    # Before the runs, so that a kernel that writes to its inputs is found.
+    references = op.reference(*call.args, **call.kwargs)
+    bounds = op.bound(*call.args, **call.kwargs, reference=references)
+    outputs = as_tuple(op.run(*call.args, **call.kwargs))
+    result = compare(outputs, references, bounds)
+    if accepts_out(op) and "out" not in call.kwargs:
+        result = result.merge(compare(guarded_run(op, call, outputs[0]), references, bounds))
+    return result
+
+
+@dataclass(frozen=True)
+class Case:
+    """One seeded problem and what came of it; error is None if it held."""
+
+    op: str
+    dtype: str
+    seed: int
+    problem: str
+    comparison: Comparison | None
+    error: str | None
+
+    def reproduce(self, target: str) -> str:
+        return f"cupykern check {self.op} --target {target} --seed {self.seed} --cases 1"
+
+
+def run_cases(ops: Iterable[Op], target: Target, cases: int, seed: int) -> Iterator[Case]:
+    """Check `cases` problems of each op; case i is drawn from seed + i alone.
+
+    Raises UnavailableError; whatever else an op raises is that case's error.
+    """
+    for op in ops:
+        for case_seed in range(seed, seed + cases):
+            problem = op.draw_problem(RandomDraw(case_seed))
+            comparison = error = None
+            try:
+                comparison = check_problem(op, problem, case_seed, target.xp)
+                if not comparison.ok:
+                    error = str(comparison)
+            except UnavailableError:
+                raise
+            except Exception as exception:
+                error = f"{type(exception).__name__}: {exception}"
+            dtype = getattr(problem, "dtype", "")
+            yield Case(op.name, str(dtype), case_seed, repr(problem), comparison, error)
+
+
+@dataclass
+class Summary:
+    """All cases of one op and dtype."""
+
+    op: str
+    dtype: str
+    cases: int = 0
+    failed: int = 0
+    worst: Comparison | None = None  # None: no case could be compared
+
+
+def summarize(cases: Iterable[Case]) -> list[Summary]:
+    summaries: dict[tuple[str, str], Summary] = {}
+    for case in cases:
+        key = case.op, case.dtype
+        summary = summaries.setdefault(key, Summary(*key))
+        summary.cases += 1
+        summary.failed += case.error is not None
+        if case.comparison is not None:
+            summary.worst = (summary.worst or Comparison()).merge(case.comparison)
+    return list(summaries.values())
+
+
+def document(cases: Sequence[Case], target: Target, seed: int) -> dict[str, Any]:
+    """Everything about a run, for --json."""
+    return {
+        "kind": "check",
+        "version": __version__,
+        "target": target.name,
+        "arch": target.arch,
+        "seed": seed,
+        "rms_limit": RMS_LIMIT,
+        "summary": [asdict(summary) for summary in summarize(cases)],
+        "failures": [asdict(case) for case in cases if case.error is not None],
+    }

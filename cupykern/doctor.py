@@ -1,0 +1,197 @@
+"""What this machine has, and what is missing for what."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+from . import __version__, cache
+from .targets import Target
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked for; `needed_for` says what does not work without it."""
+
+    thing: str
+    found: str | None
+    needed_for: str = ""
+
+
+def find_all() -> list[Finding]:
+    """Everything that the targets and the command use."""
+    return [
+        Finding("python", f"{platform.python_version()} ({sys.executable})"),
+        Finding("cupykern", __version__),
+        *(
+            Finding(name, _version(name), use)
+            for name, use in (
+                ("numpy", "everything"),
+                ("ml_dtypes", "everything"),
+                ("rich", "coloured tables: pip install 'cupykern[bench]'"),
+                ("matplotlib", "bench --plot: pip install 'cupykern[bench]'"),
+            )
+        ),
+        *_find_gpu(),
+        _find_host_compiler(),
+        Finding("nvidia-smi", nvidia_smi().get("driver_version"), "clocks and temperature"),
+        Finding("kernel cache", f"{cache.cache_dir()} ({cache.size() / 2**20:.1f} MiB)"),
+        Finding("free memory", _free_memory()),
+    ]
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _find_gpu() -> list[Finding]:
+    need = "targets cuda and hip"
+    if importlib.util.find_spec("cupy") is None:
+        return [Finding("cupy", None, f"{need}: pip install 'cupykern[cuda13]'")]
+    try:
+        import cupy
+    except Exception as error:
+        return [Finding("cupy", None, f"{need}: it cannot be imported: {_line(error)}")]
+    runtime = cupy.cuda.runtime
+    kind = "ROCm" if runtime.is_hip else "CUDA"
+    findings = [
+        Finding("cupy", f"{cupy.__version__}, built for {kind}"),
+        Finding("cupy cache", os.environ.get("CUPY_CACHE_DIR", "~/.cupy/kernel_cache")),
+    ]
+    try:
+        version = ".".join(map(str, cupy.cuda.nvrtc.getVersion()))
+        findings.append(Finding("hiprtc" if runtime.is_hip else "nvrtc", version))
+    except Exception as error:
+        findings.append(Finding("nvrtc", None, f"compiling: {_line(error)}"))
+    if not runtime.is_hip:
+        findings.append(_find_headers())
+    try:
+        driver = runtime.driverGetVersion()
+        findings.append(
+            Finding("driver", str(driver) if driver else None, f"{need}: install the GPU's driver")
+        )
+        for device in range(runtime.getDeviceCount()):
+            name = runtime.getDeviceProperties(device)["name"].decode()
+            free, total = cupy.cuda.Device(device).mem_info
+            memory = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+            findings.append(Finding(f"gpu {device}", f"{name}, {memory}"))
+    except Exception as error:
+        findings.append(Finding("gpu", None, f"{need}: {_line(error)}"))
+    return findings
+
+
+def _find_headers() -> Finding:
+    """Can NVRTC compile what the kernels include?  Needs no GPU."""
+    from cupy._core.core import assemble_cupy_compiler_options
+    from cupy.cuda import nvrtc
+
+    try:
+        options = assemble_cupy_compiler_options(())  # finds the headers as a RawModule does
+        program = nvrtc.createProgram("#include <cuda_fp16.h>\n", "headers.cu", [], [])
+        nvrtc.compileProgram(program, options)
+        return Finding("cuda headers", "cuda_fp16.h compiles")
+    except Exception as error:
+        use = "target cuda: pip install 'cupykern[cuda13]' brings them"
+        return Finding("cuda headers", None, f"{use} ({_line(error)})")
+
+
+def _find_host_compiler() -> Finding:
+    from .targets import host
+
+    compiler = host.find_compiler()
+    found = None if compiler is None else " ".join(compiler.command)
+    return Finding("C++ compiler", found, "target host: pip install 'cupykern[host]', or g++")
+
+
+def _free_memory() -> str | None:
+    try:
+        return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_AVPHYS_PAGES') / 2**30:.1f} GiB"
+    except (ValueError, OSError):
+        return None
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+# --- what a benchmark records ------------------------------------------------------------------
+
+
+def machine(target: Target) -> dict[str, Any]:
+    """Device, versions and host, for a benchmark's record."""
+    found: dict[str, Any] = {
+        "device": _cpu_name(),
+        "cpu": _cpu_name(),
+        "cpu_count": os.cpu_count(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "ml_dtypes": _version("ml_dtypes"),
+    }
+    if target.name != "host":
+        cupy = target.xp
+        runtime = cupy.cuda.runtime
+        properties = runtime.getDeviceProperties(runtime.getDevice())
+        found["device"] = properties["name"].decode()
+        found["multiprocessors"] = properties["multiProcessorCount"]
+        found["memory_bytes"] = properties["totalGlobalMem"]
+        found["cupy"] = cupy.__version__
+        found["nvrtc"] = ".".join(map(str, cupy.cuda.nvrtc.getVersion()))
+        found["driver_api"] = runtime.driverGetVersion()
+        for name in ("torch", "triton", "quack-kernels", "liger-kernel"):
+            if version := _version(name):
+                found[name] = version
+    return found
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+_SMI_FIELDS = (
+    "name", "driver_version", "clocks.sm", "clocks.mem", "temperature.gpu", "power.draw",
+)  # fmt: skip
+
+
+def nvidia_smi(pci_bus_id: str | None = None) -> dict[str, str]:
+    """Driver, clocks (MHz), temperature (C) and power (W) now; {} where nvidia-smi is missing."""
+    command = [
+        "nvidia-smi",
+        f"--query-gpu={','.join(_SMI_FIELDS)}",
+        "--format=csv,noheader,nounits",
+    ]
+    if pci_bus_id:
+        command += ["-i", pci_bus_id]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    lines = done.stdout.splitlines()
+    if done.returncode != 0 or not lines:
+        return {}
+    return dict(zip(_SMI_FIELDS, map(str.strip, lines[0].split(",")), strict=False))
+
+
+def gpu_state(target: Target) -> dict[str, str]:
+    """`nvidia_smi` of the target's device; {} on the host."""
+    if target.name != "cuda":
+        return {}
+    return nvidia_smi(target.xp.cuda.Device().pci_bus_id)

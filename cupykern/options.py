@@ -1,0 +1,103 @@
+"""Options that several commands have, and how their text becomes values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from . import OPS, dtypes
+from .op import Op
+from .tables import to_json
+
+TARGETS = ("cuda", "hip", "host")
+DEFAULT_ARCHS = {"cuda": "sm_90a", "hip": "gfx942", "host": "host"}
+ARCHS = (
+    *("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"),
+    *("gfx90a", "gfx942", "gfx1100", "gfx1151", "gfx1201"),
+)
+Shape = tuple[int, ...]
+
+
+def _parse_ops(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> list[Op]:
+    known = {op.name: op for op in OPS}
+    for name in names:
+        if name not in known:
+            raise click.UsageError(f"unknown op {name!r}; ops are {', '.join(known)}")
+    return [known[name] for name in names] or list(OPS)
+
+
+def parse_op(ctx: click.Context, param: click.Parameter, name: str) -> Op:
+    return _parse_ops(ctx, param, (name,))[0]
+
+
+def parse_shapes(
+    ctx: click.Context, param: click.Parameter, text: str | None
+) -> list[Shape] | None:
+    """Raises click.UsageError."""
+    if text is None:
+        return None
+    try:
+        shapes = [tuple(int(n) for n in part.split(",")) for part in text.split(";") if part]
+    except ValueError:
+        shapes = []
+    if not shapes or min(min(shape) for shape in shapes) < 0:
+        raise click.UsageError(
+            f"{param.opts[0]} must be sizes with commas, shapes with semicolons, as "
+            f'"4096,4096;32768,1024"; got {text!r}'
+        )
+    return shapes
+
+
+def parse_names(
+    ctx: click.Context, param: click.Parameter, text: str | None
+) -> tuple[str, ...] | None:
+    return None if text is None else tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def parse_archs(
+    ctx: click.Context, param: click.Parameter, text: str | None
+) -> tuple[str, ...]:
+    names = parse_names(ctx, param, text)
+    for name in names or ():
+        if name not in ARCHS:
+            raise click.UsageError(f"unknown arch {name!r}; archs are {', '.join(ARCHS)}")
+    return names or ARCHS
+
+
+def parse_dtypes(
+    ctx: click.Context, param: click.Parameter, text: str | None
+) -> tuple[str, ...] | None:
+    names = parse_names(ctx, param, text)
+    for name in names or ():
+        if name not in dtypes.NAMES:
+            raise click.UsageError(f"unknown dtype {name!r}; dtypes are {', '.join(dtypes.NAMES)}")
+    return names
+
+
+def parse_output(ctx: click.Context, param: click.Parameter, path: str | None) -> str | None:
+    if path is not None and not Path(path).resolve().parent.is_dir():
+        raise click.UsageError(f"{param.opts[0]}: there is no folder {Path(path).parent}")
+    return path
+
+
+ops_argument = click.argument("ops", nargs=-1, metavar="[OP]...", callback=_parse_ops)
+target_option = click.option(
+    "--target", type=click.Choice(TARGETS), help="Default: the GPU if there is one, else host."
+)
+shapes_option = click.option(
+    "--shapes", callback=parse_shapes, help='As "4096,4096;32768,1024".  Default: the op\'s own.'
+)
+dtypes_option = click.option(
+    "--dtype", "dtype_names", callback=parse_dtypes, help="Names, with commas.  Default: all."
+)
+json_option = click.option(
+    "--json", "json_path", type=click.Path(dir_okay=False), callback=parse_output,
+    help="Write everything to this file.",
+)  # fmt: skip
+
+
+def write_json(path: str | None, value: Any) -> None:
+    if path is not None:
+        Path(path).write_text(to_json(value), encoding="utf-8")

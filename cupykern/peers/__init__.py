@@ -1,0 +1,58 @@
+"""Peers: other libraries' functions for the same problems, for `bench --against`.
+
+One file per family, each with a tuple PEERS.  A peer gets the very arrays that the op gets: torch
+tensors share their memory through DLPack.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..op import Call
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another library's implementations.
+
+    name: as in `--against`.
+    module: what must be importable for it.
+    build: (op name, call) -> a function that computes the call's output, or None if the library has
+        none for this op and these arguments.  Importing, and what needs time, happens in `build`.
+    """
+
+    name: str
+    module: str
+    build: Callable[[str, Call], Callable[[], Any] | None]
+
+    def missing(self) -> str | None:
+        """Why the peer cannot be measured here; None if it can."""
+        if importlib.util.find_spec(self.module.partition(".")[0]) is None:
+            return f"no module named {self.module}"
+        try:
+            importlib.import_module(self.module)
+        except Exception as error:  # libraries fail in many ways on machines they don't expect
+            return f"{self.module} cannot be imported: {error}"
+        return None
+
+
+def all_peers() -> dict[str, Peer]:
+    """Every peer by name; imports none of the libraries."""
+    from . import cupyx, liger, quack, torch
+
+    return {peer.name: peer for family in (torch, quack, liger, cupyx) for peer in family.PEERS}
+
+
+def to_array(output: Any, xp: Any) -> Any:
+    """An output, perhaps another library's tensor, as an array of xp; shares the memory."""
+    return output if isinstance(output, xp.ndarray) else xp.from_dlpack(output)
+
+
+def only_array(call: Call) -> Any | None:
+    """x of a call f(x) along the last axis without options, else None: all that some peers do."""
+    plain = len(call.args) == 1 and call.kwargs in ({}, {"axis": -1})
+    return call.args[0] if plain else None

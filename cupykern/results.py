@@ -1,0 +1,158 @@
+"""A benchmark's results: the records, the table that is printed, JSON and CSV."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from . import __version__, doctor
+from .check import Comparison
+from .op import Work
+from .tables import number
+from .targets import Target
+from .timing import Timing
+
+OURS = "cupykern"
+
+
+@dataclass
+class Result:
+    """One implementation on one problem; times in microseconds, None where not timed.
+
+    speed_percent: of the plain copy (or read) of the same bytes in the same rounds.
+    verified: before and after timing.  note: why it failed, or was not measured.
+    """
+
+    name: str
+    median_us: float | None = None
+    q20_us: float | None = None
+    q80_us: float | None = None
+    runs: int = 0
+    gbps: float | None = None
+    tflops: float | None = None
+    speed_percent: float | None = None
+    verified: bool = False
+    error_over_bound: float | None = None
+    rms_ratio: float | None = None
+    max_abs: float | None = None
+    max_rel: float | None = None
+    ulps: float | None = None
+    note: str | None = None
+
+    def compared(self, comparison: Comparison) -> None:
+        """Take over the figures of a comparison, the worse of all so far."""
+        for name in ("error_over_bound", "rms_ratio", "max_abs", "max_rel", "ulps"):
+            value = getattr(comparison, name)
+            setattr(self, name, max(getattr(self, name) or 0.0, value))
+        if not comparison.ok:
+            self.note = str(comparison)
+
+    def timed(self, timing: Timing, work: Work, plain: Timing | None) -> None:
+        self.median_us, self.q20_us, self.q80_us, self.runs = timing
+        self.gbps = (work.bytes_read + work.bytes_written) / timing.median / 1e3
+        self.tflops = work.flops / timing.median / 1e6 if work.flops else None
+        self.speed_percent = 100 * plain.median / timing.median if plain else None
+
+
+@dataclass
+class Row:
+    """One op on one shape and dtype; results[0] is ours, then the peers."""
+
+    op: str
+    shape: tuple[int, ...]
+    dtype: str
+    problem: str
+    bytes_read: int
+    bytes_written: int
+    flops: int
+    plain: str  # "copy" or "read"
+    plain_us: float | None = None
+    results: list[Result] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return self.results[0].verified
+
+
+COLUMNS = (
+    "op", "shape", "dtype", "by", "median us", "q20", "q80", "speed", "% of plain", "time / ours",
+    "error/bound", "max abs", "max rel", "ulps", "verified",
+)  # fmt: skip
+
+
+def table_rows(rows: Iterable[Row]) -> Iterator[tuple[str, ...]]:
+    """The cells of COLUMNS for each result."""
+    for row in rows:
+        ours = row.results[0]
+        for result in row.results:
+            if result.tflops is not None:
+                speed = f"{number(result.tflops)} TFLOP/s"
+            else:
+                speed = "-" if result.gbps is None else f"{number(result.gbps, 4)} GB/s"
+            versus = "-"
+            if result is not ours and result.median_us and ours.median_us:
+                versus = f"{result.median_us / ours.median_us:.2f}x"
+            percent = "-" if result.speed_percent is None else f"{result.speed_percent:.1f}"
+            yield (
+                row.op,
+                "x".join(map(str, row.shape)),
+                row.dtype,
+                result.name,
+                number(result.median_us, 4),
+                number(result.q20_us, 4),
+                number(result.q80_us, 4),
+                speed,
+                f"{percent} ({row.plain})" if percent != "-" else percent,
+                versus,
+                number(result.error_over_bound),
+                number(result.max_abs),
+                number(result.max_rel),
+                number(result.ulps),
+                "yes" if result.verified else "NO",
+            )
+
+
+def document(
+    rows: Sequence[Row],
+    target: Target,
+    settings: dict[str, Any],
+    host_time_us: dict[str, Any],
+    gpu_state: dict[str, Any],
+    interrupted: bool = False,
+) -> dict[str, Any]:
+    """Everything about a run, for results/*.json."""
+    return {
+        "kind": "bench",
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "version": __version__,
+        "target": target.name,
+        "arch": target.arch,
+        "machine": doctor.machine(target),
+        "gpu_state": gpu_state,
+        "settings": settings,
+        "interrupted": interrupted,
+        "host_time_us": host_time_us,
+        "rows": [asdict(row) for row in rows],
+    }
+
+
+def write_csv(rows: Iterable[Row], path: str) -> None:
+    """One line per result."""
+    lines = [
+        {
+            "op": row.op,
+            "shape": "x".join(map(str, row.shape)),
+            "dtype": row.dtype,
+            "plain": row.plain,
+            **asdict(result),
+        }
+        for row in rows
+        for result in row.results
+    ]
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, lines[0].keys() if lines else ("op",))
+        writer.writeheader()
+        writer.writerows(lines)

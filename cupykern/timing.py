@@ -1,0 +1,193 @@
+"""Clocks: how long functions take, in interleaved rounds with a cold cache before every run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from .targets import Target
+
+FLUSH_BYTES = 256 * 2**20  # several times the largest L2 cache
+Function = Callable[[], Any]
+
+
+class Timing(NamedTuple):
+    """Microseconds: the median and the 20% and 80% quantiles of `runs` runs."""
+
+    median: float
+    q20: float
+    q80: float
+    runs: int
+
+
+def summarize(times: Sequence[float]) -> Timing:
+    q20, median, q80 = np.quantile(times, (0.2, 0.5, 0.8))
+    return Timing(float(median), float(q20), float(q80), len(times))
+
+
+class Clock(Protocol):
+    min_rounds: int
+    max_rounds: int
+
+    def round(self, functions: Sequence[Function], first: int = 0) -> list[float]:
+        """Run each function once, beginning with number `first`; the microseconds of each."""
+
+    def copy(self, nbytes: int) -> Function:
+        """A plain copy that reads nbytes / 2 and writes nbytes / 2."""
+
+    def read(self, nbytes: int) -> Function:
+        """A plain read of nbytes."""
+
+
+def time_rounds(
+    clock: Clock, functions: Sequence[Function], warmup_ms: float, rep_ms: float
+) -> list[Timing]:
+    """Time the functions side by side: each round runs all of them, so a drift of the clocks hits
+    all alike, and each round begins with the next one, so each follows each.
+
+    There are as many rounds as functions[0] can be run in rep_ms, within the clock's limits.
+    """
+    clock.round(functions)
+    estimate = functions and min(clock.round(functions)[0] for _ in range(2)) / 1000
+
+    def rounds(ms: float, least: int) -> int:
+        return int(np.clip(ms / max(estimate, 1e-6), least, clock.max_rounds))
+
+    for first in range(rounds(warmup_ms, 1)):
+        clock.round(functions, first)
+    times = [clock.round(functions, first) for first in range(rounds(rep_ms, clock.min_rounds))]
+    return [summarize(column) for column in zip(*times, strict=True)]
+
+
+_READ = r"""
+// Reads `count` 16-byte words; the store never happens but keeps the loads alive.
+extern "C" __global__ void __launch_bounds__(512)
+read_words(const uint4* data, long long count, unsigned int* sink) {
+    long long stride = (long long)gridDim.x * blockDim.x;
+    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    unsigned int sum = 0;
+    for (; i + 3 * stride < count; i += 4 * stride) {
+        uint4 a = data[i], b = data[i + stride], c = data[i + 2 * stride], d = data[i + 3 * stride];
+        sum ^= a.x ^ a.y ^ a.z ^ a.w ^ b.x ^ b.y ^ b.z ^ b.w;
+        sum ^= c.x ^ c.y ^ c.z ^ c.w ^ d.x ^ d.y ^ d.z ^ d.w;
+    }
+    for (; i < count; i += stride) {
+        uint4 a = data[i];
+        sum ^= a.x ^ a.y ^ a.z ^ a.w;
+    }
+    if (sum == 0x9e3779b9u) *sink = sum;
+}
+"""
+_NOTHING = 'extern "C" __global__ void nothing(const void* x, void* y, int m, int n) {}'
+
+
+class GpuClock:
+    """Event timing on CuPy's current stream."""
+
+    min_rounds, max_rounds = 20, 500
+
+    def __init__(self, target: Target):
+        self._cupy = cupy = target.xp
+        self._read_kernel = cupy.RawKernel(_READ, "read_words")
+        self._sink = cupy.zeros(1, np.uint32)
+        multiprocessors = cupy.cuda.Device().attributes["MultiProcessorCount"]
+        self._read_grid = 4 * multiprocessors
+        self._flush_buffer = cupy.empty(FLUSH_BYTES, np.uint8)
+        self._events: list[Any] = []
+
+    def flush(self) -> None:
+        """Replace the L2 cache's lines by clean ones.
+
+        After the write alone, the next kernel would pay for writing back what is still dirty.
+        """
+        self._flush_buffer.data.memset_async(0, FLUSH_BYTES)
+        self._read(self._flush_buffer)
+
+    def _read(self, data: Any) -> None:
+        args = (data, np.int64(data.nbytes // 16), self._sink)
+        self._read_kernel((self._read_grid,), (512,), args)
+
+    def round(self, functions: Sequence[Function], first: int = 0) -> list[float]:
+        # The flush takes longer than the host needs to enqueue what follows it, so the GPU does
+        # not wait for the host between the two events.
+        cupy, count = self._cupy, len(functions)
+        while len(self._events) < 2 * count:
+            self._events.append(cupy.cuda.Event())
+        for offset in range(count):
+            i = (first + offset) % count
+            self.flush()
+            self._events[2 * i].record()
+            functions[i]()
+            self._events[2 * i + 1].record()
+        cupy.cuda.get_current_stream().synchronize()
+        pairs = zip(self._events[0 : 2 * count : 2], self._events[1 : 2 * count : 2], strict=True)
+        return [1000 * cupy.cuda.get_elapsed_time(start, end) for start, end in pairs]
+
+    def copy(self, nbytes: int) -> Function:
+        half = max(nbytes // 2, 1)
+        source, destination = self._noise(half), self._cupy.empty(half, np.uint8)
+        return lambda: destination.data.copy_from_device_async(source.data, half)
+
+    def read(self, nbytes: int) -> Function:
+        source = self._noise(nbytes)
+        return lambda: self._read(source)
+
+    def _noise(self, nbytes: int) -> Any:
+        """Bytes that differ: copying zeros can be faster than copying data."""
+        words = self._cupy.arange(-(-nbytes // 4), dtype=np.uint32)
+        words *= np.uint32(2654435761)
+        return words.view(np.uint8)[:nbytes]
+
+    def host_times(self, call: Function, x: Any, out: Any) -> dict[str, float]:
+        """Microseconds of host time of a warm call, a bare launch and cupy.empty."""
+        cupy = self._cupy
+        nothing = cupy.RawKernel(_NOTHING, "nothing")
+        args = (x, out, np.int32(1), np.int32(1))
+        return {
+            "call": self._host_time(call),
+            "RawKernel launch": self._host_time(lambda: nothing((1,), (128,), args)),
+            "cupy.empty": self._host_time(lambda: cupy.empty(out.shape, out.dtype)),
+        }
+
+    def _host_time(self, function: Function, calls: int = 100, repeats: int = 11) -> float:
+        # 100 calls fit the launch queue, so that none waits for the GPU.
+        times = []
+        for _ in range(repeats):
+            self._cupy.cuda.get_current_stream().synchronize()
+            start = time.perf_counter()
+            for _ in range(calls):
+                function()
+            times.append(1e6 * (time.perf_counter() - start) / calls)
+        self._cupy.cuda.get_current_stream().synchronize()
+        return float(np.median(times))
+
+
+class HostClock:
+    """Wall-clock timing of the host target, without a flush: its times are not GPU times."""
+
+    min_rounds, max_rounds = 3, 20
+
+    def round(self, functions: Sequence[Function], first: int = 0) -> list[float]:
+        times = [0.0] * len(functions)
+        for offset in range(len(functions)):
+            i = (first + offset) % len(functions)
+            start = time.perf_counter()
+            functions[i]()
+            times[i] = 1e6 * (time.perf_counter() - start)
+        return times
+
+    def copy(self, nbytes: int) -> Function:
+        source = np.ones(max(nbytes // 2, 1), np.uint8)
+        destination = np.empty_like(source)
+        return lambda: np.copyto(destination, source)
+
+    def read(self, nbytes: int) -> Function:
+        source = np.ones(max(nbytes // 8, 1), np.uint64)
+        return lambda: np.bitwise_xor.reduce(source)
+
+
+def clock_of(target: Target) -> Clock:
+    return HostClock() if target.name == "host" else GpuClock(target)

@@ -1,0 +1,153 @@
+"""The comparison, the guards and the benchmark protocol."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fake_op import make_op
+
+from cupykern import bench, check, results, targets, timing
+from cupykern.op import Bound
+from cupykern.peers import Peer
+
+SETTINGS = bench.Settings(warmup_ms=0, rep_ms=0)
+
+
+@pytest.fixture
+def host():
+    return targets.get("host")
+
+
+def _compare(output, reference, bound, rms=1.0, dtype=np.float32):
+    reference = np.asarray(reference, np.float64)
+    bounds = Bound(np.broadcast_to(bound, reference.shape), np.full(reference.shape, rms))
+    return check.compare([np.asarray(output, dtype)], [reference], [bounds])
+
+
+def test_compare_finds_the_worst_element():
+    found = _compare([[1, 2], [3, 4.5]], [[1, 2.25], [3, 4]], 0.25, rms=0.5)
+    assert (found.index, found.error_over_bound, found.got, found.expected) == ((1, 1), 2, 4.5, 4)
+    assert found.max_abs == 0.5 and found.max_rel == 0.125
+    assert found.rms_ratio == pytest.approx(np.sqrt((0.25 + 1) / 4))
+    assert found.ulps == 0.5 / 2.0**-21
+    assert not found.ok
+
+
+@pytest.mark.parametrize(
+    "output, reference, ok",
+    [
+        (np.nan, np.nan, True),
+        (np.nan, 0, False),
+        (0, np.nan, False),
+        (np.inf, np.inf, True),
+        (-np.inf, np.inf, False),
+        (3e38, np.inf, False),
+        (np.inf, 1, False),
+        (np.inf, 1e39, True),  # what FP32 cannot hold rounds to infinity
+        (-np.inf, 1e39, False),
+        (-0.0, 0.0, True),
+    ],
+)
+def test_compare_wants_nan_and_infinities_in_place(output, reference, ok):
+    assert _compare([1, output], [1, reference], 1e-30).ok is ok
+
+
+def test_a_bound_that_bounds_nothing_fails():
+    assert not _compare([1.0], [1.0], np.nan).ok
+    assert not _compare([1.0], [1.0], -1.0).ok
+    assert _compare([1.0], [1.0], 0.0).ok
+
+
+def test_rms_beyond_what_is_expected_fails():
+    assert not _compare([1.4, 1.4], [1, 1], 0.5, rms=0.1).ok
+
+
+def test_compare_of_nothing_and_of_wrong_shapes():
+    assert _compare(np.zeros((0, 3)), np.zeros((0, 3)), 0.0).ok
+    with pytest.raises(check.Violation, match="shape"):
+        _compare([1.0], [1.0, 2.0], 0.0)
+
+
+@pytest.mark.parametrize("fault", ["value", "unwritten", "guard", "input", "raises"])
+def test_check_finds_faults(fault, host):
+    cases = list(check.run_cases([make_op(fault)], host, cases=20, seed=3))
+    assert any(case.error for case in cases)
+    failed = next(case for case in cases if case.error)
+    (again,) = check.run_cases([make_op(fault)], host, cases=1, seed=failed.seed)
+    assert (again.problem, bool(again.error)) == (failed.problem, True)
+
+
+def test_check_passes_what_is_right(host):
+    cases = list(check.run_cases([make_op()], host, cases=20, seed=0))
+    (summary,) = check.summarize(cases)
+    assert (summary.cases, summary.failed) == (20, 0) and 0 < summary.worst.error_over_bound <= 1
+
+
+def _rows(op, host, peers=()):
+    todo = bench.tasks([op], "host", dtypes=("float32",))
+    return list(bench.run(todo, host, timing.clock_of(host), SETTINGS, peers))
+
+
+def test_bench_times_what_is_verified(host):
+    rows = _rows(make_op(flops=1000), host)
+    assert [row.shape for row in rows] == [(8, 16), (4, 4)]
+    for row in rows:
+        (ours,) = row.results
+        assert row.ok and row.plain == "copy" and row.plain_us > 0
+        assert ours.q20_us <= ours.median_us <= ours.q80_us
+        assert ours.runs >= 3 and 0 < ours.error_over_bound <= 1
+        nbytes = row.bytes_read + row.bytes_written
+        assert ours.gbps == pytest.approx(nbytes / (ours.median_us * 1e-6) / 1e9)
+        assert ours.tflops == pytest.approx(1000 / (ours.median_us * 1e-6) / 1e12)
+
+
+@pytest.mark.parametrize("fault", ["value", "unwritten", "guard", "input", "raises"])
+def test_bench_does_not_time_what_is_wrong(fault, host):
+    for row in _rows(make_op(fault), host):
+        assert not row.ok and row.results[0].note and row.results[0].median_us is None
+
+
+def test_peers_are_verified_against_the_same_reference(host):
+    def build(factor):
+        return lambda op, call: lambda: (call.args[0] * np.float32(factor)).astype(np.float32)
+
+    def broken(op, call):
+        raise RuntimeError("unsupported")
+
+    peers = [
+        Peer("good", "numpy", build(1 / 3)),
+        Peer("bad", "numpy", build(0.4)),
+        Peer("none", "numpy", lambda op, call: None),
+        Peer("broken", "numpy", broken),
+    ]
+    row = _rows(make_op(), host, peers)[0]
+    good, bad, none, failed = row.results[1:]
+    assert row.ok
+    assert good.error_over_bound <= 4 and good.median_us > 0  # 1/3 itself is rounded
+    assert not bad.verified and bad.error_over_bound > 1 and bad.median_us > 0
+    assert none.median_us is None and "no such" in none.note
+    assert failed.median_us is None and "unsupported" in failed.note
+    assert [cells[3] for cells in results.table_rows([row])][1:] == [p.name for p in peers]
+
+
+def test_a_missing_library_is_no_error():
+    assert Peer("numpy", "numpy", lambda op, call: None).missing() is None
+    assert "no_such_library" in Peer("x", "no_such_library.y", lambda op, call: None).missing()
+
+
+def test_rounds_are_interleaved(host):
+    order = []
+    clock = timing.HostClock()
+    for first in range(3):
+        clock.round([lambda: order.append("a"), lambda: order.append("b")], first)
+    assert "".join(order) == "abbaab"
+
+
+def test_one_benchmark_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUPYKERN_CACHE_DIR", str(tmp_path))
+    with bench.lock(wait=False):
+        with pytest.raises(targets.UnavailableError, match="another benchmark"):
+            with bench.lock(wait=False):
+                pass
+    with bench.lock(wait=False):
+        pass

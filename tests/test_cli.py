@@ -1,0 +1,230 @@
+"""The command: exit codes, one-line errors, files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import click
+import pytest
+from fake_op import make_op
+
+import cupykern
+from cupykern import bench, cli, options
+
+ROOT = Path(__file__).resolve().parents[1]
+GOOD = make_op()
+WRONG = replace(make_op("value"), name="wrong")
+INTERRUPTED = replace(make_op("interrupt"), name="interrupted")
+
+
+@pytest.fixture
+def fake_ops(monkeypatch):
+    for module in (cupykern, cli, options):
+        monkeypatch.setattr(module, "OPS", (GOOD, WRONG, INTERRUPTED))
+
+
+def _run(capsys, *args: str) -> tuple[int, str, str]:
+    code = cli.main(list(args))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def _words(line: str) -> list[str]:
+    return re.split(r"\s{2,}", line.strip())
+
+
+def test_check_passes(fake_ops, capsys, tmp_path):
+    path = tmp_path / "check.json"
+    code, out, err = _run(
+        capsys, "check", "third", "--target", "host", "--cases", "7", "--json", str(path)
+    )
+    assert (code, err) == (0, "")
+    title, header, _, row = out.splitlines()
+    assert "error/bound 1" in title and _words(row)[:4] == ["third", "float32", "7", "0"]
+    document = json.loads(path.read_text())
+    assert document["failures"] == [] and document["summary"][0]["cases"] == 7
+
+
+def test_check_says_how_to_reproduce_a_violation(fake_ops, capsys):
+    args = ("check", "wrong", "--target", "host", "--cases")
+    code, out, _ = _run(capsys, *args, "30", "--seed", "5")
+    assert code == 1
+    problem, command = out.splitlines()[5:7]
+    assert "Problem(shape=" in problem
+    again = command.split()
+    assert again[:2] == ["cupykern", "check"]
+    code, out, _ = _run(capsys, *again[1:])
+    assert code == 1 and problem in out
+
+
+def test_bench_writes_everything(fake_ops, capsys, tmp_path):
+    paths = [tmp_path / name for name in ("b.json", "b.csv", "b.svg")]
+    code, out, err = _run(
+        capsys,
+        *("bench", "third", "--target", "host", "--shapes", "8,16;4,4", "--dtype", "float32"),
+        *("--rep-ms", "0", "--warmup-ms", "0", "--seed", "3"),
+        *("--json", str(paths[0]), "--csv", str(paths[1]), "--plot", str(paths[2])),
+    )
+    assert (code, err) == (0, "")
+    assert out.startswith("host emulation: times are not GPU times")
+    rows = [_words(line) for line in out.splitlines()[3:]]
+    assert [row[1] for row in rows] == ["8x16", "4x4"] and all(row[-1] == "yes" for row in rows)
+
+    document = json.loads(paths[0].read_text())
+    assert document["settings"]["seed"] == 3 and document["machine"]["device"]
+    assert [row["shape"] for row in document["rows"]] == [[8, 16], [4, 4]]
+    with paths[1].open() as file:
+        lines = list(csv.DictReader(file))
+    assert [line["shape"] for line in lines] == ["8x16", "4x4"]
+    figure = document["rows"][0]["results"][0]["median_us"]
+    assert float(lines[0]["median_us"]) == figure and number_in(rows[0][4], figure)
+    assert b"<svg" in paths[2].read_bytes()
+
+
+def number_in(cell: str, value: float) -> bool:
+    return float(cell) == pytest.approx(value, rel=1e-3)
+
+
+def test_bench_of_a_wrong_op_fails(fake_ops, capsys):
+    code, out, _ = _run(capsys, "bench", "wrong", "--target", "host", "--dtype", "float32")
+    assert code == 1 and "NO" in out and "error/bound" in out.splitlines()[-1]
+
+
+def test_an_interrupted_bench_keeps_the_finished_rows(fake_ops, capsys, tmp_path):
+    path = tmp_path / "b.json"
+    code, out, err = _run(
+        capsys,
+        *("bench", "third", "interrupted", "--target", "host", "--dtype", "float32"),
+        *("--rep-ms", "0", "--json", str(path)),
+    )
+    assert (code, err) == (130, "interrupted\n")
+    document = json.loads(path.read_text())
+    assert document["interrupted"] and len(document["rows"]) == 2
+
+
+def test_two_benchmarks_at_once(fake_ops, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("CUPYKERN_CACHE_DIR", str(tmp_path))
+    with bench.lock(wait=False):
+        code, out, err = _run(capsys, "bench", "third", "--target", "host")
+    assert (code, out) == (1, "")
+    assert err.startswith("error: another benchmark") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "args, says",
+    [
+        (["nonsense"], "nonsense"),
+        (["check", "nope"], "softmax"),
+        (["check", "--target", "tpu"], "'tpu' is not one of 'cuda', 'hip', 'host'"),
+        (["check", "--cases", "0"], "--cases"),
+        (["check", "--json", "/no/such/folder/f.json"], "--json: there is no folder"),
+        (["bench", "--shapes", "3x4"], "--shapes must be"),
+        (["bench", "--shapes", "3,-4"], "--shapes must be"),
+        (["bench", "--shapes", ""], "--shapes must be"),
+        (["bench", "--dtype", "float17"], "unknown dtype 'float17'"),
+        (["bench", "softmax", "--dtype", "int8"], "float16, bfloat16, float32"),
+        (["bench", "--against", "nobody"], "unknown peer 'nobody'"),
+        (["bench", "--target", "host", "--against", "torch"], "needs a GPU"),
+        (["source"], "OP"),
+        (["source", "nope"], "unknown op"),
+        (["compile", "--arch", "sm_1"], "sm_1"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(args, says, capsys):
+    code, out, err = _run(capsys, *args)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ") and err.count("\n") == 1 and says in err
+
+
+def test_a_shape_that_the_op_refuses(fake_ops, capsys):
+    code, _, err = _run(capsys, "bench", "third", "--shapes", "3", "--target", "host")
+    assert code == 2 and "2 dims" in err
+
+
+def test_a_target_that_is_not_there(capsys):
+    missing = "hip" if "cuda" in cupykern.targets.available() else "cuda"
+    code, out, err = _run(capsys, "check", "--target", missing)
+    assert (code, out) == (1, "") and err.startswith(f"error: target {missing} cannot run here")
+
+
+def test_list_names_every_op(capsys):
+    code, out, _ = _run(capsys, "list")
+    assert code == 0
+    for op in cupykern.OPS:
+        assert op.name in out
+    for target in options.TARGETS:
+        assert target in out
+
+
+def test_doctor(capsys):
+    code, out, _ = _run(capsys, "doctor")
+    assert code == (0 if cupykern.targets.available() else 1)
+    for thing in ("cupy", "C++ compiler", "kernel cache", "free memory", "targets that work"):
+        assert thing in out
+
+
+def test_source_is_the_variants_string(capsys):
+    op = cupykern.OPS[0]
+    shape = op.bench_shapes("cuda")[0]
+    for target, arch in options.DEFAULT_ARCHS.items():
+        code, out, _ = _run(
+            capsys,
+            *("source", op.name, "--target", target, "--shape", ",".join(map(str, shape))),
+            *("--dtype", "bfloat16"),
+        )
+        problem = op.bench_problem(shape, "bfloat16")
+        variant = op.variant(problem, op.configs(problem, arch)[0])
+        assert code == 0 and out == cli.source_text(variant, target)
+
+
+def test_cache(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("CUPYKERN_CACHE_DIR", str(tmp_path / "kernels"))
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "a.so").write_bytes(bytes(3 * 2**20))
+    code, out, _ = _run(capsys, "cache")
+    assert code == 0 and "3.0 MiB" in out and str(tmp_path) in out
+    assert _run(capsys, "cache", "--clear")[0] == 0
+    assert not (tmp_path / "kernels").exists()
+    assert "0.0 MiB" in _run(capsys, "cache")[1]
+
+
+@pytest.mark.parametrize("name", sorted(cli.cli.commands))
+def test_every_command_has_help_with_an_example(name, capsys):
+    code, out, _ = _run(capsys, name, "--help")
+    assert code == 0 and f"Example: cupykern {name}" in out
+    for param in cli.cli.commands[name].params:
+        if isinstance(param, click.Option):
+            assert param.help or param.show_default, f"{name} {param.opts[0]} says nothing"
+
+
+def _subprocess(*args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "cli.py"), *args]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
+
+
+def test_cli_py_is_the_command():
+    assert cupykern.__version__ in _subprocess("--version").stdout
+    wrong = _subprocess("check", "nope")
+    assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1
+
+
+def test_without_rich_and_matplotlib():
+    code = (
+        "import sys; sys.modules['rich'] = sys.modules['matplotlib'] = None\n"
+        "sys.stdout.isatty = lambda: True\n"
+        "from cupykern.cli import main; sys.exit(main(['list']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0 and "softmax" in done.stdout
+
+
+def test_a_pipe_gets_no_progress_bar():
+    done = _subprocess("bench", "softmax", "--target", "host", "--shapes", "4,8", "--rep-ms", "0")
+    assert done.returncode == 0, done.stdout
+    assert done.stderr == "" and "\r" not in done.stdout

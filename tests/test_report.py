@@ -1,0 +1,116 @@
+"""README's tables against the committed results."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+
+import cupykern
+from cupykern import cli, report
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def _result(name: str, median: float, ratio: float = 0.5) -> dict:
+    return {
+        "name": name,
+        "median_us": median,
+        "gbps": 4000.0 / median,
+        "tflops": None,
+        "speed_percent": 100 * 18 / median,
+        "verified": ratio <= 1,
+        "error_over_bound": ratio,
+        "note": None,
+    }
+
+
+DOCUMENT = {
+    "kind": "bench",
+    "date": "2026-01-02T03:04:05+00:00",
+    "target": "cuda",
+    "machine": {"device": "NVIDIA H200", "cupy": "14.2.0", "nvrtc": "13.0"},
+    "host_time_us": {"softmax": {"call": 11.5, "RawKernel launch": 5.0, "cupy.empty": 2.0}},
+    "rows": [
+        {
+            "op": "softmax",
+            "shape": [4096, 4096],
+            "dtype": "float16",
+            "plain": "copy",
+            "flops": 0,
+            "results": [_result("cupykern", 20.0), _result("torch", 50.0, 7.0)],
+        }
+    ],
+}
+README = "# t\n\n<!-- table: softmax -->\nold\n<!-- end -->\n\ntext\n"
+
+
+def test_readme_matches_the_committed_results():
+    text, wanted = report.report(ROOT / "README.md", ROOT / "results")
+    assert text == wanted, "run `python cli.py report`"
+
+
+def test_tables():
+    written = report.update(README, report.tables([DOCUMENT]))
+    lines = written.splitlines()
+    assert "NVIDIA H200, CuPy 14.2.0, NVRTC 13.0, 2026-01-02." in lines
+    assert "| shape | dtype | µs | GB/s | % of plain copy | torch, µs |" in lines
+    row = "| 4096 x 4096 | float16 | 20.0 | 200.0 | 90.0 | 50.0 (2.50x), error 7.00 x bound |"
+    assert row in lines
+    assert lines[-1] == "text" and "old" not in written
+    assert report.update(written, report.tables([DOCUMENT])) == written
+
+
+def test_the_latest_result_of_a_row_counts():
+    later = copy.deepcopy(DOCUMENT)
+    later["date"] = "2026-02-01T00:00:00+00:00"
+    later["rows"][0]["results"] = [_result("cupykern", 19.0)]
+    table = report.tables([DOCUMENT, later])["softmax"]
+    assert "| 19.0 |" in table and "| 20.0 |" not in table and "torch" not in table
+
+
+def test_host_time_has_its_own_table():
+    text = README + "<!-- table: host time -->\n<!-- end -->\n"
+    written = report.update(text, report.tables([DOCUMENT]))
+    assert "| softmax | 11.5 | 5.00 | 2.00 |" in written
+
+
+def test_a_table_without_results_says_so():
+    assert "Not measured yet." in report.update(README, {})
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("<!-- table: softmax -->\n", "lacks"),
+        (README.replace("softmax", "softmaks"), "softmaks"),
+        ("nothing\n", "no '<!-- table: softmax"),
+    ],
+)
+def test_markers_that_do_not_fit(text, says):
+    with pytest.raises(ValueError, match=says):
+        report.update(text, report.tables([DOCUMENT]))
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("README.md").write_text(README)
+    Path("results").mkdir()
+    Path("results/h200.json").write_text(json.dumps(DOCUMENT))
+    Path("results/host.json").write_text(json.dumps({**DOCUMENT, "target": "host"}))
+    Path("results/other.json").write_text("[]")
+    assert cli.main(["report", "--check"]) == 1
+    assert "differs" in capsys.readouterr().err and Path("README.md").read_text() == README
+    assert cli.main(["report"]) == 0
+    assert cli.main(["report", "--check"]) == 0
+    Path("results/h200.json").write_text("{")
+    assert cli.main(["report"]) == 1
+    assert "h200.json is not JSON" in capsys.readouterr().err
+
+
+def test_every_op_has_a_table():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for op in cupykern.OPS:
+        assert f"<!-- table: {op.name} -->" in text
