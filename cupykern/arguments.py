@@ -12,11 +12,14 @@ import numpy as np
 from .targets import Target, is_cupy, of_array
 
 _NO_CHANGE = nullcontext()
+_LARGEST_FLOAT = float(np.finfo(np.float32).max)
 
 
 def target_of(name: str, array: Any) -> Target:
     """The target that holds `array`.  Raises TypeError for anything but a cupy or numpy array."""
-    if not (isinstance(array, np.ndarray) or is_cupy(array)) or isinstance(array, np.ma.MaskedArray):
+    if not (isinstance(array, np.ndarray) or is_cupy(array)) or isinstance(
+        array, np.ma.MaskedArray
+    ):
         kind = f"{type(array).__module__}.{type(array).__qualname__}"
         raise TypeError(f"{name} must be a cupy or numpy array; got {kind}")
     return of_array(array)
@@ -61,7 +64,7 @@ def finite_float(name: str, value: Any, default: float) -> float:
     ):
         raise TypeError(f"{name} must be a real number; got {type(value).__name__}")
     number = float(value)
-    if not math.isfinite(number) or abs(number) > np.finfo(np.float32).max:
+    if not math.isfinite(number) or abs(number) > _LARGEST_FLOAT:
         raise ValueError(f"{name} must be finite in FP32; got {number}")
     return number
 
@@ -75,7 +78,9 @@ def normalize_axis(axis: Any, ndim: int) -> int:
     return int(axis) % ndim
 
 
-def check_out(out: Any, x: Any, shape: Sequence[int], dtype: np.dtype, others: dict[str, Any]) -> None:
+def check_out(
+    out: Any, x: Any, shape: Sequence[int], dtype: np.dtype, others: dict[str, Any]
+) -> None:
     """Raise unless `out` can take a result: its place, shape, dtype, writability and no overlap.
 
     `out` may be exactly x (same memory, strides and dtype), and overlaps nothing else in `others`.

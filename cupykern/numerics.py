@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import ml_dtypes
@@ -34,7 +34,7 @@ class FloatInfo:
     underflow_error: float
 
 
-@lru_cache(maxsize=None)
+@cache
 def _finfo(dtype: np.dtype) -> FloatInfo:
     info = ml_dtypes.finfo(dtype)
     eps, tiny = float(info.eps), float(info.smallest_normal)

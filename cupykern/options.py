@@ -56,9 +56,7 @@ def parse_names(
     return None if text is None else tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def parse_archs(
-    ctx: click.Context, param: click.Parameter, text: str | None
-) -> tuple[str, ...]:
+def parse_archs(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[str, ...]:
     names = parse_names(ctx, param, text)
     for name in names or ():
         if name not in ARCHS:

@@ -1,6 +1,6 @@
 """README's tables, written from the committed results/*.json.
 
-A table stands between `<!-- table: softmax -->` and `<!-- end -->`; it is called by an op's name, or
+A table stands between `<!-- table: softmax -->` and `<!-- end -->`; its name is an op's, or
 "host time" for the host time per call.
 """
 
@@ -16,6 +16,13 @@ from .tables import number
 
 HOST_TIME = "host time"
 _TABLE = re.compile(r"(<!-- table: ([^>]*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+_VERSIONS = (
+    ("CuPy", "cupy"),
+    ("NVRTC", "nvrtc"),
+    ("torch", "torch"),
+    ("QuACK", "quack-kernels"),
+    ("Liger", "liger-kernel"),
+)
 _NOT_MEASURED = "Not measured yet.\n"
 
 
@@ -60,11 +67,7 @@ def _caption(device: str, rows: Iterable[tuple[dict[str, Any], Any]]) -> str:
     versions = documents[-1]["machine"]
     words = [
         device,
-        *(
-            f"{label} {versions[name]}"
-            for label, name in (("CuPy", "cupy"), ("NVRTC", "nvrtc"), ("torch", "torch"))
-            if versions.get(name)
-        ),
+        *(f"{label} {versions[name]}" for label, name in _VERSIONS if versions.get(name)),
         " to ".join(dict.fromkeys((dates[0], dates[-1]))),
     ]
     return ", ".join(words) + ".\n\n"
@@ -96,7 +99,8 @@ def _op_table(rows: Iterable[tuple[dict[str, Any], dict[str, Any]]]) -> str:
                 *(_peer_cell(by_name.get(peer), ours) for peer in peers),
             )
         )
-    return _markdown(lines, left=2)
+    table = _markdown(lines, left=2)
+    return f"{table}\nMedians; in brackets the time over ours.\n" if peers else table
 
 
 def _peer_cell(result: dict[str, Any] | None, ours: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -96,12 +96,12 @@ def _kernel_text(variant: Variant, already: frozenset[str]) -> str:
     return "".join(_expand_text(f"{variant.kernel}.cu", variant.text, set(already)))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _resolve(name: str, already: frozenset[str] = frozenset()) -> str:
     return "".join(_expand(name, set(already)))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _files(name: str) -> tuple[str, ...]:
     seen: set[str] = set()
     list(_expand(name, seen))

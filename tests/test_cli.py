@@ -64,6 +64,7 @@ def test_check_says_how_to_reproduce_a_violation(fake_ops, capsys):
 
 
 def test_bench_writes_everything(fake_ops, capsys, tmp_path):
+    pytest.importorskip("matplotlib")
     paths = [tmp_path / name for name in ("b.json", "b.csv", "b.svg")]
     code, out, err = _run(
         capsys,

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,7 +37,6 @@ class Kernel(Protocol):
         args, in the kernel's order: arrays of the target (their pointer), None (a null pointer),
         numpy scalars (by value, so the type is exact) and structs from `by_value`.
         """
-
 
 
 class Target(Protocol):
@@ -72,7 +71,7 @@ def of_array(array: Any) -> Target:
     return _gpu(array.device.id)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _gpu(device_id: int) -> Target:
     import cupy
 

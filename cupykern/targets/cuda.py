@@ -12,7 +12,12 @@ from kernels_cu import Variant, source_text
 from . import CompileError
 
 OPTIONS = ("-std=c++17",)
-_ARCHS_WITH_OWN_INSTRUCTIONS = {"90": "sm_90a", "100": "sm_100a", "103": "sm_103a", "120": "sm_120a"}
+_ARCHS_WITH_OWN_INSTRUCTIONS = {
+    "90": "sm_90a",
+    "100": "sm_100a",
+    "103": "sm_103a",
+    "120": "sm_120a",
+}
 _ARCHS_WITH_CLUSTERS = ("sm_90a", "sm_100a", "sm_103a")
 _NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14  # CU_FUNC_ATTRIBUTE_*, for clusters of more than 8 blocks
 

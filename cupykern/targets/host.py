@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any, ClassVar
@@ -88,7 +88,11 @@ class HostTarget:
 def _parse_schedule(schedule: str) -> tuple[int, int]:
     """(order, seed)"""
     order, _, seed = schedule.partition(":")
-    if order not in _ORDERS or (order == "sticky") != seed.isdigit() or (seed and order != "sticky"):
+    if (
+        order not in _ORDERS
+        or (order == "sticky") != seed.isdigit()
+        or (seed and order != "sticky")
+    ):
         raise ValueError(f"schedule must be fifo, lifo or sticky:<seed>; got {schedule!r}")
     return _ORDERS[order], int(seed or 0)
 
@@ -107,7 +111,7 @@ def current() -> HostTarget:
     )
 
 
-@lru_cache(maxsize=None)
+@cache
 def _from_environment(warp_size: str, schedule: str, sanitizer: str | None) -> HostTarget:
     if not warp_size.isdigit():
         raise ValueError(f"CUPYKERN_HOST_WARP_SIZE must be 32 or 64; got {warp_size!r}")
@@ -222,7 +226,7 @@ def find_compiler() -> Compiler | None:
     return _find_compiler(os.environ.get("CXX", ""), os.environ.get("PATH", ""))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _find_compiler(cxx: str, path: str) -> Compiler | None:
     for command in (tuple(shlex.split(cxx)), ("g++",), ("clang++",)):
         if not command or not shutil.which(command[0], path=path):
@@ -246,10 +250,17 @@ def _compiler() -> Compiler:
     return compiler
 
 
-_FLAGS = (
-    "-std=c++17 -shared -fPIC -fvisibility=hidden -fno-strict-aliasing -fno-exceptions -fno-rtti "
-    "-fno-math-errno -w"
-).split()
+_FLAGS = [
+    "-std=c++17",
+    "-shared",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-strict-aliasing",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-math-errno",
+    "-w",
+]
 _SANITIZER_FLAGS = {
     None: ("-O2",),
     "address": ("-O1", "-g", "-fsanitize=address"),
@@ -261,7 +272,7 @@ _SANITIZER_FLAGS = {
 }
 
 
-@lru_cache(maxsize=None)
+@cache
 def _flags(compiler: Compiler, sanitizer: str | None) -> tuple[str, ...]:
     flags = [*_FLAGS, *_SANITIZER_FLAGS[sanitizer]]
     if _has_x86_64_v3():
@@ -275,7 +286,7 @@ def _flags(compiler: Compiler, sanitizer: str | None) -> tuple[str, ...]:
     return tuple(flags)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _has_x86_64_v3() -> bool:
     if platform.machine() != "x86_64":
         return False
@@ -345,7 +356,7 @@ def _compile(compiler: Compiler, flags: tuple[str, ...], source: str, path: Path
         os.replace(library, path)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _private_dir() -> Path:
     """Where this process alone keeps what the cache cannot."""
     directory = tempfile.mkdtemp(prefix="cupykern-")
@@ -411,7 +422,7 @@ def sanitizer_environment(name: str) -> dict[str, str]:
     }
 
 
-@lru_cache(maxsize=None)
+@cache
 def _sanitizer_library(compiler: Compiler, name: str) -> str:
     library = _LIBRARIES.get(compiler.kind, {}).get(name)
     if library:

@@ -1,0 +1,66 @@
+"""Which targets the tests run on: `pytest --target host|cuda|hip|all`, default all that are here."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from cupykern import targets
+from cupykern.targets import host
+
+settings.register_profile(
+    "repository",
+    deadline=None,
+    derandomize=True,
+    max_examples=60,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+settings.load_profile("repository")
+
+_HOST = {
+    "host32": {"warp_size": 32},
+    "host64": {"warp_size": 64},
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--target", choices=("host", "cuda", "hip", "all"), default="all")
+
+
+def _gpu() -> targets.Target | None:
+    try:
+        gpu = targets.get()
+    except targets.UnavailableError:
+        return None
+    return None if gpu.name == "host" else gpu
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "target" not in metafunc.fixturenames:
+        return
+    wanted = metafunc.config.getoption("target")
+    names = list(_HOST) if wanted in ("host", "all") else []
+    if wanted in ("cuda", "hip") or (wanted == "all" and _gpu() is not None):
+        names.append("gpu")
+    metafunc.parametrize("target", names, indirect=True)
+
+
+@pytest.fixture
+def target(request: pytest.FixtureRequest):
+    """A Target; for the host also the settings under which numpy arrays then run."""
+    if request.param == "gpu":
+        wanted = request.config.getoption("target")
+        yield targets.get(None if wanted == "all" else wanted)
+        return
+    with host.use(**_HOST[request.param]) as here:
+        yield here
+
+
+@pytest.fixture
+def gpu(request: pytest.FixtureRequest):
+    """The GPU's Target; the test is skipped without one."""
+    here = _gpu()
+    if here is None or request.config.getoption("target") == "host":
+        pytest.skip("no GPU")
+    return here

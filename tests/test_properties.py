@@ -1,0 +1,43 @@
+"""Every op against FP64 within its derived bound, on every target, under every schedule."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cupykern import OPS, check
+from cupykern.targets import host
+
+
+class HypothesisDraw:
+    """op.Draw by hypothesis, so that failing problems shrink."""
+
+    def __init__(self, data: st.DataObject):
+        self._data = data
+
+    def integer(self, low: int, high: int) -> int:
+        return self._data.draw(st.integers(low, high))
+
+    def choice(self, options):
+        return self._data.draw(st.sampled_from(options))
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+@given(data=st.data(), seed=st.integers(0, 2**20))
+def test_errors_are_within_the_bound(op, target, data, seed):
+    problem = op.draw_problem(HypothesisDraw(data))
+    comparison = check.check_problem(op, problem, seed, target.xp)
+    assert comparison.ok, f"{problem!r}: {comparison}"
+
+
+@pytest.mark.parametrize("schedule", ["lifo", "sticky:1", "sticky:2"])
+@pytest.mark.parametrize("warp_size", [32, 64])
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+@settings(max_examples=20)
+@given(data=st.data(), seed=st.integers(0, 2**20))
+def test_no_schedule_changes_that(op, warp_size, schedule, data, seed):
+    problem = op.draw_problem(HypothesisDraw(data))
+    with host.use(warp_size=warp_size, schedule=schedule) as target:
+        comparison = check.check_problem(op, problem, seed, target.xp)
+    assert comparison.ok, f"{problem!r}: {comparison}"
