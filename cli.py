@@ -1,3 +1,4 @@
 from cupykern.cli import main
 
-raise SystemExit(main())
+if __name__ == "__main__":  # worker processes import this file, too
+    raise SystemExit(main())

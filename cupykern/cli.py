@@ -18,6 +18,8 @@ from .op import Op
 from .options import (
     DEFAULT_ARCHS,
     TARGETS,
+    Failure,
+    Group,
     Shape,
     dtypes_option,
     json_option,
@@ -33,30 +35,6 @@ from .options import (
     write_json,
 )
 from .tables import number, one_line, print_table, progress
-
-
-class Failure(click.ClickException):
-    """One line on stderr and an exit code."""
-
-    def __init__(self, message: str, exit_code: int = 1):
-        super().__init__(message)
-        self.exit_code = exit_code
-
-
-class Group(click.Group):
-    """Turns what commands may meet into one line; what it does not know is a bug's traceback."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise Failure("interrupted", 130) from None
-        except targets.CompileError as error:
-            raise Failure(one_line(str(error))) from None
-        except BrokenPipeError:
-            raise
-        except (targets.UnavailableError, MemoryError, NotImplementedError, OSError) as error:
-            raise Failure(str(error)) from None
 
 
 def main(args: list[str] | None = None) -> int:
@@ -326,21 +304,31 @@ def compile_(ops: list[Op], archs: tuple[str, ...], jobs: int, json_path: str | 
     from . import gate
 
     rows = gate.compile_all(ops, archs, jobs)
+    failures = [gate.failure(row) for row in rows]
     print_table(
         ("variant", "arch", "registers", "SGPRs", "spills", "shared", "seconds", "result"),
         (
             (
                 *(row.variant, row.arch),
-                *("-" if n is None else n for n in (row.registers, row.sgprs, row.spill_bytes)),
-                *("-" if row.shared_bytes is None else row.shared_bytes, f"{row.seconds:.2f}"),
-                gate.failure(row) or "ok",
+                *(
+                    "-" if figure is None else figure
+                    for figure in (row.registers, row.sgprs, row.spill_bytes, row.shared_bytes)
+                ),
+                *(f"{row.seconds:.2f}", one_line(failure or row.skipped or "ok")),
             )
-            for row in rows
+            for row, failure in zip(rows, failures, strict=True)
         ),
     )
-    failed = sum(gate.failure(row) is not None for row in rows)
-    click.echo(f"{len(rows)} compiled, {failed} failed")
-    write_json(json_path, [{**asdict(row), "variant": str(row.variant)} for row in rows])
+    failed = sum(failure is not None for failure in failures)
+    skipped = sum(row.skipped is not None for row in rows)
+    click.echo(f"{len(rows)} variants, {failed} failed, {skipped} skipped")
+    write_json(
+        json_path,
+        [
+            {**asdict(row), "variant": str(row.variant), "failure": failure}
+            for row, failure in zip(rows, failures, strict=True)
+        ],
+    )
     return 1 if failed else 0
 
 

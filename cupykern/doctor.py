@@ -43,7 +43,7 @@ def find_all() -> list[Finding]:
         *_find_gpu(),
         _find_host_compiler(),
         Finding("nvidia-smi", nvidia_smi().get("driver_version"), "clocks and temperature"),
-        Finding("kernel cache", f"{cache.cache_dir()} ({cache.size() / 2**20:.1f} MiB)"),
+        _find_cache(),
         Finding("free memory", _free_memory()),
     ]
 
@@ -112,6 +112,13 @@ def _find_host_compiler() -> Finding:
     compiler = host.find_compiler()
     found = None if compiler is None else " ".join(compiler.command)
     return Finding("C++ compiler", found, "target host: pip install 'cupykern[host]', or g++")
+
+
+def _find_cache() -> Finding:
+    folder = cache.cache_dir()
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    writable = "" if os.access(nearest, os.W_OK) else ", cannot be written: kernels last a process"
+    return Finding("kernel cache", f"{folder} ({cache.size() / 2**20:.1f} MiB{writable})")
 
 
 def _free_memory() -> str | None:

@@ -1,4 +1,4 @@
-"""Options that several commands have, and how their text becomes values."""
+"""What commands share: options and how their text becomes values, and one-line errors."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from . import OPS, dtypes
+from . import OPS, dtypes, targets
 from .op import Op
-from .tables import to_json
+from .tables import one_line, to_json
 
 TARGETS = ("cuda", "hip", "host")
 DEFAULT_ARCHS = {"cuda": "sm_90a", "hip": "gfx942", "host": "host"}
@@ -18,6 +18,30 @@ ARCHS = (
     *("gfx90a", "gfx942", "gfx1100", "gfx1151", "gfx1201"),
 )
 Shape = tuple[int, ...]
+
+
+class Failure(click.ClickException):
+    """One line on stderr and an exit code."""
+
+    def __init__(self, message: str, exit_code: int = 1):
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class Group(click.Group):
+    """Turns what commands may meet into one line; what it does not know is a bug's traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise Failure("interrupted", 130) from None
+        except targets.CompileError as error:
+            raise Failure(one_line(str(error))) from None
+        except BrokenPipeError:
+            raise
+        except (targets.UnavailableError, MemoryError, NotImplementedError, OSError) as error:
+            raise Failure(str(error)) from None
 
 
 def _parse_ops(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> list[Op]:

@@ -23,6 +23,7 @@ class RowConfig:
 
     num_threads threads per block, threads_per_row of them on one row, which they walk in vectors of
     vector_width elements, vectors_per_thread each; cluster_size blocks on one row.
+    min_blocks: that a multiprocessor must hold, a cap on registers.
     lanes_across_rows: neighbouring threads on neighbouring rows.  split_rows: rows of any length, cut
     into chunks, in three launches.
     """
@@ -32,6 +33,7 @@ class RowConfig:
     vector_width: int
     vectors_per_thread: int
     cluster_size: int = 1
+    min_blocks: int = 1
     lanes_across_rows: bool = False
     split_rows: bool = False
 
@@ -44,11 +46,6 @@ class RowConfig:
         """The elements of a row that one block or cluster holds."""
         vectors = self.cluster_size * self.threads_per_row * self.vectors_per_thread
         return vectors * self.vector_width
-
-    @property
-    def min_blocks(self) -> int:
-        """Blocks that a multiprocessor must hold: 1536 threads, so at most 40 registers each."""
-        return 1536 // self.num_threads
 
     def shared_bytes(self, itemsize: int) -> int:
         """Dynamic shared memory of a block, in bytes (row.cuh: RowStorage)."""
@@ -112,13 +109,15 @@ def row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
                 vector_width,
                 elements // vector_width,
                 cluster_size,
-                lanes_across_rows=across,
+                # 40 registers: 1536 threads at once.  Measured on Hopper; elsewhere it spills.
+                1536 // num_threads if arch == "sm_90a" else 1,
+                across,
             )
             for num_threads, threads_per_row, elements, cluster_size in table
             if cluster_size <= limit
         ]
         largest_block = [config for config in whole if config.cluster_size == 1][-1]
-        configs += [*whole, replace(largest_block, split_rows=True)]
+        configs += [*whole, replace(largest_block, min_blocks=1, split_rows=True)]
     return tuple(configs)
 
 

@@ -15,7 +15,7 @@ import pytest
 from fake_op import make_op
 
 import cupykern
-from cupykern import bench, cli, options
+from cupykern import bench, cli, gate, options
 
 ROOT = Path(__file__).resolve().parents[1]
 GOOD = make_op()
@@ -182,6 +182,23 @@ def test_source_is_the_variants_string(capsys):
         problem = op.bench_problem(shape, "bfloat16")
         variant = op.variant(problem, op.configs(problem, arch)[0])
         assert code == 0 and out == cli.source_text(variant, target)
+
+
+@pytest.mark.parametrize("spill_bytes, code", [(0, 0), (8, 1)])
+def test_compile_fails_on_spills_of_a_tuned_variant(
+    spill_bytes, code, capsys, monkeypatch, tmp_path
+):
+    variant = cupykern.OPS[0].variants("sm_90a")[0]
+    rows = [
+        gate.Row(variant, "sm_90a", 0.1, 40, None, spill_bytes, 1024),
+        gate.Row(variant, "sm_120a", 0.1, skipped="too old"),
+    ]
+    monkeypatch.setattr(gate, "compile_all", lambda ops, archs, jobs: rows)
+    path = tmp_path / "c.json"
+    found, out, _ = _run(capsys, "compile", "--json", str(path))
+    assert found == code and out.endswith(f"2 variants, {code} failed, 1 skipped\n")
+    first = json.loads(path.read_text())[0]
+    assert (first["spill_bytes"], first["failure"] is None) == (spill_bytes, code == 0)
 
 
 def test_cache(capsys, monkeypatch, tmp_path):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import cupykern
 from cupykern import cli, report
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -108,9 +107,3 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     Path("results/h200.json").write_text("{")
     assert cli.main(["report"]) == 1
     assert "h200.json is not JSON" in capsys.readouterr().err
-
-
-def test_every_op_has_a_table():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    for op in cupykern.OPS:
-        assert f"<!-- table: {op.name} -->" in text

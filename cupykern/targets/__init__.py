@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np

@@ -1,0 +1,91 @@
+"""The compile gate: every variant of every op for every architecture, without a GPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+
+from kernels_cu import Variant
+
+from .op import Op
+from .targets import CompileError
+from .targets.offline import UnknownArchError, compile_offline
+
+_MAX_LDS_BYTES = 64 * 1024
+_MAX_STATIC_SHARED_BYTES = 48 * 1024
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant on one architecture; figures are None if it did not compile.
+
+    error: the compiler's message.  skipped: why this compiler cannot try.
+    """
+
+    variant: Variant
+    arch: str
+    seconds: float
+    registers: int | None = None
+    sgprs: int | None = None
+    spill_bytes: int | None = None
+    shared_bytes: int | None = None
+    warnings: tuple[str, ...] = ()
+    error: str | None = None
+    skipped: str | None = None
+
+
+def failure(row: Row) -> str | None:
+    """Why a row fails the gate; None: it passes, or was skipped."""
+    if row.error is not None:
+        return row.error
+    if row.skipped is not None:
+        return None
+    if row.variant.tuned and row.spill_bytes:
+        return f"spills {row.spill_bytes} bytes"
+    limit = _MAX_LDS_BYTES if row.arch.startswith("gfx") else _MAX_STATIC_SHARED_BYTES
+    if (row.shared_bytes or 0) > limit:
+        return f"{row.shared_bytes} bytes of static shared memory, of {limit}"
+    return "; ".join(row.warnings) or None
+
+
+def compile_row(variant: Variant, arch: str) -> Row:
+    """Compile one variant.  Raises UnavailableError where there is no compiler for `arch`."""
+    start = time.perf_counter()
+    try:
+        usage = compile_offline(variant, arch)
+    except CompileError as error:
+        return Row(variant, arch, time.perf_counter() - start, error=str(error))
+    except UnknownArchError as error:
+        return Row(variant, arch, time.perf_counter() - start, skipped=str(error))
+    seconds = time.perf_counter() - start
+    return Row(
+        variant,
+        arch,
+        seconds,
+        usage.registers,
+        usage.sgprs,
+        usage.spill_bytes,
+        usage.shared_bytes,
+        usage.warnings,
+    )
+
+
+def compile_all(ops: Iterable[Op], archs: Sequence[str], jobs: int) -> list[Row]:
+    """A Row per variant and architecture; ops that share a variant share its row.
+
+    Raises UnavailableError where there is no compiler for one of `archs`.
+    """
+    ops = list(ops)
+    tasks = [
+        (variant, arch)
+        for arch in archs
+        for variant in dict.fromkeys(variant for op in ops for variant in op.variants(arch))
+    ]
+    if not tasks:
+        return []
+    # NVRTC compiles one program at a time in a process.
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        return list(pool.map(compile_row, *zip(*tasks, strict=True), chunksize=4))

@@ -1,0 +1,54 @@
+"""The hip target: the same strings through CuPy's ROCm build, whose RawModule calls hiprtc.
+
+Compiled and emulated, never run: there is no AMD GPU behind this file's tests.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernels_cu import Variant, source_text
+
+from . import CompileError
+
+OPTIONS = ("-std=c++17",)  # hiprtc refuses -arch and -ftz; CuPy adds its flag for subnormals
+
+
+class HipTarget:
+    """One ROCm device."""
+
+    name = "hip"
+    max_cluster_size = 1
+
+    def __init__(self, device_id: int):
+        import cupy
+
+        self.xp = cupy
+        self.device_id = device_id
+        properties = cupy.cuda.runtime.getDeviceProperties(device_id)
+        # "gfx90a:sramecc+:xnack-"
+        self.arch = properties["gcnArchName"].decode().partition(":")[0]
+        self.warp_size = int(properties["warpSize"])
+
+    def compile(self, variant: Variant) -> HipKernel:
+        """Compile, or take from CuPy's disk cache, and load.  Raises CompileError."""
+        cupy = self.xp
+        options = (*OPTIONS, f"--offload-arch={self.arch}")
+        module = cupy.RawModule(code=source_text(variant, "hip"), options=options)
+        with cupy.cuda.Device(self.device_id):
+            try:
+                function = module.get_function(variant.kernel)
+            except cupy.cuda.compiler.CompileException as error:
+                raise CompileError(variant, self.arch, error.get_message()) from None
+            return HipKernel(function, variant)
+
+
+class HipKernel:
+    """A loaded variant."""
+
+    def __init__(self, function: Any, variant: Variant):
+        self._launch = function.kernel
+        self._block = (variant.num_threads, 1, 1)
+
+    def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
+        self._launch((grid, 1, 1), self._block, args, shared_bytes)

@@ -1,0 +1,164 @@
+// The vocabulary on AMD GPUs: gfx9 (wave64), gfx11 and gfx12 (wave32).  Attributes and builtins of clang
+// alone, so that hiprtc and an offline clang without any header or device library take the same string.
+
+#define DEVICE __attribute__((device)) __attribute__((always_inline)) inline
+#define KERNEL                                 \
+    extern "C" __attribute__((global)) KERNEL_CLUSTER \
+    __attribute__((amdgpu_flat_work_group_size(1, kNumThreads)))
+#define REGISTER_KERNEL(name)
+#define memcpy __builtin_memcpy
+
+#define SHARED(T, name, dims) __attribute__((shared)) T name dims
+#define SHARED_STORAGE(Struct, name)                                                            \
+    extern __attribute__((shared)) __attribute__((aligned(1024))) unsigned char name##_bytes[]; \
+    Struct& name = *reinterpret_cast<Struct*>(name##_bytes)
+
+using int64_t = long;
+using uint64_t = unsigned long;
+using uintptr_t = unsigned long;
+#include "platform/common.cuh"
+
+#if defined(__GFX9__)
+constexpr int kWarpSize = 64;
+#else
+constexpr int kWarpSize = 32;
+#endif
+
+namespace hip {
+struct Index { unsigned x, y, z; };
+DEVICE Index thread_index() {
+    return {__builtin_amdgcn_workitem_id_x(), __builtin_amdgcn_workitem_id_y(),
+            __builtin_amdgcn_workitem_id_z()};
+}
+DEVICE Index block_index() {
+    return {__builtin_amdgcn_workgroup_id_x(), __builtin_amdgcn_workgroup_id_y(),
+            __builtin_amdgcn_workgroup_id_z()};
+}
+DEVICE Index block_dim() {
+    return {__builtin_amdgcn_workgroup_size_x(), __builtin_amdgcn_workgroup_size_y(),
+            __builtin_amdgcn_workgroup_size_z()};
+}
+DEVICE Index grid_dim() {
+    const Index block = block_dim();
+    return {__builtin_amdgcn_grid_size_x() / block.x, __builtin_amdgcn_grid_size_y() / block.y,
+            __builtin_amdgcn_grid_size_z() / block.z};
+}
+}  // namespace hip
+#define threadIdx (hip::thread_index())
+#define blockIdx (hip::block_index())
+#define blockDim (hip::block_dim())
+#define gridDim (hip::grid_dim())
+
+// --- barriers, shuffles, votes, atomics ------------------------------------------------------
+DEVICE int lane_id() { return int(threadIdx.x) % kWarpSize; }
+DEVICE void sync_block() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+    __builtin_amdgcn_s_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+DEVICE void sync_warp() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+    __builtin_amdgcn_wave_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
+}
+template <class T = void>
+DEVICE void named_barrier(int, int) {
+    static_assert(kAlwaysFalse<T>, "AMD GPUs have no named barriers");
+}
+template <class T>
+DEVICE T shuffle(T value, int lane) {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "shuffles move 4 or 8 bytes");
+    int words[sizeof(T) / 4];
+    memcpy(words, &value, sizeof(T));
+#pragma unroll
+    for (int& word : words) {
+        word = __builtin_amdgcn_ds_bpermute((lane & (kWarpSize - 1)) * 4, word);
+    }
+    memcpy(&value, words, sizeof(T));
+    return value;
+}
+template <class T>
+DEVICE T shuffle_xor(T value, int mask) {
+    return shuffle(value, lane_id() ^ mask);
+}
+DEVICE bool vote_any(bool p) {
+    if constexpr (kWarpSize == 64) {
+        return __builtin_amdgcn_ballot_w64(p) != 0;
+    } else {
+        return __builtin_amdgcn_ballot_w32(p) != 0;
+    }
+}
+template <class T>
+DEVICE T atomic_add(T* address, T value) {
+    return __hip_atomic_fetch_add(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+
+// --- numbers ---------------------------------------------------------------------------------
+#include "platform/numbers.cuh"
+
+// The larger of two; a NaN is ignored if the other is a number.
+DEVICE float maximum(float a, float b) { return __builtin_fmaxf(a, b); }
+// The same for two pairs of 16-bit numbers (see pack).
+template <class T>
+DEVICE uint32_t maximum_pair(uint32_t a, uint32_t b) {
+    const float low = maximum(to_float(T{uint16_t(a)}), to_float(T{uint16_t(b)}));
+    const float high = maximum(to_float(T{uint16_t(a >> 16)}), to_float(T{uint16_t(b >> 16)}));
+    return pack<T>(low, high);
+}
+// 2^x within 1 ulp (CDNA3 ISA, v_exp_f32); subnormals are zero.
+DEVICE float exp2_approx(float x) { return __builtin_amdgcn_exp2f(x); }
+
+// --- global memory ---------------------------------------------------------------------------
+namespace hip {
+template <int N> struct Word;
+template <> struct Word<1> { using Type = uint8_t; };
+template <> struct Word<2> { using Type = uint16_t; };
+template <> struct Word<4> { using Type = uint32_t; };
+template <> struct Word<8> { typedef uint32_t Type __attribute__((ext_vector_type(2))); };
+template <> struct Word<16> { typedef uint32_t Type __attribute__((ext_vector_type(4))); };
+}  // namespace hip
+
+template <int N>
+DEVICE Bytes<N> load_streaming(const void* p) {
+    using Word = typename hip::Word<N>::Type;
+    return bit_cast<Bytes<N>>(__builtin_nontemporal_load(static_cast<const Word*>(p)));
+}
+template <int N>
+DEVICE void store_streaming(void* p, const Bytes<N>& b) {
+    using Word = typename hip::Word<N>::Type;
+    __builtin_nontemporal_store(bit_cast<Word>(b), static_cast<Word*>(p));
+}
+
+// --- async copies, global -> shared ----------------------------------------------------------
+// Plain loads and stores: the compiler waits for a load where its value is stored, so that commit and
+// wait have nothing left to do.
+template <int N>
+DEVICE void copy_async(void* shared, const void* global, bool valid = true) {
+    static_assert(N == 4 || N == 8 || N == 16, "async copies move 4, 8 or 16 bytes");
+    Bytes<N> b{};
+    if (valid) b = load_streaming<N>(global);
+    *static_cast<Bytes<N>*>(shared) = b;
+}
+DEVICE void copy_async_commit() {}
+template <int N>
+DEVICE void copy_async_wait() {}
+
+// --- clusters --------------------------------------------------------------------------------
+template <class T = void>
+DEVICE int cluster_rank() {
+    static_assert(kAlwaysFalse<T>, "AMD GPUs have no clusters");
+    return 0;
+}
+template <class T = void>
+DEVICE void cluster_arrive() {
+    static_assert(kAlwaysFalse<T>, "AMD GPUs have no clusters");
+}
+template <class T = void>
+DEVICE void cluster_wait() {
+    static_assert(kAlwaysFalse<T>, "AMD GPUs have no clusters");
+}
+template <class T>
+DEVICE T* cluster_shared(T* shared, int) {
+    static_assert(kAlwaysFalse<T>, "AMD GPUs have no clusters");
+    return shared;
+}

@@ -1,0 +1,68 @@
+"""The compile gates: every variant of every op for every architecture, and that they can fail."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from cupykern import OPS, gate, options
+from cupykern.targets import CompileError, offline
+from kernels_cu import Variant
+
+ARCHS = options.ARCHS
+
+
+@pytest.mark.compile
+def test_every_variant_compiles_without_spills():
+    rows = gate.compile_all(OPS, ARCHS, os.cpu_count() or 1)
+    failures = [f"{row.arch} {row.variant}: {gate.failure(row)}" for row in rows]
+    assert not [text for text, row in zip(failures, rows, strict=True) if gate.failure(row)]
+    assert {row.arch for row in rows if row.skipped is None} == set(ARCHS)
+
+
+def test_an_op_has_few_variants():
+    for arch in (*ARCHS, "host"):
+        assert len({variant for op in OPS for variant in op.variants(arch)}) <= 150
+
+
+def planted(body: str, before: str = "") -> Variant:
+    text = before + "KERNEL void planted(float* x) {\n" + body + "\n}\n"
+    return Variant("planted", (), (), 128, text=text)
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "gfx942"])
+def test_an_error_names_file_and_line(arch):
+    row = gate.compile_row(planted("x[0] = no_such_name;"), arch)
+    assert "planted.cu" in gate.failure(row) and "no_such_name" in gate.failure(row)
+    assert any(mark in gate.failure(row) for mark in ("planted.cu(2)", "planted.cu:2"))
+
+
+def test_an_undefined_symbol_fails():
+    declared = 'extern "C" __attribute__((device)) float erff(float);\n'
+    with pytest.raises(CompileError, match="undefined symbols: erff"):
+        offline.compile_offline(planted("x[0] = erff(x[0]);", declared), "gfx942")
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx1100"])
+def test_too_much_lds_fails(arch):
+    body = "SHARED(float, big, [20000]); big[threadIdx.x] = x[0]; sync_block(); x[1] = big[0];"
+    assert "80000" in gate.failure(gate.compile_row(planted(body), arch))
+
+
+def test_a_spill_in_a_tuned_variant_fails():
+    body = (
+        "float v[300];\n#pragma unroll\nfor (int i = 0; i < 300; ++i) v[i] = x[i];\n"
+        "#pragma unroll\nfor (int r = 0; r < 2; ++r) {\n#pragma unroll\n"
+        "for (int i = 0; i < 300; ++i) v[i] = v[i] * v[(i * 7 + 1) % 300] + 1.0f;\nsync_block(); }\n"
+        "#pragma unroll\nfor (int i = 0; i < 300; ++i) x[i] = v[i];"
+    )
+    variant = planted(body)
+    assert "spills" in gate.failure(gate.compile_row(variant, "sm_90a"))
+    assert gate.failure(gate.compile_row(replace(variant, tuned=False), "sm_90a")) is None
+
+
+def test_an_unknown_architecture_is_skipped():
+    row = gate.compile_row(planted("x[0] = 1;"), "sm_999")
+    assert "does not know sm_999" in row.skipped and gate.failure(row) is None
