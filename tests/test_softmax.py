@@ -71,7 +71,7 @@ def test_offsets_past_two_to_the_31(target):
     if target.name != "host":
         pytest.skip("the sparse map is host memory")
     gap, num_cols = 2**31 + 8, 1000
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
     maps = [mmap.mmap(-1, 2 * (2 * gap + num_cols), flags=flags) for _ in range(2)]
     x, y = (
         np.lib.stride_tricks.as_strided(

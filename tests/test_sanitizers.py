@@ -1,0 +1,102 @@
+"""Race and address checkers over every kernel: clean ones give no report, planted faults do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from cupykern import OPS
+from cupykern.targets import UnavailableError, host
+
+pytestmark = pytest.mark.sanitizer
+
+_CHECK = """
+import sys
+from cupykern import OPS, check
+from cupykern.op import RandomDraw
+from cupykern.softmax import SoftmaxProblem
+from cupykern.targets import host
+
+op = next(op for op in OPS if op.name == sys.argv[1])
+for schedule, warp_size in (("fifo", 32), ("lifo", 64)):
+    with host.use(sanitizer=sys.argv[2], schedule=schedule, warp_size=warp_size) as target:
+        problems = [op.draw_problem(RandomDraw(seed)) for seed in range(12)]
+        problems.append(SoftmaxProblem((1, 30_000), dtype="float32"))  # a cluster
+        for problem in problems:
+            comparison = check.check_problem(op, problem, 1, target.xp)
+            assert comparison.ok, f"{problem!r}: {comparison}"
+"""
+
+_PLANTED = """
+import sys
+import numpy as np
+from cupykern.targets import host
+from kernels_cu import Variant
+
+SOURCES = {
+    "race": '''KERNEL void planted(float* x) {
+    SHARED(float, s, [64]);
+    s[threadIdx.x] = x[threadIdx.x];
+    x[threadIdx.x] = s[63 - threadIdx.x];
+}
+''',
+    "global": '''KERNEL void planted(float* x) {
+    x[threadIdx.x + 1] = 1.0f;
+}
+''',
+    "shared": '''KERNEL void planted(float* x) {
+    SHARED(float, s, [64]);
+    s[threadIdx.x + 1] = x[threadIdx.x];
+    sync_block();
+    x[threadIdx.x] = s[threadIdx.x];
+}
+''',
+    "undefined": '''KERNEL void planted(float* x) {
+    x[threadIdx.x] = float(1 << (int(threadIdx.x) + 30));
+}
+''',
+}
+with host.use(sanitizer=sys.argv[2]) as target:
+    variant = Variant("planted", (), (), 64, text=SOURCES[sys.argv[1]])
+    target.compile(variant)(1, (np.ones(64, np.float32),))
+"""
+
+
+def run(sanitizer: str, script: str, *args: str) -> subprocess.CompletedProcess:
+    try:
+        added = host.sanitizer_environment(sanitizer)
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    return subprocess.run(
+        [sys.executable, "-c", script, *args, sanitizer],
+        env={**os.environ, **added},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.mark.parametrize("sanitizer", host.SANITIZERS)
+@pytest.mark.parametrize("op", [op.name for op in OPS])
+def test_clean(op, sanitizer):
+    done = run(sanitizer, _CHECK, op)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "Sanitizer" not in done.stderr, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("fault", "sanitizer", "line"),
+    [
+        ("race", "thread", 4),
+        ("global", "address", 2),
+        ("shared", "address", 3),
+        ("undefined", "undefined", 2),
+    ],
+)
+def test_planted(fault, sanitizer, line):
+    done = run(sanitizer, _PLANTED, fault)
+    assert done.returncode != 0
+    assert f"planted.cu:{line}" in done.stderr, done.stderr[-3000:]
