@@ -34,7 +34,7 @@ struct Worker {
     char* stacks;
     char* shared;
     size_t shared_bytes, shared_capacity;  // of a block, of all
-    TSAN(long long sync;)  // orders the clusters that this worker runs
+    TSAN(long long start, end;)  // order the clusters that this worker runs, not a cluster's fibers
 };
 
 thread_local Worker* worker;
@@ -272,7 +272,7 @@ const Runtime kRuntime = {
 void fiber_main() {
     enter_context();
     for (;;) {
-        TSAN(__tsan_acquire(&worker->sync));
+        TSAN(__tsan_acquire(&worker->start));
         Block& block = *worker->current->owner;
         if (!block.started) {  // what others have written here before is lost
             block.started = true;
@@ -281,7 +281,7 @@ void fiber_main() {
         worker->launch->entry(worker->launch->args);
 
         Fiber& self = *worker->current;
-        TSAN(__tsan_release(&worker->sync));
+        TSAN(__tsan_release(&worker->end));
         if (stack_overflowed(self.context)) {
             fail_at("the thread's stack overflowed", {"host_runtime", 0});
         }
@@ -394,9 +394,9 @@ void run_cluster(Worker& w, int index) {
     }
     c.live = c.num_fibers();
     w.current = w.ready.pop();
-    TSAN(__tsan_release(&w.sync));
+    TSAN(__tsan_release(&w.start));
     switch_context(w.context, w.current->context);
-    TSAN(__tsan_acquire(&w.sync));
+    TSAN(__tsan_acquire(&w.end));
 }
 
 Worker* new_worker() {
