@@ -25,14 +25,11 @@ def target_of(name: str, array: Any) -> Target:
     return of_array(array)
 
 
-def on_device(array: Any) -> AbstractContextManager:
-    """A context in which allocations and launches go to the device that holds `array`."""
-    if isinstance(array, np.ndarray):
+def on_device(target: Target) -> AbstractContextManager:
+    """A context in which allocations and launches go to the device of `target`."""
+    if target.name == "host" or target.device_id == target.xp.cuda.runtime.getDevice():
         return _NO_CHANGE
-    import cupy
-
-    device = array.device
-    return _NO_CHANGE if device.id == cupy.cuda.runtime.getDevice() else device
+    return target.xp.cuda.Device(target.device_id)
 
 
 def same_place(name: str, array: Any, x: Any) -> None:

@@ -181,7 +181,7 @@ def _run(
         plan = None
     if plan is None:
         return _run_checked(target, x, axis, mask, scale, dtype, out, log, config, key)
-    with arguments.on_device(x):
+    with arguments.on_device(target):
         y = target.xp.empty(x.shape, plan.y_dtype)
         _launch(plan, target, x, None, y)
     return y
@@ -207,7 +207,7 @@ def _run_checked(
         mask = _check_mask(mask, x)
     if out is not None:
         arguments.check_out(out, x, x.shape, y_dtype, {"mask": mask})
-    with arguments.on_device(x):
+    with arguments.on_device(target):
         contiguous = bool(x.flags.c_contiguous)
         if out is not None:
             y = out

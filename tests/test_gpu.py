@@ -1,0 +1,190 @@
+"""What only a GPU can show: capture, streams, devices, threads, the compiler's options, host time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import cupykern
+from cupykern import check, inputs, jit
+from cupykern.op import Call
+from cupykern.softmax import OP, SoftmaxProblem
+from cupykern.targets import CompileError, host
+from kernels_cu import Variant
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def x(gpu):
+    return gpu.xp.asarray(inputs.values("normal", (256, 1000), np.dtype(np.float16), 1))
+
+
+def test_graph_capture(gpu, x):
+    expected = cupykern.softmax(x)
+    y = gpu.xp.empty_like(x)
+    cupykern.softmax(x, out=y)  # compiled before the capture
+    y.fill(0)
+    stream = gpu.xp.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        cupykern.softmax(x, out=y)
+        graph = stream.end_capture()
+        assert not bool((y == expected).all())
+        graph.launch()
+    stream.synchronize()
+    assert bool((y == expected).all())
+
+
+def test_another_stream(gpu, x):
+    stream = gpu.xp.cuda.Stream(non_blocking=True)
+    gpu.xp.cuda.Device().synchronize()
+    with stream:
+        y = cupykern.softmax(x)
+    stream.synchronize()
+    assert bool((y == cupykern.softmax(x)).all())
+
+
+def test_an_array_of_another_device(gpu, x):
+    if gpu.xp.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("one device")
+    with gpu.xp.cuda.Device(1):
+        there = gpu.xp.asarray(x.get())
+    y = cupykern.softmax(there)
+    assert y.device.id == 1 and (y.get() == cupykern.softmax(x).get()).all()
+    with pytest.raises(ValueError, match="out must be on x's device"):
+        cupykern.softmax(there, out=x)
+
+
+def test_eight_threads(gpu, x):
+    jit.clear()
+    expected = cupykern.softmax(x).get()
+    wrong: list[str] = []
+
+    def work() -> None:
+        try:
+            for _ in range(50):
+                if (cupykern.softmax(x).get() != expected).any():
+                    wrong.append("differs")
+        except Exception as error:
+            wrong.append(repr(error))
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize("shape", [(64, 4097), (4, 200_000), (2, 3_000_001)])
+def test_bitwise_repeatable(gpu, shape):
+    x = gpu.xp.asarray(inputs.values("normal", shape, np.dtype(np.float32), 1))
+    first = cupykern.softmax(x)
+    for _ in range(100):
+        assert bool((cupykern.softmax(x) == first).all())
+
+
+def test_host_and_gpu_agree_within_their_bounds(gpu):
+    for dtype in OP.dtypes:
+        problem = SoftmaxProblem((33, 3001), dtype=dtype, mask_shape=(33, 1))
+        call = OP.inputs(problem, 1, np)
+        with host.use():
+            ours = cupykern.softmax(*call.args, **call.kwargs)
+        kwargs = {**call.kwargs, "mask": gpu.xp.asarray(call.kwargs["mask"])}
+        theirs = cupykern.softmax(gpu.xp.asarray(call.args[0]), **kwargs).get()
+        references = OP.reference(*call.args, **call.kwargs)
+        bounds = OP.bound(*call.args, **call.kwargs, reference=references)
+        for output in (ours, theirs):
+            assert check.compare((output,), references, bounds).ok
+
+
+def test_the_architecture_with_its_own_instructions(gpu):
+    if gpu.arch != "sm_90a":
+        pytest.skip("not Hopper")
+    text = (
+        "KERNEL void word(int* y) {\n"
+        '    asm volatile("setmaxnreg.inc.sync.aligned.u32 64;");\n    y[threadIdx.x] = 1;\n}\n'
+    )
+    y = gpu.xp.zeros(128, np.int32)
+    gpu.compile(Variant("word", (), (), 128, text=text))(1, (y,))
+    assert bool((y == 1).all())
+
+
+def test_a_failed_compile_names_the_line(gpu):
+    variant = Variant(
+        "word", (), (), 32, text="KERNEL void word(int* y) {\n    y[0] = nothing;\n}\n"
+    )
+    with pytest.raises(
+        CompileError, match=r"(?s)word.*does not compile for.*word\.cu\(2\)"
+    ) as caught:
+        gpu.compile(variant)
+    assert caught.value.arch == gpu.arch
+
+
+_ONE_CALL = "import cupy, cupykern; print(float(cupykern.softmax(cupy.zeros((2, 4), 'f4')).sum()))"
+
+
+def _call(folder) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", _ONE_CALL],
+        env={**os.environ, "CUPY_CACHE_DIR": str(folder)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_a_corrupted_cache_file(gpu, tmp_path):
+    assert _call(tmp_path) == "2.0"
+    files = list(tmp_path.glob("*.cubin"))
+    assert files
+    for file in files:
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    assert _call(tmp_path) == "2.0"
+
+
+def test_two_processes_compile_at_once(gpu, tmp_path):
+    environment = {**os.environ, "CUPY_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", _ONE_CALL]
+    both = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    assert [process.communicate()[0].strip() for process in both] == ["2.0", "2.0"]
+
+
+def test_a_warm_call_costs_little(gpu):
+    """At most a bare RawKernel launch, cupy.empty and 5 us of host time."""
+    xp = gpu.xp
+    x = xp.zeros((128, 128), np.float16)
+    nothing = xp.RawKernel(
+        'extern "C" __global__ void nothing(void* x, void* y, int n) {}', "nothing"
+    )
+    functions = (
+        lambda: cupykern.softmax(x),
+        lambda: nothing((1,), (128,), (x, x, np.int32(1))),
+        lambda: xp.empty(x.shape, x.dtype),
+    )
+    times = np.zeros((21, 3))
+    for row in times:
+        for i, function in enumerate(functions):
+            xp.cuda.get_current_stream().synchronize()
+            start = time.perf_counter()
+            for _ in range(100):
+                function()
+            row[i] = 1e4 * (time.perf_counter() - start)
+    call, launch, empty = np.median(times, axis=0)
+    assert call <= launch + empty + 5, f"{call:.1f} us; launch {launch:.1f}, empty {empty:.1f}"
+
+
+def test_large_arrays_are_sampled(gpu, x):
+    part, (y,) = OP.sample(Call((x,)), (x,), 2000, 1)
+    assert part.args[0].shape == (2, 1000) and y.shape == (2, 1000)

@@ -1,0 +1,239 @@
+"""Every word of the platform's vocabulary against numpy, on each target."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from cupykern.targets import host
+from kernels_cu import Variant
+
+F32, U32 = np.float32, np.uint32
+FORMATS = {
+    "half": (np.float16, np.uint16),
+    "bf16": (ml_dtypes.bfloat16, np.uint16),
+    "e4m3": (ml_dtypes.float8_e4m3fn, np.uint8),
+    "e5m2": (ml_dtypes.float8_e5m2, np.uint8),
+}
+
+
+def run(target, text, *arrays, types=(), grid=1, threads=64, cluster=1, shared=0):
+    """Run `KERNEL void word(...)` on copies of the arrays; returns them."""
+    variant = Variant("word", types, (), threads, cluster, text=text)
+    here = [target.xp.asarray(x) for x in arrays]
+    here = [x.copy() if target.name == "host" else x for x in here]
+    target.compile(variant)(grid, tuple(here), shared)
+    return [x if isinstance(x, np.ndarray) else x.get() for x in here]
+
+
+def decoded(target, cpp):
+    number, code = FORMATS[cpp]
+    codes = np.arange(2 ** (8 * np.dtype(code).itemsize), dtype=code)
+    text = (
+        "KERNEL void word(const Code* x, float* y) {\n"
+        "    const int i = blockIdx.x * blockDim.x + threadIdx.x;\n"
+        "    y[i] = to_float(bit_cast<Number>(x[i]));\n}\n"
+    )
+    types = (("Number", cpp), ("Code", f"uint{8 * np.dtype(code).itemsize}_t"))
+    y = np.zeros(codes.size, F32)
+    _, y = run(target, text, codes, y, types=types, grid=codes.size // 64)
+    return codes.view(number), y
+
+
+@pytest.mark.parametrize("cpp", FORMATS)
+def test_to_float_of_every_code(target, cpp):
+    numbers, y = decoded(target, cpp)
+    expected = numbers.astype(F32)
+    nan = np.isnan(expected)
+    assert (np.isnan(y) == nan).all()
+    assert (y[~nan].view(U32) == expected[~nan].view(U32)).all()
+
+
+@pytest.mark.parametrize("cpp", FORMATS)
+def test_from_float_rounds_to_nearest_even(target, cpp):
+    number, code = FORMATS[cpp]
+    exact = np.arange(2 ** (8 * np.dtype(code).itemsize), dtype=code).view(number).astype(F32)
+    exact = np.sort(exact[np.isfinite(exact)])
+    between = (exact[1:].astype(np.float64) + exact[:-1]) / 2
+    x = np.concatenate(
+        [
+            exact,
+            between.astype(F32),  # ties
+            np.nextafter(between.astype(F32), F32(np.inf)),
+            np.nextafter(between.astype(F32), F32(-np.inf)),
+            np.random.default_rng(1).standard_normal(4096).astype(F32),
+            np.array([np.nan, np.inf, -np.inf, 1e38, -1e38, 0.0, -0.0], F32),
+        ]
+    )
+    # FP32 subnormals are flushed on every target.
+    x = np.where(np.abs(x) < 2.0**-126, np.copysign(F32(0), x), x)
+    x = np.resize(x, -(-x.size // 64) * 64).astype(F32)
+    with np.errstate(over="ignore"):
+        expected = x.astype(number)
+    if code == np.uint8:  # these saturate, infinities too
+        largest = float(ml_dtypes.finfo(number).max)
+        expected = np.where(np.isnan(x), x, np.clip(x, -largest, largest)).astype(number)
+    text = (
+        "KERNEL void word(const float* x, Code* y) {\n"
+        "    const int i = blockIdx.x * blockDim.x + threadIdx.x;\n"
+        "    y[i] = bit_cast<Code>(from_float<Number>(x[i]));\n}\n"
+    )
+    types = (("Number", cpp), ("Code", f"uint{8 * np.dtype(code).itemsize}_t"))
+    _, y = run(target, text, x, np.zeros(x.size, code), types=types, grid=x.size // 64)
+    nan = np.isnan(expected.astype(F32))
+    assert (np.isnan(y.view(number).astype(F32)) == nan).all()
+    assert (y[~nan] == expected.view(code)[~nan]).all()
+
+
+@pytest.mark.parametrize("cpp", ["half", "bf16"])
+def test_pack_and_maximum_pair(target, cpp):
+    number, _ = FORMATS[cpp]
+    a, b = np.random.default_rng(2).standard_normal((2, 64)).astype(F32)
+    text = (
+        "KERNEL void word(const float* a, const float* b, uint32_t* y) {\n"
+        "    const int i = threadIdx.x;\n"
+        "    y[i] = pack<Number>(a[i], b[i]);\n"
+        "    y[64 + i] = maximum_pair<Number>(pack<Number>(a[i], b[i]), pack<Number>(b[i], a[i]));\n"
+        "}\n"
+    )
+    *_, y = run(target, text, a, b, np.zeros(128, U32), types=(("Number", cpp),))
+    pairs = np.stack([a, b], 1).astype(number)
+    assert (y[:64].view(number).reshape(64, 2) == pairs).all()
+    larger = np.maximum(pairs, pairs[:, ::-1])
+    assert (y[64:].view(number).reshape(64, 2) == larger).all()
+
+
+def test_maximum_and_exp2(target):
+    rng = np.random.default_rng(3)
+    a = np.concatenate([rng.uniform(-126, 126, 60), [np.nan, 1, -np.inf, -200]]).astype(F32)
+    b = np.concatenate([rng.uniform(-126, 126, 60), [1, np.nan, -np.inf, 0]]).astype(F32)
+    text = (
+        "KERNEL void word(const float* a, const float* b, float* y) {\n"
+        "    const int i = threadIdx.x;\n"
+        "    y[i] = maximum(a[i], b[i]);\n    y[64 + i] = exp2_approx(a[i]);\n}\n"
+    )
+    *_, y = run(target, text, a, b, np.zeros(128, F32))
+    np.testing.assert_array_equal(y[:64], np.fmax(a, b))
+    expected = np.exp2(a.astype(np.float64))
+    normal = expected >= 2.0**-126
+    assert (np.abs(y[64:] - expected)[normal] <= 2.0**-22 * expected[normal]).all()
+    assert (y[64:][a < -126] == 0).all() and np.isnan(y[64:][np.isnan(a)]).all()
+
+
+def test_shuffles_and_votes(target):
+    text = (
+        "KERNEL void word(int* y, double* z) {\n    const int i = threadIdx.x;\n"
+        "    y[i] = shuffle_xor(i, 5);\n    y[128 + i] = shuffle(i, 3);\n"
+        "    y[256 + i] = vote_any(i == 7);\n    z[i] = shuffle_xor(double(i) + 0.5, 1);\n"
+        "    sync_warp();\n    y[384 + i] = lane_id();\n}\n"
+    )
+    y, z = run(target, text, np.zeros(512, np.int32), np.zeros(128), threads=128)
+    i, warp = np.arange(128), target.warp_size
+    np.testing.assert_array_equal(y[:128], i ^ 5)
+    np.testing.assert_array_equal(y[128:256], i // warp * warp + 3)
+    np.testing.assert_array_equal(y[256:384], i < warp)
+    np.testing.assert_array_equal(y[384:], i % warp)
+    np.testing.assert_array_equal(z, (i ^ 1) + 0.5)
+
+
+def test_shared_memory_and_barriers(target):
+    text = (
+        "struct Storage { float values[128]; };\n"
+        "KERNEL void word(const float* x, float* y, int* count) {\n"
+        "    SHARED(float, reversed, [2][64]);\n    SHARED_STORAGE(Storage, storage);\n"
+        "    const int i = threadIdx.x;\n"
+        "    reversed[i / 64][i % 64] = x[i];\n    sync_block();\n"
+        "    storage.values[i] = reversed[1 - i / 64][63 - i % 64];\n"
+        "    if (i < 64) named_barrier(1, 64);\n    else named_barrier(2, 64);\n"
+        "    y[i] = storage.values[i / 64 * 64 + (i + 1) % 64];\n"
+        "    atomic_add(count, 1);\n}\n"
+    )
+    x = np.random.default_rng(4).standard_normal(128).astype(F32)
+    arrays = x, np.zeros(128, F32), np.zeros(1, np.int32)
+    if target.name == "hip":
+        pytest.skip("AMD GPUs have no named barriers")
+    _, y, count = run(target, text, *arrays, threads=128, shared=512)
+    halves = x[::-1].reshape(2, 64)
+    np.testing.assert_array_equal(y, np.roll(halves, -1, axis=1).reshape(-1))
+    assert count[0] == 128
+
+
+@pytest.mark.parametrize("size", [4, 8, 16])
+def test_copies(target, size):
+    text = (
+        f"struct Storage {{ Bytes<{size}> values[64]; }};\n"
+        f"KERNEL void word(const Bytes<{size}>* x, Bytes<{size}>* y) {{\n"
+        "    SHARED_STORAGE(Storage, storage);\n    const int i = threadIdx.x;\n"
+        f"    copy_async<{size}>(&storage.values[i], x + i, i % 3 != 0);\n    copy_async_commit();\n"
+        "    copy_async_wait<0>();\n    sync_block();\n    y[i] = storage.values[63 - i];\n"
+        f"    store_streaming<{size}>(y + 64 + i, load_streaming<{size}>(x + i));\n}}\n"
+    )
+    x = np.random.default_rng(5).integers(0, 2**32, (64, size // 4), dtype=U32)
+    _, y = run(target, text, x, np.zeros((128, size // 4), U32), shared=64 * size)
+    copied = np.where(np.arange(64)[:, None] % 3 != 0, x, 0)
+    np.testing.assert_array_equal(y[:64], copied[::-1])
+    np.testing.assert_array_equal(y[64:], x)
+
+
+@pytest.mark.parametrize("cluster", [2, 8, 16])
+def test_clusters(target, cluster):
+    if target.max_cluster_size < cluster:
+        pytest.skip("no clusters of this size")
+    text = (
+        "KERNEL void word(int* y) {\n    SHARED(int, inbox, [kClusterSize]);\n"
+        "    const int rank = cluster_rank();\n    cluster_arrive();\n    cluster_wait();\n"
+        "    if (threadIdx.x < kClusterSize) {\n"
+        "        *cluster_shared(&inbox[rank], threadIdx.x) = 100 * blockIdx.x + threadIdx.x;\n"
+        "    }\n    cluster_arrive();\n    cluster_wait();\n"
+        "    if (threadIdx.x < kClusterSize) {\n"
+        "        y[blockIdx.x * kClusterSize + threadIdx.x] = inbox[threadIdx.x];\n    }\n}\n"
+    )
+    (y,) = run(target, text, np.zeros((2 * cluster, cluster), np.int32), grid=2 * cluster,
+               cluster=cluster)  # fmt: skip
+    block = np.arange(2 * cluster)
+    first = block // cluster * cluster
+    sender = first[:, None] + np.arange(cluster)
+    np.testing.assert_array_equal(y, 100 * sender + (block % cluster)[:, None])
+
+
+# --- what only the host says ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("if (threadIdx.x < 40) sync_block();", "word.cu:2"),
+        ("if (threadIdx.x < 40) sync_block();\n else sync_block();", "word.cu:[23]"),
+        ("if (threadIdx.x % 2) x[0] = shuffle_xor(x[0], 1);", "word.cu:2"),
+    ],
+)
+@pytest.mark.parametrize("schedule", ["fifo", "lifo", "sticky:1"])
+def test_divergence_is_an_error(body, said, schedule):
+    with host.use(schedule=schedule) as target, pytest.raises(host.HostKernelError, match=said):
+        run(target, "KERNEL void word(float* x) {\n" + body + "\n}\n", np.zeros(4, F32))
+
+
+def test_a_copy_that_nobody_waits_for_is_poison():
+    text = (
+        "KERNEL void word(const float* x, uint32_t* y) {\n    SHARED(float, s, [64]);\n"
+        "    copy_async<4>(&s[threadIdx.x], x + threadIdx.x);\n    copy_async_commit();\n"
+        "    y[threadIdx.x] = bit_cast<uint32_t>(s[threadIdx.x]);\n}\n"
+    )
+    with host.use() as target:
+        _, y = run(target, text, np.ones(64, F32), np.zeros(64, U32))
+    assert (y == 0xFFFFFFFF).all()
+
+
+def test_schedules_expose_a_missing_barrier():
+    """One warp's partial sums are read by all before the others have written theirs."""
+    text = (
+        "KERNEL void word(float* y) {\n    SHARED(float, s, [256]);\n    s[threadIdx.x] = 1.0f;\n"
+        "    y[threadIdx.x] = s[255 - threadIdx.x];\n}\n"
+    )
+    wrong = 0
+    for schedule in ("fifo", "lifo", "sticky:1"):
+        with host.use(schedule=schedule) as target:
+            (y,) = run(target, text, np.zeros(256, F32), threads=256)
+        wrong += not (y == 1).all()
+    assert wrong == 3
