@@ -109,8 +109,8 @@ def row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
                 vector_width,
                 elements // vector_width,
                 cluster_size,
-                # 40 registers: 1536 threads at once.  Measured on Hopper; elsewhere it spills.
-                1536 // num_threads if arch == "sm_90a" else 1,
+                # 40 registers: 1536 threads at once.  Measured on Hopper; elsewhere it may spill.
+                1536 // num_threads if arch == "sm_90a" and vector_width > 1 else 1,
                 across,
             )
             for num_threads, threads_per_row, elements, cluster_size in table
