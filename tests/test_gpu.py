@@ -181,7 +181,7 @@ def test_a_warm_call_costs_little(gpu):
             for _ in range(100):
                 function()
             row[i] = 1e4 * (time.perf_counter() - start)
-    call, launch, empty = np.median(times, axis=0)
+    call, launch, empty = np.min(times, axis=0)  # what else the machine does only adds
     assert call <= launch + empty + 5, f"{call:.1f} us; launch {launch:.1f}, empty {empty:.1f}"
 
 
