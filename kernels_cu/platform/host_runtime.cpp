@@ -48,7 +48,7 @@ void fiber_main();
     __builtin_unreachable();
 }
 
-[[noreturn]] void fail_at(const char* message, Place place) {
+__attribute__((noreturn)) void fail_at(const char* message, Place place) {
     char text[512];
     snprintf(text, sizeof(text), "%s:%d: %s (block %u, thread %d)", place.file, place.line, message,
              worker->current->owner->block_index.x, worker->current->index);
