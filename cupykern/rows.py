@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ class RowConfig:
     vector_width elements, vectors_per_thread each; cluster_size blocks on one row.
     min_blocks: that a multiprocessor must hold, a cap on registers.
     lanes_across_rows: neighbouring threads on neighbouring rows.  split_rows: rows of any length, cut
-    into chunks, in three launches.
+    into chunks, in three launches.  plain: for calls without options.
     """
 
     num_threads: int
@@ -36,6 +37,7 @@ class RowConfig:
     min_blocks: int = 1
     lanes_across_rows: bool = False
     split_rows: bool = False
+    plain: bool = False
 
     @property
     def rows_per_block(self) -> int:
@@ -59,32 +61,38 @@ class RowConfig:
             ("kVectorsPerThread", self.vectors_per_thread),
             ("kLanesAcrossRows", self.lanes_across_rows),
             ("kSplitRows", self.split_rows),
+            ("kPlain", self.plain),
         )
 
 
-# (num_threads, threads_per_row, elements_per_thread, cluster_size): the first that holds a row wins.
+# (num_threads, threads_per_row, elements_per_thread, cluster_size), by rising length of the row: the
+# first that holds it wins.  For plain calls; the others share every second one.
 _VECTORS_16_BIT = (
     (128, 2, 8, 1),
     (128, 8, 8, 1),
     (128, 32, 8, 1),
     (128, 32, 32, 1),
-    (128, 64, 64, 1),
-    (256, 256, 64, 1),
-    (512, 512, 64, 1),
-    (512, 512, 64, 2),
-    (512, 512, 64, 4),
-    (512, 512, 64, 8),
+    (128, 64, 32, 1),
+    (128, 128, 32, 1),
+    (256, 256, 32, 1),
+    (512, 512, 32, 1),
+    (256, 256, 64, 2),
+    (256, 256, 64, 4),
+    (256, 256, 64, 8),
+    (256, 256, 64, 16),
     (512, 512, 64, 16),
 )
 _VECTORS_32_BIT = (
     (128, 2, 4, 1),
     (128, 8, 4, 1),
     (128, 32, 4, 1),
-    (128, 32, 32, 1),
-    (128, 128, 32, 1),
+    (256, 64, 16, 1),
+    (128, 64, 32, 1),
+    (256, 256, 16, 1),
+    (256, 256, 32, 1),
     (512, 512, 32, 1),
     (512, 512, 32, 2),
-    (512, 512, 32, 4),
+    (256, 256, 32, 8),
     (512, 512, 32, 8),
     (512, 512, 32, 16),
 )
@@ -92,37 +100,52 @@ _ELEMENTS = ((128, 32, 16, 1), (512, 512, 32, 1), (512, 512, 32, 16))
 _ACROSS = ((256, 8, 16, 1), (512, 16, 32, 1), (512, 16, 32, 4), (512, 16, 32, 16))
 
 
+@cache
 def row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
     """Every config on `arch` for elements of `itemsize` bytes, in the order of preference."""
-    limit = 16 if arch == "host" else max_cluster_size(arch)
+    vectors = _VECTORS_16_BIT if itemsize == 2 else _VECTORS_32_BIT
     width = _VECTOR_BYTES // itemsize
-    configs: list[RowConfig] = []
-    for table, vector_width, across in (
-        (_VECTORS_16_BIT if itemsize == 2 else _VECTORS_32_BIT, width, False),
-        (_ELEMENTS, 1, False),
-        (_ACROSS, 1, True),
-    ):
-        whole = [
-            RowConfig(
-                num_threads,
-                threads_per_row,
-                vector_width,
-                elements // vector_width,
-                cluster_size,
-                # 40 registers: 1536 threads at once.  Measured on Hopper; elsewhere it may spill.
-                1536 // num_threads if arch == "sm_90a" and vector_width > 1 else 1,
-                across,
-            )
-            for num_threads, threads_per_row, elements, cluster_size in table
-            if cluster_size <= limit
-        ]
-        largest_block = [config for config in whole if config.cluster_size == 1][-1]
-        configs += [*whole, replace(largest_block, min_blocks=1, split_rows=True)]
-    return tuple(configs)
+    return (
+        *_whole_rows(arch, vectors, width, plain=True),
+        *_rows_of_any_length(_whole_rows(arch, vectors[1::2], width)),
+        *_rows_of_any_length(_whole_rows(arch, _ELEMENTS, 1)),
+        *_rows_of_any_length(_whole_rows(arch, _ACROSS, 1, lanes_across_rows=True)),
+    )
 
 
-def admissible_configs(arch: str, itemsize: int, layout: RowLayout) -> tuple[RowConfig, ...]:
-    """The configs that can walk the rows of `layout`, the fastest measured first."""
+def _whole_rows(
+    arch: str, table: tuple[tuple[int, int, int, int], ...], vector_width: int, **kind: bool
+) -> tuple[RowConfig, ...]:
+    limit = 16 if arch == "host" else max_cluster_size(arch)
+    return tuple(
+        RowConfig(
+            num_threads,
+            threads_per_row,
+            vector_width,
+            elements // vector_width,
+            cluster_size,
+            # 40 registers: 1536 threads at once.  Measured on Hopper; elsewhere it may spill.
+            1536 // num_threads if arch == "sm_90a" and vector_width > 1 else 1,
+            **kind,
+        )
+        for num_threads, threads_per_row, elements, cluster_size in table
+        if cluster_size <= limit
+    )
+
+
+def _rows_of_any_length(configs: tuple[RowConfig, ...]) -> tuple[RowConfig, ...]:
+    """`configs`, and for longer rows the largest of one block, in chunks."""
+    block = [config for config in configs if config.cluster_size == 1][-1]
+    return (*configs, replace(block, min_blocks=1, split_rows=True))
+
+
+def admissible_configs(
+    arch: str, itemsize: int, layout: RowLayout, plain: bool
+) -> tuple[RowConfig, ...]:
+    """The configs that can walk the rows of `layout`, the fastest measured first.
+
+    plain: the call has no options, so that configs for such calls serve too.
+    """
     needed = layout.num_cols + layout.max_head
     return tuple(
         config
@@ -130,6 +153,7 @@ def admissible_configs(arch: str, itemsize: int, layout: RowLayout) -> tuple[Row
         if config.lanes_across_rows == layout.lanes_across_rows
         and (config.vector_width > 1) == layout.vectors
         and (config.split_rows or config.chunk >= needed)
+        and (plain or not config.plain)
     )
 
 

@@ -42,9 +42,12 @@ _PARAMS = np.dtype(  # softmax.cu: SoftmaxParams
 )
 
 
-def choose_config(arch: str, itemsize: int, layout: RowLayout) -> RowConfig:
-    """The fastest measured config for x's elements of `itemsize` bytes (README, first table)."""
-    return admissible_configs(arch, itemsize, layout)[0]
+def choose_config(arch: str, itemsize: int, layout: RowLayout, plain: bool) -> RowConfig:
+    """The fastest measured config for x's elements of `itemsize` bytes (README, first table).
+
+    plain: no mask, a scale of 1, the result of x's dtype.
+    """
+    return admissible_configs(arch, itemsize, layout, plain)[0]
 
 
 def softmax(
@@ -107,7 +110,7 @@ class _Plan(NamedTuple):
     params: np.ndarray
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096, typed=True)  # 1.0 and True equal 1, but are no axes
 def _resolve(
     x_dtype: np.dtype, ndim: int, axis: Any, scale: Any, dtype: Any
 ) -> tuple[int, float, np.dtype]:
@@ -127,18 +130,19 @@ def _plan(
     axis: int,
     x: Operand,
     y: Operand,
-    mask: Operand,
+    mask: Operand | None,
     dtypes_: tuple[np.dtype, np.dtype],
     scale: float,
     log: bool,
     config: RowConfig | None,
 ) -> _Plan | None:
     """Config, kernel and parameters of a call; None if the arrays have too many dims to walk."""
-    layout = row_layout(shape, axis, (x, y, mask), vectored=(1,))
+    layout = row_layout(shape, axis, (x, y, mask or x), vectored=(1,))
     if layout is None:
         return None
     x_dtype, y_dtype = dtypes_
-    config = config or choose_config(target.arch, x_dtype.itemsize, layout)
+    plain = mask is None and scale == 1.0 and x_dtype == y_dtype
+    config = config or choose_config(target.arch, x_dtype.itemsize, layout, plain)
     num_chunks = -(-(layout.num_cols + layout.max_head) // config.chunk)
     num_groups = -(-layout.num_rows // config.rows_per_block)
     params = np.zeros((), _PARAMS)
@@ -174,7 +178,8 @@ def _run(
         return _run_checked(target, x, axis, mask, scale, dtype, out, log, config)
     # The usual call, whose result's place follows from x alone: one look-up when warm.
     place = operand(x)
-    key = (target, x.shape, *place, x.dtype, axis, scale, dtype, log)
+    types = axis.__class__, scale.__class__
+    key = (target, x.shape, *place, x.dtype, axis, scale, *types, dtype, log)
     try:
         plan = _plain_plans.get(key)
     except TypeError:  # what cannot be hashed is no axis and no dtype
@@ -217,7 +222,7 @@ def _run_checked(
             y = target.xp.empty_like(x, dtype=y_dtype, order="K")
         if x.size == 0:
             return y
-        operands = operand(x), operand(y), operand(mask if mask is not None else x)
+        operands = operand(x), operand(y), None if mask is None else operand(mask)
         plan = _plan(target, x.shape, axis, *operands, (x.dtype, y_dtype), scale, log, config)
         if plan is None:  # rare: strides that the kernel can't walk
             return _run_on_copies(x, axis, mask, scale, y_dtype, y, log)
@@ -373,7 +378,12 @@ def _configs(problem: SoftmaxProblem, arch: str) -> tuple[RowConfig, ...]:
     strides = np.cumprod((1, *problem.shape[:0:-1]))[::-1] * x.itemsize
     x_operand = Operand(tuple(int(stride) for stride in strides), 0, x.itemsize)
     layout = row_layout(problem.shape, problem.axis % len(problem.shape), (x_operand,) * 3, (1,))
-    return admissible_configs(arch, x.itemsize, layout)
+    plain = (
+        problem.mask_shape is None
+        and problem.scale in (None, 1.0)
+        and problem.out_dtype in (None, problem.dtype)
+    )
+    return admissible_configs(arch, x.itemsize, layout, plain)
 
 
 def _sample(

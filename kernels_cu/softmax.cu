@@ -7,7 +7,9 @@
 //   dtype   of y, which need not be Element.
 // The scale multiplies after the subtraction, so that 3e38 gives no inf - inf.  Exponents are in base
 // 2: exp(s - max s) = exp2((x - x_max) * scale * log2(e)), x_max the x of the largest score.
-// Constants: Element, kThreadsPerRow, kVectorWidth, kVectorsPerThread, kLanesAcrossRows, kSplitRows.
+// kPlain leaves out mask, scale and conversion: the instructions that ask for them cost up to 5% of the
+// time where rows are short.
+// Constants: Element, kPlain and those of parts/row.cuh.
 // Launch: grid (ceil(rows / kRowsPerBlock) * chunks * kClusterSize), block (kNumThreads), dynamic
 // shared memory sizeof(RowStorage<Element>).
 #include "parts/math.cuh"
@@ -161,8 +163,8 @@ KERNEL void softmax(const Element* x, const uint8_t* mask, void* y, MaxSum* stat
     MaxSum* chunks = statistics + row_index * num_chunks;
     MaxSum* merged = statistics + layout.num_rows * num_chunks + row_index;
 
-    const float sign = params.scale < 0.0f ? -1.0f : 1.0f;
-    const float scale = params.scale == 0.0f ? 1.0f : params.scale;
+    const float sign = !kPlain && params.scale < 0.0f ? -1.0f : 1.0f;
+    const float scale = kPlain || params.scale == 0.0f ? 1.0f : params.scale;
     const MergeMaxSum merge{sign * scale * kLog2E};
 
     const Row row{storage, t, c};
@@ -176,9 +178,9 @@ KERNEL void softmax(const Element* x, const uint8_t* mask, void* y, MaxSum* stat
         const Element fill = from_float<Element>(-sign * kInfinity);
         const int64_t x_stride = layout.col_strides[kX];
         row.load(x_row + c.first_col * x_stride, x_stride, fill);
-        if (params.scale == 0.0f) multiply_by_zero(row, fill);
+        if (!kPlain && params.scale == 0.0f) multiply_by_zero(row, fill);
         bool any = c.holds_any(t.position(0));
-        if (mask) {
+        if (!kPlain && mask) {
             const int64_t stride = layout.col_strides[kMask];
             const int64_t offset = row_offset(layout, kMask, row_index) + c.first_col * stride;
             any = hide(row, mask + offset, stride, fill);
@@ -205,7 +207,9 @@ KERNEL void softmax(const Element* x, const uint8_t* mask, void* y, MaxSum* stat
     const Normalizer normalizer(total, sign, scale, log);
     const int64_t stride = layout.col_strides[kY];
     const int64_t offset = row_offset(layout, kY, row_index) + c.first_col * stride;
-    if (params.dtype == kFloat) {
+    if (kPlain) {
+        write(static_cast<Element*>(y) + offset, stride, row, normalizer, log);
+    } else if (params.dtype == kFloat) {
         write(static_cast<float*>(y) + offset, stride, row, normalizer, log);
     } else if (params.dtype == kHalf) {
         write(static_cast<half*>(y) + offset, stride, row, normalizer, log);

@@ -78,6 +78,14 @@ def test_refused(function, error, match, make):
         assert (kwargs["out"] == before).all()
 
 
+@pytest.mark.parametrize("function", [cupykern.softmax, cupykern.log_softmax])
+@pytest.mark.parametrize("wrong", [{"axis": 1.0}, {"axis": True}, {"axis": 1, "scale": True}])
+def test_refused_though_an_equal_value_is_cached(function, wrong):
+    function(X, axis=1, scale=1)
+    with pytest.raises(TypeError):
+        function(X, **wrong)
+
+
 def test_interleaved_out_is_no_overlap():
     memory = np.zeros((4, 12), np.float32)
     memory[:, ::2] = X

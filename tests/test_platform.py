@@ -167,7 +167,7 @@ def test_copies(target, size):
         "    SHARED_STORAGE(Storage, storage);\n    const int i = threadIdx.x;\n"
         f"    copy_async<{size}>(&storage.values[i], x + i, i % 3 != 0);\n    copy_async_commit();\n"
         "    copy_async_wait<0>();\n    sync_block();\n    y[i] = storage.values[63 - i];\n"
-        f"    store_streaming<{size}>(y + 64 + i, load_streaming<{size}>(x + i));\n}}\n"
+        f"    store_vector<{size}>(y + 64 + i, load_vector<{size}>(x + i));\n}}\n"
     )
     x = np.random.default_rng(5).integers(0, 2**32, (64, size // 4), dtype=U32)
     _, y = run(target, text, x, np.zeros((128, size // 4), U32), shared=64 * size)

@@ -48,13 +48,13 @@ struct Vector {
     DEVICE void load(const T* p) {
 #pragma unroll
         for (int i = 0; i < kAccesses; ++i) {
-            bytes[i] = load_streaming<kAccess>(reinterpret_cast<const char*>(p) + i * kAccess);
+            bytes[i] = load_vector<kAccess>(reinterpret_cast<const char*>(p) + i * kAccess);
         }
     }
     DEVICE void store(T* p) const {
 #pragma unroll
         for (int i = 0; i < kAccesses; ++i) {
-            store_streaming<kAccess>(reinterpret_cast<char*>(p) + i * kAccess, bytes[i]);
+            store_vector<kAccess>(reinterpret_cast<char*>(p) + i * kAccess, bytes[i]);
         }
     }
     DEVICE void from_elements(const T (&values)[kWidth]) { memcpy(bytes, values, sizeof(bytes)); }

@@ -102,36 +102,15 @@ DEVICE float exp2_approx(float x) {
 }
 
 // --- global memory ---------------------------------------------------------------------------
-// Data that is read or written once: it leaves no trace in L1.
+// N bytes in one access, aligned to N.  No cache hints: stores that leave no trace in L1 and loads that
+// are evicted first both made rows slower.
 template <int N>
-DEVICE Bytes<N> load_streaming(const void* p) {
-    Bytes<N> b;
-    if constexpr (N == 16) {
-        asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(b.words[0]), "=r"(b.words[1]), "=r"(b.words[2]), "=r"(b.words[3])
-                     : "l"(p));
-    } else if constexpr (N == 8) {
-        asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
-                     : "=r"(b.words[0]), "=r"(b.words[1])
-                     : "l"(p));
-    } else {
-        b = *static_cast<const Bytes<N>*>(p);
-    }
-    return b;
+DEVICE Bytes<N> load_vector(const void* p) {
+    return *static_cast<const Bytes<N>*>(p);
 }
 template <int N>
-DEVICE void store_streaming(void* p, const Bytes<N>& b) {
-    if constexpr (N == 16) {
-        asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p),
-                     "r"(b.words[0]), "r"(b.words[1]), "r"(b.words[2]), "r"(b.words[3])
-                     : "memory");
-    } else if constexpr (N == 8) {
-        asm volatile("st.global.L1::no_allocate.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(b.words[0]),
-                     "r"(b.words[1])
-                     : "memory");
-    } else {
-        *static_cast<Bytes<N>*>(p) = b;
-    }
+DEVICE void store_vector(void* p, const Bytes<N>& b) {
+    *static_cast<Bytes<N>*>(p) = b;
 }
 
 // --- async copies, global -> shared ----------------------------------------------------------

@@ -119,12 +119,12 @@ template <> struct Word<16> { typedef uint32_t Type __attribute__((ext_vector_ty
 }  // namespace hip
 
 template <int N>
-DEVICE Bytes<N> load_streaming(const void* p) {
+DEVICE Bytes<N> load_vector(const void* p) {
     using Word = typename hip::Word<N>::Type;
     return bit_cast<Bytes<N>>(__builtin_nontemporal_load(static_cast<const Word*>(p)));
 }
 template <int N>
-DEVICE void store_streaming(void* p, const Bytes<N>& b) {
+DEVICE void store_vector(void* p, const Bytes<N>& b) {
     using Word = typename hip::Word<N>::Type;
     __builtin_nontemporal_store(bit_cast<Word>(b), static_cast<Word*>(p));
 }
@@ -136,7 +136,7 @@ template <int N>
 DEVICE void copy_async(void* shared, const void* global, bool valid = true) {
     static_assert(N == 4 || N == 8 || N == 16, "async copies move 4, 8 or 16 bytes");
     Bytes<N> b{};
-    if (valid) b = load_streaming<N>(global);
+    if (valid) b = load_vector<N>(global);
     *static_cast<Bytes<N>*>(shared) = b;
 }
 DEVICE void copy_async_commit() {}

@@ -153,12 +153,12 @@ DEVICE void check_alignment(const void* p, int size, Place place) {
 }  // namespace host
 
 template <int N>
-DEVICE Bytes<N> load_streaming(const void* p, HOST_PLACE) {
+DEVICE Bytes<N> load_vector(const void* p, HOST_PLACE) {
     host::check_alignment(p, N, place);
     return *static_cast<const Bytes<N>*>(p);
 }
 template <int N>
-DEVICE void store_streaming(void* p, const Bytes<N>& b, HOST_PLACE) {
+DEVICE void store_vector(void* p, const Bytes<N>& b, HOST_PLACE) {
     host::check_alignment(p, N, place);
     *static_cast<Bytes<N>*>(p) = b;
 }
