@@ -1,8 +1,6 @@
 // softmax.cu: y = exp(s - max s) / sum exp(s - max s) along one axis, s = scale * x, or its logarithm.
 //
-// A row is read once into shared memory (parts/row.cuh), reduced, and written once.  A row longer than
-// a block or cluster holds (kSplitRows) takes three launches: kStatistics writes each chunk's MaxSum,
-// kMerge makes one of a row's, and kApply reads x a second time.
+// A row is read once into shared memory (parts/row.cuh), reduced, and written once.
 //   mask    bytes, nonzero = keep; what it hides counts as absent.  Null: keep all.
 //   dtype   of y, which need not be Element.
 // The scale multiplies after the subtraction, so that 3e38 gives no inf - inf.  Exponents are in base
@@ -16,9 +14,7 @@
 #include "parts/max_sum.cuh"
 #include "parts/row.cuh"
 
-enum Pass { kWholeRow, kStatistics, kMerge, kApply };
 enum Operand { kX, kY, kMask, kOperands };
-enum DType { kHalf, kBf16, kFloat };
 
 struct SoftmaxParams {
     RowLayout<kOperands> layout;
@@ -145,36 +141,22 @@ DEVICE void write(Out* y, int64_t stride, const Row& row, const Normalizer& norm
 }
 
 KERNEL void softmax(const Element* x, const uint8_t* mask, void* y, MaxSum* statistics,
-                    const SoftmaxParams params, int64_t pass_argument) {
+                    const SoftmaxParams params, int64_t pass) {
     announce_to_cluster();
     SHARED_STORAGE(RowStorage<Element>, storage);
-    const Pass pass = kSplitRows ? Pass(pass_argument) : kWholeRow;
     const auto& layout = params.layout;
-    const int64_t num_chunks = kSplitRows ? params.num_chunks : 1;
-    const int64_t group = blockIdx.x / kClusterSize;
-    const bool by_chunk = kSplitRows && pass != kMerge;
-    const int64_t row_group = by_chunk ? group / num_chunks : group;
-    const int64_t chunk = by_chunk ? group % num_chunks : 0;
-
     const RowThread t = RowThread::here();
-    const int64_t row_index = row_group * kRowsPerBlock + t.row_in_block;
-    const Element* x_row = x + row_offset(layout, kX, row_index);
-    const RowChunk c = row_chunk(x_row, row_index, layout.num_rows, layout.num_cols, chunk);
-    MaxSum* chunks = statistics + row_index * num_chunks;
-    MaxSum* merged = statistics + layout.num_rows * num_chunks + row_index;
+    const RowTask task = RowTask::here(pass, params.num_chunks, t);
+    const Element* x_row = x + row_offset(layout, kX, task.row);
+    const RowChunk c = row_chunk(x_row, task.row, layout.num_rows, layout.num_cols, task.chunk);
 
     const float sign = !kPlain && params.scale < 0.0f ? -1.0f : 1.0f;
     const float scale = kPlain || params.scale == 0.0f ? 1.0f : params.scale;
     const MergeMaxSum merge{sign * scale * kLog2E};
 
     const Row row{storage, t, c};
-    MaxSum mine{-kInfinity, 0.0f};
-    if (pass == kMerge) {
-        for (int64_t i = t.lane; c.live && i < num_chunks; i += kThreadsPerRow) {
-            mine = merge(mine, chunks[i]);
-        }
-        mine = merge.across_lanes(mine, kFirstLaneBit, kLastLaneBit);
-    } else {
+    MaxSum total{-kInfinity, 0.0f};
+    if (task.pass != kMerge) {
         const Element fill = from_float<Element>(-sign * kInfinity);
         const int64_t x_stride = layout.col_strides[kX];
         row.load(x_row + c.first_col * x_stride, x_stride, fill);
@@ -182,31 +164,21 @@ KERNEL void softmax(const Element* x, const uint8_t* mask, void* y, MaxSum* stat
         bool any = c.holds_any(t.position(0));
         if (!kPlain && mask) {
             const int64_t stride = layout.col_strides[kMask];
-            const int64_t offset = row_offset(layout, kMask, row_index) + c.first_col * stride;
+            const int64_t offset = row_offset(layout, kMask, task.row) + c.first_col * stride;
             any = hide(row, mask + offset, stride, fill);
         }
-        if (pass != kApply) {
-            mine.max = warp_max(row, any, sign);
-            const float x_max = mine.max == -kInfinity ? 0.0f : sign * mine.max;
-            mine.sum = warp_sum(row, x_max, scale * kLog2E);
+        if (task.pass != kApply) {
+            total.max = warp_max(row, any, sign);
+            const float x_max = total.max == -kInfinity ? 0.0f : sign * total.max;
+            total.sum = warp_sum(row, x_max, scale * kLog2E);
         }
     }
-
-    MaxSum total = mine;
-    if (pass == kApply) {
-        if (c.live) total = *merged;
-    } else {
-        total = merge_across_warps(mine, t, merge);
-    }
-    if (pass == kStatistics || pass == kMerge) {
-        if (c.live && t.lane == 0) (pass == kMerge ? *merged : chunks[chunk]) = total;
-        return;
-    }
+    if (!merge_row(task, t, c.live, layout.num_rows, statistics, merge, total)) return;
 
     const bool log = params.log != 0;
     const Normalizer normalizer(total, sign, scale, log);
     const int64_t stride = layout.col_strides[kY];
-    const int64_t offset = row_offset(layout, kY, row_index) + c.first_col * stride;
+    const int64_t offset = row_offset(layout, kY, task.row) + c.first_col * stride;
     if (kPlain) {
         write(static_cast<Element*>(y) + offset, stride, row, normalizer, log);
     } else if (params.dtype == kFloat) {

@@ -142,7 +142,7 @@ FAULTS = {
         "softmax.cu",
         "params.dtype == kHalf",
         "params.dtype == kBf16",
-        "short rows",
+        "output dtypes",
     ),
     "the logarithm of the reciprocal": (
         "softmax.cu",
@@ -151,9 +151,9 @@ FAULTS = {
         "short rows",
     ),
     "the last chunk not merged": (
-        "softmax.cu",
-        "c.live && i < num_chunks;",
-        "c.live && i < num_chunks - 1;",
+        "parts/row.cuh",
+        "live && i < task.num_chunks;",
+        "live && i < task.num_chunks - 1;",
         "configs",
     ),
 }

@@ -17,6 +17,12 @@ constexpr int kRowsPerBlock = kNumThreads / kThreadsPerRow;
 constexpr int kChunk = kClusterSize * kThreadsPerRow * kVectorsPerThread * kVectorWidth;
 constexpr int kMaxOuterDims = 6;
 
+// A split row takes three launches: kStatistics makes each chunk's statistic, kMerge makes one of a
+// row's, and kApply reads the row a second time.  All others take one, kWholeRow.
+enum Pass { kWholeRow, kStatistics, kMerge, kApply };
+
+enum DType { kHalf, kBf16, kFloat, kE4m3, kE5m2, kInt8 };  // of an array that may have any of several
+
 // Where the rows of kOperands arrays lie, in elements; the outer dims are innermost first.
 template <int kOperands>
 struct RowLayout {
@@ -42,6 +48,28 @@ struct RowThread {
     // The first element of this thread's vector i, counted from the chunk's start.
     DEVICE int position(int i) const {
         return ((i * kClusterSize + rank) * kThreadsPerRow + lane) * kVectorWidth;
+    }
+};
+
+// What this block does, and which row and chunk of it this thread works on.
+struct RowTask {
+    Pass pass;
+    int64_t row, chunk, num_chunks;
+
+    DEVICE static RowTask here(int64_t pass, int64_t num_chunks, const RowThread& t) {
+        RowTask task{kWholeRow, 0, 0, 1};
+        const int64_t group = blockIdx.x / kClusterSize;
+        int64_t row_group = group;
+        if constexpr (kSplitRows) {
+            task.pass = Pass(pass);
+            task.num_chunks = num_chunks;
+            if (pass != kMerge) {
+                row_group = group / num_chunks;
+                task.chunk = group % num_chunks;
+            }
+        }
+        task.row = row_group * kRowsPerBlock + t.row_in_block;
+        return task;
     }
 };
 
@@ -250,4 +278,27 @@ DEVICE Statistic merge_across_warps(const Statistic& mine, const RowThread& t, M
         total = merge_parts<kClusterSize>(by_block[t.row_in_block], merge);
     }
     return total;
+}
+
+// `s`, this warp's statistic of the row's chunk, becomes the row's.  False: the launch ends here.
+// statistics: num_rows * num_chunks, then one for each row.
+template <class Statistic, class Merge>
+DEVICE bool merge_row(const RowTask& task, const RowThread& t, bool live, int64_t num_rows,
+                      Statistic* statistics, Merge merge, Statistic& s) {
+    Statistic* chunks = statistics + task.row * task.num_chunks;
+    Statistic* merged = statistics + num_rows * task.num_chunks + task.row;
+    if (task.pass == kApply) {
+        if (live) s = *merged;
+        return true;
+    }
+    if (task.pass == kMerge) {
+        for (int64_t i = t.lane; live && i < task.num_chunks; i += kThreadsPerRow) {
+            s = merge(s, chunks[i]);
+        }
+        s = merge.across_lanes(s, kFirstLaneBit, kLastLaneBit);
+    }
+    s = merge_across_warps(s, t, merge);
+    if (task.pass == kWholeRow) return true;
+    if (live && t.lane == 0) (task.pass == kMerge ? *merged : chunks[task.chunk]) = s;
+    return false;
 }
