@@ -12,6 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kernels_cu import Variant
+
+from . import dtypes
+from .jit import get_kernel
+from .targets import Kernel, Target, by_value
 from .targets.cuda import max_cluster_size
 
 MAX_OUTER_DIMS = 6  # row.cuh: kMaxOuterDims
@@ -154,6 +159,84 @@ def admissible_configs(
         and (config.vector_width > 1) == layout.vectors
         and (config.split_rows or config.chunk >= needed)
         and (plain or not config.plain)
+    )
+
+
+WHOLE_ROW, STATISTICS, MERGE, APPLY = (np.int64(i) for i in range(4))  # row.cuh: Pass
+DTYPE_CODES = {  # dtype.cuh: DType
+    dtypes.float16: 0,
+    dtypes.bfloat16: 1,
+    dtypes.float32: 2,
+    dtypes.float8_e4m3fn: 3,
+    dtypes.float8_e5m2: 4,
+    dtypes.int8: 5,
+}
+
+
+class RowPlan(NamedTuple):
+    """A launch, as shapes, strides and dtypes decide it.
+
+    statistic_bytes: of a row's or chunk's statistic, which the passes of a split row hand on.
+    """
+
+    kernel: Kernel
+    num_rows: int
+    num_chunks: int
+    split: bool
+    grid: int
+    merge_grid: int
+    shared_bytes: int
+    statistic_bytes: int
+    params: np.ndarray
+
+    def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
+        """Launch the kernel, whose parameters are `arrays`, the statistics, params and the pass."""
+        if not self.split:
+            self.kernel(self.grid, (*arrays, None, self.params, WHOLE_ROW), self.shared_bytes)
+            return
+        num_statistics = self.num_rows * (self.num_chunks + 1)
+        statistics = xp.empty((num_statistics, self.statistic_bytes), np.uint8)
+        args = (*arrays, statistics, self.params)
+        self.kernel(self.grid, (*args, STATISTICS), self.shared_bytes)
+        self.kernel(self.merge_grid, (*args, MERGE), self.shared_bytes)
+        self.kernel(self.grid, (*args, APPLY), self.shared_bytes)
+
+
+def row_plan(
+    target: Target,
+    variant: Variant,
+    config: RowConfig,
+    layout: RowLayout,
+    params: np.ndarray,
+    statistic_bytes: int,
+    shared_bytes: int,
+) -> RowPlan:
+    """The plan of a row kernel; sets the fields `layout` and `num_chunks` of `params`."""
+    num_chunks = -(-(layout.num_cols + layout.max_head) // config.chunk)
+    num_groups = -(-layout.num_rows // config.rows_per_block)
+    params["layout"] = layout.struct()
+    params["num_chunks"] = num_chunks
+    return RowPlan(
+        kernel=get_kernel(target, variant),
+        num_rows=layout.num_rows,
+        num_chunks=num_chunks,
+        split=config.split_rows,
+        grid=num_groups * num_chunks * config.cluster_size,
+        merge_grid=num_groups,
+        shared_bytes=shared_bytes,
+        statistic_bytes=statistic_bytes,
+        params=by_value(params),
+    )
+
+
+def row_variant(kernel: str, x_dtype: np.dtype, config: RowConfig) -> Variant:
+    return Variant(
+        kernel,
+        (("Element", dtypes.CPP_NAMES[x_dtype]),),
+        config.constants,
+        config.num_threads,
+        config.cluster_size,
+        config.min_blocks,
     )
 
 

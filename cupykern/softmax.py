@@ -5,30 +5,31 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from kernels_cu import Variant
 
 from . import arguments, dtypes, inputs, reference
-from .jit import get_kernel
 from .op import Call, Draw, Op, Work
 from .rows import (
+    DTYPE_CODES,
     Operand,
     RowConfig,
     RowLayout,
+    RowPlan,
     admissible_configs,
     layout_dtype,
     operand,
     row_configs,
     row_layout,
+    row_plan,
+    row_variant,
 )
-from .targets import Kernel, Target, by_value, of_array
+from .targets import Target, of_array
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
-_DTYPE_CODES = {dtypes.float16: 0, dtypes.bfloat16: 1, dtypes.float32: 2}  # softmax.cu: DType
-_WHOLE_ROW, _STATISTICS, _MERGE, _APPLY = (np.int64(i) for i in range(4))  # softmax.cu: Pass
 
 _PARAMS = np.dtype(  # softmax.cu: SoftmaxParams
     [
@@ -96,20 +97,6 @@ def log_softmax(
     return _run(x, axis, mask, scale, dtype, out, True)
 
 
-class _Plan(NamedTuple):
-    """What a launch needs and shapes, strides and dtypes decide."""
-
-    kernel: Kernel
-    y_dtype: np.dtype
-    num_rows: int
-    num_chunks: int
-    split: bool
-    grid: int
-    merge_grid: int
-    shared_bytes: int
-    params: np.ndarray
-
-
 @lru_cache(maxsize=4096, typed=True)  # 1.0 and True equal 1, but are no axes
 def _resolve(
     x_dtype: np.dtype, ndim: int, axis: Any, scale: Any, dtype: Any
@@ -135,7 +122,7 @@ def _plan(
     scale: float,
     log: bool,
     config: RowConfig | None,
-) -> _Plan | None:
+) -> RowPlan | None:
     """Config, kernel and parameters of a call; None if the arrays have too many dims to walk."""
     layout = row_layout(shape, axis, (x, y, mask or x), vectored=(1,))
     if layout is None:
@@ -143,28 +130,16 @@ def _plan(
     x_dtype, y_dtype = dtypes_
     plain = mask is None and scale == 1.0 and x_dtype == y_dtype
     config = config or choose_config(target.arch, x_dtype.itemsize, layout, plain)
-    num_chunks = -(-(layout.num_cols + layout.max_head) // config.chunk)
-    num_groups = -(-layout.num_rows // config.rows_per_block)
     params = np.zeros((), _PARAMS)
-    params["layout"] = layout.struct()
-    params["num_chunks"] = num_chunks
     params["scale"] = scale
-    params["dtype"] = _DTYPE_CODES[y_dtype]
+    params["dtype"] = DTYPE_CODES[y_dtype]
     params["log"] = log
-    return _Plan(
-        kernel=get_kernel(target, _variant(x_dtype, config)),
-        y_dtype=y_dtype,
-        num_rows=layout.num_rows,
-        num_chunks=num_chunks,
-        split=config.split_rows,
-        grid=num_groups * num_chunks * config.cluster_size,
-        merge_grid=num_groups,
-        shared_bytes=config.shared_bytes(x_dtype.itemsize),
-        params=by_value(params),
-    )
+    variant = row_variant("softmax", x_dtype, config)
+    shared_bytes = config.shared_bytes(x_dtype.itemsize)
+    return row_plan(target, variant, config, layout, params, 8, shared_bytes)
 
 
-_plain_plans: dict[tuple[Any, ...], _Plan] = {}
+_plain_plans: dict[tuple[Any, ...], tuple[np.dtype, RowPlan]] = {}
 _MAX_PLAIN_PLANS = 4096
 
 
@@ -181,14 +156,15 @@ def _run(
     types = axis.__class__, scale.__class__
     key = (target, x.shape, *place, x.dtype, axis, scale, *types, dtype, log)
     try:
-        plan = _plain_plans.get(key)
+        known = _plain_plans.get(key)
     except TypeError:  # what cannot be hashed is no axis and no dtype
-        plan = None
-    if plan is None:
+        known = None
+    if known is None:
         return _run_checked(target, x, axis, mask, scale, dtype, out, log, config, key)
+    y_dtype, plan = known
     with arguments.on_device(target):
-        y = target.xp.empty(x.shape, plan.y_dtype)
-        _launch(plan, target, x, None, y)
+        y = target.xp.empty(x.shape, y_dtype)
+        plan.launch(target.xp, (x, None, y))
     return y
 
 
@@ -230,21 +206,9 @@ def _run_checked(
         if key is not None and contiguous and target.name != "host":
             if len(_plain_plans) >= _MAX_PLAIN_PLANS:
                 _plain_plans.clear()
-            _plain_plans[key] = plan
-        _launch(plan, target, x, mask, y)
+            _plain_plans[key] = y_dtype, plan
+        plan.launch(target.xp, (x, mask, y))
     return y
-
-
-def _launch(plan: _Plan, target: Target, x: Any, mask: Any, y: Any) -> None:
-    if not plan.split:
-        args = (x, mask, y, None, plan.params, _WHOLE_ROW)
-        plan.kernel(plan.grid, args, plan.shared_bytes)
-        return
-    statistics = target.xp.empty(plan.num_rows * (plan.num_chunks + 1), np.complex64)
-    arrays = (x, mask, y, statistics, plan.params)
-    plan.kernel(plan.grid, (*arrays, _STATISTICS), plan.shared_bytes)
-    plan.kernel(plan.merge_grid, (*arrays, _MERGE), plan.shared_bytes)
-    plan.kernel(plan.grid, (*arrays, _APPLY), plan.shared_bytes)
 
 
 def _check_mask(mask: Any, x: Any) -> Any:
@@ -267,17 +231,6 @@ def _run_on_copies(
     mask = None if mask is None else xp.array(mask, order="C")
     y[...] = _run(xp.array(x, order="C"), axis, mask, scale, y_dtype, None, log)
     return y
-
-
-def _variant(x_dtype: np.dtype, config: RowConfig) -> Variant:
-    return Variant(
-        "softmax",
-        (("Element", dtypes.CPP_NAMES[x_dtype]),),
-        config.constants,
-        config.num_threads,
-        config.cluster_size,
-        config.min_blocks,
-    )
 
 
 # --- the ops' records --------------------------------------------------------------------------
@@ -369,7 +322,9 @@ def _work(problem: SoftmaxProblem) -> Work:
 
 def _variants(arch: str) -> tuple[Variant, ...]:
     return tuple(
-        _variant(dtype, config) for dtype in DTYPES for config in row_configs(arch, dtype.itemsize)
+        row_variant("softmax", dtype, config)
+        for dtype in DTYPES
+        for config in row_configs(arch, dtype.itemsize)
     )
 
 
@@ -414,7 +369,7 @@ OP = Op(
     work=_work,
     variants=_variants,
     configs=_configs,
-    variant=lambda problem, config: _variant(dtypes.NAMES[problem.dtype], config),
+    variant=lambda problem, config: row_variant("softmax", dtypes.NAMES[problem.dtype], config),
     sample=_sample,
 )
 LOG_OP = replace(

@@ -11,6 +11,8 @@
 //   kLanesAcrossRows: neighbouring threads hold neighbouring rows (softmax over axis 0 of a C array);
 //     otherwise neighbouring threads hold neighbouring vectors of one row.
 // A row longer than a block or cluster holds is cut into chunks of kChunk elements.
+#include "parts/dtype.cuh"
+#include "parts/math.cuh"
 #include "parts/vector.cuh"
 
 constexpr int kRowsPerBlock = kNumThreads / kThreadsPerRow;
@@ -20,8 +22,6 @@ constexpr int kMaxOuterDims = 6;
 // A split row takes three launches: kStatistics makes each chunk's statistic, kMerge makes one of a
 // row's, and kApply reads the row a second time.  All others take one, kWholeRow.
 enum Pass { kWholeRow, kStatistics, kMerge, kApply };
-
-enum DType { kHalf, kBf16, kFloat, kE4m3, kE5m2, kInt8 };  // of an array that may have any of several
 
 // Where the rows of kOperands arrays lie, in elements; the outer dims are innermost first.
 template <int kOperands>
@@ -87,6 +87,17 @@ struct RowChunk {
     DEVICE bool holds_any(int position) const {
         return position + kVectorWidth > low && position < high;
     }
+    // The row's elements in a thread's vectors.
+    DEVICE int count(const RowThread& thread) const {
+        if (low == 0 && high == kChunk) return kVectorsPerThread * kVectorWidth;
+        int sum = 0;
+        for (int i = 0; i < kVectorsPerThread; ++i) {
+            const int begin = thread.position(i), end = begin + kVectorWidth;
+            const int first = begin > low ? begin : low, last = end < high ? end : high;
+            if (last > first) sum += last - first;
+        }
+        return sum;
+    }
 };
 
 // Element offset of row `row` in operand `operand`.
@@ -144,8 +155,8 @@ struct RowVectors {
         return storage.vectors[i][threadIdx.x];
     }
 
-    // p: the element at position 0.  Places outside the row become `fill`.
-    DEVICE void load(const T* p, int64_t stride, T fill) const {
+    // p: the element at position 0.  Places outside the row become `fill`.  finish() waits.
+    DEVICE void start(const T* p, int64_t stride, T fill) const {
         if constexpr (kVectorWidth > 1) {
 #pragma unroll
             for (int i = 0; i < kVectorsPerThread; ++i) {
@@ -157,7 +168,6 @@ struct RowVectors {
                 }
             }
             copy_async_commit();
-            copy_async_wait<0>();
         } else {
             // Several loads under way before the first store to shared memory waits for one.
             constexpr int kBatch = kVectorsPerThread < 8 ? kVectorsPerThread : 8;
@@ -173,6 +183,9 @@ struct RowVectors {
                 for (int j = 0; j < kBatch; ++j) (*this)[i + j].from_elements({values[j]});
             }
         }
+    }
+    DEVICE void finish() const {
+        if constexpr (kVectorWidth > 1) copy_async_wait<0>();
     }
     DEVICE void load_elements(int i, const T* p, int64_t stride, T fill) const {
         const int position = thread.position(i);

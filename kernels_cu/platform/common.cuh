@@ -24,6 +24,14 @@ template <> struct alignas(4) Bytes<4> { uint32_t words[1]; };
 template <> struct alignas(8) Bytes<8> { uint32_t words[2]; };
 template <> struct alignas(16) Bytes<16> { uint32_t words[4]; };
 
+// To nearest even; saturates, NaN gives 0.
+DEVICE int8_t round_to_int8(float x) {
+    if (!(x == x)) return 0;
+    const float y = x < -128.0f ? -128.0f : x > 127.0f ? 127.0f : x;
+    // The addition rounds: a sum this large has 1 for its unit in the last place.
+    return int8_t(bit_cast<int>(y + 12582912.0f));
+}
+
 template <class T> constexpr bool kAlwaysFalse = false;
 template <class A, class B> constexpr bool kSame = false;
 template <class A> constexpr bool kSame<A, A> = true;

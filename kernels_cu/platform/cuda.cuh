@@ -55,18 +55,22 @@ using e4m3 = __nv_fp8_e4m3;
 using e5m2 = __nv_fp8_e5m2;
 
 DEVICE float to_float(float x) { return x; }
+DEVICE float to_float(int8_t x) { return float(x); }
 DEVICE float to_float(half x) { return __half2float(x); }
 DEVICE float to_float(bf16 x) { return __bfloat162float(x); }
 DEVICE float to_float(e4m3 x) { return float(x); }
 DEVICE float to_float(e5m2 x) { return float(x); }
 
 // Round to nearest even.  The fp8 formats saturate, infinities too; NaN stays NaN.
+// int8 saturates as well; NaN gives 0.
 template <class T>
 DEVICE T from_float(float x) {
     if constexpr (kSame<T, half>) {
         return __float2half_rn(x);
     } else if constexpr (kSame<T, bf16>) {
         return __float2bfloat16_rn(x);
+    } else if constexpr (kSame<T, int8_t>) {
+        return round_to_int8(x);
     } else {
         return T(x);
     }
@@ -94,6 +98,8 @@ DEVICE uint32_t maximum_pair(uint32_t a, uint32_t b) {
     using Pair = typename PairOf<T>::Type;
     return bit_cast<uint32_t>(__hmax2(bit_cast<Pair>(a), bit_cast<Pair>(b)));
 }
+// Rounded correctly; subnormals are zero.
+DEVICE float square_root(float x) { return __fsqrt_rn(x); }
 // 2^x within 2 ulp over the whole range (PTX ISA, ex2.approx.ftz.f32); subnormals are zero.
 DEVICE float exp2_approx(float x) {
     float y;

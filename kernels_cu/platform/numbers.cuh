@@ -55,12 +55,14 @@ DEVICE uint32_t encode_bf16(float x) {
 }  // namespace numbers
 
 DEVICE float to_float(float x) { return x; }
+DEVICE float to_float(int8_t x) { return float(x); }
 DEVICE float to_float(half x) { return numbers::Half::decode(x.code); }
 DEVICE float to_float(bf16 x) { return bit_cast<float>(uint32_t(x.code) << 16); }
 DEVICE float to_float(e4m3 x) { return numbers::E4m3::decode(x.code); }
 DEVICE float to_float(e5m2 x) { return numbers::E5m2::decode(x.code); }
 
 // Round to nearest even.  The fp8 formats saturate, infinities too; NaN stays NaN.
+// int8 saturates as well; NaN gives 0.
 template <class T>
 DEVICE T from_float(float x) {
     if constexpr (kSame<T, half>) {
@@ -71,6 +73,8 @@ DEVICE T from_float(float x) {
         return {uint8_t(numbers::E4m3::encode(x))};
     } else if constexpr (kSame<T, e5m2>) {
         return {uint8_t(numbers::E5m2::encode(x))};
+    } else if constexpr (kSame<T, int8_t>) {
+        return round_to_int8(x);
     } else {
         return T(x);
     }
