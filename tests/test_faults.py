@@ -142,7 +142,7 @@ FAULTS = {
         "softmax.cu",
         "params.dtype == kHalf",
         "params.dtype == kBf16",
-        "output dtypes",
+        "below zero",
     ),
     "the logarithm of the reciprocal": (
         "softmax.cu",
