@@ -1,4 +1,7 @@
-"""Which targets the tests run on: `pytest --target host|cuda|hip|all`, default all that are here."""
+"""Which targets the tests run on: `pytest --target host|cuda|hip|all`, default all that are here.
+
+`--exhaustive` adds the tests over every code of a format.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,15 @@ _HOST = {
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--target", choices=("host", "cuda", "hip", "all"), default="all")
+    parser.addoption("--exhaustive", action="store_true", help="also what takes minutes per test")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("exhaustive"):
+        return
+    for item in items:
+        if "exhaustive" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="needs --exhaustive"))
 
 
 def _gpu() -> targets.Target | None:

@@ -1,7 +1,12 @@
-// Elementary functions in FP32, the same instructions on every target, with their largest errors.
+// Elementary functions in FP32, the same instructions on every target.  Their largest errors, in
+// units in the last place of the exact result, hold with and without contraction of a * b + c and
+// with an exp2_approx that is 2 ulp off either way: cupykern/reference/elementary.py states them
+// and tests/test_math.py measures them.  NaN gives NaN; a subnormal counts as zero, or as itself.
+// The polynomials are minimax in relative error: weighted least squares iterated (Lawson), then the
+// coefficients rounded to FP32 one after another and the rest fitted again.
 
 constexpr float kLog2E = 1.44269504088896340736f;
-constexpr float kLn2 = 0.69314718055994530942f;
+constexpr float kSmallestNormal = 0x1p-126f;
 
 struct Max {
     DEVICE float operator()(float a, float b) const { return maximum(a, b); }
@@ -10,24 +15,71 @@ struct Sum {
     DEVICE float operator()(float a, float b) const { return a + b; }
 };
 
-// log(x) for finite x >= 2^-126.
+// c[0] + c[1] x + c[2] x^2 + ...
+template <int kCount>
+DEVICE float polynomial(const float (&c)[kCount], float x) {
+    float y = c[kCount - 1];
+#pragma unroll
+    for (int i = kCount - 2; i >= 0; --i) y = y * x + c[i];
+    return y;
+}
+
+// |x|, and y >= 0 with the sign of x, that of a zero too.
+DEVICE float magnitude(float x) { return bit_cast<float>(bit_cast<int>(x) & 0x7fffffff); }
+DEVICE float with_sign(float y, float x) {
+    return bit_cast<float>(bit_cast<int>(y) | (bit_cast<int>(x) & int(0x80000000)));
+}
+
+// The logarithm, within 1 ulp; -inf at a zero of either sign, NaN below.
 DEVICE float log_accurate(float x) {
-    // x = 2^e * m with m in [2/3, 4/3)
+    // x = 2^e * (1 + f), f in [-1/3, 1/3); log(1 + f) = f - f^2 / 2 + f^3 p(f)
+    constexpr float p[] = {0.333332151f, -0.249998063f, 0.200104266f, -0.166801959f,
+                           0.14005734f,  -0.121874787f, 0.139845937f, -0.128801481f};
+    // log 2 in two parts: e times the first is exact.
+    constexpr float kHigh = 0.693359375f, kLow = -2.12194440e-4f;
     const int bits = bit_cast<int>(x);
+    // Neither normal and positive nor finite: one comparison, so that the others cost nothing.
+    if (uint32_t(bits) - 0x00800000u >= 0x7f000000u) {
+        const float invalid = x < 0.0f ? kInfinity - kInfinity : x;
+        return magnitude(x) < kSmallestNormal ? -kInfinity : invalid;
+    }
     const int exponent_bits = (bits - 0x3f2aaaab) & int(0xff800000);
     const float f = bit_cast<float>(bits - exponent_bits) - 1.0f;
     const float e = float(exponent_bits >> 23);
-    const float s = f * f;
-    float r = -0.130310059f;
-    float t = 0.140869141f;
-    r = r * s + -0.121483512f;
-    t = t * s + 0.139814854f;
-    r = r * s + -0.166846126f;
-    t = t * s + 0.200120345f;
-    r = r * s + -0.249996200f;
-    r = t * f + r;
-    r = r * f + 0.333331972f;
-    r = r * f + -0.5f;
-    r = r * s + f;
-    return e * kLn2 + r;
+    return e * kHigh + (e * kLow + ((polynomial(p, f) * f - 0.5f) * (f * f) + f));
 }
+
+// The error function, within 2 ulp; +-1 at +-inf, and the sign of a zero stays.
+DEVICE float erf_accurate(float x) {
+    constexpr float p[] = {0.128379166f,  -0.37612626f,    0.112835787f,   -0.0268533472f,
+                           0.0051871622f, -0.00079978531f, 7.80690389e-05f};
+    constexpr float q[] = {1.62805259f,    0.917310774f,  0.151650757f,
+                           -0.0328913964f, 0.0045978534f, -0.000303902692f};
+    const float t = magnitude(x);
+    float y;
+    if (t < 1.0f) {
+        // t + t p(t^2), scaled because the product must not be flushed to zero where t is tiny.
+        const float scaled = t * 0x1p24f;
+        y = (scaled + scaled * polynomial(p, t * t)) * 0x1p-24f;
+    } else {
+        // 1 - erf(t) = 2^-(t q(t)), which rounds to 0 from 4 on.
+        const float end = t > 4.0f ? 4.0f : t;
+        y = 1.0f - exp2_approx(-(end * polynomial(q, end)));
+    }
+    return with_sign(y, x);
+}
+
+// The hyperbolic tangent, within 3 ulp; +-1 at +-inf, and the sign of a zero stays.
+DEVICE float tanh_accurate(float x) {
+    constexpr float p[] = {-0.333332598f, 0.133308291f, -0.0536879115f, 0.0204690564f,
+                           -0.0055147768f};
+    const float t = magnitude(x);
+    const float s = t * t;
+    const float y = t < 0.65f ? t + t * (s * polynomial(p, s))
+                              : 1.0f - 2.0f / (1.0f + exp2_approx(t * (2.0f * kLog2E)));
+    return with_sign(y, x);
+}
+
+// 1 / (1 + exp(-x)), within 5 + max(-x, 0) ulp, because the exponent is rounded; below 2^-126 it is
+// zero.
+DEVICE float sigmoid(float x) { return 1.0f / (1.0f + exp2_approx(-kLog2E * x)); }
