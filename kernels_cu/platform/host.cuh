@@ -176,6 +176,18 @@ DEVICE void copy_async(void* shared, const void* global, bool valid = true, HOST
     if (valid) (void)*(static_cast<const volatile char*>(global) + N - 1);
     host::runtime->copy_async(shared, valid ? global : nullptr, N);
 }
+// The first `bytes` of 16, 0 to 16; the others become zero, and are not read.
+DEVICE void copy_async_part(void* shared, const void* global, int bytes, HOST_PLACE) {
+    host::check_alignment(shared, 16, place);
+    if (bytes > 0) {
+        host::check_alignment(global, 16, place);
+        // Touched here, so that a sanitizer names this line.
+        (void)*static_cast<const volatile char*>(global);
+        (void)*(static_cast<const volatile char*>(global) + bytes - 1);
+        host::runtime->copy_async(shared, global, bytes);
+    }
+    if (bytes < 16) host::runtime->copy_async(static_cast<char*>(shared) + bytes, nullptr, 16 - bytes);
+}
 DEVICE void copy_async_commit() { host::runtime->copy_async_commit(); }
 template <int N>
 DEVICE void copy_async_wait() {
@@ -190,3 +202,6 @@ template <class T>
 DEVICE T* cluster_shared(T* shared, int rank, HOST_PLACE) {
     return static_cast<T*>(host::runtime->cluster_shared(shared, rank, place));
 }
+
+// --- matrices --------------------------------------------------------------------------------
+#include "platform/mma_host.cuh"
