@@ -4,6 +4,14 @@ References take an op's own arguments, in numpy or cupy, and return a tuple of F
 the same and return a `Bound` per output.
 """
 
+from .matmul import matmul, matmul_bound
 from .softmax import log_softmax, log_softmax_bound, softmax, softmax_bound
 
-__all__ = ["log_softmax", "log_softmax_bound", "softmax", "softmax_bound"]
+__all__ = [
+    "log_softmax",
+    "log_softmax_bound",
+    "matmul",
+    "matmul_bound",
+    "softmax",
+    "softmax_bound",
+]
