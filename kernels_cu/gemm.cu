@@ -18,13 +18,14 @@ struct GemmParams {
     BatchLayout batch;
     int64_t batch_size, k, k_per_split, tiles_m, tiles_n;
     MatrixStrides a, b;  // a: (m, k), b: (k, n)
+    MatrixStrides block_scales_a, block_scales_b;
     EpilogueParams epilogue;
     int32_t a_dtype, b_dtype;
     int64_t splits;
+    int64_t has_block_scales;  // what scale_a and scale_b then are; they are the main loop's
 };
 
 constexpr int kFragments = kFragmentsM * kFragmentsN;
-using AllSums = Sums[kFragmentsM][kFragmentsN];
 
 // Fragments on their way through shared memory: as many at once as the stages' memory holds.
 constexpr int kPitch = 20;  // of a row: lanes spread over the banks
@@ -94,7 +95,7 @@ DEVICE void finish(GemmStorage& storage, const WarpPlace& warp, const AllSums& a
             const Sums& sums = acc[(first + f) / kFragmentsN][(first + f) % kFragmentsN];
 #pragma unroll
             for (int i = 0; i < Sums::kCount; ++i) {
-                const int col = stored_column<ElementB, Compute, OperandB::kOuterMajor>(
+                const int col = stored_column<ElementB, ComputeB, OperandB::kOuterMajor>(
                     Sums::col(warp.lane, i));
                 fragments[f][Sums::row(warp.lane, i)][col] = sums.values[i];
             }
@@ -132,8 +133,21 @@ KERNEL void gemm(const void* a, const void* b, void* out, const void* bias, cons
         const OperandSource b_source{
             element_address(b, offset(kB) + task.col * params.b.col, params.b_dtype), params.b.col,
             params.b.row, sizes.n - task.col, params.b_dtype};
-        multiply(storage.stages, a_source, b_source, first_k, last_k < params.k ? last_k : params.k,
-                 warp, acc);
+        BlockScales scales{};
+        if (kPromoteK > 0 && params.has_block_scales) {
+            const MatrixStrides &scales_a = params.block_scales_a, &scales_b = params.block_scales_b;
+            scales = {scale_a + offset(kScaleA) + task.row * scales_a.row,
+                      scale_b + offset(kScaleB),
+                      scales_a.row,
+                      scales_a.col,
+                      scales_b.row,
+                      scales_b.col,
+                      sizes.m - task.row,
+                      sizes.n - task.col,
+                      task.col};
+        }
+        multiply(storage.stages, a_source, b_source, scales, first_k,
+                 last_k < params.k ? last_k : params.k, warp, acc);
         add_slices(storage, warp, acc);
     }
     if (pass != kWhole) {
@@ -149,8 +163,10 @@ KERNEL void gemm(const void* a, const void* b, void* out, const void* bias, cons
             mine += split_size;
         }
     }
+    const bool by_block = params.has_block_scales != 0;
     const Epilogue epilogue = Epilogue::of_matrix(
-        params.epilogue, out, bias, residual, scale_a, scale_b, offset(kOut), offset(kBias),
+        params.epilogue, out, bias, residual, by_block ? nullptr : scale_a,
+        by_block ? nullptr : scale_b, offset(kOut), offset(kBias),
         offset(kResidual), offset(kScaleA), offset(kScaleB));
     finish(storage, warp, acc, epilogue, task.row, task.col);
 }

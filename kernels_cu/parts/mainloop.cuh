@@ -4,10 +4,13 @@
 // A block computes a tile of kTileM x kTileN sums; its warps share it as kWarpsM x kWarpsN, and kWarpsK
 // of them share the k of every stage, whose sums are then added in the warps' order.
 //   ElementA, ElementB   the operands as they are stored.
-//   Compute              what they are multiplied as; it holds every number of both.
+//   ComputeA, ComputeB   what they are multiplied as, which holds every number of them.
 //   kLayoutA, kLayoutB   kInner: neighbours along k are neighbours in memory, kOuter: along m (of A) or
 //                        n (of B); both begin at multiples of 16 bytes.  kStrided: any strides and
-//                        dtypes, element by element.
+//                        dtypes, element by element, converted on the way to shared memory.
+//   kPromoteK            0, or the k after which the sums are multiplied by the block's scales and added
+//                        to others in FP32: for scales along k, and because the tensor cores of FP8
+//                        keep few bits of a long sum.
 #include "parts/dtype.cuh"
 #include "parts/shared_tile.cuh"
 
@@ -25,7 +28,11 @@ constexpr int kFragmentsM = kTileM / kGridM / 16;
 constexpr int kFragmentsN = kTileN / kGridN / 16;
 static_assert(kFragmentsM * kGridM * 16 == kTileM && kFragmentsN * kGridN * 16 == kTileN,
               "warps share a tile in fragments of 16 x 16");
-constexpr int kStep = kFragmentK<Compute>;
+// Operands are converted on the way from shared memory to fragments, two of them at once.
+constexpr bool kConverts = sizeof(ElementA) < sizeof(ComputeA) || sizeof(ElementB) < sizeof(ComputeB);
+constexpr bool kReorder = (sizeof(ElementA) < sizeof(ComputeA) && kLayoutA == kInner) ||
+                          (sizeof(ElementB) < sizeof(ComputeB) && kLayoutB == kInner);
+constexpr int kStep = kConverts ? 32 : kFragmentK<ComputeA>;
 constexpr int kStepsPerWarp = kTileK / kStep / kGridK;
 static_assert(kStepsPerWarp * kStep * kGridK == kTileK, "warps share a stage's k in whole steps");
 
@@ -39,8 +46,24 @@ struct OperandTile {
 };
 using OperandA = OperandTile<ElementA, kLayoutA, kTileM>;
 using OperandB = OperandTile<ElementB, kLayoutB, kTileN>;
-using Sums = Accumulator<Compute>;
+
+// What a product sums in, and, where sums are promoted, what they are promoted to.
+using Products = Accumulator<ComputeA>;
+struct Promoted {
+    using Sum = float;
+    static constexpr int kCount = Products::kCount;
+    float values[kCount];
+
+    DEVICE static int row(int lane, int i) { return Products::row(lane, i); }
+    DEVICE static int col(int lane, int i) { return Products::col(lane, i); }
+};
+template <bool kPromote> struct SumsOf { using Type = Products; };
+template <> struct SumsOf<true> { using Type = Promoted; };
+using Sums = typename SumsOf<(kPromoteK > 0)>::Type;
 using SumType = typename Sums::Sum;
+using AllProducts = Products[kFragmentsM][kFragmentsN];
+using AllSums = Sums[kFragmentsM][kFragmentsN];
+static_assert(kPromoteK % kTileK == 0, "sums are promoted after whole stages");
 
 // Where this warp stands in the block's tile.
 struct WarpPlace {
@@ -84,29 +107,71 @@ struct Stage {
 };
 
 // acc += the products of one stage.
-DEVICE void multiply_stage(const Stage& stage, const WarpPlace& warp,
-                           Sums (&acc)[kFragmentsM][kFragmentsN]) {
+DEVICE void multiply_stage(const Stage& stage, const WarpPlace& warp, AllProducts& acc) {
 #pragma unroll
     for (int step = 0; step < kStepsPerWarp; ++step) {
         const int k = (warp.k * kStepsPerWarp + step) * kStep;
-        FragmentA<Compute> a[kFragmentsM];
-        FragmentB<Compute> b[kFragmentsN];
+        constexpr int kCount = kConverts ? 2 : 1;
+        FragmentA<ComputeA> a[kCount][kFragmentsM];
+        FragmentB<ComputeB> b[kCount][kFragmentsN];
 #pragma unroll
         for (int m = 0; m < kFragmentsM; ++m) {
-            load_matrix<OperandA::kOuterMajor>(a[m], stage.a, warp.row(m), k);
+            if constexpr (kConverts) {
+                load_converted<ElementA, OperandA::kOuterMajor, kReorder>(a[0][m], a[1][m], stage.a,
+                                                                          warp.row(m), k);
+            } else {
+                load_matrix<OperandA::kOuterMajor>(a[0][m], stage.a, warp.row(m), k);
+            }
         }
 #pragma unroll
         for (int n = 0; n < kFragmentsN; ++n) {
-            load_matrix<OperandB::kOuterMajor>(b[n], stage.b, warp.col(n), k);
+            if constexpr (kConverts) {
+                load_converted<ElementB, OperandB::kOuterMajor, kReorder>(b[0][n], b[1][n], stage.b,
+                                                                          warp.col(n), k);
+            } else {
+                load_matrix<OperandB::kOuterMajor>(b[0][n], stage.b, warp.col(n), k);
+            }
         }
-        mma(acc, a, b);
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) mma(acc, a[i], b[i]);
     }
 }
 
-// acc += A * B over k in [first_k, end_k).  Every thread of the block takes part.
+// Scales of kBlockK of k of a row of A, and of that and kBlockK columns of B; absent: 1.  From the
+// tile's first row and the block of its first column on.
+constexpr int kBlockK = 128;
+struct BlockScales {
+    const float* a;
+    const float* b;
+    int64_t a_row, a_k, b_k, b_col;  // strides: of a block's, of the next row's
+    int64_t rows, cols, first_col;   // rows of A, columns of B that exist; the tile's first column
+
+    // sums += the products of the block of k that `k` lies in, scaled; the products become zero.
+    DEVICE void promote(int64_t k, const WarpPlace& warp, AllProducts& products, AllSums& sums) const {
+        const int64_t block = k / kBlockK;
+#pragma unroll
+        for (int m = 0; m < kFragmentsM; ++m) {
+#pragma unroll
+            for (int n = 0; n < kFragmentsN; ++n) {
+#pragma unroll
+                for (int i = 0; i < Sums::kCount; ++i) {
+                    const int row = warp.row(m) + Sums::row(warp.lane, i), col = warp.col(n);
+                    float x = float(products[m][n].values[i]);
+                    if (b && col < cols) x *= b[block * b_k + (first_col + col) / kBlockK * b_col];
+                    if (a && row < rows) x *= a[row * a_row + block * a_k];
+                    sums[m][n].values[i] += x;
+                    products[m][n].values[i] = 0;
+                }
+            }
+        }
+    }
+};
+
+// sums += A * B over k in [first_k, end_k).  Every thread of the block takes part.
+template <class S>
 DEVICE void multiply(Stage (&stages)[kStages], const OperandSource& a, const OperandSource& b,
-                     int64_t first_k, int64_t end_k, const WarpPlace& warp,
-                     Sums (&acc)[kFragmentsM][kFragmentsN]) {
+                     const BlockScales& scales, int64_t first_k, int64_t end_k,
+                     const WarpPlace& warp, S (&sums)[kFragmentsM][kFragmentsN]) {
     const auto load = [&](int64_t k) {
         Stage& stage = stages[(k - first_k) / kTileK % kStages];
         if (k < end_k) {
@@ -117,11 +182,19 @@ DEVICE void multiply(Stage (&stages)[kStages], const OperandSource& a, const Ope
     };
 #pragma unroll
     for (int i = 0; i < kStages - 1; ++i) load(first_k + i * kTileK);
+    AllProducts products{};
     for (int64_t k = first_k; k < end_k; k += kTileK) {
         copy_async_wait<kStages - 2>();
         sync_block();  // this stage is whole, and the one before it has been read by all
         load(k + (kStages - 1) * kTileK);
-        multiply_stage(stages[(k - first_k) / kTileK % kStages], warp, acc);
+        const Stage& stage = stages[(k - first_k) / kTileK % kStages];
+        if constexpr (kPromoteK > 0) {
+            multiply_stage(stage, warp, products);
+            const int64_t end = k + kTileK;
+            if ((end - first_k) % kPromoteK == 0 || end >= end_k) scales.promote(k, warp, products, sums);
+        } else {
+            multiply_stage(stage, warp, sums);
+        }
     }
     copy_async_wait<0>();
     sync_block();  // the stages' memory is free

@@ -99,8 +99,102 @@ DEVICE void mma(Accumulator<A> (&acc)[kM][kN], const FragmentA<A> (&a)[kM],
     }
 }
 
+// --- operands that are stored in bytes and multiplied as 16-bit numbers ----------------------
+namespace cuda {
+// Four neighbouring bytes as two pairs.
+template <class Stored, class T>
+DEVICE void convert_bytes(uint32_t bytes, uint32_t& low, uint32_t& high) {
+    if constexpr (kSame<Stored, int8_t> && kSame<T, half>) {
+        // 0x6400 + u is 1024 + u in FP16, u = x + 128 the byte with its sign bit flipped.
+        bytes ^= 0x80808080u;
+        const __half2 offset = bit_cast<__half2>(0x64806480u);
+        const auto subtract = [&](uint32_t pair) {
+            return bit_cast<uint32_t>(__hsub2(bit_cast<__half2>(pair), offset));
+        };
+        low = subtract(__byte_perm(bytes, 0x64646464u, 0x4140));
+        high = subtract(__byte_perm(bytes, 0x64646464u, 0x4342));
+    } else if constexpr (kSame<Stored, int8_t>) {
+        // 0x4b000000 + u is 2^23 + u in FP32.
+        bytes ^= 0x80808080u;
+        float x[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            x[i] = bit_cast<float>(__byte_perm(bytes, 0x4b000000u, 0x7540 + i)) - 8388736.0f;
+        }
+        low = pack<T>(x[0], x[1]);
+        high = pack<T>(x[2], x[3]);
+    } else if constexpr (kSame<T, half>) {
+        if constexpr (kSame<Stored, e5m2>) {  // the upper half of an FP16 code
+            low = __byte_perm(bytes, 0, 0x1404);
+            high = __byte_perm(bytes, 0, 0x3424);
+        } else {
+            low = bit_cast<uint32_t>(__nv_cvt_fp8x2_to_halfraw2(uint16_t(bytes), __NV_E4M3));
+            high = bit_cast<uint32_t>(__nv_cvt_fp8x2_to_halfraw2(uint16_t(bytes >> 16), __NV_E4M3));
+        }
+    } else {
+        convert_bytes<Stored, half>(bytes, low, high);
+        const float2 x = __half22float2(bit_cast<__half2>(low));
+        const float2 y = __half22float2(bit_cast<__half2>(high));
+        low = pack<T>(x.x, x.y);
+        high = pack<T>(y.x, y.y);
+    }
+}
+}  // namespace cuda
+
+// 32 of k as two fragments, each number converted from Stored.
+// kReorder: an operand whose lines run along k has 4 neighbouring bytes in a lane, where mma wants the
+// k's 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of lane t.  The order of k is free as long as A and B have the
+// same, so lane t of both takes 4 t to 4 t + 3 of each 16.
+template <class Stored, bool kOuterMajor, bool kReorder, class T, Side kSide, class Tile>
+DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
+                           int first, int k) {
+    const int r = lane_id() % 8, q = lane_id() / 8;
+    if constexpr (kSame<Stored, T> && !kReorder) {
+        load_matrix<kOuterMajor>(low, tile, first, k);
+        load_matrix<kOuterMajor>(high, tile, first, k + 16);
+    } else if constexpr (kSame<Stored, T>) {
+        static_assert(!kOuterMajor, "k runs along the lines");
+        const int row = lane_id() / 4, t = lane_id() % 4;
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const char* chunk = static_cast<const char*>(tile(first + row + 8 * i, k / 8 + 2 * j + t / 2));
+                const Bytes<8> four = *reinterpret_cast<const Bytes<8>*>(chunk + t % 2 * 8);
+                uint32_t(&words)[4] = (j == 0 ? low : high).words;
+                words[i] = four.words[0];
+                words[i + 2] = four.words[1];
+            }
+        }
+    } else if constexpr (!kOuterMajor) {
+        static_assert(kReorder, "bytes of k lie in the order of their lines");
+        uint32_t bytes[4];
+        cuda::ldmatrix<false>(bytes, tile(first + q % 2 * 8 + r, k / 16 + q / 2));
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            cuda::convert_bytes<Stored, T>(bytes[i], low.words[i], low.words[i + 2]);
+            cuda::convert_bytes<Stored, T>(bytes[i + 2], high.words[i], high.words[i + 2]);
+        }
+    } else {
+        // A 16-bit number of the transposed matrix is a pair of columns: the even ones become the
+        // fragment's first 8 columns, the odd ones the others (stored_column).
+        static_assert(!kReorder, "k lies across the lines");
+        uint32_t bytes[4];  // k 0-7, 8-15, 16-23, 24-31
+        cuda::ldmatrix<true>(bytes, tile(k + q * 8 + r, first / 16));
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const auto convert = [&](uint32_t columns, uint32_t& even, uint32_t& odd) {
+                cuda::convert_bytes<Stored, T>(__byte_perm(columns, 0, 0x3120), even, odd);
+            };
+            convert(bytes[i], low.words[2 * i], low.words[2 * i + 1]);
+            convert(bytes[i + 2], high.words[2 * i], high.words[2 * i + 1]);
+        }
+    }
+}
+
 // The column of B that stands at column `col` of a fragment.
 template <class Stored, class T, bool kOuterMajor>
 DEVICE int stored_column(int col) {
-    return col;
+    constexpr bool kPairs = sizeof(Stored) < sizeof(T) && kOuterMajor;
+    return kPairs ? col % 8 * 2 + col / 8 : col;
 }

@@ -102,6 +102,22 @@ DEVICE void mma(Accumulator<A> (&acc)[kM][kN], const FragmentA<A> (&a)[kM],
     host::runtime->exchange("mma", &payload, host::Multiply<A, B, kM, kN>::combine, place);
 }
 
+// 32 of k as two fragments, each number converted from Stored.  kReorder: see mma_cuda.cuh; here k
+// keeps its order.
+template <class Stored, bool kOuterMajor, bool kReorder, class T, Side kSide, class Tile>
+DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
+                           int first, int k) {
+    constexpr int kPerChunk = 16 / int(sizeof(Stored)), kCount = Fragment<T, kSide>::kCount;
+    const int outer = first + lane_id() % 16;
+    k += lane_id() / 16 * kCount;
+    for (int i = 0; i < 2 * kCount; ++i) {
+        const int at = k + i % kCount + i / kCount * 16;
+        const int line = kOuterMajor ? at : outer, element = kOuterMajor ? outer : at;
+        const Stored x = static_cast<const Stored*>(tile(line, element / kPerChunk))[element % kPerChunk];
+        (i < kCount ? low : high).values[i % kCount] = from_float<T>(to_float(x));
+    }
+}
+
 // The column of B that stands at column `col` of a fragment.
 template <class Stored, class T, bool kOuterMajor>
 DEVICE int stored_column(int col) {
