@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from . import __version__, dtypes
+from . import __version__
 from .numerics import as_float64, finfo, namespace
 from .op import Bound, Call, Op, RandomDraw, as_tuple
 from .targets import Target, UnavailableError

@@ -23,14 +23,22 @@ from .targets import Kernel, Target, by_value
 MAX_BATCH_DIMS = 4  # gemm_task.cuh: kMaxBatchDims
 INNER, OUTER, STRIDED = range(3)  # mainloop.cuh: Layout
 _WHOLE, _PARTIAL, _REDUCE = (np.int64(i) for i in range(3))  # gemm.cu: Pass
-_SPLIT_UNIT = 128  # splits begin at multiples of it
+BLOCK = 128  # mainloop.cuh: kBlockK; splits begin at multiples of it
 _MAX_SPLITS = 64
 _ALIGNMENT = 16  # of what asynchronous copies move
 
 _16_BIT = (dtypes.float16, dtypes.bfloat16)
 _FP8 = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
 
-_SHARED_LIMITS = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90a": 227, "sm_100a": 227, "sm_120a": 99}
+_FP8_ARCHS = ("sm_89", "sm_100a", "sm_120a", "host")
+_SHARED_LIMITS = {
+    "sm_80": 163,
+    "sm_86": 99,
+    "sm_89": 99,
+    "sm_90a": 227,
+    "sm_100a": 227,
+    "sm_120a": 99,
+}
 _MULTIPROCESSORS = {
     "sm_80": 108, "sm_86": 84, "sm_89": 128, "sm_90a": 132, "sm_100a": 148, "sm_120a": 170,
     "gfx90a": 104, "gfx942": 304, "gfx1100": 48, "gfx1151": 20, "gfx1201": 32,
@@ -45,7 +53,7 @@ def shared_limit(arch: str) -> int:
 
 
 def compute_dtype(a: np.dtype, b: np.dtype) -> np.dtype:
-    """The dtype that a and b are multiplied as, which holds every number of both.
+    """The dtype that a and b can be multiplied as, which holds every number of both.
 
     Raises TypeError for a pair that is not supported.
     """
@@ -76,6 +84,7 @@ class GemmTask:
     b: np.dtype
     layout_a: int
     layout_b: int
+    block_scales: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,7 +93,8 @@ class GemmConfig:
 
     A block of warps_m * warps_n * warps_k warps computes tile_m x tile_n sums, tile_k of k at a time,
     through `stages` buffers; `splits` blocks share the k of a tile.  finish_rounds: in how many parts
-    a warp's sums go through shared memory to the epilogue.
+    a warp's sums go through shared memory to the epilogue.  fp8: FP8 operands are multiplied as they
+    are, with sums promoted every 128 of k; otherwise as FP16.
     """
 
     tile_m: int
@@ -96,6 +106,7 @@ class GemmConfig:
     stages: int = 3
     splits: int = 1
     finish_rounds: int = 1
+    fp8: bool = False
 
     @property
     def num_threads(self) -> int:
@@ -111,8 +122,19 @@ class GemmConfig:
 
 def refusal(config: GemmConfig, task: GemmTask, arch: str) -> str | None:
     """Why `config` cannot compute `task` on `arch`; None: it can."""
-    c, element_a, element_b, compute = config, *_elements(task)
+    c = config
+    (element_a, element_b), (compute, _) = _types(task, config)
     step = 4 if compute == dtypes.float32 else 32 // compute.itemsize
+    if element_a.itemsize + element_b.itemsize < 2 * compute.itemsize:
+        step = 32  # mainloop.cuh: kConverts
+    if c.fp8 and not (
+        task.a in _FP8 and task.b in _FP8 and STRIDED not in (task.layout_a, task.layout_b)
+    ):
+        return "fp8 is for two FP8 operands that lie along k"
+    if c.fp8 and arch not in _FP8_ARCHS:
+        return f"{arch} does not multiply FP8"
+    if _promote_k(task, c) % c.tile_k:
+        return f"sums are promoted every {_promote_k(task, c)} of k, no multiple of tile_k = {c.tile_k}"
     if min(c.tile_m, c.tile_n, c.tile_k, c.warps_m, c.warps_n, c.warps_k, c.splits) < 1:
         return "tiles, warps and splits must be positive"
     if c.stages < 2:
@@ -136,8 +158,8 @@ def refusal(config: GemmConfig, task: GemmTask, arch: str) -> str | None:
     needed, limit = c.shared_bytes(element_a.itemsize, element_b.itemsize), shared_limit(arch)
     if needed > limit:
         return f"{needed} bytes of shared memory are more than the {limit} of {arch}"
-    if c.splits > 1 and c.splits > math.ceil(task.k / _SPLIT_UNIT):
-        return f"{c.splits} splits of k = {task.k} would be shorter than {_SPLIT_UNIT}"
+    if c.splits > 1 and c.splits > math.ceil(task.k / BLOCK):
+        return f"{c.splits} splits of k = {task.k} would be shorter than {BLOCK}"
     return None
 
 
@@ -152,36 +174,42 @@ def check_config(config: Any, task: GemmTask, arch: str) -> GemmConfig:
     return config
 
 
-_LARGE = GemmConfig(128, 128, 64, 2, 4, stages=3)
-_MEDIUM = GemmConfig(64, 64, 64, 2, 2, stages=4)
-_SMALL = GemmConfig(16, 64, 128, 1, 1, 4, stages=4)
+@cache
+def _tiles(arch: str, a: np.dtype, b: np.dtype, layout_a: int, layout_b: int) -> tuple:
+    """The tiles for operands of these dtypes and layouts, the largest first."""
+    compute = compute_dtype(a, b)
+    gfx = arch.startswith("gfx")
+    if compute == dtypes.float32:
+        return (GemmConfig(64, 64, 32, 2, 2, stages=2 if gfx else 3),)
+    if STRIDED in (layout_a, layout_b):
+        return (GemmConfig(64, 64, 128 // compute.itemsize, 2, 2, stages=2),)
+    if a.itemsize == b.itemsize == 1:
+        large = GemmConfig(64, 64, 128, 2, 2, stages=2 if gfx else 3)
+        small = GemmConfig(16, 64, 128, 1, 1, 4, stages=4)
+        native = (replace(large, fp8=True),) if a in _FP8 and arch in _FP8_ARCHS else ()
+        return (*native, large, small)
+    if b.itemsize == 1:
+        if arch.startswith("gfx11"):  # its fragments are twice as large
+            return (GemmConfig(32, 64, 64, 2, 2, stages=2),)
+        large = GemmConfig(64, 64 if gfx else 128, 64, 2, 2, stages=2 if gfx else 3)
+        return (large, GemmConfig(16, 64, 128, 1, 1, 4, stages=4))
+    medium = GemmConfig(64, 64, 64, 2, 2, stages=2 if gfx else 4)
+    small = (GemmConfig(16, 64, 128, 1, 1, 4, stages=2 if gfx else 4),)
+    if gfx:
+        large = GemmConfig(128, 128, 32, 2, 4, stages=2, finish_rounds=2)
+    else:
+        large = GemmConfig(128, 128, 64, 2, 4, stages=3)
+    return (large, medium, *(small if layout_a == INNER else ()))
 
 
 @cache
-def _tiles(arch: str, a: int, b: int, layout_a: int, layout_b: int, fp32: bool) -> tuple:
-    """The tiles for elements of a and b bytes, the largest first."""
-    if fp32:
-        return (GemmConfig(64, 64, 32, 2, 2, stages=3),)
-    if STRIDED in (layout_a, layout_b):
-        return (GemmConfig(64, 64, 128 // a, 2, 2, stages=2),)
-    if arch.startswith("gfx"):
-        large = GemmConfig(128, 128, 32, 2, 4, stages=2, finish_rounds=2)
-        return (large, GemmConfig(64, 64, 64, 2, 2, stages=2))
-    small = (_SMALL,) if layout_a == INNER else ()
-    return (_LARGE, _MEDIUM, *small)
-
-
 def configs(task: GemmTask, arch: str) -> tuple[GemmConfig, ...]:
     """The configs of `task` on `arch`, the measured one first."""
-    element_a, element_b, compute = _elements(task)
-    tiles = _tiles(
-        arch, element_a.itemsize, element_b.itemsize, task.layout_a, task.layout_b,
-        compute == dtypes.float32,
-    )  # fmt: skip
+    tiles = _tiles(arch, task.a, task.b, task.layout_a, task.layout_b)
     fitting = [tile for tile in tiles if refusal(tile, task, arch) is None]
     chosen = next((tile for tile in fitting if _fills(tile, task)), fitting[-1])
-    chosen = _split(chosen, task, arch)
-    return (chosen, *(tile for tile in fitting if tile != chosen))
+    split = _split(chosen, task, arch)
+    return (split, *(tile for tile in fitting if tile != split))
 
 
 def _fills(tile: GemmConfig, task: GemmTask) -> bool:
@@ -197,26 +225,37 @@ def _split(tile: GemmConfig, task: GemmTask, arch: str) -> GemmConfig:
     return replace(tile, splits=splits)
 
 
-@cache
 def choose_config(task: GemmTask, arch: str) -> GemmConfig:
     """The fastest measured config for `task` on `arch`."""
     return configs(task, arch)[0]
 
 
-def _elements(task: GemmTask) -> tuple[np.dtype, np.dtype, np.dtype]:
-    """(a, b) as the variant's types have them, and what they are multiplied as."""
-    compute = compute_dtype(task.a, task.b)
-    if STRIDED in (task.layout_a, task.layout_b):
-        return compute, compute, compute  # converted on the way to shared memory
-    return task.a, task.b, compute
+def _types(
+    task: GemmTask, config: GemmConfig
+) -> tuple[tuple[np.dtype, np.dtype], tuple[np.dtype, np.dtype]]:
+    """(a, b) as they lie in shared memory, and as they are multiplied."""
+    if config.fp8:
+        return (task.a, task.b), (task.a, task.b)
+    compute = (compute_dtype(task.a, task.b),) * 2
+    # What lies in any strides is converted on the way to shared memory.
+    strided = STRIDED in (task.layout_a, task.layout_b)
+    return compute if strided else (task.a, task.b), compute
+
+
+def _promote_k(task: GemmTask, config: GemmConfig) -> int:
+    return BLOCK if config.fp8 or task.block_scales else 0
 
 
 def variant(task: GemmTask, config: GemmConfig) -> Variant:
-    element_a, element_b, compute = (dtypes.CPP_NAMES[dtype] for dtype in _elements(task))
+    elements, computes = _types(task, config)
+    names = ("ElementA", "ElementB", "ComputeA", "ComputeB")
     c = config
     return Variant(
         "gemm",
-        (("ElementA", element_a), ("ElementB", element_b), ("Compute", compute)),
+        tuple(
+            (name, dtypes.CPP_NAMES[dtype])
+            for name, dtype in zip(names, (*elements, *computes), strict=True)
+        ),
         (
             ("kTileM", c.tile_m),
             ("kTileN", c.tile_n),
@@ -228,6 +267,7 @@ def variant(task: GemmTask, config: GemmConfig) -> Variant:
             ("kLayoutA", task.layout_a),
             ("kLayoutB", task.layout_b),
             ("kFinishRounds", c.finish_rounds),
+            ("kPromoteK", _promote_k(task, c)),
         ),
         c.num_threads,
     )
@@ -253,8 +293,7 @@ def matrix(array: Any, batch: tuple[int, ...]) -> Matrix | None:
     """`array` broadcast to `batch` matrices; None if a stride is no whole number of elements."""
     itemsize = array.dtype.itemsize
     strides = [
-        0 if size == 1 else stride
-        for size, stride in zip(array.shape, array.strides, strict=True)
+        0 if size == 1 else stride for size, stride in zip(array.shape, array.strides, strict=True)
     ]
     address = array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
     if any(step % itemsize for step in (address, *strides)):
@@ -272,9 +311,11 @@ def layouts(a: Matrix, b: Matrix, k: int, m: int, n: int) -> tuple[int, int]:
 
 def by_vectors(a: np.dtype, b: np.dtype, layout_a: int, layout_b: int) -> bool:
     """Whether the main loop can read operands of these layouts by vectors."""
-    if STRIDED in (layout_a, layout_b) or a != b or a in _FP8:
+    if STRIDED in (layout_a, layout_b):
         return False
-    return a != dtypes.int8 or (layout_a, layout_b) == (INNER, INNER)
+    if a.itemsize == 1:
+        return (layout_a, layout_b) == (INNER, INNER)
+    return layout_a == INNER if b.itemsize == 1 else True
 
 
 def _layout(x: Matrix, k_step: int, outer_step: int, k: int, outer: int) -> int:
@@ -312,16 +353,21 @@ _PARAMS = np.dtype(  # gemm.cu: GemmParams
         ("batch", _BATCH),
         *((name, np.int64) for name in ("batch_size", "k", "k_per_split", "tiles_m", "tiles_n")),
         *(("a", _STRIDES), ("b", _STRIDES)),
+        *(("block_scales_a", _STRIDES), ("block_scales_b", _STRIDES)),
         ("epilogue", _EPILOGUE),
         *(("a_dtype", np.int32), ("b_dtype", np.int32)),
-        ("splits", np.int64),
+        *(("splits", np.int64), ("has_block_scales", np.int64)),
     ]
 )
 ACTIVATIONS = (None, "relu", "gelu", "gelu_tanh", "silu")  # epilogue.cuh: Activation
 
 
 class Product(NamedTuple):
-    """A launch without its arrays: out = activation(alpha * (a @ b) + bias) + residual."""
+    """A launch without its arrays: out = activation(alpha * (scale_a * a) @ (scale_b * b) + bias) +
+    residual.
+
+    block_scales: scale_a and scale_b hold one number for every 128 of k (and 128 columns of b).
+    """
 
     batch: tuple[int, ...]
     m: int
@@ -336,6 +382,7 @@ class Product(NamedTuple):
     scale_b: Matrix | None
     alpha: float
     activation: str | None
+    block_scales: bool = False
 
 
 class GemmPlan(NamedTuple):
@@ -346,7 +393,6 @@ class GemmPlan(NamedTuple):
     splits: int
     partial_size: int
     shared_bytes: int
-    sum_dtype: np.dtype
     params: np.ndarray
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
@@ -354,7 +400,7 @@ class GemmPlan(NamedTuple):
         if self.splits == 1:
             self.kernel(self.tiles, (*arrays, None, self.params, _WHOLE), self.shared_bytes)
             return
-        partials = xp.empty(self.partial_size, self.sum_dtype)
+        partials = xp.empty(self.partial_size, np.uint32)  # FP32 or int32
         args = (*arrays, partials, self.params)
         self.kernel(self.tiles * self.splits, (*args, _PARTIAL), self.shared_bytes)
         self.kernel(self.tiles, (*args, _REDUCE), self.shared_bytes)
@@ -380,7 +426,8 @@ def gemm_task(product: Product) -> GemmTask:
     p = product
     layout_a, layout_b = layouts(p.a, p.b, p.k, p.m, p.n)
     return GemmTask(
-        math.prod(p.batch), p.m, p.n, p.k, p.a.dtype, p.b.dtype, layout_a, layout_b
+        *(math.prod(p.batch), p.m, p.n, p.k, p.a.dtype, p.b.dtype),
+        *(layout_a, layout_b, p.block_scales),
     )
 
 
@@ -397,7 +444,7 @@ def gemm_plan(target: Target, product: Product, config: GemmConfig | None) -> Ge
         return None
     task = gemm_task(p)
     config = check_config(config, task, target.arch)
-    element_a, element_b, compute = _elements(task)
+    (element_a, element_b), _ = _types(task, config)
     tiles_m, tiles_n = -(-p.m // config.tile_m), -(-p.n // config.tile_n)
     tiles = task.batch * tiles_m * tiles_n
     if tiles * config.splits >= 2**31:
@@ -412,7 +459,7 @@ def gemm_plan(target: Target, product: Product, config: GemmConfig | None) -> Ge
     params["batch_size"] = task.batch
     params["k"] = p.k
     per_split = -(-p.k // config.splits)
-    params["k_per_split"] = max(1, -(-per_split // _SPLIT_UNIT)) * _SPLIT_UNIT
+    params["k_per_split"] = max(1, -(-per_split // BLOCK)) * BLOCK
     params["tiles_m"], params["tiles_n"] = tiles_m, tiles_n
     params["splits"] = config.splits
     for name, x in (("a", p.a), ("b", p.b)):
@@ -423,6 +470,11 @@ def gemm_plan(target: Target, product: Product, config: GemmConfig | None) -> Ge
         if x is not None:
             epilogue[name] = (x.row, x.col)
             epilogue[f"{name}_dtype"] = DTYPE_CODES[x.dtype]
+    if p.block_scales:
+        params["has_block_scales"] = 1
+        for name, x in (("a", p.scale_a), ("b", p.scale_b)):
+            if x is not None:
+                params[f"block_scales_{name}"] = (x.row, x.col)
     epilogue["scale_a_stride"] = 0 if p.scale_a is None else p.scale_a.row
     epilogue["scale_b_stride"] = 0 if p.scale_b is None else p.scale_b.col
     epilogue["alpha"] = p.alpha
@@ -433,6 +485,5 @@ def gemm_plan(target: Target, product: Product, config: GemmConfig | None) -> Ge
         splits=config.splits,
         partial_size=tiles * config.tile_m * config.tile_n * config.splits,
         shared_bytes=config.shared_bytes(element_a.itemsize, element_b.itemsize),
-        sum_dtype=dtypes.int32 if compute == dtypes.int8 else dtypes.float32,
         params=by_value(params),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -12,7 +13,16 @@ import numpy as np
 from kernels_cu import Variant
 
 from . import arguments, dtypes, gemm, inputs, reference
-from .gemm import ACTIVATIONS, INNER, OUTER, STRIDED, GemmConfig, GemmPlan, GemmTask, Matrix, Product
+from .gemm import (
+    ACTIVATIONS,
+    INNER,
+    OUTER,
+    STRIDED,
+    GemmConfig,
+    GemmPlan,
+    GemmTask,
+    Product,
+)
 from .numerics import namespace
 from .op import Call, Draw, Op, Work
 from .targets import Target
@@ -71,12 +81,12 @@ def matmul(
         raise _accumulate_error(accumulate)
     alpha = arguments.finite_float("alpha", alpha, 1.0)
     plain = bias is None and residual is None and activation is None and alpha == 1.0
-    out_dtype = _result_dtype(a.dtype, b.dtype, out_dtype, plain)
-    batch, m, n = _shape(a, b)
+    out_dtype = result_dtype(a.dtype, b.dtype, out_dtype, plain)
+    batch, m, n = check_shapes(a, b)
     shape = (*batch, m, n)
-    bias = _addend("bias", bias, a, shape)
-    residual = _addend("residual", residual, a, shape)
-    _check_activation(activation)
+    bias = check_addend("bias", bias, a, shape)
+    residual = check_addend("residual", residual, a, shape)
+    check_activation(activation)
     operands = {"a": a, "b": b, "bias": bias, "residual": residual}
     return run(target, operands, shape, alpha, activation, out_dtype, out, config)
 
@@ -90,6 +100,7 @@ def run(
     out_dtype: np.dtype,
     out: Any,
     config: GemmConfig | None,
+    block_scales: bool = False,
 ) -> Any:
     """Launch a product whose arguments are checked.  operands: a, b, bias, residual, scale_a, scale_b,
     absent or None where there is none."""
@@ -107,11 +118,14 @@ def run(
                 matrices[name] = gemm.matrix(arrays[name], shape[:-2])
         place = gemm.matrix(y, shape[:-2])
         if place is None:
-            y[...] = run(target, operands, shape, alpha, activation, out_dtype, None, config)
+            y[...] = run(
+                target, operands, shape, alpha, activation, out_dtype, None, config, block_scales
+            )
             return y
         product = Product(
             shape[:-2], shape[-2], shape[-1], arrays["a"].shape[-1], matrices["a"], matrices["b"],
             place, *map(matrices.get, ("bias", "residual", "scale_a", "scale_b")), alpha, activation,
+            block_scales,
         )  # fmt: skip
         plan = _plan(target, product, config)
         if plan is None:  # rare: a batch of many dims that do not merge
@@ -120,7 +134,17 @@ def run(
                     name: x[i if x.shape[0] > 1 else 0] if x.ndim == len(shape) else x
                     for name, x in arrays.items()
                 }
-                run(target, part, shape[1:], alpha, activation, out_dtype, y[i], config)
+                run(
+                    target,
+                    part,
+                    shape[1:],
+                    alpha,
+                    activation,
+                    out_dtype,
+                    y[i],
+                    config,
+                    block_scales,
+                )
             return y
         rest = map(arrays.get, ("bias", "residual", "scale_a", "scale_b"))
         plan.launch(target.xp, (arrays["a"], arrays["b"], y, *rest))
@@ -142,7 +166,7 @@ def _accumulate_error(accumulate: Any) -> Exception:
 
 
 @lru_cache(maxsize=1024)
-def _result_dtype(a: np.dtype, b: np.dtype, out_dtype: Any, plain: bool) -> np.dtype:
+def result_dtype(a: np.dtype, b: np.dtype, out_dtype: Any, plain: bool) -> np.dtype:
     """The result's dtype.  Raises TypeError for a pair of dtypes that cannot be multiplied."""
     for name, dtype in (("a", a), ("b", b)):
         dtypes.resolve(dtype, f"{name}'s dtype", _INPUTS)
@@ -153,7 +177,7 @@ def _result_dtype(a: np.dtype, b: np.dtype, out_dtype: Any, plain: bool) -> np.d
     return dtypes.resolve(out_dtype, "out_dtype", (*_FLOATS, *((dtypes.int32,) if whole else ())))
 
 
-def _shape(a: Any, b: Any) -> tuple[tuple[int, ...], int, int]:
+def check_shapes(a: Any, b: Any) -> tuple[tuple[int, ...], int, int]:
     """(batch, M, N).  Raises ValueError."""
     for name, x in (("a", a), ("b", b)):
         if x.ndim < 2:
@@ -165,11 +189,13 @@ def _shape(a: Any, b: Any) -> tuple[tuple[int, ...], int, int]:
     try:
         batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     except ValueError:
-        raise ValueError(f"the batches of shapes {a.shape} and {b.shape} do not broadcast") from None
+        raise ValueError(
+            f"the batches of shapes {a.shape} and {b.shape} do not broadcast"
+        ) from None
     return batch, a.shape[-2], b.shape[-1]
 
 
-def _addend(name: str, x: Any, a: Any, shape: tuple[int, ...]) -> Any:
+def check_addend(name: str, x: Any, a: Any, shape: tuple[int, ...]) -> Any:
     """`x` broadcast to `shape`, or None.  Raises TypeError and ValueError."""
     if x is None:
         return None
@@ -182,7 +208,7 @@ def _addend(name: str, x: Any, a: Any, shape: tuple[int, ...]) -> Any:
         raise ValueError(f"{name} must broadcast to {shape}; got shape {x.shape}") from None
 
 
-def _check_activation(activation: Any) -> None:
+def check_activation(activation: Any) -> None:
     if activation is not None and not isinstance(activation, str):
         raise TypeError(f"activation must be a string or None; got {type(activation).__name__}")
     if activation not in ACTIVATIONS:
@@ -220,19 +246,16 @@ class MatmulProblem:
 PAIRS = (
     *(("float16", None), ("bfloat16", None), ("float32", None), ("int8", None)),
     *((a, b) for a in ("float16", "bfloat16") for b in ("float8_e4m3fn", "float8_e5m2", "int8")),
-    *(
-        (a, b)
-        for a in ("float8_e4m3fn", "float8_e5m2")
-        for b in ("float8_e4m3fn", "float8_e5m2")
-    ),
+    *((a, b) for a in ("float8_e4m3fn", "float8_e5m2") for b in ("float8_e4m3fn", "float8_e5m2")),
 )
 KINDS = ("normal", "uniform", "same_sign", "exact", "special")
 _SIZES = (0, 1, 2, 7, 8, 16, 17, 33, 64, 65, 127, 130)
 _DEPTHS = (0, 1, 3, 8, 16, 31, 64, 65, 100, 128, 136, 257, 512)
 
 
-def _draw_problem(draw: Draw) -> MatmulProblem:
-    dtype, dtype_b = draw.choice(PAIRS)
+def draw_product(draw: Draw, pairs: Sequence[tuple[str, str | None]] = PAIRS) -> MatmulProblem:
+    """A small problem of one of the pairs of dtypes."""
+    dtype, dtype_b = draw.choice(pairs)
     m, n, k = draw.choice(_SIZES), draw.choice(_SIZES), draw.choice(_DEPTHS)
     batch_a, batch_b = draw.choice(
         (*[((), ())] * 5, ((3,), ()), ((), (2,)), ((2,), (2,)), ((2, 1), (3,)), ((1, 2), (3, 1)))
@@ -272,9 +295,7 @@ def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def operand_values(
-    kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int
-) -> np.ndarray:
+def operand_values(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.ndarray:
     """inputs.values for any operand dtype, products of which FP32 can hold."""
     if dtype == dtypes.int8:
         return np.random.default_rng(seed).integers(-128, 128, shape).astype(dtype)
@@ -326,30 +347,40 @@ def _work(problem: MatmulProblem) -> Work:
     plain = p.bias is None and p.residual is None and p.activation is None and p.alpha == 1.0
     read = math.prod(p.batch_a) * p.m * p.k * dtype.itemsize
     read += math.prod(p.batch_b) * p.k * p.n * dtype_b.itemsize
-    written = batch * p.m * p.n * _result_dtype(dtype, dtype_b, out, plain).itemsize
+    written = batch * p.m * p.n * result_dtype(dtype, dtype_b, out, plain).itemsize
     return Work(read, written, 2 * batch * p.m * p.n * p.k)
 
 
-def _variants(arch: str) -> tuple[Variant, ...]:
+def variants(
+    arch: str, pairs: Sequence[tuple[str, str | None]] = PAIRS, block_scales: bool = False
+) -> tuple[Variant, ...]:
+    """Every variant of products of these pairs of dtypes."""
     found: dict[Variant, None] = {}
-    for a_name, b_name in PAIRS:
+    for a_name, b_name in pairs:
         a, b = dtypes.NAMES[a_name], dtypes.NAMES[b_name or a_name]
         for layout_a, layout_b in ((i, j) for i in (INNER, OUTER) for j in (INNER, OUTER)):
             for layouts in ((layout_a, layout_b), (STRIDED, STRIDED)):
                 if STRIDED not in layouts and not gemm.by_vectors(a, b, *layouts):
                     continue
-                task = GemmTask(1, 4096, 4096, 4096, a, b, *layouts)
+                task = GemmTask(1, 4096, 4096, 4096, a, b, *layouts, block_scales)
                 for config in gemm.configs(task, arch):
                     found[gemm.variant(task, config)] = None
     return tuple(found)
 
 
-def _task(problem: MatmulProblem, arch: str) -> GemmTask:
+def task_of(problem: MatmulProblem) -> GemmTask:
     call = _inputs(problem, 0, np)
     a, b = call.args
-    batch, m, n = _shape(a, b)
+    batch, m, n = check_shapes(a, b)
     found = gemm.layouts(gemm.matrix(a, batch), gemm.matrix(b, batch), a.shape[-1], m, n)
     return GemmTask(math.prod(batch), m, n, a.shape[-1], a.dtype, b.dtype, *found)
+
+
+def sampled_rows(m: int, count: int, seed: int) -> np.ndarray:
+    """`count` of m rows: the first, the last and seeded ones."""
+    rows = np.sort(np.random.default_rng(seed).choice(m, count, replace=False))
+    rows[0], rows[-1] = 0, m - 1
+    return rows
 
 
 def _sample(
@@ -361,8 +392,7 @@ def _sample(
     keep = max(4, max_elements // max(n, 1))
     if a.ndim != 2 or b.ndim != 2 or keep >= m:
         return call, outputs
-    rows = np.sort(np.random.default_rng(seed).choice(m, keep, replace=False))
-    rows[0], rows[-1] = 0, m - 1  # the edges always
+    rows = sampled_rows(m, keep, seed)
     kwargs = {
         name: x[rows] if name in ("bias", "residual") and x.ndim == 2 and x.shape[0] == m else x
         for name, x in call.kwargs.items()
@@ -375,14 +405,14 @@ OP = Op(
     run=matmul,
     reference=reference.matmul,
     bound=reference.matmul_bound,
-    draw_problem=_draw_problem,
+    draw_problem=draw_product,
     bench_problem=_bench_problem,
     bench_shapes=_bench_shapes,
     inputs=_inputs,
     work=_work,
-    variants=_variants,
-    configs=lambda problem, arch: gemm.configs(_task(problem, arch), arch),
-    variant=lambda problem, config: gemm.variant(_task(problem, "host"), config),
+    variants=variants,
+    configs=lambda problem, arch: gemm.configs(task_of(problem), arch),
+    variant=lambda problem, config: gemm.variant(task_of(problem), config),
     sample=_sample,
     dtypes=("float16", "bfloat16"),
 )

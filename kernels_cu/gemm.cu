@@ -136,8 +136,8 @@ KERNEL void gemm(const void* a, const void* b, void* out, const void* bias, cons
         BlockScales scales{};
         if (kPromoteK > 0 && params.has_block_scales) {
             const MatrixStrides &scales_a = params.block_scales_a, &scales_b = params.block_scales_b;
-            scales = {scale_a + offset(kScaleA) + task.row * scales_a.row,
-                      scale_b + offset(kScaleB),
+            scales = {scale_a ? scale_a + offset(kScaleA) + task.row * scales_a.row : nullptr,
+                      scale_b ? scale_b + offset(kScaleB) : nullptr,
                       scales_a.row,
                       scales_a.col,
                       scales_b.row,

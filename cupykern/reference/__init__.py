@@ -4,7 +4,7 @@ References take an op's own arguments, in numpy or cupy, and return a tuple of F
 the same and return a `Bound` per output.
 """
 
-from .matmul import matmul, matmul_bound
+from .matmul import matmul, matmul_bound, scaled_mm, scaled_mm_bound
 from .softmax import log_softmax, log_softmax_bound, softmax, softmax_bound
 
 __all__ = [
@@ -12,6 +12,8 @@ __all__ = [
     "log_softmax_bound",
     "matmul",
     "matmul_bound",
+    "scaled_mm",
+    "scaled_mm_bound",
     "softmax",
     "softmax_bound",
 ]

@@ -27,6 +27,11 @@ and promotions, each over at least 16 of k.
 """
 
 
+MMA_FP8_ERROR = 34 * 2.0**-13
+"""The error of adding 32 products of FP8 numbers in a tensor core, relative to sum |a b|: Hopper's keep
+13 fractional bits (arXiv 2511.10909).  After 128 of k the sum is promoted to FP32."""
+
+
 def matmul(
     a: Any,
     b: Any,
@@ -80,6 +85,75 @@ def matmul_bound(
         )  # fmt: skip
 
 
+def scaled_mm(
+    a: Any,
+    b: Any,
+    scale_a: Any = None,
+    scale_b: Any = None,
+    *,
+    bias: Any = None,
+    activation: str | None = None,
+    **_: Any,
+) -> tuple[Any]:
+    """activation((scale_a * a) @ (scale_b * b) + bias) in FP64."""
+    xp = namespace(a)
+    with np.errstate(all="ignore"):
+        y = product(*scaled(a, b, scale_a, scale_b))
+        if bias is not None:
+            y = y + as_float64(bias)
+        return (activate(xp, y, activation),)
+
+
+def scaled_mm_bound(
+    a: Any,
+    b: Any,
+    scale_a: Any = None,
+    scale_b: Any = None,
+    *,
+    bias: Any = None,
+    activation: str | None = None,
+    out_dtype: Any = None,
+    out: Any = None,
+    config: Any = None,
+    reference: tuple[Any],
+) -> tuple[Bound]:
+    """Elementwise: the error of the scaled sum, carried through the epilogue, and one rounding."""
+    xp = namespace(a)
+    fp8 = a.dtype.itemsize == b.dtype.itemsize == 1 and a.dtype != dtypes.int8
+    exact = a.dtype == b.dtype == dtypes.int8
+    scalars = [s is None or (np.ndim(s) == 0 and float(s) == 1.0) for s in (scale_a, scale_b)]
+    plain = bias is None and activation is None and all(scalars)
+    if out_dtype is None:
+        out_dtype = dtypes.of_product(a.dtype, b.dtype, plain)
+    out_dtype = dtypes.NAMES.get(out_dtype, out_dtype)
+    with np.errstate(all="ignore"):
+        a, b = scaled(a, b, scale_a, scale_b)
+        total, error = sum_error(xp, a, b, exact and plain, fp8)
+        # int8 sums are exact, but those of blocks are scaled and added.
+        roundings = 0 if plain else 4
+        return epilogue_bound(
+            xp, total, *error, roundings, bias, activation, None, out_dtype, reference[0]
+        )
+
+
+def scaled(a: Any, b: Any, scale_a: Any, scale_b: Any) -> tuple[Any, Any]:
+    """a and b, each times its scales, in FP64."""
+    xp, k, n = namespace(a), a.shape[-1], b.shape[-1]
+    a, b = as_float64(a), as_float64(b)
+
+    def expand(scale: Any, axis: int, size: int) -> Any:
+        """Blocks of 128 repeated to `size`, or as they are."""
+        if scale.ndim < 2 or scale.shape[axis] in (1, size):
+            return scale
+        return xp.take(xp.repeat(scale, 128, axis), np.arange(size), axis)
+
+    if scale_a is not None:
+        a = a * expand(xp.asarray(scale_a, np.float64), -1, k)
+    if scale_b is not None:
+        b = b * expand(expand(xp.asarray(scale_b, np.float64), -2, k), -1, n)
+    return a, b
+
+
 def product(a: Any, b: Any) -> Any:
     """a @ b of FP64 arrays; without cuBLAS, by numpy."""
     xp = namespace(a)
@@ -92,8 +166,10 @@ def product(a: Any, b: Any) -> Any:
         return xp.asarray(np.matmul(a.get(), b.get()))
 
 
-def sum_error(xp: Any, a: Any, b: Any, exact: bool) -> tuple[Any, tuple[Any, Any]]:
-    """(a @ b, (worst, rms) error of its FP32 sum) of FP64 arrays; exact: int8.
+def sum_error(
+    xp: Any, a: Any, b: Any, exact: bool, fp8: bool = False
+) -> tuple[Any, tuple[Any, Any]]:
+    """(a @ b, (worst, rms) error of its FP32 sum) of FP64 arrays; exact: int8.  fp8: both are FP8.
 
     Blanchard, Higham, Lopez, Mary, Pranesh, SIAM J. Sci. Comput. 42 (2020), theorem 3.2: an error of
     every block of k, relative to the sum of the absolute values so far.  Rms: cutting is biased, so
@@ -105,9 +181,13 @@ def sum_error(xp: Any, a: Any, b: Any, exact: bool) -> tuple[Any, tuple[Any, Any
         return total, (xp.zeros_like(total), xp.zeros_like(total))
     blocks = -(-a.shape[-1] // MMA_DEPTH)
     gamma = MMA_ERROR * blocks
+    if fp8 and xp is not np:  # the host adds in FP32
+        gamma = gamma + min(blocks / 2, 4) * MMA_FP8_ERROR
     finite_a, finite_b = (xp.where(xp.isfinite(x), xp.abs(x), 0.0) for x in (a, b))
     magnitude = product(finite_a, finite_b)
-    size = xp.sqrt(magnitude_squared(finite_a, finite_b) + xp.where(xp.isfinite(total), total, 0) ** 2)
+    size = xp.sqrt(
+        magnitude_squared(finite_a, finite_b) + xp.where(xp.isfinite(total), total, 0) ** 2
+    )
     # Subnormal operands, products and partial sums may each count as zero.
     floor = _FLOOR * (
         2 * a.shape[-1]
