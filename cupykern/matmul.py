@@ -397,7 +397,9 @@ def _sample(
         name: x[rows] if name in ("bias", "residual") and x.ndim == 2 and x.shape[0] == m else x
         for name, x in call.kwargs.items()
     }
-    return Call((a[rows], b), kwargs), tuple(y[rows] for y in outputs)
+    # CuPy indexes FP8 as bytes.
+    part = a.view(np.uint8)[rows].view(a.dtype) if a.dtype in _FP8 else a[rows]
+    return Call((part, b), kwargs), tuple(y[rows] for y in outputs)
 
 
 OP = Op(

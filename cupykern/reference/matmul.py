@@ -145,7 +145,9 @@ def scaled(a: Any, b: Any, scale_a: Any, scale_b: Any) -> tuple[Any, Any]:
         """Blocks of 128 repeated to `size`, or as they are."""
         if scale.ndim < 2 or scale.shape[axis] in (1, size):
             return scale
-        return xp.take(xp.repeat(scale, 128, axis), np.arange(size), axis)
+        whole = [slice(None)] * scale.ndim
+        whole[axis] = slice(size)
+        return xp.repeat(scale, 128, axis)[tuple(whole)]
 
     if scale_a is not None:
         a = a * expand(xp.asarray(scale_a, np.float64), -1, k)
