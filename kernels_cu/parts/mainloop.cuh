@@ -172,29 +172,32 @@ template <class S>
 DEVICE void multiply(Stage (&stages)[kStages], const OperandSource& a, const OperandSource& b,
                      const BlockScales& scales, int64_t first_k, int64_t end_k,
                      const WarpPlace& warp, S (&sums)[kFragmentsM][kFragmentsN]) {
-    const auto load = [&](int64_t k) {
-        Stage& stage = stages[(k - first_k) / kTileK % kStages];
-        if (k < end_k) {
-            a.load<OperandA, kLayoutA, kTileM>(stage.a, k, end_k);
-            b.load<OperandB, kLayoutB, kTileN>(stage.b, k, end_k);
+    int64_t next_k = first_k;
+    int next_stage = 0, stage = 0;
+    const auto load_next = [&] {
+        if (next_k < end_k) {
+            a.load<OperandA, kLayoutA, kTileM>(stages[next_stage].a, next_k, end_k);
+            b.load<OperandB, kLayoutB, kTileN>(stages[next_stage].b, next_k, end_k);
         }
         copy_async_commit();
+        next_k += kTileK;
+        next_stage = next_stage + 1 < kStages ? next_stage + 1 : 0;
     };
 #pragma unroll
-    for (int i = 0; i < kStages - 1; ++i) load(first_k + i * kTileK);
+    for (int i = 0; i < kStages - 1; ++i) load_next();
     AllProducts products{};
     for (int64_t k = first_k; k < end_k; k += kTileK) {
         copy_async_wait<kStages - 2>();
         sync_block();  // this stage is whole, and the one before it has been read by all
-        load(k + (kStages - 1) * kTileK);
-        const Stage& stage = stages[(k - first_k) / kTileK % kStages];
+        load_next();
         if constexpr (kPromoteK > 0) {
-            multiply_stage(stage, warp, products);
+            multiply_stage(stages[stage], warp, products);
             const int64_t end = k + kTileK;
-            if ((end - first_k) % kPromoteK == 0 || end >= end_k) scales.promote(k, warp, products, sums);
+            if (end % kPromoteK == 0 || end >= end_k) scales.promote(k, warp, products, sums);
         } else {
-            multiply_stage(stage, warp, sums);
+            multiply_stage(stages[stage], warp, sums);
         }
+        stage = stage + 1 < kStages ? stage + 1 : 0;
     }
     copy_async_wait<0>();
     sync_block();  // the stages' memory is free
