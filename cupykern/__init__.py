@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from . import norm as _norm
 from . import softmax as _softmax
 from .arrays import asarray, empty
+from .norm import layer_norm, rms_norm
 from .numerics import finfo
 from .softmax import log_softmax, softmax
 
 __version__ = "0.1.0"
 
-OPS = (_softmax.OP, _softmax.LOG_OP)
+OPS = (_softmax.OP, _softmax.LOG_OP, _norm.LAYER_OP, _norm.RMS_OP, _norm.ADD_OP)
 """Every op: what check, bench, compile and the property tests go through."""
 
-__all__ = ["OPS", "asarray", "empty", "finfo", "log_softmax", "softmax"]
+__all__ = ["OPS", "asarray", "empty", "finfo", "layer_norm", "log_softmax", "rms_norm", "softmax"]

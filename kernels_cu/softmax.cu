@@ -7,7 +7,7 @@
 // 2: exp(s - max s) = exp2((x - x_max) * scale * log2(e)), x_max the x of the largest score.
 // kPlain leaves out mask, scale and conversion: the instructions that ask for them cost up to 5% of the
 // time where rows are short.
-// Constants: Element, kPlain and those of parts/row.cuh.
+// Constants: Element and those of parts/row.cuh.
 // Launch: grid (ceil(rows / kRowsPerBlock) * chunks * kClusterSize), block (kNumThreads), dynamic
 // shared memory sizeof(RowStorage<Element>).
 #include "parts/math.cuh"

@@ -56,7 +56,6 @@ class HostTarget:
 
     name: ClassVar[str] = "host"
     arch: ClassVar[str] = "host"
-    max_cluster_size: ClassVar[int] = 16
     xp: ClassVar[Any] = np
 
     def __post_init__(self) -> None:

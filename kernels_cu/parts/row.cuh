@@ -10,6 +10,7 @@
 //     at the row's ends move element by element.
 //   kLanesAcrossRows: neighbouring threads hold neighbouring rows (softmax over axis 0 of a C array);
 //     otherwise neighbouring threads hold neighbouring vectors of one row.
+//   kPlain: rows lie at one stride, and the call has none of the options that its kernel names.
 // A row longer than a block or cluster holds is cut into chunks of kChunk elements.
 #include "parts/dtype.cuh"
 #include "parts/math.cuh"
@@ -103,7 +104,7 @@ struct RowChunk {
 // Element offset of row `row` in operand `operand`.
 template <int kOperands>
 DEVICE int64_t row_offset(const RowLayout<kOperands>& layout, int operand, int64_t row) {
-    if (layout.num_outer_dims <= 1) return row * layout.outer_strides[operand][0];
+    if (kPlain || layout.num_outer_dims <= 1) return row * layout.outer_strides[operand][0];
     int64_t offset = 0;
     uint64_t rest = uint64_t(row);
     for (int d = 0; d + 1 < int(layout.num_outer_dims); ++d) {

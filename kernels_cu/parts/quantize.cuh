@@ -1,0 +1,43 @@
+// Narrow formats with a scale: decoded = code * scale, the scale the group's largest |value| over the
+// format's largest number.  A group of zeros has scale 1; NaN and infinities make it NaN.
+#include "parts/dtype.cuh"
+
+// The largest |value| of a group; NaN if there is one.
+struct Largest {
+    float value;
+    DEVICE void take(float x) {
+        const float magnitude = x < 0.0f ? -x : x;
+        if (!(magnitude <= value)) value = value != value ? value : magnitude;
+    }
+};
+struct MergeLargest {
+    DEVICE float operator()(float a, float b) const { return a >= b || a != a ? a : b; }
+    DEVICE Largest operator()(const Largest& a, const Largest& b) const {
+        return {(*this)(a.value, b.value)};
+    }
+    DEVICE Largest across_lanes(const Largest& mine, int begin, int end) const {
+        float value = mine.value;
+#pragma unroll
+        for (int bit = begin; bit < end; bit *= 2) value = (*this)(value, shuffle_xor(value, bit));
+        return {value};
+    }
+};
+
+DEVICE float largest_number(int dtype) {
+    return dtype == kE4m3 ? 448.0f : dtype == kE5m2 ? 57344.0f : 127.0f;
+}
+
+struct QuantizeScale {
+    float decode, encode;
+
+    DEVICE QuantizeScale(float largest, float largest_number) : decode(1.0f), encode(1.0f) {
+        if (!(largest < kInfinity)) {
+            decode = encode = kInfinity - kInfinity;
+        } else if (largest > 0.0f) {
+            decode = largest / largest_number;
+            // The least scales: a reciprocal of what is flushed to zero would be infinite.
+            encode = decode > 0x1p-126f ? 1.0f / decode : 0x1p126f;
+            if (decode < 0x1p-126f) decode = 0x1p-126f;
+        }
+    }
+};
