@@ -113,8 +113,8 @@ def rms_norm(
     x, weight, residual, dtype, out: as for `layer_norm`.
     eps: a finite number of at least 0; None: the machine epsilon of x's dtype.
     quantize: "e4m3", "e5m2" or "int8": round the result to that format, divided by a scale for each
-        row, the row's largest magnitude over the format's largest number (1 for a row of zeros, NaN
-        for one with a NaN or an infinity).  `dtype` must be None.
+        row, the row's largest magnitude over the format's largest number (1 where that is below
+        2^-126, NaN for a row with a NaN or an infinity).  `dtype` must be None.
     return_stats: also return rstd = 1 / sqrt(mean(s^2) + eps), float32 of shape x.shape[:-1].
 
     Returns y, or (q, row_scale) with y = q * row_scale and row_scale float32 of shape

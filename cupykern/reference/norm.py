@@ -12,14 +12,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .. import dtypes
 from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace
 from ..op import Bound
+from .quantize import codes_bound, divide, scale_bound, scale_of
 
 _U = UNIT_ROUNDOFF_32
 _FLUSHED = 2.0**-126
-_LARGEST = {"e4m3": 448.0, "e5m2": 57344.0, "int8": 127.0}
-_LEAST_SCALE = 2.0**-126
-_FORMATS = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
+FORMATS = {
+    "e4m3": dtypes.float8_e4m3fn,
+    "e5m2": dtypes.float8_e5m2,
+    "int8": dtypes.int8,
+}
 
 
 def layer_norm(
@@ -53,14 +57,14 @@ def rms_norm(
 
     Quantised values are y / row_scale, not rounded.
     """
+    xp = namespace(x)
     with np.errstate(all="ignore"):
         row = _row(x, residual, False, finfo(x.dtype).eps if eps is None else float(eps))
         y, scale = _affine(row.s * row.rstd, weight, None), None
         if quantize is not None:
-            scale = _row_scale(y, quantize)
-            y = y / scale
-            if quantize == "int8":  # which has no NaN
-                y = namespace(y).where(namespace(y).isnan(scale), 0.0, y)
+            largest = xp.max(xp.abs(y), axis=-1, keepdims=True, initial=0.0)
+            scale = scale_of(largest, FORMATS[quantize])
+            y = divide(y, scale, FORMATS[quantize])
     return _outputs(y, scale, row, residual, return_stats, False)
 
 
@@ -92,13 +96,6 @@ def _affine(y: Any, weight: Any, bias: Any) -> Any:
     if weight is not None:
         y = y * weight.astype(np.float64)
     return y if bias is None else y + bias.astype(np.float64)
-
-
-def _row_scale(y: Any, quantize: str) -> Any:
-    xp = namespace(y)
-    largest = xp.max(xp.abs(y), axis=-1, keepdims=True, initial=0.0)
-    scale = xp.where(largest > 0, xp.maximum(largest / _LARGEST[quantize], _LEAST_SCALE), 1.0)
-    return xp.where(xp.isfinite(largest), scale, np.nan)
 
 
 def _outputs(
@@ -221,20 +218,13 @@ def rms_norm_bound(
             y = _rounded(worst, rms, reference[0], finfo(dtype if dtype is not None else x.dtype))
         else:
             q, row_scale = reference[:2]
-            largest = xp.max(worst, axis=-1, keepdims=True, initial=0.0) / _LARGEST[quantize]
-            largest_rms = xp.max(rms, axis=-1, keepdims=True, initial=0.0) / _LARGEST[quantize]
-            # Whether the least magnitudes are zeros, whose scale is 1, rounding may decide.
-            relative = largest / row_scale + 3 * _U
-            scale_worst = row_scale * relative + _FLUSHED
-            scale = Bound(scale_worst, largest_rms + 2 * _U * row_scale + _FLUSHED)
-            moved = (worst / row_scale + xp.abs(q) * relative) / (1 - relative)
-            moved_rms = rms / row_scale + xp.abs(q) * (largest_rms / row_scale + 2 * _U)
-            if quantize == "int8":
-                y = Bound(0.5 + moved, xp.sqrt(1 / 12 + moved_rms**2))
-                nan = xp.isnan(row_scale)
-                y = Bound(xp.where(nan, 0.0, y[0]), xp.where(nan, 0.0, y[1]))
-            else:
-                y = _rounded(moved, moved_rms, q, finfo(_FORMATS[quantize]))
+            format_ = FORMATS[quantize]
+            size, largest_worst, largest_rms = (
+                xp.max(part, axis=-1, keepdims=True, initial=0.0)
+                for part in (xp.abs(q * row_scale), worst, rms)
+            )
+            scale = scale_bound(row_scale, size, largest_worst, largest_rms, format_)
+            y = codes_bound(q, row_scale, scale, worst, rms, format_)
         return _bounds(y, scale, row, errors, x, residual, return_stats, False)
 
 

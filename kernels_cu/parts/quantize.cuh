@@ -1,6 +1,8 @@
 // Narrow formats with a scale: decoded = code * scale, the scale the group's largest |value| over the
-// format's largest number.  A group of zeros has scale 1; NaN and infinities make it NaN.
+// format's largest number; 1 where that is no normal number (a group of zeros), NaN for a group with a
+// NaN or an infinity.
 #include "parts/dtype.cuh"
+#include "parts/math.cuh"
 
 // The largest |value| of a group; NaN if there is one.
 struct Largest {
@@ -33,11 +35,9 @@ struct QuantizeScale {
     DEVICE QuantizeScale(float largest, float largest_number) : decode(1.0f), encode(1.0f) {
         if (!(largest < kInfinity)) {
             decode = encode = kInfinity - kInfinity;
-        } else if (largest > 0.0f) {
+        } else if (largest / largest_number >= kSmallestNormal) {
             decode = largest / largest_number;
-            // The least scales: a reciprocal of what is flushed to zero would be infinite.
-            encode = decode > 0x1p-126f ? 1.0f / decode : 0x1p126f;
-            if (decode < 0x1p-126f) decode = 0x1p-126f;
+            encode = 1.0f / decode;
         }
     }
 };
