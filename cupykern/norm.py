@@ -177,8 +177,8 @@ def _run(
     key = None
     if out is None and config is None and (eps is None or isinstance(eps, (int, float))):
         # The usual call, whose results' places follow from x alone: one look-up when warm.
-        arrays = _place(x), _place(weight), _place(bias), _place(residual)
-        key = (target, *arrays, eps, eps.__class__, options, dtype)
+        places = _place(x), _place(weight), _place(bias), _place(residual)
+        key = (target, *places, eps, eps.__class__, options, dtype)
         try:
             known = _norms.get(key)
         except TypeError:  # what cannot be hashed is no dtype

@@ -75,3 +75,11 @@ def namespace(array: Any) -> Any:
 
         return cupy
     return np
+
+
+def row_max(magnitudes: Any) -> Any:
+    """The largest along the last axis, which stays with size 1; 0 where there is none."""
+    xp = namespace(magnitudes)
+    if magnitudes.shape[-1] == 0:
+        return xp.zeros((*magnitudes.shape[:-1], 1), magnitudes.dtype)
+    return xp.max(magnitudes, axis=-1, keepdims=True)

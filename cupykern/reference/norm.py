@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import dtypes
-from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace
+from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace, row_max
 from ..op import Bound
 from .quantize import codes_bound, divide, scale_bound, scale_of
 
@@ -62,7 +62,7 @@ def rms_norm(
         row = _row(x, residual, False, finfo(x.dtype).eps if eps is None else float(eps))
         y, scale = _affine(row.s * row.rstd, weight, None), None
         if quantize is not None:
-            largest = xp.max(xp.abs(y), axis=-1, keepdims=True, initial=0.0)
+            largest = row_max(xp.abs(y))
             scale = scale_of(largest, FORMATS[quantize])
             y = divide(y, scale, FORMATS[quantize])
     return _outputs(y, scale, row, residual, return_stats, False)
@@ -130,7 +130,7 @@ def _errors(row: _Row, residual: Any, centered: bool, compensated: bool) -> _Err
     depth = min(n, 40) + 2 if n > 1 else 0  # one element is its own mean
     merges = 2 * 16 + 10 * (n // 4096)
     spread = xp.sqrt(row.variance)
-    largest = xp.max(xp.abs(row.s - row.mean), axis=-1, keepdims=True, initial=0.0)
+    largest = row_max(xp.abs(row.s - row.mean))
     size = xp.sqrt(row.variance + row.mean**2)  # root mean square
     s = _U * xp.abs(row.s) if residual is not None else xp.zeros_like(row.s)
     of_s = _U * size if residual is not None else 0.0
@@ -220,8 +220,7 @@ def rms_norm_bound(
             q, row_scale = reference[:2]
             format_ = FORMATS[quantize]
             size, largest_worst, largest_rms = (
-                xp.max(part, axis=-1, keepdims=True, initial=0.0)
-                for part in (xp.abs(q * row_scale), worst, rms)
+                row_max(part) for part in (xp.abs(q * row_scale), worst, rms)
             )
             scale = scale_bound(row_scale, size, largest_worst, largest_rms, format_)
             y = codes_bound(q, row_scale, scale, worst, rms, format_)
