@@ -15,6 +15,7 @@ from .numerics import finfo
 from .op import Call, Draw, Op, Work
 from .rows import (
     DTYPE_CODES,
+    Operand,
     RowConfig,
     RowLayout,
     RowPlan,
@@ -46,8 +47,8 @@ _PARAMS = np.dtype(  # normalize.cu: NormParams
         ("dtype", np.int32),
         ("weight_dtype", np.int32),
         ("bias_dtype", np.int32),
-        ("centered", np.int32),
         ("compensated", np.int32),
+        ("padding", np.int32),
     ]
 )
 
@@ -57,7 +58,8 @@ def choose_config(
 ) -> RowConfig:
     """The fastest measured config for x's elements of `itemsize` bytes.
 
-    plain: no statistics, not compensated, weight, bias and result of x's dtype.
+    plain: no statistics, not compensated; weight, bias and result of x's dtype, weight and bias in
+        aligned vectors.
     """
     return admissible_configs(arch, itemsize, layout, plain, 1 + residual)[0]
 
@@ -290,10 +292,11 @@ def _make_norm(
     layout = row_layout(x.shape, x.ndim - 1, operands, vectored=(1, 2, 3))
     if layout is None:
         return None
+    columns = [array for array in (weight, bias) if array is not None]
     plain = (
         y.dtype == x.dtype
         and not (options.compensated or options.return_stats)
-        and all(a is None or a.dtype == x.dtype for a in (weight, bias))
+        and all(a.dtype == x.dtype and _is_aligned(operand(a)) for a in columns)
     )
     has_residual = residual is not None
     config = config or choose_config(target.arch, x.itemsize, layout, plain, has_residual)
@@ -304,12 +307,21 @@ def _make_norm(
         if array is not None:
             params[f"{name}_dtype"] = DTYPE_CODES[array.dtype]
             params[f"{name}_stride"] = array.strides[0] // array.itemsize
-    params["centered"] = options.centered
     params["compensated"] = options.compensated
-    variant = row_variant("normalize", x.dtype, config)
+    variant = _variant(x.dtype, options.centered, config)
     shared_bytes = (1 + has_residual) * config.shared_bytes(x.itemsize)
-    plan = row_plan(target, variant, config, layout, params, 16, shared_bytes)
+    statistic_bytes = 16 if options.centered else 4
+    plan = row_plan(target, variant, config, layout, params, statistic_bytes, shared_bytes)
     return _Norm(plan, y.dtype, options, has_residual)
+
+
+def _variant(dtype: np.dtype, centered: bool, config: RowConfig) -> Variant:
+    return row_variant("normalize", dtype, config, (("kCentered", centered),))
+
+
+def _is_aligned(column: Operand) -> bool:
+    """Whether a weight can be read in vectors."""
+    return column.offset % 16 == 0 and column.strides[0] == column.itemsize
 
 
 def _launch(
@@ -474,9 +486,9 @@ def _work(problem: NormProblem) -> Work:
     )
 
 
-def _variants(arch: str) -> tuple[Variant, ...]:
+def _variants(arch: str, centered: bool) -> tuple[Variant, ...]:
     return tuple(
-        row_variant("normalize", dtype, config)
+        _variant(dtype, centered, config)
         for dtype in DTYPES
         for config in row_configs(arch, dtype.itemsize)
     )
@@ -520,11 +532,9 @@ def _op(name: str, run: Any, centered: bool, residual: bool | None) -> Op:
         bench_shapes=_bench_shapes,
         inputs=_inputs,
         work=_work,
-        variants=_variants,
+        variants=lambda arch: _variants(arch, centered),
         configs=_configs,
-        variant=lambda problem, config: row_variant(
-            "normalize", dtypes.NAMES[problem.dtype], config
-        ),
+        variant=lambda problem, config: _variant(dtypes.NAMES[problem.dtype], centered, config),
         sample=_sample,
     )
 

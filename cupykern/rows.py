@@ -21,7 +21,7 @@ from .targets.limits import max_cluster_size, max_shared_bytes
 
 MAX_OUTER_DIMS = 6  # row.cuh: kMaxOuterDims
 _VECTOR_BYTES = 16
-_STATIC_SHARED_BYTES = 4096  # at most: what the warps and blocks of a row exchange
+_STATIC_SHARED_BYTES = 20 * 1024  # at most: what the warps and blocks of 32 rows exchange
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class RowConfig:
     vector_width elements, vectors_per_thread each; cluster_size blocks on one row.
     min_blocks: that a multiprocessor must hold, a cap on registers.
     lanes_across_rows: neighbouring threads on neighbouring rows.  split_rows: rows of any length, cut
-    into chunks, in three launches.  plain: for calls without options, whose rows lie at one stride.
+    into chunks, in three launches.  plain: for calls without options, whose rows lie at one stride in whole, aligned vectors.
     """
 
     num_threads: int
@@ -174,7 +174,7 @@ def admissible_configs(
         and (config.vector_width > 1) == layout.vectors
         and (config.split_rows or config.chunk >= needed)
         and arrays_held * config.shared_bytes(itemsize) <= most
-        and (not config.plain or (plain and len(layout.outer) <= 1))
+        and (not config.plain or (plain and layout.plain))
     )
 
 
@@ -245,11 +245,14 @@ def row_plan(
     )
 
 
-def row_variant(kernel: str, x_dtype: np.dtype, config: RowConfig) -> Variant:
+def row_variant(
+    kernel: str, x_dtype: np.dtype, config: RowConfig, constants: tuple[tuple[str, int], ...] = ()
+) -> Variant:
+    """The variant of a row kernel; constants: those that it has besides row.cuh's."""
     return Variant(
         kernel,
         (("Element", dtypes.CPP_NAMES[x_dtype]),),
-        config.constants,
+        constants + config.constants,
         config.num_threads,
         config.cluster_size,
         config.min_blocks,
@@ -305,6 +308,7 @@ class RowLayout:
     vectors: the operands can be walked in aligned vectors along the row.
     max_head: how many elements a row's first vector may lack.
     lanes_across_rows: x's rows are closer together than the elements of one.
+    plain: rows lie at one stride, and all vectors are whole and aligned.
     """
 
     num_rows: int
@@ -314,6 +318,7 @@ class RowLayout:
     vectors: bool
     max_head: int
     lanes_across_rows: bool
+    plain: bool
 
     def struct(self) -> np.ndarray:
         """The layout as row.cuh's struct, a 0-d structured array."""
@@ -374,4 +379,7 @@ def row_layout(
     aligned = starts[0] % width == 0 and all(strides[0] % width == 0 for _, strides in outer)
     across = not vectors and bool(outer) and abs(outer[0][1][0]) < abs(col_strides[0])
     max_head = 0 if aligned or not vectors else width - 1
-    return RowLayout(num_rows, num_cols, tuple(outer), col_strides, vectors, max_head, across)
+    plain = vectors and aligned and num_cols % width == 0 and len(outer) <= 1
+    return RowLayout(
+        num_rows, num_cols, tuple(outer), col_strides, vectors, max_head, across, plain
+    )

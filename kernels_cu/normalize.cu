@@ -1,16 +1,17 @@
-// normalize.cu: layer_norm and rms_norm of rows, s = x + residual (FP32, not rounded):
+// normalize.cu: layer_norm (kCentered) and rms_norm of rows, s = x + residual (FP32, not rounded):
 //   layer_norm  y = (s - mean) / sqrt(var + eps) * weight + bias
 //   rms_norm    y = s / sqrt(mean(s^2) + eps) * weight
-// A row is read once into shared memory (parts/row.cuh); each warp takes the mean of its part and the
-// squares about it, and parts/moments.cuh merges them.  params.centered: layer_norm.
-//   weight, bias     of any of the three types, along the row; null: none.
+// A row is read once into shared memory (parts/row.cuh).  Each warp sums its part's squares; those of
+// layer_norm are about the part's own mean, which parts/moments.cuh merges.
+//   weight, bias     of any of the three types, along the row; null: none.  rms_norm has no bias.
 //   sum              s rounded to Element.  mean, rstd: FP32, one for each row.  Null: not wanted.
 //   row_scale        not null: y is FP8 or int8, the row's largest |y| over the format's largest number
 //                    the scale that decodes it.  For rows that are not split.
 //   compensated      the rest that a warp's mean leaves is measured along with the squares, and both
 //                    parts of the mean are subtracted.
-// kPlain: weight, bias and y are Elements; no statistics, no row_scale, not compensated.
-// Constants: Element and those of parts/row.cuh.
+// kPlain: weight, bias and y are Elements, the first two in aligned vectors; no statistics, no
+// row_scale, not compensated.
+// Constants: Element, kCentered and those of parts/row.cuh.
 // Launch: grid (ceil(rows / kRowsPerBlock) * chunks * kClusterSize), block (kNumThreads), dynamic
 // shared memory sizeof(RowStorage<Element>), twice that with a residual.
 #include "parts/moments.cuh"
@@ -24,7 +25,7 @@ struct NormParams {
     int64_t num_chunks, weight_stride, bias_stride;
     float eps;
     int32_t dtype, weight_dtype, bias_dtype;
-    int32_t centered, compensated;
+    int32_t compensated, padding;
 };
 
 // One thread's part of s.
@@ -32,8 +33,8 @@ struct Sums {
     RowVectors<Element> x, residual;
     bool has_residual;
 
-    // Zeros where the row has no elements.
-    DEVICE void get(int i, float (&values)[kVectorWidth]) const {
+    // `outside` where the row has no elements.
+    DEVICE void get(int i, float outside, float (&values)[kVectorWidth]) const {
         const Vector<Element, kVectorWidth> a = x[i];
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) values[j] = a[j];
@@ -42,11 +43,8 @@ struct Sums {
 #pragma unroll
             for (int j = 0; j < kVectorWidth; ++j) values[j] += b[j];
         }
-    }
-    DEVICE void get(int i, float outside, float (&values)[kVectorWidth]) const {
-        get(i, values);
         const int position = x.thread.position(i);
-        if (x.chunk.holds_all(position)) return;
+        if (outside == 0.0f || x.chunk.holds_all(position)) return;
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) {
             if (!x.chunk.holds(position + j)) values[j] = outside;
@@ -54,44 +52,64 @@ struct Sums {
     }
 };
 
-// The warp's part of the row: its elements, and their moments about their mean or about zero.
-DEVICE Moments warp_moments(const Sums& s, bool centered, bool compensated) {
-    Moments m{0.0f, 0.0f, 0.0f, 0.0f};
-    m.count = reduce_in_warp(float(s.x.chunk.count(s.x.thread)), Sum());
-    const float divisor = m.count > 0.0f ? m.count : 1.0f;
-    if (centered) {
-        float sum = 0.0f;
-#pragma unroll 2
-        for (int i = 0; i < kVectorsPerThread; ++i) {
-            float values[kVectorWidth], part = 0.0f;
-            s.get(i, values);
-#pragma unroll
-            for (int j = 0; j < kVectorWidth; ++j) part += values[j];
-            sum += part;
-        }
-        m.mean = reduce_in_warp(sum, Sum()) / divisor;
-    }
-    float squares = 0.0f, rest = 0.0f;
+// What the warps and blocks of a row exchange.
+template <bool centered>
+struct StatisticOf {
+    using Type = Moments;
+    using Merge = MergeMoments;
+};
+template <>
+struct StatisticOf<false> {
+    using Type = float;  // the sum of squares
+    using Merge = MergeFloats<Sum>;
+};
+using Statistic = StatisticOf<kCentered>::Type;
+using MergeStatistics = StatisticOf<kCentered>::Merge;
+
+// The squares of the warp's distances from `mean`; not null, `rest` becomes the sum of the distances.
+DEVICE float warp_squares(const Sums& s, float mean, float* rest) {
+    float squares = 0.0f, distances = 0.0f;
 #pragma unroll 2
     for (int i = 0; i < kVectorsPerThread; ++i) {
-        float values[kVectorWidth], part = 0.0f, part_rest = 0.0f;
-        s.get(i, m.mean, values);
+        float values[kVectorWidth], part = 0.0f, part_distances = 0.0f;
+        s.get(i, mean, values);
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) {
-            const float distance = values[j] - m.mean;
+            const float distance = values[j] - mean;
             part += distance * distance;
-            if (!kPlain) part_rest += distance;
+            part_distances += distance;
         }
         squares += part;
-        rest += part_rest;
+        distances += part_distances;
     }
-    m.m2 = reduce_in_warp(squares, Sum());
+    if (rest) *rest = reduce_in_warp(distances, Sum());
+    return reduce_in_warp(squares, Sum());
+}
+
+DEVICE void warp_statistic(const Sums& s, bool, float& squares) {
+    squares = warp_squares(s, 0.0f, nullptr);
+}
+DEVICE void warp_statistic(const Sums& s, bool compensated, Moments& m) {
+    m.count = reduce_in_warp(float(s.x.chunk.count(s.x.thread)), Sum());
+    const float one_over_count = 1.0f / (m.count > 0.0f ? m.count : 1.0f);
+    float sum = 0.0f;
+#pragma unroll 2
+    for (int i = 0; i < kVectorsPerThread; ++i) {
+        float values[kVectorWidth], part = 0.0f;
+        s.get(i, 0.0f, values);
+#pragma unroll
+        for (int j = 0; j < kVectorWidth; ++j) part += values[j];
+        sum += part;
+    }
+    m.mean = reduce_in_warp(sum, Sum()) * one_over_count;
     if (!kPlain && compensated) {
-        const float sum = reduce_in_warp(rest, Sum());
-        m.mean_low = sum / divisor;
-        m.m2 -= sum * m.mean_low;
+        float rest;
+        m.m2 = warp_squares(s, m.mean, &rest);
+        m.mean_low = rest * one_over_count;
+        m.m2 -= rest * m.mean_low;
+    } else {
+        m.m2 = warp_squares(s, m.mean, nullptr);
     }
-    return m;
 }
 
 // A number for each of the row's columns.
@@ -103,25 +121,28 @@ struct Columns {
     template <class T>
     DEVICE void load(int64_t col, float (&values)[kVectorWidth]) const {
         Vector<T, kVectorWidth> vector;
-        vector.load(static_cast<const T*>(first) + col);
+        vector.load_read_only(static_cast<const T*>(first) + col);
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) values[j] = vector[j];
     }
-    // Those of the vector at `position`; zeros where the row has no elements.
+    // Those of the vector at `position`, of which the chunk holds something; any number elsewhere.
     DEVICE void get(int position, const RowChunk& c, float (&values)[kVectorWidth]) const {
         const int64_t col = first_col + position;
-        const int32_t type = kPlain ? dtype_of<Element>() : dtype;
+        if constexpr (kPlain) {
+            load<Element>(col, values);
+            return;
+        }
         const uintptr_t address =
-            reinterpret_cast<uintptr_t>(first) + (type == kFloat ? col * 4 : col * 2);
+            reinterpret_cast<uintptr_t>(first) + (dtype == kFloat ? col * 4 : col * 2);
         if (kVectorWidth == 1 || stride != 1 || address % 16 != 0 || !c.holds_all(position)) {
 #pragma unroll
             for (int j = 0; j < kVectorWidth; ++j) {
                 const bool inside = c.holds(position + j);
-                values[j] = inside ? load_number(first, (col + j) * stride, type) : 0.0f;
+                values[j] = inside ? load_number(first, (col + j) * stride, dtype) : 0.0f;
             }
-        } else if (type == kFloat) {
+        } else if (dtype == kFloat) {
             load<float>(col, values);
-        } else if (type == kHalf) {
+        } else if (dtype == kHalf) {
             load<half>(col, values);
         } else {
             load<bf16>(col, values);
@@ -134,21 +155,31 @@ struct Normalizer {
     float mean, mean_low, rstd;
     Columns weight, bias;
 
+    DEVICE void take(float squares, float count, float eps) {
+        rstd = 1.0f / square_root(squares / count + eps);
+    }
+    DEVICE void take(const Moments& m, float count, float eps) {
+        mean = m.mean;
+        mean_low = m.mean_low;
+        take(m.m2 < 0.0f ? 0.0f : m.m2, count, eps);  // rounding; NaN stays
+    }
     // s of the vector at `position` becomes y.
     DEVICE void apply(int position, const RowChunk& c, float (&values)[kVectorWidth]) const {
-#pragma unroll
-        for (int j = 0; j < kVectorWidth; ++j) {
-            float distance = values[j] - mean;
-            if (!kPlain) distance -= mean_low;
-            values[j] = distance * rstd;
-        }
         float factors[kVectorWidth];
         if (weight.first) {
             weight.get(position, c, factors);
+        } else {
 #pragma unroll
-            for (int j = 0; j < kVectorWidth; ++j) values[j] *= factors[j];
+            for (int j = 0; j < kVectorWidth; ++j) factors[j] = 1.0f;
         }
-        if (bias.first) {
+#pragma unroll
+        for (int j = 0; j < kVectorWidth; ++j) {
+            float distance = values[j];
+            if (kCentered) distance -= mean;
+            if (kCentered && !kPlain) distance -= mean_low;
+            values[j] = distance * rstd * factors[j];
+        }
+        if (kCentered && bias.first) {
             bias.get(position, c, factors);
 #pragma unroll
             for (int j = 0; j < kVectorWidth; ++j) values[j] += factors[j];
@@ -171,12 +202,12 @@ struct Destination {
     // y times `factor`.
     DEVICE void write(const Sums& s, const Normalizer& normalizer, float factor) const {
         const RowChunk& c = s.x.chunk;
-#pragma unroll 1
+#pragma unroll(kPlain ? 2 : 1)
         for (int i = 0; i < kVectorsPerThread; ++i) {
             const int position = s.x.thread.position(i);
             if (!c.holds_any(position)) continue;
             float values[kVectorWidth];
-            s.get(i, values);
+            s.get(i, 0.0f, values);
             if (sum) store_row_vector(sum, sum_stride, position, c, values);
             normalizer.apply(position, c, values);
             if (kPlain) {
@@ -197,33 +228,30 @@ struct Destination {
     }
 };
 
-DEVICE float warp_largest(const Sums& s, const Normalizer& normalizer) {
+// The scale of the row's y in a narrow format.
+DEVICE QuantizeScale row_quantize_scale(const Sums& s, const Normalizer& normalizer, int32_t dtype) {
     Largest largest{0.0f};
 #pragma unroll 1
     for (int i = 0; i < kVectorsPerThread; ++i) {
         const int position = s.x.thread.position(i);
+        if (!s.x.chunk.holds_any(position)) continue;
         float values[kVectorWidth];
-        s.get(i, values);
+        s.get(i, 0.0f, values);
         normalizer.apply(position, s.x.chunk, values);
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) {
             if (s.x.chunk.holds(position + j)) largest.take(values[j]);
         }
     }
-    return reduce_in_warp(largest.value, MergeLargest());
-}
-
-// The scale of the row's y in a narrow format.
-DEVICE QuantizeScale row_quantize_scale(const Sums& s, const Normalizer& normalizer, int32_t dtype) {
-    const Largest mine{warp_largest(s, normalizer)};
+    const float of_warp = reduce_in_warp(largest.value, Larger());
     announce_to_cluster();  // the first merge has used up the kernel's first call
-    const Largest largest = merge_across_warps(mine, s.x.thread, MergeLargest());
-    return QuantizeScale(largest.value, largest_number(dtype));
+    const float of_row = merge_across_warps(of_warp, s.x.thread, MergeFloats<Larger>());
+    return QuantizeScale(of_row, largest_number(dtype));
 }
 
 KERNEL void normalize(const Element* x, const Element* residual, const void* weight, const void* bias,
-                 void* y, Element* sum, float* mean, float* rstd, float* row_scale,
-                 Moments* statistics, const NormParams params, int64_t pass) {
+                      void* y, Element* sum, float* mean, float* rstd, float* row_scale,
+                      Statistic* statistics, const NormParams params, int64_t pass) {
     announce_to_cluster();
     SHARED_STORAGE(RowStorage<Element>, storage);
     const auto& layout = params.layout;
@@ -233,38 +261,36 @@ KERNEL void normalize(const Element* x, const Element* residual, const void* wei
     const RowChunk c = row_chunk(x_row, task.row, layout.num_rows, layout.num_cols, task.chunk);
 
     const Sums s{{storage, t, c}, {(&storage)[1], t, c}, residual != nullptr};
-    Moments m{0.0f, 0.0f, 0.0f, 0.0f};
+    Statistic statistic{};
     if (task.pass != kMerge) {
         const Element zero = from_float<Element>(0.0f);
         const int64_t x_stride = layout.col_strides[kX];
         if (residual) {
             const int64_t stride = layout.col_strides[kResidual];
             const int64_t offset = row_offset(layout, kResidual, task.row) + c.first_col * stride;
-            s.residual.start(residual + offset, stride, zero);  // finished with x: one group, then both
+            s.residual.start(residual + offset, stride, zero);
         }
         s.x.start(x_row + c.first_col * x_stride, x_stride, zero);
         s.x.finish();
-        if (task.pass != kApply) {
-            m = warp_moments(s, params.centered != 0, params.compensated != 0);
-        }
+        if (task.pass != kApply) warp_statistic(s, params.compensated != 0, statistic);
     }
-    if (!merge_row(task, t, c.live, layout.num_rows, statistics, MergeMoments(), m)) return;
+    if (!merge_row(task, t, c.live, layout.num_rows, statistics, MergeStatistics(), statistic)) return;
 
-    const float squares = m.m2 < 0.0f ? 0.0f : m.m2;  // rounding; NaN stays
-    const float variance = squares / float(layout.num_cols);
-    const Normalizer n{m.mean, m.mean_low, 1.0f / square_root(variance + params.eps),
-                       {weight, params.weight_stride, c.first_col, params.weight_dtype},
-                       {bias, params.bias_stride, c.first_col, params.bias_dtype}};
+    Normalizer n{0.0f, 0.0f, 0.0f,
+                 {weight, params.weight_stride, c.first_col, params.weight_dtype},
+                 {bias, params.bias_stride, c.first_col, params.bias_dtype}};
+    n.take(statistic, float(layout.num_cols), params.eps);
+
     Destination to{y, row_offset(layout, kY, task.row), layout.col_strides[kY], params.dtype,
                    sum, layout.col_strides[kSum]};
     to.y_offset += c.first_col * to.y_stride;
     if (sum) to.sum += row_offset(layout, kSum, task.row) + c.first_col * to.sum_stride;
     float factor = 1.0f;
-    if (!kPlain) {
+    if constexpr (!kPlain) {
         const int64_t offset = row_offset(layout, kStatistic, task.row);
         const bool writes = c.live && t.lane == 0 && t.rank == 0 && task.chunk == 0;
         // With an infinity in it the row is NaN, whatever its sums have become.
-        if (writes && mean) mean[offset] = n.rstd != n.rstd ? n.rstd : m.mean + m.mean_low;
+        if (writes && mean) mean[offset] = n.rstd != n.rstd ? n.rstd : n.mean + n.mean_low;
         if (writes && rstd) rstd[offset] = n.rstd;
         if (!kSplitRows && row_scale) {
             const QuantizeScale scale = row_quantize_scale(s, n, params.dtype);

@@ -14,6 +14,17 @@ struct Max {
 struct Sum {
     DEVICE float operator()(float a, float b) const { return a + b; }
 };
+// Numbers that Combine merges, as the statistic of a row (parts/row.cuh).
+template <class Combine>
+struct MergeFloats {
+    DEVICE float operator()(float a, float b) const { return Combine()(a, b); }
+    // The lanes that differ in the bits [begin, end); each of them gets it.
+    DEVICE float across_lanes(float value, int begin, int end) const {
+#pragma unroll
+        for (int bit = begin; bit < end; bit *= 2) value = Combine()(value, shuffle_xor(value, bit));
+        return value;
+    }
+};
 
 // c[0] + c[1] x + c[2] x^2 + ...
 template <int kCount>

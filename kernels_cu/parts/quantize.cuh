@@ -12,17 +12,8 @@ struct Largest {
         if (!(magnitude <= value)) value = value != value ? value : magnitude;
     }
 };
-struct MergeLargest {
+struct Larger {
     DEVICE float operator()(float a, float b) const { return a >= b || a != a ? a : b; }
-    DEVICE Largest operator()(const Largest& a, const Largest& b) const {
-        return {(*this)(a.value, b.value)};
-    }
-    DEVICE Largest across_lanes(const Largest& mine, int begin, int end) const {
-        float value = mine.value;
-#pragma unroll
-        for (int bit = begin; bit < end; bit *= 2) value = (*this)(value, shuffle_xor(value, bit));
-        return {value};
-    }
 };
 
 DEVICE float largest_number(int dtype) {

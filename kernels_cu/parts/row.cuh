@@ -10,7 +10,9 @@
 //     at the row's ends move element by element.
 //   kLanesAcrossRows: neighbouring threads hold neighbouring rows (softmax over axis 0 of a C array);
 //     otherwise neighbouring threads hold neighbouring vectors of one row.
-//   kPlain: rows lie at one stride, and the call has none of the options that its kernel names.
+//   kPlain: rows lie at one stride, all vectors are whole and aligned, and the call has none of the
+//     options that its kernel names.  That keeps the code small: with everything in it a kernel is
+//     several times as long, and up to a quarter slower for the instruction cache's misses.
 // A row longer than a block or cluster holds is cut into chunks of kChunk elements.
 #include "parts/dtype.cuh"
 #include "parts/math.cuh"
@@ -81,12 +83,14 @@ struct RowChunk {
     int low, high;
     bool live;  // false: there is no such row
 
-    DEVICE bool holds(int position) const { return position >= low && position < high; }
+    DEVICE bool holds(int position) const {
+        return (kPlain || position >= low) && position < high;
+    }
     DEVICE bool holds_all(int position) const {
-        return position >= low && position + kVectorWidth <= high;
+        return kPlain ? position < high : position >= low && position + kVectorWidth <= high;
     }
     DEVICE bool holds_any(int position) const {
-        return position + kVectorWidth > low && position < high;
+        return (kPlain || position + kVectorWidth > low) && position < high;
     }
     // The row's elements in a thread's vectors.
     DEVICE int count(const RowThread& thread) const {
@@ -122,7 +126,7 @@ template <class T>
 DEVICE RowChunk row_chunk(const T* x_row, int64_t row, int64_t num_rows, int64_t num_cols,
                           int64_t chunk) {
     int head = 0;
-    if constexpr (kVectorWidth > 1) {
+    if constexpr (kVectorWidth > 1 && !kPlain) {
         head = int(reinterpret_cast<uintptr_t>(x_row) / sizeof(T) % kVectorWidth);
     }
     RowChunk c;
@@ -137,6 +141,26 @@ DEVICE RowChunk row_chunk(const T* x_row, int64_t row, int64_t num_rows, int64_t
 // Vectors exist only where neighbours along the row are neighbours in memory.
 DEVICE int64_t step(int position, int64_t stride) {
     return kVectorWidth > 1 ? position : position * stride;
+}
+
+// The vector at `position` of a row, `fill` where that has no elements; p is the element at position 0.
+template <class T>
+DEVICE Vector<T, kVectorWidth> load_row_vector(const T* p, int64_t stride, int position,
+                                               const RowChunk& c, T fill) {
+    Vector<T, kVectorWidth> vector;
+    if (kVectorWidth > 1 && c.holds_all(position)) {
+        vector.load(p + position);
+    } else if (kPlain) {
+        vector.fill(fill);
+    } else {
+        T values[kVectorWidth];
+#pragma unroll
+        for (int j = 0; j < kVectorWidth; ++j) {
+            values[j] = c.holds(position + j) ? p[step(position + j, stride)] : fill;
+        }
+        vector.from_elements(values);
+    }
+    return vector;
 }
 
 // A block's rows in shared memory, one column of vectors for each thread.
@@ -165,7 +189,7 @@ struct RowVectors {
                 if (chunk.holds_all(position)) {
                     copy_async<kVectorWidth * sizeof(T)>(&(*this)[i], p + position);
                 } else {
-                    load_elements(i, p, stride, fill);
+                    (*this)[i] = load_row_vector(p, stride, position, chunk, fill);
                 }
             }
             copy_async_commit();
@@ -188,15 +212,6 @@ struct RowVectors {
     DEVICE void finish() const {
         if constexpr (kVectorWidth > 1) copy_async_wait<0>();
     }
-    DEVICE void load_elements(int i, const T* p, int64_t stride, T fill) const {
-        const int position = thread.position(i);
-        T values[kVectorWidth];
-#pragma unroll
-        for (int j = 0; j < kVectorWidth; ++j) {
-            values[j] = chunk.holds(position + j) ? p[step(position + j, stride)] : fill;
-        }
-        (*this)[i].from_elements(values);
-    }
 };
 
 // Store the vector at `position` of a row, rounded to T; p is the element at position 0.
@@ -207,7 +222,7 @@ DEVICE void store_row_vector(T* p, int64_t stride, int position, const RowChunk&
         Vector<T, kVectorWidth> vector;
         vector.from_floats(values);
         vector.store(p + position);
-    } else {
+    } else if (!kPlain) {
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) {
             if (c.holds(position + j)) p[step(position + j, stride)] = from_float<T>(values[j]);

@@ -114,6 +114,17 @@ template <int N>
 DEVICE Bytes<N> load_vector(const void* p) {
     return *static_cast<const Bytes<N>*>(p);
 }
+// Of memory that nothing writes to while the kernel runs: may be moved before stores.
+template <int N>
+DEVICE Bytes<N> load_vector_read_only(const void* p) {
+    if constexpr (N == 16) {
+        return bit_cast<Bytes<16>>(__ldg(static_cast<const uint4*>(p)));
+    } else if constexpr (N == 8) {
+        return bit_cast<Bytes<8>>(__ldg(static_cast<const uint2*>(p)));
+    } else {
+        return load_vector<N>(p);
+    }
+}
 template <int N>
 DEVICE void store_vector(void* p, const Bytes<N>& b) {
     *static_cast<Bytes<N>*>(p) = b;

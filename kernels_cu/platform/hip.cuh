@@ -125,6 +125,10 @@ DEVICE Bytes<N> load_vector(const void* p) {
     return bit_cast<Bytes<N>>(__builtin_nontemporal_load(static_cast<const Word*>(p)));
 }
 template <int N>
+DEVICE Bytes<N> load_vector_read_only(const void* p) {
+    return *static_cast<const Bytes<N>*>(p);
+}
+template <int N>
 DEVICE void store_vector(void* p, const Bytes<N>& b) {
     using Word = typename hip::Word<N>::Type;
     __builtin_nontemporal_store(bit_cast<Word>(b), static_cast<Word*>(p));

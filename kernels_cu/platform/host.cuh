@@ -159,6 +159,10 @@ DEVICE Bytes<N> load_vector(const void* p, HOST_PLACE) {
     return *static_cast<const Bytes<N>*>(p);
 }
 template <int N>
+DEVICE Bytes<N> load_vector_read_only(const void* p, HOST_PLACE) {
+    return load_vector<N>(p, place);
+}
+template <int N>
 DEVICE void store_vector(void* p, const Bytes<N>& b, HOST_PLACE) {
     host::check_alignment(p, N, place);
     *static_cast<Bytes<N>*>(p) = b;
