@@ -155,6 +155,7 @@ WGMMA_SHAPE(256, 128, 129, 130, 131, 132, 133, 134, 135)
 template <class A, class B = A, Major kA = kMajorK, Major kB = kMajorK, class Operand, class D,
           int kRegisters>
 DEVICE void wgmma(D (&d)[kRegisters], const Operand& a, uint64_t b, bool accumulate) {
+    static_assert(kSame<Operand, uint64_t> || kA == kMajorK, "A in registers has no major");
     static_assert(kSame<D, int> == kSame<A, int8_t>, "int8 has int32 accumulators, others float");
     static_assert(sizeof(A) == 1 ? kA == kMajorK && kB == kMajorK : kSame<A, B>,
                   "16-bit operands are of one type, 8-bit ones K-major");
