@@ -35,6 +35,8 @@ class Map:
 def skip_unless_hopper(target: Target) -> None:
     if target.name == "hip" or (target.name == "cuda" and target.arch != "sm_90a"):
         pytest.skip("not Hopper")
+    if target.warp_size != 32:
+        pytest.skip("Hopper's warps have 32 lanes")
 
 
 def variant(text: str, *, threads: int = 128, cluster: int = 1, **types: str) -> Variant:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import subprocess
 import sys
 
@@ -414,3 +415,304 @@ def test_wgmma(target, a, b, n, span, major_a, major_b, registers):
     y = run(target, kernel, arrays, (*maps, "a", "y"), shared=128 * (72 + n))["y"]
     expected = a_values.astype(F32) @ b_values.astype(F32).T
     np.testing.assert_array_equal(y, expected + np.arange(64)[:, None] - np.arange(n))
+
+
+def test_two_products_under_way(target):
+    """The first is waited for while the second goes on; its tile may then be overwritten."""
+    text = """
+struct Storage { alignas(1024) half a[2][64 * 64], b[64 * 64]; Barrier full; };
+KERNEL void word(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b_map, float* y) {
+    SHARED_STORAGE(Storage, s);
+    const int t = threadIdx.x;
+    if (t == 0) {
+        s.full.init(1);
+        fence_barrier_init();
+        s.full.arrive_expect_tx(sizeof(s.a) + sizeof(s.b));
+        tma_load(s.a[0], a_map, s.full, {0, 0});
+        tma_load(s.a[1], a_map, s.full, {0, 64});
+        tma_load(s.b, b_map, s.full, {0, 0});
+    }
+    sync_block();
+    s.full.wait(0);
+    float d[2][32];
+    for (int i = 0; i < 2; ++i) {
+        wgmma_fence(d[i]);
+        for (int k = 0; k < 4; ++k) {
+            wgmma<half>(d[i], advance(matrix_descriptor<128>(s.a[i], 16, 1024), 32 * k),
+                        advance(matrix_descriptor<128>(s.b, 16, 1024), 32 * k), k > 0);
+        }
+        wgmma_commit();
+    }
+    wgmma_wait<1>(d[0]);
+    sync_block();
+    s.a[0][t] = half();
+    for (int i = 0; i < 32; ++i) y[wgmma_row(t, i) * 64 + wgmma_col(t, i)] = d[0][i];
+    wgmma_wait<0>(d[1]);
+    for (int i = 0; i < 32; ++i) y[(64 + wgmma_row(t, i)) * 64 + wgmma_col(t, i)] = d[1][i];
+}
+"""
+    a, b = integers((128, 64), NUMBERS["half"]), integers((64, 64), NUMBERS["half"], seed=2)
+    arrays = {"a": a, "b": b, "y": np.zeros((128, 64), F32)}
+    args = (Map("a", (64, 64), 128), Map("b", (64, 64), 128), "y")
+    y = launch_all(target, variant(text), arrays, args, shared=25 * 1024)["y"]
+    np.testing.assert_array_equal(y, a.astype(F32) @ b.astype(F32).T)
+
+
+# --- all together --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(256, 384, 640), (128, 128, 64), (200, 136, 200)])
+def test_matmul(target, m, n, k):
+    arrays, args, grid = matmul_problem(m, n, k)
+    kernel = variant(MATMUL, threads=384)
+    c = launch_all(target, kernel, arrays, args, grid, MATMUL_SHARED)["c"]
+    expected = arrays["a"].astype(F32) @ arrays["b"].astype(F32).T
+    np.testing.assert_array_equal(c, expected.astype(F16))
+
+
+@pytest.mark.compile
+def test_matmul_compiles_without_spills():
+    row = gate.compile_row(variant(MATMUL, threads=384), "sm_90a")
+    assert gate.failure(row) is None
+    assert row.spill_bytes == 0 and row.registers <= 168
+
+
+# --- mistakes, which only the host reports -------------------------------------------------------
+
+_TOO_LATE = "changed while wgmma read it"
+MISTAKES = {
+    # name: (old, new, what the report says; None: the result is wrong)
+    "no wait for the tile": (
+        "        s.full[stage].wait(parity);\n",
+        "",
+        "0 of 2 arr|in one phase|" + _TOO_LATE,
+    ),
+    "the other parity of a full stage": (
+        "full[stage].wait(parity)",
+        "full[stage].wait(parity ^ 1)",
+        "",
+    ),
+    "the other parity of an empty stage": (
+        "empty[stage].wait(parity ^ 1)",
+        "empty[stage].wait(parity)",
+        r"word.cu:\d+: Barrier::wait: 1 thread \(287\) of block \d wait for parity 0 of the Barrier "
+        r"of word.cu:\d+: 0 of 2 arrivals",
+    ),
+    "too many bytes expected": (
+        "sizeof(s.b[0]));",
+        "sizeof(s.b[0]) + 16);",
+        r"word.cu:\d+: Barrier::wait: 256 threads \(0-255\) of block \d wait for parity 0 of the "
+        r"Barrier of word.cu:\d+: 1 of 1 arrivals, 16 bytes are missing",
+    ),
+    "too few bytes expected": (
+        "sizeof(s.b[0]));",
+        "sizeof(s.b[0]) - 16);",
+        "1 of 1 arrivals, 16 bytes more than expected",
+    ),
+    "one operand's bytes forgotten": (
+        " + sizeof(s.b[0]));",
+        ");",
+        "bytes more than expected|" + _TOO_LATE,
+    ),
+    "no wait for an empty stage": (
+        "                s.empty[stage].wait(parity ^ 1);\n",
+        "",
+        "in one phase|" + _TOO_LATE,
+    ),
+    "a stage released too early": (
+        "        wgmma_wait<1>();\n        if (i > 0 && thread == 0) s.empty[(i - 1) % kStages]",
+        "        if (thread == 0) s.empty[stage]",
+        r"word.cu:\d+: shared memory changed while wgmma read it",
+    ),
+    "the stage under way released": (
+        "if (i > 0 && thread == 0) s.empty[(i - 1) % kStages]",
+        "if (thread == 0) s.empty[stage]",
+        _TOO_LATE,
+    ),
+    "no wait for the last product": ("    wgmma_wait<0>(d);\n", "", "without wgmma_wait"),
+    "no fence before wgmma": ("        wgmma_fence(d);\n", "", "without wgmma_fence"),
+    "a stage is never released": (
+        "        if (i > 0 && thread == 0) s.empty[(i - 1) % kStages].arrive();\n",
+        "",
+        "0 of 2 arrivals",
+    ),
+    "one more arrival counted": ("s.empty[i].init(2)", "s.empty[i].init(3)", "2 of 3 arrivals"),
+    "one arrival too few counted": ("s.empty[i].init(2)", "s.empty[i].init(1)", ""),
+    "every thread arrives": ("i > 0 && thread == 0", "i > 0", "in one phase|arrivals|" + _TOO_LATE),
+    "store before all have written": (
+        "    named_barrier(1 + warpgroup, 128);\n",
+        "",
+        "changed while tma_store read it",
+    ),
+    "left before the store has read": (
+        "        tma_store_wait_read<0>();\n",
+        "",
+        "left the kernel before tma_store had read",
+    ),
+    "store not committed": (
+        "        tma_store_commit();\n",
+        "",
+        "left the kernel before tma_store",
+    ),
+    "another swizzle": ("<128>(s.b", "<64>(s.b", None),
+    "another stride": ("s.b[stage], 16, 1024)", "s.b[stage], 16, 512)", None),
+    "tiles past the end": ("s.b[stage], 16, 1024)", "s.b[stage], 16, 16384)", "past the dynamic"),
+    "advance by too little": ("advance(b, 32 * k)", "advance(b, 16 * k)", None),
+    "coordinates in the wrong order": ("{i * kTileK, col}", "{col, i * kTileK}", None),
+    "a coordinate too many": ("{i * kTileK, col}", "{i * kTileK, col, 0}", "as many coordinates"),
+}
+
+
+def test_every_mistake_changes_the_kernel():
+    for name, (old, _new, _said) in MISTAKES.items():
+        assert MATMUL.count(old) == 1, name
+
+
+# Whether the values show these depends on the schedule; the race checker sees them always.
+RACES = ("store before all have written",)
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_reported(name):
+    old, new, said = MISTAKES[name]
+    arrays, args, grid = matmul_problem(128, 256, 640)
+    expected = arrays["a"].astype(F32) @ arrays["b"].astype(F32).T
+    kernel = variant(MATMUL.replace(old, new), threads=384)
+    reported = 0
+    for schedule in SCHEDULES:
+        with host.use(schedule=schedule) as target:
+            try:
+                c = launch(target, kernel, arrays, args, grid, MATMUL_SHARED)["c"]
+                reported += said is None and bool((c != expected).any())
+            except host.HostKernelError as error:
+                assert re.search(said or "", str(error)), error
+                reported += 1
+    assert reported >= (1 if name in RACES else len(SCHEDULES))
+
+
+# --- the race checker ----------------------------------------------------------------------------
+
+_RACE_CHECK = """
+import sys
+from hopper_kernels import MATMUL, MATMUL_SHARED, launch, matmul_problem, variant
+from test_hopper_words import MISTAKES
+from cupykern.targets import host
+
+text = MATMUL
+if sys.argv[2] in MISTAKES:
+    text = text.replace(*MISTAKES[sys.argv[2]][:2])
+arrays, args, grid = matmul_problem(128, 256, 640)
+for schedule in ("fifo", "lifo"):
+    with host.use(sanitizer=sys.argv[1], schedule=schedule) as target:
+        launch(target, variant(text, threads=384), arrays, args, grid, MATMUL_SHARED)
+"""
+
+
+def _check(sanitizer: str, mistake: str) -> subprocess.CompletedProcess:
+    try:
+        added = host.sanitizer_environment(sanitizer)
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    return subprocess.run(
+        [sys.executable, "-c", _RACE_CHECK, sanitizer, mistake],
+        env={**os.environ, **added, "PYTHONPATH": os.pathsep.join(sys.path)},
+        cwd=os.path.dirname(__file__),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("sanitizer", host.SANITIZERS)
+def test_the_checkers_find_nothing_in_matmul(sanitizer):
+    done = _check(sanitizer, "none")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "Sanitizer" not in done.stderr, done.stderr[-3000:]
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize(
+    ("mistake", "word"),
+    [
+        ("store before all have written", "tma_store("),
+        ("a stage released too early", "tma_load(s.a"),
+        ("no wait for the tile", "wgmma<half>"),
+    ],
+)
+def test_the_race_checker_names_the_line(mistake, word):
+    old, new = MISTAKES[mistake][:2]
+    lines = MATMUL.replace(old, new).splitlines()
+    number = next(i for i, line in enumerate(lines, start=1) if word in line)
+    done = _check("thread", mistake)
+    assert done.returncode != 0
+    assert "data race" in done.stderr and f"word.cu:{number}" in done.stderr, done.stderr[-3000:]
+
+
+# --- tensor maps ---------------------------------------------------------------------------------
+
+
+def encode(**changes) -> np.ndarray:
+    arguments = {
+        "target": "host",
+        "address": 1 << 20,
+        "dtype": np.dtype(F16),
+        "shape": (100, 72),
+        "strides": (144, 2),
+        "box": (128, 64),
+        "swizzle": 128,
+    }
+    return tensor_map.encode(**{**arguments, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"address": 8}, "aligned to 16 bytes; got 0x8"),
+        ({"strides": (136, 2)}, "multiples of 16 bytes"),
+        ({"strides": (2**40, 2)}, "below 2\\*\\*40"),
+        ({"strides": (-144, 2)}, "multiples of 16 bytes"),
+        ({"strides": (16, 200)}, "last dimension must be contiguous; got a stride of 200"),
+        ({"box": (257, 64)}, "1 to 256"),
+        ({"box": (0, 64)}, "1 to 256"),
+        ({"box": (128, 32)}, "as long as the swizzle, 128 bytes; got 64"),
+        ({"box": (128, 4), "swizzle": 0}, "multiples of 16 bytes; got 8"),
+        ({"box": (64,)}, "of one length"),
+        ({"swizzle": 96}, "swizzle must be one of"),
+        ({"shape": (0, 72)}, "sizes are 1 to"),
+        ({"shape": (1,) * 6, "strides": (16,) * 6, "box": (1,) * 6}, "1 to 5 dimensions"),
+        ({"target": "hip"}, "must be cuda or host"),
+    ],
+)
+def test_tensor_map_refuses(changes, said):
+    with pytest.raises(ValueError, match=said):
+        encode(**changes)
+
+
+def test_tensor_map_refuses_a_dtype():
+    with pytest.raises(TypeError, match="complex64"):
+        encode(dtype=np.dtype(np.complex64))
+
+
+def test_tensor_map_is_128_bytes_and_cached():
+    assert encode().nbytes == 128 and encode() is encode()
+    # What a dimension of size 1 has for a stride means nothing.
+    assert encode(shape=(1, 72), strides=(3, 2)) is not None
+
+
+def test_a_map_of_another_rank_or_none_is_refused():
+    text = """
+struct Storage { alignas(128) char box[256]; Barrier full; };
+KERNEL void word(GRID_CONSTANT TensorMap map) {
+    SHARED_STORAGE(Storage, s);
+    if (threadIdx.x == 0) {
+        s.full.init(1);
+        tma_load(s.box + OFFSET, map, s.full, {0});
+    }
+}
+"""
+    good = tensor_map.of_array(np.zeros(256, np.uint8), (128,), 0)
+    bad = np.frombuffer(bytes(128), "V128")
+    for map_, offset, said in ((bad, 0, "not a TensorMap"), (good, 64, "not aligned")):
+        with host.use() as target, pytest.raises(host.HostKernelError, match=said):
+            target.compile(variant(text.replace("OFFSET", str(offset))))(1, (map_,), 1024)

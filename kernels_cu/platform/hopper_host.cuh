@@ -88,21 +88,21 @@ DEVICE void tma_store(const TensorMap& map, const void* shared, const int (&at)[
 }
 DEVICE void tma_store_commit() { host::runtime->tma_store_commit(); }
 namespace hopper {
-DEVICE void tma_store_wait(int groups, bool read) {
+DEVICE void tma_store_wait(int groups, bool read, host::Place place) {
     int bytes;
     for (int i = 0; const void* p = host::runtime->tma_store_source(groups, i, &bytes); ++i) {
         touch(p, bytes);
     }
-    host::runtime->tma_store_wait(groups, read);
+    host::runtime->tma_store_wait(groups, read, place);
 }
 }  // namespace hopper
 template <int N>
-DEVICE void tma_store_wait_read() {
-    hopper::tma_store_wait(N, true);
+DEVICE void tma_store_wait_read(HOST_PLACE) {
+    hopper::tma_store_wait(N, true, place);
 }
 template <int N>
-DEVICE void tma_store_wait() {
-    hopper::tma_store_wait(N, false);
+DEVICE void tma_store_wait(HOST_PLACE) {
+    hopper::tma_store_wait(N, false, place);
 }
 
 // --- warps -----------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ struct Block;
 struct Fiber;
 struct Warpgroup;
 
-enum Scope { kWarp, kWarpgroup, kBlock, kCluster, kPhase };
+enum Scope { kWarp, kWarpgroup, kBlock, kCluster, kPhase, kStores };
 
 // Where threads meet.  `place` is that of the first to arrive.
 struct Barrier {
@@ -32,9 +32,9 @@ struct PhaseBarrier : Barrier {
     long long bytes;  // expected and not here yet; negative: here and not expected yet
 };
 
-// What TMA or an asynchronous store has under way.
+// What TMA, an asynchronous store or wgmma has under way.  A store by TMA is done in two steps.
 struct Transfer {
-    enum Kind { kLoad, kStore, kWord } kind;
+    enum Kind { kLoad, kRead, kWrite, kWord, kProducts } kind;
     Fiber* issuer;
     Place place;
     TensorMap map;
@@ -43,9 +43,9 @@ struct Transfer {
     Block* block;  // whose shared memory that is
     PhaseBarrier* barrier;
     int bytes;
-    int group;                    // of the issuer's stores
-    bool delivered, source_free;  // a store is over when it is both
-    char* data;                   // a store's source, as it was when issued; a word
+    int group;   // of the issuer's stores
+    char* data;  // a store's source, as it was when issued; a word
+    Warpgroup* warpgroup;  // whose products
 };
 
 struct Copy {
@@ -103,6 +103,7 @@ struct Cluster {
     int num_phase_barriers;
     Transfer* transfers;
     int num_transfers, transfer_capacity;
+    Barrier stores;  // for those who wait for theirs
     Warpgroup* warpgroups;  // made by the first wgmma
     // The static arrays met so far lie at the same offsets in all blocks.
     const SharedArray* arrays[kMaxArrays];

@@ -1,7 +1,7 @@
 // Hopper's barriers in shared memory and asynchronous transfers, as host_runtime.cpp runs them.
 //
 // A transfer is delivered when no thread can go on without it; the sticky schedule delivers at random
-// moments as well.  Nothing comes early by luck, and nobody who waits for it waits in vain.
+// moments as well.  The same goes for the end of a wait for stores or products.
 
 // --- barriers --------------------------------------------------------------------------------
 // The kernel's 8 bytes hold this and the barrier's number, so that one that is overwritten is noticed.
@@ -136,39 +136,40 @@ void remove_transfer(int i) {
     memmove(&c.transfers[i], &c.transfers[i + 1], (c.num_transfers - i) * sizeof(Transfer));
 }
 
+void finish_wait(Warpgroup& g);
+
 void deliver(int i) {
-    Transfer& t = worker->cluster.transfers[i];
+    Cluster& c = worker->cluster;
+    Transfer& t = c.transfers[i];
     Unobserved unobserved;
-    t.delivered = true;
-    if (t.kind == Transfer::kStore) {
-        copy_box(t, t.data, false);
-        if (t.source_free) remove_transfer(i);
+    if (t.kind == Transfer::kRead) {
+        if (memcmp(t.data, t.shared, t.bytes) != 0) {
+            fail_of(*t.issuer, "shared memory changed while tma_store read it", t.place);
+        }
+        t.kind = Transfer::kWrite;
+        wake(c.stores, t.issuer, 1);
         return;
     }
+    if (t.kind == Transfer::kWrite) copy_box(t, t.data, false);
     if (t.kind == Transfer::kLoad) copy_box(t, t.shared, true);
-    else memcpy(t.shared, t.data, t.bytes);
-    PhaseBarrier& barrier = *t.barrier;
-    barrier.bytes -= t.bytes;
+    if (t.kind == Transfer::kWord) memcpy(t.shared, t.data, t.bytes);
+    const Transfer done = t;
     remove_transfer(i);
-    complete_phase(barrier);
+    if (done.kind == Transfer::kProducts) finish_wait(*done.warpgroup);
+    if (done.kind == Transfer::kWrite) wake(c.stores, done.issuer, 1);
+    if (!done.barrier) return;
+    done.barrier->bytes -= done.bytes;
+    complete_phase(*done.barrier);
 }
 
 // False: nothing is under way.
 bool deliver_one() {
     Worker& w = *worker;
-    const Cluster& c = w.cluster;
-    int count = 0;
-    for (int i = 0; i < c.num_transfers; ++i) count += !c.transfers[i].delivered;
+    const int count = w.cluster.num_transfers;
     if (count == 0) return false;
-    int chosen = w.ready.order() == kLifo ? count - 1 : 0;
-    if (w.ready.order() == kSticky) chosen = int(w.ready.random() % unsigned(count));
-    for (int i = 0; i < c.num_transfers; ++i) {
-        if (!c.transfers[i].delivered && chosen-- == 0) {
-            deliver(i);
-            return true;
-        }
-    }
-    return false;
+    const Order order = w.ready.order();
+    deliver(order == kFifo ? 0 : order == kLifo ? count - 1 : int(w.ready.random() % unsigned(count)));
+    return true;
 }
 
 void deliver_at_random() {
@@ -241,7 +242,7 @@ void tma_store(const TensorMap* map, const int* at, const void* shared, Place pl
     Unobserved unobserved;
     const int bytes = map->box_bytes();
     char* source = static_cast<char*>(const_cast<void*>(shared));
-    Transfer& t = new_transfer(Transfer::kStore, source, bytes, place);
+    Transfer& t = new_transfer(Transfer::kRead, source, bytes, place);
     t.map = *map;
     memcpy(t.at, at, map->rank * sizeof(int));
     t.group = worker->current->num_store_groups;
@@ -251,36 +252,30 @@ void tma_store(const TensorMap* map, const int* at, const void* shared, Place pl
 
 void tma_store_commit() { ++worker->current->num_store_groups; }
 
-// A store of this thread's that is not among the last `groups` groups.
-bool waited_for(const Transfer& t, int groups) {
+// A store of this thread's that is not among the last `groups` groups; `read`: which is not yet read.
+bool waited_for(const Transfer& t, int groups, bool read) {
     const Fiber* self = worker->current;
-    return t.kind == Transfer::kStore && t.issuer == self &&
-           t.group < self->num_store_groups - groups;
+    return (t.kind == Transfer::kRead || (t.kind == Transfer::kWrite && !read)) &&
+           t.issuer == self && t.group < self->num_store_groups - groups;
 }
 
 const void* tma_store_source(int groups, int i, int* bytes) {
     const Cluster& c = worker->cluster;
     for (int j = 0; j < c.num_transfers; ++j) {
         const Transfer& t = c.transfers[j];
-        if (!waited_for(t, groups) || t.source_free || i-- > 0) continue;
+        if (!waited_for(t, groups, true) || i-- > 0) continue;
         *bytes = t.bytes;
         return t.shared;
     }
     return nullptr;
 }
 
-void tma_store_wait(int groups, bool read) {
+void tma_store_wait(int groups, bool read, Place place) {
     Cluster& c = worker->cluster;
-    for (int i = c.num_transfers; i-- > 0;) {
-        Transfer& t = c.transfers[i];
-        if (!waited_for(t, groups)) continue;
-        Unobserved unobserved;
-        if (!t.source_free && memcmp(t.data, t.shared, t.bytes) != 0) {
-            fail_at("shared memory changed while tma_store read it", t.place);
-        }
-        t.source_free = true;
-        if (t.delivered) remove_transfer(i);
-        else if (!read) deliver(i);
+    for (int i = 0; i < c.num_transfers; ++i) {
+        if (!waited_for(c.transfers[i], groups, read)) continue;
+        wait_for(worker->current, c.stores, "tma_store_wait", place);
+        i = -1;
     }
 }
 
@@ -290,7 +285,7 @@ void check_thread_end(const Fiber& self) {
     const Cluster& c = worker->cluster;
     for (int i = 0; i < c.num_transfers; ++i) {
         const Transfer& t = c.transfers[i];
-        if (t.kind == Transfer::kStore && t.issuer == &self && !t.source_free) {
+        if (t.kind == Transfer::kRead && t.issuer == &self) {
             fail_at("the thread left the kernel before tma_store had read all", t.place);
         }
     }
@@ -300,7 +295,7 @@ void check_block_end(const Block& block) {
     const Cluster& c = worker->cluster;
     for (int i = 0; i < c.num_transfers; ++i) {
         const Transfer& t = c.transfers[i];
-        if (t.kind != Transfer::kStore && t.block == &block) {
+        if (t.barrier && t.block == &block) {
             fail_at("the block left the kernel before this had arrived", t.place);
         }
     }

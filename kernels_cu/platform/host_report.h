@@ -107,7 +107,7 @@ static const Barrier* narrowest_barrier(const Cluster& cluster) {
 // What the phase that `f` waits for lacks.
 static void describe_phase(Text& text, const Fiber& f) {
     const PhaseBarrier& b = *static_cast<const PhaseBarrier*>(f.waiting_for);
-    text.add("for parity %d of the Barrier of %s:%d: ", f.parity, b.place.file, b.place.line);
+    text.add(" for parity %d of the Barrier of %s:%d: ", f.parity, b.place.file, b.place.line);
     if (int(b.phase % 2) != f.parity) {
         text.add("that phase is over");
         return;
@@ -132,7 +132,7 @@ static void describe_stall(Text text, const Cluster& cluster) {
             if (parts++ > 0) text.add("; ");
             if (f.waiting_for) text.add("%s:%d: %s: ", f.place.file, f.place.line, f.word);
             describe_threads(text, first, cluster.num_threads, f, true);
-            text.add("of block %u %s", f.owner->block_index.x, f.done ? "left the kernel" : "wait ");
+            text.add("of block %u %s", f.owner->block_index.x, f.done ? "left the kernel" : "wait");
             if (at_phase) describe_phase(text, f);
         }
     }

@@ -49,16 +49,22 @@ void fiber_main();
 // Leaves the cluster where it stands: the worker goes on.
 [[noreturn]] void abandon() {
     worker->broken = true;
+    while (unobserved_depth > 0) end_unobserved();
     switch_context(worker->current->context, worker->context);
     __builtin_unreachable();
 }
 
-__attribute__((noreturn)) void fail_at(const char* message, Place place) {
+// What `fiber` did at `place` is wrong.
+[[noreturn]] void fail_of(const Fiber& fiber, const char* message, Place place) {
     char text[512];
     snprintf(text, sizeof(text), "%s:%d: %s (block %u, thread %d)", place.file, place.line, message,
-             worker->current->owner->block_index.x, worker->current->index);
+             fiber.owner->block_index.x, fiber.index);
     worker->launch->fail(text);
     abandon();
+}
+
+__attribute__((noreturn)) void fail_at(const char* message, Place place) {
+    fail_of(*worker->current, message, place);
 }
 
 [[noreturn]] void fail_diverged(const Barrier* barrier) {
@@ -412,6 +418,7 @@ void run_cluster(Worker& w, int index) {
     Cluster& c = w.cluster;
     w.ready.reset(Order(launch.order), launch.seed + index, &c);
     forget_transfers(c);
+    reset_barrier(c.stores, kStores, 0);
     reset_warpgroups(c);
     reset_barrier(c.barrier, kCluster, c.num_fibers());
     for (int i = 0; i < c.num_warps(); ++i) reset_barrier(c.warps[i].barrier, kWarp, 0);

@@ -87,7 +87,7 @@ struct Runtime {
     void (*tma_store_commit)();
     // The i-th source that the wait is for; null: no more.
     const void* (*tma_store_source)(int groups, int i, int* bytes);
-    void (*tma_store_wait)(int groups, bool read);
+    void (*tma_store_wait)(int groups, bool read, Place);
     unsigned (*shared_address)(const void* shared);
     void (*wgmma_fence)();
     void (*wgmma)(const Wgmma*, Place);

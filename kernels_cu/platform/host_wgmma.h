@@ -28,7 +28,8 @@ struct Issued {
 };
 
 struct Warpgroup {
-    Barrier barrier;
+    Barrier barrier, waiting;
+    int groups_left;  // that they wait for: all but so many
     Fiber* threads;
     InFlight* in_flight[kMaxInFlight];  // allocated ones first come those in use
     int num_in_flight;
@@ -225,13 +226,13 @@ void combine_wgmma(void** payloads) {
     g.issued[g.num_issued++] = {op, f.last_group, place, checksum};
 }
 
-void combine_wait(void** payloads) {
-    Warpgroup& g = warpgroup_of(*worker->current);
-    const int groups = *static_cast<const int*>(payloads[0]);
-    const int first_left = g.threads[0].num_wgmma_groups - groups;
+// All threads wait; what they wait for is over now.
+void finish_wait(Warpgroup& g) {
+    const int first_left = g.threads[0].num_wgmma_groups - g.groups_left;
     for (int i = 0; i < kWarpgroupSize; ++i) {
         if (g.threads[i].num_wgmma_groups != g.threads[0].num_wgmma_groups) {
-            fail_at("wgmma_wait: some threads have committed, others not", g.barrier.place);
+            fail_of(g.threads[i], "wgmma_wait: some threads have committed, others not",
+                    g.waiting.place);
         }
         g.threads[i].wgmma_fenced = false;
     }
@@ -244,7 +245,7 @@ void combine_wait(void** payloads) {
         }
         unsigned char a[kTileRows * kTileBytes], b[kMaxN * kTileBytes];
         if (read_operands(issued.op, a, b, issued.place) != issued.checksum) {
-            fail_at("shared memory changed while wgmma read it", issued.place);
+            fail_of(*g.threads, "shared memory changed while wgmma read it", issued.place);
         }
     }
     g.num_issued = kept;
@@ -260,6 +261,9 @@ void combine_wait(void** payloads) {
         g.in_flight[j] = g.in_flight[--g.num_in_flight];
         g.in_flight[g.num_in_flight] = f;
     }
+    g.waiting.arrived = 0;
+    ++g.waiting.phase;
+    wake(g.waiting, g.threads, kWarpgroupSize);
 }
 
 // --- the words -------------------------------------------------------------------------------
@@ -268,6 +272,7 @@ void reset_warpgroups(Cluster& c) {
     for (int i = 0; i < kMaxClusterSize * kMaxThreads / kWarpgroupSize; ++i) {
         c.warpgroups[i].num_in_flight = c.warpgroups[i].num_issued = 0;
         reset_barrier(c.warpgroups[i].barrier, kWarpgroup, kWarpgroupSize);
+        reset_barrier(c.warpgroups[i].waiting, kWarpgroup, kWarpgroupSize);
     }
 }
 
@@ -295,12 +300,27 @@ void wgmma(const Wgmma* op, Place place) {
          combine_wgmma);
 }
 
+// Orders memory, so that one thread can tell the producer that the whole warpgroup has read a tile.
 void wgmma_wait(int groups, Place place) {
-    // Orders memory, so that one thread can tell the producer that the whole warpgroup has read a tile.
     Warpgroup& g = my_warpgroup("wgmma_wait is for warpgroups of 128 threads", place);
-    worker->current->payload = &groups;
-    meet(g.barrier, g.threads, kWarpgroupSize, kWarpgroupSize, "wgmma_wait", place, true, true,
-         combine_wait);
+    Barrier& b = g.waiting;
+    Fiber* self = worker->current;
+    if (b.arrived == 0) {
+        b.word = "wgmma_wait";
+        b.place = place;
+        g.groups_left = groups;
+    } else if (!same_place(place, b.place)) {
+        self->waiting_for = &b;
+        self->word = "wgmma_wait";
+        self->place = place;
+        fail_diverged(&b);
+    }
+    TSAN(long long* sync = &b.sync[b.phase % 2]; __tsan_release(sync));
+    if (++b.arrived == kWarpgroupSize) {
+        new_transfer(Transfer::kProducts, self->owner->shared, 0, place).warpgroup = &g;
+    }
+    wait_for(self, b, "wgmma_wait", place);
+    TSAN(__tsan_acquire(sync));
 }
 
 bool wgmma_under_way(const void* d) {
