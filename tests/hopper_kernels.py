@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from cupykern.targets import Target, host, tensor_map
+from cupykern import gate
+from cupykern.targets import Target, UnavailableError, host, tensor_map
 from kernels_cu import Variant
 
 SCHEDULES = ("fifo", "lifo", "sticky:1", "sticky:2")
@@ -69,14 +71,23 @@ def launch(
     return {name: x if isinstance(x, np.ndarray) else x.get() for name, x in here.items()}
 
 
-def launch_all(target: Target, *args: Any, **kwargs: Any) -> dict[str, np.ndarray]:
-    """`launch`; on the host at every schedule, which must agree."""
+@cache
+def _hopper_failure(kernel: Variant) -> str | None:
+    try:
+        return gate.failure(gate.compile_row(kernel, "sm_90a"))
+    except UnavailableError:  # NVRTC is not here
+        return None
+
+
+def launch_all(target: Target, kernel: Variant, *args: Any, **kwargs: Any) -> dict[str, np.ndarray]:
+    """`launch`; on the host at every schedule, which must agree, and compiled for Hopper as well."""
     if target.name != "host":
-        return launch(target, *args, **kwargs)
+        return launch(target, kernel, *args, **kwargs)
+    assert _hopper_failure(kernel) is None
     results = []
     for schedule in SCHEDULES:
         with host.use(schedule=schedule) as here:
-            results.append(launch(here, *args, **kwargs))
+            results.append(launch(here, kernel, *args, **kwargs))
     for other in results[1:]:
         for name, x in results[0].items():
             assert x.tobytes() == other[name].tobytes(), f"schedules differ in {name}"
@@ -87,6 +98,57 @@ def integers(shape: Sequence[int], dtype: np.dtype, limit: int = 4, seed: int = 
     """Small integers: sums of their products are exact on every target."""
     values = np.random.default_rng(seed).integers(-limit, limit + 1, shape)
     return values.astype(np.float32).astype(dtype)
+
+
+BOXES = [
+    # dtype, shape, box, at, swizzle
+    (np.uint8, (100,), (64,), (0,), 0),
+    (np.uint8, (100,), (64,), (70,), 0),
+    (np.float16, (40, 64), (16, 64), (8, 0), 128),
+    (np.float16, (40, 96), (16, 64), (32, 64), 128),
+    (np.float16, (40, 96), (16, 64), (-3, -8), 128),
+    (np.float16, (40, 96), (32, 32), (5, 24), 64),
+    (np.float16, (40, 96), (32, 16), (-40, 0), 32),
+    (np.float32, (30, 36), (24, 4), (12, 33), 0),
+    (np.float32, (30, 36), (24, 8), (12, 33), 32),
+    (np.uint8, (17, 256), (16, 128), (3, 200), 128),
+    (np.uint16, (5, 6, 80), (2, 4, 64), (4, 3, 20), 128),
+    (np.uint16, (3, 4, 5, 64), (2, 3, 2, 32), (2, -1, 4, 33), 64),
+    (np.uint32, (2, 3, 4, 3, 16), (2, 2, 3, 2, 8), (1, 2, 2, 2, 12), 32),
+]
+
+
+def values(shape: tuple[int, ...], dtype) -> np.ndarray:
+    return np.random.default_rng(3).integers(1, 100, shape).astype(dtype)
+
+
+def coordinates(at: tuple[int, ...]) -> str:
+    return "{" + ", ".join(map(str, at[::-1])) + "}"
+
+
+def tma_image(target: Target, dtype: Any, shape: Any, box: Any, at: Any, span: int) -> np.ndarray:
+    """The bytes of shared memory that a tma_load of `values(shape, dtype)` gives."""
+    text = f"""
+struct Storage {{ alignas(1024) unsigned char box[8192]; Barrier full; }};
+KERNEL void word(GRID_CONSTANT TensorMap map, unsigned char* y, int bytes) {{
+    SHARED_STORAGE(Storage, s);
+    if (threadIdx.x == 0) {{
+        prefetch_tensor_map(map);
+        s.full.init(1);
+        fence_barrier_init();
+        s.full.arrive_expect_tx(bytes);
+        tma_load<kEvictFirst>(s.box, map, s.full, {coordinates(at)});
+    }}
+    sync_block();
+    s.full.wait(0);
+    for (int i = threadIdx.x; i < bytes; i += blockDim.x) y[i] = s.box[i];
+}}
+"""
+    x = values(shape, dtype)
+    size = int(np.prod(box)) * x.itemsize
+    arrays = {"x": x, "y": np.zeros(size, np.uint8)}
+    args = (Map("x", box, span), "y", np.int32(size))
+    return launch_all(target, variant(text), arrays, args, shared=9216)["y"]
 
 
 # C (M, N) = A (M, K) B (N, K)^T in fp16: a producer warp fills a ring of stages by TMA, two warpgroups

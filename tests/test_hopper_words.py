@@ -10,17 +10,22 @@ import sys
 
 import numpy as np
 import pytest
+import record_golden
 from hopper_kernels import (
+    BOXES,
     MATMUL,
     MATMUL_SHARED,
     NUMBERS,
     SCHEDULES,
     Map,
+    coordinates,
     integers,
     launch,
     launch_all,
     matmul_problem,
     skip_unless_hopper,
+    tma_image,
+    values,
     variant,
 )
 
@@ -131,56 +136,10 @@ def box_of(x: np.ndarray, at: tuple[int, ...], box: tuple[int, ...]) -> np.ndarr
     return result
 
 
-BOXES = [
-    # dtype, shape, box, at, swizzle
-    (np.uint8, (100,), (64,), (0,), 0),
-    (np.uint8, (100,), (64,), (70,), 0),
-    (F16, (40, 64), (16, 64), (8, 0), 128),
-    (F16, (40, 96), (16, 64), (32, 64), 128),
-    (F16, (40, 96), (16, 64), (-3, -8), 128),
-    (F16, (40, 96), (32, 32), (5, 24), 64),
-    (F16, (40, 96), (32, 16), (-40, 0), 32),
-    (F32, (30, 36), (24, 4), (12, 33), 0),
-    (F32, (30, 36), (24, 8), (12, 33), 32),
-    (np.uint8, (17, 256), (16, 128), (3, 200), 128),
-    (U16, (5, 6, 80), (2, 4, 64), (4, 3, 20), 128),
-    (U16, (3, 4, 5, 64), (2, 3, 2, 32), (2, -1, 4, 33), 64),
-    (U32, (2, 3, 4, 3, 16), (2, 2, 3, 2, 8), (1, 2, 2, 2, 12), 32),
-]
-
-
-def values(shape: tuple[int, ...], dtype) -> np.ndarray:
-    return np.random.default_rng(3).integers(1, 100, shape).astype(dtype)
-
-
-def coordinates(at: tuple[int, ...]) -> str:
-    return "{" + ", ".join(map(str, at[::-1])) + "}"
-
-
 @pytest.mark.parametrize(("dtype", "shape", "box", "at", "span"), BOXES)
 def test_tma_load(target, dtype, shape, box, at, span):
-    text = f"""
-struct Storage {{ alignas(1024) unsigned char box[8192]; Barrier full; }};
-KERNEL void word(GRID_CONSTANT TensorMap map, unsigned char* y, int bytes) {{
-    SHARED_STORAGE(Storage, s);
-    if (threadIdx.x == 0) {{
-        prefetch_tensor_map(map);
-        s.full.init(1);
-        fence_barrier_init();
-        s.full.arrive_expect_tx(bytes);
-        tma_load<kEvictFirst>(s.box, map, s.full, {coordinates(at)});
-    }}
-    sync_block();
-    s.full.wait(0);
-    for (int i = threadIdx.x; i < bytes; i += blockDim.x) y[i] = s.box[i];
-}}
-"""
-    x = values(shape, dtype)
-    size = int(np.prod(box)) * x.itemsize
-    arrays = {"x": x, "y": np.zeros(size, np.uint8)}
-    args = (Map("x", box, span), "y", I32(size))
-    y = launch_all(target, variant(text), arrays, args, shared=9216)["y"]
-    image = np.frombuffer(box_of(x, at, box).tobytes(), np.uint8)
+    image = np.frombuffer(box_of(values(shape, dtype), at, box).tobytes(), np.uint8)
+    y = tma_image(target, dtype, shape, box, at, span)
     np.testing.assert_array_equal(y, swizzle(image, span))
 
 
@@ -411,8 +370,7 @@ def test_wgmma(target, a, b, n, span, major_a, major_b, registers):
     y = np.zeros((64, n), I32 if out == "int" else F32)
     arrays = {"a": a_stored, "b": b_stored, "y": y}
     maps = (Map(x, (arrays[x].shape[0], line), span) for x in ("a", "b"))
-    run = launch if n > 96 else launch_all
-    y = run(target, kernel, arrays, (*maps, "a", "y"), shared=128 * (72 + n))["y"]
+    y = launch_all(target, kernel, arrays, (*maps, "a", "y"), shared=128 * (72 + n))["y"]
     expected = a_values.astype(F32) @ b_values.astype(F32).T
     np.testing.assert_array_equal(y, expected + np.arange(64)[:, None] - np.arange(n))
 
@@ -716,3 +674,15 @@ KERNEL void word(GRID_CONSTANT TensorMap map) {
     for map_, offset, said in ((bad, 0, "not a TensorMap"), (good, 64, "not aligned")):
         with host.use() as target, pytest.raises(host.HostKernelError, match=said):
             target.compile(variant(text.replace("OFFSET", str(offset))))(1, (map_,), 1024)
+
+
+# --- what a GPU has given ------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not record_golden.FILE.exists(), reason="nothing recorded")
+def test_the_host_gives_what_a_gpu_gave():
+    with host.use() as target, np.load(record_golden.FILE) as recorded:
+        here = record_golden.vectors(target)
+        assert set(recorded) == set(here)
+        for name, expected in recorded.items():
+            np.testing.assert_array_equal(here[name], expected, err_msg=name)
