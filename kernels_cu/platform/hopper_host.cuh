@@ -108,7 +108,7 @@ DEVICE void tma_store_wait(HOST_PLACE) {
 // --- warps -----------------------------------------------------------------------------------
 // The last lane: a kernel that counts on the first one fails.
 DEVICE bool elect_one(HOST_PLACE) {
-    return shuffle(lane_id(), kWarpSize - 1, place) == lane_id();
+    return host::shuffle_from("elect_one", lane_id(), kWarpSize - 1, place) == lane_id();
 }
 template <int N>
 DEVICE void increase_registers() {
