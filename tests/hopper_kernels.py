@@ -47,8 +47,7 @@ def variant(text: str, *, threads: int = 128, cluster: int = 1, **types: str) ->
 
 
 def _copy(x: np.ndarray, target: Target) -> Any:
-    plain = x.view(np.uint8) if x.itemsize == 1 else x  # CuPy makes no arrays of FP8
-    return target.xp.array(plain).view(x.dtype)
+    return target.xp.array(x.view(np.uint8) if x.itemsize == 1 else x)  # CuPy has no FP8 arrays
 
 
 def launch(
@@ -68,7 +67,8 @@ def launch(
         return here[arg] if isinstance(arg, str) else arg
 
     target.compile(kernel)(grid, tuple(map(argument, args)), shared)
-    return {name: x if isinstance(x, np.ndarray) else x.get() for name, x in here.items()}
+    back = {name: x if isinstance(x, np.ndarray) else x.get() for name, x in here.items()}
+    return {name: x.view(arrays[name].dtype) for name, x in back.items()}
 
 
 @cache

@@ -548,6 +548,57 @@ def test_a_mistake_is_reported(name):
     assert reported >= (1 if name in RACES else len(SCHEDULES))
 
 
+_PRODUCT = (
+    "float d[32]; wgmma_fence(d); "
+    "wgmma<half>(d, matrix_descriptor<128>(s.tile, 16, 1024), "
+    "matrix_descriptor<128>(s.tile, 16, 1024), false); wgmma_commit();"
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("if (t == 0) s.first.init(1);", "word.cu:6: a Barrier is initialised twice"),
+        ("if (t == 0) s.second.arrive();", "word.cu:6: the Barrier is not initialised"),
+        ("if (t == 0) { s.first.state = 7; s.first.arrive(); }", "not initialised, or overwritten"),
+        (
+            "if (t == 0) s.first.arrive_expect_tx(16);\nsync_block();\nif (t < 3) s.first.arrive();",
+            "word.cu:8: more threads arrive at the Barrier in one phase than it counts",
+        ),
+        ("s.first.wait(2);", "parity is 0 or 1"),
+        (
+            "if (t == 0) s.first.arrive();\nelse if (t == 5) s.first.wait(0);\nelse sync_block();",
+            r"word.cu:7: Barrier::wait: 1 thread \(5\) of block 0 wait for parity 0 of the Barrier of "
+            r"word.cu:5: 1 of 3 arrivals; .*126 threads \(1-4, 6-127\) of block 0 wait",
+        ),
+        (
+            "if (t == 0) { s.first.arrive_expect_tx(8192); tma_load(s.tile, map, s.first, {0, 0}); }",
+            "word.cu:6: the block left the kernel before this had arrived",
+        ),
+        ("if (t == 0) s.first.arrive_expect_tx(64);", "fewer bytes have arrived at the Barrier"),
+        ("if (t < 64) { " + _PRODUCT + " }", "word.cu:6: wgmma: 64 of 128 threads of warpgroup 0"),
+        (_PRODUCT + " wgmma_wait<1>(d);", "wgmma_wait: these accumulators are still under way"),
+        (
+            _PRODUCT + " if (t % 2) wgmma_wait<0>(d);\n else wgmma_wait<0>(d);",
+            "word.cu:[67]: wgmma_wait: .* of 128 threads",
+        ),
+        ("if (t == 0) s.first.arrive_remote(1);", "no such rank"),
+    ],
+)
+def test_misuse_is_reported(body, said):
+    text = (
+        "struct Storage { alignas(1024) half tile[64 * 64]; Barrier first, second; };\n"
+        "KERNEL void word(GRID_CONSTANT TensorMap map) {\n"
+        "    SHARED_STORAGE(Storage, s);\n    const int t = threadIdx.x;\n"
+        "    if (t == 0) s.first.init(3); sync_block();\n" + body + "\n}\n"
+    )
+    x = np.zeros((64, 64), F16)
+    for schedule in ("fifo", "lifo"):
+        with host.use(schedule=schedule) as target:
+            with pytest.raises(host.HostKernelError, match=said):
+                launch(target, variant(text), {"x": x}, (Map("x", (64, 64), 128),), shared=9216)
+
+
 # --- the race checker ----------------------------------------------------------------------------
 
 _RACE_CHECK = """

@@ -1,10 +1,11 @@
 // Hopper's barriers in shared memory and asynchronous transfers, as host_runtime.cpp runs them.
 //
-// A transfer is delivered when no thread can go on without it; the sticky schedule delivers at random
-// moments as well.  The same goes for the end of a wait for stores or products.
+// A transfer is delivered when no thread can go on without it; the sticky schedule delivers at
+// random moments as well.  The same goes for the end of a wait for stores or products.
 
 // --- barriers --------------------------------------------------------------------------------
-// The kernel's 8 bytes hold this and the barrier's number, so that one that is overwritten is noticed.
+// The kernel's 8 bytes hold this and the barrier's number, so that one that is overwritten is
+// noticed.
 constexpr unsigned kPhaseBarrierMagic = 0xba441e40;
 
 Block* block_of(const void* p) {
@@ -18,7 +19,8 @@ PhaseBarrier& find_barrier(const void* address, Place place) {
     Cluster& c = worker->cluster;
     const Block* block = block_of(address);
     if (!block) fail_at("a Barrier must be in shared memory", place);
-    if (block->started && block->live == 0) fail_at("the Barrier's block has left the kernel", place);
+    if (block->started && block->live == 0)
+        fail_at("the Barrier's block has left the kernel", place);
     unsigned words[2];
     memcpy(words, address, sizeof(words));
     if (words[1] == kPhaseBarrierMagic && words[0] < unsigned(c.num_phase_barriers) &&
@@ -36,7 +38,8 @@ void barrier_init(void* address, int count, Place place) {
     }
     if (count < 1 || count >= 1 << 20) fail_at("a Barrier counts 1 to 1048575 arrivals", place);
     for (int i = 0; i < c.num_phase_barriers; ++i) {
-        if (c.phase_barriers[i].address == address) fail_at("a Barrier is initialised twice", place);
+        if (c.phase_barriers[i].address == address)
+            fail_at("a Barrier is initialised twice", place);
     }
     if (!c.phase_barriers) {
         c.phase_barriers =
@@ -168,7 +171,9 @@ bool deliver_one() {
     const int count = w.cluster.num_transfers;
     if (count == 0) return false;
     const Order order = w.ready.order();
-    deliver(order == kFifo ? 0 : order == kLifo ? count - 1 : int(w.ready.random() % unsigned(count)));
+    deliver(order == kFifo   ? 0
+            : order == kLifo ? count - 1
+                             : int(w.ready.random() % unsigned(count)));
     return true;
 }
 
@@ -252,7 +257,8 @@ void tma_store(const TensorMap* map, const int* at, const void* shared, Place pl
 
 void tma_store_commit() { ++worker->current->num_store_groups; }
 
-// A store of this thread's that is not among the last `groups` groups; `read`: which is not yet read.
+// A store of this thread's that is not among the last `groups` groups; `read`: which is not yet
+// read.
 bool waited_for(const Transfer& t, int groups, bool read) {
     const Fiber* self = worker->current;
     return (t.kind == Transfer::kRead || (t.kind == Transfer::kWrite && !read)) &&
@@ -302,8 +308,9 @@ void check_block_end(const Block& block) {
     for (int i = 0; i < c.num_phase_barriers; ++i) {
         const PhaseBarrier& b = c.phase_barriers[i];
         if (b.owner != &block || b.bytes == 0) continue;
-        fail_at(b.bytes > 0 ? "at the end, fewer bytes have arrived at the Barrier than were expected"
-                            : "at the end, more bytes have arrived at the Barrier than were expected",
+        fail_at(b.bytes > 0
+                    ? "at the end, fewer bytes have arrived at the Barrier than were expected"
+                    : "at the end, more bytes have arrived at the Barrier than were expected",
                 b.place);
     }
 }

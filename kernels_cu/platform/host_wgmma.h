@@ -48,8 +48,8 @@ int num_units(const Wgmma& op, int operand) {
     return 2 * op.n;
 }
 
-// Where 16 bytes of a tile are.  K-major: half `unit % 2` of row `unit / 2`; MN-major: 8 rows from 8 *
-// (unit / 16) on, at `unit % 16` along K.
+// Where 16 bytes of a tile are.  K-major: half `unit % 2` of row `unit / 2`; MN-major: 8 rows from
+// 8 * (unit / 16) on, at `unit % 16` along K.
 const unsigned char* unit_address(const Wgmma& op, int operand, int unit, Place place) {
     const unsigned long long tile = op.tiles[operand];
     const unsigned leading = unsigned(tile >> 16 & 0x3fff) << 4;
@@ -173,7 +173,8 @@ InFlight& find_in_flight(Warpgroup& g, void** payloads, int n, Place place) {
         }
         return f;
     }
-    if (g.num_in_flight == kMaxInFlight) fail_at("wgmma: too many accumulators are under way", place);
+    if (g.num_in_flight == kMaxInFlight)
+        fail_at("wgmma: too many accumulators are under way", place);
     InFlight*& fresh = g.in_flight[g.num_in_flight++];
     if (!fresh) fresh = static_cast<InFlight*>(malloc(sizeof(InFlight)));
     fresh->n = n;
@@ -195,7 +196,8 @@ void combine_wgmma(void** payloads) {
     for (int i = 0; i < kWarpgroupSize; ++i) {
         const Wgmma& other = *static_cast<const Wgmma*>(payloads[i]);
         const Fiber& f = g.threads[i];
-        if (memcmp(other.tiles, op.tiles, sizeof(op.tiles)) != 0 || other.accumulate != op.accumulate) {
+        if (memcmp(other.tiles, op.tiles, sizeof(op.tiles)) != 0 ||
+            other.accumulate != op.accumulate) {
             fail_at("wgmma: the threads' descriptors or `accumulate` differ", place);
         }
         if (f.num_wgmma_groups != g.threads[0].num_wgmma_groups) {
@@ -217,8 +219,10 @@ void combine_wgmma(void** payloads) {
     InFlight& f = find_in_flight(g, payloads, op.n, place);
     f.last_group = g.threads[0].num_wgmma_groups;
     f.place = place;
-    if (is_int(op)) multiply_tiles(op, a, b, f.ints);
-    else multiply_tiles(op, a, b, f.floats);
+    if (is_int(op))
+        multiply_tiles(op, a, b, f.ints);
+    else
+        multiply_tiles(op, a, b, f.floats);
     if (g.num_issued == g.issued_capacity) {
         g.issued_capacity = 2 * g.issued_capacity + 32;
         g.issued = static_cast<Issued*>(realloc(g.issued, g.issued_capacity * sizeof(Issued)));
@@ -358,5 +362,6 @@ void check_wgmma_end(const Fiber& self) {
     const Cluster& c = worker->cluster;
     if (!c.warpgroups || (self.index / kWarpgroupSize + 1) * kWarpgroupSize > c.num_threads) return;
     const Warpgroup& g = warpgroup_of(self);
-    if (g.num_in_flight > 0) fail_at("the thread left the kernel without wgmma_wait", g.in_flight[0]->place);
+    if (g.num_in_flight > 0)
+        fail_at("the thread left the kernel without wgmma_wait", g.in_flight[0]->place);
 }
