@@ -170,3 +170,7 @@ DEVICE T* cluster_shared(T* shared, int rank) {
     asm("mapa.u64 %0, %1, %2;" : "=l"(remote) : "l"(shared), "r"(rank));
     return remote;
 }
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#include "platform/hopper_cuda.cuh"
+#endif

@@ -194,3 +194,5 @@ template <class T>
 DEVICE T* cluster_shared(T* shared, int rank, HOST_PLACE) {
     return static_cast<T*>(host::runtime->cluster_shared(shared, rank, place));
 }
+
+#include "platform/hopper_host.cuh"
