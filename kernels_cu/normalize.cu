@@ -29,16 +29,16 @@ struct NormParams {
 };
 
 // One thread's part of s.
+template <bool kHasResidual>
 struct Sums {
     RowVectors<Element> x, residual;
-    bool has_residual;
 
     // `outside` where the row has no elements.
     DEVICE void get(int i, float outside, float (&values)[kVectorWidth]) const {
         const Vector<Element, kVectorWidth> a = x[i];
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) values[j] = a[j];
-        if (has_residual) {
+        if constexpr (kHasResidual) {
             const Vector<Element, kVectorWidth> b = residual[i];
 #pragma unroll
             for (int j = 0; j < kVectorWidth; ++j) values[j] += b[j];
@@ -67,6 +67,7 @@ using Statistic = StatisticOf<kCentered>::Type;
 using MergeStatistics = StatisticOf<kCentered>::Merge;
 
 // The squares of the warp's distances from `mean`; not null, `rest` becomes the sum of the distances.
+template <class Sums>
 DEVICE float warp_squares(const Sums& s, float mean, float* rest) {
     float squares = 0.0f, distances = 0.0f;
 #pragma unroll 2
@@ -86,11 +87,13 @@ DEVICE float warp_squares(const Sums& s, float mean, float* rest) {
     return reduce_in_warp(squares, Sum());
 }
 
+template <class Sums>
 DEVICE void warp_statistic(const Sums& s, bool, float& squares) {
     squares = warp_squares(s, 0.0f, nullptr);
 }
+template <class Sums>
 DEVICE void warp_statistic(const Sums& s, bool compensated, Moments& m) {
-    m.count = reduce_in_warp(float(s.x.chunk.count(s.x.thread)), Sum());
+    m.count = count_in_warp(s.x.thread, s.x.chunk);
     const float one_over_count = 1.0f / (m.count > 0.0f ? m.count : 1.0f);
     float sum = 0.0f;
 #pragma unroll 2
@@ -156,7 +159,7 @@ struct Normalizer {
     Columns weight, bias;
 
     DEVICE void take(float squares, float count, float eps) {
-        rstd = 1.0f / square_root(squares / count + eps);
+        rstd = reciprocal_square_root(squares / count + eps);
     }
     DEVICE void take(const Moments& m, float count, float eps) {
         mean = m.mean;
@@ -200,6 +203,7 @@ struct Destination {
         store_row_vector(static_cast<T*>(y) + y_offset, y_stride, position, c, values);
     }
     // y times `factor`.
+    template <class Sums>
     DEVICE void write(const Sums& s, const Normalizer& normalizer, float factor) const {
         const RowChunk& c = s.x.chunk;
 #pragma unroll(kPlain ? 2 : 1)
@@ -229,6 +233,7 @@ struct Destination {
 };
 
 // The scale of the row's y in a narrow format.
+template <class Sums>
 DEVICE QuantizeScale row_quantize_scale(const Sums& s, const Normalizer& normalizer, int32_t dtype) {
     Largest largest{0.0f};
 #pragma unroll 1
@@ -249,6 +254,53 @@ DEVICE QuantizeScale row_quantize_scale(const Sums& s, const Normalizer& normali
     return QuantizeScale(of_row, largest_number(dtype));
 }
 
+// The arguments that only rows of s have in common.
+struct Outputs {
+    void* y;
+    Element* sum;
+    float *mean, *rstd, *row_scale;
+    Statistic* statistics;
+};
+
+template <class Sums>
+DEVICE void normalize_row(const Sums& s, const RowTask& task, const void* weight, const void* bias,
+                          const Outputs& out, const NormParams& params) {
+    const auto& layout = params.layout;
+    const RowThread& t = s.x.thread;
+    const RowChunk& c = s.x.chunk;
+    Statistic statistic{};
+    if (task.pass != kMerge) {
+        s.x.finish();
+        if (task.pass != kApply) warp_statistic(s, params.compensated != 0, statistic);
+    }
+    if (!merge_row(task, t, c.live, layout.num_rows, out.statistics, MergeStatistics(), statistic)) {
+        return;
+    }
+    Normalizer n{0.0f, 0.0f, 0.0f,
+                 {weight, params.weight_stride, c.first_col, params.weight_dtype},
+                 {bias, params.bias_stride, c.first_col, params.bias_dtype}};
+    n.take(statistic, float(layout.num_cols), params.eps);
+
+    Destination to{out.y, row_offset(layout, kY, task.row), layout.col_strides[kY], params.dtype,
+                   out.sum, layout.col_strides[kSum]};
+    to.y_offset += c.first_col * to.y_stride;
+    if (to.sum) to.sum += row_offset(layout, kSum, task.row) + c.first_col * to.sum_stride;
+    float factor = 1.0f;
+    if constexpr (!kPlain) {
+        const int64_t offset = row_offset(layout, kStatistic, task.row);
+        const bool writes = c.live && t.lane == 0 && t.rank == 0 && task.chunk == 0;
+        // With an infinity in it the row is NaN, whatever its sums have become.
+        if (writes && out.mean) out.mean[offset] = n.rstd != n.rstd ? n.rstd : n.mean + n.mean_low;
+        if (writes && out.rstd) out.rstd[offset] = n.rstd;
+        if (!kSplitRows && out.row_scale) {
+            const QuantizeScale scale = row_quantize_scale(s, n, params.dtype);
+            if (writes) out.row_scale[offset] = scale.decode;
+            factor = scale.encode;
+        }
+    }
+    to.write(s, n, factor);
+}
+
 KERNEL void normalize(const Element* x, const Element* residual, const void* weight, const void* bias,
                       void* y, Element* sum, float* mean, float* rstd, float* row_scale,
                       Statistic* statistics, const NormParams params, int64_t pass) {
@@ -260,43 +312,22 @@ KERNEL void normalize(const Element* x, const Element* residual, const void* wei
     const Element* x_row = x + row_offset(layout, kX, task.row);
     const RowChunk c = row_chunk(x_row, task.row, layout.num_rows, layout.num_cols, task.chunk);
 
-    const Sums s{{storage, t, c}, {(&storage)[1], t, c}, residual != nullptr};
-    Statistic statistic{};
+    const RowVectors<Element> xs{storage, t, c}, residuals{(&storage)[1], t, c};
     if (task.pass != kMerge) {
         const Element zero = from_float<Element>(0.0f);
-        const int64_t x_stride = layout.col_strides[kX];
         if (residual) {
             const int64_t stride = layout.col_strides[kResidual];
             const int64_t offset = row_offset(layout, kResidual, task.row) + c.first_col * stride;
-            s.residual.start(residual + offset, stride, zero);
+            residuals.start(residual + offset, stride, zero);
         }
-        s.x.start(x_row + c.first_col * x_stride, x_stride, zero);
-        s.x.finish();
-        if (task.pass != kApply) warp_statistic(s, params.compensated != 0, statistic);
+        const int64_t stride = layout.col_strides[kX];
+        xs.start(x_row + c.first_col * stride, stride, zero);
     }
-    if (!merge_row(task, t, c.live, layout.num_rows, statistics, MergeStatistics(), statistic)) return;
-
-    Normalizer n{0.0f, 0.0f, 0.0f,
-                 {weight, params.weight_stride, c.first_col, params.weight_dtype},
-                 {bias, params.bias_stride, c.first_col, params.bias_dtype}};
-    n.take(statistic, float(layout.num_cols), params.eps);
-
-    Destination to{y, row_offset(layout, kY, task.row), layout.col_strides[kY], params.dtype,
-                   sum, layout.col_strides[kSum]};
-    to.y_offset += c.first_col * to.y_stride;
-    if (sum) to.sum += row_offset(layout, kSum, task.row) + c.first_col * to.sum_stride;
-    float factor = 1.0f;
-    if constexpr (!kPlain) {
-        const int64_t offset = row_offset(layout, kStatistic, task.row);
-        const bool writes = c.live && t.lane == 0 && t.rank == 0 && task.chunk == 0;
-        // With an infinity in it the row is NaN, whatever its sums have become.
-        if (writes && mean) mean[offset] = n.rstd != n.rstd ? n.rstd : n.mean + n.mean_low;
-        if (writes && rstd) rstd[offset] = n.rstd;
-        if (!kSplitRows && row_scale) {
-            const QuantizeScale scale = row_quantize_scale(s, n, params.dtype);
-            if (writes) row_scale[offset] = scale.decode;
-            factor = scale.encode;
-        }
+    const Outputs out{y, sum, mean, rstd, row_scale, statistics};
+    // Once for both, not at every vector: the loops are bound by their instructions.
+    if (residual) {
+        normalize_row(Sums<true>{xs, residuals}, task, weight, bias, out, params);
+    } else {
+        normalize_row(Sums<false>{xs, residuals}, task, weight, bias, out, params);
     }
-    to.write(s, n, factor);
 }

@@ -28,20 +28,23 @@ struct MergeMoments {
     // The lanes that differ in the bits [begin, end); each of them gets the same.  First the means as
     // distances from one of them, then the squares about the common mean: no division for each pair.
     DEVICE Moments across_lanes(const Moments& mine, int begin, int end) const {
-        const auto sum = [=](float value) {
-#pragma unroll
-            for (int bit = begin; bit < end; bit *= 2) value += shuffle_xor(value, bit);
-            return value;
-        };
         Moments s;
-        s.count = sum(mine.count);
         // The first lane's mean: it holds the row's first elements, so there are some if there are any.
         const float origin = shuffle(mine.mean, lane_id() & ~((end - 1) & ~(begin - 1)));
         const float from_origin = (mine.mean - origin) + mine.mean_low;
-        const float step = sum(mine.count * from_origin) / (s.count > 0.0f ? s.count : 1.0f);
+        float step = mine.count * from_origin;
+        s.count = mine.count;
+#pragma unroll
+        for (int bit = begin; bit < end; bit *= 2) {
+            s.count += shuffle_xor(s.count, bit);
+            step += shuffle_xor(step, bit);
+        }
+        step /= s.count > 0.0f ? s.count : 1.0f;
         two_sum(origin, step, s.mean, s.mean_low);
         const float from_mean = from_origin - step;
-        s.m2 = sum(mine.m2 + mine.count * (from_mean * from_mean));
+        s.m2 = mine.m2 + mine.count * (from_mean * from_mean);
+#pragma unroll
+        for (int bit = begin; bit < end; bit *= 2) s.m2 += shuffle_xor(s.m2, bit);
         return s;
     }
 };

@@ -94,7 +94,6 @@ struct RowChunk {
     }
     // The row's elements in a thread's vectors.
     DEVICE int count(const RowThread& thread) const {
-        if (low == 0 && high == kChunk) return kVectorsPerThread * kVectorWidth;
         int sum = 0;
         for (int i = 0; i < kVectorsPerThread; ++i) {
             const int begin = thread.position(i), end = begin + kVectorWidth;
@@ -245,6 +244,16 @@ DEVICE float reduce_in_warp(float value, Combine combine) {
         value = combine(value, shuffle_xor(value, bit));
     }
     return value;
+}
+
+// The elements of a row that the lanes of a warp hold.
+DEVICE float count_in_warp(const RowThread& thread, const RowChunk& c) {
+    constexpr int kLanes = kLastLaneBit / kFirstLaneBit;
+    // The same for all rows of a warp, or for one that is none: no lane must miss the shuffles.
+    if (kPlain && (c.high == kChunk || !c.live)) {
+        return float(kLanes * kVectorsPerThread * kVectorWidth);
+    }
+    return reduce_in_warp(float(c.count(thread)), Sum());
 }
 
 // Warps that share a row, and rows that share a warp.

@@ -105,7 +105,7 @@ DEVICE uint32_t maximum_pair(uint32_t a, uint32_t b) {
     const float high = maximum(to_float(T{uint16_t(a >> 16)}), to_float(T{uint16_t(b >> 16)}));
     return pack<T>(low, high);
 }
-DEVICE float square_root(float x) { return __builtin_sqrtf(x); }
+DEVICE float reciprocal_square_root(float x) { return __builtin_amdgcn_rsqf(x); }
 // 2^x within 1 ulp (CDNA3 ISA, v_exp_f32); subnormals are zero.
 DEVICE float exp2_approx(float x) { return __builtin_amdgcn_exp2f(x); }
 
