@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
@@ -117,7 +118,11 @@ def _find_host_compiler() -> Finding:
 def _find_cache() -> Finding:
     folder = cache.cache_dir()
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
-    writable = "" if os.access(nearest, os.W_OK) else ", cannot be written: kernels last a process"
+    try:  # os.access says yes to root, and to a file
+        tempfile.TemporaryFile(dir=nearest).close()
+        writable = ""
+    except OSError:
+        writable = ", cannot be written: kernels last a process"
     return Finding("kernel cache", f"{folder} ({cache.size() / 2**20:.1f} MiB{writable})")
 
 
