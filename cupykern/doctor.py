@@ -43,6 +43,7 @@ def find_all() -> list[Finding]:
         ),
         *_find_gpu(),
         _find_host_compiler(),
+        _find_hip_compiler(),
         Finding("nvidia-smi", nvidia_smi().get("driver_version"), "clocks and temperature"),
         _find_cache(),
         Finding("free memory", _free_memory()),
@@ -113,6 +114,14 @@ def _find_host_compiler() -> Finding:
     compiler = host.find_compiler()
     found = None if compiler is None else " ".join(compiler.command)
     return Finding("C++ compiler", found, "target host: pip install 'cupykern[host]', or g++")
+
+
+def _find_hip_compiler() -> Finding:
+    from .targets import offline
+
+    clang = offline.find_clang()
+    found = None if clang is None else " ".join(clang)
+    return Finding("clang for HIP", found, "compile --arch gfx*: pip install 'cupykern[host]'")
 
 
 def _find_cache() -> Finding:
