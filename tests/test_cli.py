@@ -166,7 +166,14 @@ def test_list_names_every_op(capsys):
 def test_doctor(capsys):
     code, out, _ = _run(capsys, "doctor")
     assert code == (0 if cupykern.targets.available() else 1)
-    for thing in ("cupy", "C++ compiler", "kernel cache", "free memory", "targets that work"):
+    for thing in (
+        "cupy",
+        "C++ compiler",
+        "clang for HIP",
+        "kernel cache",
+        "free memory",
+        "targets that work",
+    ):
         assert thing in out
 
 
