@@ -102,12 +102,11 @@ struct Normalizer {
     DEVICE Normalizer(const MaxSum& total, float sign, float scale, bool log)
         : x_max(0.0f), scale(scale), exponent_scale(scale * kLog2E), factor(0.0f), log_sum(0.0f) {
         if (total.max == -kInfinity) return;
-        const bool proper = total.sum > 0.0f;  // false for NaN
         x_max = sign * total.max;
-        if (log) {
-            log_sum = proper ? log_accurate(total.sum) : kInfinity - kInfinity;
+        if (log) {  // a sum of 0 or NaN makes every element NaN, either way
+            log_sum = log_accurate(total.sum);
         } else {
-            factor = proper ? 1.0f / total.sum : kInfinity - kInfinity;
+            factor = 1.0f / total.sum;
         }
     }
 };

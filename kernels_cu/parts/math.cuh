@@ -91,6 +91,6 @@ DEVICE float tanh_accurate(float x) {
     return with_sign(y, x);
 }
 
-// 1 / (1 + exp(-x)), within 5 + max(-x, 0) ulp, because the exponent is rounded; below 2^-126 it is
-// zero.
+// 1 / (1 + exp(-x)), within 6 + 1.25 max(-x, 0) ulp, because the exponent is rounded; below 2^-126 it
+// is zero.
 DEVICE float sigmoid(float x) { return 1.0f / (1.0f + exp2_approx(-kLog2E * x)); }

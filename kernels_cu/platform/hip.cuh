@@ -13,9 +13,10 @@
     extern __attribute__((shared)) __attribute__((aligned(1024))) unsigned char name##_bytes[]; \
     Struct& name = *reinterpret_cast<Struct*>(name##_bytes)
 
-using int64_t = long;
-using uint64_t = unsigned long;
-using uintptr_t = unsigned long;
+// The same types as in the header that hiprtc puts before every program.
+using int64_t = long long;
+using uint64_t = unsigned long long;
+using uintptr_t = unsigned long long;
 #include "platform/common.cuh"
 
 #if defined(__GFX9__)
@@ -94,6 +95,7 @@ DEVICE T atomic_add(T* address, T value) {
 }
 
 // --- numbers ---------------------------------------------------------------------------------
+#define half half_number  // the `half` of hiprtc's header is another type
 #include "platform/numbers.cuh"
 
 // The larger of two; a NaN is ignored if the other is a number.

@@ -138,6 +138,8 @@ void meet(Barrier& b, Fiber* fibers, int count, int expected, const char* word, 
     if (++b.arrived < expected) {
         wait_for(self, b, word, place);
     } else {
+        // Who waits asks this too, but where one thread is all of them, nobody waits.
+        if (worker->launch->stopped()) abandon();
         if (combine) {
             void* payloads[128] = {};
             for (int i = 0; i < count; ++i) payloads[i] = fibers[i].payload;
