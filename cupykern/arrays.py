@@ -20,10 +20,21 @@ def empty(shape: int | Sequence[int], dtype: Any, target: str | None = None) -> 
     Raises TypeError (dtype), ValueError (target's name), targets.UnavailableError.
     """
     dtype = dtypes.resolve(dtype, "dtype", tuple(dtypes.NAMES.values()))
-    xp = targets.get(target).xp
+    return empty_of(targets.get(target).xp, shape, dtype)
+
+
+def empty_of(xp: Any, shape: int | Sequence[int], dtype: np.dtype) -> Any:
+    """As `empty`, in the namespace `xp`."""
     if dtype in _ONE_BYTE:
         return xp.empty(shape, np.uint8).view(dtype)
     return xp.empty(shape, dtype)
+
+
+def empty_like_of(xp: Any, x: Any, dtype: np.dtype) -> Any:
+    """An uninitialised array of x's shape and order of strides, in the namespace `xp`."""
+    if dtype in _ONE_BYTE:
+        return xp.empty_like(x, dtype=np.uint8, order="K").view(dtype)
+    return xp.empty_like(x, dtype=dtype, order="K")
 
 
 def asarray(x: Any, dtype: Any = None, target: str | None = None) -> Any:

@@ -303,7 +303,12 @@ def compile_(ops: list[Op], archs: tuple[str, ...], jobs: int, json_path: str | 
     """
     from . import gate
 
-    rows = gate.compile_all(ops, archs, jobs)
+    todo = gate.tasks(ops, archs)
+    rows = []
+    with progress(len(todo), "compile") as advance:
+        for row in gate.compile_all(todo, jobs):
+            rows.append(row)
+            advance(f"{row.variant.kernel}, {row.arch}")
     failures = [gate.failure(row) for row in rows]
     print_table(
         ("variant", "arch", "registers", "SGPRs", "spills", "shared", "seconds", "result"),

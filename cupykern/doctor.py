@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
@@ -42,6 +43,7 @@ def find_all() -> list[Finding]:
         ),
         *_find_gpu(),
         _find_host_compiler(),
+        _find_hip_compiler(),
         Finding("nvidia-smi", nvidia_smi().get("driver_version"), "clocks and temperature"),
         _find_cache(),
         Finding("free memory", _free_memory()),
@@ -114,10 +116,22 @@ def _find_host_compiler() -> Finding:
     return Finding("C++ compiler", found, "target host: pip install 'cupykern[host]', or g++")
 
 
+def _find_hip_compiler() -> Finding:
+    from .targets import offline
+
+    clang = offline.find_clang()
+    found = None if clang is None else " ".join(clang)
+    return Finding("clang for HIP", found, "compile --arch gfx*: pip install 'cupykern[host]'")
+
+
 def _find_cache() -> Finding:
     folder = cache.cache_dir()
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
-    writable = "" if os.access(nearest, os.W_OK) else ", cannot be written: kernels last a process"
+    try:  # os.access says yes to root, and to a file
+        tempfile.TemporaryFile(dir=nearest).close()
+        writable = ""
+    except OSError:
+        writable = ", cannot be written: kernels last a process"
     return Finding("kernel cache", f"{folder} ({cache.size() / 2**20:.1f} MiB{writable})")
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -73,19 +74,28 @@ def compile_row(variant: Variant, arch: str) -> Row:
     )
 
 
-def compile_all(ops: Iterable[Op], archs: Sequence[str], jobs: int) -> list[Row]:
-    """A Row per variant and architecture; ops that share a variant share its row.
-
-    Raises UnavailableError where there is no compiler for one of `archs`.
-    """
+def tasks(ops: Iterable[Op], archs: Sequence[str]) -> list[tuple[Variant, str]]:
+    """Every variant and architecture; ops that share a variant share its task."""
     ops = list(ops)
-    tasks = [
+    return [
         (variant, arch)
         for arch in archs
         for variant in dict.fromkeys(variant for op in ops for variant in op.variants(arch))
     ]
-    if not tasks:
-        return []
-    # NVRTC compiles one program at a time in a process.
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(compile_row, *zip(*tasks, strict=True), chunksize=4))
+
+
+def compile_all(todo: Sequence[tuple[Variant, str]], jobs: int) -> Iterator[Row]:
+    """A Row per task, in their order.
+
+    Raises UnavailableError where there is no compiler for one of the architectures.
+    """
+    if not todo:
+        return
+    # NVRTC compiles one program at a time in a process.  Ctrl-C is for this one, which ends them.
+    with ProcessPoolExecutor(
+        jobs,
+        mp_context=get_context("spawn"),
+        initializer=signal.signal,
+        initargs=(signal.SIGINT, signal.SIG_IGN),
+    ) as pool:
+        yield from pool.map(compile_row, *zip(*todo, strict=True))

@@ -19,6 +19,7 @@ from . import dtypes
 from .jit import get_kernel
 from .rows import DTYPE_CODES
 from .targets import Kernel, Target, by_value
+from .targets.limits import max_shared_bytes
 
 MAX_BATCH_DIMS = 4  # gemm_task.cuh: kMaxBatchDims
 INNER, OUTER, STRIDED = range(3)  # mainloop.cuh: Layout
@@ -31,25 +32,12 @@ _16_BIT = (dtypes.float16, dtypes.bfloat16)
 _FP8 = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
 
 _FP8_ARCHS = ("sm_89", "sm_100a", "sm_120a", "host")
-_SHARED_LIMITS = {
-    "sm_80": 163,
-    "sm_86": 99,
-    "sm_89": 99,
-    "sm_90a": 227,
-    "sm_100a": 227,
-    "sm_120a": 99,
-}
 _MULTIPROCESSORS = {
     "sm_80": 108, "sm_86": 84, "sm_89": 128, "sm_90a": 132, "sm_100a": 148, "sm_120a": 170,
     "gfx90a": 104, "gfx942": 304, "gfx1100": 48, "gfx1151": 20, "gfx1201": 32,
 }  # fmt: skip
 """How many blocks run at once, for the number of splits: by architecture, so that the sums of two chips
 of one architecture agree bit for bit."""
-
-
-def shared_limit(arch: str) -> int:
-    """Bytes of shared memory that a block may use on `arch`."""
-    return 1024 * (64 if arch.startswith("gfx") else _SHARED_LIMITS.get(arch, 227))
 
 
 def compute_dtype(a: np.dtype, b: np.dtype) -> np.dtype:
@@ -155,7 +143,7 @@ def refusal(config: GemmConfig, task: GemmTask, arch: str) -> str | None:
         line = (outer if layout == OUTER else c.tile_k) * element.itemsize // 16
         if line < 1 or line & (line - 1):
             return f"a line of {16 * line} bytes in shared memory is not 16 times a power of two"
-    needed, limit = c.shared_bytes(element_a.itemsize, element_b.itemsize), shared_limit(arch)
+    needed, limit = c.shared_bytes(element_a.itemsize, element_b.itemsize), max_shared_bytes(arch)
     if needed > limit:
         return f"{needed} bytes of shared memory are more than the {limit} of {arch}"
     if c.splits > 1 and c.splits > math.ceil(task.k / BLOCK):

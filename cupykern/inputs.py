@@ -96,3 +96,16 @@ def bench_values(shape: tuple[int, ...], dtype: np.dtype, seed: int, xp: Any) ->
         part[: head.size] = head
         part[head.size :] = block[: part.size - head.size]
     return x.view(dtype).reshape(shape)
+
+
+def sample_rows(x: Any, max_elements: int, seed: int) -> np.ndarray | None:
+    """The numbers of some of x's first-axis entries, of up to about max_elements elements in all; the
+    first and the last are among them.  None: all of x is that small.
+    """
+    num_rows = x.shape[0]
+    keep = max(2, max_elements * num_rows // max(x.size, 1))
+    if keep >= num_rows:
+        return None
+    rows = np.sort(np.random.default_rng(seed).choice(num_rows, keep, replace=False))
+    rows[0], rows[-1] = 0, num_rows - 1
+    return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 from kernels_cu import Variant
@@ -10,6 +11,7 @@ from .targets import Kernel, Target
 
 _kernels: dict[tuple[Target, Variant], Kernel] = {}
 _lock = threading.Lock()
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # a thread that compiles stays behind
 
 
 def get_kernel(target: Target, variant: Variant) -> Kernel:

@@ -84,3 +84,11 @@ def as_float64(x: Any) -> Any:
         codes = xp.asarray(np.arange(256, dtype=np.uint8).view(x.dtype).astype(np.float64))
         return codes[x.view(np.uint8)]
     return x.astype(np.float64)
+
+
+def row_max(magnitudes: Any) -> Any:
+    """The largest along the last axis, which stays with size 1; 0 where there is none."""
+    xp = namespace(magnitudes)
+    if magnitudes.shape[-1] == 0:
+        return xp.zeros((*magnitudes.shape[:-1], 1), magnitudes.dtype)
+    return xp.max(magnitudes, axis=-1, keepdims=True)

@@ -17,10 +17,11 @@ from kernels_cu import Variant
 from . import dtypes
 from .jit import get_kernel
 from .targets import Kernel, Target, by_value
-from .targets.cuda import max_cluster_size
+from .targets.limits import max_cluster_size, max_shared_bytes
 
 MAX_OUTER_DIMS = 6  # row.cuh: kMaxOuterDims
 _VECTOR_BYTES = 16
+_STATIC_SHARED_BYTES = 20 * 1024  # at most: what the warps and blocks of 32 rows exchange
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class RowConfig:
     vector_width elements, vectors_per_thread each; cluster_size blocks on one row.
     min_blocks: that a multiprocessor must hold, a cap on registers.
     lanes_across_rows: neighbouring threads on neighbouring rows.  split_rows: rows of any length, cut
-    into chunks, in three launches.  plain: for calls without options.
+    into chunks, in three launches.  plain: for calls without options, whose rows lie at one stride in whole, aligned vectors.
     """
 
     num_threads: int
@@ -96,7 +97,8 @@ _VECTORS_32_BIT = (
     (256, 256, 16, 1),
     (256, 256, 32, 1),
     (512, 512, 32, 1),
-    (512, 512, 32, 2),
+    (256, 256, 32, 2),
+    (256, 256, 32, 4),
     (256, 256, 32, 8),
     (512, 512, 32, 8),
     (512, 512, 32, 16),
@@ -112,16 +114,20 @@ def row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
     width = _VECTOR_BYTES // itemsize
     return (
         *_whole_rows(arch, vectors, width, plain=True),
-        *_rows_of_any_length(_whole_rows(arch, vectors[1::2], width)),
-        *_rows_of_any_length(_whole_rows(arch, _ELEMENTS, 1)),
-        *_rows_of_any_length(_whole_rows(arch, _ACROSS, 1, lanes_across_rows=True)),
+        *_rows_of_any_length(arch, itemsize, _whole_rows(arch, vectors[1::2], width)),
+        *_rows_of_any_length(arch, itemsize, _whole_rows(arch, _ELEMENTS, 1)),
+        *_rows_of_any_length(arch, itemsize, _whole_rows(arch, _ACROSS, 1, lanes_across_rows=True)),
     )
 
 
 def _whole_rows(
-    arch: str, table: tuple[tuple[int, int, int, int], ...], vector_width: int, **kind: bool
+    arch: str,
+    table: tuple[tuple[int, int, int, int], ...],
+    vector_width: int,
+    plain: bool = False,
+    **kind: bool,
 ) -> tuple[RowConfig, ...]:
-    limit = 16 if arch == "host" else max_cluster_size(arch)
+    limit = max_cluster_size(arch)
     return tuple(
         RowConfig(
             num_threads,
@@ -130,7 +136,8 @@ def _whole_rows(
             elements // vector_width,
             cluster_size,
             # 40 registers: 1536 threads at once.  Measured on Hopper; elsewhere it may spill.
-            1536 // num_threads if arch == "sm_90a" and vector_width > 1 else 1,
+            1536 // num_threads if arch == "sm_90a" and plain else 1,
+            plain=plain,
             **kind,
         )
         for num_threads, threads_per_row, elements, cluster_size in table
@@ -138,27 +145,36 @@ def _whole_rows(
     )
 
 
-def _rows_of_any_length(configs: tuple[RowConfig, ...]) -> tuple[RowConfig, ...]:
-    """`configs`, and for longer rows the largest of one block, in chunks."""
-    block = [config for config in configs if config.cluster_size == 1][-1]
+def _rows_of_any_length(
+    arch: str, itemsize: int, configs: tuple[RowConfig, ...]
+) -> tuple[RowConfig, ...]:
+    """`configs`, and for longer rows the largest of one block, in chunks, of which two fit."""
+    block = [
+        config
+        for config in configs
+        if config.cluster_size == 1 and 3 * config.shared_bytes(itemsize) < max_shared_bytes(arch)
+    ][-1]
     return (*configs, replace(block, min_blocks=1, split_rows=True))
 
 
 def admissible_configs(
-    arch: str, itemsize: int, layout: RowLayout, plain: bool
+    arch: str, itemsize: int, layout: RowLayout, plain: bool, arrays_held: int = 1
 ) -> tuple[RowConfig, ...]:
     """The configs that can walk the rows of `layout`, the fastest measured first.
 
     plain: the call has no options, so that configs for such calls serve too.
+    arrays_held: how many rows a block holds of each, in shared memory.
     """
     needed = layout.num_cols + layout.max_head
+    most = max_shared_bytes(arch) - _STATIC_SHARED_BYTES
     return tuple(
         config
         for config in row_configs(arch, itemsize)
         if config.lanes_across_rows == layout.lanes_across_rows
         and (config.vector_width > 1) == layout.vectors
         and (config.split_rows or config.chunk >= needed)
-        and (plain or not config.plain)
+        and arrays_held * config.shared_bytes(itemsize) <= most
+        and (not config.plain or (plain and layout.plain))
     )
 
 
@@ -230,11 +246,14 @@ def row_plan(
     )
 
 
-def row_variant(kernel: str, x_dtype: np.dtype, config: RowConfig) -> Variant:
+def row_variant(
+    kernel: str, x_dtype: np.dtype, config: RowConfig, constants: tuple[tuple[str, int], ...] = ()
+) -> Variant:
+    """The variant of a row kernel; constants: those that it has besides row.cuh's."""
     return Variant(
         kernel,
         (("Element", dtypes.CPP_NAMES[x_dtype]),),
-        config.constants,
+        constants + config.constants,
         config.num_threads,
         config.cluster_size,
         config.min_blocks,
@@ -274,6 +293,14 @@ def operand(array: Any) -> Operand:
     return Operand(array.strides, address % 64, array.dtype.itemsize)
 
 
+def contiguous_operand(shape: Sequence[int], itemsize: int) -> Operand:
+    """A new C-contiguous array as an Operand."""
+    strides = [itemsize]
+    for size in shape[:0:-1]:
+        strides.append(strides[-1] * size)
+    return Operand(tuple(strides[::-1]), 0, itemsize)
+
+
 @dataclass(frozen=True)
 class RowLayout:
     """The rows of several operands of one shape.
@@ -282,6 +309,7 @@ class RowLayout:
     vectors: the operands can be walked in aligned vectors along the row.
     max_head: how many elements a row's first vector may lack.
     lanes_across_rows: x's rows are closer together than the elements of one.
+    plain: rows lie at one stride, and all vectors are whole and aligned.
     """
 
     num_rows: int
@@ -291,6 +319,7 @@ class RowLayout:
     vectors: bool
     max_head: int
     lanes_across_rows: bool
+    plain: bool
 
     def struct(self) -> np.ndarray:
         """The layout as row.cuh's struct, a 0-d structured array."""
@@ -351,4 +380,7 @@ def row_layout(
     aligned = starts[0] % width == 0 and all(strides[0] % width == 0 for _, strides in outer)
     across = not vectors and bool(outer) and abs(outer[0][1][0]) < abs(col_strides[0])
     max_head = 0 if aligned or not vectors else width - 1
-    return RowLayout(num_rows, num_cols, tuple(outer), col_strides, vectors, max_head, across)
+    plain = vectors and aligned and num_cols % width == 0 and len(outer) <= 1
+    return RowLayout(
+        num_rows, num_cols, tuple(outer), col_strides, vectors, max_head, across, plain
+    )

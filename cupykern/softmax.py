@@ -20,6 +20,7 @@ from .rows import (
     RowLayout,
     RowPlan,
     admissible_configs,
+    contiguous_operand,
     layout_dtype,
     operand,
     row_configs,
@@ -329,10 +330,8 @@ def _variants(arch: str) -> tuple[Variant, ...]:
 
 
 def _configs(problem: SoftmaxProblem, arch: str) -> tuple[RowConfig, ...]:
-    x = np.lib.stride_tricks.as_strided(np.empty(1, dtypes.NAMES[problem.dtype]), problem.shape)
-    strides = np.cumprod((1, *problem.shape[:0:-1]))[::-1] * x.itemsize
-    x_operand = Operand(tuple(int(stride) for stride in strides), 0, x.itemsize)
-    layout = row_layout(problem.shape, problem.axis % len(problem.shape), (x_operand,) * 3, (1,))
+    x = contiguous_operand(problem.shape, dtypes.NAMES[problem.dtype].itemsize)
+    layout = row_layout(problem.shape, problem.axis % len(problem.shape), (x,) * 3, (1,))
     plain = (
         problem.mask_shape is None
         and problem.scale in (None, 1.0)
@@ -344,15 +343,15 @@ def _configs(problem: SoftmaxProblem, arch: str) -> tuple[RowConfig, ...]:
 def _sample(
     call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
 ) -> tuple[Call, tuple[Any, ...]]:
-    x, num_rows = call.args[0], call.args[0].shape[0]
-    keep = max(1, max_elements * num_rows // max(x.size, 1))
-    if x.ndim < 2 or keep >= num_rows or call.kwargs.get("axis", -1) in (0, -x.ndim):
+    x = call.args[0]
+    rows = None
+    if x.ndim > 1 and call.kwargs.get("axis", -1) not in (0, -x.ndim):
+        rows = inputs.sample_rows(x, max_elements, seed)
+    if rows is None:
         return call, outputs
-    rows = np.sort(np.random.default_rng(seed).choice(num_rows, keep, replace=False))
-    rows[0], rows[-1] = 0, num_rows - 1  # the edges always
     kwargs = dict(call.kwargs)
     mask = kwargs.get("mask")
-    if mask is not None and mask.ndim == x.ndim and mask.shape[0] == num_rows:
+    if mask is not None and mask.ndim == x.ndim and mask.shape[0] == x.shape[0]:
         kwargs["mask"] = mask[rows]
     return Call((x[rows],), kwargs), tuple(y[rows] for y in outputs)
 

@@ -7,7 +7,7 @@
 // 2: exp(s - max s) = exp2((x - x_max) * scale * log2(e)), x_max the x of the largest score.
 // kPlain leaves out mask, scale and conversion: the instructions that ask for them cost up to 5% of the
 // time where rows are short.
-// Constants: Element, kPlain and those of parts/row.cuh.
+// Constants: Element and those of parts/row.cuh.
 // Launch: grid (ceil(rows / kRowsPerBlock) * chunks * kClusterSize), block (kNumThreads), dynamic
 // shared memory sizeof(RowStorage<Element>).
 #include "parts/math.cuh"
@@ -102,12 +102,11 @@ struct Normalizer {
     DEVICE Normalizer(const MaxSum& total, float sign, float scale, bool log)
         : x_max(0.0f), scale(scale), exponent_scale(scale * kLog2E), factor(0.0f), log_sum(0.0f) {
         if (total.max == -kInfinity) return;
-        const bool proper = total.sum > 0.0f;  // false for NaN
         x_max = sign * total.max;
-        if (log) {
-            log_sum = proper ? log_accurate(total.sum) : kInfinity - kInfinity;
+        if (log) {  // a sum of 0 or NaN makes every element NaN, either way
+            log_sum = log_accurate(total.sum);
         } else {
-            factor = proper ? 1.0f / total.sum : kInfinity - kInfinity;
+            factor = 1.0f / total.sum;
         }
     }
 };

@@ -166,7 +166,14 @@ def test_list_names_every_op(capsys):
 def test_doctor(capsys):
     code, out, _ = _run(capsys, "doctor")
     assert code == (0 if cupykern.targets.available() else 1)
-    for thing in ("cupy", "C++ compiler", "kernel cache", "free memory", "targets that work"):
+    for thing in (
+        "cupy",
+        "C++ compiler",
+        "clang for HIP",
+        "kernel cache",
+        "free memory",
+        "targets that work",
+    ):
         assert thing in out
 
 
@@ -193,7 +200,7 @@ def test_compile_fails_on_spills_of_a_tuned_variant(
         gate.Row(variant, "sm_90a", 0.1, 40, None, spill_bytes, 1024),
         gate.Row(variant, "sm_120a", 0.1, skipped="too old"),
     ]
-    monkeypatch.setattr(gate, "compile_all", lambda ops, archs, jobs: rows)
+    monkeypatch.setattr(gate, "compile_all", lambda tasks, jobs: iter(rows))
     path = tmp_path / "c.json"
     found, out, _ = _run(capsys, "compile", "--json", str(path))
     assert found == code and out.endswith(f"2 variants, {code} failed, 1 skipped\n")

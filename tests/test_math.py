@@ -1,8 +1,13 @@
 """The elementary functions of parts/math.cuh against FP64, on each target.
 
-Every function has been run over all 2^32 codes (`--exhaustive`) on the host, which gave these largest
-errors in ulps, the worst of exp2_approx as it is and off by 2 ulp either way, contracted or not:
-    TODO
+Every function has been run over all 2^32 codes (`--exhaustive`) on the host, compiled by g++ 12, which
+gave these largest errors in ulps, a * b + c contracted and not; sigmoid's beside 1.25 max(-x, 0):
+
+    exp2_approx     as it is         2 ulp lower      2 ulp higher
+    log_accurate    0.9338  0.9519
+    erf_accurate    1.1157  1.3144   1.6215  1.7049   1.6149  1.6948
+    tanh_accurate   1.5877  1.5877   2.8325  2.8325   2.6531  2.6531
+    sigmoid         1.9989  1.9989   5.0610  5.0610   3.9979  3.9979
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ EDGES = {
     "log_accurate": (2 / 3, 1.0, 4 / 3, 1.5),
     "erf_accurate": (1.0, 4.0),
     "tanh_accurate": (0.65, 1.0, 9.01, 10.0),
-    "sigmoid": (16.6, 17.3, 87.3, 88.0, 88.7, 89.0),
+    "sigmoid": (16.6, 17.3, 87.3, 126 * math.log(2), 88.0, 88.7, 89.0),
 }
 
 KERNEL = """
@@ -139,10 +144,12 @@ class Expected:
 
     def _check_rest(self, y, exact, x):
         with np.errstate(invalid="ignore"):
-            y = y.astype(F64)
+            y, allowed = y.astype(F64), allowed_ulps(self.name, x)
         right = (y == exact) & (np.signbit(y) == np.signbit(exact))  # zeros and infinities
         right |= np.isnan(y) & np.isnan(exact)
-        right |= (exact != 0) & (np.abs(exact) < self.least) & (np.abs(y) <= self.least)
+        # Up to 2^-126, where a result may be zero, and above it by the error alone.
+        most = np.maximum(np.abs(exact), SMALLEST_NORMAL) + allowed * 2.0**-149
+        right |= (exact != 0) & (np.abs(exact) < self.least) & (np.abs(y) <= most)
         if self.name != "log_accurate":  # a subnormal argument is zero or itself
             subnormal = (x != 0) & (np.abs(x) < F32(SMALLEST_NORMAL))
             right |= subnormal & (np.abs(y) <= 2 * SMALLEST_NORMAL)

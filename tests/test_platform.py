@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from cupykern.targets import host
+from cupykern.targets.limits import max_cluster_size
 from kernels_cu import Variant
 
 F32, U32 = np.float32, np.uint32
@@ -178,7 +179,7 @@ def test_copies(target, size):
 
 @pytest.mark.parametrize("cluster", [2, 8, 16])
 def test_clusters(target, cluster):
-    if target.max_cluster_size < cluster:
+    if max_cluster_size(target.arch) < cluster:
         pytest.skip("no clusters of this size")
     text = (
         "KERNEL void word(int* y) {\n    SHARED(int, inbox, [kClusterSize]);\n"

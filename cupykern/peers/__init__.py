@@ -10,8 +10,9 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from ..numerics import finfo
 from ..op import Call
 
 
@@ -56,3 +57,25 @@ def only_array(call: Call) -> Any | None:
     """x of a call f(x) along the last axis without options, else None: all that some peers do."""
     plain = len(call.args) == 1 and call.kwargs in ({}, {"axis": -1})
     return call.args[0] if plain else None
+
+
+class Norm(NamedTuple):
+    """The arguments of a norm that other libraries' norms take too; None: not given."""
+
+    x: Any
+    weight: Any
+    bias: Any
+    residual: Any
+    eps: float
+
+
+def norm_arguments(op: str, call: Call) -> Norm | None:
+    """The arguments of a layer_norm, rms_norm or add_rms_norm call, unless it has other options."""
+    if op not in ("layer_norm", "rms_norm", "add_rms_norm"):
+        return None
+    options = dict(call.kwargs)
+    weight, bias, residual = (options.pop(name, None) for name in ("weight", "bias", "residual"))
+    default = 1e-5 if op == "layer_norm" else finfo(call.args[0].dtype).eps
+    eps = options.pop("eps", None)
+    norm = Norm(call.args[0], weight, bias, residual, default if eps is None else eps)
+    return None if options or (residual is None) == (op == "add_rms_norm") else norm

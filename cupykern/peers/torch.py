@@ -5,43 +5,58 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import Call, Peer, only_array
+from . import Call, Peer, norm_arguments, only_array
+
+_Function = Callable[..., Any]
 
 
-def _function(op: str) -> Callable[[Any], Any] | None:
+def _function(op: str, call: Call) -> tuple[_Function, tuple[Any, ...]] | None:
+    """(a function, its tensors)."""
     import torch
 
-    functions = {
-        "softmax": lambda x: torch.softmax(x, -1),
-        "log_softmax": lambda x: torch.log_softmax(x, -1),
-    }
-    return functions.get(op)
+    if op in ("softmax", "log_softmax"):
+        x, function = only_array(call), getattr(torch, op)
+        return None if x is None else (lambda x: function(x, -1), (torch.from_dlpack(x),))
+    norm = norm_arguments(op, call)
+    if norm is None:
+        return None
+    shape, eps = norm.x.shape[-1:], norm.eps
+    functional = torch.nn.functional
+    arrays = (norm.x, norm.weight, norm.bias, norm.residual)
+    tensors = tuple(array if array is None else torch.from_dlpack(array) for array in arrays)
+
+    def layer_norm(x: Any, weight: Any, bias: Any, _: Any) -> Any:
+        return functional.layer_norm(x, shape, weight, bias, eps)
+
+    def rms_norm(x: Any, weight: Any, _: Any, residual: Any) -> Any:
+        if residual is None:
+            return functional.rms_norm(x, shape, weight, eps)
+        s = x + residual
+        return functional.rms_norm(s, shape, weight, eps), s
+
+    return (layer_norm if op == "layer_norm" else rms_norm), tensors
 
 
 def _eager(op: str, call: Call) -> Callable[[], Any] | None:
-    import torch
-
-    x = only_array(call)
-    function = None if x is None else _function(op)
-    if function is None:
+    found = _function(op, call)
+    if found is None:
         return None
-    tensor = torch.from_dlpack(x)
-    return lambda: function(tensor)
+    function, tensors = found
+    return lambda: function(*tensors)
 
 
 def _compiled(op: str, call: Call) -> Callable[[], Any] | None:
     import torch
 
-    x = only_array(call)
-    function = None if x is None else _function(op)
-    if function is None:
+    found = _function(op, call)
+    if found is None:
         return None
+    function, tensors = found
     # Each shape gets a kernel of its own: a recompilation would go on with symbolic shapes, and
     # after the eighth torch falls back to eager.
     torch.compiler.reset()
     compiled = torch.compile(function, dynamic=False)
-    tensor = torch.from_dlpack(x)
-    return lambda: compiled(tensor)
+    return lambda: compiled(*tensors)
 
 
 PEERS = (Peer("torch", "torch", _eager), Peer("torch.compile", "torch", _compiled))

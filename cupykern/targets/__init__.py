@@ -43,7 +43,6 @@ class Target(Protocol):
     name: str  # "cuda", "hip" or "host"
     arch: str  # "sm_90a", "gfx942", "host"
     warp_size: int
-    max_cluster_size: int  # 1: no clusters
     xp: Any  # the array namespace: cupy or numpy
 
     def compile(self, variant: Variant) -> Kernel:

@@ -18,13 +18,7 @@ _ARCHS_WITH_OWN_INSTRUCTIONS = {
     "103": "sm_103a",
     "120": "sm_120a",
 }
-_ARCHS_WITH_CLUSTERS = ("sm_90a", "sm_100a", "sm_103a")
 _NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14  # CU_FUNC_ATTRIBUTE_*, for clusters of more than 8 blocks
-
-
-def max_cluster_size(arch: str) -> int:
-    """How many blocks a cluster may have on `arch`; 1: no clusters."""
-    return 16 if arch in _ARCHS_WITH_CLUSTERS else 1
 
 
 class CudaTarget:
@@ -40,7 +34,6 @@ class CudaTarget:
         self.device_id = device_id
         capability = cupy.cuda.Device(device_id).compute_capability
         self.arch = _ARCHS_WITH_OWN_INSTRUCTIONS.get(capability, f"sm_{capability}")
-        self.max_cluster_size = max_cluster_size(self.arch)
 
     def compile(self, variant: Variant) -> CudaKernel:
         """Compile, or take from CuPy's disk cache, and load.  Raises CompileError."""
@@ -71,7 +64,8 @@ class CudaKernel:
                 self._launch.ptr, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1
             )
         self._block = (variant.num_threads, 1, 1)
-        self._max_shared_bytes = 48 * 1024
+        # More, static shared memory included, must be asked for.
+        self._max_shared_bytes = 48 * 1024 - function.shared_size_bytes
 
     def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
         if shared_bytes > self._max_shared_bytes:

@@ -18,7 +18,6 @@ class HipTarget:
     """One ROCm device."""
 
     name = "hip"
-    max_cluster_size = 1
 
     def __init__(self, device_id: int):
         import cupy

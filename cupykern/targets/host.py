@@ -56,7 +56,6 @@ class HostTarget:
 
     name: ClassVar[str] = "host"
     arch: ClassVar[str] = "host"
-    max_cluster_size: ClassVar[int] = 16
     xp: ClassVar[Any] = np
 
     def __post_init__(self) -> None:
@@ -159,7 +158,10 @@ class HostKernel:
         self._addresses = ctypes.c_uint64 * (2 * len(self._sizes))
 
     def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
-        """Run `grid` blocks with `shared_bytes` of dynamic shared memory; arguments as in Kernel.  Ctrl-C ends the kernel.
+        """Run `grid` blocks with `shared_bytes` of dynamic shared memory; arguments as in Kernel.
+
+        Ctrl-C ends the kernel where a thread next meets others or a block starts, so not in a loop
+        without a barrier or shuffle.
 
         Raises TypeError for arguments that do not fit the kernel's parameters, ValueError for a grid
         that is not a multiple of the cluster, and HostKernelError.
@@ -365,6 +367,7 @@ def _private_dir() -> Path:
 
 
 _runtime_lock = threading.Lock()
+os.register_at_fork(after_in_child=_runtime_lock._at_fork_reinit)  # nobody there releases it
 _runtimes: dict[tuple[Compiler, str | None], ctypes.CDLL] = {}
 
 

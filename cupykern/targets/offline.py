@@ -120,22 +120,25 @@ _REFERENCE = re.compile(r"\b([A-Za-z_][\w.]*)@(?:rel32|gotpcrel32|abs32)")
 _DEFINITION = re.compile(r"^([A-Za-z_][\w.]*):", re.MULTILINE)
 
 
-@cache
-def _clang() -> tuple[str, ...]:
+def find_clang() -> tuple[str, ...] | None:
+    """The command of ziglang's clang, else of clang-19, clang-20 or clang; None: there is none."""
     if util.find_spec("ziglang"):
         return (sys.executable, "-m", "ziglang", "clang")
     for name in ("clang-19", "clang-20", "clang"):
         if shutil.which(name):
             return (name,)
-    raise UnavailableError("no clang for AMD GPUs: pip install 'cupykern[host]'")
+    return None
 
 
 def _compile_hip(variant: Variant, arch: str) -> Usage:
+    clang = find_clang()
+    if clang is None:
+        raise UnavailableError("no clang for AMD GPUs: pip install 'cupykern[host]'")
     with tempfile.TemporaryDirectory() as scratch:
         source, assembly = Path(scratch, "variant.hip"), Path(scratch, "variant.s")
         source.write_text(source_text(variant, "hip"))
         done = subprocess.run(
-            [*_clang(), *_CLANG_FLAGS, f"--offload-arch={arch}", str(source), "-o", str(assembly)],
+            [*clang, *_CLANG_FLAGS, f"--offload-arch={arch}", str(source), "-o", str(assembly)],
             capture_output=True,
             text=True,
         )

@@ -1,6 +1,17 @@
 // The dtype of an array that may have any of several; a kernel's uniform branch picks the C++ type.
 enum DType { kHalf, kBf16, kFloat, kE4m3, kE5m2, kInt8, kInt32 };
 
+template <class T> DEVICE constexpr int dtype_of();
+template <> DEVICE constexpr int dtype_of<half>() { return kHalf; }
+template <> DEVICE constexpr int dtype_of<bf16>() { return kBf16; }
+template <> DEVICE constexpr int dtype_of<float>() { return kFloat; }
+
+// Element `index` of an array of dtype kHalf, kBf16 or kFloat.
+DEVICE float load_number(const void* array, int64_t index, int dtype) {
+    if (dtype == kFloat) return static_cast<const float*>(array)[index];
+    if (dtype == kHalf) return to_float(static_cast<const half*>(array)[index]);
+    return to_float(static_cast<const bf16*>(array)[index]);
+}
 DEVICE int dtype_size(int dtype) {
     if (dtype == kFloat || dtype == kInt32) return 4;
     return dtype == kHalf || dtype == kBf16 ? 2 : 1;

@@ -120,7 +120,7 @@ DEVICE void multiply_stage(const Stage& stage, const WarpPlace& warp, AllProduct
                 load_converted<ElementA, OperandA::kOuterMajor, kReorder>(a[0][m], a[1][m], stage.a,
                                                                           warp.row(m), k);
             } else {
-                load_matrix<OperandA::kOuterMajor>(a[0][m], stage.a, warp.row(m), k);
+                load_fragment<OperandA::kOuterMajor>(a[0][m], stage.a, warp.row(m), k);
             }
         }
 #pragma unroll
@@ -129,7 +129,7 @@ DEVICE void multiply_stage(const Stage& stage, const WarpPlace& warp, AllProduct
                 load_converted<ElementB, OperandB::kOuterMajor, kReorder>(b[0][n], b[1][n], stage.b,
                                                                           warp.col(n), k);
             } else {
-                load_matrix<OperandB::kOuterMajor>(b[0][n], stage.b, warp.col(n), k);
+                load_fragment<OperandB::kOuterMajor>(b[0][n], stage.b, warp.col(n), k);
             }
         }
 #pragma unroll

@@ -14,6 +14,17 @@ struct Max {
 struct Sum {
     DEVICE float operator()(float a, float b) const { return a + b; }
 };
+// Numbers that Combine merges, as the statistic of a row (parts/row.cuh).
+template <class Combine>
+struct MergeFloats {
+    DEVICE float operator()(float a, float b) const { return Combine()(a, b); }
+    // The lanes that differ in the bits [begin, end); each of them gets it.
+    DEVICE float across_lanes(float value, int begin, int end) const {
+#pragma unroll
+        for (int bit = begin; bit < end; bit *= 2) value = Combine()(value, shuffle_xor(value, bit));
+        return value;
+    }
+};
 
 // c[0] + c[1] x + c[2] x^2 + ...
 template <int kCount>
@@ -80,6 +91,6 @@ DEVICE float tanh_accurate(float x) {
     return with_sign(y, x);
 }
 
-// 1 / (1 + exp(-x)), within 5 + max(-x, 0) ulp, because the exponent is rounded; below 2^-126 it is
-// zero.
+// 1 / (1 + exp(-x)), within 6 + 1.25 max(-x, 0) ulp, because the exponent is rounded; below 2^-126 it
+// is zero.
 DEVICE float sigmoid(float x) { return 1.0f / (1.0f + exp2_approx(-kLog2E * x)); }

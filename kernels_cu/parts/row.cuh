@@ -10,6 +10,9 @@
 //     at the row's ends move element by element.
 //   kLanesAcrossRows: neighbouring threads hold neighbouring rows (softmax over axis 0 of a C array);
 //     otherwise neighbouring threads hold neighbouring vectors of one row.
+//   kPlain: rows lie at one stride, all vectors are whole and aligned, and the call has none of the
+//     options that its kernel names.  That keeps the code small: with everything in it a kernel is
+//     several times as long, and up to a quarter slower for the instruction cache's misses.
 // A row longer than a block or cluster holds is cut into chunks of kChunk elements.
 #include "parts/dtype.cuh"
 #include "parts/math.cuh"
@@ -80,16 +83,17 @@ struct RowChunk {
     int low, high;
     bool live;  // false: there is no such row
 
-    DEVICE bool holds(int position) const { return position >= low && position < high; }
+    DEVICE bool holds(int position) const {
+        return (kPlain || position >= low) && position < high;
+    }
     DEVICE bool holds_all(int position) const {
-        return position >= low && position + kVectorWidth <= high;
+        return kPlain ? position < high : position >= low && position + kVectorWidth <= high;
     }
     DEVICE bool holds_any(int position) const {
-        return position + kVectorWidth > low && position < high;
+        return (kPlain || position + kVectorWidth > low) && position < high;
     }
     // The row's elements in a thread's vectors.
     DEVICE int count(const RowThread& thread) const {
-        if (low == 0 && high == kChunk) return kVectorsPerThread * kVectorWidth;
         int sum = 0;
         for (int i = 0; i < kVectorsPerThread; ++i) {
             const int begin = thread.position(i), end = begin + kVectorWidth;
@@ -103,7 +107,7 @@ struct RowChunk {
 // Element offset of row `row` in operand `operand`.
 template <int kOperands>
 DEVICE int64_t row_offset(const RowLayout<kOperands>& layout, int operand, int64_t row) {
-    if (layout.num_outer_dims <= 1) return row * layout.outer_strides[operand][0];
+    if (kPlain || layout.num_outer_dims <= 1) return row * layout.outer_strides[operand][0];
     int64_t offset = 0;
     uint64_t rest = uint64_t(row);
     for (int d = 0; d + 1 < int(layout.num_outer_dims); ++d) {
@@ -121,7 +125,7 @@ template <class T>
 DEVICE RowChunk row_chunk(const T* x_row, int64_t row, int64_t num_rows, int64_t num_cols,
                           int64_t chunk) {
     int head = 0;
-    if constexpr (kVectorWidth > 1) {
+    if constexpr (kVectorWidth > 1 && !kPlain) {
         head = int(reinterpret_cast<uintptr_t>(x_row) / sizeof(T) % kVectorWidth);
     }
     RowChunk c;
@@ -136,6 +140,26 @@ DEVICE RowChunk row_chunk(const T* x_row, int64_t row, int64_t num_rows, int64_t
 // Vectors exist only where neighbours along the row are neighbours in memory.
 DEVICE int64_t step(int position, int64_t stride) {
     return kVectorWidth > 1 ? position : position * stride;
+}
+
+// The vector at `position` of a row, `fill` where that has no elements; p is the element at position 0.
+template <class T>
+DEVICE Vector<T, kVectorWidth> load_row_vector(const T* p, int64_t stride, int position,
+                                               const RowChunk& c, T fill) {
+    Vector<T, kVectorWidth> vector;
+    if (kVectorWidth > 1 && c.holds_all(position)) {
+        vector.load(p + position);
+    } else if (kPlain) {
+        vector.fill(fill);
+    } else {
+        T values[kVectorWidth];
+#pragma unroll
+        for (int j = 0; j < kVectorWidth; ++j) {
+            values[j] = c.holds(position + j) ? p[step(position + j, stride)] : fill;
+        }
+        vector.from_elements(values);
+    }
+    return vector;
 }
 
 // A block's rows in shared memory, one column of vectors for each thread.
@@ -164,7 +188,7 @@ struct RowVectors {
                 if (chunk.holds_all(position)) {
                     copy_async<kVectorWidth * sizeof(T)>(&(*this)[i], p + position);
                 } else {
-                    load_elements(i, p, stride, fill);
+                    (*this)[i] = load_row_vector(p, stride, position, chunk, fill);
                 }
             }
             copy_async_commit();
@@ -187,15 +211,6 @@ struct RowVectors {
     DEVICE void finish() const {
         if constexpr (kVectorWidth > 1) copy_async_wait<0>();
     }
-    DEVICE void load_elements(int i, const T* p, int64_t stride, T fill) const {
-        const int position = thread.position(i);
-        T values[kVectorWidth];
-#pragma unroll
-        for (int j = 0; j < kVectorWidth; ++j) {
-            values[j] = chunk.holds(position + j) ? p[step(position + j, stride)] : fill;
-        }
-        (*this)[i].from_elements(values);
-    }
 };
 
 // Store the vector at `position` of a row, rounded to T; p is the element at position 0.
@@ -206,7 +221,7 @@ DEVICE void store_row_vector(T* p, int64_t stride, int position, const RowChunk&
         Vector<T, kVectorWidth> vector;
         vector.from_floats(values);
         vector.store(p + position);
-    } else {
+    } else if (!kPlain) {
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) {
             if (c.holds(position + j)) p[step(position + j, stride)] = from_float<T>(values[j]);
@@ -229,6 +244,16 @@ DEVICE float reduce_in_warp(float value, Combine combine) {
         value = combine(value, shuffle_xor(value, bit));
     }
     return value;
+}
+
+// The elements of a row that the lanes of a warp hold.
+DEVICE float count_in_warp(const RowThread& thread, const RowChunk& c) {
+    constexpr int kLanes = kLastLaneBit / kFirstLaneBit;
+    // The same for all rows of a warp, or for one that is none: no lane must miss the shuffles.
+    if (kPlain && (c.high == kChunk || !c.live)) {
+        return float(kLanes * kVectorsPerThread * kVectorWidth);
+    }
+    return reduce_in_warp(float(c.count(thread)), Sum());
 }
 
 // Warps that share a row, and rows that share a warp.

@@ -51,6 +51,13 @@ struct Vector {
             bytes[i] = load_vector<kAccess>(reinterpret_cast<const char*>(p) + i * kAccess);
         }
     }
+    // Of memory that nothing writes to while the kernel runs.
+    DEVICE void load_read_only(const T* p) {
+#pragma unroll
+        for (int i = 0; i < kAccesses; ++i) {
+            bytes[i] = load_vector_read_only<kAccess>(reinterpret_cast<const char*>(p) + i * kAccess);
+        }
+    }
     DEVICE void store(T* p) const {
 #pragma unroll
         for (int i = 0; i < kAccesses; ++i) {

@@ -99,7 +99,12 @@ DEVICE uint32_t maximum_pair(uint32_t a, uint32_t b) {
     return bit_cast<uint32_t>(__hmax2(bit_cast<Pair>(a), bit_cast<Pair>(b)));
 }
 // Rounded correctly; subnormals are zero.
-DEVICE float square_root(float x) { return __fsqrt_rn(x); }
+// Within 2 ulps of 1 / sqrt(x).
+DEVICE float reciprocal_square_root(float x) {
+    float y;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 // 2^x within 2 ulp over the whole range (PTX ISA, ex2.approx.ftz.f32); subnormals are zero.
 DEVICE float exp2_approx(float x) {
     float y;
@@ -113,6 +118,17 @@ DEVICE float exp2_approx(float x) {
 template <int N>
 DEVICE Bytes<N> load_vector(const void* p) {
     return *static_cast<const Bytes<N>*>(p);
+}
+// Of memory that nothing writes to while the kernel runs: may be moved before stores.
+template <int N>
+DEVICE Bytes<N> load_vector_read_only(const void* p) {
+    if constexpr (N == 16) {
+        return bit_cast<Bytes<16>>(__ldg(static_cast<const uint4*>(p)));
+    } else if constexpr (N == 8) {
+        return bit_cast<Bytes<8>>(__ldg(static_cast<const uint2*>(p)));
+    } else {
+        return load_vector<N>(p);
+    }
 }
 template <int N>
 DEVICE void store_vector(void* p, const Bytes<N>& b) {
@@ -169,3 +185,7 @@ DEVICE T* cluster_shared(T* shared, int rank) {
 
 // --- matrices --------------------------------------------------------------------------------
 #include "platform/mma_cuda.cuh"
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#include "platform/hopper_cuda.cuh"
+#endif

@@ -13,9 +13,10 @@
     extern __attribute__((shared)) __attribute__((aligned(1024))) unsigned char name##_bytes[]; \
     Struct& name = *reinterpret_cast<Struct*>(name##_bytes)
 
-using int64_t = long;
-using uint64_t = unsigned long;
-using uintptr_t = unsigned long;
+// The same types as in the header that hiprtc puts before every program.
+using int64_t = long long;
+using uint64_t = unsigned long long;
+using uintptr_t = unsigned long long;
 #include "platform/common.cuh"
 
 #if defined(__GFX9__)
@@ -94,6 +95,7 @@ DEVICE T atomic_add(T* address, T value) {
 }
 
 // --- numbers ---------------------------------------------------------------------------------
+#define half half_number  // the `half` of hiprtc's header is another type
 #include "platform/numbers.cuh"
 
 // The larger of two; a NaN is ignored if the other is a number.
@@ -105,7 +107,7 @@ DEVICE uint32_t maximum_pair(uint32_t a, uint32_t b) {
     const float high = maximum(to_float(T{uint16_t(a >> 16)}), to_float(T{uint16_t(b >> 16)}));
     return pack<T>(low, high);
 }
-DEVICE float square_root(float x) { return __builtin_sqrtf(x); }
+DEVICE float reciprocal_square_root(float x) { return __builtin_amdgcn_rsqf(x); }
 // 2^x within 1 ulp (CDNA3 ISA, v_exp_f32); subnormals are zero.
 DEVICE float exp2_approx(float x) { return __builtin_amdgcn_exp2f(x); }
 
@@ -123,6 +125,10 @@ template <int N>
 DEVICE Bytes<N> load_vector(const void* p) {
     using Word = typename hip::Word<N>::Type;
     return bit_cast<Bytes<N>>(__builtin_nontemporal_load(static_cast<const Word*>(p)));
+}
+template <int N>
+DEVICE Bytes<N> load_vector_read_only(const void* p) {
+    return *static_cast<const Bytes<N>*>(p);
 }
 template <int N>
 DEVICE void store_vector(void* p, const Bytes<N>& b) {

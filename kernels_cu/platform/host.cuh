@@ -141,7 +141,7 @@ DEVICE uint32_t maximum_pair(uint32_t a, uint32_t b) {
     };
     return pack<T>(larger(a, b), larger(a >> 16, b >> 16));
 }
-DEVICE float square_root(float x) { return __builtin_sqrtf(x); }
+DEVICE float reciprocal_square_root(float x) { return 1.0f / __builtin_sqrtf(x); }
 // 2^x; subnormals are zero.
 DEVICE float exp2_approx(float x) { return __builtin_exp2f(x); }
 
@@ -151,12 +151,30 @@ namespace host {
 DEVICE void check_alignment(const void* p, int size, Place place) {
     if (uintptr_t(p) % size != 0) runtime->fail("an access is not aligned to its size", place);
 }
+
+// Accesses of the kernel's own, so that sanitizers see them and name the kernel's line.
+DEVICE void overwrite(void* p, int bytes) {
+    for (int i = 0; i < bytes; i += 4) {
+        *reinterpret_cast<volatile uint32_t*>(static_cast<char*>(p) + i) = 0xffffffffu;
+    }
+}
+DEVICE void touch(const void* p, int bytes) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+    for (int i = 0; i < bytes; i += 4) {
+        (void)*reinterpret_cast<const volatile uint32_t*>(static_cast<const char*>(p) + i);
+    }
+#endif
+}
 }  // namespace host
 
 template <int N>
 DEVICE Bytes<N> load_vector(const void* p, HOST_PLACE) {
     host::check_alignment(p, N, place);
     return *static_cast<const Bytes<N>*>(p);
+}
+template <int N>
+DEVICE Bytes<N> load_vector_read_only(const void* p, HOST_PLACE) {
+    return load_vector<N>(p, place);
 }
 template <int N>
 DEVICE void store_vector(void* p, const Bytes<N>& b, HOST_PLACE) {
@@ -205,3 +223,5 @@ DEVICE T* cluster_shared(T* shared, int rank, HOST_PLACE) {
 
 // --- matrices --------------------------------------------------------------------------------
 #include "platform/mma_host.cuh"
+
+#include "platform/hopper_host.cuh"

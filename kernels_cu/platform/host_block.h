@@ -2,8 +2,9 @@
 
 struct Block;
 struct Fiber;
+struct Warpgroup;
 
-enum Scope { kWarp, kBlock, kCluster };
+enum Scope { kWarp, kWarpgroup, kBlock, kCluster, kPhase, kStores };
 
 // Where threads meet.  `place` is that of the first to arrive.
 struct Barrier {
@@ -22,6 +23,29 @@ struct Warp {
     int num_lanes;
     int num_ready;  // in `ready`, which the sticky schedule uses
     Fiber* ready[64];
+};
+
+// A Barrier of the kernel; `place` is where it was initialised, `arrived` and `expected` are this phase's.
+struct PhaseBarrier : Barrier {
+    const void* address;
+    Block* owner;
+    long long bytes;  // expected and not here yet; negative: here and not expected yet
+};
+
+// What TMA, an asynchronous store or wgmma has under way.  A store by TMA is done in two steps.
+struct Transfer {
+    enum Kind { kLoad, kRead, kWrite, kWord, kProducts } kind;
+    Fiber* issuer;
+    Place place;
+    TensorMap map;
+    int at[5];
+    char* shared;  // a store's source, else the destination
+    Block* block;  // whose shared memory that is
+    PhaseBarrier* barrier;
+    int bytes;
+    int group;   // of the issuer's stores
+    char* data;  // a store's source, as it was when issued; a word
+    Warpgroup* warpgroup;  // whose products
 };
 
 struct Copy {
@@ -45,6 +69,10 @@ struct Fiber : ThreadView {
     unsigned cluster_phase;
     int num_groups, num_copies, copy_capacity;
     Copy* copies;
+    int parity;  // that it waits for at a PhaseBarrier
+    int num_store_groups;
+    int num_wgmma_groups;
+    bool wgmma_fenced;
 };
 
 constexpr int kNumBarriers = 16;  // sync_block's and the named ones
@@ -60,6 +88,7 @@ struct Block : BlockView {
 constexpr int kMaxClusterSize = 16;
 constexpr int kMaxThreads = 1024;
 constexpr int kMaxArrays = 64;
+constexpr int kMaxPhaseBarriers = 1024;  // of a cluster
 constexpr size_t kStaticBytes = 48 << 10;  // as on CUDA
 constexpr size_t kDynamicOffset = kStaticBytes + 2 * kRedzone * kMaxArrays;
 
@@ -70,6 +99,12 @@ struct Cluster {
     Warp* warps;
     Barrier barrier;
     int live;
+    PhaseBarrier* phase_barriers;  // made by the first
+    int num_phase_barriers;
+    Transfer* transfers;
+    int num_transfers, transfer_capacity;
+    Barrier stores;  // for those who wait for theirs
+    Warpgroup* warpgroups;  // made by the first wgmma
     // The static arrays met so far lie at the same offsets in all blocks.
     const SharedArray* arrays[kMaxArrays];
     size_t offsets[kMaxArrays];
@@ -112,6 +147,14 @@ class ReadyList {
         return fibers_[first_++ % kCapacity];
     }
 
+    Order order() const { return order_; }
+    unsigned random() {  // xorshift64*
+        random_ ^= random_ >> 12;
+        random_ ^= random_ << 25;
+        random_ ^= random_ >> 27;
+        return unsigned((random_ * 0x2545f4914f6cdd1dull) >> 32);
+    }
+
   private:
     Fiber* pop_of_warp() {
         const int num_warps = cluster_->num_warps();
@@ -124,12 +167,6 @@ class ReadyList {
         Fiber* fiber = chosen;
         chosen = warp.ready[--warp.num_ready];
         return fiber;
-    }
-    unsigned random() {  // xorshift64*
-        random_ ^= random_ >> 12;
-        random_ ^= random_ << 25;
-        random_ ^= random_ >> 27;
-        return unsigned((random_ * 0x2545f4914f6cdd1dull) >> 32);
     }
 
     static constexpr unsigned kCapacity = kMaxClusterSize * kMaxThreads;

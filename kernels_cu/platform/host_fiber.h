@@ -37,15 +37,21 @@ constexpr unsigned kNoSync = 1;  // a switch orders nothing: only barriers do
 #endif
 
 // What the runtime does on a kernel's behalf orders nothing and races with nothing.
+static thread_local int unobserved_depth;
+
+inline void begin_unobserved() {
+    ++unobserved_depth;
+    TSAN(AnnotateIgnoreReadsBegin(__FILE__, __LINE__));
+    TSAN(AnnotateIgnoreWritesBegin(__FILE__, __LINE__));
+}
+inline void end_unobserved() {
+    TSAN(AnnotateIgnoreWritesEnd(__FILE__, __LINE__));
+    TSAN(AnnotateIgnoreReadsEnd(__FILE__, __LINE__));
+    --unobserved_depth;
+}
 struct Unobserved {
-    Unobserved() {
-        TSAN(AnnotateIgnoreReadsBegin(__FILE__, __LINE__));
-        TSAN(AnnotateIgnoreWritesBegin(__FILE__, __LINE__));
-    }
-    ~Unobserved() {
-        TSAN(AnnotateIgnoreWritesEnd(__FILE__, __LINE__));
-        TSAN(AnnotateIgnoreReadsEnd(__FILE__, __LINE__));
-    }
+    Unobserved() { begin_unobserved(); }
+    ~Unobserved() { end_unobserved(); }
 };
 
 // Saves the callee-saved registers on the stack, its pointer in *from, and goes on with `to`.

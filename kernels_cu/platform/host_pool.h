@@ -22,6 +22,7 @@ struct Launch {
         int expected = 0;
         if (__atomic_compare_exchange_n(&stop, &expected, 1, false, __ATOMIC_ACQ_REL,
                                         __ATOMIC_RELAXED)) {
+            Unobserved unobserved;  // a fiber that is abandoned orders nothing
             snprintf(error, sizeof(error), "%s", message);
         }
     }

@@ -23,6 +23,7 @@ static bool same_place(const Place& a, const Place& b) {
 static bool alike(const Fiber& a, const Fiber& b) {
     if (a.done || b.done) return a.done == b.done;
     if (!a.waiting_for || !b.waiting_for) return a.waiting_for == b.waiting_for;
+    if (a.waiting_for->scope == kPhase && a.waiting_for != b.waiting_for) return false;
     return strcmp(a.word, b.word) == 0 && same_place(a.place, b.place);
 }
 
@@ -64,6 +65,10 @@ static void describe_divergence(Text text, const Cluster& cluster, const Barrier
         count = waiting->warp->num_lanes;
         text.add("lanes of warp %d of block %u", waiting->index / cluster.warp_size,
                  block.block_index.x);
+    } else if (barrier.scope == kWarpgroup) {
+        first = block.threads + waiting->index / 128 * 128;
+        count = 128;
+        text.add("threads of warpgroup %d of block %u", waiting->index / 128, block.block_index.x);
     } else if (barrier.scope == kBlock) {
         first = block.threads;
         count = cluster.num_threads;
@@ -97,4 +102,46 @@ static const Barrier* narrowest_barrier(const Cluster& cluster) {
         if (b && (!found || b->scope < found->scope)) found = b;
     }
     return found;
+}
+
+// What the phase that `f` waits for lacks.
+static void describe_phase(Text& text, const Fiber& f) {
+    const PhaseBarrier& b = *static_cast<const PhaseBarrier*>(f.waiting_for);
+    text.add(" for parity %d of the Barrier of %s:%d: ", f.parity, b.place.file, b.place.line);
+    if (int(b.phase % 2) != f.parity) {
+        text.add("that phase is over");
+        return;
+    }
+    text.add("%d of %d arrivals", b.arrived, b.expected);
+    if (b.bytes > 0) text.add(", %lld bytes are missing", b.bytes);
+    if (b.bytes < 0) text.add(", %lld bytes more than expected", -b.bytes);
+}
+
+// Why nobody can go on: every block's threads, those that wait at a Barrier first.
+static void describe_stall(Text text, const Cluster& cluster) {
+    int parts = 0;
+    for (int pass = 0; pass < 2; ++pass) {
+        const bool at_phase = pass == 0;
+        for (int i = 0; i < cluster.num_fibers(); ++i) {
+            const Fiber& f = cluster.fibers[i];
+            const Fiber* first = f.owner->threads;
+            if ((f.waiting_for && f.waiting_for->scope == kPhase) != at_phase) continue;
+            bool seen = false;
+            for (int j = 0; j < f.index && !seen; ++j) seen = alike(first[j], f);
+            if (seen) continue;
+            if (parts++ > 0) text.add("; ");
+            if (f.waiting_for) text.add("%s:%d: %s: ", f.place.file, f.place.line, f.word);
+            describe_threads(text, first, cluster.num_threads, f, true);
+            text.add("of block %u %s", f.owner->block_index.x, f.done ? "left the kernel" : "wait");
+            if (at_phase) describe_phase(text, f);
+        }
+    }
+}
+
+static bool waits_at_phase(const Cluster& cluster) {
+    for (int i = 0; i < cluster.num_fibers(); ++i) {
+        const Barrier* b = cluster.fibers[i].waiting_for;
+        if (b && b->scope == kPhase) return true;
+    }
+    return false;
 }

@@ -6,6 +6,8 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +17,9 @@
 #include <new>
 
 #include "platform/host_runtime.h"
+#define DEVICE inline
+#include "platform/common.cuh"
+#include "platform/numbers.cuh"
 using namespace host;
 namespace {
 #include "platform/host_fiber.h"
@@ -44,16 +49,22 @@ void fiber_main();
 // Leaves the cluster where it stands: the worker goes on.
 [[noreturn]] void abandon() {
     worker->broken = true;
+    while (unobserved_depth > 0) end_unobserved();
     switch_context(worker->current->context, worker->context);
     __builtin_unreachable();
 }
 
-__attribute__((noreturn)) void fail_at(const char* message, Place place) {
+// What `fiber` did at `place` is wrong.
+[[noreturn]] void fail_of(const Fiber& fiber, const char* message, Place place) {
     char text[512];
     snprintf(text, sizeof(text), "%s:%d: %s (block %u, thread %d)", place.file, place.line, message,
-             worker->current->owner->block_index.x, worker->current->index);
+             fiber.owner->block_index.x, fiber.index);
     worker->launch->fail(text);
     abandon();
+}
+
+__attribute__((noreturn)) void fail_at(const char* message, Place place) {
+    fail_of(*worker->current, message, place);
 }
 
 [[noreturn]] void fail_diverged(const Barrier* barrier) {
@@ -63,14 +74,30 @@ __attribute__((noreturn)) void fail_at(const char* message, Place place) {
     abandon();
 }
 
+[[noreturn]] void fail_stalled() {
+    const Cluster& c = worker->cluster;
+    if (!waits_at_phase(c)) fail_diverged(narrowest_barrier(c));
+    char text[sizeof(Launch::error)];
+    describe_stall(Text(text, sizeof(text)), c);
+    worker->launch->fail(text);
+    abandon();
+}
+
+bool deliver_one();
+void deliver_at_random();
+
 void switch_to_next() {
     Worker& w = *worker;
     if (w.launch->stopped()) abandon();
+    if (w.cluster.num_transfers > 0) deliver_at_random();
     Fiber* next = w.ready.pop();
-    if (!next) fail_diverged(narrowest_barrier(w.cluster));
+    while (!next) {
+        if (!deliver_one()) fail_stalled();
+        next = w.ready.pop();
+    }
     Fiber* self = w.current;
     w.current = next;
-    switch_context(self->context, next->context);
+    if (next != self) switch_context(self->context, next->context);
 }
 
 void wait_for(Fiber* self, const Barrier& barrier, const char* word, Place place) {
@@ -92,7 +119,7 @@ void wake(const Barrier& barrier, Fiber* fibers, int count) {
 // Returns when `expected` of the fibers in [fibers, fibers + count) are here.  The last to arrive
 // combines their payloads, if they exchange any, and goes on at once.
 void meet(Barrier& b, Fiber* fibers, int count, int expected, const char* word, Place place,
-          bool one_line, Combine combine = nullptr) {
+          bool one_line, bool orders_memory = true, Combine combine = nullptr) {
     Fiber* self = worker->current;
     if (b.arrived == 0) {
         b.expected = expected;
@@ -107,13 +134,14 @@ void meet(Barrier& b, Fiber* fibers, int count, int expected, const char* word, 
         self->place = place;
         fail_diverged(&b);
     }
-    // Like a GPU's, an exchange orders no memory.
-    TSAN(long long* sync = &b.sync[b.phase % 2]; if (!combine) __tsan_release(sync));
+    TSAN(long long* sync = &b.sync[b.phase % 2]; if (orders_memory) __tsan_release(sync));
     if (++b.arrived < expected) {
         wait_for(self, b, word, place);
     } else {
+        // Who waits asks this too, but where one thread is all of them, nobody waits.
+        if (worker->launch->stopped()) abandon();
         if (combine) {
-            void* payloads[64] = {};
+            void* payloads[128] = {};
             for (int i = 0; i < count; ++i) payloads[i] = fibers[i].payload;
             Unobserved unobserved;
             combine(payloads);
@@ -122,7 +150,7 @@ void meet(Barrier& b, Fiber* fibers, int count, int expected, const char* word, 
         ++b.phase;
         wake(b, fibers, count);
     }
-    TSAN(if (!combine) __tsan_acquire(sync));
+    TSAN(if (orders_memory) __tsan_acquire(sync));
 }
 
 void sync_block(Place place) {
@@ -150,7 +178,9 @@ void named_barrier(int id, int count, Place place) {
 void exchange(const char* word, void* payload, Combine combine, Place place) {
     Warp& warp = *worker->current->warp;
     worker->current->payload = payload;
-    meet(warp.barrier, warp.lanes, warp.num_lanes, warp.num_lanes, word, place, true, combine);
+    // Like a GPU's, an exchange orders no memory.
+    meet(warp.barrier, warp.lanes, warp.num_lanes, warp.num_lanes, word, place, true, false,
+         combine);
 }
 
 void cluster_arrive(Place place) {
@@ -259,13 +289,26 @@ void copy_async_wait(int groups) {
     f.num_copies = kept;
 }
 
+void reset_barrier(Barrier& b, Scope scope, int expected) {
+    b.scope = scope;
+    b.arrived = 0;
+    b.expected = expected;
+}
+
+#include "platform/host_hopper.h"
+#include "platform/host_wgmma.h"
+
 // --- fibers ----------------------------------------------------------------------------------
 const ThreadView* this_thread() { return worker->current; }
 
 const Runtime kRuntime = {
     this_thread,   sync_block, sync_warp,      named_barrier,  exchange,
     cluster_arrive, cluster_wait, shared,      dynamic_shared, cluster_shared,
-    copy_async,    copy_async_commit, copy_async_wait, fail_at,
+    copy_async,    copy_async_commit, copy_async_wait,
+    barrier_init, barrier_arrive, barrier_wait, store_async,
+    tma_check, tma_load, tma_store, tma_store_commit, tma_store_source, tma_store_wait,
+    shared_address, wgmma_fence, wgmma, wgmma_commit, wgmma_wait, wgmma_under_way, wgmma_source,
+    fail_at,
 };
 
 // A fiber's life: one thread of the kernel after the other.
@@ -285,10 +328,16 @@ void fiber_main() {
         if (stack_overflowed(self.context)) {
             fail_at("the thread's stack overflowed", {"host_runtime", 0});
         }
+        check_thread_end(self);
+        check_wgmma_end(self);
         self.done = true;
         // The shared memory of a block that has left is nobody's.
-        if (--self.owner->live == 0) poison_block(*self.owner);
+        if (--self.owner->live == 0) {
+            check_block_end(*self.owner);
+            poison_block(*self.owner);
+        }
         if (--worker->cluster.live == 0) {
+            while (deliver_one()) {}  // stores
             switch_context(self.context, worker->context);
         } else {
             switch_to_next();
@@ -333,12 +382,6 @@ bool allocate(Worker& w, const Launch& launch) {
     return true;
 }
 
-void reset_barrier(Barrier& b, Scope scope, int expected) {
-    b.scope = scope;
-    b.arrived = 0;
-    b.expected = expected;
-}
-
 // Everything that is the same for all clusters of a launch.
 bool prepare(Worker& w, const Launch& launch) {
     if (!allocate(w, launch)) return false;
@@ -376,6 +419,9 @@ void run_cluster(Worker& w, int index) {
     Launch& launch = *w.launch;
     Cluster& c = w.cluster;
     w.ready.reset(Order(launch.order), launch.seed + index, &c);
+    forget_transfers(c);
+    reset_barrier(c.stores, kStores, 0);
+    reset_warpgroups(c);
     reset_barrier(c.barrier, kCluster, c.num_fibers());
     for (int i = 0; i < c.num_warps(); ++i) reset_barrier(c.warps[i].barrier, kWarp, 0);
     for (int rank = 0; rank < c.size; ++rank) {
@@ -389,7 +435,8 @@ void run_cluster(Worker& w, int index) {
         Fiber& f = c.fibers[i];
         f.done = f.arrived_at_cluster = false;
         f.waiting_for = nullptr;
-        f.num_groups = f.num_copies = 0;
+        f.num_groups = f.num_copies = f.num_store_groups = f.num_wgmma_groups = 0;
+        f.wgmma_fenced = false;
         w.ready.push(&f);
     }
     c.live = c.num_fibers();

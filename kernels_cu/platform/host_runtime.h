@@ -26,6 +26,36 @@ struct SharedArray {
     Place place;
 };
 
+// An array and the box of it that TMA moves; dimensions from the innermost on.  The layout is that of
+// cupykern/targets/tensor_map.py.
+struct TensorMap {
+    unsigned long long magic, address;
+    unsigned long long shape[5], strides[4];  // elements; bytes, from the second dimension on
+    unsigned short box[5];
+    unsigned char rank, item_bytes, swizzle_bytes;
+    unsigned char unused[25];
+
+    int box_bytes() const {
+        int bytes = item_bytes;
+        for (int d = 0; d < rank; ++d) bytes *= box[d];
+        return bytes;
+    }
+};
+static_assert(sizeof(TensorMap) == 128, "as on CUDA");
+constexpr unsigned long long kTensorMapMagic = 0x70614d726f736e54;
+
+enum NumberType { kHalf, kBf16, kE4m3, kE5m2, kInt8 };
+
+// One thread's part of a wgmma.  tiles: descriptors of A and B.
+struct Wgmma {
+    NumberType types[2];
+    bool mn_major[2];
+    int n, accumulate;
+    unsigned long long tiles[2];
+    const unsigned* a_registers;  // null: A is in shared memory
+    void* d;
+};
+
 // What the last lane to arrive does for its warp.  payloads[i]: what lane i left; null: no such lane.
 using Combine = void (*)(void** payloads);
 
@@ -46,6 +76,26 @@ struct Runtime {
     void (*copy_async)(void* shared, const void* global, int bytes);  // global null: zeros
     void (*copy_async_commit)();
     void (*copy_async_wait)(int groups);
+    // Hopper.  A transfer's destination is poisoned by the caller.
+    void (*barrier_init)(void* barrier, int count, Place);
+    void (*barrier_arrive)(void* barrier, int expected_bytes, Place);
+    void (*barrier_wait)(void* barrier, int parity, Place);
+    void (*store_async)(void* remote, const void* value, int bytes, void* barrier, Place);
+    void (*tma_check)(const TensorMap*, int num_coordinates, const void* shared, Place);
+    void (*tma_load)(const TensorMap*, const int* at, void* shared, void* barrier, int ranks, Place);
+    void (*tma_store)(const TensorMap*, const int* at, const void* shared, Place);
+    void (*tma_store_commit)();
+    // The i-th source that the wait is for; null: no more.
+    const void* (*tma_store_source)(int groups, int i, int* bytes);
+    void (*tma_store_wait)(int groups, bool read, Place);
+    unsigned (*shared_address)(const void* shared);
+    void (*wgmma_fence)();
+    void (*wgmma)(const Wgmma*, Place);
+    void (*wgmma_commit)();
+    void (*wgmma_wait)(int groups, Place);
+    bool (*wgmma_under_way)(const void* d);
+    // The i-th 16 bytes that this thread answers for, of `op` or (null) of what the wait is for.
+    const void* (*wgmma_source)(const Wgmma* op, int groups, int i);
     void (*fail)(const char* message, Place) __attribute__((noreturn));
 };
 

@@ -1,6 +1,34 @@
 // Matrix words on CUDA: ldmatrix and mma.sync.  FP16, BF16 and int8 from sm_80 on, FP8 from sm_89 on.
 #include "platform/mma_float.cuh"
 
+// --- 8 x 8 matrices of 16-bit numbers --------------------------------------------------------
+// kCount (1, 2 or 4) matrices in shared memory.  Lane 8 i + r gives the address of row r (16 bytes) of
+// matrix i; register i of lane l has the numbers 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 of matrix i,
+// or, kTransposed, of column l / 4.
+template <bool kTransposed = false, int kCount>
+DEVICE void load_matrix(uint32_t (&r)[kCount], const void* row) {
+    const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+#define LOAD_MATRIX(count, registers, ...)                                             \
+    if constexpr (kTransposed) {                                                       \
+        asm volatile("ldmatrix.sync.aligned.m8n8." count ".trans.shared.b16 " registers \
+                     : __VA_ARGS__ : "r"(address) : "memory");                         \
+    } else {                                                                           \
+        asm volatile("ldmatrix.sync.aligned.m8n8." count ".shared.b16 " registers      \
+                     : __VA_ARGS__ : "r"(address) : "memory");                         \
+    }
+    static_assert(kCount == 1 || kCount == 2 || kCount == 4, "1, 2 or 4 matrices");
+    if constexpr (kCount == 1) {
+        LOAD_MATRIX("x1", "{%0}, [%1];", "=r"(r[0]))
+    } else if constexpr (kCount == 2) {
+        LOAD_MATRIX("x2", "{%0, %1}, [%2];", "=r"(r[0]), "=r"(r[1]))
+    } else {
+        LOAD_MATRIX("x4", "{%0, %1, %2, %3}, [%4];", "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]))
+    }
+}
+#undef LOAD_MATRIX
+
+// --- fragments and their products ------------------------------------------------------------
+
 // words: (rows 0-7, k low), (rows 8-15, k low), (rows 0-7, k high), (rows 8-15, k high), 16 bytes of k
 // in each half; a lane holds 4 bytes of row lane / 4.
 template <class T, Side kSide> struct Fragment {
@@ -26,23 +54,6 @@ template <> struct Accumulator<int8_t> {
 };
 
 namespace cuda {
-// Four 8 x 8 matrices of 16-bit numbers; lane 8 q + r gives the address of matrix q's line r.
-template <bool kTransposed>
-DEVICE void ldmatrix(uint32_t (&words)[4], const void* line) {
-    const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(line));
-    if constexpr (kTransposed) {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-                     : "r"(address)
-                     : "memory");
-    } else {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-                     : "r"(address)
-                     : "memory");
-    }
-}
-
 #define CUDA_MMA(shape_and_types, kind, acc, a, b0, b1)                                        \
     asm("mma.sync.aligned." shape_and_types " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "  \
         "{%0, %1, %2, %3};"                                                                    \
@@ -74,14 +85,14 @@ DEVICE void mma_16x8(int* acc, const uint32_t* a, uint32_t b0, uint32_t b1) {
 }  // namespace cuda
 
 template <bool kOuterMajor, class T, Side kSide, class Tile>
-DEVICE void load_matrix(Fragment<T, kSide>& f, const Tile& tile, int first, int k) {
+DEVICE void load_fragment(Fragment<T, kSide>& f, const Tile& tile, int first, int k) {
     const int r = lane_id() % 8, q = lane_id() / 8;
     if constexpr (kOuterMajor) {
-        static_assert(sizeof(T) == 2, "ldmatrix transposes 16-bit numbers");
-        cuda::ldmatrix<true>(f.words, tile(k + q / 2 * 8 + r, first / 8 + q % 2));
+        static_assert(sizeof(T) == 2, "load_matrix transposes 16-bit numbers");
+        load_matrix<true>(f.words, tile(k + q / 2 * 8 + r, first / 8 + q % 2));
     } else {
         constexpr int kPerChunk = 16 / int(sizeof(T));
-        cuda::ldmatrix<false>(f.words, tile(first + q % 2 * 8 + r, k / kPerChunk + q / 2));
+        load_matrix<false>(f.words, tile(first + q % 2 * 8 + r, k / kPerChunk + q / 2));
     }
 }
 
@@ -150,8 +161,8 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
                            int first, int k) {
     const int r = lane_id() % 8, q = lane_id() / 8;
     if constexpr (kSame<Stored, T> && !kReorder) {
-        load_matrix<kOuterMajor>(low, tile, first, k);
-        load_matrix<kOuterMajor>(high, tile, first, k + 16);
+        load_fragment<kOuterMajor>(low, tile, first, k);
+        load_fragment<kOuterMajor>(high, tile, first, k + 16);
     } else if constexpr (kSame<Stored, T>) {
         static_assert(!kOuterMajor, "k runs along the lines");
         const int row = lane_id() / 4, t = lane_id() % 4;
@@ -169,7 +180,7 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
     } else if constexpr (!kOuterMajor) {
         static_assert(kReorder, "bytes of k lie in the order of their lines");
         uint32_t bytes[4];
-        cuda::ldmatrix<false>(bytes, tile(first + q % 2 * 8 + r, k / 16 + q / 2));
+        load_matrix<false>(bytes, tile(first + q % 2 * 8 + r, k / 16 + q / 2));
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             cuda::convert_bytes<Stored, T>(bytes[i], low.words[i], low.words[i + 2]);
@@ -180,7 +191,7 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
         // fragment's first 8 columns, the odd ones the others (stored_column).
         static_assert(!kReorder, "k lies across the lines");
         uint32_t bytes[4];  // k 0-7, 8-15, 16-23, 24-31
-        cuda::ldmatrix<true>(bytes, tile(k + q * 8 + r, first / 16));
+        load_matrix<true>(bytes, tile(k + q * 8 + r, first / 16));
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const auto convert = [&](uint32_t columns, uint32_t& even, uint32_t& odd) {

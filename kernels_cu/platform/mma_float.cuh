@@ -36,7 +36,7 @@ template <> struct Accumulator<float> {
 // its lines are k, their elements rows of A (columns of B); otherwise the other way round.  Elements
 // [first, first + 16) and [k, k + kFragmentK).
 template <bool kOuterMajor, Side kSide, class Tile>
-DEVICE void load_matrix(Fragment<float, kSide>& f, const Tile& tile, int first, int k) {
+DEVICE void load_fragment(Fragment<float, kSide>& f, const Tile& tile, int first, int k) {
 #pragma unroll
     for (int i = 0; i < Fragment<float, kSide>::kLines; ++i) {
         const int line = first + Fragment<float, kSide>::line(lane_id(), i);

@@ -72,7 +72,7 @@ template <class T> struct alignas(16) Accumulator : hip::Sums<float> {};
 template <> struct alignas(16) Accumulator<int8_t> : hip::Sums<int> {};
 
 template <bool kOuterMajor, class T, Side kSide, class Tile>
-DEVICE void load_matrix(Fragment<T, kSide>& f, const Tile& tile, int first, int k) {
+DEVICE void load_fragment(Fragment<T, kSide>& f, const Tile& tile, int first, int k) {
     constexpr int kPerChunk = 16 / int(sizeof(T)), kCount = Fragment<T, kSide>::kCount;
     const int outer = first + lane_id() % 16;
     k += lane_id() / 16 % kGroups * kCount;

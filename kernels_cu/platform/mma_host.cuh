@@ -2,6 +2,43 @@
 // the warp.  Products are exact, sums are rounded to FP32 one after another along k.
 #include "platform/mma_float.cuh"
 
+// --- 8 x 8 matrices of 16-bit numbers --------------------------------------------------------
+namespace host {
+// One lane's part; lanes work in groups of 32.
+template <bool kTransposed, int kCount, bool kStore>
+struct MoveMatrix {
+    static_assert(kCount == 1 || kCount == 2 || kCount == 4, "1, 2 or 4 matrices");
+    uint16_t* row;
+    uint32_t* registers;
+
+    static void combine(void** payloads) {
+        for (int lane = 0; lane < kWarpSize; ++lane) {
+            for (int n = 0; payloads[lane] && n < 2 * kCount; ++n) {
+                const int matrix = n / 2, from = lane % 32 / 4, to = lane % 4 * 2 + n % 2;
+                const int source = lane / 32 * 32 + matrix * 8 + (kTransposed ? to : from);
+                if (!payloads[source]) continue;
+                uint16_t* number =
+                    static_cast<MoveMatrix*>(payloads[source])->row + (kTransposed ? from : to);
+                uint32_t& r = static_cast<MoveMatrix*>(payloads[lane])->registers[matrix];
+                if (kStore) *number = uint16_t(r >> n % 2 * 16);
+                else r = n % 2 ? uint32_t(*number) << 16 | (r & 0xffff) : *number;
+            }
+        }
+    }
+};
+}  // namespace host
+
+template <bool kTransposed = false, int kCount>
+DEVICE void load_matrix(uint32_t (&r)[kCount], const void* row, HOST_PLACE) {
+    const bool has_row = lane_id() % 32 < 8 * kCount;
+    if (has_row) host::check_alignment(row, 16, place);
+    if (has_row) host::touch(row, 16);
+    host::MoveMatrix<kTransposed, kCount, false> mine{(uint16_t*)row, r};
+    host::runtime->exchange("load_matrix", &mine, mine.combine, place);
+}
+
+// --- fragments and their products ------------------------------------------------------------
+
 // Row (of A; column of B) lane % 16, k from (lane / 16) * kCount on.
 template <class T, Side kSide> struct Fragment {
     static constexpr int kCount = 16 * kFragmentK<T> / kWarpSize;
@@ -27,7 +64,7 @@ template <class T> struct Accumulator : host::Sums<float> {};
 template <> struct Accumulator<int8_t> : host::Sums<int> {};
 
 template <bool kOuterMajor, class T, Side kSide, class Tile>
-DEVICE void load_matrix(Fragment<T, kSide>& f, const Tile& tile, int first, int k) {
+DEVICE void load_fragment(Fragment<T, kSide>& f, const Tile& tile, int first, int k) {
     constexpr int kPerChunk = 16 / int(sizeof(T)), kCount = Fragment<T, kSide>::kCount;
     const int outer = first + lane_id() % 16;
     k += lane_id() / 16 * kCount;

@@ -1,0 +1,66 @@
+"""Narrow formats with a scale in FP64, and how far the kernels may be from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes
+from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace
+from ..op import Bound
+
+LARGEST = {dtypes.float8_e4m3fn: 448.0, dtypes.float8_e5m2: 57344.0, dtypes.int8: 127.0}
+LEAST_SCALE = 2.0**-126
+
+
+def scale_of(largest: Any, dtype: np.dtype) -> Any:
+    """The scale of groups whose largest magnitudes are `largest`: what decodes them.
+
+    1 where the quotient is no normal FP32 number (zeros), NaN where `largest` is not finite.
+    """
+    xp = namespace(largest)
+    scale = largest / LARGEST[dtype]
+    scale = xp.where(scale >= LEAST_SCALE, scale, 1.0)
+    return xp.where(xp.isfinite(largest), scale, np.nan)
+
+
+def divide(y: Any, scale: Any, dtype: np.dtype) -> Any:
+    """y / scale, not rounded: what the codes decode to.  int8 has no NaN: 0."""
+    q = y / scale
+    return namespace(y).where(namespace(y).isnan(q), 0.0, q) if dtype == dtypes.int8 else q
+
+
+def scale_bound(scale: Any, largest: Any, worst: Any, rms: Any, dtype: np.dtype) -> Bound:
+    """Of a scale, from the errors of the group's largest magnitude.
+
+    Infinite where rounding decides whether the scale is 1.
+    """
+    xp = namespace(scale)
+    limit = LARGEST[dtype]
+    unsure = xp.abs(largest - limit * LEAST_SCALE) <= worst + 2**-22 * limit * LEAST_SCALE
+    bound = worst / limit + 2 * UNIT_ROUNDOFF_32 * scale
+    bound_rms = rms / limit + UNIT_ROUNDOFF_32 * scale
+    return Bound(xp.where(unsure, np.inf, bound), xp.where(unsure, np.inf, bound_rms))
+
+
+def codes_bound(q: Any, scale: Any, bound: Bound, worst: Any, rms: Any, dtype: np.dtype) -> Bound:
+    """Of codes: the errors of y over the scale, the scale's, the format's rounding."""
+    xp = namespace(q)
+    u = UNIT_ROUNDOFF_32
+    relative = bound.elementwise / scale + 2 * u  # a reciprocal and a product
+    relative_rms = bound.rms / scale + u
+    moved = (worst / scale + xp.abs(q) * relative) / (1 - relative) + 2.0**-126
+    moved_rms = rms / scale + xp.abs(q) * relative_rms
+    if dtype == dtypes.int8:
+        worst_code, rms_code = 0.5 + moved, xp.sqrt(1 / 12 + moved_rms**2)
+        nan = xp.isnan(scale)
+        worst_code, rms_code = (xp.where(nan, 0.0, code) for code in (worst_code, rms_code))
+    else:
+        info = finfo(dtype)
+        size = xp.abs(q)
+        worst_code = moved + info.unit_roundoff * (size + moved) + info.underflow_error
+        rms_code = xp.sqrt(moved_rms**2 + (info.unit_roundoff * size) ** 2 / 3)
+        rms_code = rms_code + info.underflow_error / 3**0.5
+    unsure = xp.isinf(bound.elementwise)
+    return Bound(xp.where(unsure, np.inf, worst_code), xp.where(unsure, np.inf, rms_code))

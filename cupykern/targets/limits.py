@@ -1,0 +1,26 @@
+"""What architectures hold, by name: choosing a config needs no device."""
+
+from __future__ import annotations
+
+_SHARED_KIB = {
+    "sm_80": 163,
+    "sm_86": 99,
+    "sm_87": 163,
+    "sm_89": 99,
+    "sm_90a": 227,
+    "sm_100a": 227,
+    "sm_103a": 227,
+    "sm_120a": 99,
+    "sm_121a": 99,
+    "host": 227,
+}
+
+
+def max_cluster_size(arch: str) -> int:
+    """How many blocks a cluster may have on `arch`; 1: no clusters."""
+    return 16 if arch in ("host", "sm_90a", "sm_100a", "sm_103a") else 1
+
+
+def max_shared_bytes(arch: str) -> int:
+    """The shared memory of a block on `arch`, in bytes; of an unknown one what every GPU has."""
+    return 1024 * _SHARED_KIB.get(arch, 64 if arch.startswith("gfx") else 48)

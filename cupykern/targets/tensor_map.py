@@ -1,0 +1,201 @@
+"""Tensor maps: what TMA needs to know of an array to move boxes of it, as a kernel's argument.
+
+A kernel takes it as `GRID_CONSTANT TensorMap map`.  Shapes, strides and boxes are in numpy's order, the
+innermost dimension last; the kernel's coordinates are in TMA's, the innermost first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes
+from . import UnavailableError, by_value, is_cupy
+
+SWIZZLES = (0, 32, 64, 128)
+
+_MAX_RANK = 5
+_MAX_BOX = 256
+_ALIGNMENT = 16  # bytes, of the array and its strides
+
+# cuda.h: CUtensorMapDataType.  The one-byte floats move as bytes; zeros outside are zeros in all.
+_DATA_TYPES = {
+    np.dtype(np.uint8): 0,
+    dtypes.int8: 0,
+    dtypes.float8_e4m3fn: 0,
+    dtypes.float8_e5m2: 0,
+    np.dtype(np.uint16): 1,
+    np.dtype(np.uint32): 2,
+    dtypes.int32: 3,
+    dtypes.float16: 6,
+    dtypes.float32: 7,
+    dtypes.bfloat16: 9,
+}
+_INTERLEAVE_NONE = 0
+_L2_PROMOTION_256B = 3
+_OUTSIDE_IS_ZERO = 0
+
+# The host target's map: host_runtime.h, TensorMap.
+_HOST_MAGIC = int.from_bytes(b"TnsorMap", "little")
+_HOST_MAP = np.dtype(
+    {
+        "names": ["magic", "address", "shape", "strides", "box", "rank", "itemsize", "swizzle"],
+        "formats": ["u8", "u8", "5u8", "4u8", "5u2", "u1", "u1", "u1"],
+        "offsets": [0, 8, 16, 56, 88, 98, 99, 100],
+        "itemsize": 128,
+    }
+)
+
+
+def of_array(array: Any, box: Sequence[int], swizzle: int) -> np.ndarray:
+    """The map of `array` (cupy or numpy), as `encode` makes it."""
+    if is_cupy(array):
+        name, address = "cuda", array.data.ptr
+    else:
+        name, address = "host", array.__array_interface__["data"][0]
+    return encode(name, address, array.dtype, array.shape, array.strides, tuple(box), swizzle)
+
+
+@lru_cache(maxsize=4096)
+def encode(
+    target: str,
+    address: int,
+    dtype: np.dtype,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
+    swizzle: int,
+) -> np.ndarray:
+    """A kernel argument: the map of the array at `address` on `target` ("cuda" or "host").
+
+    strides: in bytes.  box: elements per dimension of what one instruction moves.  swizzle: 0, or the
+    bytes of the box's lines in shared memory, 32, 64 or 128, whose 16-byte parts are then permuted.
+
+    Raises ValueError for what TMA cannot do, TypeError for a dtype that it cannot move, and
+    UnavailableError without a CUDA driver.
+    """
+    dtype = np.dtype(dtype)
+    if dtype not in _DATA_TYPES:
+        raise TypeError(f"a tensor map's dtype must be one of {_names()}; got {dtype}")
+    strides = _check(address, dtype.itemsize, shape, strides, box, swizzle)
+    if target == "host":
+        return _encode_host(address, dtype.itemsize, shape, strides, box, swizzle)
+    if target == "cuda":
+        return _encode_cuda(address, dtype, shape, strides, box, swizzle)
+    raise ValueError(f"a tensor map's target must be cuda or host; got {target!r}")
+
+
+def _names() -> str:
+    return ", ".join(map(str, _DATA_TYPES))
+
+
+def _check(
+    address: int,
+    itemsize: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
+    swizzle: int,
+) -> tuple[int, ...]:
+    """The strides, those of dimensions of size 1 replaced by ones that TMA takes."""
+    rank = len(shape)
+    if not 1 <= rank <= _MAX_RANK:
+        raise ValueError(f"a tensor map has 1 to {_MAX_RANK} dimensions; got shape {shape}")
+    if len(strides) != rank or len(box) != rank:
+        raise ValueError(
+            f"shape, strides and box must be of one length; got {shape}, {strides}, {box}"
+        )
+    if not all(1 <= size < 2**32 for size in shape):
+        raise ValueError(f"a tensor map's sizes are 1 to 2**32 - 1; got shape {shape}")
+    if not all(1 <= size <= _MAX_BOX for size in box):
+        raise ValueError(f"a box's sizes are 1 to {_MAX_BOX}; got {box}")
+    if address % _ALIGNMENT:
+        raise ValueError(f"a tensor map's array must be aligned to 16 bytes; got {address:#x}")
+    if shape[-1] > 1 and strides[-1] != itemsize:
+        raise ValueError(
+            f"a tensor map's last dimension must be contiguous; got a stride of {strides[-1]} bytes"
+        )
+    line = -(-shape[-1] * itemsize // _ALIGNMENT) * _ALIGNMENT
+    strides = tuple(
+        line if size == 1 else stride for size, stride in zip(shape, strides, strict=True)
+    )
+    if not all(0 <= stride < 2**40 and stride % _ALIGNMENT == 0 for stride in strides[:-1]):
+        raise ValueError(
+            f"a tensor map's strides are multiples of 16 bytes below 2**40; got {strides[:-1]}"
+        )
+    if swizzle not in SWIZZLES:
+        raise ValueError(f"swizzle must be one of {SWIZZLES} bytes; got {swizzle}")
+    inner = box[-1] * itemsize
+    if inner % 16:
+        raise ValueError(f"a box's lines are multiples of 16 bytes; got {inner}")
+    # TMA would take shorter lines than the swizzle's, and leave gaps between them.
+    if swizzle and inner != swizzle:
+        raise ValueError(
+            f"a box's lines must be as long as the swizzle, {swizzle} bytes; got {inner}"
+        )
+    return strides
+
+
+def _encode_host(
+    address: int,
+    itemsize: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
+    swizzle: int,
+) -> np.ndarray:
+    rank = len(shape)
+    data = np.zeros(1, _HOST_MAP)
+    data["magic"], data["address"] = _HOST_MAGIC, address
+    data["shape"][0, :rank] = shape[::-1]
+    data["strides"][0, : rank - 1] = strides[-2::-1]
+    data["box"][0, :rank] = box[::-1]
+    data["rank"], data["itemsize"], data["swizzle"] = rank, itemsize, swizzle
+    return by_value(data)
+
+
+def _encode_cuda(
+    address: int,
+    dtype: np.dtype,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
+    swizzle: int,
+) -> np.ndarray:
+    rank = len(shape)
+    memory = (ctypes.c_uint64 * 24)()  # the map is 128 bytes, aligned to 64
+    start = -(-ctypes.addressof(memory) // 64) * 64
+    error = _driver().cuTensorMapEncodeTiled(
+        ctypes.c_void_p(start),
+        _DATA_TYPES[dtype],
+        ctypes.c_uint32(rank),
+        ctypes.c_void_p(address),
+        (ctypes.c_uint64 * rank)(*shape[::-1]),
+        (ctypes.c_uint64 * rank)(*strides[-2::-1]),
+        (ctypes.c_uint32 * rank)(*box[::-1]),
+        (ctypes.c_uint32 * rank)(*[1] * rank),
+        _INTERLEAVE_NONE,
+        SWIZZLES.index(swizzle),
+        _L2_PROMOTION_256B,
+        _OUTSIDE_IS_ZERO,
+    )
+    if error:
+        raise ValueError(
+            f"cuTensorMapEncodeTiled gives error {error} for shape {shape}, strides {strides}, "
+            f"box {box}, swizzle {swizzle}"
+        )
+    return by_value(np.frombuffer(ctypes.string_at(start, 128), np.uint8))
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        driver.cuTensorMapEncodeTiled  # noqa: B018  an older driver lacks it
+        return driver
+    except (OSError, AttributeError) as error:
+        raise UnavailableError(f"no CUDA driver that makes tensor maps: {error}") from None

@@ -1,0 +1,333 @@
+// normalize.cu: layer_norm (kCentered) and rms_norm of rows, s = x + residual (FP32, not rounded):
+//   layer_norm  y = (s - mean) / sqrt(var + eps) * weight + bias
+//   rms_norm    y = s / sqrt(mean(s^2) + eps) * weight
+// A row is read once into shared memory (parts/row.cuh).  Each warp sums its part's squares; those of
+// layer_norm are about the part's own mean, which parts/moments.cuh merges.
+//   weight, bias     of any of the three types, along the row; null: none.  rms_norm has no bias.
+//   sum              s rounded to Element.  mean, rstd: FP32, one for each row.  Null: not wanted.
+//   row_scale        not null: y is FP8 or int8, the row's largest |y| over the format's largest number
+//                    the scale that decodes it.  For rows that are not split.
+//   compensated      the rest that a warp's mean leaves is measured along with the squares, and both
+//                    parts of the mean are subtracted.
+// kPlain: weight, bias and y are Elements, the first two in aligned vectors; no statistics, no
+// row_scale, not compensated.
+// Constants: Element, kCentered and those of parts/row.cuh.
+// Launch: grid (ceil(rows / kRowsPerBlock) * chunks * kClusterSize), block (kNumThreads), dynamic
+// shared memory sizeof(RowStorage<Element>), twice that with a residual.
+#include "parts/moments.cuh"
+#include "parts/quantize.cuh"
+#include "parts/row.cuh"
+
+enum Operand { kX, kResidual, kY, kSum, kStatistic, kOperands };
+
+struct NormParams {
+    RowLayout<kOperands> layout;
+    int64_t num_chunks, weight_stride, bias_stride;
+    float eps;
+    int32_t dtype, weight_dtype, bias_dtype;
+    int32_t compensated, padding;
+};
+
+// One thread's part of s.
+template <bool kHasResidual>
+struct Sums {
+    RowVectors<Element> x, residual;
+
+    // `outside` where the row has no elements.
+    DEVICE void get(int i, float outside, float (&values)[kVectorWidth]) const {
+        const Vector<Element, kVectorWidth> a = x[i];
+#pragma unroll
+        for (int j = 0; j < kVectorWidth; ++j) values[j] = a[j];
+        if constexpr (kHasResidual) {
+            const Vector<Element, kVectorWidth> b = residual[i];
+#pragma unroll
+            for (int j = 0; j < kVectorWidth; ++j) values[j] += b[j];
+        }
+        const int position = x.thread.position(i);
+        if (outside == 0.0f || x.chunk.holds_all(position)) return;
+#pragma unroll
+        for (int j = 0; j < kVectorWidth; ++j) {
+            if (!x.chunk.holds(position + j)) values[j] = outside;
+        }
+    }
+};
+
+// What the warps and blocks of a row exchange.
+template <bool centered>
+struct StatisticOf {
+    using Type = Moments;
+    using Merge = MergeMoments;
+};
+template <>
+struct StatisticOf<false> {
+    using Type = float;  // the sum of squares
+    using Merge = MergeFloats<Sum>;
+};
+using Statistic = StatisticOf<kCentered>::Type;
+using MergeStatistics = StatisticOf<kCentered>::Merge;
+
+// The squares of the warp's distances from `mean`; not null, `rest` becomes the sum of the distances.
+template <class Sums>
+DEVICE float warp_squares(const Sums& s, float mean, float* rest) {
+    float squares = 0.0f, distances = 0.0f;
+#pragma unroll 2
+    for (int i = 0; i < kVectorsPerThread; ++i) {
+        float values[kVectorWidth], part = 0.0f, part_distances = 0.0f;
+        s.get(i, mean, values);
+#pragma unroll
+        for (int j = 0; j < kVectorWidth; ++j) {
+            const float distance = values[j] - mean;
+            part += distance * distance;
+            part_distances += distance;
+        }
+        squares += part;
+        distances += part_distances;
+    }
+    if (rest) *rest = reduce_in_warp(distances, Sum());
+    return reduce_in_warp(squares, Sum());
+}
+
+template <class Sums>
+DEVICE void warp_statistic(const Sums& s, bool, float& squares) {
+    squares = warp_squares(s, 0.0f, nullptr);
+}
+template <class Sums>
+DEVICE void warp_statistic(const Sums& s, bool compensated, Moments& m) {
+    m.count = count_in_warp(s.x.thread, s.x.chunk);
+    const float one_over_count = 1.0f / (m.count > 0.0f ? m.count : 1.0f);
+    float sum = 0.0f;
+#pragma unroll 2
+    for (int i = 0; i < kVectorsPerThread; ++i) {
+        float values[kVectorWidth], part = 0.0f;
+        s.get(i, 0.0f, values);
+#pragma unroll
+        for (int j = 0; j < kVectorWidth; ++j) part += values[j];
+        sum += part;
+    }
+    m.mean = reduce_in_warp(sum, Sum()) * one_over_count;
+    if (!kPlain && compensated) {
+        float rest;
+        m.m2 = warp_squares(s, m.mean, &rest);
+        m.mean_low = rest * one_over_count;
+        m.m2 -= rest * m.mean_low;
+    } else {
+        m.m2 = warp_squares(s, m.mean, nullptr);
+    }
+}
+
+// A number for each of the row's columns.
+struct Columns {
+    const void* first;
+    int64_t stride, first_col;
+    int32_t dtype;
+
+    template <class T>
+    DEVICE void load(int64_t col, float (&values)[kVectorWidth]) const {
+        Vector<T, kVectorWidth> vector;
+        vector.load_read_only(static_cast<const T*>(first) + col);
+#pragma unroll
+        for (int j = 0; j < kVectorWidth; ++j) values[j] = vector[j];
+    }
+    // Those of the vector at `position`, of which the chunk holds something; any number elsewhere.
+    DEVICE void get(int position, const RowChunk& c, float (&values)[kVectorWidth]) const {
+        const int64_t col = first_col + position;
+        if constexpr (kPlain) {
+            load<Element>(col, values);
+            return;
+        }
+        const uintptr_t address =
+            reinterpret_cast<uintptr_t>(first) + (dtype == kFloat ? col * 4 : col * 2);
+        if (kVectorWidth == 1 || stride != 1 || address % 16 != 0 || !c.holds_all(position)) {
+#pragma unroll
+            for (int j = 0; j < kVectorWidth; ++j) {
+                const bool inside = c.holds(position + j);
+                values[j] = inside ? load_number(first, (col + j) * stride, dtype) : 0.0f;
+            }
+        } else if (dtype == kFloat) {
+            load<float>(col, values);
+        } else if (dtype == kHalf) {
+            load<half>(col, values);
+        } else {
+            load<bf16>(col, values);
+        }
+    }
+};
+
+// What makes y of s.
+struct Normalizer {
+    float mean, mean_low, rstd;
+    Columns weight, bias;
+
+    DEVICE void take(float squares, float count, float eps) {
+        rstd = reciprocal_square_root(squares / count + eps);
+    }
+    DEVICE void take(const Moments& m, float count, float eps) {
+        mean = m.mean;
+        mean_low = m.mean_low;
+        take(m.m2 < 0.0f ? 0.0f : m.m2, count, eps);  // rounding; NaN stays
+    }
+    // s of the vector at `position` becomes y.
+    DEVICE void apply(int position, const RowChunk& c, float (&values)[kVectorWidth]) const {
+        float factors[kVectorWidth];
+        if (weight.first) {
+            weight.get(position, c, factors);
+        } else {
+#pragma unroll
+            for (int j = 0; j < kVectorWidth; ++j) factors[j] = 1.0f;
+        }
+#pragma unroll
+        for (int j = 0; j < kVectorWidth; ++j) {
+            float distance = values[j];
+            if (kCentered) distance -= mean;
+            if (kCentered && !kPlain) distance -= mean_low;
+            values[j] = distance * rstd * factors[j];
+        }
+        if (kCentered && bias.first) {
+            bias.get(position, c, factors);
+#pragma unroll
+            for (int j = 0; j < kVectorWidth; ++j) values[j] += factors[j];
+        }
+    }
+};
+
+// Where a row's results go, at position 0.  sum: s rounded to Element; null: not wanted.
+struct Destination {
+    void* y;
+    int64_t y_offset, y_stride;
+    int32_t dtype;
+    Element* sum;
+    int64_t sum_stride;
+
+    template <class T>
+    DEVICE void store(int position, const RowChunk& c, const float (&values)[kVectorWidth]) const {
+        store_row_vector(static_cast<T*>(y) + y_offset, y_stride, position, c, values);
+    }
+    // y times `factor`.
+    template <class Sums>
+    DEVICE void write(const Sums& s, const Normalizer& normalizer, float factor) const {
+        const RowChunk& c = s.x.chunk;
+#pragma unroll(kPlain ? 2 : 1)
+        for (int i = 0; i < kVectorsPerThread; ++i) {
+            const int position = s.x.thread.position(i);
+            if (!c.holds_any(position)) continue;
+            float values[kVectorWidth];
+            s.get(i, 0.0f, values);
+            if (sum) store_row_vector(sum, sum_stride, position, c, values);
+            normalizer.apply(position, c, values);
+            if (kPlain) {
+                store<Element>(position, c, values);
+                continue;
+            }
+#pragma unroll
+            for (int j = 0; j < kVectorWidth; ++j) values[j] *= factor;
+            switch (dtype) {
+                case kHalf: store<half>(position, c, values); break;
+                case kBf16: store<bf16>(position, c, values); break;
+                case kFloat: store<float>(position, c, values); break;
+                case kE4m3: store<e4m3>(position, c, values); break;
+                case kE5m2: store<e5m2>(position, c, values); break;
+                default: store<int8_t>(position, c, values);
+            }
+        }
+    }
+};
+
+// The scale of the row's y in a narrow format.
+template <class Sums>
+DEVICE QuantizeScale row_quantize_scale(const Sums& s, const Normalizer& normalizer, int32_t dtype) {
+    Largest largest{0.0f};
+#pragma unroll 1
+    for (int i = 0; i < kVectorsPerThread; ++i) {
+        const int position = s.x.thread.position(i);
+        if (!s.x.chunk.holds_any(position)) continue;
+        float values[kVectorWidth];
+        s.get(i, 0.0f, values);
+        normalizer.apply(position, s.x.chunk, values);
+#pragma unroll
+        for (int j = 0; j < kVectorWidth; ++j) {
+            if (s.x.chunk.holds(position + j)) largest.take(values[j]);
+        }
+    }
+    const float of_warp = reduce_in_warp(largest.value, Larger());
+    announce_to_cluster();  // the first merge has used up the kernel's first call
+    const float of_row = merge_across_warps(of_warp, s.x.thread, MergeFloats<Larger>());
+    return QuantizeScale(of_row, largest_number(dtype));
+}
+
+// The arguments that only rows of s have in common.
+struct Outputs {
+    void* y;
+    Element* sum;
+    float *mean, *rstd, *row_scale;
+    Statistic* statistics;
+};
+
+template <class Sums>
+DEVICE void normalize_row(const Sums& s, const RowTask& task, const void* weight, const void* bias,
+                          const Outputs& out, const NormParams& params) {
+    const auto& layout = params.layout;
+    const RowThread& t = s.x.thread;
+    const RowChunk& c = s.x.chunk;
+    Statistic statistic{};
+    if (task.pass != kMerge) {
+        s.x.finish();
+        if (task.pass != kApply) warp_statistic(s, params.compensated != 0, statistic);
+    }
+    if (!merge_row(task, t, c.live, layout.num_rows, out.statistics, MergeStatistics(), statistic)) {
+        return;
+    }
+    Normalizer n{0.0f, 0.0f, 0.0f,
+                 {weight, params.weight_stride, c.first_col, params.weight_dtype},
+                 {bias, params.bias_stride, c.first_col, params.bias_dtype}};
+    n.take(statistic, float(layout.num_cols), params.eps);
+
+    Destination to{out.y, row_offset(layout, kY, task.row), layout.col_strides[kY], params.dtype,
+                   out.sum, layout.col_strides[kSum]};
+    to.y_offset += c.first_col * to.y_stride;
+    if (to.sum) to.sum += row_offset(layout, kSum, task.row) + c.first_col * to.sum_stride;
+    float factor = 1.0f;
+    if constexpr (!kPlain) {
+        const int64_t offset = row_offset(layout, kStatistic, task.row);
+        const bool writes = c.live && t.lane == 0 && t.rank == 0 && task.chunk == 0;
+        // With an infinity in it the row is NaN, whatever its sums have become.
+        if (writes && out.mean) out.mean[offset] = n.rstd != n.rstd ? n.rstd : n.mean + n.mean_low;
+        if (writes && out.rstd) out.rstd[offset] = n.rstd;
+        if (!kSplitRows && out.row_scale) {
+            const QuantizeScale scale = row_quantize_scale(s, n, params.dtype);
+            if (writes) out.row_scale[offset] = scale.decode;
+            factor = scale.encode;
+        }
+    }
+    to.write(s, n, factor);
+}
+
+KERNEL void normalize(const Element* x, const Element* residual, const void* weight, const void* bias,
+                      void* y, Element* sum, float* mean, float* rstd, float* row_scale,
+                      Statistic* statistics, const NormParams params, int64_t pass) {
+    announce_to_cluster();
+    SHARED_STORAGE(RowStorage<Element>, storage);
+    const auto& layout = params.layout;
+    const RowThread t = RowThread::here();
+    const RowTask task = RowTask::here(pass, params.num_chunks, t);
+    const Element* x_row = x + row_offset(layout, kX, task.row);
+    const RowChunk c = row_chunk(x_row, task.row, layout.num_rows, layout.num_cols, task.chunk);
+
+    const RowVectors<Element> xs{storage, t, c}, residuals{(&storage)[1], t, c};
+    if (task.pass != kMerge) {
+        const Element zero = from_float<Element>(0.0f);
+        if (residual) {
+            const int64_t stride = layout.col_strides[kResidual];
+            const int64_t offset = row_offset(layout, kResidual, task.row) + c.first_col * stride;
+            residuals.start(residual + offset, stride, zero);
+        }
+        const int64_t stride = layout.col_strides[kX];
+        xs.start(x_row + c.first_col * stride, stride, zero);
+    }
+    const Outputs out{y, sum, mean, rstd, row_scale, statistics};
+    // Once for both, not at every vector: the loops are bound by their instructions.
+    if (residual) {
+        normalize_row(Sums<true>{xs, residuals}, task, weight, bias, out, params);
+    } else {
+        normalize_row(Sums<false>{xs, residuals}, task, weight, bias, out, params);
+    }
+}

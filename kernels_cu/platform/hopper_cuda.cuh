@@ -1,0 +1,241 @@
+// Hopper's words on CUDA (sm_90a): barriers in shared memory, TMA, registers by role.  hopper_host.cuh
+// gives the same words; tests/test_hopper_words.py holds them on both.  wgmma.cuh has the products.
+
+// `GRID_CONSTANT TensorMap map`: a kernel parameter that is passed by value and has an address.
+#define GRID_CONSTANT const __grid_constant__
+
+namespace hopper {
+DEVICE uint32_t shared_address(const void* p) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+// Of the same variable in the block of rank `rank`.
+DEVICE uint32_t cluster_address(const void* p, int rank) {
+    uint32_t address;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(p)), "r"(rank));
+    return address;
+}
+}  // namespace hopper
+
+// --- barriers in shared memory (mbarrier) ----------------------------------------------------
+// A phase is complete when `count` arrivals and all expected bytes are in; then the next begins.
+// Phases have parity 0, 1, 0, ...: wait(parity) returns when the last phase of that parity is complete,
+// at once on a fresh barrier for parity 1.
+struct alignas(8) Barrier {
+    uint64_t state;
+
+    // By one thread; then fence_barrier_init() and a barrier of the block or cluster.
+    DEVICE void init(int count) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address()), "r"(count)
+                     : "memory");
+    }
+    DEVICE void arrive() {
+        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address()) : "memory");
+    }
+    // At this barrier in the block of rank `rank`; seen there by wait_cluster.
+    DEVICE void arrive_remote(int rank) {
+        asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(
+                         hopper::cluster_address(this, rank))
+                     : "memory");
+    }
+    // Arrives, and makes the phase wait for `bytes` more of asynchronous copies.
+    DEVICE void arrive_expect_tx(int bytes) {
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address()),
+                     "r"(bytes)
+                     : "memory");
+    }
+    DEVICE void wait(int parity) {
+        uint32_t done;
+        do {
+            asm volatile(
+                "{\n.reg .pred p;\n"
+                "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                "selp.b32 %0, 1, 0, p;\n}"
+                : "=r"(done)
+                : "r"(address()), "r"(parity)
+                : "memory");
+        } while (!done);
+    }
+    // The same, for what other blocks of the cluster have written before they arrived.
+    DEVICE void wait_cluster(int parity) {
+        uint32_t done;
+        do {
+            asm volatile(
+                "{\n.reg .pred p;\n"
+                "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+                "selp.b32 %0, 1, 0, p;\n}"
+                : "=r"(done)
+                : "r"(address()), "r"(parity)
+                : "memory");
+        } while (!done);
+    }
+    DEVICE uint32_t address() const { return hopper::shared_address(this); }
+};
+
+// After init: the barriers are ready for the cluster and for TMA.
+DEVICE void fence_barrier_init() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+// Before TMA or wgmma read what this thread has stored to shared memory; a barrier comes after it.
+DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Stores `value` (4, 8 or 16 bytes) to *shared in the block of rank `rank`, and counts its bytes at
+// `barrier` there.
+template <class T>
+DEVICE void store_async(T* shared, const T& value, Barrier& barrier, int rank) {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "4, 8 or 16 bytes");
+    const uint32_t address = hopper::cluster_address(shared, rank);
+    const uint32_t remote_barrier = hopper::cluster_address(&barrier, rank);
+    const auto b = bit_cast<Bytes<sizeof(T)>>(value);
+    if constexpr (sizeof(T) == 4) {
+        asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
+                         address),
+                     "r"(b.words[0]), "r"(remote_barrier)
+                     : "memory");
+    } else if constexpr (sizeof(T) == 8) {
+        asm volatile(
+            "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(
+                address),
+            "r"(b.words[0]), "r"(b.words[1]), "r"(remote_barrier)
+            : "memory");
+    } else {
+        asm volatile(
+            "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
+            "[%5];" ::"r"(address),
+            "r"(b.words[0]), "r"(b.words[1]), "r"(b.words[2]), "r"(b.words[3]), "r"(remote_barrier)
+            : "memory");
+    }
+}
+
+// --- TMA -------------------------------------------------------------------------------------
+// The box of an array of 1 to 5 dimensions that one instruction moves; made by
+// cupykern.targets.tensor_map.  Coordinates are {innermost, ..., outermost}, in elements; what lies
+// outside of the array reads as zero and is not written.
+struct alignas(64) TensorMap {
+    uint64_t words[16];
+};
+
+// How long L2 keeps what is read: the policies that createpolicy makes for the whole access.
+enum CacheHint : uint64_t {
+    kEvictNormal = 0x1000000000000000,
+    kEvictFirst = 0x12f0000000000000,
+    kEvictLast = 0x14f0000000000000,
+};
+
+DEVICE void prefetch_tensor_map(const TensorMap& map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// One instruction per rank: %0 shared memory, %1 the map, %2 the cache policy, %3 the barrier, %4 the
+// mask of a multicast, then the coordinates.
+#define TMA_AT_1 "{%5}"
+#define TMA_AT_2 "{%5, %6}"
+#define TMA_AT_3 "{%5, %6, %7}"
+#define TMA_AT_4 "{%5, %6, %7, %8}"
+#define TMA_AT_5 "{%5, %6, %7, %8, %9}"
+#define TMA_VALUES_1 "r"(at[0])
+#define TMA_VALUES_2 TMA_VALUES_1, "r"(at[1])
+#define TMA_VALUES_3 TMA_VALUES_2, "r"(at[2])
+#define TMA_VALUES_4 TMA_VALUES_3, "r"(at[3])
+#define TMA_VALUES_5 TMA_VALUES_4, "r"(at[4])
+#define TMA_OPERANDS(D)                                                                    \
+    ::"r"(address), "l"(&map), "l"(uint64_t(kHint)), "r"(barrier), "h"(mask), TMA_VALUES_##D \
+        : "memory"
+#define TMA_LOAD(D)                                                                        \
+    asm volatile("cp.async.bulk.tensor." #D                                                \
+                 "d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "   \
+                 "[%0], [%1, " TMA_AT_##D "], [%3], %2;" TMA_OPERANDS(D))
+#define TMA_LOAD_MULTICAST(D)                                                              \
+    asm volatile("cp.async.bulk.tensor." #D                                                \
+                 "d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster" \
+                 ".L2::cache_hint [%0], [%1, " TMA_AT_##D "], [%3], %4, %2;" TMA_OPERANDS(D))
+#define TMA_STORE(D)                                                                       \
+    asm volatile("cp.async.bulk.tensor." #D                                                \
+                 "d.global.shared::cta.bulk_group.L2::cache_hint "                         \
+                 "[%1, " TMA_AT_##D "], [%0], %2;" TMA_OPERANDS(D))
+#define TMA_BY_RANK(INSTRUCTION)                       \
+    static_assert(kRank <= 5, "1 to 5 coordinates");   \
+    if constexpr (kRank == 1) INSTRUCTION(1);          \
+    if constexpr (kRank == 2) INSTRUCTION(2);          \
+    if constexpr (kRank == 3) INSTRUCTION(3);          \
+    if constexpr (kRank == 4) INSTRUCTION(4);          \
+    if constexpr (kRank == 5) INSTRUCTION(5)
+
+// By one thread: brings the box at `at` to `shared` (128-byte aligned; 1024 where the map swizzles by
+// 128) and counts all its bytes at `barrier`.
+template <CacheHint kHint = kEvictNormal, int kRank>
+DEVICE void tma_load(void* shared, const TensorMap& map, Barrier& to, const int (&at)[kRank]) {
+    const uint32_t address = hopper::shared_address(shared), barrier = to.address();
+    const uint16_t mask = 0;
+    TMA_BY_RANK(TMA_LOAD);
+}
+// The same for the blocks of the cluster whose rank's bit is set in `ranks`: to the same place, and
+// counted at the same barrier, in each.
+template <CacheHint kHint = kEvictNormal, int kRank>
+DEVICE void tma_load_multicast(void* shared, const TensorMap& map, Barrier& to,
+                               const int (&at)[kRank], int ranks) {
+    const uint32_t address = hopper::shared_address(shared), barrier = to.address();
+    const uint16_t mask = uint16_t(ranks);
+    TMA_BY_RANK(TMA_LOAD_MULTICAST);
+}
+// By one thread, which then commits and waits: stores the box from `shared` to `at`.
+template <CacheHint kHint = kEvictNormal, int kRank>
+DEVICE void tma_store(const TensorMap& map, const void* shared, const int (&at)[kRank]) {
+    const uint32_t address = hopper::shared_address(shared), barrier = 0;
+    const uint16_t mask = 0;
+    TMA_BY_RANK(TMA_STORE);
+}
+DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until all but the last N committed groups of this thread are done with shared memory; it may then be
+// overwritten.  A thread waits so for all that it has stored before it leaves the kernel.
+template <int N>
+DEVICE void tma_store_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
+}
+// Until they are done altogether.
+template <int N>
+DEVICE void tma_store_wait() {
+    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
+}
+
+// --- warps -----------------------------------------------------------------------------------
+// True in one lane, whichever, of a warp that is all here: always the same one.
+DEVICE bool elect_one() {
+    uint32_t elected;
+    asm volatile(
+        "{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.b32 %0, 1, 0, p;\n}"
+        : "=r"(elected));
+    return elected != 0;
+}
+// All warps of a warpgroup: from now on a thread has N registers, of those that all warps together have.
+template <int N>
+DEVICE void increase_registers() {
+    static_assert(N % 8 == 0 && N >= 24 && N <= 256, "a multiple of 8 from 24 to 256");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N>
+DEVICE void decrease_registers() {
+    static_assert(N % 8 == 0 && N >= 24 && N <= 256, "a multiple of 8 from 24 to 256");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+// --- 8 x 8 matrices of 16-bit numbers: the inverse of load_matrix -----------------------------
+template <bool kTransposed = false, int kCount>
+DEVICE void store_matrix(void* row, const uint32_t (&r)[kCount]) {
+    const uint32_t address = hopper::shared_address(row);
+#define STORE_MATRIX(count, registers, ...)                                             \
+    if constexpr (kTransposed) {                                                        \
+        asm volatile("stmatrix.sync.aligned.m8n8." count ".trans.shared.b16 [%0], " registers \
+                     ::"r"(address), __VA_ARGS__ : "memory");                           \
+    } else {                                                                            \
+        asm volatile("stmatrix.sync.aligned.m8n8." count ".shared.b16 [%0], " registers \
+                     ::"r"(address), __VA_ARGS__ : "memory");                           \
+    }
+    static_assert(kCount == 1 || kCount == 2 || kCount == 4, "1, 2 or 4 matrices");
+    if constexpr (kCount == 1) {
+        STORE_MATRIX("x1", "{%1};", "r"(r[0]))
+    } else if constexpr (kCount == 2) {
+        STORE_MATRIX("x2", "{%1, %2};", "r"(r[0]), "r"(r[1]))
+    } else {
+        STORE_MATRIX("x4", "{%1, %2, %3, %4};", "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]))
+    }
+}

@@ -1,0 +1,116 @@
+// Hopper's words on the host (see hopper_cuda.cuh for what they mean).
+//
+// What a transfer brings is poison (0xff) until it is delivered (host_hopper.h), which is as late as
+// possible.  Shared memory that a transfer or wgmma reads must stay as it is until the wait.
+#define GRID_CONSTANT const
+
+namespace hopper {
+DEVICE unsigned shared_address(const void* p) { return host::runtime->shared_address(p); }
+}  // namespace hopper
+
+// --- barriers in shared memory ---------------------------------------------------------------
+struct alignas(8) Barrier {
+    uint64_t state;
+
+    DEVICE void init(int count, HOST_PLACE) {
+        host::overwrite(this, 8);
+        host::runtime->barrier_init(this, count, place);
+    }
+    DEVICE void arrive(HOST_PLACE) { arrive_expect_tx(0, place); }
+    DEVICE void arrive_remote(int rank, HOST_PLACE) {
+        host::runtime->barrier_arrive(cluster_shared(this, rank, place), 0, place);
+    }
+    DEVICE void arrive_expect_tx(int bytes, HOST_PLACE) {
+        host::touch(this, 8);
+        host::runtime->barrier_arrive(this, bytes, place);
+    }
+    DEVICE void wait(int parity, HOST_PLACE) {
+        host::touch(this, 8);
+        host::runtime->barrier_wait(this, parity, place);
+    }
+    DEVICE void wait_cluster(int parity, HOST_PLACE) { wait(parity, place); }
+};
+
+DEVICE void fence_barrier_init() {}
+DEVICE void fence_async_proxy() {}
+
+template <class T>
+DEVICE void store_async(T* shared, const T& value, Barrier& barrier, int rank, HOST_PLACE) {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "4, 8 or 16 bytes");
+    T* remote = cluster_shared(shared, rank, place);
+    host::check_alignment(remote, sizeof(T), place);
+    host::overwrite(remote, sizeof(T));
+    host::runtime->store_async(remote, &value, sizeof(T), cluster_shared(&barrier, rank, place),
+                               place);
+}
+
+// --- TMA -------------------------------------------------------------------------------------
+using TensorMap = host::TensorMap;
+enum CacheHint { kEvictNormal, kEvictFirst, kEvictLast };
+
+DEVICE void prefetch_tensor_map(const TensorMap&) {}
+
+template <CacheHint kHint = kEvictNormal, int kRank>
+DEVICE void tma_load_multicast(void* shared, const TensorMap& map, Barrier& to,
+                               const int (&at)[kRank], int ranks, HOST_PLACE) {
+    host::runtime->tma_check(&map, kRank, shared, place);
+    for (int rank = 0; rank < 16; ++rank) {
+        if (!(ranks >> rank & 1)) continue;
+        host::overwrite(cluster_shared(shared, rank, place), map.box_bytes());
+    }
+    host::runtime->tma_load(&map, at, shared, &to, ranks, place);
+}
+template <CacheHint kHint = kEvictNormal, int kRank>
+DEVICE void tma_load(void* shared, const TensorMap& map, Barrier& to, const int (&at)[kRank],
+                     HOST_PLACE) {
+    tma_load_multicast<kHint>(shared, map, to, at, 1 << cluster_rank(), place);
+}
+template <CacheHint kHint = kEvictNormal, int kRank>
+DEVICE void tma_store(const TensorMap& map, const void* shared, const int (&at)[kRank],
+                      HOST_PLACE) {
+    host::runtime->tma_check(&map, kRank, shared, place);
+    host::touch(shared, map.box_bytes());
+    host::runtime->tma_store(&map, at, shared, place);
+}
+DEVICE void tma_store_commit() { host::runtime->tma_store_commit(); }
+namespace hopper {
+DEVICE void tma_store_wait(int groups, bool read, host::Place place) {
+    int bytes;
+    for (int i = 0; const void* p = host::runtime->tma_store_source(groups, i, &bytes); ++i) {
+        host::touch(p, bytes);
+    }
+    host::runtime->tma_store_wait(groups, read, place);
+}
+}  // namespace hopper
+template <int N>
+DEVICE void tma_store_wait_read(HOST_PLACE) {
+    hopper::tma_store_wait(N, true, place);
+}
+template <int N>
+DEVICE void tma_store_wait(HOST_PLACE) {
+    hopper::tma_store_wait(N, false, place);
+}
+
+// --- warps -----------------------------------------------------------------------------------
+// The last lane: a kernel that counts on the first one fails.
+DEVICE bool elect_one(HOST_PLACE) {
+    return host::shuffle_from("elect_one", lane_id(), kWarpSize - 1, place) == lane_id();
+}
+template <int N>
+DEVICE void increase_registers() {
+    static_assert(N % 8 == 0 && N >= 24 && N <= 256, "a multiple of 8 from 24 to 256");
+}
+template <int N>
+DEVICE void decrease_registers() {
+    static_assert(N % 8 == 0 && N >= 24 && N <= 256, "a multiple of 8 from 24 to 256");
+}
+
+// --- 8 x 8 matrices of 16-bit numbers: the inverse of load_matrix -----------------------------
+template <bool kTransposed = false, int kCount>
+DEVICE void store_matrix(void* row, const uint32_t (&r)[kCount], HOST_PLACE) {
+    const bool has_row = lane_id() % 32 < 8 * kCount;
+    if (has_row) host::check_alignment(row, 16, place);
+    if (has_row) host::overwrite(row, 16);
+    host::MoveMatrix<kTransposed, kCount, true> mine{(uint16_t*)row, (uint32_t*)r};
+    host::runtime->exchange("store_matrix", &mine, mine.combine, place);
+}

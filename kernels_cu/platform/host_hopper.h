@@ -1,0 +1,321 @@
+// Hopper's barriers in shared memory and asynchronous transfers, as host_runtime.cpp runs them.
+//
+// A transfer is delivered when no thread can go on without it; the sticky schedule delivers at
+// random moments as well.  The same goes for the end of a wait for stores or products.
+
+// --- barriers --------------------------------------------------------------------------------
+// The kernel's 8 bytes hold this and the barrier's number, so that one that is overwritten is
+// noticed.
+constexpr unsigned kPhaseBarrierMagic = 0xba441e40;
+
+Block* block_of(const void* p) {
+    Worker& w = *worker;
+    const size_t offset = static_cast<const char*>(p) - w.shared;
+    if (offset >= w.shared_bytes * w.cluster.size) return nullptr;
+    return &w.cluster.blocks[offset / w.shared_bytes];
+}
+
+PhaseBarrier& find_barrier(const void* address, Place place) {
+    Cluster& c = worker->cluster;
+    const Block* block = block_of(address);
+    if (!block) fail_at("a Barrier must be in shared memory", place);
+    if (block->started && block->live == 0)
+        fail_at("the Barrier's block has left the kernel", place);
+    unsigned words[2];
+    memcpy(words, address, sizeof(words));
+    if (words[1] == kPhaseBarrierMagic && words[0] < unsigned(c.num_phase_barriers) &&
+        c.phase_barriers[words[0]].address == address) {
+        return c.phase_barriers[words[0]];
+    }
+    fail_at("the Barrier is not initialised, or overwritten", place);
+}
+
+void barrier_init(void* address, int count, Place place) {
+    Cluster& c = worker->cluster;
+    Block* block = block_of(address);
+    if (block != worker->current->owner) {
+        fail_at("a Barrier is initialised in its own block's shared memory", place);
+    }
+    if (count < 1 || count >= 1 << 20) fail_at("a Barrier counts 1 to 1048575 arrivals", place);
+    for (int i = 0; i < c.num_phase_barriers; ++i) {
+        if (c.phase_barriers[i].address == address)
+            fail_at("a Barrier is initialised twice", place);
+    }
+    if (!c.phase_barriers) {
+        c.phase_barriers =
+            static_cast<PhaseBarrier*>(calloc(kMaxPhaseBarriers, sizeof(PhaseBarrier)));
+    }
+    if (!c.phase_barriers || c.num_phase_barriers == kMaxPhaseBarriers) {
+        fail_at("too many Barriers", place);
+    }
+    const unsigned words[2] = {unsigned(c.num_phase_barriers), kPhaseBarrierMagic};
+    memcpy(address, words, sizeof(words));
+    PhaseBarrier& b = c.phase_barriers[c.num_phase_barriers++];
+    b.scope = kPhase;
+    b.arrived = 0;
+    b.expected = count;
+    b.phase = 0;
+    b.word = "Barrier";
+    b.place = place;
+    b.address = address;
+    b.owner = block;
+    b.bytes = 0;
+}
+
+void complete_phase(PhaseBarrier& b) {
+    if (b.arrived < b.expected || b.bytes != 0) return;
+    b.arrived = 0;
+    ++b.phase;
+    wake(b, b.owner->threads, worker->cluster.num_threads);
+}
+
+void barrier_arrive(void* address, int expected_bytes, Place place) {
+    PhaseBarrier& b = find_barrier(address, place);
+    if (b.arrived == b.expected) {
+        fail_at("more threads arrive at the Barrier in one phase than it counts", place);
+    }
+    TSAN(__tsan_release(&b.sync[b.phase % 2]));
+    b.bytes += expected_bytes;
+    ++b.arrived;
+    complete_phase(b);
+}
+
+void barrier_wait(void* address, int parity, Place place) {
+    Fiber* self = worker->current;
+    PhaseBarrier& b = find_barrier(address, place);
+    if (b.owner != self->owner) fail_at("only its own block can wait at a Barrier", place);
+    if (parity != 0 && parity != 1) fail_at("a Barrier's parity is 0 or 1", place);
+    // Who comes so late that a further phase is over waits for one more, as on a GPU.
+    while (int(b.phase % 2) == parity) {
+        self->parity = parity;
+        wait_for(self, b, "Barrier::wait", place);
+    }
+    TSAN(__tsan_acquire(&b.sync[parity]));
+}
+
+// --- transfers -------------------------------------------------------------------------------
+// TMA's swizzle and wgmma's: bits 4 to 6 of an address, or fewer, change with the three bits above.
+inline uintptr_t swizzled(uintptr_t address, int swizzle_bytes) {
+    const uintptr_t bits = swizzle_bytes == 0 ? 0 : swizzle_bytes - 16;
+    return address ^ (address >> 3 & bits);
+}
+
+// Moves the box between the array and `image`, the bytes of shared memory that begin at `shared`.
+void copy_box(const Transfer& t, char* image, bool load) {
+    const TensorMap& map = t.map;
+    const int line_bytes = map.box[0] * map.item_bytes;
+    const long long columns = (long long)map.shape[0];
+    const long long first = t.at[0] < 0 ? -(long long)t.at[0] : 0;
+    const long long last = columns - t.at[0] < map.box[0] ? columns - t.at[0] : map.box[0];
+    char line[2048];
+    for (int row = 0; row * line_bytes < t.bytes; ++row) {
+        char* global = reinterpret_cast<char*>(map.address) + (t.at[0] + first) * map.item_bytes;
+        bool inside = first < last;
+        int rest = row;
+        for (int d = 1; d < map.rank; ++d) {
+            const long long i = t.at[d] + (long long)(rest % map.box[d]);
+            rest /= map.box[d];
+            inside = inside && i >= 0 && i < (long long)map.shape[d];
+            global += i * (long long)map.strides[d - 1];
+        }
+        const size_t bytes = inside ? (last - first) * map.item_bytes : 0;
+        if (load) {
+            memset(line, 0, line_bytes);
+            memcpy(line + first * map.item_bytes * inside, global, bytes);
+        }
+        for (int i = 0; i < line_bytes; i += 16) {
+            const uintptr_t address = uintptr_t(t.shared) + row * line_bytes + i;
+            char* there = image + (swizzled(address, map.swizzle_bytes) - uintptr_t(t.shared));
+            memcpy(load ? there : line + i, load ? line + i : there, 16);
+        }
+        if (!load) memcpy(global, line + first * map.item_bytes * inside, bytes);
+    }
+}
+
+void remove_transfer(int i) {
+    Cluster& c = worker->cluster;
+    free(c.transfers[i].data);
+    --c.num_transfers;
+    memmove(&c.transfers[i], &c.transfers[i + 1], (c.num_transfers - i) * sizeof(Transfer));
+}
+
+void finish_wait(Warpgroup& g);
+
+void deliver(int i) {
+    Cluster& c = worker->cluster;
+    Transfer& t = c.transfers[i];
+    Unobserved unobserved;
+    if (t.kind == Transfer::kRead) {
+        if (memcmp(t.data, t.shared, t.bytes) != 0) {
+            fail_of(*t.issuer, "shared memory changed while tma_store read it", t.place);
+        }
+        t.kind = Transfer::kWrite;
+        wake(c.stores, t.issuer, 1);
+        return;
+    }
+    if (t.kind == Transfer::kWrite) copy_box(t, t.data, false);
+    if (t.kind == Transfer::kLoad) copy_box(t, t.shared, true);
+    if (t.kind == Transfer::kWord) memcpy(t.shared, t.data, t.bytes);
+    const Transfer done = t;
+    remove_transfer(i);
+    if (done.kind == Transfer::kProducts) finish_wait(*done.warpgroup);
+    if (done.kind == Transfer::kWrite) wake(c.stores, done.issuer, 1);
+    if (!done.barrier) return;
+    done.barrier->bytes -= done.bytes;
+    complete_phase(*done.barrier);
+}
+
+// False: nothing is under way.
+bool deliver_one() {
+    Worker& w = *worker;
+    const int count = w.cluster.num_transfers;
+    if (count == 0) return false;
+    const Order order = w.ready.order();
+    deliver(order == kFifo   ? 0
+            : order == kLifo ? count - 1
+                             : int(w.ready.random() % unsigned(count)));
+    return true;
+}
+
+void deliver_at_random() {
+    Worker& w = *worker;
+    if (w.ready.order() == kSticky && w.ready.random() % 8 == 0) deliver_one();
+}
+
+Transfer& new_transfer(Transfer::Kind kind, char* shared, int bytes, Place place) {
+    Cluster& c = worker->cluster;
+    if (c.num_transfers == c.transfer_capacity) {
+        c.transfer_capacity = 2 * c.transfer_capacity + 16;
+        c.transfers =
+            static_cast<Transfer*>(realloc(c.transfers, c.transfer_capacity * sizeof(Transfer)));
+    }
+    Transfer& t = c.transfers[c.num_transfers++];
+    t = {};
+    t.kind = kind;
+    t.issuer = worker->current;
+    t.place = place;
+    t.shared = shared;
+    t.block = block_of(shared);
+    t.bytes = bytes;
+    return t;
+}
+
+void store_async(void* remote, const void* value, int bytes, void* remote_barrier, Place place) {
+    PhaseBarrier& barrier = find_barrier(remote_barrier, place);
+    TSAN(__tsan_release(&barrier.sync[barrier.phase % 2]));
+    Transfer& t = new_transfer(Transfer::kWord, static_cast<char*>(remote), bytes, place);
+    t.barrier = &barrier;
+    t.data = static_cast<char*>(malloc(bytes));
+    memcpy(t.data, value, bytes);
+}
+
+// --- TMA -------------------------------------------------------------------------------------
+void tma_check(const TensorMap* map, int num_coordinates, const void* shared, Place place) {
+    if (map->magic != kTensorMapMagic) fail_at("TMA: not a TensorMap of the host target", place);
+    if (num_coordinates != map->rank) fail_at("TMA: as many coordinates as the map's rank", place);
+    const Block& block = *worker->current->owner;
+    if (block_of(shared) != &block) fail_at("TMA: not in the block's shared memory", place);
+    if (uintptr_t(shared) % (map->swizzle_bytes ? 8 * map->swizzle_bytes : 128) != 0) {
+        fail_at("TMA: shared memory is not aligned to 128 bytes, or 8 times the swizzle", place);
+    }
+    const char* end = static_cast<const char*>(shared) + map->box_bytes();
+    if (end > block.shared + kDynamicOffset + worker->cluster.dynamic_bytes) {
+        fail_at("TMA: the box is larger than the rest of shared memory", place);
+    }
+}
+
+void tma_load(const TensorMap* map, const int* at, void* shared, void* barrier, int ranks,
+              Place place) {
+    Cluster& c = worker->cluster;
+    const Block& mine = *worker->current->owner;
+    if (block_of(barrier) != &mine) fail_at("tma_load: not a Barrier of this block", place);
+    if (ranks < 1 || ranks >> c.size != 0) fail_at("tma_load: no such rank", place);
+    for (int rank = 0; rank < c.size; ++rank) {
+        if (!(ranks >> rank & 1)) continue;
+        const ptrdiff_t offset = c.blocks[rank].shared - mine.shared;
+        PhaseBarrier& there = find_barrier(static_cast<char*>(barrier) + offset, place);
+        TSAN(__tsan_release(&there.sync[there.phase % 2]));
+        char* destination = static_cast<char*>(shared) + offset;
+        Transfer& t = new_transfer(Transfer::kLoad, destination, map->box_bytes(), place);
+        t.map = *map;
+        memcpy(t.at, at, map->rank * sizeof(int));
+        t.barrier = &there;
+    }
+}
+
+void tma_store(const TensorMap* map, const int* at, const void* shared, Place place) {
+    Unobserved unobserved;
+    const int bytes = map->box_bytes();
+    char* source = static_cast<char*>(const_cast<void*>(shared));
+    Transfer& t = new_transfer(Transfer::kRead, source, bytes, place);
+    t.map = *map;
+    memcpy(t.at, at, map->rank * sizeof(int));
+    t.group = worker->current->num_store_groups;
+    t.data = static_cast<char*>(malloc(bytes));
+    memcpy(t.data, shared, bytes);
+}
+
+void tma_store_commit() { ++worker->current->num_store_groups; }
+
+// A store of this thread's that is not among the last `groups` groups; `read`: which is not yet
+// read.
+bool waited_for(const Transfer& t, int groups, bool read) {
+    const Fiber* self = worker->current;
+    return (t.kind == Transfer::kRead || (t.kind == Transfer::kWrite && !read)) &&
+           t.issuer == self && t.group < self->num_store_groups - groups;
+}
+
+const void* tma_store_source(int groups, int i, int* bytes) {
+    const Cluster& c = worker->cluster;
+    for (int j = 0; j < c.num_transfers; ++j) {
+        const Transfer& t = c.transfers[j];
+        if (!waited_for(t, groups, true) || i-- > 0) continue;
+        *bytes = t.bytes;
+        return t.shared;
+    }
+    return nullptr;
+}
+
+void tma_store_wait(int groups, bool read, Place place) {
+    Cluster& c = worker->cluster;
+    for (int i = 0; i < c.num_transfers; ++i) {
+        if (!waited_for(c.transfers[i], groups, read)) continue;
+        wait_for(worker->current, c.stores, "tma_store_wait", place);
+        i = -1;
+    }
+}
+
+// --- the end ---------------------------------------------------------------------------------
+// What a thread, and the block and cluster whose last one it is, must not leave behind.
+void check_thread_end(const Fiber& self) {
+    const Cluster& c = worker->cluster;
+    for (int i = 0; i < c.num_transfers; ++i) {
+        const Transfer& t = c.transfers[i];
+        if (t.kind == Transfer::kRead && t.issuer == &self) {
+            fail_at("the thread left the kernel before tma_store had read all", t.place);
+        }
+    }
+}
+
+void check_block_end(const Block& block) {
+    const Cluster& c = worker->cluster;
+    for (int i = 0; i < c.num_transfers; ++i) {
+        const Transfer& t = c.transfers[i];
+        if (t.barrier && t.block == &block) {
+            fail_at("the block left the kernel before this had arrived", t.place);
+        }
+    }
+    for (int i = 0; i < c.num_phase_barriers; ++i) {
+        const PhaseBarrier& b = c.phase_barriers[i];
+        if (b.owner != &block || b.bytes == 0) continue;
+        fail_at(b.bytes > 0
+                    ? "at the end, fewer bytes have arrived at the Barrier than were expected"
+                    : "at the end, more bytes have arrived at the Barrier than were expected",
+                b.place);
+    }
+}
+
+void forget_transfers(Cluster& c) {
+    while (c.num_transfers > 0) free(c.transfers[--c.num_transfers].data);
+    c.num_phase_barriers = 0;
+}

@@ -1,0 +1,72 @@
+// wgmma.cuh on the host (host_wgmma.h).  The accumulators are poison until the wait, which also says
+// where a tile has changed while wgmma read it.
+
+namespace hopper {
+template <class T> constexpr host::NumberType kNumberType =
+    kSame<T, half> ? host::kHalf : kSame<T, bf16> ? host::kBf16 : kSame<T, e4m3> ? host::kE4m3
+    : kSame<T, e5m2> ? host::kE5m2 : host::kInt8;
+
+DEVICE void touch_sources(const host::Wgmma* op, int groups) {
+#ifdef __SANITIZE_THREAD__
+    for (int i = 0; const void* p = host::runtime->wgmma_source(op, groups, i); ++i) host::touch(p, 16);
+#endif
+}
+DEVICE void check_ready(const void* d, host::Place place) {
+    if (host::runtime->wgmma_under_way(d)) {
+        host::runtime->fail("wgmma_wait: these accumulators are still under way", place);
+    }
+}
+}  // namespace hopper
+
+template <class... D>
+DEVICE void wgmma_fence(D&... d) {
+    host::runtime->wgmma_fence();
+}
+DEVICE void wgmma_commit() { host::runtime->wgmma_commit(); }
+template <int N>
+DEVICE void wgmma_wait(HOST_PLACE) {
+    hopper::touch_sources(nullptr, N);
+    host::runtime->wgmma_wait(N, place);
+}
+template <int N, class D, int kRegisters>
+DEVICE void wgmma_wait(D (&d)[kRegisters], HOST_PLACE) {
+    wgmma_wait<N>(place);
+    hopper::check_ready(d, place);
+}
+template <int N, class D0, class D1, int kRegisters0, int kRegisters1>
+DEVICE void wgmma_wait(D0 (&d0)[kRegisters0], D1 (&d1)[kRegisters1], HOST_PLACE) {
+    wgmma_wait<N>(d0, place);
+    hopper::check_ready(d1, place);
+}
+
+namespace hopper {
+template <class A, class B, Major kA, Major kB, class D, int kRegisters>
+DEVICE void multiply(D (&d)[kRegisters], uint64_t a, const uint32_t* a_registers, uint64_t b,
+                     bool accumulate, host::Place place) {
+    static_assert(kRegisters % 4 == 0 && kRegisters >= 4 && kRegisters <= 128,
+                  "N is a multiple of 8 from 8 to 256");
+    static_assert(kSame<D, int> == kSame<A, int8_t>, "int8 has int32 accumulators, others float");
+    static_assert(sizeof(A) == 1 ? kA == kMajorK && kB == kMajorK : kSame<A, B>,
+                  "16-bit operands are of one type, 8-bit ones K-major");
+    const host::Wgmma op = {{kNumberType<A>, kNumberType<B>},
+                            {kA == kMajorMN, kB == kMajorMN},
+                            2 * kRegisters,
+                            accumulate,
+                            {a, b},
+                            a_registers,
+                            d};
+    touch_sources(&op, 0);
+    host::runtime->wgmma(&op, place);
+}
+}  // namespace hopper
+
+template <class A, class B = A, Major kA = kMajorK, Major kB = kMajorK, class D, int kRegisters>
+DEVICE void wgmma(D (&d)[kRegisters], uint64_t a, uint64_t b, bool accumulate, HOST_PLACE) {
+    hopper::multiply<A, B, kA, kB>(d, a, nullptr, b, accumulate, place);
+}
+template <class A, class B = A, Major kA = kMajorK, Major kB = kMajorK, class D, int kRegisters>
+DEVICE void wgmma(D (&d)[kRegisters], const uint32_t (&a)[4], uint64_t b, bool accumulate,
+                  HOST_PLACE) {
+    static_assert(kA == kMajorK, "A in registers has no major");
+    hopper::multiply<A, B, kA, kB>(d, 0, a, b, accumulate, place);
+}

@@ -1,0 +1,119 @@
+"""What a Hopper GPU makes of TMA's swizzles and wgmma's descriptors, recorded for the host to be held to.
+
+    PYTHONPATH=. python tests/record_golden.py tests/golden/hopper.npz
+
+One swizzle function serves TMA and wgmma on the host, so that an error in it would cancel out: these
+vectors are from hardware.  tests/test_hopper_words.py compares.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+from hopper_kernels import BOXES, launch_all, tma_image, variant
+
+from cupykern import targets
+from cupykern.targets import Target
+
+FILE = Path(__file__).parent / "golden" / "hopper.npz"
+
+# Products of tiles anywhere in an image of small numbers, whose descriptors come from an array.
+_PRODUCTS = """
+constexpr int kN = 64, kBytes = 1 << 16;
+struct Storage { alignas(1024) uint32_t image[kBytes / 4]; };
+
+KERNEL void word(const uint32_t* image, const uint64_t* tiles, const int* weights, int* y, int count) {
+    SHARED_STORAGE(Storage, s);
+    const int t = threadIdx.x;
+    for (int i = t; i < kBytes / 4; i += 128) s.image[i] = image[i];
+    fence_async_proxy();
+    sync_block();
+    const uint64_t start = matrix_descriptor<0>(s.image, 0, 0);
+    for (int i = 0; i < count; ++i) {
+        D d[kN / 2];
+        wgmma_fence(d);
+        wgmma<A, B, kMajorA, kMajorB>(d, start + tiles[2 * i], start + tiles[2 * i + 1], false);
+        wgmma_commit();
+        wgmma_wait<0>(d);
+        // Of each row, the sum weighted by column.
+        for (int half = 0; half < 2; ++half) {
+            int sum = 0;
+            for (int j = 0; j < kN / 2; ++j) {
+                if (j / 2 % 2 == half) sum += int(d[j]) * weights[wgmma_col(t, j)];
+            }
+            sum += shuffle_xor(sum, 1);
+            sum += shuffle_xor(sum, 2);
+            y[i * 64 + wgmma_row(t, 2 * half)] = sum;
+        }
+    }
+}
+"""
+_MODES = {0: 0, 128: 1, 64: 2, 32: 3}
+KINDS = [
+    *(("half", "half", a, b) for a in ("K", "MN") for b in ("K", "MN")),
+    ("bf16", "bf16", "MN", "K"),
+    ("e4m3", "e5m2", "K", "K"),
+    ("int8_t", "int8_t", "K", "K"),
+]
+
+
+def _tile(rng: np.random.Generator, span: int, strides: str) -> int:
+    """A descriptor's bits, without the image's address.
+
+    strides "whole": whole swizzle patterns apart, and the start on a line of one; "any": multiples of
+    16 bytes, and the start too.
+    """
+    if strides == "whole":
+        unit = 8 * (span or 16)
+        leading, stride = (unit * int(rng.integers(1, 4096 // unit + 1)) for _ in range(2))
+        start = unit * int(rng.integers(0, 8)) + 16 * int(rng.integers(0, max(span // 16 - 1, 1)))
+    else:
+        leading, stride, start = (16 * int(rng.integers(1, 256)) for _ in range(3))
+    return _MODES[span] << 62 | (stride >> 4) << 32 | (leading >> 4) << 16 | start >> 4
+
+
+def products(
+    target: Target, a: str, b: str, major_a: str, major_b: str, strides: str
+) -> np.ndarray:
+    """(products, 64): 16 products' rows, for each of A's and B's swizzles."""
+    rng = np.random.default_rng(7)
+    code = {"half": np.float16, "int8_t": np.int8}.get(a)
+    if code is not None:
+        image = rng.integers(-4, 5, (1 << 16) // np.dtype(code).itemsize).astype(code)
+    elif a == "bf16":
+        image = (rng.integers(-4, 5, 1 << 15).astype(np.float32).view(np.uint32) >> 16).astype(
+            np.uint16
+        )
+    else:  # codes of small integers in e4m3 and in e5m2
+        image = rng.choice(np.array([0, 0x40, 0x48, 0xC0, 0xC8], np.uint8), 1 << 16)
+    spans = [(x, y) for x in _MODES for y in _MODES]
+    tiles = np.array([[_tile(rng, span, strides) for span in pair] for pair in spans], np.uint64)
+    weights = rng.integers(-9, 10, 64).astype(np.int32)
+    arrays = {
+        "image": image,
+        "tiles": tiles,
+        "weights": weights,
+        "y": np.zeros((len(spans), 64), np.int32),
+    }
+    text = f"constexpr Major kMajorA = kMajor{major_a}, kMajorB = kMajor{major_b};\n" + _PRODUCTS
+    kernel = variant(text, A=a, B=b, D="int" if a == "int8_t" else "float")
+    args = ("image", "tiles", "weights", "y", np.int32(len(spans)))
+    return launch_all(target, kernel, arrays, args, shared=1 << 16)["y"]
+
+
+def vectors(target: Target) -> dict[str, np.ndarray]:
+    """Everything that is recorded, by name."""
+    found = {f"box{i}": tma_image(target, *box) for i, box in enumerate(BOXES)}
+    for kind in KINDS:
+        for strides in ("whole", "any"):
+            found["_".join((*kind, strides))] = products(target, *kind, strides)
+    return found
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(path, **vectors(targets.get("cuda")))
+    print(f"{path}: {path.stat().st_size} bytes")

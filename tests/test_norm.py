@@ -1,0 +1,300 @@
+"""What layer_norm and rms_norm alone promise."""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+import pytest
+
+import cupykern
+from cupykern import check, dtypes, inputs, numerics
+from cupykern.norm import ADD_OP, LAYER_OP, RMS_OP, NormProblem, _Options, _run
+from cupykern.op import Call, as_tuple
+
+DTYPES = ("float16", "bfloat16", "float32")
+OPS = {op.name: op for op in (LAYER_OP, RMS_OP, ADD_OP)}
+
+
+def compare(op, call: Call, outputs) -> check.Comparison:
+    references = op.reference(*call.args, **call.kwargs)
+    bounds = op.bound(*call.args, **call.kwargs, reference=references)
+    return check.compare(as_tuple(outputs), references, bounds)
+
+
+def run_and_compare(op, call: Call) -> check.Comparison:
+    return compare(op, call, op.run(*call.args, **call.kwargs))
+
+
+def to_numpy(x) -> np.ndarray:
+    return (x if isinstance(x, np.ndarray) else x.get()).astype(np.float64)
+
+
+def random(target, shape, dtype="float32", seed=1, kind="normal"):
+    return target.xp.asarray(inputs.values(kind, shape, dtypes.NAMES[dtype], seed))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", OPS)
+def test_every_config_holds_what_it_admits(target, name, dtype):
+    """Also rows that need a cluster or chunks; plain and with every option."""
+    op = OPS[name]
+    centered = op is LAYER_OP
+    for num_cols in (5, 100, 1024, 5000, 40_000):
+        for plain in (True, False):
+            problem = NormProblem(
+                (3, num_cols),
+                dtype,
+                weight_dtype=dtype if plain else "float32",
+                bias_dtype="float16" if centered and not plain else None,
+                residual=op is ADD_OP,
+                compensated=centered and not plain,
+                return_stats=not plain,
+            )
+            call = op.inputs(problem, num_cols, target.xp)
+            options = _Options(centered, problem.compensated, problem.return_stats, None)
+            arrays = (call.kwargs.get(key) for key in ("weight", "bias"))
+            for config in op.configs(problem, target.arch):
+                outputs = _run(
+                    *(call.args[0], *arrays, None, call.kwargs.get("residual")),
+                    *(options, None, None, config),
+                )
+                arrays = (call.kwargs.get(key) for key in ("weight", "bias"))
+                comparison = compare(op, call, outputs)
+                assert comparison.ok, f"{config}, {num_cols}: {comparison}"
+
+
+@pytest.mark.parametrize("layout", inputs.LAYOUTS)
+@pytest.mark.parametrize("name", OPS)
+def test_every_layout(target, name, layout):
+    for num_cols in (70, 3001):
+        problem = NormProblem(
+            (5, 3, 4, num_cols), "bfloat16", residual=name == "add_rms_norm", layout=layout
+        )
+        comparison = check.check_problem(OPS[name], problem, 1, target.xp)
+        assert comparison.ok, comparison
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", OPS)
+def test_long_rows(target, name, dtype):
+    for num_cols in (2**18, 2**20 + 3):
+        problem = NormProblem(
+            (2, num_cols), dtype, weight_dtype="float32", residual=name == "add_rms_norm"
+        )
+        comparison = check.check_problem(OPS[name], problem, 1, target.xp)
+        assert comparison.ok, comparison
+
+
+@pytest.mark.parametrize("weight_dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_of_another_dtype(target, dtype, weight_dtype):
+    """Also strided ones, and ones that are not aligned as x is."""
+    x = random(target, (7, 515), dtype)
+    many = random(target, (2 * 515 + 1,), weight_dtype, 2)
+    for weight in (many[:515], many[1:516], many[::2][:515], many[514::-1]):
+        for op, kwargs in ((RMS_OP, {}), (LAYER_OP, {"bias": weight[::-1]})):
+            comparison = run_and_compare(op, Call((x,), {"weight": weight, **kwargs}))
+            assert comparison.ok, comparison
+
+
+# --- statistics ------------------------------------------------------------------------------------
+
+
+def _far_from_zero(target, shape=(64, 4096)):
+    """Numbers of spread 1 about 1e4, in FP32."""
+    return random(target, shape) + np.float32(1e4)
+
+
+def test_a_mean_of_ten_thousand_times_the_spread(target):
+    x = _far_from_zero(target)
+    (expected,) = (to_numpy(y) for y in LAYER_OP.reference(x))
+    errors = {}
+    for compensated in (False, True):
+        call = Call((x,), {"compensated": compensated})
+        y = cupykern.layer_norm(x, compensated=compensated)
+        comparison = compare(LAYER_OP, call, y)
+        assert comparison.ok, comparison
+        errors[compensated] = np.abs(to_numpy(y) - expected).max()
+    assert errors[False] <= 5e-3 and errors[True] <= 1e-5
+
+
+def test_squares_less_the_square_of_the_mean_fail_there(target):
+    """E[x^2] - E[x]^2 in FP32, which kernels with one pass take, is outside of the bound."""
+    x = to_numpy(_far_from_zero(target)).astype(np.float32)
+    mean = x.mean(-1, keepdims=True, dtype=np.float32)
+    square = (x * x).mean(-1, keepdims=True, dtype=np.float32)
+    with np.errstate(invalid="ignore"):
+        naive = (x - mean) / np.sqrt(square - mean * mean + np.float32(1e-5))
+    assert not compare(LAYER_OP, Call((x,)), naive.astype(np.float32)).ok
+
+
+def test_no_variance(target):
+    x = target.xp.full((9, 777), 0.1, np.float32) * target.xp.arange(9, dtype=np.float32)[:, None]
+    y, mean, rstd = (to_numpy(a) for a in cupykern.layer_norm(x, return_stats=True))
+    np.testing.assert_allclose(mean, to_numpy(x)[:, 0], rtol=1e-6)
+    np.testing.assert_allclose(rstd, 1e-5**-0.5, rtol=1e-5)
+    assert np.abs(y).max() < 1e-3
+    assert np.abs(to_numpy(cupykern.layer_norm(x, compensated=True))).max() < 1e-4
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_column(target, dtype):
+    x = random(target, (33, 1), dtype)
+    assert not to_numpy(cupykern.layer_norm(x)).any()
+    expected = to_numpy(x) / np.sqrt(to_numpy(x) ** 2 + cupykern.finfo(dtype).eps)
+    np.testing.assert_allclose(to_numpy(cupykern.rms_norm(x, dtype="float32")), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_bad_row_leaves_the_others_alone(target, bad):
+    x = random(target, (12, 700), "float16")
+    clean = [cupykern.layer_norm(x), cupykern.rms_norm(x)]
+    x[5, 123] = bad
+    for y, before in zip((cupykern.layer_norm(x), cupykern.rms_norm(x)), clean, strict=True):
+        others = np.arange(12) != 5
+        np.testing.assert_array_equal(to_numpy(y)[others], to_numpy(before)[others])
+        assert np.isnan(to_numpy(y)[5, 123])
+    _, mean, rstd = cupykern.layer_norm(x, return_stats=True)
+    assert np.isnan(to_numpy(mean)[5]) and np.isnan(to_numpy(rstd)[5])
+    assert np.isfinite(np.delete(to_numpy(mean), 5)).all()
+
+
+def test_scaling_and_shifting_change_nothing(target):
+    x = random(target, (9, 515), kind="exact")
+    shifted = x + 8
+    (bound,) = LAYER_OP.bound(x, reference=LAYER_OP.reference(x))
+    (shifted_bound,) = LAYER_OP.bound(shifted, reference=LAYER_OP.reference(shifted))
+    difference = abs(cupykern.layer_norm(shifted) - cupykern.layer_norm(x))
+    assert bool((difference <= bound.elementwise + shifted_bound.elementwise).all())
+    scaled, y = cupykern.rms_norm(x * 4, eps=0.0), cupykern.rms_norm(x, eps=0.0)
+    assert bool((scaled == y).all())  # a power of two scales exactly
+
+
+# --- options ---------------------------------------------------------------------------------------
+
+
+def test_what_is_returned(target):
+    x = random(target, (4, 3, 50), "float16")
+    assert cupykern.rms_norm(x).shape == x.shape
+    y, s = cupykern.rms_norm(x, residual=x)
+    assert bool((s == x + x).all()) and y.dtype == s.dtype == x.dtype
+    y, s, mean, rstd = cupykern.layer_norm(x, residual=x, return_stats=True)
+    assert mean.shape == rstd.shape == (4, 3) and mean.dtype == rstd.dtype == np.float32
+    q, scale, s, rstd = cupykern.rms_norm(x, residual=x, quantize="int8", return_stats=True)
+    assert q.dtype == np.int8 and scale.shape == (4, 3, 1) and rstd.shape == (4, 3)
+
+
+def test_no_elements(target):
+    xp = target.xp
+    y, s, mean, rstd = cupykern.layer_norm(
+        xp.empty((3, 0), np.float32), residual=xp.empty((3, 0), np.float32), return_stats=True
+    )
+    assert y.shape == s.shape == (3, 0)
+    assert np.isnan(to_numpy(mean)).all() and np.isnan(to_numpy(rstd)).all()
+    q, scale = cupykern.rms_norm(xp.empty((0, 8), np.float16), quantize="e4m3")
+    assert q.shape == (0, 8) and scale.shape == (0, 1) and q.dtype == dtypes.float8_e4m3fn
+    _, scale = cupykern.rms_norm(xp.empty((2, 0), np.float16), quantize="int8")
+    assert (to_numpy(scale) == 1).all()
+
+
+def test_in_place(target):
+    x = random(target, (33, 1000), "bfloat16")
+    residual = random(target, (33, 1000), "bfloat16", 2)
+    expected = cupykern.rms_norm(x, residual=residual)
+    y, s = cupykern.rms_norm(x, residual=residual, out=x)
+    assert y is x and bool((y == expected[0]).all()) and bool((s == expected[1]).all())
+
+
+def test_the_sum_is_not_rounded_before_it_is_normalised(target):
+    """In bf16, 256 + 0.5 rounds to 256: y must show the half."""
+    x = target.xp.asarray(np.array([[256.0, 256.0]]).astype(dtypes.bfloat16))
+    residual = target.xp.asarray(np.array([[0.5, -0.5]]).astype(dtypes.bfloat16))
+    y, s = cupykern.layer_norm(x, residual=residual, dtype="float32")
+    np.testing.assert_allclose(to_numpy(y), [[1, -1]], rtol=1e-4)
+    assert (to_numpy(s) == 256).all()
+
+
+@pytest.mark.parametrize("quantize", ["e4m3", "e5m2", "int8"])
+def test_quantized_rows_decode_to_the_norm(target, quantize):
+    x = random(target, (9, 3000), "bfloat16")
+    x[2] = 0
+    q, scale = cupykern.rms_norm(x, quantize=quantize)
+    y = to_numpy(cupykern.rms_norm(x, dtype="float32"))
+    codes = numerics.as_float64(q)
+    codes = codes if isinstance(codes, np.ndarray) else codes.get()
+    largest = {"e4m3": 448, "e5m2": 57344, "int8": 127}[quantize]
+    assert (np.abs(codes).max(-1) == np.where(np.arange(9) == 2, 0, largest)).all()
+    assert to_numpy(scale)[2] == 1
+    step = {"e4m3": 2**-4, "e5m2": 2**-3, "int8": 0}[quantize] * np.abs(y)
+    assert (np.abs(codes * to_numpy(scale) - y) <= step + 0.51 * to_numpy(scale)).all()
+
+
+def test_bitwise_repeatable(target):
+    x = random(target, (5, 40_000), "float16")
+    first = [cupykern.layer_norm(x), *cupykern.rms_norm(x, quantize="e4m3")]
+    for _ in range(3):
+        again = [cupykern.layer_norm(x), *cupykern.rms_norm(x, quantize="e4m3")]
+        for a, b in zip(first, again, strict=True):
+            assert bool((a.view(np.uint8) == b.view(np.uint8)).all())
+
+
+def test_offsets_past_two_to_the_31(target):
+    """Three rows in a sparse map, more than 2^31 elements apart."""
+    if target.name != "host":
+        pytest.skip("the sparse map is host memory")
+    gap, num_cols = 2**31 + 8, 1000
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
+    maps = [mmap.mmap(-1, 2 * (2 * gap + num_cols), flags=flags) for _ in range(3)]
+    x, residual, y = (
+        np.lib.stride_tricks.as_strided(
+            np.frombuffer(memory, np.float16), (3, num_cols), (2 * gap, 2), writeable=True
+        )
+        for memory in maps
+    )
+    x[...] = inputs.values("normal", x.shape, dtypes.float16, 1)
+    residual[...] = inputs.values("normal", x.shape, dtypes.float16, 2)
+    y, *_ = cupykern.rms_norm(x, residual=residual, out=y)
+    call = Call((x.copy(),), {"residual": residual.copy()})
+    references = RMS_OP.reference(*call.args, **call.kwargs)
+    bounds = RMS_OP.bound(*call.args, **call.kwargs, reference=references)
+    assert check.compare((y,), references[:1], bounds[:1]).ok
+
+
+@pytest.mark.skipif("config.getoption('target') == 'host'", reason="needs a GPU")
+def test_more_than_two_to_the_31_elements(gpu):
+    x = inputs.bench_values((2**21 + 1, 1025), dtypes.float16, 3, gpu.xp)
+    part, (got,) = RMS_OP.sample(Call((x,)), (cupykern.rms_norm(x),), 2**20, 1)
+    comparison = compare(RMS_OP, part, got)
+    assert comparison.ok, comparison
+
+
+# --- illegal input ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (lambda x: ((1.0,), {}), TypeError, "x must be a cupy or numpy array"),
+        (lambda x: ((x.astype(np.float64),), {}), TypeError, "x's dtype must be one of"),
+        (lambda x: ((x.reshape(-1)[:1].reshape(()),), {}), ValueError, "at least one dim"),
+        (lambda x: ((x, x), {}), ValueError, r"weight must have shape \(8,\)"),
+        (lambda x: ((x, x[0].astype(np.int32)), {}), TypeError, "weight's dtype"),
+        (lambda x: ((x, [1.0] * 8), {}), TypeError, "weight must be"),
+        (lambda x: ((x,), {"eps": -1e-3}), ValueError, "eps must be at least 0"),
+        (lambda x: ((x,), {"eps": "small"}), TypeError, "eps must be a real number"),
+        (lambda x: ((x,), {"eps": np.inf}), ValueError, "eps must be finite"),
+        (lambda x: ((x,), {"residual": x[:1]}), ValueError, "residual must have x's shape"),
+        (lambda x: ((x,), {"residual": x.astype("f2")}), TypeError, "residual must have x's dtype"),
+        (lambda x: ((x,), {"dtype": "int8"}), TypeError, "dtype must be one of"),
+        (lambda x: ((x,), {"dtype": []}), TypeError, "dtype must be one of"),
+        (lambda x: ((x,), {"quantize": "fp8"}), ValueError, "quantize must be one of"),
+        (lambda x: ((x,), {"quantize": "int8", "dtype": "f2"}), ValueError, "dtype must be None"),
+        (lambda x: ((x,), {"out": x[:, ::-1]}), ValueError, "out must not overlap x"),
+        (lambda x: ((x, x[0]), {"out": x}), ValueError, "out must not overlap weight"),
+    ],
+)
+def test_illegal_arguments(target, arguments, error, message):
+    args, kwargs = arguments(target.xp.ones((4, 8), np.float32))
+    with pytest.raises(error, match=message):
+        cupykern.rms_norm(*args, **kwargs)
