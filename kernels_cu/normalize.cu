@@ -88,12 +88,12 @@ DEVICE float warp_squares(const Sums& s, float mean, float* rest) {
 }
 
 template <class Sums>
-DEVICE void warp_statistic(const Sums& s, bool, float& squares) {
+DEVICE void warp_statistic(const Sums& s, const NormParams&, float& squares) {
     squares = warp_squares(s, 0.0f, nullptr);
 }
 template <class Sums>
-DEVICE void warp_statistic(const Sums& s, bool compensated, Moments& m) {
-    m.count = count_in_warp(s.x.thread, s.x.chunk);
+DEVICE void warp_statistic(const Sums& s, const NormParams& params, Moments& m) {
+    m.count = count_in_warp(s.x.thread, s.x.chunk, params.layout.num_cols);
     const float one_over_count = 1.0f / (m.count > 0.0f ? m.count : 1.0f);
     float sum = 0.0f;
 #pragma unroll 2
@@ -105,7 +105,7 @@ DEVICE void warp_statistic(const Sums& s, bool compensated, Moments& m) {
         sum += part;
     }
     m.mean = reduce_in_warp(sum, Sum()) * one_over_count;
-    if (!kPlain && compensated) {
+    if (!kPlain && params.compensated) {
         float rest;
         m.m2 = warp_squares(s, m.mean, &rest);
         m.mean_low = rest * one_over_count;
@@ -271,7 +271,7 @@ DEVICE void normalize_row(const Sums& s, const RowTask& task, const void* weight
     Statistic statistic{};
     if (task.pass != kMerge) {
         s.x.finish();
-        if (task.pass != kApply) warp_statistic(s, params.compensated != 0, statistic);
+        if (task.pass != kApply) warp_statistic(s, params, statistic);
     }
     if (!merge_row(task, t, c.live, layout.num_rows, out.statistics, MergeStatistics(), statistic)) {
         return;

@@ -246,11 +246,11 @@ DEVICE float reduce_in_warp(float value, Combine combine) {
     return value;
 }
 
-// The elements of a row that the lanes of a warp hold.
-DEVICE float count_in_warp(const RowThread& thread, const RowChunk& c) {
+// The elements of a row that the lanes of a warp hold; any number where there is no row.
+DEVICE float count_in_warp(const RowThread& thread, const RowChunk& c, int64_t num_cols) {
     constexpr int kLanes = kLastLaneBit / kFirstLaneBit;
-    // The same for all rows of a warp, or for one that is none: no lane must miss the shuffles.
-    if (kPlain && (c.high == kChunk || !c.live)) {
+    // The same for all threads of a block: no lane must miss the shuffles.
+    if (kPlain && num_cols - c.first_col >= kChunk) {
         return float(kLanes * kVectorsPerThread * kVectorWidth);
     }
     return reduce_in_warp(float(c.count(thread)), Sum());
