@@ -360,7 +360,7 @@ def variants(
         a, b = dtypes.NAMES[a_name], dtypes.NAMES[b_name or a_name]
         for layout_a, layout_b in ((i, j) for i in (INNER, OUTER) for j in (INNER, OUTER)):
             for layouts in ((layout_a, layout_b), (STRIDED, STRIDED)):
-                if STRIDED not in layouts and not gemm.by_vectors(a, b, *layouts):
+                if STRIDED not in layouts and not gemm.by_vectors(a, b, *layouts, block_scales):
                     continue
                 task = GemmTask(1, 4096, 4096, 4096, a, b, *layouts, block_scales)
                 for config in gemm.configs(task, arch):
@@ -368,12 +368,13 @@ def variants(
     return tuple(found)
 
 
-def task_of(problem: MatmulProblem) -> GemmTask:
+def task_of(problem: MatmulProblem, block_scales: bool = False) -> GemmTask:
     call = _inputs(problem, 0, np)
     a, b = call.args
     batch, m, n = check_shapes(a, b)
-    found = gemm.layouts(gemm.matrix(a, batch), gemm.matrix(b, batch), a.shape[-1], m, n)
-    return GemmTask(math.prod(batch), m, n, a.shape[-1], a.dtype, b.dtype, *found)
+    k, matrices = a.shape[-1], (gemm.matrix(a, batch), gemm.matrix(b, batch))
+    found = gemm.layouts(*matrices, k, m, n, block_scales)
+    return GemmTask(math.prod(batch), m, n, k, a.dtype, b.dtype, *found, block_scales)
 
 
 def sampled_rows(m: int, count: int, seed: int) -> np.ndarray:
