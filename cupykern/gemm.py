@@ -172,7 +172,10 @@ def _tiles(
     Few for what is rare: each is a variant for every pair of dtypes and layouts.
     """
     compute = compute_dtype(a, b)
-    gfx = arch.startswith("gfx")
+    gfx, gfx11 = (
+        arch.startswith("gfx"),
+        arch.startswith("gfx11"),
+    )  # whose fragments take twice as much
     roomy = max_shared_bytes(arch) >= 160 * 1024
     few = 2 if gfx else 3  # stages
     small = GemmConfig(16, 64, 128, 1, 1, 4, stages=2 if gfx and a.itemsize == 2 else 4)
@@ -183,14 +186,16 @@ def _tiles(
     e5m2 = dtypes.float8_e5m2 in (a, b)
     if a.itemsize == b.itemsize == 1:
         converted = GemmConfig(64, 64, 128, 2, 2, stages=few)
+        if gfx11 and a in _FP8:
+            converted = GemmConfig(64, 64, 64, 2, 4, stages=2)
         native = replace(converted, fp8=True)
         large = (converted,)
         if a in _FP8 and arch in _FP8_ARCHS:
             large = (native, converted) if arch == "host" else (native,)
         return large if e5m2 or block_scales else (*large, small)
     if b.itemsize == 1:
-        if arch.startswith("gfx11"):  # its fragments are twice as large
-            return (GemmConfig(32, 64, 64, 2, 2, stages=2),)
+        if gfx11:
+            return (GemmConfig(32, 64, 64, 2, 4 if block_scales else 2, stages=2),)
         # Scaled blocks have their sums twice, of the products and of the blocks.
         cols = 64 if gfx or block_scales else 128
         large = GemmConfig(64, cols, 64, 2, 2, stages=4 if roomy else few)
