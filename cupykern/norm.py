@@ -300,6 +300,8 @@ def _make_norm(
     )
     has_residual = residual is not None
     config = config or choose_config(target.arch, x.itemsize, layout, plain, has_residual)
+    if config.split_rows and options.quantized is not None:
+        return None  # a row's scale is known only when all of it has been normalised
     params = np.zeros((), _PARAMS)
     params["eps"] = eps
     params["dtype"] = DTYPE_CODES[y.dtype]
