@@ -140,7 +140,8 @@ def _errors(row: _Row, residual: Any, centered: bool, compensated: bool) -> _Err
     warp_mean = 0.0  # the error of a warp's mean, which its squares are about
     if centered:
         warp_mean = depth * _U * size
-        lost = warp_mean + _U * xp.abs(row.mean)  # the second part of the mean is dropped
+        # The second part of the mean is dropped, and mean * rstd rounded.
+        lost = warp_mean + 2 * _U * xp.abs(row.mean)
         if compensated:
             lost = (depth + 2) * _U * (spread + warp_mean)
         mean = of_s + lost + merges * _U * largest + 4 * _FLUSHED
@@ -182,7 +183,7 @@ def layer_norm_bound(
     """Elementwise: rstd |weight| times the errors of s, the mean and their difference, the relative
     errors of rstd and the products, one rounding to the output.
 
-    Without `compensated` the mean is off by up to 50 u rms(s), with it by 52 u times the spread.
+    Without `compensated` the mean is off by up to 52 u rms(s), with it by 52 u times the spread.
     """
     with np.errstate(all="ignore"):
         row = _row(x, residual, True, 1e-5 if eps is None else float(eps))
