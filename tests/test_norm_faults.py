@@ -69,7 +69,7 @@ FAULTS = {
         "parts/moments.cuh", "distance * distance * (a.count * share)", "0.0f", "clusters and chunks"
     ),
     "the largest with its sign": Fault(
-        "parts/quantize.cuh", "const float magnitude = x < 0.0f ? -x : x;", "const float magnitude = x;", "quantized"
+        "parts/quantize.cuh", "bit_cast<uint32_t>(x) & 0x7fffffffu;", "bit_cast<uint32_t>(x);", "quantized"
     ),
     "NaN does not reach the scale": Fault(
         "parts/quantize.cuh", "return a >= b || a != a ? a : b;", "return a >= b ? a : b;", "quantized"
