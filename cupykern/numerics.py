@@ -77,6 +77,15 @@ def namespace(array: Any) -> Any:
     return np
 
 
+def as_float64(x: Any) -> Any:
+    """x in FP64, in its own namespace; also of the FP8 arrays that CuPy cannot convert."""
+    xp = namespace(x)
+    if xp is not np and x.dtype in (dtypes.float8_e4m3fn, dtypes.float8_e5m2):
+        codes = xp.asarray(np.arange(256, dtype=np.uint8).view(x.dtype).astype(np.float64))
+        return codes[x.view(np.uint8)]
+    return x.astype(np.float64)
+
+
 def row_max(magnitudes: Any) -> Any:
     """The largest along the last axis, which stays with size 1; 0 where there is none."""
     xp = namespace(magnitudes)
