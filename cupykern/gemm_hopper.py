@@ -36,13 +36,14 @@ from .targets.limits import max_shared_bytes, multiprocessors
 ARCHS = ("sm_90a", "host")
 _LINE = 128  # mainloop_hopper.cuh: kLineBytes
 _STAGING = 8 * 4096  # gemm_hopper.cu: HopperStorage.staging
+_GROUP_ROWS = 2048  # of tiles that blocks compute at the same time, below each other
 _STORE_BOX = (1, 16, 64)  # gemm_hopper.cu: kWarpRows, kChunk
 _PARAMS = np.dtype(  # gemm_hopper.cu: HopperParams
     [
         ("batch", BATCH),
         *((name, np.int64) for name in ("batch_size", "num_k_tiles", "tiles_m", "tiles_n")),
         ("epilogue", EPILOGUE),
-        ("tma_stores", np.int64),
+        *(("tma_stores", np.int32), ("group_height", np.int32)),
     ]
 )
 _NO_MAP = by_value(np.zeros(128, np.uint8))
@@ -258,6 +259,7 @@ def hopper_plan(
     params["num_k_tiles"] = math.ceil(p.k * task.a.itemsize / _LINE)
     params["tiles_m"], params["tiles_n"] = tiles_m, tiles_n
     params["tma_stores"] = map_out is not None
+    params["group_height"] = _GROUP_ROWS // (c.tile_m * c.cluster)
     clusters = max(1, multiprocessors(target.arch) // c.cluster)
     return HopperPlan(
         target=target,

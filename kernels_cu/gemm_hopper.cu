@@ -16,7 +16,7 @@ struct HopperParams {
     BatchLayout batch;
     int64_t batch_size, num_k_tiles, tiles_m, tiles_n;  // tiles_m: of a cluster's height
     EpilogueParams epilogue;
-    int64_t tma_stores;
+    int32_t tma_stores, group_height;  // in tiles (GemmTask::of_block)
 };
 
 constexpr int kChunk = 64;  // columns that a warp finishes at once
@@ -115,8 +115,9 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
     const int num_k_tiles = int(params.num_k_tiles), rank = cluster_rank();
     const int step = gridDim.x / kClusterSize;
     const auto task_of = [&](int tile) {
-        GemmTask task = GemmTask::of_block(tile, params.tiles_m, params.tiles_n, params.batch_size,
-                                           kTileM * kClusterSize, kTileN);
+        GemmTask task = GemmTask::of_block(tile, uint32_t(params.tiles_m), uint32_t(params.tiles_n),
+                                           uint32_t(params.batch_size), kTileM * kClusterSize, kTileN,
+                                           uint32_t(params.group_height));
         task.row += rank * kTileM;
         return task;
     };
@@ -142,10 +143,10 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
         int count = 0;
         for (int tile = blockIdx.x / kClusterSize + turn * step; tile < num_tiles;
              tile += turns * step) {
+            const GemmTask task = task_of(tile);
             float sums[kBlocks][kTileN / 2];
             multiply(ring, place, num_k_tiles, warpgroup, count++, row_in_tile, sums);
             place.skip((turns - 1) * num_k_tiles);
-            const GemmTask task = task_of(tile);
             const auto offset = [&](Operand operand) {
                 return params.batch.offset(operand, task.batch);
             };
