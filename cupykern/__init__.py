@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from . import matmul as _matmul
 from . import norm as _norm
+from . import quantize as _quantize
 from . import scaled_mm as _scaled_mm
 from . import softmax as _softmax
 from .arrays import asarray, empty
 from .matmul import matmul
 from .norm import layer_norm, rms_norm
 from .numerics import finfo
+from .quantize import quantize
 from .scaled_mm import scaled_mm
 from .softmax import log_softmax, softmax
 
@@ -21,6 +23,7 @@ OPS = (
     _norm.LAYER_OP,
     _norm.RMS_OP,
     _norm.ADD_OP,
+    _quantize.OP,
     _matmul.OP,
     _scaled_mm.OP,
 )
@@ -34,6 +37,7 @@ __all__ = [
     "layer_norm",
     "log_softmax",
     "matmul",
+    "quantize",
     "rms_norm",
     "scaled_mm",
     "softmax",

@@ -1,12 +1,11 @@
-"""How products are launched: operands, configs of the portable main loop, and plans.
+"""How products are launched: which main loop and config, and the portable main loop's plans.
 
-The Python half of kernels_cu/gemm.cu, shared by every op that multiplies matrices.
+The Python half of kernels_cu/gemm.cu; gemm_hopper.py is that of Hopper's main loop.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -15,64 +14,37 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from . import dtypes
+from . import dtypes, gemm_hopper
+from .gemm_hopper import HopperConfig
 from .jit import get_kernel
+from .product import (
+    BATCH,
+    EPILOGUE,
+    FP8,
+    INNER,
+    MAX_BATCH_DIMS,
+    OUTER,
+    STRIDED,
+    STRIDES,
+    GemmTask,
+    Product,
+    compute_dtype,
+    fill_batch,
+    fill_epilogue,
+    make_task,
+    product_dims,
+)
 from .rows import DTYPE_CODES
 from .targets import Kernel, Target, by_value
-from .targets.limits import max_shared_bytes
+from .targets.limits import max_shared_bytes, multiprocessors
 
-MAX_BATCH_DIMS = 4  # gemm_task.cuh: kMaxBatchDims
-INNER, OUTER, STRIDED = range(3)  # mainloop.cuh: Layout
 _WHOLE, _PARTIAL, _REDUCE = (np.int64(i) for i in range(3))  # gemm.cu: Pass
 BLOCK = 128  # mainloop.cuh: kBlockK; splits begin at multiples of it
 _MAX_SPLITS = 64
-_ALIGNMENT = 16  # of what asynchronous copies move
-
-_16_BIT = (dtypes.float16, dtypes.bfloat16)
-_FP8 = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
-
 _FP8_ARCHS = ("sm_89", "sm_100a", "sm_120a", "host")
-_MULTIPROCESSORS = {
-    "sm_80": 108, "sm_86": 84, "sm_89": 128, "sm_90a": 132, "sm_100a": 148, "sm_120a": 170,
-    "gfx90a": 104, "gfx942": 304, "gfx1100": 48, "gfx1151": 20, "gfx1201": 32,
-}  # fmt: skip
-"""How many blocks run at once, for the number of splits: by architecture, so that the sums of two chips
-of one architecture agree bit for bit."""
-
-
-def compute_dtype(a: np.dtype, b: np.dtype) -> np.dtype:
-    """The dtype that a and b can be multiplied as, which holds every number of both.
-
-    Raises TypeError for a pair that is not supported.
-    """
-    if a == b and a in (*_16_BIT, dtypes.float32, dtypes.int8):
-        return a
-    if a in _16_BIT and b in (*_FP8, dtypes.int8):
-        return a
-    if a in _FP8 and b in _FP8:
-        return dtypes.float16
-    raise TypeError(
-        f"a and b must both be float16, bfloat16, float32 or int8, both FP8, or a float16 or bfloat16 "
-        f"and b FP8 or int8; got {a} and {b}"
-    )
 
 
 # --- configs -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class GemmTask:
-    """What decides about configs: sizes, dtypes and the layouts of the operands."""
-
-    batch: int
-    m: int
-    n: int
-    k: int
-    a: np.dtype
-    b: np.dtype
-    layout_a: int
-    layout_b: int
-    block_scales: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,8 +80,13 @@ class GemmConfig:
         return max(stages, fragments * 16 * 20 * 4, slices)
 
 
-def refusal(config: GemmConfig, task: GemmTask, arch: str) -> str | None:
+AnyConfig = GemmConfig | HopperConfig
+
+
+def refusal(config: AnyConfig, task: GemmTask, arch: str) -> str | None:
     """Why `config` cannot compute `task` on `arch`; None: it can."""
+    if isinstance(config, HopperConfig):
+        return gemm_hopper.refusal(config, task, arch)
     c = config
     sizes = (c.tile_m, c.tile_n, c.tile_k, c.warps_m, c.warps_n, c.warps_k)
     if min(*sizes, c.splits, c.finish_rounds) < 1:
@@ -121,7 +98,7 @@ def refusal(config: GemmConfig, task: GemmTask, arch: str) -> str | None:
     if element_a.itemsize + element_b.itemsize < 2 * compute.itemsize:
         step = 32  # mainloop.cuh: kConverts
     if c.fp8 and not (
-        task.a in _FP8 and task.b in _FP8 and STRIDED not in (task.layout_a, task.layout_b)
+        task.a in FP8 and task.b in FP8 and STRIDED not in (task.layout_a, task.layout_b)
     ):
         return "fp8 is for two FP8 operands that lie along k"
     if c.fp8 and arch not in _FP8_ARCHS:
@@ -152,12 +129,12 @@ def refusal(config: GemmConfig, task: GemmTask, arch: str) -> str | None:
     return None
 
 
-def check_config(config: Any, task: GemmTask, arch: str) -> GemmConfig:
+def check_config(config: Any, task: GemmTask, arch: str) -> AnyConfig:
     """`config`, or the measured one for None.  Raises TypeError and ValueError, with the reason."""
     if config is None:
         return choose_config(task, arch)
-    if not isinstance(config, GemmConfig):
-        raise TypeError(f"config must be a GemmConfig; got {type(config).__name__}")
+    if not isinstance(config, AnyConfig):
+        raise TypeError(f"config must be a GemmConfig or HopperConfig; got {type(config).__name__}")
     if reason := refusal(config, task, arch):
         raise ValueError(f"config does not fit: {reason}")
     return config
@@ -172,10 +149,8 @@ def _tiles(
     Few for what is rare: each is a variant for every pair of dtypes and layouts.
     """
     compute = compute_dtype(a, b)
-    gfx, gfx11 = (
-        arch.startswith("gfx"),
-        arch.startswith("gfx11"),
-    )  # whose fragments take twice as much
+    gfx = arch.startswith("gfx")
+    gfx11 = arch.startswith("gfx11")  # whose fragments take twice as many registers
     roomy = max_shared_bytes(arch) >= 160 * 1024
     few = 2 if gfx else 3  # stages
     small = GemmConfig(16, 64, 128, 1, 1, 4, stages=2 if gfx and a.itemsize == 2 else 4)
@@ -186,11 +161,11 @@ def _tiles(
     e5m2 = dtypes.float8_e5m2 in (a, b)
     if a.itemsize == b.itemsize == 1:
         converted = GemmConfig(64, 64, 128, 2, 2, stages=few)
-        if gfx11 and a in _FP8:
+        if gfx11 and a in FP8:
             converted = GemmConfig(64, 64, 64, 2, 4, stages=2)
         native = replace(converted, fp8=True)
         large = (converted,)
-        if a in _FP8 and arch in _FP8_ARCHS:
+        if a in FP8 and arch in _FP8_ARCHS:
             large = (native, converted) if arch == "host" else (native,)
         return large if e5m2 or block_scales else (*large, small)
     if b.itemsize == 1:
@@ -209,9 +184,16 @@ def _tiles(
     return (large, medium, small) if layout_a == INNER else (large,)
 
 
-@cache
-def configs(task: GemmTask, arch: str) -> tuple[GemmConfig, ...]:
+def configs(task: GemmTask, arch: str) -> tuple[AnyConfig, ...]:
     """The configs of `task` on `arch`, the measured one first."""
+    portable, hopper = _portable_configs(task, arch), gemm_hopper.configs(task, arch)
+    if arch != "host" and gemm_hopper.pays(task):
+        return (*hopper, *portable)
+    return (*portable, *hopper)
+
+
+@cache
+def _portable_configs(task: GemmTask, arch: str) -> tuple[GemmConfig, ...]:
     tiles = _tiles(arch, task.a, task.b, task.layout_a, task.layout_b, task.block_scales)
     fitting = [tile for tile in tiles if refusal(tile, task, arch) is None]
     chosen = next((tile for tile in fitting if _fills(tile, task)), fitting[-1])
@@ -230,12 +212,12 @@ def _split(tile: GemmConfig, task: GemmTask, arch: str) -> GemmConfig:
     two of 64 rows: (64, 8192, 8192) of FP16 by E4M3 takes 50 us instead of 58 so (H200).
     """
     tiles = task.batch * math.ceil(task.m / tile.tile_m) * math.ceil(task.n / tile.tile_n)
-    blocks = _MULTIPROCESSORS.get(arch, 4) * (2 if tile.tile_m == 64 else 1)
+    blocks = multiprocessors(arch) * (2 if tile.tile_m == 64 else 1)
     splits = max(1, min(blocks // max(tiles, 1), task.k // 512, _MAX_SPLITS))
     return replace(tile, splits=splits)
 
 
-def choose_config(task: GemmTask, arch: str) -> GemmConfig:
+def choose_config(task: GemmTask, arch: str) -> AnyConfig:
     """The fastest measured config for `task` on `arch`."""
     return configs(task, arch)[0]
 
@@ -256,7 +238,9 @@ def _promote_k(task: GemmTask, config: GemmConfig) -> int:
     return BLOCK if config.fp8 or task.block_scales else 0
 
 
-def variant(task: GemmTask, config: GemmConfig) -> Variant:
+def variant(task: GemmTask, config: AnyConfig) -> Variant:
+    if isinstance(config, HopperConfig):
+        return gemm_hopper.variant(task, config)
     elements, computes = _types(task, config)
     names = ("ElementA", "ElementB", "ComputeA", "ComputeB")
     c = config
@@ -283,124 +267,19 @@ def variant(task: GemmTask, config: GemmConfig) -> Variant:
     )
 
 
-# --- operands ----------------------------------------------------------------------------------
-
-
-class Matrix(NamedTuple):
-    """A batch of matrices as a plan sees it: strides in elements, 0 along dims of one element.
-
-    aligned: every matrix begins at a multiple of 16 bytes.
-    """
-
-    dtype: np.dtype
-    batch_strides: tuple[int, ...]
-    row: int
-    col: int
-    aligned: bool
-
-
-def matrix(array: Any, batch: tuple[int, ...]) -> Matrix | None:
-    """`array` broadcast to `batch` matrices; None if a stride is no whole number of elements."""
-    itemsize = array.dtype.itemsize
-    strides = [
-        0 if size == 1 else stride for size, stride in zip(array.shape, array.strides, strict=True)
-    ]
-    address = array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
-    if any(step % itemsize for step in (address, *strides)):
-        return None
-    aligned = not any(step % _ALIGNMENT for step in (address, *strides[:-2]))
-    steps = [0] * max(0, len(batch) + 2 - len(strides)) + [s // itemsize for s in strides]
-    return Matrix(array.dtype, tuple(steps[:-2]), steps[-2], steps[-1], aligned)
-
-
-def layouts(
-    a: Matrix, b: Matrix, k: int, m: int, n: int, block_scales: bool = False
-) -> tuple[int, int]:
-    """How the main loop reads the operands: both by vectors, or both element by element."""
-    found = _layout(a, a.col, a.row, k, m), _layout(b, b.row, b.col, k, n)
-    vectors = by_vectors(a.dtype, b.dtype, *found, block_scales)
-    return found if vectors else (STRIDED, STRIDED)
-
-
-def by_vectors(
-    a: np.dtype, b: np.dtype, layout_a: int, layout_b: int, block_scales: bool = False
-) -> bool:
-    """Whether there are variants that read operands of these layouts by vectors.
-
-    The main loop could read FP32 of every layout so, and E5M2 with scales of blocks.
-    """
-    if STRIDED in (layout_a, layout_b) or (block_scales and dtypes.float8_e5m2 in (a, b)):
-        return False
-    if a.itemsize == 1:
-        return (layout_a, layout_b) == (INNER, INNER)
-    return layout_a == INNER if b.itemsize != 2 else True
-
-
-def _layout(x: Matrix, k_step: int, outer_step: int, k: int, outer: int) -> int:
-    per_vector = _ALIGNMENT // x.dtype.itemsize
-    if x.aligned and (k_step == 1 or k == 1) and outer_step % per_vector == 0:
-        return INNER
-    neighbours = outer_step == 1 or outer == 1
-    if x.aligned and neighbours and k_step % per_vector == 0:
-        return OUTER
-    return STRIDED
-
-
 # --- plans -------------------------------------------------------------------------------------
 
-_OPERANDS = 7  # gemm_task.cuh: Operand
-_STRIDES = np.dtype([("row", np.int64), ("col", np.int64)])
-_BATCH = np.dtype(
-    [
-        ("num_dims", np.int64),
-        ("sizes", np.int64, MAX_BATCH_DIMS),
-        ("strides", np.int64, (_OPERANDS, MAX_BATCH_DIMS)),
-    ]
-)
-_EPILOGUE = np.dtype(  # epilogue.cuh: EpilogueParams
-    [
-        *(("m", np.int64), ("n", np.int64)),
-        *(("out", _STRIDES), ("bias", _STRIDES), ("residual", _STRIDES)),
-        *(("scale_a_stride", np.int64), ("scale_b_stride", np.int64)),
-        *(("alpha", np.float32), ("activation", np.int32), ("out_dtype", np.int32)),
-        *(("bias_dtype", np.int32), ("residual_dtype", np.int32), ("padding", np.int32)),
-    ]
-)
 _PARAMS = np.dtype(  # gemm.cu: GemmParams
     [
-        ("batch", _BATCH),
+        ("batch", BATCH),
         *((name, np.int64) for name in ("batch_size", "k", "k_per_split", "tiles_m", "tiles_n")),
-        *(("a", _STRIDES), ("b", _STRIDES)),
-        *(("block_scales_a", _STRIDES), ("block_scales_b", _STRIDES)),
-        ("epilogue", _EPILOGUE),
+        *(("a", STRIDES), ("b", STRIDES)),
+        *(("block_scales_a", STRIDES), ("block_scales_b", STRIDES)),
+        ("epilogue", EPILOGUE),
         *(("a_dtype", np.int32), ("b_dtype", np.int32)),
         *(("splits", np.int64), ("has_block_scales", np.int64)),
     ]
 )
-ACTIVATIONS = (None, "relu", "gelu", "gelu_tanh", "silu")  # epilogue.cuh: Activation
-
-
-class Product(NamedTuple):
-    """A launch without its arrays: out = activation(alpha * (scale_a * a) @ (scale_b * b) + bias) +
-    residual.
-
-    block_scales: scale_a and scale_b hold one number for every 128 of k (and 128 columns of b).
-    """
-
-    batch: tuple[int, ...]
-    m: int
-    n: int
-    k: int
-    a: Matrix
-    b: Matrix
-    out: Matrix
-    bias: Matrix | None
-    residual: Matrix | None
-    scale_a: Matrix | None
-    scale_b: Matrix | None
-    alpha: float
-    activation: str | None
-    block_scales: bool = False
 
 
 class GemmPlan(NamedTuple):
@@ -424,44 +303,21 @@ class GemmPlan(NamedTuple):
         self.kernel(self.tiles, (*args, _REDUCE), self.shared_bytes)
 
 
-def merge_batch(
-    sizes: Sequence[int], strides: Sequence[Sequence[int]]
-) -> list[tuple[int, tuple[int, ...]]]:
-    """(size, strides of each operand) of as few dims as walk the batch in order, innermost first."""
-    dims: list[tuple[int, tuple[int, ...]]] = []
-    for size, *steps in reversed(list(zip(sizes, *strides, strict=True))):
-        if size == 1:
-            continue
-        inner = dims[-1] if dims else None
-        if inner and all(s == i * inner[0] for s, i in zip(steps, inner[1], strict=True)):
-            dims[-1] = (inner[0] * size, inner[1])
-        else:
-            dims.append((size, tuple(steps)))
-    return dims
-
-
-def gemm_task(product: Product) -> GemmTask:
-    p = product
-    layout_a, layout_b = layouts(p.a, p.b, p.k, p.m, p.n, p.block_scales)
-    return GemmTask(
-        *(math.prod(p.batch), p.m, p.n, p.k, p.a.dtype, p.b.dtype),
-        *(layout_a, layout_b, p.block_scales),
-    )
-
-
-def gemm_plan(target: Target, product: Product, config: GemmConfig | None) -> GemmPlan | None:
+def gemm_plan(
+    target: Target, product: Product, config: AnyConfig | None
+) -> GemmPlan | gemm_hopper.HopperPlan | None:
     """The plan of `product`; None where more than MAX_BATCH_DIMS dims of the batch do not merge.
 
     Raises TypeError and ValueError for a config that does not fit, or too large a grid.
     """
     p = product
-    operands = (p.a, p.b, p.out, p.bias, p.residual, p.scale_a, p.scale_b)
-    none = (0,) * len(p.batch)
-    dims = merge_batch(p.batch, [none if x is None else x.batch_strides for x in operands])
+    dims = product_dims(p)
     if len(dims) > MAX_BATCH_DIMS:
         return None
-    task = gemm_task(p)
+    task = make_task(p.a, p.b, math.prod(p.batch), p.m, p.n, p.k, p.block_scales)
     config = check_config(config, task, target.arch)
+    if isinstance(config, HopperConfig):
+        return gemm_hopper.hopper_plan(target, p, task, dims, config)
     (element_a, element_b), _ = _types(task, config)
     tiles_m, tiles_n = -(-p.m // config.tile_m), -(-p.n // config.tile_n)
     tiles = task.batch * tiles_m * tiles_n
@@ -469,11 +325,8 @@ def gemm_plan(target: Target, product: Product, config: GemmConfig | None) -> Ge
         raise ValueError(f"the product has {tiles * config.splits} tiles, more than 2^31 - 1")
 
     params = np.zeros((), _PARAMS)
-    batch, epilogue = params["batch"], params["epilogue"]
-    batch["num_dims"] = len(dims)
-    for d, (size, strides) in enumerate(dims):
-        batch["sizes"][d] = size
-        batch["strides"][:, d] = strides
+    fill_batch(params["batch"], dims)
+    fill_epilogue(params["epilogue"], p)
     params["batch_size"] = task.batch
     params["k"] = p.k
     per_split = -(-p.k // config.splits)
@@ -483,20 +336,11 @@ def gemm_plan(target: Target, product: Product, config: GemmConfig | None) -> Ge
     for name, x in (("a", p.a), ("b", p.b)):
         params[name] = (x.row, x.col)
         params[f"{name}_dtype"] = DTYPE_CODES[x.dtype]
-    epilogue["m"], epilogue["n"] = p.m, p.n
-    for name, x in (("out", p.out), ("bias", p.bias), ("residual", p.residual)):
-        if x is not None:
-            epilogue[name] = (x.row, x.col)
-            epilogue[f"{name}_dtype"] = DTYPE_CODES[x.dtype]
     if p.block_scales:
         params["has_block_scales"] = 1
         for name, x in (("a", p.scale_a), ("b", p.scale_b)):
             if x is not None:
                 params[f"block_scales_{name}"] = (x.row, x.col)
-    epilogue["scale_a_stride"] = 0 if p.scale_a is None else p.scale_a.row
-    epilogue["scale_b_stride"] = 0 if p.scale_b is None else p.scale_b.col
-    epilogue["alpha"] = p.alpha
-    epilogue["activation"] = ACTIVATIONS.index(p.activation)
     return GemmPlan(
         kernel=get_kernel(target, variant(task, config)),
         tiles=tiles,

@@ -98,6 +98,13 @@ def bench_values(shape: tuple[int, ...], dtype: np.dtype, seed: int, xp: Any) ->
     return x.view(dtype).reshape(shape)
 
 
+def take_rows(y: Any, rows: np.ndarray) -> Any:
+    """y[rows], also of the FP8 arrays that CuPy cannot index."""
+    if y.dtype.itemsize == 1:
+        return y.view(np.uint8)[rows].view(y.dtype)
+    return y[rows]
+
+
 def sample_rows(x: Any, max_elements: int, seed: int) -> np.ndarray | None:
     """The numbers of some of x's first-axis entries, of up to about max_elements elements in all; the
     first and the last are among them.  None: all of x is that small.

@@ -12,19 +12,12 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from . import arguments, dtypes, gemm, inputs, reference
-from .gemm import (
-    ACTIVATIONS,
-    INNER,
-    OUTER,
-    STRIDED,
-    GemmConfig,
-    GemmPlan,
-    GemmTask,
-    Product,
-)
+from . import arguments, dtypes, gemm, inputs, product, reference
+from .gemm import AnyConfig, GemmPlan
+from .gemm_hopper import HopperPlan
 from .numerics import namespace
 from .op import Call, Draw, Op, Work
+from .product import ACTIVATIONS, INNER, OUTER, STRIDED, GemmTask, Product
 from .targets import Target
 
 _INPUTS = (
@@ -51,7 +44,7 @@ def matmul(
     out_dtype: Any = None,
     out: Any = None,
     accumulate: str = "float32",
-    config: GemmConfig | None = None,
+    config: AnyConfig | None = None,
 ) -> Any:
     """activation(alpha * (a @ b) + bias) + residual
 
@@ -65,7 +58,7 @@ def matmul(
         operand and alpha 1.  None: a's for float16 and bfloat16, bfloat16 for FP8, int32 for int8
         where it is allowed, else float32.
     out: array to write into, of the result's shape and dtype and apart from all operands.
-    config: a GemmConfig; None: the measured one.
+    config: a GemmConfig or HopperConfig; None: the measured one.
 
     Sums in FP32 (int8: in int32, exactly, so K is at most 131071), FP32 inputs without TF32; the
     epilogue in FP32, one rounding at the end.  K = 0 gives the epilogue of zero.  Any strides: operands
@@ -99,7 +92,7 @@ def run(
     activation: str | None,
     out_dtype: np.dtype,
     out: Any,
-    config: GemmConfig | None,
+    config: AnyConfig | None,
     block_scales: bool = False,
 ) -> Any:
     """Launch a product whose arguments are checked.  operands: a, b, bias, residual, scale_a, scale_b,
@@ -111,23 +104,23 @@ def run(
         if y.size == 0:
             return y
         arrays = {name: x for name, x in operands.items() if x is not None}
-        matrices = {name: gemm.matrix(x, shape[:-2]) for name, x in arrays.items()}
+        matrices = {name: product.matrix(x, shape[:-2]) for name, x in arrays.items()}
         for name, found in matrices.items():
             if found is None:  # rare: a stride of some odd number of bytes
                 arrays[name] = target.xp.array(arrays[name], order="C")
-                matrices[name] = gemm.matrix(arrays[name], shape[:-2])
-        place = gemm.matrix(y, shape[:-2])
+                matrices[name] = product.matrix(arrays[name], shape[:-2])
+        place = product.matrix(y, shape[:-2])
         if place is None:
             y[...] = run(
                 target, operands, shape, alpha, activation, out_dtype, None, config, block_scales
             )
             return y
-        product = Product(
+        call = Product(
             shape[:-2], shape[-2], shape[-1], arrays["a"].shape[-1], matrices["a"], matrices["b"],
             place, *map(matrices.get, ("bias", "residual", "scale_a", "scale_b")), alpha, activation,
             block_scales,
         )  # fmt: skip
-        plan = _plan(target, product, config)
+        plan = _plan(target, call, config)
         if plan is None:  # rare: a batch of many dims that do not merge
             for i in range(shape[0]):
                 part = {
@@ -152,8 +145,8 @@ def run(
 
 
 @lru_cache(maxsize=4096)
-def _plan(target: Target, product: Product, config: GemmConfig | None) -> GemmPlan | None:
-    return gemm.gemm_plan(target, product, config)
+def _plan(target: Target, call: Product, config: AnyConfig | None) -> GemmPlan | HopperPlan | None:
+    return gemm.gemm_plan(target, call, config)
 
 
 # --- arguments -----------------------------------------------------------------------------------
@@ -170,7 +163,7 @@ def result_dtype(a: np.dtype, b: np.dtype, out_dtype: Any, plain: bool) -> np.dt
     """The result's dtype.  Raises TypeError for a pair of dtypes that cannot be multiplied."""
     for name, dtype in (("a", a), ("b", b)):
         dtypes.resolve(dtype, f"{name}'s dtype", _INPUTS)
-    gemm.compute_dtype(a, b)
+    product.compute_dtype(a, b)
     if out_dtype is None:
         return dtypes.of_product(a, b, plain)
     whole = a == b == dtypes.int8 and plain
@@ -360,7 +353,7 @@ def variants(
         a, b = dtypes.NAMES[a_name], dtypes.NAMES[b_name or a_name]
         for layout_a, layout_b in ((i, j) for i in (INNER, OUTER) for j in (INNER, OUTER)):
             for layouts in ((layout_a, layout_b), (STRIDED, STRIDED)):
-                if STRIDED not in layouts and not gemm.by_vectors(a, b, *layouts, block_scales):
+                if STRIDED not in layouts and not product.by_vectors(a, b, *layouts, block_scales):
                     continue
                 task = GemmTask(1, 4096, 4096, 4096, a, b, *layouts, block_scales)
                 for config in gemm.configs(task, arch):
@@ -372,9 +365,8 @@ def task_of(problem: MatmulProblem, block_scales: bool = False) -> GemmTask:
     call = _inputs(problem, 0, np)
     a, b = call.args
     batch, m, n = check_shapes(a, b)
-    k, matrices = a.shape[-1], (gemm.matrix(a, batch), gemm.matrix(b, batch))
-    found = gemm.layouts(*matrices, k, m, n, block_scales)
-    return GemmTask(math.prod(batch), m, n, k, a.dtype, b.dtype, *found, block_scales)
+    operands = product.matrix(a, batch), product.matrix(b, batch)
+    return product.make_task(*operands, math.prod(batch), m, n, a.shape[-1], block_scales)
 
 
 def sampled_rows(m: int, count: int, seed: int) -> np.ndarray:

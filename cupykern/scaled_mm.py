@@ -9,8 +9,8 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from . import arguments, dtypes, gemm, matmul, reference
-from .gemm import BLOCK, GemmConfig
+from . import arguments, dtypes, gemm, matmul, product, reference
+from .gemm import BLOCK, AnyConfig
 from .op import Call, Draw, Op, Work
 
 _QUANTIZED = (dtypes.float8_e4m3fn, dtypes.float8_e5m2, dtypes.int8)
@@ -27,7 +27,7 @@ def scaled_mm(
     activation: str | None = None,
     out_dtype: Any = None,
     out: Any = None,
-    config: GemmConfig | None = None,
+    config: AnyConfig | None = None,
 ) -> Any:
     """activation((scale_a * a) @ (scale_b * b) + bias)
 
@@ -191,7 +191,7 @@ def _variants(arch: str) -> tuple[Variant, ...]:
     return tuple(found)
 
 
-def _task(problem: ScaledProblem) -> gemm.GemmTask:
+def _task(problem: ScaledProblem) -> product.GemmTask:
     args = _inputs(problem, 0, np).args
     p = problem.product
     arrays = [x if isinstance(x, np.ndarray) else None for x in (*args[2:], None, None)[:2]]

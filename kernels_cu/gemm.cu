@@ -120,8 +120,9 @@ KERNEL void gemm(const void* a, const void* b, void* out, const void* bias, cons
                  int64_t pass) {
     SHARED_STORAGE(GemmStorage, storage);
     const WarpPlace warp = WarpPlace::here();
-    const GemmTask task = GemmTask::of_block(blockIdx.x, params.tiles_m, params.tiles_n,
-                                             params.batch_size, kTileM, kTileN);
+    const GemmTask task =
+        GemmTask::of_block(blockIdx.x, uint32_t(params.tiles_m), uint32_t(params.tiles_n),
+                           uint32_t(params.batch_size), kTileM, kTileN);
     const auto offset = [&](Operand operand) { return params.batch.offset(operand, task.batch); };
     AllSums acc{};
     if (pass != kReduce) {

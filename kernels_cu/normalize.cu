@@ -1,14 +1,15 @@
 // normalize.cu: layer_norm (kCentered) and rms_norm of rows, s = x + residual (FP32, not rounded):
 //   layer_norm  y = (s - mean) / sqrt(var + eps) * weight + bias
 //   rms_norm    y = s / sqrt(mean(s^2) + eps) * weight
-// A row is read once into shared memory (parts/row.cuh).  Each warp sums its part's squares; those of
-// layer_norm are about the part's own mean, which parts/moments.cuh merges.
+// A row is read once into shared memory (parts/row.cuh), where its squares are summed, in layer_norm
+// about the mean.  Within a block that is known before; in a cluster, or a row of several chunks, each
+// warp takes the mean of its own part, and parts/moments.cuh merges them.
 //   weight, bias     of any of the three types, along the row; null: none.  rms_norm has no bias.
 //   sum              s rounded to Element.  mean, rstd: FP32, one for each row.  Null: not wanted.
 //   row_scale        not null: y is FP8 or int8, the row's largest |y| over the format's largest number
 //                    the scale that decodes it.  For rows that are not split.
-//   compensated      the rest that a warp's mean leaves is measured along with the squares, and both
-//                    parts of the mean are subtracted.
+//   compensated      the rest that a mean leaves is measured along with the squares, and both parts of
+//                    the mean are subtracted.
 // kPlain: weight, bias and y are Elements, the first two in aligned vectors; no statistics, no
 // row_scale, not compensated.
 // Constants: Element, kCentered and those of parts/row.cuh.
@@ -52,8 +53,10 @@ struct Sums {
     }
 };
 
-// What the warps and blocks of a row exchange.
-template <bool centered>
+constexpr bool kMeanFirst = kCentered && kClusterSize == 1 && !kSplitRows;
+
+// What the warps, blocks or chunks of a row tell each other, and what comes of it.
+template <bool moments>
 struct StatisticOf {
     using Type = Moments;
     using Merge = MergeMoments;
@@ -63,8 +66,8 @@ struct StatisticOf<false> {
     using Type = float;  // the sum of squares
     using Merge = MergeFloats<Sum>;
 };
-using Statistic = StatisticOf<kCentered>::Type;
-using MergeStatistics = StatisticOf<kCentered>::Merge;
+using Statistic = StatisticOf<kCentered && !kMeanFirst>::Type;
+using MergeStatistics = StatisticOf<kCentered && !kMeanFirst>::Merge;
 
 // The squares of the warp's distances from `mean`; not null, `rest` becomes the sum of the distances.
 template <class Sums>
@@ -88,13 +91,7 @@ DEVICE float warp_squares(const Sums& s, float mean, float* rest) {
 }
 
 template <class Sums>
-DEVICE void warp_statistic(const Sums& s, const NormParams&, float& squares) {
-    squares = warp_squares(s, 0.0f, nullptr);
-}
-template <class Sums>
-DEVICE void warp_statistic(const Sums& s, const NormParams& params, Moments& m) {
-    m.count = count_in_warp(s.x.thread, s.x.chunk, params.layout.num_cols);
-    const float one_over_count = 1.0f / (m.count > 0.0f ? m.count : 1.0f);
+DEVICE float warp_sum(const Sums& s) {
     float sum = 0.0f;
 #pragma unroll 2
     for (int i = 0; i < kVectorsPerThread; ++i) {
@@ -104,8 +101,19 @@ DEVICE void warp_statistic(const Sums& s, const NormParams& params, Moments& m) 
         for (int j = 0; j < kVectorWidth; ++j) part += values[j];
         sum += part;
     }
-    m.mean = reduce_in_warp(sum, Sum()) * one_over_count;
-    if (!kPlain && params.compensated) {
+    return reduce_in_warp(sum, Sum());
+}
+
+template <class Sums>
+DEVICE void warp_statistic(const Sums& s, bool, float& squares) {
+    squares = warp_squares(s, 0.0f, nullptr);
+}
+template <class Sums>
+DEVICE void warp_statistic(const Sums& s, bool compensated, Moments& m) {
+    m.count = count_in_warp(s.x.thread, s.x.chunk);
+    const float one_over_count = 1.0f / (m.count > 0.0f ? m.count : 1.0f);
+    m.mean = warp_sum(s) * one_over_count;
+    if (!kPlain && compensated) {
         float rest;
         m.m2 = warp_squares(s, m.mean, &rest);
         m.mean_low = rest * one_over_count;
@@ -159,12 +167,32 @@ struct Normalizer {
     Columns weight, bias;
 
     DEVICE void take(float squares, float count, float eps) {
+        squares = squares < 0.0f ? 0.0f : squares;  // rounding; NaN stays
         rstd = reciprocal_square_root(squares / count + eps);
     }
     DEVICE void take(const Moments& m, float count, float eps) {
         mean = m.mean;
         mean_low = m.mean_low;
-        take(m.m2 < 0.0f ? 0.0f : m.m2, count, eps);  // rounding; NaN stays
+        take(m.m2, count, eps);
+    }
+    // Of a row in one block: its mean, then the squares about it.
+    template <class Sums>
+    DEVICE void take_mean_first(const Sums& s, float count, float eps, bool compensated) {
+        const RowThread& t = s.x.thread;
+        const MergeFloats<Sum> merge;
+        const float one_over_count = 1.0f / count;
+        mean = merge_across_warps<0>(warp_sum(s), t, merge) * one_over_count;
+        float squares;
+        if (!kPlain && compensated) {
+            float rest;
+            squares = merge_across_warps<1>(warp_squares(s, mean, &rest), t, merge);
+            rest = merge_across_warps<2>(rest, t, merge);
+            mean_low = rest * one_over_count;
+            squares -= rest * mean_low;
+        } else {
+            squares = merge_across_warps<1>(warp_squares(s, mean, nullptr), t, merge);
+        }
+        take(squares, count, eps);
     }
     // s of the vector at `position` becomes y.
     DEVICE void apply(int position, const RowChunk& c, float (&values)[kVectorWidth]) const {
@@ -175,12 +203,18 @@ struct Normalizer {
 #pragma unroll
             for (int j = 0; j < kVectorWidth; ++j) factors[j] = 1.0f;
         }
+        const float shift = -mean * rstd;
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) {
-            float distance = values[j];
-            if (kCentered) distance -= mean;
-            if (kCentered && !kPlain) distance -= mean_low;
-            values[j] = distance * rstd * factors[j];
+            float y;
+            if (kCentered && kPlain) {
+                y = values[j] * rstd + shift;  // one instruction: what binds the loop
+            } else if (kCentered) {
+                y = (values[j] - mean - mean_low) * rstd;
+            } else {
+                y = values[j] * rstd;
+            }
+            values[j] = y * factors[j];
         }
         if (kCentered && bias.first) {
             bias.get(position, c, factors);
@@ -235,7 +269,7 @@ struct Destination {
 // The scale of the row's y in a narrow format.
 template <class Sums>
 DEVICE QuantizeScale row_quantize_scale(const Sums& s, const Normalizer& normalizer, int32_t dtype) {
-    Largest largest{0.0f};
+    Largest largest;
 #pragma unroll 1
     for (int i = 0; i < kVectorsPerThread; ++i) {
         const int position = s.x.thread.position(i);
@@ -248,9 +282,8 @@ DEVICE QuantizeScale row_quantize_scale(const Sums& s, const Normalizer& normali
             if (s.x.chunk.holds(position + j)) largest.take(values[j]);
         }
     }
-    const float of_warp = reduce_in_warp(largest.value, Larger());
-    announce_to_cluster();  // the first merge has used up the kernel's first call
-    const float of_row = merge_across_warps(of_warp, s.x.thread, MergeFloats<Larger>());
+    const float of_warp = reduce_in_warp(largest.value(), Larger());
+    const float of_row = merge_across_warps<kMeanFirst ? 3 : 1>(of_warp, s.x.thread, MergeFloats<Larger>());
     return QuantizeScale(of_row, largest_number(dtype));
 }
 
@@ -268,18 +301,23 @@ DEVICE void normalize_row(const Sums& s, const RowTask& task, const void* weight
     const auto& layout = params.layout;
     const RowThread& t = s.x.thread;
     const RowChunk& c = s.x.chunk;
-    Statistic statistic{};
-    if (task.pass != kMerge) {
-        s.x.finish();
-        if (task.pass != kApply) warp_statistic(s, params, statistic);
-    }
-    if (!merge_row(task, t, c.live, layout.num_rows, out.statistics, MergeStatistics(), statistic)) {
-        return;
-    }
     Normalizer n{0.0f, 0.0f, 0.0f,
                  {weight, params.weight_stride, c.first_col, params.weight_dtype},
                  {bias, params.bias_stride, c.first_col, params.bias_dtype}};
-    n.take(statistic, float(layout.num_cols), params.eps);
+    const float count = float(layout.num_cols);
+    const bool compensated = params.compensated != 0;
+    if (task.pass != kMerge) s.x.finish();
+    if constexpr (kMeanFirst) {
+        n.take_mean_first(s, count, params.eps, compensated);
+    } else {
+        Statistic statistic{};
+        if (task.pass != kMerge && task.pass != kApply) warp_statistic(s, compensated, statistic);
+        if (!merge_row(task, t, c.live, layout.num_rows, out.statistics, MergeStatistics(),
+                       statistic)) {
+            return;
+        }
+        n.take(statistic, count, params.eps);
+    }
 
     Destination to{out.y, row_offset(layout, kY, task.row), layout.col_strides[kY], params.dtype,
                    out.sum, layout.col_strides[kSum]};
@@ -297,6 +335,13 @@ DEVICE void normalize_row(const Sums& s, const RowTask& task, const void* weight
             if (writes) out.row_scale[offset] = scale.decode;
             factor = scale.encode;
         }
+    }
+    // Warps get their weights together, those of rms_norm in all of a cluster: a twentieth to a tenth of
+    // the time, because each of its blocks reads as many weights as elements.
+    if constexpr (kClusterSize > 1 && kCentered) sync_block();
+    if constexpr (kClusterSize > 1 && !kCentered) {
+        cluster_arrive();
+        cluster_wait();
     }
     to.write(s, n, factor);
 }

@@ -230,6 +230,27 @@ def test_quantized_rows_decode_to_the_norm(target, quantize):
     assert (np.abs(codes * to_numpy(scale) - y) <= step + 0.51 * to_numpy(scale)).all()
 
 
+def test_quantized_rows_of_any_length_and_strides(target):
+    for shape, layout in (((2, 300_001), "C"), ((3, 20_000), "sliced"), ((40, 2000), "F")):
+        problem = NormProblem(
+            shape, "float16", residual=True, return_stats=True, quantize="e4m3", layout=layout
+        )
+        comparison = check.check_problem(RMS_OP, problem, 1, target.xp)
+        assert comparison.ok, f"{shape}, {layout}: {comparison}"
+
+
+def test_numbers_at_odd_addresses(target):
+    """numpy has arrays that begin, or step, within an element."""
+    if target.name != "host":
+        pytest.skip("CuPy has none")
+    memory = np.zeros(4 * 8 * 4 + 1, np.uint8)
+    x = memory[1:].view(np.float32).reshape(4, 8)
+    x[...] = inputs.values("normal", (4, 8), dtypes.float32, 1)
+    for quantize in (None, "int8"):
+        comparison = run_and_compare(RMS_OP, Call((x,), {"quantize": quantize}))
+        assert comparison.ok, comparison
+
+
 def test_bitwise_repeatable(target):
     x = random(target, (5, 40_000), "float16")
     first = [cupykern.layer_norm(x), *cupykern.rms_norm(x, quantize="e4m3")]

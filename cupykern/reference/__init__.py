@@ -6,6 +6,7 @@ the same and return a `Bound` per output.
 
 from .matmul import matmul, matmul_bound, scaled_mm, scaled_mm_bound
 from .norm import layer_norm, layer_norm_bound, rms_norm, rms_norm_bound
+from .quantize import quantize, quantize_bound
 from .softmax import log_softmax, log_softmax_bound, softmax, softmax_bound
 
 __all__ = [
@@ -15,6 +16,8 @@ __all__ = [
     "log_softmax_bound",
     "matmul",
     "matmul_bound",
+    "quantize",
+    "quantize_bound",
     "rms_norm",
     "rms_norm_bound",
     "scaled_mm",

@@ -27,21 +27,24 @@ struct GemmTask {
     int64_t tile, split;      // tile: its number in the batch's order
 
     // Blocks that run at the same time share rows of A and columns of B in the L2 cache: they go down
-    // kGroup tiles before they go right.  All tiles of a split follow each other.
-    DEVICE static GemmTask of_block(int64_t index, int64_t tiles_m, int64_t tiles_n, int64_t batch,
-                                    int tile_m, int tile_n) {
-        constexpr int kGroup = 8;
+    // `height` tiles before they go right.  All tiles of a split follow each other; there are less than
+    // 2^31 in all.
+    DEVICE static GemmTask of_block(uint32_t index, uint32_t tiles_m, uint32_t tiles_n, uint32_t batch,
+                                    int tile_m, int tile_n, uint32_t height = 8) {
+        if (height > tiles_m) height = tiles_m;
         GemmTask task;
-        const int64_t tiles = tiles_m * tiles_n;
-        task.tile = index % (tiles * batch);
-        task.split = index / (tiles * batch);
-        task.batch = task.tile / tiles;
-        const int64_t in_matrix = task.tile - task.batch * tiles;
-        const int64_t group = in_matrix / (kGroup * tiles_n);
-        const int64_t in_group = in_matrix - group * (kGroup * tiles_n);
-        const int64_t rest = tiles_m - group * kGroup, height = rest < kGroup ? rest : kGroup;
-        task.row = (group * kGroup + in_group % height) * tile_m;
-        task.col = in_group / height * tile_n;
+        const uint32_t tiles = tiles_m * tiles_n;
+        const uint32_t split = index / (tiles * batch), tile = index - split * tiles * batch;
+        const uint32_t matrix = tile / tiles, in_matrix = tile - matrix * tiles;
+        const uint32_t group = in_matrix / (height * tiles_n);
+        const uint32_t in_group = in_matrix - group * height * tiles_n;
+        const uint32_t top = group * height, rest = tiles_m - top;
+        const uint32_t rows = rest < height ? rest : height, col = in_group / rows;
+        task.row = int64_t(top + in_group - col * rows) * tile_m;
+        task.col = int64_t(col) * tile_n;
+        task.batch = matrix;
+        task.tile = tile;
+        task.split = split;
         return task;
     }
 };

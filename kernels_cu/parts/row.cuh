@@ -246,11 +246,11 @@ DEVICE float reduce_in_warp(float value, Combine combine) {
     return value;
 }
 
-// The elements of a row that the lanes of a warp hold; any number where there is no row.
-DEVICE float count_in_warp(const RowThread& thread, const RowChunk& c, int64_t num_cols) {
+// The elements of a row that the lanes of a warp hold.
+DEVICE float count_in_warp(const RowThread& thread, const RowChunk& c) {
     constexpr int kLanes = kLastLaneBit / kFirstLaneBit;
-    // The same for all threads of a block: no lane must miss the shuffles.
-    if (kPlain && num_cols - c.first_col >= kChunk) {
+    // For all rows of a warp or for none: no lane must miss the shuffles.
+    if (kRowsPerBlock == 1 && c.low == 0 && c.high == kChunk) {
         return float(kLanes * kVectorsPerThread * kVectorWidth);
     }
     return reduce_in_warp(float(c.count(thread)), Sum());
@@ -275,47 +275,70 @@ DEVICE Statistic merge_tree(const Statistic* parts, Merge merge) {
     }
 }
 
-// kParts statistics in shared memory: one to a lane where the whole warp is on one row.
+// kParts statistics in shared memory: dealt to the lanes where the whole warp is on one row.
 template <int kParts, class Statistic, class Merge>
 DEVICE Statistic merge_parts(const Statistic* parts, Merge merge) {
-    if constexpr (kRowsPerWarp == 1 && kParts <= kWarpSize) {
-        return merge.across_lanes(parts[lane_id() % kParts], 1, kParts);
+    if constexpr (kRowsPerWarp == 1) {
+        constexpr int kLanes = kParts < kWarpSize ? kParts : kWarpSize;
+        const int lane = lane_id() % kLanes;
+        Statistic s = parts[lane];
+#pragma unroll
+        for (int i = kLanes; i < kParts; i += kLanes) s = merge(s, parts[i + lane]);
+        return merge.across_lanes(s, 1, kLanes);
     } else {
         return merge_tree<kParts>(parts, merge);
     }
 }
 
+// A barrier for each exchange of a cluster: complete when what all warps have sent is in.
+constexpr int kMaxExchanges = 2;
+DEVICE Barrier* exchange_barriers() {
+    SHARED(Barrier, barriers, [kMaxExchanges]);
+    return barriers;
+}
+
 // A cluster's blocks must all have started before one writes into another's shared memory: call this
 // first in a kernel that calls merge_across_warps.
 DEVICE void announce_to_cluster() {
-    if constexpr (kClusterSize > 1) cluster_arrive();
+    if constexpr (kClusterSize > 1) {
+        if (threadIdx.x == 0) {
+            for (int i = 0; i < kMaxExchanges; ++i) exchange_barriers()[i].init(1);
+            fence_barrier_init();
+        }
+        cluster_arrive();
+    }
 }
 
-// Merges what the warps of a row hold, in the block and then across the cluster; every thread gets it.
+// Merges what the warps of a row hold, in the block or cluster; every thread gets it.
 // merge(a, b) is of two statistics, merge.across_lanes(s, begin, end) of the lanes that differ in the
-// bits [begin, end).  Call once per kernel: the shared arrays are not fenced against a second use.
-template <class Statistic, class Merge>
+// bits [begin, end).  kExchange: 0 in a kernel's first call, 1 in its second, because the shared
+// memory of one is not used again.
+template <int kExchange, class Statistic, class Merge>
 DEVICE Statistic merge_across_warps(const Statistic& mine, const RowThread& t, Merge merge) {
-    Statistic total = mine;
-    if constexpr (kWarpsPerRow > 1) {
-        SHARED(Statistic, by_warp, [kRowsPerBlock][kWarpsPerRow]);
-        const int warp = kLanesAcrossRows ? t.lane * kRowsPerWarp / kWarpSize : t.lane / kWarpSize;
+    const int warp = kLanesAcrossRows ? t.lane * kRowsPerWarp / kWarpSize : t.lane / kWarpSize;
+    if constexpr (kClusterSize > 1) {
+        // Each warp sends its own to every block: no barrier of the block or the cluster on the way.
+        static_assert(kRowsPerBlock == 1 && kExchange < kMaxExchanges, "one row to a cluster");
+        constexpr int kParts = kClusterSize * kWarpsPerRow;
+        SHARED(Statistic, parts, [kParts]);
+        Barrier& full = exchange_barriers()[kExchange];
+        if (threadIdx.x == 0) full.arrive_expect_tx(kParts * int(sizeof(Statistic)));
+        if constexpr (kExchange == 0) cluster_wait();
+        if (lane_id() < kClusterSize) {
+            store_async(&parts[t.rank * kWarpsPerRow + warp], mine, full, lane_id());
+        }
+        full.wait_cluster(0);
+        return merge_parts<kParts>(parts, merge);
+    } else if constexpr (kWarpsPerRow > 1) {
+        SHARED(Statistic, parts, [kRowsPerBlock][kWarpsPerRow]);
         if (lane_id() / kFirstLaneBit % (kLastLaneBit / kFirstLaneBit) == 0) {
-            by_warp[t.row_in_block][warp] = mine;
+            parts[t.row_in_block][warp] = mine;
         }
         sync_block();
-        total = merge_parts<kWarpsPerRow>(by_warp[t.row_in_block], merge);
+        return merge_parts<kWarpsPerRow>(parts[t.row_in_block], merge);
+    } else {
+        return mine;
     }
-    if constexpr (kClusterSize > 1) {
-        SHARED(Statistic, by_block, [kRowsPerBlock][kClusterSize]);
-        cluster_wait();
-        Statistic* slot = &by_block[t.row_in_block][t.rank];
-        for (int i = t.lane; i < kClusterSize; i += kThreadsPerRow) *cluster_shared(slot, i) = total;
-        cluster_arrive();
-        cluster_wait();
-        total = merge_parts<kClusterSize>(by_block[t.row_in_block], merge);
-    }
-    return total;
 }
 
 // `s`, this warp's statistic of the row's chunk, becomes the row's.  False: the launch ends here.
@@ -335,7 +358,7 @@ DEVICE bool merge_row(const RowTask& task, const RowThread& t, bool live, int64_
         }
         s = merge.across_lanes(s, kFirstLaneBit, kLastLaneBit);
     }
-    s = merge_across_warps(s, t, merge);
+    s = merge_across_warps<0>(s, t, merge);
     if (task.pass == kWholeRow) return true;
     if (live && t.lane == 0) (task.pass == kMerge ? *merged : chunks[task.chunk]) = s;
     return false;

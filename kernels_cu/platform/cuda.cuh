@@ -186,6 +186,5 @@ DEVICE T* cluster_shared(T* shared, int rank) {
 // --- matrices --------------------------------------------------------------------------------
 #include "platform/mma_cuda.cuh"
 
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// Older architectures have them in name only: what a kernel does not call is not assembled.
 #include "platform/hopper_cuda.cuh"
-#endif

@@ -184,6 +184,28 @@ DEVICE T* cluster_shared(T* shared, int) {
     static_assert(kAlwaysFalse<T>, "AMD GPUs have no clusters");
     return shared;
 }
+struct Barrier {
+    template <class T = void>
+    DEVICE void init(int) {
+        static_assert(kAlwaysFalse<T>, "AMD GPUs have no barriers in shared memory");
+    }
+    template <class T = void>
+    DEVICE void arrive_expect_tx(int) {
+        static_assert(kAlwaysFalse<T>, "AMD GPUs have no barriers in shared memory");
+    }
+    template <class T = void>
+    DEVICE void wait_cluster(int) {
+        static_assert(kAlwaysFalse<T>, "AMD GPUs have no barriers in shared memory");
+    }
+};
+template <class T = void>
+DEVICE void fence_barrier_init() {
+    static_assert(kAlwaysFalse<T>, "AMD GPUs have no barriers in shared memory");
+}
+template <class T>
+DEVICE void store_async(T*, const T&, Barrier&, int) {
+    static_assert(kAlwaysFalse<T>, "AMD GPUs have no clusters");
+}
 
 // --- matrices --------------------------------------------------------------------------------
 #include "platform/mma_hip.cuh"

@@ -109,7 +109,8 @@ DEVICE void store_async(T* shared, const T& value, Barrier& barrier, int rank) {
 // --- TMA -------------------------------------------------------------------------------------
 // The box of an array of 1 to 5 dimensions that one instruction moves; made by
 // cupykern.targets.tensor_map.  Coordinates are {innermost, ..., outermost}, in elements; what lies
-// outside of the array reads as zero and is not written.
+// outside of the array reads as zero and is not written.  The innermost one must be a multiple of 16
+// bytes, and those of a store must not be negative: others are illegal instructions.
 struct alignas(64) TensorMap {
     uint64_t words[16];
 };

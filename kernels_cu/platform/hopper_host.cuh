@@ -53,7 +53,7 @@ DEVICE void prefetch_tensor_map(const TensorMap&) {}
 template <CacheHint kHint = kEvictNormal, int kRank>
 DEVICE void tma_load_multicast(void* shared, const TensorMap& map, Barrier& to,
                                const int (&at)[kRank], int ranks, HOST_PLACE) {
-    host::runtime->tma_check(&map, kRank, shared, place);
+    host::runtime->tma_check(&map, at, kRank, shared, false, place);
     for (int rank = 0; rank < 16; ++rank) {
         if (!(ranks >> rank & 1)) continue;
         host::overwrite(cluster_shared(shared, rank, place), map.box_bytes());
@@ -68,7 +68,7 @@ DEVICE void tma_load(void* shared, const TensorMap& map, Barrier& to, const int 
 template <CacheHint kHint = kEvictNormal, int kRank>
 DEVICE void tma_store(const TensorMap& map, const void* shared, const int (&at)[kRank],
                       HOST_PLACE) {
-    host::runtime->tma_check(&map, kRank, shared, place);
+    host::runtime->tma_check(&map, at, kRank, shared, true, place);
     host::touch(shared, map.box_bytes());
     host::runtime->tma_store(&map, at, shared, place);
 }
