@@ -1,4 +1,7 @@
-"""PyTorch, as written ("torch") and through its compiler ("torch.compile")."""
+"""PyTorch, as written ("torch") and through its compiler ("torch.compile").
+
+"torch.fast": torch._scaled_mm with use_fast_accum, which the others do without.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import Call, Peer, norm_arguments, only_array
+from .torch_product import product
 
 _Function = Callable[..., Any]
 
@@ -19,6 +23,8 @@ def _function(op: str, call: Call) -> tuple[_Function, tuple[Any, ...]] | None:
         return None if x is None else (lambda x: function(x, -1), (torch.from_dlpack(x),))
     if op == "quantize":
         return _quantize(call)
+    if op in ("matmul", "scaled_mm"):
+        return product(op, call)
     norm = norm_arguments(op, call)
     if norm is None:
         return None
@@ -76,4 +82,16 @@ def _compiled(op: str, call: Call) -> Callable[[], Any] | None:
     return lambda: compiled(*tensors)
 
 
-PEERS = (Peer("torch", "torch", _eager), Peer("torch.compile", "torch", _compiled))
+def _fast(op: str, call: Call) -> Callable[[], Any] | None:
+    found = product(op, call, True) if op in ("matmul", "scaled_mm") else None
+    if found is None:
+        return None
+    function, tensors = found
+    return lambda: function(*tensors)
+
+
+PEERS = (
+    Peer("torch", "torch", _eager),
+    Peer("torch.compile", "torch", _compiled),
+    Peer("torch.fast", "torch", _fast),
+)
