@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from . import __version__, dtypes
-from .numerics import finfo, namespace
+from . import __version__
+from .numerics import as_float64, finfo, namespace
 from .op import Bound, Call, Op, RandomDraw, as_tuple
 from .targets import Target, UnavailableError
 
 RMS_LIMIT = 3.0  # times the error that the op says it expects
 GUARD_BYTES = 4096
 _GUARD, _POISON = 0xA5, 0xFF  # 0xFF... is NaN in every floating format
-_FP8 = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
 
 
 class Violation(Exception):
@@ -114,15 +113,6 @@ def _compare_one(number: int, output: Any, reference: Any, bound: Bound) -> Comp
         got=float(y.reshape(-1)[worst]),
         expected=float(reference.reshape(-1)[worst]),
     )
-
-
-def as_float64(x: Any) -> Any:
-    """x in FP64, in its own namespace; also of the FP8 arrays that CuPy cannot convert."""
-    xp = namespace(x)
-    if xp is not np and x.dtype in _FP8:
-        codes = xp.asarray(np.arange(256, dtype=np.uint8).view(x.dtype).astype(np.float64))
-        return codes[x.view(np.uint8)]
-    return x.astype(np.float64)
 
 
 def _is_integer(dtype: np.dtype) -> bool:

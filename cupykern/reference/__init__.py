@@ -4,6 +4,7 @@ References take an op's own arguments, in numpy or cupy, and return a tuple of F
 the same and return a `Bound` per output.
 """
 
+from .nonfinite import nonfinite, nonfinite_bound
 from .norm import layer_norm, layer_norm_bound, rms_norm, rms_norm_bound
 from .softmax import log_softmax, log_softmax_bound, softmax, softmax_bound
 
@@ -12,6 +13,8 @@ __all__ = [
     "layer_norm_bound",
     "log_softmax",
     "log_softmax_bound",
+    "nonfinite",
+    "nonfinite_bound",
     "rms_norm",
     "rms_norm_bound",
     "softmax",
