@@ -10,6 +10,8 @@ from .nonfinite import NonfiniteReport, nonfinite_report
 from .norm import layer_norm, rms_norm
 from .numerics import finfo
 from .softmax import log_softmax, softmax
+from .watch import Watch, WatchRecord, watch
+from .watch import watched as _watched
 
 __version__ = "0.1.0"
 
@@ -19,6 +21,8 @@ OPS = (_softmax.OP, _softmax.LOG_OP, _norm.LAYER_OP, _norm.RMS_OP, _norm.ADD_OP,
 __all__ = [
     "OPS",
     "NonfiniteReport",
+    "Watch",
+    "WatchRecord",
     "asarray",
     "empty",
     "finfo",
@@ -27,4 +31,8 @@ __all__ = [
     "nonfinite_report",
     "rms_norm",
     "softmax",
+    "watch",
 ]
+
+# The public functions of all ops, also of those to come, are those that a watch looks at.
+globals().update({op.run.__name__: _watched(op.run) for op in OPS if op.run.__name__ in __all__})

@@ -97,7 +97,7 @@ def check_out(
     if not in_place:
         others = {"x": x, **others}
     for name, other in others.items():
-        if other is not None and _overlap(out, other):
+        if other is not None and overlap(out, other):
             raise ValueError(f"out must not overlap {name} (only exactly in place, out=x)")
 
 
@@ -111,7 +111,8 @@ def _byte_range(array: Any) -> tuple[int, int]:
     return low, high + array.dtype.itemsize
 
 
-def _overlap(a: Any, b: Any) -> bool:
+def overlap(a: Any, b: Any) -> bool:
+    """Whether two arrays, both cupy's or both numpy's, share a byte."""
     if a.size == 0 or b.size == 0:
         return False
     (a_low, a_high), (b_low, b_high) = _byte_range(a), _byte_range(b)

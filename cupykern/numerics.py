@@ -84,7 +84,8 @@ def as_float64(x: Any) -> Any:
     if xp is not np and x.dtype in (dtypes.float8_e4m3fn, dtypes.float8_e5m2):
         codes = xp.asarray(np.arange(256, dtype=np.uint8).view(x.dtype).astype(np.float64))
         return codes[x.view(np.uint8)]
-    return x.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # signalling NaN
+        return x.astype(np.float64)
 
 
 def row_max(magnitudes: Any) -> Any:
