@@ -32,16 +32,16 @@ def on_device(target: Target) -> AbstractContextManager:
     return target.xp.cuda.Device(target.device_id)
 
 
-def same_place(name: str, array: Any, x: Any) -> None:
+def same_place(name: str, array: Any, x: Any, x_name: str = "x") -> None:
     """Raise unless `array` is the kind of array that x is (TypeError), on its device (ValueError)."""
     target_of(name, array)
     if isinstance(array, np.ndarray) != isinstance(x, np.ndarray):
         kinds = "numpy", "cupy"
         got, wanted = kinds[is_cupy(array)], kinds[is_cupy(x)]
-        raise TypeError(f"{name} must be a {wanted} array as x is; got a {got} array")
+        raise TypeError(f"{name} must be a {wanted} array as {x_name} is; got a {got} array")
     if is_cupy(array) and array.device.id != x.device.id:
         raise ValueError(
-            f"{name} must be on x's device {x.device.id}; it is on device {array.device.id}"
+            f"{name} must be on {x_name}'s device {x.device.id}; it is on device {array.device.id}"
         )
 
 
@@ -78,11 +78,29 @@ def normalize_axis(axis: Any, ndim: int) -> int:
 def check_out(
     out: Any, x: Any, shape: Sequence[int], dtype: np.dtype, others: dict[str, Any]
 ) -> None:
-    """Raise unless `out` can take a result: its place, shape, dtype, writability and no overlap.
+    """`check_new_out`, but `out` may be exactly x (same memory, strides and dtype)."""
+    _check_result("out", out, x, shape, dtype)
+    in_place = (
+        _byte_range(out) == _byte_range(x) and out.strides == x.strides and out.dtype == x.dtype
+    )
+    if not in_place:
+        others = {"x": x, **others}
+    _check_apart(out, others, " (only exactly in place, out=x)")
 
-    `out` may be exactly x (same memory, strides and dtype), and overlaps nothing else in `others`.
+
+def check_new_out(out: Any, shape: Sequence[int], dtype: np.dtype, others: dict[str, Any]) -> None:
+    """Raise unless `out` can take a result: its place, which is that of the first of `others`, its
+    shape, dtype, writability, and no overlap with any of `others`.
     """
-    same_place("out", out, x)
+    name, x = next(iter(others.items()))
+    _check_result("out", out, x, shape, dtype, name)
+    _check_apart(out, others)
+
+
+def _check_result(
+    name: str, out: Any, x: Any, shape: Sequence[int], dtype: np.dtype, x_name: str = "x"
+) -> None:
+    same_place(name, out, x, x_name)
     if out.dtype != dtype:
         raise TypeError(f"out must have dtype {dtype}; got {out.dtype}")
     if out.shape != tuple(shape):
@@ -91,14 +109,12 @@ def check_out(
         raise ValueError("out must be writable; it is read-only")
     if any(n > 1 and stride == 0 for n, stride in zip(out.shape, out.strides, strict=True)):
         raise ValueError("out must not hold one element twice (a stride of 0)")
-    in_place = (
-        _byte_range(out) == _byte_range(x) and out.strides == x.strides and out.dtype == x.dtype
-    )
-    if not in_place:
-        others = {"x": x, **others}
+
+
+def _check_apart(out: Any, others: dict[str, Any], unless: str = "") -> None:
     for name, other in others.items():
         if other is not None and overlap(out, other):
-            raise ValueError(f"out must not overlap {name} (only exactly in place, out=x)")
+            raise ValueError(f"out must not overlap {name}{unless}")
 
 
 def _byte_range(array: Any) -> tuple[int, int]:

@@ -45,3 +45,12 @@ def resolve(dtype, argument: str, allowed: tuple[np.dtype, ...]) -> np.dtype:
         names = ", ".join(str(d) for d in allowed)
         raise TypeError(f"{argument} must be one of {names}; got {dtype!r}")
     return resolved
+
+
+def of_product(a: np.dtype, b: np.dtype, plain: bool) -> np.dtype:
+    """The dtype of a product's result where none is asked for; plain: nothing else applies to it."""
+    if a == b == int8 and plain:
+        return int32
+    if a in (float8_e4m3fn, float8_e5m2):
+        return bfloat16
+    return a if a in (float16, bfloat16) else float32

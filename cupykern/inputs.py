@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from . import dtypes
 from .numerics import finfo
 
 KINDS = ("normal", "uniform", "same_sign", "wide", "exact", "special")
@@ -73,16 +74,21 @@ def with_layout(x: Any, layout: str, xp: Any) -> Any:
 
 
 def bench_values(shape: tuple[int, ...], dtype: np.dtype, seed: int, xp: Any) -> Any:
-    """Numbers of N(0, 1), rounded to `dtype`, made where they are used: cheap at any size.
+    """Numbers of N(0, 1), rounded to `dtype`, made where they are used: cheap at any size.  int8: of
+    N(0, 32^2).
 
     A block of 2^22 random numbers, and every further block a shifted copy of it, so that no two
     rows are equal and large GPU arrays need no transfer and no cuRAND.
     """
     rng = np.random.default_rng(seed)
-    codes = f"u{dtype.itemsize}"  # CuPy moves no FP8
-    block = xp.asarray(rng.standard_normal(1 << 22, dtype=np.float32).astype(dtype).view(codes))
+    numbers = rng.standard_normal(1 << 22, dtype=np.float32)
+    if dtype == dtypes.int8:
+        numbers = np.clip(np.rint(32 * numbers), -128, 127)
+    # CuPy moves FP8 as bytes.
+    bits = np.dtype(np.uint8) if dtype.itemsize == 1 else dtype
+    block = xp.asarray(numbers.astype(dtype).view(bits))
     size = int(np.prod(shape, dtype=np.int64))
-    x = xp.empty(size, codes)
+    x = xp.empty(size, bits)
     for start in range(0, size, block.size):
         shift = int(rng.integers(block.size))
         part = x[start : start + block.size]
@@ -90,6 +96,13 @@ def bench_values(shape: tuple[int, ...], dtype: np.dtype, seed: int, xp: Any) ->
         part[: head.size] = head
         part[head.size :] = block[: part.size - head.size]
     return x.view(dtype).reshape(shape)
+
+
+def take_rows(y: Any, rows: np.ndarray) -> Any:
+    """y[rows], also of the FP8 arrays that CuPy cannot index."""
+    if y.dtype.itemsize == 1:
+        return y.view(np.uint8)[rows].view(y.dtype)
+    return y[rows]
 
 
 def sample_rows(x: Any, max_elements: int, seed: int) -> np.ndarray | None:

@@ -13,6 +13,8 @@ from kernels_cu import Variant
 from . import arguments, arrays, dtypes, inputs, reference
 from .numerics import finfo
 from .op import Call, Draw, Op, Work
+from .quantize import FORMATS as QUANTIZED
+from .quantize import quantize as _quantize
 from .rows import (
     DTYPE_CODES,
     Operand,
@@ -31,11 +33,6 @@ from .rows import (
 from .targets import Target
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
-QUANTIZED = {
-    "e4m3": dtypes.float8_e4m3fn,
-    "e5m2": dtypes.float8_e5m2,
-    "int8": dtypes.int8,
-}
 
 _PARAMS = np.dtype(  # normalize.cu: NormParams
     [
@@ -225,8 +222,7 @@ def _run_checked(
             return _of_nothing(target, x, residual, options, y)
         norm = _make_norm(target, x, weight, bias, eps, residual, options, y, total, config)
         if norm is None:  # rare: strides that the kernel can't walk
-            x, residual = (a if a is None else xp.array(a, order="C") for a in (x, residual))
-            outputs = _run(x, weight, bias, eps, residual, options, dtype, None, config)
+            outputs = _run_otherwise(target, x, weight, bias, eps, residual, options, dtype)
             first, *rest = outputs if isinstance(outputs, tuple) else (outputs,)
             y[...] = first
             return (y, *rest) if rest else y
@@ -264,6 +260,30 @@ def _check(
     if dtype is not None:
         raise ValueError("dtype must be None with quantize, which says the result's dtype")
     return eps, options.quantized
+
+
+def _run_otherwise(
+    target: Target,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    eps: float,
+    residual: Any,
+    options: _Options,
+    dtype: Any,
+) -> Any:
+    """The results for arrays that the kernel cannot walk, from copies; those of rows too long to be
+    quantised in one go, by way of FP32."""
+    xp = target.xp
+    given = [a for a in (x, residual) if a is not None]
+    walkable = all(a.flags.c_contiguous and operand(a).offset % a.itemsize == 0 for a in given)
+    if not walkable:
+        x, residual = (a if a is None else xp.array(a, order="C") for a in (x, residual))
+        return _run(x, weight, bias, eps, residual, options, dtype, None)
+    plain = options._replace(quantized=None)
+    outputs = _run(x, weight, bias, eps, residual, plain, np.float32, None)
+    y, *rest = outputs if isinstance(outputs, tuple) else (outputs,)
+    return (*_quantize(y, options.quantized, granularity="row"), *rest)
 
 
 def _make_norm(
@@ -520,7 +540,7 @@ def _sample(
     kwargs = dict(call.kwargs)
     if "residual" in kwargs:
         kwargs["residual"] = kwargs["residual"][rows]
-    return Call((x[rows],), kwargs), tuple(y[rows] for y in outputs)
+    return Call((x[rows],), kwargs), tuple(inputs.take_rows(y, rows) for y in outputs)
 
 
 def _op(name: str, run: Any, centered: bool, residual: bool | None) -> Op:

@@ -186,6 +186,7 @@ DTYPE_CODES = {  # dtype.cuh: DType
     dtypes.float8_e4m3fn: 3,
     dtypes.float8_e5m2: 4,
     dtypes.int8: 5,
+    dtypes.int32: 6,
 }
 
 

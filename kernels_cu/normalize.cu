@@ -269,7 +269,7 @@ struct Destination {
 // The scale of the row's y in a narrow format.
 template <class Sums>
 DEVICE QuantizeScale row_quantize_scale(const Sums& s, const Normalizer& normalizer, int32_t dtype) {
-    Largest largest{0.0f};
+    Largest largest;
 #pragma unroll 1
     for (int i = 0; i < kVectorsPerThread; ++i) {
         const int position = s.x.thread.position(i);
@@ -282,7 +282,7 @@ DEVICE QuantizeScale row_quantize_scale(const Sums& s, const Normalizer& normali
             if (s.x.chunk.holds(position + j)) largest.take(values[j]);
         }
     }
-    const float of_warp = reduce_in_warp(largest.value, Larger());
+    const float of_warp = reduce_in_warp(largest.value(), Larger());
     const float of_row = merge_across_warps<kMeanFirst ? 3 : 1>(of_warp, s.x.thread, MergeFloats<Larger>());
     return QuantizeScale(of_row, largest_number(dtype));
 }

@@ -26,7 +26,8 @@ def test_every_variant_compiles_without_spills():
 
 def test_an_op_has_few_variants():
     for arch in (*ARCHS, "host"):
-        assert len({variant for op in OPS for variant in op.variants(arch)}) <= 150
+        for op in OPS:
+            assert len(op.variants(arch)) <= 90, (op.name, arch)
 
 
 def planted(body: str, before: str = "") -> Variant:

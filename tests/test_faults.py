@@ -1,188 +1,169 @@
-"""Planted faults: one-line mutations of the kernels, each of which a check must catch."""
+"""Planted faults in softmax and in what every row kernel shares (tests/planted.py)."""
 
 from __future__ import annotations
 
 import mmap
-import multiprocessing
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from planted import Fault, caught_by, first_failure
 
-import kernels_cu
-from cupykern import check, inputs, jit
+from cupykern import check, inputs
 from cupykern import softmax as softmax_function
-from cupykern.softmax import LOG_OP, OP, SoftmaxProblem, _plan, _run
-from cupykern.targets import host
+from cupykern.softmax import LOG_OP, OP, SoftmaxProblem, _run
 
 FAULTS = {
     # name: (file, old, new, the check that catches it first)
-    "no barrier between warps": ("parts/row.cuh", "        sync_block();\n", "\n", "axis"),
-    "no barrier between blocks": (
+    "no barrier between warps": Fault("parts/row.cuh", "        sync_block();\n", "\n", "warps"),
+    "no wait for the other blocks": Fault("parts/row.cuh", "full.wait_cluster(0);", "", "configs"),
+    "too few bytes awaited": Fault(
         "parts/row.cuh",
-        "        cluster_arrive();\n        cluster_wait();\n",
-        "\n",
+        "kParts * int(sizeof(Statistic))",
+        "(kParts - 1) * int(sizeof(Statistic))",
         "configs",
     ),
-    "no wait for the copies": ("parts/row.cuh", "copy_async_wait<0>();", ";", "short rows"),
-    "wait for all copies but one": (
+    "blocks that have not started": Fault(
+        "parts/row.cuh",
+        "if constexpr (kExchange == 0) cluster_wait();",
+        "",
+        "configs",
+    ),
+    "no wait for the copies": Fault("parts/row.cuh", "copy_async_wait<0>();", ";", "short rows"),
+    "wait for all copies but one": Fault(
         "parts/row.cuh",
         "copy_async_wait<0>()",
         "copy_async_wait<1>()",
         "short rows",
     ),
-    "vector past the row's end": (
+    "vector past the row's end": Fault(
         "parts/row.cuh",
         "position + kVectorWidth <= high;",
         "position + kVectorWidth <= high + 1;",
         "short rows",
     ),
-    "one element too many": (
+    "one element too many": Fault(
         "parts/row.cuh",
-        "position >= low && position < high;",
-        "position >= low && position <= high;",
+        "(kPlain || position >= low) && position < high;",
+        "(kPlain || position >= low) && position <= high;",
         "short rows",
     ),
-    "head ignored": ("parts/row.cuh", "c.low = chunk == 0 ? head : 0;", "c.low = 0;", "short rows"),
-    "chunks overlap": (
+    "head ignored": Fault(
+        "parts/row.cuh", "c.low = chunk == 0 ? head : 0;", "c.low = 0;", "short rows"
+    ),
+    "chunks overlap": Fault(
         "parts/row.cuh",
         "c.first_col = chunk * kChunk - head;",
         "c.first_col = chunk * (kChunk - 1) - head;",
         "configs",
     ),
-    "rows past the end": (
+    "rows past the end": Fault(
         "parts/row.cuh",
         "c.live = row < num_rows;",
         "c.live = true;",
         "short rows",
     ),
-    "32-bit row offset": (
+    "32-bit row offset": Fault(
         "parts/row.cuh",
         "return row * layout.outer_strides[operand][0];",
         "return int(row * layout.outer_strides[operand][0]);",
         "a crash",
     ),
-    "outer dims in the wrong order": (
+    "outer dims in the wrong order": Fault(
         "parts/row.cuh",
         "offset += int64_t(rest - next * size)",
         "offset += int64_t(next)",
         "axis",
     ),
-    "half a butterfly": (
+    "half a butterfly": Fault(
         "parts/row.cuh",
         "bit < kLastLaneBit; bit *= 2",
         "bit < kLastLaneBit / 2; bit *= 2",
         "below zero",
     ),
-    "a warp's partial in another's place": (
+    "a warp's partial in another's place": Fault(
         "parts/row.cuh",
-        "by_warp[t.row_in_block][warp] = mine;",
-        "by_warp[t.row_in_block][warp ^ (kWarpsPerRow - 1) & 1 & ~warp] = mine;",
+        "parts[t.row_in_block][warp] = mine;",
+        "parts[t.row_in_block][warp ^ (kWarpsPerRow - 1) & 1 & ~warp] = mine;",
         "warps",
     ),
-    "a block's partial in the first slot": (
+    "a block's partial in the first slot": Fault(
         "parts/row.cuh",
-        "&by_block[t.row_in_block][t.rank]",
-        "&by_block[t.row_in_block][0]",
+        "&parts[t.rank * kWarpsPerRow + warp]",
+        "&parts[warp]",
         "configs",
     ),
-    "identity 0 for the maximum": (
+    "identity 0 for the maximum": Fault(
         "softmax.cu",
         "larger.fill(from_float<Element>(-kInfinity));",
         "larger.fill(from_float<Element>(0.0f));",
         "masks",
     ),
-    "fill of the wrong sign": (
+    "fill of the wrong sign": Fault(
         "softmax.cu",
         "from_float<Element>(-sign * kInfinity)",
         "from_float<Element>(-kInfinity)",
         "below zero",
     ),
-    "no rescaling of partial sums": (
+    "no rescaling of partial sums": Fault(
         "parts/max_sum.cuh",
         "float sum = mine.sum * rescale(mine.max, max);",
         "float sum = mine.sum;",
         "warps",
     ),
-    "chunks merged without rescaling": (
+    "chunks merged without rescaling": Fault(
         "parts/max_sum.cuh",
         "a.sum * rescale(a.max, max) + b.sum",
         "a.sum + b.sum",
         "axis",
     ),
-    "the scale before the subtraction": (
+    "the scale before the subtraction": Fault(
         "softmax.cu",
         "part += exp2_approx((x[j] - x_max) * exponent_scale);",
         "part += exp2_approx(x[j] * exponent_scale - x_max * exponent_scale);",
         "special",
     ),
-    "log2 e left out": (
+    "log2 e left out": Fault(
         "softmax.cu",
         "exponent_scale(scale * kLog2E)",
         "exponent_scale(scale)",
         "short rows",
     ),
-    "the mask inverted": ("softmax.cu", "keep.element(j) != 0", "keep.element(j) == 0", "masks"),
-    "the mask's stride ignored": (
+    "the mask inverted": Fault(
+        "softmax.cu", "keep.element(j) != 0", "keep.element(j) == 0", "masks"
+    ),
+    "the mask's stride ignored": Fault(
         "softmax.cu",
         "mask[(position + j) * stride] != 0",
         "mask[position + j] != 0",
         "masks",
     ),
-    "a hidden row is NaN": ("softmax.cu", "if (total.max == -kInfinity) return;", "", "masks"),
-    "NaN is swallowed": (
+    "a hidden row is NaN": Fault("softmax.cu", "if (total.max == -kInfinity) return;", "", "masks"),
+    "NaN is swallowed": Fault(
         "softmax.cu",
         "factor = 1.0f / total.sum;",
         "factor = 1.0f / maximum(total.sum, 1.0f);",
         "special",
     ),
-    "16-bit outputs swapped": (
+    "16-bit outputs swapped": Fault(
         "softmax.cu",
         "params.dtype == kHalf",
         "params.dtype == kBf16",
-        "below zero",
+        "short rows",
     ),
-    "the logarithm of the reciprocal": (
+    "the logarithm of the reciprocal": Fault(
         "softmax.cu",
         "log_accurate(total.sum)",
         "-log_accurate(total.sum)",
         "short rows",
     ),
-    "the last chunk not merged": (
+    "the last chunk not merged": Fault(
         "parts/row.cuh",
         "live && i < task.num_chunks;",
         "live && i < task.num_chunks - 1;",
         "configs",
     ),
 }
-
-
-def _forget() -> None:
-    for cached in vars(kernels_cu).values():
-        if hasattr(cached, "cache_clear"):
-            cached.cache_clear()
-    jit.clear()
-    _plan.cache_clear()
-
-
-@contextmanager
-def planted(file: str, old: str, new: str, tmp_path_factory) -> Iterator[None]:
-    """Within the block, kernels are compiled from a copy of kernels_cu with one line changed."""
-    root = tmp_path_factory.mktemp("kernels") / "kernels_cu"
-    shutil.copytree(kernels_cu.ROOT, root)
-    text = (root / file).read_text()
-    assert old in text, f"{file} no longer has {old!r}"
-    (root / file).write_text(text.replace(old, new))
-    before = kernels_cu.ROOT
-    kernels_cu.ROOT = root
-    _forget()
-    try:
-        yield
-    finally:
-        kernels_cu.ROOT = before
-        _forget()
 
 
 def _problems() -> Iterator[tuple[str, object, SoftmaxProblem]]:
@@ -236,45 +217,19 @@ def _check_large_offsets() -> None:
     assert check.compare((y,), references, OP.bound(x, reference=references)).ok
 
 
-def first_failure() -> str | None:
-    """The name of the first check that fails, or None."""
-    for schedule, warp_size in (("fifo", 32), ("sticky:1", 32), ("lifo", 64)):
-        with host.use(schedule=schedule, warp_size=warp_size) as target:
-            for name, op, problem in _problems():
-                try:
-                    ok = check.check_problem(op, problem, 1, target.xp).ok
-                except (host.HostKernelError, check.Violation):
-                    ok = False
-                if not ok:
-                    return name
-            for test in (_check_configs, _check_large_numbers, _check_large_offsets):
-                try:
-                    test()
-                except (AssertionError, host.HostKernelError):
-                    return test.__name__.removeprefix("_check_")
-    return None
+CHECKS = {
+    "configs": _check_configs,
+    "large numbers": _check_large_numbers,
+    "large offsets": _check_large_offsets,
+}
 
 
 def test_nothing_fails_without_a_fault():
-    assert first_failure() is None
-
-
-def _child(fault: tuple[str, ...], tmp_path_factory, results) -> None:
-    with planted(*fault[:3], tmp_path_factory):
-        results.put(first_failure() or "")
+    assert first_failure(_problems, CHECKS) is None
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("name", FAULTS)
 def test_caught(name, tmp_path_factory):
-    # In a process of its own, which a wild access may kill.
-    context = multiprocessing.get_context("fork")
-    results = context.SimpleQueue()
-    process = context.Process(target=_child, args=(FAULTS[name], tmp_path_factory, results))
-    process.start()
-    process.join(120)
-    if process.exitcode is None:
-        process.kill()
-    assert process.exitcode is None or process.exitcode <= 0, "the check itself failed"
-    caught = results.get() if process.exitcode == 0 else "a crash"
-    assert caught == FAULTS[name][3], f"{name!r} is caught by {caught or 'no check'}"
+    fault = FAULTS[name]
+    assert caught_by(fault, tmp_path_factory, _problems, CHECKS) == fault.caught

@@ -143,7 +143,10 @@ def test_tma_load(target, dtype, shape, box, at, span):
     np.testing.assert_array_equal(y, swizzle(image, span))
 
 
-@pytest.mark.parametrize(("dtype", "shape", "box", "at", "span"), BOXES)
+@pytest.mark.parametrize(
+    ("dtype", "shape", "box", "at", "span"),
+    [(*box, tuple(max(i, 0) for i in at), span) for *box, at, span in BOXES],
+)
 def test_tma_store(target, dtype, shape, box, at, span):
     text = f"""
 struct Storage {{ alignas(1024) unsigned char box[8192]; }};
@@ -583,6 +586,18 @@ _PRODUCT = (
             "word.cu:[67]: wgmma_wait: .* of 128 threads",
         ),
         ("if (t == 0) s.first.arrive_remote(1);", "no such rank"),
+        (
+            "if (t == 0) tma_load(s.tile, map, s.first, {4, 0});",
+            "word.cu:6: TMA: the innermost coordinate must be a multiple of 16 bytes",
+        ),
+        (
+            "if (t == 0) tma_store(map, s.tile, {12, 0});",
+            "word.cu:6: TMA: the innermost coordinate must be a multiple of 16 bytes",
+        ),
+        (
+            "if (t == 0) tma_store(map, s.tile, {8, -1});",
+            "word.cu:6: tma_store: no coordinate may be negative",
+        ),
     ],
 )
 def test_misuse_is_reported(body, said):

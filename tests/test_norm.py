@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import cupykern
-from cupykern import check, dtypes, inputs
+from cupykern import check, dtypes, inputs, numerics
 from cupykern.norm import ADD_OP, LAYER_OP, RMS_OP, NormProblem, _Options, _run
 from cupykern.op import Call, as_tuple
 
@@ -221,13 +221,34 @@ def test_quantized_rows_decode_to_the_norm(target, quantize):
     x[2] = 0
     q, scale = cupykern.rms_norm(x, quantize=quantize)
     y = to_numpy(cupykern.rms_norm(x, dtype="float32"))
-    codes = check.as_float64(q)
+    codes = numerics.as_float64(q)
     codes = codes if isinstance(codes, np.ndarray) else codes.get()
     largest = {"e4m3": 448, "e5m2": 57344, "int8": 127}[quantize]
     assert (np.abs(codes).max(-1) == np.where(np.arange(9) == 2, 0, largest)).all()
     assert to_numpy(scale)[2] == 1
     step = {"e4m3": 2**-4, "e5m2": 2**-3, "int8": 0}[quantize] * np.abs(y)
     assert (np.abs(codes * to_numpy(scale) - y) <= step + 0.51 * to_numpy(scale)).all()
+
+
+def test_quantized_rows_of_any_length_and_strides(target):
+    for shape, layout in (((2, 300_001), "C"), ((3, 20_000), "sliced"), ((40, 2000), "F")):
+        problem = NormProblem(
+            shape, "float16", residual=True, return_stats=True, quantize="e4m3", layout=layout
+        )
+        comparison = check.check_problem(RMS_OP, problem, 1, target.xp)
+        assert comparison.ok, f"{shape}, {layout}: {comparison}"
+
+
+def test_numbers_at_odd_addresses(target):
+    """numpy has arrays that begin, or step, within an element."""
+    if target.name != "host":
+        pytest.skip("CuPy has none")
+    memory = np.zeros(4 * 8 * 4 + 1, np.uint8)
+    x = memory[1:].view(np.float32).reshape(4, 8)
+    x[...] = inputs.values("normal", (4, 8), dtypes.float32, 1)
+    for quantize in (None, "int8"):
+        comparison = run_and_compare(RMS_OP, Call((x,), {"quantize": quantize}))
+        assert comparison.ok, comparison
 
 
 def test_bitwise_repeatable(target):

@@ -4,8 +4,10 @@ References take an op's own arguments, in numpy or cupy, and return a tuple of F
 the same and return a `Bound` per output.
 """
 
+from .matmul import matmul, matmul_bound, scaled_mm, scaled_mm_bound
 from .nonfinite import nonfinite, nonfinite_bound
 from .norm import layer_norm, layer_norm_bound, rms_norm, rms_norm_bound
+from .quantize import quantize, quantize_bound
 from .softmax import log_softmax, log_softmax_bound, softmax, softmax_bound
 
 __all__ = [
@@ -13,10 +15,16 @@ __all__ = [
     "layer_norm_bound",
     "log_softmax",
     "log_softmax_bound",
+    "matmul",
+    "matmul_bound",
     "nonfinite",
     "nonfinite_bound",
+    "quantize",
+    "quantize_bound",
     "rms_norm",
     "rms_norm_bound",
+    "scaled_mm",
+    "scaled_mm_bound",
     "softmax",
     "softmax_bound",
 ]

@@ -12,18 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import dtypes
 from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace, row_max
 from ..op import Bound
-from .quantize import codes_bound, divide, scale_bound, scale_of
+from .quantize import FORMATS, codes_bound, divide, scale_bound, scale_of
 
 _U = UNIT_ROUNDOFF_32
 _FLUSHED = 2.0**-126
-FORMATS = {
-    "e4m3": dtypes.float8_e4m3fn,
-    "e5m2": dtypes.float8_e5m2,
-    "int8": dtypes.int8,
-}
 
 
 def layer_norm(

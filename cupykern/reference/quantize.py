@@ -10,6 +10,7 @@ from .. import dtypes
 from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace
 from ..op import Bound
 
+FORMATS = {"e4m3": dtypes.float8_e4m3fn, "e5m2": dtypes.float8_e5m2, "int8": dtypes.int8}
 LARGEST = {dtypes.float8_e4m3fn: 448.0, dtypes.float8_e5m2: 57344.0, dtypes.int8: 127.0}
 LEAST_SCALE = 2.0**-126
 
@@ -64,3 +65,72 @@ def codes_bound(q: Any, scale: Any, bound: Bound, worst: Any, rms: Any, dtype: n
         rms_code = rms_code + info.underflow_error / 3**0.5
     unsure = xp.isinf(bound.elementwise)
     return Bound(xp.where(unsure, np.inf, worst_code), xp.where(unsure, np.inf, rms_code))
+
+
+def _format(dtype: Any) -> np.dtype:
+    return FORMATS[dtype] if dtype in FORMATS else np.dtype(dtype)
+
+
+def _groups(x: Any, granularity: str, block: tuple[int, int]) -> tuple[Any, Any]:
+    """The groups' largest magnitudes: in the scale's shape, and that each element of x sees."""
+    xp = namespace(x)
+    size = xp.abs(x.astype(np.float64))
+    if granularity != "block":
+        axis = {"tensor": None, "row": -1, "column": -2}[granularity]
+        largest = xp.max(size, axis=axis, keepdims=axis is not None)
+        return largest, xp.broadcast_to(largest, x.shape)
+    *outer, num_rows, num_cols = x.shape
+    rows, cols = block
+    row_tiles, col_tiles = -(-num_rows // rows), -(-num_cols // cols)
+    padded = xp.zeros((*outer, row_tiles * rows, col_tiles * cols))
+    padded[..., :num_rows, :num_cols] = size
+    largest = xp.max(padded.reshape(*outer, row_tiles, rows, col_tiles, cols), axis=(-3, -1))
+    seen = xp.repeat(xp.repeat(largest, rows, axis=-2), cols, axis=-1)
+    return largest, seen[..., :num_rows, :num_cols]
+
+
+def quantize(
+    x: Any, dtype: Any, *, granularity: str = "tensor", block: tuple[int, int] = (1, 128)
+) -> tuple[Any, Any]:
+    """(x / scale, not rounded, and the scale) in FP64."""
+    xp, code = namespace(x), _format(dtype)
+    if x.size == 0:
+        shape = _groups_shape(x.shape, granularity, block)
+        return xp.zeros(x.shape), xp.ones(shape)
+    with np.errstate(all="ignore"):
+        largest, seen = _groups(x, granularity, block)
+        y = divide(x.astype(np.float64), scale_of(seen, code), code)
+        return y, scale_of(largest, code)
+
+
+def _groups_shape(
+    shape: tuple[int, ...], granularity: str, block: tuple[int, int]
+) -> tuple[int, ...]:
+    *outer, num_rows, num_cols = (1, *shape)[-max(len(shape), 2) :]
+    return {
+        "tensor": (),
+        "row": (*shape[:-1], 1),
+        "column": (*outer, 1, num_cols),
+        "block": (*outer, -(-num_rows // block[0]), -(-num_cols // block[1])),
+    }[granularity]
+
+
+def quantize_bound(
+    x: Any,
+    dtype: Any,
+    *,
+    granularity: str = "tensor",
+    block: tuple[int, int] = (1, 128),
+    reference: tuple[Any, Any],
+) -> tuple[Bound, Bound]:
+    """The scale: one rounding.  Codes: that, those of a reciprocal and a product, the format's."""
+    xp, code = namespace(x), _format(dtype)
+    q, scale = reference
+    if x.size == 0:
+        return Bound(xp.zeros_like(q), xp.zeros_like(q)), Bound(0 * scale, 0 * scale)
+    with np.errstate(all="ignore"):
+        largest, seen = _groups(x, granularity, block)
+        of_scale = scale_bound(scale, largest, 0.0, 0.0, code)
+        seen_scale = scale_of(seen, code)
+        of_seen = scale_bound(seen_scale, seen, 0.0, 0.0, code)
+        return codes_bound(q, seen_scale, of_seen, 0.0, 0.0, code), of_scale

@@ -15,6 +15,18 @@ _SHARED_KIB = {
     "host": 227,
 }
 
+_MULTIPROCESSORS = {
+    "sm_80": 108, "sm_86": 84, "sm_89": 128, "sm_90a": 132, "sm_100a": 148, "sm_120a": 170,
+    "gfx90a": 104, "gfx942": 304, "gfx1100": 48, "gfx1151": 20, "gfx1201": 32,
+}  # fmt: skip
+"""How many blocks run at once, for the number of splits: by architecture, so that the sums of two chips
+of one architecture agree bit for bit."""
+
+
+def multiprocessors(arch: str) -> int:
+    """How many blocks run at once on a chip of `arch`; of an unknown one and the host, few."""
+    return _MULTIPROCESSORS.get(arch, 4)
+
 
 def max_cluster_size(arch: str) -> int:
     """How many blocks a cluster may have on `arch`; 1: no clusters."""

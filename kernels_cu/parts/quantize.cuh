@@ -4,13 +4,14 @@
 #include "parts/dtype.cuh"
 #include "parts/math.cuh"
 
-// The largest |value| of a group; NaN if there is one.
+// The largest |value| of a group; NaN if there is one, because its code is the largest.
 struct Largest {
-    float value;
+    uint32_t code = 0;
     DEVICE void take(float x) {
-        const float magnitude = x < 0.0f ? -x : x;
-        if (!(magnitude <= value)) value = value != value ? value : magnitude;
+        const uint32_t magnitude = bit_cast<uint32_t>(x) & 0x7fffffffu;
+        code = magnitude > code ? magnitude : code;
     }
+    DEVICE float value() const { return bit_cast<float>(code); }
 };
 struct Larger {
     DEVICE float operator()(float a, float b) const { return a >= b || a != a ? a : b; }

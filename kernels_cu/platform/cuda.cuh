@@ -185,6 +185,13 @@ DEVICE void copy_async(void* shared, const void* global, bool valid = true) {
                      : "memory");
     }
 }
+// The first `bytes` of 16, 0 to 16; the others become zero, and are not read.
+DEVICE void copy_async_part(void* shared, const void* global, int bytes) {
+    const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global),
+                 "r"(bytes)
+                 : "memory");
+}
 DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most N of this thread's committed groups are under way.
 template <int N>
@@ -209,6 +216,9 @@ DEVICE T* cluster_shared(T* shared, int rank) {
     asm("mapa.u64 %0, %1, %2;" : "=l"(remote) : "l"(shared), "r"(rank));
     return remote;
 }
+
+// --- matrices --------------------------------------------------------------------------------
+#include "platform/mma_cuda.cuh"
 
 // Older architectures have them in name only: what a kernel does not call is not assembled.
 #include "platform/hopper_cuda.cuh"

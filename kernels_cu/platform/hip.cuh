@@ -151,6 +151,21 @@ DEVICE void copy_async(void* shared, const void* global, bool valid = true) {
     if (valid) b = load_vector<N>(global);
     *static_cast<Bytes<N>*>(shared) = b;
 }
+// The first `bytes` of 16, 0 to 16; the others become zero, and are not read.
+DEVICE void copy_async_part(void* shared, const void* global, int bytes) {
+    Bytes<16> b{};
+    if (bytes == 16) {
+        b = load_vector<16>(global);
+    } else {
+        uint8_t part[16] = {};
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+            if (i < bytes) part[i] = static_cast<const uint8_t*>(global)[i];
+        }
+        memcpy(&b, part, 16);
+    }
+    *static_cast<Bytes<16>*>(shared) = b;
+}
 DEVICE void copy_async_commit() {}
 template <int N>
 DEVICE void copy_async_wait() {}
@@ -196,3 +211,6 @@ template <class T>
 DEVICE void store_async(T*, const T&, Barrier&, int) {
     static_assert(kAlwaysFalse<T>, "AMD GPUs have no clusters");
 }
+
+// --- matrices --------------------------------------------------------------------------------
+#include "platform/mma_hip.cuh"

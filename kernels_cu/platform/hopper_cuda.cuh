@@ -109,7 +109,8 @@ DEVICE void store_async(T* shared, const T& value, Barrier& barrier, int rank) {
 // --- TMA -------------------------------------------------------------------------------------
 // The box of an array of 1 to 5 dimensions that one instruction moves; made by
 // cupykern.targets.tensor_map.  Coordinates are {innermost, ..., outermost}, in elements; what lies
-// outside of the array reads as zero and is not written.
+// outside of the array reads as zero and is not written.  The innermost one must be a multiple of 16
+// bytes, and those of a store must not be negative: others are illegal instructions.
 struct alignas(64) TensorMap {
     uint64_t words[16];
 };
@@ -218,30 +219,7 @@ DEVICE void decrease_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-// --- 8 x 8 matrices of 16-bit numbers --------------------------------------------------------
-// kCount (1, 2 or 4) matrices in shared memory.  Lane 8 i + r gives the address of row r (16 bytes) of
-// matrix i; register i of lane l has the numbers 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 of matrix i,
-// or, kTransposed, of column l / 4.
-template <bool kTransposed = false, int kCount>
-DEVICE void load_matrix(uint32_t (&r)[kCount], const void* row) {
-    const uint32_t address = hopper::shared_address(row);
-#define LOAD_MATRIX(count, registers, ...)                                             \
-    if constexpr (kTransposed) {                                                       \
-        asm volatile("ldmatrix.sync.aligned.m8n8." count ".trans.shared.b16 " registers \
-                     : __VA_ARGS__ : "r"(address) : "memory");                         \
-    } else {                                                                           \
-        asm volatile("ldmatrix.sync.aligned.m8n8." count ".shared.b16 " registers      \
-                     : __VA_ARGS__ : "r"(address) : "memory");                         \
-    }
-    static_assert(kCount == 1 || kCount == 2 || kCount == 4, "1, 2 or 4 matrices");
-    if constexpr (kCount == 1) {
-        LOAD_MATRIX("x1", "{%0}, [%1];", "=r"(r[0]))
-    } else if constexpr (kCount == 2) {
-        LOAD_MATRIX("x2", "{%0, %1}, [%2];", "=r"(r[0]), "=r"(r[1]))
-    } else {
-        LOAD_MATRIX("x4", "{%0, %1, %2, %3}, [%4];", "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]))
-    }
-}
+// --- 8 x 8 matrices of 16-bit numbers: the inverse of load_matrix -----------------------------
 template <bool kTransposed = false, int kCount>
 DEVICE void store_matrix(void* row, const uint32_t (&r)[kCount]) {
     const uint32_t address = hopper::shared_address(row);

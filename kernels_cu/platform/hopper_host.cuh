@@ -6,20 +6,6 @@
 
 namespace hopper {
 DEVICE unsigned shared_address(const void* p) { return host::runtime->shared_address(p); }
-
-// Accesses of the kernel's own, so that sanitizers see them and name the kernel's line.
-DEVICE void overwrite(void* p, int bytes) {
-    for (int i = 0; i < bytes; i += 4) {
-        *reinterpret_cast<volatile uint32_t*>(static_cast<char*>(p) + i) = 0xffffffffu;
-    }
-}
-DEVICE void touch(const void* p, int bytes) {
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-    for (int i = 0; i < bytes; i += 4) {
-        (void)*reinterpret_cast<const volatile uint32_t*>(static_cast<const char*>(p) + i);
-    }
-#endif
-}
 }  // namespace hopper
 
 // --- barriers in shared memory ---------------------------------------------------------------
@@ -27,7 +13,7 @@ struct alignas(8) Barrier {
     uint64_t state;
 
     DEVICE void init(int count, HOST_PLACE) {
-        hopper::overwrite(this, 8);
+        host::overwrite(this, 8);
         host::runtime->barrier_init(this, count, place);
     }
     DEVICE void arrive(HOST_PLACE) { arrive_expect_tx(0, place); }
@@ -35,11 +21,11 @@ struct alignas(8) Barrier {
         host::runtime->barrier_arrive(cluster_shared(this, rank, place), 0, place);
     }
     DEVICE void arrive_expect_tx(int bytes, HOST_PLACE) {
-        hopper::touch(this, 8);
+        host::touch(this, 8);
         host::runtime->barrier_arrive(this, bytes, place);
     }
     DEVICE void wait(int parity, HOST_PLACE) {
-        hopper::touch(this, 8);
+        host::touch(this, 8);
         host::runtime->barrier_wait(this, parity, place);
     }
     DEVICE void wait_cluster(int parity, HOST_PLACE) { wait(parity, place); }
@@ -53,7 +39,7 @@ DEVICE void store_async(T* shared, const T& value, Barrier& barrier, int rank, H
     static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "4, 8 or 16 bytes");
     T* remote = cluster_shared(shared, rank, place);
     host::check_alignment(remote, sizeof(T), place);
-    hopper::overwrite(remote, sizeof(T));
+    host::overwrite(remote, sizeof(T));
     host::runtime->store_async(remote, &value, sizeof(T), cluster_shared(&barrier, rank, place),
                                place);
 }
@@ -67,10 +53,10 @@ DEVICE void prefetch_tensor_map(const TensorMap&) {}
 template <CacheHint kHint = kEvictNormal, int kRank>
 DEVICE void tma_load_multicast(void* shared, const TensorMap& map, Barrier& to,
                                const int (&at)[kRank], int ranks, HOST_PLACE) {
-    host::runtime->tma_check(&map, kRank, shared, place);
+    host::runtime->tma_check(&map, at, kRank, shared, false, place);
     for (int rank = 0; rank < 16; ++rank) {
         if (!(ranks >> rank & 1)) continue;
-        hopper::overwrite(cluster_shared(shared, rank, place), map.box_bytes());
+        host::overwrite(cluster_shared(shared, rank, place), map.box_bytes());
     }
     host::runtime->tma_load(&map, at, shared, &to, ranks, place);
 }
@@ -82,8 +68,8 @@ DEVICE void tma_load(void* shared, const TensorMap& map, Barrier& to, const int 
 template <CacheHint kHint = kEvictNormal, int kRank>
 DEVICE void tma_store(const TensorMap& map, const void* shared, const int (&at)[kRank],
                       HOST_PLACE) {
-    host::runtime->tma_check(&map, kRank, shared, place);
-    hopper::touch(shared, map.box_bytes());
+    host::runtime->tma_check(&map, at, kRank, shared, true, place);
+    host::touch(shared, map.box_bytes());
     host::runtime->tma_store(&map, at, shared, place);
 }
 DEVICE void tma_store_commit() { host::runtime->tma_store_commit(); }
@@ -91,7 +77,7 @@ namespace hopper {
 DEVICE void tma_store_wait(int groups, bool read, host::Place place) {
     int bytes;
     for (int i = 0; const void* p = host::runtime->tma_store_source(groups, i, &bytes); ++i) {
-        touch(p, bytes);
+        host::touch(p, bytes);
     }
     host::runtime->tma_store_wait(groups, read, place);
 }
@@ -119,45 +105,12 @@ DEVICE void decrease_registers() {
     static_assert(N % 8 == 0 && N >= 24 && N <= 256, "a multiple of 8 from 24 to 256");
 }
 
-// --- 8 x 8 matrices of 16-bit numbers --------------------------------------------------------
-namespace hopper {
-// One lane's part; lanes work in groups of 32.
-template <bool kTransposed, int kCount, bool kStore>
-struct MoveMatrix {
-    static_assert(kCount == 1 || kCount == 2 || kCount == 4, "1, 2 or 4 matrices");
-    uint16_t* row;
-    uint32_t* registers;
-
-    static void combine(void** payloads) {
-        for (int lane = 0; lane < kWarpSize; ++lane) {
-            for (int n = 0; payloads[lane] && n < 2 * kCount; ++n) {
-                const int matrix = n / 2, from = lane % 32 / 4, to = lane % 4 * 2 + n % 2;
-                const int source = lane / 32 * 32 + matrix * 8 + (kTransposed ? to : from);
-                if (!payloads[source]) continue;
-                uint16_t* number =
-                    static_cast<MoveMatrix*>(payloads[source])->row + (kTransposed ? from : to);
-                uint32_t& r = static_cast<MoveMatrix*>(payloads[lane])->registers[matrix];
-                if (kStore) *number = uint16_t(r >> n % 2 * 16);
-                else r = n % 2 ? uint32_t(*number) << 16 | (r & 0xffff) : *number;
-            }
-        }
-    }
-};
-}  // namespace hopper
-
-template <bool kTransposed = false, int kCount>
-DEVICE void load_matrix(uint32_t (&r)[kCount], const void* row, HOST_PLACE) {
-    const bool has_row = lane_id() % 32 < 8 * kCount;
-    if (has_row) host::check_alignment(row, 16, place);
-    if (has_row) hopper::touch(row, 16);
-    hopper::MoveMatrix<kTransposed, kCount, false> mine{(uint16_t*)row, r};
-    host::runtime->exchange("load_matrix", &mine, mine.combine, place);
-}
+// --- 8 x 8 matrices of 16-bit numbers: the inverse of load_matrix -----------------------------
 template <bool kTransposed = false, int kCount>
 DEVICE void store_matrix(void* row, const uint32_t (&r)[kCount], HOST_PLACE) {
     const bool has_row = lane_id() % 32 < 8 * kCount;
     if (has_row) host::check_alignment(row, 16, place);
-    if (has_row) hopper::overwrite(row, 16);
-    hopper::MoveMatrix<kTransposed, kCount, true> mine{(uint16_t*)row, (uint32_t*)r};
+    if (has_row) host::overwrite(row, 16);
+    host::MoveMatrix<kTransposed, kCount, true> mine{(uint16_t*)row, (uint32_t*)r};
     host::runtime->exchange("store_matrix", &mine, mine.combine, place);
 }

@@ -156,6 +156,20 @@ namespace host {
 DEVICE void check_alignment(const void* p, int size, Place place) {
     if (uintptr_t(p) % size != 0) runtime->fail("an access is not aligned to its size", place);
 }
+
+// Accesses of the kernel's own, so that sanitizers see them and name the kernel's line.
+DEVICE void overwrite(void* p, int bytes) {
+    for (int i = 0; i < bytes; i += 4) {
+        *reinterpret_cast<volatile uint32_t*>(static_cast<char*>(p) + i) = 0xffffffffu;
+    }
+}
+DEVICE void touch(const void* p, int bytes) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+    for (int i = 0; i < bytes; i += 4) {
+        (void)*reinterpret_cast<const volatile uint32_t*>(static_cast<const char*>(p) + i);
+    }
+#endif
+}
 }  // namespace host
 
 template <int N>
@@ -185,6 +199,18 @@ DEVICE void copy_async(void* shared, const void* global, bool valid = true, HOST
     if (valid) (void)*(static_cast<const volatile char*>(global) + N - 1);
     host::runtime->copy_async(shared, valid ? global : nullptr, N);
 }
+// The first `bytes` of 16, 0 to 16; the others become zero, and are not read.
+DEVICE void copy_async_part(void* shared, const void* global, int bytes, HOST_PLACE) {
+    host::check_alignment(shared, 16, place);
+    if (bytes > 0) {
+        host::check_alignment(global, 16, place);
+        // Touched here, so that a sanitizer names this line.
+        (void)*static_cast<const volatile char*>(global);
+        (void)*(static_cast<const volatile char*>(global) + bytes - 1);
+        host::runtime->copy_async(shared, global, bytes);
+    }
+    if (bytes < 16) host::runtime->copy_async(static_cast<char*>(shared) + bytes, nullptr, 16 - bytes);
+}
 DEVICE void copy_async_commit() { host::runtime->copy_async_commit(); }
 template <int N>
 DEVICE void copy_async_wait() {
@@ -199,5 +225,8 @@ template <class T>
 DEVICE T* cluster_shared(T* shared, int rank, HOST_PLACE) {
     return static_cast<T*>(host::runtime->cluster_shared(shared, rank, place));
 }
+
+// --- matrices --------------------------------------------------------------------------------
+#include "platform/mma_host.cuh"
 
 #include "platform/hopper_host.cuh"

@@ -210,9 +210,16 @@ void store_async(void* remote, const void* value, int bytes, void* remote_barrie
 }
 
 // --- TMA -------------------------------------------------------------------------------------
-void tma_check(const TensorMap* map, int num_coordinates, const void* shared, Place place) {
+void tma_check(const TensorMap* map, const int* at, int num_coordinates, const void* shared,
+               bool store, Place place) {
     if (map->magic != kTensorMapMagic) fail_at("TMA: not a TensorMap of the host target", place);
     if (num_coordinates != map->rank) fail_at("TMA: as many coordinates as the map's rank", place);
+    if ((long long)at[0] * map->item_bytes % 16 != 0) {
+        fail_at("TMA: the innermost coordinate must be a multiple of 16 bytes", place);
+    }
+    for (int i = 0; i < map->rank; ++i) {
+        if (store && at[i] < 0) fail_at("tma_store: no coordinate may be negative", place);
+    }
     const Block& block = *worker->current->owner;
     if (block_of(shared) != &block) fail_at("TMA: not in the block's shared memory", place);
     if (uintptr_t(shared) % (map->swizzle_bytes ? 8 * map->swizzle_bytes : 128) != 0) {

@@ -81,7 +81,8 @@ struct Runtime {
     void (*barrier_arrive)(void* barrier, int expected_bytes, Place);
     void (*barrier_wait)(void* barrier, int parity, Place);
     void (*store_async)(void* remote, const void* value, int bytes, void* barrier, Place);
-    void (*tma_check)(const TensorMap*, int num_coordinates, const void* shared, Place);
+    void (*tma_check)(const TensorMap*, const int* at, int num_coordinates, const void* shared,
+                      bool store, Place);
     void (*tma_load)(const TensorMap*, const int* at, void* shared, void* barrier, int ranks, Place);
     void (*tma_store)(const TensorMap*, const int* at, const void* shared, Place);
     void (*tma_store_commit)();

@@ -50,7 +50,8 @@ int num_units(const Wgmma& op, int operand) {
 
 // Where 16 bytes of a tile are.  K-major: half `unit % 2` of row `unit / 2`; MN-major: 8 rows from
 // 8 * (unit / 16) on, at `unit % 16` along K.
-const unsigned char* unit_address(const Wgmma& op, int operand, int unit, Place place) {
+const unsigned char* unit_address(const Block& block, const Wgmma& op, int operand, int unit,
+                                  Place place) {
     const unsigned long long tile = op.tiles[operand];
     const unsigned leading = unsigned(tile >> 16 & 0x3fff) << 4;
     const unsigned stride = unsigned(tile >> 32 & 0x3fff) << 4;
@@ -73,7 +74,7 @@ const unsigned char* unit_address(const Wgmma& op, int operand, int unit, Place 
     if (address + 16 > c.dynamic_bytes) {
         fail_at("wgmma: a tile reaches past the dynamic shared memory", place);
     }
-    const char* dynamic = worker->current->owner->shared + kDynamicOffset;
+    const char* dynamic = block.shared + kDynamicOffset;
     return reinterpret_cast<const unsigned char*>(dynamic + address);
 }
 
@@ -87,10 +88,11 @@ unsigned shared_address(const void* p) {
 }
 
 // `image`: the operand's rows, kTileBytes each.  Returns a checksum of the bytes.
-unsigned long long read_operand(const Wgmma& op, int operand, unsigned char* image, Place place) {
+unsigned long long read_operand(const Block& block, const Wgmma& op, int operand,
+                                unsigned char* image, Place place) {
     unsigned long long checksum = 0;
     for (int unit = 0; unit < num_units(op, operand); ++unit) {
-        const unsigned char* from = unit_address(op, operand, unit, place);
+        const unsigned char* from = unit_address(block, op, operand, unit, place);
         unsigned long long words[2];
         memcpy(words, from, 16);
         checksum = (checksum ^ words[0]) * 0x9e3779b97f4a7c15;
@@ -106,9 +108,10 @@ unsigned long long read_operand(const Wgmma& op, int operand, unsigned char* ima
     return checksum;
 }
 
-unsigned long long read_operands(const Wgmma& op, unsigned char* a, unsigned char* b, Place place) {
-    const unsigned long long checksum = read_operand(op, 0, a, place);
-    return checksum * 3 + read_operand(op, 1, b, place);
+unsigned long long read_operands(const Block& block, const Wgmma& op, unsigned char* a,
+                                 unsigned char* b, Place place) {
+    const unsigned long long checksum = read_operand(block, op, 0, a, place);
+    return checksum * 3 + read_operand(block, op, 1, b, place);
 }
 
 template <class T>
@@ -215,7 +218,7 @@ void combine_wgmma(void** payloads) {
             }
         }
     }
-    const unsigned long long checksum = read_operands(op, a, b, place);
+    const unsigned long long checksum = read_operands(*g.threads->owner, op, a, b, place);
     InFlight& f = find_in_flight(g, payloads, op.n, place);
     f.last_group = g.threads[0].num_wgmma_groups;
     f.place = place;
@@ -248,7 +251,7 @@ void finish_wait(Warpgroup& g) {
             continue;
         }
         unsigned char a[kTileRows * kTileBytes], b[kMaxN * kTileBytes];
-        if (read_operands(issued.op, a, b, issued.place) != issued.checksum) {
+        if (read_operands(*g.threads->owner, issued.op, a, b, issued.place) != issued.checksum) {
             fail_of(*g.threads, "shared memory changed while wgmma read it", issued.place);
         }
     }
@@ -342,7 +345,7 @@ const void* wgmma_source(const Wgmma* op, int groups, int i) {
         int unit = i * kWarpgroupSize + self.index % kWarpgroupSize;
         for (int operand = 0; operand < 2; ++operand) {
             const int units = num_units(w, operand);
-            if (unit < units) return unit_address(w, operand, unit, {"wgmma", 0});
+            if (unit < units) return unit_address(*self.owner, w, operand, unit, {"wgmma", 0});
             unit -= units;
         }
         i -= (num_units(w, 0) + num_units(w, 1)) / kWarpgroupSize;

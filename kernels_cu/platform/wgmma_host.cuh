@@ -8,7 +8,7 @@ template <class T> constexpr host::NumberType kNumberType =
 
 DEVICE void touch_sources(const host::Wgmma* op, int groups) {
 #ifdef __SANITIZE_THREAD__
-    for (int i = 0; const void* p = host::runtime->wgmma_source(op, groups, i); ++i) touch(p, 16);
+    for (int i = 0; const void* p = host::runtime->wgmma_source(op, groups, i); ++i) host::touch(p, 16);
 #endif
 }
 DEVICE void check_ready(const void* d, host::Place place) {

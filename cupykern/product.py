@@ -1,0 +1,233 @@
+"""Products as their launches see them: operands, batches and what kernels take of both.
+
+Shared by every main loop and every op that multiplies matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import dtypes
+from .rows import DTYPE_CODES
+
+MAX_BATCH_DIMS = 4  # gemm_task.cuh: kMaxBatchDims
+INNER, OUTER, STRIDED = range(3)  # mainloop.cuh: Layout
+ALIGNMENT = 16  # bytes, of what asynchronous copies move
+ACTIVATIONS = (None, "relu", "gelu", "gelu_tanh", "silu")  # epilogue.cuh: Activation
+
+FLOAT16S = (dtypes.float16, dtypes.bfloat16)
+FP8 = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
+
+
+def compute_dtype(a: np.dtype, b: np.dtype) -> np.dtype:
+    """The dtype that a and b can be multiplied as, which holds every number of both.
+
+    Raises TypeError for a pair that is not supported.
+    """
+    if a == b and a in (*FLOAT16S, dtypes.float32, dtypes.int8):
+        return a
+    if a in FLOAT16S and b in (*FP8, dtypes.int8):
+        return a
+    if a in FP8 and b in FP8:
+        return dtypes.float16
+    raise TypeError(
+        f"a and b must both be float16, bfloat16, float32 or int8, both FP8, or a float16 or bfloat16 "
+        f"and b FP8 or int8; got {a} and {b}"
+    )
+
+
+# --- operands ----------------------------------------------------------------------------------
+
+
+class Matrix(NamedTuple):
+    """A batch of matrices as a plan sees it: strides in elements, 0 along dims of one element.
+
+    aligned: every matrix begins at a multiple of 16 bytes.
+    """
+
+    dtype: np.dtype
+    batch_strides: tuple[int, ...]
+    row: int
+    col: int
+    aligned: bool
+
+
+def address_of(array: Any) -> int:
+    return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
+
+
+def matrix(array: Any, batch: tuple[int, ...]) -> Matrix | None:
+    """`array` broadcast to `batch` matrices; None if a stride is no whole number of elements."""
+    itemsize = array.dtype.itemsize
+    strides = [
+        0 if size == 1 else stride for size, stride in zip(array.shape, array.strides, strict=True)
+    ]
+    address = address_of(array)
+    if any(step % itemsize for step in (address, *strides)):
+        return None
+    aligned = not any(step % ALIGNMENT for step in (address, *strides[:-2]))
+    steps = [0] * max(0, len(batch) + 2 - len(strides)) + [s // itemsize for s in strides]
+    return Matrix(array.dtype, tuple(steps[:-2]), steps[-2], steps[-1], aligned)
+
+
+def layouts(a: Matrix, b: Matrix, k: int, m: int, n: int) -> tuple[int, int]:
+    """How the main loop reads the operands: both by vectors, or both element by element."""
+    found = _layout(a, a.col, a.row, k, m), _layout(b, b.row, b.col, k, n)
+    return found if by_vectors(a.dtype, b.dtype, *found) else (STRIDED, STRIDED)
+
+
+def by_vectors(a: np.dtype, b: np.dtype, layout_a: int, layout_b: int) -> bool:
+    """Whether the main loop can read operands of these layouts by vectors."""
+    if STRIDED in (layout_a, layout_b):
+        return False
+    if a.itemsize == 1:
+        return (layout_a, layout_b) == (INNER, INNER)
+    return layout_a == INNER if b.itemsize == 1 else True
+
+
+def _layout(x: Matrix, k_step: int, outer_step: int, k: int, outer: int) -> int:
+    per_vector = ALIGNMENT // x.dtype.itemsize
+    if x.aligned and (k_step == 1 or k == 1) and outer_step % per_vector == 0:
+        return INNER
+    neighbours = outer_step == 1 or outer == 1
+    if x.aligned and neighbours and k_step % per_vector == 0:
+        return OUTER
+    return STRIDED
+
+
+# --- tasks -------------------------------------------------------------------------------------
+
+
+class Product(NamedTuple):
+    """A launch without its arrays: out = activation(alpha * (scale_a * a) @ (scale_b * b) + bias) +
+    residual.
+
+    block_scales: scale_a and scale_b hold one number for every 128 of k (and 128 columns of b).
+    """
+
+    batch: tuple[int, ...]
+    m: int
+    n: int
+    k: int
+    a: Matrix
+    b: Matrix
+    out: Matrix
+    bias: Matrix | None
+    residual: Matrix | None
+    scale_a: Matrix | None
+    scale_b: Matrix | None
+    alpha: float
+    activation: str | None
+    block_scales: bool = False
+
+
+@dataclass(frozen=True)
+class GemmTask:
+    """What decides about configs: sizes, dtypes and the layouts of the operands.
+
+    tma: whether TMA can walk the operands' strides, if their layouts are not STRIDED.
+    """
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    a: np.dtype
+    b: np.dtype
+    layout_a: int
+    layout_b: int
+    block_scales: bool = False
+    tma: bool = True
+
+
+def make_task(
+    a: Matrix, b: Matrix, batch: int, m: int, n: int, k: int, block_scales: bool = False
+) -> GemmTask:
+    layout_a, layout_b = layouts(a, b, k, m, n)
+    tma = _tma_walks(a, layout_a, m, k) and _tma_walks(
+        b._replace(row=b.col, col=b.row), layout_b, n, k
+    )
+    return GemmTask(batch, m, n, k, a.dtype, b.dtype, layout_a, layout_b, block_scales, tma)
+
+
+def _tma_walks(x: Matrix, layout: int, outer: int, k: int) -> bool:
+    """x: (outer, k)."""
+    step, size = (x.row, outer) if layout == INNER else (x.col, k)
+    return (
+        (size == 1 or step > 0)
+        and all(stride >= 0 for stride in x.batch_strides)
+        and max(outer, k) < 2**31
+        and max(step, *x.batch_strides, 0, 0) * x.dtype.itemsize < 2**40
+    )
+
+
+# --- what kernels take -------------------------------------------------------------------------
+
+_OPERANDS = 7  # gemm_task.cuh: Operand
+STRIDES = np.dtype([("row", np.int64), ("col", np.int64)])
+BATCH = np.dtype(
+    [
+        ("num_dims", np.int64),
+        ("sizes", np.int64, MAX_BATCH_DIMS),
+        ("strides", np.int64, (_OPERANDS, MAX_BATCH_DIMS)),
+    ]
+)
+EPILOGUE = np.dtype(  # epilogue.cuh: EpilogueParams
+    [
+        *(("m", np.int64), ("n", np.int64)),
+        *(("out", STRIDES), ("bias", STRIDES), ("residual", STRIDES)),
+        *(("scale_a_stride", np.int64), ("scale_b_stride", np.int64)),
+        *(("alpha", np.float32), ("activation", np.int32), ("out_dtype", np.int32)),
+        *(("bias_dtype", np.int32), ("residual_dtype", np.int32), ("padding", np.int32)),
+    ]
+)
+
+
+def merge_batch(
+    sizes: Sequence[int], strides: Sequence[Sequence[int]]
+) -> list[tuple[int, tuple[int, ...]]]:
+    """(size, strides of each operand) of as few dims as walk the batch in order, innermost first."""
+    dims: list[tuple[int, tuple[int, ...]]] = []
+    for size, *steps in reversed(list(zip(sizes, *strides, strict=True))):
+        if size == 1:
+            continue
+        inner = dims[-1] if dims else None
+        if inner and all(s == i * inner[0] for s, i in zip(steps, inner[1], strict=True)):
+            dims[-1] = (inner[0] * size, inner[1])
+        else:
+            dims.append((size, tuple(steps)))
+    return dims
+
+
+def product_dims(product: Product) -> list[tuple[int, tuple[int, ...]]]:
+    """merge_batch of all operands of `product`, in the order of gemm_task.cuh's Operand."""
+    p = product
+    none = (0,) * len(p.batch)
+    operands = (p.a, p.b, p.out, p.bias, p.residual, p.scale_a, p.scale_b)
+    return merge_batch(p.batch, [none if x is None else x.batch_strides for x in operands])
+
+
+def fill_batch(batch: np.ndarray, dims: list[tuple[int, tuple[int, ...]]]) -> None:
+    """batch: of dtype BATCH, zeros."""
+    batch["num_dims"] = len(dims)
+    for d, (size, strides) in enumerate(dims):
+        batch["sizes"][d] = size
+        batch["strides"][:, d] = strides
+
+
+def fill_epilogue(epilogue: np.ndarray, product: Product) -> None:
+    """epilogue: of dtype EPILOGUE, zeros."""
+    p = product
+    epilogue["m"], epilogue["n"] = p.m, p.n
+    for name, x in (("out", p.out), ("bias", p.bias), ("residual", p.residual)):
+        if x is not None:
+            epilogue[name] = (x.row, x.col)
+            epilogue[f"{name}_dtype"] = DTYPE_CODES[x.dtype]
+    epilogue["scale_a_stride"] = 0 if p.scale_a is None else p.scale_a.row
+    epilogue["scale_b_stride"] = 0 if p.scale_b is None else p.scale_b.col
+    epilogue["alpha"] = p.alpha
+    epilogue["activation"] = ACTIVATIONS.index(p.activation)

@@ -1,0 +1,302 @@
+"""matmul in FP64, and how far the kernels may be from it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes
+from ..numerics import UNIT_ROUNDOFF_32, as_float64, finfo, namespace
+from ..op import Bound
+from .elementary import ERF_ULPS, SIGMOID_ULPS, SIGMOID_ULPS_PER_UNIT, TANH_ULPS
+
+_FLOOR = 2.0**-126  # what FP32 loses below its smallest normal number
+_SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
+
+MMA_DEPTH = 16
+MMA_ERROR = 21 * UNIT_ROUNDOFF_32
+"""The error of adding 16 products of FP16 or BF16 numbers to an FP32 sum, relative to sum |a b|.
+
+Tensor cores align the 16 exact products and the sum to the largest of them, cut what is below 2^-24 of
+it, and cut the sum to FP32 again: 17 * 2^-24 + 2^-23 (Fasi, Higham, Mikaitis, Pranesh, PeerJ Computer
+Science 7 (2021); later chips keep more bits, arXiv 2511.10909).  That covers 16 additions rounded one
+after another too, as the host does them.  The other 2 * 2^-24 are for sums merged across warps, splits
+and promotions, each over at least 16 of k.
+"""
+
+
+MMA_FP8_ERROR = 34 * 2.0**-13
+"""The error of adding 32 products of FP8 numbers in a tensor core, relative to sum |a b|: Hopper's keep
+13 fractional bits (arXiv 2511.10909).  After 128 of k the sum is promoted to FP32."""
+
+
+def matmul(
+    a: Any,
+    b: Any,
+    *,
+    bias: Any = None,
+    activation: str | None = None,
+    residual: Any = None,
+    alpha: Any = 1.0,
+    **_: Any,
+) -> tuple[Any]:
+    """activation(alpha * (a @ b) + bias) + residual in FP64."""
+    xp = namespace(a)
+    with np.errstate(all="ignore"):
+        y = float(alpha) * product(as_float64(a), as_float64(b))
+        if bias is not None:
+            y = y + as_float64(bias)
+        y = activate(xp, y, activation)
+        if residual is not None:
+            y = y + as_float64(residual)
+    return (y,)
+
+
+def matmul_bound(
+    a: Any,
+    b: Any,
+    *,
+    bias: Any = None,
+    activation: str | None = None,
+    residual: Any = None,
+    alpha: Any = 1.0,
+    out_dtype: Any = None,
+    out: Any = None,
+    accumulate: str = "float32",
+    config: Any = None,
+    reference: tuple[Any],
+) -> tuple[Bound]:
+    """Elementwise: the error of the sum, carried through the epilogue, and one rounding at the end."""
+    xp = namespace(a)
+    exact = a.dtype == b.dtype == dtypes.int8
+    plain = bias is None and residual is None and activation is None and float(alpha) == 1.0
+    if out_dtype is None:
+        out_dtype = dtypes.of_product(a.dtype, b.dtype, plain)
+    out_dtype = dtypes.NAMES.get(out_dtype, out_dtype)
+    a, b, scale = as_float64(a), as_float64(b), float(alpha)
+    with np.errstate(all="ignore"):
+        total, error = sum_error(xp, a, b, exact)
+        roundings = (scale != 1.0) + exact
+        return epilogue_bound(
+            xp, scale * total, abs(scale) * error[0], abs(scale) * error[1], roundings, bias,
+            activation, residual, out_dtype, reference[0],
+        )  # fmt: skip
+
+
+def scaled_mm(
+    a: Any,
+    b: Any,
+    scale_a: Any = None,
+    scale_b: Any = None,
+    *,
+    bias: Any = None,
+    activation: str | None = None,
+    **_: Any,
+) -> tuple[Any]:
+    """activation((scale_a * a) @ (scale_b * b) + bias) in FP64."""
+    xp = namespace(a)
+    with np.errstate(all="ignore"):
+        y = product(*scaled(a, b, scale_a, scale_b))
+        if bias is not None:
+            y = y + as_float64(bias)
+        return (activate(xp, y, activation),)
+
+
+def scaled_mm_bound(
+    a: Any,
+    b: Any,
+    scale_a: Any = None,
+    scale_b: Any = None,
+    *,
+    bias: Any = None,
+    activation: str | None = None,
+    out_dtype: Any = None,
+    out: Any = None,
+    config: Any = None,
+    reference: tuple[Any],
+) -> tuple[Bound]:
+    """Elementwise: the error of the scaled sum, carried through the epilogue, and one rounding."""
+    xp = namespace(a)
+    fp8 = a.dtype.itemsize == b.dtype.itemsize == 1 and a.dtype != dtypes.int8
+    exact = a.dtype == b.dtype == dtypes.int8
+    scalars = [s is None or (np.ndim(s) == 0 and float(s) == 1.0) for s in (scale_a, scale_b)]
+    plain = bias is None and activation is None and all(scalars)
+    if out_dtype is None:
+        out_dtype = dtypes.of_product(a.dtype, b.dtype, plain)
+    out_dtype = dtypes.NAMES.get(out_dtype, out_dtype)
+    with np.errstate(all="ignore"):
+        a, b = scaled(a, b, scale_a, scale_b)
+        total, error = sum_error(xp, a, b, exact and plain, fp8)
+        # int8 sums are exact, but those of blocks are scaled and added.
+        roundings = 0 if plain else 4
+        return epilogue_bound(
+            xp, total, *error, roundings, bias, activation, None, out_dtype, reference[0]
+        )
+
+
+def scaled(a: Any, b: Any, scale_a: Any, scale_b: Any) -> tuple[Any, Any]:
+    """a and b, each times its scales, in FP64."""
+    xp, k, n = namespace(a), a.shape[-1], b.shape[-1]
+    a, b = as_float64(a), as_float64(b)
+
+    def expand(scale: Any, axis: int, size: int) -> Any:
+        """Blocks of 128 repeated to `size`, or as they are."""
+        if scale.ndim < 2 or scale.shape[axis] in (1, size):
+            return scale
+        whole = [slice(None)] * scale.ndim
+        whole[axis] = slice(size)
+        return xp.repeat(scale, 128, axis)[tuple(whole)]
+
+    if scale_a is not None:
+        a = a * expand(xp.asarray(scale_a, np.float64), -1, k)
+    if scale_b is not None:
+        b = b * expand(expand(xp.asarray(scale_b, np.float64), -2, k), -1, n)
+    return a, b
+
+
+def product(a: Any, b: Any) -> Any:
+    """a @ b of FP64 arrays; without cuBLAS, by numpy."""
+    xp = namespace(a)
+    if a.shape[-1] == 0:
+        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        return xp.zeros((*batch, a.shape[-2], b.shape[-1]))
+    try:
+        return xp.matmul(a, b)
+    except ImportError:
+        return xp.asarray(np.matmul(a.get(), b.get()))
+
+
+def sum_error(
+    xp: Any, a: Any, b: Any, exact: bool, fp8: bool = False
+) -> tuple[Any, tuple[Any, Any]]:
+    """(a @ b, (worst, rms) error of its FP32 sum) of FP64 arrays; exact: int8.  fp8: both are FP8.
+
+    Blanchard, Higham, Lopez, Mary, Pranesh, SIAM J. Sci. Comput. 42 (2020), theorem 3.2: an error of
+    every block of k, relative to the sum of the absolute values so far.  Rms: cutting is biased, so
+    that the errors of blocks add up, but each is of the size of the partial sum, which is that of the
+    result or, with random signs, of the square root of the sum of squares.
+    """
+    total = product(a, b)
+    if exact:
+        return total, (xp.zeros_like(total), xp.zeros_like(total))
+    blocks = -(-a.shape[-1] // MMA_DEPTH)
+    gamma = MMA_ERROR * blocks
+    if fp8 and xp is not np:  # the host adds in FP32
+        gamma = gamma + min(blocks / 2, 4) * MMA_FP8_ERROR
+    finite_a, finite_b = (xp.where(xp.isfinite(x), xp.abs(x), 0.0) for x in (a, b))
+    magnitude = product(finite_a, finite_b)
+    size = xp.sqrt(
+        magnitude_squared(finite_a, finite_b) + xp.where(xp.isfinite(total), total, 0) ** 2
+    )
+    # Subnormal operands, products and partial sums may each count as zero.
+    floor = _FLOOR * (
+        2 * a.shape[-1]
+        + xp.sum(finite_a, axis=-1, keepdims=True)
+        + xp.sum(finite_b, axis=-2, keepdims=True)
+    )
+    worst = magnitude * (gamma / (1 - gamma)) + floor
+    return total, (worst, UNIT_ROUNDOFF_32 * blocks * size + floor)
+
+
+def magnitude_squared(a: Any, b: Any) -> Any:
+    """sum (a b)^2"""
+    return product(a * a, b * b)
+
+
+# --- the epilogue --------------------------------------------------------------------------------
+
+
+def activate(xp: Any, x: Any, activation: str | None) -> Any:
+    """The activation in FP64, by the kernel's formulas."""
+    if activation is None:
+        return x
+    if activation == "relu":
+        return xp.where(x < 0, 0.0, x)
+    if activation == "gelu":
+        return 0.5 * x * (1 + erf(xp, x / math.sqrt(2)))
+    if activation == "gelu_tanh":
+        return 0.5 * x * (1 + xp.tanh(_SQRT_2_OVER_PI * (x + 0.044715 * x**3)))
+    return x / (1 + xp.exp(-x))
+
+
+def erf(xp: Any, x: Any) -> Any:
+    if xp is not np:
+        from cupyx.scipy import special
+
+        return special.erf(x)
+    return np.vectorize(math.erf, otypes=[np.float64])(x) if x.size else x
+
+
+_LIPSCHITZ = {None: 1.0, "relu": 1.0, "gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.1}
+"""The largest derivative, rounded up."""
+
+
+def activation_error(xp: Any, x: Any, activation: str | None) -> Any:
+    """The error of the FP32 activation at x."""
+    u = UNIT_ROUNDOFF_32
+    if activation in (None, "relu"):
+        return xp.zeros_like(x)
+    size = xp.abs(x)
+    if activation == "silu":
+        ulps = SIGMOID_ULPS + SIGMOID_ULPS_PER_UNIT * xp.maximum(-x, 0)
+        # A sigmoid below 2^-126 is zero.
+        return xp.abs(activate(xp, x, "silu")) * (2 * ulps + 1) * u + 2 * _FLOOR * (size + 1)
+    if activation == "gelu":
+        t = size / math.sqrt(2)
+        value = erf(xp, t)
+        # t takes two roundings, which its derivative makes errors of erf.
+        inner = 2 * u * t * (2 / math.sqrt(math.pi)) * xp.exp(-(t**2)) + 2 * ERF_ULPS * u * value
+    else:
+        t = _SQRT_2_OVER_PI * (size + 0.044715 * size**3)
+        value = xp.tanh(t)
+        # t takes three roundings in the cube, its factor and the addition, and four more of constants
+        # and products.
+        inner = 7 * u * t * (1 - value**2) + 2 * TANH_ULPS * u * value
+    # 1 + erf is rounded, and so is the product with x / 2.
+    return 0.5 * size * (inner + u * (1 + value)) + u * size + _FLOOR * (1 + size)
+
+
+def epilogue_bound(
+    xp: Any,
+    scaled: Any,
+    worst: Any,
+    rms: Any,
+    roundings: int,
+    bias: Any,
+    activation: str | None,
+    residual: Any,
+    out_dtype: np.dtype,
+    reference: Any,
+) -> tuple[Bound]:
+    """The Bound of the output, for a scaled sum and its errors.
+
+    roundings: of the sum on its way to `scaled`.
+    """
+    u = UNIT_ROUNDOFF_32
+    own = roundings * u * xp.abs(scaled)
+    worst, squares = worst + own, rms**2 + own**2 / 3
+    before = scaled
+    if bias is not None:
+        before = scaled + as_float64(bias)
+        worst = worst + u * (xp.abs(before) + worst)
+        squares = squares + (u * before) ** 2 / 3
+    slope, own = _LIPSCHITZ[activation], activation_error(xp, before, activation)
+    # The activation's own error is that at the rounded argument.
+    worst = slope * worst * (1 + 2.0**-10) + own * (1 + 2.0**-10)
+    squares = slope**2 * squares + own**2 / 3
+    if residual is not None:
+        worst = worst + u * (xp.abs(reference) + worst)
+        squares = squares + (u * reference) ** 2 / 3
+    # An infinite sum, which relu makes 0, has no error.
+    infinite = xp.isinf(before)
+    worst, squares = xp.where(infinite, 0.0, worst), xp.where(infinite, 0.0, squares)
+    y = xp.abs(reference)
+    if out_dtype == dtypes.int32:  # no rounding at all
+        return (Bound(worst, xp.sqrt(squares)),)
+    info = finfo(out_dtype)
+    floor = info.underflow_error + 4 * _FLOOR
+    worst = worst + info.unit_roundoff * (y + worst) + floor
+    squares = squares + (info.unit_roundoff * y) ** 2 / 3
+    return (Bound(worst, xp.sqrt(squares) + floor / math.sqrt(3)),)

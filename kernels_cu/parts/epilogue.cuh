@@ -1,0 +1,146 @@
+// What a product goes through on its way to memory, in FP32 with one rounding at the end:
+//     out = activation(alpha * (scale_a * (scale_b * sum)) + bias) + residual
+// Main loops call Epilogue::store for runs of neighbouring columns.  A new activation is a line in
+// `activate`, a constant in Activation and a name in cupykern/matmul.py.
+#include "parts/dtype.cuh"
+#include "parts/math.cuh"
+#include "parts/vector.cuh"
+
+enum Activation { kNoActivation, kRelu, kGelu, kGeluTanh, kSilu };
+
+// The step from a row, or a column, to the next, in elements: 0 where an operand is broadcast.
+struct MatrixStrides {
+    int64_t row, col;
+};
+
+struct EpilogueParams {
+    int64_t m, n;
+    MatrixStrides out, bias, residual;
+    int64_t scale_a_stride, scale_b_stride;  // from a row, and from a column, to the next
+    float alpha;
+    int32_t activation, out_dtype, bias_dtype, residual_dtype, padding;
+};
+
+DEVICE float activate(float x, int activation) {
+    constexpr float kSqrtHalf = 0.70710678118654752f, kSqrt2OverPi = 0.79788456080286536f;
+    if (activation == kRelu) return x < 0.0f ? 0.0f : x;
+    if (activation == kGelu) return 0.5f * x * (1.0f + erf_accurate(x * kSqrtHalf));
+    if (activation == kGeluTanh) {
+        return 0.5f * x * (1.0f + tanh_accurate(kSqrt2OverPi * (x + 0.044715f * (x * x * x))));
+    }
+    if (activation == kSilu) return x * sigmoid(x);
+    return x;
+}
+
+// kRun neighbouring columns of a row: `count` of them exist.
+template <class T, int kRun>
+DEVICE void load_run(const T* p, int64_t stride, int count, float (&values)[kRun]) {
+    constexpr int kBytes = kRun * int(sizeof(T)) < 16 ? kRun * int(sizeof(T)) : 16;
+    if (stride == 1 && count == kRun && reinterpret_cast<uintptr_t>(p) % kBytes == 0) {
+        Vector<T, kRun> vector;
+        vector.load(p);
+#pragma unroll
+        for (int i = 0; i < kRun; ++i) values[i] = vector[i];
+    } else {
+#pragma unroll
+        for (int i = 0; i < kRun; ++i) values[i] = i < count ? to_float(p[i * stride]) : 0.0f;
+    }
+}
+template <class T, int kRun>
+DEVICE void store_run(T* p, int64_t stride, int count, const float (&values)[kRun]) {
+    constexpr int kBytes = kRun * int(sizeof(T)) < 16 ? kRun * int(sizeof(T)) : 16;
+    if (stride == 1 && count == kRun && reinterpret_cast<uintptr_t>(p) % kBytes == 0) {
+        Vector<T, kRun> vector;
+        vector.from_floats(values);
+        vector.store(p);
+    } else {
+#pragma unroll
+        for (int i = 0; i < kRun; ++i) {
+            if (i < count) p[i * stride] = from_float<T>(values[i]);
+        }
+    }
+}
+
+// Of one matrix of a batch: the pointers are at its element (0, 0).  Null: absent.
+struct Epilogue {
+    const EpilogueParams& params;
+    void* out;
+    const void* bias;
+    const void* residual;
+    const float* scale_a;
+    const float* scale_b;
+
+    // The offsets, in elements, are those of the matrix in the batch.
+    DEVICE static Epilogue of_matrix(const EpilogueParams& params, void* out, const void* bias,
+                                     const void* residual, const float* scale_a,
+                                     const float* scale_b, int64_t out_offset, int64_t bias_offset,
+                                     int64_t residual_offset, int64_t scale_a_offset,
+                                     int64_t scale_b_offset) {
+        const auto place = [](const void* p, int64_t offset, int dtype) {
+            return p ? element_address(p, offset, dtype) : p;
+        };
+        return {params,
+                static_cast<char*>(out) + out_offset * dtype_size(params.out_dtype),
+                place(bias, bias_offset, params.bias_dtype),
+                place(residual, residual_offset, params.residual_dtype),
+                static_cast<const float*>(place(scale_a, scale_a_offset, kFloat)),
+                static_cast<const float*>(place(scale_b, scale_b_offset, kFloat))};
+    }
+
+    // values += the run of `p` at (row, col).
+    template <int kRun>
+    DEVICE static void add(const void* p, int dtype, const MatrixStrides& strides, int64_t row,
+                           int64_t col, int count, float (&values)[kRun]) {
+        const int64_t offset = row * strides.row + col * strides.col;
+        float added[kRun];
+        if (dtype == kHalf) {
+            load_run(static_cast<const half*>(p) + offset, strides.col, count, added);
+        } else if (dtype == kBf16) {
+            load_run(static_cast<const bf16*>(p) + offset, strides.col, count, added);
+        } else {
+            load_run(static_cast<const float*>(p) + offset, strides.col, count, added);
+        }
+#pragma unroll
+        for (int i = 0; i < kRun; ++i) values[i] += added[i];
+    }
+
+    // The sums of row `row`, columns [col, col + kRun); nothing outside of the matrix is touched.
+    template <int kRun, class T>
+    DEVICE void store(int64_t row, int64_t col, const T (&sums)[kRun]) const {
+        if (row >= params.m || col >= params.n) return;
+        const int count = params.n - col < kRun ? int(params.n - col) : kRun;
+        const int64_t offset = row * params.out.row + col * params.out.col;
+        if constexpr (kSame<T, int>) {
+            if (params.out_dtype == kInt32) {  // exact, so that nothing else applies
+                int* p = static_cast<int*>(out) + offset;
+                for (int i = 0; i < count; ++i) p[i * params.out.col] = sums[i];
+                return;
+            }
+        }
+        float values[kRun];
+#pragma unroll
+        for (int i = 0; i < kRun; ++i) values[i] = float(sums[i]);
+        if (scale_b) {
+            float scales[kRun];
+            load_run(scale_b + col * params.scale_b_stride, params.scale_b_stride, count, scales);
+#pragma unroll
+            for (int i = 0; i < kRun; ++i) values[i] *= scales[i];
+        }
+        const float factor = scale_a ? scale_a[row * params.scale_a_stride] : 1.0f;
+#pragma unroll
+        for (int i = 0; i < kRun; ++i) values[i] = values[i] * factor * params.alpha;
+        if (bias) add(bias, params.bias_dtype, params.bias, row, col, count, values);
+        if (params.activation != kNoActivation) {
+#pragma unroll
+            for (int i = 0; i < kRun; ++i) values[i] = activate(values[i], params.activation);
+        }
+        if (residual) add(residual, params.residual_dtype, params.residual, row, col, count, values);
+        if (params.out_dtype == kHalf) {
+            store_run(static_cast<half*>(out) + offset, params.out.col, count, values);
+        } else if (params.out_dtype == kBf16) {
+            store_run(static_cast<bf16*>(out) + offset, params.out.col, count, values);
+        } else {
+            store_run(static_cast<float*>(out) + offset, params.out.col, count, values);
+        }
+    }
+};

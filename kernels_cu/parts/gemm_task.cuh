@@ -1,0 +1,50 @@
+// Which part of a batched product a block computes, and where its matrices lie.
+
+constexpr int kMaxBatchDims = 4;
+// The arrays of a product that have a batch.
+enum Operand { kA, kB, kOut, kBias, kResidual, kScaleA, kScaleB, kOperands };
+
+// Strides in elements, 0 where an operand is broadcast; the innermost dim first.
+struct BatchLayout {
+    int64_t num_dims;
+    int64_t sizes[kMaxBatchDims];
+    int64_t strides[kOperands][kMaxBatchDims];
+
+    DEVICE int64_t offset(int operand, int64_t index) const {
+        int64_t sum = 0;
+        for (int d = 0; d + 1 < int(num_dims); ++d) {
+            const int64_t next = index / sizes[d];
+            sum += (index - next * sizes[d]) * strides[operand][d];
+            index = next;
+        }
+        return num_dims > 0 ? sum + index * strides[operand][num_dims - 1] : 0;
+    }
+};
+
+// One tile of one matrix of the batch, and one split of its k.
+struct GemmTask {
+    int64_t batch, row, col;  // of the tile's first element
+    int64_t tile, split;      // tile: its number in the batch's order
+
+    // Blocks that run at the same time share rows of A and columns of B in the L2 cache: they go down
+    // `height` tiles before they go right.  All tiles of a split follow each other; there are less than
+    // 2^31 in all.
+    DEVICE static GemmTask of_block(uint32_t index, uint32_t tiles_m, uint32_t tiles_n, uint32_t batch,
+                                    int tile_m, int tile_n, uint32_t height = 8) {
+        if (height > tiles_m) height = tiles_m;
+        GemmTask task;
+        const uint32_t tiles = tiles_m * tiles_n;
+        const uint32_t split = index / (tiles * batch), tile = index - split * tiles * batch;
+        const uint32_t matrix = tile / tiles, in_matrix = tile - matrix * tiles;
+        const uint32_t group = in_matrix / (height * tiles_n);
+        const uint32_t in_group = in_matrix - group * height * tiles_n;
+        const uint32_t top = group * height, rest = tiles_m - top;
+        const uint32_t rows = rest < height ? rest : height, col = in_group / rows;
+        task.row = int64_t(top + in_group - col * rows) * tile_m;
+        task.col = int64_t(col) * tile_n;
+        task.batch = matrix;
+        task.tile = tile;
+        task.split = split;
+        return task;
+    }
+};

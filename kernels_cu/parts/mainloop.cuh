@@ -1,0 +1,204 @@
+// The portable main loop: tiles of A and B by asynchronous copies through kStages buffers in shared
+// memory, fragments, mma.
+//
+// A block computes a tile of kTileM x kTileN sums; its warps share it as kWarpsM x kWarpsN, and kWarpsK
+// of them share the k of every stage, whose sums are then added in the warps' order.
+//   ElementA, ElementB   the operands as they are stored.
+//   ComputeA, ComputeB   what they are multiplied as, which holds every number of them.
+//   kLayoutA, kLayoutB   kInner: neighbours along k are neighbours in memory, kOuter: along m (of A) or
+//                        n (of B); both begin at multiples of 16 bytes.  kStrided: any strides and
+//                        dtypes, element by element, converted on the way to shared memory.
+//   kPromoteK            0, or the k after which the sums are multiplied by the block's scales and added
+//                        to others in FP32: for scales along k, and because the tensor cores of FP8
+//                        keep few bits of a long sum.
+#include "parts/dtype.cuh"
+#include "parts/shared_tile.cuh"
+
+enum Layout { kInner, kOuter, kStrided };
+
+constexpr int kNumWarps = kNumThreads / kWarpSize;
+static_assert(kNumThreads == 32 * kWarpsM * kWarpsN * kWarpsK, "warps are counted as if of 32 lanes");
+// A warp of 64 lanes does what two of 32 would.
+constexpr bool kWide = kWarpSize == 64;
+constexpr int kGridK = kWide && kWarpsK % 2 == 0 ? kWarpsK / 2 : kWarpsK;
+constexpr int kGridN = kWide && kGridK == kWarpsK && kWarpsN % 2 == 0 ? kWarpsN / 2 : kWarpsN;
+constexpr int kGridM = kNumWarps / (kGridK * kGridN);
+
+constexpr int kFragmentsM = kTileM / kGridM / 16;
+constexpr int kFragmentsN = kTileN / kGridN / 16;
+static_assert(kFragmentsM * kGridM * 16 == kTileM && kFragmentsN * kGridN * 16 == kTileN,
+              "warps share a tile in fragments of 16 x 16");
+// Operands are converted on the way from shared memory to fragments, two of them at once.
+constexpr bool kConverts = sizeof(ElementA) < sizeof(ComputeA) || sizeof(ElementB) < sizeof(ComputeB);
+constexpr bool kReorder = (sizeof(ElementA) < sizeof(ComputeA) && kLayoutA == kInner) ||
+                          (sizeof(ElementB) < sizeof(ComputeB) && kLayoutB == kInner);
+constexpr int kStep = kConverts ? 32 : kFragmentK<ComputeA>;
+constexpr int kStepsPerWarp = kTileK / kStep / kGridK;
+static_assert(kStepsPerWarp * kStep * kGridK == kTileK, "warps share a stage's k in whole steps");
+
+// What an operand's tile holds in shared memory, and in which order.
+template <class Element, int kLayout, int kOuterSize>
+struct OperandTile {
+    using Stored = Element;
+    static constexpr bool kOuterMajor = kLayout == kOuter;
+    static constexpr int kLineElements = kOuterMajor ? kOuterSize : kTileK;
+    using Tile = SharedTile<kOuterMajor ? kTileK : kOuterSize, kLineElements * int(sizeof(Element))>;
+};
+using OperandA = OperandTile<ElementA, kLayoutA, kTileM>;
+using OperandB = OperandTile<ElementB, kLayoutB, kTileN>;
+
+// What a product sums in, and, where sums are promoted, what they are promoted to.
+using Products = Accumulator<ComputeA>;
+struct Promoted {
+    using Sum = float;
+    static constexpr int kCount = Products::kCount;
+    float values[kCount];
+
+    DEVICE static int row(int lane, int i) { return Products::row(lane, i); }
+    DEVICE static int col(int lane, int i) { return Products::col(lane, i); }
+};
+template <bool kPromote> struct SumsOf { using Type = Products; };
+template <> struct SumsOf<true> { using Type = Promoted; };
+using Sums = typename SumsOf<(kPromoteK > 0)>::Type;
+using SumType = typename Sums::Sum;
+using AllProducts = Products[kFragmentsM][kFragmentsN];
+using AllSums = Sums[kFragmentsM][kFragmentsN];
+static_assert(kPromoteK % kTileK == 0, "sums are promoted after whole stages");
+
+// Where this warp stands in the block's tile.
+struct WarpPlace {
+    int m, n, k, lane;
+
+    DEVICE static WarpPlace here() {
+        const int warp = int(threadIdx.x) / kWarpSize;
+        return {warp / kGridN % kGridM, warp % kGridN, warp / (kGridN * kGridM), lane_id()};
+    }
+    DEVICE int row(int fragment) const { return (m * kFragmentsM + fragment) * 16; }
+    DEVICE int col(int fragment) const { return (n * kFragmentsN + fragment) * 16; }
+};
+
+// An operand in global memory: `outer` rows of A (columns of B) from the tile's first on.
+struct OperandSource {
+    const void* data;
+    int64_t outer_stride, k_stride, outer;
+    int dtype;
+
+    // Starts to load k [first_k, end_k) of it, at most kTileK, into `tile`.
+    template <class Operand, int kLayout, int kOuterSize>
+    DEVICE void load(typename Operand::Tile& tile, int64_t first_k, int64_t end_k) const {
+        using Element = typename Operand::Stored;
+        const int num_outer = clamp_to(outer, kOuterSize), num_k = clamp_to(end_k - first_k, kTileK);
+        if constexpr (kLayout == kStrided) {
+            gather_tile<Element>(tile, data, dtype, first_k * k_stride, outer_stride, k_stride,
+                                 num_outer, num_k);
+        } else if constexpr (kLayout == kOuter) {
+            copy_tile(tile, static_cast<const Element*>(data) + first_k * k_stride, k_stride, num_k,
+                      num_outer);
+        } else {
+            copy_tile(tile, static_cast<const Element*>(data) + first_k, outer_stride, num_outer,
+                      num_k);
+        }
+    }
+};
+
+struct Stage {
+    typename OperandA::Tile a;
+    typename OperandB::Tile b;
+};
+
+// acc += the products of one stage.
+DEVICE void multiply_stage(const Stage& stage, const WarpPlace& warp, AllProducts& acc) {
+#pragma unroll
+    for (int step = 0; step < kStepsPerWarp; ++step) {
+        const int k = (warp.k * kStepsPerWarp + step) * kStep;
+        constexpr int kCount = kConverts ? 2 : 1;
+        FragmentA<ComputeA> a[kCount][kFragmentsM];
+        FragmentB<ComputeB> b[kCount][kFragmentsN];
+#pragma unroll
+        for (int m = 0; m < kFragmentsM; ++m) {
+            if constexpr (kConverts) {
+                load_converted<ElementA, OperandA::kOuterMajor, kReorder>(a[0][m], a[1][m], stage.a,
+                                                                          warp.row(m), k);
+            } else {
+                load_fragment<OperandA::kOuterMajor>(a[0][m], stage.a, warp.row(m), k);
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < kFragmentsN; ++n) {
+            if constexpr (kConverts) {
+                load_converted<ElementB, OperandB::kOuterMajor, kReorder>(b[0][n], b[1][n], stage.b,
+                                                                          warp.col(n), k);
+            } else {
+                load_fragment<OperandB::kOuterMajor>(b[0][n], stage.b, warp.col(n), k);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) mma(acc, a[i], b[i]);
+    }
+}
+
+// Scales of kBlockK of k of a row of A, and of that and kBlockK columns of B; absent: 1.  From the
+// tile's first row and the block of its first column on.
+constexpr int kBlockK = 128;
+struct BlockScales {
+    const float* a;
+    const float* b;
+    int64_t a_row, a_k, b_k, b_col;  // strides: of a block's, of the next row's
+    int64_t rows, cols, first_col;   // rows of A, columns of B that exist; the tile's first column
+
+    // sums += the products of the block of k that `k` lies in, scaled; the products become zero.
+    DEVICE void promote(int64_t k, const WarpPlace& warp, AllProducts& products, AllSums& sums) const {
+        const int64_t block = k / kBlockK;
+#pragma unroll
+        for (int m = 0; m < kFragmentsM; ++m) {
+#pragma unroll
+            for (int n = 0; n < kFragmentsN; ++n) {
+#pragma unroll
+                for (int i = 0; i < Sums::kCount; ++i) {
+                    const int row = warp.row(m) + Sums::row(warp.lane, i), col = warp.col(n);
+                    float x = float(products[m][n].values[i]);
+                    if (b && col < cols) x *= b[block * b_k + (first_col + col) / kBlockK * b_col];
+                    if (a && row < rows) x *= a[row * a_row + block * a_k];
+                    sums[m][n].values[i] += x;
+                    products[m][n].values[i] = 0;
+                }
+            }
+        }
+    }
+};
+
+// sums += A * B over k in [first_k, end_k).  Every thread of the block takes part.
+template <class S>
+DEVICE void multiply(Stage (&stages)[kStages], const OperandSource& a, const OperandSource& b,
+                     const BlockScales& scales, int64_t first_k, int64_t end_k,
+                     const WarpPlace& warp, S (&sums)[kFragmentsM][kFragmentsN]) {
+    int64_t next_k = first_k;
+    int next_stage = 0, stage = 0;
+    const auto load_next = [&] {
+        if (next_k < end_k) {
+            a.load<OperandA, kLayoutA, kTileM>(stages[next_stage].a, next_k, end_k);
+            b.load<OperandB, kLayoutB, kTileN>(stages[next_stage].b, next_k, end_k);
+        }
+        copy_async_commit();
+        next_k += kTileK;
+        next_stage = next_stage + 1 < kStages ? next_stage + 1 : 0;
+    };
+#pragma unroll
+    for (int i = 0; i < kStages - 1; ++i) load_next();
+    AllProducts products{};
+    for (int64_t k = first_k; k < end_k; k += kTileK) {
+        copy_async_wait<kStages - 2>();
+        sync_block();  // this stage is whole, and the one before it has been read by all
+        load_next();
+        if constexpr (kPromoteK > 0) {
+            multiply_stage(stages[stage], warp, products);
+            const int64_t end = k + kTileK;
+            if (end % kPromoteK == 0 || end >= end_k) scales.promote(k, warp, products, sums);
+        } else {
+            multiply_stage(stages[stage], warp, sums);
+        }
+        stage = stage + 1 < kStages ? stage + 1 : 0;
+    }
+    copy_async_wait<0>();
+    sync_block();  // the stages' memory is free
+}

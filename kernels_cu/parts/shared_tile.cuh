@@ -1,0 +1,79 @@
+// A tile of an operand in shared memory, and how it gets there.
+#include "parts/dtype.cuh"
+
+// Lines of kLineBytes in chunks of 16 bytes.  A chunk's place in its line is XORed with bits of the
+// line's number, so that what 8 lanes read at once (the same chunk of 8 lines) lies in different banks;
+// so do half chunks of 4 pairs of neighbouring chunks.
+template <int kLines_, int kLineBytes>
+struct SharedTile {
+    static constexpr int kLines = kLines_, kChunks = kLineBytes / 16;
+    static_assert(kLineBytes % 16 == 0 && (kChunks & (kChunks - 1)) == 0, "chunks: a power of two");
+    Bytes<16> chunks[kLines * kChunks];
+
+    DEVICE static int place(int line, int chunk) {
+        const int bits = kChunks >= 8   ? (line & 3) << 1 | (line >> 2 & 1)
+                         : kChunks == 4 ? line >> 1 & 3
+                         : kChunks == 2 ? line >> 2 & 1
+                                        : 0;
+        return line * kChunks + (chunk ^ bits);
+    }
+    DEVICE void* operator()(int line, int chunk) { return &chunks[place(line, chunk)]; }
+    DEVICE const void* operator()(int line, int chunk) const { return &chunks[place(line, chunk)]; }
+};
+
+DEVICE int clamp_to(int64_t x, int high) { return x < 0 ? 0 : x < high ? int(x) : high; }
+
+// Starts to copy num_lines lines of num_elements from `origin` on; the rest of the tile becomes zero.
+// Lines begin at multiples of 16 bytes.
+template <class T, int kLines, int kLineBytes>
+DEVICE void copy_tile(SharedTile<kLines, kLineBytes>& tile, const T* origin, int64_t line_stride,
+                      int num_lines, int num_elements) {
+    constexpr int kChunks = kLineBytes / 16, kPerChunk = 16 / int(sizeof(T));
+    constexpr int kCount = kLines * kChunks;
+#pragma unroll
+    for (int first = 0; first < kCount; first += kNumThreads) {
+        const int i = first + int(threadIdx.x);
+        if (kCount % kNumThreads != 0 && i >= kCount) break;
+        const int line = i / kChunks, chunk = i % kChunks;
+        const int elements = clamp_to(num_elements - chunk * kPerChunk, kPerChunk);
+        const int bytes = line < num_lines ? elements * int(sizeof(T)) : 0;
+        copy_async_part(tile(line, chunk), origin + line * line_stride + chunk * kPerChunk, bytes);
+    }
+}
+
+// One element of an array of any dtype, as a number of T, which holds it exactly.
+template <class T>
+DEVICE T load_as(const void* p, int64_t i, int dtype) {
+    if constexpr (kSame<T, int8_t>) {
+        return static_cast<const int8_t*>(p)[i];
+    } else {
+        if (dtype == kE4m3) return from_float<T>(to_float(static_cast<const e4m3*>(p)[i]));
+        if (dtype == kE5m2) return from_float<T>(to_float(static_cast<const e5m2*>(p)[i]));
+        if (dtype == kInt8) return from_float<T>(to_float(static_cast<const int8_t*>(p)[i]));
+        return static_cast<const T*>(p)[i];
+    }
+}
+
+// Loads num_lines lines of num_elements from any strides, element by element, converted to T.
+template <class T, int kLines, int kLineBytes>
+DEVICE void gather_tile(SharedTile<kLines, kLineBytes>& tile, const void* p, int dtype,
+                        int64_t origin, int64_t line_stride, int64_t element_stride, int num_lines,
+                        int num_elements) {
+    constexpr int kChunks = kLineBytes / 16, kPerChunk = 16 / int(sizeof(T));
+    constexpr int kCount = kLines * kChunks;
+    // Neighbouring threads read neighbours in memory.
+    const bool along_lines = (line_stride < 0 ? -line_stride : line_stride) <
+                             (element_stride < 0 ? -element_stride : element_stride);
+    for (int i = int(threadIdx.x); i < kCount; i += kNumThreads) {
+        const int line = along_lines ? i % kLines : i / kChunks;
+        const int chunk = along_lines ? i / kLines : i % kChunks;
+        const int64_t first = origin + line * line_stride + chunk * kPerChunk * element_stride;
+        T elements[kPerChunk];
+#pragma unroll
+        for (int j = 0; j < kPerChunk; ++j) {
+            const bool valid = line < num_lines && chunk * kPerChunk + j < num_elements;
+            elements[j] = valid ? load_as<T>(p, first + j * element_stride, dtype) : T();
+        }
+        memcpy(tile(line, chunk), elements, 16);
+    }
+}

@@ -1,0 +1,211 @@
+// Matrix words on CUDA: ldmatrix and mma.sync.  FP16, BF16 and int8 from sm_80 on, FP8 from sm_89 on.
+#include "platform/mma_float.cuh"
+
+// --- 8 x 8 matrices of 16-bit numbers --------------------------------------------------------
+// kCount (1, 2 or 4) matrices in shared memory.  Lane 8 i + r gives the address of row r (16 bytes) of
+// matrix i; register i of lane l has the numbers 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 of matrix i,
+// or, kTransposed, of column l / 4.
+template <bool kTransposed = false, int kCount>
+DEVICE void load_matrix(uint32_t (&r)[kCount], const void* row) {
+    const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+#define LOAD_MATRIX(count, registers, ...)                                             \
+    if constexpr (kTransposed) {                                                       \
+        asm volatile("ldmatrix.sync.aligned.m8n8." count ".trans.shared.b16 " registers \
+                     : __VA_ARGS__ : "r"(address) : "memory");                         \
+    } else {                                                                           \
+        asm volatile("ldmatrix.sync.aligned.m8n8." count ".shared.b16 " registers      \
+                     : __VA_ARGS__ : "r"(address) : "memory");                         \
+    }
+    static_assert(kCount == 1 || kCount == 2 || kCount == 4, "1, 2 or 4 matrices");
+    if constexpr (kCount == 1) {
+        LOAD_MATRIX("x1", "{%0}, [%1];", "=r"(r[0]))
+    } else if constexpr (kCount == 2) {
+        LOAD_MATRIX("x2", "{%0, %1}, [%2];", "=r"(r[0]), "=r"(r[1]))
+    } else {
+        LOAD_MATRIX("x4", "{%0, %1, %2, %3}, [%4];", "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]))
+    }
+}
+#undef LOAD_MATRIX
+
+// --- fragments and their products ------------------------------------------------------------
+
+// words: (rows 0-7, k low), (rows 8-15, k low), (rows 0-7, k high), (rows 8-15, k high), 16 bytes of k
+// in each half; a lane holds 4 bytes of row lane / 4.
+template <class T, Side kSide> struct Fragment {
+    uint32_t words[4];
+};
+
+template <class T> struct Accumulator {
+    using Sum = float;
+    static constexpr int kCount = 8;
+    float values[8];
+
+    // values 0-3: columns 0-7, 4-7: columns 8-15.
+    DEVICE static int row(int lane, int i) { return lane / 4 + i % 4 / 2 * 8; }
+    DEVICE static int col(int lane, int i) { return i / 4 * 8 + lane % 4 * 2 + i % 2; }
+};
+template <> struct Accumulator<int8_t> {
+    using Sum = int;
+    static constexpr int kCount = 8;
+    int values[8];
+
+    DEVICE static int row(int lane, int i) { return Accumulator<half>::row(lane, i); }
+    DEVICE static int col(int lane, int i) { return Accumulator<half>::col(lane, i); }
+};
+
+namespace cuda {
+#define CUDA_MMA(shape_and_types, kind, acc, a, b0, b1)                                        \
+    asm("mma.sync.aligned." shape_and_types " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "  \
+        "{%0, %1, %2, %3};"                                                                    \
+        : "+" kind(acc[0]), "+" kind(acc[1]), "+" kind(acc[2]), "+" kind(acc[3])               \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
+
+// 16 rows by 8 columns.
+template <class A, class B>
+DEVICE void mma_16x8(float* acc, const uint32_t* a, uint32_t b0, uint32_t b1) {
+    if constexpr (kSame<A, half>) {
+        CUDA_MMA("m16n8k16.row.col.f32.f16.f16.f32", "f", acc, a, b0, b1);
+    } else if constexpr (kSame<A, bf16>) {
+        CUDA_MMA("m16n8k16.row.col.f32.bf16.bf16.f32", "f", acc, a, b0, b1);
+    } else if constexpr (kSame<A, e4m3> && kSame<B, e4m3>) {
+        CUDA_MMA("m16n8k32.row.col.f32.e4m3.e4m3.f32", "f", acc, a, b0, b1);
+    } else if constexpr (kSame<A, e4m3>) {
+        CUDA_MMA("m16n8k32.row.col.f32.e4m3.e5m2.f32", "f", acc, a, b0, b1);
+    } else if constexpr (kSame<B, e4m3>) {
+        CUDA_MMA("m16n8k32.row.col.f32.e5m2.e4m3.f32", "f", acc, a, b0, b1);
+    } else {
+        CUDA_MMA("m16n8k32.row.col.f32.e5m2.e5m2.f32", "f", acc, a, b0, b1);
+    }
+}
+template <class A, class B>
+DEVICE void mma_16x8(int* acc, const uint32_t* a, uint32_t b0, uint32_t b1) {
+    CUDA_MMA("m16n8k32.row.col.s32.s8.s8.s32", "r", acc, a, b0, b1);
+}
+#undef CUDA_MMA
+}  // namespace cuda
+
+template <bool kOuterMajor, class T, Side kSide, class Tile>
+DEVICE void load_fragment(Fragment<T, kSide>& f, const Tile& tile, int first, int k) {
+    const int r = lane_id() % 8, q = lane_id() / 8;
+    if constexpr (kOuterMajor) {
+        static_assert(sizeof(T) == 2, "load_matrix transposes 16-bit numbers");
+        load_matrix<true>(f.words, tile(k + q / 2 * 8 + r, first / 8 + q % 2));
+    } else {
+        constexpr int kPerChunk = 16 / int(sizeof(T));
+        load_matrix<false>(f.words, tile(first + q % 2 * 8 + r, k / kPerChunk + q / 2));
+    }
+}
+
+template <class A, class B, int kM, int kN>
+DEVICE void mma(Accumulator<A> (&acc)[kM][kN], const FragmentA<A> (&a)[kM],
+                const FragmentB<B> (&b)[kN]) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int n = 0; n < kN; ++n) {
+            auto* sums = acc[m][n].values;
+            cuda::mma_16x8<A, B>(sums, a[m].words, b[n].words[0], b[n].words[2]);
+            cuda::mma_16x8<A, B>(sums + 4, a[m].words, b[n].words[1], b[n].words[3]);
+        }
+    }
+}
+
+// --- operands that are stored in bytes and multiplied as 16-bit numbers ----------------------
+namespace cuda {
+// Four neighbouring bytes as two pairs.
+template <class Stored, class T>
+DEVICE void convert_bytes(uint32_t bytes, uint32_t& low, uint32_t& high) {
+    if constexpr (kSame<Stored, int8_t> && kSame<T, half>) {
+        // 0x6400 + u is 1024 + u in FP16, u = x + 128 the byte with its sign bit flipped.
+        bytes ^= 0x80808080u;
+        const __half2 offset = bit_cast<__half2>(0x64806480u);
+        const auto subtract = [&](uint32_t pair) {
+            return bit_cast<uint32_t>(__hsub2(bit_cast<__half2>(pair), offset));
+        };
+        low = subtract(__byte_perm(bytes, 0x64646464u, 0x4140));
+        high = subtract(__byte_perm(bytes, 0x64646464u, 0x4342));
+    } else if constexpr (kSame<Stored, int8_t>) {
+        // 0x4b000000 + u is 2^23 + u in FP32.
+        bytes ^= 0x80808080u;
+        float x[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            x[i] = bit_cast<float>(__byte_perm(bytes, 0x4b000000u, 0x7540 + i)) - 8388736.0f;
+        }
+        low = pack<T>(x[0], x[1]);
+        high = pack<T>(x[2], x[3]);
+    } else if constexpr (kSame<T, half>) {
+        if constexpr (kSame<Stored, e5m2>) {  // the upper half of an FP16 code
+            low = __byte_perm(bytes, 0, 0x1404);
+            high = __byte_perm(bytes, 0, 0x3424);
+        } else {
+            low = bit_cast<uint32_t>(__nv_cvt_fp8x2_to_halfraw2(uint16_t(bytes), __NV_E4M3));
+            high = bit_cast<uint32_t>(__nv_cvt_fp8x2_to_halfraw2(uint16_t(bytes >> 16), __NV_E4M3));
+        }
+    } else {
+        convert_bytes<Stored, half>(bytes, low, high);
+        const float2 x = __half22float2(bit_cast<__half2>(low));
+        const float2 y = __half22float2(bit_cast<__half2>(high));
+        low = pack<T>(x.x, x.y);
+        high = pack<T>(y.x, y.y);
+    }
+}
+}  // namespace cuda
+
+// 32 of k as two fragments, each number converted from Stored.
+// kReorder: an operand whose lines run along k has 4 neighbouring bytes in a lane, where mma wants the
+// k's 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of lane t.  The order of k is free as long as A and B have the
+// same, so lane t of both takes 4 t to 4 t + 3 of each 16.
+template <class Stored, bool kOuterMajor, bool kReorder, class T, Side kSide, class Tile>
+DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
+                           int first, int k) {
+    const int r = lane_id() % 8, q = lane_id() / 8;
+    if constexpr (kSame<Stored, T> && !kReorder) {
+        load_fragment<kOuterMajor>(low, tile, first, k);
+        load_fragment<kOuterMajor>(high, tile, first, k + 16);
+    } else if constexpr (kSame<Stored, T>) {
+        static_assert(!kOuterMajor, "k runs along the lines");
+        const int row = lane_id() / 4, t = lane_id() % 4;
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const char* chunk = static_cast<const char*>(tile(first + row + 8 * i, k / 8 + 2 * j + t / 2));
+                const Bytes<8> four = *reinterpret_cast<const Bytes<8>*>(chunk + t % 2 * 8);
+                uint32_t(&words)[4] = (j == 0 ? low : high).words;
+                words[i] = four.words[0];
+                words[i + 2] = four.words[1];
+            }
+        }
+    } else if constexpr (!kOuterMajor) {
+        static_assert(kReorder, "bytes of k lie in the order of their lines");
+        uint32_t bytes[4];
+        load_matrix<false>(bytes, tile(first + q % 2 * 8 + r, k / 16 + q / 2));
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            cuda::convert_bytes<Stored, T>(bytes[i], low.words[i], low.words[i + 2]);
+            cuda::convert_bytes<Stored, T>(bytes[i + 2], high.words[i], high.words[i + 2]);
+        }
+    } else {
+        // A 16-bit number of the transposed matrix is a pair of columns: the even ones become the
+        // fragment's first 8 columns, the odd ones the others (stored_column).
+        static_assert(!kReorder, "k lies across the lines");
+        uint32_t bytes[4];  // k 0-7, 8-15, 16-23, 24-31
+        load_matrix<true>(bytes, tile(k + q * 8 + r, first / 16));
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const auto convert = [&](uint32_t columns, uint32_t& even, uint32_t& odd) {
+                cuda::convert_bytes<Stored, T>(__byte_perm(columns, 0, 0x3120), even, odd);
+            };
+            convert(bytes[i], low.words[2 * i], low.words[2 * i + 1]);
+            convert(bytes[i + 2], high.words[2 * i], high.words[2 * i + 1]);
+        }
+    }
+}
+
+// The column of B that stands at column `col` of a fragment.
+template <class Stored, class T, bool kOuterMajor>
+DEVICE int stored_column(int col) {
+    constexpr bool kPairs = sizeof(Stored) < sizeof(T) && kOuterMajor;
+    return kPairs ? col % 8 * 2 + col / 8 : col;
+}

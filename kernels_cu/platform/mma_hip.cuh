@@ -1,0 +1,140 @@
+// Matrix words on AMD GPUs: MFMA on gfx9 (wave64), WMMA on gfx11 and gfx12 (wave32).  FP8 is multiplied
+// as FP16: gfx942 has a format of its own, and no other of these has both of the standard ones.
+#include "platform/mma_float.cuh"
+
+// Row (of A; column of B) lane % 16, k from lane / 16 % kGroups * kCount on.
+#if defined(__GFX9__)
+constexpr int kGroups = 4;
+#elif defined(__GFX12__)
+constexpr int kGroups = 2;
+#else
+constexpr int kGroups = 1;  // both halves of the warp hold the same
+#endif
+template <class T, Side kSide> struct Fragment {
+    static constexpr int kCount = kFragmentK<T> / kGroups;
+    alignas(16) T values[kCount];
+};
+
+namespace hip {
+template <class T> struct Sums {
+    using Sum = T;
+    static constexpr int kCount = 256 / kWarpSize;
+    T values[kCount];
+
+    DEVICE static int row(int lane, int i) {
+        return kGroups == 4 ? lane / 16 * 4 + i : kGroups == 2 ? lane / 16 * 8 + i : 2 * i + lane / 16;
+    }
+    DEVICE static int col(int lane, int) { return lane % 16; }
+};
+
+template <class T, int N> struct PackOf { typedef T Type __attribute__((ext_vector_type(N))); };
+template <class T, int N> using Pack = typename PackOf<T, N>::Type;
+
+// One instruction, k = 16: `a` and `b` point at a lane's 16 / kGroups numbers.
+template <class T>
+DEVICE void mma_16x16(float* sums, const void* a, const void* b) {
+    constexpr int kNumbers = 16 / kGroups, kSums = 256 / kWarpSize;
+    auto& c = *reinterpret_cast<Pack<float, kSums>*>(sums);
+    constexpr bool kIsHalf = kSame<T, half>;
+    const auto& half_a = *static_cast<const Pack<_Float16, kNumbers>*>(a);
+    const auto& half_b = *static_cast<const Pack<_Float16, kNumbers>*>(b);
+    const auto& bf16_a = *static_cast<const Pack<short, kNumbers>*>(a);
+    const auto& bf16_b = *static_cast<const Pack<short, kNumbers>*>(b);
+#if defined(__GFX9__)
+    if constexpr (kIsHalf) c = __builtin_amdgcn_mfma_f32_16x16x16f16(half_a, half_b, c, 0, 0, 0);
+    else c = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(bf16_a, bf16_b, c, 0, 0, 0);
+#elif defined(__GFX12__)
+    if constexpr (kIsHalf) c = __builtin_amdgcn_wmma_f32_16x16x16_f16_w32_gfx12(half_a, half_b, c);
+    else c = __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32_gfx12(bf16_a, bf16_b, c);
+#else
+    if constexpr (kIsHalf) c = __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(half_a, half_b, c);
+    else c = __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32(bf16_a, bf16_b, c);
+#endif
+}
+template <class T>
+DEVICE void mma_16x16(int* sums, const void* a, const void* b) {
+    auto& c = *reinterpret_cast<Pack<int, 256 / kWarpSize>*>(sums);
+    constexpr int kWords = 4 / kGroups;
+    using Words = Pack<int, kWords>;
+#if defined(__GFX9__)
+    c = __builtin_amdgcn_mfma_i32_16x16x16i8(*static_cast<const int*>(a), *static_cast<const int*>(b),
+                                             c, 0, 0, 0);
+#elif defined(__GFX12__)
+    c = __builtin_amdgcn_wmma_i32_16x16x16_iu8_w32_gfx12(
+        true, *static_cast<const Words*>(a), true, *static_cast<const Words*>(b), c, false);
+#else
+    c = __builtin_amdgcn_wmma_i32_16x16x16_iu8_w32(true, *static_cast<const Words*>(a), true,
+                                                   *static_cast<const Words*>(b), c, false);
+#endif
+}
+}  // namespace hip
+template <class T> struct alignas(16) Accumulator : hip::Sums<float> {};
+template <> struct alignas(16) Accumulator<int8_t> : hip::Sums<int> {};
+
+template <bool kOuterMajor, class T, Side kSide, class Tile>
+DEVICE void load_fragment(Fragment<T, kSide>& f, const Tile& tile, int first, int k) {
+    constexpr int kPerChunk = 16 / int(sizeof(T)), kCount = Fragment<T, kSide>::kCount;
+    const int outer = first + lane_id() % 16;
+    k += lane_id() / 16 % kGroups * kCount;
+    if constexpr (kOuterMajor) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+            f.values[i] = static_cast<const T*>(tile(k + i, outer / kPerChunk))[outer % kPerChunk];
+        }
+    } else {
+        constexpr int kPiece = kCount < kPerChunk ? kCount : kPerChunk;
+#pragma unroll
+        for (int i = 0; i < kCount; i += kPiece) {
+            const T* chunk = static_cast<const T*>(tile(outer, (k + i) / kPerChunk));
+            memcpy(f.values + i, chunk + (k + i) % kPerChunk, kPiece * sizeof(T));
+        }
+    }
+}
+
+template <class A, class B, int kM, int kN>
+DEVICE void mma(Accumulator<A> (&acc)[kM][kN], const FragmentA<A> (&a)[kM],
+                const FragmentB<B> (&b)[kN]) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int n = 0; n < kN; ++n) {
+#if defined(__gfx942__) || defined(__gfx950__)
+            if constexpr (kSame<A, int8_t>) {
+                auto& c = *reinterpret_cast<hip::Pack<int, 4>*>(acc[m][n].values);
+                c = __builtin_amdgcn_mfma_i32_16x16x32_i8(bit_cast<long>(a[m].values),
+                                                          bit_cast<long>(b[n].values), c, 0, 0, 0);
+                continue;
+            }
+#endif
+#pragma unroll
+            for (int i = 0; i < kFragmentK<A> / 16; ++i) {
+                constexpr int kNumbers = 16 / kGroups;
+                hip::mma_16x16<A>(acc[m][n].values, a[m].values + i * kNumbers,
+                                  b[n].values + i * kNumbers);
+            }
+        }
+    }
+}
+
+// 32 of k as two fragments, each number converted from Stored.  kReorder: see mma_cuda.cuh; here k
+// keeps its order.
+template <class Stored, bool kOuterMajor, bool kReorder, class T, Side kSide, class Tile>
+DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
+                           int first, int k) {
+    constexpr int kPerChunk = 16 / int(sizeof(Stored)), kCount = Fragment<T, kSide>::kCount;
+    const int outer = first + lane_id() % 16;
+    k += lane_id() / 16 % kGroups * kCount;
+#pragma unroll
+    for (int i = 0; i < 2 * kCount; ++i) {
+        const int at = k + i % kCount + i / kCount * 16;
+        const int line = kOuterMajor ? at : outer, element = kOuterMajor ? outer : at;
+        const Stored x = static_cast<const Stored*>(tile(line, element / kPerChunk))[element % kPerChunk];
+        (i < kCount ? low : high).values[i % kCount] = from_float<T>(to_float(x));
+    }
+}
+
+// The column of B that stands at column `col` of a fragment.
+template <class Stored, class T, bool kOuterMajor>
+DEVICE int stored_column(int col) {
+    return col;
+}

@@ -1,0 +1,79 @@
+// quantize.cu: y = x / scale in FP8 or int8, one scale for each row: the row's largest |x| over the
+// format's largest number (parts/quantize.cuh).  A row lies along any axis, or is a whole tensor; it is
+// read once, into shared memory (parts/row.cuh), unless it is split.
+// Constants: Element and those of parts/row.cuh.
+// Launch: grid (ceil(rows / kRowsPerBlock) * chunks * kClusterSize), block (kNumThreads), dynamic
+// shared memory sizeof(RowStorage<Element>).
+#include "parts/quantize.cuh"
+#include "parts/row.cuh"
+
+enum Operand { kX, kY, kScale, kOperands };
+
+struct QuantizeParams {
+    RowLayout<kOperands> layout;
+    int64_t num_chunks;
+    int32_t dtype, padding;
+};
+
+using Row = RowVectors<Element>;
+
+DEVICE float warp_largest(const Row& row) {
+    Largest largest;
+#pragma unroll 2
+    for (int i = 0; i < kVectorsPerThread; ++i) {
+        const Vector<Element, kVectorWidth> x = row[i];  // zeros where the row has no elements
+#pragma unroll
+        for (int j = 0; j < kVectorWidth; ++j) largest.take(x[j]);
+    }
+    return reduce_in_warp(largest.value(), Larger());
+}
+
+template <class Code>
+DEVICE void write(Code* y, int64_t stride, const Row& row, float encode) {
+#pragma unroll 2
+    for (int i = 0; i < kVectorsPerThread; ++i) {
+        const int position = row.thread.position(i);
+        if (!row.chunk.holds_any(position)) continue;
+        const Vector<Element, kVectorWidth> x = row[i];
+        float values[kVectorWidth];
+#pragma unroll
+        for (int j = 0; j < kVectorWidth; ++j) values[j] = x[j] * encode;
+        store_row_vector(y, stride, position, row.chunk, values);
+    }
+}
+
+KERNEL void quantize(const Element* x, void* y, float* scales, float* statistics,
+                     const QuantizeParams params, int64_t pass) {
+    announce_to_cluster();
+    SHARED_STORAGE(RowStorage<Element>, storage);
+    const auto& layout = params.layout;
+    const RowThread t = RowThread::here();
+    const RowTask task = RowTask::here(pass, params.num_chunks, t);
+    const Element* x_row = x + row_offset(layout, kX, task.row);
+    const RowChunk c = row_chunk(x_row, task.row, layout.num_rows, layout.num_cols, task.chunk);
+
+    const Row row{storage, t, c};
+    float largest = 0.0f;
+    if (task.pass != kMerge) {
+        const int64_t stride = layout.col_strides[kX];
+        row.start(x_row + c.first_col * stride, stride, from_float<Element>(0.0f));
+        row.finish();
+        if (task.pass != kApply) largest = warp_largest(row);
+    }
+    const MergeFloats<Larger> merge;
+    if (!merge_row(task, t, c.live, layout.num_rows, statistics, merge, largest)) return;
+
+    const QuantizeScale scale(largest, largest_number(params.dtype));
+    if (c.live && t.lane == 0 && t.rank == 0 && task.chunk == 0) {
+        scales[row_offset(layout, kScale, task.row)] = scale.decode;
+    }
+    const int64_t stride = layout.col_strides[kY];
+    const int64_t offset = row_offset(layout, kY, task.row) + c.first_col * stride;
+    if (params.dtype == kE4m3) {
+        write(static_cast<e4m3*>(y) + offset, stride, row, scale.encode);
+    } else if (params.dtype == kE5m2) {
+        write(static_cast<e5m2*>(y) + offset, stride, row, scale.encode);
+    } else {
+        write(static_cast<int8_t*>(y) + offset, stride, row, scale.encode);
+    }
+}

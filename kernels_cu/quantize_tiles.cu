@@ -1,0 +1,125 @@
+// quantize_tiles.cu: as quantize.cu, one scale for each tile of tile_rows x tile_cols elements; those at
+// the matrix's ends may be smaller.  kThreadsPerRow threads share a tile and read it twice, the second
+// time from a cache.
+//   kVectorWidth > 1: tile_cols is a multiple of it; neighbours along a row of x, and of y, are
+//     neighbours in memory, aligned to it.
+// Constants: Element and those of parts/row.cuh, "row" read as "tile".
+// Launch: grid (ceil(tiles / kRowsPerBlock)), block (kNumThreads).
+#include "parts/quantize.cuh"
+#include "parts/row.cuh"
+
+struct TileParams {
+    int64_t num_tiles, row_tiles, col_tiles;  // of all matrices, and of one
+    int64_t num_rows, num_cols, tile_rows, tile_cols;
+    int64_t num_outer_dims, outer_sizes[kMaxOuterDims];  // matrices, innermost dim first
+    int64_t x_outer[kMaxOuterDims], x_row, x_col;
+    int64_t y_outer[kMaxOuterDims], y_row, y_col;
+    int32_t dtype, padding;
+};
+
+// Where a tile lies.
+struct Tile {
+    int64_t x, y;  // its first element
+    int num_rows, num_cols;
+
+    DEVICE static Tile of(const TileParams& p, int64_t index) {
+        Tile tile{0, 0, 0, 0};
+        if (index >= p.num_tiles) return tile;
+        const int64_t row = index / p.col_tiles % p.row_tiles * p.tile_rows;
+        const int64_t col = index % p.col_tiles * p.tile_cols;
+        int64_t matrix = index / (p.col_tiles * p.row_tiles);
+        tile.x = row * p.x_row + col * p.x_col;
+        tile.y = row * p.y_row + col * p.y_col;
+        for (int d = 0; d < int(p.num_outer_dims); ++d) {
+            tile.x += matrix % p.outer_sizes[d] * p.x_outer[d];
+            tile.y += matrix % p.outer_sizes[d] * p.y_outer[d];
+            matrix /= p.outer_sizes[d];
+        }
+        const int64_t rows = p.num_rows - row, cols = p.num_cols - col;
+        tile.num_rows = int(rows < p.tile_rows ? rows : p.tile_rows);
+        tile.num_cols = int(cols < p.tile_cols ? cols : p.tile_cols);
+        return tile;
+    }
+};
+
+// f(row, col, count) for the vectors of a tile that are this thread's, in a fixed order.
+template <class F>
+DEVICE void for_vectors(const Tile& tile, const RowThread& t, F f) {
+    const int vectors = (tile.num_cols + kVectorWidth - 1) / kVectorWidth;
+    const int count = vectors * tile.num_rows;
+#pragma unroll 1
+    for (int i = t.lane; i < count; i += kThreadsPerRow) {
+        const int row = i / vectors, col = i % vectors * kVectorWidth;
+        const int rest = tile.num_cols - col;
+        f(row, col, rest < kVectorWidth ? rest : kVectorWidth);
+    }
+}
+
+struct Source {
+    const Element* x;
+    int64_t row_stride, col_stride;
+
+    DEVICE void get(int row, int col, int count, float (&values)[kVectorWidth]) const {
+        const Element* p = x + row * row_stride + col * col_stride;
+        if (count == kVectorWidth && kVectorWidth > 1) {
+            Vector<Element, kVectorWidth> vector;
+            vector.load(p);
+#pragma unroll
+            for (int j = 0; j < kVectorWidth; ++j) values[j] = vector[j];
+        } else {
+#pragma unroll
+            for (int j = 0; j < kVectorWidth; ++j) {
+                values[j] = j < count ? to_float(p[j * col_stride]) : 0.0f;
+            }
+        }
+    }
+};
+
+template <class Code>
+DEVICE void write(Code* y, const TileParams& p, const Tile& tile, const Source& source,
+                  const RowThread& t, float encode) {
+    y += tile.y;
+    for_vectors(tile, t, [&](int row, int col, int count) {
+        float values[kVectorWidth];
+        source.get(row, col, count, values);
+#pragma unroll
+        for (int j = 0; j < kVectorWidth; ++j) values[j] *= encode;
+        Code* to = y + row * p.y_row + col * p.y_col;
+        if (count == kVectorWidth && kVectorWidth > 1) {
+            Vector<Code, kVectorWidth> vector;
+            vector.from_floats(values);
+            vector.store(to);
+        } else {
+#pragma unroll
+            for (int j = 0; j < kVectorWidth; ++j) {
+                if (j < count) to[j * p.y_col] = from_float<Code>(values[j]);
+            }
+        }
+    });
+}
+
+KERNEL void quantize_tiles(const Element* x, void* y, float* scales, const TileParams params) {
+    const RowThread t = RowThread::here();
+    const int64_t index = int64_t(blockIdx.x) * kRowsPerBlock + t.row_in_block;
+    const Tile tile = Tile::of(params, index);
+    const Source source{x + tile.x, params.x_row, params.x_col};
+    Largest mine;
+    for_vectors(tile, t, [&](int row, int col, int count) {
+        float values[kVectorWidth];
+        source.get(row, col, count, values);
+#pragma unroll
+        for (int j = 0; j < kVectorWidth; ++j) mine.take(values[j]);
+    });
+    const float of_warp = reduce_in_warp(mine.value(), Larger());
+    const float largest = merge_across_warps<0>(of_warp, t, MergeFloats<Larger>());
+    if (index >= params.num_tiles) return;
+    const QuantizeScale scale(largest, largest_number(params.dtype));
+    if (t.lane == 0) scales[index] = scale.decode;
+    if (params.dtype == kE4m3) {
+        write(static_cast<e4m3*>(y), params, tile, source, t, scale.encode);
+    } else if (params.dtype == kE5m2) {
+        write(static_cast<e5m2*>(y), params, tile, source, t, scale.encode);
+    } else {
+        write(static_cast<int8_t*>(y), params, tile, source, t, scale.encode);
+    }
+}

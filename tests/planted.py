@@ -1,0 +1,102 @@
+"""Planted faults: one-line mutations of the kernels, each of which a check must catch."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import kernels_cu
+from cupykern import check, jit
+from cupykern.norm import _norms
+from cupykern.op import Op
+from cupykern.softmax import _plan
+from cupykern.targets import host
+
+SCHEDULES = (("fifo", 32), ("sticky:1", 32), ("lifo", 64))
+SECONDS = 120
+
+
+class Fault(NamedTuple):
+    """In `file`, `old` becomes `new`.  caught: the name of the first check that fails, or "a crash"."""
+
+    file: str
+    old: str
+    new: str
+    caught: str
+
+
+def _forget() -> None:
+    for cached in vars(kernels_cu).values():
+        if hasattr(cached, "cache_clear"):
+            cached.cache_clear()
+    jit.clear()
+    _plan.cache_clear()
+    _norms.clear()
+
+
+@contextmanager
+def planted(fault: Fault, tmp_path_factory: Any) -> Iterator[None]:
+    """Within the block, kernels are compiled from a copy of kernels_cu with one line changed."""
+    root = tmp_path_factory.mktemp("kernels") / "kernels_cu"
+    shutil.copytree(kernels_cu.ROOT, root)
+    text = (root / fault.file).read_text()
+    if fault.old not in text:
+        raise LookupError(f"{fault.file} no longer has {fault.old!r}")
+    (root / fault.file).write_text(text.replace(fault.old, fault.new))
+    before = kernels_cu.ROOT
+    kernels_cu.ROOT = root
+    _forget()
+    try:
+        yield
+    finally:
+        kernels_cu.ROOT = before
+        _forget()
+
+
+Problems = Callable[[], Iterable[tuple[str, Op, Any]]]
+Checks = dict[str, Callable[[], None]]
+
+
+def first_failure(problems: Problems, checks: Checks) -> str | None:
+    """The name of the first check that fails, or None: the problems against their bounds, then
+    functions that raise AssertionError."""
+    for schedule, warp_size in SCHEDULES:
+        with host.use(schedule=schedule, warp_size=warp_size) as target:
+            for name, op, problem in problems():
+                try:
+                    ok = check.check_problem(op, problem, 1, target.xp).ok
+                except (host.HostKernelError, check.Violation):
+                    ok = False
+                if not ok:
+                    return name
+            for name, function in checks.items():
+                try:
+                    function()
+                except (AssertionError, host.HostKernelError):
+                    return name
+    return None
+
+
+def caught_by(fault: Fault, tmp_path_factory: Any, problems: Problems, checks: Checks) -> str:
+    """The check that catches the fault; "": none.  In a process that a wild access may kill."""
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+
+    def child() -> None:
+        try:
+            with planted(fault, tmp_path_factory):
+                results.put(first_failure(problems, checks) or "")
+        except BaseException as error:
+            results.put(f"{type(error).__name__}: {error}")
+            raise
+
+    process = context.Process(target=child)
+    process.start()
+    process.join(SECONDS)
+    if process.exitcode is None:
+        process.kill()
+        return "no end"
+    return "a crash" if process.exitcode < 0 else results.get()

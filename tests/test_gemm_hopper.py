@@ -1,0 +1,180 @@
+"""Hopper's main loop: every kind of problem at hostile schedules and on a GPU, refusals, races."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hopper_kernels import SCHEDULES, skip_unless_hopper
+
+from cupykern import OPS, check, dtypes, gate, gemm, gemm_hopper
+from cupykern.gemm_hopper import HopperConfig
+from cupykern.matmul import MatmulProblem
+from cupykern.product import INNER, OUTER, STRIDED, GemmTask
+from cupykern.targets import Target, UnavailableError, host
+
+OP = next(op for op in OPS if op.name == "matmul")
+CONFIGS = (
+    *gemm_hopper.CONFIGS,
+    HopperConfig(128, 256, 4, cluster=2),
+    HopperConfig(128, 128, 4, ping_pong=True, cluster=2),
+    HopperConfig(256, 128, 2),
+    HopperConfig(128, 64, 3, ping_pong=True),
+)
+
+PROBLEMS = (
+    MatmulProblem(136, 264, 192, layout_b="F", kind="exact"),
+    MatmulProblem(1, 8, 8, layout_b="F"),
+    MatmulProblem(136, 264, 192, layout_a="F", kind="same_sign"),
+    MatmulProblem(136, 264, 72, "bfloat16", layout_a="F", layout_b="F"),
+    MatmulProblem(136, 520, 520, "bfloat16", out_dtype="float32"),
+    MatmulProblem(300, 257, 136, layout_b="F", out_dtype="bfloat16"),
+    MatmulProblem(520, 520, 640, layout_b="F", out_dtype="bfloat16", alpha=-3.7),
+    MatmulProblem(72, 136, 136, batch_a=(2, 1), batch_b=(3,)),
+    MatmulProblem(65, 136, 64, batch_a=(3,), bias=(65, 1), activation="silu"),
+    MatmulProblem(264, 264, 640, "bfloat16", batch_a=(2,), batch_b=(2,)),
+    MatmulProblem(
+        *(200, 328, 200, "bfloat16"), layout_b="F", bias=(328,), residual=(200, 328),
+        activation="gelu", alpha=0.125,
+    ),
+    MatmulProblem(64, 64, 128, layout_b="F", kind="special"),
+)  # fmt: skip
+
+
+def compute(target: Target, problem: MatmulProblem, config: HopperConfig) -> bytes:
+    """Checks the output against the bound, and returns its bytes."""
+    call = OP.inputs(problem, 3, target.xp)
+    y = OP.run(*call.args, **call.kwargs, config=config)
+    references = OP.reference(*call.args, **call.kwargs)
+    bounds = OP.bound(*call.args, **call.kwargs, reference=references)
+    comparison = check.compare((y,), references, bounds)
+    assert comparison.ok, f"{problem!r}: {comparison}"
+    return y.tobytes()
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_errors_are_within_the_bound(target, config):
+    skip_unless_hopper(target)
+    for problem in PROBLEMS:
+        y = compute(target, problem, config)
+        for schedule in SCHEDULES[1:] if target.name == "host" else ():
+            with host.use(schedule=schedule) as here:
+                assert compute(here, problem, config) == y, f"{schedule} changes {problem!r}"
+
+
+def test_batches_whose_strides_have_a_common_factor(target):
+    """Views of a batch that is no one dim of the array: every second matrix, in another order."""
+    skip_unless_hopper(target)
+    a = target.xp.asarray(np.random.default_rng(1).integers(-3, 4, (4, 6, 40, 64)), np.float16)
+    b = target.xp.asarray(np.random.default_rng(2).integers(-3, 4, (6, 64, 72)), np.float16)
+    views = a[::2, ::3].swapaxes(0, 1), b[::3, None]
+    out = target.xp.zeros((2, 2, 40, 80), np.float16)[..., :72]
+    y = OP.run(*views, out=out, config=CONFIGS[0])
+    expected = target.xp.matmul(*(v.astype(np.float32) for v in views))
+    assert y is out and bool((y.astype(np.float32) == expected).all())
+
+
+def test_rows_apart_from_each_other(target):
+    """The output's and an operand's rows are parts of longer ones, which keep their other numbers."""
+    skip_unless_hopper(target)
+    whole = target.xp.full((100, 256), 7, np.float16)
+    a = target.xp.ones((200, 128), np.float16)[::2, :64]
+    b = target.xp.ones((96, 128), np.float16)[:, 64:].T
+    for columns in (slice(64, 160), slice(65, 161)):  # aligned for TMA, and not
+        out = whole[:, columns]
+        OP.run(a, b, out=out, config=CONFIGS[0])
+        assert bool((out == 64).all())
+        out[...] = 7
+        assert bool((whole == 7).all())
+
+
+# --- which config ------------------------------------------------------------------------------
+
+
+def task(**changes) -> GemmTask:
+    sizes = GemmTask(1, 4096, 4096, 4096, dtypes.float16, dtypes.float16, INNER, INNER)
+    return replace(sizes, **changes)
+
+
+@pytest.mark.parametrize("layout", [INNER, OUTER])
+def test_hopper_is_chosen_where_it_pays(layout):
+    large = task(layout_a=layout, layout_b=layout)
+    assert isinstance(gemm.choose_config(large, "sm_90a"), HopperConfig)
+    for arch in ("sm_80", "sm_120a", "gfx942", "host"):
+        assert not isinstance(gemm.choose_config(large, arch), HopperConfig)
+    assert set(gemm_hopper.CONFIGS) < set(gemm.configs(large, "host"))
+    assert not isinstance(gemm.choose_config(task(m=16), "sm_90a"), HopperConfig)
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "arch", "said"),
+    [
+        ({}, {}, "sm_80", "sm_80 has neither TMA nor wgmma"),
+        ({}, {"a": dtypes.float32, "b": dtypes.float32}, "sm_90a", "float16 or bfloat16 operands"),
+        ({}, {"b": dtypes.int8}, "sm_90a", "float16 or bfloat16 operands"),
+        ({}, {"block_scales": True}, "sm_90a", "no scales of blocks"),
+        ({}, {"layout_a": STRIDED, "layout_b": STRIDED}, "sm_90a", "multiples of 16 bytes"),
+        ({}, {"tma": False}, "sm_90a", "multiples of 16 bytes"),
+        ({}, {"k": 0}, "sm_90a", "no dims of size 0"),
+        ({"tile_m": 64}, {}, "sm_90a", "multiples of 128 x 64; got 64 x 256"),
+        ({"tile_n": 96}, {}, "sm_90a", "multiples of 128 x 64; got 128 x 96"),
+        ({"ping_pong": True}, {}, "sm_90a", "do not hold 128 x 256 sums"),
+        ({"cluster": 3}, {}, "sm_90a", "a cluster of 3 blocks"),
+        ({"tile_n": 64, "cluster": 2}, {}, "sm_90a", "does not share 64 columns"),
+        ({"stages": 5}, {}, "sm_90a", "bytes of shared memory are more than"),
+    ],
+)
+def test_refusals(config, changes, arch, said):
+    reason = gemm.refusal(replace(CONFIGS[0], **config), task(**changes), arch)
+    assert reason is not None and said in reason
+
+
+def test_hopper_has_warps_of_32_lanes():
+    x = np.ones((8, 8), np.float16)
+    with host.use(warp_size=64), pytest.raises(ValueError, match="warps of 32 lanes; got 64"):
+        OP.run(x, x, config=CONFIGS[0])
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_compiles_without_spills(config):
+    row = gate.compile_row(gemm.variant(task(layout_b=OUTER), config), "sm_90a")
+    assert gate.failure(row) is None and row.spill_bytes == 0
+
+
+# --- the race checker --------------------------------------------------------------------------
+
+_RUN = """
+import sys
+from test_gemm_hopper import CONFIGS, OP, PROBLEMS
+from cupykern.targets import host
+
+for schedule in ("fifo", "lifo"):
+    with host.use(sanitizer=sys.argv[1], schedule=schedule) as target:
+        for config in CONFIGS[:4]:
+            for problem in (PROBLEMS[0], PROBLEMS[6], PROBLEMS[10]):
+                call = OP.inputs(problem, 3, target.xp)
+                OP.run(*call.args, **call.kwargs, config=config)
+"""
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("sanitizer", host.SANITIZERS)
+def test_the_checkers_find_nothing(sanitizer):
+    try:
+        added = host.sanitizer_environment(sanitizer)
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    done = subprocess.run(
+        [sys.executable, "-c", _RUN, sanitizer],
+        env={**os.environ, **added, "PYTHONPATH": os.pathsep.join(sys.path)},
+        cwd=os.path.dirname(__file__),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0 and "Sanitizer" not in done.stderr, done.stderr[-3000:]

@@ -1,0 +1,161 @@
+"""Planted faults in the norms (tests/planted.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from planted import Fault, caught_by, first_failure
+
+from cupykern import check, inputs, layer_norm, rms_norm
+from cupykern.norm import LAYER_OP, RMS_OP, NormProblem, _Options, _run
+from cupykern.op import Call, as_tuple
+
+FAULTS = {
+    "no barrier between warps": Fault("parts/row.cuh", "        sync_block();\n", "\n", "plain rows"),
+    "one exchange for two": Fault(
+        "normalize.cu",
+        "merge_across_warps<1>(warp_squares(s, mean, nullptr)",
+        "merge_across_warps<0>(warp_squares(s, mean, nullptr)",
+        "plain rows",
+    ),
+    "the sample's variance": Fault(
+        "normalize.cu", "squares / count + eps", "squares / (count - 1.0f) + eps", "plain rows"
+    ),
+    "no eps": Fault("normalize.cu", "squares / count + eps", "squares / count", "eps"),
+    "squares about zero": Fault(
+        "normalize.cu", "const float distance = values[j] - mean;", "const float distance = values[j];",
+        "plain rows",
+    ),
+    "elements outside of the row": Fault(
+        "normalize.cu",
+        "if (!x.chunk.holds(position + j)) values[j] = outside;",
+        "",
+        "plain rows",
+    ),
+    "the residual left out of the statistics": Fault(
+        "normalize.cu", "values[j] += b[j];", "values[j] += 0.0f * b[j];", "residual"
+    ),
+    "the sum rounded before it is normalised": Fault(
+        "normalize.cu",
+        "values[j] += b[j];",
+        "values[j] = to_float(from_float<Element>(values[j] + b[j]));",
+        "residual",
+    ),
+    "weight and bias exchanged": Fault(
+        "normalize.cu", "if (kCentered && bias.first) {\n            bias.get", "if (kCentered && bias.first) {\n            weight.get",
+        "weights",
+    ),
+    "a weight's stride ignored": Fault(
+        "normalize.cu", "load_number(first, (col + j) * stride, dtype)", "load_number(first, col + j, dtype)", "weights"
+    ),
+    "a chunk's weights from the row's start": Fault(
+        "normalize.cu", "const int64_t col = first_col + position;", "const int64_t col = position;", "weights"
+    ),
+    "the second part of the mean left out": Fault(
+        "normalize.cu", "(values[j] - mean - mean_low)", "(values[j] - mean)", "compensated"
+    ),
+    "counts not summed": Fault(
+        "parts/moments.cuh", "s.count += shuffle_xor(s.count, bit);", "", "clusters and chunks"
+    ),
+    "no squares between the means": Fault(
+        "parts/moments.cuh",
+        "s.m2 = mine.m2 + mine.count * (from_mean * from_mean);",
+        "s.m2 = mine.m2;",
+        "clusters and chunks",
+    ),
+    "chunks' means not merged": Fault(
+        "parts/moments.cuh", "distance * distance * (a.count * share)", "0.0f", "clusters and chunks"
+    ),
+    "the largest with its sign": Fault(
+        "parts/quantize.cuh", "bit_cast<uint32_t>(x) & 0x7fffffffu;", "bit_cast<uint32_t>(x);", "quantized"
+    ),
+    "NaN does not reach the scale": Fault(
+        "parts/quantize.cuh", "return a >= b || a != a ? a : b;", "return a >= b ? a : b;", "quantized"
+    ),
+    "the other format's largest number": Fault(
+        "parts/quantize.cuh", "dtype == kE4m3 ? 448.0f", "dtype == kE5m2 ? 448.0f", "quantized"
+    ),
+    "every block writes the statistics": Fault(
+        "normalize.cu", "out.rstd[offset] = n.rstd;", "out.rstd[offset + 1] = n.rstd;", "statistics"
+    ),
+}  # fmt: skip
+
+
+def _problems() -> Iterator[tuple[str, object, NormProblem]]:
+    for op in (LAYER_OP, RMS_OP):
+        bias = "float32" if op is LAYER_OP else None
+        yield "plain rows", op, NormProblem((5, 2048), "float16", weight_dtype="float16")
+        yield "plain rows", op, NormProblem((70, 16), "float32", kind="uniform")
+        yield "eps", op, NormProblem((6, 33), "bfloat16", eps=0.5)
+        yield "far from zero", op, NormProblem((9, 1003), "float32", mean=-100.0)
+        yield "residual", op, NormProblem((4, 1000), "bfloat16", out_dtype="float32", residual=True)
+        yield (
+            "weights",
+            op,
+            NormProblem((4, 515), "float16", weight_dtype="float32", bias_dtype=bias),
+        )
+        yield "statistics", op, NormProblem((7, 4097), "float32", return_stats=True)
+        yield "special", op, NormProblem((40, 8), "float32", kind="special")
+    for quantize in ("e4m3", "int8"):
+        yield (
+            "quantized",
+            RMS_OP,
+            NormProblem((7, 1000), "bfloat16", quantize=quantize, kind="same_sign", mean=-2.0),
+        )
+        yield (
+            "quantized",
+            RMS_OP,
+            NormProblem((40, 9), "float16", quantize=quantize, kind="special"),
+        )
+
+
+def _check_strided_weights() -> None:
+    x = inputs.values("normal", (3, 100), np.dtype(np.float16), 1)
+    weight = inputs.values("normal", (200,), np.dtype(np.float32), 2)[::2]
+    call = Call((x,), {"weight": weight})
+    references = RMS_OP.reference(*call.args, **call.kwargs)
+    bounds = RMS_OP.bound(*call.args, **call.kwargs, reference=references)
+    assert check.compare((rms_norm(x, weight),), references, bounds).ok
+
+
+def _check_compensated() -> None:
+    x = inputs.values("normal", (3, 5000), np.dtype(np.float32), 1) + np.float32(1e4)
+    references = LAYER_OP.reference(x)
+    bounds = LAYER_OP.bound(x, compensated=True, reference=references)
+    assert check.compare((layer_norm(x, compensated=True),), references, bounds).ok
+
+
+def _check_clusters_and_chunks() -> None:
+    """Whose parts have other means, and weights of their own."""
+    x = inputs.values("normal", (2, 40_008), np.dtype(np.float32), 1)
+    x += np.arange(40_008, dtype=np.float32) / 10_000
+    weight = inputs.values("uniform", (40_008,), np.dtype(np.float32), 2)
+    for op in (LAYER_OP, RMS_OP):
+        call = Call((x,), {"weight": weight})
+        references = op.reference(*call.args, **call.kwargs)
+        bounds = op.bound(*call.args, **call.kwargs, reference=references)
+        for config in op.configs(NormProblem(x.shape, "float32", weight_dtype="float32"), "host"):
+            options = _Options(op is LAYER_OP, False, False, None)
+            y = _run(x, weight, None, None, None, options, None, None, config)
+            comparison = check.compare(as_tuple(y), references, bounds)
+            assert comparison.ok, f"{config}: {comparison}"
+
+
+CHECKS = {
+    "weights": _check_strided_weights,
+    "compensated": _check_compensated,
+    "clusters and chunks": _check_clusters_and_chunks,
+}
+
+
+def test_nothing_fails_without_a_fault():
+    assert first_failure(_problems, CHECKS) is None
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("name", FAULTS)
+def test_caught(name, tmp_path_factory):
+    fault = FAULTS[name]
+    assert caught_by(fault, tmp_path_factory, _problems, CHECKS) == fault.caught

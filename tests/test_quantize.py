@@ -1,0 +1,159 @@
+"""What quantize alone promises."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import cupykern
+from cupykern import check, dtypes, inputs, numerics
+from cupykern.op import Call
+from cupykern.quantize import FORMATS, GRANULARITIES, OP, QuantizeProblem, _run_rows
+
+LARGEST = {"e4m3": 448.0, "e5m2": 57344.0, "int8": 127.0}
+
+
+def to_numpy(x) -> np.ndarray:
+    x = numerics.as_float64(x)
+    return x if isinstance(x, np.ndarray) else x.get()
+
+
+def run_and_compare(call: Call) -> check.Comparison:
+    references = OP.reference(*call.args, **call.kwargs)
+    bounds = OP.bound(*call.args, **call.kwargs, reference=references)
+    return check.compare(OP.run(*call.args, **call.kwargs), references, bounds)
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "row", "column"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_every_config_holds_what_it_admits(target, dtype, granularity):
+    for num_cols in (5, 100, 1024, 5000, 40_000):
+        problem = QuantizeProblem((3, num_cols), dtype, granularity=granularity)
+        call = OP.inputs(problem, 1, target.xp)
+        references = OP.reference(*call.args, **call.kwargs)
+        bounds = OP.bound(*call.args, **call.kwargs, reference=references)
+        for config in OP.configs(problem, target.arch):
+            outputs = _run_rows(target, call.args[0], FORMATS["e4m3"], granularity, config)
+            comparison = check.compare(outputs, references, bounds)
+            assert comparison.ok, f"{config}, {num_cols}: {comparison}"
+
+
+@pytest.mark.parametrize("layout", inputs.LAYOUTS)
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_every_layout(target, granularity, layout):
+    for shape in ((3, 4, 70, 129), (2, 300, 257)):
+        problem = QuantizeProblem(shape, "bfloat16", "int8", granularity, (3, 64), layout=layout)
+        comparison = check.check_problem(OP, problem, 1, target.xp)
+        assert comparison.ok, comparison
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_large_groups(target, granularity):
+    problem = QuantizeProblem((2, 1_000_003), "float16", "e4m3", granularity, (2, 400_000))
+    comparison = check.check_problem(OP, problem, 1, target.xp)
+    assert comparison.ok, comparison
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_codes_of_a_scale_of_one(target, to):
+    """Numbers that the format has stay what they are; ties go to even codes; the rest is nearest."""
+    if to == "int8":
+        exact = np.arange(-127, 128, dtype=np.float32)
+        ties = np.arange(-126, 126, dtype=np.float32) + 0.5
+    else:
+        codes = np.arange(256, dtype=np.uint8).view(FORMATS[to]).astype(np.float32)
+        exact = np.unique(codes[np.isfinite(codes)])
+        ties = ((exact[1:].astype(np.float64) + exact[:-1]) / 2).astype(np.float32)
+    x = np.concatenate([exact, ties, [LARGEST[to]]]).astype(np.float32)
+    q, scale = cupykern.quantize(target.xp.asarray(x), to)
+    assert to_numpy(scale) == 1
+    expected = np.rint(x) if to == "int8" else x.astype(FORMATS[to])
+    np.testing.assert_array_equal(to_numpy(q), expected.astype(np.float64))
+
+
+@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_what_is_returned(target, granularity, to):
+    x = target.xp.asarray(inputs.values("normal", (2, 5, 300), dtypes.float16, 1))
+    q, scale = cupykern.quantize(x, FORMATS[to], granularity=granularity)
+    shapes = {"tensor": (), "row": (2, 5, 1), "column": (2, 1, 300), "block": (2, 5, 3)}
+    assert q.shape == x.shape and q.dtype == FORMATS[to]
+    assert scale.shape == shapes[granularity] and scale.dtype == np.float32
+    assert np.abs(to_numpy(q)).max() == LARGEST[to]
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("to", FORMATS)
+def test_groups_of_zeros_and_with_nan(target, to, granularity):
+    x = np.zeros((4, 256), np.float32)
+    x[1, 7], x[2, 9] = np.nan, np.inf
+    q, scale = cupykern.quantize(target.xp.asarray(x), to, granularity=granularity)
+    q, scale = to_numpy(q), to_numpy(scale)
+    bad = {
+        "tensor": np.ones((4, 256), bool),
+        "row": np.repeat([[False], [True], [True], [False]], 256, 1),
+        "column": np.repeat([(np.arange(256) == 7) | (np.arange(256) == 9)], 4, 0),
+        "block": np.repeat([[0, 0], [1, 0], [1, 0], [0, 0]], 128, 1).astype(bool),
+    }[granularity]
+    seen = np.broadcast_to(np.repeat(scale, 128, 1) if granularity == "block" else scale, x.shape)
+    assert np.isnan(seen[bad]).all() and (seen[~bad] == 1).all() and not q[~bad].any()
+    assert not q[bad].any() if to == "int8" else np.isnan(q[bad]).all()
+
+
+def test_no_elements(target):
+    for shape, granularity, expected in (
+        ((0, 5), "row", (0, 1)),
+        ((3, 0), "row", (3, 1)),
+        ((3, 0), "column", (1, 0)),
+        ((0,), "tensor", ()),
+        ((200, 0), "block", (2, 0)),
+    ):
+        x = target.xp.empty(shape, np.float32)
+        q, scale = cupykern.quantize(x, "e4m3", granularity=granularity, block=(128, 128))
+        assert q.shape == shape and scale.shape == expected and (to_numpy(scale) == 1).all()
+
+
+def test_a_number_alone(target):
+    q, scale = cupykern.quantize(target.xp.asarray(np.float32(-3)), "int8")
+    assert q.shape == scale.shape == () and to_numpy(q) == -127
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_bitwise_repeatable(target, granularity):
+    x = target.xp.asarray(inputs.values("normal", (70, 5000), dtypes.bfloat16, 1))
+    first = cupykern.quantize(x, "e4m3", granularity=granularity)
+    for _ in range(3):
+        for a, b in zip(first, cupykern.quantize(x, "e4m3", granularity=granularity), strict=True):
+            same = a.reshape(-1).view(np.uint8) == b.reshape(-1).view(np.uint8)
+            assert bool(same.all())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (lambda x: (([1.0], "e4m3"), {}), TypeError, "x must be a cupy or numpy array"),
+        (lambda x: ((x.astype("i4"), "e4m3"), {}), TypeError, "x's dtype must be one of"),
+        (lambda x: ((x, "fp4"), {}), TypeError, "dtype must be one of"),
+        (lambda x: ((x, "float16"), {}), TypeError, "dtype must be one of"),
+        (
+            lambda x: ((x, "e4m3"), {"granularity": "rows"}),
+            ValueError,
+            "granularity must be one of",
+        ),
+        (lambda x: ((x[0], "e4m3"), {"granularity": "column"}), ValueError, "needs 2 dims"),
+        (
+            lambda x: ((x, "e4m3"), {"granularity": "block", "block": 128}),
+            ValueError,
+            "block must be two positive integers",
+        ),
+        (
+            lambda x: ((x, "e4m3"), {"granularity": "block", "block": (0, 128)}),
+            ValueError,
+            "block must be two positive integers",
+        ),
+    ],
+)
+def test_illegal_arguments(target, arguments, error, message):
+    args, kwargs = arguments(target.xp.ones((4, 8), np.float32))
+    with pytest.raises(error, match=message):
+        cupykern.quantize(*args, **kwargs)
