@@ -300,6 +300,7 @@ def _run(x: Any, config: NonfiniteConfig | None = None) -> tuple[Any, Any]:
             return _run(xp.array(codes, order="C").view(x.dtype), config)
         buffer = xp.empty(_SUMMARY_WORDS * (1 + plan.grid), np.int64)
         if target.name == "host":
+            buffer.fill(-1)  # an earlier call's sums, in the same memory, would hide a fault
             counters, slot = np.zeros(1, np.uint32), 0
         else:
             counters, slot = _counters(target), next(_calls) % _NUM_COUNTERS

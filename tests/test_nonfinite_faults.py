@@ -19,13 +19,13 @@ FILE = "nonfinite.cu"
 FAULTS = {
     # name: (file, old, new, the check that catches it first)
     "no barrier between the merges": Fault(
-        FILE, "            sync_block();\n            if (tid < half)", "if (tid < half)", "dense"
+        FILE, "            sync_block();\n            if (tid < half)", "if (tid < half)", "blocks"
     ),
     "no barrier before the last block is known": Fault(
         FILE,
         "        sync_block();\n        if (!is_last[0])",
         "        if (!is_last[0])",
-        "special",
+        "blocks",
     ),
     "the head is no vector": Fault(
         FILE,
@@ -35,7 +35,7 @@ FAULTS = {
     ),
     "the tail begins late": Fault(FILE, "tid - head + tail;", "tid - head + tail + 1;", "dense"),
     "what is read twice counts twice": Fault(
-        FILE, "sums[j] = item + j * step < num_items ? part : 0.0f;", "sums[j] = part;", "dense"
+        FILE, "sums[j] = item + j * step < num_items ? part : 0.0f;", "sums[j] = part;", "blocks"
     ),
     "a sum that is not finite is taken": Fault(
         FILE, "if (is_finite(batch_sum))", "if (true)", "special"
@@ -68,7 +68,7 @@ FAULTS = {
         FILE, "most_signed >> 31 ? least : most_signed", "most_signed", "signs"
     ),
     "no smallest without a negative number": Fault(
-        FILE, "most >> 31 ? most : least", "most", "signs"
+        FILE, "most >> 31 ? most : least", "most", "blocks"
     ),
     "signed for unsigned": Fault(
         FILE, "most = max_unsigned_pair(most,", "most = max_signed_pair(most,", "dense"
@@ -86,12 +86,12 @@ FAULTS = {
     "a mean of all": Fault(
         FILE, "mine.sum / double(num_finite)", "mine.sum / double(params.num_elements)", "special"
     ),
-    "the first block to end merges": Fault(FILE, "== gridDim.x - 1;", "== 0;", "blocks"),
+    "no block is the last": Fault(FILE, "== gridDim.x - 1;", "== gridDim.x;", "blocks"),
     "a block is not merged": Fault(
         FILE,
         "i < int(gridDim.x); i += kNumThreads",
         "i < int(gridDim.x) - 1; i += kNumThreads",
-        "dense",
+        "blocks",
     ),
     "the counter stays": Fault(FILE, "        counters[slot] = 0;\n", "", "counters"),
     "another call's counter": Fault(
@@ -107,6 +107,7 @@ FAULTS = {
 
 
 def _problems() -> Iterator[tuple[str, object, NonfiniteProblem]]:
+    yield "blocks", OP, NonfiniteProblem((1024, 256), "float32", "same_sign")
     for dtype in ("float32", "float16", "bfloat16"):
         yield "dense", OP, NonfiniteProblem((3, 1001), dtype, "normal")
         yield "unaligned", OP, NonfiniteProblem((67, 41), dtype, "normal", "offset")
@@ -117,7 +118,6 @@ def _problems() -> Iterator[tuple[str, object, NonfiniteProblem]]:
     for dtype in ("float8_e4m3fn", "float8_e5m2"):
         yield "bytes", OP, NonfiniteProblem((300, 170), dtype, "special")
         yield "bytes", OP, NonfiniteProblem((30, 17), dtype, "wide")
-    yield "blocks", OP, NonfiniteProblem((700, 1000), "float32", "special")
 
 
 def _agrees(x: np.ndarray) -> None:
