@@ -94,15 +94,14 @@ def nonfinite_report(x: Any) -> NonfiniteReport:
             "nonfinite_report reads its result back, which ends the capture of a stream: call it "
             "before or after"
         )
-    counts, statistics = nonfinite_arrays(x)
-    if counts.base is not None and target.name != "host":
-        counts = counts.base[:_SUMMARY_WORDS].get()  # both in one transfer
-        counts, statistics = counts[:4], counts[4:].view(np.float64)
-    num_nan, num_posinf, num_neginf, first = (int(n) for n in counts)
-    index = None if first == _NOWHERE else tuple(int(i) for i in np.unravel_index(first, x.shape))
-    return NonfiniteReport(
-        x.size, num_nan, num_posinf, num_neginf, index, *(float(s) for s in statistics)
-    )
+    figures = _run(x)[:_SUMMARY_WORDS]
+    figures = figures if isinstance(figures, np.ndarray) else figures.get()
+    num_nan, num_posinf, num_neginf, first = (int(n) for n in figures[:4])
+    low, high, mean = (float(s) for s in figures[4:].view(np.float64))
+    index = None
+    if first != _NOWHERE:
+        index = tuple(int(i) for i in np.unravel_index(first, x.shape))
+    return NonfiniteReport(x.size, num_nan, num_posinf, num_neginf, index, low, high, mean)
 
 
 def nonfinite_arrays(x: Any) -> tuple[Any, Any]:
@@ -111,12 +110,19 @@ def nonfinite_arrays(x: Any) -> tuple[Any, Any]:
     Returns int64 (4,): NaN, +inf, -inf, the first's number in C order (2^63 - 1: none), and float64
     (3,): min, max, mean.  On a GPU at most 1024 calls may be under way at once.  Raises TypeError.
     """
-    return _run(x)
+    return _split(_run(x))
+
+
+def _split(buffer: Any) -> tuple[Any, Any]:
+    return buffer[:4], buffer[4:_SUMMARY_WORDS].view(np.float64)
 
 
 def is_capturing(target: Target) -> bool:
-    """Whether the current stream records a graph."""
-    return target.name != "host" and target.xp.cuda.get_current_stream().is_capturing()
+    """Whether the current stream of the target's device records a graph."""
+    if target.name == "host":
+        return False
+    with arguments.on_device(target):
+        return target.xp.cuda.get_current_stream().is_capturing()
 
 
 def _check(x: Any) -> Target:
@@ -204,8 +210,10 @@ def make_walk(shape: Sequence[int], x: Operand) -> Walk | None:
 
 def choose_config(arch: str, itemsize: int, walk: Walk) -> NonfiniteConfig:
     """The config for elements of `itemsize` bytes."""
-    vectors, plain = _configs_of(arch, itemsize)[1:], walk.plain
-    return vectors[not plain] if walk.vectors else _configs_of(arch, itemsize)[0]
+    elements, one_stretch, several_dims = _configs_of(arch, itemsize)
+    if not walk.vectors:
+        return elements
+    return one_stretch if walk.plain else several_dims
 
 
 @cache
@@ -213,9 +221,9 @@ def _configs_of(arch: str, itemsize: int) -> tuple[NonfiniteConfig, ...]:
     """For single elements, for one stretch of vectors, for vectors of several dims."""
     width = _VECTOR_BYTES // itemsize
     return (
-        NonfiniteConfig(512, 8, 1, False, 2),
+        NonfiniteConfig(256, 8, 1, False, 3),
         NonfiniteConfig(512, 4, width, True, 2),
-        NonfiniteConfig(512, 4, width, False, 2),
+        NonfiniteConfig(256, 4, width, False, 3),
     )
 
 
@@ -287,13 +295,14 @@ def _counters(target: Target) -> Any:
     return counters
 
 
-def _run(x: Any, config: NonfiniteConfig | None = None) -> tuple[Any, Any]:
+def _run(x: Any, config: NonfiniteConfig | None = None) -> Any:
+    """The kernel's buffer, whose first words are the figures."""
     target = _check(x)
     xp = target.xp
     with arguments.on_device(target):
         if x.size == 0:
-            nothing = xp.asarray(np.array([0, 0, 0, _NOWHERE]))
-            return nothing, xp.full(3, np.nan)
+            nan = int(np.array(np.nan).view(np.int64))
+            return xp.asarray(np.array([0, 0, 0, _NOWHERE, nan, nan, nan], np.int64))
         plan = _plan(target, x.shape, x.dtype, operand(x), config)
         if plan is None:  # rare: strides that the kernel can't walk
             codes = x.view(f"u{x.itemsize}")  # CuPy copies no FP8
@@ -305,7 +314,7 @@ def _run(x: Any, config: NonfiniteConfig | None = None) -> tuple[Any, Any]:
         else:
             counters, slot = _counters(target), next(_calls) % _NUM_COUNTERS
         plan.kernel(plan.grid, (x, buffer, counters, np.int64(slot), plan.params))
-    return buffer[:4], buffer[4:_SUMMARY_WORDS].view(np.float64)
+    return buffer
 
 
 # --- the op's record -----------------------------------------------------------------------------

@@ -131,7 +131,8 @@ struct Summary {
     DEVICE void inspect(const Element* p, int64_t begin, int count, const NonfiniteParams& params) {
 #pragma unroll 1
         for (int i = 0; i < count; ++i) {
-            const Code code = bit_cast<Code>(p[i]);
+            const Element element = p[i];  // one load: bit_cast reads bytes
+            const Code code = bit_cast<Code>(element);
             const uint32_t magnitude = code & ((1u << (kBits - 1)) - 1);
             if (magnitude < kSpecial) {
                 sum += to_double(code);
