@@ -17,6 +17,8 @@ def _function(op: str, call: Call) -> tuple[_Function, tuple[Any, ...]] | None:
     if op in ("softmax", "log_softmax"):
         x, function = only_array(call), getattr(torch, op)
         return None if x is None else (lambda x: function(x, -1), (torch.from_dlpack(x),))
+    if op == "quantize":
+        return _quantize(call)
     norm = norm_arguments(op, call)
     if norm is None:
         return None
@@ -35,6 +37,21 @@ def _function(op: str, call: Call) -> tuple[_Function, tuple[Any, ...]] | None:
         return functional.rms_norm(s, shape, weight, eps), s
 
     return (layer_norm if op == "layer_norm" else rms_norm), tensors
+
+
+def _quantize(call: Call) -> tuple[_Function, tuple[Any, ...]] | None:
+    """To FP8 by rows."""
+    import torch
+
+    if call.args[1:] != ("e4m3",) or call.kwargs != {"granularity": "row"}:
+        return None
+
+    def quantize(x: Any) -> Any:
+        scale = x.abs().amax(-1, keepdim=True).float() / 448
+        values = (x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+        return values, scale
+
+    return quantize, (torch.from_dlpack(call.args[0]),)
 
 
 def _eager(op: str, call: Call) -> Callable[[], Any] | None:
