@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import kernels_cu
-from cupykern import check, jit
+from cupykern import check, jit, nonfinite
 from cupykern.norm import _norms
 from cupykern.op import Op
 from cupykern.softmax import _plan
@@ -34,6 +34,7 @@ def _forget() -> None:
             cached.cache_clear()
     jit.clear()
     _plan.cache_clear()
+    nonfinite._plan.cache_clear()
     _norms.clear()
 
 

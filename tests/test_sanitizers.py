@@ -25,8 +25,9 @@ for schedule, warp_size in (("fifo", 32), ("lifo", 64)):
     with host.use(sanitizer=sys.argv[2], schedule=schedule, warp_size=warp_size) as target:
         problems = [op.draw_problem(RandomDraw(seed)) for seed in range(16)]
         # ThreadSanitizer has room for 8128 threads, fewer than a cluster of 16 blocks.
-        problems = [p for p in problems if p.shape[p.axis] <= 2048]
-        problems.append(SoftmaxProblem((1, 30_000), dtype="float32"))  # a cluster
+        problems = [p for p in problems if max(getattr(p, "shape", ()), default=0) <= 2048]
+        if "softmax" in op.name:
+            problems.append(SoftmaxProblem((1, 30_000), dtype="float32"))  # a cluster
         for problem in problems:
             comparison = check.check_problem(op, problem, 1, target.xp)
             assert comparison.ok, f"{problem!r}: {comparison}"
