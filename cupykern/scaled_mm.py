@@ -192,11 +192,10 @@ def _variants(arch: str) -> tuple[Variant, ...]:
 
 
 def _task(problem: ScaledProblem) -> product.GemmTask:
-    task = matmul.task_of(problem.product)
     args = _inputs(problem, 0, np).args
     p = problem.product
     arrays = [x if isinstance(x, np.ndarray) else None for x in (*args[2:], None, None)[:2]]
-    return replace(task, block_scales=by_block(*arrays, p.m, p.n, p.k))
+    return matmul.task_of(p, by_block(*arrays, p.m, p.n, p.k))
 
 
 def _sample(
