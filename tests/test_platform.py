@@ -105,6 +105,59 @@ def test_pack_and_maximum_pair(target, cpp):
     assert (y[64:].view(number).reshape(64, 2) == larger).all()
 
 
+@pytest.mark.parametrize("cpp", FORMATS)
+def test_unpack_of_every_code(target, cpp):
+    number, code = FORMATS[cpp]
+    codes = np.arange(2 ** (8 * np.dtype(code).itemsize), dtype=code)
+    text = (
+        "KERNEL void word(const Pair* x, float* y) {\n"
+        "    const int i = blockIdx.x * blockDim.x + threadIdx.x;\n"
+        "    unpack<Number>(x[i], y[2 * i], y[2 * i + 1]);\n}\n"
+    )
+    pair = np.dtype(f"u{2 * codes.itemsize}")
+    types = (("Number", cpp), ("Pair", f"uint{16 * codes.itemsize}_t"))
+    for shift in (0, 3):
+        x = np.roll(codes, shift)
+        y = np.zeros(codes.size, F32)
+        _, y = run(target, text, x.view(pair), y, types=types, grid=codes.size // 128)
+        expected = x.view(number).astype(F32)
+        nan = np.isnan(expected)
+        assert (np.isnan(y) == nan).all()
+        assert (y[~nan].view(U32) == expected[~nan].view(U32)).all()
+
+
+def test_extremes_of_integer_pairs(target):
+    edges = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF, 0xFF00, 0x00FF], np.uint16)
+    a = np.repeat(edges, 32)
+    b = np.tile(np.repeat(edges, 2), 16)
+    text = (
+        "KERNEL void word(const uint32_t* a, const uint32_t* b, uint32_t* y) {\n"
+        "    const int i = threadIdx.x;\n"
+        "    y[i] = max_unsigned_pair(a[i], b[i]);\n    y[128 + i] = min_unsigned_pair(a[i], b[i]);\n"
+        "    y[256 + i] = max_signed_pair(a[i], b[i]);\n}\n"
+    )
+    *_, y = run(target, text, a.view(U32), b.view(U32), np.zeros(384, U32), threads=128)
+    got = y.view(np.uint16).reshape(3, -1)
+    np.testing.assert_array_equal(got[0], np.maximum(a, b))
+    np.testing.assert_array_equal(got[1], np.minimum(a, b))
+    signed = np.maximum(a.view(np.int16), b.view(np.int16))
+    np.testing.assert_array_equal(got[2].view(np.int16), signed)
+
+
+def test_atomic_add_acq_rel(target):
+    """The block that comes last sees what all others have written."""
+    text = (
+        "KERNEL void word(uint32_t* count, uint32_t* written, uint32_t* sum) {\n"
+        "    if (threadIdx.x != 0) return;\n"
+        "    written[blockIdx.x] = blockIdx.x + 1;\n"
+        "    if (atomic_add_acq_rel(count, 1) != gridDim.x - 1) return;\n"
+        "    for (int i = 0; i < int(gridDim.x); ++i) *sum += written[i];\n}\n"
+    )
+    zeros = np.zeros(1, U32), np.zeros(100, U32), np.zeros(1, U32)
+    count, _, total = run(target, text, *zeros, grid=100)
+    assert (count[0], total[0]) == (100, 5050)
+
+
 def test_maximum_and_exp2(target):
     rng = np.random.default_rng(3)
     a = np.concatenate([rng.uniform(-126, 126, 60), [np.nan, 1, -np.inf, -200]]).astype(F32)
