@@ -59,8 +59,8 @@ def scaled_mm(
     alpha = numbers[0] * numbers[1]
     if abs(alpha) > _LARGEST_FLOAT:
         raise ValueError(f"scale_a * scale_b must be finite in FP32; got {alpha}")
-    unscaled = scales[0] is None and scales[1] is None and alpha == 1.0
-    plain = bias is None and activation is None and unscaled
+    # By what is given, not by its value: it decides about the result's dtype.
+    plain = all(x is None for x in (scale_a, scale_b, bias, activation))
     out_dtype = matmul.result_dtype(a.dtype, b.dtype, out_dtype, plain)
     batch, m, n = matmul.check_shapes(a, b)
     shape = (*batch, m, n)

@@ -459,6 +459,9 @@ def test_the_dtype_of_a_product():
     }.items():
         x, y = (xp.ones((2, 2), dtypes.NAMES[name]) for name in (a, b))
         assert cupykern.matmul(x, y).dtype == dtypes.NAMES[wanted]
+    x = np.ones((2, 2), np.int8)
+    assert cupykern.scaled_mm(x, x).dtype == np.int32
+    assert cupykern.scaled_mm(x, x, 2.0, 0.5).dtype == np.float32  # whatever the numbers
     assert cupykern.matmul(y[:0].astype(np.int8), y.astype(np.int8), alpha=2.0).dtype == np.float32
 
 

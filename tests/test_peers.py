@@ -68,6 +68,12 @@ def test_fp8_by_tensor(name):
     check(name, "scaled_mm", call)
 
 
+@pytest.mark.parametrize("name", ["torch", "torch.fast"])
+def test_fp8_by_row_and_column(name):
+    scales = np.full((32, 1), 0.5, np.float32), np.full((1, 48), -2, np.float32)
+    check(name, "scaled_mm", Call((*operands("float8_e4m3fn", "float8_e4m3fn"), *scales)))
+
+
 def test_what_torch_has_not():
     a, b = operands("float16", "float8_e4m3fn")
     blocks = np.ones((32, 1), np.float32), np.ones((1, 1), np.float32)

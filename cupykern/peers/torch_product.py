@@ -68,7 +68,7 @@ def _known_scales(a: Any, b: Any, scales: tuple[Any, Any]) -> bool:
 
 def _scale(a: Any, scale: Any) -> Any:
     """A number as a 0-d array where a is."""
-    if scale is None or hasattr(scale, "dtype"):
+    if scale is None or (hasattr(scale, "dtype") and not isinstance(scale, np.generic)):
         return scale
     return namespace(a).asarray(scale, np.float32)
 
