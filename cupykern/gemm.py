@@ -155,7 +155,8 @@ def _tiles(
     few = 2 if gfx else 3  # stages
     small = GemmConfig(16, 64, 128, 1, 1, 4, stages=2 if gfx and a.itemsize == 2 else 4)
     if STRIDED in (layout_a, layout_b):
-        return (GemmConfig(64, 64, 128 // compute.itemsize, 2, 2, stages=2),)
+        warps_n = 4 if gfx11 and block_scales else 2
+        return (GemmConfig(64, 64, 128 // compute.itemsize, 2, warps_n, stages=2),)
     if compute == dtypes.float32:
         return (GemmConfig(64, 64, 32, 2, 2, stages=few),)
     e5m2 = dtypes.float8_e5m2 in (a, b)
