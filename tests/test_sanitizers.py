@@ -23,12 +23,13 @@ from cupykern.targets import host
 LARGE = {"matmul": (20, 130, 1100), "scaled_mm": (20, 130, 1100)}
 
 op = next(op for op in OPS if op.name == sys.argv[1])
-for schedule, warp_size in (("fifo", 32), ("lifo", 64)):
+# Few: a checker's build of a variant takes seconds.
+for schedule, warp_size, count in (("fifo", 32, 6), ("lifo", 64, 3)):
     with host.use(sanitizer=sys.argv[2], schedule=schedule, warp_size=warp_size) as target:
-        problems = [op.draw_problem(RandomDraw(seed)) for seed in range(16)]
+        problems = [op.draw_problem(RandomDraw(seed)) for seed in range(count)]
         # ThreadSanitizer has room for 8128 threads, fewer than a cluster of 16 blocks.
         problems = [p for p in problems if max(getattr(p, "shape", ()), default=0) <= 2048]
-        assert len(problems) > 8
+        assert len(problems) >= count // 2
         problems.append(op.bench_problem(LARGE.get(op.name, (1, 30_000)), op.dtypes[0]))
         for problem in problems:
             comparison = check.check_problem(op, problem, 1, target.xp)
