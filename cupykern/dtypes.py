@@ -23,6 +23,9 @@ CPP_NAMES = {
     int8: "int8_t",
 }
 
+QUANTIZED = {"e4m3": float8_e4m3fn, "e5m2": float8_e5m2, "int8": int8}
+"""The formats that are quantised to, by their short names."""
+
 NAMES = {
     "float16": float16,
     "bfloat16": bfloat16,

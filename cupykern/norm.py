@@ -12,8 +12,7 @@ from kernels_cu import Variant
 
 from . import arguments, arrays, dtypes, inputs, reference
 from .numerics import finfo
-from .op import Call, Draw, Op, Work
-from .quantize import FORMATS as QUANTIZED
+from .op import Call, Draw, Op, Work, as_tuple
 from .quantize import quantize as _quantize
 from .rows import (
     DTYPE_CODES,
@@ -22,6 +21,7 @@ from .rows import (
     RowLayout,
     RowPlan,
     admissible_configs,
+    bench_shapes,
     contiguous_operand,
     layout_dtype,
     operand,
@@ -133,11 +133,11 @@ class _Options(NamedTuple):
 
 
 def _rms_options(return_stats: bool, quantize: str | None) -> _Options:
-    if quantize is not None and quantize not in QUANTIZED:
+    if quantize is not None and quantize not in dtypes.QUANTIZED:
         raise ValueError(
-            f"quantize must be one of {', '.join(QUANTIZED)} or None; got {quantize!r}"
+            f"quantize must be one of {', '.join(dtypes.QUANTIZED)} or None; got {quantize!r}"
         )
-    return _Options(False, False, bool(return_stats), quantize and QUANTIZED[quantize])
+    return _Options(False, False, bool(return_stats), quantize and dtypes.QUANTIZED[quantize])
 
 
 @dataclass(frozen=True)
@@ -223,8 +223,13 @@ def _run_checked(
         norm = _make_norm(target, x, weight, bias, eps, residual, options, y, total, config)
         if norm is None:  # rare: strides that the kernel can't walk
             outputs = _run_otherwise(target, x, weight, bias, eps, residual, options, dtype)
-            first, *rest = outputs if isinstance(outputs, tuple) else (outputs,)
-            y[...] = first
+            if out is None:
+                return outputs
+            first, *rest = as_tuple(outputs)
+            if y.itemsize == 1:  # CuPy cannot assign FP8
+                y.view(np.uint8)[...] = first.view(np.uint8)
+            else:
+                y[...] = first
             return (y, *rest) if rest else y
         # cupy.empty aligns to more than a plan asks about; numpy's need not.
         if key is not None and contiguous and target.name != "host":
@@ -282,7 +287,7 @@ def _run_otherwise(
         return _run(x, weight, bias, eps, residual, options, dtype, None)
     plain = options._replace(quantized=None)
     outputs = _run(x, weight, bias, eps, residual, plain, np.float32, None)
-    y, *rest = outputs if isinstance(outputs, tuple) else (outputs,)
+    y, *rest = as_tuple(outputs)
     return (*_quantize(y, options.quantized, granularity="row"), *rest)
 
 
@@ -410,7 +415,7 @@ class NormProblem:
 def _draw(draw: Draw, centered: bool, residual: bool | None) -> NormProblem:
     ndim = draw.choice((1, 2, 2, 2, 3, 4))
     num_cols = draw.choice((0, 1, 2, 7, 8, 9, 31, 63, 64, 65, 255, 257, 1000, 1024, 1031, 4097))
-    quantize = None if centered else draw.choice((None, None, None, *QUANTIZED))
+    quantize = None if centered else draw.choice((None, None, None, *dtypes.QUANTIZED))
     any_dtype = (None, None, *RMS_OP.dtypes)
     return NormProblem(
         shape=(*(draw.choice((0, 1, 2, 3, 5, 17)) for _ in range(ndim - 1)), num_cols),
@@ -438,19 +443,6 @@ def _bench_problem(
     bias_dtype = dtype if centered else None
     return NormProblem(
         shape, dtype, weight_dtype=dtype, bias_dtype=bias_dtype, residual=residual, kind="bench"
-    )
-
-
-def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
-    if target == "host":
-        return ((1024, 1024), (64, 32768))
-    return (
-        (4096, 4096),
-        (32768, 1024),
-        (32768, 4096),
-        (16384, 16384),
-        (8192, 65536),
-        (2048, 262144),
     )
 
 
@@ -495,7 +487,7 @@ def _work(problem: NormProblem) -> Work:
     itemsize = dtypes.NAMES[problem.dtype].itemsize
     out_dtype = dtypes.NAMES[problem.out_dtype or problem.dtype]
     if problem.quantize:
-        out_dtype = QUANTIZED[problem.quantize]
+        out_dtype = dtypes.QUANTIZED[problem.quantize]
     columns = sum(
         dtypes.NAMES[name].itemsize for name in (problem.weight_dtype, problem.bias_dtype) if name
     )
@@ -552,7 +544,7 @@ def _op(name: str, run: Any, centered: bool, residual: bool | None) -> Op:
         bound=reference.layer_norm_bound if centered else reference.rms_norm_bound,
         draw_problem=lambda draw: _draw(draw, centered, residual),
         bench_problem=lambda shape, dtype: _bench_problem(shape, dtype, centered, bool(residual)),
-        bench_shapes=_bench_shapes,
+        bench_shapes=bench_shapes,
         inputs=_inputs,
         work=_work,
         variants=lambda arch: _variants(arch, centered),

@@ -17,6 +17,7 @@ from .rows import (
     DTYPE_CODES,
     MAX_OUTER_DIMS,
     RowConfig,
+    RowLayout,
     admissible_configs,
     contiguous_operand,
     layout_dtype,
@@ -29,7 +30,6 @@ from .rows import (
 from .targets import Target, by_value
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
-FORMATS = {"e4m3": dtypes.float8_e4m3fn, "e5m2": dtypes.float8_e5m2, "int8": dtypes.int8}
 GRANULARITIES = ("tensor", "row", "column", "block")
 
 _PARAMS = np.dtype(  # quantize.cu: QuantizeParams
@@ -94,10 +94,10 @@ def quantize(
 def _check(x: Any, dtype: Any, granularity: str, block: tuple[int, int]) -> np.dtype:
     """The format, if the arguments are legal."""
     dtypes.resolve(x.dtype, "x's dtype", DTYPES)
-    if isinstance(dtype, str) and dtype in FORMATS:
-        code = FORMATS[dtype]
+    if isinstance(dtype, str) and dtype in dtypes.QUANTIZED:
+        code = dtypes.QUANTIZED[dtype]
     else:
-        code = dtypes.resolve(dtype, "dtype", tuple(FORMATS.values()))
+        code = dtypes.resolve(dtype, "dtype", tuple(dtypes.QUANTIZED.values()))
     if granularity not in GRANULARITIES:
         names = ", ".join(GRANULARITIES)
         raise ValueError(f"granularity must be one of {names}; got {granularity!r}")
@@ -129,48 +129,46 @@ def _scale_shape(
     return (*shape[:-2], -(-shape[-2] // block[0]), -(-shape[-1] // block[1]))
 
 
-def choose_config(arch: str, x: Any, granularity: str) -> RowConfig:
-    """The fastest config for the rows of x: a whole tensor is spread over all multiprocessors."""
-    return _row_configs(arch, x.itemsize, _layout(x, x, granularity), granularity)[0]
+def choose_config(arch: str, itemsize: int, layout: RowLayout, granularity: str) -> RowConfig:
+    """The fastest config for rows; a tensor that one block cannot hold is spread over all of them."""
+    return _row_configs(arch, itemsize, layout, granularity)[0]
 
 
-def _row_configs(arch: str, itemsize: int, layout: Any, granularity: str) -> tuple[RowConfig, ...]:
+def _row_configs(
+    arch: str, itemsize: int, layout: RowLayout, granularity: str
+) -> tuple[RowConfig, ...]:
     configs = admissible_configs(arch, itemsize, layout, plain=True)
     if granularity == "tensor":
         return tuple(config for config in configs if config.cluster_size == 1)
     return configs
 
 
-def _layout(x: Any, y: Any, granularity: str, scale: Any = None) -> Any:
+def _layout(x: Any, y: Any, scale: Any, granularity: str) -> RowLayout | None:
     """The rows of x, y and, along with them, their scales (stride 0 along the row)."""
     axis = x.ndim - 2 if granularity == "column" else x.ndim - 1
-    scale_operand = operand(x)
-    if scale is not None:
-        scale_operand = operand(scale)
-        strides = list(scale_operand.strides)
-        strides[axis] = 0
-        scale_operand = scale_operand._replace(strides=tuple(strides))
-    return row_layout(x.shape, axis, (operand(x), operand(y), scale_operand), vectored=(1,))
+    scales = operand(scale)
+    strides = (*scales.strides[:axis], 0, *scales.strides[axis + 1 :])
+    operands = (operand(x), operand(y), scales._replace(strides=strides))
+    return row_layout(x.shape, axis, operands, vectored=(1,))
 
 
 def _run_rows(
     target: Target, x: Any, code: np.dtype, granularity: str, config: RowConfig | None
 ) -> tuple[Any, Any]:
     xp = target.xp
-    y = arrays.empty_of(xp, x.shape, code)
-    if x.flags.c_contiguous is False and granularity != "tensor":
+    if x.flags.c_contiguous or granularity == "tensor":
+        y = arrays.empty_of(xp, x.shape, code)
+    else:
         y = arrays.empty_like_of(xp, x, code)
     rows_x, rows_y = x, y
     if granularity == "tensor":  # one row
         rows_x = xp.ascontiguousarray(x).reshape(1, -1)
         rows_y = y.reshape(1, -1)
     scale = xp.empty(_scale_shape(rows_x.shape, granularity.replace("tensor", "row"), (1, 1)), "f4")
-    layout = _layout(rows_x, rows_y, granularity, scale)
+    layout = _layout(rows_x, rows_y, scale, granularity)
     if layout is None:  # rare: strides that the kernel can't walk
-        codes, scale = _run_rows(target, xp.array(x, order="C"), code, granularity, config)
-        y[...] = codes
-        return y, scale
-    config = config or _row_configs(target.arch, x.itemsize, layout, granularity)[0]
+        return _run_rows(target, xp.array(x, order="C"), code, granularity, config)
+    config = config or choose_config(target.arch, x.itemsize, layout, granularity)
     params = np.zeros((), _PARAMS)
     params["dtype"] = DTYPE_CODES[code]
     variant = row_variant("quantize", x.dtype, config)
@@ -193,10 +191,12 @@ def _run_tiles(target: Target, x: Any, code: np.dtype, block: tuple[int, int]) -
     xp = target.xp
     y = arrays.empty_of(xp, x.shape, code)
     scale = xp.empty(_scale_shape(x.shape, "block", block), np.float32)
-    if len(x.shape) - 2 > MAX_OUTER_DIMS or any(s % x.itemsize for s in operand(x).strides):
+    x_place = operand(x)
+    steps = (x_place.offset, *x_place.strides)
+    if x.ndim - 2 > MAX_OUTER_DIMS or any(step % x.itemsize for step in steps):
         x = xp.array(x, order="C").reshape(-1, *x.shape[-2:])
-    x_place, y_shape = operand(x), x.shape
-    y_view = y.reshape(y_shape)
+        x_place = operand(x)
+    y_view = y.reshape(x.shape)
     y_place = operand(y_view)
     width = 16 // x.itemsize
     vectors = (
@@ -251,7 +251,7 @@ def _draw_problem(draw: Draw) -> QuantizeProblem:
     return QuantizeProblem(
         shape=(*(draw.choice((0, 1, 2, 3, 5, 17, 40)) for _ in range(ndim - 1)), num_cols),
         dtype=draw.choice(OP.dtypes),
-        to=draw.choice(tuple(FORMATS)),
+        to=draw.choice(tuple(dtypes.QUANTIZED)),
         granularity=draw.choice(GRANULARITIES),
         block=draw.choice(((1, 128), (1, 32), (128, 128), (3, 5), (16, 64), (64, 1))),
         kind=draw.choice(inputs.KINDS),

@@ -430,3 +430,17 @@ def row_layout(
     return RowLayout(
         num_rows, num_cols, tuple(outer), col_strides, vectors, max_head, across, plain
     )
+
+
+def bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
+    """The default shapes of a row op's bench."""
+    if target == "host":
+        return ((1024, 1024), (64, 32768))
+    return (
+        (4096, 4096),
+        (32768, 1024),
+        (32768, 4096),
+        (16384, 16384),
+        (8192, 65536),
+        (2048, 262144),
+    )

@@ -20,6 +20,7 @@ from .rows import (
     RowLayout,
     RowPlan,
     admissible_configs,
+    bench_shapes,
     contiguous_operand,
     layout_dtype,
     operand,
@@ -282,19 +283,6 @@ def _bench_problem(shape: tuple[int, ...], dtype: str) -> SoftmaxProblem:
     return SoftmaxProblem(shape=shape, dtype=dtype, kind="bench")
 
 
-def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
-    if target == "host":
-        return ((1024, 1024), (64, 32768))
-    return (
-        (4096, 4096),
-        (32768, 1024),
-        (32768, 4096),
-        (16384, 16384),
-        (8192, 65536),
-        (2048, 262144),
-    )
-
-
 def _inputs(problem: SoftmaxProblem, seed: int, xp: Any) -> Call:
     dtype = dtypes.NAMES[problem.dtype]
     if problem.kind == "bench":
@@ -363,7 +351,7 @@ OP = Op(
     bound=reference.softmax_bound,
     draw_problem=_draw_problem,
     bench_problem=_bench_problem,
-    bench_shapes=_bench_shapes,
+    bench_shapes=bench_shapes,
     inputs=_inputs,
     work=_work,
     variants=_variants,

@@ -8,7 +8,7 @@ import pytest
 import cupykern
 from cupykern import check, dtypes, inputs, numerics
 from cupykern.op import Call
-from cupykern.quantize import FORMATS, GRANULARITIES, OP, QuantizeProblem, _run_rows
+from cupykern.quantize import GRANULARITIES, OP, QuantizeProblem, _run_rows
 
 LARGEST = {"e4m3": 448.0, "e5m2": 57344.0, "int8": 127.0}
 
@@ -33,7 +33,7 @@ def test_every_config_holds_what_it_admits(target, dtype, granularity):
         references = OP.reference(*call.args, **call.kwargs)
         bounds = OP.bound(*call.args, **call.kwargs, reference=references)
         for config in OP.configs(problem, target.arch):
-            outputs = _run_rows(target, call.args[0], FORMATS["e4m3"], granularity, config)
+            outputs = _run_rows(target, call.args[0], dtypes.QUANTIZED["e4m3"], granularity, config)
             comparison = check.compare(outputs, references, bounds)
             assert comparison.ok, f"{config}, {num_cols}: {comparison}"
 
@@ -54,36 +54,36 @@ def test_large_groups(target, granularity):
     assert comparison.ok, comparison
 
 
-@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("to", dtypes.QUANTIZED)
 def test_codes_of_a_scale_of_one(target, to):
     """Numbers that the format has stay what they are; ties go to even codes; the rest is nearest."""
     if to == "int8":
         exact = np.arange(-127, 128, dtype=np.float32)
         ties = np.arange(-126, 126, dtype=np.float32) + 0.5
     else:
-        codes = np.arange(256, dtype=np.uint8).view(FORMATS[to]).astype(np.float32)
+        codes = np.arange(256, dtype=np.uint8).view(dtypes.QUANTIZED[to]).astype(np.float32)
         exact = np.unique(codes[np.isfinite(codes)])
         ties = ((exact[1:].astype(np.float64) + exact[:-1]) / 2).astype(np.float32)
     x = np.concatenate([exact, ties, [LARGEST[to]]]).astype(np.float32)
     q, scale = cupykern.quantize(target.xp.asarray(x), to)
     assert to_numpy(scale) == 1
-    expected = np.rint(x) if to == "int8" else x.astype(FORMATS[to])
+    expected = np.rint(x) if to == "int8" else x.astype(dtypes.QUANTIZED[to])
     np.testing.assert_array_equal(to_numpy(q), expected.astype(np.float64))
 
 
-@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("to", dtypes.QUANTIZED)
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_what_is_returned(target, granularity, to):
     x = target.xp.asarray(inputs.values("normal", (2, 5, 300), dtypes.float16, 1))
-    q, scale = cupykern.quantize(x, FORMATS[to], granularity=granularity)
+    q, scale = cupykern.quantize(x, dtypes.QUANTIZED[to], granularity=granularity)
     shapes = {"tensor": (), "row": (2, 5, 1), "column": (2, 1, 300), "block": (2, 5, 3)}
-    assert q.shape == x.shape and q.dtype == FORMATS[to]
+    assert q.shape == x.shape and q.dtype == dtypes.QUANTIZED[to]
     assert scale.shape == shapes[granularity] and scale.dtype == np.float32
     assert np.abs(to_numpy(q)).max() == LARGEST[to]
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("to", dtypes.QUANTIZED)
 def test_groups_of_zeros_and_with_nan(target, to, granularity):
     x = np.zeros((4, 256), np.float32)
     x[1, 7], x[2, 9] = np.nan, np.inf

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .. import dtypes
 from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace, row_max
 from ..op import Bound
-from .quantize import FORMATS, codes_bound, divide, scale_bound, scale_of
+from .quantize import codes_bound, divide, scale_bound, scale_of
 
 _U = UNIT_ROUNDOFF_32
 _FLUSHED = 2.0**-126
@@ -57,8 +58,8 @@ def rms_norm(
         y, scale = _affine(row.s * row.rstd, weight, None), None
         if quantize is not None:
             largest = row_max(xp.abs(y))
-            scale = scale_of(largest, FORMATS[quantize])
-            y = divide(y, scale, FORMATS[quantize])
+            scale = scale_of(largest, dtypes.QUANTIZED[quantize])
+            y = divide(y, scale, dtypes.QUANTIZED[quantize])
     return _outputs(y, scale, row, residual, return_stats, False)
 
 
@@ -214,7 +215,7 @@ def rms_norm_bound(
             y = _rounded(worst, rms, reference[0], finfo(dtype if dtype is not None else x.dtype))
         else:
             q, row_scale = reference[:2]
-            format_ = FORMATS[quantize]
+            format_ = dtypes.QUANTIZED[quantize]
             size, largest_worst, largest_rms = (
                 row_max(part) for part in (xp.abs(q * row_scale), worst, rms)
             )

@@ -10,7 +10,6 @@ from .. import dtypes
 from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace
 from ..op import Bound
 
-FORMATS = {"e4m3": dtypes.float8_e4m3fn, "e5m2": dtypes.float8_e5m2, "int8": dtypes.int8}
 LARGEST = {dtypes.float8_e4m3fn: 448.0, dtypes.float8_e5m2: 57344.0, dtypes.int8: 127.0}
 LEAST_SCALE = 2.0**-126
 
@@ -68,7 +67,7 @@ def codes_bound(q: Any, scale: Any, bound: Bound, worst: Any, rms: Any, dtype: n
 
 
 def _format(dtype: Any) -> np.dtype:
-    return FORMATS[dtype] if dtype in FORMATS else np.dtype(dtype)
+    return dtypes.QUANTIZED[dtype] if dtype in dtypes.QUANTIZED else np.dtype(dtype)
 
 
 def _groups(x: Any, granularity: str, block: tuple[int, int]) -> tuple[Any, Any]:
