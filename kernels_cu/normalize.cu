@@ -287,7 +287,7 @@ DEVICE QuantizeScale row_quantize_scale(const Sums& s, const Normalizer& normali
     return QuantizeScale(of_row, largest_number(dtype));
 }
 
-// The arguments that only rows of s have in common.
+// The kernel's outputs and scratch, as its arguments have them.
 struct Outputs {
     void* y;
     Element* sum;

@@ -1,7 +1,6 @@
 // Number, mean and sum of squared distances from the mean, of a set; the mean in two parts, so that one
 // of 1e4 times the spread loses nothing: mean + mean_low.  Chan, Golub, LeVeque, The American
 // Statistician 37 (1983); Welford's update is the case of one element.
-// A set's `mean` may also be held at 0: then m2 is the sum of squares.
 struct alignas(16) Moments {
     float count, mean, mean_low, m2;
 };

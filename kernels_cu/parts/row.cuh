@@ -311,8 +311,8 @@ DEVICE void announce_to_cluster() {
 
 // Merges what the warps of a row hold, in the block or cluster; every thread gets it.
 // merge(a, b) is of two statistics, merge.across_lanes(s, begin, end) of the lanes that differ in the
-// bits [begin, end).  kExchange: 0 in a kernel's first call, 1 in its second, because the shared
-// memory of one is not used again.
+// bits [begin, end).  kExchange counts a kernel's calls from 0, because the shared memory of one is not
+// used again.
 template <int kExchange, class Statistic, class Merge>
 DEVICE Statistic merge_across_warps(const Statistic& mine, const RowThread& t, Merge merge) {
     const int warp = kLanesAcrossRows ? t.lane * kRowsPerWarp / kWarpSize : t.lane / kWarpSize;
