@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import kernels_cu
 from cupykern import check, jit
+from cupykern.matmul import _plan as _products
 from cupykern.norm import _norms
 from cupykern.op import Op
 from cupykern.softmax import _plan
@@ -34,6 +35,7 @@ def _forget() -> None:
             cached.cache_clear()
     jit.clear()
     _plan.cache_clear()
+    _products.cache_clear()
     _norms.clear()
 
 
