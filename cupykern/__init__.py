@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from . import matmul as _matmul
+from . import nonfinite as _nonfinite
 from . import norm as _norm
 from . import quantize as _quantize
 from . import scaled_mm as _scaled_mm
 from . import softmax as _softmax
 from .arrays import asarray, empty
 from .matmul import matmul
+from .nonfinite import NonfiniteReport, nonfinite_report
 from .norm import layer_norm, rms_norm
 from .numerics import finfo
 from .quantize import quantize
 from .scaled_mm import scaled_mm
 from .softmax import log_softmax, softmax
+from .watch import Watch, WatchRecord, watch
+from .watch import watched as _watched
 
 __version__ = "0.1.0"
 
@@ -26,19 +30,28 @@ OPS = (
     _quantize.OP,
     _matmul.OP,
     _scaled_mm.OP,
+    _nonfinite.OP,
 )
 """Every op: what check, bench, compile and the property tests go through."""
 
 __all__ = [
     "OPS",
+    "NonfiniteReport",
+    "Watch",
+    "WatchRecord",
     "asarray",
     "empty",
     "finfo",
     "layer_norm",
     "log_softmax",
     "matmul",
+    "nonfinite_report",
     "quantize",
     "rms_norm",
     "scaled_mm",
     "softmax",
+    "watch",
 ]
+
+# The public functions of all ops, also of those to come, are those that a watch looks at.
+globals().update({op.run.__name__: _watched(op.run) for op in OPS if op.run.__name__ in __all__})

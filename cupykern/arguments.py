@@ -113,7 +113,7 @@ def _check_result(
 
 def _check_apart(out: Any, others: dict[str, Any], unless: str = "") -> None:
     for name, other in others.items():
-        if other is not None and _overlap(out, other):
+        if other is not None and overlap(out, other):
             raise ValueError(f"out must not overlap {name}{unless}")
 
 
@@ -127,7 +127,8 @@ def _byte_range(array: Any) -> tuple[int, int]:
     return low, high + array.dtype.itemsize
 
 
-def _overlap(a: Any, b: Any) -> bool:
+def overlap(a: Any, b: Any) -> bool:
+    """Whether two arrays, both cupy's or both numpy's, share a byte."""
     if a.size == 0 or b.size == 0:
         return False
     (a_low, a_high), (b_low, b_high) = _byte_range(a), _byte_range(b)

@@ -353,7 +353,7 @@ def variants(
         a, b = dtypes.NAMES[a_name], dtypes.NAMES[b_name or a_name]
         for layout_a, layout_b in ((i, j) for i in (INNER, OUTER) for j in (INNER, OUTER)):
             for layouts in ((layout_a, layout_b), (STRIDED, STRIDED)):
-                if STRIDED not in layouts and not product.by_vectors(a, b, *layouts):
+                if STRIDED not in layouts and not product.by_vectors(a, b, *layouts, block_scales):
                     continue
                 task = GemmTask(1, 4096, 4096, 4096, a, b, *layouts, block_scales)
                 for config in gemm.configs(task, arch):
@@ -361,12 +361,12 @@ def variants(
     return tuple(found)
 
 
-def task_of(problem: MatmulProblem) -> GemmTask:
+def task_of(problem: MatmulProblem, block_scales: bool = False) -> GemmTask:
     call = _inputs(problem, 0, np)
     a, b = call.args
     batch, m, n = check_shapes(a, b)
     operands = product.matrix(a, batch), product.matrix(b, batch)
-    return product.make_task(*operands, math.prod(batch), m, n, a.shape[-1])
+    return product.make_task(*operands, math.prod(batch), m, n, a.shape[-1], block_scales)
 
 
 def sampled_rows(m: int, count: int, seed: int) -> np.ndarray:

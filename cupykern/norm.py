@@ -58,7 +58,7 @@ def choose_config(
     plain: no statistics, not compensated; weight, bias and result of x's dtype, weight and bias in
         aligned vectors.
     """
-    return admissible_configs(arch, itemsize, layout, plain, 1 + residual)[0]
+    return admissible_configs(arch, itemsize, layout, plain, 1 + residual, with_weights=True)[0]
 
 
 def layer_norm(
@@ -512,7 +512,7 @@ def _variants(arch: str, centered: bool) -> tuple[Variant, ...]:
     return tuple(
         _variant(dtype, centered, config)
         for dtype in DTYPES
-        for config in row_configs(arch, dtype.itemsize)
+        for config in row_configs(arch, dtype.itemsize, with_weights=True)
     )
 
 
@@ -525,7 +525,8 @@ def _configs(problem: NormProblem, arch: str) -> tuple[RowConfig, ...]:
         and problem.out_dtype in (None, problem.dtype)
         and {problem.weight_dtype, problem.bias_dtype} <= {None, problem.dtype}
     )
-    return admissible_configs(arch, itemsize, layout, plain, 1 + problem.residual)
+    held = 1 + problem.residual
+    return admissible_configs(arch, itemsize, layout, plain, held, with_weights=True)
 
 
 def _sample(

@@ -58,12 +58,13 @@ _FLOATS = (
     dtypes.float8_e4m3fn,
     dtypes.float8_e5m2,
     dtypes.float4_e2m1fn,
+    np.dtype(np.float64),
 )
 
 
 def finfo(dtype: Any) -> FloatInfo:
     """FloatInfo of a format by dtype or name: float16, bfloat16, float32, float8_e4m3fn,
-    float8_e5m2 or float4_e2m1fn.  Raises TypeError for others.
+    float8_e5m2, float4_e2m1fn or float64 (of statistics).  Raises TypeError for others.
     """
     return _finfo(dtypes.resolve(dtype, "dtype", _FLOATS))
 
@@ -83,7 +84,8 @@ def as_float64(x: Any) -> Any:
     if xp is not np and x.dtype in (dtypes.float8_e4m3fn, dtypes.float8_e5m2):
         codes = xp.asarray(np.arange(256, dtype=np.uint8).view(x.dtype).astype(np.float64))
         return codes[x.view(np.uint8)]
-    return x.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # signalling NaN
+        return x.astype(np.float64)
 
 
 def row_max(magnitudes: Any) -> Any:

@@ -74,19 +74,27 @@ def matrix(array: Any, batch: tuple[int, ...]) -> Matrix | None:
     return Matrix(array.dtype, tuple(steps[:-2]), steps[-2], steps[-1], aligned)
 
 
-def layouts(a: Matrix, b: Matrix, k: int, m: int, n: int) -> tuple[int, int]:
+def layouts(
+    a: Matrix, b: Matrix, k: int, m: int, n: int, block_scales: bool = False
+) -> tuple[int, int]:
     """How the main loop reads the operands: both by vectors, or both element by element."""
     found = _layout(a, a.col, a.row, k, m), _layout(b, b.row, b.col, k, n)
-    return found if by_vectors(a.dtype, b.dtype, *found) else (STRIDED, STRIDED)
+    vectors = by_vectors(a.dtype, b.dtype, *found, block_scales)
+    return found if vectors else (STRIDED, STRIDED)
 
 
-def by_vectors(a: np.dtype, b: np.dtype, layout_a: int, layout_b: int) -> bool:
-    """Whether the main loop can read operands of these layouts by vectors."""
-    if STRIDED in (layout_a, layout_b):
+def by_vectors(
+    a: np.dtype, b: np.dtype, layout_a: int, layout_b: int, block_scales: bool = False
+) -> bool:
+    """Whether there are variants that read operands of these layouts by vectors.
+
+    The main loop could read FP32 of every layout so, and E5M2 with scales of blocks.
+    """
+    if STRIDED in (layout_a, layout_b) or (block_scales and dtypes.float8_e5m2 in (a, b)):
         return False
     if a.itemsize == 1:
         return (layout_a, layout_b) == (INNER, INNER)
-    return layout_a == INNER if b.itemsize == 1 else True
+    return layout_a == INNER if b.itemsize != 2 else True
 
 
 def _layout(x: Matrix, k_step: int, outer_step: int, k: int, outer: int) -> int:
@@ -147,7 +155,7 @@ class GemmTask:
 def make_task(
     a: Matrix, b: Matrix, batch: int, m: int, n: int, k: int, block_scales: bool = False
 ) -> GemmTask:
-    layout_a, layout_b = layouts(a, b, k, m, n)
+    layout_a, layout_b = layouts(a, b, k, m, n, block_scales)
     tma = _tma_walks(a, layout_a, m, k) and _tma_walks(
         b._replace(row=b.col, col=b.row), layout_b, n, k
     )

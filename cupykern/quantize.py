@@ -184,8 +184,9 @@ def _run_rows(
 
 
 def _tile_config(itemsize: int, vectors: bool, tile_size: int) -> RowConfig:
-    width = 16 // itemsize if vectors else 1
-    return RowConfig(256, 16 if tile_size <= 512 else 256, width, 1)
+    if not vectors:
+        return RowConfig(256, 256, 1, 1)
+    return RowConfig(256, 16 if tile_size <= 512 else 256, 16 // itemsize, 1)
 
 
 def _run_tiles(target: Target, x: Any, code: np.dtype, block: tuple[int, int]) -> tuple[Any, Any]:
@@ -301,8 +302,7 @@ def _variants(arch: str) -> tuple[Variant, ...]:
     tiles = (
         row_variant("quantize_tiles", dtype, _tile_config(dtype.itemsize, vectors, size))
         for dtype in DTYPES
-        for vectors in (True, False)
-        for size in (1, 1024)
+        for vectors, size in ((True, 1), (True, 1024), (False, 1))
     )
     return (*rows, *tiles)
 

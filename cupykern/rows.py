@@ -71,50 +71,83 @@ class RowConfig:
         )
 
 
+Table = tuple[tuple[int, int, int, int], ...]
+
 # (num_threads, threads_per_row, elements_per_thread, cluster_size), by rising length of the row: the
 # first that holds it wins.  For plain calls; the others share every second one.
-_VECTORS_16_BIT = (
-    (128, 2, 8, 1),
-    (128, 8, 8, 1),
-    (128, 32, 8, 1),
-    (128, 32, 32, 1),
-    (128, 64, 32, 1),
-    (128, 128, 32, 1),
-    (256, 256, 32, 1),
-    (512, 512, 32, 1),
-    (256, 256, 64, 2),
-    (256, 256, 64, 4),
-    (256, 256, 64, 8),
-    (256, 256, 64, 16),
-    (512, 512, 64, 16),
-)
-_VECTORS_32_BIT = (
-    (128, 2, 4, 1),
-    (128, 8, 4, 1),
-    (128, 32, 4, 1),
-    (256, 64, 16, 1),
-    (128, 64, 32, 1),
-    (256, 256, 16, 1),
-    (256, 256, 32, 1),
-    (512, 512, 32, 1),
-    (256, 256, 32, 2),
-    (256, 256, 32, 4),
-    (256, 256, 32, 8),
-    (512, 512, 32, 8),
-    (512, 512, 32, 16),
-)
+_BLOCKS: dict[int, Table] = {  # by the elements' bytes
+    2: (
+        (128, 2, 8, 1),
+        (128, 8, 8, 1),
+        (128, 32, 8, 1),
+        (128, 32, 32, 1),
+        (128, 64, 32, 1),
+        (128, 128, 32, 1),
+        (256, 256, 32, 1),
+        (512, 512, 32, 1),
+    ),
+    4: (
+        (128, 2, 4, 1),
+        (128, 8, 4, 1),
+        (128, 32, 4, 1),
+        (256, 64, 16, 1),
+        (128, 64, 32, 1),
+        (256, 256, 16, 1),
+        (256, 256, 32, 1),
+        (512, 512, 32, 1),
+    ),
+}
+CLUSTERS: dict[int, Table] = {
+    2: (
+        (256, 256, 64, 2),
+        (256, 256, 64, 4),
+        (256, 256, 64, 8),
+        (256, 256, 64, 16),
+        (512, 512, 64, 16),
+    ),
+    4: (
+        (256, 256, 32, 4),
+        (256, 256, 32, 8),
+        (512, 512, 32, 8),
+        (512, 512, 32, 16),
+    ),
+}
+"""Where a row's elements are all that a block reads."""
+CLUSTERS_WITH_WEIGHTS: dict[int, Table] = {
+    2: (
+        (512, 512, 32, 2),
+        (512, 512, 64, 2),
+        (512, 512, 32, 4),
+        (512, 512, 64, 4),
+        (512, 512, 64, 8),
+        (512, 512, 32, 16),
+        (512, 512, 64, 16),
+    ),
+    4: (
+        (512, 512, 32, 2),
+        (512, 512, 16, 4),
+        (512, 512, 32, 4),
+        (512, 512, 16, 8),
+        (512, 512, 32, 8),
+        (512, 512, 16, 16),
+        (512, 512, 32, 16),
+    ),
+}
+"""Where it also reads as many weights, perhaps a residual: those of 16 or 32 elements are for that."""
 _ELEMENTS = ((128, 32, 16, 1), (256, 256, 16, 1), (512, 512, 32, 1))
 _ACROSS = ((256, 8, 16, 1), (512, 16, 32, 1))
 
 
 @cache
-def row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
+def row_configs(arch: str, itemsize: int, with_weights: bool = False) -> tuple[RowConfig, ...]:
     """Every config on `arch` for elements of `itemsize` bytes, in the order of preference."""
-    vectors = _VECTORS_16_BIT if itemsize == 2 else _VECTORS_32_BIT
+    blocks = _BLOCKS[itemsize]
+    clusters = (CLUSTERS_WITH_WEIGHTS if with_weights else CLUSTERS)[itemsize]
     width = _VECTOR_BYTES // itemsize
+    shared = _whole_rows(arch, blocks[1::2] + clusters[1::2], width)
     return (
-        *_whole_rows(arch, vectors, width, plain=True),
-        *_rows_of_any_length(arch, itemsize, _whole_rows(arch, vectors[1::2], width)),
+        *_whole_rows(arch, blocks + clusters, width, plain=True),
+        *_rows_of_any_length(arch, itemsize, shared),
         *_rows_of_any_length(arch, itemsize, _whole_rows(arch, _ELEMENTS, 1)),
         *_rows_of_any_length(arch, itemsize, _whole_rows(arch, _ACROSS, 1, lanes_across_rows=True)),
     )
@@ -122,7 +155,7 @@ def row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
 
 def _whole_rows(
     arch: str,
-    table: tuple[tuple[int, int, int, int], ...],
+    table: Table,
     vector_width: int,
     plain: bool = False,
     **kind: bool,
@@ -158,7 +191,12 @@ def _rows_of_any_length(
 
 
 def admissible_configs(
-    arch: str, itemsize: int, layout: RowLayout, plain: bool, arrays_held: int = 1
+    arch: str,
+    itemsize: int,
+    layout: RowLayout,
+    plain: bool,
+    arrays_held: int = 1,
+    with_weights: bool = False,
 ) -> tuple[RowConfig, ...]:
     """The configs that can walk the rows of `layout`, the fastest measured first.
 
@@ -167,15 +205,23 @@ def admissible_configs(
     """
     needed = layout.num_cols + layout.max_head
     most = max_shared_bytes(arch) - _STATIC_SHARED_BYTES
-    return tuple(
+    configs = [
         config
-        for config in row_configs(arch, itemsize)
+        for config in row_configs(arch, itemsize, with_weights)
         if config.lanes_across_rows == layout.lanes_across_rows
         and (config.vector_width > 1) == layout.vectors
         and (config.split_rows or config.chunk >= needed)
         and arrays_held * config.shared_bytes(itemsize) <= most
         and (not config.plain or (plain and layout.plain))
-    )
+    ]
+    # Of clusters those first of which a multiprocessor holds three blocks.
+    crowded = [
+        config
+        for config in configs
+        if config.cluster_size > 1 and 3 * arrays_held * config.shared_bytes(itemsize) > most
+    ]
+    roomy = [c for c in configs if c not in crowded and not c.split_rows]
+    return (*roomy, *crowded, *(c for c in configs if c.split_rows))
 
 
 WHOLE_ROW, STATISTICS, MERGE, APPLY = (np.int64(i) for i in range(4))  # row.cuh: Pass

@@ -59,8 +59,8 @@ def scaled_mm(
     alpha = numbers[0] * numbers[1]
     if abs(alpha) > _LARGEST_FLOAT:
         raise ValueError(f"scale_a * scale_b must be finite in FP32; got {alpha}")
-    unscaled = scales[0] is None and scales[1] is None and alpha == 1.0
-    plain = bias is None and activation is None and unscaled
+    # By what is given, not by its value: it decides about the result's dtype.
+    plain = all(x is None for x in (scale_a, scale_b, bias, activation))
     out_dtype = matmul.result_dtype(a.dtype, b.dtype, out_dtype, plain)
     batch, m, n = matmul.check_shapes(a, b)
     shape = (*batch, m, n)
@@ -192,11 +192,10 @@ def _variants(arch: str) -> tuple[Variant, ...]:
 
 
 def _task(problem: ScaledProblem) -> product.GemmTask:
-    task = matmul.task_of(problem.product)
     args = _inputs(problem, 0, np).args
     p = problem.product
     arrays = [x if isinstance(x, np.ndarray) else None for x in (*args[2:], None, None)[:2]]
-    return replace(task, block_scales=by_block(*arrays, p.m, p.n, p.k))
+    return matmul.task_of(p, by_block(*arrays, p.m, p.n, p.k))
 
 
 def _sample(

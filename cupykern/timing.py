@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from . import arrays
 from .targets import Target
 
 FLUSH_BYTES = 256 * 2**20  # several times the largest L2 cache
@@ -149,7 +150,7 @@ class GpuClock:
         return {
             "call": self._host_time(call),
             "RawKernel launch": self._host_time(lambda: nothing((1,), (128,), args)),
-            "cupy.empty": self._host_time(lambda: cupy.empty(out.shape, out.dtype)),
+            "cupy.empty": self._host_time(lambda: arrays.empty_of(cupy, out.shape, out.dtype)),
         }
 
     def _host_time(self, function: Function, calls: int = 100, repeats: int = 11) -> float:

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import kernels_cu
-from cupykern import check, jit
-from cupykern.matmul import _plan as _products
+from cupykern import check, jit, nonfinite
+from cupykern.matmul import _plan as product_plan
 from cupykern.norm import _norms
 from cupykern.op import Op
-from cupykern.softmax import _plan
+from cupykern.softmax import _plan as softmax_plan
 from cupykern.targets import host
 
 SCHEDULES = (("fifo", 32), ("sticky:1", 32), ("lifo", 64))
@@ -34,8 +34,9 @@ def _forget() -> None:
         if hasattr(cached, "cache_clear"):
             cached.cache_clear()
     jit.clear()
-    _plan.cache_clear()
-    _products.cache_clear()
+    softmax_plan.cache_clear()
+    product_plan.cache_clear()
+    nonfinite._plan.cache_clear()
     _norms.clear()
 
 

@@ -105,6 +105,59 @@ def test_pack_and_maximum_pair(target, cpp):
     assert (y[64:].view(number).reshape(64, 2) == larger).all()
 
 
+@pytest.mark.parametrize("cpp", FORMATS)
+def test_unpack_of_every_code(target, cpp):
+    number, code = FORMATS[cpp]
+    codes = np.arange(2 ** (8 * np.dtype(code).itemsize), dtype=code)
+    text = (
+        "KERNEL void word(const Pair* x, float* y) {\n"
+        "    const int i = blockIdx.x * blockDim.x + threadIdx.x;\n"
+        "    unpack<Number>(x[i], y[2 * i], y[2 * i + 1]);\n}\n"
+    )
+    pair = np.dtype(f"u{2 * codes.itemsize}")
+    types = (("Number", cpp), ("Pair", f"uint{16 * codes.itemsize}_t"))
+    for shift in (0, 3):
+        x = np.roll(codes, shift)
+        y = np.zeros(codes.size, F32)
+        _, y = run(target, text, x.view(pair), y, types=types, grid=codes.size // 128)
+        expected = x.view(number).astype(F32)
+        nan = np.isnan(expected)
+        assert (np.isnan(y) == nan).all()
+        assert (y[~nan].view(U32) == expected[~nan].view(U32)).all()
+
+
+def test_extremes_of_integer_pairs(target):
+    edges = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF, 0xFF00, 0x00FF], np.uint16)
+    a = np.repeat(edges, 32)
+    b = np.tile(np.repeat(edges, 2), 16)
+    text = (
+        "KERNEL void word(const uint32_t* a, const uint32_t* b, uint32_t* y) {\n"
+        "    const int i = threadIdx.x;\n"
+        "    y[i] = max_unsigned_pair(a[i], b[i]);\n    y[128 + i] = min_unsigned_pair(a[i], b[i]);\n"
+        "    y[256 + i] = max_signed_pair(a[i], b[i]);\n}\n"
+    )
+    *_, y = run(target, text, a.view(U32), b.view(U32), np.zeros(384, U32), threads=128)
+    got = y.view(np.uint16).reshape(3, -1)
+    np.testing.assert_array_equal(got[0], np.maximum(a, b))
+    np.testing.assert_array_equal(got[1], np.minimum(a, b))
+    signed = np.maximum(a.view(np.int16), b.view(np.int16))
+    np.testing.assert_array_equal(got[2].view(np.int16), signed)
+
+
+def test_atomic_add_acq_rel(target):
+    """The block that comes last sees what all others have written."""
+    text = (
+        "KERNEL void word(uint32_t* count, uint32_t* written, uint32_t* sum) {\n"
+        "    if (threadIdx.x != 0) return;\n"
+        "    written[blockIdx.x] = blockIdx.x + 1;\n"
+        "    if (atomic_add_acq_rel(count, 1) != gridDim.x - 1) return;\n"
+        "    for (int i = 0; i < int(gridDim.x); ++i) *sum += written[i];\n}\n"
+    )
+    zeros = np.zeros(1, U32), np.zeros(100, U32), np.zeros(1, U32)
+    count, _, total = run(target, text, *zeros, grid=100)
+    assert (count[0], total[0]) == (100, 5050)
+
+
 def test_maximum_and_exp2(target):
     rng = np.random.default_rng(3)
     a = np.concatenate([rng.uniform(-126, 126, 60), [np.nan, 1, -np.inf, -200]]).astype(F32)
@@ -196,6 +249,183 @@ def test_clusters(target, cluster):
     first = block // cluster * cluster
     sender = first[:, None] + np.arange(cluster)
     np.testing.assert_array_equal(y, 100 * sender + (block % cluster)[:, None])
+
+
+def test_parts_of_copies(target):
+    """The first bytes of 16, the others zero."""
+    text = (
+        "KERNEL void word(const Bytes<16>* x, Bytes<16>* y) {\n    SHARED(Bytes<16>, s, [64]);\n"
+        "    const int i = threadIdx.x;\n    copy_async_part(&s[i], x + i, i % 17);\n"
+        "    copy_async_commit();\n    copy_async_wait<0>();\n    sync_block();\n    y[i] = s[63 - i];\n}\n"
+    )
+    x = np.random.default_rng(6).integers(1, 256, (64, 16), dtype=np.uint8)
+    _, y = run(target, text, x, np.full((64, 16), 0xA5, np.uint8))
+    kept = np.arange(16) < np.arange(64)[:, None] % 17
+    np.testing.assert_array_equal(y[::-1], np.where(kept, x, 0))
+
+
+# --- fragments and their products ----------------------------------------------------------------
+
+MATRIX_FORMATS = {
+    **{cpp: number for cpp, (number, _) in FORMATS.items()},
+    "int8_t": np.int8,
+    "float": np.float32,
+}
+_MATRICES = """
+// Lines of kBytes from global memory on; chunk c of line i.
+template <int kLines, int kBytes> struct Lines {
+    Bytes<16> chunks[kLines][kBytes / 16];
+    DEVICE const void* operator()(int line, int chunk) const { return &chunks[line][chunk]; }
+    DEVICE void fill(const void* from) {
+        const Bytes<16>* p = static_cast<const Bytes<16>*>(from);
+        for (int i = threadIdx.x; i < kLines * kBytes / 16; i += kNumThreads) {
+            chunks[i / (kBytes / 16)][i % (kBytes / 16)] = p[i];
+        }
+    }
+};
+"""
+
+
+def multiply(target, body, a, b, out, types, constants=()):
+    """One warp's `body`, with a and b (32 outer lines of k, or k lines of 32) in shared memory."""
+    k = a.shape[1]
+
+    def storage(x):
+        lines, elements = x.T.shape if not x.flags.c_contiguous else x.shape
+        return f"Lines<{lines}, {elements * x.itemsize}>"
+
+    text = (
+        f"{_MATRICES}struct Storage {{ {storage(a)} a; {storage(b)} b; }};\n"
+        "KERNEL void word(const uint8_t* a, const uint8_t* b, Out* y) {\n"
+        "    SHARED_STORAGE(Storage, s);\n    s.a.fill(a);\n    s.b.fill(b);\n    sync_block();\n"
+        f"    constexpr int kDepth = {k};\n{body}}}\n"
+    )
+    as_bytes = [
+        np.ascontiguousarray(x if x.flags.c_contiguous else x.T).view(np.uint8) for x in (a, b)
+    ]
+    shared = sum(x.nbytes for x in as_bytes)
+    variant = Variant("word", types, constants, target.warp_size, text=text)
+    here = [target.xp.asarray(x) for x in (*as_bytes, out)]
+    here[-1] = here[-1].copy()
+    target.compile(variant)(1, tuple(here), shared)
+    return here[-1] if isinstance(here[-1], np.ndarray) else here[-1].get()
+
+
+def integers(shape, cpp, outer_major, seed):
+    """Small integers: (outer, k), in memory by k if outer_major."""
+    x = np.random.default_rng(seed).integers(-8, 9, shape).astype(MATRIX_FORMATS[cpp])
+    return np.asfortranarray(x) if outer_major else x
+
+
+def skip_without_fp8(target, *cpp):
+    fp8 = {"e4m3", "e5m2"} & {*cpp}
+    if fp8 and (target.name == "hip" or target.arch in ("sm_80", "sm_86", "sm_87")):
+        pytest.skip(f"{target.arch} does not multiply FP8")
+
+
+_STORE = """
+    for (int m = 0; m < 2; ++m) for (int n = 0; n < 2; ++n) {
+        for (int i = 0; i < Accumulator<A>::kCount; ++i) {
+            const int row = Accumulator<A>::row(lane_id(), i), col = Accumulator<A>::col(lane_id(), i);
+            y[(m * 16 + row) * 32 + n * 16 + COLUMN] = acc[m][n].values[i];
+        }
+    }
+"""
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "outer_major"),
+    [
+        *((c, c, (i, j)) for c in ("half", "bf16", "float") for i in (0, 1) for j in (0, 1)),
+        *((c, c, (0, 0)) for c in ("int8_t", "e4m3", "e5m2")),  # bytes lie along k
+        *(("e4m3", "e5m2", (0, 0)), ("e5m2", "e4m3", (0, 0))),
+    ],
+)
+def test_products_of_fragments(target, a, b, outer_major):
+    """Every element of the product, each in one place, added to what the accumulator held."""
+    skip_without_fp8(target, a, b)
+    size = np.dtype(MATRIX_FORMATS[a]).itemsize
+    depth = 2 * (4 if a == "float" else 32 // size)
+    body = """
+    Accumulator<A> acc[2][2] = {};
+    for (int m = 0; m < 2; ++m) for (int n = 0; n < 2; ++n) {
+        for (int i = 0; i < Accumulator<A>::kCount; ++i) acc[m][n].values[i] = m * 2 + n;
+    }
+    for (int k = 0; k < kDepth; k += kFragmentK<A>) {
+        FragmentA<A> f[2];
+        FragmentB<B> g[2];
+        for (int i = 0; i < 2; ++i) {
+            load_fragment<kOuterA != 0>(f[i], s.a, 16 * i, k);
+            load_fragment<kOuterB != 0>(g[i], s.b, 16 * i, k);
+        }
+        mma(acc, f, g);
+    }
+""" + _STORE.replace("COLUMN", "col")
+    out = "int" if a == "int8_t" else "float"
+    x, y = (
+        integers((32, depth), c, o, i)
+        for i, (c, o) in enumerate(zip((a, b), outer_major, strict=True))
+    )
+    poison = np.full((32, 32), -(2**20), np.int32 if a == "int8_t" else F32)
+    product = multiply(
+        target, body, x, y, poison, (("A", a), ("B", b), ("Out", out)),
+        (("kOuterA", outer_major[0]), ("kOuterB", outer_major[1])),
+    )  # fmt: skip
+    expected = x.astype(np.float64) @ y.astype(np.float64).T
+    expected += np.kron([[0, 1], [2, 3]], np.ones((16, 16)))
+    np.testing.assert_array_equal(product, expected)
+
+
+@pytest.mark.parametrize("outer_major", [0, 1])
+@pytest.mark.parametrize("stored", ["e4m3", "e5m2", "int8_t"])
+@pytest.mark.parametrize("a", ["half", "bf16"])
+def test_converted_fragments(target, a, stored, outer_major):
+    """B is stored in bytes and multiplied as A's numbers: 32 of k at once, in whichever order."""
+    body = f"""
+    constexpr bool kOuter = {outer_major}, kReorder = !kOuter;
+    Accumulator<A> acc[2][2] = {{}};
+    for (int k = 0; k < kDepth; k += 32) {{
+        FragmentA<A> f[2][2];
+        FragmentB<A> g[2][2];
+        for (int i = 0; i < 2; ++i) {{
+            load_converted<A, false, kReorder>(f[0][i], f[1][i], s.a, 16 * i, k);
+            load_converted<Stored, kOuter, kReorder>(g[0][i], g[1][i], s.b, 16 * i, k);
+        }}
+        mma(acc, f[0], g[0]);
+        mma(acc, f[1], g[1]);
+    }}
+""" + _STORE.replace("COLUMN", "stored_column<Stored, A, kOuter>(col)")
+    x, y = integers((32, 64), a, False, 1), integers((32, 64), stored, outer_major, 2)
+    product = multiply(
+        target,
+        body,
+        x,
+        y,
+        np.full((32, 32), np.nan, F32),
+        (("A", a), ("Stored", stored), ("Out", "float")),
+    )
+    np.testing.assert_array_equal(product, x.astype(np.float64) @ y.astype(np.float64).T)
+
+
+@pytest.mark.parametrize(("a", "b"), [("e4m3", "e5m2"), ("e5m2", "e4m3")])
+def test_both_operands_converted(target, a, b):
+    body = """
+    Accumulator<A> acc[2][2] = {};
+    for (int k = 0; k < kDepth; k += 32) {
+        FragmentA<A> f[2][2];
+        FragmentB<A> g[2][2];
+        for (int i = 0; i < 2; ++i) {
+            load_converted<StoredA, false, true>(f[0][i], f[1][i], s.a, 16 * i, k);
+            load_converted<StoredB, false, true>(g[0][i], g[1][i], s.b, 16 * i, k);
+        }
+        mma(acc, f[0], g[0]);
+        mma(acc, f[1], g[1]);
+    }
+""" + _STORE.replace("COLUMN", "col")
+    x, y = integers((32, 64), a, False, 1), integers((32, 64), b, False, 2)
+    types = (("A", "half"), ("StoredA", a), ("StoredB", b), ("Out", "float"))
+    product = multiply(target, body, x, y, np.full((32, 32), np.nan, F32), types)
+    np.testing.assert_array_equal(product, x.astype(np.float64) @ y.astype(np.float64).T)
 
 
 # --- what only the host says ---------------------------------------------------------------------

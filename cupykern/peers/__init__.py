@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from .. import dtypes
 from ..numerics import finfo
 from ..op import Call
 
@@ -50,7 +51,14 @@ def all_peers() -> dict[str, Peer]:
 
 def to_array(output: Any, xp: Any) -> Any:
     """An output, perhaps another library's tensor, as an array of xp; shares the memory."""
-    return output if isinstance(output, xp.ndarray) else xp.from_dlpack(output)
+    if isinstance(output, xp.ndarray):
+        return output
+    name = str(output.dtype).removeprefix("torch.")
+    if not name.startswith("float8"):
+        return xp.from_dlpack(output)
+    import torch  # DLPack has no FP8 that CuPy reads
+
+    return xp.from_dlpack(output.view(torch.uint8)).view(dtypes.NAMES[name])
 
 
 def only_array(call: Call) -> Any | None:

@@ -1,4 +1,7 @@
-"""PyTorch, as written ("torch") and through its compiler ("torch.compile")."""
+"""PyTorch, as written ("torch") and through its compiler ("torch.compile").
+
+"torch.fast": torch._scaled_mm with use_fast_accum, which the others do without.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import Call, Peer, norm_arguments, only_array
+from .torch_product import product
 
 _Function = Callable[..., Any]
 
@@ -17,6 +21,10 @@ def _function(op: str, call: Call) -> tuple[_Function, tuple[Any, ...]] | None:
     if op in ("softmax", "log_softmax"):
         x, function = only_array(call), getattr(torch, op)
         return None if x is None else (lambda x: function(x, -1), (torch.from_dlpack(x),))
+    if op == "quantize":
+        return _quantize(call)
+    if op in ("matmul", "scaled_mm"):
+        return product(op, call)
     norm = norm_arguments(op, call)
     if norm is None:
         return None
@@ -35,6 +43,21 @@ def _function(op: str, call: Call) -> tuple[_Function, tuple[Any, ...]] | None:
         return functional.rms_norm(s, shape, weight, eps), s
 
     return (layer_norm if op == "layer_norm" else rms_norm), tensors
+
+
+def _quantize(call: Call) -> tuple[_Function, tuple[Any, ...]] | None:
+    """To FP8 by rows."""
+    import torch
+
+    if call.args[1:] != ("e4m3",) or call.kwargs != {"granularity": "row"}:
+        return None
+
+    def quantize(x: Any) -> Any:
+        scale = x.abs().amax(-1, keepdim=True).float() / 448
+        values = (x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+        return values, scale
+
+    return quantize, (torch.from_dlpack(call.args[0]),)
 
 
 def _eager(op: str, call: Call) -> Callable[[], Any] | None:
@@ -59,4 +82,16 @@ def _compiled(op: str, call: Call) -> Callable[[], Any] | None:
     return lambda: compiled(*tensors)
 
 
-PEERS = (Peer("torch", "torch", _eager), Peer("torch.compile", "torch", _compiled))
+def _fast(op: str, call: Call) -> Callable[[], Any] | None:
+    found = product(op, call, True) if op in ("matmul", "scaled_mm") else None
+    if found is None:
+        return None
+    function, tensors = found
+    return lambda: function(*tensors)
+
+
+PEERS = (
+    Peer("torch", "torch", _eager),
+    Peer("torch.compile", "torch", _compiled),
+    Peer("torch.fast", "torch", _fast),
+)

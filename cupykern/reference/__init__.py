@@ -5,6 +5,7 @@ the same and return a `Bound` per output.
 """
 
 from .matmul import matmul, matmul_bound, scaled_mm, scaled_mm_bound
+from .nonfinite import nonfinite, nonfinite_bound
 from .norm import layer_norm, layer_norm_bound, rms_norm, rms_norm_bound
 from .quantize import quantize, quantize_bound
 from .softmax import log_softmax, log_softmax_bound, softmax, softmax_bound
@@ -16,6 +17,8 @@ __all__ = [
     "log_softmax_bound",
     "matmul",
     "matmul_bound",
+    "nonfinite",
+    "nonfinite_bound",
     "quantize",
     "quantize_bound",
     "rms_norm",

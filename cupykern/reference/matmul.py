@@ -121,8 +121,7 @@ def scaled_mm_bound(
     xp = namespace(a)
     fp8 = a.dtype.itemsize == b.dtype.itemsize == 1 and a.dtype != dtypes.int8
     exact = a.dtype == b.dtype == dtypes.int8
-    scalars = [s is None or (np.ndim(s) == 0 and float(s) == 1.0) for s in (scale_a, scale_b)]
-    plain = bias is None and activation is None and all(scalars)
+    plain = all(x is None for x in (scale_a, scale_b, bias, activation))
     if out_dtype is None:
         out_dtype = dtypes.of_product(a.dtype, b.dtype, plain)
     out_dtype = dtypes.NAMES.get(out_dtype, out_dtype)

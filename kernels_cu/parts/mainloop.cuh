@@ -35,6 +35,8 @@ constexpr bool kReorder = (sizeof(ElementA) < sizeof(ComputeA) && kLayoutA == kI
 constexpr int kStep = kConverts ? 32 : kFragmentK<ComputeA>;
 constexpr int kStepsPerWarp = kTileK / kStep / kGridK;
 static_assert(kStepsPerWarp * kStep * kGridK == kTileK, "warps share a stage's k in whole steps");
+// FP32's steps are many and small: all at once they would take all registers for their loads.
+constexpr int kUnrolledSteps = kSame<ComputeA, float> ? 2 : kStepsPerWarp;
 
 // What an operand's tile holds in shared memory, and in which order.
 template <class Element, int kLayout, int kOuterSize>
@@ -108,7 +110,7 @@ struct Stage {
 
 // acc += the products of one stage.
 DEVICE void multiply_stage(const Stage& stage, const WarpPlace& warp, AllProducts& acc) {
-#pragma unroll
+#pragma unroll(kUnrolledSteps)
     for (int step = 0; step < kStepsPerWarp; ++step) {
         const int k = (warp.k * kStepsPerWarp + step) * kStep;
         constexpr int kCount = kConverts ? 2 : 1;

@@ -48,6 +48,16 @@ template <class T>
 DEVICE T atomic_add(T* address, T value) {
     return atomicAdd(address, value);
 }
+// What this thread wrote before is there for whoever sees the sum, and what others wrote before theirs
+// for this thread.
+DEVICE uint32_t atomic_add_acq_rel(uint32_t* address, uint32_t value) {
+    uint32_t old;
+    asm volatile("atom.acq_rel.gpu.add.u32 %0, [%1], %2;"
+                 : "=r"(old)
+                 : "l"(address), "r"(value)
+                 : "memory");
+    return old;
+}
 
 // --- numbers ---------------------------------------------------------------------------------
 using bf16 = __nv_bfloat16;
@@ -89,6 +99,30 @@ DEVICE uint32_t pack(float low, float high) {
         return bit_cast<uint32_t>(__floats2bfloat162_rn(low, high));
     }
 }
+
+// The two numbers of a pack; e4m3 and e5m2: of the lower 16 bits.
+template <class T>
+DEVICE void unpack(uint32_t pair, float& low, float& high) {
+    if constexpr (kSame<T, bf16>) {
+        low = bit_cast<float>(pair << 16);
+        high = bit_cast<float>(pair & 0xffff0000u);
+    } else {
+        __half2 halves;
+        if constexpr (kSame<T, half>) {
+            halves = bit_cast<__half2>(pair);
+        } else {
+            constexpr auto kFormat = kSame<T, e4m3> ? __NV_E4M3 : __NV_E5M2;
+            halves = __half2(__nv_cvt_fp8x2_to_halfraw2(__nv_fp8x2_storage_t(pair), kFormat));
+        }
+        low = __low2float(halves);
+        high = __high2float(halves);
+    }
+}
+
+// Two 16-bit integers in each of a and b: the larger or smaller ones.
+DEVICE uint32_t max_unsigned_pair(uint32_t a, uint32_t b) { return __vmaxu2(a, b); }
+DEVICE uint32_t min_unsigned_pair(uint32_t a, uint32_t b) { return __vminu2(a, b); }
+DEVICE uint32_t max_signed_pair(uint32_t a, uint32_t b) { return __vmaxs2(a, b); }
 
 // The larger of two; a NaN is ignored if the other is a number.
 DEVICE float maximum(float a, float b) { return fmaxf(a, b); }

@@ -93,6 +93,11 @@ template <class T>
 DEVICE T atomic_add(T* address, T value) {
     return __hip_atomic_fetch_add(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
+// What this thread wrote before is there for whoever sees the sum, and what others wrote before theirs
+// for this thread.
+DEVICE uint32_t atomic_add_acq_rel(uint32_t* address, uint32_t value) {
+    return __hip_atomic_fetch_add(address, value, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
+}
 
 // --- numbers ---------------------------------------------------------------------------------
 #define half half_number  // the `half` of hiprtc's header is another type

@@ -128,6 +128,11 @@ DEVICE T atomic_add(T* address, T value) {
                                         __ATOMIC_RELAXED));
     return old;
 }
+// What this thread wrote before is there for whoever sees the sum, and what others wrote before theirs
+// for this thread.
+DEVICE uint32_t atomic_add_acq_rel(uint32_t* address, uint32_t value) {
+    return __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);
+}
 
 #include "platform/numbers.cuh"
 

@@ -183,6 +183,7 @@ void deliver_at_random() {
 }
 
 Transfer& new_transfer(Transfer::Kind kind, char* shared, int bytes, Place place) {
+    Unobserved unobserved;  // the list is the runtime's, not the kernel's
     Cluster& c = worker->cluster;
     if (c.num_transfers == c.transfer_capacity) {
         c.transfer_capacity = 2 * c.transfer_capacity + 16;
@@ -205,6 +206,7 @@ void store_async(void* remote, const void* value, int bytes, void* remote_barrie
     TSAN(__tsan_release(&barrier.sync[barrier.phase % 2]));
     Transfer& t = new_transfer(Transfer::kWord, static_cast<char*>(remote), bytes, place);
     t.barrier = &barrier;
+    Unobserved unobserved;
     t.data = static_cast<char*>(malloc(bytes));
     memcpy(t.data, value, bytes);
 }

@@ -84,3 +84,27 @@ DEVICE uint32_t pack(float low, float high) {
     static_assert(kSame<T, half> || kSame<T, bf16>, "pack makes two 16-bit numbers");
     return from_float<T>(low).code | uint32_t(from_float<T>(high).code) << 16;
 }
+
+// The two numbers of a pack; e4m3 and e5m2: of the lower 16 bits.
+template <class T>
+DEVICE void unpack(uint32_t pair, float& low, float& high) {
+    if constexpr (sizeof(T) == 2) {
+        low = to_float(T{uint16_t(pair)});
+        high = to_float(T{uint16_t(pair >> 16)});
+    } else {
+        low = to_float(T{uint8_t(pair)});
+        high = to_float(T{uint8_t(pair >> 8)});
+    }
+}
+
+// Two 16-bit integers in each of a and b: the larger or smaller ones.
+DEVICE uint32_t max_unsigned_pair(uint32_t a, uint32_t b) {
+    const uint32_t low = (a & 0xffffu) > (b & 0xffffu) ? a & 0xffffu : b & 0xffffu;
+    return low | (a >> 16 > b >> 16 ? a & 0xffff0000u : b & 0xffff0000u);
+}
+DEVICE uint32_t min_unsigned_pair(uint32_t a, uint32_t b) {
+    return ~max_unsigned_pair(~a, ~b);
+}
+DEVICE uint32_t max_signed_pair(uint32_t a, uint32_t b) {
+    return max_unsigned_pair(a ^ 0x80008000u, b ^ 0x80008000u) ^ 0x80008000u;
+}

@@ -1,0 +1,166 @@
+"""PyTorch's products, for peers/torch.py: torch.matmul, F.linear, torch._scaled_mm and torch._int_mm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes
+from ..numerics import namespace
+from ..op import Call
+
+_OPTIONS = {"bias", "activation", "alpha", "residual", "out_dtype"}
+_FP8 = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
+
+
+def product(
+    op: str, call: Call, fast_accumulation: bool = False
+) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
+    """(a function, its tensors) of a matmul or scaled_mm call; None where torch has no such product.
+
+    fast_accumulation: of torch._scaled_mm; None for what has no such choice.
+    """
+    import torch
+
+    scales = (*call.args[2:], None, None)[:2]
+    options = dict(call.kwargs)
+    if op == "scaled_mm":
+        scales = tuple(
+            options.pop(name, scale)
+            for name, scale in zip(("scale_a", "scale_b"), scales, strict=True)
+        )
+    a, b = call.args[:2]
+    if set(options) - _OPTIONS or not _known_scales(a, b, scales):
+        return None
+    fp8 = a.dtype in _FP8 and b.dtype in _FP8
+    if fast_accumulation and not fp8:
+        return None
+    if fp8:
+        multiply = _scaled_mm(options, fast_accumulation)
+    elif a.dtype == b.dtype == dtypes.int8:
+        multiply = _integer
+    else:
+        multiply = _plain if a.dtype == b.dtype else _mixed
+    names = ("bias", "residual")
+    arrays = (a, b, *(_scale(a, scale) for scale in scales), *map(options.get, names))
+    finish = _epilogue(a, options)
+    linear = torch.nn.functional.linear
+    bias_inside = multiply is _plain and a.ndim == b.ndim == 2 and options.get("alpha", 1.0) == 1.0
+
+    def compute(a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any, residual: Any) -> Any:
+        if bias_inside and bias is not None and bias.ndim == 1 and bias.dtype == a.dtype:
+            return finish(linear(a, b.T, bias), None, residual)
+        return finish(multiply(a, b, scale_a, scale_b), bias, residual)
+
+    return compute, tuple(map(_tensor, arrays))
+
+
+def _known_scales(a: Any, b: Any, scales: tuple[Any, Any]) -> bool:
+    """Of the tensor, or of rows and columns; those of blocks torch wants in an order of their own."""
+    m, n = a.shape[-2], b.shape[-1]
+    return all(
+        getattr(scale, "size", 1) == 1 or scale.shape == wanted
+        for scale, wanted in zip(scales, ((m, 1), (1, n)), strict=True)
+    )
+
+
+def _scale(a: Any, scale: Any) -> Any:
+    """A number as a 0-d array where a is."""
+    if scale is None or (hasattr(scale, "dtype") and not isinstance(scale, np.generic)):
+        return scale
+    return namespace(a).asarray(scale, np.float32)
+
+
+def _tensor(array: Any) -> Any:
+    """The same memory; FP8, which DLPack does not carry, as bytes."""
+    import torch
+
+    if array is None:
+        return None
+    if array.dtype in _FP8:
+        e4m3 = array.dtype == dtypes.float8_e4m3fn
+        dtype = torch.float8_e4m3fn if e4m3 else torch.float8_e5m2
+        return torch.from_dlpack(array.view(np.uint8)).view(dtype)
+    return torch.from_dlpack(array)
+
+
+def _scaled(y: Any, scale_a: Any, scale_b: Any) -> Any:
+    for scale in (scale_a, scale_b):
+        if scale is not None:
+            y = y * scale
+    return y
+
+
+def _plain(a: Any, b: Any, *_: Any) -> Any:
+    return a @ b
+
+
+def _mixed(a: Any, b: Any, scale_a: Any, scale_b: Any) -> Any:
+    return _scaled(a @ b.to(a.dtype), scale_a, scale_b)
+
+
+def _integer(a: Any, b: Any, scale_a: Any, scale_b: Any) -> Any:
+    import torch
+
+    return _scaled(torch._int_mm(a, b), scale_a, scale_b)
+
+
+def _scaled_mm(options: dict[str, Any], fast: bool) -> Callable[..., Any]:
+    """torch._scaled_mm: b's columns lie in memory one after another, scales by tensor or all by row."""
+    import torch
+
+    out_dtype = _torch_dtype(options.get("out_dtype") or dtypes.bfloat16)
+
+    def multiply(a: Any, b: Any, scale_a: Any, scale_b: Any) -> Any:
+        rows = any(scale is not None and scale.numel() > 1 for scale in (scale_a, scale_b))
+        shapes = ((a.shape[0], 1), (1, b.shape[1])) if rows else ((), ())
+        full = [
+            torch.ones(shape, dtype=torch.float32, device=a.device)
+            if scale is None
+            else scale.reshape(()).expand(shape).contiguous()
+            if scale.numel() == 1
+            else scale
+            for scale, shape in zip((scale_a, scale_b), shapes, strict=True)
+        ]
+        return torch._scaled_mm(a, b, *full, out_dtype=out_dtype, use_fast_accum=fast)
+
+    return multiply
+
+
+def _torch_dtype(dtype: Any) -> Any:
+    import torch
+
+    return getattr(torch, dtype if isinstance(dtype, str) else dtype.name)
+
+
+def _epilogue(a: Any, options: dict[str, Any]) -> Callable[..., Any]:
+    """(y, bias, residual) -> the result, rounded to the dtype that the op gives."""
+    import torch
+
+    functional = torch.nn.functional
+    activation, alpha = options.get("activation"), options.get("alpha", 1.0)
+    functions = {
+        None: lambda y: y,
+        "relu": functional.relu,
+        "gelu": functional.gelu,
+        "gelu_tanh": lambda y: functional.gelu(y, approximate="tanh"),
+        "silu": functional.silu,
+    }
+    out_dtype = options.get("out_dtype")
+    if out_dtype is None and a.dtype in (dtypes.float16, dtypes.bfloat16):
+        out_dtype = a.dtype
+    wanted = None if out_dtype is None else _torch_dtype(out_dtype)
+
+    def finish(y: Any, bias: Any, residual: Any) -> Any:
+        if alpha != 1.0:
+            y = y * alpha
+        if bias is not None:
+            y = y + bias
+        y = functions[activation](y)
+        if residual is not None:
+            y = y + residual
+        return y if wanted is None else y.to(wanted)
+
+    return finish

@@ -1,0 +1,626 @@
+"""What matmul and scaled_mm alone promise."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import cupykern
+from cupykern import OPS, check, dtypes, gemm, inputs, options
+from cupykern.gemm import GemmConfig
+from cupykern.matmul import PAIRS, MatmulProblem, operand_values, task_of, with_layout
+from cupykern.numerics import as_float64
+from cupykern.op import Call
+from cupykern.product import INNER, OUTER, STRIDED, GemmTask, by_vectors
+from cupykern.scaled_mm import PAIRS as SCALED_PAIRS
+from cupykern.scaled_mm import SCALES, ScaledProblem
+from cupykern.targets import host
+
+MATMUL, SCALED = (next(op for op in OPS if op.name == name) for name in ("matmul", "scaled_mm"))
+FP8 = ("float8_e4m3fn", "float8_e5m2")
+SIXTEEN = ("float16", "bfloat16")
+ACTIVATIONS = (None, "relu", "gelu", "gelu_tanh", "silu")
+
+
+def to_numpy(x) -> np.ndarray:
+    x = as_float64(x)
+    return x if isinstance(x, np.ndarray) else x.get()
+
+
+def array(target, values, dtype: str, layout: str = "C"):
+    return with_layout(np.asarray(values).astype(dtypes.NAMES[dtype]), layout, target.xp)
+
+
+def random(target, shape, dtype: str, seed: int, kind: str = "normal"):
+    x = operand_values(kind, shape, dtypes.NAMES[dtype], seed)
+    return with_layout(x, "C", target.xp)
+
+
+def compare(op, *args, outputs=None, **kwargs) -> check.Comparison:
+    if outputs is None:
+        outputs = op.run(*args, **kwargs)
+    references = op.reference(*args, **kwargs)
+    bounds = op.bound(*args, **kwargs, reference=references)
+    return check.compare((outputs,), references, bounds)
+
+
+def check_problem(op, problem, target, seed: int = 1) -> None:
+    comparison = check.check_problem(op, problem, seed, target.xp)
+    assert comparison.ok, f"{problem!r}: {comparison}"
+
+
+# --- sizes, layouts, dtypes ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "dtype_b"), PAIRS)
+def test_every_config_of_every_pair(target, dtype, dtype_b):
+    """Tails in all three sizes; vectors of both orders and element by element; split k."""
+    seen = set()
+    for layout_a, layout_b, pad in (("C", "C", 16), ("C", "F", 16), ("F", "C", 16), ("C", "C", 1)):
+        problem = MatmulProblem(70, 150, 272 if pad == 16 else 261, dtype, dtype_b,
+                                layout_a=layout_a, layout_b=layout_b, kind="same_sign")  # fmt: skip
+        if pad == 16:  # aligned columns and rows, and a tail
+            problem = replace(problem, m=80, n=144)
+        task = task_of(problem)
+        for config in gemm.configs(task, target.arch):
+            variant = gemm.variant(task, config)
+            if variant in seen or not isinstance(config, GemmConfig):
+                continue
+            seen.add(variant)
+            call = MATMUL.inputs(problem, 1, target.xp)
+            config = replace(config, splits=1 + len(seen) % 3)
+            comparison = compare(MATMUL, *call.args, config=config)
+            assert comparison.ok, f"{problem!r} {config}: {comparison}"
+    assert len(seen) > 1
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int8"])
+@pytest.mark.parametrize("m", [1, 15, 16, 17, 65])
+@pytest.mark.parametrize("n", [1, 9, 130])
+def test_tails(target, m, n, dtype):
+    for k in (1, 8, 63, 130):
+        check_problem(MATMUL, MatmulProblem(m, n, k, dtype, kind="same_sign"), target)
+
+
+@pytest.mark.parametrize("layout_b", ["C", "F"])
+@pytest.mark.parametrize(("dtype", "dtype_b"), PAIRS)
+def test_vectors_that_end_in_what_is_not_the_operands(target, dtype, dtype_b, layout_b):
+    """Rows at multiples of 16 bytes with something else behind each: NaN, or the largest number."""
+    a = padded(random(target, (19, 37), dtype, 1), target)
+    b = random(target, (37, 29), dtype_b or dtype, 2)
+    b = padded(b, target) if layout_b == "C" else padded(with_layout(b.T, "C", target.xp), target).T
+    assert compare(MATMUL, a, b).ok
+
+
+def padded(x, target):
+    """x as a view of a larger array, whose other bytes are 0x7F."""
+    frame = np.full((x.shape[0] + 2, x.shape[1] // 64 * 64 + 64), 0, x.dtype)
+    frame.view(np.uint8)[...] = 0x7F
+    frame[: x.shape[0], : x.shape[1]] = (
+        x if isinstance(x, np.ndarray) else x.view(np.uint8).get().view(x.dtype)
+    )
+    return with_layout(frame, "C", target.xp)[: x.shape[0], : x.shape[1]]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "int8", *FP8])
+def test_no_k_is_the_epilogue_of_zero(target, dtype):
+    xp = target.xp
+    a, b = array(target, np.zeros((3, 0)), dtype), array(target, np.zeros((0, 5)), dtype)
+    assert (to_numpy(cupykern.matmul(a, b)) == 0).all()
+    bias = xp.arange(5, dtype=np.float32)
+    y = to_numpy(cupykern.matmul(a, b, bias=bias, residual=xp.ones((3, 5), np.float32)))
+    np.testing.assert_array_equal(y, np.tile(np.arange(5) + 1.0, (3, 1)))
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "batch"), [(0, 5, ()), (5, 0, ()), (3, 3, (0,)), (3, 3, (2, 0))]
+)
+def test_nothing_in_nothing_out(target, m, n, batch):
+    a = target.xp.ones((*batch, m, 4), np.float16)
+    b = target.xp.ones((4, n), np.float16)
+    assert cupykern.matmul(a, b).shape == (*batch, m, n)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int8"])
+def test_batches_broadcast(target, dtype):
+    for batch_a, batch_b in (
+        ((3,), ()),
+        ((), (3,)),
+        ((2, 1), (3,)),
+        ((1, 3), (2, 1)),
+        ((2, 1, 2), (1, 3, 1)),
+    ):
+        problem = MatmulProblem(5, 9, 24, dtype, None, batch_a, batch_b, bias=(9,))
+        check_problem(MATMUL, problem, target)
+
+
+def test_a_batch_of_many_dims_that_do_not_merge(target):
+    xp = target.xp
+    shape = (2, 2, 2, 2, 2, 3, 8)
+    a = xp.asarray(inputs.values("normal", tuple(2 * n for n in shape), dtypes.float16, 1))
+    a = a[tuple(slice(None, None, 2) for _ in shape)]
+    b = xp.asarray(inputs.values("normal", (8, 5), dtypes.float16, 2))
+    assert compare(MATMUL, a, b).ok
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dtype_b"), [("float16", None), ("bfloat16", "float8_e4m3fn"), ("int8", None)]
+)
+def test_strided_views(target, dtype, dtype_b):
+    """Sliced, reversed, offset, broadcast and transposed operands are read as they lie."""
+    for layout_a in inputs.LAYOUTS:
+        for layout_b in inputs.LAYOUTS:
+            problem = MatmulProblem(
+                17, 24, 40, dtype, dtype_b, layout_a=layout_a, layout_b=layout_b
+            )
+            check_problem(MATMUL, problem, target)
+
+
+def test_a_stride_that_is_no_whole_number_of_elements():
+    packed = np.zeros((6, 8), np.dtype([("byte", np.uint8), ("x", np.float16)]))
+    packed["x"] = inputs.values("normal", (6, 8), dtypes.float16, 1)
+    b = inputs.values("normal", (8, 5), dtypes.float16, 2)
+    assert packed["x"].strides[1] % 2
+    assert compare(MATMUL, packed["x"], b).ok
+    out = np.zeros((6, 5), packed.dtype)
+    cupykern.matmul(packed["x"], b, out=out["x"])
+    assert compare(MATMUL, packed["x"], b, outputs=out["x"]).ok and not out["byte"].any()
+
+
+def test_more_than_two_to_the_31_elements():
+    """Offsets of rows, columns, batches and outputs need 64 bits."""
+    gap, flags = 2**31 + 16, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
+
+    def far(shape):
+        memory = np.frombuffer(mmap.mmap(-1, 2 * (2 * gap + 200), flags=flags), np.float16)
+        return np.lib.stride_tricks.as_strided(memory, shape, (2 * gap, 2))
+
+    a, out = far((3, 32)), far((3, 8))
+    a[...] = inputs.values("normal", (3, 32), dtypes.float16, 1)
+    b = inputs.values("normal", (32, 8), dtypes.float16, 2)
+    cupykern.matmul(a, b, out=out)
+    assert compare(MATMUL, a, b, outputs=out).ok
+    b = far((3, 32)).T
+    b[...] = inputs.values("normal", (32, 3), dtypes.float16, 2)
+    assert compare(MATMUL, a, b).ok
+    batch = far((3, 64)).reshape(3, 2, 32)
+    batch[...] = inputs.values("normal", (3, 2, 32), dtypes.float16, 3)
+    assert batch.strides[0] == 2 * gap and compare(MATMUL, batch, b).ok
+
+
+# --- numbers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["C", "F"])
+@pytest.mark.parametrize("dtype_b", [*FP8, "int8"])
+@pytest.mark.parametrize("dtype", SIXTEEN)
+def test_every_code_converts_exactly(target, dtype, dtype_b, layout):
+    """The identity times every code, as the narrow operand of a mixed product."""
+    codes = np.arange(256, dtype=np.uint8).view(dtypes.NAMES[dtype_b])
+    finite = np.isfinite(codes.astype(np.float64))
+    b = np.zeros((16, 256), codes.dtype)
+    b[3] = codes
+    a = np.zeros((16, 16), np.float32)
+    a[5, 3] = 1
+    x, y = array(target, a, dtype), with_layout(b, layout, target.xp)
+    product = to_numpy(cupykern.matmul(x, y, out_dtype="float32"))
+    np.testing.assert_array_equal(product[5, finite], codes.astype(np.float64)[finite])
+    if not finite.all():
+        with np.errstate(invalid="ignore"):
+            expected = np.where(
+                np.isnan(codes.astype(np.float64)), np.nan, codes.astype(np.float64)
+            )
+        np.testing.assert_array_equal(product[5, ~finite], expected[~finite])
+
+
+@pytest.mark.parametrize("dtype", FP8)
+@pytest.mark.parametrize("dtype_b", FP8)
+def test_every_fp8_code_of_both_operands(target, dtype, dtype_b):
+    codes = np.arange(256, dtype=np.uint8)
+    a, b = np.zeros((256, 16), np.uint8), np.zeros((16, 256), np.uint8)
+    a, b = a.view(dtypes.NAMES[dtype]), b.view(dtypes.NAMES[dtype_b])
+    a[:, 7], b[7] = codes.view(a.dtype), codes.view(b.dtype)
+    x, y = with_layout(a, "C", target.xp), with_layout(b, "F", target.xp)
+    for config in gemm.configs(
+        GemmTask(1, 256, 256, 16, a.dtype, b.dtype, INNER, INNER), target.arch
+    ):
+        product = to_numpy(
+            cupykern.matmul(x, y, out_dtype="float32", config=replace(config, splits=1))
+        )
+        with np.errstate(all="ignore"):
+            expected = a.astype(np.float64) @ b.astype(np.float64)
+        np.testing.assert_array_equal(product, expected)
+
+
+def integers(rng, shape, dtype: str, largest: int) -> np.ndarray:
+    return rng.integers(-largest, largest + 1, shape).astype(dtypes.NAMES[dtype])
+
+
+EXACT = {  # largest magnitudes such that sum |a b| < 2^24 (FP8: 2^13 per 128 of k)
+    ("float16", None): (100, 100), ("bfloat16", None): (100, 100), ("float32", None): (100, 100),
+    ("int8", None): (127, 127), ("float16", "float8_e4m3fn"): (200, 16), ("bfloat16", "int8"): (90, 127),
+    ("float16", "int8"): (90, 127), ("float16", "float8_e5m2"): (200, 8),
+    ("float8_e4m3fn", None): (8, 8), ("float8_e5m2", "float8_e4m3fn"): (8, 8),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("pair", EXACT, ids=lambda pair: f"{pair[0]} x {pair[1] or pair[0]}")
+def test_integers_are_exact(target, pair):
+    """Random shapes, layouts, batches and splits, bit-equal to int64 arithmetic."""
+    (dtype, dtype_b), (largest_a, largest_b) = pair, EXACT[pair]
+    rng = np.random.default_rng(7)
+    for _ in range(50):
+        m, n, k = (
+            int(rng.integers(1, top)) for top in (90, 150, 1000 if rng.random() < 0.3 else 200)
+        )
+        batch = (2,) if rng.random() < 0.2 else ()
+        a = integers(rng, (*batch, m, k), dtype, largest_a)
+        b = integers(rng, (k, n), dtype_b or dtype, largest_b)
+        expected = a.astype(np.int64) @ b.astype(np.int64)
+        layouts = rng.choice(inputs.LAYOUTS[:3], 2)
+        x, y = (with_layout(v, w, target.xp) for v, w in zip((a, b), layouts, strict=True))
+        out_dtype = "int32" if dtype == "int8" else "float32"
+        product = to_numpy(cupykern.matmul(x, y, out_dtype=out_dtype))
+        assert (product.astype(np.int64) == expected).all(), (m, n, k, layouts)
+
+
+def test_int8_sums_are_exact_at_the_ends(target):
+    a = array(target, np.full((2, 4096), -128), "int8")
+    assert (to_numpy(cupykern.matmul(a, a.T)) == 128 * 128 * 4096).all()
+    b = array(target, np.full((2, 4096), 127), "int8")
+    assert (to_numpy(cupykern.matmul(a, b.T)) == -128 * 127 * 4096).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dtype_b"), [("float16", None), ("float8_e4m3fn", None), ("bfloat16", "int8")]
+)
+@pytest.mark.parametrize("kind", ["normal", "same_sign"])
+def test_long_sums(target, dtype, dtype_b, kind):
+    """Within the bound, and within the error that is expected, where the sum is long."""
+    problem = MatmulProblem(
+        33, 40, 4096, dtype, dtype_b, layout_b="F", kind=kind, out_dtype="float32"
+    )
+    check_problem(MATMUL, problem, target)
+
+
+def test_overflow_and_not_a_number(target):
+    """An infinite or NaN operand stays in its row or column; FP16 results overflow to infinity."""
+    a, b = np.ones((20, 40), np.float16), np.ones((40, 24), np.float16)
+    a[3, 5], a[4, 6], b[7, 9] = np.inf, np.nan, -np.inf
+    a[10], b[:, 11] = 300, 300
+    x, y = (target.xp.asarray(v) for v in (a, b))
+    assert compare(MATMUL, x, y).ok
+    product = to_numpy(cupykern.matmul(x, y))
+    assert np.isinf(product[10, 11]) and np.isnan(product[3, 9]) and np.isnan(product[4]).all()
+
+
+def test_sums_of_splits_are_bitwise_repeatable(target):
+    a, b = random(target, (20, 3000), "float16", 1), random(target, (3000, 70), "float16", 2)
+    task = GemmTask(1, 20, 70, 3000, dtypes.float16, dtypes.float16, INNER, OUTER)
+    config = replace(gemm.choose_config(task, target.arch), splits=7)
+    first = to_numpy(cupykern.matmul(a, b, out_dtype="float32", config=config))
+    for schedule in ("fifo", "lifo", "sticky:3"):
+        if target.name == "host":
+            with host.use(schedule=schedule, warp_size=target.warp_size):
+                again = to_numpy(cupykern.matmul(a, b, out_dtype="float32", config=config))
+        else:
+            again = to_numpy(cupykern.matmul(a, b, out_dtype="float32", config=config))
+        np.testing.assert_array_equal(again, first)
+
+
+def test_a_row_does_not_depend_on_the_others(target):
+    """The same config: rows of one product are the rows of a smaller one, bit for bit."""
+    a, b = random(target, (40, 512), "float16", 1), random(target, (512, 64), "float16", 2)
+    config = GemmConfig(16, 64, 128, 1, 1, 4, stages=2, splits=2)
+    whole = to_numpy(cupykern.matmul(a, b, config=config))
+    part = to_numpy(cupykern.matmul(a[5:9], b, config=config))
+    np.testing.assert_array_equal(part, whole[5:9])
+
+
+# --- the epilogue --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int8"])
+def test_epilogues(target, activation, dtype):
+    for alpha, bias, residual, out_dtype in (
+        (1.0, (24,), None, None),
+        (-0.25, (20, 1), (20, 24), "float32"),
+        (0.125, (20, 24), (24,), "bfloat16"),
+        (3.0, None, (1, 24), "float16"),
+    ):
+        problem = MatmulProblem(20, 24, 40, dtype, None, alpha=alpha, bias=bias, residual=residual,
+                                activation=activation, out_dtype=out_dtype)  # fmt: skip
+        for seed in range(3):  # which picks the dtypes of bias and residual
+            check_problem(MATMUL, problem, target, seed)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_of_extreme_numbers(target, activation):
+    x = np.array(
+        [0.0, -0.0, np.inf, -np.inf, np.nan, 60000, -60000, 88, -88, -104, 10, -10, 1e-6],
+        np.float32,
+    )
+    bias = target.xp.asarray(x)
+    a, b = target.xp.zeros((2, 8), np.float16), target.xp.zeros((8, x.size), np.float16)
+    assert compare(MATMUL, a, b, bias=bias, activation=activation, out_dtype="float32").ok
+
+
+def test_the_result_is_rounded_once(target):
+    """A sum halfway between two FP16 numbers: rounding before the bias would give another."""
+    a, b = (
+        array(target, np.full((1, 8), 256), "float16"),
+        array(target, np.full((8, 1), 1), "float16"),
+    )
+    bias = target.xp.full((1,), 1.0009765625, np.float32)  # 2048 + 1 + 2^-10: above the tie
+    assert to_numpy(cupykern.matmul(a, b, bias=bias))[0, 0] == 2050
+    residual = target.xp.full((1, 1), -2049, np.float32)
+    assert to_numpy(cupykern.matmul(a, b, bias=bias, residual=residual))[0, 0] == 2.0**-10
+
+
+# --- out -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("layout", ["F", "sliced", "negative", "offset"])
+def test_out_in_every_layout(target, dtype, layout):
+    xp = target.xp
+    a, b = random(target, (20, 40), dtype, 1), random(target, (40, 24), dtype, 2)
+    frame = xp.full((26, 60), 7, a.dtype)
+    out = {
+        "F": xp.full((24, 20), 7, a.dtype).T,
+        "sliced": frame[3:23, 5:53:2],
+        "negative": frame[22:2:-1, 40:16:-1],
+        "offset": frame[3:23, 5:29],
+    }[layout]
+    expected = to_numpy(cupykern.matmul(a, b))
+    assert cupykern.matmul(a, b, out=out) is out
+    np.testing.assert_array_equal(to_numpy(out), expected)
+    out[...] = 7
+    assert (to_numpy(frame) == 7).all()
+
+
+def test_out_of_a_batch_with_its_axes_swapped(target):
+    a, b = random(target, (3, 20, 40), "float16", 1), random(target, (40, 24), "float16", 2)
+    out = target.xp.empty((20, 3, 24), np.float16).transpose(1, 0, 2)
+    assert compare(MATMUL, a, b, outputs=cupykern.matmul(a, b, out=out)).ok
+
+
+def test_out_between_the_operands_columns(target):
+    """Interleaved memory is no overlap."""
+    frame = random(target, (16, 32), "float16", 1)
+    a, out = frame[:, ::2], frame[:, 1::2]
+    b = random(target, (16, 16), "float16", 2)
+    expected = to_numpy(cupykern.matmul(a, b))
+    np.testing.assert_array_equal(to_numpy(cupykern.matmul(a, b, out=out)), expected)
+
+
+# --- scaled_mm -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scales", SCALES)
+@pytest.mark.parametrize(("dtype", "dtype_b"), SCALED_PAIRS)
+def test_scales_of_every_pair(target, dtype, dtype_b, scales):
+    for m, n, k, layout_b in ((40, 150, 300, "F"), (20, 144, 272, "C"), (33, 130, 256, "F")):
+        product = MatmulProblem(
+            m, n, k, dtype, dtype_b, layout_b=layout_b, bias=(n,), activation="silu"
+        )
+        check_problem(SCALED, ScaledProblem(product, scales), target)
+
+
+def test_scales_in_any_strides_and_batches(target):
+    xp = target.xp
+    a, b = (
+        random(target, (2, 20, 300), "float8_e4m3fn", 1),
+        random(target, (300, 140), "float8_e4m3fn", 2),
+    )
+    rng = np.random.default_rng(3)
+    wide = xp.asarray(rng.uniform(0.5, 2, (4, 40, 6)).astype(np.float32))
+    scale_a, scale_b = (
+        wide[::2, ::2, ::2],
+        xp.asarray(rng.uniform(0.5, 2, (2, 3)).astype(np.float32)).T,
+    )
+    assert compare(SCALED, a, b, scale_a, scale_b).ok
+    assert compare(SCALED, a, b, scale_a, None).ok and compare(SCALED, a, b, None, scale_b).ok
+    rows, columns = wide[:2, :20, :1], wide[0, :1, :1] * xp.ones((1, 140), np.float32)
+    assert compare(SCALED, a, b, rows, columns[:, ::-1]).ok
+
+
+@pytest.mark.parametrize("k", [128, 130, 256])
+def test_blocks_have_their_own_scales(target, k):
+    """Exact: scales are powers of two, and each block of k and of columns counts once."""
+    n = 150
+    a, b = np.ones((4, k)), np.ones((k, n))
+    scale_a = 2.0 ** np.arange(4)[:, None] * 4.0 ** np.arange(-(-k // 128))
+    scale_b = np.array([[1.0, 16.0], [8.0, 2.0]])[: -(-k // 128)]
+    x, y = array(target, a, "float8_e4m3fn"), array(target, b, "float8_e4m3fn", "F")
+    scales = (target.xp.asarray(s, np.float32) for s in (scale_a, scale_b))
+    product = to_numpy(cupykern.scaled_mm(x, y, *scales, out_dtype="float32"))
+    by_k = [slice(i, min(i + 128, k)) for i in range(0, k, 128)]
+    expected = sum(
+        scale_a[:, i, None] * (s.stop - s.start) * np.repeat(scale_b[i], 128)[:n]
+        for i, s in enumerate(by_k)
+    )
+    np.testing.assert_array_equal(product, expected)
+
+
+def test_the_dtype_of_a_product():
+    xp = np
+    for (a, b), wanted in {
+        ("float16", "float8_e4m3fn"): "float16",
+        ("bfloat16", "int8"): "bfloat16",
+        ("float8_e5m2", "float8_e4m3fn"): "bfloat16",
+        ("int8", "int8"): "int32",
+        ("float32", "float32"): "float32",
+    }.items():
+        x, y = (xp.ones((2, 2), dtypes.NAMES[name]) for name in (a, b))
+        assert cupykern.matmul(x, y).dtype == dtypes.NAMES[wanted]
+    x = np.ones((2, 2), np.int8)
+    assert cupykern.scaled_mm(x, x).dtype == np.int32
+    assert cupykern.scaled_mm(x, x, 2.0, 0.5).dtype == np.float32  # whatever the numbers
+    assert cupykern.matmul(y[:0].astype(np.int8), y.astype(np.int8), alpha=2.0).dtype == np.float32
+
+
+# --- configs -------------------------------------------------------------------------------------
+
+
+def portable_variants(arch: str) -> set:
+    return {v for op in (MATMUL, SCALED) for v in op.variants(arch) if v.kernel == "gemm"}
+
+
+def test_there_are_few_variants():
+    for arch in (*options.ARCHS, "host"):
+        assert len(portable_variants(arch)) <= (66 if arch == "host" else 62)
+
+
+def test_every_variant_is_chosen_by_some_product():
+    """Over sizes from 1 to 8192: a tile that nothing chooses would be dead weight."""
+    for arch in ("sm_80", "sm_90a", "sm_120a", "gfx942", "gfx1100"):
+        chosen = set()
+        for blocks, pairs in ((False, PAIRS), (True, SCALED_PAIRS)):
+            for a, b in ((dtypes.NAMES[p], dtypes.NAMES[q or p]) for p, q in pairs):
+                for layouts in ((0, 0), (0, 1), (1, 0), (1, 1), (STRIDED, STRIDED)):
+                    if layouts[0] != STRIDED and not by_vectors(a, b, *layouts, blocks):
+                        continue
+                    for m in (1, 64, 8192):
+                        task = GemmTask(1, m, 8192, 8192, a, b, *layouts, blocks, tma=False)
+                        chosen.add(gemm.variant(task, gemm.choose_config(task, arch)))
+        assert chosen == portable_variants(arch)
+
+
+def test_few_rows_are_split():
+    half, e4m3 = dtypes.float16, dtypes.float8_e4m3fn
+    task = GemmTask(1, 64, 8192, 8192, half, e4m3, INNER, INNER)
+    assert gemm.choose_config(task, "sm_90a") == GemmConfig(64, 128, 64, 2, 2, stages=4, splits=4)
+    assert gemm.choose_config(replace(task, m=8192), "sm_90a").splits == 1
+    assert gemm.choose_config(replace(task, k=300), "sm_90a").splits == 1
+
+
+TASK = GemmTask(1, 64, 64, 1024, dtypes.float16, dtypes.float16, INNER, INNER)
+FITS = GemmConfig(64, 64, 64, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"tile_m": 0}, "positive"),
+        ({"splits": 0}, "positive"),
+        ({"finish_rounds": 0}, "positive"),
+        ({"stages": 1}, "stages must be at least 2"),
+        ({"tile_m": 48}, "do not share 48 x 64"),
+        ({"tile_k": 24}, "multiple of 16"),
+        ({"tile_k": 48}, "power of two"),
+        ({"finish_rounds": 3}, "finish_rounds must divide"),
+        ({"splits": 9}, "shorter than 128"),
+        ({"warps_m": 4, "warps_n": 4, "warps_k": 4}, "more than 1024"),
+        ({"stages": 40}, "bytes of shared memory"),
+        ({"fp8": True}, "two FP8 operands"),
+    ],
+)
+def test_configs_that_do_not_fit(change, says):
+    config = replace(FITS, **change)
+    assert says in gemm.refusal(config, TASK, "sm_90a")
+    a = np.ones((64, 1024), np.float16)
+    with pytest.raises(ValueError, match=f"config does not fit: .*{says}"):
+        cupykern.matmul(a, a.T, config=config)
+    assert gemm.refusal(FITS, TASK, "sm_90a") is None
+
+
+def test_fp8_needs_hardware_that_multiplies_it():
+    e4m3 = dtypes.float8_e4m3fn
+    task, config = replace(TASK, a=e4m3, b=e4m3), replace(FITS, fp8=True)
+    assert "does not multiply FP8" in gemm.refusal(config, task, "sm_80")
+    assert gemm.refusal(config, task, "sm_89") is None
+    assert "every 128 of k" in gemm.refusal(replace(config, tile_k=256), task, "sm_89")
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+A, B = np.ones((4, 8), np.float16), np.ones((8, 6), np.float16)
+E4M3 = B.astype(dtypes.float8_e4m3fn)
+
+
+@pytest.mark.parametrize(
+    ("error", "says", "args", "kwargs"),
+    [
+        (TypeError, "a must be a cupy or numpy array", ([[1.0]], B), {}),
+        (TypeError, "b must be a cupy or numpy array", (A, None), {}),
+        (TypeError, "a's dtype must be one of", (A.astype(np.float64), B), {}),
+        (TypeError, "a and b must both be", (A, B.astype(np.float32)), {}),
+        (TypeError, "a and b must both be", (A.astype(np.int8), E4M3), {}),
+        (TypeError, "out_dtype must be one of", (A, B), {"out_dtype": "int32"}),
+        (TypeError, "out_dtype must be one of", (A, B), {"out_dtype": "float64"}),
+        (TypeError, "bias must be float16", (A, B), {"bias": np.ones(6)}),
+        (TypeError, "residual must be a cupy or numpy array", (A, B), {"residual": 1.0}),
+        (TypeError, "activation must be a string", (A, B), {"activation": 3}),
+        (TypeError, "alpha must be a real number", (A, B), {"alpha": "1"}),
+        (TypeError, "config must be a GemmConfig or HopperConfig", (A, B), {"config": "fast"}),
+        (TypeError, "out must have dtype", (A, B), {"out": np.ones((4, 6), np.float32)}),
+        (ValueError, "a must have at least 2 dims", (A[0], B), {}),
+        (ValueError, "a's columns must be b's rows", (A, B[1:]), {}),
+        (ValueError, "do not broadcast", (np.ones((2, 4, 8), np.float16), np.ones((3, 8, 6), np.float16)), {}),
+        (ValueError, "bias must broadcast", (A, B), {"bias": np.ones(5, np.float16)}),
+        (ValueError, "residual must broadcast", (A, B), {"residual": np.ones((2, 4, 6), np.float16)}),
+        (ValueError, "activation must be one of", (A, B), {"activation": "swish"}),
+        (ValueError, "alpha must be finite", (A, B), {"alpha": math.inf}),
+        (ValueError, "alpha must be a number or a 0-d", (A, B), {"alpha": np.ones(2)}),
+        (ValueError, "accumulate must be", (A, B), {"accumulate": "float64"}),
+        (NotImplementedError, "accumulate='float16'", (A, B), {"accumulate": "float16"}),
+        (ValueError, "out must have shape", (A, B), {"out": np.ones((6, 4), np.float16)}),
+        (ValueError, "out must not overlap a", (A, A.T), {"out": A[:, :4]}),
+        (ValueError, "out must not hold one element twice", (A, B),
+         {"out": np.lib.stride_tricks.as_strided(np.ones(6, np.float16), (4, 6), (0, 2))}),
+        (ValueError, "exact up to K = 131071", (np.ones((1, 131072), np.int8), np.ones((131072, 1), np.int8)), {}),
+    ],
+)  # fmt: skip
+def test_illegal_arguments(error, says, args, kwargs):
+    with pytest.raises(error, match=says):
+        cupykern.matmul(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("error", "says", "args", "kwargs"),
+    [
+        (TypeError, "matmul takes others", (A, B), {}),
+        (TypeError, "scale_a must be a number or a float32 array", (A, E4M3, np.ones((4, 1))), {}),
+        (TypeError, "scale_b must be a real number", (A, E4M3, None, "1"), {}),
+        (ValueError, "scale_a must be finite", (A, E4M3, math.nan), {}),
+        (ValueError, "scale_a \\* scale_b must be finite", (A, E4M3, 1e30, 1e30), {}),
+        (ValueError, "scale_a must have one element or shape", (A, E4M3, np.ones((6, 1), np.float32)), {}),
+        (ValueError, "scale_b must have one element or shape", (A, E4M3, None, np.ones((6, 1), np.float32)), {}),
+        (ValueError, "scale_b must have one element or shape", (A, E4M3, None, np.ones(6, np.float32)), {}),
+        (TypeError, "out_dtype must be one of", (A.astype(np.int8), B.astype(np.int8), 2.0), {"out_dtype": "int32"}),
+    ],
+)  # fmt: skip
+def test_illegal_scales(error, says, args, kwargs):
+    with pytest.raises(error, match=says):
+        cupykern.scaled_mm(*args, **kwargs)
+
+
+# --- the ops' records ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", [MATMUL, SCALED], ids=lambda op: op.name)
+def test_sampled_rows_verify_alone(op):
+    problem = op.bench_problem((300, 40, 64), op.dtypes[0])
+    call = op.inputs(problem, 1, np)
+    if op is MATMUL:
+        bias = inputs.values("normal", (300, 1), dtypes.float32, 2)
+        call = Call(call.args, {"bias": bias})
+    outputs = (op.run(*call.args, **call.kwargs),)
+    part, some = op.sample(call, outputs, 20 * 40, 3)
+    assert part.args[0].shape == (20, 64) and some[0].shape == (20, 40)
+    references = op.reference(*part.args, **part.kwargs)
+    bounds = op.bound(*part.args, **part.kwargs, reference=references)
+    assert check.compare(some, references, bounds).ok
+
+
+@pytest.mark.parametrize("op", [MATMUL, SCALED], ids=lambda op: op.name)
+@pytest.mark.parametrize("shape", [(4, 4), (4,)])
+def test_bench_wants_three_sizes(op, shape):
+    with pytest.raises(ValueError, match="needs a shape"):
+        op.bench_problem(shape, op.dtypes[0])

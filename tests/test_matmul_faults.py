@@ -1,0 +1,265 @@
+"""Planted faults in the products' kernel, each of which a check must catch."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from planted import Fault, caught_by, first_failure
+
+from cupykern import OPS, check, dtypes, inputs
+from cupykern.gemm import GemmConfig
+from cupykern.matmul import MatmulProblem, operand_values
+from cupykern.scaled_mm import ScaledProblem
+
+MATMUL, SCALED = (next(op for op in OPS if op.name == name) for name in ("matmul", "scaled_mm"))
+
+FAULTS = {
+    "no barrier between stages": Fault(
+        "parts/mainloop.cuh",
+        "        sync_block();  // this stage is whole",
+        "        // this stage is whole",
+        "tails",
+    ),
+    "a stage too early": Fault(
+        "parts/mainloop.cuh",
+        "copy_async_wait<kStages - 2>();",
+        "copy_async_wait<kStages - 1>();",
+        "tails",
+    ),
+    "a stage is loaded over while it is read": Fault(
+        "parts/mainloop.cuh",
+        "for (int i = 0; i < kStages - 1; ++i) load_next();",
+        "for (int i = 0; i < kStages; ++i) load_next();",
+        "scales",
+    ),
+    "the stages' memory used too early": Fault(
+        "parts/mainloop.cuh",
+        "    sync_block();  // the stages' memory is free\n",
+        "",
+        "padded rows",
+    ),
+    "fragments used before they are there": Fault(
+        "gemm.cu",
+        "        sync_warp();\n        const int row = warp.lane / kRuns",
+        "        const int row = warp.lane / kRuns",
+        "tails",
+    ),
+    "slices added before they are there": Fault(
+        "gemm.cu",
+        "        sync_block();\n#pragma unroll\n        for (int f = 0; f < kFragments; ++f) {\n"
+        "            if (f % kGridK",
+        "#pragma unroll\n        for (int f = 0; f < kFragments; ++f) {\n            if (f % kGridK",
+        "tails",
+    ),
+    "the first slice twice": Fault(
+        "gemm.cu",
+        "for (int k = 1; k < kGridK; ++k) sum",
+        "for (int k = 0; k < kGridK; ++k) sum",
+        "tails",
+    ),
+    "a line too many": Fault(
+        "parts/shared_tile.cuh",
+        "line < num_lines ? elements",
+        "line <= num_lines ? elements",
+        "tails",
+    ),
+    "a vector's tail is not zero": Fault(
+        "parts/shared_tile.cuh",
+        "clamp_to(num_elements - chunk * kPerChunk, kPerChunk);",
+        "num_elements > chunk * kPerChunk ? kPerChunk : 0;",
+        "padded rows",
+    ),
+    "chunks in each other's place": Fault(
+        "parts/shared_tile.cuh",
+        "return line * kChunks + (chunk ^ bits);",
+        "return line * kChunks + (chunk | bits);",
+        "tails",
+    ),
+    "strides of lines and elements swapped": Fault(
+        "parts/shared_tile.cuh",
+        "origin + line * line_stride + chunk * kPerChunk * element_stride;",
+        "origin + line * element_stride + chunk * kPerChunk * line_stride;",
+        "tails",
+    ),
+    "columns past the end": Fault(
+        "parts/epilogue.cuh",
+        "const int count = params.n - col < kRun ? int(params.n - col) : kRun;",
+        "const int count = kRun;",
+        "tails",
+    ),
+    "rows past the end": Fault(
+        "parts/epilogue.cuh",
+        "if (row >= params.m || col >= params.n) return;",
+        "if (col >= params.n) return;",
+        "tails",
+    ),
+    "a row's offset in 32 bits": Fault(
+        "gemm.cu",
+        "offset(kA) + task.row * params.a.row, params.a_dtype)",
+        "int(offset(kA) + task.row * params.a.row), params.a_dtype)",
+        "large offsets",
+    ),
+    "the batch's dims in the wrong order": Fault(
+        "parts/gemm_task.cuh",
+        "sum += (index - next * sizes[d]) * strides[operand][d];",
+        "sum += next * strides[operand][d];",
+        "batches",
+    ),
+    "the last group of tiles too high": Fault(
+        "parts/gemm_task.cuh",
+        "rows = rest < height ? rest : height,",
+        "rows = height,",
+        "many tiles",
+    ),
+    "the last split is lost": Fault(
+        "gemm.cu",
+        "split < params.splits; ++split",
+        "split < params.splits - 1; ++split",
+        "long sums",
+    ),
+    "a split reads into the next": Fault(
+        "gemm.cu",
+        "last_k < params.k ? last_k : params.k, warp",
+        "params.k, warp",
+        "long sums",
+    ),
+    "the bias after the activation": Fault(
+        "parts/epilogue.cuh",
+        "if (bias) add(bias, params.bias_dtype, params.bias, row, col, count, values);\n"
+        "        if (params.activation != kNoActivation) {",
+        "if (params.activation != kNoActivation) {",
+        "epilogues",
+    ),
+    "relu makes zero of NaN": Fault(
+        "parts/epilogue.cuh",
+        "return x < 0.0f ? 0.0f : x;",
+        "return x > 0.0f ? x : 0.0f;",
+        "not a number",
+    ),
+    "the scale of a row on its column": Fault(
+        "parts/epilogue.cuh",
+        "scale_a ? scale_a[row * params.scale_a_stride]",
+        "scale_a ? scale_a[col * params.scale_a_stride]",
+        "scales",
+    ),
+    "alpha left out": Fault(
+        "parts/epilogue.cuh", "* factor * params.alpha;", "* factor;", "epilogues"
+    ),
+    "a block's scale is the first one's": Fault(
+        "parts/mainloop.cuh",
+        "x *= a[row * a_row + block * a_k];",
+        "x *= a[row * a_row];",
+        "scales",
+    ),
+    "columns' blocks counted from the tile": Fault(
+        "parts/mainloop.cuh",
+        "(first_col + col) / kBlockK * b_col",
+        "col / kBlockK * b_col",
+        "scales",
+    ),
+    "promoted sums are counted again": Fault(
+        "parts/mainloop.cuh",
+        "                    products[m][n].values[i] = 0;\n",
+        "",
+        "scales",
+    ),
+    "the last block is not promoted": Fault(
+        "parts/mainloop.cuh",
+        "if (end % kPromoteK == 0 || end >= end_k)",
+        "if (end % kPromoteK == 0)",
+        "scales",
+    ),
+}
+
+
+def _problems() -> Iterator[tuple[str, object, object]]:
+    def product(m, n, k, dtype="float16", dtype_b=None, **options):
+        return MatmulProblem(m, n, k, dtype, dtype_b, **{"kind": "same_sign", **options})
+
+    yield "tails", MATMUL, product(17, 24, 40)
+    yield "tails", MATMUL, product(70, 13, 37, "float32")
+    yield "tails", MATMUL, product(24, 136, 100, "bfloat16", "float8_e4m3fn", layout_b="F")
+    yield "tails", MATMUL, product(80, 144, 104, layout_a="F", layout_b="C")
+    yield "strides", MATMUL, product(20, 30, 50, layout_a="sliced", layout_b="negative")
+    yield "batches", MATMUL, product(5, 9, 24, batch_a=(2, 1), batch_b=(3,), residual=(2, 3, 5, 9))
+    for activation in ("relu", "silu"):
+        options = {"alpha": -0.5, "bias": (24,), "activation": activation, "kind": "normal"}
+        yield "epilogues", MATMUL, product(20, 24, 40, residual=(20, 1), **options)
+    yield "not a number", MATMUL, product(20, 24, 40, activation="relu", kind="special")
+    yield "many tiles", MATMUL, product(1200, 130, 8, "bfloat16")
+    for scales in ("tensor", "rows", "blocks"):
+        yield "scales", SCALED, ScaledProblem(product(40, 300, 300, dtype_b="int8"), scales)
+        fp8 = product(70, 40, 320, "float8_e4m3fn", "float8_e4m3fn", layout_b="F")
+        yield "scales", SCALED, ScaledProblem(fp8, scales)
+    yield "long sums", MATMUL, product(70, 40, 1024, "float8_e4m3fn", layout_b="F")
+
+
+def _check_stages() -> None:
+    """Every number of buffers; warps that are far apart."""
+    for dtype, stages in ((dtypes.float16, 2), (dtypes.float16, 3), (dtypes.float32, 2)):
+        a, b = (
+            operand_values("exact", shape, dtype, i)
+            for i, shape in enumerate(((64, 320), (320, 64)))
+        )
+        y = MATMUL.run(
+            a, b, out_dtype="float32", config=GemmConfig(64, 64, 32, 2, 2, stages=stages)
+        )
+        assert (y == a.astype(np.float64) @ b.astype(np.float64)).all(), "stages"
+
+
+def _check_splits() -> None:
+    """Splits of k, and warps that share it."""
+    for dtype in (dtypes.float16, dtypes.int8):
+        a = operand_values("same_sign", (20, 1000), dtype, 1)
+        b = np.asfortranarray(operand_values("same_sign", (1000, 70), dtype, 2))
+        a = np.pad(a, ((0, 0), (0, 24)))[:, :1000]  # rows at multiples of 16 bytes
+        for config in (GemmConfig(16, 64, 128, 1, 1, 4, stages=2), GemmConfig(32, 32, 64, 2, 2)):
+            for splits in (1, 3, 8):
+                y = MATMUL.run(a, b, config=replace(config, splits=splits))
+                references = MATMUL.reference(a, b)
+                bounds = MATMUL.bound(a, b, reference=references)
+                assert check.compare((y,), references, bounds).ok, (config, splits)
+
+
+def _check_padded_rows() -> None:
+    """Whole vectors, of which the last of a row holds what is not the operand's."""
+    a = operand_values("same_sign", (20, 40), dtypes.float16, 1)[:, :37]
+    b = operand_values("same_sign", (24, 40), dtypes.float16, 2)[:, :37].T
+    references = MATMUL.reference(a, b)
+    bounds = MATMUL.bound(a, b, reference=references)
+    assert check.compare((MATMUL.run(a, b),), references, bounds).ok
+
+
+def _check_large_offsets() -> None:
+    stride, flags = 2**27 + 16, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
+    memory = np.frombuffer(mmap.mmap(-1, 65 * stride, flags=flags), np.float16)
+    a = np.lib.stride_tricks.as_strided(memory, (65, 32), (stride, 2))
+    a[...] = inputs.values("same_sign", (65, 32), dtypes.float16, 1)
+    b = inputs.values("same_sign", (32, 8), dtypes.float16, 2)
+    references = MATMUL.reference(a, b)
+    y = MATMUL.run(a, b)
+    assert check.compare((y,), references, MATMUL.bound(a, b, reference=references)).ok
+
+
+CHECKS = {
+    "padded rows": _check_padded_rows,
+    "stages": _check_stages,
+    "splits": _check_splits,
+    "large offsets": _check_large_offsets,
+}
+
+
+def test_nothing_fails_without_a_fault():
+    assert first_failure(_problems, CHECKS) is None
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("name", FAULTS)
+def test_caught(name, tmp_path_factory):
+    fault = FAULTS[name]
+    # Memory that is overwritten may end the process first.
+    assert caught_by(fault, tmp_path_factory, _problems, CHECKS) in (fault.caught, "a crash")

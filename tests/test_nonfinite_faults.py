@@ -1,0 +1,185 @@
+"""Planted faults in nonfinite_report (tests/planted.py)."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from planted import Fault, caught_by, first_failure
+
+import cupykern
+from cupykern import dtypes, nonfinite
+from cupykern.nonfinite import OP, NonfiniteProblem
+from cupykern.rows import operand
+from cupykern.targets import host
+
+FILE = "nonfinite.cu"
+FAULTS = {
+    # name: (file, old, new, the check that catches it first)
+    "no barrier between the merges": Fault(
+        FILE, "            sync_block();\n            if (tid < half)", "if (tid < half)", "blocks"
+    ),
+    "no barrier before the last block is known": Fault(
+        FILE,
+        "        sync_block();\n        if (!is_last[0])",
+        "        if (!is_last[0])",
+        "blocks",
+    ),
+    "the head is no vector": Fault(
+        FILE,
+        "head = int64_t(-reinterpret_cast<uintptr_t>(data) % 16 / sizeof(Element));",
+        "",
+        "unaligned",
+    ),
+    "the tail begins late": Fault(FILE, "tid - head + tail;", "tid - head + tail + 1;", "dense"),
+    "what is read twice counts twice": Fault(
+        FILE, "sums[j] = item + j * step < num_items ? part : 0.0f;", "sums[j] = part;", "blocks"
+    ),
+    "a sum that is not finite is taken": Fault(
+        FILE, "if (is_finite(batch_sum))", "if (true)", "special"
+    ),
+    "an infinite sum passes for finite": Fault(
+        FILE, "& 0x7fffffffu) < 0x7f800000u; }", "& 0x7fffffffu) <= 0x7f800000u; }", "special"
+    ),
+    "only a batch's first vector is inspected": Fault(
+        FILE, "i < item + kBatch * step; i += step", "i < item + step; i += step", "special"
+    ),
+    "places of 32 bits": Fault(
+        FILE,
+        "return place + int64_t(rest) * steps[num_dims - 1];",
+        "return int(place + int64_t(rest) * steps[num_dims - 1]);",
+        "a crash",
+    ),
+    "outer dims in the wrong order": Fault(
+        FILE, "place += int64_t(rest - next * size)", "place += int64_t(next)", "F"
+    ),
+    "the first as it is walked": Fault(
+        FILE, "params.first + params.locate(begin + i, params.weights)", "begin + i", "F"
+    ),
+    "the last for the first": Fault(
+        FILE, "first = place < first ? place : first;", "first = place;", "strided"
+    ),
+    "the first of the first thread": Fault(
+        FILE, "first = other.first < first ? other.first : first;", "", "special"
+    ),
+    "no largest without a positive number": Fault(
+        FILE, "most_signed >> 31 ? least : most_signed", "most_signed", "signs"
+    ),
+    "no smallest without a negative number": Fault(
+        FILE, "most >> 31 ? most : least", "most", "blocks"
+    ),
+    "signed for unsigned": Fault(
+        FILE, "most = max_unsigned_pair(most,", "most = max_signed_pair(most,", "dense"
+    ),
+    "half of the pairs": Fault(FILE, "    extremes.merge_pairs();\n", "", "dense"),
+    "half of the bytes": Fault(
+        FILE, "if constexpr (kBits == 8) extremes.take(word << 8);", "", "bytes"
+    ),
+    "the signs of infinities": Fault(
+        FILE, "} else if (code >> (kBits - 1)) {", "} else if (!(code >> (kBits - 1))) {", "special"
+    ),
+    "NaN of e4m3 is infinite": Fault(FILE, "? 0xffu : kSpecial", "? 0x7fu : kSpecial", "bytes"),
+    "NaN of e4m3 is a number": Fault(FILE, ": 0x7fu;", ": 0x80u;", "bytes"),
+    "subnormals flushed": Fault(FILE, "if (magnitude >= 0x00800000u)", "if (true)", "subnormals"),
+    "a mean of all": Fault(
+        FILE, "mine.sum / double(num_finite)", "mine.sum / double(params.num_elements)", "special"
+    ),
+    "no block is the last": Fault(FILE, "== gridDim.x - 1;", "== gridDim.x;", "blocks"),
+    "a block is not merged": Fault(
+        FILE,
+        "i < int(gridDim.x); i += kNumThreads",
+        "i < int(gridDim.x) - 1; i += kNumThreads",
+        "blocks",
+    ),
+    "the counter stays": Fault(FILE, "        counters[slot] = 0;\n", "", "counters"),
+    "another call's counter": Fault(
+        FILE, "atomic_add_acq_rel(counters + slot", "atomic_add_acq_rel(counters", "counters"
+    ),
+    "halves swapped in unpack": Fault(
+        "platform/numbers.cuh",
+        "high = to_float(T{uint16_t(pair >> 16)});",
+        "high = to_float(T{uint16_t(pair)});",
+        "dense",
+    ),
+}
+
+
+def _problems() -> Iterator[tuple[str, object, NonfiniteProblem]]:
+    yield "blocks", OP, NonfiniteProblem((1024, 256), "float32", "same_sign")
+    for dtype in ("float32", "float16", "bfloat16"):
+        yield "dense", OP, NonfiniteProblem((3, 1001), dtype, "normal")
+        yield "unaligned", OP, NonfiniteProblem((67, 41), dtype, "normal", "offset")
+        yield "signs", OP, NonfiniteProblem((2, 999), dtype, "same_sign")
+        yield "special", OP, NonfiniteProblem((300, 170), dtype, "special")
+        yield "F", OP, NonfiniteProblem((40, 30, 9), dtype, "special", "F")
+        yield "strided", OP, NonfiniteProblem((5, 6, 7, 8), dtype, "special", "sliced")
+    for dtype in ("float8_e4m3fn", "float8_e5m2"):
+        yield "bytes", OP, NonfiniteProblem((300, 170), dtype, "special")
+        yield "bytes", OP, NonfiniteProblem((30, 17), dtype, "wide")
+
+
+def _agrees(x: np.ndarray) -> None:
+    report = cupykern.nonfinite_report(x)
+    y = x.astype(np.float64)
+    finite = np.isfinite(y)
+    assert (report.min, report.max) == (y[finite].min(), y[finite].max())
+    assert report.num_nonfinite == x.size - finite.sum()
+
+
+def _check_signs() -> None:
+    x = np.arange(1, 1000, dtype=np.float16)
+    for values in (x, -x, np.append(x, np.float16(-1)), -np.append(x, np.float16(-1))):
+        _agrees(values)
+
+
+def _check_subnormals() -> None:
+    for dtype in (dtypes.float32, dtypes.bfloat16, dtypes.float16):
+        tiny = cupykern.finfo(dtype).min_subnormal
+        _agrees((tiny * np.arange(1.0, 50)).astype(dtype))
+        _agrees((-tiny * np.arange(1.0, 50)).astype(dtype))
+
+
+def _check_counters() -> None:
+    """Launches one after the other that share a counter, which is not the first."""
+    x = np.ones((700, 1000), np.float32)
+    x[600, 7] = np.nan
+    plan = nonfinite._plan(host.current(), x.shape, x.dtype, operand(x), None)
+    counters = np.array([77, 0, 99], np.uint32)
+    assert plan.grid > 1
+    for _ in range(3):
+        buffer = np.full(7 * (1 + plan.grid), -1, np.int64)
+        plan.kernel(plan.grid, (x, buffer, counters, np.int64(1), plan.params))
+        assert list(buffer[:4]) == [1, 0, 0, 600_007]
+        assert list(counters) == [77, 0, 99]
+
+
+def _check_large_offsets() -> None:
+    gap, flags = 2**31 + 8, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
+    memory = mmap.mmap(-1, 2 * (2 * gap + 1000), flags=flags)
+    x = np.lib.stride_tricks.as_strided(
+        np.frombuffer(memory, np.float16), (3, 1000), (2 * gap, 2), writeable=True
+    )
+    x[...] = np.arange(3000).reshape(3, 1000) % 7
+    x[2, 5] = 99
+    _agrees(x)
+
+
+CHECKS = {
+    "signs": _check_signs,
+    "subnormals": _check_subnormals,
+    "counters": _check_counters,
+    "large offsets": _check_large_offsets,
+}
+
+
+def test_nothing_fails_without_a_fault():
+    assert first_failure(_problems, CHECKS) is None
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("name", FAULTS)
+def test_caught(name, tmp_path_factory):
+    fault = FAULTS[name]
+    assert caught_by(fault, tmp_path_factory, _problems, CHECKS) == fault.caught

@@ -1,0 +1,90 @@
+"""PyTorch's products give what ours give, where both are exact."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import cupykern
+from cupykern import dtypes
+from cupykern.op import Call
+from cupykern.peers import torch as peers
+
+pytest.importorskip("torch")
+BUILD = {peer.name: peer.build for peer in peers.PEERS}
+
+
+def integers(shape, dtype: str, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(-4, 5, shape).astype(dtypes.NAMES[dtype])
+
+
+def to_numpy(tensor) -> np.ndarray:
+    return tensor.float().numpy().astype(np.float64)
+
+
+def check(name: str, op: str, call: Call) -> None:
+    ours = getattr(cupykern, op)(*call.args, **call.kwargs)
+    theirs = BUILD[name](op, call)()
+    assert str(theirs.dtype) == f"torch.{ours.dtype}"
+    np.testing.assert_array_equal(to_numpy(theirs), ours.astype(np.float64))
+
+
+def operands(dtype: str, dtype_b: str) -> tuple[np.ndarray, np.ndarray]:
+    return integers((32, 64), dtype, 1), integers((48, 64), dtype_b, 2).T
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int8"])
+def test_products(dtype):
+    check("torch", "matmul", Call(operands(dtype, dtype)))
+
+
+@pytest.mark.parametrize("residual", [None, 3.0])
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_linear_layers(activation, residual):
+    a, b = operands("float16", "float16")
+    kwargs = {"bias": np.arange(-24, 24, dtype=np.float16), "activation": activation}
+    if residual is not None:
+        kwargs["residual"] = np.full((32, 48), residual, np.float16)
+    check("torch", "matmul", Call((a, b), kwargs))
+
+
+@pytest.mark.parametrize("dtype_b", ["float8_e4m3fn", "float8_e5m2", "int8"])
+def test_mixed_products(dtype_b):
+    a, b = operands("float16", dtype_b)
+    check("torch", "scaled_mm", Call((a, b, None, 0.5)))
+    rows = 2.0 ** np.arange(32)[:, None] % 3 + 1
+    columns = np.where(np.arange(48)[None] % 2, 0.5, -1.0)
+    scales = (np.asarray(s, np.float32) for s in (rows, columns))
+    check("torch", "scaled_mm", Call((a, b, *scales)))
+
+
+def test_int8_with_scales():
+    check("torch", "scaled_mm", Call((*operands("int8", "int8"), np.float32(0.5), 2.0)))
+
+
+@pytest.mark.parametrize("name", ["torch", "torch.fast"])
+def test_fp8_by_tensor(name):
+    call = Call((*operands("float8_e4m3fn", "float8_e4m3fn"), np.array(0.5, np.float32), None))
+    check(name, "scaled_mm", call)
+
+
+@pytest.mark.parametrize("name", ["torch", "torch.fast"])
+def test_fp8_by_row_and_column(name):
+    scales = np.full((32, 1), 0.5, np.float32), np.full((1, 48), -2, np.float32)
+    check(name, "scaled_mm", Call((*operands("float8_e4m3fn", "float8_e4m3fn"), *scales)))
+
+
+def test_what_torch_has_not():
+    a, b = operands("float16", "float8_e4m3fn")
+    blocks = np.ones((32, 1), np.float32), np.ones((1, 1), np.float32)
+    assert BUILD["torch.fast"]("scaled_mm", Call((a, b, *blocks))) is None
+    wide = Call(
+        (
+            integers((4, 256), "float16", 1),
+            integers((256, 8), "int8", 2),
+            np.ones((4, 2), np.float32),
+        )
+    )
+    assert BUILD["torch"]("scaled_mm", wide) is None
+    assert BUILD["torch"]("matmul", Call((a, a.T), {"config": None})) is None
+    assert BUILD["torch.fast"]("softmax", Call((a,))) is None
