@@ -240,7 +240,7 @@ struct Destination {
     template <class Sums>
     DEVICE void write(const Sums& s, const Normalizer& normalizer, float factor) const {
         const RowChunk& c = s.x.chunk;
-#pragma unroll(kPlain ? 2 : 1)
+#pragma unroll(kPlain && !(kCentered && kClusterSize > 1) ? 2 : 1)  // where registers allow
         for (int i = 0; i < kVectorsPerThread; ++i) {
             const int position = s.x.thread.position(i);
             if (!c.holds_any(position)) continue;
