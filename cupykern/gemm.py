@@ -129,10 +129,10 @@ def refusal(config: AnyConfig, task: GemmTask, arch: str) -> str | None:
     return None
 
 
-def check_config(config: Any, task: GemmTask, arch: str) -> AnyConfig:
+def check_config(config: Any, task: GemmTask, arch: str, blocks: int | None = None) -> AnyConfig:
     """`config`, or the measured one for None.  Raises TypeError and ValueError, with the reason."""
     if config is None:
-        return choose_config(task, arch)
+        return choose_config(task, arch, blocks)
     if not isinstance(config, AnyConfig):
         raise TypeError(f"config must be a GemmConfig or HopperConfig; got {type(config).__name__}")
     if reason := refusal(config, task, arch):
@@ -185,9 +185,14 @@ def _tiles(
     return (large, medium, small) if layout_a == INNER else (large,)
 
 
-def configs(task: GemmTask, arch: str) -> tuple[AnyConfig, ...]:
-    """The configs of `task` on `arch`, the measured one first."""
-    portable, hopper = _portable_configs(task, arch), gemm_hopper.configs(task, arch)
+def configs(task: GemmTask, arch: str, blocks: int | None = None) -> tuple[AnyConfig, ...]:
+    """The configs of `task` on `arch`, the measured one first.
+
+    blocks: how many multiprocessors the device has; None: as most of `arch`.  It decides between tiles
+    of Hopper's main loop, the sums of which agree bit for bit, but not about splits.
+    """
+    portable = _portable_configs(task, arch)
+    hopper = gemm_hopper.configs(task, arch, blocks or multiprocessors(arch))
     if arch != "host" and gemm_hopper.pays(task):
         return (*hopper, *portable)
     return (*portable, *hopper)
@@ -218,9 +223,9 @@ def _split(tile: GemmConfig, task: GemmTask, arch: str) -> GemmConfig:
     return replace(tile, splits=splits)
 
 
-def choose_config(task: GemmTask, arch: str) -> AnyConfig:
-    """The fastest measured config for `task` on `arch`."""
-    return configs(task, arch)[0]
+def choose_config(task: GemmTask, arch: str, blocks: int | None = None) -> AnyConfig:
+    """The fastest measured config for `task` on `arch` with `blocks` multiprocessors (`configs`)."""
+    return configs(task, arch, blocks)[0]
 
 
 def _types(
@@ -316,7 +321,7 @@ def gemm_plan(
     if len(dims) > MAX_BATCH_DIMS:
         return None
     task = make_task(p.a, p.b, math.prod(p.batch), p.m, p.n, p.k, p.block_scales)
-    config = check_config(config, task, target.arch)
+    config = check_config(config, task, target.arch, target.multiprocessors)
     if isinstance(config, HopperConfig):
         return gemm_hopper.hopper_plan(target, p, task, dims, config)
     (element_a, element_b), _ = _types(task, config)

@@ -54,14 +54,15 @@ class HopperConfig:
     """A tile of Hopper's main loop (the constants of mainloop_hopper.cuh).
 
     Two warpgroups compute tile_m x tile_n sums from `stages` stages of 128 bytes of k: each half of the
-    rows, or, with ping_pong, every other tile.  cluster: blocks that share the loads of b.
+    rows, or, with ping_pong, every other tile.  lead: stages that the first one is ahead of the other
+    one, so that one finishes its rows while the other multiplies.
     """
 
     tile_m: int
     tile_n: int
     stages: int
     ping_pong: bool = False
-    cluster: int = 1
+    lead: int = 0
 
     @property
     def num_threads(self) -> int:
@@ -74,7 +75,14 @@ class HopperConfig:
         return _STAGING + -(-ring // 1024) * 1024
 
 
-CONFIGS = (HopperConfig(128, 256, 4), HopperConfig(128, 128, 6, ping_pong=True))
+_TILE_TIMES = {
+    HopperConfig(128, 256, 4): 45.5,
+    HopperConfig(128, 192, 4): 34.0,
+    HopperConfig(128, 128, 6, ping_pong=True): 23.7,
+}
+"""Measured on an H200 at 4096 and 8192 cubed: us that a multiprocessor takes for a tile of k = 4096."""
+
+CONFIGS = tuple(_TILE_TIMES)
 
 
 def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
@@ -95,17 +103,24 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         return f"tiles must be multiples of {64 if c.ping_pong else 128} x 64; got {c.tile_m} x {c.tile_n}"
     if max(c.tile_m, c.tile_n) > 256 or rows // 64 * c.tile_n > 256:
         return f"the registers of two warpgroups do not hold {c.tile_m} x {c.tile_n} sums"
-    if c.cluster not in (1, 2, 4) or c.tile_n // c.cluster % 64:
-        return f"a cluster of {c.cluster} blocks does not share {c.tile_n} columns"
+    if c.lead not in range(1 if c.ping_pong else c.stages + 1):
+        return f"no warpgroup is {c.lead} stages ahead in a ring of {c.stages}, or with ping_pong"
     limit = max_shared_bytes(arch)
     if c.shared_bytes > limit:
         return f"{c.shared_bytes} bytes of shared memory are more than the {limit} of {arch}"
     return None
 
 
-def configs(task: GemmTask, arch: str) -> tuple[HopperConfig, ...]:
-    """The configs of `task` on `arch`, the measured one first."""
-    return tuple(config for config in CONFIGS if refusal(config, task, arch) is None)
+def configs(task: GemmTask, arch: str, blocks: int) -> tuple[HopperConfig, ...]:
+    """The configs of `task` on `arch`, of which `blocks` run at once, the fastest first."""
+    fitting = (config for config in CONFIGS if refusal(config, task, arch) is None)
+    return tuple(sorted(fitting, key=lambda config: _estimate(config, task, blocks)))
+
+
+def _estimate(config: HopperConfig, task: GemmTask, blocks: int) -> float:
+    """In which time the busiest block computes its tiles."""
+    tiles = task.batch * math.ceil(task.m / config.tile_m) * math.ceil(task.n / config.tile_n)
+    return math.ceil(tiles / blocks) * _TILE_TIMES[config]
 
 
 def pays(task: GemmTask) -> bool:
@@ -126,9 +141,9 @@ def variant(task: GemmTask, config: HopperConfig) -> Variant:
             ("kOuterMajorA", task.layout_a == OUTER),
             ("kOuterMajorB", task.layout_b == OUTER),
             ("kPingPong", c.ping_pong),
+            ("kLead", c.lead),
         ),
         c.num_threads,
-        c.cluster,
     )
 
 
@@ -187,13 +202,11 @@ def _operand_map(
 
 
 def _tma_stores(product: Product) -> bool:
-    """Whether the output can be stored by TMA, and needs no epilogue but alpha."""
+    """Whether the output can be stored by TMA."""
     p, out = product, product.out
-    plain = p.bias is p.residual is p.scale_a is p.scale_b is p.activation is None
     per_line = ALIGNMENT // out.dtype.itemsize
     return (
-        plain
-        and out.dtype in FLOAT16S
+        out.dtype in FLOAT16S
         and out.aligned
         and (out.col == 1 or p.n == 1)
         and (p.m == 1 or (out.row > 0 and out.row % per_line == 0))
@@ -236,13 +249,12 @@ def hopper_plan(
     p, c = product, config
     if target.warp_size != 32:
         raise ValueError(f"Hopper's main loop needs warps of 32 lanes; got {target.warp_size}")
-    tiles_m, tiles_n = math.ceil(p.m / (c.tile_m * c.cluster)), math.ceil(p.n / c.tile_n)
+    tiles_m, tiles_n = math.ceil(p.m / c.tile_m), math.ceil(p.n / c.tile_n)
     tiles = task.batch * tiles_m * tiles_n
     if tiles >= 2**30 or max(p.m, p.n) >= 2**31 - 512:
         raise ValueError(f"a product of {p.m} x {p.n} is too large for Hopper's main loop")
-    rows_b = c.tile_n // c.cluster
     map_a = _operand_map(p.a, p.batch, task.layout_a, p.m, p.a.row, p.k, p.a.col, c.tile_m)
-    map_b = _operand_map(p.b, p.batch, task.layout_b, p.n, p.b.col, p.k, p.b.row, rows_b)
+    map_b = _operand_map(p.b, p.batch, task.layout_b, p.n, p.b.col, p.k, p.b.row, c.tile_n)
     map_out = None
     if _tma_stores(p):
         map_out = _map_plan(p.out, p.batch, (p.m, p.n), (p.out.row, 1), _STORE_BOX)
@@ -259,12 +271,11 @@ def hopper_plan(
     params["num_k_tiles"] = math.ceil(p.k * task.a.itemsize / _LINE)
     params["tiles_m"], params["tiles_n"] = tiles_m, tiles_n
     params["tma_stores"] = map_out is not None
-    params["group_height"] = _GROUP_ROWS // (c.tile_m * c.cluster)
-    clusters = max(1, multiprocessors(target.arch) // c.cluster)
+    params["group_height"] = _GROUP_ROWS // c.tile_m
     return HopperPlan(
         target=target,
         kernel=get_kernel(target, variant(task, c)),
-        grid=min(tiles, clusters) * c.cluster,
+        grid=min(tiles, target.multiprocessors),
         shared_bytes=c.shared_bytes,
         maps=(map_a, map_b, map_out),
         params=by_value(params),

@@ -20,9 +20,8 @@ from cupykern.targets import Target, UnavailableError, host
 OP = next(op for op in OPS if op.name == "matmul")
 CONFIGS = (
     *gemm_hopper.CONFIGS,
-    HopperConfig(128, 256, 4, cluster=2),
-    HopperConfig(128, 128, 4, ping_pong=True, cluster=2),
-    HopperConfig(256, 128, 2),
+    HopperConfig(128, 256, 4, lead=2),
+    HopperConfig(256, 128, 2, lead=2),
     HopperConfig(128, 64, 3, ping_pong=True),
 )
 
@@ -111,6 +110,20 @@ def test_hopper_is_chosen_where_it_pays(layout):
 
 
 @pytest.mark.parametrize(
+    ("m", "n", "blocks", "tile"),
+    [
+        (4096, 4096, 132, (128, 256)),  # 4 rounds instead of 6 or 8 smaller ones
+        (8192, 8192, 132, (128, 192)),
+        (1024, 2048, 132, (128, 128)),
+        (4096, 4096, 114, (128, 128)),
+    ],
+)
+def test_tiles_that_fill_the_gpu(m, n, blocks, tile):
+    config = gemm.choose_config(task(m=m, n=n), "sm_90a", blocks)
+    assert (config.tile_m, config.tile_n) == tile
+
+
+@pytest.mark.parametrize(
     ("config", "changes", "arch", "said"),
     [
         ({}, {}, "sm_80", "sm_80 has neither TMA nor wgmma"),
@@ -123,8 +136,8 @@ def test_hopper_is_chosen_where_it_pays(layout):
         ({"tile_m": 64}, {}, "sm_90a", "multiples of 128 x 64; got 64 x 256"),
         ({"tile_n": 96}, {}, "sm_90a", "multiples of 128 x 64; got 128 x 96"),
         ({"ping_pong": True}, {}, "sm_90a", "do not hold 128 x 256 sums"),
-        ({"cluster": 3}, {}, "sm_90a", "a cluster of 3 blocks"),
-        ({"tile_n": 64, "cluster": 2}, {}, "sm_90a", "does not share 64 columns"),
+        ({"lead": 5}, {}, "sm_90a", "5 stages ahead in a ring of 4"),
+        ({"tile_n": 128, "ping_pong": True, "lead": 1}, {}, "sm_90a", "or with ping_pong"),
         ({"stages": 5}, {}, "sm_90a", "bytes of shared memory are more than"),
     ],
 )
@@ -155,7 +168,7 @@ from cupykern.targets import host
 
 for schedule in ("fifo", "lifo"):
     with host.use(sanitizer=sys.argv[1], schedule=schedule) as target:
-        for config in CONFIGS[:4]:
+        for config in CONFIGS[:5]:
             for problem in (PROBLEMS[0], PROBLEMS[6], PROBLEMS[10]):
                 call = OP.inputs(problem, 3, target.xp)
                 OP.run(*call.args, **call.kwargs, config=config)

@@ -8,6 +8,9 @@ gave these largest errors in ulps, a * b + c contracted and not; sigmoid's besid
     erf_accurate    1.1157  1.3144   1.6215  1.7049   1.6149  1.6948
     tanh_accurate   1.5877  1.5877   2.8325  2.8325   2.6531  2.6531
     sigmoid         1.9989  1.9989   5.0610  5.0610   3.9979  3.9979
+    gelu            1.4239  1.8702   2.2171  2.4064   2.6493  2.6493
+
+gelu's are in units of 2^-24 |x|.
 """
 
 from __future__ import annotations
@@ -23,13 +26,14 @@ from kernels_cu import Variant
 F32, F64, U32 = np.float32, np.float64, np.uint32
 SMALLEST_NORMAL = 2.0**-126
 CHUNK = 2**22
-FUNCTIONS = ("log_accurate", "erf_accurate", "tanh_accurate", "sigmoid")
+FUNCTIONS = ("log_accurate", "erf_accurate", "tanh_accurate", "sigmoid", "gelu")
 
 # Where the functions change from one polynomial, or formula, to another.
 EDGES = {
     "log_accurate": (2 / 3, 1.0, 4 / 3, 1.5),
     "erf_accurate": (1.0, 4.0),
     "tanh_accurate": (0.65, 1.0, 9.01, 10.0),
+    "gelu": (5.5, 13.0),
     "sigmoid": (16.6, 17.3, 87.3, 126 * math.log(2), 88.0, 88.7, 89.0),
 }
 
@@ -103,6 +107,8 @@ def reference(name, x):
             return np.log(x)
         if name == "tanh_accurate":
             return np.tanh(x)
+        if name == "gelu":
+            return x / 2 * (1 + erf(x / math.sqrt(2)))
         return erf(x) if name == "erf_accurate" else 1 / (1 + np.exp(-x))
 
 
@@ -110,6 +116,8 @@ def allowed_ulps(name, x):
     if name == "sigmoid":
         slope = elementary.SIGMOID_ULPS_PER_UNIT
         return elementary.SIGMOID_ULPS + slope * np.maximum(-x.astype(F64), 0)
+    if name == "gelu":
+        return elementary.GELU_ERROR
     ulps = {"log": elementary.LOG_ULPS, "erf": elementary.ERF_ULPS, "tanh": elementary.TANH_ULPS}
     return ulps[name.removesuffix("_accurate")]
 
@@ -120,14 +128,19 @@ class Expected:
     def __init__(self, name, x):
         self.name, self.x = name, x
         self.exact = reference(name, x)
+        # gelu's errors are relative to its argument.
         size = np.abs(self.exact)
+        if name == "gelu":
+            size = np.where(np.isfinite(x), np.abs(x), F32(np.inf)).astype(F64)
         # Results below 2^-126 are flushed or not; an error may take those a little above below it.
-        self.least = SMALLEST_NORMAL * (1 + 2**-16)
+        self.least = SMALLEST_NORMAL * (4 if name == "gelu" else 1 + 2**-16)
         normal = (size >= self.least) & (size < np.inf)
         self.normal = slice(None) if normal.all() else normal
         self.rest = np.flatnonzero(~normal)
         size = size[self.normal]
         self.ulp = (size.view(np.int64) & (0x7FF << 52)).view(F64) * 2.0**-23
+        if name == "gelu":
+            self.ulp = size * 2.0**-24
         self.allowed = allowed_ulps(name, x[self.normal])
 
     def check(self, y):
@@ -147,6 +160,9 @@ class Expected:
             y, allowed = y.astype(F64), allowed_ulps(self.name, x)
         right = (y == exact) & (np.signbit(y) == np.signbit(exact))  # zeros and infinities
         right |= np.isnan(y) & np.isnan(exact)
+        if self.name == "gelu":
+            with np.errstate(invalid="ignore"):
+                right |= (np.abs(x) < self.least) & (np.abs(y) <= np.abs(x))  # a zero has any sign
         # Up to 2^-126, where a result may be zero, and above it by the error alone.
         most = np.maximum(np.abs(exact), SMALLEST_NORMAL) + allowed * 2.0**-149
         right |= (exact != 0) & (np.abs(exact) < self.least) & (np.abs(y) <= most)
@@ -189,11 +205,13 @@ def test_values_at_special_arguments(target, name):
         "erf_accurate": [0.0, -0.0, 1.0, -1.0, np.nan, F32(math.erf(-1))],
         "tanh_accurate": [0.0, -0.0, 1.0, -1.0, np.nan, F32(math.tanh(-1))],
         "sigmoid": [0.5, 0.5, 1.0, 0.0, np.nan, F32(1 / (1 + math.e))],
+        "gelu": [0.0, 0.0, np.inf, np.nan, np.nan, F32(-(1 + math.erf(-(0.5**0.5))) / 2)],
     }[name]
     for kernel in builds(target, name):
         y = [values(target, kernel, code, 1, 256)[0] for code in x.view(U32)]
         np.testing.assert_allclose(y, expected, rtol=1e-6)
-        number = ~np.isnan(expected)  # a NaN has any sign
+        # A NaN has any sign, and gelu's zeros too.
+        number = ~np.isnan(expected) & ((np.array(expected) != 0) | (name != "gelu"))
         np.testing.assert_array_equal(np.signbit(y)[number], np.signbit(expected)[number])
 
 

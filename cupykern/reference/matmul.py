@@ -10,7 +10,7 @@ import numpy as np
 from .. import dtypes
 from ..numerics import UNIT_ROUNDOFF_32, as_float64, finfo, namespace
 from ..op import Bound
-from .elementary import ERF_ULPS, SIGMOID_ULPS, SIGMOID_ULPS_PER_UNIT, TANH_ULPS
+from .elementary import GELU_ERROR, SIGMOID_ULPS, SIGMOID_ULPS_PER_UNIT, TANH_ULPS
 
 _FLOOR = 2.0**-126  # what FP32 loses below its smallest normal number
 _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
@@ -243,17 +243,13 @@ def activation_error(xp: Any, x: Any, activation: str | None) -> Any:
         # A sigmoid below 2^-126 is zero.
         return xp.abs(activate(xp, x, "silu")) * (2 * ulps + 1) * u + 2 * _FLOOR * (size + 1)
     if activation == "gelu":
-        t = size / math.sqrt(2)
-        value = erf(xp, t)
-        # t takes two roundings, which its derivative makes errors of erf.
-        inner = 2 * u * t * (2 / math.sqrt(math.pi)) * xp.exp(-(t**2)) + 2 * ERF_ULPS * u * value
-    else:
-        t = _SQRT_2_OVER_PI * (size + 0.044715 * size**3)
-        value = xp.tanh(t)
-        # t takes three roundings in the cube, its factor and the addition, and four more of constants
-        # and products.
-        inner = 7 * u * t * (1 - value**2) + 2 * TANH_ULPS * u * value
-    # 1 + erf is rounded, and so is the product with x / 2.
+        return GELU_ERROR * u * size + _FLOOR * (1 + size)
+    t = _SQRT_2_OVER_PI * (size + 0.044715 * size**3)
+    value = xp.tanh(t)
+    # t takes three roundings in the cube, its factor and the addition, and four more of constants and
+    # products.
+    inner = 7 * u * t * (1 - value**2) + 2 * TANH_ULPS * u * value
+    # 1 + tanh is rounded, and so is the product with x / 2.
     return 0.5 * size * (inner + u * (1 + value)) + u * size + _FLOOR * (1 + size)
 
 

@@ -43,6 +43,7 @@ class Target(Protocol):
     name: str  # "cuda", "hip" or "host"
     arch: str  # "sm_90a", "gfx942", "host"
     warp_size: int
+    multiprocessors: int  # how many blocks run at once, if one fills a multiprocessor
     xp: Any  # the array namespace: cupy or numpy
 
     def compile(self, variant: Variant) -> Kernel:

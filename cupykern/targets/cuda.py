@@ -32,7 +32,9 @@ class CudaTarget:
 
         self.xp = cupy
         self.device_id = device_id
-        capability = cupy.cuda.Device(device_id).compute_capability
+        device = cupy.cuda.Device(device_id)
+        capability = device.compute_capability
+        self.multiprocessors = int(device.attributes["MultiProcessorCount"])
         self.arch = _ARCHS_WITH_OWN_INSTRUCTIONS.get(capability, f"sm_{capability}")
 
     def compile(self, variant: Variant) -> CudaKernel:

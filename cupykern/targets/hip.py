@@ -28,6 +28,7 @@ class HipTarget:
         # "gfx90a:sramecc+:xnack-"
         self.arch = properties["gcnArchName"].decode().partition(":")[0]
         self.warp_size = int(properties["warpSize"])
+        self.multiprocessors = int(properties["multiProcessorCount"])
 
     def compile(self, variant: Variant) -> HipKernel:
         """Compile, or take from CuPy's disk cache, and load.  Raises CompileError."""

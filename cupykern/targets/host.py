@@ -35,7 +35,7 @@ import numpy as np
 from kernels_cu import Variant, file_text, source_text
 
 from ..cache import cache_dir
-from . import CompileError, UnavailableError
+from . import CompileError, UnavailableError, limits
 
 SANITIZERS = ("address", "undefined", "thread")
 _ORDERS = {"fifo": 0, "lifo": 1, "sticky": 2}  # host_block.h: Order
@@ -56,6 +56,7 @@ class HostTarget:
 
     name: ClassVar[str] = "host"
     arch: ClassVar[str] = "host"
+    multiprocessors: ClassVar[int] = limits.multiprocessors("host")
     xp: ClassVar[Any] = np
 
     def __post_init__(self) -> None:

@@ -22,14 +22,21 @@ struct EpilogueParams {
 };
 
 DEVICE float activate(float x, int activation) {
-    constexpr float kSqrtHalf = 0.70710678118654752f, kSqrt2OverPi = 0.79788456080286536f;
     if (activation == kRelu) return x < 0.0f ? 0.0f : x;
-    if (activation == kGelu) return 0.5f * x * (1.0f + erf_accurate(x * kSqrtHalf));
-    if (activation == kGeluTanh) {
-        return 0.5f * x * (1.0f + tanh_accurate(kSqrt2OverPi * (x + 0.044715f * (x * x * x))));
-    }
+    if (activation == kGelu) return gelu(x);
+    if (activation == kGeluTanh) return gelu_tanh(x);
     if (activation == kSilu) return x * sigmoid(x);
     return x;
+}
+// One branch for all, which takes more registers.
+template <int kCount>
+DEVICE void activate_all(float (&values)[kCount], int activation) {
+#pragma unroll
+    for (int known = kNoActivation + 1; known <= kSilu; ++known) {
+        if (activation != known) continue;
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) values[i] = activate(values[i], known);
+    }
 }
 
 // kRun neighbouring columns of a row: `count` of them exist.
@@ -85,6 +92,12 @@ struct Epilogue {
                 place(residual, residual_offset, params.residual_dtype),
                 static_cast<const float*>(place(scale_a, scale_a_offset, kFloat)),
                 static_cast<const float*>(place(scale_b, scale_b_offset, kFloat))};
+    }
+
+    // A bias that is one number per row, or per column; else it is a matrix.
+    DEVICE bool bias_of_rows() const { return bias && params.bias.col == 0; }
+    DEVICE bool bias_of_cols() const {
+        return bias && params.bias.col != 0 && params.bias.row == 0;
     }
 
     // values += the run of `p` at (row, col).

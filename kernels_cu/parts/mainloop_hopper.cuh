@@ -7,7 +7,8 @@
 //   kTileM, kTileN       the sums of a tile; a stage has 128 bytes of k.
 //   kPingPong            false: the warpgroups share the rows of every tile.  true: they take turns, so
 //                        that one finishes its tile while the other multiplies.
-//   kClusterSize         blocks whose tiles lie below each other: each loads a part of B for all of them.
+//   kLead                stages that the first warpgroup is ahead of the other one where they share tiles:
+//                        each finishes its rows while the other one still, or already, multiplies.
 #include "platform/wgmma.cuh"
 
 constexpr int kLineBytes = 128;  // of shared memory, swizzled
@@ -17,6 +18,7 @@ constexpr int kConsumers = 2;  // warpgroups; the producer is one more
 constexpr int kConsumerRows = kPingPong ? kTileM : kTileM / kConsumers;
 constexpr int kBlocks = kConsumerRows / 64;  // of rows, each an instruction's
 static_assert(kBlocks * 64 == kConsumerRows && kBlocks * kTileN <= 256, "sums fit into registers");
+static_assert(kLead <= kStages && !(kPingPong && kLead > 0), "a lead within the ring");
 static_assert(kNumThreads == 128 * (kConsumers + 1), "two warpgroups multiply, one loads");
 
 // An operand's part of a stage, kOuter rows of A or columns of B.
@@ -27,21 +29,14 @@ struct OperandStage {
     // Along the outer dimension, of one box.
     static constexpr int kLine = kLineBytes / int(sizeof(Element));
 
-    // Loads part `part` of kParts, for as many blocks of the cluster.
-    template <int kParts>
     DEVICE static void load(unsigned char* stage, const TensorMap& map, Barrier& full, int k,
-                            int outer, int batch, int part) {
-        constexpr int kPart = kOuter / kParts, kBox = kOuterMajor ? kLine : kPart;
-        static_assert(kPart % kBox == 0, "parts are whole boxes");
+                            int outer, int batch) {
+        constexpr int kBox = kOuterMajor ? kLine : kOuter;
+        static_assert(kOuter % kBox == 0, "an operand's part is whole boxes");
 #pragma unroll
-        for (int i = 0; i < kPart; i += kBox) {
-            const int first = part * kPart + i;
-            const int at[3] = {kOuterMajor ? outer + first : k, kOuterMajor ? k : outer + first, batch};
-            if constexpr (kParts > 1) {
-                tma_load_multicast(stage + first * kLineBytes, map, full, at, (1 << kParts) - 1);
-            } else {
-                tma_load(stage + first * kLineBytes, map, full, at);
-            }
+        for (int i = 0; i < kOuter; i += kBox) {
+            tma_load(stage + i * kLineBytes, map, full,
+                     {kOuterMajor ? outer + i : k, kOuterMajor ? k : outer + i, batch});
         }
     }
     // Of the numbers from (outer, k) on, for one wgmma.
@@ -58,8 +53,9 @@ struct OperandStage {
 using StageA = OperandStage<ElementA, kOuterMajorA, kTileM>;
 using StageB = OperandStage<ElementB, kOuterMajorB, kTileN>;
 
-// full: a stage's bytes are there; empty: the consumers of all blocks that it came from are done; turn:
-// a warpgroup has begun its last stage of a tile, so that the other one's full stages are the next ones.
+// full: a stage's bytes are there; empty: its consumers are done; turn: with kPingPong, a warpgroup has
+// begun its last stage of a tile, so that the other one's full stages are the next ones; else, the first
+// one is kLead stages ahead.
 struct Ring {
     unsigned char a[kStages][StageA::kBytes];
     unsigned char b[kStages][StageB::kBytes];
@@ -68,7 +64,7 @@ struct Ring {
     DEVICE void init() {
         for (int i = 0; i < kStages; ++i) {
             full[i].init(1);
-            empty[i].init((kPingPong ? 1 : kConsumers) * kClusterSize);
+            empty[i].init(kPingPong ? 1 : kConsumers);
         }
         for (int i = 0; i < kConsumers; ++i) turn[i].init(1);
         fence_barrier_init();
@@ -90,22 +86,16 @@ struct RingPlace {
     }
 };
 
-// By one thread: brings the tile of A from row `row` on, and this block's part of that of B from column
-// `col` on.
+// By one thread: brings the tiles of A from row `row` on and of B from column `col` on.
 DEVICE void load_tiles(Ring& ring, RingPlace& place, const TensorMap& a_map, const TensorMap& b_map,
                        int num_k_tiles, int row, int col, int batch_a, int batch_b) {
 #pragma unroll 1
     for (int i = 0; i < num_k_tiles; ++i) {
         Barrier& full = ring.full[place.stage];
-        if constexpr (kClusterSize > 1) {
-            ring.empty[place.stage].wait_cluster(place.parity ^ 1);
-        } else {
-            ring.empty[place.stage].wait(place.parity ^ 1);
-        }
+        ring.empty[place.stage].wait(place.parity ^ 1);
         full.arrive_expect_tx(StageA::kBytes + StageB::kBytes);
-        StageA::load<1>(ring.a[place.stage], a_map, full, i * kTileK, row, batch_a, 0);
-        StageB::load<kClusterSize>(ring.b[place.stage], b_map, full, i * kTileK, col, batch_b,
-                                   cluster_rank());
+        StageA::load(ring.a[place.stage], a_map, full, i * kTileK, row, batch_a);
+        StageB::load(ring.b[place.stage], b_map, full, i * kTileK, col, batch_b);
         place.advance();
     }
 }
@@ -114,14 +104,13 @@ DEVICE void load_tiles(Ring& ring, RingPlace& place, const TensorMap& a_map, con
 DEVICE void multiply(Ring& ring, RingPlace& place, int num_k_tiles, int consumer, int count, int row,
                      float (&sums)[kBlocks][kTileN / 2]) {
     const auto release = [&](int stage) {
-        const int thread = threadIdx.x % 128;
-        if constexpr (kClusterSize > 1) {
-            if (thread < kClusterSize) ring.empty[stage].arrive_remote(thread);
-        } else {
-            if (thread == 0) ring.empty[stage].arrive();
-        }
+        if (threadIdx.x % 128 == 0) ring.empty[stage].arrive();
     };
+    // Then the first warpgroup gives no turn twice before the other one has taken it: the stage that it
+    // gives the next one at is free only when the other one has released one of this tile.
+    const bool leads = kLead > 0 && num_k_tiles >= kStages;
     if (kPingPong) ring.turn[consumer ^ 1].wait((consumer ^ 1 ^ count) & 1);
+    if (leads && consumer == 1) ring.turn[0].wait(count & 1);
     int before = 0;
 #pragma unroll 1
     for (int i = 0; i < num_k_tiles; ++i) {
@@ -137,6 +126,7 @@ DEVICE void multiply(Ring& ring, RingPlace& place, int num_k_tiles, int consumer
             }
         }
         wgmma_commit();
+        if (leads && consumer == 0 && i == kLead - 1 && threadIdx.x % 128 == 0) ring.turn[0].arrive();
         wgmma_wait<1>();
         if (i > 0) release(before);
         before = place.stage;
