@@ -13,7 +13,7 @@ import click
 
 from kernels_cu import source_text
 
-from . import OPS, __version__, targets
+from . import OPS, __version__, commands, targets
 from .op import Op
 from .options import (
     DEFAULT_ARCHS,
@@ -40,7 +40,9 @@ from .tables import number, one_line, print_table, progress
 def main(args: list[str] | None = None) -> int:
     """Run the command; returns the exit code: 0, 1 (failure), 2 (wrong usage), 130 (Ctrl-C)."""
     try:
-        result = cli.main(args, prog_name="cupykern", standalone_mode=False)
+        result = cli.main(
+            args, prog_name="cupykern", standalone_mode=False, obj=list(args or sys.argv[1:])
+        )
         return result if isinstance(result, int) else 0
     except click.ClickException as error:
         message = " ".join(error.format_message().split())
@@ -170,6 +172,7 @@ def bench(
     from . import bench as protocol
     from .bench_command import bench as run
     from .bench_command import find_peers
+    from .protocol import lock
 
     if plot_path is not None and importlib.util.find_spec("matplotlib") is None:
         raise Failure("--plot needs matplotlib: pip install 'cupykern[bench]'")
@@ -177,7 +180,7 @@ def bench(
     where = targets.get(target)
     tasks = _tasks(ops, where.name, shapes, dtype_names)
     peers = find_peers(against or (), where.name)
-    with protocol.lock(wait):
+    with lock(wait):
         return run(tasks, where, settings, peers, json_path, csv_path, plot_path)
 
 
@@ -193,6 +196,10 @@ def _tasks(
         return tasks(ops, target, shapes, dtype_names)
     except (ValueError, TypeError) as error:
         raise click.UsageError(str(error)) from None
+
+
+cli.add_command(commands.sweep)
+cli.add_command(commands.tune)
 
 
 # --- what there is -----------------------------------------------------------------------------

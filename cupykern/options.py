@@ -56,6 +56,10 @@ def parse_op(ctx: click.Context, param: click.Parameter, name: str) -> Op:
     return _parse_ops(ctx, param, (name,))[0]
 
 
+def parse_op_or_none(ctx: click.Context, param: click.Parameter, name: str | None) -> Op | None:
+    return None if name is None else parse_op(ctx, param, name)
+
+
 def parse_shapes(
     ctx: click.Context, param: click.Parameter, text: str | None
 ) -> list[Shape] | None:

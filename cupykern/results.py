@@ -59,7 +59,11 @@ class Result:
 
 @dataclass
 class Row:
-    """One op on one shape and dtype; results[0] is ours, then the peers."""
+    """One op on one shape and dtype; results[0] is ours, then the peers.
+
+    clocks: of the GPU while it was timed (protocol.summarize_clocks), where they are known.
+    repeats: our median_us and plain_us of each run of the row, if it had several (baseline.py).
+    """
 
     op: str
     shape: tuple[int, ...]
@@ -71,6 +75,8 @@ class Row:
     plain: str  # "copy" or "read"
     plain_us: float | None = None
     results: list[Result] = field(default_factory=list)
+    clocks: dict[str, Any] | None = None
+    repeats: list[dict[str, float | None]] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:

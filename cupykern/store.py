@@ -18,7 +18,7 @@ from kernels_cu import file_text
 from .cache import TUNED_NAME, cache_dir
 
 _VERSION = 1
-_BUILT_IN = Path(__file__).with_name("tuned.json")
+BUILT_IN = Path(__file__).with_name("tuned.json")
 _FIELDS = ("config", "digest")  # what every row must have, as strings
 _lock = threading.Lock()
 os.register_at_fork(after_in_child=_lock._at_fork_reinit)
@@ -136,7 +136,7 @@ def built_in() -> dict[str, dict[str, Any]]:
 
     They belong to the kernels beside them, so their digests are not asked.
     """
-    return _parse(_BUILT_IN.read_bytes()) if _BUILT_IN.exists() else {}
+    return _parse(BUILT_IN.read_bytes()) if BUILT_IN.exists() else {}
 
 
 @cache
