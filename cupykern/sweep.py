@@ -190,8 +190,9 @@ def compile_ahead(
     if not variants:
         return
     with _pool(target, min(jobs, len(variants))) as pool:
-        host = target if target.name == "host" else None
-        tasks = [pool.submit(_compile, host or target.name, variant) for variant in variants]
+        here = isinstance(pool, ThreadPoolExecutor)
+        where = target if here else target.name
+        tasks = [pool.submit(_compile, where, variant) for variant in variants]
         try:
             for variant, task in zip(variants, tasks, strict=True):
                 yield variant, *task.result()
@@ -202,7 +203,9 @@ def compile_ahead(
 
 
 def _pool(target: Target, jobs: int) -> Executor:
-    if target.name == "host":  # a compiler is a process of its own
+    # The host's compiler is a process of its own.  And a library call starts none: they would run the
+    # caller's main module again.
+    if target.name == "host" or jobs == 1:
         return ThreadPoolExecutor(jobs)
     # NVRTC compiles one program at a time in a process.  Ctrl-C is for this one, which ends them.
     return ProcessPoolExecutor(

@@ -19,9 +19,11 @@ from .targets import Target
 from .trace import read
 
 
-def run(tasks: Sequence[Task], target: Target, rep_ms: float, seed: int, wait: bool) -> int:
+def run(
+    tasks: Sequence[Task], target: Target, rep_ms: float, jobs: int, seed: int, wait: bool
+) -> int:
     """Tune the problems; returns the exit code."""
-    settings = replace(winners.SETTINGS, rep_ms=rep_ms, seed=seed)
+    settings = replace(winners.SETTINGS, rep_ms=rep_ms, jobs=jobs, seed=seed)
     failed = 0
     with protocol.lock(wait):
         for process in protocol.other_processes(target):

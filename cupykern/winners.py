@@ -15,7 +15,7 @@ from .timing import clock_of
 from .trace import by_problem
 
 GAIN = 0.98  # times the default's time: a config must be that fast to replace it
-SETTINGS = Settings(rep_ms=10.0, warmup_ms=2.0)
+SETTINGS = Settings(rep_ms=10.0, warmup_ms=2.0, jobs=1)
 
 
 def tune_request(

@@ -10,11 +10,11 @@ from typing import Any
 import click
 
 from . import targets
-from .bench import tasks as bench_tasks
 from .op import Op
 from .options import (
     Failure,
     Shape,
+    bench_tasks,
     dtypes_option,
     json_option,
     parse_op,
@@ -66,10 +66,7 @@ def _tasks(
     """The problems of a sweep.  sizes: of shapes all of whose dims are alike.  Raises UsageError."""
     dims = len(op.bench_shapes(target)[0])
     wanted = [*(shapes or ()), *((size,) * dims for size in sizes or ())]
-    try:
-        return bench_tasks([op], target, wanted or op.bench_shapes(target)[:1], dtype_names)
-    except (ValueError, TypeError) as error:
-        raise click.UsageError(str(error)) from None
+    return bench_tasks([op], target, wanted or [*op.bench_shapes(target)[:1]], dtype_names)
 
 
 op_argument = click.argument("op", callback=parse_op)
@@ -169,6 +166,7 @@ def sweep(
 @sizes_option
 @dtypes_option
 @rep_option
+@jobs_option
 @seed_option
 @click.option("--list", "show", is_flag=True, help="Only print what is kept.")
 @click.option("--forget", is_flag=True, help="Remove what is kept: OP's kernels, or all.")
@@ -182,6 +180,7 @@ def tune(
     sizes: tuple[int, ...] | None,
     dtype_names: tuple[str, ...] | None,
     rep_ms: float,
+    jobs: int,
     seed: int,
     show: bool,
     forget: bool,
@@ -207,4 +206,7 @@ def tune(
         raise click.UsageError("which op?  Or --list, --forget or --built-in")
     where = targets.get(target)
     tasks = _tasks(op, where.name, shapes, sizes, dtype_names)
-    return tune_command.run(tasks, where, rep_ms, seed, wait)
+    return tune_command.run(tasks, where, rep_ms, jobs, seed, wait)
+
+
+COMMANDS = (sweep, tune)
