@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,16 @@ from .options import (
     bench_tasks,
     dtypes_option,
     json_option,
+    parse_dtypes,
     parse_op,
     parse_op_or_none,
     parse_output,
+    parse_shapes,
     shapes_option,
     target_option,
+    write_json,
 )
+from .tables import number, print_table
 
 
 def _parse_grid(
@@ -209,4 +214,64 @@ def tune(
     return tune_command.run(tasks, where, rep_ms, jobs, seed, wait)
 
 
-COMMANDS = (sweep, tune)
+@click.command()
+@op_argument
+@target_option
+@click.option("--shape", "shapes", callback=parse_shapes, help="Default: the first bench shape.")
+@click.option("--dtype", "dtype_names", callback=parse_dtypes, help="Default: the op's first.")
+@click.option("--config", type=click.IntRange(1),
+              help="Number of the config, as `cupykern sweep` tries them.  Default: the op's choice.")  # fmt: skip
+@seed_option
+@click.option("--read", "recorded", type=click.Path(exists=True, dir_okay=False),
+              help="Show what `ncu --csv --page raw --print-units base` wrote to this file.")  # fmt: skip
+@json_option
+def profile(
+    op: Op,
+    target: str | None,
+    shapes: list[Shape] | None,
+    dtype_names: tuple[str, ...] | None,
+    config: int | None,
+    seed: int,
+    recorded: str | None,
+    json_path: str | None,
+) -> int:
+    """Say what holds a kernel up, by the hardware's counters.
+
+    Runs Nsight Compute (or rocprofv3 on AMD) on one launch and prints how much of the memory's and the
+    tensor cores' throughput it reaches, how many warps are resident, what they wait for, and conflicts
+    in shared memory.  Says how to install the profiler where it is missing.
+
+    \b
+    Example: cupykern profile softmax --shape 4096,4096 --dtype float16
+    """
+    from . import profile as profiles
+
+    if recorded is not None:
+        try:
+            found = profiles.parse_ncu(Path(recorded).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise Failure(f"{recorded}: {error}") from None
+    else:
+        where = targets.get(target)
+        shape = (shapes or [op.bench_shapes(where.name)[0]])[0]
+        dtype = (dtype_names or op.dtypes)[0]
+        task = bench_tasks([op], where.name, [shape], (dtype,))[0]
+        configs = op.configs(task.problem, where.arch)
+        if config is not None and config > len(configs):
+            raise click.UsageError(f"--config must be at most {len(configs)}; got {config}")
+        variant = op.variant(task.problem, configs[(config or 1) - 1])
+        name = None if config is None else repr(configs[config - 1])
+        found = profiles.run(where.name, variant.kernel, op.name, shape, dtype, seed, name)
+    for launch in found:
+        print_table(
+            ("", "value", ""),
+            ((label, number(value), unit) for label, value, unit in launch.figures),
+            launch.kernel,
+        )
+        for reason, share in launch.stalls[:5]:
+            click.echo(f"{100 * share:.0f}% of the waiting is for {reason}")
+    write_json(json_path, [asdict(launch) for launch in found])
+    return 0
+
+
+COMMANDS = (sweep, tune, profile)
