@@ -21,7 +21,7 @@ from .options import Failure
 from .sweep import ContextLost, Settings, Trial, ranking, short_names, subject, sweep
 from .tables import number, one_line, print_table, progress, to_json
 from .targets import Target
-from .timing import clock_of
+from .timing import Clock, clock_of
 from .trace import Trace, by_problem, document
 
 CONTEXT_LOST = 75  # exit code: the rest needs a new process
@@ -83,6 +83,19 @@ def _sweep(
     for process in protocol.other_processes(target):
         click.echo(f"warning: {process} is on the GPU too: its work disturbs these times", err=True)
     clock = clock_of(target)
+    with protocol.Monitor(target) as monitor:
+        _sweep_all(tasks, target, settings, grid, trace, clock, monitor)
+
+
+def _sweep_all(
+    tasks: Sequence[Task],
+    target: Target,
+    settings: Settings,
+    grid: dict[str, tuple[Any, ...]],
+    trace: Trace,
+    clock: Clock,
+    monitor: protocol.Monitor,
+) -> None:
     for task in tasks:
         try:
             swept = subject(
@@ -94,7 +107,7 @@ def _sweep(
         label = f"{task.op.name} {'x'.join(map(str, task.shape))} {task.dtype}"
         known = [trial for trial in trace.trials if trial.digest == swept.digest]
         with progress(length, label) as advance:
-            for trial in sweep(swept, clock, settings, known, trace.start):
+            for trial in sweep(swept, clock, settings, known, trace.start, monitor):
                 trace.add(trial)
                 if not trial.final:
                     advance(_outcome(trial))
@@ -151,6 +164,9 @@ def show(trials: Sequence[Trial], top: int, target: Target) -> None:
             ),
             f"{' '.join(name)}: the best {min(top, len(right))} of {len(ranked)}.  {where}",
         )  # fmt: skip
+        for trial in right[:top]:
+            if trial.clocks is not None and trial.clocks["fell"]:
+                click.echo(f"{names[trial.config]}: the clocks fell while it was timed")
         for trial in ranked:
             if trial.reason is not None:
                 click.echo(f"{names[trial.config]}: {one_line(trial.reason)}")
