@@ -135,6 +135,8 @@ def use(**settings: Any) -> Iterator[HostTarget]:
 class HostKernel:
     """A loaded variant.  Calls return when the kernel has ended."""
 
+    usage = None
+
     def __init__(
         self, target: HostTarget, variant: Variant, runtime: ctypes.CDLL, library: ctypes.CDLL
     ):
