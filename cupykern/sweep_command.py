@@ -22,8 +22,9 @@ from .sweep import ContextLost, Settings, Trial, ranking, short_names, subject, 
 from .tables import number, one_line, print_table, progress, to_json
 from .targets import Target
 from .timing import Clock, clock_of
-from .trace import Trace, by_problem, document
+from .trace import Trace, by_problem, document, under_way
 
+_COMPILING = 10  # times the timeout, while nothing runs
 CONTEXT_LOST = 75  # exit code: the rest needs a new process
 
 
@@ -191,8 +192,7 @@ def guard(args: Sequence[str], path: Path, timeout: float) -> int:
             return child.returncode
         if not path.exists():
             return 1
-        under_way = Trace.load(path)
-        if child.returncode != CONTEXT_LOST and not under_way.crashed(reason):
+        if child.returncode != CONTEXT_LOST and not Trace.load(path).crashed(reason):
             click.echo(f"the sweep ended before its first config: {reason}", err=True)
             return 1
         click.echo(f"{reason}; going on in a new process", err=True)
@@ -205,8 +205,9 @@ def _wait(child: subprocess.Popen[bytes], path: Path, timeout: float) -> str | N
     try:
         while child.poll() is None:
             time.sleep(0.05)
-            latest = max(begun, path.stat().st_mtime if path.exists() else 0)
-            if time.time() - latest > timeout:
+            silent = time.time() - max(begun, path.stat().st_mtime if path.exists() else 0)
+            # Before the first config all of them are compiled.
+            if silent > timeout and (under_way(path) or silent > _COMPILING * timeout):
                 child.kill()
                 child.wait()
                 return f"no answer in {timeout:g} s"
