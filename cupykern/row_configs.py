@@ -218,6 +218,8 @@ def refusal(
         return "split_rows is for one block, not for clusters"
     if c.lanes_across_rows != layout.lanes_across_rows:
         return f"lanes_across_rows must be {layout.lanes_across_rows} for these strides"
+    if c.lanes_across_rows and c.rows_per_block > 32 and c.threads_per_row > 1:
+        return f"a warp holds up to 32 neighbouring rows; got {c.rows_per_block}"
     width = VECTOR_BYTES // itemsize if layout.vectors else 1
     if c.vector_width != width:
         return f"vector_width must be {width} for these strides; got {c.vector_width}"
