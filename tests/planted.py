@@ -10,11 +10,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import kernels_cu
-from cupykern import check, jit, nonfinite
-from cupykern.matmul import _plan as product_plan
-from cupykern.norm import _norms
+from cupykern import check, jit, plans
 from cupykern.op import Op
-from cupykern.softmax import _plan as softmax_plan
 from cupykern.targets import host
 
 SCHEDULES = (("fifo", 32), ("sticky:1", 32), ("lifo", 64))
@@ -35,10 +32,7 @@ def _forget() -> None:
         if hasattr(cached, "cache_clear"):
             cached.cache_clear()
     jit.clear()
-    softmax_plan.cache_clear()
-    product_plan.cache_clear()
-    nonfinite._plan.cache_clear()
-    _norms.clear()
+    plans.clear()
 
 
 @contextmanager
