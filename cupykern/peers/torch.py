@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import Call, Peer, norm_arguments, only_array
-from .torch_product import product
+from .torch_product import product, steps_of_product
 
 _Function = Callable[..., Any]
 
@@ -82,6 +82,23 @@ def _compiled(op: str, call: Call) -> Callable[[], Any] | None:
     return lambda: compiled(*tensors)
 
 
+def _compiled_parts(op: str, call: Call) -> dict[str, Callable[[], Any]]:
+    """Cast, product and epilogue of a product, each compiled alone."""
+    import torch
+
+    if op not in ("matmul", "scaled_mm"):
+        return {}
+    steps = steps_of_product(op, call)
+    compiled = {}
+    for name, (function, tensors) in steps.items():
+        compiled[name] = _bind(torch.compile(function, dynamic=False), tensors)
+    return compiled
+
+
+def _bind(function: _Function, tensors: tuple[Any, ...]) -> Callable[[], Any]:
+    return lambda: function(*tensors)
+
+
 def _fast(op: str, call: Call) -> Callable[[], Any] | None:
     found = product(op, call, True) if op in ("matmul", "scaled_mm") else None
     if found is None:
@@ -92,6 +109,6 @@ def _fast(op: str, call: Call) -> Callable[[], Any] | None:
 
 PEERS = (
     Peer("torch", "torch", _eager),
-    Peer("torch.compile", "torch", _compiled),
+    Peer("torch.compile", "torch", _compiled, _compiled_parts),
     Peer("torch.fast", "torch", _fast),
 )
