@@ -19,6 +19,7 @@ from .gemm_hopper import HopperConfig
 from .jit import get_kernel
 from .product import (
     BATCH,
+    BLOCK,
     EPILOGUE,
     FP8,
     INNER,
@@ -39,7 +40,6 @@ from .targets import Kernel, Target, by_value
 from .targets.limits import max_shared_bytes, multiprocessors
 
 _WHOLE, _PARTIAL, _REDUCE = (np.int64(i) for i in range(3))  # gemm.cu: Pass
-BLOCK = 128  # mainloop.cuh: kBlockK; splits begin at multiples of it
 _MAX_SPLITS = 64
 _FP8_ARCHS = ("sm_89", "sm_100a", "sm_120a", "host")
 
