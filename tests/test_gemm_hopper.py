@@ -79,6 +79,26 @@ INT8 = (
 )
 
 
+def mixed(m: int, n: int, k: int, b: str = E4M3, a: str = "float16", **options) -> MatmulProblem:
+    return MatmulProblem(m, n, k, a, b, **options)
+
+
+# b (N, K) in memory; (K, N); of int8 in bfloat16.
+MIXED = (
+    (
+        mixed(136, 272, 208, layout_b="F", kind="exact"),
+        mixed(72, 136, 144, layout_b="F", bias=(72, 136), residual=(72, 136), activation="silu"),
+        ScaledProblem(mixed(300, 144, 272, layout_b="F", bias=(300, 1)), "rows"),
+        mixed(72, 144, 400, layout_b="C", batch_a=(2, 1), batch_b=(3,), bias=(144,)),
+        mixed(136, 272, 208, layout_b="C", out_dtype="float32"),
+        mixed(64, 64, 128, layout_b="C", kind="special"),
+        mixed(1, 16, 16, "int8", "bfloat16", layout_b="F"),
+        ScaledProblem(mixed(65, 144, 272, "int8", "bfloat16", layout_b="F"), "rows"),
+    ),
+    (HopperConfig(256, 128, 3), HopperConfig(64, 64, 4, share_k=True, lines=2)),
+)
+
+
 def compute(target: Target, problem: MatmulProblem | ScaledProblem, config: HopperConfig) -> bytes:
     """Checks the output against the bound, and returns its bytes."""
     op = OP if isinstance(problem, MatmulProblem) else SCALED
@@ -93,7 +113,7 @@ def compute(target: Target, problem: MatmulProblem | ScaledProblem, config: Hopp
 
 CASES = [
     *((PROBLEMS + OTHERS[i % len(OTHERS)], config) for i, config in enumerate(CONFIGS)),
-    *((problems, config) for problems, configs in (FP8, INT8) for config in configs),
+    *((problems, config) for problems, configs in (FP8, INT8, MIXED) for config in configs),
 ]
 
 
@@ -180,6 +200,7 @@ def test_tiles_that_fill_the_gpu(m, n, blocks, tile):
 
 
 _FP8 = {"a": dtypes.float8_e4m3fn, "b": dtypes.float8_e4m3fn}
+_MIXED = {"b": dtypes.float8_e4m3fn}
 
 
 @pytest.mark.parametrize(
@@ -198,6 +219,9 @@ _FP8 = {"a": dtypes.float8_e4m3fn, "b": dtypes.float8_e4m3fn}
         ({"tile_m": 256}, _FP8, "sm_90a", "do not hold 256 x 256 sums"),
         ({"tile_n": 320}, _FP8, "sm_90a", "do not hold 128 x 320 sums"),
         ({"share_k": True, "tile_n": 64}, {}, "sm_90a", "tiles of at most 64 x 64"),
+        ({}, _MIXED, "sm_90a", "64 columns per warpgroup"),
+        ({"tile_n": 128, "ping_pong": True}, _MIXED, "sm_90a", "no ping_pong or lead"),
+        ({"stages": 1}, {}, "sm_90a", "at least 2"),
         ({"lead": 5}, {}, "sm_90a", "5 stages ahead in a ring of 4"),
         ({"tile_n": 128, "ping_pong": True, "lead": 1}, {}, "sm_90a", "or with ping_pong"),
         ({"stages": 5}, {}, "sm_90a", "bytes of shared memory are more than"),
@@ -214,7 +238,7 @@ def test_hopper_has_warps_of_32_lanes():
         OP.run(x, x, config=CONFIGS[0])
 
 
-_TASKS = (({"layout_b": OUTER}, CONFIGS), (_FP8, FP8[1]))
+_TASKS = (({"layout_b": OUTER}, CONFIGS), (_FP8, FP8[1]), (_MIXED, MIXED[1]))
 
 
 @pytest.mark.compile
@@ -234,6 +258,8 @@ CHECKED = (
     (PROBLEMS[2], CONFIGS[0]),
     (PROBLEMS[1], CONFIGS[2]),
     (FP8[0][0], FP8[1][2]),
+    (MIXED[0][1], MIXED[1][0]),
+    (MIXED[0][3], MIXED[1][1]),
 )
 _RUN = """
 import sys

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 from planted import Fault, caught_by, first_failure
-from test_gemm_hopper import compute, fp8
+from test_gemm_hopper import compute, fp8, mixed
 
 from cupykern.gemm_hopper import HopperConfig
 from cupykern.matmul import MatmulProblem
+from cupykern.scaled_mm import ScaledProblem
 from cupykern.targets import host
 
 RING, MAIN_LOOP = "parts/ring_hopper.cuh", "parts/mainloop_hopper.cuh"
 PROMOTED = "parts/mainloop_promoted_hopper.cuh"
+CONVERTED = "parts/mainloop_converted_hopper.cuh"
 EPILOGUE = "parts/epilogue_hopper.cuh"
 _PRODUCTS = """                float products[kProducts];
                 wgmma_fence(products);
@@ -119,6 +121,42 @@ FAULTS = {
     "every stage for both warpgroups": Fault(
         RING, "if (kShareK && work.consumer > 0) next(1);", "", "shared k"
     ),
+    "registers of the products under way converted": Fault(
+        CONVERTED, "wgmma_wait<1>(next);", "", "mixed (N, K)"
+    ),
+    "the numbers of the step before": Fault(
+        CONVERTED, "(step + 1) * kDepth);", "step * kDepth);", "mixed (N, K)"
+    ),
+    "no wait for the next stage to convert": Fault(
+        CONVERTED, "                ring.full[then.place.stage].wait(then.place.parity);\n", "", "mixed (N, K)"
+    ),
+    "the upper 8 of k twice": Fault(
+        CONVERTED, "reinterpret_cast<const uint16_t*>(p + 8)", "reinterpret_cast<const uint16_t*>(p)", "mixed (N, K)"
+    ),
+    "the swizzle of (K, N) left out": Fault(
+        CONVERTED, "stage + RowStage::place(k + lane, row)", "stage + (k + lane) * RowStage::kLine + row", "mixed (K, N)"
+    ),
+    "columns in the order of registers": Fault(
+        EPILOGUE, "kPairedRows ? lane / 4 * 2 + half :", "false ? 0 :", "mixed (K, N)"
+    ),
+    "the two columns of a register exchanged": Fault(
+        EPILOGUE, "pack_output(values[i], values[i + 2], dtype)", "pack_output(values[i + 2], values[i], dtype)",
+        "mixed (K, N)",
+    ),
+    "the turn left out": Fault(
+        EPILOGUE, "store_matrix<true>(place(", "store_matrix<false>(place(", "mixed (N, K)"
+    ),
+    "a box stored before all warps have filled it": Fault(
+        EPILOGUE, "            fence_async_proxy();\n            named_barrier(1 + warpgroup, 128);\n",
+        "            fence_async_proxy();\n", "mixed (K, N)",
+    ),
+    "a box filled before it is stored": Fault(
+        EPILOGUE, "if (threadIdx.x % 128 == 0) tma_store_wait_read<1>();", "", "mixed (N, K)"
+    ),
+    "scales of the other operand": Fault(
+        EPILOGUE, "row_scale.load(e.scale_b, p.scale_b_stride, kFloat, row, p.n);",
+        "row_scale.load(e.scale_a, p.scale_a_stride, kFloat, row, p.n);", "mixed (N, K)",
+    ),
 }  # fmt: skip
 
 PROBLEMS = {
@@ -139,6 +177,14 @@ PROBLEMS = {
     "same sign": (
         HopperConfig(64, 64, 4, share_k=True),
         fp8(64, 64, 4096, "none", kind="same_sign", out_dtype="float32"),
+    ),
+    "mixed (N, K)": (
+        HopperConfig(256, 128, 2),
+        ScaledProblem(mixed(264, 136, 272, layout_b="F", bias=(136,)), "rows"),
+    ),
+    "mixed (K, N)": (
+        HopperConfig(64, 64, 4, share_k=True, lines=2),
+        mixed(136, 144, 272, layout_b="C", bias=(144,), activation="relu"),
     ),
     "shared k": (HopperConfig(64, 64, 4, share_k=True), MatmulProblem(136, 72, 200)),
 }

@@ -228,9 +228,11 @@ def test_every_fp8_code_of_both_operands(target, dtype, dtype_b):
     for config in gemm.configs(
         GemmTask(1, 256, 256, 16, a.dtype, b.dtype, INNER, INNER), target.arch
     ):
-        product = to_numpy(
-            cupykern.matmul(x, y, out_dtype="float32", config=replace(config, splits=1))
-        )
+        if isinstance(config, GemmConfig):
+            config = replace(config, splits=1)
+        elif target.warp_size != 32:
+            continue
+        product = to_numpy(cupykern.matmul(x, y, out_dtype="float32", config=config))
         with np.errstate(all="ignore"):
             expected = a.astype(np.float64) @ b.astype(np.float64)
         np.testing.assert_array_equal(product, expected)

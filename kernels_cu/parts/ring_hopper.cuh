@@ -102,6 +102,7 @@ struct Ring {
     }
     // By a consumer that has read the stage.
     DEVICE void release(int stage) {
+        if (kConverts) sync_warp();
         if (threadIdx.x % kReleasing == 0) empty[stage].arrive();
     }
 };

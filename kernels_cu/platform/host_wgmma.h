@@ -20,11 +20,17 @@ struct InFlight {
     };
 };
 
+struct ARegisters {
+    const unsigned* address;
+    unsigned values[4];
+};
+
 struct Issued {
     Wgmma op;
     int group;
     Place place;
     unsigned long long checksum;
+    ARegisters a[kWarpgroupSize];  // where A is in registers
 };
 
 struct Warpgroup {
@@ -239,10 +245,17 @@ void combine_wgmma(void** payloads) {
         }
         if (!f.wgmma_fenced) fail_at("wgmma without wgmma_fence since the last wait", place);
     }
+    if (g.num_issued == g.issued_capacity) {
+        g.issued_capacity = 2 * g.issued_capacity + 32;
+        g.issued = static_cast<Issued*>(realloc(g.issued, g.issued_capacity * sizeof(Issued)));
+    }
+    Issued& issued = g.issued[g.num_issued++];
     alignas(16) unsigned char a[kTileRows * kTileBytes], b[kMaxN * kTileBytes];
     if (op.a_registers) {
         for (int i = 0; i < kWarpgroupSize; ++i) {
             const unsigned* registers = static_cast<const Wgmma*>(payloads[i])->a_registers;
+            issued.a[i].address = registers;
+            memcpy(issued.a[i].values, registers, 16);
             for (int r = 0; r < 4; ++r) {
                 const int row = row_of(i, 2 * (r % 2));
                 memcpy(a + row * kTileBytes + i % 4 * 4 + r / 2 * 16, &registers[r], 4);
@@ -257,11 +270,10 @@ void combine_wgmma(void** payloads) {
         multiply_tiles(op, a, b, f.ints);
     else
         multiply_tiles(op, a, b, f.floats);
-    if (g.num_issued == g.issued_capacity) {
-        g.issued_capacity = 2 * g.issued_capacity + 32;
-        g.issued = static_cast<Issued*>(realloc(g.issued, g.issued_capacity * sizeof(Issued)));
-    }
-    g.issued[g.num_issued++] = {op, f.last_group, place, checksum};
+    issued.op = op;
+    issued.group = f.last_group;
+    issued.place = place;
+    issued.checksum = checksum;
 }
 
 // All threads wait; what they wait for is over now.
@@ -284,6 +296,10 @@ void finish_wait(Warpgroup& g) {
         unsigned char a[kTileRows * kTileBytes], b[kMaxN * kTileBytes];
         if (read_operands(*g.threads->owner, issued.op, a, b, issued.place) != issued.checksum) {
             fail_of(*g.threads, "shared memory changed while wgmma read it", issued.place);
+        }
+        for (int t = 0; issued.op.a_registers && t < kWarpgroupSize; ++t) {
+            if (memcmp(issued.a[t].address, issued.a[t].values, 16) == 0) continue;
+            fail_of(*g.threads, "A's registers changed while wgmma read them", issued.place);
         }
     }
     g.num_issued = kept;
