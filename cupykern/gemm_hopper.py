@@ -88,25 +88,41 @@ _16_BIT = {
     HopperConfig(128, 128, 6, ping_pong=True): 23.7,
 }
 """Measured on an H200 at 4096 and 8192 cubed: us that a multiprocessor takes for a tile of k = 4096."""
-_FP8 = {HopperConfig(128, 256, 4): 2.0, HopperConfig(128, 128, 6): 1.1}
-_E5M2 = {HopperConfig(128, 128, 6): 1.0}
-_INT8 = {HopperConfig(128, 256, 4): 1.0}
-_MIXED = {HopperConfig(256, 128, 4): 1.0}
-"""Not measured yet: the time of a tile relative to that of half of 128 x 256 sums."""
+
+# Not measured yet: the same by arithmetic, from the rate of the tensor cores that was measured with 16-bit
+# operands and 64 bytes a cycle from L2.
+_16_BIT_FEW_ROWS = {HopperConfig(128, 64, 8): 12.5}
+_FP8 = {
+    HopperConfig(128, 256, 4): 27.0,
+    HopperConfig(128, 128, 6): 14.5,
+    HopperConfig(128, 64, 8): 8.0,
+    HopperConfig(64, 64, 12, share_k=True): 5.0,
+}
+_E5M2 = {HopperConfig(128, 128, 6): 14.5}
+_INT8 = {HopperConfig(128, 256, 4): 27.0}
+_MIXED = {
+    HopperConfig(256, 128, 4): 48.0,
+    HopperConfig(64, 128, 6, lines=2): 13.0,
+    HopperConfig(64, 64, 8, share_k=True, lines=2): 7.5,
+}
 
 
-def _tile_times(a: np.dtype, b: np.dtype) -> dict[HopperConfig, float]:
-    """The configs of a pair of dtypes, with the time that a multiprocessor takes for a tile."""
-    if a in FLOAT16S and a == b:
-        return _16_BIT
+def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:
+    """The configs for a task, with the time that a multiprocessor takes for a tile.
+
+    Few for what is rare: none for E5M2 that is converted, although the main loop could.
+    """
+    a, b = task.a, task.b
     if a in FP8 and b in FP8:
         return _FP8 if a == b == dtypes.float8_e4m3fn else _E5M2
-    if a in FLOAT16S and b.itemsize == 1:
-        return _MIXED
-    return _INT8 if a == b == dtypes.int8 else {}
+    if a == b and a in FLOAT16S:
+        return {**_16_BIT, **_16_BIT_FEW_ROWS} if task.layout_a == INNER else _16_BIT
+    if a == b:
+        return _INT8 if a == dtypes.int8 else {}
+    return _MIXED if b in (dtypes.float8_e4m3fn, dtypes.int8) else {}
 
 
-CONFIGS = tuple(_16_BIT)
+CONFIGS = (*_16_BIT, *_16_BIT_FEW_ROWS)
 
 
 def _converts(task: GemmTask) -> bool:
@@ -161,22 +177,28 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
 
 
 def configs(task: GemmTask, arch: str, blocks: int) -> tuple[HopperConfig, ...]:
-    """The configs of `task` on `arch`, of which `blocks` run at once, the fastest first."""
-    times = _tile_times(task.a, task.b)
-    fitting = (config for config in times if refusal(config, task, arch) is None)
-    return tuple(sorted(fitting, key=lambda config: _estimate(config, task, blocks)))
+    """The configs of `task` on `arch`, of which `blocks` run at once, the fastest first.
+
+    With share_k the sums are other ones: M alone decides about it.
+    """
+    few = task.m <= 64
+    fitting = (config for config in _tile_times(task) if refusal(config, task, arch) is None)
+    return tuple(sorted(fitting, key=lambda c: (c.share_k != few, _estimate(c, task, blocks))))
+
+
+def _num_tiles(config: HopperConfig, task: GemmTask) -> int:
+    return task.batch * math.ceil(task.m / config.tile_m) * math.ceil(task.n / config.tile_n)
 
 
 def _estimate(config: HopperConfig, task: GemmTask, blocks: int) -> float:
     """In which time the busiest block computes its tiles."""
-    tiles = task.batch * math.ceil(task.m / config.tile_m) * math.ceil(task.n / config.tile_n)
-    return math.ceil(tiles / blocks) * _tile_times(task.a, task.b)[config]
+    return math.ceil(_num_tiles(config, task) / blocks) * _tile_times(task)[config]
 
 
 def pays(task: GemmTask) -> bool:
     """Whether the tiles are enough to keep most of a GPU busy."""
-    tiles = task.batch * math.ceil(task.m / 128) * math.ceil(task.n / 256)
-    return task.m > 64 and 2 * tiles >= multiprocessors("sm_90a")
+    tiles = max((_num_tiles(config, task) for config in _tile_times(task)), default=0)
+    return 2 * tiles >= multiprocessors("sm_90a")
 
 
 def _main_loop(task: GemmTask) -> str:
