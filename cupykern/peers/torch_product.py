@@ -16,11 +16,12 @@ _FP8 = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
 
 
 def product(
-    op: str, call: Call, fast_accumulation: bool = False
+    op: str, call: Call, fast_accumulation: bool = False, cast: bool = False
 ) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
     """(a function, its tensors) of a matmul or scaled_mm call; None where torch has no such product.
 
-    fast_accumulation: of torch._scaled_mm; None for what has no such choice.
+    fast_accumulation: of torch._scaled_mm; cast: b is converted to a's dtype, and scaled, beforehand.
+    None for what has no such choice.
     """
     import torch
 
@@ -35,14 +36,17 @@ def product(
     if set(options) - _OPTIONS or not _known_scales(a, b, scales):
         return None
     fp8 = a.dtype in _FP8 and b.dtype in _FP8
-    if fast_accumulation and not fp8:
+    mixed = a.dtype != b.dtype and not fp8
+    if (fast_accumulation and not fp8) or (cast and not mixed):
         return None
     if fp8:
         multiply = _scaled_mm(options, fast_accumulation)
     elif a.dtype == b.dtype == dtypes.int8:
         multiply = _integer
     else:
-        multiply = _plain if a.dtype == b.dtype else _mixed
+        multiply = _mixed if mixed and not cast else _plain
+    if cast and any(getattr(s, "ndim", 0) and s.shape[-2:] != (1, 1) for s in scales[:1]):
+        return None  # scales of rows stay outside of b
     names = ("bias", "residual")
     arrays = (a, b, *(_scale(a, scale) for scale in scales), *map(options.get, names))
     finish = _epilogue(a, options)
@@ -54,7 +58,12 @@ def product(
             return finish(linear(a, b.T, bias), None, residual)
         return finish(multiply(a, b, scale_a, scale_b), bias, residual)
 
-    return compute, tuple(map(_tensor, arrays))
+    tensors = list(map(_tensor, arrays))
+    if cast:
+        scaled = _scaled(tensors[1].to(tensors[0].dtype), *tensors[2:4]).to(tensors[0].dtype)
+        # In memory as b is.
+        tensors[1:4] = [torch.empty_like(tensors[1], dtype=scaled.dtype).copy_(scaled), None, None]
+    return compute, tuple(tensors)
 
 
 def _known_scales(a: Any, b: Any, scales: tuple[Any, Any]) -> bool:
