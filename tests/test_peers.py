@@ -59,6 +59,17 @@ def test_mixed_products(dtype_b):
     check("torch", "scaled_mm", Call((a, b, *scales)))
 
 
+def test_weights_cast_before():
+    a, b = operands("float16", "float8_e4m3fn")
+    bias = np.arange(-24, 24, dtype=np.float16)
+    check("torch.cast", "scaled_mm", Call((a, b, None, 0.5), {"bias": bias}))
+    columns = np.where(np.arange(48)[None] % 2, 0.5, -1.0).astype(np.float32)
+    check("torch.cast", "scaled_mm", Call((a, b, None, columns)))
+    rows = np.ones((32, 1), np.float32)
+    assert BUILD["torch.cast"]("scaled_mm", Call((a, b, rows, None))) is None
+    assert BUILD["torch.cast"]("matmul", Call((a, a.T))) is None
+
+
 def test_int8_with_scales():
     check("torch", "scaled_mm", Call((*operands("int8", "int8"), np.float32(0.5), 2.0)))
 

@@ -1,6 +1,7 @@
 """PyTorch, as written ("torch") and through its compiler ("torch.compile").
 
-"torch.fast": torch._scaled_mm with use_fast_accum, which the others do without.
+"torch.fast": torch._scaled_mm with use_fast_accum, which the others do without.  "torch.cast": products of
+weights that have been converted before, which take twice the memory.
 """
 
 from __future__ import annotations
@@ -107,8 +108,17 @@ def _fast(op: str, call: Call) -> Callable[[], Any] | None:
     return lambda: function(*tensors)
 
 
+def _cast(op: str, call: Call) -> Callable[[], Any] | None:
+    found = product(op, call, cast=True) if op in ("matmul", "scaled_mm") else None
+    if found is None:
+        return None
+    function, tensors = found
+    return lambda: function(*tensors)
+
+
 PEERS = (
     Peer("torch", "torch", _eager),
     Peer("torch.compile", "torch", _compiled, _compiled_parts),
     Peer("torch.fast", "torch", _fast),
+    Peer("torch.cast", "torch", _cast),
 )

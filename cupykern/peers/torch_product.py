@@ -16,15 +16,16 @@ _FP8 = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
 
 
 def product(
-    op: str, call: Call, fast_accumulation: bool = False
+    op: str, call: Call, fast_accumulation: bool = False, cast: bool = False
 ) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
     """(a function, its tensors) of a matmul or scaled_mm call; None where torch has no such product.
 
-    fast_accumulation: of torch._scaled_mm; None for what has no such choice.
+    fast_accumulation: of torch._scaled_mm; cast: b is converted to a's dtype, and scaled, beforehand.
+    None for what has no such choice.
     """
     import torch
 
-    found = _parse(op, call, fast_accumulation)
+    found = _parse(op, call, fast_accumulation, cast)
     if found is None:
         return None
     multiply, finish, tensors, bias_inside = found
@@ -44,7 +45,7 @@ _Steps = dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]
 def steps_of_product(op: str, call: Call) -> _Steps:
     """(function, tensors) of the cast of b, the bare product and the epilogue (with the scales of
     operands that are cast), where a product takes more than one of them."""
-    found = _parse(op, call, False)
+    found = _parse(op, call)
     if found is None:
         return {}
     multiply, finish, (a, b, scale_a, scale_b, bias, residual), _ = found
@@ -72,9 +73,11 @@ def steps_of_product(op: str, call: Call) -> _Steps:
 
 
 def _parse(
-    op: str, call: Call, fast_accumulation: bool
+    op: str, call: Call, fast_accumulation: bool = False, cast: bool = False
 ) -> tuple[Callable[..., Any], Callable[..., Any], tuple[Any, ...], bool] | None:
     """(multiply, finish, the tensors of both, whether F.linear adds the bias); None as `product`."""
+    import torch
+
     scales = (*call.args[2:], None, None)[:2]
     options = dict(call.kwargs)
     if op == "scaled_mm":
@@ -86,14 +89,17 @@ def _parse(
     if set(options) - _OPTIONS or not _known_scales(a, b, scales):
         return None
     fp8 = a.dtype in _FP8 and b.dtype in _FP8
-    if fast_accumulation and not fp8:
+    mixed = a.dtype != b.dtype and not fp8
+    if (fast_accumulation and not fp8) or (cast and not mixed):
         return None
     if fp8:
         multiply = _scaled_mm(options, fast_accumulation)
     elif a.dtype == b.dtype == dtypes.int8:
         multiply = _integer
     else:
-        multiply = _plain if a.dtype == b.dtype else _mixed
+        multiply = _mixed if mixed and not cast else _plain
+    if cast and any(getattr(s, "ndim", 0) and s.shape[-2:] != (1, 1) for s in scales[:1]):
+        return None  # scales of rows stay outside of b
     names = ("bias", "residual")
     arrays = (a, b, *(_scale(a, scale) for scale in scales), *map(options.get, names))
     finish = _epilogue(a, options)
@@ -106,7 +112,12 @@ def _parse(
         and bias.ndim == 1
         and bias.dtype == a.dtype
     )
-    return multiply, finish, tuple(map(_tensor, arrays)), bias_inside
+    tensors = list(map(_tensor, arrays))
+    if cast:
+        scaled = _scaled(tensors[1].to(tensors[0].dtype), *tensors[2:4]).to(tensors[0].dtype)
+        # In memory as b is.
+        tensors[1:4] = [torch.empty_like(tensors[1], dtype=scaled.dtype).copy_(scaled), None, None]
+    return multiply, finish, tuple(tensors), bias_inside
 
 
 def _known_scales(a: Any, b: Any, scales: tuple[Any, Any]) -> bool:
