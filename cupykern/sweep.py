@@ -272,7 +272,7 @@ def sweep(
             raise ContextLost(trial.reason)
     names = {subject.trial(c).name: c for c in subject.candidates}
     trials = [done[name] for name in names]
-    if len(trials) > 1 and not any(trial.final for trial in trials):
+    if len(trials) > 1 and (todo or not any(trial.final for trial in trials)):
         best = sorted((t for t in trials if t.ratio is not None), key=lambda t: t.ratio)
         yield from runner.finals([(names[t.name], t) for t in best[: settings.top]])
 
@@ -374,16 +374,21 @@ def context_lost(target: Target) -> bool:
 
 
 def short_names(configs: Sequence[str]) -> dict[str, str]:
-    """Configs (as text) by only those of their fields in which they differ."""
+    """Configs (as text) by only those of their fields in which those of their type differ."""
     found = {config: dict(_FIELD.findall(config)) for config in dict.fromkeys(configs)}
-    names = dict.fromkeys(name for values in found.values() for name in values)
-    differ = [name for name in names if len({v.get(name) for v in found.values()}) > 1]
-    kinds = {config.partition("(")[0] for config in found}
+    kinds: dict[str, list[dict[str, str]]] = {}
+    for config, values in found.items():
+        kinds.setdefault(config.partition("(")[0], []).append(values)
     short = {}
     for config, values in found.items():
-        words = [f"{name}={values[name]}" for name in differ if name in values]
+        kind = config.partition("(")[0]
+        words = [
+            f"{name}={value}"
+            for name, value in values.items()
+            if len({others.get(name) for others in kinds[kind]}) > 1
+        ]
         if len(kinds) > 1:
-            words.insert(0, config.partition("(")[0])
+            words.insert(0, kind)
         short[config] = " ".join(words) or config
     return short
 

@@ -91,7 +91,7 @@ def test_a_grid_replaces_fields():
     with pytest.raises(ValueError, match="no config has a field 'tile'"):
         sweep.expand((Config(1),), {"tile": (1,)})
     names = sweep.short_names(["A(x=1, y=2)", "A(x=1, y=3)", "B(x=1, y=2)"])
-    assert list(names.values()) == ["A y=2", "A y=3", "B y=2"]
+    assert list(names.values()) == ["A y=2", "A y=3", "B"]
 
 
 def test_known_trials_are_not_measured_again():
@@ -100,6 +100,10 @@ def test_known_trials_are_not_measured_again():
     assert run_sweep(op, trials) == []
     rest = run_sweep(op, trials[:1])
     assert [t.config for t in rest if not t.final] == [repr(Config(2)), repr(Config(3))]
+    more = make_op(configs=(Config(1), Config(2), Config(3)))
+    rest = run_sweep(more, trials, {"block": (4,)})
+    assert [t.config for t in rest if not t.final] == [repr(Config(4))]
+    assert any(t.final for t in rest)  # the new one against the best so far
 
 
 def test_the_command(op, capsys, tmp_path):
