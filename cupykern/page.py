@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from . import figures, report
-from .sweep import ranking, short_names
 from .trace import by_problem, read
+from .trials import ranking, short_names
 
 _MAX_CONFIGS = 10  # columns of a heat map
 _HEAD = """<!doctype html>

@@ -16,6 +16,7 @@ from fake_op import Config, Problem, make_op
 
 import cupykern
 from cupykern import cli, options, sweep, targets, timing, trace
+from cupykern.trials import ranking, short_names
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = sweep.Settings(rep_ms=0, warmup_ms=0, top=2, jobs=2)
@@ -71,13 +72,13 @@ def test_what_fails_is_a_row_with_its_reason():
 def test_a_wrong_default_does_not_stop_the_others():
     trials = run_sweep(make_op(configs=(Config(1, "value"), Config(2), Config(3))))
     assert [t.verified for t in trials[:3]] == [False, True, True]
-    ranked = sweep.ranking(trials)
+    ranked = ranking(trials)
     assert ranked[-1].reason and ranked[0].verified
 
 
 def test_the_ranking_puts_the_fast_first():
     trials = run_sweep(make_op(configs=(Config(1, "slow"), Config(2), Config(3, "value"))))
-    ranked = sweep.ranking(trials)
+    ranked = ranking(trials)
     assert [t.config for t in ranked] == [
         repr(c) for c in (Config(2), Config(1, "slow"), Config(3, "value"))
     ]
@@ -90,7 +91,7 @@ def test_a_grid_replaces_fields():
     )
     with pytest.raises(ValueError, match="no config has a field 'tile'"):
         sweep.expand((Config(1),), {"tile": (1,)})
-    names = sweep.short_names(["A(x=1, y=2)", "A(x=1, y=3)", "B(x=1, y=2)"])
+    names = short_names(["A(x=1, y=2)", "A(x=1, y=3)", "B(x=1, y=2)"])
     assert list(names.values()) == ["A y=2", "A y=3", "B"]
 
 

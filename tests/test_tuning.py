@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import cupykern
 from cupykern import OPS, choice, cli, options, plans, store, sweep, targets, tuning, winners
 from cupykern.op import Call, as_tuple
+from cupykern.trials import Trial
 
 ROOT = Path(__file__).resolve().parents[1]
 SLOW, FAST, WRONG = Config(1, "slow"), Config(2), Config(3, "value")
@@ -117,7 +118,7 @@ def test_built_in_rows_are_whole():
 
 
 def test_the_default_stays_unless_another_is_clearly_faster():
-    trial = sweep.Trial("third", (8,), "float32", "a", True, verified=True, median_us=100.0)
+    trial = Trial("third", (8,), "float32", "a", True, verified=True, median_us=100.0)
     trial.default_us = 100.0
     other = replace(trial, config="b", default=False, median_us=99.0)
     assert winners.winner([other, trial]) is trial
