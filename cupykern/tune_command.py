@@ -67,7 +67,7 @@ def show(op: Op | None) -> int:
                 else f"{row['default_us'] / row['median_us']:.3f}x",
             )
             for key, row in rows.items()
-            if op is None or key.startswith(op.name)
+            if op is None or row.get("op") == op.name
         ),
         f"{store.path()}: {len(rows)} tuned configs",
     )

@@ -62,6 +62,7 @@ def winner(ranked: list[Trial]) -> Trial | None:
 def row(best: Trial, ranked: list[Trial]) -> dict[str, Any]:
     """The store's row of a winner."""
     return {
+        "op": best.op,
         "config": best.config,
         "digest": best.digest,
         "median_us": best.median_us,

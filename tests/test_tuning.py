@@ -257,6 +257,8 @@ def test_the_command(op, capsys):
     assert cli.main(["tune", "--list"]) == 0
     out = capsys.readouterr().out
     assert "1 tuned configs" in out and "size=128" in out
+    assert store.forget("another") == 0
+    assert cli.main(["tune", "third", "--list"]) == 0 and "size=128" in capsys.readouterr().out
     assert cli.main(["tune", "--forget", "third"]) == 0
     assert "1 tuned configs removed" in capsys.readouterr().out
     assert cli.main(["tune"]) == 2
