@@ -135,7 +135,8 @@ def compile_ahead(
     """Compile into the disk cache, `jobs` at once: (variant, seconds, error or None), as they end up."""
     if not variants:
         return
-    with _pool(target, min(jobs, len(variants))) as pool:
+    # Two for each at least: a process on a GPU takes seconds to start.
+    with _pool(target, min(jobs, (len(variants) + 1) // 2)) as pool:
         here = isinstance(pool, ThreadPoolExecutor)
         where = target if here else target.name
         tasks = [pool.submit(_compile, where, variant) for variant in variants]
