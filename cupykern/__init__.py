@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import decode_attention as _decode_attention
 from . import matmul as _matmul
 from . import nonfinite as _nonfinite
 from . import norm as _norm
@@ -9,6 +10,7 @@ from . import quantize as _quantize
 from . import scaled_mm as _scaled_mm
 from . import softmax as _softmax
 from .arrays import asarray, empty
+from .decode_attention import decode_attention
 from .matmul import matmul
 from .nonfinite import NonfiniteReport, nonfinite_report
 from .norm import layer_norm, rms_norm
@@ -30,6 +32,7 @@ OPS = (
     _quantize.OP,
     _matmul.OP,
     _scaled_mm.OP,
+    _decode_attention.OP,
     _nonfinite.OP,
 )
 """Every op: what check, bench, compile and the property tests go through."""
@@ -40,6 +43,7 @@ __all__ = [
     "Watch",
     "WatchRecord",
     "asarray",
+    "decode_attention",
     "empty",
     "finfo",
     "layer_norm",
