@@ -212,15 +212,16 @@ def test_the_logarithm_merges_parts(target):
 
 
 def test_small_weights_are_not_lost(target):
-    """Many keys 11 below the largest: their weights would be subnormal in FP16."""
+    """Many keys 11 below the largest: their weights would be subnormal in FP16, unless shifted."""
     q, k = np.zeros((1, 1, 1, 64), FP16), np.zeros((1, 1, 200, 64), FP16)
     q[..., 0], k[:, :, 1:, 0] = 1, -11
     v = np.ones((1, 1, 200, 64), FP16)
     v[:, :, 0] = 0
     y = on_host(cupykern.decode_attention(*to_target(target, q, k, v), scale=1.0))
-    references = reference.decode_attention(q, k, v, scale=1.0)
-    bounds = reference.decode_attention_bound(q, k, v, scale=1.0, reference=references)
-    assert check.compare((y,), references, bounds).ok
+    expected = reference.decode_attention(q, k, v, scale=1.0)[0]
+    # A weight is rounded, then the result; 2^-16 for all that is done in FP32.
+    relative = 2 * cupykern.finfo(FP16).unit_roundoff + 2.0**-16
+    assert (abs(y.astype(np.float64) - expected) <= relative * expected).all()
 
 
 # --- configs -------------------------------------------------------------------------------------
