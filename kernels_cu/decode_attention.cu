@@ -40,8 +40,10 @@ static_assert(kCopies * kLinesAtOnce == kTileK, "threads share a tile's vectors"
 
 using Sums = Accumulator<Element>;
 
+using KeyTile = SharedTile<kTileK, kDim * 2>;
+
 struct DecodeStage {
-    SharedTile<kTileK, kDim * 2> k, v;
+    KeyTile k, v;
 };
 
 struct DecodeStorage {
@@ -56,7 +58,7 @@ struct DecodeStorage {
 // begin with a chunk.
 struct DecodeTask {
     int64_t batch, kv_head;
-    int first_row, num_keys, chunk_size, num_chunks, first, end;
+    int first_row, num_keys, chunk_size, num_chunks, first_chunk, first, end;
     bool idle;
 
     DEVICE DecodeTask(const DecodeParams& params, const int* seq_lens) {
@@ -64,7 +66,7 @@ struct DecodeTask {
         first_row = index % params.row_blocks * kRows;
         index /= params.row_blocks;
         const int runs = (params.max_chunks - 1) / params.chunks_per_block + 1;
-        const int first_chunk = index % runs * params.chunks_per_block;
+        first_chunk = index % runs * params.chunks_per_block;
         index /= runs;
         kv_head = index % params.num_kv_heads;
         batch = index / params.num_kv_heads;
@@ -81,59 +83,72 @@ struct DecodeTask {
 // Brings the tiles of keys and values, one after another.  A thread copies one vector of each of
 // kCopies keys.
 struct KeySource {
-    const Element* k;
+    const Element* k;  // contiguous: of this thread's first key in the next tile; paged: of no key
     const Element* v;
     const int* table;  // of this sequence, or null
     int64_t k_page, v_page, k_row, v_row;
     int page_size, last_page, end, line, vector;
     uint32_t page_reciprocal;
     bool has_k, has_v;
-    int pages[kCopies];  // of the next tile's keys
+    int pages[kCopies], within[kCopies];  // where the next tile's keys are
 
     DEVICE KeySource(const DecodeParams& params, const Element* k_cache, const Element* v_cache,
                      const int* block_table, const DecodeTask& task) {
         line = int(threadIdx.x) / kVectors, vector = int(threadIdx.x) % kVectors;
-        // Contiguous: a sequence is one page.
-        const int64_t page = block_table ? 0 : task.batch;
-        k = k_cache + page * params.k[0] + task.kv_head * params.k[1] + vector * 8;
-        v = v_cache + page * params.v[0] + task.kv_head * params.v[1] + vector * 8;
-        table = block_table ? block_table + task.batch * params.table_stride : nullptr;
         k_page = params.k[0], v_page = params.v[0], k_row = params.k[2], v_row = params.v[2];
+        k = k_cache + task.kv_head * params.k[1] + vector * 8;
+        v = v_cache + task.kv_head * params.v[1] + vector * 8;
+        if (!block_table) {
+            k += task.batch * k_page + (task.first + line) * k_row;
+            v += task.batch * v_page + (task.first + line) * v_row;
+        }
+        table = block_table ? block_table + task.batch * params.table_stride : nullptr;
         page_size = params.page_size, last_page = params.num_pages - 1;
         page_reciprocal = 0xffffffffu / uint32_t(page_size);
         end = task.end;
         has_k = vector * 8 < params.dim, has_v = vector * 8 < params.dim_v;
         find_pages(task.first);
     }
-    // The page that a key lies in, counted within its sequence.
-    DEVICE int page_of(int key) const {
-        // At most 1 too small: 2^32 times the reciprocal lacks less than 1.
-        const int page = int(uint64_t(uint32_t(key)) * page_reciprocal >> 32);
-        return key - page * page_size >= page_size ? page + 1 : page;
-    }
+    // One tile ahead, so that nothing waits for the table.
     DEVICE void find_pages(int first_key) {
         if (!table) return;
 #pragma unroll
         for (int i = 0; i < kCopies; ++i) {
             const int key = first_key + i * kLinesAtOnce + line;
-            if (key < end) pages[i] = table[page_of(key)];
+            // The page's number is at most 1 too small: 2^32 times the reciprocal lacks less than 1.
+            int page = int(uint64_t(uint32_t(key)) * page_reciprocal >> 32);
+            within[i] = key - page * page_size;
+            if (within[i] >= page_size) ++page, within[i] -= page_size;
+            pages[i] = key < end ? table[page] : 0;
         }
     }
     DEVICE void load(DecodeStage& stage, int first_key) {
+        // Lines a whole number of periods apart have the same places.
+        constexpr int kPeriod = KeyTile::kPeriod;
+        constexpr int kPlaces = kLinesAtOnce < kPeriod ? kPeriod / kLinesAtOnce : 1;
+        static_assert(kPlaces * kLinesAtOnce % kPeriod == 0, "threads' lines repeat");
+        int places[kPlaces];
+#pragma unroll
+        for (int i = 0; i < kPlaces; ++i) places[i] = KeyTile::place(line + i * kLinesAtOnce, vector);
+        const auto copy = [&](int i, const Element* from_k, const Element* from_v) {
+            const int place = places[i % kPlaces] + i / kPlaces * kPlaces * kLinesAtOnce * kVectors;
+            // What is not there is zero: a weight of zero does not hide NaN.
+            const bool valid = first_key + i * kLinesAtOnce + line < end;
+            copy_async<16>(&stage.k.chunks[place], from_k, has_k && valid);
+            copy_async<16>(&stage.v.chunks[place], from_v, has_v && valid);
+        };
+        if (!table) {
+#pragma unroll
+            for (int i = 0; i < kCopies; ++i) {
+                copy(i, k, v);
+                k += kLinesAtOnce * k_row, v += kLinesAtOnce * v_row;
+            }
+            return;
+        }
 #pragma unroll
         for (int i = 0; i < kCopies; ++i) {
-            const int tile_line = i * kLinesAtOnce + line, key = first_key + tile_line;
-            int64_t page = 0;
-            int within = key;
-            if (table) {
-                page = pages[i] < 0 ? 0 : pages[i] < last_page ? pages[i] : last_page;
-                within = key - page_of(key) * page_size;
-            }
-            // What is not there is zero: a weight of zero does not hide NaN.
-            copy_async<16>(stage.k(tile_line, vector), k + page * k_page + within * k_row,
-                           has_k && key < end);
-            copy_async<16>(stage.v(tile_line, vector), v + page * v_page + within * v_row,
-                           has_v && key < end);
+            const int page = pages[i] < 0 ? 0 : pages[i] < last_page ? pages[i] : last_page;
+            copy(i, k + page * k_page + within[i] * k_row, v + page * v_page + within[i] * v_row);
         }
         find_pages(first_key + kTileK);
     }
@@ -383,6 +398,7 @@ KERNEL void decode_attention(const Element* q, const Element* k_cache, const Ele
         values.restart();
     };
 
+    int chunk = task.first_chunk, chunk_end = task.first + task.chunk_size;
 #pragma unroll 1
     for (int key = task.first; key < task.end; key += kTileK) {
         if constexpr (kStages == 1) {
@@ -402,8 +418,10 @@ KERNEL void decode_attention(const Element* q, const Element* k_cache, const Ele
         sync_block();
         values.add(storage, tile);
         stage = stage + 1 < kStages ? stage + 1 : 0;
-        const int behind = key + kTileK;
-        if (behind % task.chunk_size == 0 || behind >= task.end) finish_chunk(key / task.chunk_size);
+        if (key + kTileK >= chunk_end || key + kTileK >= task.end) {
+            finish_chunk(chunk++);
+            chunk_end += task.chunk_size;
+        }
     }
     if (task.num_keys == 0) finish_chunk(0);
     copy_async_wait<0>();

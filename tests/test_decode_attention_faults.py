@@ -44,7 +44,7 @@ FAULTS = {
     "one chunk's results read too early": Fault(
         KERNEL, "            sync_block();  // the partial results are there\n", "", "lengths"
     ),
-    "values behind the end": Fault(KERNEL, "has_v && key < end", "has_v", "lengths"),
+    "values behind the end": Fault(KERNEL, "has_v && valid", "has_v", "lengths"),
     "a key too many": Fault(
         KERNEL,
         "const bool seen = first_key + 2 * pair + e < end;",
@@ -94,7 +94,7 @@ FAULTS = {
         KERNEL, "        softmax.restart();\n", "", "who computes"
     ),
     "chunks end where their block ends": Fault(
-        KERNEL, "if (behind % task.chunk_size == 0 || behind", "if (behind", "who computes"
+        KERNEL, "if (key + kTileK >= chunk_end || key", "if (key", "who computes"
     ),
     "nobody writes what has no keys": Fault(
         KERNEL, "    if (task.num_keys == 0) finish_chunk(0);\n", "", "lengths"
@@ -109,11 +109,15 @@ FAULTS = {
         "rows",
     ),
     "a page's keys counted from the sequence's first": Fault(
-        KERNEL, "within = key - page_of(key) * page_size;", "within = key;", "pages"
+        KERNEL, "within[i] = key - page * page_size;", "within[i] = key;", "pages"
     ),
     "a page too few": Fault(
-        KERNEL, ">= page_size ? page + 1 : page", ">= 0 ? page : page", "pages"
+        KERNEL, "if (within[i] >= page_size) ++page", "if (false) ++page", "pages"
     ),
+    "the pages of the tile before": Fault(
+        KERNEL, "find_pages(first_key + kTileK);", "find_pages(first_key);", "pages"
+    ),
+    "the same keys again": Fault(KERNEL, "k += kLinesAtOnce * k_row, v +=", "v +=", "lengths"),
     "the first sequence's pages": Fault(
         KERNEL, "block_table + task.batch * params.table_stride", "block_table", "pages"
     ),
