@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import decode_attention as _decode_attention
+from . import decode_problem as _decode_problem
 from . import matmul as _matmul
 from . import nonfinite as _nonfinite
 from . import norm as _norm
@@ -32,7 +32,7 @@ OPS = (
     _quantize.OP,
     _matmul.OP,
     _scaled_mm.OP,
-    _decode_attention.OP,
+    _decode_problem.OP,
     _nonfinite.OP,
 )
 """Every op: what check, bench, compile and the property tests go through."""

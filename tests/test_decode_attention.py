@@ -10,8 +10,8 @@ import pytest
 import cupykern
 from cupykern import check, decode, dtypes, inputs, reference
 from cupykern.decode import DecodeConfig, DecodeTask
-from cupykern.decode_attention import LAYOUTS, OP, DecodeProblem
 from cupykern.decode_attention import run as run_unchecked
+from cupykern.decode_problem import LAYOUTS, OP, DecodeProblem
 from cupykern.targets import host, of_array
 
 FP16 = dtypes.float16
@@ -336,3 +336,23 @@ def test_numpy_lengths_go_along_with_gpu_arrays(gpu):
         assert (abs(y - references[0]) <= bounds[0].elementwise).all() and expected.shape == y.shape
     with pytest.raises(TypeError, match="seq_lens must have dtype int32"):
         cupykern.decode_attention(*args, seq_lens=gpu.xp.asarray(LENS, np.int64))
+
+
+def test_a_warm_call_is_checked_and_gives_the_same(gpu):
+    args = to_target(gpu, Q, K, V)
+    lens = gpu.xp.asarray(LENS)
+    cold, warm = (
+        cupykern.decode_attention(*args, seq_lens=lens, return_lse=True) for _ in range(2)
+    )
+    for a, b in zip(cold, warm, strict=True):
+        assert same_bits(on_host(a), on_host(b))
+    for wrong in ({"return_lse": 1}, {"causal": 1}, {"scale": True}, {"seq_lens": lens[:1]}):
+        with pytest.raises((TypeError, ValueError)):
+            cupykern.decode_attention(*args, **{"seq_lens": lens, "return_lse": True, **wrong})
+    for options in ({"causal": False}, {"scale": 0.5}, {"return_lse": False}):
+        y = cupykern.decode_attention(*args, **{"return_lse": True, "seq_lens": lens, **options})
+        expected = cupykern.decode_attention(
+            Q, K, V, **{"return_lse": True, "seq_lens": LENS, **options}
+        )
+        for a, b in zip(check.as_tuple(y), check.as_tuple(expected), strict=True):
+            np.testing.assert_allclose(on_host(a).astype(float), b.astype(float), atol=0.02)

@@ -8,7 +8,7 @@ import pytest
 import test_decode_attention as properties
 from planted import Fault, caught_by, first_failure
 
-from cupykern.decode_attention import OP, DecodeProblem
+from cupykern.decode_problem import OP, DecodeProblem
 from cupykern.targets import host
 
 KERNEL, MERGE, TASK = "decode_attention.cu", "decode_merge.cu", "parts/decode_task.cuh"

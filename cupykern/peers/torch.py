@@ -1,6 +1,7 @@
 """PyTorch, as written ("torch") and through its compiler ("torch.compile").
 
-"torch.fast": torch._scaled_mm with use_fast_accum, which the others do without.
+"torch.fast": torch._scaled_mm with use_fast_accum, which the others do without.  "torch.flash" and
+"torch.cudnn": these backends of its scaled_dot_product_attention.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import Call, Peer, norm_arguments, only_array
+from .torch_decode import decode
 from .torch_product import product
 
 _Function = Callable[..., Any]
@@ -90,8 +92,14 @@ def _fast(op: str, call: Call) -> Callable[[], Any] | None:
     return lambda: function(*tensors)
 
 
+def _backend(backend: str) -> Callable[[str, Call], Callable[[], Any] | None]:
+    return lambda op, call: decode(call, backend) if op == "decode_attention" else None
+
+
 PEERS = (
     Peer("torch", "torch", _eager),
     Peer("torch.compile", "torch", _compiled),
     Peer("torch.fast", "torch", _fast),
+    Peer("torch.flash", "torch", _backend("FLASH_ATTENTION")),
+    Peer("torch.cudnn", "torch", _backend("CUDNN_ATTENTION")),
 )
