@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os as _os
+
 from . import decode_problem as _decode_problem
 from . import matmul as _matmul
 from . import nonfinite as _nonfinite
@@ -18,6 +20,8 @@ from .numerics import finfo
 from .quantize import quantize
 from .scaled_mm import scaled_mm
 from .softmax import log_softmax, softmax
+from .tuning import tune
+from .tuning import tuned_at_first as _tuned_at_first
 from .watch import Watch, WatchRecord, watch
 from .watch import watched as _watched
 
@@ -54,8 +58,14 @@ __all__ = [
     "rms_norm",
     "scaled_mm",
     "softmax",
+    "tune",
     "watch",
 ]
 
 # The public functions of all ops, also of those to come, are those that a watch looks at.
-globals().update({op.run.__name__: _watched(op.run) for op in OPS if op.run.__name__ in __all__})
+for _op in OPS:
+    if _op.run.__name__ in __all__:
+        _function = _watched(_op.run)
+        if _os.environ.get("CUPYKERN_TUNE") == "1":
+            _function = _tuned_at_first(_op, _function)
+        globals()[_op.run.__name__] = _function

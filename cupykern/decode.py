@@ -12,6 +12,7 @@ import numpy as np
 from kernels_cu import Variant
 
 from . import dtypes
+from .choice import choose
 from .jit import get_kernel
 from .rows import Operand
 from .targets import Kernel, Target, by_value
@@ -31,9 +32,9 @@ class DecodeConfig:
     """A block takes `rows` queries and streams tiles of `tile_k` keys through `stages` buffers.
 
     chunk: how many keys are summed up before they are merged with others, of sequences of up to 64
-        chunks; it doubles with every further doubling of the length.  Results depend on it in their
-        last bits, on nothing else here.
+        chunks; it doubles with every further doubling of the length.
     chunks_per_block: how many neighbouring chunks a block takes on, one after another.
+    stages and chunks_per_block change no bit of a result.
     """
 
     rows: int
@@ -87,21 +88,19 @@ def _tiles(arch: str, dim: int) -> tuple[DecodeConfig, ...]:
 
 
 def configs(task: DecodeTask, arch: str, blocks: int | None = None) -> tuple[DecodeConfig, ...]:
-    """The configs of `task` on `arch`, the default first.
+    """The configs of `task` on `arch`, the default first; their results agree bit for bit, so that it
+    does not matter which of them a batch gets.
 
-    blocks: how many multiprocessors the device has; None: as most of `arch`.  They decide how many
-    chunks a block takes on, which changes no bit of the result.
+    blocks: how many multiprocessors the device has; None: as most of `arch`.
     """
-    tiles = _tiles(arch, task.padded_dim)
-    tiles = tiles if task.rows <= tiles[0].rows else tiles[::-1]
+    few, many = _tiles(arch, task.padded_dim)[0], _tiles(arch, task.padded_dim)[-1]
+    tile = few if task.rows <= few.rows else many
+    # As many chunks, a power of two, as leave each place eight blocks.
     at_once = _BLOCKS_AT_ONCE * (blocks or multiprocessors(arch))
-    return tuple(replace(tile, chunks_per_block=_run(task, tile, at_once)) for tile in tiles)
-
-
-def _run(task: DecodeTask, tile: DecodeConfig, at_once: int) -> int:
-    """Chunks of a block: as many, a power of two, as leave each place eight blocks."""
     share = max(1, task.num_blocks(tile) // (8 * at_once))
-    return min(1 << (share.bit_length() - 1), task.max_chunks(tile.chunk))
+    most = task.max_chunks(tile.chunk)
+    runs = dict.fromkeys(min(n, most) for n in (1 << (share.bit_length() - 1), 1, 2, 4, 8, 16))
+    return tuple(replace(tile, chunks_per_block=run) for run in runs)
 
 
 def choose_config(task: DecodeTask, arch: str, blocks: int | None = None) -> DecodeConfig:
@@ -109,18 +108,31 @@ def choose_config(task: DecodeTask, arch: str, blocks: int | None = None) -> Dec
     return configs(task, arch, blocks)[0]
 
 
-def check_config(
-    config: Any, task: DecodeTask, arch: str, blocks: int | None = None
-) -> DecodeConfig:
-    """`config`, or the default for None.  Raises TypeError and ValueError."""
-    if config is None:
-        return choose_config(task, arch, blocks)
+def tuned_config(task: DecodeTask, target: Target) -> DecodeConfig:
+    """The tuned config of `task` if there is one, else `choose_config`'s."""
+    t = task
+    return choose(
+        "decode_attention",
+        target,
+        {"batch": t.batch, "keys": t.max_keys},
+        {
+            "heads": t.num_kv_heads,
+            "rows": t.rows,
+            "dtype": t.dtype.name,
+            "dim": t.dim,
+            "dim_v": t.dim_v,
+        },
+        lambda: configs(task, target.arch, target.multiprocessors),
+        lambda config: variant(t.dtype, t.padded_dim, config),
+    )
+
+
+def check_config(config: Any, task: DecodeTask, arch: str) -> None:
+    """Raises TypeError and ValueError, with the reason, for a config that cannot compute `task`."""
     if not isinstance(config, DecodeConfig):
-        raise TypeError(f"config must be a DecodeConfig or None; got {type(config).__name__}")
-    reason = _refusal(config, task.padded_dim, arch)
-    if reason:
+        raise TypeError(f"config must be a DecodeConfig; got {type(config).__name__}")
+    if reason := _refusal(config, task.padded_dim, arch):
         raise ValueError(f"config does not fit: {reason}; got {config}")
-    return config
 
 
 def _refusal(config: DecodeConfig, dim: int, arch: str) -> str | None:
@@ -248,7 +260,9 @@ def make_plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> 
     num_kv_heads, page_size = call.k_shape[1:3]
     rows = num_heads // num_kv_heads * num_queries
     task = DecodeTask(call.dtype, batch, num_kv_heads, rows, dim, call.dim_v, call.max_keys)
-    config = check_config(config, task, target.arch, target.multiprocessors)
+    if config is None:
+        config = tuned_config(task, target)
+    check_config(config, task, target.arch)
     max_chunks = task.max_chunks(config.chunk)
     grid, merge_grid = task.num_blocks(config), batch * num_heads * num_queries
     if max(grid, merge_grid) >= 2**31:

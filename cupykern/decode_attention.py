@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from . import arguments, decode, dtypes
+from . import arguments, decode, dtypes, plans
 from .decode import MAX_DIM, MAX_KEYS, MAX_QUERIES, DecodeCall, DecodeConfig, DecodePlan
 from .rows import operand
 from .targets import Target, is_cupy
@@ -100,14 +99,13 @@ def decode_attention(
                 target, (q, k_cache, v_cache), steering, y, lse, max_keys, causal, scale, config
             )
             if key is not None and plan is not None:
-                if len(_known) >= _MAX_KNOWN:
+                if len(_known) >= plans.MAX_PLANS:
                     _known.clear()
                 _known[key] = plan
     return (y, lse) if return_lse else y
 
 
-_known: dict[tuple[Any, ...], DecodePlan] = {}
-_MAX_KNOWN = 4096
+_known: dict[tuple[Any, ...], DecodePlan] = plans.table()
 
 
 def _place(x: Any) -> tuple[Any, ...] | None:
@@ -156,7 +154,7 @@ def run(
     return None if is_copy else plan
 
 
-@lru_cache(maxsize=4096)
+@plans.cached
 def _plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> DecodePlan:
     return decode.make_plan(target, call, config)
 

@@ -152,7 +152,7 @@ def _line(error: Exception) -> str:
 def machine(target: Target) -> dict[str, Any]:
     """Device, versions and host, for a benchmark's record."""
     found: dict[str, Any] = {
-        "device": _cpu_name(),
+        "device": device_name(target),
         "cpu": _cpu_name(),
         "cpu_count": os.cpu_count(),
         "system": platform.platform(),
@@ -164,7 +164,6 @@ def machine(target: Target) -> dict[str, Any]:
         cupy = target.xp
         runtime = cupy.cuda.runtime
         properties = runtime.getDeviceProperties(runtime.getDevice())
-        found["device"] = properties["name"].decode()
         found["multiprocessors"] = properties["multiProcessorCount"]
         found["memory_bytes"] = properties["totalGlobalMem"]
         found["cupy"] = cupy.__version__
@@ -174,6 +173,13 @@ def machine(target: Target) -> dict[str, Any]:
             if version := _version(name):
                 found[name] = version
     return found
+
+
+def device_name(target: Target) -> str:
+    """The GPU's name; of the host target, the CPU's."""
+    if target.name == "host":
+        return _cpu_name()
+    return target.xp.cuda.runtime.getDeviceProperties(target.device_id)["name"].decode()
 
 
 def _cpu_name() -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from kernels_cu import Variant
 
 from . import dtypes, gemm_hopper
+from .choice import choose
 from .gemm_hopper import HopperConfig
 from .jit import get_kernel
 from .product import (
@@ -129,15 +130,31 @@ def refusal(config: AnyConfig, task: GemmTask, arch: str) -> str | None:
     return None
 
 
-def check_config(config: Any, task: GemmTask, arch: str, blocks: int | None = None) -> AnyConfig:
-    """`config`, or the measured one for None.  Raises TypeError and ValueError, with the reason."""
-    if config is None:
-        return choose_config(task, arch, blocks)
+def check_config(config: Any, task: GemmTask, arch: str) -> None:
+    """Raises TypeError and ValueError, with the reason, for a config that cannot compute `task`."""
     if not isinstance(config, AnyConfig):
         raise TypeError(f"config must be a GemmConfig or HopperConfig; got {type(config).__name__}")
     if reason := refusal(config, task, arch):
         raise ValueError(f"config does not fit: {reason}")
-    return config
+
+
+def tuned_config(task: GemmTask, target: Target) -> AnyConfig:
+    """The tuned config of `task` if there is one, else `choose_config`'s."""
+    t = task
+    return choose(
+        "gemm",
+        target,
+        {"batch": t.batch, "m": t.m, "n": t.n, "k": t.k},
+        {
+            "a": t.a.name,
+            "b": t.b.name,
+            "layouts": f"{t.layout_a}{t.layout_b}",
+            "blocks": t.block_scales,
+            "tma": t.tma,
+        },
+        lambda: configs(task, target.arch, target.multiprocessors),
+        lambda config: variant(task, config),
+    )
 
 
 @cache
@@ -321,7 +338,9 @@ def gemm_plan(
     if len(dims) > MAX_BATCH_DIMS:
         return None
     task = make_task(p.a, p.b, math.prod(p.batch), p.m, p.n, p.k, p.block_scales)
-    config = check_config(config, task, target.arch, target.multiprocessors)
+    if config is None:
+        config = tuned_config(task, target)
+    check_config(config, task, target.arch)
     if isinstance(config, HopperConfig):
         return gemm_hopper.hopper_plan(target, p, task, dims, config)
     (element_a, element_b), _ = _types(task, config)

@@ -12,7 +12,7 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from . import arguments, dtypes, gemm, inputs, product, reference
+from . import arguments, dtypes, gemm, inputs, plans, product, reference
 from .gemm import AnyConfig, GemmPlan
 from .gemm_hopper import HopperPlan
 from .numerics import namespace
@@ -144,7 +144,7 @@ def run(
     return y
 
 
-@lru_cache(maxsize=4096)
+@plans.cached
 def _plan(target: Target, call: Product, config: AnyConfig | None) -> GemmPlan | HopperPlan | None:
     return gemm.gemm_plan(target, call, config)
 

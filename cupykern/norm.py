@@ -10,7 +10,7 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from . import arguments, arrays, dtypes, inputs, reference
+from . import arguments, arrays, dtypes, inputs, plans, reference
 from .numerics import finfo
 from .op import Call, Draw, Op, Work, as_tuple
 from .quantize import quantize as _quantize
@@ -18,10 +18,10 @@ from .rows import (
     DTYPE_CODES,
     Operand,
     RowConfig,
-    RowLayout,
     RowPlan,
     admissible_configs,
     bench_shapes,
+    check_config,
     contiguous_operand,
     layout_dtype,
     operand,
@@ -29,6 +29,7 @@ from .rows import (
     row_layout,
     row_plan,
     row_variant,
+    tuned_config,
 )
 from .targets import Target
 
@@ -50,17 +51,6 @@ _PARAMS = np.dtype(  # normalize.cu: NormParams
 )
 
 
-def choose_config(
-    arch: str, itemsize: int, layout: RowLayout, plain: bool, residual: bool
-) -> RowConfig:
-    """The fastest measured config for x's elements of `itemsize` bytes.
-
-    plain: no statistics, not compensated; weight, bias and result of x's dtype, weight and bias in
-        aligned vectors.
-    """
-    return admissible_configs(arch, itemsize, layout, plain, 1 + residual, with_weights=True)[0]
-
-
 def layer_norm(
     x: Any,
     weight: Any = None,
@@ -72,6 +62,7 @@ def layer_norm(
     return_stats: bool = False,
     dtype: Any = None,
     out: Any = None,
+    config: RowConfig | None = None,
 ) -> Any:
     """(s - mean) / sqrt(var + eps) * weight + bias over the last axis, with s = x + residual.
 
@@ -84,16 +75,17 @@ def layer_norm(
     return_stats: also return mean and rstd = 1 / sqrt(var + eps), float32 of shape x.shape[:-1].
     dtype: float16, bfloat16 or float32, of the result; None: x's.
     out: array for the result, of x's shape: x itself, or apart from the other arrays.
+    config: a RowConfig; None: the measured one.
 
     Returns y; (y, s rounded to x's dtype) with a residual; mean and rstd follow.  A row with a NaN or
     an infinity is NaN throughout, its statistics too.  Means are taken first and squares about them,
     in FP32, merged pairwise (Chan, Golub, LeVeque, The American Statistician 37, 1983).
 
-    Raises TypeError (types, dtypes) and ValueError (shapes, overlap, eps, devices).  Error bound:
-    `reference.layer_norm_bound`.
+    Raises TypeError (types, dtypes) and ValueError (shapes, overlap, eps, config, devices).  Error
+    bound: `reference.layer_norm_bound`.
     """
     options = _Options(True, bool(compensated), bool(return_stats), None)
-    return _run(x, weight, bias, eps, residual, options, dtype, out)
+    return _run(x, weight, bias, eps, residual, options, dtype, out, config)
 
 
 def rms_norm(
@@ -106,10 +98,11 @@ def rms_norm(
     return_stats: bool = False,
     dtype: Any = None,
     out: Any = None,
+    config: RowConfig | None = None,
 ) -> Any:
     """s / sqrt(mean(s^2) + eps) * weight over the last axis, with s = x + residual.
 
-    x, weight, residual, dtype, out: as for `layer_norm`.
+    x, weight, residual, dtype, out, config: as for `layer_norm`.
     eps: a finite number of at least 0; None: the machine epsilon of x's dtype.
     quantize: "e4m3", "e5m2" or "int8": round the result to that format, divided by a scale for each
         row, the row's largest magnitude over the format's largest number (1 where that is below
@@ -119,10 +112,11 @@ def rms_norm(
     Returns y, or (q, row_scale) with y = q * row_scale and row_scale float32 of shape
     (*x.shape[:-1], 1); with a residual, s rounded to x's dtype follows, then rstd.
 
-    Raises TypeError (types, dtypes) and ValueError (shapes, overlap, eps, devices, formats).  Error
-    bound: `reference.rms_norm_bound`.
+    Raises TypeError (types, dtypes) and ValueError (shapes, overlap, eps, config, devices, formats).
+    Error bound: `reference.rms_norm_bound`.
     """
-    return _run(x, weight, None, eps, residual, _rms_options(return_stats, quantize), dtype, out)
+    options = _rms_options(return_stats, quantize)
+    return _run(x, weight, None, eps, residual, options, dtype, out, config)
 
 
 class _Options(NamedTuple):
@@ -150,8 +144,7 @@ class _Norm:
     has_residual: bool
 
 
-_norms: dict[tuple[Any, ...], _Norm] = {}
-_MAX_NORMS = 4096
+_norms: dict[tuple[Any, ...], _Norm] = plans.table()
 
 
 def _place(array: Any) -> tuple[Any, ...] | None:
@@ -222,7 +215,7 @@ def _run_checked(
             return _of_nothing(target, x, residual, options, y)
         norm = _make_norm(target, x, weight, bias, eps, residual, options, y, total, config)
         if norm is None:  # rare: strides that the kernel can't walk
-            outputs = _run_otherwise(target, x, weight, bias, eps, residual, options, dtype)
+            outputs = _run_otherwise(target, x, weight, bias, eps, residual, options, dtype, config)
             if out is None:
                 return outputs
             first, *rest = as_tuple(outputs)
@@ -233,7 +226,7 @@ def _run_checked(
             return (y, *rest) if rest else y
         # cupy.empty aligns to more than a plan asks about; numpy's need not.
         if key is not None and contiguous and target.name != "host":
-            if len(_norms) >= _MAX_NORMS:
+            if len(_norms) >= plans.MAX_PLANS:
                 _norms.clear()
             _norms[key] = norm
         return _launch(target, norm, x, weight, bias, residual, y, total)
@@ -276,6 +269,7 @@ def _run_otherwise(
     residual: Any,
     options: _Options,
     dtype: Any,
+    config: RowConfig | None,
 ) -> Any:
     """The results for arrays that the kernel cannot walk, from copies; those of rows too long to be
     quantised in one go, by way of FP32."""
@@ -284,9 +278,9 @@ def _run_otherwise(
     walkable = all(a.flags.c_contiguous and operand(a).offset % a.itemsize == 0 for a in given)
     if not walkable:
         x, residual = (a if a is None else xp.array(a, order="C") for a in (x, residual))
-        return _run(x, weight, bias, eps, residual, options, dtype, None)
+        return _run(x, weight, bias, eps, residual, options, dtype, None, config)
     plain = options._replace(quantized=None)
-    outputs = _run(x, weight, bias, eps, residual, plain, np.float32, None)
+    outputs = _run(x, weight, bias, eps, residual, plain, np.float32, None, config)
     y, *rest = as_tuple(outputs)
     return (*_quantize(y, options.quantized, granularity="row"), *rest)
 
@@ -324,7 +318,23 @@ def _make_norm(
         and all(a.dtype == x.dtype and _is_aligned(operand(a)) for a in columns)
     )
     has_residual = residual is not None
-    config = config or choose_config(target.arch, x.itemsize, layout, plain, has_residual)
+    held = 1 + has_residual
+    if config is not None:
+        check_config(config, target.arch, x.itemsize, layout, plain, held)
+    else:
+        config = tuned_config(
+            *(
+                "layer_norm" if options.centered else "rms_norm",
+                target,
+                x.dtype,
+                layout,
+                plain,
+                held,
+            ),
+            lambda: admissible_configs(target.arch, x.itemsize, layout, plain, held, True),
+            lambda config: _variant(x.dtype, options.centered, config),
+            rounds="to FP32" if options.quantized is None else "by row",
+        )
     if config.split_rows and options.quantized is not None:
         return None  # a row's scale is known only when all of it has been normalised
     params = np.zeros((), _PARAMS)
@@ -336,7 +346,7 @@ def _make_norm(
             params[f"{name}_stride"] = array.strides[0] // array.itemsize
     params["compensated"] = options.compensated
     variant = _variant(x.dtype, options.centered, config)
-    shared_bytes = (1 + has_residual) * config.shared_bytes(x.itemsize)
+    shared_bytes = held * config.shared_bytes(x.itemsize)
     statistic_bytes = 16 if options.centered else 4
     plan = row_plan(target, variant, config, layout, params, statistic_bytes, shared_bytes)
     return _Norm(plan, y.dtype, options, has_residual)

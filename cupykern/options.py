@@ -56,6 +56,10 @@ def parse_op(ctx: click.Context, param: click.Parameter, name: str) -> Op:
     return _parse_ops(ctx, param, (name,))[0]
 
 
+def parse_op_or_none(ctx: click.Context, param: click.Parameter, name: str | None) -> Op | None:
+    return None if name is None else parse_op(ctx, param, name)
+
+
 def parse_shapes(
     ctx: click.Context, param: click.Parameter, text: str | None
 ) -> list[Shape] | None:
@@ -123,3 +127,17 @@ json_option = click.option(
 def write_json(path: str | None, value: Any) -> None:
     if path is not None:
         Path(path).write_text(to_json(value), encoding="utf-8")
+
+
+def bench_tasks(
+    ops: list[Op],
+    target: str,
+    shapes: list[Shape] | None,
+    dtype_names: tuple[str, ...] | None,
+) -> list[Any]:
+    from .bench import tasks
+
+    try:
+        return tasks(ops, target, shapes, dtype_names)
+    except (ValueError, TypeError) as error:
+        raise click.UsageError(str(error)) from None

@@ -5,7 +5,7 @@ The Python half of kernels_cu/parts/row.cuh, shared by every op that reduces alo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ import numpy as np
 from kernels_cu import Variant
 
 from . import dtypes
+from .choice import choose
 from .jit import get_kernel
 from .targets import Kernel, Target, by_value
 from .targets.limits import max_cluster_size, max_shared_bytes
@@ -190,6 +191,87 @@ def _rows_of_any_length(
     return (*configs, replace(block, min_blocks=1, split_rows=True))
 
 
+def refusal(
+    config: RowConfig,
+    arch: str,
+    itemsize: int,
+    layout: RowLayout,
+    plain: bool,
+    arrays_held: int = 1,
+) -> str | None:
+    """Why `config` cannot walk the rows of `layout` on `arch`; None: it can."""
+    c = config
+    sizes = (c.num_threads, c.threads_per_row, c.vectors_per_thread, c.cluster_size, c.min_blocks)
+    if min(sizes) < 1:
+        return "threads, vectors, blocks and clusters must be positive"
+    if c.num_threads > 1024 or c.num_threads % c.threads_per_row or c.num_threads % 32:
+        return (
+            "num_threads must be a multiple of threads_per_row and of 32, and at most 1024; got "
+            f"{c.num_threads} and {c.threads_per_row}"
+        )
+    if any(n & (n - 1) for n in (c.threads_per_row, c.num_threads, c.cluster_size)):
+        return "threads_per_row, num_threads and cluster_size must be powers of two"
+    if c.cluster_size > max_cluster_size(arch):
+        return (
+            f"a cluster has up to {max_cluster_size(arch)} blocks on {arch}; got {c.cluster_size}"
+        )
+    if c.cluster_size > 1 and c.rows_per_block > 1:
+        return "the blocks of a cluster share one row: threads_per_row must be num_threads"
+    if c.cluster_size > 1 and c.split_rows:
+        return "split_rows is for one block, not for clusters"
+    if c.lanes_across_rows != layout.lanes_across_rows:
+        return f"lanes_across_rows must be {layout.lanes_across_rows} for these strides"
+    width = _VECTOR_BYTES // itemsize if layout.vectors else 1
+    if c.vector_width != width:
+        return f"vector_width must be {width} for these strides; got {c.vector_width}"
+    needed = layout.num_cols + layout.max_head
+    if not c.split_rows and c.chunk < needed:
+        return f"{c.chunk} elements are fewer than a row's {needed}"
+    held = arrays_held * c.shared_bytes(itemsize)
+    most = max_shared_bytes(arch) - _STATIC_SHARED_BYTES
+    if held > most:
+        return f"{held} bytes of shared memory are more than {most}"
+    if c.plain and not (plain and layout.plain):
+        return "plain is for calls without options, of aligned rows of whole vectors"
+    return None
+
+
+def check_config(
+    config: Any, arch: str, itemsize: int, layout: RowLayout, plain: bool, arrays_held: int = 1
+) -> RowConfig:
+    """`config`, if it can walk the rows.  Raises TypeError and ValueError, with the reason."""
+    if not isinstance(config, RowConfig):
+        raise TypeError(f"config must be a RowConfig; got {type(config).__name__}")
+    if reason := refusal(config, arch, itemsize, layout, plain, arrays_held):
+        raise ValueError(f"config does not fit: {reason}")
+    return config
+
+
+def tuned_config(
+    family: str,
+    target: Target,
+    dtype: np.dtype,
+    layout: RowLayout,
+    plain: bool,
+    arrays_held: int,
+    configs: Callable[[], tuple[RowConfig, ...]],
+    variant: Callable[[RowConfig], Variant],
+    **options: str,
+) -> RowConfig:
+    """choice.choose for rows.  options: what else decides about the configs."""
+    kind = {
+        "dtype": dtype.name,
+        "plain": plain and layout.plain,
+        "vectors": layout.vectors,
+        "across": layout.lanes_across_rows,
+        "head": layout.max_head,
+        "held": arrays_held,
+        **options,
+    }
+    sizes = {"rows": layout.num_rows, "cols": layout.num_cols}
+    return choose(family, target, sizes, kind, configs, variant)
+
+
 def admissible_configs(
     arch: str,
     itemsize: int,
@@ -203,16 +285,11 @@ def admissible_configs(
     plain: the call has no options, so that configs for such calls serve too.
     arrays_held: how many rows a block holds of each, in shared memory.
     """
-    needed = layout.num_cols + layout.max_head
     most = max_shared_bytes(arch) - _STATIC_SHARED_BYTES
     configs = [
         config
         for config in row_configs(arch, itemsize, with_weights)
-        if config.lanes_across_rows == layout.lanes_across_rows
-        and (config.vector_width > 1) == layout.vectors
-        and (config.split_rows or config.chunk >= needed)
-        and arrays_held * config.shared_bytes(itemsize) <= most
-        and (not config.plain or (plain and layout.plain))
+        if refusal(config, arch, itemsize, layout, plain, arrays_held) is None
     ]
     # Of clusters those first of which a multiprocessor holds three blocks.
     crowded = [

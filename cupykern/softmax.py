@@ -11,16 +11,16 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from . import arguments, dtypes, inputs, reference
+from . import arguments, dtypes, inputs, plans, reference
 from .op import Call, Draw, Op, Work
 from .rows import (
     DTYPE_CODES,
     Operand,
     RowConfig,
-    RowLayout,
     RowPlan,
     admissible_configs,
     bench_shapes,
+    check_config,
     contiguous_operand,
     layout_dtype,
     operand,
@@ -28,6 +28,7 @@ from .rows import (
     row_layout,
     row_plan,
     row_variant,
+    tuned_config,
 )
 from .targets import Target, of_array
 
@@ -45,14 +46,6 @@ _PARAMS = np.dtype(  # softmax.cu: SoftmaxParams
 )
 
 
-def choose_config(arch: str, itemsize: int, layout: RowLayout, plain: bool) -> RowConfig:
-    """The fastest measured config for x's elements of `itemsize` bytes (README, first table).
-
-    plain: no mask, a scale of 1, the result of x's dtype.
-    """
-    return admissible_configs(arch, itemsize, layout, plain)[0]
-
-
 def softmax(
     x: Any,
     axis: int = -1,
@@ -61,6 +54,7 @@ def softmax(
     scale: Any = None,
     dtype: Any = None,
     out: Any = None,
+    config: RowConfig | None = None,
 ) -> Any:
     """exp(s - max s) / sum(exp(s - max s)) along `axis`, with s = scale * x.
 
@@ -71,15 +65,16 @@ def softmax(
     scale: a finite real number (default 1).  A 0-d cupy array is read back, which synchronises.
     dtype: float16, bfloat16 or float32, of the result; None: x's.
     out: array to write into, of x's shape and the result's dtype: x itself, or apart from x and mask.
+    config: a RowConfig; None: the measured one.
 
     A row of which nothing is kept gives zeros; one that keeps a NaN or an infinite score, or only
     scores of -inf, gives NaN.  Sums in FP32 whatever the dtypes.  x is copied only if a byte stride is
     no multiple of the itemsize, or more than 6 dims cannot be merged.
 
-    Raises TypeError (types, dtypes), ValueError (shapes, overlap, scale, devices) and
+    Raises TypeError (types, dtypes), ValueError (shapes, overlap, scale, config, devices) and
     numpy.exceptions.AxisError.  Error bound: `reference.softmax_bound`.
     """
-    return _run(x, axis, mask, scale, dtype, out, False)
+    return _run(x, axis, mask, scale, dtype, out, False, config)
 
 
 def log_softmax(
@@ -90,13 +85,14 @@ def log_softmax(
     scale: Any = None,
     dtype: Any = None,
     out: Any = None,
+    config: RowConfig | None = None,
 ) -> Any:
     """s - max s - log(sum(exp(s - max s))) along `axis`, with s = scale * x.
 
     Arguments and errors as for `softmax`.  What the mask hides gives -inf, a row of which nothing is
     kept too.  Error bound: `reference.log_softmax_bound`.
     """
-    return _run(x, axis, mask, scale, dtype, out, True)
+    return _run(x, axis, mask, scale, dtype, out, True, config)
 
 
 @lru_cache(maxsize=4096, typed=True)  # 1.0 and True equal 1, but are no axes
@@ -112,7 +108,7 @@ def _resolve(
     return arguments.normalize_axis(axis, ndim), scale, y_dtype
 
 
-@lru_cache(maxsize=4096)
+@plans.cached
 def _plan(
     target: Target,
     shape: tuple[int, ...],
@@ -131,7 +127,14 @@ def _plan(
         return None
     x_dtype, y_dtype = dtypes_
     plain = mask is None and scale == 1.0 and x_dtype == y_dtype
-    config = config or choose_config(target.arch, x_dtype.itemsize, layout, plain)
+    if config is not None:
+        check_config(config, target.arch, x_dtype.itemsize, layout, plain)
+    else:
+        config = tuned_config(
+            *("softmax", target, x_dtype, layout, plain, 1),
+            lambda: admissible_configs(target.arch, x_dtype.itemsize, layout, plain),
+            lambda config: row_variant("softmax", x_dtype, config),
+        )
     params = np.zeros((), _PARAMS)
     params["scale"] = scale
     params["dtype"] = DTYPE_CODES[y_dtype]
@@ -141,12 +144,18 @@ def _plan(
     return row_plan(target, variant, config, layout, params, 8, shared_bytes)
 
 
-_plain_plans: dict[tuple[Any, ...], tuple[np.dtype, RowPlan]] = {}
-_MAX_PLAIN_PLANS = 4096
+_plain_plans: dict[tuple[Any, ...], tuple[np.dtype, RowPlan]] = plans.table()
 
 
 def _run(
-    x: Any, axis: Any, mask: Any, scale: Any, dtype: Any, out: Any, log: bool, config: Any = None
+    x: Any,
+    axis: Any,
+    mask: Any,
+    scale: Any,
+    dtype: Any,
+    out: Any,
+    log: bool,
+    config: RowConfig | None = None,
 ) -> Any:
     target = arguments.target_of("x", x)
     if not (scale is None or isinstance(scale, (int, float))):
@@ -203,10 +212,10 @@ def _run_checked(
         operands = operand(x), operand(y), None if mask is None else operand(mask)
         plan = _plan(target, x.shape, axis, *operands, (x.dtype, y_dtype), scale, log, config)
         if plan is None:  # rare: strides that the kernel can't walk
-            return _run_on_copies(x, axis, mask, scale, y_dtype, y, log)
+            return _run_on_copies(x, axis, mask, scale, y_dtype, y, log, config)
         # cupy.empty aligns to more than a plan asks about; numpy's need not.
         if key is not None and contiguous and target.name != "host":
-            if len(_plain_plans) >= _MAX_PLAIN_PLANS:
+            if len(_plain_plans) >= plans.MAX_PLANS:
                 _plain_plans.clear()
             _plain_plans[key] = y_dtype, plan
         plan.launch(target.xp, (x, mask, y))
@@ -227,11 +236,18 @@ def _check_mask(mask: Any, x: Any) -> Any:
 
 
 def _run_on_copies(
-    x: Any, axis: int, mask: Any, scale: float, y_dtype: np.dtype, y: Any, log: bool
+    x: Any,
+    axis: int,
+    mask: Any,
+    scale: float,
+    y_dtype: np.dtype,
+    y: Any,
+    log: bool,
+    config: RowConfig | None,
 ) -> Any:
     xp = of_array(x).xp
     mask = None if mask is None else xp.array(mask, order="C")
-    y[...] = _run(xp.array(x, order="C"), axis, mask, scale, y_dtype, None, log)
+    y[...] = _run(xp.array(x, order="C"), axis, mask, scale, y_dtype, None, log, config)
     return y
 
 

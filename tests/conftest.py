@@ -32,6 +32,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--exhaustive", action="store_true", help="also what takes minutes per test")
 
 
+def pytest_xdist_auto_num_workers() -> int | None:
+    """One process where there is a GPU, whose memory and time the tests would share; else one a core."""
+    return None if _gpu() is None else 0
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("exhaustive"):
         return
