@@ -154,7 +154,8 @@ struct KeySource {
     }
 };
 
-// Starts to load the rows' queries; rows that there are not are zero.
+// Starts to load the rows' queries; rows that there are not are zero.  Not unrolled: code is to be fetched
+// as well.
 DEVICE void load_queries(DecodeStorage& storage, const DecodeParams& params, const Element* q,
                          const DecodeTask& task) {
     const int tid = int(threadIdx.x);
@@ -167,6 +168,7 @@ DEVICE void load_queries(DecodeStorage& storage, const DecodeParams& params, con
     };
     bool valid;
     if (params.query_vectors) {
+#pragma unroll 1
         for (int i = tid; i < kRows * kVectors; i += kNumThreads) {
             const int vector = i % kVectors;
             const Element* row = row_of(i / kVectors, valid);
@@ -175,6 +177,7 @@ DEVICE void load_queries(DecodeStorage& storage, const DecodeParams& params, con
         }
         return;
     }
+#pragma unroll 1
     for (int i = tid; i < kRows * kDim; i += kNumThreads) {
         const int col = i % kDim;
         const Element* row = row_of(i / kDim, valid);
@@ -193,7 +196,7 @@ struct Queries {
 #pragma unroll
         for (int m = 0; m < kFragmentsM; ++m) load_fragment<false>(a[m], storage.q, m * 16, step * 16);
     }
-    DEVICE explicit Queries(const DecodeStorage& storage) {
+    DEVICE void hold(const DecodeStorage& storage) {
         if constexpr (kHeld) {
 #pragma unroll
             for (int step = 0; step < kSteps; ++step) load(held[step], storage, step);
@@ -361,20 +364,8 @@ KERNEL void decode_attention(const Element* q, const Element* k_cache, const Ele
     if (task.idle) return;
 
     KeySource source(params, k_cache, v_cache, block_table, task);
-    int next_key = task.first, next_stage = 0, stage = 0;
-    const auto load_next = [&] {
-        if (next_key < task.end) source.load(storage.stages[next_stage], next_key);
-        copy_async_commit();
-        next_key += kTileK;
-        next_stage = next_stage + 1 < kStages ? next_stage + 1 : 0;
-    };
     load_queries(storage, params, q, task);
-#pragma unroll
-    for (int i = 0; i < kStages - 1; ++i) load_next();
-    if constexpr (kStages == 1) copy_async_commit();
-    copy_async_wait<kStages == 1 ? 0 : kStages - 2>();
-    sync_block();
-    const Queries queries(storage);
+    Queries queries;
     RowSoftmax softmax(params, task);
     ValueSums values;
     values.restart();
@@ -398,31 +389,42 @@ KERNEL void decode_attention(const Element* q, const Element* k_cache, const Ele
         values.restart();
     };
 
+    int next_stage = 0, stage = 0;
     int chunk = task.first_chunk, chunk_end = task.first + task.chunk_size;
+    // The first rounds of the loop only load, so that there is one place that does.
 #pragma unroll 1
-    for (int key = task.first; key < task.end; key += kTileK) {
+    for (int key = task.first - (kStages - 1) * kTileK;; key += kTileK) {
+        if (key >= task.first) {
+            if constexpr (kStages > 1) copy_async_wait<kStages - 2>();
+            sync_block();  // this stage is whole, and the one before it has been read by all
+        }
+        const int next_key = key + (kStages - 1) * kTileK;
+        // Where there is no key, one tile of zeros.
+        if (next_key == task.first || next_key < task.end) {
+            source.load(storage.stages[next_stage], next_key);
+        }
+        copy_async_commit();
+        next_stage = next_stage + 1 < kStages ? next_stage + 1 : 0;
+        if (key < task.first) continue;
         if constexpr (kStages == 1) {
-            sync_block();  // the tile before has been read by all
-            load_next();
             copy_async_wait<0>();
             sync_block();
-        } else {
-            copy_async_wait<kStages - 2>();
-            sync_block();  // this stage is whole, and the one before it has been read by all
-            load_next();
         }
+
         const DecodeStage& tile = storage.stages[stage];
+        if (key == task.first) queries.hold(storage);
         queries.score(storage, tile);
         sync_block();
         softmax.weigh(storage, key, params.exponent_scale);
         sync_block();
         values.add(storage, tile);
         stage = stage + 1 < kStages ? stage + 1 : 0;
-        if (key + kTileK >= chunk_end || key + kTileK >= task.end) {
+        const bool is_last = key + kTileK >= task.end;
+        if (is_last || key + kTileK >= chunk_end) {
             finish_chunk(chunk++);
             chunk_end += task.chunk_size;
         }
+        if (is_last) break;
     }
-    if (task.num_keys == 0) finish_chunk(0);
     copy_async_wait<0>();
 }

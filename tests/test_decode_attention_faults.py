@@ -24,12 +24,9 @@ FAULTS = {
         KERNEL, "copy_async_wait<kStages - 2>();", "copy_async_wait<kStages - 1>();", "lengths"
     ),
     "a stage is loaded over while it is read": Fault(
-        KERNEL, "i < kStages - 1; ++i) load_next", "i < kStages; ++i) load_next", "lengths"
-    ),
-    "queries used before they are there": Fault(
         KERNEL,
-        "copy_async_wait<kStages == 1 ? 0 : kStages - 2>();\n    sync_block();\n",
-        "copy_async_wait<kStages == 1 ? 0 : kStages - 2>();\n",
+        "next_stage = next_stage + 1 < kStages ?",
+        "next_stage = next_stage + 2 < kStages ?",
         "lengths",
     ),
     "scores read too early": Fault(
@@ -94,10 +91,10 @@ FAULTS = {
         KERNEL, "        softmax.restart();\n", "", "who computes"
     ),
     "chunks end where their block ends": Fault(
-        KERNEL, "if (key + kTileK >= chunk_end || key", "if (key", "who computes"
+        KERNEL, "if (is_last || key + kTileK >= chunk_end)", "if (is_last)", "who computes"
     ),
-    "nobody writes what has no keys": Fault(
-        KERNEL, "    if (task.num_keys == 0) finish_chunk(0);\n", "", "lengths"
+    "nothing is loaded where there is no key": Fault(
+        KERNEL, "if (next_key == task.first || next_key", "if (next_key", "lengths"
     ),
     "rows past the last": Fault(
         KERNEL, "if (row < num_rows) chunk_values", "chunk_values", "lengths"
@@ -124,19 +121,30 @@ FAULTS = {
     "pages that there are not": Fault(
         KERNEL, "pages[i] < last_page ? pages[i] : last_page", "pages[i]", "clamped"
     ),
-    "lengths below zero": Fault(TASK, "return length < 0 ? 0 : length", "return length", "clamped"),
+    "a key behind the cache": Fault(
+        TASK, "length < max_keys ? length", "length <= max_keys + 1 ? length", "clamped"
+    ),
     "chunks by the longest length": Fault(
         TASK, "size * kMaxChunks < num_keys", "size * 2 < max_keys", "any batch"
     ),
     "chunks weigh the same": Fault(
-        MERGE, "exp2_approx(sums[tid].exponent - finite)", "1.0f", "lengths"
+        MERGE, "exp2_approx(sums[i].exponent - finite)", "1.0f", "lengths"
+    ),
+    "the last chunk is left out": Fault(
+        MERGE, "if (chunk < num_chunks) sums", "if (chunk < num_chunks - 1) sums", "lengths"
+    ),
+    "the first chunks' values again": Fault(
+        MERGE, "if (first > 0) load(first);", "", "many chunks"
     ),
     "a warp's chunks are left out": Fault(MERGE, "for (int w = 1;", "for (int w = 2;", "lengths"),
-    "totals read before they are there": Fault(
+    "weights read before they are there": Fault(
         MERGE,
-        "    sync_block();\n\n    float sum = 0.0f;",
-        "    float sum = 0.0f;",
-        "lengths",
+        "across_lanes(total.sum, 1, kLanes);\n    sync_block();",
+        "across_lanes(total.sum, 1, kLanes);",
+        "who computes",
+    ),
+    "totals read before they are there": Fault(
+        MERGE, "    sync_block();\n\n    const OutputRow", "    const OutputRow", "lengths"
     ),
 }
 
@@ -161,6 +169,7 @@ CHECKS = {
     "any batch": _on_host(properties.test_a_sequence_has_the_same_bits_in_any_batch),
     "who computes": _on_host(properties.test_who_computes_changes_no_bit, 3),
     "clamped": _on_host(properties.test_lengths_and_tables_of_the_device_are_clamped),
+    "many chunks": _on_host(properties.test_chunks_grow_with_the_length, 64 * 64),
     "infinite value": _on_host(properties.test_an_infinite_value_is_one_in_the_result),
     "small weights": _on_host(properties.test_small_weights_are_not_lost),
 }
