@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os as _os
 
+from . import decode_problem as _decode_problem
 from . import matmul as _matmul
 from . import nonfinite as _nonfinite
 from . import norm as _norm
@@ -11,6 +12,7 @@ from . import quantize as _quantize
 from . import scaled_mm as _scaled_mm
 from . import softmax as _softmax
 from .arrays import asarray, empty
+from .decode_attention import decode_attention
 from .matmul import matmul
 from .nonfinite import NonfiniteReport, nonfinite_report
 from .norm import layer_norm, rms_norm
@@ -34,6 +36,7 @@ OPS = (
     _quantize.OP,
     _matmul.OP,
     _scaled_mm.OP,
+    _decode_problem.OP,
     _nonfinite.OP,
 )
 """Every op: what check, bench, compile and the property tests go through."""
@@ -44,6 +47,7 @@ __all__ = [
     "Watch",
     "WatchRecord",
     "asarray",
+    "decode_attention",
     "empty",
     "finfo",
     "layer_norm",

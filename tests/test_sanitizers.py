@@ -19,8 +19,12 @@ from cupykern import OPS, check
 from cupykern.op import RandomDraw
 from cupykern.targets import host
 
-# A cluster of blocks, and splits of k.
-LARGE = {"matmul": (20, 130, 1100), "scaled_mm": (20, 130, 1100)}
+# A cluster of blocks, splits of k, chunks of keys.
+LARGE = {
+    "matmul": (20, 130, 1100),
+    "scaled_mm": (20, 130, 1100),
+    "decode_attention": (1, 4, 2, 600, 128),
+}
 
 op = next(op for op in OPS if op.name == sys.argv[1])
 # Few: a checker's build of a variant takes seconds.
