@@ -26,7 +26,8 @@ static_assert(!kHalfScores || kHasHalfSums, "sums in FP16");
 // Queries by keys, or by the values' elements: whichever way round the platform multiplies them.
 constexpr bool kRowsStay = kSumsSide == kSideA;
 using RowFragment = Fragment<Element, kSumsSide>;
-using ColFragment = Fragment<Element, kRowsStay ? kSideB : kSideA>;
+constexpr Side kColSide = kRowsStay ? kSideB : kSideA;
+using ColFragment = Fragment<Element, kColSide>;
 using ElementSums = Accumulator<Element>;
 struct Layout {
     static constexpr int kCount = ElementSums::kCount;
@@ -65,32 +66,47 @@ using Outputs = Products<ElementSums, kRowFragments, kDimFragments>;
 using Softmax = OnlineSoftmax<Element, Layout>;
 using Rows = Softmax::Rows;
 
+using QueryTile = SharedTile<kTileM, kHeadDim * int(sizeof(Element))>;
 using KeyTile = SharedTile<kTileN, kHeadDim * int(sizeof(Element))>;
 struct Stage {
     KeyTile keys, values;
 };
 struct AttentionStorage {
-    SharedTile<kTileM, kHeadDim * int(sizeof(Element))> queries;  // at the end, the warps' outputs
+    QueryTile queries;  // at the end, the warps' outputs
     Stage stages[2];
 };
 
+struct Loaders {
+    FragmentLoader<false, Element, kSumsSide, QueryTile> queries;
+    FragmentLoader<false, Element, kColSide, KeyTile> keys;
+    FragmentLoader<true, Element, kColSide, KeyTile> values;
+
+    DEVICE explicit Loaders(int warp_row) : queries(warp_row), keys(0), values(0) {}
+    DEVICE void forget() {
+        queries.forget();
+        keys.forget();
+        values.forget();
+    }
+};
+
 template <class Sums>
-DEVICE void multiply_keys(const AttentionStorage& storage, const KeyTile& keys, int warp_row,
+DEVICE void multiply_keys(const AttentionStorage& storage, const KeyTile& keys, const Loaders& loaders,
                           Products<Sums, kRowFragments, kKeyFragments>& sums) {
 #pragma unroll
     for (int k = 0; k < kHeadDim; k += 16) {
         RowFragment rows[kRowFragments];
 #pragma unroll
         for (int m = 0; m < kRowFragments; ++m) {
-            load_fragment<false>(rows[m], storage.queries, warp_row + 16 * m, k);
+            loaders.queries.load(rows[m], storage.queries, 16 * m, k);
         }
-        sums.add(rows, [&](ColFragment& f, int n) { load_fragment<false>(f, keys, 16 * n, k); });
+        sums.add(rows, [&](ColFragment& f, int n) { loaders.keys.load(f, keys, 16 * n, k); });
     }
 }
-DEVICE void score(const AttentionStorage& storage, const KeyTile& keys, int warp_row, Scores& scores) {
+DEVICE void score(const AttentionStorage& storage, const KeyTile& keys, const Loaders& loaders,
+                  Scores& scores) {
     if constexpr (kHalfScores) {
         Products<HalfAccumulator, kRowFragments, kKeyFragments> sums{};
-        multiply_keys(storage, keys, warp_row, sums);
+        multiply_keys(storage, keys, loaders, sums);
 #pragma unroll
         for (int m = 0; m < kRowFragments; ++m) {
 #pragma unroll
@@ -103,12 +119,13 @@ DEVICE void score(const AttentionStorage& storage, const KeyTile& keys, int warp
         }
     } else {
         scores = {};
-        multiply_keys(storage, keys, warp_row, scores);
+        multiply_keys(storage, keys, loaders, scores);
     }
 }
 
 // outputs += the probabilities, rounded to Element, times the values.
-DEVICE void multiply_values(Scores& probabilities, const KeyTile& values, Outputs& outputs) {
+DEVICE void multiply_values(Scores& probabilities, const KeyTile& values, const Loaders& loaders,
+                            Outputs& outputs) {
     RowFragment rows[kKeyFragments][kRowFragments];  // half as many registers
 #pragma unroll
     for (int n = 0; n < kKeyFragments; ++n) {
@@ -119,7 +136,7 @@ DEVICE void multiply_values(Scores& probabilities, const KeyTile& values, Output
     }
 #pragma unroll
     for (int n = 0; n < kKeyFragments; ++n) {
-        outputs.add(rows[n], [&](ColFragment& f, int d) { load_fragment<true>(f, values, 16 * d, 16 * n); });
+        outputs.add(rows[n], [&](ColFragment& f, int d) { loaders.values.load(f, values, 16 * d, 16 * n); });
     }
 }
 
@@ -180,15 +197,15 @@ DEVICE void mask_scores(Scores& scores, const AttentionParams& params, const Att
 
 // The warp's rows of one tile of keys.
 DEVICE void attend(const AttentionStorage& storage, const Stage& stage, const AttentionParams& params,
-                   const AttentionHead& head, const HeadMask& mask, int warp_row, int first_row,
-                   int first_key, Softmax (&softmax)[kRowFragments], Outputs& outputs) {
+                   const AttentionHead& head, const HeadMask& mask, const Loaders& loaders,
+                   int first_row, int first_key, Softmax (&softmax)[kRowFragments], Outputs& outputs) {
     int block_type = kFullBlock;
     if constexpr (kGeneral) {
         if (first_row < head.sq) block_type = mask.block_type(first_row, first_key);
         if (block_type == kMaskedBlock) return;
     }
     Scores scores;
-    score(storage, stage.keys, warp_row, scores);
+    score(storage, stage.keys, loaders, scores);
     mask_scores(scores, params, head, mask, first_row, first_key, block_type);
     float factors[kRowFragments][Softmax::kRows];
     bool grown = false;
@@ -215,7 +232,7 @@ DEVICE void attend(const AttentionStorage& storage, const Stage& stage, const At
         const auto at = [&](int n, int i) -> float& { return scores.at(m, n).values[i]; };
         softmax[m].template exponentiate<kKeyFragments>(at, params.exponent_scale);
     }
-    multiply_values(scores, stage.values, outputs);
+    multiply_values(scores, stage.values, loaders, outputs);
 }
 
 struct Statistics {
@@ -295,19 +312,21 @@ KERNEL void attention(const Element* q, const Element* k, const Element* v, Elem
     const int dim = int(params.head_dim), dim_v = int(params.head_dim_v);
     copy_tile(storage.queries, q_origin, params.q.row, rows, dim);
     const auto load = [&](int key, Stage& stage) {
-        copy_tile(stage.keys, k_origin + key * params.k.row, params.k.row, end - key, dim);
-        copy_tile(stage.values, v_origin + key * params.v.row, params.v.row, end - key, dim_v);
+        const int thread = opaque(int(threadIdx.x));
+        copy_lines(stage.keys, k_origin + key * params.k.row, params.k.row, end - key, dim, thread);
+        copy_lines(stage.values, v_origin + key * params.v.row, params.v.row, end - key, dim_v, thread);
     };
     KeyTiles<kTileM, kTileN, kGeneral> tiles(mask, row, head.sq, end);
     bool more = tiles.next();
     if (more) load(tiles.key, storage.stages[0]);
     copy_async_commit();
 
-    const int warp_row = int(threadIdx.x) / kWarpSize * kWarpRows;
+    const auto warp_row = [] { return opaque(int(threadIdx.x)) / kWarpSize * kWarpRows; };
     Softmax softmax[kRowFragments];
 #pragma unroll
     for (int m = 0; m < kRowFragments; ++m) softmax[m].reset();
     Outputs outputs{};
+    Loaders loaders(warp_row());
     int stage = 0;
     while (more) {
         const int key = tiles.key;
@@ -316,12 +335,16 @@ KERNEL void attention(const Element* q, const Element* k, const Element* v, Elem
         more = tiles.next();
         if (more) load(tiles.key, storage.stages[stage ^ 1]);
         copy_async_commit();
-        attend(storage, storage.stages[stage], params, head, mask, warp_row, row + warp_row, key,
+        loaders.forget();
+        attend(storage, storage.stages[stage], params, head, mask, loaders, row + warp_row(), key,
                softmax, outputs);
         stage ^= 1;
     }
     copy_async_wait<0>();
     if (end <= 0 || kGeneral) sync_block();  // no tile may have waited for the queries
-    finish(storage, params, head, warp_row, row + warp_row, softmax, outputs, out,
+    // Worked out anew, so that the loop does not keep it in registers.
+    const AttentionPlace here = AttentionPlace::of(params, uint32_t(opaque(int(blockIdx.x))));
+    const AttentionHead same = AttentionHead::of(params, cu_seqlens_q, cu_seqlens_k, here.head);
+    finish(storage, params, same, warp_row(), here.tile * kTileM + warp_row(), softmax, outputs, out,
            {lse, row_max, row_sum});
 }
