@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import attention_ops as _attention
 from . import matmul as _matmul
 from . import nonfinite as _nonfinite
 from . import norm as _norm
@@ -9,6 +10,8 @@ from . import quantize as _quantize
 from . import scaled_mm as _scaled_mm
 from . import softmax as _softmax
 from .arrays import asarray, empty
+from .attention import attention, attention_varlen, scaled_dot_product_attention
+from .block_mask import BlockMask
 from .matmul import matmul
 from .nonfinite import NonfiniteReport, nonfinite_report
 from .norm import layer_norm, rms_norm
@@ -30,16 +33,21 @@ OPS = (
     _quantize.OP,
     _matmul.OP,
     _scaled_mm.OP,
+    _attention.OP,
+    _attention.VARLEN_OP,
     _nonfinite.OP,
 )
 """Every op: what check, bench, compile and the property tests go through."""
 
 __all__ = [
     "OPS",
+    "BlockMask",
     "NonfiniteReport",
     "Watch",
     "WatchRecord",
     "asarray",
+    "attention",
+    "attention_varlen",
     "empty",
     "finfo",
     "layer_norm",
@@ -48,6 +56,7 @@ __all__ = [
     "nonfinite_report",
     "quantize",
     "rms_norm",
+    "scaled_dot_product_attention",
     "scaled_mm",
     "softmax",
     "watch",

@@ -220,12 +220,12 @@ def scaled_dot_product_attention(
         raise NotImplementedError(f"there is no dropout; got dropout_p = {dropout_p}")
     if attn_mask is not None and is_causal:
         raise ValueError("attn_mask must be None where is_causal is set")
-    if not enable_gqa and len(getattr(query, "shape", ())) == len(getattr(key, "shape", ())) == 4:
-        if query.shape[1] != key.shape[1]:
-            raise ValueError(
-                f"query and key must have as many heads unless enable_gqa is set; got {query.shape[1]} "
-                f"and {key.shape[1]}"
-            )
+    shapes = tuple(getattr(x, "shape", ()) for x in (query, key))
+    if not enable_gqa and all(len(shape) == 4 for shape in shapes) and shapes[0][1] != shapes[1][1]:
+        raise ValueError(
+            f"query and key must have as many heads unless enable_gqa is set; got {shapes[0][1]} and "
+            f"{shapes[1][1]}"
+        )
     return attention(query, key, value, causal=is_causal, mask=attn_mask, scale=scale)
 
 

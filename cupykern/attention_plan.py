@@ -62,18 +62,31 @@ def refusal(config: AttentionConfig, head_dim: int, arch: str) -> str | None:
     return None
 
 
-def choose_config(head_dim: int, arch: str) -> AttentionConfig:
-    """The config for heads that are padded to head_dim."""
+def choose_config(head_dim: int, general: bool, arch: str) -> AttentionConfig:
+    """The config for heads that are padded to head_dim; general: of kGeneral's kernels.
+
+    Warps of 32 queries read keys and values from shared memory half as often as those of 16; where their
+    registers do not hold that, or a block's shared memory, tiles are smaller.
+    """
+    less, least = AttentionConfig(64, 32, 4), AttentionConfig(64, 16, 4)
     if arch == "host":
-        return AttentionConfig(64, 32, 4)
-    for config in (
-        AttentionConfig(128, 64, 8 if head_dim == 256 else 4),
-        AttentionConfig(128, 32, 8 if head_dim == 256 else 4),
-        AttentionConfig(64, 32, 4),
-    ):
+        return less
+    if arch.startswith("gfx"):
+        if head_dim == 64:
+            return AttentionConfig(128, 64, 4) if arch.startswith("gfx9") else less
+        return less if head_dim == 128 and arch.startswith("gfx9") else least
+    if head_dim == 64:
+        return AttentionConfig(128, 64, 4)
+    if head_dim == 128:
+        blackwell = arch in ("sm_100a", "sm_103a", "sm_120a", "sm_121a")
+        if general and blackwell:
+            return less
+        whole = not general and arch in ("sm_80", "sm_90a")
+        return AttentionConfig(128, 64 if whole else 32, 4)
+    for config in (AttentionConfig(128, 64, 8), AttentionConfig(128, 32, 8)):
         if refusal(config, head_dim, arch) is None:
             return config
-    return AttentionConfig(64, 16, 4)
+    return less
 
 
 def flash_variant(
@@ -100,7 +113,7 @@ def naive_variant(dtype: np.dtype) -> Variant:
 def variants(arch: str) -> tuple[Variant, ...]:
     """Every variant on an architecture."""
     flash = [
-        flash_variant(dtype, head_dim, general, half_scores, choose_config(head_dim, arch))
+        flash_variant(dtype, head_dim, general, half_scores, choose_config(head_dim, general, arch))
         for dtype in DTYPES
         for head_dim in HEAD_DIMS
         for general in (False, True)
@@ -212,7 +225,7 @@ def attention_plan(
     t = task
     head_dim = padded_head_dim(t.head_dim, t.head_dim_v)
     if config is None:
-        config = choose_config(head_dim, target.arch)
+        config = choose_config(head_dim, t.general, target.arch)
     elif not isinstance(config, AttentionConfig):
         raise TypeError(f"config must be an AttentionConfig; got {type(config).__name__}")
     elif reason := refusal(config, head_dim, target.arch):

@@ -21,6 +21,7 @@ from cupykern.targets import host
 
 # A cluster of blocks, and splits of k.
 LARGE = {"matmul": (20, 130, 1100), "scaled_mm": (20, 130, 1100)}
+LARGE |= {"attention": (1, 2, 130, 64, 1), "attention_varlen": (2, 2, 100, 64, 1)}
 
 op = next(op for op in OPS if op.name == sys.argv[1])
 # Few: a checker's build of a variant takes seconds.

@@ -99,7 +99,8 @@ struct FragmentLoader {
     DEVICE explicit FragmentLoader(int first) : first(first) {}
     DEVICE void forget() {}
     DEVICE void load(Fragment<T, kSide>& f, const Tile& tile, int outer, int k) const {
-        load_fragment<kOuterMajor>(f, tile, first + outer, k);
+        // Or the compiler would keep the address of every element.
+        load_fragment<kOuterMajor>(f, tile, opaque(first) + outer, k);
     }
 };
 
