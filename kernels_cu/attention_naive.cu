@@ -48,20 +48,21 @@ DEVICE float across_group(float x, Combine combine) {
     return x;
 }
 
-// One row of scores, by the 32 threads of this group.
+// One row of scores, by the 32 threads of this group, which may be half a warp; `exists`: or none.
 DEVICE void softmax_row(const AttentionParams& params, float* scores, float* total,
-                        const Statistics& statistics, int64_t row) {
+                        const Statistics& statistics, int64_t row, bool exists) {
+    const int64_t end = exists ? params.sk : 0;
     const int lane = int(threadIdx.x) % 32;
     float top = -kInfinity, sum = 0.0f;
-    for (int64_t i = lane; i < params.sk; i += 32) top = maximum(top, scores[i]);
+    for (int64_t i = lane; i < end; i += 32) top = maximum(top, scores[i]);
     top = across_group(top, Max());
     const float scale = params.exponent_scale, origin = top == -kInfinity ? 0.0f : top * scale;
-    for (int64_t i = lane; i < params.sk; i += 32) {
+    for (int64_t i = lane; i < end; i += 32) {
         scores[i] = exp2_approx(scores[i] * scale - origin);
         sum += scores[i];
     }
     sum = across_group(sum, Sum());
-    if (lane != 0) return;
+    if (lane != 0 || !exists) return;
     *total = sum;
     const float row_max = top == -kInfinity ? top : top * params.unit;
     if (statistics.lse) statistics.lse[row] = row_max + log_accurate(sum);
@@ -85,9 +86,8 @@ KERNEL void attention_naive(const Element* q, const Element* k, const Element* v
         }
     } else if (step == 1) {
         const int64_t row = thread / 32;
-        if (row < rows) {
-            softmax_row(params, scores + row * params.sk, totals + row, {lse, row_max, row_sum}, row);
-        }
+        softmax_row(params, scores + row * params.sk, totals + row, {lse, row_max, row_sum}, row,
+                    row < rows);
     } else if (thread < rows * params.head_dim_v) {
         const int64_t all_rows = thread / params.head_dim_v;
         const int col = int(thread % params.head_dim_v);

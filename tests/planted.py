@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import kernels_cu
 from cupykern import check, jit, nonfinite
+from cupykern.attention_plan import attention_plan
 from cupykern.matmul import _plan as product_plan
 from cupykern.norm import _norms
 from cupykern.op import Op
@@ -36,6 +37,7 @@ def _forget() -> None:
     jit.clear()
     softmax_plan.cache_clear()
     product_plan.cache_clear()
+    attention_plan.cache_clear()
     nonfinite._plan.cache_clear()
     _norms.clear()
 
