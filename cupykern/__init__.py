@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os as _os
 
+from . import attention_ops as _attention
 from . import decode_problem as _decode_problem
 from . import matmul as _matmul
 from . import nonfinite as _nonfinite
@@ -12,6 +13,8 @@ from . import quantize as _quantize
 from . import scaled_mm as _scaled_mm
 from . import softmax as _softmax
 from .arrays import asarray, empty
+from .attention import attention, attention_varlen, scaled_dot_product_attention
+from .block_mask import BlockMask
 from .decode_attention import decode_attention
 from .matmul import matmul
 from .nonfinite import NonfiniteReport, nonfinite_report
@@ -37,16 +40,21 @@ OPS = (
     _matmul.OP,
     _scaled_mm.OP,
     _decode_problem.OP,
+    _attention.OP,
+    _attention.VARLEN_OP,
     _nonfinite.OP,
 )
 """Every op: what check, bench, compile and the property tests go through."""
 
 __all__ = [
     "OPS",
+    "BlockMask",
     "NonfiniteReport",
     "Watch",
     "WatchRecord",
     "asarray",
+    "attention",
+    "attention_varlen",
     "decode_attention",
     "empty",
     "finfo",
@@ -56,6 +64,7 @@ __all__ = [
     "nonfinite_report",
     "quantize",
     "rms_norm",
+    "scaled_dot_product_attention",
     "scaled_mm",
     "softmax",
     "tune",
