@@ -20,9 +20,9 @@ from .gemm_hopper import HopperConfig
 from .jit import get_kernel
 from .product import (
     BATCH,
+    BLOCK,
     EPILOGUE,
     FP8,
-    INNER,
     MAX_BATCH_DIMS,
     OUTER,
     STRIDED,
@@ -40,7 +40,6 @@ from .targets import Kernel, Target, by_value
 from .targets.limits import max_shared_bytes, multiprocessors
 
 _WHOLE, _PARTIAL, _REDUCE = (np.int64(i) for i in range(3))  # gemm.cu: Pass
-BLOCK = 128  # mainloop.cuh: kBlockK; splits begin at multiples of it
 _MAX_SPLITS = 64
 _FP8_ARCHS = ("sm_89", "sm_100a", "sm_120a", "host")
 
@@ -163,7 +162,8 @@ def _tiles(
 ) -> tuple[GemmConfig, ...]:
     """The tiles for operands of these dtypes and layouts, the largest first.
 
-    Few for what is rare: each is a variant for every pair of dtypes and layouts.
+    Few for what is rare: each is a variant for every pair of dtypes and layouts.  Hopper's main loops have
+    tiles of few rows for FP8 and for what is converted.
     """
     compute = compute_dtype(a, b)
     gfx = arch.startswith("gfx")
@@ -185,21 +185,24 @@ def _tiles(
         large = (converted,)
         if a in FP8 and arch in _FP8_ARCHS:
             large = (native, converted) if arch == "host" else (native,)
-        return large if e5m2 or block_scales else (*large, small)
+        few_tiles = e5m2 or block_scales or (arch == "sm_90a" and a in FP8)
+        return large if few_tiles else (*large, small)
     if b.itemsize == 1:
         if gfx11:
             return (GemmConfig(32, 64, 64, 2, 4 if block_scales else 2, stages=2),)
         # Scaled blocks have their sums twice, of the products and of the blocks.
         cols = 64 if gfx or block_scales else 128
         large = GemmConfig(64, cols, 64, 2, 2, stages=4 if roomy else few)
-        return (large,) if e5m2 or block_scales else (large, small)
+        return (large,) if e5m2 or block_scales or arch == "sm_90a" else (large, small)
     if gfx:
         large = GemmConfig(128, 128, 32, 2, 4, stages=2, finish_rounds=2)
         medium = GemmConfig(64, 64, 64, 2, 2, stages=2)
     else:
         large = GemmConfig(128, 128, 64, 2, 4, stages=3)
         medium = GemmConfig(64, 128, 64, 2, 2, stages=4 if roomy else 3)
-    return (large, medium, small) if layout_a == INNER else (large,)
+    if layout_a == OUTER:
+        return (large,)
+    return (large, small) if arch == "sm_90a" else (large, medium, small)
 
 
 def configs(task: GemmTask, arch: str, blocks: int | None = None) -> tuple[AnyConfig, ...]:

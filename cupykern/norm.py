@@ -14,22 +14,24 @@ from . import arguments, arrays, dtypes, inputs, plans, reference
 from .numerics import finfo
 from .op import Call, Draw, Op, Work, as_tuple
 from .quantize import quantize as _quantize
+from .row_configs import (
+    RowConfig,
+    admissible_configs,
+    check_config,
+    row_configs,
+    tuned_config,
+)
 from .rows import (
     DTYPE_CODES,
     Operand,
-    RowConfig,
     RowPlan,
-    admissible_configs,
     bench_shapes,
-    check_config,
     contiguous_operand,
     layout_dtype,
     operand,
-    row_configs,
     row_layout,
     row_plan,
     row_variant,
-    tuned_config,
 )
 from .targets import Target
 
@@ -84,7 +86,7 @@ def layer_norm(
     Raises TypeError (types, dtypes) and ValueError (shapes, overlap, eps, config, devices).  Error
     bound: `reference.layer_norm_bound`.
     """
-    options = _Options(True, bool(compensated), bool(return_stats), None)
+    options = (True, compensated, return_stats, None)
     return _run(x, weight, bias, eps, residual, options, dtype, out, config)
 
 
@@ -115,7 +117,7 @@ def rms_norm(
     Raises TypeError (types, dtypes) and ValueError (shapes, overlap, eps, config, devices, formats).
     Error bound: `reference.rms_norm_bound`.
     """
-    options = _rms_options(return_stats, quantize)
+    options = (False, False, return_stats, quantize)
     return _run(x, weight, None, eps, residual, options, dtype, out, config)
 
 
@@ -123,15 +125,21 @@ class _Options(NamedTuple):
     centered: bool
     compensated: bool
     return_stats: bool
-    quantized: np.dtype | None
+    quantize: str | None
+
+    @property
+    def quantized(self) -> np.dtype | None:
+        return None if self.quantize is None else dtypes.QUANTIZED[self.quantize]
 
 
-def _rms_options(return_stats: bool, quantize: str | None) -> _Options:
+def _checked_options(
+    centered: bool, compensated: Any, return_stats: Any, quantize: Any
+) -> _Options:
     if quantize is not None and quantize not in dtypes.QUANTIZED:
         raise ValueError(
             f"quantize must be one of {', '.join(dtypes.QUANTIZED)} or None; got {quantize!r}"
         )
-    return _Options(False, False, bool(return_stats), quantize and dtypes.QUANTIZED[quantize])
+    return _Options(centered, bool(compensated), bool(return_stats), quantize)
 
 
 @dataclass(frozen=True)
@@ -144,57 +152,45 @@ class _Norm:
     has_residual: bool
 
 
-_norms: dict[tuple[Any, ...], _Norm] = plans.table()
-
-
-def _place(array: Any) -> tuple[Any, ...] | None:
-    return None if array is None else (array.shape, array.dtype, *operand(array))
-
-
 def _run(
     x: Any,
     weight: Any,
     bias: Any,
     eps: Any,
     residual: Any,
-    options: _Options,
+    options: tuple[Any, ...],
     dtype: Any,
     out: Any,
     config: RowConfig | None = None,
 ) -> Any:
-    target = arguments.target_of("x", x)
-    for name, array in (("weight", weight), ("bias", bias), ("residual", residual)):
-        if array is not None:
-            arguments.same_place(name, array, x)
-    key = None
-    if out is None and config is None and (eps is None or isinstance(eps, (int, float))):
-        # The usual call, whose results' places follow from x alone: one look-up when warm.
-        places = _place(x), _place(weight), _place(bias), _place(residual)
-        key = (target, *places, eps, eps.__class__, options, dtype)
-        try:
-            known = _norms.get(key)
-        except TypeError:  # what cannot be hashed is no dtype
-            known = key = None
-        if known is not None:
-            with arguments.on_device(target):
-                y = arrays.empty_of(target.xp, x.shape, known.y_dtype)
-                return _launch(target, known, x, weight, bias, residual, y, None)
-    return _run_checked(target, x, weight, bias, eps, residual, options, dtype, out, config, key)
+    """options: the arguments of `_checked_options`."""
+    given = (x, weight, bias, residual)
+    key, known = plans.find("norm", given, (*options, eps, dtype, config), out)
+    if known is None:
+        return _run_checked(key, x, weight, bias, eps, residual, options, dtype, out, config)
+    target, norm = known
+    with arguments.on_device(target):
+        y = arrays.empty_of(target.xp, x.shape, norm.y_dtype) if out is None else out
+        return _launch(target, norm, x, weight, bias, residual, y, None)
 
 
 def _run_checked(
-    target: Target,
+    key: tuple[Any, ...] | None,
     x: Any,
     weight: Any,
     bias: Any,
     eps: Any,
     residual: Any,
-    options: _Options,
+    raw_options: tuple[Any, ...],
     dtype: Any,
     out: Any,
     config: RowConfig | None,
-    key: tuple[Any, ...] | None,
 ) -> Any:
+    target = arguments.target_of("x", x)
+    for name, array in (("weight", weight), ("bias", bias), ("residual", residual)):
+        if array is not None:
+            arguments.same_place(name, array, x)
+    options = _checked_options(*raw_options)
     eps, y_dtype = _check(x, weight, bias, eps, residual, options, dtype)
     if out is not None:
         others = {"weight": weight, "bias": bias, "residual": residual}
@@ -224,11 +220,8 @@ def _run_checked(
             else:
                 y[...] = first
             return (y, *rest) if rest else y
-        # cupy.empty aligns to more than a plan asks about; numpy's need not.
-        if key is not None and contiguous and target.name != "host":
-            if len(_norms) >= plans.MAX_PLANS:
-                _norms.clear()
-            _norms[key] = norm
+        if contiguous:  # else the strides of the results are CuPy's choice
+            plans.remember(key, (target, norm))
         return _launch(target, norm, x, weight, bias, residual, y, total)
 
 
@@ -279,7 +272,7 @@ def _run_otherwise(
     if not walkable:
         x, residual = (a if a is None else xp.array(a, order="C") for a in (x, residual))
         return _run(x, weight, bias, eps, residual, options, dtype, None, config)
-    plain = options._replace(quantized=None)
+    plain = options._replace(quantize=None)
     outputs = _run(x, weight, bias, eps, residual, plain, np.float32, None, config)
     y, *rest = as_tuple(outputs)
     return (*_quantize(y, options.quantized, granularity="row"), *rest)

@@ -14,21 +14,23 @@ from . import arguments, arrays, dtypes, inputs, reference
 from .choice import choose
 from .jit import get_kernel
 from .op import Call, Draw, Op, Work
+from .row_configs import (
+    RowConfig,
+    admissible_configs,
+    check_config,
+    row_configs,
+    tuned_config,
+)
 from .rows import (
     DTYPE_CODES,
     MAX_OUTER_DIMS,
-    RowConfig,
     RowLayout,
-    admissible_configs,
-    check_config,
     contiguous_operand,
     layout_dtype,
     operand,
-    row_configs,
     row_layout,
     row_plan,
     row_variant,
-    tuned_config,
 )
 from .targets import Target, by_value
 

@@ -13,22 +13,24 @@ from kernels_cu import Variant
 
 from . import arguments, dtypes, inputs, plans, reference
 from .op import Call, Draw, Op, Work
+from .row_configs import (
+    RowConfig,
+    admissible_configs,
+    check_config,
+    row_configs,
+    tuned_config,
+)
 from .rows import (
     DTYPE_CODES,
     Operand,
-    RowConfig,
     RowPlan,
-    admissible_configs,
     bench_shapes,
-    check_config,
     contiguous_operand,
     layout_dtype,
     operand,
-    row_configs,
     row_layout,
     row_plan,
     row_variant,
-    tuned_config,
 )
 from .targets import Target, of_array
 
@@ -144,9 +146,6 @@ def _plan(
     return row_plan(target, variant, config, layout, params, 8, shared_bytes)
 
 
-_plain_plans: dict[tuple[Any, ...], tuple[np.dtype, RowPlan]] = plans.table()
-
-
 def _run(
     x: Any,
     axis: Any,
@@ -157,30 +156,18 @@ def _run(
     log: bool,
     config: RowConfig | None = None,
 ) -> Any:
-    target = arguments.target_of("x", x)
-    if not (scale is None or isinstance(scale, (int, float))):
-        scale = arguments.finite_float("scale", scale, 1.0)
-    if mask is not None or out is not None or config is not None:
-        return _run_checked(target, x, axis, mask, scale, dtype, out, log, config)
-    # The usual call, whose result's place follows from x alone: one look-up when warm.
-    place = operand(x)
-    types = axis.__class__, scale.__class__
-    key = (target, x.shape, *place, x.dtype, axis, scale, *types, dtype, log)
-    try:
-        known = _plain_plans.get(key)
-    except TypeError:  # what cannot be hashed is no axis and no dtype
-        known = None
+    key, known = plans.find("softmax", (x, mask), (axis, scale, dtype, log, config), out)
     if known is None:
-        return _run_checked(target, x, axis, mask, scale, dtype, out, log, config, key)
-    y_dtype, plan = known
+        return _run_checked(key, x, axis, mask, scale, dtype, out, log, config)
+    target, y_dtype, plan = known
     with arguments.on_device(target):
-        y = target.xp.empty(x.shape, y_dtype)
-        plan.launch(target.xp, (x, None, y))
+        y = target.xp.empty(x.shape, y_dtype) if out is None else out
+        plan.launch(target.xp, (x, mask, y))
     return y
 
 
 def _run_checked(
-    target: Target,
+    key: tuple[Any, ...] | None,
     x: Any,
     axis: Any,
     mask: Any,
@@ -189,8 +176,10 @@ def _run_checked(
     out: Any,
     log: bool,
     config: RowConfig | None,
-    key: tuple[Any, ...] | None = None,
 ) -> Any:
+    target = arguments.target_of("x", x)
+    if not (scale is None or isinstance(scale, (int, float))):
+        scale = arguments.finite_float("scale", scale, 1.0)
     try:
         axis, scale, y_dtype = _resolve(x.dtype, x.ndim, axis, scale, dtype)
     except TypeError:  # also what cannot be hashed, as dtype=[]
@@ -213,11 +202,8 @@ def _run_checked(
         plan = _plan(target, x.shape, axis, *operands, (x.dtype, y_dtype), scale, log, config)
         if plan is None:  # rare: strides that the kernel can't walk
             return _run_on_copies(x, axis, mask, scale, y_dtype, y, log, config)
-        # cupy.empty aligns to more than a plan asks about; numpy's need not.
-        if key is not None and contiguous and target.name != "host":
-            if len(_plain_plans) >= plans.MAX_PLANS:
-                _plain_plans.clear()
-            _plain_plans[key] = y_dtype, plan
+        if contiguous or out is not None:  # else the strides of the result are CuPy's choice
+            plans.remember(key, (target, y_dtype, plan))
         plan.launch(target.xp, (x, mask, y))
     return y
 

@@ -19,6 +19,7 @@ from kernels_cu import Variant
 from . import choice, jit, plans, targets
 from .bench import Contender, Verifier, our_contender
 from .op import Call, Op
+from .protocol import Monitor
 from .targets import CompileError, Target, UnavailableError
 from .timing import Clock, time_rounds
 
@@ -36,7 +37,7 @@ class Trial:
 
     key, digest: of the store's row that this could become.  default_us: the default config's time in
     the same rounds.  local_bytes: of a thread, spills among them.  final: timed again, in turns with
-    the other best ones.  reason: why it failed.
+    the other best ones.  clocks: protocol.summarize_clocks.  reason: why it failed.
     """
 
     op: str
@@ -60,6 +61,7 @@ class Trial:
     runs: int = 0
     default_us: float | None = None
     final: bool = False
+    clocks: dict[str, Any] | None = None
     reason: str | None = None
 
     @property
@@ -234,10 +236,11 @@ def sweep(
     settings: Settings,
     known: Sequence[Trial] = (),
     starts: Callable[[Trial], None] = lambda trial: None,
+    monitor: Monitor | None = None,
 ) -> Iterator[Trial]:
     """A Trial for every config that `known` has not, as soon as it is known, then the finalists'.
 
-    starts: told what is tried next.  Raises ContextLost and UnavailableError; all else that goes wrong
+    starts: told what is tried next.  monitor: of the GPU's clocks, entered.  Raises ContextLost and UnavailableError; all else that goes wrong
     with a config is its reason.
     """
     done = {trial.name: trial for trial in known}
@@ -255,7 +258,7 @@ def sweep(
                     failed.add(id(candidate))
                     done[trial.name] = trial
                     yield trial
-    runner = _Runner(subject, clock, settings)
+    runner = _Runner(subject, clock, settings, monitor)
     for candidate in todo:
         if id(candidate) in failed:
             continue
@@ -277,8 +280,9 @@ def sweep(
 class _Runner:
     """The timing of one subject's configs beside its default config."""
 
-    def __init__(self, subject: Subject, clock: Clock, settings: Settings):
+    def __init__(self, subject: Subject, clock: Clock, settings: Settings, monitor: Monitor | None):
         self._subject, self._clock, self._settings = subject, clock, settings
+        self._monitor = monitor
         call, op, xp = subject.call, subject.op, subject.target.xp
         self._verifier = Verifier(op, call, settings.seed, xp)
         self._default: Contender | None = self._contender(subject.candidates[0])
@@ -342,10 +346,13 @@ class _Runner:
             slow, fast = self._clock.round([*contenders, *beside])
             if slow > OUTLIER * fast:
                 rep_ms, warmup_ms = 0.0, 0.0
+        start = time.monotonic()
         timings = time_rounds(self._clock, [*contenders, *beside], warmup_ms, rep_ms)
+        clocks = self._monitor and self._monitor.between(start, time.monotonic())
         for (trial, contender), timing in zip(pairs, timings, strict=False):
             trial.median_us, trial.q20_us, trial.q80_us, trial.runs = timing
             trial.default_us = timings[-1].median if beside else None
+            trial.clocks = clocks
             contender.verify(self._verifier)
             self._take(trial, contender)
 

@@ -85,6 +85,15 @@ class Trace:
             file.write(json.dumps(plain_json(record), allow_nan=False) + "\n")
 
 
+def under_way(path: Path) -> bool:
+    """Whether a config is being tried, by the last whole line of a trace that another process writes."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    except OSError:
+        return False
+    return bool(lines) and json.loads(lines[-1]).get("kind") == "start"
+
+
 def document(header: dict[str, Any], trials: Iterable[Trial]) -> dict[str, Any]:
     """Everything about a sweep, for results/*.json."""
     return {**header, "trials": [asdict(trial) for trial in trials]}

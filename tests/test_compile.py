@@ -28,8 +28,11 @@ def test_variants_compile_without_spills():
 
 def test_an_op_has_few_variants():
     for arch in (*ARCHS, "host"):
+        limit = {"sm_90a": 110, "host": 130}.get(
+            arch, 90
+        )  # Hopper's main loops beside the portable one
         for op in OPS:
-            assert len(op.variants(arch)) <= 90, (op.name, arch)
+            assert len(op.variants(arch)) <= limit, (op.name, arch)
 
 
 def planted(body: str, before: str = "") -> Variant:

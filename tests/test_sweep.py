@@ -171,6 +171,7 @@ def child(tmp_path, faults: str, *args: str) -> subprocess.Popen:
         [sys.executable, "-c", program, "sweep", "third", *arguments, "--trace", "t.jsonl", *args],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         cwd=tmp_path,
+        start_new_session=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -185,6 +186,27 @@ def test_a_config_that_crashes_is_a_row(tmp_path):
     first = [t for t in trace.read(tmp_path / "t.jsonl")[1] if not t.final]
     assert [t.verified for t in first] == [True, False, True]
     assert f"signal {signal.SIGSEGV}" in first[1].reason and first[1].reason in out
+
+
+def test_a_config_that_hangs_is_a_row(tmp_path):
+    done = child(tmp_path, "(None, 'hang', None)", "--timeout", "2")
+    _, err = done.communicate(timeout=120)
+    assert done.returncode == 0 and "no answer in 2 s" in err
+    first = [t for t in trace.read(tmp_path / "t.jsonl")[1] if not t.final]
+    assert [t.verified for t in first] == [True, False, True]
+    assert first[1].reason == "no answer in 2 s"
+
+
+def test_ctrl_c_ends_the_guarded_process_too(tmp_path):
+    process = child(tmp_path, "[None] + 30 * ['slow']")
+    path = tmp_path / "t.jsonl"
+    while not path.exists() or '"kind": "trial"' not in path.read_text():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "interrupted" in err and "Traceback" not in err
+    assert trace.read(path)[1]
 
 
 def test_a_killed_sweep_goes_on(tmp_path):

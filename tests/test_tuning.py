@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import multiprocessing
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -218,8 +219,6 @@ def test_a_store_that_cannot_be_written_is_no_error_to_read(monkeypatch):
 
 
 def _put(folder: str, name: str) -> None:
-    import os
-
     os.environ["CUPYKERN_CACHE_DIR"] = folder
     for i in range(20):
         store.put({f"{name}{i}": {"config": "x", "digest": "y"}})
@@ -278,6 +277,19 @@ def test_a_warm_call_does_not_ask(monkeypatch):
     cupykern.softmax(x)
     cupykern.softmax(x, scale=1.0)
     assert not asked
+
+
+def test_first_calls_tune_where_the_environment_says_so():
+    code = "import cupykern; print(cupykern.softmax.__wrapped__.__wrapped__.__name__)"
+    for mode, found in (("1", "softmax\n"), ("readonly", "")):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "CUPYKERN_TUNE": mode},
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+        )
+        assert done.stdout == found
 
 
 def test_importing_does_not_load_the_tools():
