@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import dual_gemm as _dual_gemm
 from . import matmul as _matmul
 from . import nonfinite as _nonfinite
 from . import norm as _norm
@@ -9,10 +10,12 @@ from . import quantize as _quantize
 from . import scaled_mm as _scaled_mm
 from . import softmax as _softmax
 from .arrays import asarray, empty
+from .dual_gemm import dual_gemm_silu
 from .matmul import matmul
 from .nonfinite import NonfiniteReport, nonfinite_report
 from .norm import layer_norm, rms_norm
 from .numerics import finfo
+from .nvfp4 import NvFp4
 from .quantize import quantize
 from .scaled_mm import scaled_mm
 from .softmax import log_softmax, softmax
@@ -30,6 +33,7 @@ OPS = (
     _quantize.OP,
     _matmul.OP,
     _scaled_mm.OP,
+    _dual_gemm.OP,
     _nonfinite.OP,
 )
 """Every op: what check, bench, compile and the property tests go through."""
@@ -37,9 +41,11 @@ OPS = (
 __all__ = [
     "OPS",
     "NonfiniteReport",
+    "NvFp4",
     "Watch",
     "WatchRecord",
     "asarray",
+    "dual_gemm_silu",
     "empty",
     "finfo",
     "layer_norm",

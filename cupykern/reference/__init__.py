@@ -4,6 +4,7 @@ References take an op's own arguments, in numpy or cupy, and return a tuple of F
 the same and return a `Bound` per output.
 """
 
+from .dual_gemm import dual_gemm_silu, dual_gemm_silu_bound
 from .matmul import matmul, matmul_bound, scaled_mm, scaled_mm_bound
 from .nonfinite import nonfinite, nonfinite_bound
 from .norm import layer_norm, layer_norm_bound, rms_norm, rms_norm_bound
@@ -11,6 +12,8 @@ from .quantize import quantize, quantize_bound
 from .softmax import log_softmax, log_softmax_bound, softmax, softmax_bound
 
 __all__ = [
+    "dual_gemm_silu",
+    "dual_gemm_silu_bound",
     "layer_norm",
     "layer_norm_bound",
     "log_softmax",
