@@ -7,6 +7,7 @@ from . import matmul as _matmul
 from . import nonfinite as _nonfinite
 from . import norm as _norm
 from . import quantize as _quantize
+from . import quantize_nvfp4 as _quantize_nvfp4
 from . import scaled_mm as _scaled_mm
 from . import softmax as _softmax
 from .arrays import asarray, empty
@@ -17,6 +18,7 @@ from .norm import layer_norm, rms_norm
 from .numerics import finfo
 from .nvfp4 import NvFp4
 from .quantize import quantize
+from .quantize_nvfp4 import quantize_nvfp4
 from .scaled_mm import scaled_mm
 from .softmax import log_softmax, softmax
 from .watch import Watch, WatchRecord, watch
@@ -31,6 +33,7 @@ OPS = (
     _norm.RMS_OP,
     _norm.ADD_OP,
     _quantize.OP,
+    _quantize_nvfp4.OP,
     _matmul.OP,
     _scaled_mm.OP,
     _dual_gemm.OP,
@@ -53,6 +56,7 @@ __all__ = [
     "matmul",
     "nonfinite_report",
     "quantize",
+    "quantize_nvfp4",
     "rms_norm",
     "scaled_mm",
     "softmax",

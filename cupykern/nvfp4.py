@@ -56,9 +56,7 @@ class NvFp4:
             raise ValueError(
                 f"data must have shape (..., rows, K / 2), K a multiple of 16; got {self.data.shape}"
             )
-        *batch, rows, k = self.shape
-        blocked = self.layout == "blocked"
-        wanted = (*batch, *((_blocked_size(rows, k),) if blocked else (rows, k // GROUP)))
+        wanted = scale_shape(self.shape, self.layout)
         if self.scale.shape != wanted:
             raise ValueError(f"scale must have shape {wanted}; got {self.scale.shape}")
         scale = self.global_scale
@@ -108,6 +106,12 @@ class NvFp4:
         xp = namespace(self.data)
         scale = xp.asarray(self.global_scale, np.float32).reshape(())
         return self.dequantize().astype(np.float32), self.to("plain").scale, scale
+
+
+def scale_shape(shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
+    """Of the scales of numbers of `shape`, in the layout "plain" or "blocked"."""
+    *batch, rows, k = shape
+    return (*batch, *((_blocked_size(rows, k),) if layout == "blocked" else (rows, k // GROUP)))
 
 
 def _blocked_size(rows: int, k: int) -> int:

@@ -8,7 +8,7 @@ from .dual_gemm import dual_gemm_silu, dual_gemm_silu_bound
 from .matmul import matmul, matmul_bound, scaled_mm, scaled_mm_bound
 from .nonfinite import nonfinite, nonfinite_bound
 from .norm import layer_norm, layer_norm_bound, rms_norm, rms_norm_bound
-from .quantize import quantize, quantize_bound
+from .quantize import quantize, quantize_bound, quantize_nvfp4, quantize_nvfp4_bound
 from .softmax import log_softmax, log_softmax_bound, softmax, softmax_bound
 
 __all__ = [
@@ -24,6 +24,8 @@ __all__ = [
     "nonfinite_bound",
     "quantize",
     "quantize_bound",
+    "quantize_nvfp4",
+    "quantize_nvfp4_bound",
     "rms_norm",
     "rms_norm_bound",
     "scaled_mm",
