@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import dequant_softmax as _dequant_softmax
 from . import dual_gemm as _dual_gemm
 from . import matmul as _matmul
 from . import nonfinite as _nonfinite
@@ -11,6 +12,7 @@ from . import quantize_nvfp4 as _quantize_nvfp4
 from . import scaled_mm as _scaled_mm
 from . import softmax as _softmax
 from .arrays import asarray, empty
+from .dequant_softmax import dequant_softmax
 from .dual_gemm import dual_gemm_silu
 from .matmul import matmul
 from .nonfinite import NonfiniteReport, nonfinite_report
@@ -37,6 +39,7 @@ OPS = (
     _matmul.OP,
     _scaled_mm.OP,
     _dual_gemm.OP,
+    _dequant_softmax.OP,
     _nonfinite.OP,
 )
 """Every op: what check, bench, compile and the property tests go through."""
@@ -48,6 +51,7 @@ __all__ = [
     "Watch",
     "WatchRecord",
     "asarray",
+    "dequant_softmax",
     "dual_gemm_silu",
     "empty",
     "finfo",

@@ -99,7 +99,7 @@ def run(
 
     operands: the arrays of `product.ARRAYS`, absent or None where there is none.  options: the other
     fields of Product; `blocked`, the names of operands that are scales in blocks; `k`, if a's columns
-    are not K.
+    are not K; `extra`, other arrays that the kernel takes, by name.
     """
     if out is not None:
         arguments.check_new_out(out, shape, out_dtype, operands)
@@ -120,6 +120,7 @@ def run(
         fields = {"alpha": 1.0, "activation": None, "bias": None, "residual": None}
         fields |= {"scale_a": None, "scale_b": None, **options}
         k, blocked = fields.pop("k", None), fields.pop("blocked", ())
+        extra = fields.pop("extra", {})
         k = arrays["a"].shape[-1] if k is None else k
         for name, found in matrices.items():
             if name in product.GROUPS:
@@ -135,7 +136,7 @@ def run(
                 }
                 run(target, part, shape[1:], out_dtype, y[i], config, **options)
             return y
-        arrays["out"] = y
+        arrays |= {"out": y, **extra}
         plan.launch(target.xp, tuple(map(arrays.get, product.ARRAYS[call.kernel])))
     return y
 

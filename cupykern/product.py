@@ -154,6 +154,7 @@ ARRAYS = {  # what kernels take, in their order
         *("a", "b", "b2", "out", "scale_a", "scale_b", "scale_b2"),
         *("groups_a", "groups_b", "groups_b2"),
     ),
+    "dequant_softmax": ("a", "b", "out", "bias", "scale_b", "statistics"),
 }
 
 

@@ -20,7 +20,8 @@ from cupykern.op import RandomDraw
 from cupykern.targets import host
 
 # A cluster of blocks, and splits of k.
-LARGE = {"matmul": (20, 130, 1100), "scaled_mm": (20, 130, 1100), "dual_gemm_silu": (20, 70, 1100)}
+LARGE = {"matmul": (20, 130, 1100), "scaled_mm": (20, 130, 1100), "dual_gemm_silu": (20, 70, 1100),
+         "dequant_softmax": (20, 1000, 64), "quantize_nvfp4": (130, 96)}
 
 op = next(op for op in OPS if op.name == sys.argv[1])
 # Few: a checker's build of a variant takes seconds.

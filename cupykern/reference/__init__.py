@@ -4,6 +4,7 @@ References take an op's own arguments, in numpy or cupy, and return a tuple of F
 the same and return a `Bound` per output.
 """
 
+from .dequant_softmax import dequant_softmax, dequant_softmax_bound
 from .dual_gemm import dual_gemm_silu, dual_gemm_silu_bound
 from .matmul import matmul, matmul_bound, scaled_mm, scaled_mm_bound
 from .nonfinite import nonfinite, nonfinite_bound
@@ -12,6 +13,8 @@ from .quantize import quantize, quantize_bound, quantize_nvfp4, quantize_nvfp4_b
 from .softmax import log_softmax, log_softmax_bound, softmax, softmax_bound
 
 __all__ = [
+    "dequant_softmax",
+    "dequant_softmax_bound",
     "dual_gemm_silu",
     "dual_gemm_silu_bound",
     "layer_norm",
