@@ -81,11 +81,20 @@ _SHOWN_FAILURES = 10
 @target_option
 @click.option("--cases", type=click.IntRange(1), default=100, show_default=True, help="Per op.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--policies", is_flag=True, help="Compare dual_gemm_silu's policies instead.")
 @json_option
-def check(ops: list[Op], target: str | None, cases: int, seed: int, json_path: str | None) -> int:
+def check(
+    ops: list[Op],
+    target: str | None,
+    cases: int,
+    seed: int,
+    policies: bool,
+    json_path: str | None,
+) -> int:
     """Compare random cases with FP64, elementwise, within each op's derived error bound.
 
     Case i is drawn from SEED + i alone.  Exits with 1 on a violation, and says how to reproduce it.
+    With --policies: what each policy of dual_gemm_silu loses at K = 7168, on the same sums.
 
     \b
     Example: cupykern check softmax --target host --cases 200
@@ -93,6 +102,10 @@ def check(ops: list[Op], target: str | None, cases: int, seed: int, json_path: s
     from . import check as checks
 
     where = targets.get(target)
+    if policies:
+        if [op.name for op in ops] != ["dual_gemm_silu"]:
+            raise click.UsageError("--policies is for dual_gemm_silu alone")
+        return _check_policies(where, seed, json_path)
     done = []
     with progress(len(ops) * cases, "check") as advance:
         for case in checks.run_cases(ops, where, cases, seed):
@@ -124,6 +137,38 @@ def check(ops: list[Op], target: str | None, cases: int, seed: int, json_path: s
         click.echo(f"... and {len(failures) - _SHOWN_FAILURES} more (--json has them all)")
     write_json(json_path, checks.document(done, where, seed))
     return 1 if failures else 0
+
+
+def _check_policies(where: targets.Target, seed: int, json_path: str | None) -> int:
+    from . import policies
+
+    rows = list(policies.compare(where, seed))
+    heads = (
+        "inputs",
+        "policy",
+        "max_abs",
+        "ulps",
+        "outside",
+        "error/bound",
+        "registers",
+        "occupancy",
+    )
+    print_table(
+        heads,
+        (
+            (
+                *(row.problem, row.policy, number(row.max_abs), number(row.ulps)),
+                *(f"{row.outside:.4%}", number(row.error_over_bound)),
+                "-" if row.registers is None else row.registers,
+                "-" if row.occupancy is None else f"{row.occupancy:.0%}",
+            )
+            for row in rows
+        ),
+        f"{where.name} ({where.arch}), K = {policies.K}, seed {seed}, the same sums for each policy; outside: "
+        f"of rtol = atol = {policies.TOLERANCE:g} of FP64 rounded to FP16; registers: {rows[0].arch}",
+    )
+    write_json(json_path, [asdict(row) for row in rows])
+    return 1 if any(row.error_over_bound > 1 for row in rows) else 0
 
 
 # --- bench -------------------------------------------------------------------------------------

@@ -288,6 +288,11 @@ def _types(
     return tuple(wide if layout == STRIDED else x for layout, wide, x in layouts), compute
 
 
+def element_types(task: GemmTask, config: GemmConfig) -> tuple[np.dtype, np.dtype]:
+    """a and b as they lie in shared memory."""
+    return _types(task, config)[0]
+
+
 def _promote_k(task: GemmTask, config: GemmConfig) -> int:
     return BLOCK if config.fp8 or task.block_scales else 0
 
