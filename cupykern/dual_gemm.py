@@ -74,6 +74,10 @@ def dual_gemm_silu(
     alpha, alpha2 = product_of_scales(x, y1), product_of_scales(x, y2)
     blocks = check_scales((x, y1, y2), shape[:-2], *shape[-2:])
     operands = {**x.arrays("a"), **y1.arrays("b"), **y2.arrays("b2")}
+    if out is not None:
+        theirs = {"b": "b1", "scale_b": "scale_b1"}
+        named = {theirs.get(name, name): array for name, array in operands.items()}
+        arguments.check_new_out(out, shape, out_dtype, named)
     return matmul.run(
         target,
         operands,

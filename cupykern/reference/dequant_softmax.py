@@ -69,5 +69,6 @@ def dequant_softmax_bound(
         floor = 2 * 2.0**-126 + info.underflow_error
         squares = exponent[1] ** 2 + total[1] ** 2 + (2 * u) ** 2 + info.unit_roundoff**2 / 3
         relative_rms = xp.sqrt(squares + rms**2 + of_sum(rms) ** 2)
-        # What the flushed exponential loses where it is below 2^-126, over a sum of at least 1.
-        return (Bound(y * relative + floor, y * relative_rms + floor / math.sqrt(3)),)
+        # A logit of -inf is a zero, whatever its error.
+        worst, rms = (xp.where(y > 0, y * part, 0.0) for part in (relative, relative_rms))
+        return (Bound(worst + floor, rms + floor / math.sqrt(3)),)
