@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os as _os
+
+from . import decode_problem as _decode_problem
 from . import dequant_softmax as _dequant_softmax
 from . import dual_gemm as _dual_gemm
 from . import matmul as _matmul
@@ -12,6 +15,7 @@ from . import quantize_nvfp4 as _quantize_nvfp4
 from . import scaled_mm as _scaled_mm
 from . import softmax as _softmax
 from .arrays import asarray, empty
+from .decode_attention import decode_attention
 from .dequant_softmax import dequant_softmax
 from .dual_gemm import dual_gemm_silu
 from .matmul import matmul
@@ -23,6 +27,8 @@ from .quantize import quantize
 from .quantize_nvfp4 import quantize_nvfp4
 from .scaled_mm import scaled_mm
 from .softmax import log_softmax, softmax
+from .tuning import tune
+from .tuning import tuned_at_first as _tuned_at_first
 from .watch import Watch, WatchRecord, watch
 from .watch import watched as _watched
 
@@ -40,6 +46,7 @@ OPS = (
     _scaled_mm.OP,
     _dual_gemm.OP,
     _dequant_softmax.OP,
+    _decode_problem.OP,
     _nonfinite.OP,
 )
 """Every op: what check, bench, compile and the property tests go through."""
@@ -51,6 +58,7 @@ __all__ = [
     "Watch",
     "WatchRecord",
     "asarray",
+    "decode_attention",
     "dequant_softmax",
     "dual_gemm_silu",
     "empty",
@@ -64,8 +72,14 @@ __all__ = [
     "rms_norm",
     "scaled_mm",
     "softmax",
+    "tune",
     "watch",
 ]
 
 # The public functions of all ops, also of those to come, are those that a watch looks at.
-globals().update({op.run.__name__: _watched(op.run) for op in OPS if op.run.__name__ in __all__})
+for _op in OPS:
+    if _op.run.__name__ in __all__:
+        _function = _watched(_op.run)
+        if _os.environ.get("CUPYKERN_TUNE") == "1":
+            _function = _tuned_at_first(_op, _function)
+        globals()[_op.run.__name__] = _function

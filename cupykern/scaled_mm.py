@@ -299,15 +299,28 @@ def _draw_problem(draw: Draw) -> ScaledProblem:
 
 
 def _bench_problem(shape: tuple[int, ...], dtype: str) -> ScaledProblem:
-    """dtype: a's; b is float8_e4m3fn, or int8 or NvFp4 as a is."""
-    if len(shape) != 3:
-        raise ValueError(f"scaled_mm needs a shape (M, N, K); got {shape}")
-    dtypes.resolve(dtype, "dtype", tuple(dtypes.NAMES[name] for name in OP.dtypes))
-    dtype_b = dtype if dtype in ("int8", NVFP4) else "float8_e4m3fn"
-    if dtype == NVFP4 and shape[2] % nvfp4.GROUP:
-        raise ValueError(f"K of NVFP4 must be a multiple of {nvfp4.GROUP}; got {shape[2]}")
-    product = matmul.MatmulProblem(*shape, dtype=dtype, dtype_b=dtype_b, layout_b="F", kind="bench")
-    return ScaledProblem(product, "none" if dtype == NVFP4 else "tensor")
+    """dtype: as matmul.bench_product; b is float8_e4m3fn, or int8 or NvFp4 as a is, if it is not named.
+    Scales by tensor, or with the option "rows" or "blocks"; of NvFp4 its own."""
+    if NVFP4 in dtype.partition(":")[0].split("*"):
+        return ScaledProblem(_nvfp4_bench_product(shape, dtype), "none")
+    default = "int8" if dtype.partition(":")[0] == "int8" else "float8_e4m3fn"
+    problem, options = matmul.bench_product(OP, shape, dtype, default, ("rows", "blocks"))
+    if dtypes.NAMES[problem.dtype_b] not in _QUANTIZED:
+        raise TypeError(f"scaled_mm's b is quantized; got {problem.dtype_b}")
+    if {"rows", "blocks"} <= options:
+        raise ValueError("scales are by rows or by blocks")
+    return ScaledProblem(problem, next(iter(options & {"rows", "blocks"}), "tensor"))
+
+
+def _nvfp4_bench_product(shape: tuple[int, ...], dtype: str) -> matmul.MatmulProblem:
+    if len(shape) != 3 or shape[2] % nvfp4.GROUP:
+        raise ValueError(f"scaled_mm needs a shape (M, N, K), K a multiple of 16; got {shape}")
+    name, _, name_b = dtype.partition("*")
+    if (name, name_b or NVFP4) not in NVFP4_PAIRS:
+        raise TypeError(f"NvFp4 goes with NvFp4, float16 or bfloat16; got {dtype}")
+    return matmul.MatmulProblem(
+        *shape, dtype=name, dtype_b=name_b or NVFP4, layout_b="F", kind="bench"
+    )
 
 
 def _operands(p: matmul.MatmulProblem, seed: int, xp: Any) -> Call:
@@ -440,5 +453,9 @@ OP = Op(
     configs=lambda problem, arch: gemm.configs(_task(problem), arch),
     variant=lambda problem, config: gemm.variant(_task(problem), config),
     sample=_sample,
-    dtypes=("float8_e4m3fn", "float16", "bfloat16", "int8", NVFP4),
+    dtypes=(
+        *("float8_e4m3fn", "float8_e4m3fn:rows", "float8_e4m3fn:blocks"),
+        *("float16:bias", "float16:bias+kn", "float16*int8", "int8"),
+        *(NVFP4, f"float16*{NVFP4}"),
+    ),
 )

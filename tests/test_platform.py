@@ -376,6 +376,82 @@ def test_products_of_fragments(target, a, b, outer_major):
     np.testing.assert_array_equal(product, expected)
 
 
+@pytest.mark.parametrize("number", ["half", "bf16"])
+def test_sums_become_an_operand(target, number):
+    """(a b^T) b, the sums of the first product in registers; where columns stay columns, transposed."""
+    body = """
+    constexpr bool kRowsStay = kSumsSide == kSideA;
+    Accumulator<A> sums[2][2] = {}, acc[2][2] = {};
+    for (int k = 0; k < kDepth; k += 16) {
+        FragmentA<A> f[2];
+        FragmentB<A> g[2];
+        for (int i = 0; i < 2; ++i) {
+            if constexpr (kRowsStay) load_fragment<false>(f[i], s.a, 16 * i, k);
+            else load_fragment<false>(f[i], s.b, 16 * i, k);
+            if constexpr (kRowsStay) load_fragment<false>(g[i], s.b, 16 * i, k);
+            else load_fragment<false>(g[i], s.a, 16 * i, k);
+        }
+        mma(sums, f, g);
+    }
+    for (int k = 0; k < 2; ++k) {
+        Fragment<A, kSumsSide> f[2];
+        Fragment<A, kRowsStay ? kSideB : kSideA> g[2];
+        for (int i = 0; i < 2; ++i) {
+            sums_to_fragment<A>(f[i], kRowsStay ? sums[i][k] : sums[k][i]);
+            load_fragment<true>(g[i], s.b, 16 * i, 16 * k);
+        }
+        const auto multiply = [&](const auto& sums, const auto& other) {
+            if constexpr (kRowsStay) mma(acc, sums, other);
+            else mma(acc, other, sums);
+        };
+        multiply(f, g);
+    }
+    for (int m = 0; m < 2; ++m) for (int n = 0; n < 2; ++n) {
+        for (int i = 0; i < Accumulator<A>::kCount; ++i) {
+            const int row = m * 16 + Accumulator<A>::row(lane_id(), i);
+            const int col = n * 16 + Accumulator<A>::col(lane_id(), i);
+            y[kRowsStay ? row * 32 + col : col * 32 + row] = acc[m][n].values[i];
+        }
+    }
+"""
+    x, y = (np.sign(integers((32, 32), number, False, i)) for i in range(2))
+    product = multiply(
+        target, body, x, y, np.full((32, 32), -1, F32), (("A", number), ("Out", "float"))
+    )
+    x, y = x.astype(np.float64), y.astype(np.float64)
+    np.testing.assert_array_equal(product, x @ y.T @ y)
+
+
+def test_products_summed_in_fp16(target):
+    if target.name == "hip":
+        pytest.skip("AMD's matrix units sum FP16 in FP32")
+    body = """
+    HalfAccumulator acc[2][2] = {};
+    for (int k = 0; k < kDepth; k += 16) {
+        FragmentA<half> f[2];
+        FragmentB<half> g[2];
+        for (int i = 0; i < 2; ++i) {
+            load_fragment<false>(f[i], s.a, 16 * i, k);
+            load_fragment<false>(g[i], s.b, 16 * i, k);
+        }
+        mma(acc, f, g);
+    }
+    for (int m = 0; m < 2; ++m) for (int n = 0; n < 2; ++n) {
+        for (int i = 0; i < HalfAccumulator::kCount; ++i) {
+            const int row = m * 16 + Accumulator<half>::row(lane_id(), i);
+            const int col = n * 16 + Accumulator<half>::col(lane_id(), i);
+            y[row * 32 + col] = acc[m][n].value(i);
+        }
+    }
+"""
+    x, y = (integers((32, 48), "half", False, i) for i in range(2))
+    x[:, 0], y[0, 0], x[:, 16:], y[0, 16:] = 64, 64, 0, 0  # 4096 and more is a multiple of 4
+    out = multiply(target, body, x, y, np.full((32, 32), -1, F32), (("Out", "float"),))
+    exact = x.astype(np.float64) @ y.astype(np.float64).T
+    assert (np.abs(exact[:, 0]) > 2048).any()
+    np.testing.assert_array_equal(out, exact.astype(np.float16).astype(F32))
+
+
 @pytest.mark.parametrize("outer_major", [0, 1])
 @pytest.mark.parametrize("stored", ["e4m3", "e5m2", "int8_t"])
 @pytest.mark.parametrize("a", ["half", "bf16"])

@@ -41,16 +41,16 @@ template <class T> struct Accumulator {
     float values[8];
 
     // values 0-3: columns 0-7, 4-7: columns 8-15.
-    DEVICE static int row(int lane, int i) { return lane / 4 + i % 4 / 2 * 8; }
-    DEVICE static int col(int lane, int i) { return i / 4 * 8 + lane % 4 * 2 + i % 2; }
+    DEVICE static constexpr int row(int lane, int i) { return lane / 4 + i % 4 / 2 * 8; }
+    DEVICE static constexpr int col(int lane, int i) { return i / 4 * 8 + lane % 4 * 2 + i % 2; }
 };
 template <> struct Accumulator<int8_t> {
     using Sum = int;
     static constexpr int kCount = 8;
     int values[8];
 
-    DEVICE static int row(int lane, int i) { return Accumulator<half>::row(lane, i); }
-    DEVICE static int col(int lane, int i) { return Accumulator<half>::col(lane, i); }
+    DEVICE static constexpr int row(int lane, int i) { return Accumulator<half>::row(lane, i); }
+    DEVICE static constexpr int col(int lane, int i) { return Accumulator<half>::col(lane, i); }
 };
 
 namespace cuda {
@@ -106,6 +106,49 @@ DEVICE void mma(Accumulator<A> (&acc)[kM][kN], const FragmentA<A> (&a)[kM],
             auto* sums = acc[m][n].values;
             cuda::mma_16x8<A, B>(sums, a[m].words, b[n].words[0], b[n].words[2]);
             cuda::mma_16x8<A, B>(sums + 4, a[m].words, b[n].words[1], b[n].words[3]);
+        }
+    }
+}
+
+// --- sums as an operand of the next product ----------------------------------------------------
+// 16 x 16 sums, rounded to T, as 16 of k: with kSideA their rows stay rows and their columns are k, with
+// kSideB their columns stay columns and their rows are k.  On each platform the side that leaves the
+// numbers in their lanes, or nearly so.
+constexpr Side kSumsSide = kSideA;
+template <class T>
+DEVICE void sums_to_fragment(Fragment<T, kSumsSide>& f, const Accumulator<T>& sums) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) f.words[i] = pack<T>(sums.values[2 * i], sums.values[2 * i + 1]);
+}
+
+// --- products of FP16 summed in FP16 ------------------------------------------------------------
+// Value i stands where an Accumulator has it.
+constexpr bool kHasHalfSums = true;
+struct HalfAccumulator {
+    static constexpr int kCount = 8;
+    uint32_t words[4];
+
+    DEVICE float value(int i) const {
+        const __half2 pair = bit_cast<__half2>(words[i / 2]);
+        return i % 2 ? __high2float(pair) : __low2float(pair);
+    }
+};
+template <int kM, int kN>
+DEVICE void mma(HalfAccumulator (&acc)[kM][kN], const FragmentA<half> (&a)[kM],
+                const FragmentB<half> (&b)[kN]) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int n = 0; n < kN; ++n) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                uint32_t* sums = acc[m][n].words + 2 * i;
+                asm("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%0, %1}, {%2, %3, %4, %5}, "
+                    "{%6, %7}, {%0, %1};"
+                    : "+r"(sums[0]), "+r"(sums[1])
+                    : "r"(a[m].words[0]), "r"(a[m].words[1]), "r"(a[m].words[2]),
+                      "r"(a[m].words[3]), "r"(b[n].words[i]), "r"(b[n].words[i + 2]));
+            }
         }
     }
 }

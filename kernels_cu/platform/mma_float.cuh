@@ -21,7 +21,7 @@ template <Side kSide> struct Fragment<float, kSide> {
     static constexpr int kLines = 16 / kStep;
     float values[kLines][4];
 
-    DEVICE static int line(int lane, int i) {
+    DEVICE static constexpr int line(int lane, int i) {
         return (kSide == kSideA ? lane / 4 : lane % 4) + kStep * i;
     }
 };
@@ -31,8 +31,8 @@ template <> struct Accumulator<float> {
     static constexpr int kCount = 256 / kWarpSize;
     float values[kCount];
 
-    DEVICE static int row(int lane, int i) { return FragmentA<float>::line(lane, i / 4); }
-    DEVICE static int col(int lane, int i) { return FragmentB<float>::line(lane, i % 4); }
+    DEVICE static constexpr int row(int lane, int i) { return FragmentA<float>::line(lane, i / 4); }
+    DEVICE static constexpr int col(int lane, int i) { return FragmentB<float>::line(lane, i % 4); }
 };
 
 // From shared memory, whose tile(line, c) is the address of the 16-byte chunk c of a line.  kOuterMajor:

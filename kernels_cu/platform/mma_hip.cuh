@@ -21,10 +21,10 @@ template <class T> struct Sums {
     static constexpr int kCount = 256 / kWarpSize;
     T values[kCount];
 
-    DEVICE static int row(int lane, int i) {
+    DEVICE static constexpr int row(int lane, int i) {
         return kGroups == 4 ? lane / 16 * 4 + i : kGroups == 2 ? lane / 16 * 8 + i : 2 * i + lane / 16;
     }
-    DEVICE static int col(int lane, int) { return lane % 16; }
+    DEVICE static constexpr int col(int lane, int) { return lane % 16; }
 };
 
 template <class T, int N> struct PackOf { typedef T Type __attribute__((ext_vector_type(N))); };
@@ -115,6 +115,31 @@ DEVICE void mma(Accumulator<A> (&acc)[kM][kN], const FragmentA<A> (&a)[kM],
         }
     }
 }
+
+// Sums as an operand of the next product (see mma_cuda.cuh).  Here columns stay columns: on gfx9 and
+// gfx12 a lane has the rows that it needs as k, on gfx11 every second of them.
+constexpr Side kSumsSide = kSideB;
+template <class T>
+DEVICE void sums_to_fragment(Fragment<T, kSumsSide>& f, const Accumulator<T>& sums) {
+    if constexpr (kGroups > 1) {
+        static_assert(Fragment<T, kSumsSide>::kCount == Accumulator<T>::kCount, "16 of k");
+#pragma unroll
+        for (int i = 0; i < Accumulator<T>::kCount; ++i) f.values[i] = from_float<T>(sums.values[i]);
+    } else {
+        const bool upper = lane_id() >= 16;
+#pragma unroll
+        for (int i = 0; i < Accumulator<T>::kCount; ++i) {
+            const float mine = sums.values[i], other = shuffle_xor(mine, 16);
+            f.values[2 * i] = from_float<T>(upper ? other : mine);
+            f.values[2 * i + 1] = from_float<T>(upper ? mine : other);
+        }
+    }
+}
+// Their matrix units sum FP16 in FP32.
+constexpr bool kHasHalfSums = false;
+struct HalfAccumulator {
+    DEVICE float value(int) const { return 0.0f; }
+};
 
 // 32 of k as two fragments, each number converted from Stored.  kOrder: here k keeps its order.
 template <class Stored, bool kOuterMajor, LaneOrder kOrder, class T, Side kSide, class Tile>

@@ -52,10 +52,10 @@ template <class T> struct Sums {
     static constexpr int kCount = 256 / kWarpSize;
     T values[kCount];
 
-    DEVICE static int row(int lane, int i) {
+    DEVICE static constexpr int row(int lane, int i) {
         return kWarpSize == 32 ? lane / 4 + i % 4 / 2 * 8 : lane / 16 * 4 + i;
     }
-    DEVICE static int col(int lane, int i) {
+    DEVICE static constexpr int col(int lane, int i) {
         return kWarpSize == 32 ? i / 4 * 8 + lane % 4 * 2 + i % 2 : lane % 16;
     }
 };
@@ -137,6 +137,58 @@ DEVICE void mma(Accumulator<A> (&acc)[kM][kN], const FragmentA<A> (&a)[kM],
                 const FragmentB<B> (&b)[kN], HOST_PLACE) {
     host::Multiply<A, B, kM, kN> payload{acc, a, b};
     host::runtime->exchange("mma", &payload, host::Multiply<A, B, kM, kN>::combine, place);
+}
+
+// --- sums as an operand of the next product (see mma_cuda.cuh) --------------------------------
+constexpr Side kSumsSide = kWarpSize == 32 ? kSideA : kSideB;
+namespace host {
+template <class T> struct SumsToFragment {
+    Fragment<T, kSumsSide>* fragment;
+    const Accumulator<T>* sums;
+
+    static void combine(void** payloads) {
+        float all[16][16];  // [row or column][k]
+        constexpr int kCount = Fragment<T, kSumsSide>::kCount;
+        for (int lane = 0; lane < kWarpSize; ++lane) {
+            const auto& mine = *static_cast<const SumsToFragment*>(payloads[lane]);
+            for (int i = 0; i < Accumulator<T>::kCount; ++i) {
+                const int row = Accumulator<T>::row(lane, i), col = Accumulator<T>::col(lane, i);
+                (kSumsSide == kSideA ? all[row][col] : all[col][row]) = mine.sums->values[i];
+            }
+        }
+        for (int lane = 0; lane < kWarpSize; ++lane) {
+            const auto& mine = *static_cast<const SumsToFragment*>(payloads[lane]);
+            for (int i = 0; i < kCount; ++i) {
+                mine.fragment->values[i] = from_float<T>(all[lane % 16][lane / 16 * kCount + i]);
+            }
+        }
+    }
+};
+}  // namespace host
+template <class T>
+DEVICE void sums_to_fragment(Fragment<T, kSumsSide>& f, const Accumulator<T>& sums, HOST_PLACE) {
+    host::SumsToFragment<T> payload{&f, &sums};
+    host::runtime->exchange("sums_to_fragment", &payload, payload.combine, place);
+}
+
+// --- products of FP16 summed in FP16: rounded once for every fragment of k ---------------------
+constexpr bool kHasHalfSums = true;
+struct HalfAccumulator : host::Sums<float> {
+    DEVICE float value(int i) const { return values[i]; }
+};
+template <int kM, int kN>
+DEVICE void mma(HalfAccumulator (&acc)[kM][kN], const FragmentA<half> (&a)[kM],
+                const FragmentB<half> (&b)[kN], HOST_PLACE) {
+    Accumulator<half> sums[kM][kN];
+    memcpy(sums, acc, sizeof(sums));
+    mma(sums, a, b, place);
+    for (int m = 0; m < kM; ++m) {
+        for (int n = 0; n < kN; ++n) {
+            for (int i = 0; i < HalfAccumulator::kCount; ++i) {
+                acc[m][n].values[i] = to_float(from_float<half>(sums[m][n].values[i]));
+            }
+        }
+    }
 }
 
 // 32 of k as two fragments, each number converted from Stored.  kOrder: here k keeps its order.
