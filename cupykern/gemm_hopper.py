@@ -312,12 +312,12 @@ class HopperPlan(NamedTuple):
     params: np.ndarray
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
-        """arrays: a, b, out, bias, residual, scale_a, scale_b; None where absent."""
+        """arrays: a, b, out, bias, residual, scale_a, scale_b, of which some are None, and others."""
         maps = (
             _NO_MAP if plan is None else plan.encode(self.target, array)
             for plan, array in zip(self.maps, arrays[:3], strict=True)
         )
-        self.kernel(self.grid, (*maps, *arrays[2:], self.params), self.shared_bytes)
+        self.kernel(self.grid, (*maps, *arrays[2:7], self.params), self.shared_bytes)
 
 
 def hopper_plan(

@@ -97,4 +97,7 @@ class Op:
 
 
 def as_tuple(outputs: Any) -> tuple[Any, ...]:
+    """The arrays of what an op returns: an array, several, or a thing that gives them as `outputs()`."""
+    if hasattr(outputs, "outputs"):
+        return outputs.outputs()
     return outputs if isinstance(outputs, tuple) else (outputs,)
