@@ -68,6 +68,11 @@ def matmul(
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, alpha, config, devices) and
     NotImplementedError.  Error bound: `reference.matmul_bound`.
     """
+    arrays = {"a": a, "b": b, "bias": bias, "residual": residual}
+    options = (activation, alpha, out_dtype, accumulate, config)
+    key, y = run_warm("matmul", arrays, options, out)
+    if y is not None:
+        return y
     target = arguments.target_of("a", a)
     arguments.same_place("b", b, a, "a")
     if accumulate != "float32":
@@ -83,7 +88,27 @@ def matmul(
     residual = check_addend("residual", residual, a, shape)
     check_activation(activation)
     operands = {"a": a, "b": b, "bias": bias, "residual": residual}
-    return run(target, operands, shape, out_dtype, out, config, alpha=alpha, activation=activation)
+    return run(
+        target, operands, shape, out_dtype, out, config, key, alpha=alpha, activation=activation
+    )
+
+
+def run_warm(
+    function: str, arrays: dict[str, Any], options: tuple[Any, ...], out: Any
+) -> tuple[Any, Any]:
+    """(key for `run`, the result if a call like this is known, else None).
+
+    arrays: by their names in `product.ARRAYS`, or None.  options: all other arguments.
+    """
+    key, known = plans.find(function, tuple(arrays.values()), options, out)
+    if known is None:
+        return key, None
+    target, plan, names, shape, out_dtype = known
+    with arguments.on_device(target):
+        y = target.xp.empty(shape, out_dtype) if out is None else out
+        arrays["out"] = y
+        plan.launch(target.xp, tuple(map(arrays.get, names)))
+    return key, y
 
 
 def run(
@@ -93,11 +118,13 @@ def run(
     out_dtype: np.dtype,
     out: Any,
     config: AnyConfig | None,
+    key: Any = None,
     **options: Any,
 ) -> Any:
     """Launch a product whose arguments are checked.
 
-    operands: the arrays of `product.ARRAYS`, absent or None where there is none.  options: the other
+    operands: the arrays of `product.ARRAYS`, absent or None where there is none.  key: run_warm's, if
+    these are the arrays that it was given, or views that begin where they do.  options: the other
     fields of Product; `blocked`, the names of operands that are scales in blocks; `k`, if a's columns
     are not K; `extra`, other arrays that the kernel takes, by name.
     """
@@ -111,6 +138,7 @@ def run(
         matrices = {name: product.matrix(x, shape[:-2]) for name, x in arrays.items()}
         for name, found in matrices.items():
             if found is None:  # rare: a stride of some odd number of bytes
+                key = None
                 arrays[name] = target.xp.array(arrays[name], order="C")
                 matrices[name] = product.matrix(arrays[name], shape[:-2])
         place = product.matrix(y, shape[:-2])
@@ -137,7 +165,9 @@ def run(
                 run(target, part, shape[1:], out_dtype, y[i], config, **options)
             return y
         arrays |= {"out": y, **extra}
-        plan.launch(target.xp, tuple(map(arrays.get, product.ARRAYS[call.kernel])))
+        names = product.ARRAYS[call.kernel]
+        plans.remember(key, (target, plan, names, shape, out_dtype))
+        plan.launch(target.xp, tuple(map(arrays.get, names)))
     return y
 
 
