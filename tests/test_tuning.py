@@ -14,8 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_op import Config, make_op
-from hypothesis import given
-from hypothesis import strategies as st
 
 import cupykern
 from cupykern import OPS, choice, cli, options, plans, store, sweep, targets, tuning, winners
@@ -165,10 +163,12 @@ def test_tuned_at_first(op):
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_every_op_takes_a_config_and_asks_for_a_tuned_one(op):
-    assert "config" in inspect.signature(op.run).parameters
     shape = op.bench_shapes("host")[0]
     shape = {2: (8, 1024), 3: (32, 64, 128)}.get(len(shape), shape)
     problem = op.bench_problem(shape, op.dtypes[0])
+    if op.configs(problem, "host") == (None,):
+        pytest.skip(f"{op.name} has no configs")
+    assert "config" in inspect.signature(op.run).parameters
     call = op.inputs(problem, 0, np)
     with pytest.raises((TypeError, ValueError)):
         op.run(*call.args, **call.kwargs, config="none such")
@@ -181,10 +181,6 @@ def test_every_op_takes_a_config_and_asks_for_a_tuned_one(op):
         assert y.tobytes() == z.tobytes()
 
 
-# --- the store -----------------------------------------------------------------------------------
-
-
-@given(st.integers(0, 10**9))
 def test_buckets(size):
     top = choice.bucket(size)
     assert size <= top <= max(size, 1.25 * size + 1)
