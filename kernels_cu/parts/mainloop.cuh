@@ -36,11 +36,11 @@ static_assert(kFragmentsM * kGridM * 16 == kTileM && kColFragments * kGridN * 16
 constexpr bool kConverts = sizeof(ElementA) < sizeof(ComputeA) || sizeof(ElementB) < sizeof(ComputeB);
 template <class Element> constexpr bool kScaled = kSame<Element, e2m1x2>;
 constexpr LaneOrder kLaneOrder =
-    kScaled<ElementA> || kScaled<ElementB>                         ? kEights
+    kScaled<ElementA> || kScaled<ElementB>                         ? LaneOrder::kEights
     : (sizeof(ElementA) < sizeof(ComputeA) && kLayoutA == kInner) ||
             (sizeof(ElementB) < sizeof(ComputeB) && kLayoutB == kInner)
-        ? kFours
-        : kPairs;
+        ? LaneOrder::kFours
+        : LaneOrder::kPairs;
 constexpr int kStep = kConverts ? 32 : kFragmentK<ComputeA>;
 constexpr int kStepsPerWarp = kTileK / kStep / kGridK;
 static_assert(kStepsPerWarp * kStep * kGridK == kTileK, "warps share a stage's k in whole steps");

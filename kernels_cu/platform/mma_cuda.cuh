@@ -225,10 +225,10 @@ template <class Stored, bool kOuterMajor, LaneOrder kOrder, class T, Side kSide,
 DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
                            int first, int k) {
     const int r = lane_id() % 8, q = lane_id() / 8;
-    if constexpr (kSame<Stored, T> && kOrder == kPairs) {
+    if constexpr (kSame<Stored, T> && kOrder == LaneOrder::kPairs) {
         load_fragment<kOuterMajor>(low, tile, first, k);
         load_fragment<kOuterMajor>(high, tile, first, k + 16);
-    } else if constexpr (kSame<Stored, T> && kOrder == kEights) {
+    } else if constexpr (kSame<Stored, T> && kOrder == LaneOrder::kEights) {
         static_assert(!kOuterMajor, "k runs along the lines");
         const int row = lane_id() / 4, t = lane_id() % 4;
 #pragma unroll
@@ -254,7 +254,7 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
             }
         }
     } else if constexpr (!kOuterMajor) {
-        static_assert(kOrder == kFours, "bytes of k lie in the order of their lines");
+        static_assert(kOrder == LaneOrder::kFours, "bytes of k lie in the order of their lines");
         uint32_t bytes[4];
         load_matrix<false>(bytes, tile(first + q % 2 * 8 + r, k / 16 + q / 2));
 #pragma unroll
@@ -265,7 +265,7 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
     } else {
         // A 16-bit number of the transposed matrix is a pair of columns: the even ones become the
         // fragment's first 8 columns, the odd ones the others (stored_column).
-        static_assert(kOrder == kPairs, "k lies across the lines");
+        static_assert(kOrder == LaneOrder::kPairs, "k lies across the lines");
         uint32_t bytes[4];  // k 0-7, 8-15, 16-23, 24-31
         load_matrix<true>(bytes, tile(k + q * 8 + r, first / 16));
 #pragma unroll
