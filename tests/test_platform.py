@@ -459,7 +459,7 @@ def test_converted_fragments(target, a, stored, outer_major):
     """B is stored in bytes and multiplied as A's numbers: 32 of k at once, in whichever order."""
     body = f"""
     constexpr bool kOuter = {outer_major};
-    constexpr LaneOrder kOrder = kOuter ? kPairs : kFours;
+    constexpr LaneOrder kOrder = kOuter ? LaneOrder::kPairs : LaneOrder::kFours;
     Accumulator<A> acc[2][2] = {{}};
     for (int k = 0; k < kDepth; k += 32) {{
         FragmentA<A> f[2][2];
@@ -492,8 +492,8 @@ def test_both_operands_converted(target, a, b):
         FragmentA<A> f[2][2];
         FragmentB<A> g[2][2];
         for (int i = 0; i < 2; ++i) {
-            load_converted<StoredA, false, kFours>(f[0][i], f[1][i], s.a, 16 * i, k);
-            load_converted<StoredB, false, kFours>(g[0][i], g[1][i], s.b, 16 * i, k);
+            load_converted<StoredA, false, LaneOrder::kFours>(f[0][i], f[1][i], s.a, 16 * i, k);
+            load_converted<StoredB, false, LaneOrder::kFours>(g[0][i], g[1][i], s.b, 16 * i, k);
         }
         mma(acc, f[0], g[0]);
         mma(acc, f[1], g[1]);
