@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from planted import Fault, caught_by, first_failure
 import cupykern
 from cupykern import OPS, attention_plan, check, dtypes, inputs
 from cupykern.attention_ops import AttentionProblem, VarlenProblem
+from cupykern.attention_plan import AttentionConfig
 
 ATTENTION, VARLEN = (
     next(op for op in OPS if op.name == name) for name in ("attention", "attention_varlen")
@@ -28,7 +30,7 @@ FAULTS = {
         "attention.cu",
         "if (first_key + kTileN <= limit) return;",
         "if (first_key + kTileN <= limit + 1) return;",
-        "tails",
+        "blocks",
     ),
     "the last tile of keys is skipped": Fault(
         "parts/attention_task.cuh",
@@ -52,7 +54,7 @@ FAULTS = {
         "tails",
     ),
     "the largest score of the last tile alone": Fault(
-        "parts/online_softmax.cuh", "largest[r] = top[r];", "largest[r] = -kInfinity;", "growing"
+        "parts/online_softmax.cuh", "largest[r] = top[r];", "largest[r] = -kInfinity;", "tails"
     ),
     "products are not rescaled": Fault(
         "attention.cu", "values[i] *= factors[m][Rows::slot(i)];", "values[i] *= 1.0f;", "growing"
@@ -73,10 +75,10 @@ FAULTS = {
         "parts/online_softmax.cuh",
         "from[r] = origin[r] == -kInfinity ? 0.0f : origin[r];",
         "from[r] = origin[r];",
-        "empty rows",
+        "blocks",
     ),
     "rows without keys are divided by zero": Fault(
-        "attention.cu", "total == 0.0f ? 0.0f : 1.0f / total;", "1.0f / total;", "empty rows"
+        "attention.cu", "total == 0.0f ? 0.0f : 1.0f / total;", "1.0f / total;", "no keys"
     ),
     "no barrier between stages": Fault(
         "attention.cu", "sync_block();  // this stage is whole", "// this stage is whole", "tails"
@@ -90,14 +92,8 @@ FAULTS = {
     "a stage is loaded over while it is read": Fault(
         "attention.cu", "storage.stages[stage ^ 1]);", "storage.stages[stage]);", "tails"
     ),
-    "queries that nobody waits for": Fault(
-        "attention.cu",
-        "    copy_async_wait<0>();\n    if (end <= 0",
-        "    if (end <= 0",
-        "no keys",
-    ),
     "keys past the end are read": Fault(
-        "parts/shared_tile.cuh", "first + line < num_lines ? bytes : 0", "bytes", "padded rows"
+        "parts/shared_tile.cuh", "first + line < num_lines ? bytes : 0", "bytes", "tails"
     ),
     "elements past the end of a row are read": Fault(
         "parts/shared_tile.cuh",
@@ -127,7 +123,7 @@ FAULTS = {
         "attention.cu", "if (params.prescale) {", "if (params.prescale && params.unit < 0) {", "masks"
     ),
     "a masked block is computed where its neighbour is": Fault(
-        "attention.cu", "if (block_type == kMaskedBlock) return;", "", "blocks"
+        "attention.cu", "if (block_type == kMaskedBlock) return;", "", "large tiles"
     ),
     "partial tiles by column": Fault(
         "attention.cu", "!tile[row * size + col]", "!tile[col * rows + row]", "blocks"
@@ -225,6 +221,14 @@ def _check_growing() -> None:
         _compare(q, np.repeat(tiles, 8).reshape(k.shape), v, scale=1.0, return_row_stats=True)
 
 
+def _check_large_tiles() -> None:
+    """Tiles of two rows of blocks, warps of two rows of fragments."""
+    problem = AttentionProblem(1, 2, 1, 200, 300, 16, 16, mask="block", lse=True)
+    for blocks in ((64, 64), (64, 128), (128, 64)):
+        call = ATTENTION.inputs(replace(problem, blocks=blocks), 5, np)
+        _compare(*call.args, **call.kwargs, config=AttentionConfig(128, 32, 4))
+
+
 def _check_empty_rows() -> None:
     """Rows that never see a key, and rows that do after a masked tile."""
     mask = np.zeros((64, 130), bool)
@@ -263,6 +267,7 @@ def _check_sections() -> None:
 
 CHECKS = {
     "growing": _check_growing,
+    "large tiles": _check_large_tiles,
     "empty rows": _check_empty_rows,
     "large offsets": _check_large_offsets,
     "sections": _check_sections,
