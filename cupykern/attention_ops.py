@@ -99,7 +99,7 @@ def _bench_sizes(shape: tuple[int, ...], dtype: str) -> tuple[int, int, int, int
             f"causal 0 or 1; got {shape}"
         )
     dtypes.resolve(dtype, "dtype", attention_plan.DTYPES)
-    b, h, s, d, causal, h_kv = (*shape, 0, shape[1])[:6] if len(shape) < 6 else shape
+    b, h, s, d, causal, h_kv = (*shape, *(0, shape[1])[len(shape) - 4 :])
     return b, h, h_kv, s, d, bool(causal)
 
 
