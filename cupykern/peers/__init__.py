@@ -44,9 +44,10 @@ class Peer:
 
 def all_peers() -> dict[str, Peer]:
     """Every peer by name; imports none of the libraries."""
-    from . import cupyx, liger, quack, torch
+    from . import cupyx, liger, quack, torch, torch_attention
 
-    return {peer.name: peer for family in (torch, quack, liger, cupyx) for peer in family.PEERS}
+    families = (torch, torch_attention, quack, liger, cupyx)
+    return {peer.name: peer for family in families for peer in family.PEERS}
 
 
 def to_array(output: Any, xp: Any) -> Any:
