@@ -7,6 +7,7 @@ import pytest
 
 import cupykern
 from cupykern import dtypes
+from cupykern.check import compare
 from cupykern.op import Call
 from cupykern.peers import torch as peers
 from cupykern.peers import torch_attention
@@ -84,7 +85,7 @@ def test_attention(causal):
     bounds = op.bound(*call.args, **call.kwargs, reference=references)
     flash = {peer.name: peer.build for peer in torch_attention.PEERS}["torch.flash"]
     theirs = flash("attention", call)().numpy()
-    assert cupykern.check.compare((theirs,), references, bounds).ok
+    assert compare((theirs,), references, bounds).ok
     assert flash("attention", Call(call.args, {"mask": None, "return_lse": True})) is None
     assert flash("softmax", call) is None
 

@@ -25,7 +25,8 @@ LARGE |= {"attention": (1, 2, 130, 64, 1), "attention_varlen": (2, 2, 100, 64, 1
 
 op = next(op for op in OPS if op.name == sys.argv[1])
 # Few: a checker's build of a variant takes seconds.
-for schedule, warp_size, count in (("fifo", 32, 6), ("lifo", 64, 3)):
+counts = {"attention": (3, 1), "attention_varlen": (1, 1)}.get(sys.argv[1], (6, 3))
+for schedule, warp_size, count in zip(("fifo", "lifo"), (32, 64), counts):
     with host.use(sanitizer=sys.argv[2], schedule=schedule, warp_size=warp_size) as target:
         problems = [op.draw_problem(RandomDraw(seed)) for seed in range(count)]
         # ThreadSanitizer has room for 8128 threads, fewer than a cluster of 16 blocks.
