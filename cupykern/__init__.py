@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os as _os
+
 from . import attention_ops as _attention
+from . import decode_problem as _decode_problem
 from . import matmul as _matmul
 from . import nonfinite as _nonfinite
 from . import norm as _norm
@@ -12,6 +15,7 @@ from . import softmax as _softmax
 from .arrays import asarray, empty
 from .attention import attention, attention_varlen, scaled_dot_product_attention
 from .block_mask import BlockMask
+from .decode_attention import decode_attention
 from .matmul import matmul
 from .nonfinite import NonfiniteReport, nonfinite_report
 from .norm import layer_norm, rms_norm
@@ -19,6 +23,8 @@ from .numerics import finfo
 from .quantize import quantize
 from .scaled_mm import scaled_mm
 from .softmax import log_softmax, softmax
+from .tuning import tune
+from .tuning import tuned_at_first as _tuned_at_first
 from .watch import Watch, WatchRecord, watch
 from .watch import watched as _watched
 
@@ -33,6 +39,7 @@ OPS = (
     _quantize.OP,
     _matmul.OP,
     _scaled_mm.OP,
+    _decode_problem.OP,
     _attention.OP,
     _attention.VARLEN_OP,
     _nonfinite.OP,
@@ -48,6 +55,7 @@ __all__ = [
     "asarray",
     "attention",
     "attention_varlen",
+    "decode_attention",
     "empty",
     "finfo",
     "layer_norm",
@@ -59,8 +67,14 @@ __all__ = [
     "scaled_dot_product_attention",
     "scaled_mm",
     "softmax",
+    "tune",
     "watch",
 ]
 
 # The public functions of all ops, also of those to come, are those that a watch looks at.
-globals().update({op.run.__name__: _watched(op.run) for op in OPS if op.run.__name__ in __all__})
+for _op in OPS:
+    if _op.run.__name__ in __all__:
+        _function = _watched(_op.run)
+        if _os.environ.get("CUPYKERN_TUNE") == "1":
+            _function = _tuned_at_first(_op, _function)
+        globals()[_op.run.__name__] = _function

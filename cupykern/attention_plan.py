@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from kernels_cu import Variant
 
-from . import dtypes
+from . import dtypes, plans
 from .jit import get_kernel
 from .rows import DTYPE_CODES
 from .targets import Kernel, Target, by_value
@@ -227,7 +226,7 @@ class AttentionPlan(NamedTuple):
             self.kernel(grid, (*arrays[:12], scores, self.params, np.int64(step)))
 
 
-@lru_cache(maxsize=4096)
+@plans.cached
 def attention_plan(
     target: Target, task: AttentionTask, config: AttentionConfig | None
 ) -> AttentionPlan:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
+import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from .cache import cache_dir
 from .check import Comparison, GuardedArray, Violation, accepts_out, compare
 from .op import Call, Op, as_tuple
 from .peers import Peer, to_array
+from .protocol import Monitor
 from .results import OURS, Result, Row
 from .targets import Target, UnavailableError
 from .timing import FLUSH_BYTES, Clock, Function, time_rounds
@@ -62,7 +59,7 @@ def tasks(
     ]
 
 
-class _Verifier:
+class Verifier:
     """The FP64 reference of a seeded part of a call, against which outputs are compared.
 
     Made before anything runs, so that a kernel that writes to its inputs is found.
@@ -80,7 +77,7 @@ class _Verifier:
         return compare(part, self._references, self._bounds)
 
 
-class _Contender:
+class Contender:
     """An implementation on a problem; calling it keeps its output, so that it can be verified."""
 
     def __init__(self, name: str, function: Function, guarded: GuardedArray | None = None):
@@ -92,7 +89,7 @@ class _Contender:
     def __call__(self) -> None:
         self._output = self._function()
 
-    def verify(self, verifier: _Verifier) -> bool:
+    def verify(self, verifier: Verifier) -> bool:
         """Compare the latest output; the result takes the figures and the reason of a failure."""
         try:
             if self.guarded is not None:
@@ -104,36 +101,51 @@ class _Contender:
 
 
 def bench_task(
-    task: Task, target: Target, clock: Clock, settings: Settings, peers: Sequence[Peer] = ()
+    task: Task,
+    target: Target,
+    clock: Clock,
+    settings: Settings,
+    peers: Sequence[Peer] = (),
+    monitor: Monitor | None = None,
 ) -> Row:
     """Verify, time and verify again; what fails is noted in its Result.
 
-    Our own function is not timed if it is wrong; a peer is, and shown with its error.
+    monitor: of the GPU's clocks, entered.  Our own function is not timed if it is wrong; a peer is, and shown with its error.
     Raises UnavailableError and MemoryError (the problem does not fit).
     """
     op, work, row = task.op, task.op.work(task.problem), _new_row(task)
     try:
         call = op.inputs(task.problem, settings.seed, target.xp)
-        verifier = _Verifier(op, call, settings.seed, target.xp)
-        ours = _our_contender(op, call, target.xp)
+        verifier = Verifier(op, call, settings.seed, target.xp)
+        ours = our_contender(op, call, target.xp)
         row.results.append(ours.result)
         ours()
         if not ours.verify(verifier):
             return row
         contenders = [ours]
+        parts: list[tuple[Result, str, Function]] = []
         for peer in peers:
             contender = _peer_contender(peer, op, call, verifier)
             row.results.append(contender.result)
             if contender.result.error_over_bound is not None:  # it ran
                 contenders.append(contender)
+                parts += _peer_parts(peer, op, call, contender.result)
         total = work.bytes_read + work.bytes_written
         plain = clock.copy(total) if row.plain == "copy" else clock.read(total)
         if ours.guarded is not None:
             ours.guarded.poison()
-        *timings, plain_timing = time_rounds(
-            clock, [*contenders, plain], settings.warmup_ms, settings.rep_ms
+        start = time.monotonic()
+        steps = [step for *_, step in parts]
+        all_timings = time_rounds(
+            clock, [*contenders, plain, *steps], settings.warmup_ms, settings.rep_ms
         )
+        row.clocks = None if monitor is None else monitor.between(start, time.monotonic())
+        timings, plain_timing = all_timings[: len(contenders)], all_timings[len(contenders)]
         row.plain_us = plain_timing.median
+        for (result, name, _), timing in zip(
+            parts, all_timings[len(contenders) + 1 :], strict=True
+        ):
+            result.parts_us = {**(result.parts_us or {}), name: timing.median}
         for contender, timing in zip(contenders, timings, strict=True):
             contender.result.timed(timing, work, plain_timing)
             contender.result.verified = contender.verify(verifier)
@@ -154,25 +166,29 @@ def _new_row(task: Task) -> Row:
     return Row(task.op.name, task.shape, task.dtype, repr(task.problem), *work, plain)
 
 
-def _our_contender(op: Op, call: Call, xp: Any) -> _Contender:
-    """The op itself, with `out` if it takes one: nothing is allocated while it is timed."""
+def our_contender(op: Op, call: Call, xp: Any, config: Any = None) -> Contender:
+    """The op itself, with `out` if it takes one: nothing is allocated while it is timed.
+
+    config: None for the op's own choice.
+    """
+    kwargs = call.kwargs if config is None else {**call.kwargs, "config": config}
     if not accepts_out(op):
-        return _Contender(OURS, lambda: op.run(*call.args, **call.kwargs))
-    first = as_tuple(op.run(*call.args, **call.kwargs))[0]
+        return Contender(OURS, lambda: op.run(*call.args, **kwargs))
+    first = as_tuple(op.run(*call.args, **kwargs))[0]
     guarded = GuardedArray(xp, first.shape, first.dtype)
-    kwargs = {**call.kwargs, "out": guarded.array}
-    return _Contender(OURS, lambda: op.run(*call.args, **kwargs), guarded)
+    kwargs = {**kwargs, "out": guarded.array}
+    return Contender(OURS, lambda: op.run(*call.args, **kwargs), guarded)
 
 
-def _peer_contender(peer: Peer, op: Op, call: Call, verifier: _Verifier) -> _Contender:
+def _peer_contender(peer: Peer, op: Op, call: Call, verifier: Verifier) -> Contender:
     """A peer, run once (so that it is compiled) and compared; without figures if that failed."""
-    failed = _Contender(peer.name, lambda: None)
+    failed = Contender(peer.name, lambda: None)
     try:
         function = peer.build(op.name, call)
         if function is None:
             failed.result.note = "has no such function"
             return failed
-        contender = _Contender(peer.name, function)
+        contender = Contender(peer.name, function)
         contender()
         contender.verify(verifier)
         return contender
@@ -181,17 +197,31 @@ def _peer_contender(peer: Peer, op: Op, call: Call, verifier: _Verifier) -> _Con
         return failed
 
 
+def _peer_parts(
+    peer: Peer, op: Op, call: Call, result: Result
+) -> list[tuple[Result, str, Function]]:
+    """The steps of a peer, each run once; none where they cannot be taken apart."""
+    try:
+        parts = peer.parts(op.name, call)
+        for step in parts.values():
+            step()
+    except Exception:  # whatever other libraries raise: the peer as a whole did run
+        return []
+    return [(result, name, step) for name, step in parts.items()]
+
+
 def run(
     all_tasks: Iterable[Task],
     target: Target,
     clock: Clock,
     settings: Settings,
     peers: Sequence[Peer] = (),
+    monitor: Monitor | None = None,
 ) -> Iterator[Row]:
     """Bench one task after another.  Raises UnavailableError."""
     for task in all_tasks:
         try:
-            yield bench_task(task, target, clock, settings, peers)
+            yield bench_task(task, target, clock, settings, peers, monitor)
         except MemoryError as error:
             row = _new_row(task)
             row.results.append(Result(OURS, note=f"does not fit: {error}"))
@@ -218,35 +248,3 @@ def host_times(ops: Iterable[Op], target: Target, clock: Any, seed: int) -> dict
             lambda op=op, call=call: op.run(*call.args, **call.kwargs), arrays[0], out
         )
     return times
-
-
-# --- one benchmark at a time -------------------------------------------------------------------
-
-
-@contextmanager
-def lock(wait: bool) -> Iterator[None]:
-    """Hold the machine's benchmark lock.  Raises UnavailableError if another process holds it."""
-    import filelock
-
-    held = filelock.FileLock(_lock_dir() / "cupykern-bench.lock", timeout=-1 if wait else 0)
-    try:
-        held.acquire()
-    except filelock.Timeout:
-        raise UnavailableError(
-            "another benchmark is running; times would disturb each other (--wait waits for it)"
-        ) from None
-    try:
-        yield
-    finally:
-        held.release()
-
-
-def _lock_dir() -> Path:
-    folder = cache_dir()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            return folder
-    except OSError:
-        pass
-    return Path(tempfile.gettempdir())

@@ -1,10 +1,13 @@
-"""The directory in which compiled host kernels are kept."""
+"""The directory in which compiled host kernels, and tuned configs, are kept."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
+
+TUNED_NAME = "tuned.json"
 
 
 def cache_dir() -> Path:
@@ -29,5 +32,16 @@ def size() -> int:
 
 
 def clear() -> None:
-    """Remove the cache; kernels that are loaded stay so."""
-    shutil.rmtree(cache_dir(), ignore_errors=True)
+    """Remove the compiled kernels; those that are loaded stay so, and so do tuned configs."""
+    folder = cache_dir()
+    try:
+        found = list(folder.iterdir())
+    except OSError:
+        return
+    for path in found:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif not path.name.startswith(TUNED_NAME):
+            path.unlink(missing_ok=True)
+    with suppress(OSError):  # tuned configs are there
+        folder.rmdir()

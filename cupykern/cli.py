@@ -2,45 +2,39 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 import click
 
 from kernels_cu import source_text
 
-from . import OPS, __version__, targets
+from . import OPS, __version__, commands_measure, commands_tune, targets
 from .op import Op
 from .options import (
     DEFAULT_ARCHS,
     TARGETS,
-    Failure,
     Group,
     Shape,
-    dtypes_option,
+    bench_tasks,
     json_option,
     ops_argument,
     parse_archs,
     parse_dtypes,
-    parse_names,
     parse_op,
-    parse_output,
     parse_shapes,
-    shapes_option,
-    target_option,
     write_json,
 )
-from .tables import number, one_line, print_table, progress
+from .tables import one_line, print_table, progress
 
 
 def main(args: list[str] | None = None) -> int:
     """Run the command; returns the exit code: 0, 1 (failure), 2 (wrong usage), 130 (Ctrl-C)."""
     try:
-        result = cli.main(args, prog_name="cupykern", standalone_mode=False)
+        result = cli.main(
+            args, prog_name="cupykern", standalone_mode=False, obj=list(args or sys.argv[1:])
+        )
         return result if isinstance(result, int) else 0
     except click.ClickException as error:
         message = " ".join(error.format_message().split())
@@ -71,128 +65,9 @@ def cli(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-# --- check -------------------------------------------------------------------------------------
-
-_SHOWN_FAILURES = 10
-
-
-@cli.command()
-@ops_argument
-@target_option
-@click.option("--cases", type=click.IntRange(1), default=100, show_default=True, help="Per op.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
-@json_option
-def check(ops: list[Op], target: str | None, cases: int, seed: int, json_path: str | None) -> int:
-    """Compare random cases with FP64, elementwise, within each op's derived error bound.
-
-    Case i is drawn from SEED + i alone.  Exits with 1 on a violation, and says how to reproduce it.
-
-    \b
-    Example: cupykern check softmax --target host --cases 200
-    """
-    from . import check as checks
-
-    where = targets.get(target)
-    done = []
-    with progress(len(ops) * cases, "check") as advance:
-        for case in checks.run_cases(ops, where, cases, seed):
-            done.append(case)
-            advance(case.op)
-    summaries = checks.summarize(done)
-    print_table(
-        ("op", "dtype", "cases", "failed", "error/bound", "rms/expected"),
-        (
-            (
-                *(summary.op, summary.dtype, summary.cases, summary.failed),
-                *(
-                    number(getattr(summary.worst, figure, None))
-                    for figure in ("error_over_bound", "rms_ratio")
-                ),
-            )
-            for summary in summaries
-        ),
-        f"{where.name} ({where.arch}), seed {seed}: the worst of all cases; "
-        f"limits: error/bound 1, rms/expected {checks.RMS_LIMIT:g}",
-    )
-    failures = [case for case in done if case.error is not None]
-    for case in failures[:_SHOWN_FAILURES]:
-        click.echo(
-            f"{case.op}, seed {case.seed}: {one_line(case.error or '')}\n  {case.problem}\n"
-            f"  {case.reproduce(where.name)}"
-        )
-    if len(failures) > _SHOWN_FAILURES:
-        click.echo(f"... and {len(failures) - _SHOWN_FAILURES} more (--json has them all)")
-    write_json(json_path, checks.document(done, where, seed))
-    return 1 if failures else 0
-
-
-# --- bench -------------------------------------------------------------------------------------
-
-
-@cli.command()
-@ops_argument
-@target_option
-@shapes_option
-@dtypes_option
-@click.option("--against", callback=parse_names, help="Peers, with commas, or all.  Default: none.")
-@json_option
-@click.option("--csv", "csv_path", type=click.Path(dir_okay=False), callback=parse_output,
-              help="Write a line per result.")  # fmt: skip
-@click.option("--plot", "plot_path", type=click.Path(dir_okay=False), callback=parse_output,
-              help="Draw the speeds into this PNG or SVG (needs matplotlib).")  # fmt: skip
-@click.option("--rep-ms", type=click.FloatRange(0), default=100, show_default=True,
-              help="Timed ms of the op's own time per row.")  # fmt: skip
-@click.option("--warmup-ms", type=click.FloatRange(0), default=25, show_default=True)
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the inputs.")
-@click.option("--wait", is_flag=True, help="Wait for another benchmark's end.")
-def bench(
-    ops: list[Op],
-    target: str | None,
-    shapes: list[Shape] | None,
-    dtype_names: tuple[str, ...] | None,
-    against: tuple[str, ...] | None,
-    json_path: str | None,
-    csv_path: str | None,
-    plot_path: str | None,
-    rep_ms: float,
-    warmup_ms: float,
-    seed: int,
-    wait: bool,
-) -> int:
-    """Time ops side by side with a plain copy of the same bytes, and with peers.
-
-    Every result is verified against FP64 before and after it is timed; L2 is flushed before every
-    run; times are medians with 20% and 80% quantiles.  Exits with 1 if a result is wrong.
-
-    \b
-    Example: cupykern bench softmax --shapes "4096,4096;32768,1024" --dtype float16 --against torch
-    """
-    from . import bench as protocol
-    from .bench_command import bench as run
-    from .bench_command import find_peers
-
-    if plot_path is not None and importlib.util.find_spec("matplotlib") is None:
-        raise Failure("--plot needs matplotlib: pip install 'cupykern[bench]'")
-    settings = protocol.Settings(warmup_ms, rep_ms, seed)
-    where = targets.get(target)
-    tasks = _tasks(ops, where.name, shapes, dtype_names)
-    peers = find_peers(against or (), where.name)
-    with protocol.lock(wait):
-        return run(tasks, where, settings, peers, json_path, csv_path, plot_path)
-
-
-def _tasks(
-    ops: list[Op],
-    target: str,
-    shapes: list[Shape] | None,
-    dtype_names: tuple[str, ...] | None,
-) -> list[Any]:
-    from .bench import tasks
-
-    try:
-        return tasks(ops, target, shapes, dtype_names)
-    except (ValueError, TypeError) as error:
-        raise click.UsageError(str(error)) from None
+for _module in (commands_measure, commands_tune):
+    for _command in _module.COMMANDS:
+        cli.add_command(_command)
 
 
 # --- what there is -----------------------------------------------------------------------------
@@ -356,39 +231,10 @@ def source(
     Example: cupykern source softmax --shape 4096,4096 --dtype bfloat16 --target host
     """
     arch = arch or DEFAULT_ARCHS[target]
-    task = _tasks([op], target, shapes, dtype_names or op.dtypes[:1])[0]
+    task = bench_tasks([op], target, shapes, dtype_names or op.dtypes[:1])[0]
     try:
         config = op.configs(task.problem, arch)[0]
     except (ValueError, IndexError):
         raise click.UsageError(f"{op.name} has no config for {task.problem} on {arch}") from None
     click.echo(source_text(op.variant(task.problem, config), target), nl=False)
-    return 0
-
-
-# --- README's tables ---------------------------------------------------------------------------
-
-
-@cli.command()
-@click.option("--check", "only_check", is_flag=True, help="Write nothing; exit with 1 if it would.")
-@click.option("--readme", type=click.Path(dir_okay=False), default="README.md", show_default=True)
-@click.option("--results", type=click.Path(file_okay=False), default="results", show_default=True)
-def report(only_check: bool, readme: str, results: str) -> int:
-    """Write README's tables from the results of `bench --json` in a folder.
-
-    \b
-    Example: cupykern report --check
-    """
-    from . import report as reports
-
-    path = Path(readme)
-    try:
-        text, wanted = reports.report(path, Path(results))
-    except ValueError as error:
-        raise Failure(f"{readme}: {error}") from None
-    if text == wanted:
-        return 0
-    if only_check:
-        raise Failure(f"{readme} differs from {results}: run `cupykern report`")
-    path.write_text(wanted, encoding="utf-8")
-    click.echo(f"{readme} written")
     return 0

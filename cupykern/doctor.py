@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -38,12 +39,13 @@ def find_all() -> list[Finding]:
                 ("numpy", "everything"),
                 ("ml_dtypes", "everything"),
                 ("rich", "coloured tables: pip install 'cupykern[bench]'"),
-                ("matplotlib", "bench --plot: pip install 'cupykern[bench]'"),
+                ("matplotlib", "plots, and the page of report: pip install 'cupykern[bench]'"),
             )
         ),
         *_find_gpu(),
         _find_host_compiler(),
         _find_hip_compiler(),
+        Finding("profiler", shutil.which("ncu") or shutil.which("rocprofv3"), "profile"),
         Finding("nvidia-smi", nvidia_smi().get("driver_version"), "clocks and temperature"),
         _find_cache(),
         Finding("free memory", _free_memory()),
@@ -152,7 +154,7 @@ def _line(error: Exception) -> str:
 def machine(target: Target) -> dict[str, Any]:
     """Device, versions and host, for a benchmark's record."""
     found: dict[str, Any] = {
-        "device": _cpu_name(),
+        "device": device_name(target),
         "cpu": _cpu_name(),
         "cpu_count": os.cpu_count(),
         "system": platform.platform(),
@@ -164,7 +166,6 @@ def machine(target: Target) -> dict[str, Any]:
         cupy = target.xp
         runtime = cupy.cuda.runtime
         properties = runtime.getDeviceProperties(runtime.getDevice())
-        found["device"] = properties["name"].decode()
         found["multiprocessors"] = properties["multiProcessorCount"]
         found["memory_bytes"] = properties["totalGlobalMem"]
         found["cupy"] = cupy.__version__
@@ -174,6 +175,13 @@ def machine(target: Target) -> dict[str, Any]:
             if version := _version(name):
                 found[name] = version
     return found
+
+
+def device_name(target: Target) -> str:
+    """The GPU's name; of the host target, the CPU's."""
+    if target.name == "host":
+        return _cpu_name()
+    return target.xp.cuda.runtime.getDeviceProperties(target.device_id)["name"].decode()
 
 
 def _cpu_name() -> str:

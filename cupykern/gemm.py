@@ -15,13 +15,14 @@ import numpy as np
 from kernels_cu import Variant
 
 from . import dtypes, gemm_hopper
+from .choice import choose
 from .gemm_hopper import HopperConfig
 from .jit import get_kernel
 from .product import (
     BATCH,
+    BLOCK,
     EPILOGUE,
     FP8,
-    INNER,
     MAX_BATCH_DIMS,
     OUTER,
     STRIDED,
@@ -39,7 +40,6 @@ from .targets import Kernel, Target, by_value
 from .targets.limits import max_shared_bytes, multiprocessors
 
 _WHOLE, _PARTIAL, _REDUCE = (np.int64(i) for i in range(3))  # gemm.cu: Pass
-BLOCK = 128  # mainloop.cuh: kBlockK; splits begin at multiples of it
 _MAX_SPLITS = 64
 _FP8_ARCHS = ("sm_89", "sm_100a", "sm_120a", "host")
 
@@ -129,15 +129,31 @@ def refusal(config: AnyConfig, task: GemmTask, arch: str) -> str | None:
     return None
 
 
-def check_config(config: Any, task: GemmTask, arch: str, blocks: int | None = None) -> AnyConfig:
-    """`config`, or the measured one for None.  Raises TypeError and ValueError, with the reason."""
-    if config is None:
-        return choose_config(task, arch, blocks)
+def check_config(config: Any, task: GemmTask, arch: str) -> None:
+    """Raises TypeError and ValueError, with the reason, for a config that cannot compute `task`."""
     if not isinstance(config, AnyConfig):
         raise TypeError(f"config must be a GemmConfig or HopperConfig; got {type(config).__name__}")
     if reason := refusal(config, task, arch):
         raise ValueError(f"config does not fit: {reason}")
-    return config
+
+
+def tuned_config(task: GemmTask, target: Target) -> AnyConfig:
+    """The tuned config of `task` if there is one, else `choose_config`'s."""
+    t = task
+    return choose(
+        "gemm",
+        target,
+        {"batch": t.batch, "m": t.m, "n": t.n, "k": t.k},
+        {
+            "a": t.a.name,
+            "b": t.b.name,
+            "layouts": f"{t.layout_a}{t.layout_b}",
+            "blocks": t.block_scales,
+            "tma": t.tma,
+        },
+        lambda: configs(task, target.arch, target.multiprocessors),
+        lambda config: variant(task, config),
+    )
 
 
 @cache
@@ -146,7 +162,8 @@ def _tiles(
 ) -> tuple[GemmConfig, ...]:
     """The tiles for operands of these dtypes and layouts, the largest first.
 
-    Few for what is rare: each is a variant for every pair of dtypes and layouts.
+    Few for what is rare: each is a variant for every pair of dtypes and layouts.  Hopper's main loops have
+    tiles of few rows for FP8 and for what is converted.
     """
     compute = compute_dtype(a, b)
     gfx = arch.startswith("gfx")
@@ -168,21 +185,24 @@ def _tiles(
         large = (converted,)
         if a in FP8 and arch in _FP8_ARCHS:
             large = (native, converted) if arch == "host" else (native,)
-        return large if e5m2 or block_scales else (*large, small)
+        few_tiles = e5m2 or block_scales or (arch == "sm_90a" and a in FP8)
+        return large if few_tiles else (*large, small)
     if b.itemsize == 1:
         if gfx11:
             return (GemmConfig(32, 64, 64, 2, 4 if block_scales else 2, stages=2),)
         # Scaled blocks have their sums twice, of the products and of the blocks.
         cols = 64 if gfx or block_scales else 128
         large = GemmConfig(64, cols, 64, 2, 2, stages=4 if roomy else few)
-        return (large,) if e5m2 or block_scales else (large, small)
+        return (large,) if e5m2 or block_scales or arch == "sm_90a" else (large, small)
     if gfx:
         large = GemmConfig(128, 128, 32, 2, 4, stages=2, finish_rounds=2)
         medium = GemmConfig(64, 64, 64, 2, 2, stages=2)
     else:
         large = GemmConfig(128, 128, 64, 2, 4, stages=3)
         medium = GemmConfig(64, 128, 64, 2, 2, stages=4 if roomy else 3)
-    return (large, medium, small) if layout_a == INNER else (large,)
+    if layout_a == OUTER:
+        return (large,)
+    return (large, small) if arch == "sm_90a" else (large, medium, small)
 
 
 def configs(task: GemmTask, arch: str, blocks: int | None = None) -> tuple[AnyConfig, ...]:
@@ -321,7 +341,9 @@ def gemm_plan(
     if len(dims) > MAX_BATCH_DIMS:
         return None
     task = make_task(p.a, p.b, math.prod(p.batch), p.m, p.n, p.k, p.block_scales)
-    config = check_config(config, task, target.arch, target.multiprocessors)
+    if config is None:
+        config = tuned_config(task, target)
+    check_config(config, task, target.arch)
     if isinstance(config, HopperConfig):
         return gemm_hopper.hopper_plan(target, p, task, dims, config)
     (element_a, element_b), _ = _types(task, config)

@@ -18,11 +18,14 @@ from .jit import get_kernel
 from .product import (
     ALIGNMENT,
     BATCH,
+    BLOCK,
     EPILOGUE,
     FLOAT16S,
+    FP8,
     INNER,
     OUTER,
     STRIDED,
+    STRIDES,
     GemmTask,
     Matrix,
     Product,
@@ -34,16 +37,16 @@ from .targets import Kernel, Target, by_value, tensor_map
 from .targets.limits import max_shared_bytes, multiprocessors
 
 ARCHS = ("sm_90a", "host")
-_LINE = 128  # mainloop_hopper.cuh: kLineBytes
+_LINE = 128  # ring_hopper.cuh: kLineBytes
 _STAGING = 8 * 4096  # gemm_hopper.cu: HopperStorage.staging
 _GROUP_ROWS = 2048  # of tiles that blocks compute at the same time, below each other
-_STORE_BOX = (1, 16, 64)  # gemm_hopper.cu: kWarpRows, kChunk
 _PARAMS = np.dtype(  # gemm_hopper.cu: HopperParams
     [
         ("batch", BATCH),
         *((name, np.int64) for name in ("batch_size", "num_k_tiles", "tiles_m", "tiles_n")),
+        *(("block_scales_a", STRIDES), ("block_scales_b", STRIDES)),
         ("epilogue", EPILOGUE),
-        *(("tma_stores", np.int32), ("group_height", np.int32)),
+        *(("tma_stores", np.int32), ("group_height", np.int32), ("has_block_scales", np.int64)),
     ]
 )
 _NO_MAP = by_value(np.zeros(128, np.uint8))
@@ -51,11 +54,12 @@ _NO_MAP = by_value(np.zeros(128, np.uint8))
 
 @dataclass(frozen=True)
 class HopperConfig:
-    """A tile of Hopper's main loop (the constants of mainloop_hopper.cuh).
+    """A tile of Hopper's main loops (the constants of ring_hopper.cuh).
 
-    Two warpgroups compute tile_m x tile_n sums from `stages` stages of 128 bytes of k: each half of the
-    rows, or, with ping_pong, every other tile.  lead: stages that the first one is ahead of the other
-    one, so that one finishes its rows while the other multiplies.
+    Two warpgroups compute tile_m x tile_n sums from `stages` stages of `lines` times 128 bytes of k of
+    a: each half of the rows of the sums (which are b's columns, where b is converted); or, with
+    ping_pong, all of every other tile; or, with share_k, all of every other stage.  lead: stages that
+    the first one is ahead of the other one, so that one finishes its rows while the other multiplies.
     """
 
     tile_m: int
@@ -63,26 +67,66 @@ class HopperConfig:
     stages: int
     ping_pong: bool = False
     lead: int = 0
+    share_k: bool = False
+    lines: int = 1
 
     @property
     def num_threads(self) -> int:
         return 384
 
-    @property
-    def shared_bytes(self) -> int:
+    def shared_bytes(self, itemsize_a: int, itemsize_b: int) -> int:
         """Dynamic shared memory of a block (gemm_hopper.cu: HopperStorage)."""
-        ring = self.stages * ((self.tile_m + self.tile_n) * _LINE + 16) + 16
+        line = self.lines * _LINE
+        stage = self.tile_m * line + self.tile_n * line * itemsize_b // itemsize_a
+        ring = self.stages * (stage + 16) + 16
         return _STAGING + -(-ring // 1024) * 1024
 
 
-_TILE_TIMES = {
+_16_BIT = {
     HopperConfig(128, 256, 4): 45.5,
     HopperConfig(128, 192, 4): 34.0,
     HopperConfig(128, 128, 6, ping_pong=True): 23.7,
 }
 """Measured on an H200 at 4096 and 8192 cubed: us that a multiprocessor takes for a tile of k = 4096."""
 
-CONFIGS = tuple(_TILE_TIMES)
+# Not measured yet: the same by arithmetic, from the rate of the tensor cores that was measured with 16-bit
+# operands and 64 bytes a cycle from L2.
+_16_BIT_FEW_ROWS = {HopperConfig(128, 64, 8): 12.5}
+_FP8 = {
+    HopperConfig(128, 256, 4): 27.0,
+    HopperConfig(128, 128, 6): 14.5,
+    HopperConfig(128, 64, 8): 8.0,
+    HopperConfig(64, 64, 12, share_k=True): 5.0,
+}
+_E5M2 = {HopperConfig(128, 128, 6): 14.5}
+_INT8 = {HopperConfig(128, 256, 4): 27.0}
+_MIXED = {
+    HopperConfig(256, 128, 4): 48.0,
+    HopperConfig(64, 128, 6, lines=2): 13.0,
+    HopperConfig(64, 64, 8, share_k=True, lines=2): 7.5,
+}
+
+
+def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:
+    """The configs for a task, with the time that a multiprocessor takes for a tile.
+
+    Few for what is rare: none for E5M2 that is converted, although the main loop could.
+    """
+    a, b = task.a, task.b
+    if a in FP8 and b in FP8:
+        return _FP8 if a == b == dtypes.float8_e4m3fn else _E5M2
+    if a == b and a in FLOAT16S:
+        return {**_16_BIT, **_16_BIT_FEW_ROWS} if task.layout_a == INNER else _16_BIT
+    if a == b:
+        return _INT8 if a == dtypes.int8 else {}
+    return _MIXED if b in (dtypes.float8_e4m3fn, dtypes.int8) else {}
+
+
+CONFIGS = (*_16_BIT, *_16_BIT_FEW_ROWS)
+
+
+def _converts(task: GemmTask) -> bool:
+    return task.a.itemsize != task.b.itemsize
 
 
 def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
@@ -90,43 +134,77 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
     c = config
     if arch not in ARCHS:
         return f"{arch} has neither TMA nor wgmma"
-    if task.a != task.b or task.a not in FLOAT16S:
-        return f"Hopper's main loop takes float16 or bfloat16 operands; got {task.a} and {task.b}"
-    if task.block_scales:
-        return "Hopper's main loop takes no scales of blocks"
+    if dtypes.float32 in (task.a, task.b):
+        return "Hopper's main loops do not multiply float32"
+    fp8 = task.a in FP8 and task.b in FP8
+    if task.block_scales and not fp8:
+        return f"Hopper's main loops take scales of blocks for FP8 only; got {task.a} and {task.b}"
     if STRIDED in (task.layout_a, task.layout_b) or not task.tma:
         return "TMA takes operands with neighbours along one dim and positive multiples of 16 bytes"
     if task.k == 0:
         return "a tensor map has no dims of size 0"
-    rows = c.tile_m if c.ping_pong else c.tile_m // 2
-    if min(c.tile_m, c.tile_n, c.stages) < 1 or rows % 64 or c.tile_n % 64:
-        return f"tiles must be multiples of {64 if c.ping_pong else 128} x 64; got {c.tile_m} x {c.tile_n}"
-    if max(c.tile_m, c.tile_n) > 256 or rows // 64 * c.tile_n > 256:
+    if min(c.tile_m, c.tile_n, c.stages, c.lines) < 1:
+        return "tiles, stages and lines must be positive"
+    shared_rows = not (c.ping_pong or c.share_k)
+    rows, cols = (c.tile_n, c.tile_m) if _converts(task) else (c.tile_m, c.tile_n)
+    own = rows // 2 if shared_rows else rows
+    if own % 64 or (shared_rows and rows % 2) or cols % 64:
+        unit = 128 if shared_rows else 64
+        needed = (64, unit) if _converts(task) else (unit, 64)
+        return f"tiles must be multiples of {needed[0]} x {needed[1]}; got {c.tile_m} x {c.tile_n}"
+    if max(rows, cols) > 256 or own // 64 * cols > 256:
         return f"the registers of two warpgroups do not hold {c.tile_m} x {c.tile_n} sums"
-    if c.lead not in range(1 if c.ping_pong else c.stages + 1):
+    if fp8 and (c.ping_pong or c.lead or c.lines != 1 or (cols > BLOCK and cols % BLOCK)):
+        return (
+            "FP8's main loop has no ping_pong, lead or lines, and shares columns with whole blocks"
+        )
+    if _converts(task) and (c.ping_pong or c.lead or own != 64 or rows > 128):
+        return (
+            "the loop that converts has no ping_pong or lead, and tiles of 64 columns per warpgroup"
+        )
+    if c.ping_pong and c.share_k:
+        return "either ping_pong or share_k"
+    if c.stages < 2:
+        return "a stage is released after the next one has come: at least 2"
+    if c.share_k and (c.stages % 2 or c.stages < 4 or rows * cols > 64 * 64):
+        return "share_k needs an even number of stages, at least 4, and tiles of at most 64 x 64"
+    if c.lead not in range(c.stages + 1 if shared_rows else 1):
         return f"no warpgroup is {c.lead} stages ahead in a ring of {c.stages}, or with ping_pong"
-    limit = max_shared_bytes(arch)
-    if c.shared_bytes > limit:
-        return f"{c.shared_bytes} bytes of shared memory are more than the {limit} of {arch}"
+    needed, limit = c.shared_bytes(task.a.itemsize, task.b.itemsize), max_shared_bytes(arch)
+    if needed > limit:
+        return f"{needed} bytes of shared memory are more than the {limit} of {arch}"
     return None
 
 
 def configs(task: GemmTask, arch: str, blocks: int) -> tuple[HopperConfig, ...]:
-    """The configs of `task` on `arch`, of which `blocks` run at once, the fastest first."""
-    fitting = (config for config in CONFIGS if refusal(config, task, arch) is None)
-    return tuple(sorted(fitting, key=lambda config: _estimate(config, task, blocks)))
+    """The configs of `task` on `arch`, of which `blocks` run at once, the fastest first.
+
+    With share_k the sums are other ones: M alone decides about it.
+    """
+    few = task.m <= 64
+    fitting = (config for config in _tile_times(task) if refusal(config, task, arch) is None)
+    return tuple(sorted(fitting, key=lambda c: (c.share_k != few, _estimate(c, task, blocks))))
+
+
+def _num_tiles(config: HopperConfig, task: GemmTask) -> int:
+    return task.batch * math.ceil(task.m / config.tile_m) * math.ceil(task.n / config.tile_n)
 
 
 def _estimate(config: HopperConfig, task: GemmTask, blocks: int) -> float:
     """In which time the busiest block computes its tiles."""
-    tiles = task.batch * math.ceil(task.m / config.tile_m) * math.ceil(task.n / config.tile_n)
-    return math.ceil(tiles / blocks) * _TILE_TIMES[config]
+    return math.ceil(_num_tiles(config, task) / blocks) * _tile_times(task)[config]
 
 
 def pays(task: GemmTask) -> bool:
     """Whether the tiles are enough to keep most of a GPU busy."""
-    tiles = task.batch * math.ceil(task.m / 128) * math.ceil(task.n / 256)
-    return task.m > 64 and 2 * tiles >= multiprocessors("sm_90a")
+    tiles = max((_num_tiles(config, task) for config in _tile_times(task)), default=0)
+    return 2 * tiles >= multiprocessors("sm_90a")
+
+
+def _main_loop(task: GemmTask) -> str:
+    if _converts(task):
+        return "parts/mainloop_converted_hopper.cuh"
+    return f"parts/mainloop{'_promoted' if task.a in FP8 else ''}_hopper.cuh"
 
 
 def variant(task: GemmTask, config: HopperConfig) -> Variant:
@@ -138,12 +216,15 @@ def variant(task: GemmTask, config: HopperConfig) -> Variant:
             ("kTileM", c.tile_m),
             ("kTileN", c.tile_n),
             ("kStages", c.stages),
+            ("kLines", c.lines),
             ("kOuterMajorA", task.layout_a == OUTER),
             ("kOuterMajorB", task.layout_b == OUTER),
             ("kPingPong", c.ping_pong),
+            ("kShareK", c.share_k),
             ("kLead", c.lead),
         ),
         c.num_threads,
+        parts=(_main_loop(task),),
     )
 
 
@@ -151,7 +232,7 @@ def variant(task: GemmTask, config: HopperConfig) -> Variant:
 
 
 class MapPlan(NamedTuple):
-    """A tensor map without its address (tensor_map.encode)."""
+    """A tensor map without its address (tensor_map.encode), swizzled by the box's lines."""
 
     dtype: np.dtype
     shape: tuple[int, int, int]
@@ -160,8 +241,9 @@ class MapPlan(NamedTuple):
 
     def encode(self, target: Target, array: Any) -> np.ndarray:
         return tensor_map.encode(
-            target.name, address_of(array), self.dtype, self.shape, self.strides, self.box, _LINE
-        )
+            target.name, address_of(array), self.dtype, self.shape, self.strides, self.box,
+            self.box[-1] * self.dtype.itemsize,
+        )  # fmt: skip
 
 
 def _batch_unit(x: Matrix, sizes: tuple[int, ...]) -> tuple[int, int]:
@@ -192,13 +274,14 @@ def _operand_map(
     outer_step: int,
     k: int,
     k_step: int,
-    rows: int,
+    tile_outer: int,
+    tile_k: int,
 ) -> MapPlan:
-    """rows: of the outer dim, that one load brings where k is the inner one."""
-    line = _LINE // x.dtype.itemsize
+    """Boxes as ring_hopper.cuh: OperandStage loads them."""
+    line = min(_LINE // x.dtype.itemsize, tile_k if layout == INNER else tile_outer)
     if layout == INNER:
-        return _map_plan(x, batch, (outer, k), (outer_step, 1), (1, rows, line))
-    return _map_plan(x, batch, (k, outer), (k_step, 1), (1, line, line))
+        return _map_plan(x, batch, (outer, k), (outer_step, 1), (1, tile_outer, line))
+    return _map_plan(x, batch, (k, outer), (k_step, 1), (1, tile_k, line))
 
 
 def _tma_stores(product: Product) -> bool:
@@ -253,11 +336,13 @@ def hopper_plan(
     tiles = task.batch * tiles_m * tiles_n
     if tiles >= 2**30 or max(p.m, p.n) >= 2**31 - 512:
         raise ValueError(f"a product of {p.m} x {p.n} is too large for Hopper's main loop")
-    map_a = _operand_map(p.a, p.batch, task.layout_a, p.m, p.a.row, p.k, p.a.col, c.tile_m)
-    map_b = _operand_map(p.b, p.batch, task.layout_b, p.n, p.b.col, p.k, p.b.row, c.tile_n)
+    tile_k = c.lines * _LINE // task.a.itemsize
+    map_a = _operand_map(p.a, p.batch, task.layout_a, p.m, p.a.row, p.k, p.a.col, c.tile_m, tile_k)
+    map_b = _operand_map(p.b, p.batch, task.layout_b, p.n, p.b.col, p.k, p.b.row, c.tile_n, tile_k)
     map_out = None
     if _tma_stores(p):
-        map_out = _map_plan(p.out, p.batch, (p.m, p.n), (p.out.row, 1), _STORE_BOX)
+        box = (1, 64 if _converts(task) else 16, 64)  # epilogue_hopper.cuh
+        map_out = _map_plan(p.out, p.batch, (p.m, p.n), (p.out.row, 1), box)
 
     params = np.zeros((), _PARAMS)
     units = [
@@ -268,15 +353,20 @@ def hopper_plan(
     params["batch"]["strides"][:3] //= np.array(units)[:, None]
     fill_epilogue(params["epilogue"], p)
     params["batch_size"] = task.batch
-    params["num_k_tiles"] = math.ceil(p.k * task.a.itemsize / _LINE)
+    params["num_k_tiles"] = math.ceil(p.k / tile_k)
     params["tiles_m"], params["tiles_n"] = tiles_m, tiles_n
     params["tma_stores"] = map_out is not None
     params["group_height"] = _GROUP_ROWS // c.tile_m
+    if p.block_scales:
+        params["has_block_scales"] = 1
+        for name, x in (("a", p.scale_a), ("b", p.scale_b)):
+            if x is not None:
+                params[f"block_scales_{name}"] = (x.row, x.col)
     return HopperPlan(
         target=target,
         kernel=get_kernel(target, variant(task, c)),
         grid=min(tiles, target.multiprocessors),
-        shared_bytes=c.shared_bytes,
+        shared_bytes=c.shared_bytes(task.a.itemsize, task.b.itemsize),
         maps=(map_a, map_b, map_out),
         params=by_value(params),
     )

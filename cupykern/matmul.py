@@ -12,7 +12,7 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from . import arguments, dtypes, gemm, inputs, product, reference
+from . import arguments, dtypes, gemm, inputs, plans, product, reference
 from .gemm import AnyConfig, GemmPlan
 from .gemm_hopper import HopperPlan
 from .numerics import namespace
@@ -144,7 +144,7 @@ def run(
     return y
 
 
-@lru_cache(maxsize=4096)
+@plans.cached
 def _plan(target: Target, call: Product, config: AnyConfig | None) -> GemmPlan | HopperPlan | None:
     return gemm.gemm_plan(target, call, config)
 
@@ -267,11 +267,39 @@ def draw_product(draw: Draw, pairs: Sequence[tuple[str, str | None]] = PAIRS) ->
     )
 
 
-def _bench_problem(shape: tuple[int, ...], dtype: str) -> MatmulProblem:
+def bench_product(
+    op: Op, shape: tuple[int, ...], text: str, default_b: str | None, options: Sequence[str] = ()
+) -> tuple[MatmulProblem, set[str]]:
+    """The product of a bench row, and its options.
+
+    text: the dtype of a; of a*b; and after a colon options, with plus signs: "kn" (b lies in memory as
+    (K, N), not (N, K)), "bias" (of a's dtype, of columns), an activation, or one of `options`.
+    Raises TypeError and ValueError.
+    """
     if len(shape) != 3:
-        raise ValueError(f"matmul needs a shape (M, N, K); got {shape}")
-    dtypes.resolve(dtype, "dtype", tuple(dtypes.NAMES[name] for name in OP.dtypes))
-    return MatmulProblem(*shape, dtype=dtype, layout_b="F", kind="bench")
+        raise ValueError(f"{op.name} needs a shape (M, N, K); got {shape}")
+    names, _, rest = text.partition(":")
+    name, _, name_b = names.partition("*")
+    known = tuple(dtypes.NAMES[known] for known in dtypes.NAMES)
+    for dtype in (name, *([name_b] if name_b else [])):
+        dtypes.resolve(dtype, "dtype", known)
+    result_dtype(dtypes.NAMES[name], dtypes.NAMES[name_b or default_b or name], None, False)
+    chosen = set(rest.split("+")) if rest else set()
+    activations = {x for x in ACTIVATIONS if x}
+    if unknown := chosen - {"kn", "bias", *activations, *options}:
+        raise ValueError(f"{op.name} has no bench option {', '.join(sorted(unknown))}")
+    if len(chosen & activations) > 1:
+        raise ValueError(f"at most one activation; got {rest}")
+    problem = MatmulProblem(
+        *shape, dtype=name, dtype_b=name_b or default_b, layout_b="C" if "kn" in chosen else "F",
+        bias=(shape[1],) if "bias" in chosen else None,
+        activation=next(iter(chosen & activations), None), kind="bench",
+    )  # fmt: skip
+    return problem, chosen
+
+
+def _bench_problem(shape: tuple[int, ...], dtype: str) -> MatmulProblem:
+    return bench_product(OP, shape, dtype, None)[0]
 
 
 def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
@@ -280,11 +308,12 @@ def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
     return (
         (4096, 4096, 4096),
         (8192, 8192, 8192),
-        (16384, 16384, 16384),
-        (4096, 14336, 4096),
         (256, 4096, 7168),
+        (4096, 14336, 4096),
         (16, 8192, 8192),
         (1, 8192, 8192),
+        (4096, 7168, 2048),
+        (128, 7168, 16384),
     )
 
 
@@ -306,8 +335,14 @@ def _inputs(problem: MatmulProblem, seed: int, xp: Any) -> Call:
     shape_a, shape_b = (*p.batch_a, p.m, p.k), (*p.batch_b, p.k, p.n)
     if p.kind == "bench":
         a = inputs.bench_values(shape_a, dtype, seed, xp)
-        b = inputs.bench_values((p.n, p.k), dtype_b, seed + 1, xp).T
-        return Call((a, b), {} if p.out_dtype is None else {"out_dtype": p.out_dtype})
+        shape_b = (p.k, p.n) if p.layout_b == "C" else (p.n, p.k)
+        b = inputs.bench_values(shape_b, dtype_b, seed + 1, xp)
+        options: dict[str, Any] = {"out_dtype": p.out_dtype, "activation": p.activation}
+        if p.bias is not None:
+            bias_dtype = dtype if dtype in _FLOATS else dtypes.float32
+            options["bias"] = inputs.bench_values(p.bias, bias_dtype, seed + 2, xp)
+        options = {name: value for name, value in options.items() if value is not None}
+        return Call((a, b if p.layout_b == "C" else b.T), options)
     a = operand_values(p.kind, shape_a, dtype, seed)
     b = operand_values(p.kind if p.kind != "special" else "normal", shape_b, dtype_b, seed + 1)
     kwargs: dict[str, Any] = {}
@@ -409,5 +444,5 @@ OP = Op(
     configs=lambda problem, arch: gemm.configs(task_of(problem), arch),
     variant=lambda problem, config: gemm.variant(task_of(problem), config),
     sample=_sample,
-    dtypes=("float16", "bfloat16"),
+    dtypes=("float16", "bfloat16", "bfloat16:bias+gelu"),
 )

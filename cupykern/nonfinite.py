@@ -6,14 +6,15 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from kernels_cu import Variant
 
-from . import arguments, dtypes, inputs, reference
+from . import arguments, dtypes, inputs, plans, reference
+from .choice import choose
 from .jit import get_kernel
 from .op import Call, Draw, Op, Work
 from .rows import Operand, operand
@@ -74,18 +75,19 @@ class NonfiniteReport:
         )
 
 
-def nonfinite_report(x: Any) -> NonfiniteReport:
+def nonfinite_report(x: Any, *, config: NonfiniteConfig | None = None) -> NonfiniteReport:
     """Count x's NaN and infinities, and measure its finite elements, in one read of its memory.
 
     x: float16, bfloat16, float32, float8_e4m3fn or float8_e5m2 array of any shape and strides (cupy: on
         its GPU, on the current stream; numpy: on the host target).  It is copied only if a stride is
         no multiple of the itemsize, or more than 8 dims cannot be merged.
+    config: a NonfiniteConfig; None: the measured one.
 
     Reads the result back, which waits for the stream: this synchronises.  Counts, the index, min and
     max are exact, subnormals included; the mean is a sum in FP32 of up to 64 numbers at a time, added
     up in FP64, so that nothing overflows.  The same bits for the same array, whenever it is called.
 
-    Raises TypeError (x's type and dtype) and RuntimeError while the current stream is captured.  Error
+    Raises TypeError (x's type and dtype), ValueError (config) and RuntimeError while the current stream is captured.  Error
     bound: `reference.nonfinite_bound`.
     """
     target = _check(x)
@@ -94,7 +96,7 @@ def nonfinite_report(x: Any) -> NonfiniteReport:
             "nonfinite_report reads its result back, which ends the capture of a stream: call it "
             "before or after"
         )
-    figures = _run(x)[:_SUMMARY_WORDS]
+    figures = _run(x, config)[:_SUMMARY_WORDS]
     figures = figures if isinstance(figures, np.ndarray) else figures.get()
     num_nan, num_posinf, num_neginf, first = (int(n) for n in figures[:4])
     low, high, mean = (float(s) for s in figures[4:].view(np.float64))
@@ -104,13 +106,14 @@ def nonfinite_report(x: Any) -> NonfiniteReport:
     return NonfiniteReport(x.size, num_nan, num_posinf, num_neginf, index, low, high, mean)
 
 
-def nonfinite_arrays(x: Any) -> tuple[Any, Any]:
+def nonfinite_arrays(x: Any, *, config: NonfiniteConfig | None = None) -> tuple[Any, Any]:
     """nonfinite_report's figures, where x is and without waiting for them.
 
     Returns int64 (4,): NaN, +inf, -inf, the first's number in C order (2^63 - 1: none), and float64
-    (3,): min, max, mean.  On a GPU at most 1024 calls may be under way at once.  Raises TypeError.
+    (3,): min, max, mean.  On a GPU at most 1024 calls may be under way at once.  Raises TypeError and
+    ValueError (config).
     """
-    return _split(_run(x))
+    return _split(_run(x, config))
 
 
 def _split(buffer: Any) -> tuple[Any, Any]:
@@ -227,6 +230,23 @@ def _configs_of(arch: str, itemsize: int) -> tuple[NonfiniteConfig, ...]:
     )
 
 
+def _check_config(config: Any, default: NonfiniteConfig) -> None:
+    """Raises TypeError and ValueError for a config that cannot walk what `default` walks."""
+    if not isinstance(config, NonfiniteConfig):
+        raise TypeError(f"config must be a NonfiniteConfig; got {type(config).__name__}")
+    c = config
+    if c.vector_width not in (1, default.vector_width) or (c.plain and not default.plain):
+        raise ValueError(
+            f"config does not fit: these strides allow vector_width 1 or {default.vector_width}"
+            + ("" if default.plain else ", and are not plain")
+        )
+    if c.num_threads not in (32, 64, 128, 256, 512, 1024) or min(c.batch, c.min_blocks) < 1:
+        raise ValueError(
+            "config does not fit: num_threads must be a power of two from 32 to 1024, batch and "
+            f"min_blocks positive; got {c}"
+        )
+
+
 def _variant(dtype: np.dtype, config: NonfiniteConfig) -> Variant:
     return Variant(
         "nonfinite",
@@ -251,7 +271,7 @@ class _Plan(NamedTuple):
     params: np.ndarray
 
 
-@lru_cache(maxsize=4096)
+@plans.cached
 def _plan(
     target: Target,
     shape: tuple[int, ...],
@@ -262,7 +282,17 @@ def _plan(
     walk = make_walk(shape, x)
     if walk is None:
         return None
-    config = config or choose_config(target.arch, x.itemsize, walk)
+    if config is None:
+        config = choose(
+            "nonfinite",
+            target,
+            {"elements": walk.num_elements},
+            {"dtype": dtype.name, "vectors": walk.vectors, "plain": walk.plain},
+            lambda: (choose_config(target.arch, x.itemsize, walk),),
+            lambda config: _variant(dtype, config),
+        )
+    else:
+        _check_config(config, choose_config(target.arch, x.itemsize, walk))
     params = np.zeros((), _PARAMS)
     for name in ("num_elements", "start", "first"):
         params[name] = getattr(walk, name)

@@ -10,22 +10,25 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from . import arguments, arrays, dtypes, inputs, reference
+from . import arguments, arrays, dtypes, inputs, plans, reference
 from .numerics import finfo
 from .op import Call, Draw, Op, Work, as_tuple
 from .quantize import quantize as _quantize
+from .row_configs import (
+    RowConfig,
+    admissible_configs,
+    check_config,
+    row_configs,
+    tuned_config,
+)
 from .rows import (
     DTYPE_CODES,
     Operand,
-    RowConfig,
-    RowLayout,
     RowPlan,
-    admissible_configs,
     bench_shapes,
     contiguous_operand,
     layout_dtype,
     operand,
-    row_configs,
     row_layout,
     row_plan,
     row_variant,
@@ -50,17 +53,6 @@ _PARAMS = np.dtype(  # normalize.cu: NormParams
 )
 
 
-def choose_config(
-    arch: str, itemsize: int, layout: RowLayout, plain: bool, residual: bool
-) -> RowConfig:
-    """The fastest measured config for x's elements of `itemsize` bytes.
-
-    plain: no statistics, not compensated; weight, bias and result of x's dtype, weight and bias in
-        aligned vectors.
-    """
-    return admissible_configs(arch, itemsize, layout, plain, 1 + residual, with_weights=True)[0]
-
-
 def layer_norm(
     x: Any,
     weight: Any = None,
@@ -72,6 +64,7 @@ def layer_norm(
     return_stats: bool = False,
     dtype: Any = None,
     out: Any = None,
+    config: RowConfig | None = None,
 ) -> Any:
     """(s - mean) / sqrt(var + eps) * weight + bias over the last axis, with s = x + residual.
 
@@ -84,16 +77,17 @@ def layer_norm(
     return_stats: also return mean and rstd = 1 / sqrt(var + eps), float32 of shape x.shape[:-1].
     dtype: float16, bfloat16 or float32, of the result; None: x's.
     out: array for the result, of x's shape: x itself, or apart from the other arrays.
+    config: a RowConfig; None: the measured one.
 
     Returns y; (y, s rounded to x's dtype) with a residual; mean and rstd follow.  A row with a NaN or
     an infinity is NaN throughout, its statistics too.  Means are taken first and squares about them,
     in FP32, merged pairwise (Chan, Golub, LeVeque, The American Statistician 37, 1983).
 
-    Raises TypeError (types, dtypes) and ValueError (shapes, overlap, eps, devices).  Error bound:
-    `reference.layer_norm_bound`.
+    Raises TypeError (types, dtypes) and ValueError (shapes, overlap, eps, config, devices).  Error
+    bound: `reference.layer_norm_bound`.
     """
-    options = _Options(True, bool(compensated), bool(return_stats), None)
-    return _run(x, weight, bias, eps, residual, options, dtype, out)
+    options = (True, compensated, return_stats, None)
+    return _run(x, weight, bias, eps, residual, options, dtype, out, config)
 
 
 def rms_norm(
@@ -106,10 +100,11 @@ def rms_norm(
     return_stats: bool = False,
     dtype: Any = None,
     out: Any = None,
+    config: RowConfig | None = None,
 ) -> Any:
     """s / sqrt(mean(s^2) + eps) * weight over the last axis, with s = x + residual.
 
-    x, weight, residual, dtype, out: as for `layer_norm`.
+    x, weight, residual, dtype, out, config: as for `layer_norm`.
     eps: a finite number of at least 0; None: the machine epsilon of x's dtype.
     quantize: "e4m3", "e5m2" or "int8": round the result to that format, divided by a scale for each
         row, the row's largest magnitude over the format's largest number (1 where that is below
@@ -119,25 +114,32 @@ def rms_norm(
     Returns y, or (q, row_scale) with y = q * row_scale and row_scale float32 of shape
     (*x.shape[:-1], 1); with a residual, s rounded to x's dtype follows, then rstd.
 
-    Raises TypeError (types, dtypes) and ValueError (shapes, overlap, eps, devices, formats).  Error
-    bound: `reference.rms_norm_bound`.
+    Raises TypeError (types, dtypes) and ValueError (shapes, overlap, eps, config, devices, formats).
+    Error bound: `reference.rms_norm_bound`.
     """
-    return _run(x, weight, None, eps, residual, _rms_options(return_stats, quantize), dtype, out)
+    options = (False, False, return_stats, quantize)
+    return _run(x, weight, None, eps, residual, options, dtype, out, config)
 
 
 class _Options(NamedTuple):
     centered: bool
     compensated: bool
     return_stats: bool
-    quantized: np.dtype | None
+    quantize: str | None
+
+    @property
+    def quantized(self) -> np.dtype | None:
+        return None if self.quantize is None else dtypes.QUANTIZED[self.quantize]
 
 
-def _rms_options(return_stats: bool, quantize: str | None) -> _Options:
+def _checked_options(
+    centered: bool, compensated: Any, return_stats: Any, quantize: Any
+) -> _Options:
     if quantize is not None and quantize not in dtypes.QUANTIZED:
         raise ValueError(
             f"quantize must be one of {', '.join(dtypes.QUANTIZED)} or None; got {quantize!r}"
         )
-    return _Options(False, False, bool(return_stats), quantize and dtypes.QUANTIZED[quantize])
+    return _Options(centered, bool(compensated), bool(return_stats), quantize)
 
 
 @dataclass(frozen=True)
@@ -150,58 +152,45 @@ class _Norm:
     has_residual: bool
 
 
-_norms: dict[tuple[Any, ...], _Norm] = {}
-_MAX_NORMS = 4096
-
-
-def _place(array: Any) -> tuple[Any, ...] | None:
-    return None if array is None else (array.shape, array.dtype, *operand(array))
-
-
 def _run(
     x: Any,
     weight: Any,
     bias: Any,
     eps: Any,
     residual: Any,
-    options: _Options,
+    options: tuple[Any, ...],
     dtype: Any,
     out: Any,
     config: RowConfig | None = None,
 ) -> Any:
-    target = arguments.target_of("x", x)
-    for name, array in (("weight", weight), ("bias", bias), ("residual", residual)):
-        if array is not None:
-            arguments.same_place(name, array, x)
-    key = None
-    if out is None and config is None and (eps is None or isinstance(eps, (int, float))):
-        # The usual call, whose results' places follow from x alone: one look-up when warm.
-        places = _place(x), _place(weight), _place(bias), _place(residual)
-        key = (target, *places, eps, eps.__class__, options, dtype)
-        try:
-            known = _norms.get(key)
-        except TypeError:  # what cannot be hashed is no dtype
-            known = key = None
-        if known is not None:
-            with arguments.on_device(target):
-                y = arrays.empty_of(target.xp, x.shape, known.y_dtype)
-                return _launch(target, known, x, weight, bias, residual, y, None)
-    return _run_checked(target, x, weight, bias, eps, residual, options, dtype, out, config, key)
+    """options: the arguments of `_checked_options`."""
+    given = (x, weight, bias, residual)
+    key, known = plans.find("norm", given, (*options, eps, dtype, config), out)
+    if known is None:
+        return _run_checked(key, x, weight, bias, eps, residual, options, dtype, out, config)
+    target, norm = known
+    with arguments.on_device(target):
+        y = arrays.empty_of(target.xp, x.shape, norm.y_dtype) if out is None else out
+        return _launch(target, norm, x, weight, bias, residual, y, None)
 
 
 def _run_checked(
-    target: Target,
+    key: tuple[Any, ...] | None,
     x: Any,
     weight: Any,
     bias: Any,
     eps: Any,
     residual: Any,
-    options: _Options,
+    raw_options: tuple[Any, ...],
     dtype: Any,
     out: Any,
     config: RowConfig | None,
-    key: tuple[Any, ...] | None,
 ) -> Any:
+    target = arguments.target_of("x", x)
+    for name, array in (("weight", weight), ("bias", bias), ("residual", residual)):
+        if array is not None:
+            arguments.same_place(name, array, x)
+    options = _checked_options(*raw_options)
     eps, y_dtype = _check(x, weight, bias, eps, residual, options, dtype)
     if out is not None:
         others = {"weight": weight, "bias": bias, "residual": residual}
@@ -222,7 +211,7 @@ def _run_checked(
             return _of_nothing(target, x, residual, options, y)
         norm = _make_norm(target, x, weight, bias, eps, residual, options, y, total, config)
         if norm is None:  # rare: strides that the kernel can't walk
-            outputs = _run_otherwise(target, x, weight, bias, eps, residual, options, dtype)
+            outputs = _run_otherwise(target, x, weight, bias, eps, residual, options, dtype, config)
             if out is None:
                 return outputs
             first, *rest = as_tuple(outputs)
@@ -231,11 +220,8 @@ def _run_checked(
             else:
                 y[...] = first
             return (y, *rest) if rest else y
-        # cupy.empty aligns to more than a plan asks about; numpy's need not.
-        if key is not None and contiguous and target.name != "host":
-            if len(_norms) >= _MAX_NORMS:
-                _norms.clear()
-            _norms[key] = norm
+        if contiguous:  # else the strides of the results are CuPy's choice
+            plans.remember(key, (target, norm))
         return _launch(target, norm, x, weight, bias, residual, y, total)
 
 
@@ -276,6 +262,7 @@ def _run_otherwise(
     residual: Any,
     options: _Options,
     dtype: Any,
+    config: RowConfig | None,
 ) -> Any:
     """The results for arrays that the kernel cannot walk, from copies; those of rows too long to be
     quantised in one go, by way of FP32."""
@@ -284,9 +271,9 @@ def _run_otherwise(
     walkable = all(a.flags.c_contiguous and operand(a).offset % a.itemsize == 0 for a in given)
     if not walkable:
         x, residual = (a if a is None else xp.array(a, order="C") for a in (x, residual))
-        return _run(x, weight, bias, eps, residual, options, dtype, None)
-    plain = options._replace(quantized=None)
-    outputs = _run(x, weight, bias, eps, residual, plain, np.float32, None)
+        return _run(x, weight, bias, eps, residual, options, dtype, None, config)
+    plain = options._replace(quantize=None)
+    outputs = _run(x, weight, bias, eps, residual, plain, np.float32, None, config)
     y, *rest = as_tuple(outputs)
     return (*_quantize(y, options.quantized, granularity="row"), *rest)
 
@@ -324,7 +311,23 @@ def _make_norm(
         and all(a.dtype == x.dtype and _is_aligned(operand(a)) for a in columns)
     )
     has_residual = residual is not None
-    config = config or choose_config(target.arch, x.itemsize, layout, plain, has_residual)
+    held = 1 + has_residual
+    if config is not None:
+        check_config(config, target.arch, x.itemsize, layout, plain, held)
+    else:
+        config = tuned_config(
+            *(
+                "layer_norm" if options.centered else "rms_norm",
+                target,
+                x.dtype,
+                layout,
+                plain,
+                held,
+            ),
+            lambda: admissible_configs(target.arch, x.itemsize, layout, plain, held, True),
+            lambda config: _variant(x.dtype, options.centered, config),
+            rounds="to FP32" if options.quantized is None else "by row",
+        )
     if config.split_rows and options.quantized is not None:
         return None  # a row's scale is known only when all of it has been normalised
     params = np.zeros((), _PARAMS)
@@ -336,7 +339,7 @@ def _make_norm(
             params[f"{name}_stride"] = array.strides[0] // array.itemsize
     params["compensated"] = options.compensated
     variant = _variant(x.dtype, options.centered, config)
-    shared_bytes = (1 + has_residual) * config.shared_bytes(x.itemsize)
+    shared_bytes = held * config.shared_bytes(x.itemsize)
     statistic_bytes = 16 if options.centered else 4
     plan = row_plan(target, variant, config, layout, params, statistic_bytes, shared_bytes)
     return _Norm(plan, y.dtype, options, has_residual)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,10 @@ def parse_op(ctx: click.Context, param: click.Parameter, name: str) -> Op:
     return _parse_ops(ctx, param, (name,))[0]
 
 
+def parse_op_or_none(ctx: click.Context, param: click.Parameter, name: str | None) -> Op | None:
+    return None if name is None else parse_op(ctx, param, name)
+
+
 def parse_shapes(
     ctx: click.Context, param: click.Parameter, text: str | None
 ) -> list[Shape] | None:
@@ -92,7 +97,8 @@ def parse_dtypes(
     ctx: click.Context, param: click.Parameter, text: str | None
 ) -> tuple[str, ...] | None:
     names = parse_names(ctx, param, text)
-    for name in names or ():
+    # Products have pairs and options as well: float16*int8:bias+kn (matmul.py: bench_product).
+    for name in (part for text in names or () for part in text.partition(":")[0].split("*")):
         if name not in dtypes.NAMES:
             raise click.UsageError(f"unknown dtype {name!r}; dtypes are {', '.join(dtypes.NAMES)}")
     return names
@@ -123,3 +129,23 @@ json_option = click.option(
 def write_json(path: str | None, value: Any) -> None:
     if path is not None:
         Path(path).write_text(to_json(value), encoding="utf-8")
+
+
+def need_matplotlib(option: str) -> None:
+    """Raises Failure without it."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise Failure(f"{option} needs matplotlib: pip install 'cupykern[bench]'")
+
+
+def bench_tasks(
+    ops: list[Op],
+    target: str,
+    shapes: list[Shape] | None,
+    dtype_names: tuple[str, ...] | None,
+) -> list[Any]:
+    from .bench import tasks
+
+    try:
+        return tasks(ops, target, shapes, dtype_names)
+    except (ValueError, TypeError) as error:
+        raise click.UsageError(str(error)) from None

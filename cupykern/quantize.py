@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,18 +11,23 @@ import numpy as np
 from kernels_cu import Variant
 
 from . import arguments, arrays, dtypes, inputs, reference
+from .choice import choose
 from .jit import get_kernel
 from .op import Call, Draw, Op, Work
+from .row_configs import (
+    RowConfig,
+    admissible_configs,
+    check_config,
+    row_configs,
+    tuned_config,
+)
 from .rows import (
     DTYPE_CODES,
     MAX_OUTER_DIMS,
-    RowConfig,
     RowLayout,
-    admissible_configs,
     contiguous_operand,
     layout_dtype,
     operand,
-    row_configs,
     row_layout,
     row_plan,
     row_variant,
@@ -60,7 +65,12 @@ _MAX_TILE = 2**20  # elements: positions in a tile are 32-bit numbers
 
 
 def quantize(
-    x: Any, dtype: Any, *, granularity: str = "tensor", block: tuple[int, int] = (1, 128)
+    x: Any,
+    dtype: Any,
+    *,
+    granularity: str = "tensor",
+    block: tuple[int, int] = (1, 128),
+    config: RowConfig | None = None,
 ) -> tuple[Any, Any]:
     """(values, scale) with x = values * scale, but for rounding, in a narrow format.
 
@@ -69,6 +79,7 @@ def quantize(
     dtype: "e4m3", "e5m2", "int8", or the dtype float8_e4m3fn, float8_e5m2 or int8.
     granularity: what shares a scale: everything ("tensor"), what differs only along the last axis
         ("row") or the last but one ("column"), or tiles of `block` = (rows, columns) of the last two.
+    config: a RowConfig; None: the measured one.
 
     values: of x's shape.  scale: float32 of shape (), (..., M, 1), (..., 1, N) or
     (..., ceil(M / rows), ceil(N / columns)): the group's largest magnitude over the format's largest
@@ -77,7 +88,7 @@ def quantize(
 
     x is read once (twice where a group is longer than a block's or cluster's shared memory).
 
-    Raises TypeError (types, dtypes) and ValueError (dims, granularity, block).  Error bound:
+    Raises TypeError (types, dtypes) and ValueError (dims, granularity, block, config).  Error bound:
     `reference.quantize_bound`.
     """
     target = arguments.target_of("x", x)
@@ -87,8 +98,8 @@ def quantize(
         if x.size == 0:
             return arrays.empty_of(target.xp, x.shape, code), target.xp.ones(shape, np.float32)
         if granularity == "block":
-            return _run_tiles(target, x, code, block)
-        return _run_rows(target, x, code, granularity, None)
+            return _run_tiles(target, x, code, block, config)
+        return _run_rows(target, x, code, granularity, config)
 
 
 def _check(x: Any, dtype: Any, granularity: str, block: tuple[int, int]) -> np.dtype:
@@ -129,14 +140,10 @@ def _scale_shape(
     return (*shape[:-2], -(-shape[-2] // block[0]), -(-shape[-1] // block[1]))
 
 
-def choose_config(arch: str, itemsize: int, layout: RowLayout, granularity: str) -> RowConfig:
-    """The fastest config for rows; a tensor that one block cannot hold is spread over all of them."""
-    return _row_configs(arch, itemsize, layout, granularity)[0]
-
-
 def _row_configs(
     arch: str, itemsize: int, layout: RowLayout, granularity: str
 ) -> tuple[RowConfig, ...]:
+    """The fastest first; a tensor that one block cannot hold is spread over all of them."""
     configs = admissible_configs(arch, itemsize, layout, plain=True)
     if granularity == "tensor":
         return tuple(config for config in configs if config.cluster_size == 1)
@@ -168,7 +175,15 @@ def _run_rows(
     layout = _layout(rows_x, rows_y, scale, granularity)
     if layout is None:  # rare: strides that the kernel can't walk
         return _run_rows(target, xp.array(x, order="C"), code, granularity, config)
-    config = config or choose_config(target.arch, x.itemsize, layout, granularity)
+    if config is not None:
+        check_config(config, target.arch, x.itemsize, layout, plain=True)
+    else:
+        config = tuned_config(
+            *("quantize", target, x.dtype, layout, True, 1),
+            lambda: _row_configs(target.arch, x.itemsize, layout, granularity),
+            lambda config: row_variant("quantize", x.dtype, config),
+            granularity="tensor" if granularity == "tensor" else "rows",
+        )
     params = np.zeros((), _PARAMS)
     params["dtype"] = DTYPE_CODES[code]
     variant = row_variant("quantize", x.dtype, config)
@@ -187,7 +202,27 @@ def _tile_config(itemsize: int, vectors: bool, tile_size: int) -> RowConfig:
     return RowConfig(256, 16 if tile_size <= 512 else 256, 16 // itemsize, 1)
 
 
-def _run_tiles(target: Target, x: Any, code: np.dtype, block: tuple[int, int]) -> tuple[Any, Any]:
+def _tile_refusal(config: RowConfig, default: RowConfig) -> str | None:
+    """Why `config` cannot walk tiles that `default` walks; None: it can."""
+    c = config
+    if c.vector_width != default.vector_width:
+        return f"vector_width must be {default.vector_width} for these tiles; got {c.vector_width}"
+    powers = 32 <= c.num_threads <= 1024 and c.threads_per_row >= 1
+    if not powers or any(n & (n - 1) for n in (c.num_threads, c.threads_per_row)):
+        return "num_threads and threads_per_row must be powers of two, num_threads 32 to 1024"
+    if c.num_threads % c.threads_per_row:
+        return f"num_threads must be a multiple of threads_per_row; got {c.num_threads} and {c.threads_per_row}"
+    if (
+        replace(c, num_threads=default.num_threads, threads_per_row=default.threads_per_row)
+        != default
+    ):
+        return "tiles take vectors_per_thread and cluster_size 1, and none of the flags"
+    return None
+
+
+def _run_tiles(
+    target: Target, x: Any, code: np.dtype, block: tuple[int, int], config: RowConfig | None
+) -> tuple[Any, Any]:
     xp = target.xp
     y = arrays.empty_of(xp, x.shape, code)
     scale = xp.empty(_scale_shape(x.shape, "block", block), np.float32)
@@ -206,7 +241,20 @@ def _run_tiles(target: Target, x: Any, code: np.dtype, block: tuple[int, int]) -
         and all(stride % 16 == 0 for stride in (x_place.offset, *x_place.strides[:-1]))
         and all(stride % width == 0 for stride in (y_place.offset, *y_place.strides[:-1]))
     )
-    config = _tile_config(x.itemsize, vectors, block[0] * block[1])
+    default = _tile_config(x.itemsize, vectors, block[0] * block[1])
+    if config is None:
+        config = choose(
+            "quantize_tiles",
+            target,
+            {"tiles": scale.size, "size": block[0] * block[1]},
+            {"dtype": x.dtype.name, "vectors": vectors},
+            lambda: (default,),
+            lambda config: row_variant("quantize_tiles", x.dtype, config),
+        )
+    elif not isinstance(config, RowConfig):
+        raise TypeError(f"config must be a RowConfig; got {type(config).__name__}")
+    elif reason := _tile_refusal(config, default):
+        raise ValueError(f"config does not fit: {reason}")
     params = np.zeros((), _TILE_PARAMS)
     params["num_tiles"] = scale.size
     params["row_tiles"], params["col_tiles"] = scale.shape[-2:]

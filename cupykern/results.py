@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import datetime
+import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from . import __version__, doctor
@@ -23,7 +24,8 @@ class Result:
     """One implementation on one problem; times in microseconds, None where not timed.
 
     speed_percent: of the plain copy (or read) of the same bytes in the same rounds.
-    verified: before and after timing.  note: why it failed, or was not measured.
+    verified: before and after timing.  note: why it failed, or was not measured.  parts_us: the
+    medians of the steps that it takes one after another, if it does.
     """
 
     name: str
@@ -41,10 +43,11 @@ class Result:
     max_rel: float | None = None
     ulps: float | None = None
     note: str | None = None
+    parts_us: dict[str, float] | None = None
 
     def compared(self, comparison: Comparison) -> None:
         """Take over the figures of a comparison, the worse of all so far."""
-        for name in ("error_over_bound", "rms_ratio", "max_abs", "max_rel", "ulps"):
+        for name in _ERRORS:
             value = getattr(comparison, name)
             setattr(self, name, max(getattr(self, name) or 0.0, value))
         if not comparison.ok:
@@ -59,7 +62,11 @@ class Result:
 
 @dataclass
 class Row:
-    """One op on one shape and dtype; results[0] is ours, then the peers."""
+    """One op on one shape and dtype; results[0] is ours, then the peers.
+
+    clocks: of the GPU while it was timed (protocol.summarize_clocks), where they are known.
+    repeats: our median_us and plain_us of each run of the row, if it had several (baseline.py).
+    """
 
     op: str
     shape: tuple[int, ...]
@@ -71,10 +78,54 @@ class Row:
     plain: str  # "copy" or "read"
     plain_us: float | None = None
     results: list[Result] = field(default_factory=list)
+    clocks: dict[str, Any] | None = None
+    repeats: list[dict[str, float | None]] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
         return self.results[0].verified
+
+
+_TIMES = ("median_us", "q20_us", "q80_us", "gbps", "tflops", "speed_percent")
+_ERRORS = ("error_over_bound", "rms_ratio", "max_abs", "max_rel", "ulps")
+
+
+def merged(runs: Sequence[Row]) -> Row:
+    """Several runs of one row as one: of times the medians, of errors and clocks the worst."""
+    first = runs[0]
+    if len(runs) == 1:
+        return first
+    by_name = [{result.name: result for result in run.results} for run in runs]
+    clocks = [run.clocks for run in runs if run.clocks is not None]
+    return replace(
+        first,
+        plain_us=_median([run.plain_us for run in runs]),
+        results=[
+            _merged([results[result.name] for results in by_name if result.name in results])
+            for result in first.results
+        ],
+        clocks=next((c for c in clocks if c["fell"]), clocks[0] if clocks else None),
+        repeats=[{"median_us": run.results[0].median_us, "plain_us": run.plain_us} for run in runs],
+    )
+
+
+def _merged(results: Sequence[Result]) -> Result:
+    return replace(
+        results[0],
+        runs=sum(result.runs for result in results),
+        verified=all(result.verified for result in results),
+        note=next((result.note for result in results if result.note is not None), None),
+        **{name: _median([getattr(result, name) for result in results]) for name in _TIMES},
+        **{
+            name: max((v for r in results if (v := getattr(r, name)) is not None), default=None)
+            for name in _ERRORS
+        },
+    )
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
 
 
 COLUMNS = (

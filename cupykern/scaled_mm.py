@@ -156,13 +156,15 @@ def _draw_problem(draw: Draw) -> ScaledProblem:
 
 
 def _bench_problem(shape: tuple[int, ...], dtype: str) -> ScaledProblem:
-    """dtype: a's; b is float8_e4m3fn, or int8 as a is."""
-    if len(shape) != 3:
-        raise ValueError(f"scaled_mm needs a shape (M, N, K); got {shape}")
-    dtypes.resolve(dtype, "dtype", tuple(dtypes.NAMES[name] for name in OP.dtypes))
-    dtype_b = "int8" if dtype == "int8" else "float8_e4m3fn"
-    product = matmul.MatmulProblem(*shape, dtype=dtype, dtype_b=dtype_b, layout_b="F", kind="bench")
-    return ScaledProblem(product)
+    """dtype: as matmul.bench_product; b is float8_e4m3fn, or int8 as a is, if it is not named.  Scales by
+    tensor, or with the option "rows" or "blocks"."""
+    default = "int8" if dtype.partition(":")[0] == "int8" else "float8_e4m3fn"
+    problem, options = matmul.bench_product(OP, shape, dtype, default, ("rows", "blocks"))
+    if dtypes.NAMES[problem.dtype_b] not in _QUANTIZED:
+        raise TypeError(f"scaled_mm's b is quantized; got {problem.dtype_b}")
+    if {"rows", "blocks"} <= options:
+        raise ValueError("scales are by rows or by blocks")
+    return ScaledProblem(problem, next(iter(options & {"rows", "blocks"}), "tensor"))
 
 
 def _inputs(problem: ScaledProblem, seed: int, xp: Any) -> Call:
@@ -225,5 +227,8 @@ OP = Op(
     configs=lambda problem, arch: gemm.configs(_task(problem), arch),
     variant=lambda problem, config: gemm.variant(_task(problem), config),
     sample=_sample,
-    dtypes=("float8_e4m3fn", "float16", "bfloat16", "int8"),
+    dtypes=(
+        *("float8_e4m3fn", "float8_e4m3fn:rows", "float8_e4m3fn:blocks"),
+        *("float16:bias", "float16:bias+kn", "float16*int8", "int8"),
+    ),
 )

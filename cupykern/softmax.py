@@ -11,20 +11,23 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from . import arguments, dtypes, inputs, reference
+from . import arguments, dtypes, inputs, plans, reference
 from .op import Call, Draw, Op, Work
+from .row_configs import (
+    RowConfig,
+    admissible_configs,
+    check_config,
+    row_configs,
+    tuned_config,
+)
 from .rows import (
     DTYPE_CODES,
     Operand,
-    RowConfig,
-    RowLayout,
     RowPlan,
-    admissible_configs,
     bench_shapes,
     contiguous_operand,
     layout_dtype,
     operand,
-    row_configs,
     row_layout,
     row_plan,
     row_variant,
@@ -45,14 +48,6 @@ _PARAMS = np.dtype(  # softmax.cu: SoftmaxParams
 )
 
 
-def choose_config(arch: str, itemsize: int, layout: RowLayout, plain: bool) -> RowConfig:
-    """The fastest measured config for x's elements of `itemsize` bytes (README, first table).
-
-    plain: no mask, a scale of 1, the result of x's dtype.
-    """
-    return admissible_configs(arch, itemsize, layout, plain)[0]
-
-
 def softmax(
     x: Any,
     axis: int = -1,
@@ -61,6 +56,7 @@ def softmax(
     scale: Any = None,
     dtype: Any = None,
     out: Any = None,
+    config: RowConfig | None = None,
 ) -> Any:
     """exp(s - max s) / sum(exp(s - max s)) along `axis`, with s = scale * x.
 
@@ -71,15 +67,16 @@ def softmax(
     scale: a finite real number (default 1).  A 0-d cupy array is read back, which synchronises.
     dtype: float16, bfloat16 or float32, of the result; None: x's.
     out: array to write into, of x's shape and the result's dtype: x itself, or apart from x and mask.
+    config: a RowConfig; None: the measured one.
 
     A row of which nothing is kept gives zeros; one that keeps a NaN or an infinite score, or only
     scores of -inf, gives NaN.  Sums in FP32 whatever the dtypes.  x is copied only if a byte stride is
     no multiple of the itemsize, or more than 6 dims cannot be merged.
 
-    Raises TypeError (types, dtypes), ValueError (shapes, overlap, scale, devices) and
+    Raises TypeError (types, dtypes), ValueError (shapes, overlap, scale, config, devices) and
     numpy.exceptions.AxisError.  Error bound: `reference.softmax_bound`.
     """
-    return _run(x, axis, mask, scale, dtype, out, False)
+    return _run(x, axis, mask, scale, dtype, out, False, config)
 
 
 def log_softmax(
@@ -90,13 +87,14 @@ def log_softmax(
     scale: Any = None,
     dtype: Any = None,
     out: Any = None,
+    config: RowConfig | None = None,
 ) -> Any:
     """s - max s - log(sum(exp(s - max s))) along `axis`, with s = scale * x.
 
     Arguments and errors as for `softmax`.  What the mask hides gives -inf, a row of which nothing is
     kept too.  Error bound: `reference.log_softmax_bound`.
     """
-    return _run(x, axis, mask, scale, dtype, out, True)
+    return _run(x, axis, mask, scale, dtype, out, True, config)
 
 
 @lru_cache(maxsize=4096, typed=True)  # 1.0 and True equal 1, but are no axes
@@ -112,7 +110,7 @@ def _resolve(
     return arguments.normalize_axis(axis, ndim), scale, y_dtype
 
 
-@lru_cache(maxsize=4096)
+@plans.cached
 def _plan(
     target: Target,
     shape: tuple[int, ...],
@@ -131,7 +129,14 @@ def _plan(
         return None
     x_dtype, y_dtype = dtypes_
     plain = mask is None and scale == 1.0 and x_dtype == y_dtype
-    config = config or choose_config(target.arch, x_dtype.itemsize, layout, plain)
+    if config is not None:
+        check_config(config, target.arch, x_dtype.itemsize, layout, plain)
+    else:
+        config = tuned_config(
+            *("softmax", target, x_dtype, layout, plain, 1),
+            lambda: admissible_configs(target.arch, x_dtype.itemsize, layout, plain),
+            lambda config: row_variant("softmax", x_dtype, config),
+        )
     params = np.zeros((), _PARAMS)
     params["scale"] = scale
     params["dtype"] = DTYPE_CODES[y_dtype]
@@ -141,37 +146,28 @@ def _plan(
     return row_plan(target, variant, config, layout, params, 8, shared_bytes)
 
 
-_plain_plans: dict[tuple[Any, ...], tuple[np.dtype, RowPlan]] = {}
-_MAX_PLAIN_PLANS = 4096
-
-
 def _run(
-    x: Any, axis: Any, mask: Any, scale: Any, dtype: Any, out: Any, log: bool, config: Any = None
+    x: Any,
+    axis: Any,
+    mask: Any,
+    scale: Any,
+    dtype: Any,
+    out: Any,
+    log: bool,
+    config: RowConfig | None = None,
 ) -> Any:
-    target = arguments.target_of("x", x)
-    if not (scale is None or isinstance(scale, (int, float))):
-        scale = arguments.finite_float("scale", scale, 1.0)
-    if mask is not None or out is not None or config is not None:
-        return _run_checked(target, x, axis, mask, scale, dtype, out, log, config)
-    # The usual call, whose result's place follows from x alone: one look-up when warm.
-    place = operand(x)
-    types = axis.__class__, scale.__class__
-    key = (target, x.shape, *place, x.dtype, axis, scale, *types, dtype, log)
-    try:
-        known = _plain_plans.get(key)
-    except TypeError:  # what cannot be hashed is no axis and no dtype
-        known = None
+    key, known = plans.find("softmax", (x, mask), (axis, scale, dtype, log, config), out)
     if known is None:
-        return _run_checked(target, x, axis, mask, scale, dtype, out, log, config, key)
-    y_dtype, plan = known
+        return _run_checked(key, x, axis, mask, scale, dtype, out, log, config)
+    target, y_dtype, plan = known
     with arguments.on_device(target):
-        y = target.xp.empty(x.shape, y_dtype)
-        plan.launch(target.xp, (x, None, y))
+        y = target.xp.empty(x.shape, y_dtype) if out is None else out
+        plan.launch(target.xp, (x, mask, y))
     return y
 
 
 def _run_checked(
-    target: Target,
+    key: tuple[Any, ...] | None,
     x: Any,
     axis: Any,
     mask: Any,
@@ -180,8 +176,10 @@ def _run_checked(
     out: Any,
     log: bool,
     config: RowConfig | None,
-    key: tuple[Any, ...] | None = None,
 ) -> Any:
+    target = arguments.target_of("x", x)
+    if not (scale is None or isinstance(scale, (int, float))):
+        scale = arguments.finite_float("scale", scale, 1.0)
     try:
         axis, scale, y_dtype = _resolve(x.dtype, x.ndim, axis, scale, dtype)
     except TypeError:  # also what cannot be hashed, as dtype=[]
@@ -203,12 +201,9 @@ def _run_checked(
         operands = operand(x), operand(y), None if mask is None else operand(mask)
         plan = _plan(target, x.shape, axis, *operands, (x.dtype, y_dtype), scale, log, config)
         if plan is None:  # rare: strides that the kernel can't walk
-            return _run_on_copies(x, axis, mask, scale, y_dtype, y, log)
-        # cupy.empty aligns to more than a plan asks about; numpy's need not.
-        if key is not None and contiguous and target.name != "host":
-            if len(_plain_plans) >= _MAX_PLAIN_PLANS:
-                _plain_plans.clear()
-            _plain_plans[key] = y_dtype, plan
+            return _run_on_copies(x, axis, mask, scale, y_dtype, y, log, config)
+        if contiguous or out is not None:  # else the strides of the result are CuPy's choice
+            plans.remember(key, (target, y_dtype, plan))
         plan.launch(target.xp, (x, mask, y))
     return y
 
@@ -227,11 +222,18 @@ def _check_mask(mask: Any, x: Any) -> Any:
 
 
 def _run_on_copies(
-    x: Any, axis: int, mask: Any, scale: float, y_dtype: np.dtype, y: Any, log: bool
+    x: Any,
+    axis: int,
+    mask: Any,
+    scale: float,
+    y_dtype: np.dtype,
+    y: Any,
+    log: bool,
+    config: RowConfig | None,
 ) -> Any:
     xp = of_array(x).xp
     mask = None if mask is None else xp.array(mask, order="C")
-    y[...] = _run(xp.array(x, order="C"), axis, mask, scale, y_dtype, None, log)
+    y[...] = _run(xp.array(x, order="C"), axis, mask, scale, y_dtype, None, log, config)
     return y
 
 

@@ -95,14 +95,15 @@ def one_line(text: str) -> str:
 
 def to_json(value: Any) -> str:
     """`value` as JSON; numbers that JSON lacks become the strings "inf", "-inf" and "nan"."""
-    return json.dumps(_plain(value), indent=1, allow_nan=False) + "\n"
+    return json.dumps(plain_json(value), indent=1, allow_nan=False) + "\n"
 
 
-def _plain(value: Any) -> Any:
+def plain_json(value: Any) -> Any:
+    """`value` as what JSON has; to_json says how."""
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain_json(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value

@@ -29,6 +29,7 @@ class Variant:
     min_blocks: blocks that a multiprocessor holds at least, written as kMinBlocks: a register cap.
     tuned: a variant that choose_config picks; the compile gates refuse spills in it.
     text: the kernel's source, for one that is no file of kernels_cu (the tests' small kernels).
+    parts: files that are included before the kernel: which of several that give the same words.
     """
 
     kernel: str
@@ -39,9 +40,11 @@ class Variant:
     min_blocks: int = 1
     tuned: bool = True
     text: str | None = None
+    parts: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         words = [f"{name}={value}" for name, value in (*self.types, *self.constants)]
+        words += [f"parts={part}" for part in self.parts]
         words.append(f"kNumThreads={self.num_threads}")
         if self.cluster_size > 1:
             words.append(f"kClusterSize={self.cluster_size}")
@@ -91,9 +94,13 @@ def file_text(name: str) -> str:
 
 
 def _kernel_text(variant: Variant, already: frozenset[str]) -> str:
+    parts = ""
+    for part in variant.parts:
+        parts += _resolve(part, already)
+        already |= frozenset(_files(part))
     if variant.text is None:
-        return _resolve(f"{variant.kernel}.cu", already)
-    return "".join(_expand_text(f"{variant.kernel}.cu", variant.text, set(already)))
+        return parts + _resolve(f"{variant.kernel}.cu", already)
+    return parts + "".join(_expand_text(f"{variant.kernel}.cu", variant.text, set(already)))
 
 
 @cache

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -21,6 +23,8 @@ settings.register_profile(
 )
 settings.load_profile("repository")
 
+os.environ["CUPYKERN_TUNE"] = "0"  # what somebody tuned on this machine is nothing for the tests
+
 _HOST = {
     "host32": {"warp_size": 32},
     "host64": {"warp_size": 64},
@@ -30,6 +34,11 @@ _HOST = {
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--target", choices=("host", "cuda", "hip", "all"), default="all")
     parser.addoption("--exhaustive", action="store_true", help="also what takes minutes per test")
+
+
+def pytest_xdist_auto_num_workers() -> int | None:
+    """One process where there is a GPU, whose memory and time the tests would share; else one a core."""
+    return None if _gpu() is None else 0
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
+import time
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from cupykern import dtypes
+from cupykern import choice, dtypes, targets
 from cupykern.numerics import finfo
 from cupykern.op import Bound, Call, Op, Work
+from kernels_cu import Variant
 
 
 @dataclass(frozen=True)
@@ -22,12 +26,30 @@ class Problem:
         return f"{self.shape} {self.dtype}"
 
 
-def make_op(fault: str | None = None, flops: int = 0) -> Op:
-    """y = x / 3.  fault: "value" (one element is off), "unwritten" (the last one), "guard" (writes
-    past the end), "input" (changes x), "raises" or "interrupt".
-    """
+@dataclass(frozen=True)
+class Config:
+    """How the fake op runs: its block size, and what goes wrong with it."""
 
-    def run(x: Any, *, out: Any = None) -> Any:
+    block: int
+    fault: str | None = None
+
+
+def make_op(
+    fault: str | None = None, flops: int = 0, configs: tuple[Config, ...] = (Config(1),)
+) -> Op:
+    """y = x / 3.  fault: "value" (one element is off), "unwritten" (the last one), "guard" (writes
+    past the end), "input" (changes x), "raises", "interrupt", "crash", "slow" or "hang".  A config has
+    its own.
+    """
+    op_fault = fault
+
+    def run(x: Any, *, out: Any = None, config: Config | None = None) -> Any:
+        if config is None:
+            config = choice.choose(
+                *("third", targets.get("host"), {"size": x.size}, {"of": str(configs)}),
+                *(lambda: configs, variant),
+            )
+        fault = op_fault or config.fault
         y = np.empty_like(x) if out is None else out
         y[...] = (x.astype(np.float64) / 3).astype(x.dtype)
         if fault == "value" and y.size:
@@ -43,7 +65,17 @@ def make_op(fault: str | None = None, flops: int = 0) -> Op:
             raise RuntimeError("no such luck")
         elif fault == "interrupt":
             raise KeyboardInterrupt
+        elif fault == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        elif fault in ("slow", "hang"):
+            time.sleep(0.002 if fault == "slow" else 600)
         return y
+
+    def variant(config: Config) -> Variant:
+        text = "KERNEL void third(float* y) {}\n"
+        if config.fault == "compile":
+            text = "KERNEL void third(float* y) { nothing; }\n"
+        return Variant("third", (), (), 32, text=text)
 
     def bound(x: Any, *, reference: tuple[Any]) -> tuple[Bound]:
         info = finfo(x.dtype)
@@ -74,8 +106,8 @@ def make_op(fault: str | None = None, flops: int = 0) -> Op:
         inputs=inputs,
         work=work,
         variants=lambda arch: (),
-        configs=lambda problem, arch: ("only",),
-        variant=lambda problem, config: None,
+        configs=lambda problem, arch: configs,
+        variant=lambda problem, config: variant(config),
         sample=lambda call, outputs, max_elements, seed: (call, outputs),
     )
 

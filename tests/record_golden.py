@@ -33,8 +33,14 @@ KERNEL void word(const uint32_t* image, const uint64_t* tiles, const int* weight
     const uint64_t start = matrix_descriptor<0>(s.image, 0, 0);
     for (int i = 0; i < count; ++i) {
         D d[kN / 2];
+        uint32_t registers[4];
+        // Rows of 32 bytes from anywhere on.
+        const uint32_t* a = image + int(tiles[2 * i] & 0x3fff);
+        for (int j = 0; j < 4; ++j) registers[j] = a[wgmma_row(t, j % 2 * 2) * 8 + t % 4 + j / 2 * 4];
         wgmma_fence(d);
-        wgmma<A, B, kMajorA, kMajorB>(d, start + tiles[2 * i], start + tiles[2 * i + 1], false);
+        const uint64_t b_tile = start + tiles[2 * i + 1];
+        if (kInRegisters) wgmma<A, B, kMajorK, kMajorB>(d, registers, b_tile, false);
+        else wgmma<A, B, kMajorA, kMajorB>(d, start + tiles[2 * i], b_tile, false);
         wgmma_commit();
         wgmma_wait<0>(d);
         // Of each row, the sum weighted by column.
@@ -50,13 +56,45 @@ KERNEL void word(const uint32_t* image, const uint64_t* tiles, const int* weight
     }
 }
 """
+# Sums of FP8 products in a tensor core, 128 of k: A's rows (64, 128) and B's (64, 128), 32 bytes of k after
+# the other, each a tile without swizzle.
+_CUT = """
+struct Storage { alignas(1024) unsigned char a[4][64 * 32], b[4][64 * 32]; };
+
+KERNEL void word(const uint32_t* a, const uint32_t* b, float* y) {
+    SHARED_STORAGE(Storage, s);
+    const int t = threadIdx.x;
+    for (int i = t; i < 4 * 64 * 8; i += 128) {
+        reinterpret_cast<uint32_t*>(s.a)[i] = a[i];
+        reinterpret_cast<uint32_t*>(s.b)[i] = b[i];
+    }
+    fence_async_proxy();
+    sync_block();
+    float d[32];
+    wgmma_fence(d);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+        wgmma<A, B>(d, matrix_descriptor<0>(s.a[k], 1024, 128), matrix_descriptor<0>(s.b[k], 1024, 128),
+                    k > 0);
+    }
+    wgmma_commit();
+    wgmma_wait<0>(d);
+    for (int i = 0; i < 32; ++i) y[wgmma_row(t, i) * 64 + wgmma_col(t, i)] = d[i];
+}
+"""
+CUT_UNITS = 4 * 2.0**-13
+"""Of the largest sum: by how much two ways to cut the four steps of `cut_sums` may differ."""
 _MODES = {0: 0, 128: 1, 64: 2, 32: 3}
 KINDS = [
     *(("half", "half", a, b) for a in ("K", "MN") for b in ("K", "MN")),
     ("bf16", "bf16", "MN", "K"),
     ("e4m3", "e5m2", "K", "K"),
     ("int8_t", "int8_t", "K", "K"),
+    *((a, b, "R", "K") for a, b in (("half", "half"), ("bf16", "bf16"), ("e5m2", "e4m3"))),
+    ("half", "half", "R", "MN"),
+    ("int8_t", "int8_t", "R", "K"),
 ]
+"""Types and majors of A and B; R: A is in registers."""
 
 
 def _tile(rng: np.random.Generator, span: int, strides: str) -> int:
@@ -97,10 +135,25 @@ def products(
         "weights": weights,
         "y": np.zeros((len(spans), 64), np.int32),
     }
-    text = f"constexpr Major kMajorA = kMajor{major_a}, kMajorB = kMajor{major_b};\n" + _PRODUCTS
+    text = (
+        f"constexpr bool kInRegisters = {'true' if major_a == 'R' else 'false'};\n"
+        f"constexpr Major kMajorA = kMajor{major_a.replace('R', 'K')}, kMajorB = kMajor{major_b};\n"
+    )
+    text += _PRODUCTS
     kernel = variant(text, A=a, B=b, D="int" if a == "int8_t" else "float")
     args = ("image", "tiles", "weights", "y", np.int32(len(spans)))
     return launch_all(target, kernel, arrays, args, shared=1 << 16)["y"]
+
+
+def cut_sums(target: Target, a: str, b: str) -> np.ndarray:
+    """(64, 64): sums of 128 products whose codes have exponents of a third of the range, one sign."""
+    rng = np.random.default_rng(9)
+    codes = {
+        name: rng.integers(0x20, 0x50, (4, 2, 8, 8, 16)).astype(np.uint8).reshape(-1)
+        for name in "ab"
+    }
+    arrays = {"a": codes["a"], "b": codes["b"], "y": np.zeros((64, 64), np.float32)}
+    return launch_all(target, variant(_CUT, A=a, B=b), arrays, ("a", "b", "y"), shared=16384)["y"]
 
 
 def vectors(target: Target) -> dict[str, np.ndarray]:
@@ -109,6 +162,8 @@ def vectors(target: Target) -> dict[str, np.ndarray]:
     for kind in KINDS:
         for strides in ("whole", "any"):
             found["_".join((*kind, strides))] = products(target, *kind, strides)
+    for a, b in (("e4m3", "e4m3"), ("e4m3", "e5m2"), ("e5m2", "e5m2")):
+        found[f"cut_{a}_{b}"] = cut_sums(target, a, b)
     return found
 
 

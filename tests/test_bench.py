@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from fake_op import make_op
 
-from cupykern import bench, check, results, targets, timing
+from cupykern import bench, check, protocol, results, targets, timing
 from cupykern.op import Bound
 from cupykern.peers import Peer
 
@@ -145,9 +145,9 @@ def test_rounds_are_interleaved(host):
 
 def test_one_benchmark_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setenv("CUPYKERN_CACHE_DIR", str(tmp_path))
-    with bench.lock(wait=False):
+    with protocol.lock(wait=False):
         with pytest.raises(targets.UnavailableError, match="another benchmark"):
-            with bench.lock(wait=False):
+            with protocol.lock(wait=False):
                 pass
-    with bench.lock(wait=False):
+    with protocol.lock(wait=False):
         pass

@@ -15,7 +15,7 @@ import pytest
 from fake_op import make_op
 
 import cupykern
-from cupykern import bench, cli, gate, options
+from cupykern import cli, gate, options, protocol
 
 ROOT = Path(__file__).resolve().parents[1]
 GOOD = make_op()
@@ -111,7 +111,7 @@ def test_an_interrupted_bench_keeps_the_finished_rows(fake_ops, capsys, tmp_path
 
 def test_two_benchmarks_at_once(fake_ops, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("CUPYKERN_CACHE_DIR", str(tmp_path))
-    with bench.lock(wait=False):
+    with protocol.lock(wait=False):
         code, out, err = _run(capsys, "bench", "third", "--target", "host")
     assert (code, out) == (1, "")
     assert err.startswith("error: another benchmark") and err.count("\n") == 1

@@ -15,50 +15,113 @@ from cupykern import OPS, check, dtypes, gate, gemm, gemm_hopper
 from cupykern.gemm_hopper import HopperConfig
 from cupykern.matmul import MatmulProblem
 from cupykern.product import INNER, OUTER, STRIDED, GemmTask
+from cupykern.scaled_mm import ScaledProblem
 from cupykern.targets import Target, UnavailableError, host
 
-OP = next(op for op in OPS if op.name == "matmul")
+OP, SCALED = (next(op for op in OPS if op.name == name) for name in ("matmul", "scaled_mm"))
 CONFIGS = (
     *gemm_hopper.CONFIGS,
-    HopperConfig(128, 256, 4, lead=2),
     HopperConfig(256, 128, 2, lead=2),
     HopperConfig(128, 64, 3, ping_pong=True),
+    HopperConfig(64, 64, 4, share_k=True),
 )
 
+# By dtype and layouts, which make variants: all configs have the first group, and one of the others.
 PROBLEMS = (
     MatmulProblem(136, 264, 192, layout_b="F", kind="exact"),
-    MatmulProblem(1, 8, 8, layout_b="F"),
-    MatmulProblem(136, 264, 192, layout_a="F", kind="same_sign"),
-    MatmulProblem(136, 264, 72, "bfloat16", layout_a="F", layout_b="F"),
-    MatmulProblem(136, 520, 520, "bfloat16", out_dtype="float32"),
-    MatmulProblem(300, 257, 136, layout_b="F", out_dtype="bfloat16"),
-    MatmulProblem(520, 520, 640, layout_b="F", out_dtype="bfloat16", alpha=-3.7),
-    MatmulProblem(72, 136, 136, batch_a=(2, 1), batch_b=(3,)),
-    MatmulProblem(65, 136, 64, batch_a=(3,), bias=(65, 1), activation="silu"),
-    MatmulProblem(264, 264, 640, "bfloat16", batch_a=(2,), batch_b=(2,)),
+    MatmulProblem(392, 520, 640, layout_b="F", out_dtype="bfloat16", alpha=-3.7),
     MatmulProblem(
-        *(200, 328, 200, "bfloat16"), layout_b="F", bias=(328,), residual=(200, 328),
-        activation="gelu", alpha=0.125,
+        *(200, 328, 200), layout_b="F", bias=(328,), residual=(200, 328), activation="gelu", alpha=0.125,
     ),
+    MatmulProblem(1, 8, 8, layout_b="F"),
+    MatmulProblem(300, 257, 136, layout_b="F", out_dtype="bfloat16"),
     MatmulProblem(64, 64, 128, layout_b="F", kind="special"),
 )  # fmt: skip
+OTHERS = (
+    (
+        MatmulProblem(136, 264, 520, "bfloat16", out_dtype="float32"),
+        MatmulProblem(72, 136, 136, "bfloat16", batch_a=(2, 1), batch_b=(3,)),
+        MatmulProblem(65, 136, 64, "bfloat16", batch_a=(3,), bias=(65, 1), activation="silu"),
+        MatmulProblem(136, 264, 640, "bfloat16", batch_a=(2,), batch_b=(2,)),
+    ),
+    (MatmulProblem(136, 264, 192, layout_a="F", kind="same_sign"),),
+    (MatmulProblem(136, 264, 72, "bfloat16", layout_a="F", layout_b="F"),),
+)
 
 
-def compute(target: Target, problem: MatmulProblem, config: HopperConfig) -> bytes:
+E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
+
+
+def fp8(m: int, n: int, k: int, scales: str, b: str = E4M3, **options) -> ScaledProblem:
+    return ScaledProblem(MatmulProblem(m, n, k, E4M3, b, layout_b="F", **options), scales)
+
+
+# (problems, configs), each for each.
+FP8 = (
+    (
+        fp8(136, 392, 400, "blocks"),
+        fp8(72, 136, 784, "blocks", batch_a=(2,), kind="same_sign", out_dtype="float32"),
+        fp8(136, 264, 272, "rows", bias=(264,), activation="gelu"),
+        fp8(1, 16, 16, "tensor"),
+        fp8(136, 72, 144, "none", kind="exact"),
+        fp8(64, 64, 128, "none", kind="special"),
+    ),
+    (HopperConfig(128, 256, 4), HopperConfig(128, 128, 3), HopperConfig(64, 64, 4, share_k=True)),
+)
+INT8 = (
+    (
+        MatmulProblem(136, 264, 400, "int8", layout_b="F"),
+        MatmulProblem(72, 136, 144, "int8", layout_b="F", bias=(136,), out_dtype="float16"),
+        ScaledProblem(MatmulProblem(65, 264, 1040, "int8", layout_b="F"), "rows"),
+    ),
+    (HopperConfig(128, 256, 4), HopperConfig(64, 64, 4, share_k=True)),
+)
+
+
+def mixed(m: int, n: int, k: int, b: str = E4M3, a: str = "float16", **options) -> MatmulProblem:
+    return MatmulProblem(m, n, k, a, b, **options)
+
+
+# b (N, K) in memory; (K, N); of int8 in bfloat16.
+MIXED = (
+    (
+        mixed(136, 272, 208, layout_b="F", kind="exact"),
+        mixed(72, 136, 144, layout_b="F", bias=(72, 136), residual=(72, 136), activation="silu"),
+        ScaledProblem(mixed(300, 144, 272, layout_b="F", bias=(300, 1)), "rows"),
+        mixed(72, 144, 400, layout_b="C", batch_a=(2, 1), batch_b=(3,), bias=(144,)),
+        mixed(136, 272, 208, layout_b="C", out_dtype="float32"),
+        mixed(64, 64, 128, layout_b="C", kind="special"),
+        mixed(1, 16, 16, "int8", "bfloat16", layout_b="F"),
+        ScaledProblem(mixed(65, 144, 272, "int8", "bfloat16", layout_b="F"), "rows"),
+    ),
+    (HopperConfig(256, 128, 3), HopperConfig(64, 64, 4, share_k=True, lines=2)),
+)
+
+
+def compute(target: Target, problem: MatmulProblem | ScaledProblem, config: HopperConfig) -> bytes:
     """Checks the output against the bound, and returns its bytes."""
-    call = OP.inputs(problem, 3, target.xp)
-    y = OP.run(*call.args, **call.kwargs, config=config)
-    references = OP.reference(*call.args, **call.kwargs)
-    bounds = OP.bound(*call.args, **call.kwargs, reference=references)
+    op = OP if isinstance(problem, MatmulProblem) else SCALED
+    call = op.inputs(problem, 3, target.xp)
+    y = op.run(*call.args, **call.kwargs, config=config)
+    references = op.reference(*call.args, **call.kwargs)
+    bounds = op.bound(*call.args, **call.kwargs, reference=references)
     comparison = check.compare((y,), references, bounds)
     assert comparison.ok, f"{problem!r}: {comparison}"
     return y.tobytes()
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_errors_are_within_the_bound(target, config):
+CASES = [
+    *((PROBLEMS + OTHERS[i % len(OTHERS)], config) for i, config in enumerate(CONFIGS)),
+    *((problems, config) for problems, configs in (FP8, INT8, MIXED) for config in configs),
+]
+
+
+@pytest.mark.parametrize(
+    ("problems", "config"), CASES, ids=[f"{p[0].dtype}-{config}" for p, config in CASES]
+)
+def test_errors_are_within_the_bound(target, problems, config):
     skip_unless_hopper(target)
-    for problem in PROBLEMS:
+    for problem in problems:
         y = compute(target, problem, config)
         for schedule in SCHEDULES[1:] if target.name == "host" else ():
             with host.use(schedule=schedule) as here:
@@ -94,6 +157,18 @@ def test_rows_apart_from_each_other(target):
 # --- which config ------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("config", FP8[1], ids=str)
+def test_integers_that_fp8_sums_exactly(target, config):
+    """sum |a b| <= 2^13 in every 128 of k: nothing is cut."""
+    skip_unless_hopper(target)
+    rng = np.random.default_rng(1)
+    a, b = (rng.integers(-8, 9, shape).astype(np.float32) for shape in ((72, 1040), (136, 1040)))
+    codes = [target.xp.asarray(x.astype(dtypes.float8_e4m3fn).view(np.uint8)) for x in (a, b)]
+    fp8_a, fp8_b = (x.view(dtypes.float8_e4m3fn) for x in codes)
+    y = SCALED.run(fp8_a, fp8_b.T, out_dtype="float32", config=config)
+    assert bool((target.xp.asarray(a @ b.T) == y).all())
+
+
 def task(**changes) -> GemmTask:
     sizes = GemmTask(1, 4096, 4096, 4096, dtypes.float16, dtypes.float16, INNER, INNER)
     return replace(sizes, **changes)
@@ -105,8 +180,31 @@ def test_hopper_is_chosen_where_it_pays(layout):
     assert isinstance(gemm.choose_config(large, "sm_90a"), HopperConfig)
     for arch in ("sm_80", "sm_120a", "gfx942", "host"):
         assert not isinstance(gemm.choose_config(large, arch), HopperConfig)
-    assert set(gemm_hopper.CONFIGS) < set(gemm.configs(large, "host"))
+    known = gemm_hopper.CONFIGS[: None if layout == INNER else 3]
+    assert set(known) < set(gemm.configs(large, "host"))
     assert not isinstance(gemm.choose_config(task(m=16), "sm_90a"), HopperConfig)
+
+
+@pytest.mark.parametrize(
+    ("changes", "tile", "share_k"),
+    [
+        ({"b": dtypes.float8_e4m3fn}, (256, 128), False),
+        ({"b": dtypes.int8, "m": 256, "layout_b": OUTER}, (64, 128), False),
+        ({"b": dtypes.float8_e4m3fn, "m": 64, "n": 8192}, (64, 64), True),
+        ({"a": dtypes.float8_e4m3fn, "b": dtypes.float8_e4m3fn}, (128, 256), False),
+        ({"a": dtypes.float8_e4m3fn, "b": dtypes.float8_e4m3fn, "m": 256}, (128, 64), False),
+        (
+            {"a": dtypes.float8_e4m3fn, "b": dtypes.float8_e4m3fn, "m": 16, "n": 8192},
+            (64, 64),
+            True,
+        ),
+    ],
+)
+def test_tiles_of_other_dtypes(changes, tile, share_k):
+    config = gemm.choose_config(task(**changes), "sm_90a", 132)
+    assert (config.tile_m, config.tile_n) == tile
+    for blocks in (132, 114):  # the sums are the same
+        assert gemm.choose_config(task(**changes), "sm_90a", blocks).share_k == share_k
 
 
 @pytest.mark.parametrize(
@@ -123,19 +221,29 @@ def test_tiles_that_fill_the_gpu(m, n, blocks, tile):
     assert (config.tile_m, config.tile_n) == tile
 
 
+_FP8 = {"a": dtypes.float8_e4m3fn, "b": dtypes.float8_e4m3fn}
+_MIXED = {"b": dtypes.float8_e4m3fn}
+
+
 @pytest.mark.parametrize(
     ("config", "changes", "arch", "said"),
     [
         ({}, {}, "sm_80", "sm_80 has neither TMA nor wgmma"),
-        ({}, {"a": dtypes.float32, "b": dtypes.float32}, "sm_90a", "float16 or bfloat16 operands"),
-        ({}, {"b": dtypes.int8}, "sm_90a", "float16 or bfloat16 operands"),
-        ({}, {"block_scales": True}, "sm_90a", "no scales of blocks"),
+        ({}, {"a": dtypes.float32, "b": dtypes.float32}, "sm_90a", "do not multiply float32"),
+        ({}, {"block_scales": True}, "sm_90a", "scales of blocks for FP8 only"),
         ({}, {"layout_a": STRIDED, "layout_b": STRIDED}, "sm_90a", "multiples of 16 bytes"),
         ({}, {"tma": False}, "sm_90a", "multiples of 16 bytes"),
         ({}, {"k": 0}, "sm_90a", "no dims of size 0"),
         ({"tile_m": 64}, {}, "sm_90a", "multiples of 128 x 64; got 64 x 256"),
         ({"tile_n": 96}, {}, "sm_90a", "multiples of 128 x 64; got 128 x 96"),
         ({"ping_pong": True}, {}, "sm_90a", "do not hold 128 x 256 sums"),
+        ({"tile_n": 192}, _FP8, "sm_90a", "shares columns with whole blocks"),
+        ({"tile_m": 256}, _FP8, "sm_90a", "do not hold 256 x 256 sums"),
+        ({"tile_n": 320}, _FP8, "sm_90a", "do not hold 128 x 320 sums"),
+        ({"share_k": True, "tile_n": 64}, {}, "sm_90a", "tiles of at most 64 x 64"),
+        ({}, _MIXED, "sm_90a", "64 columns per warpgroup"),
+        ({"tile_n": 128, "ping_pong": True}, _MIXED, "sm_90a", "no ping_pong or lead"),
+        ({"stages": 1}, {}, "sm_90a", "at least 2"),
         ({"lead": 5}, {}, "sm_90a", "5 stages ahead in a ring of 4"),
         ({"tile_n": 128, "ping_pong": True, "lead": 1}, {}, "sm_90a", "or with ping_pong"),
         ({"stages": 5}, {}, "sm_90a", "bytes of shared memory are more than"),
@@ -152,26 +260,38 @@ def test_hopper_has_warps_of_32_lanes():
         OP.run(x, x, config=CONFIGS[0])
 
 
+# Of each main loop the tile with the most registers.
+_TASKS = (({"layout_b": OUTER}, CONFIGS[::2]), (_FP8, FP8[1][:1]), (_MIXED, MIXED[1][:1]))
+
+
 @pytest.mark.compile
-@pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_compiles_without_spills(config):
-    row = gate.compile_row(gemm.variant(task(layout_b=OUTER), config), "sm_90a")
+@pytest.mark.parametrize(
+    ("changes", "config"), [(x, c) for x, configs in _TASKS for c in configs], ids=str
+)
+def test_compiles_without_spills(changes, config):
+    row = gate.compile_row(gemm.variant(task(**changes), config), "sm_90a")
     assert gate.failure(row) is None and row.spill_bytes == 0
+    assert row.registers == 168  # gemm_hopper.cu: what the warps share out
 
 
 # --- the race checker --------------------------------------------------------------------------
 
+# Few: a checker's build of a variant takes seconds.
+CHECKED = (
+    (FP8[0][0], FP8[1][2]),
+    (MIXED[0][3], MIXED[1][1]),
+    (PROBLEMS[2], CONFIGS[0]),
+    (PROBLEMS[1], CONFIGS[2]),
+)
 _RUN = """
 import sys
-from test_gemm_hopper import CONFIGS, OP, PROBLEMS
+from test_gemm_hopper import CHECKED, compute
 from cupykern.targets import host
 
 for schedule in ("fifo", "lifo"):
     with host.use(sanitizer=sys.argv[1], schedule=schedule) as target:
-        for config in CONFIGS[:5]:
-            for problem in (PROBLEMS[0], PROBLEMS[6], PROBLEMS[10]):
-                call = OP.inputs(problem, 3, target.xp)
-                OP.run(*call.args, **call.kwargs, config=config)
+        for problem, config in CHECKED[: None if sys.argv[1] == "thread" else -2]:
+            compute(target, problem, config)
 """
 
 
@@ -184,7 +304,12 @@ def test_the_checkers_find_nothing(sanitizer):
         pytest.skip(str(error))
     done = subprocess.run(
         [sys.executable, "-c", _RUN, sanitizer],
-        env={**os.environ, **added, "PYTHONPATH": os.pathsep.join(sys.path)},
+        env={
+            **os.environ,
+            **added,
+            "OPENBLAS_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        },
         cwd=os.path.dirname(__file__),
         capture_output=True,
         text=True,

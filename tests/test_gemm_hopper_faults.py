@@ -4,40 +4,62 @@ from __future__ import annotations
 
 import pytest
 from planted import Fault, caught_by, first_failure
-from test_gemm_hopper import compute
+from test_gemm_hopper import compute, fp8, mixed
 
 from cupykern.gemm_hopper import HopperConfig
 from cupykern.matmul import MatmulProblem
+from cupykern.scaled_mm import ScaledProblem
 from cupykern.targets import host
 
-MAIN_LOOP = "parts/mainloop_hopper.cuh"
+RING, MAIN_LOOP = "parts/ring_hopper.cuh", "parts/mainloop_hopper.cuh"
+PROMOTED = "parts/mainloop_promoted_hopper.cuh"
+CONVERTED = "parts/mainloop_converted_hopper.cuh"
+EPILOGUE = "parts/epilogue_hopper.cuh"
+_PRODUCTS = """                float products[kProducts];
+                wgmma_fence(products);
+#pragma unroll
+                for (int k = 0; k < kTileK; k += kStepK) {
+                    wgmma<RowElement, ColElement>(
+                        products, RowStage::tile(ring.rows[stage], work.row + 64 * block, k),
+                        ColStage::tile(ring.cols[stage], col, k), k > 0);
+                }
+                wgmma_commit();
+                wgmma_wait<0>(products);
+                if (block == kBlocks - 1 && col + kProductCols == kCols) ring.release(stage);
+#pragma unroll
+                for (int i = 0; i < kProducts; ++i) {"""
+_UNPROMOTED = (
+    _PRODUCTS.replace("float products[kProducts];", "auto& products = sums[block];")
+    .replace("k > 0);", "true);")
+    .replace("i < kProducts", "false")
+)
 FAULTS = {
     "the first stage's parity": Fault(
-        MAIN_LOOP, "wait(place.parity ^ 1)", "wait(place.parity)", "shared tiles"
+        RING, "wait(place.parity ^ 1)", "wait(place.parity)", "shared tiles"
     ),
     "the parity of the next round": Fault(
-        MAIN_LOOP, "            stage = 0;\n            parity ^= 1;", "            stage = 0;", "shared tiles"
+        RING, "            stage = 0;\n            parity ^= 1;", "            stage = 0;", "shared tiles"
     ),
     "no wait for a stage's bytes": Fault(
-        MAIN_LOOP, "        ring.full[place.stage].wait(place.parity);\n", "", "shared tiles"
+        MAIN_LOOP, "        ring.full[stage].wait(own.place.parity);\n", "", "shared tiles"
     ),
     "no wait for the last sums": Fault(MAIN_LOOP, "    wgmma_wait<0>(sums);\n", "", "shared tiles"),
     "a stage released while it is multiplied": Fault(
-        MAIN_LOOP, "if (i > 0) release(before);\n        before = place.stage;",
-        "release(place.stage);\n        before = place.stage;", "shared tiles",
+        MAIN_LOOP, "if (!first) ring.release(before);",
+        "ring.release(stage);", "shared tiles",
     ),
     "a stage free when one warpgroup is done": Fault(
-        MAIN_LOOP, "empty[i].init(kPingPong ? 1 : kConsumers);", "empty[i].init(1);", "shared tiles"
+        RING, "empty[i].init(kReleases);", "empty[i].init(1);", "shared tiles"
     ),
     "the first stage of B for all": Fault(
-        MAIN_LOOP, "StageB::tile(ring.b[place.stage], 0, k)", "StageB::tile(ring.b[0], 0, k)", "shared tiles"
+        MAIN_LOOP, "ColStage::tile(ring.cols[stage], 0, k)", "ColStage::tile(ring.cols[0], 0, k)", "shared tiles"
     ),
-    "sums of the tile before": Fault(MAIN_LOOP, "i > 0 || k > 0", "true", "shared tiles"),
+    "sums of the tile before": Fault(MAIN_LOOP, "!first || k > 0", "true", "shared tiles"),
     "turns without order": Fault(
         MAIN_LOOP, "    if (kPingPong) ring.turn[consumer ^ 1].wait((consumer ^ 1 ^ count) & 1);\n", "", "ping-pong"
     ),
     "stages of the other warpgroup's tile": Fault(
-        "gemm_hopper.cu", "            place.skip((turns - 1) * num_k_tiles);\n", "", "ping-pong"
+        "gemm_hopper.cu", "work.place.skip(turns * num_k_tiles);", "work.place.skip(num_k_tiles);", "ping-pong"
     ),
     "the turn of every tile the first": Fault(
         MAIN_LOOP, "ring.turn[0].wait(count & 1)", "ring.turn[0].wait(0)", "shared tiles"
@@ -47,25 +69,93 @@ FAULTS = {
         "shared tiles",
     ),
     "a box overwritten before it is stored": Fault(
-        "gemm_hopper.cu", "if (lane == 0) tma_store_wait_read<1>();", "", "shared tiles"
+        EPILOGUE, "if (lane == 0) tma_store_wait_read<1>();", "", "shared tiles"
     ),
     "every box to the same place": Fault(
-        MAIN_LOOP, "tma_load(stage + i * kLineBytes, map", "tma_load(stage, map", "ping-pong"
+        RING, "tma_load(stage + i * kBoxBytes, map", "tma_load(stage, map", "ping-pong"
     ),
     "a box from beside the tile": Fault(
-        MAIN_LOOP, "{kOuterMajor ? outer + i : k,", "{kOuterMajor ? outer : k,", "ping-pong"
+        RING, "{kOuterMajor ? outer + inner :", "{kOuterMajor ? outer :", "ping-pong"
     ),
     "half of a stage's bytes expected": Fault(
-        MAIN_LOOP, "arrive_expect_tx(StageA::kBytes + StageB::kBytes)", "arrive_expect_tx(StageA::kBytes)",
+        RING, "arrive_expect_tx(RowStage::kBytes + ColStage::kBytes)", "arrive_expect_tx(RowStage::kBytes)",
         "shared tiles",
     ),
     "the bias of the next column": Fault(
-        "gemm_hopper.cu", "const float added = of_col(col_bias, i);", "const float added = of_col(col_bias, i ^ 1);",
+        EPILOGUE, "const float added = of_col(col_bias, i);", "const float added = of_col(col_bias, i ^ 1);",
         "epilogue",
     ),
     "the bias of the first rows": Fault(
-        "gemm_hopper.cu", "values[i] * params.alpha + row_bias[i / 2 % 2]", "values[i] * params.alpha + row_bias[0]",
+        EPILOGUE, "values[i] * params.alpha + row_bias[i / 2 % 2]", "values[i] * params.alpha + row_bias[0]",
         "bias of rows",
+    ),
+    "the promotion left out": Fault(PROMOTED, _PRODUCTS, _UNPROMOTED, "same sign"),
+    "the scales of the block before": Fault(
+        PROMOTED, "next.load(work, own.index + kStride)", "next.load(work, own.index)", "blocks"
+    ),
+    "the scales of the first block's columns": Fault(
+        PROMOTED, "factors.cols[col / kProductCols]", "factors.cols[0]", "blocks"
+    ),
+    "the scales of the first rows": Fault(
+        PROMOTED, "factors.rows[block][i / 2 % 2]", "factors.rows[block][0]", "blocks"
+    ),
+    "a stage released before FP8's products are there": Fault(
+        PROMOTED,
+        "                wgmma_wait<0>(products);\n                if (block == kBlocks - 1 && col + kProductCols == kCols) ring.release(stage);",
+        "                if (block == kBlocks - 1 && col + kProductCols == kCols) ring.release(stage);\n                wgmma_wait<0>(products);",
+        "blocks",
+    ),
+    "products of the stage before": Fault(
+        PROMOTED, "ColStage::tile(ring.cols[stage], col, k), k > 0);",
+        "ColStage::tile(ring.cols[stage], col, k), true);", "blocks",
+    ),
+    "the other warpgroup's half left out": Fault(
+        "gemm_hopper.cu", "                add_shared_sums(storage, warpgroup, sums);\n", "", "shared k"
+    ),
+    "sums added before they are there": Fault(
+        "gemm_hopper.cu",
+        "    named_barrier(3, 128 * kConsumers);\n#pragma unroll\n    for (int i = 0; i < kBlocks * kCols / 2; ++i) {\n        if (warpgroup == 0)",
+        "#pragma unroll\n    for (int i = 0; i < kBlocks * kCols / 2; ++i) {\n        if (warpgroup == 0)",
+        "shared k",
+    ),
+    "every stage for both warpgroups": Fault(
+        RING, "if (kShareK && work.consumer > 0) next(1);", "", "shared k"
+    ),
+    "registers of the products under way converted": Fault(
+        CONVERTED, "wgmma_wait<1>(next);", "", "mixed (N, K)"
+    ),
+    "the numbers of the step before": Fault(
+        CONVERTED, "(step + 1) * kDepth);", "step * kDepth);", "mixed (N, K)"
+    ),
+    "no wait for the next stage to convert": Fault(
+        CONVERTED, "                ring.full[then.place.stage].wait(then.place.parity);\n", "", "mixed (N, K)"
+    ),
+    "the upper 8 of k twice": Fault(
+        CONVERTED, "reinterpret_cast<const uint16_t*>(p + 8)", "reinterpret_cast<const uint16_t*>(p)", "mixed (N, K)"
+    ),
+    "the swizzle of (K, N) left out": Fault(
+        CONVERTED, "stage + RowStage::place(k + lane, row)", "stage + (k + lane) * RowStage::kLine + row", "mixed (K, N)"
+    ),
+    "columns in the order of registers": Fault(
+        EPILOGUE, "kPairedRows ? lane / 4 * 2 + half :", "false ? 0 :", "mixed (K, N)"
+    ),
+    "the two columns of a register exchanged": Fault(
+        EPILOGUE, "pack_output(values[i], values[i + 2], dtype)", "pack_output(values[i + 2], values[i], dtype)",
+        "mixed (K, N)",
+    ),
+    "the turn left out": Fault(
+        EPILOGUE, "store_matrix<true>(place(", "store_matrix<false>(place(", "mixed (N, K)"
+    ),
+    "a box stored before all warps have filled it": Fault(
+        EPILOGUE, "            fence_async_proxy();\n            named_barrier(1 + warpgroup, 128);\n",
+        "            fence_async_proxy();\n", "mixed (K, N)",
+    ),
+    "a box filled before it is stored": Fault(
+        EPILOGUE, "if (threadIdx.x % 128 == 0) tma_store_wait_read<1>();", "", "mixed (N, K)"
+    ),
+    "scales of the other operand": Fault(
+        EPILOGUE, "row_scale.load(e.scale_b, p.scale_b_stride, kFloat, row, p.n);",
+        "row_scale.load(e.scale_a, p.scale_a_stride, kFloat, row, p.n);", "mixed (N, K)",
     ),
 }  # fmt: skip
 
@@ -83,6 +173,20 @@ PROBLEMS = {
         MatmulProblem(136, 264, 64, bias=(264,), activation="gelu", residual=(136, 264)),
     ),
     "bias of rows": (HopperConfig(128, 128, 2), MatmulProblem(136, 264, 64, bias=(136, 1))),
+    "blocks": (HopperConfig(128, 256, 2), fp8(136, 392, 400, "blocks")),
+    "same sign": (
+        HopperConfig(64, 64, 4, share_k=True),
+        fp8(64, 64, 4096, "none", kind="same_sign", out_dtype="float32"),
+    ),
+    "mixed (N, K)": (
+        HopperConfig(256, 128, 2),
+        ScaledProblem(mixed(264, 136, 272, layout_b="F", bias=(136,)), "rows"),
+    ),
+    "mixed (K, N)": (
+        HopperConfig(64, 64, 4, share_k=True, lines=2),
+        mixed(136, 144, 272, layout_b="C", bias=(144,), activation="relu"),
+    ),
+    "shared k": (HopperConfig(64, 64, 4, share_k=True), MatmulProblem(136, 72, 200)),
 }
 
 
@@ -104,4 +208,5 @@ def test_nothing_is_caught_where_nothing_is_planted():
 @pytest.mark.parametrize("name", FAULTS)
 def test_planted(name, tmp_path_factory):
     fault = FAULTS[name]
-    assert caught_by(fault, tmp_path_factory, tuple, CHECKS) == fault.caught
+    checks = {fault.caught: CHECKS[fault.caught]}
+    assert caught_by(fault, tmp_path_factory, tuple, checks) == fault.caught

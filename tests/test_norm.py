@@ -38,6 +38,8 @@ def random(target, shape, dtype="float32", seed=1, kind="normal"):
 @pytest.mark.parametrize("name", OPS)
 def test_every_config_holds_what_it_admits(target, name, dtype):
     """Also rows that need a cluster or chunks; plain and with every option."""
+    if target.name == "host" and (target.warp_size == 64) != (dtype == "bfloat16"):
+        pytest.skip("hundreds of variants: one dtype at warp size 64, two at 32")
     op = OPS[name]
     centered = op is LAYER_OP
     for num_cols in (5, 100, 1024, 5000, 40_000):

@@ -1,4 +1,4 @@
-"""PyTorch's products give what ours give, where both are exact."""
+"""Other libraries' products give what ours give, where both are exact."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from cupykern.check import compare
 from cupykern.op import Call
 from cupykern.peers import torch as peers
 from cupykern.peers import torch_attention
+from cupykern.peers.torch_product import steps_of_product
 
 pytest.importorskip("torch")
 BUILD = {peer.name: peer.build for peer in peers.PEERS}
@@ -60,6 +61,17 @@ def test_mixed_products(dtype_b):
     check("torch", "scaled_mm", Call((a, b, *scales)))
 
 
+def test_weights_cast_before():
+    a, b = operands("float16", "float8_e4m3fn")
+    bias = np.arange(-24, 24, dtype=np.float16)
+    check("torch.cast", "scaled_mm", Call((a, b, None, 0.5), {"bias": bias}))
+    columns = np.where(np.arange(48)[None] % 2, 0.5, -1.0).astype(np.float32)
+    check("torch.cast", "scaled_mm", Call((a, b, None, columns)))
+    rows = np.ones((32, 1), np.float32)
+    assert BUILD["torch.cast"]("scaled_mm", Call((a, b, rows, None))) is None
+    assert BUILD["torch.cast"]("matmul", Call((a, a.T))) is None
+
+
 def test_int8_with_scales():
     check("torch", "scaled_mm", Call((*operands("int8", "int8"), np.float32(0.5), 2.0)))
 
@@ -104,3 +116,22 @@ def test_what_torch_has_not():
     assert BUILD["torch"]("scaled_mm", wide) is None
     assert BUILD["torch"]("matmul", Call((a, a.T), {"config": None})) is None
     assert BUILD["torch.fast"]("softmax", Call((a,))) is None
+
+
+@pytest.mark.parametrize("dtype_b", ["float8_e4m3fn", "int8"])
+def test_the_steps_of_a_mixed_product(dtype_b):
+    a, b = operands("float16", dtype_b)
+    bias = np.arange(-24, 24, dtype=np.float16)
+    call = Call((a, b, None, 0.5), {"bias": bias, "activation": "relu"})
+    steps = steps_of_product("scaled_mm", call)
+    assert list(steps) == ["cast", "product", "epilogue"]
+    results = {name: function(*tensors) for name, (function, tensors) in steps.items()}
+    ours = cupykern.scaled_mm(*call.args, **call.kwargs)
+    np.testing.assert_array_equal(to_numpy(results["epilogue"]), ours.astype(np.float64))
+    np.testing.assert_array_equal(to_numpy(results["cast"]), b.astype(np.float64))
+
+
+def test_a_product_of_one_step_has_none():
+    assert steps_of_product("matmul", Call(operands("float16", "float16"))) == {}
+    int8 = Call((*operands("int8", "int8"), np.float32(0.5), 2.0))
+    assert list(steps_of_product("scaled_mm", int8)) == ["product", "epilogue"]

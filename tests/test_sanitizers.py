@@ -19,13 +19,18 @@ from cupykern import OPS, check
 from cupykern.op import RandomDraw
 from cupykern.targets import host
 
-# A cluster of blocks, and splits of k.
-LARGE = {"matmul": (20, 130, 1100), "scaled_mm": (20, 130, 1100)}
-LARGE |= {"attention": (1, 2, 130, 64, 1), "attention_varlen": (2, 2, 100, 64, 1)}
+# A cluster of blocks, splits of k, chunks of keys.
+LARGE = {
+    "matmul": (20, 130, 1100),
+    "scaled_mm": (20, 130, 1100),
+    "attention": (1, 2, 130, 64, 1),
+    "attention_varlen": (2, 2, 100, 64, 1),
+    "decode_attention": (1, 4, 2, 600, 128),
+}
 
 op = next(op for op in OPS if op.name == sys.argv[1])
 # Few: a checker's build of a variant takes seconds.
-counts = {"attention": (3, 1), "attention_varlen": (1, 1)}.get(sys.argv[1], (6, 3))
+counts = {"attention": (3, 1), "attention_varlen": (1, 1)}.get(op.name, (5, 3))
 for schedule, warp_size, count in zip(("fifo", "lifo"), (32, 64), counts):
     with host.use(sanitizer=sys.argv[2], schedule=schedule, warp_size=warp_size) as target:
         problems = [op.draw_problem(RandomDraw(seed)) for seed in range(count)]
@@ -102,7 +107,7 @@ def test_clean(op, sanitizer):
         ("race", "thread", 4),
         ("global", "address", 2),
         ("shared", "address", 3),
-        ("undefined", "undefined", 2),
+        ("undefined", "address", 2),
     ],
 )
 def test_planted(fault, sanitizer, line):

@@ -10,6 +10,7 @@ from .attention import (
     attention_varlen,
     attention_varlen_bound,
 )
+from .decode_attention import decode_attention, decode_attention_bound
 from .matmul import matmul, matmul_bound, scaled_mm, scaled_mm_bound
 from .nonfinite import nonfinite, nonfinite_bound
 from .norm import layer_norm, layer_norm_bound, rms_norm, rms_norm_bound
@@ -21,6 +22,8 @@ __all__ = [
     "attention_bound",
     "attention_varlen",
     "attention_varlen_bound",
+    "decode_attention",
+    "decode_attention_bound",
     "layer_norm",
     "layer_norm_bound",
     "log_softmax",

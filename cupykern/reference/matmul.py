@@ -31,6 +31,10 @@ MMA_FP8_ERROR = 34 * 2.0**-13
 """The error of adding 32 products of FP8 numbers in a tensor core, relative to sum |a b|: Hopper's keep
 13 fractional bits (arXiv 2511.10909).  After 128 of k the sum is promoted to FP32."""
 
+FP8_UNIT = 2.0**-13
+"""What is expected of it: a unit of the sum.  Each of the 33 numbers loses half a unit at most on average,
+but products have 8 bits, so that only those below 1/64 of the largest number lose any."""
+
 
 def matmul(
     a: Any,
@@ -71,13 +75,14 @@ def matmul_bound(
     """Elementwise: the error of the sum, carried through the epilogue, and one rounding at the end."""
     xp = namespace(a)
     exact = a.dtype == b.dtype == dtypes.int8
+    fp8 = _both_fp8(a, b)
     plain = bias is None and residual is None and activation is None and float(alpha) == 1.0
     if out_dtype is None:
         out_dtype = dtypes.of_product(a.dtype, b.dtype, plain)
     out_dtype = dtypes.NAMES.get(out_dtype, out_dtype)
     a, b, scale = as_float64(a), as_float64(b), float(alpha)
     with np.errstate(all="ignore"):
-        total, error = sum_error(xp, a, b, exact)
+        total, error = sum_error(xp, a, b, exact, fp8)
         roundings = (scale != 1.0) + exact
         return epilogue_bound(
             xp, scale * total, abs(scale) * error[0], abs(scale) * error[1], roundings, bias,
@@ -119,20 +124,30 @@ def scaled_mm_bound(
 ) -> tuple[Bound]:
     """Elementwise: the error of the scaled sum, carried through the epilogue, and one rounding."""
     xp = namespace(a)
-    fp8 = a.dtype.itemsize == b.dtype.itemsize == 1 and a.dtype != dtypes.int8
+    fp8 = _both_fp8(a, b)
     exact = a.dtype == b.dtype == dtypes.int8
     plain = all(x is None for x in (scale_a, scale_b, bias, activation))
     if out_dtype is None:
         out_dtype = dtypes.of_product(a.dtype, b.dtype, plain)
     out_dtype = dtypes.NAMES.get(out_dtype, out_dtype)
     with np.errstate(all="ignore"):
+        stored = as_float64(a), as_float64(b)
         a, b = scaled(a, b, scale_a, scale_b)
-        total, error = sum_error(xp, a, b, exact and plain, fp8)
+        total, (worst, rms) = sum_error(xp, a, b, exact and plain, fp8)
+        if fp8 and getattr(scale_a, "size", 1) > 1 and getattr(scale_b, "size", 1) > 1:
+            # The factor of a block, scale_a * scale_b, may count as zero.
+            worst = worst + _FLOOR * product(
+                *(xp.nan_to_num(xp.abs(x), posinf=0.0) for x in stored)
+            )
         # int8 sums are exact, but those of blocks are scaled and added.
         roundings = 0 if plain else 4
         return epilogue_bound(
-            xp, total, *error, roundings, bias, activation, None, out_dtype, reference[0]
+            xp, total, worst, rms, roundings, bias, activation, None, out_dtype, reference[0]
         )
+
+
+def _both_fp8(a: Any, b: Any) -> bool:
+    return a.dtype.itemsize == b.dtype.itemsize == 1 and a.dtype != dtypes.int8
 
 
 def scaled(a: Any, b: Any, scale_a: Any, scale_b: Any) -> tuple[Any, Any]:
@@ -182,8 +197,8 @@ def sum_error(
         return total, (xp.zeros_like(total), xp.zeros_like(total))
     blocks = -(-a.shape[-1] // MMA_DEPTH)
     gamma = MMA_ERROR * blocks
-    if fp8 and xp is not np:  # the host adds in FP32
-        gamma = gamma + min(blocks / 2, 4) * MMA_FP8_ERROR
+    steps = min(blocks / 2, 4) if fp8 else 0
+    gamma = gamma + steps * MMA_FP8_ERROR
     finite_a, finite_b = (xp.where(xp.isfinite(x), xp.abs(x), 0.0) for x in (a, b))
     magnitude = product(finite_a, finite_b)
     size = xp.sqrt(
@@ -196,7 +211,7 @@ def sum_error(
         + xp.sum(finite_b, axis=-2, keepdims=True)
     )
     worst = magnitude * (gamma / (1 - gamma)) + floor
-    return total, (worst, UNIT_ROUNDOFF_32 * blocks * size + floor)
+    return total, (worst, (UNIT_ROUNDOFF_32 * blocks + steps * FP8_UNIT) * size + floor)
 
 
 def magnitude_squared(a: Any, b: Any) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -26,8 +26,19 @@ class UnavailableError(RuntimeError):
     """A target cannot run here; the message says what is missing."""
 
 
+class Usage(NamedTuple):
+    """What a loaded kernel takes: registers of a thread, local memory of a thread (spills and arrays)
+    and static shared memory of a block, both in bytes."""
+
+    registers: int
+    local_bytes: int
+    shared_bytes: int
+
+
 class Kernel(Protocol):
     """A compiled variant, loaded."""
+
+    usage: Usage | None  # None: not known, as on the host
 
     def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
         """Launch `grid` blocks with `shared_bytes` of dynamic shared memory each.

@@ -9,7 +9,7 @@ from typing import Any
 
 from kernels_cu import Variant, source_text
 
-from . import CompileError
+from . import CompileError, Usage
 
 OPTIONS = ("-std=c++17",)
 _ARCHS_WITH_OWN_INSTRUCTIONS = {
@@ -66,6 +66,7 @@ class CudaKernel:
                 self._launch.ptr, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1
             )
         self._block = (variant.num_threads, 1, 1)
+        self.usage = Usage(function.num_regs, function.local_size_bytes, function.shared_size_bytes)
         # More, static shared memory included, must be asked for.
         self._max_shared_bytes = 48 * 1024 - function.shared_size_bytes
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from kernels_cu import Variant, source_text
 
-from . import CompileError
+from . import CompileError, Usage
 
 OPTIONS = ("-std=c++17",)  # hiprtc refuses -arch and -ftz; CuPy adds its flag for subnormals
 
@@ -49,6 +49,7 @@ class HipKernel:
     def __init__(self, function: Any, variant: Variant):
         self._launch = function.kernel
         self._block = (variant.num_threads, 1, 1)
+        self.usage = Usage(function.num_regs, function.local_size_bytes, function.shared_size_bytes)
 
     def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
         self._launch((grid, 1, 1), self._block, args, shared_bytes)

@@ -3,7 +3,7 @@
 Settings, by `use(...)` or the environment:
     warp_size   CUPYKERN_HOST_WARP_SIZE   32 (default) or 64
     schedule    CUPYKERN_HOST_SCHEDULE    fifo (default), lifo or sticky:<seed>: which thread runs next
-    sanitizer   CUPYKERN_HOST_SANITIZER   address, undefined or thread: build kernels with it
+    sanitizer   CUPYKERN_HOST_SANITIZER   address (and undefined behaviour) or thread: build kernels with it
 Schedules differ in the races that they expose.  A barrier or shuffle that not all threads reach ends
 in HostKernelError, never in a hang.
 """
@@ -37,7 +37,7 @@ from kernels_cu import Variant, file_text, source_text
 from ..cache import cache_dir
 from . import CompileError, UnavailableError, limits
 
-SANITIZERS = ("address", "undefined", "thread")
+SANITIZERS = ("address", "thread")
 _ORDERS = {"fifo": 0, "lifo": 1, "sticky": 2}  # host_block.h: Order
 _POLL_MS = 50  # how often a running launch lets Python see Ctrl-C
 
@@ -134,6 +134,8 @@ def use(**settings: Any) -> Iterator[HostTarget]:
 
 class HostKernel:
     """A loaded variant.  Calls return when the kernel has ended."""
+
+    usage = None
 
     def __init__(
         self, target: HostTarget, variant: Variant, runtime: ctypes.CDLL, library: ctypes.CDLL
@@ -266,12 +268,11 @@ _FLAGS = [
 ]
 _SANITIZER_FLAGS = {
     None: ("-O2",),
-    "address": ("-O1", "-g", "-fsanitize=address"),
-    "undefined": (
-        *("-O1", "-g", "-fsanitize=undefined", "-fno-sanitize=vptr"),
+    "address": (
+        *("-O0", "-g", "-fsanitize=address,undefined", "-fno-sanitize=vptr"),
         "-fno-sanitize-recover=undefined",
     ),
-    "thread": ("-O1", "-g", "-fsanitize=thread"),
+    "thread": ("-O0", "-g", "-fsanitize=thread"),
 }
 
 
@@ -284,7 +285,7 @@ def _flags(compiler: Compiler, sanitizer: str | None) -> tuple[str, ...]:
         flags.append("-mcpu=baseline")  # not the compiling machine's own
     if compiler.kind == "zig":
         flags.append("-fno-sanitize=undefined")
-    if compiler.kind == "clang" and sanitizer in ("address", "undefined"):
+    if compiler.kind == "clang" and sanitizer == "address":
         flags.append("-shared-libsan")
     return tuple(flags)
 
@@ -396,16 +397,14 @@ def _load_runtime(compiler: Compiler, sanitizer: str | None) -> ctypes.CDLL:
 # --- sanitizers --------------------------------------------------------------------------------
 
 _LIBRARIES = {  # by kind of compiler
-    "gcc": {"address": "libasan.so", "undefined": "libubsan.so", "thread": "libtsan.so"},
+    "gcc": {"address": "libasan.so", "thread": "libtsan.so"},
     "clang": {
         "address": f"libclang_rt.asan-{platform.machine()}.so",
-        "undefined": f"libclang_rt.ubsan_standalone-{platform.machine()}.so",
         "thread": f"libclang_rt.tsan-{platform.machine()}.so",
     },
 }
 _OPTIONS = {
-    "address": {"ASAN_OPTIONS": "detect_leaks=0"},
-    "undefined": {"UBSAN_OPTIONS": "print_stacktrace=1"},
+    "address": {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"},
     "thread": {"TSAN_OPTIONS": "halt_on_error=0 exitcode=66"},
 }
 

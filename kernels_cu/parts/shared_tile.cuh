@@ -7,6 +7,7 @@
 template <int kLines_, int kLineBytes>
 struct SharedTile {
     static constexpr int kLines = kLines_, kChunks = kLineBytes / 16;
+    static constexpr int kPeriod = 8;  // of lines, after which the places in a line repeat
     static_assert(kLineBytes % 16 == 0 && (kChunks & (kChunks - 1)) == 0, "chunks: a power of two");
     Bytes<16> chunks[kLines * kChunks];
 

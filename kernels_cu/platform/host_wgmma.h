@@ -20,11 +20,17 @@ struct InFlight {
     };
 };
 
+struct ARegisters {
+    const unsigned* address;
+    unsigned values[4];
+};
+
 struct Issued {
     Wgmma op;
     int group;
     Place place;
     unsigned long long checksum;
+    ARegisters a[kWarpgroupSize];  // where A is in registers
 };
 
 struct Warpgroup {
@@ -142,6 +148,34 @@ void multiply(T* d, const T* a, const T* b, int n, int k) {
     }
 }
 
+// The same of FP8 as Hopper adds: the products and the sum are aligned to the largest of them, 2^e to
+// 2^(e + 1), and what is below 2^(e - 13) is cut (arXiv 2511.10909).
+void multiply_fp8(float* d, const float* a, const float* b, int n, int k) {
+    typedef float Vector __attribute__((vector_size(32), aligned(4), may_alias));
+    typedef int Ints __attribute__((vector_size(32), aligned(4), may_alias));
+    constexpr int kBits = 13, kBias = 127, kExponent = 0x7f800000;
+    for (int row = 0; row < kTileRows; ++row) {
+        for (int col = 0; col < n; col += 8) {
+            Vector& sum = *reinterpret_cast<Vector*>(d + row * n + col);
+            Vector terms[kTileBytes + 1], plain = sum;
+            terms[k] = sum;
+            Ints largest = (Ints)sum & kExponent;
+            for (int i = 0; i < k; ++i) {
+                terms[i] = a[row * k + i] * *reinterpret_cast<const Vector*>(b + i * n + col);
+                plain += terms[i];
+                const Ints exponent = (Ints)terms[i] & kExponent;
+                largest = exponent > largest ? exponent : largest;
+            }
+            const Vector inverse_unit = (Vector)(((2 * kBias + kBits) << 23) - largest);
+            const Vector unit = (Vector)(largest - (kBits << 23));
+            Ints units = {};
+            for (int i = 0; i <= k; ++i) units += __builtin_convertvector(terms[i] * inverse_unit, Ints);
+            const Ints usual = (largest > kBits << 23) & (largest < kExponent);  // else 0, NaN or infinite
+            sum = usual ? __builtin_convertvector(units, Vector) * unit : plain;
+        }
+    }
+}
+
 template <class T>
 void multiply_tiles(const Wgmma& op, const unsigned char* a_image, const unsigned char* b_image,
                     T* d) {
@@ -154,6 +188,9 @@ void multiply_tiles(const Wgmma& op, const unsigned char* a_image, const unsigne
         }
     }
     if (!op.accumulate) memset(d, 0, kTileRows * op.n * sizeof(T));
+    if constexpr (kSame<T, float>) {
+        if (item_bytes(op.types[0]) == 1) return multiply_fp8(d, a, b, op.n, k);
+    }
     multiply(d, a, b, op.n, k);
 }
 
@@ -208,10 +245,17 @@ void combine_wgmma(void** payloads) {
         }
         if (!f.wgmma_fenced) fail_at("wgmma without wgmma_fence since the last wait", place);
     }
+    if (g.num_issued == g.issued_capacity) {
+        g.issued_capacity = 2 * g.issued_capacity + 32;
+        g.issued = static_cast<Issued*>(realloc(g.issued, g.issued_capacity * sizeof(Issued)));
+    }
+    Issued& issued = g.issued[g.num_issued++];
     alignas(16) unsigned char a[kTileRows * kTileBytes], b[kMaxN * kTileBytes];
     if (op.a_registers) {
         for (int i = 0; i < kWarpgroupSize; ++i) {
             const unsigned* registers = static_cast<const Wgmma*>(payloads[i])->a_registers;
+            issued.a[i].address = registers;
+            memcpy(issued.a[i].values, registers, 16);
             for (int r = 0; r < 4; ++r) {
                 const int row = row_of(i, 2 * (r % 2));
                 memcpy(a + row * kTileBytes + i % 4 * 4 + r / 2 * 16, &registers[r], 4);
@@ -226,11 +270,10 @@ void combine_wgmma(void** payloads) {
         multiply_tiles(op, a, b, f.ints);
     else
         multiply_tiles(op, a, b, f.floats);
-    if (g.num_issued == g.issued_capacity) {
-        g.issued_capacity = 2 * g.issued_capacity + 32;
-        g.issued = static_cast<Issued*>(realloc(g.issued, g.issued_capacity * sizeof(Issued)));
-    }
-    g.issued[g.num_issued++] = {op, f.last_group, place, checksum};
+    issued.op = op;
+    issued.group = f.last_group;
+    issued.place = place;
+    issued.checksum = checksum;
 }
 
 // All threads wait; what they wait for is over now.
@@ -253,6 +296,10 @@ void finish_wait(Warpgroup& g) {
         unsigned char a[kTileRows * kTileBytes], b[kMaxN * kTileBytes];
         if (read_operands(*g.threads->owner, issued.op, a, b, issued.place) != issued.checksum) {
             fail_of(*g.threads, "shared memory changed while wgmma read it", issued.place);
+        }
+        for (int t = 0; issued.op.a_registers && t < kWarpgroupSize; ++t) {
+            if (memcmp(issued.a[t].address, issued.a[t].values, 16) == 0) continue;
+            fail_of(*g.threads, "A's registers changed while wgmma read them", issued.place);
         }
     }
     g.num_issued = kept;

@@ -6,6 +6,7 @@ namespace hopper {
 // The compiler moves no access of d across this point.
 DEVICE void pin(float& x) { asm volatile("" : "+f"(x)::"memory"); }
 DEVICE void pin(int& x) { asm volatile("" : "+r"(x)::"memory"); }
+DEVICE void pin(uint32_t& x) { asm volatile("" : "+r"(x)::"memory"); }
 template <class D, int kRegisters>
 DEVICE void pin(D (&d)[kRegisters]) {
 #pragma unroll
@@ -160,4 +161,14 @@ DEVICE void wgmma(D (&d)[kRegisters], const Operand& a, uint64_t b, bool accumul
     static_assert(sizeof(A) == 1 ? kA == kMajorK && kB == kMajorK : kSame<A, B>,
                   "16-bit operands are of one type, 8-bit ones K-major");
     hopper::WgmmaShape<2 * kRegisters>::template multiply<A, B, kA, kB>(d, a, b, accumulate);
+}
+
+// --- numbers of A's registers ----------------------------------------------------------------
+template <class Stored, class T>
+DEVICE void convert_bytes(uint32_t bytes, uint32_t& low, uint32_t& high) {
+    cuda::convert_bytes<Stored, T>(bytes, low, high);
+}
+template <int kSelect>
+DEVICE uint32_t permute_bytes(uint32_t bytes) {
+    return __byte_perm(bytes, 0, kSelect);
 }

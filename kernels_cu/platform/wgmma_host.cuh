@@ -70,3 +70,17 @@ DEVICE void wgmma(D (&d)[kRegisters], const uint32_t (&a)[4], uint64_t b, bool a
     static_assert(kA == kMajorK, "A in registers has no major");
     hopper::multiply<A, B, kA, kB>(d, 0, a, b, accumulate, place);
 }
+
+// --- numbers of A's registers ----------------------------------------------------------------
+template <class Stored, class T>
+DEVICE void convert_bytes(uint32_t bytes, uint32_t& low, uint32_t& high) {
+    const auto number = [&](int i) { return to_float(bit_cast<Stored>(uint8_t(bytes >> 8 * i))); };
+    low = pack<T>(number(0), number(1));
+    high = pack<T>(number(2), number(3));
+}
+template <int kSelect>
+DEVICE uint32_t permute_bytes(uint32_t bytes) {
+    uint32_t result = 0;
+    for (int i = 0; i < 4; ++i) result |= (bytes >> 8 * (kSelect >> 4 * i & 3) & 0xff) << 8 * i;
+    return result;
+}

@@ -1,0 +1,231 @@
+"""The commands that say how right and how fast ops are: check, bench, report."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from . import targets
+from .op import Op
+from .options import (
+    Failure,
+    Shape,
+    bench_tasks,
+    dtypes_option,
+    json_option,
+    need_matplotlib,
+    ops_argument,
+    parse_names,
+    parse_output,
+    shapes_option,
+    target_option,
+    write_json,
+)
+from .tables import number, one_line, print_table, progress
+
+# --- check -------------------------------------------------------------------------------------
+
+_SHOWN_FAILURES = 10
+
+
+@click.command()
+@ops_argument
+@target_option
+@click.option("--cases", type=click.IntRange(1), default=100, show_default=True, help="Per op.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--report", "precise", is_flag=True,
+              help="Also say how the errors are distributed, in units in the last place.")  # fmt: skip
+@click.option("--plot", "plot_path", type=click.Path(dir_okay=False), callback=parse_output,
+              help="Draw that distribution into this PNG or SVG (needs matplotlib).")  # fmt: skip
+@json_option
+def check(
+    ops: list[Op],
+    target: str | None,
+    cases: int,
+    seed: int,
+    precise: bool,
+    plot_path: str | None,
+    json_path: str | None,
+) -> int:
+    """Compare random cases with FP64, elementwise, within each op's derived error bound.
+
+    Case i is drawn from SEED + i alone.  Exits with 1 on a violation, and says how to reproduce it.
+    A unit in the last place (ulp) is the gap between neighbouring numbers of the result's format:
+    rounding alone costs up to half of one.
+
+    \b
+    Example: cupykern check softmax --target host --cases 200
+    """
+    from . import check as checks
+    from . import precision
+
+    if plot_path is not None:
+        need_matplotlib("--plot")
+    where = targets.get(target)
+    done = []
+    collector = precision.Collector(seed) if precise or plot_path is not None else None
+    with progress(len(ops) * cases, "check") as advance:
+        for case in checks.run_cases(ops, where, cases, seed, collector):
+            done.append(case)
+            advance(case.op)
+    summaries = checks.summarize(done)
+    print_table(
+        ("op", "dtype", "cases", "failed", "error/bound", "rms/expected"),
+        (
+            (
+                *(summary.op, summary.dtype, summary.cases, summary.failed),
+                *(
+                    number(getattr(summary.worst, figure, None))
+                    for figure in ("error_over_bound", "rms_ratio")
+                ),
+            )
+            for summary in summaries
+        ),
+        f"{where.name} ({where.arch}), seed {seed}: the worst of all cases; "
+        f"limits: error/bound 1, rms/expected {checks.RMS_LIMIT:g}",
+    )
+    failures = [case for case in done if case.error is not None]
+    for case in failures[:_SHOWN_FAILURES]:
+        click.echo(
+            f"{case.op}, seed {case.seed}: {one_line(case.error or '')}\n  {case.problem}\n"
+            f"  {case.reproduce(where.name)}"
+        )
+    if len(failures) > _SHOWN_FAILURES:
+        click.echo(f"... and {len(failures) - _SHOWN_FAILURES} more (--json has them all)")
+    errors = [] if collector is None else collector.rows()
+    if precise:
+        precision.show(errors)
+    if plot_path is not None:
+        from .plot import plot_precision
+
+        plot_precision([asdict(row) for row in errors], plot_path)
+    write_json(json_path, checks.document(done, where, seed, errors))
+    return 1 if failures else 0
+
+
+# --- bench -------------------------------------------------------------------------------------
+
+
+@click.command()
+@ops_argument
+@target_option
+@shapes_option
+@dtypes_option
+@click.option("--against", callback=parse_names, help="Peers, with commas, or all.  Default: none.")
+@json_option
+@click.option("--csv", "csv_path", type=click.Path(dir_okay=False), callback=parse_output,
+              help="Write a line per result.")  # fmt: skip
+@click.option("--plot", "plot_path", type=click.Path(dir_okay=False), callback=parse_output,
+              help="Draw the speeds into this PNG or SVG (needs matplotlib).")  # fmt: skip
+@click.option("--baseline", type=click.Path(exists=True, dir_okay=False),
+              help="Compare with this JSON of an earlier bench: keep, reject or noise per row.")  # fmt: skip
+@click.option("--repeats", type=click.IntRange(1),
+              help="Runs of all rows, in turns.  Default: 1, with --baseline 5.")  # fmt: skip
+@click.option("--rep-ms", type=click.FloatRange(0), default=100, show_default=True,
+              help="Timed ms of the op's own time per row.")  # fmt: skip
+@click.option("--warmup-ms", type=click.FloatRange(0), default=25, show_default=True)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the inputs.")
+@click.option("--wait", is_flag=True, help="Wait for another benchmark's end.")
+def bench(
+    ops: list[Op],
+    target: str | None,
+    shapes: list[Shape] | None,
+    dtype_names: tuple[str, ...] | None,
+    against: tuple[str, ...] | None,
+    json_path: str | None,
+    csv_path: str | None,
+    plot_path: str | None,
+    baseline: str | None,
+    repeats: int | None,
+    rep_ms: float,
+    warmup_ms: float,
+    seed: int,
+    wait: bool,
+) -> int:
+    """Time ops side by side with a plain copy of the same bytes, and with peers.
+
+    Every result is verified against FP64 before and after it is timed; L2 is flushed before every
+    run; times are medians with 20% and 80% quantiles.  Exits with 1 if a result is wrong, or with
+    --baseline if a row got slower by more than its noise.
+
+    \b
+    Example: cupykern bench softmax --shapes "4096,4096;32768,1024" --dtype float16 --against torch
+    """
+    from . import baseline as baselines
+    from . import bench as protocol
+    from .bench_command import Outputs, find_peers
+    from .bench_command import bench as run
+    from .protocol import lock
+
+    if plot_path is not None:
+        need_matplotlib("--plot")
+    settings = protocol.Settings(warmup_ms, rep_ms, seed)
+    where = targets.get(target)
+    tasks = bench_tasks(ops, where.name, shapes, dtype_names)
+    peers = find_peers(against or (), where.name)
+    before = None
+    if baseline is not None:
+        before = _baseline(Path(baseline), where)
+        repeats = repeats or baselines.REPEATS
+        if repeats < 2:
+            raise click.UsageError("--baseline needs at least --repeats 2, to see the spread")
+    outputs = Outputs(json_path, csv_path, plot_path, before, repeats or 1)
+    with lock(wait):
+        return run(tasks, where, settings, peers, outputs)
+
+
+def _baseline(path: Path, target: targets.Target) -> dict[tuple[Any, ...], dict[str, Any]]:
+    from . import baseline, doctor
+
+    try:
+        return baseline.load(path, doctor.device_name(target))
+    except (ValueError, KeyError) as error:
+        raise Failure(f"--baseline: {error}") from None
+
+
+# --- README's tables ---------------------------------------------------------------------------
+
+
+@click.command()
+@click.option("--check", "only_check", is_flag=True, help="Write nothing; exit with 1 if it would.")
+@click.option("--readme", type=click.Path(dir_okay=False), default="README.md", show_default=True)
+@click.option("--results", type=click.Path(file_okay=False), default="results", show_default=True)
+@click.option("--page", type=click.Path(dir_okay=False), default="docs/results.html",
+              show_default=True, help="The page with plots (needs matplotlib).")  # fmt: skip
+def report(only_check: bool, readme: str, results: str, page: str) -> int:
+    """Write README's tables, and a page with plots, from the results in a folder.
+
+    The folder holds what `bench --json`, `sweep --json` and `check --report --json` wrote.  The page
+    is one file that loads nothing: roofs, speed against size beside the peers, errors against the
+    bound, heat maps of sweeps.
+
+    \b
+    Example: cupykern report --check
+    """
+    from . import page as pages
+    from . import report as reports
+
+    path, folder = Path(readme), Path(results)
+    try:
+        text, wanted = reports.report(path, folder)
+    except ValueError as error:
+        raise Failure(f"{readme}: {error}") from None
+    stale = not pages.is_current(Path(page), folder)
+    if only_check and (text != wanted or stale):
+        which = readme if text != wanted else page
+        raise Failure(f"{which} differs from {results}: run `cupykern report`")
+    if text != wanted:
+        path.write_text(wanted, encoding="utf-8")
+        click.echo(f"{readme} written")
+    if stale:
+        need_matplotlib("the page")
+        Path(page).parent.mkdir(parents=True, exist_ok=True)
+        Path(page).write_text(pages.make(folder), encoding="utf-8")
+        click.echo(f"{page} written")
+    return 0
+
+
+COMMANDS = (check, bench, report)

@@ -1,0 +1,277 @@
+"""The commands that look for the best configs: sweep, tune, profile."""
+
+from __future__ import annotations
+
+import ast
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from . import targets
+from .op import Op
+from .options import (
+    Failure,
+    Shape,
+    bench_tasks,
+    dtypes_option,
+    json_option,
+    parse_dtypes,
+    parse_op,
+    parse_op_or_none,
+    parse_output,
+    parse_shapes,
+    shapes_option,
+    target_option,
+    write_json,
+)
+from .tables import number, print_table
+
+
+def _parse_grid(
+    ctx: click.Context, param: click.Parameter, text: str | None
+) -> dict[str, tuple[Any, ...]]:
+    """ "stages=2,3;fp8=True" -> {"stages": (2, 3), "fp8": (True,)}.  Raises click.UsageError."""
+    grid = {}
+    for part in filter(None, (part.strip() for part in (text or "").split(";"))):
+        name, equals, values = part.partition("=")
+        try:
+            found = ast.literal_eval(f"({values},)") if equals and values else ()
+        except (ValueError, SyntaxError):
+            found = ()
+        if not found or not name.strip().isidentifier():
+            raise click.UsageError(
+                f"{param.opts[0]} must be fields of the op's configs with values, as "
+                f'"stages=2,3,4;tile_k=32,64"; got {part!r}'
+            )
+        grid[name.strip()] = found
+    return grid
+
+
+def _parse_sizes(
+    ctx: click.Context, param: click.Parameter, text: str | None
+) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    sizes = [word.strip() for word in text.split(",") if word.strip()]
+    if not sizes or not all(word.isdigit() for word in sizes):
+        raise click.UsageError(f'{param.opts[0]} must be as "4096,8192"; got {text!r}')
+    return tuple(map(int, sizes))
+
+
+def _tasks(
+    op: Op,
+    target: str,
+    shapes: list[Shape] | None,
+    sizes: tuple[int, ...] | None,
+    dtype_names: tuple[str, ...] | None,
+) -> list[Any]:
+    """The problems of a sweep.  sizes: of shapes all of whose dims are alike.  Raises UsageError."""
+    dims = len(op.bench_shapes(target)[0])
+    wanted = [*(shapes or ()), *((size,) * dims for size in sizes or ())]
+    return bench_tasks([op], target, wanted or [*op.bench_shapes(target)[:1]], dtype_names)
+
+
+op_argument = click.argument("op", callback=parse_op)
+sizes_option = click.option(
+    "--sizes", callback=_parse_sizes, help='Shapes whose dims are all alike, as "4096,8192".'
+)
+rep_option = click.option(
+    "--rep-ms", type=click.FloatRange(0), default=25, show_default=True,
+    help="Timed ms of each config; the best get four times as much.",
+)  # fmt: skip
+jobs_option = click.option(
+    "--jobs", type=click.IntRange(1), default=os.cpu_count(), show_default="all cores",
+    help="How many configs to compile at once.",
+)  # fmt: skip
+seed_option = click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the inputs."
+)
+wait_option = click.option("--wait", is_flag=True, help="Wait for another benchmark's end.")
+
+
+@click.command()
+@op_argument
+@target_option
+@shapes_option
+@sizes_option
+@dtypes_option
+@click.option("--configs", "grid", callback=_parse_grid,
+              help='Also every config with these fields replaced, as "stages=2,3;tile_k=32,64".')  # fmt: skip
+@click.option("--top", type=click.IntRange(1), default=5, show_default=True,
+              help="How many of the best to time again, in turns, and to print.")  # fmt: skip
+@click.option("--trace", type=click.Path(dir_okay=False), callback=parse_output,
+              help="Where each result goes at once.  Default: sweep-OP.jsonl here.")  # fmt: skip
+@click.option("--resume", is_flag=True, help="Go on with the trace that is there.")
+@json_option
+@click.option("--csv", "csv_path", type=click.Path(dir_okay=False), callback=parse_output,
+              help="Write a line per config.")  # fmt: skip
+@rep_option
+@jobs_option
+@seed_option
+@click.option("--timeout", type=click.FloatRange(1), default=300, show_default=True,
+              help="Seconds without a result after which a config is given up.")  # fmt: skip
+@click.option("--in-process", is_flag=True,
+              help="Start no other process: what crashes then ends the sweep (--resume goes on).")  # fmt: skip
+@wait_option
+@click.pass_context
+def sweep(
+    ctx: click.Context,
+    op: Op,
+    target: str | None,
+    shapes: list[Shape] | None,
+    sizes: tuple[int, ...] | None,
+    dtype_names: tuple[str, ...] | None,
+    grid: dict[str, tuple[Any, ...]],
+    top: int,
+    trace: str | None,
+    resume: bool,
+    json_path: str | None,
+    csv_path: str | None,
+    rep_ms: float,
+    jobs: int,
+    seed: int,
+    timeout: float,
+    in_process: bool,
+    wait: bool,
+) -> int:
+    """Time every config of an op on some problems and rank them.
+
+    A config is how a kernel cuts up its work: tiles, threads, stages.  Each one is compiled, verified
+    against FP64 and timed in turns with the one that the op would choose; the best are then timed
+    again, all in turns.  What does not compile, is wrong or crashes is a row with its reason.  Every
+    result is in the trace at once: after Ctrl-C, --resume goes on.
+
+    \b
+    Example: cupykern sweep matmul --sizes 4096,8192 --dtype float16 --configs "stages=2,3,4"
+    """
+    from . import sweep_command
+    from .protocol import lock
+    from .sweep import Settings
+
+    path = Path(trace or f"sweep-{op.name}.jsonl")
+    if not in_process:
+        if path.exists() and not resume:
+            raise Failure(f"{path} exists: go on with it (--resume) or remove it")
+        return sweep_command.guard(ctx.obj[1:], path, timeout)
+    where = targets.get(target)
+    settings = Settings(rep_ms=rep_ms, top=top, seed=seed, jobs=jobs)
+    tasks = _tasks(op, where.name, shapes, sizes, dtype_names)
+    with lock(wait):
+        opened = sweep_command.open_trace(path, where, settings, resume)
+        return sweep_command.run(tasks, where, settings, grid, opened, (json_path, csv_path))
+
+
+@click.command()
+@click.argument("op", required=False, callback=parse_op_or_none)
+@target_option
+@shapes_option
+@sizes_option
+@dtypes_option
+@rep_option
+@jobs_option
+@seed_option
+@click.option("--list", "show", is_flag=True, help="Only print what is kept.")
+@click.option("--forget", is_flag=True, help="Remove what is kept: OP's kernels, or all.")
+@click.option("--built-in", "sweeps", multiple=True, type=click.Path(exists=True, dir_okay=False),
+              help="Write the rows that come with the package anew, from these sweeps.")  # fmt: skip
+@wait_option
+def tune(
+    op: Op | None,
+    target: str | None,
+    shapes: list[Shape] | None,
+    sizes: tuple[int, ...] | None,
+    dtype_names: tuple[str, ...] | None,
+    rep_ms: float,
+    jobs: int,
+    seed: int,
+    show: bool,
+    forget: bool,
+    sweeps: tuple[str, ...],
+    wait: bool,
+) -> int:
+    """Find the fastest config of an op's problems on this machine and keep it for later calls.
+
+    What is kept is in a file of your cache directory.  A later call of the op with the same dtypes and
+    about the same sizes uses it, until the kernels' source changes.  CUPYKERN_TUNE=0 ignores the file,
+    CUPYKERN_TUNE=1 tunes what it lacks at the first call.
+
+    \b
+    Example: cupykern tune softmax --shapes "4096,4096;32768,1024" --dtype float16
+    """
+    from . import tune_command
+
+    if sweeps:
+        return tune_command.write_built_in(map(Path, sweeps))
+    if show or forget:
+        return tune_command.show(op) if show else tune_command.forget(op)
+    if op is None:
+        raise click.UsageError("which op?  Or --list, --forget or --built-in")
+    where = targets.get(target)
+    tasks = _tasks(op, where.name, shapes, sizes, dtype_names)
+    return tune_command.run(tasks, where, rep_ms, jobs, seed, wait)
+
+
+@click.command()
+@op_argument
+@target_option
+@click.option("--shape", "shapes", callback=parse_shapes, help="Default: the first bench shape.")
+@click.option("--dtype", "dtype_names", callback=parse_dtypes, help="Default: the op's first.")
+@click.option("--config", type=click.IntRange(1),
+              help="Number of the config, as `cupykern sweep` tries them.  Default: the op's choice.")  # fmt: skip
+@seed_option
+@click.option("--read", "recorded", type=click.Path(exists=True, dir_okay=False),
+              help="Show what `ncu --csv --page raw --print-units base` wrote to this file.")  # fmt: skip
+@json_option
+def profile(
+    op: Op,
+    target: str | None,
+    shapes: list[Shape] | None,
+    dtype_names: tuple[str, ...] | None,
+    config: int | None,
+    seed: int,
+    recorded: str | None,
+    json_path: str | None,
+) -> int:
+    """Say what holds a kernel up, by the hardware's counters.
+
+    Runs Nsight Compute (or rocprofv3 on AMD) on one launch and prints how much of the memory's and the
+    tensor cores' throughput it reaches, how many warps are resident, what they wait for, and conflicts
+    in shared memory.  Says how to install the profiler where it is missing.
+
+    \b
+    Example: cupykern profile softmax --shape 4096,4096 --dtype float16
+    """
+    from . import profile as profiles
+
+    if recorded is not None:
+        try:
+            found = profiles.parse_ncu(Path(recorded).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise Failure(f"{recorded}: {error}") from None
+    else:
+        where = targets.get(target)
+        shape = (shapes or [op.bench_shapes(where.name)[0]])[0]
+        dtype = (dtype_names or op.dtypes)[0]
+        task = bench_tasks([op], where.name, [shape], (dtype,))[0]
+        configs = op.configs(task.problem, where.arch)
+        if config is not None and config > len(configs):
+            raise click.UsageError(f"--config must be at most {len(configs)}; got {config}")
+        variant = op.variant(task.problem, configs[(config or 1) - 1])
+        name = None if config is None else repr(configs[config - 1])
+        found = profiles.run(where.name, variant.kernel, op.name, shape, dtype, seed, name)
+    for launch in found:
+        print_table(
+            ("", "value", ""),
+            ((label, number(value), unit) for label, value, unit in launch.figures),
+            launch.kernel,
+        )
+        for reason, share in launch.stalls[:5]:
+            click.echo(f"{100 * share:.0f}% of the waiting is for {reason}")
+    write_json(json_path, [asdict(launch) for launch in found])
+    return 0
+
+
+COMMANDS = (sweep, tune, profile)

@@ -1,0 +1,165 @@
+"""What makes times comparable: one benchmark at a time, nobody else on the GPU, clocks that hold."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .cache import cache_dir
+from .targets import Target, UnavailableError
+
+FALLEN = 0.95  # of the fastest clock of a run: below it a row is marked
+_FIELDS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw")
+_PERIOD_MS = 100
+_FRESH_S = 0.5
+
+
+@contextmanager
+def lock(wait: bool) -> Iterator[None]:
+    """Hold the machine's benchmark lock.  Raises UnavailableError if another process holds it."""
+    import filelock
+
+    held = filelock.FileLock(_lock_dir() / "cupykern-bench.lock", timeout=-1 if wait else 0)
+    try:
+        held.acquire()
+    except filelock.Timeout:
+        raise UnavailableError(
+            "another benchmark is running; times would disturb each other (--wait waits for it)"
+        ) from None
+    try:
+        yield
+    finally:
+        held.release()
+
+
+def _lock_dir() -> Path:
+    folder = cache_dir()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    return Path(tempfile.gettempdir())
+
+
+# --- who else is there -------------------------------------------------------------------------
+
+
+def other_processes(target: Target) -> list[str]:
+    """The other processes that compute on the target's GPU, as "python (pid 123, 500 MiB)".
+
+    Empty on the host, and where nvidia-smi does not say.
+    """
+    if target.name != "cuda":
+        return []
+    command = ["nvidia-smi", "--query-compute-apps=pid,process_name,used_memory"]
+    command += ["--format=csv,noheader", "-i", target.xp.cuda.Device().pci_bus_id]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return parse_processes(done.stdout, os.getpid(), _process_exists)
+
+
+def parse_processes(text: str, own: int, exists: Any) -> list[str]:
+    """nvidia-smi's lines "pid, name, memory" without our own.  exists: (pid) -> is it one of here?
+
+    In a container pids may be those of outside: then a single process that does not exist here is
+    this one.
+    """
+    found = []
+    for line in text.splitlines():
+        pid, *rest = (cell.strip() for cell in line.split(",", 2))
+        if pid.isdigit() and len(rest) == 2 and int(pid) != own:
+            found.append((int(pid), *rest))
+    foreign = [pid for pid, *_ in found if not exists(pid)]
+    seen = any(line.split(",")[0].strip() == str(own) for line in text.splitlines())
+    if len(foreign) == 1 and not seen:
+        found = [process for process in found if process[0] != foreign[0]]
+    return [f"{name} (pid {pid}, {memory})" for pid, name, memory in found]
+
+
+def _process_exists(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+# --- clocks --------------------------------------------------------------------------------------
+
+
+class Monitor:
+    """Clocks, temperature and power of a GPU while the block runs, every 100 ms by nvidia-smi.
+
+    Knows nothing on the host, or where nvidia-smi is missing.
+    """
+
+    def __init__(self, target: Target):
+        self._command = None
+        if target.name == "cuda":
+            self._command = ["nvidia-smi", f"--query-gpu={','.join(_FIELDS)}"]
+            self._command += ["--format=csv,noheader,nounits", f"--loop-ms={_PERIOD_MS}"]
+            self._command += ["-i", target.xp.cuda.Device().pci_bus_id]
+        self._process: subprocess.Popen[str] | None = None
+        self.samples: list[tuple[float, ...]] = []  # (time, *_FIELDS)
+
+    def __enter__(self) -> Monitor:
+        if self._command is not None:
+            try:
+                self._process = subprocess.Popen(
+                    self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+                )
+            except OSError:
+                return self
+            threading.Thread(target=self._read, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def _read(self) -> None:
+        for line in self._process.stdout:
+            try:
+                values = tuple(float(cell) for cell in line.split(","))
+            except ValueError:  # "[N/A]"
+                continue
+            if len(values) == len(_FIELDS):
+                self.samples.append((time.monotonic(), *values))
+
+    def between(self, start: float, end: float) -> dict[str, Any] | None:
+        """What was seen from `start` to `end` (time.monotonic): medians of the clocks in MHz, the
+        largest temperature in C and power in W, whether the clocks fell; None if nothing was."""
+        return summarize_clocks(list(self.samples), start, end)
+
+
+def summarize_clocks(
+    samples: list[tuple[float, ...]], start: float, end: float
+) -> dict[str, Any] | None:
+    """Monitor.between, of (time, SM clock, memory clock, temperature, power)."""
+    seen = [sample for sample in samples if start <= sample[0] <= end]
+    # Between two samples: the one before.
+    seen = seen or [sample for sample in samples if end - _FRESH_S <= sample[0] <= end][-1:]
+    if not seen:
+        return None
+    within = np.array([sample[1:] for sample in seen])
+    sm, memory = (float(np.median(within[:, i])) for i in (0, 1))
+    before = np.array([sample[1:3] for sample in samples if sample[0] <= end])
+    best_sm, best_memory = before.max(axis=0)
+    return {
+        "sm_mhz": sm,
+        "memory_mhz": memory,
+        "temperature_c": float(within[:, 2].max()),
+        "power_w": float(within[:, 3].max()),
+        "best_sm_mhz": float(best_sm),
+        "fell": bool(sm < FALLEN * best_sm or memory < FALLEN * best_memory),
+    }

@@ -1,0 +1,148 @@
+"""The store of tuned configs: a JSON file in the cache directory, and the rows that come with us."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import threading
+import warnings
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from kernels_cu import file_text
+
+from .cache import TUNED_NAME, cache_dir
+
+_VERSION = 1
+BUILT_IN = Path(__file__).with_name("tuned.json")
+_FIELDS = ("config", "digest")  # what every row must have, as strings
+_lock = threading.Lock()
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)
+_loaded: tuple[Path, dict[str, dict[str, Any]]] | None = None
+
+
+def path() -> Path:
+    return cache_dir() / TUNED_NAME
+
+
+def find(key: str) -> dict[str, Any] | None:
+    """The row of a key (choice.Request.key), as the file was when this process first asked."""
+    return rows().get(key)
+
+
+def rows() -> dict[str, dict[str, Any]]:
+    """All rows by key, read once."""
+    global _loaded
+    place = path()
+    known = _loaded
+    if known is None or known[0] != place:
+        with _lock:
+            known = _loaded = place, _read(place)
+    return known[1]
+
+
+def reload() -> None:
+    """Read the file anew when it is next asked."""
+    global _loaded
+    _loaded = None
+
+
+def put(new: Mapping[str, dict[str, Any]]) -> None:
+    """Add rows, in place of those with the same keys.  Processes may do so at once.  Raises OSError."""
+    _change(lambda known: {**known, **new})
+
+
+def forget(family: str | None = None) -> int:
+    """Remove the rows of a family of kernels, or all; how many there were.  Raises OSError."""
+    before = 0
+
+    def remaining(known: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        nonlocal before
+        kept = {} if family is None else {
+            key: row for key, row in known.items() if key.partition(" ")[0] != family
+        }  # fmt: skip
+        before = len(known) - len(kept)
+        return kept
+
+    _change(remaining)
+    return before
+
+
+def _change(change: Any) -> None:
+    import filelock
+
+    place = path()
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(str(place) + ".lock"):
+        write(place, change(_read(place)))
+    reload()
+
+
+def write(place: Path, all_rows: Mapping[str, dict[str, Any]]) -> None:
+    """Replace the file by one with these rows, in one step.  Raises OSError."""
+    text = json.dumps({"version": _VERSION, "rows": dict(sorted(all_rows.items()))}, indent=1)
+    descriptor, scratch = tempfile.mkstemp(dir=place.parent, prefix=place.name)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+        os.chmod(scratch, 0o644)
+        os.replace(scratch, place)
+    except BaseException:
+        Path(scratch).unlink(missing_ok=True)
+        raise
+
+
+def _read(place: Path) -> dict[str, dict[str, Any]]:
+    """The file's rows.  A file that is none of ours is set aside, with a warning."""
+    try:
+        text = place.read_bytes()
+    except OSError:
+        return {}
+    try:
+        return _parse(text)
+    except ValueError as error:
+        aside = place.with_name(f"{place.name}.broken-{hashlib.sha256(text).hexdigest()[:8]}")
+        try:
+            os.replace(place, aside)
+            done = f"it is now {aside}"
+        except OSError:
+            done = "it is ignored"
+        warnings.warn(
+            f"{place} holds no tuned configs ({error}): {done}", RuntimeWarning, stacklevel=2
+        )
+        return {}
+
+
+def _parse(text: bytes) -> dict[str, dict[str, Any]]:
+    document = json.loads(text.decode())
+    if not isinstance(document, dict) or document.get("version") != _VERSION:
+        raise ValueError(f"not a file of version {_VERSION}")
+    found = document.get("rows")
+    if not isinstance(found, dict) or not all(
+        isinstance(row, dict) and all(isinstance(row.get(name), str) for name in _FIELDS)
+        for row in found.values()
+    ):
+        raise ValueError("its rows are not complete")
+    return found
+
+
+@cache
+def built_in() -> dict[str, dict[str, Any]]:
+    """The rows that come with the package; `cupykern tune --built-in` writes them from sweeps.
+
+    They belong to the kernels beside them, so their digests are not asked.
+    """
+    return _parse(BUILT_IN.read_bytes()) if BUILT_IN.exists() else {}
+
+
+@cache
+def digest(target: str, kernels: tuple[tuple[str, str], ...]) -> str:
+    """Of the source of kernels, (name, text or "" for a file), with the platform under them."""
+    found = hashlib.sha256(file_text(f"platform/{target}.cuh").encode())
+    for name, text in kernels:
+        found.update((text or file_text(f"{name}.cu")).encode())
+    return found.hexdigest()[:16]

@@ -1,0 +1,219 @@
+"""What `cupykern sweep` does around sweeps: the trace, a process that may crash, the ranking."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from . import __version__, doctor, protocol
+from .bench import Task
+from .options import Failure
+from .sweep import ContextLost, Settings, Trial, ranking, short_names, subject, sweep
+from .tables import number, one_line, print_table, progress, to_json
+from .targets import Target
+from .timing import Clock, clock_of
+from .trace import Trace, by_problem, document, under_way
+
+_COMPILING = 10  # times the timeout, while nothing runs
+CONTEXT_LOST = 75  # exit code: the rest needs a new process
+
+
+def open_trace(path: Path, target: Target, settings: Settings, resume: bool) -> Trace:
+    """A new trace, or the one to go on with.  Raises Failure."""
+    device = doctor.device_name(target)
+    if resume and path.exists():
+        try:
+            trace = Trace.load(path)
+        except ValueError as error:
+            raise Failure(str(error)) from None
+        found = trace.header.get("target"), trace.header.get("machine", {}).get("device")
+        if found != (target.name, device):
+            raise Failure(f"{path} was measured on {found[1]} ({found[0]}), this is {device}")
+        return trace
+    header = {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "version": __version__,
+        "target": target.name,
+        "arch": target.arch,
+        "machine": doctor.machine(target),
+        "settings": asdict(settings),
+    }
+    try:
+        return Trace.new(path, header)
+    except FileExistsError:
+        raise Failure(f"{path} exists: go on with it (--resume) or remove it") from None
+
+
+def run(
+    tasks: Sequence[Task],
+    target: Target,
+    settings: Settings,
+    grid: dict[str, tuple[Any, ...]],
+    trace: Trace,
+    outputs: tuple[str | None, str | None],
+) -> int:
+    """Sweep, print and write (JSON, CSV); returns the exit code.  On Ctrl-C what is there is kept."""
+    try:
+        _sweep(tasks, target, settings, grid, trace)
+    except ContextLost as error:
+        click.echo(f"the GPU's context is lost: {one_line(str(error))}", err=True)
+        return CONTEXT_LOST
+    finally:
+        _write(trace, *outputs)
+    show(trace.trials, settings.top, target)
+    return 0 if any(trial.verified for trial in trace.trials) else 1
+
+
+def _sweep(
+    tasks: Sequence[Task],
+    target: Target,
+    settings: Settings,
+    grid: dict[str, tuple[Any, ...]],
+    trace: Trace,
+) -> None:
+    for process in protocol.other_processes(target):
+        click.echo(f"warning: {process} is on the GPU too: its work disturbs these times", err=True)
+    clock = clock_of(target)
+    with protocol.Monitor(target) as monitor:
+        _sweep_all(tasks, target, settings, grid, trace, clock, monitor)
+
+
+def _sweep_all(
+    tasks: Sequence[Task],
+    target: Target,
+    settings: Settings,
+    grid: dict[str, tuple[Any, ...]],
+    trace: Trace,
+    clock: Clock,
+    monitor: protocol.Monitor,
+) -> None:
+    for task in tasks:
+        try:
+            swept = subject(
+                task.op, task.shape, task.dtype, task.problem, target, settings.seed, grid
+            )
+        except (ValueError, NotImplementedError) as error:
+            raise Failure(f"{task.op.name}: {error}") from None
+        length = len(swept.candidates)
+        label = f"{task.op.name} {'x'.join(map(str, task.shape))} {task.dtype}"
+        known = [trial for trial in trace.trials if trial.digest == swept.digest]
+        with progress(length, label) as advance:
+            for trial in sweep(swept, clock, settings, known, trace.start, monitor):
+                trace.add(trial)
+                if not trial.final:
+                    advance(_outcome(trial))
+        if target.name != "host":
+            del swept
+            target.xp.get_default_memory_pool().free_all_blocks()
+
+
+def _outcome(trial: Trial) -> str:
+    return f"{number(trial.median_us)} us" if trial.reason is None else "failed"
+
+
+def _write(trace: Trace, json_path: str | None, csv_path: str | None) -> None:
+    if json_path is not None:
+        text = to_json(document(trace.header, trace.trials))
+        Path(json_path).write_text(text, encoding="utf-8")
+    if csv_path is not None:
+        with open(csv_path, "w", newline="", encoding="utf-8") as file:
+            names = list(asdict(trace.trials[0])) if trace.trials else ["op"]
+            writer = csv.DictWriter(file, names)
+            writer.writeheader()
+            writer.writerows(asdict(trial) for trial in trace.trials)
+
+
+def show(trials: Sequence[Trial], top: int, target: Target) -> None:
+    """Print the best of each problem, and how many failed why."""
+    where = f"{target.name} ({target.arch}): {doctor.device_name(target)}"
+    if target.name == "host":
+        where = f"host emulation: times are not GPU times.  {where}"
+    for name, group in by_problem(trials):
+        ranked = ranking(group)
+        right = [trial for trial in ranked if trial.reason is None]
+        names = short_names([trial.config for trial in ranked])
+        best = min((t.median_us for t in right if t.median_us), default=None)
+        print_table(
+            ("config", "median us", "q20", "q80", "% of the best", "default / this", "registers",
+             "local", "shared", "error/bound"),
+            (
+                (
+                    f"{names[trial.config]}{' (default)' if trial.default else ''}",
+                    number(trial.median_us, 4),
+                    number(trial.q20_us, 4),
+                    number(trial.q80_us, 4),
+                    "-" if best is None or not trial.median_us
+                    else f"{100 * best / trial.median_us:.1f}",
+                    "-" if not trial.ratio else f"{1 / trial.ratio:.3f}x",
+                    *(
+                        "-" if figure is None else figure
+                        for figure in (trial.registers, trial.local_bytes, trial.shared_bytes)
+                    ),
+                    number(trial.error_over_bound),
+                )
+                for trial in right[:top]
+            ),
+            f"{' '.join(name)}: the best {min(top, len(right))} of {len(ranked)}.  {where}",
+        )  # fmt: skip
+        for trial in right[:top]:
+            if trial.clocks is not None and trial.clocks["fell"]:
+                click.echo(f"{names[trial.config]}: the clocks fell while it was timed")
+        for trial in ranked:
+            if trial.reason is not None:
+                click.echo(f"{names[trial.config]}: {one_line(trial.reason)}")
+
+
+def guard(args: Sequence[str], path: Path, timeout: float) -> int:
+    """Run `cupykern sweep ARGS` in a process of its own, and again with --resume for as long as
+    configs end it: with a crash, a lost GPU context, or no progress for `timeout` seconds.
+
+    Returns the last exit code.
+    """
+    package = str(Path(__file__).resolve().parents[1])
+    paths = [package, os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    program = "import sys; from cupykern.cli import main; sys.exit(main(sys.argv[1:]))"
+    again: tuple[str, ...] = ()
+    while True:
+        command = [sys.executable, "-c", program, "sweep", *args, "--in-process", *again]
+        child = subprocess.Popen(command, env=environment)
+        reason = _wait(child, path, timeout)
+        if reason is None:
+            return child.returncode
+        if not path.exists():
+            return 1
+        if child.returncode != CONTEXT_LOST and not Trace.load(path).crashed(reason):
+            click.echo(f"the sweep ended before its first config: {reason}", err=True)
+            return 1
+        click.echo(f"{reason}; going on in a new process", err=True)
+        again = ("--resume",)
+
+
+def _wait(child: subprocess.Popen[bytes], path: Path, timeout: float) -> str | None:
+    """Why the process did not end as it should; None if it did."""
+    begun = time.time()
+    try:
+        while child.poll() is None:
+            time.sleep(0.05)
+            silent = time.time() - max(begun, path.stat().st_mtime if path.exists() else 0)
+            # Before the first config all of them are compiled.
+            if silent > timeout and (under_way(path) or silent > _COMPILING * timeout):
+                child.kill()
+                child.wait()
+                return f"no answer in {timeout:g} s"
+    except KeyboardInterrupt:
+        child.wait()  # it had the Ctrl-C too
+        raise
+    if child.returncode < 0:
+        return f"the process was ended by signal {-child.returncode}"
+    return "the GPU's context was lost" if child.returncode == CONTEXT_LOST else None

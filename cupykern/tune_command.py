@@ -1,0 +1,96 @@
+"""What `cupykern tune` does around tuning: tables, and the rows that come with the package."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from . import protocol, store, winners
+from .bench import Task
+from .op import Op
+from .options import Failure
+from .sweep import first_request, short_names
+from .sweep_command import show as show_ranking
+from .tables import number, print_table, progress
+from .targets import Target
+from .trace import read
+
+
+def run(
+    tasks: Sequence[Task], target: Target, rep_ms: float, jobs: int, seed: int, wait: bool
+) -> int:
+    """Tune the problems; returns the exit code."""
+    settings = replace(winners.SETTINGS, rep_ms=rep_ms, jobs=jobs, seed=seed)
+    failed = 0
+    with protocol.lock(wait):
+        for process in protocol.other_processes(target):
+            click.echo(f"warning: {process} is on the GPU too", err=True)
+        for task in tasks:
+            call = task.op.inputs(task.problem, seed, target.xp)
+            request = first_request(task.op, call)
+            if request is None:
+                click.echo(f"{task.op.name} {task.problem}: asks for no config")
+                continue
+            label = f"{task.op.name} {'x'.join(map(str, task.shape))} {task.dtype}"
+            with progress(len(request.configs()), label) as advance:
+                try:
+                    ranked, best = winners.tune_request(
+                        *(task.op, call, request, target, settings, task.shape, task.dtype),
+                        lambda trial, advance=advance: None if trial.final else advance(),
+                    )
+                except RuntimeError as error:
+                    click.echo(f"{label}: {error}")
+                    failed += 1
+                    continue
+            show_ranking(ranked, settings.top, target)
+            click.echo(f"kept: {best.config}{' (default)' if best.default else ''}")
+    return 1 if failed else 0
+
+
+def show(op: Op | None) -> int:
+    """Print the rows of the store."""
+    rows = store.rows()
+    names = short_names([row["config"] for row in rows.values()])
+    print_table(
+        ("call", "config", "us", "default / this"),
+        (
+            (
+                key,
+                names[row["config"]],
+                number(row.get("median_us")),
+                "-"
+                if not (row.get("default_us") and row.get("median_us"))
+                else f"{row['default_us'] / row['median_us']:.3f}x",
+            )
+            for key, row in rows.items()
+            if op is None or key.startswith(op.name)
+        ),
+        f"{store.path()}: {len(rows)} tuned configs",
+    )
+    return 0
+
+
+def forget(op: Op | None) -> int:
+    removed = store.forget(None if op is None else op.name)
+    click.echo(f"{store.path()}: {removed} tuned configs removed")
+    return 0
+
+
+def write_built_in(paths: Iterable[Path]) -> int:
+    """Write cupykern/tuned.json from sweeps."""
+    trials = []
+    for path in paths:
+        try:
+            header, found = read(path)
+        except ValueError as error:
+            raise Failure(str(error)) from None
+        if header["target"] == "host":
+            raise Failure(f"{path} is host emulation: its times say nothing about a GPU")
+        trials += found
+    rows = winners.write_built_in(trials)
+    print_table(("call", "config"), ((key, row["config"]) for key, row in rows.items()))
+    click.echo(f"{store.BUILT_IN}: {len(rows)} configs")
+    return 0

@@ -1,0 +1,95 @@
+"""What sweeps are worth: the winners, as rows of the store."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from . import choice, plans, store
+from .op import Call, Op
+from .sweep import Candidate, Settings, Subject, Trial, ranking, sweep
+from .targets import Target
+from .timing import clock_of
+from .trace import by_problem
+
+GAIN = 0.98  # times the default's time: a config must be that fast to replace it
+SETTINGS = Settings(rep_ms=10.0, warmup_ms=2.0, jobs=1)
+
+
+def tune_request(
+    op: Op,
+    call: Call,
+    request: choice.Request,
+    target: Target,
+    settings: Settings,
+    shape: tuple[int, ...] = (),
+    dtype: str = "",
+    each: Callable[[Trial], None] = lambda trial: None,
+) -> tuple[list[Trial], Trial]:
+    """Sweep the configs of a request and store the winner; (the ranking, the winner).
+
+    Raises RuntimeError where no config is right.
+    """
+    candidates = tuple(Candidate(c, request.variant(c)) for c in request.configs())
+    subject = Subject(op, shape, dtype, call, target, candidates, request.key, request.digest)
+    trials = []
+    for trial in sweep(subject, clock_of(target), settings):
+        trials.append(trial)
+        each(trial)
+    ranked = ranking(trials)
+    best = winner(ranked)
+    if best is None:
+        raise RuntimeError(f"no config of {op.name} is right here: {ranked[0].reason}")
+    store.put({request.key: row(best, ranked)})
+    plans.clear()
+    return ranked, best
+
+
+def winner(ranked: list[Trial]) -> Trial | None:
+    """The first of a ranking, or the default if that is about as fast; None if none is right."""
+    right = [trial for trial in ranked if trial.reason is None and trial.median_us is not None]
+    if not right:
+        return None
+    default = next((trial for trial in right if trial.default), None)
+    if default is None or (right[0].ratio is not None and right[0].ratio <= GAIN):
+        return right[0]
+    return default
+
+
+def row(best: Trial, ranked: list[Trial]) -> dict[str, Any]:
+    """The store's row of a winner."""
+    return {
+        "config": best.config,
+        "digest": best.digest,
+        "median_us": best.median_us,
+        "default_us": best.default_us,
+        "configs": len(ranked),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def rows_of_sweeps(trials: Iterable[Trial]) -> dict[str, dict[str, Any]]:
+    """The rows that sweeps are worth: of problems whose default config is not the best.
+
+    Of problems that share a key, the one whose winner gains most counts.
+    """
+    found: dict[str, tuple[float, dict[str, Any]]] = {}
+    for _, group in by_problem(trials):
+        ranked = ranking(group)
+        best = winner(ranked)
+        if best is None or best.default or not best.key or best.ratio is None:
+            continue
+        if best.key not in found or best.ratio < found[best.key][0]:
+            found[best.key] = best.ratio, row(best, ranked)
+    return {key: found_row for key, (_, found_row) in found.items()}
+
+
+def write_built_in(trials: Iterable[Trial], path: Path | None = None) -> Mapping[str, Any]:
+    """Write the rows that come with the package anew, from sweeps; those rows.  Raises OSError."""
+    rows = rows_of_sweeps(trials)
+    store.write(path or store.BUILT_IN, rows)
+    store.built_in.cache_clear()
+    plans.clear()
+    return rows

@@ -1,0 +1,180 @@
+// How operands reach Hopper's tensor cores: a producer brings tiles of A and B by TMA through a ring of
+// kStages stages to two warpgroups, which multiply them by wgmma.  The main loops do: each is a header
+// parts/mainloop*_hopper.cuh with a function `multiply`, and the variant says which one.
+//
+//   ElementA, ElementB   of one size; or 16-bit and 8-bit, and the 8-bit ones are converted to ElementA in
+//                        registers.  Only wgmma's A can be in registers: then B^T is the operand of the
+//                        accumulators' rows, A^T of their columns, and they hold the transposed product.
+//   kOuterMajorA, -B     false: neighbours along k are neighbours in memory, true: along m (of A) or n
+//                        (of B).
+//   kTileM, kTileN       the sums of a tile.
+//   kLines               a stage has so many times 128 bytes of k of A.
+//   kPingPong            the warpgroups take turns, so that one finishes its tile while the other
+//                        multiplies.
+//   kShareK              both compute all sums of a tile, each of every second stage.  With neither, they
+//                        share the rows of every tile.
+#include "platform/wgmma.cuh"
+
+template <bool kFirst, class T, class U> struct Choose { using Type = T; };
+template <class T, class U> struct Choose<false, T, U> { using Type = U; };
+
+constexpr bool kConverts = sizeof(ElementA) != sizeof(ElementB);
+constexpr bool kPromotes = sizeof(ElementA) == 1 && !kSame<ElementA, int8_t>;
+using RowElement = typename Choose<kConverts, ElementB, ElementA>::Type;
+using ColElement = typename Choose<kConverts, ElementA, ElementB>::Type;
+constexpr bool kOuterMajorRows = kConverts ? kOuterMajorB : kOuterMajorA;
+constexpr bool kOuterMajorCols = kConverts ? kOuterMajorA : kOuterMajorB;
+constexpr int kRows = kConverts ? kTileN : kTileM;  // of a tile's accumulators
+constexpr int kCols = kConverts ? kTileM : kTileN;
+
+constexpr int kLineBytes = 128;  // of shared memory, swizzled; shorter lines by their length
+constexpr int kTileK = kLines * kLineBytes / int(sizeof(ElementA));
+constexpr int kStepK = 32 / int(sizeof(ElementA));  // of one wgmma
+
+constexpr int kConsumers = 2;  // warpgroups; the producer is one more
+constexpr bool kShareRows = !kPingPong && !kShareK;
+constexpr int kConsumerRows = kShareRows ? kRows / kConsumers : kRows;
+constexpr int kBlocks = kConsumerRows / 64;  // of rows, each an instruction's
+static_assert(kBlocks * 64 == kConsumerRows && kBlocks * kCols <= 256, "sums fit into registers");
+static_assert(!(kPingPong && kShareK), "the warpgroups have tiles of their own, or share one");
+static_assert(!kShareK || kStages % kConsumers == 0, "a stage belongs to one warpgroup");
+static_assert(kStages >= (kShareK ? 4 : 2), "a stage is released when the next one is multiplied");
+static_assert(kNumThreads == 128 * (kConsumers + 1), "two warpgroups multiply, one loads");
+
+using SumType = typename Choose<kSame<ElementA, int8_t>, int, float>::Type;
+using TileSums = SumType[kBlocks][kCols / 2];
+
+// An operand's part of a stage: kOuter rows of A or columns of B.
+template <class Element, bool kOuterMajor, int kOuter>
+struct OperandStage {
+    static constexpr Major kMajor = kOuterMajor ? kMajorMN : kMajorK;
+    static constexpr int kSize = int(sizeof(Element));
+    static constexpr int kBytes = kOuter * kTileK * kSize;
+    static constexpr int kInnerBytes = (kOuterMajor ? kOuter : kTileK) * kSize;
+    // Boxes of whole lines, which the maps swizzle by.
+    static constexpr int kLine = kInnerBytes < kLineBytes ? kInnerBytes : kLineBytes;
+    static constexpr int kBoxBytes = (kOuterMajor ? kTileK : kOuter) * kLine;
+    static_assert(kBytes % kBoxBytes == 0 && kBoxBytes % (8 * kLine) == 0, "whole boxes");
+
+    DEVICE static void load(unsigned char* stage, const TensorMap& map, Barrier& full, int k,
+                            int outer, int batch) {
+#pragma unroll
+        for (int i = 0; i < kBytes / kBoxBytes; ++i) {
+            const int inner = i * kLine / kSize;
+            tma_load(stage + i * kBoxBytes, map, full,
+                     {kOuterMajor ? outer + inner : k + inner, kOuterMajor ? k : outer, batch});
+        }
+    }
+    // Of the 16-bit numbers, or 8-bit ones along k, from (outer, k) on, for one wgmma.
+    DEVICE static uint64_t tile(const unsigned char* stage, int outer, int k) {
+        const int inner = (kOuterMajor ? outer : k) * kSize, line = kOuterMajor ? k : outer;
+        const unsigned char* p =
+            stage + inner / kLine * kBoxBytes + line * kLine + inner % kLine;
+        return matrix_descriptor<kLine>(p, kOuterMajor ? kBoxBytes : 0, 8 * kLine);
+    }
+    // Where byte `byte` of line `line` of the first box lies.
+    DEVICE static int place(int line, int byte) {
+        const int offset = line * kLine + byte;
+        return offset ^ (offset >> 3 & (kLine - 16));
+    }
+};
+using RowStage = OperandStage<RowElement, kOuterMajorRows, kRows>;
+using ColStage = OperandStage<ColElement, kOuterMajorCols, kCols>;
+
+// What reads a stage tells the producer: one thread of a warpgroup, for wgmma; where threads read it
+// themselves, one of each warp.
+constexpr int kReleasing = kConverts ? 32 : 128;
+constexpr int kReleases = (kShareRows ? kConsumers : 1) * 128 / kReleasing;
+
+// full: a stage's bytes are there; empty: its consumers are done; turn: see parts/mainloop_hopper.cuh.
+struct Ring {
+    unsigned char rows[kStages][RowStage::kBytes];
+    unsigned char cols[kStages][ColStage::kBytes];
+    Barrier full[kStages], empty[kStages], turn[kConsumers];
+
+    DEVICE void init() {
+        for (int i = 0; i < kStages; ++i) {
+            full[i].init(1);
+            empty[i].init(kReleases);
+        }
+        for (int i = 0; i < kConsumers; ++i) turn[i].init(1);
+        fence_barrier_init();
+    }
+    // By a consumer that has read the stage.
+    DEVICE void release(int stage) {
+        if (kConverts) sync_warp();
+        if (threadIdx.x % kReleasing == 0) empty[stage].arrive();
+    }
+};
+struct RingPlace {
+    int stage = 0, parity = 0;
+
+    DEVICE void advance() {
+        if (++stage == kStages) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+    DEVICE void skip(int count) {
+        const int next = stage + count;
+        parity ^= next / kStages & 1;
+        stage = next % kStages;
+    }
+};
+
+// By one thread: brings the tiles of the rows from `row` on and of the columns from `col` on.
+DEVICE void load_tiles(Ring& ring, RingPlace& place, const TensorMap& row_map, const TensorMap& col_map,
+                       int num_k_tiles, int row, int col, int row_batch, int col_batch) {
+#pragma unroll 1
+    for (int i = 0; i < num_k_tiles; ++i) {
+        Barrier& full = ring.full[place.stage];
+        ring.empty[place.stage].wait(place.parity ^ 1);
+        full.arrive_expect_tx(RowStage::kBytes + ColStage::kBytes);
+        RowStage::load(ring.rows[place.stage], row_map, full, i * kTileK, row, row_batch);
+        ColStage::load(ring.cols[place.stage], col_map, full, i * kTileK, col, col_batch);
+        place.advance();
+    }
+}
+
+// Scales of blocks: one number for every kBlockK of k of a row of A, and of that and kBlockK columns of B;
+// null: 1.
+constexpr int kBlockK = 128;
+struct BlockScales {
+    const float* a;
+    const float* b;
+    int64_t a_row, a_k, b_k, b_col;  // strides: of a row, of a block
+    int last_row, last_block;        // of A, and of B's columns, that exist
+};
+
+// What a warpgroup computes of one tile.
+struct TileWork {
+    RingPlace place;           // of the tile's first stage
+    int num_k_tiles;           // the tile's stages
+    int consumer, count;       // which warpgroup; how many tiles it has computed before
+    int row;                   // the first one of the tile that is the warpgroup's
+    int first_row, first_col;  // of the warp's sums in the matrix
+    BlockScales scales;
+};
+
+// The stages of a tile that a warpgroup multiplies: every kStride-th from its first one on.
+constexpr int kStride = kShareK ? kConsumers : 1;
+struct OwnStages {
+    RingPlace place;
+    int index, end;
+
+    DEVICE OwnStages(const TileWork& work) : place(work.place), index(0), end(work.num_k_tiles) {
+        if (kShareK && work.consumer > 0) next(1);
+    }
+    DEVICE bool there() const { return index < end; }
+    DEVICE bool last() const { return index + kStride >= end; }
+    DEVICE void next(int count = kStride) {
+        index += count;
+#pragma unroll
+        for (int i = 0; i < count; ++i) place.advance();
+    }
+};
+
+DEVICE void clear(TileSums& sums) {
+#pragma unroll
+    for (int i = 0; i < kBlocks * kCols / 2; ++i) sums[i / (kCols / 2)][i % (kCols / 2)] = 0;
+}

@@ -1,0 +1,84 @@
+"""A GPU that is not there: CuPy arrays in host memory, and kernels that only note their launches.
+
+What the wrappers do before a launch can be tested so on any machine.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cupykern import plans, targets
+from kernels_cu import Variant
+
+_PAGE = 512  # bytes: what CuPy aligns new arrays to
+_SIZE = 1 << 24
+
+
+class Launch(NamedTuple):
+    """args: addresses of arrays, bytes of values and structs, None."""
+
+    variant: Variant
+    grid: int
+    args: tuple[Any, ...]
+    shared_bytes: int
+
+
+class FakeGpu:
+    """A CUDA target of device 0 whose launches are noted and whose memory is reused in a ring."""
+
+    name = "cuda"
+    arch = "sm_90a"
+    warp_size = 32
+    multiprocessors = 132
+    device_id = 0
+
+    def __init__(self) -> None:
+        import cupy
+
+        self.xp = cupy
+        self.launches: list[Launch] = []
+        self._buffer = ctypes.create_string_buffer(_SIZE + _PAGE)
+        start = -(-ctypes.addressof(self._buffer) // _PAGE) * _PAGE
+        self._memory = cupy.cuda.UnownedMemory(start, _SIZE, self._buffer, 0)
+        self._next = 0
+
+    def allocate(self, size: int) -> Any:
+        if self._next + size > _SIZE:
+            self._next = 0
+        pointer = self.xp.cuda.MemoryPointer(self._memory, self._next)
+        self._next += -(-max(size, 1) // _PAGE) * _PAGE
+        return pointer
+
+    def array(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """A CuPy array, of whatever was in memory."""
+        return self.xp.ndarray(shape, np.dtype(dtype))
+
+    def compile(self, variant: Variant) -> Any:
+        def kernel(grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
+            noted = (
+                x.data.ptr if isinstance(x, self.xp.ndarray) else None if x is None else x.tobytes()
+                for x in args
+            )
+            self.launches.append(Launch(variant, grid, tuple(noted), shared_bytes))
+
+        return kernel
+
+
+@contextmanager
+def fake_gpu(monkeypatch: Any) -> Iterator[FakeGpu]:
+    """Within the block, CuPy's arrays lie in the memory of the FakeGpu given, and run on it."""
+    gpu = FakeGpu()
+    monkeypatch.setattr(targets, "_gpu", lambda device_id: gpu)
+    monkeypatch.setattr(gpu.xp.cuda.runtime, "getDevice", lambda: 0)
+    gpu.xp.cuda.set_allocator(gpu.allocate)
+    plans.clear()
+    try:
+        yield gpu
+    finally:
+        gpu.xp.cuda.set_allocator(None)
+        plans.clear()

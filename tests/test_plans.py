@@ -1,0 +1,111 @@
+"""Warm calls launch what cold ones do, and only calls that are alike are warm."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fake_gpu import fake_gpu
+
+import cupykern
+from cupykern import plans, targets
+
+cupy = pytest.importorskip("cupy")
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    if targets.get().name != "host":
+        pytest.skip("there is a GPU")
+    with fake_gpu(monkeypatch) as made:
+        yield made
+
+
+def arrays(gpu):
+    x, residual = gpu.array((64, 4096), "float16"), gpu.array((64, 4096), "float16")
+    weight, bias = gpu.array((4096,), "float16"), gpu.array((4096,), "float32")
+    return x, residual, weight, bias
+
+
+CALLS = {
+    "softmax": lambda x, r, w, b: cupykern.softmax(x),
+    "softmax of columns": lambda x, r, w, b: cupykern.softmax(x, axis=0, scale=0.5),
+    "log_softmax": lambda x, r, w, b: cupykern.log_softmax(x, dtype="float32"),
+    "softmax with a mask": lambda x, r, w, b: cupykern.softmax(x, mask=(r.view(np.bool_)[:, ::2])),
+    "softmax in place": lambda x, r, w, b: cupykern.softmax(x, out=x),
+    "softmax of a view": lambda x, r, w, b: cupykern.softmax(x[::2], out=r[1::2]),
+    "layer_norm": lambda x, r, w, b: cupykern.layer_norm(x, w, b, return_stats=True),
+    "rms_norm": lambda x, r, w, b: cupykern.rms_norm(x, w, residual=r),
+    "rms_norm quantized": lambda x, r, w, b: cupykern.rms_norm(x, w, quantize="e4m3"),
+    "rms_norm into": lambda x, r, w, b: cupykern.rms_norm(x, w, out=r),
+    "rms_norm of a long row": lambda x, r, w, b: cupykern.rms_norm(x.reshape(1, -1)),
+}
+
+
+def described(outputs):
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    return [(y.shape, y.dtype, y.strides) for y in outputs]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_warm_is_cold(gpu, name, monkeypatch):
+    given = arrays(gpu)
+    place = gpu._next
+    launches, outputs = [], []
+    for _ in range(2):
+        gpu._next = place  # new arrays at the same addresses
+        gpu.launches.clear()
+        outputs.append(described(CALLS[name](*given)))
+        launches.append(list(gpu.launches))
+        monkeypatch.setattr(cupykern.arguments, "target_of", None)  # what is warm checks nothing
+    assert launches[0] and launches[0] == launches[1]
+    assert outputs[0] == outputs[1]
+
+
+def test_other_arrays_are_cold_again(gpu):
+    x = gpu.array((64, 4096), "float16")
+    known = len(plans._warm)
+
+    def added(call) -> int:
+        nonlocal known
+        call()
+        before, known = known, len(plans._warm)
+        return known - before
+
+    assert added(lambda: cupykern.softmax(x)) == 1
+    assert added(lambda: cupykern.softmax(gpu.array(x.shape, x.dtype))) == 0
+    assert added(lambda: cupykern.softmax(gpu.array(x.shape, "float32"))) == 1
+    assert added(lambda: cupykern.softmax(x[:32])) == 1
+    assert added(lambda: cupykern.softmax(x, 1)) == 1
+    assert added(lambda: cupykern.softmax(x, scale=1.0)) == 1
+    assert added(lambda: cupykern.softmax(x[:, 1:], out=gpu.array((64, 4095), "float16"))) == 1
+    assert added(lambda: cupykern.softmax(x[:, 2:4095], out=gpu.array((64, 4093), "float16"))) == 1
+    # The strides of its result are CuPy's choice.
+    assert added(lambda: cupykern.softmax(x.T)) == 0
+
+
+def test_what_was_illegal_stays_so(gpu):
+    x, residual, weight, bias = arrays(gpu)
+    for _ in range(2):
+        cupykern.softmax(x)
+        cupykern.softmax(x, 1)
+        cupykern.softmax(x[:32], out=x[32:])
+        cupykern.rms_norm(x, weight, residual=residual)
+        with pytest.raises(TypeError, match="axis must be an integer; got bool"):
+            cupykern.softmax(x, True)
+        with pytest.raises(TypeError, match="axis must be an integer; got float"):
+            cupykern.softmax(x, 1.0)
+        with pytest.raises(ValueError, match="out must not overlap x"):
+            cupykern.softmax(x[:32], out=x[16:48])
+        with pytest.raises(TypeError, match="dtype must be one of"):
+            cupykern.softmax(x, dtype=[])
+        with pytest.raises(TypeError, match="weight must be a cupy array as x is"):
+            cupykern.rms_norm(x, np.ones(4096, np.float16), residual=residual)
+        with pytest.raises(TypeError, match="x must be a cupy or numpy array"):
+            cupykern.softmax("x")
+
+
+def test_the_table_does_not_grow_forever(gpu, monkeypatch):
+    monkeypatch.setattr(plans, "MAX_PLANS", 3)
+    for num_cols in range(1, 9):
+        cupykern.softmax(gpu.array((2, num_cols), "float16"))
+        assert len(plans._warm) <= 3
