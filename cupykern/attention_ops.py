@@ -222,7 +222,12 @@ def _head_dim(problem: Any) -> int:
 
 
 def _configs(problem: AttentionProblem, arch: str) -> tuple[AttentionConfig, ...]:
-    return (attention_plan.choose_config(_head_dim(problem), problem.general, arch),)
+    sq = (
+        max((q for q, _ in problem.lengths), default=0)
+        if hasattr(problem, "lengths")
+        else problem.sq
+    )
+    return attention_plan.configs(_head_dim(problem), problem.general, arch, sq)
 
 
 def _variant(problem: AttentionProblem, config: AttentionConfig) -> Variant:

@@ -310,11 +310,12 @@ def test_the_name_that_torch_has():
 def test_every_head_size_has_a_config(arch):
     for head_dim in attention_plan.HEAD_DIMS:
         for general in (False, True):
-            config = attention_plan.choose_config(head_dim, general, arch)
-            assert attention_plan.refusal(config, head_dim, arch) is None
-            blocks = 2 if head_dim <= 128 and arch == "sm_90a" else 1
-            limit = attention_plan.max_shared_bytes(arch)
-            assert blocks * config.shared_bytes(head_dim) <= limit
+            for config in attention_plan.configs(head_dim, general, arch):
+                assert attention_plan.refusal(config, head_dim, arch) is None
+                blocks = 2 if head_dim <= 128 and arch == "sm_90a" else 1
+                limit = attention_plan.max_shared_bytes(arch)
+                assert blocks * config.shared_bytes(head_dim) <= limit
+    assert len(attention_plan.variants(arch)) <= 40
 
 
 # --- packed sequences ------------------------------------------------------------------------------
