@@ -81,7 +81,6 @@ def attention(
     NotImplementedError (float32, FP16 sums where there are none).  Error bound:
     `reference.attention_bound`.
     """
-    target = arguments.target_of("q", q)
     array_mask = None if isinstance(mask, BlockMask) else mask
     options = (causal, causal_align, input_pos, scale, layout, qk_accumulate, return_lse,
                return_row_stats, algorithm, config)  # fmt: skip
@@ -90,12 +89,13 @@ def attention(
         key, known = plans.find("attention", (q, k, v, array_mask), options, out)
     if known is not None:
         # Where its arrays lie decides about all checks: one look-up.
-        out_shape, stats_shape, plan = known
+        target, out_shape, stats_shape, plan = known
         with arguments.on_device(target):
             y = target.xp.empty(out_shape, q.dtype) if out is None else out
             stats = _empty_stats(target.xp, stats_shape, return_lse, return_row_stats)
             plan.launch(target.xp, (q, k, v, y, *stats, mask, *(None,) * 6))
         return _results(y, stats)
+    target = arguments.target_of("q", q)
     _check_operands(q, k, v, 4)
     if layout not in ("bhsd", "bshd"):
         raise ValueError(f"layout must be 'bhsd' or 'bshd'; got {layout!r}")
@@ -137,7 +137,7 @@ def attention(
             if place is not into:
                 into[...] = place
             elif not copied and (mask is None or _starts_at(mask, array_mask)):
-                plans.remember(key, (out_shape, shape[:3], plan))
+                plans.remember(key, (target, out_shape, shape[:3], plan))
     return _results(y, stats)
 
 
