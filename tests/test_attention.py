@@ -204,6 +204,17 @@ def test_masked_blocks_are_not_read():
         ({"partial_indices": np.zeros((1, 1, 2, 3), np.int32)}, ValueError, "partial_indices"),
         ({"partial_tiles": np.zeros((1, 64, 128), bool)}, ValueError, "partial_tiles"),
         ({"block_mask_types": [[0]]}, TypeError, "block_mask_types"),
+        ({"block_mask_types": np.full((1, 1, 2, 4), 4, np.uint8)}, ValueError, "0 to 3"),
+        ({"block_mask_types": np.full((1, 1, 2, 4), 3, np.uint8)}, ValueError, "tiles"),
+        (
+            {
+                "block_mask_types": np.full((1, 1, 2, 4), 3, np.uint8),
+                "partial_indices": np.full((1, 1, 2, 4), 2, np.int32),
+                "partial_tiles": np.zeros((2, 64, 64), bool),
+            },
+            ValueError,
+            "0 to 1",
+        ),
     ],
 )
 def test_masks_that_do_not_fit(change, error, says):
