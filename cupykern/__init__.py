@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os as _os
 
+from . import attention_ops as _attention
 from . import decode_problem as _decode_problem
 from . import dequant_softmax as _dequant_softmax
 from . import dual_gemm as _dual_gemm
@@ -15,6 +16,8 @@ from . import quantize_nvfp4 as _quantize_nvfp4
 from . import scaled_mm as _scaled_mm
 from . import softmax as _softmax
 from .arrays import asarray, empty
+from .attention import attention, attention_varlen, scaled_dot_product_attention
+from .block_mask import BlockMask
 from .decode_attention import decode_attention
 from .dequant_softmax import dequant_softmax
 from .dual_gemm import dual_gemm_silu
@@ -47,17 +50,22 @@ OPS = (
     _dual_gemm.OP,
     _dequant_softmax.OP,
     _decode_problem.OP,
+    _attention.OP,
+    _attention.VARLEN_OP,
     _nonfinite.OP,
 )
 """Every op: what check, bench, compile and the property tests go through."""
 
 __all__ = [
     "OPS",
+    "BlockMask",
     "NonfiniteReport",
     "NvFp4",
     "Watch",
     "WatchRecord",
     "asarray",
+    "attention",
+    "attention_varlen",
     "decode_attention",
     "dequant_softmax",
     "dual_gemm_silu",
@@ -70,6 +78,7 @@ __all__ = [
     "quantize",
     "quantize_nvfp4",
     "rms_norm",
+    "scaled_dot_product_attention",
     "scaled_mm",
     "softmax",
     "tune",

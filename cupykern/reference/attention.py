@@ -146,10 +146,12 @@ def attention_bound(
             absolute = absolute * (1 + 2.0**-6)
             return Bound(absolute, absolute)
 
-        log_error = 2 * LOG_ULPS * u * xp.abs(xp.log(total)) if total is not None else None
-        if lse is not None and log_error is None:
-            log_error = 2 * LOG_ULPS * u * math.log(sk + 1)
-        lse_bound = None if lse is None else of_stat(lse_error + log_error + 2 * u * xp.abs(lse))
+        log_error = 2 * LOG_ULPS * u * math.log(sk + 2)
+        if lse is not None:
+            rounding = 2 * u * xp.where(xp.isfinite(lse), xp.abs(lse), 0.0)
+            lse_bound = of_stat(lse_error + log_error + rounding)
+        else:
+            lse_bound = None
         top_bound = None if top is None else of_stat(top_error)
         sum_bound = None if total is None else of_stat(sum_error * total + _FLOOR)
     return _outputs(out_bound, top_bound, sum_bound, lse_bound, return_lse, return_row_stats)
@@ -313,6 +315,7 @@ class _Problem:
                 keep = keep & mask
             else:
                 score = score + mask
+                keep = keep & (mask != -np.inf)
         if self.limit is not None:
             i, j = xp.arange(first, end)[:, None], xp.arange(shape[-1])[None]
             keep = keep & (j <= i + self.limit)

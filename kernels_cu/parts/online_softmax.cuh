@@ -31,11 +31,14 @@ struct RowsOfLane {
         for (int i = 0; i < Layout::kCount; ++i) rows += first_of(i) == i;
         return rows;
     }
-    // A value of that row.
-    DEVICE static constexpr int value(int slot_) {
+    // The row of a lane's fragment that has that number.
+    DEVICE static int row(int lane, int slot_) {
         int i = 0;
-        while (first_of(i) != i || slot(i) != slot_) ++i;
-        return i;
+#pragma unroll
+        for (int j = Layout::kCount - 1; j >= 0; --j) {
+            if (slot(j) == slot_) i = j;
+        }
+        return Layout::row(lane, i);
     }
     DEVICE static constexpr bool shares(int bit) {
         for (int i = 0; i < Layout::kCount; ++i) {
@@ -44,6 +47,15 @@ struct RowsOfLane {
         return true;
     }
     static constexpr int kRows = count();
+    // Whether this lane is the first of those that share its rows.
+    DEVICE static bool is_first(int lane) {
+        bool first = true;
+#pragma unroll
+        for (int bit = 1; bit < kLanes; bit *= 2) {
+            if (shares(bit) && (lane & bit)) first = false;
+        }
+        return first;
+    }
 
     // Of the lanes that share a row with this one; each of them gets it.
     template <class Combine>

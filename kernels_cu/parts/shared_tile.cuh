@@ -42,6 +42,29 @@ DEVICE void copy_tile(SharedTile<kLines, kLineBytes>& tile, const T* origin, int
     }
 }
 
+// The same for tiles in a loop that has no registers to spare: one address is kept, of `thread`'s first
+// chunk, and the others follow from it.
+template <class T, int kLines, int kLineBytes>
+DEVICE void copy_lines(SharedTile<kLines, kLineBytes>& tile, const T* origin, int64_t line_stride,
+                       int num_lines, int num_elements, int thread) {
+    constexpr int kChunks = kLineBytes / 16, kPerChunk = 16 / int(sizeof(T));
+    constexpr int kAtOnce = kNumThreads / kChunks;
+    static_assert(kAtOnce * kChunks == kNumThreads, "threads share lines in whole");
+    const int line = thread / kChunks, chunk = thread % kChunks;
+    const int bytes = clamp_to(num_elements - chunk * kPerChunk, kPerChunk) * int(sizeof(T));
+    const T* from = origin + line * line_stride + chunk * kPerChunk;
+#pragma unroll
+    for (int first = 0; first < kLines; first += kAtOnce) {
+        if (kLines < kAtOnce && line >= kLines) break;
+        // Every eighth line has its chunks in the same order.
+        void* to = kAtOnce % 8 == 0
+                       ? &tile.chunks[tile.place(line, chunk) + first * kChunks]
+                       : tile(first + line, chunk);
+        copy_async_part(to, from, first + line < num_lines ? bytes : 0);
+        from += kAtOnce * line_stride;
+    }
+}
+
 // One element of an array of any dtype, as a number of T, which holds it exactly.
 template <class T>
 DEVICE T load_as(const void* p, int64_t i, int dtype) {

@@ -96,6 +96,28 @@ DEVICE void load_fragment(Fragment<T, kSide>& f, const Tile& tile, int first, in
     }
 }
 
+// load_fragment for many fragments of one tile, whose place in its lane is worked out once.  first: as
+// in load_fragment, of the first fragment; outer, k: of others from there on, multiples of 16.  Of a Tile
+// that is Bytes<16> chunks[], place(line, chunk) of them of lines of kChunks, a power of two, and in
+// which the chunks of a line change places only among eight and alike in every eighth line.
+template <bool kOuterMajor, class T, Side kSide, class Tile>
+struct FragmentLoader {
+    static_assert(sizeof(T) == 2, "chunks of eight");
+    int place;
+
+    DEVICE explicit FragmentLoader(int first) {
+        const int r = lane_id() % 8, q = lane_id() / 8;
+        if constexpr (kOuterMajor) place = Tile::place(q / 2 * 8 + r, q % 2) ^ first / 8;
+        else place = Tile::place(first + q % 2 * 8 + r, q / 2);
+    }
+    // Where the compiler would keep an address for each fragment, from here on it does not.
+    DEVICE void forget() { place = opaque(place); }
+    DEVICE void load(Fragment<T, kSide>& f, const Tile& tile, int outer, int k) const {
+        const int line = kOuterMajor ? k : outer, chunk = (kOuterMajor ? outer : k) / 8;
+        load_matrix<kOuterMajor>(f.words, &tile.chunks[(place ^ chunk) + line * Tile::kChunks]);
+    }
+};
+
 template <class A, class B, int kM, int kN>
 DEVICE void mma(Accumulator<A> (&acc)[kM][kN], const FragmentA<A> (&a)[kM],
                 const FragmentB<B> (&b)[kN]) {

@@ -91,6 +91,19 @@ DEVICE void load_fragment(Fragment<T, kSide>& f, const Tile& tile, int first, in
     }
 }
 
+// load_fragment for many fragments of one tile (see mma_cuda.cuh).
+template <bool kOuterMajor, class T, Side kSide, class Tile>
+struct FragmentLoader {
+    int first;
+
+    DEVICE explicit FragmentLoader(int first) : first(first) {}
+    DEVICE void forget() {}
+    DEVICE void load(Fragment<T, kSide>& f, const Tile& tile, int outer, int k) const {
+        // Or the compiler would keep the address of every element.
+        load_fragment<kOuterMajor>(f, tile, opaque(first) + outer, k);
+    }
+};
+
 template <class A, class B, int kM, int kN>
 DEVICE void mma(Accumulator<A> (&acc)[kM][kN], const FragmentA<A> (&a)[kM],
                 const FragmentB<B> (&b)[kN]) {

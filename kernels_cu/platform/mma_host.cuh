@@ -78,6 +78,18 @@ DEVICE void load_fragment(Fragment<T, kSide>& f, const Tile& tile, int first, in
     }
 }
 
+// load_fragment for many fragments of one tile (see mma_cuda.cuh).
+template <bool kOuterMajor, class T, Side kSide, class Tile>
+struct FragmentLoader {
+    int first;
+
+    DEVICE explicit FragmentLoader(int first) : first(first) {}
+    DEVICE void forget() {}
+    DEVICE void load(Fragment<T, kSide>& f, const Tile& tile, int outer, int k) const {
+        load_fragment<kOuterMajor>(f, tile, first + outer, k);
+    }
+};
+
 namespace host {
 template <class T> struct Product { using Type = float; };
 template <> struct Product<int8_t> { using Type = int; };
