@@ -10,12 +10,15 @@ import pytest
 from planted import Fault, caught_by, first_failure
 
 import cupykern
-from cupykern import OPS, nvfp4
+from cupykern import OPS, check, nvfp4
 from cupykern.dequant_softmax import LogitsProblem
 from cupykern.dual_gemm import DualProblem
+from cupykern.gemm_hopper import HopperConfig
 from cupykern.nvfp4 import NvFp4
+from cupykern.op import Call
 from cupykern.quantize_nvfp4 import NvFp4Problem
 from cupykern.scaled_mm import NVFP4
+from cupykern.targets import host
 
 DUAL, LOGITS, QUANTIZE = (
     next(op for op in OPS if op.name == name)
@@ -65,7 +68,7 @@ FAULTS = {
         "parts/gemm_tile.cuh", "element_address(b[i].data,", "element_address(b[0].data,", "two products"
     ),
     "b1 and b2 swapped": Fault(
-        "dual_gemm.cu", "gate(values[i], factors[i], policy)", "gate(factors[i], values[i], policy)",
+        "dual_gemm.cu", "gate_all(values, factors, policy)", "gate_all(factors, values, policy), values[0] = factors[0]",
         "two products",
     ),
     "the second product's fragments are the first one's": Fault(
@@ -88,10 +91,11 @@ FAULTS = {
         "parts/gemm_tile.cuh", "kBs[] = {kB, kB2}", "kBs[] = {kB, kA}", "batches"
     ),
     "policies mixed up": Fault(
-        "dual_gemm.cu", "{ kAllFp32, kHybrid, kAllFp16 }", "{ kHybrid, kAllFp32, kAllFp16 }", "policies"
+        "parts/gate.cuh",
+        "{ kAllFp32, kHybrid, kAllFp16 }", "{ kHybrid, kAllFp32, kAllFp16 }", "policies"
     ),
     "hybrid rounds nothing": Fault(
-        "dual_gemm.cu",
+        "parts/gate.cuh",
         "round_to_half(round_to_half(activate(x, kSilu)) * round_to_half(y))",
         "activate(x, kSilu) * y",
         "policies",
@@ -138,6 +142,30 @@ FAULTS = {
     "NaN is not the group's": Fault(
         "quantize_nvfp4.cu", "finite ? of_group / kLargestCode / global : kInfinity - kInfinity",
         "of_group / kLargestCode / global", "not finite",
+    ),
+    "b2's stage is b1's": Fault(
+        "dual_gemm_hopper.cu", "PairStage::kBytes, b2_map, full", "PairStage::kBytes, b1_map, full", "hopper"
+    ),
+    "b2 before b1": Fault(
+        "dual_gemm_hopper.cu", "PairStage::load(cols, b1_map", "PairStage::load(cols, b2_map", "hopper"
+    ),
+    "the second product's sums are the first one's": Fault(
+        "dual_gemm_hopper.cu", "finish_part(second, vectors, number + kOwnParts,",
+        "finish_part(second, vectors, number,", "hopper",
+    ),
+    "tiles as wide as both products": Fault(
+        "dual_gemm_hopper.cu", "uint32_t(params.batch_size), kTileM, kPair,",
+        "uint32_t(params.batch_size), kTileM, kTileN,", "hopper",
+    ),
+    "the first one's scales for both products": Fault(
+        "dual_gemm_hopper.cu", "chunk < kChunks / 2 ? first : second", "first", "hopper"
+    ),
+    "a stage of one product alone is waited for": Fault(
+        "dual_gemm_hopper.cu", "arrive_expect_tx(RowStage::kBytes + ColStage::kBytes)",
+        "arrive_expect_tx(RowStage::kBytes + PairStage::kBytes)", "hopper",
+    ),
+    "the output's last column twice": Fault(
+        "dual_gemm_hopper.cu", "at_col + 1 < params.n ? 2 : 1, pair", "2, pair", "hopper"
     ),
 }  # fmt: skip
 
@@ -226,10 +254,30 @@ def _check_many_columns() -> None:
     references = LOGITS.reference(*args)
     bounds = LOGITS.bound(*args, dtype="float32", reference=references)
     y = LOGITS.run(*args, dtype="float32")
-    assert cupykern.check.compare((y,), references, bounds).ok
+    assert check.compare((y,), references, bounds).ok
+
+
+def _check_hopper() -> None:
+    if host.current().warp_size != 32:
+        return
+    for problem in (
+        DualProblem(136, 140, 144, "float16", "float16"),
+        DualProblem(20, 75, 144, "float16", "float16", out_dtype="float32"),
+        DualProblem(70, 80, 272, "float8_e4m3fn", "float8_e4m3fn", scales="rows"),
+    ):
+        call = DUAL.inputs(problem, 1, np)
+        references = DUAL.reference(*call.args, **call.kwargs)
+        bounds = DUAL.bound(*call.args, **call.kwargs, reference=references)
+        guarded = Call(call.args, {**call.kwargs, "config": HopperConfig(128, 128, 6)})
+        try:
+            (y,) = check.guarded_run(DUAL, guarded, DUAL.run(*call.args, **call.kwargs))
+        except check.Violation as violation:
+            raise AssertionError(str(violation)) from None
+        assert check.compare((y,), references, bounds).ok
 
 
 CHECKS = {
+    "hopper": _check_hopper,
     "blocked scales": _check_blocked_scales,
     "padding": _check_padding,
     "policies": _check_policies,
