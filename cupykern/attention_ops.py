@@ -99,7 +99,7 @@ def _bench_sizes(shape: tuple[int, ...], dtype: str) -> tuple[int, int, int, int
             f"causal 0 or 1; got {shape}"
         )
     dtypes.resolve(dtype, "dtype", attention_plan.DTYPES)
-    b, h, s, d, causal, h_kv = (*shape, 0, shape[1])[:6] if len(shape) < 6 else shape
+    b, h, s, d, causal, h_kv = (*shape, *(0, shape[1])[len(shape) - 4 :])
     return b, h, h_kv, s, d, bool(causal)
 
 
@@ -222,7 +222,12 @@ def _head_dim(problem: Any) -> int:
 
 
 def _configs(problem: AttentionProblem, arch: str) -> tuple[AttentionConfig, ...]:
-    return (attention_plan.choose_config(_head_dim(problem), problem.general, arch),)
+    sq = (
+        max((q for q, _ in problem.lengths), default=0)
+        if hasattr(problem, "lengths")
+        else problem.sq
+    )
+    return attention_plan.configs(_head_dim(problem), problem.general, arch, sq)
 
 
 def _variant(problem: AttentionProblem, config: AttentionConfig) -> Variant:

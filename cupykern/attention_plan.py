@@ -14,6 +14,7 @@ import numpy as np
 from kernels_cu import Variant
 
 from . import dtypes, plans
+from .choice import choose
 from .jit import get_kernel
 from .rows import DTYPE_CODES
 from .targets import Kernel, Target, by_value
@@ -25,6 +26,7 @@ NO_MASK, BOOL_MASK, BIAS_MASK, BLOCK_MASK = range(4)  # attention_mask.cuh: Mask
 _LOG2_E = math.log2(math.e)
 _L2_BYTES = 24 * 2**20  # keys and values that half of an L2 cache holds
 _NAIVE_THREADS = 256
+_MANY = 2**31  # queries
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,14 @@ def refusal(config: AttentionConfig, head_dim: int, arch: str) -> str | None:
     return None
 
 
+# Of kGeneral's kernels, where the usual ones spill scalar registers.
+_WITHOUT_SPILLS = {
+    ("gfx90a", 128): AttentionConfig(128, 32, 4),
+    ("gfx90a", 256): AttentionConfig(32, 16, 2),
+    ("gfx942", 128): AttentionConfig(32, 16, 2),
+}
+
+
 def choose_config(head_dim: int, general: bool, arch: str) -> AttentionConfig:
     """The config for heads that are padded to head_dim; general: of kGeneral's kernels.
 
@@ -71,6 +81,8 @@ def choose_config(head_dim: int, general: bool, arch: str) -> AttentionConfig:
     if arch == "host":
         return less
     if arch.startswith("gfx"):
+        if general and (arch, head_dim) in _WITHOUT_SPILLS:
+            return _WITHOUT_SPILLS[arch, head_dim]
         if head_dim == 64:
             return AttentionConfig(128, 64, 4) if arch.startswith("gfx9") else less
         return less if head_dim == 128 and arch.startswith("gfx9") else least
@@ -86,6 +98,20 @@ def choose_config(head_dim: int, general: bool, arch: str) -> AttentionConfig:
         if refusal(config, head_dim, arch) is None:
             return config
     return less
+
+
+def configs(
+    head_dim: int, general: bool, arch: str, sq: int = _MANY
+) -> tuple[AttentionConfig, ...]:
+    """The configs for heads that are padded to head_dim and sq queries, the default first."""
+    large = choose_config(head_dim, general, arch)
+    if arch.startswith("gfx"):
+        return (large,)
+    if arch == "host":
+        return large, AttentionConfig(128, 32, 4)
+    small = AttentionConfig(64, 32 if head_dim == 256 else 64, 4)
+    both = (small, large) if sq <= small.tile_m else (large, small)
+    return tuple(dict.fromkeys(both))
 
 
 def flash_variant(
@@ -112,10 +138,11 @@ def naive_variant(dtype: np.dtype) -> Variant:
 def variants(arch: str) -> tuple[Variant, ...]:
     """Every variant on an architecture."""
     flash = [
-        flash_variant(dtype, head_dim, general, half_scores, choose_config(head_dim, general, arch))
+        flash_variant(dtype, head_dim, general, half_scores, config)
         for dtype in DTYPES
         for head_dim in HEAD_DIMS
         for general in (False, True)
+        for config in configs(head_dim, general, arch)
         for half_scores in ((False, True) if has_half_scores(dtype, arch) else (False,))
     ]
     return (*flash, *map(naive_variant, DTYPES))
@@ -224,7 +251,7 @@ def attention_plan(
     t = task
     head_dim = padded_head_dim(t.head_dim, t.head_dim_v)
     if config is None:
-        config = choose_config(head_dim, t.general, target.arch)
+        config = _chosen(target, t, head_dim)
     elif not isinstance(config, AttentionConfig):
         raise TypeError(f"config must be an AttentionConfig; got {type(config).__name__}")
     elif reason := refusal(config, head_dim, target.arch):
@@ -269,6 +296,23 @@ def attention_plan(
     variant = flash_variant(t.dtype, head_dim, t.general, t.half_scores, config)
     kernel = get_kernel(target, variant)
     return AttentionPlan(kernel, grid, config.shared_bytes(head_dim), by_value(params), None, 0)
+
+
+def _chosen(target: Target, task: AttentionTask, head_dim: int) -> AttentionConfig:
+    t = task
+    if t.naive:
+        return choose_config(head_dim, t.general, target.arch)
+    sizes = {"heads": t.batch * t.heads, "sq": t.sq, "sk": t.sk}
+    kind = {
+        "dtype": t.dtype.name, "d": t.head_dim, "dv": t.head_dim_v, "causal": t.offset is not None,
+        "mask": t.mask.kind, "packed": t.totals is not None, "half_scores": t.half_scores,
+        "prescale": t.prescale,
+    }  # fmt: skip
+    return choose(
+        "attention", target, sizes, kind,
+        lambda: configs(head_dim, t.general, target.arch, t.sq),
+        lambda config: flash_variant(t.dtype, head_dim, t.general, t.half_scores, config),
+    )  # fmt: skip
 
 
 def _heads_per_section(task: AttentionTask) -> int:

@@ -54,9 +54,9 @@ def dual_gemm_silu(
         gives NaN and one below -11.1 zero.
     out_dtype: float16, bfloat16 or float32; None: a's for float16 and bfloat16, else float16.
     out: array to write into, of the result's shape and dtype and apart from all operands.
-    config: a GemmConfig; None: the default one.
+    config: a GemmConfig or HopperConfig; None: the default one.
 
-    Neither product is written to memory.  Sums in FP32, int8 exactly in int32.  Layouts and copies as for
+    Neither product is written to memory: a block computes the same tile of both.  Sums in FP32, int8 exactly in int32.  Layouts and copies as for
     `scaled_mm`; b1 and b2 of different layouts are read element by element.
 
     Raises TypeError (types, dtypes) and ValueError (shapes, overlap, scales, policy, config, devices).
@@ -322,7 +322,8 @@ def _task(problem: DualProblem) -> GemmTask:
     blocks = check_scales(tuple(operands), tuple(batch), m, n)
     a, b1, b2 = (product.matrix(x.array, tuple(batch)) for x in operands)
     k = operands[0].shape[-1]
-    return product.make_task(a, b1, math.prod(batch), m, n, k, blocks, "dual_gemm", b2)
+    scaled = any(x.scale is not None for x in operands)
+    return product.make_task(a, b1, math.prod(batch), m, n, k, blocks, "dual_gemm", b2, scaled)
 
 
 def _sample(

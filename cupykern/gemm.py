@@ -35,6 +35,7 @@ from .product import (
     compute_dtype,
     fill_batch,
     fill_epilogue,
+    fill_epilogues,
     fill_operand,
     make_task,
     product_dims,
@@ -258,8 +259,6 @@ def configs(task: GemmTask, arch: str, blocks: int | None = None) -> tuple[AnyCo
     of Hopper's main loop, the sums of which agree bit for bit, but not about splits.
     """
     portable = _portable_configs(task, arch)
-    if task.kernel != "gemm":
-        return portable
     hopper = gemm_hopper.configs(task, arch, blocks or multiprocessors(arch))
     if arch != "host" and gemm_hopper.pays(task):
         return (*hopper, *portable)
@@ -398,7 +397,8 @@ def gemm_plan(
     if len(dims) > MAX_BATCH_DIMS:
         return None
     size = math.prod(p.batch)
-    task = make_task(p.a, p.b, size, p.m, p.n, p.k, p.block_scales, p.kernel, p.b2)
+    scaled = any(scale is not None for scale in (p.scale_a, p.scale_b, p.scale_b2))
+    task = make_task(p.a, p.b, size, p.m, p.n, p.k, p.block_scales, p.kernel, p.b2, scaled)
     if config is None:
         config = tuned_config(task, target)
     check_config(config, task, target.arch)
@@ -420,10 +420,11 @@ def gemm_plan(
     tile["has_block_scales"] = p.block_scales
     fill_operand(tile["a"], p.a, p.scale_a, p.groups_a)
     fill_operand(tile["b"][0], p.b, p.scale_b, p.groups_b)
-    fill_epilogue(params["epilogues"][0], p)
-    if p.b2 is not None:
+    if p.b2 is None:
+        fill_epilogue(params["epilogues"][0], p)
+    else:
         fill_operand(tile["b"][1], p.b2, p.scale_b2, p.groups_b2)
-        fill_epilogue(params["epilogues"][1], p._replace(scale_b=p.scale_b2, alpha=p.alpha2))
+        fill_epilogues(params["epilogues"], p)
         params["policy"] = p.policy
     return GemmPlan(
         kernel=get_kernel(target, variant(task, config)),

@@ -84,7 +84,10 @@ def _usage(problem: DualProblem, target: Target) -> tuple[str, int | None, float
         return arch, None, None
     if arch.startswith("gfx") or usage.registers is None:
         return arch, usage.registers, None
-    shared = config.shared_bytes(*gemm.element_types(task, config), task.products)
+    if isinstance(config, gemm.GemmConfig):
+        shared = config.shared_bytes(*gemm.element_types(task, config), task.products)
+    else:
+        shared = config.shared_bytes(task.a.itemsize, task.b.itemsize)
     return arch, usage.registers, occupancy(arch, config.num_threads, usage.registers, shared)
 
 

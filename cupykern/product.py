@@ -196,7 +196,8 @@ class Product(NamedTuple):
 class GemmTask:
     """What decides about configs: sizes, dtypes and the layouts of the operands.
 
-    tma: whether TMA can walk the operands' strides, if their layouts are not STRIDED.
+    tma: whether Hopper's main loops can: TMA walks the operands' strides, if their layouts are not
+    STRIDED, and there are no scales that their epilogue does not know.
     kernel: which computes it; of dual_gemm, n is one product's.
     """
 
@@ -227,15 +228,21 @@ def make_task(
     block_scales: bool = False,
     kernel: str = "gemm",
     b2: Matrix | None = None,
+    scaled: bool = False,
 ) -> GemmTask:
+    """scaled: whether there are arrays of scales."""
     layout_a, layout_b = layouts(a, b, k, m, n, block_scales)
     if b2 is not None and b2.dtype != FP4:
         same = layouts(a, b2, k, m, n, block_scales) == (layout_a, layout_b)
         if not (same and dual_by_vectors(a.dtype, b.dtype, layout_a, layout_b, block_scales)):
             layout_a = layout_b = STRIDED
-    tma = _tma_walks(a, layout_a, m, k) and _tma_walks(
-        b._replace(row=b.col, col=b.row), layout_b, n, k
+    tma = _tma_walks(a, layout_a, m, k) and all(
+        _tma_walks(x._replace(row=x.col, col=x.row), layout_b, n, k)
+        for x in (b, b2)
+        if x is not None
     )
+    # Hopper's epilogue of 16-bit operands takes no scales: those of two products only may have them.
+    tma = tma and not (scaled and b.dtype in FLOAT16S)
     return GemmTask(batch, m, n, k, a.dtype, b.dtype, layout_a, layout_b, block_scales, tma, kernel)
 
 
@@ -337,3 +344,9 @@ def fill_epilogue(epilogue: np.ndarray, product: Product) -> None:
     epilogue["scale_b_stride"] = 0 if p.scale_b is None else p.scale_b.col
     epilogue["alpha"] = p.alpha
     epilogue["activation"] = ACTIVATIONS.index(p.activation)
+
+
+def fill_epilogues(epilogues: np.ndarray, product: Product) -> None:
+    """epilogues: two of dtype EPILOGUE, zeros: those of both products."""
+    fill_epilogue(epilogues[0], product)
+    fill_epilogue(epilogues[1], product._replace(scale_b=product.scale_b2, alpha=product.alpha2))

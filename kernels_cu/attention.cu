@@ -199,6 +199,7 @@ DEVICE void mask_scores(Scores& scores, const AttentionParams& params, const Att
 DEVICE void attend(const AttentionStorage& storage, const Stage& stage, const AttentionParams& params,
                    const AttentionHead& head, const HeadMask& mask, const Loaders& loaders,
                    int first_row, int first_key, Softmax (&softmax)[kRowFragments], Outputs& outputs) {
+    if (first_key >= head.limit(params, first_row + kWarpRows - 1)) return;  // the last row sees none
     int block_type = kFullBlock;
     if constexpr (kGeneral) {
         if (first_row < head.sq) block_type = mask.block_type(first_row, first_key);

@@ -26,6 +26,11 @@ def arrays(gpu):
     return x, residual, weight, bias
 
 
+def heads(*xs):
+    """(B, H, S, D)"""
+    return tuple(x.reshape(2, 8, 64, 256) for x in xs)
+
+
 CALLS = {
     "softmax": lambda x, r, w, b: cupykern.softmax(x),
     "softmax of columns": lambda x, r, w, b: cupykern.softmax(x, axis=0, scale=0.5),
@@ -51,6 +56,13 @@ CALLS = {
     ),
     "dual_gemm_silu": lambda x, r, w, b: cupykern.dual_gemm_silu(
         x, r.T, r[::-1].T, scale_b1=w.view(np.float32)[:1]
+    ),
+    "attention": lambda x, r, w, b: cupykern.attention(*heads(x, r, r), causal=True),
+    "attention's statistics": lambda x, r, w, b: cupykern.attention(
+        *heads(x, r, r), return_lse=True, return_row_stats=True
+    ),
+    "attention with a mask": lambda x, r, w, b: cupykern.attention(
+        *heads(x, x, x), mask=w.view(np.bool_)[:4096].reshape(64, 64), out=heads(r)[0]
     ),
     "rms_norm of a long row": lambda x, r, w, b: cupykern.rms_norm(x.reshape(1, -1)),
 }
@@ -117,6 +129,15 @@ def test_what_was_illegal_stays_so(gpu):
             cupykern.rms_norm(x, np.ones(4096, np.float16), residual=residual)
         with pytest.raises(TypeError, match="x must be a cupy or numpy array"):
             cupykern.softmax("x")
+        q, k = heads(x, residual)
+        cupykern.attention(q, k, k)
+        cupykern.attention(q, k, k, scale=1)
+        with pytest.raises(TypeError, match="causal must be a bool"):
+            cupykern.attention(q, k, k, causal=1)
+        with pytest.raises(TypeError, match="scale must be a real number"):
+            cupykern.attention(q, k, k, scale=True)
+        with pytest.raises(ValueError, match="overlap"):
+            cupykern.attention(q, k, k, out=k)
 
 
 def test_the_table_does_not_grow_forever(gpu, monkeypatch):

@@ -36,7 +36,7 @@ static_assert(kFragmentsM * kGridM * 16 == kTileM && kColFragments * kGridN * 16
 constexpr bool kConverts = sizeof(ElementA) < sizeof(ComputeA) || sizeof(ElementB) < sizeof(ComputeB);
 template <class Element> constexpr bool kScaled = kSame<Element, e2m1x2>;
 constexpr LaneOrder kLaneOrder =
-    kScaled<ElementA> || kScaled<ElementB>                         ? LaneOrder::kEights
+    kScaled<ElementA> || kScaled<ElementB> ? LaneOrder::kEights
     : (sizeof(ElementA) < sizeof(ComputeA) && kLayoutA == kInner) ||
             (sizeof(ElementB) < sizeof(ComputeB) && kLayoutB == kInner)
         ? LaneOrder::kFours
