@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_op import Config, make_op
+from hypothesis import given
+from hypothesis import strategies as st
 
 import cupykern
 from cupykern import OPS, choice, cli, options, plans, store, sweep, targets, tuning, winners
@@ -181,6 +183,10 @@ def test_every_op_takes_a_config_and_asks_for_a_tuned_one(op):
         assert y.tobytes() == z.tobytes()
 
 
+# --- the store -----------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 10**9))
 def test_buckets(size):
     top = choice.bucket(size)
     assert size <= top <= max(size, 1.25 * size + 1)
