@@ -41,6 +41,7 @@ from .targets.limits import max_shared_bytes, multiprocessors
 
 _WHOLE, _PARTIAL, _REDUCE = (np.int64(i) for i in range(3))  # gemm.cu: Pass
 _MAX_SPLITS = 64
+_ALL_OF_K = 2**30  # no sum is promoted before its end
 _FP8_ARCHS = ("sm_89", "sm_100a", "sm_120a", "host")
 
 
@@ -101,6 +102,10 @@ def refusal(config: AnyConfig, task: GemmTask, arch: str) -> str | None:
         task.a in FP8 and task.b in FP8 and STRIDED not in (task.layout_a, task.layout_b)
     ):
         return "fp8 is for two FP8 operands that lie along k"
+    if task.half_sums and not task.a == task.b == dtypes.float16:
+        return f"only FP16 products are summed in FP16; got {task.a} and {task.b}"
+    if task.half_sums and arch.startswith("gfx"):
+        return f"{arch} does not sum in FP16"
     if c.fp8 and arch not in _FP8_ARCHS:
         return f"{arch} does not multiply FP8"
     if _promote_k(task, c) % c.tile_k:
@@ -150,6 +155,7 @@ def tuned_config(task: GemmTask, target: Target) -> AnyConfig:
             "layouts": f"{t.layout_a}{t.layout_b}",
             "blocks": t.block_scales,
             "tma": t.tma,
+            "half_sums": t.half_sums,
         },
         lambda: configs(task, target.arch, target.multiprocessors),
         lambda config: variant(task, config),
@@ -221,6 +227,8 @@ def configs(task: GemmTask, arch: str, blocks: int | None = None) -> tuple[AnyCo
 @cache
 def _portable_configs(task: GemmTask, arch: str) -> tuple[GemmConfig, ...]:
     tiles = _tiles(arch, task.a, task.b, task.layout_a, task.layout_b, task.block_scales)
+    if task.half_sums:  # few variants for what is rare
+        tiles = tiles[:1]
     fitting = [tile for tile in tiles if refusal(tile, task, arch) is None]
     chosen = next((tile for tile in fitting if _fills(tile, task)), fitting[-1])
     split = _split(chosen, task, arch)
@@ -261,6 +269,8 @@ def _types(
 
 
 def _promote_k(task: GemmTask, config: GemmConfig) -> int:
+    if task.half_sums:
+        return _ALL_OF_K
     return BLOCK if config.fp8 or task.block_scales else 0
 
 
@@ -288,6 +298,7 @@ def variant(task: GemmTask, config: AnyConfig) -> Variant:
             ("kLayoutB", task.layout_b),
             ("kFinishRounds", c.finish_rounds),
             ("kPromoteK", _promote_k(task, c)),
+            ("kHalfSums", task.half_sums),
         ),
         c.num_threads,
     )
@@ -341,6 +352,7 @@ def gemm_plan(
     if len(dims) > MAX_BATCH_DIMS:
         return None
     task = make_task(p.a, p.b, math.prod(p.batch), p.m, p.n, p.k, p.block_scales)
+    task = replace(task, half_sums=p.half_sums)
     if config is None:
         config = tuned_config(task, target)
     check_config(config, task, target.arch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -59,6 +59,8 @@ def matmul(
         where it is allowed, else float32.
     out: array to write into, of the result's shape and dtype and apart from all operands.
     config: a GemmConfig or HopperConfig; None: the measured one.
+    accumulate: "float16" sums products of float16 in FP16, which GeForce-class chips do faster; a partial
+        sum beyond 65504 is infinite.  Not on AMD.
 
     Sums in FP32 (int8: in int32, exactly, so K is at most 131071), FP32 inputs without TF32; the
     epilogue in FP32, one rounding at the end.  K = 0 gives the epilogue of zero.  Any strides: operands
@@ -70,8 +72,7 @@ def matmul(
     """
     target = arguments.target_of("a", a)
     arguments.same_place("b", b, a, "a")
-    if accumulate != "float32":
-        raise _accumulate_error(accumulate)
+    half_sums = _check_accumulate(accumulate, a.dtype, b.dtype, target)
     alpha = arguments.finite_float("alpha", alpha, 1.0)
     plain = bias is None and residual is None and activation is None and alpha == 1.0
     out_dtype = result_dtype(a.dtype, b.dtype, out_dtype, plain)
@@ -81,7 +82,9 @@ def matmul(
     residual = check_addend("residual", residual, a, shape)
     check_activation(activation)
     operands = {"a": a, "b": b, "bias": bias, "residual": residual}
-    return run(target, operands, shape, alpha, activation, out_dtype, out, config)
+    return run(
+        target, operands, shape, alpha, activation, out_dtype, out, config, half_sums=half_sums
+    )
 
 
 def run(
@@ -94,6 +97,7 @@ def run(
     out: Any,
     config: AnyConfig | None,
     block_scales: bool = False,
+    half_sums: bool = False,
 ) -> Any:
     """Launch a product whose arguments are checked.  operands: a, b, bias, residual, scale_a, scale_b,
     absent or None where there is none."""
@@ -112,13 +116,14 @@ def run(
         place = product.matrix(y, shape[:-2])
         if place is None:
             y[...] = run(
-                target, operands, shape, alpha, activation, out_dtype, None, config, block_scales
-            )
+                target, operands, shape, alpha, activation, out_dtype, None, config, block_scales,
+                half_sums,
+            )  # fmt: skip
             return y
         call = Product(
             shape[:-2], shape[-2], shape[-1], arrays["a"].shape[-1], matrices["a"], matrices["b"],
             place, *map(matrices.get, ("bias", "residual", "scale_a", "scale_b")), alpha, activation,
-            block_scales,
+            block_scales, half_sums,
         )  # fmt: skip
         plan = _plan(target, call, config)
         if plan is None:  # rare: a batch of many dims that do not merge
@@ -137,6 +142,7 @@ def run(
                     y[i],
                     config,
                     block_scales,
+                    half_sums,
                 )
             return y
         rest = map(arrays.get, ("bias", "residual", "scale_a", "scale_b"))
@@ -152,10 +158,19 @@ def _plan(target: Target, call: Product, config: AnyConfig | None) -> GemmPlan |
 # --- arguments -----------------------------------------------------------------------------------
 
 
-def _accumulate_error(accumulate: Any) -> Exception:
-    if accumulate == "float16":
-        return NotImplementedError("accumulate='float16' is not there yet; sums are in FP32")
-    return ValueError(f"accumulate must be 'float32' or 'float16'; got {accumulate!r}")
+def _check_accumulate(accumulate: Any, a: np.dtype, b: np.dtype, target: Target) -> bool:
+    """Whether to sum in FP16.  Raises ValueError, NotImplementedError."""
+    if accumulate not in ("float32", "float16"):
+        raise ValueError(f"accumulate must be 'float32' or 'float16'; got {accumulate!r}")
+    if accumulate == "float32":
+        return False
+    if not a == b == dtypes.float16:
+        raise NotImplementedError(
+            f"accumulate='float16' is for products of float16 alone; got {a} and {b}"
+        )
+    if target.name == "hip":
+        raise NotImplementedError("accumulate='float16': AMD's matrix cores do not sum in FP16")
+    return True
 
 
 @lru_cache(maxsize=1024)
@@ -393,7 +408,18 @@ def variants(
                 task = GemmTask(1, 4096, 4096, 4096, a, b, *layouts, block_scales)
                 for config in gemm.configs(task, arch):
                     found[gemm.variant(task, config)] = None
+                half_sums = replace(task, half_sums=True)
+                for config in (
+                    gemm.configs(half_sums, arch) if sums_in_half(half_sums, arch) else ()
+                ):
+                    found[gemm.variant(half_sums, config)] = None
     return tuple(found)
+
+
+def sums_in_half(task: GemmTask, arch: str) -> bool:
+    """Whether `arch` has variants of the task that sum in FP16."""
+    plain = task.a == task.b == dtypes.float16 and not task.block_scales
+    return plain and not arch.startswith("gfx")
 
 
 def task_of(problem: MatmulProblem, block_scales: bool = False) -> GemmTask:

@@ -116,6 +116,7 @@ class Product(NamedTuple):
     residual.
 
     block_scales: scale_a and scale_b hold one number for every 128 of k (and 128 columns of b).
+    half_sums: FP16 products are summed in FP16.
     """
 
     batch: tuple[int, ...]
@@ -132,6 +133,7 @@ class Product(NamedTuple):
     alpha: float
     activation: str | None
     block_scales: bool = False
+    half_sums: bool = False
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,7 @@ class GemmTask:
     layout_b: int
     block_scales: bool = False
     tma: bool = True
+    half_sums: bool = False
 
 
 def make_task(

@@ -11,6 +11,7 @@
 //   kPromoteK            0, or the k after which the sums are multiplied by the block's scales and added
 //                        to others in FP32: for scales along k, and because the tensor cores of FP8
 //                        keep few bits of a long sum.
+//   kHalfSums            FP16 products are summed in FP16 until they are promoted: kPromoteK is all of k.
 #include "parts/dtype.cuh"
 #include "parts/shared_tile.cuh"
 
@@ -49,8 +50,15 @@ struct OperandTile {
 using OperandA = OperandTile<ElementA, kLayoutA, kTileM>;
 using OperandB = OperandTile<ElementB, kLayoutB, kTileN>;
 
+template <class P>
+DEVICE float number_of(const P& products, int i) {
+    if constexpr (kHalfSums) return products.number(i);
+    else return float(products.values[i]);
+}
+
 // What a product sums in, and, where sums are promoted, what they are promoted to.
-using Products = Accumulator<ComputeA>;
+using Products = Accumulator<typename Choose<kHalfSums, HalfSums, ComputeA>::Type>;
+static_assert(!kHalfSums || (kSame<ComputeA, half> && kPromoteK > 0), "FP16's sums are promoted");
 struct Promoted {
     using Sum = float;
     static constexpr int kCount = Products::kCount;
@@ -158,12 +166,12 @@ struct BlockScales {
 #pragma unroll
                 for (int i = 0; i < Sums::kCount; ++i) {
                     const int row = warp.row(m) + Sums::row(warp.lane, i), col = warp.col(n);
-                    float x = float(products[m][n].values[i]);
+                    float x = number_of(products[m][n], i);
                     if (b && col < cols) x *= b[block * b_k + (first_col + col) / kBlockK * b_col];
                     if (a && row < rows) x *= a[row * a_row + block * a_k];
                     sums[m][n].values[i] += x;
-                    products[m][n].values[i] = 0;
                 }
+                products[m][n] = {};
             }
         }
     }
@@ -195,12 +203,15 @@ DEVICE void multiply(Stage (&stages)[kStages], const OperandSource& a, const Ope
         if constexpr (kPromoteK > 0) {
             multiply_stage(stages[stage], warp, products);
             const int64_t end = k + kTileK;
-            if (end % kPromoteK == 0 || end >= end_k) scales.promote(k, warp, products, sums);
+            if (!kHalfSums && (end % kPromoteK == 0 || end >= end_k)) {
+                scales.promote(k, warp, products, sums);
+            }
         } else {
             multiply_stage(stages[stage], warp, sums);
         }
         stage = stage + 1 < kStages ? stage + 1 : 0;
     }
+    if constexpr (kHalfSums) scales.promote(first_k, warp, products, sums);
     copy_async_wait<0>();
     sync_block();  // the stages' memory is free
 }

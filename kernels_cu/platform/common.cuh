@@ -32,6 +32,12 @@ DEVICE int8_t round_to_int8(float x) {
     return int8_t(bit_cast<int>(y + 12582912.0f));
 }
 
+// Accumulator<HalfSums>: sums of FP16 products in FP16.
+struct HalfSums {};
+
+template <bool kFirst, class T, class U> struct Choose { using Type = T; };
+template <class T, class U> struct Choose<false, T, U> { using Type = U; };
+
 template <class T> constexpr bool kAlwaysFalse = false;
 template <class A, class B> constexpr bool kSame = false;
 template <class A> constexpr bool kSame<A, A> = true;

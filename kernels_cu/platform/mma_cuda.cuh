@@ -52,6 +52,18 @@ template <> struct Accumulator<int8_t> {
     DEVICE static int row(int lane, int i) { return Accumulator<half>::row(lane, i); }
     DEVICE static int col(int lane, int i) { return Accumulator<half>::col(lane, i); }
 };
+template <> struct Accumulator<HalfSums> {
+    static constexpr int kCount = 8;
+    uint32_t pairs[4];
+
+    DEVICE static int row(int lane, int i) { return Accumulator<half>::row(lane, i); }
+    DEVICE static int col(int lane, int i) { return Accumulator<half>::col(lane, i); }
+    DEVICE float number(int i) const {
+        float pair[2];
+        unpack<half>(pairs[i / 2], pair[0], pair[1]);
+        return pair[i % 2];
+    }
+};
 
 namespace cuda {
 #define CUDA_MMA(shape_and_types, kind, acc, a, b0, b1)                                        \
@@ -82,6 +94,11 @@ DEVICE void mma_16x8(int* acc, const uint32_t* a, uint32_t b0, uint32_t b1) {
     CUDA_MMA("m16n8k32.row.col.s32.s8.s8.s32", "r", acc, a, b0, b1);
 }
 #undef CUDA_MMA
+DEVICE void mma_16x8(uint32_t* acc, const uint32_t* a, uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%0, %1}, {%2, %3, %4, %5}, {%6, %7}, {%0, %1};"
+        : "+r"(acc[0]), "+r"(acc[1])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
 }  // namespace cuda
 
 template <bool kOuterMajor, class T, Side kSide, class Tile>
@@ -106,6 +123,20 @@ DEVICE void mma(Accumulator<A> (&acc)[kM][kN], const FragmentA<A> (&a)[kM],
             auto* sums = acc[m][n].values;
             cuda::mma_16x8<A, B>(sums, a[m].words, b[n].words[0], b[n].words[2]);
             cuda::mma_16x8<A, B>(sums + 4, a[m].words, b[n].words[1], b[n].words[3]);
+        }
+    }
+}
+
+template <int kM, int kN>
+DEVICE void mma(Accumulator<HalfSums> (&acc)[kM][kN], const FragmentA<half> (&a)[kM],
+                const FragmentB<half> (&b)[kN]) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int n = 0; n < kN; ++n) {
+            uint32_t* sums = acc[m][n].pairs;
+            cuda::mma_16x8(sums, a[m].words, b[n].words[0], b[n].words[2]);
+            cuda::mma_16x8(sums + 2, a[m].words, b[n].words[1], b[n].words[3]);
         }
     }
 }

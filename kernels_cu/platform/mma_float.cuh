@@ -10,6 +10,7 @@ template <class T> constexpr int kFragmentK = 32 / int(sizeof(T));
 template <> constexpr int kFragmentK<float> = 4;
 
 // The 16 x 16 sums of products of T in a warp; this lane's number i is at row(lane, i), col(lane, i).
+// HalfSums: of FP16 products, summed in FP16; not on AMD.
 template <class T> struct Accumulator;
 
 template <Side kSide> struct Fragment<float, kSide> {

@@ -70,6 +70,7 @@ DEVICE void mma_16x16(int* sums, const void* a, const void* b) {
 }  // namespace hip
 template <class T> struct alignas(16) Accumulator : hip::Sums<float> {};
 template <> struct alignas(16) Accumulator<int8_t> : hip::Sums<int> {};
+template <> struct Accumulator<HalfSums>;  // AMD's matrix cores do not sum so
 
 template <bool kOuterMajor, class T, Side kSide, class Tile>
 DEVICE void load_fragment(Fragment<T, kSide>& f, const Tile& tile, int first, int k) {

@@ -62,6 +62,9 @@ template <class T> struct Sums {
 }  // namespace host
 template <class T> struct Accumulator : host::Sums<float> {};
 template <> struct Accumulator<int8_t> : host::Sums<int> {};
+template <> struct Accumulator<HalfSums> : host::Sums<half> {
+    DEVICE float number(int i) const { return to_float(values[i]); }
+};
 
 template <bool kOuterMajor, class T, Side kSide, class Tile>
 DEVICE void load_fragment(Fragment<T, kSide>& f, const Tile& tile, int first, int k) {
@@ -137,6 +140,26 @@ DEVICE void mma(Accumulator<A> (&acc)[kM][kN], const FragmentA<A> (&a)[kM],
                 const FragmentB<B> (&b)[kN], HOST_PLACE) {
     host::Multiply<A, B, kM, kN> payload{acc, a, b};
     host::runtime->exchange("mma", &payload, host::Multiply<A, B, kM, kN>::combine, place);
+}
+
+// Rounded after each 16 of k.
+template <int kM, int kN>
+DEVICE void mma(Accumulator<HalfSums> (&acc)[kM][kN], const FragmentA<half> (&a)[kM],
+                const FragmentB<half> (&b)[kN], HOST_PLACE) {
+    Accumulator<half> sums[kM][kN];
+    for (int m = 0; m < kM; ++m) {
+        for (int n = 0; n < kN; ++n) {
+            for (int i = 0; i < sums[m][n].kCount; ++i) sums[m][n].values[i] = acc[m][n].number(i);
+        }
+    }
+    mma(sums, a, b, place);
+    for (int m = 0; m < kM; ++m) {
+        for (int n = 0; n < kN; ++n) {
+            for (int i = 0; i < sums[m][n].kCount; ++i) {
+                acc[m][n].values[i] = from_float<half>(sums[m][n].values[i]);
+            }
+        }
+    }
 }
 
 // 32 of k as two fragments, each number converted from Stored.  kReorder: see mma_cuda.cuh; here k
