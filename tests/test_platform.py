@@ -376,6 +376,32 @@ def test_products_of_fragments(target, a, b, outer_major):
     np.testing.assert_array_equal(product, expected)
 
 
+def test_products_summed_in_fp16(target):
+    if target.name == "hip":
+        pytest.skip("AMD's matrix cores do not sum in FP16")
+    body = """
+    Accumulator<HalfSums> sums[2][2] = {};
+    Accumulator<half> acc[2][2];
+    for (int k = 0; k < kDepth; k += 16) {
+        FragmentA<half> f[2];
+        FragmentB<half> g[2];
+        for (int i = 0; i < 2; ++i) {
+            load_fragment<false>(f[i], s.a, 16 * i, k);
+            load_fragment<false>(g[i], s.b, 16 * i, k);
+        }
+        mma(sums, f, g);
+    }
+    for (int m = 0; m < 2; ++m) for (int n = 0; n < 2; ++n) {
+        for (int i = 0; i < Accumulator<half>::kCount; ++i) acc[m][n].values[i] = sums[m][n].number(i);
+    }
+""" + _STORE.replace("COLUMN", "col")
+    x, y = (integers((32, 32), "half", False, i) for i in (1, 2))
+    poison = np.full((32, 32), -(2**20), F32)
+    types = (("A", "half"), ("B", "half"), ("Out", "float"))
+    product = multiply(target, body, x, y, poison, types, (("kOuterA", 0), ("kOuterB", 0)))
+    np.testing.assert_array_equal(product, x.astype(F32) @ y.astype(F32).T)
+
+
 @pytest.mark.parametrize("outer_major", [0, 1])
 @pytest.mark.parametrize("stored", ["e4m3", "e5m2", "int8_t"])
 @pytest.mark.parametrize("a", ["half", "bf16"])
