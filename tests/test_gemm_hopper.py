@@ -59,7 +59,7 @@ def fp8(m: int, n: int, k: int, scales: str, b: str = E4M3, **options) -> Scaled
 # (problems, configs), each for each.
 FP8 = (
     (
-        fp8(136, 392, 400, "blocks"),
+        fp8(136, 392, 656, "blocks"),
         fp8(72, 136, 784, "blocks", batch_a=(2,), kind="same_sign", out_dtype="float32"),
         fp8(136, 264, 272, "rows", bias=(264,), activation="gelu"),
         fp8(1, 16, 16, "tensor"),
