@@ -123,21 +123,29 @@ def bench_task(
         if not ours.verify(verifier):
             return row
         contenders = [ours]
+        parts: list[tuple[Result, str, Function]] = []
         for peer in peers:
             contender = _peer_contender(peer, op, call, verifier)
             row.results.append(contender.result)
             if contender.result.error_over_bound is not None:  # it ran
                 contenders.append(contender)
+                parts += _peer_parts(peer, op, call, contender.result)
         total = work.bytes_read + work.bytes_written
         plain = clock.copy(total) if row.plain == "copy" else clock.read(total)
         if ours.guarded is not None:
             ours.guarded.poison()
         start = time.monotonic()
-        *timings, plain_timing = time_rounds(
-            clock, [*contenders, plain], settings.warmup_ms, settings.rep_ms
+        steps = [step for *_, step in parts]
+        all_timings = time_rounds(
+            clock, [*contenders, plain, *steps], settings.warmup_ms, settings.rep_ms
         )
         row.clocks = None if monitor is None else monitor.between(start, time.monotonic())
+        timings, plain_timing = all_timings[: len(contenders)], all_timings[len(contenders)]
         row.plain_us = plain_timing.median
+        for (result, name, _), timing in zip(
+            parts, all_timings[len(contenders) + 1 :], strict=True
+        ):
+            result.parts_us = {**(result.parts_us or {}), name: timing.median}
         for contender, timing in zip(contenders, timings, strict=True):
             contender.result.timed(timing, work, plain_timing)
             contender.result.verified = contender.verify(verifier)
@@ -187,6 +195,19 @@ def _peer_contender(peer: Peer, op: Op, call: Call, verifier: Verifier) -> Conte
     except Exception as error:  # whatever other libraries raise
         failed.result.note = f"{type(error).__name__}: {error}"
         return failed
+
+
+def _peer_parts(
+    peer: Peer, op: Op, call: Call, result: Result
+) -> list[tuple[Result, str, Function]]:
+    """The steps of a peer, each run once; none where they cannot be taken apart."""
+    try:
+        parts = peer.parts(op.name, call)
+        for step in parts.values():
+            step()
+    except Exception:  # whatever other libraries raise: the peer as a whole did run
+        return []
+    return [(result, name, step) for name, step in parts.items()]
 
 
 def run(

@@ -132,10 +132,13 @@ def _print(
     print_table(results.COLUMNS, results.table_rows(rows), title)
     for row in rows:
         for result in row.results:
+            shape = "x".join(map(str, row.shape))
             if result.note is not None:
-                shape = "x".join(map(str, row.shape))
                 note = one_line(result.note)
                 click.echo(f"{row.op} {shape} {row.dtype} {result.name}: {note}")
+            if result.parts_us is not None:
+                parts = ", ".join(f"{name} {number(us)}" for name, us in result.parts_us.items())
+                click.echo(f"{row.op} {shape} {row.dtype} {result.name}, us: {parts}")
         if row.clocks is not None and row.clocks["fell"]:
             click.echo(
                 f"{row.op} {'x'.join(map(str, row.shape))} {row.dtype}: the clocks fell to "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -115,6 +115,19 @@ def _compare_one(number: int, output: Any, reference: Any, bound: Bound) -> Comp
     )
 
 
+def ulp_errors(output: Any, reference: Any, bound: Bound) -> tuple[Any, Any]:
+    """(|error|, the bound) in units of the output's last place at the reference, of the elements that
+    are finite in both and not exactly 0 in both, as what a mask hides."""
+    xp = namespace(reference)
+    y = as_float64(output)
+    both = xp.isfinite(y) & xp.isfinite(reference) & ((y != 0) | (reference != 0))
+    with np.errstate(all="ignore"):
+        ulp = _ulp(xp, reference, output.dtype)
+        errors = xp.abs(y - reference) / ulp
+        bounds = xp.broadcast_to(bound.elementwise / ulp, errors.shape)
+    return errors[both], bounds[both]
+
+
 def _is_integer(dtype: np.dtype) -> bool:
     return dtype.kind in "iub"
 
@@ -178,10 +191,15 @@ def guarded_run(op: Op, call: Call, like: Any) -> tuple[Any, ...]:
     return outputs
 
 
-def check_problem(op: Op, problem: Any, seed: int, xp: Any) -> Comparison:
+Observer = Callable[[Op, Any, Sequence[Any], Sequence[Any], Sequence[Bound]], None]
+
+
+def check_problem(
+    op: Op, problem: Any, seed: int, xp: Any, observe: Observer | None = None
+) -> Comparison:
     """Run a problem, also into a guarded `out`, and compare both with the reference.
 
-    Raises Violation, and what the op raises.
+    observe: shown (op, problem, outputs, references, bounds).  Raises Violation, and what the op raises.
     """
     call = op.inputs(problem, seed, xp)
     # Before the runs, so that a kernel that writes to its inputs is found.
@@ -189,6 +207,8 @@ def check_problem(op: Op, problem: Any, seed: int, xp: Any) -> Comparison:
     bounds = op.bound(*call.args, **call.kwargs, reference=references)
     outputs = as_tuple(op.run(*call.args, **call.kwargs))
     result = compare(outputs, references, bounds)
+    if observe is not None:
+        observe(op, problem, outputs, references, bounds)
     if accepts_out(op) and "out" not in call.kwargs:
         result = result.merge(compare(guarded_run(op, call, outputs[0]), references, bounds))
     return result
@@ -209,7 +229,9 @@ class Case:
         return f"cupykern check {self.op} --target {target} --seed {self.seed} --cases 1"
 
 
-def run_cases(ops: Iterable[Op], target: Target, cases: int, seed: int) -> Iterator[Case]:
+def run_cases(
+    ops: Iterable[Op], target: Target, cases: int, seed: int, observe: Observer | None = None
+) -> Iterator[Case]:
     """Check `cases` problems of each op; case i is drawn from seed + i alone.
 
     Raises UnavailableError; whatever else an op raises is that case's error.
@@ -219,7 +241,7 @@ def run_cases(ops: Iterable[Op], target: Target, cases: int, seed: int) -> Itera
             problem = op.draw_problem(RandomDraw(case_seed))
             comparison = error = None
             try:
-                comparison = check_problem(op, problem, case_seed, target.xp)
+                comparison = check_problem(op, problem, case_seed, target.xp, observe)
                 if not comparison.ok:
                     error = str(comparison)
             except UnavailableError:
@@ -253,8 +275,10 @@ def summarize(cases: Iterable[Case]) -> list[Summary]:
     return list(summaries.values())
 
 
-def document(cases: Sequence[Case], target: Target, seed: int) -> dict[str, Any]:
-    """Everything about a run, for --json."""
+def document(
+    cases: Sequence[Case], target: Target, seed: int, precision: Sequence[Any] = ()
+) -> dict[str, Any]:
+    """Everything about a run, for --json.  precision: precision.Row."""
     return {
         "kind": "check",
         "version": __version__,
@@ -262,6 +286,7 @@ def document(cases: Sequence[Case], target: Target, seed: int) -> dict[str, Any]
         "arch": target.arch,
         "seed": seed,
         "rms_limit": RMS_LIMIT,
+        "precision": [asdict(row) for row in precision],
         "summary": [asdict(summary) for summary in summarize(cases)],
         "failures": [asdict(case) for case in cases if case.error is not None],
     }

@@ -61,7 +61,10 @@ def bucket(size: int) -> int:
 def device_name(target: Target) -> str:
     from . import doctor
 
-    name = doctor.device_name(target)
+    try:
+        name = doctor.device_name(target)
+    except Exception:  # a driver that does not tell
+        name = target.name
     return f"{name}, {target.arch}" + (f"{target.warp_size}" if target.name == "host" else "")
 
 

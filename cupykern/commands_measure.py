@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from .options import (
     bench_tasks,
     dtypes_option,
     json_option,
+    need_matplotlib,
     ops_argument,
     parse_names,
     parse_output,
@@ -35,21 +36,46 @@ _SHOWN_FAILURES = 10
 @target_option
 @click.option("--cases", type=click.IntRange(1), default=100, show_default=True, help="Per op.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--report", "precise", is_flag=True,
+              help="Also say how the errors are distributed, in units in the last place.")  # fmt: skip
+@click.option("--plot", "plot_path", type=click.Path(dir_okay=False), callback=parse_output,
+              help="Draw that distribution into this PNG or SVG (needs matplotlib).")  # fmt: skip
+@click.option("--policies", is_flag=True,
+              help="Instead compare dual_gemm_silu's policies, at K = 7168.")  # fmt: skip
 @json_option
-def check(ops: list[Op], target: str | None, cases: int, seed: int, json_path: str | None) -> int:
+def check(
+    ops: list[Op],
+    target: str | None,
+    cases: int,
+    seed: int,
+    precise: bool,
+    plot_path: str | None,
+    policies: bool,
+    json_path: str | None,
+) -> int:
     """Compare random cases with FP64, elementwise, within each op's derived error bound.
 
     Case i is drawn from SEED + i alone.  Exits with 1 on a violation, and says how to reproduce it.
+    A unit in the last place (ulp) is the gap between neighbouring numbers of the result's format:
+    rounding alone costs up to half of one.
 
     \b
     Example: cupykern check softmax --target host --cases 200
     """
     from . import check as checks
+    from . import precision
 
+    if plot_path is not None:
+        need_matplotlib("--plot")
     where = targets.get(target)
+    if policies:
+        if [op.name for op in ops] != ["dual_gemm_silu"]:
+            raise click.UsageError("--policies is for dual_gemm_silu alone")
+        return _check_policies(where, seed, json_path)
     done = []
+    collector = precision.Collector(seed) if precise or plot_path is not None else None
     with progress(len(ops) * cases, "check") as advance:
-        for case in checks.run_cases(ops, where, cases, seed):
+        for case in checks.run_cases(ops, where, cases, seed, collector):
             done.append(case)
             advance(case.op)
     summaries = checks.summarize(done)
@@ -76,8 +102,40 @@ def check(ops: list[Op], target: str | None, cases: int, seed: int, json_path: s
         )
     if len(failures) > _SHOWN_FAILURES:
         click.echo(f"... and {len(failures) - _SHOWN_FAILURES} more (--json has them all)")
-    write_json(json_path, checks.document(done, where, seed))
+    errors = [] if collector is None else collector.rows()
+    if precise:
+        precision.show(errors)
+    if plot_path is not None:
+        from .plot import plot_precision
+
+        plot_precision([asdict(row) for row in errors], plot_path)
+    write_json(json_path, checks.document(done, where, seed, errors))
     return 1 if failures else 0
+
+
+def _check_policies(where: targets.Target, seed: int, json_path: str | None) -> int:
+    from . import policies
+
+    rows = list(policies.compare(where, seed))
+    print_table(
+        (
+            *("inputs", "policy", "max_abs", "ulps", "outside", "error/bound"),
+            *("registers", "occupancy"),
+        ),
+        (
+            (
+                *(row.problem, row.policy, number(row.max_abs), number(row.ulps)),
+                *(f"{row.outside:.4%}", number(row.error_over_bound)),
+                "-" if row.registers is None else row.registers,
+                "-" if row.occupancy is None else f"{row.occupancy:.0%}",
+            )
+            for row in rows
+        ),
+        f"{where.name} ({where.arch}), K = {policies.K}, seed {seed}, the same sums for each policy; outside: "
+        f"of rtol = atol = {policies.TOLERANCE:g} of FP64 rounded to FP16; registers: {rows[0].arch}",
+    )
+    write_json(json_path, [asdict(row) for row in rows])
+    return 1 if any(row.error_over_bound > 1 for row in rows) else 0
 
 
 # --- bench -------------------------------------------------------------------------------------
@@ -134,8 +192,8 @@ def bench(
     from .bench_command import bench as run
     from .protocol import lock
 
-    if plot_path is not None and importlib.util.find_spec("matplotlib") is None:
-        raise Failure("--plot needs matplotlib: pip install 'cupykern[bench]'")
+    if plot_path is not None:
+        need_matplotlib("--plot")
     settings = protocol.Settings(warmup_ms, rep_ms, seed)
     where = targets.get(target)
     tasks = bench_tasks(ops, where.name, shapes, dtype_names)
@@ -167,25 +225,38 @@ def _baseline(path: Path, target: targets.Target) -> dict[tuple[Any, ...], dict[
 @click.option("--check", "only_check", is_flag=True, help="Write nothing; exit with 1 if it would.")
 @click.option("--readme", type=click.Path(dir_okay=False), default="README.md", show_default=True)
 @click.option("--results", type=click.Path(file_okay=False), default="results", show_default=True)
-def report(only_check: bool, readme: str, results: str) -> int:
-    """Write README's tables from the results of `bench --json` in a folder.
+@click.option("--page", type=click.Path(dir_okay=False), default="docs/results.html",
+              show_default=True, help="The page with plots (needs matplotlib).")  # fmt: skip
+def report(only_check: bool, readme: str, results: str, page: str) -> int:
+    """Write README's tables, and a page with plots, from the results in a folder.
+
+    The folder holds what `bench --json`, `sweep --json` and `check --report --json` wrote.  The page
+    is one file that loads nothing: roofs, speed against size beside the peers, errors against the
+    bound, heat maps of sweeps.
 
     \b
     Example: cupykern report --check
     """
+    from . import page as pages
     from . import report as reports
 
-    path = Path(readme)
+    path, folder = Path(readme), Path(results)
     try:
-        text, wanted = reports.report(path, Path(results))
+        text, wanted = reports.report(path, folder)
     except ValueError as error:
         raise Failure(f"{readme}: {error}") from None
-    if text == wanted:
-        return 0
-    if only_check:
-        raise Failure(f"{readme} differs from {results}: run `cupykern report`")
-    path.write_text(wanted, encoding="utf-8")
-    click.echo(f"{readme} written")
+    stale = not pages.is_current(Path(page), folder)
+    if only_check and (text != wanted or stale):
+        which = readme if text != wanted else page
+        raise Failure(f"{which} differs from {results}: run `cupykern report`")
+    if text != wanted:
+        path.write_text(wanted, encoding="utf-8")
+        click.echo(f"{readme} written")
+    if stale:
+        need_matplotlib("the page")
+        Path(page).parent.mkdir(parents=True, exist_ok=True)
+        Path(page).write_text(pages.make(folder), encoding="utf-8")
+        click.echo(f"{page} written")
     return 0
 
 

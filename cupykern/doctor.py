@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -38,12 +39,13 @@ def find_all() -> list[Finding]:
                 ("numpy", "everything"),
                 ("ml_dtypes", "everything"),
                 ("rich", "coloured tables: pip install 'cupykern[bench]'"),
-                ("matplotlib", "bench --plot: pip install 'cupykern[bench]'"),
+                ("matplotlib", "plots, and the page of report: pip install 'cupykern[bench]'"),
             )
         ),
         *_find_gpu(),
         _find_host_compiler(),
         _find_hip_compiler(),
+        Finding("profiler", shutil.which("ncu") or shutil.which("rocprofv3"), "profile"),
         Finding("nvidia-smi", nvidia_smi().get("driver_version"), "clocks and temperature"),
         _find_cache(),
         Finding("free memory", _free_memory()),

@@ -235,10 +235,10 @@ def _check_config(config: Any, default: NonfiniteConfig) -> None:
     if not isinstance(config, NonfiniteConfig):
         raise TypeError(f"config must be a NonfiniteConfig; got {type(config).__name__}")
     c = config
-    if (c.vector_width, c.plain) != (default.vector_width, default.plain):
+    if c.vector_width not in (1, default.vector_width) or (c.plain and not default.plain):
         raise ValueError(
-            f"config does not fit: vector_width and plain must be {default.vector_width} and "
-            f"{default.plain} for these strides"
+            f"config does not fit: these strides allow vector_width 1 or {default.vector_width}"
+            + ("" if default.plain else ", and are not plain")
         )
     if c.num_threads not in (32, 64, 128, 256, 512, 1024) or min(c.batch, c.min_blocks) < 1:
         raise ValueError(

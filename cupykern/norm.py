@@ -14,22 +14,24 @@ from . import arguments, arrays, dtypes, inputs, plans, reference
 from .numerics import finfo
 from .op import Call, Draw, Op, Work, as_tuple
 from .quantize import quantize as _quantize
+from .row_configs import (
+    RowConfig,
+    admissible_configs,
+    check_config,
+    row_configs,
+    tuned_config,
+)
 from .rows import (
     DTYPE_CODES,
     Operand,
-    RowConfig,
     RowPlan,
-    admissible_configs,
     bench_shapes,
-    check_config,
     contiguous_operand,
     layout_dtype,
     operand,
-    row_configs,
     row_layout,
     row_plan,
     row_variant,
-    tuned_config,
 )
 from .targets import Target
 

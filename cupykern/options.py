@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,12 @@ json_option = click.option(
 def write_json(path: str | None, value: Any) -> None:
     if path is not None:
         Path(path).write_text(to_json(value), encoding="utf-8")
+
+
+def need_matplotlib(option: str) -> None:
+    """Raises Failure without it."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise Failure(f"{option} needs matplotlib: pip install 'cupykern[bench]'")
 
 
 def bench_tasks(

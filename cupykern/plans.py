@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 MAX_PLANS = 4096
 _clears: list[Callable[[], None]] = []
 
@@ -47,6 +49,8 @@ def find(
     The key is None for calls that are not kept: those on arrays other than CuPy's (numpy's run on the
     host target, which has settings), and those with options that cannot be hashed.
     """
+    if isinstance(arrays[0], np.ndarray):
+        return None, None
     try:
         places = [
             None
@@ -69,7 +73,7 @@ def find(
         # 1, 1.0 and True are equal, but not all of them are legal everywhere.
         key = (function, options, *map(type, options), *places)
         return key, _warm.get(key)
-    except (AttributeError, TypeError):
+    except (AttributeError, TypeError, ValueError):  # no CuPy arrays; ValueError: numpy's x.data
         return None, None
 
 

@@ -1,8 +1,9 @@
-"""A benchmark's rows as a picture."""
+"""What the command draws into a file: a benchmark's rows, a check's errors."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from .results import Row
 
@@ -52,5 +53,25 @@ def plot_rows(rows: Sequence[Row], path: str) -> None:
         axis.set_ylabel("TFLOP/s" if in_tflops else "GB/s")
         axis.set_title(f"{op} {dtype}", loc="left")
         axis.legend(fontsize="small", ncols=len(names) + 1)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def plot_precision(rows: Sequence[dict[str, Any]], path: str) -> None:
+    """Draw the errors of precision.Row records, one panel per op; as plot_rows."""
+    from matplotlib import pyplot
+
+    from . import figures
+
+    ops = list(dict.fromkeys(row["op"] for row in rows))
+    if not ops:
+        raise ValueError("there is nothing to plot")
+    counts = [sum(row["op"] == op for row in rows) for op in ops]
+    figure, axes = pyplot.subplots(
+        len(ops), 1, figsize=(9, sum(1.0 + 0.22 * count for count in counts)), squeeze=False,
+        layout="constrained", height_ratios=[1.5 + 0.22 * count for count in counts],
+    )  # fmt: skip
+    for axis, op in zip(axes[:, 0], ops, strict=True):
+        figures.draw_precision(axis, [row for row in rows if row["op"] == op], op)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

@@ -20,6 +20,7 @@ from .targets import Target, UnavailableError
 FALLEN = 0.95  # of the fastest clock of a run: below it a row is marked
 _FIELDS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw")
 _PERIOD_MS = 100
+_FRESH_S = 0.5
 
 
 @contextmanager
@@ -145,9 +146,12 @@ def summarize_clocks(
     samples: list[tuple[float, ...]], start: float, end: float
 ) -> dict[str, Any] | None:
     """Monitor.between, of (time, SM clock, memory clock, temperature, power)."""
-    within = np.array([sample[1:] for sample in samples if start <= sample[0] <= end])
-    if not len(within):
+    seen = [sample for sample in samples if start <= sample[0] <= end]
+    # Between two samples: the one before.
+    seen = seen or [sample for sample in samples if end - _FRESH_S <= sample[0] <= end][-1:]
+    if not seen:
         return None
+    within = np.array([sample[1:] for sample in seen])
     sm, memory = (float(np.median(within[:, i])) for i in (0, 1))
     before = np.array([sample[1:3] for sample in samples if sample[0] <= end])
     best_sm, best_memory = before.max(axis=0)

@@ -40,9 +40,8 @@ def load(folder: Path) -> list[dict[str, Any]]:
     return sorted(documents, key=lambda document: document["date"])
 
 
-def tables(documents: Iterable[dict[str, Any]]) -> dict[str, str]:
-    """Markdown by table name.  Where several results have the same row, the latest counts."""
-    # table name -> device -> key of a row -> (document, row)
+def latest(documents: Iterable[dict[str, Any]]) -> dict[str, dict[str, dict[Any, Any]]]:
+    """(document, row) by table name, device and the row's key, of the latest result of each row."""
     found: dict[str, dict[str, dict[Any, Any]]] = {}
     for document in documents:
         device = document["machine"]["device"]
@@ -51,13 +50,18 @@ def tables(documents: Iterable[dict[str, Any]]) -> dict[str, str]:
             found.setdefault(row["op"], {}).setdefault(device, {})[key] = document, row
         for op, times in document["host_time_us"].items():
             found.setdefault(HOST_TIME, {}).setdefault(device, {})[op] = document, times
+    return found
+
+
+def tables(documents: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """Markdown by table name."""
     return {
         name: "\n".join(
             _caption(device, rows.values())
             + (_host_time_table(rows) if name == HOST_TIME else _op_table(rows.values()))
             for device, rows in devices.items()
         )
-        for name, devices in found.items()
+        for name, devices in latest(documents).items()
     }
 
 

@@ -24,7 +24,8 @@ class Result:
     """One implementation on one problem; times in microseconds, None where not timed.
 
     speed_percent: of the plain copy (or read) of the same bytes in the same rounds.
-    verified: before and after timing.  note: why it failed, or was not measured.
+    verified: before and after timing.  note: why it failed, or was not measured.  parts_us: the
+    medians of the steps that it takes one after another, if it does.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Result:
     max_rel: float | None = None
     ulps: float | None = None
     note: str | None = None
+    parts_us: dict[str, float] | None = None
 
     def compared(self, comparison: Comparison) -> None:
         """Take over the figures of a comparison, the worse of all so far."""

@@ -13,22 +13,24 @@ from kernels_cu import Variant
 
 from . import arguments, dtypes, inputs, plans, reference
 from .op import Call, Draw, Op, Work
+from .row_configs import (
+    RowConfig,
+    admissible_configs,
+    check_config,
+    row_configs,
+    tuned_config,
+)
 from .rows import (
     DTYPE_CODES,
     Operand,
-    RowConfig,
     RowPlan,
-    admissible_configs,
     bench_shapes,
-    check_config,
     contiguous_operand,
     layout_dtype,
     operand,
-    row_configs,
     row_layout,
     row_plan,
     row_variant,
-    tuned_config,
 )
 from .targets import Target, of_array
 

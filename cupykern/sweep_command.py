@@ -18,12 +18,14 @@ import click
 from . import __version__, doctor, protocol
 from .bench import Task
 from .options import Failure
-from .sweep import ContextLost, Settings, Trial, ranking, short_names, subject, sweep
+from .sweep import ContextLost, Settings, subject, sweep
 from .tables import number, one_line, print_table, progress, to_json
 from .targets import Target
-from .timing import clock_of
-from .trace import Trace, by_problem, document
+from .timing import Clock, clock_of
+from .trace import Trace, by_problem, document, under_way
+from .trials import Trial, ranking, short_names
 
+_COMPILING = 10  # times the timeout, while nothing runs
 CONTEXT_LOST = 75  # exit code: the rest needs a new process
 
 
@@ -83,6 +85,19 @@ def _sweep(
     for process in protocol.other_processes(target):
         click.echo(f"warning: {process} is on the GPU too: its work disturbs these times", err=True)
     clock = clock_of(target)
+    with protocol.Monitor(target) as monitor:
+        _sweep_all(tasks, target, settings, grid, trace, clock, monitor)
+
+
+def _sweep_all(
+    tasks: Sequence[Task],
+    target: Target,
+    settings: Settings,
+    grid: dict[str, tuple[Any, ...]],
+    trace: Trace,
+    clock: Clock,
+    monitor: protocol.Monitor,
+) -> None:
     for task in tasks:
         try:
             swept = subject(
@@ -94,7 +109,7 @@ def _sweep(
         label = f"{task.op.name} {'x'.join(map(str, task.shape))} {task.dtype}"
         known = [trial for trial in trace.trials if trial.digest == swept.digest]
         with progress(length, label) as advance:
-            for trial in sweep(swept, clock, settings, known, trace.start):
+            for trial in sweep(swept, clock, settings, known, trace.start, monitor):
                 trace.add(trial)
                 if not trial.final:
                     advance(_outcome(trial))
@@ -151,6 +166,9 @@ def show(trials: Sequence[Trial], top: int, target: Target) -> None:
             ),
             f"{' '.join(name)}: the best {min(top, len(right))} of {len(ranked)}.  {where}",
         )  # fmt: skip
+        for trial in right[:top]:
+            if trial.clocks is not None and trial.clocks["fell"]:
+                click.echo(f"{names[trial.config]}: the clocks fell while it was timed")
         for trial in ranked:
             if trial.reason is not None:
                 click.echo(f"{names[trial.config]}: {one_line(trial.reason)}")
@@ -175,8 +193,7 @@ def guard(args: Sequence[str], path: Path, timeout: float) -> int:
             return child.returncode
         if not path.exists():
             return 1
-        under_way = Trace.load(path)
-        if child.returncode != CONTEXT_LOST and not under_way.crashed(reason):
+        if child.returncode != CONTEXT_LOST and not Trace.load(path).crashed(reason):
             click.echo(f"the sweep ended before its first config: {reason}", err=True)
             return 1
         click.echo(f"{reason}; going on in a new process", err=True)
@@ -189,8 +206,9 @@ def _wait(child: subprocess.Popen[bytes], path: Path, timeout: float) -> str | N
     try:
         while child.poll() is None:
             time.sleep(0.05)
-            latest = max(begun, path.stat().st_mtime if path.exists() else 0)
-            if time.time() - latest > timeout:
+            silent = time.time() - max(begun, path.stat().st_mtime if path.exists() else 0)
+            # Before the first config all of them are compiled.
+            if silent > timeout and (under_way(path) or silent > _COMPILING * timeout):
                 child.kill()
                 child.wait()
                 return f"no answer in {timeout:g} s"

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .sweep import Trial, from_record
 from .tables import plain_json
+from .trials import Trial, from_record
 
 
 class Trace:
@@ -83,6 +83,15 @@ class Trace:
     def _write(self, record: dict[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(plain_json(record), allow_nan=False) + "\n")
+
+
+def under_way(path: Path) -> bool:
+    """Whether a config is being tried, by the last whole line of a trace that another process writes."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    except OSError:
+        return False
+    return bool(lines) and json.loads(lines[-1]).get("kind") == "start"
 
 
 def document(header: dict[str, Any], trials: Iterable[Trial]) -> dict[str, Any]:

@@ -41,10 +41,11 @@ def tune(op: Any, *inputs: Any, **options: Any) -> str:
     same eighths (choice.bucket), in this process and those to come (CUPYKERN_TUNE=0: they do not
     look), until the kernels' source changes.  Each config is verified against FP64 before it counts.
 
-    Takes seconds, most of them compiling; not to be called while a stream is captured.  Raises what the
-    call raises, TypeError and ValueError for an unknown op, RuntimeError where no config is right.
+    Takes seconds, most of them compiling, and waits for another benchmark's end; not to be called while
+    a stream is captured.  Raises what the call raises, TypeError and ValueError for an unknown op,
+    RuntimeError where no config is right, OSError where the file cannot be written.
     """
-    from . import sweep, winners
+    from . import protocol, sweep, winners
 
     found = find_op(op)
     call = Call(inputs, {k: v for k, v in options.items() if k not in ("out", "config")})
@@ -56,7 +57,8 @@ def tune(op: Any, *inputs: Any, **options: Any) -> str:
     request = sweep.first_request(found, call)
     if request is None:  # of size 0, say
         return repr(None)
-    _, best = winners.tune_request(found, call, request, target, winners.SETTINGS)
+    with protocol.lock(wait=True):
+        _, best = winners.tune_request(found, call, request, target, winners.SETTINGS)
     return best.config
 
 
@@ -88,7 +90,7 @@ def tuned_at_first(op: Op, function: Callable[..., Any]) -> Callable[..., Any]:
 def _tune_quietly(
     op: Op, request: choice.Request, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    from . import winners
+    from . import protocol, winners
     from .nonfinite import is_capturing
     from .sweep import ContextLost
 
@@ -97,9 +99,12 @@ def _tune_quietly(
     options = {name: value for name, value in kwargs.items() if name != "out"}
     _busy.tuning = True
     try:
-        winners.tune_request(op, Call(args, options), request, request.target, winners.SETTINGS)
+        with protocol.lock(wait=False):
+            winners.tune_request(op, Call(args, options), request, request.target, winners.SETTINGS)
     except ContextLost:
         raise
+    except targets.UnavailableError:  # another benchmark runs: the next process will tune
+        pass
     except (RuntimeError, OSError) as error:
         warnings.warn(f"{op.name} was not tuned: {error}", RuntimeWarning, stacklevel=4)
     finally:

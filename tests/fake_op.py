@@ -38,7 +38,8 @@ def make_op(
     fault: str | None = None, flops: int = 0, configs: tuple[Config, ...] = (Config(1),)
 ) -> Op:
     """y = x / 3.  fault: "value" (one element is off), "unwritten" (the last one), "guard" (writes
-    past the end), "input" (changes x), "raises", "interrupt" or "crash".  A config has its own.
+    past the end), "input" (changes x), "raises", "interrupt", "crash", "slow" or "hang".  A config has
+    its own.
     """
     op_fault = fault
 
@@ -66,8 +67,8 @@ def make_op(
             raise KeyboardInterrupt
         elif fault == "crash":
             os.kill(os.getpid(), signal.SIGSEGV)
-        elif fault == "slow":
-            time.sleep(0.002)
+        elif fault in ("slow", "hang"):
+            time.sleep(0.002 if fault == "slow" else 600)
         return y
 
     def variant(config: Config) -> Variant:

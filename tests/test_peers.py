@@ -1,4 +1,4 @@
-"""PyTorch's products give what ours give, where both are exact."""
+"""Other libraries' products give what ours give, where both are exact."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import pytest
 
 import cupykern
 from cupykern import dtypes
+from cupykern.check import compare
 from cupykern.op import Call
 from cupykern.peers import torch as peers
+from cupykern.peers import torch_attention
+from cupykern.peers.torch_product import steps_of_product
 
 pytest.importorskip("torch")
 BUILD = {peer.name: peer.build for peer in peers.PEERS}
@@ -85,6 +88,20 @@ def test_fp8_by_row_and_column(name):
     check(name, "scaled_mm", Call((*operands("float8_e4m3fn", "float8_e4m3fn"), *scales)))
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention(causal):
+    """Both within the bound of the same reference."""
+    op = next(op for op in cupykern.OPS if op.name == "attention")
+    call = op.inputs(op.bench_problem((1, 2, 64, 64, int(causal)), "float16"), 1, np)
+    references = op.reference(*call.args, **call.kwargs)
+    bounds = op.bound(*call.args, **call.kwargs, reference=references)
+    flash = {peer.name: peer.build for peer in torch_attention.PEERS}["torch.flash"]
+    theirs = flash("attention", call)().numpy()
+    assert compare((theirs,), references, bounds).ok
+    assert flash("attention", Call(call.args, {"mask": None, "return_lse": True})) is None
+    assert flash("softmax", call) is None
+
+
 def test_what_torch_has_not():
     a, b = operands("float16", "float8_e4m3fn")
     blocks = np.ones((32, 1), np.float32), np.ones((1, 1), np.float32)
@@ -99,3 +116,22 @@ def test_what_torch_has_not():
     assert BUILD["torch"]("scaled_mm", wide) is None
     assert BUILD["torch"]("matmul", Call((a, a.T), {"config": None})) is None
     assert BUILD["torch.fast"]("softmax", Call((a,))) is None
+
+
+@pytest.mark.parametrize("dtype_b", ["float8_e4m3fn", "int8"])
+def test_the_steps_of_a_mixed_product(dtype_b):
+    a, b = operands("float16", dtype_b)
+    bias = np.arange(-24, 24, dtype=np.float16)
+    call = Call((a, b, None, 0.5), {"bias": bias, "activation": "relu"})
+    steps = steps_of_product("scaled_mm", call)
+    assert list(steps) == ["cast", "product", "epilogue"]
+    results = {name: function(*tensors) for name, (function, tensors) in steps.items()}
+    ours = cupykern.scaled_mm(*call.args, **call.kwargs)
+    np.testing.assert_array_equal(to_numpy(results["epilogue"]), ours.astype(np.float64))
+    np.testing.assert_array_equal(to_numpy(results["cast"]), b.astype(np.float64))
+
+
+def test_a_product_of_one_step_has_none():
+    assert steps_of_product("matmul", Call(operands("float16", "float16"))) == {}
+    int8 = Call((*operands("int8", "int8"), np.float32(0.5), 2.0))
+    assert list(steps_of_product("scaled_mm", int8)) == ["product", "epilogue"]

@@ -376,12 +376,93 @@ def test_products_of_fragments(target, a, b, outer_major):
     np.testing.assert_array_equal(product, expected)
 
 
+@pytest.mark.parametrize("outer_major", [0, 1])
+@pytest.mark.parametrize("chunks", [8, 16])
+def test_loaders_load_fragments(target, chunks, outer_major):
+    """What load_fragment does, of a tile of 64 lines from line 16 (or element 16) on."""
+    text = """
+#include "parts/shared_tile.cuh"
+using Tile = SharedTile<64, 16 * kChunks>;
+struct Storage { Tile tile; };
+KERNEL void word(const half* x, uint32_t* y) {
+    SHARED_STORAGE(Storage, s);
+    copy_lines(s.tile, x, 8 * kChunks, 64, 8 * kChunks, opaque(int(threadIdx.x)));
+    copy_async_wait<0>();
+    sync_block();
+    FragmentLoader<kOuterMajor != 0, half, kSideB, Tile> loader(16);
+    loader.forget();
+    for (int outer = 0; outer < 32; outer += 16) for (int k = 0; k < 48; k += 16) {
+        Fragment<half, kSideB> f, g;
+        loader.load(f, s.tile, outer, k);
+        load_fragment<kOuterMajor != 0>(g, s.tile, 16 + outer, k);
+        uint32_t a[sizeof(f) / 4], b[sizeof(f) / 4];
+        memcpy(a, &f, sizeof(f));
+        memcpy(b, &g, sizeof(g));
+        for (int i = 0; i < int(sizeof(f) / 4); ++i) y[threadIdx.x] += a[i] == b[i];
+    }
+}
+"""
+    x = np.arange(64 * 8 * chunks, dtype=np.uint16).view(np.float16)
+    y = np.zeros(target.warp_size, U32)
+    constants = (("kChunks", chunks), ("kOuterMajor", outer_major))
+    variant = Variant("word", (), constants, target.warp_size, text=text)
+    here = [target.xp.asarray(a) for a in (x, y)]
+    target.compile(variant)(1, tuple(here), 64 * 16 * chunks)
+    same = here[1] if target.name == "host" else here[1].get()
+    assert (same == same[0]).all() and same[0] >= 6 * 2 and same[0] % 6 == 0
+
+
+@pytest.mark.parametrize("number", ["half", "bf16"])
+def test_sums_become_an_operand(target, number):
+    """(a b^T) b, the sums of the first product in registers; where columns stay columns, transposed."""
+    body = """
+    constexpr bool kRowsStay = kSumsSide == kSideA;
+    Accumulator<A> sums[2][2] = {}, acc[2][2] = {};
+    for (int k = 0; k < kDepth; k += 16) {
+        FragmentA<A> f[2];
+        FragmentB<A> g[2];
+        for (int i = 0; i < 2; ++i) {
+            if constexpr (kRowsStay) load_fragment<false>(f[i], s.a, 16 * i, k);
+            else load_fragment<false>(f[i], s.b, 16 * i, k);
+            if constexpr (kRowsStay) load_fragment<false>(g[i], s.b, 16 * i, k);
+            else load_fragment<false>(g[i], s.a, 16 * i, k);
+        }
+        mma(sums, f, g);
+    }
+    for (int k = 0; k < 2; ++k) {
+        Fragment<A, kSumsSide> f[2];
+        Fragment<A, kRowsStay ? kSideB : kSideA> g[2];
+        for (int i = 0; i < 2; ++i) {
+            sums_to_fragment<A>(f[i], kRowsStay ? sums[i][k] : sums[k][i]);
+            load_fragment<true>(g[i], s.b, 16 * i, 16 * k);
+        }
+        const auto multiply = [&](const auto& sums, const auto& other) {
+            if constexpr (kRowsStay) mma(acc, sums, other);
+            else mma(acc, other, sums);
+        };
+        multiply(f, g);
+    }
+    for (int m = 0; m < 2; ++m) for (int n = 0; n < 2; ++n) {
+        for (int i = 0; i < Accumulator<A>::kCount; ++i) {
+            const int row = m * 16 + Accumulator<A>::row(lane_id(), i);
+            const int col = n * 16 + Accumulator<A>::col(lane_id(), i);
+            y[kRowsStay ? row * 32 + col : col * 32 + row] = acc[m][n].values[i];
+        }
+    }
+"""
+    x, y = (np.sign(integers((32, 32), number, False, i)) for i in range(2))
+    product = multiply(
+        target, body, x, y, np.full((32, 32), -1, F32), (("A", number), ("Out", "float"))
+    )
+    x, y = x.astype(np.float64), y.astype(np.float64)
+    np.testing.assert_array_equal(product, x @ y.T @ y)
+
+
 def test_products_summed_in_fp16(target):
     if target.name == "hip":
-        pytest.skip("AMD's matrix cores do not sum in FP16")
+        pytest.skip("AMD's matrix units sum FP16 in FP32")
     body = """
-    Accumulator<HalfSums> sums[2][2] = {};
-    Accumulator<half> acc[2][2];
+    HalfAccumulator acc[2][2] = {};
     for (int k = 0; k < kDepth; k += 16) {
         FragmentA<half> f[2];
         FragmentB<half> g[2];
@@ -389,17 +470,22 @@ def test_products_summed_in_fp16(target):
             load_fragment<false>(f[i], s.a, 16 * i, k);
             load_fragment<false>(g[i], s.b, 16 * i, k);
         }
-        mma(sums, f, g);
+        mma(acc, f, g);
     }
     for (int m = 0; m < 2; ++m) for (int n = 0; n < 2; ++n) {
-        for (int i = 0; i < Accumulator<half>::kCount; ++i) acc[m][n].values[i] = sums[m][n].number(i);
+        for (int i = 0; i < HalfAccumulator::kCount; ++i) {
+            const int row = m * 16 + Accumulator<half>::row(lane_id(), i);
+            const int col = n * 16 + Accumulator<half>::col(lane_id(), i);
+            y[row * 32 + col] = acc[m][n].value(i);
+        }
     }
-""" + _STORE.replace("COLUMN", "col")
-    x, y = (integers((32, 32), "half", False, i) for i in (1, 2))
-    poison = np.full((32, 32), -(2**20), F32)
-    types = (("A", "half"), ("B", "half"), ("Out", "float"))
-    product = multiply(target, body, x, y, poison, types, (("kOuterA", 0), ("kOuterB", 0)))
-    np.testing.assert_array_equal(product, x.astype(F32) @ y.astype(F32).T)
+"""
+    x, y = (integers((32, 48), "half", False, i) for i in range(2))
+    x[:, 0], y[0, 0], x[:, 16:], y[0, 16:] = 64, 64, 0, 0  # 4096 and more is a multiple of 4
+    out = multiply(target, body, x, y, np.full((32, 32), -1, F32), (("Out", "float"),))
+    exact = x.astype(np.float64) @ y.astype(np.float64).T
+    assert (np.abs(exact[:, 0]) > 2048).any()
+    np.testing.assert_array_equal(out, exact.astype(np.float16).astype(F32))
 
 
 @pytest.mark.parametrize("outer_major", [0, 1])
@@ -408,14 +494,15 @@ def test_products_summed_in_fp16(target):
 def test_converted_fragments(target, a, stored, outer_major):
     """B is stored in bytes and multiplied as A's numbers: 32 of k at once, in whichever order."""
     body = f"""
-    constexpr bool kOuter = {outer_major}, kReorder = !kOuter;
+    constexpr bool kOuter = {outer_major};
+    constexpr LaneOrder kOrder = kOuter ? LaneOrder::kPairs : LaneOrder::kFours;
     Accumulator<A> acc[2][2] = {{}};
     for (int k = 0; k < kDepth; k += 32) {{
         FragmentA<A> f[2][2];
         FragmentB<A> g[2][2];
         for (int i = 0; i < 2; ++i) {{
-            load_converted<A, false, kReorder>(f[0][i], f[1][i], s.a, 16 * i, k);
-            load_converted<Stored, kOuter, kReorder>(g[0][i], g[1][i], s.b, 16 * i, k);
+            load_converted<A, false, kOrder>(f[0][i], f[1][i], s.a, 16 * i, k);
+            load_converted<Stored, kOuter, kOrder>(g[0][i], g[1][i], s.b, 16 * i, k);
         }}
         mma(acc, f[0], g[0]);
         mma(acc, f[1], g[1]);
@@ -441,8 +528,8 @@ def test_both_operands_converted(target, a, b):
         FragmentA<A> f[2][2];
         FragmentB<A> g[2][2];
         for (int i = 0; i < 2; ++i) {
-            load_converted<StoredA, false, true>(f[0][i], f[1][i], s.a, 16 * i, k);
-            load_converted<StoredB, false, true>(g[0][i], g[1][i], s.b, 16 * i, k);
+            load_converted<StoredA, false, LaneOrder::kFours>(f[0][i], f[1][i], s.a, 16 * i, k);
+            load_converted<StoredB, false, LaneOrder::kFours>(g[0][i], g[1][i], s.b, 16 * i, k);
         }
         mma(acc, f[0], g[0]);
         mma(acc, f[1], g[1]);

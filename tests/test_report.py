@@ -38,6 +38,9 @@ DOCUMENT = {
             "shape": [4096, 4096],
             "dtype": "float16",
             "plain": "copy",
+            "plain_us": 18.0,
+            "bytes_read": 2**25,
+            "bytes_written": 2**25,
             "flops": 0,
             "results": [_result("cupykern", 20.0), _result("torch", 50.0, 7.0)],
         }
@@ -94,6 +97,7 @@ def test_markers_that_do_not_fit(text, says):
 
 
 def test_the_command(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     Path("README.md").write_text(README)
     Path("results").mkdir()

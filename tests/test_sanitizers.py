@@ -19,12 +19,22 @@ from cupykern import OPS, check
 from cupykern.op import RandomDraw
 from cupykern.targets import host
 
-# A cluster of blocks, and splits of k.
-LARGE = {"matmul": (20, 130, 1100), "scaled_mm": (20, 130, 1100)}
+# A cluster of blocks, splits of k, chunks of keys.
+LARGE = {
+    "matmul": (20, 130, 1100),
+    "scaled_mm": (20, 130, 1100),
+    "attention": (1, 2, 130, 64, 1),
+    "attention_varlen": (2, 2, 100, 64, 1),
+    "dual_gemm_silu": (20, 70, 1100),
+    "dequant_softmax": (20, 1000, 64),
+    "quantize_nvfp4": (130, 96),
+    "decode_attention": (1, 4, 2, 600, 128),
+}
 
 op = next(op for op in OPS if op.name == sys.argv[1])
 # Few: a checker's build of a variant takes seconds.
-for schedule, warp_size, count in (("fifo", 32, 5), ("lifo", 64, 3)):
+counts = {"attention": (3, 1), "attention_varlen": (1, 1)}.get(op.name, (5, 3))
+for schedule, warp_size, count in zip(("fifo", "lifo"), (32, 64), counts):
     with host.use(sanitizer=sys.argv[2], schedule=schedule, warp_size=warp_size) as target:
         problems = [op.draw_problem(RandomDraw(seed)) for seed in range(count)]
         # ThreadSanitizer has room for 8128 threads, fewer than a cluster of 16 blocks.

@@ -25,11 +25,14 @@ class Peer:
     module: what must be importable for it.
     build: (op name, call) -> a function that computes the call's output, or None if the library has
         none for this op and these arguments.  Importing, and what needs time, happens in `build`.
+    parts: likewise, the functions of the steps that the peer takes one after another, by name; {} if
+        it takes one.  Timed beside it, not verified.
     """
 
     name: str
     module: str
     build: Callable[[str, Call], Callable[[], Any] | None]
+    parts: Callable[[str, Call], dict[str, Callable[[], Any]]] = lambda op, call: {}
 
     def missing(self) -> str | None:
         """Why the peer cannot be measured here; None if it can."""
@@ -44,9 +47,10 @@ class Peer:
 
 def all_peers() -> dict[str, Peer]:
     """Every peer by name; imports none of the libraries."""
-    from . import cupyx, liger, quack, torch
+    from . import cupyx, liger, nvmath, quack, torch, torch_attention
 
-    return {peer.name: peer for family in (torch, quack, liger, cupyx) for peer in family.PEERS}
+    families = (torch, torch_attention, quack, liger, cupyx, nvmath)
+    return {peer.name: peer for family in families for peer in family.PEERS}
 
 
 def to_array(output: Any, xp: Any) -> Any:

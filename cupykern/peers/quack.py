@@ -11,6 +11,8 @@ from . import Call, Norm, Peer, norm_arguments, only_array
 def _build(op: str, call: Call) -> Callable[[], Any] | None:
     if call.args[0].ndim != 2:
         return None
+    if op == "matmul":
+        return _product(call, tuned=False)
     norm = norm_arguments(op, call)
     if norm is not None:
         return _norm(op, norm)
@@ -41,4 +43,25 @@ def _norm(op: str, norm: Norm) -> Callable[[], Any] | None:
     return lambda: rmsnorm_fwd(x, weight, residual=residual, eps=norm.eps)[:2]
 
 
-PEERS = (Peer("quack", "quack", _build),)
+def _product(call: Call, tuned: bool) -> Callable[[], Any] | None:
+    """tuned: by its own autotuner, which compiles and times many configs at the first call."""
+    a, b = call.args
+    options = dict(call.kwargs)
+    bias, alpha = options.pop("bias", None), options.pop("alpha", 1.0)
+    if options or a.dtype != b.dtype or a.dtype.itemsize != 2 or b.ndim != 2:
+        return None
+    if bias is not None and bias.ndim != 1:
+        return None
+    import torch
+    from quack.gemm_interface import gemm
+
+    x, y = torch.from_dlpack(a), torch.from_dlpack(b)
+    z = None if bias is None else torch.from_dlpack(bias)
+    return lambda: gemm(x, y, bias=z, alpha=alpha, tuned=tuned)
+
+
+def _tuned(op: str, call: Call) -> Callable[[], Any] | None:
+    return _product(call, tuned=True) if op == "matmul" and call.args[0].ndim == 2 else None
+
+
+PEERS = (Peer("quack", "quack", _build), Peer("quack.tuned", "quack", _tuned))

@@ -1,7 +1,8 @@
 """PyTorch, as written ("torch") and through its compiler ("torch.compile").
 
 "torch.fast": torch._scaled_mm with use_fast_accum, which the others do without.  "torch.cast": products of
-weights that have been converted before, which take twice the memory.
+weights that have been converted before, which take twice the memory.  "torch.flash" and "torch.cudnn":
+these backends of its scaled_dot_product_attention.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from . import Call, Peer, norm_arguments, only_array
-from .torch_product import product
+from .torch_decode import decode
+from .torch_product import product, steps_of_product
 
 _Function = Callable[..., Any]
 
@@ -83,6 +85,23 @@ def _compiled(op: str, call: Call) -> Callable[[], Any] | None:
     return lambda: compiled(*tensors)
 
 
+def _compiled_parts(op: str, call: Call) -> dict[str, Callable[[], Any]]:
+    """Cast, product and epilogue of a product, each compiled alone."""
+    import torch
+
+    if op not in ("matmul", "scaled_mm"):
+        return {}
+    steps = steps_of_product(op, call)
+    compiled = {}
+    for name, (function, tensors) in steps.items():
+        compiled[name] = _bind(torch.compile(function, dynamic=False), tensors)
+    return compiled
+
+
+def _bind(function: _Function, tensors: tuple[Any, ...]) -> Callable[[], Any]:
+    return lambda: function(*tensors)
+
+
 def _fast(op: str, call: Call) -> Callable[[], Any] | None:
     found = product(op, call, True) if op in ("matmul", "scaled_mm") else None
     if found is None:
@@ -99,9 +118,15 @@ def _cast(op: str, call: Call) -> Callable[[], Any] | None:
     return lambda: function(*tensors)
 
 
+def _backend(backend: str) -> Callable[[str, Call], Callable[[], Any] | None]:
+    return lambda op, call: decode(call, backend) if op == "decode_attention" else None
+
+
 PEERS = (
     Peer("torch", "torch", _eager),
-    Peer("torch.compile", "torch", _compiled),
+    Peer("torch.compile", "torch", _compiled, _compiled_parts),
     Peer("torch.fast", "torch", _fast),
     Peer("torch.cast", "torch", _cast),
+    Peer("torch.flash", "torch", _backend("FLASH_ATTENTION")),
+    Peer("torch.cudnn", "torch", _backend("CUDNN_ATTENTION")),
 )

@@ -25,6 +25,59 @@ def product(
     """
     import torch
 
+    found = _parse(op, call, fast_accumulation, cast)
+    if found is None:
+        return None
+    multiply, finish, tensors, bias_inside = found
+    linear = torch.nn.functional.linear
+
+    def compute(a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any, residual: Any) -> Any:
+        if bias_inside:
+            return finish(linear(a, b.T, bias), None, residual)
+        return finish(multiply(a, b, scale_a, scale_b), bias, residual)
+
+    return compute, tensors
+
+
+_Steps = dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]
+
+
+def steps_of_product(op: str, call: Call) -> _Steps:
+    """(function, tensors) of the cast of b, the bare product and the epilogue (with the scales of
+    operands that are cast), where a product takes more than one of them."""
+    found = _parse(op, call)
+    if found is None:
+        return {}
+    multiply, finish, (a, b, scale_a, scale_b, bias, residual), _ = found
+    steps: _Steps = {}
+    wide, scales = b, (scale_a, scale_b)
+    if multiply is _mixed:
+        wide = b.to(a.dtype)
+        steps["cast"] = (lambda a, b: b.to(a.dtype)), (a, b)
+    if multiply in (_plain, _mixed):
+        steps["product"] = _plain, (a, wide)
+    elif multiply is _integer:
+        steps["product"] = (lambda a, b: multiply(a, b, None, None)), (a, b)
+    else:
+        steps["product"], scales = (multiply, (a, b, scale_a, scale_b)), (None, None)
+    function, tensors = steps["product"]
+    y = function(*tensors)
+
+    def epilogue(y: Any, scale_a: Any, scale_b: Any, bias: Any, residual: Any) -> Any:
+        return finish(_scaled(y, scale_a, scale_b), bias, residual)
+
+    result = epilogue(y, *scales, bias, residual)
+    if result is not y:
+        steps["epilogue"] = epilogue, (y, *scales, bias, residual)
+    return steps if len(steps) > 1 else {}
+
+
+def _parse(
+    op: str, call: Call, fast_accumulation: bool = False, cast: bool = False
+) -> tuple[Callable[..., Any], Callable[..., Any], tuple[Any, ...], bool] | None:
+    """(multiply, finish, the tensors of both, whether F.linear adds the bias); None as `product`."""
+    import torch
+
     scales = (*call.args[2:], None, None)[:2]
     options = dict(call.kwargs)
     if op == "scaled_mm":
@@ -50,20 +103,21 @@ def product(
     names = ("bias", "residual")
     arrays = (a, b, *(_scale(a, scale) for scale in scales), *map(options.get, names))
     finish = _epilogue(a, options)
-    linear = torch.nn.functional.linear
-    bias_inside = multiply is _plain and a.ndim == b.ndim == 2 and options.get("alpha", 1.0) == 1.0
-
-    def compute(a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any, residual: Any) -> Any:
-        if bias_inside and bias is not None and bias.ndim == 1 and bias.dtype == a.dtype:
-            return finish(linear(a, b.T, bias), None, residual)
-        return finish(multiply(a, b, scale_a, scale_b), bias, residual)
-
+    bias = options.get("bias")
+    bias_inside = (
+        multiply is _plain
+        and a.ndim == b.ndim == 2
+        and options.get("alpha", 1.0) == 1.0
+        and bias is not None
+        and bias.ndim == 1
+        and bias.dtype == a.dtype
+    )
     tensors = list(map(_tensor, arrays))
     if cast:
         scaled = _scaled(tensors[1].to(tensors[0].dtype), *tensors[2:4]).to(tensors[0].dtype)
         # In memory as b is.
         tensors[1:4] = [torch.empty_like(tensors[1], dtype=scaled.dtype).copy_(scaled), None, None]
-    return compute, tuple(tensors)
+    return multiply, finish, tuple(tensors), bias_inside
 
 
 def _known_scales(a: Any, b: Any, scales: tuple[Any, Any]) -> bool:

@@ -3,15 +3,16 @@
 
 // Lines of kLineBytes in chunks of 16 bytes.  A chunk's place in its line is XORed with bits of the
 // line's number, so that what 8 lanes read at once (the same chunk of 8 lines) lies in different banks;
-// so do half chunks of 4 pairs of neighbouring chunks.
+// so do half chunks of 4 pairs of neighbouring chunks, and 4 neighbouring chunks of 2 lines.
 template <int kLines_, int kLineBytes>
 struct SharedTile {
     static constexpr int kLines = kLines_, kChunks = kLineBytes / 16;
+    static constexpr int kPeriod = 8;  // of lines, after which the places in a line repeat
     static_assert(kLineBytes % 16 == 0 && (kChunks & (kChunks - 1)) == 0, "chunks: a power of two");
     Bytes<16> chunks[kLines * kChunks];
 
     DEVICE static int place(int line, int chunk) {
-        const int bits = kChunks >= 8   ? (line & 3) << 1 | (line >> 2 & 1)
+        const int bits = kChunks >= 8   ? (line & 1) << 2 | (line & 2) | (line >> 2 & 1)
                          : kChunks == 4 ? line >> 1 & 3
                          : kChunks == 2 ? line >> 2 & 1
                                         : 0;
@@ -38,6 +39,29 @@ DEVICE void copy_tile(SharedTile<kLines, kLineBytes>& tile, const T* origin, int
         const int elements = clamp_to(num_elements - chunk * kPerChunk, kPerChunk);
         const int bytes = line < num_lines ? elements * int(sizeof(T)) : 0;
         copy_async_part(tile(line, chunk), origin + line * line_stride + chunk * kPerChunk, bytes);
+    }
+}
+
+// The same for tiles in a loop that has no registers to spare: one address is kept, of `thread`'s first
+// chunk, and the others follow from it.
+template <class T, int kLines, int kLineBytes>
+DEVICE void copy_lines(SharedTile<kLines, kLineBytes>& tile, const T* origin, int64_t line_stride,
+                       int num_lines, int num_elements, int thread) {
+    constexpr int kChunks = kLineBytes / 16, kPerChunk = 16 / int(sizeof(T));
+    constexpr int kAtOnce = kNumThreads / kChunks;
+    static_assert(kAtOnce * kChunks == kNumThreads, "threads share lines in whole");
+    const int line = thread / kChunks, chunk = thread % kChunks;
+    const int bytes = clamp_to(num_elements - chunk * kPerChunk, kPerChunk) * int(sizeof(T));
+    const T* from = origin + line * line_stride + chunk * kPerChunk;
+#pragma unroll
+    for (int first = 0; first < kLines; first += kAtOnce) {
+        if (kLines < kAtOnce && line >= kLines) break;
+        // Every eighth line has its chunks in the same order.
+        void* to = kAtOnce % 8 == 0
+                       ? &tile.chunks[tile.place(line, chunk) + first * kChunks]
+                       : tile(first + line, chunk);
+        copy_async_part(to, from, first + line < num_lines ? bytes : 0);
+        from += kAtOnce * line_stride;
     }
 }
 

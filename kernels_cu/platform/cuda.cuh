@@ -43,6 +43,12 @@ template <class T>
 DEVICE T shuffle(T value, int lane) {
     return __shfl_sync(0xffffffffu, value, lane);
 }
+// x, of which the compiler does not know that it stays the same: what a loop derives from it is computed
+// there instead of being kept in registers.
+DEVICE int opaque(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
 DEVICE bool vote_any(bool p) { return __any_sync(0xffffffffu, p); }
 template <class T>
 DEVICE T atomic_add(T* address, T value) {

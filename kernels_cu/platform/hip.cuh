@@ -66,6 +66,10 @@ template <class T = void>
 DEVICE void named_barrier(int, int) {
     static_assert(kAlwaysFalse<T>, "AMD GPUs have no named barriers");
 }
+DEVICE int opaque(int x) {
+    asm volatile("" : "+v"(x));
+    return x;
+}
 template <class T>
 DEVICE T shuffle(T value, int lane) {
     static_assert(sizeof(T) == 4 || sizeof(T) == 8, "shuffles move 4 or 8 bytes");

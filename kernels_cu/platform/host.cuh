@@ -114,6 +114,7 @@ template <class T>
 DEVICE T shuffle(T value, int lane, HOST_PLACE) {
     return host::shuffle_from("shuffle", value, lane, place);
 }
+DEVICE int opaque(int x) { return x; }
 DEVICE bool vote_any(bool p, HOST_PLACE) {
     host::runtime->exchange("vote_any", &p, host::combine_any, place);
     return p;

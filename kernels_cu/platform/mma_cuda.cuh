@@ -41,28 +41,16 @@ template <class T> struct Accumulator {
     float values[8];
 
     // values 0-3: columns 0-7, 4-7: columns 8-15.
-    DEVICE static int row(int lane, int i) { return lane / 4 + i % 4 / 2 * 8; }
-    DEVICE static int col(int lane, int i) { return i / 4 * 8 + lane % 4 * 2 + i % 2; }
+    DEVICE static constexpr int row(int lane, int i) { return lane / 4 + i % 4 / 2 * 8; }
+    DEVICE static constexpr int col(int lane, int i) { return i / 4 * 8 + lane % 4 * 2 + i % 2; }
 };
 template <> struct Accumulator<int8_t> {
     using Sum = int;
     static constexpr int kCount = 8;
     int values[8];
 
-    DEVICE static int row(int lane, int i) { return Accumulator<half>::row(lane, i); }
-    DEVICE static int col(int lane, int i) { return Accumulator<half>::col(lane, i); }
-};
-template <> struct Accumulator<HalfSums> {
-    static constexpr int kCount = 8;
-    uint32_t pairs[4];
-
-    DEVICE static int row(int lane, int i) { return Accumulator<half>::row(lane, i); }
-    DEVICE static int col(int lane, int i) { return Accumulator<half>::col(lane, i); }
-    DEVICE float number(int i) const {
-        float pair[2];
-        unpack<half>(pairs[i / 2], pair[0], pair[1]);
-        return pair[i % 2];
-    }
+    DEVICE static constexpr int row(int lane, int i) { return Accumulator<half>::row(lane, i); }
+    DEVICE static constexpr int col(int lane, int i) { return Accumulator<half>::col(lane, i); }
 };
 
 namespace cuda {
@@ -94,11 +82,6 @@ DEVICE void mma_16x8(int* acc, const uint32_t* a, uint32_t b0, uint32_t b1) {
     CUDA_MMA("m16n8k32.row.col.s32.s8.s8.s32", "r", acc, a, b0, b1);
 }
 #undef CUDA_MMA
-DEVICE void mma_16x8(uint32_t* acc, const uint32_t* a, uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%0, %1}, {%2, %3, %4, %5}, {%6, %7}, {%0, %1};"
-        : "+r"(acc[0]), "+r"(acc[1])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 }  // namespace cuda
 
 template <bool kOuterMajor, class T, Side kSide, class Tile>
@@ -112,6 +95,28 @@ DEVICE void load_fragment(Fragment<T, kSide>& f, const Tile& tile, int first, in
         load_matrix<false>(f.words, tile(first + q % 2 * 8 + r, k / kPerChunk + q / 2));
     }
 }
+
+// load_fragment for many fragments of one tile, whose place in its lane is worked out once.  first: as
+// in load_fragment, of the first fragment; outer, k: of others from there on, multiples of 16.  Of a Tile
+// that is Bytes<16> chunks[], place(line, chunk) of them of lines of kChunks, a power of two, and in
+// which the chunks of a line change places only among eight and alike in every eighth line.
+template <bool kOuterMajor, class T, Side kSide, class Tile>
+struct FragmentLoader {
+    static_assert(sizeof(T) == 2, "chunks of eight");
+    int place;
+
+    DEVICE explicit FragmentLoader(int first) {
+        const int r = lane_id() % 8, q = lane_id() / 8;
+        if constexpr (kOuterMajor) place = Tile::place(q / 2 * 8 + r, q % 2) ^ first / 8;
+        else place = Tile::place(first + q % 2 * 8 + r, q / 2);
+    }
+    // Where the compiler would keep an address for each fragment, from here on it does not.
+    DEVICE void forget() { place = opaque(place); }
+    DEVICE void load(Fragment<T, kSide>& f, const Tile& tile, int outer, int k) const {
+        const int line = kOuterMajor ? k : outer, chunk = (kOuterMajor ? outer : k) / 8;
+        load_matrix<kOuterMajor>(f.words, &tile.chunks[(place ^ chunk) + line * Tile::kChunks]);
+    }
+};
 
 template <class A, class B, int kM, int kN>
 DEVICE void mma(Accumulator<A> (&acc)[kM][kN], const FragmentA<A> (&a)[kM],
@@ -127,16 +132,45 @@ DEVICE void mma(Accumulator<A> (&acc)[kM][kN], const FragmentA<A> (&a)[kM],
     }
 }
 
+// --- sums as an operand of the next product ----------------------------------------------------
+// 16 x 16 sums, rounded to T, as 16 of k: with kSideA their rows stay rows and their columns are k, with
+// kSideB their columns stay columns and their rows are k.  On each platform the side that leaves the
+// numbers in their lanes, or nearly so.
+constexpr Side kSumsSide = kSideA;
+template <class T>
+DEVICE void sums_to_fragment(Fragment<T, kSumsSide>& f, const Accumulator<T>& sums) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) f.words[i] = pack<T>(sums.values[2 * i], sums.values[2 * i + 1]);
+}
+
+// --- products of FP16 summed in FP16 ------------------------------------------------------------
+// Value i stands where an Accumulator has it.
+constexpr bool kHasHalfSums = true;
+struct HalfAccumulator {
+    static constexpr int kCount = 8;
+    uint32_t words[4];
+
+    DEVICE float value(int i) const {
+        const __half2 pair = bit_cast<__half2>(words[i / 2]);
+        return i % 2 ? __high2float(pair) : __low2float(pair);
+    }
+};
 template <int kM, int kN>
-DEVICE void mma(Accumulator<HalfSums> (&acc)[kM][kN], const FragmentA<half> (&a)[kM],
+DEVICE void mma(HalfAccumulator (&acc)[kM][kN], const FragmentA<half> (&a)[kM],
                 const FragmentB<half> (&b)[kN]) {
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
         for (int n = 0; n < kN; ++n) {
-            uint32_t* sums = acc[m][n].pairs;
-            cuda::mma_16x8(sums, a[m].words, b[n].words[0], b[n].words[2]);
-            cuda::mma_16x8(sums + 2, a[m].words, b[n].words[1], b[n].words[3]);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                uint32_t* sums = acc[m][n].words + 2 * i;
+                asm("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%0, %1}, {%2, %3, %4, %5}, "
+                    "{%6, %7}, {%0, %1};"
+                    : "+r"(sums[0]), "+r"(sums[1])
+                    : "r"(a[m].words[0]), "r"(a[m].words[1]), "r"(a[m].words[2]),
+                      "r"(a[m].words[3]), "r"(b[n].words[i]), "r"(b[n].words[i + 2]));
+            }
         }
     }
 }
@@ -184,16 +218,27 @@ DEVICE void convert_bytes(uint32_t bytes, uint32_t& low, uint32_t& high) {
 }  // namespace cuda
 
 // 32 of k as two fragments, each number converted from Stored.
-// kReorder: an operand whose lines run along k has 4 neighbouring bytes in a lane, where mma wants the
-// k's 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of lane t.  The order of k is free as long as A and B have the
-// same, so lane t of both takes 4 t to 4 t + 3 of each 16.
-template <class Stored, bool kOuterMajor, bool kReorder, class T, Side kSide, class Tile>
+// mma wants the k's 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of lane t of four (kPairs).  An operand whose lines run
+// along k has 4 neighbouring bytes in a lane, or 8 numbers of half a byte: lane t takes 4 t to 4 t + 3
+// of each 16 (kFours), or 8 t to 8 t + 7 of the 32 (kEights).
+template <class Stored, bool kOuterMajor, LaneOrder kOrder, class T, Side kSide, class Tile>
 DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
                            int first, int k) {
     const int r = lane_id() % 8, q = lane_id() / 8;
-    if constexpr (kSame<Stored, T> && !kReorder) {
+    if constexpr (kSame<Stored, T> && kOrder == LaneOrder::kPairs) {
         load_fragment<kOuterMajor>(low, tile, first, k);
         load_fragment<kOuterMajor>(high, tile, first, k + 16);
+    } else if constexpr (kSame<Stored, T> && kOrder == LaneOrder::kEights) {
+        static_assert(!kOuterMajor, "k runs along the lines");
+        const int row = lane_id() / 4, t = lane_id() % 4;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const auto eight = *static_cast<const Bytes<16>*>(tile(first + row + 8 * i, k / 8 + t));
+            low.words[i] = eight.words[0];
+            low.words[i + 2] = eight.words[1];
+            high.words[i] = eight.words[2];
+            high.words[i + 2] = eight.words[3];
+        }
     } else if constexpr (kSame<Stored, T>) {
         static_assert(!kOuterMajor, "k runs along the lines");
         const int row = lane_id() / 4, t = lane_id() % 4;
@@ -209,7 +254,7 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
             }
         }
     } else if constexpr (!kOuterMajor) {
-        static_assert(kReorder, "bytes of k lie in the order of their lines");
+        static_assert(kOrder == LaneOrder::kFours, "bytes of k lie in the order of their lines");
         uint32_t bytes[4];
         load_matrix<false>(bytes, tile(first + q % 2 * 8 + r, k / 16 + q / 2));
 #pragma unroll
@@ -220,7 +265,7 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
     } else {
         // A 16-bit number of the transposed matrix is a pair of columns: the even ones become the
         // fragment's first 8 columns, the odd ones the others (stored_column).
-        static_assert(!kReorder, "k lies across the lines");
+        static_assert(kOrder == LaneOrder::kPairs, "k lies across the lines");
         uint32_t bytes[4];  // k 0-7, 8-15, 16-23, 24-31
         load_matrix<true>(bytes, tile(k + q * 8 + r, first / 16));
 #pragma unroll
@@ -231,6 +276,48 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
             convert(bytes[i], low.words[2 * i], low.words[2 * i + 1]);
             convert(bytes[i + 2], high.words[2 * i], high.words[2 * i + 1]);
         }
+    }
+}
+
+namespace cuda {
+// Eight e2m1 numbers times an e4m3 scale, as four pairs.
+template <class T>
+DEVICE void decode_scaled(uint32_t codes, e4m3 scale, uint32_t (&pairs)[4]) {
+    const __half2 factor = __half2half2(__half(scale));
+    const __half2 unit = bit_cast<__half2>(0x74007400u);  // 2^14
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        // A number's sign, exponent and mantissa at the place of FP16's are 2^-14 of it, subnormals too.
+        const uint32_t byte = codes >> 8 * i & 0xff, spread = (byte & 0xf) | (byte & 0xf0) << 12;
+        const uint32_t bits = (spread << 12 & 0x80008000u) | (spread << 9 & 0x0e000e00u);
+        const __half2 scaled = __hmul2(__hmul2(bit_cast<__half2>(bits), unit), factor);
+        if constexpr (kSame<T, half>) {
+            pairs[i] = bit_cast<uint32_t>(scaled);
+        } else {
+            const float2 x = __half22float2(scaled);
+            pairs[i] = pack<T>(x.x, x.y);
+        }
+    }
+}
+}  // namespace cuda
+
+// 32 of k of e2m1 numbers as two fragments in kEights' order, each number times the e4m3 scale of its 16
+// of k: a product that T holds exactly.  tile.codes: lines of bytes along k, two numbers in each;
+// tile.scale(line, k / 16).
+template <class T, Side kSide, class Tile>
+DEVICE void load_scaled(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
+                        int first, int k) {
+    const int row = first + lane_id() / 4, t = lane_id() % 4;
+    uint32_t codes[2];
+    load_matrix<false>(codes, tile.codes(first + lane_id() % 16, k / 32));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        uint32_t pairs[4];
+        cuda::decode_scaled<T>(codes[i], tile.scale(row + 8 * i, k / 16 + t / 2), pairs);
+        low.words[i] = pairs[0];
+        low.words[i + 2] = pairs[1];
+        high.words[i] = pairs[2];
+        high.words[i + 2] = pairs[3];
     }
 }
 

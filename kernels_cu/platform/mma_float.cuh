@@ -6,11 +6,13 @@ enum Side { kSideA, kSideB };
 template <class T, Side kSide> struct Fragment;
 template <class T> using FragmentA = Fragment<T, kSideA>;
 template <class T> using FragmentB = Fragment<T, kSideB>;
+// Which k a lane holds: kPairs as the matrix unit has it; kFours and kEights: where operands are converted
+// and a lane has 4 or 8 neighbours of memory.  The order of k is free as long as A and B have the same.
+enum class LaneOrder { kPairs, kFours, kEights };
 template <class T> constexpr int kFragmentK = 32 / int(sizeof(T));
 template <> constexpr int kFragmentK<float> = 4;
 
 // The 16 x 16 sums of products of T in a warp; this lane's number i is at row(lane, i), col(lane, i).
-// HalfSums: of FP16 products, summed in FP16; not on AMD.
 template <class T> struct Accumulator;
 
 template <Side kSide> struct Fragment<float, kSide> {
@@ -19,7 +21,7 @@ template <Side kSide> struct Fragment<float, kSide> {
     static constexpr int kLines = 16 / kStep;
     float values[kLines][4];
 
-    DEVICE static int line(int lane, int i) {
+    DEVICE static constexpr int line(int lane, int i) {
         return (kSide == kSideA ? lane / 4 : lane % 4) + kStep * i;
     }
 };
@@ -29,8 +31,8 @@ template <> struct Accumulator<float> {
     static constexpr int kCount = 256 / kWarpSize;
     float values[kCount];
 
-    DEVICE static int row(int lane, int i) { return FragmentA<float>::line(lane, i / 4); }
-    DEVICE static int col(int lane, int i) { return FragmentB<float>::line(lane, i % 4); }
+    DEVICE static constexpr int row(int lane, int i) { return FragmentA<float>::line(lane, i / 4); }
+    DEVICE static constexpr int col(int lane, int i) { return FragmentB<float>::line(lane, i % 4); }
 };
 
 // From shared memory, whose tile(line, c) is the address of the 16-byte chunk c of a line.  kOuterMajor:

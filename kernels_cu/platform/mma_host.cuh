@@ -52,19 +52,16 @@ template <class T> struct Sums {
     static constexpr int kCount = 256 / kWarpSize;
     T values[kCount];
 
-    DEVICE static int row(int lane, int i) {
+    DEVICE static constexpr int row(int lane, int i) {
         return kWarpSize == 32 ? lane / 4 + i % 4 / 2 * 8 : lane / 16 * 4 + i;
     }
-    DEVICE static int col(int lane, int i) {
+    DEVICE static constexpr int col(int lane, int i) {
         return kWarpSize == 32 ? i / 4 * 8 + lane % 4 * 2 + i % 2 : lane % 16;
     }
 };
 }  // namespace host
 template <class T> struct Accumulator : host::Sums<float> {};
 template <> struct Accumulator<int8_t> : host::Sums<int> {};
-template <> struct Accumulator<HalfSums> : host::Sums<half> {
-    DEVICE float number(int i) const { return to_float(values[i]); }
-};
 
 template <bool kOuterMajor, class T, Side kSide, class Tile>
 DEVICE void load_fragment(Fragment<T, kSide>& f, const Tile& tile, int first, int k) {
@@ -80,6 +77,18 @@ DEVICE void load_fragment(Fragment<T, kSide>& f, const Tile& tile, int first, in
         memcpy(f.values, chunk + k % kPerChunk, sizeof(f.values));
     }
 }
+
+// load_fragment for many fragments of one tile (see mma_cuda.cuh).
+template <bool kOuterMajor, class T, Side kSide, class Tile>
+struct FragmentLoader {
+    int first;
+
+    DEVICE explicit FragmentLoader(int first) : first(first) {}
+    DEVICE void forget() {}
+    DEVICE void load(Fragment<T, kSide>& f, const Tile& tile, int outer, int k) const {
+        load_fragment<kOuterMajor>(f, tile, first + outer, k);
+    }
+};
 
 namespace host {
 template <class T> struct Product { using Type = float; };
@@ -142,29 +151,60 @@ DEVICE void mma(Accumulator<A> (&acc)[kM][kN], const FragmentA<A> (&a)[kM],
     host::runtime->exchange("mma", &payload, host::Multiply<A, B, kM, kN>::combine, place);
 }
 
-// Rounded after each 16 of k.
-template <int kM, int kN>
-DEVICE void mma(Accumulator<HalfSums> (&acc)[kM][kN], const FragmentA<half> (&a)[kM],
-                const FragmentB<half> (&b)[kN], HOST_PLACE) {
-    Accumulator<half> sums[kM][kN];
-    for (int m = 0; m < kM; ++m) {
-        for (int n = 0; n < kN; ++n) {
-            for (int i = 0; i < sums[m][n].kCount; ++i) sums[m][n].values[i] = acc[m][n].number(i);
+// --- sums as an operand of the next product (see mma_cuda.cuh) --------------------------------
+constexpr Side kSumsSide = kWarpSize == 32 ? kSideA : kSideB;
+namespace host {
+template <class T> struct SumsToFragment {
+    Fragment<T, kSumsSide>* fragment;
+    const Accumulator<T>* sums;
+
+    static void combine(void** payloads) {
+        float all[16][16];  // [row or column][k]
+        constexpr int kCount = Fragment<T, kSumsSide>::kCount;
+        for (int lane = 0; lane < kWarpSize; ++lane) {
+            const auto& mine = *static_cast<const SumsToFragment*>(payloads[lane]);
+            for (int i = 0; i < Accumulator<T>::kCount; ++i) {
+                const int row = Accumulator<T>::row(lane, i), col = Accumulator<T>::col(lane, i);
+                (kSumsSide == kSideA ? all[row][col] : all[col][row]) = mine.sums->values[i];
+            }
+        }
+        for (int lane = 0; lane < kWarpSize; ++lane) {
+            const auto& mine = *static_cast<const SumsToFragment*>(payloads[lane]);
+            for (int i = 0; i < kCount; ++i) {
+                mine.fragment->values[i] = from_float<T>(all[lane % 16][lane / 16 * kCount + i]);
+            }
         }
     }
+};
+}  // namespace host
+template <class T>
+DEVICE void sums_to_fragment(Fragment<T, kSumsSide>& f, const Accumulator<T>& sums, HOST_PLACE) {
+    host::SumsToFragment<T> payload{&f, &sums};
+    host::runtime->exchange("sums_to_fragment", &payload, payload.combine, place);
+}
+
+// --- products of FP16 summed in FP16: rounded once for every fragment of k ---------------------
+constexpr bool kHasHalfSums = true;
+struct HalfAccumulator : host::Sums<float> {
+    DEVICE float value(int i) const { return values[i]; }
+};
+template <int kM, int kN>
+DEVICE void mma(HalfAccumulator (&acc)[kM][kN], const FragmentA<half> (&a)[kM],
+                const FragmentB<half> (&b)[kN], HOST_PLACE) {
+    Accumulator<half> sums[kM][kN];
+    memcpy(sums, acc, sizeof(sums));
     mma(sums, a, b, place);
     for (int m = 0; m < kM; ++m) {
         for (int n = 0; n < kN; ++n) {
-            for (int i = 0; i < sums[m][n].kCount; ++i) {
-                acc[m][n].values[i] = from_float<half>(sums[m][n].values[i]);
+            for (int i = 0; i < HalfAccumulator::kCount; ++i) {
+                acc[m][n].values[i] = to_float(from_float<half>(sums[m][n].values[i]));
             }
         }
     }
 }
 
-// 32 of k as two fragments, each number converted from Stored.  kReorder: see mma_cuda.cuh; here k
-// keeps its order.
-template <class Stored, bool kOuterMajor, bool kReorder, class T, Side kSide, class Tile>
+// 32 of k as two fragments, each number converted from Stored.  kOrder: here k keeps its order.
+template <class Stored, bool kOuterMajor, LaneOrder kOrder, class T, Side kSide, class Tile>
 DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
                            int first, int k) {
     constexpr int kPerChunk = 16 / int(sizeof(Stored)), kCount = Fragment<T, kSide>::kCount;
@@ -175,6 +215,23 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
         const int line = kOuterMajor ? at : outer, element = kOuterMajor ? outer : at;
         const Stored x = static_cast<const Stored*>(tile(line, element / kPerChunk))[element % kPerChunk];
         (i < kCount ? low : high).values[i % kCount] = from_float<T>(to_float(x));
+    }
+}
+
+// 32 of k of e2m1 numbers as two fragments, each times the e4m3 scale of its 16 of k: a product that T
+// holds exactly.  tile.codes: lines of bytes along k, two numbers in each; tile.scale(line, k / 16).
+template <class T, Side kSide, class Tile>
+DEVICE void load_scaled(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
+                        int first, int k) {
+    constexpr int kCount = Fragment<T, kSide>::kCount;
+    const int outer = first + lane_id() % 16;
+    k += lane_id() / 16 * kCount;
+    for (int i = 0; i < 2 * kCount; ++i) {
+        const int at = k + i % kCount + i / kCount * 16;
+        const uint8_t* chunk = static_cast<const uint8_t*>(tile.codes(outer, at / 32));
+        const uint32_t code = chunk[at % 32 / 2] >> at % 2 * 4 & 0xf;
+        const float x = decode_e2m1(code) * to_float(tile.scale(outer, at / 16));
+        (i < kCount ? low : high).values[i % kCount] = from_float<T>(x);
     }
 }
 

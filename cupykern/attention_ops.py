@@ -1,0 +1,406 @@
+"""The records of attention and attention_varlen: problems, inputs and work for check, bench and tests."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from kernels_cu import Variant
+
+from . import attention_plan, dtypes, inputs, reference
+from .attention import attention, attention_varlen
+from .attention_plan import AttentionConfig
+from .block_mask import CAUSAL, FULL, MASKED, PARTIAL, BlockMask
+from .op import Call, Draw, Op, Work
+
+_DTYPES = ("float16", "bfloat16")
+_KINDS = ("normal", "uniform", "same_sign", "exact", "peaked", "special")
+
+
+@dataclass(frozen=True)
+class AttentionProblem:
+    """One call, without its numbers.
+
+    mask: None, "bool", "bias" or "block"; mask_dims: which of (B, H, Sq, Sk) it has, the others are 1.
+    view: how q, k and v lie in memory: one of inputs.LAYOUTS, or "padded", rows of longer ones.
+    """
+
+    b: int
+    h: int
+    h_kv: int
+    sq: int
+    sk: int
+    d: int
+    dv: int
+    dtype: str = "float16"
+    causal: bool = False
+    causal_align: str = "top_left"
+    input_pos: int = 0
+    scale: float | None = None
+    mask: str | None = None
+    mask_dims: tuple[bool, ...] = (True, True, True, True)
+    blocks: tuple[int, int] = (64, 64)
+    layout: str = "bhsd"
+    view: str = "C"
+    qk_accumulate: str = "float32"
+    algorithm: str = "flash"
+    lse: bool = False
+    row_stats: bool = False
+    kind: str = "normal"
+
+    def __str__(self) -> str:
+        shape = f"{self.b}x{self.h}x{self.sq}x{self.d}"
+        return f"{shape}{' causal' if self.causal else ''} {self.dtype}"
+
+    @property
+    def general(self) -> bool:
+        return self.mask is not None or (self.scale is not None and self.scale <= 0)
+
+
+def _draw_problem(draw: Draw) -> AttentionProblem:
+    """Few variants: bfloat16 and FP16 sums with small heads only, the largest heads in tests of their own."""
+    dtype = draw.choice(("float16", "float16", "bfloat16"))
+    wide = dtype == "float16" and draw.choice((False, False, True))
+    dims = (72, 80, 128) if wide else (8, 24, 40, 64)
+    h, h_kv = draw.choice(((1, 1), (2, 1), (4, 2), (3, 3)))
+    d, dv = draw.choice(dims), draw.choice(dims)
+    half_sums = dtype == "float16" and not wide and draw.choice((False, False, False, True))
+    mask = draw.choice((None, None, None, "bool", "bias", "block"))
+    return AttentionProblem(
+        draw.choice((1, 1, 2)), h, h_kv,
+        draw.choice((0, 1, 2, 16, 33, 64, 65, 100, 130)),
+        draw.choice((0, 1, 7, 31, 32, 33, 64, 65, 100, 130, 200)),
+        d, dv, dtype,
+        causal=draw.choice((False, True)),
+        causal_align=draw.choice(("top_left", "bottom_right")),
+        input_pos=draw.choice((0, 0, 1, 20, 1000)),
+        scale=draw.choice((None, None, None, 1.0, 0.05, -0.3, 0.0)),
+        mask=mask,
+        mask_dims=tuple(draw.choice((True, True, False)) for _ in range(4)),
+        blocks=draw.choice(((64, 64), (64, 128), (128, 64), (128, 128))),
+        layout=draw.choice(("bhsd", "bhsd", "bshd")),
+        view=draw.choice(("C", "C", "padded", *inputs.LAYOUTS)),
+        qk_accumulate="float16" if half_sums else "float32",
+        algorithm="flash" if half_sums else draw.choice(("flash",) * 7 + ("naive",)),
+        lse=draw.choice((False, True)),
+        row_stats=draw.choice((False, True)),
+        kind=draw.choice(_KINDS),
+    )  # fmt: skip
+
+
+def _bench_sizes(shape: tuple[int, ...], dtype: str) -> tuple[int, int, int, int, int, bool]:
+    """(B, H, Hkv, S, D, causal) of a shape (B, H, S, D[, causal[, Hkv]])."""
+    if not 4 <= len(shape) <= 6 or (len(shape) > 4 and shape[4] not in (0, 1)):
+        raise ValueError(
+            f"attention needs a shape (B, H, S, D), (B, H, S, D, causal) or (B, H, S, D, causal, Hkv), "
+            f"causal 0 or 1; got {shape}"
+        )
+    dtypes.resolve(dtype, "dtype", attention_plan.DTYPES)
+    b, h, s, d, causal, h_kv = (*shape, *(0, shape[1])[len(shape) - 4 :])
+    return b, h, h_kv, s, d, bool(causal)
+
+
+def _bench_problem(shape: tuple[int, ...], dtype: str) -> AttentionProblem:
+    b, h, h_kv, s, d, causal = _bench_sizes(shape, dtype)
+    return AttentionProblem(b, h, h_kv, s, s, d, d, dtype, causal, kind="bench")
+
+
+def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
+    if target == "host":
+        return ((1, 4, 256, 64), (1, 4, 256, 64, 1))
+    sizes = ((16, 16, 1024, 128), (4, 16, 4096, 128), (1, 16, 16384, 128))
+    sizes += ((1, 32, 16384, 64), (4, 8, 4096, 256), (1, 8, 16384, 256))
+    both = tuple((*size, *causal) for size in sizes for causal in ((), (1,)))
+    return (*both, (2, 32, 8192, 128, 1, 8))
+
+
+def _values(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int, name: str) -> np.ndarray:
+    """peaked: scores of which some are far above the others.  special: NaN and infinities in a few rows of
+    q and k."""
+    if kind == "peaked":
+        x = inputs.values("normal", shape, dtype, seed)
+        if name != "v" and shape[2]:
+            x[:, :, seed % shape[2]] *= np.asarray(8, dtype)
+        return x
+    if kind != "special":
+        return inputs.values(kind, shape, dtype, seed)
+    x = inputs.values("normal", shape, dtype, seed)
+    if name != "v" and shape[2]:
+        rng = np.random.default_rng(seed)
+        for value in (np.nan, np.inf, -np.inf):
+            x[(*(rng.integers(n) for n in shape),)] = value
+    return x
+
+
+def _in_memory(x: np.ndarray, layout: str, view: str, xp: Any) -> Any:
+    """x (B, H, S, D) in the call's layout, in memory as `view` says."""
+    if layout == "bshd":
+        x = x.transpose(0, 2, 1, 3)
+    if view != "padded":
+        return inputs.with_layout(np.ascontiguousarray(x), view, xp)
+    large = xp.full((*x.shape[:3], x.shape[3] + 8), np.nan, x.dtype)
+    large[..., : x.shape[3]] = xp.asarray(np.ascontiguousarray(x))
+    return large[..., : x.shape[3]]
+
+
+def _block_mask(problem: AttentionProblem, seed: int, xp: Any) -> BlockMask:
+    """Blocks of every type."""
+    p = problem
+    rng = np.random.default_rng(seed)
+    shape = (
+        p.b if p.mask_dims[0] else 1, p.h if p.mask_dims[1] else 1,
+        -(-p.sq // p.blocks[0]), -(-p.sk // p.blocks[1]),
+    )  # fmt: skip
+    types = rng.choice((MASKED, CAUSAL, FULL, PARTIAL), shape).astype(np.uint8)
+    count = int((types == PARTIAL).sum())
+    numbers = np.full(shape, -1, np.int32)
+    numbers[types == PARTIAL] = rng.permutation(count)
+    tiles = rng.random((count, *p.blocks)) < rng.choice((0.1, 0.5), (count, 1, 1))
+    arrays = (xp.asarray(x) for x in (types, numbers, tiles))
+    return BlockMask(*arrays, p.sq, p.sk, *p.blocks, causal_offset=int(rng.integers(-70, 70)))
+
+
+def _mask(problem: AttentionProblem, seed: int, xp: Any) -> Any:
+    p = problem
+    if p.mask == "block":
+        return _block_mask(p, seed, xp)
+    rng = np.random.default_rng(seed)
+    sizes = zip((p.b, p.h, p.sq, p.sk), p.mask_dims, strict=True)
+    shape = tuple(size if there else 1 for size, there in sizes)
+    if p.mask == "bool":
+        return xp.asarray(rng.random(shape) < rng.choice((0.05, 0.5, 0.95)))
+    bias = rng.standard_normal(shape)
+    bias = np.where(rng.random(shape) < 0.2, -np.inf, bias)
+    name = ("float16", "bfloat16", "float32")[seed % 3]
+    return xp.asarray(bias.astype(dtypes.NAMES[name]))
+
+
+def _inputs(problem: AttentionProblem, seed: int, xp: Any) -> Call:
+    p = problem
+    dtype = dtypes.NAMES[p.dtype]
+    shapes = (p.b, p.h, p.sq, p.d), (p.b, p.h_kv, p.sk, p.d), (p.b, p.h_kv, p.sk, p.dv)
+    if p.kind == "bench":
+        args = tuple(inputs.bench_values(x, dtype, seed + i, xp) for i, x in enumerate(shapes))
+    else:
+        args = tuple(
+            _in_memory(_values(p.kind, shape, dtype, seed + i, name), p.layout, p.view, xp)
+            for i, (name, shape) in enumerate(zip("qkv", shapes, strict=True))
+        )
+    kwargs: dict[str, Any] = {} if p.mask is None else {"mask": _mask(p, seed + 3, xp)}
+    for name, value, default in (
+        ("causal", p.causal, False), ("causal_align", p.causal_align, "top_left"),
+        ("input_pos", p.input_pos, 0), ("scale", p.scale, None), ("layout", p.layout, "bhsd"),
+        ("qk_accumulate", p.qk_accumulate, "float32"), ("algorithm", p.algorithm, "flash"),
+        ("return_lse", p.lse, False), ("return_row_stats", p.row_stats, False),
+    ):  # fmt: skip
+        if value != default:
+            kwargs[name] = value
+    return Call(args, kwargs)
+
+
+def _work(problem: AttentionProblem) -> Work:
+    """Causal attention counts half of all pairs of queries and keys, a block mask those of the blocks that
+    are computed."""
+    p = problem
+    size = dtypes.NAMES[p.dtype].itemsize
+    read = p.b * (p.h * p.sq * p.d + p.h_kv * p.sk * (p.d + p.dv)) * size
+    pairs = p.b * p.h * p.sq * p.sk
+    if p.mask == "block":
+        mask = _block_mask(p, 3, np)
+        share = p.b * p.h // math.prod(mask.batch_shape)
+        pairs = mask.num_blocks * math.prod(p.blocks) * share
+    elif p.causal:
+        pairs //= 2
+    return Work(read, p.b * p.h * p.sq * p.dv * size, 2 * pairs * (p.d + p.dv))
+
+
+def _head_dim(problem: Any) -> int:
+    return attention_plan.padded_head_dim(problem.d, problem.dv)
+
+
+def _configs(problem: AttentionProblem, arch: str) -> tuple[AttentionConfig, ...]:
+    sq = (
+        max((q for q, _ in problem.lengths), default=0)
+        if hasattr(problem, "lengths")
+        else problem.sq
+    )
+    return attention_plan.configs(_head_dim(problem), problem.general, arch, sq)
+
+
+def _variant(problem: AttentionProblem, config: AttentionConfig) -> Variant:
+    dtype = dtypes.NAMES[problem.dtype]
+    if problem.algorithm == "naive":
+        return attention_plan.naive_variant(dtype)
+    half = problem.qk_accumulate == "float16"
+    return attention_plan.flash_variant(dtype, _head_dim(problem), problem.general, half, config)
+
+
+def _sample(
+    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Any, ...]]:
+    """Some heads of the first and the last batch, where there is no mask."""
+    q, k, v = call.args
+    if {"mask", "layout"} & call.kwargs.keys() or q.size <= max_elements:
+        return call, outputs
+    batch = np.random.default_rng(seed).integers(q.shape[0])
+    head = np.random.default_rng(seed + 1).integers(q.shape[1])
+    keys = head // (q.shape[1] // k.shape[1])
+    part = (
+        q[batch : batch + 1, head : head + 1],
+        *(x[batch : batch + 1, keys : keys + 1] for x in (k, v)),
+    )
+    cut = tuple(y[batch : batch + 1, head : head + 1] for y in outputs)
+    return Call(part, call.kwargs), cut
+
+
+OP = Op(
+    name="attention",
+    run=attention,
+    reference=reference.attention,
+    bound=reference.attention_bound,
+    draw_problem=_draw_problem,
+    bench_problem=_bench_problem,
+    bench_shapes=_bench_shapes,
+    inputs=_inputs,
+    work=_work,
+    variants=attention_plan.variants,
+    configs=_configs,
+    variant=_variant,
+    sample=_sample,
+    dtypes=_DTYPES,
+)
+
+
+# --- packed sequences --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class VarlenProblem:
+    """One call, without its numbers.  lengths: of queries and keys, of each sequence."""
+
+    lengths: tuple[tuple[int, int], ...]
+    h: int
+    h_kv: int
+    d: int
+    dv: int
+    dtype: str = "float16"
+    causal: bool = False
+    causal_align: str = "bottom_right"
+    scale: float | None = None
+    view: str = "C"
+    lse: bool = False
+    kind: str = "normal"
+    qk_accumulate: str = "float32"
+    algorithm: str = "flash"
+
+    def __str__(self) -> str:
+        rows = sum(length for length, _ in self.lengths)
+        return f"{len(self.lengths)} sequences, {rows}x{self.h}x{self.d} {self.dtype}"
+
+    @property
+    def general(self) -> bool:
+        return self.scale is not None and self.scale <= 0
+
+
+def _draw_varlen(draw: Draw) -> VarlenProblem:
+    h, h_kv = draw.choice(((1, 1), (2, 1), (4, 2)))
+    count = draw.choice((0, 1, 2, 3, 5))
+    sizes = (0, 1, 3, 16, 33, 65, 100)
+    return VarlenProblem(
+        tuple((draw.choice(sizes), draw.choice(sizes)) for _ in range(count)), h, h_kv,
+        draw.choice((8, 40, 64)), draw.choice((16, 64)), draw.choice(_DTYPES),
+        causal=draw.choice((False, True)),
+        causal_align=draw.choice(("top_left", "bottom_right")),
+        scale=draw.choice((None, None, 0.3)),
+        view=draw.choice(("C", "C", "padded", "offset")),
+        lse=draw.choice((False, True)),
+        kind=draw.choice(_KINDS[:-1]),
+    )  # fmt: skip
+
+
+def _varlen_bench_problem(shape: tuple[int, ...], dtype: str) -> VarlenProblem:
+    """Lengths from S / 2 to 3 S / 2, S in the mean."""
+    b, h, h_kv, s, d, causal = _bench_sizes(shape, dtype)
+    lengths = [s // 2 + round(s * i / (b - 1)) if b > 1 else s for i in range(b)]
+    return VarlenProblem(tuple((n, n) for n in lengths), h, h_kv, d, d, dtype, causal, kind="bench")
+
+
+def _varlen_bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
+    if target == "host":
+        return ((3, 2, 100, 64), (3, 2, 100, 64, 1))
+    return ((16, 16, 1024, 128), (16, 16, 1024, 128, 1), (4, 16, 4096, 128, 1))
+
+
+def _varlen_inputs(problem: VarlenProblem, seed: int, xp: Any) -> Call:
+    p = problem
+    dtype = dtypes.NAMES[p.dtype]
+    q_lengths, k_lengths = zip(*p.lengths, strict=True) if p.lengths else ((), ())
+    rows, keys = sum(q_lengths), sum(k_lengths)
+    shapes = (rows, p.h, p.d), (keys, p.h_kv, p.d), (keys, p.h_kv, p.dv)
+    if p.kind == "bench":
+        args = tuple(inputs.bench_values(x, dtype, seed + i, xp) for i, x in enumerate(shapes))
+    else:
+        args = tuple(
+            _in_memory(_values(p.kind, (1, *shape), dtype, seed + i, name), "bhsd", p.view, xp)[0]
+            for i, (name, shape) in enumerate(zip("qkv", shapes, strict=True))
+        )
+    cu = [np.cumsum((0, *lengths), dtype=np.int32) for lengths in (q_lengths, k_lengths)]
+    if seed % 2 or p.kind == "bench":  # else numpy's, which are checked
+        cu = [xp.asarray(x) for x in cu]
+    kwargs: dict[str, Any] = {
+        "max_seqlen_q": max(q_lengths, default=0),
+        "max_seqlen_k": max(k_lengths, default=0),
+    }
+    for name, value, default in (
+        ("causal", p.causal, False), ("causal_align", p.causal_align, "bottom_right"),
+        ("scale", p.scale, None), ("return_lse", p.lse, False),
+    ):  # fmt: skip
+        if value != default:
+            kwargs[name] = value
+    return Call((*args, *cu), kwargs)
+
+
+def _varlen_work(problem: VarlenProblem) -> Work:
+    p = problem
+    size = dtypes.NAMES[p.dtype].itemsize
+    rows, keys = (sum(lengths[i] for lengths in p.lengths) for i in range(2))
+    pairs = p.h * sum(q * k for q, k in p.lengths) // (2 if p.causal else 1)
+    read = (rows * p.h * p.d + keys * p.h_kv * (p.d + p.dv)) * size
+    return Work(read, rows * p.h * p.dv * size, 2 * pairs * (p.d + p.dv))
+
+
+def _varlen_sample(
+    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Any, ...]]:
+    """One head."""
+    q, k, v, *cu = call.args
+    if q.size <= max_elements:
+        return call, outputs
+    head = int(np.random.default_rng(seed).integers(q.shape[1]))
+    keys = head // (q.shape[1] // k.shape[1])
+    part = (q[:, head : head + 1], *(x[:, keys : keys + 1] for x in (k, v)), *cu)
+    cut = tuple(y[head : head + 1] if i else y[:, head : head + 1] for i, y in enumerate(outputs))
+    return Call(part, call.kwargs), cut
+
+
+def _varlen_variants(arch: str) -> tuple[Variant, ...]:
+    return tuple(v for v in attention_plan.variants(arch) if v.kernel == "attention")
+
+
+VARLEN_OP = replace(
+    OP,
+    name="attention_varlen",
+    run=attention_varlen,
+    reference=reference.attention_varlen,
+    bound=reference.attention_varlen_bound,
+    draw_problem=_draw_varlen,
+    bench_problem=_varlen_bench_problem,
+    bench_shapes=_varlen_bench_shapes,
+    inputs=_varlen_inputs,
+    work=_varlen_work,
+    variants=_varlen_variants,
+    sample=_varlen_sample,
+)

@@ -1,0 +1,324 @@
+"""How attention is launched: configs, variants and parameters.
+
+The Python half of kernels_cu/attention.cu and attention_naive.cu.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kernels_cu import Variant
+
+from . import dtypes, plans
+from .choice import choose
+from .jit import get_kernel
+from .rows import DTYPE_CODES
+from .targets import Kernel, Target, by_value
+from .targets.limits import max_shared_bytes
+
+DTYPES = (dtypes.float16, dtypes.bfloat16)
+HEAD_DIMS = (64, 128, 256)  # what head sizes are padded to in shared memory
+NO_MASK, BOOL_MASK, BIAS_MASK, BLOCK_MASK = range(4)  # attention_mask.cuh: MaskKind
+_LOG2_E = math.log2(math.e)
+_L2_BYTES = 24 * 2**20  # keys and values that half of an L2 cache holds
+_NAIVE_THREADS = 256
+_MANY = 2**31  # queries
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """A block of num_warps warps (of 32 lanes) computes tile_m queries, by tiles of tile_n keys."""
+
+    tile_m: int
+    tile_n: int
+    num_warps: int
+
+    def shared_bytes(self, head_dim: int) -> int:
+        """Dynamic shared memory (attention.cu: AttentionStorage)."""
+        return 2 * head_dim * (self.tile_m + 4 * self.tile_n)
+
+
+def padded_head_dim(head_dim: int, head_dim_v: int) -> int:
+    return next(size for size in HEAD_DIMS if max(head_dim, head_dim_v) <= size)
+
+
+def refusal(config: AttentionConfig, head_dim: int, arch: str) -> str | None:
+    """Why `config` does not fit head_dim (of HEAD_DIMS) on `arch`; None: it does."""
+    c = config
+    if min(c.tile_m, c.tile_n, c.num_warps) < 1:
+        return "tiles and num_warps must be positive"
+    if c.num_warps > 32:
+        return f"{c.num_warps} warps are more than 32"
+    if c.tile_m not in (16, 32, 64, 128) or c.tile_n not in (16, 32, 64):
+        return f"tile_m must be 16 to 128 and tile_n 16 to 64, powers of two; got {c.tile_m}, {c.tile_n}"
+    if c.tile_m % (16 * c.num_warps) or c.tile_m // c.num_warps > 32 or c.num_warps % 2:
+        return f"an even number of warps must share {c.tile_m} queries, 16 or 32 each; got {c.num_warps}"
+    needed, limit = c.shared_bytes(head_dim), max_shared_bytes(arch)
+    if needed > limit:
+        return f"{needed} bytes of shared memory are more than the {limit} of {arch}"
+    return None
+
+
+# Of kGeneral's kernels, where the usual ones spill scalar registers.
+_WITHOUT_SPILLS = {
+    ("gfx90a", 128): AttentionConfig(128, 32, 4),
+    ("gfx90a", 256): AttentionConfig(32, 16, 2),
+    ("gfx942", 128): AttentionConfig(32, 16, 2),
+}
+
+
+def choose_config(head_dim: int, general: bool, arch: str) -> AttentionConfig:
+    """The config for heads that are padded to head_dim; general: of kGeneral's kernels.
+
+    Warps of 32 queries read keys and values from shared memory half as often as those of 16; where their
+    registers do not hold that, or a block's shared memory, tiles are smaller.
+    """
+    less, least = AttentionConfig(64, 32, 4), AttentionConfig(64, 16, 4)
+    if arch == "host":
+        return less
+    if arch.startswith("gfx"):
+        if general and (arch, head_dim) in _WITHOUT_SPILLS:
+            return _WITHOUT_SPILLS[arch, head_dim]
+        if head_dim == 64:
+            return AttentionConfig(128, 64, 4) if arch.startswith("gfx9") else less
+        return less if head_dim == 128 and arch.startswith("gfx9") else least
+    if head_dim == 64:
+        return AttentionConfig(128, 64, 4)
+    if head_dim == 128:
+        blackwell = arch in ("sm_100a", "sm_103a", "sm_120a", "sm_121a")
+        if general and blackwell:
+            return less
+        whole = not general and arch in ("sm_80", "sm_90a")
+        return AttentionConfig(128, 64 if whole else 32, 4)
+    for config in (AttentionConfig(128, 64, 8), AttentionConfig(128, 32, 8)):
+        if refusal(config, head_dim, arch) is None:
+            return config
+    return less
+
+
+def configs(
+    head_dim: int, general: bool, arch: str, sq: int = _MANY
+) -> tuple[AttentionConfig, ...]:
+    """The configs for heads that are padded to head_dim and sq queries, the default first."""
+    large = choose_config(head_dim, general, arch)
+    if arch.startswith("gfx"):
+        return (large,)
+    if arch == "host":
+        return large, AttentionConfig(128, 32, 4)
+    small = AttentionConfig(64, 32 if head_dim == 256 else 64, 4)
+    both = (small, large) if sq <= small.tile_m else (large, small)
+    return tuple(dict.fromkeys(both))
+
+
+def flash_variant(
+    dtype: np.dtype, head_dim: int, general: bool, half_scores: bool, config: AttentionConfig
+) -> Variant:
+    return Variant(
+        "attention",
+        (("Element", dtypes.CPP_NAMES[dtype]),),
+        (
+            ("kHeadDim", head_dim),
+            ("kTileM", config.tile_m),
+            ("kTileN", config.tile_n),
+            ("kGeneral", general),
+            ("kHalfScores", half_scores),
+        ),
+        32 * config.num_warps,
+    )
+
+
+def naive_variant(dtype: np.dtype) -> Variant:
+    return Variant("attention_naive", (("Element", dtypes.CPP_NAMES[dtype]),), (), _NAIVE_THREADS)
+
+
+def variants(arch: str) -> tuple[Variant, ...]:
+    """Every variant on an architecture."""
+    flash = [
+        flash_variant(dtype, head_dim, general, half_scores, config)
+        for dtype in DTYPES
+        for head_dim in HEAD_DIMS
+        for general in (False, True)
+        for config in configs(head_dim, general, arch)
+        for half_scores in ((False, True) if has_half_scores(dtype, arch) else (False,))
+    ]
+    return (*flash, *map(naive_variant, DTYPES))
+
+
+def has_half_scores(dtype: np.dtype, arch: str) -> bool:
+    """Whether q k^T can be summed in FP16."""
+    return dtype == dtypes.float16 and not arch.startswith("gfx")
+
+
+# --- plans -------------------------------------------------------------------------------------
+
+_STRIDES = np.dtype([(name, np.int64) for name in ("batch", "head", "row")])
+_PARAMS = np.dtype(  # attention_task.cuh: AttentionParams
+    [
+        *((name, _STRIDES) for name in ("q", "k", "v", "out", "stats")),
+        *((n, np.int64) for n in ("batch", "heads", "kv_heads", "sq", "sk", "head_dim", "head_dim_v")),
+        *((n, np.int64) for n in ("tiles", "heads_per_section", "total_q", "total_k")),
+        ("mask_strides", np.int64, 4),
+        *((n, np.int64) for n in ("block_stride_b", "block_stride_h")),
+        *((n, np.int32) for n in ("mask_kind", "mask_dtype", "q_block", "kv_block", "q_blocks")),
+        *((n, np.int32) for n in ("kv_blocks", "block_causal_offset", "mask_padding")),
+        *((n, np.float32) for n in ("score_scale", "exponent_scale", "unit")),
+        *((n, np.int32) for n in ("prescale", "causal", "offset", "bottom_right", "padding")),
+    ]
+)  # fmt: skip
+
+
+class MaskPlace(NamedTuple):
+    """A mask without its arrays.  An array: strides in elements, of (B, H, Sq, Sk).  Blocks: their sizes and
+    numbers, and the strides of b and h in rows of blocks."""
+
+    kind: int = NO_MASK
+    dtype: np.dtype | None = None
+    strides: tuple[int, ...] = (0, 0, 0, 0)
+    blocks: tuple[int, ...] = (0, 0, 0, 0)
+    block_strides: tuple[int, int] = (0, 0)
+    causal_offset: int = 0
+
+
+class AttentionTask(NamedTuple):
+    """A call without its arrays.  Strides, in elements: of the batch (or 0), the head and the row.
+
+    totals: (rows of q, rows of k) of packed sequences, whose sq and sk are the longest; else None.
+    offset: causal queries i keep keys j <= i + offset; None: not causal.  bottom_right: of packed
+    sequences, where each has an offset of its own.
+    """
+
+    dtype: np.dtype
+    batch: int
+    heads: int
+    kv_heads: int
+    sq: int
+    sk: int
+    head_dim: int
+    head_dim_v: int
+    q: tuple[int, int, int]
+    k: tuple[int, int, int]
+    v: tuple[int, int, int]
+    out: tuple[int, int, int]
+    scale: float
+    offset: int | None
+    mask: MaskPlace = MaskPlace()
+    totals: tuple[int, int] | None = None
+    bottom_right: bool = False
+    half_scores: bool = False
+    naive: bool = False
+
+    @property
+    def general(self) -> bool:
+        return self.mask.kind != NO_MASK or self.scale <= 0
+
+    @property
+    def prescale(self) -> bool:
+        """Whether scores are scaled before the largest is found: the sign of the scale matters there,
+        and a bias is added after it."""
+        return self.mask.kind == BIAS_MASK or self.scale <= 0
+
+
+class AttentionPlan(NamedTuple):
+    """The launches of a task."""
+
+    kernel: Kernel
+    grid: int
+    shared_bytes: int
+    params: np.ndarray
+    naive_grids: tuple[int, int, int] | None
+    scores: int  # and sums of rows, of the naive algorithm
+
+    def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
+        """arrays: q, k, v, out, lse, row_max, row_sum, the mask's five and both cu_seqlens; None where
+        absent."""
+        if self.naive_grids is None:
+            self.kernel(self.grid, (*arrays, self.params), self.shared_bytes)
+            return
+        scores = xp.empty(self.scores, np.float32)
+        for step, grid in enumerate(self.naive_grids):
+            self.kernel(grid, (*arrays[:12], scores, self.params, np.int64(step)))
+
+
+@plans.cached
+def attention_plan(
+    target: Target, task: AttentionTask, config: AttentionConfig | None
+) -> AttentionPlan:
+    """Raises TypeError and ValueError for a config that does not fit, or too large a grid."""
+    t = task
+    head_dim = padded_head_dim(t.head_dim, t.head_dim_v)
+    if config is None:
+        config = _chosen(target, t, head_dim)
+    elif not isinstance(config, AttentionConfig):
+        raise TypeError(f"config must be an AttentionConfig; got {type(config).__name__}")
+    elif reason := refusal(config, head_dim, target.arch):
+        raise ValueError(f"config does not fit: {reason}")
+    tiles = -(-t.sq // config.tile_m)
+    grid = tiles * t.heads * t.batch
+    if grid >= 2**31:
+        raise ValueError(f"attention has {grid} tiles, more than 2^31 - 1")
+
+    params = np.zeros((), _PARAMS)
+    for name in ("q", "k", "v", "out"):
+        params[name] = getattr(t, name)
+    params["stats"] = (0, t.totals[0], 1) if t.totals else (t.heads * t.sq, t.sq, 1)
+    for name in ("batch", "heads", "kv_heads", "sq", "sk", "head_dim", "head_dim_v"):
+        params[name] = getattr(t, name)
+    params["tiles"] = tiles
+    params["heads_per_section"] = _heads_per_section(t)
+    if t.totals:
+        params["total_q"], params["total_k"] = t.totals
+    m = t.mask
+    params["mask_strides"], params["mask_kind"] = m.strides, m.kind
+    params["mask_dtype"] = DTYPE_CODES.get(m.dtype, 0)
+    for name, value in zip(("q_block", "kv_block", "q_blocks", "kv_blocks"), m.blocks, strict=True):
+        params[name] = value
+    params["block_stride_b"], params["block_stride_h"] = m.block_strides
+    params["block_causal_offset"] = m.causal_offset
+    params["prescale"] = t.prescale
+    params["score_scale"] = t.scale if t.prescale else 1.0
+    params["exponent_scale"] = (1.0 if t.prescale else t.scale) * _LOG2_E
+    params["unit"] = 1.0 if t.prescale else t.scale
+    params["causal"] = t.offset is not None
+    params["offset"] = t.offset or 0
+    params["bottom_right"] = t.bottom_right
+    if t.naive:
+        rows = t.batch * t.heads * t.sq
+        counts = rows * t.sk, rows * 32, rows * t.head_dim_v
+        grids = tuple(max(1, -(-count // _NAIVE_THREADS)) for count in counts)
+        if max(grids) >= 2**31:
+            raise ValueError(f"the naive algorithm has {rows * t.sk} scores, too many for it")
+        kernel = get_kernel(target, naive_variant(t.dtype))
+        return AttentionPlan(kernel, 0, 0, by_value(params), grids, rows * (t.sk + 1))
+    variant = flash_variant(t.dtype, head_dim, t.general, t.half_scores, config)
+    kernel = get_kernel(target, variant)
+    return AttentionPlan(kernel, grid, config.shared_bytes(head_dim), by_value(params), None, 0)
+
+
+def _chosen(target: Target, task: AttentionTask, head_dim: int) -> AttentionConfig:
+    t = task
+    if t.naive:
+        return choose_config(head_dim, t.general, target.arch)
+    sizes = {"heads": t.batch * t.heads, "sq": t.sq, "sk": t.sk}
+    kind = {
+        "dtype": t.dtype.name, "d": t.head_dim, "dv": t.head_dim_v, "causal": t.offset is not None,
+        "mask": t.mask.kind, "packed": t.totals is not None, "half_scores": t.half_scores,
+        "prescale": t.prescale,
+    }  # fmt: skip
+    return choose(
+        "attention", target, sizes, kind,
+        lambda: configs(head_dim, t.general, target.arch, t.sq),
+        lambda config: flash_variant(t.dtype, head_dim, t.general, t.half_scores, config),
+    )  # fmt: skip
+
+
+def _heads_per_section(task: AttentionTask) -> int:
+    """Of causal tasks, whose long tiles come first, as many heads as the L2 cache holds the keys of."""
+    if task.offset is None:
+        return 1
+    group = task.heads // task.kv_heads
+    bytes_of_head = max(1, task.sk * (task.head_dim + task.head_dim_v) * task.dtype.itemsize)
+    return min(task.batch * task.heads, group * max(1, _L2_BYTES // bytes_of_head))

@@ -1,0 +1,280 @@
+"""BlockMask: which blocks of queries and keys attention computes, and which it skips."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from . import arguments, targets
+from .numerics import namespace
+
+MASKED, CAUSAL, FULL, PARTIAL = range(4)  # attention_mask.cuh: BlockType
+SIZES = (64, 128)
+
+
+class BlockMask:
+    """A mask of queries by keys in blocks: masked, causal, full, or partial with a tile of its own.
+
+    Sizes: B and H are 1 or those of the call; Q and K are the blocks of seq_len_q queries and seq_len_k
+    keys, the last of which may be partly beyond the end.  Arrays, of one target:
+
+    kv_num_blocks: int32 (B, H, Q), the number of key blocks that are not masked.
+    kv_indices: int32 (B, H, Q, K), their numbers in ascending order, then anything.
+    block_mask_types: uint8 (B, H, Q, K): 0 masked, 1 causal (the query at row i of all keeps keys j <= i +
+        causal_offset), 2 full, 3 partial.
+    partial_indices: int32 (B, H, Q, K), of a partial block the number of its tile, else anything.
+    partial_tiles: bool (P, q_block, kv_block), True = keep.
+
+    Made by `from_dense`, `causal`, `document` or `interleaved`.
+    """
+
+    def __init__(
+        self,
+        block_mask_types: Any,
+        partial_indices: Any,
+        partial_tiles: Any,
+        seq_len_q: int,
+        seq_len_k: int,
+        q_block: int,
+        kv_block: int,
+        causal_offset: int = 0,
+    ):
+        """kv_num_blocks and kv_indices follow from block_mask_types.
+
+        The contents of numpy arrays are checked; in cupy arrays unknown types, and partial blocks where
+        there are no tiles, become masked, and numbers of tiles are clamped to those that there are.
+        Raises TypeError (dtypes, kinds of arrays) and ValueError (shapes, block sizes, contents).
+        """
+        _check_sizes(seq_len_q, seq_len_k, q_block, kv_block)
+        arguments.target_of("block_mask_types", block_mask_types)
+        shape = block_mask_types.shape
+        wanted = -(-seq_len_q // q_block), -(-seq_len_k // kv_block)
+        if len(shape) != 4 or shape[2:] != wanted:
+            raise ValueError(
+                f"block_mask_types must be (B, H, {wanted[0]}, {wanted[1]}); got {shape}"
+            )
+        for name, x, dtype, right in (
+            ("block_mask_types", block_mask_types, np.uint8, shape),
+            ("partial_indices", partial_indices, np.int32, shape),
+            ("partial_tiles", partial_tiles, np.bool_, (len(partial_tiles), q_block, kv_block)),
+        ):
+            arguments.same_place(name, x, block_mask_types, "block_mask_types")
+            if x.dtype != dtype:
+                raise TypeError(f"{name} must be {np.dtype(dtype)}; got {x.dtype}")
+            if x.shape != right:
+                raise ValueError(f"{name} must have shape {right}; got {x.shape}")
+        xp = namespace(block_mask_types)
+        count = len(partial_tiles)
+        partial = block_mask_types == PARTIAL
+        known = (block_mask_types < PARTIAL) | (partial if count else False)
+        numbers = xp.clip(partial_indices, 0, max(count - 1, 0))
+        if xp is np and not known.all():
+            raise ValueError("block_mask_types must be 0 to 3, and 3 only where there are tiles")
+        if xp is np and (numbers != partial_indices)[partial].any():
+            raise ValueError(f"partial_indices must be 0 to {count - 1} where blocks are partial")
+        block_mask_types = xp.where(known, block_mask_types, np.uint8(MASKED))
+        partial_indices = numbers.astype(np.int32)
+        self.seq_len_q, self.seq_len_k = seq_len_q, seq_len_k
+        self.q_block, self.kv_block = q_block, kv_block
+        self.causal_offset = causal_offset
+        self.block_mask_types = xp.ascontiguousarray(block_mask_types)
+        self.partial_indices = xp.ascontiguousarray(partial_indices)
+        self.partial_tiles = xp.ascontiguousarray(partial_tiles)
+        masked = self.block_mask_types == MASKED
+        self.kv_num_blocks = xp.sum(~masked, axis=-1, dtype=np.int32)
+        numbers = xp.broadcast_to(xp.arange(shape[3], dtype=np.int32), shape)
+        # Masked ones last, the others in order.
+        order = xp.sort(xp.where(masked, numbers + shape[3], numbers), axis=-1)
+        self.kv_indices = xp.ascontiguousarray(order % max(shape[3], 1)).astype(np.int32)
+
+    @property
+    def batch_shape(self) -> tuple[int, int]:
+        return self.block_mask_types.shape[:2]
+
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks are computed.  Synchronises."""
+        return int(self.kv_num_blocks.sum())
+
+    def __repr__(self) -> str:
+        b, h = self.batch_shape
+        return (
+            f"BlockMask({b}x{h}x{self.seq_len_q}x{self.seq_len_k} in blocks of "
+            f"{self.q_block}x{self.kv_block})"
+        )
+
+    @classmethod
+    def from_dense(cls, mask: Any, q_block: int = 128, kv_block: int = 128) -> BlockMask:
+        """Classify the blocks of a bool (Sq, Sk) or (B, H, Sq, Sk) array, True = keep.
+
+        A block that keeps exactly j <= i becomes causal.  The contents are read on the host, which
+        synchronises.  Raises TypeError and ValueError.
+        """
+        arguments.target_of("mask", mask)
+        if mask.dtype != np.bool_:
+            raise TypeError(f"mask must have dtype bool (True = keep); got {mask.dtype}")
+        if mask.ndim not in (2, 4):
+            raise ValueError(f"mask must be (Sq, Sk) or (B, H, Sq, Sk); got shape {mask.shape}")
+        xp = namespace(mask)
+        mask = mask if mask.ndim == 4 else mask[None, None]
+        sq, sk = mask.shape[2:]
+        rows = lambda first, end: mask[:, :, first:end]  # noqa: E731
+        return _classify(xp, rows, mask.shape[:2], sq, sk, q_block, kv_block)
+
+    @classmethod
+    def causal(
+        cls,
+        seq_len_q: int,
+        seq_len_k: int,
+        *,
+        causal_offset: int = 0,
+        q_block: int = 128,
+        kv_block: int = 128,
+        target: str | None = None,
+    ) -> BlockMask:
+        """Row i keeps keys j <= i + causal_offset.
+
+        target: "cuda", "hip", "host" or None (the GPU if there is one).  Raises ValueError and
+        targets.UnavailableError.
+        """
+        _check_sizes(seq_len_q, seq_len_k, q_block, kv_block)
+        first_row, last_row = _block_ends(seq_len_q, q_block)
+        first_col, last_col = _block_ends(seq_len_k, kv_block)
+        types = np.full((len(first_row), len(first_col)), CAUSAL, np.uint8)
+        types[last_col[None] <= first_row[:, None] + causal_offset] = FULL
+        types[first_col[None] > last_row[:, None] + causal_offset] = MASKED
+        return _of_types(types, target, seq_len_q, seq_len_k, q_block, kv_block, causal_offset)
+
+    @classmethod
+    def document(
+        cls,
+        document_ids: Any,
+        *,
+        causal: bool = False,
+        q_block: int = 128,
+        kv_block: int = 128,
+    ) -> BlockMask:
+        """Query i keeps key j if both are of one document, and, if causal, j <= i.
+
+        document_ids: integers (S,) or (B, S), the document of each position.  They are read on the host,
+        which synchronises; the mask belongs to their target.  Raises TypeError and ValueError.
+        """
+        arguments.target_of("document_ids", document_ids)
+        xp = namespace(document_ids)
+        if document_ids.dtype.kind not in "iu":
+            raise TypeError(f"document_ids must be integers; got {document_ids.dtype}")
+        if document_ids.ndim not in (1, 2):
+            raise ValueError(f"document_ids must be (S,) or (B, S); got {document_ids.shape}")
+        ids = document_ids if document_ids.ndim == 2 else document_ids[None]
+        batch, size = ids.shape
+        positions = xp.arange(size)
+
+        def rows(first: int, end: int) -> Any:
+            keep = ids[:, None, first:end, None] == ids[:, None, None, :]
+            if causal:
+                keep = keep & (positions[None] <= positions[first:end, None])
+            return keep
+
+        return _classify(xp, rows, (batch, 1), size, size, q_block, kv_block)
+
+    @classmethod
+    def interleaved(
+        cls,
+        seq_len_q: int,
+        seq_len_k: int,
+        stride: int = 2,
+        *,
+        causal: bool = False,
+        q_block: int = 128,
+        kv_block: int = 128,
+        target: str | None = None,
+    ) -> BlockMask:
+        """Block (i, j) is kept if i - j is a multiple of `stride`; if causal, only j <= i of it.
+
+        Raises ValueError and targets.UnavailableError.
+        """
+        if stride < 1:
+            raise ValueError(f"stride must be positive; got {stride}")
+        whole = cls.causal(
+            seq_len_q, seq_len_k, q_block=q_block, kv_block=kv_block, target="host"
+        ).block_mask_types[0, 0]
+        types = whole if causal else np.full_like(whole, FULL)
+        i, j = np.indices(types.shape)
+        types = np.where((i - j) % stride == 0, types, np.uint8(MASKED))
+        return _of_types(types, target, seq_len_q, seq_len_k, q_block, kv_block)
+
+    def to_dense(self, xp: Any = None) -> Any:
+        """The bool (B, H, Sq, Sk) array that this mask stands for."""
+        xp = namespace(self.block_mask_types) if xp is None else xp
+        types = self.block_mask_types[..., None, None]
+        rows = xp.arange(types.shape[2] * self.q_block).reshape(-1, 1, self.q_block, 1)
+        cols = xp.arange(types.shape[3] * self.kv_block).reshape(1, -1, 1, self.kv_block)
+        keep = (types == FULL) | ((types == CAUSAL) & (cols <= rows + self.causal_offset))
+        if len(self.partial_tiles):
+            numbers = xp.where(self.block_mask_types == PARTIAL, self.partial_indices, 0)
+            keep = keep | ((types == PARTIAL) & self.partial_tiles[numbers])
+        b, h, q, k = self.block_mask_types.shape
+        keep = keep.swapaxes(3, 4).reshape(b, h, q * self.q_block, k * self.kv_block)
+        return keep[:, :, : self.seq_len_q, : self.seq_len_k]
+
+
+def _check_sizes(seq_len_q: int, seq_len_k: int, q_block: int, kv_block: int) -> None:
+    if q_block not in SIZES or kv_block not in SIZES:
+        raise ValueError(f"q_block and kv_block must be 64 or 128; got {q_block} and {kv_block}")
+    if min(seq_len_q, seq_len_k) < 0:
+        raise ValueError(f"lengths must not be negative; got {seq_len_q} and {seq_len_k}")
+
+
+def _block_ends(size: int, block: int) -> tuple[np.ndarray, np.ndarray]:
+    """The first and last position of every block."""
+    first = np.arange(0, size, block)
+    return first, np.minimum(first + block, size) - 1
+
+
+def _of_types(types: np.ndarray, target: str | None, *sizes: int) -> BlockMask:
+    """A mask without partial blocks."""
+    xp = targets.get(target).xp
+    types = xp.asarray(types[None, None])
+    tiles = xp.zeros((0, *sizes[2:4]), bool)
+    return BlockMask(types, xp.zeros(types.shape, np.int32), tiles, *sizes)
+
+
+def _classify(
+    xp: Any,
+    rows: Callable[[int, int], Any],
+    batch_shape: tuple[int, int],
+    sq: int,
+    sk: int,
+    q_block: int,
+    kv_block: int,
+) -> BlockMask:
+    """The mask that `rows(first, end)`, bool (B, H, end - first, Sk), says row of blocks by row."""
+    _check_sizes(sq, sk, q_block, kv_block)
+    num_q, num_k = -(-sq // q_block), -(-sk // kv_block)
+    shape = (*batch_shape, num_q, num_k)
+    types, indices, tiles, count = np.zeros(shape, np.uint8), np.zeros(shape, np.int32), [], 0
+    cols = xp.arange(num_k * kv_block).reshape(num_k, 1, kv_block)
+    exists = cols < sk
+    for i in range(num_q):
+        first, end = i * q_block, min((i + 1) * q_block, sq)
+        strip = xp.zeros((*batch_shape, q_block, num_k * kv_block), bool)
+        strip[:, :, : end - first, :sk] = rows(first, end)
+        blocks = strip.reshape(*batch_shape, q_block, num_k, kv_block).swapaxes(2, 3)
+        numbers = xp.arange(first, first + q_block)[:, None]
+        here = exists & (numbers < sq)
+        kept = blocks.any(axis=(3, 4))
+        full = (blocks == here).all(axis=(3, 4))
+        causal = (blocks == (here & (cols <= numbers))).all(axis=(3, 4))
+        found = xp.where(kept, xp.where(full, FULL, xp.where(causal, CAUSAL, PARTIAL)), MASKED)
+        found = found if isinstance(found, np.ndarray) else found.get()
+        types[:, :, i] = found
+        places = np.argwhere(found == PARTIAL)
+        if len(places):
+            b, h, k = places.T
+            indices[b, h, i, k] = count + np.arange(len(places))
+            count += len(places)
+            tiles.append(blocks[tuple(xp.asarray(x) for x in (b, h, k))])
+    partial = xp.concatenate(tiles) if tiles else xp.zeros((0, q_block, kv_block), bool)
+    return BlockMask(xp.asarray(types), xp.asarray(indices), partial, sq, sk, q_block, kv_block)

@@ -1,0 +1,308 @@
+"""Configs and plans of attention for decoding: chunks of keys, then their merge."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kernels_cu import Variant
+
+from . import dtypes
+from .choice import choose
+from .jit import get_kernel
+from .rows import Operand
+from .targets import Kernel, Target, by_value
+from .targets.limits import max_shared_bytes, multiprocessors
+
+MAX_QUERIES = 16
+MAX_DIM = 256
+MAX_KEYS = 2**30
+_DIMS = (64, 128, MAX_DIM)
+_MAX_CHUNKS = 64  # of a sequence: what one block merges
+_NUM_THREADS = 128
+_BLOCKS_AT_ONCE = 2  # on a multiprocessor
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    """A block takes `rows` queries and streams tiles of `tile_k` keys through `stages` buffers.
+
+    chunk: how many keys are summed up before they are merged with others, of sequences of up to 64
+        chunks; it doubles with every further doubling of the length.
+    chunks_per_block: how many neighbouring chunks a block takes on, one after another.
+    stages and chunks_per_block change no bit of a result.
+    """
+
+    rows: int
+    tile_k: int
+    stages: int
+    chunk: int = 256
+    chunks_per_block: int = 1
+
+    def shared_bytes(self, dim: int) -> int:
+        """sizeof(DecodeStorage) in decode_attention.cu."""
+        pitch = self.tile_k + (4 if self.rows > 16 else 8)
+        stages = self.stages * 4 * self.tile_k * dim
+        return stages + self.rows * (2 * dim + 2 * self.tile_k + 4 * pitch + 4)
+
+
+class DecodeTask(NamedTuple):
+    """What a call computes, as its shapes and dtype say.  rows: of a KV head."""
+
+    dtype: np.dtype
+    batch: int
+    num_kv_heads: int
+    rows: int
+    dim: int
+    dim_v: int
+    max_keys: int
+
+    @property
+    def padded_dim(self) -> int:
+        """Of queries, keys and values in shared memory."""
+        return next(dim for dim in _DIMS if dim >= max(self.dim, self.dim_v))
+
+    def max_chunks(self, chunk: int) -> int:
+        return max(1, min(-(-self.max_keys // chunk), _MAX_CHUNKS))
+
+    def num_blocks(self, config: DecodeConfig) -> int:
+        runs = -(-self.max_chunks(config.chunk) // config.chunks_per_block)
+        return self.batch * self.num_kv_heads * runs * -(-self.rows // config.rows)
+
+
+@cache
+def _tiles(arch: str, dim: int) -> tuple[DecodeConfig, ...]:
+    """For up to 16 rows first.  Two blocks fit on a multiprocessor of an H200."""
+    if arch.startswith("gfx"):
+        # More rows of more than 64 numbers would take more registers than gfx11 has.
+        few = DecodeConfig(16, 64 if dim == 64 else 32, 1 if dim == MAX_DIM else 2)
+        return (few, DecodeConfig(32, 32, 2)) if dim == 64 else (few,)
+    if max_shared_bytes(arch) >= 160 * 1024:
+        many = DecodeConfig(64, 64, 3 if dim == 64 else 2) if dim < MAX_DIM else None
+        return DecodeConfig(16, 8192 // dim, 3), many or DecodeConfig(64, 32, 2)
+    return DecodeConfig(16, 8192 // dim, 2), DecodeConfig(32 if dim == MAX_DIM else 64, 32, 2)
+
+
+def configs(task: DecodeTask, arch: str, blocks: int | None = None) -> tuple[DecodeConfig, ...]:
+    """The configs of `task` on `arch`, the default first; their results agree bit for bit, so that it
+    does not matter which of them a batch gets.
+
+    blocks: how many multiprocessors the device has; None: as most of `arch`.
+    """
+    few, many = _tiles(arch, task.padded_dim)[0], _tiles(arch, task.padded_dim)[-1]
+    tile = few if task.rows <= few.rows else many
+    # As many chunks, a power of two, as leave each place eight blocks.
+    at_once = _BLOCKS_AT_ONCE * (blocks or multiprocessors(arch))
+    share = max(1, task.num_blocks(tile) // (8 * at_once))
+    most = task.max_chunks(tile.chunk)
+    runs = dict.fromkeys(min(n, most) for n in (1 << (share.bit_length() - 1), 1, 2, 4, 8, 16))
+    return tuple(replace(tile, chunks_per_block=run) for run in runs)
+
+
+def choose_config(task: DecodeTask, arch: str, blocks: int | None = None) -> DecodeConfig:
+    """The config for `task` on `arch` with `blocks` multiprocessors."""
+    return configs(task, arch, blocks)[0]
+
+
+def tuned_config(task: DecodeTask, target: Target) -> DecodeConfig:
+    """The tuned config of `task` if there is one, else `choose_config`'s."""
+    t = task
+    return choose(
+        "decode_attention",
+        target,
+        {"batch": t.batch, "keys": t.max_keys},
+        {
+            "heads": t.num_kv_heads,
+            "rows": t.rows,
+            "dtype": t.dtype.name,
+            "dim": t.dim,
+            "dim_v": t.dim_v,
+        },
+        lambda: configs(task, target.arch, target.multiprocessors),
+        lambda config: variant(t.dtype, t.padded_dim, config),
+    )
+
+
+def check_config(config: Any, task: DecodeTask, arch: str) -> None:
+    """Raises TypeError and ValueError, with the reason, for a config that cannot compute `task`."""
+    if not isinstance(config, DecodeConfig):
+        raise TypeError(f"config must be a DecodeConfig; got {type(config).__name__}")
+    if reason := _refusal(config, task.padded_dim, arch):
+        raise ValueError(f"config does not fit: {reason}; got {config}")
+
+
+def _refusal(config: DecodeConfig, dim: int, arch: str) -> str | None:
+    c = config
+    sizes = tuple(getattr(c, name) for name in c.__dataclass_fields__)
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
+        return "all sizes must be positive integers"
+    if c.rows not in (16, 32, 64):
+        return "rows must be 16, 32 or 64"
+    if c.tile_k not in (16, 32, 64, 128):
+        return "tile_k must be 16, 32, 64 or 128"
+    if c.chunk % c.tile_k or c.chunk > MAX_KEYS:
+        return f"chunk must be a multiple of tile_k, and at most {MAX_KEYS}"
+    if c.shared_bytes(dim) > max_shared_bytes(arch):
+        return f"it needs {c.shared_bytes(dim)} bytes of shared memory, of {max_shared_bytes(arch)}"
+    return None
+
+
+def variant(dtype: np.dtype, dim: int, config: DecodeConfig) -> Variant:
+    """Of decode_attention.cu, for padded dims of `dim`."""
+    constants = {
+        "kRows": config.rows,
+        "kDim": dim,
+        "kTileK": config.tile_k,
+        "kStages": config.stages,
+        "kMaxChunks": _MAX_CHUNKS,
+    }
+    return Variant(
+        "decode_attention",
+        (("Element", dtypes.CPP_NAMES[dtype]),),
+        tuple(constants.items()),
+        _NUM_THREADS,
+        min_blocks=_BLOCKS_AT_ONCE,
+    )
+
+
+def merge_variant(dtype: np.dtype, dim: int) -> Variant:
+    """Of decode_merge.cu."""
+    constants = (("kDim", dim), ("kMaxChunks", _MAX_CHUNKS))
+    return Variant("decode_merge", (("Element", dtypes.CPP_NAMES[dtype]),), constants, _NUM_THREADS)
+
+
+def variants(arch: str) -> tuple[Variant, ...]:
+    both = (dtypes.float16, dtypes.bfloat16)
+    chunks = (variant(t, dim, c) for t in both for dim in _DIMS for c in _tiles(arch, dim))
+    return (*chunks, *(merge_variant(t, dim) for t in both for dim in _DIMS))
+
+
+# --- plans -------------------------------------------------------------------------------------
+
+_PARAMS = np.dtype(  # parts/decode_task.cuh: DecodeParams
+    [
+        *((name, np.int64, (4,)) for name in ("q", "out")),
+        *((name, np.int64, (3,)) for name in ("k", "v")),
+        *((name, np.int64) for name in ("table_stride", "num_partials")),
+        *(
+            (name, np.int32)
+            for name in (
+                *("num_kv_heads", "heads_per_kv_head", "num_queries", "dim", "dim_v"),
+                *("max_keys", "page_size", "num_pages", "smallest_chunk", "max_chunks"),
+                *("chunks_per_block", "row_blocks", "causal", "query_vectors"),
+            )
+        ),
+        ("exponent_scale", np.float32),
+        ("padding", np.int32),
+    ]
+)
+
+
+class DecodeCall(NamedTuple):
+    """A checked call: shapes, strides and options.
+
+    q, out: (B, H, Sq, D); k, v: (B or pages, Hkv, keys, D), rows of which are contiguous and aligned.
+    table_stride: of the block table, in elements; None: there is none.
+    """
+
+    dtype: np.dtype
+    q_shape: tuple[int, ...]
+    k_shape: tuple[int, ...]
+    dim_v: int
+    max_keys: int
+    q: Operand
+    k: Operand
+    v: Operand
+    out: Operand
+    table_stride: int | None
+    causal: bool
+    scale: float
+
+
+class DecodePlan(NamedTuple):
+    """The launches of a call.  merge: None where no sequence can have more than one chunk."""
+
+    kernel: Kernel
+    grid: int
+    shared_bytes: int
+    params: np.ndarray
+    merge: Kernel | None
+    merge_grid: int
+    partials_size: int
+
+    def launch(
+        self, target: Target, q: Any, k: Any, v: Any, lens: Any, table: Any, out: Any, lse: Any
+    ) -> None:
+        # Of this call alone: calls on other streams and in graphs have their own.
+        partials = target.xp.empty(self.partials_size, np.float32)
+        if target.name == "host":
+            partials.fill(np.nan)  # an earlier call's, in the same memory, would hide a fault
+        args = (q, k, v, lens, table, out, lse, partials, self.params)
+        self.kernel(self.grid, args, self.shared_bytes)
+        if self.merge is not None:
+            self.merge(self.merge_grid, (lens, partials, out, lse, self.params))
+
+
+def has_vectors(x: Operand, shape: tuple[int, ...]) -> bool:
+    """Whether rows of 8 or more 16-bit numbers are contiguous and begin at multiples of 16 bytes."""
+    outer = zip(shape[:-1], x.strides[:-1], strict=True)
+    aligned = x.offset % 16 == 0 and all(n <= 1 or stride % 16 == 0 for n, stride in outer)
+    return aligned and x.strides[-1] == x.itemsize
+
+
+def make_plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> DecodePlan:
+    """Raises TypeError and ValueError for a config that does not fit, or too large a grid."""
+    batch, num_heads, num_queries, dim = call.q_shape
+    num_kv_heads, page_size = call.k_shape[1:3]
+    rows = num_heads // num_kv_heads * num_queries
+    task = DecodeTask(call.dtype, batch, num_kv_heads, rows, dim, call.dim_v, call.max_keys)
+    if config is None:
+        config = tuned_config(task, target)
+    check_config(config, task, target.arch)
+    max_chunks = task.max_chunks(config.chunk)
+    grid, merge_grid = task.num_blocks(config), batch * num_heads * num_queries
+    if max(grid, merge_grid) >= 2**31:
+        raise ValueError(f"the call has {max(grid, merge_grid)} blocks, more than 2^31 - 1")
+
+    params = np.zeros((), _PARAMS)
+    for name, x in (("q", call.q), ("out", call.out), ("k", call.k), ("v", call.v)):
+        count = params[name].size
+        params[name] = [stride // x.itemsize for stride in x.strides[:count]]
+    num_partials = batch * num_kv_heads * max_chunks * rows
+    values = {
+        "table_stride": call.table_stride or 0,
+        "num_partials": num_partials,
+        "num_kv_heads": num_kv_heads,
+        "heads_per_kv_head": num_heads // num_kv_heads,
+        "num_queries": num_queries,
+        "dim": dim,
+        "dim_v": call.dim_v,
+        "max_keys": call.max_keys,
+        "page_size": max(1, page_size),
+        "num_pages": call.k_shape[0],
+        "smallest_chunk": config.chunk,
+        "max_chunks": max_chunks,
+        "chunks_per_block": config.chunks_per_block,
+        "row_blocks": -(-rows // config.rows),
+        "causal": call.causal,
+        "query_vectors": has_vectors(call.q, call.q_shape),
+        "exponent_scale": call.scale * math.log2(math.e),
+    }
+    for name, value in values.items():
+        params[name] = value
+    merge = (
+        get_kernel(target, merge_variant(call.dtype, task.padded_dim)) if max_chunks > 1 else None
+    )
+    return DecodePlan(
+        kernel=get_kernel(target, variant(call.dtype, task.padded_dim, config)),
+        grid=grid,
+        shared_bytes=config.shared_bytes(task.padded_dim),
+        params=by_value(params),
+        merge=merge,
+        merge_grid=merge_grid,
+        partials_size=num_partials * (task.padded_dim + 2),
+    )

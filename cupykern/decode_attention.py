@@ -1,0 +1,253 @@
+"""decode_attention: a few new queries against caches of keys and values, contiguous or paged."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from . import arguments, decode, dtypes, plans
+from .decode import MAX_DIM, MAX_KEYS, MAX_QUERIES, DecodeCall, DecodeConfig, DecodePlan
+from .rows import operand
+from .targets import Target, is_cupy
+
+DTYPES = (dtypes.float16, dtypes.bfloat16)
+
+
+def decode_attention(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    *,
+    seq_lens: Any = None,
+    block_table: Any = None,
+    causal: bool = True,
+    scale: Any = None,
+    return_lse: bool = False,
+    out: Any = None,
+    config: DecodeConfig | None = None,
+) -> Any:
+    """softmax(scale * q @ k^T) @ v of the newest queries of each sequence against its cache.
+
+    q: (B, H, Sq, D) of float16 or bfloat16, any strides.  Sq at most 16, D a multiple of 8 up to 256.
+    k_cache: (B, Hkv, Sk, D) of q's dtype, v_cache: (B, Hkv, Sk, Dv).  H is a multiple of Hkv: query
+        heads g * H / Hkv up to (g + 1) * H / Hkv share KV head g.  Dv as D, and may differ.
+    seq_lens: int32 (B,), how many keys each sequence has; None: Sk.  Keys behind them are not read.
+    block_table: int32 (B, max_pages) for paged caches: k_cache is (num_pages, Hkv, page, D), v_cache
+        likewise, and key j of sequence b is key j % page of page block_table[b, j // page]; then Sk is
+        max_pages * page.  Any size of page.
+    causal: the queries are the last Sq of the sequence's positions: query i sees the keys
+        j <= seq_len - Sq + i; otherwise each sees all.
+    scale: a finite real number; None: 1 / sqrt(D).
+    return_lse: also log(sum(exp(scores))), FP32 (B, H, Sq), of the natural logarithm.
+    out: array to write into, (B, H, Sq, Dv) of q's dtype, apart from all inputs.
+    config: a DecodeConfig; None: the default one.
+
+    Returns out, or (out, lse).  A query that sees no key gives zeros, and lse -inf.
+
+    A sequence's result depends on its own queries, keys and length: bit for bit the same alone and in any
+    batch, contiguous or paged, in a cache of any size.  seq_lens and block_table in numpy arrays are
+    checked (the table where it is used, if the lengths are known) and copied to the GPU; on the GPU they
+    are never read back: the kernel clamps them to [0, Sk] and to the pages that there are.
+    Caches whose rows are not contiguous, or do not begin at multiples of 16 bytes, are copied.
+
+    Raises TypeError (types, dtypes), ValueError (shapes, values, overlap, config, devices).  Error bound:
+    `reference.decode_attention_bound`.
+    """
+    target = arguments.target_of("q", q)
+    key = None
+    if out is None and config is None and target.name != "host":
+        # The usual call, all of whose checks but the values' its arrays' places decide: one look-up.
+        arrays = (q, k_cache, v_cache, seq_lens, block_table)
+        options = causal, scale, return_lse
+        try:
+            key = (*map(_place, arrays), options, *(option.__class__ for option in options))
+            plan = _known.get(key)
+        except (AttributeError, TypeError):  # no array of CuPy's, or nothing that can be hashed
+            key = plan = None
+        if plan is not None:
+            with arguments.on_device(target):
+                y = target.xp.empty((*q.shape[:3], v_cache.shape[3]), q.dtype)
+                lse = target.xp.empty(q.shape[:3], np.float32) if return_lse else None
+                plan.launch(target, *arrays, y, lse)
+            return (y, lse) if return_lse else y
+
+    shape, max_keys = _check_arrays(q, k_cache, v_cache, block_table)
+    seq_lens = _check_lens(seq_lens, q, max_keys)
+    if block_table is not None:
+        _check_table(block_table, seq_lens, k_cache.shape[0], k_cache.shape[2])
+    for name, flag in (("causal", causal), ("return_lse", return_lse)):
+        if not isinstance(flag, (bool, np.bool_)):
+            raise TypeError(f"{name} must be a bool; got {type(flag).__name__}")
+    scale = arguments.finite_float("scale", scale, 1.0 / math.sqrt(shape[3]))
+    if abs(scale) * math.log2(math.e) > float(np.finfo(np.float32).max):
+        raise ValueError(f"scale * log2(e) must be finite in FP32; got scale {scale}")
+    out_shape = (*shape[:3], v_cache.shape[3])
+    if out is not None:
+        others = {"q": q, "k_cache": k_cache, "v_cache": v_cache}
+        for name, x in (("seq_lens", seq_lens), ("block_table", block_table)):
+            if x is not None and is_cupy(x) == is_cupy(out):
+                others[name] = x
+        arguments.check_new_out(out, out_shape, q.dtype, others)
+    with arguments.on_device(target):
+        y = target.xp.empty(out_shape, q.dtype) if out is None else out
+        lse = target.xp.empty(shape[:3], np.float32) if return_lse else None
+        if y.size:
+            steering = _steering(target, seq_lens), _steering(target, block_table)
+            plan = run(
+                target, (q, k_cache, v_cache), steering, y, lse, max_keys, causal, scale, config
+            )
+            if key is not None and plan is not None:
+                if len(_known) >= plans.MAX_PLANS:
+                    _known.clear()
+                _known[key] = plan
+    return (y, lse) if return_lse else y
+
+
+_known: dict[tuple[Any, ...], DecodePlan] = plans.table()
+
+
+def _place(x: Any) -> tuple[Any, ...] | None:
+    """What decides how a cupy array is read; AttributeError for others but None."""
+    if x is None:
+        return None
+    memory = x.data
+    return x.__class__, x.dtype, x.shape, x.strides, memory.ptr % 16, memory.device_id
+
+
+def run(
+    target: Target,
+    arrays: tuple[Any, Any, Any],
+    steering: tuple[Any, Any],
+    y: Any,
+    lse: Any,
+    max_keys: int,
+    causal: bool,
+    scale: float,
+    config: DecodeConfig | None,
+) -> DecodePlan | None:
+    """Launch a call whose arguments are checked.  arrays: q, k, v; steering: lengths and block table of
+    the target, which the kernel clamps.  Returns the plan; None where arrays had to be copied."""
+    q, k, v = arrays
+    lens, table = steering
+    is_copy = False
+    places = [operand(x) for x in (q, k, v, y)]
+    for i, x in ((1, k), (2, v)):
+        if x.size and not decode.has_vectors(places[i], x.shape):
+            copied, is_copy = target.xp.array(x, order="C"), True
+            k, v = (copied, v) if i == 1 else (k, copied)
+            places[i] = operand(copied)
+    if lens is not None and lens.strides[0] != 4:
+        lens, is_copy = target.xp.array(lens, order="C"), True
+    table_stride = None
+    if table is not None:
+        if table.strides[1] != 4 or table.strides[0] % 4:
+            table, is_copy = target.xp.array(table, order="C"), True
+        table_stride = table.strides[0] // 4
+    call = DecodeCall(
+        *(q.dtype, q.shape, k.shape, v.shape[3], max_keys, *places),
+        *(table_stride, bool(causal), scale),
+    )
+    plan = _plan(target, call, config)
+    plan.launch(target, q, k, v, lens, table, y, lse)
+    return None if is_copy else plan
+
+
+@plans.cached
+def _plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> DecodePlan:
+    return decode.make_plan(target, call, config)
+
+
+# --- arguments -----------------------------------------------------------------------------------
+
+
+def _check_arrays(q: Any, k: Any, v: Any, table: Any) -> tuple[tuple[int, ...], int]:
+    """(q's shape, keys of a sequence at most).  Raises TypeError and ValueError."""
+    dtypes.resolve(q.dtype, "q's dtype", DTYPES)
+    for name, x in (("k_cache", k), ("v_cache", v)):
+        arguments.same_place(name, x, q, "q")
+        if x.dtype != q.dtype:
+            raise TypeError(f"{name} must have q's dtype {q.dtype}; got {x.dtype}")
+    for name, x in (("q", q), ("k_cache", k), ("v_cache", v)):
+        if x.ndim != 4:
+            raise ValueError(f"{name} must have 4 dims; got shape {x.shape}")
+        if not (8 <= x.shape[3] <= MAX_DIM and x.shape[3] % 8 == 0):
+            raise ValueError(
+                f"{name}'s last dim must be a multiple of 8 from 8 to {MAX_DIM}; got {x.shape[3]}"
+            )
+    if q.shape[2] > MAX_QUERIES:
+        raise ValueError(f"q must have at most {MAX_QUERIES} queries; got shape {q.shape}")
+    if k.shape[:3] != v.shape[:3]:
+        raise ValueError(f"k_cache and v_cache differ beside their last dims: {k.shape}, {v.shape}")
+    if k.shape[3] != q.shape[3]:
+        raise ValueError(f"k_cache's last dim must be q's, {q.shape[3]}; got {k.shape[3]}")
+    if q.shape[1] and (not k.shape[1] or q.shape[1] % k.shape[1]):
+        raise ValueError(
+            f"q's heads must be a multiple of the caches'; got {q.shape[1]} and {k.shape[1]}"
+        )
+    if table is None:
+        if k.shape[0] != q.shape[0]:
+            raise ValueError(f"caches and q differ in the batch: {k.shape[0]} and {q.shape[0]}")
+        max_keys = k.shape[2]
+    else:
+        _check_integers("block_table", table, q)
+        if table.ndim != 2 or table.shape[0] != q.shape[0]:
+            raise ValueError(
+                f"block_table must have shape ({q.shape[0]}, max_pages); got {table.shape}"
+            )
+        max_keys = table.shape[1] * k.shape[2]
+    if max_keys > MAX_KEYS:
+        raise ValueError(f"sequences may have at most {MAX_KEYS} keys; got {max_keys}")
+    return q.shape, max_keys if k.shape[0] else 0
+
+
+def _check_integers(name: str, x: Any, q: Any) -> None:
+    """int32 where q is, or a numpy array of integers.  Raises TypeError and ValueError."""
+    arguments.target_of(name, x)
+    if is_cupy(x):
+        arguments.same_place(name, x, q, "q")
+        allowed = x.dtype == np.int32
+    else:
+        allowed = x.dtype.kind in "iu" and x.dtype.itemsize >= 4
+    if not allowed:
+        raise TypeError(f"{name} must have dtype int32 (in numpy also wider); got {x.dtype}")
+
+
+def _check_lens(seq_lens: Any, q: Any, max_keys: int) -> Any:
+    if seq_lens is None:
+        return None
+    _check_integers("seq_lens", seq_lens, q)
+    if seq_lens.shape != q.shape[:1]:
+        raise ValueError(f"seq_lens must have shape {q.shape[:1]}; got {seq_lens.shape}")
+    if not is_cupy(seq_lens) and seq_lens.size:
+        low, high = int(seq_lens.min()), int(seq_lens.max())
+        if low < 0 or high > max_keys:
+            raise ValueError(
+                f"seq_lens must be from 0 to the caches' {max_keys} keys; got {low} to {high}"
+            )
+    return seq_lens
+
+
+def _check_table(table: Any, seq_lens: Any, num_pages: int, page_size: int) -> None:
+    """Raises ValueError where a numpy table is used and names no page."""
+    if is_cupy(table) or is_cupy(seq_lens):
+        return
+    used = np.ones(table.shape, bool)
+    if seq_lens is not None:
+        pages = -(-seq_lens.astype(np.int64) // max(page_size, 1))
+        used = np.arange(table.shape[1]) < pages[:, None]
+    wrong = table[used & ((table < 0) | (table >= num_pages))]
+    if wrong.size:
+        raise ValueError(
+            f"block_table must hold pages from 0 to {num_pages - 1} where it is used; got {wrong[0]}"
+        )
+
+
+def _steering(target: Target, x: Any) -> Any:
+    """Lengths or a block table as int32 on `target`."""
+    if x is None or is_cupy(x):
+        return x
+    # What is not used may be anything.
+    info = np.iinfo(np.int32)
+    return target.xp.asarray(np.clip(x, info.min, info.max).astype(np.int32))

@@ -1,0 +1,203 @@
+"""decode_attention's record: its problems, inputs and bench rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import decode, dtypes, inputs, reference
+from .decode import DecodeTask
+from .decode_attention import DTYPES, decode_attention
+from .op import Call, Draw, Op, Work
+
+
+@dataclass(frozen=True)
+class DecodeProblem:
+    """One call, without its numbers.
+
+    dim_v None: dim.  lens: of each sequence, or None; NaN lies behind them.  page: None where the caches
+    are contiguous.  layout: of q and the caches: "bshd" are views of (B, S, H, D), the rows of "padded"
+    lie 8 elements further apart, "offset" is not aligned.
+    """
+
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    dim: int
+    dim_v: int | None = None
+    dtype: str = "float16"
+    lens: tuple[int, ...] | None = None
+    page: int | None = None
+    causal: bool = True
+    scale: float | None = None
+    return_lse: bool = False
+    layout: str = "C"
+    kind: str = "normal"
+
+    def __str__(self) -> str:
+        heads = f"{self.heads}/{self.kv_heads}"
+        return f"{self.batch}x{heads}x{self.queries}x{self.keys}x{self.dim} {self.dtype}"
+
+
+LAYOUTS = ("C", "bshd", "padded", "offset")
+
+
+def _draw_problem(draw: Draw) -> DecodeProblem:
+    batch, kv_heads = draw.choice((0, 1, 1, 2, 3)), draw.choice((1, 1, 2, 3))
+    group = draw.choice((1, 2, 4, 5, 17))
+    keys = draw.choice((0, 1, 15, 16, 33, 64, 129, 256, 257, 520, 700))
+    lens = None
+    if draw.choice((False, True, True)):
+        lens = tuple(draw.choice((0, keys, draw.integer(0, keys))) for _ in range(batch))
+    dim = draw.choice((8, 64, 64, 72, 128, 128, 192, 256))
+    return DecodeProblem(
+        *(batch, group * kv_heads, kv_heads, draw.choice((0, 1, 1, 1, 2, 4, 16)), keys, dim),
+        dim_v=draw.choice((None, None, None, 8, 64, 128, 248)),
+        dtype=draw.choice(OP.dtypes),
+        lens=lens,
+        page=draw.choice((None, None, 1, 16, 24, 64, 256)),
+        causal=draw.choice((True, True, False)),
+        scale=draw.choice((None, None, 0.0, 0.25, -0.1)),
+        return_lse=draw.choice((False, True)),
+        layout=draw.choice(("C", *LAYOUTS)),
+        kind=draw.choice(("normal", "uniform", "same_sign", "exact")),
+    )
+
+
+def _bench_problem(shape: tuple[int, ...], dtype: str) -> DecodeProblem:
+    if len(shape) != 5:
+        raise ValueError(f"decode_attention needs a shape (B, H, Hkv, Sk, D); got {shape}")
+    dtypes.resolve(dtype, "dtype", DTYPES)
+    batch, heads, kv_heads, keys, dim = shape
+    return DecodeProblem(batch, heads, kv_heads, 1, keys, dim, dtype=dtype, kind="bench")
+
+
+def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
+    if target == "host":
+        return ((1, 8, 2, 1024, 128),)
+    return (
+        (1, 32, 8, 8192, 128),
+        (1, 32, 8, 131072, 128),
+        (16, 32, 8, 8192, 128),
+        (64, 32, 8, 4096, 128),
+        (64, 32, 32, 4096, 128),
+    )
+
+
+def _with_layout(x: np.ndarray, layout: str, xp: Any) -> Any:
+    if layout == "bshd":
+        return xp.swapaxes(xp.ascontiguousarray(xp.swapaxes(xp.asarray(x), 1, 2)), 1, 2)
+    if layout == "padded":
+        wide = xp.asarray(np.pad(x, ((0, 0),) * 3 + ((0, 8),), constant_values=np.nan))
+        return wide[..., : x.shape[3]]
+    return inputs.with_layout(x, layout, xp)
+
+
+def _paged(caches: tuple[np.ndarray, ...], problem: DecodeProblem, rng: Any) -> tuple[Any, Any]:
+    """(caches as pages in random order, some of them in no use, the block table)."""
+    page, batch = problem.page, problem.batch
+    per_sequence = -(-problem.keys // page)
+    places = rng.permutation(batch * per_sequence + 2)
+    table = places[: batch * per_sequence].reshape(batch, per_sequence).astype(np.int32)
+    pages = []
+    for x in caches:
+        whole = np.full((*x.shape[:2], per_sequence * page, x.shape[3]), np.nan, x.dtype)
+        whole[:, :, : problem.keys] = x
+        split = whole.reshape(batch, x.shape[1], per_sequence, page, x.shape[3])
+        split = np.moveaxis(split, 2, 1).reshape(-1, x.shape[1], page, x.shape[3])
+        pages.append(np.full((len(places), *split.shape[1:]), np.nan, x.dtype))
+        pages[-1][table.reshape(-1)] = split
+    lens = np.asarray(problem.lens or [problem.keys] * batch)
+    unused = np.arange(per_sequence) >= -(-lens // page)[:, None]
+    table[unused] = rng.choice((-1, 2**31 - 1))
+    return pages, table
+
+
+def _inputs(problem: DecodeProblem, seed: int, xp: Any) -> Call:
+    p, dtype = problem, dtypes.NAMES[problem.dtype]
+    shapes = (
+        (p.batch, p.heads, p.queries, p.dim),
+        (p.batch, p.kv_heads, p.keys, p.dim),
+        (p.batch, p.kv_heads, p.keys, p.dim_v or p.dim),
+    )
+    if p.kind == "bench":
+        arrays = (inputs.bench_values(shape, dtype, seed + i, xp) for i, shape in enumerate(shapes))
+        return Call(tuple(arrays))
+    rng = np.random.default_rng(seed + 3)
+    q, *caches = (inputs.values(p.kind, shape, dtype, seed + i) for i, shape in enumerate(shapes))
+    for cache in caches:
+        for b, length in enumerate(p.lens or ()):
+            cache[b, :, length:] = np.nan
+    kwargs: dict[str, Any] = {}
+    lens = p.lens
+    if p.page is not None:
+        caches, table = _paged(caches, p, rng)
+        kwargs["block_table"] = xp.asarray(table)
+        if p.keys % p.page:
+            lens = lens or (p.keys,) * p.batch
+    if lens is not None:
+        kwargs["seq_lens"] = xp.asarray(np.array(lens, np.int32))
+    for name, value, default in (
+        *(("causal", p.causal, True), ("scale", p.scale, None)),
+        ("return_lse", p.return_lse, False),
+    ):
+        if value != default:
+            kwargs[name] = value
+    return Call(tuple(_with_layout(x, p.layout, xp) for x in (q, *caches)), kwargs)
+
+
+def _work(problem: DecodeProblem) -> Work:
+    p = problem
+    keys = sum(p.lens) if p.lens is not None else p.batch * p.keys
+    dim_v, queries = p.dim_v or p.dim, p.batch * p.heads * p.queries
+    read = 2 * (keys * p.kv_heads * (p.dim + dim_v) + queries * p.dim)
+    # No arithmetic is counted: GB/s says what the call is about.
+    return Work(read, queries * (2 * dim_v + 4 * p.return_lse))
+
+
+def _task(problem: DecodeProblem) -> DecodeTask:
+    p = problem
+    rows = p.heads // p.kv_heads * p.queries
+    dtype, dim_v = dtypes.NAMES[p.dtype], p.dim_v or p.dim
+    keys = p.keys if p.page is None else -(-p.keys // p.page) * p.page
+    return DecodeTask(dtype, p.batch, p.kv_heads, rows, p.dim, dim_v, keys)
+
+
+def _sample(
+    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Any, ...]]:
+    """The first and last KV head of the first and last sequence, of large contiguous caches."""
+    q, k, v = call.args
+    if k.size <= 4 * max_elements or "block_table" in call.kwargs:
+        return call, outputs
+    group = q.shape[1] // k.shape[1]
+    batches, heads = (sorted({0, n - 1}) for n in k.shape[:2])
+    q_heads = [head * group + i for head in heads for i in range(group)]
+    kwargs = {name: x[batches] if name == "seq_lens" else x for name, x in call.kwargs.items()}
+    caches = (x[batches][:, heads] for x in (k, v))
+    part = Call((q[batches][:, q_heads], *caches), kwargs)
+    return part, tuple(y[batches][:, q_heads] for y in outputs)
+
+
+OP = Op(
+    name="decode_attention",
+    run=decode_attention,
+    reference=reference.decode_attention,
+    bound=reference.decode_attention_bound,
+    draw_problem=_draw_problem,
+    bench_problem=_bench_problem,
+    bench_shapes=_bench_shapes,
+    inputs=_inputs,
+    work=_work,
+    variants=decode.variants,
+    configs=lambda problem, arch: decode.configs(_task(problem), arch),
+    variant=lambda problem, config: decode.variant(
+        dtypes.NAMES[problem.dtype], _task(problem).padded_dim, config
+    ),
+    sample=_sample,
+    dtypes=("float16", "bfloat16"),
+)

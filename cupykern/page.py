@@ -1,0 +1,260 @@
+"""docs/results.html: the committed results as one page that loads nothing from anywhere."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import figures, report
+from .trace import by_problem, read
+from .trials import ranking, short_names
+
+_MAX_CONFIGS = 10  # columns of a heat map
+_HEAD = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="results" content="{digest}">
+<title>cupykern: results</title>
+<style>
+:root {{ --ink: #1f2430; --faint: #cfd4dc; --ground: #ffffff; --card: #f6f7f9; --link: #1f5fbf; }}
+@media (prefers-color-scheme: dark) {{
+  :root {{ --ink: #e6e8ec; --faint: #3b424e; --ground: #14171c; --card: #1c2027; --link: #86b4f5; }}
+}}
+* {{ box-sizing: border-box; }}
+body {{ margin: 0 auto; padding: 1rem; max-width: 84rem; background: var(--ground); color: var(--ink);
+  font: 1rem/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }}
+h1 {{ font-size: 1.7rem; margin: .5rem 0; }}
+h2 {{ font-size: 1.25rem; margin: 2rem 0 .5rem; }}
+a {{ color: var(--link); }}
+nav a {{ margin-right: 1rem; white-space: nowrap; }}
+.cards {{ display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)); }}
+.wide {{ grid-column: 1 / -1; overflow-x: auto; }}
+.wide svg {{ min-width: 36rem; max-width: 52rem; }}
+figure {{ margin: 0; padding: .75rem; background: var(--card); border-radius: .5rem; }}
+figcaption {{ font-size: .85rem; opacity: .85; }}
+svg {{ display: block; width: 100%; height: auto; font-family: inherit; }}
+details {{ margin: .75rem 0; }}
+summary {{ cursor: pointer; }}
+.table {{ overflow-x: auto; }}
+table {{ border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }}
+th, td {{ padding: .2rem .6rem; border-bottom: 1px solid var(--faint); text-align: right; white-space: nowrap; }}
+.text {{ text-align: left; }}
+</style>
+</head>
+<body>
+"""
+
+
+def digest(folder: Path) -> str:
+    """Of the results that a page is made of, and of what draws them."""
+    found = hashlib.sha256()
+    for source in (__file__, figures.__file__, report.__file__):
+        found.update(Path(source).read_bytes())
+    for path in sorted(folder.glob("*.json")):
+        found.update(path.name.encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def is_current(page: Path, folder: Path) -> bool:
+    """Whether `page` was made of these results; matplotlib's versions may draw them differently."""
+    try:
+        text = page.read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return f'<meta name="results" content="{digest(folder)}">' in text
+
+
+def make(folder: Path) -> str:
+    """The page of folder/*.json.  Raises ValueError for broken files, ImportError without matplotlib."""
+    documents = report.load(folder)
+    rows = report.latest(documents)
+    tables = report.tables(documents)
+    sections: list[tuple[str, str, str]] = []  # (id, heading, body)
+    for device in dict.fromkeys(device for devices in rows.values() for device in devices):
+        ops = {
+            op: [row for _, row in devices[device].values()]
+            for op, devices in rows.items()
+            if op != report.HOST_TIME and device in devices
+        }
+        sections += _device_sections(device, ops, tables)
+    sections += _sweep_sections(folder)
+    sections += _check_sections(folder)
+    if report.HOST_TIME in tables:
+        sections.append(
+            ("host-time", "Host time of a warm call", _html_table(tables[report.HOST_TIME]))
+        )
+    return _assemble(sections, digest(folder))
+
+
+def _assemble(sections: Sequence[tuple[str, str, str]], results: str) -> str:
+    links = "".join(f'<a href="#{name}">{html.escape(title)}</a> ' for name, title, _ in sections)
+    parts = [
+        _HEAD.format(digest=results),
+        "<h1>cupykern: results</h1>\n",
+        "<p>Device times, medians of event-timed runs with a cold L2 cache; ours, the plain copy and the "
+        "peers took turns in one run, and every result was verified against FP64 within its derived "
+        "bound before and after. A hollow marker is a peer whose result missed that bound. Written by "
+        "<code>cupykern report</code> from <code>results/*.json</code>.</p>\n",
+        f"<nav>{links}</nav>\n" if sections else "<p>Not measured yet.</p>\n",
+    ]
+    for name, title, body in sections:
+        parts.append(f'<h2 id="{name}">{html.escape(title)}</h2>\n{body}\n')
+    return "".join(parts) + "</body>\n</html>\n"
+
+
+def _figure(figure: Any, name: str, caption: str, wide: bool = False) -> str:
+    name = re.sub(r"\W+", "-", name)
+    svg = figures.to_svg(figure, name, html.escape(caption, quote=True))
+    kind = ' class="wide"' if wide else ""
+    return f"<figure{kind}>{svg}<figcaption>{html.escape(caption)}</figcaption></figure>\n"
+
+
+def _cards(parts: Iterable[str]) -> str:
+    return f'<div class="cards">\n{"".join(parts)}</div>\n'
+
+
+def _device_sections(
+    device: str, ops: dict[str, list[dict[str, Any]]], tables: dict[str, str]
+) -> list[tuple[str, str, str]]:
+    """Roofs, throughput of each op and dtype, errors: of one device."""
+    name = re.sub(r"\W+", "-", device)
+    pairs = [(op, row) for op, rows in ops.items() for row in rows]
+    timed = [(op, row) for op, row in pairs if row["results"] and row["results"][0]["median_us"]]
+    memory = [pair for pair in timed if not pair[1]["flops"]]
+    compute = [pair for pair in timed if pair[1]["flops"]]
+    roofs = []
+    if memory:
+        figure, axis = figures.new_figure()
+        figures.draw_memory_roof(axis, memory)
+        caption = f"{device}: what moves memory, beside a plain copy of as many bytes"
+        roofs.append(_figure(figure, f"{name}-memory", caption))
+    copies = [
+        (row["bytes_read"] + row["bytes_written"]) / row["plain_us"] / 1e3
+        for _, row in timed
+        if row["plain_us"]
+    ]
+    if compute and copies:
+        figure, axis = figures.new_figure()
+        figures.draw_roofline(axis, compute, max(copies))
+        caption = (
+            f"{device}: what computes, under the fastest plain copy and product that were measured"
+        )
+        roofs.append(_figure(figure, f"{name}-roofline", caption))
+    sections = [(f"{name}-roofs", f"{device}: roofs", _cards(roofs))] if roofs else []
+    for op, rows in ops.items():
+        cards = []
+        for dtype in dict.fromkeys(row["dtype"] for row in rows):
+            panel = [row for row in rows if row["dtype"] == dtype and row["results"]]
+            figure, axis = figures.new_figure()
+            figures.draw_throughput(axis, panel, f"{op}, {dtype}")
+            caption = f"{op} of {dtype}: speed against shape (k = 1024)"
+            cards.append(_figure(figure, f"{name}-{op}-{dtype}", caption))
+        body = _cards(cards)
+        if op in tables:
+            table = _html_table(tables[op])
+            body += f"<details><summary>All figures of {op}</summary>{table}</details>"
+        sections.append((f"{name}-{op}", op, body))
+    errors = [pair for pair in pairs if pair[1]["results"]]
+    if errors:
+        count = len({(op, row["dtype"]) for op, row in errors})
+        figure, axis = figures.new_figure((4.3, 1.7 + 0.24 * count))
+        figures.draw_errors(axis, errors)
+        caption = f"{device}: the worst error over the derived bound; right of 1 it is wrong"
+        cards = [_figure(figure, f"{name}-errors", caption)]
+        sections.append((f"{name}-errors", f"{device}: errors against the bound", _cards(cards)))
+    return sections
+
+
+def _documents(folder: Path, kind: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    for path in sorted(folder.glob("*.json")):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(document, dict) and document.get("kind") == kind:
+            yield path, document
+
+
+def _sweep_sections(folder: Path) -> list[tuple[str, str, str]]:
+    """A heat map for each sweep of a GPU: problems by configs, the share of the best."""
+    cards = []
+    for path, _ in _documents(folder, "sweep"):
+        header, trials = read(path)
+        if header["target"] == "host":
+            continue
+        problems, shares = [], []
+        best: dict[str, float] = {}
+        for (op, shape, dtype), group in by_problem(trials):  # noqa: B007 - op is used after the loop
+            ranked = [trial for trial in ranking(group) if trial.median_us and trial.verified]
+            if not ranked:
+                continue
+            top = min(trial.median_us for trial in ranked)
+            share = {trial.config: top / trial.median_us for trial in ranked}
+            problems.append(f"{shape} {dtype}")
+            shares.append(share)
+            for config, value in share.items():
+                best[config] = max(best.get(config, 0.0), value)
+        if not problems:
+            continue
+        columns = sorted(best, key=lambda config: -best[config])[:_MAX_CONFIGS]
+        names = short_names(columns)
+        figure, axis = figures.new_figure((7.5, 2.6 + 0.3 * len(problems)))
+        grid = [[share.get(config) for config in columns] for share in shares]
+        figures.draw_heat(axis, grid, problems, [names[c] for c in columns], f"sweep of {op}")
+        device = header["machine"]["device"]
+        caption = f"{device}: % of the best config of each problem of {op}; - was not measured"
+        cards.append(_figure(figure, f"sweep-{path.stem}", caption, wide=True))
+    return [("sweeps", "Sweeps of configs", _cards(cards))] if cards else []
+
+
+def _check_sections(folder: Path) -> list[tuple[str, str, str]]:
+    """Distributions of errors, from `check --report --json`."""
+    cards = []
+    for path, document in _documents(folder, "check"):
+        ops = dict.fromkeys(row["op"] for row in document.get("precision", ()))
+        for op in ops:
+            rows = [row for row in document["precision"] if row["op"] == op]
+            figure, axis = figures.new_figure((4.3, 1.1 + 0.24 * len(rows)))
+            figures.draw_precision(axis, rows, op)
+            where = document["target"]
+            caption = (
+                f"{op} on {where}: errors of random cases in units of the output's last place; bars from "
+                "50% to 99% of them, dots the worst, ticks the derived bound's median"
+            )
+            cards.append(_figure(figure, f"check-{path.stem}-{op}", caption))
+    return [("precision", "Precision", _cards(cards))] if cards else []
+
+
+def _is_word(cell: str) -> bool:
+    return cell[:1].isalpha() and "µs" not in cell
+
+
+def _html_table(markdown: str) -> str:
+    """Our own Markdown tables, and the lines around them, as HTML."""
+    parts: list[str] = []
+    inside = False
+    for line in markdown.strip().splitlines():
+        is_row = line.startswith("|")
+        if is_row and re.fullmatch(r"[|\s:-]+", line):
+            continue
+        if is_row != inside:
+            parts.append('<div class="table"><table>\n' if is_row else "</table></div>\n")
+        if is_row:
+            tag = "td" if inside else "th"
+            cells = [html.escape(cell.strip()) for cell in line.strip("|").split("|")]
+            kinds = [
+                ' class="text"' if i == 0 or _is_word(cell) else "" for i, cell in enumerate(cells)
+            ]
+            pairs = zip(kinds, cells, strict=True)
+            parts.append(
+                "<tr>" + "".join(f"<{tag}{kind}>{cell}</{tag}>" for kind, cell in pairs) + "</tr>\n"
+            )
+        elif line.strip():
+            parts.append(f"<p>{html.escape(line)}</p>\n")
+        inside = is_row
+    return "".join(parts) + ("</table></div>\n" if inside else "")

@@ -1,0 +1,103 @@
+"""decode_attention in FP64, and how far the kernels may be from it: attention by sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ..numerics import UNIT_ROUNDOFF_32, namespace
+from ..op import Bound
+from .attention import attention, attention_bound
+from .elementary import EXP2_ULPS
+
+_SMALLEST_TILE = 16  # keys
+_MOST_CHUNKS = 64
+
+
+def decode_attention(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    *,
+    seq_lens: Any = None,
+    block_table: Any = None,
+    causal: bool = True,
+    scale: Any = None,
+    return_lse: bool = False,
+    **_: Any,
+) -> tuple[Any, ...]:
+    """softmax(scale * q k^T over the keys that are seen) v, and its log-sum-exp, in FP64."""
+    options = _options(causal, scale, return_lse)
+    sequences = _sequences(q, k_cache, v_cache, seq_lens, block_table)
+    return _stacked(q, v_cache, return_lse, [attention(*one, **options) for one in sequences])
+
+
+def decode_attention_bound(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    *,
+    seq_lens: Any = None,
+    block_table: Any = None,
+    causal: bool = True,
+    scale: Any = None,
+    return_lse: bool = False,
+    out: Any = None,
+    config: Any = None,
+    reference: tuple[Any, ...],
+) -> tuple[Bound, ...]:
+    """Elementwise: that of attention, and what chunks add to it.
+
+    All sums so far are multiplied by a rounded exponential with every tile of a chunk, and once more when
+    chunks are merged: each time a relative error of 2 EXP2_ULPS + 2 units, at worst in the same direction
+    for the products and in the other for their sum; the merged chunks are then added one after another.
+    """
+    options = _options(causal, scale, return_lse)
+    worst, rms = [], []
+    sequences = _sequences(q, k_cache, v_cache, seq_lens, block_table)
+    for b, (one_q, k, v) in enumerate(sequences):
+        own = tuple(x[b : b + 1] for x in reference)
+        bounds = attention_bound(one_q, k, v, reference=own, **options)
+        absolute = attention(one_q, k, abs(v.astype(np.float64)), **options)[0]
+        tiles = -(-k.shape[2] // _SMALLEST_TILE)
+        relative = ((tiles + 1) * (2 * EXP2_ULPS + 2) + _MOST_CHUNKS) * UNIT_ROUNDOFF_32
+        added = (relative * (absolute + abs(own[0])), relative)
+        worst.append([x.elementwise + y for x, y in zip(bounds, added, strict=False)])
+        rms.append([x.rms for x in bounds])
+    both = (_stacked(q, v_cache, return_lse, parts) for parts in (worst, rms))
+    return tuple(Bound(*pair) for pair in zip(*both, strict=True))
+
+
+def _options(causal: bool, scale: Any, return_lse: bool) -> dict[str, Any]:
+    options = {"causal": bool(causal), "causal_align": "bottom_right", "return_lse": return_lse}
+    return options if scale is None else {"scale": scale, **options}
+
+
+def _sequences(
+    q: Any, k_cache: Any, v_cache: Any, seq_lens: Any, block_table: Any
+) -> Iterator[tuple[Any, Any, Any]]:
+    """(q, k, v) of each sequence, a batch of one; k and v end where it does."""
+    xp = namespace(q)
+    num_pages, _, page = k_cache.shape[:3]
+    for b in range(q.shape[0]):
+        if block_table is None:
+            caches, room = [x[b] for x in (k_cache, v_cache)], page
+        else:
+            table = xp.clip(xp.asarray(block_table[b]), 0, max(num_pages - 1, 0))
+            table = table if num_pages else table[:0]
+            pages = [x[table].swapaxes(0, 1) for x in (k_cache, v_cache)]
+            room = table.size * page
+            caches = [x.reshape(x.shape[0], room, x.shape[3]) for x in pages]
+        length = room if seq_lens is None else min(max(int(seq_lens[b]), 0), room)
+        yield q[b : b + 1], *(x[None, :, :length] for x in caches)
+
+
+def _stacked(q: Any, v: Any, return_lse: bool, parts: list[Any]) -> tuple[Any, ...]:
+    """The outputs of all sequences as those of a batch."""
+    xp = namespace(q)
+    if parts:
+        return tuple(xp.concatenate(xs, axis=0) for xs in zip(*parts, strict=True))
+    shapes = ((*q.shape[:3], v.shape[3]), *([q.shape[:3]] if return_lse else []))
+    return tuple(xp.zeros(shape) for shape in shapes)

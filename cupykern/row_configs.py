@@ -1,0 +1,300 @@
+"""Which configs hold the rows of a row op, the fastest measured first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kernels_cu import Variant
+
+from .choice import choose
+from .targets import Target
+from .targets.limits import max_cluster_size, max_shared_bytes
+
+if TYPE_CHECKING:
+    from .rows import RowLayout
+
+VECTOR_BYTES = 16
+_STATIC_SHARED_BYTES = 20 * 1024  # at most: what the warps and blocks of 32 rows exchange
+
+
+@dataclass(frozen=True)
+class RowConfig:
+    """How the threads of a block share rows (the constants of row.cuh).
+
+    num_threads threads per block, threads_per_row of them on one row, which they walk in vectors of
+    vector_width elements, vectors_per_thread each; cluster_size blocks on one row.
+    min_blocks: that a multiprocessor must hold, a cap on registers.
+    lanes_across_rows: neighbouring threads on neighbouring rows.  split_rows: rows of any length, cut
+    into chunks, in three launches.  plain: for calls without options, whose rows lie at one stride in whole, aligned vectors.
+    """
+
+    num_threads: int
+    threads_per_row: int
+    vector_width: int
+    vectors_per_thread: int
+    cluster_size: int = 1
+    min_blocks: int = 1
+    lanes_across_rows: bool = False
+    split_rows: bool = False
+    plain: bool = False
+
+    @property
+    def rows_per_block(self) -> int:
+        return self.num_threads // self.threads_per_row
+
+    @property
+    def chunk(self) -> int:
+        """The elements of a row that one block or cluster holds."""
+        vectors = self.cluster_size * self.threads_per_row * self.vectors_per_thread
+        return vectors * self.vector_width
+
+    def shared_bytes(self, itemsize: int) -> int:
+        """Dynamic shared memory of a block, in bytes (row.cuh: RowStorage)."""
+        return self.num_threads * self.vectors_per_thread * self.vector_width * itemsize
+
+    @property
+    def constants(self) -> tuple[tuple[str, int], ...]:
+        return (
+            ("kThreadsPerRow", self.threads_per_row),
+            ("kVectorWidth", self.vector_width),
+            ("kVectorsPerThread", self.vectors_per_thread),
+            ("kLanesAcrossRows", self.lanes_across_rows),
+            ("kSplitRows", self.split_rows),
+            ("kPlain", self.plain),
+        )
+
+
+Table = tuple[tuple[int, int, int, int], ...]
+
+# (num_threads, threads_per_row, elements_per_thread, cluster_size), by rising length of the row: the
+# first that holds it wins.  For plain calls; the others share every second one.
+_BLOCKS: dict[int, Table] = {  # by the elements' bytes
+    2: (
+        (128, 2, 8, 1),
+        (128, 8, 8, 1),
+        (128, 32, 8, 1),
+        (128, 32, 32, 1),
+        (128, 64, 32, 1),
+        (128, 128, 32, 1),
+        (256, 256, 32, 1),
+        (512, 512, 32, 1),
+    ),
+    4: (
+        (128, 2, 4, 1),
+        (128, 8, 4, 1),
+        (128, 32, 4, 1),
+        (256, 64, 16, 1),
+        (128, 64, 32, 1),
+        (256, 256, 16, 1),
+        (256, 256, 32, 1),
+        (512, 512, 32, 1),
+    ),
+}
+CLUSTERS: dict[int, Table] = {
+    2: (
+        (256, 256, 64, 2),
+        (256, 256, 64, 4),
+        (256, 256, 64, 8),
+        (256, 256, 64, 16),
+        (512, 512, 64, 16),
+    ),
+    4: (
+        (256, 256, 32, 4),
+        (256, 256, 32, 8),
+        (512, 512, 32, 8),
+        (512, 512, 32, 16),
+    ),
+}
+"""Where a row's elements are all that a block reads."""
+CLUSTERS_WITH_WEIGHTS: dict[int, Table] = {
+    2: (
+        (512, 512, 32, 2),
+        (512, 512, 64, 2),
+        (512, 512, 32, 4),
+        (512, 512, 64, 4),
+        (512, 512, 64, 8),
+        (512, 512, 32, 16),
+        (512, 512, 64, 16),
+    ),
+    4: (
+        (512, 512, 32, 2),
+        (512, 512, 16, 4),
+        (512, 512, 32, 4),
+        (512, 512, 16, 8),
+        (512, 512, 32, 8),
+        (512, 512, 16, 16),
+        (512, 512, 32, 16),
+    ),
+}
+"""Where it also reads as many weights, perhaps a residual: those of 16 or 32 elements are for that."""
+_ELEMENTS = ((128, 32, 16, 1), (256, 256, 16, 1), (512, 512, 32, 1))
+_ACROSS = ((256, 8, 16, 1), (512, 16, 32, 1))
+
+
+@cache
+def row_configs(arch: str, itemsize: int, with_weights: bool = False) -> tuple[RowConfig, ...]:
+    """Every config on `arch` for elements of `itemsize` bytes, in the order of preference."""
+    blocks = _BLOCKS[itemsize]
+    clusters = (CLUSTERS_WITH_WEIGHTS if with_weights else CLUSTERS)[itemsize]
+    width = VECTOR_BYTES // itemsize
+    shared = _whole_rows(arch, blocks[1::2] + clusters[1::2], width)
+    return (
+        *_whole_rows(arch, blocks + clusters, width, plain=True),
+        *_rows_of_any_length(arch, itemsize, shared),
+        *_rows_of_any_length(arch, itemsize, _whole_rows(arch, _ELEMENTS, 1)),
+        *_rows_of_any_length(arch, itemsize, _whole_rows(arch, _ACROSS, 1, lanes_across_rows=True)),
+    )
+
+
+def _whole_rows(
+    arch: str,
+    table: Table,
+    vector_width: int,
+    plain: bool = False,
+    **kind: bool,
+) -> tuple[RowConfig, ...]:
+    limit = max_cluster_size(arch)
+    return tuple(
+        RowConfig(
+            num_threads,
+            threads_per_row,
+            vector_width,
+            elements // vector_width,
+            cluster_size,
+            # 40 registers: 1536 threads at once.  Measured on Hopper; elsewhere it may spill.
+            1536 // num_threads if arch == "sm_90a" and plain else 1,
+            plain=plain,
+            **kind,
+        )
+        for num_threads, threads_per_row, elements, cluster_size in table
+        if cluster_size <= limit
+    )
+
+
+def _rows_of_any_length(
+    arch: str, itemsize: int, configs: tuple[RowConfig, ...]
+) -> tuple[RowConfig, ...]:
+    """`configs`, and for longer rows the largest of one block, in chunks, of which two fit."""
+    block = [
+        config
+        for config in configs
+        if config.cluster_size == 1 and 3 * config.shared_bytes(itemsize) < max_shared_bytes(arch)
+    ][-1]
+    return (*configs, replace(block, min_blocks=1, split_rows=True))
+
+
+def refusal(
+    config: RowConfig,
+    arch: str,
+    itemsize: int,
+    layout: RowLayout,
+    plain: bool,
+    arrays_held: int = 1,
+) -> str | None:
+    """Why `config` cannot walk the rows of `layout` on `arch`; None: it can."""
+    c = config
+    sizes = (c.num_threads, c.threads_per_row, c.vectors_per_thread, c.cluster_size, c.min_blocks)
+    if min(sizes) < 1:
+        return "threads, vectors, blocks and clusters must be positive"
+    if c.num_threads > 1024 or c.num_threads % c.threads_per_row or c.num_threads % 32:
+        return (
+            "num_threads must be a multiple of threads_per_row and of 32, and at most 1024; got "
+            f"{c.num_threads} and {c.threads_per_row}"
+        )
+    if any(n & (n - 1) for n in (c.threads_per_row, c.num_threads, c.cluster_size)):
+        return "threads_per_row, num_threads and cluster_size must be powers of two"
+    if c.cluster_size > max_cluster_size(arch):
+        return (
+            f"a cluster has up to {max_cluster_size(arch)} blocks on {arch}; got {c.cluster_size}"
+        )
+    if c.cluster_size > 1 and c.rows_per_block > 1:
+        return "the blocks of a cluster share one row: threads_per_row must be num_threads"
+    if c.cluster_size > 1 and c.split_rows:
+        return "split_rows is for one block, not for clusters"
+    if c.lanes_across_rows != layout.lanes_across_rows:
+        return f"lanes_across_rows must be {layout.lanes_across_rows} for these strides"
+    if c.lanes_across_rows and c.rows_per_block > 32 and c.threads_per_row > 1:
+        return f"a warp holds up to 32 neighbouring rows; got {c.rows_per_block}"
+    width = VECTOR_BYTES // itemsize if layout.vectors else 1
+    if c.vector_width != width:
+        return f"vector_width must be {width} for these strides; got {c.vector_width}"
+    needed = layout.num_cols + layout.max_head
+    if not c.split_rows and c.chunk < needed:
+        return f"{c.chunk} elements are fewer than a row's {needed}"
+    held = arrays_held * c.shared_bytes(itemsize)
+    most = max_shared_bytes(arch) - _STATIC_SHARED_BYTES
+    if held > most:
+        return f"{held} bytes of shared memory are more than {most}"
+    if c.plain and not (plain and layout.plain):
+        return "plain is for calls without options, of aligned rows of whole vectors"
+    return None
+
+
+def check_config(
+    config: Any, arch: str, itemsize: int, layout: RowLayout, plain: bool, arrays_held: int = 1
+) -> RowConfig:
+    """`config`, if it can walk the rows.  Raises TypeError and ValueError, with the reason."""
+    if not isinstance(config, RowConfig):
+        raise TypeError(f"config must be a RowConfig; got {type(config).__name__}")
+    if reason := refusal(config, arch, itemsize, layout, plain, arrays_held):
+        raise ValueError(f"config does not fit: {reason}")
+    return config
+
+
+def tuned_config(
+    family: str,
+    target: Target,
+    dtype: np.dtype,
+    layout: RowLayout,
+    plain: bool,
+    arrays_held: int,
+    configs: Callable[[], tuple[RowConfig, ...]],
+    variant: Callable[[RowConfig], Variant],
+    **options: str,
+) -> RowConfig:
+    """choice.choose for rows.  options: what else decides about the configs."""
+    kind = {
+        "dtype": dtype.name,
+        "plain": plain and layout.plain,
+        "vectors": layout.vectors,
+        "across": layout.lanes_across_rows,
+        "head": layout.max_head,
+        "held": arrays_held,
+        **options,
+    }
+    sizes = {"rows": layout.num_rows, "cols": layout.num_cols}
+    return choose(family, target, sizes, kind, configs, variant)
+
+
+def admissible_configs(
+    arch: str,
+    itemsize: int,
+    layout: RowLayout,
+    plain: bool,
+    arrays_held: int = 1,
+    with_weights: bool = False,
+) -> tuple[RowConfig, ...]:
+    """The configs that can walk the rows of `layout`, the fastest measured first.
+
+    plain: the call has no options, so that configs for such calls serve too.
+    arrays_held: how many rows a block holds of each, in shared memory.
+    """
+    most = max_shared_bytes(arch) - _STATIC_SHARED_BYTES
+    configs = [
+        config
+        for config in row_configs(arch, itemsize, with_weights)
+        if refusal(config, arch, itemsize, layout, plain, arrays_held) is None
+    ]
+    # Of clusters those first of which a multiprocessor holds three blocks.
+    crowded = [
+        config
+        for config in configs
+        if config.cluster_size > 1 and 3 * arrays_held * config.shared_bytes(itemsize) > most
+    ]
+    roomy = [c for c in configs if c not in crowded and not c.split_rows]
+    return (*roomy, *crowded, *(c for c in configs if c.split_rows))

@@ -1,0 +1,351 @@
+// attention.cu: out = softmax(scale * q k^T + bias, over the keys that are kept) v, of every head.
+//
+// A block computes kTileM queries of one head, its warps kTileM / warps of them each.  It walks tiles of
+// kTileN keys: while one is worked on, the next one's keys and values are copied into the other stage.
+// A warp has its scores in registers, makes them probabilities there (parts/online_softmax.cuh), rounds
+// them to Element and multiplies them by the values.  Only the tiles at the end of a row's keys are
+// masked element by element; tiles that no query of the block keeps are not loaded.
+// Constants: Element; kHeadDim, to which the head sizes of q, k and v are padded with zeros in shared
+// memory; kTileM, kTileN; kGeneral: masks, and scores that are scaled before the softmax; kHalfScores:
+// q k^T is summed in FP16.
+// Launch: grid (tiles of queries * heads * batch), block (kNumThreads), dynamic shared memory
+// sizeof(AttentionStorage).
+#include "parts/attention_task.cuh"
+#include "parts/online_softmax.cuh"
+#include "parts/shared_tile.cuh"
+
+constexpr int kNumWarps = kNumThreads / kWarpSize;
+constexpr int kWarpRows = kTileM / kNumWarps;
+constexpr int kRowFragments = kWarpRows / 16, kKeyFragments = kTileN / 16, kDimFragments = kHeadDim / 16;
+static_assert(kRowFragments * 16 * kNumWarps == kTileM && kKeyFragments * 16 == kTileN,
+              "warps share a tile in fragments of 16 x 16");
+static_assert(kWarpRows <= 64 && 64 % kWarpRows == 0 && (!kGeneral || 64 % kTileN == 0),
+              "a warp's part of a tile lies in one block of a mask");
+static_assert(!kHalfScores || kHasHalfSums, "sums in FP16");
+
+// Queries by keys, or by the values' elements: whichever way round the platform multiplies them.
+constexpr bool kRowsStay = kSumsSide == kSideA;
+using RowFragment = Fragment<Element, kSumsSide>;
+constexpr Side kColSide = kRowsStay ? kSideB : kSideA;
+using ColFragment = Fragment<Element, kColSide>;
+using ElementSums = Accumulator<Element>;
+struct Layout {
+    static constexpr int kCount = ElementSums::kCount;
+    DEVICE static constexpr int row(int lane, int i) {
+        return kRowsStay ? ElementSums::row(lane, i) : ElementSums::col(lane, i);
+    }
+    DEVICE static constexpr int col(int lane, int i) {
+        return kRowsStay ? ElementSums::col(lane, i) : ElementSums::row(lane, i);
+    }
+};
+// kGroup columns of fragments are multiplied at once: more take more registers for their operands.
+template <class Sums, int kRows, int kCols>
+struct Products {
+    static constexpr int kGroup = kCols % 2 == 0 ? 2 : 1, kGroups = kCols / kGroup;
+    Sums sums[kGroups][kRowsStay ? kRows : kGroup][kRowsStay ? kGroup : kRows];
+
+    DEVICE Sums& at(int row, int col) {
+        auto& group = sums[col / kGroup];
+        return kRowsStay ? group[row][col % kGroup] : group[col % kGroup][row];
+    }
+    // += rows * columns; load(f, col): the fragment of column col.
+    template <class Load>
+    DEVICE void add(const RowFragment (&rows)[kRows], const Load& load) {
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g) {
+            ColFragment cols[kGroup];
+#pragma unroll
+            for (int i = 0; i < kGroup; ++i) load(cols[i], g * kGroup + i);
+            if constexpr (kRowsStay) mma(sums[g], rows, cols);
+            else mma(sums[g], cols, rows);
+        }
+    }
+};
+using Scores = Products<ElementSums, kRowFragments, kKeyFragments>;
+using Outputs = Products<ElementSums, kRowFragments, kDimFragments>;
+using Softmax = OnlineSoftmax<Element, Layout>;
+using Rows = Softmax::Rows;
+
+using QueryTile = SharedTile<kTileM, kHeadDim * int(sizeof(Element))>;
+using KeyTile = SharedTile<kTileN, kHeadDim * int(sizeof(Element))>;
+struct Stage {
+    KeyTile keys, values;
+};
+struct AttentionStorage {
+    QueryTile queries;  // at the end, the warps' outputs
+    Stage stages[2];
+};
+
+struct Loaders {
+    FragmentLoader<false, Element, kSumsSide, QueryTile> queries;
+    FragmentLoader<false, Element, kColSide, KeyTile> keys;
+    FragmentLoader<true, Element, kColSide, KeyTile> values;
+
+    DEVICE explicit Loaders(int warp_row) : queries(warp_row), keys(0), values(0) {}
+    DEVICE void forget() {
+        queries.forget();
+        keys.forget();
+        values.forget();
+    }
+};
+
+template <class Sums>
+DEVICE void multiply_keys(const AttentionStorage& storage, const KeyTile& keys, const Loaders& loaders,
+                          Products<Sums, kRowFragments, kKeyFragments>& sums) {
+#pragma unroll
+    for (int k = 0; k < kHeadDim; k += 16) {
+        RowFragment rows[kRowFragments];
+#pragma unroll
+        for (int m = 0; m < kRowFragments; ++m) {
+            loaders.queries.load(rows[m], storage.queries, 16 * m, k);
+        }
+        sums.add(rows, [&](ColFragment& f, int n) { loaders.keys.load(f, keys, 16 * n, k); });
+    }
+}
+DEVICE void score(const AttentionStorage& storage, const KeyTile& keys, const Loaders& loaders,
+                  Scores& scores) {
+    if constexpr (kHalfScores) {
+        Products<HalfAccumulator, kRowFragments, kKeyFragments> sums{};
+        multiply_keys(storage, keys, loaders, sums);
+#pragma unroll
+        for (int m = 0; m < kRowFragments; ++m) {
+#pragma unroll
+            for (int n = 0; n < kKeyFragments; ++n) {
+#pragma unroll
+                for (int i = 0; i < Layout::kCount; ++i) {
+                    scores.at(m, n).values[i] = sums.at(m, n).value(i);
+                }
+            }
+        }
+    } else {
+        scores = {};
+        multiply_keys(storage, keys, loaders, scores);
+    }
+}
+
+// outputs += the probabilities, rounded to Element, times the values.
+DEVICE void multiply_values(Scores& probabilities, const KeyTile& values, const Loaders& loaders,
+                            Outputs& outputs) {
+    RowFragment rows[kKeyFragments][kRowFragments];  // half as many registers
+#pragma unroll
+    for (int n = 0; n < kKeyFragments; ++n) {
+#pragma unroll
+        for (int m = 0; m < kRowFragments; ++m) {
+            sums_to_fragment<Element>(rows[n][m], probabilities.at(m, n));
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < kKeyFragments; ++n) {
+        outputs.add(rows[n], [&](ColFragment& f, int d) { loaders.values.load(f, values, 16 * d, 16 * n); });
+    }
+}
+
+// Calls f(score, row, col) for every score of this lane; row, col: in the head.
+template <class F>
+DEVICE void for_each_score(Scores& scores, int first_row, int first_key, F f) {
+    const int lane = lane_id();
+#pragma unroll
+    for (int m = 0; m < kRowFragments; ++m) {
+#pragma unroll
+        for (int n = 0; n < kKeyFragments; ++n) {
+#pragma unroll
+            for (int i = 0; i < Layout::kCount; ++i) {
+                f(scores.at(m, n).values[i], first_row + 16 * m + Layout::row(lane, i),
+                  first_key + 16 * n + Layout::col(lane, i));
+            }
+        }
+    }
+}
+// What is not kept becomes -inf, and scores get their scale and bias where the exponents do not.
+DEVICE void mask_scores(Scores& scores, const AttentionParams& params, const AttentionHead& head,
+                        const HeadMask& mask, int first_row, int first_key, int block_type) {
+    int limit = head.limit(params, first_row);
+    if constexpr (kGeneral) {
+        const int sq = head.sq, sk = head.sk;
+        if (params.prescale) {
+            for_each_score(scores, first_row, first_key,
+                           [&](float& x, int, int) { x *= params.score_scale; });
+        }
+        if (params.mask.kind == kBiasMask) {
+            for_each_score(scores, first_row, first_key, [&](float& x, int row, int col) {
+                if (row < sq && col < sk) x = mask.with_bias(x, row, col);
+            });
+        } else if (params.mask.kind == kBoolMask) {
+            for_each_score(scores, first_row, first_key, [&](float& x, int row, int col) {
+                if (row < sq && col < sk && !mask.array_keeps(row, col)) x = -kInfinity;
+            });
+        } else if (block_type == kPartialBlock) {
+            const uint8_t* tile = mask.partial_tile(first_row, first_key);
+            const int size = params.mask.kv_block, rows = params.mask.q_block;
+            for_each_score(scores, first_row % rows, first_key % size, [&](float& x, int row, int col) {
+                if (!tile[row * size + col]) x = -kInfinity;
+            });
+        }
+        const int block_limit = mask.block_limit(first_row, block_type);
+        limit = limit < block_limit ? limit : block_limit;
+    }
+    if (first_key + kTileN <= limit) return;  // the first row has the lowest limit
+    for_each_score(scores, first_row, first_key, [&](float& x, int row, int col) {
+        int end = head.limit(params, row);
+        if constexpr (kGeneral) {
+            const int block_limit = mask.block_limit(row, block_type);
+            end = end < block_limit ? end : block_limit;
+        }
+        if (col >= end) x = -kInfinity;
+    });
+}
+
+// The warp's rows of one tile of keys.
+DEVICE void attend(const AttentionStorage& storage, const Stage& stage, const AttentionParams& params,
+                   const AttentionHead& head, const HeadMask& mask, const Loaders& loaders,
+                   int first_row, int first_key, Softmax (&softmax)[kRowFragments], Outputs& outputs) {
+    if (first_key >= head.limit(params, first_row + kWarpRows - 1)) return;  // the last row sees none
+    int block_type = kFullBlock;
+    if constexpr (kGeneral) {
+        if (first_row < head.sq) block_type = mask.block_type(first_row, first_key);
+        if (block_type == kMaskedBlock) return;
+    }
+    Scores scores;
+    score(storage, stage.keys, loaders, scores);
+    mask_scores(scores, params, head, mask, first_row, first_key, block_type);
+    float factors[kRowFragments][Softmax::kRows];
+    bool grown = false;
+#pragma unroll
+    for (int m = 0; m < kRowFragments; ++m) {
+        const auto at = [&](int n, int i) -> float& { return scores.at(m, n).values[i]; };
+        grown |= softmax[m].template look<kKeyFragments>(at, params.exponent_scale, factors[m]);
+    }
+    if (vote_any(grown)) {
+#pragma unroll
+        for (int m = 0; m < kRowFragments; ++m) {
+            softmax[m].rescale(factors[m]);
+#pragma unroll
+            for (int d = 0; d < kDimFragments; ++d) {
+#pragma unroll
+                for (int i = 0; i < Layout::kCount; ++i) {
+                    outputs.at(m, d).values[i] *= factors[m][Rows::slot(i)];
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int m = 0; m < kRowFragments; ++m) {
+        const auto at = [&](int n, int i) -> float& { return scores.at(m, n).values[i]; };
+        softmax[m].template exponentiate<kKeyFragments>(at, params.exponent_scale);
+    }
+    multiply_values(scores, stage.values, loaders, outputs);
+}
+
+struct Statistics {
+    float* lse;
+    float* row_max;
+    float* row_sum;
+};
+
+// The warp's rows, by way of its part of the queries' memory, which no other warp reads.
+DEVICE void finish(AttentionStorage& storage, const AttentionParams& params, const AttentionHead& head,
+                   int warp_row, int first_row, Softmax (&softmax)[kRowFragments], Outputs& outputs,
+                   Element* out, const Statistics& statistics) {
+    const int lane = lane_id();
+    sync_warp();  // the queries have been read
+#pragma unroll
+    for (int m = 0; m < kRowFragments; ++m) {
+        float inverse[Softmax::kRows];
+#pragma unroll
+        for (int r = 0; r < Softmax::kRows; ++r) {
+            const Softmax& s = softmax[m];
+            const float total = s.total(r);
+            inverse[r] = total == 0.0f ? 0.0f : 1.0f / total;
+            const int row = first_row + 16 * m + Rows::row(lane, r);
+            if (Rows::is_first(lane) && row < head.sq) {
+                const RowStatistics found = RowStatistics::of(s.top[r], s.origin[r], total,
+                                                              params.exponent_scale, params.unit);
+                const int64_t i = head.q_offset(params.stats) + row * params.stats.row;
+                if (statistics.lse) statistics.lse[i] = found.log_sum_exp;
+                if (statistics.row_max) statistics.row_max[i] = found.top;
+                if (statistics.row_sum) statistics.row_sum[i] = found.sum;
+            }
+        }
+#pragma unroll
+        for (int d = 0; d < kDimFragments; ++d) {
+#pragma unroll
+            for (int i = 0; i < Layout::kCount; ++i) {
+                const int row = warp_row + 16 * m + Layout::row(lane, i);
+                const int col = 16 * d + Layout::col(lane, i);
+                static_cast<Element*>(storage.queries(row, col / 8))[col % 8] =
+                    from_float<Element>(outputs.at(m, d).values[i] * inverse[Rows::slot(i)]);
+            }
+        }
+    }
+    sync_warp();
+    constexpr int kChunks = kHeadDim / 8;
+    const int rows = clamp_to(head.sq - first_row, kWarpRows), chunks = int(params.head_dim_v) / 8;
+    Element* origin = out + head.q_offset(params.out) + first_row * params.out.row;
+#pragma unroll 4
+    for (int i = lane; i < kWarpRows * kChunks; i += kWarpSize) {
+        const int row = i / kChunks, chunk = i % kChunks;
+        if (row < rows && chunk < chunks) {
+            const void* from = storage.queries(warp_row + row, chunk);
+            store_vector<16>(origin + row * params.out.row + chunk * 8, load_vector<16>(from));
+        }
+    }
+}
+
+KERNEL void attention(const Element* q, const Element* k, const Element* v, Element* out, float* lse,
+                      float* row_max, float* row_sum, const void* mask_array,
+                      const int32_t* kv_num_blocks, const int32_t* kv_indices,
+                      const uint8_t* block_types, const int32_t* partial_indices,
+                      const int32_t* cu_seqlens_q, const int32_t* cu_seqlens_k,
+                      const AttentionParams params) {
+    SHARED_STORAGE(AttentionStorage, storage);
+    const AttentionPlace place = AttentionPlace::of(params, blockIdx.x);
+    const AttentionHead head = AttentionHead::of(params, cu_seqlens_q, cu_seqlens_k, place.head);
+    const int row = place.tile * kTileM;
+    if (row >= head.sq) return;
+    const MaskArrays arrays{mask_array, kv_num_blocks, kv_indices, block_types, partial_indices};
+    const HeadMask mask = HeadMask::of(params.mask, arrays, head.batch, head.head);
+    const int rows = clamp_to(head.sq - row, kTileM);
+    const int end = head.limit(params, row + rows - 1);  // of the keys that the last row sees
+
+    const Element* q_origin = q + head.q_offset(params.q) + row * params.q.row;
+    const Element* k_origin = k + head.k_offset(params.k);
+    const Element* v_origin = v + head.k_offset(params.v);
+    const int dim = int(params.head_dim), dim_v = int(params.head_dim_v);
+    copy_tile(storage.queries, q_origin, params.q.row, rows, dim);
+    const auto load = [&](int key, Stage& stage) {
+        const int thread = opaque(int(threadIdx.x));
+        copy_lines(stage.keys, k_origin + key * params.k.row, params.k.row, end - key, dim, thread);
+        copy_lines(stage.values, v_origin + key * params.v.row, params.v.row, end - key, dim_v, thread);
+    };
+    KeyTiles<kTileM, kTileN, kGeneral> tiles(mask, row, head.sq, end);
+    bool more = tiles.next();
+    if (more) load(tiles.key, storage.stages[0]);
+    copy_async_commit();
+
+    const auto warp_row = [] { return opaque(int(threadIdx.x)) / kWarpSize * kWarpRows; };
+    Softmax softmax[kRowFragments];
+#pragma unroll
+    for (int m = 0; m < kRowFragments; ++m) softmax[m].reset();
+    Outputs outputs{};
+    Loaders loaders(warp_row());
+    int stage = 0;
+    while (more) {
+        const int key = tiles.key;
+        copy_async_wait<0>();
+        sync_block();  // this stage is whole, and the other has been read by all
+        more = tiles.next();
+        if (more) load(tiles.key, storage.stages[stage ^ 1]);
+        copy_async_commit();
+        loaders.forget();
+        attend(storage, storage.stages[stage], params, head, mask, loaders, row + warp_row(), key,
+               softmax, outputs);
+        stage ^= 1;
+    }
+    copy_async_wait<0>();
+    if (end <= 0 || kGeneral) sync_block();  // no tile may have waited for the queries
+    // Worked out anew, so that the loop does not keep it in registers.
+    const AttentionPlace here = AttentionPlace::of(params, uint32_t(opaque(int(blockIdx.x))));
+    const AttentionHead same = AttentionHead::of(params, cu_seqlens_q, cu_seqlens_k, here.head);
+    finish(storage, params, same, warp_row(), here.tile * kTileM + warp_row(), softmax, outputs, out,
+           {lse, row_max, row_sum});
+}

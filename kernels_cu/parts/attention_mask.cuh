@@ -1,0 +1,62 @@
+// Which keys a query keeps: those before the end, those that causality lets it see, those of a mask.
+#include "parts/dtype.cuh"
+
+enum MaskKind { kNoMask, kBoolMask, kBiasMask, kBlockMask };
+enum BlockType { kMaskedBlock, kCausalBlock, kFullBlock, kPartialBlock };
+
+struct MaskParams {
+    int64_t strides[4];                // of an array: of b, h, query, key, in elements
+    int64_t block_stride_b, block_stride_h;  // of a block mask, in rows of blocks
+    int32_t kind, dtype;
+    int32_t q_block, kv_block, q_blocks, kv_blocks;
+    int32_t causal_offset;  // blocks that are causal keep j <= i + causal_offset
+    int32_t padding;
+};
+
+struct MaskArrays {
+    const void* mask;  // bool or bias; of a block mask its partial tiles
+    const int32_t* kv_num_blocks;
+    const int32_t* kv_indices;
+    const uint8_t* block_types;
+    const int32_t* partial_indices;
+};
+
+// Of one head of one batch.
+struct HeadMask {
+    const MaskParams& params;
+    const MaskArrays& arrays;
+    int64_t offset, first_row;  // of the array's element (0, 0); of the head's first row of blocks
+
+    DEVICE static HeadMask of(const MaskParams& params, const MaskArrays& arrays, int batch, int head) {
+        return {params, arrays, batch * params.strides[0] + head * params.strides[1],
+                batch * params.block_stride_b + head * params.block_stride_h};
+    }
+    // The place of a block in the arrays of all blocks.
+    DEVICE int64_t block(int q_block, int kv_block) const {
+        return (first_row + q_block) * params.kv_blocks + kv_block;
+    }
+    // Of the block that (row, col) lies in; full where there is no block mask.
+    DEVICE int block_type(int row, int col) const {
+        if (params.kind != kBlockMask) return kFullBlock;
+        return arrays.block_types[block(row / params.q_block, col / params.kv_block)];
+    }
+    // Keys from here on are not kept by `row`, for the causality of a block.
+    DEVICE int block_limit(int row, int type) const {
+        return type == kCausalBlock ? row + params.causal_offset + 1 : 0x7fffffff;
+    }
+    DEVICE const uint8_t* partial_tile(int row, int col) const {
+        const int64_t index =
+            arrays.partial_indices[block(row / params.q_block, col / params.kv_block)];
+        return static_cast<const uint8_t*>(arrays.mask) + index * params.q_block * params.kv_block;
+    }
+    DEVICE bool array_keeps(int row, int col) const {
+        const int64_t i = offset + row * params.strides[2] + col * params.strides[3];
+        return static_cast<const uint8_t*>(arrays.mask)[i] != 0;
+    }
+    // A score with its bias; a bias of -inf masks whatever the score is.
+    DEVICE float with_bias(float score, int row, int col) const {
+        const int64_t i = offset + row * params.strides[2] + col * params.strides[3];
+        const float bias = load_number(arrays.mask, i, params.dtype);
+        return bias == -kInfinity ? bias : score + bias;
+    }
+};

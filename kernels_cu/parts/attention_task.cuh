@@ -1,0 +1,140 @@
+// Which queries and keys a block of an attention kernel works on, and in which order.
+#include "parts/attention_mask.cuh"
+
+// The step from a batch, head or row to the next, in elements.
+struct AttentionStrides {
+    int64_t batch, head, row;
+};
+
+struct AttentionParams {
+    AttentionStrides q, k, v, out, stats;
+    int64_t batch, heads, kv_heads, sq, sk, head_dim, head_dim_v;
+    int64_t tiles, heads_per_section;
+    int64_t total_q, total_k;  // rows in all, of packed sequences; else 0
+    MaskParams mask;
+    // Scores are q k^T * score_scale where prescale, exponents that times exponent_scale in units of
+    // log2, and `unit` makes scores units of e.
+    float score_scale, exponent_scale, unit;
+    int32_t prescale, causal, offset, bottom_right, padding;
+};
+
+DEVICE int clamp_index(int64_t x, int64_t low, int64_t high) {
+    return int(x < low ? low : x > high ? high : x);
+}
+
+// Where a head's arrays begin: sequence `batch` of packed ones, or element `batch` of a batch.
+struct AttentionHead {
+    int batch, head, kv_head;
+    int sq, sk, offset;  // query i keeps keys j <= i + offset, if causal
+    int64_t q_first, k_first;  // rows before the sequence
+
+    DEVICE static AttentionHead of(const AttentionParams& params, const int32_t* cu_seqlens_q,
+                                   const int32_t* cu_seqlens_k, int number) {
+        AttentionHead h;
+        h.batch = number / int(params.heads);
+        h.head = number - h.batch * int(params.heads);
+        h.kv_head = h.head / int(params.heads / params.kv_heads);
+        h.sq = int(params.sq);
+        h.sk = int(params.sk);
+        h.offset = params.offset;
+        h.q_first = h.k_first = 0;
+        if (cu_seqlens_q) {
+            h.q_first = clamp_index(cu_seqlens_q[h.batch], 0, params.total_q);
+            h.k_first = clamp_index(cu_seqlens_k[h.batch], 0, params.total_k);
+            const int q_end = clamp_index(cu_seqlens_q[h.batch + 1], h.q_first, params.total_q);
+            const int k_end = clamp_index(cu_seqlens_k[h.batch + 1], h.k_first, params.total_k);
+            h.sq = clamp_index(q_end - h.q_first, 0, params.sq);
+            h.sk = clamp_index(k_end - h.k_first, 0, params.sk);
+            h.offset = params.bottom_right ? h.sk - h.sq : 0;
+            h.batch = 0;  // there is one of all sequences
+        }
+        return h;
+    }
+    DEVICE int64_t q_offset(const AttentionStrides& s) const {
+        return batch * s.batch + head * s.head + q_first * s.row;
+    }
+    DEVICE int64_t k_offset(const AttentionStrides& s) const {
+        return batch * s.batch + kv_head * s.head + k_first * s.row;
+    }
+    // Keys from here on are not kept by `row`.
+    DEVICE int limit(const AttentionParams& params, int row) const {
+        const int seen = row + offset + 1;
+        return params.causal && seen < sk ? seen : sk;
+    }
+};
+
+// The head's number and the tile of queries of a block.  Heads whose keys and values fit in the L2 cache
+// together are a section; in it the tiles come in order, those with the most keys first.
+struct AttentionPlace {
+    int head, tile;
+
+    DEVICE static AttentionPlace of(const AttentionParams& params, uint32_t index) {
+        const uint32_t tiles = uint32_t(params.tiles), all = uint32_t(params.batch * params.heads);
+        const uint32_t per_section = uint32_t(params.heads_per_section);
+        const uint32_t section = index / (per_section * tiles), in_section = index % (per_section * tiles);
+        const uint32_t rest = all - section * per_section, heads = rest < per_section ? rest : per_section;
+        const uint32_t number = in_section / heads;
+        return {int(section * per_section + in_section % heads),
+                int(params.causal ? tiles - 1 - number : number)};
+    }
+};
+
+// The tiles of keys that a tile of queries needs, in ascending order: those below `end`, and of a block
+// mask those of blocks that at least one of its rows of blocks keeps.
+template <int kTileM, int kTileN, bool kGeneral>
+struct KeyTiles {
+    int key, end;
+
+    DEVICE KeyTiles(const HeadMask&, int, int, int end) : key(-kTileN), end(end) {}
+    // The first key of the next tile; false: there is none.
+    DEVICE bool next() {
+        key += kTileN;
+        return key < end;
+    }
+};
+template <int kTileM, int kTileN>
+struct KeyTiles<kTileM, kTileN, true> {
+    static constexpr int kMaxLists = kTileM > 64 ? kTileM / 64 : 1;
+    int key, end, block_end;
+    bool all;
+    int kv_block;
+    const int32_t* indices[kMaxLists];
+    int left[kMaxLists];
+
+    // row, sq: the first query of the tile, and the queries of the head.
+    DEVICE KeyTiles(const HeadMask& mask, int row, int sq, int end)
+        : key(-kTileN), end(end), block_end(0), all(mask.params.kind != kBlockMask) {
+        if (all) return;
+        kv_block = mask.params.kv_block;
+#pragma unroll
+        for (int i = 0; i < kMaxLists; ++i) {
+            const int first = row + i * 64;  // blocks are of 64 rows at least
+            left[i] = 0;
+            const bool own = i == 0 || first % mask.params.q_block == 0;
+            if (!own || first >= sq) continue;
+            const int q_block = first / mask.params.q_block;
+            left[i] = mask.arrays.kv_num_blocks[mask.first_row + q_block];
+            indices[i] = mask.arrays.kv_indices + mask.block(q_block, 0);
+        }
+    }
+    DEVICE bool next() {
+        key += kTileN;
+        if (all || key < block_end) return key < end;
+        int block = 0x7fffffff;
+#pragma unroll
+        for (int i = 0; i < kMaxLists; ++i) {
+            if (left[i] > 0 && *indices[i] < block) block = *indices[i];
+        }
+        if (block == 0x7fffffff) return false;
+#pragma unroll
+        for (int i = 0; i < kMaxLists; ++i) {
+            if (left[i] > 0 && *indices[i] == block) {
+                ++indices[i];
+                --left[i];
+            }
+        }
+        key = block * kv_block;
+        block_end = key + kv_block;
+        return key < end;
+    }
+};

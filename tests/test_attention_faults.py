@@ -1,0 +1,247 @@
+"""Planted faults in attention's kernels, each of which a check must catch."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from planted import Fault, caught_by, first_failure
+
+import cupykern
+from cupykern import OPS, attention_plan, check, dtypes, inputs
+from cupykern.attention_ops import AttentionProblem, VarlenProblem
+from cupykern.attention_plan import AttentionConfig
+
+ATTENTION, VARLEN = (
+    next(op for op in OPS if op.name == name) for name in ("attention", "attention_varlen")
+)
+
+FAULTS = {
+    "causal, one key too many": Fault(
+        "parts/attention_task.cuh", "row + offset + 1;", "row + offset + 2;", "tails"
+    ),
+    "a tile that the causal limit cuts is not masked": Fault(
+        "attention.cu",
+        "if (first_key + kTileN <= limit) return;",
+        "if (first_key + kTileN <= limit + 1) return;",
+        "blocks",
+    ),
+    "the last tile of keys is skipped": Fault(
+        "parts/attention_task.cuh",
+        "        key += kTileN;\n        return key < end;",
+        "        key += kTileN;\n        return key + kTileN <= end;",
+        "tails",
+    ),
+    "scores are not scaled": Fault(
+        "parts/online_softmax.cuh", "x = exp2_approx(x * scale - ", "x = exp2_approx(x - ", "tails"
+    ),
+    "the largest score of a lane, not of the row": Fault(
+        "parts/online_softmax.cuh",
+        "top[r] = Rows::across_lanes(largest[r], Max());",
+        "top[r] = largest[r];",
+        "tails",
+    ),
+    "the largest score of the last tile alone": Fault(
+        "parts/online_softmax.cuh", "largest[r] = top[r];", "largest[r] = -kInfinity;", "tails"
+    ),
+    "products are not rescaled": Fault(
+        "attention.cu", "values[i] *= factors[m][Rows::slot(i)];", "values[i] *= 1.0f;", "growing"
+    ),
+    "sums are not rescaled": Fault(
+        "parts/online_softmax.cuh", "sum[r] *= factors[r];", "sum[r] *= 1.0f;", "growing"
+    ),
+    "probabilities beyond FP16": Fault(
+        "parts/online_softmax.cuh", "half> ? 7.0f", "half> ? 9.0f", "growing"
+    ),
+    "inf - inf of rows without keys": Fault(
+        "parts/online_softmax.cuh",
+        "from[r] = origin[r] == -kInfinity ? 0.0f : origin[r];",
+        "from[r] = origin[r];",
+        "blocks",
+    ),
+    "rows without keys are divided by zero": Fault(
+        "attention.cu", "total == 0.0f ? 0.0f : 1.0f / total;", "1.0f / total;", "no keys"
+    ),
+    "no barrier between stages": Fault(
+        "attention.cu", "sync_block();  // this stage is whole", "// this stage is whole", "tails"
+    ),
+    "a stage too early": Fault(
+        "attention.cu",
+        "        copy_async_wait<0>();\n        sync_block();",
+        "        copy_async_wait<1>();\n        sync_block();",
+        "tails",
+    ),
+    "a stage is loaded over while it is read": Fault(
+        "attention.cu", "storage.stages[stage ^ 1]);", "storage.stages[stage]);", "tails"
+    ),
+    "keys past the end are read": Fault(
+        "parts/shared_tile.cuh", "first + line < num_lines ? bytes : 0", "bytes", "tails"
+    ),
+    "elements past the end of a row are read": Fault(
+        "parts/shared_tile.cuh",
+        "const int bytes = clamp_to(num_elements - chunk * kPerChunk, kPerChunk) * int(sizeof(T));",
+        "const int bytes = 16;",
+        "padded rows",
+    ),
+    "rows past the end are written": Fault(
+        "attention.cu", "if (row < rows && chunk < chunks)", "if (chunk < chunks)", "tails"
+    ),
+    "the keys of another head": Fault(
+        "parts/attention_task.cuh",
+        "h.head / int(params.heads / params.kv_heads);",
+        "h.head % int(params.kv_heads);",
+        "groups",
+    ),
+    "the mask of the first batch": Fault(
+        "parts/attention_mask.cuh", "batch * params.strides[0] + head", "head", "masks"
+    ),
+    "a bias is added to scores without scale": Fault(
+        "attention.cu", "if (params.prescale) {", "if (params.prescale && params.unit < 0) {", "masks"
+    ),
+    "a masked block is computed where its neighbour is": Fault(
+        "attention.cu", "if (block_type == kMaskedBlock) return;", "", "large tiles"
+    ),
+    "the end of a causal block is not masked": Fault(
+        "attention.cu", "limit = limit < block_limit ? limit : block_limit;", "", "blocks"
+    ),
+    "blocks of a head's neighbour": Fault(
+        "parts/attention_mask.cuh", "head * params.block_stride_h}", "0}", "blocks"
+    ),
+    "a packed sequence's causality from the other end": Fault(
+        "parts/attention_task.cuh", "params.bottom_right ? h.sk - h.sq : 0;", "0;", "packed"
+    ),
+    "a packed sequence reads into the next": Fault(
+        "parts/attention_task.cuh",
+        "h.sk = clamp_index(k_end - h.k_first, 0, params.sk);",
+        "h.sk = clamp_index(params.total_k - h.k_first, 0, params.sk);",
+        "packed",
+    ),
+    "the logarithm without the largest score": Fault(
+        "parts/online_softmax.cuh", "row_max + log_accurate(row_sum)", "log_accurate(row_sum)", "tails"
+    ),
+    "an offset in 32 bits": Fault(
+        "attention.cu", "v + head.k_offset(params.v);", "v + int(head.k_offset(params.v));",
+        "large offsets",
+    ),
+    "the last section too large": Fault(
+        "parts/attention_task.cuh",
+        "heads = rest < per_section ? rest : per_section;",
+        "heads = per_section;",
+        "sections",
+    ),
+    "an output that is all zero": Fault(
+        "attention.cu", "outputs.at(m, d).values[i] * inverse", "0.0f * inverse", "tails"
+    ),
+}  # fmt: skip
+
+
+def _problems() -> Iterator[tuple[str, object, object]]:
+    def problem(b, h, h_kv, sq, sk, d, dv, **options):
+        return ATTENTION, AttentionProblem(b, h, h_kv, sq, sk, d, dv, **options)
+
+    stats = {"lse": True, "row_stats": True}
+    yield "tails", *problem(1, 2, 2, 100, 130, 40, 64, causal=True, **stats)
+    yield "tails", *problem(1, 1, 1, 65, 97, 64, 64, **stats)
+    yield "tails", *problem(1, 1, 1, 33, 96, 64, 64, view="padded", **stats)
+    yield "growing", *problem(1, 1, 1, 64, 200, 64, 64, kind="peaked", scale=1.0, **stats)
+    yield "no keys", *problem(1, 1, 1, 70, 0, 64, 64, **stats)
+    yield "padded rows", *problem(1, 1, 1, 65, 70, 24, 40, view="padded")
+    yield "groups", *problem(2, 4, 2, 20, 40, 16, 16, layout="bshd")
+    for mask in ("bool", "bias"):
+        yield "masks", *problem(2, 2, 1, 40, 70, 16, 16, mask=mask, **stats)
+    for blocks in ((64, 64), (128, 64), (64, 128), (128, 128)):
+        yield "blocks", *problem(2, 2, 1, 300, 400, 16, 16, mask="block", blocks=blocks)
+    lengths = (40, 70), (0, 3), (65, 33), (7, 100)
+    for align in ("bottom_right", "top_left"):
+        options = {"causal": True, "causal_align": align, "lse": True}
+        yield "packed", VARLEN, VarlenProblem(lengths, 2, 1, 16, 16, **options)
+
+
+def _compare(q, k, v, **options) -> None:
+    references = ATTENTION.reference(q, k, v, **options)
+    bounds = ATTENTION.bound(q, k, v, reference=references, **options)
+    outputs = cupykern.attention(q, k, v, **options)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    assert check.compare(outputs, references, bounds).ok
+
+
+def _normal(*shape: int) -> np.ndarray:
+    return inputs.values("normal", shape, dtypes.float16, sum(shape))
+
+
+def _check_growing() -> None:
+    """The largest score grows from tile to tile, by more and by less than products are rescaled for."""
+    for step in (0.5, 5.4, 5.6, 9.0):  # natural units; rescaled from 8 log 2 = 5.55 on
+        q, v = np.ones((1, 1, 16, 8), np.float16), _normal(1, 1, 200, 8)
+        k = np.repeat(step / 8 * np.arange(200) / 32, 8).astype(np.float16).reshape(1, 1, 200, 8)
+        _compare(q, k, v, scale=1.0, return_row_stats=True)
+        tiles = (step * (np.arange(200) // 32) / 8).astype(np.float16)
+        _compare(q, np.repeat(tiles, 8).reshape(k.shape), v, scale=1.0, return_row_stats=True)
+
+
+def _check_large_tiles() -> None:
+    """Tiles of two rows of blocks, warps of two rows of fragments."""
+    problem = AttentionProblem(1, 2, 1, 200, 300, 16, 16, mask="block", lse=True)
+    for blocks in ((64, 64), (64, 128), (128, 64)):
+        call = ATTENTION.inputs(replace(problem, blocks=blocks), 5, np)
+        _compare(*call.args, **call.kwargs, config=AttentionConfig(128, 32, 4))
+
+
+def _check_empty_rows() -> None:
+    """Rows that never see a key, and rows that do after a masked tile."""
+    mask = np.zeros((64, 130), bool)
+    mask[::3, 100:] = True
+    options = {"mask": mask, "return_lse": True, "return_row_stats": True}
+    _compare(_normal(1, 1, 64, 8), _normal(1, 1, 130, 8), _normal(1, 1, 130, 8), **options)
+    _compare(_normal(1, 1, 64, 8), _normal(1, 1, 30, 8), _normal(1, 1, 30, 8), causal=True,
+             causal_align="bottom_right", return_lse=True)  # fmt: skip
+
+
+def _check_large_offsets() -> None:
+    stride, flags = 2**32 + 64, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
+    memory = np.frombuffer(mmap.mmap(-1, 3 * stride, flags=flags), np.float16)
+
+    def far(x: np.ndarray) -> np.ndarray:
+        y = np.lib.stride_tricks.as_strided(memory, x.shape, (x.strides[0], stride, *x.strides[2:]))
+        y[...] = x
+        return y
+
+    v = far(_normal(1, 3, 20, 8))
+    _compare(_normal(1, 3, 20, 8), _normal(1, 3, 20, 8), v)
+
+
+def _check_sections() -> None:
+    """Fewer heads in the last section than in the others."""
+    before = attention_plan._L2_BYTES
+    attention_plan._L2_BYTES = 2 * 40 * 16 * 2
+    attention_plan.attention_plan.cache_clear()
+    try:
+        x = _normal(1, 3, 80, 8)
+        _compare(x, x[:, :, :40], x[:, :, :40], causal=True)
+    finally:
+        attention_plan._L2_BYTES = before
+        attention_plan.attention_plan.cache_clear()
+
+
+CHECKS = {
+    "growing": _check_growing,
+    "large tiles": _check_large_tiles,
+    "empty rows": _check_empty_rows,
+    "large offsets": _check_large_offsets,
+    "sections": _check_sections,
+}
+
+
+def test_nothing_fails_without_a_fault():
+    assert first_failure(_problems, CHECKS) is None
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("name", FAULTS)
+def test_caught(name, tmp_path_factory):
+    fault = FAULTS[name]
+    # Memory that is overwritten may end the process first.
+    assert caught_by(fault, tmp_path_factory, _problems, CHECKS) in (fault.caught, "a crash")

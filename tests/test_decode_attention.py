@@ -1,0 +1,374 @@
+"""decode_attention: the same bits in any batch, schedule and layout; lengths, tables, wrong calls."""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import cupykern
+from cupykern import check, decode, dtypes, inputs, reference
+from cupykern.decode import DecodeConfig, DecodeTask
+from cupykern.decode_attention import run as run_unchecked
+from cupykern.decode_problem import LAYOUTS, OP, DecodeProblem
+from cupykern.targets import host, of_array
+
+FP16 = dtypes.float16
+SMALL_CHUNKS = DecodeConfig(16, 64, 3, chunk=64)  # of head dim 128
+
+
+def make(shape, seed=0, dtype=FP16):
+    return inputs.values("normal", shape, dtype, seed)
+
+
+def same_bits(a, b) -> bool:
+    return a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def caches(lens, keys, kv_heads=2, dim=128, seed=1):
+    """K and V of sequences, NaN behind their ends."""
+    both = [make((len(lens), kv_heads, keys, dim), seed + i) for i in range(2)]
+    for x in both:
+        for b, length in enumerate(lens):
+            x[b, :, length:] = np.nan
+    return both
+
+
+def to_target(target, *arrays):
+    return tuple(target.xp.asarray(x) for x in arrays)
+
+
+def on_host(x):
+    return x if isinstance(x, np.ndarray) else x.get()
+
+
+# --- independence --------------------------------------------------------------------------------
+
+
+def test_a_sequence_has_the_same_bits_in_any_batch(target):
+    """Alone, among others, at another place, beside longer ones, in a larger cache."""
+    lens, keys = (300, 1, 0, 257, 300), 300
+    q, (k, v) = make((5, 6, 2, 128)), caches(lens, keys)
+    k[4], v[4], q[4] = k[0], v[0], q[0]
+    steering = np.array(lens, np.int32)
+
+    def run(batch, size):
+        arrays = [np.full((len(batch), *x.shape[1:2], size, 128), np.nan, FP16) for x in (k, v)]
+        for large, x in zip(arrays, (k, v), strict=True):
+            large[:, :, : min(size, keys)] = x[batch][:, :, :size]
+        args = to_target(target, q[batch], *arrays)
+        (lens_there,) = to_target(target, steering[batch])
+        outputs = cupykern.decode_attention(*args, seq_lens=lens_there, return_lse=True)
+        return [on_host(y) for y in outputs]
+
+    whole = run([0, 1, 2, 3, 4], keys)
+    for batch, size in (([0], 300), ([3, 0], 300), ([1, 1, 4], 300), ([2, 3], 301), ([0, 4], 1200)):
+        for part, all_of_them in zip(run(batch, size), whole, strict=True):
+            assert same_bits(part, all_of_them[batch]), (batch, size)
+    assert same_bits(whole[0][0], whole[0][4])
+
+
+@pytest.mark.parametrize("chunks_per_block", [1, 2, 3, 100])
+def test_who_computes_changes_no_bit(target, chunks_per_block):
+    """Neither how many chunks a block takes on, nor its buffers, nor the schedule."""
+    q, (k, v) = make((2, 34, 1, 128)), caches((500, 130), 500)
+    args = to_target(target, q, k, v, np.array((500, 130), np.int32))
+
+    def run(config):
+        y = cupykern.decode_attention(*args[:3], seq_lens=args[3], return_lse=True, config=config)
+        return b"".join(on_host(x).tobytes() for x in y)
+
+    config = replace(SMALL_CHUNKS, chunks_per_block=chunks_per_block)
+    expected = run(SMALL_CHUNKS)
+    assert run(config) == expected
+    assert run(replace(config, stages=2)) == expected
+    if target.name == "host":
+        for schedule in ("lifo", "sticky:1"):
+            with host.use(warp_size=target.warp_size, schedule=schedule):
+                assert run(config) == expected
+
+
+def test_repeated_calls_give_the_same_bits(target):
+    q, (k, v) = make((1, 8, 3, 64)), caches((700,), 700, dim=64)
+    args = to_target(target, q, k, v)
+    first, *others = (on_host(cupykern.decode_attention(*args)) for _ in range(3))
+    assert all(same_bits(first, y) for y in others)
+
+
+@pytest.mark.parametrize("page", [1, 16, 24, 64, 300])
+def test_paged_caches_give_the_bits_of_contiguous_ones(target, page):
+    problem = DecodeProblem(*(2, 4, 2, 3, 300, 128), lens=(300, 70), return_lse=True, page=page)
+    paged = OP.inputs(problem, 5, target.xp)
+    plain = OP.inputs(replace(problem, page=None), 5, target.xp)
+    outputs = [cupykern.decode_attention(*call.args, **call.kwargs) for call in (paged, plain)]
+    for a, b in zip(*outputs, strict=True):
+        assert same_bits(on_host(a), on_host(b))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_give_the_same_bits(target, layout):
+    problem = DecodeProblem(*(2, 4, 2, 2, 150, 128), lens=(150, 70), layout=layout)
+    plain = OP.inputs(replace(problem, layout="C"), 5, target.xp)
+    call = OP.inputs(problem, 5, target.xp)
+    expected = cupykern.decode_attention(*plain.args, **plain.kwargs)
+    out = target.xp.full((2, 2, 4, 256), 7, FP16).swapaxes(
+        1, 2
+    )  # every second number of (B, S, H, D)
+    for y in (
+        cupykern.decode_attention(*call.args, **call.kwargs),
+        cupykern.decode_attention(*call.args, **call.kwargs, out=out[..., ::2]),
+    ):
+        assert same_bits(on_host(y).copy(), on_host(expected))
+    assert (on_host(out[..., 1::2]) == 7).all()
+
+
+# --- lengths -------------------------------------------------------------------------------------
+
+
+def test_what_lies_behind_the_end_is_not_read(target):
+    """NaN, infinities and numbers give the same."""
+    lens = np.array((0, 5, 64, 65, 130), np.int32)
+    q = make((5, 2, 1, 128))
+    expected = None
+    for behind in (np.nan, np.inf, 3.0):
+        k, v = caches(lens, 140)
+        k, v = (np.where(np.isnan(x), np.asarray(behind, FP16), x) for x in (k, v))
+        y = on_host(cupykern.decode_attention(*to_target(target, q, k, v), seq_lens=lens))
+        assert expected is None or same_bits(y, expected)
+        expected = y
+    assert np.isfinite(expected).all() and (expected[0] == 0).all()
+
+
+def test_queries_that_see_no_key_give_zeros(target):
+    q, (k, v) = make((3, 2, 4, 64)), caches((0, 2, 9), 9, dim=64)
+    lens = np.array((0, 2, 9), np.int32)
+    y, lse = cupykern.decode_attention(*to_target(target, q, k, v), seq_lens=lens, return_lse=True)
+    y, lse = on_host(y), on_host(lse)
+    empty = np.zeros((3, 2, 4), bool)
+    empty[0], empty[1, :, :2] = True, True
+    assert (np.isneginf(lse) == empty).all() and (~y.any(-1) == empty).all()
+    one = cupykern.decode_attention(*to_target(target, q, k[:, :, :0], v[:, :, :0]))
+    assert not on_host(one).any()
+
+
+def test_nan_of_a_key_reaches_those_who_see_it_alone(target):
+    q, (k, v) = make((1, 4, 3, 128)), caches((300,), 300)
+    k[0, 1, 298] = np.nan  # not seen by the first query
+    y = on_host(cupykern.decode_attention(*to_target(target, q, k, v)))
+    expected = np.zeros(y.shape, bool)
+    expected[0, 2:, 1:] = True
+    assert (np.isnan(y) == expected).all()
+
+
+def test_an_infinite_value_is_one_in_the_result(target):
+    """However many chunks a block goes on with after it."""
+    q, (k, v) = make((1, 2, 1, 128)), caches((300,), 300)
+    v[0, 0, 7, 5] = np.inf
+    for chunks in (1, 4):
+        config = replace(SMALL_CHUNKS, chunks_per_block=chunks)
+        y = on_host(cupykern.decode_attention(*to_target(target, q, k, v), config=config))
+        assert np.isposinf(y[0, 0, 0, 5]) and np.isfinite(np.delete(y.ravel(), 5)).all()
+
+
+def test_lengths_and_tables_of_the_device_are_clamped(target):
+    """As the kernel meets them, unchecked."""
+    q, (k, v) = make((3, 2, 1, 128)), caches((100, 0, 40), 100)
+    pages = [x.swapaxes(1, 2).reshape(-1, 20, 2, 128).swapaxes(1, 2).copy() for x in (k, v)]
+    table = np.arange(15, dtype=np.int32).reshape(3, 5)
+    wrong_table = table.copy()
+    wrong_table[0, 0], wrong_table[2, 4] = -(2**31), 2**31 - 1
+    lens, wrong = np.array((100, 0, 100), np.int32), np.array((2**31 - 1, -7, 101), np.int32)
+    for x in pages:
+        x[np.isnan(x)] = 1.0  # the last page is now read
+    here = of_array(to_target(target, q)[0])
+
+    def run(q, k, v, lens, table):
+        args = to_target(target, q, k, v, lens, table)
+        y = target.xp.full((3, 2, 1, 128), np.nan, FP16)
+        run_unchecked(here, args[:3], args[3:], y, None, 100, True, 0.1, None)
+        return on_host(y)
+
+    assert same_bits(run(q, *pages, wrong, wrong_table), run(q, *pages, lens, table))
+
+
+def test_caches_of_more_than_2_to_the_32_bytes():
+    """Keys and pages far apart, in memory that is not all there."""
+    stride, flags = 2**27, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
+    memory = np.frombuffer(mmap.mmap(-1, 40 * stride, flags=flags), FP16)
+    far = np.lib.stride_tricks.as_strided(memory, (1, 1, 40, 64), (0, 0, stride, 2))
+    near = make((1, 1, 40, 64), 1)
+    far[...] = near
+    q, table = make((1, 2, 1, 64)), np.arange(40, dtype=np.int32)[None]
+    expected = cupykern.decode_attention(q, near, near)
+    assert same_bits(cupykern.decode_attention(q, far, far), expected)
+    pages = far.reshape(40, 1, 1, 64)
+    assert pages.base is not None and pages.strides[0] == stride
+    assert same_bits(cupykern.decode_attention(q, pages, pages, block_table=table), expected)
+
+
+def test_the_logarithm_merges_parts(target):
+    """Two halves of the keys and their lse give the whole: what lse is for."""
+    q, (k, v) = make((1, 2, 1, 128)), caches((400,), 400)
+    q, k, v = to_target(target, q, k, v)
+    parts = [
+        cupykern.decode_attention(q, k[:, :, part], v[:, :, part], causal=False, return_lse=True)
+        for part in (slice(0, 120), slice(120, 400))
+    ]
+    lse = np.stack([on_host(lse) for _, lse in parts]).astype(np.float64)
+    total = np.logaddexp(*lse)
+    merged = sum(
+        np.exp(e - total)[..., None] * on_host(y).astype(np.float64)
+        for (y, _), e in zip(parts, lse, strict=True)
+    )
+    references = reference.decode_attention(q, k, v)
+    bounds = reference.decode_attention_bound(q, k, v, reference=references)
+    assert (abs(merged - on_host(references[0])) <= 2 * on_host(bounds[0].elementwise)).all()
+
+
+def test_small_weights_are_not_lost(target):
+    """Many keys 11 below the largest: their weights would be subnormal in FP16, unless shifted."""
+    q, k = np.zeros((1, 1, 1, 64), FP16), np.zeros((1, 1, 200, 64), FP16)
+    q[..., 0], k[:, :, 1:, 0] = 1, -11
+    v = np.ones((1, 1, 200, 64), FP16)
+    v[:, :, 0] = 0
+    y = on_host(cupykern.decode_attention(*to_target(target, q, k, v), scale=1.0))
+    expected = reference.decode_attention(q, k, v, scale=1.0)[0]
+    # A weight is rounded, then the result; 2^-16 for all that is done in FP32.
+    relative = 2 * cupykern.finfo(FP16).unit_roundoff + 2.0**-16
+    assert (abs(y.astype(np.float64) - expected) <= relative * expected).all()
+
+
+# --- configs -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keys", [64 * 64, 64 * 64 + 1, 2 * 64 * 64 + 63])
+def test_chunks_grow_with_the_length(target, keys):
+    """The largest number of chunks, and one key more."""
+    q, (k, v) = make((1, 2, 1, 8)), caches((keys,), keys, kv_heads=1, dim=8)
+    args, config = to_target(target, q, k, v), DecodeConfig(16, 64, 3, chunk=64)
+    outputs = (cupykern.decode_attention(*args, config=config),)
+    references = reference.decode_attention(*args)
+    bounds = reference.decode_attention_bound(*args, reference=references)
+    assert check.compare(outputs, references, bounds).ok
+    assert DecodeTask(FP16, 1, 1, 2, 8, 8, keys).max_chunks(64) == 64
+
+
+def test_blocks_fill_the_device_and_runs_share_long_work():
+    def runs(batch, kv_heads, keys):
+        task = DecodeTask(FP16, batch, kv_heads, 4, 128, 128, keys)
+        config = decode.choose_config(task, "sm_90a", 132)
+        return task.num_blocks(config), config.chunks_per_block
+
+    assert runs(1, 8, 8192) == (256, 1)
+    blocks, chunks = runs(64, 8, 4096)
+    assert chunks > 1 and blocks >= 8 * 264
+    for arch in ("sm_80", "sm_86", "sm_90a", "gfx90a", "gfx1100", "host"):
+        for dim in (8, 64, 72, 128, 256):
+            for rows in (1, 16, 17, 100):
+                task = DecodeTask(FP16, 2, 3, rows, dim, dim, 1000)
+                for config in decode.configs(task, arch):
+                    decode.check_config(config, task, arch)
+
+
+def test_two_blocks_of_each_config_fit_on_hopper():
+    for dim in (64, 128, 256):
+        for rows in (4, 64):
+            config = decode.choose_config(DecodeTask(FP16, 1, 1, rows, dim, dim, 999), "sm_90a")
+            assert 2 * (config.shared_bytes(dim) + 1024) <= 228 * 1024
+
+
+# --- wrong calls ---------------------------------------------------------------------------------
+
+Q, K, V = make((2, 4, 1, 64)), make((2, 2, 32, 64)), make((2, 2, 32, 72))
+LENS, TABLE = np.array((3, 32), np.int32), np.array(((0, 1), (1, 0)), np.int32)
+
+WRONG = [
+    (TypeError, "q must be", {"q": [1.0]}),
+    (TypeError, "q's dtype", {"q": Q.astype(np.float32)}),
+    (TypeError, "k_cache must have q's dtype", {"k_cache": K.astype(dtypes.bfloat16)}),
+    (TypeError, "v_cache must be", {"v_cache": None}),
+    (ValueError, "q must have 4 dims", {"q": Q[0]}),
+    (ValueError, "k_cache must have 4 dims", {"k_cache": K[..., None]}),
+    (ValueError, "q's last dim must be a multiple of 8", {"q": Q[..., :60]}),
+    (ValueError, "v_cache's last dim must be", {"v_cache": make((2, 2, 32, 264))}),
+    (ValueError, "at most 16 queries", {"q": make((2, 4, 17, 64))}),
+    (ValueError, "k_cache and v_cache differ", {"v_cache": V[:, :, :31]}),
+    (ValueError, "k_cache's last dim must be q's", {"q": Q[..., :56]}),
+    (ValueError, "heads must be a multiple", {"q": Q[:, :3]}),
+    (ValueError, "differ in the batch", {"q": Q[:1]}),
+    (TypeError, "seq_lens must be", {"seq_lens": [3, 32]}),
+    (TypeError, "seq_lens must have dtype int32", {"seq_lens": LENS.astype(np.float32)}),
+    (TypeError, "seq_lens must have dtype int32", {"seq_lens": LENS.astype(np.int8)}),
+    (ValueError, "seq_lens must have shape", {"seq_lens": LENS[:1]}),
+    (ValueError, "seq_lens must be from 0 to the caches' 32", {"seq_lens": LENS + 1}),
+    (ValueError, "seq_lens must be from 0", {"seq_lens": LENS - 4}),
+    (TypeError, "block_table must have dtype int32", {"block_table": TABLE.astype(bool)}),
+    (ValueError, "block_table must have shape", {"block_table": TABLE[:1]}),
+    (ValueError, "block_table must have shape", {"block_table": TABLE[0]}),
+    (ValueError, "block_table must hold pages from 0 to 1", {"block_table": TABLE + 1}),
+    (ValueError, "block_table must hold pages", {"block_table": TABLE - 1, "seq_lens": LENS}),
+    (TypeError, "causal must be a bool", {"causal": 1}),
+    (TypeError, "return_lse must be a bool", {"return_lse": None}),
+    (TypeError, "scale must be", {"scale": "1"}),
+    (ValueError, "scale must be finite", {"scale": np.nan}),
+    (ValueError, "scale . log2", {"scale": 3e38}),
+    (TypeError, "out must have dtype", {"out": np.zeros((2, 4, 1, 72), np.float32)}),
+    (ValueError, "out must have shape", {"out": np.zeros((2, 4, 1, 64), FP16)}),
+    (ValueError, "out must not overlap q", {"v_cache": K, "out": Q}),
+    (TypeError, "config must be a DecodeConfig", {"config": (16, 64, 3)}),
+    (ValueError, "rows must be", {"config": DecodeConfig(24, 64, 3)}),
+    (ValueError, "tile_k must be", {"config": DecodeConfig(16, 48, 3)}),
+    (ValueError, "chunk must be", {"config": DecodeConfig(16, 64, 3, chunk=96)}),
+    (ValueError, "positive", {"config": DecodeConfig(16, 64, 3, chunks_per_block=0)}),
+    (ValueError, "shared memory", {"config": DecodeConfig(16, 128, 9)}),
+]
+
+
+@pytest.mark.parametrize(("error", "match", "wrong"), WRONG)
+def test_refused(error, match, wrong):
+    arguments = {"q": Q, "k_cache": K, "v_cache": V, **wrong}
+    with pytest.raises(error, match=match):
+        cupykern.decode_attention(**arguments)
+
+
+def test_tables_are_checked_where_they_are_used():
+    table = np.array(((0, -5), (1, 0)), np.int64)
+    cupykern.decode_attention(Q, K, V, block_table=table, seq_lens=np.array((32, 64)))
+    with pytest.raises(ValueError, match="block_table must hold pages"):
+        cupykern.decode_attention(Q, K, V, block_table=table, seq_lens=np.array((33, 64)))
+    with pytest.raises(ValueError, match="block_table must hold pages"):
+        cupykern.decode_attention(Q, K, V, block_table=table)
+
+
+def test_numpy_lengths_go_along_with_gpu_arrays(gpu):
+    args = to_target(gpu, Q, K, V)
+    expected = cupykern.decode_attention(Q, K, V, seq_lens=LENS)
+    for lens in (LENS, LENS.astype(np.int64), gpu.xp.asarray(LENS)):
+        y = on_host(cupykern.decode_attention(*args, seq_lens=lens)).astype(np.float64)
+        references = reference.decode_attention(Q, K, V, seq_lens=LENS)
+        bounds = reference.decode_attention_bound(Q, K, V, seq_lens=LENS, reference=references)
+        assert (abs(y - references[0]) <= bounds[0].elementwise).all() and expected.shape == y.shape
+    with pytest.raises(TypeError, match="seq_lens must have dtype int32"):
+        cupykern.decode_attention(*args, seq_lens=gpu.xp.asarray(LENS, np.int64))
+
+
+def test_a_warm_call_is_checked_and_gives_the_same(gpu):
+    args = to_target(gpu, Q, K, V)
+    lens = gpu.xp.asarray(LENS)
+    cold, warm = (
+        cupykern.decode_attention(*args, seq_lens=lens, return_lse=True) for _ in range(2)
+    )
+    for a, b in zip(cold, warm, strict=True):
+        assert same_bits(on_host(a), on_host(b))
+    for wrong in ({"return_lse": 1}, {"causal": 1}, {"scale": True}, {"seq_lens": lens[:1]}):
+        with pytest.raises((TypeError, ValueError)):
+            cupykern.decode_attention(*args, **{"seq_lens": lens, "return_lse": True, **wrong})
+    for options in ({"causal": False}, {"scale": 0.5}, {"return_lse": False}):
+        y = cupykern.decode_attention(*args, **{"return_lse": True, "seq_lens": lens, **options})
+        expected = cupykern.decode_attention(
+            Q, K, V, **{"return_lse": True, "seq_lens": LENS, **options}
+        )
+        for a, b in zip(check.as_tuple(y), check.as_tuple(expected), strict=True):
+            np.testing.assert_allclose(on_host(a).astype(float), b.astype(float), atol=0.02)

@@ -1,0 +1,191 @@
+"""Planted faults in the kernels of decode_attention, each of which a check must catch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import test_decode_attention as properties
+from planted import Fault, caught_by, first_failure
+
+from cupykern.decode_problem import OP, DecodeProblem
+from cupykern.targets import host
+
+KERNEL, MERGE, TASK = "decode_attention.cu", "decode_merge.cu", "parts/decode_task.cuh"
+
+FAULTS = {
+    "no barrier before a stage is read": Fault(
+        KERNEL,
+        "            sync_block();  // this stage is whole",
+        "            // whole",
+        "lengths",
+    ),
+    "a stage too early": Fault(
+        KERNEL, "copy_async_wait<kStages - 2>();", "copy_async_wait<kStages - 1>();", "lengths"
+    ),
+    "a stage is loaded over while it is read": Fault(
+        KERNEL,
+        "next_stage = next_stage + 1 < kStages ?",
+        "next_stage = next_stage + 2 < kStages ?",
+        "lengths",
+    ),
+    "scores read too early": Fault(
+        KERNEL,
+        "        sync_block();\n        softmax.weigh",
+        "        softmax.weigh",
+        "lengths",
+    ),
+    "weights read too early": Fault(
+        KERNEL, "        sync_block();\n        values.add", "        values.add", "lengths"
+    ),
+    "one chunk's results read too early": Fault(
+        KERNEL, "            sync_block();  // the partial results are there\n", "", "lengths"
+    ),
+    "values behind the end": Fault(KERNEL, "has_v && valid", "has_v", "lengths"),
+    "a key too many": Fault(
+        KERNEL,
+        "const bool seen = first_key + 2 * pair + e < end;",
+        "const bool seen = first_key + 2 * pair + e <= end;",
+        "lengths",
+    ),
+    "columns behind the last": Fault(
+        KERNEL, "has_k = vector * 8 < params.dim,", "has_k = true,", "padded rows"
+    ),
+    "a query sees one key less": Fault(
+        KERNEL, "params.num_queries - 1 - query", "params.num_queries - query", "lengths"
+    ),
+    "queries and heads swapped": Fault(
+        KERNEL,
+        "const int query = (task.first_row + row) % params.num_queries;",
+        "const int query = (task.first_row + row) / params.num_queries % params.num_queries;",
+        "lengths",
+    ),
+    "a row's sum is not rescaled": Fault(
+        KERNEL, "mine.sum * factor + sum", "mine.sum + sum", "lengths"
+    ),
+    "values are not rescaled": Fault(
+        KERNEL, "value *= storage.factors[row];", "value *= 1.0f;", "lengths"
+    ),
+    "the sum of one thread for that of its row": Fault(
+        KERNEL, "sum += shuffle_xor(sum, mask);", "(void)mask;", "lengths"
+    ),
+    "the largest score of one thread for that of its row": Fault(
+        KERNEL,
+        "largest = maximum(largest, shuffle_xor(largest, mask));",
+        "(void)mask;",
+        "lengths",
+    ),
+    "small weights in FP16's subnormals": Fault(
+        KERNEL, "kSame<Element, half> ? 14.0f : 0.0f", "0.0f", "small weights"
+    ),
+    "infinity minus infinity": Fault(
+        KERNEL,
+        "const float finite = exponent == -kInfinity ? 0.0f : exponent;",
+        "const float finite = exponent;",
+        "lengths",
+    ),
+    "a chunk goes on with the sums of the one before": Fault(
+        KERNEL, "        values.restart();\n    };", "    };", "infinite value"
+    ),
+    "a chunk goes on with the maximum of the one before": Fault(
+        KERNEL, "        softmax.restart();\n", "", "who computes"
+    ),
+    "chunks end where their block ends": Fault(
+        KERNEL, "if (is_last || key + kTileK >= chunk_end)", "if (is_last)", "who computes"
+    ),
+    "nothing is loaded where there is no key": Fault(
+        KERNEL, "if (next_key == task.first || next_key", "if (next_key", "lengths"
+    ),
+    "rows past the last": Fault(
+        KERNEL, "if (row < num_rows) chunk_values", "chunk_values", "lengths"
+    ),
+    "the last rows are those of the first block": Fault(
+        KERNEL,
+        "const int row = task.first_row + i;",
+        "const int row = i;",
+        "rows",
+    ),
+    "a page's keys counted from the sequence's first": Fault(
+        KERNEL, "within[i] = key - page * page_size;", "within[i] = key;", "pages"
+    ),
+    "a page too few": Fault(
+        KERNEL, "if (within[i] >= page_size) ++page", "if (false) ++page", "pages"
+    ),
+    "the pages of the tile before": Fault(
+        KERNEL, "find_pages(first_key + kTileK);", "find_pages(first_key);", "pages"
+    ),
+    "a page's offset in 32 bits": Fault(
+        KERNEL, "copy(i, k + page * k_page", "copy(i, k + int(page * k_page)", "large caches"
+    ),
+    "the same keys again": Fault(KERNEL, "k += kLinesAtOnce * k_row, v +=", "v +=", "lengths"),
+    "the first sequence's pages": Fault(
+        KERNEL, "block_table + task.batch * params.table_stride", "block_table", "pages"
+    ),
+    "pages that there are not": Fault(
+        KERNEL, "pages[i] < last_page ? pages[i] : last_page", "pages[i]", "clamped"
+    ),
+    "a key behind the cache": Fault(
+        TASK, "length < max_keys ? length", "length <= max_keys + 1 ? length", "clamped"
+    ),
+    "chunks by the longest length": Fault(
+        TASK, "size * kMaxChunks < num_keys", "size * 2 < max_keys", "any batch"
+    ),
+    "chunks weigh the same": Fault(
+        MERGE, "exp2_approx(sums[i].exponent - finite)", "1.0f", "lengths"
+    ),
+    "the last chunk is left out": Fault(
+        MERGE, "if (chunk < num_chunks) sums", "if (chunk < num_chunks - 1) sums", "lengths"
+    ),
+    "the first chunks' values again": Fault(
+        MERGE, "if (first > 0) load(first);", "", "many chunks"
+    ),
+    "a warp's chunks are left out": Fault(MERGE, "for (int w = 1;", "for (int w = 2;", "lengths"),
+    "weights read before they are there": Fault(
+        MERGE,
+        "across_lanes(total.sum, 1, kLanes);\n    sync_block();",
+        "across_lanes(total.sum, 1, kLanes);",
+        "who computes",
+    ),
+    "totals read before they are there": Fault(
+        MERGE, "    sync_block();\n\n    const OutputRow", "    const OutputRow", "lengths"
+    ),
+}
+
+
+def _problems() -> Iterator[tuple[str, object, object]]:
+    def problem(*shape, **options):
+        return OP, DecodeProblem(*shape, **{"return_lse": True, "kind": "uniform", **options})
+
+    yield "lengths", *problem(3, 4, 2, 2, 300, 128, lens=(257, 0, 300), scale=0.02)
+    yield "lengths", *problem(1, 2, 2, 3, 300, 128, scale=-0.01)
+    yield "one chunk", *problem(2, 6, 1, 1, 100, 128, lens=(100, 1))
+    yield "pages", *problem(2, 4, 1, 1, 300, 128, lens=(70, 300), page=24, scale=0.02)
+    yield "rows", *problem(1, 70, 1, 1, 70, 128)
+    yield "padded rows", *problem(1, 2, 1, 1, 70, 72, layout="padded")
+
+
+def _on_host(test, *args):
+    return lambda: test(host.current(), *args)
+
+
+CHECKS = {
+    "any batch": _on_host(properties.test_a_sequence_has_the_same_bits_in_any_batch),
+    "who computes": _on_host(properties.test_who_computes_changes_no_bit, 3),
+    "clamped": _on_host(properties.test_lengths_and_tables_of_the_device_are_clamped),
+    "large caches": properties.test_caches_of_more_than_2_to_the_32_bytes,
+    "many chunks": _on_host(properties.test_chunks_grow_with_the_length, 64 * 64),
+    "infinite value": _on_host(properties.test_an_infinite_value_is_one_in_the_result),
+    "small weights": _on_host(properties.test_small_weights_are_not_lost),
+}
+
+
+def test_nothing_fails_without_a_fault():
+    assert first_failure(_problems, CHECKS) is None
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("name", FAULTS)
+def test_caught(name, tmp_path_factory):
+    fault = FAULTS[name]
+    # Memory that is overwritten may end the process first.
+    assert caught_by(fault, tmp_path_factory, _problems, CHECKS) in (fault.caught, "a crash")

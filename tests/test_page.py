@@ -1,0 +1,190 @@
+"""The page of results: one file that loads nothing, with every figure that the results allow."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_op import Problem, make_op
+from test_report import DOCUMENT, _result
+
+from cupykern import check, cli, page, precision, targets
+from cupykern.op import Bound
+
+pytest.importorskip("matplotlib")
+ROOT = Path(__file__).resolve().parents[1]
+MATMUL = {
+    "op": "matmul",
+    "dtype": "float16",
+    "plain": "copy",
+    "plain_us": 20.0,
+    "bytes_read": 2**24,
+    "bytes_written": 2**23,
+    "flops": 2**33,
+}
+SWEEP = {
+    "kind": "sweep",
+    "target": "cuda",
+    "machine": {"device": "NVIDIA H200"},
+    "trials": [
+        {
+            "op": "matmul",
+            "shape": [n, n, n],
+            "dtype": "float16",
+            "verified": True,
+            "config": f"Config(tile={tile})",
+            "median_us": float(n + tile),
+            "default_us": 1.0,
+        }
+        for n in (100, 200)
+        for tile in (64, 128)
+    ],
+}
+
+
+class Loads(html.parser.HTMLParser):
+    """Collects what a browser would fetch, and checks that tags are closed."""
+
+    VOID = ("meta", "link", "br", "img", "use", "path")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.svgs = 0
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        self.svgs += tag == "svg"
+        if tag not in ("meta",):
+            self.open.append(tag)
+        for name, value in attrs:
+            loads = name in ("src", "href", "xlink:href", "srcset", "data", "action")
+            if loads and not value.startswith("#"):
+                self.found.append(value)
+            if name == "id":
+                self.ids.append(value)
+        if tag in ("script", "link", "iframe", "object", "embed", "img"):
+            self.found.append(f"<{tag}>")
+
+    def handle_startendtag(self, tag: str, attrs: list) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag != "meta":
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Results of every kind."""
+    folder = tmp_path_factory.mktemp("results")
+    results = [{**_result("cupykern", 30.0), "tflops": 300.0}, {**_result("torch", 20.0, 3.0)}]
+    results[1]["tflops"] = 450.0
+    products = [{**MATMUL, "shape": [n, n, n], "results": results} for n in (2048, 4096)]
+    bench = {**DOCUMENT, "rows": [*DOCUMENT["rows"], *products]}
+    found = precision.Row(
+        "softmax", "float16", "", "float16", 9, (0.1, 0.2, 0.4, 0.5), 0.5, 1, 2, 0.5
+    )
+    checked = {"kind": "check", "target": "host", "precision": [vars(found)]}
+    for name, document in (("b", bench), ("s", SWEEP), ("c", checked)):
+        (folder / f"{name}.json").write_text(json.dumps(document))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def text(folder):
+    return page.make(folder)
+
+
+def test_it_loads_nothing(text):
+    parser = Loads()
+    parser.feed(text)
+    assert parser.found == [] and parser.open == []
+    assert "http:" not in text and "https:" not in text and "@import" not in text
+    assert all(target.startswith("#") for target in re.findall(r"url\(['\"]?([^)]*)", text))
+    assert len(parser.ids) == len(set(parser.ids))
+    assert parser.svgs == 7  # two roofs, softmax, matmul, errors, the sweep, precision
+
+
+def test_it_is_for_light_and_dark_and_phones(text):
+    assert "prefers-color-scheme: dark" in text and 'name="viewport"' in text
+    assert "var(--ink)" in text and "#010203" not in text
+    assert not re.search(r"<svg[^>]* (width|height)=", text) and "viewBox" in text
+    assert text.count('role="img" aria-label="') == 7
+
+
+def test_it_says_what_was_measured(text):
+    for words in (
+        *("NVIDIA H200: roofs", "matmul, float16", "Roofline", "sweep of matmul", "tile=64"),
+        *("Host time of a warm call", "softmax on host", "20.0", "wrong"),
+    ):
+        assert words in text
+
+
+def test_the_same_results_give_the_same_page(folder, text):
+    assert page.make(folder) == text
+
+
+def test_no_results(tmp_path):
+    assert "Not measured yet." in page.make(tmp_path)
+
+
+def test_the_committed_page_is_of_the_committed_results():
+    assert page.is_current(ROOT / "docs" / "results.html", ROOT / "results"), (
+        "run `python cli.py report`"
+    )
+
+
+def test_stale_pages_are_found(folder, tmp_path, text):
+    path = tmp_path / "page.html"
+    assert not page.is_current(path, folder)
+    path.write_text(text)
+    assert page.is_current(path, folder)
+    assert not page.is_current(path, ROOT / "results")
+
+
+# --- precision -----------------------------------------------------------------------------------
+
+
+def test_errors_in_ulps():
+    """Of 1 and 2 in float32, whose ulps are 2^-23 and 2^-22; zeros of a mask do not count."""
+    ulp = 2.0**-23
+    output = np.array([1 + ulp, 2 + 4 * ulp, 0, np.nan], np.float32)
+    reference = np.array([1.0, 2.0, 0.0, 1.0])
+    errors, limits = check.ulp_errors(output, reference, Bound(np.full(4, 4 * ulp), np.zeros(4)))
+    assert list(errors) == [1, 2] and list(limits) == [4, 2]
+
+
+def test_the_collector_sees_every_case():
+    collector = precision.Collector()
+    cases = list(check.run_cases([make_op()], targets.get("host"), 20, 0, collector))
+    (row,) = collector.rows()
+    assert (row.op, row.dtype, row.output, row.policy) == ("third", "float32", "float32", "")
+    assert 0 < row.worst <= 0.5 + 1e-9 and row.half == 1  # rounded once
+    assert row.error_over_bound <= max(case.comparison.error_over_bound for case in cases)
+    assert row.quantiles[0] <= row.quantiles[-1] <= row.worst
+
+
+def test_policies():
+    class WithPolicy(Problem):
+        policy = "fp16"
+        compensated = False
+
+    assert precision.policy_of(WithPolicy((2,))) == "policy=fp16"
+    assert precision.policy_of(Problem((2,))) == ""
+
+
+def test_the_command(capsys, tmp_path):
+    paths = [str(tmp_path / name) for name in ("c.json", "c.svg")]
+    arguments = ["--target", "host", "--cases", "3", "--report"]
+    assert cli.main(["check", "softmax", *arguments, "--json", paths[0], "--plot", paths[1]]) == 0
+    assert "units of the output's last place" in capsys.readouterr().out
+    rows = json.loads(Path(paths[0]).read_text())["precision"]
+    assert rows and {row["op"] for row in rows} == {"softmax"}
+    assert "<svg" in Path(paths[1]).read_text()

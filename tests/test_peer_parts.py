@@ -1,0 +1,122 @@
+"""Peers that need no GPU and no other library, stand-ins for those that do, and the steps of a peer."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import numpy as np
+import pytest
+from fake_op import make_op
+
+import cupykern
+from cupykern import bench, bench_command, check, dtypes, targets, timing
+from cupykern.op import Call, as_tuple
+from cupykern.peers import Peer, all_peers, cupyx, nvmath
+
+HOST = targets.get("host")
+
+
+def bench_row(peer: Peer):
+    tasks = bench.tasks([make_op()], "host", [(8, 16)], ("float32",))
+    settings = bench.Settings(warmup_ms=0, rep_ms=0)
+    return bench.bench_task(tasks[0], HOST, timing.clock_of(HOST), settings, [peer])
+
+
+def third(op, call):
+    return lambda: call.args[0] / np.float32(3)
+
+
+def test_the_steps_of_a_peer_are_timed(capsys):
+    steps = {"cast": lambda: sum(range(20_000)), "product": lambda: None}
+    row = bench_row(Peer("two steps", "numpy", third, lambda op, call: steps))
+    parts = row.results[1].parts_us
+    assert set(parts) == {"cast", "product"} and parts["cast"] > parts["product"] >= 0
+    assert row.results[0].parts_us is None and row.results[1].median_us > 0
+    bench_command._print([row], HOST, {})
+    assert "two steps, us: cast " in capsys.readouterr().out
+
+
+def test_steps_that_fail_do_not_fail_their_peer():
+    def broken(op, call):
+        raise RuntimeError("cannot be taken apart")
+
+    row = bench_row(Peer("broken", "numpy", third, broken))
+    assert row.results[1].median_us > 0 and row.results[1].parts_us is None
+    assert row.results[1].note is None
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "add_rms_norm"])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_cupys_expressions_are_within_the_bound(name, dtype):
+    """CuPy's arithmetic is numpy's here; a residual is rounded into the bound's terms as ours is."""
+    op = next(op for op in cupykern.OPS if op.name == name)
+    call = op.inputs(op.bench_problem((8, 512), dtype), 0, np)
+    outputs = as_tuple(cupyx._build(name, call)())
+    references = op.reference(*call.args, **call.kwargs)
+    bounds = op.bound(*call.args, **call.kwargs, reference=references)
+    assert check.compare(outputs, references, bounds).error_over_bound <= 1
+
+
+def test_cupy_has_not_everything():
+    x = np.ones((2, 8), np.float16)
+    assert cupyx._build("rms_norm", Call((x,), {"quantize": "e4m3"})) is None
+    assert cupyx._build("quantize", Call((x, "e4m3"))) is None
+
+
+class _Matmul:
+    """As nvmath.linalg.advanced.Matmul is documented: alpha * a @ b, a bias per row, an activation."""
+
+    def __init__(self, a, b, *, alpha, options):
+        assert options == {"compute_type": "32F"}
+        self.a, self.b, self.alpha = a, b, alpha
+        self.epilog, self.bias = "", 0.0
+
+    def plan(self, *, epilog="", epilog_inputs=None):
+        self.epilog = epilog
+        self.bias = epilog_inputs["bias"][:, None] if epilog_inputs else 0.0
+
+    def execute(self):
+        y = self.alpha * (self.a.astype(np.float32) @ self.b.astype(np.float32)) + self.bias
+        return (np.maximum(y, 0) if "RELU" in self.epilog else y).astype(self.a.dtype)
+
+
+@pytest.fixture
+def library(monkeypatch):
+    advanced = types.ModuleType("nvmath.linalg.advanced")
+    advanced.Matmul = _Matmul
+    advanced.MatmulComputeType = types.SimpleNamespace(COMPUTE_32F="32F")
+    names = ("BIAS", "RELU", "RELU_BIAS", "GELU", "GELU_BIAS")
+    advanced.MatmulEpilog = types.SimpleNamespace(**{name: name for name in names})
+    monkeypatch.setitem(sys.modules, "nvmath", types.ModuleType("nvmath"))
+    monkeypatch.setitem(sys.modules, "nvmath.linalg", types.ModuleType("nvmath.linalg"))
+    monkeypatch.setitem(sys.modules, "nvmath.linalg.advanced", advanced)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_nvmath(library, bias, activation):
+    rng = np.random.default_rng(1)
+    a, b = (rng.integers(-4, 5, shape).astype(np.float16) for shape in ((8, 16), (16, 24)))
+    kwargs = {"activation": activation, "alpha": 0.5}
+    if bias:
+        kwargs["bias"] = np.arange(24, dtype=np.float16)
+    ours = cupykern.matmul(a, b, **kwargs)
+    np.testing.assert_array_equal(nvmath._build("matmul", Call((a, b), kwargs))(), ours)
+
+
+def test_what_nvmath_has_not(library):
+    a = np.ones((8, 8), np.float16)
+    for kwargs in ({"residual": a}, {"activation": "silu"}, {"bias": np.ones((8, 1), np.float16)}):
+        assert nvmath._build("matmul", Call((a, a), kwargs)) is None
+    assert nvmath._build("matmul", Call((a, a.astype(dtypes.float8_e4m3fn)))) is None
+    assert nvmath._build("softmax", Call((a,))) is None
+
+
+def test_every_peer_has_a_name_of_its_own():
+    peers = all_peers()
+    assert {"torch", "torch.compile", "torch.fast", "quack", "liger", "cupy", "nvmath"} <= set(
+        peers
+    )
+    for peer in peers.values():
+        assert peer.missing() is None or peer.module.partition(".")[0] in peer.missing()

@@ -1,0 +1,101 @@
+"""Configs that callers give: what does not fit is refused with its reason, all else is right."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import cupykern
+from cupykern import check, inputs
+from cupykern.nonfinite import NonfiniteConfig
+from cupykern.op import as_tuple
+from cupykern.row_configs import RowConfig
+
+X = inputs.values("normal", (37, 200), np.dtype(np.float16), 1)
+ACROSS = np.asfortranarray(X)  # softmax over the last axis: neighbouring rows are neighbours
+GOOD = RowConfig(64, 32, 8, 1)
+OPS = {op.name: op for op in cupykern.OPS}
+
+
+@pytest.mark.parametrize(
+    "changes, says",
+    [
+        ({"num_threads": 0}, "positive"),
+        ({"num_threads": 2048}, "at most 1024"),
+        ({"threads_per_row": 128}, "multiple of threads_per_row"),
+        ({"num_threads": 96, "threads_per_row": 48}, "powers of two"),
+        ({"vectors_per_thread": -1}, "positive"),
+        ({"vector_width": 4}, "vector_width must be 8"),
+        ({"threads_per_row": 16}, "128 elements are fewer than a row's 200"),
+        ({"cluster_size": 2}, "share one row"),
+        ({"cluster_size": 32, "threads_per_row": 64}, "up to 16 blocks"),
+        ({"cluster_size": 2, "threads_per_row": 64, "split_rows": True}, "not for clusters"),
+        ({"lanes_across_rows": True}, "lanes_across_rows must be False"),
+        ({"vectors_per_thread": 512}, "shared memory"),
+    ],
+)
+def test_refused(changes, says):
+    with pytest.raises(ValueError, match=f"config does not fit: .*{says}"):
+        cupykern.softmax(X, config=replace(GOOD, **changes))
+
+
+def test_plain_is_for_plain_calls():
+    plain = replace(GOOD, plain=True)
+    for name in ("softmax", "log_softmax"):
+        with pytest.raises(ValueError, match="plain is for calls without options"):
+            getattr(cupykern, name)(X, scale=0.5, config=plain)
+    with pytest.raises(ValueError, match="plain is for calls without options"):
+        cupykern.layer_norm(X, return_stats=True, config=plain)
+
+
+def test_more_rows_than_a_warp_has_lanes():
+    with pytest.raises(ValueError, match="up to 32 neighbouring rows; got 64"):
+        cupykern.softmax(ACROSS, config=RowConfig(512, 8, 1, 32, lanes_across_rows=True))
+
+
+@pytest.mark.parametrize(
+    "name, x, config",
+    [
+        ("softmax", X, GOOD),
+        ("softmax", ACROSS, RowConfig(64, 8, 1, 32, lanes_across_rows=True)),
+        ("rms_norm", X, GOOD),
+    ],
+)
+def test_a_config_of_ones_own(name, x, config):
+    op = OPS[name]
+    references = op.reference(x)
+    bounds = op.bound(x, reference=references)
+    assert check.compare(as_tuple(op.run(x, config=config)), references, bounds).ok
+
+
+def test_tiles_and_nonfinite_reports():
+    q, scale = cupykern.quantize(X, "int8", granularity="block", block=(1, 32))
+    again = cupykern.quantize(
+        *(X, "int8"), granularity="block", block=(1, 32), config=RowConfig(128, 16, 8, 1)
+    )
+    assert (q == again[0]).all() and (scale == again[1]).all()
+    for config, says in (
+        (RowConfig(128, 16, 4, 1), "vector_width"),
+        (RowConfig(96, 16, 8, 1), "powers of two"),
+        (RowConfig(32, 64, 8, 1), "multiple"),
+        (RowConfig(128, 16, 8, 2), "vectors_per_thread"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            cupykern.quantize(X, "int8", granularity="block", block=(1, 32), config=config)
+    op = OPS["nonfinite_report"]
+    references = op.reference(X)
+    bounds = op.bound(X, reference=references)
+    outputs = op.run(X, config=NonfiniteConfig(128, 4, 8, True, 2))
+    assert check.compare(outputs, references, bounds).ok
+    for config in (NonfiniteConfig(100, 4, 8, True, 2), NonfiniteConfig(128, 4, 4, True, 2)):
+        with pytest.raises(ValueError, match="config does not fit"):
+            cupykern.nonfinite_report(X, config=config)
+
+
+@pytest.mark.parametrize("name", ["softmax", "layer_norm", "rms_norm", "nonfinite_report"])
+@pytest.mark.parametrize("config", ["fast", 3, {}])
+def test_what_is_no_config(name, config):
+    with pytest.raises(TypeError):
+        getattr(cupykern, name)(X, config=config)
