@@ -163,8 +163,8 @@ _PARAMS = np.dtype(  # attention_task.cuh: AttentionParams
         *((n, np.int64) for n in ("tiles", "heads_per_section", "total_q", "total_k")),
         ("mask_strides", np.int64, 4),
         *((n, np.int64) for n in ("block_stride_b", "block_stride_h")),
-        *((n, np.int32) for n in ("mask_kind", "mask_dtype", "q_block", "kv_block", "q_blocks")),
-        *((n, np.int32) for n in ("kv_blocks", "block_causal_offset", "mask_padding")),
+        *((n, np.int32) for n in ("mask_kind", "mask_dtype", "q_shift", "kv_shift")),
+        *((n, np.int32) for n in ("kv_blocks", "block_causal_offset")),
         *((n, np.float32) for n in ("score_scale", "exponent_scale", "unit")),
         *((n, np.int32) for n in ("prescale", "causal", "offset", "bottom_right", "padding")),
     ]
@@ -172,13 +172,13 @@ _PARAMS = np.dtype(  # attention_task.cuh: AttentionParams
 
 
 class MaskPlace(NamedTuple):
-    """A mask without its arrays.  An array: strides in elements, of (B, H, Sq, Sk).  Blocks: their sizes and
-    numbers, and the strides of b and h in rows of blocks."""
+    """A mask without its arrays.  An array: strides in elements, of (B, H, Sq, Sk).  Blocks: the
+    logarithms of their sizes, how many there are along the keys, and the strides of b and h in rows of blocks."""
 
     kind: int = NO_MASK
     dtype: np.dtype | None = None
     strides: tuple[int, ...] = (0, 0, 0, 0)
-    blocks: tuple[int, ...] = (0, 0, 0, 0)
+    blocks: tuple[int, int, int] = (0, 0, 0)
     block_strides: tuple[int, int] = (0, 0)
     causal_offset: int = 0
 
@@ -274,7 +274,7 @@ def attention_plan(
     m = t.mask
     params["mask_strides"], params["mask_kind"] = m.strides, m.kind
     params["mask_dtype"] = DTYPE_CODES.get(m.dtype, 0)
-    for name, value in zip(("q_block", "kv_block", "q_blocks", "kv_blocks"), m.blocks, strict=True):
+    for name, value in zip(("q_shift", "kv_shift", "kv_blocks"), m.blocks, strict=True):
         params[name] = value
     params["block_stride_b"], params["block_stride_h"] = m.block_strides
     params["block_causal_offset"] = m.causal_offset

@@ -175,10 +175,9 @@ DEVICE void mask_scores(Scores& scores, const AttentionParams& params, const Att
                 if (row < sq && col < sk && !mask.array_keeps(row, col)) x = -kInfinity;
             });
         } else if (block_type == kPartialBlock) {
-            const uint8_t* tile = mask.partial_tile(first_row, first_key);
-            const int size = params.mask.kv_block, rows = params.mask.q_block;
-            for_each_score(scores, first_row % rows, first_key % size, [&](float& x, int row, int col) {
-                if (!tile[row * size + col]) x = -kInfinity;
+            const uint8_t* tile = mask.partial(first_row, first_key);
+            for_each_score(scores, 0, 0, [&](float& x, int row, int col) {
+                if (!tile[(row << params.mask.kv_shift) + col]) x = -kInfinity;
             });
         }
         const int block_limit = mask.block_limit(first_row, block_type);

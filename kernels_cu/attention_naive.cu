@@ -28,10 +28,7 @@ DEVICE float score_of(const AttentionParams& params, const MaskArrays& arrays, c
     if (params.mask.kind == kBiasMask) return mask.with_bias(sum, row, col);
     const int type = mask.block_type(row, col);
     bool keeps = type != kMaskedBlock && col < mask.block_limit(row, type);
-    if (type == kPartialBlock) {
-        const int rows = params.mask.q_block, cols = params.mask.kv_block;
-        keeps = mask.partial_tile(row, col)[row % rows * cols + col % cols] != 0;
-    }
+    if (type == kPartialBlock) keeps = *mask.partial(row, col) != 0;
     return keeps ? sum : -kInfinity;
 }
 
