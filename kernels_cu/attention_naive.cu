@@ -26,6 +26,7 @@ DEVICE float score_of(const AttentionParams& params, const MaskArrays& arrays, c
     if (params.prescale) sum *= params.score_scale;
     if (params.mask.kind == kBoolMask) return mask.array_keeps(row, col) ? sum : -kInfinity;
     if (params.mask.kind == kBiasMask) return mask.with_bias(sum, row, col);
+    if (params.mask.kind == kNoMask) return sum;
     const int type = mask.block_type(row, col);
     bool keeps = type != kMaskedBlock && col < mask.block_limit(row, type);
     if (type == kPartialBlock) keeps = *mask.partial(row, col) != 0;

@@ -34,9 +34,8 @@ struct HeadMask {
     DEVICE int64_t block(int q_block, int kv_block) const {
         return (first_row + q_block) * params.kv_blocks + kv_block;
     }
-    // Of the block that (row, col) lies in; full where there is no block mask.
+    // Of the block that (row, col) lies in.
     DEVICE int block_type(int row, int col) const {
-        if (params.kind != kBlockMask) return kFullBlock;
         return arrays.block_types[block(row >> params.q_shift, col >> params.kv_shift)];
     }
     // Keys from here on are not kept by `row`, for the causality of a block.

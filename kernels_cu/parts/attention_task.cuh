@@ -81,7 +81,7 @@ struct AttentionPlace {
 
 // The tiles of keys that a tile of queries needs, in ascending order: those below `end`, and of a block
 // mask those of blocks that at least one of its rows of blocks keeps.
-template <int kTileM, int kTileN, bool kGeneral>
+template <int kTileM, int kTileN, bool kBlocks>
 struct KeyTiles {
     int key, end;
 
@@ -95,17 +95,13 @@ struct KeyTiles {
 template <int kTileM, int kTileN>
 struct KeyTiles<kTileM, kTileN, true> {
     static constexpr int kMaxLists = kTileM > 64 ? kTileM / 64 : 1;
-    int key, end, block_end;
-    bool all;
-    int kv_shift;
+    int key, end, block_end, kv_shift;
     const int32_t* indices[kMaxLists];
     int left[kMaxLists];
 
     // row, sq: the first query of the tile, and the queries of the head.
     DEVICE KeyTiles(const HeadMask& mask, int row, int sq, int end)
-        : key(-kTileN), end(end), block_end(0), all(mask.params.kind != kBlockMask) {
-        if (all) return;
-        kv_shift = mask.params.kv_shift;
+        : key(-kTileN), end(end), block_end(0), kv_shift(mask.params.kv_shift) {
 #pragma unroll
         for (int i = 0; i < kMaxLists; ++i) {
             const int first = row + i * 64;  // blocks are of 64 rows at least
@@ -119,7 +115,7 @@ struct KeyTiles<kTileM, kTileN, true> {
     }
     DEVICE bool next() {
         key += kTileN;
-        if (all || key < block_end) return key < end;
+        if (key < block_end) return key < end;
         int block = 0x7fffffff;
 #pragma unroll
         for (int i = 0; i < kMaxLists; ++i) {
