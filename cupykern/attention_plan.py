@@ -71,14 +71,6 @@ def refusal(config: AttentionConfig, head_dim: int, arch: str) -> str | None:
     return None
 
 
-# With masks, where the usual ones spill scalar registers.
-_WITHOUT_SPILLS = {
-    ("gfx90a", 128): AttentionConfig(128, 32, 4),
-    ("gfx90a", 256): AttentionConfig(32, 16, 2),
-    ("gfx942", 128): AttentionConfig(32, 16, 2),
-}
-
-
 def choose_config(head_dim: int, mode: int, arch: str) -> AttentionConfig:
     """The config for heads that are padded to head_dim; mode: mask_mode's.
 
@@ -89,8 +81,6 @@ def choose_config(head_dim: int, mode: int, arch: str) -> AttentionConfig:
     if arch == "host":
         return less
     if arch.startswith("gfx"):
-        if mode and (arch, head_dim) in _WITHOUT_SPILLS:
-            return _WITHOUT_SPILLS[arch, head_dim]
         if head_dim == 64:
             return AttentionConfig(128, 64, 4) if arch.startswith("gfx9") else less
         return less if head_dim == 128 and arch.startswith("gfx9") else least

@@ -169,14 +169,11 @@ DEVICE void mask_scores(Scores& scores, const AttentionParams& params, const Att
         }
     }
     if constexpr (kArrayMask) {
-        const int sq = head.sq, sk = head.sk;
-        if (params.mask.kind == kBiasMask) {
+        if (params.mask.kind != kNoMask) {
+            // What is beyond the end is not used, or is masked below.
+            const int last_row = head.sq - 1, last_key = head.sk - 1;
             for_each_score(scores, first_row, first_key, [&](float& x, int row, int col) {
-                if (row < sq && col < sk) x = mask.with_bias(x, row, col);
-            });
-        } else if (params.mask.kind == kBoolMask) {
-            for_each_score(scores, first_row, first_key, [&](float& x, int row, int col) {
-                if (row < sq && col < sk && !mask.array_keeps(row, col)) x = -kInfinity;
+                x = mask.of_array(x, row < last_row ? row : last_row, col < last_key ? col : last_key);
             });
         }
     }

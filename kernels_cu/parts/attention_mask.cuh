@@ -49,13 +49,13 @@ struct HeadMask {
         return static_cast<const uint8_t*>(arrays.mask) +
                (((tile << params.q_shift) + in_row) << params.kv_shift) + in_col;
     }
-    DEVICE bool array_keeps(int row, int col) const {
+    // A score after the mask that is an array: -inf, itself or with its bias.  A bias of -inf masks it
+    // whatever it is.
+    DEVICE float of_array(float score, int row, int col) const {
         const int64_t i = offset + row * params.strides[2] + col * params.strides[3];
-        return static_cast<const uint8_t*>(arrays.mask)[i] != 0;
-    }
-    // A score with its bias; a bias of -inf masks whatever the score is.
-    DEVICE float with_bias(float score, int row, int col) const {
-        const int64_t i = offset + row * params.strides[2] + col * params.strides[3];
+        if (params.kind == kBoolMask) {
+            return static_cast<const uint8_t*>(arrays.mask)[i] != 0 ? score : -kInfinity;
+        }
         const float bias = load_number(arrays.mask, i, params.dtype);
         return bias == -kInfinity ? bias : score + bias;
     }
