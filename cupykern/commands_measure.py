@@ -40,6 +40,8 @@ _SHOWN_FAILURES = 10
               help="Also say how the errors are distributed, in units in the last place.")  # fmt: skip
 @click.option("--plot", "plot_path", type=click.Path(dir_okay=False), callback=parse_output,
               help="Draw that distribution into this PNG or SVG (needs matplotlib).")  # fmt: skip
+@click.option("--policies", is_flag=True,
+              help="Instead compare dual_gemm_silu's policies, at K = 7168.")  # fmt: skip
 @json_option
 def check(
     ops: list[Op],
@@ -48,6 +50,7 @@ def check(
     seed: int,
     precise: bool,
     plot_path: str | None,
+    policies: bool,
     json_path: str | None,
 ) -> int:
     """Compare random cases with FP64, elementwise, within each op's derived error bound.
@@ -65,6 +68,10 @@ def check(
     if plot_path is not None:
         need_matplotlib("--plot")
     where = targets.get(target)
+    if policies:
+        if [op.name for op in ops] != ["dual_gemm_silu"]:
+            raise click.UsageError("--policies is for dual_gemm_silu alone")
+        return _check_policies(where, seed, json_path)
     done = []
     collector = precision.Collector(seed) if precise or plot_path is not None else None
     with progress(len(ops) * cases, "check") as advance:
@@ -104,6 +111,31 @@ def check(
         plot_precision([asdict(row) for row in errors], plot_path)
     write_json(json_path, checks.document(done, where, seed, errors))
     return 1 if failures else 0
+
+
+def _check_policies(where: targets.Target, seed: int, json_path: str | None) -> int:
+    from . import policies
+
+    rows = list(policies.compare(where, seed))
+    print_table(
+        (
+            *("inputs", "policy", "max_abs", "ulps", "outside", "error/bound"),
+            *("registers", "occupancy"),
+        ),
+        (
+            (
+                *(row.problem, row.policy, number(row.max_abs), number(row.ulps)),
+                *(f"{row.outside:.4%}", number(row.error_over_bound)),
+                "-" if row.registers is None else row.registers,
+                "-" if row.occupancy is None else f"{row.occupancy:.0%}",
+            )
+            for row in rows
+        ),
+        f"{where.name} ({where.arch}), K = {policies.K}, seed {seed}, the same sums for each policy; outside: "
+        f"of rtol = atol = {policies.TOLERANCE:g} of FP64 rounded to FP16; registers: {rows[0].arch}",
+    )
+    write_json(json_path, [asdict(row) for row in rows])
+    return 1 if any(row.error_over_bound > 1 for row in rows) else 0
 
 
 # --- bench -------------------------------------------------------------------------------------

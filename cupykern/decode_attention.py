@@ -46,8 +46,8 @@ def decode_attention(
 
     Returns out, or (out, lse).  A query that sees no key gives zeros, and lse -inf.
 
-    A sequence's result depends on its own queries, keys, length and the config's chunk: bit for bit the
-    same alone and in any batch, contiguous or paged.  seq_lens and block_table in numpy arrays are
+    A sequence's result depends on its own queries, keys and length: bit for bit the same alone and in any
+    batch, contiguous or paged, in a cache of any size.  seq_lens and block_table in numpy arrays are
     checked (the table where it is used, if the lengths are known) and copied to the GPU; on the GPU they
     are never read back: the kernel clamps them to [0, Sk] and to the pages that there are.
     Caches whose rows are not contiguous, or do not begin at multiples of 16 bytes, are copied.

@@ -155,8 +155,8 @@ def _work(problem: DecodeProblem) -> Work:
     keys = sum(p.lens) if p.lens is not None else p.batch * p.keys
     dim_v, queries = p.dim_v or p.dim, p.batch * p.heads * p.queries
     read = 2 * (keys * p.kv_heads * (p.dim + dim_v) + queries * p.dim)
-    flops = 2 * keys * p.heads * p.queries * (p.dim + dim_v)
-    return Work(read, queries * (2 * dim_v + 4 * p.return_lse), flops)
+    # No arithmetic is counted: GB/s says what the call is about.
+    return Work(read, queries * (2 * dim_v + 4 * p.return_lse))
 
 
 def _task(problem: DecodeProblem) -> DecodeTask:

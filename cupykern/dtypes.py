@@ -21,6 +21,7 @@ CPP_NAMES = {
     float8_e4m3fn: "e4m3",
     float8_e5m2: "e5m2",
     int8: "int8_t",
+    float4_e2m1fn: "e2m1x2",  # two to a byte
 }
 
 QUANTIZED = {"e4m3": float8_e4m3fn, "e5m2": float8_e5m2, "int8": int8}

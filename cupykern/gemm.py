@@ -1,6 +1,6 @@
 """How products are launched: which main loop and config, and the portable main loop's plans.
 
-The Python half of kernels_cu/gemm.cu; gemm_hopper.py is that of Hopper's main loop.
+The Python half of kernels_cu/gemm.cu and the other kernels on its main loop; gemm_hopper.py is that of Hopper's main loop.
 """
 
 from __future__ import annotations
@@ -22,24 +22,28 @@ from .product import (
     BATCH,
     BLOCK,
     EPILOGUE,
+    FLOAT16S,
+    FP4,
     FP8,
+    INNER,
     MAX_BATCH_DIMS,
+    OPERAND,
     OUTER,
     STRIDED,
-    STRIDES,
     GemmTask,
     Product,
     compute_dtype,
     fill_batch,
     fill_epilogue,
+    fill_epilogues,
+    fill_operand,
     make_task,
     product_dims,
 )
-from .rows import DTYPE_CODES
 from .targets import Kernel, Target, by_value
 from .targets.limits import max_shared_bytes, multiprocessors
 
-_WHOLE, _PARTIAL, _REDUCE = (np.int64(i) for i in range(3))  # gemm.cu: Pass
+_WHOLE, _PARTIAL, _REDUCE = (np.int64(i) for i in range(3))  # gemm_tile.cuh: Pass
 _MAX_SPLITS = 64
 _FP8_ARCHS = ("sm_89", "sm_100a", "sm_120a", "host")
 
@@ -72,12 +76,18 @@ class GemmConfig:
     def num_threads(self) -> int:
         return 32 * self.warps_m * self.warps_n * self.warps_k
 
-    def shared_bytes(self, itemsize_a: int, itemsize_b: int) -> int:
-        """Dynamic shared memory of a block (gemm.cu: GemmStorage), at either warp size."""
-        stages = self.stages * self.tile_k * (self.tile_m * itemsize_a + self.tile_n * itemsize_b)
-        fragments = self.tile_m * self.tile_n * self.warps_k // self.finish_rounds // 256
-        slices = self.tile_m * self.tile_n * self.warps_k * 4 if self.warps_k > 1 else 0
-        return max(stages, fragments * 16 * 20 * 4, slices)
+    def shared_bytes(self, element_a: np.dtype, element_b: np.dtype, products: int = 1) -> int:
+        """Dynamic shared memory of a block (gemm_tile.cuh: GemmStorage), at either warp size."""
+        line_a, line_b = (_line_bytes(dtype, self.tile_k) for dtype in (element_a, element_b))
+        stages = self.stages * (self.tile_m * line_a + products * self.tile_n * line_b)
+        sums = self.tile_m * self.tile_n * self.warps_k * products
+        fragments = sums // self.finish_rounds // 256
+        return max(stages, fragments * 16 * 20 * 4, sums * 4 if self.warps_k > 1 else 0)
+
+
+def _line_bytes(dtype: np.dtype, numbers: int) -> int:
+    """Of so many numbers along k in shared memory; FP4's with their scales."""
+    return numbers // 2 + numbers // 16 if dtype == FP4 else numbers * dtype.itemsize
 
 
 AnyConfig = GemmConfig | HopperConfig
@@ -118,10 +128,13 @@ def refusal(config: AnyConfig, task: GemmTask, arch: str) -> str | None:
         (task.layout_a, c.tile_m, element_a),
         (task.layout_b, c.tile_n, element_b),
     ):
+        if element == FP4 and c.tile_k % 64:
+            return f"tile_k must be a multiple of 64 for NVFP4; got {c.tile_k}"
         line = (outer if layout == OUTER else c.tile_k) * element.itemsize // 16
+        line = line // 2 if element == FP4 else line
         if line < 1 or line & (line - 1):
             return f"a line of {16 * line} bytes in shared memory is not 16 times a power of two"
-    needed, limit = c.shared_bytes(element_a.itemsize, element_b.itemsize), max_shared_bytes(arch)
+    needed, limit = c.shared_bytes(element_a, element_b, task.products), max_shared_bytes(arch)
     if needed > limit:
         return f"{needed} bytes of shared memory are more than the {limit} of {arch}"
     if c.splits > 1 and c.splits > math.ceil(task.k / BLOCK):
@@ -141,7 +154,7 @@ def tuned_config(task: GemmTask, target: Target) -> AnyConfig:
     """The tuned config of `task` if there is one, else `choose_config`'s."""
     t = task
     return choose(
-        "gemm",
+        t.kernel,
         target,
         {"batch": t.batch, "m": t.m, "n": t.n, "k": t.k},
         {
@@ -171,12 +184,16 @@ def _tiles(
     roomy = max_shared_bytes(arch) >= 160 * 1024
     few = 2 if gfx else 3  # stages
     small = GemmConfig(16, 64, 128, 1, 1, 4, stages=2 if gfx and a.itemsize == 2 else 4)
-    if STRIDED in (layout_a, layout_b):
+    if STRIDED in (layout_a, layout_b) and b != FP4:
         warps_n = 4 if gfx11 and block_scales else 2
         return (GemmConfig(64, 64, 128 // compute.itemsize, 2, warps_n, stages=2),)
     if compute == dtypes.float32:
         return (GemmConfig(64, 64, 32, 2, 2, stages=few),)
     e5m2 = dtypes.float8_e5m2 in (a, b)
+    if b == FP4:
+        cols = 64 if gfx else 128
+        large = GemmConfig(64, cols, 64, 2, 4 if gfx11 else 2, stages=4 if roomy else few)
+        return (large,) if gfx11 or layout_a == STRIDED else (large, small)
     if a.itemsize == b.itemsize == 1:
         converted = GemmConfig(64, 64, 128, 2, 2, stages=few)
         if gfx11 and a in FP8:
@@ -205,6 +222,36 @@ def _tiles(
     return (large, small) if arch == "sm_90a" else (large, medium, small)
 
 
+@cache
+def _dual_tiles(
+    arch: str, a: np.dtype, b: np.dtype, layout_a: int, layout_b: int, block_scales: bool
+) -> tuple[GemmConfig, ...]:
+    """As `_tiles`, for two products: a block has tile_n columns of each."""
+    gfx, gfx11 = arch.startswith("gfx"), arch.startswith("gfx11")
+    roomy = max_shared_bytes(arch) >= 160 * 1024
+    few = 2 if gfx else 3
+    if STRIDED in (layout_a, layout_b) and b != FP4:
+        wide = dtypes.int8 not in (a, b) or a != b
+        rows, cols, warps_n = (32 if block_scales else 64, 64, 4) if gfx11 else (64, 32, 2)
+        return (GemmConfig(rows, cols, 64 if wide else 128, 2, warps_n, stages=2),)
+    if a in FLOAT16S and a == b:
+        large = GemmConfig(128, 64, 64, 2, 4, stages=3 if roomy else 2)
+        if gfx:
+            large = GemmConfig(64, 64, 32, 2, 4, stages=2, finish_rounds=2)
+        small = GemmConfig(16, 32, 128, 1, 1, 4, stages=4 if roomy else 2)
+        return (large, small) if layout_b == INNER and not gfx else (large,)
+    large = GemmConfig(64, 32 if gfx else 64, 64, 2, 2, stages=4 if roomy else few)
+    if gfx11:
+        large = GemmConfig(32, 32, 64, 2, 2, stages=2)
+    if a.itemsize == 1 and a != FP4 and not gfx:
+        large = replace(large, tile_k=128, stages=few)
+    if block_scales:
+        return (replace(large, tile_n=32),)
+    small = GemmConfig(16, 32, 128, 1, 1, 4, stages=4 if roomy else 2)
+    keeps_small = not gfx and b != dtypes.int8 and layout_a == INNER
+    return (large, small) if keeps_small else (large,)
+
+
 def configs(task: GemmTask, arch: str, blocks: int | None = None) -> tuple[AnyConfig, ...]:
     """The configs of `task` on `arch`, the measured one first.
 
@@ -220,7 +267,8 @@ def configs(task: GemmTask, arch: str, blocks: int | None = None) -> tuple[AnyCo
 
 @cache
 def _portable_configs(task: GemmTask, arch: str) -> tuple[GemmConfig, ...]:
-    tiles = _tiles(arch, task.a, task.b, task.layout_a, task.layout_b, task.block_scales)
+    tiles_of = _dual_tiles if task.products == 2 else _tiles
+    tiles = tiles_of(arch, task.a, task.b, task.layout_a, task.layout_b, task.block_scales)
     fitting = [tile for tile in tiles if refusal(tile, task, arch) is None]
     chosen = next((tile for tile in fitting if _fills(tile, task)), fitting[-1])
     split = _split(chosen, task, arch)
@@ -256,8 +304,13 @@ def _types(
         return (task.a, task.b), (task.a, task.b)
     compute = (compute_dtype(task.a, task.b),) * 2
     # What lies in any strides is converted on the way to shared memory.
-    strided = STRIDED in (task.layout_a, task.layout_b)
-    return compute if strided else (task.a, task.b), compute
+    layouts = (task.layout_a, compute[0], task.a), (task.layout_b, compute[0], task.b)
+    return tuple(wide if layout == STRIDED else x for layout, wide, x in layouts), compute
+
+
+def element_types(task: GemmTask, config: GemmConfig) -> tuple[np.dtype, np.dtype]:
+    """a and b as they lie in shared memory."""
+    return _types(task, config)[0]
 
 
 def _promote_k(task: GemmTask, config: GemmConfig) -> int:
@@ -271,7 +324,7 @@ def variant(task: GemmTask, config: AnyConfig) -> Variant:
     names = ("ElementA", "ElementB", "ComputeA", "ComputeB")
     c = config
     return Variant(
-        "gemm",
+        task.kernel,
         tuple(
             (name, dtypes.CPP_NAMES[dtype])
             for name, dtype in zip(names, (*elements, *computes), strict=True)
@@ -295,17 +348,20 @@ def variant(task: GemmTask, config: AnyConfig) -> Variant:
 
 # --- plans -------------------------------------------------------------------------------------
 
-_PARAMS = np.dtype(  # gemm.cu: GemmParams
-    [
+
+@cache
+def _params_dtype(kernel: str) -> np.dtype:
+    """gemm.cu: GemmParams, dual_gemm.cu: DualParams, dequant_softmax.cu: LogitsParams"""
+    products = 2 if kernel == "dual_gemm" else 1
+    sizes = ("batch_size", "m", "n", "k", "k_per_split", "tiles_m", "tiles_n", "splits")
+    tile = [  # gemm_tile.cuh: TileParams
         ("batch", BATCH),
-        *((name, np.int64) for name in ("batch_size", "k", "k_per_split", "tiles_m", "tiles_n")),
-        *(("a", STRIDES), ("b", STRIDES)),
-        *(("block_scales_a", STRIDES), ("block_scales_b", STRIDES)),
-        ("epilogue", EPILOGUE),
-        *(("a_dtype", np.int32), ("b_dtype", np.int32)),
-        *(("splits", np.int64), ("has_block_scales", np.int64)),
+        *((name, np.int64) for name in sizes),
+        *(("a", OPERAND), ("b", OPERAND, products)),
+        ("has_block_scales", np.int64),
     ]
-)
+    last = [("policy", np.int64)] if products == 2 else []
+    return np.dtype([("tile", tile), ("epilogues", EPILOGUE, products), *last])
 
 
 class GemmPlan(NamedTuple):
@@ -319,7 +375,7 @@ class GemmPlan(NamedTuple):
     params: np.ndarray
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
-        """arrays: a, b, out, bias, residual, scale_a, scale_b; None where absent."""
+        """arrays: the kernel's, from a on; None where absent."""
         if self.splits == 1:
             self.kernel(self.tiles, (*arrays, None, self.params, _WHOLE), self.shared_bytes)
             return
@@ -340,40 +396,41 @@ def gemm_plan(
     dims = product_dims(p)
     if len(dims) > MAX_BATCH_DIMS:
         return None
-    task = make_task(p.a, p.b, math.prod(p.batch), p.m, p.n, p.k, p.block_scales)
+    size = math.prod(p.batch)
+    scaled = any(scale is not None for scale in (p.scale_a, p.scale_b, p.scale_b2))
+    task = make_task(p.a, p.b, size, p.m, p.n, p.k, p.block_scales, p.kernel, p.b2, scaled)
     if config is None:
         config = tuned_config(task, target)
     check_config(config, task, target.arch)
     if isinstance(config, HopperConfig):
         return gemm_hopper.hopper_plan(target, p, task, dims, config)
-    (element_a, element_b), _ = _types(task, config)
+    elements, _ = _types(task, config)
     tiles_m, tiles_n = -(-p.m // config.tile_m), -(-p.n // config.tile_n)
     tiles = task.batch * tiles_m * tiles_n
     if tiles * config.splits >= 2**31:
         raise ValueError(f"the product has {tiles * config.splits} tiles, more than 2^31 - 1")
 
-    params = np.zeros((), _PARAMS)
-    fill_batch(params["batch"], dims)
-    fill_epilogue(params["epilogue"], p)
-    params["batch_size"] = task.batch
-    params["k"] = p.k
+    params = np.zeros((), _params_dtype(p.kernel))
+    tile = params["tile"]
+    fill_batch(tile["batch"], dims)
+    tile["batch_size"], tile["m"], tile["n"], tile["k"] = task.batch, p.m, p.n, p.k
     per_split = -(-p.k // config.splits)
-    params["k_per_split"] = max(1, -(-per_split // BLOCK)) * BLOCK
-    params["tiles_m"], params["tiles_n"] = tiles_m, tiles_n
-    params["splits"] = config.splits
-    for name, x in (("a", p.a), ("b", p.b)):
-        params[name] = (x.row, x.col)
-        params[f"{name}_dtype"] = DTYPE_CODES[x.dtype]
-    if p.block_scales:
-        params["has_block_scales"] = 1
-        for name, x in (("a", p.scale_a), ("b", p.scale_b)):
-            if x is not None:
-                params[f"block_scales_{name}"] = (x.row, x.col)
+    tile["k_per_split"] = max(1, -(-per_split // BLOCK)) * BLOCK
+    tile["tiles_m"], tile["tiles_n"], tile["splits"] = tiles_m, tiles_n, config.splits
+    tile["has_block_scales"] = p.block_scales
+    fill_operand(tile["a"], p.a, p.scale_a, p.groups_a)
+    fill_operand(tile["b"][0], p.b, p.scale_b, p.groups_b)
+    if p.b2 is None:
+        fill_epilogue(params["epilogues"][0], p)
+    else:
+        fill_operand(tile["b"][1], p.b2, p.scale_b2, p.groups_b2)
+        fill_epilogues(params["epilogues"], p)
+        params["policy"] = p.policy
     return GemmPlan(
         kernel=get_kernel(target, variant(task, config)),
         tiles=tiles,
         splits=config.splits,
-        partial_size=tiles * config.tile_m * config.tile_n * config.splits,
-        shared_bytes=config.shared_bytes(element_a.itemsize, element_b.itemsize),
+        partial_size=tiles * config.tile_m * config.tile_n * config.splits * task.products,
+        shared_bytes=config.shared_bytes(*elements, task.products),
         params=by_value(params),
     )

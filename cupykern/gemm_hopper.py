@@ -21,6 +21,7 @@ from .product import (
     BLOCK,
     EPILOGUE,
     FLOAT16S,
+    FP4,
     FP8,
     INNER,
     OUTER,
@@ -32,6 +33,7 @@ from .product import (
     address_of,
     fill_batch,
     fill_epilogue,
+    fill_epilogues,
 )
 from .targets import Kernel, Target, by_value, tensor_map
 from .targets.limits import max_shared_bytes, multiprocessors
@@ -49,12 +51,22 @@ _PARAMS = np.dtype(  # gemm_hopper.cu: HopperParams
         *(("tma_stores", np.int32), ("group_height", np.int32), ("has_block_scales", np.int64)),
     ]
 )
+_DUAL_PARAMS = np.dtype(  # dual_gemm_hopper.cu: DualHopperParams
+    [
+        ("batch", BATCH),
+        *((name, np.int64) for name in ("batch_size", "num_k_tiles", "tiles_m", "tiles_n")),
+        ("epilogues", EPILOGUE, 2),
+        *(("tma_stores", np.int32), ("group_height", np.int32), ("policy", np.int64)),
+    ]
+)
+_A, _B, _OUT, _B2 = 0, 1, 2, 9  # gemm_task.cuh: Operand
 _NO_MAP = by_value(np.zeros(128, np.uint8))
 
 
 @dataclass(frozen=True)
 class HopperConfig:
-    """A tile of Hopper's main loops (the constants of ring_hopper.cuh).
+    """A tile of Hopper's main loops (the constants of ring_hopper.cuh); of two products, tile_n has the
+    columns of both.
 
     Two warpgroups compute tile_m x tile_n sums from `stages` stages of `lines` times 128 bytes of k of
     a: each half of the rows of the sums (which are b's columns, where b is converted); or, with
@@ -113,6 +125,9 @@ def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:
     Few for what is rare: none for E5M2 that is converted, although the main loop could.
     """
     a, b = task.a, task.b
+    if task.kernel == "dual_gemm":
+        dual = {dtypes.float8_e4m3fn: _DUAL_FP8, **dict.fromkeys(FLOAT16S, _DUAL)}
+        return dual.get(a, {}) if a == b and task.layout_a == INNER else {}
     if a in FP8 and b in FP8:
         return _FP8 if a == b == dtypes.float8_e4m3fn else _E5M2
     if a == b and a in FLOAT16S:
@@ -121,6 +136,10 @@ def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:
         return _INT8 if a == dtypes.int8 else {}
     return _MIXED if b in (dtypes.float8_e4m3fn, dtypes.int8) else {}
 
+
+# Of two products: tile_n has columns of both.
+_DUAL = {HopperConfig(128, 256, 4): 45.5, HopperConfig(128, 128, 6): 24.0}
+_DUAL_FP8 = {HopperConfig(128, 128, 6): 14.5}
 
 CONFIGS = (*_16_BIT, *_16_BIT_FEW_ROWS)
 
@@ -137,6 +156,13 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
     if dtypes.float32 in (task.a, task.b):
         return "Hopper's main loops do not multiply float32"
     fp8 = task.a in FP8 and task.b in FP8
+    if task.kernel not in ("gemm", "dual_gemm") or FP4 in (task.a, task.b):
+        return "Hopper's main loops are for products alone, and not of NVFP4"
+    dual = task.kernel == "dual_gemm"
+    if dual and (task.a.itemsize != task.b.itemsize or task.block_scales):
+        return "two products on Hopper need operands of one size, without scales of blocks"
+    if dual and (c.share_k or c.lines != 1 or c.tile_n % 128):
+        return "two products on Hopper have no share_k or lines, and tile_n is a multiple of 128"
     if task.block_scales and not fp8:
         return f"Hopper's main loops take scales of blocks for FP8 only; got {task.a} and {task.b}"
     if STRIDED in (task.layout_a, task.layout_b) or not task.tma:
@@ -187,7 +213,8 @@ def configs(task: GemmTask, arch: str, blocks: int) -> tuple[HopperConfig, ...]:
 
 
 def _num_tiles(config: HopperConfig, task: GemmTask) -> int:
-    return task.batch * math.ceil(task.m / config.tile_m) * math.ceil(task.n / config.tile_n)
+    cols = config.tile_n // task.products
+    return task.batch * math.ceil(task.m / config.tile_m) * math.ceil(task.n / cols)
 
 
 def _estimate(config: HopperConfig, task: GemmTask, blocks: int) -> float:
@@ -210,7 +237,7 @@ def _main_loop(task: GemmTask) -> str:
 def variant(task: GemmTask, config: HopperConfig) -> Variant:
     c = config
     return Variant(
-        "gemm_hopper",
+        f"{task.kernel}_hopper",
         (("ElementA", dtypes.CPP_NAMES[task.a]), ("ElementB", dtypes.CPP_NAMES[task.b])),
         (
             ("kTileM", c.tile_m),
@@ -308,16 +335,17 @@ class HopperPlan(NamedTuple):
     kernel: Kernel
     grid: int
     shared_bytes: int
-    maps: tuple[MapPlan, MapPlan, MapPlan | None]
+    maps: tuple[MapPlan | None, ...]
     params: np.ndarray
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
-        """arrays: a, b, out, bias, residual, scale_a, scale_b; None where absent."""
+        """arrays: product.ARRAYS, of which some are None: operands, out, and others up to the scales."""
+        count = len(self.maps)
         maps = (
             _NO_MAP if plan is None else plan.encode(self.target, array)
-            for plan, array in zip(self.maps, arrays[:3], strict=True)
+            for plan, array in zip(self.maps, arrays[:count], strict=True)
         )
-        self.kernel(self.grid, (*maps, *arrays[2:], self.params), self.shared_bytes)
+        self.kernel(self.grid, (*maps, *arrays[count - 1 : 7], self.params), self.shared_bytes)
 
 
 def hopper_plan(
@@ -332,26 +360,34 @@ def hopper_plan(
     p, c = product, config
     if target.warp_size != 32:
         raise ValueError(f"Hopper's main loop needs warps of 32 lanes; got {target.warp_size}")
-    tiles_m, tiles_n = math.ceil(p.m / c.tile_m), math.ceil(p.n / c.tile_n)
+    cols = c.tile_n // task.products  # of each
+    tiles_m, tiles_n = math.ceil(p.m / c.tile_m), math.ceil(p.n / cols)
     tiles = task.batch * tiles_m * tiles_n
     if tiles >= 2**30 or max(p.m, p.n) >= 2**31 - 512:
         raise ValueError(f"a product of {p.m} x {p.n} is too large for Hopper's main loop")
     tile_k = c.lines * _LINE // task.a.itemsize
     map_a = _operand_map(p.a, p.batch, task.layout_a, p.m, p.a.row, p.k, p.a.col, c.tile_m, tile_k)
-    map_b = _operand_map(p.b, p.batch, task.layout_b, p.n, p.b.col, p.k, p.b.row, c.tile_n, tile_k)
+    maps_b = [
+        _operand_map(b, p.batch, task.layout_b, p.n, b.col, p.k, b.row, cols, tile_k)
+        for b in (p.b, p.b2)
+        if b is not None
+    ]
     map_out = None
     if _tma_stores(p):
         box = (1, 64 if _converts(task) else 16, 64)  # epilogue_hopper.cuh
         map_out = _map_plan(p.out, p.batch, (p.m, p.n), (p.out.row, 1), box)
 
-    params = np.zeros((), _PARAMS)
-    units = [
-        1 if plan is None else plan.strides[0] // plan.dtype.itemsize
-        for plan in (map_a, map_b, map_out)
-    ]
+    maps = {_A: map_a, **dict(zip((_B, _B2), maps_b, strict=False)), _OUT: map_out}
+    params = np.zeros((), _PARAMS if p.b2 is None else _DUAL_PARAMS)
     fill_batch(params["batch"], dims)
-    params["batch"]["strides"][:3] //= np.array(units)[:, None]
-    fill_epilogue(params["epilogue"], p)
+    for operand, plan in maps.items():
+        unit = 1 if plan is None else plan.strides[0] // plan.dtype.itemsize
+        params["batch"]["strides"][operand] //= unit
+    if p.b2 is None:
+        fill_epilogue(params["epilogue"], p)
+    else:
+        fill_epilogues(params["epilogues"], p)
+        params["policy"] = p.policy
     params["batch_size"] = task.batch
     params["num_k_tiles"] = math.ceil(p.k / tile_k)
     params["tiles_m"], params["tiles_n"] = tiles_m, tiles_n
@@ -367,6 +403,6 @@ def hopper_plan(
         kernel=get_kernel(target, variant(task, c)),
         grid=min(tiles, target.multiprocessors),
         shared_bytes=c.shared_bytes(task.a.itemsize, task.b.itemsize),
-        maps=(map_a, map_b, map_out),
+        maps=tuple(maps.values()),
         params=by_value(params),
     )

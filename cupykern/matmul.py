@@ -20,7 +20,7 @@ from .op import Call, Draw, Op, Work
 from .product import ACTIVATIONS, INNER, OUTER, STRIDED, GemmTask, Product
 from .targets import Target
 
-_INPUTS = (
+INPUTS = (
     dtypes.float16,
     dtypes.bfloat16,
     dtypes.float32,
@@ -68,10 +68,17 @@ def matmul(
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, alpha, config, devices) and
     NotImplementedError.  Error bound: `reference.matmul_bound`.
     """
+    arrays = {"a": a, "b": b, "bias": bias, "residual": residual}
+    options = (activation, alpha, out_dtype, accumulate, config)
+    key, y = run_warm("matmul", arrays, options, out)
+    if y is not None:
+        return y
     target = arguments.target_of("a", a)
     arguments.same_place("b", b, a, "a")
     if accumulate != "float32":
         raise _accumulate_error(accumulate)
+    for name, x in (("a", a), ("b", b)):
+        dtypes.resolve(x.dtype, f"{name}'s dtype", INPUTS)
     alpha = arguments.finite_float("alpha", alpha, 1.0)
     plain = bias is None and residual is None and activation is None and alpha == 1.0
     out_dtype = result_dtype(a.dtype, b.dtype, out_dtype, plain)
@@ -81,22 +88,46 @@ def matmul(
     residual = check_addend("residual", residual, a, shape)
     check_activation(activation)
     operands = {"a": a, "b": b, "bias": bias, "residual": residual}
-    return run(target, operands, shape, alpha, activation, out_dtype, out, config)
+    return run(
+        target, operands, shape, out_dtype, out, config, key, alpha=alpha, activation=activation
+    )
+
+
+def run_warm(
+    function: str, arrays: dict[str, Any], options: tuple[Any, ...], out: Any
+) -> tuple[Any, Any]:
+    """(key for `run`, the result if a call like this is known, else None).
+
+    arrays: by their names in `product.ARRAYS`, or None.  options: all other arguments.
+    """
+    key, known = plans.find(function, tuple(arrays.values()), options, out)
+    if known is None:
+        return key, None
+    target, plan, names, shape, out_dtype = known
+    with arguments.on_device(target):
+        y = target.xp.empty(shape, out_dtype) if out is None else out
+        arrays["out"] = y
+        plan.launch(target.xp, tuple(map(arrays.get, names)))
+    return key, y
 
 
 def run(
     target: Target,
     operands: dict[str, Any],
     shape: tuple[int, ...],
-    alpha: float,
-    activation: str | None,
     out_dtype: np.dtype,
     out: Any,
     config: AnyConfig | None,
-    block_scales: bool = False,
+    key: Any = None,
+    **options: Any,
 ) -> Any:
-    """Launch a product whose arguments are checked.  operands: a, b, bias, residual, scale_a, scale_b,
-    absent or None where there is none."""
+    """Launch a product whose arguments are checked.
+
+    operands: the arrays of `product.ARRAYS`, absent or None where there is none.  key: run_warm's, if
+    these are the arrays that it was given, or views that begin where they do.  options: the other
+    fields of Product; `blocked`, the names of operands that are scales in blocks; `k`, if a's columns
+    are not K; `extra`, other arrays that the kernel takes, by name.
+    """
     if out is not None:
         arguments.check_new_out(out, shape, out_dtype, operands)
     with arguments.on_device(target):
@@ -107,19 +138,23 @@ def run(
         matrices = {name: product.matrix(x, shape[:-2]) for name, x in arrays.items()}
         for name, found in matrices.items():
             if found is None:  # rare: a stride of some odd number of bytes
+                key = None
                 arrays[name] = target.xp.array(arrays[name], order="C")
                 matrices[name] = product.matrix(arrays[name], shape[:-2])
         place = product.matrix(y, shape[:-2])
         if place is None:
-            y[...] = run(
-                target, operands, shape, alpha, activation, out_dtype, None, config, block_scales
-            )
+            y[...] = run(target, operands, shape, out_dtype, None, config, **options)
             return y
-        call = Product(
-            shape[:-2], shape[-2], shape[-1], arrays["a"].shape[-1], matrices["a"], matrices["b"],
-            place, *map(matrices.get, ("bias", "residual", "scale_a", "scale_b")), alpha, activation,
-            block_scales,
-        )  # fmt: skip
+        fields = {"alpha": 1.0, "activation": None, "bias": None, "residual": None}
+        fields |= {"scale_a": None, "scale_b": None, **options}
+        k, blocked = fields.pop("k", None), fields.pop("blocked", ())
+        extra = fields.pop("extra", {})
+        k = arrays["a"].shape[-1] if k is None else k
+        for name, found in matrices.items():
+            if name in product.GROUPS:
+                found = product.groups(found, k, name in blocked)
+            fields[name] = found
+        call = Product(batch=shape[:-2], m=shape[-2], n=shape[-1], k=k, out=place, **fields)
         plan = _plan(target, call, config)
         if plan is None:  # rare: a batch of many dims that do not merge
             for i in range(shape[0]):
@@ -127,20 +162,12 @@ def run(
                     name: x[i if x.shape[0] > 1 else 0] if x.ndim == len(shape) else x
                     for name, x in arrays.items()
                 }
-                run(
-                    target,
-                    part,
-                    shape[1:],
-                    alpha,
-                    activation,
-                    out_dtype,
-                    y[i],
-                    config,
-                    block_scales,
-                )
+                run(target, part, shape[1:], out_dtype, y[i], config, **options)
             return y
-        rest = map(arrays.get, ("bias", "residual", "scale_a", "scale_b"))
-        plan.launch(target.xp, (arrays["a"], arrays["b"], y, *rest))
+        arrays |= {"out": y, **extra}
+        names = product.ARRAYS[call.kernel]
+        plans.remember(key, (target, plan, names, shape, out_dtype))
+        plan.launch(target.xp, tuple(map(arrays.get, names)))
     return y
 
 
@@ -162,7 +189,7 @@ def _accumulate_error(accumulate: Any) -> Exception:
 def result_dtype(a: np.dtype, b: np.dtype, out_dtype: Any, plain: bool) -> np.dtype:
     """The result's dtype.  Raises TypeError for a pair of dtypes that cannot be multiplied."""
     for name, dtype in (("a", a), ("b", b)):
-        dtypes.resolve(dtype, f"{name}'s dtype", _INPUTS)
+        dtypes.resolve(dtype, f"{name}'s dtype", (*INPUTS, product.FP4))
     product.compute_dtype(a, b)
     if out_dtype is None:
         return dtypes.of_product(a, b, plain)

@@ -22,6 +22,7 @@ ACTIVATIONS = (None, "relu", "gelu", "gelu_tanh", "silu")  # epilogue.cuh: Activ
 
 FLOAT16S = (dtypes.float16, dtypes.bfloat16)
 FP8 = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
+FP4 = dtypes.float4_e2m1fn  # of NVFP4, with scales
 
 
 def compute_dtype(a: np.dtype, b: np.dtype) -> np.dtype:
@@ -33,8 +34,10 @@ def compute_dtype(a: np.dtype, b: np.dtype) -> np.dtype:
         return a
     if a in FLOAT16S and b in (*FP8, dtypes.int8):
         return a
-    if a in FP8 and b in FP8:
+    if (a in FP8 and b in FP8) or a == b == FP4:
         return dtypes.float16
+    if a in FLOAT16S and b == FP4:
+        return a
     raise TypeError(
         f"a and b must both be float16, bfloat16, float32 or int8, both FP8, or a float16 or bfloat16 "
         f"and b FP8 or int8; got {a} and {b}"
@@ -47,7 +50,7 @@ def compute_dtype(a: np.dtype, b: np.dtype) -> np.dtype:
 class Matrix(NamedTuple):
     """A batch of matrices as a plan sees it: strides in elements, 0 along dims of one element.
 
-    aligned: every matrix begins at a multiple of 16 bytes.
+    aligned: every matrix begins at a multiple of 16 bytes.  uint8 is FP4: an element is two numbers.
     """
 
     dtype: np.dtype
@@ -72,13 +75,27 @@ def matrix(array: Any, batch: tuple[int, ...]) -> Matrix | None:
         return None
     aligned = not any(step % ALIGNMENT for step in (address, *strides[:-2]))
     steps = [0] * max(0, len(batch) + 2 - len(strides)) + [s // itemsize for s in strides]
-    return Matrix(array.dtype, tuple(steps[:-2]), steps[-2], steps[-1], aligned)
+    dtype = FP4 if array.dtype == np.uint8 else array.dtype
+    return Matrix(dtype, tuple(steps[:-2]), steps[-2], steps[-1], aligned)
+
+
+class Groups(NamedTuple):
+    """Where the scales of an NVFP4 operand lie (nvfp4.cuh: GroupScales), in elements."""
+
+    batch_strides: tuple[int, ...]
+    block: int
+    quarter: int
+    row: int
+    word: int
 
 
 def layouts(
     a: Matrix, b: Matrix, k: int, m: int, n: int, block_scales: bool = False
 ) -> tuple[int, int]:
     """How the main loop reads the operands: both by vectors, or both element by element."""
+    if b.dtype == FP4:
+        inner = a.dtype == FP4 or _layout(a, a.col, a.row, k, m) == INNER
+        return (INNER if inner else STRIDED), INNER
     found = _layout(a, a.col, a.row, k, m), _layout(b, b.row, b.col, k, n)
     vectors = by_vectors(a.dtype, b.dtype, *found, block_scales)
     return found if vectors else (STRIDED, STRIDED)
@@ -98,6 +115,19 @@ def by_vectors(
     return layout_a == INNER if b.itemsize != 2 else True
 
 
+def dual_by_vectors(
+    a: np.dtype, b: np.dtype, layout_a: int, layout_b: int, block_scales: bool = False
+) -> bool:
+    """`by_vectors` of two products: of fewer pairs and layouts, since each is a variant."""
+    if layout_a != INNER or not by_vectors(a, b, layout_a, layout_b, block_scales):
+        return False
+    if b in FLOAT16S:
+        return True
+    if block_scales and a != dtypes.float8_e4m3fn:
+        return False
+    return layout_b == INNER and dtypes.float8_e5m2 not in (a, b)
+
+
 def _layout(x: Matrix, k_step: int, outer_step: int, k: int, outer: int) -> int:
     per_vector = ALIGNMENT // x.dtype.itemsize
     if x.aligned and (k_step == 1 or k == 1) and outer_step % per_vector == 0:
@@ -108,14 +138,34 @@ def _layout(x: Matrix, k_step: int, outer_step: int, k: int, outer: int) -> int:
     return STRIDED
 
 
+def groups(scales: Matrix, k: int, blocked: bool) -> Groups:
+    """scales: a batch of (rows, K / 16), or, blocked, of (1, all of them)."""
+    if blocked:
+        return Groups(scales.batch_strides, -(-k // 64) * 512, 4, 16, 512)
+    return Groups(scales.batch_strides, 128 * scales.row, 32 * scales.row, scales.row, 4)
+
+
 # --- tasks -------------------------------------------------------------------------------------
+
+
+GROUPS = ("groups_a", "groups_b", "groups_b2")
+ARRAYS = {  # what kernels take, in their order
+    "gemm": ("a", "b", "out", "bias", "residual", "scale_a", "scale_b", "groups_a", "groups_b"),
+    "dual_gemm": (
+        *("a", "b", "b2", "out", "scale_a", "scale_b", "scale_b2"),
+        *("groups_a", "groups_b", "groups_b2"),
+    ),
+    "dequant_softmax": ("a", "b", "out", "bias", "scale_b", "statistics"),
+}
 
 
 class Product(NamedTuple):
     """A launch without its arrays: out = activation(alpha * (scale_a * a) @ (scale_b * b) + bias) +
-    residual.
+    residual, or of the kernel dual_gemm: silu(alpha * (scale_a * a) @ (scale_b * b)) *
+    (alpha2 * (scale_a * a) @ (scale_b2 * b2)).
 
     block_scales: scale_a and scale_b hold one number for every 128 of k (and 128 columns of b).
+    groups_a, groups_b, groups_b2: of NVFP4 operands.  policy: dual_gemm.cu's.
     """
 
     batch: tuple[int, ...]
@@ -132,13 +182,23 @@ class Product(NamedTuple):
     alpha: float
     activation: str | None
     block_scales: bool = False
+    groups_a: Groups | None = None
+    groups_b: Groups | None = None
+    b2: Matrix | None = None
+    scale_b2: Matrix | None = None
+    groups_b2: Groups | None = None
+    alpha2: float = 1.0
+    policy: int = 0
+    kernel: str = "gemm"
 
 
 @dataclass(frozen=True)
 class GemmTask:
     """What decides about configs: sizes, dtypes and the layouts of the operands.
 
-    tma: whether TMA can walk the operands' strides, if their layouts are not STRIDED.
+    tma: whether Hopper's main loops can: TMA walks the operands' strides, if their layouts are not
+    STRIDED, and there are no scales that their epilogue does not know.
+    kernel: which computes it; of dual_gemm, n is one product's.
     """
 
     batch: int
@@ -151,16 +211,39 @@ class GemmTask:
     layout_b: int
     block_scales: bool = False
     tma: bool = True
+    kernel: str = "gemm"
+
+    @property
+    def products(self) -> int:
+        return 2 if self.kernel == "dual_gemm" else 1
 
 
 def make_task(
-    a: Matrix, b: Matrix, batch: int, m: int, n: int, k: int, block_scales: bool = False
+    a: Matrix,
+    b: Matrix,
+    batch: int,
+    m: int,
+    n: int,
+    k: int,
+    block_scales: bool = False,
+    kernel: str = "gemm",
+    b2: Matrix | None = None,
+    scaled: bool = False,
 ) -> GemmTask:
+    """scaled: whether there are arrays of scales."""
     layout_a, layout_b = layouts(a, b, k, m, n, block_scales)
-    tma = _tma_walks(a, layout_a, m, k) and _tma_walks(
-        b._replace(row=b.col, col=b.row), layout_b, n, k
+    if b2 is not None and b2.dtype != FP4:
+        same = layouts(a, b2, k, m, n, block_scales) == (layout_a, layout_b)
+        if not (same and dual_by_vectors(a.dtype, b.dtype, layout_a, layout_b, block_scales)):
+            layout_a = layout_b = STRIDED
+    tma = _tma_walks(a, layout_a, m, k) and all(
+        _tma_walks(x._replace(row=x.col, col=x.row), layout_b, n, k)
+        for x in (b, b2)
+        if x is not None
     )
-    return GemmTask(batch, m, n, k, a.dtype, b.dtype, layout_a, layout_b, block_scales, tma)
+    # Hopper's epilogue of 16-bit operands takes no scales: those of two products only may have them.
+    tma = tma and not (scaled and b.dtype in FLOAT16S)
+    return GemmTask(batch, m, n, k, a.dtype, b.dtype, layout_a, layout_b, block_scales, tma, kernel)
 
 
 def _tma_walks(x: Matrix, layout: int, outer: int, k: int) -> bool:
@@ -176,13 +259,19 @@ def _tma_walks(x: Matrix, layout: int, outer: int, k: int) -> bool:
 
 # --- what kernels take -------------------------------------------------------------------------
 
-_OPERANDS = 7  # gemm_task.cuh: Operand
+_OPERANDS = 12  # gemm_task.cuh: Operand
 STRIDES = np.dtype([("row", np.int64), ("col", np.int64)])
 BATCH = np.dtype(
     [
         ("num_dims", np.int64),
         ("sizes", np.int64, MAX_BATCH_DIMS),
         ("strides", np.int64, (_OPERANDS, MAX_BATCH_DIMS)),
+    ]
+)
+OPERAND = np.dtype(  # gemm_tile.cuh: OperandParams
+    [
+        *(("strides", STRIDES), ("block_scales", STRIDES), ("groups", np.int64, 4)),
+        *(("dtype", np.int32), ("padding", np.int32)),
     ]
 )
 EPILOGUE = np.dtype(  # epilogue.cuh: EpilogueParams
@@ -216,7 +305,10 @@ def product_dims(product: Product) -> list[tuple[int, tuple[int, ...]]]:
     """merge_batch of all operands of `product`, in the order of gemm_task.cuh's Operand."""
     p = product
     none = (0,) * len(p.batch)
-    operands = (p.a, p.b, p.out, p.bias, p.residual, p.scale_a, p.scale_b)
+    operands = (
+        *(p.a, p.b, p.out, p.bias, p.residual, p.scale_a, p.scale_b, p.groups_a, p.groups_b),
+        *(p.b2, p.scale_b2, p.groups_b2),
+    )
     return merge_batch(p.batch, [none if x is None else x.batch_strides for x in operands])
 
 
@@ -226,6 +318,18 @@ def fill_batch(batch: np.ndarray, dims: list[tuple[int, tuple[int, ...]]]) -> No
     for d, (size, strides) in enumerate(dims):
         batch["sizes"][d] = size
         batch["strides"][:, d] = strides
+
+
+def fill_operand(
+    operand: np.ndarray, x: Matrix, scale: Matrix | None, groups: Groups | None
+) -> None:
+    """operand: of dtype OPERAND, zeros.  scale: of blocks."""
+    operand["strides"] = (x.row, x.col)
+    operand["dtype"] = DTYPE_CODES[x.dtype]
+    if scale is not None:
+        operand["block_scales"] = (scale.row, scale.col)
+    if groups is not None:
+        operand["groups"] = groups[1:]
 
 
 def fill_epilogue(epilogue: np.ndarray, product: Product) -> None:
@@ -240,3 +344,9 @@ def fill_epilogue(epilogue: np.ndarray, product: Product) -> None:
     epilogue["scale_b_stride"] = 0 if p.scale_b is None else p.scale_b.col
     epilogue["alpha"] = p.alpha
     epilogue["activation"] = ACTIVATIONS.index(p.activation)
+
+
+def fill_epilogues(epilogues: np.ndarray, product: Product) -> None:
+    """epilogues: two of dtype EPILOGUE, zeros: those of both products."""
+    fill_epilogue(epilogues[0], product)
+    fill_epilogue(epilogues[1], product._replace(scale_b=product.scale_b2, alpha=product.alpha2))

@@ -30,6 +30,7 @@ DTYPE_CODES = {  # dtype.cuh: DType
     dtypes.float8_e5m2: 4,
     dtypes.int8: 5,
     dtypes.int32: 6,
+    dtypes.float4_e2m1fn: 7,
 }
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kernels_cu import Variant
 
-from . import arguments, dtypes, gemm, matmul, product, reference
+from . import arguments, dtypes, gemm, matmul, nvfp4, product, reference
 from .gemm import BLOCK, AnyConfig
+from .nvfp4 import NvFp4
 from .op import Call, Draw, Op, Work
+from .targets import of_array
 
-_QUANTIZED = (dtypes.float8_e4m3fn, dtypes.float8_e5m2, dtypes.int8)
+_QUANTIZED = (dtypes.float8_e4m3fn, dtypes.float8_e5m2, dtypes.int8, product.FP4)
 _LARGEST_FLOAT = float(np.finfo(np.float32).max)
 
 
@@ -32,49 +35,196 @@ def scaled_mm(
     """activation((scale_a * a) @ (scale_b * b) + bias)
 
     a: (..., M, K), b: (..., K, N), batches broadcast.  Both FP8 (float8_e4m3fn, float8_e5m2), both
-        int8, or a float16 or bfloat16 and b FP8 or int8, which is converted inside the kernel.
+        int8, or a float16 or bfloat16 and b FP8 or int8, which is converted inside the kernel.  Or an
+        NvFp4 with an NvFp4 or with float16 or bfloat16 on either side: its numbers, exact in FP16 and
+        BF16, are decoded inside the kernel, its global scale is part of the epilogue.
     scale_a, scale_b: what a stored number is multiplied with; None: 1.  A finite number; or a float32
         array of one element, (..., M, 1) of rows and (..., 1, N) of columns; or, for blocks of 128 of k
         (and 128 columns of b), (..., M, ceil(K / 128)) and (..., ceil(K / 128), ceil(N / 128)).  Blocks
-        go with blocks or None.
+        go with blocks or None.  An NvFp4 has its own, and the other operand no blocks.
     bias, activation, out_dtype, out, config: as for `matmul`.  out_dtype None: a's for float16 and
-        bfloat16, bfloat16 for FP8, float32 for int8, but int32 for int8 without scales, bias and
-        activation.
+        bfloat16, bfloat16 for FP8, float32 for int8 and NvFp4, but int32 for int8 without scales, bias
+        and activation.
 
     Sums in FP32, int8 exactly in int32 (blocks: each block); the scales and the epilogue in FP32, one
-    rounding at the end.  Layouts and copies as for `matmul`; arrays of scales may have any strides.
+    rounding at the end.  Layouts and copies as for `matmul`; arrays of scales may have any strides.  Of an
+    NvFp4, data whose rows do not begin at multiples of 8 bytes, and arrays with a step between bytes of a
+    row, are copied.
 
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, scales, config, devices).  Error
     bound: `reference.scaled_mm_bound`.
     """
-    target = arguments.target_of("a", a)
-    arguments.same_place("b", b, a, "a")
-    if b.dtype not in _QUANTIZED:
-        raise TypeError(
-            f"b must be float8_e4m3fn, float8_e5m2 or int8; got {b.dtype} (matmul takes others)"
-        )
-    numbers, scales = zip(
-        *(_scale(*pair, a) for pair in (("scale_a", scale_a), ("scale_b", scale_b))), strict=True
+    scales, numbers = arrays_and_numbers(scale_a=scale_a, scale_b=scale_b)
+    arrays = {"a": a, "b": b, "bias": bias, **scales}
+    key, found = matmul.run_warm(
+        "scaled_mm", arrays, (*numbers, activation, out_dtype, config), out
     )
-    alpha = numbers[0] * numbers[1]
-    if abs(alpha) > _LARGEST_FLOAT:
-        raise ValueError(f"scale_a * scale_b must be finite in FP32; got {alpha}")
+    if found is not None:
+        return found
+    if isinstance(a, NvFp4) and not isinstance(b, NvFp4):
+        return _transposed(a, b, scale_a, scale_b, bias, activation, out_dtype, out, config)
+    target = arguments.target_of("a", a.data if isinstance(a, NvFp4) else a)
+    x = read_operand("a", a, scale_a, a)
+    y = read_operand("b", b, scale_b, a)
+    if y.dtype not in _QUANTIZED:
+        raise TypeError(
+            f"b must be float8_e4m3fn, float8_e5m2, int8 or NvFp4; got {y.dtype} (matmul takes others)"
+        )
+    alpha = product_of_scales(x, y)
     # By what is given, not by its value: it decides about the result's dtype.
     plain = all(x is None for x in (scale_a, scale_b, bias, activation))
-    out_dtype = matmul.result_dtype(a.dtype, b.dtype, out_dtype, plain)
-    batch, m, n = matmul.check_shapes(a, b)
+    out_dtype = matmul.result_dtype(x.dtype, y.dtype, out_dtype, plain)
+    batch, m, n = matmul.check_shapes(x, y)
     shape = (*batch, m, n)
-    bias = matmul.check_addend("bias", bias, a, shape)
+    bias = matmul.check_addend("bias", bias, x.array, shape)
     matmul.check_activation(activation)
-    blocks = by_block(*scales, m, n, a.shape[-1])
-    wanted = scale_shapes(m, n, a.shape[-1], blocks)
-    for name, scale, matrix in zip(("scale_a", "scale_b"), scales, wanted, strict=True):
-        _check_scale_shape(name, scale, batch, matrix)
-    operands = {"a": a, "b": b, "bias": bias}
-    for name, scale in zip(("scale_a", "scale_b"), scales, strict=True):
-        if scale is not None:
-            operands[name] = scale.reshape(1, 1) if scale.size == 1 else scale
-    return matmul.run(target, operands, shape, alpha, activation, out_dtype, out, config, blocks)
+    blocks = check_scales((x, y), batch, m, n)
+    operands = {"bias": bias, **x.arrays("a"), **y.arrays("b")}
+    return matmul.run(
+        target,
+        {"a": operands.pop("a"), **operands},
+        shape,
+        out_dtype,
+        out,
+        config,
+        key,
+        alpha=alpha,
+        activation=activation,
+        block_scales=blocks,
+        k=x.shape[-1],
+        blocked=blocked_groups({"groups_a": x, "groups_b": y}),
+    )
+
+
+def arrays_and_numbers(**scales: Any) -> tuple[dict[str, Any], tuple[Any, ...]]:
+    """The scales that are arrays, by name, and those that are numbers; None in place of the others."""
+    is_number = [scale is None or isinstance(scale, (int, float)) for scale in scales.values()]
+    pairs = list(zip(scales.items(), is_number, strict=True))
+    arrays = {name: None if number else scale for (name, scale), number in pairs}
+    return arrays, tuple(scale if number else None for (_, scale), number in pairs)
+
+
+def _transposed(
+    a: NvFp4,
+    b: Any,
+    scale_a: Any,
+    scale_b: Any,
+    bias: Any,
+    activation: Any,
+    out_dtype: Any,
+    out: Any,
+    config: Any,
+) -> Any:
+    """a NvFp4, b float16 or bfloat16: by the kernels for a's and b's places exchanged."""
+    arguments.same_place("b", b, a.data, "a")
+    if b.dtype not in product.FLOAT16S:
+        raise TypeError(f"b must be NvFp4, float16 or bfloat16 where a is NvFp4; got {b.dtype}")
+    if b.ndim < 2:
+        raise ValueError(f"b must have at least 2 dims; got shape {b.shape}")
+    if a.shape[-1] != b.shape[-2]:
+        raise ValueError(f"a's columns must be b's rows; got shapes {a.shape} and {b.shape}")
+
+    def turn(x: Any) -> Any:
+        return x.swapaxes(-1, -2) if hasattr(x, "ndim") and x.ndim >= 2 else x
+
+    if bias is not None and getattr(bias, "ndim", 0) == 1:
+        bias = bias[None]
+    y = scaled_mm(
+        turn(b), a, turn(scale_b), scale_a, bias=turn(bias), activation=activation,
+        out_dtype="float32" if out_dtype is None else out_dtype, out=turn(out), config=config,
+    )  # fmt: skip
+    return turn(y) if out is None else out
+
+
+class ReadOperand(NamedTuple):
+    """An operand of a scaled product, read from its argument.
+
+    array: (..., M, K) or (..., K, N); of NvFp4 its bytes, K / 2 of them.  shape: with K numbers.
+    number, scale: what it is multiplied with, of which one is 1 or None.  groups: NvFp4's scales,
+    (..., rows, K / 16) or, blocked, (..., 1, all of them).
+    """
+
+    name: str
+    array: Any
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    number: float
+    scale: Any
+    groups: Any = None
+    blocked: bool = False
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def arrays(self, name: str) -> dict[str, Any]:
+        """By the names of product.ARRAYS."""
+        scale = self.scale
+        if scale is not None and scale.size == 1:
+            scale = scale.reshape(1, 1)
+        suffix = name if len(name) == 1 else f"b{name[1:]}"
+        return {name: self.array, f"scale_{suffix}": scale, f"groups_{suffix}": self.groups}
+
+
+def read_operand(name: str, x: Any, scale: Any, a: Any) -> ReadOperand:
+    """An operand; `a` is the product's first one, whose place all share.  Raises TypeError, ValueError."""
+    first = a.data if isinstance(a, NvFp4) else a
+    if not isinstance(x, NvFp4):
+        arguments.same_place(name, x, first, "a")
+        dtypes.resolve(x.dtype, f"{name}'s dtype", matmul.INPUTS)
+        return ReadOperand(name, x, x.dtype, x.shape, *_scale(f"scale_{name}", scale, first))
+    arguments.same_place(name, x.data, first, "a")
+    if scale is not None:
+        raise ValueError(f"scale_{name} must be None: {name} is NvFp4, which has its scales")
+    xp = of_array(first).xp
+    data, groups = x.data, x.scale
+    if _walks(data, 8) is None:
+        data = xp.array(data, order="C")
+    if _walks(groups, 1) is None:
+        groups = xp.array(groups.view(np.uint8), order="C").view(groups.dtype)
+    blocked = x.layout == "blocked"
+    if blocked:
+        groups = groups.reshape(*groups.shape[:-1], 1, groups.shape[-1])
+    shape = x.shape
+    if name != "a":
+        data, shape = data.swapaxes(-1, -2), (*shape[:-2], shape[-1], shape[-2])
+    factor = _scale(f"{name}'s global_scale", x.global_scale, first)
+    return ReadOperand(name, data, product.FP4, shape, *factor, groups, blocked)
+
+
+def _walks(x: Any, alignment: int) -> bool | None:
+    """None: not contiguous along the last axis, or rows that do not begin at multiples of `alignment`."""
+    steps = [s for n, s in zip(x.shape[:-1], x.strides[:-1], strict=True) if n > 1]
+    if x.shape[-1] > 1 and x.strides[-1] != x.itemsize:
+        return None
+    return None if any(s % alignment for s in (product.address_of(x), *steps)) else True
+
+
+def product_of_scales(a: ReadOperand, b: ReadOperand) -> float:
+    """Of those that are numbers.  Raises ValueError if FP32 cannot hold it."""
+    alpha = a.number * b.number
+    if abs(alpha) > _LARGEST_FLOAT:
+        raise ValueError(f"scale_{a.name} * scale_{b.name} must be finite in FP32; got {alpha}")
+    return alpha
+
+
+def check_scales(operands: tuple[ReadOperand, ...], batch: tuple[int, ...], m: int, n: int) -> bool:
+    """Whether arrays of scales are of blocks; operands: a and all that it is multiplied with.
+
+    Raises ValueError for shapes that do not fit."""
+    a, *others = operands
+    k = a.shape[-1]
+    blocks = any(by_block(a.scale, b.scale, m, n, k) for b in others)
+    if blocks and any(x.groups is not None for x in operands):
+        raise ValueError("NvFp4 operands go with scales by tensor, row or column")
+    of_a, of_b = scale_shapes(m, n, k, blocks)
+    for x, wanted in ((a, of_a), *((b, of_b) for b in others)):
+        _check_scale_shape(f"scale_{x.name}", x.scale, batch, wanted)
+    return blocks
+
+
+def blocked_groups(operands: dict[str, ReadOperand]) -> tuple[str, ...]:
+    return tuple(name for name, x in operands.items() if x.blocked)
 
 
 def _scale(name: str, scale: Any, a: Any) -> tuple[float, Any]:
@@ -146,18 +296,29 @@ class ScaledProblem:
 
 
 PAIRS = tuple(pair for pair in matmul.PAIRS if pair[1] is not None or pair[0] == "int8")
+NVFP4 = "float4_e2m1fn"  # an operand's dtype in a problem: NvFp4
+NVFP4_PAIRS = (
+    *((dtype, NVFP4) for dtype in (NVFP4, "float16", "bfloat16")),
+    *((NVFP4, dtype) for dtype in ("float16", "bfloat16")),
+)
 SCALES = ("none", "numbers", "tensor", "rows", "blocks")
 
 
 def _draw_problem(draw: Draw) -> ScaledProblem:
-    product = matmul.draw_product(draw, PAIRS)
+    product = matmul.draw_product(draw, (*PAIRS, *NVFP4_PAIRS))
     product = replace(product, alpha=1.0, residual=None)
-    return ScaledProblem(product, draw.choice(SCALES))
+    if NVFP4 not in (product.dtype, product.dtype_b):
+        return ScaledProblem(product, draw.choice(SCALES))
+    kind = "normal" if product.kind == "special" else product.kind
+    product = replace(product, k=product.k // 16 * 16, kind=kind)
+    return ScaledProblem(product, draw.choice(SCALES[:-1]))
 
 
 def _bench_problem(shape: tuple[int, ...], dtype: str) -> ScaledProblem:
-    """dtype: as matmul.bench_product; b is float8_e4m3fn, or int8 as a is, if it is not named.  Scales by
-    tensor, or with the option "rows" or "blocks"."""
+    """dtype: as matmul.bench_product; b is float8_e4m3fn, or int8 or NvFp4 as a is, if it is not named.
+    Scales by tensor, or with the option "rows" or "blocks"; of NvFp4 its own."""
+    if NVFP4 in dtype.partition(":")[0].split("*"):
+        return ScaledProblem(_nvfp4_bench_product(shape, dtype), "none")
     default = "int8" if dtype.partition(":")[0] == "int8" else "float8_e4m3fn"
     problem, options = matmul.bench_product(OP, shape, dtype, default, ("rows", "blocks"))
     if dtypes.NAMES[problem.dtype_b] not in _QUANTIZED:
@@ -167,35 +328,100 @@ def _bench_problem(shape: tuple[int, ...], dtype: str) -> ScaledProblem:
     return ScaledProblem(problem, next(iter(options & {"rows", "blocks"}), "tensor"))
 
 
+def _nvfp4_bench_product(shape: tuple[int, ...], dtype: str) -> matmul.MatmulProblem:
+    if len(shape) != 3 or shape[2] % nvfp4.GROUP:
+        raise ValueError(f"scaled_mm needs a shape (M, N, K), K a multiple of 16; got {shape}")
+    name, _, name_b = dtype.partition("*")
+    if (name, name_b or NVFP4) not in NVFP4_PAIRS:
+        raise TypeError(f"NvFp4 goes with NvFp4, float16 or bfloat16; got {dtype}")
+    return matmul.MatmulProblem(
+        *shape, dtype=name, dtype_b=name_b or NVFP4, layout_b="F", kind="bench"
+    )
+
+
+def _operands(p: matmul.MatmulProblem, seed: int, xp: Any) -> Call:
+    """matmul's, but NvFp4 where the problem says so."""
+    if NVFP4 not in (p.dtype, p.dtype_b):
+        return matmul.OP.inputs(p, seed, xp)
+    names = ("float16" if name == NVFP4 else name for name in (p.dtype, p.dtype_b))
+    call = matmul.OP.inputs(
+        replace(p, **dict(zip(("dtype", "dtype_b"), names, strict=True))), seed, xp
+    )
+    a, b = call.args
+    if p.dtype == NVFP4:
+        a = nvfp4.random(p.kind, a.shape, seed, xp, p.layout_a)
+    if p.dtype_b == NVFP4:
+        shape = (*b.shape[:-2], b.shape[-1], b.shape[-2])
+        b = nvfp4.random(p.kind, shape, seed + 1, xp, p.layout_b)
+    return Call((a, b), call.kwargs)
+
+
 def _inputs(problem: ScaledProblem, seed: int, xp: Any) -> Call:
     p = problem.product
-    call = matmul.OP.inputs(p, seed, xp)
+    call = _operands(p, seed, xp)
     if problem.scales == "none":
         return call
     rng = np.random.default_rng(seed + 9)
+    fp4 = [isinstance(x, NvFp4) for x in call.args]
     if problem.scales == "numbers":
-        return Call((*call.args, float(rng.uniform(0.1, 2)), -0.5), call.kwargs)
+        numbers = float(rng.uniform(0.1, 2)), -0.5
+        scales = (None if own else x for x, own in zip(numbers, fp4, strict=True))
+        return Call((*call.args, *scales), call.kwargs)
     shapes = ((), (1, 1))
     if problem.scales != "tensor":
         shapes = scale_shapes(p.m, p.n, p.k, problem.scales == "blocks")
         shapes = (*p.batch_a, *shapes[0]), shapes[1]
-    scales = (rng.uniform(0.25, 2, shape) * rng.choice((-1, 1), shape) for shape in shapes)
-    return Call((*call.args, *(xp.asarray(s, np.float32) for s in scales)), call.kwargs)
+    scales = [rng.uniform(0.25, 2, shape) * rng.choice((-1, 1), shape) for shape in shapes]
+    arrays = (
+        None if own else xp.asarray(s, np.float32) for s, own in zip(scales, fp4, strict=True)
+    )
+    return Call((*call.args, *arrays), call.kwargs)
 
 
 def _work(problem: ScaledProblem) -> Work:
-    return matmul.OP.work(problem.product)
+    p = problem.product
+    if NVFP4 not in (p.dtype, p.dtype_b):
+        return matmul.OP.work(p)
+    batch = math.prod(np.broadcast_shapes(p.batch_a, p.batch_b))
+    read = math.prod(p.batch_a) * p.m * nvfp4.nbytes(p.dtype, p.k)
+    read += math.prod(p.batch_b) * p.n * nvfp4.nbytes(p.dtype_b or p.dtype, p.k)
+    names = (p.dtype, p.dtype_b or p.dtype)
+    out = matmul.result_dtype(*map(dtypes.NAMES.get, names), p.out_dtype, False)
+    return Work(read, batch * p.m * p.n * out.itemsize, 2 * batch * p.m * p.n * p.k)
 
 
 def _variants(arch: str) -> tuple[Variant, ...]:
     found = dict.fromkeys(matmul.variants(arch, PAIRS))
     found.update(dict.fromkeys(matmul.variants(arch, PAIRS, block_scales=True)))
+    found.update(dict.fromkeys(nvfp4_variants(arch)))
+    return tuple(found)
+
+
+def nvfp4_variants(arch: str, kernel: str = "gemm") -> tuple[Variant, ...]:
+    """Of products with NvFp4."""
+    fp4 = product.FP4
+    found: dict[Variant, None] = {}
+    for a in (fp4, *product.FLOAT16S):
+        for layout_a in (product.INNER,) if a == fp4 else (product.INNER, product.STRIDED):
+            task = product.GemmTask(
+                1, 4096, 4096, 4096, a, fp4, layout_a, product.INNER, kernel=kernel
+            )
+            for config in gemm.configs(task, arch):
+                found[gemm.variant(task, config)] = None
     return tuple(found)
 
 
 def _task(problem: ScaledProblem) -> product.GemmTask:
     args = _inputs(problem, 0, np).args
     p = problem.product
+    if NVFP4 in (p.dtype, p.dtype_b):
+        a, b = args[:2]
+        if not isinstance(b, NvFp4):  # scaled_mm: _transposed
+            a, b = b.swapaxes(-1, -2), a
+        x, y = read_operand("a", a, None, a), read_operand("b", b, None, a)
+        batch, m, n = matmul.check_shapes(x, y)
+        matrices = (product.matrix(z.array, batch) for z in (x, y))
+        return product.make_task(*matrices, math.prod(batch), m, n, x.shape[-1])
     arrays = [x if isinstance(x, np.ndarray) else None for x in (*args[2:], None, None)[:2]]
     return matmul.task_of(p, by_block(*arrays, p.m, p.n, p.k))
 
@@ -203,6 +429,8 @@ def _task(problem: ScaledProblem) -> product.GemmTask:
 def _sample(
     call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
 ) -> tuple[Call, tuple[Any, ...]]:
+    if any(isinstance(x, NvFp4) for x in call.args):
+        return _sample_nvfp4(call, outputs, max_elements, seed)
     part, outputs = matmul.OP.sample(Call(call.args[:2], call.kwargs), outputs, max_elements, seed)
     if part.args[0] is call.args[0]:
         return call, outputs
@@ -211,6 +439,20 @@ def _sample(
         rows = matmul.sampled_rows(call.args[0].shape[-2], part.args[0].shape[-2], seed)
         scale_a = scale_a[rows]
     return Call((*part.args, scale_a, scale_b), part.kwargs), outputs
+
+
+def _sample_nvfp4(
+    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Any, ...]]:
+    """Of a call without scales, bias and activation: rows of a; else all."""
+    a, b = call.args[:2]
+    m, n = a.shape[-2], b.shape[-2 if isinstance(b, NvFp4) else -1]
+    keep = max(4, max_elements // max(n, 1))
+    if len(call.args) > 2 or call.kwargs or len(a.shape) != 2 or len(b.shape) != 2 or keep >= m:
+        return call, outputs
+    rows = matmul.sampled_rows(m, keep, seed)
+    part = a.rows(rows) if isinstance(a, NvFp4) else a[rows]
+    return Call((part, b)), tuple(y[rows] for y in outputs)
 
 
 OP = Op(
@@ -230,5 +472,6 @@ OP = Op(
     dtypes=(
         *("float8_e4m3fn", "float8_e4m3fn:rows", "float8_e4m3fn:blocks"),
         *("float16:bias", "float16:bias+kn", "float16*int8", "int8"),
+        *(NVFP4, f"float16*{NVFP4}"),
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import replace
 
 import numpy as np
@@ -190,6 +191,21 @@ def test_lengths_and_tables_of_the_device_are_clamped(target):
         return on_host(y)
 
     assert same_bits(run(q, *pages, wrong, wrong_table), run(q, *pages, lens, table))
+
+
+def test_caches_of_more_than_2_to_the_32_bytes():
+    """Keys and pages far apart, in memory that is not all there."""
+    stride, flags = 2**27, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
+    memory = np.frombuffer(mmap.mmap(-1, 40 * stride, flags=flags), FP16)
+    far = np.lib.stride_tricks.as_strided(memory, (1, 1, 40, 64), (0, 0, stride, 2))
+    near = make((1, 1, 40, 64), 1)
+    far[...] = near
+    q, table = make((1, 2, 1, 64)), np.arange(40, dtype=np.int32)[None]
+    expected = cupykern.decode_attention(q, near, near)
+    assert same_bits(cupykern.decode_attention(q, far, far), expected)
+    pages = far.reshape(40, 1, 1, 64)
+    assert pages.base is not None and pages.strides[0] == stride
+    assert same_bits(cupykern.decode_attention(q, pages, pages, block_table=table), expected)
 
 
 def test_the_logarithm_merges_parts(target):

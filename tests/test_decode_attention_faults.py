@@ -114,6 +114,9 @@ FAULTS = {
     "the pages of the tile before": Fault(
         KERNEL, "find_pages(first_key + kTileK);", "find_pages(first_key);", "pages"
     ),
+    "a page's offset in 32 bits": Fault(
+        KERNEL, "copy(i, k + page * k_page", "copy(i, k + int(page * k_page)", "large caches"
+    ),
     "the same keys again": Fault(KERNEL, "k += kLinesAtOnce * k_row, v +=", "v +=", "lengths"),
     "the first sequence's pages": Fault(
         KERNEL, "block_table + task.batch * params.table_stride", "block_table", "pages"
@@ -169,6 +172,7 @@ CHECKS = {
     "any batch": _on_host(properties.test_a_sequence_has_the_same_bits_in_any_batch),
     "who computes": _on_host(properties.test_who_computes_changes_no_bit, 3),
     "clamped": _on_host(properties.test_lengths_and_tables_of_the_device_are_clamped),
+    "large caches": properties.test_caches_of_more_than_2_to_the_32_bytes,
     "many chunks": _on_host(properties.test_chunks_grow_with_the_length, 64 * 64),
     "infinite value": _on_host(properties.test_an_infinite_value_is_one_in_the_result),
     "small weights": _on_host(properties.test_small_weights_are_not_lost),

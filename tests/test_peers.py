@@ -11,6 +11,7 @@ from cupykern.check import compare
 from cupykern.op import Call
 from cupykern.peers import torch as peers
 from cupykern.peers import torch_attention
+from cupykern.peers.torch_dual import steps_of_dual
 from cupykern.peers.torch_product import steps_of_product
 
 pytest.importorskip("torch")
@@ -135,3 +136,25 @@ def test_a_product_of_one_step_has_none():
     assert steps_of_product("matmul", Call(operands("float16", "float16"))) == {}
     int8 = Call((*operands("int8", "int8"), np.float32(0.5), 2.0))
     assert list(steps_of_product("scaled_mm", int8)) == ["product", "epilogue"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float8_e4m3fn"])
+def test_two_products_side_by_side(dtype):
+    op = next(op for op in cupykern.OPS if op.name == "dual_gemm_silu")
+    call = op.inputs(op.bench_problem((32, 48, 64), dtype), 1, np)
+    references = op.reference(*call.args, **call.kwargs)
+    theirs = to_numpy(BUILD["torch"]("dual_gemm_silu", call)())
+    np.testing.assert_allclose(theirs, references[0], rtol=0.02, atol=0.02)
+    assert set(steps_of_dual(call)) == {"product", "epilogue"}
+    assert not steps_of_dual(op.inputs(op.bench_problem((32, 48, 64), "float4_e2m1fn"), 1, np))
+    blocks = np.ones((32, 1), np.float32)
+    assert not steps_of_dual(Call(call.args, {"scale_a": blocks}))
+
+
+def test_logits():
+    op = next(op for op in cupykern.OPS if op.name == "dequant_softmax")
+    call = op.inputs(op.bench_problem((4, 300, 64), "float16"), 1, np)
+    references = op.reference(*call.args, **call.kwargs)
+    theirs = to_numpy(BUILD["torch"]("dequant_softmax", call)())
+    np.testing.assert_allclose(theirs, references[0], rtol=0.1, atol=1e-3)
+    assert BUILD["torch"]("dequant_softmax", Call(call.args, {"dtype": "float32"})) is None

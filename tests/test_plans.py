@@ -42,6 +42,21 @@ CALLS = {
     "rms_norm": lambda x, r, w, b: cupykern.rms_norm(x, w, residual=r),
     "rms_norm quantized": lambda x, r, w, b: cupykern.rms_norm(x, w, quantize="e4m3"),
     "rms_norm into": lambda x, r, w, b: cupykern.rms_norm(x, w, out=r),
+    "quantize": lambda x, r, w, b: cupykern.quantize(x, "int8"),
+    "quantize blocks": lambda x, r, w, b: cupykern.quantize(x, "e5m2", granularity="block"),
+    "matmul": lambda x, r, w, b: cupykern.matmul(x, r.T, bias=b[:64], activation="gelu", alpha=0.5),
+    "matmul into": lambda x, r, w, b: cupykern.matmul(
+        x[:32, :2048], r[:, :2048].T, out=x[32:, 4032:], residual=x[:32, 2048:2112]
+    ),
+    "scaled_mm": lambda x, r, w, b: cupykern.scaled_mm(
+        x, r.view(np.int8)[:, :4096].T, scale_b=w.view(np.float32)[None, :64]
+    ),
+    "scaled_mm by numbers": lambda x, r, w, b: cupykern.scaled_mm(
+        x.view(np.int8), r.view(np.int8).T, 0.5, 2.0
+    ),
+    "dual_gemm_silu": lambda x, r, w, b: cupykern.dual_gemm_silu(
+        x, r.T, r[::-1].T, scale_b1=w.view(np.float32)[:1]
+    ),
     "attention": lambda x, r, w, b: cupykern.attention(*heads(x, r, r), causal=True),
     "attention's statistics": lambda x, r, w, b: cupykern.attention(
         *heads(x, r, r), return_lse=True, return_row_stats=True

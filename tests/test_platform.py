@@ -494,14 +494,15 @@ def test_products_summed_in_fp16(target):
 def test_converted_fragments(target, a, stored, outer_major):
     """B is stored in bytes and multiplied as A's numbers: 32 of k at once, in whichever order."""
     body = f"""
-    constexpr bool kOuter = {outer_major}, kReorder = !kOuter;
+    constexpr bool kOuter = {outer_major};
+    constexpr LaneOrder kOrder = kOuter ? LaneOrder::kPairs : LaneOrder::kFours;
     Accumulator<A> acc[2][2] = {{}};
     for (int k = 0; k < kDepth; k += 32) {{
         FragmentA<A> f[2][2];
         FragmentB<A> g[2][2];
         for (int i = 0; i < 2; ++i) {{
-            load_converted<A, false, kReorder>(f[0][i], f[1][i], s.a, 16 * i, k);
-            load_converted<Stored, kOuter, kReorder>(g[0][i], g[1][i], s.b, 16 * i, k);
+            load_converted<A, false, kOrder>(f[0][i], f[1][i], s.a, 16 * i, k);
+            load_converted<Stored, kOuter, kOrder>(g[0][i], g[1][i], s.b, 16 * i, k);
         }}
         mma(acc, f[0], g[0]);
         mma(acc, f[1], g[1]);
@@ -527,8 +528,8 @@ def test_both_operands_converted(target, a, b):
         FragmentA<A> f[2][2];
         FragmentB<A> g[2][2];
         for (int i = 0; i < 2; ++i) {
-            load_converted<StoredA, false, true>(f[0][i], f[1][i], s.a, 16 * i, k);
-            load_converted<StoredB, false, true>(g[0][i], g[1][i], s.b, 16 * i, k);
+            load_converted<StoredA, false, LaneOrder::kFours>(f[0][i], f[1][i], s.a, 16 * i, k);
+            load_converted<StoredB, false, LaneOrder::kFours>(g[0][i], g[1][i], s.b, 16 * i, k);
         }
         mma(acc, f[0], g[0]);
         mma(acc, f[1], g[1]);
@@ -538,6 +539,74 @@ def test_both_operands_converted(target, a, b):
     types = (("A", "half"), ("StoredA", a), ("StoredB", b), ("Out", "float"))
     product = multiply(target, body, x, y, np.full((32, 32), np.nan, F32), types)
     np.testing.assert_array_equal(product, x.astype(np.float64) @ y.astype(np.float64).T)
+
+
+@pytest.mark.parametrize("first", ["scaled", "plain"])
+@pytest.mark.parametrize("a", ["half", "bf16"])
+def test_scaled_fragments(target, a, first):
+    """e2m1 numbers, two to a byte, with e4m3 scales, multiplied with each other or with A's numbers."""
+    body = """
+    struct Scaled {
+        const unsigned char* bytes;
+        const e4m3* scales;
+        DEVICE const void* codes(int line, int chunk) const { return bytes + line * 32 + chunk * 16; }
+        DEVICE e4m3 scale(int line, int group) const { return scales[line * 4 + group]; }
+    };
+    const Scaled ours{s.codes, s.scales}, theirs{s.codes + 1024, s.scales + 128};
+    Accumulator<A> acc[2][2] = {};
+    for (int k = 0; k < 64; k += 32) {
+        FragmentA<A> f[2][2];
+        FragmentB<A> g[2][2];
+        for (int i = 0; i < 2; ++i) {
+            if (kPlain) load_converted<A, false, kEights>(f[0][i], f[1][i], s.a, 16 * i, k);
+            else load_scaled(f[0][i], f[1][i], ours, 16 * i, k);
+            load_scaled(g[0][i], g[1][i], theirs, 16 * i, k);
+        }
+        mma(acc, f[0], g[0]);
+        mma(acc, f[1], g[1]);
+    }
+    for (int m = 0; m < 2; ++m) for (int n = 0; n < 2; ++n) {
+        for (int i = 0; i < Accumulator<A>::kCount; ++i) {
+            const int row = Accumulator<A>::row(lane_id(), i), col = Accumulator<A>::col(lane_id(), i);
+            y[(m * 16 + row) * 32 + n * 16 + col] = acc[m][n].values[i];
+        }
+    }
+"""
+    text = """
+struct alignas(16) Storage {
+    unsigned char codes[2048];
+    e4m3 scales[256];
+    struct {
+        alignas(16) A numbers[32 * 64];
+        DEVICE const void* operator()(int line, int chunk) const { return numbers + line * 64 + chunk * 8; }
+    } a;
+};
+KERNEL void word(const unsigned char* codes, const unsigned char* scales, const unsigned short* a, float* y) {
+    SHARED_STORAGE(Storage, s);
+    for (int i = threadIdx.x; i < 2048; i += kWarpSize) s.codes[i] = codes[i];
+    for (int i = threadIdx.x; i < 256; i += kWarpSize) s.scales[i] = bit_cast<e4m3>(scales[i]);
+    for (int i = threadIdx.x; i < 2048; i += kWarpSize) s.a.numbers[i] = bit_cast<A>(a[i]);
+    sync_block();
+    constexpr bool kPlain = PLAIN;
+BODY}
+""".replace("BODY", body).replace("PLAIN", "true" if first == "plain" else "false")
+    rng = np.random.default_rng(1)
+    codes = rng.integers(0, 256, (2, 32, 32), np.uint8)
+    scales = (2.0 ** rng.integers(-3, 4, (2, 32, 4))).astype(ml_dtypes.float8_e4m3fn)
+    plain = integers((32, 64), a, False, 1)
+    numbers = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    values = np.stack([codes & 15, codes >> 4], -1).reshape(2, 32, 64)
+    values = (
+        np.where(values > 7, -1, 1)
+        * numbers[values % 8]
+        * np.repeat(scales.astype(np.float64), 16, -1)
+    )
+    x = values[0] if first == "scaled" else plain.astype(np.float64)
+    *_, y = run(
+        target, text, codes.reshape(-1), scales.view(np.uint8).reshape(-1), plain.view(np.uint16),
+        np.zeros((32, 32), F32), types=(("A", a),), threads=target.warp_size, shared=2048 + 256 + 4096,
+    )  # fmt: skip
+    np.testing.assert_array_equal(y, x @ values[1].T)
 
 
 # --- what only the host says ---------------------------------------------------------------------

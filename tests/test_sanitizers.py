@@ -25,6 +25,9 @@ LARGE = {
     "scaled_mm": (20, 130, 1100),
     "attention": (1, 2, 130, 64, 1),
     "attention_varlen": (2, 2, 100, 64, 1),
+    "dual_gemm_silu": (20, 70, 1100),
+    "dequant_softmax": (20, 1000, 64),
+    "quantize_nvfp4": (130, 96),
     "decode_attention": (1, 4, 2, 600, 128),
 }
 

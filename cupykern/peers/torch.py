@@ -12,6 +12,7 @@ from typing import Any
 
 from . import Call, Peer, norm_arguments, only_array
 from .torch_decode import decode
+from .torch_dual import dual, logits, steps_of_dual
 from .torch_product import product, steps_of_product
 
 _Function = Callable[..., Any]
@@ -28,6 +29,10 @@ def _function(op: str, call: Call) -> tuple[_Function, tuple[Any, ...]] | None:
         return _quantize(call)
     if op in ("matmul", "scaled_mm"):
         return product(op, call)
+    if op == "dual_gemm_silu":
+        return dual(call)
+    if op == "dequant_softmax":
+        return logits(call)
     norm = norm_arguments(op, call)
     if norm is None:
         return None
@@ -86,12 +91,15 @@ def _compiled(op: str, call: Call) -> Callable[[], Any] | None:
 
 
 def _compiled_parts(op: str, call: Call) -> dict[str, Callable[[], Any]]:
-    """Cast, product and epilogue of a product, each compiled alone."""
+    """Cast, product and epilogue of a product, or of two side by side, each compiled alone."""
     import torch
 
-    if op not in ("matmul", "scaled_mm"):
+    if op == "dual_gemm_silu":
+        steps = steps_of_dual(call)
+    elif op in ("matmul", "scaled_mm"):
+        steps = steps_of_product(op, call)
+    else:
         return {}
-    steps = steps_of_product(op, call)
     compiled = {}
     for name, (function, tensors) in steps.items():
         compiled[name] = _bind(torch.compile(function, dynamic=False), tensors)

@@ -11,10 +11,12 @@ from .attention import (
     attention_varlen_bound,
 )
 from .decode_attention import decode_attention, decode_attention_bound
+from .dequant_softmax import dequant_softmax, dequant_softmax_bound
+from .dual_gemm import dual_gemm_silu, dual_gemm_silu_bound
 from .matmul import matmul, matmul_bound, scaled_mm, scaled_mm_bound
 from .nonfinite import nonfinite, nonfinite_bound
 from .norm import layer_norm, layer_norm_bound, rms_norm, rms_norm_bound
-from .quantize import quantize, quantize_bound
+from .quantize import quantize, quantize_bound, quantize_nvfp4, quantize_nvfp4_bound
 from .softmax import log_softmax, log_softmax_bound, softmax, softmax_bound
 
 __all__ = [
@@ -24,6 +26,10 @@ __all__ = [
     "attention_varlen_bound",
     "decode_attention",
     "decode_attention_bound",
+    "dequant_softmax",
+    "dequant_softmax_bound",
+    "dual_gemm_silu",
+    "dual_gemm_silu_bound",
     "layer_norm",
     "layer_norm_bound",
     "log_softmax",
@@ -34,6 +40,8 @@ __all__ = [
     "nonfinite_bound",
     "quantize",
     "quantize_bound",
+    "quantize_nvfp4",
+    "quantize_nvfp4_bound",
     "rms_norm",
     "rms_norm_bound",
     "scaled_mm",

@@ -9,6 +9,7 @@ import numpy as np
 
 from .. import dtypes
 from ..numerics import UNIT_ROUNDOFF_32, as_float64, finfo, namespace
+from ..nvfp4 import NvFp4
 from ..op import Bound
 from .elementary import GELU_ERROR, SIGMOID_ULPS, SIGMOID_ULPS_PER_UNIT, TANH_ULPS
 
@@ -75,7 +76,7 @@ def matmul_bound(
     """Elementwise: the error of the sum, carried through the epilogue, and one rounding at the end."""
     xp = namespace(a)
     exact = a.dtype == b.dtype == dtypes.int8
-    fp8 = _both_fp8(a, b)
+    fp8 = is_fp8(a.dtype, b.dtype)
     plain = bias is None and residual is None and activation is None and float(alpha) == 1.0
     if out_dtype is None:
         out_dtype = dtypes.of_product(a.dtype, b.dtype, plain)
@@ -101,7 +102,7 @@ def scaled_mm(
     **_: Any,
 ) -> tuple[Any]:
     """activation((scale_a * a) @ (scale_b * b) + bias) in FP64."""
-    xp = namespace(a)
+    xp = operand_namespace(a)
     with np.errstate(all="ignore"):
         y = product(*scaled(a, b, scale_a, scale_b))
         if bias is not None:
@@ -123,15 +124,16 @@ def scaled_mm_bound(
     reference: tuple[Any],
 ) -> tuple[Bound]:
     """Elementwise: the error of the scaled sum, carried through the epilogue, and one rounding."""
-    xp = namespace(a)
-    fp8 = _both_fp8(a, b)
-    exact = a.dtype == b.dtype == dtypes.int8
+    xp = operand_namespace(a)
+    dtype_a, dtype_b = operand_dtype(a), operand_dtype(b)
+    fp8 = is_fp8(dtype_a, dtype_b)
+    exact = dtype_a == dtype_b == dtypes.int8
     plain = all(x is None for x in (scale_a, scale_b, bias, activation))
     if out_dtype is None:
-        out_dtype = dtypes.of_product(a.dtype, b.dtype, plain)
+        out_dtype = dtypes.of_product(dtype_a, dtype_b, plain)
     out_dtype = dtypes.NAMES.get(out_dtype, out_dtype)
     with np.errstate(all="ignore"):
-        stored = as_float64(a), as_float64(b)
+        stored = (as_float64(a), as_float64(b)) if fp8 else ()
         a, b = scaled(a, b, scale_a, scale_b)
         total, (worst, rms) = sum_error(xp, a, b, exact and plain, fp8)
         if fp8 and getattr(scale_a, "size", 1) > 1 and getattr(scale_b, "size", 1) > 1:
@@ -146,14 +148,25 @@ def scaled_mm_bound(
         )
 
 
-def _both_fp8(a: Any, b: Any) -> bool:
-    return a.dtype.itemsize == b.dtype.itemsize == 1 and a.dtype != dtypes.int8
+def operand_namespace(x: Any) -> Any:
+    return namespace(x.data if isinstance(x, NvFp4) else x)
+
+
+def operand_dtype(x: Any) -> np.dtype:
+    return dtypes.float4_e2m1fn if isinstance(x, NvFp4) else x.dtype
+
+
+def is_fp8(a: np.dtype, b: np.dtype) -> bool:
+    """Whether tensor cores multiply FP8 numbers."""
+    return all(x in (dtypes.float8_e4m3fn, dtypes.float8_e5m2) for x in (a, b))
 
 
 def scaled(a: Any, b: Any, scale_a: Any, scale_b: Any) -> tuple[Any, Any]:
     """a and b, each times its scales, in FP64."""
-    xp, k, n = namespace(a), a.shape[-1], b.shape[-1]
-    a, b = as_float64(a), as_float64(b)
+    xp = operand_namespace(a)
+    a = a.dequantize() if isinstance(a, NvFp4) else as_float64(a)
+    b = b.dequantize().swapaxes(-1, -2) if isinstance(b, NvFp4) else as_float64(b)
+    k, n = a.shape[-1], b.shape[-1]
 
     def expand(scale: Any, axis: int, size: int) -> Any:
         """Blocks of 128 repeated to `size`, or as they are."""

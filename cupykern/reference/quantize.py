@@ -133,3 +133,57 @@ def quantize_bound(
         seen_scale = scale_of(seen, code)
         of_seen = scale_bound(seen_scale, seen, 0.0, 0.0, code)
         return codes_bound(q, seen_scale, of_seen, 0.0, 0.0, code), of_scale
+
+
+# --- NVFP4 ---------------------------------------------------------------------------------------
+
+_E4M3, _E2M1 = finfo(dtypes.float8_e4m3fn), finfo(dtypes.float4_e2m1fn)
+
+
+def quantize_nvfp4(x: Any, **_: Any) -> tuple[Any, Any, Any]:
+    """(x, NaN where its group of 16 has no finite sum; the groups' scales, not rounded; global scale)."""
+    xp = namespace(x)
+    with np.errstate(all="ignore"):
+        y = x.astype(np.float64)
+        finite = xp.isfinite(y)
+        size = xp.where(finite, xp.abs(y), 0.0)
+        largest = xp.max(size) / (_E2M1.max * _E4M3.max) if x.size else xp.asarray(0.0)
+        global_scale = xp.where(largest >= LEAST_SCALE, largest, 1.0)
+        groups = (*x.shape[:-1], x.shape[-1] // 16, 16)
+        whole = xp.all(finite.reshape(groups), axis=-1)
+        top = xp.max(size.reshape(groups), axis=-1) if x.size else xp.zeros(groups[:-1])
+        scale = xp.where(whole, top / _E2M1.max / global_scale, np.nan)
+        y = xp.where(xp.repeat(whole, 16, -1), y, np.nan)
+        return y, scale, xp.asarray(global_scale).reshape(())
+
+
+def quantize_nvfp4_bound(
+    x: Any, *, layout: str = "plain", reference: tuple[Any, Any, Any]
+) -> tuple[Bound, Bound, Bound]:
+    """The numbers: half the gap of e2m1 at x over the scale, which itself is rounded to e4m3; a scale
+    that is rounded down makes the largest number saturate.  Infinite where rounding decides whether
+    global_scale is 1.
+    """
+    xp, u = namespace(x), UNIT_ROUNDOFF_32
+    y, scale, global_scale = reference
+    with np.errstate(all="ignore"):
+        unsure = (xp.abs(global_scale - LEAST_SCALE) <= 2**-20 * LEAST_SCALE) & (x.size > 0)
+        of_global = xp.where(unsure, np.inf, 2 * u * global_scale)
+        # Three FP32 operations before the scale is rounded; flushed where they are subnormal.
+        moved = 4 * u * scale + 2.0**-126 / global_scale
+        of_scale = moved + _E4M3.unit_roundoff * (scale + moved) + _E4M3.underflow_error
+        of_scale = xp.where(unsure, np.inf, of_scale)
+        seen, error = (xp.repeat(part, 16, -1) * global_scale for part in (scale, of_scale))
+        low, high = xp.maximum(seen - error, 0), seen + error
+        code = xp.abs(y) / low * (1 + 4 * u)
+        half_gap = xp.where(code <= 2, 0.25, xp.where(code <= 4, 0.5, 1.0))
+        # Past 6 the code is 6, of a scale that may be lower than it should be.
+        beyond = xp.where(code >= _E2M1.max, xp.maximum(xp.abs(y) - _E2M1.max * low, 0), 0.0)
+        worst = half_gap * high + beyond + 6 * u * (xp.abs(y) + high) + 4 * 2.0**-126
+        # As far as 6 times the scale reaches, which is all where the scale is zero.
+        worst = xp.where(low == 0, xp.maximum(xp.abs(y), worst), worst)
+    return (
+        Bound(worst, worst / 3**0.5),
+        Bound(of_scale, of_scale / 3**0.5),
+        Bound(of_global, of_global / 3**0.5),
+    )

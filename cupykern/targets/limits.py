@@ -36,3 +36,8 @@ def max_cluster_size(arch: str) -> int:
 def max_shared_bytes(arch: str) -> int:
     """The shared memory of a block on `arch`, in bytes; of an unknown one what every GPU has."""
     return 1024 * _SHARED_KIB.get(arch, 64 if arch.startswith("gfx") else 48)
+
+
+def max_threads(arch: str) -> int:
+    """The threads of an NVIDIA multiprocessor of `arch`."""
+    return 1536 if arch in ("sm_86", "sm_89", "sm_120a") else 2048

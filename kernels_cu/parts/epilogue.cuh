@@ -3,15 +3,11 @@
 // Main loops call Epilogue::store for runs of neighbouring columns.  A new activation is a line in
 // `activate`, a constant in Activation and a name in cupykern/matmul.py.
 #include "parts/dtype.cuh"
+#include "parts/gemm_task.cuh"
 #include "parts/math.cuh"
 #include "parts/vector.cuh"
 
 enum Activation { kNoActivation, kRelu, kGelu, kGeluTanh, kSilu };
-
-// The step from a row, or a column, to the next, in elements: 0 where an operand is broadcast.
-struct MatrixStrides {
-    int64_t row, col;
-};
 
 struct EpilogueParams {
     int64_t m, n;
@@ -36,35 +32,6 @@ DEVICE void activate_all(float (&values)[kCount], int activation) {
         if (activation != known) continue;
 #pragma unroll
         for (int i = 0; i < kCount; ++i) values[i] = activate(values[i], known);
-    }
-}
-
-// kRun neighbouring columns of a row: `count` of them exist.
-template <class T, int kRun>
-DEVICE void load_run(const T* p, int64_t stride, int count, float (&values)[kRun]) {
-    constexpr int kBytes = kRun * int(sizeof(T)) < 16 ? kRun * int(sizeof(T)) : 16;
-    if (stride == 1 && count == kRun && reinterpret_cast<uintptr_t>(p) % kBytes == 0) {
-        Vector<T, kRun> vector;
-        vector.load(p);
-#pragma unroll
-        for (int i = 0; i < kRun; ++i) values[i] = vector[i];
-    } else {
-#pragma unroll
-        for (int i = 0; i < kRun; ++i) values[i] = i < count ? to_float(p[i * stride]) : 0.0f;
-    }
-}
-template <class T, int kRun>
-DEVICE void store_run(T* p, int64_t stride, int count, const float (&values)[kRun]) {
-    constexpr int kBytes = kRun * int(sizeof(T)) < 16 ? kRun * int(sizeof(T)) : 16;
-    if (stride == 1 && count == kRun && reinterpret_cast<uintptr_t>(p) % kBytes == 0) {
-        Vector<T, kRun> vector;
-        vector.from_floats(values);
-        vector.store(p);
-    } else {
-#pragma unroll
-        for (int i = 0; i < kRun; ++i) {
-            if (i < count) p[i * stride] = from_float<T>(values[i]);
-        }
     }
 }
 
@@ -117,20 +84,10 @@ struct Epilogue {
         for (int i = 0; i < kRun; ++i) values[i] += added[i];
     }
 
-    // The sums of row `row`, columns [col, col + kRun); nothing outside of the matrix is touched.
+    // What the sums of row `row`, columns [col, col + kRun), stand for: times their scales.
     template <int kRun, class T>
-    DEVICE void store(int64_t row, int64_t col, const T (&sums)[kRun]) const {
-        if (row >= params.m || col >= params.n) return;
-        const int count = params.n - col < kRun ? int(params.n - col) : kRun;
-        const int64_t offset = row * params.out.row + col * params.out.col;
-        if constexpr (kSame<T, int>) {
-            if (params.out_dtype == kInt32) {  // exact, so that nothing else applies
-                int* p = static_cast<int*>(out) + offset;
-                for (int i = 0; i < count; ++i) p[i * params.out.col] = sums[i];
-                return;
-            }
-        }
-        float values[kRun];
+    DEVICE void scale(int64_t row, int64_t col, int count, const T (&sums)[kRun],
+                      float (&values)[kRun]) const {
 #pragma unroll
         for (int i = 0; i < kRun; ++i) values[i] = float(sums[i]);
         if (scale_b) {
@@ -142,12 +99,12 @@ struct Epilogue {
         const float factor = scale_a ? scale_a[row * params.scale_a_stride] : 1.0f;
 #pragma unroll
         for (int i = 0; i < kRun; ++i) values[i] = values[i] * factor * params.alpha;
-        if (bias) add(bias, params.bias_dtype, params.bias, row, col, count, values);
-        if (params.activation != kNoActivation) {
-#pragma unroll
-            for (int i = 0; i < kRun; ++i) values[i] = activate(values[i], params.activation);
-        }
-        if (residual) add(residual, params.residual_dtype, params.residual, row, col, count, values);
+    }
+
+    // `count` of the run's columns exist.
+    template <int kRun>
+    DEVICE void write(int64_t row, int64_t col, int count, const float (&values)[kRun]) const {
+        const int64_t offset = row * params.out.row + col * params.out.col;
         if (params.out_dtype == kHalf) {
             store_run(static_cast<half*>(out) + offset, params.out.col, count, values);
         } else if (params.out_dtype == kBf16) {
@@ -155,5 +112,29 @@ struct Epilogue {
         } else {
             store_run(static_cast<float*>(out) + offset, params.out.col, count, values);
         }
+    }
+
+    // The sums of row `row`, columns [col, col + kRun), on their way to memory; nothing outside of the
+    // matrix is touched.
+    template <int kRun, class T>
+    DEVICE void store(int64_t row, int64_t col, const T (&sums)[kRun]) const {
+        if (row >= params.m || col >= params.n) return;
+        const int count = params.n - col < kRun ? int(params.n - col) : kRun;
+        if constexpr (kSame<T, int>) {
+            if (params.out_dtype == kInt32) {  // exact, so that nothing else applies
+                int* p = static_cast<int*>(out) + row * params.out.row + col * params.out.col;
+                for (int i = 0; i < count; ++i) p[i * params.out.col] = sums[i];
+                return;
+            }
+        }
+        float values[kRun];
+        scale(row, col, count, sums, values);
+        if (bias) add(bias, params.bias_dtype, params.bias, row, col, count, values);
+        if (params.activation != kNoActivation) {
+#pragma unroll
+            for (int i = 0; i < kRun; ++i) values[i] = activate(values[i], params.activation);
+        }
+        if (residual) add(residual, params.residual_dtype, params.residual, row, col, count, values);
+        write(row, col, count, values);
     }
 };

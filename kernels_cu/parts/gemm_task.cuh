@@ -2,7 +2,16 @@
 
 constexpr int kMaxBatchDims = 4;
 // The arrays of a product that have a batch.
-enum Operand { kA, kB, kOut, kBias, kResidual, kScaleA, kScaleB, kOperands };
+enum Operand {
+    kA, kB, kOut, kBias, kResidual, kScaleA, kScaleB, kGroupsA, kGroupsB,
+    kB2, kScaleB2, kGroupsB2,  // of a second product
+    kOperands
+};
+
+// The step from a row, or a column, to the next, in elements: 0 where an operand is broadcast.
+struct MatrixStrides {
+    int64_t row, col;
+};
 
 // Strides in elements, 0 where an operand is broadcast; the innermost dim first.
 struct BatchLayout {

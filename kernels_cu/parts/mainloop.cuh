@@ -3,7 +3,8 @@
 //
 // A block computes a tile of kTileM x kTileN sums; its warps share it as kWarpsM x kWarpsN, and kWarpsK
 // of them share the k of every stage, whose sums are then added in the warps' order.
-//   ElementA, ElementB   the operands as they are stored.
+//   kProducts            matrices B that A is multiplied with: 1 or 2, with kTileN columns of each.
+//   ElementA, ElementB   the operands as they are stored; e2m1x2: NVFP4 (parts/nvfp4.cuh).
 //   ComputeA, ComputeB   what they are multiplied as, which holds every number of them.
 //   kLayoutA, kLayoutB   kInner: neighbours along k are neighbours in memory, kOuter: along m (of A) or
 //                        n (of B); both begin at multiples of 16 bytes.  kStrided: any strides and
@@ -12,6 +13,8 @@
 //                        to others in FP32: for scales along k, and because the tensor cores of FP8
 //                        keep few bits of a long sum.
 #include "parts/dtype.cuh"
+#include "parts/gemm_task.cuh"
+#include "parts/nvfp4.cuh"
 #include "parts/shared_tile.cuh"
 
 enum Layout { kInner, kOuter, kStrided };
@@ -25,18 +28,26 @@ constexpr int kGridN = kWide && kGridK == kWarpsK && kWarpsN % 2 == 0 ? kWarpsN 
 constexpr int kGridM = kNumWarps / (kGridK * kGridN);
 
 constexpr int kFragmentsM = kTileM / kGridM / 16;
-constexpr int kFragmentsN = kTileN / kGridN / 16;
-static_assert(kFragmentsM * kGridM * 16 == kTileM && kFragmentsN * kGridN * 16 == kTileN,
+constexpr int kColFragments = kTileN / kGridN / 16;  // of each product
+constexpr int kFragmentsN = kProducts * kColFragments;
+static_assert(kFragmentsM * kGridM * 16 == kTileM && kColFragments * kGridN * 16 == kTileN,
               "warps share a tile in fragments of 16 x 16");
 // Operands are converted on the way from shared memory to fragments, two of them at once.
 constexpr bool kConverts = sizeof(ElementA) < sizeof(ComputeA) || sizeof(ElementB) < sizeof(ComputeB);
-constexpr bool kReorder = (sizeof(ElementA) < sizeof(ComputeA) && kLayoutA == kInner) ||
-                          (sizeof(ElementB) < sizeof(ComputeB) && kLayoutB == kInner);
+template <class Element> constexpr bool kScaled = kSame<Element, e2m1x2>;
+constexpr LaneOrder kLaneOrder =
+    kScaled<ElementA> || kScaled<ElementB> ? LaneOrder::kEights
+    : (sizeof(ElementA) < sizeof(ComputeA) && kLayoutA == kInner) ||
+            (sizeof(ElementB) < sizeof(ComputeB) && kLayoutB == kInner)
+        ? LaneOrder::kFours
+        : LaneOrder::kPairs;
 constexpr int kStep = kConverts ? 32 : kFragmentK<ComputeA>;
 constexpr int kStepsPerWarp = kTileK / kStep / kGridK;
 static_assert(kStepsPerWarp * kStep * kGridK == kTileK, "warps share a stage's k in whole steps");
-// FP32's steps are many and small: all at once they would take all registers for their loads.
-constexpr int kUnrolledSteps = kSame<ComputeA, float> ? 2 : kStepsPerWarp;
+// All at once, FP32's many steps would take all registers for their loads, and NVFP4's for decoding.
+constexpr int kUnrolledSteps = kSame<ComputeA, float>                       ? 2
+                               : kScaled<ElementA> || kScaled<ElementB> ? 1
+                                                                            : kStepsPerWarp;
 
 // What an operand's tile holds in shared memory, and in which order.
 template <class Element, int kLayout, int kOuterSize>
@@ -45,6 +56,13 @@ struct OperandTile {
     static constexpr bool kOuterMajor = kLayout == kOuter;
     static constexpr int kLineElements = kOuterMajor ? kOuterSize : kTileK;
     using Tile = SharedTile<kOuterMajor ? kTileK : kOuterSize, kLineElements * int(sizeof(Element))>;
+};
+template <int kLayout, int kOuterSize>
+struct OperandTile<e2m1x2, kLayout, kOuterSize> {
+    static_assert(kLayout == kInner, "the numbers of a byte are neighbours along k");
+    using Stored = e2m1x2;
+    static constexpr bool kOuterMajor = false;
+    using Tile = ScaledTile<kOuterSize, kTileK>;
 };
 using OperandA = OperandTile<ElementA, kLayoutA, kTileM>;
 using OperandB = OperandTile<ElementB, kLayoutB, kTileN>;
@@ -76,7 +94,8 @@ struct WarpPlace {
         return {warp / kGridN % kGridM, warp % kGridN, warp / (kGridN * kGridM), lane_id()};
     }
     DEVICE int row(int fragment) const { return (m * kFragmentsM + fragment) * 16; }
-    DEVICE int col(int fragment) const { return (n * kFragmentsN + fragment) * 16; }
+    // Of its product: those of the second one follow.
+    DEVICE int col(int fragment) const { return (n * kColFragments + fragment % kColFragments) * 16; }
 };
 
 // An operand in global memory: `outer` rows of A (columns of B) from the tile's first on.
@@ -84,13 +103,18 @@ struct OperandSource {
     const void* data;
     int64_t outer_stride, k_stride, outer;
     int dtype;
+    int64_t first_outer;  // the tile's first row or column
+    GroupScales groups;   // of NVFP4
 
     // Starts to load k [first_k, end_k) of it, at most kTileK, into `tile`.
     template <class Operand, int kLayout, int kOuterSize>
     DEVICE void load(typename Operand::Tile& tile, int64_t first_k, int64_t end_k) const {
         using Element = typename Operand::Stored;
         const int num_outer = clamp_to(outer, kOuterSize), num_k = clamp_to(end_k - first_k, kTileK);
-        if constexpr (kLayout == kStrided) {
+        if constexpr (kScaled<Element>) {
+            copy_scaled_tile(tile, static_cast<const uint8_t*>(data), outer_stride, groups,
+                             first_outer, first_k, num_outer, num_k);
+        } else if constexpr (kLayout == kStrided) {
             gather_tile<Element>(tile, data, dtype, first_k * k_stride, outer_stride, k_stride,
                                  num_outer, num_k);
         } else if constexpr (kLayout == kOuter) {
@@ -105,8 +129,23 @@ struct OperandSource {
 
 struct Stage {
     typename OperandA::Tile a;
-    typename OperandB::Tile b;
+    typename OperandB::Tile b[kProducts];
 };
+
+// kStep of k of an operand, as one fragment or, where operands are converted, two.
+template <class Operand, class Fragment>
+DEVICE void load_step(Fragment* fragments, int stride, const typename Operand::Tile& tile, int first,
+                      int k) {
+    using Stored = typename Operand::Stored;
+    if constexpr (kScaled<Stored>) {
+        load_scaled(fragments[0], fragments[stride], tile, first, k);
+    } else if constexpr (kConverts) {
+        load_converted<Stored, Operand::kOuterMajor, kLaneOrder>(fragments[0], fragments[stride], tile,
+                                                                 first, k);
+    } else {
+        load_fragment<Operand::kOuterMajor>(fragments[0], tile, first, k);
+    }
+}
 
 // acc += the products of one stage.
 DEVICE void multiply_stage(const Stage& stage, const WarpPlace& warp, AllProducts& acc) {
@@ -118,21 +157,11 @@ DEVICE void multiply_stage(const Stage& stage, const WarpPlace& warp, AllProduct
         FragmentB<ComputeB> b[kCount][kFragmentsN];
 #pragma unroll
         for (int m = 0; m < kFragmentsM; ++m) {
-            if constexpr (kConverts) {
-                load_converted<ElementA, OperandA::kOuterMajor, kReorder>(a[0][m], a[1][m], stage.a,
-                                                                          warp.row(m), k);
-            } else {
-                load_fragment<OperandA::kOuterMajor>(a[0][m], stage.a, warp.row(m), k);
-            }
+            load_step<OperandA>(&a[0][m], kFragmentsM, stage.a, warp.row(m), k);
         }
 #pragma unroll
         for (int n = 0; n < kFragmentsN; ++n) {
-            if constexpr (kConverts) {
-                load_converted<ElementB, OperandB::kOuterMajor, kReorder>(b[0][n], b[1][n], stage.b,
-                                                                          warp.col(n), k);
-            } else {
-                load_fragment<OperandB::kOuterMajor>(b[0][n], stage.b, warp.col(n), k);
-            }
+            load_step<OperandB>(&b[0][n], kFragmentsN, stage.b[n / kColFragments], warp.col(n), k);
         }
 #pragma unroll
         for (int i = 0; i < kCount; ++i) mma(acc, a[i], b[i]);
@@ -144,9 +173,9 @@ DEVICE void multiply_stage(const Stage& stage, const WarpPlace& warp, AllProduct
 constexpr int kBlockK = 128;
 struct BlockScales {
     const float* a;
-    const float* b;
-    int64_t a_row, a_k, b_k, b_col;  // strides: of a block's, of the next row's
-    int64_t rows, cols, first_col;   // rows of A, columns of B that exist; the tile's first column
+    const float* b[kProducts];
+    MatrixStrides a_strides, b_strides[kProducts];  // row and column: of a and of blocks, of blocks
+    int64_t rows, cols, first_col;  // rows of A, columns of B that exist; the tile's first column
 
     // sums += the products of the block of k that `k` lies in, scaled; the products become zero.
     DEVICE void promote(int64_t k, const WarpPlace& warp, AllProducts& products, AllSums& sums) const {
@@ -158,9 +187,13 @@ struct BlockScales {
 #pragma unroll
                 for (int i = 0; i < Sums::kCount; ++i) {
                     const int row = warp.row(m) + Sums::row(warp.lane, i), col = warp.col(n);
+                    const float* of_b = b[n / kColFragments];
+                    const MatrixStrides& strides = b_strides[n / kColFragments];
                     float x = float(products[m][n].values[i]);
-                    if (b && col < cols) x *= b[block * b_k + (first_col + col) / kBlockK * b_col];
-                    if (a && row < rows) x *= a[row * a_row + block * a_k];
+                    if (of_b && col < cols) {
+                        x *= of_b[block * strides.row + (first_col + col) / kBlockK * strides.col];
+                    }
+                    if (a && row < rows) x *= a[row * a_strides.row + block * a_strides.col];
                     sums[m][n].values[i] += x;
                     products[m][n].values[i] = 0;
                 }
@@ -171,15 +204,19 @@ struct BlockScales {
 
 // sums += A * B over k in [first_k, end_k).  Every thread of the block takes part.
 template <class S>
-DEVICE void multiply(Stage (&stages)[kStages], const OperandSource& a, const OperandSource& b,
-                     const BlockScales& scales, int64_t first_k, int64_t end_k,
-                     const WarpPlace& warp, S (&sums)[kFragmentsM][kFragmentsN]) {
+DEVICE void multiply(Stage (&stages)[kStages], const OperandSource& a,
+                     const OperandSource (&b)[kProducts], const BlockScales& scales,
+                     int64_t first_k, int64_t end_k, const WarpPlace& warp,
+                     S (&sums)[kFragmentsM][kFragmentsN]) {
     int64_t next_k = first_k;
     int next_stage = 0, stage = 0;
     const auto load_next = [&] {
         if (next_k < end_k) {
             a.load<OperandA, kLayoutA, kTileM>(stages[next_stage].a, next_k, end_k);
-            b.load<OperandB, kLayoutB, kTileN>(stages[next_stage].b, next_k, end_k);
+#pragma unroll
+            for (int i = 0; i < kProducts; ++i) {
+                b[i].load<OperandB, kLayoutB, kTileN>(stages[next_stage].b[i], next_k, end_k);
+            }
         }
         copy_async_commit();
         next_k += kTileK;

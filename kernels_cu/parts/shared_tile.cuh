@@ -3,7 +3,7 @@
 
 // Lines of kLineBytes in chunks of 16 bytes.  A chunk's place in its line is XORed with bits of the
 // line's number, so that what 8 lanes read at once (the same chunk of 8 lines) lies in different banks;
-// so do half chunks of 4 pairs of neighbouring chunks.
+// so do half chunks of 4 pairs of neighbouring chunks, and 4 neighbouring chunks of 2 lines.
 template <int kLines_, int kLineBytes>
 struct SharedTile {
     static constexpr int kLines = kLines_, kChunks = kLineBytes / 16;
@@ -12,7 +12,7 @@ struct SharedTile {
     Bytes<16> chunks[kLines * kChunks];
 
     DEVICE static int place(int line, int chunk) {
-        const int bits = kChunks >= 8   ? (line & 3) << 1 | (line >> 2 & 1)
+        const int bits = kChunks >= 8   ? (line & 1) << 2 | (line & 2) | (line >> 2 & 1)
                          : kChunks == 4 ? line >> 1 & 3
                          : kChunks == 2 ? line >> 2 & 1
                                         : 0;

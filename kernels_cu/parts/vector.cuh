@@ -81,3 +81,32 @@ struct Vector {
         }
     }
 };
+
+// kRun neighbouring columns of a row: `count` of them exist.
+template <class T, int kRun>
+DEVICE void load_run(const T* p, int64_t stride, int count, float (&values)[kRun]) {
+    constexpr int kBytes = kRun * int(sizeof(T)) < 16 ? kRun * int(sizeof(T)) : 16;
+    if (stride == 1 && count == kRun && reinterpret_cast<uintptr_t>(p) % kBytes == 0) {
+        Vector<T, kRun> vector;
+        vector.load(p);
+#pragma unroll
+        for (int i = 0; i < kRun; ++i) values[i] = vector[i];
+    } else {
+#pragma unroll
+        for (int i = 0; i < kRun; ++i) values[i] = i < count ? to_float(p[i * stride]) : 0.0f;
+    }
+}
+template <class T, int kRun>
+DEVICE void store_run(T* p, int64_t stride, int count, const float (&values)[kRun]) {
+    constexpr int kBytes = kRun * int(sizeof(T)) < 16 ? kRun * int(sizeof(T)) : 16;
+    if (stride == 1 && count == kRun && reinterpret_cast<uintptr_t>(p) % kBytes == 0) {
+        Vector<T, kRun> vector;
+        vector.from_floats(values);
+        vector.store(p);
+    } else {
+#pragma unroll
+        for (int i = 0; i < kRun; ++i) {
+            if (i < count) p[i * stride] = from_float<T>(values[i]);
+        }
+    }
+}

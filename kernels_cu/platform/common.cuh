@@ -32,6 +32,24 @@ DEVICE int8_t round_to_int8(float x) {
     return int8_t(bit_cast<int>(y + 12582912.0f));
 }
 
+// Two e2m1 numbers, the first in the lower four bits.
+struct e2m1x2 { uint8_t codes; };
+// +-0, 0.5, 1, 1.5, 2, 3, 4 and 6.
+DEVICE float decode_e2m1(uint32_t code) {
+    const uint32_t exponent = code >> 1 & 3, mantissa = code & 1;
+    const uint32_t normal = (126 + exponent) << 23 | mantissa << 22;
+    const uint32_t magnitude = exponent != 0 ? normal : mantissa * 0x3f000000u;
+    return bit_cast<float>(magnitude | code >> 3 << 31);
+}
+// To nearest even; saturates, NaN gives 0.
+DEVICE uint32_t encode_e2m1(float x) {
+    const float size = x < 0.0f ? -x : x;
+    const uint32_t code = uint32_t(size > 0.25f) + uint32_t(size >= 0.75f) + uint32_t(size > 1.25f) +
+                          uint32_t(size >= 1.75f) + uint32_t(size > 2.5f) + uint32_t(size >= 3.5f) +
+                          uint32_t(size > 5.0f);
+    return code | bit_cast<uint32_t>(x) >> 31 << 3;
+}
+
 template <class T> constexpr bool kAlwaysFalse = false;
 template <class A, class B> constexpr bool kSame = false;
 template <class A> constexpr bool kSame<A, A> = true;

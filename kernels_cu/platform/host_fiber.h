@@ -9,12 +9,16 @@ void __asan_poison_memory_region(const volatile void*, size_t);
 void __asan_unpoison_memory_region(const volatile void*, size_t);
 }
 #define ASAN(...) __VA_ARGS__
-constexpr size_t kStackBytes = 256 << 10;
 constexpr size_t kRedzone = 128;  // around every shared array
 #else
 #define ASAN(...)
-constexpr size_t kStackBytes = 64 << 10;
 constexpr size_t kRedzone = 0;
+#endif
+
+#if defined(HOST_ASAN) || defined(HOST_TSAN)  // whose kernels are not optimized
+constexpr size_t kStackBytes = 512 << 10;
+#else
+constexpr size_t kStackBytes = 64 << 10;
 #endif
 
 #ifdef HOST_TSAN

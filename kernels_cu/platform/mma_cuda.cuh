@@ -218,16 +218,27 @@ DEVICE void convert_bytes(uint32_t bytes, uint32_t& low, uint32_t& high) {
 }  // namespace cuda
 
 // 32 of k as two fragments, each number converted from Stored.
-// kReorder: an operand whose lines run along k has 4 neighbouring bytes in a lane, where mma wants the
-// k's 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of lane t.  The order of k is free as long as A and B have the
-// same, so lane t of both takes 4 t to 4 t + 3 of each 16.
-template <class Stored, bool kOuterMajor, bool kReorder, class T, Side kSide, class Tile>
+// mma wants the k's 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of lane t of four (kPairs).  An operand whose lines run
+// along k has 4 neighbouring bytes in a lane, or 8 numbers of half a byte: lane t takes 4 t to 4 t + 3
+// of each 16 (kFours), or 8 t to 8 t + 7 of the 32 (kEights).
+template <class Stored, bool kOuterMajor, LaneOrder kOrder, class T, Side kSide, class Tile>
 DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
                            int first, int k) {
     const int r = lane_id() % 8, q = lane_id() / 8;
-    if constexpr (kSame<Stored, T> && !kReorder) {
+    if constexpr (kSame<Stored, T> && kOrder == LaneOrder::kPairs) {
         load_fragment<kOuterMajor>(low, tile, first, k);
         load_fragment<kOuterMajor>(high, tile, first, k + 16);
+    } else if constexpr (kSame<Stored, T> && kOrder == LaneOrder::kEights) {
+        static_assert(!kOuterMajor, "k runs along the lines");
+        const int row = lane_id() / 4, t = lane_id() % 4;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const auto eight = *static_cast<const Bytes<16>*>(tile(first + row + 8 * i, k / 8 + t));
+            low.words[i] = eight.words[0];
+            low.words[i + 2] = eight.words[1];
+            high.words[i] = eight.words[2];
+            high.words[i + 2] = eight.words[3];
+        }
     } else if constexpr (kSame<Stored, T>) {
         static_assert(!kOuterMajor, "k runs along the lines");
         const int row = lane_id() / 4, t = lane_id() % 4;
@@ -243,7 +254,7 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
             }
         }
     } else if constexpr (!kOuterMajor) {
-        static_assert(kReorder, "bytes of k lie in the order of their lines");
+        static_assert(kOrder == LaneOrder::kFours, "bytes of k lie in the order of their lines");
         uint32_t bytes[4];
         load_matrix<false>(bytes, tile(first + q % 2 * 8 + r, k / 16 + q / 2));
 #pragma unroll
@@ -254,7 +265,7 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
     } else {
         // A 16-bit number of the transposed matrix is a pair of columns: the even ones become the
         // fragment's first 8 columns, the odd ones the others (stored_column).
-        static_assert(!kReorder, "k lies across the lines");
+        static_assert(kOrder == LaneOrder::kPairs, "k lies across the lines");
         uint32_t bytes[4];  // k 0-7, 8-15, 16-23, 24-31
         load_matrix<true>(bytes, tile(k + q * 8 + r, first / 16));
 #pragma unroll
@@ -265,6 +276,48 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
             convert(bytes[i], low.words[2 * i], low.words[2 * i + 1]);
             convert(bytes[i + 2], high.words[2 * i], high.words[2 * i + 1]);
         }
+    }
+}
+
+namespace cuda {
+// Eight e2m1 numbers times an e4m3 scale, as four pairs.
+template <class T>
+DEVICE void decode_scaled(uint32_t codes, e4m3 scale, uint32_t (&pairs)[4]) {
+    const __half2 factor = __half2half2(__half(scale));
+    const __half2 unit = bit_cast<__half2>(0x74007400u);  // 2^14
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        // A number's sign, exponent and mantissa at the place of FP16's are 2^-14 of it, subnormals too.
+        const uint32_t byte = codes >> 8 * i & 0xff, spread = (byte & 0xf) | (byte & 0xf0) << 12;
+        const uint32_t bits = (spread << 12 & 0x80008000u) | (spread << 9 & 0x0e000e00u);
+        const __half2 scaled = __hmul2(__hmul2(bit_cast<__half2>(bits), unit), factor);
+        if constexpr (kSame<T, half>) {
+            pairs[i] = bit_cast<uint32_t>(scaled);
+        } else {
+            const float2 x = __half22float2(scaled);
+            pairs[i] = pack<T>(x.x, x.y);
+        }
+    }
+}
+}  // namespace cuda
+
+// 32 of k of e2m1 numbers as two fragments in kEights' order, each number times the e4m3 scale of its 16
+// of k: a product that T holds exactly.  tile.codes: lines of bytes along k, two numbers in each;
+// tile.scale(line, k / 16).
+template <class T, Side kSide, class Tile>
+DEVICE void load_scaled(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
+                        int first, int k) {
+    const int row = first + lane_id() / 4, t = lane_id() % 4;
+    uint32_t codes[2];
+    load_matrix<false>(codes, tile.codes(first + lane_id() % 16, k / 32));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        uint32_t pairs[4];
+        cuda::decode_scaled<T>(codes[i], tile.scale(row + 8 * i, k / 16 + t / 2), pairs);
+        low.words[i] = pairs[0];
+        low.words[i + 2] = pairs[1];
+        high.words[i] = pairs[2];
+        high.words[i + 2] = pairs[3];
     }
 }
 

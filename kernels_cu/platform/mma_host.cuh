@@ -203,9 +203,8 @@ DEVICE void mma(HalfAccumulator (&acc)[kM][kN], const FragmentA<half> (&a)[kM],
     }
 }
 
-// 32 of k as two fragments, each number converted from Stored.  kReorder: see mma_cuda.cuh; here k
-// keeps its order.
-template <class Stored, bool kOuterMajor, bool kReorder, class T, Side kSide, class Tile>
+// 32 of k as two fragments, each number converted from Stored.  kOrder: here k keeps its order.
+template <class Stored, bool kOuterMajor, LaneOrder kOrder, class T, Side kSide, class Tile>
 DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
                            int first, int k) {
     constexpr int kPerChunk = 16 / int(sizeof(Stored)), kCount = Fragment<T, kSide>::kCount;
@@ -216,6 +215,23 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
         const int line = kOuterMajor ? at : outer, element = kOuterMajor ? outer : at;
         const Stored x = static_cast<const Stored*>(tile(line, element / kPerChunk))[element % kPerChunk];
         (i < kCount ? low : high).values[i % kCount] = from_float<T>(to_float(x));
+    }
+}
+
+// 32 of k of e2m1 numbers as two fragments, each times the e4m3 scale of its 16 of k: a product that T
+// holds exactly.  tile.codes: lines of bytes along k, two numbers in each; tile.scale(line, k / 16).
+template <class T, Side kSide, class Tile>
+DEVICE void load_scaled(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
+                        int first, int k) {
+    constexpr int kCount = Fragment<T, kSide>::kCount;
+    const int outer = first + lane_id() % 16;
+    k += lane_id() / 16 * kCount;
+    for (int i = 0; i < 2 * kCount; ++i) {
+        const int at = k + i % kCount + i / kCount * 16;
+        const uint8_t* chunk = static_cast<const uint8_t*>(tile.codes(outer, at / 32));
+        const uint32_t code = chunk[at % 32 / 2] >> at % 2 * 4 & 0xf;
+        const float x = decode_e2m1(code) * to_float(tile.scale(outer, at / 16));
+        (i < kCount ? low : high).values[i % kCount] = from_float<T>(x);
     }
 }
 

@@ -1,0 +1,297 @@
+"""dequant_softmax: softmax of the logits of int8 weights, which are decoded inside the product."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kernels_cu import Variant
+
+from . import arguments, dtypes, gemm, inputs, matmul, product, reference
+from .jit import get_kernel
+from .op import Call, Draw, Op, Work
+from .product import INNER, OUTER, STRIDED, STRIDES, GemmTask
+from .rows import DTYPE_CODES
+from .targets import Target, by_value
+
+_OUTPUTS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
+_COLUMNS = 64  # dequant_softmax.cu: kColumns
+_NUM_THREADS = 256
+_BLOCK_COLUMNS = 4096  # at least, of a row that several blocks share
+_PARAMS = np.dtype(  # normalize_logits.cu: NormalizeParams
+    [
+        *((name, np.int64) for name in ("n", "num_sets", "blocks_per_row")),
+        *(("logits", STRIDES), ("y", STRIDES), ("dtype", np.int64)),
+    ]
+)
+
+
+def dequant_softmax(
+    a: Any,
+    w: Any,
+    scale_w: Any,
+    *,
+    bias: Any = None,
+    dtype: Any = None,
+    out: Any = None,
+    config: gemm.AnyConfig | None = None,
+) -> Any:
+    """softmax(a @ (scale_w * w) + bias) along the last axis.
+
+    a: float16 or bfloat16 (..., M, K).  w: int8 (K, N), of either order, N up to 2^31 - 1.
+    scale_w: a finite number, or a float32 array of one element, (N,) or (1, N): of w's columns.
+    bias: float16, bfloat16 or float32 array that broadcasts to (..., M, N).
+    dtype: float16, bfloat16 or float32, of the result; None: a's.
+    out: array to write into, of the result's shape and dtype and apart from all operands.
+    config: a GemmConfig, of the product; None: the measured one.
+
+    w is converted inside the kernel and sums are in FP32, as in `scaled_mm`.  The logits stay in FP32, in
+    `out` if that is FP32, else in memory of their own; their largest and their sums of exponentials come
+    from the product's epilogue, so that they are read once.  A row that holds NaN or +inf, or -inf alone,
+    gives NaN.  a and bias are copied if they do not merge to a matrix of all rows, and the result is if
+    `out` does not.
+
+    Raises TypeError (types, dtypes), ValueError (shapes, overlap, scale_w, config, devices).  Error
+    bound: `reference.dequant_softmax_bound`.
+    """
+    target = arguments.target_of("a", a)
+    arguments.same_place("w", w, a, "a")
+    dtypes.resolve(a.dtype, "a's dtype", product.FLOAT16S)
+    dtypes.resolve(w.dtype, "w's dtype", (dtypes.int8,))
+    y_dtype = a.dtype if dtype is None else dtypes.resolve(dtype, "dtype", _OUTPUTS)
+    if w.ndim != 2:
+        raise ValueError(f"w must have shape (K, N); got {w.shape}")
+    batch, m, n = matmul.check_shapes(a, w)
+    if n >= 2**31:
+        raise ValueError(f"w must have less than 2^31 columns; got {n}")
+    shape = (*batch, m, n)
+    number, scale = _check_scale(scale_w, a, n)
+    bias = matmul.check_addend("bias", bias, a, shape)
+    if out is not None:
+        arguments.check_new_out(
+            out, shape, y_dtype, {"a": a, "w": w, "bias": bias, "scale_w": scale}
+        )
+    xp = target.xp
+    with arguments.on_device(target):
+        y = xp.empty(shape, y_dtype) if out is None else out
+        if y.size == 0:
+            return y
+        rows = math.prod(shape[:-1])
+        if bias is not None:
+            bias = bias[(0,) * (bias.ndim - 1)] if _is_row(bias) else bias.reshape(rows, n)
+            bias = xp.broadcast_to(bias, (rows, n))
+        flat = _matrix_view(y, rows, n)
+        result = xp.empty((rows, n), y_dtype) if flat is None else flat
+        logits = result if y_dtype == dtypes.float32 else xp.empty((rows, n), np.float32)
+        num_sets = -(-n // _COLUMNS)
+        statistics = xp.empty((rows, num_sets, 2), np.float32)
+        operands = {"a": a.reshape(rows, a.shape[-1]), "b": w, "bias": bias, "scale_b": scale}
+        matmul.run(
+            target, operands, (rows, n), dtypes.float32, logits, config, alpha=number,
+            kernel="dequant_softmax", extra={"statistics": statistics},
+        )  # fmt: skip
+        _normalize(target, logits, statistics, result)
+        if flat is None:
+            y[...] = result.reshape(shape)
+    return y
+
+
+def _check_scale(scale: Any, a: Any, n: int) -> tuple[float, Any]:
+    """(a number, an array that broadcasts to (1, n)), of which one is 1 or None."""
+    if not hasattr(scale, "dtype") or isinstance(scale, np.generic):
+        if scale is None:
+            raise TypeError("scale_w must be a number or a float32 array; got None")
+        return arguments.finite_float("scale_w", scale, 1.0), None
+    arguments.same_place("scale_w", scale, a, "a")
+    if scale.dtype != dtypes.float32:
+        raise TypeError(f"scale_w must be a number or a float32 array; got {scale.dtype}")
+    if scale.size == 1:
+        return 1.0, scale.reshape(1, 1)
+    if scale.shape not in ((n,), (1, n)):
+        raise ValueError(
+            f"scale_w must have one element or shape ({n},) or (1, {n}); got {scale.shape}"
+        )
+    return 1.0, scale.reshape(1, n)
+
+
+def _is_row(bias: Any) -> bool:
+    """Whether all rows of a broadcast bias are the same memory."""
+    return all(
+        size == 1 or step == 0
+        for size, step in zip(bias.shape[:-1], bias.strides[:-1], strict=True)
+    )
+
+
+def _matrix_view(y: Any, rows: int, n: int) -> Any:
+    """y as a view of (rows, n) whose strides are whole elements; None if there is none."""
+    view = y.reshape(rows, n)
+    same = product.address_of(view) == product.address_of(y) and arguments.overlap(view, y)
+    return view if same and product.matrix(view, ()) is not None else None
+
+
+def _normalize(target: Target, logits: Any, statistics: Any, y: Any) -> None:
+    rows, n = y.shape
+    params = np.zeros((), _PARAMS)
+    # Enough blocks for all multiprocessors, as long as each has some thousand columns.
+    blocks = min(-(-8 * target.multiprocessors // rows), -(-n // _BLOCK_COLUMNS))
+    blocks = max(1, min(blocks, (2**31 - 1) // rows))
+    params["n"], params["num_sets"], params["blocks_per_row"] = n, statistics.shape[1], blocks
+    for name, x in (("logits", logits), ("y", y)):
+        place = product.matrix(x, ())
+        params[name] = (place.row, place.col)
+    params["dtype"] = DTYPE_CODES[y.dtype]
+    kernel = get_kernel(target, _NORMALIZE)
+    kernel(rows * blocks, (logits, statistics, y, by_value(params)))
+
+
+_NORMALIZE = Variant("normalize_logits", (), (), _NUM_THREADS)
+
+
+# --- the op's record -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LogitsProblem:
+    """One call, without its numbers.  scale: "number", "tensor", "row" or "flat"."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str = "float16"
+    batch: tuple[int, ...] = ()
+    layout_a: str = "C"
+    layout_w: str = "C"
+    scale: str = "flat"
+    bias: tuple[int, ...] | None = None
+    out_dtype: str | None = None
+    kind: str = "normal"
+
+    def __str__(self) -> str:
+        return f"{self.m}x{self.n}x{self.k} {self.dtype}"
+
+
+def _draw_problem(draw: Draw) -> LogitsProblem:
+    m = draw.choice((0, 1, 2, 16, 17, 33, 65))
+    n = draw.choice((0, 1, 7, 16, 63, 64, 65, 130, 257, 1000, 4099))
+    batch = draw.choice(((), (), (), (2,), (2, 3)))
+    return LogitsProblem(
+        *(m, n, draw.choice((0, 1, 8, 16, 31, 64, 100, 136)), draw.choice(OP.dtypes), batch),
+        layout_a=draw.choice(("C", "C", *inputs.LAYOUTS)),
+        layout_w=draw.choice(("C", "F", *inputs.LAYOUTS)),
+        scale=draw.choice(("number", "tensor", "row", "flat")),
+        bias=draw.choice((None, None, (n,), (m, 1), (*batch, m, n), (1, n))),
+        out_dtype=draw.choice((None, None, "float32", "float16", "bfloat16")),
+        kind=draw.choice(("normal", "same_sign", "exact", "special")),
+    )
+
+
+def _bench_problem(shape: tuple[int, ...], dtype: str) -> LogitsProblem:
+    if len(shape) != 3:
+        raise ValueError(f"dequant_softmax needs a shape (M, N, K); got {shape}")
+    dtypes.resolve(dtype, "dtype", product.FLOAT16S)
+    return LogitsProblem(*shape, dtype=dtype, kind="bench", layout_w="F")
+
+
+def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
+    if target == "host":
+        return ((1, 4096, 512), (64, 1000, 256))
+    return (1, 128256, 4096), (16, 128256, 4096), (4096, 128256, 4096)
+
+
+def _inputs(problem: LogitsProblem, seed: int, xp: Any) -> Call:
+    p, dtype = problem, dtypes.NAMES[problem.dtype]
+    rng = np.random.default_rng(seed + 9)
+    # Logits of a variance of about 4.
+    unit = 2 / 75 / max(p.k, 1) ** 0.5 * (2.4 if p.kind == "bench" else 1.0)
+    if p.kind == "bench":
+        a = inputs.bench_values((p.m, p.k), dtype, seed, xp)
+        w = inputs.bench_values((p.n, p.k), dtypes.int8, seed + 1, xp).T
+    else:
+        a = matmul.operand_values(p.kind, (*p.batch, p.m, p.k), dtype, seed)
+        a = inputs.with_layout(a, p.layout_a, xp)
+        w = matmul.operand_values("normal", (p.k, p.n), dtypes.int8, seed + 1)
+        w = inputs.with_layout(w, p.layout_w, xp)
+    scale: Any = unit
+    if p.scale != "number":
+        shape = {"tensor": (), "row": (1, p.n), "flat": (p.n,)}[p.scale]
+        scale = unit * rng.uniform(0.5, 1.5, shape) * rng.choice((-1, 1), shape)
+        scale = xp.asarray(scale, np.float32)
+    kwargs: dict[str, Any] = {}
+    if p.bias is not None:
+        kind = "special" if p.kind == "special" else "normal"
+        bias = matmul.operand_values(kind, p.bias, _OUTPUTS[seed % 3], seed + 2)
+        kwargs["bias"] = xp.asarray(bias)
+    if p.out_dtype is not None:
+        kwargs["dtype"] = p.out_dtype
+    return Call((a, w, scale), kwargs)
+
+
+def _work(problem: LogitsProblem) -> Work:
+    p = problem
+    rows = math.prod(p.batch) * p.m
+    dtype = dtypes.NAMES[p.dtype]
+    read = rows * p.k * dtype.itemsize + p.k * p.n + 4 * p.n
+    written = rows * p.n * dtypes.NAMES[p.out_dtype or p.dtype].itemsize
+    return Work(read, written, 2 * rows * p.n * p.k)
+
+
+def _tasks() -> tuple[GemmTask, ...]:
+    layouts = (INNER, INNER), (INNER, OUTER), (STRIDED, STRIDED)
+    return tuple(
+        GemmTask(1, 4096, 4096, 4096, a, dtypes.int8, *pair, kernel="dequant_softmax")
+        for a in product.FLOAT16S
+        for pair in layouts
+    )
+
+
+def _variants(arch: str) -> tuple[Variant, ...]:
+    found = dict.fromkeys(
+        gemm.variant(task, config) for task in _tasks() for config in gemm.configs(task, arch)
+    )
+    return (*found, _NORMALIZE)
+
+
+def _task(problem: LogitsProblem) -> GemmTask:
+    a, w, _ = _inputs(problem, 0, np).args
+    a = a.reshape(-1, a.shape[-1])
+    operands = product.matrix(a, ()), product.matrix(w, ())
+    return product.make_task(
+        *operands, 1, a.shape[0], w.shape[1], w.shape[0], kernel="dequant_softmax"
+    )
+
+
+def _sample(
+    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Any, ...]]:
+    """Rows of a: of the first and the last tile, and seeded ones."""
+    a, w, scale = call.args
+    keep = max(4, max_elements // max(w.shape[1], 1))
+    if a.ndim != 2 or keep >= a.shape[0]:
+        return call, outputs
+    rows = matmul.sampled_rows(a.shape[0], keep, seed)
+    kwargs = dict(call.kwargs)
+    bias = kwargs.get("bias")
+    if bias is not None and bias.ndim == 2 and bias.shape[0] == a.shape[0]:
+        kwargs["bias"] = bias[rows]
+    return Call((a[rows], w, scale), kwargs), tuple(y[rows] for y in outputs)
+
+
+OP = Op(
+    name="dequant_softmax",
+    run=dequant_softmax,
+    reference=reference.dequant_softmax,
+    bound=reference.dequant_softmax_bound,
+    draw_problem=_draw_problem,
+    bench_problem=_bench_problem,
+    bench_shapes=_bench_shapes,
+    inputs=_inputs,
+    work=_work,
+    variants=_variants,
+    configs=lambda problem, arch: gemm.configs(_task(problem), arch),
+    variant=lambda problem, config: gemm.variant(_task(problem), config),
+    sample=_sample,
+    dtypes=("float16", "bfloat16"),
+)

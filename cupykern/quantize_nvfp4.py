@@ -1,0 +1,173 @@
+"""quantize_nvfp4: e2m1 codes with an e4m3 scale for every 16 of a row and an FP32 scale of all."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kernels_cu import Variant
+
+from . import arguments, arrays, dtypes, inputs, nvfp4, reference
+from .jit import get_kernel
+from .nvfp4 import GROUP, NvFp4
+from .op import Call, Draw, Op, Work
+from .product import Groups, groups, matrix
+from .targets import by_value
+
+DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
+_NUM_THREADS = 256
+_LARGEST, _ENCODE = np.int64(0), np.int64(1)  # quantize_nvfp4.cu: Pass
+_PARAMS = np.dtype(  # quantize_nvfp4.cu: QuantizeParams
+    [
+        (name, np.int64)
+        for name in (
+            *("batch", "rows", "groups", "scale_rows", "scale_groups"),
+            *("batch_stride", "row_stride", "col_stride"),
+            *("block", "quarter", "row", "word", "matrix_scales", "num_partials"),
+        )
+    ]
+)
+
+
+def quantize_nvfp4(x: Any, *, layout: str = "plain") -> NvFp4:
+    """x as an NvFp4: x = code * scale * global_scale, but for rounding.
+
+    x: float16, bfloat16 or float32 (..., rows, K), K a multiple of 16, of any strides.
+    layout: of the scales, "plain" or "blocked" (`NvFp4`).
+
+    global_scale, a float32 array of shape (): the largest finite |x| over 2688 = 6 * 448, 1 where that is
+    below 2^-126.  scale: the largest |x| of 16 over 6 * global_scale, NaN for a group with a NaN or an
+    infinity, whose codes are 0.  All are rounded to nearest even, codes beyond 6 saturate.  (NVIDIA,
+    "Pretraining Large Language Models with NVFP4", arXiv 2509.25149, two-level scaling.)
+
+    x is read twice; it is copied if its batch's dims do not merge to one stride.
+
+    Raises TypeError (types, dtypes) and ValueError (shape, layout).  Error bound:
+    `reference.quantize_nvfp4_bound`.
+    """
+    target = arguments.target_of("x", x)
+    dtypes.resolve(x.dtype, "x's dtype", DTYPES)
+    if layout not in nvfp4.LAYOUTS:
+        raise ValueError(f"layout must be 'plain' or 'blocked'; got {layout!r}")
+    if x.ndim < 2 or x.shape[-1] % GROUP:
+        raise ValueError(f"x must have shape (..., rows, K), K a multiple of 16; got {x.shape}")
+    xp, (*outer, rows, k) = target.xp, x.shape
+    with arguments.on_device(target):
+        scale_shape = nvfp4.scale_shape(x.shape, layout)
+        data = xp.empty((*outer, rows, k // 2), np.uint8)
+        scale = arrays.empty_of(xp, scale_shape, dtypes.float8_e4m3fn)
+        if x.size == 0:
+            return NvFp4(data, scale, layout, xp.ones((), np.float32))
+        batch = math.prod(outer)
+        flat = x.reshape(batch, rows, k)
+        place = matrix(flat, (batch,))
+        if place is None:  # rare: a stride of some odd number of bytes
+            flat = xp.array(flat, order="C")
+            place = matrix(flat, (batch,))
+        steps = groups(place._replace(row=k // GROUP), k, layout == "blocked")
+        params = _params(batch, rows, k, place, steps, math.prod(scale_shape) // batch, layout)
+        num_groups = batch * rows * k // GROUP
+        num_partials = min(-(-num_groups // _NUM_THREADS), 2 * target.multiprocessors)
+        params["num_partials"] = num_partials
+        partials, global_scale = xp.empty(num_partials, np.float32), xp.empty((), np.float32)
+        kernel = get_kernel(target, _variant_of(x.dtype))
+        args = (flat, data, scale, global_scale, partials, by_value(params))
+        kernel(num_partials, (*args, _LARGEST))
+        threads = batch * int(params["scale_rows"] * params["scale_groups"])
+        kernel(-(-threads // _NUM_THREADS), (*args, _ENCODE))
+    return NvFp4(data, scale, layout, global_scale)
+
+
+def _params(
+    batch: int, rows: int, k: int, x: Any, steps: Groups, matrix_scales: int, layout: str
+) -> np.ndarray:
+    params = np.zeros((), _PARAMS)
+    params["batch"], params["rows"], params["groups"] = batch, rows, k // GROUP
+    padded = (-(-rows // 128) * 128, -(-k // 64) * 4) if layout == "blocked" else (rows, k // GROUP)
+    params["scale_rows"], params["scale_groups"] = padded
+    params["batch_stride"] = x.batch_strides[0]
+    params["row_stride"], params["col_stride"] = x.row, x.col
+    for name in ("block", "quarter", "row", "word"):
+        params[name] = getattr(steps, name)
+    params["matrix_scales"] = matrix_scales
+    return params
+
+
+def _variant_of(dtype: np.dtype) -> Variant:
+    types = (("Element", dtypes.CPP_NAMES[dtype]),)
+    return Variant("quantize_nvfp4", types, (), _NUM_THREADS)
+
+
+# --- the op's record -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NvFp4Problem:
+    """One call, without its numbers.  memory: inputs.LAYOUTS."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float16"
+    layout: str = "plain"
+    kind: str = "normal"
+    memory: str = "C"
+
+    def __str__(self) -> str:
+        return f"{'x'.join(map(str, self.shape))} {self.dtype}, {self.layout}"
+
+
+def _draw_problem(draw: Draw) -> NvFp4Problem:
+    outer = draw.choice(((), (), (3,), (2, 3)))
+    return NvFp4Problem(
+        shape=(*outer, draw.choice((0, 1, 5, 32, 129)), draw.choice((0, 16, 48, 64, 80, 272))),
+        dtype=draw.choice(OP.dtypes),
+        layout=draw.choice(nvfp4.LAYOUTS),
+        kind=draw.choice(inputs.KINDS),
+        memory=draw.choice(("C", "C", *inputs.LAYOUTS)),
+    )
+
+
+def _bench_problem(shape: tuple[int, ...], dtype: str) -> NvFp4Problem:
+    if len(shape) < 2 or shape[-1] % GROUP:
+        raise ValueError(f"quantize_nvfp4 needs a shape (..., rows, K), K % 16 = 0; got {shape}")
+    dtypes.resolve(dtype, "dtype", DTYPES)
+    return NvFp4Problem(shape, dtype, "blocked", "bench")
+
+
+def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
+    return ((1024, 1024),) if target == "host" else ((4096, 4096), (16384, 16384))
+
+
+def _inputs(problem: NvFp4Problem, seed: int, xp: Any) -> Call:
+    p, dtype = problem, dtypes.NAMES[problem.dtype]
+    if p.kind == "bench":
+        x = inputs.bench_values(p.shape, dtype, seed, xp)
+    else:
+        x = inputs.with_layout(inputs.values(p.kind, p.shape, dtype, seed), p.memory, xp)
+    return Call((x,), {"layout": p.layout})
+
+
+def _work(problem: NvFp4Problem) -> Work:
+    size = math.prod(problem.shape)
+    scales = math.prod(nvfp4.scale_shape(problem.shape, problem.layout))
+    return Work(size * dtypes.NAMES[problem.dtype].itemsize, size // 2 + scales + 4)
+
+
+OP = Op(
+    name="quantize_nvfp4",
+    run=quantize_nvfp4,
+    reference=reference.quantize_nvfp4,
+    bound=reference.quantize_nvfp4_bound,
+    draw_problem=_draw_problem,
+    bench_problem=_bench_problem,
+    bench_shapes=_bench_shapes,
+    inputs=_inputs,
+    work=_work,
+    variants=lambda arch: tuple(map(_variant_of, DTYPES)),
+    configs=lambda problem, arch: (None,),
+    variant=lambda problem, config: _variant_of(dtypes.NAMES[problem.dtype]),
+    # Every scale depends on all of x.
+    sample=lambda call, outputs, max_elements, seed: (call, outputs),
+)

@@ -1,0 +1,189 @@
+// dual_gemm_hopper.cu: dual_gemm.cu's out = silu(A @ B1) * (A @ B2) on Hopper.
+//
+// A tile has kTileN columns: kPair of B1 and the same ones of B2, whose stages lie behind each other in
+// shared memory, so that the main loop multiplies A with one matrix of both.  A thread then holds the sums
+// of both products at the same place, which meet in registers (parts/gate.cuh).
+// Constants and launch: as gemm_hopper.cu's, without kConverts and kShareK; another tensor map for B2, both
+// with boxes of kPair columns.
+#include "parts/epilogue_hopper.cuh"
+#include "parts/gate.cuh"
+#include "parts/gemm_task.cuh"
+#include "parts/ring_hopper.cuh"
+
+struct DualHopperParams {
+    BatchLayout batch;
+    int64_t batch_size, num_k_tiles, tiles_m, tiles_n;
+    EpilogueParams epilogues[2];       // of each product; the output is the first one's
+    int32_t tma_stores, group_height;  // in tiles (GemmTask::of_block)
+    int64_t policy;
+};
+
+struct HopperStorage {
+    Staging staging[4 * kConsumers];
+    Ring ring;
+};
+
+constexpr int kPair = kTileN / 2;
+using PairStage = OperandStage<ElementB, kOuterMajorB, kPair>;
+static_assert(!kConverts && !kShareK && kPair % kChunk == 0, "whole chunks of either product");
+static_assert(kOuterMajorB || kLines == 1, "two stages behind each other are one of all columns");
+
+// A block of 384 threads begins with 3 * 168 a thread.
+constexpr int kProducerRegisters = 56;
+constexpr int kConsumerRegisters = (3 * 168 - kProducerRegisters) / kConsumers;
+
+// By one thread: a tile's stages.
+DEVICE void load_pairs(Ring& ring, RingPlace& place, const TensorMap& a_map, const TensorMap& b1_map,
+                       const TensorMap& b2_map, const DualHopperParams& params, const GemmTask& task) {
+    const int row = int(task.row), col = int(task.col);
+    const int a_batch = int(params.batch.offset(kA, task.batch));
+    const int b1_batch = int(params.batch.offset(kB, task.batch));
+    const int b2_batch = int(params.batch.offset(kB2, task.batch));
+#pragma unroll 1
+    for (int i = 0; i < int(params.num_k_tiles); ++i) {
+        Barrier& full = ring.full[place.stage];
+        ring.empty[place.stage].wait(place.parity ^ 1);
+        full.arrive_expect_tx(RowStage::kBytes + ColStage::kBytes);
+        unsigned char* cols = ring.cols[place.stage];
+        RowStage::load(ring.rows[place.stage], a_map, full, i * kTileK, row, a_batch);
+        PairStage::load(cols, b1_map, full, i * kTileK, col, b1_batch);
+        PairStage::load(cols + PairStage::kBytes, b2_map, full, i * kTileK, col, b2_batch);
+        place.advance();
+    }
+}
+
+// The scales of both products' columns, and of the rows, at the warp's first sum.
+DEVICE void load_scales(TileVectors& vectors, const Epilogue& first, const Epilogue& second, int row,
+                        int col) {
+    const EpilogueParams& p = first.params;
+    vectors.row_bias = {};
+    if (!kScales) return;
+    vectors.row_scale.load(first.scale_a, p.scale_a_stride, kFloat, row, p.m);
+    constexpr int kChunks = kTileN / kChunk;
+#pragma unroll
+    for (int i = 0; i < 2 * kChunks; ++i) {
+        const int chunk = i / 2;
+        const Epilogue& epilogue = chunk < kChunks / 2 ? first : second;
+        const int at = col + chunk % (kChunks / 2) * kChunk + 2 * int(threadIdx.x % 32) + i % 2;
+        const bool there = epilogue.scale_b && at < p.n;
+        vectors.col_scale.pairs[chunk][i % 2] =
+            there ? epilogue.scale_b[at * epilogue.params.scale_b_stride] : 1.0f;
+    }
+}
+
+// The gate of the warp's sums and its way to memory: by TMA in boxes of 16 x 64, or in pairs of columns.
+DEVICE void store_gated(Staging& staging, int& box, const TensorMap* map, const Epilogue& first,
+                        const Epilogue& second, const TileVectors& vectors, int policy, int row, int col,
+                        int batch, const TileSums& sums) {
+    constexpr int kParts = kTileN / kPart, kOwnParts = kPair / kPart, kPartsOfBox = kChunk / kPart;
+    const EpilogueParams& params = first.params;
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int i = 0; i < kBlocks * kOwnParts; ++i) {
+        const int block = i / kOwnParts, part = i % kOwnParts, number = block * kParts + part;
+        const int first_row = row + 64 * block, first_col = col + part * kPart;
+        float values[kValues], factors[kValues];
+        finish_part(first, vectors, number, first_row, first_col, sums, values);
+        finish_part(second, vectors, number + kOwnParts, first_row, first_col, sums, factors);
+        gate_all(values, factors, policy);
+        if (!map) {
+#pragma unroll
+            for (int j = 0; j < kValues; j += 2) {
+                const int at_row = first_row + row_of_half(lane, j / 2 % 2);
+                const int at_col = first_col + wgmma_col(lane, j);
+                if (at_row >= params.m || at_col >= params.n) continue;
+                const float pair[2] = {values[j], values[j + 1]};
+                first.write(at_row, at_col, at_col + 1 < params.n ? 2 : 1, pair);
+            }
+            continue;
+        }
+        const int half_of_box = part % kPartsOfBox;
+        unsigned char* to = staging.boxes[box];
+        if (half_of_box == 0) {
+            if (lane == 0) tma_store_wait_read<1>();
+            sync_warp();
+        }
+#pragma unroll
+        for (int j = 0; j < kPart / 16; ++j) {
+            uint32_t packed[4];
+#pragma unroll
+            for (int n = 0; n < 4; ++n) {
+                packed[n] = pack_output(values[8 * j + 2 * n], values[8 * j + 2 * n + 1], params.out_dtype);
+            }
+            const int line = lane % 16, place = half_of_box * 4 + 2 * j + lane / 16;
+            store_matrix(to + line * kLineBytes + (place ^ line % 8) * 16, packed);
+        }
+        if (half_of_box == kPartsOfBox - 1) {
+            fence_async_proxy();
+            sync_warp();
+            if (lane == 0) {
+                tma_store(*map, to, {first_col - half_of_box * kPart, first_row, batch});
+                tma_store_commit();
+            }
+            box ^= 1;
+        }
+    }
+}
+
+KERNEL void dual_gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b1_map,
+                             GRID_CONSTANT TensorMap b2_map, GRID_CONSTANT TensorMap out_map, void* out,
+                             const float* scale_a, const float* scale_b1, const float* scale_b2,
+                             const DualHopperParams params) {
+    SHARED_STORAGE(HopperStorage, storage);
+    Ring& ring = storage.ring;
+    if (threadIdx.x == 0) ring.init();
+    sync_block();
+    const int num_tiles = int(params.tiles_m * params.tiles_n * params.batch_size);
+    const int num_k_tiles = int(params.num_k_tiles), step = gridDim.x;
+    const auto task_of = [&](int tile) {
+        return GemmTask::of_block(tile, uint32_t(params.tiles_m), uint32_t(params.tiles_n),
+                                  uint32_t(params.batch_size), kTileM, kPair,
+                                  uint32_t(params.group_height));
+    };
+    const int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32;
+    if (warpgroup == kConsumers) {
+        decrease_registers<kProducerRegisters>();
+        if (warp == 4 * kConsumers && elect_one()) {
+            RingPlace place;
+            for (int tile = blockIdx.x; tile < num_tiles; tile += step) {
+                load_pairs(ring, place, a_map, b1_map, b2_map, params, task_of(tile));
+            }
+        }
+        sync_warp();
+    } else {
+        increase_registers<kConsumerRegisters>();
+        const int turn = kPingPong ? warpgroup : 0, turns = kPingPong ? kConsumers : 1;
+        TileWork work{};
+        work.num_k_tiles = num_k_tiles;
+        work.consumer = warpgroup;
+        work.row = kShareRows ? warpgroup * kConsumerRows : 0;
+        work.place.skip(turn * num_k_tiles);
+        int box = 0;
+        for (int tile = blockIdx.x + turn * step; tile < num_tiles; tile += turns * step) {
+            const GemmTask task = task_of(tile);
+            const auto offset = [&](Operand operand) {
+                return params.batch.offset(operand, task.batch);
+            };
+            work.first_row = int(task.row) + work.row + warp % 4 * kWarpRows;
+            work.first_col = int(task.col);
+            TileSums sums;
+            multiply(ring, work, sums);
+            ++work.count;
+            work.place.skip(turns * num_k_tiles);
+            const auto epilogue = [&](int product, const float* scale_b, Operand operand) {
+                return Epilogue::of_matrix(params.epilogues[product], out, nullptr, nullptr, scale_a,
+                                           scale_b, offset(kOut), 0, 0, offset(kScaleA),
+                                           offset(operand));
+            };
+            const Epilogue first = epilogue(0, scale_b1, kScaleB);
+            const Epilogue second = epilogue(1, scale_b2, kScaleB2);
+            TileVectors vectors;
+            load_scales(vectors, first, second, work.first_row, work.first_col);
+            store_gated(storage.staging[warp], box, params.tma_stores ? &out_map : nullptr, first, second,
+                        vectors, int(params.policy), work.first_row, work.first_col, int(offset(kOut)),
+                        sums);
+        }
+        if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();
+        sync_warp();
+    }
+}

@@ -1,0 +1,70 @@
+// NVFP4 operands: e2m1 numbers, two to a byte along k, and one e4m3 scale for every 16 of k.
+#include "parts/shared_tile.cuh"
+
+constexpr int kGroup = 16;                // numbers of k that share a scale
+constexpr int kWord = 4, kWordK = 64;     // scales that lie together, and their k
+
+// Where the scales of an operand lie, from its row (of B: its column) 0 on, as steps in bytes.  Plain
+// scales, and those in blocks of 128 rows by 4, in which row i is at i % 32 * 16 + i / 32 * 4.
+struct GroupScales {
+    const e4m3* scales;
+    int64_t block, quarter, row, word;  // 128 rows, 32 rows, a row, 4 scales
+
+    DEVICE const e4m3* at(int64_t line, int64_t k) const {
+        return scales + line / 128 * block + line % 128 / 32 * quarter + line % 32 * row +
+               k / kWordK * word + k % kWordK / kGroup;
+    }
+};
+
+template <int kLines, int kDepth>
+struct ScaledTile {
+    static_assert(kDepth % kWordK == 0, "a tile has whole words of scales");
+    SharedTile<kLines, kDepth / 2> codes;
+    Bytes<kWord> words[kLines][kDepth / kWordK];
+
+    DEVICE e4m3 scale(int line, int group) const {
+        return reinterpret_cast<const e4m3*>(words[line])[group];
+    }
+};
+
+// Starts to copy num_lines lines of num_k numbers, a multiple of 16, from (first_line, first_k) on;
+// codes: of first_line, whose lines begin at multiples of 8 bytes.  The rest of the tile becomes zero,
+// the scales too: what lies behind the last group is not read.
+template <int kLines, int kDepth>
+DEVICE void copy_scaled_tile(ScaledTile<kLines, kDepth>& tile, const uint8_t* codes,
+                             int64_t line_stride, const GroupScales& groups, int64_t first_line,
+                             int64_t first_k, int num_lines, int num_k) {
+    codes += first_k / 2;
+    if ((uintptr_t(codes) | uintptr_t(line_stride)) % 16 == 0) {
+        copy_tile(tile.codes, codes, line_stride, num_lines, num_k / 2);
+    } else {
+        constexpr int kPieces = kDepth / 16;  // of 8 bytes
+#pragma unroll 1
+        for (int i = int(threadIdx.x); i < kLines * kPieces; i += kNumThreads) {
+            const int line = i / kPieces, piece = i % kPieces;
+            const bool valid = line < num_lines && piece * 16 < num_k;
+            char* to = static_cast<char*>(tile.codes(line, piece / 2)) + piece % 2 * 8;
+            copy_async<8>(to, valid ? codes + line * line_stride + piece * 8 : codes, valid);
+        }
+    }
+    constexpr int kWords = kDepth / kWordK;
+    const bool aligned = (uintptr_t(groups.scales) | uintptr_t(groups.block) |
+                          uintptr_t(groups.quarter) | uintptr_t(groups.row)) % kWord == 0;
+#pragma unroll 1
+    for (int i = int(threadIdx.x); i < kLines * kWords; i += kNumThreads) {
+        const int line = i / kWords, word = i % kWords;
+        const int count = line < num_lines ? clamp_to(num_k / kGroup - word * kWord, kWord) : 0;
+        const e4m3* from = groups.at(first_line + line, first_k + word * kWordK);
+        Bytes<kWord>& to = tile.words[line][word];
+        if (count == kWord && aligned) {
+            copy_async<kWord>(&to, from);
+        } else {
+            uint32_t scales = 0;
+#pragma unroll
+            for (int j = 0; j < kWord; ++j) {
+                if (j < count) scales |= uint32_t(bit_cast<uint8_t>(from[j])) << 8 * j;
+            }
+            to.words[0] = scales;
+        }
+    }
+}

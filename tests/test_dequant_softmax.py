@@ -1,0 +1,167 @@
+"""What dequant_softmax alone promises."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import cupykern
+from cupykern import OPS, check, dtypes, gemm
+from cupykern.dequant_softmax import LogitsProblem, _tasks
+from cupykern.matmul import with_layout
+from cupykern.numerics import as_float64
+
+OP = next(op for op in OPS if op.name == "dequant_softmax")
+
+
+def to_numpy(x) -> np.ndarray:
+    x = as_float64(x)
+    return x if isinstance(x, np.ndarray) else x.get()
+
+
+def compare(*args, outputs, **kwargs) -> check.Comparison:
+    references = OP.reference(*args, **kwargs)
+    bounds = OP.bound(*args, **kwargs, reference=references)
+    return check.compare((outputs,), references, bounds)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_every_variant(target, dtype):
+    for m, n, layout in (
+        (70, 208, "F"),
+        (70, 208, "C"),
+        (1, 1000, "F"),
+        (3, 144, "C"),
+        (9, 75, "C"),
+    ):
+        for out_dtype in (None, "float32"):
+            problem = LogitsProblem(
+                m, n, 272, dtype, layout_w=layout, bias=(n,), out_dtype=out_dtype
+            )
+            comparison = check.check_problem(OP, problem, 1, target.xp)
+            assert comparison.ok, f"{problem!r}: {comparison}"
+
+
+@pytest.mark.parametrize("n", [1, 63, 64, 65, 191, 4097])
+def test_a_ragged_last_tile_counts_once(target, n):
+    """Equal logits: every result is 1 / n, whatever lies behind the last column."""
+    xp = target.xp
+    frame = np.full((16, -(-n // 16) * 16 + 16), 127, np.int8)
+    frame[:, :n] = 0
+    w = xp.asarray(frame)[:, :n]
+    a = xp.full((3, 16), 100, np.float16)
+    for bias in (None, xp.full((n,), -300.0, np.float32), xp.full((n,), 300.0, np.float32)):
+        y = to_numpy(cupykern.dequant_softmax(a, w, 1.0, bias=bias, dtype="float32"))
+        np.testing.assert_allclose(y, 1 / n, rtol=1e-6)
+
+
+def test_many_columns(target):
+    """262144 and one more: more sets of columns than a block has threads, several blocks for a row."""
+    xp, n, k = target.xp, 262145, 16
+    rng = np.random.default_rng(1)
+    a = xp.asarray(rng.standard_normal((2, k)).astype(np.float16))
+    w = with_layout(rng.integers(-128, 128, (k, n)).astype(np.int8), "F", xp)
+    scale = xp.asarray(rng.uniform(0.005, 0.02, n).astype(np.float32))
+    for dtype in ("float32", "bfloat16"):
+        y = cupykern.dequant_softmax(a, w, scale, dtype=dtype)
+        assert compare(a, w, scale, dtype=dtype, outputs=y).ok
+        assert abs(to_numpy(y).sum(-1) - 1).max() < 0.01
+
+
+def test_nan_and_infinity(target):
+    """A NaN or +inf spoils its row; -inf is a zero, and a row of nothing else NaN."""
+    xp = target.xp
+    a, w = xp.ones((5, 16), np.float16), xp.ones((16, 200), np.int8)
+    bias = np.zeros((5, 200), np.float32)
+    bias[0, 130], bias[1, 199], bias[2, 5:150], bias[3] = np.nan, np.inf, -np.inf, -np.inf
+    y = to_numpy(cupykern.dequant_softmax(a, w, 1.0, bias=xp.asarray(bias)))
+    assert np.isnan(y[[0, 1, 3]]).all()
+    assert (y[2, 5:150] == 0).all() and np.isfinite(y[[2, 4]]).all()
+    assert compare(a, w, 1.0, bias=xp.asarray(bias), outputs=xp.asarray(y.astype(np.float16))).ok
+
+
+def test_logits_are_not_rounded(target):
+    """Logits of 3000 and 3000.5, which FP16 and BF16 cannot tell apart."""
+    xp = target.xp
+    a, w = xp.full((1, 16), 1, np.float16), xp.full((16, 2), 100, np.int8)
+    bias = xp.asarray(np.array([1400.0, 1400.5], np.float32))
+    y = to_numpy(cupykern.dequant_softmax(a, w, 1.0, bias=bias, dtype="float32"))
+    np.testing.assert_allclose(y, [[1 / (1 + np.exp(0.5)), 1 / (1 + np.exp(-0.5))]], rtol=1e-4)
+
+
+def test_out_in_every_layout(target):
+    xp = target.xp
+    call = OP.inputs(LogitsProblem(6, 40, 32, batch=(2,)), 1, xp)
+    for dtype in ("float16", "float32"):
+        expected = to_numpy(cupykern.dequant_softmax(*call.args, dtype=dtype))
+        frame = xp.full((12, 100), 7, dtypes.NAMES[dtype])
+        for out in (
+            frame[:, 5:85:2].reshape(2, 6, 40),
+            xp.full((6, 2, 40), 7, dtypes.NAMES[dtype]).transpose(1, 0, 2),
+            xp.full((2, 40, 6), 7, dtypes.NAMES[dtype]).swapaxes(1, 2),
+        ):
+            assert cupykern.dequant_softmax(*call.args, dtype=dtype, out=out) is out
+            np.testing.assert_array_equal(to_numpy(out), expected)
+
+
+def test_it_is_bitwise_the_same_again(target):
+    call = OP.inputs(LogitsProblem(5, 3000, 64, out_dtype="float32"), 1, target.xp)
+    first, second = (to_numpy(OP.run(*call.args, **call.kwargs)) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+
+
+def test_nothing_in_nothing_out(target):
+    xp = target.xp
+    assert cupykern.dequant_softmax(
+        xp.ones((0, 8), np.float16), xp.ones((8, 4), np.int8), 1.0
+    ).shape == (0, 4)
+    assert cupykern.dequant_softmax(
+        xp.ones((2, 8), np.float16), xp.ones((8, 0), np.int8), 1.0
+    ).shape == (2, 0)
+    y = cupykern.dequant_softmax(xp.ones((2, 0), np.float16), xp.ones((0, 4), np.int8), 1.0)
+    assert (to_numpy(y) == 0.25).all()
+
+
+def test_every_variant_is_chosen_by_some_product():
+    for arch in ("sm_80", "sm_90a", "gfx942", "gfx1100"):
+        chosen = set()
+        for task in _tasks():
+            for m in (1, 4096):
+                chosen.add(
+                    gemm.variant(
+                        task, gemm.choose_config(task.__class__(**{**vars(task), "m": m}), arch)
+                    )
+                )
+        wanted = {v for v in OP.variants(arch) if v.kernel == "dequant_softmax"}
+        assert chosen == wanted and len(wanted) <= 10
+
+
+A, W, S = np.ones((4, 16), np.float16), np.ones((16, 6), np.int8), np.ones(6, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("error", "says", "args", "kwargs"),
+    [
+        (TypeError, "a must be a cupy or numpy array", (None, W, S), {}),
+        (TypeError, "w must be a cupy or numpy array", (A, None, S), {}),
+        (TypeError, "a's dtype must be one of", (A.astype("f4"), W, S), {}),
+        (TypeError, "w's dtype must be one of", (A, A.T, S), {}),
+        (TypeError, "scale_w must be a number or a float32 array; got None", (A, W, None), {}),
+        (TypeError, "scale_w must be a number or a float32 array", (A, W, S.astype("f8")), {}),
+        (TypeError, "scale_w must be a real number", (A, W, "1"), {}),
+        (TypeError, "dtype must be one of", (A, W, S), {"dtype": "int8"}),
+        (TypeError, "bias must be float16", (A, W, S), {"bias": np.ones(6)}),
+        (TypeError, "out must have dtype", (A, W, S), {"out": np.ones((4, 6), "f4")}),
+        (ValueError, "w must have shape", (A, W[None], S), {}),
+        (ValueError, "a must have at least 2 dims", (A[0], W, S), {}),
+        (ValueError, "a's columns must be b's rows", (A[:, 1:], W, S), {}),
+        (ValueError, "scale_w must be finite", (A, W, np.inf), {}),
+        (ValueError, "scale_w must have one element or shape", (A, W, S[1:]), {}),
+        (ValueError, "bias must broadcast", (A, W, S), {"bias": np.ones(5, "f4")}),
+        (ValueError, "out must have shape", (A, W, S), {"out": np.ones((6, 4), np.float16)}),
+        (ValueError, "out must not overlap a", (A, W, S), {"out": A[:, :6]}),
+    ],
+)  # fmt: skip
+def test_illegal_arguments(error, says, args, kwargs):
+    with pytest.raises(error, match=says):
+        cupykern.dequant_softmax(*args, **kwargs)

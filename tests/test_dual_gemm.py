@@ -1,0 +1,362 @@
+"""What dual_gemm_silu alone promises."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import cupykern
+from cupykern import OPS, check, cli, dtypes, gemm, nvfp4, options, policies, reference
+from cupykern.dual_gemm import PAIRS, POLICIES, DualProblem, _task, task_layouts
+from cupykern.gemm import GemmConfig
+from cupykern.gemm_hopper import ARCHS, HopperConfig
+from cupykern.matmul import with_layout
+from cupykern.numerics import as_float64, finfo
+from cupykern.op import Call
+from cupykern.product import FLOAT16S, FP4, GemmTask
+from cupykern.reference.dual_gemm import SLOPE, products
+from cupykern.scaled_mm import NVFP4
+from cupykern.targets import host
+
+DUAL = next(op for op in OPS if op.name == "dual_gemm_silu")
+
+
+def to_numpy(x) -> np.ndarray:
+    x = as_float64(x)
+    return x if isinstance(x, np.ndarray) else x.get()
+
+
+def compare(*args, outputs=None, **kwargs) -> check.Comparison:
+    if outputs is None:
+        outputs = DUAL.run(*args, **kwargs)
+    kwargs.pop("config", None)
+    references = DUAL.reference(*args, **kwargs)
+    bounds = DUAL.bound(*args, **kwargs, reference=references)
+    return check.compare((outputs,), references, bounds)
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    return x / (1 + np.exp(-x))
+
+
+@pytest.mark.parametrize(("dtype", "dtype_b"), PAIRS)
+def test_every_config_of_every_pair(target, dtype, dtype_b):
+    """Tails in all three sizes; vectors of both orders and element by element; split k."""
+    seen = set()
+    scales = "blocks" if dtype_b in ("float8_e4m3fn", "int8") else "none"
+    for m, n, k, layout, kind in (
+        (80, 144, 272, "F", "none"),
+        (80, 144, 272, "C", "none"),
+        (70, 75, 272, "C", "none"),
+        (40, 140, 272, "F", scales),
+    ):
+        problem = DualProblem(
+            m, n, k, dtype, dtype_b, layout_b1=layout, layout_b2=layout, scales=kind
+        )
+        task = _task(problem)
+        for config in gemm.configs(task, target.arch):
+            variant = gemm.variant(task, config)
+            if variant in seen or not isinstance(config, GemmConfig):
+                continue
+            seen.add(variant)
+            call = DUAL.inputs(problem, 1, target.xp)
+            config = replace(config, splits=1 + len(seen) % 3)
+            comparison = compare(*call.args, **call.kwargs, config=config, out_dtype="float32")
+            assert comparison.ok, f"{problem!r} {config}: {comparison}"
+    assert seen
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("k", [64, 1024])
+def test_errors_are_those_of_the_sums(target, dtype, k):
+    """|err| <= tau (1.1 |d2| + |silu(d1)|) + 1 ulp of the output, tau the product's own bound."""
+    for kind in ("unit", "same_sign"):
+        problem = DualProblem(33, 40, k, dtype, dtype, kind=kind, scales="numbers")
+        call = DUAL.inputs(problem, 3, target.xp)
+        (expected,) = map(to_numpy, DUAL.reference(*call.args, **call.kwargs))
+        scales = (call.kwargs[f"scale_{name}"] for name in ("a", "b1", "b2"))
+        (d1, tau1, _), (d2, tau2, _) = (map(to_numpy, p) for p in products(*call.args, *scales))
+        got = to_numpy(DUAL.run(*call.args, **call.kwargs))
+        info = finfo(dtype)
+        ulp = np.maximum(
+            info.eps * np.exp2(np.floor(np.log2(np.abs(expected)))), info.min_subnormal
+        )
+        gate = SLOPE * tau1 * np.abs(d2) + tau2 * np.abs(silu(d1)) + ulp
+        finite = np.isfinite(got)
+        assert (np.abs(got - expected) <= gate)[finite].all()
+        assert (np.abs(expected[~finite]) > 0.99 * info.max).all()
+
+
+def test_integers_are_exact(target):
+    """d2 of whole numbers, d1 so large that silu is the identity: silu(d1) d2 is a whole number."""
+    rng = np.random.default_rng(7)
+    for dtype, dtype_b in (("float16", "float16"), ("bfloat16", "float8_e4m3fn"), ("int8", "int8")):
+        for m, n, k in ((70, 33, 200), (5, 150, 64), (17, 64, 1000)):
+            a = rng.integers(0, 3, (m, k))
+            b1, b2 = rng.integers(1, 3, (k, n)), rng.integers(-2, 3, (k, n))
+            a[:, 0], b1[0] = 8, 8  # sums of at least 64
+            arrays = (
+                with_layout(x.astype(dtypes.NAMES[name]), layout, target.xp)
+                for x, name, layout in ((a, dtype, "C"), (b1, dtype_b, "F"), (b2, dtype_b, "F"))
+            )
+            y = to_numpy(cupykern.dual_gemm_silu(*arrays, out_dtype="float32"))
+            np.testing.assert_array_equal(y, (a @ b1) * (a @ b2))
+
+
+def test_nan_and_infinity_stand_where_they_should(target):
+    a = np.ones((6, 32), np.float16)
+    b1, b2 = np.full((32, 8), 0.25, np.float16), np.full((32, 8), 0.5, np.float16)
+    a[1, 3], a[2, 4], b1[5, 6], b2[7, 2], b1[0, 3] = np.nan, np.inf, -np.inf, np.inf, np.nan
+    args = tuple(map(target.xp.asarray, (a, b1, b2)))
+    assert compare(*args).ok
+    y = to_numpy(cupykern.dual_gemm_silu(*args))
+    assert np.isnan(y[1]).all() and np.isnan(y[:, 6]).all() and np.isnan(y[:, 3]).all()
+    assert np.isposinf(y[0, 2]) and np.isposinf(y[2, 0])
+
+
+def test_sums_below_the_range_of_fp16(target):
+    """The policy "fp16" gives NaN there, as it says; the others give zero."""
+    a, b = np.full((1, 16), -100, np.float16), np.full((16, 3), 100, np.float16)
+    ones = np.full((16, 3), 1 / 128, np.float16)
+    args = tuple(map(target.xp.asarray, (a, b, ones)))
+    found = {policy: to_numpy(cupykern.dual_gemm_silu(*args, policy=policy)) for policy in POLICIES}
+    assert (found["fp32"] == 0).all() and (found["hybrid"] == 0).all()
+    assert np.isnan(found["fp16"]).all()
+
+
+def test_policies_round_where_they_say(target):
+    """One product each, of numbers at which the policies differ."""
+    x = np.linspace(-12, 12, 97)[None].astype(np.float16)
+    factors = np.full((1, 97), 1 + 2.0**-10, np.float16)
+    pad = np.zeros((7, 97), np.float16)
+    a = target.xp.asarray(np.eye(1, 8, dtype=np.float16))
+    b1, b2 = (target.xp.asarray(np.concatenate([row, pad])) for row in (x, factors))
+    exact = silu(x.astype(np.float64))
+    half = lambda v: v.astype(np.float16).astype(np.float64)  # noqa: E731
+    found = {
+        policy: to_numpy(cupykern.dual_gemm_silu(a, b1, b2, policy=policy, out_dtype="float32"))
+        for policy in POLICIES
+    }
+    np.testing.assert_allclose(found["fp32"], exact * (1 + 2.0**-10), rtol=2e-5)
+    np.testing.assert_array_equal(found["hybrid"], half(found["hybrid"]))
+    hybrid = half(half(exact) * (1 + 2.0**-10))
+    assert (np.abs(found["hybrid"] - hybrid) <= 2.0**-9 * np.abs(hybrid)).all()
+    assert (found["fp16"][x < -11.1] == 0).all() and (hybrid[x < -11.1] != 0).all()
+    assert not (found["fp16"] == found["hybrid"]).all()
+
+
+def test_splits_and_schedules_change_no_bit(target):
+    problem = DualProblem(20, 70, 1500)
+    call = DUAL.inputs(problem, 1, target.xp)
+    config = replace(gemm.choose_config(_task(problem), target.arch), splits=5)
+    first = to_numpy(cupykern.dual_gemm_silu(*call.args, config=config))
+    for schedule in ("fifo", "lifo", "sticky:3"):
+        if target.name == "host":
+            with host.use(schedule=schedule, warp_size=target.warp_size):
+                again = to_numpy(cupykern.dual_gemm_silu(*call.args, config=config))
+        else:
+            again = to_numpy(cupykern.dual_gemm_silu(*call.args, config=config))
+        np.testing.assert_array_equal(again, first)
+
+
+def test_out_in_every_layout(target):
+    xp = target.xp
+    call = DUAL.inputs(DualProblem(20, 24, 64), 1, xp)
+    expected = to_numpy(cupykern.dual_gemm_silu(*call.args))
+    frame = xp.full((26, 60), 7, np.float16)
+    for out in (xp.full((24, 20), 7, np.float16).T, frame[3:23, 5:53:2], frame[22:2:-1, 40:16:-1]):
+        assert cupykern.dual_gemm_silu(*call.args, out=out) is out
+        np.testing.assert_array_equal(to_numpy(out), expected)
+        out[...] = 7
+    assert (to_numpy(frame) == 7).all()
+
+
+def test_the_default_dtypes(target):
+    for (dtype, dtype_b), wanted in (
+        (("bfloat16", "int8"), "bfloat16"),
+        (("float8_e4m3fn", "float8_e5m2"), "float16"),
+        (("int8", "int8"), "float16"),
+        ((NVFP4, NVFP4), "float16"),
+    ):
+        call = DUAL.inputs(DualProblem(3, 5, 32, dtype, dtype_b), 1, target.xp)
+        assert DUAL.run(*call.args).dtype == dtypes.NAMES[wanted]
+
+
+def test_nothing_in_nothing_out(target):
+    for shape_a, shape_b in (((0, 16), (16, 4)), ((3, 16), (16, 0)), ((2, 0, 3, 16), (16, 4))):
+        a, b = (target.xp.ones(s, np.float16) for s in (shape_a, shape_b))
+        assert cupykern.dual_gemm_silu(a, b, b).shape == (*shape_a[:-1], shape_b[-1])
+    a, b = target.xp.ones((3, 0), np.float16), target.xp.ones((0, 4), np.float16)
+    assert (to_numpy(cupykern.dual_gemm_silu(a, b, b)) == 0).all()
+
+
+# --- Hopper's main loop --------------------------------------------------------------------------
+
+HOPPER = (
+    DualProblem(200, 200, 208),
+    DualProblem(136, 72, 400, "bfloat16", "bfloat16", layout_b1="C", layout_b2="C", policy="hybrid"),
+    DualProblem(130, 75, 144, out_dtype="float32", scales="numbers", batch_a=(2,)),
+    DualProblem(70, 80, 400, "float8_e4m3fn", "float8_e4m3fn", scales="rows", policy="fp16"),
+    DualProblem(260, 140, 272, "float8_e4m3fn", "float8_e4m3fn", scales="tensor", out_dtype="bfloat16"),
+)  # fmt: skip
+
+
+def hopper_configs(problem) -> list[HopperConfig]:
+    configs = gemm.configs(_task(problem), "sm_90a")
+    return [config for config in configs if isinstance(config, HopperConfig)]
+
+
+@pytest.mark.parametrize("problem", HOPPER, ids=str)
+def test_hoppers_main_loop(target, problem):
+    if target.warp_size != 32 or target.arch not in ARCHS:
+        pytest.skip("Hopper's main loops are not for this target")
+    call = DUAL.inputs(problem, 1, target.xp)
+    configs = hopper_configs(problem)
+    assert configs
+    for config in configs:
+        comparison = compare(*call.args, **call.kwargs, config=config)
+        assert comparison.ok, f"{config}: {comparison}"
+
+
+def test_what_hoppers_main_loop_refuses():
+    for change, says in (
+        ({"dtype_b": "int8"}, "operands of one size"),
+        ({"scales": "rows"}, "TMA takes operands"),  # of 16-bit operands
+        ({"layout_b2": "C"}, "TMA takes operands"),
+    ):
+        task = _task(replace(HOPPER[0], **change))
+        assert not any(isinstance(c, HopperConfig) for c in gemm.configs(task, "sm_90a"))
+        assert says in gemm.refusal(HopperConfig(128, 256, 4), task, "sm_90a")
+    task = _task(HOPPER[0])
+    for config in (HopperConfig(128, 192, 4), HopperConfig(64, 64, 8, share_k=True)):
+        assert "tile_n is a multiple of 128" in gemm.refusal(config, task, "sm_90a")
+    task = _task(DualProblem(200, 200, 208, NVFP4, NVFP4))
+    assert "not of NVFP4" in gemm.refusal(HopperConfig(128, 256, 4), task, "sm_90a")
+
+
+# --- the comparison of policies ------------------------------------------------------------------
+
+
+def test_policies_lose_what_is_known(monkeypatch):
+    """NVFP4 with K = 7168: FP32 loses nothing that rtol = atol = 1e-3 sees, the others do."""
+    problem = ("NVFP4", DualProblem(64, 128, policies.K, NVFP4, NVFP4, kind="codes"))
+    monkeypatch.setattr(policies, "problems", lambda target: (problem,))
+    with host.use() as target:
+        rows = {row.policy: row for row in policies.compare(target)}
+    assert rows["fp32"].outside == 0
+    assert 0 < rows["hybrid"].outside < 0.01 < rows["fp16"].outside < 0.1
+    assert rows["fp32"].ulps < 1 < rows["hybrid"].ulps < rows["fp16"].ulps
+    assert all(row.error_over_bound <= 1 for row in rows.values())
+
+
+@pytest.mark.parametrize("ratio", [0.5, 1.5])
+def test_the_command_compares_policies(monkeypatch, ratio):
+    row = policies.PolicyRow("inputs", "hybrid", 0.1, 2.0, 0.001, ratio, "sm_90a", 168, None)
+    monkeypatch.setattr(policies, "compare", lambda target, seed: iter((row,)))
+    result = CliRunner().invoke(
+        cli.cli, ["check", "dual_gemm_silu", "--policies", "--target", "host"]
+    )
+    assert result.exit_code == 0 or ratio > 1
+    assert "hybrid" in result.output and "0.1000%" in result.output and "168" in result.output
+
+
+def test_usage_of_either_main_loop():
+    with host.use() as target:
+        for problem in (DualProblem(64, 64, 64, NVFP4, NVFP4), DualProblem(512, 4096, 64)):
+            arch, registers, share = policies._usage(problem, target)
+            assert arch == "sm_90a" and registers > 64 and 0 < share <= 0.5
+
+
+def test_policies_are_of_one_op():
+    result = CliRunner().invoke(cli.cli, ["check", "matmul", "--policies", "--target", "host"])
+    assert result.exit_code == 2 and "dual_gemm_silu alone" in result.output
+
+
+def test_occupancy():
+    assert policies.occupancy("sm_90a", 256, 128, 100 * 1024) == 16 / 64
+    assert policies.occupancy("sm_90a", 256, 151, 1024) == 8 / 64
+    assert policies.occupancy("sm_89", 128, 32, 1024) == 48 / 48
+    assert policies.occupancy("sm_90a", 128, 64, 200 * 1024) == 4 / 64
+
+
+# --- configs -------------------------------------------------------------------------------------
+
+
+def test_every_variant_is_chosen_by_some_product():
+    for arch in ("sm_80", "sm_90a", "gfx942", "gfx1100"):
+        chosen: set = set()
+        for a, b in ((dtypes.NAMES[x], dtypes.NAMES[y]) for x, y in PAIRS):
+            for blocks in (False, True) if b not in (*FLOAT16S, FP4) else (False,):
+                for layouts in task_layouts(a, b, blocks):
+                    for m in (1, 4096):
+                        task = GemmTask(
+                            1, m, 4096, 4096, a, b, *layouts, blocks, False, "dual_gemm"
+                        )
+                        chosen.add(gemm.variant(task, gemm.choose_config(task, arch)))
+        variants = {v for v in DUAL.variants(arch) if v.kernel == "dual_gemm"}
+        assert chosen == variants and len(variants) <= 30
+
+
+def test_few_variants_in_all():
+    ops = [op for op in OPS if op.name in ("dual_gemm_silu", "dequant_softmax", "quantize_nvfp4")]
+    for arch in options.ARCHS:
+        assert len({v for op in ops for v in op.variants(arch)}) <= 55
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+A, B = np.ones((4, 16), np.float16), np.ones((16, 6), np.float16)
+X = nvfp4.random("codes", (6, 16), 1, np, "C")
+
+
+@pytest.mark.parametrize(
+    ("error", "says", "args", "kwargs"),
+    [
+        (TypeError, "a must be a cupy or numpy array", ([[1.0]], B, B), {}),
+        (TypeError, "b2 must be a cupy or numpy array", (A, B, None), {}),
+        (TypeError, "b1 and b2 must be of one dtype", (A, B, B.astype(np.int8)), {}),
+        (TypeError, "b1 and b2 must be of one dtype", (A, B, X), {}),
+        (TypeError, "must not be float32", (A.astype("f4"), B.astype("f4"), B.astype("f4")), {}),
+        (TypeError, "a and b must both be", (X, B.T, B.T), {}),
+        (TypeError, "a's dtype must be one of", (A.astype("f8"), B, B), {}),
+        (TypeError, "out_dtype must be one of", (A, B, B), {"out_dtype": "int8"}),
+        (TypeError, "out must have dtype", (A, B, B), {"out": np.ones((4, 6), np.float32)}),
+        (TypeError, "config must be a GemmConfig", (A, B, B), {"config": "fast"}),
+        (TypeError, "scale_b2 must be a number or a float32", (A, B, B), {"scale_b2": np.ones((1, 6))}),
+        (ValueError, "policy must be one of", (A, B, B), {"policy": "fp64"}),
+        (ValueError, "a's columns must be b's rows", (A, B, B[1:]), {}),
+        (ValueError, "as many columns", (A, B, B[:, 1:]), {}),
+        (ValueError, "do not broadcast", (A, np.ones((2, 16, 6), np.float16), np.ones((3, 16, 6), np.float16)), {}),
+        (ValueError, "scale_a \\* scale_b2 must be finite", (A, B, B), {"scale_a": 1e30, "scale_b2": 1e30}),
+        (ValueError, "scale_b1 must have one element", (A, B, B), {"scale_b1": np.ones((6, 1), np.float32)}),
+        (ValueError, "scale_b2 must be None", (A, X, X), {"scale_b2": 2.0}),
+        (ValueError, "out must have shape", (A, B, B), {"out": np.ones((6, 4), np.float16)}),
+        (ValueError, "out must not overlap b1", (A[:, :4], B[:4], B[4:8]), {"out": B[:4]}),
+        (ValueError, "out must not overlap b2", (A[:, :4], B[:4], B[4:8]), {"out": B[4:8]}),
+        (ValueError, "config does not fit: .*do not share", (A, B, B), {"config": GemmConfig(48, 32, 32, 2, 2)}),
+    ],
+)  # fmt: skip
+def test_illegal_arguments(error, says, args, kwargs):
+    with pytest.raises(error, match=says):
+        cupykern.dual_gemm_silu(*args, **kwargs)
+
+
+@pytest.mark.parametrize("dtype", ["float16", NVFP4])
+def test_sampled_rows_verify_alone(dtype):
+    problem = DUAL.bench_problem((300, 40, 64), dtype)
+    call = DUAL.inputs(problem, 1, np)
+    outputs = (DUAL.run(*call.args, **call.kwargs),)
+    part, some = DUAL.sample(Call(call.args, call.kwargs), outputs, 20 * 40, 3)
+    assert part.args[0].shape == (20, 64) and some[0].shape == (20, 40)
+    references = reference.dual_gemm_silu(*part.args, **part.kwargs)
+    bounds = DUAL.bound(*part.args, **part.kwargs, reference=references)
+    assert check.compare(some, references, bounds).ok
+
+
+def test_bench_wants_three_sizes_and_whole_groups():
+    for shape, dtype in (((4, 4), "float16"), ((4, 4, 40), NVFP4)):
+        with pytest.raises(ValueError, match=r"needs a shape|multiple of 16"):
+            DUAL.bench_problem(shape, dtype)

@@ -1,0 +1,318 @@
+"""NVFP4: codes, scales, the blocked order, quantisation, and what products make of them."""
+
+from __future__ import annotations
+
+import itertools
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import cupykern
+from cupykern import OPS, arrays, check, dtypes, gemm, nvfp4
+from cupykern.numerics import as_float64
+from cupykern.nvfp4 import NUMBERS, NvFp4
+from cupykern.product import FP4, INNER, STRIDED, GemmTask
+from cupykern.scaled_mm import NVFP4, nvfp4_variants
+
+SCALED = next(op for op in OPS if op.name == "scaled_mm")
+E4M3 = dtypes.float8_e4m3fn
+CODES = np.array([*NUMBERS, *(-x for x in NUMBERS)])
+
+
+def to_numpy(x) -> np.ndarray:
+    x = as_float64(x)
+    return x if isinstance(x, np.ndarray) else x.get()
+
+
+def raw(x) -> np.ndarray:
+    x = x.view(np.uint8)
+    return x if isinstance(x, np.ndarray) else x.get()
+
+
+def here(target, x: np.ndarray):
+    """x in the target's namespace; FP8 as CuPy takes it."""
+    if x.dtype == E4M3:
+        return target.xp.asarray(np.ascontiguousarray(x).view(np.uint8)).view(E4M3)
+    return target.xp.asarray(x)
+
+
+def place(i: int, j: int, k: int) -> int:
+    """Where the scale of (i, j) is, from the format's definition."""
+    return ((i // 128) * -(-k // 64) + j // 4) * 512 + i % 32 * 16 + i % 128 // 32 * 4 + j % 4
+
+
+# --- packing and order ---------------------------------------------------------------------------
+
+
+def test_codes_are_those_of_ml_dtypes():
+    packed = np.arange(256, dtype=np.uint8)[None]
+    low, high = packed & 0xF, packed >> 4
+    expected = np.stack([low, high], -1).reshape(1, 512).view(ml_dtypes.float4_e2m1fn)
+    np.testing.assert_array_equal(nvfp4.unpack_e2m1(packed), expected.astype(np.float32))
+
+
+def test_packing_rounds_to_nearest_even_and_saturates():
+    x = np.concatenate(
+        [np.linspace(-7, 7, 1024), np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, 5.5])]
+    )
+    x = np.concatenate([x, -x, [0.0, -0.0, 1e30, -np.inf]])
+    expected = x.clip(-6, 6).astype(ml_dtypes.float4_e2m1fn).astype(np.float32)
+    numbers = nvfp4.unpack_e2m1(nvfp4.pack_e2m1(x[None]))[0]
+    np.testing.assert_array_equal(numbers, expected)
+    assert nvfp4.pack_e2m1(np.array([np.nan, 6.0])) == 0x70
+    with pytest.raises(ValueError, match="an even number of columns"):
+        nvfp4.pack_e2m1(np.zeros((2, 3)))
+
+
+@pytest.mark.parametrize(("rows", "k"), [(128, 64), (1, 16), (130, 208), (300, 64)])
+def test_every_place_of_the_blocked_order(target, rows, k):
+    rng = np.random.default_rng(1)
+    scale = rng.integers(1, 255, (2, rows, k // 16), np.uint8).view(E4M3)
+    flat = nvfp4.blocked_scales(here(target, scale))
+    expected = np.zeros((2, -(-rows // 128) * -(-k // 64) * 512), np.uint8)
+    for i, j in itertools.product(range(rows), range(k // 16)):
+        expected[:, place(i, j, k)] = scale.view(np.uint8)[:, i, j]
+    np.testing.assert_array_equal(raw(flat), expected)
+    np.testing.assert_array_equal(raw(nvfp4.plain_scales(flat, rows, k)), scale.view(np.uint8))
+    with pytest.raises(ValueError, match="scales; got"):
+        nvfp4.plain_scales(flat[:, 1:], rows, k)
+
+
+# --- products ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("other", ["nvfp4", "float16", "bfloat16"])
+def test_every_code_times_every_scale(target, other):
+    """All 16 codes with all 256 scales, zero and NaN too, exact; K = 256 of which one group counts."""
+    rows, k = 256, 64
+    scale = np.zeros((rows, k // 16), np.uint8)
+    scale[:, 1] = np.arange(256)
+    codes = np.zeros((rows, k // 2), np.uint8)
+    codes[:, 8:16] = np.arange(0, 16, 2) | np.arange(1, 17, 2) << 4  # group 1 has every code
+    b = NvFp4(here(target, codes), here(target, scale.view(E4M3)))
+    picks = np.eye(16, k, 16)
+    if other == "nvfp4":
+        ones = np.full((16, k // 16), 0x38, np.uint8).view(E4M3)  # 1
+        a = NvFp4(here(target, nvfp4.pack_e2m1(picks)), here(target, ones))
+    else:
+        a = here(target, picks.astype(dtypes.NAMES[other]))
+    expected = CODES[:, None] * scale[:, 1].view(E4M3).astype(np.float64)
+    for x, y in ((a, b), (b, a) if other != "nvfp4" else (a, b.to("blocked"))):
+        y = y.T if x is b else y
+        product = to_numpy(cupykern.scaled_mm(x, y, out_dtype="float32"))
+        product = product.T if x is b else product
+        nan = np.isnan(expected)
+        np.testing.assert_array_equal(np.isnan(product), nan)
+        np.testing.assert_array_equal(product[~nan], expected[~nan])
+
+
+def test_every_scale_counts_where_it_should(target):
+    """128 x 64, each group with its own scale and one number of its own place, in both orders."""
+    rows, k = 130, 128
+    rng = np.random.default_rng(3)
+    scale = (2.0 ** rng.integers(-6, 8, (rows, k // 16))).astype(E4M3)
+    data = nvfp4.pack_e2m1(np.ones((rows, k)))
+    x = NvFp4(here(target, data), here(target, scale), "plain", 0.5)
+    groups = np.repeat(np.eye(k // 16), 16, 0)  # the sum of every group
+    expected = 8 * scale.astype(np.float64)
+    for y in (x, x.to("blocked"), x.to("blocked").to("plain")):
+        product = cupykern.scaled_mm(
+            here(target, groups.T.astype(np.float16)), y, out_dtype="float32"
+        )
+        np.testing.assert_array_equal(to_numpy(product).T, expected)
+
+
+def test_integers_are_exact(target):
+    """Codes that are whole numbers, scales that are powers of two: any K and layout, bit for bit."""
+    rng = np.random.default_rng(5)
+    whole = np.array([0, 1, 2, 3, 4, 6])
+    for m, n, k in ((70, 33, 208), (5, 130, 1040), (129, 64, 512), (1, 200, 48)):
+        numbers = [rng.choice(whole, (r, k)) * rng.choice((-1, 1), (r, k)) for r in (m, n)]
+        scales = [2.0 ** rng.integers(0, 3, (r, k // 16)) for r in (m, n)]
+        operands = [
+            NvFp4(here(target, nvfp4.pack_e2m1(x)), here(target, s.astype(E4M3)), "plain", 0.25)
+            for x, s in zip(numbers, scales, strict=True)
+        ]
+        a, b = (x * np.repeat(s, 16, 1) for x, s in zip(numbers, scales, strict=True))
+        for config in gemm.configs(GemmTask(1, m, n, k, FP4, FP4, INNER, INNER), target.arch):
+            product = cupykern.scaled_mm(
+                operands[0], operands[1].to("blocked"), out_dtype="float32", config=config
+            )
+            np.testing.assert_array_equal(to_numpy(product), a @ b.T / 16)
+
+
+def test_views_and_scales_that_hold_something_else_behind(target):
+    """Rows at multiples of 8 bytes; bytes with a step; padding of NaN; another matrix's bytes behind."""
+    x = nvfp4.random("normal", (20, 48), 3, np, "C")
+    dense = x.to("plain")
+    wide = np.full((20, 64), 0xFF, np.uint8)
+    wide[:, :24] = dense.data
+    padded = raw(dense.to("blocked").scale).copy()
+    padded[padded == 0] = 0x7F  # no scale of this one is zero: all of these are padding
+    stepped = np.empty((20, 48), np.uint8)
+    stepped[:, ::2] = dense.data
+    a = np.random.default_rng(1).standard_normal((7, 48)).astype(np.float16)
+    expected = None
+    for data, scale, layout in (
+        (dense.data, dense.scale, "plain"),
+        (wide[:, :24], dense.scale, "plain"),
+        (stepped[:, ::2], dense.scale, "plain"),
+        (dense.data, padded.view(E4M3), "blocked"),
+    ):
+        data = (
+            here(target, data)
+            if data.flags.c_contiguous
+            else here(target, data.base)[:, : data.base.shape[1]]
+        )
+        if data.shape[1] != 24:
+            data = data[:, :24] if data.shape[1] == 64 else data[:, ::2]
+        b = NvFp4(data, here(target, scale), layout, dense.global_scale)
+        product = to_numpy(cupykern.scaled_mm(here(target, a), b))
+        expected = product if expected is None else expected
+        np.testing.assert_array_equal(product, expected)
+
+
+def test_either_side_and_its_epilogue(target):
+    """NvFp4 on the left is the transposed product; bias, activation and out go along."""
+    xp = target.xp
+    rng = np.random.default_rng(2)
+    a = nvfp4.random("normal", (2, 20, 64), 4, xp, "C")
+    b = xp.asarray(rng.standard_normal((64, 30)).astype(np.float16))
+    columns = xp.asarray(rng.uniform(0.5, 2, (1, 30)).astype(np.float32))
+    for bias in (
+        rng.standard_normal(30),
+        rng.standard_normal((20, 30)),
+        rng.standard_normal((20, 1)),
+    ):
+        call = {"bias": xp.asarray(bias, np.float32), "activation": "silu", "out_dtype": "bfloat16"}
+        out = xp.empty((2, 20, 30), dtypes.bfloat16)
+        assert cupykern.scaled_mm(a, b, None, columns, out=out, **call) is out
+        references = SCALED.reference(a, b, None, columns, **call)
+        bounds = SCALED.bound(a, b, None, columns, **call, reference=references)
+        assert check.compare((out,), references, bounds).ok
+
+
+def test_the_results_dtype(target):
+    xp = target.xp
+    x = nvfp4.random("normal", (16, 32), 1, xp, "C")
+    half = xp.ones((16, 32), np.float16)
+    assert cupykern.scaled_mm(x, x).dtype == np.float32
+    assert cupykern.scaled_mm(half, x).dtype == np.float16
+    assert cupykern.scaled_mm(x, half.T).dtype == np.float32
+
+
+def test_every_variant_is_chosen_by_some_product():
+    for arch in ("sm_80", "sm_90a", "gfx942", "gfx1100"):
+        chosen = set()
+        for a in (FP4, dtypes.float16, dtypes.bfloat16):
+            for layout in (INNER,) if a == FP4 else (INNER, STRIDED):
+                for m in (1, 4096):
+                    task = GemmTask(1, m, 4096, 4096, a, FP4, layout, INNER)
+                    chosen.add(gemm.variant(task, gemm.choose_config(task, arch)))
+        assert chosen == set(nvfp4_variants(arch)) and len(chosen) <= 8
+
+
+# --- quantisation --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_numbers_that_the_format_has_stay(target, dtype):
+    rng = np.random.default_rng(1)
+    scale = rng.choice([0.5, 1.0, 2.0, 448.0], (40, 8))
+    scale[0, 0] = 448.0
+    x = rng.choice(CODES, (40, 128))
+    x[:, ::16] = 6.0  # so that the scale is what it was
+    x = (x * np.repeat(scale, 16, 1)).astype(dtypes.NAMES[dtype])
+    for layout in nvfp4.LAYOUTS:
+        q = cupykern.quantize_nvfp4(target.xp.asarray(x), layout=layout)
+        assert to_numpy(q.global_scale) == 1 and q.shape == x.shape and q.layout == layout
+        np.testing.assert_array_equal(to_numpy(q.dequantize()), x.astype(np.float64))
+        np.testing.assert_array_equal(to_numpy(q.to("plain").scale), scale)
+
+
+def test_codes_are_the_nearest_of_their_scales(target):
+    x = np.random.default_rng(1).standard_normal((33, 160)).astype(np.float32)
+    q = cupykern.quantize_nvfp4(target.xp.asarray(x))
+    factor = np.repeat(to_numpy(q.scale), 16, 1) * to_numpy(q.global_scale)
+    got = to_numpy(q.dequantize())
+    nearest = np.min(np.abs(x[..., None] - factor[..., None] * CODES), axis=-1)
+    assert (np.abs(x - got) <= nearest * (1 + 1e-5)).all()
+
+
+def test_what_is_not_finite_spoils_its_group_alone(target):
+    x = np.ones((4, 64), np.float32)
+    x[1, 20], x[2, 5], x[3, 63] = np.nan, np.inf, -np.inf
+    q = cupykern.quantize_nvfp4(target.xp.asarray(x), layout="blocked")
+    spoiled = np.isnan(to_numpy(q.dequantize())).reshape(4, 4, 16)
+    expected = np.zeros((4, 4), bool)
+    expected[[1, 2, 3], [1, 0, 3]] = True
+    np.testing.assert_array_equal(spoiled, np.broadcast_to(expected[..., None], (4, 4, 16)))
+    np.testing.assert_allclose(to_numpy(q.dequantize())[0], 1, rtol=0.05)
+
+
+def test_quantised_weights_go_into_products(target):
+    xp = target.xp
+    x = np.random.default_rng(1).standard_normal((2, 40, 96)).astype(np.float16)
+    q = cupykern.quantize_nvfp4(xp.asarray(x), layout="blocked")
+    a = xp.asarray(np.random.default_rng(2).standard_normal((30, 96)).astype(np.float16))
+    references = SCALED.reference(a, q)
+    bounds = SCALED.bound(a, q, reference=references)
+    assert check.compare((cupykern.scaled_mm(a, q),), references, bounds).ok
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+DATA, SCALE = np.zeros((4, 16), np.uint8), np.zeros((4, 2), E4M3)
+X = NvFp4(DATA, SCALE)
+HALF = np.ones((4, 32), np.float16)
+
+
+@pytest.mark.parametrize(
+    ("error", "says", "call"),
+    [
+        (TypeError, "data must be a cupy or numpy array", lambda: NvFp4([1], SCALE)),
+        (TypeError, "data must be uint8", lambda: NvFp4(DATA.astype(np.int8), SCALE)),
+        (TypeError, "scale must be float8_e4m3fn", lambda: NvFp4(DATA, DATA[:, :2])),
+        (TypeError, "global_scale must be a number or float32", lambda: NvFp4(DATA, SCALE, "plain", np.ones(1))),
+        (ValueError, "global_scale must have one element", lambda: NvFp4(DATA, SCALE, "plain", np.ones(2, np.float32))),
+        (ValueError, "global_scale must be finite", lambda: NvFp4(DATA, SCALE, "plain", np.inf)),
+        (ValueError, "layout must be", lambda: NvFp4(DATA, SCALE, "tiled")),
+        (ValueError, "layout must be", lambda: X.to("tiled")),
+        (ValueError, "K a multiple of 16", lambda: NvFp4(DATA[:, :12], SCALE)),
+        (ValueError, r"scale must have shape \(4, 2\)", lambda: NvFp4(DATA, SCALE[:3])),
+        (ValueError, r"scale must have shape \(512,\)", lambda: NvFp4(DATA, SCALE, "blocked")),
+        (ValueError, "scale_b must be None", lambda: cupykern.scaled_mm(HALF, X, None, 2.0)),
+        (ValueError, "scale_a must be None", lambda: cupykern.scaled_mm(X, X, 2.0)),
+        (ValueError, "scales by tensor, row or column", lambda: cupykern.scaled_mm(
+            np.ones((4, 256), np.float16), NvFp4(np.zeros((4, 128), np.uint8), np.zeros((4, 16), E4M3)),
+            np.ones((4, 2), np.float32))),
+        (ValueError, "a's columns must be b's rows", lambda: cupykern.scaled_mm(HALF[:, :16], X)),
+        (ValueError, "a's columns must be b's rows", lambda: cupykern.scaled_mm(X, HALF)),
+        (TypeError, "b must be NvFp4, float16 or bfloat16", lambda: cupykern.scaled_mm(X, HALF.T.astype(E4M3))),
+        (TypeError, "a and b must both be", lambda: cupykern.scaled_mm(HALF.astype(E4M3), X)),
+        (TypeError, "a's dtype must be one of", lambda: cupykern.scaled_mm(HALF.astype(ml_dtypes.float4_e2m1fn), X)),
+        (TypeError, "a's dtype must be one of", lambda: cupykern.matmul(HALF.astype(ml_dtypes.float4_e2m1fn), HALF.T)),
+        (TypeError, "b must be a cupy or numpy array", lambda: cupykern.matmul(HALF, X)),
+        (TypeError, "x's dtype must be one of", lambda: cupykern.quantize_nvfp4(DATA)),
+        (ValueError, "K a multiple of 16", lambda: cupykern.quantize_nvfp4(HALF[:, :20])),
+        (ValueError, "layout must be", lambda: cupykern.quantize_nvfp4(HALF, layout="tiled")),
+    ],
+)  # fmt: skip
+def test_illegal_arguments(error, says, call):
+    with pytest.raises(error, match=says):
+        call()
+
+
+def test_nothing_in_nothing_out(target):
+    for shape in ((0, 32), (5, 0), (0, 4, 16)):
+        q = cupykern.quantize_nvfp4(target.xp.ones(shape, np.float16), layout="blocked")
+        assert q.shape == shape
+    a = arrays.empty_of(target.xp, (3, 0), dtypes.float16)
+    q = cupykern.quantize_nvfp4(target.xp.ones((5, 0), np.float16))
+    assert (to_numpy(cupykern.scaled_mm(a, q)) == 0).all()
+
+
+def test_bench_refuses_a_k_of_no_whole_groups():
+    with pytest.raises(ValueError, match="multiple of 16"):
+        SCALED.bench_problem((4, 4, 40), NVFP4)
