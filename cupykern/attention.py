@@ -417,7 +417,7 @@ def _mask_arrays(mask: Any) -> tuple[tuple[Any, ...], MaskPlace]:
     types = mask.block_mask_types
     (b, h), (rows, cols) = types.shape[:2], types.shape[2:]
     place = MaskPlace(
-        BLOCK_MASK, None, blocks=(mask.q_block, mask.kv_block, rows, cols),
+        BLOCK_MASK, None, blocks=(mask.q_block.bit_length() - 1, mask.kv_block.bit_length() - 1, cols),
         block_strides=(rows * h if b > 1 else 0, rows if h > 1 else 0),
         causal_offset=min(max(mask.causal_offset, -mask.seq_len_q), mask.seq_len_k),
     )  # fmt: skip

@@ -56,8 +56,9 @@ class AttentionProblem:
         return f"{shape}{' causal' if self.causal else ''} {self.dtype}"
 
     @property
-    def general(self) -> bool:
-        return self.mask is not None or (self.scale is not None and self.scale <= 0)
+    def mode(self) -> int:
+        kind = (None, "bool", "bias", "block").index(self.mask)  # attention_plan's numbers
+        return attention_plan.mask_mode(kind, self.scale)
 
 
 def _draw_problem(draw: Draw) -> AttentionProblem:
@@ -227,7 +228,7 @@ def _configs(problem: AttentionProblem, arch: str) -> tuple[AttentionConfig, ...
         if hasattr(problem, "lengths")
         else problem.sq
     )
-    return attention_plan.configs(_head_dim(problem), problem.general, arch, sq)
+    return attention_plan.configs(_head_dim(problem), problem.mode, arch, sq)
 
 
 def _variant(problem: AttentionProblem, config: AttentionConfig) -> Variant:
@@ -235,7 +236,7 @@ def _variant(problem: AttentionProblem, config: AttentionConfig) -> Variant:
     if problem.algorithm == "naive":
         return attention_plan.naive_variant(dtype)
     half = problem.qk_accumulate == "float16"
-    return attention_plan.flash_variant(dtype, _head_dim(problem), problem.general, half, config)
+    return attention_plan.flash_variant(dtype, _head_dim(problem), problem.mode, half, config)
 
 
 def _sample(
@@ -301,8 +302,8 @@ class VarlenProblem:
         return f"{len(self.lengths)} sequences, {rows}x{self.h}x{self.d} {self.dtype}"
 
     @property
-    def general(self) -> bool:
-        return self.scale is not None and self.scale <= 0
+    def mode(self) -> int:
+        return attention_plan.mask_mode(attention_plan.NO_MASK, self.scale)
 
 
 def _draw_varlen(draw: Draw) -> VarlenProblem:
@@ -387,7 +388,11 @@ def _varlen_sample(
 
 
 def _varlen_variants(arch: str) -> tuple[Variant, ...]:
-    return tuple(v for v in attention_plan.variants(arch) if v.kernel == "attention")
+    return tuple(
+        v
+        for v in attention_plan.variants(arch)
+        if v.kernel == "attention" and dict(v.constants)["kMaskMode"] < 2
+    )
 
 
 VARLEN_OP = replace(
