@@ -459,7 +459,7 @@ def test_converted_fragments(target, a, stored, outer_major):
     """B is stored in bytes and multiplied as A's numbers: 32 of k at once, in whichever order."""
     body = f"""
     constexpr bool kOuter = {outer_major};
-    constexpr LaneOrder kOrder = kOuter ? kPairs : kFours;
+    constexpr LaneOrder kOrder = kOuter ? kTwos : kFours;
     Accumulator<A> acc[2][2] = {{}};
     for (int k = 0; k < kDepth; k += 32) {{
         FragmentA<A> f[2][2];

@@ -40,7 +40,7 @@ constexpr LaneOrder kLaneOrder =
     : (sizeof(ElementA) < sizeof(ComputeA) && kLayoutA == kInner) ||
             (sizeof(ElementB) < sizeof(ComputeB) && kLayoutB == kInner)
         ? kFours
-        : kPairs;
+        : kTwos;
 constexpr int kStep = kConverts ? 32 : kFragmentK<ComputeA>;
 constexpr int kStepsPerWarp = kTileK / kStep / kGridK;
 static_assert(kStepsPerWarp * kStep * kGridK == kTileK, "warps share a stage's k in whole steps");
