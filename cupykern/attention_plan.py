@@ -82,7 +82,7 @@ def choose_config(head_dim: int, mode: int, arch: str) -> AttentionConfig:
         return less
     if arch.startswith("gfx"):
         if head_dim == 64:
-            return AttentionConfig(128, 64, 4) if arch.startswith("gfx9") else less
+            return AttentionConfig(128, 64, 4) if arch.startswith("gfx9") and not mode else less
         return less if head_dim == 128 and arch.startswith("gfx9") else least
     if head_dim == 64:
         return AttentionConfig(128, 64, 4)
