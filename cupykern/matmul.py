@@ -59,6 +59,8 @@ def matmul(
         where it is allowed, else float32.
     out: array to write into, of the result's shape and dtype and apart from all operands.
     config: a GemmConfig or HopperConfig; None: the measured one.
+    accumulate: "float16" sums products of float16 in FP16, which GeForce-class chips do faster; a partial
+        sum beyond 65504 is infinite.  Not on AMD.
 
     Sums in FP32 (int8: in int32, exactly, so K is at most 131071), FP32 inputs without TF32; the
     epilogue in FP32, one rounding at the end.  K = 0 gives the epilogue of zero.  Any strides: operands
@@ -75,8 +77,7 @@ def matmul(
         return y
     target = arguments.target_of("a", a)
     arguments.same_place("b", b, a, "a")
-    if accumulate != "float32":
-        raise _accumulate_error(accumulate)
+    half_sums = _check_accumulate(accumulate, a.dtype, b.dtype, target)
     for name, x in (("a", a), ("b", b)):
         dtypes.resolve(x.dtype, f"{name}'s dtype", INPUTS)
     alpha = arguments.finite_float("alpha", alpha, 1.0)
@@ -89,8 +90,9 @@ def matmul(
     check_activation(activation)
     operands = {"a": a, "b": b, "bias": bias, "residual": residual}
     return run(
-        target, operands, shape, out_dtype, out, config, key, alpha=alpha, activation=activation
-    )
+        target, operands, shape, out_dtype, out, config, key, alpha=alpha, activation=activation,
+        half_sums=half_sums,
+    )  # fmt: skip
 
 
 def run_warm(
@@ -179,10 +181,19 @@ def _plan(target: Target, call: Product, config: AnyConfig | None) -> GemmPlan |
 # --- arguments -----------------------------------------------------------------------------------
 
 
-def _accumulate_error(accumulate: Any) -> Exception:
-    if accumulate == "float16":
-        return NotImplementedError("accumulate='float16' is not there yet; sums are in FP32")
-    return ValueError(f"accumulate must be 'float32' or 'float16'; got {accumulate!r}")
+def _check_accumulate(accumulate: Any, a: np.dtype, b: np.dtype, target: Target) -> bool:
+    """Whether to sum in FP16.  Raises ValueError, NotImplementedError."""
+    if accumulate not in ("float32", "float16"):
+        raise ValueError(f"accumulate must be 'float32' or 'float16'; got {accumulate!r}")
+    if accumulate == "float32":
+        return False
+    if not a == b == dtypes.float16:
+        raise NotImplementedError(
+            f"accumulate='float16' is for products of float16 alone; got {a} and {b}"
+        )
+    if target.name == "hip":
+        raise NotImplementedError("accumulate='float16': AMD's matrix cores do not sum in FP16")
+    return True
 
 
 @lru_cache(maxsize=1024)
@@ -420,7 +431,18 @@ def variants(
                 task = GemmTask(1, 4096, 4096, 4096, a, b, *layouts, block_scales)
                 for config in gemm.configs(task, arch):
                     found[gemm.variant(task, config)] = None
+                half_sums = gemm.half_sums_task(task)
+                for config in (
+                    gemm.configs(half_sums, arch) if sums_in_half(half_sums, arch) else ()
+                ):
+                    found[gemm.variant(half_sums, config)] = None
     return tuple(found)
+
+
+def sums_in_half(task: GemmTask, arch: str) -> bool:
+    """Whether `arch` has variants of the task that sum in FP16."""
+    plain = task.a == task.b == dtypes.float16 and not task.block_scales
+    return plain and not arch.startswith("gfx")
 
 
 def task_of(problem: MatmulProblem, block_scales: bool = False) -> GemmTask:
