@@ -92,3 +92,4 @@ for _op in OPS:
         if _os.environ.get("CUPYKERN_TUNE") == "1":
             _function = _tuned_at_first(_op, _function)
         globals()[_op.run.__name__] = _function
+scaled_dot_product_attention = _watched(scaled_dot_product_attention)  # another name of an op

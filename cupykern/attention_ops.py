@@ -142,9 +142,9 @@ def _in_memory(x: np.ndarray, layout: str, view: str, xp: Any) -> Any:
         x = x.transpose(0, 2, 1, 3)
     if view != "padded":
         return inputs.with_layout(np.ascontiguousarray(x), view, xp)
-    large = xp.full((*x.shape[:3], x.shape[3] + 8), np.nan, x.dtype)
-    large[..., : x.shape[3]] = xp.asarray(np.ascontiguousarray(x))
-    return large[..., : x.shape[3]]
+    large = np.full((*x.shape[:3], x.shape[3] + 8), np.nan, x.dtype)
+    large[..., : x.shape[3]] = x
+    return xp.asarray(large)[..., : x.shape[3]]
 
 
 def _block_mask(problem: AttentionProblem, seed: int, xp: Any) -> BlockMask:

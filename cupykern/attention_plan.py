@@ -82,14 +82,13 @@ def choose_config(head_dim: int, mode: int, arch: str) -> AttentionConfig:
         return less
     if arch.startswith("gfx"):
         if head_dim == 64:
-            return AttentionConfig(128, 64, 4) if arch.startswith("gfx9") else less
+            return AttentionConfig(128, 64, 4) if arch.startswith("gfx9") and not mode else less
         return less if head_dim == 128 and arch.startswith("gfx9") else least
+    if mode and head_dim <= 128 and arch in ("sm_100a", "sm_103a", "sm_120a", "sm_121a"):
+        return less
     if head_dim == 64:
         return AttentionConfig(128, 64, 4)
     if head_dim == 128:
-        blackwell = arch in ("sm_100a", "sm_103a", "sm_120a", "sm_121a")
-        if mode and blackwell:
-            return less
         whole = not mode and arch in ("sm_80", "sm_90a")
         return AttentionConfig(128, 64 if whole else 32, 4)
     for config in (AttentionConfig(128, 64, 8), AttentionConfig(128, 32, 8)):

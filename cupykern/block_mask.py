@@ -74,7 +74,7 @@ class BlockMask:
             raise ValueError("block_mask_types must be 0 to 3, and 3 only where there are tiles")
         if xp is np and (numbers != partial_indices)[partial].any():
             raise ValueError(f"partial_indices must be 0 to {count - 1} where blocks are partial")
-        block_mask_types = xp.where(known, block_mask_types, np.uint8(MASKED))
+        block_mask_types = xp.where(known, block_mask_types, MASKED).astype(np.uint8)
         partial_indices = numbers.astype(np.int32)
         self.seq_len_q, self.seq_len_k = seq_len_q, seq_len_k
         self.q_block, self.kv_block = q_block, kv_block

@@ -307,6 +307,9 @@ def test_the_name_that_torch_has():
     bias = normal(20, 30)
     assert (sdpa(q, k, v, bias, scale=0.5) == attention(q, k, v, mask=bias, scale=0.5)).all()
     assert (sdpa(Q, K, V, enable_gqa=True) == attention(Q, K, V)).all()
+    with cupykern.watch() as watch:
+        sdpa(q * np.float16(np.nan), k, v)
+    assert [record.op for record in watch.records] == ["scaled_dot_product_attention"]
     with pytest.raises(NotImplementedError, match="dropout"):
         sdpa(q, k, v, dropout_p=0.1)
     with pytest.raises(ValueError, match="is_causal"):
@@ -342,7 +345,7 @@ def test_device_offsets_are_clamped(monkeypatch):
     q, k, v, cu_q, cu_k = packed()
     good = varlen(q, k, v, cu_q, cu_k, max_seqlen_q=30, max_seqlen_k=35)
     module = sys.modules["cupykern.attention"]
-    monkeypatch.setattr(module, "_check_cu_seqlens", lambda _, cu, *rest: cu)
+    monkeypatch.setattr(module, "check_cu_seqlens", lambda _, cu, *rest: cu)
     wild = np.array([0, 10, 25, 2**31 - 1], np.int32)
     y = varlen(q, k, v, cu_q, wild, max_seqlen_q=30, max_seqlen_k=35)
     assert (y == good).all()
