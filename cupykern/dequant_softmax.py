@@ -11,6 +11,7 @@ import numpy as np
 from kernels_cu import Variant
 
 from . import arguments, dtypes, gemm, inputs, matmul, product, reference
+from .gemm import AnyConfig
 from .jit import get_kernel
 from .op import Call, Draw, Op, Work
 from .product import INNER, OUTER, STRIDED, STRIDES, GemmTask
@@ -30,7 +31,14 @@ _PARAMS = np.dtype(  # normalize_logits.cu: NormalizeParams
 
 
 def dequant_softmax(
-    a: Any, w: Any, scale_w: Any, *, bias: Any = None, dtype: Any = None, out: Any = None
+    a: Any,
+    w: Any,
+    scale_w: Any,
+    *,
+    bias: Any = None,
+    dtype: Any = None,
+    out: Any = None,
+    config: AnyConfig | None = None,
 ) -> Any:
     """softmax(a @ (scale_w * w) + bias) along the last axis.
 
@@ -39,6 +47,7 @@ def dequant_softmax(
     bias: float16, bfloat16 or float32 array that broadcasts to (..., M, N).
     dtype: float16, bfloat16 or float32, of the result; None: a's.
     out: array to write into, of the result's shape and dtype and apart from all operands.
+    config: a GemmConfig of the product, tile_n a multiple of 64; None: the default one.
 
     w is converted inside the kernel and sums are in FP32, as in `scaled_mm`.  The logits stay in FP32, in
     `out` if that is FP32, else in memory of their own; their largest and their sums of exponentials come
@@ -46,7 +55,7 @@ def dequant_softmax(
     gives NaN.  a and bias are copied if they do not merge to a matrix of all rows, and the result is if
     `out` does not.
 
-    Raises TypeError (types, dtypes), ValueError (shapes, overlap, scale_w, devices).  Error bound:
+    Raises TypeError (types, dtypes), ValueError (shapes, overlap, scale_w, config, devices).  Error bound:
     `reference.dequant_softmax_bound`.
     """
     target = arguments.target_of("a", a)
@@ -82,7 +91,7 @@ def dequant_softmax(
         statistics = xp.empty((rows, num_sets, 2), np.float32)
         operands = {"a": a.reshape(rows, a.shape[-1]), "b": w, "bias": bias, "scale_b": scale}
         matmul.run(
-            target, operands, (rows, n), dtypes.float32, logits, None, alpha=number,
+            target, operands, (rows, n), dtypes.float32, logits, config, alpha=number,
             kernel="dequant_softmax", extra={"statistics": statistics},
         )  # fmt: skip
         _normalize(target, logits, statistics, result)

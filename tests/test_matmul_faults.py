@@ -43,20 +43,19 @@ FAULTS = {
         "padded rows",
     ),
     "fragments used before they are there": Fault(
-        "gemm.cu",
+        "parts/gemm_tile.cuh",
         "        sync_warp();\n        const int row = warp.lane / kRuns",
         "        const int row = warp.lane / kRuns",
         "tails",
     ),
     "slices added before they are there": Fault(
-        "gemm.cu",
-        "        sync_block();\n#pragma unroll\n        for (int f = 0; f < kFragments; ++f) {\n"
-        "            if (f % kGridK",
-        "#pragma unroll\n        for (int f = 0; f < kFragments; ++f) {\n            if (f % kGridK",
+        "parts/gemm_tile.cuh",
+        "        sync_block();\n#pragma unroll\n        for (int f = 0; f < kFragments; ++f) {\n            if (place_of(f)",
+        "#pragma unroll\n        for (int f = 0; f < kFragments; ++f) {\n            if (place_of(f)",
         "tails",
     ),
     "the first slice twice": Fault(
-        "gemm.cu",
+        "parts/gemm_tile.cuh",
         "for (int k = 1; k < kGridK; ++k) sum",
         "for (int k = 0; k < kGridK; ++k) sum",
         "tails",
@@ -98,9 +97,9 @@ FAULTS = {
         "tails",
     ),
     "a row's offset in 32 bits": Fault(
-        "gemm.cu",
-        "offset(kA) + task.row * params.a.row, params.a_dtype)",
-        "int(offset(kA) + task.row * params.a.row), params.a_dtype)",
+        "parts/gemm_tile.cuh",
+        "offset(kA) + task.row * params.a.strides.row, params.a.dtype)",
+        "int(offset(kA) + task.row * params.a.strides.row), params.a.dtype)",
         "large offsets",
     ),
     "the batch's dims in the wrong order": Fault(
@@ -116,13 +115,13 @@ FAULTS = {
         "many tiles",
     ),
     "the last split is lost": Fault(
-        "gemm.cu",
+        "parts/gemm_tile.cuh",
         "split < params.splits; ++split",
         "split < params.splits - 1; ++split",
         "long sums",
     ),
     "a split reads into the next": Fault(
-        "gemm.cu",
+        "parts/gemm_tile.cuh",
         "last_k < params.k ? last_k : params.k, warp",
         "params.k, warp",
         "long sums",
@@ -151,14 +150,14 @@ FAULTS = {
     ),
     "a block's scale is the first one's": Fault(
         "parts/mainloop.cuh",
-        "x *= a[row * a_row + block * a_k];",
-        "x *= a[row * a_row];",
+        "x *= a[row * a_strides.row + block * a_strides.col];",
+        "x *= a[row * a_strides.row];",
         "scales",
     ),
     "columns' blocks counted from the tile": Fault(
         "parts/mainloop.cuh",
-        "(first_col + col) / kBlockK * b_col",
-        "col / kBlockK * b_col",
+        "(first_col + col) / kBlockK * strides.col",
+        "col / kBlockK * strides.col",
         "scales",
     ),
     "promoted sums are counted again": Fault(
