@@ -56,8 +56,9 @@ class AttentionProblem:
         return f"{shape}{' causal' if self.causal else ''} {self.dtype}"
 
     @property
-    def general(self) -> bool:
-        return self.mask is not None or (self.scale is not None and self.scale <= 0)
+    def mode(self) -> int:
+        kind = (None, "bool", "bias", "block").index(self.mask)  # attention_plan's numbers
+        return attention_plan.mask_mode(kind, self.scale)
 
 
 def _draw_problem(draw: Draw) -> AttentionProblem:
@@ -99,7 +100,7 @@ def _bench_sizes(shape: tuple[int, ...], dtype: str) -> tuple[int, int, int, int
             f"causal 0 or 1; got {shape}"
         )
     dtypes.resolve(dtype, "dtype", attention_plan.DTYPES)
-    b, h, s, d, causal, h_kv = (*shape, 0, shape[1])[:6] if len(shape) < 6 else shape
+    b, h, s, d, causal, h_kv = (*shape, *(0, shape[1])[len(shape) - 4 :])
     return b, h, h_kv, s, d, bool(causal)
 
 
@@ -222,7 +223,12 @@ def _head_dim(problem: Any) -> int:
 
 
 def _configs(problem: AttentionProblem, arch: str) -> tuple[AttentionConfig, ...]:
-    return (attention_plan.choose_config(_head_dim(problem), problem.general, arch),)
+    sq = (
+        max((q for q, _ in problem.lengths), default=0)
+        if hasattr(problem, "lengths")
+        else problem.sq
+    )
+    return attention_plan.configs(_head_dim(problem), problem.mode, arch, sq)
 
 
 def _variant(problem: AttentionProblem, config: AttentionConfig) -> Variant:
@@ -230,7 +236,7 @@ def _variant(problem: AttentionProblem, config: AttentionConfig) -> Variant:
     if problem.algorithm == "naive":
         return attention_plan.naive_variant(dtype)
     half = problem.qk_accumulate == "float16"
-    return attention_plan.flash_variant(dtype, _head_dim(problem), problem.general, half, config)
+    return attention_plan.flash_variant(dtype, _head_dim(problem), problem.mode, half, config)
 
 
 def _sample(
@@ -296,8 +302,8 @@ class VarlenProblem:
         return f"{len(self.lengths)} sequences, {rows}x{self.h}x{self.d} {self.dtype}"
 
     @property
-    def general(self) -> bool:
-        return self.scale is not None and self.scale <= 0
+    def mode(self) -> int:
+        return attention_plan.mask_mode(attention_plan.NO_MASK, self.scale)
 
 
 def _draw_varlen(draw: Draw) -> VarlenProblem:
@@ -382,7 +388,11 @@ def _varlen_sample(
 
 
 def _varlen_variants(arch: str) -> tuple[Variant, ...]:
-    return tuple(v for v in attention_plan.variants(arch) if v.kernel == "attention")
+    return tuple(
+        v
+        for v in attention_plan.variants(arch)
+        if v.kernel == "attention" and dict(v.constants)["kMaskMode"] < 2
+    )
 
 
 VARLEN_OP = replace(

@@ -14,6 +14,7 @@ import numpy as np
 from kernels_cu import Variant
 
 from . import dtypes, plans
+from .choice import choose
 from .jit import get_kernel
 from .rows import DTYPE_CODES
 from .targets import Kernel, Target, by_value
@@ -25,6 +26,7 @@ NO_MASK, BOOL_MASK, BIAS_MASK, BLOCK_MASK = range(4)  # attention_mask.cuh: Mask
 _LOG2_E = math.log2(math.e)
 _L2_BYTES = 24 * 2**20  # keys and values that half of an L2 cache holds
 _NAIVE_THREADS = 256
+_MANY = 2**31  # queries
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,14 @@ class AttentionConfig:
     def shared_bytes(self, head_dim: int) -> int:
         """Dynamic shared memory (attention.cu: AttentionStorage)."""
         return 2 * head_dim * (self.tile_m + 4 * self.tile_n)
+
+
+def mask_mode(kind: int, scale: float | None) -> int:
+    """kMaskMode of attention.cu: 2 for blocks, 1 for arrays and for scores that are scaled before the
+    softmax, else 0."""
+    if kind == BLOCK_MASK:
+        return 2
+    return int(kind != NO_MASK or (scale is not None and scale <= 0))
 
 
 def padded_head_dim(head_dim: int, head_dim_v: int) -> int:
@@ -61,8 +71,8 @@ def refusal(config: AttentionConfig, head_dim: int, arch: str) -> str | None:
     return None
 
 
-def choose_config(head_dim: int, general: bool, arch: str) -> AttentionConfig:
-    """The config for heads that are padded to head_dim; general: of kGeneral's kernels.
+def choose_config(head_dim: int, mode: int, arch: str) -> AttentionConfig:
+    """The config for heads that are padded to head_dim; mode: mask_mode's.
 
     Warps of 32 queries read keys and values from shared memory half as often as those of 16; where their
     registers do not hold that, or a block's shared memory, tiles are smaller.
@@ -78,9 +88,9 @@ def choose_config(head_dim: int, general: bool, arch: str) -> AttentionConfig:
         return AttentionConfig(128, 64, 4)
     if head_dim == 128:
         blackwell = arch in ("sm_100a", "sm_103a", "sm_120a", "sm_121a")
-        if general and blackwell:
+        if mode and blackwell:
             return less
-        whole = not general and arch in ("sm_80", "sm_90a")
+        whole = not mode and arch in ("sm_80", "sm_90a")
         return AttentionConfig(128, 64 if whole else 32, 4)
     for config in (AttentionConfig(128, 64, 8), AttentionConfig(128, 32, 8)):
         if refusal(config, head_dim, arch) is None:
@@ -88,8 +98,20 @@ def choose_config(head_dim: int, general: bool, arch: str) -> AttentionConfig:
     return less
 
 
+def configs(head_dim: int, mode: int, arch: str, sq: int = _MANY) -> tuple[AttentionConfig, ...]:
+    """The configs for heads that are padded to head_dim and sq queries, the default first."""
+    large = choose_config(head_dim, mode, arch)
+    if arch.startswith("gfx") or (mode and arch != "host"):
+        return (large,)
+    if arch == "host":
+        return large, AttentionConfig(128, 32, 4)
+    small = AttentionConfig(64, 32 if head_dim == 256 else 64, 4)
+    both = (small, large) if sq <= small.tile_m else (large, small)
+    return tuple(dict.fromkeys(both))
+
+
 def flash_variant(
-    dtype: np.dtype, head_dim: int, general: bool, half_scores: bool, config: AttentionConfig
+    dtype: np.dtype, head_dim: int, mode: int, half_scores: bool, config: AttentionConfig
 ) -> Variant:
     return Variant(
         "attention",
@@ -98,7 +120,7 @@ def flash_variant(
             ("kHeadDim", head_dim),
             ("kTileM", config.tile_m),
             ("kTileN", config.tile_n),
-            ("kGeneral", general),
+            ("kMaskMode", mode),
             ("kHalfScores", half_scores),
         ),
         32 * config.num_warps,
@@ -112,10 +134,11 @@ def naive_variant(dtype: np.dtype) -> Variant:
 def variants(arch: str) -> tuple[Variant, ...]:
     """Every variant on an architecture."""
     flash = [
-        flash_variant(dtype, head_dim, general, half_scores, choose_config(head_dim, general, arch))
+        flash_variant(dtype, head_dim, mode, half_scores, config)
         for dtype in DTYPES
         for head_dim in HEAD_DIMS
-        for general in (False, True)
+        for mode in range(3)
+        for config in configs(head_dim, mode, arch)
         for half_scores in ((False, True) if has_half_scores(dtype, arch) else (False,))
     ]
     return (*flash, *map(naive_variant, DTYPES))
@@ -136,8 +159,8 @@ _PARAMS = np.dtype(  # attention_task.cuh: AttentionParams
         *((n, np.int64) for n in ("tiles", "heads_per_section", "total_q", "total_k")),
         ("mask_strides", np.int64, 4),
         *((n, np.int64) for n in ("block_stride_b", "block_stride_h")),
-        *((n, np.int32) for n in ("mask_kind", "mask_dtype", "q_block", "kv_block", "q_blocks")),
-        *((n, np.int32) for n in ("kv_blocks", "block_causal_offset", "mask_padding")),
+        *((n, np.int32) for n in ("mask_kind", "mask_dtype", "q_shift", "kv_shift")),
+        *((n, np.int32) for n in ("kv_blocks", "block_causal_offset")),
         *((n, np.float32) for n in ("score_scale", "exponent_scale", "unit")),
         *((n, np.int32) for n in ("prescale", "causal", "offset", "bottom_right", "padding")),
     ]
@@ -145,13 +168,13 @@ _PARAMS = np.dtype(  # attention_task.cuh: AttentionParams
 
 
 class MaskPlace(NamedTuple):
-    """A mask without its arrays.  An array: strides in elements, of (B, H, Sq, Sk).  Blocks: their sizes and
-    numbers, and the strides of b and h in rows of blocks."""
+    """A mask without its arrays.  An array: strides in elements, of (B, H, Sq, Sk).  Blocks: the
+    logarithms of their sizes, how many there are along the keys, and the strides of b and h in rows of blocks."""
 
     kind: int = NO_MASK
     dtype: np.dtype | None = None
     strides: tuple[int, ...] = (0, 0, 0, 0)
-    blocks: tuple[int, ...] = (0, 0, 0, 0)
+    blocks: tuple[int, int, int] = (0, 0, 0)
     block_strides: tuple[int, int] = (0, 0)
     causal_offset: int = 0
 
@@ -185,8 +208,8 @@ class AttentionTask(NamedTuple):
     naive: bool = False
 
     @property
-    def general(self) -> bool:
-        return self.mask.kind != NO_MASK or self.scale <= 0
+    def mode(self) -> int:
+        return mask_mode(self.mask.kind, self.scale)
 
     @property
     def prescale(self) -> bool:
@@ -224,7 +247,7 @@ def attention_plan(
     t = task
     head_dim = padded_head_dim(t.head_dim, t.head_dim_v)
     if config is None:
-        config = choose_config(head_dim, t.general, target.arch)
+        config = _chosen(target, t, head_dim)
     elif not isinstance(config, AttentionConfig):
         raise TypeError(f"config must be an AttentionConfig; got {type(config).__name__}")
     elif reason := refusal(config, head_dim, target.arch):
@@ -247,7 +270,7 @@ def attention_plan(
     m = t.mask
     params["mask_strides"], params["mask_kind"] = m.strides, m.kind
     params["mask_dtype"] = DTYPE_CODES.get(m.dtype, 0)
-    for name, value in zip(("q_block", "kv_block", "q_blocks", "kv_blocks"), m.blocks, strict=True):
+    for name, value in zip(("q_shift", "kv_shift", "kv_blocks"), m.blocks, strict=True):
         params[name] = value
     params["block_stride_b"], params["block_stride_h"] = m.block_strides
     params["block_causal_offset"] = m.causal_offset
@@ -266,9 +289,26 @@ def attention_plan(
             raise ValueError(f"the naive algorithm has {rows * t.sk} scores, too many for it")
         kernel = get_kernel(target, naive_variant(t.dtype))
         return AttentionPlan(kernel, 0, 0, by_value(params), grids, rows * (t.sk + 1))
-    variant = flash_variant(t.dtype, head_dim, t.general, t.half_scores, config)
+    variant = flash_variant(t.dtype, head_dim, t.mode, t.half_scores, config)
     kernel = get_kernel(target, variant)
     return AttentionPlan(kernel, grid, config.shared_bytes(head_dim), by_value(params), None, 0)
+
+
+def _chosen(target: Target, task: AttentionTask, head_dim: int) -> AttentionConfig:
+    t = task
+    if t.naive:
+        return choose_config(head_dim, t.mode, target.arch)
+    sizes = {"heads": t.batch * t.heads, "sq": t.sq, "sk": t.sk}
+    kind = {
+        "dtype": t.dtype.name, "d": t.head_dim, "dv": t.head_dim_v, "causal": t.offset is not None,
+        "mask": t.mask.kind, "packed": t.totals is not None, "half_scores": t.half_scores,
+        "prescale": t.prescale,
+    }  # fmt: skip
+    return choose(
+        "attention", target, sizes, kind,
+        lambda: configs(head_dim, t.mode, target.arch, t.sq),
+        lambda config: flash_variant(t.dtype, head_dim, t.mode, t.half_scores, config),
+    )  # fmt: skip
 
 
 def _heads_per_section(task: AttentionTask) -> int:

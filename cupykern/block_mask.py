@@ -43,7 +43,9 @@ class BlockMask:
     ):
         """kv_num_blocks and kv_indices follow from block_mask_types.
 
-        Raises TypeError (dtypes, kinds of arrays) and ValueError (shapes, block sizes).
+        The contents of numpy arrays are checked; in cupy arrays unknown types, and partial blocks where
+        there are no tiles, become masked, and numbers of tiles are clamped to those that there are.
+        Raises TypeError (dtypes, kinds of arrays) and ValueError (shapes, block sizes, contents).
         """
         _check_sizes(seq_len_q, seq_len_k, q_block, kv_block)
         arguments.target_of("block_mask_types", block_mask_types)
@@ -64,6 +66,16 @@ class BlockMask:
             if x.shape != right:
                 raise ValueError(f"{name} must have shape {right}; got {x.shape}")
         xp = namespace(block_mask_types)
+        count = len(partial_tiles)
+        partial = block_mask_types == PARTIAL
+        known = (block_mask_types < PARTIAL) | (partial if count else False)
+        numbers = xp.clip(partial_indices, 0, max(count - 1, 0))
+        if xp is np and not known.all():
+            raise ValueError("block_mask_types must be 0 to 3, and 3 only where there are tiles")
+        if xp is np and (numbers != partial_indices)[partial].any():
+            raise ValueError(f"partial_indices must be 0 to {count - 1} where blocks are partial")
+        block_mask_types = xp.where(known, block_mask_types, np.uint8(MASKED))
+        partial_indices = numbers.astype(np.int32)
         self.seq_len_q, self.seq_len_k = seq_len_q, seq_len_k
         self.q_block, self.kv_block = q_block, kv_block
         self.causal_offset = causal_offset

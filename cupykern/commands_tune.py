@@ -142,7 +142,8 @@ def sweep(
     A config is how a kernel cuts up its work: tiles, threads, stages.  Each one is compiled, verified
     against FP64 and timed in turns with the one that the op would choose; the best are then timed
     again, all in turns.  What does not compile, is wrong or crashes is a row with its reason.  Every
-    result is in the trace at once: after Ctrl-C, --resume goes on.
+    result is in the trace at once: after Ctrl-C, --resume goes on.  Without --shapes and --sizes it is
+    the op's first bench shape.
 
     \b
     Example: cupykern sweep matmul --sizes 4096,8192 --dtype float16 --configs "stages=2,3,4"
@@ -174,7 +175,7 @@ def sweep(
 @jobs_option
 @seed_option
 @click.option("--list", "show", is_flag=True, help="Only print what is kept.")
-@click.option("--forget", is_flag=True, help="Remove what is kept: OP's kernels, or all.")
+@click.option("--forget", is_flag=True, help="Remove what is kept for OP, or all.")
 @click.option("--built-in", "sweeps", multiple=True, type=click.Path(exists=True, dir_okay=False),
               help="Write the rows that come with the package anew, from these sweeps.")  # fmt: skip
 @wait_option
@@ -196,7 +197,8 @@ def tune(
 
     What is kept is in a file of your cache directory.  A later call of the op with the same dtypes and
     about the same sizes uses it, until the kernels' source changes.  CUPYKERN_TUNE=0 ignores the file,
-    CUPYKERN_TUNE=1 tunes what it lacks at the first call.
+    CUPYKERN_TUNE=1 tunes what it lacks at the first call.  Without --shapes and --sizes it is the op's
+    first bench shape.
 
     \b
     Example: cupykern tune softmax --shapes "4096,4096;32768,1024" --dtype float16

@@ -18,6 +18,7 @@ from .product import INNER, OUTER, STRIDED, GemmTask
 from .scaled_mm import (
     NVFP4,
     ReadOperand,
+    arrays_and_numbers,
     blocked_groups,
     check_scales,
     product_of_scales,
@@ -61,6 +62,13 @@ def dual_gemm_silu(
     Raises TypeError (types, dtypes) and ValueError (shapes, overlap, scales, policy, config, devices).
     Error bound: `reference.dual_gemm_silu_bound`.
     """
+    scales, numbers = arrays_and_numbers(scale_a=scale_a, scale_b=scale_b1, scale_b2=scale_b2)
+    arrays = {"a": a, "b": b1, "b2": b2, **scales}
+    key, found = matmul.run_warm(
+        "dual_gemm_silu", arrays, (*numbers, policy, out_dtype, config), out
+    )
+    if found is not None:
+        return found
     target = arguments.target_of("a", a.data if isinstance(a, NvFp4) else a)
     pairs = (("a", a, scale_a), ("b1", b1, scale_b1), ("b2", b2, scale_b2))
     x, y1, y2 = (read_operand(name, value, scale, a) for name, value, scale in pairs)
@@ -85,6 +93,7 @@ def dual_gemm_silu(
         out_dtype,
         out,
         config,
+        key,
         alpha=alpha,
         alpha2=alpha2,
         block_scales=blocks,

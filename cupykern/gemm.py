@@ -45,6 +45,7 @@ from .targets.limits import max_shared_bytes, multiprocessors
 
 _WHOLE, _PARTIAL, _REDUCE = (np.int64(i) for i in range(3))  # gemm_tile.cuh: Pass
 _MAX_SPLITS = 64
+_ALL_OF_K = 2**30  # no sum is promoted before its end
 _FP8_ARCHS = ("sm_89", "sm_100a", "sm_120a", "host")
 
 
@@ -111,6 +112,10 @@ def refusal(config: AnyConfig, task: GemmTask, arch: str) -> str | None:
         task.a in FP8 and task.b in FP8 and STRIDED not in (task.layout_a, task.layout_b)
     ):
         return "fp8 is for two FP8 operands that lie along k"
+    if task.half_sums and not task.a == task.b == dtypes.float16:
+        return f"only FP16 products are summed in FP16; got {task.a} and {task.b}"
+    if task.half_sums and arch.startswith("gfx"):
+        return f"{arch} does not sum in FP16"
     if c.fp8 and arch not in _FP8_ARCHS:
         return f"{arch} does not multiply FP8"
     if _promote_k(task, c) % c.tile_k:
@@ -144,6 +149,13 @@ def refusal(config: AnyConfig, task: GemmTask, arch: str) -> str | None:
     return None
 
 
+def half_sums_task(task: GemmTask) -> GemmTask:
+    """`task` with sums in FP16: with columns of a in memory it is rare, and has no variants of its own."""
+    layouts = (task.layout_a, task.layout_b)
+    layouts = layouts if task.layout_a == INNER else (STRIDED, STRIDED)
+    return replace(task, half_sums=True, layout_a=layouts[0], layout_b=layouts[1])
+
+
 def check_config(config: Any, task: GemmTask, arch: str) -> None:
     """Raises TypeError and ValueError, with the reason, for a config that cannot compute `task`."""
     if not isinstance(config, AnyConfig):
@@ -165,6 +177,7 @@ def tuned_config(task: GemmTask, target: Target) -> AnyConfig:
             "layouts": f"{t.layout_a}{t.layout_b}",
             "blocks": t.block_scales,
             "tma": t.tma,
+            "half_sums": t.half_sums,
         },
         lambda: configs(task, target.arch, target.multiprocessors),
         lambda config: variant(task, config),
@@ -271,6 +284,8 @@ def configs(task: GemmTask, arch: str, blocks: int | None = None) -> tuple[AnyCo
 def _portable_configs(task: GemmTask, arch: str) -> tuple[GemmConfig, ...]:
     tiles_of = _dual_tiles if task.products == 2 else _tiles
     tiles = tiles_of(arch, task.a, task.b, task.layout_a, task.layout_b, task.block_scales)
+    if task.half_sums:  # few variants for what is rare
+        tiles = tiles[:1]
     fitting = [tile for tile in tiles if refusal(tile, task, arch) is None]
     chosen = next((tile for tile in fitting if _fills(tile, task)), fitting[-1])
     split = _split(chosen, task, arch)
@@ -316,6 +331,8 @@ def element_types(task: GemmTask, config: GemmConfig) -> tuple[np.dtype, np.dtyp
 
 
 def _promote_k(task: GemmTask, config: GemmConfig) -> int:
+    if task.half_sums:
+        return _ALL_OF_K
     return BLOCK if config.fp8 or task.block_scales else 0
 
 
@@ -343,6 +360,7 @@ def variant(task: GemmTask, config: AnyConfig) -> Variant:
             ("kLayoutB", task.layout_b),
             ("kFinishRounds", c.finish_rounds),
             ("kPromoteK", _promote_k(task, c)),
+            ("kHalfSums", task.half_sums),
         ),
         c.num_threads,
     )
@@ -401,6 +419,8 @@ def gemm_plan(
     size = math.prod(p.batch)
     scaled = any(scale is not None for scale in (p.scale_a, p.scale_b, p.scale_b2))
     task = make_task(p.a, p.b, size, p.m, p.n, p.k, p.block_scales, p.kernel, p.b2, scaled)
+    if p.half_sums:
+        task = half_sums_task(task)
     if config is None:
         config = tuned_config(task, target)
     check_config(config, task, target.arch)

@@ -153,6 +153,8 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
     c = config
     if arch not in ARCHS:
         return f"{arch} has neither TMA nor wgmma"
+    if task.half_sums:
+        return "Hopper's main loops sum in FP32"
     if dtypes.float32 in (task.a, task.b):
         return "Hopper's main loops do not multiply float32"
     fp8 = task.a in FP8 and task.b in FP8

@@ -59,6 +59,8 @@ def matmul(
         where it is allowed, else float32.
     out: array to write into, of the result's shape and dtype and apart from all operands.
     config: a GemmConfig or HopperConfig; None: the measured one.
+    accumulate: "float16" sums products of float16 in FP16, which GeForce-class chips do faster; a partial
+        sum beyond 65504 is infinite.  Not on AMD.
 
     Sums in FP32 (int8: in int32, exactly, so K is at most 131071), FP32 inputs without TF32; the
     epilogue in FP32, one rounding at the end.  K = 0 gives the epilogue of zero.  Any strides: operands
@@ -68,10 +70,14 @@ def matmul(
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, alpha, config, devices) and
     NotImplementedError.  Error bound: `reference.matmul_bound`.
     """
+    arrays = {"a": a, "b": b, "bias": bias, "residual": residual}
+    options = (activation, alpha, out_dtype, accumulate, config)
+    key, y = run_warm("matmul", arrays, options, out)
+    if y is not None:
+        return y
     target = arguments.target_of("a", a)
     arguments.same_place("b", b, a, "a")
-    if accumulate != "float32":
-        raise _accumulate_error(accumulate)
+    half_sums = _check_accumulate(accumulate, a.dtype, b.dtype, target)
     for name, x in (("a", a), ("b", b)):
         dtypes.resolve(x.dtype, f"{name}'s dtype", INPUTS)
     alpha = arguments.finite_float("alpha", alpha, 1.0)
@@ -83,7 +89,28 @@ def matmul(
     residual = check_addend("residual", residual, a, shape)
     check_activation(activation)
     operands = {"a": a, "b": b, "bias": bias, "residual": residual}
-    return run(target, operands, shape, out_dtype, out, config, alpha=alpha, activation=activation)
+    return run(
+        target, operands, shape, out_dtype, out, config, key, alpha=alpha, activation=activation,
+        half_sums=half_sums,
+    )  # fmt: skip
+
+
+def run_warm(
+    function: str, arrays: dict[str, Any], options: tuple[Any, ...], out: Any
+) -> tuple[Any, Any]:
+    """(key for `run`, the result if a call like this is known, else None).
+
+    arrays: by their names in `product.ARRAYS`, or None.  options: all other arguments.
+    """
+    key, known = plans.find(function, tuple(arrays.values()), options, out)
+    if known is None:
+        return key, None
+    target, plan, names, shape, out_dtype = known
+    with arguments.on_device(target):
+        y = target.xp.empty(shape, out_dtype) if out is None else out
+        arrays["out"] = y
+        plan.launch(target.xp, tuple(map(arrays.get, names)))
+    return key, y
 
 
 def run(
@@ -93,11 +120,13 @@ def run(
     out_dtype: np.dtype,
     out: Any,
     config: AnyConfig | None,
+    key: Any = None,
     **options: Any,
 ) -> Any:
     """Launch a product whose arguments are checked.
 
-    operands: the arrays of `product.ARRAYS`, absent or None where there is none.  options: the other
+    operands: the arrays of `product.ARRAYS`, absent or None where there is none.  key: run_warm's, if
+    these are the arrays that it was given, or views that begin where they do.  options: the other
     fields of Product; `blocked`, the names of operands that are scales in blocks; `k`, if a's columns
     are not K; `extra`, other arrays that the kernel takes, by name.
     """
@@ -111,6 +140,7 @@ def run(
         matrices = {name: product.matrix(x, shape[:-2]) for name, x in arrays.items()}
         for name, found in matrices.items():
             if found is None:  # rare: a stride of some odd number of bytes
+                key = None
                 arrays[name] = target.xp.array(arrays[name], order="C")
                 matrices[name] = product.matrix(arrays[name], shape[:-2])
         place = product.matrix(y, shape[:-2])
@@ -137,7 +167,9 @@ def run(
                 run(target, part, shape[1:], out_dtype, y[i], config, **options)
             return y
         arrays |= {"out": y, **extra}
-        plan.launch(target.xp, tuple(map(arrays.get, product.ARRAYS[call.kernel])))
+        names = product.ARRAYS[call.kernel]
+        plans.remember(key, (target, plan, names, shape, out_dtype))
+        plan.launch(target.xp, tuple(map(arrays.get, names)))
     return y
 
 
@@ -149,10 +181,19 @@ def _plan(target: Target, call: Product, config: AnyConfig | None) -> GemmPlan |
 # --- arguments -----------------------------------------------------------------------------------
 
 
-def _accumulate_error(accumulate: Any) -> Exception:
-    if accumulate == "float16":
-        return NotImplementedError("accumulate='float16' is not there yet; sums are in FP32")
-    return ValueError(f"accumulate must be 'float32' or 'float16'; got {accumulate!r}")
+def _check_accumulate(accumulate: Any, a: np.dtype, b: np.dtype, target: Target) -> bool:
+    """Whether to sum in FP16.  Raises ValueError, NotImplementedError."""
+    if accumulate not in ("float32", "float16"):
+        raise ValueError(f"accumulate must be 'float32' or 'float16'; got {accumulate!r}")
+    if accumulate == "float32":
+        return False
+    if not a == b == dtypes.float16:
+        raise NotImplementedError(
+            f"accumulate='float16' is for products of float16 alone; got {a} and {b}"
+        )
+    if target.name == "hip":
+        raise NotImplementedError("accumulate='float16': AMD's matrix cores do not sum in FP16")
+    return True
 
 
 @lru_cache(maxsize=1024)
@@ -390,7 +431,18 @@ def variants(
                 task = GemmTask(1, 4096, 4096, 4096, a, b, *layouts, block_scales)
                 for config in gemm.configs(task, arch):
                     found[gemm.variant(task, config)] = None
+                half_sums = gemm.half_sums_task(task)
+                for config in (
+                    gemm.configs(half_sums, arch) if sums_in_half(half_sums, arch) else ()
+                ):
+                    found[gemm.variant(half_sums, config)] = None
     return tuple(found)
+
+
+def sums_in_half(task: GemmTask, arch: str) -> bool:
+    """Whether `arch` has variants of the task that sum in FP16."""
+    plain = task.a == task.b == dtypes.float16 and not task.block_scales
+    return plain and not arch.startswith("gfx")
 
 
 def task_of(problem: MatmulProblem, block_scales: bool = False) -> GemmTask:

@@ -70,7 +70,7 @@ class Op:
 
     name: str
     run: Callable[..., Any]
-    """The public function."""
+    """The public function.  `config=` takes the place of what its plan asks choice.choose for."""
     reference: Callable[..., tuple[Any, ...]]
     """FP64 outputs (a tuple, also of one) for the arguments of `run`, in their array namespace."""
     bound: Callable[..., tuple[Bound, ...]]

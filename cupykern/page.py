@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from . import figures, report
-from .sweep import ranking, short_names
 from .trace import by_problem, read
+from .trials import ranking, short_names
 
 _MAX_CONFIGS = 10  # columns of a heat map
 _HEAD = """<!doctype html>
@@ -54,8 +54,10 @@ th, td {{ padding: .2rem .6rem; border-bottom: 1px solid var(--faint); text-alig
 
 
 def digest(folder: Path) -> str:
-    """Of the results that a page is made of."""
+    """Of the results that a page is made of, and of what draws them."""
     found = hashlib.sha256()
+    for source in (__file__, figures.__file__, report.__file__):
+        found.update(Path(source).read_bytes())
     for path in sorted(folder.glob("*.json")):
         found.update(path.name.encode() + b"\0" + path.read_bytes())
     return found.hexdigest()[:16]

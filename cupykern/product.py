@@ -165,6 +165,7 @@ class Product(NamedTuple):
     (alpha2 * (scale_a * a) @ (scale_b2 * b2)).
 
     block_scales: scale_a and scale_b hold one number for every 128 of k (and 128 columns of b).
+    half_sums: FP16 products are summed in FP16.
     groups_a, groups_b, groups_b2: of NVFP4 operands.  policy: dual_gemm.cu's.
     """
 
@@ -182,6 +183,7 @@ class Product(NamedTuple):
     alpha: float
     activation: str | None
     block_scales: bool = False
+    half_sums: bool = False
     groups_a: Groups | None = None
     groups_b: Groups | None = None
     b2: Matrix | None = None
@@ -212,6 +214,7 @@ class GemmTask:
     block_scales: bool = False
     tma: bool = True
     kernel: str = "gemm"
+    half_sums: bool = False
 
     @property
     def products(self) -> int:

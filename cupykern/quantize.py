@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from . import arguments, arrays, dtypes, inputs, reference
+from . import arguments, arrays, dtypes, inputs, plans, reference
 from .choice import choose
 from .jit import get_kernel
 from .op import Call, Draw, Op, Work
@@ -36,6 +37,7 @@ from .targets import Target, by_value
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 GRANULARITIES = ("tensor", "row", "column", "block")
+_Launch = Callable[[tuple[Any, Any, Any]], None]
 
 _PARAMS = np.dtype(  # quantize.cu: QuantizeParams
     [
@@ -91,6 +93,14 @@ def quantize(
     Raises TypeError (types, dtypes) and ValueError (dims, granularity, block, config).  Error bound:
     `reference.quantize_bound`.
     """
+    key, known = plans.find("quantize", (x,), (dtype, granularity, block, config))
+    if known is not None:
+        target, code, scale_shape, launch = known
+        with arguments.on_device(target):
+            values = arrays.empty_of(target.xp, x.shape, code)
+            scale = target.xp.empty(scale_shape, np.float32)
+            launch((x, values, scale))
+        return values, scale
     target = arguments.target_of("x", x)
     code = _check(x, dtype, granularity, block)
     with arguments.on_device(target):
@@ -98,8 +108,12 @@ def quantize(
         if x.size == 0:
             return arrays.empty_of(target.xp, x.shape, code), target.xp.ones(shape, np.float32)
         if granularity == "block":
-            return _run_tiles(target, x, code, block, config)
-        return _run_rows(target, x, code, granularity, config)
+            values, scale, launch = _run_tiles(target, x, code, block, config)
+        else:
+            values, scale, launch = _run_rows(target, x, code, granularity, config)
+        if x.flags.c_contiguous:  # else there may have been a copy
+            plans.remember(key, (target, code, scale.shape, launch))
+        return values, scale
 
 
 def _check(x: Any, dtype: Any, granularity: str, block: tuple[int, int]) -> np.dtype:
@@ -161,7 +175,8 @@ def _layout(x: Any, y: Any, scale: Any, granularity: str) -> RowLayout | None:
 
 def _run_rows(
     target: Target, x: Any, code: np.dtype, granularity: str, config: RowConfig | None
-) -> tuple[Any, Any]:
+) -> tuple[Any, Any, _Launch]:
+    """(values, scale, how they were made of x)"""
     xp = target.xp
     if x.flags.c_contiguous or granularity == "tensor":
         y = arrays.empty_of(xp, x.shape, code)
@@ -190,7 +205,8 @@ def _run_rows(
     shared_bytes = config.shared_bytes(x.itemsize)
     plan = row_plan(target, variant, config, layout, params, 4, shared_bytes)
     plan.launch(xp, (rows_x, rows_y, scale))
-    return y, scale.reshape(()) if granularity == "tensor" else scale
+    scale = scale.reshape(()) if granularity == "tensor" else scale
+    return y, scale, lambda given: plan.launch(xp, given)
 
 
 # --- tiles -------------------------------------------------------------------------------------
@@ -222,7 +238,8 @@ def _tile_refusal(config: RowConfig, default: RowConfig) -> str | None:
 
 def _run_tiles(
     target: Target, x: Any, code: np.dtype, block: tuple[int, int], config: RowConfig | None
-) -> tuple[Any, Any]:
+) -> tuple[Any, Any, _Launch]:
+    """As `_run_rows`."""
     xp = target.xp
     y = arrays.empty_of(xp, x.shape, code)
     scale = xp.empty(_scale_shape(x.shape, "block", block), np.float32)
@@ -270,8 +287,9 @@ def _run_tiles(
     params["y_row"], params["y_col"] = y_place.strides[-2:]
     params["dtype"] = DTYPE_CODES[code]
     kernel = get_kernel(target, row_variant("quantize_tiles", x.dtype, config))
-    kernel(-(-scale.size // config.rows_per_block), (x, y_view, scale, by_value(params)))
-    return y, scale
+    grid, struct = -(-scale.size // config.rows_per_block), by_value(params)
+    kernel(grid, (x, y_view, scale, struct))
+    return y, scale, lambda given: kernel(grid, (*given, struct))
 
 
 # --- the op's record ---------------------------------------------------------------------------

@@ -54,6 +54,13 @@ def scaled_mm(
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, scales, config, devices).  Error
     bound: `reference.scaled_mm_bound`.
     """
+    scales, numbers = arrays_and_numbers(scale_a=scale_a, scale_b=scale_b)
+    arrays = {"a": a, "b": b, "bias": bias, **scales}
+    key, found = matmul.run_warm(
+        "scaled_mm", arrays, (*numbers, activation, out_dtype, config), out
+    )
+    if found is not None:
+        return found
     if isinstance(a, NvFp4) and not isinstance(b, NvFp4):
         return _transposed(a, b, scale_a, scale_b, bias, activation, out_dtype, out, config)
     target = arguments.target_of("a", a.data if isinstance(a, NvFp4) else a)
@@ -80,12 +87,21 @@ def scaled_mm(
         out_dtype,
         out,
         config,
+        key,
         alpha=alpha,
         activation=activation,
         block_scales=blocks,
         k=x.shape[-1],
         blocked=blocked_groups({"groups_a": x, "groups_b": y}),
     )
+
+
+def arrays_and_numbers(**scales: Any) -> tuple[dict[str, Any], tuple[Any, ...]]:
+    """The scales that are arrays, by name, and those that are numbers; None in place of the others."""
+    is_number = [scale is None or isinstance(scale, (int, float)) for scale in scales.values()]
+    pairs = list(zip(scales.items(), is_number, strict=True))
+    arrays = {name: None if number else scale for (name, scale), number in pairs}
+    return arrays, tuple(scale if number else None for (_, scale), number in pairs)
 
 
 def _transposed(

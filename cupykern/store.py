@@ -56,15 +56,13 @@ def put(new: Mapping[str, dict[str, Any]]) -> None:
     _change(lambda known: {**known, **new})
 
 
-def forget(family: str | None = None) -> int:
-    """Remove the rows of a family of kernels, or all; how many there were.  Raises OSError."""
+def forget(op: str | None = None) -> int:
+    """Remove the rows that were tuned for an op, or all; how many there were.  Raises OSError."""
     before = 0
 
     def remaining(known: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         nonlocal before
-        kept = {} if family is None else {
-            key: row for key, row in known.items() if key.partition(" ")[0] != family
-        }  # fmt: skip
+        kept = {} if op is None else {k: row for k, row in known.items() if row.get("op") != op}
         before = len(known) - len(kept)
         return kept
 

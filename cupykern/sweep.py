@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,68 +21,13 @@ from .op import Call, Op
 from .protocol import Monitor
 from .targets import CompileError, Target, UnavailableError
 from .timing import Clock, time_rounds
+from .trials import Trial
 
-_FIELD = re.compile(r"(\w+)=([^,()]+)")
 OUTLIER = 4.0  # times the default's time: not worth more rounds
 
 
 class ContextLost(RuntimeError):
     """The GPU answers this process no more; the rest needs a new one."""
-
-
-@dataclass
-class Trial:
-    """One config on one problem; times in microseconds, None where not measured.
-
-    key, digest: of the store's row that this could become.  default_us: the default config's time in
-    the same rounds.  local_bytes: of a thread, spills among them.  final: timed again, in turns with
-    the other best ones.  clocks: protocol.summarize_clocks.  reason: why it failed.
-    """
-
-    op: str
-    shape: tuple[int, ...]
-    dtype: str
-    config: str
-    default: bool = False
-    key: str | None = None
-    digest: str | None = None
-    variant: str | None = None
-    compile_s: float | None = None
-    registers: int | None = None
-    local_bytes: int | None = None
-    shared_bytes: int | None = None
-    verified: bool = False
-    error_over_bound: float | None = None
-    rms_ratio: float | None = None
-    median_us: float | None = None
-    q20_us: float | None = None
-    q80_us: float | None = None
-    runs: int = 0
-    default_us: float | None = None
-    final: bool = False
-    clocks: dict[str, Any] | None = None
-    reason: str | None = None
-
-    @property
-    def name(self) -> tuple[str, ...]:
-        """What this is a trial of."""
-        shape = "x".join(map(str, self.shape))
-        return self.op, shape, self.dtype, self.config, self.digest or ""
-
-    @property
-    def ratio(self) -> float | None:
-        """Its time over the default's in the same rounds."""
-        if self.median_us is None or not self.default_us:
-            return None
-        return self.median_us / self.default_us
-
-
-def from_record(record: dict[str, Any]) -> Trial:
-    """A Trial of a trace's line.  Raises TypeError for another version's."""
-    known = {field.name for field in fields(Trial)}
-    found = Trial(**{name: value for name, value in record.items() if name in known})
-    found.shape = tuple(found.shape)
-    return found
 
 
 @dataclass(frozen=True)
@@ -191,7 +135,8 @@ def compile_ahead(
     """Compile into the disk cache, `jobs` at once: (variant, seconds, error or None), as they end up."""
     if not variants:
         return
-    with _pool(target, min(jobs, len(variants))) as pool:
+    # Two for each at least: a process on a GPU takes seconds to start.
+    with _pool(target, min(jobs, (len(variants) + 1) // 2)) as pool:
         here = isinstance(pool, ThreadPoolExecutor)
         where = target if here else target.name
         tasks = [pool.submit(_compile, where, variant) for variant in variants]
@@ -272,7 +217,7 @@ def sweep(
             raise ContextLost(trial.reason)
     names = {subject.trial(c).name: c for c in subject.candidates}
     trials = [done[name] for name in names]
-    if len(trials) > 1 and not any(trial.final for trial in trials):
+    if len(trials) > 1 and (todo or not any(trial.final for trial in trials)):
         best = sorted((t for t in trials if t.ratio is not None), key=lambda t: t.ratio)
         yield from runner.finals([(names[t.name], t) for t in best[: settings.top]])
 
@@ -371,36 +316,3 @@ def context_lost(target: Target) -> bool:
         return False
     except Exception:
         return True
-
-
-def short_names(configs: Sequence[str]) -> dict[str, str]:
-    """Configs (as text) by only those of their fields in which they differ."""
-    found = {config: dict(_FIELD.findall(config)) for config in dict.fromkeys(configs)}
-    names = dict.fromkeys(name for values in found.values() for name in values)
-    differ = [name for name in names if len({v.get(name) for v in found.values()}) > 1]
-    kinds = {config.partition("(")[0] for config in found}
-    short = {}
-    for config, values in found.items():
-        words = [f"{name}={values[name]}" for name in differ if name in values]
-        if len(kinds) > 1:
-            words.insert(0, config.partition("(")[0])
-        short[config] = " ".join(words) or config
-    return short
-
-
-# --- what came of it ---------------------------------------------------------------------------------
-
-
-def ranking(trials: Sequence[Trial]) -> list[Trial]:
-    """The trials of one problem, the best first: the finalists' last timing counts, and of the others
-    their time beside the default; then what failed."""
-    latest: dict[tuple[str, ...], Trial] = {}
-    for trial in trials:
-        latest[trial.name] = trial
-
-    def place(trial: Trial) -> tuple[int, float]:
-        if not trial.verified or trial.median_us is None:
-            return 2, 0.0
-        return int(not trial.final), trial.ratio or trial.median_us
-
-    return sorted(latest.values(), key=place)

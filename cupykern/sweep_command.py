@@ -18,11 +18,12 @@ import click
 from . import __version__, doctor, protocol
 from .bench import Task
 from .options import Failure
-from .sweep import ContextLost, Settings, Trial, ranking, short_names, subject, sweep
+from .sweep import ContextLost, Settings, subject, sweep
 from .tables import number, one_line, print_table, progress, to_json
 from .targets import Target
 from .timing import Clock, clock_of
 from .trace import Trace, by_problem, document, under_way
+from .trials import Trial, ranking, short_names
 
 _COMPILING = 10  # times the timeout, while nothing runs
 CONTEXT_LOST = 75  # exit code: the rest needs a new process

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .sweep import Trial, from_record
 from .tables import plain_json
+from .trials import Trial, from_record
 
 
 class Trace:

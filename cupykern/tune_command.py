@@ -12,11 +12,12 @@ from . import protocol, store, winners
 from .bench import Task
 from .op import Op
 from .options import Failure
-from .sweep import first_request, short_names
+from .sweep import first_request
 from .sweep_command import show as show_ranking
 from .tables import number, print_table, progress
 from .targets import Target
 from .trace import read
+from .trials import short_names
 
 
 def run(
@@ -66,7 +67,7 @@ def show(op: Op | None) -> int:
                 else f"{row['default_us'] / row['median_us']:.3f}x",
             )
             for key, row in rows.items()
-            if op is None or key.startswith(op.name)
+            if op is None or row.get("op") == op.name
         ),
         f"{store.path()}: {len(rows)} tuned configs",
     )

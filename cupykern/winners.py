@@ -9,10 +9,11 @@ from typing import Any
 
 from . import choice, plans, store
 from .op import Call, Op
-from .sweep import Candidate, Settings, Subject, Trial, ranking, sweep
+from .sweep import Candidate, Settings, Subject, sweep
 from .targets import Target
 from .timing import clock_of
 from .trace import by_problem
+from .trials import Trial, ranking
 
 GAIN = 0.98  # times the default's time: a config must be that fast to replace it
 SETTINGS = Settings(rep_ms=10.0, warmup_ms=2.0, jobs=1)
@@ -61,6 +62,7 @@ def winner(ranked: list[Trial]) -> Trial | None:
 def row(best: Trial, ranked: list[Trial]) -> dict[str, Any]:
     """The store's row of a winner."""
     return {
+        "op": best.op,
         "config": best.config,
         "digest": best.digest,
         "median_us": best.median_us,

@@ -6,20 +6,22 @@
 // them to Element and multiplies them by the values.  Only the tiles at the end of a row's keys are
 // masked element by element; tiles that no query of the block keeps are not loaded.
 // Constants: Element; kHeadDim, to which the head sizes of q, k and v are padded with zeros in shared
-// memory; kTileM, kTileN; kGeneral: masks, and scores that are scaled before the softmax; kHalfScores:
-// q k^T is summed in FP16.
+// memory; kTileM, kTileN; kMaskMode: 0 no mask, 1 an array, or scores that are scaled before the softmax, 2
+// blocks; kHalfScores: q k^T is summed in FP16.
 // Launch: grid (tiles of queries * heads * batch), block (kNumThreads), dynamic shared memory
 // sizeof(AttentionStorage).
 #include "parts/attention_task.cuh"
 #include "parts/online_softmax.cuh"
 #include "parts/shared_tile.cuh"
 
+constexpr bool kArrayMask = kMaskMode == 1, kBlocks = kMaskMode == 2;
+
 constexpr int kNumWarps = kNumThreads / kWarpSize;
 constexpr int kWarpRows = kTileM / kNumWarps;
 constexpr int kRowFragments = kWarpRows / 16, kKeyFragments = kTileN / 16, kDimFragments = kHeadDim / 16;
 static_assert(kRowFragments * 16 * kNumWarps == kTileM && kKeyFragments * 16 == kTileN,
               "warps share a tile in fragments of 16 x 16");
-static_assert(kWarpRows <= 64 && 64 % kWarpRows == 0 && (!kGeneral || 64 % kTileN == 0),
+static_assert(kWarpRows <= 64 && 64 % kWarpRows == 0 && (!kBlocks || 64 % kTileN == 0),
               "a warp's part of a tile lies in one block of a mask");
 static_assert(!kHalfScores || kHasHalfSums, "sums in FP16");
 
@@ -160,25 +162,26 @@ DEVICE void for_each_score(Scores& scores, int first_row, int first_key, F f) {
 DEVICE void mask_scores(Scores& scores, const AttentionParams& params, const AttentionHead& head,
                         const HeadMask& mask, int first_row, int first_key, int block_type) {
     int limit = head.limit(params, first_row);
-    if constexpr (kGeneral) {
-        const int sq = head.sq, sk = head.sk;
+    if constexpr (kMaskMode > 0) {
         if (params.prescale) {
             for_each_score(scores, first_row, first_key,
                            [&](float& x, int, int) { x *= params.score_scale; });
         }
-        if (params.mask.kind == kBiasMask) {
+    }
+    if constexpr (kArrayMask) {
+        if (params.mask.kind != kNoMask) {
+            // What is beyond the end is not used, or is masked below.
+            const int last_row = head.sq - 1, last_key = head.sk - 1;
             for_each_score(scores, first_row, first_key, [&](float& x, int row, int col) {
-                if (row < sq && col < sk) x = mask.with_bias(x, row, col);
+                x = mask.of_array(x, row < last_row ? row : last_row, col < last_key ? col : last_key);
             });
-        } else if (params.mask.kind == kBoolMask) {
-            for_each_score(scores, first_row, first_key, [&](float& x, int row, int col) {
-                if (row < sq && col < sk && !mask.array_keeps(row, col)) x = -kInfinity;
-            });
-        } else if (block_type == kPartialBlock) {
-            const uint8_t* tile = mask.partial_tile(first_row, first_key);
-            const int size = params.mask.kv_block, rows = params.mask.q_block;
-            for_each_score(scores, first_row % rows, first_key % size, [&](float& x, int row, int col) {
-                if (!tile[row * size + col]) x = -kInfinity;
+        }
+    }
+    if constexpr (kBlocks) {
+        if (block_type == kPartialBlock) {
+            const uint8_t* tile = mask.partial(first_row, first_key);
+            for_each_score(scores, 0, 0, [&](float& x, int row, int col) {
+                if (!tile[(row << params.mask.kv_shift) + col]) x = -kInfinity;
             });
         }
         const int block_limit = mask.block_limit(first_row, block_type);
@@ -187,7 +190,7 @@ DEVICE void mask_scores(Scores& scores, const AttentionParams& params, const Att
     if (first_key + kTileN <= limit) return;  // the first row has the lowest limit
     for_each_score(scores, first_row, first_key, [&](float& x, int row, int col) {
         int end = head.limit(params, row);
-        if constexpr (kGeneral) {
+        if constexpr (kBlocks) {
             const int block_limit = mask.block_limit(row, block_type);
             end = end < block_limit ? end : block_limit;
         }
@@ -199,8 +202,9 @@ DEVICE void mask_scores(Scores& scores, const AttentionParams& params, const Att
 DEVICE void attend(const AttentionStorage& storage, const Stage& stage, const AttentionParams& params,
                    const AttentionHead& head, const HeadMask& mask, const Loaders& loaders,
                    int first_row, int first_key, Softmax (&softmax)[kRowFragments], Outputs& outputs) {
+    if (first_key >= head.limit(params, first_row + kWarpRows - 1)) return;  // the last row sees none
     int block_type = kFullBlock;
-    if constexpr (kGeneral) {
+    if constexpr (kBlocks) {
         if (first_row < head.sq) block_type = mask.block_type(first_row, first_key);
         if (block_type == kMaskedBlock) return;
     }
@@ -316,7 +320,7 @@ KERNEL void attention(const Element* q, const Element* k, const Element* v, Elem
         copy_lines(stage.keys, k_origin + key * params.k.row, params.k.row, end - key, dim, thread);
         copy_lines(stage.values, v_origin + key * params.v.row, params.v.row, end - key, dim_v, thread);
     };
-    KeyTiles<kTileM, kTileN, kGeneral> tiles(mask, row, head.sq, end);
+    KeyTiles<kTileM, kTileN, kBlocks> tiles(mask, row, head.sq, end);
     bool more = tiles.next();
     if (more) load(tiles.key, storage.stages[0]);
     copy_async_commit();
@@ -341,7 +345,7 @@ KERNEL void attention(const Element* q, const Element* k, const Element* v, Elem
         stage ^= 1;
     }
     copy_async_wait<0>();
-    if (end <= 0 || kGeneral) sync_block();  // no tile may have waited for the queries
+    if (end <= 0 || kBlocks) sync_block();  // no tile may have waited for the queries
     // Worked out anew, so that the loop does not keep it in registers.
     const AttentionPlace here = AttentionPlace::of(params, uint32_t(opaque(int(blockIdx.x))));
     const AttentionHead same = AttentionHead::of(params, cu_seqlens_q, cu_seqlens_k, here.head);

@@ -24,14 +24,11 @@ DEVICE float score_of(const AttentionParams& params, const MaskArrays& arrays, c
     float sum = 0.0f;
     for (int i = 0; i < int(params.head_dim); ++i) sum += to_float(x[i]) * to_float(y[i]);
     if (params.prescale) sum *= params.score_scale;
-    if (params.mask.kind == kBoolMask) return mask.array_keeps(row, col) ? sum : -kInfinity;
-    if (params.mask.kind == kBiasMask) return mask.with_bias(sum, row, col);
+    if (params.mask.kind == kNoMask) return sum;
+    if (params.mask.kind != kBlockMask) return mask.of_array(sum, row, col);
     const int type = mask.block_type(row, col);
     bool keeps = type != kMaskedBlock && col < mask.block_limit(row, type);
-    if (type == kPartialBlock) {
-        const int rows = params.mask.q_block, cols = params.mask.kv_block;
-        keeps = mask.partial_tile(row, col)[row % rows * cols + col % cols] != 0;
-    }
+    if (type == kPartialBlock) keeps = *mask.partial(row, col) != 0;
     return keeps ? sum : -kInfinity;
 }
 

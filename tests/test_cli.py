@@ -23,6 +23,12 @@ WRONG = replace(make_op("value"), name="wrong")
 INTERRUPTED = replace(make_op("interrupt"), name="interrupted")
 
 
+@pytest.fixture(autouse=True)
+def own_lock(monkeypatch, tmp_path):
+    """Tests run at once; none of them is a benchmark for another."""
+    monkeypatch.setattr(protocol, "_lock_dir", lambda: tmp_path)
+
+
 @pytest.fixture
 def fake_ops(monkeypatch):
     for module in (cupykern, cli, options):
@@ -250,6 +256,6 @@ def test_without_rich_and_matplotlib():
 
 
 def test_a_pipe_gets_no_progress_bar():
-    done = _subprocess("bench", "softmax", "--target", "host", "--shapes", "4,8", "--rep-ms", "0")
+    done = _subprocess("bench", "softmax", "--target", "host", "--shapes", "4,8", "--wait")
     assert done.returncode == 0, done.stdout
     assert done.stderr == "" and "\r" not in done.stdout

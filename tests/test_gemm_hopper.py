@@ -10,6 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hopper_kernels import SCHEDULES, skip_unless_hopper
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cupykern import OPS, check, dtypes, gate, gemm, gemm_hopper
 from cupykern.gemm_hopper import HopperConfig
@@ -59,7 +61,7 @@ def fp8(m: int, n: int, k: int, scales: str, b: str = E4M3, **options) -> Scaled
 # (problems, configs), each for each.
 FP8 = (
     (
-        fp8(136, 392, 400, "blocks"),
+        fp8(136, 392, 656, "blocks"),
         fp8(72, 136, 784, "blocks", batch_a=(2,), kind="same_sign", out_dtype="float32"),
         fp8(136, 264, 272, "rows", bias=(264,), activation="gelu"),
         fp8(1, 16, 16, "tensor"),
@@ -126,6 +128,41 @@ def test_errors_are_within_the_bound(target, problems, config):
         for schedule in SCHEDULES[1:] if target.name == "host" else ():
             with host.use(schedule=schedule) as here:
                 assert compute(here, problem, config) == y, f"{schedule} changes {problem!r}"
+
+
+# Variants that the tests above have compiled.
+FAMILIES = (
+    (("float16", None), "F", ("none",), CONFIGS[3]),
+    ((E4M3, E4M3), "F", ("none", "tensor", "rows", "blocks"), FP8[1][1]),
+    ((E4M3, E4M3), "F", ("tensor", "rows", "blocks"), FP8[1][2]),
+    (("int8", "int8"), "F", ("none", "rows"), INT8[1][1]),
+    (("float16", E4M3), "F", ("none", "tensor", "rows"), MIXED[1][0]),
+    (("float16", E4M3), "C", ("none", "tensor", "rows"), MIXED[1][1]),
+)
+
+
+@given(data=st.data())
+@settings(max_examples=40)
+def test_any_problem(target, data):
+    skip_unless_hopper(target)
+
+    def pick(*options):
+        return data.draw(st.sampled_from(options))
+
+    (a, b), layout_b, recipes, config = pick(*FAMILIES)
+    # Rows in memory are multiples of 16 bytes.
+    m, n, k = (
+        pick(1, 2, 63, 64, 65, 129, 200),
+        16 * pick(1, 4, 5, 9, 17),
+        16 * pick(1, 4, 7, 8, 9, 41),
+    )
+    problem = MatmulProblem(
+        *(m, n, k, a, b), layout_b=layout_b, kind=pick("normal", "same_sign", "exact", "uniform"),
+        bias=pick(None, (n,), (m, 1), (m, n)), activation=pick(None, "relu", "gelu", "silu"),
+        out_dtype=pick("float16", "bfloat16", "float32"),
+    )  # fmt: skip
+    scales = pick(*recipes)
+    compute(target, problem if scales == "none" else ScaledProblem(problem, scales), config)
 
 
 def test_batches_whose_strides_have_a_common_factor(target):

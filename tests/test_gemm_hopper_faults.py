@@ -27,11 +27,11 @@ _PRODUCTS = """                float products[kProducts];
                 wgmma_wait<0>(products);
                 if (block == kBlocks - 1 && col + kProductCols == kCols) ring.release(stage);
 #pragma unroll
-                for (int i = 0; i < kProducts; ++i) {"""
+                for (int j = 0; j < kProducts; ++j) {"""
 _UNPROMOTED = (
     _PRODUCTS.replace("float products[kProducts];", "auto& products = sums[block];")
     .replace("k > 0);", "true);")
-    .replace("i < kProducts", "false")
+    .replace("j < kProducts", "false")
 )
 FAULTS = {
     "the first stage's parity": Fault(
@@ -90,14 +90,17 @@ FAULTS = {
         "bias of rows",
     ),
     "the promotion left out": Fault(PROMOTED, _PRODUCTS, _UNPROMOTED, "same sign"),
-    "the scales of the block before": Fault(
-        PROMOTED, "next.load(work, own.index + kStride)", "next.load(work, own.index)", "blocks"
+    "the scales of the first block of four": Fault(
+        PROMOTED, "loaded.of(i)", "loaded.of(0)", "blocks"
+    ),
+    "scales of a stage too late": Fault(
+        PROMOTED, "loaded.load(work, own.index + kStride)", "loaded.load(work, own.index)", "blocks"
     ),
     "the scales of the first block's columns": Fault(
         PROMOTED, "factors.cols[col / kProductCols]", "factors.cols[0]", "blocks"
     ),
     "the scales of the first rows": Fault(
-        PROMOTED, "factors.rows[block][i / 2 % 2]", "factors.rows[block][0]", "blocks"
+        PROMOTED, "factors.rows[block][j / 2 % 2]", "factors.rows[block][0]", "blocks"
     ),
     "a stage released before FP8's products are there": Fault(
         PROMOTED,
@@ -173,7 +176,7 @@ PROBLEMS = {
         MatmulProblem(136, 264, 64, bias=(264,), activation="gelu", residual=(136, 264)),
     ),
     "bias of rows": (HopperConfig(128, 128, 2), MatmulProblem(136, 264, 64, bias=(136, 1))),
-    "blocks": (HopperConfig(128, 256, 2), fp8(136, 392, 400, "blocks")),
+    "blocks": (HopperConfig(128, 256, 2), fp8(136, 392, 656, "blocks")),
     "same sign": (
         HopperConfig(64, 64, 4, share_k=True),
         fp8(64, 64, 4096, "none", kind="same_sign", out_dtype="float32"),

@@ -12,7 +12,14 @@ import pytest
 import cupykern
 from cupykern import OPS, check, dtypes, gemm, inputs, options
 from cupykern.gemm import GemmConfig
-from cupykern.matmul import PAIRS, MatmulProblem, operand_values, task_of, with_layout
+from cupykern.matmul import (
+    PAIRS,
+    MatmulProblem,
+    operand_values,
+    sums_in_half,
+    task_of,
+    with_layout,
+)
 from cupykern.numerics import as_float64
 from cupykern.op import Call
 from cupykern.product import INNER, OUTER, STRIDED, GemmTask, by_vectors
@@ -478,7 +485,7 @@ def portable_variants(arch: str) -> set:
 
 def test_there_are_few_variants():
     for arch in (*options.ARCHS, "host"):
-        assert len(portable_variants(arch)) <= (66 if arch == "host" else 62)
+        assert len(portable_variants(arch)) <= (69 if arch == "host" else 65)
 
 
 def test_every_variant_is_chosen_by_some_product():
@@ -492,7 +499,11 @@ def test_every_variant_is_chosen_by_some_product():
                         continue
                     for m in (1, 64, 8192):
                         task = GemmTask(1, m, 8192, 8192, a, b, *layouts, blocks, tma=False)
-                        chosen.add(gemm.variant(task, gemm.choose_config(task, arch)))
+                        tasks = [task]
+                        if sums_in_half(task, arch):
+                            tasks.append(gemm.half_sums_task(task))
+                        for t in tasks:
+                            chosen.add(gemm.variant(t, gemm.choose_config(t, arch)))
         assert chosen == portable_variants(arch)
 
 
@@ -573,7 +584,10 @@ E4M3 = B.astype(dtypes.float8_e4m3fn)
         (ValueError, "alpha must be finite", (A, B), {"alpha": math.inf}),
         (ValueError, "alpha must be a number or a 0-d", (A, B), {"alpha": np.ones(2)}),
         (ValueError, "accumulate must be", (A, B), {"accumulate": "float64"}),
-        (NotImplementedError, "accumulate='float16'", (A, B), {"accumulate": "float16"}),
+        (
+            *(NotImplementedError, "accumulate='float16' is for", (A.astype(dtypes.bfloat16),) * 2),
+            {"accumulate": "float16"},
+        ),
         (ValueError, "out must have shape", (A, B), {"out": np.ones((6, 4), np.float16)}),
         (ValueError, "out must not overlap a", (A, A.T), {"out": A[:, :4]}),
         (ValueError, "out must not hold one element twice", (A, B),
@@ -603,6 +617,45 @@ def test_illegal_arguments(error, says, args, kwargs):
 def test_illegal_scales(error, says, args, kwargs):
     with pytest.raises(error, match=says):
         cupykern.scaled_mm(*args, **kwargs)
+
+
+# --- sums in FP16 --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layout_a", "layout_b", "kind", "k"),
+    [
+        ("C", "F", "normal", 512),
+        ("C", "F", "exact", 257),
+        ("negative", "C", "uniform", 400),
+        ("F", "C", "same_sign", 512),
+        ("C", "F", "same_sign", 2048),
+    ],
+)
+def test_sums_in_fp16(target, layout_a, layout_b, kind, k):
+    """Within their bound, and other sums than in FP32."""
+    problem = MatmulProblem(130, 65, k, layout_a=layout_a, layout_b=layout_b, kind=kind, bias=(65,))
+    call = MATMUL.inputs(problem, 3, target.xp)
+    kwargs = {**call.kwargs, "accumulate": "float16", "out_dtype": "float32"}
+    if target.name == "hip":
+        with pytest.raises(NotImplementedError, match="AMD"):
+            cupykern.matmul(*call.args, **kwargs)
+        return
+    y = cupykern.matmul(*call.args, **kwargs)
+    references = MATMUL.reference(*call.args, **kwargs)
+    bounds = MATMUL.bound(*call.args, **kwargs, reference=references)
+    comparison = check.compare((y,), references, bounds)
+    assert comparison.ok, comparison
+    plain = cupykern.matmul(*call.args, **{**kwargs, "accumulate": "float32"})
+    assert bool((y == plain).all()) == (kind == "exact")
+
+
+def test_fp16_sums_overflow(target):
+    if target.name == "hip":
+        pytest.skip("AMD's matrix cores do not sum in FP16")
+    a = target.xp.full((16, 128), 100, np.float16)
+    assert bool(np.isposinf(to_numpy(cupykern.matmul(a, a.T, accumulate="float16"))).all())
+    assert to_numpy(cupykern.matmul(a, a.T, out_dtype="float32")).max() == 1.28e6
 
 
 # --- the ops' records ----------------------------------------------------------------------------

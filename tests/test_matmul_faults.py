@@ -162,14 +162,14 @@ FAULTS = {
     ),
     "promoted sums are counted again": Fault(
         "parts/mainloop.cuh",
-        "                    products[m][n].values[i] = 0;\n",
+        "                products[m][n] = {};\n",
         "",
         "scales",
     ),
     "the last block is not promoted": Fault(
         "parts/mainloop.cuh",
-        "if (end % kPromoteK == 0 || end >= end_k)",
-        "if (end % kPromoteK == 0)",
+        "(end % kPromoteK == 0 || end >= end_k)",
+        "end % kPromoteK == 0",
         "scales",
     ),
 }

@@ -7,8 +7,10 @@ import pytest
 
 import cupykern
 from cupykern import dtypes
+from cupykern.check import compare
 from cupykern.op import Call
 from cupykern.peers import torch as peers
+from cupykern.peers import torch_attention
 from cupykern.peers.torch_dual import steps_of_dual
 from cupykern.peers.torch_product import steps_of_product
 
@@ -85,6 +87,20 @@ def test_fp8_by_tensor(name):
 def test_fp8_by_row_and_column(name):
     scales = np.full((32, 1), 0.5, np.float32), np.full((1, 48), -2, np.float32)
     check(name, "scaled_mm", Call((*operands("float8_e4m3fn", "float8_e4m3fn"), *scales)))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention(causal):
+    """Both within the bound of the same reference."""
+    op = next(op for op in cupykern.OPS if op.name == "attention")
+    call = op.inputs(op.bench_problem((1, 2, 64, 64, int(causal)), "float16"), 1, np)
+    references = op.reference(*call.args, **call.kwargs)
+    bounds = op.bound(*call.args, **call.kwargs, reference=references)
+    flash = {peer.name: peer.build for peer in torch_attention.PEERS}["torch.flash"]
+    theirs = flash("attention", call)().numpy()
+    assert compare((theirs,), references, bounds).ok
+    assert flash("attention", Call(call.args, {"mask": None, "return_lse": True})) is None
+    assert flash("softmax", call) is None
 
 
 def test_what_torch_has_not():

@@ -26,6 +26,11 @@ def arrays(gpu):
     return x, residual, weight, bias
 
 
+def heads(*xs):
+    """(B, H, S, D)"""
+    return tuple(x.reshape(2, 8, 64, 256) for x in xs)
+
+
 CALLS = {
     "softmax": lambda x, r, w, b: cupykern.softmax(x),
     "softmax of columns": lambda x, r, w, b: cupykern.softmax(x, axis=0, scale=0.5),
@@ -37,6 +42,28 @@ CALLS = {
     "rms_norm": lambda x, r, w, b: cupykern.rms_norm(x, w, residual=r),
     "rms_norm quantized": lambda x, r, w, b: cupykern.rms_norm(x, w, quantize="e4m3"),
     "rms_norm into": lambda x, r, w, b: cupykern.rms_norm(x, w, out=r),
+    "quantize": lambda x, r, w, b: cupykern.quantize(x, "int8"),
+    "quantize blocks": lambda x, r, w, b: cupykern.quantize(x, "e5m2", granularity="block"),
+    "matmul": lambda x, r, w, b: cupykern.matmul(x, r.T, bias=b[:64], activation="gelu", alpha=0.5),
+    "matmul into": lambda x, r, w, b: cupykern.matmul(
+        x[:32, :2048], r[:, :2048].T, out=x[32:, 4032:], residual=x[:32, 2048:2112]
+    ),
+    "scaled_mm": lambda x, r, w, b: cupykern.scaled_mm(
+        x, r.view(np.int8)[:, :4096].T, scale_b=w.view(np.float32)[None, :64]
+    ),
+    "scaled_mm by numbers": lambda x, r, w, b: cupykern.scaled_mm(
+        x.view(np.int8), r.view(np.int8).T, 0.5, 2.0
+    ),
+    "dual_gemm_silu": lambda x, r, w, b: cupykern.dual_gemm_silu(
+        x, r.T, r[::-1].T, scale_b1=w.view(np.float32)[:1]
+    ),
+    "attention": lambda x, r, w, b: cupykern.attention(*heads(x, r, r), causal=True),
+    "attention's statistics": lambda x, r, w, b: cupykern.attention(
+        *heads(x, r, r), return_lse=True, return_row_stats=True
+    ),
+    "attention with a mask": lambda x, r, w, b: cupykern.attention(
+        *heads(x, x, x), mask=w.view(np.bool_)[:4096].reshape(64, 64), out=heads(r)[0]
+    ),
     "rms_norm of a long row": lambda x, r, w, b: cupykern.rms_norm(x.reshape(1, -1)),
 }
 
@@ -102,6 +129,15 @@ def test_what_was_illegal_stays_so(gpu):
             cupykern.rms_norm(x, np.ones(4096, np.float16), residual=residual)
         with pytest.raises(TypeError, match="x must be a cupy or numpy array"):
             cupykern.softmax("x")
+        q, k = heads(x, residual)
+        cupykern.attention(q, k, k)
+        cupykern.attention(q, k, k, scale=1)
+        with pytest.raises(TypeError, match="causal must be a bool"):
+            cupykern.attention(q, k, k, causal=1)
+        with pytest.raises(TypeError, match="scale must be a real number"):
+            cupykern.attention(q, k, k, scale=True)
+        with pytest.raises(ValueError, match="overlap"):
+            cupykern.attention(q, k, k, out=k)
 
 
 def test_the_table_does_not_grow_forever(gpu, monkeypatch):

@@ -376,6 +376,42 @@ def test_products_of_fragments(target, a, b, outer_major):
     np.testing.assert_array_equal(product, expected)
 
 
+@pytest.mark.parametrize("outer_major", [0, 1])
+@pytest.mark.parametrize("chunks", [8, 16])
+def test_loaders_load_fragments(target, chunks, outer_major):
+    """What load_fragment does, of a tile of 64 lines from line 16 (or element 16) on."""
+    text = """
+#include "parts/shared_tile.cuh"
+using Tile = SharedTile<64, 16 * kChunks>;
+struct Storage { Tile tile; };
+KERNEL void word(const half* x, uint32_t* y) {
+    SHARED_STORAGE(Storage, s);
+    copy_lines(s.tile, x, 8 * kChunks, 64, 8 * kChunks, opaque(int(threadIdx.x)));
+    copy_async_wait<0>();
+    sync_block();
+    FragmentLoader<kOuterMajor != 0, half, kSideB, Tile> loader(16);
+    loader.forget();
+    for (int outer = 0; outer < 32; outer += 16) for (int k = 0; k < 48; k += 16) {
+        Fragment<half, kSideB> f, g;
+        loader.load(f, s.tile, outer, k);
+        load_fragment<kOuterMajor != 0>(g, s.tile, 16 + outer, k);
+        uint32_t a[sizeof(f) / 4], b[sizeof(f) / 4];
+        memcpy(a, &f, sizeof(f));
+        memcpy(b, &g, sizeof(g));
+        for (int i = 0; i < int(sizeof(f) / 4); ++i) y[threadIdx.x] += a[i] == b[i];
+    }
+}
+"""
+    x = np.arange(64 * 8 * chunks, dtype=np.uint16).view(np.float16)
+    y = np.zeros(target.warp_size, U32)
+    constants = (("kChunks", chunks), ("kOuterMajor", outer_major))
+    variant = Variant("word", (), constants, target.warp_size, text=text)
+    here = [target.xp.asarray(a) for a in (x, y)]
+    target.compile(variant)(1, tuple(here), 64 * 16 * chunks)
+    same = here[1] if target.name == "host" else here[1].get()
+    assert (same == same[0]).all() and same[0] >= 6 * 2 and same[0] % 6 == 0
+
+
 @pytest.mark.parametrize("number", ["half", "bf16"])
 def test_sums_become_an_operand(target, number):
     """(a b^T) b, the sums of the first product in registers; where columns stay columns, transposed."""
@@ -459,7 +495,7 @@ def test_converted_fragments(target, a, stored, outer_major):
     """B is stored in bytes and multiplied as A's numbers: 32 of k at once, in whichever order."""
     body = f"""
     constexpr bool kOuter = {outer_major};
-    constexpr LaneOrder kOrder = kOuter ? kTwos : kFours;
+    constexpr LaneOrder kOrder = kOuter ? LaneOrder::kPairs : LaneOrder::kFours;
     Accumulator<A> acc[2][2] = {{}};
     for (int k = 0; k < kDepth; k += 32) {{
         FragmentA<A> f[2][2];
@@ -492,8 +528,8 @@ def test_both_operands_converted(target, a, b):
         FragmentA<A> f[2][2];
         FragmentB<A> g[2][2];
         for (int i = 0; i < 2; ++i) {
-            load_converted<StoredA, false, kFours>(f[0][i], f[1][i], s.a, 16 * i, k);
-            load_converted<StoredB, false, kFours>(g[0][i], g[1][i], s.b, 16 * i, k);
+            load_converted<StoredA, false, LaneOrder::kFours>(f[0][i], f[1][i], s.a, 16 * i, k);
+            load_converted<StoredB, false, LaneOrder::kFours>(g[0][i], g[1][i], s.b, 16 * i, k);
         }
         mma(acc, f[0], g[0]);
         mma(acc, f[1], g[1]);

@@ -47,9 +47,9 @@ class Peer:
 
 def all_peers() -> dict[str, Peer]:
     """Every peer by name; imports none of the libraries."""
-    from . import cupyx, liger, nvmath, quack, torch
+    from . import cupyx, liger, nvmath, quack, torch, torch_attention
 
-    families = (torch, quack, liger, cupyx, nvmath)
+    families = (torch, torch_attention, quack, liger, cupyx, nvmath)
     return {peer.name: peer for family in families for peer in family.PEERS}
 
 

@@ -83,7 +83,7 @@ def matmul_bound(
     out_dtype = dtypes.NAMES.get(out_dtype, out_dtype)
     a, b, scale = as_float64(a), as_float64(b), float(alpha)
     with np.errstate(all="ignore"):
-        total, error = sum_error(xp, a, b, exact, fp8)
+        total, error = sum_error(xp, a, b, exact, fp8, accumulate == "float16")
         roundings = (scale != 1.0) + exact
         return epilogue_bound(
             xp, scale * total, abs(scale) * error[0], abs(scale) * error[1], roundings, bias,
@@ -196,9 +196,10 @@ def product(a: Any, b: Any) -> Any:
 
 
 def sum_error(
-    xp: Any, a: Any, b: Any, exact: bool, fp8: bool = False
+    xp: Any, a: Any, b: Any, exact: bool, fp8: bool = False, half_sums: bool = False
 ) -> tuple[Any, tuple[Any, Any]]:
     """(a @ b, (worst, rms) error of its FP32 sum) of FP64 arrays; exact: int8.  fp8: both are FP8.
+    half_sums: the sum is in FP16.
 
     Blanchard, Higham, Lopez, Mary, Pranesh, SIAM J. Sci. Comput. 42 (2020), theorem 3.2: an error of
     every block of k, relative to the sum of the absolute values so far.  Rms: cutting is biased, so
@@ -224,6 +225,13 @@ def sum_error(
         + xp.sum(finite_b, axis=-2, keepdims=True)
     )
     worst = magnitude * (gamma / (1 - gamma)) + floor
+    if half_sums:
+        # A further rounding of each block's sum, to FP16, perhaps by cutting: 2^-10 of it.
+        roundoff = finfo(dtypes.float16).unit_roundoff
+        grown = np.expm1(blocks * np.log1p(gamma / max(blocks, 1) + 2 * roundoff))
+        lost = blocks * 2 * finfo(dtypes.float16).underflow_error
+        rms = (roundoff + UNIT_ROUNDOFF_32) * blocks * size
+        return total, (magnitude * grown + lost + floor, rms + lost + floor)
     return total, (worst, (UNIT_ROUNDOFF_32 * blocks + steps * FP8_UNIT) * size + floor)
 
 

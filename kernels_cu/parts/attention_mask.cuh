@@ -8,9 +8,8 @@ struct MaskParams {
     int64_t strides[4];                // of an array: of b, h, query, key, in elements
     int64_t block_stride_b, block_stride_h;  // of a block mask, in rows of blocks
     int32_t kind, dtype;
-    int32_t q_block, kv_block, q_blocks, kv_blocks;
-    int32_t causal_offset;  // blocks that are causal keep j <= i + causal_offset
-    int32_t padding;
+    int32_t q_shift, kv_shift, kv_blocks;  // blocks are of 1 << q_shift queries, 1 << kv_shift keys
+    int32_t causal_offset;                 // blocks that are causal keep j <= i + causal_offset
 };
 
 struct MaskArrays {
@@ -35,27 +34,28 @@ struct HeadMask {
     DEVICE int64_t block(int q_block, int kv_block) const {
         return (first_row + q_block) * params.kv_blocks + kv_block;
     }
-    // Of the block that (row, col) lies in; full where there is no block mask.
+    // Of the block that (row, col) lies in.
     DEVICE int block_type(int row, int col) const {
-        if (params.kind != kBlockMask) return kFullBlock;
-        return arrays.block_types[block(row / params.q_block, col / params.kv_block)];
+        return arrays.block_types[block(row >> params.q_shift, col >> params.kv_shift)];
     }
     // Keys from here on are not kept by `row`, for the causality of a block.
     DEVICE int block_limit(int row, int type) const {
         return type == kCausalBlock ? row + params.causal_offset + 1 : 0x7fffffff;
     }
-    DEVICE const uint8_t* partial_tile(int row, int col) const {
-        const int64_t index =
-            arrays.partial_indices[block(row / params.q_block, col / params.kv_block)];
-        return static_cast<const uint8_t*>(arrays.mask) + index * params.q_block * params.kv_block;
+    // Of (row, col), if its block is partial.
+    DEVICE const uint8_t* partial(int row, int col) const {
+        const int64_t tile = arrays.partial_indices[block(row >> params.q_shift, col >> params.kv_shift)];
+        const int in_row = row & ((1 << params.q_shift) - 1), in_col = col & ((1 << params.kv_shift) - 1);
+        return static_cast<const uint8_t*>(arrays.mask) +
+               (((tile << params.q_shift) + in_row) << params.kv_shift) + in_col;
     }
-    DEVICE bool array_keeps(int row, int col) const {
+    // A score after the mask that is an array: -inf, itself or with its bias.  A bias of -inf masks it
+    // whatever it is.
+    DEVICE float of_array(float score, int row, int col) const {
         const int64_t i = offset + row * params.strides[2] + col * params.strides[3];
-        return static_cast<const uint8_t*>(arrays.mask)[i] != 0;
-    }
-    // A score with its bias; a bias of -inf masks whatever the score is.
-    DEVICE float with_bias(float score, int row, int col) const {
-        const int64_t i = offset + row * params.strides[2] + col * params.strides[3];
+        if (params.kind == kBoolMask) {
+            return static_cast<const uint8_t*>(arrays.mask)[i] != 0 ? score : -kInfinity;
+        }
         const float bias = load_number(arrays.mask, i, params.dtype);
         return bias == -kInfinity ? bias : score + bias;
     }

@@ -81,7 +81,7 @@ struct AttentionPlace {
 
 // The tiles of keys that a tile of queries needs, in ascending order: those below `end`, and of a block
 // mask those of blocks that at least one of its rows of blocks keeps.
-template <int kTileM, int kTileN, bool kGeneral>
+template <int kTileM, int kTileN, bool kBlocks>
 struct KeyTiles {
     int key, end;
 
@@ -95,31 +95,27 @@ struct KeyTiles {
 template <int kTileM, int kTileN>
 struct KeyTiles<kTileM, kTileN, true> {
     static constexpr int kMaxLists = kTileM > 64 ? kTileM / 64 : 1;
-    int key, end, block_end;
-    bool all;
-    int kv_block;
+    int key, end, block_end, kv_shift;
     const int32_t* indices[kMaxLists];
     int left[kMaxLists];
 
     // row, sq: the first query of the tile, and the queries of the head.
     DEVICE KeyTiles(const HeadMask& mask, int row, int sq, int end)
-        : key(-kTileN), end(end), block_end(0), all(mask.params.kind != kBlockMask) {
-        if (all) return;
-        kv_block = mask.params.kv_block;
+        : key(-kTileN), end(end), block_end(0), kv_shift(mask.params.kv_shift) {
 #pragma unroll
         for (int i = 0; i < kMaxLists; ++i) {
             const int first = row + i * 64;  // blocks are of 64 rows at least
             left[i] = 0;
-            const bool own = i == 0 || first % mask.params.q_block == 0;
+            const bool own = i == 0 || (first & ((1 << mask.params.q_shift) - 1)) == 0;
             if (!own || first >= sq) continue;
-            const int q_block = first / mask.params.q_block;
+            const int q_block = first >> mask.params.q_shift;
             left[i] = mask.arrays.kv_num_blocks[mask.first_row + q_block];
             indices[i] = mask.arrays.kv_indices + mask.block(q_block, 0);
         }
     }
     DEVICE bool next() {
         key += kTileN;
-        if (all || key < block_end) return key < end;
+        if (key < block_end) return key < end;
         int block = 0x7fffffff;
 #pragma unroll
         for (int i = 0; i < kMaxLists; ++i) {
@@ -133,8 +129,8 @@ struct KeyTiles<kTileM, kTileN, true> {
                 --left[i];
             }
         }
-        key = block * kv_block;
-        block_end = key + kv_block;
+        key = block << kv_shift;
+        block_end = key + (1 << kv_shift);
         return key < end;
     }
 };

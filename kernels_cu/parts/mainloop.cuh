@@ -12,6 +12,7 @@
 //   kPromoteK            0, or the k after which the sums are multiplied by the block's scales and added
 //                        to others in FP32: for scales along k, and because the tensor cores of FP8
 //                        keep few bits of a long sum.
+//   kHalfSums            FP16 products are summed in FP16 until they are promoted: kPromoteK is all of k.
 #include "parts/dtype.cuh"
 #include "parts/gemm_task.cuh"
 #include "parts/nvfp4.cuh"
@@ -36,11 +37,11 @@ static_assert(kFragmentsM * kGridM * 16 == kTileM && kColFragments * kGridN * 16
 constexpr bool kConverts = sizeof(ElementA) < sizeof(ComputeA) || sizeof(ElementB) < sizeof(ComputeB);
 template <class Element> constexpr bool kScaled = kSame<Element, e2m1x2>;
 constexpr LaneOrder kLaneOrder =
-    kScaled<ElementA> || kScaled<ElementB>                         ? kEights
+    kScaled<ElementA> || kScaled<ElementB> ? LaneOrder::kEights
     : (sizeof(ElementA) < sizeof(ComputeA) && kLayoutA == kInner) ||
             (sizeof(ElementB) < sizeof(ComputeB) && kLayoutB == kInner)
-        ? kFours
-        : kTwos;
+        ? LaneOrder::kFours
+        : LaneOrder::kPairs;
 constexpr int kStep = kConverts ? 32 : kFragmentK<ComputeA>;
 constexpr int kStepsPerWarp = kTileK / kStep / kGridK;
 static_assert(kStepsPerWarp * kStep * kGridK == kTileK, "warps share a stage's k in whole steps");
@@ -67,15 +68,24 @@ struct OperandTile<e2m1x2, kLayout, kOuterSize> {
 using OperandA = OperandTile<ElementA, kLayoutA, kTileM>;
 using OperandB = OperandTile<ElementB, kLayoutB, kTileN>;
 
+template <class P>
+DEVICE float number_of(const P& products, int i) {
+    if constexpr (kHalfSums) return products.value(i);
+    else return float(products.values[i]);
+}
+
 // What a product sums in, and, where sums are promoted, what they are promoted to.
-using Products = Accumulator<ComputeA>;
+using Products = typename Choose<kHalfSums, HalfAccumulator, Accumulator<ComputeA>>::Type;
+static_assert(!kHalfSums || (kHasHalfSums && kSame<ComputeA, half> && kPromoteK > 0),
+              "FP16's sums are promoted");
 struct Promoted {
     using Sum = float;
-    static constexpr int kCount = Products::kCount;
+    using Places = Accumulator<ComputeA>;
+    static constexpr int kCount = Places::kCount;
     float values[kCount];
 
-    DEVICE static int row(int lane, int i) { return Products::row(lane, i); }
-    DEVICE static int col(int lane, int i) { return Products::col(lane, i); }
+    DEVICE static int row(int lane, int i) { return Places::row(lane, i); }
+    DEVICE static int col(int lane, int i) { return Places::col(lane, i); }
 };
 template <bool kPromote> struct SumsOf { using Type = Products; };
 template <> struct SumsOf<true> { using Type = Promoted; };
@@ -189,14 +199,14 @@ struct BlockScales {
                     const int row = warp.row(m) + Sums::row(warp.lane, i), col = warp.col(n);
                     const float* of_b = b[n / kColFragments];
                     const MatrixStrides& strides = b_strides[n / kColFragments];
-                    float x = float(products[m][n].values[i]);
+                    float x = number_of(products[m][n], i);
                     if (of_b && col < cols) {
                         x *= of_b[block * strides.row + (first_col + col) / kBlockK * strides.col];
                     }
                     if (a && row < rows) x *= a[row * a_strides.row + block * a_strides.col];
                     sums[m][n].values[i] += x;
-                    products[m][n].values[i] = 0;
                 }
+                products[m][n] = {};
             }
         }
     }
@@ -232,12 +242,15 @@ DEVICE void multiply(Stage (&stages)[kStages], const OperandSource& a,
         if constexpr (kPromoteK > 0) {
             multiply_stage(stages[stage], warp, products);
             const int64_t end = k + kTileK;
-            if (end % kPromoteK == 0 || end >= end_k) scales.promote(k, warp, products, sums);
+            if (!kHalfSums && (end % kPromoteK == 0 || end >= end_k)) {
+                scales.promote(k, warp, products, sums);
+            }
         } else {
             multiply_stage(stages[stage], warp, sums);
         }
         stage = stage + 1 < kStages ? stage + 1 : 0;
     }
+    if constexpr (kHalfSums) scales.promote(first_k, warp, products, sums);
     copy_async_wait<0>();
     sync_block();  // the stages' memory is free
 }

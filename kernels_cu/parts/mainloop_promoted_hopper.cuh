@@ -8,13 +8,17 @@ static_assert(kTileK == kBlockK && !kPingPong && kLead == 0, "a stage is a block
 constexpr int kProductCols = kCols < kBlockK ? kCols : kBlockK;
 static_assert(kCols % kProductCols == 0 && kBlockK % kProductCols == 0, "one scale for the columns");
 
-// The factors of a thread's products: of its rows, and of every kProductCols columns.
+// The factors of a thread's products: of its rows, and of every kProductCols columns.  Four lanes with the
+// same rows load those of four stages, a stage ahead of their use.
+constexpr int kAhead = 4;
 struct BlockFactors {
     float rows[kBlocks][2], cols[kCols / kProductCols];
 
-    // Of stage `k`.
-    DEVICE void load(const TileWork& work, int k) {
+    // Of the warpgroup's kAhead stages from `first` on.
+    DEVICE void load(const TileWork& work, int first) {
         const BlockScales& scales = work.scales;
+        const int mine = first + int(threadIdx.x % kAhead) * kStride;
+        const int64_t k = mine < work.num_k_tiles ? mine : work.num_k_tiles - 1;
         const int row = work.first_row + threadIdx.x % 32 / 4;
 #pragma unroll
         for (int i = 0; i < 2 * kBlocks; ++i) {
@@ -29,19 +33,29 @@ struct BlockFactors {
             cols[i] = scales.b ? scales.b[k * scales.b_k + there * scales.b_col] : 1.0f;
         }
     }
+    // Of stage `i` of those.
+    DEVICE BlockFactors of(int i) const {
+        const int lane = threadIdx.x % 32 / kAhead * kAhead + i;
+        BlockFactors factors;
+#pragma unroll
+        for (int j = 0; j < 2 * kBlocks; ++j) factors.rows[j / 2][j % 2] = shuffle(rows[j / 2][j % 2], lane);
+#pragma unroll
+        for (int j = 0; j < kCols / kProductCols; ++j) factors.cols[j] = shuffle(cols[j], lane);
+        return factors;
+    }
 };
 
 DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
     constexpr int kProducts = kProductCols / 2;
     clear(sums);
-    BlockFactors next;
     OwnStages own(work);
-    if (own.there()) next.load(work, own.index);
+    BlockFactors loaded;
+    loaded.load(work, own.index);
 #pragma unroll 1
-    for (; own.there(); own.next()) {
+    for (int i = 0; own.there(); own.next(), i = (i + 1) % kAhead) {
         const int stage = own.place.stage;
-        const BlockFactors factors = next;
-        if (!own.last()) next.load(work, own.index + kStride);
+        const BlockFactors factors = loaded.of(i);
+        if (i == kAhead - 1) loaded.load(work, own.index + kStride);
         ring.full[stage].wait(own.place.parity);
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) {
@@ -59,9 +73,9 @@ DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
                 wgmma_wait<0>(products);
                 if (block == kBlocks - 1 && col + kProductCols == kCols) ring.release(stage);
 #pragma unroll
-                for (int i = 0; i < kProducts; ++i) {
-                    const float factor = factors.rows[block][i / 2 % 2] * factors.cols[col / kProductCols];
-                    sums[block][col / 2 + i] += products[i] * factor;
+                for (int j = 0; j < kProducts; ++j) {
+                    const float factor = factors.rows[block][j / 2 % 2] * factors.cols[col / kProductCols];
+                    sums[block][col / 2 + j] += products[j] * factor;
                 }
             }
         }

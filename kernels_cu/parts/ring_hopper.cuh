@@ -15,9 +15,6 @@
 //                        share the rows of every tile.
 #include "platform/wgmma.cuh"
 
-template <bool kFirst, class T, class U> struct Choose { using Type = T; };
-template <class T, class U> struct Choose<false, T, U> { using Type = U; };
-
 constexpr bool kConverts = sizeof(ElementA) != sizeof(ElementB);
 constexpr bool kPromotes = sizeof(ElementA) == 1 && !kSame<ElementA, int8_t>;
 using RowElement = typename Choose<kConverts, ElementB, ElementA>::Type;

@@ -32,6 +32,9 @@ DEVICE int8_t round_to_int8(float x) {
     return int8_t(bit_cast<int>(y + 12582912.0f));
 }
 
+template <bool kFirst, class T, class U> struct Choose { using Type = T; };
+template <class T, class U> struct Choose<false, T, U> { using Type = U; };
+
 // Two e2m1 numbers, the first in the lower four bits.
 struct e2m1x2 { uint8_t codes; };
 // +-0, 0.5, 1, 1.5, 2, 3, 4 and 6.

@@ -179,7 +179,8 @@ void multiply_fp8(float* d, const float* a, const float* b, int n, int k) {
 template <class T>
 void multiply_tiles(const Wgmma& op, const unsigned char* a_image, const unsigned char* b_image,
                     T* d) {
-    T a[kTileRows * kTileBytes], b[kTileBytes * kMaxN];
+    // Too large for a fiber's stack; none is switched to meanwhile.
+    static thread_local T a[kTileRows * kTileBytes], b[kTileBytes * kMaxN];
     const int k = kTileBytes / item_bytes(op.types[0]), size = item_bytes(op.types[0]);
     for (int i = 0; i < kTileRows * k; ++i) a[i] = decode<T>(op.types[0], a_image + i * size);
     for (int col = 0; col < op.n; ++col) {

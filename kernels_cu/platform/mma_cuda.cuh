@@ -218,17 +218,17 @@ DEVICE void convert_bytes(uint32_t bytes, uint32_t& low, uint32_t& high) {
 }  // namespace cuda
 
 // 32 of k as two fragments, each number converted from Stored.
-// mma wants the k's 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of lane t of four (kTwos).  An operand whose lines run
+// mma wants the k's 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of lane t of four (kPairs).  An operand whose lines run
 // along k has 4 neighbouring bytes in a lane, or 8 numbers of half a byte: lane t takes 4 t to 4 t + 3
 // of each 16 (kFours), or 8 t to 8 t + 7 of the 32 (kEights).
 template <class Stored, bool kOuterMajor, LaneOrder kOrder, class T, Side kSide, class Tile>
 DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
                            int first, int k) {
     const int r = lane_id() % 8, q = lane_id() / 8;
-    if constexpr (kSame<Stored, T> && kOrder == kTwos) {
+    if constexpr (kSame<Stored, T> && kOrder == LaneOrder::kPairs) {
         load_fragment<kOuterMajor>(low, tile, first, k);
         load_fragment<kOuterMajor>(high, tile, first, k + 16);
-    } else if constexpr (kSame<Stored, T> && kOrder == kEights) {
+    } else if constexpr (kSame<Stored, T> && kOrder == LaneOrder::kEights) {
         static_assert(!kOuterMajor, "k runs along the lines");
         const int row = lane_id() / 4, t = lane_id() % 4;
 #pragma unroll
@@ -254,7 +254,7 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
             }
         }
     } else if constexpr (!kOuterMajor) {
-        static_assert(kOrder == kFours, "bytes of k lie in the order of their lines");
+        static_assert(kOrder == LaneOrder::kFours, "bytes of k lie in the order of their lines");
         uint32_t bytes[4];
         load_matrix<false>(bytes, tile(first + q % 2 * 8 + r, k / 16 + q / 2));
 #pragma unroll
@@ -265,7 +265,7 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
     } else {
         // A 16-bit number of the transposed matrix is a pair of columns: the even ones become the
         // fragment's first 8 columns, the odd ones the others (stored_column).
-        static_assert(kOrder == kTwos, "k lies across the lines");
+        static_assert(kOrder == LaneOrder::kPairs, "k lies across the lines");
         uint32_t bytes[4];  // k 0-7, 8-15, 16-23, 24-31
         load_matrix<true>(bytes, tile(k + q * 8 + r, first / 16));
 #pragma unroll
@@ -324,6 +324,6 @@ DEVICE void load_scaled(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const
 // The column of B that stands at column `col` of a fragment.
 template <class Stored, class T, bool kOuterMajor>
 DEVICE int stored_column(int col) {
-    constexpr bool kTwos = sizeof(Stored) < sizeof(T) && kOuterMajor;
-    return kTwos ? col % 8 * 2 + col / 8 : col;
+    constexpr bool kPairs = sizeof(Stored) < sizeof(T) && kOuterMajor;
+    return kPairs ? col % 8 * 2 + col / 8 : col;
 }

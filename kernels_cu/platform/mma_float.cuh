@@ -6,9 +6,9 @@ enum Side { kSideA, kSideB };
 template <class T, Side kSide> struct Fragment;
 template <class T> using FragmentA = Fragment<T, kSideA>;
 template <class T> using FragmentB = Fragment<T, kSideB>;
-// Which k a lane holds: kTwos as the matrix unit has it; kFours and kEights: where operands are converted
+// Which k a lane holds: kPairs as the matrix unit has it; kFours and kEights: where operands are converted
 // and a lane has 4 or 8 neighbours of memory.  The order of k is free as long as A and B have the same.
-enum LaneOrder { kTwos, kFours, kEights };
+enum class LaneOrder { kPairs, kFours, kEights };
 template <class T> constexpr int kFragmentK = 32 / int(sizeof(T));
 template <> constexpr int kFragmentK<float> = 4;
 

@@ -1,0 +1,62 @@
+"""PyTorch's attention: FlashAttention 2 ("torch.flash") and cuDNN's ("torch.cudnn")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from . import Call, Peer
+
+_Function = Callable[[], Any]
+
+
+def _flash(op: str, call: Call) -> _Function | None:
+    if op == "attention_varlen":
+        return _packed(call)
+    return _by_backend("FLASH_ATTENTION", op, call)
+
+
+def _cudnn(op: str, call: Call) -> _Function | None:
+    return _by_backend("CUDNN_ATTENTION", op, call)
+
+
+def _by_backend(backend: str, op: str, call: Call) -> _Function | None:
+    """Without masks; causal only where both alignments are the same."""
+    if op != "attention" or set(call.kwargs) - {"causal", "scale"}:
+        return None
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    q, k, v = call.args
+    causal = call.kwargs.get("causal", False)
+    if causal and q.shape[2] != k.shape[2]:
+        return None
+    tensors = tuple(torch.from_dlpack(x) for x in (q, k, v))
+    options = {
+        "is_causal": causal,
+        "scale": call.kwargs.get("scale"),
+        "enable_gqa": q.shape[1] != k.shape[1],
+    }
+    function, kind = torch.nn.functional.scaled_dot_product_attention, getattr(SDPBackend, backend)
+
+    def attention() -> Any:
+        with sdpa_kernel(kind):
+            return function(*tensors, **options)
+
+    return attention
+
+
+def _packed(call: Call) -> _Function | None:
+    known = {"causal", "scale", "max_seqlen_q", "max_seqlen_k"}
+    if set(call.kwargs) - known:
+        return None
+    import torch
+
+    tensors = tuple(torch.from_dlpack(x) for x in call.args)
+    longest = call.kwargs["max_seqlen_q"], call.kwargs["max_seqlen_k"]
+    causal, scale = call.kwargs.get("causal", False), call.kwargs.get("scale")
+    forward = torch.ops.aten._flash_attention_forward
+    return lambda: forward(*tensors, *longest, 0.0, causal, False, scale=scale)[0]
+
+
+PEERS = (Peer("torch.flash", "torch", _flash), Peer("torch.cudnn", "torch", _cudnn))

@@ -1,0 +1,420 @@
+"""What attention alone has: masks of blocks, arguments, gates, packed sequences."""
+
+from __future__ import annotations
+
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import cupykern
+from cupykern import BlockMask, attention_plan, check, dtypes, inputs
+from cupykern.attention_ops import OP, VARLEN_OP, AttentionProblem, VarlenProblem
+from cupykern.attention_plan import AttentionConfig
+from cupykern.targets import host
+
+attention, varlen = cupykern.attention, cupykern.attention_varlen
+
+
+def normal(*shape: int, dtype=dtypes.float16, kind: str = "normal") -> np.ndarray:
+    return inputs.values(kind, shape, dtype, sum(shape))
+
+
+def qkv(sq: int = 20, sk: int = 30, d: int = 16, h: int = 2, h_kv: int = 1, dtype=dtypes.float16):
+    return normal(1, h, sq, d, dtype=dtype), *(
+        normal(1, h_kv, sk, d + i, dtype=dtype) for i in (0, 8)
+    )
+
+
+def compared(args, kwargs, outputs) -> check.Comparison:
+    references = OP.reference(*args, **kwargs)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    return check.compare(outputs, references, OP.bound(*args, reference=references, **kwargs))
+
+
+def right(*args, **kwargs) -> None:
+    comparison = compared(args, kwargs, attention(*args, **kwargs))
+    assert comparison.ok, comparison
+
+
+# --- values ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_heads_of_256(target, causal):
+    problem = AttentionProblem(1, 1, 1, 70, 90, 192, 256, causal=causal, lse=True, row_stats=True)
+    assert check.check_problem(OP, problem, 1, target.xp).ok
+
+
+def test_two_rows_of_fragments_for_each_warp():
+    """As GPUs have them, where the host's own config has one."""
+    for kwargs in ({}, {"causal": True, "return_row_stats": True}):
+        q, k, v = qkv(150, 170, 40)
+        right(q, k, v, **kwargs, config=AttentionConfig(128, 32, 4))
+
+
+@pytest.mark.parametrize("accumulate", ["float32", "float16"])
+def test_row_statistics_of_normal_numbers(accumulate):
+    """The gate of FP32 sums: row_max within 1e-5, row_sum within 1e-4; FP16 sums miss it."""
+    q, k, v = (normal(1, 1, 128, 64), normal(1, 1, 200, 64), normal(1, 1, 200, 64))
+    _, top, total = attention(q, k, v, return_row_stats=True, qk_accumulate=accumulate)
+    _, exact_top, exact_total = OP.reference(q, k, v, return_row_stats=True)
+    holds = np.abs(top - exact_top).max() <= 1e-5 and np.abs(total / exact_total - 1).max() <= 1e-4
+    assert holds == (accumulate == "float32")
+
+
+def test_an_output_that_is_all_zero_fails():
+    for causal in (False, True):
+        args, kwargs = qkv(100, 200, 64), {"causal": causal}
+        y = attention(*args, **kwargs)
+        assert compared(args, kwargs, y).ok
+        comparison = compared(args, kwargs, np.zeros_like(y))
+        assert comparison.error_over_bound > 20
+
+
+def test_one_wrong_row_fails():
+    args = qkv(100, 200, 64)
+    y = attention(*args)
+    y[0, 1, 37] = y[0, 1, 36]
+    assert not compared(args, {}, y).ok
+
+
+def test_nan_beyond_the_end_stays_there():
+    """Of keys in memory, and of those that no row of the call sees yet."""
+    q, k, v = qkv(20, 200, 64)
+    k, v = k.copy(), v.copy()
+    k[:, :, 70:], v[:, :, 70:] = np.nan, np.inf
+    seen = {"causal": True, "input_pos": 50, "return_lse": True}
+    outputs = attention(q, k, v, **seen)
+    short = attention(q, k[:, :, :70], v[:, :, :70], **seen)
+    assert all(np.isfinite(x).all() and (x == y).all() for x, y in zip(outputs, short, strict=True))
+    mask = np.zeros((20, 200), bool)
+    mask[:, :64] = True
+    blocks = BlockMask.from_dense(mask, 64, 64)
+    assert np.isfinite(attention(q, k, v, mask=blocks)).all()
+    mask[:, 70:] = False
+    assert not np.isnan(attention(q, k[:, :, :], np.zeros_like(v), mask=mask)).any()
+
+
+def test_the_same_in_both_layouts_and_for_groups():
+    q, k, v = qkv(33, 40, 24, h=4, h_kv=2)
+    y = attention(q, k, v, causal=True)
+    swapped = (np.ascontiguousarray(x.transpose(0, 2, 1, 3)) for x in (q, k, v))
+    z = attention(*swapped, causal=True, layout="bshd")
+    assert (z.transpose(0, 2, 1, 3) == y).all()
+    repeated = attention(q, k.repeat(2, 1), v.repeat(2, 1), causal=True)
+    assert (repeated == y).all()
+
+
+def test_bitwise_the_same_whatever_the_other_rows_are():
+    q, k, v = qkv(64, 130, 64)
+    y = attention(q, k, v)
+    q[:, :, 1:] *= np.float16(5)
+    assert (attention(q, k, v)[:, :, 0] == y[:, :, 0]).all()
+
+
+def test_out_of_any_strides():
+    q, k, v = qkv()
+    y = attention(q, k, v)
+    wide = np.zeros((1, 2, 20, 48), np.float16)
+    assert attention(q, k, v, out=wide[..., ::2]) is not None and (wide[..., ::2] == y).all()
+    fused = np.zeros((1, 20, 2, 32), np.float16)
+    attention(q, k, v, out=fused.transpose(0, 2, 1, 3)[..., 8:])
+    assert (fused.transpose(0, 2, 1, 3)[..., 8:] == y).all() and not fused[..., :8].any()
+
+
+def test_nothing_to_do():
+    for shape in ((0, 2, 5, 8), (2, 0, 5, 8), (2, 2, 0, 8)):
+        q = normal(*shape)
+        y, lse = attention(q, q, q, return_lse=True)
+        assert y.shape == shape and lse.shape == shape[:3]
+    q = normal(1, 2, 5, 8)
+    y, lse, top, total = attention(
+        q, q[:, :, :0], q[:, :, :0], return_lse=True, return_row_stats=True
+    )
+    assert not y.any() and not total.any() and (lse == -np.inf).all() and (top == -np.inf).all()
+
+
+def test_naive_agrees():
+    q, k, v = qkv(40, 50, 24, dtype=dtypes.bfloat16)
+    right(q, k, v, causal=True, algorithm="naive", return_row_stats=True)
+
+
+# --- masks of blocks -------------------------------------------------------------------------------
+
+
+def dense_types(mask: BlockMask) -> set[int]:
+    return set(np.unique(mask.block_mask_types).tolist())
+
+
+@pytest.mark.parametrize("blocks", [(64, 64), (128, 64), (64, 128)])
+def test_from_dense_keeps_the_mask(blocks):
+    rng = np.random.default_rng(1)
+    keep = np.tril(np.ones((300, 400), bool))[None, None].repeat(2, 0).copy()
+    keep[0, 0, :128, 128:256] = True
+    keep[1, 0, 128:, :] &= rng.random((172, 400)) < 0.5
+    keep[1, 0, :128] = False
+    mask = BlockMask.from_dense(keep, *blocks)
+    assert (mask.to_dense() == keep).all()
+    assert dense_types(mask) == {0, 1, 2, 3} and mask.batch_shape == (2, 1)
+    assert (mask.kv_num_blocks == (mask.block_mask_types != 0).sum(-1)).all()
+    for number, row, types in zip(
+        mask.kv_num_blocks.ravel(), mask.kv_indices.reshape(-1, mask.kv_indices.shape[3]),
+        mask.block_mask_types.reshape(-1, mask.kv_indices.shape[3]), strict=True,
+    ):  # fmt: skip
+        assert row[:number].tolist() == np.nonzero(types)[0].tolist()
+
+
+def test_the_usual_masks():
+    i, j = np.arange(300)[:, None], np.arange(400)[None]
+    causal = BlockMask.causal(300, 400, causal_offset=70, target="host")
+    assert (causal.to_dense() == (j <= i + 70)).all() and dense_types(causal) == {0, 1, 2}
+    ids = np.repeat([3, 1, 2], [150, 50, 200])
+    document = BlockMask.document(ids, causal=True, q_block=64, kv_block=64)
+    k = np.arange(400)
+    expected = (ids[:, None] == ids[None]) & (k[None] <= k[:, None])
+    assert (document.to_dense() == expected).all()
+    assert document.num_blocks < 0.6 * document.block_mask_types.size
+    batch = BlockMask.document(np.stack([ids, ids[::-1]]))
+    assert batch.batch_shape == (2, 1) and (batch.to_dense()[0, 0] == (ids[:, None] == ids)).all()
+    blocks = BlockMask.interleaved(
+        300, 400, 3, causal=True, q_block=64, kv_block=128, target="host"
+    )
+    expected = ((i // 64 - j // 128) % 3 == 0) & (j <= i)
+    assert (blocks.to_dense() == expected).all()
+
+
+def test_masked_blocks_are_not_read():
+    q, k, v = qkv(128, 256, 64)
+    keep = np.ones((128, 256), bool)
+    keep[:, 64:128] = False
+    mask = BlockMask.from_dense(keep, 64, 64)
+    right(q, k, v, mask=mask)
+    k[:, :, 64:128] = v[:, :, 64:128] = np.nan
+    assert np.isfinite(attention(q, k, v, mask=mask)).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"q_block": 32}, ValueError, "64 or 128"),
+        ({"block_mask_types": np.zeros((1, 1, 3, 4), np.uint8)}, ValueError, "must be"),
+        ({"block_mask_types": np.zeros((1, 1, 2, 4), np.int32)}, TypeError, "uint8"),
+        ({"partial_indices": np.zeros((1, 1, 2, 3), np.int32)}, ValueError, "partial_indices"),
+        ({"partial_tiles": np.zeros((1, 64, 128), bool)}, ValueError, "partial_tiles"),
+        ({"block_mask_types": [[0]]}, TypeError, "block_mask_types"),
+        ({"block_mask_types": np.full((1, 1, 2, 4), 4, np.uint8)}, ValueError, "0 to 3"),
+        ({"block_mask_types": np.full((1, 1, 2, 4), 3, np.uint8)}, ValueError, "tiles"),
+        (
+            {
+                "block_mask_types": np.full((1, 1, 2, 4), 3, np.uint8),
+                "partial_indices": np.full((1, 1, 2, 4), 2, np.int32),
+                "partial_tiles": np.zeros((2, 64, 64), bool),
+            },
+            ValueError,
+            "0 to 1",
+        ),
+    ],
+)
+def test_masks_that_do_not_fit(change, error, says):
+    arguments = {
+        "block_mask_types": np.zeros((1, 1, 2, 4), np.uint8),
+        "partial_indices": np.zeros((1, 1, 2, 4), np.int32),
+        "partial_tiles": np.zeros((0, 64, 64), bool),
+        "seq_len_q": 100, "seq_len_k": 200, "q_block": 64, "kv_block": 64, **change,
+    }  # fmt: skip
+    with pytest.raises(error, match=says):
+        BlockMask(**arguments)
+
+
+def test_errors_of_the_makers():
+    with pytest.raises(TypeError, match="bool"):
+        BlockMask.from_dense(np.zeros((4, 4)))
+    with pytest.raises(ValueError, match="Sq, Sk"):
+        BlockMask.from_dense(np.zeros(4, bool))
+    with pytest.raises(TypeError, match="integers"):
+        BlockMask.document(np.zeros(4))
+    with pytest.raises(ValueError, match="stride"):
+        BlockMask.interleaved(4, 4, 0, target="host")
+    with pytest.raises(ValueError, match="negative"):
+        BlockMask.causal(-1, 4, target="host")
+
+
+# --- arguments -------------------------------------------------------------------------------------
+
+Q, K, V = qkv()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"q": Q.tolist()}, TypeError, "q must be a cupy or numpy array"),
+        ({"k": K.astype(np.float32)}, NotImplementedError, "float32"),
+        ({"k": K.astype(ml_dtypes.bfloat16)}, TypeError, "q's dtype"),
+        ({"q": Q.astype(np.float64)}, TypeError, "q's dtype"),
+        ({"q": Q[0]}, ValueError, "4 dims"),
+        ({"k": K[:, :, :-1]}, ValueError, "k and v"),
+        ({"k": K[..., :8]}, ValueError, "q and k"),
+        ({"q": normal(1, 3, 20, 16), "k": K.repeat(2, 1), "v": V.repeat(2, 1)}, ValueError, "heads"),
+        ({"v": V[..., :12]}, ValueError, "multiple of 8"),
+        ({"q": normal(1, 2, 4, 264), "k": normal(1, 1, 30, 264)}, ValueError, "256"),
+        ({"layout": "shbd"}, ValueError, "layout"),
+        ({"algorithm": "fast"}, ValueError, "algorithm"),
+        ({"causal": 1}, TypeError, "causal"),
+        ({"causal_align": "left"}, ValueError, "causal_align"),
+        ({"input_pos": 1.0}, TypeError, "input_pos"),
+        ({"input_pos": -1}, ValueError, "input_pos"),
+        ({"scale": "1"}, TypeError, "scale"),
+        ({"scale": np.inf}, ValueError, "scale"),
+        ({"qk_accumulate": "bfloat16"}, ValueError, "qk_accumulate"),
+        ({"mask": np.ones((20, 30), np.int8)}, TypeError, "mask"),
+        ({"mask": np.ones((20, 31), bool)}, ValueError, "broadcast"),
+        ({"mask": BlockMask.causal(20, 31, target="host")}, ValueError, "31 keys"),
+        ({"mask": BlockMask.document(np.zeros((3, 20), int)), "k": K[:, :, :20], "v": V[:, :, :20]},
+         ValueError, "mask's B"),
+        ({"out": np.empty((1, 2, 20, 16), np.float16)}, ValueError, "out must have shape"),
+        ({"out": np.empty((1, 2, 20, 24), np.float32)}, TypeError, "out"),
+        ({"config": 3}, TypeError, "AttentionConfig"),
+        ({"config": AttentionConfig(64, 48, 4)}, ValueError, "tile_n"),
+        ({"config": AttentionConfig(64, 32, 3)}, ValueError, "warps"),
+        ({"config": AttentionConfig(64, 32, 4), "algorithm": "naive"}, ValueError, "naive"),
+    ],
+)  # fmt: skip
+def test_illegal_arguments(change, error, says):
+    arguments = {"q": Q, "k": K, "v": V, **change}
+    with pytest.raises(error, match=says):
+        attention(**arguments)
+
+
+def test_fp16_sums_are_for_fp16():
+    q = normal(1, 1, 4, 8, dtype=dtypes.bfloat16)
+    with pytest.raises(NotImplementedError, match="bfloat16"):
+        attention(q, q, q, qk_accumulate="float16")
+    assert not attention_plan.has_half_scores(dtypes.float16, "gfx942")
+
+
+def test_out_must_not_overlap():
+    q = normal(1, 1, 30, 16)
+    with pytest.raises(ValueError, match="overlap"):
+        attention(q, q, q, out=q)
+
+
+def test_the_name_that_torch_has():
+    sdpa = cupykern.scaled_dot_product_attention
+    q, k, v = qkv(h_kv=2)
+    assert (sdpa(q, k, v, is_causal=True) == attention(q, k, v, causal=True)).all()
+    bias = normal(20, 30)
+    assert (sdpa(q, k, v, bias, scale=0.5) == attention(q, k, v, mask=bias, scale=0.5)).all()
+    assert (sdpa(Q, K, V, enable_gqa=True) == attention(Q, K, V)).all()
+    with pytest.raises(NotImplementedError, match="dropout"):
+        sdpa(q, k, v, dropout_p=0.1)
+    with pytest.raises(ValueError, match="is_causal"):
+        sdpa(q, k, v, bias, is_causal=True)
+    with pytest.raises(ValueError, match="enable_gqa"):
+        sdpa(Q, K, V)
+
+
+@pytest.mark.parametrize(
+    "arch", ["sm_80", "sm_86", "sm_90a", "sm_120a", "gfx942", "gfx1100", "host"]
+)
+def test_every_head_size_has_a_config(arch):
+    for head_dim in attention_plan.HEAD_DIMS:
+        for mode in range(3):
+            for config in attention_plan.configs(head_dim, mode, arch):
+                assert attention_plan.refusal(config, head_dim, arch) is None
+                blocks = 2 if head_dim <= 128 and arch == "sm_90a" else 1
+                limit = attention_plan.max_shared_bytes(arch)
+                assert blocks * config.shared_bytes(head_dim) <= limit
+    assert len(attention_plan.variants(arch)) <= (56 if arch == "host" else 40)
+
+
+# --- packed sequences ------------------------------------------------------------------------------
+
+
+def packed():
+    q, k = normal(50, 2, 16), normal(60, 1, 16)
+    return q, k, k, np.array([0, 20, 20, 50], np.int32), np.array([0, 10, 25, 60], np.int32)
+
+
+def test_device_offsets_are_clamped(monkeypatch):
+    """Offsets that nobody checks, as a GPU's: nothing outside of the arrays is read or written."""
+    q, k, v, cu_q, cu_k = packed()
+    good = varlen(q, k, v, cu_q, cu_k, max_seqlen_q=30, max_seqlen_k=35)
+    module = sys.modules["cupykern.attention"]
+    monkeypatch.setattr(module, "_check_cu_seqlens", lambda _, cu, *rest: cu)
+    wild = np.array([0, 10, 25, 2**31 - 1], np.int32)
+    y = varlen(q, k, v, cu_q, wild, max_seqlen_q=30, max_seqlen_k=35)
+    assert (y == good).all()
+    wild = np.array([-(2**31), 20, 2**31 - 1, -5], np.int32)
+    guarded = check.GuardedArray(np, q.shape, q.dtype)
+    varlen(q, k, v, wild, wild, max_seqlen_q=30, max_seqlen_k=35, out=guarded.array)
+    guarded.check()
+    assert (guarded.array[:20] == varlen(
+        q[:20], k[:20], v[:20], np.array([0, 20], np.int32), np.array([0, 20], np.int32),
+        max_seqlen_q=30, max_seqlen_k=35)).all()  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"cu_q": np.array([0, 20, 50], np.int32)}, ValueError, "one shape"),
+        ({"cu_q": np.array([0, 20, 10, 50], np.int32)}, ValueError, "grow"),
+        ({"cu_q": np.array([0, 20, 20, 49], np.int32)}, ValueError, "grow"),
+        ({"cu_k": np.array([0, 10, 25, 60])}, TypeError, "int32"),
+        ({"cu_k": np.zeros((4, 1), np.int32)}, ValueError, "cu_seqlens_k"),
+        ({"max_seqlen_q": 29}, ValueError, "longer than 29"),
+        ({"max_seqlen_k": 34.0}, TypeError, "max_seqlen_k"),
+        ({"max_seqlen_k": -1}, ValueError, "max_seqlen_k"),
+        ({"q": normal(1, 50, 2, 16)}, ValueError, "3 dims"),
+    ],
+)
+def test_illegal_packed_arguments(change, error, says):
+    q, k, v, cu_q, cu_k = packed()
+    a = {"q": q, "cu_q": cu_q, "cu_k": cu_k, "max_seqlen_q": 30, "max_seqlen_k": 35, **change}
+    with pytest.raises(error, match=says):
+        varlen(
+            a["q"], k, v, a["cu_q"], a["cu_k"],
+            max_seqlen_q=a["max_seqlen_q"], max_seqlen_k=a["max_seqlen_k"],
+        )  # fmt: skip
+
+
+def test_packed_sequences_are_those_alone():
+    q, k, v, cu_q, cu_k = packed()
+    y, lse = varlen(
+        q, k, v, cu_q, cu_k, max_seqlen_q=30, max_seqlen_k=35, causal=True, return_lse=True
+    )
+    for i in range(3):
+        rows, keys = slice(cu_q[i], cu_q[i + 1]), slice(cu_k[i], cu_k[i + 1])
+        alone, alone_lse = attention(
+            q[None, rows], k[None, keys], v[None, keys], causal=True, causal_align="bottom_right",
+            layout="bshd", return_lse=True,
+        )  # fmt: skip
+        assert (alone[0] == y[rows]).all() and (alone_lse[0] == lse[:, rows]).all()
+
+
+def test_bench_problems():
+    with pytest.raises(ValueError, match="causal"):
+        OP.bench_problem((4, 4), "float16")
+    full, causal = (OP.bench_problem((2, 4, 128, 64, *c), "float16") for c in ((), (1,)))
+    assert OP.work(full).flops == 2 * OP.work(causal).flops == 4 * 2 * 4 * 128**2 * 64
+    grouped = OP.bench_problem((2, 4, 128, 64, 1, 2), "bfloat16")
+    assert grouped.h_kv == 2 and OP.work(grouped).bytes_read < OP.work(causal).bytes_read
+    for op, problem in (
+        (OP, grouped),
+        (VARLEN_OP, VARLEN_OP.bench_problem((3, 4, 64, 64, 1), "float16")),
+    ):
+        call = op.inputs(problem, 1, np)
+        y = op.run(*call.args, **call.kwargs)
+        part, cut = op.sample(call, (y,), 100, 1)
+        assert check.compare(cut, op.reference(*part.args, **part.kwargs), op.bound(
+            *part.args, **part.kwargs, reference=op.reference(*part.args, **part.kwargs))).ok  # fmt: skip
+    assert VarlenProblem(((3, 4), (5, 6)), 2, 1, 8, 8).mode == 0
+
+
+def test_where_work_is_skipped():
+    """A causal call reads no keys beyond the diagonal's tile: NaN there does not matter."""
+    with host.use(schedule="lifo"):
+        q, k, v = qkv(64, 300, 64)
+        k[:, :, 64:] = v[:, :, 64:] = np.nan
+        assert np.isfinite(attention(q, k, v, causal=True)).all()
