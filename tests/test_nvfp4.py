@@ -263,6 +263,16 @@ def test_quantised_weights_go_into_products(target):
     assert check.compare((cupykern.scaled_mm(a, q),), references, bounds).ok
 
 
+def test_a_watch_sees_through_it(target):
+    x = np.ones((4, 32), np.float16)
+    x[2, 20] = np.nan
+    q = cupykern.quantize_nvfp4(target.xp.asarray(x))
+    with cupykern.watch() as w:
+        cupykern.scaled_mm(target.xp.ones((1, 32), np.float16), q)
+    (record,) = w.records
+    assert list(record.inputs) == ["b"] and record.report.first_index == (0, 2)
+
+
 # --- errors --------------------------------------------------------------------------------------
 
 DATA, SCALE = np.zeros((4, 16), np.uint8), np.zeros((4, 2), E4M3)
