@@ -11,6 +11,7 @@ import numpy as np
 from kernels_cu import Variant
 
 from . import arguments, dtypes, gemm, inputs, matmul, product, reference
+from .gemm import AnyConfig
 from .jit import get_kernel
 from .op import Call, Draw, Op, Work
 from .product import INNER, OUTER, STRIDED, STRIDES, GemmTask
@@ -37,7 +38,7 @@ def dequant_softmax(
     bias: Any = None,
     dtype: Any = None,
     out: Any = None,
-    config: gemm.AnyConfig | None = None,
+    config: AnyConfig | None = None,
 ) -> Any:
     """softmax(a @ (scale_w * w) + bias) along the last axis.
 
@@ -46,7 +47,7 @@ def dequant_softmax(
     bias: float16, bfloat16 or float32 array that broadcasts to (..., M, N).
     dtype: float16, bfloat16 or float32, of the result; None: a's.
     out: array to write into, of the result's shape and dtype and apart from all operands.
-    config: a GemmConfig, of the product; None: the measured one.
+    config: a GemmConfig of the product, tile_n a multiple of 64; None: the default one.
 
     w is converted inside the kernel and sums are in FP32, as in `scaled_mm`.  The logits stay in FP32, in
     `out` if that is FP32, else in memory of their own; their largest and their sums of exponentials come
@@ -54,8 +55,8 @@ def dequant_softmax(
     gives NaN.  a and bias are copied if they do not merge to a matrix of all rows, and the result is if
     `out` does not.
 
-    Raises TypeError (types, dtypes), ValueError (shapes, overlap, scale_w, config, devices).  Error
-    bound: `reference.dequant_softmax_bound`.
+    Raises TypeError (types, dtypes), ValueError (shapes, overlap, scale_w, config, devices).  Error bound:
+    `reference.dequant_softmax_bound`.
     """
     target = arguments.target_of("a", a)
     arguments.same_place("w", w, a, "a")

@@ -124,6 +124,8 @@ def refusal(config: AnyConfig, task: GemmTask, arch: str) -> str | None:
         return f"warps {c.warps_m} x {c.warps_n} do not share {c.tile_m} x {c.tile_n} in fragments of 16 x 16"
     if c.tile_k % (step * c.warps_k):
         return f"tile_k must be a multiple of {step * c.warps_k}; got {c.tile_k}"
+    if task.kernel == "dequant_softmax" and c.tile_n % 64:
+        return f"statistics are of 64 columns each: tile_n must be a multiple; got {c.tile_n}"
     if c.num_threads > 1024:
         return f"{c.num_threads} threads are more than 1024"
     fragments = c.tile_m * c.tile_n // (256 * c.warps_m * c.warps_n)

@@ -137,7 +137,7 @@ def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:
     return _MIXED if b in (dtypes.float8_e4m3fn, dtypes.int8) else {}
 
 
-# Of two products: tile_n has columns of both.
+# Of two products, tile_n the columns of both; not measured yet either.
 _DUAL = {HopperConfig(128, 256, 4): 45.5, HopperConfig(128, 128, 6): 24.0}
 _DUAL_FP8 = {HopperConfig(128, 128, 6): 14.5}
 

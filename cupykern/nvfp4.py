@@ -74,6 +74,10 @@ class NvFp4:
         """(..., rows, K)"""
         return (*self.data.shape[:-1], 2 * self.data.shape[-1])
 
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
     def to(self, layout: str) -> NvFp4:
         """The same numbers, the scales in the layout "plain" or "blocked"; self if they are."""
         if layout not in LAYOUTS:

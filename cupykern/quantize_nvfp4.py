@@ -11,14 +11,14 @@ import numpy as np
 from kernels_cu import Variant
 
 from . import arguments, arrays, dtypes, inputs, nvfp4, reference
+from .choice import choose
 from .jit import get_kernel
 from .nvfp4 import GROUP, NvFp4
 from .op import Call, Draw, Op, Work
 from .product import Groups, groups, matrix
-from .targets import by_value
+from .targets import Target, by_value
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
-_NUM_THREADS = 256
 _LARGEST, _ENCODE = np.int64(0), np.int64(1)  # quantize_nvfp4.cu: Pass
 _PARAMS = np.dtype(  # quantize_nvfp4.cu: QuantizeParams
     [
@@ -32,11 +32,22 @@ _PARAMS = np.dtype(  # quantize_nvfp4.cu: QuantizeParams
 )
 
 
-def quantize_nvfp4(x: Any, *, layout: str = "plain") -> NvFp4:
+@dataclass(frozen=True)
+class NvFp4Config:
+    """Blocks of num_threads threads, each with a group of 16 numbers."""
+
+    num_threads: int = 256
+
+
+CONFIGS = (NvFp4Config(),)
+
+
+def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None = None) -> NvFp4:
     """x as an NvFp4: x = code * scale * global_scale, but for rounding.
 
     x: float16, bfloat16 or float32 (..., rows, K), K a multiple of 16, of any strides.
     layout: of the scales, "plain" or "blocked" (`NvFp4`).
+    config: an NvFp4Config; None: the default one.
 
     global_scale, a float32 array of shape (): the largest finite |x| over 2688 = 6 * 448, 1 where that is
     below 2^-126.  scale: the largest |x| of 16 over 6 * global_scale, NaN for a group with a NaN or an
@@ -45,7 +56,7 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain") -> NvFp4:
 
     x is read twice; it is copied if its batch's dims do not merge to one stride.
 
-    Raises TypeError (types, dtypes) and ValueError (shape, layout).  Error bound:
+    Raises TypeError (types, dtypes) and ValueError (shape, layout, config).  Error bound:
     `reference.quantize_nvfp4_bound`.
     """
     target = arguments.target_of("x", x)
@@ -54,6 +65,7 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain") -> NvFp4:
         raise ValueError(f"layout must be 'plain' or 'blocked'; got {layout!r}")
     if x.ndim < 2 or x.shape[-1] % GROUP:
         raise ValueError(f"x must have shape (..., rows, K), K a multiple of 16; got {x.shape}")
+    config = _check_config(config, target, x, layout)
     xp, (*outer, rows, k) = target.xp, x.shape
     with arguments.on_device(target):
         scale_shape = nvfp4.scale_shape(x.shape, layout)
@@ -70,14 +82,14 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain") -> NvFp4:
         steps = groups(place._replace(row=k // GROUP), k, layout == "blocked")
         params = _params(batch, rows, k, place, steps, math.prod(scale_shape) // batch, layout)
         num_groups = batch * rows * k // GROUP
-        num_partials = min(-(-num_groups // _NUM_THREADS), 2 * target.multiprocessors)
+        num_partials = min(-(-num_groups // config.num_threads), 2 * target.multiprocessors)
         params["num_partials"] = num_partials
         partials, global_scale = xp.empty(num_partials, np.float32), xp.empty((), np.float32)
-        kernel = get_kernel(target, _variant_of(x.dtype))
+        kernel = get_kernel(target, _variant_of(x.dtype, config))
         args = (flat, data, scale, global_scale, partials, by_value(params))
         kernel(num_partials, (*args, _LARGEST))
         threads = batch * int(params["scale_rows"] * params["scale_groups"])
-        kernel(-(-threads // _NUM_THREADS), (*args, _ENCODE))
+        kernel(-(-threads // config.num_threads), (*args, _ENCODE))
     return NvFp4(data, scale, layout, global_scale)
 
 
@@ -96,9 +108,30 @@ def _params(
     return params
 
 
-def _variant_of(dtype: np.dtype) -> Variant:
+def _check_config(config: Any, target: Target, x: Any, layout: str) -> NvFp4Config:
+    """`config`, or the tuned one for None.  Raises TypeError and ValueError."""
+    if config is None:
+        return choose(
+            "quantize_nvfp4",
+            target,
+            {"size": x.size},
+            {"dtype": x.dtype.name, "layout": layout},
+            lambda: CONFIGS,
+            lambda config: _variant_of(x.dtype, config),
+        )
+    if not isinstance(config, NvFp4Config):
+        raise TypeError(f"config must be an NvFp4Config; got {type(config).__name__}")
+    if config.num_threads not in range(64, 1025, 64):
+        raise ValueError(
+            f"config does not fit: num_threads must be a multiple of 64 up to 1024; "
+            f"got {config.num_threads}"
+        )
+    return config
+
+
+def _variant_of(dtype: np.dtype, config: NvFp4Config = CONFIGS[0]) -> Variant:
     types = (("Element", dtypes.CPP_NAMES[dtype]),)
-    return Variant("quantize_nvfp4", types, (), _NUM_THREADS)
+    return Variant("quantize_nvfp4", types, (), config.num_threads)
 
 
 # --- the op's record -----------------------------------------------------------------------------
@@ -166,8 +199,8 @@ OP = Op(
     inputs=_inputs,
     work=_work,
     variants=lambda arch: tuple(map(_variant_of, DTYPES)),
-    configs=lambda problem, arch: (None,),
-    variant=lambda problem, config: _variant_of(dtypes.NAMES[problem.dtype]),
+    configs=lambda problem, arch: CONFIGS,
+    variant=lambda problem, config: _variant_of(dtypes.NAMES[problem.dtype], config),
     # Every scale depends on all of x.
     sample=lambda call, outputs, max_elements, seed: (call, outputs),
 )

@@ -15,6 +15,7 @@ import numpy as np
 
 from . import arguments
 from .nonfinite import DTYPES, NonfiniteReport, is_capturing, nonfinite_report
+from .nvfp4 import NvFp4
 from .op import as_tuple
 from .targets import is_cupy, of_array
 
@@ -174,8 +175,10 @@ def _record(
 
 
 def _arrays(named: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The arrays that can be looked at, by the name of their argument."""
+    """The arrays that can be looked at, by the name of their argument; of an NvFp4, its scales."""
     for name, value in named.items():
+        if isinstance(value, NvFp4):
+            value = value.scale
         if _is_array(value):
             yield name, value
 

@@ -158,6 +158,8 @@ A, W, S = np.ones((4, 16), np.float16), np.ones((16, 6), np.int8), np.ones(6, np
         (ValueError, "scale_w must be finite", (A, W, np.inf), {}),
         (ValueError, "scale_w must have one element or shape", (A, W, S[1:]), {}),
         (ValueError, "bias must broadcast", (A, W, S), {"bias": np.ones(5, "f4")}),
+        (TypeError, "config must be a GemmConfig", (A, W, S), {"config": 1}),
+        (ValueError, "tile_n must be a multiple", (A, W, S), {"config": gemm.GemmConfig(32, 32, 32, 2, 2)}),
         (ValueError, "out must have shape", (A, W, S), {"out": np.ones((6, 4), np.float16)}),
         (ValueError, "out must not overlap a", (A, W, S), {"out": A[:, :6]}),
     ],

@@ -13,6 +13,7 @@ from cupykern import OPS, arrays, check, dtypes, gemm, nvfp4
 from cupykern.numerics import as_float64
 from cupykern.nvfp4 import NUMBERS, NvFp4
 from cupykern.product import FP4, INNER, STRIDED, GemmTask
+from cupykern.quantize_nvfp4 import NvFp4Config
 from cupykern.scaled_mm import NVFP4, nvfp4_variants
 
 SCALED = next(op for op in OPS if op.name == "scaled_mm")
@@ -225,7 +226,8 @@ def test_numbers_that_the_format_has_stay(target, dtype):
     x[:, ::16] = 6.0  # so that the scale is what it was
     x = (x * np.repeat(scale, 16, 1)).astype(dtypes.NAMES[dtype])
     for layout in nvfp4.LAYOUTS:
-        q = cupykern.quantize_nvfp4(target.xp.asarray(x), layout=layout)
+        config = NvFp4Config(64) if layout == "blocked" and dtype == "float32" else None
+        q = cupykern.quantize_nvfp4(target.xp.asarray(x), layout=layout, config=config)
         assert to_numpy(q.global_scale) == 1 and q.shape == x.shape and q.layout == layout
         np.testing.assert_array_equal(to_numpy(q.dequantize()), x.astype(np.float64))
         np.testing.assert_array_equal(to_numpy(q.to("plain").scale), scale)
@@ -259,6 +261,16 @@ def test_quantised_weights_go_into_products(target):
     references = SCALED.reference(a, q)
     bounds = SCALED.bound(a, q, reference=references)
     assert check.compare((cupykern.scaled_mm(a, q),), references, bounds).ok
+
+
+def test_a_watch_sees_through_it(target):
+    x = np.ones((4, 32), np.float16)
+    x[2, 20] = np.nan
+    q = cupykern.quantize_nvfp4(target.xp.asarray(x))
+    with cupykern.watch() as w:
+        cupykern.scaled_mm(target.xp.ones((1, 32), np.float16), q)
+    (record,) = w.records
+    assert list(record.inputs) == ["b"] and record.report.first_index == (0, 2)
 
 
 # --- errors --------------------------------------------------------------------------------------
@@ -297,6 +309,8 @@ HALF = np.ones((4, 32), np.float16)
         (TypeError, "x's dtype must be one of", lambda: cupykern.quantize_nvfp4(DATA)),
         (ValueError, "K a multiple of 16", lambda: cupykern.quantize_nvfp4(HALF[:, :20])),
         (ValueError, "layout must be", lambda: cupykern.quantize_nvfp4(HALF, layout="tiled")),
+        (TypeError, "config must be an NvFp4Config", lambda: cupykern.quantize_nvfp4(HALF, config=256)),
+        (ValueError, "multiple of 64", lambda: cupykern.quantize_nvfp4(HALF, config=NvFp4Config(96))),
     ],
 )  # fmt: skip
 def test_illegal_arguments(error, says, call):

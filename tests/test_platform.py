@@ -558,7 +558,7 @@ def test_scaled_fragments(target, a, first):
         FragmentA<A> f[2][2];
         FragmentB<A> g[2][2];
         for (int i = 0; i < 2; ++i) {
-            if (kPlain) load_converted<A, false, kEights>(f[0][i], f[1][i], s.a, 16 * i, k);
+            if (kPlain) load_converted<A, false, LaneOrder::kEights>(f[0][i], f[1][i], s.a, 16 * i, k);
             else load_scaled(f[0][i], f[1][i], ours, 16 * i, k);
             load_scaled(g[0][i], g[1][i], theirs, 16 * i, k);
         }

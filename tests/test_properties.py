@@ -34,7 +34,7 @@ def test_errors_are_within_the_bound(op, target, data, seed):
 @pytest.mark.parametrize("schedule", ["lifo", "sticky:1", "sticky:2"])
 @pytest.mark.parametrize("warp_size", [32, 64])
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(data=st.data(), seed=st.integers(0, 2**20))
 def test_no_schedule_changes_that(op, warp_size, schedule, data, seed):
     problem = op.draw_problem(HypothesisDraw(data))

@@ -33,7 +33,13 @@ LARGE = {
 
 op = next(op for op in OPS if op.name == sys.argv[1])
 # Few: a checker's build of a variant takes seconds.
-counts = {"attention": (3, 1), "attention_varlen": (1, 1)}.get(op.name, (5, 3))
+counts = {
+    "attention": (3, 1),
+    "attention_varlen": (1, 1),
+    "dual_gemm_silu": (2, 1),
+    "dequant_softmax": (2, 1),
+    "quantize_nvfp4": (2, 1),
+}.get(op.name, (5, 3))
 for schedule, warp_size, count in zip(("fifo", "lifo"), (32, 64), counts):
     with host.use(sanitizer=sys.argv[2], schedule=schedule, warp_size=warp_size) as target:
         problems = [op.draw_problem(RandomDraw(seed)) for seed in range(count)]

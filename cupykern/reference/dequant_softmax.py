@@ -46,6 +46,7 @@ def dequant_softmax_bound(
     bias: Any = None,
     dtype: Any = None,
     out: Any = None,
+    config: Any = None,
     reference: tuple[Any],
 ) -> tuple[Bound]:
     """Elementwise, relative: a logit's error, and those of all weighted by their shares of the sum, are

@@ -158,7 +158,7 @@ def quantize_nvfp4(x: Any, **_: Any) -> tuple[Any, Any, Any]:
 
 
 def quantize_nvfp4_bound(
-    x: Any, *, layout: str = "plain", reference: tuple[Any, Any, Any]
+    x: Any, *, layout: str = "plain", config: Any = None, reference: tuple[Any, Any, Any]
 ) -> tuple[Bound, Bound, Bound]:
     """The numbers: half the gap of e2m1 at x over the scale, which itself is rounded to e4m3; a scale
     that is rounded down makes the largest number saturate.  Infinite where rounding decides whether
