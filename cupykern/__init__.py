@@ -30,8 +30,8 @@ from .quantize import quantize
 from .quantize_nvfp4 import quantize_nvfp4
 from .scaled_mm import scaled_mm
 from .softmax import log_softmax, softmax
-from .tuning import tune
-from .tuning import tuned_at_first as _tuned_at_first
+from .tools.tuning import tune
+from .tools.tuning import tuned_at_first as _tuned_at_first
 from .watch import Watch, WatchRecord, watch
 from .watch import watched as _watched
 

@@ -59,7 +59,7 @@ def bucket(size: int) -> int:
 
 @cache
 def device_name(target: Target) -> str:
-    from . import doctor
+    from .tools import doctor
 
     try:
         name = doctor.device_name(target)

@@ -10,9 +10,10 @@ import click
 
 from kernels_cu import source_text
 
-from . import OPS, __version__, commands_measure, commands_tune, targets
+from . import OPS, __version__, targets
 from .op import Op
-from .options import (
+from .tools import commands_measure, commands_tune
+from .tools.options import (
     DEFAULT_ARCHS,
     TARGETS,
     Group,
@@ -26,7 +27,7 @@ from .options import (
     parse_shapes,
     write_json,
 )
-from .tables import one_line, print_table, progress
+from .tools.tables import one_line, print_table, progress
 
 
 def main(args: list[str] | None = None) -> int:
@@ -127,7 +128,7 @@ def doctor() -> int:
     \b
     Example: cupykern doctor
     """
-    from . import doctor as doctors
+    from .tools import doctor as doctors
 
     print_table(
         ("", "found", "without it"),
@@ -176,7 +177,7 @@ def compile_(ops: list[Op], archs: tuple[str, ...], jobs: int, json_path: str | 
     \b
     Example: cupykern compile softmax --arch sm_90a,gfx942
     """
-    from . import gate
+    from .tools import gate
 
     todo = gate.tasks(ops, archs)
     rows = []

@@ -11,8 +11,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cupykern import gate
 from cupykern.targets import Target, UnavailableError, host, tensor_map
+from cupykern.tools import gate
 from kernels_cu import Variant
 
 SCHEDULES = ("fifo", "lifo", "sticky:1", "sticky:2")

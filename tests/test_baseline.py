@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cupykern
-from cupykern import baseline, cli, options, results
+from cupykern import cli
+from cupykern.tools import baseline, options, results
 
 
 def _log_times(rng, median: float, noise: float, count: int) -> list[float]:

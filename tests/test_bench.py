@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from fake_op import make_op
 
-from cupykern import bench, check, protocol, results, targets, timing
+from cupykern import check, targets
 from cupykern.op import Bound
 from cupykern.peers import Peer
+from cupykern.tools import bench, protocol, results, timing
 
 SETTINGS = bench.Settings(warmup_ms=0, rep_ms=0)
 

@@ -15,7 +15,8 @@ import pytest
 from fake_op import make_op
 
 import cupykern
-from cupykern import cli, gate, options, protocol
+from cupykern import cli
+from cupykern.tools import gate, options, protocol
 
 ROOT = Path(__file__).resolve().parents[1]
 GOOD = make_op()

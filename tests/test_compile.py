@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cupykern import OPS, gate, options
+from cupykern import OPS
 from cupykern.targets import CompileError, offline
+from cupykern.tools import gate, options
 from kernels_cu import Variant, source_text
 
 ARCHS = options.ARCHS

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 import cupykern
-from cupykern import OPS, check, cli, dtypes, gemm, nvfp4, options, policies, reference
+from cupykern import OPS, check, cli, dtypes, gemm, nvfp4, reference
 from cupykern.dual_gemm import PAIRS, POLICIES, DualProblem, _task, task_layouts
 from cupykern.gemm import GemmConfig
 from cupykern.gemm_hopper import ARCHS, HopperConfig
@@ -20,6 +20,7 @@ from cupykern.product import FLOAT16S, FP4, GemmTask
 from cupykern.reference.dual_gemm import SLOPE, products
 from cupykern.scaled_mm import NVFP4
 from cupykern.targets import host
+from cupykern.tools import options, policies
 
 DUAL = next(op for op in OPS if op.name == "dual_gemm_silu")
 

@@ -13,12 +13,13 @@ from hopper_kernels import SCHEDULES, skip_unless_hopper
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cupykern import OPS, check, dtypes, gate, gemm, gemm_hopper
+from cupykern import OPS, check, dtypes, gemm, gemm_hopper
 from cupykern.gemm_hopper import HopperConfig
 from cupykern.matmul import MatmulProblem
 from cupykern.product import INNER, OUTER, STRIDED, GemmTask
 from cupykern.scaled_mm import ScaledProblem
 from cupykern.targets import Target, UnavailableError, host
+from cupykern.tools import gate
 
 OP, SCALED = (next(op for op in OPS if op.name == name) for name in ("matmul", "scaled_mm"))
 CONFIGS = (

@@ -29,8 +29,8 @@ from hopper_kernels import (
     variant,
 )
 
-from cupykern import gate
 from cupykern.targets import UnavailableError, host, tensor_map
+from cupykern.tools import gate
 
 F16, F32, I32, U16, U32 = np.float16, np.float32, np.int32, np.uint16, np.uint32
 

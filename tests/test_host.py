@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from cupykern import cli, doctor, targets
+from cupykern import cli, targets
 from cupykern.softmax import OP
 from cupykern.targets import CompileError, UnavailableError, host
+from cupykern.tools import doctor
 from kernels_cu import ROOT, Variant, file_text, source_text
 
 ONE_CALL = "import numpy, cupykern; print(cupykern.softmax(numpy.zeros((2, 4), 'f4')).sum())"

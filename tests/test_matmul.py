@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import cupykern
-from cupykern import OPS, check, dtypes, gemm, inputs, options
+from cupykern import OPS, check, dtypes, gemm, inputs
 from cupykern.gemm import GemmConfig
 from cupykern.matmul import (
     PAIRS,
@@ -26,6 +26,7 @@ from cupykern.product import INNER, OUTER, STRIDED, GemmTask, by_vectors
 from cupykern.scaled_mm import PAIRS as SCALED_PAIRS
 from cupykern.scaled_mm import SCALES, ScaledProblem
 from cupykern.targets import host
+from cupykern.tools import options
 
 MATMUL, SCALED = (next(op for op in OPS if op.name == name) for name in ("matmul", "scaled_mm"))
 FP8 = ("float8_e4m3fn", "float8_e5m2")

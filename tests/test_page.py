@@ -12,8 +12,9 @@ import pytest
 from fake_op import Problem, make_op
 from test_report import DOCUMENT, _result
 
-from cupykern import check, cli, page, precision, targets
+from cupykern import check, cli, targets
 from cupykern.op import Bound
+from cupykern.tools import page, precision
 
 pytest.importorskip("matplotlib")
 ROOT = Path(__file__).resolve().parents[1]

@@ -10,9 +10,10 @@ import pytest
 from fake_op import make_op
 
 import cupykern
-from cupykern import bench, bench_command, check, dtypes, targets, timing
+from cupykern import check, dtypes, targets
 from cupykern.op import Call, as_tuple
 from cupykern.peers import Peer, all_peers, cupyx, nvmath
+from cupykern.tools import bench, bench_command, timing
 
 HOST = targets.get("host")
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cupykern import OPS, cli, profile, targets
+from cupykern import OPS, cli, targets
+from cupykern.tools import profile
 
 STALL = profile._STALL
 NCU = {
@@ -148,7 +149,7 @@ def test_what_runs_under_a_profiler():
     with pytest.raises(KeyError):
         profile.call("softmax", (4, 64), "float16", 0, "none")
     done = subprocess.run(
-        [sys.executable, "-c", "import cupykern.profile"],
+        [sys.executable, "-c", "import cupykern.tools.profile"],
         capture_output=True,
         text=True,
         env=profile._environment(),

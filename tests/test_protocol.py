@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from cupykern import protocol, targets
+from cupykern import targets
+from cupykern.tools import protocol
 
 PROCESSES = "123, /usr/bin/python3, 500 MiB\n4711, train, 70000 MiB\n"
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cupykern import cli, report
+from cupykern import cli
+from cupykern.tools import report
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -15,8 +15,9 @@ import pytest
 from fake_op import Config, Problem, make_op
 
 import cupykern
-from cupykern import cli, options, sweep, targets, timing, trace
-from cupykern.trials import ranking, short_names
+from cupykern import cli, targets
+from cupykern.tools import options, sweep, timing, trace
+from cupykern.tools.trials import ranking, short_names
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = sweep.Settings(rep_ms=0, warmup_ms=0, top=2, jobs=2)
@@ -165,7 +166,7 @@ def child(tmp_path, faults: str, *args: str) -> subprocess.Popen:
     """`cupykern sweep third` in a process of its own, of configs with these faults."""
     patch = (
         f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'tests')!r}]\n"
-        "import cupykern, fake_op\nfrom cupykern import options\n"
+        "import cupykern, fake_op\nfrom cupykern.tools import options\n"
         f"configs = tuple(fake_op.Config(i, f) for i, f in enumerate({faults}))\n"
         "cupykern.OPS = options.OPS = (fake_op.make_op(configs=configs),)\n"
     )

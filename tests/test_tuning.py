@@ -18,9 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cupykern
-from cupykern import OPS, choice, cli, options, plans, store, sweep, targets, tuning, winners
+from cupykern import OPS, choice, cli, plans, store, targets
 from cupykern.op import Call, as_tuple
-from cupykern.trials import Trial
+from cupykern.tools import options, sweep, tuning, winners
+from cupykern.tools.trials import Trial
 
 ROOT = Path(__file__).resolve().parents[1]
 SLOW, FAST, WRONG = Config(1, "slow"), Config(2), Config(3, "value")
@@ -300,7 +301,7 @@ def test_first_calls_tune_where_the_environment_says_so():
 def test_importing_does_not_load_the_tools():
     code = (
         "import sys, cupykern; "
-        "print([m for m in ('cupykern.sweep', 'cupykern.bench', 'multiprocessing.pool', 'filelock') "
+        "print([m for m in ('cupykern.tools.sweep', 'cupykern.tools.bench', 'multiprocessing.pool', 'filelock') "
         "if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)

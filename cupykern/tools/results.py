@@ -9,11 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from . import __version__, doctor
-from .check import Comparison
-from .op import Work
+from .. import __version__
+from ..check import Comparison
+from ..op import Work
+from ..targets import Target
+from . import doctor
 from .tables import number
-from .targets import Target
 from .timing import Timing
 
 OURS = "cupykern"

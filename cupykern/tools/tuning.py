@@ -9,13 +9,13 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from . import choice, store, targets
-from .op import Call, Op
+from .. import choice, store, targets
+from ..op import Call, Op
 
 
 def find_op(op: Any) -> Op:
     """An Op by itself, its name or its function.  Raises TypeError and ValueError."""
-    from . import OPS
+    from .. import OPS
 
     if isinstance(op, Op):
         return op
@@ -90,8 +90,8 @@ def tuned_at_first(op: Op, function: Callable[..., Any]) -> Callable[..., Any]:
 def _tune_quietly(
     op: Op, request: choice.Request, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
+    from ..nonfinite import is_capturing
     from . import protocol, winners
-    from .nonfinite import is_capturing
     from .sweep import ContextLost
 
     if is_capturing(request.target) or len(request.configs()) < 2:

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from . import check, dtypes, gemm
-from .dual_gemm import OP, POLICIES, DualProblem, _task
-from .numerics import as_float64, namespace
-from .targets import Target, UnavailableError
-from .targets.limits import max_shared_bytes, max_threads
-from .targets.offline import compile_offline
+from .. import check, dtypes, gemm
+from ..dual_gemm import OP, POLICIES, DualProblem, _task
+from ..numerics import as_float64, namespace
+from ..targets import Target, UnavailableError
+from ..targets.limits import max_shared_bytes, max_threads
+from ..targets.offline import compile_offline
 
 TOLERANCE = 1e-3  # rtol and atol, against the reference rounded to FP16
 K = 7168

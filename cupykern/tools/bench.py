@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .check import Comparison, GuardedArray, Violation, accepts_out, compare
-from .op import Call, Op, as_tuple
-from .peers import Peer, to_array
+from ..check import Comparison, GuardedArray, Violation, accepts_out, compare
+from ..op import Call, Op, as_tuple
+from ..peers import Peer, to_array
+from ..targets import Target, UnavailableError
 from .protocol import Monitor
 from .results import OURS, Result, Row
-from .targets import Target, UnavailableError
 from .timing import FLUSH_BYTES, Clock, Function, time_rounds
 
 _MAX_SAMPLE = 2**22  # elements that are verified of large outputs

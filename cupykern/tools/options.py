@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from . import OPS, dtypes, targets
-from .op import Op
+from .. import OPS, dtypes, targets
+from ..op import Op
 from .tables import one_line, to_json
 
 TARGETS = ("cuda", "hip", "host")

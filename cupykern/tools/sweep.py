@@ -15,11 +15,11 @@ from typing import Any
 
 from kernels_cu import Variant
 
-from . import choice, jit, plans, targets
+from .. import choice, jit, plans, targets
+from ..op import Call, Op
+from ..targets import CompileError, Target, UnavailableError
 from .bench import Contender, Verifier, our_contender
-from .op import Call, Op
 from .protocol import Monitor
-from .targets import CompileError, Target, UnavailableError
 from .timing import Clock, time_rounds
 from .trials import Trial
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from . import __version__, cache
-from .targets import Target
+from .. import __version__, cache
+from ..targets import Target
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _find_headers() -> Finding:
 
 
 def _find_host_compiler() -> Finding:
-    from .targets import host
+    from ..targets import host
 
     compiler = host.find_compiler()
     found = None if compiler is None else " ".join(compiler.command)
@@ -119,7 +119,7 @@ def _find_host_compiler() -> Finding:
 
 
 def _find_hip_compiler() -> Finding:
-    from .targets import offline
+    from ..targets import offline
 
     clang = offline.find_clang()
     found = None if clang is None else " ".join(clang)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from . import arrays
-from .targets import Target
+from .. import arrays
+from ..targets import Target
 
 FLUSH_BYTES = 256 * 2**20  # several times the largest L2 cache
 Function = Callable[[], Any]

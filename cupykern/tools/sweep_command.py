@@ -15,12 +15,13 @@ from typing import Any
 
 import click
 
-from . import __version__, doctor, protocol
+from .. import __version__
+from ..targets import Target
+from . import doctor, protocol
 from .bench import Task
 from .options import Failure
 from .sweep import ContextLost, Settings, subject, sweep
 from .tables import number, one_line, print_table, progress, to_json
-from .targets import Target
 from .timing import Clock, clock_of
 from .trace import Trace, by_problem, document, under_way
 from .trials import Trial, ranking, short_names
@@ -180,7 +181,7 @@ def guard(args: Sequence[str], path: Path, timeout: float) -> int:
 
     Returns the last exit code.
     """
-    package = str(Path(__file__).resolve().parents[1])
+    package = str(Path(__file__).resolve().parents[2])
     paths = [package, os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     program = "import sys; from cupykern.cli import main; sys.exit(main(sys.argv[1:]))"

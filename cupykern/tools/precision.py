@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from .check import ulp_errors
-from .op import Bound, Op
+from ..check import ulp_errors
+from ..op import Bound, Op
 from .tables import number, print_table
 
 QUANTILES = (0.5, 0.9, 0.99, 0.999)

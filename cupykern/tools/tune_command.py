@@ -8,14 +8,15 @@ from pathlib import Path
 
 import click
 
-from . import protocol, store, winners
+from .. import store
+from ..op import Op
+from ..targets import Target
+from . import protocol, winners
 from .bench import Task
-from .op import Op
 from .options import Failure
 from .sweep import first_request
 from .sweep_command import show as show_ranking
 from .tables import number, print_table, progress
-from .targets import Target
 from .trace import read
 from .trials import short_names
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import choice, plans, store
-from .op import Call, Op
+from .. import choice, plans, store
+from ..op import Call, Op
+from ..targets import Target
 from .sweep import Candidate, Settings, Subject, sweep
-from .targets import Target
 from .timing import clock_of
 from .trace import by_problem
 from .trials import Trial, ranking

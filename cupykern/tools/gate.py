@@ -11,9 +11,9 @@ from multiprocessing import get_context
 
 from kernels_cu import Variant
 
-from .op import Op
-from .targets import CompileError
-from .targets.offline import UnknownArchError, compile_offline
+from ..op import Op
+from ..targets import CompileError
+from ..targets.offline import UnknownArchError, compile_offline
 
 _MAX_LDS_BYTES = 64 * 1024
 _MAX_STATIC_SHARED_BYTES = 48 * 1024

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from .cache import cache_dir
-from .targets import Target, UnavailableError
+from ..cache import cache_dir
+from ..targets import Target, UnavailableError
 
 FALLEN = 0.95  # of the fastest clock of a run: below it a row is marked
 _FIELDS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw")

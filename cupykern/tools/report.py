@@ -138,7 +138,7 @@ def update(text: str, written: dict[str, str]) -> str:
     Raises ValueError for a table name that is neither an op nor "host time", for a marker without
     its end, and for an op with results but without a place.
     """
-    from . import OPS
+    from .. import OPS
 
     known = {HOST_TIME, *(op.name for op in OPS)}
     places = {match[2] for match in _TABLE.finditer(text)}

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from . import targets
-from .op import Op
+from .. import targets
+from ..op import Op
 from .options import (
     Failure,
     Shape,

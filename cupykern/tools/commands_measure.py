@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from . import targets
-from .op import Op
+from .. import targets
+from ..op import Op
 from .options import (
     Failure,
     Shape,
@@ -62,7 +62,7 @@ def check(
     \b
     Example: cupykern check softmax --target host --cases 200
     """
-    from . import check as checks
+    from .. import check as checks
     from . import precision
 
     if plot_path is not None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
+from ..peers import Peer, all_peers
+from ..targets import Target
 from . import baseline, doctor, protocol, results
 from .bench import Settings, Task, host_times, run
-from .peers import Peer, all_peers
 from .tables import number, one_line, print_table, progress, to_json
-from .targets import Target
 from .timing import clock_of
 
 

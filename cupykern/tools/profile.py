@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .targets import UnavailableError
+from ..targets import UnavailableError
 
 FOLDERS = ("/usr/local/cuda/bin", "/opt/rocm/bin")  # besides PATH
 WARMUPS = 2  # launches before the one that is profiled: the first ones also load code
@@ -203,7 +203,9 @@ def run(
 
     Raises UnavailableError without the profiler, with how to install it, and where it fails.
     """
-    code = f"from cupykern.profile import call; call{(op, tuple(shape), dtype, seed, config)!r}"
+    code = (
+        f"from cupykern.tools.profile import call; call{(op, tuple(shape), dtype, seed, config)!r}"
+    )
     program = [sys.executable, "-c", code]
     if target == "host":
         raise UnavailableError("profiling needs a GPU: the host target has no counters")
@@ -262,7 +264,7 @@ def _last_line(text: str) -> str:
 
 def call(op: str, shape: tuple[int, ...], dtype: str, seed: int, config: str | None) -> None:
     """What runs under a profiler: an op's bench problem, WARMUPS + 1 times."""
-    from . import OPS, targets
+    from .. import OPS, targets
 
     found = next(known for known in OPS if known.name == op)
     target = targets.get()

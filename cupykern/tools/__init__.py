@@ -1,0 +1,1 @@
+"""Instruments: what the command runs to check, measure, tune and report."""
