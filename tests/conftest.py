@@ -36,9 +36,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--exhaustive", action="store_true", help="also what takes minutes per test")
 
 
-def pytest_xdist_auto_num_workers() -> int | None:
-    """One process where there is a GPU, whose memory and time the tests would share; else one a core."""
-    return None if _gpu() is None else 0
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """A process for each core, if pytest-xdist is here and no `-n` says otherwise; one process where
+    there is a GPU, whose memory and time the tests would share."""
+    option = config.option
+    no_say = getattr(option, "numprocesses", 0) is None and option.dist == "no"
+    if no_say and not (option.usepdb or "PYTEST_XDIST_WORKER" in os.environ) and _gpu() is None:
+        option.numprocesses = os.cpu_count()
+        option.dist = "worksteal"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
