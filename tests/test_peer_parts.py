@@ -13,6 +13,7 @@ import cupykern
 from cupykern import check, dtypes, targets
 from cupykern.op import Call, as_tuple
 from cupykern.peers import Peer, all_peers, cupyx, nvmath
+from cupykern.peers.torch_attention import self_attention
 from cupykern.tools import bench, bench_command, timing
 
 HOST = targets.get("host")
@@ -114,10 +115,24 @@ def test_what_nvmath_has_not(library):
     assert nvmath._build("softmax", Call((a,))) is None
 
 
+def test_calls_of_attention_that_others_have():
+    q, k = np.ones((1, 4, 2, 8), np.float16), np.ones((1, 2, 5, 8), np.float16)
+    found = self_attention("attention", Call((q, k, k), {"scale": 0.5}))
+    assert found is not None and found[1:] == (False, 0.5)
+    assert self_attention("attention", Call((q, k, k), {"causal": True})) is None  # two alignments
+    assert self_attention("attention", Call((k, k, k), {"causal": True}))[1]
+    assert self_attention("attention", Call((q, k, k), {"mask": None})) is None
+    assert (
+        self_attention("decode_attention", Call((q, k, k))) is None
+    )  # causal, to the end of the keys
+    assert self_attention("decode_attention", Call((q[:, :, :1], k, k)))[1] is False
+    assert self_attention("decode_attention", Call((q, k, k), {"seq_lens": [5]})) is None
+    assert self_attention("softmax", Call((q,))) is None
+
+
 def test_every_peer_has_a_name_of_its_own():
     peers = all_peers()
-    assert {"torch", "torch.compile", "torch.fast", "quack", "liger", "cupy", "nvmath"} <= set(
-        peers
-    )
+    names = {"torch", "torch.compile", "torch.fast", "torch.cast", "torch.flash", "torch.cudnn"}
+    assert names | {"flash_attn", "quack", "liger", "cupy", "nvmath"} <= set(peers)
     for peer in peers.values():
         assert peer.missing() is None or peer.module.partition(".")[0] in peer.missing()

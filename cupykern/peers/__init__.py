@@ -47,10 +47,14 @@ class Peer:
 
 def all_peers() -> dict[str, Peer]:
     """Every peer by name; imports none of the libraries."""
-    from . import cupyx, liger, nvmath, quack, torch, torch_attention
+    from . import cupyx, flash_attn, liger, nvmath, quack, torch, torch_attention
 
-    families = (torch, torch_attention, quack, liger, cupyx, nvmath)
-    return {peer.name: peer for family in families for peer in family.PEERS}
+    families = (torch, torch_attention, flash_attn, quack, liger, cupyx, nvmath)
+    peers = [peer for family in families for peer in family.PEERS]
+    by_name = {peer.name: peer for peer in peers}
+    if len(by_name) < len(peers):
+        raise ValueError(f"two peers share a name: {[peer.name for peer in peers]}")
+    return by_name
 
 
 def to_array(output: Any, xp: Any) -> Any:

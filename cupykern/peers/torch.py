@@ -1,8 +1,7 @@
 """PyTorch, as written ("torch") and through its compiler ("torch.compile").
 
 "torch.fast": torch._scaled_mm with use_fast_accum, which the others do without.  "torch.cast": products of
-weights that have been converted before, which take twice the memory.  "torch.flash" and "torch.cudnn":
-these backends of its scaled_dot_product_attention.
+weights that have been converted before, which take twice the memory.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from . import Call, Peer, norm_arguments, only_array
-from .torch_decode import decode
 from .torch_dual import dual, logits, steps_of_dual
 from .torch_product import product, steps_of_product
 
@@ -126,15 +124,9 @@ def _cast(op: str, call: Call) -> Callable[[], Any] | None:
     return lambda: function(*tensors)
 
 
-def _backend(backend: str) -> Callable[[str, Call], Callable[[], Any] | None]:
-    return lambda op, call: decode(call, backend) if op == "decode_attention" else None
-
-
 PEERS = (
     Peer("torch", "torch", _eager),
     Peer("torch.compile", "torch", _compiled, _compiled_parts),
     Peer("torch.fast", "torch", _fast),
     Peer("torch.cast", "torch", _cast),
-    Peer("torch.flash", "torch", _backend("FLASH_ATTENTION")),
-    Peer("torch.cudnn", "torch", _backend("CUDNN_ATTENTION")),
 )

@@ -20,23 +20,30 @@ def _cudnn(op: str, call: Call) -> _Function | None:
     return _by_backend("CUDNN_ATTENTION", op, call)
 
 
+def self_attention(op: str, call: Call) -> tuple[tuple[Any, Any, Any], bool, Any] | None:
+    """((q, k, v), causal, scale) of a call that other libraries have too; None: of none.
+
+    Without masks, lengths and pages; causal only where both alignments are the same.
+    """
+    if op not in ("attention", "decode_attention") or set(call.kwargs) - {"causal", "scale"}:
+        return None
+    q, k, v = call.args
+    causal = call.kwargs.get("causal", op == "decode_attention") and q.shape[2] > 1
+    if causal and q.shape[2] != k.shape[2]:
+        return None
+    return (q, k, v), causal, call.kwargs.get("scale")
+
+
 def _by_backend(backend: str, op: str, call: Call) -> _Function | None:
-    """Without masks; causal only where both alignments are the same."""
-    if op != "attention" or set(call.kwargs) - {"causal", "scale"}:
+    found = self_attention(op, call)
+    if found is None:
         return None
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    q, k, v = call.args
-    causal = call.kwargs.get("causal", False)
-    if causal and q.shape[2] != k.shape[2]:
-        return None
+    (q, k, v), causal, scale = found
     tensors = tuple(torch.from_dlpack(x) for x in (q, k, v))
-    options = {
-        "is_causal": causal,
-        "scale": call.kwargs.get("scale"),
-        "enable_gqa": q.shape[1] != k.shape[1],
-    }
+    options = {"is_causal": causal, "scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
     function, kind = torch.nn.functional.scaled_dot_product_attention, getattr(SDPBackend, backend)
 
     def attention() -> Any:
