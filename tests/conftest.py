@@ -17,7 +17,7 @@ settings.register_profile(
     "repository",
     deadline=None,
     derandomize=True,
-    max_examples=60,
+    max_examples=40,
     print_blob=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

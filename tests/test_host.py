@@ -40,12 +40,14 @@ def run_python(code: str, **environment: str) -> str:
 # --- a process and its signals -------------------------------------------------------------------
 
 INTERRUPTED = """
+import signal
 import time
 import numpy as np
 import cupykern
 from cupykern.targets import host
 from kernels_cu import Variant
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # else ignored where the tests' parent does
 {long}
 x = np.ones((4, 8), np.float32)
 cupykern.softmax(x)  # compiled, and its workers started

@@ -172,7 +172,11 @@ def child(tmp_path, faults: str, *args: str) -> subprocess.Popen:
     )
     (tmp_path / "sitecustomize.py").write_text(patch)
     arguments = ("--target", "host", "--dtype", "float32", "--shapes", "8,16", "--rep-ms", "0")
-    program = "import sys; from cupykern.cli import main; sys.exit(main(sys.argv[1:]))"
+    program = (
+        "import signal, sys; from cupykern.cli import main\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # else ignored where our parent does\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
     return subprocess.Popen(
         [sys.executable, "-c", program, "sweep", "third", *arguments, "--trace", "t.jsonl", *args],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
