@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .arrays import address_of
 from .targets import Target, is_cupy, of_array
 
 _NO_CHANGE = nullcontext()
@@ -118,7 +119,7 @@ def _check_apart(out: Any, others: dict[str, Any], unless: str = "") -> None:
 
 
 def _byte_range(array: Any) -> tuple[int, int]:
-    low = high = array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
+    low = high = address_of(array)
     for size, stride in zip(array.shape, array.strides, strict=True):
         if stride < 0:
             low += (size - 1) * stride

@@ -37,6 +37,11 @@ def empty_like_of(xp: Any, x: Any, dtype: np.dtype) -> Any:
     return xp.empty_like(x, dtype=dtype, order="K")
 
 
+def address_of(array: Any) -> int:
+    """Where the first element of a cupy or numpy array lies."""
+    return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
+
+
 def asarray(x: Any, dtype: Any = None, target: str | None = None) -> Any:
     """x (an array or nested sequence of numbers) as an array of `dtype` on `target`.
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from . import arguments, dtypes
+from .arrays import address_of
 from .attention_plan import (
     BIAS_MASK,
     BLOCK_MASK,
@@ -19,7 +20,6 @@ from .attention_plan import (
 )
 from .block_mask import BlockMask
 from .numerics import namespace
-from .product import address_of
 from .targets import Target
 
 _ALIGNMENT = 16  # bytes, of what asynchronous copies move

@@ -55,24 +55,18 @@ def decode_attention(
     Raises TypeError (types, dtypes), ValueError (shapes, values, overlap, config, devices).  Error bound:
     `reference.decode_attention_bound`.
     """
+    arrays = (q, k_cache, v_cache, seq_lens, block_table)
+    key, known = plans.find("decode_attention", arrays, (causal, scale, return_lse, config), out)
+    if known is not None:
+        # Where its arrays lie decides about all checks but those of numpy's values: one look-up.
+        target, plan = known
+        with arguments.on_device(target):
+            shape = (*q.shape[:3], v_cache.shape[3])
+            y = target.xp.empty(shape, q.dtype) if out is None else out
+            lse = target.xp.empty(shape[:3], np.float32) if return_lse else None
+            plan.launch(target, *arrays, y, lse)
+        return (y, lse) if return_lse else y
     target = arguments.target_of("q", q)
-    key = None
-    if out is None and config is None and target.name != "host":
-        # The usual call, all of whose checks but the values' its arrays' places decide: one look-up.
-        arrays = (q, k_cache, v_cache, seq_lens, block_table)
-        options = causal, scale, return_lse
-        try:
-            key = (*map(_place, arrays), options, *(option.__class__ for option in options))
-            plan = _known.get(key)
-        except (AttributeError, TypeError):  # no array of CuPy's, or nothing that can be hashed
-            key = plan = None
-        if plan is not None:
-            with arguments.on_device(target):
-                y = target.xp.empty((*q.shape[:3], v_cache.shape[3]), q.dtype)
-                lse = target.xp.empty(q.shape[:3], np.float32) if return_lse else None
-                plan.launch(target, *arrays, y, lse)
-            return (y, lse) if return_lse else y
-
     shape, max_keys = _check_arrays(q, k_cache, v_cache, block_table)
     seq_lens = _check_lens(seq_lens, q, max_keys)
     if block_table is not None:
@@ -98,22 +92,9 @@ def decode_attention(
             plan = run(
                 target, (q, k_cache, v_cache), steering, y, lse, max_keys, causal, scale, config
             )
-            if key is not None and plan is not None:
-                if len(_known) >= plans.MAX_PLANS:
-                    _known.clear()
-                _known[key] = plan
+            if plan is not None:
+                plans.remember(key, (target, plan))
     return (y, lse) if return_lse else y
-
-
-_known: dict[tuple[Any, ...], DecodePlan] = plans.table()
-
-
-def _place(x: Any) -> tuple[Any, ...] | None:
-    """What decides how a cupy array is read; AttributeError for others but None."""
-    if x is None:
-        return None
-    memory = x.data
-    return x.__class__, x.dtype, x.shape, x.strides, memory.ptr % 16, memory.device_id
 
 
 def run(

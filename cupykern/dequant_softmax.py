@@ -11,6 +11,7 @@ import numpy as np
 from kernels_cu import Variant
 
 from . import arguments, dtypes, gemm, inputs, matmul, product, reference
+from .arrays import address_of
 from .gemm import AnyConfig
 from .jit import get_kernel
 from .op import Call, Draw, Op, Work
@@ -129,7 +130,7 @@ def _is_row(bias: Any) -> bool:
 def _matrix_view(y: Any, rows: int, n: int) -> Any:
     """y as a view of (rows, n) whose strides are whole elements; None if there is none."""
     view = y.reshape(rows, n)
-    same = product.address_of(view) == product.address_of(y) and arguments.overlap(view, y)
+    same = address_of(view) == address_of(y) and arguments.overlap(view, y)
     return view if same and product.matrix(view, ()) is not None else None
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from kernels_cu import Variant
 
 from . import dtypes
+from .arrays import address_of
 from .jit import get_kernel
 from .product import (
     ALIGNMENT,
@@ -30,7 +31,6 @@ from .product import (
     GemmTask,
     Matrix,
     Product,
-    address_of,
     fill_batch,
     fill_epilogue,
     fill_epilogues,

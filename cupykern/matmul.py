@@ -29,7 +29,6 @@ INPUTS = (
     dtypes.int8,
 )
 _FLOATS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
-_FP8 = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
 _MAX_INT8_K = (2**31 - 1) // 128**2
 
 
@@ -400,7 +399,7 @@ def _inputs(problem: MatmulProblem, seed: int, xp: Any) -> Call:
 
 def with_layout(x: np.ndarray, layout: str, xp: Any) -> Any:
     """inputs.with_layout, also of the FP8 arrays that CuPy cannot copy: as bytes."""
-    if xp is np or x.dtype not in _FP8:
+    if xp is np or x.dtype not in product.FP8:
         return inputs.with_layout(x, layout, xp)
     return inputs.with_layout(np.ascontiguousarray(x).view(np.uint8), layout, xp).view(x.dtype)
 
@@ -475,7 +474,7 @@ def _sample(
         for name, x in call.kwargs.items()
     }
     # CuPy indexes FP8 as bytes.
-    part = a.view(np.uint8)[rows].view(a.dtype) if a.dtype in _FP8 else a[rows]
+    part = a.view(np.uint8)[rows].view(a.dtype) if a.dtype in product.FP8 else a[rows]
     return Call((part, b), kwargs), tuple(y[rows] for y in outputs)
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import dtypes
+from .arrays import address_of
 from .rows import DTYPE_CODES
 
 MAX_BATCH_DIMS = 4  # gemm_task.cuh: kMaxBatchDims
@@ -58,10 +59,6 @@ class Matrix(NamedTuple):
     row: int
     col: int
     aligned: bool
-
-
-def address_of(array: Any) -> int:
-    return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
 
 
 def matrix(array: Any, batch: tuple[int, ...]) -> Matrix | None:

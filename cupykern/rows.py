@@ -14,6 +14,7 @@ import numpy as np
 from kernels_cu import Variant
 
 from . import dtypes
+from .arrays import address_of
 from .jit import get_kernel
 from .row_configs import VECTOR_BYTES, RowConfig
 from .targets import Kernel, Target, by_value
@@ -133,7 +134,7 @@ class Operand(NamedTuple):
 
 def operand(array: Any) -> Operand:
     """`array` as an Operand."""
-    address = array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
+    address = address_of(array)
     return Operand(array.strides, address % 64, array.dtype.itemsize)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from kernels_cu import Variant
 
 from . import arguments, dtypes, gemm, matmul, nvfp4, product, reference
+from .arrays import address_of
 from .gemm import BLOCK, AnyConfig
 from .nvfp4 import NvFp4
 from .op import Call, Draw, Op, Work
@@ -197,7 +198,7 @@ def _walks(x: Any, alignment: int) -> bool | None:
     steps = [s for n, s in zip(x.shape[:-1], x.strides[:-1], strict=True) if n > 1]
     if x.shape[-1] > 1 and x.strides[-1] != x.itemsize:
         return None
-    return None if any(s % alignment for s in (product.address_of(x), *steps)) else True
+    return None if any(s % alignment for s in (address_of(x), *steps)) else True
 
 
 def product_of_scales(a: ReadOperand, b: ReadOperand) -> float:

@@ -64,6 +64,12 @@ CALLS = {
     "attention with a mask": lambda x, r, w, b: cupykern.attention(
         *heads(x, x, x), mask=w.view(np.bool_)[:4096].reshape(64, 64), out=heads(r)[0]
     ),
+    "decode_attention": lambda x, r, w, b: cupykern.decode_attention(
+        heads(x)[0][:, :, :4], *heads(r, r), out=heads(x)[0][:, :, 8:12]
+    ),
+    "decode_attention with lengths": lambda x, r, w, b: cupykern.decode_attention(
+        heads(x)[0][:, :, :1], *heads(r, r), seq_lens=b.view(np.int32)[:2], return_lse=True
+    ),
     "rms_norm of a long row": lambda x, r, w, b: cupykern.rms_norm(x.reshape(1, -1)),
 }
 

@@ -10,9 +10,9 @@ import numpy as np
 from .. import dtypes
 from ..numerics import namespace
 from ..op import Call
+from ..product import FP8
 
 _OPTIONS = {"bias", "activation", "alpha", "residual", "out_dtype"}
-_FP8 = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
 
 
 def product(
@@ -88,7 +88,7 @@ def _parse(
     a, b = call.args[:2]
     if set(options) - _OPTIONS or not _known_scales(a, b, scales):
         return None
-    fp8 = a.dtype in _FP8 and b.dtype in _FP8
+    fp8 = a.dtype in FP8 and b.dtype in FP8
     mixed = a.dtype != b.dtype and not fp8
     if (fast_accumulation and not fp8) or (cast and not mixed):
         return None
@@ -142,7 +142,7 @@ def _tensor(array: Any) -> Any:
 
     if array is None:
         return None
-    if array.dtype in _FP8:
+    if array.dtype in FP8:
         e4m3 = array.dtype == dtypes.float8_e4m3fn
         dtype = torch.float8_e4m3fn if e4m3 else torch.float8_e5m2
         return torch.from_dlpack(array.view(np.uint8)).view(dtype)

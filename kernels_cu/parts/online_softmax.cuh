@@ -157,12 +157,3 @@ struct RowStatistics {
         return {row_max, row_sum, row_max + log_accurate(row_sum)};
     }
 };
-
-// Two parts of a row become one: multiply what belongs to a, and to b, by their factors, and add.  The
-// result is the origin of both.
-DEVICE float merge_origins(float a, float b, float& factor_a, float& factor_b) {
-    const float origin = maximum(a, b);
-    factor_a = a == -kInfinity ? 0.0f : exp2_approx(a - origin);
-    factor_b = b == -kInfinity ? 0.0f : exp2_approx(b - origin);
-    return origin;
-}
