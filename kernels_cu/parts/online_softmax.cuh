@@ -20,11 +20,22 @@ struct RowsOfLane {
         while (Layout::row(0, first) != Layout::row(0, i)) ++first;
         return first;
     }
+    // The rows of all values among the rows of the lane, 4 bits each: worked out while compiling, as an
+    // unrolled loop's `slot` is a shift by a constant then; by a loop it would be found at run time.
+    DEVICE static constexpr uint64_t slots() {
+        uint64_t packed = 0;
+        for (int i = 0; i < Layout::kCount; ++i) {
+            uint64_t rows = 0;
+            for (int j = 0; j < first_of(i); ++j) rows += first_of(j) == j;
+            packed |= rows << (4 * i);
+        }
+        return packed;
+    }
+    static_assert(Layout::kCount <= 16, "4 bits each");
     // The row of value i among the rows of the lane.
     DEVICE static constexpr int slot(int i) {
-        int rows = 0;
-        for (int j = 0; j < first_of(i); ++j) rows += first_of(j) == j;
-        return rows;
+        constexpr uint64_t kSlots = slots();
+        return int(kSlots >> (4 * i) & 15);
     }
     DEVICE static constexpr int count() {
         int rows = 0;
