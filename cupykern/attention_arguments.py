@@ -24,6 +24,7 @@ from .targets import Target
 
 _ALIGNMENT = 16  # bytes, of what asynchronous copies move
 _BIASES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
+_LARGEST_STEP = 2**31 - 1  # elements from a row to the next, 32 bits in kernels
 _LARGEST = 2**31 - 1024  # of lengths: positions are 32-bit numbers
 
 
@@ -162,6 +163,8 @@ def walks(x: Any) -> bool:
     """Whether kernels can read or write (B, H, S, D) as it lies in memory."""
     itemsize = x.dtype.itemsize
     outer = [s for size, s in zip(x.shape[:3], x.strides, strict=False) if size > 1]
+    if x.shape[2] > 1 and abs(x.strides[2]) > _LARGEST_STEP * itemsize:
+        return False
     return x.strides[3] == itemsize and not any(s % _ALIGNMENT for s in (address_of(x), *outer))
 
 

@@ -39,7 +39,7 @@ class AttentionConfig:
 
     def shared_bytes(self, head_dim: int) -> int:
         """Dynamic shared memory (attention.cu: AttentionStorage)."""
-        return 2 * head_dim * (self.tile_m + 4 * self.tile_n)
+        return 2 * head_dim * (self.tile_m + 2 * self.tile_n) + 4 * self.tile_m
 
 
 def mask_mode(kind: int, scale: float | None) -> int:
@@ -54,15 +54,17 @@ def padded_head_dim(head_dim: int, head_dim_v: int) -> int:
     return next(size for size in HEAD_DIMS if max(head_dim, head_dim_v) <= size)
 
 
-def refusal(config: AttentionConfig, head_dim: int, arch: str) -> str | None:
-    """Why `config` does not fit head_dim (of HEAD_DIMS) on `arch`; None: it does."""
+def refusal(config: AttentionConfig, head_dim: int, mode: int, arch: str) -> str | None:
+    """Why `config` does not fit head_dim (of HEAD_DIMS) and mask_mode's mode on `arch`; None: it does."""
     c = config
     if min(c.tile_m, c.tile_n, c.num_warps) < 1:
         return "tiles and num_warps must be positive"
     if c.num_warps > 32:
         return f"{c.num_warps} warps are more than 32"
-    if c.tile_m not in (16, 32, 64, 128) or c.tile_n not in (16, 32, 64):
-        return f"tile_m must be 16 to 128 and tile_n 16 to 64, powers of two; got {c.tile_m}, {c.tile_n}"
+    if c.tile_m not in (16, 32, 64, 128) or c.tile_n not in (16, 32, 64, 128):
+        return f"tile_m must be 16 to 128 and tile_n 16 to 128, powers of two; got {c.tile_m}, {c.tile_n}"
+    if mode == 2 and c.tile_n > 64:
+        return f"tile_n must divide a mask's block of 64 keys; got {c.tile_n}"
     if c.tile_m % (16 * c.num_warps) or c.tile_m // c.num_warps > 32 or c.num_warps % 2:
         return f"an even number of warps must share {c.tile_m} queries, 16 or 32 each; got {c.num_warps}"
     needed, limit = c.shared_bytes(head_dim), max_shared_bytes(arch)
@@ -86,15 +88,9 @@ def choose_config(head_dim: int, mode: int, arch: str) -> AttentionConfig:
         return less if head_dim == 128 and arch.startswith("gfx9") else least
     if mode and head_dim <= 128 and arch in ("sm_100a", "sm_103a", "sm_120a", "sm_121a"):
         return less
-    if head_dim == 64:
-        return AttentionConfig(128, 64, 4)
-    if head_dim == 128:
-        whole = not mode and arch in ("sm_80", "sm_90a")
-        return AttentionConfig(128, 64 if whole else 32, 4)
-    for config in (AttentionConfig(128, 64, 8), AttentionConfig(128, 32, 8)):
-        if refusal(config, head_dim, arch) is None:
-            return config
-    return less
+    if head_dim == 256:
+        return AttentionConfig(64, 64, 4)
+    return AttentionConfig(128, 64 if head_dim == 64 else 32, 4)
 
 
 def configs(head_dim: int, mode: int, arch: str, sq: int = _MANY) -> tuple[AttentionConfig, ...]:
@@ -104,7 +100,7 @@ def configs(head_dim: int, mode: int, arch: str, sq: int = _MANY) -> tuple[Atten
         return (large,)
     if arch == "host":
         return large, AttentionConfig(128, 32, 4)
-    small = AttentionConfig(64, 32 if head_dim == 256 else 64, 4)
+    small = AttentionConfig(64, 64, 4)
     both = (small, large) if sq <= small.tile_m else (large, small)
     return tuple(dict.fromkeys(both))
 
@@ -249,7 +245,7 @@ def attention_plan(
         config = _chosen(target, t, head_dim)
     elif not isinstance(config, AttentionConfig):
         raise TypeError(f"config must be an AttentionConfig; got {type(config).__name__}")
-    elif reason := refusal(config, head_dim, target.arch):
+    elif reason := refusal(config, head_dim, t.mode, target.arch):
         raise ValueError(f"config does not fit: {reason}")
     tiles = -(-t.sq // config.tile_m)
     grid = tiles * t.heads * t.batch
