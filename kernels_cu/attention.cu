@@ -28,6 +28,8 @@ static_assert(!kHalfScores || kHasHalfSums, "sums in FP16");
 
 // Queries by keys, or by the values' elements: whichever way round the platform multiplies them.
 constexpr bool kRowsStay = kSumsSide == kSideA;
+// Tiles that nothing masks have a loop of their own, but where lanes have no registers left for it.
+constexpr bool kTwoLoops = kMaskMode == 0 && (kHeadDim < 256 || kRowsStay);
 using RowFragment = Fragment<Element, kSumsSide>;
 constexpr Side kColSide = kRowsStay ? kSideB : kSideA;
 using ColFragment = Fragment<Element, kColSide>;
@@ -418,9 +420,9 @@ KERNEL void attention(const Element* q, const Element* k, const Element* v, Elem
               keeps_tops, more};
     walk.look();
     // What the first row sees, all see.
-    const int whole_keys = kMaskMode == 0 ? head.limit(params, row) : 0;
+    const int whole_keys = kTwoLoops ? head.limit(params, row) : 0;
     while (walk.more && tiles.key + kTileN > whole_keys) walk.step<false>();
-    if constexpr (kMaskMode == 0) {
+    if constexpr (kTwoLoops) {
         while (walk.more) walk.step<true>();
     }
     copy_async_wait<0>();
