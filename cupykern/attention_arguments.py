@@ -198,5 +198,10 @@ def mask_arrays(mask: Any) -> tuple[tuple[Any, ...], MaskPlace]:
         block_strides=(rows * h if b > 1 else 0, rows if h > 1 else 0),
         causal_offset=min(max(mask.causal_offset, -mask.seq_len_q), mask.seq_len_k),
     )  # fmt: skip
-    arrays = (mask.partial_tiles, mask.kv_num_blocks, mask.kv_indices, types, mask.partial_indices)
-    return arrays, place
+    return block_arrays(mask), place
+
+
+def block_arrays(mask: BlockMask) -> tuple[Any, ...]:
+    """In the order of kernels' arguments."""
+    return (mask.partial_tiles, mask.kv_num_blocks, mask.kv_indices, mask.block_mask_types,
+            mask.partial_indices)  # fmt: skip
