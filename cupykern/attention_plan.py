@@ -86,11 +86,12 @@ def choose_config(head_dim: int, mode: int, arch: str) -> AttentionConfig:
         if head_dim == 64:
             return AttentionConfig(128, 64, 4) if arch.startswith("gfx9") and not mode else less
         return less if head_dim == 128 and arch.startswith("gfx9") else least
-    if mode and head_dim <= 128 and arch in ("sm_100a", "sm_103a", "sm_120a", "sm_121a"):
+    if mode and head_dim <= 128 and arch != "sm_90a":
         return less
     if head_dim == 256:
         return AttentionConfig(64, 64, 4)
-    return AttentionConfig(128, 64 if head_dim == 64 else 32, 4)
+    wide = 2 if arch == "sm_90a" and not mode else 1  # elsewhere registers do not hold as many sums
+    return AttentionConfig(128, wide * (64 if head_dim == 64 else 32), 4)
 
 
 def configs(head_dim: int, mode: int, arch: str, sq: int = _MANY) -> tuple[AttentionConfig, ...]:

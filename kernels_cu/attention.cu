@@ -43,10 +43,11 @@ struct Layout {
         return kRowsStay ? ElementSums::col(lane, i) : ElementSums::row(lane, i);
     }
 };
-// kGroup columns of fragments are multiplied at once: more take more registers for their operands.
+// kGroup columns of fragments are multiplied at once: more take more registers for their operands, which
+// warps with many sums lack.
 template <class Sums, int kRows, int kCols>
 struct Products {
-    static constexpr int kGroup = 1, kGroups = kCols / kGroup;
+    static constexpr int kGroup = kHeadDim == 64 && kCols % 2 == 0 ? 2 : 1, kGroups = kCols / kGroup;
     Sums sums[kGroups][kRowsStay ? kRows : kGroup][kRowsStay ? kGroup : kRows];
 
     DEVICE Sums& at(int row, int col) {
@@ -141,6 +142,8 @@ DEVICE void multiply_values(Scores& probabilities, const KeyTile& values, const 
     }
 #pragma unroll
     for (int n = 0; n < kKeyFragments; ++n) {
+        // Or the compiler would load too far ahead of where it has registers.
+        if (!kHalfScores && n % 2 == 0) sync_warp();
         outputs.add(rows[n], [&](ColFragment& f, int d) { loaders.values.load(f, values, 16 * d, 16 * n); });
     }
 }
@@ -300,11 +303,12 @@ struct Walk {
         sync_block();  // the keys are there, and the values before these have been read by all
         values.template start<kWhole>(storage.values, key, end - key);
         copy_async_commit();
-        loaders.forget();
+        if constexpr (kMaskMode == 0 && kHeadDim < 256) loaders.forget();
         bool seen = true;  // by the warp's last row
         if constexpr (!kWhole) {
             const int last = first_row + first_row_of_warp() + kWarpRows - 1;
-            seen = type != kMaskedBlock && key < head.limit(params, last);
+            // The same for all lanes, as the compiler knows of a vote.
+            seen = vote_any(type != kMaskedBlock && key < head.limit(params, last));
         }
         Scores scores;
         if (seen) score(storage, loaders, scores);
@@ -360,8 +364,8 @@ DEVICE void finish(AttentionStorage& storage, const AttentionParams& params, con
             const int row = first_row + 16 * m + Rows::row(lane, r);
             if (row >= head.sq) return;
             const RowStatistics found =
-                RowStatistics::of(top, rows_of_warp.softmax[m].origin[r], totals[m][r],
-                                  params.exponent_scale, params.unit);
+                RowStatistics::of(top, Softmax::shifted(rows_of_warp.softmax[m].origin[r]),
+                                  totals[m][r], params.exponent_scale, params.unit);
             const int64_t i = head.q_offset(params.stats) + row * params.stats.row;
             if (statistics.lse) statistics.lse[i] = found.log_sum_exp;
             if (statistics.row_max) statistics.row_max[i] = found.top;
