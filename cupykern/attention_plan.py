@@ -90,8 +90,9 @@ def choose_config(head_dim: int, mode: int, arch: str) -> AttentionConfig:
         return less
     if head_dim == 256:
         return AttentionConfig(64, 64, 4)
-    wide = 2 if arch == "sm_90a" and not mode else 1  # elsewhere registers do not hold as many sums
-    return AttentionConfig(128, wide * (64 if head_dim == 64 else 32), 4)
+    if arch != "sm_90a":  # registers do not hold as many sums
+        return AttentionConfig(128, 64 if head_dim == 64 else 32, 4)
+    return AttentionConfig(128, 128 if head_dim == 64 and not mode else 64, 4)
 
 
 def configs(head_dim: int, mode: int, arch: str, sq: int = _MANY) -> tuple[AttentionConfig, ...]:

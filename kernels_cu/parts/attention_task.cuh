@@ -31,9 +31,9 @@ struct AttentionHead {
     DEVICE static AttentionHead of(const AttentionParams& params, const int32_t* cu_seqlens_q,
                                    const int32_t* cu_seqlens_k, int number) {
         AttentionHead h;
-        h.batch = number / int(params.heads);
+        h.batch = uniform(number / int(params.heads));
         h.head = number - h.batch * int(params.heads);
-        h.kv_head = h.head / int(params.heads / params.kv_heads);
+        h.kv_head = uniform(h.head / int(params.heads / params.kv_heads));
         h.sq = int(params.sq);
         h.sk = int(params.sk);
         h.offset = params.offset;
@@ -48,6 +48,11 @@ struct AttentionHead {
             h.offset = params.bottom_right ? h.sk - h.sq : 0;
             h.batch = 0;  // there is one of all sequences
         }
+        h.sq = uniform(h.sq);
+        h.sk = uniform(h.sk);
+        h.offset = uniform(h.offset);
+        h.q_first = uniform(int(h.q_first));
+        h.k_first = uniform(int(h.k_first));
         return h;
     }
     DEVICE int64_t q_offset(const AttentionStrides& s) const {
@@ -74,8 +79,8 @@ struct AttentionPlace {
         const uint32_t section = index / (per_section * tiles), in_section = index % (per_section * tiles);
         const uint32_t rest = all - section * per_section, heads = rest < per_section ? rest : per_section;
         const uint32_t number = in_section / heads;
-        return {int(section * per_section + in_section % heads),
-                int(params.causal ? tiles - 1 - number : number)};
+        return {uniform(int(section * per_section + in_section % heads)),
+                uniform(int(params.causal ? tiles - 1 - number : number))};
     }
 };
 
@@ -112,7 +117,8 @@ struct KeyTiles<kTileM, kTileN, true> {
         for (int i = 0; i < kMaxLists; ++i) {
             const int first = row + i * 64;  // blocks are of 64 rows at least
             const bool own = i == 0 || (first & ((1 << mask.params.q_shift) - 1)) == 0;
-            left[i] = own && first < sq ? mask.arrays.kv_num_blocks[mask.first_row + q_block + i] : 0;
+            left[i] = uniform(
+                own && first < sq ? mask.arrays.kv_num_blocks[mask.first_row + q_block + i] : 0);
             look(i);
             while (last[i] != kNone && last[i] << kv_shift >= end) drop(i);
         }
@@ -127,9 +133,12 @@ struct KeyTiles<kTileM, kTileN, true> {
     DEVICE bool next() {
         key -= kTileN;
         if (key >= first_key) return true;
-        int block = last[0];
+        int block = kNone;
 #pragma unroll
-        for (int i = 1; i < kMaxLists; ++i) block = last[i] > block ? last[i] : block;
+        for (int i = 0; i < kMaxLists; ++i) {
+            last[i] = uniform(last[i]);  // only here, which waits for it
+            block = last[i] > block ? last[i] : block;
+        }
         if (block == kNone) return false;
 #pragma unroll
         for (int i = 0; i < kMaxLists; ++i) {
