@@ -228,7 +228,8 @@ def _configs(problem: AttentionProblem, arch: str) -> tuple[AttentionConfig, ...
         if hasattr(problem, "lengths")
         else problem.sq
     )
-    return attention_plan.configs(_head_dim(problem), problem.mode, arch, sq)
+    half = problem.qk_accumulate == "float16"
+    return attention_plan.configs(_head_dim(problem), problem.mode, arch, sq, half)
 
 
 def _variant(problem: AttentionProblem, config: AttentionConfig) -> Variant:

@@ -73,8 +73,10 @@ def refusal(config: AttentionConfig, head_dim: int, mode: int, arch: str) -> str
     return None
 
 
-def choose_config(head_dim: int, mode: int, arch: str) -> AttentionConfig:
-    """The config for heads that are padded to head_dim; mode: mask_mode's.
+def choose_config(
+    head_dim: int, mode: int, arch: str, half_scores: bool = False
+) -> AttentionConfig:
+    """The config for heads that are padded to head_dim; mode: mask_mode's; half_scores: as AttentionTask's.
 
     Warps of 32 queries read keys and values from shared memory half as often as those of 16; where their
     registers do not hold that, or a block's shared memory, tiles are smaller.
@@ -92,12 +94,16 @@ def choose_config(head_dim: int, mode: int, arch: str) -> AttentionConfig:
         return AttentionConfig(64, 64, 4)
     if arch != "sm_90a":  # registers do not hold as many sums
         return AttentionConfig(128, 64 if head_dim == 64 else 32, 4)
+    if mode and (half_scores or (head_dim == 64 and mode == 2)):
+        return AttentionConfig(64, 64, 4)
     return AttentionConfig(128, 128 if head_dim == 64 and not mode else 64, 4)
 
 
-def configs(head_dim: int, mode: int, arch: str, sq: int = _MANY) -> tuple[AttentionConfig, ...]:
+def configs(
+    head_dim: int, mode: int, arch: str, sq: int = _MANY, half_scores: bool = False
+) -> tuple[AttentionConfig, ...]:
     """The configs for heads that are padded to head_dim and sq queries, the default first."""
-    large = choose_config(head_dim, mode, arch)
+    large = choose_config(head_dim, mode, arch, half_scores)
     if arch.startswith("gfx") or (mode and arch != "host"):
         return (large,)
     if arch == "host":
@@ -135,8 +141,8 @@ def variants(arch: str) -> tuple[Variant, ...]:
         for dtype in DTYPES
         for head_dim in HEAD_DIMS
         for mode in range(3)
-        for config in configs(head_dim, mode, arch)
         for half_scores in ((False, True) if has_half_scores(dtype, arch) else (False,))
+        for config in configs(head_dim, mode, arch, half_scores=half_scores)
     ]
     return (*flash, *map(naive_variant, DTYPES))
 
@@ -294,7 +300,7 @@ def attention_plan(
 def _chosen(target: Target, task: AttentionTask, head_dim: int) -> AttentionConfig:
     t = task
     if t.naive:
-        return choose_config(head_dim, t.mode, target.arch)
+        return choose_config(head_dim, t.mode, target.arch, t.half_scores)
     sizes = {"heads": t.batch * t.heads, "sq": t.sq, "sk": t.sk}
     kind = {
         "dtype": t.dtype.name, "d": t.head_dim, "dv": t.head_dim_v, "causal": t.offset is not None,
@@ -303,7 +309,7 @@ def _chosen(target: Target, task: AttentionTask, head_dim: int) -> AttentionConf
     }  # fmt: skip
     return choose(
         "attention", target, sizes, kind,
-        lambda: configs(head_dim, t.mode, target.arch, t.sq),
+        lambda: configs(head_dim, t.mode, target.arch, t.sq, t.half_scores),
         lambda config: flash_variant(t.dtype, head_dim, t.mode, t.half_scores, config),
     )  # fmt: skip
 
