@@ -100,8 +100,8 @@ FAULTS = {
     ),
     "the keys of another head": Fault(
         "parts/attention_task.cuh",
-        "h.head / int(params.heads / params.kv_heads);",
-        "h.head % int(params.kv_heads);",
+        "uniform(h.head / int(params.heads / params.kv_heads));",
+        "uniform(h.head % int(params.kv_heads));",
         "groups",
     ),
     "the mask of the first batch": Fault(
