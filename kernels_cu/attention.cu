@@ -260,7 +260,7 @@ KERNEL void attention(const Element* q, const Element* k, const Element* v, Elem
     SHARED_STORAGE(AttentionStorage, storage);
     const AttentionPlace place = AttentionPlace::of(params, blockIdx.x);
     const AttentionHead head = AttentionHead::of(params, cu_seqlens_q, cu_seqlens_k, place.head);
-    const int row = place.tile * kTileM;
+    const int row = uniform(place.tile * kTileM);
     if (row >= head.sq) return;
     const MaskArrays arrays{mask_array, kv_num_blocks, kv_indices, block_types, partial_indices};
     const HeadMask mask = HeadMask::of(params.mask, arrays, head.batch, head.head);
