@@ -315,8 +315,9 @@ def _chosen(target: Target, task: AttentionTask, head_dim: int) -> AttentionConf
 
 
 def _heads_per_section(task: AttentionTask) -> int:
-    """Of causal tasks, whose long tiles come first, as many heads as the L2 cache holds the keys of."""
-    if task.offset is None:
+    """Of tasks with tiles of different lengths, causal ones and those of blocks, whose long tiles come first,
+    as many heads as the L2 cache holds the keys of."""
+    if task.offset is None and task.mask.kind != BLOCK_MASK:
         return 1
     group = task.heads // task.kv_heads
     bytes_of_head = max(1, task.sk * (task.head_dim + task.head_dim_v) * task.dtype.itemsize)

@@ -69,7 +69,7 @@ struct AttentionHead {
 };
 
 // The head's number and the tile of queries of a block.  Heads whose keys and values fit in the L2 cache
-// together are a section; in it the tiles come in order, those with the most keys first.
+// together are a section; in it the tiles come from the last on, which has the most keys if any has more.
 struct AttentionPlace {
     int head, tile;
 
@@ -80,7 +80,7 @@ struct AttentionPlace {
         const uint32_t rest = all - section * per_section, heads = rest < per_section ? rest : per_section;
         const uint32_t number = in_section / heads;
         return {uniform(int(section * per_section + in_section % heads)),
-                uniform(int(params.causal ? tiles - 1 - number : number))};
+                uniform(int(tiles - 1 - number))};
     }
 };
 
