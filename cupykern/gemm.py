@@ -186,12 +186,19 @@ def tuned_config(task: GemmTask, target: Target) -> AnyConfig:
 
 @cache
 def _tiles(
-    arch: str, a: np.dtype, b: np.dtype, layout_a: int, layout_b: int, block_scales: bool
+    arch: str,
+    a: np.dtype,
+    b: np.dtype,
+    layout_a: int,
+    layout_b: int,
+    block_scales: bool,
+    kernel: str = "gemm",
 ) -> tuple[GemmConfig, ...]:
     """The tiles for operands of these dtypes and layouts, the largest first.
 
     Few for what is rare: each is a variant for every pair of dtypes and layouts.  Hopper's main loops have
-    tiles of few rows for FP8 and for what is converted.
+    tiles of few rows for FP8 and for what is converted, but logits have so many columns that several small
+    blocks on a multiprocessor stream them.
     """
     compute = compute_dtype(a, b)
     gfx = arch.startswith("gfx")
@@ -225,7 +232,8 @@ def _tiles(
         # Scaled blocks have their sums twice, of the products and of the blocks.
         cols = 64 if gfx or block_scales else 128
         large = GemmConfig(64, cols, 64, 2, 2, stages=4 if roomy else few)
-        return (large,) if e5m2 or block_scales or arch == "sm_90a" else (large, small)
+        hopper = arch == "sm_90a" and kernel == "gemm"
+        return (large,) if e5m2 or block_scales or hopper else (large, small)
     if gfx:
         large = GemmConfig(128, 128, 32, 2, 4, stages=2, finish_rounds=2)
         medium = GemmConfig(64, 64, 64, 2, 2, stages=2)
@@ -282,8 +290,8 @@ def configs(task: GemmTask, arch: str, blocks: int | None = None) -> tuple[AnyCo
 
 @cache
 def _portable_configs(task: GemmTask, arch: str) -> tuple[GemmConfig, ...]:
-    tiles_of = _dual_tiles if task.products == 2 else _tiles
-    tiles = tiles_of(arch, task.a, task.b, task.layout_a, task.layout_b, task.block_scales)
+    kinds = (arch, task.a, task.b, task.layout_a, task.layout_b, task.block_scales)
+    tiles = _dual_tiles(*kinds) if task.products == 2 else _tiles(*kinds, task.kernel)
     if task.half_sums:  # few variants for what is rare
         tiles = tiles[:1]
     fitting = [tile for tile in tiles if refusal(tile, task, arch) is None]

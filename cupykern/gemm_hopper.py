@@ -59,6 +59,12 @@ _DUAL_PARAMS = np.dtype(  # dual_gemm_hopper.cu: DualHopperParams
         *(("tma_stores", np.int32), ("group_height", np.int32), ("policy", np.int64)),
     ]
 )
+_LOGITS_PARAMS = np.dtype(  # dequant_softmax_hopper.cu: LogitsHopperParams
+    [
+        *((name, np.int64) for name in ("num_k_tiles", "tiles_m", "tiles_n", "group_height")),
+        ("epilogue", EPILOGUE),
+    ]
+)
 _A, _B, _OUT, _B2 = 0, 1, 2, 9  # gemm_task.cuh: Operand
 _NO_MAP = by_value(np.zeros(128, np.uint8))
 
@@ -86,12 +92,14 @@ class HopperConfig:
     def num_threads(self) -> int:
         return 384
 
-    def shared_bytes(self, itemsize_a: int, itemsize_b: int) -> int:
-        """Dynamic shared memory of a block (gemm_hopper.cu: HopperStorage)."""
+    def shared_bytes(self, task: GemmTask) -> int:
+        """Dynamic shared memory of a block (gemm_hopper.cu and others: HopperStorage)."""
         line = self.lines * _LINE
-        stage = self.tile_m * line + self.tile_n * line * itemsize_b // itemsize_a
+        stage = self.tile_m * line + self.tile_n * line * task.b.itemsize // task.a.itemsize
         ring = self.stages * (stage + 16) + 16
-        return _STAGING + -(-ring // 1024) * 1024
+        logits = task.kernel == "dequant_softmax"
+        staging = 8 * (32 * 20 * 4 + 8 * self.tile_m) if logits else _STAGING
+        return staging + -(-ring // 1024) * 1024
 
 
 _16_BIT = {
@@ -118,6 +126,8 @@ _MIXED = {
     HopperConfig(64, 64, 8, share_k=True, lines=2): 7.5,
 }
 
+_LOGITS = {HopperConfig(256, 128, 4): 50.0, HopperConfig(64, 128, 6, lines=2): 13.0}
+
 
 def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:
     """The configs for a task, with the time that a multiprocessor takes for a tile.
@@ -125,6 +135,8 @@ def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:
     Few for what is rare: none for E5M2 that is converted, although the main loop could.
     """
     a, b = task.a, task.b
+    if task.kernel == "dequant_softmax":
+        return _LOGITS
     if task.kernel == "dual_gemm":
         dual = {dtypes.float8_e4m3fn: _DUAL_FP8, **dict.fromkeys(FLOAT16S, _DUAL)}
         return dual.get(a, {}) if a == b and task.layout_a == INNER else {}
@@ -139,7 +151,7 @@ def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:
 
 # Of two products, tile_n the columns of both; not measured yet either.
 _DUAL = {HopperConfig(128, 256, 4): 45.5, HopperConfig(128, 128, 6): 24.0}
-_DUAL_FP8 = {HopperConfig(128, 128, 6): 14.5}
+_DUAL_FP8 = {HopperConfig(128, 256, 4): 30.0, HopperConfig(128, 128, 6): 17.6}
 
 CONFIGS = (*_16_BIT, *_16_BIT_FEW_ROWS)
 
@@ -158,13 +170,15 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
     if dtypes.float32 in (task.a, task.b):
         return "Hopper's main loops do not multiply float32"
     fp8 = task.a in FP8 and task.b in FP8
-    if task.kernel not in ("gemm", "dual_gemm") or FP4 in (task.a, task.b):
-        return "Hopper's main loops are for products alone, and not of NVFP4"
+    if FP4 in (task.a, task.b):
+        return "Hopper's main loops do not multiply NVFP4"
     dual = task.kernel == "dual_gemm"
     if dual and (task.a.itemsize != task.b.itemsize or task.block_scales):
         return "two products on Hopper need operands of one size, without scales of blocks"
     if dual and (c.share_k or c.lines != 1 or c.tile_n % 128):
         return "two products on Hopper have no share_k or lines, and tile_n is a multiple of 128"
+    if task.kernel == "dequant_softmax" and c.share_k:
+        return "statistics of logits are of whole sums, without share_k"
     if task.block_scales and not fp8:
         return f"Hopper's main loops take scales of blocks for FP8 only; got {task.a} and {task.b}"
     if STRIDED in (task.layout_a, task.layout_b) or not task.tma:
@@ -198,7 +212,7 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         return "share_k needs an even number of stages, at least 4, and tiles of at most 64 x 64"
     if c.lead not in range(c.stages + 1 if shared_rows else 1):
         return f"no warpgroup is {c.lead} stages ahead in a ring of {c.stages}, or with ping_pong"
-    needed, limit = c.shared_bytes(task.a.itemsize, task.b.itemsize), max_shared_bytes(arch)
+    needed, limit = c.shared_bytes(task), max_shared_bytes(arch)
     if needed > limit:
         return f"{needed} bytes of shared memory are more than the {limit} of {arch}"
     return None
@@ -338,16 +352,16 @@ class HopperPlan(NamedTuple):
     grid: int
     shared_bytes: int
     maps: tuple[MapPlan | None, ...]
+    operands: int
     params: np.ndarray
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
-        """arrays: product.ARRAYS, of which some are None: operands, out, and others up to the scales."""
-        count = len(self.maps)
+        """arrays: product.ARRAYS, of which some are None: operands, out, and others up to NVFP4's scales."""
         maps = (
             _NO_MAP if plan is None else plan.encode(self.target, array)
-            for plan, array in zip(self.maps, arrays[:count], strict=True)
+            for plan, array in zip(self.maps, arrays[: len(self.maps)], strict=True)
         )
-        self.kernel(self.grid, (*maps, *arrays[count - 1 : 7], self.params), self.shared_bytes)
+        self.kernel(self.grid, (*maps, *arrays[self.operands : 7], self.params), self.shared_bytes)
 
 
 def hopper_plan(
@@ -374,6 +388,16 @@ def hopper_plan(
         for b in (p.b, p.b2)
         if b is not None
     ]
+    grid, kernel = min(tiles, target.multiprocessors), get_kernel(target, variant(task, c))
+    shared, group_height = c.shared_bytes(task), _GROUP_ROWS // c.tile_m
+    num_k_tiles, operands = math.ceil(p.k / tile_k), 1 + len(maps_b)
+    if p.kernel == "dequant_softmax":
+        params = np.zeros((), _LOGITS_PARAMS)
+        params["num_k_tiles"], params["group_height"] = num_k_tiles, group_height
+        params["tiles_m"], params["tiles_n"] = tiles_m, tiles_n
+        fill_epilogue(params["epilogue"], p)
+        maps = (map_a, *maps_b)
+        return HopperPlan(target, kernel, grid, shared, maps, operands, by_value(params))
     map_out = None
     if _tma_stores(p):
         box = (1, 64 if _converts(task) else 16, 64)  # epilogue_hopper.cuh
@@ -391,20 +415,14 @@ def hopper_plan(
         fill_epilogues(params["epilogues"], p)
         params["policy"] = p.policy
     params["batch_size"] = task.batch
-    params["num_k_tiles"] = math.ceil(p.k / tile_k)
+    params["num_k_tiles"] = num_k_tiles
     params["tiles_m"], params["tiles_n"] = tiles_m, tiles_n
     params["tma_stores"] = map_out is not None
-    params["group_height"] = _GROUP_ROWS // c.tile_m
+    params["group_height"] = group_height
     if p.block_scales:
         params["has_block_scales"] = 1
         for name, x in (("a", p.scale_a), ("b", p.scale_b)):
             if x is not None:
                 params[f"block_scales_{name}"] = (x.row, x.col)
-    return HopperPlan(
-        target=target,
-        kernel=get_kernel(target, variant(task, c)),
-        grid=min(tiles, target.multiprocessors),
-        shared_bytes=c.shared_bytes(task.a.itemsize, task.b.itemsize),
-        maps=tuple(maps.values()),
-        params=by_value(params),
-    )
+    maps = tuple(maps.values())
+    return HopperPlan(target, kernel, grid, shared, maps, operands, by_value(params))

@@ -29,7 +29,7 @@ static_assert(!kConverts && !kShareK && kPair % kChunk == 0, "whole chunks of ei
 static_assert(kOuterMajorB || kLines == 1, "two stages behind each other are one of all columns");
 
 // A block of 384 threads begins with 3 * 168 a thread.
-constexpr int kProducerRegisters = 56;
+constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = (3 * 168 - kProducerRegisters) / kConsumers;
 
 // By one thread: a tile's stages.
