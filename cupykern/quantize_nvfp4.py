@@ -34,9 +34,11 @@ _PARAMS = np.dtype(  # quantize_nvfp4.cu: QuantizeParams
 
 @dataclass(frozen=True)
 class NvFp4Config:
-    """Blocks of num_threads threads, each with a group of 16 numbers."""
+    """Blocks of num_threads threads, at most num_blocks on a multiprocessor, which walk through groups of
+    16 numbers."""
 
     num_threads: int = 256
+    num_blocks: int = 6
 
 
 CONFIGS = (NvFp4Config(),)
@@ -81,15 +83,16 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None 
             place = matrix(flat, (batch,))
         steps = groups(place._replace(row=k // GROUP), k, layout == "blocked")
         params = _params(batch, rows, k, place, steps, math.prod(scale_shape) // batch, layout)
-        num_groups = batch * rows * k // GROUP
-        num_partials = min(-(-num_groups // config.num_threads), 2 * target.multiprocessors)
+        threads = batch * int(params["scale_rows"] * params["scale_groups"])
+        num_partials = min(
+            -(-threads // config.num_threads), config.num_blocks * target.multiprocessors
+        )
         params["num_partials"] = num_partials
         partials, global_scale = xp.empty(num_partials, np.float32), xp.empty((), np.float32)
         kernel = get_kernel(target, _variant_of(x.dtype, config))
         args = (flat, data, scale, global_scale, partials, by_value(params))
         kernel(num_partials, (*args, _LARGEST))
-        threads = batch * int(params["scale_rows"] * params["scale_groups"])
-        kernel(-(-threads // config.num_threads), (*args, _ENCODE))
+        kernel(num_partials, (*args, _ENCODE))
     return NvFp4(data, scale, layout, global_scale)
 
 

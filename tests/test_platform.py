@@ -144,6 +144,21 @@ def test_extremes_of_integer_pairs(target):
     np.testing.assert_array_equal(got[2].view(np.int16), signed)
 
 
+def test_picked_bytes(target):
+    rng = np.random.default_rng(1)
+    (a, b), digits = rng.integers(0, 2**32, (2, 64), np.uint32), rng.integers(0, 8, (64, 4))
+    select = (digits << 4 * np.arange(4)).sum(1).astype(U32)
+    text = (
+        "KERNEL void word(const uint32_t* a, const uint32_t* b, const uint32_t* select, uint32_t* y) {\n"
+        "    const int i = threadIdx.x;\n"
+        "    y[i] = pick_bytes(a[i], b[i], select[i]);\n    y[64 + i] = pick_bytes(a[i], b[i], 0x7342);\n}\n"
+    )
+    *_, y = run(target, text, a, b, select, np.zeros(128, U32), threads=64)
+    both = np.concatenate([a.view(np.uint8).reshape(64, 4), b.view(np.uint8).reshape(64, 4)], 1)
+    expected = np.concatenate([np.take_along_axis(both, digits, 1), both[:, [2, 4, 3, 7]]])
+    np.testing.assert_array_equal(y.view(np.uint8).reshape(128, 4), expected)
+
+
 def test_atomic_add_acq_rel(target):
     """The block that comes last sees what all others have written."""
     text = (
