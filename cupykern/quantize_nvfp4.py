@@ -41,7 +41,9 @@ class NvFp4Config:
     num_blocks: int = 6
 
 
-CONFIGS = (NvFp4Config(),)
+def configs(dtype: np.dtype) -> tuple[NvFp4Config, ...]:
+    """Of inputs of `dtype`: as many blocks as registers allow."""
+    return (NvFp4Config(num_blocks=6 if dtype.itemsize == 2 else 4),)
 
 
 def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None = None) -> NvFp4:
@@ -76,6 +78,8 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None 
         if x.size == 0:
             return NvFp4(data, scale, layout, xp.ones((), np.float32))
         batch = math.prod(outer)
+        if batch * (rows + 127) >= 2**32:
+            raise ValueError(f"x must have less than 2^32 rows; got {batch * rows}")
         flat = x.reshape(batch, rows, k)
         place = matrix(flat, (batch,))
         if place is None:  # rare: a stride of some odd number of bytes
@@ -119,7 +123,7 @@ def _check_config(config: Any, target: Target, x: Any, layout: str) -> NvFp4Conf
             target,
             {"size": x.size},
             {"dtype": x.dtype.name, "layout": layout},
-            lambda: CONFIGS,
+            lambda: configs(x.dtype),
             lambda config: _variant_of(x.dtype, config),
         )
     if not isinstance(config, NvFp4Config):
@@ -129,12 +133,18 @@ def _check_config(config: Any, target: Target, x: Any, layout: str) -> NvFp4Conf
             f"config does not fit: num_threads must be a multiple of 64 up to 1024; "
             f"got {config.num_threads}"
         )
+    if config.num_blocks < 1:
+        raise ValueError(
+            f"config does not fit: num_blocks must be positive; got {config.num_blocks}"
+        )
     return config
 
 
-def _variant_of(dtype: np.dtype, config: NvFp4Config = CONFIGS[0]) -> Variant:
+def _variant_of(dtype: np.dtype, config: NvFp4Config) -> Variant:
     types = (("Element", dtypes.CPP_NAMES[dtype]),)
-    return Variant("quantize_nvfp4", types, (), config.num_threads)
+    together = (1536 if dtype.itemsize == 2 else 1024) // config.num_threads
+    blocks = max(1, min(config.num_blocks, together))
+    return Variant("quantize_nvfp4", types, (), config.num_threads, min_blocks=blocks)
 
 
 # --- the op's record -----------------------------------------------------------------------------
@@ -201,8 +211,8 @@ OP = Op(
     bench_shapes=_bench_shapes,
     inputs=_inputs,
     work=_work,
-    variants=lambda arch: tuple(map(_variant_of, DTYPES)),
-    configs=lambda problem, arch: CONFIGS,
+    variants=lambda arch: tuple(_variant_of(x, config) for x in DTYPES for config in configs(x)),
+    configs=lambda problem, arch: configs(dtypes.NAMES[problem.dtype]),
     variant=lambda problem, config: _variant_of(dtypes.NAMES[problem.dtype], config),
     # Every scale depends on all of x.
     sample=lambda call, outputs, max_elements, seed: (call, outputs),

@@ -7,7 +7,7 @@
 // for the padding of scales in blocks (parts/nvfp4.cuh), which become zero.  It goes through the lines the
 // other way round: what kLargest has read last is in the L2 cache.
 // Constants: Element.
-// Launch: grid (num_partials), block (kNumThreads); twice.
+// Launch: grid (num_partials), block (kNumThreads); twice.  Fewer than 2^32 rows in all, with padding.
 #include "parts/math.cuh"
 #include "parts/nvfp4.cuh"
 #include "parts/vector.cuh"
@@ -104,13 +104,13 @@ DEVICE float block_largest(float value) {
 // Calls f(line, group) for every group of every line, each in one thread of the grid: neighbours for
 // neighbouring groups, and a thread stays with its groups, so that it divides only once.
 template <class F>
-DEVICE void for_each_group(int64_t lines, int64_t groups, F f) {
+DEVICE void for_each_group(uint32_t lines, uint32_t groups, F f) {
     const uint32_t threads = gridDim.x * kNumThreads, thread = blockIdx.x * kNumThreads + threadIdx.x;
-    const uint32_t across = groups < int64_t(threads) ? uint32_t(groups) : threads;
+    const uint32_t across = groups < threads ? groups : threads;
     const uint32_t down = threads / across, top = thread / across;
     if (top >= down) return;
-    for (int64_t group = thread - top * across; group < groups; group += across) {
-        for (int64_t line = top; line < lines; line += down) f(line, group);
+    for (uint32_t group = thread - top * across; group < groups; group += across) {
+        for (uint32_t line = top; line < lines; line += down) f(line, group);
     }
 }
 
@@ -144,17 +144,18 @@ KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float
     const int64_t size = sizeof(Element);
     const bool by_vectors = p.col_stride == 1 && (uintptr_t(x) | uintptr_t(p.row_stride * size) |
                                                   uintptr_t(p.batch_stride * size)) % 16 == 0;
-    const auto load = [&](int64_t matrix, int64_t row, int64_t group) {
+    const auto load = [&](uint32_t matrix, uint32_t row, uint32_t group) {
         Group numbers;
-        numbers.load(x + matrix * p.batch_stride + row * p.row_stride + group * kGroup * p.col_stride,
+        numbers.load(x + matrix * p.batch_stride + row * p.row_stride + group * (kGroup * p.col_stride),
                      p.col_stride, by_vectors);
         return numbers;
     };
     if (pass == kLargest) {
         uint32_t largest = 0;
-        for_each_group(p.batch * p.rows, p.groups, [&](int64_t line, int64_t group) {
-            const int64_t matrix = p.batch > 1 ? line / p.rows : 0;
-            const uint32_t bits = load(matrix, line - matrix * p.rows, group).largest_finite_bits();
+        const uint32_t rows = uint32_t(p.rows);
+        for_each_group(uint32_t(p.batch) * rows, uint32_t(p.groups), [&](uint32_t line, uint32_t group) {
+            const uint32_t matrix = p.batch > 1 ? line / rows : 0;
+            const uint32_t bits = load(matrix, line - matrix * rows, group).largest_finite_bits();
             largest = largest > bits ? largest : bits;
         });
         const float of_block = block_largest(number_of_bits(largest));
@@ -169,12 +170,13 @@ KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float
     const float global = largest >= kSmallestNormal ? largest : 1.0f;
     if (blockIdx.x == 0 && threadIdx.x == 0) *global_scale = global;
     const float of_global = 1.0f / global, of_codes = 1.0f / (kLargestCode * global);
-    const int64_t lines = p.batch * p.scale_rows;
-    for_each_group(lines, p.scale_groups, [&](int64_t from_end, int64_t group) {
-        const int64_t line = lines - 1 - from_end, matrix = p.batch > 1 ? line / p.scale_rows : 0;
-        const int64_t row = line - matrix * p.scale_rows;
+    const uint32_t rows = uint32_t(p.rows), groups = uint32_t(p.groups);
+    const uint32_t scale_rows = uint32_t(p.scale_rows), lines = uint32_t(p.batch) * scale_rows;
+    for_each_group(lines, uint32_t(p.scale_groups), [&](uint32_t from_end, uint32_t group) {
+        const uint32_t line = lines - 1 - from_end, matrix = p.batch > 1 ? line / scale_rows : 0;
+        const uint32_t row = line - matrix * scale_rows;
         e4m3 scale = from_float<e4m3>(0.0f);
-        if (row < p.rows && group < p.groups) {
+        if (row < rows && group < groups) {
             const Group numbers = load(matrix, row, group);
             const uint32_t bits = numbers.largest_bits();
             const float nan = kInfinity - kInfinity;
@@ -198,9 +200,11 @@ KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float
                 }
                 packed.words[i] = coded ? pack_codes(pairs) : 0;
             }
-            store_vector<8>(codes + ((matrix * p.rows + row) * p.groups + group) * (kGroup / 2), packed);
+            const int64_t number = int64_t(matrix * rows + row) * groups + group;
+            store_vector<8>(codes + number * (kGroup / 2), packed);
         }
-        const GroupScales place{scales + matrix * p.matrix_scales, p.block, p.quarter, p.row, p.word};
-        const_cast<e4m3&>(*place.at(row, group * kGroup)) = scale;
+        // GroupScales::at, in 32 bits as far as that goes.
+        scales[matrix * p.matrix_scales + row / 128 * p.block + row % 128 / 32 * p.quarter +
+               row % 32 * p.row + group / kWord * p.word + group % kWord] = scale;
     });
 }
