@@ -16,6 +16,7 @@ from kernels_cu import Variant
 
 from . import dtypes, gemm_hopper
 from .choice import choose
+from .dequantize_nvfp4 import DecodedPlan, decoded_plan
 from .gemm_hopper import HopperConfig
 from .jit import get_kernel
 from .product import (
@@ -415,7 +416,7 @@ class GemmPlan(NamedTuple):
 
 def gemm_plan(
     target: Target, product: Product, config: AnyConfig | None
-) -> GemmPlan | gemm_hopper.HopperPlan | None:
+) -> GemmPlan | gemm_hopper.HopperPlan | DecodedPlan | None:
     """The plan of `product`; None where more than MAX_BATCH_DIMS dims of the batch do not merge.
 
     Raises TypeError and ValueError for a config that does not fit, or too large a grid.
@@ -425,7 +426,8 @@ def gemm_plan(
     if len(dims) > MAX_BATCH_DIMS:
         return None
     size = math.prod(p.batch)
-    scaled = any(scale is not None for scale in (p.scale_a, p.scale_b, p.scale_b2))
+    scales = (p.scale_a, p.scale_b, p.scale_b2)
+    scaled = any(scale is not None and (scale.row, scale.col) != (0, 0) for scale in scales)
     task = make_task(p.a, p.b, size, p.m, p.n, p.k, p.block_scales, p.kernel, p.b2, scaled)
     if p.half_sums:
         task = half_sums_task(task)
@@ -433,7 +435,13 @@ def gemm_plan(
         config = tuned_config(task, target)
     check_config(config, task, target.arch)
     if isinstance(config, HopperConfig):
-        return gemm_hopper.hopper_plan(target, p, task, dims, config)
+
+        def plan_of(product: Product) -> gemm_hopper.HopperPlan:
+            return gemm_hopper.hopper_plan(
+                target, product, task.decoded, product_dims(product), config
+            )
+
+        return decoded_plan(target, p, plan_of) if task.b == FP4 else plan_of(p)
     elements, _ = _types(task, config)
     tiles_m, tiles_n = -(-p.m // config.tile_m), -(-p.n // config.tile_n)
     tiles = task.batch * tiles_m * tiles_n

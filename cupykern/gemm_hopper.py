@@ -134,6 +134,7 @@ def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:
 
     Few for what is rare: none for E5M2 that is converted, although the main loop could.
     """
+    task = task.decoded
     a, b = task.a, task.b
     if task.kernel == "dequant_softmax":
         return _LOGITS
@@ -153,6 +154,8 @@ def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:
 _DUAL = {HopperConfig(128, 256, 4): 45.5, HopperConfig(128, 128, 6): 24.0}
 _DUAL_FP8 = {HopperConfig(128, 256, 4): 30.0, HopperConfig(128, 128, 6): 17.6}
 
+_FEW_ROWS = 64  # not measured yet
+
 CONFIGS = (*_16_BIT, *_16_BIT_FEW_ROWS)
 
 
@@ -162,7 +165,7 @@ def _converts(task: GemmTask) -> bool:
 
 def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
     """Why `config` cannot compute `task` on `arch`; None: it can."""
-    c = config
+    c, task = config, task.decoded
     if arch not in ARCHS:
         return f"{arch} has neither TMA nor wgmma"
     if task.half_sums:
@@ -170,8 +173,6 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
     if dtypes.float32 in (task.a, task.b):
         return "Hopper's main loops do not multiply float32"
     fp8 = task.a in FP8 and task.b in FP8
-    if FP4 in (task.a, task.b):
-        return "Hopper's main loops do not multiply NVFP4"
     dual = task.kernel == "dual_gemm"
     if dual and (task.a.itemsize != task.b.itemsize or task.block_scales):
         return "two products on Hopper need operands of one size, without scales of blocks"
@@ -239,7 +240,10 @@ def _estimate(config: HopperConfig, task: GemmTask, blocks: int) -> float:
 
 
 def pays(task: GemmTask) -> bool:
-    """Whether the tiles are enough to keep most of a GPU busy."""
+    """Whether the tiles are enough to keep most of a GPU busy, and of NVFP4, which is decoded before, the
+    rows."""
+    if task.b == FP4 and task.m <= _FEW_ROWS:
+        return False
     tiles = max((_num_tiles(config, task) for config in _tile_times(task)), default=0)
     return 2 * tiles >= multiprocessors("sm_90a")
 
@@ -251,7 +255,7 @@ def _main_loop(task: GemmTask) -> str:
 
 
 def variant(task: GemmTask, config: HopperConfig) -> Variant:
-    c = config
+    c, task = config, task.decoded
     return Variant(
         f"{task.kernel}_hopper",
         (("ElementA", dtypes.CPP_NAMES[task.a]), ("ElementB", dtypes.CPP_NAMES[task.b])),

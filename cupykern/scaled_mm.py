@@ -10,7 +10,17 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from . import arguments, dtypes, gemm, matmul, nvfp4, product, reference
+from . import (
+    arguments,
+    dequantize_nvfp4,
+    dtypes,
+    gemm,
+    gemm_hopper,
+    matmul,
+    nvfp4,
+    product,
+    reference,
+)
 from .arrays import address_of
 from .gemm import BLOCK, AnyConfig
 from .nvfp4 import NvFp4
@@ -409,6 +419,8 @@ def nvfp4_variants(arch: str, kernel: str = "gemm") -> tuple[Variant, ...]:
             )
             for config in gemm.configs(task, arch):
                 found[gemm.variant(task, config)] = None
+    if arch in gemm_hopper.ARCHS:
+        found.update(dict.fromkeys(dequantize_nvfp4.variants()))
     return tuple(found)
 
 

@@ -101,19 +101,6 @@ DEVICE float block_largest(float value) {
     return value;
 }
 
-// Calls f(line, group) for every group of every line, each in one thread of the grid: neighbours for
-// neighbouring groups, and a thread stays with its groups, so that it divides only once.
-template <class F>
-DEVICE void for_each_group(uint32_t lines, uint32_t groups, F f) {
-    const uint32_t threads = gridDim.x * kNumThreads, thread = blockIdx.x * kNumThreads + threadIdx.x;
-    const uint32_t across = groups < threads ? groups : threads;
-    const uint32_t down = threads / across, top = thread / across;
-    if (top >= down) return;
-    for (uint32_t group = thread - top * across; group < groups; group += across) {
-        for (uint32_t line = top; line < lines; line += down) f(line, group);
-    }
-}
-
 // x to the nearest number of e2m1 times 2^-14, ties to even; beyond 6 times that to one with more digits.
 DEVICE float round_code(float x) {
     // With the exponent of x, but at least that of the smallest normal number: 2^22 times as much has half of
@@ -153,7 +140,7 @@ KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float
     if (pass == kLargest) {
         uint32_t largest = 0;
         const uint32_t rows = uint32_t(p.rows);
-        for_each_group(uint32_t(p.batch) * rows, uint32_t(p.groups), [&](uint32_t line, uint32_t group) {
+        for_each_in_lines(uint32_t(p.batch) * rows, uint32_t(p.groups), [&](uint32_t line, uint32_t group, uint32_t) {
             const uint32_t matrix = p.batch > 1 ? line / rows : 0;
             const uint32_t bits = load(matrix, line - matrix * rows, group).largest_finite_bits();
             largest = largest > bits ? largest : bits;
@@ -172,7 +159,7 @@ KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float
     const float of_global = 1.0f / global, of_codes = 1.0f / (kLargestCode * global);
     const uint32_t rows = uint32_t(p.rows), groups = uint32_t(p.groups);
     const uint32_t scale_rows = uint32_t(p.scale_rows), lines = uint32_t(p.batch) * scale_rows;
-    for_each_group(lines, uint32_t(p.scale_groups), [&](uint32_t from_end, uint32_t group) {
+    for_each_in_lines(lines, uint32_t(p.scale_groups), [&](uint32_t from_end, uint32_t group, uint32_t) {
         const uint32_t line = lines - 1 - from_end, matrix = p.batch > 1 ? line / scale_rows : 0;
         const uint32_t row = line - matrix * scale_rows;
         e4m3 scale = from_float<e4m3>(0.0f);

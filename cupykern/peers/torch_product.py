@@ -130,9 +130,7 @@ def _decoded(a: Any, b: Any) -> tuple[Any, Any]:
     """Operands of which some are NvFp4, all as 16-bit numbers; b as NvFp4 stands for (K, N)."""
     of_numbers = [x.dtype for x in (a, b) if not isinstance(x, NvFp4)]
     dtype = of_numbers[0] if of_numbers else dtypes.float16
-    wide_a, wide_b = (
-        x.dequantize().astype(dtype) if isinstance(x, NvFp4) else x for x in (a, b)
-    )
+    wide_a, wide_b = (x.dequantize().astype(dtype) if isinstance(x, NvFp4) else x for x in (a, b))
     return wide_a, wide_b.swapaxes(-1, -2) if isinstance(b, NvFp4) else wide_b
 
 
