@@ -30,6 +30,7 @@ from .targets import Kernel, Target, by_value
 
 _CODES, _GROUPS = 0, 7  # gemm_task.cuh: Operand
 _NUM_THREADS, _BLOCKS = 256, 8  # of a multiprocessor
+_PER_THREAD = 4 * 8  # numbers that a thread loads at once; dequantize_nvfp4.cu: kAtOnce
 _PARAMS = np.dtype(  # dequantize_nvfp4.cu: DequantizeParams
     [
         ("batch", BATCH),
@@ -128,7 +129,7 @@ def _decode_plan(
     params["batch_size"], params["rows"], params["words"] = count, rows, k // 8
     params["row_stride"], params["groups"] = x.row, groups[1:]
     size = count * rows * k
-    grid = min(-(-size // (8 * _NUM_THREADS)), _BLOCKS * target.multiprocessors)
+    grid = min(-(-size // (_PER_THREAD * _NUM_THREADS)), _BLOCKS * target.multiprocessors)
     kernel = get_kernel(target, variant(dtype))
     plan = DecodePlan(kernel, grid, dtype, size, by_value(params))
     return plan, Matrix(dtype, tuple(strides), k, 1, True)

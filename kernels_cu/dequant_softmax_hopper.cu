@@ -20,10 +20,11 @@ struct LogitsHopperParams {
 };
 
 constexpr int kWarpColumns = 16, kRun = 8;
-constexpr int kAtOnce = 32;   // rows of the logits that a warp takes through shared memory at once
+constexpr int kAtOnce = 32;  // rows of the logits that a warp takes through shared memory at once
 constexpr int kPitch = 20;   // of a line: what a warp stores at once lies in different banks
 
-// A warp's sums on their way (with kOuterMajorRows the even columns first, mainloop_converted_hopper.cuh), and what it knows of all rows' 16 columns.
+// A warp's sums on their way (with kOuterMajorRows the even columns first, as the main loop has them), and
+// what it knows of all rows' 16 columns.
 struct WarpLogits {
     alignas(16) uint32_t sums[kAtOnce][kPitch];
     MaxSum rows[kCols];
