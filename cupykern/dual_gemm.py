@@ -34,6 +34,7 @@ from .scaled_mm import (
     check_scales,
     product_of_scales,
     read_operand,
+    same_memory,
     scale_shapes,
 )
 
@@ -73,8 +74,7 @@ def dual_gemm_silu(
     Raises TypeError (types, dtypes) and ValueError (shapes, overlap, scales, policy, config, devices).
     Error bound: `reference.dual_gemm_silu_bound`.
     """
-    scales, numbers = arrays_and_numbers(scale_a=scale_a, scale_b=scale_b1, scale_b2=scale_b2)
-    arrays = {"a": a, "b": b1, "b2": b2, **scales}
+    arrays, numbers = arrays_and_numbers(a=(a, scale_a), b=(b1, scale_b1), b2=(b2, scale_b2))
     key, found = matmul.run_warm(
         "dual_gemm_silu", arrays, (*numbers, policy, out_dtype, config), out
     )
@@ -104,7 +104,7 @@ def dual_gemm_silu(
         out_dtype,
         out,
         config,
-        key,
+        key if same_memory((a, x), (b1, y1), (b2, y2)) else None,
         alpha=alpha,
         alpha2=alpha2,
         block_scales=blocks,

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kernels_cu import Variant
 
-from . import arguments, arrays, dtypes, inputs, nvfp4, reference
+from . import arguments, arrays, dtypes, inputs, nvfp4, plans, reference
+from .arrays import address_of
 from .choice import choose
 from .jit import get_kernel
 from .nvfp4 import GROUP, NvFp4
 from .op import Call, Draw, Op, Work
 from .product import Groups, groups, matrix
-from .targets import Target, by_value
+from .targets import Kernel, Target, by_value
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 _LARGEST, _ENCODE = np.int64(0), np.int64(1)  # quantize_nvfp4.cu: Pass
@@ -63,6 +64,9 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None 
     Raises TypeError (types, dtypes) and ValueError (shape, layout, config).  Error bound:
     `reference.quantize_nvfp4_bound`.
     """
+    key, plan = plans.find("quantize_nvfp4", (x,), (layout, config))
+    if plan is not None:
+        return plan.launch(x)
     target = arguments.target_of("x", x)
     dtypes.resolve(x.dtype, "x's dtype", DTYPES)
     if layout not in nvfp4.LAYOUTS:
@@ -73,9 +77,9 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None 
     xp, (*outer, rows, k) = target.xp, x.shape
     with arguments.on_device(target):
         scale_shape = nvfp4.scale_shape(x.shape, layout)
-        data = xp.empty((*outer, rows, k // 2), np.uint8)
-        scale = arrays.empty_of(xp, scale_shape, dtypes.float8_e4m3fn)
         if x.size == 0:
+            data = xp.empty((*outer, rows, k // 2), np.uint8)
+            scale = arrays.empty_of(xp, scale_shape, dtypes.float8_e4m3fn)
             return NvFp4(data, scale, layout, xp.ones((), np.float32))
         batch = math.prod(outer)
         if batch * (rows + 127) >= 2**32:
@@ -88,16 +92,37 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None 
         steps = groups(place._replace(row=k // GROUP), k, layout == "blocked")
         params = _params(batch, rows, k, place, steps, math.prod(scale_shape) // batch, layout)
         threads = batch * int(params["scale_rows"] * params["scale_groups"])
-        num_partials = min(
-            -(-threads // config.num_threads), config.num_blocks * target.multiprocessors
-        )
-        params["num_partials"] = num_partials
-        partials, global_scale = xp.empty(num_partials, np.float32), xp.empty((), np.float32)
+        grid = min(-(-threads // config.num_threads), config.num_blocks * target.multiprocessors)
+        params["num_partials"] = grid
         kernel = get_kernel(target, _variant_of(x.dtype, config))
-        args = (flat, data, scale, global_scale, partials, by_value(params))
-        kernel(num_partials, (*args, _LARGEST))
-        kernel(num_partials, (*args, _ENCODE))
-    return NvFp4(data, scale, layout, global_scale)
+        shape = (*outer, rows, k // 2)
+        plan = _Plan(target, kernel, grid, shape, scale_shape, layout, by_value(params))
+        plans.remember(key if address_of(flat) == address_of(x) else None, plan)
+    return plan.launch(flat)
+
+
+class _Plan(NamedTuple):
+    """The launches of a call, as x's shape, strides and dtype and the config decide them."""
+
+    target: Target
+    kernel: Kernel
+    grid: int
+    shape: tuple[int, ...]
+    scale_shape: tuple[int, ...]
+    layout: str
+    params: np.ndarray
+
+    def launch(self, x: Any) -> NvFp4:
+        xp = self.target.xp
+        with arguments.on_device(self.target):
+            data = xp.empty(self.shape, np.uint8)
+            scale = arrays.empty_of(xp, self.scale_shape, dtypes.float8_e4m3fn)
+            numbers = xp.empty(self.grid + 1, np.float32)
+            partials, global_scale = numbers[1:], numbers[:1].reshape(())
+            args = (x, data, scale, global_scale, partials, self.params)
+            self.kernel(self.grid, (*args, _LARGEST))
+            self.kernel(self.grid, (*args, _ENCODE))
+        return NvFp4.unchecked(data, scale, self.layout, global_scale)
 
 
 def _params(

@@ -65,8 +65,8 @@ def scaled_mm(
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, scales, config, devices).  Error
     bound: `reference.scaled_mm_bound`.
     """
-    scales, numbers = arrays_and_numbers(scale_a=scale_a, scale_b=scale_b)
-    arrays = {"a": a, "b": b, "bias": bias, **scales}
+    arrays, numbers = arrays_and_numbers(a=(a, scale_a), b=(b, scale_b))
+    arrays["bias"] = bias
     key, found = matmul.run_warm(
         "scaled_mm", arrays, (*numbers, activation, out_dtype, config), out
     )
@@ -98,7 +98,7 @@ def scaled_mm(
         out_dtype,
         out,
         config,
-        key,
+        key if same_memory((a, x), (b, y)) else None,
         alpha=alpha,
         activation=activation,
         block_scales=blocks,
@@ -107,12 +107,33 @@ def scaled_mm(
     )
 
 
-def arrays_and_numbers(**scales: Any) -> tuple[dict[str, Any], tuple[Any, ...]]:
-    """The scales that are arrays, by name, and those that are numbers; None in place of the others."""
-    is_number = [scale is None or isinstance(scale, (int, float)) for scale in scales.values()]
-    pairs = list(zip(scales.items(), is_number, strict=True))
-    arrays = {name: None if number else scale for (name, scale), number in pairs}
-    return arrays, tuple(scale if number else None for (_, scale), number in pairs)
+def arrays_and_numbers(**operands: tuple[Any, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
+    """Of operands and their scales: the arrays, by the names of product.ARRAYS, and all that is none, in
+    an order of its own; None in place of what is an array."""
+    arrays: dict[str, Any] = {}
+    numbers: list[Any] = []
+    for name, (x, scale) in operands.items():
+        groups = None
+        if isinstance(x, NvFp4):
+            numbers += [scale, x.layout]  # an array of scales, which it must not have, is no key
+            x, groups, scale = x.data, x.scale, x.global_scale
+        arrays[name] = x
+        if groups is not None:
+            arrays[f"groups_{name}"] = groups
+        is_number = scale is None or isinstance(scale, (int, float))
+        arrays[f"scale_{name}"] = None if is_number else scale
+        numbers.append(scale if is_number else None)
+    return arrays, tuple(numbers)
+
+
+def same_memory(*operands: tuple[Any, ReadOperand]) -> bool:
+    """Whether what was read of operands lies where they do; otherwise it was copied."""
+    return all(
+        address_of(x.data) == address_of(read.array)
+        and address_of(x.scale) == address_of(read.groups)
+        for x, read in operands
+        if isinstance(x, NvFp4)
+    )
 
 
 def _transposed(
