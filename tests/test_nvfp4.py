@@ -10,6 +10,7 @@ import pytest
 
 import cupykern
 from cupykern import OPS, arrays, check, dtypes, gemm, nvfp4
+from cupykern.gemm_hopper import ARCHS, HopperConfig
 from cupykern.numerics import as_float64
 from cupykern.nvfp4 import NUMBERS, NvFp4
 from cupykern.product import FP4, INNER, STRIDED, GemmTask
@@ -99,9 +100,12 @@ def test_every_code_times_every_scale(target, other):
     else:
         a = here(target, picks.astype(dtypes.NAMES[other]))
     expected = CODES[:, None] * scale[:, 1].view(E4M3).astype(np.float64)
-    for x, y in ((a, b), (b, a) if other != "nvfp4" else (a, b.to("blocked"))):
+    hopper = target.warp_size == 32 and target.arch in ARCHS
+    calls = [(a, b, None), (b, a, None) if other != "nvfp4" else (a, b.to("blocked"), None)]
+    calls += [(a, b, HopperConfig(128, 64, 8))] if hopper else []
+    for x, y, config in calls:
         y = y.T if x is b else y
-        product = to_numpy(cupykern.scaled_mm(x, y, out_dtype="float32"))
+        product = to_numpy(cupykern.scaled_mm(x, y, out_dtype="float32", config=config))
         product = product.T if x is b else product
         nan = np.isnan(expected)
         np.testing.assert_array_equal(np.isnan(product), nan)
@@ -137,6 +141,8 @@ def test_integers_are_exact(target):
         ]
         a, b = (x * np.repeat(s, 16, 1) for x, s in zip(numbers, scales, strict=True))
         for config in gemm.configs(GemmTask(1, m, n, k, FP4, FP4, INNER, INNER), target.arch):
+            if isinstance(config, HopperConfig) and target.warp_size != 32:
+                continue
             product = cupykern.scaled_mm(
                 operands[0], operands[1].to("blocked"), out_dtype="float32", config=config
             )
