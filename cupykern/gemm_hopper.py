@@ -94,7 +94,7 @@ class HopperConfig:
 
     def shared_bytes(self, task: GemmTask) -> int:
         """Dynamic shared memory of a block (gemm_hopper.cu and others: HopperStorage)."""
-        line = self.lines * _LINE
+        task, line = task.decoded, self.lines * _LINE
         stage = self.tile_m * line + self.tile_n * line * task.b.itemsize // task.a.itemsize
         ring = self.stages * (stage + 16) + 16
         logits = task.kernel == "dequant_softmax"
