@@ -80,8 +80,10 @@ class DecodedPlan(NamedTuple):
         self.product.launch(xp, tuple(found.values()))
 
 
-def decoded_plan(target: Target, product: Product, plan_of: Any) -> DecodedPlan:
-    """plan_of(product): the plan of a product without NVFP4, whose operands lie along k.
+def decoded_plan(
+    target: Target, product: Product, names: tuple[str, ...], plan_of: Any
+) -> DecodedPlan:
+    """plan_of(product): the plan of a product with those of the operands `names` that are NVFP4 decoded.
 
     Raises ValueError for too many rows.
     """
@@ -90,7 +92,7 @@ def decoded_plan(target: Target, product: Product, plan_of: Any) -> DecodedPlan:
     decodes, fields = [], {}
     for name, rows in (("a", p.m), ("b", p.n), ("b2", p.n)):
         x, groups = getattr(p, name), getattr(p, f"groups_{name}")
-        if x is None or x.dtype != FP4:
+        if name not in names or x is None or x.dtype != FP4:
             continue
         turned = name != "a"
         along_k = _turned(x) if turned else x

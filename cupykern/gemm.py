@@ -438,10 +438,11 @@ def gemm_plan(
 
         def plan_of(product: Product) -> gemm_hopper.HopperPlan:
             return gemm_hopper.hopper_plan(
-                target, product, task.decoded, product_dims(product), config
+                target, product, gemm_hopper.multiplied(task, config), product_dims(product), config
             )
 
-        return decoded_plan(target, p, plan_of) if task.b == FP4 else plan_of(p)
+        names = gemm_hopper.decoded_operands(task, config)
+        return decoded_plan(target, p, names, plan_of) if names else plan_of(p)
     elements, _ = _types(task, config)
     tiles_m, tiles_n = -(-p.m // config.tile_m), -(-p.n // config.tile_n)
     tiles = task.batch * tiles_m * tiles_n

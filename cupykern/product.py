@@ -198,6 +198,8 @@ class GemmTask:
     tma: whether Hopper's main loops can: TMA walks the operands' strides, if their layouts are not
     STRIDED, and there are no scales that their epilogue does not know.
     kernel: which computes it; of dual_gemm, n is one product's.
+    tma_codes, scaled: of an NVFP4 b: whether TMA walks its codes, and whether the other operand has scales
+    of rows or columns.
     """
 
     batch: int
@@ -212,6 +214,8 @@ class GemmTask:
     tma: bool = True
     kernel: str = "gemm"
     half_sums: bool = False
+    tma_codes: bool = True
+    scaled: bool = False
 
     @property
     def products(self) -> int:
@@ -249,9 +253,19 @@ def make_task(
         for x in (b, b2)
         if x is not None and x.dtype != FP4  # which is decoded before
     )
-    # Hopper's epilogue of 16-bit operands takes one scale of all: those of two products only may have more.
-    tma = tma and not (scaled and b.dtype in (*FLOAT16S, FP4))
-    return GemmTask(batch, m, n, k, a.dtype, b.dtype, layout_a, layout_b, block_scales, tma, kernel)
+    # Hopper's epilogue of 16-bit operands takes one scale of all.
+    tma = tma and not (scaled and b.dtype in FLOAT16S)
+    task = GemmTask(batch, m, n, k, a.dtype, b.dtype, layout_a, layout_b, block_scales, tma, kernel)
+    if b.dtype != FP4:
+        return task
+    codes = all(
+        x.aligned
+        and x.col % ALIGNMENT == 0
+        and _tma_walks(x._replace(row=x.col, col=x.row), INNER, n, k)
+        for x in (b, b2)
+        if x is not None
+    )
+    return replace(task, tma_codes=codes, scaled=scaled)
 
 
 def _tma_walks(x: Matrix, layout: int, outer: int, k: int) -> bool:

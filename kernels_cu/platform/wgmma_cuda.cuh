@@ -172,3 +172,27 @@ template <int kSelect>
 DEVICE uint32_t permute_bytes(uint32_t bytes) {
     return __byte_perm(bytes, 0, kSelect);
 }
+
+// Two e4m3 scales, in the lower 16 bits, as factors of e2m1 numbers.
+struct CodeFactors {
+    __half2 both;
+
+    DEVICE explicit CodeFactors(uint32_t scales)
+        : both(__half2(__nv_cvt_fp8x2_to_halfraw2(__nv_fp8x2_storage_t(scales), __NV_E4M3))) {}
+    DEVICE __half2 operator[](int i) const { return i == 0 ? __low2half2(both) : __high2half2(both); }
+};
+// The two e2m1 numbers of byte `byte` of `codes` times factor i: a pair of T, which holds them.
+template <class T>
+DEVICE uint32_t decode_byte(uint32_t codes, int byte, const CodeFactors& factors, int i) {
+    // As decode_scaled does.
+    const uint32_t tops = __byte_perm(codes << 4, codes, 0x4000 + 0x1010 * byte);
+    const uint32_t bits = (tops & 0x80008000u) | (tops >> 3 & 0x0e000e00u);
+    const __half2 unit = bit_cast<__half2>(0x74007400u);  // 2^14
+    const __half2 scaled = __hmul2(__hmul2(bit_cast<__half2>(bits), unit), factors[i]);
+    if constexpr (kSame<T, half>) {
+        return bit_cast<uint32_t>(scaled);
+    } else {
+        const float2 x = __half22float2(scaled);
+        return pack<T>(x.x, x.y);
+    }
+}

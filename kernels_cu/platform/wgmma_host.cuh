@@ -84,3 +84,16 @@ DEVICE uint32_t permute_bytes(uint32_t bytes) {
     for (int i = 0; i < 4; ++i) result |= (bytes >> 8 * (kSelect >> 4 * i & 3) & 0xff) << 8 * i;
     return result;
 }
+
+// Two e4m3 scales, in the lower 16 bits, as factors of e2m1 numbers.
+struct CodeFactors {
+    float both[2];
+
+    DEVICE explicit CodeFactors(uint32_t scales) { unpack<e4m3>(scales, both[0], both[1]); }
+};
+// The two e2m1 numbers of byte `byte` of `codes` times factor i: a pair of T, which holds them.
+template <class T>
+DEVICE uint32_t decode_byte(uint32_t codes, int byte, const CodeFactors& factors, int i) {
+    const uint32_t pair = codes >> 8 * byte & 0xff;
+    return pack<T>(decode_e2m1(pair & 0xf) * factors.both[i], decode_e2m1(pair >> 4) * factors.both[i]);
+}
