@@ -158,6 +158,18 @@ FAULTS = {
     "one scale of all is forgotten": Fault(
         "parts/epilogue_hopper.cuh", "if (!kScales && epilogue.scale_b)", "if (false)", "decoded"
     ),
+    "the other row's codes": Fault(
+        "parts/rows_nvfp4_hopper.cuh", "line + half * other, k / 2", "line, k / 2", "nvfp4"
+    ),
+    "the same words of scales for ever": Fault(
+        "parts/rows_nvfp4_hopper.cuh", "fetch(word + kWordsAhead)", "fetch(0)", "nvfp4"
+    ),
+    "b2's scales in b1's order": Fault(
+        "dual_gemm_hopper.cu", "work.row_scales.steps[1] = others.steps[0];", "", "nvfp4"
+    ),
+    "both products' columns are the first one's": Fault(
+        "dual_gemm_hopper.cu", "products[i / 2 % 2][i / 4 * 2 + i % 2]", "products[i % 2][i / 4 * 2 + i / 2 % 2]", "nvfp4"
+    ),
     "statistics of a warp's columns alone": Fault(
         "dequant_softmax_hopper.cu", "for (int j = 1; j < 4; ++j) total", "for (int j = 4; j < 4; ++j) total", "logits"
     ),
@@ -317,8 +329,19 @@ def _check_decoded() -> None:
         call = DUAL.inputs(problem, seed, np)
         references = DUAL.reference(*call.args, **call.kwargs)
         bounds = DUAL.bound(*call.args, **call.kwargs, reference=references)
-        y = DUAL.run(*call.args, **call.kwargs, config=HopperConfig(128, 128, 6))
+        y = DUAL.run(*call.args, **call.kwargs, config=HopperConfig(128, 128, 6, decoded=True))
         assert check.compare((y,), references, bounds).ok
+
+
+def _check_nvfp4() -> None:
+    """NVFP4 weights, one in plain and one in blocked order, decoded in registers on Hopper."""
+    if host.current().warp_size != 32:
+        return
+    call = DUAL.inputs(DualProblem(70, 136, 544, NVFP4, NVFP4, out_dtype="float32"), 1, np)
+    references = DUAL.reference(*call.args, **call.kwargs)
+    bounds = DUAL.bound(*call.args, **call.kwargs, reference=references)
+    y = DUAL.run(*call.args, **call.kwargs, config=HopperConfig(64, 128, 3, lines=2))
+    assert check.compare((y,), references, bounds).ok
 
 
 def _check_logits() -> None:
@@ -348,6 +371,7 @@ def _check_saturated() -> None:
 
 CHECKS = {
     "decoded": _check_decoded,
+    "nvfp4": _check_nvfp4,
     "logits": _check_logits,
     "saturated": _check_saturated,
     "hopper": _check_hopper,

@@ -7,6 +7,7 @@ import pytest
 import record_golden
 from hopper_kernels import NUMBERS, integers, launch_all, skip_unless_hopper, variant
 
+from cupykern import nvfp4
 from cupykern.reference.matmul import MMA_FP8_ERROR
 
 
@@ -33,6 +34,31 @@ KERNEL void word(const uint32_t* x, uint32_t* y) {
     expected = (
         x.reshape(-1, 4)[:, [0, 2, 1, 3]].reshape(-1).view(NUMBERS[stored]).astype(np.float32)
     )
+    np.testing.assert_array_equal(y, expected)
+
+
+@pytest.mark.parametrize("number", ["half", "bf16"])
+def test_every_pair_of_codes_times_every_scale(target, number):
+    """All bytes of two e2m1 codes times all e4m3 scales, NaN too, whichever byte and scale of two it is."""
+    text = """
+KERNEL void word(const uint32_t* scales, uint32_t* y) {
+    for (int i = threadIdx.x; i < 256; i += 32) {
+        const CodeFactors factors(scales[i / 2]);
+        for (int j = 0; j < 256; ++j) {
+            y[i * 256 + j] = decode_byte<T>(0x5a5a5a5au & ~(0xffu << j % 4 * 8) | uint32_t(j) << j % 4 * 8,
+                                            j % 4, factors, i % 2);
+        }
+    }
+}
+"""
+    x = np.arange(256, dtype=np.uint8)
+    scales = x.reshape(128, 2).astype(np.uint32) << np.array([0, 8], np.uint32)
+    y = np.zeros((256, 256, 2), NUMBERS[number])
+    arrays = {"scales": scales.sum(1).astype(np.uint32), "y": y}
+    kernel = variant(text, threads=32, T=number)
+    y = launch_all(target, kernel, arrays, ("scales", "y"))["y"].astype(np.float32)
+    numbers = nvfp4.unpack_e2m1(x[:, None])
+    expected = x.view(NUMBERS["e4m3"]).astype(np.float32)[:, None, None] * numbers
     np.testing.assert_array_equal(y, expected)
 
 
