@@ -234,6 +234,10 @@ def _tiles(
         cols = 64 if gfx or block_scales else 128
         large = GemmConfig(64, cols, 64, 2, 2, stages=4 if roomy else few)
         hopper = arch == "sm_90a" and kernel == "gemm"
+        if kernel == "dequant_softmax" and roomy:
+            small = replace(
+                small, tile_k=256, stages=3
+            )  # (16, 128256, 4096) in 155 us, not 173 (H200)
         return (large,) if e5m2 or block_scales or hopper else (large, small)
     if gfx:
         large = GemmConfig(128, 128, 32, 2, 4, stages=2, finish_rounds=2)

@@ -162,7 +162,7 @@ def test_every_variant_is_chosen_by_some_product():
         chosen = {
             gemm.variant(task, gemm.choose_config(replace(task, m=m, tma=tma), arch))
             for task in _tasks()
-            for m in (1, 4096)
+            for m in (1, 64, 4096)
             for tma in (True, False)
         }
         wanted = {v for v in OP.variants(arch) if v.kernel != "normalize_logits"}

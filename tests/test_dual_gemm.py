@@ -202,7 +202,7 @@ HOPPER = (
     DualProblem(130, 75, 144, out_dtype="float32", scales="numbers", batch_a=(2,)),
     DualProblem(70, 80, 400, "float8_e4m3fn", "float8_e4m3fn", scales="rows", policy="fp16"),
     DualProblem(260, 140, 272, "float8_e4m3fn", "float8_e4m3fn", scales="tensor", out_dtype="bfloat16"),
-    DualProblem(140, 136, 80, NVFP4, NVFP4, batch_a=(2, 1), batch_b=(3,)),
+    DualProblem(140, 136, 96, NVFP4, NVFP4, batch_a=(2, 1), batch_b=(3,)),
     DualProblem(70, 80, 208, "bfloat16", NVFP4, scales="tensor"),
 )  # fmt: skip
 

@@ -39,27 +39,33 @@ KERNEL void word(const uint32_t* x, uint32_t* y) {
 
 @pytest.mark.parametrize("number", ["half", "bf16"])
 def test_every_pair_of_codes_times_every_scale(target, number):
-    """All bytes of two e2m1 codes times all e4m3 scales, NaN too, whichever byte and scale of two it is."""
+    """All bytes of two e2m1 codes times all e4m3 scales, NaN too, whichever byte and word it is."""
     text = """
 KERNEL void word(const uint32_t* scales, uint32_t* y) {
-    for (int i = threadIdx.x; i < 256; i += 32) {
-        const CodeFactors factors(scales[i / 2]);
+    for (int i = threadIdx.x; i < 128; i += 32) {
         for (int j = 0; j < 256; ++j) {
-            y[i * 256 + j] = decode_byte<T>(0x5a5a5a5au & ~(0xffu << j % 4 * 8) | uint32_t(j) << j % 4 * 8,
-                                            j % 4, factors, i % 2);
+            uint32_t words[4], pairs[4];
+            for (int n = 0; n < 4; ++n) {
+                const uint32_t byte = j + 64 * n & 0xff, shift = j % 4 * 8;
+                words[n] = 0x5a5a5a5au & ~(0xffu << shift) | byte << shift;
+            }
+            decode_bytes<T>(words, j % 4, scales[i], pairs);
+            for (int n = 0; n < 4; ++n) y[(i * 256 + j) * 4 + n] = pairs[n];
         }
     }
 }
 """
     x = np.arange(256, dtype=np.uint8)
     scales = x.reshape(128, 2).astype(np.uint32) << np.array([0, 8], np.uint32)
-    y = np.zeros((256, 256, 2), NUMBERS[number])
+    y = np.zeros((128, 256, 4, 2), NUMBERS[number])
     arrays = {"scales": scales.sum(1).astype(np.uint32), "y": y}
     kernel = variant(text, threads=32, T=number)
     y = launch_all(target, kernel, arrays, ("scales", "y"))["y"].astype(np.float32)
-    numbers = nvfp4.unpack_e2m1(x[:, None])
-    expected = x.view(NUMBERS["e4m3"]).astype(np.float32)[:, None, None] * numbers
-    np.testing.assert_array_equal(y, expected)
+    numbers = nvfp4.unpack_e2m1(
+        ((x[:, None] + 64 * np.arange(4)) % 256).astype(np.uint8)[..., None]
+    )
+    factors = x.view(NUMBERS["e4m3"]).astype(np.float32).reshape(128, 1, 2).repeat(2, -1)
+    np.testing.assert_array_equal(y, factors[..., None] * numbers)
 
 
 @pytest.mark.parametrize(("a", "b"), [("e4m3", "e4m3"), ("e5m2", "e4m3")])

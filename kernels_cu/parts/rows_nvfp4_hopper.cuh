@@ -50,11 +50,12 @@ struct Rows {
             const int at = RowStage::place(line + half * other, k / 2);
             const Bytes<16> codes = *reinterpret_cast<const Bytes<16>*>(stage + at);
             const uint32_t four = shuffle(words[half], lane / 4 * 4 + word % kWordsAhead);
-            const CodeFactors factors(four >> k % kWordK / 2);
+            uint32_t pairs[4];
+            decode_bytes<ColElement>(codes.words, lane % 4, four >> k % kWordK / 2, pairs);
 #pragma unroll
             for (int i = 0; i < kDepth / kStepK; ++i) {
-                a[i][half] = decode_byte<ColElement>(codes.words[2 * i], lane % 4, factors, i);
-                a[i][half + 2] = decode_byte<ColElement>(codes.words[2 * i + 1], lane % 4, factors, i);
+                a[i][half] = pairs[2 * i];
+                a[i][half + 2] = pairs[2 * i + 1];
             }
         }
     }

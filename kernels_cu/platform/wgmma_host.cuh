@@ -85,15 +85,15 @@ DEVICE uint32_t permute_bytes(uint32_t bytes) {
     return result;
 }
 
-// Two e4m3 scales, in the lower 16 bits, as factors of e2m1 numbers.
-struct CodeFactors {
-    float both[2];
-
-    DEVICE explicit CodeFactors(uint32_t scales) { unpack<e4m3>(scales, both[0], both[1]); }
-};
-// The two e2m1 numbers of byte `byte` of `codes` times factor i: a pair of T, which holds them.
+// Byte `byte` of each of four words of e2m1 codes, two numbers each, times two e4m3 scales, in the lower 16
+// bits of `scales`, one for two words: pairs of T, which holds the products.
 template <class T>
-DEVICE uint32_t decode_byte(uint32_t codes, int byte, const CodeFactors& factors, int i) {
-    const uint32_t pair = codes >> 8 * byte & 0xff;
-    return pack<T>(decode_e2m1(pair & 0xf) * factors.both[i], decode_e2m1(pair >> 4) * factors.both[i]);
+DEVICE void decode_bytes(const uint32_t (&words)[4], int byte, uint32_t scales, uint32_t (&pairs)[4]) {
+    float factors[2];
+    unpack<e4m3>(scales, factors[0], factors[1]);
+    for (int i = 0; i < 4; ++i) {
+        const uint32_t codes = words[i] >> 8 * byte & 0xff;
+        const float factor = factors[i / 2];
+        pairs[i] = pack<T>(decode_e2m1(codes & 0xf) * factor, decode_e2m1(codes >> 4) * factor);
+    }
 }
