@@ -216,6 +216,8 @@ def _tiles(
     if b == FP4:
         cols = 64 if gfx else 128
         large = GemmConfig(64, cols, 64, 2, 4 if gfx11 else 2, stages=4 if roomy else few)
+        if arch == "sm_90a" and layout_a != STRIDED:
+            return (small,)  # Hopper's main loop takes more rows
         return (large,) if gfx11 or layout_a == STRIDED else (large, small)
     if a.itemsize == b.itemsize == 1:
         converted = GemmConfig(64, 64, 128, 2, 2, stages=few)
@@ -277,6 +279,8 @@ def _dual_tiles(
         return (replace(large, tile_n=32),)
     small = GemmConfig(16, 32, 128, 1, 1, 4, stages=4 if roomy else 2)
     keeps_small = not gfx and b != dtypes.int8 and layout_a == INNER
+    if arch == "sm_90a" and b == FP4 and keeps_small:
+        return (small,)  # Hopper's main loop takes more rows
     return (large, small) if keeps_small else (large,)
 
 

@@ -203,7 +203,6 @@ HOPPER = (
     DualProblem(70, 80, 400, "float8_e4m3fn", "float8_e4m3fn", scales="rows", policy="fp16"),
     DualProblem(260, 140, 272, "float8_e4m3fn", "float8_e4m3fn", scales="tensor", out_dtype="bfloat16"),
     DualProblem(140, 136, 96, NVFP4, NVFP4, batch_a=(2, 1), batch_b=(3,)),
-    DualProblem(70, 80, 208, "bfloat16", NVFP4, scales="tensor"),
 )  # fmt: skip
 
 
@@ -306,7 +305,8 @@ def test_every_variant_is_chosen_by_some_product():
 def test_few_variants_in_all():
     ops = [op for op in OPS if op.name in ("dual_gemm_silu", "dequant_softmax", "quantize_nvfp4")]
     for arch in options.ARCHS:
-        assert len({v for op in ops for v in op.variants(arch)}) <= 65
+        most = 70 if arch == "sm_90a" else 55
+        assert len({v for op in ops for v in op.variants(arch)}) <= most
 
 
 # --- errors --------------------------------------------------------------------------------------
