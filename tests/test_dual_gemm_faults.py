@@ -191,7 +191,7 @@ FAULTS = {
         "dual_gemm_hopper.cu", "PairStage::kBytes, b2_map, full", "PairStage::kBytes, b1_map, full", "hopper"
     ),
     "b2 before b1": Fault(
-        "dual_gemm_hopper.cu", "PairStage::load(cols, b1_map", "PairStage::load(cols, b2_map", "hopper"
+        "dual_gemm_hopper.cu", "PairStage::load(pairs, b1_map", "PairStage::load(pairs, b2_map", "hopper"
     ),
     "the second product's sums are the first one's": Fault(
         "dual_gemm_hopper.cu", "finish_part(second, vectors, number + kOwnParts,",
