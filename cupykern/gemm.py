@@ -177,7 +177,7 @@ def tuned_config(task: GemmTask, target: Target) -> AnyConfig:
             "b": t.b.name,
             "layouts": f"{t.layout_a}{t.layout_b}",
             "blocks": t.block_scales,
-            "tma": t.tma,
+            "tma": f"{t.tma}{t.tma_codes}{t.scaled}" if t.b == FP4 else t.tma,
             "half_sums": t.half_sums,
         },
         lambda: configs(task, target.arch, target.multiprocessors),
