@@ -217,7 +217,8 @@ def _tiles(
         cols = 64 if gfx else 128
         large = GemmConfig(64, cols, 64, 2, 4 if gfx11 else 2, stages=4 if roomy else few)
         if arch == "sm_90a" and layout_a != STRIDED:
-            return (small,)  # Hopper's main loop takes more rows
+            # Hopper's main loop takes more rows.  (16, 8192, 8192) in 47.7 us, with 128 of k in 52.9 (H200).
+            return (replace(small, tile_k=256, stages=3),)
         return (large,) if gfx11 or layout_a == STRIDED else (large, small)
     if a.itemsize == b.itemsize == 1:
         converted = GemmConfig(64, 64, 128, 2, 2, stages=few)
@@ -280,7 +281,8 @@ def _dual_tiles(
     small = GemmConfig(16, 32, 128, 1, 1, 4, stages=4 if roomy else 2)
     keeps_small = not gfx and b != dtypes.int8 and layout_a == INNER
     if arch == "sm_90a" and b == FP4 and keeps_small:
-        return (small,)  # Hopper's main loop takes more rows
+        # As above: (16, 14336, 4096) in 77 us instead of 84.
+        return (replace(small, tile_k=256, stages=3),)
     return (large, small) if keeps_small else (large,)
 
 
