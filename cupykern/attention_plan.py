@@ -13,7 +13,8 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from . import dtypes, plans
+from . import attention_hopper, dtypes, plans
+from .attention_hopper import AttentionHopperConfig, AttentionHopperPlan
 from .choice import choose
 from .jit import get_kernel
 from .rows import DTYPE_CODES
@@ -54,8 +55,12 @@ def padded_head_dim(head_dim: int, head_dim_v: int) -> int:
     return next(size for size in HEAD_DIMS if max(head_dim, head_dim_v) <= size)
 
 
-def refusal(config: AttentionConfig, head_dim: int, arch: str) -> str | None:
+def refusal(
+    config: AttentionConfig | AttentionHopperConfig, head_dim: int, arch: str
+) -> str | None:
     """Why `config` does not fit head_dim (of HEAD_DIMS) on `arch`; None: it does."""
+    if isinstance(config, AttentionHopperConfig):
+        return attention_hopper.refusal(config, head_dim, arch)
     c = config
     if min(c.tile_m, c.tile_n, c.num_warps) < 1:
         return "tiles and num_warps must be positive"
@@ -97,21 +102,34 @@ def choose_config(head_dim: int, mode: int, arch: str) -> AttentionConfig:
     return less
 
 
-def configs(head_dim: int, mode: int, arch: str, sq: int = _MANY) -> tuple[AttentionConfig, ...]:
-    """The configs for heads that are padded to head_dim and sq queries, the default first."""
+def configs(
+    head_dim: int, mode: int, arch: str, sq: int = _MANY, hopper: bool = False
+) -> tuple[AttentionConfig | AttentionHopperConfig, ...]:
+    """The configs for heads that are padded to head_dim and sq queries, the default first.
+
+    hopper: TMA and attention_hopper.cu can do it.
+    """
     large = choose_config(head_dim, mode, arch)
     if arch.startswith("gfx") or (mode and arch != "host"):
         return (large,)
+    fast = attention_hopper.configs(head_dim) if hopper and arch in ("sm_90a", "host") else ()
     if arch == "host":
-        return large, AttentionConfig(128, 32, 4)
+        return large, AttentionConfig(128, 32, 4), *fast
     small = AttentionConfig(64, 32 if head_dim == 256 else 64, 4)
-    both = (small, large) if sq <= small.tile_m else (large, small)
-    return tuple(dict.fromkeys(both))
+    if sq <= small.tile_m:
+        return tuple(dict.fromkeys((small, *fast, large)))
+    return tuple(dict.fromkeys((*fast, large, small)))
 
 
 def flash_variant(
-    dtype: np.dtype, head_dim: int, mode: int, half_scores: bool, config: AttentionConfig
+    dtype: np.dtype,
+    head_dim: int,
+    mode: int,
+    half_scores: bool,
+    config: AttentionConfig | AttentionHopperConfig,
 ) -> Variant:
+    if isinstance(config, AttentionHopperConfig):
+        return attention_hopper.variant(dtype, head_dim, config)
     return Variant(
         "attention",
         (("Element", dtypes.CPP_NAMES[dtype]),),
@@ -140,7 +158,13 @@ def variants(arch: str) -> tuple[Variant, ...]:
         for config in configs(head_dim, mode, arch)
         for half_scores in ((False, True) if has_half_scores(dtype, arch) else (False,))
     ]
-    return (*flash, *map(naive_variant, DTYPES))
+    fast = [
+        flash_variant(dtype, head_dim, 0, False, config)
+        for dtype in DTYPES
+        for head_dim in HEAD_DIMS
+        for config in (attention_hopper.configs(head_dim) if arch in ("sm_90a", "host") else ())
+    ]
+    return (*flash, *fast, *map(naive_variant, DTYPES))
 
 
 def has_half_scores(dtype: np.dtype, arch: str) -> bool:
@@ -240,16 +264,21 @@ class AttentionPlan(NamedTuple):
 
 @plans.cached
 def attention_plan(
-    target: Target, task: AttentionTask, config: AttentionConfig | None
-) -> AttentionPlan:
+    target: Target, task: AttentionTask, config: AttentionConfig | AttentionHopperConfig | None
+) -> AttentionPlan | AttentionHopperPlan:
     """Raises TypeError and ValueError for a config that does not fit, or too large a grid."""
     t = task
     head_dim = padded_head_dim(t.head_dim, t.head_dim_v)
     if config is None:
         config = _chosen(target, t, head_dim)
-    elif not isinstance(config, AttentionConfig):
-        raise TypeError(f"config must be an AttentionConfig; got {type(config).__name__}")
+    elif not isinstance(config, (AttentionConfig, AttentionHopperConfig)):
+        raise TypeError(
+            f"config must be an AttentionConfig or AttentionHopperConfig; got {type(config).__name__}"
+        )
     elif reason := refusal(config, head_dim, target.arch):
+        raise ValueError(f"config does not fit: {reason}")
+    hopper = isinstance(config, AttentionHopperConfig)
+    if hopper and (reason := attention_hopper.unfit(t)):
         raise ValueError(f"config does not fit: {reason}")
     tiles = -(-t.sq // config.tile_m)
     grid = tiles * t.heads * t.batch
@@ -290,10 +319,16 @@ def attention_plan(
         return AttentionPlan(kernel, 0, 0, by_value(params), grids, rows * (t.sk + 1))
     variant = flash_variant(t.dtype, head_dim, t.mode, t.half_scores, config)
     kernel = get_kernel(target, variant)
+    if hopper:
+        blocks, needed = min(grid, target.multiprocessors), config.shared_bytes(head_dim)
+        maps = attention_hopper.maps(t, config)
+        return AttentionHopperPlan(target, kernel, blocks, needed, maps, by_value(params))
     return AttentionPlan(kernel, grid, config.shared_bytes(head_dim), by_value(params), None, 0)
 
 
-def _chosen(target: Target, task: AttentionTask, head_dim: int) -> AttentionConfig:
+def _chosen(
+    target: Target, task: AttentionTask, head_dim: int
+) -> AttentionConfig | AttentionHopperConfig:
     t = task
     if t.naive:
         return choose_config(head_dim, t.mode, target.arch)
@@ -305,7 +340,7 @@ def _chosen(target: Target, task: AttentionTask, head_dim: int) -> AttentionConf
     }  # fmt: skip
     return choose(
         "attention", target, sizes, kind,
-        lambda: configs(head_dim, t.mode, target.arch, t.sq),
+        lambda: configs(head_dim, t.mode, target.arch, t.sq, attention_hopper.unfit(t) is None),
         lambda config: flash_variant(t.dtype, head_dim, t.mode, t.half_scores, config),
     )  # fmt: skip
 

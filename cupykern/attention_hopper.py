@@ -1,0 +1,134 @@
+"""How attention is launched on Hopper: the Python half of kernels_cu/attention_hopper.cu."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from kernels_cu import Variant
+
+from . import dtypes
+from .gemm_hopper import MapPlan
+from .targets import Kernel, Target
+from .targets.limits import max_shared_bytes
+
+if TYPE_CHECKING:
+    from .attention_plan import AttentionTask
+
+_LINE_ELEMENTS = 64  # of 128 bytes, by which tiles in shared memory are swizzled
+_STORED_ROWS = 16  # a warp's
+_NUM_BARRIERS = 16  # at most
+
+
+@dataclass(frozen=True)
+class AttentionHopperConfig:
+    """Warpgroups of 64 queries, and one that loads, compute tile_m queries by tiles of tile_n keys, of
+    which `stages` are in shared memory."""
+
+    tile_m: int
+    tile_n: int
+    stages: int = 2
+
+    def shared_bytes(self, head_dim: int) -> int:
+        """Dynamic shared memory (attention_hopper.cu: HopperAttention), and a little."""
+        tiles = 2 * head_dim * (self.tile_m + 2 * self.stages * self.tile_n)
+        return tiles + 8 * _NUM_BARRIERS
+
+    @property
+    def num_threads(self) -> int:
+        return 2 * self.tile_m + 128
+
+
+def refusal(config: AttentionHopperConfig, head_dim: int, arch: str) -> str | None:
+    """Why `config` does not fit heads that are padded to head_dim; None: it does."""
+    c = config
+    if arch not in ("sm_90a", "host"):
+        return f"it needs Hopper's TMA and wgmma, not {arch}"
+    if c.tile_m not in (128, 192):
+        return f"tile_m must be 128 or 192; got {c.tile_m}"
+    if c.tile_n % 16 or not 16 <= c.tile_n <= 256:
+        return f"tile_n must be a multiple of 16 up to 256; got {c.tile_n}"
+    if not 2 <= c.stages <= 3:
+        return f"stages must be 2 or 3; got {c.stages}"
+    # Of a thread: outputs, scores, probabilities of 16 bits.
+    registers = head_dim // 2 + c.tile_n // 2 + c.tile_n // 4
+    limit = 200 if c.tile_m == 128 else 128
+    if registers > limit:
+        return f"a thread's {registers} sums are more than {limit}"
+    needed, limit = c.shared_bytes(head_dim), max_shared_bytes(arch)
+    if needed > limit:
+        return f"{needed} bytes of shared memory are more than the {limit} of {arch}"
+    return None
+
+
+def configs(head_dim: int) -> tuple[AttentionHopperConfig, ...]:
+    """The default first."""
+    return {
+        64: (AttentionHopperConfig(192, 128),),
+        128: (AttentionHopperConfig(128, 128),),
+        256: (AttentionHopperConfig(128, 80),),
+    }[head_dim]
+
+
+def unfit(task: AttentionTask) -> str | None:
+    """Why TMA and this kernel cannot do a task; None: they can."""
+    if task.naive or task.half_scores or task.mode != 0:
+        return "masks of arrays and blocks, FP16 sums and scales up to 0 are the portable kernel's"
+    if task.totals is not None:
+        return "packed sequences are the portable kernel's"
+    strides = [s for operand in (task.q, task.k, task.v, task.out) for s in operand]
+    sizes = _sizes(task)
+    steps = zip([n for size in sizes for n in size[:3]], strides, strict=True)
+    if any(step <= 0 for size, step in steps if size > 1):
+        return "TMA walks positive strides only"
+    if max(strides) * task.dtype.itemsize >= 2**40:
+        return "TMA's strides are below 2**40 bytes"
+    return None
+
+
+def variant(dtype: np.dtype, head_dim: int, config: AttentionHopperConfig) -> Variant:
+    return Variant(
+        "attention_hopper",
+        (("Element", dtypes.CPP_NAMES[dtype]),),
+        (("kHeadDim", head_dim), ("kTileN", config.tile_n), ("kStages", config.stages)),
+        config.num_threads,
+    )
+
+
+def _sizes(t: AttentionTask) -> tuple[tuple[int, int, int, int], ...]:
+    return (
+        (t.batch, t.heads, t.sq, t.head_dim),
+        (t.batch, t.kv_heads, t.sk, t.head_dim),
+        (t.batch, t.kv_heads, t.sk, t.head_dim_v),
+        (t.batch, t.heads, t.sq, t.head_dim_v),
+    )
+
+
+def maps(task: AttentionTask, config: AttentionHopperConfig) -> tuple[MapPlan, ...]:
+    """Of q, k, v and out."""
+    rows = config.tile_m, config.tile_n, config.tile_n, _STORED_ROWS
+    size = task.dtype.itemsize
+    return tuple(
+        MapPlan(task.dtype, shape, (*(s * size for s in steps), size), (1, 1, n, _LINE_ELEMENTS))
+        for shape, steps, n in zip(
+            _sizes(task), (task.q, task.k, task.v, task.out), rows, strict=True
+        )
+    )
+
+
+class AttentionHopperPlan(NamedTuple):
+    """The launch of a task."""
+
+    target: Target
+    kernel: Kernel
+    grid: int
+    shared_bytes: int
+    maps: tuple[MapPlan, ...]
+    params: np.ndarray
+
+    def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
+        """arrays: as AttentionPlan.launch takes them."""
+        made = (x.encode(self.target, array) for x, array in zip(self.maps, arrays, strict=False))
+        self.kernel(self.grid, (*made, *arrays[4:7], self.params), self.shared_bytes)
