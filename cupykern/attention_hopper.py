@@ -63,8 +63,12 @@ def refusal(config: AttentionHopperConfig, head_dim: int, arch: str) -> str | No
     return None
 
 
-def configs(head_dim: int) -> tuple[AttentionHopperConfig, ...]:
-    """The default first."""
+def configs(head_dim: int, mode: int) -> tuple[AttentionHopperConfig, ...]:
+    """The default first; mode: attention_plan.mask_mode's.  Tiles of blocks lie in one."""
+    if mode == 1:
+        return ()
+    if mode == 2:
+        return (AttentionHopperConfig(128, 32 if head_dim == 256 else 64, 3),)
     return {
         64: (AttentionHopperConfig(192, 128),),
         128: (AttentionHopperConfig(128, 128),),
@@ -74,8 +78,8 @@ def configs(head_dim: int) -> tuple[AttentionHopperConfig, ...]:
 
 def unfit(task: AttentionTask) -> str | None:
     """Why TMA and this kernel cannot do a task; None: they can."""
-    if task.naive or task.half_scores or task.mode != 0:
-        return "masks of arrays and blocks, FP16 sums and scales up to 0 are the portable kernel's"
+    if task.naive or task.half_scores or task.mode == 1 or task.prescale:
+        return "masks that are arrays, FP16 sums and scales up to 0 are the portable kernel's"
     if task.totals is not None:
         return "packed sequences are the portable kernel's"
     strides = [s for operand in (task.q, task.k, task.v, task.out) for s in operand]
@@ -88,11 +92,16 @@ def unfit(task: AttentionTask) -> str | None:
     return None
 
 
-def variant(dtype: np.dtype, head_dim: int, config: AttentionHopperConfig) -> Variant:
+def variant(dtype: np.dtype, head_dim: int, mode: int, config: AttentionHopperConfig) -> Variant:
     return Variant(
         "attention_hopper",
         (("Element", dtypes.CPP_NAMES[dtype]),),
-        (("kHeadDim", head_dim), ("kTileN", config.tile_n), ("kStages", config.stages)),
+        (
+            ("kHeadDim", head_dim),
+            ("kTileN", config.tile_n),
+            ("kStages", config.stages),
+            ("kMaskMode", mode),
+        ),
         config.num_threads,
     )
 
@@ -131,4 +140,4 @@ class AttentionHopperPlan(NamedTuple):
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
         """arrays: as AttentionPlan.launch takes them."""
         made = (x.encode(self.target, array) for x, array in zip(self.maps, arrays, strict=False))
-        self.kernel(self.grid, (*made, *arrays[4:7], self.params), self.shared_bytes)
+        self.kernel(self.grid, (*made, *arrays[4:12], self.params), self.shared_bytes)

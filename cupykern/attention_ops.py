@@ -230,7 +230,8 @@ def _configs(problem: AttentionProblem, arch: str) -> tuple[AttentionConfig, ...
     )
     hopper = (
         not hasattr(problem, "lengths")
-        and problem.mode == 0
+        and problem.mode != 1
+        and (problem.scale is None or problem.scale > 0)
         and (problem.algorithm, problem.qk_accumulate) == ("flash", "float32")
         and problem.view in ("C", "padded")
         and 0 not in (problem.sq, problem.sk)

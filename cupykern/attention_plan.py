@@ -28,6 +28,7 @@ _LOG2_E = math.log2(math.e)
 _L2_BYTES = 24 * 2**20  # keys and values that half of an L2 cache holds
 _NAIVE_THREADS = 256
 _MANY = 2**31  # queries
+_HOPPER = ("sm_90a", "host")  # have TMA and wgmma
 
 
 @dataclass(frozen=True)
@@ -110,15 +111,16 @@ def configs(
     hopper: TMA and attention_hopper.cu can do it.
     """
     large = choose_config(head_dim, mode, arch)
-    if arch.startswith("gfx") or (mode and arch != "host"):
-        return (large,)
-    fast = attention_hopper.configs(head_dim) if hopper and arch in ("sm_90a", "host") else ()
-    if arch == "host":
-        return large, AttentionConfig(128, 32, 4), *fast
     small = AttentionConfig(64, 32 if head_dim == 256 else 64, 4)
-    if sq <= small.tile_m:
-        return tuple(dict.fromkeys((small, *fast, large)))
-    return tuple(dict.fromkeys((*fast, large, small)))
+    if arch == "host":
+        found = large, AttentionConfig(128, 32, 4)
+    elif arch.startswith("gfx") or mode:
+        found = (large,)
+    else:
+        found = (small, large) if sq <= small.tile_m else (large, small)
+    fast = attention_hopper.configs(head_dim, mode) if hopper and arch in _HOPPER else ()
+    first = arch != "host" and sq > small.tile_m
+    return tuple(dict.fromkeys((*fast, *found) if first else (*found, *fast)))
 
 
 def flash_variant(
@@ -129,7 +131,7 @@ def flash_variant(
     config: AttentionConfig | AttentionHopperConfig,
 ) -> Variant:
     if isinstance(config, AttentionHopperConfig):
-        return attention_hopper.variant(dtype, head_dim, config)
+        return attention_hopper.variant(dtype, head_dim, mode, config)
     return Variant(
         "attention",
         (("Element", dtypes.CPP_NAMES[dtype]),),
@@ -159,10 +161,11 @@ def variants(arch: str) -> tuple[Variant, ...]:
         for half_scores in ((False, True) if has_half_scores(dtype, arch) else (False,))
     ]
     fast = [
-        flash_variant(dtype, head_dim, 0, False, config)
+        flash_variant(dtype, head_dim, mode, False, config)
         for dtype in DTYPES
         for head_dim in HEAD_DIMS
-        for config in (attention_hopper.configs(head_dim) if arch in ("sm_90a", "host") else ())
+        for mode in (range(3) if arch in _HOPPER else ())
+        for config in attention_hopper.configs(head_dim, mode)
     ]
     return (*flash, *fast, *map(naive_variant, DTYPES))
 

@@ -1,4 +1,4 @@
-// attention_hopper.cu: attention.cu's results on Hopper, where no mask is an array or of blocks.
+// attention_hopper.cu: attention.cu's results on Hopper, where no mask is an array.
 //
 // As many blocks as the GPU runs at once walk through the tiles of queries.  In each, a producer brings
 // queries, keys and values by TMA; kConsumers warpgroups of 64 queries each multiply them by wgmma.  While
@@ -6,7 +6,7 @@
 // makes probabilities of its scores, in registers, which are wgmma's A; and the warpgroups take turns, so
 // that one's softmax runs while the others' products do.
 // Constants: Element; kHeadDim, to which TMA pads the head sizes with zeros; kTileN keys of a tile; kStages
-// of keys, and of values.
+// of keys, and of values; kMaskMode: 0 no mask, 2 blocks.
 // Launch: grid (any), block (kNumThreads = 128 * (kConsumers + 1)), dynamic shared memory
 // sizeof(HopperAttention).  Tensor maps: (batch, head, row, dim) of q, k, v and out, boxes of 64 dims and
 // kTileM, kTileN, kTileN and 16 rows, swizzled by 128 bytes.
@@ -14,15 +14,19 @@
 #include "parts/online_softmax.cuh"
 #include "platform/wgmma.cuh"
 
+constexpr bool kBlocks = kMaskMode == 2;
+constexpr bool kTakeTurns = !kBlocks;  // all warpgroups have as many tiles
 constexpr int kConsumers = kNumThreads / 128 - 1;
 constexpr int kTileM = 64 * kConsumers;
 constexpr int kLine = 128, kBoxDims = kLine / 2, kBoxes = kHeadDim / kBoxDims;  // a tile's boxes
 constexpr int kStepK = 16, kSteps = kTileN / kStepK;
 static_assert(kHeadDim % kBoxDims == 0 && kTileN % kStepK == 0 && kTileN <= 256, "whole boxes and steps");
+static_assert(!kBlocks || 64 % kTileN == 0, "a warpgroup's part of a tile lies in one block of a mask");
 
 // What a thread may have, of the 65536 of a multiprocessor.
-constexpr int kProducerRegisters = kConsumers == 2 ? 24 : 32;
-constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160;
+constexpr int kProducerRegisters = kBlocks ? 40 : kConsumers == 2 ? 24 : 32;
+constexpr int kConsumerRegisters = kBlocks ? 232 : kConsumers == 2 ? 240 : 160;
+static_assert(!kBlocks || kConsumers == 2, "registers for three warpgroups");
 
 // Rows of kHeadDim elements, in boxes of kBoxDims of them.
 template <int kTileRows>
@@ -68,15 +72,12 @@ struct HopperAttention {
         fence_barrier_init();
     }
 };
+// Where the number-th tile of keys and of values goes, of all that a block walks through.
 struct StagePlace {
-    int stage = 0, parity = 0;
+    int stage, parity;
 
-    DEVICE void advance() {
-        if (++stage == kStages) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
+    DEVICE explicit StagePlace(uint32_t number)
+        : stage(int(number % kStages)), parity(int(number / kStages & 1)) {}
 };
 
 using Scores = float[kTileN / 2];
@@ -91,44 +92,49 @@ struct Layout {
 using Softmax = OnlineSoftmax<Element, Layout>;
 constexpr int kFragments = kTileN / 8;
 
-// One tile of queries of one head.
+// One tile of queries of one head, and the tiles of keys that it needs.
 struct QueryTile {
     AttentionHead head;
-    int row, num_key_tiles;
+    HeadMask mask;
+    int row;
+    KeyTiles<kTileM, kTileN, kBlocks> keys;
 
-    DEVICE static QueryTile of(const AttentionParams& params, int index) {
+    DEVICE static QueryTile of(const AttentionParams& params, const MaskArrays& arrays, int index) {
         const AttentionPlace place = AttentionPlace::of(params, index);
-        QueryTile t{AttentionHead::of(params, nullptr, nullptr, place.head), place.tile * kTileM, 0};
-        const int last = t.row + clamp_index(t.head.sq - t.row, 0, kTileM) - 1;
-        const int end = t.head.limit(params, last);
-        t.num_key_tiles = end > 0 ? (end - 1) / kTileN + 1 : 0;
-        return t;
+        const AttentionHead head = AttentionHead::of(params, nullptr, nullptr, place.head);
+        const HeadMask mask = HeadMask::of(params.mask, arrays, head.batch, head.head);
+        const int row = place.tile * kTileM;
+        const int last = row + clamp_index(head.sq - row, 0, kTileM) - 1;
+        return {head, mask, row, {mask, row, head.sq, head.limit(params, last)}};
     }
 };
 
 DEVICE void produce(HopperAttention& storage, const TensorMap& q_map, const TensorMap& k_map,
-                    const TensorMap& v_map, const AttentionParams& params, int num_tiles) {
-    StagePlace keys, values;
+                    const TensorMap& v_map, const AttentionParams& params, const MaskArrays& arrays,
+                    int num_tiles) {
     int count = 0;
+    uint32_t number = 0;
 #pragma unroll 1
     for (int tile = blockIdx.x; tile < num_tiles; tile += gridDim.x, ++count) {
-        const QueryTile task = QueryTile::of(params, tile);
-        const auto load_keys = [&](int i) {
-            storage.keys_empty[keys.stage].wait(keys.parity ^ 1);
-            storage.keys[keys.stage].load(k_map, storage.keys_full[keys.stage], i * kTileN,
-                                          task.head.kv_head, task.head.batch);
-            keys.advance();
+        QueryTile task = QueryTile::of(params, arrays, tile);
+        const AttentionHead& head = task.head;
+        const auto load_keys = [&](StagePlace to) {
+            storage.keys_empty[to.stage].wait(to.parity ^ 1);
+            storage.keys[to.stage].load(k_map, storage.keys_full[to.stage], task.keys.key, head.kv_head,
+                                        head.batch);
         };
-        if (task.num_key_tiles > 0) load_keys(0);
+        bool more = task.keys.next();
+        if (more) load_keys(StagePlace(number));
         storage.queries_empty.wait(count & 1 ^ 1);
-        storage.queries.load(q_map, storage.queries_full, task.row, task.head.head, task.head.batch);
-#pragma unroll 1
-        for (int i = 0; i < task.num_key_tiles; ++i) {
-            if (i + 1 < task.num_key_tiles) load_keys(i + 1);
-            storage.values_empty[values.stage].wait(values.parity ^ 1);
-            storage.values[values.stage].load(v_map, storage.values_full[values.stage], i * kTileN,
-                                              task.head.kv_head, task.head.batch);
-            values.advance();
+        storage.queries.load(q_map, storage.queries_full, task.row, head.head, head.batch);
+        for (; more; ++number) {
+            const int key = task.keys.key;
+            more = task.keys.next();
+            if (more) load_keys(StagePlace(number + 1));
+            const StagePlace to(number);
+            storage.values_empty[to.stage].wait(to.parity ^ 1);
+            storage.values[to.stage].load(v_map, storage.values_full[to.stage], key, head.kv_head,
+                                          head.batch);
         }
     }
 }
@@ -153,18 +159,37 @@ DEVICE void begin_outputs(const HopperAttention& storage, int stage, Probabiliti
     wgmma_commit();
 }
 
-// What is not kept becomes -inf.
-DEVICE void mask_scores(Scores& scores, const AttentionParams& params, const AttentionHead& head, int row,
-                        int first_key) {
+// What is not kept becomes -inf.  row: the warp's first one, first_row: the warpgroup's.
+DEVICE void mask_scores(Scores& scores, const AttentionParams& params, const QueryTile& task,
+                        int first_row, int row, int first_key, int block_type) {
     const int lane = lane_id();
+    int limit = task.head.limit(params, first_row);  // the first row has the lowest one
+    if constexpr (kBlocks) {
+        if (block_type == kPartialBlock) {
+            const uint8_t* tile = task.mask.partial(row, first_key);
+#pragma unroll
+            for (int i = 0; i < kTileN / 2; ++i) {
+                const int in_tile = (Layout::row(lane, i % 4) << params.mask.kv_shift) + i / 4 * 8;
+                if (!tile[in_tile + Layout::col(lane, i % 4)]) scores[i] = -kInfinity;
+            }
+        }
+        const int block_limit = task.mask.block_limit(first_row, block_type);
+        limit = limit < block_limit ? limit : block_limit;
+    }
+    if (first_key + kTileN <= limit) return;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const int end = head.limit(params, row + Layout::row(lane, 2 * half)) - first_key;
+        const int own = row + Layout::row(lane, 2 * half);
+        int end = task.head.limit(params, own);
+        if constexpr (kBlocks) {
+            const int block_limit = task.mask.block_limit(own, block_type);
+            end = end < block_limit ? end : block_limit;
+        }
 #pragma unroll
         for (int n = 0; n < kFragments; ++n) {
 #pragma unroll
             for (int i = 2 * half; i < 2 * half + 2; ++i) {
-                if (8 * n + Layout::col(lane, i) >= end) scores[4 * n + i] = -kInfinity;
+                if (first_key + 8 * n + Layout::col(lane, i) >= end) scores[4 * n + i] = -kInfinity;
             }
         }
     }
@@ -241,70 +266,103 @@ DEVICE void finish(HopperAttention& storage, const TensorMap& out_map, const Att
     }
 }
 
+DEVICE void release(Barrier& empty) {
+    if (threadIdx.x % 128 == 0) empty.arrive();
+}
+// The next tile of keys that the warpgroup keeps; those that another one keeps it releases.  number: of the
+// tile after it.
+DEVICE bool next_kept(HopperAttention& storage, QueryTile& task, int first_row, uint32_t& number,
+                      int& block_type) {
+    while (task.keys.next()) {
+        const StagePlace at(number++);
+        block_type =
+            first_row < task.head.sq ? task.mask.block_type(first_row, task.keys.key) : kMaskedBlock;
+        if (vote_any(block_type != kMaskedBlock)) return true;  // all lanes' is the same
+        release(storage.keys_empty[at.stage]);
+        release(storage.values_empty[at.stage]);
+    }
+    return false;
+}
+
 DEVICE void consume(HopperAttention& storage, const TensorMap& out_map, const AttentionParams& params,
-                    int num_tiles, const Statistics& statistics) {
+                    const MaskArrays& arrays, int num_tiles, const Statistics& statistics) {
     const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128;
-    StagePlace keys, values;
     int count = 0, turns = 0;
+    uint32_t number = 0;
 #pragma unroll 1
     for (int tile = blockIdx.x; tile < num_tiles; tile += gridDim.x, ++count) {
-        const QueryTile task = QueryTile::of(params, tile);
+        QueryTile task = QueryTile::of(params, arrays, tile);
         const int first_row = task.row + warpgroup * 64, warp_row = first_row + thread / 32 * 16;
         Softmax softmax;
         softmax.reset();
         Scores scores;
         Outputs outputs{};
         Probabilities p;
-        // Scores become numerators; what the outputs so far are to be multiplied by comes back.
         float factors[2];
-        const auto exponentiate = [&](int first_key) {
-            if (first_key + kTileN > task.head.limit(params, first_row)) {
-                mask_scores(scores, params, task.head, warp_row, first_key);
-            }
+        int block_type = kFullBlock;
+        // Scores become numerators; whether the outputs so far are to be multiplied by `factors`.
+        const auto exponentiate = [&](int key) {
+            mask_scores(scores, params, task, first_row, warp_row, key, block_type);
             const auto at = [&](int n, int i) -> float& { return scores[4 * n + i]; };
             const bool grown = softmax.template look<kFragments>(at, params.exponent_scale, factors);
-            if (grown) softmax.rescale(factors);
+            softmax.rescale(factors);
             softmax.template exponentiate<kFragments>(at, params.exponent_scale);
             return vote_any(grown);
         };
-        storage.queries_full.wait(count & 1);
-        if (task.num_key_tiles > 0) {
-            storage.keys_full[keys.stage].wait(keys.parity);
-            begin_scores(storage, keys.stage, warpgroup * 64, scores);
+        const auto first = [&](StagePlace at, int key) {
+            storage.keys_full[at.stage].wait(at.parity);
+            begin_scores(storage, at.stage, warpgroup * 64, scores);
             wgmma_wait<0>(scores);
-            if (thread == 0) storage.keys_empty[keys.stage].arrive();
-            keys.advance();
-            exponentiate(0);
+            release(storage.keys_empty[at.stage]);
+            exponentiate(key);
             to_fragments(scores, p);
-        }
-#pragma unroll 1
-        for (int i = 1; i < task.num_key_tiles; ++i) {
-            storage.keys_full[keys.stage].wait(keys.parity);
-            storage.turn[warpgroup].wait((turns & 1) ^ (warpgroup == 0));
-            begin_scores(storage, keys.stage, warpgroup * 64, scores);
-            storage.values_full[values.stage].wait(values.parity);
-            begin_outputs(storage, values.stage, p, outputs);
-            if (thread == 0) storage.turn[(warpgroup + 1) % kConsumers].arrive();
+        };
+        // before: where the values of the last probabilities are.
+        const auto follow = [&](StagePlace before, StagePlace at, int key) {
+            storage.keys_full[at.stage].wait(at.parity);
+            if (kTakeTurns) storage.turn[warpgroup].wait((turns & 1) ^ (warpgroup == 0));
+            begin_scores(storage, at.stage, warpgroup * 64, scores);
+            storage.values_full[before.stage].wait(before.parity);
+            begin_outputs(storage, before.stage, p, outputs);
+            if (kTakeTurns && thread == 0) storage.turn[(warpgroup + 1) % kConsumers].arrive();
             ++turns;
             wgmma_wait<1>(scores);
-            if (thread == 0) storage.keys_empty[keys.stage].arrive();
-            keys.advance();
-            const bool grown = exponentiate(i * kTileN);
+            release(storage.keys_empty[at.stage]);
+            const bool grown = exponentiate(key);
             wgmma_wait<0>(outputs);
-            if (thread == 0) storage.values_empty[values.stage].arrive();
-            values.advance();
+            release(storage.values_empty[before.stage]);
             if (grown) {
 #pragma unroll
                 for (int j = 0; j < kHeadDim / 2; ++j) outputs[j] *= factors[j / 2 % 2];
             }
             to_fragments(scores, p);
-        }
-        if (task.num_key_tiles > 0) {
-            storage.values_full[values.stage].wait(values.parity);
-            begin_outputs(storage, values.stage, p, outputs);
+        };
+        const auto last = [&](StagePlace before) {
+            storage.values_full[before.stage].wait(before.parity);
+            begin_outputs(storage, before.stage, p, outputs);
             wgmma_wait<0>(outputs);
-            if (thread == 0) storage.values_empty[values.stage].arrive();
-            values.advance();
+            release(storage.values_empty[before.stage]);
+        };
+        storage.queries_full.wait(count & 1);
+        if constexpr (kBlocks) {
+            if (next_kept(storage, task, first_row, number, block_type)) {
+                uint32_t before = number - 1;
+                first(StagePlace(before), task.keys.key);
+#pragma unroll 1
+                while (next_kept(storage, task, first_row, number, block_type)) {
+                    follow(StagePlace(before), StagePlace(number - 1), task.keys.key);
+                    before = number - 1;
+                }
+                last(StagePlace(before));
+            }
+        } else if (task.keys.end > 0) {
+            const int num_key_tiles = (task.keys.end - 1) / kTileN + 1;
+            first(StagePlace(number++), 0);
+#pragma unroll 1
+            for (int i = 1; i < num_key_tiles; ++i, ++number) {
+                follow(StagePlace(number - 1), StagePlace(number), i * kTileN);
+            }
+            last(StagePlace(number - 1));
         }
         named_barrier(1 + warpgroup, 128);  // the warpgroup has read its queries
         finish(storage, out_map, params, task, softmax, outputs, statistics);
@@ -313,20 +371,24 @@ DEVICE void consume(HopperAttention& storage, const TensorMap& out_map, const At
 
 KERNEL void attention_hopper(GRID_CONSTANT TensorMap q_map, GRID_CONSTANT TensorMap k_map,
                              GRID_CONSTANT TensorMap v_map, GRID_CONSTANT TensorMap out_map, float* lse,
-                             float* row_max, float* row_sum, const AttentionParams params) {
+                             float* row_max, float* row_sum, const uint8_t* partial_tiles,
+                             const int32_t* kv_num_blocks, const int32_t* kv_indices,
+                             const uint8_t* block_types, const int32_t* partial_indices,
+                             const AttentionParams params) {
     SHARED_STORAGE(HopperAttention, storage);
     if (threadIdx.x == 0) storage.init();
     sync_block();
     const int num_tiles = int(params.tiles * params.heads * params.batch);
+    const MaskArrays arrays{partial_tiles, kv_num_blocks, kv_indices, block_types, partial_indices};
     if (threadIdx.x / 128 == kConsumers) {
         decrease_registers<kProducerRegisters>();
         if (threadIdx.x / 32 == 4 * kConsumers && elect_one()) {
-            produce(storage, q_map, k_map, v_map, params, num_tiles);
+            produce(storage, q_map, k_map, v_map, params, arrays, num_tiles);
         }
         sync_warp();
     } else {
         increase_registers<kConsumerRegisters>();
-        consume(storage, out_map, params, num_tiles, {lse, row_max, row_sum});
+        consume(storage, out_map, params, arrays, num_tiles, {lse, row_max, row_sum});
         if (threadIdx.x % 32 == 0) tma_store_wait<0>();
         sync_warp();
     }
