@@ -68,7 +68,7 @@ struct HopperAttention {
             keys_empty[i].init(kConsumers);
             values_empty[i].init(kConsumers);
         }
-        for (int i = 0; i < kConsumers; ++i) turn[i].init(1);
+        for (int i = 0; i < kConsumers; ++i) turn[i].init(4);
         fence_barrier_init();
     }
 };
@@ -269,19 +269,16 @@ DEVICE void finish(HopperAttention& storage, const TensorMap& out_map, const Att
 DEVICE void release(Barrier& empty) {
     if (threadIdx.x % 128 == 0) empty.arrive();
 }
-// The next tile of keys that the warpgroup keeps; those that another one keeps it releases.  number: of the
-// tile after it.
-DEVICE bool next_kept(HopperAttention& storage, QueryTile& task, int first_row, uint32_t& number,
-                      int& block_type) {
-    while (task.keys.next()) {
-        const StagePlace at(number++);
-        block_type =
-            first_row < task.head.sq ? task.mask.block_type(first_row, task.keys.key) : kMaskedBlock;
-        if (vote_any(block_type != kMaskedBlock)) return true;  // all lanes' is the same
-        release(storage.keys_empty[at.stage]);
-        release(storage.values_empty[at.stage]);
+// Of a tile that only other warpgroups keep.  Not before it is there: a phase of `empty` is to have one
+// arrival of each warpgroup.  Warps that do not release do not wait: they may be late by more than a phase.
+DEVICE void release_unused(HopperAttention& storage, StagePlace at) {
+    if (threadIdx.x % 128 == 0) {
+        storage.keys_full[at.stage].wait(at.parity);
+        storage.keys_empty[at.stage].arrive();
+        storage.values_full[at.stage].wait(at.parity);
+        storage.values_empty[at.stage].arrive();
     }
-    return false;
+    sync_warp();
 }
 
 DEVICE void consume(HopperAttention& storage, const TensorMap& out_map, const AttentionParams& params,
@@ -309,12 +306,17 @@ DEVICE void consume(HopperAttention& storage, const TensorMap& out_map, const At
             softmax.template exponentiate<kFragments>(at, params.exponent_scale);
             return vote_any(grown);
         };
+        const auto rescale = [&] {
+#pragma unroll
+            for (int j = 0; j < kHeadDim / 2; ++j) outputs[j] *= factors[j / 2 % 2];
+        };
         const auto first = [&](StagePlace at, int key) {
             storage.keys_full[at.stage].wait(at.parity);
             begin_scores(storage, at.stage, warpgroup * 64, scores);
             wgmma_wait<0>(scores);
             release(storage.keys_empty[at.stage]);
-            exponentiate(key);
+            const bool grown = exponentiate(key);
+            if (kBlocks && grown) rescale();
             to_fragments(scores, p);
         };
         // before: where the values of the last probabilities are.
@@ -324,17 +326,15 @@ DEVICE void consume(HopperAttention& storage, const TensorMap& out_map, const At
             begin_scores(storage, at.stage, warpgroup * 64, scores);
             storage.values_full[before.stage].wait(before.parity);
             begin_outputs(storage, before.stage, p, outputs);
-            if (kTakeTurns && thread == 0) storage.turn[(warpgroup + 1) % kConsumers].arrive();
+            // By every warp, so that none that is late misses its turn.
+            if (kTakeTurns && thread % 32 == 0) storage.turn[(warpgroup + 1) % kConsumers].arrive();
             ++turns;
             wgmma_wait<1>(scores);
             release(storage.keys_empty[at.stage]);
             const bool grown = exponentiate(key);
             wgmma_wait<0>(outputs);
             release(storage.values_empty[before.stage]);
-            if (grown) {
-#pragma unroll
-                for (int j = 0; j < kHeadDim / 2; ++j) outputs[j] *= factors[j / 2 % 2];
-            }
+            if (grown) rescale();
             to_fragments(scores, p);
         };
         const auto last = [&](StagePlace before) {
@@ -345,15 +345,27 @@ DEVICE void consume(HopperAttention& storage, const TensorMap& out_map, const At
         };
         storage.queries_full.wait(count & 1);
         if constexpr (kBlocks) {
-            if (next_kept(storage, task, first_row, number, block_type)) {
-                uint32_t before = number - 1;
-                first(StagePlace(before), task.keys.key);
+            const auto keeps = [&] {
+                block_type = first_row < task.head.sq ? task.mask.block_type(first_row, task.keys.key)
+                                                      : kMaskedBlock;
+                return vote_any(block_type != kMaskedBlock);  // all lanes' is the same
+            };
+            // By runs of tiles that the warpgroup keeps: values that it has not multiplied yet must not
+            // keep others from being loaded.
+            bool more = task.keys.next();
 #pragma unroll 1
-                while (next_kept(storage, task, first_row, number, block_type)) {
-                    follow(StagePlace(before), StagePlace(number - 1), task.keys.key);
-                    before = number - 1;
+            while (more) {
+                if (!keeps()) {
+                    release_unused(storage, StagePlace(number++));
+                    more = task.keys.next();
+                    continue;
                 }
-                last(StagePlace(before));
+                first(StagePlace(number++), task.keys.key);
+#pragma unroll 1
+                for (; (more = task.keys.next()) && keeps(); ++number) {
+                    follow(StagePlace(number - 1), StagePlace(number), task.keys.key);
+                }
+                last(StagePlace(number - 1));
             }
         } else if (task.keys.end > 0) {
             const int num_key_tiles = (task.keys.end - 1) / kTileN + 1;
