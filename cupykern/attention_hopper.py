@@ -76,8 +76,10 @@ def configs(head_dim: int, mode: int) -> tuple[AttentionHopperConfig, ...]:
     }[head_dim]
 
 
-def unfit(task: AttentionTask) -> str | None:
-    """Why TMA and this kernel cannot do a task; None: they can."""
+def unfit(task: AttentionTask, config: AttentionHopperConfig | None = None) -> str | None:
+    """Why TMA and this kernel, or this config of it, cannot do a task; None: they can."""
+    if task.mode == 2 and config is not None and (64 % config.tile_n or config.tile_m != 128):
+        return "with masks of blocks tile_m is 128 and a tile of keys lies in one block"
     if task.naive or task.half_scores or task.mode == 1 or task.prescale:
         return "masks that are arrays, FP16 sums and scales up to 0 are the portable kernel's"
     if task.totals is not None:

@@ -281,7 +281,7 @@ def attention_plan(
     elif reason := refusal(config, head_dim, target.arch):
         raise ValueError(f"config does not fit: {reason}")
     hopper = isinstance(config, AttentionHopperConfig)
-    if hopper and (reason := attention_hopper.unfit(t)):
+    if hopper and (reason := attention_hopper.unfit(t, config)):
         raise ValueError(f"config does not fit: {reason}")
     tiles = -(-t.sq // config.tile_m)
     grid = tiles * t.heads * t.batch

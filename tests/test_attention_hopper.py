@@ -1,0 +1,101 @@
+"""Attention by TMA and wgmma: the same results, and what it does not take."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hopper_kernels import skip_unless_hopper
+
+import cupykern
+from cupykern import BlockMask, attention_hopper, check
+from cupykern.attention_hopper import AttentionHopperConfig
+from cupykern.attention_ops import OP, AttentionProblem
+from cupykern.op import Call, as_tuple
+from cupykern.targets import host
+
+STATS = {"lse": True, "row_stats": True}
+PROBLEMS = (
+    AttentionProblem(2, 4, 2, 200, 300, 64, 64, **STATS),
+    AttentionProblem(1, 1, 1, 300, 130, 64, 40, causal=True, kind="peaked", **STATS),
+    AttentionProblem(
+        1, 2, 1, 200, 300, 40, 64, causal=True, causal_align="bottom_right", layout="bshd", lse=True
+    ),
+    AttentionProblem(1, 2, 2, 130, 140, 64, 64, view="padded", kind="special"),
+    AttentionProblem(2, 2, 1, 300, 1500, 64, 64, mask="block", **STATS),
+    AttentionProblem(2, 2, 1, 500, 700, 64, 64, mask="block", blocks=(64, 128), causal=True),
+    AttentionProblem(1, 2, 1, 500, 300, 64, 64, mask="block", blocks=(128, 128)),
+)
+
+
+def hopper(problem: AttentionProblem) -> AttentionHopperConfig:
+    (config,) = attention_hopper.configs(64, problem.mode)
+    return config
+
+
+def compare(target, problem, config) -> check.Comparison:
+    call = OP.inputs(problem, 1, target.xp)
+    references = OP.reference(*call.args, **call.kwargs)
+    bounds = OP.bound(*call.args, **call.kwargs, reference=references)
+    like = as_tuple(OP.run(*call.args, **call.kwargs))[0]
+    outputs = check.guarded_run(OP, Call(call.args, {**call.kwargs, "config": config}), like)
+    return check.compare(outputs, references, bounds)
+
+
+@pytest.mark.parametrize("number", range(len(PROBLEMS)))
+def test_right(target, number):
+    skip_unless_hopper(target)
+    problem = PROBLEMS[number]
+    schedules = ("fifo", "lifo", "sticky:1", "sticky:2") if target.name == "host" else (None,)
+    for schedule in schedules:
+        with host.use(schedule=schedule or "fifo") as used:
+            comparison = compare(used if schedule else target, problem, hopper(problem))
+            assert comparison.ok, (schedule, comparison)
+
+
+@pytest.mark.parametrize("head_dim, tile_n", [(128, 128), (256, 80)])
+def test_larger_heads(target, head_dim, tile_n):
+    skip_unless_hopper(target)
+    problem = AttentionProblem(1, 2, 1, 150, 300, head_dim, head_dim - 8, causal=True, lse=True)
+    comparison = compare(target, problem, AttentionHopperConfig(128, tile_n))
+    assert comparison.ok, comparison
+
+
+def test_nan_of_v_in_skipped_blocks_and_beyond_the_end():
+    """TMA reads zeros beyond the end; a warpgroup multiplies no block that it does not keep."""
+    q, k, v = (np.ones((1, 1, n, 64), np.float16) for n in (128, 190, 256))
+    v[:, :, 64:128] = np.nan
+    keep = np.ones((128, 190), bool)
+    keep[64:, 64:128] = False  # the other warpgroup keeps these keys
+    mask = BlockMask.from_dense(keep, 64, 64)
+    config = AttentionHopperConfig(128, 64, 3)
+    y = cupykern.attention(q, k, v[:, :, :190], mask=mask, config=config)
+    assert np.isnan(y[0, 0, :64]).all() and (y[0, 0, 64:] == 1).all()
+
+
+@pytest.mark.parametrize(
+    "config, options, says",
+    [
+        (AttentionHopperConfig(100, 128), {}, "tile_m"),
+        (AttentionHopperConfig(128, 100), {}, "tile_n"),
+        (AttentionHopperConfig(128, 128, 9), {}, "stages"),
+        (AttentionHopperConfig(192, 256), {}, "sums"),
+        (AttentionHopperConfig(128, 128), {"mask": np.ones((70, 90), bool)}, "arrays"),
+        (AttentionHopperConfig(128, 128), {"scale": -1.0}, "scales up to 0"),
+        (AttentionHopperConfig(128, 128), {"qk_accumulate": "float16"}, "FP16 sums"),
+        (AttentionHopperConfig(128, 128), {"mask": BlockMask.causal(70, 90)}, "one block"),
+    ],
+)
+def test_what_it_does_not_take(config, options, says):
+    q, k, v = (np.ones((1, 1, n, 64), np.float16) for n in (70, 90, 90))
+    with pytest.raises(ValueError, match=says):
+        cupykern.attention(q, k, v, config=config, **options)
+
+
+def test_only_positive_strides():
+    q, k, v = (np.ones((1, 2, n, 64), np.float16) for n in (70, 90, 90))
+    with pytest.raises(ValueError, match="positive strides"):
+        cupykern.attention(q[:, ::-1], k, v, config=AttentionHopperConfig(128, 128))
+
+
+def test_other_chips_have_none():
+    assert "not sm_80" in attention_hopper.refusal(AttentionHopperConfig(128, 128), 64, "sm_80")
