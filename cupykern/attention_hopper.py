@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 _LINE_ELEMENTS = 64  # of 128 bytes, by which tiles in shared memory are swizzled
 _STORED_ROWS = 16  # a warp's
-_NUM_BARRIERS = 16  # at most
 
 
 @dataclass(frozen=True)
@@ -32,9 +31,9 @@ class AttentionHopperConfig:
     stages: int = 2
 
     def shared_bytes(self, head_dim: int) -> int:
-        """Dynamic shared memory (attention_hopper.cu: HopperAttention), and a little."""
+        """Dynamic shared memory (attention_hopper.cu: HopperAttention)."""
         tiles = 2 * head_dim * (self.tile_m + 2 * self.stages * self.tile_n)
-        return tiles + 8 * _NUM_BARRIERS
+        return tiles + 8 * (2 + 4 * self.stages + self.tile_m // 64)  # and barriers
 
     @property
     def num_threads(self) -> int:

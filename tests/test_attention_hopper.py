@@ -52,12 +52,34 @@ def test_right(target, number):
             assert comparison.ok, (schedule, comparison)
 
 
-@pytest.mark.parametrize("head_dim, tile_n", [(128, 128), (256, 80)])
-def test_larger_heads(target, head_dim, tile_n):
+@pytest.mark.parametrize(
+    "head_dim, config",
+    [
+        (64, AttentionHopperConfig(192, 96, 3)),
+        (128, AttentionHopperConfig(128, 128)),
+        (256, AttentionHopperConfig(128, 80)),
+    ],
+)
+def test_other_configs(target, head_dim, config):
     skip_unless_hopper(target)
     problem = AttentionProblem(1, 2, 1, 150, 300, head_dim, head_dim - 8, causal=True, lse=True)
-    comparison = compare(target, problem, AttentionHopperConfig(128, tile_n))
+    comparison = compare(target, problem, config)
     assert comparison.ok, comparison
+
+
+def test_the_largest_score_grows_from_tile_to_tile(target):
+    """By more and by less than products are rescaled for, and by other steps in each row."""
+    skip_unless_hopper(target)
+    xp = target.xp
+    rows = np.linspace(0.2, 2, 70).astype(np.float16)
+    q = np.repeat(rows, 64).reshape(1, 1, 70, 64)
+    k = np.repeat(np.arange(600) // 100 / 8, 64).astype(np.float16).reshape(1, 1, 600, 64)
+    v = np.random.default_rng(1).standard_normal((1, 1, 600, 64)).astype(np.float16)
+    args, kwargs = tuple(map(xp.asarray, (q, k, v))), {"scale": 1.0, "return_row_stats": True}
+    references = OP.reference(*args, **kwargs)
+    bounds = OP.bound(*args, **kwargs, reference=references)
+    outputs = cupykern.attention(*args, **kwargs, config=AttentionHopperConfig(128, 128))
+    assert check.compare(outputs, references, bounds).ok
 
 
 def test_nan_of_v_in_skipped_blocks_and_beyond_the_end():
