@@ -41,7 +41,7 @@ class AttentionConfig:
 
     def shared_bytes(self, head_dim: int) -> int:
         """Dynamic shared memory (attention.cu: AttentionStorage)."""
-        return 2 * head_dim * (self.tile_m + 4 * self.tile_n)
+        return 2 * head_dim * (self.tile_m + 2 * self.tile_n) + 4 * self.tile_m
 
 
 def mask_mode(kind: int, scale: float | None) -> int:
@@ -57,9 +57,9 @@ def padded_head_dim(head_dim: int, head_dim_v: int) -> int:
 
 
 def refusal(
-    config: AttentionConfig | AttentionHopperConfig, head_dim: int, arch: str
+    config: AttentionConfig | AttentionHopperConfig, head_dim: int, mode: int, arch: str
 ) -> str | None:
-    """Why `config` does not fit head_dim (of HEAD_DIMS) on `arch`; None: it does."""
+    """Why `config` does not fit head_dim (of HEAD_DIMS) and mask_mode's mode on `arch`; None: it does."""
     if isinstance(config, AttentionHopperConfig):
         return attention_hopper.refusal(config, head_dim, arch)
     c = config
@@ -67,8 +67,10 @@ def refusal(
         return "tiles and num_warps must be positive"
     if c.num_warps > 32:
         return f"{c.num_warps} warps are more than 32"
-    if c.tile_m not in (16, 32, 64, 128) or c.tile_n not in (16, 32, 64):
-        return f"tile_m must be 16 to 128 and tile_n 16 to 64, powers of two; got {c.tile_m}, {c.tile_n}"
+    if c.tile_m not in (16, 32, 64, 128) or c.tile_n not in (16, 32, 64, 128):
+        return f"tile_m must be 16 to 128 and tile_n 16 to 128, powers of two; got {c.tile_m}, {c.tile_n}"
+    if mode == 2 and c.tile_n > 64:
+        return f"tile_n must divide a mask's block of 64 keys; got {c.tile_n}"
     if c.tile_m % (16 * c.num_warps) or c.tile_m // c.num_warps > 32 or c.num_warps % 2:
         return f"an even number of warps must share {c.tile_m} queries, 16 or 32 each; got {c.num_warps}"
     needed, limit = c.shared_bytes(head_dim), max_shared_bytes(arch)
@@ -92,15 +94,9 @@ def choose_config(head_dim: int, mode: int, arch: str) -> AttentionConfig:
         return less if head_dim == 128 and arch.startswith("gfx9") else least
     if mode and head_dim <= 128 and arch in ("sm_100a", "sm_103a", "sm_120a", "sm_121a"):
         return less
-    if head_dim == 64:
-        return AttentionConfig(128, 64, 4)
-    if head_dim == 128:
-        whole = not mode and arch in ("sm_80", "sm_90a")
-        return AttentionConfig(128, 64 if whole else 32, 4)
-    for config in (AttentionConfig(128, 64, 8), AttentionConfig(128, 32, 8)):
-        if refusal(config, head_dim, arch) is None:
-            return config
-    return less
+    if head_dim == 256:
+        return AttentionConfig(64, 64, 4)
+    return AttentionConfig(128, 64 if head_dim == 64 else 32, 4)
 
 
 def configs(
@@ -111,7 +107,7 @@ def configs(
     hopper: TMA and attention_hopper.cu can do it.
     """
     large = choose_config(head_dim, mode, arch)
-    small = AttentionConfig(64, 32 if head_dim == 256 else 64, 4)
+    small = AttentionConfig(64, 64, 4)
     if arch == "host":
         found = large, AttentionConfig(128, 32, 4)
     elif arch.startswith("gfx") or mode:
@@ -278,7 +274,7 @@ def attention_plan(
         raise TypeError(
             f"config must be an AttentionConfig or AttentionHopperConfig; got {type(config).__name__}"
         )
-    elif reason := refusal(config, head_dim, target.arch):
+    elif reason := refusal(config, head_dim, t.mode, target.arch):
         raise ValueError(f"config does not fit: {reason}")
     hopper = isinstance(config, AttentionHopperConfig)
     if hopper and (reason := attention_hopper.unfit(t, config)):

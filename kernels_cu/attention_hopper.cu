@@ -96,7 +96,7 @@ constexpr int kFragments = kTileN / 8;
 struct QueryTile {
     AttentionHead head;
     HeadMask mask;
-    int row;
+    int row, num_key_tiles;  // without blocks
     KeyTiles<kTileM, kTileN, kBlocks> keys;
 
     DEVICE static QueryTile of(const AttentionParams& params, const MaskArrays& arrays, int index) {
@@ -105,7 +105,8 @@ struct QueryTile {
         const HeadMask mask = HeadMask::of(params.mask, arrays, head.batch, head.head);
         const int row = place.tile * kTileM;
         const int last = row + clamp_index(head.sq - row, 0, kTileM) - 1;
-        return {head, mask, row, {mask, row, head.sq, head.limit(params, last)}};
+        const int end = head.limit(params, last);
+        return {head, mask, row, end > 0 ? (end - 1) / kTileN + 1 : 0, {mask, row, head.sq, end}};
     }
 };
 
@@ -212,8 +213,8 @@ struct Statistics {
 
 // The warp's 16 rows, by way of its part of the queries' memory.
 DEVICE void finish(HopperAttention& storage, const TensorMap& out_map, const AttentionParams& params,
-                   const QueryTile& task, const Softmax& softmax, Outputs& outputs,
-                   const Statistics& statistics) {
+                   const QueryTile& task, const Softmax& softmax, const float (&top)[2],
+                   Outputs& outputs, const Statistics& statistics) {
     const int lane = lane_id(), warp_row = int(threadIdx.x) / 32 * 16;
     const AttentionHead& head = task.head;
     float inverse[2];
@@ -223,7 +224,7 @@ DEVICE void finish(HopperAttention& storage, const TensorMap& out_map, const Att
         inverse[r] = total == 0.0f ? 0.0f : 1.0f / total;
         const int row = task.row + warp_row + Layout::row(lane, 2 * r);
         if (lane % 4 == 0 && row < head.sq) {
-            const RowStatistics found = RowStatistics::of(softmax.top[r], softmax.origin[r], total,
+            const RowStatistics found = RowStatistics::of(top[r], softmax.origin[r], total,
                                                           params.exponent_scale, params.unit);
             const int64_t i = head.q_offset(params.stats) + row * params.stats.row;
             if (statistics.lse) statistics.lse[i] = found.log_sum_exp;
@@ -292,6 +293,7 @@ DEVICE void consume(HopperAttention& storage, const TensorMap& out_map, const At
         const int first_row = task.row + warpgroup * 64, warp_row = first_row + thread / 32 * 16;
         Softmax softmax;
         softmax.reset();
+        float top[2] = {-kInfinity, -kInfinity};
         Scores scores;
         Outputs outputs{};
         Probabilities p;
@@ -301,7 +303,11 @@ DEVICE void consume(HopperAttention& storage, const TensorMap& out_map, const At
         const auto exponentiate = [&](int key) {
             mask_scores(scores, params, task, first_row, warp_row, key, block_type);
             const auto at = [&](int n, int i) -> float& { return scores[4 * n + i]; };
-            const bool grown = softmax.template look<kFragments>(at, params.exponent_scale, factors);
+            float largest[2];
+            const bool grown =
+                softmax.template look<kFragments>(at, params.exponent_scale, largest, factors);
+#pragma unroll
+            for (int r = 0; r < 2; ++r) top[r] = maximum(top[r], largest[r]);
             softmax.rescale(factors);
             softmax.template exponentiate<kFragments>(at, params.exponent_scale);
             return vote_any(grown);
@@ -367,17 +373,16 @@ DEVICE void consume(HopperAttention& storage, const TensorMap& out_map, const At
                 }
                 last(StagePlace(number - 1));
             }
-        } else if (task.keys.end > 0) {
-            const int num_key_tiles = (task.keys.end - 1) / kTileN + 1;
-            first(StagePlace(number++), 0);
+        } else if (task.num_key_tiles > 0) {
+            first(StagePlace(number++), (task.num_key_tiles - 1) * kTileN);
 #pragma unroll 1
-            for (int i = 1; i < num_key_tiles; ++i, ++number) {
+            for (int i = task.num_key_tiles - 2; i >= 0; --i, ++number) {
                 follow(StagePlace(number - 1), StagePlace(number), i * kTileN);
             }
             last(StagePlace(number - 1));
         }
         named_barrier(1 + warpgroup, 128);  // the warpgroup has read its queries
-        finish(storage, out_map, params, task, softmax, outputs, statistics);
+        finish(storage, out_map, params, task, softmax, top, outputs, statistics);
     }
 }
 
