@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 _LINE_ELEMENTS = 64  # of 128 bytes, by which tiles in shared memory are swizzled
 _STORED_ROWS = 16  # a warp's
+_TILE_COST = 1.5  # of a tile of queries beside its tiles of keys, in theirs
+_MAX_SCHEDULED = 1 << 14  # tiles: of more, every block has many
 
 
 @dataclass(frozen=True)
@@ -30,9 +33,16 @@ class AttentionHopperConfig:
     tile_n: int
     stages: int = 2
 
+    def outputs_apart(self, head_dim: int) -> bool:
+        """Whether shared memory has room for a tile's outputs beside the next one's queries."""
+        return self._shared_bytes(head_dim, 2) <= max_shared_bytes("sm_90a")
+
     def shared_bytes(self, head_dim: int) -> int:
         """Dynamic shared memory (attention_hopper.cu: HopperAttention)."""
-        tiles = 2 * head_dim * (self.tile_m + 2 * self.stages * self.tile_n)
+        return self._shared_bytes(head_dim, 1 + self.outputs_apart(head_dim))
+
+    def _shared_bytes(self, head_dim: int, query_tiles: int) -> int:
+        tiles = 2 * head_dim * (query_tiles * self.tile_m + 2 * self.stages * self.tile_n)
         return tiles + 8 * (2 + 4 * self.stages + self.tile_m // 64)  # and barriers
 
     @property
@@ -69,8 +79,8 @@ def configs(head_dim: int, mode: int) -> tuple[AttentionHopperConfig, ...]:
     if mode == 2:
         return (AttentionHopperConfig(128, 32 if head_dim == 256 else 64, 3),)
     return {
-        64: (AttentionHopperConfig(192, 128),),
-        128: (AttentionHopperConfig(128, 128),),
+        64: (AttentionHopperConfig(192, 128, 3),),
+        128: (AttentionHopperConfig(128, 160),),
         256: (AttentionHopperConfig(128, 80),),
     }[head_dim]
 
@@ -102,6 +112,7 @@ def variant(dtype: np.dtype, head_dim: int, mode: int, config: AttentionHopperCo
             ("kTileN", config.tile_n),
             ("kStages", config.stages),
             ("kMaskMode", mode),
+            ("kOutputsApart", config.outputs_apart(head_dim)),
         ),
         config.num_threads,
     )
@@ -128,6 +139,30 @@ def maps(task: AttentionTask, config: AttentionHopperConfig) -> tuple[MapPlan, .
     )
 
 
+def schedule(task: AttentionTask, config: AttentionHopperConfig, order: Any, blocks: int) -> Any:
+    """Which block computes which tiles of queries, as int32 (rounds, blocks), -1 for none; None: every
+    `blocks`-th one.
+
+    Causal tiles take longer the later they come: each one goes, in the order of attention_task.cuh, to
+    the block that has the least to do so far.  order: the tiles' numbers of queries, in that order.
+    """
+    if task.offset is None or task.mode != 0 or not blocks < len(order) <= _MAX_SCHEDULED:
+        return None
+    rows = np.minimum((order + 1) * config.tile_m, task.sq)
+    keys = np.clip(rows + task.offset, 0, task.sk)
+    costs = -(-keys // config.tile_n) + _TILE_COST
+    heap = [(0.0, block) for block in range(blocks)]
+    tiles: list[list[int]] = [[] for _ in range(blocks)]
+    for tile, cost in enumerate(costs):
+        load, block = heap[0]
+        tiles[block].append(tile)
+        heapq.heapreplace(heap, (load + float(cost), block))
+    made = np.full((max(map(len, tiles)) + 2, blocks), -1, np.int32)
+    for block, own in enumerate(tiles):
+        made[: len(own), block] = own
+    return made
+
+
 class AttentionHopperPlan(NamedTuple):
     """The launch of a task."""
 
@@ -136,9 +171,12 @@ class AttentionHopperPlan(NamedTuple):
     grid: int
     shared_bytes: int
     maps: tuple[MapPlan, ...]
+    schedule: Any
     params: np.ndarray
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
         """arrays: as AttentionPlan.launch takes them."""
         made = (x.encode(self.target, array) for x, array in zip(self.maps, arrays, strict=False))
-        self.kernel(self.grid, (*made, *arrays[4:12], self.params), self.shared_bytes)
+        self.kernel(
+            self.grid, (*made, *arrays[4:12], self.schedule, self.params), self.shared_bytes
+        )

@@ -321,7 +321,11 @@ def attention_plan(
     if hopper:
         blocks, needed = min(grid, target.multiprocessors), config.shared_bytes(head_dim)
         maps = attention_hopper.maps(t, config)
-        return AttentionHopperPlan(target, kernel, blocks, needed, maps, by_value(params))
+        order = _order_of_tiles(t.batch * t.heads, tiles, int(params["heads_per_section"]))
+        planned = attention_hopper.schedule(t, config, order, blocks)
+        if planned is not None:
+            planned = target.xp.asarray(planned)
+        return AttentionHopperPlan(target, kernel, blocks, needed, maps, planned, by_value(params))
     return AttentionPlan(kernel, grid, config.shared_bytes(head_dim), by_value(params), None, 0)
 
 
@@ -342,6 +346,14 @@ def _chosen(
         lambda: configs(head_dim, t.mode, target.arch, t.sq, attention_hopper.unfit(t) is None),
         lambda config: flash_variant(t.dtype, head_dim, t.mode, t.half_scores, config),
     )  # fmt: skip
+
+
+def _order_of_tiles(heads: int, tiles: int, heads_per_section: int) -> np.ndarray:
+    """The tiles of queries of causal tasks as blocks count them (attention_task.cuh: AttentionPlace)."""
+    sections = [
+        min(heads_per_section, heads - first) for first in range(0, heads, heads_per_section)
+    ]
+    return np.concatenate([np.repeat(np.arange(tiles)[::-1], size) for size in sections])
 
 
 def _heads_per_section(task: AttentionTask) -> int:

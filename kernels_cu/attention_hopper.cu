@@ -6,7 +6,8 @@
 // makes probabilities of its scores, in registers, which are wgmma's A; and the warpgroups take turns, so
 // that one's softmax runs while the others' products do.
 // Constants: Element; kHeadDim, to which TMA pads the head sizes with zeros; kTileN keys of a tile; kStages
-// of keys, and of values; kMaskMode: 0 no mask, 2 blocks.
+// of keys, and of values; kMaskMode: 0 no mask, 2 blocks; kOutputsApart: outputs have shared memory of their
+// own, so that the next tile's queries are loaded while a tile is finished.
 // Launch: grid (any), block (kNumThreads = 128 * (kConsumers + 1)), dynamic shared memory
 // sizeof(HopperAttention).  Tensor maps: (batch, head, row, dim) of q, k, v and out, boxes of 64 dims and
 // kTileM, kTileN, kTileN and 16 rows, swizzled by 128 bytes.
@@ -24,8 +25,8 @@ static_assert(kHeadDim % kBoxDims == 0 && kTileN % kStepK == 0 && kTileN <= 256,
 static_assert(!kBlocks || 64 % kTileN == 0, "a warpgroup's part of a tile lies in one block of a mask");
 
 // What a thread may have, of the 65536 of a multiprocessor.
-constexpr int kProducerRegisters = kBlocks ? 40 : kConsumers == 2 ? 24 : 32;
-constexpr int kConsumerRegisters = kBlocks ? 232 : kConsumers == 2 ? 240 : 160;
+constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 56;
+constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 152;
 static_assert(!kBlocks || kConsumers == 2, "registers for three warpgroups");
 
 // Rows of kHeadDim elements, in boxes of kBoxDims of them.
@@ -53,7 +54,7 @@ struct AttentionTile {
 
 // full: its bytes are there; empty: its consumers are done; turn: a warpgroup may begin its products.
 struct HopperAttention {
-    AttentionTile<kTileM> queries;  // at a tile's end, the warps' outputs
+    AttentionTile<kTileM> queries[kOutputsApart ? 2 : 1];  // the last one also has the warps' outputs
     AttentionTile<kTileN> keys[kStages], values[kStages];
     Barrier queries_full, queries_empty;
     Barrier keys_full[kStages], keys_empty[kStages], values_full[kStages], values_empty[kStages];
@@ -110,14 +111,38 @@ struct QueryTile {
     }
 };
 
+// The tiles of queries of this block: every gridDim.x-th one, or those that the schedule has for it, -1
+// after the last one, gridDim.x numbers apart.
+struct Walk {
+    const int32_t* schedule;
+    int num_tiles, tile, after;
+
+    DEVICE Walk(const int32_t* schedule, int num_tiles)
+        : schedule(schedule), num_tiles(num_tiles), tile(blockIdx.x), after(blockIdx.x) {
+        if (schedule) {
+            tile = schedule[blockIdx.x];
+            after = schedule[blockIdx.x + gridDim.x];
+        }
+    }
+    DEVICE bool there() const { return schedule ? tile >= 0 : tile < num_tiles; }
+    DEVICE void next(int count) {  // count: how many tiles were walked through before this one
+        if (!schedule) {
+            tile += gridDim.x;
+            return;
+        }
+        tile = after;
+        if (tile >= 0) after = schedule[blockIdx.x + (count + 2) * gridDim.x];  // ahead of its use
+    }
+};
+
 DEVICE void produce(HopperAttention& storage, const TensorMap& q_map, const TensorMap& k_map,
                     const TensorMap& v_map, const AttentionParams& params, const MaskArrays& arrays,
-                    int num_tiles) {
+                    Walk walk) {
     int count = 0;
     uint32_t number = 0;
 #pragma unroll 1
-    for (int tile = blockIdx.x; tile < num_tiles; tile += gridDim.x, ++count) {
-        QueryTile task = QueryTile::of(params, arrays, tile);
+    for (; walk.there(); walk.next(count++)) {
+        QueryTile task = QueryTile::of(params, arrays, walk.tile);
         const AttentionHead& head = task.head;
         const auto load_keys = [&](StagePlace to) {
             storage.keys_empty[to.stage].wait(to.parity ^ 1);
@@ -127,7 +152,7 @@ DEVICE void produce(HopperAttention& storage, const TensorMap& q_map, const Tens
         bool more = task.keys.next();
         if (more) load_keys(StagePlace(number));
         storage.queries_empty.wait(count & 1 ^ 1);
-        storage.queries.load(q_map, storage.queries_full, task.row, head.head, head.batch);
+        storage.queries[0].load(q_map, storage.queries_full, task.row, head.head, head.batch);
         for (; more; ++number) {
             const int key = task.keys.key;
             more = task.keys.next();
@@ -144,7 +169,7 @@ DEVICE void begin_scores(const HopperAttention& storage, int stage, int row, Sco
     wgmma_fence(scores);
 #pragma unroll
     for (int dim = 0; dim < kHeadDim; dim += kStepK) {
-        wgmma<Element>(scores, storage.queries.along_dims(row, dim),
+        wgmma<Element>(scores, storage.queries[0].along_dims(row, dim),
                        storage.keys[stage].along_dims(0, dim), dim > 0);
     }
     wgmma_commit();
@@ -211,7 +236,7 @@ struct Statistics {
     float* row_sum;
 };
 
-// The warp's 16 rows, by way of its part of the queries' memory.
+// The warp's 16 rows, by way of its part of shared memory.
 DEVICE void finish(HopperAttention& storage, const TensorMap& out_map, const AttentionParams& params,
                    const QueryTile& task, const Softmax& softmax, const float (&top)[2],
                    Outputs& outputs, const Statistics& statistics) {
@@ -233,7 +258,12 @@ DEVICE void finish(HopperAttention& storage, const TensorMap& out_map, const Att
         }
     }
     // Lane l addresses line l % 8 of the l / 8-th matrix: rows 0-7 and 8-15 of 8 dims, then of the next 8.
+    auto& staging = storage.queries[kOutputsApart];
     const int line = warp_row + lane % 16;
+    if (kOutputsApart) {
+        if (lane == 0) tma_store_wait_read<0>();  // the tile's before
+        sync_warp();
+    }
 #pragma unroll
     for (int dim = 0; dim < kHeadDim; dim += 16) {
         uint32_t packed[4];
@@ -243,7 +273,7 @@ DEVICE void finish(HopperAttention& storage, const TensorMap& out_map, const Att
             packed[i] = pack<Element>(pair[0] * inverse[i % 2], pair[1] * inverse[i % 2]);
         }
         const int chunk = dim % kBoxDims / 8 + lane / 16;
-        store_matrix(storage.queries.bytes + dim / kBoxDims * storage.queries.kBoxBytes + line * kLine +
+        store_matrix(staging.bytes + dim / kBoxDims * staging.kBoxBytes + line * kLine +
                          (chunk ^ line % 8) * 16,
                      packed);
     }
@@ -255,15 +285,16 @@ DEVICE void finish(HopperAttention& storage, const TensorMap& out_map, const Att
 #pragma unroll
             for (int i = 0; i < kBoxes; ++i) {
                 if (i * kBoxDims < int(params.head_dim_v)) {
-                    tma_store(out_map,
-                              storage.queries.bytes + i * storage.queries.kBoxBytes + warp_row * kLine,
+                    tma_store(out_map, staging.bytes + i * staging.kBoxBytes + warp_row * kLine,
                               {i * kBoxDims, row, head.head, head.batch});
                 }
             }
         }
         tma_store_commit();
-        tma_store_wait_read<0>();
-        storage.queries_empty.arrive();
+        if (!kOutputsApart) {
+            tma_store_wait_read<0>();
+            storage.queries_empty.arrive();
+        }
     }
 }
 
@@ -283,13 +314,13 @@ DEVICE void release_unused(HopperAttention& storage, StagePlace at) {
 }
 
 DEVICE void consume(HopperAttention& storage, const TensorMap& out_map, const AttentionParams& params,
-                    const MaskArrays& arrays, int num_tiles, const Statistics& statistics) {
+                    const MaskArrays& arrays, Walk walk, const Statistics& statistics) {
     const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128;
     int count = 0, turns = 0;
     uint32_t number = 0;
 #pragma unroll 1
-    for (int tile = blockIdx.x; tile < num_tiles; tile += gridDim.x, ++count) {
-        QueryTile task = QueryTile::of(params, arrays, tile);
+    for (; walk.there(); walk.next(count++)) {
+        QueryTile task = QueryTile::of(params, arrays, walk.tile);
         const int first_row = task.row + warpgroup * 64, warp_row = first_row + thread / 32 * 16;
         Softmax softmax;
         softmax.reset();
@@ -343,6 +374,10 @@ DEVICE void consume(HopperAttention& storage, const TensorMap& out_map, const At
             if (grown) rescale();
             to_fragments(scores, p);
         };
+        // The tile's scores are done.
+        const auto release_queries = [&] {
+            if (kOutputsApart && thread % 32 == 0) storage.queries_empty.arrive();
+        };
         const auto last = [&](StagePlace before) {
             storage.values_full[before.stage].wait(before.parity);
             begin_outputs(storage, before.stage, p, outputs);
@@ -373,15 +408,19 @@ DEVICE void consume(HopperAttention& storage, const TensorMap& out_map, const At
                 }
                 last(StagePlace(number - 1));
             }
+            release_queries();
         } else if (task.num_key_tiles > 0) {
             first(StagePlace(number++), (task.num_key_tiles - 1) * kTileN);
 #pragma unroll 1
             for (int i = task.num_key_tiles - 2; i >= 0; --i, ++number) {
                 follow(StagePlace(number - 1), StagePlace(number), i * kTileN);
             }
+            release_queries();
             last(StagePlace(number - 1));
+        } else {
+            release_queries();
         }
-        named_barrier(1 + warpgroup, 128);  // the warpgroup has read its queries
+        if (!kOutputsApart) named_barrier(1 + warpgroup, 128);  // the warpgroup has read its queries
         finish(storage, out_map, params, task, softmax, top, outputs, statistics);
     }
 }
@@ -391,21 +430,21 @@ KERNEL void attention_hopper(GRID_CONSTANT TensorMap q_map, GRID_CONSTANT Tensor
                              float* row_max, float* row_sum, const uint8_t* partial_tiles,
                              const int32_t* kv_num_blocks, const int32_t* kv_indices,
                              const uint8_t* block_types, const int32_t* partial_indices,
-                             const AttentionParams params) {
+                             const int32_t* schedule, const AttentionParams params) {
     SHARED_STORAGE(HopperAttention, storage);
     if (threadIdx.x == 0) storage.init();
     sync_block();
-    const int num_tiles = int(params.tiles * params.heads * params.batch);
+    const Walk walk(schedule, int(params.tiles * params.heads * params.batch));
     const MaskArrays arrays{partial_tiles, kv_num_blocks, kv_indices, block_types, partial_indices};
     if (threadIdx.x / 128 == kConsumers) {
         decrease_registers<kProducerRegisters>();
         if (threadIdx.x / 32 == 4 * kConsumers && elect_one()) {
-            produce(storage, q_map, k_map, v_map, params, arrays, num_tiles);
+            produce(storage, q_map, k_map, v_map, params, arrays, walk);
         }
         sync_warp();
     } else {
         increase_registers<kConsumerRegisters>();
-        consume(storage, out_map, params, arrays, num_tiles, {lse, row_max, row_sum});
+        consume(storage, out_map, params, arrays, walk, {lse, row_max, row_sum});
         if (threadIdx.x % 32 == 0) tma_store_wait<0>();
         sync_warp();
     }
