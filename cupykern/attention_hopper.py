@@ -43,7 +43,7 @@ class AttentionHopperConfig:
 
     def _shared_bytes(self, head_dim: int, query_tiles: int) -> int:
         tiles = 2 * head_dim * (query_tiles * self.tile_m + 2 * self.stages * self.tile_n)
-        return tiles + 8 * (2 + 4 * self.stages + self.tile_m // 64)  # and barriers
+        return tiles + 8 * (2 + 4 * self.stages + self.tile_m // 64 + 1)  # barriers, a number
 
     @property
     def num_threads(self) -> int:
@@ -157,7 +157,7 @@ def schedule(task: AttentionTask, config: AttentionHopperConfig, order: Any, blo
         load, block = heap[0]
         tiles[block].append(tile)
         heapq.heapreplace(heap, (load + float(cost), block))
-    made = np.full((max(map(len, tiles)) + 2, blocks), -1, np.int32)
+    made = np.full((max(map(len, tiles)) + 1, blocks), -1, np.int32)
     for block, own in enumerate(tiles):
         made[: len(own), block] = own
     return made

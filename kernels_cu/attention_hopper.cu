@@ -25,8 +25,8 @@ static_assert(kHeadDim % kBoxDims == 0 && kTileN % kStepK == 0 && kTileN <= 256,
 static_assert(!kBlocks || 64 % kTileN == 0, "a warpgroup's part of a tile lies in one block of a mask");
 
 // What a thread may have, of the 65536 of a multiprocessor.
-constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 56;
-constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 152;
+constexpr int kProducerRegisters = kBlocks ? 40 : kConsumers == 2 ? 24 : 32;
+constexpr int kConsumerRegisters = kBlocks ? 232 : kConsumers == 2 ? 240 : 160;
 static_assert(!kBlocks || kConsumers == 2, "registers for three warpgroups");
 
 // Rows of kHeadDim elements, in boxes of kBoxDims of them.
@@ -59,6 +59,7 @@ struct HopperAttention {
     Barrier queries_full, queries_empty;
     Barrier keys_full[kStages], keys_empty[kStages], values_full[kStages], values_empty[kStages];
     Barrier turn[kConsumers];
+    int tile;  // of queries, that are there; -1: the last one was
 
     DEVICE void init() {
         queries_full.init(1);
@@ -111,38 +112,22 @@ struct QueryTile {
     }
 };
 
-// The tiles of queries of this block: every gridDim.x-th one, or those that the schedule has for it, -1
-// after the last one, gridDim.x numbers apart.
-struct Walk {
-    const int32_t* schedule;
-    int num_tiles, tile, after;
-
-    DEVICE Walk(const int32_t* schedule, int num_tiles)
-        : schedule(schedule), num_tiles(num_tiles), tile(blockIdx.x), after(blockIdx.x) {
-        if (schedule) {
-            tile = schedule[blockIdx.x];
-            after = schedule[blockIdx.x + gridDim.x];
-        }
-    }
-    DEVICE bool there() const { return schedule ? tile >= 0 : tile < num_tiles; }
-    DEVICE void next(int count) {  // count: how many tiles were walked through before this one
-        if (!schedule) {
-            tile += gridDim.x;
-            return;
-        }
-        tile = after;
-        if (tile >= 0) after = schedule[blockIdx.x + (count + 2) * gridDim.x];  // ahead of its use
-    }
-};
-
 DEVICE void produce(HopperAttention& storage, const TensorMap& q_map, const TensorMap& k_map,
                     const TensorMap& v_map, const AttentionParams& params, const MaskArrays& arrays,
-                    Walk walk) {
-    int count = 0;
+                    const int32_t* schedule, int num_tiles) {
     uint32_t number = 0;
 #pragma unroll 1
-    for (; walk.there(); walk.next(count++)) {
-        QueryTile task = QueryTile::of(params, arrays, walk.tile);
+    for (int count = 0;; ++count) {
+        int tile = int(blockIdx.x + count * gridDim.x);
+        if (schedule) tile = schedule[tile];
+        else if (tile >= num_tiles) tile = -1;
+        if (tile < 0) {
+            storage.queries_empty.wait(count & 1 ^ 1);
+            storage.tile = tile;
+            storage.queries_full.arrive();
+            return;
+        }
+        QueryTile task = QueryTile::of(params, arrays, tile);
         const AttentionHead& head = task.head;
         const auto load_keys = [&](StagePlace to) {
             storage.keys_empty[to.stage].wait(to.parity ^ 1);
@@ -152,6 +137,7 @@ DEVICE void produce(HopperAttention& storage, const TensorMap& q_map, const Tens
         bool more = task.keys.next();
         if (more) load_keys(StagePlace(number));
         storage.queries_empty.wait(count & 1 ^ 1);
+        storage.tile = tile;
         storage.queries[0].load(q_map, storage.queries_full, task.row, head.head, head.batch);
         for (; more; ++number) {
             const int key = task.keys.key;
@@ -314,13 +300,15 @@ DEVICE void release_unused(HopperAttention& storage, StagePlace at) {
 }
 
 DEVICE void consume(HopperAttention& storage, const TensorMap& out_map, const AttentionParams& params,
-                    const MaskArrays& arrays, Walk walk, const Statistics& statistics) {
+                    const MaskArrays& arrays, const Statistics& statistics) {
     const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128;
     int count = 0, turns = 0;
     uint32_t number = 0;
 #pragma unroll 1
-    for (; walk.there(); walk.next(count++)) {
-        QueryTile task = QueryTile::of(params, arrays, walk.tile);
+    for (;; ++count) {
+        storage.queries_full.wait(count & 1);
+        if (storage.tile < 0) return;
+        QueryTile task = QueryTile::of(params, arrays, storage.tile);
         const int first_row = task.row + warpgroup * 64, warp_row = first_row + thread / 32 * 16;
         Softmax softmax;
         softmax.reset();
@@ -384,7 +372,6 @@ DEVICE void consume(HopperAttention& storage, const TensorMap& out_map, const At
             wgmma_wait<0>(outputs);
             release(storage.values_empty[before.stage]);
         };
-        storage.queries_full.wait(count & 1);
         if constexpr (kBlocks) {
             const auto keeps = [&] {
                 block_type = first_row < task.head.sq ? task.mask.block_type(first_row, task.keys.key)
@@ -434,17 +421,19 @@ KERNEL void attention_hopper(GRID_CONSTANT TensorMap q_map, GRID_CONSTANT Tensor
     SHARED_STORAGE(HopperAttention, storage);
     if (threadIdx.x == 0) storage.init();
     sync_block();
-    const Walk walk(schedule, int(params.tiles * params.heads * params.batch));
+    // The tiles of this block: every gridDim.x-th one, or those that the schedule has for it, gridDim.x
+    // numbers apart, with a -1 after the last one.
+    const int num_tiles = int(params.tiles * params.heads * params.batch);
     const MaskArrays arrays{partial_tiles, kv_num_blocks, kv_indices, block_types, partial_indices};
     if (threadIdx.x / 128 == kConsumers) {
         decrease_registers<kProducerRegisters>();
         if (threadIdx.x / 32 == 4 * kConsumers && elect_one()) {
-            produce(storage, q_map, k_map, v_map, params, arrays, walk);
+            produce(storage, q_map, k_map, v_map, params, arrays, schedule, num_tiles);
         }
         sync_warp();
     } else {
         increase_registers<kConsumerRegisters>();
-        consume(storage, out_map, params, arrays, walk, {lse, row_max, row_sum});
+        consume(storage, out_map, params, arrays, {lse, row_max, row_sum});
         if (threadIdx.x % 32 == 0) tma_store_wait<0>();
         sync_warp();
     }
