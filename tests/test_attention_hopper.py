@@ -7,7 +7,7 @@ import pytest
 from hopper_kernels import skip_unless_hopper
 
 import cupykern
-from cupykern import BlockMask, attention_hopper, check
+from cupykern import BlockMask, attention_hopper, attention_plan, check
 from cupykern.attention_hopper import AttentionHopperConfig
 from cupykern.attention_ops import OP, AttentionProblem
 from cupykern.op import Call, as_tuple
@@ -80,6 +80,26 @@ def test_the_largest_score_grows_from_tile_to_tile(target):
     bounds = OP.bound(*args, **kwargs, reference=references)
     outputs = cupykern.attention(*args, **kwargs, config=AttentionHopperConfig(128, 128))
     assert check.compare(outputs, references, bounds).ok
+
+
+def test_causal_tiles_are_shared_out(target):
+    """Each once, to the block that has the least to do; more tiles than blocks."""
+    skip_unless_hopper(target)
+    problem = AttentionProblem(1, 2, 2, 650, 650, 16, 16, causal=True, lse=True)
+    assert compare(target, problem, AttentionHopperConfig(128, 128)).ok
+    strides = (2 * 650 * 16, 650 * 16, 16)
+    task = attention_plan.AttentionTask(
+        np.dtype(np.float16), 1, 2, 2, 650, 650, 16, 16, *(strides,) * 4, 0.25, 0
+    )
+    config = AttentionHopperConfig(128, 128)
+    assert attention_hopper.schedule(task, config, np.arange(4), 4) is None
+    order = attention_plan._order_of_tiles(10, 15, 4)
+    assert len(order) == 150
+    task = task._replace(sq=1800, sk=1800)
+    made = attention_hopper.schedule(task, config, order, 8)
+    assert sorted(made[made >= 0]) == list(range(150)) and (made[-1] == -1).all()
+    work = [(order[own[own >= 0]] + 2.5).sum() for own in made.T]
+    assert max(work) < 1.05 * min(work)
 
 
 def test_nan_of_v_in_skipped_blocks_and_beyond_the_end():
