@@ -79,8 +79,8 @@ def configs(head_dim: int, mode: int) -> tuple[AttentionHopperConfig, ...]:
     if mode == 2:
         return (AttentionHopperConfig(128, 32 if head_dim == 256 else 64, 3),)
     return {
-        64: (AttentionHopperConfig(192, 128, 3),),
-        128: (AttentionHopperConfig(128, 160),),
+        64: (AttentionHopperConfig(192, 128),),
+        128: (AttentionHopperConfig(128, 128),),
         256: (AttentionHopperConfig(128, 80),),
     }[head_dim]
 

@@ -247,7 +247,10 @@ DEVICE void finish(HopperAttention& storage, const TensorMap& out_map, const Att
     auto& staging = storage.queries[kOutputsApart];
     const int line = warp_row + lane % 16;
     if (kOutputsApart) {
-        if (lane == 0) tma_store_wait_read<0>();  // the tile's before
+        if (lane == 0) {
+            storage.queries_empty.arrive();
+            tma_store_wait_read<0>();  // of the tile before
+        }
         sync_warp();
     }
 #pragma unroll
@@ -362,10 +365,6 @@ DEVICE void consume(HopperAttention& storage, const TensorMap& out_map, const At
             if (grown) rescale();
             to_fragments(scores, p);
         };
-        // The tile's scores are done.
-        const auto release_queries = [&] {
-            if (kOutputsApart && thread % 32 == 0) storage.queries_empty.arrive();
-        };
         const auto last = [&](StagePlace before) {
             storage.values_full[before.stage].wait(before.parity);
             begin_outputs(storage, before.stage, p, outputs);
@@ -395,19 +394,15 @@ DEVICE void consume(HopperAttention& storage, const TensorMap& out_map, const At
                 }
                 last(StagePlace(number - 1));
             }
-            release_queries();
         } else if (task.num_key_tiles > 0) {
             first(StagePlace(number++), (task.num_key_tiles - 1) * kTileN);
 #pragma unroll 1
             for (int i = task.num_key_tiles - 2; i >= 0; --i, ++number) {
                 follow(StagePlace(number - 1), StagePlace(number), i * kTileN);
             }
-            release_queries();
             last(StagePlace(number - 1));
-        } else {
-            release_queries();
         }
-        if (!kOutputsApart) named_barrier(1 + warpgroup, 128);  // the warpgroup has read its queries
+        named_barrier(1 + warpgroup, 128);  // the warpgroup has read its queries
         finish(storage, out_map, params, task, softmax, top, outputs, statistics);
     }
 }

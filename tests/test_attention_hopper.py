@@ -68,12 +68,12 @@ def test_other_configs(target, head_dim, config):
 
 
 def test_the_largest_score_grows_from_tile_to_tile(target):
-    """By more and by less than products are rescaled for, and by other steps in each row."""
+    """From the last keys to the first ones; by more and by less than products are rescaled for."""
     skip_unless_hopper(target)
     xp = target.xp
     rows = np.linspace(0.2, 2, 70).astype(np.float16)
     q = np.repeat(rows, 64).reshape(1, 1, 70, 64)
-    k = np.repeat(np.arange(600) // 100 / 8, 64).astype(np.float16).reshape(1, 1, 600, 64)
+    k = np.repeat(np.arange(600)[::-1] // 100 / 8, 64).astype(np.float16).reshape(1, 1, 600, 64)
     v = np.random.default_rng(1).standard_normal((1, 1, 600, 64)).astype(np.float16)
     args, kwargs = tuple(map(xp.asarray, (q, k, v))), {"scale": 1.0, "return_row_stats": True}
     references = OP.reference(*args, **kwargs)

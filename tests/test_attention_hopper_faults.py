@@ -40,8 +40,8 @@ FAULTS = {
         FILE, "begin_scores(storage, at.stage, warpgroup * 64, scores);",
         "begin_scores(storage, at.stage, 0, scores);", "full",
     ),
-    "queries are loaded over outputs that are stored": Fault(
-        FILE, "tma_store_wait_read<0>(); storage.queries_empty", "storage.queries_empty", "full"
+    "outputs are overwritten while they are stored": Fault(
+        FILE, "arrive(); tma_store_wait_read<0>();", "arrive();", "full"
     ),
     "probabilities in another order": Fault(
         FILE, "scores[8 * i + 2 * j], scores[8 * i + 2 * j + 1]", "scores[8 * i + 2 * j + 1], scores[8 * i + 2 * j]",
