@@ -31,6 +31,27 @@ def heads(*xs):
     return tuple(x.reshape(2, 8, 64, 256) for x in xs)
 
 
+def blocks(w, r):
+    """A mask of 64 x 64, as its constructor leaves it."""
+    mask = cupykern.BlockMask.__new__(cupykern.BlockMask)
+    mask.seq_len_q = mask.seq_len_k = mask.q_block = mask.kv_block = 64
+    mask.causal_offset = 3
+    mask.block_mask_types = w.view(np.uint8)[:1].reshape(1, 1, 1, 1)
+    mask.partial_tiles = r.view(np.bool_)[:1, :4096].reshape(1, 64, 64)
+    numbers = w.view(np.int32)
+    mask.kv_num_blocks, mask.kv_indices = (
+        numbers[16:17].reshape(1, 1, 1),
+        numbers[32:33].reshape(1, 1, 1, 1),
+    )
+    mask.partial_indices = numbers[48:49].reshape(1, 1, 1, 1)
+    return mask
+
+
+def packed(w):
+    """Offsets of two sequences."""
+    return w.view(np.int32)[:3], w.view(np.int32)[16:19]
+
+
 CALLS = {
     "softmax": lambda x, r, w, b: cupykern.softmax(x),
     "softmax of columns": lambda x, r, w, b: cupykern.softmax(x, axis=0, scale=0.5),
@@ -74,6 +95,20 @@ CALLS = {
     ),
     "attention with a mask": lambda x, r, w, b: cupykern.attention(
         *heads(x, x, x), mask=w.view(np.bool_)[:4096].reshape(64, 64), out=heads(r)[0]
+    ),
+    "attention with blocks": lambda x, r, w, b: cupykern.attention(
+        *heads(x, r, r), mask=blocks(w, r)
+    ),
+    "attention_varlen": lambda x, r, w, b: cupykern.attention_varlen(
+        *(y[0] for y in heads(x, r, r)), *packed(w), max_seqlen_q=8, max_seqlen_k=8, return_lse=True
+    ),
+    "attention_varlen into": lambda x, r, w, b: cupykern.attention_varlen(
+        *(y[0] for y in heads(x, x, x)),
+        *packed(w),
+        max_seqlen_q=8,
+        max_seqlen_k=8,
+        causal=True,
+        out=heads(r)[0][0],
     ),
     "decode_attention": lambda x, r, w, b: cupykern.decode_attention(
         heads(x)[0][:, :, :4], *heads(r, r), out=heads(x)[0][:, :, 8:12]

@@ -415,22 +415,23 @@ def test_products_of_fragments(target, a, b, outer_major):
 @pytest.mark.parametrize("outer_major", [0, 1])
 @pytest.mark.parametrize("chunks", [8, 16])
 def test_loaders_load_fragments(target, chunks, outer_major):
-    """What load_fragment does, of a tile of 64 lines from line 16 (or element 16) on."""
+    """What load_fragment does, of a tile of 64 lines from line 16 (or the first element) on."""
     text = """
 #include "parts/shared_tile.cuh"
 using Tile = SharedTile<64, 16 * kChunks>;
 struct Storage { Tile tile; };
 KERNEL void word(const half* x, uint32_t* y) {
     SHARED_STORAGE(Storage, s);
-    copy_lines(s.tile, x, 8 * kChunks, 64, 8 * kChunks, opaque(int(threadIdx.x)));
+    TileCopier<half, Tile>(x, 8 * kChunks, 8 * kChunks).start<false>(s.tile, 0, 64);
     copy_async_wait<0>();
     sync_block();
-    FragmentLoader<kOuterMajor != 0, half, kSideB, Tile> loader(16);
+    constexpr int kFirst = kOuterMajor ? 0 : 16;
+    FragmentLoader<kOuterMajor != 0, half, kSideB, Tile> loader(kFirst);
     loader.forget();
     for (int outer = 0; outer < 32; outer += 16) for (int k = 0; k < 48; k += 16) {
         Fragment<half, kSideB> f, g;
         loader.load(f, s.tile, outer, k);
-        load_fragment<kOuterMajor != 0>(g, s.tile, 16 + outer, k);
+        load_fragment<kOuterMajor != 0>(g, s.tile, kFirst + outer, k);
         uint32_t a[sizeof(f) / 4], b[sizeof(f) / 4];
         memcpy(a, &f, sizeof(f));
         memcpy(b, &g, sizeof(g));
