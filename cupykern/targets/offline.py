@@ -31,13 +31,14 @@ class UnknownArchError(Exception):
 class Usage:
     """What a compiled variant needs.
 
-    registers of a thread (VGPRs on AMD, whose scalar ones are sgprs), spill_bytes (AMD: scratch) of a
-    thread, static shared_bytes (LDS) of a block, warnings that mean a slower kernel.
+    registers of a thread (VGPRs on AMD, whose scalar ones are sgprs), local_bytes of its local memory
+    (the stack frame; AMD: scratch), spilled registers and arrays that are indexed at run time among
+    them, static shared_bytes (LDS) of a block, warnings that mean a slower kernel.
     """
 
     registers: int
     sgprs: int | None
-    spill_bytes: int
+    local_bytes: int
     shared_bytes: int
     warnings: tuple[str, ...] = ()
 
@@ -53,7 +54,7 @@ def compile_offline(variant: Variant, arch: str) -> Usage:
 # --- NVRTC -------------------------------------------------------------------------------------
 
 _REGISTERS = re.compile(r"Used (\d+) registers")
-_SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+_STACK_FRAME = re.compile(r"(\d+) bytes stack frame")
 _SHARED = re.compile(r"(\d+) bytes smem")
 _WARNINGS = re.compile(r"C75(?:08|10)[^\n]*")  # setmaxnreg ignored, wgmma serialised
 
@@ -100,12 +101,12 @@ def _compile_cuda(variant: Variant, arch: str) -> Usage:
         raise CompileError(variant, arch, log) from None
     finally:
         nvrtc.destroyProgram(program)
-    spills = _SPILLS.search(log)
     shared = _SHARED.search(log)
     return Usage(
         registers=int(_REGISTERS.search(log)[1]),
         sgprs=None,
-        spill_bytes=sum(map(int, spills.groups())) if spills else 0,
+        # Of the kernel and of each function that was not inlined.
+        local_bytes=sum(map(int, _STACK_FRAME.findall(log))),
         shared_bytes=int(shared[1]) if shared else 0,
         warnings=tuple(_WARNINGS.findall(log)),
     )
@@ -155,6 +156,6 @@ def _compile_hip(variant: Variant, arch: str) -> Usage:
     return Usage(
         registers=metadata["vgpr_count"],
         sgprs=metadata["sgpr_count"],
-        spill_bytes=metadata["private_segment_fixed_size"],
+        local_bytes=metadata["private_segment_fixed_size"],
         shared_bytes=metadata["group_segment_fixed_size"],
     )

@@ -31,7 +31,7 @@ class Row:
     seconds: float
     registers: int | None = None
     sgprs: int | None = None
-    spill_bytes: int | None = None
+    local_bytes: int | None = None
     shared_bytes: int | None = None
     warnings: tuple[str, ...] = ()
     error: str | None = None
@@ -44,8 +44,8 @@ def failure(row: Row) -> str | None:
         return row.error
     if row.skipped is not None:
         return None
-    if row.variant.tuned and row.spill_bytes:
-        return f"spills {row.spill_bytes} bytes"
+    if row.variant.tuned and row.local_bytes:
+        return f"{row.local_bytes} bytes of local memory: spills, or an array indexed at run time"
     limit = _MAX_LDS_BYTES if row.arch.startswith("gfx") else _MAX_STATIC_SHARED_BYTES
     if (row.shared_bytes or 0) > limit:
         return f"{row.shared_bytes} bytes of static shared memory, of {limit}"
@@ -68,7 +68,7 @@ def compile_row(variant: Variant, arch: str) -> Row:
         seconds,
         usage.registers,
         usage.sgprs,
-        usage.spill_bytes,
+        usage.local_bytes,
         usage.shared_bytes,
         usage.warnings,
     )
