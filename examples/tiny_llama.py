@@ -6,7 +6,7 @@
 The folder holds config.json and *.safetensors of a LlamaForCausalLM.  Tokens are numbers: there is no tokenizer.
 The model runs on the GPU, or with --target host on the CPU, where times are those of an emulation.
 
-One decoder layer is nine kernels of cupykern and CuPy's rotation: each norm adds the residual, the
+A decoder layer calls cupykern seven times, and CuPy for the rotation: each norm adds the residual, the
 projections of queries, keys and values are one product, gate and up are one `dual_gemm_silu`.
 """
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import math
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import click
+
+_LINE_S = 10.0
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
@@ -57,9 +60,9 @@ def _print_rich(
 
 @contextmanager
 def progress(length: int, label: str) -> Iterator[Any]:
-    """Yield advance(text): a bar on stderr if that is a terminal, else nothing."""
+    """Yield advance(text): a bar on stderr if that is a terminal, else a line there every 10 seconds."""
     if not sys.stderr.isatty():
-        yield lambda text="": None
+        yield _lines(length, label)
         return
     bar = click.progressbar(
         length=length,
@@ -69,6 +72,23 @@ def progress(length: int, label: str) -> Iterator[Any]:
     )
     with bar:
         yield lambda text="": bar.update(1, text)
+
+
+def _lines(length: int, label: str) -> Any:
+    begun = last = time.monotonic()
+    done = 0
+
+    def advance(text: str = "") -> None:
+        nonlocal done, last
+        done += 1
+        now = time.monotonic()
+        if now - last >= _LINE_S:
+            last = now
+            click.echo(
+                f"{label}: {done} of {length} in {now - begun:.0f} s  {text}".rstrip(), err=True
+            )
+
+    return advance
 
 
 def number(value: float | None, digits: int = 3) -> str:
