@@ -16,7 +16,7 @@ from fake_op import make_op
 
 import cupykern
 from cupykern import cli
-from cupykern.tools import gate, options, protocol
+from cupykern.tools import gate, options, protocol, tables
 
 ROOT = Path(__file__).resolve().parents[1]
 GOOD = make_op()
@@ -260,3 +260,17 @@ def test_a_pipe_gets_no_progress_bar():
     done = _subprocess("bench", "softmax", "--target", "host", "--shapes", "4,8", "--wait")
     assert done.returncode == 0, done.stdout
     assert done.stderr == "" and "\r" not in done.stdout
+
+
+def test_long_commands_say_how_far_they_are(capsys, monkeypatch):
+    """On no terminal by a line now and then."""
+    now = [0.0]
+    monkeypatch.setattr(tables.time, "monotonic", lambda: now[0])
+    with tables.progress(4, "check") as advance:
+        for seconds in (3, 11, 15, 22):
+            now[0] = float(seconds)
+            advance("softmax")
+    assert capsys.readouterr().err.splitlines() == [
+        "check: 2 of 4 in 11 s  softmax",
+        "check: 4 of 4 in 22 s  softmax",
+    ]
