@@ -201,6 +201,8 @@ def compile_(ops: list[Op], archs: tuple[str, ...], jobs: int, json_path: str | 
             for row, failure in zip(rows, failures, strict=True)
         ),
     )
+    compilers = {row.arch: row.compiler for row in rows if row.compiler is not None}
+    click.echo(f"compiled by {', '.join(dict.fromkeys(compilers.values())) or 'nothing'}")
     failed = sum(failure is not None for failure in failures)
     skipped = sum(row.skipped is not None for row in rows)
     click.echo(f"{len(rows)} variants, {failed} failed, {skipped} skipped")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,3 +99,15 @@ def test_an_array_indexed_at_run_time_in_a_tuned_variant_fails(arch):
 def test_an_unknown_architecture_is_skipped():
     row = gate.compile_row(planted("x[0] = 1;"), "sm_999")
     assert "does not know sm_999" in row.skipped and gate.failure(row) is None
+
+
+@pytest.mark.parametrize("name", ["_REGISTERS", "_STACK_FRAME"])
+def test_a_log_that_says_nothing_is_no_pass(name, monkeypatch):
+    monkeypatch.setattr(offline, name, re.compile("what a later compiler may say"))
+    row = gate.compile_row(planted("x[0] = 1;"), "sm_90a")
+    assert "no registers or no stack frame" in gate.failure(row)
+
+
+def test_rows_name_their_compiler():
+    for arch, name in (("sm_90a", r"NVRTC \d+\.\d+"), ("gfx942", "clang")):
+        assert re.search(name, gate.compile_row(planted("x[0] = 1;"), arch).compiler)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import util
 from pathlib import Path
+from typing import Any
 
 from kernels_cu import Variant, source_text
 
@@ -51,6 +52,17 @@ def compile_offline(variant: Variant, arch: str) -> Usage:
     return (_compile_hip if arch.startswith("gfx") else _compile_cuda)(variant, arch)
 
 
+def compiler_name(arch: str) -> str:
+    """What compile_offline compiles for `arch` with, as "NVRTC 13.0".  Raises UnavailableError."""
+    if not arch.startswith("gfx"):
+        return f"NVRTC {'.'.join(map(str, _nvrtc().getVersion()))}"
+    clang = find_clang()
+    if clang is None:
+        raise UnavailableError("no clang for AMD GPUs: pip install 'cupykern[host]'")
+    done = subprocess.run([*clang, "--version"], capture_output=True, text=True)
+    return done.stdout.partition("\n")[0].strip() or clang[-1]
+
+
 # --- NVRTC -------------------------------------------------------------------------------------
 
 _REGISTERS = re.compile(r"Used (\d+) registers")
@@ -73,15 +85,21 @@ def cuda_include_dir() -> str:
     return str(directory)
 
 
-def _compile_cuda(variant: Variant, arch: str) -> Usage:
+def _nvrtc() -> Any:
+    """CuPy's module, whose library is there.  Raises UnavailableError."""
     try:
         from cupy.cuda import nvrtc
 
-        version = nvrtc.getVersion()
+        nvrtc.getVersion()
     except Exception as error:  # CuPy, or its NVRTC, is missing or broken
         raise UnavailableError(
             f"NVRTC cannot be loaded ({error}): pip install 'cupykern[cuda13]'"
         ) from None
+    return nvrtc
+
+
+def _compile_cuda(variant: Variant, arch: str) -> Usage:
+    nvrtc = _nvrtc()
     options = (
         *OPTIONS,
         f"-arch={arch}",
@@ -96,17 +114,19 @@ def _compile_cuda(variant: Variant, arch: str) -> Usage:
     except nvrtc.NVRTCError:
         log = nvrtc.getProgramLog(program)
         if "--gpu-architecture" in log:
-            name = ".".join(map(str, version))
-            raise UnknownArchError(f"NVRTC {name} does not know {arch}") from None
+            raise UnknownArchError(f"{compiler_name(arch)} does not know {arch}") from None
         raise CompileError(variant, arch, log) from None
     finally:
         nvrtc.destroyProgram(program)
+    registers, frames = _REGISTERS.search(log), _STACK_FRAME.findall(log)
     shared = _SHARED.search(log)
+    if registers is None or not frames:  # of another version: no silence that passes for a zero
+        raise CompileError(variant, arch, f"its log has no registers or no stack frame:\n{log}")
     return Usage(
-        registers=int(_REGISTERS.search(log)[1]),
+        registers=int(registers[1]),
         sgprs=None,
         # Of the kernel and of each function that was not inlined.
-        local_bytes=sum(map(int, _STACK_FRAME.findall(log))),
+        local_bytes=sum(map(int, frames)),
         shared_bytes=int(shared[1]) if shared else 0,
         warnings=tuple(_WARNINGS.findall(log)),
     )

@@ -7,13 +7,14 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing import get_context
 
 from kernels_cu import Variant
 
 from ..op import Op
 from ..targets import CompileError
-from ..targets.offline import UnknownArchError, compile_offline
+from ..targets.offline import UnknownArchError, compile_offline, compiler_name
 
 _MAX_LDS_BYTES = 64 * 1024
 _MAX_STATIC_SHARED_BYTES = 48 * 1024
@@ -23,7 +24,7 @@ _MAX_STATIC_SHARED_BYTES = 48 * 1024
 class Row:
     """One variant on one architecture; figures are None if it did not compile.
 
-    error: the compiler's message.  skipped: why this compiler cannot try.
+    error: the compiler's message.  skipped: why this compiler cannot try.  compiler: its name and version.
     """
 
     variant: Variant
@@ -36,6 +37,7 @@ class Row:
     warnings: tuple[str, ...] = ()
     error: str | None = None
     skipped: str | None = None
+    compiler: str | None = None
 
 
 def failure(row: Row) -> str | None:
@@ -71,7 +73,13 @@ def compile_row(variant: Variant, arch: str) -> Row:
         usage.local_bytes,
         usage.shared_bytes,
         usage.warnings,
+        compiler=_compiler(arch[:3]),
     )
+
+
+@cache
+def _compiler(kind: str) -> str:
+    return compiler_name(kind)
 
 
 def tasks(ops: Iterable[Op], archs: Sequence[str]) -> list[tuple[Variant, str]]:
