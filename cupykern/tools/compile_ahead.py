@@ -14,6 +14,8 @@ from .. import check, jit, targets
 from ..op import Op, RandomDraw, as_tuple
 from ..targets import CompileError, Target
 
+_MAX_PROCESSES = 16
+
 
 def variants_of_cases(ops: Iterable[Op], target: Target, cases: int, seed: int) -> list[Variant]:
     """What check.run_cases of the same arguments will launch.
@@ -40,8 +42,9 @@ def compile_ahead(
     """Compile into the disk cache, `jobs` at once: (variant, seconds, error or None), as they end up."""
     if not variants:
         return
-    # Two for each at least: a process on a GPU takes seconds to start.
-    with _pool(target, min(jobs, (len(variants) + 1) // 2)) as pool:
+    # Two for each at least: a process on a GPU takes seconds to start, and half a gigabyte of it.
+    most = jobs if target.name == "host" else min(jobs, _MAX_PROCESSES)
+    with _pool(target, min(most, (len(variants) + 1) // 2)) as pool:
         here = isinstance(pool, ThreadPoolExecutor)
         where = target if here else target.name
         tasks = {pool.submit(_compile, where, variant): variant for variant in variants}
