@@ -107,7 +107,7 @@ def _compile_cuda(variant: Variant, arch: str) -> Usage:
         "--ptxas-options=-v",
         f"-I{cuda_include_dir()}",
         # What comes out of a cache comes without ptxas' words.
-        *(("--no-cache",) if version >= (12, 8) else ()),
+        *(("--no-cache",) if nvrtc.getVersion() >= (12, 8) else ()),
     )
     program = nvrtc.createProgram(source_text(variant, "cuda"), "variant.cu", (), ())
     try:
