@@ -263,7 +263,10 @@ def test_the_command(capsys, tmp_path):
         printed.append([[int(word) for word in line.split(",")] for line in out.splitlines()])
     assert printed[0] == printed[1] and [len(x) for x in printed] == [1, 1, 2]
     assert all(len(row) == 3 and 0 <= min(row) <= max(row) < 96 for x in printed for row in x)
-    for wrong in (["--prompt", "96"], ["--prompt", "x"], ["--tokens", "0"], ["--random", "1,2"]):
+    for wrong in (
+        *(["--prompt", "96"], ["--prompt", "x"], ["--tokens", "0"], ["--random", "1,2"]),
+        *(["--random", "60,1,4,2,96"], ["--random", "64,1,4,3,96"]),  # heads of 15, groups of 4 / 3
+    ):
         assert tiny_llama.main([*command, *wrong]) == 1
         assert capsys.readouterr().err.startswith("error: ")
     assert tiny_llama.main([str(tmp_path)]) == 1
