@@ -135,9 +135,8 @@ def random_weights(config: LlamaConfig, dtype: str, seed: int = 0) -> dict[str, 
 class Cache:
     """Keys and values of what was read so far: per layer (batch, KV heads, room, head_dim).
 
-    rotations: what `rotate` takes, of each position.  lengths: int32 (batch,), the tokens that are there,
-    on the device; length: the same number here.
-    """
+    rotations: what `rotate` takes, of each position.  lengths: int32 (batch,) on the device: the tokens
+    that are there; length: the same number here."""
 
     keys: list[Any]
     values: list[Any]
@@ -202,11 +201,10 @@ class Llama:
         Returns the logits after the last one, float32 (batch, vocab); with `every` after each,
         (batch, n, vocab).  Waits for nothing.  Raises ValueError where the cache has no room.
         """
-        batch, n = tokens.shape
-        eps, room = self.config.rms_norm_eps, cache.keys[0].shape[2]
+        (batch, n), eps, room = tokens.shape, self.config.rms_norm_eps, cache.keys[0].shape[2]
         if cache.length + n > room:
             raise ValueError(f"the cache has room for {room} tokens, not for {cache.length + n}")
-        rotations = cache.rotations[cache.length : cache.length + n]
+        rotations = self._rotations(cache, n)
         cache.lengths += np.int32(n)
         # Products take all tokens of the batch as the rows of one matrix.
         x, change = self._embedding[tokens.reshape(-1)], None
@@ -234,14 +232,19 @@ class Llama:
         turned = rotate(qkv[:, :, :both], rotations)
         q, k, v = turned[:, :, :heads], turned[:, :, heads:], qkv[:, :, both:]
         keys, values = cache.keys[number], cache.values[number]
-        end = cache.length + n
-        keys[:, :, cache.length : end] = k.transpose(0, 2, 1, 3)
-        values[:, :, cache.length : end] = v.transpose(0, 2, 1, 3)
+        self._store(cache, keys, k)
+        self._store(cache, values, v)
         if n == 1:
             q = q.transpose(0, 2, 1, 3)
             return cupykern.decode_attention(q, keys, values, seq_lens=cache.lengths)
-        seen = (x[:, :, :end].transpose(0, 2, 1, 3) for x in (keys, values))
+        seen = (x[:, :, : cache.length + n].transpose(0, 2, 1, 3) for x in (keys, values))
         return cupykern.attention(q, *seen, causal=True, causal_align="bottom_right", layout="bshd")
+
+    def _rotations(self, cache: Cache, n: int) -> Any:
+        return cache.rotations[cache.length : cache.length + n]
+
+    def _store(self, cache: Cache, into: Any, x: Any) -> None:
+        into[:, :, cache.length : cache.length + x.shape[1]] = x.transpose(0, 2, 1, 3)
 
 
 def _add_norm(x: Any, change: Any, weight: Any, eps: float) -> tuple[Any, Any]:
@@ -280,14 +283,13 @@ def generate(
 ) -> Iterator[Any]:
     """Yield `count` times the next tokens, (batch, 1) where the model is.  prompt: (batch, n)."""
     rng = np.random.default_rng(seed)
-    cache = model.new_cache(len(prompt), prompt.shape[1] + count)
-    tokens = model.xp.asarray(prompt)
+    cache, tokens = model.new_cache(len(prompt), prompt.shape[1] + count), model.xp.asarray(prompt)
     for _ in range(count):
         tokens = choose(model.xp, model(tokens, cache), temperature, rng)
         yield tokens
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, make: type[Llama] = Llama) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", nargs="?", type=Path, help="config.json and *.safetensors")
     parser.add_argument("--random", metavar="HIDDEN,LAYERS,HEADS,KV_HEADS,VOCAB",
@@ -310,7 +312,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             weights = random_weights(config, args.dtype, args.seed)
         else:
             config, weights = load(args.folder)
-        model = Llama(config, weights, args.dtype, args.target)
+        model = make(config, weights, args.dtype, args.target)
         prompt = np.array([[int(word) for word in args.prompt.split(",")]] * args.batch)
         if not (prompt.size and args.tokens > 0 and args.temperature >= 0):
             raise ValueError("--batch and --tokens must be at least 1, --temperature at least 0")
@@ -339,8 +341,7 @@ def run(
     found = [next(tokens)]
     found[0].tolist()  # waits for the GPU
     first = time.perf_counter()
-    found += tokens
-    rows = model.xp.concatenate(found, axis=1).tolist()
+    rows = model.xp.concatenate([*found, *tokens], axis=1).tolist()
     return rows, first - begun, time.perf_counter() - first
 
 

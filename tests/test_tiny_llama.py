@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import struct
 import sys
@@ -16,13 +15,13 @@ from cupykern import targets
 from cupykern.check import RMS_LIMIT
 from cupykern.numerics import to_numpy
 
-_PATH = Path(__file__).parents[1] / "examples" / "tiny_llama.py"
-_spec = importlib.util.spec_from_file_location("tiny_llama", _PATH)
-tiny_llama = sys.modules["tiny_llama"] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(tiny_llama)
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+
+import tiny_llama
+import tiny_llama_graph
 
 CONFIG = tiny_llama.LlamaConfig(96, 64, 176, 2, 4, 2, 16)
-STEPS = ((0, 4), (4, 7), (7, 8), (8, 9))  # the first and last tokens of each call
+STEPS = ((0, 2), (2, 5), (5, 6), (6, 7), (7, 8), (8, 9))  # the first and last tokens of each call
 HUGGING_FACE = {  # CONFIG by the names of config.json
     "model_type": "llama",
     "vocab_size": 96,
@@ -103,10 +102,10 @@ def errors_over_expected(logits, config, weights, tokens, dtype, positions=slice
     return errors / expected[positions]
 
 
-def read(dtype, target):
+def read(dtype, target, make=tiny_llama.Llama):
     """(weights, numpy's dtype, logits of all tokens at once, logits of several steps)"""
     weights = tiny_llama.random_weights(CONFIG, dtype, seed=3)
-    model = tiny_llama.Llama(CONFIG, weights, dtype, target.name)
+    model = make(CONFIG, weights, dtype, target.name)
     tokens = model.xp.asarray(TOKENS)
     whole = model(tokens, model.new_cache(2, 9), every=True)
     cache = model.new_cache(2, 16)
@@ -117,12 +116,13 @@ def read(dtype, target):
     return weights, numbers, to_numpy(whole), np.stack(steps, axis=1)
 
 
+@pytest.mark.parametrize("make", [tiny_llama.Llama, tiny_llama_graph.GraphLlama])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_logits_are_as_exact_as_rounding_allows(dtype, target):
+def test_logits_are_as_exact_as_rounding_allows(dtype, make, target):
     """All tokens at once; and some, some more, then one by one."""
     if target.name == "host" and (target.warp_size == 64) != (dtype == "float16"):
         pytest.skip("a dtype for each warp size")
-    weights, numbers, whole, steps = read(dtype, target)
+    weights, numbers, whole, steps = read(dtype, target, make)
     assert whole.shape == (2, 9, CONFIG.vocab_size) and whole.dtype == np.float32
     call = CONFIG, weights, TOKENS, numbers
     assert errors_over_expected(whole, *call).max() <= RMS_LIMIT
