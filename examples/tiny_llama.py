@@ -338,11 +338,11 @@ def run(
     """(the new tokens of each sequence, seconds until the first ones, seconds of the others)"""
     begun = time.perf_counter()
     tokens = generate(model, prompt, count, temperature, seed)
-    found = [next(tokens)]
-    found[0].tolist()  # waits for the GPU
+    found = [next(tokens).tolist()]  # waits for the GPU
     first = time.perf_counter()
-    rows = model.xp.concatenate([*found, *tokens], axis=1).tolist()
-    return rows, first - begun, time.perf_counter() - first
+    found += [x.tolist() for x in list(tokens)]  # and here, when all steps are under way
+    seconds = time.perf_counter() - first
+    return np.concatenate(found, axis=1).tolist(), first - begun, seconds
 
 
 if __name__ == "__main__":
