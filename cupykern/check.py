@@ -18,8 +18,8 @@ RMS_LIMIT = 3.0  # times the error that the op says it expects
 GUARD_BYTES = 4096
 _GUARD, _POISON = 0xA5, 0xFF  # 0xFF... is NaN in every floating format
 # Elements of a call's arrays.  Up to here FP64 on the CPU takes less time than CuPy takes to compile the
-# reference's operations, of which every dtype and order of strides has its own.
-_SMALL = 1 << 20
+# reference's operations, of which every dtype and order of strides has its own: 0.25 s each.
+_SMALL = 1 << 24
 
 
 class Violation(Exception):

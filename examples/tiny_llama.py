@@ -318,7 +318,7 @@ def main(arguments: Sequence[str] | None = None, make: type[Llama] = Llama) -> i
             raise ValueError("--batch and --tokens must be at least 1, --temperature at least 0")
         if not 0 <= prompt.min() <= prompt.max() < config.vocab_size:
             raise ValueError(f"--prompt must hold tokens from 0 to {config.vocab_size - 1}")
-        run(model, prompt, min(args.tokens, 2), args.temperature, args.seed)  # compiles the kernels
+        run(model, prompt, min(args.tokens, 4), args.temperature, args.seed)  # compiles the kernels
     except (OSError, ValueError, targets.UnavailableError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

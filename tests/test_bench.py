@@ -158,7 +158,7 @@ def test_kernels_of_cases_are_known_before_they_run(host, monkeypatch):
     """A call of two kernels, and one that makes another array; nothing is compiled to know it."""
     ops = [op for op in OPS if op.name in ("softmax", "decode_attention")]
     monkeypatch.setattr(type(host), "compile", lambda *args: pytest.fail("compiled"))
-    variants = compile_ahead.variants_of_cases(ops, host, 3, 0)
+    variants = list(compile_ahead.variants_of_cases(ops, host, 3, 0))
     assert {v.kernel for v in variants} == {"softmax", "decode_attention", "decode_merge"}
     monkeypatch.undo()
     compiled = {v for v, _, error in compile_ahead.compile_ahead(host, variants, 2) if not error}

@@ -80,7 +80,7 @@ def check(
     done = []
     collector = precision.Collector(seed) if precise or plot_path is not None else None
     variants = variants_of_cases(ops, where, cases, seed)
-    with progress(len(variants), "compile") as advance:
+    with progress(None, "compile") as advance:
         for variant, *_ in compile_ahead(where, variants, jobs):
             advance(variant.kernel)
     with progress(len(ops) * cases, "check") as advance:

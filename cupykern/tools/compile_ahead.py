@@ -17,13 +17,16 @@ from ..targets import CompileError, Target
 _MAX_PROCESSES = 16
 
 
-def variants_of_cases(ops: Iterable[Op], target: Target, cases: int, seed: int) -> list[Variant]:
-    """What check.run_cases of the same arguments will launch.
+def variants_of_cases(
+    ops: Iterable[Op], target: Target, cases: int, seed: int
+) -> Iterator[Variant]:
+    """What check.run_cases of the same arguments will launch, each once.
 
     Not quite all, where a call's further way depends on results.
     """
-    with jit.recording() as variants:
-        for op in ops:
+    known: dict[Variant, None] = {}
+    for op in ops:
+        with jit.recording() as variants:
             for case_seed in range(seed, seed + cases):
                 problem = op.draw_problem(RandomDraw(case_seed))
                 try:
@@ -33,18 +36,26 @@ def variants_of_cases(ops: Iterable[Op], target: Target, cases: int, seed: int) 
                         check.guarded_run(op, call, outputs[0])
                 except Exception:  # it is the check that says so
                     continue
-    return list(variants)
+        new = variants.keys() - known.keys()
+        known |= variants
+        yield from (variant for variant in variants if variant in new)
 
 
 def compile_ahead(
-    target: Target, variants: Sequence[Variant], jobs: int
+    target: Target, variants: Iterable[Variant], jobs: int
 ) -> Iterator[tuple[Variant, float, str | None]]:
-    """Compile into the disk cache, `jobs` at once: (variant, seconds, error or None), as they end up."""
-    if not variants:
-        return
-    # Two for each at least: a process on a GPU takes seconds to start, and half a gigabyte of it.
-    most = jobs if target.name == "host" else min(jobs, _MAX_PROCESSES)
-    with _pool(target, min(most, (len(variants) + 1) // 2)) as pool:
+    """Compile into the disk cache, `jobs` at once: (variant, seconds, error or None), as they end up.
+
+    The first ones are under way while `variants` finds the next.
+    """
+    if isinstance(variants, Sequence):
+        if not variants:
+            return
+        # Two for each at least: a process on a GPU takes seconds to start.
+        jobs = min(jobs, (len(variants) + 1) // 2)
+    if target.name != "host":
+        jobs = min(jobs, _MAX_PROCESSES)  # each takes half a gigabyte of the GPU
+    with _pool(target, jobs) as pool:
         here = isinstance(pool, ThreadPoolExecutor)
         where = target if here else target.name
         tasks = {pool.submit(_compile, where, variant): variant for variant in variants}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import sys
@@ -59,12 +60,16 @@ def _print_rich(
 
 
 @contextmanager
-def progress(length: int, label: str) -> Iterator[Any]:
-    """Yield advance(text): a bar on stderr if that is a terminal, else a line there every 10 seconds."""
+def progress(length: int | None, label: str) -> Iterator[Any]:
+    """Yield advance(text): a bar on stderr if that is a terminal, else a line there every 10 seconds.
+
+    length: how often it will be called; None: nobody knows yet.
+    """
     if not sys.stderr.isatty():
         yield _lines(length, label)
         return
     bar = click.progressbar(
+        iterable=None if length is not None else itertools.repeat(None),
         length=length,
         label=label,
         file=sys.stderr,
@@ -74,7 +79,7 @@ def progress(length: int, label: str) -> Iterator[Any]:
         yield lambda text="": bar.update(1, text)
 
 
-def _lines(length: int, label: str) -> Any:
+def _lines(length: int | None, label: str) -> Any:
     begun = last = time.monotonic()
     done = 0
 
@@ -84,9 +89,8 @@ def _lines(length: int, label: str) -> Any:
         now = time.monotonic()
         if now - last >= _LINE_S:
             last = now
-            click.echo(
-                f"{label}: {done} of {length} in {now - begun:.0f} s  {text}".rstrip(), err=True
-            )
+            share = f"{done}" if length is None else f"{done} of {length}"
+            click.echo(f"{label}: {share} in {now - begun:.0f} s  {text}".rstrip(), err=True)
 
     return advance
 
