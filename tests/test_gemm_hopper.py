@@ -309,7 +309,7 @@ _TASKS = (({"layout_b": OUTER}, CONFIGS[::2]), (_FP8, FP8[1][:1]), (_MIXED, MIXE
 )
 def test_compiles_without_spills(changes, config):
     row = gate.compile_row(gemm.variant(task(**changes), config), "sm_90a")
-    assert gate.failure(row) is None and row.spill_bytes == 0
+    assert gate.failure(row) is None and row.local_bytes == 0
     assert row.registers == 168  # gemm_hopper.cu: what the warps share out
 
 
