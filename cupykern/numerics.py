@@ -78,6 +78,13 @@ def namespace(array: Any) -> Any:
     return np
 
 
+def to_numpy(x: Any) -> np.ndarray:
+    """A copy of a cupy array, a numpy array itself."""
+    if isinstance(x, np.ndarray):
+        return x
+    return x.view(np.uint8).get().view(x.dtype) if x.dtype.itemsize == 1 else x.get()
+
+
 def as_float64(x: Any) -> Any:
     """x in FP64, in its own namespace; also of the FP8 arrays that CuPy cannot convert."""
     xp = namespace(x)

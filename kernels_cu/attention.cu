@@ -145,7 +145,7 @@ struct Walk {
     const AttentionHead& head;
     const HeadMask& mask;
     const TileCopier<Element, KeyTile>&keys, &values;
-    KeyTiles<kTileM, kTileN, kBlocks>& tiles;
+    KeyTiles<kTileM, kTileN, kBlocks, true>& tiles;
     Loaders& loaders;
     WarpRows& rows;
     int first_row, end;
@@ -259,7 +259,7 @@ KERNEL void attention(const Element* q, const Element* k, const Element* v, Elem
                       const AttentionParams params) {
     SHARED_STORAGE(AttentionStorage, storage);
     const AttentionPlace place = AttentionPlace::of(params, blockIdx.x);
-    const AttentionHead head = AttentionHead::of(params, cu_seqlens_q, cu_seqlens_k, place.head);
+    const AttentionHead head = AttentionHead::of(params, cu_seqlens_q, cu_seqlens_k, place.head).of_warp();
     const int row = uniform(place.tile * kTileM);
     if (row >= head.sq) return;
     const MaskArrays arrays{mask_array, kv_num_blocks, kv_indices, block_types, partial_indices};
@@ -274,7 +274,7 @@ KERNEL void attention(const Element* q, const Element* k, const Element* v, Elem
     const TileCopier<Element, KeyTile> keys(k_origin, int(params.k.row), dim);
     const TileCopier<Element, KeyTile> values(v_origin, int(params.v.row), dim_v);
     copy_tile(storage.queries, q_origin, params.q.row, rows, dim);
-    KeyTiles<kTileM, kTileN, kBlocks> tiles(mask, row, head.sq, end);
+    KeyTiles<kTileM, kTileN, kBlocks, true> tiles(mask, row, head.sq, end);
     bool more = tiles.next();
     if (more) keys.start<false>(storage.keys, tiles.key, end - tiles.key);
     copy_async_commit();

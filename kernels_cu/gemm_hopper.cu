@@ -19,6 +19,8 @@ struct HopperParams {
     EpilogueParams epilogue;
     int32_t tma_stores, group_height;  // in tiles (GemmTask::of_block)
     int64_t has_block_scales;          // what scale_a and scale_b then are; they are the main loop's
+    int64_t num_groups;                // of NVFP4's k
+    struct { int64_t block, quarter, row, word; } groups;  // GroupScales
 };
 
 struct HopperStorage {
@@ -51,7 +53,7 @@ DEVICE void add_shared_sums(HopperStorage& storage, int warpgroup, TileSums& sum
 KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b_map,
                         GRID_CONSTANT TensorMap out_map, void* out, const void* bias,
                         const void* residual, const float* scale_a, const float* scale_b,
-                        const HopperParams params) {
+                        const e4m3* groups_b, const HopperParams params) {
     SHARED_STORAGE(HopperStorage, storage);
     Ring& ring = storage.ring;
     if (threadIdx.x == 0) ring.init();
@@ -106,6 +108,13 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                                b.col,
                                int(params.epilogue.m) - 1,
                                int(params.epilogue.n - 1) / kBlockK};
+            }
+            if constexpr (kSame<RowElement, e2m1x2>) {
+                const GroupScales groups{groups_b + offset(kGroupsB), params.groups.block,
+                                         params.groups.quarter, params.groups.row, params.groups.word};
+                const int col = work.first_row + int(threadIdx.x) % 32 / 4;
+                work.row_scales = scales_of_rows(groups, col, col + 8, int(params.epilogue.n) - 1,
+                                                 int(params.num_groups));
             }
             const auto make_epilogue = [&] {
                 return Epilogue::of_matrix(params.epilogue, out, bias, residual,

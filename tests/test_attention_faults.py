@@ -31,8 +31,8 @@ FAULTS = {
     ),
     "the last tile of keys is skipped": Fault(
         "parts/attention_task.cuh",
-        "key((end + kTileN - 1) & -kTileN) {}",
-        "key(end & -kTileN) {}",
+        "? ((end - 1) / kTileN + 1) * kTileN : 0)",
+        "? end / kTileN * kTileN : 0)",
         "tails",
     ),
     "scores are not scaled": Fault(
@@ -100,8 +100,8 @@ FAULTS = {
     ),
     "the keys of another head": Fault(
         "parts/attention_task.cuh",
-        "uniform(h.head / int(params.heads / params.kv_heads));",
-        "uniform(h.head % int(params.kv_heads));",
+        "h.head / int(params.heads / params.kv_heads);",
+        "h.head % int(params.kv_heads);",
         "groups",
     ),
     "the mask of the first batch": Fault(

@@ -436,7 +436,7 @@ def test_matmul(target, m, n, k):
 def test_matmul_compiles_without_spills():
     row = gate.compile_row(variant(MATMUL, threads=384), "sm_90a")
     assert gate.failure(row) is None
-    assert row.spill_bytes == 0 and row.registers <= 168
+    assert row.local_bytes == 0 and row.registers <= 168
 
 
 # --- mistakes, which only the host reports -------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 from fake_gpu import fake_gpu
 
 import cupykern
-from cupykern import plans, targets
+from cupykern import dtypes, plans, targets
 
 cupy = pytest.importorskip("cupy")
 
@@ -78,6 +78,17 @@ CALLS = {
     "dual_gemm_silu": lambda x, r, w, b: cupykern.dual_gemm_silu(
         x, r.T, r[::-1].T, scale_b1=w.view(np.float32)[:1]
     ),
+    "dual_gemm_silu of NVFP4": lambda x, r, w, b: cupykern.dual_gemm_silu(
+        x[:, :1024], nvfp4(r), nvfp4(r, b[:1])
+    ),
+    "scaled_mm of NVFP4 twice": lambda x, r, w, b: cupykern.scaled_mm(nvfp4(x, b[:1]), nvfp4(r)),
+    "dequant_softmax": lambda x, r, w, b: cupykern.dequant_softmax(
+        x, r.view(np.int8)[:, :4096].T, w.view(np.float32)[:64], bias=b[:64]
+    ),
+    "dequant_softmax into": lambda x, r, w, b: cupykern.dequant_softmax(
+        x[:8, :64], r.view(np.int8)[:, :2048], 0.5, dtype="float32", out=x[8:].view(np.float32)[:8]
+    ),
+    "quantize_nvfp4": lambda x, r, w, b: cupykern.quantize_nvfp4(x, layout="blocked"),
     "attention": lambda x, r, w, b: cupykern.attention(*heads(x, r, r), causal=True),
     "attention's statistics": lambda x, r, w, b: cupykern.attention(
         *heads(x, r, r), return_lse=True, return_row_stats=True
@@ -109,7 +120,15 @@ CALLS = {
 }
 
 
+def nvfp4(x, global_scale=1.0):
+    """(64, 1024), codes and scales somewhere in x"""
+    data, scale = x.view(np.uint8)[:, :512], x[:, 512:544].view(np.uint8).reshape(64, 64)
+    return cupykern.NvFp4.unchecked(data, scale.view(dtypes.float8_e4m3fn), "plain", global_scale)
+
+
 def described(outputs):
+    if isinstance(outputs, cupykern.NvFp4):
+        outputs = outputs.data, outputs.scale, outputs.global_scale
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     return [(y.shape, y.dtype, y.strides) for y in outputs]
 

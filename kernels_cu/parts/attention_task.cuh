@@ -31,9 +31,9 @@ struct AttentionHead {
     DEVICE static AttentionHead of(const AttentionParams& params, const int32_t* cu_seqlens_q,
                                    const int32_t* cu_seqlens_k, int number) {
         AttentionHead h;
-        h.batch = uniform(number / int(params.heads));
+        h.batch = number / int(params.heads);
         h.head = number - h.batch * int(params.heads);
-        h.kv_head = uniform(h.head / int(params.heads / params.kv_heads));
+        h.kv_head = h.head / int(params.heads / params.kv_heads);
         h.sq = int(params.sq);
         h.sk = int(params.sk);
         h.offset = params.offset;
@@ -48,12 +48,12 @@ struct AttentionHead {
             h.offset = params.bottom_right ? h.sk - h.sq : 0;
             h.batch = 0;  // there is one of all sequences
         }
-        h.sq = uniform(h.sq);
-        h.sk = uniform(h.sk);
-        h.offset = uniform(h.offset);
-        h.q_first = uniform(int(h.q_first));
-        h.k_first = uniform(int(h.k_first));
         return h;
+    }
+    // The same, as whole warps work on it.
+    DEVICE AttentionHead of_warp() const {
+        return {uniform(batch), uniform(head), uniform(kv_head), uniform(sq), uniform(sk),
+                uniform(offset), uniform(int(q_first)), uniform(int(k_first))};
     }
     DEVICE int64_t q_offset(const AttentionStrides& s) const {
         return batch * s.batch + head * s.head + q_first * s.row;
@@ -79,27 +79,28 @@ struct AttentionPlace {
         const uint32_t section = index / (per_section * tiles), in_section = index % (per_section * tiles);
         const uint32_t rest = all - section * per_section, heads = rest < per_section ? rest : per_section;
         const uint32_t number = in_section / heads;
-        return {uniform(int(section * per_section + in_section % heads)),
-                uniform(int(tiles - 1 - number))};
+        return {int(section * per_section + in_section % heads),
+                int(tiles - 1 - number)};
     }
 };
 
 // The tiles of keys that a tile of queries needs, in descending order: those below `end`, and of a block
 // mask those of blocks that at least one of its rows of blocks keeps.  The first one alone may reach
-// beyond `end`.
-template <int kTileM, int kTileN, bool kBlocks>
+// beyond `end`.  kWarps: whole warps walk together.
+template <int kTileM, int kTileN, bool kBlocks, bool kWarps = false>
 struct KeyTiles {
     int key;  // the first one of the tile
 
-    DEVICE KeyTiles(const HeadMask&, int, int, int end) : key((end + kTileN - 1) & -kTileN) {}
+    DEVICE KeyTiles(const HeadMask&, int, int, int end)
+        : key(end > 0 ? ((end - 1) / kTileN + 1) * kTileN : 0) {}
     // Goes to the next tile; false: there is none.
     DEVICE bool next() {
         key -= kTileN;
         return key >= 0;
     }
 };
-template <int kTileM, int kTileN>
-struct KeyTiles<kTileM, kTileN, true> {
+template <int kTileM, int kTileN, bool kWarps>
+struct KeyTiles<kTileM, kTileN, true, kWarps> {
     static constexpr int kMaxLists = kTileM > 64 ? kTileM / 64 : 1;
     static constexpr int kNone = -1;
     int key, end, first_key;  // first_key: of the block
@@ -117,11 +118,15 @@ struct KeyTiles<kTileM, kTileN, true> {
         for (int i = 0; i < kMaxLists; ++i) {
             const int first = row + i * 64;  // blocks are of 64 rows at least
             const bool own = i == 0 || (first & ((1 << mask.params.q_shift) - 1)) == 0;
-            left[i] = uniform(
+            left[i] = of_all(
                 own && first < sq ? mask.arrays.kv_num_blocks[mask.first_row + q_block + i] : 0);
             look(i);
             while (last[i] != kNone && last[i] << kv_shift >= end) drop(i);
         }
+    }
+    DEVICE static int of_all(int x) {
+        if constexpr (kWarps) x = uniform(x);
+        return x;
     }
     DEVICE void look(int i) {
         last[i] = left[i] > 0 ? indices[int64_t(i) * list_step + left[i] - 1] : kNone;
@@ -136,7 +141,7 @@ struct KeyTiles<kTileM, kTileN, true> {
         int block = kNone;
 #pragma unroll
         for (int i = 0; i < kMaxLists; ++i) {
-            last[i] = uniform(last[i]);  // only here, which waits for it
+            last[i] = of_all(last[i]);  // only here, which waits for it
             block = last[i] > block ? last[i] : block;
         }
         if (block == kNone) return false;

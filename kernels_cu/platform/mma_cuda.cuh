@@ -299,17 +299,18 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
     }
 }
 
-namespace cuda {
-// Eight e2m1 numbers times an e4m3 scale, as four pairs.
+// Eight e2m1 numbers, the first in the lowest bits, times an e4m3 scale: four pairs of T, which holds them.
 template <class T>
 DEVICE void decode_scaled(uint32_t codes, e4m3 scale, uint32_t (&pairs)[4]) {
     const __half2 factor = __half2half2(__half(scale));
     const __half2 unit = bit_cast<__half2>(0x74007400u);  // 2^14
+    const uint32_t firsts = codes << 4;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        // A number's sign, exponent and mantissa at the place of FP16's are 2^-14 of it, subnormals too.
-        const uint32_t byte = codes >> 8 * i & 0xff, spread = (byte & 0xf) | (byte & 0xf0) << 12;
-        const uint32_t bits = (spread << 12 & 0x80008000u) | (spread << 9 & 0x0e000e00u);
+        // Both of byte i on top of 16 bits each.  A number's sign, exponent and mantissa at the place of
+        // FP16's are 2^-14 of it, subnormals too.
+        const uint32_t tops = __byte_perm(firsts, codes, 0x4000 + 0x1010 * i);
+        const uint32_t bits = (tops & 0x80008000u) | (tops >> 3 & 0x0e000e00u);
         const __half2 scaled = __hmul2(__hmul2(bit_cast<__half2>(bits), unit), factor);
         if constexpr (kSame<T, half>) {
             pairs[i] = bit_cast<uint32_t>(scaled);
@@ -319,7 +320,6 @@ DEVICE void decode_scaled(uint32_t codes, e4m3 scale, uint32_t (&pairs)[4]) {
         }
     }
 }
-}  // namespace cuda
 
 // 32 of k of e2m1 numbers as two fragments in kEights' order, each number times the e4m3 scale of its 16
 // of k: a product that T holds exactly.  tile.codes: lines of bytes along k, two numbers in each;
@@ -333,7 +333,7 @@ DEVICE void load_scaled(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         uint32_t pairs[4];
-        cuda::decode_scaled<T>(codes[i], tile.scale(row + 8 * i, k / 16 + t / 2), pairs);
+        decode_scaled<T>(codes[i], tile.scale(row + 8 * i, k / 16 + t / 2), pairs);
         low.words[low.word(i, 0)] = pairs[0];
         low.words[low.word(i, 1)] = pairs[1];
         high.words[high.word(i, 0)] = pairs[2];
