@@ -69,11 +69,15 @@ struct StatisticOf<false> {
 using Statistic = StatisticOf<kCentered && !kMeanFirst>::Type;
 using MergeStatistics = StatisticOf<kCentered && !kMeanFirst>::Merge;
 
+// Moments of FP32 elements leave no registers for a second vector under way.
+constexpr int kSquaresUnrolled =
+    kCentered && kClusterSize > 1 && sizeof(Element) == 4 ? 1 : 2;
+
 // The squares of the warp's distances from `mean`; not null, `rest` becomes the sum of the distances.
 template <class Sums>
 DEVICE float warp_squares(const Sums& s, float mean, float* rest) {
     float squares = 0.0f, distances = 0.0f;
-#pragma unroll 2
+#pragma unroll(kSquaresUnrolled)
     for (int i = 0; i < kVectorsPerThread; ++i) {
         float values[kVectorWidth], part = 0.0f, part_distances = 0.0f;
         s.get(i, mean, values);
