@@ -106,6 +106,17 @@ DEVICE void store_async(T* shared, const T& value, Barrier& barrier, int rank) {
     }
 }
 
+// --- bulk copies -----------------------------------------------------------------------------
+// By one thread: brings `bytes` neighbours, a multiple of 16, from `global` to `shared`, both aligned to
+// 16, and counts them at `to`.
+DEVICE void bulk_load(void* shared, const void* global, int bytes, Barrier& to) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            hopper::shared_address(shared)),
+        "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(to.address())
+        : "memory");
+}
+
 // --- TMA -------------------------------------------------------------------------------------
 // The box of an array of 1 to 5 dimensions that one instruction moves; made by
 // cupykern.targets.tensor_map.  Coordinates are {innermost, ..., outermost}, in elements; what lies
