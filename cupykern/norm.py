@@ -37,7 +37,7 @@ from .targets import Target
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
-_PARAMS = np.dtype(  # normalize.cu: NormParams
+_PARAMS = np.dtype(  # norm_params.cuh: NormParams
     [
         ("layout", layout_dtype(5)),
         ("num_chunks", np.int64),
@@ -48,7 +48,7 @@ _PARAMS = np.dtype(  # normalize.cu: NormParams
         ("weight_dtype", np.int32),
         ("bias_dtype", np.int32),
         ("compensated", np.int32),
-        ("padding", np.int32),
+        ("stages", np.int32),
     ]
 )
 
@@ -313,7 +313,7 @@ def _make_norm(
     has_residual = residual is not None
     held = 1 + has_residual
     if config is not None:
-        check_config(config, target.arch, x.itemsize, layout, plain, held)
+        check_config(config, target.arch, x.itemsize, layout, plain, held, streams=True)
     else:
         config = tuned_config(
             *(
@@ -340,13 +340,17 @@ def _make_norm(
     params["compensated"] = options.compensated
     variant = _variant(x.dtype, options.centered, config)
     shared_bytes = held * config.shared_bytes(x.itemsize)
+    if config.stages:
+        params["stages"] = config.stages_that_fit(target.arch, x.itemsize, held)
+        shared_bytes *= int(params["stages"])
     statistic_bytes = 16 if options.centered else 4
     plan = row_plan(target, variant, config, layout, params, statistic_bytes, shared_bytes)
     return _Norm(plan, y.dtype, options, has_residual)
 
 
 def _variant(dtype: np.dtype, centered: bool, config: RowConfig) -> Variant:
-    return row_variant("normalize", dtype, config, (("kCentered", centered),))
+    kernel = "normalize_stream" if config.stages else "normalize"
+    return row_variant(kernel, dtype, config, (("kCentered", centered),))
 
 
 def _is_aligned(column: Operand) -> bool:

@@ -74,12 +74,15 @@ def row_plan(
     shared_bytes: int,
 ) -> RowPlan:
     """The plan of a row kernel; sets the fields `layout` and `num_chunks` of `params`."""
+    kernel = get_kernel(target, variant)
     num_chunks = -(-(layout.num_cols + layout.max_head) // config.chunk)
     num_groups = -(-layout.num_rows // config.rows_per_block)
     params["layout"] = layout.struct()
     params["num_chunks"] = num_chunks
+    if config.stages:  # no block waits for another
+        num_groups = min(num_groups, kernel.blocks_at_once(shared_bytes) // config.cluster_size)
     return RowPlan(
-        kernel=get_kernel(target, variant),
+        kernel=kernel,
         num_rows=layout.num_rows,
         num_chunks=num_chunks,
         split=config.split_rows,

@@ -16,18 +16,8 @@
 // Launch: grid (ceil(rows / kRowsPerBlock) * chunks * kClusterSize), block (kNumThreads), dynamic
 // shared memory sizeof(RowStorage<Element>), twice that with a residual.
 #include "parts/moments.cuh"
+#include "parts/norm_params.cuh"
 #include "parts/quantize.cuh"
-#include "parts/row.cuh"
-
-enum Operand { kX, kResidual, kY, kSum, kStatistic, kOperands };
-
-struct NormParams {
-    RowLayout<kOperands> layout;
-    int64_t num_chunks, weight_stride, bias_stride;
-    float eps;
-    int32_t dtype, weight_dtype, bias_dtype;
-    int32_t compensated, padding;
-};
 
 // One thread's part of s.
 template <bool kHasResidual>
