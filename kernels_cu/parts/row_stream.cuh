@@ -52,10 +52,11 @@ template <int kArrays>
 struct RowRing {
     Slice* slices;
     Barrier* full;
+    SlicePlace place;
     int stages, stage, parity;
 
-    // By one thread.
-    DEVICE void start(int to, const Element* const (&rows)[kArrays], const SlicePlace& place) const {
+    // By one thread: brings a row, of each array, to a stage.
+    DEVICE void start(int to, const Element* const (&rows)[kArrays]) const {
         full[to].arrive_expect_tx(kArrays * place.bytes());
         if (place.count == 0) return;
 #pragma unroll
@@ -65,8 +66,6 @@ struct RowRing {
         }
     }
     DEVICE void wait() const { full[stage].wait(parity); }
-    DEVICE const Slice& slice(int array) const { return slices[stage * kArrays + array]; }
-    DEVICE int previous() const { return stage == 0 ? stages - 1 : stage - 1; }
     DEVICE void advance() {
         if (++stage < stages) return;
         stage = 0;
@@ -74,19 +73,67 @@ struct RowRing {
     }
 };
 
+// This thread's vectors of the row that the ring is at: in registers from take() on where those leave room
+// for the rest, else read from shared memory in every pass.
+template <int kArrays>
+struct RowOfRing {
+    static constexpr bool kKept = kArrays * kVectorsPerThread <= 2;
+    // Of loops over vectors that take no registers of their own.
+    static constexpr int kUnrolled = kKept ? kVectorsPerThread : 1;
+    RowRing<kArrays>& ring;
+    Element outside;  // where the row has no elements
+    RowVector kept[kArrays][kKept ? kVectorsPerThread : 1];
+
+    DEVICE void take() {
+        ring.wait();
+        if constexpr (kKept) {
+#pragma unroll
+            for (int i = 0; i < kVectorsPerThread; ++i) {
+#pragma unroll
+                for (int array = 0; array < kArrays; ++array) kept[array][i] = read(i, array);
+            }
+        }
+    }
+    DEVICE RowVector read(int i, int array) const {
+        RowVector vector;
+        vector.fill(outside);
+        if (ring.place.holds(i)) {
+            vector = ring.slices[ring.stage * kArrays + array].vectors[i][threadIdx.x];
+        }
+        return vector;
+    }
+    DEVICE RowVector get(int i, int array) {
+        if constexpr (kKept) {
+            keep_packed(kept[array][i]);
+            return kept[array][i];
+        } else {
+            return read(i, array);
+        }
+    }
+    // By one thread, once all have met in turn number `turn`: no one needs the row in shared memory any
+    // more, or else the one before it.  start(stage, i) brings the row i turns on.
+    template <class Start>
+    DEVICE void refill(int turn, Start start) const {
+        if constexpr (kKept) {
+            start(ring.stage, ring.stages);
+        } else if (turn > 0) {
+            start(ring.stage == 0 ? ring.stages - 1 : ring.stage - 1, ring.stages - 1);
+        }
+    }
+};
+
 // What the warps of a block tell each other, and the blocks of a cluster, in turn number `turn`.
 // Memory is used again two turns later: then all have met once more.
-// kExchange: as of merge_across_warps.
-template <int kExchange>
-DEVICE float sum_in_block(float mine, int turn) {
-    SHARED(float, parts, [2][kWarps]);
-    const MergeFloats<Sum> merge;
-    mine = merge.across_lanes(mine, 1, kWarpSize);
-    if (lane_id() == 0) parts[turn % 2][threadIdx.x / kWarpSize] = mine;
+// merge, kExchange: as of merge_across_warps (parts/row.cuh).
+template <int kExchange, class Statistic, class Merge>
+DEVICE Statistic merge_in_block(const Statistic& mine, int turn, Merge merge) {
+    SHARED(Statistic, parts, [2][kWarps]);
+    const Statistic of_warp = merge.across_lanes(mine, 1, kWarpSize);
+    if (lane_id() == 0) parts[turn % 2][threadIdx.x / kWarpSize] = of_warp;
     sync_block();
     return merge.across_lanes(parts[turn % 2][lane_id() % kWarps], 1, kWarps);
 }
-// After sum_in_block, so that all of the block are done with the turn before.
+// After merge_in_block, so that all of the block are done with the turn before.
 template <class Statistic, class Merge>
 DEVICE Statistic merge_in_cluster(const Statistic& mine, int turn, Merge merge, Barrier* exchanges) {
     if constexpr (kClusterSize == 1) {
@@ -102,3 +149,26 @@ DEVICE Statistic merge_in_cluster(const Statistic& mine, int turn, Merge merge, 
         return merge.across_lanes(parts[turn % 2][lane_id() % kClusterSize], 1, kClusterSize);
     }
 }
+
+// The barriers of a ring and of a cluster's exchanges, ready: first in a kernel.
+struct StreamBarriers {
+    Barrier *full, *exchanges;
+
+    DEVICE static StreamBarriers make(int stages) {
+        SHARED(Barrier, full, [kMaxStages]);
+        SHARED(Barrier, exchanges, [2]);
+        if (threadIdx.x == 0) {
+            for (int i = 0; i < stages; ++i) full[i].init(1);
+            for (int i = 0; i < 2; ++i) exchanges[i].init(1);
+            fence_barrier_init();
+        }
+        if constexpr (kClusterSize > 1) {
+            // All have started before one writes into another's shared memory.
+            cluster_arrive();
+            cluster_wait();
+        } else {
+            sync_block();
+        }
+        return {full, exchanges};
+    }
+};
