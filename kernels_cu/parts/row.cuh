@@ -305,7 +305,7 @@ DEVICE void announce_to_cluster() {
             for (int i = 0; i < kMaxExchanges; ++i) exchange_barriers()[i].init(1);
             fence_barrier_init();
         }
-        cluster_arrive();
+        cluster_arrive_relaxed();
     }
 }
 
@@ -327,7 +327,7 @@ DEVICE Statistic merge_across_warps(const Statistic& mine, const RowThread& t, M
         if (lane_id() < kClusterSize) {
             store_async(&parts[t.rank * kWarpsPerRow + warp], mine, full, lane_id());
         }
-        full.wait_cluster(0);
+        full.wait(0);
         return merge_parts<kParts>(parts, merge);
     } else if constexpr (kWarpsPerRow > 1) {
         SHARED(Statistic, parts, [kRowsPerBlock][kWarpsPerRow]);

@@ -145,7 +145,7 @@ DEVICE Statistic merge_in_cluster(const Statistic& mine, int turn, Merge merge, 
         if (int(threadIdx.x) < kClusterSize) {
             store_async(&parts[turn % 2][cluster_rank()], mine, all_here, int(threadIdx.x));
         }
-        all_here.wait_cluster(turn / 2 % 2);
+        all_here.wait(turn / 2 % 2);
         return merge.across_lanes(parts[turn % 2][lane_id() % kClusterSize], 1, kClusterSize);
     }
 }
@@ -164,7 +164,7 @@ struct StreamBarriers {
         }
         if constexpr (kClusterSize > 1) {
             // All have started before one writes into another's shared memory.
-            cluster_arrive();
+            cluster_arrive_relaxed();
             cluster_wait();
         } else {
             sync_block();

@@ -55,7 +55,8 @@ struct alignas(8) Barrier {
                 : "memory");
         } while (!done);
     }
-    // The same, for what other blocks of the cluster have written before they arrived.
+    // The same, for what other blocks of the cluster have written before they arrived; it empties L1.
+    // store_async's bytes need it not.
     DEVICE void wait_cluster(int parity) {
         uint32_t done;
         do {
