@@ -340,17 +340,13 @@ def _make_norm(
     params["compensated"] = options.compensated
     variant = _variant(x.dtype, options.centered, config)
     shared_bytes = held * config.shared_bytes(x.itemsize)
-    if config.stages:
-        params["stages"] = config.stages_that_fit(target.arch, x.itemsize, held)
-        shared_bytes *= int(params["stages"])
     statistic_bytes = 16 if options.centered else 4
     plan = row_plan(target, variant, config, layout, params, statistic_bytes, shared_bytes)
     return _Norm(plan, y.dtype, options, has_residual)
 
 
 def _variant(dtype: np.dtype, centered: bool, config: RowConfig) -> Variant:
-    kernel = "normalize_stream" if config.stages else "normalize"
-    return row_variant(kernel, dtype, config, (("kCentered", centered),))
+    return row_variant("normalize", dtype, config, (("kCentered", centered),))
 
 
 def _is_aligned(column: Operand) -> bool:

@@ -62,10 +62,10 @@ class RowConfig:
         """Dynamic shared memory of a block, in bytes (row.cuh: RowStorage); of a stage."""
         return self.num_threads * self.vectors_per_thread * self.vector_width * itemsize
 
-    def stages_that_fit(self, arch: str, itemsize: int, arrays_held: int) -> int:
+    def stages_that_fit(self, arch: str, stage_bytes: int) -> int:
         """How many stages a block has room for, of those that it should have."""
         room = max_shared_bytes(arch) // self.min_blocks - _STREAM_STATIC_BYTES
-        return min(self.stages, room // (arrays_held * self.shared_bytes(itemsize)))
+        return min(self.stages, room // stage_bytes)
 
     @property
     def constants(self) -> tuple[tuple[str, int], ...]:
@@ -170,19 +170,21 @@ _ACROSS = ((256, 8, 16, 1), (512, 16, 32, 1))
 
 
 @cache
-def row_configs(arch: str, itemsize: int, with_weights: bool = False) -> tuple[RowConfig, ...]:
+def row_configs(
+    arch: str, itemsize: int, with_weights: bool = False, streams: bool = True
+) -> tuple[RowConfig, ...]:
     """Every config on `arch` for elements of `itemsize` bytes, in the order of preference."""
     blocks = _BLOCKS[itemsize]
     clusters = (CLUSTERS_WITH_WEIGHTS if with_weights else CLUSTERS)[itemsize]
     width = VECTOR_BYTES // itemsize
     shared = _whole_rows(arch, blocks[1::2] + clusters[1::2], width)
-    streams = STREAMS[itemsize] if with_weights and arch in _STREAM_ARCHS else ()
+    stream_table = STREAMS[itemsize] if streams and arch in _STREAM_ARCHS else ()
     return (
         *(
             RowConfig(
                 threads, threads, width, elements // width, cluster, blocks_, plain=True, stages=8
             )
-            for threads, elements, cluster, blocks_ in streams
+            for threads, elements, cluster, blocks_ in stream_table
         ),
         *_whole_rows(arch, blocks + clusters, width, plain=True),
         *_rows_of_any_length(arch, itemsize, shared),
@@ -271,7 +273,7 @@ def refusal(
     if not c.split_rows and c.chunk < needed:
         return f"{c.chunk} elements are fewer than a row's {needed}"
     if c.stages and not streams:
-        return "stages are for the norms"
+        return "stages are for softmax and the norms"
     if c.stages:
         return _stream_refusal(c, arch, itemsize, layout, plain, arrays_held)
     held = arrays_held * c.shared_bytes(itemsize)
@@ -293,8 +295,9 @@ def _stream_refusal(
         return "stages need plain, whole rows, and threads_per_row to be num_threads"
     if c.stages > MAX_STAGES:
         return f"there are at most {MAX_STAGES} stages; got {c.stages}"
-    if c.stages_that_fit(arch, itemsize, arrays_held) < 2:
-        return f"two stages of {arrays_held * c.shared_bytes(itemsize)} bytes do not fit"
+    stage_bytes = arrays_held * c.shared_bytes(itemsize)
+    if c.stages_that_fit(arch, stage_bytes) < 2:
+        return f"two stages of {stage_bytes} bytes do not fit"
     if not (plain and layout.plain):
         return "plain is for calls without options, of aligned rows of whole vectors"
     return None
@@ -349,17 +352,18 @@ def admissible_configs(
     plain: bool,
     arrays_held: int = 1,
     with_weights: bool = False,
+    streams: bool = True,
 ) -> tuple[RowConfig, ...]:
     """The configs that can walk the rows of `layout`, the fastest measured first.
 
     plain: the call has no options, so that configs for such calls serve too.
-    arrays_held: how many rows a block holds of each, in shared memory.
+    arrays_held: how many rows a block holds of each, in shared memory.  streams: as of `refusal`.
     """
     most = max_shared_bytes(arch) - _STATIC_SHARED_BYTES
     configs = [
         config
-        for config in row_configs(arch, itemsize, with_weights)
-        if refusal(config, arch, itemsize, layout, plain, arrays_held, with_weights) is None
+        for config in row_configs(arch, itemsize, with_weights, streams)
+        if refusal(config, arch, itemsize, layout, plain, arrays_held, streams) is None
     ]
     streams = [c for c in configs if c.stages]
     configs = [c for c in configs if not c.stages]

@@ -30,7 +30,8 @@ struct Sums {
             for (int j = 0; j < kVectorWidth; ++j) values[j] += b[j];
         }
     }
-    DEVICE float sum() {
+    // Sums over the warp.
+    DEVICE float warp_sum() {
         float sum = 0.0f;
 #pragma unroll(Row::kUnrolled)
         for (int i = 0; i < kVectorsPerThread; ++i) {
@@ -40,10 +41,10 @@ struct Sums {
             for (int j = 0; j < kVectorWidth; ++j) part += values[j];
             sum += part;
         }
-        return sum;
+        return reduce_in_warp(sum, Sum());
     }
     // Of the distances from `mean`.
-    DEVICE float squares(float mean) {
+    DEVICE float warp_squares(float mean) {
         float sum = 0.0f;
 #pragma unroll(Row::kUnrolled)
         for (int i = 0; i < kVectorsPerThread; ++i) {
@@ -56,7 +57,7 @@ struct Sums {
             }
             sum += kCentered && !row.ring.place.holds(i) ? 0.0f : part;
         }
-        return sum;
+        return reduce_in_warp(sum, Sum());
     }
 };
 
@@ -119,9 +120,9 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, Element* y
         s.row.take();
         float mean = 0.0f;
         if constexpr (kCentered) {
-            mean = merge_in_block<0>(s.sum(), turn, add) / (here > 0.0f ? here : 1.0f);
+            mean = merge_in_block<0>(s.warp_sum(), turn, add) / (here > 0.0f ? here : 1.0f);
         }
-        float squares = merge_in_block<1>(s.squares(mean), turn, add);
+        float squares = merge_in_block<1>(s.warp_squares(mean), turn, add);
         if (threadIdx.x == 0) s.row.refill(turn, start);
         if constexpr (kCentered) {
             const Moments mine{here, mean, 0.0f, squares};

@@ -124,11 +124,10 @@ struct RowOfRing {
 
 // What the warps of a block tell each other, and the blocks of a cluster, in turn number `turn`.
 // Memory is used again two turns later: then all have met once more.
-// merge, kExchange: as of merge_across_warps (parts/row.cuh).
+// of_warp: every lane has it.  merge, kExchange: as of merge_across_warps (parts/row.cuh).
 template <int kExchange, class Statistic, class Merge>
-DEVICE Statistic merge_in_block(const Statistic& mine, int turn, Merge merge) {
+DEVICE Statistic merge_in_block(const Statistic& of_warp, int turn, Merge merge) {
     SHARED(Statistic, parts, [2][kWarps]);
-    const Statistic of_warp = merge.across_lanes(mine, 1, kWarpSize);
     if (lane_id() == 0) parts[turn % 2][threadIdx.x / kWarpSize] = of_warp;
     sync_block();
     return merge.across_lanes(parts[turn % 2][lane_id() % kWarps], 1, kWarps);
