@@ -178,7 +178,8 @@ def row_configs(
     clusters = (CLUSTERS_WITH_WEIGHTS if with_weights else CLUSTERS)[itemsize]
     width = VECTOR_BYTES // itemsize
     shared = _whole_rows(arch, blocks[1::2] + clusters[1::2], width)
-    stream_table = STREAMS[itemsize] if streams and arch in _STREAM_ARCHS else ()
+    # Not of the host's own choice: its blocks run one after another.
+    stream_table = STREAMS[itemsize] if streams and arch == "sm_90a" else ()
     return (
         *(
             RowConfig(

@@ -212,7 +212,8 @@ void store_async(void* remote, const void* value, int bytes, void* remote_barrie
     memcpy(t.data, value, bytes);
 }
 
-void bulk_load(void* shared, const void* global, int bytes, void* barrier, Place place) {
+void bulk_check(const void* shared, const void* global, int bytes, const void* barrier,
+                Place place) {
     const Block& block = *worker->current->owner;
     if (uintptr_t(shared) % 16 || uintptr_t(global) % 16 || bytes % 16 || bytes < 0) {
         fail_at("bulk_load: addresses and bytes must be multiples of 16", place);
@@ -220,10 +221,13 @@ void bulk_load(void* shared, const void* global, int bytes, void* barrier, Place
     if (block_of(shared) != &block || block_of(barrier) != &block) {
         fail_at("bulk_load: not in the block's shared memory", place);
     }
-    if (static_cast<char*>(shared) + bytes >
+    if (static_cast<const char*>(shared) + bytes >
         block.shared + kDynamicOffset + worker->cluster.dynamic_bytes) {
         fail_at("bulk_load: the copy is larger than the rest of shared memory", place);
     }
+}
+
+void bulk_load(void* shared, const void* global, int bytes, void* barrier, Place place) {
     PhaseBarrier& there = find_barrier(barrier, place);
     TSAN(__tsan_release(&there.sync[there.phase % 2]));
     Transfer& t = new_transfer(Transfer::kBulk, static_cast<char*>(shared), bytes, place);
