@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,18 @@ def with_layout(x: Any, layout: str, xp: Any) -> Any:
     if layout == "broadcast":
         return xp.broadcast_to(x[:1], x.shape)
     raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}; got {layout!r}")
+
+
+def bench_options(op: str, text: str, legal: Sequence[str]) -> tuple[str, set[str]]:
+    """A bench row's dtype and its options, of `legal`: of "float32:a+b" float32 and {"a", "b"}.
+
+    Raises ValueError for other options.
+    """
+    name, _, rest = text.partition(":")
+    chosen = set(rest.split("+")) if rest else set()
+    if unknown := chosen - set(legal):
+        raise ValueError(f"{op} has no bench option {', '.join(sorted(unknown))}")
+    return name, chosen
 
 
 def bench_values(shape: tuple[int, ...], dtype: np.dtype, seed: int, xp: Any) -> Any:

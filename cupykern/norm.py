@@ -440,12 +440,28 @@ def _draw(draw: Draw, centered: bool, residual: bool | None) -> NormProblem:
 def _bench_problem(
     shape: tuple[int, ...], dtype: str, centered: bool, residual: bool
 ) -> NormProblem:
+    """dtype: and after a colon options, with plus signs: "shifted" (a mean of 1e4); of layer_norm
+    "compensated", of rms_norm what it is quantized to.
+    """
     if not shape:
         raise ValueError("a norm needs a shape of at least one dim")
+    name = "layer_norm" if centered else "rms_norm"
+    own = ("compensated",) if centered else tuple(dtypes.QUANTIZED)
+    dtype, options = inputs.bench_options(name, dtype, ("shifted", *own))
     dtypes.resolve(dtype, "dtype", DTYPES)
-    bias_dtype = dtype if centered else None
+    formats = options & set(dtypes.QUANTIZED)
+    if len(formats) > 1:
+        raise ValueError(f"at most one format; got {', '.join(sorted(formats))}")
     return NormProblem(
-        shape, dtype, weight_dtype=dtype, bias_dtype=bias_dtype, residual=residual, kind="bench"
+        shape,
+        dtype,
+        weight_dtype=dtype,
+        bias_dtype=dtype if centered else None,
+        residual=residual,
+        mean=1e4 if "shifted" in options else 0.0,
+        compensated="compensated" in options,
+        quantize=next(iter(formats), None),
+        kind="bench",
     )
 
 
@@ -457,7 +473,8 @@ def _inputs(problem: NormProblem, seed: int, xp: Any) -> Call:
 
     def make(seed: int) -> Any:
         if problem.kind == "bench":
-            return inputs.bench_values(problem.shape, dtype, seed, xp)
+            x = inputs.bench_values(problem.shape, dtype, seed, xp)
+            return x + dtype.type(problem.mean) if problem.mean else x
         x = inputs.values(problem.kind, problem.shape, dtype, seed).astype(np.float32)
         with np.errstate(over="ignore"):
             large = np.isfinite(x) & (np.abs(x) > _LARGEST_SQUARED)
