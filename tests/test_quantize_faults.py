@@ -36,7 +36,7 @@ FAULTS = {
     ),
     "e5m2 as int8": Fault(SCALE, "dtype == kE5m2 ? 57344.0f", "dtype == kE5m2 ? 127.0f", "rows"),
     "a tile's sides exchanged": Fault(
-        TILES, "% p.row_tiles * p.tile_rows;", "% p.row_tiles * p.tile_cols;", "tiles"
+        TILES, "p.row_tiles) * p.tile_rows;", "p.row_tiles) * p.tile_cols;", "tiles"
     ),
     "no scale for the last tile": Fault(
         TILES, "if (index >= params.num_tiles) return;", "if (index + 1 >= params.num_tiles) return;",
@@ -45,9 +45,12 @@ FAULTS = {
     "the last rows' tiles as high as the others": Fault(
         TILES, "int(rows < p.tile_rows ? rows : p.tile_rows)", "int(p.tile_rows)", "tiles"
     ),
-    "vectors that overlap": Fault(TILES, "i % vectors * kVectorWidth", "i % vectors", "tiles"),
+    "vectors that overlap": Fault(TILES, "(i - row * per_row) * kVectorWidth", "(i - row * per_row)", "tiles"),
+    "the first vector for all": Fault(
+        TILES, "store(y, p, at, encode, values);", "store(y, p, at, encode, first);", "large tiles"
+    ),
     "codes where x lies": Fault(
-        TILES, "% p.outer_sizes[d] * p.y_outer[d]", "% p.outer_sizes[d] * p.x_outer[d]", "matrices"
+        TILES, "next * p.outer_sizes[d]) * p.y_outer[d]", "next * p.outer_sizes[d]) * p.x_outer[d]", "matrices"
     ),
     "warps of a tile that do not meet": Fault(
         TILES, "merge_across_warps<0>(of_warp, t, MergeFloats<Larger>())", "of_warp", "large tiles"

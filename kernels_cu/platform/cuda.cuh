@@ -95,11 +95,14 @@ template <class T> struct PairOf;
 template <> struct PairOf<half> { using Type = __half2; };
 template <> struct PairOf<bf16> { using Type = __nv_bfloat162; };
 
-// Two numbers in one register, `low` in the lower half.
+// Two numbers in one register, `low` in the lower half; e4m3 and e5m2: in the lower 16 bits.
 template <class T>
 DEVICE uint32_t pack(float low, float high) {
-    static_assert(kSame<T, half> || kSame<T, bf16>, "pack makes two 16-bit numbers");
-    if constexpr (kSame<T, half>) {
+    static_assert(sizeof(T) <= 2 && !kSame<T, int8_t>, "pack makes two numbers of 8 or 16 bits");
+    if constexpr (sizeof(T) == 1) {
+        constexpr auto kFormat = kSame<T, e4m3> ? __NV_E4M3 : __NV_E5M2;
+        return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, kFormat);
+    } else if constexpr (kSame<T, half>) {
         return bit_cast<uint32_t>(__floats2half2_rn(low, high));
     } else {
         return bit_cast<uint32_t>(__floats2bfloat162_rn(low, high));
