@@ -313,7 +313,7 @@ def _make_norm(
     has_residual = residual is not None
     held = 1 + has_residual
     if config is not None:
-        check_config(config, target.arch, x.itemsize, layout, plain, held, streams=True)
+        check_config(config, target.arch, x.itemsize, layout, plain, held, with_weights=True)
     else:
         config = tuned_config(
             *(

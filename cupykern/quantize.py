@@ -158,7 +158,7 @@ def _row_configs(
     arch: str, itemsize: int, layout: RowLayout, granularity: str
 ) -> tuple[RowConfig, ...]:
     """The fastest first; a tensor that one block cannot hold is spread over all of them."""
-    configs = admissible_configs(arch, itemsize, layout, plain=True, streams=False)
+    configs = admissible_configs(arch, itemsize, layout, plain=True)
     if granularity == "tensor":
         return tuple(config for config in configs if config.cluster_size == 1)
     return configs
@@ -372,7 +372,7 @@ def _variants(arch: str) -> tuple[Variant, ...]:
     rows = (
         row_variant("quantize", dtype, config)
         for dtype in DTYPES
-        for config in row_configs(arch, dtype.itemsize, streams=False)
+        for config in row_configs(arch, dtype.itemsize)
     )
     tiles = (
         row_variant("quantize_tiles", dtype, _tile_config(dtype.itemsize, vectors, size))

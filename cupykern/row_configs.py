@@ -142,44 +142,25 @@ CLUSTERS_WITH_WEIGHTS: dict[int, Table] = {
     ),
 }
 """Where it also reads as many weights, perhaps a residual: those of 16 or 32 elements are for that."""
-# (num_threads, elements_per_thread, cluster_size, min_blocks), likewise.
+# (num_threads, elements_per_thread, cluster_size, min_blocks), likewise; for rows that fill more than half.
 STREAMS: dict[int, Table] = {
-    2: (
-        (256, 16, 1, 4),
-        (512, 16, 1, 2),
-        (1024, 16, 1, 1),
-        (1024, 16, 2, 1),
-        (1024, 16, 4, 1),
-        (1024, 16, 8, 1),
-        (1024, 16, 16, 1),
-    ),
-    4: (
-        (256, 8, 1, 4),
-        (512, 8, 1, 2),
-        (1024, 8, 1, 1),
-        (1024, 8, 2, 1),
-        (1024, 8, 4, 1),
-        (1024, 8, 8, 1),
-        (1024, 8, 16, 1),
-        (1024, 16, 16, 1),
-    ),
+    2: ((512, 32, 16, 2), (1024, 16, 16, 1)),
+    4: ((1024, 8, 8, 1), (1024, 16, 16, 1)),
 }
-"""Blocks that stay for many rows."""
+"""Blocks that stay for many rows: where a row with its weights is too long for anything else."""
 _ELEMENTS = ((128, 32, 16, 1), (256, 256, 16, 1), (512, 512, 32, 1))
 _ACROSS = ((256, 8, 16, 1), (512, 16, 32, 1))
 
 
 @cache
-def row_configs(
-    arch: str, itemsize: int, with_weights: bool = False, streams: bool = True
-) -> tuple[RowConfig, ...]:
+def row_configs(arch: str, itemsize: int, with_weights: bool = False) -> tuple[RowConfig, ...]:
     """Every config on `arch` for elements of `itemsize` bytes, in the order of preference."""
     blocks = _BLOCKS[itemsize]
     clusters = (CLUSTERS_WITH_WEIGHTS if with_weights else CLUSTERS)[itemsize]
     width = VECTOR_BYTES // itemsize
     shared = _whole_rows(arch, blocks[1::2] + clusters[1::2], width)
     # Not of the host's own choice: its blocks run one after another.
-    stream_table = STREAMS[itemsize] if streams and arch == "sm_90a" else ()
+    stream_table = STREAMS[itemsize] if with_weights and arch == "sm_90a" else ()
     return (
         *(
             RowConfig(
@@ -238,11 +219,11 @@ def refusal(
     layout: RowLayout,
     plain: bool,
     arrays_held: int = 1,
-    streams: bool = False,
+    with_weights: bool = False,
 ) -> str | None:
     """Why `config` cannot walk the rows of `layout` on `arch`; None: it can.
 
-    streams: the op has a kernel whose blocks stay for many rows.
+    with_weights: the op's rows have weights, and a kernel whose blocks stay for many rows.
     """
     c = config
     sizes = (c.num_threads, c.threads_per_row, c.vectors_per_thread, c.cluster_size, c.min_blocks)
@@ -273,8 +254,8 @@ def refusal(
     needed = layout.num_cols + layout.max_head
     if not c.split_rows and c.chunk < needed:
         return f"{c.chunk} elements are fewer than a row's {needed}"
-    if c.stages and not streams:
-        return "stages are for softmax and the norms"
+    if c.stages and not with_weights:
+        return "stages are for the norms"
     if c.stages:
         return _stream_refusal(c, arch, itemsize, layout, plain, arrays_held)
     held = arrays_held * c.shared_bytes(itemsize)
@@ -311,12 +292,12 @@ def check_config(
     layout: RowLayout,
     plain: bool,
     arrays_held: int = 1,
-    streams: bool = False,
+    with_weights: bool = False,
 ) -> RowConfig:
     """`config`, if it can walk the rows.  Raises TypeError and ValueError, with the reason."""
     if not isinstance(config, RowConfig):
         raise TypeError(f"config must be a RowConfig; got {type(config).__name__}")
-    if reason := refusal(config, arch, itemsize, layout, plain, arrays_held, streams):
+    if reason := refusal(config, arch, itemsize, layout, plain, arrays_held, with_weights):
         raise ValueError(f"config does not fit: {reason}")
     return config
 
@@ -353,21 +334,22 @@ def admissible_configs(
     plain: bool,
     arrays_held: int = 1,
     with_weights: bool = False,
-    streams: bool = True,
 ) -> tuple[RowConfig, ...]:
     """The configs that can walk the rows of `layout`, the fastest measured first.
 
     plain: the call has no options, so that configs for such calls serve too.
-    arrays_held: how many rows a block holds of each, in shared memory.  streams: as of `refusal`.
+    arrays_held: how many rows a block holds of each, in shared memory.
+    with_weights: as of `refusal`.
     """
     most = max_shared_bytes(arch) - _STATIC_SHARED_BYTES
     configs = [
         config
-        for config in row_configs(arch, itemsize, with_weights, streams)
-        if refusal(config, arch, itemsize, layout, plain, arrays_held, streams) is None
+        for config in row_configs(arch, itemsize, with_weights)
+        if refusal(config, arch, itemsize, layout, plain, arrays_held, with_weights) is None
     ]
     streams = [c for c in configs if c.stages]
     configs = [c for c in configs if not c.stages]
+    for_this = [c for c in streams if 2 * layout.num_cols > c.chunk]
     # Of clusters those first of which a multiprocessor holds three blocks.
     crowded = [
         config
@@ -375,4 +357,5 @@ def admissible_configs(
         if config.cluster_size > 1 and 3 * arrays_held * config.shared_bytes(itemsize) > most
     ]
     roomy = [c for c in configs if c not in crowded and not c.split_rows]
-    return (*streams, *roomy, *crowded, *(c for c in configs if c.split_rows))
+    others = [c for c in streams if c not in for_this]
+    return (*for_this, *roomy, *crowded, *(c for c in configs if c.split_rows), *others)

@@ -36,14 +36,14 @@ from .targets import Target, of_array
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
-_PARAMS = np.dtype(  # softmax_params.cuh: SoftmaxParams
+_PARAMS = np.dtype(  # softmax.cu: SoftmaxParams
     [
         ("layout", layout_dtype(3)),
         ("num_chunks", np.int64),
         ("scale", np.float32),
         ("dtype", np.int32),
         ("log", np.int32),
-        ("stages", np.int32),
+        ("padding", np.int32),
     ]
 )
 
@@ -130,7 +130,7 @@ def _plan(
     x_dtype, y_dtype = dtypes_
     plain = mask is None and scale == 1.0 and x_dtype == y_dtype
     if config is not None:
-        check_config(config, target.arch, x_dtype.itemsize, layout, plain, streams=True)
+        check_config(config, target.arch, x_dtype.itemsize, layout, plain)
     else:
         config = tuned_config(
             *("softmax", target, x_dtype, layout, plain, 1),

@@ -633,8 +633,8 @@ _PRODUCT = (
             "word.cu:[67]: wgmma_wait: .* of 128 threads",
         ),
         ("if (t == 0) s.first.arrive_remote(1);", "no such rank"),
-        ("if (t == 0) bulk_load(s.tile, s.tile + 4, 16, s.first);", "6: bulk_load: .* of 16"),
-        ("if (t == 0) bulk_load(s.tile, s.tile, 24, s.first);", "word.cu:6: bulk_load: .* of 16"),
+        ("if (t == 0) bulk_load(s.tile, s.tile + 4, 16, s.first);", r"6: bulk_load: .* of 16"),
+        ("if (t == 0) bulk_load(s.tile, s.tile, 24, s.first);", r"word.cu:6: bulk_load: .* of 16"),
         (
             "if (t == 0) bulk_load(s.tile + 4096, s.tile, 4096, s.first);",
             "word.cu:6: bulk_load: the copy is larger than the rest of shared memory",

@@ -1,4 +1,4 @@
-"""Blocks that stay for many rows (kernels_cu/parts/row_stream.cuh): softmax and the norms."""
+"""Blocks that stay for many rows (kernels_cu/parts/row_stream.cuh): the norms."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from cupykern import check, inputs
 from cupykern.norm import ADD_OP, LAYER_OP, RMS_OP, NormProblem
 from cupykern.op import Op, as_tuple
 from cupykern.row_configs import RowConfig
-from cupykern.softmax import LOG_OP, OP, SoftmaxProblem
 
 SMALL = RowConfig(64, 64, 8, 2, plain=True, stages=3)
 CONFIGS = {  # few and small: each is compiled for every op and dtype that it meets
@@ -22,7 +21,7 @@ CONFIGS = {  # few and small: each is compiled for every op and dtype that it me
     "bfloat16": replace(SMALL, vectors_per_thread=3, cluster_size=4, stages=2),  # read again
     "float32": replace(SMALL, vector_width=4, cluster_size=2),
 }
-OPS = {op.name: op for op in (OP, LOG_OP, LAYER_OP, RMS_OP, ADD_OP)}
+OPS = {op.name: op for op in (LAYER_OP, RMS_OP, ADD_OP)}
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +32,6 @@ def _streams(request):
 
 
 def problem_of(op: Op, shape: tuple[int, int], dtype: str, kind: str = "normal"):
-    if op in (OP, LOG_OP):
-        return SoftmaxProblem(shape, dtype=dtype, kind=kind)
     bias = dtype if op is LAYER_OP else None
     return NormProblem(
         shape,
@@ -72,15 +69,14 @@ def test_rows_of_any_number_and_length(target, name, dtype):
     check_one()
 
 
-@pytest.mark.parametrize("name", ["softmax", "layer_norm", "rms_norm"])
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
 def test_in_place_and_at_any_stride(target, name):
     """Rows that are read ahead are not those that are written; strides of rows need not be theirs."""
     op, config = OPS[name], CONFIGS["float16"]
     call = op.inputs(problem_of(op, (33, 2048), "float16"), 3, target.xp)
     x = call.args[0]
     for view in (x[:, :1024], x[::2, 512:1024], x[::-1, :1016]):
-        columns = {key: value for key, value in call.kwargs.items() if key != "axis"}
-        kwargs = {key: value[: view.shape[1]] for key, value in columns.items()}
+        kwargs = {key: value[: view.shape[1]] for key, value in call.kwargs.items()}
         expected = op.run(view, **kwargs, config=config)
         references = op.reference(view, **kwargs)
         bounds = op.bound(view, **kwargs, reference=references)
@@ -123,7 +119,9 @@ def test_streams_are_for_plain_calls_of_some_ops():
     x = np.ones((3, 512), np.float16)
     with pytest.raises(ValueError, match="plain is for calls without options"):
         cupykern.rms_norm(x, return_stats=True, config=SMALL)
-    with pytest.raises(ValueError, match="plain is for calls without options"):
-        cupykern.softmax(x, scale=0.5, config=SMALL)
-    with pytest.raises(ValueError, match="stages are for softmax and the norms"):
-        cupykern.quantize(x, "int8", granularity="row", config=SMALL)
+    for call in (
+        cupykern.softmax,
+        lambda *args, **kwargs: cupykern.quantize(*args, "int8", granularity="row", **kwargs),
+    ):
+        with pytest.raises(ValueError, match="stages are for the norms"):
+            call(x, config=SMALL)

@@ -13,7 +13,7 @@ from test_row_stream import CONFIGS, OPS, problem_of
 from cupykern import check
 from cupykern.op import as_tuple
 
-STREAM, NORM, SOFTMAX = "parts/row_stream.cuh", "normalize_stream.cu", "softmax_stream.cu"
+STREAM, NORM = "parts/row_stream.cuh", "normalize_stream.cu"
 FAULTS = {
     "no wait for the row": Fault(STREAM, "ring.wait();", "", "rms_norm float16"),
     "the ring's second turn awaited like its first": Fault(
@@ -70,16 +70,6 @@ FAULTS = {
     "the bias left out": Fault(NORM, "values[j] += biases[i][j];", "values[j] += 0.0f * biases[i][j];", "layer_norm float32"),
     "the residual left out of the sum": Fault(
         NORM, "values[j] += b[j];", "values[j] += 0.0f * b[j];", "add_rms_norm float16"
-    ),
-    "zeros beside the row": Fault(
-        SOFTMAX, "Row s{ring, from_float<Element>(-kInfinity)};", "Row s{ring, from_float<Element>(0.0f)};",
-        "softmax float16",
-    ),
-    "the block's maximum for the cluster's": Fault(
-        SOFTMAX, "= vector[j] - total.max;", "= vector[j] - of_block.max;", "softmax float32"
-    ),
-    "the logarithm's sum forgotten": Fault(
-        SOFTMAX, "kLog ? distance - factor", "kLog ? distance", "log_softmax float16"
     ),
 }  # fmt: skip
 
