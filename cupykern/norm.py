@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from .row_configs import (
 from .rows import (
     DTYPE_CODES,
     Operand,
+    RowLayout,
     RowPlan,
     bench_shapes,
     contiguous_operand,
@@ -305,8 +306,9 @@ def _make_norm(
     if layout is None:
         return None
     columns = [array for array in (weight, bias) if array is not None]
+    quantized = options.quantized is not None
     plain = (
-        y.dtype == x.dtype
+        (y.dtype == x.dtype or quantized)
         and not (options.compensated or options.return_stats)
         and all(a.dtype == x.dtype and _is_aligned(operand(a)) for a in columns)
     )
@@ -314,6 +316,8 @@ def _make_norm(
     held = 1 + has_residual
     if config is not None:
         check_config(config, target.arch, x.itemsize, layout, plain, held, with_weights=True)
+        if quantized and not _quantizes(config):
+            raise ValueError("config does not fit: plain rows are quantized by one block each")
     else:
         config = tuned_config(
             *(
@@ -324,11 +328,11 @@ def _make_norm(
                 plain,
                 held,
             ),
-            lambda: admissible_configs(target.arch, x.itemsize, layout, plain, held, True),
-            lambda config: _variant(x.dtype, options.centered, config),
+            lambda: _admissible(target.arch, x.itemsize, layout, plain, held, quantized),
+            lambda config: _variant(x.dtype, options.centered, config, quantized),
             rounds="to FP32" if options.quantized is None else "by row",
         )
-    if config.split_rows and options.quantized is not None:
+    if config.split_rows and quantized:
         return None  # a row's scale is known only when all of it has been normalised
     params = np.zeros((), _PARAMS)
     params["eps"] = eps
@@ -338,15 +342,34 @@ def _make_norm(
             params[f"{name}_dtype"] = DTYPE_CODES[array.dtype]
             params[f"{name}_stride"] = array.strides[0] // array.itemsize
     params["compensated"] = options.compensated
-    variant = _variant(x.dtype, options.centered, config)
+    variant = _variant(x.dtype, options.centered, config, quantized)
     shared_bytes = held * config.shared_bytes(x.itemsize)
     statistic_bytes = 16 if options.centered else 4
     plan = row_plan(target, variant, config, layout, params, statistic_bytes, shared_bytes)
     return _Norm(plan, y.dtype, options, has_residual)
 
 
-def _variant(dtype: np.dtype, centered: bool, config: RowConfig) -> Variant:
-    return row_variant("normalize", dtype, config, (("kCentered", centered),))
+def _variant(dtype: np.dtype, centered: bool, config: RowConfig, quantized: bool) -> Variant:
+    quantized = quantized and config.plain  # other variants do either
+    constants = (("kCentered", centered),)
+    if config.stages:
+        own = ("kOwnCopies", config.stages == 1)
+        return row_variant("normalize", dtype, config, (*constants, own))
+    if quantized and config.min_blocks > 1:  # 64 registers
+        config = replace(config, min_blocks=max(1, 1024 // config.num_threads))
+    return row_variant("normalize", dtype, config, (*constants, ("kQuantized", quantized)))
+
+
+def _quantizes(config: RowConfig) -> bool:
+    """Whether rms_norm quantizes by `config`: plain rows only where a block has all of one."""
+    return not config.plain or (config.cluster_size == 1 and not config.stages)
+
+
+def _admissible(
+    arch: str, itemsize: int, layout: RowLayout, plain: bool, held: int, quantized: bool
+) -> tuple[RowConfig, ...]:
+    configs = admissible_configs(arch, itemsize, layout, plain, held, with_weights=True)
+    return tuple(config for config in configs if not quantized or _quantizes(config))
 
 
 def _is_aligned(column: Operand) -> bool:
@@ -522,9 +545,11 @@ def _work(problem: NormProblem) -> Work:
 
 def _variants(arch: str, centered: bool) -> tuple[Variant, ...]:
     return tuple(
-        _variant(dtype, centered, config)
+        _variant(dtype, centered, config, quantized)
         for dtype in DTYPES
         for config in row_configs(arch, dtype.itemsize, with_weights=True)
+        for quantized in (False, True)
+        if not quantized or (not centered and config.plain and _quantizes(config))
     )
 
 
@@ -533,12 +558,12 @@ def _configs(problem: NormProblem, arch: str) -> tuple[RowConfig, ...]:
     x = contiguous_operand(problem.shape, itemsize)
     layout = row_layout(problem.shape, len(problem.shape) - 1, (x,) * 5, (1, 2, 3))
     plain = (
-        not (problem.compensated or problem.return_stats or problem.quantize)
+        not (problem.compensated or problem.return_stats)
         and problem.out_dtype in (None, problem.dtype)
         and {problem.weight_dtype, problem.bias_dtype} <= {None, problem.dtype}
     )
     held = 1 + problem.residual
-    return admissible_configs(arch, itemsize, layout, plain, held, with_weights=True)
+    return _admissible(arch, itemsize, layout, plain, held, problem.quantize is not None)
 
 
 def _sample(
@@ -569,7 +594,9 @@ def _op(name: str, run: Any, centered: bool, residual: bool | None) -> Op:
         work=_work,
         variants=lambda arch: _variants(arch, centered),
         configs=_configs,
-        variant=lambda problem, config: _variant(dtypes.NAMES[problem.dtype], centered, config),
+        variant=lambda problem, config: _variant(
+            dtypes.NAMES[problem.dtype], centered, config, problem.quantize is not None
+        ),
         sample=_sample,
     )
 

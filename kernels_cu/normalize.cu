@@ -11,8 +11,8 @@
 //   compensated      the rest that a mean leaves is measured along with the squares, and both parts of
 //                    the mean are subtracted.
 // kPlain: weight, bias and y are Elements, the first two in aligned vectors; no statistics, no
-// row_scale, not compensated.
-// Constants: Element, kCentered and those of parts/row.cuh.
+// row_scale, not compensated.  kQuantized besides: y is narrow, and there is a row_scale.
+// Constants: Element, kCentered, kQuantized and those of parts/row.cuh.
 // Launch: grid (ceil(rows / kRowsPerBlock) * chunks * kClusterSize), block (kNumThreads), dynamic
 // shared memory sizeof(RowStorage<Element>), twice that with a residual.
 #include "parts/moments.cuh"
@@ -242,19 +242,24 @@ struct Destination {
             s.get(i, 0.0f, values);
             if (sum) store_row_vector(sum, sum_stride, position, c, values);
             normalizer.apply(position, c, values);
-            if (kPlain) {
+            if constexpr (kPlain && !kQuantized) {
                 store<Element>(position, c, values);
-                continue;
-            }
+            } else {
 #pragma unroll
-            for (int j = 0; j < kVectorWidth; ++j) values[j] *= factor;
-            switch (dtype) {
-                case kHalf: store<half>(position, c, values); break;
-                case kBf16: store<bf16>(position, c, values); break;
-                case kFloat: store<float>(position, c, values); break;
-                case kE4m3: store<e4m3>(position, c, values); break;
-                case kE5m2: store<e5m2>(position, c, values); break;
-                default: store<int8_t>(position, c, values);
+                for (int j = 0; j < kVectorWidth; ++j) values[j] *= factor;
+                if (dtype == kE4m3) {
+                    store<e4m3>(position, c, values);
+                } else if (dtype == kE5m2) {
+                    store<e5m2>(position, c, values);
+                } else if (dtype == kInt8 || kPlain) {
+                    store<int8_t>(position, c, values);
+                } else if (dtype == kHalf) {
+                    store<half>(position, c, values);
+                } else if (dtype == kBf16) {
+                    store<bf16>(position, c, values);
+                } else {
+                    store<float>(position, c, values);
+                }
             }
         }
     }
@@ -264,7 +269,7 @@ struct Destination {
 template <class Sums>
 DEVICE QuantizeScale row_quantize_scale(const Sums& s, const Normalizer& normalizer, int32_t dtype) {
     Largest largest;
-#pragma unroll 1
+#pragma unroll(kPlain ? 2 : 1)
     for (int i = 0; i < kVectorsPerThread; ++i) {
         const int position = s.x.thread.position(i);
         if (!s.x.chunk.holds_any(position)) continue;
@@ -273,7 +278,8 @@ DEVICE QuantizeScale row_quantize_scale(const Sums& s, const Normalizer& normali
         normalizer.apply(position, s.x.chunk, values);
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) {
-            if (s.x.chunk.holds(position + j)) largest.take(values[j]);
+            // Those outside of the row are zeros, or NaN as all of it.
+            largest.take(values[j]);
         }
     }
     const float of_warp = reduce_in_warp(largest.value(), Larger());
@@ -318,12 +324,12 @@ DEVICE void normalize_row(const Sums& s, const RowTask& task, const void* weight
     to.y_offset += c.first_col * to.y_stride;
     if (to.sum) to.sum += row_offset(layout, kSum, task.row) + c.first_col * to.sum_stride;
     float factor = 1.0f;
-    if constexpr (!kPlain) {
+    if constexpr (!kPlain || kQuantized) {
         const int64_t offset = row_offset(layout, kStatistic, task.row);
         const bool writes = c.live && t.lane == 0 && t.rank == 0 && task.chunk == 0;
         // With an infinity in it the row is NaN, whatever its sums have become.
-        if (writes && out.mean) out.mean[offset] = n.rstd != n.rstd ? n.rstd : n.mean + n.mean_low;
-        if (writes && out.rstd) out.rstd[offset] = n.rstd;
+        if (!kPlain && writes && out.mean) out.mean[offset] = n.rstd != n.rstd ? n.rstd : n.mean + n.mean_low;
+        if (!kPlain && writes && out.rstd) out.rstd[offset] = n.rstd;
         if (!kSplitRows && out.row_scale) {
             const QuantizeScale scale = row_quantize_scale(s, n, params.dtype);
             if (writes) out.row_scale[offset] = scale.decode;

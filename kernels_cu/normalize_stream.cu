@@ -1,11 +1,11 @@
 // normalize_stream.cu: layer_norm (kCentered) and rms_norm as in normalize.cu, of rows of whole, aligned
 // vectors, without options.  A block or cluster takes a row after the other (parts/row_stream.cuh); its
-// weights and biases stay in registers.
+// weights and biases stay in registers, or with kOwnCopies in L1.
 //   layer_norm  the mean of the block's slice, then the squares about it; parts/moments.cuh merges those
 //               of a cluster's blocks.
 //   sum         null without a residual.
 // The other arguments are those of normalize.cu, where they are not null there either.
-// Constants: Element, kCentered and those of parts/row_stream.cuh.
+// Constants: Element, kCentered, kOwnCopies (OwnRow for a ring) and those of parts/row_stream.cuh.
 // Launch: grid (blocks that run at once, or fewer), block (kNumThreads), dynamic shared memory
 // params.stages * sizeof(Slice), twice that with a residual.
 #include "parts/moments.cuh"
@@ -17,8 +17,10 @@ static_assert(kPlain && kThreadsPerRow == kNumThreads, "rows without options, on
 // One thread's part of s = x + residual.
 template <bool kHasResidual>
 struct Sums {
-    using Row = RowOfRing<1 + kHasResidual>;
+    using Row = typename Choose<kOwnCopies, OwnRow<1 + kHasResidual>,
+                                RowOfRing<1 + kHasResidual>>::Type;
     Row row;
+    const SlicePlace& place;
 
     DEVICE void get(int i, float (&values)[kVectorWidth]) {
         const RowVector a = row.get(i, 0);
@@ -55,7 +57,7 @@ struct Sums {
                 const float distance = values[j] - mean;
                 part += distance * distance;
             }
-            sum += kCentered && !row.ring.place.holds(i) ? 0.0f : part;
+            sum += kCentered && !place.holds(i) ? 0.0f : part;
         }
         return reduce_in_warp(sum, Sum());
     }
@@ -63,30 +65,47 @@ struct Sums {
 
 // What all rows are multiplied by, and what is added.
 struct Factors {
-    RowVector weights[kVectorsPerThread], biases[kCentered ? kVectorsPerThread : 1];
+    static constexpr int kKept = kOwnCopies ? 1 : kVectorsPerThread;
+    const Element *weight, *bias;  // null: 1 and 0
+    SlicePlace place;
+    RowVector weights[kKept], biases[kKept];
 
-    DEVICE static void load(const void* from, float otherwise, const SlicePlace& place,
-                            RowVector* vectors) {
+    DEVICE RowVector read(const Element* from, float otherwise, int i) const {
+        RowVector vector;
+        vector.fill(from_float<Element>(otherwise));
+        if (from && place.holds(i)) vector.load_read_only(from + place.position(i));
+        return vector;
+    }
+    // Once, unless L1 is to keep them.
+    DEVICE void load() {
+        if constexpr (!kOwnCopies) {
 #pragma unroll
-        for (int i = 0; i < kVectorsPerThread; ++i) {
-            vectors[i].fill(from_float<Element>(otherwise));
-            if (from && place.holds(i)) {
-                vectors[i].load_read_only(static_cast<const Element*>(from) + place.position(i));
+            for (int i = 0; i < kVectorsPerThread; ++i) {
+                weights[i] = read(weight, 1.0f, i);
+                if constexpr (kCentered) biases[i] = read(bias, 0.0f, i);
             }
+        }
+    }
+    DEVICE RowVector get(RowVector (&kept)[kKept], const Element* from, float otherwise, int i) {
+        if constexpr (kOwnCopies) {
+            return read(from, otherwise, i);
+        } else {
+            keep_packed(kept[i]);
+            return kept[i];
         }
     }
     DEVICE void apply(int i, float mean, float rstd, float (&values)[kVectorWidth]) {
         const float shift = -mean * rstd;
-        keep_packed(weights[i]);
+        const RowVector w = get(weights, weight, 1.0f, i);
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) {
             const float y = kCentered ? values[j] * rstd + shift : values[j] * rstd;
-            values[j] = y * weights[i][j];
+            values[j] = y * w[j];
         }
         if constexpr (kCentered) {
-            keep_packed(biases[i]);
+            const RowVector b = get(biases, bias, 0.0f, i);
 #pragma unroll
-            for (int j = 0; j < kVectorWidth; ++j) values[j] += biases[i][j];
+            for (int j = 0; j < kVectorWidth; ++j) values[j] += b[j];
         }
     }
 };
@@ -100,21 +119,34 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, Element* y
     const int64_t step = gridDim.x / kClusterSize;
     int64_t row = blockIdx.x / kClusterSize;
     RowRing<kArrays> ring{slices, barriers.full, place, params.stages, 0, 0};
+    const Element* rows[kArrays];
+    const auto find = [&](int64_t of) {
+        rows[0] = x + row_offset(layout, kX, of);
+        if constexpr (kHasResidual) rows[1] = residual + row_offset(layout, kResidual, of);
+    };
     const auto start = [&](int stage, int turns) {
         const int64_t next = row + turns * step;
         if (next >= layout.num_rows) return;
-        const Element* rows[kArrays];
-        rows[0] = x + row_offset(layout, kX, next);
-        if constexpr (kHasResidual) rows[1] = residual + row_offset(layout, kResidual, next);
+        find(next);
         ring.start(stage, rows);
     };
-    if (threadIdx.x == 0) {
+    const Element zero = from_float<Element>(0.0f);
+    const auto make = [&]() -> typename Sums<kHasResidual>::Row {
+        if constexpr (kOwnCopies) return {slices, place, zero};
+        else return {ring, zero};
+    };
+    Sums<kHasResidual> s{make(), place};
+    if constexpr (kOwnCopies) {
+        find(row);
+#pragma unroll
+        for (int i = 0; i < kVectorsPerThread; ++i) s.row.start(i, rows);
+        s.row.commit();
+    } else if (threadIdx.x == 0) {
         for (int i = 0; i < params.stages; ++i) start(i, i);
     }
 
     const float count = float(layout.num_cols), here = float(place.count * kVectorWidth);
     const MergeFloats<Sum> add;
-    Sums<kHasResidual> s{{ring, from_float<Element>(0.0f)}};
 #pragma unroll 1
     for (int turn = 0; row < layout.num_rows; row += step, ++turn) {
         s.row.take();
@@ -123,7 +155,9 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, Element* y
             mean = merge_in_block<0>(s.warp_sum(), turn, add) / (here > 0.0f ? here : 1.0f);
         }
         float squares = merge_in_block<1>(s.warp_squares(mean), turn, add);
-        if (threadIdx.x == 0) s.row.refill(turn, start);
+        if constexpr (!kOwnCopies) {
+            if (threadIdx.x == 0) s.row.refill(turn, start);
+        }
         if constexpr (kCentered) {
             const Moments mine{here, mean, 0.0f, squares};
             const Moments all = merge_in_cluster(mine, turn, MergeMoments(), barriers.exchanges);
@@ -134,7 +168,9 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, Element* y
         }
         const float rstd = reciprocal_square_root(squares / count + params.eps);
         Element* y_row = y + row_offset(layout, kY, row);
-#pragma unroll
+        const bool more = row + step < layout.num_rows;
+        if (kOwnCopies && more) find(row + step);
+#pragma unroll(kOwnCopies ? 2 : kVectorsPerThread)
         for (int i = 0; i < kVectorsPerThread; ++i) {
             if (!place.holds(i)) continue;
             float values[kVectorWidth];
@@ -147,8 +183,15 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, Element* y
             factors.apply(i, mean, rstd, values);
             vector.from_floats(values);
             vector.store(y_row + place.position(i));
+            if constexpr (kOwnCopies) {
+                if (more) s.row.start(i, rows);
+            }
         }
-        ring.advance();
+        if constexpr (kOwnCopies) {
+            s.row.commit();
+        } else {
+            ring.advance();
+        }
     }
 }
 
@@ -158,9 +201,8 @@ KERNEL void normalize_stream(const Element* x, const Element* residual, const vo
     SHARED_STORAGE(Slice, slices);
     const StreamBarriers barriers = StreamBarriers::make(params.stages);
     const SlicePlace place = SlicePlace::here(params.layout.num_cols);
-    Factors factors;
-    Factors::load(weight, 1.0f, place, factors.weights);
-    if constexpr (kCentered) Factors::load(bias, 0.0f, place, factors.biases);
+    Factors factors{static_cast<const Element*>(weight), static_cast<const Element*>(bias), place};
+    factors.load();
     Element* to = static_cast<Element*>(y);
     if (residual) {
         normalize_rows<true>(x, residual, to, sum, factors, &slices, place, barriers, params);

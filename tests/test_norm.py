@@ -337,7 +337,7 @@ def test_bench_problems_with_options():
         (RMS_OP, "float32:compensated"),
         (RMS_OP, "float32:e4m3+int8"),
     ):
-        with pytest.raises(ValueError, match="bench option|at most one format"):
+        with pytest.raises(ValueError, match=r"bench option|at most one format"):
             op.bench_problem((2, 8), text)
     x = LAYER_OP.inputs(LAYER_OP.bench_problem((4, 64), "float32:shifted"), 0, np).args[0]
     assert x.dtype == np.float32 and abs(x.mean() - 1e4) < 1

@@ -165,5 +165,5 @@ def test_bench_problems_with_options():
     problem = OP.bench_problem((4, 8), "bfloat16:int8+column")
     assert (problem.dtype, problem.to, problem.granularity) == ("bfloat16", "int8", "column")
     for text in ("float16:fp4", "float16:row+column"):
-        with pytest.raises(ValueError, match="bench option|at most one"):
+        with pytest.raises(ValueError, match=r"bench option|at most one"):
             OP.bench_problem((4, 8), text)

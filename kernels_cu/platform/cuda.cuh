@@ -86,7 +86,9 @@ DEVICE T from_float(float x) {
     } else if constexpr (kSame<T, bf16>) {
         return __float2bfloat16_rn(x);
     } else if constexpr (kSame<T, int8_t>) {
-        return round_to_int8(x);
+        int y;
+        asm("cvt.rni.sat.s8.f32 %0, %1;" : "=r"(y) : "f"(x));
+        return int8_t(y);
     } else {
         return T(x);
     }
