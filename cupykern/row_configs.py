@@ -34,8 +34,7 @@ class RowConfig:
     min_blocks: that a multiprocessor must hold, a cap on registers.
     lanes_across_rows: neighbouring threads on neighbouring rows.  split_rows: rows of any length, cut
     into chunks, in three launches.  plain: for calls without options, whose rows lie at one stride in whole, aligned vectors.
-    stages: not 0: blocks stay for many rows, of which shared memory holds up to so many (row_stream.cuh);
-    1: each thread brings its part of the next row when it is done with this one's.
+    stages: not 0: blocks stay for many rows, of which shared memory holds up to so many (row_stream.cuh).
     """
 
     num_threads: int
@@ -279,8 +278,8 @@ def _stream_refusal(
     if c.stages > MAX_STAGES:
         return f"there are at most {MAX_STAGES} stages; got {c.stages}"
     stage_bytes = arrays_held * c.shared_bytes(itemsize)
-    if c.stages_that_fit(arch, stage_bytes) < min(c.stages, 2):
-        return f"{min(c.stages, 2)} stages of {stage_bytes} bytes do not fit"
+    if c.stages_that_fit(arch, stage_bytes) < 2:
+        return f"two stages of {stage_bytes} bytes do not fit"
     if not (plain and layout.plain):
         return "plain is for calls without options, of aligned rows of whole vectors"
     return None

@@ -336,13 +336,6 @@ DEVICE void normalize_row(const Sums& s, const RowTask& task, const void* weight
             factor = scale.encode;
         }
     }
-    // Warps get their weights together, those of rms_norm in all of a cluster: a twentieth to a tenth of
-    // the time, because each of its blocks reads as many weights as elements.
-    if constexpr (kClusterSize > 1 && kCentered) sync_block();
-    if constexpr (kClusterSize > 1 && !kCentered) {
-        cluster_arrive();
-        cluster_wait();
-    }
     to.write(s, n, factor);
 }
 

@@ -1,11 +1,11 @@
 // normalize_stream.cu: layer_norm (kCentered) and rms_norm as in normalize.cu, of rows of whole, aligned
 // vectors, without options.  A block or cluster takes a row after the other (parts/row_stream.cuh); its
-// weights and biases stay in registers, or with kOwnCopies in L1.
+// weights and biases stay in registers.
 //   layer_norm  the mean of the block's slice, then the squares about it; parts/moments.cuh merges those
 //               of a cluster's blocks.
 //   sum         null without a residual.
 // The other arguments are those of normalize.cu, where they are not null there either.
-// Constants: Element, kCentered, kOwnCopies (OwnRow for a ring) and those of parts/row_stream.cuh.
+// Constants: Element, kCentered and those of parts/row_stream.cuh.
 // Launch: grid (blocks that run at once, or fewer), block (kNumThreads), dynamic shared memory
 // params.stages * sizeof(Slice), twice that with a residual.
 #include "parts/moments.cuh"
@@ -17,10 +17,8 @@ static_assert(kPlain && kThreadsPerRow == kNumThreads, "rows without options, on
 // One thread's part of s = x + residual.
 template <bool kHasResidual>
 struct Sums {
-    using Row = typename Choose<kOwnCopies, OwnRow<1 + kHasResidual>,
-                                RowOfRing<1 + kHasResidual>>::Type;
+    using Row = RowOfRing<1 + kHasResidual>;
     Row row;
-    const SlicePlace& place;
 
     DEVICE void get(int i, float (&values)[kVectorWidth]) {
         const RowVector a = row.get(i, 0);
@@ -57,7 +55,7 @@ struct Sums {
                 const float distance = values[j] - mean;
                 part += distance * distance;
             }
-            sum += kCentered && !place.holds(i) ? 0.0f : part;
+            sum += kCentered && !row.ring.place.holds(i) ? 0.0f : part;
         }
         return reduce_in_warp(sum, Sum());
     }
@@ -65,47 +63,30 @@ struct Sums {
 
 // What all rows are multiplied by, and what is added.
 struct Factors {
-    static constexpr int kKept = kOwnCopies ? 1 : kVectorsPerThread;
-    const Element *weight, *bias;  // null: 1 and 0
-    SlicePlace place;
-    RowVector weights[kKept], biases[kKept];
+    RowVector weights[kVectorsPerThread], biases[kCentered ? kVectorsPerThread : 1];
 
-    DEVICE RowVector read(const Element* from, float otherwise, int i) const {
-        RowVector vector;
-        vector.fill(from_float<Element>(otherwise));
-        if (from && place.holds(i)) vector.load_read_only(from + place.position(i));
-        return vector;
-    }
-    // Once, unless L1 is to keep them.
-    DEVICE void load() {
-        if constexpr (!kOwnCopies) {
+    DEVICE static void load(const void* from, float otherwise, const SlicePlace& place,
+                            RowVector* vectors) {
 #pragma unroll
-            for (int i = 0; i < kVectorsPerThread; ++i) {
-                weights[i] = read(weight, 1.0f, i);
-                if constexpr (kCentered) biases[i] = read(bias, 0.0f, i);
+        for (int i = 0; i < kVectorsPerThread; ++i) {
+            vectors[i].fill(from_float<Element>(otherwise));
+            if (from && place.holds(i)) {
+                vectors[i].load_read_only(static_cast<const Element*>(from) + place.position(i));
             }
-        }
-    }
-    DEVICE RowVector get(RowVector (&kept)[kKept], const Element* from, float otherwise, int i) {
-        if constexpr (kOwnCopies) {
-            return read(from, otherwise, i);
-        } else {
-            keep_packed(kept[i]);
-            return kept[i];
         }
     }
     DEVICE void apply(int i, float mean, float rstd, float (&values)[kVectorWidth]) {
         const float shift = -mean * rstd;
-        const RowVector w = get(weights, weight, 1.0f, i);
+        keep_packed(weights[i]);
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) {
             const float y = kCentered ? values[j] * rstd + shift : values[j] * rstd;
-            values[j] = y * w[j];
+            values[j] = y * weights[i][j];
         }
         if constexpr (kCentered) {
-            const RowVector b = get(biases, bias, 0.0f, i);
+            keep_packed(biases[i]);
 #pragma unroll
-            for (int j = 0; j < kVectorWidth; ++j) values[j] += b[j];
+            for (int j = 0; j < kVectorWidth; ++j) values[j] += biases[i][j];
         }
     }
 };
@@ -119,34 +100,21 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, Element* y
     const int64_t step = gridDim.x / kClusterSize;
     int64_t row = blockIdx.x / kClusterSize;
     RowRing<kArrays> ring{slices, barriers.full, place, params.stages, 0, 0};
-    const Element* rows[kArrays];
-    const auto find = [&](int64_t of) {
-        rows[0] = x + row_offset(layout, kX, of);
-        if constexpr (kHasResidual) rows[1] = residual + row_offset(layout, kResidual, of);
-    };
     const auto start = [&](int stage, int turns) {
         const int64_t next = row + turns * step;
         if (next >= layout.num_rows) return;
-        find(next);
+        const Element* rows[kArrays];
+        rows[0] = x + row_offset(layout, kX, next);
+        if constexpr (kHasResidual) rows[1] = residual + row_offset(layout, kResidual, next);
         ring.start(stage, rows);
     };
-    const Element zero = from_float<Element>(0.0f);
-    const auto make = [&]() -> typename Sums<kHasResidual>::Row {
-        if constexpr (kOwnCopies) return {slices, place, zero};
-        else return {ring, zero};
-    };
-    Sums<kHasResidual> s{make(), place};
-    if constexpr (kOwnCopies) {
-        find(row);
-#pragma unroll
-        for (int i = 0; i < kVectorsPerThread; ++i) s.row.start(i, rows);
-        s.row.commit();
-    } else if (threadIdx.x == 0) {
+    if (threadIdx.x == 0) {
         for (int i = 0; i < params.stages; ++i) start(i, i);
     }
 
     const float count = float(layout.num_cols), here = float(place.count * kVectorWidth);
     const MergeFloats<Sum> add;
+    Sums<kHasResidual> s{{ring, from_float<Element>(0.0f)}};
 #pragma unroll 1
     for (int turn = 0; row < layout.num_rows; row += step, ++turn) {
         s.row.take();
@@ -155,9 +123,7 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, Element* y
             mean = merge_in_block<0>(s.warp_sum(), turn, add) / (here > 0.0f ? here : 1.0f);
         }
         float squares = merge_in_block<1>(s.warp_squares(mean), turn, add);
-        if constexpr (!kOwnCopies) {
-            if (threadIdx.x == 0) s.row.refill(turn, start);
-        }
+        if (threadIdx.x == 0) s.row.refill(turn, start);
         if constexpr (kCentered) {
             const Moments mine{here, mean, 0.0f, squares};
             const Moments all = merge_in_cluster(mine, turn, MergeMoments(), barriers.exchanges);
@@ -168,9 +134,7 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, Element* y
         }
         const float rstd = reciprocal_square_root(squares / count + params.eps);
         Element* y_row = y + row_offset(layout, kY, row);
-        const bool more = row + step < layout.num_rows;
-        if (kOwnCopies && more) find(row + step);
-#pragma unroll(kOwnCopies ? 2 : kVectorsPerThread)
+#pragma unroll
         for (int i = 0; i < kVectorsPerThread; ++i) {
             if (!place.holds(i)) continue;
             float values[kVectorWidth];
@@ -183,15 +147,8 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, Element* y
             factors.apply(i, mean, rstd, values);
             vector.from_floats(values);
             vector.store(y_row + place.position(i));
-            if constexpr (kOwnCopies) {
-                if (more) s.row.start(i, rows);
-            }
         }
-        if constexpr (kOwnCopies) {
-            s.row.commit();
-        } else {
-            ring.advance();
-        }
+        ring.advance();
     }
 }
 
@@ -201,8 +158,9 @@ KERNEL void normalize_stream(const Element* x, const Element* residual, const vo
     SHARED_STORAGE(Slice, slices);
     const StreamBarriers barriers = StreamBarriers::make(params.stages);
     const SlicePlace place = SlicePlace::here(params.layout.num_cols);
-    Factors factors{static_cast<const Element*>(weight), static_cast<const Element*>(bias), place};
-    factors.load();
+    Factors factors;
+    Factors::load(weight, 1.0f, place, factors.weights);
+    if constexpr (kCentered) Factors::load(bias, 0.0f, place, factors.biases);
     Element* to = static_cast<Element*>(y);
     if (residual) {
         normalize_rows<true>(x, residual, to, sum, factors, &slices, place, barriers, params);

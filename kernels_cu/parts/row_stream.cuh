@@ -122,34 +122,6 @@ struct RowOfRing {
     }
 };
 
-// The same of a single stage, whose vectors each thread brings for itself: that of the next row as soon as
-// it is done with this one's, so that no one waits for others to be done.
-template <int kArrays>
-struct OwnRow {
-    static constexpr int kUnrolled = kVectorsPerThread < 2 ? 1 : 2;
-    Slice* slices;
-    SlicePlace place;
-    Element outside;
-
-    // commit() after the last one.
-    DEVICE void start(int i, const Element* const (&rows)[kArrays]) const {
-        if (!place.holds(i)) return;
-#pragma unroll
-        for (int array = 0; array < kArrays; ++array) {
-            RowVector& to = slices[array].vectors[i][threadIdx.x];
-            copy_async<sizeof(RowVector)>(&to, rows[array] + place.position(i));
-        }
-    }
-    DEVICE void commit() const { copy_async_commit(); }
-    DEVICE void take() const { copy_async_wait<0>(); }
-    DEVICE RowVector get(int i, int array) const {
-        RowVector vector;
-        vector.fill(outside);
-        if (place.holds(i)) vector = slices[array].vectors[i][threadIdx.x];
-        return vector;
-    }
-};
-
 // What the warps of a block tell each other, and the blocks of a cluster, in turn number `turn`.
 // Memory is used again two turns later: then all have met once more.
 // of_warp: every lane has it.  merge, kExchange: as of merge_across_warps (parts/row.cuh).
