@@ -17,7 +17,7 @@ from .jit import get_kernel
 from .op import Call, Draw, Op, Work
 from .product import INNER, OUTER, STRIDED, STRIDES, GemmTask
 from .rows import DTYPE_CODES
-from .targets import Target, by_value
+from .targets import Target
 
 _OUTPUTS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 _COLUMNS = 64  # dequant_softmax.cu: kColumns
@@ -146,7 +146,7 @@ def _normalize(target: Target, logits: Any, statistics: Any, y: Any) -> None:
         params[name] = (place.row, place.col)
     params["dtype"] = DTYPE_CODES[y.dtype]
     kernel = get_kernel(target, _NORMALIZE)
-    kernel(rows * blocks, (logits, statistics, y, by_value(params)))
+    kernel(rows * blocks, (logits, statistics, y, target.by_value(params)))
 
 
 _NORMALIZE = Variant("normalize_logits", (), (), _NUM_THREADS)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +36,7 @@ from .product import (
     fill_epilogue,
     fill_epilogues,
 )
-from .targets import Kernel, Target, by_value, tensor_map
+from .targets import Kernel, Target, tensor_map
 from .targets.limits import max_shared_bytes, multiprocessors
 
 ARCHS = ("sm_90a", "host")
@@ -60,7 +61,7 @@ _DUAL_PARAMS = np.dtype(  # dual_gemm_hopper.cu: DualHopperParams
     ]
 )
 _A, _B, _OUT, _B2 = 0, 1, 2, 9  # gemm_task.cuh: Operand
-_NO_MAP = by_value(np.zeros(128, np.uint8))
+_MAX_ENCODED = 1024  # addresses of one plan's arrays, with their maps
 
 
 @dataclass(frozen=True)
@@ -268,11 +269,16 @@ class MapPlan(NamedTuple):
     strides: tuple[int, int, int]
     box: tuple[int, int, int]
 
-    def encode(self, target: Target, array: Any) -> np.ndarray:
+    def encode(self, target: Target, address: int) -> Any:
         return tensor_map.encode(
-            target.name, address_of(array), self.dtype, self.shape, self.strides, self.box,
+            target.name, address, self.dtype, self.shape, self.strides, self.box,
             self.box[-1] * self.dtype.itemsize,
         )  # fmt: skip
+
+
+@cache
+def _no_map(target: Target) -> Any:
+    return target.by_value(np.zeros(128, np.uint8))
 
 
 def _batch_unit(x: Matrix, sizes: tuple[int, ...]) -> tuple[int, int]:
@@ -338,15 +344,22 @@ class HopperPlan(NamedTuple):
     grid: int
     shared_bytes: int
     maps: tuple[MapPlan | None, ...]
-    params: np.ndarray
+    params: Any
+    encoded: dict[tuple[int | None, ...], tuple[Any, ...]]  # maps by the arrays' addresses
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
         """arrays: product.ARRAYS, of which some are None: operands, out, and others up to the scales."""
         count = len(self.maps)
-        maps = (
-            _NO_MAP if plan is None else plan.encode(self.target, array)
-            for plan, array in zip(self.maps, arrays[:count], strict=True)
-        )
+        places = tuple([None if x is None else address_of(x) for x in arrays[:count]])
+        maps = self.encoded.get(places)
+        if maps is None:
+            maps = tuple(
+                _no_map(self.target) if plan is None else plan.encode(self.target, place)
+                for plan, place in zip(self.maps, places, strict=True)
+            )
+            if len(self.encoded) >= _MAX_ENCODED:
+                self.encoded.clear()
+            self.encoded[places] = maps
         self.kernel(self.grid, (*maps, *arrays[count - 1 : 7], self.params), self.shared_bytes)
 
 
@@ -406,5 +419,6 @@ def hopper_plan(
         grid=min(tiles, target.multiprocessors),
         shared_bytes=c.shared_bytes(task.a.itemsize, task.b.itemsize),
         maps=tuple(maps.values()),
-        params=by_value(params),
+        params=target.by_value(params),
+        encoded={},
     )

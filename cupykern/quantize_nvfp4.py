@@ -16,7 +16,7 @@ from .jit import get_kernel
 from .nvfp4 import GROUP, NvFp4
 from .op import Call, Draw, Op, Work
 from .product import Groups, groups, matrix
-from .targets import Target, by_value
+from .targets import Target
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 _LARGEST, _ENCODE = np.int64(0), np.int64(1)  # quantize_nvfp4.cu: Pass
@@ -86,7 +86,7 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None 
         params["num_partials"] = num_partials
         partials, global_scale = xp.empty(num_partials, np.float32), xp.empty((), np.float32)
         kernel = get_kernel(target, _variant_of(x.dtype, config))
-        args = (flat, data, scale, global_scale, partials, by_value(params))
+        args = (flat, data, scale, global_scale, partials, target.by_value(params))
         kernel(num_partials, (*args, _LARGEST))
         threads = batch * int(params["scale_rows"] * params["scale_groups"])
         kernel(-(-threads // config.num_threads), (*args, _ENCODE))

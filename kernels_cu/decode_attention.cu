@@ -2,9 +2,13 @@
 //
 // Bound by one read of K and V.  The rows of one KV head, its query heads times the queries, share that
 // read.  A sequence's keys fall into chunks whose size follows from its length alone; every chunk starts
-// fresh and leaves unnormalised sums in FP32, which decode_merge.cu adds up in an order that the number
-// of chunks fixes.  So a sequence's result does not depend on the rest of the batch, nor on how many
-// chunks a block takes on.  A sequence of one chunk is finished here.
+// fresh.  The sums of kGroup neighbouring chunks are folded into their group's one after another, then
+// those of all groups are added up in their order.  So a sequence's result depends neither on the rest of
+// the batch nor on who computes what of it.
+//
+// A block takes on one chunk, or one or several whole groups, which it folds in registers.  Partial
+// results go to memory as threads hold them.  Whoever is the last of a group's chunks folds them, and the
+// last of a sequence's blocks adds up its groups: counters tell, which the last one sets back to 0.
 //
 // A block streams the tiles of neighbouring chunks through kStages buffers.  For a tile its warps share
 // the keys to make scores, then threads share the rows to make weights 2^(score - exponent), then warps
@@ -12,8 +16,8 @@
 // Of FP16 the weights are made 2^kShift larger: only those 2^(14 + kShift) below the largest are
 // subnormal.
 // Constants: Element, kRows (of a block), kDim (at least those of q and v), kTileK (keys of a tile),
-// kStages, kMaxChunks.  Launch: grid (batch * KV heads * runs of chunks * row_blocks), block (kNumThreads),
-// dynamic shared memory sizeof(DecodeStorage).
+// kStages, kMaxChunks, kGroup.  Launch: grid (batch * KV heads * runs of chunks * row_blocks), block
+// (kNumThreads), dynamic shared memory sizeof(DecodeStorage).  Counters are 0 at the start of a launch.
 #include "parts/decode_task.cuh"
 #include "parts/shared_tile.cuh"
 
@@ -46,37 +50,57 @@ struct DecodeStage {
     KeyTile k, v;
 };
 
+// What sums so far, and those that come to them, are multiplied by.
+struct FoldFactors {
+    float before, added;
+};
+
 struct DecodeStorage {
-    DecodeStage stages[kStages];
+    union {
+        DecodeStage stages[kStages];
+        float group_weights[kMaxGroups][kRows];  // after all tiles
+    };
     SharedTile<kRows, kDim * 2> q;
     SharedTile<kRows, kTileK * 2> weights;
     alignas(16) float scores[kRows][kPitch];
     float factors[kRows];
+    FoldFactors folds[2][kRows];
+    int is_last[2];
 };
 
 // What a block does: rows [first_row, first_row + kRows) of a KV head against keys [first, end), which
 // begin with a chunk.
 struct DecodeTask {
     int64_t batch, kv_head;
-    int first_row, num_keys, chunk_size, num_chunks, first_chunk, first, end;
+    int64_t place;  // of the rows among all
+    int first_row, num_rows;  // num_rows: that there are from first_row on
+    int num_keys, chunk_size, num_chunks, num_groups, first_chunk, first, end;
     bool idle;
 
     DEVICE DecodeTask(const DecodeParams& params, const int* seq_lens) {
         int index = int(blockIdx.x);
-        first_row = index % params.row_blocks * kRows;
-        index /= params.row_blocks;
-        const int runs = (params.max_chunks - 1) / params.chunks_per_block + 1;
-        first_chunk = index % runs * params.chunks_per_block;
-        index /= runs;
-        kv_head = index % params.num_kv_heads;
-        batch = index / params.num_kv_heads;
+        const int row_block = params.row_blocks.take_from(index);
+        const int run = params.runs.take_from(index);
+        place = int64_t(index) * params.row_blocks.by + row_block;
+        kv_head = params.kv_heads.take_from(index);
+        batch = index;
+        first_row = row_block * kRows;
+        num_rows = params.num_rows - first_row;
         num_keys = params.num_keys(seq_lens, batch);
         chunk_size = params.chunk_size(num_keys);
         num_chunks = count_chunks(num_keys, chunk_size);
+        num_groups = (num_chunks - 1) / kGroup + 1;
+        first_chunk = run * params.chunks_per_block;
         idle = first_chunk >= num_chunks;
         const int64_t last = int64_t(first_chunk + params.chunks_per_block) * chunk_size;
         first = idle ? 0 : first_chunk * chunk_size;
         end = last < num_keys ? int(last) : num_keys;
+    }
+    DEVICE int64_t chunk_node(const DecodeParams& params, int chunk) const {
+        return place * params.nodes + chunk;
+    }
+    DEVICE int64_t group_node(const DecodeParams& params, int group) const {
+        return place * params.nodes + params.chunk_nodes + group;
     }
 };
 
@@ -87,8 +111,8 @@ struct KeySource {
     const Element* v;
     const int* table;  // of this sequence, or null
     int64_t k_page, v_page, k_row, v_row;
-    int page_size, last_page, end, line, vector;
-    uint32_t page_reciprocal;
+    Divisor page_size;
+    int last_page, end, line, vector;
     bool has_k, has_v;
     int pages[kCopies], within[kCopies];  // where the next tile's keys are
 
@@ -104,7 +128,6 @@ struct KeySource {
         }
         table = block_table ? block_table + task.batch * params.table_stride : nullptr;
         page_size = params.page_size, last_page = params.num_pages - 1;
-        page_reciprocal = 0xffffffffu / uint32_t(page_size);
         end = task.end;
         has_k = vector * 8 < params.dim, has_v = vector * 8 < params.dim_v;
         find_pages(task.first);
@@ -115,10 +138,8 @@ struct KeySource {
 #pragma unroll
         for (int i = 0; i < kCopies; ++i) {
             const int key = first_key + i * kLinesAtOnce + line;
-            // The page's number is at most 1 too small: 2^32 times the reciprocal lacks less than 1.
-            int page = int(uint64_t(uint32_t(key)) * page_reciprocal >> 32);
-            within[i] = key - page * page_size;
-            if (within[i] >= page_size) ++page, within[i] -= page_size;
+            int page = key;
+            within[i] = page_size.take_from(page);
             pages[i] = key < end ? table[page] : 0;
         }
     }
@@ -162,9 +183,11 @@ DEVICE void load_queries(DecodeStorage& storage, const DecodeParams& params, con
     q += task.batch * params.q[0];
     const auto row_of = [&](int i, bool& valid) {
         const int row = task.first_row + i;
-        valid = row < params.num_rows();
-        const int64_t head = task.kv_head * params.heads_per_kv_head + row / params.num_queries;
-        return q + (valid ? head * params.q[1] + row % params.num_queries * params.q[2] : 0);
+        valid = row < params.num_rows;
+        int head = row;
+        const int query = params.queries.take_from(head);
+        const int64_t first_head = task.kv_head * params.heads_per_kv_head;
+        return q + (valid ? (first_head + head) * params.q[1] + query * params.q[2] : 0);
     };
     bool valid;
     if (params.query_vectors) {
@@ -244,8 +267,9 @@ struct RowSoftmax {
 
     DEVICE RowSoftmax(const DecodeParams& params, const DecodeTask& task) {
         row = int(threadIdx.x) / kThreadsPerRow, part = int(threadIdx.x) % kThreadsPerRow;
-        const int query = (task.first_row + row) % params.num_queries;
-        end = task.num_keys - (params.causal ? params.num_queries - 1 - query : 0);
+        int head = task.first_row + row;
+        const int query = params.queries.take_from(head);
+        end = task.num_keys - (params.causal ? params.queries.by - 1 - query : 0);
         restart();
     }
     DEVICE void restart() { mine = {-kInfinity, 0.0f}; }
@@ -298,10 +322,11 @@ struct RowSoftmax {
 
 // The rows' sums of weighted values, of this warp's columns.
 struct ValueSums {
+    static constexpr int kVectorsOfAccumulator = Sums::kCount / 4;
+    static constexpr int kVectorsOfThread = kFragmentsM * kWarpCols * kVectorsOfAccumulator;
     Sums sums[kFragmentsM][kWarpCols];
-    int first_fragment;
 
-    DEVICE ValueSums() { first_fragment = int(threadIdx.x) / kWarpSize * kWarpCols; }
+    DEVICE static int first_fragment() { return int(threadIdx.x) / kWarpSize * kWarpCols; }
     DEVICE void restart() {
         each([](int, int, float& value) { value = 0.0f; });
     }
@@ -317,7 +342,7 @@ struct ValueSums {
             }
 #pragma unroll
             for (int n = 0; n < kWarpCols; ++n) {
-                load_fragment<true>(b[n], stage.v, (first_fragment + n) * 16, step * 16);
+                load_fragment<true>(b[n], stage.v, (first_fragment() + n) * 16, step * 16);
             }
             mma(sums, a, b);
         }
@@ -332,62 +357,241 @@ struct ValueSums {
             for (int n = 0; n < kWarpCols; ++n) {
 #pragma unroll
                 for (int i = 0; i < Sums::kCount; ++i) {
-                    f(m * 16 + Sums::row(lane, i), (first_fragment + n) * 16 + Sums::col(lane, i),
+                    f(m * 16 + Sums::row(lane, i), (first_fragment() + n) * 16 + Sums::col(lane, i),
                       sums[m][n].values[i]);
+                }
+            }
+        }
+    }
+    // f(place among the vectors of this thread, four sums) for those of rows that there are.
+    template <class F>
+    DEVICE void each_vector(int num_rows, F f) {
+        const int lane = lane_id();
+#pragma unroll
+        for (int v = 0; v < kVectorsOfThread; ++v) {
+            const int fragment = v / kVectorsOfAccumulator, m = fragment / kWarpCols;
+            const int first = v % kVectorsOfAccumulator * 4;
+            bool any = false;
+#pragma unroll
+            for (int i = first; i < first + 4; ++i) any |= m * 16 + Sums::row(lane, i) < num_rows;
+            if (any) f(v, sums[m][fragment % kWarpCols].values + first);
+        }
+    }
+};
+
+// Where partial results lie: of every node first its values, as the threads hold them, then its rows' sums.
+struct Nodes {
+    Bytes<16>* values;
+    PartialSum* sums;
+
+    DEVICE Nodes(const DecodeParams& params, void* memory)
+        : values(static_cast<Bytes<16>*>(memory)),
+          sums(reinterpret_cast<PartialSum*>(values + params.num_nodes * (kRows * kDim / 4))) {}
+    DEVICE Bytes<16>* vector(int64_t node, int v) const {
+        return values + (node * ValueSums::kVectorsOfThread + v) * kNumThreads + threadIdx.x;
+    }
+    DEVICE PartialSum* sum(int64_t node, int row) const { return sums + node * kRows + row; }
+
+    DEVICE void store(int64_t node, const RowSoftmax& softmax, const PartialSum& total,
+                      ValueSums& mine, int num_rows) const {
+        mine.each_vector(num_rows, [&](int v, float* four) {
+            Bytes<16> bytes;
+            memcpy(&bytes, four, 16);
+            store_vector<16>(vector(node, v), bytes);
+        });
+        if (softmax.part == 0 && softmax.row < num_rows) *sum(node, softmax.row) = total;
+    }
+    DEVICE void load(int64_t node, ValueSums& into, int num_rows) const {
+        into.each_vector(num_rows, [&](int v, float* four) {
+            const Bytes<16> bytes = load_vector<16>(vector(node, v));
+            memcpy(four, &bytes, 16);
+        });
+    }
+};
+
+// The sums of a group's chunks so far.
+struct GroupSums {
+    PartialSum total;  // of the row that this thread has in RowSoftmax
+    ValueSums values;
+    int turn;
+
+    DEVICE void restart() {
+        total = {-kInfinity, 0.0f};
+        values.restart();
+        turn = 0;
+    }
+    // The chunk's sums are left as they are.
+    DEVICE void fold(DecodeStorage& storage, const RowSoftmax& softmax, const PartialSum& chunk,
+                     ValueSums& added) {
+        const float exponent = maximum(total.exponent, chunk.exponent);
+        const float finite = exponent == -kInfinity ? 0.0f : exponent;
+        const FoldFactors factors = {exp2_approx(total.exponent - finite),
+                                     exp2_approx(chunk.exponent - finite)};
+        total = {exponent, multiply_add(total.sum, factors.before, chunk.sum * factors.added)};
+        turn ^= 1;  // the other buffer may still be read
+        if (softmax.part == 0) storage.folds[turn][softmax.row] = factors;
+        sync_block();
+        const int lane = lane_id();
+#pragma unroll
+        for (int m = 0; m < kFragmentsM; ++m) {
+#pragma unroll
+            for (int i = 0; i < Sums::kCount; ++i) {
+                const FoldFactors& row = storage.folds[turn][m * 16 + Sums::row(lane, i)];
+#pragma unroll
+                for (int n = 0; n < kWarpCols; ++n) {
+                    float& sum = values.sums[m][n].values[i];
+                    sum = multiply_add(sum, row.before, added.sums[m][n].values[i] * row.added);
                 }
             }
         }
     }
 };
 
-// The results of rows all of whose keys lie in one chunk.
-DEVICE void write_rows(const DecodeParams& params, const DecodeTask& task, const Partials& partials,
-                       int64_t first, int num_rows, Element* out, float* lse) {
-    const int count = (num_rows < kRows ? num_rows : kRows) * kDim;
+// Whether this is the last of `count` blocks; then what all of them have stored is there to be read.
+DEVICE bool is_last(int& told, uint32_t* counter, int count) {
+    sync_block();  // what this block's threads have stored is there
+    if (threadIdx.x == 0) {
+        const bool last = atomic_add_acq_rel(counter, 1) == uint32_t(count - 1);
+        if (last) *counter = 0;
+        told = last;
+    }
+    sync_block();
+    return told;
+}
+
+// The sums of the chunks [first, first + count) of one group, by the last block to finish one of them.
+DEVICE void fold_chunks(DecodeStorage& storage, const RowSoftmax& softmax, const DecodeParams& params,
+                        const DecodeTask& task, const Nodes& nodes, int first, int count,
+                        GroupSums& group) {
+    constexpr int kAtOnce = kFragmentsM > 1 ? 1 : 2;
+    group.restart();
 #pragma unroll 1
-    for (int i = int(threadIdx.x); i < count; i += kNumThreads) {
-        const int row = i / kDim, col = i % kDim;
-        if (col >= params.dim_v) continue;
-        const PartialSum total = partials.sums[first + row];
-        const OutputRow place(params, task.batch, task.kv_head, task.first_row + row);
-        const float value = partials.values[first * kDim + i];
-        out[place.out + col * params.out[3]] = from_float<Element>(value * normalizer(total.sum));
-        if (lse && col == 0) lse[place.lse] = log_sum_exp(total);
+    for (int chunk = 0; chunk < count; chunk += kAtOnce) {
+        ValueSums values[kAtOnce];
+        PartialSum totals[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            values[i].restart();
+            totals[i] = {-kInfinity, 0.0f};
+            if (chunk + i >= count) continue;
+            const int64_t node = task.chunk_node(params, first + chunk + i);
+            nodes.load(node, values[i], task.num_rows);
+            if (softmax.row < task.num_rows) totals[i] = *nodes.sum(node, softmax.row);
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            if (chunk + i < count) group.fold(storage, softmax, totals[i], values[i]);
+        }
+    }
+}
+
+// The sums of all groups of a sequence, by the last block to finish one of them.
+DEVICE void add_groups(DecodeStorage& storage, const RowSoftmax& softmax, const DecodeParams& params,
+                       const DecodeTask& task, const Nodes& nodes, GroupSums& total) {
+    constexpr int kAtOnce = kFragmentsM * kDim > 128 ? 1 : 4;
+    const bool has_row = softmax.row < task.num_rows;
+    const auto sum_of = [&](int group) {
+        return *nodes.sum(task.group_node(params, group), softmax.row);
+    };
+    float largest = -kInfinity;
+    for (int i = softmax.part; has_row && i < task.num_groups; i += kThreadsPerRow) {
+        largest = maximum(largest, sum_of(i).exponent);
+    }
+    largest = MergeFloats<Max>().across_lanes(largest, 1, kThreadsPerRow);
+    const float finite = largest == -kInfinity ? 0.0f : largest;
+    float sum = 0.0f;
+    for (int i = softmax.part; i < task.num_groups; i += kThreadsPerRow) {
+        const PartialSum group = has_row ? sum_of(i) : PartialSum{-kInfinity, 0.0f};
+        const float weight = exp2_approx(group.exponent - finite);
+        sum = multiply_add(group.sum, weight, sum);
+        storage.group_weights[i][softmax.row] = weight;
+    }
+    total.total = {largest, MergeFloats<Sum>().across_lanes(sum, 1, kThreadsPerRow)};
+    sync_block();
+
+    total.values.restart();
+    const int lane = lane_id();
+#pragma unroll 1
+    for (int first = 0; first < task.num_groups; first += kAtOnce) {
+        ValueSums values[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            values[i].restart();
+            if (first + i < task.num_groups) {
+                nodes.load(task.group_node(params, first + i), values[i], task.num_rows);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            if (first + i >= task.num_groups) continue;
+#pragma unroll
+            for (int m = 0; m < kFragmentsM; ++m) {
+#pragma unroll
+                for (int j = 0; j < Sums::kCount; ++j) {
+                    const float weight =
+                        storage.group_weights[first + i][m * 16 + Sums::row(lane, j)];
+#pragma unroll
+                    for (int n = 0; n < kWarpCols; ++n) {
+                        float& value = total.values.sums[m][n].values[j];
+                        value = multiply_add(values[i].sums[m][n].values[j], weight, value);
+                    }
+                }
+            }
+        }
+    }
+}
+
+// The results of rows all of whose sums are here.
+DEVICE void write_rows(DecodeStorage& storage, const RowSoftmax& softmax, const DecodeParams& params,
+                       const DecodeTask& task, GroupSums& sums, Element* out, float* lse) {
+    if (softmax.part == 0) {
+        storage.factors[softmax.row] = normalizer(sums.total.sum);
+        if (lse && softmax.row < task.num_rows) {
+            const int row = task.first_row + softmax.row;
+            lse[OutputRow(params, task.batch, task.kv_head, row).lse] = log_sum_exp(sums.total);
+        }
+    }
+    sync_block();
+    const int lane = lane_id();
+#pragma unroll
+    for (int m = 0; m < kFragmentsM; ++m) {
+        int64_t places[Sums::kCount];  // the same for the sums of one row: worked out once
+#pragma unroll
+        for (int i = 0; i < Sums::kCount; ++i) {
+            const int row = task.first_row + m * 16 + Sums::row(lane, i);
+            places[i] = OutputRow(params, task.batch, task.kv_head, row).out;
+        }
+#pragma unroll
+        for (int i = 0; i < Sums::kCount; ++i) {
+            const int row = m * 16 + Sums::row(lane, i);
+            if (row >= task.num_rows) continue;
+            const float factor = storage.factors[row];
+#pragma unroll
+            for (int n = 0; n < kWarpCols; ++n) {
+                const int col = (ValueSums::first_fragment() + n) * 16 + Sums::col(lane, i);
+                if (col >= params.dim_v) continue;
+                out[places[i] + col * params.out[3]] =
+                    from_float<Element>(sums.values.sums[m][n].values[i] * factor);
+            }
+        }
     }
 }
 
 KERNEL void decode_attention(const Element* q, const Element* k_cache, const Element* v_cache,
                              const int* seq_lens, const int* block_table, Element* out, float* lse,
-                             float* partial_memory, const DecodeParams params) {
+                             void* partial_results, uint32_t* counters, const DecodeParams params) {
     SHARED_STORAGE(DecodeStorage, storage);
     const DecodeTask task(params, seq_lens);
     if (task.idle) return;
 
     KeySource source(params, k_cache, v_cache, block_table, task);
-    load_queries(storage, params, q, task);
-    Queries queries;
     RowSoftmax softmax(params, task);
+    Queries queries;
     ValueSums values;
+    GroupSums group;
     values.restart();
-
-    const Partials partials(params, partial_memory);
-    const int num_rows = params.num_rows() - task.first_row;
-    const auto finish_chunk = [&](int chunk) {
-        const PartialSum total = softmax.total();
-        const int64_t first =
-            partials.first(task.batch * params.num_kv_heads + task.kv_head, chunk) + task.first_row;
-        float* chunk_values = partials.values + first * kDim;
-        values.each([&](int row, int col, float& value) {
-            if (row < num_rows) chunk_values[row * kDim + col] = value;
-        });
-        if (softmax.part == 0 && softmax.row < num_rows) partials.sums[first + softmax.row] = total;
-        if (task.num_chunks == 1) {
-            sync_block();  // the partial results are there
-            write_rows(params, task, partials, first, num_rows, out, lse);
-        }
-        softmax.restart();
-        values.restart();
-    };
+    group.restart();
+    const Nodes nodes(params, partial_results);
 
     int next_stage = 0, stage = 0;
     int chunk = task.first_chunk, chunk_end = task.first + task.chunk_size;
@@ -403,6 +607,7 @@ KERNEL void decode_attention(const Element* q, const Element* k_cache, const Ele
         if (next_key == task.first || next_key < task.end) {
             source.load(storage.stages[next_stage], next_key);
         }
+        if (next_key == task.first) load_queries(storage, params, q, task);
         copy_async_commit();
         next_stage = next_stage + 1 < kStages ? next_stage + 1 : 0;
         if (key < task.first) continue;
@@ -419,12 +624,45 @@ KERNEL void decode_attention(const Element* q, const Element* k_cache, const Ele
         sync_block();
         values.add(storage, tile);
         stage = stage + 1 < kStages ? stage + 1 : 0;
-        const bool is_last = key + kTileK >= task.end;
-        if (is_last || key + kTileK >= chunk_end) {
-            finish_chunk(chunk++);
+        const bool is_last_tile = key + kTileK >= task.end;
+        if (is_last_tile || key + kTileK >= chunk_end) {
+            group.fold(storage, softmax, softmax.total(), values);
+            softmax.restart();
+            values.restart();
+            const bool ends_group = chunk % kGroup == kGroup - 1 || is_last_tile;
+            if (ends_group && params.chunks_per_block > 1 && task.num_groups > 1) {
+                nodes.store(task.group_node(params, chunk / kGroup), softmax, group.total,
+                            group.values, task.num_rows);
+                group.restart();
+            }
+            ++chunk;
             chunk_end += task.chunk_size;
         }
-        if (is_last) break;
+        if (is_last_tile) break;
     }
     copy_async_wait<0>();
+
+    uint32_t* mine = counters + task.place * params.counters;
+    int blocks = task.num_groups;  // that leave groups of this sequence
+    if (params.chunks_per_block > 1) {
+        blocks = (task.num_chunks - 1) / params.chunks_per_block + 1;
+    } else {
+        const int index = task.first_chunk / kGroup, first = index * kGroup;
+        const int count = first + kGroup < task.num_chunks ? kGroup : task.num_chunks - first;
+        if (count > 1) {
+            nodes.store(task.chunk_node(params, task.first_chunk), softmax, group.total,
+                        group.values, task.num_rows);
+            if (!is_last(storage.is_last[0], mine + 1 + index, count)) return;
+            fold_chunks(storage, softmax, params, task, nodes, first, count, group);
+        }
+        if (task.num_groups > 1) {
+            nodes.store(task.group_node(params, index), softmax, group.total, group.values,
+                        task.num_rows);
+        }
+    }
+    if (task.num_groups > 1) {
+        if (!is_last(storage.is_last[1], mine, blocks)) return;
+        add_groups(storage, softmax, params, task, nodes, group);
+    }
+    write_rows(storage, softmax, params, task, group, out, lse);
 }

@@ -58,6 +58,9 @@ class FakeGpu:
         """A CuPy array, of whatever was in memory."""
         return self.xp.ndarray(shape, np.dtype(dtype))
 
+    def by_value(self, struct: np.ndarray) -> np.ndarray:
+        return targets.by_value(struct)
+
     def compile(self, variant: Variant) -> Any:
         def kernel(grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
             noted = (

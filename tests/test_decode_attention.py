@@ -70,11 +70,11 @@ def test_a_sequence_has_the_same_bits_in_any_batch(target):
     assert same_bits(whole[0][0], whole[0][4])
 
 
-@pytest.mark.parametrize("chunks_per_block", [1, 2, 3, 100])
+@pytest.mark.parametrize("chunks_per_block", [1, 4, 8, 100])
 def test_who_computes_changes_no_bit(target, chunks_per_block):
     """Neither how many chunks a block takes on, nor its buffers, nor the schedule."""
-    q, (k, v) = make((2, 34, 1, 128)), caches((500, 130), 500)
-    args = to_target(target, q, k, v, np.array((500, 130), np.int32))
+    q, (k, v) = make((2, 34, 1, 128)), caches((650, 130), 650)
+    args = to_target(target, q, k, v, np.array((650, 130), np.int32))
 
     def run(config):
         y = cupykern.decode_attention(*args[:3], seq_lens=args[3], return_lse=True, config=config)
@@ -243,7 +243,7 @@ def test_small_weights_are_not_lost(target):
 # --- configs -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("keys", [64 * 64, 64 * 64 + 1, 2 * 64 * 64 + 63])
+@pytest.mark.parametrize("keys", [64 * 256, 2 * 64 * 256 + 63])
 def test_chunks_grow_with_the_length(target, keys):
     """The largest number of chunks, and one key more."""
     q, (k, v) = make((1, 2, 1, 8)), caches((keys,), keys, kv_heads=1, dim=8)
@@ -252,7 +252,7 @@ def test_chunks_grow_with_the_length(target, keys):
     references = reference.decode_attention(*args)
     bounds = reference.decode_attention_bound(*args, reference=references)
     assert check.compare(outputs, references, bounds).ok
-    assert DecodeTask(FP16, 1, 1, 2, 8, 8, keys).max_chunks(64) == 64
+    assert DecodeTask(FP16, 1, 1, 2, 8, 8, keys).max_chunks(64) == 256
 
 
 def test_blocks_fill_the_device_and_runs_share_long_work():
@@ -263,7 +263,7 @@ def test_blocks_fill_the_device_and_runs_share_long_work():
 
     assert runs(1, 8, 8192) == (256, 1)
     blocks, chunks = runs(64, 8, 4096)
-    assert chunks > 1 and blocks >= 8 * 264
+    assert chunks > 1 and blocks >= 4 * 264
     for arch in ("sm_80", "sm_86", "sm_90a", "gfx90a", "gfx1100", "host"):
         for dim in (8, 64, 72, 128, 256):
             for rows in (1, 16, 17, 100):

@@ -1,24 +1,45 @@
-// What decode_attention.cu and decode_merge.cu share: the arguments, a sequence's chunks, and where
-// partial results lie.
+// What a call of decode_attention.cu is about: its arguments, a sequence's chunks, and where results lie.
 #include "parts/math.cuh"
+
+constexpr int kMaxGroups = kMaxChunks / kGroup;
+static_assert(kMaxGroups * kGroup == kMaxChunks, "whole groups");
+
+// A number that others, from 0 to 2^31 - 1, are divided by.  reciprocal: (2^32 - 1) / by, rounded down.
+struct Divisor {
+    int32_t by;
+    uint32_t reciprocal;
+
+    // x becomes the quotient; returns the rest.
+    DEVICE int take_from(int& x) const {
+        // At most 1 too small: 2^32 times the exact reciprocal is less than 1 + 1 / by above.
+        int quotient = int(uint64_t(uint32_t(x)) * reciprocal >> 32);
+        int rest = x - quotient * by;
+        if (rest >= by) ++quotient, rest -= by;
+        x = quotient;
+        return rest;
+    }
+};
 
 struct DecodeParams {
     // Strides in elements.  q, out: of the batch, head, query and element; k, v: of the batch or page,
     // the head and the key.
     int64_t q[4], out[4], k[3], v[3];
-    int64_t table_stride, num_partials;
-    int32_t num_kv_heads, heads_per_kv_head, num_queries, dim, dim_v;
-    int32_t max_keys;             // of a sequence
-    int32_t page_size, num_pages;  // paged caches only
-    int32_t smallest_chunk;       // keys
-    int32_t max_chunks;           // that any sequence of this call may have
-    int32_t chunks_per_block, row_blocks;
+    int64_t table_stride;
+    int64_t num_nodes;  // of partial results, in all
+    Divisor row_blocks, runs, kv_heads, queries;
+    Divisor page_size;  // paged caches only, as num_pages
+    int32_t num_pages;
+    int32_t heads_per_kv_head;
+    int32_t num_rows;  // of one KV head: heads_per_kv_head * queries, query fastest
+    int32_t dim, dim_v;
+    int32_t max_keys;        // of a sequence
+    int32_t smallest_chunk;  // keys
+    int32_t chunks_per_block;
+    // Of kRows rows of a sequence: nodes of chunks, nodes in all, counters (of the sequence, then of groups).
+    int32_t chunk_nodes, nodes, counters;
     int32_t causal, query_vectors;
     float exponent_scale;  // the scale times log2(e)
-    int32_t padding;
 
-    // The rows of one KV head: heads_per_kv_head * num_queries, query fastest.
-    DEVICE int num_rows() const { return heads_per_kv_head * num_queries; }
     DEVICE int num_keys(const int* seq_lens, int64_t batch) const {
         if (!seq_lens) return max_keys;
         const int length = seq_lens[batch];
@@ -37,26 +58,9 @@ DEVICE int count_chunks(int num_keys, int size) {
     return num_keys > 0 ? (num_keys - 1) / size + 1 : 1;
 }
 
-// What one chunk gives one row, beside its values: all are numbers x * 2^exponent.  exponent is -inf of
-// no key.
+// What keys give one row, beside its values: all are numbers x * 2^exponent.  exponent is -inf of no key.
 struct PartialSum {
     float exponent, sum;
-};
-
-// The partial results of all chunks: first their values, kDim of each row, then their sums.
-struct Partials {
-    float* values;
-    PartialSum* sums;
-    int num_rows, max_chunks;
-
-    DEVICE Partials(const DecodeParams& params, float* memory)
-        : values(memory),
-          sums(reinterpret_cast<PartialSum*>(memory + params.num_partials * kDim)),
-          num_rows(params.num_rows()), max_chunks(params.max_chunks) {}
-    // The place of a chunk's first row.
-    DEVICE int64_t first(int64_t batch_and_head, int chunk) const {
-        return (batch_and_head * max_chunks + chunk) * num_rows;
-    }
 };
 
 // Where a row of batch and KV head lies in `out` and in the log-sum-exp.
@@ -64,11 +68,12 @@ struct OutputRow {
     int64_t out, lse;
 
     DEVICE OutputRow(const DecodeParams& params, int64_t batch, int64_t kv_head, int row) {
-        const int64_t head = kv_head * params.heads_per_kv_head + row / params.num_queries;
-        const int query = row % params.num_queries;
+        int within = row;
+        const int query = params.queries.take_from(within);
+        const int64_t head = kv_head * params.heads_per_kv_head + within;
         out = batch * params.out[0] + head * params.out[1] + query * params.out[2];
-        const int64_t num_heads = int64_t(params.num_kv_heads) * params.heads_per_kv_head;
-        lse = (batch * num_heads + head) * params.num_queries + query;
+        const int64_t num_heads = int64_t(params.kv_heads.by) * params.heads_per_kv_head;
+        lse = (batch * num_heads + head) * params.queries.by + query;
     }
 };
 
