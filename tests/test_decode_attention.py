@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import cupykern
-from cupykern import check, decode, dtypes, inputs, reference
+from cupykern import check, decode, dtypes, inputs, reference, workspace
 from cupykern.decode import DecodeConfig, DecodeTask
 from cupykern.decode_attention import run as run_unchecked
 from cupykern.decode_problem import LAYOUTS, OP, DecodeProblem
@@ -243,16 +243,34 @@ def test_small_weights_are_not_lost(target):
 # --- configs -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("keys", [64 * 256, 2 * 64 * 256 + 63])
+@pytest.mark.parametrize("keys", [64 * 10, 64 * 256, 2 * 64 * 256 + 63])
 def test_chunks_grow_with_the_length(target, keys):
-    """The largest number of chunks, and one key more."""
+    """Some groups, the largest number of chunks, and one key more than twice that."""
     q, (k, v) = make((1, 2, 1, 8)), caches((keys,), keys, kv_heads=1, dim=8)
     args, config = to_target(target, q, k, v), DecodeConfig(16, 64, 3, chunk=64)
     outputs = (cupykern.decode_attention(*args, config=config),)
     references = reference.decode_attention(*args)
     bounds = reference.decode_attention_bound(*args, reference=references)
     assert check.compare(outputs, references, bounds).ok
-    assert DecodeTask(FP16, 1, 1, 2, 8, 8, keys).max_chunks(64) == 256
+    assert DecodeTask(FP16, 1, 1, 2, 8, 8, keys).max_chunks(64) == min(keys // 64, 256)
+
+
+def test_the_counters_are_zero_again(monkeypatch):
+    """Whoever uses them next, on the same stream, relies on that."""
+    taken = []
+
+    def take(*args):
+        taken.append(before(*args))
+        return taken[-1]
+
+    before = workspace.take
+    monkeypatch.setattr(workspace, "take", take)
+    q, (k, v) = make((2, 4, 1, 128)), caches((650, 130), 650)
+    for chunks in (1, 4):
+        config = replace(SMALL_CHUNKS, chunks_per_block=chunks)
+        cupykern.decode_attention(q, k, v, seq_lens=np.array((650, 130), np.int32), config=config)
+    assert [counters.size for _, counters in taken] == [2 * 2 * 4, 2 * 2]
+    assert not any(counters.any() for _, counters in taken)
 
 
 def test_blocks_fill_the_device_and_runs_share_long_work():

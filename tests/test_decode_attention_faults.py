@@ -11,7 +11,7 @@ from planted import Fault, caught_by, first_failure
 from cupykern.decode_problem import OP, DecodeProblem
 from cupykern.targets import host
 
-KERNEL, MERGE, TASK = "decode_attention.cu", "decode_merge.cu", "parts/decode_task.cuh"
+KERNEL, TASK = "decode_attention.cu", "parts/decode_task.cuh"
 
 FAULTS = {
     "no barrier before a stage is read": Fault(
@@ -38,9 +38,6 @@ FAULTS = {
     "weights read too early": Fault(
         KERNEL, "        sync_block();\n        values.add", "        values.add", "lengths"
     ),
-    "one chunk's results read too early": Fault(
-        KERNEL, "            sync_block();  // the partial results are there\n", "", "lengths"
-    ),
     "values behind the end": Fault(KERNEL, "has_v && valid", "has_v", "lengths"),
     "a key too many": Fault(
         KERNEL,
@@ -52,12 +49,12 @@ FAULTS = {
         KERNEL, "has_k = vector * 8 < params.dim,", "has_k = true,", "padded rows"
     ),
     "a query sees one key less": Fault(
-        KERNEL, "params.num_queries - 1 - query", "params.num_queries - query", "lengths"
+        KERNEL, "params.queries.by - 1 - query", "params.queries.by - query", "lengths"
     ),
     "queries and heads swapped": Fault(
         KERNEL,
-        "const int query = (task.first_row + row) % params.num_queries;",
-        "const int query = (task.first_row + row) / params.num_queries % params.num_queries;",
+        "int head = task.first_row + row; const int query = params.queries.take_from(head);",
+        "int head = task.first_row + row; params.queries.take_from(head); const int query = head;",
         "lengths",
     ),
     "a row's sum is not rescaled": Fault(
@@ -85,20 +82,36 @@ FAULTS = {
         "lengths",
     ),
     "a chunk goes on with the sums of the one before": Fault(
-        KERNEL, "        values.restart();\n    };", "    };", "infinite value"
+        KERNEL,
+        "softmax.restart(); values.restart(); const",
+        "softmax.restart(); const",
+        "infinite value",
     ),
     "a chunk goes on with the maximum of the one before": Fault(
-        KERNEL, "        softmax.restart();\n", "", "who computes"
+        KERNEL,
+        "softmax.restart(); values.restart(); const",
+        "values.restart(); const",
+        "who computes",
+    ),
+    "a group goes on with the chunks of the one before": Fault(
+        KERNEL,
+        "group.values, task.num_rows); group.restart(); }",
+        "group.values, task.num_rows); }",
+        "who computes",
     ),
     "chunks end where their block ends": Fault(
-        KERNEL, "if (is_last || key + kTileK >= chunk_end)", "if (is_last)", "who computes"
+        KERNEL,
+        "if (is_last_tile || key + kTileK >= chunk_end)",
+        "if (is_last_tile)",
+        "who computes",
+    ),
+    "groups end where their block ends": Fault(
+        KERNEL, "chunk % kGroup == kGroup - 1 || is_last_tile", "is_last_tile", "who computes"
     ),
     "nothing is loaded where there is no key": Fault(
         KERNEL, "if (next_key == task.first || next_key", "if (next_key", "lengths"
     ),
-    "rows past the last": Fault(
-        KERNEL, "if (row < num_rows) chunk_values", "chunk_values", "lengths"
-    ),
+    "rows past the last": Fault(KERNEL, "if (row >= task.num_rows) continue;", "", "lengths"),
     "the last rows are those of the first block": Fault(
         KERNEL,
         "const int row = task.first_row + i;",
@@ -106,11 +119,12 @@ FAULTS = {
         "rows",
     ),
     "a page's keys counted from the sequence's first": Fault(
-        KERNEL, "within[i] = key - page * page_size;", "within[i] = key;", "pages"
+        KERNEL,
+        "within[i] = page_size.take_from(page);",
+        "page_size.take_from(page), within[i] = key;",
+        "pages",
     ),
-    "a page too few": Fault(
-        KERNEL, "if (within[i] >= page_size) ++page", "if (false) ++page", "pages"
-    ),
+    "a quotient too small": Fault(TASK, "if (rest >= by) ++quotient, rest -= by;", "", "lengths"),
     "the pages of the tile before": Fault(
         KERNEL, "find_pages(first_key + kTileK);", "find_pages(first_key);", "pages"
     ),
@@ -131,23 +145,56 @@ FAULTS = {
         TASK, "size * kMaxChunks < num_keys", "size * 2 < max_keys", "any batch"
     ),
     "chunks weigh the same": Fault(
-        MERGE, "exp2_approx(sums[i].exponent - finite)", "1.0f", "lengths"
+        KERNEL, "exp2_approx(chunk.exponent - finite)};", "1.0f};", "lengths"
+    ),
+    "a group's values are not rescaled": Fault(
+        KERNEL, "sum = multiply_add(sum, row.before,", "sum = multiply_add(sum, 1.0f,", "lengths"
+    ),
+    "a group's sum is not rescaled": Fault(
+        KERNEL,
+        "multiply_add(total.sum, factors.before,",
+        "multiply_add(total.sum, 1.0f,",
+        "lengths",
     ),
     "the last chunk is left out": Fault(
-        MERGE, "if (chunk < num_chunks) sums", "if (chunk < num_chunks - 1) sums", "lengths"
+        KERNEL,
+        "if (chunk + i < count) group.fold",
+        "if (chunk + i < count - 1) group.fold",
+        "lengths",
     ),
-    "the first chunks' values again": Fault(
-        MERGE, "if (first > 0) load(first);", "", "many chunks"
+    "a fold's factors read before they are there": Fault(
+        KERNEL,
+        "storage.folds[turn][softmax.row] = factors; sync_block();",
+        "storage.folds[turn][softmax.row] = factors;",
+        "lengths",
     ),
-    "a warp's chunks are left out": Fault(MERGE, "for (int w = 1;", "for (int w = 2;", "lengths"),
-    "weights read before they are there": Fault(
-        MERGE,
-        "across_lanes(total.sum, 1, kLanes);\n    sync_block();",
-        "across_lanes(total.sum, 1, kLanes);",
-        "who computes",
+    "a fold's factors written while they are read": Fault(
+        KERNEL, "turn ^= 1;  // the other buffer may still be read", "", "lengths"
     ),
-    "totals read before they are there": Fault(
-        MERGE, "    sync_block();\n\n    const OutputRow", "    const OutputRow", "lengths"
+    "folded before all chunks are there": Fault(
+        KERNEL, "uint32_t(count - 1);", "uint32_t(count - 2);", "who computes"
+    ),
+    "told before it is known": Fault(
+        KERNEL, "told = last; } sync_block();", "told = last; }", "lengths"
+    ),
+    "the counters stay": Fault(KERNEL, "if (last) *counter = 0;", "", "counters"),
+    "groups weigh the same": Fault(
+        KERNEL, "= exp2_approx(group.exponent - finite);", "= 1.0f;", "many chunks"
+    ),
+    "the largest exponent of one thread's groups": Fault(
+        KERNEL,
+        "largest = MergeFloats<Max>().across_lanes(largest, 1, kThreadsPerRow);",
+        "",
+        "many chunks",
+    ),
+    "the last group is left out": Fault(
+        KERNEL,
+        "if (first + i >= task.num_groups) continue;",
+        "if (first + i >= task.num_groups - 1) continue;",
+        "many chunks",
+    ),
+    "groups' weights read before they are there": Fault(
+        KERNEL, "sync_block(); total.values.restart();", "total.values.restart();", "who computes"
     ),
 }
 
@@ -168,12 +215,18 @@ def _on_host(test, *args):
     return lambda: test(host.current(), *args)
 
 
+def _counters() -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        properties.test_the_counters_are_zero_again(monkeypatch)
+
+
 CHECKS = {
     "any batch": _on_host(properties.test_a_sequence_has_the_same_bits_in_any_batch),
-    "who computes": _on_host(properties.test_who_computes_changes_no_bit, 3),
+    "who computes": _on_host(properties.test_who_computes_changes_no_bit, 8),
     "clamped": _on_host(properties.test_lengths_and_tables_of_the_device_are_clamped),
     "large caches": properties.test_caches_of_more_than_2_to_the_32_bytes,
-    "many chunks": _on_host(properties.test_chunks_grow_with_the_length, 64 * 64),
+    "many chunks": _on_host(properties.test_chunks_grow_with_the_length, 64 * 10),
+    "counters": _counters,
     "infinite value": _on_host(properties.test_an_infinite_value_is_one_in_the_result),
     "small weights": _on_host(properties.test_small_weights_are_not_lost),
 }
