@@ -50,7 +50,7 @@ class DecodeConfig:
         """sizeof(DecodeStorage) in decode_attention.cu."""
         pitch = self.tile_k + (4 if self.rows > 16 else 8)
         stages = max(self.stages * 4 * self.tile_k * dim, 4 * _MAX_CHUNKS // _GROUP * self.rows)
-        size = stages + self.rows * (2 * dim + 2 * self.tile_k + 4 * pitch + 4 + 16) + 8
+        size = stages + self.rows * (2 * dim + 2 * self.tile_k + 4 * pitch + 24) + 8
         return -(-size // 16) * 16
 
 

@@ -111,7 +111,7 @@ FAULTS = {
     "nothing is loaded where there is no key": Fault(
         KERNEL, "if (next_key == task.first || next_key", "if (next_key", "lengths"
     ),
-    "rows past the last": Fault(KERNEL, "if (row >= task.num_rows) continue;", "", "lengths"),
+    "rows past the last": Fault(RESULTS, "if (row >= task.num_rows) continue;", "", "lengths"),
     "the last rows are those of the first block": Fault(
         KERNEL,
         "const int row = task.first_row + i;",

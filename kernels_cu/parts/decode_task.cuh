@@ -1,4 +1,6 @@
-// What a call of decode_attention.cu is about: its arguments, a sequence's chunks, and where results lie.
+// What a call of attention for decoding is about: its arguments, a sequence's chunks, a block's part of
+// them, and where results lie.
+// Constants: kRows (of a block), kMaxChunks, kGroup (chunks that are folded into one).
 #include "parts/math.cuh"
 
 constexpr int kMaxGroups = kMaxChunks / kGroup;
@@ -84,3 +86,39 @@ DEVICE float log_sum_exp(const PartialSum& total) {
     if (total.sum == 0.0f) return -kInfinity;
     return total.exponent * kLog2 + log_accurate(total.sum);
 }
+
+// What a block does: rows [first_row, first_row + kRows) of a KV head against keys [first, end), which
+// begin with a chunk.
+struct DecodeTask {
+    int64_t batch, kv_head;
+    int64_t place;  // of the rows among all
+    int first_row, num_rows;  // num_rows: that there are from first_row on
+    int num_keys, chunk_size, num_chunks, num_groups, first_chunk, first, end;
+    bool idle;
+
+    DEVICE DecodeTask(const DecodeParams& params, const int* seq_lens) {
+        int index = int(blockIdx.x);
+        const int row_block = params.row_blocks.take_from(index);
+        const int run = params.runs.take_from(index);
+        place = int64_t(index) * params.row_blocks.by + row_block;
+        kv_head = params.kv_heads.take_from(index);
+        batch = index;
+        first_row = row_block * kRows;
+        num_rows = params.num_rows - first_row;
+        num_keys = params.num_keys(seq_lens, batch);
+        chunk_size = params.chunk_size(num_keys);
+        num_chunks = count_chunks(num_keys, chunk_size);
+        num_groups = (num_chunks - 1) / kGroup + 1;
+        first_chunk = run * params.chunks_per_block;
+        idle = first_chunk >= num_chunks;
+        const int64_t last = int64_t(first_chunk + params.chunks_per_block) * chunk_size;
+        first = idle ? 0 : first_chunk * chunk_size;
+        end = last < num_keys ? int(last) : num_keys;
+    }
+    DEVICE int64_t chunk_node(const DecodeParams& params, int chunk) const {
+        return place * params.nodes + chunk;
+    }
+    DEVICE int64_t group_node(const DecodeParams& params, int group) const {
+        return place * params.nodes + params.chunk_nodes + group;
+    }
+};
