@@ -46,11 +46,17 @@ class DecodeConfig:
     chunk: int = 256
     chunks_per_block: int = 1
 
+    @property
+    def warp_rows(self) -> bool:
+        """Whether warps have rows of their own (decode_attention_rows.cu), or share all rows."""
+        return self.rows == 64
+
     def shared_bytes(self, dim: int) -> int:
-        """sizeof(DecodeStorage) in decode_attention.cu."""
+        """sizeof(DecodeStorage) in decode_attention.cu or decode_attention_rows.cu."""
         pitch = self.tile_k + (4 if self.rows > 16 else 8)
         stages = max(self.stages * 4 * self.tile_k * dim, 4 * _MAX_CHUNKS // _GROUP * self.rows)
-        size = stages + self.rows * (2 * dim + 2 * self.tile_k + 4 * pitch + 24) + 8
+        of_row = 8 if self.warp_rows else 2 * self.tile_k + 4 * pitch + 4
+        size = stages + self.rows * (2 * dim + of_row + 20) + 8
         return -(-size // 16) * 16
 
 
@@ -160,7 +166,7 @@ def _refusal(config: DecodeConfig, dim: int, arch: str) -> str | None:
 
 
 def variant(dtype: np.dtype, dim: int, config: DecodeConfig) -> Variant:
-    """Of decode_attention.cu, for padded dims of `dim`."""
+    """The kernel of `config`, for padded dims of `dim`."""
     constants = {
         "kRows": config.rows,
         "kDim": dim,
@@ -170,7 +176,7 @@ def variant(dtype: np.dtype, dim: int, config: DecodeConfig) -> Variant:
         "kGroup": _GROUP,
     }
     return Variant(
-        "decode_attention",
+        "decode_attention_rows" if config.warp_rows else "decode_attention",
         (("Element", dtypes.CPP_NAMES[dtype]),),
         tuple(constants.items()),
         _NUM_THREADS,

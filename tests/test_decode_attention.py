@@ -70,8 +70,9 @@ def test_a_sequence_has_the_same_bits_in_any_batch(target):
     assert same_bits(whole[0][0], whole[0][4])
 
 
+@pytest.mark.parametrize("rows", [16, 64])
 @pytest.mark.parametrize("chunks_per_block", [1, 4, 8, 100])
-def test_who_computes_changes_no_bit(target, chunks_per_block):
+def test_who_computes_changes_no_bit(target, chunks_per_block, rows):
     """Neither how many chunks a block takes on, nor its buffers, nor the schedule."""
     q, (k, v) = make((2, 34, 1, 128)), caches((650, 130), 650)
     args = to_target(target, q, k, v, np.array((650, 130), np.int32))
@@ -80,10 +81,11 @@ def test_who_computes_changes_no_bit(target, chunks_per_block):
         y = cupykern.decode_attention(*args[:3], seq_lens=args[3], return_lse=True, config=config)
         return b"".join(on_host(x).tobytes() for x in y)
 
-    config = replace(SMALL_CHUNKS, chunks_per_block=chunks_per_block)
-    expected = run(SMALL_CHUNKS)
+    single = replace(SMALL_CHUNKS, rows=rows, stages=2)
+    config = replace(single, chunks_per_block=chunks_per_block)
+    expected = run(single)
     assert run(config) == expected
-    assert run(replace(config, stages=2)) == expected
+    assert run(replace(config, stages=3 if rows == 16 else 1)) == expected
     if target.name == "host":
         for schedule in ("lifo", "sticky:1"):
             with host.use(warp_size=target.warp_size, schedule=schedule):

@@ -12,6 +12,8 @@ from cupykern.decode_problem import OP, DecodeProblem
 from cupykern.targets import host
 
 KERNEL, TASK = "decode_attention.cu", "parts/decode_task.cuh"
+ROWS = "decode_attention_rows.cu"
+RESULTS, SOURCE = "parts/decode_results.cuh", "parts/decode_source.cuh"
 
 FAULTS = {
     "no barrier before a stage is read": Fault(
@@ -36,9 +38,9 @@ FAULTS = {
         "lengths",
     ),
     "weights read too early": Fault(
-        KERNEL, "        sync_block();\n        values.add", "        values.add", "lengths"
+        KERNEL, "sync_block(); add_values(values,", "add_values(values,", "lengths"
     ),
-    "values behind the end": Fault(KERNEL, "has_v && valid", "has_v", "lengths"),
+    "values behind the end": Fault(SOURCE, "has_v && valid", "has_v", "lengths"),
     "a key too many": Fault(
         KERNEL,
         "const bool seen = first_key + 2 * pair + e < end;",
@@ -46,7 +48,7 @@ FAULTS = {
         "lengths",
     ),
     "columns behind the last": Fault(
-        KERNEL, "has_k = vector * 8 < params.dim,", "has_k = true,", "padded rows"
+        SOURCE, "has_k = vector * 8 < params.dim,", "has_k = true,", "padded rows"
     ),
     "a query sees one key less": Fault(
         KERNEL, "params.queries.by - 1 - query", "params.queries.by - query", "lengths"
@@ -61,7 +63,7 @@ FAULTS = {
         KERNEL, "mine.sum * factor + sum", "mine.sum + sum", "lengths"
     ),
     "values are not rescaled": Fault(
-        KERNEL, "value *= storage.factors[row];", "value *= 1.0f;", "lengths"
+        KERNEL, "value *= storage.factors[WarpColumns::row(m, i)];", "value *= 1.0f;", "lengths"
     ),
     "the sum of one thread for that of its row": Fault(
         KERNEL, "sum += shuffle_xor(sum, mask);", "(void)mask;", "lengths"
@@ -83,20 +85,20 @@ FAULTS = {
     ),
     "a chunk goes on with the sums of the one before": Fault(
         KERNEL,
-        "softmax.restart(); values.restart(); const",
-        "softmax.restart(); const",
+        "softmax.restart(); values.restart(); chunk_end",
+        "softmax.restart(); chunk_end",
         "infinite value",
     ),
     "a chunk goes on with the maximum of the one before": Fault(
         KERNEL,
-        "softmax.restart(); values.restart(); const",
-        "values.restart(); const",
+        "softmax.restart(); values.restart(); chunk_end",
+        "values.restart(); chunk_end",
         "who computes",
     ),
     "a group goes on with the chunks of the one before": Fault(
-        KERNEL,
-        "group.values, task.num_rows); group.restart(); }",
-        "group.values, task.num_rows); }",
+        RESULTS,
+        "store_group(chunk / kGroup); restart();",
+        "store_group(chunk / kGroup);",
         "who computes",
     ),
     "chunks end where their block ends": Fault(
@@ -106,37 +108,37 @@ FAULTS = {
         "who computes",
     ),
     "groups end where their block ends": Fault(
-        KERNEL, "chunk % kGroup == kGroup - 1 || is_last_tile", "is_last_tile", "who computes"
+        RESULTS, "chunk % kGroup == kGroup - 1 || is_last", "is_last", "who computes"
     ),
     "nothing is loaded where there is no key": Fault(
         KERNEL, "if (next_key == task.first || next_key", "if (next_key", "lengths"
     ),
     "rows past the last": Fault(RESULTS, "if (row >= task.num_rows) continue;", "", "lengths"),
     "the last rows are those of the first block": Fault(
-        KERNEL,
+        SOURCE,
         "const int row = task.first_row + i;",
         "const int row = i;",
         "rows",
     ),
     "a page's keys counted from the sequence's first": Fault(
-        KERNEL,
+        SOURCE,
         "within[i] = page_size.take_from(page);",
         "page_size.take_from(page), within[i] = key;",
         "pages",
     ),
     "a quotient too small": Fault(TASK, "if (rest >= by) ++quotient, rest -= by;", "", "lengths"),
     "the pages of the tile before": Fault(
-        KERNEL, "find_pages(first_key + kTileK);", "find_pages(first_key);", "pages"
+        SOURCE, "find_pages(first_key + kTileK);", "find_pages(first_key);", "pages"
     ),
     "a page's offset in 32 bits": Fault(
-        KERNEL, "copy(i, k + page * k_page", "copy(i, k + int(page * k_page)", "large caches"
+        SOURCE, "copy(i, k + page * k_page", "copy(i, k + int(page * k_page)", "large caches"
     ),
-    "the same keys again": Fault(KERNEL, "k += kLinesAtOnce * k_row, v +=", "v +=", "lengths"),
+    "the same keys again": Fault(SOURCE, "k += kLinesAtOnce * k_row, v +=", "v +=", "lengths"),
     "the first sequence's pages": Fault(
-        KERNEL, "block_table + task.batch * params.table_stride", "block_table", "pages"
+        SOURCE, "block_table + task.batch * params.table_stride", "block_table", "pages"
     ),
     "pages that there are not": Fault(
-        KERNEL, "pages[i] < last_page ? pages[i] : last_page", "pages[i]", "clamped"
+        SOURCE, "pages[i] < last_page ? pages[i] : last_page", "pages[i]", "clamped"
     ),
     "a key behind the cache": Fault(
         TASK, "length < max_keys ? length", "length <= max_keys + 1 ? length", "clamped"
@@ -145,56 +147,89 @@ FAULTS = {
         TASK, "size * kMaxChunks < num_keys", "size * 2 < max_keys", "any batch"
     ),
     "chunks weigh the same": Fault(
-        KERNEL, "exp2_approx(chunk.exponent - finite)};", "1.0f};", "lengths"
+        RESULTS, "exp2_approx(added.exponent - finite)};", "1.0f};", "lengths"
     ),
     "a group's values are not rescaled": Fault(
-        KERNEL, "sum = multiply_add(sum, row.before,", "sum = multiply_add(sum, 1.0f,", "lengths"
+        RESULTS,
+        "value = multiply_add(value, factors.before,",
+        "value = multiply_add(value, 1.0f,",
+        "lengths",
     ),
     "a group's sum is not rescaled": Fault(
-        KERNEL,
-        "multiply_add(total.sum, factors.before,",
-        "multiply_add(total.sum, 1.0f,",
-        "lengths",
+        RESULTS, "multiply_add(total.sum, mine.before,", "multiply_add(total.sum, 1.0f,", "lengths"
     ),
     "the last chunk is left out": Fault(
-        KERNEL,
-        "if (chunk + i < count) group.fold",
-        "if (chunk + i < count - 1) group.fold",
-        "lengths",
+        RESULTS, "if (done + i < count) fold", "if (done + i < count - 1) fold", "lengths"
     ),
     "a fold's factors read before they are there": Fault(
-        KERNEL,
-        "storage.folds[turn][softmax.row] = factors; sync_block();",
-        "storage.folds[turn][softmax.row] = factors;",
+        RESULTS,
+        "storage.folds[turn][own.row] = mine; sync_block();",
+        "storage.folds[turn][own.row] = mine;",
         "lengths",
     ),
     "a fold's factors written while they are read": Fault(
-        KERNEL, "turn ^= 1;  // the other buffer may still be read", "", "lengths"
+        RESULTS, "turn ^= 1;  // the other buffer may still be read", "", "lengths"
     ),
     "folded before all chunks are there": Fault(
-        KERNEL, "uint32_t(count - 1);", "uint32_t(count - 2);", "who computes"
+        RESULTS, "uint32_t(count - 1);", "uint32_t(count - 2);", "who computes"
     ),
     "told before it is known": Fault(
-        KERNEL, "told = last; } sync_block();", "told = last; }", "lengths"
+        RESULTS, "told = last; } sync_block();", "told = last; }", "lengths"
     ),
-    "the counters stay": Fault(KERNEL, "if (last) *counter = 0;", "", "counters"),
+    "the counters stay": Fault(RESULTS, "if (last) *counter = 0;", "", "counters"),
     "groups weigh the same": Fault(
-        KERNEL, "= exp2_approx(group.exponent - finite);", "= 1.0f;", "many chunks"
+        RESULTS, "= exp2_approx(group.exponent - finite);", "= 1.0f;", "many chunks"
     ),
     "the largest exponent of one thread's groups": Fault(
-        KERNEL,
+        RESULTS,
         "largest = MergeFloats<Max>().across_lanes(largest, 1, kThreadsPerRow);",
         "",
         "many chunks",
     ),
     "the last group is left out": Fault(
-        KERNEL,
-        "if (first + i >= task.num_groups) continue;",
-        "if (first + i >= task.num_groups - 1) continue;",
+        RESULTS,
+        "if (first + g >= task.num_groups) continue;",
+        "if (first + g >= task.num_groups - 1) continue;",
         "many chunks",
     ),
     "groups' weights read before they are there": Fault(
-        KERNEL, "sync_block(); total.values.restart();", "total.values.restart();", "who computes"
+        RESULTS, "sync_block(); values.restart();", "values.restart();", "who computes"
+    ),
+    "many rows: no barrier before a stage is read": Fault(
+        ROWS, "sync_block();  // this stage is whole", "// whole", "rows"
+    ),
+    "many rows: a stage too early": Fault(
+        ROWS, "copy_async_wait<kStages - 2>();", "copy_async_wait<kStages - 1>();", "rows"
+    ),
+    "many rows: a key too many": Fault(
+        ROWS, "if (key >= ends[m][Rows::slot(i)])", "if (key > ends[m][Rows::slot(i)])", "rows"
+    ),
+    "many rows: only the last tile is masked": Fault(
+        ROWS, "params.causal ? params.queries.by - 1 : 0);\n\n    int", "0);\n\n    int", "rows"
+    ),
+    "many rows: all see what the last query sees": Fault(
+        ROWS, "params.queries.by - 1 - query", "0 * query", "rows"
+    ),
+    "many rows: values are not rescaled": Fault(
+        ROWS, "value *= factors[m][Rows::slot(i)];", "(void)factors, (void)m;", "rows"
+    ),
+    "many rows: sums are not rescaled": Fault(
+        ROWS, "of[m].rescale(factors[m]);", "(void)factors;", "rows"
+    ),
+    "many rows: a negative scale for a positive one": Fault(
+        ROWS,
+        "const float before = scale > 0.0f ? 1.0f : scale;",
+        "const float before = 1.0f;",
+        "rows",
+    ),
+    "many rows: totals read before they are there": Fault(
+        ROWS, "softmax.tell(storage.totals); sync_block();", "softmax.tell(storage.totals);", "rows"
+    ),
+    "many rows: a chunk goes on with the maximum of the one before": Fault(
+        ROWS,
+        "softmax.restart(); values.restart(); chunk_end",
+        "values.restart(); chunk_end",
+        "many rows, who computes",
     ),
 }
 
@@ -207,7 +242,8 @@ def _problems() -> Iterator[tuple[str, object, object]]:
     yield "lengths", *problem(1, 2, 2, 3, 300, 128, scale=-0.01)
     yield "one chunk", *problem(2, 6, 1, 1, 100, 128, lens=(100, 1))
     yield "pages", *problem(2, 4, 1, 1, 300, 128, lens=(70, 300), page=24, scale=0.02)
-    yield "rows", *problem(1, 70, 1, 1, 70, 128)
+    yield "rows", *problem(1, 70, 1, 1, 300, 64, scale=-1.0, kind="normal")
+    yield "rows", *problem(2, 20, 1, 3, 130, 64, lens=(129, 70), scale=0.3, kind="normal")
     yield "padded rows", *problem(1, 2, 1, 1, 70, 72, layout="padded")
 
 
@@ -222,7 +258,8 @@ def _counters() -> None:
 
 CHECKS = {
     "any batch": _on_host(properties.test_a_sequence_has_the_same_bits_in_any_batch),
-    "who computes": _on_host(properties.test_who_computes_changes_no_bit, 8),
+    "who computes": _on_host(properties.test_who_computes_changes_no_bit, 8, 16),
+    "many rows, who computes": _on_host(properties.test_who_computes_changes_no_bit, 8, 64),
     "clamped": _on_host(properties.test_lengths_and_tables_of_the_device_are_clamped),
     "large caches": properties.test_caches_of_more_than_2_to_the_32_bytes,
     "many chunks": _on_host(properties.test_chunks_grow_with_the_length, 64 * 10),

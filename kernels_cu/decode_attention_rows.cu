@@ -1,0 +1,261 @@
+// decode_attention_rows.cu: decode_attention.cu for many rows: more queries and heads of a KV head.
+//
+// Here arithmetic weighs as much as the read of K and V, so every warp has rows of its own, and their
+// scores, weights and sums in registers, as in attention.cu (parts/online_softmax.cuh).  Keys fall into
+// chunks and groups as there, and results meet as there (parts/decode_results.cuh).
+// Constants: Element, kRows (of a block), kDim (at least those of q and v), kTileK (keys of a tile),
+// kStages, kMaxChunks, kGroup.  Launch: grid (batch * KV heads * runs of chunks * row_blocks), block
+// (kNumThreads), dynamic shared memory sizeof(DecodeStorage).  Counters are 0 at the start of a launch.
+#include "parts/decode_results.cuh"
+#include "parts/decode_source.cuh"
+#include "parts/online_softmax.cuh"
+
+constexpr int kNumWarps = kNumThreads / kWarpSize;
+constexpr int kFragmentsM = kRows / 16 / kNumWarps;  // of a warp
+constexpr int kSteps = kDim / 16, kKeyFragments = kTileK / 16;
+static_assert(kFragmentsM * 16 * kNumWarps == kRows, "warps share the rows in fragments of 16");
+
+// Queries by keys, or by the values' elements: whichever way round the platform multiplies them.
+constexpr bool kRowsStay = kSumsSide == kSideA;
+constexpr Side kColSide = kRowsStay ? kSideB : kSideA;
+using RowFragment = Fragment<Element, kSumsSide>;
+using ColFragment = Fragment<Element, kColSide>;
+struct Layout {
+    using Sums = Accumulator<Element>;
+    static constexpr int kCount = Sums::kCount;
+    DEVICE static constexpr int row(int lane, int i) {
+        return kRowsStay ? Sums::row(lane, i) : Sums::col(lane, i);
+    }
+    DEVICE static constexpr int col(int lane, int i) {
+        return kRowsStay ? Sums::col(lane, i) : Sums::row(lane, i);
+    }
+};
+using Softmax = OnlineSoftmax<Element, Layout>;
+using Rows = Softmax::Rows;
+
+// kM x kN accumulators, pairs of which are multiplied at once: more take more registers for operands.
+template <int kM_, int kN_>
+struct Products {
+    using Sums = Accumulator<Element>;
+    static constexpr int kM = kM_, kN = kN_;
+    static_assert(kN % 2 == 0, "pairs of columns");
+    Sums sums[kN / 2][kRowsStay ? kM : 2][kRowsStay ? 2 : kM];
+
+    DEVICE Sums& at(int m, int n) {
+        return kRowsStay ? sums[n / 2][m][n % 2] : sums[n / 2][n % 2][m];
+    }
+    // += rows * columns; load(f, n): the fragment of column n.
+    template <class Load>
+    DEVICE void add(const RowFragment (&rows)[kM], const Load& load) {
+#pragma unroll
+        for (int g = 0; g < kN / 2; ++g) {
+            ColFragment cols[2];
+            load(cols[0], 2 * g);
+            load(cols[1], 2 * g + 1);
+            if constexpr (kRowsStay) mma(sums[g], rows, cols);
+            else mma(sums[g], cols, rows);
+        }
+    }
+};
+DEVICE int first_row_of_warp() { return int(threadIdx.x) / kWarpSize * 16 * kFragmentsM; }
+// The sums of weighted values: the rows of this warp, and all columns.
+struct WarpRows : Products<kFragmentsM, kSteps> {
+    DEVICE static int row(int m, int i) {
+        return first_row_of_warp() + m * 16 + Layout::row(lane_id(), i);
+    }
+    DEVICE static int col(int n, int i) { return n * 16 + Layout::col(lane_id(), i); }
+};
+using Scores = Products<kFragmentsM, kKeyFragments>;
+
+struct DecodeStorage {
+    union {
+        DecodeStage stages[kStages];
+        GroupWeights group_weights;  // after all tiles
+    };
+    QueryTile q;
+    PartialSum totals[kRows];
+    ResultStorage results;
+};
+
+struct Loaders {
+    FragmentLoader<false, Element, kSumsSide, QueryTile> queries;
+    FragmentLoader<false, Element, kColSide, KeyTile> keys;
+    FragmentLoader<true, Element, kColSide, KeyTile> values;
+
+    DEVICE Loaders() : queries(first_row_of_warp()), keys(0), values(0) {}
+};
+
+// What the rows of a lane see, and their softmax.
+struct WarpSoftmax {
+    Softmax of[kFragmentsM];
+    int ends[kFragmentsM][Softmax::kRows];  // keys [0, end) are seen
+
+    DEVICE WarpSoftmax(const DecodeParams& params, const DecodeTask& task) {
+#pragma unroll
+        for (int m = 0; m < kFragmentsM; ++m) {
+#pragma unroll
+            for (int r = 0; r < Softmax::kRows; ++r) {
+                int head = task.first_row + first_row_of_warp() + m * 16 + Rows::row(lane_id(), r);
+                const int query = params.queries.take_from(head);
+                ends[m][r] = task.num_keys - (params.causal ? params.queries.by - 1 - query : 0);
+            }
+        }
+        restart();
+    }
+    DEVICE void restart() {
+#pragma unroll
+        for (int m = 0; m < kFragmentsM; ++m) of[m].reset();
+    }
+    // Scores become weights, and the sums of values so far follow.
+    DEVICE void weigh(Scores& scores, ValueSums<WarpRows>& values, int first_key, float scale,
+                      bool masked) {
+        const int lane = lane_id();
+        const float positive = scale > 0.0f ? scale : 1.0f;
+        const float before = scale > 0.0f ? 1.0f : scale;
+        float factors[kFragmentsM][Softmax::kRows];
+        bool grown = false;
+#pragma unroll
+        for (int m = 0; m < kFragmentsM; ++m) {
+            const auto at = [&](int n, int i) -> float& { return scores.at(m, n).values[i]; };
+            if (before != 1.0f) {
+#pragma unroll
+                for (int n = 0; n < kKeyFragments; ++n) {
+#pragma unroll
+                    for (int i = 0; i < Layout::kCount; ++i) at(n, i) *= before;
+                }
+            }
+            if (masked) {
+#pragma unroll
+                for (int n = 0; n < kKeyFragments; ++n) {
+#pragma unroll
+                    for (int i = 0; i < Layout::kCount; ++i) {
+                        const int key = first_key + n * 16 + Layout::col(lane, i);
+                        if (key >= ends[m][Rows::slot(i)]) at(n, i) = -kInfinity;
+                    }
+                }
+            }
+            grown |= of[m].template look<kKeyFragments>(at, positive, factors[m]);
+        }
+        if (vote_any(grown)) {
+#pragma unroll
+            for (int m = 0; m < kFragmentsM; ++m) of[m].rescale(factors[m]);
+            values.each([&](int m, int, int i, float& value) { value *= factors[m][Rows::slot(i)]; });
+        }
+#pragma unroll
+        for (int m = 0; m < kFragmentsM; ++m) {
+            const auto at = [&](int n, int i) -> float& { return scores.at(m, n).values[i]; };
+            of[m].template exponentiate<kKeyFragments>(at, positive);
+        }
+    }
+    // For the threads of each row; then a barrier.
+    DEVICE void tell(PartialSum* totals) const {
+#pragma unroll
+        for (int m = 0; m < kFragmentsM; ++m) {
+#pragma unroll
+            for (int r = 0; r < Softmax::kRows; ++r) {
+                const float total = of[m].total(r);
+                const int row = first_row_of_warp() + m * 16 + Rows::row(lane_id(), r);
+                if (Rows::is_first(lane_id())) totals[row] = {of[m].origin[r], total};
+            }
+        }
+    }
+};
+
+DEVICE void score(Scores& scores, const DecodeStorage& storage, const DecodeStage& stage,
+                  const Loaders& loaders) {
+    scores = {};
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+        RowFragment rows[kFragmentsM];
+#pragma unroll
+        for (int m = 0; m < kFragmentsM; ++m) {
+            loaders.queries.load(rows[m], storage.q, m * 16, step * 16);
+        }
+        scores.add(rows, [&](ColFragment& f, int n) {
+            loaders.keys.load(f, stage.k, n * 16, step * 16);
+        });
+    }
+}
+
+// values += the weights, rounded to Element, times the tile's values.
+DEVICE void add_values(ValueSums<WarpRows>& values, Scores& weights, const DecodeStage& stage,
+                       const Loaders& loaders) {
+    RowFragment rows[kKeyFragments][kFragmentsM];  // half as many registers
+#pragma unroll
+    for (int n = 0; n < kKeyFragments; ++n) {
+#pragma unroll
+        for (int m = 0; m < kFragmentsM; ++m) {
+            sums_to_fragment<Element>(rows[n][m], weights.at(m, n));
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < kKeyFragments; ++n) {
+        values.all.add(rows[n], [&](ColFragment& f, int d) {
+            loaders.values.load(f, stage.v, d * 16, n * 16);
+        });
+    }
+}
+
+KERNEL void decode_attention_rows(const Element* q, const Element* k_cache, const Element* v_cache,
+                                  const int* seq_lens, const int* block_table, Element* out,
+                                  float* lse, void* partial_results, uint32_t* counters,
+                                  const DecodeParams params) {
+    SHARED_STORAGE(DecodeStorage, storage);
+    const DecodeTask task(params, seq_lens);
+    if (task.idle) return;
+
+    KeySource source(params, k_cache, v_cache, block_table, task);
+    WarpSoftmax softmax(params, task);
+    Loaders loaders;
+    ValueSums<WarpRows> values;
+    values.restart();
+    RunResults<WarpRows> results(params, task, storage.results, partial_results);
+    // Of the tiles before, every query sees all keys.
+    const int all_see = task.num_keys - (params.causal ? params.queries.by - 1 : 0);
+
+    int next_stage = 0, stage = 0;
+    int chunk_end = task.first + task.chunk_size;
+    // The first rounds of the loop only load, so that there is one place that does.
+#pragma unroll 1
+    for (int key = task.first - (kStages - 1) * kTileK;; key += kTileK) {
+        if (key >= task.first) {
+            if constexpr (kStages > 1) copy_async_wait<kStages - 2>();
+            sync_block();  // this stage is whole, and the one before it has been read by all
+        }
+        const int next_key = key + (kStages - 1) * kTileK;
+        // Where there is no key, one tile of zeros.
+        if (next_key == task.first || next_key < task.end) {
+            source.load(storage.stages[next_stage], next_key);
+        }
+        if (next_key == task.first) load_queries(storage.q, params, q, task);
+        copy_async_commit();
+        next_stage = next_stage + 1 < kStages ? next_stage + 1 : 0;
+        if (key < task.first) continue;
+        if constexpr (kStages == 1) {
+            copy_async_wait<0>();
+            sync_block();
+        }
+
+        const DecodeStage& tile = storage.stages[stage];
+        {
+            Scores scores;
+            score(scores, storage, tile, loaders);
+            softmax.weigh(scores, values, key, params.exponent_scale, key + kTileK > all_see);
+            add_values(values, scores, tile, loaders);
+        }
+        stage = stage + 1 < kStages ? stage + 1 : 0;
+        const bool is_last_tile = key + kTileK >= task.end;
+        if (is_last_tile || key + kTileK >= chunk_end) {
+            softmax.tell(storage.totals);
+            sync_block();
+            results.add_chunk(storage.totals[OwnRow().row], values, is_last_tile);
+            softmax.restart();
+            values.restart();
+            chunk_end += task.chunk_size;
+        }
+        if (is_last_tile) break;
+        if constexpr (kStages == 1) sync_block();  // all have read the only stage
+    }
+    copy_async_wait<0>();
+    results.finish(storage.group_weights, counters, out, lse);
+}
