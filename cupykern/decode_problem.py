@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,7 +165,8 @@ def _task(problem: DecodeProblem) -> DecodeTask:
     rows = p.heads // p.kv_heads * p.queries
     dtype, dim_v = dtypes.NAMES[p.dtype], p.dim_v or p.dim
     keys = p.keys if p.page is None else -(-p.keys // p.page) * p.page
-    return DecodeTask(dtype, p.batch, p.kv_heads, rows, p.dim, dim_v, keys)
+    box = math.gcd(128, p.page or 128) if keys and p.layout != "offset" else 0
+    return DecodeTask(dtype, p.batch, p.kv_heads, rows, p.dim, dim_v, keys, box)
 
 
 def _sample(

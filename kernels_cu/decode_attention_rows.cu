@@ -75,6 +75,7 @@ struct DecodeStorage {
     QueryTile q;
     PartialSum totals[kRows];
     ResultStorage results;
+    SourceStorage source;
 };
 
 struct Loaders {
@@ -204,7 +205,8 @@ KERNEL void decode_attention_rows(const Element* q, const Element* k_cache, cons
     const DecodeTask task(params, seq_lens);
     if (task.idle) return;
 
-    KeySource source(params, k_cache, v_cache, block_table, task);
+    const KeyArrays caches = {k_cache, v_cache};
+    KeySource source(params, caches, block_table, task, storage.source);
     WarpSoftmax softmax(params, task);
     Loaders loaders;
     ValueSums<WarpRows> values;
@@ -219,24 +221,20 @@ KERNEL void decode_attention_rows(const Element* q, const Element* k_cache, cons
 #pragma unroll 1
     for (int key = task.first - (kStages - 1) * kTileK;; key += kTileK) {
         if (key >= task.first) {
-            if constexpr (kStages > 1) copy_async_wait<kStages - 2>();
+            source.wait();
             sync_block();  // this stage is whole, and the one before it has been read by all
         }
         const int next_key = key + (kStages - 1) * kTileK;
         // Where there is no key, one tile of zeros.
         if (next_key == task.first || next_key < task.end) {
-            source.load(storage.stages[next_stage], next_key);
+            source.load(storage.stages[next_stage], next_stage, next_key);
         }
         if (next_key == task.first) load_queries(storage.q, params, q, task);
         copy_async_commit();
         next_stage = next_stage + 1 < kStages ? next_stage + 1 : 0;
         if (key < task.first) continue;
-        if constexpr (kStages == 1) {
-            copy_async_wait<0>();
-            sync_block();
-        }
-
-        const DecodeStage& tile = storage.stages[stage];
+        DecodeStage& tile = storage.stages[stage];
+        source.wait_whole(tile, stage, key);
         {
             Scores scores;
             score(scores, storage, tile, loaders);

@@ -86,6 +86,8 @@ def test_who_computes_changes_no_bit(target, chunks_per_block, rows):
     expected = run(single)
     assert run(config) == expected
     assert run(replace(config, stages=3 if rows == 16 else 1)) == expected
+    if rows == 16 and target.warp_size == 32 and target.arch in decode.TMA_ARCHS:
+        assert run(replace(config, tma=True)) == expected
     if target.name == "host":
         for schedule in ("lifo", "sticky:1"):
             with host.use(warp_size=target.warp_size, schedule=schedule):
@@ -107,6 +109,24 @@ def test_paged_caches_give_the_bits_of_contiguous_ones(target, page):
     outputs = [cupykern.decode_attention(*call.args, **call.kwargs) for call in (paged, plain)]
     for a, b in zip(*outputs, strict=True):
         assert same_bits(on_host(a), on_host(b))
+
+
+@pytest.mark.parametrize("page", [8, 16, 24, 64, 256])
+def test_tma_brings_what_threads_do(target, page):
+    """Pages of one box and more, and lengths that end within one."""
+    if target.warp_size != 32 or target.arch not in decode.TMA_ARCHS:
+        pytest.skip("no TMA")
+    for lens in ((300, 70), (0, 257)):
+        problem = DecodeProblem(*(2, 4, 2, 3, 300, 72), dim_v=128, lens=lens, page=page)
+        call = OP.inputs(problem, 5, target.xp)
+        by_tma, by_threads = (
+            cupykern.decode_attention(
+                *call.args, **call.kwargs, config=DecodeConfig(16, 64, 2, tma=tma), return_lse=True
+            )
+            for tma in (True, False)
+        )
+        for a, b in zip(by_tma, by_threads, strict=True):
+            assert same_bits(on_host(a), on_host(b))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

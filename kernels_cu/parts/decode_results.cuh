@@ -199,23 +199,23 @@ struct RunResults {
             }
         }
     }
+    DEVICE PartialSum sum_of(int group, int row) const {
+        if (row >= task.num_rows) return {-kInfinity, 0.0f};
+        return *nodes.sum(task.group_node(params, group), row);
+    }
     // The sums of all groups of a sequence, by the last block to finish one of them.
     DEVICE void add_groups(GroupWeights& weights) {
         constexpr int kAtOnce = kM * kN * kCount > 32 ? 1 : 4;
         const OwnRow own;
-        const auto sum_of = [&](int group) {
-            const PartialSum none = {-kInfinity, 0.0f};
-            return own.row < task.num_rows ? *nodes.sum(task.group_node(params, group), own.row) : none;
-        };
         float largest = -kInfinity;
         for (int i = own.part; i < task.num_groups; i += kThreadsPerRow) {
-            largest = maximum(largest, sum_of(i).exponent);
+            largest = maximum(largest, sum_of(i, own.row).exponent);
         }
         largest = MergeFloats<Max>().across_lanes(largest, 1, kThreadsPerRow);
         const float finite = largest == -kInfinity ? 0.0f : largest;
         float sum = 0.0f;
         for (int i = own.part; i < task.num_groups; i += kThreadsPerRow) {
-            const PartialSum group = sum_of(i);
+            const PartialSum group = sum_of(i, own.row);
             const float weight = exp2_approx(group.exponent - finite);
             sum = multiply_add(group.sum, weight, sum);
             weights[i][own.row] = weight;

@@ -1,18 +1,22 @@
-// How keys, values and queries of attention for decoding get into shared memory.
-// Constants: Element, kRows, kDim (at least those of q and v), kTileK (keys of a tile).
-#include "parts/decode_task.cuh"
-#include "parts/shared_tile.cuh"
+// How keys and values get into shared memory, by threads: any strides and pages.
+// Constants: Element, kDim (at least those of q and v), kTileK (keys of a tile), kStages.
+#include "parts/decode_queries.cuh"
 
-constexpr int kVectors = kDim / 8;  // of 16 bytes, in a key
 // Lines of a tile that a thread copies one vector of.
 constexpr int kLinesAtOnce = kNumThreads / kVectors;
 constexpr int kCopies = kTileK / kLinesAtOnce;
 static_assert(kCopies * kLinesAtOnce == kTileK, "threads share a tile's vectors");
 
 using KeyTile = SharedTile<kTileK, kDim * 2>;
-using QueryTile = SharedTile<kRows, kDim * 2>;
 struct DecodeStage {
     KeyTile k, v;
+};
+struct SourceStorage {
+    int unused;
+};
+struct KeyArrays {
+    const Element* k;
+    const Element* v;
 };
 
 // Brings the tiles of keys and values, one after another.  A thread copies one vector of each of
@@ -27,12 +31,12 @@ struct KeySource {
     bool has_k, has_v;
     int pages[kCopies], within[kCopies];  // where the next tile's keys are
 
-    DEVICE KeySource(const DecodeParams& params, const Element* k_cache, const Element* v_cache,
-                     const int* block_table, const DecodeTask& task) {
+    DEVICE KeySource(const DecodeParams& params, const KeyArrays& caches, const int* block_table,
+                     const DecodeTask& task, SourceStorage&) {
         line = int(threadIdx.x) / kVectors, vector = int(threadIdx.x) % kVectors;
         k_page = params.k[0], v_page = params.v[0], k_row = params.k[2], v_row = params.v[2];
-        k = k_cache + task.kv_head * params.k[1] + vector * 8;
-        v = v_cache + task.kv_head * params.v[1] + vector * 8;
+        k = caches.k + task.kv_head * params.k[1] + vector * 8;
+        v = caches.v + task.kv_head * params.v[1] + vector * 8;
         if (!block_table) {
             k += task.batch * k_page + (task.first + line) * k_row;
             v += task.batch * v_page + (task.first + line) * v_row;
@@ -54,7 +58,17 @@ struct KeySource {
             pages[i] = key < end ? table[page] : 0;
         }
     }
-    DEVICE void load(DecodeStage& stage, int first_key) {
+    // Before a barrier, after which the stage that is next to be read is whole.
+    DEVICE void wait() {
+        if constexpr (kStages > 1) copy_async_wait<kStages - 2>();
+    }
+    DEVICE void wait_whole(DecodeStage&, int, int) {
+        if constexpr (kStages == 1) {
+            copy_async_wait<0>();
+            sync_block();
+        }
+    }
+    DEVICE void load(DecodeStage& stage, int, int first_key) {
         // Lines a whole number of periods apart have the same places.
         constexpr int kPeriod = KeyTile::kPeriod;
         constexpr int kPlaces = kLinesAtOnce < kPeriod ? kPeriod / kLinesAtOnce : 1;
@@ -85,37 +99,3 @@ struct KeySource {
         find_pages(first_key + kTileK);
     }
 };
-
-// Starts to load the rows' queries; rows that there are not are zero.  Not unrolled: code is to be fetched
-// as well.
-DEVICE void load_queries(QueryTile& tile, const DecodeParams& params, const Element* q,
-                         const DecodeTask& task) {
-    const int tid = int(threadIdx.x);
-    q += task.batch * params.q[0];
-    const auto row_of = [&](int i, bool& valid) {
-        const int row = task.first_row + i;
-        valid = row < params.num_rows;
-        int head = row;
-        const int query = params.queries.take_from(head);
-        const int64_t first_head = task.kv_head * params.heads_per_kv_head;
-        return q + (valid ? (first_head + head) * params.q[1] + query * params.q[2] : 0);
-    };
-    bool valid;
-    if (params.query_vectors) {
-#pragma unroll 1
-        for (int i = tid; i < kRows * kVectors; i += kNumThreads) {
-            const int vector = i % kVectors;
-            const Element* row = row_of(i / kVectors, valid);
-            copy_async<16>(tile(i / kVectors, vector), row + vector * 8,
-                           valid && vector * 8 < params.dim);
-        }
-        return;
-    }
-#pragma unroll 1
-    for (int i = tid; i < kRows * kDim; i += kNumThreads) {
-        const int col = i % kDim;
-        const Element* row = row_of(i / kDim, valid);
-        static_cast<Element*>(tile(i / kDim, col / 8))[col % 8] =
-            valid && col < params.dim ? row[col * params.q[3]] : from_float<Element>(0.0f);
-    }
-}
