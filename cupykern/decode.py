@@ -55,11 +55,11 @@ class DecodeConfig:
 
     @property
     def warp_rows(self) -> bool:
-        """Whether warps have rows of their own (decode_attention_rows.cu), or share all rows."""
+        """Whether warps have rows of their own (parts/decode_warp_rows.cuh), or share all rows."""
         return self.rows == 64
 
     def shared_bytes(self, dim: int) -> int:
-        """sizeof(DecodeStorage) in decode_attention.cu or decode_attention_rows.cu."""
+        """sizeof(DecodeStorage), of the header for these rows."""
         pitch = self.tile_k + (4 if self.rows > 16 else 8)
         stages = max(self.stages * 4 * self.tile_k * dim, 4 * _MAX_CHUNKS // _GROUP * self.rows)
         of_row = 8 if self.warp_rows else 2 * self.tile_k + 4 * pitch + 4
@@ -170,8 +170,6 @@ def _tma_refusal(config: DecodeConfig, task: DecodeTask, arch: str) -> str | Non
     """Why TMA does not bring the keys of `task`."""
     if arch not in TMA_ARCHS:
         return f"tma is for {' and '.join(TMA_ARCHS)}"
-    if config.warp_rows:
-        return "tma is for fewer than 64 rows"
     if task.box < _SMALLEST_BOX:
         return (
             "tma needs strides that are multiples of 16 bytes below 2**40, and pages of a multiple of "
@@ -210,13 +208,15 @@ def variant(dtype: np.dtype, dim: int, config: DecodeConfig) -> Variant:
         "kMaxChunks": _MAX_CHUNKS,
         "kGroup": _GROUP,
     }
-    kernel = "decode_attention_rows" if config.warp_rows else "decode_attention"
+    source = "decode_source_hopper" if config.tma else "decode_source"
+    rows = "decode_warp_rows" if config.warp_rows else "decode_shared_rows"
     return Variant(
-        "decode_attention_hopper" if config.tma else kernel,
+        "decode_attention_hopper" if config.tma else "decode_attention",
         (("Element", dtypes.CPP_NAMES[dtype]),),
         tuple(constants.items()),
         _NUM_THREADS,
         min_blocks=_BLOCKS_AT_ONCE,
+        parts=(f"parts/{source}.cuh", f"parts/{rows}.cuh"),
     )
 
 
@@ -224,7 +224,7 @@ def variants(arch: str) -> tuple[Variant, ...]:
     both = (dtypes.float16, dtypes.bfloat16)
     tiles = [(dim, tile) for dim in _DIMS for tile in _tiles(arch, dim)]
     if arch in TMA_ARCHS:
-        tiles += [(dim, replace(c, tma=True)) for dim, c in tiles if not c.warp_rows]
+        tiles += [(dim, replace(c, tma=True)) for dim, c in tiles]
     return tuple(variant(t, dim, tile) for t in both for dim, tile in tiles)
 
 

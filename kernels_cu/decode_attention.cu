@@ -10,16 +10,12 @@
 // results go to memory as threads hold them.  Whoever is the last of a group's chunks folds them, and the
 // last of a sequence's blocks adds up its groups: counters tell, which the last one sets back to 0.
 //
-// A block streams the tiles of neighbouring chunks through kStages buffers.  For a tile its warps share
-// the keys to make scores, then threads share the rows to make weights 2^(score - exponent), then warps
-// share V's columns to add weight * value, which leaves each sum in one place.
-// Of FP16 the weights are made 2^kShift larger: only those 2^(14 + kShift) below the largest are
-// subnormal.
+// A block streams the tiles of neighbouring chunks through kStages buffers.  How they get there
+// (parts/decode_source*.cuh) and what its warps do with them (parts/decode_shared_rows.cuh, of few rows;
+// parts/decode_warp_rows.cuh, of many) is in headers that the variant includes before this file.
 // Constants: Element, kRows (of a block), kDim (at least those of q and v), kTileK (keys of a tile),
 // kStages, kMaxChunks, kGroup.  Launch: grid (batch * KV heads * runs of chunks * row_blocks), block
 // (kNumThreads), dynamic shared memory sizeof(DecodeStorage).  Counters are 0 at the start of a launch.
-#include "parts/decode_source.cuh"
-#include "parts/decode_rows.cuh"
 
 KERNEL void decode_attention(const Element* q, const Element* k_cache, const Element* v_cache,
                              const int* seq_lens, const int* block_table, Element* out, float* lse,
@@ -28,5 +24,5 @@ KERNEL void decode_attention(const Element* q, const Element* k_cache, const Ele
     const DecodeTask task(params, seq_lens);
     if (task.idle) return;
     const KeyArrays caches = {k_cache, v_cache};
-    decode_rows(storage, params, task, caches, block_table, q, out, lse, partial_results, counters);
+    attend_rows(storage, params, task, caches, block_table, q, out, lse, partial_results, counters);
 }

@@ -4,8 +4,6 @@
 // with the tile that is there; TMA leaves them alone.
 // Constants, launch: as there, dynamic shared memory sizeof(DecodeStorage); the maps: see
 // parts/decode_source_hopper.cuh.
-#include "parts/decode_source_hopper.cuh"
-#include "parts/decode_rows.cuh"
 
 KERNEL void decode_attention_hopper(const Element* q, GRID_CONSTANT TensorMap k_map,
                                     GRID_CONSTANT TensorMap v_map, const int* seq_lens,
@@ -16,5 +14,5 @@ KERNEL void decode_attention_hopper(const Element* q, GRID_CONSTANT TensorMap k_
     const DecodeTask task(params, seq_lens);
     if (task.idle) return;
     const KeyArrays caches = {k_map, v_map};
-    decode_rows(storage, params, task, caches, block_table, q, out, lse, partial_results, counters);
+    attend_rows(storage, params, task, caches, block_table, q, out, lse, partial_results, counters);
 }

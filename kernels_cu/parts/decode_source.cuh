@@ -7,7 +7,14 @@ constexpr int kLinesAtOnce = kNumThreads / kVectors;
 constexpr int kCopies = kTileK / kLinesAtOnce;
 static_assert(kCopies * kLinesAtOnce == kTileK, "threads share a tile's vectors");
 
-using KeyTile = SharedTile<kTileK, kDim * 2>;
+constexpr int kColumnDim = kDim;
+using KeyColumn = SharedTile<kTileK, kDim * 2>;
+struct KeyTile {
+    KeyColumn columns[1];
+
+    DEVICE void* operator()(int line, int chunk) { return columns[0](line, chunk); }
+    DEVICE const void* operator()(int line, int chunk) const { return columns[0](line, chunk); }
+};
 struct DecodeStage {
     KeyTile k, v;
 };
@@ -70,18 +77,18 @@ struct KeySource {
     }
     DEVICE void load(DecodeStage& stage, int, int first_key) {
         // Lines a whole number of periods apart have the same places.
-        constexpr int kPeriod = KeyTile::kPeriod;
+        constexpr int kPeriod = KeyColumn::kPeriod;
         constexpr int kPlaces = kLinesAtOnce < kPeriod ? kPeriod / kLinesAtOnce : 1;
         static_assert(kPlaces * kLinesAtOnce % kPeriod == 0, "threads' lines repeat");
         int places[kPlaces];
 #pragma unroll
-        for (int i = 0; i < kPlaces; ++i) places[i] = KeyTile::place(line + i * kLinesAtOnce, vector);
+        for (int i = 0; i < kPlaces; ++i) places[i] = KeyColumn::place(line + i * kLinesAtOnce, vector);
         const auto copy = [&](int i, const Element* from_k, const Element* from_v) {
             const int place = places[i % kPlaces] + i / kPlaces * kPlaces * kLinesAtOnce * kVectors;
             // What is not there is zero: a weight of zero does not hide NaN.
             const bool valid = first_key + i * kLinesAtOnce + line < end;
-            copy_async<16>(&stage.k.chunks[place], from_k, has_k && valid);
-            copy_async<16>(&stage.v.chunks[place], from_v, has_v && valid);
+            copy_async<16>(&stage.k.columns[0].chunks[place], from_k, has_k && valid);
+            copy_async<16>(&stage.v.columns[0].chunks[place], from_v, has_v && valid);
         };
         if (!table) {
 #pragma unroll

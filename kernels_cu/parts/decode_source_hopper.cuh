@@ -4,16 +4,23 @@
 // Constants: Element, kDim (at least those of q and v), kTileK (keys of a tile), kStages.
 #include "parts/decode_queries.cuh"
 
-struct KeyTile {
-    static constexpr int kLines = kTileK, kChunks = kVectors, kColumns = kDim / 64;
-    Bytes<16> chunks[kTileK * kVectors];
+constexpr int kColumnDim = 64;  // numbers in 128 bytes
+struct KeyColumn {
+    static constexpr int kChunks = 8;
+    Bytes<16> chunks[kTileK * kChunks];
 
-    // Columns of 128 bytes, one after another.
-    DEVICE static int place(int line, int chunk) {
-        return (chunk / 8 * kTileK + line) * 8 + (chunk % 8 ^ line % 8);
-    }
+    DEVICE static int place(int line, int chunk) { return line * kChunks + (chunk ^ line % 8); }
     DEVICE void* operator()(int line, int chunk) { return &chunks[place(line, chunk)]; }
     DEVICE const void* operator()(int line, int chunk) const { return &chunks[place(line, chunk)]; }
+};
+struct KeyTile {
+    static constexpr int kColumns = kDim / kColumnDim;
+    KeyColumn columns[kColumns];
+
+    DEVICE void* operator()(int line, int chunk) { return columns[chunk / 8](line, chunk % 8); }
+    DEVICE const void* operator()(int line, int chunk) const {
+        return columns[chunk / 8](line, chunk % 8);
+    }
 };
 static_assert(sizeof(KeyTile) % 1024 == 0, "the swizzle's pattern repeats");
 struct DecodeStage {
@@ -86,10 +93,10 @@ struct KeySource {
         if (table) from = page < 0 ? 0 : page < last_page ? page : last_page;
 #pragma unroll
         for (int column = 0; column < KeyTile::kColumns; ++column) {
-            const int place = (column * kTileK + lane * box_keys) * 8;
-            const int at[4] = {column * 64, within, kv_head, from};
-            tma_load(&stage.k.chunks[place], caches.k, full[index], at);
-            tma_load(&stage.v.chunks[place], caches.v, full[index], at);
+            const int at[4] = {column * kColumnDim, within, kv_head, from};
+            const int place = lane * box_keys * KeyColumn::kChunks;
+            tma_load(&stage.k.columns[column].chunks[place], caches.k, full[index], at);
+            tma_load(&stage.v.columns[column].chunks[place], caches.v, full[index], at);
         }
         find_page(first_key + kTileK);
     }

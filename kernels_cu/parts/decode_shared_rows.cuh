@@ -1,6 +1,10 @@
-// What a block of decode_attention.cu does, whose warps share all rows: see there.
-// Constants: Element, kRows, kDim, kTileK, kStages, kMaxChunks, kGroup.  Before this, a header gives
-// KeySource and its types.
+// What a block of decode_attention.cu does for few rows: its warps share all of them.
+//
+// For a tile its warps share the keys to make scores, then threads share the rows to make weights
+// 2^(score - exponent), then warps share V's columns to add weight * value, which leaves each sum in one
+// place.  Of FP16 the weights are made 2^kShift larger: only those 2^(14 + kShift) below the largest are
+// subnormal.
+// Constants: see decode_attention.cu.  The header before this gives KeySource and its types.
 #include "parts/decode_results.cuh"
 
 constexpr int kNumWarps = kNumThreads / kWarpSize;
@@ -179,7 +183,7 @@ DEVICE void add_values(ValueSums<WarpColumns>& values, const DecodeStorage& stor
     }
 }
 
-DEVICE void decode_rows(DecodeStorage& storage, const DecodeParams& params, const DecodeTask& task,
+DEVICE void attend_rows(DecodeStorage& storage, const DecodeParams& params, const DecodeTask& task,
                         const KeyArrays& caches, const int* block_table, const Element* q,
                         Element* out, float* lse, void* partial_results, uint32_t* counters) {
     KeySource source(params, caches, block_table, task, storage.source);

@@ -1,13 +1,9 @@
-// decode_attention_rows.cu: decode_attention.cu for many rows: more queries and heads of a KV head.
+// What a block of decode_attention.cu does for many rows: every warp has rows of its own.
 //
-// Here arithmetic weighs as much as the read of K and V, so every warp has rows of its own, and their
-// scores, weights and sums in registers, as in attention.cu (parts/online_softmax.cuh).  Keys fall into
-// chunks and groups as there, and results meet as there (parts/decode_results.cuh).
-// Constants: Element, kRows (of a block), kDim (at least those of q and v), kTileK (keys of a tile),
-// kStages, kMaxChunks, kGroup.  Launch: grid (batch * KV heads * runs of chunks * row_blocks), block
-// (kNumThreads), dynamic shared memory sizeof(DecodeStorage).  Counters are 0 at the start of a launch.
+// Arithmetic weighs as much as the read of K and V, so scores, weights and sums stay in registers, as in
+// attention.cu (parts/online_softmax.cuh).
+// Constants: see decode_attention.cu.  The header before this gives KeySource and its types.
 #include "parts/decode_results.cuh"
-#include "parts/decode_source.cuh"
 #include "parts/online_softmax.cuh"
 
 constexpr int kNumWarps = kNumThreads / kWarpSize;
@@ -80,8 +76,8 @@ struct DecodeStorage {
 
 struct Loaders {
     FragmentLoader<false, Element, kSumsSide, QueryTile> queries;
-    FragmentLoader<false, Element, kColSide, KeyTile> keys;
-    FragmentLoader<true, Element, kColSide, KeyTile> values;
+    FragmentLoader<false, Element, kColSide, KeyColumn> keys;
+    FragmentLoader<true, Element, kColSide, KeyColumn> values;
 
     DEVICE Loaders() : queries(first_row_of_warp()), keys(0), values(0) {}
 };
@@ -173,7 +169,8 @@ DEVICE void score(Scores& scores, const DecodeStorage& storage, const DecodeStag
             loaders.queries.load(rows[m], storage.q, m * 16, step * 16);
         }
         scores.add(rows, [&](ColFragment& f, int n) {
-            loaders.keys.load(f, stage.k, n * 16, step * 16);
+            const int dim = step * 16;
+            loaders.keys.load(f, stage.k.columns[dim / kColumnDim], n * 16, dim % kColumnDim);
         });
     }
 }
@@ -192,20 +189,15 @@ DEVICE void add_values(ValueSums<WarpRows>& values, Scores& weights, const Decod
 #pragma unroll
     for (int n = 0; n < kKeyFragments; ++n) {
         values.all.add(rows[n], [&](ColFragment& f, int d) {
-            loaders.values.load(f, stage.v, d * 16, n * 16);
+            const int dim = d * 16;
+            loaders.values.load(f, stage.v.columns[dim / kColumnDim], dim % kColumnDim, n * 16);
         });
     }
 }
 
-KERNEL void decode_attention_rows(const Element* q, const Element* k_cache, const Element* v_cache,
-                                  const int* seq_lens, const int* block_table, Element* out,
-                                  float* lse, void* partial_results, uint32_t* counters,
-                                  const DecodeParams params) {
-    SHARED_STORAGE(DecodeStorage, storage);
-    const DecodeTask task(params, seq_lens);
-    if (task.idle) return;
-
-    const KeyArrays caches = {k_cache, v_cache};
+DEVICE void attend_rows(DecodeStorage& storage, const DecodeParams& params, const DecodeTask& task,
+                        const KeyArrays& caches, const int* block_table, const Element* q,
+                        Element* out, float* lse, void* partial_results, uint32_t* counters) {
     KeySource source(params, caches, block_table, task, storage.source);
     WarpSoftmax softmax(params, task);
     Loaders loaders;
