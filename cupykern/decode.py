@@ -388,9 +388,7 @@ def make_plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> 
     if config.tma:
         box = (1, 1, min(task.box, config.tile_k), _BOX_COLUMNS)
         shapes = (call.k, call.k_shape), (call.v, (*call.k_shape[:3], call.dim_v))
-        maps = tuple(
-            (call.dtype, shape, x.strides, box, 2 * _BOX_COLUMNS) for x, shape in shapes
-        )
+        maps = tuple((call.dtype, shape, x.strides, box, 2 * _BOX_COLUMNS) for x, shape in shapes)
     for name, value in values.items():
         params[name] = value
     return DecodePlan(

@@ -11,19 +11,17 @@ from planted import Fault, caught_by, first_failure
 from cupykern.decode_problem import OP, DecodeProblem
 from cupykern.targets import host
 
-KERNEL, TASK = "decode_attention.cu", "parts/decode_task.cuh"
-ROWS = "decode_attention_rows.cu"
-RESULTS, SOURCE = "parts/decode_results.cuh", "parts/decode_source.cuh"
+KERNEL, ROWS = "parts/decode_shared_rows.cuh", "parts/decode_warp_rows.cuh"
+TASK, RESULTS = "parts/decode_task.cuh", "parts/decode_results.cuh"
+SOURCE, HOPPER = "parts/decode_source.cuh", "parts/decode_source_hopper.cuh"
+QUERIES = "parts/decode_queries.cuh"
 
 FAULTS = {
     "no barrier before a stage is read": Fault(
-        KERNEL,
-        "            sync_block();  // this stage is whole",
-        "            // whole",
-        "lengths",
+        KERNEL, "source.wait(); sync_block();", "source.wait();", "lengths"
     ),
     "a stage too early": Fault(
-        KERNEL, "copy_async_wait<kStages - 2>();", "copy_async_wait<kStages - 1>();", "lengths"
+        SOURCE, "copy_async_wait<kStages - 2>();", "copy_async_wait<kStages - 1>();", "lengths"
     ),
     "a stage is loaded over while it is read": Fault(
         KERNEL,
@@ -115,7 +113,7 @@ FAULTS = {
     ),
     "rows past the last": Fault(RESULTS, "if (row >= task.num_rows) continue;", "", "lengths"),
     "the last rows are those of the first block": Fault(
-        SOURCE,
+        QUERIES,
         "const int row = task.first_row + i;",
         "const int row = i;",
         "rows",
@@ -198,9 +196,6 @@ FAULTS = {
     "many rows: no barrier before a stage is read": Fault(
         ROWS, "sync_block();  // this stage is whole", "// whole", "rows"
     ),
-    "many rows: a stage too early": Fault(
-        ROWS, "copy_async_wait<kStages - 2>();", "copy_async_wait<kStages - 1>();", "rows"
-    ),
     "many rows: a key too many": Fault(
         ROWS, "if (key >= ends[m][Rows::slot(i)])", "if (key > ends[m][Rows::slot(i)])", "rows"
     ),
@@ -231,6 +226,31 @@ FAULTS = {
         "values.restart(); chunk_end",
         "many rows, who computes",
     ),
+    "tma: a stage is read before it is whole": Fault(
+        HOPPER, "full[index].wait(parity);", "", "tma"
+    ),
+    "tma: the parity stays": Fault(HOPPER, "if (index == kStages - 1) parity ^= 1;", "", "tma"),
+    "tma: values behind the end": Fault(
+        HOPPER, "if (first_key + kTileK <= end) return;", "return;", "tma"
+    ),
+    "tma: values behind the end, read too early": Fault(
+        HOPPER, "= Bytes<16>(); } sync_block();", "= Bytes<16>(); }", "many rows, who computes"
+    ),
+    "tma: a page's keys counted from the sequence's first": Fault(
+        HOPPER, "within = page_size.take_from(index);", "page_size.take_from(index);", "tma"
+    ),
+    "tma: the pages of the tile before": Fault(
+        HOPPER, "find_page(first_key + kTileK);", "find_page(first_key);", "tma"
+    ),
+    "tma: the first sequence's pages": Fault(
+        HOPPER, "block_table + task.batch * params.table_stride", "block_table", "tma"
+    ),
+    "tma: boxes in the order of none": Fault(
+        HOPPER, "lane * box_keys * KeyColumn::kChunks;", "0;", "tma"
+    ),
+    "tma: another swizzle": Fault(
+        HOPPER, "line * kChunks + (chunk ^ line % 8)", "line * kChunks + (chunk ^ line % 4)", "tma"
+    ),
 }
 
 
@@ -256,7 +276,14 @@ def _counters() -> None:
         properties.test_the_counters_are_zero_again(monkeypatch)
 
 
+def _tma() -> None:
+    with host.use(warp_size=32):
+        for page in (16, 64):
+            properties.test_tma_brings_what_threads_do(host.current(), page)
+
+
 CHECKS = {
+    "tma": _tma,
     "any batch": _on_host(properties.test_a_sequence_has_the_same_bits_in_any_batch),
     "who computes": _on_host(properties.test_who_computes_changes_no_bit, 8, 16),
     "many rows, who computes": _on_host(properties.test_who_computes_changes_no_bit, 8, 64),
