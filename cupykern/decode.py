@@ -43,6 +43,7 @@ class DecodeConfig:
     chunks_per_block: how many neighbouring chunks a block takes on, one after another: 1, or a multiple
         of the 4 of a group.
     tma: whether TMA brings keys and values (decode_attention_hopper.cu), or threads.
+    threads: of a block; 256 take fewer registers each where rows have 256 numbers.
     stages, chunks_per_block and tma change no bit of a result.
     """
 
@@ -52,6 +53,7 @@ class DecodeConfig:
     chunk: int = 256
     chunks_per_block: int = 1
     tma: bool = False
+    threads: int = _NUM_THREADS
 
     @property
     def warp_rows(self) -> bool:
@@ -100,7 +102,9 @@ def _tiles(arch: str, dim: int) -> tuple[DecodeConfig, ...]:
     """For up to 16 rows first.  Two blocks fit on a multiprocessor of an H200."""
     if arch.startswith("gfx"):
         # More rows of more than 64 numbers would take more registers than gfx11 has.
-        few = DecodeConfig(16, 64 if dim == 64 else 32, 1 if dim == MAX_DIM else 2)
+        few = DecodeConfig(16, 64 if dim == 64 else 32, 2)
+        if dim == MAX_DIM:
+            few = DecodeConfig(16, 32, 1, threads=256)
         return (few, DecodeConfig(32, 32, 2)) if dim == 64 else (few,)
     if max_shared_bytes(arch) >= 160 * 1024:
         many = DecodeConfig(64, 64, 3 if dim == 64 else 2) if dim < MAX_DIM else None
@@ -187,6 +191,10 @@ def _refusal(config: DecodeConfig, dim: int, arch: str) -> str | None:
         return "tma must be a bool"
     if c.rows not in (16, 32, 64):
         return "rows must be 16, 32 or 64"
+    if c.threads != _NUM_THREADS and not (
+        c.threads == 256 == dim and not c.warp_rows and c.tile_k >= 32
+    ):
+        return f"threads must be {_NUM_THREADS}, or 256 of dims above 128 and tile_k above 16"
     if c.tile_k not in (16, 32, 64, 128):
         return "tile_k must be 16, 32, 64 or 128"
     if c.chunk % c.tile_k or c.chunk > MAX_KEYS:
@@ -214,7 +222,7 @@ def variant(dtype: np.dtype, dim: int, config: DecodeConfig) -> Variant:
         "decode_attention_hopper" if config.tma else "decode_attention",
         (("Element", dtypes.CPP_NAMES[dtype]),),
         tuple(constants.items()),
-        _NUM_THREADS,
+        config.threads,
         min_blocks=_BLOCKS_AT_ONCE,
         parts=(f"parts/{source}.cuh", f"parts/{rows}.cuh"),
     )

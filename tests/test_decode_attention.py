@@ -94,6 +94,15 @@ def test_who_computes_changes_no_bit(target, chunks_per_block, rows):
                 assert run(config) == expected
 
 
+def test_blocks_of_256_threads(target):
+    q, (k, v) = make((1, 4, 2, 256)), caches((300,), 300, dim=256)
+    args, config = to_target(target, q, k, v), DecodeConfig(16, 32, 1, chunk=64, threads=256)
+    outputs = (cupykern.decode_attention(*args, config=config),)
+    references = reference.decode_attention(*args)
+    bounds = reference.decode_attention_bound(*args, reference=references)
+    assert check.compare(outputs, references, bounds).ok
+
+
 def test_repeated_calls_give_the_same_bits(target):
     q, (k, v) = make((1, 8, 3, 64)), caches((700,), 700, dim=64)
     args = to_target(target, q, k, v)

@@ -177,7 +177,7 @@ struct RunResults {
     }
     // The sums of `count` chunks of one group, by the last block to finish one of them.
     DEVICE void fold_chunks(int first, int count) {
-        constexpr int kAtOnce = kM * kN * kCount > 32 ? 1 : 2;
+        constexpr int kAtOnce = kM * kN * kCount < 32 ? 2 : 1;
         const OwnRow own;
         restart();
 #pragma unroll 1
@@ -205,7 +205,7 @@ struct RunResults {
     }
     // The sums of all groups of a sequence, by the last block to finish one of them.
     DEVICE void add_groups(GroupWeights& weights) {
-        constexpr int kAtOnce = kM * kN * kCount > 32 ? 1 : 4;
+        constexpr int kAtOnce = kM * kN * kCount < 32 ? 4 : 1;
         const OwnRow own;
         float largest = -kInfinity;
         for (int i = own.part; i < task.num_groups; i += kThreadsPerRow) {

@@ -38,7 +38,8 @@ struct DecodeStorage {
 
 // The queries of all rows as fragments: in registers where they are few.
 struct Queries {
-    static constexpr bool kHeld = kFragmentsM * kDim <= 128;
+    static constexpr int kBytes = kFragmentsM * kSteps * int(sizeof(FragmentA<Element>));
+    static constexpr bool kHeld = kBytes <= 128;
     FragmentA<Element> held[kHeld ? kSteps : 1][kFragmentsM];
 
     DEVICE static void load(FragmentA<Element> (&a)[kFragmentsM], const DecodeStorage& storage,
