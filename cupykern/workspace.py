@@ -28,8 +28,9 @@ def take(target: Target, num_bytes: int, num_counters: int) -> tuple[Any, Any]:
         # What an earlier call left there would hide a fault.
         return np.full(num_bytes, 0xFF, np.uint8), np.zeros(num_counters, np.uint32)
     cuda = target.xp.cuda
-    stream = cuda.get_current_stream().ptr
-    if cuda.runtime.streamIsCapturing(stream):
+    current = cuda.get_current_stream()
+    stream = current.ptr
+    if current.is_capturing():
         made = _make(target, num_bytes, num_counters)
         _of_graphs.append(made)
         return made
