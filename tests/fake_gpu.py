@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cupykern import plans, targets
+from cupykern.targets import tensor_map
 from kernels_cu import Variant
 
 _PAGE = 512  # bytes: what CuPy aligns new arrays to
@@ -72,12 +73,18 @@ class FakeGpu:
         return kernel
 
 
+def _note_map(*args: Any) -> np.ndarray:
+    """What a driver would make a tensor map of."""
+    return targets.by_value(np.frombuffer(repr(args).encode(), np.uint8))
+
+
 @contextmanager
 def fake_gpu(monkeypatch: Any) -> Iterator[FakeGpu]:
     """Within the block, CuPy's arrays lie in the memory of the FakeGpu given, and run on it."""
     gpu = FakeGpu()
     monkeypatch.setattr(targets, "_gpu", lambda device_id: gpu)
     monkeypatch.setattr(gpu.xp.cuda.runtime, "getDevice", lambda: 0)
+    monkeypatch.setattr(tensor_map, "_encode_cuda", _note_map)
     gpu.xp.cuda.set_allocator(gpu.allocate)
     plans.clear()
     try:
@@ -85,3 +92,4 @@ def fake_gpu(monkeypatch: Any) -> Iterator[FakeGpu]:
     finally:
         gpu.xp.cuda.set_allocator(None)
         plans.clear()
+        tensor_map.encode.cache_clear()
