@@ -12,11 +12,10 @@ import numpy as np
 from kernels_cu import Variant
 
 from . import dtypes, workspace
-from .arrays import address_of
 from .choice import choose
 from .jit import get_kernel
 from .rows import Operand
-from .targets import Kernel, Target, tensor_map
+from .targets import Kernel, Target
 from .targets.limits import max_shared_bytes, multiprocessors
 
 MAX_QUERIES = 16
@@ -26,11 +25,7 @@ _DIMS = (64, 128, MAX_DIM)
 _MAX_CHUNKS = 256  # of a sequence
 _GROUP = 4  # chunks that are folded into one, before those of a sequence are added up
 _NUM_THREADS = 128
-TMA_ARCHS = ("sm_90a", "host")
-_LARGEST_BOX, _SMALLEST_BOX = 128, 8  # keys: of the largest tile; the swizzle repeats after 8
 _BLOCKS_AT_ONCE = 2  # on a multiprocessor
-_BOX_COLUMNS = 64  # numbers, of 128 bytes
-_MAX_ENCODED = 1024  # addresses of one plan's caches, with their maps
 _BLOCKS_PER_PLACE = 4  # so that the last ones to end are short
 
 
@@ -42,9 +37,9 @@ class DecodeConfig:
         doubles with every further doubling of the length.
     chunks_per_block: how many neighbouring chunks a block takes on, one after another: 1, or a multiple
         of the 4 of a group.
-    tma: whether TMA brings keys and values (decode_attention_hopper.cu), or threads.
+    blocks: of the launch for each multiprocessor; 0: one for each task.
     threads: of a block; 256 take fewer registers each where rows have 256 numbers.
-    stages, chunks_per_block and tma change no bit of a result.
+    stages, chunks_per_block and blocks change no bit of a result.
     """
 
     rows: int
@@ -52,7 +47,7 @@ class DecodeConfig:
     stages: int
     chunk: int = 256
     chunks_per_block: int = 1
-    tma: bool = False
+    blocks: int = 0
     threads: int = _NUM_THREADS
 
     @property
@@ -63,17 +58,14 @@ class DecodeConfig:
     def shared_bytes(self, dim: int) -> int:
         """sizeof(DecodeStorage), of the header for these rows."""
         pitch = self.tile_k + (4 if self.rows > 16 else 8)
-        stages = max(self.stages * 4 * self.tile_k * dim, 4 * _MAX_CHUNKS // _GROUP * self.rows)
+        slots = (2 if dim <= 128 else 1) * max(2 * dim, 4 * _MAX_CHUNKS // _GROUP)
         of_row = 8 if self.warp_rows else 2 * self.tile_k + 4 * pitch + 4
-        size = stages + self.rows * (2 * dim + of_row + 20) + 16 + 8 * self.stages
+        size = self.stages * 4 * self.tile_k * dim + self.rows * (slots + of_row + 20) + 8
         return -(-size // 16) * 16
 
 
 class DecodeTask(NamedTuple):
-    """What a call computes, as its shapes and dtype say.  rows: of a KV head.
-
-    box: keys, a power of two, of the largest boxes that TMA can bring of the caches; 0: none.
-    """
+    """What a call computes, as its shapes and dtype say.  rows: of a KV head."""
 
     dtype: np.dtype
     batch: int
@@ -82,7 +74,6 @@ class DecodeTask(NamedTuple):
     dim: int
     dim_v: int
     max_keys: int
-    box: int = 0
 
     @property
     def padded_dim(self) -> int:
@@ -92,7 +83,7 @@ class DecodeTask(NamedTuple):
     def max_chunks(self, chunk: int) -> int:
         return max(1, min(-(-self.max_keys // chunk), _MAX_CHUNKS))
 
-    def num_blocks(self, config: DecodeConfig) -> int:
+    def num_tasks(self, config: DecodeConfig) -> int:
         runs = -(-self.max_chunks(config.chunk) // config.chunks_per_block)
         return self.batch * self.num_kv_heads * runs * -(-self.rows // config.rows)
 
@@ -108,7 +99,8 @@ def _tiles(arch: str, dim: int) -> tuple[DecodeConfig, ...]:
         return (few, DecodeConfig(32, 32, 2)) if dim == 64 else (few,)
     if max_shared_bytes(arch) >= 160 * 1024:
         many = DecodeConfig(64, 64, 3 if dim == 64 else 2) if dim < MAX_DIM else None
-        return DecodeConfig(16, 8192 // dim, 3), many or DecodeConfig(32, 32, 2)
+        few = DecodeConfig(16, 8192 // dim, 2 if dim == 64 else 3)
+        return few, many or DecodeConfig(32, 32, 2)
     return DecodeConfig(16, 8192 // dim, 2), DecodeConfig(32 if dim == MAX_DIM else 64, 32, 2)
 
 
@@ -123,15 +115,14 @@ def configs(task: DecodeTask, arch: str, blocks: int | None = None) -> tuple[Dec
     # Whole groups, as many as leave each place some blocks; single chunks where that would leave places
     # without any.
     at_once = _BLOCKS_AT_ONCE * (blocks or multiprocessors(arch))
-    groups = max(1, task.num_blocks(tile) // _GROUP // (_BLOCKS_PER_PLACE * at_once))
+    groups = max(1, task.num_tasks(tile) // _GROUP // (_BLOCKS_PER_PLACE * at_once))
     run = _GROUP << (groups.bit_length() - 1)
-    if task.num_blocks(replace(tile, chunks_per_block=_GROUP)) < at_once:
+    if task.num_tasks(replace(tile, chunks_per_block=_GROUP)) < at_once:
         run = 1
     runs = dict.fromkeys((run, 1, 4, 8, 16))
-    sources = [tma for tma in (True, False) if not (tma and _tma_refusal(tile, task, arch))]
-    if arch == "host":
-        sources.reverse()
-    return tuple(replace(tile, chunks_per_block=n, tma=tma) for tma in sources for n in runs)
+    return tuple(
+        replace(tile, chunks_per_block=n, blocks=per) for per in (_BLOCKS_AT_ONCE, 0) for n in runs
+    )
 
 
 def choose_config(task: DecodeTask, arch: str, blocks: int | None = None) -> DecodeConfig:
@@ -152,7 +143,6 @@ def tuned_config(task: DecodeTask, target: Target) -> DecodeConfig:
             "dtype": t.dtype.name,
             "dim": t.dim,
             "dim_v": t.dim_v,
-            "box": t.box,
         },
         lambda: configs(task, target.arch, target.multiprocessors),
         lambda config: variant(t.dtype, t.padded_dim, config),
@@ -164,22 +154,8 @@ def check_config(config: Any, task: DecodeTask, arch: str) -> None:
     if not isinstance(config, DecodeConfig):
         raise TypeError(f"config must be a DecodeConfig; got {type(config).__name__}")
     reason = _refusal(config, task.padded_dim, arch)
-    if not reason and config.tma:
-        reason = _tma_refusal(config, task, arch)
     if reason:
         raise ValueError(f"config does not fit: {reason}; got {config}")
-
-
-def _tma_refusal(config: DecodeConfig, task: DecodeTask, arch: str) -> str | None:
-    """Why TMA does not bring the keys of `task`."""
-    if arch not in TMA_ARCHS:
-        return f"tma is for {' and '.join(TMA_ARCHS)}"
-    if task.box < _SMALLEST_BOX:
-        return (
-            "tma needs strides that are multiples of 16 bytes below 2**40, and pages of a multiple of "
-            f"{_SMALLEST_BOX} keys"
-        )
-    return None
 
 
 def _refusal(config: DecodeConfig, dim: int, arch: str) -> str | None:
@@ -187,8 +163,8 @@ def _refusal(config: DecodeConfig, dim: int, arch: str) -> str | None:
     sizes = (c.rows, c.tile_k, c.stages, c.chunk, c.chunks_per_block)
     if not all(isinstance(size, int) and size > 0 for size in sizes):
         return "all sizes must be positive integers"
-    if not isinstance(c.tma, bool):
-        return "tma must be a bool"
+    if not isinstance(c.blocks, int) or c.blocks < 0:
+        return "blocks must be an integer, at least 0"
     if c.rows not in (16, 32, 64):
         return "rows must be 16, 32 or 64"
     if c.threads != _NUM_THREADS and not (
@@ -216,24 +192,20 @@ def variant(dtype: np.dtype, dim: int, config: DecodeConfig) -> Variant:
         "kMaxChunks": _MAX_CHUNKS,
         "kGroup": _GROUP,
     }
-    source = "decode_source_hopper" if config.tma else "decode_source"
     rows = "decode_warp_rows" if config.warp_rows else "decode_shared_rows"
     return Variant(
-        "decode_attention_hopper" if config.tma else "decode_attention",
+        "decode_attention",
         (("Element", dtypes.CPP_NAMES[dtype]),),
         tuple(constants.items()),
         config.threads,
         min_blocks=_BLOCKS_AT_ONCE,
-        parts=(f"parts/{source}.cuh", f"parts/{rows}.cuh"),
+        parts=(f"parts/{rows}.cuh",),
     )
 
 
 def variants(arch: str) -> tuple[Variant, ...]:
     both = (dtypes.float16, dtypes.bfloat16)
-    tiles = [(dim, tile) for dim in _DIMS for tile in _tiles(arch, dim)]
-    if arch in TMA_ARCHS:
-        tiles += [(dim, replace(c, tma=True)) for dim, c in tiles]
-    return tuple(variant(t, dim, tile) for t in both for dim, tile in tiles)
+    return tuple(variant(t, dim, tile) for t in both for dim in _DIMS for tile in _tiles(arch, dim))
 
 
 # --- plans -------------------------------------------------------------------------------------
@@ -254,7 +226,7 @@ _PARAMS = np.dtype(  # parts/decode_task.cuh: DecodeParams
             )
         ),
         ("exponent_scale", np.float32),
-        ("box_keys", np.int32),
+        ("num_tasks", np.int32),
         ("padding", np.int32),
     ]
 )
@@ -282,12 +254,7 @@ class DecodeCall(NamedTuple):
 
 
 class DecodePlan(NamedTuple):
-    """The launch of a call.
-
-    maps: of k and v, without their addresses (tensor_map.encode), where TMA brings them; encoded: what
-    became of them at the addresses seen so far.
-    num_partials: bytes of partial results; num_counters: that it needs.
-    """
+    """The launch of a call.  num_partials: bytes of partial results; num_counters: that it needs."""
 
     kernel: Kernel
     grid: int
@@ -295,24 +262,10 @@ class DecodePlan(NamedTuple):
     params: Any
     num_partials: int
     num_counters: int
-    maps: tuple[tuple[Any, ...], ...]
-    encoded: dict[tuple[int, int], tuple[Any, Any]]
 
     def launch(
         self, target: Target, q: Any, k: Any, v: Any, lens: Any, table: Any, out: Any, lse: Any
     ) -> None:
-        if self.maps:
-            places = address_of(k), address_of(v)
-            found = self.encoded.get(places)
-            if found is None:
-                if len(self.encoded) >= _MAX_ENCODED:
-                    self.encoded.clear()
-                found = tuple(
-                    tensor_map.encode(target.name, place, *plan)
-                    for place, plan in zip(places, self.maps, strict=True)
-                )
-                self.encoded[places] = found
-            k, v = found
         partials, counters = workspace.take(target, self.num_partials, self.num_counters)
         args = (q, k, v, lens, table, out, lse, partials, counters, self.params)
         self.kernel(self.grid, args, self.shared_bytes)
@@ -325,33 +278,20 @@ def has_vectors(x: Operand, shape: tuple[int, ...]) -> bool:
     return aligned and x.strides[-1] == x.itemsize
 
 
-def _box(call: DecodeCall) -> int:
-    """DecodeTask.box."""
-    walked = all(0 <= stride < 2**40 for x in (call.k, call.v) for stride in x.strides)
-    if not walked or 0 in call.k_shape:
-        return 0
-    if call.table_stride is None:
-        return _LARGEST_BOX
-    return math.gcd(_LARGEST_BOX, call.k_shape[2])
-
-
 def make_plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> DecodePlan:
     """Raises TypeError and ValueError for a config that does not fit, or too large a grid."""
     batch, num_heads, num_queries, dim = call.q_shape
     num_kv_heads, page_size = call.k_shape[1:3]
     rows = num_heads // num_kv_heads * num_queries
-    task = DecodeTask(
-        *(call.dtype, batch, num_kv_heads, rows, dim, call.dim_v, call.max_keys, _box(call))
-    )
+    task = DecodeTask(call.dtype, batch, num_kv_heads, rows, dim, call.dim_v, call.max_keys)
     if config is None:
         config = tuned_config(task, target)
-    if config is not None and getattr(config, "tma", False) and target.warp_size != 32:
-        raise ValueError(f"tma needs warps of 32 lanes; got {target.warp_size}")
     check_config(config, task, target.arch)
     max_chunks = task.max_chunks(config.chunk)
-    grid = task.num_blocks(config)
-    if grid >= 2**31:
-        raise ValueError(f"the call has {grid} blocks, more than 2^31 - 1")
+    num_tasks = task.num_tasks(config)
+    if num_tasks >= 2**30:
+        raise ValueError(f"the call has {num_tasks} tasks, more than 2^30")
+    grid = min(num_tasks, config.blocks * target.multiprocessors or num_tasks)
 
     params = np.zeros((), _PARAMS)
     for name, x in (("q", call.q), ("out", call.out), ("k", call.k), ("v", call.v)):
@@ -390,13 +330,8 @@ def make_plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> 
         "causal": call.causal,
         "query_vectors": has_vectors(call.q, call.q_shape),
         "exponent_scale": call.scale * math.log2(math.e),
-        "box_keys": min(task.box, config.tile_k),
+        "num_tasks": num_tasks,
     }
-    maps = ()
-    if config.tma:
-        box = (1, 1, min(task.box, config.tile_k), _BOX_COLUMNS)
-        shapes = (call.k, call.k_shape), (call.v, (*call.k_shape[:3], call.dim_v))
-        maps = tuple((call.dtype, shape, x.strides, box, 2 * _BOX_COLUMNS) for x, shape in shapes)
     for name, value in values.items():
         params[name] = value
     return DecodePlan(
@@ -406,6 +341,4 @@ def make_plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> 
         params=target.by_value(params),
         num_partials=places * nodes * config.rows * (4 * task.padded_dim + 8),
         num_counters=places * counters,
-        maps=maps,
-        encoded={},
     )

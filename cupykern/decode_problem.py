@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,8 +164,7 @@ def _task(problem: DecodeProblem) -> DecodeTask:
     rows = p.heads // p.kv_heads * p.queries
     dtype, dim_v = dtypes.NAMES[p.dtype], p.dim_v or p.dim
     keys = p.keys if p.page is None else -(-p.keys // p.page) * p.page
-    box = math.gcd(128, p.page or 128) if keys and p.layout != "offset" else 0
-    return DecodeTask(dtype, p.batch, p.kv_heads, rows, p.dim, dim_v, keys, box)
+    return DecodeTask(dtype, p.batch, p.kv_heads, rows, p.dim, dim_v, keys)
 
 
 def _sample(

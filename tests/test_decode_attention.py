@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import cupykern
-from cupykern import check, decode, dtypes, inputs, reference, workspace
+from cupykern import check, decode, dtypes, inputs, plans, reference, workspace
 from cupykern.decode import DecodeConfig, DecodeTask
 from cupykern.decode_attention import run as run_unchecked
 from cupykern.decode_problem import LAYOUTS, OP, DecodeProblem
@@ -72,7 +72,7 @@ def test_a_sequence_has_the_same_bits_in_any_batch(target):
 
 @pytest.mark.parametrize("rows", [16, 64])
 @pytest.mark.parametrize("chunks_per_block", [1, 4, 8, 100])
-def test_who_computes_changes_no_bit(target, chunks_per_block, rows):
+def test_who_computes_changes_no_bit(target, chunks_per_block, rows, monkeypatch):
     """Neither how many chunks a block takes on, nor its buffers, nor the schedule."""
     q, (k, v) = make((2, 34, 1, 128)), caches((650, 130), 650)
     args = to_target(target, q, k, v, np.array((650, 130), np.int32))
@@ -86,8 +86,11 @@ def test_who_computes_changes_no_bit(target, chunks_per_block, rows):
     expected = run(single)
     assert run(config) == expected
     assert run(replace(config, stages=3 if rows == 16 else 1)) == expected
-    if target.warp_size == 32 and target.arch in decode.TMA_ARCHS:
-        assert run(replace(config, tma=True)) == expected
+    with_few_blocks = replace(config, blocks=1)
+    for count in (1, 3):
+        monkeypatch.setattr(type(target), "multiprocessors", count)
+        plans.clear()
+        assert run(with_few_blocks) == expected
     if target.name == "host":
         for schedule in ("lifo", "sticky:1"):
             with host.use(warp_size=target.warp_size, schedule=schedule):
@@ -118,24 +121,6 @@ def test_paged_caches_give_the_bits_of_contiguous_ones(target, page):
     outputs = [cupykern.decode_attention(*call.args, **call.kwargs) for call in (paged, plain)]
     for a, b in zip(*outputs, strict=True):
         assert same_bits(on_host(a), on_host(b))
-
-
-@pytest.mark.parametrize("page", [8, 16, 24, 64, 256])
-def test_tma_brings_what_threads_do(target, page):
-    """Pages of one box and more, and lengths that end within one."""
-    if target.warp_size != 32 or target.arch not in decode.TMA_ARCHS:
-        pytest.skip("no TMA")
-    for lens in ((300, 70), (0, 257)):
-        problem = DecodeProblem(*(2, 4, 2, 3, 300, 72), dim_v=128, lens=lens, page=page)
-        call = OP.inputs(problem, 5, target.xp)
-        by_tma, by_threads = (
-            cupykern.decode_attention(
-                *call.args, **call.kwargs, config=DecodeConfig(16, 64, 2, tma=tma), return_lse=True
-            )
-            for tma in (True, False)
-        )
-        for a, b in zip(by_tma, by_threads, strict=True):
-            assert same_bits(on_host(a), on_host(b))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -308,7 +293,7 @@ def test_blocks_fill_the_device_and_runs_share_long_work():
     def runs(batch, kv_heads, keys):
         task = DecodeTask(FP16, batch, kv_heads, 4, 128, 128, keys)
         config = decode.choose_config(task, "sm_90a", 132)
-        return task.num_blocks(config), config.chunks_per_block
+        return task.num_tasks(config), config.chunks_per_block
 
     assert runs(1, 8, 8192) == (256, 1)
     blocks, chunks = runs(64, 8, 4096)

@@ -27,7 +27,6 @@ struct ResultStorage {
     float factors[kRows];
     int is_last[2];
 };
-using GroupWeights = float[kMaxGroups][kRows];
 
 // A thread's sums of weighted values.
 template <class Layout>
@@ -114,7 +113,7 @@ DEVICE bool is_last(int& told, uint32_t* counter, int count) {
     return told;
 }
 
-// The results of a block's run of chunks.
+// The results of a task.
 template <class Layout>
 struct RunResults {
     static constexpr int kM = Layout::kM, kN = Layout::kN, kCount = Layout::Sums::kCount;
@@ -128,8 +127,12 @@ struct RunResults {
 
     DEVICE RunResults(const DecodeParams& params, const DecodeTask& task, ResultStorage& storage,
                       void* partial_results)
-        : params(params), task(task), storage(storage), nodes(params, partial_results), turn(0),
-          chunk(task.first_chunk) {
+        : params(params), task(task), storage(storage), nodes(params, partial_results), turn(0) {
+        begin();
+    }
+    // The task is another one.
+    DEVICE void begin() {
+        chunk = task.first_chunk;
         restart();
     }
     DEVICE void restart() {

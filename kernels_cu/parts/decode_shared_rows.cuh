@@ -4,8 +4,9 @@
 // 2^(score - exponent), then warps share V's columns to add weight * value, which leaves each sum in one
 // place.  Of FP16 the weights are made 2^kShift larger: only those 2^(14 + kShift) below the largest are
 // subnormal.
-// Constants: see decode_attention.cu.  The header before this gives KeySource and its types.
+// Constants: see decode_attention.cu.
 #include "parts/decode_results.cuh"
+#include "parts/decode_source.cuh"
 
 constexpr int kNumWarps = kNumThreads / kWarpSize;
 constexpr int kFragmentsM = kRows / 16, kSteps = kDim / 16;
@@ -24,16 +25,12 @@ constexpr float kShift = kSame<Element, half> ? 14.0f : 0.0f;
 using Sums = Accumulator<Element>;
 
 struct DecodeStorage {
-    union {
-        DecodeStage stages[kStages];
-        GroupWeights group_weights;  // after all tiles
-    };
-    QueryTile q;
+    DecodeStage stages[kStages];
+    QuerySlot slots[kQuerySlots];
     SharedTile<kRows, kTileK * 2> weights;
     alignas(16) float scores[kRows][kPitch];
     float factors[kRows];
     ResultStorage results;
-    SourceStorage source;
 };
 
 // The queries of all rows as fragments: in registers where they are few.
@@ -42,19 +39,18 @@ struct Queries {
     static constexpr bool kHeld = kBytes <= 128;
     FragmentA<Element> held[kHeld ? kSteps : 1][kFragmentsM];
 
-    DEVICE static void load(FragmentA<Element> (&a)[kFragmentsM], const DecodeStorage& storage,
-                            int step) {
+    DEVICE static void load(FragmentA<Element> (&a)[kFragmentsM], const QueryTile& q, int step) {
 #pragma unroll
-        for (int m = 0; m < kFragmentsM; ++m) load_fragment<false>(a[m], storage.q, m * 16, step * 16);
+        for (int m = 0; m < kFragmentsM; ++m) load_fragment<false>(a[m], q, m * 16, step * 16);
     }
-    DEVICE void hold(const DecodeStorage& storage) {
+    DEVICE void hold(const QueryTile& q) {
         if constexpr (kHeld) {
 #pragma unroll
-            for (int step = 0; step < kSteps; ++step) load(held[step], storage, step);
+            for (int step = 0; step < kSteps; ++step) load(held[step], q, step);
         }
     }
     // storage.scores = q k^T of this warp's keys.
-    DEVICE void score(DecodeStorage& storage, const DecodeStage& stage) const {
+    DEVICE void score(DecodeStorage& storage, const DecodeStage& stage, const QueryTile& q) const {
         const int first_fragment = int(threadIdx.x) / kWarpSize * kWarpKeys;
         if (kKeyFragments < kNumWarps && first_fragment >= kKeyFragments) return;
         Sums sums[kFragmentsM][kWarpKeys] = {};
@@ -69,7 +65,7 @@ struct Queries {
                 mma(sums, held[step], b);
             } else {
                 FragmentA<Element> a[kFragmentsM];
-                load(a, storage, step);
+                load(a, q, step);
                 mma(sums, a, b);
             }
         }
@@ -93,8 +89,10 @@ struct RowSoftmax {
     int row, part, end;  // keys [0, end) are seen
     PartialSum mine;     // the sum is over this thread's keys
 
-    DEVICE RowSoftmax(const DecodeParams& params, const DecodeTask& task) {
+    DEVICE RowSoftmax() {
         row = int(threadIdx.x) / kThreadsPerRow, part = int(threadIdx.x) % kThreadsPerRow;
+    }
+    DEVICE void begin(const DecodeParams& params, const DecodeTask& task) {
         int head = task.first_row + row;
         const int query = params.queries.take_from(head);
         end = task.num_keys - (params.causal ? params.queries.by - 1 - query : 0);
@@ -184,53 +182,66 @@ DEVICE void add_values(ValueSums<WarpColumns>& values, const DecodeStorage& stor
     }
 }
 
-DEVICE void attend_rows(DecodeStorage& storage, const DecodeParams& params, const DecodeTask& task,
-                        const KeyArrays& caches, const int* block_table, const Element* q,
-                        Element* out, float* lse, void* partial_results, uint32_t* counters) {
-    KeySource source(params, caches, block_table, task, storage.source);
-    RowSoftmax softmax(params, task);
+DEVICE void attend_rows(DecodeStorage& storage, const DecodeParams& params, const KeyArrays& caches,
+                        const int* seq_lens, const int* block_table, const Element* q, Element* out,
+                        float* lse, void* partial_results, uint32_t* counters) {
+    TaskQueue queue;
+    DecodeTask task(params, seq_lens, 0);
+    if (!queue.next(task, params, seq_lens)) return;
+    TileLoads loads(params, q, caches, seq_lens, block_table, storage.slots, task, queue);
+    RowSoftmax softmax;
+    softmax.begin(params, task);
     Queries queries;
     ValueSums<WarpColumns> values;
     values.restart();
     RunResults<WarpColumns> results(params, task, storage.results, partial_results);
 
-    int next_stage = 0, stage = 0;
+    int stage = 0, filled = 0, number = 0, key = task.first;
     int chunk_end = task.first + task.chunk_size;
-    // The first rounds of the loop only load, so that there is one place that does.
+    // The first rounds only load, so that there is one place that does.
 #pragma unroll 1
-    for (int key = task.first - (kStages - 1) * kTileK;; key += kTileK) {
-        if (key >= task.first) {
-            source.wait();
-            sync_block();  // the stage before this one has been read by all
+    for (;;) {
+        const bool filling = filled < kStages - 1;
+        if (!filling) {
+            if constexpr (kStages > 1) copy_async_wait<kStages - 2>();
+            sync_block();  // this stage is whole, and the one before it has been read by all
         }
-        const int next_key = key + (kStages - 1) * kTileK;
-        // Where there is no key, one tile of zeros.
-        if (next_key == task.first || next_key < task.end) {
-            source.load(storage.stages[next_stage], next_stage, next_key);
+        loads.start(storage.stages, number);
+        if (filling) {
+            ++filled;
+            continue;
         }
-        if (next_key == task.first) load_queries(storage.q, params, q, task);
-        copy_async_commit();
-        next_stage = next_stage + 1 < kStages ? next_stage + 1 : 0;
-        if (key < task.first) continue;
-        DecodeStage& tile = storage.stages[stage];
-        source.wait_whole(tile, stage, key);
+        if constexpr (kStages == 1) {
+            copy_async_wait<0>();
+            sync_block();
+        }
 
-        if (key == task.first) queries.hold(storage);
-        queries.score(storage, tile);
+        const DecodeStage& tile = storage.stages[stage];
+        QuerySlot& slot = storage.slots[number % kQuerySlots];
+        if (key == task.first) queries.hold(slot.q);
+        queries.score(storage, tile, slot.q);
         sync_block();
         softmax.weigh(storage, key, params.exponent_scale);
         sync_block();
         add_values(values, storage, tile);
         stage = stage + 1 < kStages ? stage + 1 : 0;
-        const bool is_last_tile = key + kTileK >= task.end;
-        if (is_last_tile || key + kTileK >= chunk_end) {
-            results.add_chunk(softmax.total(), values, is_last_tile);
-            softmax.restart();
-            values.restart();
-            chunk_end += task.chunk_size;
-        }
-        if (is_last_tile) break;
+        key += kTileK;
+        const bool ends = key >= task.end;
+        if (!ends && key < chunk_end) continue;
+        results.add_chunk(softmax.total(), values, ends);
+        softmax.restart();
+        values.restart();
+        chunk_end += task.chunk_size;
+        if (!ends) continue;
+
+        results.finish(slot.group_weights, counters, out, lse);
+        if (!queue.next(task, params, seq_lens)) break;
+        ++number;
+        loads.need_queries(task, number);
+        softmax.begin(params, task);
+        results.begin();
+        key = task.first;
+        chunk_end = task.first + task.chunk_size;
     }
     copy_async_wait<0>();
-    results.finish(storage.group_weights, counters, out, lse);
 }

@@ -18,9 +18,6 @@ struct KeyTile {
 struct DecodeStage {
     KeyTile k, v;
 };
-struct SourceStorage {
-    int unused;
-};
 struct KeyArrays {
     const Element* k;
     const Element* v;
@@ -38,10 +35,17 @@ struct KeySource {
     bool has_k, has_v;
     int pages[kCopies], within[kCopies];  // where the next tile's keys are
 
-    DEVICE KeySource(const DecodeParams& params, const KeyArrays& caches, const int* block_table,
-                     const DecodeTask& task, SourceStorage&) {
+    KeyArrays caches;
+    const int* block_table;
+
+    DEVICE KeySource(const DecodeParams& params, const KeyArrays& caches, const int* block_table)
+        : caches(caches), block_table(block_table) {
         line = int(threadIdx.x) / kVectors, vector = int(threadIdx.x) % kVectors;
         k_page = params.k[0], v_page = params.v[0], k_row = params.k[2], v_row = params.v[2];
+        page_size = params.page_size, last_page = params.num_pages - 1;
+        has_k = vector * 8 < params.dim, has_v = vector * 8 < params.dim_v;
+    }
+    DEVICE void begin(const DecodeParams& params, const DecodeTask& task) {
         k = caches.k + task.kv_head * params.k[1] + vector * 8;
         v = caches.v + task.kv_head * params.v[1] + vector * 8;
         if (!block_table) {
@@ -49,9 +53,7 @@ struct KeySource {
             v += task.batch * v_page + (task.first + line) * v_row;
         }
         table = block_table ? block_table + task.batch * params.table_stride : nullptr;
-        page_size = params.page_size, last_page = params.num_pages - 1;
         end = task.end;
-        has_k = vector * 8 < params.dim, has_v = vector * 8 < params.dim_v;
         find_pages(task.first);
     }
     // One tile ahead, so that nothing waits for the table.
@@ -65,17 +67,7 @@ struct KeySource {
             pages[i] = key < end ? table[page] : 0;
         }
     }
-    // Before a barrier, after which the stage that is next to be read is whole.
-    DEVICE void wait() {
-        if constexpr (kStages > 1) copy_async_wait<kStages - 2>();
-    }
-    DEVICE void wait_whole(DecodeStage&, int, int) {
-        if constexpr (kStages == 1) {
-            copy_async_wait<0>();
-            sync_block();
-        }
-    }
-    DEVICE void load(DecodeStage& stage, int, int first_key) {
+    DEVICE void load(DecodeStage& stage, int first_key) {
         // Lines a whole number of periods apart have the same places.
         constexpr int kPeriod = KeyColumn::kPeriod;
         constexpr int kPlaces = kLinesAtOnce < kPeriod ? kPeriod / kLinesAtOnce : 1;
@@ -104,5 +96,60 @@ struct KeySource {
             copy(i, k + page * k_page + within[i] * k_row, v + page * v_page + within[i] * v_row);
         }
         find_pages(first_key + kTileK);
+    }
+};
+
+// The tiles of a block's tasks on their way, kStages - 1 of them ahead, and the queries of the tasks.
+struct TileLoads {
+    const DecodeParams& params;
+    const Element* q;
+    const int* seq_lens;
+    QuerySlot* slots;
+    KeySource source;
+    TaskQueue queue;
+    DecodeTask task;   // of the next tile
+    int key;           // of the next tile
+    int number;        // of the task among the block's
+    int queries;       // the number of the task whose queries were loaded last
+    int next_stage;
+    bool more;
+
+    DEVICE TileLoads(const DecodeParams& params, const Element* q, const KeyArrays& caches,
+                     const int* seq_lens, const int* block_table, QuerySlot* slots,
+                     const DecodeTask& first, const TaskQueue& queue)
+        : params(params), q(q), seq_lens(seq_lens), slots(slots),
+          source(params, caches, block_table), queue(queue), task(first), key(first.first), number(0),
+          queries(-1), next_stage(0), more(true) {
+        source.begin(params, task);
+    }
+    // The next tile.  current: the number of the task that is computed.
+    DEVICE void start(DecodeStage (&stages)[kStages], int current) {
+        if (more) {
+            // Where there is no key, one tile of zeros.
+            source.load(stages[next_stage], key);
+            if (key == task.first && number < current + kQuerySlots) {
+                load_queries(slots[number % kQuerySlots].q, params, q, task);
+                queries = number;
+            }
+            key += kTileK;
+            if (key >= task.end) {
+                more = queue.next(task, params, seq_lens);
+                if (more) {
+                    source.begin(params, task);
+                    key = task.first;
+                    ++number;
+                }
+            }
+        }
+        copy_async_commit();
+        next_stage = next_stage + 1 < kStages ? next_stage + 1 : 0;
+    }
+    // Before a task's first tile is computed: its queries, if it was too early for them.  Then a barrier.
+    DEVICE void need_queries(const DecodeTask& current_task, int current) {
+        if (queries == current) return;
+        load_queries(slots[current % kQuerySlots].q, params, q, current_task);
+        copy_async_commit();
+        copy_async_wait<0>();
+        queries = current;
     }
 };

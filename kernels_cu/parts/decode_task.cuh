@@ -6,6 +6,9 @@
 constexpr int kMaxGroups = kMaxChunks / kGroup;
 static_assert(kMaxGroups * kGroup == kMaxChunks, "whole groups");
 
+// What a sequence's groups weigh, by rows.
+using GroupWeights = float[kMaxGroups][kRows];
+
 // A number that others, from 0 to 2^31 - 1, are divided by.  reciprocal: (2^32 - 1) / by, rounded down.
 struct Divisor {
     int32_t by;
@@ -41,7 +44,7 @@ struct DecodeParams {
     int32_t chunk_nodes, nodes, counters;
     int32_t causal, query_vectors;
     float exponent_scale;  // the scale times log2(e)
-    int32_t box_keys;      // of TMA's boxes
+    int32_t num_tasks;     // that all blocks share
 
     DEVICE int num_keys(const int* seq_lens, int64_t batch) const {
         if (!seq_lens) return max_keys;
@@ -88,8 +91,7 @@ DEVICE float log_sum_exp(const PartialSum& total) {
     return total.exponent * kLog2 + log_accurate(total.sum);
 }
 
-// What a block does: rows [first_row, first_row + kRows) of a KV head against keys [first, end), which
-// begin with a chunk.
+// A task: rows [first_row, first_row + kRows) of a KV head against keys [first, end), a run of chunks.
 struct DecodeTask {
     int64_t batch, kv_head;
     int64_t place;  // of the rows among all
@@ -97,8 +99,7 @@ struct DecodeTask {
     int num_keys, chunk_size, num_chunks, num_groups, first_chunk, first, end;
     bool idle;
 
-    DEVICE DecodeTask(const DecodeParams& params, const int* seq_lens) {
-        int index = int(blockIdx.x);
+    DEVICE DecodeTask(const DecodeParams& params, const int* seq_lens, int index) {
         const int row_block = params.row_blocks.take_from(index);
         const int run = params.runs.take_from(index);
         place = int64_t(index) * params.row_blocks.by + row_block;
@@ -121,5 +122,23 @@ struct DecodeTask {
     }
     DEVICE int64_t group_node(const DecodeParams& params, int group) const {
         return place * params.nodes + params.chunk_nodes + group;
+    }
+};
+
+// The tasks of a block, one after another.
+struct TaskQueue {
+    int index;  // of the next one
+
+    DEVICE TaskQueue() : index(int(blockIdx.x)) {}
+    // False at the end; then `task` is as it was.
+    DEVICE bool next(DecodeTask& task, const DecodeParams& params, const int* seq_lens) {
+        while (index < params.num_tasks) {
+            const DecodeTask found(params, seq_lens, index);
+            index += int(gridDim.x);
+            if (found.idle) continue;
+            task = found;
+            return true;
+        }
+        return false;
     }
 };

@@ -2,8 +2,9 @@
 //
 // Arithmetic weighs as much as the read of K and V, so scores, weights and sums stay in registers, as in
 // attention.cu (parts/online_softmax.cuh).
-// Constants: see decode_attention.cu.  The header before this gives KeySource and its types.
+// Constants: see decode_attention.cu.
 #include "parts/decode_results.cuh"
+#include "parts/decode_source.cuh"
 #include "parts/online_softmax.cuh"
 
 constexpr int kNumWarps = kNumThreads / kWarpSize;
@@ -64,14 +65,10 @@ struct WarpRows : Products<kFragmentsM, kSteps> {
 using Scores = Products<kFragmentsM, kKeyFragments>;
 
 struct DecodeStorage {
-    union {
-        DecodeStage stages[kStages];
-        GroupWeights group_weights;  // after all tiles
-    };
-    QueryTile q;
+    DecodeStage stages[kStages];
+    QuerySlot slots[kQuerySlots];
     PartialSum totals[kRows];
     ResultStorage results;
-    SourceStorage source;
 };
 
 struct Loaders {
@@ -87,7 +84,7 @@ struct WarpSoftmax {
     Softmax of[kFragmentsM];
     int ends[kFragmentsM][Softmax::kRows];  // keys [0, end) are seen
 
-    DEVICE WarpSoftmax(const DecodeParams& params, const DecodeTask& task) {
+    DEVICE void begin(const DecodeParams& params, const DecodeTask& task) {
 #pragma unroll
         for (int m = 0; m < kFragmentsM; ++m) {
 #pragma unroll
@@ -158,7 +155,7 @@ struct WarpSoftmax {
     }
 };
 
-DEVICE void score(Scores& scores, const DecodeStorage& storage, const DecodeStage& stage,
+DEVICE void score(Scores& scores, const QueryTile& q, const DecodeStage& stage,
                   const Loaders& loaders) {
     scores = {};
 #pragma unroll
@@ -166,7 +163,7 @@ DEVICE void score(Scores& scores, const DecodeStorage& storage, const DecodeStag
         RowFragment rows[kFragmentsM];
 #pragma unroll
         for (int m = 0; m < kFragmentsM; ++m) {
-            loaders.queries.load(rows[m], storage.q, m * 16, step * 16);
+            loaders.queries.load(rows[m], q, m * 16, step * 16);
         }
         scores.add(rows, [&](ColFragment& f, int n) {
             const int dim = step * 16;
@@ -195,57 +192,72 @@ DEVICE void add_values(ValueSums<WarpRows>& values, Scores& weights, const Decod
     }
 }
 
-DEVICE void attend_rows(DecodeStorage& storage, const DecodeParams& params, const DecodeTask& task,
-                        const KeyArrays& caches, const int* block_table, const Element* q,
-                        Element* out, float* lse, void* partial_results, uint32_t* counters) {
-    KeySource source(params, caches, block_table, task, storage.source);
-    WarpSoftmax softmax(params, task);
+DEVICE void attend_rows(DecodeStorage& storage, const DecodeParams& params, const KeyArrays& caches,
+                        const int* seq_lens, const int* block_table, const Element* q, Element* out,
+                        float* lse, void* partial_results, uint32_t* counters) {
+    TaskQueue queue;
+    DecodeTask task(params, seq_lens, 0);
+    if (!queue.next(task, params, seq_lens)) return;
+    TileLoads loads(params, q, caches, seq_lens, block_table, storage.slots, task, queue);
+    WarpSoftmax softmax;
+    softmax.begin(params, task);
     Loaders loaders;
     ValueSums<WarpRows> values;
     values.restart();
     RunResults<WarpRows> results(params, task, storage.results, partial_results);
-    // Of the tiles before, every query sees all keys.
-    const int all_see = task.num_keys - (params.causal ? params.queries.by - 1 : 0);
 
-    int next_stage = 0, stage = 0;
+    int stage = 0, filled = 0, number = 0, key = task.first;
     int chunk_end = task.first + task.chunk_size;
-    // The first rounds of the loop only load, so that there is one place that does.
+    // The first rounds only load, so that there is one place that does.
 #pragma unroll 1
-    for (int key = task.first - (kStages - 1) * kTileK;; key += kTileK) {
-        if (key >= task.first) {
-            source.wait();
+    for (;;) {
+        const bool filling = filled < kStages - 1;
+        if (!filling) {
+            if constexpr (kStages > 1) copy_async_wait<kStages - 2>();
             sync_block();  // this stage is whole, and the one before it has been read by all
         }
-        const int next_key = key + (kStages - 1) * kTileK;
-        // Where there is no key, one tile of zeros.
-        if (next_key == task.first || next_key < task.end) {
-            source.load(storage.stages[next_stage], next_stage, next_key);
+        loads.start(storage.stages, number);
+        if (filling) {
+            ++filled;
+            continue;
         }
-        if (next_key == task.first) load_queries(storage.q, params, q, task);
-        copy_async_commit();
-        next_stage = next_stage + 1 < kStages ? next_stage + 1 : 0;
-        if (key < task.first) continue;
-        DecodeStage& tile = storage.stages[stage];
-        source.wait_whole(tile, stage, key);
+        if constexpr (kStages == 1) {
+            copy_async_wait<0>();
+            sync_block();
+        }
+
+        const DecodeStage& tile = storage.stages[stage];
+        QuerySlot& slot = storage.slots[number % kQuerySlots];
+        // Of the tiles before, every query sees all keys.
+        const int all_see = task.num_keys - (params.causal ? params.queries.by - 1 : 0);
         {
             Scores scores;
-            score(scores, storage, tile, loaders);
+            score(scores, slot.q, tile, loaders);
             softmax.weigh(scores, values, key, params.exponent_scale, key + kTileK > all_see);
             add_values(values, scores, tile, loaders);
         }
         stage = stage + 1 < kStages ? stage + 1 : 0;
-        const bool is_last_tile = key + kTileK >= task.end;
-        if (is_last_tile || key + kTileK >= chunk_end) {
+        key += kTileK;
+        const bool ends = key >= task.end;
+        if (ends || key >= chunk_end) {
             softmax.tell(storage.totals);
             sync_block();
-            results.add_chunk(storage.totals[OwnRow().row], values, is_last_tile);
+            results.add_chunk(storage.totals[OwnRow().row], values, ends);
             softmax.restart();
             values.restart();
             chunk_end += task.chunk_size;
         }
-        if (is_last_tile) break;
+        if (ends) {
+            results.finish(slot.group_weights, counters, out, lse);
+            if (!queue.next(task, params, seq_lens)) break;
+            ++number;
+            loads.need_queries(task, number);
+            softmax.begin(params, task);
+            results.begin();
+            key = task.first;
+            chunk_end = task.first + task.chunk_size;
+        }
         if constexpr (kStages == 1) sync_block();  // all have read the only stage
     }
     copy_async_wait<0>();
-    results.finish(storage.group_weights, counters, out, lse);
 }
