@@ -14,6 +14,7 @@ import numpy as np
 from .targets import Target
 
 _MOST_KEPT = 2**23  # bytes of partial results that a stream keeps
+_NEVER_CAPTURED = (0, 1)  # the default stream
 _PER_THREAD_STREAM = 2  # CUDA's and HIP's handle: every thread's own stream
 _kept: dict[Any, tuple[Any, Any]] = {}
 _of_graphs: list[tuple[Any, Any]] = []
@@ -28,9 +29,8 @@ def take(target: Target, num_bytes: int, num_counters: int) -> tuple[Any, Any]:
         # What an earlier call left there would hide a fault.
         return np.full(num_bytes, 0xFF, np.uint8), np.zeros(num_counters, np.uint32)
     cuda = target.xp.cuda
-    current = cuda.get_current_stream()
-    stream = current.ptr
-    if current.is_capturing():
+    stream = cuda.get_current_stream().ptr
+    if stream not in _NEVER_CAPTURED and cuda.runtime.streamIsCapturing(stream):
         made = _make(target, num_bytes, num_counters)
         _of_graphs.append(made)
         return made

@@ -11,11 +11,8 @@ from cupykern import workspace
 
 
 class Stream:
-    def __init__(self, ptr: int, capturing: bool = False):
-        self.ptr, self.capturing = ptr, capturing
-
-    def is_capturing(self) -> bool:
-        return self.capturing
+    def __init__(self, ptr: int):
+        self.ptr, self.capturing = ptr, False
 
 
 @pytest.fixture
@@ -24,7 +21,8 @@ def gpu(monkeypatch):
     monkeypatch.setattr(workspace, "_kept", {})
     monkeypatch.setattr(workspace, "_of_graphs", [])
     target = SimpleNamespace(name="cuda", device_id=0, stream=Stream(7))
-    cuda = SimpleNamespace(get_current_stream=lambda: target.stream)
+    runtime = SimpleNamespace(streamIsCapturing=lambda ptr: target.stream.capturing)
+    cuda = SimpleNamespace(get_current_stream=lambda: target.stream, runtime=runtime)
     target.xp = SimpleNamespace(cuda=cuda, empty=np.empty, zeros=np.zeros)
     return target
 
