@@ -13,18 +13,20 @@ from cupykern.targets import host
 
 KERNEL, ROWS = "parts/decode_shared_rows.cuh", "parts/decode_warp_rows.cuh"
 TASK, RESULTS = "parts/decode_task.cuh", "parts/decode_results.cuh"
-SOURCE, HOPPER = "parts/decode_source.cuh", "parts/decode_source_hopper.cuh"
-QUERIES = "parts/decode_queries.cuh"
+SOURCE, QUERIES = "parts/decode_source.cuh", "parts/decode_queries.cuh"
 
 FAULTS = {
     "no barrier before a stage is read": Fault(
-        KERNEL, "source.wait(); sync_block();", "source.wait();", "lengths"
+        KERNEL,
+        "copy_async_wait<kStages - 2>(); sync_block();",
+        "copy_async_wait<kStages - 2>();",
+        "lengths",
     ),
     "a stage too early": Fault(
-        SOURCE, "copy_async_wait<kStages - 2>();", "copy_async_wait<kStages - 1>();", "lengths"
+        KERNEL, "copy_async_wait<kStages - 2>();", "copy_async_wait<kStages - 1>();", "lengths"
     ),
     "a stage is loaded over while it is read": Fault(
-        KERNEL,
+        SOURCE,
         "next_stage = next_stage + 1 < kStages ?",
         "next_stage = next_stage + 2 < kStages ?",
         "lengths",
@@ -99,17 +101,17 @@ FAULTS = {
         "store_group(chunk / kGroup);",
         "who computes",
     ),
-    "chunks end where their block ends": Fault(
-        KERNEL,
-        "if (is_last_tile || key + kTileK >= chunk_end)",
-        "if (is_last_tile)",
-        "who computes",
+    "chunks end where their task ends": Fault(
+        KERNEL, "if (!ends && key < chunk_end) continue;", "if (!ends) continue;", "who computes"
     ),
-    "groups end where their block ends": Fault(
+    "groups end where their task ends": Fault(
         RESULTS, "chunk % kGroup == kGroup - 1 || is_last", "is_last", "who computes"
     ),
     "nothing is loaded where there is no key": Fault(
-        KERNEL, "if (next_key == task.first || next_key", "if (next_key", "lengths"
+        SOURCE,
+        "source.load(stages[next_stage], key);",
+        "if (key < task.end) source.load(stages[next_stage], key);",
+        "lengths",
     ),
     "rows past the last": Fault(RESULTS, "if (row >= task.num_rows) continue;", "", "lengths"),
     "the last rows are those of the first block": Fault(
@@ -200,7 +202,7 @@ FAULTS = {
         ROWS, "if (key >= ends[m][Rows::slot(i)])", "if (key > ends[m][Rows::slot(i)])", "rows"
     ),
     "many rows: only the last tile is masked": Fault(
-        ROWS, "params.causal ? params.queries.by - 1 : 0);\n\n    int", "0);\n\n    int", "rows"
+        ROWS, "params.causal ? params.queries.by - 1 : 0); {", "0); {", "rows"
     ),
     "many rows: all see what the last query sees": Fault(
         ROWS, "params.queries.by - 1 - query", "0 * query", "rows"
@@ -226,30 +228,30 @@ FAULTS = {
         "values.restart(); chunk_end",
         "many rows, who computes",
     ),
-    "tma: a stage is read before it is whole": Fault(
-        HOPPER, "full[index].wait(parity);", "", "tma"
+    "the queries of the task before": Fault(
+        SOURCE, "if (queries == current) return;", "return;", "single chunks"
     ),
-    "tma: the parity stays": Fault(HOPPER, "if (index == kStages - 1) parity ^= 1;", "", "tma"),
-    "tma: values behind the end": Fault(
-        HOPPER, "if (first_key + kTileK <= end) return;", "return;", "tma"
+    "queries loaded over those that are used": Fault(
+        SOURCE, "number < current + kQuerySlots", "number < current + 5", "single chunks"
     ),
-    "tma: values behind the end, read too early": Fault(
-        HOPPER, "= Bytes<16>(); } sync_block();", "= Bytes<16>(); }", "many rows, who computes"
+    "the pages and keys of the task before": Fault(
+        SOURCE, "source.begin(params, task); key = task.first;", "key = task.first;", "who computes"
     ),
-    "tma: a page's keys counted from the sequence's first": Fault(
-        HOPPER, "within = page_size.take_from(index);", "page_size.take_from(index);", "tma"
+    "a task twice": Fault(TASK, "index += int(gridDim.x);", "index += 1;", "counters"),
+    "rows see what those of the task before saw": Fault(
+        KERNEL, "softmax.begin(params, task); results.begin();", "results.begin();", "who computes"
     ),
-    "tma: the pages of the tile before": Fault(
-        HOPPER, "find_page(first_key + kTileK);", "find_page(first_key);", "tma"
+    "chunks counted from the task before": Fault(
+        KERNEL,
+        "softmax.begin(params, task); results.begin();",
+        "softmax.begin(params, task);",
+        "who computes",
     ),
-    "tma: the first sequence's pages": Fault(
-        HOPPER, "block_table + task.batch * params.table_stride", "block_table", "tma"
-    ),
-    "tma: boxes in the order of none": Fault(
-        HOPPER, "lane * box_keys * KeyColumn::kChunks;", "0;", "tma"
-    ),
-    "tma: another swizzle": Fault(
-        HOPPER, "line * kChunks + (chunk ^ line % 8)", "line * kChunks + (chunk ^ line % 4)", "tma"
+    "many rows: rows see what those of the task before saw": Fault(
+        ROWS,
+        "softmax.begin(params, task); results.begin();",
+        "results.begin();",
+        "many rows, who computes",
     ),
 }
 
@@ -271,22 +273,22 @@ def _on_host(test, *args):
     return lambda: test(host.current(), *args)
 
 
+def _who_computes(chunks_per_block: int, rows: int) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        test = properties.test_who_computes_changes_no_bit
+        test(host.current(), chunks_per_block, rows, monkeypatch)
+
+
 def _counters() -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         properties.test_the_counters_are_zero_again(monkeypatch)
 
 
-def _tma() -> None:
-    with host.use(warp_size=32):
-        for page in (16, 64):
-            properties.test_tma_brings_what_threads_do(host.current(), page)
-
-
 CHECKS = {
-    "tma": _tma,
     "any batch": _on_host(properties.test_a_sequence_has_the_same_bits_in_any_batch),
-    "who computes": _on_host(properties.test_who_computes_changes_no_bit, 8, 16),
-    "many rows, who computes": _on_host(properties.test_who_computes_changes_no_bit, 8, 64),
+    "who computes": lambda: _who_computes(8, 16),
+    "single chunks": lambda: _who_computes(1, 16),
+    "many rows, who computes": lambda: _who_computes(8, 64),
     "clamped": _on_host(properties.test_lengths_and_tables_of_the_device_are_clamped),
     "large caches": properties.test_caches_of_more_than_2_to_the_32_bytes,
     "many chunks": _on_host(properties.test_chunks_grow_with_the_length, 64 * 10),
