@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,18 @@ def _upload(x: np.ndarray, xp: Any) -> Any:
     start = xp.asarray(memory).data + (x.ctypes.data - low)
     dtype = np.dtype(np.uint8) if x.itemsize == 1 else x.dtype  # CuPy moves FP8 as bytes
     return xp.ndarray(x.shape, dtype, start, x.strides).view(x.dtype)
+
+
+def bench_options(op: str, text: str, legal: Sequence[str]) -> tuple[str, set[str]]:
+    """A bench row's dtype and its options, of `legal`: of "float32:a+b" float32 and {"a", "b"}.
+
+    Raises ValueError for other options.
+    """
+    name, _, rest = text.partition(":")
+    chosen = set(rest.split("+")) if rest else set()
+    if unknown := chosen - set(legal):
+        raise ValueError(f"{op} has no bench option {', '.join(sorted(unknown))}")
+    return name, chosen
 
 
 def bench_values(shape: tuple[int, ...], dtype: np.dtype, seed: int, xp: Any) -> Any:

@@ -33,7 +33,7 @@ from .rows import (
     row_plan,
     row_variant,
 )
-from .targets import Target, by_value
+from .targets import Target
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 GRANULARITIES = ("tensor", "row", "column", "block")
@@ -287,7 +287,7 @@ def _run_tiles(
     params["y_row"], params["y_col"] = y_place.strides[-2:]
     params["dtype"] = DTYPE_CODES[code]
     kernel = get_kernel(target, row_variant("quantize_tiles", x.dtype, config))
-    grid, struct = -(-scale.size // config.rows_per_block), by_value(params)
+    grid, struct = -(-scale.size // config.rows_per_block), target.by_value(params)
     kernel(grid, (x, y_view, scale, struct))
     return y, scale, lambda given: kernel(grid, (*given, struct))
 
@@ -326,10 +326,19 @@ def _draw_problem(draw: Draw) -> QuantizeProblem:
 
 
 def _bench_problem(shape: tuple[int, ...], dtype: str) -> QuantizeProblem:
+    """dtype: and after a colon options, with plus signs: a format, a granularity."""
     if len(shape) < 2:
         raise ValueError("quantize needs a shape of at least two dims")
+    options = (*dtypes.QUANTIZED, *GRANULARITIES)
+    dtype, chosen = inputs.bench_options("quantize", dtype, options)
     dtypes.resolve(dtype, "dtype", DTYPES)
-    return QuantizeProblem(shape=shape, dtype=dtype, kind="bench")
+    picked = []
+    for legal, otherwise in ((dtypes.QUANTIZED, "e4m3"), (GRANULARITIES, "row")):
+        names = chosen & set(legal)
+        if len(names) > 1:
+            raise ValueError(f"at most one of {', '.join(sorted(names))}")
+        picked.append(next(iter(names), otherwise))
+    return QuantizeProblem(shape, dtype, *picked, kind="bench")
 
 
 def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:

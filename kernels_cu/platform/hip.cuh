@@ -111,6 +111,8 @@ DEVICE uint32_t atomic_add_acq_rel(uint32_t* address, uint32_t value) {
 
 // The larger of two; a NaN is ignored if the other is a number.
 DEVICE float maximum(float a, float b) { return __builtin_fmaxf(a, b); }
+// a * b + c, rounded once: whatever a compiler makes of sums of products elsewhere.
+DEVICE float multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 // The same for two pairs of 16-bit numbers (see pack).
 template <class T>
 DEVICE uint32_t maximum_pair(uint32_t a, uint32_t b) {
@@ -187,6 +189,10 @@ DEVICE void cluster_arrive() {
     static_assert(kAlwaysFalse<T>, "AMD GPUs have no clusters");
 }
 template <class T = void>
+DEVICE void cluster_arrive_relaxed() {
+    static_assert(kAlwaysFalse<T>, "AMD GPUs have no clusters");
+}
+template <class T = void>
 DEVICE void cluster_wait() {
     static_assert(kAlwaysFalse<T>, "AMD GPUs have no clusters");
 }
@@ -205,7 +211,7 @@ struct Barrier {
         static_assert(kAlwaysFalse<T>, "AMD GPUs have no barriers in shared memory");
     }
     template <class T = void>
-    DEVICE void wait_cluster(int) {
+    DEVICE void wait(int) {
         static_assert(kAlwaysFalse<T>, "AMD GPUs have no barriers in shared memory");
     }
 };

@@ -142,6 +142,8 @@ DEVICE uint32_t atomic_add_acq_rel(uint32_t* address, uint32_t value) {
 
 // The larger of two; a NaN is ignored if the other is a number.
 DEVICE float maximum(float a, float b) { return a > b || b != b ? a : b; }
+// a * b + c, rounded once: whatever a compiler makes of sums of products elsewhere.
+DEVICE float multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 // The same for two pairs of 16-bit numbers (see pack).
 template <class T>
 DEVICE uint32_t maximum_pair(uint32_t a, uint32_t b) {
@@ -224,6 +226,7 @@ DEVICE void copy_async_wait() {
 // --- clusters --------------------------------------------------------------------------------
 DEVICE int cluster_rank() { return host::runtime->thread()->block->rank; }
 DEVICE void cluster_arrive(HOST_PLACE) { host::runtime->cluster_arrive(place); }
+DEVICE void cluster_arrive_relaxed(HOST_PLACE) { host::runtime->cluster_arrive(place); }
 DEVICE void cluster_wait(HOST_PLACE) { host::runtime->cluster_wait(place); }
 template <class T>
 DEVICE T* cluster_shared(T* shared, int rank, HOST_PLACE) {

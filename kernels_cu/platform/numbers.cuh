@@ -81,8 +81,8 @@ DEVICE T from_float(float x) {
 }
 template <class T>
 DEVICE uint32_t pack(float low, float high) {
-    static_assert(kSame<T, half> || kSame<T, bf16>, "pack makes two 16-bit numbers");
-    return from_float<T>(low).code | uint32_t(from_float<T>(high).code) << 16;
+    static_assert(sizeof(T) <= 2 && !kSame<T, int8_t>, "pack makes two numbers of 8 or 16 bits");
+    return from_float<T>(low).code | uint32_t(from_float<T>(high).code) << (8 * sizeof(T));
 }
 
 // The two numbers of a pack; e4m3 and e5m2: of the lower 16 bits.
