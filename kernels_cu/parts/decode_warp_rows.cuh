@@ -64,6 +64,8 @@ struct WarpRows : Products<kFragmentsM, kSteps> {
 };
 using Scores = Products<kFragmentsM, kKeyFragments>;
 
+static_assert(sizeof(DecodeStage) % 128 == 0 && sizeof(QuerySlot) % 128 == 0,
+              "tiles begin at multiples of 128 bytes, as FragmentLoader wants");
 struct DecodeStorage {
     DecodeStage stages[kStages];
     QuerySlot slots[kQuerySlots];
@@ -106,7 +108,7 @@ struct WarpSoftmax {
         const int lane = lane_id();
         const float positive = scale > 0.0f ? scale : 1.0f;
         const float before = scale > 0.0f ? 1.0f : scale;
-        float factors[kFragmentsM][Softmax::kRows];
+        float largest[Softmax::kRows], factors[kFragmentsM][Softmax::kRows];
         bool grown = false;
 #pragma unroll
         for (int m = 0; m < kFragmentsM; ++m) {
@@ -128,7 +130,7 @@ struct WarpSoftmax {
                     }
                 }
             }
-            grown |= of[m].template look<kKeyFragments>(at, positive, factors[m]);
+            grown |= of[m].template look<kKeyFragments>(at, positive, largest, factors[m]);
         }
         if (vote_any(grown)) {
 #pragma unroll
@@ -149,7 +151,7 @@ struct WarpSoftmax {
             for (int r = 0; r < Softmax::kRows; ++r) {
                 const float total = of[m].total(r);
                 const int row = first_row_of_warp() + m * 16 + Rows::row(lane_id(), r);
-                if (Rows::is_first(lane_id())) totals[row] = {of[m].origin[r], total};
+                if (Rows::is_first(lane_id())) totals[row] = {Softmax::shifted(of[m].origin[r]), total};
             }
         }
     }
