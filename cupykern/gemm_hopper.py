@@ -72,6 +72,7 @@ class HopperConfig:
     a: each half of the rows of the sums (which are b's columns, where b is converted); or, with
     ping_pong, all of every other tile; or, with share_k, all of every other stage.  lead: stages that
     the first one is ahead of the other one, so that one finishes its rows while the other multiplies.
+    cluster: so many blocks compute tiles below each other, and load the columns together.
     """
 
     tile_m: int
@@ -81,6 +82,7 @@ class HopperConfig:
     lead: int = 0
     share_k: bool = False
     lines: int = 1
+    cluster: int = 1
 
     @property
     def num_threads(self) -> int:
@@ -90,8 +92,9 @@ class HopperConfig:
         """Dynamic shared memory of a block (gemm_hopper.cu: HopperStorage)."""
         line = self.lines * _LINE
         stage = self.tile_m * line + self.tile_n * line * itemsize_b // itemsize_a
-        ring = self.stages * (stage + 16) + 16
-        return _STAGING + -(-ring // 1024) * 1024
+        ring = -(-(self.stages * (stage + 16) + 16) // 128) * 128
+        factors = 8 * self.tile_n + 4 * self.tile_m + 16 if itemsize_a == 1 else 0
+        return _STAGING + -(-(ring + factors) // 1024) * 1024
 
 
 _16_BIT = {
@@ -182,14 +185,21 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         return f"tiles must be multiples of {needed[0]} x {needed[1]}; got {c.tile_m} x {c.tile_n}"
     if max(rows, cols) > 256 or own // 64 * cols > 256:
         return f"the registers of two warpgroups do not hold {c.tile_m} x {c.tile_n} sums"
-    if fp8 and (c.ping_pong or c.lead or c.lines != 1 or (cols > BLOCK and cols % BLOCK)):
+    if fp8 and (
+        c.ping_pong or c.lead or c.lines != 1 or own != 64 or (cols > BLOCK and cols % BLOCK)
+    ):
         return (
-            "FP8's main loop has no ping_pong, lead or lines, and shares columns with whole blocks"
+            "FP8's main loop has no ping_pong, lead or lines, 64 rows a warpgroup and shares columns "
+            "with whole blocks"
         )
     if _converts(task) and (c.ping_pong or c.lead or own != 64 or rows > 128):
         return (
             "the loop that converts has no ping_pong or lead, and tiles of 64 columns per warpgroup"
         )
+    if c.cluster != 1 and (_converts(task) or dual):
+        return "clusters are for one product of operands of one size"
+    if c.cluster not in (1, 2, 4) or (cols // c.cluster) % (8 if task.layout_b == INNER else 64):
+        return f"a cluster of 1, 2 or 4 blocks shares {cols} columns; got {c.cluster}"
     if c.ping_pong and c.share_k:
         return "either ping_pong or share_k"
     if c.stages < 2:
@@ -216,7 +226,9 @@ def configs(task: GemmTask, arch: str, blocks: int) -> tuple[HopperConfig, ...]:
 
 def _num_tiles(config: HopperConfig, task: GemmTask) -> int:
     cols = config.tile_n // task.products
-    return task.batch * math.ceil(task.m / config.tile_m) * math.ceil(task.n / cols)
+    return (
+        task.batch * math.ceil(task.m / (config.tile_m * config.cluster)) * math.ceil(task.n / cols)
+    )
 
 
 def _estimate(config: HopperConfig, task: GemmTask, blocks: int) -> float:
@@ -253,6 +265,7 @@ def variant(task: GemmTask, config: HopperConfig) -> Variant:
             ("kLead", c.lead),
         ),
         c.num_threads,
+        c.cluster,
         parts=(_main_loop(task),),
     )
 
@@ -363,14 +376,24 @@ def hopper_plan(
     if target.warp_size != 32:
         raise ValueError(f"Hopper's main loop needs warps of 32 lanes; got {target.warp_size}")
     cols = c.tile_n // task.products  # of each
-    tiles_m, tiles_n = math.ceil(p.m / c.tile_m), math.ceil(p.n / cols)
+    tiles_m, tiles_n = math.ceil(p.m / (c.tile_m * c.cluster)), math.ceil(p.n / cols)
     tiles = task.batch * tiles_m * tiles_n
     if tiles >= 2**30 or max(p.m, p.n) >= 2**31 - 512:
         raise ValueError(f"a product of {p.m} x {p.n} is too large for Hopper's main loop")
     tile_k = c.lines * _LINE // task.a.itemsize
     map_a = _operand_map(p.a, p.batch, task.layout_a, p.m, p.a.row, p.k, p.a.col, c.tile_m, tile_k)
     maps_b = [
-        _operand_map(b, p.batch, task.layout_b, p.n, b.col, p.k, b.row, cols, tile_k)
+        _operand_map(
+            b,
+            p.batch,
+            task.layout_b,
+            p.n,
+            b.col,
+            p.k,
+            b.row,
+            cols // (c.cluster if task.layout_b == INNER else 1),
+            tile_k,
+        )
         for b in (p.b, p.b2)
         if b is not None
     ]
@@ -394,7 +417,7 @@ def hopper_plan(
     params["num_k_tiles"] = math.ceil(p.k / tile_k)
     params["tiles_m"], params["tiles_n"] = tiles_m, tiles_n
     params["tma_stores"] = map_out is not None
-    params["group_height"] = _GROUP_ROWS // c.tile_m
+    params["group_height"] = max(1, _GROUP_ROWS // (c.tile_m * c.cluster))
     if p.block_scales:
         params["has_block_scales"] = 1
         for name, x in (("a", p.scale_a), ("b", p.scale_b)):
@@ -403,7 +426,7 @@ def hopper_plan(
     return HopperPlan(
         target=target,
         kernel=get_kernel(target, variant(task, c)),
-        grid=min(tiles, target.multiprocessors),
+        grid=min(tiles, max(1, target.multiprocessors // c.cluster)) * c.cluster,
         shared_bytes=c.shared_bytes(task.a.itemsize, task.b.itemsize),
         maps=tuple(maps.values()),
         params=by_value(params),

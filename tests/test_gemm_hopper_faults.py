@@ -15,27 +15,21 @@ RING, MAIN_LOOP = "parts/ring_hopper.cuh", "parts/mainloop_hopper.cuh"
 PROMOTED = "parts/mainloop_promoted_hopper.cuh"
 CONVERTED = "parts/mainloop_converted_hopper.cuh"
 EPILOGUE = "parts/epilogue_hopper.cuh"
-_PRODUCTS = """                float products[kProducts];
-                wgmma_fence(products);
+PLAIN = "parts/plain_epilogue_hopper.cuh"
+_PROMOTED = """        if (kChunks == 1) promote(products[kLast], rest[0], rest[1], 0, sums);
 #pragma unroll
-                for (int k = 0; k < kTileK; k += kStepK) {
-                    wgmma<RowElement, ColElement>(
-                        products, RowStage::tile(ring.rows[stage], work.row + 64 * block, k),
-                        ColStage::tile(ring.cols[stage], col, k), k > 0);
-                }
-                wgmma_commit();
-                wgmma_wait<0>(products);
-                if (block == kBlocks - 1 && col + kProductCols == kCols) ring.release(stage);
+        for (int chunk = 0; chunk < kChunks; ++chunk) {
+            float(&now)[kProducts] = products[chunk % 2], (&other)[kProducts] = products[(chunk + 1) % 2];
+            wgmma_fence(now, a[0], a[1], a[2], a[3]);
 #pragma unroll
-                for (int j = 0; j < kProducts; ++j) {"""
-_UNPROMOTED = (
-    _PRODUCTS.replace("float products[kProducts];", "auto& products = sums[block];")
-    .replace("k > 0);", "true);")
-    .replace("j < kProducts", "false")
-)
+            for (int k = 0; k < kTileK; k += kStepK) {
+                wgmma<RowElement, ColElement>(
+                    now, a[k / kStepK], ColStage::tile(ring.cols[stage], chunk * kProductCols, k), k > 0);
+"""
+_UNPROMOTED = _PROMOTED[_PROMOTED.index("#pragma") :].replace("k > 0);", "true);")
 FAULTS = {
     "the first stage's parity": Fault(
-        RING, "wait(place.parity ^ 1)", "wait(place.parity)", "shared tiles"
+        RING, "wait_empty(place.stage, place.parity ^ 1)", "wait_empty(place.stage, place.parity)", "shared tiles"
     ),
     "the parity of the next round": Fault(
         RING, "            stage = 0;\n            parity ^= 1;", "            stage = 0;", "shared tiles"
@@ -89,28 +83,44 @@ FAULTS = {
         EPILOGUE, "values[i] * params.alpha + row_bias[i / 2 % 2]", "values[i] * params.alpha + row_bias[0]",
         "bias of rows",
     ),
-    "the promotion left out": Fault(PROMOTED, _PRODUCTS, _UNPROMOTED, "same sign"),
-    "the scales of the first block of four": Fault(
-        PROMOTED, "loaded.of(i)", "loaded.of(0)", "blocks"
+    "the promotion left out": Fault(PROMOTED, _PROMOTED, _UNPROMOTED, "same sign"),
+    "the scales of the first stage": Fault(
+        PROMOTED, "if (!own.last()) places.load(work.scales, next);", "", "blocks"
     ),
-    "scales of a stage too late": Fault(
-        PROMOTED, "loaded.load(work, own.index + kStride)", "loaded.load(work, own.index)", "blocks"
+    "the rows' scales of the first stage": Fault(
+        PROMOTED, "rows[i] += kStride * scales.a_k;", "", "blocks"
     ),
     "the scales of the first block's columns": Fault(
-        PROMOTED, "factors.cols[col / kProductCols]", "factors.cols[0]", "blocks"
+        PROMOTED, "cols[i * next_cols]", "cols[0]", "blocks"
     ),
     "the scales of the first rows": Fault(
-        PROMOTED, "factors.rows[block][j / 2 % 2]", "factors.rows[block][0]", "blocks"
+        PROMOTED, "rows[half] * cols", "rows[0] * cols", "blocks"
     ),
     "a stage released before FP8's products are there": Fault(
         PROMOTED,
-        "                wgmma_wait<0>(products);\n                if (block == kBlocks - 1 && col + kProductCols == kCols) ring.release(stage);",
-        "                if (block == kBlocks - 1 && col + kProductCols == kCols) ring.release(stage);\n                wgmma_wait<0>(products);",
+        "        wgmma_wait<0>(products[kLast]);\n        if (!first) ring.release(stage_before);",
+        "        if (!first) ring.release(stage_before);\n        wgmma_wait<0>(products[kLast]);",
         "blocks",
     ),
-    "products of the stage before": Fault(
-        PROMOTED, "ColStage::tile(ring.cols[stage], col, k), k > 0);",
-        "ColStage::tile(ring.cols[stage], col, k), true);", "blocks",
+    "a set of products that is under way": Fault(PROMOTED, "wgmma_wait<1>(other);", "", "blocks"),
+    "the last products of a tile left out": Fault(
+        PROMOTED, "    promote(products[kLast], rest[0], rest[1], kChunks - 1, sums);\n}", "}", "blocks"
+    ),
+    "products of the stage before": Fault(PROMOTED, "kProductCols, k), k > 0);", "kProductCols, k), true);", "blocks"),
+    "the rows of the first warpgroup": Fault(
+        PROMOTED, "load_rows(a, ring.rows[stage], work.row);", "load_rows(a, ring.rows[stage], 0);", "blocks"
+    ),
+    "factors overwritten before they are read": Fault(PLAIN, "        empty.wait((count & 1) ^ 1);\n", "", "plain"),
+    "the factors of the warp's first rows": Fault(PLAIN, "lane / 4 + 8 * i]", "lane / 4]", "plain"),
+    "the factors of the first chunk's columns": Fault(
+        PLAIN, "const int at = chunk * kChunk + wgmma_col(lane, i);", "const int at = wgmma_col(lane, i);", "plain"
+    ),
+    "a stage that the cluster's other block still reads": Fault(
+        RING, "empty[stage].arrive_remote(thread);", "empty[stage].arrive();", "cluster"
+    ),
+    "the first block's columns for all": Fault(RING, "rank * (kOuter / kClusterSize)", "0", "cluster"),
+    "the rows of the cluster's first block": Fault(
+        "gemm_hopper.cu", "        task.row += rank * kTileM;\n", "", "cluster"
     ),
     "the other warpgroup's half left out": Fault(
         "gemm_hopper.cu", "                add_shared_sums(storage, warpgroup, sums);\n", "", "shared k"
@@ -177,6 +187,8 @@ PROBLEMS = {
     ),
     "bias of rows": (HopperConfig(128, 128, 2), MatmulProblem(136, 264, 64, bias=(136, 1))),
     "blocks": (HopperConfig(128, 256, 2), fp8(136, 392, 656, "blocks")),
+    "plain": (HopperConfig(128, 128, 2), fp8(648, 392, 272, "rows", bias=(392,))),
+    "cluster": (HopperConfig(128, 128, 2, cluster=2), fp8(648, 264, 656, "rows")),
     "same sign": (
         HopperConfig(64, 64, 4, share_k=True),
         fp8(64, 64, 4096, "none", kind="same_sign", out_dtype="float32"),

@@ -13,6 +13,8 @@
 //                        multiplies.
 //   kShareK              both compute all sums of a tile, each of every second stage.  With neither, they
 //                        share the rows of every tile.
+//   kClusterSize         blocks of a cluster compute tiles with the same columns and rows below each other:
+//                        each loads its rows, and a part of the columns for all of them.
 #include "platform/wgmma.cuh"
 
 constexpr bool kConverts = sizeof(ElementA) != sizeof(ElementB);
@@ -37,6 +39,7 @@ static_assert(!(kPingPong && kShareK), "the warpgroups have tiles of their own, 
 static_assert(!kShareK || kStages % kConsumers == 0, "a stage belongs to one warpgroup");
 static_assert(kStages >= (kShareK ? 4 : 2), "a stage is released when the next one is multiplied");
 static_assert(kNumThreads == 128 * (kConsumers + 1), "two warpgroups multiply, one loads");
+static_assert(kClusterSize == 1 || !kConverts, "clusters are for operands of one size");
 
 using SumType = typename Choose<kSame<ElementA, int8_t>, int, float>::Type;
 using TileSums = SumType[kBlocks][kCols / 2];
@@ -62,6 +65,24 @@ struct OperandStage {
                      {kOuterMajor ? outer + inner : k + inner, kOuterMajor ? k : outer, batch});
         }
     }
+    // The part of block `rank` for all blocks of the cluster: some of the boxes, or of each a part.
+    DEVICE static void load_for_all(unsigned char* stage, const TensorMap& map, Barrier& full, int k,
+                                    int outer, int batch, int rank) {
+        constexpr int kBoxes = kBytes / kBoxBytes / (kOuterMajor ? kClusterSize : 1);
+        constexpr int kPartBytes = kBoxBytes / (kOuterMajor ? 1 : kClusterSize);
+        static_assert(kBoxes > 0 && kPartBytes % (8 * kLine) == 0, "a part for every block");
+        const int first = kOuterMajor ? rank * kBoxes : 0;
+        stage += first * kBoxBytes + (kOuterMajor ? 0 : rank * kPartBytes);
+        outer += kOuterMajor ? first * kLine / kSize : rank * (kOuter / kClusterSize);
+#pragma unroll
+        for (int i = 0; i < kBoxes; ++i) {
+            const int inner = i * kLine / kSize;
+            tma_load_multicast(
+                stage + i * kBoxBytes, map, full,
+                {kOuterMajor ? outer + inner : k + inner, kOuterMajor ? k : outer, batch},
+                (1 << kClusterSize) - 1);
+        }
+    }
     // Of the 16-bit numbers, or 8-bit ones along k, from (outer, k) on, for one wgmma.
     DEVICE static uint64_t tile(const unsigned char* stage, int outer, int k) {
         const int inner = (kOuterMajor ? outer : k) * kSize, line = kOuterMajor ? k : outer;
@@ -80,8 +101,9 @@ using ColStage = OperandStage<ColElement, kOuterMajorCols, kCols>;
 
 // What reads a stage tells the producer: one thread of a warpgroup, for wgmma; where threads read it
 // themselves, one of each warp.
-constexpr int kReleasing = kConverts ? 32 : 128;
-constexpr int kReleases = (kShareRows ? kConsumers : 1) * 128 / kReleasing;
+constexpr bool kThreadsRead = kConverts || kPromotes;
+constexpr int kReleasing = kThreadsRead ? 32 : 128;
+constexpr int kReleases = (kShareRows ? kConsumers : 1) * 128 / kReleasing * kClusterSize;
 
 // full: a stage's bytes are there; empty: its consumers are done; turn: see parts/mainloop_hopper.cuh.
 struct Ring {
@@ -99,8 +121,18 @@ struct Ring {
     }
     // By a consumer that has read the stage.
     DEVICE void release(int stage) {
-        if (kConverts) sync_warp();
-        if (threadIdx.x % kReleasing == 0) empty[stage].arrive();
+        if (kThreadsRead) sync_warp();
+        const int thread = threadIdx.x % kReleasing;
+        if constexpr (kClusterSize > 1) {
+            if (thread < kClusterSize) empty[stage].arrive_remote(thread);
+        } else if (thread == 0) {
+            empty[stage].arrive();
+        }
+    }
+    // By the producer: the stage is free, in all blocks of the cluster.
+    DEVICE void wait_empty(int stage, int parity) {
+        if constexpr (kClusterSize > 1) empty[stage].wait_cluster(parity);
+        else empty[stage].wait(parity);
     }
 };
 struct RingPlace {
@@ -125,10 +157,15 @@ DEVICE void load_tiles(Ring& ring, RingPlace& place, const TensorMap& row_map, c
 #pragma unroll 1
     for (int i = 0; i < num_k_tiles; ++i) {
         Barrier& full = ring.full[place.stage];
-        ring.empty[place.stage].wait(place.parity ^ 1);
+        ring.wait_empty(place.stage, place.parity ^ 1);
         full.arrive_expect_tx(RowStage::kBytes + ColStage::kBytes);
         RowStage::load(ring.rows[place.stage], row_map, full, i * kTileK, row, row_batch);
-        ColStage::load(ring.cols[place.stage], col_map, full, i * kTileK, col, col_batch);
+        if constexpr (kClusterSize > 1) {
+            ColStage::load_for_all(ring.cols[place.stage], col_map, full, i * kTileK, col, col_batch,
+                                   cluster_rank());
+        } else {
+            ColStage::load(ring.cols[place.stage], col_map, full, i * kTileK, col, col_batch);
+        }
         place.advance();
     }
 }
