@@ -72,7 +72,8 @@ class HopperConfig:
     a: each half of the rows of the sums (which are b's columns, where b is converted); or, with
     ping_pong, all of every other tile; or, with share_k, all of every other stage.  lead: stages that
     the first one is ahead of the other one, so that one finishes its rows while the other multiplies.
-    cluster: so many blocks compute tiles below each other, and load the columns together.
+    cluster: so many blocks compute tiles below each other, and load the columns together; with
+    split_k, one tile, each of a part of k.
     """
 
     tile_m: int
@@ -83,10 +84,16 @@ class HopperConfig:
     share_k: bool = False
     lines: int = 1
     cluster: int = 1
+    split_k: bool = False
 
     @property
     def num_threads(self) -> int:
         return 384
+
+    @property
+    def cluster_rows(self) -> int:
+        """Rows of the tiles of a cluster."""
+        return self.tile_m * (1 if self.split_k else self.cluster)
 
     def shared_bytes(self, itemsize_a: int, itemsize_b: int) -> int:
         """Dynamic shared memory of a block (gemm_hopper.cu: HopperStorage)."""
@@ -198,8 +205,11 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         )
     if c.cluster != 1 and (_converts(task) or dual):
         return "clusters are for one product of operands of one size"
-    if c.cluster not in (1, 2, 4) or (cols // c.cluster) % (8 if task.layout_b == INNER else 64):
+    unit = 8 if task.layout_b == INNER and not c.split_k else 64
+    if c.cluster not in (1, 2, 4) or cols % (c.cluster * unit):
         return f"a cluster of 1, 2 or 4 blocks shares {cols} columns; got {c.cluster}"
+    if c.split_k and (c.cluster == 1 or not shared_rows):
+        return "split_k needs a cluster, and no ping_pong or share_k"
     if c.ping_pong and c.share_k:
         return "either ping_pong or share_k"
     if c.stages < 2:
@@ -226,9 +236,7 @@ def configs(task: GemmTask, arch: str, blocks: int) -> tuple[HopperConfig, ...]:
 
 def _num_tiles(config: HopperConfig, task: GemmTask) -> int:
     cols = config.tile_n // task.products
-    return (
-        task.batch * math.ceil(task.m / (config.tile_m * config.cluster)) * math.ceil(task.n / cols)
-    )
+    return task.batch * math.ceil(task.m / config.cluster_rows) * math.ceil(task.n / cols)
 
 
 def _estimate(config: HopperConfig, task: GemmTask, blocks: int) -> float:
@@ -263,6 +271,7 @@ def variant(task: GemmTask, config: HopperConfig) -> Variant:
             ("kPingPong", c.ping_pong),
             ("kShareK", c.share_k),
             ("kLead", c.lead),
+            ("kSplitK", c.split_k),
         ),
         c.num_threads,
         c.cluster,
@@ -376,7 +385,7 @@ def hopper_plan(
     if target.warp_size != 32:
         raise ValueError(f"Hopper's main loop needs warps of 32 lanes; got {target.warp_size}")
     cols = c.tile_n // task.products  # of each
-    tiles_m, tiles_n = math.ceil(p.m / (c.tile_m * c.cluster)), math.ceil(p.n / cols)
+    tiles_m, tiles_n = math.ceil(p.m / c.cluster_rows), math.ceil(p.n / cols)
     tiles = task.batch * tiles_m * tiles_n
     if tiles >= 2**30 or max(p.m, p.n) >= 2**31 - 512:
         raise ValueError(f"a product of {p.m} x {p.n} is too large for Hopper's main loop")
@@ -391,7 +400,7 @@ def hopper_plan(
             b.col,
             p.k,
             b.row,
-            cols // (c.cluster if task.layout_b == INNER else 1),
+            cols // (1 if task.layout_b == OUTER or c.split_k else c.cluster),
             tile_k,
         )
         for b in (p.b, p.b2)
@@ -417,7 +426,7 @@ def hopper_plan(
     params["num_k_tiles"] = math.ceil(p.k / tile_k)
     params["tiles_m"], params["tiles_n"] = tiles_m, tiles_n
     params["tma_stores"] = map_out is not None
-    params["group_height"] = max(1, _GROUP_ROWS // (c.tile_m * c.cluster))
+    params["group_height"] = max(1, _GROUP_ROWS // c.cluster_rows)
     if p.block_scales:
         params["has_block_scales"] = 1
         for name, x in (("a", p.scale_a), ("b", p.scale_b)):
@@ -426,7 +435,9 @@ def hopper_plan(
     return HopperPlan(
         target=target,
         kernel=get_kernel(target, variant(task, c)),
-        grid=min(tiles, max(1, target.multiprocessors // c.cluster)) * c.cluster,
+        grid=tiles * c.cluster
+        if c.split_k
+        else min(tiles, max(1, target.multiprocessors // c.cluster)) * c.cluster,
         shared_bytes=c.shared_bytes(task.a.itemsize, task.b.itemsize),
         maps=tuple(maps.values()),
         params=by_value(params),

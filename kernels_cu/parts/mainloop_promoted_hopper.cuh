@@ -76,7 +76,7 @@ DEVICE void load_rows(RowRegisters& a, const unsigned char* stage, int first_row
 DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
     clear(sums);
     OwnStages own(work);
-    FactorPlaces places(work.scales, work, own.index);
+    FactorPlaces places(work.scales, work, work.first_k_tile + own.index);
     Factors next;
     if (own.there()) places.load(work.scales, next);
     RowRegisters a;

@@ -56,6 +56,7 @@ template <class Out>
 DEVICE void store_plain(Staging& staging, int& box, const TensorMap& map, const TileFactors& factors,
                         float alpha, int row, int out_row, int col, int batch, const TileSums& sums) {
     const int lane = threadIdx.x % 32;
+    const OwnChunks own;
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
         float row_factors[2];
@@ -63,6 +64,7 @@ DEVICE void store_plain(Staging& staging, int& box, const TensorMap& map, const 
         for (int i = 0; i < 2; ++i) row_factors[i] = factors.rows[row + 64 * block + lane / 4 + 8 * i];
 #pragma unroll
         for (int chunk = 0; chunk < kCols / kChunk; ++chunk) {
+            if (!own.has(chunk)) continue;
             uint32_t packed[kChunk / 16][4];
 #pragma unroll
             for (int i = 0; i < kChunk / 2; i += 4) {
