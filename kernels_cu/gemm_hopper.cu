@@ -4,12 +4,13 @@
 // while it finishes one.
 // Constants: those of parts/ring_hopper.cuh and of the main loop, parts/mainloop*_hopper.cuh, that the
 // variant includes before this file.
-// Launch: grid (any), block (kNumThreads = 384), dynamic shared memory sizeof(HopperStorage).  Tensor maps:
+// Launch: grid (any; clusters of kClusterSize), block (kNumThreads = 384), dynamic shared memory sizeof(HopperStorage).  Tensor maps:
 // (batch, m, k) of A and (batch, n, k) of B, or with their last two dims swapped where kOuterMajor;
-// (batch, m, n) of out, boxes of 16 x 64, or with kConverts 64 x 64.  The maps' batch is BatchLayout's offset
+// (batch, m, n) of out, boxes of 16 x 64, or with kTurned up to 64 x 64.  The maps' batch is BatchLayout's offset
 // of kA, kB and kOut.
 #include "parts/epilogue_hopper.cuh"
 #include "parts/gemm_task.cuh"
+#include "parts/plain_epilogue_hopper.cuh"
 #include "parts/ring_hopper.cuh"
 
 struct HopperParams {
@@ -21,13 +22,15 @@ struct HopperParams {
     int64_t has_block_scales;          // what scale_a and scale_b then are; they are the main loop's
 };
 
+constexpr int kFactors = kPingPong ? kConsumers : 1;  // of tiles whose sums are under way
 struct HopperStorage {
     Staging staging[4 * kConsumers];
     Ring ring;
+    TileFactors factors[kFactors];
 };
 
 // A block of 384 threads begins with 3 * 168 a thread.
-constexpr int kProducerRegisters = 56;
+constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = (3 * 168 - kProducerRegisters) / kConsumers;
 
 // With kShareK: the first warpgroup's sums, plus those of the other one.
@@ -54,28 +57,61 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                         const HopperParams params) {
     SHARED_STORAGE(HopperStorage, storage);
     Ring& ring = storage.ring;
-    if (threadIdx.x == 0) ring.init();
-    sync_block();
+    if (threadIdx.x == 0) {
+        if constexpr (kPlain) {
+            for (TileFactors& factors : storage.factors) factors.init();
+        }
+        ring.init();
+    }
+    if constexpr (kClusterSize > 1) {
+        cluster_arrive();
+        cluster_wait();
+    } else {
+        sync_block();
+    }
+    // Tiles of the cluster, and the block's part of them.
     const int num_tiles = int(params.tiles_m * params.tiles_n * params.batch_size);
-    const int num_k_tiles = int(params.num_k_tiles), step = gridDim.x;
+    const int num_k_tiles = int(params.num_k_tiles), step = gridDim.x / kClusterSize;
+    const int first_tile = blockIdx.x / kClusterSize, rank = blockIdx.x % kClusterSize;
     const auto task_of = [&](int tile) {
-        return GemmTask::of_block(tile, uint32_t(params.tiles_m), uint32_t(params.tiles_n),
-                                  uint32_t(params.batch_size), kTileM, kTileN,
-                                  uint32_t(params.group_height));
+        GemmTask task = GemmTask::of_block(tile, uint32_t(params.tiles_m), uint32_t(params.tiles_n),
+                                           uint32_t(params.batch_size), kTileM * (kTurned ? 1 : kClusterSize),
+                                           kTileN * (kTurned ? kClusterSize : 1),
+                                           uint32_t(params.group_height));
+        (kTurned ? task.col : task.row) += rank * kRows;
+        return task;
     };
-    const auto first_row = [](const GemmTask& task) { return int(kConverts ? task.col : task.row); };
-    const auto first_col = [](const GemmTask& task) { return int(kConverts ? task.row : task.col); };
+    const auto first_row = [](const GemmTask& task) { return int(kTurned ? task.col : task.row); };
+    const auto first_col = [](const GemmTask& task) { return int(kTurned ? task.row : task.col); };
+    const bool by_block = kPromotes && params.has_block_scales != 0;
+    const bool plain = kPlain && is_plain(params.epilogue, params.tma_stores != 0, bias, residual);
+    const auto epilogue_of = [&](const GemmTask& task) {
+        const auto offset = [&](Operand operand) { return params.batch.offset(operand, task.batch); };
+        return Epilogue::of_matrix(params.epilogue, out, bias, residual, by_block ? nullptr : scale_a,
+                                   by_block ? nullptr : scale_b, offset(kOut), offset(kBias),
+                                   offset(kResidual), offset(kScaleA), offset(kScaleB));
+    };
     const int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32;
     if (warpgroup == kConsumers) {
         decrease_registers<kProducerRegisters>();
         if (warp == 4 * kConsumers && elect_one()) {
             RingPlace place;
-            for (int tile = blockIdx.x; tile < num_tiles; tile += step) {
+            for (int tile = first_tile; tile < num_tiles; tile += step) {
                 const GemmTask task = task_of(tile);
-                load_tiles(ring, place, kConverts ? b_map : a_map, kConverts ? a_map : b_map,
+                load_tiles(ring, place, kTurned ? b_map : a_map, kTurned ? a_map : b_map,
                            num_k_tiles, first_row(task), first_col(task),
-                           int(params.batch.offset(kConverts ? kB : kA, task.batch)),
-                           int(params.batch.offset(kConverts ? kA : kB, task.batch)));
+                           int(params.batch.offset(kTurned ? kB : kA, task.batch)),
+                           int(params.batch.offset(kTurned ? kA : kB, task.batch)));
+            }
+        }
+        if constexpr (kPlain) {
+            if (plain && warp == 4 * kConsumers + 1) {
+                int count = 0;
+                for (int tile = first_tile; tile < num_tiles; tile += step, ++count) {
+                    storage.factors[count % kFactors].load(
+                        params.epilogue, params.batch, task_of(tile), by_block ? nullptr : scale_a,
+                        by_block ? nullptr : scale_b, bias, count / kFactors);
+                }
             }
         }
         sync_warp();
@@ -88,14 +124,14 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
         work.row = kShareRows ? warpgroup * kConsumerRows : 0;
         work.place.skip(turn * num_k_tiles);
         int box = 0;
-        for (int tile = blockIdx.x + turn * step; tile < num_tiles; tile += turns * step) {
+        for (int tile = first_tile + turn * step; tile < num_tiles; tile += turns * step) {
+            if (kBlocks * kCols / kChunk % 2 == 0) box = 0;  // which it is, without a register
             const GemmTask task = task_of(tile);
             const auto offset = [&](Operand operand) {
                 return params.batch.offset(operand, task.batch);
             };
             work.first_row = first_row(task) + work.row + warp % 4 * kWarpRows;
             work.first_col = first_col(task);
-            const bool by_block = kPromotes && params.has_block_scales != 0;
             if (by_block) {
                 const MatrixStrides &a = params.block_scales_a, &b = params.block_scales_b;
                 work.scales = {scale_a ? scale_a + offset(kScaleA) : nullptr,
@@ -107,16 +143,10 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                                int(params.epilogue.m) - 1,
                                int(params.epilogue.n - 1) / kBlockK};
             }
-            const auto make_epilogue = [&] {
-                return Epilogue::of_matrix(params.epilogue, out, bias, residual,
-                                           by_block ? nullptr : scale_a, by_block ? nullptr : scale_b,
-                                           offset(kOut), offset(kBias), offset(kResidual),
-                                           offset(kScaleA), offset(kScaleB));
-            };
             TileVectors vectors;
             // Products beside the sums leave no registers for them.
-            if (!kPromotes && params.tma_stores) {
-                vectors.load(make_epilogue(), work.first_row, work.first_col);
+            if (!kPlain && params.tma_stores) {
+                vectors.load(epilogue_of(task), work.first_row, work.first_col);
             }
             TileSums sums;
             multiply(ring, work, sums);
@@ -126,13 +156,24 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                 add_shared_sums(storage, warpgroup, sums);
                 if (warpgroup > 0) continue;
             }
-            const Epilogue epilogue = make_epilogue();
-            if (kPromotes && params.tma_stores) {
+            if constexpr (kPlain) {
+                if (plain) {
+                    TileFactors& factors = storage.factors[kPingPong ? warpgroup : 0];
+                    factors.full.wait((work.count - 1) & 1);
+                    store_plain(storage.staging[warp], box, out_map, factors, params.epilogue,
+                                work.row + warp % 4 * kWarpRows, work.first_row, work.first_col,
+                                int(offset(kOut)), sums);
+                    factors.release();
+                    continue;
+                }
+            }
+            const Epilogue epilogue = epilogue_of(task);
+            if (kPlain && params.tma_stores) {
                 vectors.load(epilogue, work.first_row, work.first_col);
             }
             if (!params.tma_stores) {
                 store_runs(storage.staging[warp], epilogue, work.first_row, work.first_col, sums);
-            } else if constexpr (kConverts) {
+            } else if constexpr (kTurned) {
                 store_turned_boxes(storage.staging, box, out_map, epilogue, vectors, work.first_row,
                                    work.first_col, int(offset(kOut)), sums);
             } else {
@@ -142,5 +183,9 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
         }
         if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();
         sync_warp();
+    }
+    if constexpr (kClusterSize > 1) {  // whose blocks arrive at each other's barriers
+        cluster_arrive();
+        cluster_wait();
     }
 }

@@ -19,14 +19,17 @@ struct BatchLayout {
     int64_t sizes[kMaxBatchDims];
     int64_t strides[kOperands][kMaxBatchDims];
 
+    // index: a matrix's, of less than 2^31.
     DEVICE int64_t offset(int operand, int64_t index) const {
         int64_t sum = 0;
+        uint32_t rest = uint32_t(index);
+#pragma unroll 1
         for (int d = 0; d + 1 < int(num_dims); ++d) {
-            const int64_t next = index / sizes[d];
-            sum += (index - next * sizes[d]) * strides[operand][d];
-            index = next;
+            const uint32_t size = uint32_t(sizes[d]), next = rest / size;
+            sum += int64_t(rest - next * size) * strides[operand][d];
+            rest = next;
         }
-        return num_dims > 0 ? sum + index * strides[operand][num_dims - 1] : 0;
+        return num_dims > 0 ? sum + int64_t(rest) * strides[operand][num_dims - 1] : 0;
     }
 };
 

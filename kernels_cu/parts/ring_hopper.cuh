@@ -3,8 +3,9 @@
 // parts/mainloop*_hopper.cuh with a function `multiply`, and the variant says which one.
 //
 //   ElementA, ElementB   of one size; or 16-bit and 8-bit, and the 8-bit ones are converted to ElementA in
-//                        registers.  Only wgmma's A can be in registers: then B^T is the operand of the
-//                        accumulators' rows, A^T of their columns, and they hold the transposed product.
+//                        registers: kTurned, because only wgmma's A can be there.
+//   kTurned              B^T is the operand of the accumulators' rows, A^T of their columns, and they hold
+//                        the transposed product: few rows of A do not leave those of wgmma's A empty.
 //   kOuterMajorA, -B     false: neighbours along k are neighbours in memory, true: along m (of A) or n
 //                        (of B).
 //   kTileM, kTileN       the sums of a tile.
@@ -13,16 +14,19 @@
 //                        multiplies.
 //   kShareK              both compute all sums of a tile, each of every second stage.  With neither, they
 //                        share the rows of every tile.
+//   kClusterSize         blocks of a cluster compute tiles with the same columns and neighbouring rows (of the
+//                        accumulators): each loads its rows, and a part of the columns for all of them.
 #include "platform/wgmma.cuh"
 
 constexpr bool kConverts = sizeof(ElementA) != sizeof(ElementB);
 constexpr bool kPromotes = sizeof(ElementA) == 1 && !kSame<ElementA, int8_t>;
-using RowElement = typename Choose<kConverts, ElementB, ElementA>::Type;
-using ColElement = typename Choose<kConverts, ElementA, ElementB>::Type;
-constexpr bool kOuterMajorRows = kConverts ? kOuterMajorB : kOuterMajorA;
-constexpr bool kOuterMajorCols = kConverts ? kOuterMajorA : kOuterMajorB;
-constexpr int kRows = kConverts ? kTileN : kTileM;  // of a tile's accumulators
-constexpr int kCols = kConverts ? kTileM : kTileN;
+static_assert(kTurned || !kConverts, "what is converted has the accumulators' rows");
+using RowElement = typename Choose<kTurned, ElementB, ElementA>::Type;
+using ColElement = typename Choose<kTurned, ElementA, ElementB>::Type;
+constexpr bool kOuterMajorRows = kTurned ? kOuterMajorB : kOuterMajorA;
+constexpr bool kOuterMajorCols = kTurned ? kOuterMajorA : kOuterMajorB;
+constexpr int kRows = kTurned ? kTileN : kTileM;  // of a tile's accumulators
+constexpr int kCols = kTurned ? kTileM : kTileN;
 
 constexpr int kLineBytes = 128;  // of shared memory, swizzled; shorter lines by their length
 constexpr int kTileK = kLines * kLineBytes / int(sizeof(ElementA));
@@ -62,6 +66,24 @@ struct OperandStage {
                      {kOuterMajor ? outer + inner : k + inner, kOuterMajor ? k : outer, batch});
         }
     }
+    // The part of block `rank` for all blocks of the cluster: some of the boxes, or of each a part.
+    DEVICE static void load_for_all(unsigned char* stage, const TensorMap& map, Barrier& full, int k,
+                                    int outer, int batch, int rank) {
+        constexpr int kBoxes = kBytes / kBoxBytes / (kOuterMajor ? kClusterSize : 1);
+        constexpr int kPartBytes = kBoxBytes / (kOuterMajor ? 1 : kClusterSize);
+        static_assert(kBoxes > 0 && kPartBytes % (8 * kLine) == 0, "a part for every block");
+        const int first = kOuterMajor ? rank * kBoxes : 0;
+        stage += first * kBoxBytes + (kOuterMajor ? 0 : rank * kPartBytes);
+        outer += kOuterMajor ? first * kLine / kSize : rank * (kOuter / kClusterSize);
+#pragma unroll
+        for (int i = 0; i < kBoxes; ++i) {
+            const int inner = i * kLine / kSize;
+            tma_load_multicast(
+                stage + i * kBoxBytes, map, full,
+                {kOuterMajor ? outer + inner : k + inner, kOuterMajor ? k : outer, batch},
+                (1 << kClusterSize) - 1);
+        }
+    }
     // Of the 16-bit numbers, or 8-bit ones along k, from (outer, k) on, for one wgmma.
     DEVICE static uint64_t tile(const unsigned char* stage, int outer, int k) {
         const int inner = (kOuterMajor ? outer : k) * kSize, line = kOuterMajor ? k : outer;
@@ -80,8 +102,9 @@ using ColStage = OperandStage<ColElement, kOuterMajorCols, kCols>;
 
 // What reads a stage tells the producer: one thread of a warpgroup, for wgmma; where threads read it
 // themselves, one of each warp.
-constexpr int kReleasing = kConverts ? 32 : 128;
-constexpr int kReleases = (kShareRows ? kConsumers : 1) * 128 / kReleasing;
+constexpr bool kThreadsRead = kConverts || kPromotes;
+constexpr int kReleasing = kThreadsRead ? 32 : 128;
+constexpr int kReleases = (kShareRows ? kConsumers : 1) * 128 / kReleasing * kClusterSize;
 
 // full: a stage's bytes are there; empty: its consumers are done; turn: see parts/mainloop_hopper.cuh.
 struct Ring {
@@ -99,8 +122,18 @@ struct Ring {
     }
     // By a consumer that has read the stage.
     DEVICE void release(int stage) {
-        if (kConverts) sync_warp();
-        if (threadIdx.x % kReleasing == 0) empty[stage].arrive();
+        if (kThreadsRead) sync_warp();
+        const int thread = threadIdx.x % kReleasing;
+        if constexpr (kClusterSize > 1) {
+            if (thread < kClusterSize) empty[stage].arrive_remote(thread);
+        } else if (thread == 0) {
+            empty[stage].arrive();
+        }
+    }
+    // By the producer: the stage is free, in all blocks of the cluster.
+    DEVICE void wait_empty(int stage, int parity) {
+        if constexpr (kClusterSize > 1) empty[stage].wait_cluster(parity);
+        else empty[stage].wait(parity);
     }
 };
 struct RingPlace {
@@ -125,10 +158,15 @@ DEVICE void load_tiles(Ring& ring, RingPlace& place, const TensorMap& row_map, c
 #pragma unroll 1
     for (int i = 0; i < num_k_tiles; ++i) {
         Barrier& full = ring.full[place.stage];
-        ring.empty[place.stage].wait(place.parity ^ 1);
+        ring.wait_empty(place.stage, place.parity ^ 1);
         full.arrive_expect_tx(RowStage::kBytes + ColStage::kBytes);
         RowStage::load(ring.rows[place.stage], row_map, full, i * kTileK, row, row_batch);
-        ColStage::load(ring.cols[place.stage], col_map, full, i * kTileK, col, col_batch);
+        if constexpr (kClusterSize > 1) {
+            ColStage::load_for_all(ring.cols[place.stage], col_map, full, i * kTileK, col, col_batch,
+                                   cluster_rank());
+        } else {
+            ColStage::load(ring.cols[place.stage], col_map, full, i * kTileK, col, col_batch);
+        }
         place.advance();
     }
 }
