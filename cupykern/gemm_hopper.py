@@ -72,8 +72,10 @@ class HopperConfig:
     a: each half of the rows of the sums (which are b's columns, where b is converted); or, with
     ping_pong, all of every other tile; or, with share_k, all of every other stage.  lead: stages that
     the first one is ahead of the other one, so that one finishes its rows while the other multiplies.
-    cluster: so many blocks compute tiles below each other, and load the columns together; with
-    split_k, one tile, each of a part of k.
+    cluster: so many blocks compute tiles below each other, and load the columns together; with split_k,
+    one tile, each of a part of k.
+    turned: rows and columns of the sums change places, as where b is converted (then always): for few
+    rows of a.
     """
 
     tile_m: int
@@ -84,23 +86,21 @@ class HopperConfig:
     share_k: bool = False
     lines: int = 1
     cluster: int = 1
+    turned: bool = False
     split_k: bool = False
 
     @property
     def num_threads(self) -> int:
         return 384
 
-    @property
-    def cluster_rows(self) -> int:
-        """Rows of the tiles of a cluster."""
-        return self.tile_m * (1 if self.split_k else self.cluster)
-
     def shared_bytes(self, itemsize_a: int, itemsize_b: int) -> int:
         """Dynamic shared memory of a block (gemm_hopper.cu: HopperStorage)."""
         line = self.lines * _LINE
         stage = self.tile_m * line + self.tile_n * line * itemsize_b // itemsize_a
         ring = -(-(self.stages * (stage + 16) + 16) // 128) * 128
-        factors = 8 * self.tile_n + 4 * self.tile_m + 16 if itemsize_a == 1 else 0
+        scales = itemsize_b == 1
+        factors = (8 * self.tile_n + 4 * self.tile_m if scales else 4 * self.tile_n + 16) + 16
+        factors *= 2 if self.ping_pong else 1
         return _STAGING + -(-(ring + factors) // 1024) * 1024
 
 
@@ -158,6 +158,10 @@ def _converts(task: GemmTask) -> bool:
     return task.a.itemsize != task.b.itemsize
 
 
+def _turned(config: HopperConfig, task: GemmTask) -> bool:
+    return config.turned or _converts(task)
+
+
 def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
     """Why `config` cannot compute `task` on `arch`; None: it can."""
     c = config
@@ -184,32 +188,33 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
     if min(c.tile_m, c.tile_n, c.stages, c.lines) < 1:
         return "tiles, stages and lines must be positive"
     shared_rows = not (c.ping_pong or c.share_k)
-    rows, cols = (c.tile_n, c.tile_m) if _converts(task) else (c.tile_m, c.tile_n)
+    turned = _turned(c, task)
+    if turned and (fp8 or dual):
+        return "turned products are one product, and not of FP8"
+    rows, cols = (c.tile_n, c.tile_m) if turned else (c.tile_m, c.tile_n)
     own = rows // 2 if shared_rows else rows
-    if own % 64 or (shared_rows and rows % 2) or cols % 64:
+    few_cols = turned and cols in (16, 32) and task.layout_a == INNER
+    if own % 64 or (shared_rows and rows % 2) or (cols % 64 and not few_cols):
         unit = 128 if shared_rows else 64
-        needed = (64, unit) if _converts(task) else (unit, 64)
+        needed = (64, unit) if turned else (unit, 64)
         return f"tiles must be multiples of {needed[0]} x {needed[1]}; got {c.tile_m} x {c.tile_n}"
     if max(rows, cols) > 256 or own // 64 * cols > 256:
         return f"the registers of two warpgroups do not hold {c.tile_m} x {c.tile_n} sums"
-    if fp8 and (
-        c.ping_pong or c.lead or c.lines != 1 or own != 64 or (cols > BLOCK and cols % BLOCK)
-    ):
+    if fp8 and (c.ping_pong or c.lead or c.lines != 1 or (cols > BLOCK and cols % BLOCK)):
         return (
-            "FP8's main loop has no ping_pong, lead or lines, 64 rows a warpgroup and shares columns "
-            "with whole blocks"
+            "FP8's main loop has no ping_pong, lead or lines, and shares columns with whole blocks"
         )
     if _converts(task) and (c.ping_pong or c.lead or own != 64 or rows > 128):
         return (
             "the loop that converts has no ping_pong or lead, and tiles of 64 columns per warpgroup"
         )
-    if c.cluster != 1 and (_converts(task) or dual):
-        return "clusters are for one product of operands of one size"
-    unit = 8 if task.layout_b == INNER and not c.split_k else 64
-    if c.cluster not in (1, 2, 4) or cols % (c.cluster * unit):
+    if c.cluster != 1 and dual:
+        return "clusters are for one product"
+    cols_layout = task.layout_a if turned else task.layout_b
+    if c.cluster not in (1, 2, 4) or cols % (c.cluster * (8 if cols_layout == INNER else 64)):
         return f"a cluster of 1, 2 or 4 blocks shares {cols} columns; got {c.cluster}"
-    if c.split_k and (c.cluster == 1 or not shared_rows):
-        return "split_k needs a cluster, and no ping_pong or share_k"
+    if c.split_k and (c.cluster == 1 or not shared_rows or turned or cols % (64 * c.cluster)):
+        return "split_k needs a cluster that shares chunks of 64 columns, and no other way to share"
     if c.ping_pong and c.share_k:
         return "either ping_pong or share_k"
     if c.stages < 2:
@@ -235,8 +240,16 @@ def configs(task: GemmTask, arch: str, blocks: int) -> tuple[HopperConfig, ...]:
 
 
 def _num_tiles(config: HopperConfig, task: GemmTask) -> int:
-    cols = config.tile_n // task.products
-    return task.batch * math.ceil(task.m / config.cluster_rows) * math.ceil(task.n / cols)
+    return config.cluster * task.batch * math.prod(_cluster_tiles(config, task, task.m, task.n))
+
+
+def _cluster_tiles(config: HopperConfig, task: GemmTask, m: int, n: int) -> tuple[int, int]:
+    """How many clusters compute m x n sums, below and beside each other."""
+    c, turned = config, _turned(config, task)
+    beside = 1 if c.split_k else c.cluster
+    rows = c.tile_m * (1 if turned else beside)
+    cols = c.tile_n // task.products * (beside if turned else 1)
+    return math.ceil(m / rows), math.ceil(n / cols)
 
 
 def _estimate(config: HopperConfig, task: GemmTask, blocks: int) -> float:
@@ -271,6 +284,7 @@ def variant(task: GemmTask, config: HopperConfig) -> Variant:
             ("kPingPong", c.ping_pong),
             ("kShareK", c.share_k),
             ("kLead", c.lead),
+            ("kTurned", _turned(c, task)),
             ("kSplitK", c.split_k),
         ),
         c.num_threads,
@@ -385,12 +399,20 @@ def hopper_plan(
     if target.warp_size != 32:
         raise ValueError(f"Hopper's main loop needs warps of 32 lanes; got {target.warp_size}")
     cols = c.tile_n // task.products  # of each
-    tiles_m, tiles_n = math.ceil(p.m / c.cluster_rows), math.ceil(p.n / cols)
+    tiles_m, tiles_n = _cluster_tiles(c, task, p.m, p.n)
+    # Of the columns of the sums, each block of a cluster loads a part.
+    turned = _turned(c, task)
+    parts_a, parts_b = (
+        c.cluster if layout == INNER and is_cols and not c.split_k else 1
+        for layout, is_cols in ((task.layout_a, turned), (task.layout_b, not turned))
+    )
     tiles = task.batch * tiles_m * tiles_n
-    if tiles >= 2**30 or max(p.m, p.n) >= 2**31 - 512:
+    if tiles * c.cluster >= 2**30 or max(p.m, p.n) >= 2**31 - 512:
         raise ValueError(f"a product of {p.m} x {p.n} is too large for Hopper's main loop")
     tile_k = c.lines * _LINE // task.a.itemsize
-    map_a = _operand_map(p.a, p.batch, task.layout_a, p.m, p.a.row, p.k, p.a.col, c.tile_m, tile_k)
+    map_a = _operand_map(
+        p.a, p.batch, task.layout_a, p.m, p.a.row, p.k, p.a.col, c.tile_m // parts_a, tile_k
+    )
     maps_b = [
         _operand_map(
             b,
@@ -400,7 +422,7 @@ def hopper_plan(
             b.col,
             p.k,
             b.row,
-            cols // (1 if task.layout_b == OUTER or c.split_k else c.cluster),
+            cols // parts_b,
             tile_k,
         )
         for b in (p.b, p.b2)
@@ -408,7 +430,7 @@ def hopper_plan(
     ]
     map_out = None
     if _tma_stores(p):
-        box = (1, 64 if _converts(task) else 16, 64)  # epilogue_hopper.cuh
+        box = (1, min(c.tile_m, 64) if turned else 16, 64)  # epilogue_hopper.cuh
         map_out = _map_plan(p.out, p.batch, (p.m, p.n), (p.out.row, 1), box)
 
     maps = {_A: map_a, **dict(zip((_B, _B2), maps_b, strict=False)), _OUT: map_out}
@@ -426,7 +448,9 @@ def hopper_plan(
     params["num_k_tiles"] = math.ceil(p.k / tile_k)
     params["tiles_m"], params["tiles_n"] = tiles_m, tiles_n
     params["tma_stores"] = map_out is not None
-    params["group_height"] = max(1, _GROUP_ROWS // c.cluster_rows)
+    params["group_height"] = max(
+        1, _GROUP_ROWS // (c.tile_m * (1 if turned or c.split_k else c.cluster))
+    )
     if p.block_scales:
         params["has_block_scales"] = 1
         for name, x in (("a", p.scale_a), ("b", p.scale_b)):
@@ -435,9 +459,8 @@ def hopper_plan(
     return HopperPlan(
         target=target,
         kernel=get_kernel(target, variant(task, c)),
-        grid=tiles * c.cluster
-        if c.split_k
-        else min(tiles, max(1, target.multiprocessors // c.cluster)) * c.cluster,
+        grid=c.cluster
+        * (tiles if c.split_k else min(tiles, max(1, target.multiprocessors // c.cluster))),
         shared_bytes=c.shared_bytes(task.a.itemsize, task.b.itemsize),
         maps=tuple(maps.values()),
         params=by_value(params),

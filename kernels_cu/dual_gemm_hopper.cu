@@ -3,7 +3,7 @@
 // A tile has kTileN columns: kPair of B1 and the same ones of B2, whose stages lie behind each other in
 // shared memory, so that the main loop multiplies A with one matrix of both.  A thread then holds the sums
 // of both products at the same place, which meet in registers (parts/gate.cuh).
-// Constants and launch: as gemm_hopper.cu's, without kConverts and kShareK; another tensor map for B2, both
+// Constants and launch: as gemm_hopper.cu's, without kTurned and kShareK; another tensor map for B2, both
 // with boxes of kPair columns.
 #include "parts/epilogue_hopper.cuh"
 #include "parts/gate.cuh"
@@ -25,7 +25,7 @@ struct HopperStorage {
 
 constexpr int kPair = kTileN / 2;
 using PairStage = OperandStage<ElementB, kOuterMajorB, kPair>;
-static_assert(!kConverts && !kShareK && kPair % kChunk == 0, "whole chunks of either product");
+static_assert(!kTurned && !kShareK && kPair % kChunk == 0, "whole chunks of either product");
 static_assert(kOuterMajorB || kLines == 1, "two stages behind each other are one of all columns");
 
 // A block of 384 threads begins with 3 * 168 a thread.

@@ -6,7 +6,7 @@
 // variant includes before this file.
 // Launch: grid (any; clusters of kClusterSize), block (kNumThreads = 384), dynamic shared memory sizeof(HopperStorage).  Tensor maps:
 // (batch, m, k) of A and (batch, n, k) of B, or with their last two dims swapped where kOuterMajor;
-// (batch, m, n) of out, boxes of 16 x 64, or with kConverts 64 x 64.  The maps' batch is BatchLayout's offset
+// (batch, m, n) of out, boxes of 16 x 64, or with kTurned up to 64 x 64.  The maps' batch is BatchLayout's offset
 // of kA, kB and kOut.
 #include "parts/epilogue_hopper.cuh"
 #include "parts/gemm_task.cuh"
@@ -22,10 +22,11 @@ struct HopperParams {
     int64_t has_block_scales;          // what scale_a and scale_b then are; they are the main loop's
 };
 
+constexpr int kFactors = kPingPong ? kConsumers : 1;  // of tiles whose sums are under way
 struct HopperStorage {
     Staging staging[4 * kConsumers];
     Ring ring;
-    TileFactors factors;
+    TileFactors factors[kFactors];
 };
 
 // A block of 384 threads begins with 3 * 168 a thread.
@@ -105,30 +106,34 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
     SHARED_STORAGE(HopperStorage, storage);
     Ring& ring = storage.ring;
     if (threadIdx.x == 0) {
-        storage.factors.init();
+        if constexpr (kPlain) {
+            for (TileFactors& factors : storage.factors) factors.init();
+        }
         ring.init();
     }
     if constexpr (kClusterSize > 1) sync_cluster();
     else sync_block();
-    // Tiles of the cluster, and the block's part of them.
-    const int num_tiles = int(params.tiles_m * params.tiles_n * params.batch_size);
-    const int step = gridDim.x / kClusterSize;
-    const int first_tile = blockIdx.x / kClusterSize, rank = blockIdx.x % kClusterSize;
+    // Tiles, each kClusterSize times: a cluster's blocks have parts of the same one.
+    const int num_parts = int(params.tiles_m * params.tiles_n * params.batch_size) * kClusterSize;
+    const int first = blockIdx.x, step = gridDim.x, rank = kSplitK ? cluster_rank() : 0;
     // The block's part of k, which may be none of it.
     const int all_k_tiles = int(params.num_k_tiles);
     const int per_block = kSplitK ? (all_k_tiles + kClusterSize - 1) / kClusterSize : all_k_tiles;
     const int first_k_tile = kSplitK && rank * per_block < all_k_tiles ? rank * per_block : 0;
     const int rest = kSplitK ? all_k_tiles - rank * per_block : all_k_tiles;
     const int num_k_tiles = rest < 0 ? 0 : rest < per_block ? rest : per_block;
-    const auto task_of = [&](int tile) {
+    constexpr int kBeside = kMulticasts ? kClusterSize : 1;
+    const auto task_of = [&](int part) {
+        const int tile = part / kClusterSize;
         GemmTask task = GemmTask::of_block(tile, uint32_t(params.tiles_m), uint32_t(params.tiles_n),
-                                           uint32_t(params.batch_size), kTileM * (kMulticasts ? kClusterSize : 1), kTileN,
+                                           uint32_t(params.batch_size), kTurned ? kTileM : kTileM * kBeside,
+                                           kTurned ? kTileN * kBeside : kTileN,
                                            uint32_t(params.group_height));
-        if (kMulticasts) task.row += rank * kTileM;
+        if constexpr (kMulticasts) (kTurned ? task.col : task.row) += cluster_rank() * kRows;
         return task;
     };
-    const auto first_row = [](const GemmTask& task) { return int(kConverts ? task.col : task.row); };
-    const auto first_col = [](const GemmTask& task) { return int(kConverts ? task.row : task.col); };
+    const auto first_row = [](const GemmTask& task) { return int(kTurned ? task.col : task.row); };
+    const auto first_col = [](const GemmTask& task) { return int(kTurned ? task.row : task.col); };
     const bool by_block = kPromotes && params.has_block_scales != 0;
     const bool plain = kPlain && is_plain(params.epilogue, params.tma_stores != 0, bias, residual);
     const auto epilogue_of = [&](const GemmTask& task) {
@@ -137,25 +142,29 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                                    by_block ? nullptr : scale_b, offset(kOut), offset(kBias),
                                    offset(kResidual), offset(kScaleA), offset(kScaleB));
     };
-    const int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32;
+    // From one lane, so that the compiler knows that they are alike in all.
+    const int warp = shuffle(int(threadIdx.x / 32), 0), warpgroup = warp / 4;
     if (warpgroup == kConsumers) {
         decrease_registers<kProducerRegisters>();
+        const int warp = threadIdx.x / 32;
         if (warp == 4 * kConsumers && elect_one()) {
             RingPlace place;
-            for (int tile = first_tile; tile < num_tiles; tile += step) {
-                const GemmTask task = task_of(tile);
-                load_tiles(ring, place, kConverts ? b_map : a_map, kConverts ? a_map : b_map,
+            for (int part = first; part < num_parts; part += step) {
+                const GemmTask task = task_of(part);
+                load_tiles(ring, place, kTurned ? b_map : a_map, kTurned ? a_map : b_map,
                            first_k_tile, num_k_tiles, first_row(task), first_col(task),
-                           int(params.batch.offset(kConverts ? kB : kA, task.batch)),
-                           int(params.batch.offset(kConverts ? kA : kB, task.batch)));
+                           int(params.batch.offset(kTurned ? kB : kA, task.batch)),
+                           int(params.batch.offset(kTurned ? kA : kB, task.batch)));
             }
         }
-        if (plain && warp == 4 * kConsumers + 1) {
-            int count = 0;
-            for (int tile = first_tile; tile < num_tiles; tile += step) {
-                storage.factors.load(params.epilogue, params.batch, task_of(tile),
-                                     by_block ? nullptr : scale_a, by_block ? nullptr : scale_b, bias,
-                                     count++);
+        if constexpr (kPlain) {
+            if (plain && warp == 4 * kConsumers + 1) {
+                int count = 0;
+                for (int part = first; part < num_parts; part += step, ++count) {
+                    storage.factors[count % kFactors].load(
+                        params.epilogue, params.batch, task_of(part), by_block ? nullptr : scale_a,
+                        by_block ? nullptr : scale_b, bias, count / kFactors);
+                }
             }
         }
         sync_warp();
@@ -174,19 +183,19 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
         work.place.skip(turn * num_k_tiles);
         int box = 0;
         do {
-            const int tile = first_tile + (turn + work.count * turns) * step;
-            if (tile >= num_tiles) break;
+            const int part = first + (turn + work.count * turns) * step;
+            if (part >= num_parts) break;
             if (kBlocks * kCols / kChunk % 2 == 0) box = 0;  // which it is, without a register
-            const GemmTask task = task_of(tile);
+            const GemmTask task = task_of(part);
             const auto offset = [&](Operand operand) {
                 return params.batch.offset(operand, task.batch);
             };
             work.first_row = first_row(task) + work.row + warp % 4 * kWarpRows;
             work.first_col = first_col(task);
-            if (by_block) {
+            if (kPromotes) {
                 const MatrixStrides &a = params.block_scales_a, &b = params.block_scales_b;
-                work.scales = {scale_a ? scale_a + offset(kScaleA) : nullptr,
-                               scale_b ? scale_b + offset(kScaleB) : nullptr,
+                work.scales = {by_block && scale_a ? scale_a + offset(kScaleA) : nullptr,
+                               by_block && scale_b ? scale_b + offset(kScaleB) : nullptr,
                                a.row,
                                a.col,
                                b.row,
@@ -208,20 +217,16 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                 if (warpgroup > 0) continue;
             }
             if constexpr (kSplitK) add_split_sums(storage, warpgroup, sums);
-            if (plain) {
-                const int row = work.row + warp % 4 * kWarpRows, batch = int(offset(kOut));
-                storage.factors.full.wait(work.count - 1 & 1);
-                if (params.epilogue.out_dtype == kHalf) {
-                    store_plain<half>(storage.staging[warp], box, out_map, storage.factors,
-                                      params.epilogue.alpha, row, work.first_row, work.first_col, batch,
-                                      sums);
-                } else {
-                    store_plain<bf16>(storage.staging[warp], box, out_map, storage.factors,
-                                      params.epilogue.alpha, row, work.first_row, work.first_col, batch,
-                                      sums);
+            if constexpr (kPlain) {
+                if (plain) {
+                    TileFactors& factors = storage.factors[kPingPong ? warpgroup : 0];
+                    factors.full.wait((work.count - 1) & 1);
+                    store_plain(storage.staging[warp], box, out_map, factors, params.epilogue,
+                                work.row + warp % 4 * kWarpRows, work.first_row, work.first_col,
+                                int(offset(kOut)), sums);
+                    factors.release();
+                    continue;
                 }
-                storage.factors.release();
-                continue;
             }
             const Epilogue epilogue = epilogue_of(task);
             if (kPlain && params.tma_stores) {
@@ -229,7 +234,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
             }
             if (!params.tma_stores) {
                 store_runs(storage.staging[warp], epilogue, work.first_row, work.first_col, sums);
-            } else if constexpr (kConverts) {
+            } else if constexpr (kTurned) {
                 store_turned_boxes(storage.staging, box, out_map, epilogue, vectors, work.first_row,
                                    work.first_col, int(offset(kOut)), sums);
             } else {

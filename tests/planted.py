@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import multiprocessing
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,8 @@ SECONDS = 120
 
 
 class Fault(NamedTuple):
-    """In `file`, `old` becomes `new`.  caught: the name of a check that fails, or "a crash"."""
+    """In `file`, `old` becomes `new`; spaces and ends of lines are as the formatter likes them.  caught:
+    the name of a check that fails, or "a crash"."""
 
     file: str
     old: str
@@ -41,9 +43,11 @@ def planted(fault: Fault, tmp_path_factory: Any) -> Iterator[None]:
     root = tmp_path_factory.mktemp("kernels") / "kernels_cu"
     shutil.copytree(kernels_cu.ROOT, root)
     text = (root / fault.file).read_text()
-    if fault.old not in text:
+    words = re.compile(r"\s+".join(map(re.escape, fault.old.split())))
+    text, count = words.subn(lambda _: fault.new.strip(), text)
+    if not count:
         raise LookupError(f"{fault.file} no longer has {fault.old!r}")
-    (root / fault.file).write_text(text.replace(fault.old, fault.new))
+    (root / fault.file).write_text(text)
     before = kernels_cu.ROOT
     kernels_cu.ROOT = root
     _forget()

@@ -26,6 +26,7 @@ CONFIGS = (
     *gemm_hopper.CONFIGS,
     HopperConfig(256, 128, 2, lead=2),
     HopperConfig(64, 64, 4, share_k=True),
+    HopperConfig(128, 128, 3, cluster=2),
 )
 
 # By dtype and layouts, which make variants: all configs have the first group, and one of the others.
@@ -48,6 +49,22 @@ OTHERS = (
     ),
     (MatmulProblem(136, 264, 192, layout_a="F", kind="same_sign"),),
     (MatmulProblem(136, 264, 72, "bfloat16", layout_a="F", layout_b="F"),),
+)
+
+
+# Few rows, whose sums lie turned.
+FEW_ROWS = (
+    (
+        MatmulProblem(16, 264, 200, layout_b="F", kind="exact"),
+        MatmulProblem(1, 136, 520, layout_b="F", bias=(136,), activation="gelu"),
+        MatmulProblem(40, 136, 136, layout_b="F", bias=(40, 1), residual=(40, 136)),
+        MatmulProblem(20, 137, 136, layout_b="F", out_dtype="float32"),
+        MatmulProblem(17, 264, 400, "bfloat16", batch_a=(2,), batch_b=(2,)),
+    ),
+    (
+        HopperConfig(16, 64, 4, share_k=True, turned=True),
+        HopperConfig(32, 64, 4, share_k=True, turned=True, cluster=2),
+    ),
 )
 
 
@@ -100,7 +117,11 @@ MIXED = (
         mixed(1, 16, 16, "int8", "bfloat16", layout_b="F"),
         ScaledProblem(mixed(65, 144, 272, "int8", "bfloat16", layout_b="F"), "rows"),
     ),
-    (HopperConfig(256, 128, 3), HopperConfig(64, 64, 4, share_k=True, lines=2)),
+    (
+        HopperConfig(256, 128, 3),
+        HopperConfig(64, 64, 4, share_k=True, lines=2, cluster=2),
+        HopperConfig(16, 64, 4, share_k=True, lines=2),
+    ),
 )
 
 
@@ -118,7 +139,11 @@ def compute(target: Target, problem: MatmulProblem | ScaledProblem, config: Hopp
 
 CASES = [
     *((PROBLEMS + OTHERS[i % len(OTHERS)], config) for i, config in enumerate(CONFIGS)),
-    *((problems, config) for problems, configs in (FP8, INT8, MIXED) for config in configs),
+    *(
+        (problems, config)
+        for problems, configs in (FEW_ROWS, FP8, INT8, MIXED)
+        for config in configs
+    ),
 ]
 
 

@@ -1,21 +1,21 @@
 // The way of a warpgroup's sums (parts/ring_hopper.cuh) to memory: where TMA can store the output, the
 // epilogue in registers, in parts of kPart columns, and boxes of shared memory that TMA stores; else by way
 // of shared memory in runs of neighbouring columns (parts/epilogue.cuh).
-// Rows and columns are those of the sums; with kConverts they are the output's columns and rows.
+// Rows and columns are those of the sums; with kTurned they are the output's columns and rows.
 #include "parts/epilogue.cuh"
 #include "parts/ring_hopper.cuh"
 
-constexpr int kChunk = 64;  // columns that a warp takes through shared memory at once
+constexpr int kChunk = kCols < 64 ? kCols : 64;  // columns that a warp takes through shared memory at once
 constexpr int kWarpRows = 16;
-constexpr int kPart = 32, kValues = kPart / 2;  // columns that a warp finishes at once; a lane's numbers
-static_assert(kCols % kChunk == 0, "whole chunks");
+constexpr int kPart = kCols < 32 ? kCols : 32, kValues = kPart / 2;  // columns that a warp finishes at once; a lane's numbers
+static_assert(kCols % kChunk == 0 && kChunk % kPart == 0 && (kTurned || kChunk == 64), "whole chunks");
 
-// A warp's way to memory: boxes that it fills in turn and TMA stores, or one chunk in FP32.  With kConverts
+// A warp's way to memory: boxes that it fills in turn and TMA stores, or one chunk in FP32.  With kTurned
 // a warpgroup has its boxes together.
-constexpr int kBoxBytes = kWarpRows * kChunk * 2;
+constexpr int kBoxBytes = kWarpRows * 64 * 2;
 union Staging {
     unsigned char boxes[2][kBoxBytes];
-    alignas(16) uint32_t chunk[kWarpRows * kChunk];
+    alignas(16) uint32_t chunk[kWarpRows * 64];
 };
 
 // Pairs of columns of 8-bit numbers come in one register (mainloop_converted_hopper.cuh).
@@ -72,7 +72,7 @@ struct TileVectors {
         const EpilogueParams& p = e.params;
         const void* by_row = e.bias_of_rows() ? e.bias : nullptr;
         const void* by_col = e.bias_of_cols() ? e.bias : nullptr;
-        if constexpr (kConverts) {
+        if constexpr (kTurned) {
             row_bias.load(by_col, p.bias.col, p.bias_dtype, row, p.n);
             col_bias.load(by_row, p.bias.row, p.bias_dtype, col, p.m);
             row_scale.load(e.scale_b, p.scale_b_stride, kFloat, row, p.n);
@@ -96,7 +96,7 @@ DEVICE void add_matrix(const void* p, int dtype, const MatrixStrides& strides,
         const int at_row = row + row_of_half(lane, i / 2 % 2);
         const int at_col = col + wgmma_col(lane, i);
         float pair[2] = {values[i], values[i + 1]};
-        if constexpr (kConverts) {
+        if constexpr (kTurned) {
             if (at_row >= params.n || at_col >= params.m) continue;
             const MatrixStrides turned = {strides.col, strides.row};
             Epilogue::add(p, dtype, turned, at_row, at_col, at_col + 1 < params.m ? 2 : 1, pair);
@@ -114,8 +114,9 @@ DEVICE void finish_part(const Epilogue& epilogue, const TileVectors& vectors, in
                         const TileSums& sums, float (&values)[kValues]) {
     constexpr int kParts = kCols / kPart, kPartsOfChunk = kChunk / kPart;
     const EpilogueParams& params = epilogue.params;
-    float col_bias[2], col_scale[2], row_bias[2], row_scale[2];
-    SumType picked[kValues];
+    // Of no part yet: else the numbers of the tile before would hold registers.
+    float col_bias[2] = {}, col_scale[2] = {}, row_bias[2] = {}, row_scale[2] = {};
+    SumType picked[kValues] = {};
 #pragma unroll
     for (int p = 0; p < kBlocks * kParts; ++p) {
         if (p != part) continue;
@@ -137,8 +138,8 @@ DEVICE void finish_part(const Epilogue& epilogue, const TileVectors& vectors, in
         const int lane = part % kPartsOfChunk * kPart / 2 + i / 4 * 4 + threadIdx.x % 4;
         return shuffle(pair[i % 2], lane);
     };
-    const bool scaled_rows = kScales && (kConverts ? epilogue.scale_b : epilogue.scale_a);
-    const bool scaled_cols = kScales && (kConverts ? epilogue.scale_a : epilogue.scale_b);
+    const bool scaled_rows = kScales && (kTurned ? epilogue.scale_b : epilogue.scale_a);
+    const bool scaled_cols = kScales && (kTurned ? epilogue.scale_a : epilogue.scale_b);
     if (scaled_cols) {
 #pragma unroll
         for (int i = 0; i < kValues; ++i) {
@@ -154,7 +155,7 @@ DEVICE void finish_part(const Epilogue& epilogue, const TileVectors& vectors, in
     }
 #pragma unroll
     for (int i = 0; i < kValues; ++i) values[i] = values[i] * params.alpha + row_bias[i / 2 % 2];
-    if (kConverts ? epilogue.bias_of_rows() : epilogue.bias_of_cols()) {
+    if (kTurned ? epilogue.bias_of_rows() : epilogue.bias_of_cols()) {
 #pragma unroll
         for (int i = 0; i < kValues; ++i) {
             if (i / 2 % 2 == 1) continue;
@@ -276,12 +277,12 @@ DEVICE void store_turned_boxes(Staging* warps, int& box, const TensorMap& map, c
 // The epilogue of the warp's sums, by way of shared memory.
 DEVICE void store_runs(Staging& staging, const Epilogue& epilogue, int row, int col, const TileSums& sums) {
     constexpr int kChunks = kCols / kChunk, kRun = 8;
-    // Lines are rows, or with kConverts columns, in runs of neighbours in the output.
-    constexpr int kRuns = (kConverts ? kWarpRows : kChunk) / kRun, kNumLines = kWarpRows * kChunk / kRun / kRuns;
+    // Lines are rows, or with kTurned columns, in runs of neighbours in the output.
+    constexpr int kRuns = (kTurned ? kWarpRows : kChunk) / kRun, kNumLines = kWarpRows * kChunk / kRun / kRuns;
     const int lane = threadIdx.x % 32;
     // A run's place in its line is permuted, so that lanes spread over the banks.
     const auto place = [&](int line, int run) {
-        const int bits = kConverts ? line / 2 % 2 : line % 8;
+        const int bits = kTurned ? line / 2 % 2 : line % 8;
         return &staging.chunk[line * kRuns * kRun + (run ^ bits) * kRun];
     };
     const OwnChunks own;
@@ -297,7 +298,7 @@ DEVICE void store_runs(Staging& staging, const Epilogue& epilogue, int row, int 
                 const SumType* pair = &sums[c / kChunks][c % kChunks * kChunk / 2 + i];
                 const Bytes<8> bits = {bit_cast<uint32_t>(pair[0]), bit_cast<uint32_t>(pair[1])};
                 const int r = row_of_half(lane, i / 2 % 2), at = wgmma_col(lane, i);
-                if constexpr (kConverts) {
+                if constexpr (kTurned) {
                     place(at, r / kRun)[r % kRun] = bits.words[0];
                     place(at + 1, r / kRun)[r % kRun] = bits.words[1];
                 } else {
@@ -318,7 +319,7 @@ DEVICE void store_runs(Staging& staging, const Epilogue& epilogue, int row, int 
 #pragma unroll
                 for (int j = 0; j < 4; ++j) run[i + j] = bit_cast<SumType>(four.words[j]);
             }
-            if constexpr (kConverts) epilogue.store(first_col + line, first_row + at, run);
+            if constexpr (kTurned) epilogue.store(first_col + line, first_row + at, run);
             else epilogue.store(first_row + line, first_col + at, run);
         }
     }

@@ -3,8 +3,9 @@
 // parts/mainloop*_hopper.cuh with a function `multiply`, and the variant says which one.
 //
 //   ElementA, ElementB   of one size; or 16-bit and 8-bit, and the 8-bit ones are converted to ElementA in
-//                        registers.  Only wgmma's A can be in registers: then B^T is the operand of the
-//                        accumulators' rows, A^T of their columns, and they hold the transposed product.
+//                        registers: kTurned, because only wgmma's A can be there.
+//   kTurned              B^T is the operand of the accumulators' rows, A^T of their columns, and they hold
+//                        the transposed product: few rows of A do not leave those of wgmma's A empty.
 //   kOuterMajorA, -B     false: neighbours along k are neighbours in memory, true: along m (of A) or n
 //                        (of B).
 //   kTileM, kTileN       the sums of a tile.
@@ -13,20 +14,21 @@
 //                        multiplies.
 //   kShareK              both compute all sums of a tile, each of every second stage.  With neither, they
 //                        share the rows of every tile.
-//   kClusterSize         blocks of a cluster compute tiles with the same columns and rows below each other:
-//                        each loads its rows, and a part of the columns for all of them.  With kSplitK all
-//                        compute the sums of one tile, each of a part of k, and each finishes a part of the
-//                        columns; the grid has a cluster for every tile.
+//   kClusterSize         blocks of a cluster compute tiles with the same columns and neighbouring rows (of the
+//                        accumulators): each loads its rows, and a part of the columns for all of them.
+//   kSplitK              they compute one tile instead, each the sums of a part of k, and each finishes a part
+//                        of the columns; the grid has a cluster for every tile.
 #include "platform/wgmma.cuh"
 
 constexpr bool kConverts = sizeof(ElementA) != sizeof(ElementB);
 constexpr bool kPromotes = sizeof(ElementA) == 1 && !kSame<ElementA, int8_t>;
-using RowElement = typename Choose<kConverts, ElementB, ElementA>::Type;
-using ColElement = typename Choose<kConverts, ElementA, ElementB>::Type;
-constexpr bool kOuterMajorRows = kConverts ? kOuterMajorB : kOuterMajorA;
-constexpr bool kOuterMajorCols = kConverts ? kOuterMajorA : kOuterMajorB;
-constexpr int kRows = kConverts ? kTileN : kTileM;  // of a tile's accumulators
-constexpr int kCols = kConverts ? kTileM : kTileN;
+static_assert(kTurned || !kConverts, "what is converted has the accumulators' rows");
+using RowElement = typename Choose<kTurned, ElementB, ElementA>::Type;
+using ColElement = typename Choose<kTurned, ElementA, ElementB>::Type;
+constexpr bool kOuterMajorRows = kTurned ? kOuterMajorB : kOuterMajorA;
+constexpr bool kOuterMajorCols = kTurned ? kOuterMajorA : kOuterMajorB;
+constexpr int kRows = kTurned ? kTileN : kTileM;  // of a tile's accumulators
+constexpr int kCols = kTurned ? kTileM : kTileN;
 
 constexpr int kLineBytes = 128;  // of shared memory, swizzled; shorter lines by their length
 constexpr int kTileK = kLines * kLineBytes / int(sizeof(ElementA));
@@ -41,8 +43,7 @@ static_assert(!(kPingPong && kShareK), "the warpgroups have tiles of their own, 
 static_assert(!kShareK || kStages % kConsumers == 0, "a stage belongs to one warpgroup");
 static_assert(kStages >= (kShareK ? 4 : 2), "a stage is released when the next one is multiplied");
 static_assert(kNumThreads == 128 * (kConsumers + 1), "two warpgroups multiply, one loads");
-static_assert(kClusterSize == 1 || !kConverts, "clusters are for operands of one size");
-static_assert(!kSplitK || (kClusterSize > 1 && kShareRows), "the blocks of a cluster split k");
+static_assert(!kSplitK || (kClusterSize > 1 && kShareRows && !kTurned), "a cluster's blocks split k");
 constexpr bool kMulticasts = kClusterSize > 1 && !kSplitK;
 
 using SumType = typename Choose<kSame<ElementA, int8_t>, int, float>::Type;
@@ -105,8 +106,7 @@ using ColStage = OperandStage<ColElement, kOuterMajorCols, kCols>;
 
 // What reads a stage tells the producer: one thread of a warpgroup, for wgmma; where threads read it
 // themselves, one of each warp.
-constexpr bool kThreadsRead = kConverts || kPromotes;
-constexpr int kReleasing = kThreadsRead ? 32 : 128;
+constexpr int kReleasing = kConverts ? 32 : 128;
 constexpr int kReleases = (kShareRows ? kConsumers : 1) * 128 / kReleasing * (kMulticasts ? kClusterSize : 1);
 
 // full: a stage's bytes are there; empty: its consumers are done; turn: see parts/mainloop_hopper.cuh.
@@ -125,18 +125,17 @@ struct Ring {
     }
     // By a consumer that has read the stage.
     DEVICE void release(int stage) {
-        if (kThreadsRead) sync_warp();
+        if (kConverts) sync_warp();
         const int thread = threadIdx.x % kReleasing;
         if constexpr (kMulticasts) {
-            if (thread < kClusterSize) empty[stage].arrive_remote(thread);
+            if (thread < kClusterSize) empty[stage].arrive_remote_unordered(thread);
         } else if (thread == 0) {
             empty[stage].arrive();
         }
     }
     // By the producer: the stage is free, in all blocks of the cluster.
     DEVICE void wait_empty(int stage, int parity) {
-        if constexpr (kMulticasts) empty[stage].wait_cluster(parity);
-        else empty[stage].wait(parity);
+        empty[stage].wait(parity);
     }
 };
 struct RingPlace {

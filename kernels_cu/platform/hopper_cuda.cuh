@@ -37,6 +37,13 @@ struct alignas(8) Barrier {
                          hopper::cluster_address(this, rank))
                      : "memory");
     }
+    // The same without order: for what this thread has only read.  (The other one waits for all that it has
+    // under way, which takes as long as a load from memory.)
+    DEVICE void arrive_remote_unordered(int rank) {
+        asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(
+                         hopper::cluster_address(this, rank))
+                     : "memory");
+    }
     // Arrives, and makes the phase wait for `bytes` more of asynchronous copies.
     DEVICE void arrive_expect_tx(int bytes) {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address()),

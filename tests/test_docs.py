@@ -1,0 +1,60 @@
+"""The examples of README and docs run as they stand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parent.parent
+_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def _blocks(page: str) -> list[str]:
+    """The Python blocks of a page; each starts at its own line, so that errors name it."""
+    text = (ROOT / page).read_text()
+    return ["\n" * text[: found.start(1)].count("\n") + found[1] for found in _BLOCK.finditer(text)]
+
+
+@pytest.mark.parametrize("page", ["docs/users.md", "docs/kernels.md"])
+def test_examples(page):
+    """In one namespace; those that begin with "# GPU" where there is one."""
+    blocks = [block for block in _blocks(page) if not block.lstrip().startswith("# GPU")]
+    assert len(blocks) >= 3
+    namespace = {"__name__": "example"}
+    for block in blocks:
+        exec(compile(block, page, "exec"), namespace)
+
+
+def test_examples_for_a_gpu():
+    cupy = pytest.importorskip("cupy")
+    if not cupy.cuda.is_available():
+        pytest.skip("no GPU")
+    import cupykern
+
+    for block in _blocks("docs/users.md"):
+        if block.lstrip().startswith("# GPU"):
+            exec(compile(block, "docs/users.md", "exec"), {"cupykern": cupykern})
+
+
+def test_readme_example_with_numpy():
+    """README's calls, made for CuPy arrays, take numpy's."""
+    import cupykern
+
+    (first,) = (block for block in _blocks("README.md") if "linspace" in block)
+    exec(
+        compile(first.replace("import cupy\n", "\n"), "README.md", "exec"),
+        {"cupy": np, "cupykern": cupykern},
+    )
+
+
+def test_environment_variables_are_all_told():
+    told = (ROOT / "docs/users.md").read_text()
+    used = {
+        name
+        for path in (ROOT / "cupykern").rglob("*.py")
+        for name in re.findall(r"environ(?:\.get\(|\[)\"(CUPY[A-Z_]+)\"", path.read_text())
+    }
+    assert used and all(name in told for name in used), used
