@@ -125,15 +125,10 @@ struct Ring {
         if (kThreadsRead) sync_warp();
         const int thread = threadIdx.x % kReleasing;
         if constexpr (kClusterSize > 1) {
-            if (thread < kClusterSize) empty[stage].arrive_remote(thread);
+            if (thread < kClusterSize) empty[stage].release_remote(thread);
         } else if (thread == 0) {
             empty[stage].arrive();
         }
-    }
-    // By the producer: the stage is free, in all blocks of the cluster.
-    DEVICE void wait_empty(int stage, int parity) {
-        if constexpr (kClusterSize > 1) empty[stage].wait_cluster(parity);
-        else empty[stage].wait(parity);
     }
 };
 struct RingPlace {
@@ -158,7 +153,7 @@ DEVICE void load_tiles(Ring& ring, RingPlace& place, const TensorMap& row_map, c
 #pragma unroll 1
     for (int i = 0; i < num_k_tiles; ++i) {
         Barrier& full = ring.full[place.stage];
-        ring.wait_empty(place.stage, place.parity ^ 1);
+        ring.empty[place.stage].wait(place.parity ^ 1);  // in all blocks of the cluster
         full.arrive_expect_tx(RowStage::kBytes + ColStage::kBytes);
         RowStage::load(ring.rows[place.stage], row_map, full, i * kTileK, row, row_batch);
         if constexpr (kClusterSize > 1) {
