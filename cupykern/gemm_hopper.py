@@ -198,16 +198,16 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         unit = 128 if shared_rows else 64
         needed = (64, unit) if turned else (unit, 64)
         return f"tiles must be multiples of {needed[0]} x {needed[1]}; got {c.tile_m} x {c.tile_n}"
+    if turned and own != 64:
+        return "turned products have 64 columns per warpgroup"
     if max(rows, cols) > 256 or own // 64 * cols > 256:
         return f"the registers of two warpgroups do not hold {c.tile_m} x {c.tile_n} sums"
     if fp8 and (c.ping_pong or c.lead or c.lines != 1 or (cols > BLOCK and cols % BLOCK)):
         return (
             "FP8's main loop has no ping_pong, lead or lines, and shares columns with whole blocks"
         )
-    if _converts(task) and (c.ping_pong or c.lead or own != 64 or rows > 128):
-        return (
-            "the loop that converts has no ping_pong or lead, and tiles of 64 columns per warpgroup"
-        )
+    if _converts(task) and (c.ping_pong or c.lead or rows > 128):
+        return "the loop that converts has no ping_pong or lead, and tiles of at most 128 columns"
     if c.cluster != 1 and dual:
         return "clusters are for one product"
     cols_layout = task.layout_a if turned else task.layout_b

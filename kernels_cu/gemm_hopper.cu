@@ -106,9 +106,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
     SHARED_STORAGE(HopperStorage, storage);
     Ring& ring = storage.ring;
     if (threadIdx.x == 0) {
-        if constexpr (kPlain) {
-            for (TileFactors& factors : storage.factors) factors.init();
-        }
+        for (TileFactors& factors : storage.factors) factors.init();
         ring.init();
     }
     if constexpr (kClusterSize > 1) sync_cluster();
@@ -135,7 +133,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
     const auto first_row = [](const GemmTask& task) { return int(kTurned ? task.col : task.row); };
     const auto first_col = [](const GemmTask& task) { return int(kTurned ? task.row : task.col); };
     const bool by_block = kPromotes && params.has_block_scales != 0;
-    const bool plain = kPlain && is_plain(params.epilogue, params.tma_stores != 0, bias, residual);
+    const bool plain = is_plain(params.epilogue, params.tma_stores != 0, bias, residual, by_block ? nullptr : scale_a);
     const auto epilogue_of = [&](const GemmTask& task) {
         const auto offset = [&](Operand operand) { return params.batch.offset(operand, task.batch); };
         return Epilogue::of_matrix(params.epilogue, out, bias, residual, by_block ? nullptr : scale_a,
@@ -157,7 +155,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                            int(params.batch.offset(kTurned ? kA : kB, task.batch)));
             }
         }
-        if constexpr (kPlain) {
+        if constexpr (!kTurned) {
             if (plain && warp == 4 * kConsumers + 1) {
                 int count = 0;
                 for (int part = first; part < num_parts; part += step, ++count) {
@@ -203,11 +201,8 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                                int(params.epilogue.m) - 1,
                                int(params.epilogue.n - 1) / kBlockK};
             }
-            TileVectors vectors;
-            // Products beside the sums leave no registers for them.
-            if (!kPlain && params.tma_stores) {
-                vectors.load(epilogue_of(task), work.first_row, work.first_col);
-            }
+            TurnedFactors turned;
+            if (kTurned && plain) turned.load(epilogue_of(task), work.first_row);
             TileSums sums;
             multiply(ring, work, sums);
             ++work.count;
@@ -217,30 +212,29 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                 if (warpgroup > 0) continue;
             }
             if constexpr (kSplitK) add_split_sums(storage, warpgroup, sums);
-            if constexpr (kPlain) {
-                if (plain) {
-                    TileFactors& factors = storage.factors[kPingPong ? warpgroup : 0];
-                    factors.full.wait((work.count - 1) & 1);
-                    store_plain(storage.staging[warp], box, out_map, factors, params.epilogue,
-                                work.row + warp % 4 * kWarpRows, work.first_row, work.first_col,
-                                int(offset(kOut)), sums);
-                    factors.release();
-                    continue;
-                }
+            const int row = work.row + warp % 4 * kWarpRows, batch = int(offset(kOut));
+            if (plain && kTurned) {
+                store_plain(storage.staging, box, out_map, turned, params.epilogue, row, work.first_row,
+                            work.first_col, batch, sums);
+                continue;
+            }
+            if (plain) {
+                TileFactors& factors = storage.factors[kPingPong ? warpgroup : 0];
+                factors.full.wait((work.count - 1) & 1);
+                store_plain(storage.staging, box, out_map, factors, params.epilogue, row, work.first_row,
+                            work.first_col, batch, sums);
+                factors.release();
+                continue;
             }
             const Epilogue epilogue = epilogue_of(task);
-            if (kPlain && params.tma_stores) {
-                vectors.load(epilogue, work.first_row, work.first_col);
-            }
             if (!params.tma_stores) {
                 store_runs(storage.staging[warp], epilogue, work.first_row, work.first_col, sums);
-            } else if constexpr (kTurned) {
-                store_turned_boxes(storage.staging, box, out_map, epilogue, vectors, work.first_row,
-                                   work.first_col, int(offset(kOut)), sums);
-            } else {
-                store_boxes(storage.staging, box, out_map, epilogue, vectors, work.first_row,
-                            work.first_col, int(offset(kOut)), sums);
+                continue;
             }
+            TileVectors vectors;
+            vectors.load(epilogue, work.first_row, work.first_col);
+            store_boxes(storage.staging, box, out_map, epilogue, vectors, work.first_row, work.first_col,
+                        batch, sums);
         } while (!kSplitK);
         if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();
         sync_warp();

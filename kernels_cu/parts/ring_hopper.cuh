@@ -128,14 +128,10 @@ struct Ring {
         if (kConverts) sync_warp();
         const int thread = threadIdx.x % kReleasing;
         if constexpr (kMulticasts) {
-            if (thread < kClusterSize) empty[stage].arrive_remote_unordered(thread);
+            if (thread < kClusterSize) empty[stage].release_remote(thread);
         } else if (thread == 0) {
             empty[stage].arrive();
         }
-    }
-    // By the producer: the stage is free, in all blocks of the cluster.
-    DEVICE void wait_empty(int stage, int parity) {
-        empty[stage].wait(parity);
     }
 };
 struct RingPlace {
@@ -161,7 +157,7 @@ DEVICE void load_tiles(Ring& ring, RingPlace& place, const TensorMap& row_map, c
 #pragma unroll 1
     for (int i = first; i < first + num_k_tiles; ++i) {
         Barrier& full = ring.full[place.stage];
-        ring.wait_empty(place.stage, place.parity ^ 1);
+        ring.empty[place.stage].wait(place.parity ^ 1);  // in all blocks of the cluster
         full.arrive_expect_tx(RowStage::kBytes + ColStage::kBytes);
         RowStage::load(ring.rows[place.stage], row_map, full, i * kTileK, row, row_batch);
         if constexpr (kMulticasts) {

@@ -37,9 +37,9 @@ struct alignas(8) Barrier {
                          hopper::cluster_address(this, rank))
                      : "memory");
     }
-    // The same without order: for what this thread has only read.  (The other one waits for all that it has
-    // under way, which takes as long as a load from memory.)
-    DEVICE void arrive_remote_unordered(int rank) {
+    // The same after reads alone, so that what has been read may be overwritten: no fence, which would make
+    // the thread wait for all of its memory accesses, and `wait` sees it.
+    DEVICE void release_remote(int rank) {
         asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(
                          hopper::cluster_address(this, rank))
                      : "memory");
