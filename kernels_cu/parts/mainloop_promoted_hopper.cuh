@@ -49,7 +49,7 @@ struct BlockFactors {
     }
 };
 
-// ring.turn: a warpgroup has given its products of a chunk of columns.
+// ring.turn: all warps of a warpgroup have given their products of a chunk of columns.
 DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
     constexpr bool kTurns = kShareRows;
     clear(sums);
@@ -78,7 +78,7 @@ DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
                                               k > 0);
             }
             wgmma_commit();
-            if (kTurns && threadIdx.x % 128 == 0) ring.turn[work.consumer].arrive();
+            if (kTurns && threadIdx.x % 32 == 0) ring.turn[work.consumer].arrive();
             wgmma_wait<0>(products);
             if (chunk == kChunks - 1) ring.release(stage);
 #pragma unroll

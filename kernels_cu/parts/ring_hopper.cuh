@@ -120,7 +120,7 @@ struct Ring {
             full[i].init(1);
             empty[i].init(kReleases);
         }
-        for (int i = 0; i < kConsumers; ++i) turn[i].init(1);
+        for (int i = 0; i < kConsumers; ++i) turn[i].init(kPromotes ? 4 : 1);
         fence_barrier_init();
     }
     // By a consumer that has read the stage.
