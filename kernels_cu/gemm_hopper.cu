@@ -51,6 +51,54 @@ DEVICE void add_shared_sums(HopperStorage& storage, int warpgroup, TileSums& sum
     named_barrier(3, 128 * kConsumers);  // read, before the next tile's
 }
 
+DEVICE void sync_cluster() {
+    cluster_arrive();
+    cluster_wait();
+}
+// With kSplitK: the columns that this block finishes, plus their sums in the cluster's other blocks, in the
+// order of k.  Threads without sums take part in both barriers.
+DEVICE void add_split_sums(HopperStorage& storage, int warpgroup, TileSums& sums) {
+    constexpr int kOwn = kCols / 2 / kClusterSize;  // of a thread's numbers, one block's
+    using Slices = Bytes<16>[kClusterSize][kConsumers][kBlocks * kOwn / 4][128];
+    static_assert(!kSplitK || sizeof(Slices) <= kStages * (RowStage::kBytes + ColStage::kBytes), "the ring");
+    // Where stages were: of block, warpgroup, four numbers and thread.
+    Slices& slices = *reinterpret_cast<Slices*>(&storage.ring);
+    const int rank = cluster_rank(), thread = threadIdx.x % 128;
+    sync_cluster();  // no stage is read any more
+#pragma unroll
+    for (int to = 0; to < kClusterSize; ++to) {
+        if (to == rank) continue;
+        auto& slice = (*cluster_shared(&slices, to))[rank][warpgroup];
+#pragma unroll
+        for (int i = 0; i < kBlocks * kOwn; i += 4) {
+            const SumType* four = &sums[i / kOwn][to * kOwn + i % kOwn];
+            slice[i / 4][thread] = {bit_cast<uint32_t>(four[0]), bit_cast<uint32_t>(four[1]),
+                                    bit_cast<uint32_t>(four[2]), bit_cast<uint32_t>(four[3])};
+        }
+    }
+    sync_cluster();
+#pragma unroll
+    for (int own = 0; own < kClusterSize; ++own) {
+        if (own != rank) continue;
+#pragma unroll
+        for (int i = 0; i < kBlocks * kOwn; i += 4) {
+            SumType* four = &sums[i / kOwn][own * kOwn + i % kOwn];
+            SumType total[4] = {};
+#pragma unroll
+            for (int from = 0; from < kClusterSize; ++from) {
+                Bytes<16> part;
+                if (from != own) part = slices[from][warpgroup][i / 4][thread];
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    total[j] += from == own ? four[j] : bit_cast<SumType>(part.words[j]);
+                }
+            }
+#pragma unroll
+            for (int j = 0; j < 4; ++j) four[j] = total[j];
+        }
+    }
+}
+
 KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b_map,
                         GRID_CONSTANT TensorMap out_map, void* out, const void* bias,
                         const void* residual, const float* scale_a, const float* scale_b,
@@ -61,22 +109,24 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
         for (TileFactors& factors : storage.factors) factors.init();
         ring.init();
     }
-    if constexpr (kClusterSize > 1) {
-        cluster_arrive();
-        cluster_wait();
-    } else {
-        sync_block();
-    }
+    if constexpr (kClusterSize > 1) sync_cluster();
+    else sync_block();
     // Tiles of the cluster, and the block's part of them.
     const int num_tiles = int(params.tiles_m * params.tiles_n * params.batch_size);
-    const int num_k_tiles = int(params.num_k_tiles), step = gridDim.x / kClusterSize;
+    const int step = gridDim.x / kClusterSize;
     const int first_tile = blockIdx.x / kClusterSize, rank = blockIdx.x % kClusterSize;
+    // The block's part of k, which may be none of it.
+    const int all_k_tiles = int(params.num_k_tiles);
+    const int per_block = kSplitK ? (all_k_tiles + kClusterSize - 1) / kClusterSize : all_k_tiles;
+    const int first_k_tile = kSplitK && rank * per_block < all_k_tiles ? rank * per_block : 0;
+    const int rest = kSplitK ? all_k_tiles - rank * per_block : all_k_tiles;
+    const int num_k_tiles = rest < 0 ? 0 : rest < per_block ? rest : per_block;
+    constexpr int kTiles = kMulticasts ? kClusterSize : 1;  // of a cluster
     const auto task_of = [&](int tile) {
         GemmTask task = GemmTask::of_block(tile, uint32_t(params.tiles_m), uint32_t(params.tiles_n),
-                                           uint32_t(params.batch_size), kTileM * (kTurned ? 1 : kClusterSize),
-                                           kTileN * (kTurned ? kClusterSize : 1),
-                                           uint32_t(params.group_height));
-        (kTurned ? task.col : task.row) += rank * kRows;
+                                           uint32_t(params.batch_size), kTileM * (kTurned ? 1 : kTiles),
+                                           kTileN * (kTurned ? kTiles : 1), uint32_t(params.group_height));
+        if (kMulticasts) (kTurned ? task.col : task.row) += rank * kRows;
         return task;
     };
     const auto first_row = [](const GemmTask& task) { return int(kTurned ? task.col : task.row); };
@@ -97,7 +147,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
             for (int tile = first_tile; tile < num_tiles; tile += step) {
                 const GemmTask task = task_of(tile);
                 load_tiles(ring, place, kTurned ? b_map : a_map, kTurned ? a_map : b_map,
-                           num_k_tiles, first_row(task), first_col(task),
+                           first_k_tile, num_k_tiles, first_row(task), first_col(task),
                            int(params.batch.offset(kTurned ? kB : kA, task.batch)),
                            int(params.batch.offset(kTurned ? kA : kB, task.batch)));
             }
@@ -113,16 +163,23 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
             }
         }
         sync_warp();
+        if constexpr (kSplitK) {  // those of add_split_sums
+            sync_cluster();
+            sync_cluster();
+        }
     } else {
         increase_registers<kConsumerRegisters>();
         const int turn = kPingPong ? warpgroup : 0, turns = kPingPong ? kConsumers : 1;
         TileWork work{};
         work.num_k_tiles = num_k_tiles;
+        work.first_k_tile = first_k_tile;
         work.consumer = warpgroup;
         work.row = kShareRows ? warpgroup * kConsumerRows : 0;
         work.place.skip(turn * num_k_tiles);
         int box = 0;
-        for (int tile = first_tile + turn * step; tile < num_tiles; tile += turns * step) {
+        do {
+            const int tile = first_tile + (turn + work.count * turns) * step;
+            if (tile >= num_tiles) break;
             if (kBlocks * kCols / kChunk % 2 == 0) box = 0;  // which it is, without a register
             const GemmTask task = task_of(tile);
             const auto offset = [&](Operand operand) {
@@ -151,35 +208,40 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                 add_shared_sums(storage, warpgroup, sums);
                 if (warpgroup > 0) continue;
             }
-            const int row = work.row + warp % 4 * kWarpRows, batch = int(offset(kOut));
-            if (plain && kTurned) {
-                store_plain(storage.staging, box, out_map, turned, params.epilogue, row, work.first_row,
-                            work.first_col, batch, sums);
-                continue;
-            }
+            if constexpr (kSplitK) add_split_sums(storage, warpgroup, sums);
             if (plain) {
+                const int row = work.row + warp % 4 * kWarpRows, batch = int(offset(kOut));
                 TileFactors& factors = storage.factors[kPingPong ? warpgroup : 0];
-                factors.full.wait((work.count - 1) & 1);
-                store_plain(storage.staging, box, out_map, factors, params.epilogue, row, work.first_row,
-                            work.first_col, batch, sums);
-                factors.release();
+                const EpilogueParams& p = params.epilogue;
+                if (!kTurned) factors.full.wait((work.count - 1) & 1);
+                if constexpr (kTurned) {
+                    store_parts(storage.staging, box, out_map, turned, p, row, work.first_row,
+                                work.first_col, batch, sums);
+                } else if (kActivates && p.activation != kNoActivation) {
+                    store_parts(storage.staging, box, out_map, factors, p, row, work.first_row,
+                                work.first_col, batch, sums);
+                } else if (p.out_dtype == kHalf) {
+                    store_plain<half>(storage.staging[warp], box, out_map, factors, p.alpha, row,
+                                      work.first_row, work.first_col, batch, sums);
+                } else {
+                    store_plain<bf16>(storage.staging[warp], box, out_map, factors, p.alpha, row,
+                                      work.first_row, work.first_col, batch, sums);
+                }
+                if (!kTurned) factors.release();
                 continue;
             }
             const Epilogue epilogue = epilogue_of(task);
+            TileVectors vectors;
+            if (params.tma_stores) vectors.load(epilogue, work.first_row, work.first_col);
             if (!params.tma_stores) {
                 store_runs(storage.staging[warp], epilogue, work.first_row, work.first_col, sums);
-                continue;
+            } else {
+                store_boxes(storage.staging, box, out_map, epilogue, vectors, work.first_row,
+                            work.first_col, int(offset(kOut)), sums);
             }
-            TileVectors vectors;
-            vectors.load(epilogue, work.first_row, work.first_col);
-            store_boxes(storage.staging, box, out_map, epilogue, vectors, work.first_row, work.first_col,
-                        batch, sums);
-        }
+        } while (!kSplitK);
         if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();
         sync_warp();
     }
-    if constexpr (kClusterSize > 1) {  // whose blocks arrive at each other's barriers
-        cluster_arrive();
-        cluster_wait();
-    }
+    if constexpr (kMulticasts) sync_cluster();  // blocks arrive at each other's barriers
 }

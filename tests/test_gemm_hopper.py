@@ -85,7 +85,11 @@ FP8 = (
         fp8(136, 72, 144, "none", kind="exact"),
         fp8(64, 64, 128, "none", kind="special"),
     ),
-    (HopperConfig(128, 256, 4), HopperConfig(128, 128, 3), HopperConfig(64, 64, 4, share_k=True)),
+    (
+        HopperConfig(128, 256, 4, cluster=2),
+        HopperConfig(128, 128, 3),
+        HopperConfig(64, 64, 4, share_k=True),
+    ),
 )
 INT8 = (
     (

@@ -53,6 +53,16 @@ struct RowNumbers {
 
 constexpr bool kScales = sizeof(ElementB) == 1;  // others come without
 
+// The chunks of its columns that a block finishes.
+struct OwnChunks {
+    static constexpr int kCount = kCols / kChunk / (kSplitK ? kClusterSize : 1);
+    static_assert(kCount * kChunk * (kSplitK ? kClusterSize : 1) == kCols, "whole chunks for every block");
+    int first;
+
+    DEVICE OwnChunks() : first(kSplitK ? cluster_rank() * kCount : 0) {}
+    DEVICE bool has(int chunk) const { return !kSplitK || (chunk >= first && chunk < first + kCount); }
+};
+
 // What a tile's sums go through in registers: vectors are loaded before the sums are there.
 struct TileVectors {
     ColumnNumbers col_bias, col_scale;
@@ -233,8 +243,10 @@ DEVICE void store_part(Staging* warps, int& box, const TensorMap& map, int part,
 DEVICE void store_boxes(Staging* warps, int& box, const TensorMap& map, const Epilogue& epilogue,
                         const TileVectors& vectors, int row, int col, int batch, const TileSums& sums) {
     constexpr int kParts = kCols / kPart;
+    const OwnChunks own;
 #pragma unroll 1
     for (int part = 0; part < kBlocks * kParts; ++part) {
+        if (!own.has(part % kParts / kPartsOfBox)) continue;
         const int first_row = row + part / kParts * 64, first_col = col + part % kParts * kPart;
         float values[kValues];
         finish_part(epilogue, vectors, part, first_row, first_col, sums, values);
@@ -253,8 +265,10 @@ DEVICE void store_runs(Staging& staging, const Epilogue& epilogue, int row, int 
         const int bits = kTurned ? line / 2 % 2 : line % 8;
         return &staging.chunk[line * kRuns * kRun + (run ^ bits) * kRun];
     };
+    const OwnChunks own;
 #pragma unroll 1
     for (int chunk = 0; chunk < kBlocks * kChunks; ++chunk) {
+        if (!own.has(chunk % kChunks)) continue;
         sync_warp();  // what was here has been read
 #pragma unroll
         for (int c = 0; c < kBlocks * kChunks; ++c) {

@@ -6,13 +6,9 @@
 // one while the tensor cores fill the other.  A's rows come in registers: read from shared memory once a
 // stage instead of once for every kProductCols columns, they leave its bandwidth, which is what limits FP8
 // products, to B.
-//
-//   kLead    stages that the first warpgroup is ahead of the other one where they share a tile's rows:
-//            each finishes its rows while the other one still, or already, multiplies.
 #include "parts/ring_hopper.cuh"
 
-static_assert(kTileK == kBlockK && !kPingPong && kBlocks == 1, "a stage is a block of scales");
-static_assert(kLead <= kStages && !(!kShareRows && kLead > 0), "a lead within the ring");
+static_assert(kTileK == kBlockK && !kPingPong && kLead == 0 && kBlocks == 1, "a stage is a block of scales");
 constexpr int kProductCols = 64, kProducts = kProductCols / 2;
 constexpr int kChunks = kCols / kProductCols, kChunksOfBlock = kBlockK / kProductCols;
 constexpr int kScaleCols = (kCols + kBlockK - 1) / kBlockK;  // blocks of columns
@@ -27,7 +23,8 @@ struct Factors {
 };
 // Where they are; null: they are 1.
 struct FactorPlaces {
-    const float *rows[2], *cols[kScaleCols];
+    const float *rows[2], *cols;
+    int64_t next_cols;  // from a block of columns to the next one that exists
 
     DEVICE FactorPlaces(const BlockScales& scales, const TileWork& work, int k) {
         const int row = work.first_row + threadIdx.x % 32 / 4;
@@ -37,12 +34,9 @@ struct FactorPlaces {
             const int64_t there = at < scales.last_row ? at : scales.last_row;
             rows[i] = scales.a ? scales.a + there * scales.a_row + k * scales.a_k : nullptr;
         }
-#pragma unroll
-        for (int i = 0; i < kScaleCols; ++i) {
-            const int at = work.first_col / kBlockK + i;
-            const int64_t there = at < scales.last_block ? at : scales.last_block;
-            cols[i] = scales.b ? scales.b + there * scales.b_col + k * scales.b_k : nullptr;
-        }
+        const int block = work.first_col / kBlockK;
+        cols = scales.b ? scales.b + block * scales.b_col + k * scales.b_k : nullptr;
+        next_cols = block < scales.last_block ? scales.b_col : 0;
     }
     // Of the stage; then goes on to the warpgroup's next one.
     DEVICE void load(const BlockScales& scales, Factors& factors) {
@@ -54,14 +48,11 @@ struct FactorPlaces {
             rows[i] += kStride * scales.a_k;
         }
 #pragma unroll
-        for (int i = 0; i < kScaleCols; ++i) {
-            factors.cols[i] = 1.0f;
-            if (!scales.b) continue;
-            factors.cols[i] = *cols[i];
-            cols[i] += kStride * scales.b_k;
-        }
+        for (int i = 0; i < kScaleCols; ++i) factors.cols[i] = scales.b ? cols[i * next_cols] : 1.0f;
+        if (scales.b) cols += kStride * scales.b_k;
     }
 };
+static_assert(kScaleCols <= 2, "one step to the next block");
 
 // sums += the products of chunk `chunk`, each row's times its factor.
 DEVICE void promote(const float (&products)[kProducts], float factor, float factor_8, int chunk,
@@ -83,11 +74,9 @@ DEVICE void load_rows(RowRegisters& a, const unsigned char* stage, int first_row
 }
 
 DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
-    const bool leads = kLead > 0 && work.num_k_tiles >= kStages;  // as in mainloop_hopper.cuh
-    if (leads && work.consumer == 1) ring.turn[0].wait(work.count & 1);
     clear(sums);
     OwnStages own(work);
-    FactorPlaces places(work.scales, work, own.index);
+    FactorPlaces places(work.scales, work, work.first_k_tile + own.index);
     Factors next;
     if (own.there()) places.load(work.scales, next);
     RowRegisters a;
@@ -106,9 +95,6 @@ DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
         ring.full[stage].wait(own.place.parity);
         wgmma_wait<0>(products[kLast]);
         if (!first) ring.release(stage_before);
-        if (leads && work.consumer == 0 && own.index == kLead && threadIdx.x % 128 == 0) {
-            ring.turn[0].arrive();
-        }
         load_rows(a, ring.rows[stage], work.row);
         if (kChunks == 1) promote(products[kLast], rest[0], rest[1], 0, sums);
 #pragma unroll

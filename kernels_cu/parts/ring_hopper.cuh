@@ -15,7 +15,9 @@
 //   kShareK              both compute all sums of a tile, each of every second stage.  With neither, they
 //                        share the rows of every tile.
 //   kClusterSize         blocks of a cluster compute tiles with the same columns and neighbouring rows (of the
-//                        accumulators): each loads its rows, and a part of the columns for all of them.
+//                        accumulators): each loads its rows, and a part of the columns for all of them.  With kSplitK all
+//                        compute the sums of one tile, each of a part of k, and each finishes a part of the
+//                        columns; the grid has a cluster for every tile.
 #include "platform/wgmma.cuh"
 
 constexpr bool kConverts = sizeof(ElementA) != sizeof(ElementB);
@@ -41,6 +43,8 @@ static_assert(!(kPingPong && kShareK), "the warpgroups have tiles of their own, 
 static_assert(!kShareK || kStages % kConsumers == 0, "a stage belongs to one warpgroup");
 static_assert(kStages >= (kShareK ? 4 : 2), "a stage is released when the next one is multiplied");
 static_assert(kNumThreads == 128 * (kConsumers + 1), "two warpgroups multiply, one loads");
+static_assert(!kSplitK || (kClusterSize > 1 && kShareRows), "the blocks of a cluster split k");
+constexpr bool kMulticasts = kClusterSize > 1 && !kSplitK;
 
 using SumType = typename Choose<kSame<ElementA, int8_t>, int, float>::Type;
 using TileSums = SumType[kBlocks][kCols / 2];
@@ -104,7 +108,7 @@ using ColStage = OperandStage<ColElement, kOuterMajorCols, kCols>;
 // themselves, one of each warp.
 constexpr bool kThreadsRead = kConverts || kPromotes;
 constexpr int kReleasing = kThreadsRead ? 32 : 128;
-constexpr int kReleases = (kShareRows ? kConsumers : 1) * 128 / kReleasing * kClusterSize;
+constexpr int kReleases = (kShareRows ? kConsumers : 1) * 128 / kReleasing * (kMulticasts ? kClusterSize : 1);
 
 // full: a stage's bytes are there; empty: its consumers are done; turn: see parts/mainloop_hopper.cuh.
 struct Ring {
@@ -124,7 +128,7 @@ struct Ring {
     DEVICE void release(int stage) {
         if (kThreadsRead) sync_warp();
         const int thread = threadIdx.x % kReleasing;
-        if constexpr (kClusterSize > 1) {
+        if constexpr (kMulticasts) {
             if (thread < kClusterSize) empty[stage].release_remote(thread);
         } else if (thread == 0) {
             empty[stage].arrive();
@@ -147,16 +151,17 @@ struct RingPlace {
     }
 };
 
-// By one thread: brings the tiles of the rows from `row` on and of the columns from `col` on.
+// By one thread: brings the tiles of the rows from `row` on and of the columns from `col` on, `num_k_tiles`
+// of k from tile `first` on.
 DEVICE void load_tiles(Ring& ring, RingPlace& place, const TensorMap& row_map, const TensorMap& col_map,
-                       int num_k_tiles, int row, int col, int row_batch, int col_batch) {
+                       int first, int num_k_tiles, int row, int col, int row_batch, int col_batch) {
 #pragma unroll 1
-    for (int i = 0; i < num_k_tiles; ++i) {
+    for (int i = first; i < first + num_k_tiles; ++i) {
         Barrier& full = ring.full[place.stage];
         ring.empty[place.stage].wait(place.parity ^ 1);  // in all blocks of the cluster
         full.arrive_expect_tx(RowStage::kBytes + ColStage::kBytes);
         RowStage::load(ring.rows[place.stage], row_map, full, i * kTileK, row, row_batch);
-        if constexpr (kClusterSize > 1) {
+        if constexpr (kMulticasts) {
             ColStage::load_for_all(ring.cols[place.stage], col_map, full, i * kTileK, col, col_batch,
                                    cluster_rank());
         } else {
@@ -180,6 +185,7 @@ struct BlockScales {
 struct TileWork {
     RingPlace place;           // of the tile's first stage
     int num_k_tiles;           // the tile's stages
+    int first_k_tile;          // which ones these are
     int consumer, count;       // which warpgroup; how many tiles it has computed before
     int row;                   // the first one of the tile that is the warpgroup's
     int first_row, first_col;  // of the warp's sums in the matrix
