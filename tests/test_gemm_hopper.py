@@ -86,8 +86,8 @@ FP8 = (
         fp8(64, 64, 128, "none", kind="special"),
     ),
     (
-        HopperConfig(128, 256, 4, cluster=2),
-        HopperConfig(128, 128, 3),
+        HopperConfig(128, 256, 4),
+        HopperConfig(128, 128, 3, cluster=2, split_k=True),
         HopperConfig(64, 64, 4, share_k=True),
     ),
 )
@@ -258,7 +258,7 @@ def test_hopper_is_chosen_where_it_pays(layout):
         ({"b": dtypes.int8, "m": 256, "layout_b": OUTER}, (64, 128), False),
         ({"b": dtypes.float8_e4m3fn, "m": 64, "n": 8192}, (64, 64), True),
         ({"a": dtypes.float8_e4m3fn, "b": dtypes.float8_e4m3fn}, (128, 256), False),
-        ({"a": dtypes.float8_e4m3fn, "b": dtypes.float8_e4m3fn, "m": 256}, (128, 64), False),
+        ({"a": dtypes.float8_e4m3fn, "b": dtypes.float8_e4m3fn, "m": 256}, (128, 128), False),
         (
             {"a": dtypes.float8_e4m3fn, "b": dtypes.float8_e4m3fn, "m": 16, "n": 8192},
             (64, 64),
