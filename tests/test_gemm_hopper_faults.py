@@ -129,9 +129,6 @@ FAULTS = {
         "gemm_hopper.cu", "first_k_tile = kSplitK && rank * per_block < all_k_tiles ? rank * per_block : 0",
         "first_k_tile = 0", "split k",
     ),
-    "sums of the cluster sent before its stages are read": Fault(
-        "gemm_hopper.cu", "    sync_cluster();  // no stage is read any more\n", "", "split k"
-    ),
     "the sums of the cluster's other blocks left out": Fault(
         "gemm_hopper.cu", "from == own ? four[j] : bit_cast<SumType>(part.words[j])", "from == own ? four[j] : SumType(0)",
         "split k",
