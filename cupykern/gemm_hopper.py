@@ -72,8 +72,8 @@ class HopperConfig:
     a: each half of the rows of the sums (which are b's columns, where b is converted); or, with
     ping_pong, all of every other tile; or, with share_k, all of every other stage.  lead: stages that
     the first one is ahead of the other one, so that one finishes its rows while the other multiplies.
-    cluster: so many blocks compute tiles below each other, and load the columns together; with
-    split_k, one tile, each of a part of k.
+    cluster: so many blocks compute tiles below each other, and load the columns together; with split_k,
+    one tile, each of a part of k.
     turned: rows and columns of the sums change places, as where b is converted (then always): for few
     rows of a.
     """
@@ -86,8 +86,8 @@ class HopperConfig:
     share_k: bool = False
     lines: int = 1
     cluster: int = 1
-    split_k: bool = False
     turned: bool = False
+    split_k: bool = False
 
     @property
     def num_threads(self) -> int:
@@ -202,22 +202,19 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         return "turned products have 64 columns per warpgroup"
     if max(rows, cols) > 256 or own // 64 * cols > 256:
         return f"the registers of two warpgroups do not hold {c.tile_m} x {c.tile_n} sums"
-    if fp8 and (
-        c.ping_pong or c.lead or c.lines != 1 or own != 64 or (cols > BLOCK and cols % BLOCK)
-    ):
+    if fp8 and (c.ping_pong or c.lead or c.lines != 1 or (cols > BLOCK and cols % BLOCK)):
         return (
-            "FP8's main loop has no ping_pong, lead or lines, 64 rows a warpgroup and shares columns "
-            "with whole blocks"
+            "FP8's main loop has no ping_pong, lead or lines, and shares columns with whole blocks"
         )
     if _converts(task) and (c.ping_pong or c.lead or rows > 128):
         return "the loop that converts has no ping_pong or lead, and tiles of at most 128 columns"
     if c.cluster != 1 and dual:
         return "clusters are for one product"
-    unit = 8 if (task.layout_a if turned else task.layout_b) == INNER and not c.split_k else 64
-    if c.cluster not in (1, 2, 4) or cols % (c.cluster * unit if c.cluster > 1 else 1):
+    cols_layout = task.layout_a if turned else task.layout_b
+    if c.cluster not in (1, 2, 4) or cols % (c.cluster * (8 if cols_layout == INNER else 64)):
         return f"a cluster of 1, 2 or 4 blocks shares {cols} columns; got {c.cluster}"
-    if c.split_k and (c.cluster == 1 or not shared_rows):
-        return "split_k needs a cluster, and no ping_pong or share_k"
+    if c.split_k and (c.cluster == 1 or not shared_rows or turned or cols % (64 * c.cluster)):
+        return "split_k needs a cluster that shares chunks of 64 columns, and no other way to share"
     if c.ping_pong and c.share_k:
         return "either ping_pong or share_k"
     if c.stages < 2:
@@ -243,21 +240,16 @@ def configs(task: GemmTask, arch: str, blocks: int) -> tuple[HopperConfig, ...]:
 
 
 def _num_tiles(config: HopperConfig, task: GemmTask) -> int:
-    parts = 1 if config.split_k else config.cluster
-    return parts * task.batch * math.prod(_cluster_tiles(config, task, task.m, task.n))
+    return config.cluster * task.batch * math.prod(_cluster_tiles(config, task, task.m, task.n))
 
 
 def _cluster_tiles(config: HopperConfig, task: GemmTask, m: int, n: int) -> tuple[int, int]:
     """How many clusters compute m x n sums, below and beside each other."""
-    rows, cols = _cluster_sizes(config, task)
-    return math.ceil(m / rows), math.ceil(n / cols)
-
-
-def _cluster_sizes(config: HopperConfig, task: GemmTask) -> tuple[int, int]:
-    """Rows and columns that a cluster computes."""
     c, turned = config, _turned(config, task)
-    tiles = 1 if c.split_k else c.cluster
-    return c.tile_m * (1 if turned else tiles), c.tile_n // task.products * (tiles if turned else 1)
+    beside = 1 if c.split_k else c.cluster
+    rows = c.tile_m * (1 if turned else beside)
+    cols = c.tile_n // task.products * (beside if turned else 1)
+    return math.ceil(m / rows), math.ceil(n / cols)
 
 
 def _estimate(config: HopperConfig, task: GemmTask, blocks: int) -> float:
@@ -292,8 +284,8 @@ def variant(task: GemmTask, config: HopperConfig) -> Variant:
             ("kPingPong", c.ping_pong),
             ("kShareK", c.share_k),
             ("kLead", c.lead),
-            ("kSplitK", c.split_k),
             ("kTurned", _turned(c, task)),
+            ("kSplitK", c.split_k),
         ),
         c.num_threads,
         c.cluster,
@@ -415,7 +407,7 @@ def hopper_plan(
         for layout, is_cols in ((task.layout_a, turned), (task.layout_b, not turned))
     )
     tiles = task.batch * tiles_m * tiles_n
-    if tiles >= 2**30 or max(p.m, p.n) >= 2**31 - 512:
+    if tiles * c.cluster >= 2**30 or max(p.m, p.n) >= 2**31 - 512:
         raise ValueError(f"a product of {p.m} x {p.n} is too large for Hopper's main loop")
     tile_k = c.lines * _LINE // task.a.itemsize
     map_a = _operand_map(
@@ -456,7 +448,9 @@ def hopper_plan(
     params["num_k_tiles"] = math.ceil(p.k / tile_k)
     params["tiles_m"], params["tiles_n"] = tiles_m, tiles_n
     params["tma_stores"] = map_out is not None
-    params["group_height"] = max(1, _GROUP_ROWS // _cluster_sizes(c, task)[0])
+    params["group_height"] = max(
+        1, _GROUP_ROWS // (c.tile_m * (1 if turned or c.split_k else c.cluster))
+    )
     if p.block_scales:
         params["has_block_scales"] = 1
         for name, x in (("a", p.scale_a), ("b", p.scale_b)):
@@ -465,8 +459,8 @@ def hopper_plan(
     return HopperPlan(
         target=target,
         kernel=get_kernel(target, variant(task, c)),
-        grid=(tiles if c.split_k else min(tiles, max(1, target.multiprocessors // c.cluster)))
-        * c.cluster,
+        grid=c.cluster
+        * (tiles if c.split_k else min(tiles, max(1, target.multiprocessors // c.cluster))),
         shared_bytes=c.shared_bytes(task.a.itemsize, task.b.itemsize),
         maps=tuple(maps.values()),
         params=by_value(params),

@@ -111,22 +111,23 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
     }
     if constexpr (kClusterSize > 1) sync_cluster();
     else sync_block();
-    // Tiles of the cluster, and the block's part of them.
-    const int num_tiles = int(params.tiles_m * params.tiles_n * params.batch_size);
-    const int step = gridDim.x / kClusterSize;
-    const int first_tile = blockIdx.x / kClusterSize, rank = blockIdx.x % kClusterSize;
+    // Tiles, each kClusterSize times: a cluster's blocks have parts of the same one.
+    const int num_parts = int(params.tiles_m * params.tiles_n * params.batch_size) * kClusterSize;
+    const int first = blockIdx.x, step = gridDim.x, rank = kSplitK ? cluster_rank() : 0;
     // The block's part of k, which may be none of it.
     const int all_k_tiles = int(params.num_k_tiles);
     const int per_block = kSplitK ? (all_k_tiles + kClusterSize - 1) / kClusterSize : all_k_tiles;
     const int first_k_tile = kSplitK && rank * per_block < all_k_tiles ? rank * per_block : 0;
     const int rest = kSplitK ? all_k_tiles - rank * per_block : all_k_tiles;
     const int num_k_tiles = rest < 0 ? 0 : rest < per_block ? rest : per_block;
-    constexpr int kTiles = kMulticasts ? kClusterSize : 1;  // of a cluster
-    const auto task_of = [&](int tile) {
+    constexpr int kBeside = kMulticasts ? kClusterSize : 1;
+    const auto task_of = [&](int part) {
+        const int tile = part / kClusterSize;
         GemmTask task = GemmTask::of_block(tile, uint32_t(params.tiles_m), uint32_t(params.tiles_n),
-                                           uint32_t(params.batch_size), kTileM * (kTurned ? 1 : kTiles),
-                                           kTileN * (kTurned ? kTiles : 1), uint32_t(params.group_height));
-        if (kMulticasts) (kTurned ? task.col : task.row) += rank * kRows;
+                                           uint32_t(params.batch_size), kTurned ? kTileM : kTileM * kBeside,
+                                           kTurned ? kTileN * kBeside : kTileN,
+                                           uint32_t(params.group_height));
+        if constexpr (kMulticasts) (kTurned ? task.col : task.row) += cluster_rank() * kRows;
         return task;
     };
     const auto first_row = [](const GemmTask& task) { return int(kTurned ? task.col : task.row); };
@@ -139,13 +140,15 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                                    by_block ? nullptr : scale_b, offset(kOut), offset(kBias),
                                    offset(kResidual), offset(kScaleA), offset(kScaleB));
     };
-    const int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32;
+    // From one lane, so that the compiler knows that they are alike in all.
+    const int warp = shuffle(int(threadIdx.x / 32), 0), warpgroup = warp / 4;
     if (warpgroup == kConsumers) {
         decrease_registers<kProducerRegisters>();
+        const int warp = threadIdx.x / 32;
         if (warp == 4 * kConsumers && elect_one()) {
             RingPlace place;
-            for (int tile = first_tile; tile < num_tiles; tile += step) {
-                const GemmTask task = task_of(tile);
+            for (int part = first; part < num_parts; part += step) {
+                const GemmTask task = task_of(part);
                 load_tiles(ring, place, kTurned ? b_map : a_map, kTurned ? a_map : b_map,
                            first_k_tile, num_k_tiles, first_row(task), first_col(task),
                            int(params.batch.offset(kTurned ? kB : kA, task.batch)),
@@ -155,9 +158,9 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
         if constexpr (!kTurned) {
             if (plain && warp == 4 * kConsumers + 1) {
                 int count = 0;
-                for (int tile = first_tile; tile < num_tiles; tile += step, ++count) {
+                for (int part = first; part < num_parts; part += step, ++count) {
                     storage.factors[count % kFactors].load(
-                        params.epilogue, params.batch, task_of(tile), by_block ? nullptr : scale_a,
+                        params.epilogue, params.batch, task_of(part), by_block ? nullptr : scale_a,
                         by_block ? nullptr : scale_b, bias, count / kFactors);
                 }
             }
@@ -178,19 +181,19 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
         work.place.skip(turn * num_k_tiles);
         int box = 0;
         do {
-            const int tile = first_tile + (turn + work.count * turns) * step;
-            if (tile >= num_tiles) break;
+            const int part = first + (turn + work.count * turns) * step;
+            if (part >= num_parts) break;
             if (kBlocks * kCols / kChunk % 2 == 0) box = 0;  // which it is, without a register
-            const GemmTask task = task_of(tile);
+            const GemmTask task = task_of(part);
             const auto offset = [&](Operand operand) {
                 return params.batch.offset(operand, task.batch);
             };
             work.first_row = first_row(task) + work.row + warp % 4 * kWarpRows;
             work.first_col = first_col(task);
-            if (by_block) {
+            if (kPromotes) {
                 const MatrixStrides &a = params.block_scales_a, &b = params.block_scales_b;
-                work.scales = {scale_a ? scale_a + offset(kScaleA) : nullptr,
-                               scale_b ? scale_b + offset(kScaleB) : nullptr,
+                work.scales = {by_block && scale_a ? scale_a + offset(kScaleA) : nullptr,
+                               by_block && scale_b ? scale_b + offset(kScaleB) : nullptr,
                                a.row,
                                a.col,
                                b.row,
@@ -209,36 +212,29 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                 if (warpgroup > 0) continue;
             }
             if constexpr (kSplitK) add_split_sums(storage, warpgroup, sums);
+            const int row = work.row + warp % 4 * kWarpRows, batch = int(offset(kOut));
+            if (plain && kTurned) {
+                store_plain(storage.staging, box, out_map, turned, params.epilogue, row, work.first_row,
+                            work.first_col, batch, sums);
+                continue;
+            }
             if (plain) {
-                const int row = work.row + warp % 4 * kWarpRows, batch = int(offset(kOut));
                 TileFactors& factors = storage.factors[kPingPong ? warpgroup : 0];
-                const EpilogueParams& p = params.epilogue;
-                if (!kTurned) factors.full.wait((work.count - 1) & 1);
-                if constexpr (kTurned) {
-                    store_parts(storage.staging, box, out_map, turned, p, row, work.first_row,
-                                work.first_col, batch, sums);
-                } else if (kActivates && p.activation != kNoActivation) {
-                    store_parts(storage.staging, box, out_map, factors, p, row, work.first_row,
-                                work.first_col, batch, sums);
-                } else if (p.out_dtype == kHalf) {
-                    store_plain<half>(storage.staging[warp], box, out_map, factors, p.alpha, row,
-                                      work.first_row, work.first_col, batch, sums);
-                } else {
-                    store_plain<bf16>(storage.staging[warp], box, out_map, factors, p.alpha, row,
-                                      work.first_row, work.first_col, batch, sums);
-                }
-                if (!kTurned) factors.release();
+                factors.full.wait((work.count - 1) & 1);
+                store_plain(storage.staging, box, out_map, factors, params.epilogue, row, work.first_row,
+                            work.first_col, batch, sums);
+                factors.release();
                 continue;
             }
             const Epilogue epilogue = epilogue_of(task);
-            TileVectors vectors;
-            if (params.tma_stores) vectors.load(epilogue, work.first_row, work.first_col);
             if (!params.tma_stores) {
                 store_runs(storage.staging[warp], epilogue, work.first_row, work.first_col, sums);
-            } else {
-                store_boxes(storage.staging, box, out_map, epilogue, vectors, work.first_row,
-                            work.first_col, int(offset(kOut)), sums);
+                continue;
             }
+            TileVectors vectors;
+            vectors.load(epilogue, work.first_row, work.first_col);
+            store_boxes(storage.staging, box, out_map, epilogue, vectors, work.first_row, work.first_col,
+                        batch, sums);
         } while (!kSplitK);
         if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();
         sync_warp();

@@ -63,7 +63,7 @@ FAULTS = {
         "shared tiles",
     ),
     "a box overwritten before it is stored": Fault(
-        PLAIN, "if (lane == 0) tma_store_wait_read<1>();", "", "shared tiles"
+        EPILOGUE, "if (stores) tma_store_wait_read<1>();", "", "shared tiles"
     ),
     "every box to the same place": Fault(
         RING, "tma_load(stage + i * kBoxBytes, map", "tma_load(stage, map", "ping-pong"
@@ -111,16 +111,13 @@ FAULTS = {
         PROMOTED, "load_rows(a, ring.rows[stage], work.row);", "load_rows(a, ring.rows[stage], 0);", "blocks"
     ),
     "factors overwritten before they are read": Fault(PLAIN, "        empty.wait((count & 1) ^ 1);\n", "", "plain"),
-    "the factors of the warp's first rows": Fault(PLAIN, "lane / 4 + 8 * i]", "lane / 4]", "plain"),
-    "the factors of the first chunk's columns": Fault(
-        PLAIN, "const int at = chunk * kChunk + wgmma_col(lane, i);", "const int at = wgmma_col(lane, i);", "plain"
-    ),
+    "the factors of the warp's first rows": Fault(PLAIN, "lane / 4 + j / 2 * 8]", "lane / 4]", "plain"),
     "a stage that the cluster's other block still reads": Fault(
         RING, "empty[stage].release_remote(thread);", "empty[stage].arrive();", "cluster"
     ),
     "the first block's columns for all": Fault(RING, "rank * (kOuter / kClusterSize)", "0", "cluster"),
     "the rows of the cluster's first block": Fault(
-        "gemm_hopper.cu", "        if (kMulticasts) (kTurned ? task.col : task.row) += rank * kRows;\n", "", "cluster"
+        "gemm_hopper.cu", "        if constexpr (kMulticasts) (kTurned ? task.col : task.row) += cluster_rank() * kRows;\n", "", "cluster"
     ),
     "the other warpgroup's half left out": Fault(
         "gemm_hopper.cu", "                add_shared_sums(storage, warpgroup, sums);\n", "", "shared k"

@@ -90,7 +90,7 @@ struct TileVectors {
 // values += the numbers of the output's matrix `p` at the sums from (row, col) on.
 DEVICE void add_matrix(const void* p, int dtype, const MatrixStrides& strides,
                        const EpilogueParams& params, int row, int col, float (&values)[kValues]) {
-    const int lane = threadIdx.x % 32;
+    const int lane = opaque(threadIdx.x % 32);
 #pragma unroll
     for (int i = 0; i < kValues; i += 2) {
         const int at_row = row + row_of_half(lane, i / 2 % 2);
@@ -114,8 +114,8 @@ DEVICE void finish_part(const Epilogue& epilogue, const TileVectors& vectors, in
                         const TileSums& sums, float (&values)[kValues]) {
     constexpr int kParts = kCols / kPart, kPartsOfChunk = kChunk / kPart;
     const EpilogueParams& params = epilogue.params;
-    float col_bias[2], col_scale[2], row_bias[2], row_scale[2];
-    SumType picked[kValues];
+    float col_bias[2] = {}, col_scale[2] = {}, row_bias[2] = {}, row_scale[2] = {};
+    SumType picked[kValues] = {};  // else those of the tile before hold registers
 #pragma unroll
     for (int p = 0; p < kBlocks * kParts; ++p) {
         if (p != part) continue;
@@ -192,7 +192,7 @@ static_assert(!kTurned || kBlocks == 1, "a warpgroup fills its boxes together");
 // first sum of the part.
 DEVICE void store_part(Staging* warps, int& box, const TensorMap& map, int part, int row, int col, int batch,
                        int dtype, const float (&values)[kValues]) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warpgroup = warp / 4;
+    const int lane = opaque(threadIdx.x % 32), warp = threadIdx.x / 32, warpgroup = warp / 4;
     const int part_of_box = part % kPartsOfBox;
     unsigned char* to = warps[kTurned ? 4 * warpgroup : warp].boxes[0] + box * (kTurned ? 4 : 1) * kBoxBytes;
     const bool stores = threadIdx.x % (kTurned ? 128 : 32) == 0;
@@ -259,7 +259,7 @@ DEVICE void store_runs(Staging& staging, const Epilogue& epilogue, int row, int 
     constexpr int kChunks = kCols / kChunk, kRun = 8;
     // Lines are rows, or with kTurned columns, in runs of neighbours in the output.
     constexpr int kRuns = (kTurned ? kWarpRows : kChunk) / kRun, kNumLines = kWarpRows * kChunk / kRun / kRuns;
-    const int lane = threadIdx.x % 32;
+    const int lane = opaque(threadIdx.x % 32);
     // A run's place in its line is permuted, so that lanes spread over the banks.
     const auto place = [&](int line, int run) {
         const int bits = kTurned ? line / 2 % 2 : line % 8;

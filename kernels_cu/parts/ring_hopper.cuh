@@ -15,9 +15,9 @@
 //   kShareK              both compute all sums of a tile, each of every second stage.  With neither, they
 //                        share the rows of every tile.
 //   kClusterSize         blocks of a cluster compute tiles with the same columns and neighbouring rows (of the
-//                        accumulators): each loads its rows, and a part of the columns for all of them.  With kSplitK all
-//                        compute the sums of one tile, each of a part of k, and each finishes a part of the
-//                        columns; the grid has a cluster for every tile.
+//                        accumulators): each loads its rows, and a part of the columns for all of them.
+//   kSplitK              they compute one tile instead, each the sums of a part of k, and each finishes a part
+//                        of the columns; the grid has a cluster for every tile.
 #include "platform/wgmma.cuh"
 
 constexpr bool kConverts = sizeof(ElementA) != sizeof(ElementB);
@@ -43,7 +43,7 @@ static_assert(!(kPingPong && kShareK), "the warpgroups have tiles of their own, 
 static_assert(!kShareK || kStages % kConsumers == 0, "a stage belongs to one warpgroup");
 static_assert(kStages >= (kShareK ? 4 : 2), "a stage is released when the next one is multiplied");
 static_assert(kNumThreads == 128 * (kConsumers + 1), "two warpgroups multiply, one loads");
-static_assert(!kSplitK || (kClusterSize > 1 && kShareRows), "the blocks of a cluster split k");
+static_assert(!kSplitK || (kClusterSize > 1 && kShareRows && !kTurned), "a cluster's blocks split k");
 constexpr bool kMulticasts = kClusterSize > 1 && !kSplitK;
 
 using SumType = typename Choose<kSame<ElementA, int8_t>, int, float>::Type;
@@ -106,8 +106,7 @@ using ColStage = OperandStage<ColElement, kOuterMajorCols, kCols>;
 
 // What reads a stage tells the producer: one thread of a warpgroup, for wgmma; where threads read it
 // themselves, one of each warp.
-constexpr bool kThreadsRead = kConverts || kPromotes;
-constexpr int kReleasing = kThreadsRead ? 32 : 128;
+constexpr int kReleasing = kConverts ? 32 : 128;
 constexpr int kReleases = (kShareRows ? kConsumers : 1) * 128 / kReleasing * (kMulticasts ? kClusterSize : 1);
 
 // full: a stage's bytes are there; empty: its consumers are done; turn: see parts/mainloop_hopper.cuh.
@@ -121,12 +120,12 @@ struct Ring {
             full[i].init(1);
             empty[i].init(kReleases);
         }
-        for (int i = 0; i < kConsumers; ++i) turn[i].init(1);
+        for (int i = 0; i < kConsumers; ++i) turn[i].init(kPromotes ? 4 : 1);
         fence_barrier_init();
     }
     // By a consumer that has read the stage.
     DEVICE void release(int stage) {
-        if (kThreadsRead) sync_warp();
+        if (kConverts) sync_warp();
         const int thread = threadIdx.x % kReleasing;
         if constexpr (kMulticasts) {
             if (thread < kClusterSize) empty[stage].release_remote(thread);
