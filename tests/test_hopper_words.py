@@ -97,6 +97,8 @@ KERNEL void word(const Word* x, Word* y) {
     y[blockIdx.x * 32 + i] = s.inbox[i];
     s.seen.arrive_remote((rank + kClusterSize - 1) % kClusterSize);
     s.seen.wait_cluster(0);
+    s.seen.release_remote(next);
+    s.seen.wait(1);
 }
 """
     size = {"int": 4, "uint64_t": 8, "Bytes<16>": 16}[cpp]
