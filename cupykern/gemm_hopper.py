@@ -201,6 +201,8 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         unit = 128 if shared_rows else 64
         needed = (64, unit) if turned else (unit, 64)
         return f"tiles must be multiples of {needed[0]} x {needed[1]}; got {c.tile_m} x {c.tile_n}"
+    if _converts(task) and (c.ping_pong or c.lead):
+        return "the loop that converts has no ping_pong or lead"
     if turned and own != 64:
         return "turned products have 64 columns per warpgroup"
     if max(rows, cols) > 256 or own // 64 * cols > 256:
@@ -212,15 +214,15 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
             "FP8's main loop has no ping_pong, lead or lines, 64 rows a warpgroup and shares columns "
             "with whole blocks"
         )
-    if _converts(task) and (c.ping_pong or c.lead or rows > 128):
-        return "the loop that converts has no ping_pong or lead, and tiles of at most 128 columns"
+    if _converts(task) and rows > 128:
+        return "the loop that converts has tiles of at most 128 columns"
     if c.cluster != 1 and dual:
         return "clusters are for one product"
     unit = 8 if (task.layout_a if turned else task.layout_b) == INNER and not c.split_k else 64
     if c.cluster not in (1, 2, 4) or cols % (c.cluster * unit if c.cluster > 1 else 1):
         return f"a cluster of 1, 2 or 4 blocks shares {cols} columns; got {c.cluster}"
-    if c.split_k and (c.cluster == 1 or not shared_rows):
-        return "split_k needs a cluster, and no ping_pong or share_k"
+    if c.split_k and (c.cluster == 1 or not shared_rows or turned or cols % (64 * c.cluster)):
+        return "split_k needs a cluster that shares chunks of 64 columns, and no other way to share"
     if c.ping_pong and c.share_k:
         return "either ping_pong or share_k"
     if c.stages < 2:

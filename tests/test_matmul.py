@@ -100,17 +100,20 @@ def test_vectors_that_end_in_what_is_not_the_operands(target, dtype, dtype_b, la
     """Rows at multiples of 16 bytes with something else behind each: NaN, or the largest number."""
     a = padded(random(target, (19, 37), dtype, 1), target)
     b = random(target, (37, 29), dtype_b or dtype, 2)
-    b = padded(b, target) if layout_b == "C" else padded(with_layout(b.T, "C", target.xp), target).T
+    b = padded(b, target) if layout_b == "C" else padded(bytes_of(b).T, target).T
     assert compare(MATMUL, a, b).ok
+
+
+def bytes_of(x):
+    """x as a numpy array, FP8 too, which CuPy cannot copy."""
+    return x if isinstance(x, np.ndarray) else x.view(np.uint8).get().view(x.dtype)
 
 
 def padded(x, target):
     """x as a view of a larger array, whose other bytes are 0x7F."""
     frame = np.full((x.shape[0] + 2, x.shape[1] // 64 * 64 + 64), 0, x.dtype)
     frame.view(np.uint8)[...] = 0x7F
-    frame[: x.shape[0], : x.shape[1]] = (
-        x if isinstance(x, np.ndarray) else x.view(np.uint8).get().view(x.dtype)
-    )
+    frame[: x.shape[0], : x.shape[1]] = bytes_of(x)
     return with_layout(frame, "C", target.xp)[: x.shape[0], : x.shape[1]]
 
 

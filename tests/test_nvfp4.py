@@ -168,7 +168,7 @@ def test_views_and_scales_that_hold_something_else_behind(target):
         )
         if data.shape[1] != 24:
             data = data[:, :24] if data.shape[1] == 64 else data[:, ::2]
-        b = NvFp4(data, here(target, scale), layout, dense.global_scale)
+        b = NvFp4(data, here(target, scale), layout, here(target, np.asarray(dense.global_scale)))
         product = to_numpy(cupykern.scaled_mm(here(target, a), b))
         expected = product if expected is None else expected
         np.testing.assert_array_equal(product, expected)

@@ -87,6 +87,8 @@ def _compile_cuda(variant: Variant, arch: str) -> Usage:
         "-ftz=true",
         "--ptxas-options=-v",
         f"-I{cuda_include_dir()}",
+        # What comes out of a cache comes without ptxas' words.
+        *(("--no-cache",) if version >= (12, 8) else ()),
     )
     program = nvrtc.createProgram(source_text(variant, "cuda"), "variant.cu", (), ())
     try:

@@ -42,8 +42,7 @@ DEVICE void load_rows(RowRegisters& a, const unsigned char* stage, int row, int 
 DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
     const int row = work.row + threadIdx.x / 32 % 4 * 16;
     OwnStages own(work);
-    // The only stage is the other warpgroup's, or none is this block's.
-    if ((kShareK || kSplitK) && !own.there()) return clear(sums);
+    if (kShareK && !own.there()) return clear(sums);  // the only stage is the other warpgroup's
     RowRegisters a[2];
     ring.full[own.place.stage].wait(own.place.parity);
     load_rows(a[0], ring.rows[own.place.stage], row, 0);
