@@ -5,7 +5,7 @@
 // of both products at the same place, which meet in registers (parts/gate.cuh).
 // Of NVFP4 B1 and B2 the main loop that converts takes them as rows (parts/rows_nvfp4_hopper.cuh), 8 of
 // either in a warp.
-// Constants and launch: as gemm_hopper.cu's, with kConverts for NVFP4 alone, without kShareK; another tensor
+// Constants and launch: as gemm_hopper.cu's, kTurned for NVFP4 alone, without kShareK; another tensor
 // map for B2, both with boxes of kPair columns.
 #include "parts/epilogue_hopper.cuh"
 #include "parts/gate.cuh"
@@ -29,7 +29,7 @@ struct HopperStorage {
 
 constexpr int kPair = kTileN / 2;
 using PairStage = OperandStage<ElementB, kOuterMajorB, kPair>;
-static_assert(!kShareK && kPair % kChunk == 0, "whole chunks of either product");
+static_assert(kTurned == kConverts && !kShareK && kPair % kChunk == 0, "whole chunks of either product");
 static_assert(!kConverts || kSame<ElementB, e2m1x2>, "others are of one size");
 static_assert(kOuterMajorB || PairStage::kBytes == PairStage::kBoxBytes,
               "two stages behind each other are one of all columns");
@@ -80,10 +80,10 @@ DEVICE void load_scales(TileVectors& vectors, const Epilogue& first, const Epilo
 }
 
 // The gate of the warp's sums and its way to memory: by TMA in boxes of 16 x 64, or in pairs of columns.
-DEVICE void store_gated(Staging& staging, int& box, const TensorMap* map, const Epilogue& first,
+DEVICE void store_gated(Staging* warps, int& box, const TensorMap* map, const Epilogue& first,
                         const Epilogue& second, const TileVectors& vectors, int policy, int row, int col,
                         int batch, const TileSums& sums) {
-    constexpr int kParts = kTileN / kPart, kOwnParts = kPair / kPart, kPartsOfBox = kChunk / kPart;
+    constexpr int kParts = kTileN / kPart, kOwnParts = kPair / kPart;
     const EpilogueParams& params = first.params;
     const int lane = threadIdx.x % 32;
 #pragma unroll 1
@@ -105,31 +105,7 @@ DEVICE void store_gated(Staging& staging, int& box, const TensorMap* map, const 
             }
             continue;
         }
-        const int half_of_box = part % kPartsOfBox;
-        unsigned char* to = staging.boxes[box];
-        if (half_of_box == 0) {
-            if (lane == 0) tma_store_wait_read<1>();
-            sync_warp();
-        }
-#pragma unroll
-        for (int j = 0; j < kPart / 16; ++j) {
-            uint32_t packed[4];
-#pragma unroll
-            for (int n = 0; n < 4; ++n) {
-                packed[n] = pack_output(values[8 * j + 2 * n], values[8 * j + 2 * n + 1], params.out_dtype);
-            }
-            const int line = lane % 16, place = half_of_box * 4 + 2 * j + lane / 16;
-            store_matrix(to + line * kLineBytes + (place ^ line % 8) * 16, packed);
-        }
-        if (half_of_box == kPartsOfBox - 1) {
-            fence_async_proxy();
-            sync_warp();
-            if (lane == 0) {
-                tma_store(*map, to, {first_col - half_of_box * kPart, first_row, batch});
-                tma_store_commit();
-            }
-            box ^= 1;
-        }
+        store_part(warps, box, *map, part, first_row, first_col, batch, params.out_dtype, values);
     }
 }
 
@@ -245,7 +221,7 @@ KERNEL void dual_gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT Tensor
             }
             TileVectors vectors;
             load_scales(vectors, first, second, work.first_row, work.first_col);
-            store_gated(storage.staging[warp], box, params.tma_stores ? &out_map : nullptr, first, second,
+            store_gated(storage.staging, box, params.tma_stores ? &out_map : nullptr, first, second,
                         vectors, int(params.policy), work.first_row, work.first_col, int(offset(kOut)),
                         sums);
         }

@@ -19,16 +19,17 @@ struct BatchLayout {
     int64_t sizes[kMaxBatchDims];
     int64_t strides[kOperands][kMaxBatchDims];
 
-    // index: less than 2^31, as there are blocks for it.
+    // index: a matrix's, of less than 2^31.
     DEVICE int64_t offset(int operand, int64_t index) const {
         int64_t sum = 0;
-        uint32_t rest = uint32_t(index);  // divided in 32 bits: a call less, and its registers
+        uint32_t rest = uint32_t(index);
+#pragma unroll 1
         for (int d = 0; d + 1 < int(num_dims); ++d) {
             const uint32_t size = uint32_t(sizes[d]), next = rest / size;
             sum += int64_t(rest - next * size) * strides[operand][d];
             rest = next;
         }
-        return num_dims > 0 ? sum + rest * strides[operand][num_dims - 1] : 0;
+        return num_dims > 0 ? sum + int64_t(rest) * strides[operand][num_dims - 1] : 0;
     }
 };
 

@@ -217,7 +217,8 @@ DEVICE void copy_async_wait() {
 // --- clusters (sm_90a, sm_100a) --------------------------------------------------------------
 DEVICE int cluster_rank() {
     uint32_t rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    // Volatile: read again where it is used, instead of kept in a register.
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return int(rank);
 }
 DEVICE void cluster_arrive() {

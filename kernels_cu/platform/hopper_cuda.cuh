@@ -37,6 +37,13 @@ struct alignas(8) Barrier {
                          hopper::cluster_address(this, rank))
                      : "memory");
     }
+    // The same after reads alone, so that what has been read may be overwritten: no fence, which would make
+    // the thread wait for all of its memory accesses, and `wait` sees it.
+    DEVICE void release_remote(int rank) {
+        asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(
+                         hopper::cluster_address(this, rank))
+                     : "memory");
+    }
     // Arrives, and makes the phase wait for `bytes` more of asynchronous copies.
     DEVICE void arrive_expect_tx(int bytes) {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address()),

@@ -20,6 +20,7 @@ struct alignas(8) Barrier {
     DEVICE void arrive_remote(int rank, HOST_PLACE) {
         host::runtime->barrier_arrive(cluster_shared(this, rank, place), 0, place);
     }
+    DEVICE void release_remote(int rank, HOST_PLACE) { arrive_remote(rank, place); }
     DEVICE void arrive_expect_tx(int bytes, HOST_PLACE) {
         host::touch(this, 8);
         host::runtime->barrier_arrive(this, bytes, place);

@@ -29,7 +29,10 @@ DEVICE uint64_t matrix_descriptor(const void* shared, int leading_bytes, int str
            (hopper::shared_address(shared) & 0x3ffff) >> 4;
 }
 // The tile that begins `bytes` further on.
-DEVICE uint64_t advance(uint64_t descriptor, int bytes) { return descriptor + (bytes >> 4); }
+DEVICE uint64_t advance(uint64_t descriptor, int bytes) {
+    // Addresses end below the first word's 14 bits of them: one addition instead of two.
+    return (descriptor & 0xffffffff00000000) | (uint32_t(descriptor) + uint32_t(bytes >> 4));
+}
 
 // Where register i of a thread of the warpgroup (0 to 127) lies in D.
 DEVICE int wgmma_row(int thread, int i) {
