@@ -115,6 +115,7 @@ _16_BIT = {
 _16_BIT_FEW_ROWS = {
     HopperConfig(128, 64, 8): 12.5,
     HopperConfig(64, 64, 12, share_k=True): 9.0,
+    HopperConfig(16, 64, 18, share_k=True, turned=True): 8.5,
 }
 _FP8 = {
     HopperConfig(128, 256, 4): 27.0,
@@ -125,9 +126,10 @@ _FP8 = {
 _E5M2 = {HopperConfig(128, 128, 6): 14.5}
 _INT8 = {HopperConfig(128, 256, 4): 27.0}
 _MIXED = {
-    HopperConfig(256, 128, 4): 48.0,
+    HopperConfig(256, 128, 4, cluster=2): 47.5,
     HopperConfig(64, 128, 6, lines=2): 13.0,
     HopperConfig(64, 64, 8, share_k=True, lines=2): 7.5,
+    HopperConfig(16, 64, 14, share_k=True, lines=2): 7.0,
 }
 
 
@@ -260,10 +262,7 @@ def _estimate(config: HopperConfig, task: GemmTask, blocks: int) -> float:
 
 
 def pays(task: GemmTask) -> bool:
-    """Whether the tiles are enough to keep most of a GPU busy, and 16-bit rows fill them: (16, 8192, 8192)
-    of bf16 takes 54 us instead of the portable main loop's 40, (64, 8192, 8192) 42 (H200)."""
-    if task.m <= 16 and task.a == task.b and task.a in FLOAT16S:
-        return False
+    """Whether the tiles are enough to keep most of a GPU busy."""
     tiles = max((_num_tiles(config, task) for config in _tile_times(task)), default=0)
     return 2 * tiles >= multiprocessors("sm_90a")
 
