@@ -48,7 +48,8 @@ _PARAMS = np.dtype(  # gemm_hopper.cu: HopperParams
         *((name, np.int64) for name in ("batch_size", "num_k_tiles", "tiles_m", "tiles_n")),
         *(("block_scales_a", STRIDES), ("block_scales_b", STRIDES)),
         ("epilogue", EPILOGUE),
-        *(("tma_stores", np.int32), ("group_height", np.int32), ("has_block_scales", np.int64)),
+        *((name, np.int32) for name in ("tma_stores", "group_height", "has_block_scales")),
+        ("row_bytes", np.int32),
     ]
 )
 _DUAL_PARAMS = np.dtype(  # dual_gemm_hopper.cu: DualHopperParams
@@ -72,8 +73,8 @@ class HopperConfig:
     a: each half of the rows of the sums (which are b's columns, where b is converted); or, with
     ping_pong, all of every other tile; or, with share_k, all of every other stage.  lead: stages that
     the first one is ahead of the other one, so that one finishes its rows while the other multiplies.
-    cluster: so many blocks compute tiles below each other, and load the columns together; with split_k,
-    one tile, each of a part of k.
+    cluster: so many blocks compute tiles below each other, and load the columns together; with
+    split_k, one tile, each of a part of k.
     turned: rows and columns of the sums change places, as where b is converted (then always): for few
     rows of a.
     """
@@ -86,8 +87,8 @@ class HopperConfig:
     share_k: bool = False
     lines: int = 1
     cluster: int = 1
-    turned: bool = False
     split_k: bool = False
+    turned: bool = False
 
     @property
     def num_threads(self) -> int:
@@ -118,11 +119,13 @@ _16_BIT_FEW_ROWS = {
     HopperConfig(16, 64, 18, share_k=True, turned=True): 8.5,
 }
 _FP8 = {
-    HopperConfig(128, 256, 4): 27.0,
-    HopperConfig(128, 128, 6): 14.5,
-    HopperConfig(128, 64, 8): 8.0,
-    HopperConfig(64, 64, 12, share_k=True): 5.0,
+    HopperConfig(128, 256, 4): 27.8,
+    HopperConfig(128, 128, 6): 18.7,
+    HopperConfig(128, 128, 6, cluster=2, split_k=True): 11.8,
+    HopperConfig(128, 64, 8): 13.8,
+    HopperConfig(64, 64, 12, share_k=True): 8.7,
 }
+"""Measured so at 8192 cubed, before A was in registers; split_k, beside 64 columns, at (256, 4096, 7168)."""
 _E5M2 = {HopperConfig(128, 128, 6): 14.5}
 _INT8 = {HopperConfig(128, 256, 4): 27.0}
 _MIXED = {
@@ -202,20 +205,23 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         unit = 128 if shared_rows else 64
         needed = (64, unit) if turned else (unit, 64)
         return f"tiles must be multiples of {needed[0]} x {needed[1]}; got {c.tile_m} x {c.tile_n}"
-    if max(rows, cols) > 256 or own // 64 * cols > 256:
-        return f"the registers of two warpgroups do not hold {c.tile_m} x {c.tile_n} sums"
-    if fp8 and (c.ping_pong or c.lead or c.lines != 1 or (cols > BLOCK and cols % BLOCK)):
-        return (
-            "FP8's main loop has no ping_pong, lead or lines, and shares columns with whole blocks"
-        )
     if _converts(task) and (c.ping_pong or c.lead):
         return "the loop that converts has no ping_pong or lead"
     if turned and own != 64:
         return "turned products have 64 columns per warpgroup"
+    if max(rows, cols) > 256 or own // 64 * cols > 256:
+        return f"the registers of two warpgroups do not hold {c.tile_m} x {c.tile_n} sums"
+    if fp8 and (
+        c.ping_pong or c.lead or c.lines != 1 or own != 64 or (cols > BLOCK and cols % BLOCK)
+    ):
+        return (
+            "FP8's main loop has no ping_pong, lead or lines, 64 rows a warpgroup and shares columns "
+            "with whole blocks"
+        )
     if c.cluster != 1 and dual:
         return "clusters are for one product"
-    cols_layout = task.layout_a if turned else task.layout_b
-    if c.cluster not in (1, 2, 4) or cols % (c.cluster * (8 if cols_layout == INNER else 64)):
+    unit = 8 if (task.layout_a if turned else task.layout_b) == INNER and not c.split_k else 64
+    if c.cluster not in (1, 2, 4) or cols % (c.cluster * unit if c.cluster > 1 else 1):
         return f"a cluster of 1, 2 or 4 blocks shares {cols} columns; got {c.cluster}"
     if c.split_k and (c.cluster == 1 or not shared_rows or turned or cols % (64 * c.cluster)):
         return "split_k needs a cluster that shares chunks of 64 columns, and no other way to share"
@@ -236,24 +242,35 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
 def configs(task: GemmTask, arch: str, blocks: int) -> tuple[HopperConfig, ...]:
     """The configs of `task` on `arch`, of which `blocks` run at once, the fastest first.
 
-    With share_k the sums are other ones: M alone decides about it.
+    With share_k and split_k the sums are other ones: the task alone decides about them.
     """
     few = task.m <= 64
-    fitting = (config for config in _tile_times(task) if refusal(config, task, arch) is None)
-    return tuple(sorted(fitting, key=lambda c: (c.share_k != few, _estimate(c, task, blocks))))
+    fitting = [config for config in _tile_times(task) if refusal(config, task, arch) is None]
+    fitting.sort(key=lambda c: (c.share_k != few, _estimate(c, task, multiprocessors("sm_90a"))))
+    split = bool(fitting) and fitting[0].split_k
+
+    def order(c: HopperConfig) -> tuple[bool, bool, float]:
+        return c.share_k != few, c.split_k != split, _estimate(c, task, blocks)
+
+    return tuple(sorted(fitting, key=order))
 
 
 def _num_tiles(config: HopperConfig, task: GemmTask) -> int:
+    """Or parts of them: what a block computes at a time."""
     return config.cluster * task.batch * math.prod(_cluster_tiles(config, task, task.m, task.n))
 
 
 def _cluster_tiles(config: HopperConfig, task: GemmTask, m: int, n: int) -> tuple[int, int]:
     """How many clusters compute m x n sums, below and beside each other."""
-    c, turned = config, _turned(config, task)
-    beside = 1 if c.split_k else c.cluster
-    rows = c.tile_m * (1 if turned else beside)
-    cols = c.tile_n // task.products * (beside if turned else 1)
+    rows, cols = _cluster_sizes(config, task)
     return math.ceil(m / rows), math.ceil(n / cols)
+
+
+def _cluster_sizes(config: HopperConfig, task: GemmTask) -> tuple[int, int]:
+    """Rows and columns that a cluster computes."""
+    c, turned = config, _turned(config, task)
+    tiles = 1 if c.split_k else c.cluster
+    return c.tile_m * (1 if turned else tiles), c.tile_n // task.products * (tiles if turned else 1)
 
 
 def _estimate(config: HopperConfig, task: GemmTask, blocks: int) -> float:
@@ -288,8 +305,8 @@ def variant(task: GemmTask, config: HopperConfig) -> Variant:
             ("kPingPong", c.ping_pong),
             ("kShareK", c.share_k),
             ("kLead", c.lead),
-            ("kTurned", _turned(c, task)),
             ("kSplitK", c.split_k),
+            ("kTurned", _turned(c, task)),
         ),
         c.num_threads,
         c.cluster,
@@ -414,9 +431,11 @@ def hopper_plan(
     if tiles * c.cluster >= 2**30 or max(p.m, p.n) >= 2**31 - 512:
         raise ValueError(f"a product of {p.m} x {p.n} is too large for Hopper's main loop")
     tile_k = c.lines * _LINE // task.a.itemsize
-    map_a = _operand_map(
-        p.a, p.batch, task.layout_a, p.m, p.a.row, p.k, p.a.col, c.tile_m // parts_a, tile_k
-    )
+    rows_a = c.tile_m // parts_a
+    if task.layout_a == INNER and not turned and p.b2 is None:
+        # Rows that are not there take TMA as long as others: they are left out.
+        rows_a = min(rows_a, -(-p.m // 8) * 8)
+    map_a = _operand_map(p.a, p.batch, task.layout_a, p.m, p.a.row, p.k, p.a.col, rows_a, tile_k)
     maps_b = [
         _operand_map(
             b,
@@ -452,9 +471,10 @@ def hopper_plan(
     params["num_k_tiles"] = math.ceil(p.k / tile_k)
     params["tiles_m"], params["tiles_n"] = tiles_m, tiles_n
     params["tma_stores"] = map_out is not None
-    params["group_height"] = max(
-        1, _GROUP_ROWS // (c.tile_m * (1 if turned or c.split_k else c.cluster))
-    )
+    params["group_height"] = max(1, _GROUP_ROWS // _cluster_sizes(c, task)[0])
+    if p.b2 is None:
+        rows = c.tile_n if turned else rows_a
+        params["row_bytes"] = rows * tile_k * (p.b if turned else p.a).dtype.itemsize
     if p.block_scales:
         params["has_block_scales"] = 1
         for name, x in (("a", p.scale_a), ("b", p.scale_b)):
@@ -463,8 +483,8 @@ def hopper_plan(
     return HopperPlan(
         target=target,
         kernel=get_kernel(target, variant(task, c)),
-        grid=c.cluster
-        * (tiles if c.split_k else min(tiles, max(1, target.multiprocessors // c.cluster))),
+        grid=(tiles if c.split_k else min(tiles, max(1, target.multiprocessors // c.cluster)))
+        * c.cluster,
         shared_bytes=c.shared_bytes(task.a.itemsize, task.b.itemsize),
         maps=tuple(maps.values()),
         params=by_value(params),

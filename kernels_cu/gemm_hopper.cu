@@ -19,7 +19,8 @@ struct HopperParams {
     MatrixStrides block_scales_a, block_scales_b;
     EpilogueParams epilogue;
     int32_t tma_stores, group_height;  // in tiles (GemmTask::of_block)
-    int64_t has_block_scales;          // what scale_a and scale_b then are; they are the main loop's
+    int32_t has_block_scales;          // what scale_a and scale_b then are; they are the main loop's
+    int32_t row_bytes;                 // of the rows of a stage that exist
 };
 
 constexpr int kFactors = kPingPong ? kConsumers : 1;  // of tiles whose sums are under way
@@ -105,6 +106,10 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                         const HopperParams params) {
     SHARED_STORAGE(HopperStorage, storage);
     Ring& ring = storage.ring;
+    if (threadIdx.x == 32) {
+        prefetch_tensor_map(a_map);
+        prefetch_tensor_map(b_map);
+    }
     if (threadIdx.x == 0) {
         for (TileFactors& factors : storage.factors) factors.init();
         ring.init();
@@ -150,7 +155,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
             for (int part = first; part < num_parts; part += step) {
                 const GemmTask task = task_of(part);
                 load_tiles(ring, place, kTurned ? b_map : a_map, kTurned ? a_map : b_map,
-                           first_k_tile, num_k_tiles, first_row(task), first_col(task),
+                           params.row_bytes, first_k_tile, num_k_tiles, first_row(task), first_col(task),
                            int(params.batch.offset(kTurned ? kB : kA, task.batch)),
                            int(params.batch.offset(kTurned ? kA : kB, task.batch)));
             }
@@ -212,18 +217,25 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                 if (warpgroup > 0) continue;
             }
             if constexpr (kSplitK) add_split_sums(storage, warpgroup, sums);
-            const int row = work.row + warp % 4 * kWarpRows, batch = int(offset(kOut));
-            if (plain && kTurned) {
-                store_plain(storage.staging, box, out_map, turned, params.epilogue, row, work.first_row,
-                            work.first_col, batch, sums);
-                continue;
-            }
             if (plain) {
+                const int row = work.row + warp % 4 * kWarpRows, batch = int(offset(kOut));
                 TileFactors& factors = storage.factors[kPingPong ? warpgroup : 0];
-                factors.full.wait((work.count - 1) & 1);
-                store_plain(storage.staging, box, out_map, factors, params.epilogue, row, work.first_row,
-                            work.first_col, batch, sums);
-                factors.release();
+                const EpilogueParams& p = params.epilogue;
+                if (!kTurned) factors.full.wait((work.count - 1) & 1);
+                if constexpr (kTurned) {
+                    store_parts(storage.staging, box, out_map, turned, p, row, work.first_row,
+                                work.first_col, batch, sums);
+                } else if (kActivates && p.activation != kNoActivation) {
+                    store_parts(storage.staging, box, out_map, factors, p, row, work.first_row,
+                                work.first_col, batch, sums);
+                } else if (p.out_dtype == kHalf) {
+                    store_plain<half>(storage.staging[warp], box, out_map, factors, p.alpha, row,
+                                      work.first_row, work.first_col, batch, sums);
+                } else {
+                    store_plain<bf16>(storage.staging[warp], box, out_map, factors, p.alpha, row,
+                                      work.first_row, work.first_col, batch, sums);
+                }
+                if (!kTurned) factors.release();
                 continue;
             }
             const Epilogue epilogue = epilogue_of(task);
@@ -234,7 +246,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
             TileVectors vectors;
             vectors.load(epilogue, work.first_row, work.first_col);
             store_boxes(storage.staging, box, out_map, epilogue, vectors, work.first_row, work.first_col,
-                        batch, sums);
+                        int(offset(kOut)), sums);
         } while (!kSplitK);
         if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();
         sync_warp();

@@ -16,17 +16,28 @@ PROMOTED = "parts/mainloop_promoted_hopper.cuh"
 CONVERTED = "parts/mainloop_converted_hopper.cuh"
 EPILOGUE = "parts/epilogue_hopper.cuh"
 PLAIN = "parts/plain_epilogue_hopper.cuh"
-_PROMOTED = """        if (kChunks == 1) promote(products[kLast], rest[0], rest[1], 0, sums);
-#pragma unroll
-        for (int chunk = 0; chunk < kChunks; ++chunk) {
-            float(&now)[kProducts] = products[chunk % 2], (&other)[kProducts] = products[(chunk + 1) % 2];
-            wgmma_fence(now, a[0], a[1], a[2], a[3]);
+# The products added up by the tensor cores alone, in place of the sums.
+_PRODUCTS = """            float products[kProducts];
+            if (kTurns) ring.turn[work.consumer ^ 1].wait((turn + work.consumer + 1) & 1);
+            wgmma_fence(products, a[0], a[1], a[2], a[3]);
 #pragma unroll
             for (int k = 0; k < kTileK; k += kStepK) {
-                wgmma<RowElement, ColElement>(
-                    now, a[k / kStepK], ColStage::tile(ring.cols[stage], chunk * kProductCols, k), k > 0);
+                wgmma<RowElement, ColElement>(products, a[k / kStepK],
+                                              advance(cols, chunk * kProductCols * ColStage::kLine + k),
+                                              k > 0);
+            }
+            wgmma_commit();
+            if (kTurns && elect_one()) ring.turn[work.consumer].arrive();
+            wgmma_wait<0>(products);
+            if (chunk == kChunks - 1) ring.release(stage);
+#pragma unroll
+            for (int j = 0; j < kProducts; ++j) {
 """
-_UNPROMOTED = _PROMOTED[_PROMOTED.index("#pragma") :].replace("k > 0);", "true);")
+_UNPROMOTED = (
+    _PRODUCTS.replace("float products[kProducts];", "auto& products = sums[0];")
+    .replace("k > 0);", "true);")
+    .replace("j < kProducts", "false")
+)
 FAULTS = {
     "the first stage's parity": Fault(
         RING, "wait(place.parity ^ 1)", "wait(place.parity)", "shared tiles"
@@ -63,7 +74,7 @@ FAULTS = {
         "shared tiles",
     ),
     "a box overwritten before it is stored": Fault(
-        EPILOGUE, "if (stores) tma_store_wait_read<1>();", "", "shared tiles"
+        PLAIN, "if (lane == 0) tma_store_wait_read<1>();", "", "shared tiles"
     ),
     "every box to the same place": Fault(
         RING, "tma_load(stage + i * kBoxBytes, map", "tma_load(stage, map", "ping-pong"
@@ -72,7 +83,7 @@ FAULTS = {
         RING, "{kOuterMajor ? outer + inner :", "{kOuterMajor ? outer :", "ping-pong"
     ),
     "half of a stage's bytes expected": Fault(
-        RING, "arrive_expect_tx(RowStage::kBytes + ColStage::kBytes)", "arrive_expect_tx(RowStage::kBytes)",
+        RING, "arrive_expect_tx(row_bytes + ColStage::kBytes)", "arrive_expect_tx(row_bytes)",
         "shared tiles",
     ),
     "the bias of the next column": Fault(
@@ -83,41 +94,57 @@ FAULTS = {
         EPILOGUE, "values[i] * params.alpha + row_bias[i / 2 % 2]", "values[i] * params.alpha + row_bias[0]",
         "bias of rows",
     ),
-    "the promotion left out": Fault(PROMOTED, _PROMOTED, _UNPROMOTED, "same sign"),
-    "the scales of the first stage": Fault(
-        PROMOTED, "if (!own.last()) places.load(work.scales, next);", "", "blocks"
-    ),
-    "the rows' scales of the first stage": Fault(
-        PROMOTED, "rows[i] += kStride * scales.a_k;", "", "blocks"
+    "the promotion left out": Fault(PROMOTED, _PRODUCTS, _UNPROMOTED, "same sign"),
+    "the scales of the first stage of four": Fault(PROMOTED, "loaded.of(i)", "loaded.of(0)", "blocks"),
+    "scales of a stage too late": Fault(
+        PROMOTED, "loaded.load(work, own.index + kStride)", "loaded.load(work, own.index)", "blocks"
     ),
     "the scales of the first block's columns": Fault(
-        PROMOTED, "cols[i * next_cols]", "cols[0]", "blocks"
+        PROMOTED, "factors.cols[chunk]", "factors.cols[0]", "blocks"
     ),
     "the scales of the first rows": Fault(
-        PROMOTED, "rows[half] * cols", "rows[0] * cols", "blocks"
+        PROMOTED, "factors.rows[j / 2 % 2]", "factors.rows[0]", "blocks"
     ),
     "a stage released before FP8's products are there": Fault(
         PROMOTED,
-        "        wgmma_wait<0>(products[kLast]);\n        if (!first) ring.release(stage_before);",
-        "        if (!first) ring.release(stage_before);\n        wgmma_wait<0>(products[kLast]);",
+        "            wgmma_wait<0>(products);\n            if (chunk == kChunks - 1) ring.release(stage);",
+        "            if (chunk == kChunks - 1) ring.release(stage);\n            wgmma_wait<0>(products);",
         "blocks",
     ),
-    "a set of products that is under way": Fault(PROMOTED, "wgmma_wait<1>(other);", "", "blocks"),
-    "the last products of a tile left out": Fault(
-        PROMOTED, "    promote(products[kLast], rest[0], rest[1], kChunks - 1, sums);\n}", "}", "blocks"
+    "products of the stage before": Fault(
+        PROMOTED, "ColStage::kLine + k),\n                                              k > 0);",
+        "ColStage::kLine + k),\n                                              true);", "blocks",
     ),
-    "products of the stage before": Fault(PROMOTED, "kProductCols, k), k > 0);", "kProductCols, k), true);", "blocks"),
     "the rows of the first warpgroup": Fault(
-        PROMOTED, "load_rows(a, ring.rows[stage], work.row);", "load_rows(a, ring.rows[stage], 0);", "blocks"
+        PROMOTED, "load_rows(a, ring.rows[stage], work.row)", "load_rows(a, ring.rows[stage], 0)", "blocks"
     ),
+    "the first columns for all": Fault(PROMOTED, "chunk * kProductCols * ColStage::kLine + k", "k", "blocks"),
+    "both warpgroups have the first turn": Fault(
+        PROMOTED, "(turn + work.consumer + 1) & 1", "(turn + 1) & 1", "blocks"
+    ),
+    "turns that begin anew with every tile": Fault(
+        PROMOTED, "kChunks % 2 == 0 ? 0 : work.count * work.num_k_tiles", "0", "plain"
+    ),
+    "the k of the cluster's first block": Fault(
+        "gemm_hopper.cu", "first_k_tile = kSplitK && rank * per_block < all_k_tiles ? rank * per_block : 0",
+        "first_k_tile = 0", "split k",
+    ),
+    "the sums of the cluster's other blocks left out": Fault(
+        "gemm_hopper.cu", "from == own ? four[j] : bit_cast<SumType>(part.words[j])", "from == own ? four[j] : SumType(0)",
+        "split k",
+    ),
+    "the scales of the first part of k": Fault(PROMOTED, "work.first_k_tile + (mine", "(mine", "split k"),
     "factors overwritten before they are read": Fault(PLAIN, "        empty.wait((count & 1) ^ 1);\n", "", "plain"),
-    "the factors of the warp's first rows": Fault(PLAIN, "lane / 4 + j / 2 * 8]", "lane / 4]", "plain"),
+    "the factors of the warp's first rows": Fault(PLAIN, "lane / 4 + 8 * i]", "lane / 4]", "plain"),
+    "the factors of the first chunk's columns": Fault(
+        PLAIN, "const int at = chunk * kChunk + wgmma_col(lane, i);", "const int at = wgmma_col(lane, i);", "plain"
+    ),
     "a stage that the cluster's other block still reads": Fault(
         RING, "empty[stage].release_remote(thread);", "empty[stage].arrive();", "cluster"
     ),
     "the first block's columns for all": Fault(RING, "rank * (kOuter / kClusterSize)", "0", "cluster"),
     "the rows of the cluster's first block": Fault(
-        "gemm_hopper.cu", "        if constexpr (kMulticasts) (kTurned ? task.col : task.row) += cluster_rank() * kRows;\n", "", "cluster"
+        "gemm_hopper.cu", "+= cluster_rank() * kRows;", "+= 0;", "cluster"
     ),
     "the other warpgroup's half left out": Fault(
         "gemm_hopper.cu", "                add_shared_sums(storage, warpgroup, sums);\n", "", "shared k"
@@ -193,6 +220,7 @@ PROBLEMS = {
     "bias of rows": (HopperConfig(128, 128, 2), MatmulProblem(136, 264, 64, bias=(136, 1))),
     "blocks": (HopperConfig(128, 256, 2), fp8(136, 392, 656, "blocks")),
     "plain": (HopperConfig(128, 128, 2), fp8(648, 392, 272, "rows", bias=(392,))),
+    "split k": (HopperConfig(128, 128, 2, cluster=2, split_k=True), fp8(136, 136, 656, "blocks")),
     "cluster": (HopperConfig(128, 128, 2, cluster=2), fp8(648, 264, 656, "rows")),
     "activated": (
         HopperConfig(128, 128, 2),

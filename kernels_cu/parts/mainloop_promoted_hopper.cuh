@@ -49,6 +49,17 @@ struct BlockFactors {
     }
 };
 
+// A's rows of a stage, those of the warpgroup: registers leave the bandwidth of shared memory, which limits
+// FP8 products, to B.
+using RowRegisters = uint32_t[kTileK / kStepK][4];
+DEVICE void load_rows(RowRegisters& a, const unsigned char* stage, int first_row) {
+    const int lane = threadIdx.x % 32, row = first_row + threadIdx.x / 32 % 4 * 16 + lane % 16;
+#pragma unroll
+    for (int i = 0; i < kTileK / kStepK; ++i) {
+        load_matrix<false>(a[i], stage + RowStage::place(row, i * 32 + lane / 16 * 16));
+    }
+}
+
 // ring.turn: all warps of a warpgroup have given their products of a chunk of columns.
 DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
     constexpr bool kTurns = kShareRows;
@@ -61,24 +72,25 @@ DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
 #pragma unroll 1
     for (int i = 0; own.there(); own.next(), i = (i + 1) % kAhead) {
         const int stage = own.place.stage;
-        const uint64_t rows = RowStage::tile(ring.rows[stage], work.row, 0);
         const uint64_t cols = ColStage::tile(ring.cols[stage], 0, 0);
         const BlockFactors factors = loaded.of(i);
         if (i == kAhead - 1) loaded.load(work, own.index + kStride);
         ring.full[stage].wait(own.place.parity);
+        RowRegisters a;
+        load_rows(a, ring.rows[stage], work.row);
 #pragma unroll
         for (int chunk = 0; chunk < kChunks; ++chunk, ++turn) {
             float products[kProducts];
             if (kTurns) ring.turn[work.consumer ^ 1].wait((turn + work.consumer + 1) & 1);
-            wgmma_fence(products);
+            wgmma_fence(products, a[0], a[1], a[2], a[3]);
 #pragma unroll
             for (int k = 0; k < kTileK; k += kStepK) {
-                wgmma<RowElement, ColElement>(products, advance(rows, k),
+                wgmma<RowElement, ColElement>(products, a[k / kStepK],
                                               advance(cols, chunk * kProductCols * ColStage::kLine + k),
                                               k > 0);
             }
             wgmma_commit();
-            if (kTurns && threadIdx.x % 32 == 0) ring.turn[work.consumer].arrive();
+            if (kTurns && elect_one()) ring.turn[work.consumer].arrive();
             wgmma_wait<0>(products);
             if (chunk == kChunks - 1) ring.release(stage);
 #pragma unroll

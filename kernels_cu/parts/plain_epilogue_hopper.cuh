@@ -91,17 +91,74 @@ struct TurnedFactors {
     }
 };
 
+// With scales of rows and columns besides, they leave no registers.
+constexpr bool kActivates = sizeof(ElementA) == 2;
+
 DEVICE bool is_plain(const EpilogueParams& params, bool tma_stores, const void* bias, const void* residual,
                      const float* scale_a) {
     const bool bias_of_cols = params.bias.row == 0 && params.bias.col != 0;
     const bool one_scale = !kTurned || !scale_a || params.scale_a_stride == 0;
-    return tma_stores && !residual && (!bias || bias_of_cols) && one_scale;
+    return tma_stores && !residual && (!bias || bias_of_cols) && one_scale &&
+           (kActivates || params.activation == kNoActivation);
 }
 
-// The warp's sums.  row: the warp's first one in the tile; (out_row, col): its first sum in the output.
-// box: the box to fill next.
+// The warp's sums, in boxes of 16 rows x 64 columns.  row: the warp's first one in the tile; (out_row, col):
+// its first sum in the output.  box: the box to fill next.
+template <class Out>
+DEVICE void store_plain(Staging& staging, int& box, const TensorMap& map, const TileFactors& factors,
+                        float alpha, int row, int out_row, int col, int batch, const TileSums& sums) {
+    const int lane = opaque(threadIdx.x % 32);
+    const OwnChunks own;
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+        float row_factors[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            row_factors[i] = kScales ? factors.rows[row + 64 * block + lane / 4 + 8 * i] : 1.0f;
+        }
+#pragma unroll
+        for (int chunk = 0; chunk < kCols / kChunk; ++chunk) {
+            if (!own.has(chunk)) continue;
+            uint32_t packed[kChunk / 16][4];
+#pragma unroll
+            for (int i = 0; i < kChunk / 2; i += 4) {
+                const int at = chunk * kChunk + wgmma_col(lane, i);
+                const auto pair = *reinterpret_cast<const Bytes<8 * TileFactors::kOfCol>*>(factors.cols[at]);
+                float values[4];
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    const int word = j % 2 * TileFactors::kOfCol;
+                    const float bias = bit_cast<float>(pair.words[word + TileFactors::kOfCol - 1]);
+                    float x = float(sums[block][chunk * kChunk / 2 + i + j]);
+                    if (kScales) x = x * bit_cast<float>(pair.words[word]) * row_factors[j / 2];
+                    values[j] = x * alpha + bias;
+                }
+                packed[i / 8][i / 4 % 2 * 2] = pack<Out>(values[0], values[1]);
+                packed[i / 8][i / 4 % 2 * 2 + 1] = pack<Out>(values[2], values[3]);
+            }
+            unsigned char* to = staging.boxes[box];
+            if (lane == 0) tma_store_wait_read<1>();
+            sync_warp();
+#pragma unroll
+            for (int j = 0; j < kChunk / 16; ++j) {
+                const int line = lane % 16, place = 2 * j + lane / 16;
+                store_matrix(to + line * kLineBytes + (place ^ line % 8) * 16, packed[j]);
+            }
+            fence_async_proxy();
+            sync_warp();
+            if (lane == 0) {
+                tma_store(map, to, {col + chunk * kChunk, out_row + 64 * block, batch});
+                tma_store_commit();
+            }
+            box ^= 1;
+        }
+    }
+}
+
+// The warp's sums, with an activation or kTurned.  row: the warp's first one in the tile; (out_row, col): its
+// first sum in the output.  box: the box to fill next.
 template <class Factors>
-DEVICE void store_plain(Staging* warps, int& box, const TensorMap& map, const Factors& factors,
+DEVICE void store_parts(Staging* warps, int& box, const TensorMap& map, const Factors& factors,
                         const EpilogueParams& params, int row, int out_row, int col, int batch,
                         const TileSums& sums) {
     constexpr int kParts = kCols / kPart;
@@ -119,7 +176,7 @@ DEVICE void store_plain(Staging* warps, int& box, const TensorMap& map, const Fa
         store_part(warps, box, map, part, out_row + part / kParts * 64, col + part % kParts * kPart, batch,
                    params.out_dtype, values);
     };
-    if (params.activation == kNoActivation) {
+    if (!kActivates || params.activation == kNoActivation) {
 #pragma unroll
         for (int part = 0; part < kBlocks * kParts; ++part) {
             if (!own.has(part % kParts / kPartsOfBox)) continue;

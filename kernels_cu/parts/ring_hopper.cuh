@@ -43,7 +43,7 @@ static_assert(!(kPingPong && kShareK), "the warpgroups have tiles of their own, 
 static_assert(!kShareK || kStages % kConsumers == 0, "a stage belongs to one warpgroup");
 static_assert(kStages >= (kShareK ? 4 : 2), "a stage is released when the next one is multiplied");
 static_assert(kNumThreads == 128 * (kConsumers + 1), "two warpgroups multiply, one loads");
-static_assert(!kSplitK || (kClusterSize > 1 && kShareRows && !kTurned), "a cluster's blocks split k");
+static_assert(!kSplitK || (kClusterSize > 1 && kShareRows), "a cluster's blocks split k");
 constexpr bool kMulticasts = kClusterSize > 1 && !kSplitK;
 
 using SumType = typename Choose<kSame<ElementA, int8_t>, int, float>::Type;
@@ -106,7 +106,8 @@ using ColStage = OperandStage<ColElement, kOuterMajorCols, kCols>;
 
 // What reads a stage tells the producer: one thread of a warpgroup, for wgmma; where threads read it
 // themselves, one of each warp.
-constexpr int kReleasing = kConverts ? 32 : 128;
+constexpr bool kThreadsRead = kConverts || kPromotes;
+constexpr int kReleasing = kThreadsRead ? 32 : 128;
 constexpr int kReleases = (kShareRows ? kConsumers : 1) * 128 / kReleasing * (kMulticasts ? kClusterSize : 1);
 
 // full: a stage's bytes are there; empty: its consumers are done; turn: see parts/mainloop_hopper.cuh.
@@ -125,7 +126,7 @@ struct Ring {
     }
     // By a consumer that has read the stage.
     DEVICE void release(int stage) {
-        if (kConverts) sync_warp();
+        if (kThreadsRead) sync_warp();
         const int thread = threadIdx.x % kReleasing;
         if constexpr (kMulticasts) {
             if (thread < kClusterSize) empty[stage].release_remote(thread);
@@ -151,14 +152,14 @@ struct RingPlace {
 };
 
 // By one thread: brings the tiles of the rows from `row` on and of the columns from `col` on, `num_k_tiles`
-// of k from tile `first` on.
+// of k from tile `first` on.  row_bytes: what a stage gets of the rows; others keep what they had.
 DEVICE void load_tiles(Ring& ring, RingPlace& place, const TensorMap& row_map, const TensorMap& col_map,
-                       int first, int num_k_tiles, int row, int col, int row_batch, int col_batch) {
+                       int row_bytes, int first, int num_k_tiles, int row, int col, int row_batch, int col_batch) {
 #pragma unroll 1
     for (int i = first; i < first + num_k_tiles; ++i) {
         Barrier& full = ring.full[place.stage];
         ring.empty[place.stage].wait(place.parity ^ 1);  // in all blocks of the cluster
-        full.arrive_expect_tx(RowStage::kBytes + ColStage::kBytes);
+        full.arrive_expect_tx(row_bytes + ColStage::kBytes);
         RowStage::load(ring.rows[place.stage], row_map, full, i * kTileK, row, row_batch);
         if constexpr (kMulticasts) {
             ColStage::load_for_all(ring.cols[place.stage], col_map, full, i * kTileK, col, col_batch,
