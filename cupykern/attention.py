@@ -9,6 +9,7 @@ import numpy as np
 from . import arguments, plans
 from .attention_arguments import (
     arrays_of,
+    block_arrays,
     check_accumulate,
     check_array_mask,
     check_block_mask,
@@ -30,6 +31,7 @@ from .attention_plan import (
     attention_plan,
 )
 from .block_mask import BlockMask
+from .numerics import namespace
 
 
 def attention(
@@ -83,19 +85,21 @@ def attention(
     NotImplementedError (float32, FP16 sums where there are none).  Error bound:
     `reference.attention_bound`.
     """
-    array_mask = None if isinstance(mask, BlockMask) else mask
+    array_mask, arrays, sizes = mask, (q, k, v, mask), None
+    if isinstance(mask, BlockMask):
+        array_mask, sizes = None, mask.sizes
+        arrays = q, k, v, mask.block_mask_types, mask.partial_tiles
     options = (causal, causal_align, input_pos, scale, layout, qk_accumulate, return_lse,
-               return_row_stats, algorithm, config)  # fmt: skip
-    key, known = None, None
-    if mask is array_mask:
-        key, known = plans.find("attention", (q, k, v, array_mask), options, out)
+               return_row_stats, algorithm, config, sizes)  # fmt: skip
+    key, known = plans.find("attention", arrays, options, out)
     if known is not None:
         # Where its arrays lie decides about all checks: one look-up.
         target, out_shape, stats_shape, plan = known
         with arguments.on_device(target):
             y = target.xp.empty(out_shape, q.dtype) if out is None else out
             stats = _empty_stats(target.xp, stats_shape, return_lse, return_row_stats)
-            plan.launch(target.xp, (q, k, v, y, *stats, mask, *(None,) * 6))
+            arrays = (array_mask, None, None, None, None) if sizes is None else block_arrays(mask)
+            plan.launch(target.xp, (q, k, v, y, *stats, *arrays, None, None))
         return _results(y, stats)
     target = arguments.target_of("q", q)
     check_operands(q, k, v, 4)
@@ -138,7 +142,7 @@ def attention(
             plan.launch(xp, (q, k, v, place, *stats, *arrays, None, None))
             if place is not into:
                 into[...] = place
-            elif not copied and (mask is None or starts_at(mask, array_mask)):
+            elif not copied and (array_mask is None or starts_at(mask, array_mask)):
                 plans.remember(key, (target, out_shape, shape[:3], plan))
     return _results(y, stats)
 
@@ -173,6 +177,16 @@ def attention_varlen(
     Returns (rows, H, Dv) of q's dtype; with return_lse also FP32 (H, rows).  The rest as for `attention`.
     Error bound: `reference.attention_varlen_bound`.
     """
+    options = max_seqlen_q, max_seqlen_k, causal, causal_align, scale, return_lse, config
+    given = q, k, v, cu_seqlens_q, cu_seqlens_k
+    key, known = plans.find("attention_varlen", given, options, out)
+    if known is not None:
+        target, out_shape, plan = known
+        with arguments.on_device(target):
+            y = target.xp.empty(out_shape, q.dtype) if out is None else out
+            lse = target.xp.empty(out_shape[1::-1], np.float32) if return_lse else None
+            plan.launch(target.xp, (q, k, v, y, lse, *(None,) * 7, cu_seqlens_q, cu_seqlens_k))
+        return (y, lse) if return_lse else y
     target = arguments.target_of("q", q)
     check_operands(q, k, v, 3)
     heads_first = tuple(x[None].transpose(0, 2, 1, 3) for x in (q, k, v))
@@ -191,7 +205,8 @@ def attention_varlen(
         arguments.check_new_out(out, (rows, heads, dim_v), q.dtype, {"q": q, "k": k, "v": v})
     with arguments.on_device(target):
         xp = target.xp
-        y = xp.empty((rows, heads, dim_v), q.dtype) if out is None else out
+        out_shape = rows, heads, dim_v
+        y = xp.empty(out_shape, q.dtype) if out is None else out
         lse = xp.empty((heads, rows), np.float32) if return_lse else None
         batch = cu_q.size - 1
         if y.size and batch and longest_q:
@@ -203,11 +218,19 @@ def attention_varlen(
                 *(dim, dim_v), *map(steps, (q, k, v, place)), scale, 0 if causal else None,
                 totals=(rows, key_rows), bottom_right=causal_align == "bottom_right",
             )  # fmt: skip
-            cu_q, cu_k = (xp.ascontiguousarray(xp.asarray(x)) for x in (cu_q, cu_k))
+            cu_q, cu_k = (
+                x
+                if namespace(x) is xp and x.flags.c_contiguous
+                else xp.ascontiguousarray(xp.asarray(x))
+                for x in (cu_q, cu_k)
+            )
             plan = attention_plan(target, task, config)
             plan.launch(xp, (q, k, v, place, lse, *(None,) * 7, cu_q, cu_k))
+            here = *heads_first, into, cu_seqlens_q, cu_seqlens_k
             if place is not into:
                 into[...] = place
+            elif all(a is b for a, b in zip((q, k, v, place, cu_q, cu_k), here, strict=True)):
+                plans.remember(key, (target, out_shape, plan))
     return (y, lse) if return_lse else y
 
 
@@ -241,12 +264,19 @@ def scaled_dot_product_attention(
     return attention(query, key, value, causal=is_causal, mask=attn_mask, scale=scale)
 
 
+_NO_STATS = None, None, None
+
+
 def _empty_stats(xp: Any, shape: tuple[int, ...], lse: bool, row_stats: bool) -> tuple[Any, ...]:
     """lse, row_max and row_sum; None where not wanted."""
+    if not lse and not row_stats:
+        return _NO_STATS
     wanted = lse, row_stats, row_stats
     return tuple(xp.empty(shape, np.float32) if one else None for one in wanted)
 
 
 def _results(y: Any, stats: tuple[Any, ...]) -> Any:
+    if stats is _NO_STATS:
+        return y
     results = (y, *(x for x in stats if x is not None))
     return results if len(results) > 1 else y

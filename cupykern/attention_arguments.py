@@ -24,6 +24,7 @@ from .targets import Target
 
 _ALIGNMENT = 16  # bytes, of what asynchronous copies move
 _BIASES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
+_LARGEST_STEP = 2**31 - 1  # elements from a row to the next, 32 bits in kernels
 _LARGEST = 2**31 - 1024  # of lengths: positions are 32-bit numbers
 
 
@@ -162,6 +163,8 @@ def walks(x: Any) -> bool:
     """Whether kernels can read or write (B, H, S, D) as it lies in memory."""
     itemsize = x.dtype.itemsize
     outer = [s for size, s in zip(x.shape[:3], x.strides, strict=False) if size > 1]
+    if x.shape[2] > 1 and abs(x.strides[2]) > _LARGEST_STEP * itemsize:
+        return False
     return x.strides[3] == itemsize and not any(s % _ALIGNMENT for s in (address_of(x), *outer))
 
 
@@ -195,5 +198,10 @@ def mask_arrays(mask: Any) -> tuple[tuple[Any, ...], MaskPlace]:
         block_strides=(rows * h if b > 1 else 0, rows if h > 1 else 0),
         causal_offset=min(max(mask.causal_offset, -mask.seq_len_q), mask.seq_len_k),
     )  # fmt: skip
-    arrays = (mask.partial_tiles, mask.kv_num_blocks, mask.kv_indices, types, mask.partial_indices)
-    return arrays, place
+    return block_arrays(mask), place
+
+
+def block_arrays(mask: BlockMask) -> tuple[Any, ...]:
+    """In the order of kernels' arguments."""
+    return (mask.partial_tiles, mask.kv_num_blocks, mask.kv_indices, mask.block_mask_types,
+            mask.partial_indices)  # fmt: skip

@@ -228,7 +228,15 @@ def _configs(problem: AttentionProblem, arch: str) -> tuple[AttentionConfig, ...
         if hasattr(problem, "lengths")
         else problem.sq
     )
-    return attention_plan.configs(_head_dim(problem), problem.mode, arch, sq)
+    hopper = (
+        not hasattr(problem, "lengths")
+        and problem.mode != 1
+        and (problem.scale is None or problem.scale > 0)
+        and (problem.algorithm, problem.qk_accumulate) == ("flash", "float32")
+        and problem.view in ("C", "padded")
+        and 0 not in (problem.sq, problem.sk)
+    )
+    return attention_plan.configs(_head_dim(problem), problem.mode, arch, sq, hopper)
 
 
 def _variant(problem: AttentionProblem, config: AttentionConfig) -> Variant:

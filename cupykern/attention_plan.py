@@ -13,7 +13,8 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from . import dtypes, plans
+from . import attention_hopper, dtypes, plans
+from .attention_hopper import AttentionHopperConfig, AttentionHopperPlan
 from .choice import choose
 from .jit import get_kernel
 from .rows import DTYPE_CODES
@@ -27,6 +28,7 @@ _LOG2_E = math.log2(math.e)
 _L2_BYTES = 24 * 2**20  # keys and values that half of an L2 cache holds
 _NAIVE_THREADS = 256
 _MANY = 2**31  # queries
+_HOPPER = ("sm_90a", "host")  # have TMA and wgmma
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class AttentionConfig:
 
     def shared_bytes(self, head_dim: int) -> int:
         """Dynamic shared memory (attention.cu: AttentionStorage)."""
-        return 2 * head_dim * (self.tile_m + 4 * self.tile_n)
+        return 2 * head_dim * (self.tile_m + 2 * self.tile_n) + 4 * self.tile_m
 
 
 def mask_mode(kind: int, scale: float | None) -> int:
@@ -54,15 +56,21 @@ def padded_head_dim(head_dim: int, head_dim_v: int) -> int:
     return next(size for size in HEAD_DIMS if max(head_dim, head_dim_v) <= size)
 
 
-def refusal(config: AttentionConfig, head_dim: int, arch: str) -> str | None:
-    """Why `config` does not fit head_dim (of HEAD_DIMS) on `arch`; None: it does."""
+def refusal(
+    config: AttentionConfig | AttentionHopperConfig, head_dim: int, mode: int, arch: str
+) -> str | None:
+    """Why `config` does not fit head_dim (of HEAD_DIMS) and mask_mode's mode on `arch`; None: it does."""
+    if isinstance(config, AttentionHopperConfig):
+        return attention_hopper.refusal(config, head_dim, arch)
     c = config
     if min(c.tile_m, c.tile_n, c.num_warps) < 1:
         return "tiles and num_warps must be positive"
     if c.num_warps > 32:
         return f"{c.num_warps} warps are more than 32"
-    if c.tile_m not in (16, 32, 64, 128) or c.tile_n not in (16, 32, 64):
-        return f"tile_m must be 16 to 128 and tile_n 16 to 64, powers of two; got {c.tile_m}, {c.tile_n}"
+    if c.tile_m not in (16, 32, 64, 128) or c.tile_n not in (16, 32, 64, 128):
+        return f"tile_m must be 16 to 128 and tile_n 16 to 128, powers of two; got {c.tile_m}, {c.tile_n}"
+    if mode == 2 and c.tile_n > 64:
+        return f"tile_n must divide a mask's block of 64 keys; got {c.tile_n}"
     if c.tile_m % (16 * c.num_warps) or c.tile_m // c.num_warps > 32 or c.num_warps % 2:
         return f"an even number of warps must share {c.tile_m} queries, 16 or 32 each; got {c.num_warps}"
     needed, limit = c.shared_bytes(head_dim), max_shared_bytes(arch)
@@ -86,32 +94,40 @@ def choose_config(head_dim: int, mode: int, arch: str) -> AttentionConfig:
         return less if head_dim == 128 and arch.startswith("gfx9") else least
     if mode and head_dim <= 128 and arch in ("sm_100a", "sm_103a", "sm_120a", "sm_121a"):
         return less
-    if head_dim == 64:
-        return AttentionConfig(128, 64, 4)
-    if head_dim == 128:
-        whole = not mode and arch in ("sm_80", "sm_90a")
-        return AttentionConfig(128, 64 if whole else 32, 4)
-    for config in (AttentionConfig(128, 64, 8), AttentionConfig(128, 32, 8)):
-        if refusal(config, head_dim, arch) is None:
-            return config
-    return less
+    if head_dim == 256:
+        return AttentionConfig(64, 64, 4)
+    return AttentionConfig(128, 64 if head_dim == 64 else 32, 4)
 
 
-def configs(head_dim: int, mode: int, arch: str, sq: int = _MANY) -> tuple[AttentionConfig, ...]:
-    """The configs for heads that are padded to head_dim and sq queries, the default first."""
+def configs(
+    head_dim: int, mode: int, arch: str, sq: int = _MANY, hopper: bool = False
+) -> tuple[AttentionConfig | AttentionHopperConfig, ...]:
+    """The configs for heads that are padded to head_dim and sq queries, the default first.
+
+    hopper: TMA and attention_hopper.cu can do it.
+    """
     large = choose_config(head_dim, mode, arch)
-    if arch.startswith("gfx") or (mode and arch != "host"):
-        return (large,)
+    small = AttentionConfig(64, 64, 4)
     if arch == "host":
-        return large, AttentionConfig(128, 32, 4)
-    small = AttentionConfig(64, 32 if head_dim == 256 else 64, 4)
-    both = (small, large) if sq <= small.tile_m else (large, small)
-    return tuple(dict.fromkeys(both))
+        found = large, AttentionConfig(128, 32, 4)
+    elif arch.startswith("gfx") or mode:
+        found = (large,)
+    else:
+        found = (small, large) if sq <= small.tile_m else (large, small)
+    fast = attention_hopper.configs(head_dim, mode) if hopper and arch in _HOPPER else ()
+    first = arch != "host" and sq > small.tile_m
+    return tuple(dict.fromkeys((*fast, *found) if first else (*found, *fast)))
 
 
 def flash_variant(
-    dtype: np.dtype, head_dim: int, mode: int, half_scores: bool, config: AttentionConfig
+    dtype: np.dtype,
+    head_dim: int,
+    mode: int,
+    half_scores: bool,
+    config: AttentionConfig | AttentionHopperConfig,
 ) -> Variant:
+    if isinstance(config, AttentionHopperConfig):
+        return attention_hopper.variant(dtype, head_dim, mode, config)
     return Variant(
         "attention",
         (("Element", dtypes.CPP_NAMES[dtype]),),
@@ -140,7 +156,14 @@ def variants(arch: str) -> tuple[Variant, ...]:
         for config in configs(head_dim, mode, arch)
         for half_scores in ((False, True) if has_half_scores(dtype, arch) else (False,))
     ]
-    return (*flash, *map(naive_variant, DTYPES))
+    fast = [
+        flash_variant(dtype, head_dim, mode, False, config)
+        for dtype in DTYPES
+        for head_dim in HEAD_DIMS
+        for mode in (range(3) if arch in _HOPPER else ())
+        for config in attention_hopper.configs(head_dim, mode)
+    ]
+    return (*flash, *fast, *map(naive_variant, DTYPES))
 
 
 def has_half_scores(dtype: np.dtype, arch: str) -> bool:
@@ -240,16 +263,21 @@ class AttentionPlan(NamedTuple):
 
 @plans.cached
 def attention_plan(
-    target: Target, task: AttentionTask, config: AttentionConfig | None
-) -> AttentionPlan:
+    target: Target, task: AttentionTask, config: AttentionConfig | AttentionHopperConfig | None
+) -> AttentionPlan | AttentionHopperPlan:
     """Raises TypeError and ValueError for a config that does not fit, or too large a grid."""
     t = task
     head_dim = padded_head_dim(t.head_dim, t.head_dim_v)
     if config is None:
         config = _chosen(target, t, head_dim)
-    elif not isinstance(config, AttentionConfig):
-        raise TypeError(f"config must be an AttentionConfig; got {type(config).__name__}")
-    elif reason := refusal(config, head_dim, target.arch):
+    elif not isinstance(config, (AttentionConfig, AttentionHopperConfig)):
+        raise TypeError(
+            f"config must be an AttentionConfig or AttentionHopperConfig; got {type(config).__name__}"
+        )
+    elif reason := refusal(config, head_dim, t.mode, target.arch):
+        raise ValueError(f"config does not fit: {reason}")
+    hopper = isinstance(config, AttentionHopperConfig)
+    if hopper and (reason := attention_hopper.unfit(t, config)):
         raise ValueError(f"config does not fit: {reason}")
     tiles = -(-t.sq // config.tile_m)
     grid = tiles * t.heads * t.batch
@@ -290,10 +318,20 @@ def attention_plan(
         return AttentionPlan(kernel, 0, 0, by_value(params), grids, rows * (t.sk + 1))
     variant = flash_variant(t.dtype, head_dim, t.mode, t.half_scores, config)
     kernel = get_kernel(target, variant)
+    if hopper:
+        blocks, needed = min(grid, target.multiprocessors), config.shared_bytes(head_dim)
+        maps = attention_hopper.maps(t, config)
+        order = _order_of_tiles(t.batch * t.heads, tiles, int(params["heads_per_section"]))
+        planned = attention_hopper.schedule(t, config, order, blocks)
+        if planned is not None:
+            planned = target.xp.asarray(planned)
+        return AttentionHopperPlan(target, kernel, blocks, needed, maps, planned, by_value(params))
     return AttentionPlan(kernel, grid, config.shared_bytes(head_dim), by_value(params), None, 0)
 
 
-def _chosen(target: Target, task: AttentionTask, head_dim: int) -> AttentionConfig:
+def _chosen(
+    target: Target, task: AttentionTask, head_dim: int
+) -> AttentionConfig | AttentionHopperConfig:
     t = task
     if t.naive:
         return choose_config(head_dim, t.mode, target.arch)
@@ -305,9 +343,17 @@ def _chosen(target: Target, task: AttentionTask, head_dim: int) -> AttentionConf
     }  # fmt: skip
     return choose(
         "attention", target, sizes, kind,
-        lambda: configs(head_dim, t.mode, target.arch, t.sq),
+        lambda: configs(head_dim, t.mode, target.arch, t.sq, attention_hopper.unfit(t) is None),
         lambda config: flash_variant(t.dtype, head_dim, t.mode, t.half_scores, config),
     )  # fmt: skip
+
+
+def _order_of_tiles(heads: int, tiles: int, heads_per_section: int) -> np.ndarray:
+    """The tiles of queries of causal tasks as blocks count them (attention_task.cuh: AttentionPlace)."""
+    sections = [
+        min(heads_per_section, heads - first) for first in range(0, heads, heads_per_section)
+    ]
+    return np.concatenate([np.repeat(np.arange(tiles)[::-1], size) for size in sections])
 
 
 def _heads_per_section(task: AttentionTask) -> int:

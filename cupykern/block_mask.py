@@ -94,6 +94,11 @@ class BlockMask:
         return self.block_mask_types.shape[:2]
 
     @property
+    def sizes(self) -> tuple[int, ...]:
+        """All numbers that are not in the arrays."""
+        return self.seq_len_q, self.seq_len_k, self.q_block, self.kv_block, self.causal_offset
+
+    @property
     def num_blocks(self) -> int:
         """How many blocks are computed.  Synchronises."""
         return int(self.kv_num_blocks.sum())

@@ -170,9 +170,10 @@ def cache(clear: bool) -> int:
 @click.option("--jobs", type=click.IntRange(1), default=os.cpu_count(), show_default="all cores")
 @json_option
 def compile_(ops: list[Op], archs: tuple[str, ...], jobs: int, json_path: str | None) -> int:
-    """Compile every variant for GPUs that need not be here; show registers, spills, shared memory.
+    """Compile every variant for GPUs that need not be here; show registers, local and shared memory.
 
-    Exits with 1 if one does not compile, or spills although it is tuned.
+    Local memory is slow: spilled registers, and arrays that are indexed at run time.  Exits with 1 if a
+    variant does not compile, or needs some although it is tuned.
 
     \b
     Example: cupykern compile softmax --arch sm_90a,gfx942
@@ -187,19 +188,21 @@ def compile_(ops: list[Op], archs: tuple[str, ...], jobs: int, json_path: str | 
             advance(f"{row.variant.kernel}, {row.arch}")
     failures = [gate.failure(row) for row in rows]
     print_table(
-        ("variant", "arch", "registers", "SGPRs", "spills", "shared", "seconds", "result"),
+        ("variant", "arch", "registers", "SGPRs", "local", "shared", "seconds", "result"),
         (
             (
                 *(row.variant, row.arch),
                 *(
                     "-" if figure is None else figure
-                    for figure in (row.registers, row.sgprs, row.spill_bytes, row.shared_bytes)
+                    for figure in (row.registers, row.sgprs, row.local_bytes, row.shared_bytes)
                 ),
                 *(f"{row.seconds:.2f}", one_line(failure or row.skipped or "ok")),
             )
             for row, failure in zip(rows, failures, strict=True)
         ),
     )
+    compilers = {row.arch: row.compiler for row in rows if row.compiler is not None}
+    click.echo(f"compiled by {', '.join(dict.fromkeys(compilers.values())) or 'nothing'}")
     failed = sum(failure is not None for failure in failures)
     skipped = sum(row.skipped is not None for row in rows)
     click.echo(f"{len(rows)} variants, {failed} failed, {skipped} skipped")

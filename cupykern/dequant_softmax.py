@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kernels_cu import Variant
 
-from . import arguments, dtypes, gemm, inputs, matmul, product, reference
+from . import arguments, dtypes, gemm, inputs, matmul, plans, product, reference
 from .arrays import address_of
 from .gemm import AnyConfig
 from .jit import get_kernel
 from .op import Call, Draw, Op, Work
 from .product import INNER, OUTER, STRIDED, STRIDES, GemmTask
 from .rows import DTYPE_CODES
-from .targets import Target, by_value
+from .targets import Kernel, Target, by_value
 
 _OUTPUTS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 _COLUMNS = 64  # dequant_softmax.cu: kColumns
@@ -59,6 +59,16 @@ def dequant_softmax(
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, scale_w, config, devices).  Error bound:
     `reference.dequant_softmax_bound`.
     """
+    is_number = scale_w is None or isinstance(scale_w, (int, float))
+    given = {"a": a, "b": w, "bias": bias, "scale_b": None if is_number else scale_w}
+    key, known = plans.find(
+        "dequant_softmax",
+        tuple(given.values()),
+        (scale_w if is_number else None, dtype, config),
+        out,
+    )
+    if known is not None:
+        return known.launch(given, out)
     target = arguments.target_of("a", a)
     arguments.same_place("w", w, a, "a")
     dtypes.resolve(a.dtype, "a's dtype", product.FLOAT16S)
@@ -91,14 +101,48 @@ def dequant_softmax(
         num_sets = -(-n // _COLUMNS)
         statistics = xp.empty((rows, num_sets, 2), np.float32)
         operands = {"a": a.reshape(rows, a.shape[-1]), "b": w, "bias": bias, "scale_b": scale}
+        inner = None if key is None else ("logits", *key)
         matmul.run(
-            target, operands, (rows, n), dtypes.float32, logits, config, alpha=number,
+            target, operands, (rows, n), dtypes.float32, logits, config, inner, alpha=number,
             kernel="dequant_softmax", extra={"statistics": statistics},
         )  # fmt: skip
-        _normalize(target, logits, statistics, result)
+        normalize = _normalize_plan(target, logits, num_sets, result)
+        normalize.launch(logits, statistics, result)
         if flat is None:
             y[...] = result.reshape(shape)
+        found = plans.recall(inner)
+        same = all(
+            x is None or address_of(x) == address_of(given[name]) for name, x in operands.items()
+        )
+        if found is not None and same and flat is not None:
+            product_plan, names = found[1], found[2]
+            sizes = (rows, n, num_sets)
+            plan = _Plan(target, product_plan, names, normalize, shape, y_dtype, sizes)
+            plans.remember(key, plan)
     return y
+
+
+class _Plan(NamedTuple):
+    """The launches of a call whose operands need no copies."""
+
+    target: Target
+    product: Any
+    names: tuple[str, ...]
+    normalize: _NormalizePlan
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    sizes: tuple[int, int, int]
+
+    def launch(self, given: dict[str, Any], out: Any) -> Any:
+        xp, (rows, n, num_sets) = self.target.xp, self.sizes
+        with arguments.on_device(self.target):
+            y = xp.empty(self.shape, self.dtype) if out is None else out
+            logits = y if self.dtype == dtypes.float32 else xp.empty((rows, n), np.float32)
+            statistics = xp.empty((rows, num_sets, 2), np.float32)
+            arrays = {**given, "out": logits, "statistics": statistics}
+            self.product.launch(xp, tuple(map(arrays.get, self.names)))
+            self.normalize.launch(logits, statistics, y)
+        return y
 
 
 def _check_scale(scale: Any, a: Any, n: int) -> tuple[float, Any]:
@@ -134,19 +178,27 @@ def _matrix_view(y: Any, rows: int, n: int) -> Any:
     return view if same and product.matrix(view, ()) is not None else None
 
 
-def _normalize(target: Target, logits: Any, statistics: Any, y: Any) -> None:
+class _NormalizePlan(NamedTuple):
+    kernel: Kernel
+    grid: int
+    params: np.ndarray
+
+    def launch(self, logits: Any, statistics: Any, y: Any) -> None:
+        self.kernel(self.grid, (logits, statistics, y, self.params))
+
+
+def _normalize_plan(target: Target, logits: Any, num_sets: int, y: Any) -> _NormalizePlan:
     rows, n = y.shape
     params = np.zeros((), _PARAMS)
     # Enough blocks for all multiprocessors, as long as each has some thousand columns.
     blocks = min(-(-8 * target.multiprocessors // rows), -(-n // _BLOCK_COLUMNS))
     blocks = max(1, min(blocks, (2**31 - 1) // rows))
-    params["n"], params["num_sets"], params["blocks_per_row"] = n, statistics.shape[1], blocks
+    params["n"], params["num_sets"], params["blocks_per_row"] = n, num_sets, blocks
     for name, x in (("logits", logits), ("y", y)):
         place = product.matrix(x, ())
         params[name] = (place.row, place.col)
     params["dtype"] = DTYPE_CODES[y.dtype]
-    kernel = get_kernel(target, _NORMALIZE)
-    kernel(rows * blocks, (logits, statistics, y, by_value(params)))
+    return _NormalizePlan(get_kernel(target, _NORMALIZE), rows * blocks, by_value(params))
 
 
 _NORMALIZE = Variant("normalize_logits", (), (), _NUM_THREADS)
@@ -243,7 +295,7 @@ def _work(problem: LogitsProblem) -> Work:
 def _tasks() -> tuple[GemmTask, ...]:
     layouts = (INNER, INNER), (INNER, OUTER), (STRIDED, STRIDED)
     return tuple(
-        GemmTask(1, 4096, 4096, 4096, a, dtypes.int8, *pair, kernel="dequant_softmax")
+        GemmTask(1, 4096, 128256, 4096, a, dtypes.int8, *pair, kernel="dequant_softmax")
         for a in product.FLOAT16S
         for pair in layouts
     )

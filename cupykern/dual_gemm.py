@@ -10,7 +10,18 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from . import arguments, dtypes, gemm, inputs, matmul, nvfp4, product, reference
+from . import (
+    arguments,
+    dequantize_nvfp4,
+    dtypes,
+    gemm,
+    gemm_hopper,
+    inputs,
+    matmul,
+    nvfp4,
+    product,
+    reference,
+)
 from .gemm import AnyConfig
 from .nvfp4 import NvFp4
 from .op import Call, Draw, Op, Work
@@ -23,6 +34,7 @@ from .scaled_mm import (
     check_scales,
     product_of_scales,
     read_operand,
+    same_memory,
     scale_shapes,
 )
 
@@ -62,8 +74,7 @@ def dual_gemm_silu(
     Raises TypeError (types, dtypes) and ValueError (shapes, overlap, scales, policy, config, devices).
     Error bound: `reference.dual_gemm_silu_bound`.
     """
-    scales, numbers = arrays_and_numbers(scale_a=scale_a, scale_b=scale_b1, scale_b2=scale_b2)
-    arrays = {"a": a, "b": b1, "b2": b2, **scales}
+    arrays, numbers = arrays_and_numbers(a=(a, scale_a), b=(b1, scale_b1), b2=(b2, scale_b2))
     key, found = matmul.run_warm(
         "dual_gemm_silu", arrays, (*numbers, policy, out_dtype, config), out
     )
@@ -93,7 +104,7 @@ def dual_gemm_silu(
         out_dtype,
         out,
         config,
-        key,
+        key if same_memory((a, x), (b1, y1), (b2, y2)) else None,
         alpha=alpha,
         alpha2=alpha2,
         block_scales=blocks,
@@ -298,6 +309,8 @@ def _variants(arch: str) -> tuple[Variant, ...]:
                 task = GemmTask(1, 4096, 4096, 4096, a, b, *layouts, blocks, kernel="dual_gemm")
                 for config in gemm.configs(task, arch):
                     found[gemm.variant(task, config)] = None
+    if arch in gemm_hopper.ARCHS:
+        found.update(dict.fromkeys(dequantize_nvfp4.variants()))
     return tuple(found)
 
 
@@ -322,7 +335,7 @@ def _task(problem: DualProblem) -> GemmTask:
     blocks = check_scales(tuple(operands), tuple(batch), m, n)
     a, b1, b2 = (product.matrix(x.array, tuple(batch)) for x in operands)
     k = operands[0].shape[-1]
-    scaled = any(x.scale is not None for x in operands)
+    scaled = any(getattr(x.scale, "size", 1) > 1 for x in operands)
     return product.make_task(a, b1, math.prod(batch), m, n, k, blocks, "dual_gemm", b2, scaled)
 
 

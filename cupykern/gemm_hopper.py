@@ -6,7 +6,7 @@ The Python half of kernels_cu/gemm_hopper.cu.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,7 +49,7 @@ _PARAMS = np.dtype(  # gemm_hopper.cu: HopperParams
         *(("block_scales_a", STRIDES), ("block_scales_b", STRIDES)),
         ("epilogue", EPILOGUE),
         *((name, np.int32) for name in ("tma_stores", "group_height", "has_block_scales")),
-        ("row_bytes", np.int32),
+        *(("row_bytes", np.int32), ("num_groups", np.int64), ("groups", np.int64, (1, 4))),
     ]
 )
 _DUAL_PARAMS = np.dtype(  # dual_gemm_hopper.cu: DualHopperParams
@@ -58,6 +58,13 @@ _DUAL_PARAMS = np.dtype(  # dual_gemm_hopper.cu: DualHopperParams
         *((name, np.int64) for name in ("batch_size", "num_k_tiles", "tiles_m", "tiles_n")),
         ("epilogues", EPILOGUE, 2),
         *(("tma_stores", np.int32), ("group_height", np.int32), ("policy", np.int64)),
+        *(("num_groups", np.int64), ("groups", np.int64, (2, 4))),
+    ]
+)
+_LOGITS_PARAMS = np.dtype(  # dequant_softmax_hopper.cu: LogitsHopperParams
+    [
+        *((name, np.int64) for name in ("num_k_tiles", "tiles_m", "tiles_n", "group_height")),
+        ("epilogue", EPILOGUE),
     ]
 )
 _A, _B, _OUT, _B2 = 0, 1, 2, 9  # gemm_task.cuh: Operand
@@ -77,6 +84,7 @@ class HopperConfig:
     split_k, one tile, each of a part of k.
     turned: rows and columns of the sums change places, as where b is converted (then always): for few
     rows of a.
+    decoded: NVFP4 weights are decoded in memory before, not in registers.
     """
 
     tile_m: int
@@ -89,20 +97,38 @@ class HopperConfig:
     cluster: int = 1
     split_k: bool = False
     turned: bool = False
+    decoded: bool = False
 
     @property
     def num_threads(self) -> int:
         return 384
 
-    def shared_bytes(self, itemsize_a: int, itemsize_b: int) -> int:
-        """Dynamic shared memory of a block (gemm_hopper.cu: HopperStorage)."""
-        line = self.lines * _LINE
-        stage = self.tile_m * line + self.tile_n * line * itemsize_b // itemsize_a
+    def shared_bytes(self, task: GemmTask) -> int:
+        """Dynamic shared memory of a block (gemm_hopper.cu and others: HopperStorage)."""
+        task, line = multiplied(task, self), self.lines * _LINE
+        of_b = line * task.b.itemsize // task.a.itemsize // (2 if task.b == FP4 else 1)
+        stage = self.tile_m * line + self.tile_n * of_b
         ring = -(-(self.stages * (stage + 16) + 16) // 128) * 128
-        scales = itemsize_b == 1
-        factors = (8 * self.tile_n + 4 * self.tile_m if scales else 4 * self.tile_n + 16) + 16
-        factors *= 2 if self.ping_pong else 1
-        return _STAGING + -(-(ring + factors) // 1024) * 1024
+        if task.kernel == "gemm":  # its factors
+            scales = task.b.itemsize == 1
+            factors = 8 * self.tile_n + 4 * self.tile_m if scales else 4 * self.tile_n + 16
+            ring += (factors + 16) * (2 if self.ping_pong else 1)
+        logits = task.kernel == "dequant_softmax"
+        staging = 8 * (32 * 20 * 4 + 8 * self.tile_m) if logits else _STAGING
+        return staging + -(-ring // 1024) * 1024
+
+
+def multiplied(task: GemmTask, config: HopperConfig) -> GemmTask:
+    """`task` as the main loop sees it: an NVFP4 a is decoded in memory before, b if the config says so."""
+    if task.b != FP4:
+        return task
+    return replace(task.decoded, b=task.decoded.b if config.decoded else FP4)
+
+
+def decoded_operands(task: GemmTask, config: HopperConfig) -> tuple[str, ...]:
+    """Of NVFP4."""
+    names = ("a",) if task.a == FP4 else ()
+    return (*names, "b", "b2") if task.b == FP4 and config.decoded else names
 
 
 _16_BIT = {
@@ -135,6 +161,8 @@ _MIXED = {
     HopperConfig(16, 64, 14, share_k=True, lines=2): 7.0,
 }
 
+_LOGITS = {HopperConfig(256, 128, 4): 50.0, HopperConfig(64, 128, 6, lines=2): 13.0}
+
 
 def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:
     """The configs for a task, with the time that a multiprocessor takes for a tile.
@@ -142,6 +170,10 @@ def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:
     Few for what is rare: none for E5M2 that is converted, although the main loop could.
     """
     a, b = task.a, task.b
+    if b == FP4:
+        return _DUAL_NVFP4 if task.kernel == "dual_gemm" else _NVFP4
+    if task.kernel == "dequant_softmax":
+        return _LOGITS
     if task.kernel == "dual_gemm":
         dual = {dtypes.float8_e4m3fn: _DUAL_FP8, **dict.fromkeys(FLOAT16S, _DUAL)}
         return dual.get(a, {}) if a == b and task.layout_a == INNER else {}
@@ -156,7 +188,24 @@ def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:
 
 # Of two products, tile_n the columns of both; not measured yet either.
 _DUAL = {HopperConfig(128, 256, 4): 45.5, HopperConfig(128, 128, 6): 24.0}
-_DUAL_FP8 = {HopperConfig(128, 128, 6): 14.5}
+_DUAL_FP8 = {HopperConfig(128, 256, 4): 30.0, HopperConfig(128, 128, 6): 17.6}
+
+# NVFP4's, measured on an H200 like the others; what decoding before costs is in _estimate.
+_NVFP4 = {
+    HopperConfig(256, 128, 4): 56.5,
+    HopperConfig(64, 128, 8, lines=2): 39.5,
+    HopperConfig(128, 256, 4, decoded=True): 46.0,
+}
+_DUAL_NVFP4 = {
+    HopperConfig(256, 128, 4): 65.0,
+    HopperConfig(128, 128, 7): 55.5,
+    HopperConfig(64, 128, 8, lines=2): 41.0,
+    HopperConfig(128, 256, 4, decoded=True): 45.5,
+}
+_DECODING = 9.7e-7  # us for a number
+_FEW_ROWS = 16
+"""Up to which the portable main loop streams NVFP4 weights, and int8 ones of logits, faster: (16, 8192,
+8192) of NVFP4 in 48 us instead of 76, (16, 128256, 4096) of int8 in 155 instead of 220 (H200)."""
 
 CONFIGS = (*_16_BIT, *_16_BIT_FEW_ROWS)
 
@@ -172,6 +221,12 @@ def _turned(config: HopperConfig, task: GemmTask) -> bool:
 def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
     """Why `config` cannot compute `task` on `arch`; None: it can."""
     c = config
+    if config.decoded and task.b != FP4:
+        return "decoded is for NVFP4 weights"
+    if config.decoded and task.scaled:
+        return "Hopper's epilogue of 16-bit operands takes one scale of all"
+    codes, task = task.tma_codes, multiplied(task, config)
+    fp4 = task.b == FP4
     if arch not in ARCHS:
         return f"{arch} has neither TMA nor wgmma"
     if task.half_sums:
@@ -179,13 +234,15 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
     if dtypes.float32 in (task.a, task.b):
         return "Hopper's main loops do not multiply float32"
     fp8 = task.a in FP8 and task.b in FP8
-    if task.kernel not in ("gemm", "dual_gemm") or FP4 in (task.a, task.b):
-        return "Hopper's main loops are for products alone, and not of NVFP4"
     dual = task.kernel == "dual_gemm"
-    if dual and (task.a.itemsize != task.b.itemsize or task.block_scales):
+    if dual and not fp4 and (task.a.itemsize != task.b.itemsize or task.block_scales):
         return "two products on Hopper need operands of one size, without scales of blocks"
-    if dual and (c.share_k or c.lines != 1 or c.tile_n % 128):
+    if fp4 and (c.share_k or c.lines > 4 or not codes):
+        return "NVFP4 is decoded on the way for TMA's strides, without share_k, of at most 4 lines"
+    if dual and (c.share_k or (c.lines != 1 and not fp4) or c.tile_n % 128):
         return "two products on Hopper have no share_k or lines, and tile_n is a multiple of 128"
+    if task.kernel == "dequant_softmax" and c.share_k:
+        return "statistics of logits are of whole sums, without share_k"
     if task.block_scales and not fp8:
         return f"Hopper's main loops take scales of blocks for FP8 only; got {task.a} and {task.b}"
     if STRIDED in (task.layout_a, task.layout_b) or not task.tma:
@@ -196,7 +253,7 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         return "tiles, stages and lines must be positive"
     shared_rows = not (c.ping_pong or c.share_k)
     turned = _turned(c, task)
-    if turned and (fp8 or dual):
+    if c.turned and (fp8 or task.kernel != "gemm"):
         return "turned products are one product, and not of FP8"
     rows, cols = (c.tile_n, c.tile_m) if turned else (c.tile_m, c.tile_n)
     own = rows // 2 if shared_rows else rows
@@ -218,7 +275,7 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
             "FP8's main loop has no ping_pong, lead or lines, 64 rows a warpgroup and shares columns "
             "with whole blocks"
         )
-    if c.cluster != 1 and dual:
+    if c.cluster != 1 and task.kernel != "gemm":
         return "clusters are for one product"
     unit = 8 if (task.layout_a if turned else task.layout_b) == INNER and not c.split_k else 64
     if c.cluster not in (1, 2, 4) or cols % (c.cluster * unit if c.cluster > 1 else 1):
@@ -233,7 +290,7 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         return "share_k needs an even number of stages, at least 4, and tiles of at most 64 x 64"
     if c.lead not in range(c.stages + 1 if shared_rows else 1):
         return f"no warpgroup is {c.lead} stages ahead in a ring of {c.stages}, or with ping_pong"
-    needed, limit = c.shared_bytes(task.a.itemsize, task.b.itemsize), max_shared_bytes(arch)
+    needed, limit = c.shared_bytes(task), max_shared_bytes(arch)
     if needed > limit:
         return f"{needed} bytes of shared memory are more than the {limit} of {arch}"
     return None
@@ -274,24 +331,28 @@ def _cluster_sizes(config: HopperConfig, task: GemmTask) -> tuple[int, int]:
 
 
 def _estimate(config: HopperConfig, task: GemmTask, blocks: int) -> float:
-    """In which time the busiest block computes its tiles."""
-    return math.ceil(_num_tiles(config, task) / blocks) * _tile_times(task)[config]
+    """In which time the busiest block computes its tiles; of NVFP4 that is decoded before, with that."""
+    decoding = task.products * task.n * 4096 * _DECODING if config.decoded else 0.0
+    return decoding + math.ceil(_num_tiles(config, task) / blocks) * _tile_times(task)[config]
 
 
 def pays(task: GemmTask) -> bool:
-    """Whether the tiles are enough to keep most of a GPU busy."""
+    """Whether the tiles are enough to keep most of a GPU busy, and of some operands the rows."""
+    if (task.b == FP4 or task.kernel == "dequant_softmax") and task.m <= _FEW_ROWS:
+        return False
     tiles = max((_num_tiles(config, task) for config in _tile_times(task)), default=0)
     return 2 * tiles >= multiprocessors("sm_90a")
 
 
-def _main_loop(task: GemmTask) -> str:
+def _main_loop(task: GemmTask) -> tuple[str, ...]:
     if _converts(task):
-        return "parts/mainloop_converted_hopper.cuh"
-    return f"parts/mainloop{'_promoted' if task.a in FP8 else ''}_hopper.cuh"
+        rows = "nvfp4" if task.b == FP4 else "converted"
+        return f"parts/rows_{rows}_hopper.cuh", "parts/mainloop_converted_hopper.cuh"
+    return (f"parts/mainloop{'_promoted' if task.a in FP8 else ''}_hopper.cuh",)
 
 
 def variant(task: GemmTask, config: HopperConfig) -> Variant:
-    c = config
+    c, task = config, multiplied(task, config)
     return Variant(
         f"{task.kernel}_hopper",
         (("ElementA", dtypes.CPP_NAMES[task.a]), ("ElementB", dtypes.CPP_NAMES[task.b])),
@@ -307,10 +368,11 @@ def variant(task: GemmTask, config: HopperConfig) -> Variant:
             ("kLead", c.lead),
             ("kSplitK", c.split_k),
             ("kTurned", _turned(c, task)),
+            *([("kTwoProducts", task.products == 2)] if task.b == FP4 else []),
         ),
         c.num_threads,
         c.cluster,
-        parts=(_main_loop(task),),
+        parts=_main_loop(task),
     )
 
 
@@ -364,6 +426,8 @@ def _operand_map(
     tile_k: int,
 ) -> MapPlan:
     """Boxes as ring_hopper.cuh: OperandStage loads them."""
+    if x.dtype == FP4:
+        x, k, tile_k = x._replace(dtype=np.dtype(np.uint8)), k // 2, tile_k // 2
     line = min(_LINE // x.dtype.itemsize, tile_k if layout == INNER else tile_outer)
     if layout == INNER:
         return _map_plan(x, batch, (outer, k), (outer_step, 1), (1, tile_outer, line))
@@ -387,6 +451,13 @@ def _tma_stores(product: Product) -> bool:
 # --- plans -------------------------------------------------------------------------------------
 
 
+_PLACES = {  # in product.ARRAYS, of what the kernels take beside tensor maps
+    "gemm": (2, 3, 4, 5, 6, 8),
+    "dual_gemm": (3, 4, 5, 6, 8, 9),
+    "dequant_softmax": (2, 3, 4, 5),
+}
+
+
 class HopperPlan(NamedTuple):
     """The launch of a product, as shapes, strides, dtypes and config decide it."""
 
@@ -395,16 +466,17 @@ class HopperPlan(NamedTuple):
     grid: int
     shared_bytes: int
     maps: tuple[MapPlan | None, ...]
+    places: tuple[int, ...]
     params: np.ndarray
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
-        """arrays: product.ARRAYS, of which some are None: operands, out, and others up to the scales."""
-        count = len(self.maps)
+        """arrays: product.ARRAYS, of which some are None; those that the maps are of come first."""
         maps = (
             _NO_MAP if plan is None else plan.encode(self.target, array)
-            for plan, array in zip(self.maps, arrays[:count], strict=True)
+            for plan, array in zip(self.maps, arrays[: len(self.maps)], strict=True)
         )
-        self.kernel(self.grid, (*maps, *arrays[count - 1 : 7], self.params), self.shared_bytes)
+        args = (arrays[i] for i in self.places)
+        self.kernel(self.grid, (*maps, *args, self.params), self.shared_bytes)
 
 
 def hopper_plan(
@@ -451,8 +523,21 @@ def hopper_plan(
         for b in (p.b, p.b2)
         if b is not None
     ]
+    clusters = tiles if c.split_k else min(tiles, max(1, target.multiprocessors // c.cluster))
+    grid, kernel = clusters * c.cluster, get_kernel(target, variant(task, c))
+    shared = c.shared_bytes(task)
+    group_height = max(1, _GROUP_ROWS // _cluster_sizes(c, task)[0])
+    num_k_tiles, places = math.ceil(p.k / tile_k), _PLACES[p.kernel]
+    if p.kernel == "dequant_softmax":
+        params = np.zeros((), _LOGITS_PARAMS)
+        params["num_k_tiles"], params["group_height"] = num_k_tiles, group_height
+        params["tiles_m"], params["tiles_n"] = tiles_m, tiles_n
+        fill_epilogue(params["epilogue"], p)
+        maps = (map_a, *maps_b)
+        return HopperPlan(target, kernel, grid, shared, maps, places, by_value(params))
     map_out = None
-    if _tma_stores(p):
+    in_registers = p.b2 is not None and _converts(task)  # then threads store single numbers
+    if _tma_stores(p) and not in_registers:
         box = (1, min(c.tile_m, 64) if turned else 16, 64)  # epilogue_hopper.cuh
         map_out = _map_plan(p.out, p.batch, (p.m, p.n), (p.out.row, 1), box)
 
@@ -468,24 +553,22 @@ def hopper_plan(
         fill_epilogues(params["epilogues"], p)
         params["policy"] = p.policy
     params["batch_size"] = task.batch
-    params["num_k_tiles"] = math.ceil(p.k / tile_k)
+    params["num_k_tiles"] = num_k_tiles
     params["tiles_m"], params["tiles_n"] = tiles_m, tiles_n
     params["tma_stores"] = map_out is not None
-    params["group_height"] = max(1, _GROUP_ROWS // _cluster_sizes(c, task)[0])
+    params["group_height"] = group_height
     if p.b2 is None:
-        rows = c.tile_n if turned else rows_a
-        params["row_bytes"] = rows * tile_k * (p.b if turned else p.a).dtype.itemsize
+        rows = p.b if turned else p.a
+        row_bytes = (c.tile_n if turned else rows_a) * tile_k * rows.dtype.itemsize
+        params["row_bytes"] = row_bytes // (2 if rows.dtype == FP4 else 1)
+    params["num_groups"] = p.k // 16
+    for i, groups in enumerate((p.groups_b, p.groups_b2)[: task.products]):
+        if groups is not None:
+            params["groups"][i] = groups[1:]
     if p.block_scales:
         params["has_block_scales"] = 1
         for name, x in (("a", p.scale_a), ("b", p.scale_b)):
             if x is not None:
                 params[f"block_scales_{name}"] = (x.row, x.col)
-    return HopperPlan(
-        target=target,
-        kernel=get_kernel(target, variant(task, c)),
-        grid=(tiles if c.split_k else min(tiles, max(1, target.multiprocessors // c.cluster)))
-        * c.cluster,
-        shared_bytes=c.shared_bytes(task.a.itemsize, task.b.itemsize),
-        maps=tuple(maps.values()),
-        params=by_value(params),
-    )
+    maps = tuple(maps.values())
+    return HopperPlan(target, kernel, grid, shared, maps, places, by_value(params))

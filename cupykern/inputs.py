@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -52,6 +54,8 @@ def with_layout(x: Any, layout: str, xp: Any) -> Any:
     offset: one element off the alignment of the allocation.  broadcast: stride 0 along the first axis
     (whose first entry is repeated).
     """
+    if xp is not np and isinstance(x, np.ndarray) and x.ndim and layout != "C":
+        return _upload(with_layout(x, layout, np), xp)
     x = xp.asarray(x)
     if x.ndim == 0 or layout == "C":
         return x
@@ -71,6 +75,35 @@ def with_layout(x: Any, layout: str, xp: Any) -> Any:
     if layout == "broadcast":
         return xp.broadcast_to(x[:1], x.shape)
     raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}; got {layout!r}")
+
+
+def _upload(x: np.ndarray, xp: Any) -> Any:
+    """x in CuPy's `xp`, as far from its memory's beginning and with the same strides: one copy of bytes.
+
+    CuPy's own copies between strides are kernels that it compiles for each dtype and number of dims.
+    """
+    if not x.size:
+        return xp.asarray(x)
+    root = x
+    while isinstance(root.base, np.ndarray):
+        root = root.base
+    low, high = np.lib.array_utils.byte_bounds(root)
+    memory = np.ctypeslib.as_array((ctypes.c_uint8 * (high - low)).from_address(low))
+    start = xp.asarray(memory).data + (x.ctypes.data - low)
+    dtype = np.dtype(np.uint8) if x.itemsize == 1 else x.dtype  # CuPy moves FP8 as bytes
+    return xp.ndarray(x.shape, dtype, start, x.strides).view(x.dtype)
+
+
+def bench_options(op: str, text: str, legal: Sequence[str]) -> tuple[str, set[str]]:
+    """A bench row's dtype and its options, of `legal`: of "float32:a+b" float32 and {"a", "b"}.
+
+    Raises ValueError for other options.
+    """
+    name, _, rest = text.partition(":")
+    chosen = set(rest.split("+")) if rest else set()
+    if unknown := chosen - set(legal):
+        raise ValueError(f"{op} has no bench option {', '.join(sorted(unknown))}")
+    return name, chosen
 
 
 def bench_values(shape: tuple[int, ...], dtype: np.dtype, seed: int, xp: Any) -> Any:

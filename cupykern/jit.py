@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
 
 from kernels_cu import Variant
 
+from . import plans
 from .targets import Kernel, Target
 
 _kernels: dict[tuple[Target, Variant], Kernel] = {}
@@ -16,6 +21,10 @@ os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # a thread that compi
 
 def get_kernel(target: Target, variant: Variant) -> Kernel:
     """The kernel of `variant` on `target`.  Raises targets.CompileError."""
+    recorded = _recorded.get()
+    if recorded is not None:
+        recorded[variant] = None
+        return _NoKernel()
     key = (target, variant)
     kernel = _kernels.get(key)
     if kernel is None:
@@ -24,6 +33,30 @@ def get_kernel(target: Target, variant: Variant) -> Kernel:
             if kernel is None:
                 kernel = _kernels[key] = target.compile(variant)
     return kernel
+
+
+class _NoKernel:
+    usage = None
+
+    def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
+        pass
+
+
+_recorded: ContextVar[dict[Variant, None] | None] = ContextVar("cupykern_recorded", default=None)
+
+
+@contextmanager
+def recording() -> Iterator[dict[Variant, None]]:
+    """Within the block this thread's calls compile and launch nothing, and their results are whatever was
+    in memory; the variants that they would launch are the keys of the dictionary.  All plans go."""
+    variants: dict[Variant, None] = {}
+    plans.clear()
+    token = _recorded.set(variants)
+    try:
+        yield variants
+    finally:
+        _recorded.reset(token)
+        plans.clear()  # some hold a kernel that is none
 
 
 def clear() -> None:

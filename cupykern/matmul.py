@@ -13,6 +13,7 @@ import numpy as np
 from kernels_cu import Variant
 
 from . import arguments, dtypes, gemm, inputs, plans, product, reference
+from .dequantize_nvfp4 import DecodedPlan
 from .gemm import AnyConfig, GemmPlan
 from .gemm_hopper import HopperPlan
 from .numerics import namespace
@@ -173,7 +174,9 @@ def run(
 
 
 @plans.cached
-def _plan(target: Target, call: Product, config: AnyConfig | None) -> GemmPlan | HopperPlan | None:
+def _plan(
+    target: Target, call: Product, config: AnyConfig | None
+) -> GemmPlan | HopperPlan | DecodedPlan | None:
     return gemm.gemm_plan(target, call, config)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from .row_configs import (
 from .rows import (
     DTYPE_CODES,
     Operand,
+    RowLayout,
     RowPlan,
     bench_shapes,
     contiguous_operand,
@@ -37,7 +38,7 @@ from .targets import Target
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
-_PARAMS = np.dtype(  # normalize.cu: NormParams
+_PARAMS = np.dtype(  # norm_params.cuh: NormParams
     [
         ("layout", layout_dtype(5)),
         ("num_chunks", np.int64),
@@ -48,7 +49,7 @@ _PARAMS = np.dtype(  # normalize.cu: NormParams
         ("weight_dtype", np.int32),
         ("bias_dtype", np.int32),
         ("compensated", np.int32),
-        ("padding", np.int32),
+        ("stages", np.int32),
     ]
 )
 
@@ -305,15 +306,18 @@ def _make_norm(
     if layout is None:
         return None
     columns = [array for array in (weight, bias) if array is not None]
+    quantized = options.quantized is not None
     plain = (
-        y.dtype == x.dtype
+        (y.dtype == x.dtype or quantized)
         and not (options.compensated or options.return_stats)
         and all(a.dtype == x.dtype and _is_aligned(operand(a)) for a in columns)
     )
     has_residual = residual is not None
     held = 1 + has_residual
     if config is not None:
-        check_config(config, target.arch, x.itemsize, layout, plain, held)
+        check_config(config, target.arch, x.itemsize, layout, plain, held, with_weights=True)
+        if quantized and not _quantizes(config):
+            raise ValueError("config does not fit: plain rows are quantized by one block each")
     else:
         config = tuned_config(
             *(
@@ -324,11 +328,13 @@ def _make_norm(
                 plain,
                 held,
             ),
-            lambda: admissible_configs(target.arch, x.itemsize, layout, plain, held, True),
-            lambda config: _variant(x.dtype, options.centered, config),
+            lambda: _admissible(
+                target.arch, x.itemsize, layout, plain, held, options.centered, quantized
+            ),
+            lambda config: _variant(x.dtype, options.centered, config, quantized),
             rounds="to FP32" if options.quantized is None else "by row",
         )
-    if config.split_rows and options.quantized is not None:
+    if config.split_rows and quantized:
         return None  # a row's scale is known only when all of it has been normalised
     params = np.zeros((), _PARAMS)
     params["eps"] = eps
@@ -338,15 +344,43 @@ def _make_norm(
             params[f"{name}_dtype"] = DTYPE_CODES[array.dtype]
             params[f"{name}_stride"] = array.strides[0] // array.itemsize
     params["compensated"] = options.compensated
-    variant = _variant(x.dtype, options.centered, config)
+    variant = _variant(x.dtype, options.centered, config, quantized)
     shared_bytes = held * config.shared_bytes(x.itemsize)
     statistic_bytes = 16 if options.centered else 4
     plan = row_plan(target, variant, config, layout, params, statistic_bytes, shared_bytes)
     return _Norm(plan, y.dtype, options, has_residual)
 
 
-def _variant(dtype: np.dtype, centered: bool, config: RowConfig) -> Variant:
-    return row_variant("normalize", dtype, config, (("kCentered", centered),))
+def _variant(dtype: np.dtype, centered: bool, config: RowConfig, quantized: bool) -> Variant:
+    quantized = quantized and config.plain  # other variants do either
+    constants = (("kCentered", centered),)
+    if config.stages:
+        return row_variant("normalize", dtype, config, constants)
+    if quantized and config.min_blocks > 1:  # 64 registers
+        config = replace(config, min_blocks=max(1, 1024 // config.num_threads))
+    return row_variant("normalize", dtype, config, (*constants, ("kQuantized", quantized)))
+
+
+def _quantizes(config: RowConfig) -> bool:
+    """Whether rms_norm quantizes by `config`: plain rows only where a block has all of one."""
+    return not config.plain or (config.cluster_size == 1 and not config.stages)
+
+
+def _admissible(
+    arch: str,
+    itemsize: int,
+    layout: RowLayout,
+    plain: bool,
+    held: int,
+    centered: bool,
+    quantized: bool,
+) -> tuple[RowConfig, ...]:
+    configs = admissible_configs(arch, itemsize, layout, plain, held, with_weights=True)
+    if quantized:
+        return tuple(config for config in configs if _quantizes(config))
+    # Measured: in clusters of 8 only layer_norm is faster by blocks that stay for many rows.
+    late = [c for c in configs if c.stages and c.cluster_size < 16 and not centered]
+    return (*(c for c in configs if c not in late), *late)
 
 
 def _is_aligned(column: Operand) -> bool:
@@ -440,12 +474,28 @@ def _draw(draw: Draw, centered: bool, residual: bool | None) -> NormProblem:
 def _bench_problem(
     shape: tuple[int, ...], dtype: str, centered: bool, residual: bool
 ) -> NormProblem:
+    """dtype: and after a colon options, with plus signs: "shifted" (a mean of 1e4); of layer_norm
+    "compensated", of rms_norm what it is quantized to.
+    """
     if not shape:
         raise ValueError("a norm needs a shape of at least one dim")
+    name = "layer_norm" if centered else "rms_norm"
+    own = ("compensated",) if centered else tuple(dtypes.QUANTIZED)
+    dtype, options = inputs.bench_options(name, dtype, ("shifted", *own))
     dtypes.resolve(dtype, "dtype", DTYPES)
-    bias_dtype = dtype if centered else None
+    formats = options & set(dtypes.QUANTIZED)
+    if len(formats) > 1:
+        raise ValueError(f"at most one format; got {', '.join(sorted(formats))}")
     return NormProblem(
-        shape, dtype, weight_dtype=dtype, bias_dtype=bias_dtype, residual=residual, kind="bench"
+        shape,
+        dtype,
+        weight_dtype=dtype,
+        bias_dtype=dtype if centered else None,
+        residual=residual,
+        mean=1e4 if "shifted" in options else 0.0,
+        compensated="compensated" in options,
+        quantize=next(iter(formats), None),
+        kind="bench",
     )
 
 
@@ -457,7 +507,8 @@ def _inputs(problem: NormProblem, seed: int, xp: Any) -> Call:
 
     def make(seed: int) -> Any:
         if problem.kind == "bench":
-            return inputs.bench_values(problem.shape, dtype, seed, xp)
+            x = inputs.bench_values(problem.shape, dtype, seed, xp)
+            return x + dtype.type(problem.mean) if problem.mean else x
         x = inputs.values(problem.kind, problem.shape, dtype, seed).astype(np.float32)
         with np.errstate(over="ignore"):
             large = np.isfinite(x) & (np.abs(x) > _LARGEST_SQUARED)
@@ -505,23 +556,26 @@ def _work(problem: NormProblem) -> Work:
 
 def _variants(arch: str, centered: bool) -> tuple[Variant, ...]:
     return tuple(
-        _variant(dtype, centered, config)
+        _variant(dtype, centered, config, quantized)
         for dtype in DTYPES
         for config in row_configs(arch, dtype.itemsize, with_weights=True)
+        for quantized in (False, True)
+        if not quantized or (not centered and config.plain and _quantizes(config))
     )
 
 
-def _configs(problem: NormProblem, arch: str) -> tuple[RowConfig, ...]:
+def _configs(problem: NormProblem, arch: str, centered: bool) -> tuple[RowConfig, ...]:
     itemsize = dtypes.NAMES[problem.dtype].itemsize
     x = contiguous_operand(problem.shape, itemsize)
     layout = row_layout(problem.shape, len(problem.shape) - 1, (x,) * 5, (1, 2, 3))
     plain = (
-        not (problem.compensated or problem.return_stats or problem.quantize)
+        not (problem.compensated or problem.return_stats)
         and problem.out_dtype in (None, problem.dtype)
         and {problem.weight_dtype, problem.bias_dtype} <= {None, problem.dtype}
     )
     held = 1 + problem.residual
-    return admissible_configs(arch, itemsize, layout, plain, held, with_weights=True)
+    quantized = problem.quantize is not None
+    return _admissible(arch, itemsize, layout, plain, held, centered, quantized)
 
 
 def _sample(
@@ -551,8 +605,10 @@ def _op(name: str, run: Any, centered: bool, residual: bool | None) -> Op:
         inputs=_inputs,
         work=_work,
         variants=lambda arch: _variants(arch, centered),
-        configs=_configs,
-        variant=lambda problem, config: _variant(dtypes.NAMES[problem.dtype], centered, config),
+        configs=lambda problem, arch: _configs(problem, arch, centered),
+        variant=lambda problem, config: _variant(
+            dtypes.NAMES[problem.dtype], centered, config, problem.quantize is not None
+        ),
         sample=_sample,
     )
 

@@ -78,9 +78,35 @@ def namespace(array: Any) -> Any:
     return np
 
 
+def to_numpy(x: Any) -> np.ndarray:
+    """A copy of a cupy array, a numpy array itself."""
+    if isinstance(x, np.ndarray):
+        return x
+    return x.view(np.uint8).get().view(x.dtype) if x.dtype.itemsize == 1 else x.get()
+
+
+_WIDEN = """
+const unsigned int bits = (unsigned int)code << (32 - 8 * sizeof(code));
+const unsigned int magnitude = bits & 0x7fffffffu;
+const double unit = __longlong_as_double(0x36a0000000000000ll);  // 2^-149
+const double value = magnitude < 0x00800000u ? magnitude * unit : __uint_as_float(magnitude);
+y = bits >> 31 ? -value : value;
+"""
+
+
+@cache
+def _widen() -> Any:
+    """The codes of bfloat16 or float32 in FP64: what CuPy compiles flushes FP32 subnormals."""
+    import cupy
+
+    return cupy.ElementwiseKernel("T code", "float64 y", _WIDEN, "cupykern_widen")
+
+
 def as_float64(x: Any) -> Any:
-    """x in FP64, in its own namespace; also of the FP8 arrays that CuPy cannot convert."""
+    """x in FP64, exactly, in its own namespace; also of the FP8 arrays that CuPy cannot convert."""
     xp = namespace(x)
+    if xp is not np and x.dtype in (dtypes.bfloat16, dtypes.float32):
+        return _widen()(x.view(f"u{x.itemsize}"))
     if xp is not np and x.dtype in (dtypes.float8_e4m3fn, dtypes.float8_e5m2):
         codes = xp.asarray(np.arange(256, dtype=np.uint8).view(x.dtype).astype(np.float64))
         return codes[x.view(np.uint8)]

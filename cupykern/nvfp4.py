@@ -69,6 +69,13 @@ class NvFp4:
         else:
             arguments.finite_float("global_scale", scale, 1.0)
 
+    @classmethod
+    def unchecked(cls, data: Any, scale: Any, layout: str, global_scale: Any) -> NvFp4:
+        """Of arrays that are known to fit."""
+        x = object.__new__(cls)
+        x.__dict__.update(data=data, scale=scale, layout=layout, global_scale=global_scale)
+        return x
+
     @property
     def shape(self) -> tuple[int, ...]:
         """(..., rows, K)"""

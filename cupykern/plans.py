@@ -77,6 +77,11 @@ def find(
         return None, None
 
 
+def recall(key: tuple[Any, ...] | None) -> Any:
+    """What `remember` kept under `key`, or None."""
+    return None if key is None else _warm.get(key)
+
+
 def remember(key: tuple[Any, ...] | None, known: Any) -> None:
     """Keep `known` for calls whose key `find` gave; None: for none."""
     if key is not None:

@@ -6,7 +6,7 @@ Shared by every main loop and every op that multiplies matrices.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -198,6 +198,8 @@ class GemmTask:
     tma: whether Hopper's main loops can: TMA walks the operands' strides, if their layouts are not
     STRIDED, and there are no scales that their epilogue does not know.
     kernel: which computes it; of dual_gemm, n is one product's.
+    tma_codes, scaled: of an NVFP4 b: whether TMA walks its codes, and whether the other operand has scales
+    of rows or columns.
     """
 
     batch: int
@@ -212,10 +214,20 @@ class GemmTask:
     tma: bool = True
     kernel: str = "gemm"
     half_sums: bool = False
+    tma_codes: bool = True
+    scaled: bool = False
 
     @property
     def products(self) -> int:
         return 2 if self.kernel == "dual_gemm" else 1
+
+    @property
+    def decoded(self) -> GemmTask:
+        """Of NVFP4 operands as 16-bit numbers in memory."""
+        if self.b != FP4:
+            return self
+        dtype = compute_dtype(self.a, self.b)
+        return replace(self, a=dtype, b=dtype)
 
 
 def make_task(
@@ -230,20 +242,30 @@ def make_task(
     b2: Matrix | None = None,
     scaled: bool = False,
 ) -> GemmTask:
-    """scaled: whether there are arrays of scales."""
+    """scaled: whether there are arrays of scales of more than one element."""
     layout_a, layout_b = layouts(a, b, k, m, n, block_scales)
     if b2 is not None and b2.dtype != FP4:
         same = layouts(a, b2, k, m, n, block_scales) == (layout_a, layout_b)
         if not (same and dual_by_vectors(a.dtype, b.dtype, layout_a, layout_b, block_scales)):
             layout_a = layout_b = STRIDED
-    tma = _tma_walks(a, layout_a, m, k) and all(
+    tma = (a.dtype == FP4 or _tma_walks(a, layout_a, m, k)) and all(
         _tma_walks(x._replace(row=x.col, col=x.row), layout_b, n, k)
+        for x in (b, b2)
+        if x is not None and x.dtype != FP4  # which is decoded before
+    )
+    # Hopper's epilogue of 16-bit operands takes one scale of all.
+    tma = tma and not (scaled and b.dtype in FLOAT16S)
+    task = GemmTask(batch, m, n, k, a.dtype, b.dtype, layout_a, layout_b, block_scales, tma, kernel)
+    if b.dtype != FP4:
+        return task
+    codes = all(
+        x.aligned
+        and x.col % ALIGNMENT == 0
+        and _tma_walks(x._replace(row=x.col, col=x.row), INNER, n, k)
         for x in (b, b2)
         if x is not None
     )
-    # Hopper's epilogue of 16-bit operands takes no scales: those of two products only may have them.
-    tma = tma and not (scaled and b.dtype in FLOAT16S)
-    return GemmTask(batch, m, n, k, a.dtype, b.dtype, layout_a, layout_b, block_scales, tma, kernel)
+    return replace(task, tma_codes=codes, scaled=scaled)
 
 
 def _tma_walks(x: Matrix, layout: int, outer: int, k: int) -> bool:

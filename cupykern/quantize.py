@@ -326,10 +326,19 @@ def _draw_problem(draw: Draw) -> QuantizeProblem:
 
 
 def _bench_problem(shape: tuple[int, ...], dtype: str) -> QuantizeProblem:
+    """dtype: and after a colon options, with plus signs: a format, a granularity."""
     if len(shape) < 2:
         raise ValueError("quantize needs a shape of at least two dims")
+    options = (*dtypes.QUANTIZED, *GRANULARITIES)
+    dtype, chosen = inputs.bench_options("quantize", dtype, options)
     dtypes.resolve(dtype, "dtype", DTYPES)
-    return QuantizeProblem(shape=shape, dtype=dtype, kind="bench")
+    picked = []
+    for legal, otherwise in ((dtypes.QUANTIZED, "e4m3"), (GRANULARITIES, "row")):
+        names = chosen & set(legal)
+        if len(names) > 1:
+            raise ValueError(f"at most one of {', '.join(sorted(names))}")
+        picked.append(next(iter(names), otherwise))
+    return QuantizeProblem(shape, dtype, *picked, kind="bench")
 
 
 def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kernels_cu import Variant
 
-from . import arguments, arrays, dtypes, inputs, nvfp4, reference
+from . import arguments, arrays, dtypes, inputs, nvfp4, plans, reference
+from .arrays import address_of
 from .choice import choose
 from .jit import get_kernel
 from .nvfp4 import GROUP, NvFp4
 from .op import Call, Draw, Op, Work
 from .product import Groups, groups, matrix
-from .targets import Target, by_value
+from .targets import Kernel, Target, by_value
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 _LARGEST, _ENCODE = np.int64(0), np.int64(1)  # quantize_nvfp4.cu: Pass
@@ -34,12 +35,16 @@ _PARAMS = np.dtype(  # quantize_nvfp4.cu: QuantizeParams
 
 @dataclass(frozen=True)
 class NvFp4Config:
-    """Blocks of num_threads threads, each with a group of 16 numbers."""
+    """Blocks of num_threads threads, at most num_blocks on a multiprocessor, which walk through groups of
+    16 numbers."""
 
     num_threads: int = 256
+    num_blocks: int = 6
 
 
-CONFIGS = (NvFp4Config(),)
+def configs(dtype: np.dtype) -> tuple[NvFp4Config, ...]:
+    """Of inputs of `dtype`: as many blocks as registers allow."""
+    return (NvFp4Config(num_blocks=6 if dtype.itemsize == 2 else 4),)
 
 
 def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None = None) -> NvFp4:
@@ -59,6 +64,9 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None 
     Raises TypeError (types, dtypes) and ValueError (shape, layout, config).  Error bound:
     `reference.quantize_nvfp4_bound`.
     """
+    key, plan = plans.find("quantize_nvfp4", (x,), (layout, config))
+    if plan is not None:
+        return plan.launch(x)
     target = arguments.target_of("x", x)
     dtypes.resolve(x.dtype, "x's dtype", DTYPES)
     if layout not in nvfp4.LAYOUTS:
@@ -69,11 +77,13 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None 
     xp, (*outer, rows, k) = target.xp, x.shape
     with arguments.on_device(target):
         scale_shape = nvfp4.scale_shape(x.shape, layout)
-        data = xp.empty((*outer, rows, k // 2), np.uint8)
-        scale = arrays.empty_of(xp, scale_shape, dtypes.float8_e4m3fn)
         if x.size == 0:
+            data = xp.empty((*outer, rows, k // 2), np.uint8)
+            scale = arrays.empty_of(xp, scale_shape, dtypes.float8_e4m3fn)
             return NvFp4(data, scale, layout, xp.ones((), np.float32))
         batch = math.prod(outer)
+        if batch * (rows + 127) >= 2**32:
+            raise ValueError(f"x must have less than 2^32 rows; got {batch * rows}")
         flat = x.reshape(batch, rows, k)
         place = matrix(flat, (batch,))
         if place is None:  # rare: a stride of some odd number of bytes
@@ -81,16 +91,38 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None 
             place = matrix(flat, (batch,))
         steps = groups(place._replace(row=k // GROUP), k, layout == "blocked")
         params = _params(batch, rows, k, place, steps, math.prod(scale_shape) // batch, layout)
-        num_groups = batch * rows * k // GROUP
-        num_partials = min(-(-num_groups // config.num_threads), 2 * target.multiprocessors)
-        params["num_partials"] = num_partials
-        partials, global_scale = xp.empty(num_partials, np.float32), xp.empty((), np.float32)
-        kernel = get_kernel(target, _variant_of(x.dtype, config))
-        args = (flat, data, scale, global_scale, partials, by_value(params))
-        kernel(num_partials, (*args, _LARGEST))
         threads = batch * int(params["scale_rows"] * params["scale_groups"])
-        kernel(-(-threads // config.num_threads), (*args, _ENCODE))
-    return NvFp4(data, scale, layout, global_scale)
+        grid = min(-(-threads // config.num_threads), config.num_blocks * target.multiprocessors)
+        params["num_partials"] = grid
+        kernel = get_kernel(target, _variant_of(x.dtype, config))
+        shape = (*outer, rows, k // 2)
+        plan = _Plan(target, kernel, grid, shape, scale_shape, layout, by_value(params))
+        plans.remember(key if address_of(flat) == address_of(x) else None, plan)
+    return plan.launch(flat)
+
+
+class _Plan(NamedTuple):
+    """The launches of a call, as x's shape, strides and dtype and the config decide them."""
+
+    target: Target
+    kernel: Kernel
+    grid: int
+    shape: tuple[int, ...]
+    scale_shape: tuple[int, ...]
+    layout: str
+    params: np.ndarray
+
+    def launch(self, x: Any) -> NvFp4:
+        xp = self.target.xp
+        with arguments.on_device(self.target):
+            data = xp.empty(self.shape, np.uint8)
+            scale = arrays.empty_of(xp, self.scale_shape, dtypes.float8_e4m3fn)
+            numbers = xp.empty(self.grid + 1, np.float32)
+            partials, global_scale = numbers[1:], numbers[:1].reshape(())
+            args = (x, data, scale, global_scale, partials, self.params)
+            self.kernel(self.grid, (*args, _LARGEST))
+            self.kernel(self.grid, (*args, _ENCODE))
+        return NvFp4.unchecked(data, scale, self.layout, global_scale)
 
 
 def _params(
@@ -116,7 +148,7 @@ def _check_config(config: Any, target: Target, x: Any, layout: str) -> NvFp4Conf
             target,
             {"size": x.size},
             {"dtype": x.dtype.name, "layout": layout},
-            lambda: CONFIGS,
+            lambda: configs(x.dtype),
             lambda config: _variant_of(x.dtype, config),
         )
     if not isinstance(config, NvFp4Config):
@@ -126,12 +158,18 @@ def _check_config(config: Any, target: Target, x: Any, layout: str) -> NvFp4Conf
             f"config does not fit: num_threads must be a multiple of 64 up to 1024; "
             f"got {config.num_threads}"
         )
+    if config.num_blocks < 1:
+        raise ValueError(
+            f"config does not fit: num_blocks must be positive; got {config.num_blocks}"
+        )
     return config
 
 
-def _variant_of(dtype: np.dtype, config: NvFp4Config = CONFIGS[0]) -> Variant:
+def _variant_of(dtype: np.dtype, config: NvFp4Config) -> Variant:
     types = (("Element", dtypes.CPP_NAMES[dtype]),)
-    return Variant("quantize_nvfp4", types, (), config.num_threads)
+    together = (1536 if dtype.itemsize == 2 else 1024) // config.num_threads
+    blocks = max(1, min(config.num_blocks, together))
+    return Variant("quantize_nvfp4", types, (), config.num_threads, min_blocks=blocks)
 
 
 # --- the op's record -----------------------------------------------------------------------------
@@ -198,8 +236,8 @@ OP = Op(
     bench_shapes=_bench_shapes,
     inputs=_inputs,
     work=_work,
-    variants=lambda arch: tuple(map(_variant_of, DTYPES)),
-    configs=lambda problem, arch: CONFIGS,
+    variants=lambda arch: tuple(_variant_of(x, config) for x in DTYPES for config in configs(x)),
+    configs=lambda problem, arch: configs(dtypes.NAMES[problem.dtype]),
     variant=lambda problem, config: _variant_of(dtypes.NAMES[problem.dtype], config),
     # Every scale depends on all of x.
     sample=lambda call, outputs, max_elements, seed: (call, outputs),

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from .rows import RowLayout
 
 VECTOR_BYTES = 16
+_STREAM_STATIC_BYTES = 3 * 1024  # what the system takes of each block's included
+_STREAM_ARCHS = ("sm_90a", "host")
+MAX_STAGES = 16  # row_stream.cuh: kMaxStages
 _STATIC_SHARED_BYTES = 20 * 1024  # at most: what the warps and blocks of 32 rows exchange
 
 
@@ -31,6 +34,7 @@ class RowConfig:
     min_blocks: that a multiprocessor must hold, a cap on registers.
     lanes_across_rows: neighbouring threads on neighbouring rows.  split_rows: rows of any length, cut
     into chunks, in three launches.  plain: for calls without options, whose rows lie at one stride in whole, aligned vectors.
+    stages: not 0: blocks stay for many rows, of which shared memory holds up to so many (row_stream.cuh).
     """
 
     num_threads: int
@@ -42,6 +46,7 @@ class RowConfig:
     lanes_across_rows: bool = False
     split_rows: bool = False
     plain: bool = False
+    stages: int = 0
 
     @property
     def rows_per_block(self) -> int:
@@ -54,8 +59,13 @@ class RowConfig:
         return vectors * self.vector_width
 
     def shared_bytes(self, itemsize: int) -> int:
-        """Dynamic shared memory of a block, in bytes (row.cuh: RowStorage)."""
+        """Dynamic shared memory of a block, in bytes (row.cuh: RowStorage); of a stage."""
         return self.num_threads * self.vectors_per_thread * self.vector_width * itemsize
+
+    def stages_that_fit(self, arch: str, stage_bytes: int) -> int:
+        """How many stages a block has room for, of those that it should have."""
+        room = max_shared_bytes(arch) // self.min_blocks - _STREAM_STATIC_BYTES
+        return min(self.stages, room // stage_bytes)
 
     @property
     def constants(self) -> tuple[tuple[str, int], ...]:
@@ -132,6 +142,12 @@ CLUSTERS_WITH_WEIGHTS: dict[int, Table] = {
     ),
 }
 """Where it also reads as many weights, perhaps a residual: those of 16 or 32 elements are for that."""
+# (num_threads, elements_per_thread, cluster_size, min_blocks), likewise; for rows that fill more than half.
+STREAMS: dict[int, Table] = {
+    2: ((512, 32, 16, 2), (1024, 16, 16, 1)),
+    4: ((1024, 8, 8, 1), (1024, 16, 16, 1)),
+}
+"""Blocks that stay for many rows: where a row with its weights is too long for anything else."""
 _ELEMENTS = ((128, 32, 16, 1), (256, 256, 16, 1), (512, 512, 32, 1))
 _ACROSS = ((256, 8, 16, 1), (512, 16, 32, 1))
 
@@ -143,7 +159,15 @@ def row_configs(arch: str, itemsize: int, with_weights: bool = False) -> tuple[R
     clusters = (CLUSTERS_WITH_WEIGHTS if with_weights else CLUSTERS)[itemsize]
     width = VECTOR_BYTES // itemsize
     shared = _whole_rows(arch, blocks[1::2] + clusters[1::2], width)
+    # Not of the host's own choice: its blocks run one after another.
+    stream_table = STREAMS[itemsize] if with_weights and arch == "sm_90a" else ()
     return (
+        *(
+            RowConfig(
+                threads, threads, width, elements // width, cluster, blocks_, plain=True, stages=8
+            )
+            for threads, elements, cluster, blocks_ in stream_table
+        ),
         *_whole_rows(arch, blocks + clusters, width, plain=True),
         *_rows_of_any_length(arch, itemsize, shared),
         *_rows_of_any_length(arch, itemsize, _whole_rows(arch, _ELEMENTS, 1)),
@@ -195,11 +219,15 @@ def refusal(
     layout: RowLayout,
     plain: bool,
     arrays_held: int = 1,
+    with_weights: bool = False,
 ) -> str | None:
-    """Why `config` cannot walk the rows of `layout` on `arch`; None: it can."""
+    """Why `config` cannot walk the rows of `layout` on `arch`; None: it can.
+
+    with_weights: the op's rows have weights, and a kernel whose blocks stay for many rows.
+    """
     c = config
     sizes = (c.num_threads, c.threads_per_row, c.vectors_per_thread, c.cluster_size, c.min_blocks)
-    if min(sizes) < 1:
+    if min(sizes) < 1 or c.stages < 0:
         return "threads, vectors, blocks and clusters must be positive"
     if c.num_threads > 1024 or c.num_threads % c.threads_per_row or c.num_threads % 32:
         return (
@@ -226,6 +254,10 @@ def refusal(
     needed = layout.num_cols + layout.max_head
     if not c.split_rows and c.chunk < needed:
         return f"{c.chunk} elements are fewer than a row's {needed}"
+    if c.stages and not with_weights:
+        return "stages are for the norms"
+    if c.stages:
+        return _stream_refusal(c, arch, itemsize, layout, plain, arrays_held)
     held = arrays_held * c.shared_bytes(itemsize)
     most = max_shared_bytes(arch) - _STATIC_SHARED_BYTES
     if held > most:
@@ -235,13 +267,37 @@ def refusal(
     return None
 
 
+def _stream_refusal(
+    c: RowConfig, arch: str, itemsize: int, layout: RowLayout, plain: bool, arrays_held: int
+) -> str | None:
+    """What refusal says of a config with stages, besides."""
+    if arch not in _STREAM_ARCHS:
+        return f"stages need one of {', '.join(_STREAM_ARCHS)}; got {arch}"
+    if not c.plain or c.split_rows or c.rows_per_block != 1:
+        return "stages need plain, whole rows, and threads_per_row to be num_threads"
+    if c.stages > MAX_STAGES:
+        return f"there are at most {MAX_STAGES} stages; got {c.stages}"
+    stage_bytes = arrays_held * c.shared_bytes(itemsize)
+    if c.stages_that_fit(arch, stage_bytes) < 2:
+        return f"two stages of {stage_bytes} bytes do not fit"
+    if not (plain and layout.plain):
+        return "plain is for calls without options, of aligned rows of whole vectors"
+    return None
+
+
 def check_config(
-    config: Any, arch: str, itemsize: int, layout: RowLayout, plain: bool, arrays_held: int = 1
+    config: Any,
+    arch: str,
+    itemsize: int,
+    layout: RowLayout,
+    plain: bool,
+    arrays_held: int = 1,
+    with_weights: bool = False,
 ) -> RowConfig:
     """`config`, if it can walk the rows.  Raises TypeError and ValueError, with the reason."""
     if not isinstance(config, RowConfig):
         raise TypeError(f"config must be a RowConfig; got {type(config).__name__}")
-    if reason := refusal(config, arch, itemsize, layout, plain, arrays_held):
+    if reason := refusal(config, arch, itemsize, layout, plain, arrays_held, with_weights):
         raise ValueError(f"config does not fit: {reason}")
     return config
 
@@ -283,13 +339,17 @@ def admissible_configs(
 
     plain: the call has no options, so that configs for such calls serve too.
     arrays_held: how many rows a block holds of each, in shared memory.
+    with_weights: as of `refusal`.
     """
     most = max_shared_bytes(arch) - _STATIC_SHARED_BYTES
     configs = [
         config
         for config in row_configs(arch, itemsize, with_weights)
-        if refusal(config, arch, itemsize, layout, plain, arrays_held) is None
+        if refusal(config, arch, itemsize, layout, plain, arrays_held, with_weights) is None
     ]
+    streams = [c for c in configs if c.stages]
+    configs = [c for c in configs if not c.stages]
+    for_this = [c for c in streams if 2 * layout.num_cols > c.chunk]
     # Of clusters those first of which a multiprocessor holds three blocks.
     crowded = [
         config
@@ -297,4 +357,5 @@ def admissible_configs(
         if config.cluster_size > 1 and 3 * arrays_held * config.shared_bytes(itemsize) > most
     ]
     roomy = [c for c in configs if c not in crowded and not c.split_rows]
-    return (*roomy, *crowded, *(c for c in configs if c.split_rows))
+    others = [c for c in streams if c not in for_this]
+    return (*for_this, *roomy, *crowded, *(c for c in configs if c.split_rows), *others)

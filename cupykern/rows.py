@@ -73,13 +73,21 @@ def row_plan(
     statistic_bytes: int,
     shared_bytes: int,
 ) -> RowPlan:
-    """The plan of a row kernel; sets the fields `layout` and `num_chunks` of `params`."""
+    """The plan of a row kernel; sets the fields `layout`, `num_chunks` and `stages` of `params`.
+
+    shared_bytes: of a block; with stages, of one.
+    """
+    kernel = get_kernel(target, variant)
     num_chunks = -(-(layout.num_cols + layout.max_head) // config.chunk)
     num_groups = -(-layout.num_rows // config.rows_per_block)
     params["layout"] = layout.struct()
     params["num_chunks"] = num_chunks
+    if config.stages:  # no block waits for another to end
+        params["stages"] = config.stages_that_fit(target.arch, shared_bytes)
+        shared_bytes *= int(params["stages"])
+        num_groups = min(num_groups, kernel.blocks_at_once(shared_bytes) // config.cluster_size)
     return RowPlan(
-        kernel=get_kernel(target, variant),
+        kernel=kernel,
         num_rows=layout.num_rows,
         num_chunks=num_chunks,
         split=config.split_rows,
@@ -96,7 +104,7 @@ def row_variant(
 ) -> Variant:
     """The variant of a row kernel; constants: those that it has besides row.cuh's."""
     return Variant(
-        kernel,
+        kernel + "_stream" if config.stages else kernel,
         (("Element", dtypes.CPP_NAMES[x_dtype]),),
         constants + config.constants,
         config.num_threads,

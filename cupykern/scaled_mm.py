@@ -10,7 +10,17 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from . import arguments, dtypes, gemm, matmul, nvfp4, product, reference
+from . import (
+    arguments,
+    dequantize_nvfp4,
+    dtypes,
+    gemm,
+    gemm_hopper,
+    matmul,
+    nvfp4,
+    product,
+    reference,
+)
 from .arrays import address_of
 from .gemm import BLOCK, AnyConfig
 from .nvfp4 import NvFp4
@@ -38,7 +48,8 @@ def scaled_mm(
     a: (..., M, K), b: (..., K, N), batches broadcast.  Both FP8 (float8_e4m3fn, float8_e5m2), both
         int8, or a float16 or bfloat16 and b FP8 or int8, which is converted inside the kernel.  Or an
         NvFp4 with an NvFp4 or with float16 or bfloat16 on either side: its numbers, exact in FP16 and
-        BF16, are decoded inside the kernel, its global scale is part of the epilogue.
+        BF16, are decoded inside the kernel (on Hopper, for more than 16 rows: an NvFp4 a, and b for very
+        many rows, in memory before, two bytes a number), its global scale is part of the epilogue.
     scale_a, scale_b: what a stored number is multiplied with; None: 1.  A finite number; or a float32
         array of one element, (..., M, 1) of rows and (..., 1, N) of columns; or, for blocks of 128 of k
         (and 128 columns of b), (..., M, ceil(K / 128)) and (..., ceil(K / 128), ceil(N / 128)).  Blocks
@@ -55,8 +66,8 @@ def scaled_mm(
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, scales, config, devices).  Error
     bound: `reference.scaled_mm_bound`.
     """
-    scales, numbers = arrays_and_numbers(scale_a=scale_a, scale_b=scale_b)
-    arrays = {"a": a, "b": b, "bias": bias, **scales}
+    arrays, numbers = arrays_and_numbers(a=(a, scale_a), b=(b, scale_b))
+    arrays["bias"] = bias
     key, found = matmul.run_warm(
         "scaled_mm", arrays, (*numbers, activation, out_dtype, config), out
     )
@@ -88,7 +99,7 @@ def scaled_mm(
         out_dtype,
         out,
         config,
-        key,
+        key if same_memory((a, x), (b, y)) else None,
         alpha=alpha,
         activation=activation,
         block_scales=blocks,
@@ -97,12 +108,33 @@ def scaled_mm(
     )
 
 
-def arrays_and_numbers(**scales: Any) -> tuple[dict[str, Any], tuple[Any, ...]]:
-    """The scales that are arrays, by name, and those that are numbers; None in place of the others."""
-    is_number = [scale is None or isinstance(scale, (int, float)) for scale in scales.values()]
-    pairs = list(zip(scales.items(), is_number, strict=True))
-    arrays = {name: None if number else scale for (name, scale), number in pairs}
-    return arrays, tuple(scale if number else None for (_, scale), number in pairs)
+def arrays_and_numbers(**operands: tuple[Any, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
+    """Of operands and their scales: the arrays, by the names of product.ARRAYS, and all that is none, in
+    an order of its own; None in place of what is an array."""
+    arrays: dict[str, Any] = {}
+    numbers: list[Any] = []
+    for name, (x, scale) in operands.items():
+        groups = None
+        if isinstance(x, NvFp4):
+            numbers += [scale, x.layout]  # an array of scales, which it must not have, is no key
+            x, groups, scale = x.data, x.scale, x.global_scale
+        arrays[name] = x
+        if groups is not None:
+            arrays[f"groups_{name}"] = groups
+        is_number = scale is None or isinstance(scale, (int, float))
+        arrays[f"scale_{name}"] = None if is_number else scale
+        numbers.append(scale if is_number else None)
+    return arrays, tuple(numbers)
+
+
+def same_memory(*operands: tuple[Any, ReadOperand]) -> bool:
+    """Whether what was read of operands lies where they do; otherwise it was copied."""
+    return all(
+        address_of(x.data) == address_of(read.array)
+        and address_of(x.scale) == address_of(read.groups)
+        for x, read in operands
+        if isinstance(x, NvFp4)
+    )
 
 
 def _transposed(
@@ -409,6 +441,8 @@ def nvfp4_variants(arch: str, kernel: str = "gemm") -> tuple[Variant, ...]:
             )
             for config in gemm.configs(task, arch):
                 found[gemm.variant(task, config)] = None
+    if arch in gemm_hopper.ARCHS:
+        found.update(dict.fromkeys(dequantize_nvfp4.variants()))
     return tuple(found)
 
 

@@ -27,7 +27,7 @@ class Variant:
     num_threads: threads per block, written as kNumThreads.
     cluster_size: blocks per cluster, written as kClusterSize; more than 1 needs Hopper or the host.
     min_blocks: blocks that a multiprocessor holds at least, written as kMinBlocks: a register cap.
-    tuned: a variant that choose_config picks; the compile gates refuse spills in it.
+    tuned: a variant that choose_config picks; the compile gates refuse local memory in it.
     text: the kernel's source, for one that is no file of kernels_cu (the tests' small kernels).
     parts: files that are included before the kernel: which of several that give the same words.
     """

@@ -1,10 +1,11 @@
 // attention.cu: out = softmax(scale * q k^T + bias, over the keys that are kept) v, of every head.
 //
 // A block computes kTileM queries of one head, its warps kTileM / warps of them each.  It walks tiles of
-// kTileN keys: while one is worked on, the next one's keys and values are copied into the other stage.
-// A warp has its scores in registers, makes them probabilities there (parts/online_softmax.cuh), rounds
-// them to Element and multiplies them by the values.  Only the tiles at the end of a row's keys are
-// masked element by element; tiles that no query of the block keeps are not loaded.
+// kTileN keys from the last to the first: a tile's values are copied while queries are multiplied by its
+// keys, and the next tile's keys while the values are multiplied.  A warp has its scores in registers,
+// makes them probabilities there (parts/online_softmax.cuh), rounds them to Element and multiplies them
+// by the values.  Only the tiles at the end of a row's keys are masked element by element, in a loop of
+// their own; tiles that no query of the block keeps are not loaded.
 // Constants: Element; kHeadDim, to which the head sizes of q, k and v are padded with zeros in shared
 // memory; kTileM, kTileN; kMaskMode: 0 no mask, 1 an array, or scores that are scaled before the softmax, 2
 // blocks; kHalfScores: q k^T is summed in FP16.
@@ -27,6 +28,8 @@ static_assert(!kHalfScores || kHasHalfSums, "sums in FP16");
 
 // Queries by keys, or by the values' elements: whichever way round the platform multiplies them.
 constexpr bool kRowsStay = kSumsSide == kSideA;
+// Tiles that nothing masks have a loop of their own, but where lanes have no registers left for it.
+constexpr bool kTwoLoops = kMaskMode == 0 && (kHeadDim < 256 || kRowsStay);
 using RowFragment = Fragment<Element, kSumsSide>;
 constexpr Side kColSide = kRowsStay ? kSideB : kSideA;
 using ColFragment = Fragment<Element, kColSide>;
@@ -43,7 +46,7 @@ struct Layout {
 // kGroup columns of fragments are multiplied at once: more take more registers for their operands.
 template <class Sums, int kRows, int kCols>
 struct Products {
-    static constexpr int kGroup = kCols % 2 == 0 ? 2 : 1, kGroups = kCols / kGroup;
+    static constexpr int kGroup = 1, kGroups = kCols / kGroup;
     Sums sums[kGroups][kRowsStay ? kRows : kGroup][kRowsStay ? kGroup : kRows];
 
     DEVICE Sums& at(int row, int col) {
@@ -70,12 +73,10 @@ using Rows = Softmax::Rows;
 
 using QueryTile = SharedTile<kTileM, kHeadDim * int(sizeof(Element))>;
 using KeyTile = SharedTile<kTileN, kHeadDim * int(sizeof(Element))>;
-struct Stage {
-    KeyTile keys, values;
-};
 struct AttentionStorage {
     QueryTile queries;  // at the end, the warps' outputs
-    Stage stages[2];
+    KeyTile keys, values;
+    float tops[kTileM];  // each row's largest score so far, where it is asked for
 };
 
 struct Loaders {
@@ -92,23 +93,25 @@ struct Loaders {
 };
 
 template <class Sums>
-DEVICE void multiply_keys(const AttentionStorage& storage, const KeyTile& keys, const Loaders& loaders,
+DEVICE void multiply_keys(const AttentionStorage& storage, const Loaders& loaders,
                           Products<Sums, kRowFragments, kKeyFragments>& sums) {
 #pragma unroll
-    for (int k = 0; k < kHeadDim; k += 16) {
+    for (int step = 0; step < kHeadDim / 16; ++step) {
+        // Those that share an address but for a constant, after one another: 64 apart.
+        constexpr int kSharing = kHeadDim / 64;
+        const int k = step / kSharing * 16 + step % kSharing * 64;
         RowFragment rows[kRowFragments];
 #pragma unroll
         for (int m = 0; m < kRowFragments; ++m) {
             loaders.queries.load(rows[m], storage.queries, 16 * m, k);
         }
-        sums.add(rows, [&](ColFragment& f, int n) { loaders.keys.load(f, keys, 16 * n, k); });
+        sums.add(rows, [&](ColFragment& f, int n) { loaders.keys.load(f, storage.keys, 16 * n, k); });
     }
 }
-DEVICE void score(const AttentionStorage& storage, const KeyTile& keys, const Loaders& loaders,
-                  Scores& scores) {
+DEVICE void score(const AttentionStorage& storage, const Loaders& loaders, Scores& scores) {
     if constexpr (kHalfScores) {
         Products<HalfAccumulator, kRowFragments, kKeyFragments> sums{};
-        multiply_keys(storage, keys, loaders, sums);
+        multiply_keys(storage, loaders, sums);
 #pragma unroll
         for (int m = 0; m < kRowFragments; ++m) {
 #pragma unroll
@@ -121,7 +124,7 @@ DEVICE void score(const AttentionStorage& storage, const KeyTile& keys, const Lo
         }
     } else {
         scores = {};
-        multiply_keys(storage, keys, loaders, scores);
+        multiply_keys(storage, loaders, scores);
     }
 }
 
@@ -188,45 +191,73 @@ DEVICE void mask_scores(Scores& scores, const AttentionParams& params, const Att
         limit = limit < block_limit ? limit : block_limit;
     }
     if (first_key + kTileN <= limit) return;  // the first row has the lowest limit
-    for_each_score(scores, first_row, first_key, [&](float& x, int row, int col) {
-        int end = head.limit(params, row);
-        if constexpr (kBlocks) {
-            const int block_limit = mask.block_limit(row, block_type);
-            end = end < block_limit ? end : block_limit;
+    const int lane = lane_id(), first_col = first_key + Layout::col(lane, 0);
+#pragma unroll
+    for (int m = 0; m < kRowFragments; ++m) {
+#pragma unroll
+        for (int i = 0; i < Layout::kCount; ++i) {
+            const int row = first_row + 16 * m + Layout::row(lane, i);
+            int end = head.limit(params, row);
+            if constexpr (kBlocks) {
+                const int block_limit = mask.block_limit(row, block_type);
+                end = end < block_limit ? end : block_limit;
+            }
+            // From the lane's first column to the value's: known while compiling, on most platforms.
+            const int left = end - first_col, from_first = Layout::col(lane, i) - Layout::col(lane, 0);
+#pragma unroll
+            for (int n = 0; n < kKeyFragments; ++n) {
+                if (16 * n + from_first >= left) scores.at(m, n).values[i] = -kInfinity;
+            }
         }
-        if (col >= end) x = -kInfinity;
-    });
+    }
 }
 
-// The warp's rows of one tile of keys.
-DEVICE void attend(const AttentionStorage& storage, const Stage& stage, const AttentionParams& params,
-                   const AttentionHead& head, const HeadMask& mask, const Loaders& loaders,
-                   int first_row, int first_key, Softmax (&softmax)[kRowFragments], Outputs& outputs) {
-    if (first_key >= head.limit(params, first_row + kWarpRows - 1)) return;  // the last row sees none
-    int block_type = kFullBlock;
-    if constexpr (kBlocks) {
-        if (first_row < head.sq) block_type = mask.block_type(first_row, first_key);
-        if (block_type == kMaskedBlock) return;
+struct WarpRows {
+    Softmax softmax[kRowFragments];
+    Outputs outputs;
+};
+
+// In the block's tile.  Worked out anew by each caller, so that none keeps it in a register.
+DEVICE int first_row_of_warp() { return opaque(int(threadIdx.x)) / kWarpSize * kWarpRows; }
+
+// Calls f(top, m, r) with the place of the largest score of row r of row fragment m, in one lane of those
+// that have the row: no other lane reads it.
+template <class F>
+DEVICE void for_each_top(AttentionStorage& storage, F f) {
+    const int lane = lane_id(), first = first_row_of_warp();
+    if (!Rows::is_first(lane)) return;
+#pragma unroll
+    for (int m = 0; m < kRowFragments; ++m) {
+#pragma unroll
+        for (int r = 0; r < Softmax::kRows; ++r) {
+            f(storage.tops[first + 16 * m + Rows::row(lane, r)], m, r);
+        }
     }
-    Scores scores;
-    score(storage, stage.keys, loaders, scores);
-    mask_scores(scores, params, head, mask, first_row, first_key, block_type);
-    float factors[kRowFragments][Softmax::kRows];
+}
+
+// Adds the keys of `scores`, which become probabilities, and their values.
+DEVICE void attend(AttentionStorage& storage, const AttentionParams& params, const Loaders& loaders,
+                   bool keeps_tops, Scores& scores, WarpRows& rows) {
+    float largest[kRowFragments][Softmax::kRows], factors[kRowFragments][Softmax::kRows];
     bool grown = false;
 #pragma unroll
     for (int m = 0; m < kRowFragments; ++m) {
         const auto at = [&](int n, int i) -> float& { return scores.at(m, n).values[i]; };
-        grown |= softmax[m].template look<kKeyFragments>(at, params.exponent_scale, factors[m]);
+        grown |= rows.softmax[m].template look<kKeyFragments>(at, params.exponent_scale, largest[m],
+                                                                factors[m]);
+    }
+    if (keeps_tops) {
+        for_each_top(storage, [&](float& top, int m, int r) { top = maximum(top, largest[m][r]); });
     }
     if (vote_any(grown)) {
 #pragma unroll
         for (int m = 0; m < kRowFragments; ++m) {
-            softmax[m].rescale(factors[m]);
+            rows.softmax[m].rescale(factors[m]);
 #pragma unroll
             for (int d = 0; d < kDimFragments; ++d) {
 #pragma unroll
                 for (int i = 0; i < Layout::kCount; ++i) {
-                    outputs.at(m, d).values[i] *= factors[m][Rows::slot(i)];
+                    rows.outputs.at(m, d).values[i] *= factors[m][Rows::slot(i)];
                 }
             }
         }
@@ -234,10 +265,62 @@ DEVICE void attend(const AttentionStorage& storage, const Stage& stage, const At
 #pragma unroll
     for (int m = 0; m < kRowFragments; ++m) {
         const auto at = [&](int n, int i) -> float& { return scores.at(m, n).values[i]; };
-        softmax[m].template exponentiate<kKeyFragments>(at, params.exponent_scale);
+        rows.softmax[m].template exponentiate<kKeyFragments>(at, params.exponent_scale);
     }
-    multiply_values(scores, stage.values, loaders, outputs);
+    multiply_values(scores, storage.values, loaders, rows.outputs);
 }
+
+// The way of a block through the tiles of keys.
+struct Walk {
+    AttentionStorage& storage;
+    const AttentionParams& params;
+    const AttentionHead& head;
+    const HeadMask& mask;
+    const TileCopier<Element, KeyTile>&keys, &values;
+    KeyTiles<kTileM, kTileN, kBlocks>& tiles;
+    Loaders& loaders;
+    WarpRows& rows;
+    int first_row, end;
+    bool keeps_tops;
+    bool more;       // there is a tile
+    int block_type;  // of the warp's rows, in that tile
+
+    DEVICE void look() {
+        block_type = kFullBlock;
+        if constexpr (kBlocks) {
+            const int row = first_row + first_row_of_warp();
+            if (more && row < head.sq) block_type = mask.block_type(row, tiles.key);
+        }
+    }
+    // One tile, whose keys are on their way.  kWhole: all of it exists, and all rows see it.
+    template <bool kWhole>
+    DEVICE void step() {
+        const int key = tiles.key, type = block_type;
+        copy_async_wait<0>();
+        sync_block();  // the keys are there, and the values before these have been read by all
+        values.template start<kWhole>(storage.values, key, end - key);
+        copy_async_commit();
+        loaders.forget();
+        bool seen = true;  // by the warp's last row
+        if constexpr (!kWhole) {
+            const int last = first_row + first_row_of_warp() + kWarpRows - 1;
+            seen = type != kMaskedBlock && key < head.limit(params, last);
+        }
+        Scores scores;
+        if (seen) score(storage, loaders, scores);
+        copy_async_wait<0>();
+        sync_block();  // the values are there, and the keys have been read by all
+        more = tiles.next();
+        if (more) keys.template start<true>(storage.keys, tiles.key, kTileN);
+        copy_async_commit();
+        look();
+        if (!seen) return;
+        if constexpr (!kWhole) {
+            mask_scores(scores, params, head, mask, first_row + first_row_of_warp(), key, type);
+        }
+        attend(storage, params, loaders, keeps_tops, scores, rows);
+    }
+};
 
 struct Statistics {
     float* lse;
@@ -247,27 +330,19 @@ struct Statistics {
 
 // The warp's rows, by way of its part of the queries' memory, which no other warp reads.
 DEVICE void finish(AttentionStorage& storage, const AttentionParams& params, const AttentionHead& head,
-                   int warp_row, int first_row, Softmax (&softmax)[kRowFragments], Outputs& outputs,
-                   Element* out, const Statistics& statistics) {
+                   int warp_row, int first_row, WarpRows& rows_of_warp, Element* out,
+                   const Statistics& statistics) {
     const int lane = lane_id();
+    float totals[kRowFragments][Softmax::kRows];
     sync_warp();  // the queries have been read
 #pragma unroll
     for (int m = 0; m < kRowFragments; ++m) {
-        float inverse[Softmax::kRows];
+        float inverse[Softmax::kRows];  // of the totals
 #pragma unroll
         for (int r = 0; r < Softmax::kRows; ++r) {
-            const Softmax& s = softmax[m];
-            const float total = s.total(r);
+            const float total = rows_of_warp.softmax[m].total(r);
             inverse[r] = total == 0.0f ? 0.0f : 1.0f / total;
-            const int row = first_row + 16 * m + Rows::row(lane, r);
-            if (Rows::is_first(lane) && row < head.sq) {
-                const RowStatistics found = RowStatistics::of(s.top[r], s.origin[r], total,
-                                                              params.exponent_scale, params.unit);
-                const int64_t i = head.q_offset(params.stats) + row * params.stats.row;
-                if (statistics.lse) statistics.lse[i] = found.log_sum_exp;
-                if (statistics.row_max) statistics.row_max[i] = found.top;
-                if (statistics.row_sum) statistics.row_sum[i] = found.sum;
-            }
+            totals[m][r] = total;
         }
 #pragma unroll
         for (int d = 0; d < kDimFragments; ++d) {
@@ -276,9 +351,22 @@ DEVICE void finish(AttentionStorage& storage, const AttentionParams& params, con
                 const int row = warp_row + 16 * m + Layout::row(lane, i);
                 const int col = 16 * d + Layout::col(lane, i);
                 static_cast<Element*>(storage.queries(row, col / 8))[col % 8] =
-                    from_float<Element>(outputs.at(m, d).values[i] * inverse[Rows::slot(i)]);
+                    from_float<Element>(rows_of_warp.outputs.at(m, d).values[i] * inverse[Rows::slot(i)]);
             }
         }
+    }
+    if (statistics.lse || statistics.row_max || statistics.row_sum) {
+        for_each_top(storage, [&](float& top, int m, int r) {
+            const int row = first_row + 16 * m + Rows::row(lane, r);
+            if (row >= head.sq) return;
+            const RowStatistics found =
+                RowStatistics::of(top, rows_of_warp.softmax[m].origin[r], totals[m][r],
+                                  params.exponent_scale, params.unit);
+            const int64_t i = head.q_offset(params.stats) + row * params.stats.row;
+            if (statistics.lse) statistics.lse[i] = found.log_sum_exp;
+            if (statistics.row_max) statistics.row_max[i] = found.top;
+            if (statistics.row_sum) statistics.row_sum[i] = found.sum;
+        });
     }
     sync_warp();
     constexpr int kChunks = kHeadDim / 8;
@@ -314,41 +402,35 @@ KERNEL void attention(const Element* q, const Element* k, const Element* v, Elem
     const Element* k_origin = k + head.k_offset(params.k);
     const Element* v_origin = v + head.k_offset(params.v);
     const int dim = int(params.head_dim), dim_v = int(params.head_dim_v);
+    const TileCopier<Element, KeyTile> keys(k_origin, int(params.k.row), dim);
+    const TileCopier<Element, KeyTile> values(v_origin, int(params.v.row), dim_v);
     copy_tile(storage.queries, q_origin, params.q.row, rows, dim);
-    const auto load = [&](int key, Stage& stage) {
-        const int thread = opaque(int(threadIdx.x));
-        copy_lines(stage.keys, k_origin + key * params.k.row, params.k.row, end - key, dim, thread);
-        copy_lines(stage.values, v_origin + key * params.v.row, params.v.row, end - key, dim_v, thread);
-    };
     KeyTiles<kTileM, kTileN, kBlocks> tiles(mask, row, head.sq, end);
     bool more = tiles.next();
-    if (more) load(tiles.key, storage.stages[0]);
+    if (more) keys.start<false>(storage.keys, tiles.key, end - tiles.key);
     copy_async_commit();
 
-    const auto warp_row = [] { return opaque(int(threadIdx.x)) / kWarpSize * kWarpRows; };
-    Softmax softmax[kRowFragments];
+    WarpRows rows_of_warp{};
 #pragma unroll
-    for (int m = 0; m < kRowFragments; ++m) softmax[m].reset();
-    Outputs outputs{};
-    Loaders loaders(warp_row());
-    int stage = 0;
-    while (more) {
-        const int key = tiles.key;
-        copy_async_wait<0>();
-        sync_block();  // this stage is whole, and the other has been read by all
-        more = tiles.next();
-        if (more) load(tiles.key, storage.stages[stage ^ 1]);
-        copy_async_commit();
-        loaders.forget();
-        attend(storage, storage.stages[stage], params, head, mask, loaders, row + warp_row(), key,
-               softmax, outputs);
-        stage ^= 1;
+    for (int m = 0; m < kRowFragments; ++m) rows_of_warp.softmax[m].reset();
+    Loaders loaders(first_row_of_warp());
+    const bool keeps_tops = lse || row_max || row_sum;
+    if (keeps_tops) for_each_top(storage, [&](float& top, int, int) { top = -kInfinity; });
+    Walk walk{storage, params, head, mask, keys, values, tiles, loaders, rows_of_warp, row, end,
+              keeps_tops, more};
+    walk.look();
+    // What the first row sees, all see.
+    const int whole_keys = kTwoLoops ? head.limit(params, row) : 0;
+    while (walk.more && tiles.key + kTileN > whole_keys) walk.step<false>();
+    if constexpr (kTwoLoops) {
+        while (walk.more) walk.step<true>();
     }
     copy_async_wait<0>();
     if (end <= 0 || kBlocks) sync_block();  // no tile may have waited for the queries
     // Worked out anew, so that the loop does not keep it in registers.
     const AttentionPlace here = AttentionPlace::of(params, uint32_t(opaque(int(blockIdx.x))));
     const AttentionHead same = AttentionHead::of(params, cu_seqlens_q, cu_seqlens_k, here.head);
-    finish(storage, params, same, warp_row(), here.tile * kTileM + warp_row(), softmax, outputs, out,
+    const int warp_row = first_row_of_warp();
+    finish(storage, params, same, warp_row, here.tile * kTileM + warp_row, rows_of_warp, out,
            {lse, row_max, row_sum});
 }

@@ -3,8 +3,10 @@
 // A tile has kTileN columns: kPair of B1 and the same ones of B2, whose stages lie behind each other in
 // shared memory, so that the main loop multiplies A with one matrix of both.  A thread then holds the sums
 // of both products at the same place, which meet in registers (parts/gate.cuh).
-// Constants and launch: as gemm_hopper.cu's, without kTurned and kShareK; another tensor map for B2, both
-// with boxes of kPair columns.
+// Of NVFP4 B1 and B2 the main loop that converts takes them as rows (parts/rows_nvfp4_hopper.cuh), 8 of
+// either in a warp.
+// Constants and launch: as gemm_hopper.cu's, kTurned, with kConverts, for NVFP4 alone, without kShareK; another tensor
+// map for B2, both with boxes of kPair columns.
 #include "parts/epilogue_hopper.cuh"
 #include "parts/gate.cuh"
 #include "parts/gemm_task.cuh"
@@ -16,6 +18,8 @@ struct DualHopperParams {
     EpilogueParams epilogues[2];       // of each product; the output is the first one's
     int32_t tma_stores, group_height;  // in tiles (GemmTask::of_block)
     int64_t policy;
+    int64_t num_groups;                                       // of NVFP4's k
+    struct { int64_t block, quarter, row, word; } groups[2];  // GroupScales
 };
 
 struct HopperStorage {
@@ -25,11 +29,13 @@ struct HopperStorage {
 
 constexpr int kPair = kTileN / 2;
 using PairStage = OperandStage<ElementB, kOuterMajorB, kPair>;
-static_assert(!kTurned && !kShareK && kPair % kChunk == 0, "whole chunks of either product");
-static_assert(kOuterMajorB || kLines == 1, "two stages behind each other are one of all columns");
+static_assert(!kShareK && kPair % kChunk == 0, "whole chunks of either product");
+static_assert(kTurned == kConverts && (!kConverts || kSame<ElementB, e2m1x2>), "others are of one size");
+static_assert(kOuterMajorB || PairStage::kBytes == PairStage::kBoxBytes,
+              "two stages behind each other are one of all columns");
 
 // A block of 384 threads begins with 3 * 168 a thread.
-constexpr int kProducerRegisters = 56;
+constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = (3 * 168 - kProducerRegisters) / kConsumers;
 
 // By one thread: a tile's stages.
@@ -44,10 +50,12 @@ DEVICE void load_pairs(Ring& ring, RingPlace& place, const TensorMap& a_map, con
         Barrier& full = ring.full[place.stage];
         ring.empty[place.stage].wait(place.parity ^ 1);
         full.arrive_expect_tx(RowStage::kBytes + ColStage::kBytes);
-        unsigned char* cols = ring.cols[place.stage];
-        RowStage::load(ring.rows[place.stage], a_map, full, i * kTileK, row, a_batch);
-        PairStage::load(cols, b1_map, full, i * kTileK, col, b1_batch);
-        PairStage::load(cols + PairStage::kBytes, b2_map, full, i * kTileK, col, b2_batch);
+        unsigned char *rows = ring.rows[place.stage], *cols = ring.cols[place.stage];
+        unsigned char* pairs = kConverts ? rows : cols;
+        OperandStage<ElementA, kOuterMajorA, kTileM>::load(kConverts ? cols : rows, a_map, full,
+                                                           i * kTileK, row, a_batch);
+        PairStage::load(pairs, b1_map, full, i * kTileK, col, b1_batch);
+        PairStage::load(pairs + PairStage::kBytes, b2_map, full, i * kTileK, col, b2_batch);
         place.advance();
     }
 }
@@ -101,9 +109,48 @@ DEVICE void store_gated(Staging* warps, int& box, const TensorMap* map, const Ep
     }
 }
 
+// The same with kConverts: a thread's numbers are of one column `col` of the output, those of both products
+// by turns, from row `row` on.
+DEVICE void store_gated_column(const Epilogue& first, const Epilogue& second, int policy, int row,
+                               int col, const TileSums& sums) {
+    const EpilogueParams& params = first.params;
+    const int lane = threadIdx.x % 32;
+    if (col >= params.n) return;
+    const float scales[2] = {first.scale_b ? first.scale_b[col * params.scale_b_stride] : 1.0f,
+                             second.scale_b ? second.scale_b[col * second.params.scale_b_stride] : 1.0f};
+#pragma unroll 1
+    for (int part = 0; part < kCols / kPart; ++part) {
+        float products[2][kValues / 2];
+#pragma unroll
+        for (int p = 0; p < kCols / kPart; ++p) {
+            if (p != part) continue;
+#pragma unroll
+            for (int i = 0; i < kValues; ++i) {
+                products[i / 2 % 2][i / 4 * 2 + i % 2] = float(sums[0][p * kValues + i]);
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < kValues / 2; ++j) {
+            const int at = row + part * kPart + j / 2 * 8 + lane % 4 * 2 + j % 2;
+            const bool scaled = first.scale_a && at < params.m;
+            const float factor = scaled ? first.scale_a[at * params.scale_a_stride] : 1.0f;
+            products[0][j] = products[0][j] * scales[0] * factor * params.alpha;
+            products[1][j] = products[1][j] * scales[1] * factor * second.params.alpha;
+        }
+        gate_all(products[0], products[1], policy);
+#pragma unroll
+        for (int j = 0; j < kValues / 2; ++j) {
+            const int at = row + part * kPart + j / 2 * 8 + lane % 4 * 2 + j % 2;
+            const float one[1] = {products[0][j]};
+            if (at < params.m) first.write(at, col, 1, one);
+        }
+    }
+}
+
 KERNEL void dual_gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b1_map,
                              GRID_CONSTANT TensorMap b2_map, GRID_CONSTANT TensorMap out_map, void* out,
                              const float* scale_a, const float* scale_b1, const float* scale_b2,
+                             const e4m3* groups_b1, const e4m3* groups_b2,
                              const DualHopperParams params) {
     SHARED_STORAGE(HopperStorage, storage);
     Ring& ring = storage.ring;
@@ -142,6 +189,21 @@ KERNEL void dual_gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT Tensor
             };
             work.first_row = int(task.row) + work.row + warp % 4 * kWarpRows;
             work.first_col = int(task.col);
+            const int own_col = int(task.col) + work.row / 2 + warp % 4 * 8 + int(threadIdx.x) % 32 / 4;
+            if constexpr (kConverts) {
+                const auto groups = [&](const e4m3* scales, Operand operand, int i) {
+                    const auto& steps = params.groups[i];
+                    return scales_of_rows({scales + offset(operand), steps.block, steps.quarter, steps.row,
+                                           steps.word},
+                                          own_col, own_col, int(params.epilogues[0].n) - 1,
+                                          int(params.num_groups));
+                };
+                work.row_scales = groups(groups_b1, kGroupsB, 0);
+                const RowScales others = groups(groups_b2, kGroupsB2, 1);
+                work.row_scales.rows[1] = others.rows[0];
+                work.row_scales.steps[1] = others.steps[0];
+                work.row_scales.aligned = work.row_scales.aligned && others.aligned;
+            }
             TileSums sums;
             multiply(ring, work, sums);
             ++work.count;
@@ -153,6 +215,10 @@ KERNEL void dual_gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT Tensor
             };
             const Epilogue first = epilogue(0, scale_b1, kScaleB);
             const Epilogue second = epilogue(1, scale_b2, kScaleB2);
+            if constexpr (kConverts) {
+                store_gated_column(first, second, int(params.policy), int(task.row), own_col, sums);
+                continue;
+            }
             TileVectors vectors;
             load_scales(vectors, first, second, work.first_row, work.first_col);
             store_gated(storage.staging, box, params.tma_stores ? &out_map : nullptr, first, second,

@@ -21,6 +21,8 @@ struct HopperParams {
     int32_t tma_stores, group_height;  // in tiles (GemmTask::of_block)
     int32_t has_block_scales;          // what scale_a and scale_b then are; they are the main loop's
     int32_t row_bytes;                 // of the rows of a stage that exist
+    int64_t num_groups;                // of NVFP4's k
+    struct { int64_t block, quarter, row, word; } groups;  // GroupScales
 };
 
 constexpr int kFactors = kPingPong ? kConsumers : 1;  // of tiles whose sums are under way
@@ -103,7 +105,7 @@ DEVICE void add_split_sums(HopperStorage& storage, int warpgroup, TileSums& sums
 KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b_map,
                         GRID_CONSTANT TensorMap out_map, void* out, const void* bias,
                         const void* residual, const float* scale_a, const float* scale_b,
-                        const HopperParams params) {
+                        const e4m3* groups_b, const HopperParams params) {
     SHARED_STORAGE(HopperStorage, storage);
     Ring& ring = storage.ring;
     if (threadIdx.x == 32) {
@@ -138,7 +140,8 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
     const auto first_row = [](const GemmTask& task) { return int(kTurned ? task.col : task.row); };
     const auto first_col = [](const GemmTask& task) { return int(kTurned ? task.row : task.col); };
     const bool by_block = kPromotes && params.has_block_scales != 0;
-    const bool plain = is_plain(params.epilogue, params.tma_stores != 0, bias, residual, by_block ? nullptr : scale_a);
+    const bool plain = is_plain(params.epilogue, params.tma_stores != 0, bias, residual,
+                                by_block ? nullptr : scale_a, by_block ? nullptr : scale_b);
     const auto epilogue_of = [&](const GemmTask& task) {
         const auto offset = [&](Operand operand) { return params.batch.offset(operand, task.batch); };
         return Epilogue::of_matrix(params.epilogue, out, bias, residual, by_block ? nullptr : scale_a,
@@ -205,6 +208,13 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                                b.col,
                                int(params.epilogue.m) - 1,
                                int(params.epilogue.n - 1) / kBlockK};
+            }
+            if constexpr (kSame<RowElement, e2m1x2>) {
+                const GroupScales groups{groups_b + offset(kGroupsB), params.groups.block,
+                                         params.groups.quarter, params.groups.row, params.groups.word};
+                const int col = work.first_row + int(threadIdx.x) % 32 / 4;
+                work.row_scales = scales_of_rows(groups, col, col + 8, int(params.epilogue.n) - 1,
+                                                 int(params.num_groups));
             }
             TurnedFactors turned;
             if (kTurned && plain) turned.load(epilogue_of(task), work.first_row);

@@ -11,23 +11,13 @@
 //   compensated      the rest that a mean leaves is measured along with the squares, and both parts of
 //                    the mean are subtracted.
 // kPlain: weight, bias and y are Elements, the first two in aligned vectors; no statistics, no
-// row_scale, not compensated.
-// Constants: Element, kCentered and those of parts/row.cuh.
+// row_scale, not compensated.  kQuantized besides: y is narrow, and there is a row_scale.
+// Constants: Element, kCentered, kQuantized and those of parts/row.cuh.
 // Launch: grid (ceil(rows / kRowsPerBlock) * chunks * kClusterSize), block (kNumThreads), dynamic
 // shared memory sizeof(RowStorage<Element>), twice that with a residual.
 #include "parts/moments.cuh"
+#include "parts/norm_params.cuh"
 #include "parts/quantize.cuh"
-#include "parts/row.cuh"
-
-enum Operand { kX, kResidual, kY, kSum, kStatistic, kOperands };
-
-struct NormParams {
-    RowLayout<kOperands> layout;
-    int64_t num_chunks, weight_stride, bias_stride;
-    float eps;
-    int32_t dtype, weight_dtype, bias_dtype;
-    int32_t compensated, padding;
-};
 
 // One thread's part of s.
 template <bool kHasResidual>
@@ -69,11 +59,15 @@ struct StatisticOf<false> {
 using Statistic = StatisticOf<kCentered && !kMeanFirst>::Type;
 using MergeStatistics = StatisticOf<kCentered && !kMeanFirst>::Merge;
 
+// Moments of FP32 elements leave no registers for a second vector under way.
+constexpr int kSquaresUnrolled =
+    kCentered && kClusterSize > 1 && sizeof(Element) == 4 ? 1 : 2;
+
 // The squares of the warp's distances from `mean`; not null, `rest` becomes the sum of the distances.
 template <class Sums>
 DEVICE float warp_squares(const Sums& s, float mean, float* rest) {
     float squares = 0.0f, distances = 0.0f;
-#pragma unroll 2
+#pragma unroll(kSquaresUnrolled)
     for (int i = 0; i < kVectorsPerThread; ++i) {
         float values[kVectorWidth], part = 0.0f, part_distances = 0.0f;
         s.get(i, mean, values);
@@ -248,19 +242,24 @@ struct Destination {
             s.get(i, 0.0f, values);
             if (sum) store_row_vector(sum, sum_stride, position, c, values);
             normalizer.apply(position, c, values);
-            if (kPlain) {
+            if constexpr (kPlain && !kQuantized) {
                 store<Element>(position, c, values);
-                continue;
-            }
+            } else {
 #pragma unroll
-            for (int j = 0; j < kVectorWidth; ++j) values[j] *= factor;
-            switch (dtype) {
-                case kHalf: store<half>(position, c, values); break;
-                case kBf16: store<bf16>(position, c, values); break;
-                case kFloat: store<float>(position, c, values); break;
-                case kE4m3: store<e4m3>(position, c, values); break;
-                case kE5m2: store<e5m2>(position, c, values); break;
-                default: store<int8_t>(position, c, values);
+                for (int j = 0; j < kVectorWidth; ++j) values[j] *= factor;
+                if (dtype == kE4m3) {
+                    store<e4m3>(position, c, values);
+                } else if (dtype == kE5m2) {
+                    store<e5m2>(position, c, values);
+                } else if (dtype == kInt8 || kPlain) {
+                    store<int8_t>(position, c, values);
+                } else if (dtype == kHalf) {
+                    store<half>(position, c, values);
+                } else if (dtype == kBf16) {
+                    store<bf16>(position, c, values);
+                } else {
+                    store<float>(position, c, values);
+                }
             }
         }
     }
@@ -270,7 +269,7 @@ struct Destination {
 template <class Sums>
 DEVICE QuantizeScale row_quantize_scale(const Sums& s, const Normalizer& normalizer, int32_t dtype) {
     Largest largest;
-#pragma unroll 1
+#pragma unroll(kPlain ? 2 : 1)
     for (int i = 0; i < kVectorsPerThread; ++i) {
         const int position = s.x.thread.position(i);
         if (!s.x.chunk.holds_any(position)) continue;
@@ -279,7 +278,8 @@ DEVICE QuantizeScale row_quantize_scale(const Sums& s, const Normalizer& normali
         normalizer.apply(position, s.x.chunk, values);
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) {
-            if (s.x.chunk.holds(position + j)) largest.take(values[j]);
+            // Those outside of the row are zeros, or NaN as all of it.
+            largest.take(values[j]);
         }
     }
     const float of_warp = reduce_in_warp(largest.value(), Larger());
@@ -324,24 +324,17 @@ DEVICE void normalize_row(const Sums& s, const RowTask& task, const void* weight
     to.y_offset += c.first_col * to.y_stride;
     if (to.sum) to.sum += row_offset(layout, kSum, task.row) + c.first_col * to.sum_stride;
     float factor = 1.0f;
-    if constexpr (!kPlain) {
+    if constexpr (!kPlain || kQuantized) {
         const int64_t offset = row_offset(layout, kStatistic, task.row);
         const bool writes = c.live && t.lane == 0 && t.rank == 0 && task.chunk == 0;
         // With an infinity in it the row is NaN, whatever its sums have become.
-        if (writes && out.mean) out.mean[offset] = n.rstd != n.rstd ? n.rstd : n.mean + n.mean_low;
-        if (writes && out.rstd) out.rstd[offset] = n.rstd;
+        if (!kPlain && writes && out.mean) out.mean[offset] = n.rstd != n.rstd ? n.rstd : n.mean + n.mean_low;
+        if (!kPlain && writes && out.rstd) out.rstd[offset] = n.rstd;
         if (!kSplitRows && out.row_scale) {
             const QuantizeScale scale = row_quantize_scale(s, n, params.dtype);
             if (writes) out.row_scale[offset] = scale.decode;
             factor = scale.encode;
         }
-    }
-    // Warps get their weights together, those of rms_norm in all of a cluster: a twentieth to a tenth of
-    // the time, because each of its blocks reads as many weights as elements.
-    if constexpr (kClusterSize > 1 && kCentered) sync_block();
-    if constexpr (kClusterSize > 1 && !kCentered) {
-        cluster_arrive();
-        cluster_wait();
     }
     to.write(s, n, factor);
 }

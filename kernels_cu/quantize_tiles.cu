@@ -1,6 +1,6 @@
 // quantize_tiles.cu: as quantize.cu, one scale for each tile of tile_rows x tile_cols elements; those at
-// the matrix's ends may be smaller.  kThreadsPerRow threads share a tile and read it twice, the second
-// time from a cache.
+// the matrix's ends may be smaller.  kThreadsPerRow threads share a tile; what is more than a vector each
+// they read twice, the second time from a cache.
 //   kVectorWidth > 1: tile_cols is a multiple of it; neighbours along a row of x, and of y, are
 //     neighbours in memory, aligned to it.
 // Constants: Element and those of parts/row.cuh, "row" read as "tile".
@@ -25,15 +25,17 @@ struct Tile {
     DEVICE static Tile of(const TileParams& p, int64_t index) {
         Tile tile{0, 0, 0, 0};
         if (index >= p.num_tiles) return tile;
-        const int64_t row = index / p.col_tiles % p.row_tiles * p.tile_rows;
-        const int64_t col = index % p.col_tiles * p.tile_cols;
-        int64_t matrix = index / (p.col_tiles * p.row_tiles);
+        const int64_t line = quotient(index, p.col_tiles);
+        int64_t matrix = quotient(line, p.row_tiles);
+        const int64_t row = (line - matrix * p.row_tiles) * p.tile_rows;
+        const int64_t col = (index - line * p.col_tiles) * p.tile_cols;
         tile.x = row * p.x_row + col * p.x_col;
         tile.y = row * p.y_row + col * p.y_col;
         for (int d = 0; d < int(p.num_outer_dims); ++d) {
-            tile.x += matrix % p.outer_sizes[d] * p.x_outer[d];
-            tile.y += matrix % p.outer_sizes[d] * p.y_outer[d];
-            matrix /= p.outer_sizes[d];
+            const int64_t next = quotient(matrix, p.outer_sizes[d]);
+            tile.x += (matrix - next * p.outer_sizes[d]) * p.x_outer[d];
+            tile.y += (matrix - next * p.outer_sizes[d]) * p.y_outer[d];
+            matrix = next;
         }
         const int64_t rows = p.num_rows - row, cols = p.num_cols - col;
         tile.num_rows = int(rows < p.tile_rows ? rows : p.tile_rows);
@@ -42,26 +44,33 @@ struct Tile {
     }
 };
 
-// f(row, col, count) for the vectors of a tile that are this thread's, in a fixed order.
-template <class F>
-DEVICE void for_vectors(const Tile& tile, const RowThread& t, F f) {
-    const int vectors = (tile.num_cols + kVectorWidth - 1) / kVectorWidth;
-    const int count = vectors * tile.num_rows;
-#pragma unroll 1
-    for (int i = t.lane; i < count; i += kThreadsPerRow) {
-        const int row = i / vectors, col = i % vectors * kVectorWidth;
-        const int rest = tile.num_cols - col;
-        f(row, col, rest < kVectorWidth ? rest : kVectorWidth);
+// Where a vector of a tile lies in it, and how many columns it has.
+struct Place {
+    int row, col, count;
+};
+
+// The vectors of a tile, and which of them are this thread's: every kThreadsPerRow-th from its lane on.
+struct TileVectors {
+    int num_cols, per_row, count;
+
+    DEVICE static TileVectors of(const Tile& tile) {
+        const int per_row = (tile.num_cols + kVectorWidth - 1) / kVectorWidth;
+        return {tile.num_cols, per_row, per_row * tile.num_rows};
     }
-}
+    DEVICE Place operator[](int i) const {
+        const int row = i / per_row, col = (i - row * per_row) * kVectorWidth;
+        const int rest = num_cols - col;
+        return {row, col, rest < kVectorWidth ? rest : kVectorWidth};
+    }
+};
 
 struct Source {
     const Element* x;
     int64_t row_stride, col_stride;
 
-    DEVICE void get(int row, int col, int count, float (&values)[kVectorWidth]) const {
-        const Element* p = x + row * row_stride + col * col_stride;
-        if (count == kVectorWidth && kVectorWidth > 1) {
+    DEVICE void get(const Place& at, float (&values)[kVectorWidth]) const {
+        const Element* p = x + at.row * row_stride + at.col * col_stride;
+        if (at.count == kVectorWidth && kVectorWidth > 1) {
             Vector<Element, kVectorWidth> vector;
             vector.load(p);
 #pragma unroll
@@ -69,57 +78,75 @@ struct Source {
         } else {
 #pragma unroll
             for (int j = 0; j < kVectorWidth; ++j) {
-                values[j] = j < count ? to_float(p[j * col_stride]) : 0.0f;
+                values[j] = j < at.count ? to_float(p[j * col_stride]) : 0.0f;
             }
         }
     }
 };
 
 template <class Code>
-DEVICE void write(Code* y, const TileParams& p, const Tile& tile, const Source& source,
-                  const RowThread& t, float encode) {
-    y += tile.y;
-    for_vectors(tile, t, [&](int row, int col, int count) {
-        float values[kVectorWidth];
-        source.get(row, col, count, values);
+DEVICE void store(Code* y, const TileParams& p, const Place& at, float encode,
+                  float (&values)[kVectorWidth]) {
 #pragma unroll
-        for (int j = 0; j < kVectorWidth; ++j) values[j] *= encode;
-        Code* to = y + row * p.y_row + col * p.y_col;
-        if (count == kVectorWidth && kVectorWidth > 1) {
-            Vector<Code, kVectorWidth> vector;
-            vector.from_floats(values);
-            vector.store(to);
-        } else {
+    for (int j = 0; j < kVectorWidth; ++j) values[j] *= encode;
+    Code* to = y + at.row * p.y_row + at.col * p.y_col;
+    if (at.count == kVectorWidth && kVectorWidth > 1) {
+        Vector<Code, kVectorWidth> vector;
+        vector.from_floats(values);
+        vector.store(to);
+    } else {
 #pragma unroll
-            for (int j = 0; j < kVectorWidth; ++j) {
-                if (j < count) to[j * p.y_col] = from_float<Code>(values[j]);
-            }
+        for (int j = 0; j < kVectorWidth; ++j) {
+            if (j < at.count) to[j * p.y_col] = from_float<Code>(values[j]);
         }
-    });
+    }
+}
+
+// first: the thread's first vector, which it has kept.
+template <class Code>
+DEVICE void write(Code* y, const TileParams& p, const Tile& tile, const Source& source,
+                  const TileVectors& vectors, const RowThread& t, float encode,
+                  float (&first)[kVectorWidth]) {
+    y += tile.y;
+    if (t.lane < vectors.count) store(y, p, vectors[t.lane], encode, first);
+#pragma unroll 1
+    for (int i = t.lane + kThreadsPerRow; i < vectors.count; i += kThreadsPerRow) {
+        float values[kVectorWidth];
+        const Place at = vectors[i];
+        source.get(at, values);
+        store(y, p, at, encode, values);
+    }
 }
 
 KERNEL void quantize_tiles(const Element* x, void* y, float* scales, const TileParams params) {
     const RowThread t = RowThread::here();
     const int64_t index = int64_t(blockIdx.x) * kRowsPerBlock + t.row_in_block;
     const Tile tile = Tile::of(params, index);
+    const TileVectors vectors = TileVectors::of(tile);
     const Source source{x + tile.x, params.x_row, params.x_col};
     Largest mine;
-    for_vectors(tile, t, [&](int row, int col, int count) {
+    float first[kVectorWidth] = {};
+    if (t.lane < vectors.count) source.get(vectors[t.lane], first);
+#pragma unroll
+    for (int j = 0; j < kVectorWidth; ++j) mine.take(first[j]);
+#pragma unroll 4
+    for (int i = t.lane + kThreadsPerRow; i < vectors.count; i += kThreadsPerRow) {
         float values[kVectorWidth];
-        source.get(row, col, count, values);
+        source.get(vectors[i], values);
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) mine.take(values[j]);
-    });
+    }
     const float of_warp = reduce_in_warp(mine.value(), Larger());
     const float largest = merge_across_warps<0>(of_warp, t, MergeFloats<Larger>());
     if (index >= params.num_tiles) return;
     const QuantizeScale scale(largest, largest_number(params.dtype));
+    const float encode = scale.encode;
     if (t.lane == 0) scales[index] = scale.decode;
     if (params.dtype == kE4m3) {
-        write(static_cast<e4m3*>(y), params, tile, source, t, scale.encode);
+        write(static_cast<e4m3*>(y), params, tile, source, vectors, t, encode, first);
     } else if (params.dtype == kE5m2) {
-        write(static_cast<e5m2*>(y), params, tile, source, t, scale.encode);
+        write(static_cast<e5m2*>(y), params, tile, source, vectors, t, encode, first);
     } else {
-        write(static_cast<int8_t*>(y), params, tile, source, t, scale.encode);
+        write(static_cast<int8_t*>(y), params, tile, source, vectors, t, encode, first);
     }
 }

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import os
 
+# Before numpy is imported.  FP64 products of tests are small, and the threads of several test processes
+# that wait for each other take ten times as long.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import pytest
 from hypothesis import HealthCheck, settings
 

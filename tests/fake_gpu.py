@@ -66,6 +66,7 @@ class FakeGpu:
             )
             self.launches.append(Launch(variant, grid, tuple(noted), shared_bytes))
 
+        kernel.blocks_at_once = lambda shared_bytes: variant.cluster_size
         return kernel
 
 

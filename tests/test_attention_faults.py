@@ -31,8 +31,8 @@ FAULTS = {
     ),
     "the last tile of keys is skipped": Fault(
         "parts/attention_task.cuh",
-        "        key += kTileN;\n        return key < end;",
-        "        key += kTileN;\n        return key + kTileN <= end;",
+        "key((end + kTileN - 1) & -kTileN) {}",
+        "key(end & -kTileN) {}",
         "tails",
     ),
     "scores are not scaled": Fault(
@@ -40,12 +40,12 @@ FAULTS = {
     ),
     "the largest score of a lane, not of the row": Fault(
         "parts/online_softmax.cuh",
-        "top[r] = Rows::across_lanes(largest[r], Max());",
-        "top[r] = largest[r];",
+        "largest[r] = Rows::across_lanes(largest[r], Max());",
+        "",
         "tails",
     ),
     "the largest score of the last tile alone": Fault(
-        "parts/online_softmax.cuh", "largest[r] = top[r];", "largest[r] = -kInfinity;", "tails"
+        "attention.cu", "top = maximum(top, largest[m][r]);", "top = largest[m][r];", "tails"
     ),
     "products are not rescaled": Fault(
         "attention.cu", "values[i] *= factors[m][Rows::slot(i)];", "values[i] *= 1.0f;", "growing"
@@ -65,25 +65,34 @@ FAULTS = {
     "rows without keys are divided by zero": Fault(
         "attention.cu", "total == 0.0f ? 0.0f : 1.0f / total;", "1.0f / total;", "no keys"
     ),
-    "no barrier between stages": Fault(
-        "attention.cu", "sync_block();  // this stage is whole", "// this stage is whole", "tails"
+    "values are loaded over while they are read": Fault(
+        "attention.cu", "sync_block();  // the keys are there", "// the keys are there", "tails"
     ),
-    "a stage too early": Fault(
+    "keys are loaded over while they are read": Fault(
+        "attention.cu", "sync_block();  // the values are there", "// the values are there", "tails"
+    ),
+    "keys too early": Fault(
         "attention.cu",
-        "        copy_async_wait<0>();\n        sync_block();",
-        "        copy_async_wait<1>();\n        sync_block();",
+        "copy_async_wait<0>();\n        sync_block();  // the keys are there",
+        "copy_async_wait<1>();\n        sync_block();  // the keys are there",
         "tails",
     ),
-    "a stage is loaded over while it is read": Fault(
-        "attention.cu", "storage.stages[stage ^ 1]);", "storage.stages[stage]);", "tails"
+    "values too early": Fault(
+        "attention.cu",
+        "copy_async_wait<0>();\n        sync_block();  // the values are there",
+        "copy_async_wait<1>();\n        sync_block();  // the values are there",
+        "tails",
+    ),
+    "the tile that the end cuts is taken for a whole one": Fault(
+        "attention.cu", "tiles.key + kTileN > whole_keys)", "tiles.key >= whole_keys)", "tails"
     ),
     "keys past the end are read": Fault(
-        "parts/shared_tile.cuh", "first + line < num_lines ? bytes : 0", "bytes", "tails"
+        "parts/shared_tile.cuh", "(kWhole || first + line < num_lines)", "(true)", "tails"
     ),
     "elements past the end of a row are read": Fault(
         "parts/shared_tile.cuh",
-        "const int bytes = clamp_to(num_elements - chunk * kPerChunk, kPerChunk) * int(sizeof(T));",
-        "const int bytes = 16;",
+        "exists = chunk * kPerChunk < num_elements;",
+        "exists = true;",
         "padded rows",
     ),
     "rows past the end are written": Fault(
@@ -102,7 +111,7 @@ FAULTS = {
         "attention.cu", "if (params.prescale) {", "if (params.prescale && params.unit < 0) {", "masks"
     ),
     "a masked block is computed where its neighbour is": Fault(
-        "attention.cu", "if (block_type == kMaskedBlock) return;", "", "large tiles"
+        "attention.cu", "type != kMaskedBlock && key <", "key <", "large tiles"
     ),
     "the end of a causal block is not masked": Fault(
         "attention.cu", "limit = limit < block_limit ? limit : block_limit;", "", "blocks"
@@ -133,7 +142,7 @@ FAULTS = {
         "sections",
     ),
     "an output that is all zero": Fault(
-        "attention.cu", "outputs.at(m, d).values[i] * inverse", "0.0f * inverse", "tails"
+        "attention.cu", "rows_of_warp.outputs.at(m, d).values[i] * inverse", "0.0f * inverse", "tails"
     ),
 }  # fmt: skip
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from fake_op import make_op
 
-from cupykern import check, targets
+from cupykern import OPS, check, targets
 from cupykern.op import Bound
 from cupykern.peers import Peer
-from cupykern.tools import bench, protocol, results, timing
+from cupykern.tools import bench, compile_ahead, protocol, results, timing
 
 SETTINGS = bench.Settings(warmup_ms=0, rep_ms=0)
 
@@ -152,3 +152,15 @@ def test_one_benchmark_at_a_time(tmp_path, monkeypatch):
                 pass
     with protocol.lock(wait=False):
         pass
+
+
+def test_kernels_of_cases_are_known_before_they_run(host, monkeypatch):
+    """A call of two kernels, and one that makes another array; nothing is compiled to know it."""
+    ops = [op for op in OPS if op.name in ("softmax", "decode_attention")]
+    monkeypatch.setattr(type(host), "compile", lambda *args: pytest.fail("compiled"))
+    variants = list(compile_ahead.variants_of_cases(ops, host, 3, 0))
+    assert {v.kernel for v in variants} == {"softmax", "decode_attention", "decode_merge"}
+    monkeypatch.undo()
+    compiled = {v for v, _, error in compile_ahead.compile_ahead(host, variants, 2) if not error}
+    assert compiled == set(variants)
+    assert not [case for case in check.run_cases(ops, host, 3, 0) if case.error]

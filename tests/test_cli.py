@@ -16,7 +16,7 @@ from fake_op import make_op
 
 import cupykern
 from cupykern import cli
-from cupykern.tools import gate, options, protocol
+from cupykern.tools import gate, options, protocol, tables
 
 ROOT = Path(__file__).resolve().parents[1]
 GOOD = make_op()
@@ -198,13 +198,13 @@ def test_source_is_the_variants_string(capsys):
         assert code == 0 and out == cli.source_text(variant, target)
 
 
-@pytest.mark.parametrize("spill_bytes, code", [(0, 0), (8, 1)])
-def test_compile_fails_on_spills_of_a_tuned_variant(
-    spill_bytes, code, capsys, monkeypatch, tmp_path
+@pytest.mark.parametrize("local_bytes, code", [(0, 0), (8, 1)])
+def test_compile_fails_on_local_memory_of_a_tuned_variant(
+    local_bytes, code, capsys, monkeypatch, tmp_path
 ):
     variant = cupykern.OPS[0].variants("sm_90a")[0]
     rows = [
-        gate.Row(variant, "sm_90a", 0.1, 40, None, spill_bytes, 1024),
+        gate.Row(variant, "sm_90a", 0.1, 40, None, local_bytes, 1024),
         gate.Row(variant, "sm_120a", 0.1, skipped="too old"),
     ]
     monkeypatch.setattr(gate, "compile_all", lambda tasks, jobs: iter(rows))
@@ -212,7 +212,7 @@ def test_compile_fails_on_spills_of_a_tuned_variant(
     found, out, _ = _run(capsys, "compile", "--json", str(path))
     assert found == code and out.endswith(f"2 variants, {code} failed, 1 skipped\n")
     first = json.loads(path.read_text())[0]
-    assert (first["spill_bytes"], first["failure"] is None) == (spill_bytes, code == 0)
+    assert (first["local_bytes"], first["failure"] is None) == (local_bytes, code == 0)
 
 
 def test_cache(capsys, monkeypatch, tmp_path):
@@ -260,3 +260,17 @@ def test_a_pipe_gets_no_progress_bar():
     done = _subprocess("bench", "softmax", "--target", "host", "--shapes", "4,8", "--wait")
     assert done.returncode == 0, done.stdout
     assert done.stderr == "" and "\r" not in done.stdout
+
+
+def test_long_commands_say_how_far_they_are(capsys, monkeypatch):
+    """On no terminal by a line now and then."""
+    now = [0.0]
+    monkeypatch.setattr(tables.time, "monotonic", lambda: now[0])
+    with tables.progress(4, "check") as advance:
+        for seconds in (3, 11, 15, 22):
+            now[0] = float(seconds)
+            advance("softmax")
+    assert capsys.readouterr().err.splitlines() == [
+        "check: 2 of 4 in 11 s  softmax",
+        "check: 4 of 4 in 22 s  softmax",
+    ]

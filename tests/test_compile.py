@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ HIPRTC_NAMES = Path(__file__).with_name("hiprtc.h")
 
 
 @pytest.mark.compile
-def test_variants_compile_without_spills():
+def test_variants_compile_without_local_memory():
     """Every hundredth or so, others on each architecture; `cupykern compile` compiles them all."""
     tasks = list(gate.tasks(OPS, ARCHS))
     rows = list(gate.compile_all(tasks[::97], os.cpu_count() or 1))
@@ -78,10 +79,35 @@ def test_a_spill_in_a_tuned_variant_fails():
         "#pragma unroll\nfor (int i = 0; i < 300; ++i) x[i] = v[i];"
     )
     variant = planted(body)
-    assert "spills" in gate.failure(gate.compile_row(variant, "sm_90a"))
+    assert "local memory" in gate.failure(gate.compile_row(variant, "sm_90a"))
     assert gate.failure(gate.compile_row(replace(variant, tuned=False), "sm_90a")) is None
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "gfx942"])
+def test_an_array_indexed_at_run_time_in_a_tuned_variant_fails(arch):
+    """It is in local memory without a spill."""
+    body = (
+        "float v[64];\n#pragma unroll\nfor (int i = 0; i < 64; ++i) v[i] = x[i];\n"
+        "for (int i = 0; i < 1000; ++i) v[(i * 7 + threadIdx.x) % 64] += x[i];\n"
+        "#pragma unroll\nfor (int i = 0; i < 64; ++i) x[i] = v[i];"
+    )
+    row = gate.compile_row(planted(body), arch)
+    assert row.local_bytes >= 64 * 4
+    assert f"{row.local_bytes} bytes of local memory" in gate.failure(row)
 
 
 def test_an_unknown_architecture_is_skipped():
     row = gate.compile_row(planted("x[0] = 1;"), "sm_999")
     assert "does not know sm_999" in row.skipped and gate.failure(row) is None
+
+
+@pytest.mark.parametrize("name", ["_REGISTERS", "_STACK_FRAME"])
+def test_a_log_that_says_nothing_is_no_pass(name, monkeypatch):
+    monkeypatch.setattr(offline, name, re.compile("what a later compiler may say"))
+    row = gate.compile_row(planted("x[0] = 1;"), "sm_90a")
+    assert "no registers or no stack frame" in gate.failure(row)
+
+
+def test_rows_name_their_compiler():
+    for arch, name in (("sm_90a", r"NVRTC \d+\.\d+"), ("gfx942", "clang")):
+        assert re.search(name, gate.compile_row(planted("x[0] = 1;"), arch).compiler)

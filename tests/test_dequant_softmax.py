@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from hopper_kernels import SCHEDULES, skip_unless_hopper
 
 import cupykern
 from cupykern import OPS, check, dtypes, gemm
 from cupykern.dequant_softmax import LogitsProblem, _tasks
+from cupykern.gemm_hopper import HopperConfig
 from cupykern.matmul import with_layout
 from cupykern.numerics import as_float64
+from cupykern.targets import host
 
 OP = next(op for op in OPS if op.name == "dequant_softmax")
 
@@ -122,18 +127,46 @@ def test_nothing_in_nothing_out(target):
     assert (to_numpy(y) == 0.25).all()
 
 
+HOPPER = (HopperConfig(256, 128, 2), HopperConfig(64, 128, 3, lines=2))
+
+
+def check_hopper(xp) -> None:
+    """More tiles than blocks, ragged tiles, every kind of bias, strided FP32 results."""
+    problems = (
+        LogitsProblem(70, 272, 272, layout_w="F", bias=(272,)),
+        LogitsProblem(300, 144, 80, layout_w="C", bias=(300, 1), scale="number"),
+        LogitsProblem(3, 400, 528, layout_w="C", out_dtype="float32", bias=(3, 400)),
+        LogitsProblem(130, 1000, 144, layout_w="F", out_dtype="bfloat16", kind="special"),
+    )
+    for problem, config in zip(problems, (*HOPPER, *HOPPER), strict=True):
+        call = OP.inputs(problem, 1, xp)
+        y = OP.run(*call.args, **call.kwargs, config=config)
+        comparison = compare(*call.args, **call.kwargs, outputs=y)
+        assert comparison.ok, f"{problem!r}: {comparison}"
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES[1:])
+def test_hopper_under_hostile_schedules(schedule):
+    with host.use(schedule=schedule, warp_size=32):
+        check_hopper(np)
+
+
+def test_hopper(target):
+    skip_unless_hopper(target)
+    check_hopper(target.xp)
+
+
 def test_every_variant_is_chosen_by_some_product():
+    """On Hopper the portable main loop has what TMA cannot walk."""
     for arch in ("sm_80", "sm_90a", "gfx942", "gfx1100"):
-        chosen = set()
-        for task in _tasks():
-            for m in (1, 4096):
-                chosen.add(
-                    gemm.variant(
-                        task, gemm.choose_config(task.__class__(**{**vars(task), "m": m}), arch)
-                    )
-                )
-        wanted = {v for v in OP.variants(arch) if v.kernel == "dequant_softmax"}
-        assert chosen == wanted and len(wanted) <= 10
+        chosen = {
+            gemm.variant(task, gemm.choose_config(replace(task, m=m, tma=tma), arch))
+            for task in _tasks()
+            for m in (1, 64, 4096)
+            for tma in (True, False)
+        }
+        wanted = {v for v in OP.variants(arch) if v.kernel != "normalize_logits"}
+        assert chosen == wanted and len(wanted) <= 20
 
 
 A, W, S = np.ones((4, 16), np.float16), np.ones((16, 6), np.int8), np.ones(6, np.float32)
@@ -159,6 +192,7 @@ A, W, S = np.ones((4, 16), np.float16), np.ones((16, 6), np.int8), np.ones(6, np
         (ValueError, "scale_w must have one element or shape", (A, W, S[1:]), {}),
         (ValueError, "bias must broadcast", (A, W, S), {"bias": np.ones(5, "f4")}),
         (TypeError, "config must be a GemmConfig", (A, W, S), {"config": 1}),
+        (ValueError, "without share_k", (A, W, S), {"config": HopperConfig(64, 64, 4, share_k=True, lines=2)}),
         (ValueError, "tile_n must be a multiple", (A, W, S), {"config": gemm.GemmConfig(32, 32, 32, 2, 2)}),
         (ValueError, "out must have shape", (A, W, S), {"out": np.ones((6, 4), np.float16)}),
         (ValueError, "out must not overlap a", (A, W, S), {"out": A[:, :6]}),

@@ -202,6 +202,7 @@ HOPPER = (
     DualProblem(130, 75, 144, out_dtype="float32", scales="numbers", batch_a=(2,)),
     DualProblem(70, 80, 400, "float8_e4m3fn", "float8_e4m3fn", scales="rows", policy="fp16"),
     DualProblem(260, 140, 272, "float8_e4m3fn", "float8_e4m3fn", scales="tensor", out_dtype="bfloat16"),
+    DualProblem(140, 136, 96, NVFP4, NVFP4, batch_a=(2, 1), batch_b=(3,)),
 )  # fmt: skip
 
 
@@ -234,8 +235,8 @@ def test_what_hoppers_main_loop_refuses():
     task = _task(HOPPER[0])
     for config in (HopperConfig(128, 192, 4), HopperConfig(64, 64, 8, share_k=True)):
         assert "tile_n is a multiple of 128" in gemm.refusal(config, task, "sm_90a")
-    task = _task(DualProblem(200, 200, 208, NVFP4, NVFP4))
-    assert "not of NVFP4" in gemm.refusal(HopperConfig(128, 256, 4), task, "sm_90a")
+    few = _task(DualProblem(16, 14336, 4096, NVFP4, NVFP4))  # rows to decode weights for
+    assert isinstance(gemm.choose_config(few, "sm_90a"), gemm.GemmConfig)
 
 
 # --- the comparison of policies ------------------------------------------------------------------
@@ -304,7 +305,8 @@ def test_every_variant_is_chosen_by_some_product():
 def test_few_variants_in_all():
     ops = [op for op in OPS if op.name in ("dual_gemm_silu", "dequant_softmax", "quantize_nvfp4")]
     for arch in options.ARCHS:
-        assert len({v for op in ops for v in op.variants(arch)}) <= 55
+        most = 70 if arch == "sm_90a" else 55
+        assert len({v for op in ops for v in op.variants(arch)}) <= most
 
 
 # --- errors --------------------------------------------------------------------------------------

@@ -131,23 +131,67 @@ FAULTS = {
         "many columns",
     ),
     "groups past the scale's rounding": Fault(
-        "quantize_nvfp4.cu", "of_group / kLargestCode / global", "of_group / kLargestScale / global", "quantised"
+        "quantize_nvfp4.cu", "1.0f / (kLargestCode * global)", "1.0f / (kLargestScale * global)", "quantised"
     ),
     "codes of the unrounded scale": Fault(
-        "quantize_nvfp4.cu", "values[j] / global / factor", "values[j] / global", "quantised"
-    ),
-    "codes in the wrong order": Fault(
-        "quantize_nvfp4.cu", "encode_e2m1(code) << j % 8 * 4", "encode_e2m1(code) << (j % 8 ^ 1) * 4", "quantised"
+        "quantize_nvfp4.cu", "coded ? 0x1p-14f / factor", "coded ? 0x1p-14f", "quantised"
     ),
     "NaN is not the group's": Fault(
-        "quantize_nvfp4.cu", "finite ? of_group / kLargestCode / global : kInfinity - kInfinity",
-        "of_group / kLargestCode / global", "not finite",
+        "quantize_nvfp4.cu", "bits < kInfinityBits ? number_of_bits(bits) * of_codes : nan",
+        "number_of_bits(bits) * of_codes", "not finite",
+    ),
+    "infinities are the largest": Fault(
+        "quantize_nvfp4.cu", "if (largest < kInfinityBits) return largest;", "return largest;", "not finite"
+    ),
+    "codes beyond 6": Fault(
+        "quantize_nvfp4.cu", "min_unsigned_pair(pairs[i] & 0x7fff7fffu, 0x0e000e00u)", "(pairs[i] & 0x0fff0fffu)",
+        "saturated",
+    ),
+    "ties to odd": Fault("quantize_nvfp4.cu", "1.5f * 0x1p22f", "1.5f * 0x1p21f", "quantised"),
+    "the last lines are not decoded": Fault(
+        "dequantize_nvfp4.cu", "if (at >= lines) continue;\n            Bytes", "if (i > 0) continue;\n            Bytes",
+        "decoded",
+    ),
+    "every batch decodes the first matrix": Fault(
+        "dequantize_nvfp4.cu", "from += p.batch.offset(kA, matrix);", "", "decoded"
+    ),
+    "one scale of all is forgotten": Fault(
+        "parts/epilogue_hopper.cuh", "if (!kScales && epilogue.scale_b)", "if (false)", "decoded"
+    ),
+    "the other row's codes": Fault(
+        "parts/rows_nvfp4_hopper.cuh", "line + half * other, k / 2", "line, k / 2", "nvfp4"
+    ),
+    "the same words of scales for ever": Fault(
+        "parts/rows_nvfp4_hopper.cuh", "fetch(word + kWordsAhead)", "fetch(0)", "nvfp4"
+    ),
+    "b2's scales in b1's order": Fault(
+        "dual_gemm_hopper.cu", "work.row_scales.steps[1] = others.steps[0];", "", "nvfp4"
+    ),
+    "both products' columns are the first one's": Fault(
+        "dual_gemm_hopper.cu", "products[i / 2 % 2][i / 4 * 2 + i % 2]", "products[i % 2][i / 4 * 2 + i / 2 % 2]", "nvfp4"
+    ),
+    "statistics of a warp's columns alone": Fault(
+        "dequant_softmax_hopper.cu", "for (int j = 1; j < 4; ++j) total", "for (int j = 4; j < 4; ++j) total", "logits"
+    ),
+    "logits of columns that are not there": Fault(
+        "dequant_softmax_hopper.cu", "if (i < count) total.sum +=", "total.sum +=", "logits"
+    ),
+    "sums before they are all there": Fault(
+        "dequant_softmax_hopper.cu", "        sync_warp();\n#pragma unroll 1\n        for (int line",
+        "#pragma unroll 1\n        for (int line", "logits",
+    ),
+    "statistics before the other warps have theirs": Fault(
+        "dequant_softmax_hopper.cu", "            named_barrier(1 + warpgroup, 128);\n            const int64_t set",
+        "            const int64_t set", "logits",
+    ),
+    "the even columns are the first ones": Fault(
+        "dequant_softmax_hopper.cu", "kOuterMajorRows ? 2 * j + i / 4 : i + j", "i + j", "logits"
     ),
     "b2's stage is b1's": Fault(
         "dual_gemm_hopper.cu", "PairStage::kBytes, b2_map, full", "PairStage::kBytes, b1_map, full", "hopper"
     ),
     "b2 before b1": Fault(
-        "dual_gemm_hopper.cu", "PairStage::load(cols, b1_map", "PairStage::load(cols, b2_map", "hopper"
+        "dual_gemm_hopper.cu", "PairStage::load(pairs, b1_map", "PairStage::load(pairs, b2_map", "hopper"
     ),
     "the second product's sums are the first one's": Fault(
         "dual_gemm_hopper.cu", "finish_part(second, vectors, number + kOwnParts,",
@@ -276,7 +320,60 @@ def _check_hopper() -> None:
         assert check.compare((y,), references, bounds).ok
 
 
+def _check_decoded() -> None:
+    """NVFP4 operands of products on Hopper, batches of which some are broadcast."""
+    if host.current().warp_size != 32:
+        return
+    problem = DualProblem(140, 136, 80, NVFP4, NVFP4, batch_a=(2, 1), batch_b=(3,))
+    for seed in (1, 2):
+        call = DUAL.inputs(problem, seed, np)
+        references = DUAL.reference(*call.args, **call.kwargs)
+        bounds = DUAL.bound(*call.args, **call.kwargs, reference=references)
+        y = DUAL.run(*call.args, **call.kwargs, config=HopperConfig(128, 128, 6, decoded=True))
+        assert check.compare((y,), references, bounds).ok
+
+
+def _check_nvfp4() -> None:
+    """NVFP4 weights, one in plain and one in blocked order, decoded in registers on Hopper."""
+    if host.current().warp_size != 32:
+        return
+    call = DUAL.inputs(DualProblem(70, 136, 544, NVFP4, NVFP4, out_dtype="float32"), 1, np)
+    references = DUAL.reference(*call.args, **call.kwargs)
+    bounds = DUAL.bound(*call.args, **call.kwargs, reference=references)
+    y = DUAL.run(*call.args, **call.kwargs, config=HopperConfig(64, 128, 3, lines=2))
+    assert check.compare((y,), references, bounds).ok
+
+
+def _check_logits() -> None:
+    """Equal logits and others, ragged tiles, on Hopper."""
+    if host.current().warp_size != 32:
+        return
+    for problem in (
+        LogitsProblem(70, 203, 272, layout_w="F", out_dtype="float32"),
+        LogitsProblem(40, 272, 80, layout_w="C", out_dtype="float32"),
+    ):
+        call = LOGITS.inputs(problem, 1, np)
+        references = LOGITS.reference(*call.args, **call.kwargs)
+        bounds = LOGITS.bound(*call.args, **call.kwargs, reference=references)
+        config = HopperConfig(64, 128, 3, lines=2)
+        assert check.compare(
+            (LOGITS.run(*call.args, **call.kwargs, config=config),), references, bounds
+        ).ok
+
+
+def _check_saturated() -> None:
+    """A group whose scale, a subnormal e4m3 number, is rounded down by a third."""
+    x = np.full((1, 32), 2688.0, np.float32)
+    x[0, 16:] = 1.49 * 2.0**-9 * 6
+    y = cupykern.quantize_nvfp4(x).dequantize()
+    assert (y[0, 16:] == 2.0**-9 * 6).all()
+
+
 CHECKS = {
+    "decoded": _check_decoded,
+    "nvfp4": _check_nvfp4,
+    "logits": _check_logits,
+    "saturated": _check_saturated,
     "hopper": _check_hopper,
     "blocked scales": _check_blocked_scales,
     "padding": _check_padding,

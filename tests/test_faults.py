@@ -16,7 +16,7 @@ from cupykern.softmax import LOG_OP, OP, SoftmaxProblem, _run
 FAULTS = {
     # name: (file, old, new, the check that catches it first)
     "no barrier between warps": Fault("parts/row.cuh", "        sync_block();\n", "\n", "warps"),
-    "no wait for the other blocks": Fault("parts/row.cuh", "full.wait_cluster(0);", "", "configs"),
+    "no wait for the other blocks": Fault("parts/row.cuh", "full.wait(0);", "", "configs"),
     "too few bytes awaited": Fault(
         "parts/row.cuh",
         "kParts * int(sizeof(Statistic))",

@@ -14,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupykern import OPS, check, dtypes, gemm, gemm_hopper
+from cupykern.dequant_softmax import LogitsProblem
+from cupykern.dual_gemm import NVFP4, DualProblem
 from cupykern.gemm_hopper import HopperConfig
 from cupykern.matmul import MatmulProblem
 from cupykern.product import INNER, OUTER, STRIDED, GemmTask
@@ -337,7 +339,7 @@ _TASKS = (({"layout_b": OUTER}, CONFIGS[::2]), (_FP8, FP8[1][:1]), (_MIXED, MIXE
 )
 def test_compiles_without_spills(changes, config):
     row = gate.compile_row(gemm.variant(task(**changes), config), "sm_90a")
-    assert gate.failure(row) is None and row.spill_bytes == 0
+    assert gate.failure(row) is None and row.local_bytes == 0
     assert row.registers == 168  # gemm_hopper.cu: what the warps share out
 
 
@@ -350,15 +352,27 @@ CHECKED = (
     (PROBLEMS[2], CONFIGS[0]),
     (PROBLEMS[1], CONFIGS[2]),
 )
+# Of other ops: logits, NVFP4 decoded in registers and before.
+OTHER_OPS = (
+    ("dequant_softmax", LogitsProblem(70, 272, 272, layout_w="F"), HopperConfig(64, 128, 3, lines=2)),
+    ("dual_gemm_silu", DualProblem(70, 72, 288, NVFP4, NVFP4), HopperConfig(64, 128, 3, lines=2)),
+    ("dual_gemm_silu", DualProblem(70, 72, 80, NVFP4, NVFP4), HopperConfig(128, 128, 3, decoded=True)),
+)  # fmt: skip
 _RUN = """
 import sys
-from test_gemm_hopper import CHECKED, compute
+from test_gemm_hopper import CHECKED, OTHER_OPS, compute
+from cupykern import OPS
 from cupykern.targets import host
+
+OPS = {op.name: op for op in OPS}
 
 for schedule in ("fifo", "lifo"):
     with host.use(sanitizer=sys.argv[1], schedule=schedule) as target:
         for problem, config in CHECKED[: None if sys.argv[1] == "thread" else -2]:
             compute(target, problem, config)
+        for name, problem, config in OTHER_OPS:
+            call = OPS[name].inputs(problem, 1, target.xp)
+            OPS[name].run(*call.args, **call.kwargs, config=config)
 """
 
 

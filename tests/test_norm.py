@@ -321,3 +321,23 @@ def test_illegal_arguments(target, arguments, error, message):
     args, kwargs = arguments(target.xp.ones((4, 8), np.float32))
     with pytest.raises(error, match=message):
         cupykern.rms_norm(*args, **kwargs)
+
+
+# --- bench -----------------------------------------------------------------------------------------
+
+
+def test_bench_problems_with_options():
+    assert LAYER_OP.bench_problem((2, 8), "float32:shifted+compensated") == NormProblem(
+        (2, 8), "float32", weight_dtype="float32", bias_dtype="float32", mean=1e4, compensated=True,
+        kind="bench",
+    )  # fmt: skip
+    assert RMS_OP.bench_problem((2, 8), "bfloat16:e4m3").quantize == "e4m3"
+    for op, text in (
+        (LAYER_OP, "float32:e4m3"),
+        (RMS_OP, "float32:compensated"),
+        (RMS_OP, "float32:e4m3+int8"),
+    ):
+        with pytest.raises(ValueError, match=r"bench option|at most one format"):
+            op.bench_problem((2, 8), text)
+    x = LAYER_OP.inputs(LAYER_OP.bench_problem((4, 64), "float32:shifted"), 0, np).args[0]
+    assert x.dtype == np.float32 and abs(x.mean() - 1e4) < 1

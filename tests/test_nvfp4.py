@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -10,9 +11,10 @@ import pytest
 
 import cupykern
 from cupykern import OPS, arrays, check, dtypes, gemm, nvfp4
+from cupykern.gemm_hopper import ARCHS, HopperConfig
 from cupykern.numerics import as_float64
 from cupykern.nvfp4 import NUMBERS, NvFp4
-from cupykern.product import FP4, INNER, STRIDED, GemmTask
+from cupykern.product import FP4, INNER, STRIDED, GemmTask, make_task, matrix
 from cupykern.quantize_nvfp4 import NvFp4Config
 from cupykern.scaled_mm import NVFP4, nvfp4_variants
 
@@ -99,9 +101,14 @@ def test_every_code_times_every_scale(target, other):
     else:
         a = here(target, picks.astype(dtypes.NAMES[other]))
     expected = CODES[:, None] * scale[:, 1].view(E4M3).astype(np.float64)
-    for x, y in ((a, b), (b, a) if other != "nvfp4" else (a, b.to("blocked"))):
+    hopper = target.warp_size == 32 and target.arch in ARCHS
+    calls = [(a, b, None), (b, a, None) if other != "nvfp4" else (a, b.to("blocked"), None)]
+    if hopper:  # decoded in registers, and before
+        calls += [(a, b, HopperConfig(64, 128, 3, lines=2))]
+        calls += [(a, b, HopperConfig(128, 64, 8, decoded=True))]
+    for x, y, config in calls:
         y = y.T if x is b else y
-        product = to_numpy(cupykern.scaled_mm(x, y, out_dtype="float32"))
+        product = to_numpy(cupykern.scaled_mm(x, y, out_dtype="float32", config=config))
         product = product.T if x is b else product
         nan = np.isnan(expected)
         np.testing.assert_array_equal(np.isnan(product), nan)
@@ -136,7 +143,10 @@ def test_integers_are_exact(target):
             for x, s in zip(numbers, scales, strict=True)
         ]
         a, b = (x * np.repeat(s, 16, 1) for x, s in zip(numbers, scales, strict=True))
-        for config in gemm.configs(GemmTask(1, m, n, k, FP4, FP4, INNER, INNER), target.arch):
+        task = GemmTask(1, m, n, k, FP4, FP4, INNER, INNER, tma_codes=k % 32 == 0)
+        for config in gemm.configs(task, target.arch):
+            if isinstance(config, HopperConfig) and target.warp_size != 32:
+                continue
             product = cupykern.scaled_mm(
                 operands[0], operands[1].to("blocked"), out_dtype="float32", config=config
             )
@@ -208,10 +218,11 @@ def test_every_variant_is_chosen_by_some_product():
         chosen = set()
         for a in (FP4, dtypes.float16, dtypes.bfloat16):
             for layout in (INNER,) if a == FP4 else (INNER, STRIDED):
-                for m in (1, 4096):
+                for m in (1, 64, 4096):
                     task = GemmTask(1, m, 4096, 4096, a, FP4, layout, INNER)
                     chosen.add(gemm.variant(task, gemm.choose_config(task, arch)))
-        assert chosen == set(nvfp4_variants(arch)) and len(chosen) <= 8
+        portable = {v for v in nvfp4_variants(arch) if v.kernel == "gemm"}
+        assert portable <= chosen <= set(nvfp4_variants(arch)) and len(portable) <= 8
 
 
 # --- quantisation --------------------------------------------------------------------------------
@@ -273,6 +284,28 @@ def test_a_watch_sees_through_it(target):
     assert list(record.inputs) == ["b"] and record.report.first_index == (0, 2)
 
 
+def test_what_hoppers_main_loop_refuses():
+    task = GemmTask(1, 256, 4096, 4096, dtypes.float16, FP4, INNER, INNER)
+    for config, changes, says in (
+        (HopperConfig(64, 64, 8, share_k=True), {}, "without share_k"),
+        (HopperConfig(64, 128, 8, lines=2), {"tma_codes": False}, "TMA's strides"),
+        (HopperConfig(128, 256, 4, decoded=True), {"scaled": True}, "one scale of all"),
+        (HopperConfig(128, 256, 4, decoded=True), {"b": dtypes.float16}, "decoded is for NVFP4"),
+        (HopperConfig(128, 128, 4), {"layout_a": STRIDED}, "TMA takes operands"),
+    ):
+        assert says in gemm.refusal(config, replace(task, **changes), "sm_90a")
+
+
+def test_codes_that_tma_does_not_walk(target):
+    """K = 48 has rows of 24 bytes: decoded before, or by the portable main loop."""
+    x = nvfp4.random("normal", (200, 48), 3, np, "C")
+    place = matrix(x.data.swapaxes(-1, -2), ())
+    task = make_task(matrix(np.ones((200, 48), np.float16), ()), place, 1, 200, 200, 48)
+    assert not task.tma_codes
+    configs = gemm.configs(task, "sm_90a")
+    assert all(config.decoded for config in configs if isinstance(config, HopperConfig))
+
+
 # --- errors --------------------------------------------------------------------------------------
 
 DATA, SCALE = np.zeros((4, 16), np.uint8), np.zeros((4, 2), E4M3)
@@ -311,6 +344,7 @@ HALF = np.ones((4, 32), np.float16)
         (ValueError, "layout must be", lambda: cupykern.quantize_nvfp4(HALF, layout="tiled")),
         (TypeError, "config must be an NvFp4Config", lambda: cupykern.quantize_nvfp4(HALF, config=256)),
         (ValueError, "multiple of 64", lambda: cupykern.quantize_nvfp4(HALF, config=NvFp4Config(96))),
+        (ValueError, "num_blocks must be", lambda: cupykern.quantize_nvfp4(HALF, config=NvFp4Config(64, 0))),
     ],
 )  # fmt: skip
 def test_illegal_arguments(error, says, call):

@@ -73,6 +73,14 @@ def test_weights_cast_before():
     assert BUILD["torch.cast"]("matmul", Call((a, a.T))) is None
 
 
+def test_nvfp4_decoded_before():
+    codes = np.random.default_rng(1).integers(0, 256, (48, 32), np.uint8)
+    scale = np.full((48, 4), 0.5, dtypes.float8_e4m3fn)
+    call = Call((integers((32, 64), "float16", 1), cupykern.NvFp4(codes, scale)))
+    check("torch.cast", "scaled_mm", call)
+    assert BUILD["torch"]("scaled_mm", call) is BUILD["torch.fast"]("scaled_mm", call) is None
+
+
 def test_int8_with_scales():
     check("torch", "scaled_mm", Call((*operands("int8", "int8"), np.float32(0.5), 2.0)))
 

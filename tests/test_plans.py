@@ -7,7 +7,7 @@ import pytest
 from fake_gpu import fake_gpu
 
 import cupykern
-from cupykern import plans, targets
+from cupykern import dtypes, plans, targets
 
 cupy = pytest.importorskip("cupy")
 
@@ -29,6 +29,27 @@ def arrays(gpu):
 def heads(*xs):
     """(B, H, S, D)"""
     return tuple(x.reshape(2, 8, 64, 256) for x in xs)
+
+
+def blocks(w, r):
+    """A mask of 64 x 64, as its constructor leaves it."""
+    mask = cupykern.BlockMask.__new__(cupykern.BlockMask)
+    mask.seq_len_q = mask.seq_len_k = mask.q_block = mask.kv_block = 64
+    mask.causal_offset = 3
+    mask.block_mask_types = w.view(np.uint8)[:1].reshape(1, 1, 1, 1)
+    mask.partial_tiles = r.view(np.bool_)[:1, :4096].reshape(1, 64, 64)
+    numbers = w.view(np.int32)
+    mask.kv_num_blocks, mask.kv_indices = (
+        numbers[16:17].reshape(1, 1, 1),
+        numbers[32:33].reshape(1, 1, 1, 1),
+    )
+    mask.partial_indices = numbers[48:49].reshape(1, 1, 1, 1)
+    return mask
+
+
+def packed(w):
+    """Offsets of two sequences."""
+    return w.view(np.int32)[:3], w.view(np.int32)[16:19]
 
 
 CALLS = {
@@ -57,12 +78,37 @@ CALLS = {
     "dual_gemm_silu": lambda x, r, w, b: cupykern.dual_gemm_silu(
         x, r.T, r[::-1].T, scale_b1=w.view(np.float32)[:1]
     ),
+    "dual_gemm_silu of NVFP4": lambda x, r, w, b: cupykern.dual_gemm_silu(
+        x[:, :1024], nvfp4(r), nvfp4(r, b[:1])
+    ),
+    "scaled_mm of NVFP4 twice": lambda x, r, w, b: cupykern.scaled_mm(nvfp4(x, b[:1]), nvfp4(r)),
+    "dequant_softmax": lambda x, r, w, b: cupykern.dequant_softmax(
+        x, r.view(np.int8)[:, :4096].T, w.view(np.float32)[:64], bias=b[:64]
+    ),
+    "dequant_softmax into": lambda x, r, w, b: cupykern.dequant_softmax(
+        x[:8, :64], r.view(np.int8)[:, :2048], 0.5, dtype="float32", out=x[8:].view(np.float32)[:8]
+    ),
+    "quantize_nvfp4": lambda x, r, w, b: cupykern.quantize_nvfp4(x, layout="blocked"),
     "attention": lambda x, r, w, b: cupykern.attention(*heads(x, r, r), causal=True),
     "attention's statistics": lambda x, r, w, b: cupykern.attention(
         *heads(x, r, r), return_lse=True, return_row_stats=True
     ),
     "attention with a mask": lambda x, r, w, b: cupykern.attention(
         *heads(x, x, x), mask=w.view(np.bool_)[:4096].reshape(64, 64), out=heads(r)[0]
+    ),
+    "attention with blocks": lambda x, r, w, b: cupykern.attention(
+        *heads(x, r, r), mask=blocks(w, r)
+    ),
+    "attention_varlen": lambda x, r, w, b: cupykern.attention_varlen(
+        *(y[0] for y in heads(x, r, r)), *packed(w), max_seqlen_q=8, max_seqlen_k=8, return_lse=True
+    ),
+    "attention_varlen into": lambda x, r, w, b: cupykern.attention_varlen(
+        *(y[0] for y in heads(x, x, x)),
+        *packed(w),
+        max_seqlen_q=8,
+        max_seqlen_k=8,
+        causal=True,
+        out=heads(r)[0][0],
     ),
     "decode_attention": lambda x, r, w, b: cupykern.decode_attention(
         heads(x)[0][:, :, :4], *heads(r, r), out=heads(x)[0][:, :, 8:12]
@@ -74,7 +120,15 @@ CALLS = {
 }
 
 
+def nvfp4(x, global_scale=1.0):
+    """(64, 1024), codes and scales somewhere in x"""
+    data, scale = x.view(np.uint8)[:, :512], x[:, 512:544].view(np.uint8).reshape(64, 64)
+    return cupykern.NvFp4.unchecked(data, scale.view(dtypes.float8_e4m3fn), "plain", global_scale)
+
+
 def described(outputs):
+    if isinstance(outputs, cupykern.NvFp4):
+        outputs = outputs.data, outputs.scale, outputs.global_scale
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     return [(y.shape, y.dtype, y.strides) for y in outputs]
 

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from cupykern import dtypes, nvfp4
 from cupykern.targets import host
 from cupykern.targets.limits import max_cluster_size
 from kernels_cu import Variant
@@ -142,6 +143,41 @@ def test_extremes_of_integer_pairs(target):
     np.testing.assert_array_equal(got[1], np.minimum(a, b))
     signed = np.maximum(a.view(np.int16), b.view(np.int16))
     np.testing.assert_array_equal(got[2].view(np.int16), signed)
+
+
+def test_picked_bytes(target):
+    rng = np.random.default_rng(1)
+    (a, b), digits = rng.integers(0, 2**32, (2, 64), np.uint32), rng.integers(0, 8, (64, 4))
+    select = (digits << 4 * np.arange(4)).sum(1).astype(U32)
+    text = (
+        "KERNEL void word(const uint32_t* a, const uint32_t* b, const uint32_t* select, uint32_t* y) {\n"
+        "    const int i = threadIdx.x;\n"
+        "    y[i] = pick_bytes(a[i], b[i], select[i]);\n    y[64 + i] = pick_bytes(a[i], b[i], 0x7342);\n}\n"
+    )
+    *_, y = run(target, text, a, b, select, np.zeros(128, U32), threads=64)
+    both = np.concatenate([a.view(np.uint8).reshape(64, 4), b.view(np.uint8).reshape(64, 4)], 1)
+    expected = np.concatenate([np.take_along_axis(both, digits, 1), both[:, [2, 4, 3, 7]]])
+    np.testing.assert_array_equal(y.view(np.uint8).reshape(128, 4), expected)
+
+
+@pytest.mark.parametrize("number", ["half", "bf16"])
+def test_decoded_codes(target, number):
+    """Eight e2m1 numbers, every code at every place, times every e4m3 scale."""
+    text = (
+        "KERNEL void word(const uint32_t* codes, T* y) {\n"
+        "    for (int i = threadIdx.x; i < 16 * 256; i += 64) {\n"
+        "        uint32_t pairs[4];\n"
+        "        decode_scaled<T>(codes[i % 16], bit_cast<e4m3>(uint8_t(i / 16)), pairs);\n"
+        "        memcpy(y + 8 * i, pairs, 16);\n    }\n}\n"
+    )
+    places = (np.arange(16)[:, None] + np.arange(8)) % 16
+    codes = (places << 4 * np.arange(8)).sum(1).astype(U32)
+    dtype = dtypes.float16 if number == "half" else dtypes.bfloat16
+    y = np.zeros((256, 16, 8), dtype)
+    *_, y = run(target, text, codes, y, threads=64, types=(("T", number),))
+    of_codes = np.array([*nvfp4.NUMBERS, *(-x for x in nvfp4.NUMBERS)], F32)[places]
+    scales = np.arange(256, dtype=np.uint8).view(dtypes.float8_e4m3fn).astype(F32)
+    np.testing.assert_array_equal(y.astype(F32), scales[:, None, None] * of_codes)
 
 
 def test_atomic_add_acq_rel(target):
@@ -379,22 +415,23 @@ def test_products_of_fragments(target, a, b, outer_major):
 @pytest.mark.parametrize("outer_major", [0, 1])
 @pytest.mark.parametrize("chunks", [8, 16])
 def test_loaders_load_fragments(target, chunks, outer_major):
-    """What load_fragment does, of a tile of 64 lines from line 16 (or element 16) on."""
+    """What load_fragment does, of a tile of 64 lines from line 16 (or the first element) on."""
     text = """
 #include "parts/shared_tile.cuh"
 using Tile = SharedTile<64, 16 * kChunks>;
 struct Storage { Tile tile; };
 KERNEL void word(const half* x, uint32_t* y) {
     SHARED_STORAGE(Storage, s);
-    copy_lines(s.tile, x, 8 * kChunks, 64, 8 * kChunks, opaque(int(threadIdx.x)));
+    TileCopier<half, Tile>(x, 8 * kChunks, 8 * kChunks).start<false>(s.tile, 0, 64);
     copy_async_wait<0>();
     sync_block();
-    FragmentLoader<kOuterMajor != 0, half, kSideB, Tile> loader(16);
+    constexpr int kFirst = kOuterMajor ? 0 : 16;
+    FragmentLoader<kOuterMajor != 0, half, kSideB, Tile> loader(kFirst);
     loader.forget();
     for (int outer = 0; outer < 32; outer += 16) for (int k = 0; k < 48; k += 16) {
         Fragment<half, kSideB> f, g;
         loader.load(f, s.tile, outer, k);
-        load_fragment<kOuterMajor != 0>(g, s.tile, 16 + outer, k);
+        load_fragment<kOuterMajor != 0>(g, s.tile, kFirst + outer, k);
         uint32_t a[sizeof(f) / 4], b[sizeof(f) / 4];
         memcpy(a, &f, sizeof(f));
         memcpy(b, &g, sizeof(g));

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import stat
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -31,7 +34,17 @@ PROCESSES = "123, /usr/bin/python3, 500 MiB\n4711, train, 70000 MiB\n"
     ],
 )
 def test_other_processes(text, own, here, found):
-    assert protocol.parse_processes(text, own, here.__contains__) == found
+    assert protocol.parse_processes(text, (own,), here.__contains__) == found
+
+
+def test_those_who_started_this_process_do_not_count():
+    assert protocol.parse_processes(PROCESSES, (7, 123, 4711), {7, 123, 4711}.__contains__) == []
+    parents = list(protocol._ancestors())
+    assert parents[0] == os.getppid() and os.getpid() not in parents
+    code = "from cupykern.tools.protocol import _ancestors; print(*_ancestors())"
+    root = Path(__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
+    assert list(map(int, done.stdout.split())) == [os.getpid(), *parents]
 
 
 def _samples(*clocks: float) -> list[tuple[float, ...]]:

@@ -159,3 +159,11 @@ def test_illegal_arguments(target, arguments, error, message):
     args, kwargs = arguments(target.xp.ones((4, 8), np.float32))
     with pytest.raises(error, match=message):
         cupykern.quantize(*args, **kwargs)
+
+
+def test_bench_problems_with_options():
+    problem = OP.bench_problem((4, 8), "bfloat16:int8+column")
+    assert (problem.dtype, problem.to, problem.granularity) == ("bfloat16", "int8", "column")
+    for text in ("float16:fp4", "float16:row+column"):
+        with pytest.raises(ValueError, match=r"bench option|at most one"):
+            OP.bench_problem((4, 8), text)

@@ -16,7 +16,8 @@ pytestmark = pytest.mark.sanitizer
 _CHECK = """
 import sys
 from cupykern import OPS, check
-from cupykern.op import RandomDraw
+from cupykern.op import RandomDraw, as_tuple
+from cupykern.row_configs import RowConfig
 from cupykern.targets import host
 
 # A cluster of blocks, splits of k, chunks of keys.
@@ -40,6 +41,7 @@ counts = {
     "dequant_softmax": (2, 1),
     "quantize_nvfp4": (2, 1),
 }.get(op.name, (5, 3))
+streamed = op.name in ("layer_norm", "add_rms_norm")
 for schedule, warp_size, count in zip(("fifo", "lifo"), (32, 64), counts):
     with host.use(sanitizer=sys.argv[2], schedule=schedule, warp_size=warp_size) as target:
         problems = [op.draw_problem(RandomDraw(seed)) for seed in range(count)]
@@ -50,6 +52,13 @@ for schedule, warp_size, count in zip(("fifo", "lifo"), (32, 64), counts):
         for problem in problems:
             comparison = check.check_problem(op, problem, 1, target.xp)
             assert comparison.ok, f"{problem!r}: {comparison}"
+        if streamed and schedule == "lifo":  # blocks that stay for many rows
+            config = RowConfig(64, 64, 8, 2, 2, plain=True, stages=2)
+            call = op.inputs(op.bench_problem((9, 1800), "float16"), 1, target.xp)
+            references = op.reference(*call.args, **call.kwargs)
+            bounds = op.bound(*call.args, **call.kwargs, reference=references)
+            outputs = as_tuple(op.run(*call.args, **call.kwargs, config=config))
+            assert check.compare(outputs, references, bounds).ok
 """
 
 _PLANTED = """

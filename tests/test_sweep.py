@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,8 @@ from fake_op import Config, Problem, make_op
 
 import cupykern
 from cupykern import cli, targets
-from cupykern.tools import options, sweep, timing, trace
-from cupykern.tools.trials import ranking, short_names
+from cupykern.tools import options, sweep, sweep_command, timing, trace
+from cupykern.tools.trials import Trial, ranking, short_names
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = sweep.Settings(rep_ms=0, warmup_ms=0, top=2, jobs=2)
@@ -235,3 +236,17 @@ def test_a_killed_sweep_goes_on(tmp_path):
     assert after[: len(before)] == before
     first = [t.config for t in trace.read(path)[1] if not t.final]
     assert len(first) == len(set(first)) == 31  # each measured once
+
+
+def test_clocks_that_fell_are_said_once_for_those_timed_together(capsys):
+    fallen = {"sm_mhz": 1875.0, "best_sm_mhz": 1980.0, "power_w": 601.6, "fell": True}
+    steady = {**fallen, "sm_mhz": 1980.0, "fell": False}
+    one = Trial("third", (8,), "float32", "a", True, verified=True, median_us=1.0, default_us=1.0)
+    both = [replace(one, clocks=fallen, final=True), replace(one, config="b", clocks=dict(fallen))]
+    sweep_command.show(both, 5, targets.get("host"))
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "all of these: the clocks fell to 1875 of 1980 MHz (602 W): timed in turns, so that they compare"
+    )
+    sweep_command.show([both[0], replace(both[1], clocks=steady)], 5, targets.get("host"))
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "a: the clocks fell to 1875 of 1980 MHz (602 W)"

@@ -21,6 +21,7 @@ import cupykern
 from cupykern import OPS, choice, cli, plans, store, targets
 from cupykern.op import Call, as_tuple
 from cupykern.tools import options, sweep, tuning, winners
+from cupykern.tools.trace import document
 from cupykern.tools.trials import Trial
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -103,7 +104,7 @@ def test_built_in_rows_are_asked_last(op, monkeypatch, tmp_path):
     )  # fmt: skip
     store.forget()
     monkeypatch.setattr(store, "BUILT_IN", tmp_path / "built_in.json")
-    rows = winners.write_built_in(trials)
+    rows = winners.write_built_in(trials).rows
     try:
         assert [row["config"] for row in rows.values()] == [repr(FAST)]
         assert chosen(op) == repr(FAST)
@@ -272,6 +273,37 @@ def test_host_sweeps_do_not_become_built_in_rows(op, capsys, tmp_path):
     path.write_text(json.dumps({"kind": "sweep", "target": "host", "trials": []}))
     assert cli.main(["tune", "--built-in", str(path)]) == 1
     assert "host emulation" in capsys.readouterr().err
+
+
+def test_what_sweeps_are_worth_is_said(capsys, monkeypatch, tmp_path):
+    """Of problems where another config wins, where the default does, about or exactly, and neither."""
+    monkeypatch.setattr(store, "BUILT_IN", tmp_path / "built_in.json")
+    default = Trial("third", (8,), "float32", "a", True, "third size=8", "0", verified=True)
+    default.median_us = default.default_us = 100.0
+    other = replace(default, config="b", default=False, median_us=80.0)
+    wrong = {"verified": False, "reason": "wrong"}
+    trials = [
+        *(default, other),
+        *(replace(default, shape=(16,), key="third size=16"), replace(other, shape=(16,), median_us=99.0)),
+        replace(default, shape=(32,), key="third size=32"),
+        *(replace(default, shape=(64,), **wrong), replace(other, shape=(64,), default_us=None)),
+        *(replace(default, shape=(128,), key=""), replace(other, shape=(128,), key="")),
+    ]  # fmt: skip
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps(document({"kind": "sweep", "target": "cuda"}, trials)))
+    try:
+        assert cli.main(["tune", "--built-in", str(path)]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[2].split() == ["third", "size=8", "b", "80.0", "1.250x"]
+        assert lines[3:6] == [
+            "problems whose default config is the best, or less than 2% behind: 2",
+            "problems whose default config is not right: 1",
+            "problems that ask for no tuned config: 1",
+        ]
+        assert lines[6] == f"{store.BUILT_IN}: 1 configs"
+        assert [row["config"] for row in store.built_in().values()] == ["b"]
+    finally:
+        store.built_in.cache_clear()
 
 
 def test_a_warm_call_does_not_ask(monkeypatch):

@@ -7,6 +7,7 @@ import pytest
 import record_golden
 from hopper_kernels import NUMBERS, integers, launch_all, skip_unless_hopper, variant
 
+from cupykern import nvfp4
 from cupykern.reference.matmul import MMA_FP8_ERROR
 
 
@@ -34,6 +35,37 @@ KERNEL void word(const uint32_t* x, uint32_t* y) {
         x.reshape(-1, 4)[:, [0, 2, 1, 3]].reshape(-1).view(NUMBERS[stored]).astype(np.float32)
     )
     np.testing.assert_array_equal(y, expected)
+
+
+@pytest.mark.parametrize("number", ["half", "bf16"])
+def test_every_pair_of_codes_times_every_scale(target, number):
+    """All bytes of two e2m1 codes times all e4m3 scales, NaN too, whichever byte and word it is."""
+    text = """
+KERNEL void word(const uint32_t* scales, uint32_t* y) {
+    for (int i = threadIdx.x; i < 128; i += 32) {
+        for (int j = 0; j < 256; ++j) {
+            uint32_t words[4], pairs[4];
+            for (int n = 0; n < 4; ++n) {
+                const uint32_t byte = j + 64 * n & 0xff, shift = j % 4 * 8;
+                words[n] = 0x5a5a5a5au & ~(0xffu << shift) | byte << shift;
+            }
+            decode_bytes<T>(words, j % 4, scales[i], pairs);
+            for (int n = 0; n < 4; ++n) y[(i * 256 + j) * 4 + n] = pairs[n];
+        }
+    }
+}
+"""
+    x = np.arange(256, dtype=np.uint8)
+    scales = x.reshape(128, 2).astype(np.uint32) << np.array([0, 8], np.uint32)
+    y = np.zeros((128, 256, 4, 2), NUMBERS[number])
+    arrays = {"scales": scales.sum(1).astype(np.uint32), "y": y}
+    kernel = variant(text, threads=32, T=number)
+    y = launch_all(target, kernel, arrays, ("scales", "y"))["y"].astype(np.float32)
+    numbers = nvfp4.unpack_e2m1(
+        ((x[:, None] + 64 * np.arange(4)) % 256).astype(np.uint8)[..., None]
+    )
+    factors = x.view(NUMBERS["e4m3"]).astype(np.float32).reshape(128, 1, 2).repeat(2, -1)
+    np.testing.assert_array_equal(y, factors[..., None] * numbers)
 
 
 @pytest.mark.parametrize(("a", "b"), [("e4m3", "e4m3"), ("e5m2", "e4m3")])

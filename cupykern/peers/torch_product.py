@@ -9,6 +9,7 @@ import numpy as np
 
 from .. import dtypes
 from ..numerics import namespace
+from ..nvfp4 import NvFp4
 from ..op import Call
 from ..product import FP8
 
@@ -20,7 +21,8 @@ def product(
 ) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
     """(a function, its tensors) of a matmul or scaled_mm call; None where torch has no such product.
 
-    fast_accumulation: of torch._scaled_mm; cast: b is converted to a's dtype, and scaled, beforehand.
+    fast_accumulation: of torch._scaled_mm; cast: b is converted to a's dtype, and scaled, beforehand, and
+    so is NvFp4 on either side, which torch does not multiply otherwise.
     None for what has no such choice.
     """
     import torch
@@ -86,6 +88,10 @@ def _parse(
             for name, scale in zip(("scale_a", "scale_b"), scales, strict=True)
         )
     a, b = call.args[:2]
+    if isinstance(a, NvFp4) or isinstance(b, NvFp4):
+        if not cast:
+            return None  # torch does not multiply it on Hopper
+        a, b, cast = *_decoded(a, b), False
     if set(options) - _OPTIONS or not _known_scales(a, b, scales):
         return None
     fp8 = a.dtype in FP8 and b.dtype in FP8
@@ -118,6 +124,14 @@ def _parse(
         # In memory as b is.
         tensors[1:4] = [torch.empty_like(tensors[1], dtype=scaled.dtype).copy_(scaled), None, None]
     return multiply, finish, tuple(tensors), bias_inside
+
+
+def _decoded(a: Any, b: Any) -> tuple[Any, Any]:
+    """Operands of which some are NvFp4, all as 16-bit numbers; b as NvFp4 stands for (K, N)."""
+    of_numbers = [x.dtype for x in (a, b) if not isinstance(x, NvFp4)]
+    dtype = of_numbers[0] if of_numbers else dtypes.float16
+    wide_a, wide_b = (x.dequantize().astype(dtype) if isinstance(x, NvFp4) else x for x in (a, b))
+    return wide_a, wide_b.swapaxes(-1, -2) if isinstance(b, NvFp4) else wide_b
 
 
 def _known_scales(a: Any, b: Any, scales: tuple[Any, Any]) -> bool:

@@ -49,6 +49,9 @@ class Kernel(Protocol):
         numpy scalars (by value, so the type is exact) and structs from `by_value`.
         """
 
+    def blocks_at_once(self, shared_bytes: int) -> int:
+        """How many blocks, in whole clusters, the device runs at once: at least one cluster."""
+
 
 class Target(Protocol):
     name: str  # "cuda", "hip" or "host"

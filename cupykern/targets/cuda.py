@@ -10,6 +10,7 @@ from typing import Any
 from kernels_cu import Variant, source_text
 
 from . import CompileError, Usage
+from .clusters import max_active_clusters
 
 OPTIONS = ("-std=c++17",)
 _ARCHS_WITH_OWN_INSTRUCTIONS = {
@@ -52,15 +53,18 @@ class CudaTarget:
                         function = module.get_function(variant.kernel)
             except cupy.cuda.compiler.CompileException as error:
                 raise CompileError(variant, self.arch, error.get_message()) from None
-            return CudaKernel(cupy, function, variant)
+            return CudaKernel(cupy, function, variant, self.multiprocessors)
 
 
 class CudaKernel:
     """A loaded variant."""
 
-    def __init__(self, cupy: Any, function: Any, variant: Variant):
+    def __init__(self, cupy: Any, function: Any, variant: Variant, multiprocessors: int):
         self._function = function
         self._launch = function.kernel
+        self._driver = cupy.cuda.driver
+        self._cluster_size = variant.cluster_size
+        self._multiprocessors = multiprocessors
         if variant.cluster_size > 8:
             cupy.cuda.driver.funcSetAttribute(
                 self._launch.ptr, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1
@@ -70,10 +74,24 @@ class CudaKernel:
         # More, static shared memory included, must be asked for.
         self._max_shared_bytes = 48 * 1024 - function.shared_size_bytes
 
-    def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
+    def blocks_at_once(self, shared_bytes: int) -> int:
+        self._allow(shared_bytes)
+        size = self._cluster_size
+        if size > 1:
+            count = max_active_clusters(self._launch.ptr, size, self._block[0], shared_bytes)
+        else:
+            count = self._multiprocessors * self._driver.occupancyMaxActiveBlocksPerMultiprocessor(
+                self._launch.ptr, self._block[0], shared_bytes
+            )
+        return size * max(count, 1)
+
+    def _allow(self, shared_bytes: int) -> None:
         if shared_bytes > self._max_shared_bytes:
             self._function.max_dynamic_shared_size_bytes = shared_bytes
             self._max_shared_bytes = shared_bytes
+
+    def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
+        self._allow(shared_bytes)
         self._launch((grid, 1, 1), self._block, args, shared_bytes)
 
 

@@ -185,6 +185,10 @@ class HostKernel:
         if message.value:
             raise HostKernelError(f"{self._variant.kernel}: {message.value.decode()}")
 
+    def blocks_at_once(self, shared_bytes: int) -> int:
+        """A few clusters, so that blocks that stay for many rows have some."""
+        return 2 * self._variant.cluster_size
+
     def _pack(self, args: tuple[Any, ...]) -> ctypes.Array:
         """The arguments' addresses, then the values of pointers and scalars."""
         n = len(self._sizes)

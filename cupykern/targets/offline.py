@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import util
 from pathlib import Path
+from typing import Any
 
 from kernels_cu import Variant, source_text
 
@@ -31,13 +32,14 @@ class UnknownArchError(Exception):
 class Usage:
     """What a compiled variant needs.
 
-    registers of a thread (VGPRs on AMD, whose scalar ones are sgprs), spill_bytes (AMD: scratch) of a
-    thread, static shared_bytes (LDS) of a block, warnings that mean a slower kernel.
+    registers of a thread (VGPRs on AMD, whose scalar ones are sgprs), local_bytes of its local memory
+    (the stack frame; AMD: scratch), spilled registers and arrays that are indexed at run time among
+    them, static shared_bytes (LDS) of a block, warnings that mean a slower kernel.
     """
 
     registers: int
     sgprs: int | None
-    spill_bytes: int
+    local_bytes: int
     shared_bytes: int
     warnings: tuple[str, ...] = ()
 
@@ -50,10 +52,21 @@ def compile_offline(variant: Variant, arch: str) -> Usage:
     return (_compile_hip if arch.startswith("gfx") else _compile_cuda)(variant, arch)
 
 
+def compiler_name(arch: str) -> str:
+    """What compile_offline compiles for `arch` with, as "NVRTC 13.0".  Raises UnavailableError."""
+    if not arch.startswith("gfx"):
+        return f"NVRTC {'.'.join(map(str, _nvrtc().getVersion()))}"
+    clang = find_clang()
+    if clang is None:
+        raise UnavailableError("no clang for AMD GPUs: pip install 'cupykern[host]'")
+    done = subprocess.run([*clang, "--version"], capture_output=True, text=True)
+    return done.stdout.partition("\n")[0].strip() or clang[-1]
+
+
 # --- NVRTC -------------------------------------------------------------------------------------
 
 _REGISTERS = re.compile(r"Used (\d+) registers")
-_SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+_STACK_FRAME = re.compile(r"(\d+) bytes stack frame")
 _SHARED = re.compile(r"(\d+) bytes smem")
 _WARNINGS = re.compile(r"C75(?:08|10)[^\n]*")  # setmaxnreg ignored, wgmma serialised
 
@@ -72,15 +85,21 @@ def cuda_include_dir() -> str:
     return str(directory)
 
 
-def _compile_cuda(variant: Variant, arch: str) -> Usage:
+def _nvrtc() -> Any:
+    """CuPy's module, whose library is there.  Raises UnavailableError."""
     try:
         from cupy.cuda import nvrtc
 
-        version = nvrtc.getVersion()
+        nvrtc.getVersion()
     except Exception as error:  # CuPy, or its NVRTC, is missing or broken
         raise UnavailableError(
             f"NVRTC cannot be loaded ({error}): pip install 'cupykern[cuda13]'"
         ) from None
+    return nvrtc
+
+
+def _compile_cuda(variant: Variant, arch: str) -> Usage:
+    nvrtc = _nvrtc()
     options = (
         *OPTIONS,
         f"-arch={arch}",
@@ -88,7 +107,7 @@ def _compile_cuda(variant: Variant, arch: str) -> Usage:
         "--ptxas-options=-v",
         f"-I{cuda_include_dir()}",
         # What comes out of a cache comes without ptxas' words.
-        *(("--no-cache",) if version >= (12, 8) else ()),
+        *(("--no-cache",) if nvrtc.getVersion() >= (12, 8) else ()),
     )
     program = nvrtc.createProgram(source_text(variant, "cuda"), "variant.cu", (), ())
     try:
@@ -97,17 +116,19 @@ def _compile_cuda(variant: Variant, arch: str) -> Usage:
     except nvrtc.NVRTCError:
         log = nvrtc.getProgramLog(program)
         if "--gpu-architecture" in log:
-            name = ".".join(map(str, version))
-            raise UnknownArchError(f"NVRTC {name} does not know {arch}") from None
+            raise UnknownArchError(f"{compiler_name(arch)} does not know {arch}") from None
         raise CompileError(variant, arch, log) from None
     finally:
         nvrtc.destroyProgram(program)
-    spills = _SPILLS.search(log)
+    registers, frames = _REGISTERS.search(log), _STACK_FRAME.findall(log)
     shared = _SHARED.search(log)
+    if registers is None or not frames:  # of another version: no silence that passes for a zero
+        raise CompileError(variant, arch, f"its log has no registers or no stack frame:\n{log}")
     return Usage(
-        registers=int(_REGISTERS.search(log)[1]),
+        registers=int(registers[1]),
         sgprs=None,
-        spill_bytes=sum(map(int, spills.groups())) if spills else 0,
+        # Of the kernel and of each function that was not inlined.
+        local_bytes=sum(map(int, frames)),
         shared_bytes=int(shared[1]) if shared else 0,
         warnings=tuple(_WARNINGS.findall(log)),
     )
@@ -157,6 +178,6 @@ def _compile_hip(variant: Variant, arch: str) -> Usage:
     return Usage(
         registers=metadata["vgpr_count"],
         sgprs=metadata["sgpr_count"],
-        spill_bytes=metadata["private_segment_fixed_size"],
+        local_bytes=metadata["private_segment_fixed_size"],
         shared_bytes=metadata["group_segment_fixed_size"],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ _SHOWN_FAILURES = 10
               help="Draw that distribution into this PNG or SVG (needs matplotlib).")  # fmt: skip
 @click.option("--policies", is_flag=True,
               help="Instead compare dual_gemm_silu's policies, at K = 7168.")  # fmt: skip
+@click.option("--jobs", type=click.IntRange(1), default=os.cpu_count(), show_default="all cores",
+              help="How many kernels to compile at once.")  # fmt: skip
 @json_option
 def check(
     ops: list[Op],
@@ -51,6 +54,7 @@ def check(
     precise: bool,
     plot_path: str | None,
     policies: bool,
+    jobs: int,
     json_path: str | None,
 ) -> int:
     """Compare random cases with FP64, elementwise, within each op's derived error bound.
@@ -64,6 +68,7 @@ def check(
     """
     from .. import check as checks
     from . import precision
+    from .compile_ahead import compile_ahead, variants_of_cases
 
     if plot_path is not None:
         need_matplotlib("--plot")
@@ -74,6 +79,10 @@ def check(
         return _check_policies(where, seed, json_path)
     done = []
     collector = precision.Collector(seed) if precise or plot_path is not None else None
+    variants = variants_of_cases(ops, where, cases, seed)
+    with progress(None, "compile") as advance:
+        for variant, *_ in compile_ahead(where, variants, jobs):
+            advance(variant.kernel)
     with progress(len(ops) * cases, "check") as advance:
         for case in checks.run_cases(ops, where, cases, seed, collector):
             done.append(case)

@@ -6,6 +6,7 @@ import functools
 import io
 import math
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,6 +42,12 @@ _STYLE = {
     "svg.fonttype": "none",  # text stays text: sharp, selectable, in the page's font
     "svg.hashsalt": "cupykern",  # the same file for the same results
 }
+_MAX_SLANTED = 8  # labels below an axis, of a phone's width
+_MAX_LABEL, _MAX_LINE = (
+    28,
+    60,
+)  # characters beside an axis, before they get smaller or a second line
+_MAX_ULPS = 1e6  # beyond, next to results that cancel or are zero, a number of ulps says nothing
 SIZE = (4.3, 3.4)  # inches: a phone's width, so that text there is as large as the page's
 
 
@@ -88,7 +95,8 @@ def look(name: str, names: Sequence[str]) -> dict[str, Any]:
         return {"color": _OUR_COLOR, "marker": "o", "zorder": 3}
     others = [other for other in names if other != OURS]
     i = others.index(name)
-    return {"color": _COLORS[i % len(_COLORS)], "marker": _MARKERS[i % len(_MARKERS)]}
+    again = i // len(_COLORS)  # the colours' second turn: with other markers
+    return {"color": _COLORS[i % len(_COLORS)], "marker": _MARKERS[(i + again) % len(_MARKERS)]}
 
 
 def short_shape(shape: Sequence[int]) -> str:
@@ -152,8 +160,11 @@ def draw_throughput(axis: Any, rows: Sequence[dict[str, Any]], title: str) -> No
         plain = [(row["bytes_read"] + row["bytes_written"]) / row["plain_us"] / 1e3 for row in rows]
         axis.plot(places, plain, linestyle=":", color=INK, label=f"plain {rows[0]['plain']}")
     labels = [short_shape(row["shape"]) for row in rows]
-    axis.set_xticks(places, labels, rotation=30, ha="right", rotation_mode="anchor")
-    axis.set_ylim(bottom=0)
+    if len(labels) <= _MAX_SLANTED:
+        axis.set_xticks(places, labels, rotation=30, ha="right", rotation_mode="anchor")
+    else:
+        axis.set_xticks(places, labels, rotation=90, fontsize=7.5)
+    axis.set_ylim(0, 1.05 * axis.get_ylim()[1])
     axis.set_ylabel("TFLOP/s" if any(row["flops"] for row in rows) else "GB/s")
     axis.set_title(title)
     _legend(axis)
@@ -230,6 +241,7 @@ def draw_errors(axis: Any, rows: Sequence[tuple[str, dict[str, Any]]]) -> None:
     axis.axvline(1, color=INK, linestyle=":")
     axis.set_xscale("log")
     axis.set_yticks(range(len(places)), places)
+    axis.set_ylim(-0.7, len(places) - 0.3)
     axis.set_xlabel("worst error over its bound")
     _legend(axis)
 
@@ -237,10 +249,10 @@ def draw_errors(axis: Any, rows: Sequence[tuple[str, dict[str, Any]]]) -> None:
 @_styled
 def draw_precision(axis: Any, rows: Sequence[dict[str, Any]], title: str) -> None:
     """Rows of precision.py: errors from 50% to 99% as bars, the worst as dots, bounds as ticks."""
-    labels = [
-        ", ".join(filter(None, (row["dtype"], row["policy"], f"to {row['output']}")))
-        for row in rows
-    ]
+    labels = []
+    for row in rows:
+        policy = row["policy"].removeprefix("policy=").replace("=True", "")
+        labels.append(", ".join(filter(None, (row["dtype"], policy, f"to {row['output']}"))))
     floor = 1e-3
     for place, row in enumerate(rows):
         median, _, most, _ = (max(float(q), floor) for q in row["quantiles"])
@@ -252,8 +264,10 @@ def draw_precision(axis: Any, rows: Sequence[dict[str, Any]], title: str) -> Non
         axis.plot(max(float(row["bound"]), floor), place, marker="|", color=INK, markersize=10)
     axis.axvline(0.5, color=INK, linestyle=":", linewidth=0.8)
     axis.set_xscale("log")
-    axis.set_yticks(range(len(rows)), labels)
+    small = {"fontsize": 7.5} if max(map(len, labels)) > _MAX_LABEL else {}
+    axis.set_yticks(range(len(rows)), labels, **small)
     axis.invert_yaxis()
+    axis.set_xlim(right=min(axis.get_xlim()[1], _MAX_ULPS))
     axis.set_xlabel("ulps")
     axis.set_title(title)
 
@@ -261,7 +275,7 @@ def draw_precision(axis: Any, rows: Sequence[dict[str, Any]], title: str) -> Non
 @_styled
 def draw_heat(axis: Any, grid: Sequence[Sequence[float | None]], problems: Sequence[str],
               configs: Sequence[str], title: str) -> None:  # fmt: skip
-    """grid: the share of the best of each problem (row) and config (column), from 0 to 1."""
+    """grid: the share of the best of each config (row) and problem (column), from 0 to 1."""
     import numpy as np
 
     values = np.array([[np.nan if v is None else v for v in row] for row in grid], float)
@@ -274,7 +288,8 @@ def draw_heat(axis: Any, grid: Sequence[Sequence[float | None]], problems: Seque
             text = "-" if math.isnan(value) else f"{100 * value:.0f}"
             color = INK if math.isnan(value) else "black" if value > 0.75 else "white"
             axis.text(x, y, text, ha="center", va="center", color=color, fontsize=8)
-    axis.set_xticks(range(len(configs)), configs, rotation=40, ha="right", fontsize=7.5,
+    axis.set_xticks(range(len(problems)), problems, rotation=30, ha="right", fontsize=7.5,
                     rotation_mode="anchor")  # fmt: skip
-    axis.set_yticks(range(len(problems)), problems)
+    lines = [textwrap.fill(config, _MAX_LINE) for config in configs]
+    axis.set_yticks(range(len(configs)), lines, fontsize=7.5)
     axis.set_title(title)

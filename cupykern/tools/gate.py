@@ -7,13 +7,14 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing import get_context
 
 from kernels_cu import Variant
 
 from ..op import Op
 from ..targets import CompileError
-from ..targets.offline import UnknownArchError, compile_offline
+from ..targets.offline import UnknownArchError, compile_offline, compiler_name
 
 _MAX_LDS_BYTES = 64 * 1024
 _MAX_STATIC_SHARED_BYTES = 48 * 1024
@@ -23,7 +24,7 @@ _MAX_STATIC_SHARED_BYTES = 48 * 1024
 class Row:
     """One variant on one architecture; figures are None if it did not compile.
 
-    error: the compiler's message.  skipped: why this compiler cannot try.
+    error: the compiler's message.  skipped: why this compiler cannot try.  compiler: its name and version.
     """
 
     variant: Variant
@@ -31,11 +32,12 @@ class Row:
     seconds: float
     registers: int | None = None
     sgprs: int | None = None
-    spill_bytes: int | None = None
+    local_bytes: int | None = None
     shared_bytes: int | None = None
     warnings: tuple[str, ...] = ()
     error: str | None = None
     skipped: str | None = None
+    compiler: str | None = None
 
 
 def failure(row: Row) -> str | None:
@@ -44,8 +46,8 @@ def failure(row: Row) -> str | None:
         return row.error
     if row.skipped is not None:
         return None
-    if row.variant.tuned and row.spill_bytes:
-        return f"spills {row.spill_bytes} bytes"
+    if row.variant.tuned and row.local_bytes:
+        return f"{row.local_bytes} bytes of local memory: spills, or an array indexed at run time"
     limit = _MAX_LDS_BYTES if row.arch.startswith("gfx") else _MAX_STATIC_SHARED_BYTES
     if (row.shared_bytes or 0) > limit:
         return f"{row.shared_bytes} bytes of static shared memory, of {limit}"
@@ -68,10 +70,16 @@ def compile_row(variant: Variant, arch: str) -> Row:
         seconds,
         usage.registers,
         usage.sgprs,
-        usage.spill_bytes,
+        usage.local_bytes,
         usage.shared_bytes,
         usage.warnings,
+        compiler=_compiler(arch[:3]),
     )
+
+
+@cache
+def _compiler(kind: str) -> str:
+    return compiler_name(kind)
 
 
 def tasks(ops: Iterable[Op], archs: Sequence[str]) -> list[tuple[Variant, str]]:

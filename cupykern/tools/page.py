@@ -14,7 +14,7 @@ from . import figures, report
 from .trace import by_problem, read
 from .trials import ranking, short_names
 
-_MAX_CONFIGS = 10  # columns of a heat map
+_MAX_CONFIGS = 10  # rows of a heat map
 _HEAD = """<!doctype html>
 <html lang="en">
 <head>
@@ -165,10 +165,10 @@ def _device_sections(
     errors = [pair for pair in pairs if pair[1]["results"]]
     if errors:
         count = len({(op, row["dtype"]) for op, row in errors})
-        figure, axis = figures.new_figure((4.3, 1.7 + 0.24 * count))
+        figure, axis = figures.new_figure((7.5, 1.4 + 0.2 * count))
         figures.draw_errors(axis, errors)
         caption = f"{device}: the worst error over the derived bound; right of 1 it is wrong"
-        cards = [_figure(figure, f"{name}-errors", caption)]
+        cards = [_figure(figure, f"{name}-errors", caption, wide=True)]
         sections.append((f"{name}-errors", f"{device}: errors against the bound", _cards(cards)))
     return sections
 
@@ -181,7 +181,7 @@ def _documents(folder: Path, kind: str) -> Iterator[tuple[Path, dict[str, Any]]]
 
 
 def _sweep_sections(folder: Path) -> list[tuple[str, str, str]]:
-    """A heat map for each sweep of a GPU: problems by configs, the share of the best."""
+    """A heat map for each sweep of a GPU: configs by problems, the share of the best."""
     cards = []
     for path, _ in _documents(folder, "sweep"):
         header, trials = read(path)
@@ -201,11 +201,11 @@ def _sweep_sections(folder: Path) -> list[tuple[str, str, str]]:
                 best[config] = max(best.get(config, 0.0), value)
         if not problems:
             continue
-        columns = sorted(best, key=lambda config: -best[config])[:_MAX_CONFIGS]
-        names = short_names(columns)
-        figure, axis = figures.new_figure((7.5, 2.6 + 0.3 * len(problems)))
-        grid = [[share.get(config) for config in columns] for share in shares]
-        figures.draw_heat(axis, grid, problems, [names[c] for c in columns], f"sweep of {op}")
+        configs = sorted(best, key=lambda config: -best[config])[:_MAX_CONFIGS]
+        names = short_names(configs)
+        figure, axis = figures.new_figure((7.5, 1.3 + 0.33 * len(configs)))
+        grid = [[share.get(config) for share in shares] for config in configs]
+        figures.draw_heat(axis, grid, problems, [names[c] for c in configs], f"sweep of {op}")
         device = header["machine"]["device"]
         caption = f"{device}: % of the best config of each problem of {op}; - was not measured"
         cards.append(_figure(figure, f"sweep-{path.stem}", caption, wide=True))
@@ -224,7 +224,7 @@ def _check_sections(folder: Path) -> list[tuple[str, str, str]]:
             where = document["target"]
             caption = (
                 f"{op} on {where}: errors of random cases in units of the output's last place; bars from "
-                "50% to 99% of them, dots the worst, ticks the derived bound's median"
+                "50% to 99% of them, dots the worst, ticks the derived bound's median, up to a million"
             )
             cards.append(_figure(figure, f"check-{path.stem}-{op}", caption))
     return [("precision", "Precision", _cards(cards))] if cards else []

@@ -87,7 +87,7 @@ def _usage(problem: DualProblem, target: Target) -> tuple[str, int | None, float
     if isinstance(config, gemm.GemmConfig):
         shared = config.shared_bytes(*gemm.element_types(task, config), task.products)
     else:
-        shared = config.shared_bytes(task.a.itemsize, task.b.itemsize)
+        shared = config.shared_bytes(task)
     return arch, usage.registers, occupancy(arch, config.num_threads, usage.registers, shared)
 
 

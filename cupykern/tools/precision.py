@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..check import ulp_errors
+from ..numerics import to_numpy
 from ..op import Bound, Op
 from .tables import number, print_table
 
@@ -57,7 +58,7 @@ class Collector:
         for output, reference, bound in zip(outputs, references, bounds, strict=True):
             if output.dtype.kind in "iub" or not output.size:
                 continue
-            errors, limits = (_to_numpy(part) for part in ulp_errors(output, reference, bound))
+            errors, limits = (to_numpy(part) for part in ulp_errors(output, reference, bound))
             if errors.size > _MAX_SAMPLE:
                 kept = self._rng.choice(errors.size, _MAX_SAMPLE, replace=False)
                 kept[0] = np.argmax(errors)
@@ -87,10 +88,6 @@ def _row(key: tuple[str, ...], parts: Sequence[tuple[np.ndarray, np.ndarray]]) -
         bound=float(np.median(limits)),
         error_over_bound=float(ratios.max()),
     )
-
-
-def _to_numpy(array: Any) -> np.ndarray:
-    return array if isinstance(array, np.ndarray) else array.get()
 
 
 def policy_of(problem: Any) -> str:

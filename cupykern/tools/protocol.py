@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,8 @@ def _lock_dir() -> Path:
 def other_processes(target: Target) -> list[str]:
     """The other processes that compute on the target's GPU, as "python (pid 123, 500 MiB)".
 
-    Empty on the host, and where nvidia-smi does not say.
+    Empty on the host, and where nvidia-smi does not say.  The processes that started this one are left
+    out: they wait for it.
     """
     if target.name != "cuda":
         return []
@@ -68,11 +69,12 @@ def other_processes(target: Target) -> list[str]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return parse_processes(done.stdout, os.getpid(), _process_exists)
+    return parse_processes(done.stdout, (os.getpid(), *_ancestors()), _process_exists)
 
 
-def parse_processes(text: str, own: int, exists: Any) -> list[str]:
-    """nvidia-smi's lines "pid, name, memory" without our own.  exists: (pid) -> is it one of here?
+def parse_processes(text: str, own: Sequence[int], exists: Any) -> list[str]:
+    """nvidia-smi's lines "pid, name, memory" without our own, the first of which is this process.
+    exists: (pid) -> is it one of here?
 
     In a container pids may be those of outside: then a single process that does not exist here is
     this one.
@@ -80,13 +82,25 @@ def parse_processes(text: str, own: int, exists: Any) -> list[str]:
     found = []
     for line in text.splitlines():
         pid, *rest = (cell.strip() for cell in line.split(",", 2))
-        if pid.isdigit() and len(rest) == 2 and int(pid) != own:
+        if pid.isdigit() and len(rest) == 2:
             found.append((int(pid), *rest))
-    foreign = [pid for pid, *_ in found if not exists(pid)]
-    seen = any(line.split(",")[0].strip() == str(own) for line in text.splitlines())
-    if len(foreign) == 1 and not seen:
-        found = [process for process in found if process[0] != foreign[0]]
-    return [f"{name} (pid {pid}, {memory})" for pid, name, memory in found]
+    others = [process for process in found if process[0] not in own]
+    foreign = [pid for pid, *_ in others if not exists(pid)]
+    if len(foreign) == 1 and not any(pid == own[0] for pid, *_ in found):
+        others = [process for process in others if process[0] != foreign[0]]
+    return [f"{name} (pid {pid}, {memory})" for pid, name, memory in others]
+
+
+def _ancestors() -> Iterator[int]:
+    """The processes that started this one, the nearest first, as far as /proc tells."""
+    pid = os.getppid()
+    while pid > 0:
+        yield pid
+        try:
+            # "pid (name) state parent ...", and a name may hold anything.
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            return
 
 
 def _process_exists(pid: int) -> bool:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, fields
-from multiprocessing import get_context
 from typing import Any
 
 from kernels_cu import Variant
 
-from .. import choice, jit, plans, targets
+from .. import choice, jit, plans
 from ..op import Call, Op
-from ..targets import CompileError, Target, UnavailableError
+from ..targets import Target, UnavailableError
 from .bench import Contender, Verifier, our_contender
+from .compile_ahead import compile_ahead
 from .protocol import Monitor
 from .timing import Clock, time_rounds
 from .trials import Trial
@@ -124,52 +122,6 @@ def expand(configs: Sequence[Any], grid: dict[str, tuple[Any, ...]]) -> tuple[An
         for values in itertools.product(*(grid[name] for name in own)):
             found[dataclasses.replace(config, **dict(zip(own, values, strict=True)))] = None
     return tuple(found)
-
-
-# --- compiling -----------------------------------------------------------------------------------
-
-
-def compile_ahead(
-    target: Target, variants: Sequence[Variant], jobs: int
-) -> Iterator[tuple[Variant, float, str | None]]:
-    """Compile into the disk cache, `jobs` at once: (variant, seconds, error or None), as they end up."""
-    if not variants:
-        return
-    # Two for each at least: a process on a GPU takes seconds to start.
-    with _pool(target, min(jobs, (len(variants) + 1) // 2)) as pool:
-        here = isinstance(pool, ThreadPoolExecutor)
-        where = target if here else target.name
-        tasks = [pool.submit(_compile, where, variant) for variant in variants]
-        try:
-            for variant, task in zip(variants, tasks, strict=True):
-                yield variant, *task.result()
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            raise
-
-
-def _pool(target: Target, jobs: int) -> Executor:
-    # The host's compiler is a process of its own.  And a library call starts none: they would run the
-    # caller's main module again.
-    if target.name == "host" or jobs == 1:
-        return ThreadPoolExecutor(jobs)
-    # NVRTC compiles one program at a time in a process.  Ctrl-C is for this one, which ends them.
-    return ProcessPoolExecutor(
-        jobs,
-        mp_context=get_context("spawn"),
-        initializer=signal.signal,
-        initargs=(signal.SIGINT, signal.SIG_IGN),
-    )
-
-
-def _compile(target: Target | str, variant: Variant) -> tuple[float, str | None]:
-    start = time.perf_counter()
-    try:
-        (targets.get(target) if isinstance(target, str) else target).compile(variant)
-    except CompileError as error:
-        return time.perf_counter() - start, str(error)
-    return time.perf_counter() - start, None
 
 
 # --- one problem -----------------------------------------------------------------------------------

@@ -167,12 +167,30 @@ def show(trials: Sequence[Trial], top: int, target: Target) -> None:
             ),
             f"{' '.join(name)}: the best {min(top, len(right))} of {len(ranked)}.  {where}",
         )  # fmt: skip
-        for trial in right[:top]:
-            if trial.clocks is not None and trial.clocks["fell"]:
-                click.echo(f"{names[trial.config]}: the clocks fell while it was timed")
+        for clocks, together in _by_clocks(right[:top]):
+            who = "all of these" if len(together) > 1 else names[together[0].config]
+            click.echo(
+                f"{who}: the clocks fell to {clocks['sm_mhz']:.0f} of {clocks['best_sm_mhz']:.0f} MHz "
+                f"({clocks['power_w']:.0f} W)"
+                + (": timed in turns, so that they compare" if len(together) > 1 else "")
+            )
         for trial in ranked:
             if trial.reason is not None:
                 click.echo(f"{names[trial.config]}: {one_line(trial.reason)}")
+
+
+def _by_clocks(trials: Sequence[Trial]) -> list[tuple[dict[str, Any], list[Trial]]]:
+    """Those whose clocks fell, by what the clocks were: finalists are timed together."""
+    found: list[tuple[dict[str, Any], list[Trial]]] = []
+    for trial in trials:
+        if trial.clocks is None or not trial.clocks["fell"]:
+            continue
+        same = next((group for clocks, group in found if clocks == trial.clocks), None)
+        if same is None:
+            found.append((trial.clocks, [trial]))
+        else:
+            same.append(trial)
+    return found
 
 
 def guard(args: Sequence[str], path: Path, timeout: float) -> int:

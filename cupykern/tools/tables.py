@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import click
+
+_LINE_S = 10.0
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
@@ -56,12 +60,16 @@ def _print_rich(
 
 
 @contextmanager
-def progress(length: int, label: str) -> Iterator[Any]:
-    """Yield advance(text): a bar on stderr if that is a terminal, else nothing."""
+def progress(length: int | None, label: str) -> Iterator[Any]:
+    """Yield advance(text): a bar on stderr if that is a terminal, else a line there every 10 seconds.
+
+    length: how often it will be called; None: nobody knows yet.
+    """
     if not sys.stderr.isatty():
-        yield lambda text="": None
+        yield _lines(length, label)
         return
     bar = click.progressbar(
+        iterable=None if length is not None else itertools.repeat(None),
         length=length,
         label=label,
         file=sys.stderr,
@@ -69,6 +77,22 @@ def progress(length: int, label: str) -> Iterator[Any]:
     )
     with bar:
         yield lambda text="": bar.update(1, text)
+
+
+def _lines(length: int | None, label: str) -> Any:
+    begun = last = time.monotonic()
+    done = 0
+
+    def advance(text: str = "") -> None:
+        nonlocal done, last
+        done += 1
+        now = time.monotonic()
+        if now - last >= _LINE_S:
+            last = now
+            share = f"{done}" if length is None else f"{done} of {length}"
+            click.echo(f"{label}: {share} in {now - begun:.0f} s  {text}".rstrip(), err=True)
+
+    return advance
 
 
 def number(value: float | None, digits: int = 3) -> str:

@@ -92,7 +92,25 @@ def write_built_in(paths: Iterable[Path]) -> int:
         if header["target"] == "host":
             raise Failure(f"{path} is host emulation: its times say nothing about a GPU")
         trials += found
-    rows = winners.write_built_in(trials)
-    print_table(("call", "config"), ((key, row["config"]) for key, row in rows.items()))
-    click.echo(f"{store.BUILT_IN}: {len(rows)} configs")
+    worth = winners.write_built_in(trials)
+    if worth.rows:
+        print_table(
+            ("call", "config", "us", "default / this"),
+            (
+                (key, row["config"], number(row["median_us"]),
+                 f"{row['default_us'] / row['median_us']:.3f}x")
+                for key, row in worth.rows.items()
+            ),
+        )  # fmt: skip
+    for count, what in (
+        (
+            worth.default,
+            f"whose default config is the best, or less than {1 - winners.GAIN:.0%} behind",
+        ),
+        (worth.wrong, "whose default config is not right"),
+        (worth.unasked, "that ask for no tuned config"),
+    ):
+        if count:
+            click.echo(f"problems {what}: {count}")
+    click.echo(f"{store.BUILT_IN}: {len(worth.rows)} configs")
     return 0

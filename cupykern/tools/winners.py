@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -72,26 +73,43 @@ def row(best: Trial, ranked: list[Trial]) -> dict[str, Any]:
     }
 
 
-def rows_of_sweeps(trials: Iterable[Trial]) -> dict[str, dict[str, Any]]:
+@dataclass(frozen=True)
+class Worth:
+    """rows: the store's, by key.  Numbers of problems: whose default stays, whose default is not right,
+    whose calls ask for no tuned config."""
+
+    rows: Mapping[str, Any]
+    default: int = 0
+    wrong: int = 0
+    unasked: int = 0
+
+
+def worth_of_sweeps(trials: Iterable[Trial]) -> Worth:
     """The rows that sweeps are worth: of problems whose default config is not the best.
 
     Of problems that share a key, the one whose winner gains most counts.
     """
     found: dict[str, tuple[float, dict[str, Any]]] = {}
+    default = wrong = unasked = 0
     for _, group in by_problem(trials):
         ranked = ranking(group)
         best = winner(ranked)
-        if best is None or best.default or not best.key or best.ratio is None:
-            continue
-        if best.key not in found or best.ratio < found[best.key][0]:
+        if best is None or best.ratio is None:
+            wrong += 1
+        elif best.default:
+            default += 1
+        elif not best.key:
+            unasked += 1
+        elif best.key not in found or best.ratio < found[best.key][0]:
             found[best.key] = best.ratio, row(best, ranked)
-    return {key: found_row for key, (_, found_row) in found.items()}
+    rows = {key: found_row for key, (_, found_row) in found.items()}
+    return Worth(rows, default, wrong, unasked)
 
 
-def write_built_in(trials: Iterable[Trial], path: Path | None = None) -> Mapping[str, Any]:
-    """Write the rows that come with the package anew, from sweeps; those rows.  Raises OSError."""
-    rows = rows_of_sweeps(trials)
-    store.write(path or store.BUILT_IN, rows)
+def write_built_in(trials: Iterable[Trial], path: Path | None = None) -> Worth:
+    """Write the rows that come with the package anew, from sweeps.  Raises OSError."""
+    worth = worth_of_sweeps(trials)
+    store.write(path or store.BUILT_IN, worth.rows)
     store.built_in.cache_clear()
     plans.clear()
-    return rows
+    return worth

@@ -79,58 +79,66 @@ struct AttentionPlace {
     }
 };
 
-// The tiles of keys that a tile of queries needs, in ascending order: those below `end`, and of a block
-// mask those of blocks that at least one of its rows of blocks keeps.
+// The tiles of keys that a tile of queries needs, in descending order: those below `end`, and of a block
+// mask those of blocks that at least one of its rows of blocks keeps.  The first one alone may reach
+// beyond `end`.
 template <int kTileM, int kTileN, bool kBlocks>
 struct KeyTiles {
-    int key, end;
+    int key;  // the first one of the tile
 
-    DEVICE KeyTiles(const HeadMask&, int, int, int end) : key(-kTileN), end(end) {}
-    // The first key of the next tile; false: there is none.
+    DEVICE KeyTiles(const HeadMask&, int, int, int end)
+        : key(end > 0 ? ((end - 1) / kTileN + 1) * kTileN : 0) {}
+    // Goes to the next tile; false: there is none.
     DEVICE bool next() {
-        key += kTileN;
-        return key < end;
+        key -= kTileN;
+        return key >= 0;
     }
 };
 template <int kTileM, int kTileN>
 struct KeyTiles<kTileM, kTileN, true> {
     static constexpr int kMaxLists = kTileM > 64 ? kTileM / 64 : 1;
-    int key, end, block_end, kv_shift;
-    const int32_t* indices[kMaxLists];
-    int left[kMaxLists];
+    static constexpr int kNone = -1;
+    int key, end, first_key;  // first_key: of the block
+    int kv_shift, list_step;
+    const int32_t* indices;                 // of the first list
+    int left[kMaxLists], last[kMaxLists];   // blocks of each list; the last of them, read ahead
 
     // row, sq: the first query of the tile, and the queries of the head.
     DEVICE KeyTiles(const HeadMask& mask, int row, int sq, int end)
-        : key(-kTileN), end(end), block_end(0), kv_shift(mask.params.kv_shift) {
+        : key(0), end(end), first_key(0x7fffffff), kv_shift(mask.params.kv_shift),
+          list_step(mask.params.kv_blocks) {
+        const int q_block = row >> mask.params.q_shift;
+        indices = mask.arrays.kv_indices + mask.block(q_block, 0);
 #pragma unroll
         for (int i = 0; i < kMaxLists; ++i) {
             const int first = row + i * 64;  // blocks are of 64 rows at least
-            left[i] = 0;
             const bool own = i == 0 || (first & ((1 << mask.params.q_shift) - 1)) == 0;
-            if (!own || first >= sq) continue;
-            const int q_block = first >> mask.params.q_shift;
-            left[i] = mask.arrays.kv_num_blocks[mask.first_row + q_block];
-            indices[i] = mask.arrays.kv_indices + mask.block(q_block, 0);
+            left[i] = own && first < sq ? mask.arrays.kv_num_blocks[mask.first_row + q_block + i] : 0;
+            look(i);
+            while (last[i] != kNone && last[i] << kv_shift >= end) drop(i);
         }
     }
+    DEVICE void look(int i) {
+        last[i] = left[i] > 0 ? indices[int64_t(i) * list_step + left[i] - 1] : kNone;
+    }
+    DEVICE void drop(int i) {
+        --left[i];
+        look(i);
+    }
     DEVICE bool next() {
-        key += kTileN;
-        if (key < block_end) return key < end;
-        int block = 0x7fffffff;
+        key -= kTileN;
+        if (key >= first_key) return true;
+        int block = last[0];
+#pragma unroll
+        for (int i = 1; i < kMaxLists; ++i) block = last[i] > block ? last[i] : block;
+        if (block == kNone) return false;
 #pragma unroll
         for (int i = 0; i < kMaxLists; ++i) {
-            if (left[i] > 0 && *indices[i] < block) block = *indices[i];
+            if (last[i] == block) drop(i);
         }
-        if (block == 0x7fffffff) return false;
-#pragma unroll
-        for (int i = 0; i < kMaxLists; ++i) {
-            if (left[i] > 0 && *indices[i] == block) {
-                ++indices[i];
-                --left[i];
-            }
-        }
-        key = block << kv_shift;
-        block_end = key + (1 << kv_shift);
-        return key < end;
+        first_key = block << kv_shift;
+        const int block_end = first_key + (1 << kv_shift), tiles_end = (end + kTileN - 1) & -kTileN;
+        key = (block_end < tiles_end ? block_end : tiles_end) - kTileN;
+        return true;
     }
 };

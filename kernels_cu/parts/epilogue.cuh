@@ -123,7 +123,10 @@ struct Epilogue {
         if constexpr (kSame<T, int>) {
             if (params.out_dtype == kInt32) {  // exact, so that nothing else applies
                 int* p = static_cast<int*>(out) + row * params.out.row + col * params.out.col;
-                for (int i = 0; i < count; ++i) p[i * params.out.col] = sums[i];
+#pragma unroll  // a loop up to count would keep the sums in local memory
+                for (int i = 0; i < kRun; ++i) {
+                    if (i < count) p[i * params.out.col] = sums[i];
+                }
                 return;
             }
         }

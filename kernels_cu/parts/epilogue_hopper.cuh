@@ -51,7 +51,7 @@ struct RowNumbers {
     }
 };
 
-constexpr bool kScales = sizeof(ElementB) == 1;  // others come without
+constexpr bool kScales = sizeof(ElementB) == 1;  // others come with one of all, or without
 
 // The chunks of its columns that a block finishes.
 struct OwnChunks {
@@ -137,6 +137,16 @@ DEVICE void finish_part(const Epilogue& epilogue, const TileVectors& vectors, in
         const int lane = part % kPartsOfChunk * kPart / 2 + i / 4 * 4 + threadIdx.x % 4;
         return shuffle(pair[i % 2], lane);
     };
+    if (!kScales && epilogue.scale_b) {
+        const float factor = *epilogue.scale_b;
+#pragma unroll
+        for (int i = 0; i < kValues; ++i) values[i] *= factor;
+    }
+    if (!kScales && epilogue.scale_a) {
+        const float factor = *epilogue.scale_a;
+#pragma unroll
+        for (int i = 0; i < kValues; ++i) values[i] *= factor;
+    }
     const bool scaled_rows = kScales && (kTurned ? epilogue.scale_b : epilogue.scale_a);
     const bool scaled_cols = kScales && (kTurned ? epilogue.scale_a : epilogue.scale_b);
     if (scaled_cols) {

@@ -16,6 +16,20 @@ struct GroupScales {
     }
 };
 
+// Calls f(line, i, next) for every i < count and, kAtOnce of them at once, every line < lines, each in one
+// thread of the grid: for lines from `line` on, `next` apart, as far as there are.  Neighbours have
+// neighbouring i, and a thread stays with its i, so that it divides only once.
+template <int kAtOnce = 1, class F>
+DEVICE void for_each_in_lines(uint32_t lines, uint32_t count, F f) {
+    const uint32_t threads = gridDim.x * kNumThreads, thread = blockIdx.x * kNumThreads + threadIdx.x;
+    const uint32_t across = count < threads ? count : threads;
+    const uint32_t down = threads / across, top = thread / across;
+    if (top >= down) return;
+    for (uint32_t i = thread - top * across; i < count; i += across) {
+        for (uint32_t line = top; line < lines; line += kAtOnce * down) f(line, i, down);
+    }
+}
+
 template <int kLines, int kDepth>
 struct ScaledTile {
     static_assert(kDepth % kWordK == 0, "a tile has whole words of scales");

@@ -1,5 +1,5 @@
-// Softmax of rows whose scores come one tile after another: the largest score and the sum so far, and
-// what the products so far are to be multiplied by.
+// Softmax of rows whose scores come one tile after another: the sum so far, and what the products so far
+// are to be multiplied by.
 //
 // Exponents are score * scale - origin, in units of log2: one FMA each.  The origin of a row is its
 // largest score so far, but it follows only where that has grown by more than kRescaleAbove, because
@@ -88,25 +88,24 @@ template <class T, class Layout>
 struct OnlineSoftmax {
     using Rows = RowsOfLane<Layout>;
     static constexpr int kRows = Rows::kRows;
-    float top[kRows];     // the largest score; -inf: none, or none above -inf
     float origin[kRows];  // -inf: not yet
     float sum[kRows];     // of the probabilities that this lane had
 
     DEVICE void reset() {
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
-            top[r] = origin[r] = -kInfinity;
+            origin[r] = -kInfinity;
             sum[r] = 0.0f;
         }
     }
-    // Looks at kFragments more fragments.  factors: what all products and sums so far are to be
-    // multiplied by (`rescale` does the sums); the result: whether any of this lane's is not 1.
-    // scale: positive.
+    // Looks at kFragments more fragments.  largest: their largest score in each row; -inf: none, or none
+    // above -inf.  factors: what all products and sums so far are to be multiplied by (`rescale` does the
+    // sums); the result: whether any of this lane's is not 1.  scale: positive.
     template <int kFragments, class Score>
-    DEVICE bool look(const Score& score, float scale, float (&factors)[kRows]) {
-        float largest[kRows];
+    DEVICE bool look(const Score& score, float scale, float (&largest)[kRows],
+                     float (&factors)[kRows]) {
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) largest[r] = top[r];
+        for (int r = 0; r < kRows; ++r) largest[r] = -kInfinity;
 #pragma unroll
         for (int n = 0; n < kFragments; ++n) {
 #pragma unroll
@@ -118,8 +117,8 @@ struct OnlineSoftmax {
         bool any = false;
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
-            top[r] = Rows::across_lanes(largest[r], Max());
-            const float wanted = top[r] * scale - kShift<T>;
+            largest[r] = Rows::across_lanes(largest[r], Max());
+            const float wanted = largest[r] * scale - kShift<T>;
             factors[r] = 1.0f;
             // False for NaN: of an infinite score, and where there is none.
             if (wanted - origin[r] > kRescaleAbove) {
@@ -154,7 +153,7 @@ struct OnlineSoftmax {
     DEVICE float total(int r) const { return Rows::across_lanes(sum[r], Sum()); }
 };
 
-// What a row's statistics are in units of e.  unit: what scores, as they were given, were multiplied by
+// What a row's statistics are in units of e.  top: the largest score; unit: what scores, as they were given, were multiplied by
 // to become these units; total, origin: as in OnlineSoftmax.
 struct RowStatistics {
     float top, sum, log_sum_exp;

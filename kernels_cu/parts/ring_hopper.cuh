@@ -2,8 +2,8 @@
 // kStages stages to two warpgroups, which multiply them by wgmma.  The main loops do: each is a header
 // parts/mainloop*_hopper.cuh with a function `multiply`, and the variant says which one.
 //
-//   ElementA, ElementB   of one size; or 16-bit and 8-bit, and the 8-bit ones are converted to ElementA in
-//                        registers: kTurned, because only wgmma's A can be there.
+//   ElementA, ElementB   of one size; or 16-bit and 8-bit (or e2m1x2: NVFP4), and the latter are converted
+//                        to ElementA in registers: kTurned, because only wgmma's A can be there.
 //   kTurned              B^T is the operand of the accumulators' rows, A^T of their columns, and they hold
 //                        the transposed product: few rows of A do not leave those of wgmma's A empty.
 //   kOuterMajorA, -B     false: neighbours along k are neighbours in memory, true: along m (of A) or n
@@ -18,6 +18,7 @@
 //                        accumulators): each loads its rows, and a part of the columns for all of them.
 //   kSplitK              they compute one tile instead, each the sums of a part of k, and each finishes a part
 //                        of the columns; the grid has a cluster for every tile.
+#include "parts/nvfp4.cuh"
 #include "platform/wgmma.cuh"
 
 constexpr bool kConverts = sizeof(ElementA) != sizeof(ElementB);
@@ -54,8 +55,10 @@ template <class Element, bool kOuterMajor, int kOuter>
 struct OperandStage {
     static constexpr Major kMajor = kOuterMajor ? kMajorMN : kMajorK;
     static constexpr int kSize = int(sizeof(Element));
-    static constexpr int kBytes = kOuter * kTileK * kSize;
-    static constexpr int kInnerBytes = (kOuterMajor ? kOuter : kTileK) * kSize;
+    static constexpr int kNumbers = kSame<Element, e2m1x2> ? 2 : 1;  // of an element
+    static constexpr int kBytes = kOuter * kTileK * kSize / kNumbers;
+    static constexpr int kInnerBytes = (kOuterMajor ? kOuter : kTileK) * kSize / kNumbers;
+    static_assert(kNumbers == 1 || !kOuterMajor, "the numbers of a byte are neighbours along k");
     // Boxes of whole lines, which the maps swizzle by.
     static constexpr int kLine = kInnerBytes < kLineBytes ? kInnerBytes : kLineBytes;
     static constexpr int kBoxBytes = (kOuterMajor ? kTileK : kOuter) * kLine;
@@ -67,7 +70,8 @@ struct OperandStage {
         for (int i = 0; i < kBytes / kBoxBytes; ++i) {
             const int inner = i * kLine / kSize;
             tma_load(stage + i * kBoxBytes, map, full,
-                     {kOuterMajor ? outer + inner : k + inner, kOuterMajor ? k : outer, batch});
+                     {kOuterMajor ? outer + inner : k / kNumbers + inner, kOuterMajor ? k : outer,
+                      batch});
         }
     }
     // The part of block `rank` for all blocks of the cluster: some of the boxes, or of each a part.
@@ -84,7 +88,7 @@ struct OperandStage {
             const int inner = i * kLine / kSize;
             tma_load_multicast(
                 stage + i * kBoxBytes, map, full,
-                {kOuterMajor ? outer + inner : k + inner, kOuterMajor ? k : outer, batch},
+                {kOuterMajor ? outer + inner : k / kNumbers + inner, kOuterMajor ? k : outer, batch},
                 (1 << kClusterSize) - 1);
         }
     }
@@ -181,6 +185,23 @@ struct BlockScales {
     int last_row, last_block;        // of A, and of B's columns, that exist
 };
 
+// The e4m3 scales of an NVFP4 operand's two rows that a thread has numbers of: words of four, each of them
+// of 16 of k.
+struct RowScales {
+    const e4m3* rows[2];
+    int64_t steps[2];  // from a word to the next
+    int count;         // scales of a row
+    bool aligned;      // words are
+};
+
+// Of the rows `first` and `second` of a matrix whose last one is `last`.
+DEVICE RowScales scales_of_rows(const GroupScales& groups, int first, int second, int last, int count) {
+    const bool aligned = (uintptr_t(groups.scales) | uintptr_t(groups.block) | uintptr_t(groups.quarter) |
+                          uintptr_t(groups.row)) % kWord == 0;
+    return {{groups.at(first < last ? first : last, 0), groups.at(second < last ? second : last, 0)},
+            {groups.word, groups.word}, count, aligned};
+}
+
 // What a warpgroup computes of one tile.
 struct TileWork {
     RingPlace place;           // of the tile's first stage
@@ -190,6 +211,7 @@ struct TileWork {
     int row;                   // the first one of the tile that is the warpgroup's
     int first_row, first_col;  // of the warp's sums in the matrix
     BlockScales scales;
+    RowScales row_scales;
 };
 
 // The stages of a tile that a warpgroup multiplies: every kStride-th from its first one on.

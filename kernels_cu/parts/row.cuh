@@ -104,6 +104,11 @@ struct RowChunk {
     }
 };
 
+// A 64-bit division costs some hundred instructions, a 32-bit one twenty.
+DEVICE uint64_t quotient(uint64_t a, uint64_t b) {
+    return (a | b) >> 32 ? a / b : uint32_t(a) / uint32_t(b);
+}
+
 // Element offset of row `row` in operand `operand`.
 template <int kOperands>
 DEVICE int64_t row_offset(const RowLayout<kOperands>& layout, int operand, int64_t row) {
@@ -112,8 +117,7 @@ DEVICE int64_t row_offset(const RowLayout<kOperands>& layout, int operand, int64
     uint64_t rest = uint64_t(row);
     for (int d = 0; d + 1 < int(layout.num_outer_dims); ++d) {
         const uint64_t size = uint64_t(layout.outer_sizes[d]);
-        // A 64-bit division costs some hundred instructions, a 32-bit one twenty.
-        const uint64_t next = (rest | size) >> 32 ? rest / size : uint32_t(rest) / uint32_t(size);
+        const uint64_t next = quotient(rest, size);
         offset += int64_t(rest - next * size) * layout.outer_strides[operand][d];
         rest = next;
     }
@@ -305,7 +309,7 @@ DEVICE void announce_to_cluster() {
             for (int i = 0; i < kMaxExchanges; ++i) exchange_barriers()[i].init(1);
             fence_barrier_init();
         }
-        cluster_arrive();
+        cluster_arrive_relaxed();
     }
 }
 
@@ -327,7 +331,7 @@ DEVICE Statistic merge_across_warps(const Statistic& mine, const RowThread& t, M
         if (lane_id() < kClusterSize) {
             store_async(&parts[t.rank * kWarpsPerRow + warp], mine, full, lane_id());
         }
-        full.wait_cluster(0);
+        full.wait(0);
         return merge_parts<kParts>(parts, merge);
     } else if constexpr (kWarpsPerRow > 1) {
         SHARED(Statistic, parts, [kRowsPerBlock][kWarpsPerRow]);

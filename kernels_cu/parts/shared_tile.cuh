@@ -11,12 +11,15 @@ struct SharedTile {
     static_assert(kLineBytes % 16 == 0 && (kChunks & (kChunks - 1)) == 0, "chunks: a power of two");
     Bytes<16> chunks[kLines * kChunks];
 
-    DEVICE static int place(int line, int chunk) {
-        const int bits = kChunks >= 8   ? (line & 1) << 2 | (line & 2) | (line >> 2 & 1)
-                         : kChunks == 4 ? line >> 1 & 3
-                         : kChunks == 2 ? line >> 2 & 1
-                                        : 0;
-        return line * kChunks + (chunk ^ bits);
+    // Of a sum of line numbers that have no bit in common it is the XOR of theirs.
+    DEVICE static constexpr int swizzle(int line) {
+        return kChunks >= 8   ? (line & 1) << 2 | (line & 2) | (line >> 2 & 1)
+               : kChunks == 4 ? line >> 1 & 3
+               : kChunks == 2 ? line >> 2 & 1
+                              : 0;
+    }
+    DEVICE static constexpr int place(int line, int chunk) {
+        return line * kChunks + (chunk ^ swizzle(line));
     }
     DEVICE void* operator()(int line, int chunk) { return &chunks[place(line, chunk)]; }
     DEVICE const void* operator()(int line, int chunk) const { return &chunks[place(line, chunk)]; }
@@ -42,28 +45,46 @@ DEVICE void copy_tile(SharedTile<kLines, kLineBytes>& tile, const T* origin, int
     }
 }
 
-// The same for tiles in a loop that has no registers to spare: one address is kept, of `thread`'s first
-// chunk, and the others follow from it.
-template <class T, int kLines, int kLineBytes>
-DEVICE void copy_lines(SharedTile<kLines, kLineBytes>& tile, const T* origin, int64_t line_stride,
-                       int num_lines, int num_elements, int thread) {
-    constexpr int kChunks = kLineBytes / 16, kPerChunk = 16 / int(sizeof(T));
-    constexpr int kAtOnce = kNumThreads / kChunks;
-    static_assert(kAtOnce * kChunks == kNumThreads, "threads share lines in whole");
-    const int line = thread / kChunks, chunk = thread % kChunks;
-    const int bytes = clamp_to(num_elements - chunk * kPerChunk, kPerChunk) * int(sizeof(T));
-    const T* from = origin + line * line_stride + chunk * kPerChunk;
-#pragma unroll
-    for (int first = 0; first < kLines; first += kAtOnce) {
-        if (kLines < kAtOnce && line >= kLines) break;
-        // Every eighth line has its chunks in the same order.
-        void* to = kAtOnce % 8 == 0
-                       ? &tile.chunks[tile.place(line, chunk) + first * kChunks]
-                       : tile(first + line, chunk);
-        copy_async_part(to, from, first + line < num_lines ? bytes : 0);
-        from += kAtOnce * line_stride;
+// The same for tiles that a loop loads one after another: what stays the same of a thread's addresses is
+// kept, and the rest follows from it.  line_stride: of 32 bits, so that an address takes one
+// instruction.  num_elements: a multiple of a chunk's.
+template <class T, class Tile>
+struct TileCopier {
+    static constexpr int kChunks = Tile::kChunks, kPerChunk = 16 / int(sizeof(T));
+    static constexpr int kAtOnce = kNumThreads / kChunks;
+    static_assert(kAtOnce * kChunks == kNumThreads && (kAtOnce & (kAtOnce - 1)) == 0,
+                  "threads share lines in whole");
+    const T* origin;  // of this thread's chunk of line 0 of all
+    int line_stride;
+    bool exists;
+    int line, place;
+
+    DEVICE TileCopier(const T* origin, int line_stride, int num_elements)
+        : line_stride(line_stride) {
+        const int thread = int(threadIdx.x), chunk = thread % kChunks;
+        line = thread / kChunks;
+        place = Tile::place(line, chunk);
+        exists = chunk * kPerChunk < num_elements;
+        this->origin = origin + int64_t(line) * line_stride + chunk * kPerChunk;
     }
-}
+    // Starts to copy the lines from first_line on, of which num_lines exist; kWhole: all of the tile's.
+    template <bool kWhole>
+    DEVICE void start(Tile& tile, int first_line, int num_lines) const {
+        if constexpr (!kWhole) {
+            if (num_lines >= Tile::kLines) return start<true>(tile, first_line, num_lines);
+        }
+        const int stride = opaque(line_stride);  // or the loop would keep its multiples
+        const T* from = origin + int64_t(first_line) * stride;
+#pragma unroll
+        for (int first = 0; first < Tile::kLines; first += kAtOnce) {
+            if (Tile::kLines < kAtOnce && line >= Tile::kLines) break;
+            // The bits of `line` are below those of `first`.
+            void* to = &tile.chunks[(place ^ Tile::swizzle(first)) + first * kChunks];
+            copy_async<16>(to, from + int64_t(first) * stride,
+                           exists && (kWhole || first + line < num_lines));
+        }
+    }
+};
 
 // One element of an array of any dtype, as a number of T, which holds it exactly.
 template <class T>

@@ -73,6 +73,13 @@ struct Vector {
                 pairs[i] = pack<T>(values[2 * i], values[2 * i + 1]);
             }
             memcpy(bytes, pairs, sizeof(bytes));
+        } else if constexpr ((kSame<T, e4m3> || kSame<T, e5m2>)&&kWidth % 2 == 0) {
+            uint16_t pairs[kWidth / 2];
+#pragma unroll
+            for (int i = 0; i < kWidth / 2; ++i) {
+                pairs[i] = uint16_t(pack<T>(values[2 * i], values[2 * i + 1]));
+            }
+            memcpy(bytes, pairs, sizeof(bytes));
         } else {
             T rounded[kWidth];
 #pragma unroll

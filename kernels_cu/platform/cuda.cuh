@@ -86,7 +86,9 @@ DEVICE T from_float(float x) {
     } else if constexpr (kSame<T, bf16>) {
         return __float2bfloat16_rn(x);
     } else if constexpr (kSame<T, int8_t>) {
-        return round_to_int8(x);
+        int y;
+        asm("cvt.rni.sat.s8.f32 %0, %1;" : "=r"(y) : "f"(x));
+        return int8_t(y);
     } else {
         return T(x);
     }
@@ -95,11 +97,14 @@ template <class T> struct PairOf;
 template <> struct PairOf<half> { using Type = __half2; };
 template <> struct PairOf<bf16> { using Type = __nv_bfloat162; };
 
-// Two numbers in one register, `low` in the lower half.
+// Two numbers in one register, `low` in the lower half; e4m3 and e5m2: in the lower 16 bits.
 template <class T>
 DEVICE uint32_t pack(float low, float high) {
-    static_assert(kSame<T, half> || kSame<T, bf16>, "pack makes two 16-bit numbers");
-    if constexpr (kSame<T, half>) {
+    static_assert(sizeof(T) <= 2 && !kSame<T, int8_t>, "pack makes two numbers of 8 or 16 bits");
+    if constexpr (sizeof(T) == 1) {
+        constexpr auto kFormat = kSame<T, e4m3> ? __NV_E4M3 : __NV_E5M2;
+        return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, kFormat);
+    } else if constexpr (kSame<T, half>) {
         return bit_cast<uint32_t>(__floats2half2_rn(low, high));
     } else {
         return bit_cast<uint32_t>(__floats2bfloat162_rn(low, high));
@@ -129,6 +134,8 @@ DEVICE void unpack(uint32_t pair, float& low, float& high) {
 DEVICE uint32_t max_unsigned_pair(uint32_t a, uint32_t b) { return __vmaxu2(a, b); }
 DEVICE uint32_t min_unsigned_pair(uint32_t a, uint32_t b) { return __vminu2(a, b); }
 DEVICE uint32_t max_signed_pair(uint32_t a, uint32_t b) { return __vmaxs2(a, b); }
+// Four bytes out of a's (0 to 3) and b's (4 to 7), by the hexadecimal digits of `select`, the last one first.
+DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t select) { return __byte_perm(a, b, select); }
 
 // The larger of two; a NaN is ignored if the other is a number.
 DEVICE float maximum(float a, float b) { return fmaxf(a, b); }
@@ -215,6 +222,12 @@ DEVICE int cluster_rank() {
 DEVICE void cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
+// Of nothing but the arrival (and of barriers, after fence_barrier_init): what this thread has written
+// before others may not see.  Memory is not waited for, which takes hundreds of cycles.
+DEVICE void cluster_arrive_relaxed() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+// All of L1 is empty then.
 DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 // The same shared variable in the block of rank `rank`.
 template <class T>

@@ -185,6 +185,10 @@ DEVICE void cluster_arrive() {
     static_assert(kAlwaysFalse<T>, "AMD GPUs have no clusters");
 }
 template <class T = void>
+DEVICE void cluster_arrive_relaxed() {
+    static_assert(kAlwaysFalse<T>, "AMD GPUs have no clusters");
+}
+template <class T = void>
 DEVICE void cluster_wait() {
     static_assert(kAlwaysFalse<T>, "AMD GPUs have no clusters");
 }
@@ -203,7 +207,7 @@ struct Barrier {
         static_assert(kAlwaysFalse<T>, "AMD GPUs have no barriers in shared memory");
     }
     template <class T = void>
-    DEVICE void wait_cluster(int) {
+    DEVICE void wait(int) {
         static_assert(kAlwaysFalse<T>, "AMD GPUs have no barriers in shared memory");
     }
 };

@@ -62,7 +62,8 @@ struct alignas(8) Barrier {
                 : "memory");
         } while (!done);
     }
-    // The same, for what other blocks of the cluster have written before they arrived.
+    // The same, for what other blocks of the cluster have written before they arrived; it empties L1.
+    // store_async's bytes need it not.
     DEVICE void wait_cluster(int parity) {
         uint32_t done;
         do {
@@ -111,6 +112,17 @@ DEVICE void store_async(T* shared, const T& value, Barrier& barrier, int rank) {
             "r"(b.words[0]), "r"(b.words[1]), "r"(b.words[2]), "r"(b.words[3]), "r"(remote_barrier)
             : "memory");
     }
+}
+
+// --- bulk copies -----------------------------------------------------------------------------
+// By one thread: brings `bytes` neighbours, a multiple of 16, from `global` to `shared`, both aligned to
+// 16, and counts them at `to`.
+DEVICE void bulk_load(void* shared, const void* global, int bytes, Barrier& to) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            hopper::shared_address(shared)),
+        "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(to.address())
+        : "memory");
 }
 
 // --- TMA -------------------------------------------------------------------------------------

@@ -45,6 +45,14 @@ DEVICE void store_async(T* shared, const T& value, Barrier& barrier, int rank, H
                                place);
 }
 
+// --- bulk copies -----------------------------------------------------------------------------
+DEVICE void bulk_load(void* shared, const void* global, int bytes, Barrier& to, HOST_PLACE) {
+    host::runtime->bulk_check(shared, global, bytes, &to, place);
+    host::touch(global, bytes);
+    host::overwrite(shared, bytes);
+    host::runtime->bulk_load(shared, global, bytes, &to, place);
+}
+
 // --- TMA -------------------------------------------------------------------------------------
 using TensorMap = host::TensorMap;
 enum CacheHint { kEvictNormal, kEvictFirst, kEvictLast };

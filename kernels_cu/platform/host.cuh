@@ -221,6 +221,7 @@ DEVICE void copy_async_wait() {
 // --- clusters --------------------------------------------------------------------------------
 DEVICE int cluster_rank() { return host::runtime->thread()->block->rank; }
 DEVICE void cluster_arrive(HOST_PLACE) { host::runtime->cluster_arrive(place); }
+DEVICE void cluster_arrive_relaxed(HOST_PLACE) { host::runtime->cluster_arrive(place); }
 DEVICE void cluster_wait(HOST_PLACE) { host::runtime->cluster_wait(place); }
 template <class T>
 DEVICE T* cluster_shared(T* shared, int rank, HOST_PLACE) {

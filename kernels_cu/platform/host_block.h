@@ -34,7 +34,7 @@ struct PhaseBarrier : Barrier {
 
 // What TMA, an asynchronous store or wgmma has under way.  A store by TMA is done in two steps.
 struct Transfer {
-    enum Kind { kLoad, kRead, kWrite, kWord, kProducts } kind;
+    enum Kind { kLoad, kRead, kWrite, kWord, kBulk, kProducts } kind;
     Fiber* issuer;
     Place place;
     TensorMap map;
@@ -45,6 +45,7 @@ struct Transfer {
     int bytes;
     int group;   // of the issuer's stores
     char* data;  // a store's source, as it was when issued; a word
+    const char* global;  // a bulk copy's source
     Warpgroup* warpgroup;  // whose products
 };
 

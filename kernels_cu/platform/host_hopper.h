@@ -156,6 +156,7 @@ void deliver(int i) {
     if (t.kind == Transfer::kWrite) copy_box(t, t.data, false);
     if (t.kind == Transfer::kLoad) copy_box(t, t.shared, true);
     if (t.kind == Transfer::kWord) memcpy(t.shared, t.data, t.bytes);
+    if (t.kind == Transfer::kBulk) memcpy(t.shared, t.global, t.bytes);
     const Transfer done = t;
     remove_transfer(i);
     if (done.kind == Transfer::kProducts) finish_wait(*done.warpgroup);
@@ -209,6 +210,29 @@ void store_async(void* remote, const void* value, int bytes, void* remote_barrie
     Unobserved unobserved;
     t.data = static_cast<char*>(malloc(bytes));
     memcpy(t.data, value, bytes);
+}
+
+void bulk_check(const void* shared, const void* global, int bytes, const void* barrier,
+                Place place) {
+    const Block& block = *worker->current->owner;
+    if (uintptr_t(shared) % 16 || uintptr_t(global) % 16 || bytes % 16 || bytes < 0) {
+        fail_at("bulk_load: addresses and bytes must be multiples of 16", place);
+    }
+    if (block_of(shared) != &block || block_of(barrier) != &block) {
+        fail_at("bulk_load: not in the block's shared memory", place);
+    }
+    if (static_cast<const char*>(shared) + bytes >
+        block.shared + kDynamicOffset + worker->cluster.dynamic_bytes) {
+        fail_at("bulk_load: the copy is larger than the rest of shared memory", place);
+    }
+}
+
+void bulk_load(void* shared, const void* global, int bytes, void* barrier, Place place) {
+    PhaseBarrier& there = find_barrier(barrier, place);
+    TSAN(__tsan_release(&there.sync[there.phase % 2]));
+    Transfer& t = new_transfer(Transfer::kBulk, static_cast<char*>(shared), bytes, place);
+    t.global = static_cast<const char*>(global);
+    t.barrier = &there;
 }
 
 // --- TMA -------------------------------------------------------------------------------------

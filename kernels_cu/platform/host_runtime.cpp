@@ -305,7 +305,7 @@ const Runtime kRuntime = {
     this_thread,   sync_block, sync_warp,      named_barrier,  exchange,
     cluster_arrive, cluster_wait, shared,      dynamic_shared, cluster_shared,
     copy_async,    copy_async_commit, copy_async_wait,
-    barrier_init, barrier_arrive, barrier_wait, store_async,
+    barrier_init, barrier_arrive, barrier_wait, store_async, bulk_check, bulk_load,
     tma_check, tma_load, tma_store, tma_store_commit, tma_store_source, tma_store_wait,
     shared_address, wgmma_fence, wgmma, wgmma_commit, wgmma_wait, wgmma_under_way, wgmma_source,
     fail_at,

@@ -81,6 +81,8 @@ struct Runtime {
     void (*barrier_arrive)(void* barrier, int expected_bytes, Place);
     void (*barrier_wait)(void* barrier, int parity, Place);
     void (*store_async)(void* remote, const void* value, int bytes, void* barrier, Place);
+    void (*bulk_check)(const void* shared, const void* global, int bytes, const void* barrier, Place);
+    void (*bulk_load)(void* shared, const void* global, int bytes, void* barrier, Place);
     void (*tma_check)(const TensorMap*, const int* at, int num_coordinates, const void* shared,
                       bool store, Place);
     void (*tma_load)(const TensorMap*, const int* at, void* shared, void* barrier, int ranks, Place);

@@ -5,9 +5,9 @@
 // kCount (1, 2 or 4) matrices in shared memory.  Lane 8 i + r gives the address of row r (16 bytes) of
 // matrix i; register i of lane l has the numbers 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 of matrix i,
 // or, kTransposed, of column l / 4.
-template <bool kTransposed = false, int kCount>
-DEVICE void load_matrix(uint32_t (&r)[kCount], const void* row) {
-    const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+namespace cuda {
+template <bool kTransposed, int kCount>
+DEVICE void load_matrix_at(uint32_t (&r)[kCount], uint32_t address) {
 #define LOAD_MATRIX(count, registers, ...)                                             \
     if constexpr (kTransposed) {                                                       \
         asm volatile("ldmatrix.sync.aligned.m8n8." count ".trans.shared.b16 " registers \
@@ -26,13 +26,25 @@ DEVICE void load_matrix(uint32_t (&r)[kCount], const void* row) {
     }
 }
 #undef LOAD_MATRIX
+}  // namespace cuda
+template <bool kTransposed = false, int kCount>
+DEVICE void load_matrix(uint32_t (&r)[kCount], const void* row) {
+    cuda::load_matrix_at<kTransposed>(r, static_cast<uint32_t>(__cvta_generic_to_shared(row)));
+}
 
 // --- fragments and their products ------------------------------------------------------------
 
-// words: (rows 0-7, k low), (rows 8-15, k low), (rows 0-7, k high), (rows 8-15, k high), 16 bytes of k
-// in each half; a lane holds 4 bytes of row lane / 4.
+// A word: 8 rows and 16 bytes of k; a lane holds 4 bytes of row lane / 4.  They stand as the instruction
+// takes them from neighbouring registers: A's 16 rows by 32 bytes at once, B's 8 rows by 32 bytes twice.
 template <class T, Side kSide> struct Fragment {
     uint32_t words[4];
+
+    // The word of one half of the rows and one of k.
+    DEVICE static constexpr int word(int row_half, int k_half) {
+        return kSide == kSideA ? row_half + 2 * k_half : 2 * row_half + k_half;
+    }
+    DEVICE static constexpr int row_half(int word) { return kSide == kSideA ? word % 2 : word / 2; }
+    DEVICE static constexpr int k_half(int word) { return kSide == kSideA ? word / 2 : word % 2; }
 };
 
 template <class T> struct Accumulator {
@@ -86,35 +98,41 @@ DEVICE void mma_16x8(int* acc, const uint32_t* a, uint32_t b0, uint32_t b1) {
 
 template <bool kOuterMajor, class T, Side kSide, class Tile>
 DEVICE void load_fragment(Fragment<T, kSide>& f, const Tile& tile, int first, int k) {
-    const int r = lane_id() % 8, q = lane_id() / 8;
+    using F = Fragment<T, kSide>;
+    const int r = lane_id() % 8, row_half = F::row_half(lane_id() / 8), k_half = F::k_half(lane_id() / 8);
     if constexpr (kOuterMajor) {
         static_assert(sizeof(T) == 2, "load_matrix transposes 16-bit numbers");
-        load_matrix<true>(f.words, tile(k + q / 2 * 8 + r, first / 8 + q % 2));
+        load_matrix<true>(f.words, tile(k + k_half * 8 + r, first / 8 + row_half));
     } else {
         constexpr int kPerChunk = 16 / int(sizeof(T));
-        load_matrix<false>(f.words, tile(first + q % 2 * 8 + r, k / kPerChunk + q / 2));
+        load_matrix<false>(f.words, tile(first + row_half * 8 + r, k / kPerChunk + k_half));
     }
 }
 
 // load_fragment for many fragments of one tile, whose place in its lane is worked out once.  first: as
-// in load_fragment, of the first fragment; outer, k: of others from there on, multiples of 16.  Of a Tile
-// that is Bytes<16> chunks[], place(line, chunk) of them of lines of kChunks, a power of two, and in
-// which the chunks of a line change places only among eight and alike in every eighth line.
+// in load_fragment, of the first fragment, and with kOuterMajor 0; outer, k: of others from there on,
+// multiples of 16.  Of a Tile that is Bytes<16> chunks[] at a multiple of 128 bytes, place(line, chunk) of
+// them of lines of kChunks, a power of two, and in which the chunks of a line change places only among
+// eight and alike in every eighth line.
 template <bool kOuterMajor, class T, Side kSide, class Tile>
 struct FragmentLoader {
     static_assert(sizeof(T) == 2, "chunks of eight");
     int place;
 
     DEVICE explicit FragmentLoader(int first) {
+        using F = Fragment<T, kSide>;
         const int r = lane_id() % 8, q = lane_id() / 8;
-        if constexpr (kOuterMajor) place = Tile::place(q / 2 * 8 + r, q % 2) ^ first / 8;
-        else place = Tile::place(first + q % 2 * 8 + r, q / 2);
+        place = 16 * (kOuterMajor ? Tile::place(F::k_half(q) * 8 + r, F::row_half(q))
+                                  : Tile::place(first + F::row_half(q) * 8 + r, F::k_half(q)));
     }
     // Where the compiler would keep an address for each fragment, from here on it does not.
     DEVICE void forget() { place = opaque(place); }
     DEVICE void load(Fragment<T, kSide>& f, const Tile& tile, int outer, int k) const {
         const int line = kOuterMajor ? k : outer, chunk = (kOuterMajor ? outer : k) / 8;
-        load_matrix<kOuterMajor>(f.words, &tile.chunks[(place ^ chunk) + line * Tile::kChunks]);
+        // Of eight chunks only the bits that change places with the line; the rest is one constant.
+        const uint32_t start = uint32_t(__cvta_generic_to_shared(tile.chunks)) + place;
+        cuda::load_matrix_at<kOuterMajor>(
+            f.words, (start ^ 16 * (chunk % 8)) + 16 * (line * Tile::kChunks + chunk / 8 * 8));
     }
 };
 
@@ -126,8 +144,8 @@ DEVICE void mma(Accumulator<A> (&acc)[kM][kN], const FragmentA<A> (&a)[kM],
 #pragma unroll
         for (int n = 0; n < kN; ++n) {
             auto* sums = acc[m][n].values;
-            cuda::mma_16x8<A, B>(sums, a[m].words, b[n].words[0], b[n].words[2]);
-            cuda::mma_16x8<A, B>(sums + 4, a[m].words, b[n].words[1], b[n].words[3]);
+            cuda::mma_16x8<A, B>(sums, a[m].words, b[n].words[0], b[n].words[1]);
+            cuda::mma_16x8<A, B>(sums + 4, a[m].words, b[n].words[2], b[n].words[3]);
         }
     }
 }
@@ -169,7 +187,7 @@ DEVICE void mma(HalfAccumulator (&acc)[kM][kN], const FragmentA<half> (&a)[kM],
                     "{%6, %7}, {%0, %1};"
                     : "+r"(sums[0]), "+r"(sums[1])
                     : "r"(a[m].words[0]), "r"(a[m].words[1]), "r"(a[m].words[2]),
-                      "r"(a[m].words[3]), "r"(b[n].words[i]), "r"(b[n].words[i + 2]));
+                      "r"(a[m].words[3]), "r"(b[n].words[2 * i]), "r"(b[n].words[2 * i + 1]));
             }
         }
     }
@@ -234,10 +252,10 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const auto eight = *static_cast<const Bytes<16>*>(tile(first + row + 8 * i, k / 8 + t));
-            low.words[i] = eight.words[0];
-            low.words[i + 2] = eight.words[1];
-            high.words[i] = eight.words[2];
-            high.words[i + 2] = eight.words[3];
+            low.words[low.word(i, 0)] = eight.words[0];
+            low.words[low.word(i, 1)] = eight.words[1];
+            high.words[high.word(i, 0)] = eight.words[2];
+            high.words[high.word(i, 1)] = eight.words[3];
         }
     } else if constexpr (kSame<Stored, T>) {
         static_assert(!kOuterMajor, "k runs along the lines");
@@ -249,8 +267,8 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
                 const char* chunk = static_cast<const char*>(tile(first + row + 8 * i, k / 8 + 2 * j + t / 2));
                 const Bytes<8> four = *reinterpret_cast<const Bytes<8>*>(chunk + t % 2 * 8);
                 uint32_t(&words)[4] = (j == 0 ? low : high).words;
-                words[i] = four.words[0];
-                words[i + 2] = four.words[1];
+                words[low.word(i, 0)] = four.words[0];
+                words[low.word(i, 1)] = four.words[1];
             }
         }
     } else if constexpr (!kOuterMajor) {
@@ -259,8 +277,10 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
         load_matrix<false>(bytes, tile(first + q % 2 * 8 + r, k / 16 + q / 2));
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            cuda::convert_bytes<Stored, T>(bytes[i], low.words[i], low.words[i + 2]);
-            cuda::convert_bytes<Stored, T>(bytes[i + 2], high.words[i], high.words[i + 2]);
+            cuda::convert_bytes<Stored, T>(bytes[i], low.words[low.word(i, 0)],
+                                           low.words[low.word(i, 1)]);
+            cuda::convert_bytes<Stored, T>(bytes[i + 2], high.words[high.word(i, 0)],
+                                           high.words[high.word(i, 1)]);
         }
     } else {
         // A 16-bit number of the transposed matrix is a pair of columns: the even ones become the
@@ -273,23 +293,24 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
             const auto convert = [&](uint32_t columns, uint32_t& even, uint32_t& odd) {
                 cuda::convert_bytes<Stored, T>(__byte_perm(columns, 0, 0x3120), even, odd);
             };
-            convert(bytes[i], low.words[2 * i], low.words[2 * i + 1]);
-            convert(bytes[i + 2], high.words[2 * i], high.words[2 * i + 1]);
+            convert(bytes[i], low.words[low.word(0, i)], low.words[low.word(1, i)]);
+            convert(bytes[i + 2], high.words[high.word(0, i)], high.words[high.word(1, i)]);
         }
     }
 }
 
-namespace cuda {
-// Eight e2m1 numbers times an e4m3 scale, as four pairs.
+// Eight e2m1 numbers, the first in the lowest bits, times an e4m3 scale: four pairs of T, which holds them.
 template <class T>
 DEVICE void decode_scaled(uint32_t codes, e4m3 scale, uint32_t (&pairs)[4]) {
     const __half2 factor = __half2half2(__half(scale));
     const __half2 unit = bit_cast<__half2>(0x74007400u);  // 2^14
+    const uint32_t firsts = codes << 4;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        // A number's sign, exponent and mantissa at the place of FP16's are 2^-14 of it, subnormals too.
-        const uint32_t byte = codes >> 8 * i & 0xff, spread = (byte & 0xf) | (byte & 0xf0) << 12;
-        const uint32_t bits = (spread << 12 & 0x80008000u) | (spread << 9 & 0x0e000e00u);
+        // Both of byte i on top of 16 bits each.  A number's sign, exponent and mantissa at the place of
+        // FP16's are 2^-14 of it, subnormals too.
+        const uint32_t tops = __byte_perm(firsts, codes, 0x4000 + 0x1010 * i);
+        const uint32_t bits = (tops & 0x80008000u) | (tops >> 3 & 0x0e000e00u);
         const __half2 scaled = __hmul2(__hmul2(bit_cast<__half2>(bits), unit), factor);
         if constexpr (kSame<T, half>) {
             pairs[i] = bit_cast<uint32_t>(scaled);
@@ -299,7 +320,6 @@ DEVICE void decode_scaled(uint32_t codes, e4m3 scale, uint32_t (&pairs)[4]) {
         }
     }
 }
-}  // namespace cuda
 
 // 32 of k of e2m1 numbers as two fragments in kEights' order, each number times the e4m3 scale of its 16
 // of k: a product that T holds exactly.  tile.codes: lines of bytes along k, two numbers in each;
@@ -313,11 +333,11 @@ DEVICE void load_scaled(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         uint32_t pairs[4];
-        cuda::decode_scaled<T>(codes[i], tile.scale(row + 8 * i, k / 16 + t / 2), pairs);
-        low.words[i] = pairs[0];
-        low.words[i + 2] = pairs[1];
-        high.words[i] = pairs[2];
-        high.words[i + 2] = pairs[3];
+        decode_scaled<T>(codes[i], tile.scale(row + 8 * i, k / 16 + t / 2), pairs);
+        low.words[low.word(i, 0)] = pairs[0];
+        low.words[low.word(i, 1)] = pairs[1];
+        high.words[high.word(i, 0)] = pairs[2];
+        high.words[high.word(i, 1)] = pairs[3];
     }
 }
 

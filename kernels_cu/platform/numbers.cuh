@@ -81,8 +81,8 @@ DEVICE T from_float(float x) {
 }
 template <class T>
 DEVICE uint32_t pack(float low, float high) {
-    static_assert(kSame<T, half> || kSame<T, bf16>, "pack makes two 16-bit numbers");
-    return from_float<T>(low).code | uint32_t(from_float<T>(high).code) << 16;
+    static_assert(sizeof(T) <= 2 && !kSame<T, int8_t>, "pack makes two numbers of 8 or 16 bits");
+    return from_float<T>(low).code | uint32_t(from_float<T>(high).code) << (8 * sizeof(T));
 }
 
 // The two numbers of a pack; e4m3 and e5m2: of the lower 16 bits.
@@ -107,4 +107,23 @@ DEVICE uint32_t min_unsigned_pair(uint32_t a, uint32_t b) {
 }
 DEVICE uint32_t max_signed_pair(uint32_t a, uint32_t b) {
     return max_unsigned_pair(a ^ 0x80008000u, b ^ 0x80008000u) ^ 0x80008000u;
+}
+
+// Four bytes out of a's (0 to 3) and b's (4 to 7), by the hexadecimal digits of `select`, the last one first.
+DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t select) {
+    const uint64_t both = uint64_t(b) << 32 | a;
+    uint32_t picked = 0;
+    for (int i = 0; i < 4; ++i) picked |= (uint32_t(both >> 8 * (select >> 4 * i & 7)) & 0xff) << 8 * i;
+    return picked;
+}
+
+// Eight e2m1 numbers, the first in the lowest bits, times an e4m3 scale: four pairs of T, which holds them.
+template <class T>
+DEVICE void decode_scaled(uint32_t codes, e4m3 scale, uint32_t (&pairs)[4]) {
+    const float factor = to_float(scale);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const uint32_t byte = codes >> 8 * i & 0xff;
+        pairs[i] = pack<T>(decode_e2m1(byte & 0xf) * factor, decode_e2m1(byte >> 4) * factor);
+    }
 }

@@ -8,7 +8,8 @@
 //     wgmma_wait<0>(d);                          // d is there, the tiles may be overwritten
 //
 // A's registers are the products' until the wait, too.  convert_bytes<Stored, T>(bytes, low, high) makes
-// pairs of T of four 8-bit numbers, permute_bytes<0x3210>(bytes) picks a byte by each hexadecimal digit.
+// pairs of T of four 8-bit numbers, permute_bytes<0x3210>(bytes) picks a byte by each hexadecimal digit;
+// decode_bytes<T>(words, byte, scales, pairs) makes pairs of T of e2m1 numbers and their scales.
 
 // Which way a 16-bit operand lies in shared memory: its rows (of A, or columns of B) one after the other
 // along K, or the other way round.  8-bit operands are K-major.

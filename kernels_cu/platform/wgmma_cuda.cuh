@@ -172,3 +172,34 @@ template <int kSelect>
 DEVICE uint32_t permute_bytes(uint32_t bytes) {
     return __byte_perm(bytes, 0, kSelect);
 }
+
+// Byte `byte` of each of four words of e2m1 codes, two numbers each, times two e4m3 scales, in the lower 16
+// bits of `scales`, one for two words: pairs of T, which holds the products.
+template <class T>
+DEVICE void decode_bytes(const uint32_t (&words)[4], int byte, uint32_t scales, uint32_t (&pairs)[4]) {
+    const auto convert = [](uint32_t two) {
+        return __half2(__nv_cvt_fp8x2_to_halfraw2(__nv_fp8x2_storage_t(two), __NV_E4M3));
+    };
+    const __half2 factors = __hmul2(convert(scales), bit_cast<__half2>(0x54005400u));  // times 2^6, exactly
+    const uint32_t select = 0x40 + 0x11 * byte;
+    const uint32_t bytes = __byte_perm(__byte_perm(words[0], words[1], select),
+                                       __byte_perm(words[2], words[3], select), 0x5410);
+    // A number's sign, exponent and mantissa at the place of e4m3's are 2^-6 of it, subnormals too.
+    const uint32_t firsts = (bytes << 4 & 0x80808080u) | (bytes << 2 & 0x1c1c1c1cu);
+    const uint32_t seconds = (bytes & 0x80808080u) | (bytes >> 2 & 0x1c1c1c1cu);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const uint32_t four = __byte_perm(firsts, seconds, i == 0 ? 0x5140 : 0x7362);
+        const __half2 factor = i == 0 ? __low2half2(factors) : __high2half2(factors);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            const __half2 scaled = __hmul2(convert(four >> 16 * j), factor);
+            if constexpr (kSame<T, half>) {
+                pairs[2 * i + j] = bit_cast<uint32_t>(scaled);
+            } else {
+                const float2 x = __half22float2(scaled);
+                pairs[2 * i + j] = pack<T>(x.x, x.y);
+            }
+        }
+    }
+}

@@ -1,0 +1,143 @@
+"""Attention by TMA and wgmma: the same results, and what it does not take."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hopper_kernels import skip_unless_hopper
+
+import cupykern
+from cupykern import BlockMask, attention_hopper, attention_plan, check
+from cupykern.attention_hopper import AttentionHopperConfig
+from cupykern.attention_ops import OP, AttentionProblem
+from cupykern.op import Call, as_tuple
+from cupykern.targets import host
+
+STATS = {"lse": True, "row_stats": True}
+PROBLEMS = (
+    AttentionProblem(2, 4, 2, 200, 300, 64, 64, **STATS),
+    AttentionProblem(1, 1, 1, 300, 130, 64, 40, causal=True, kind="peaked", **STATS),
+    AttentionProblem(
+        1, 2, 1, 200, 300, 40, 64, causal=True, causal_align="bottom_right", layout="bshd", lse=True
+    ),
+    AttentionProblem(1, 2, 2, 130, 140, 64, 64, view="padded", kind="special"),
+    AttentionProblem(2, 2, 1, 300, 1500, 64, 64, mask="block", **STATS),
+    AttentionProblem(2, 2, 1, 500, 700, 64, 64, mask="block", blocks=(64, 128), causal=True),
+    AttentionProblem(1, 2, 1, 500, 300, 64, 64, mask="block", blocks=(128, 128)),
+)
+
+
+def hopper(problem: AttentionProblem) -> AttentionHopperConfig:
+    (config,) = attention_hopper.configs(64, problem.mode)
+    return config
+
+
+def compare(target, problem, config) -> check.Comparison:
+    call = OP.inputs(problem, 1, target.xp)
+    references = OP.reference(*call.args, **call.kwargs)
+    bounds = OP.bound(*call.args, **call.kwargs, reference=references)
+    like = as_tuple(OP.run(*call.args, **call.kwargs))[0]
+    outputs = check.guarded_run(OP, Call(call.args, {**call.kwargs, "config": config}), like)
+    return check.compare(outputs, references, bounds)
+
+
+@pytest.mark.parametrize("number", range(len(PROBLEMS)))
+def test_right(target, number):
+    skip_unless_hopper(target)
+    problem = PROBLEMS[number]
+    schedules = ("fifo", "lifo", "sticky:1", "sticky:2") if target.name == "host" else (None,)
+    for schedule in schedules:
+        with host.use(schedule=schedule or "fifo") as used:
+            comparison = compare(used if schedule else target, problem, hopper(problem))
+            assert comparison.ok, (schedule, comparison)
+
+
+@pytest.mark.parametrize(
+    "head_dim, config",
+    [
+        (64, AttentionHopperConfig(192, 96, 3)),
+        (128, AttentionHopperConfig(128, 128)),
+        (256, AttentionHopperConfig(128, 80)),
+    ],
+)
+def test_other_configs(target, head_dim, config):
+    skip_unless_hopper(target)
+    problem = AttentionProblem(1, 2, 1, 150, 300, head_dim, head_dim - 8, causal=True, lse=True)
+    comparison = compare(target, problem, config)
+    assert comparison.ok, comparison
+
+
+def test_the_largest_score_grows_from_tile_to_tile(target):
+    """From the last keys to the first ones; by more and by less than products are rescaled for."""
+    skip_unless_hopper(target)
+    xp = target.xp
+    rows = np.linspace(0.2, 2, 70).astype(np.float16)
+    q = np.repeat(rows, 64).reshape(1, 1, 70, 64)
+    k = np.repeat(np.arange(600)[::-1] // 100 / 8, 64).astype(np.float16).reshape(1, 1, 600, 64)
+    v = np.random.default_rng(1).standard_normal((1, 1, 600, 64)).astype(np.float16)
+    args, kwargs = tuple(map(xp.asarray, (q, k, v))), {"scale": 1.0, "return_row_stats": True}
+    references = OP.reference(*args, **kwargs)
+    bounds = OP.bound(*args, **kwargs, reference=references)
+    outputs = cupykern.attention(*args, **kwargs, config=AttentionHopperConfig(128, 128))
+    assert check.compare(outputs, references, bounds).ok
+
+
+def test_causal_tiles_are_shared_out(target):
+    """Each once, to the block that has the least to do; more tiles than blocks."""
+    skip_unless_hopper(target)
+    problem = AttentionProblem(1, 2, 2, 650, 650, 16, 16, causal=True, lse=True)
+    assert compare(target, problem, AttentionHopperConfig(128, 128)).ok
+    strides = (2 * 650 * 16, 650 * 16, 16)
+    task = attention_plan.AttentionTask(
+        np.dtype(np.float16), 1, 2, 2, 650, 650, 16, 16, *(strides,) * 4, 0.25, 0
+    )
+    config = AttentionHopperConfig(128, 128)
+    assert attention_hopper.schedule(task, config, np.arange(4), 4) is None
+    order = attention_plan._order_of_tiles(10, 15, 4)
+    assert len(order) == 150
+    task = task._replace(sq=1800, sk=1800)
+    made = attention_hopper.schedule(task, config, order, 8)
+    assert sorted(made[made >= 0]) == list(range(150)) and (made[-1] == -1).all()
+    work = [(order[own[own >= 0]] + 2.5).sum() for own in made.T]
+    assert max(work) < 1.05 * min(work)
+
+
+def test_nan_of_v_in_skipped_blocks_and_beyond_the_end():
+    """TMA reads zeros beyond the end; a warpgroup multiplies no block that it does not keep."""
+    q, k, v = (np.ones((1, 1, n, 64), np.float16) for n in (128, 190, 256))
+    v[:, :, 64:128] = np.nan
+    keep = np.ones((128, 190), bool)
+    keep[64:, 64:128] = False  # the other warpgroup keeps these keys
+    mask = BlockMask.from_dense(keep, 64, 64)
+    config = AttentionHopperConfig(128, 64, 3)
+    y = cupykern.attention(q, k, v[:, :, :190], mask=mask, config=config)
+    assert np.isnan(y[0, 0, :64]).all() and (y[0, 0, 64:] == 1).all()
+
+
+@pytest.mark.parametrize(
+    "config, options, says",
+    [
+        (AttentionHopperConfig(100, 128), {}, "tile_m"),
+        (AttentionHopperConfig(128, 100), {}, "tile_n"),
+        (AttentionHopperConfig(128, 128, 9), {}, "stages"),
+        (AttentionHopperConfig(192, 256), {}, "sums"),
+        (AttentionHopperConfig(128, 128), {"mask": np.ones((70, 90), bool)}, "arrays"),
+        (AttentionHopperConfig(128, 128), {"scale": -1.0}, "scales up to 0"),
+        (AttentionHopperConfig(128, 128), {"qk_accumulate": "float16"}, "FP16 sums"),
+        (AttentionHopperConfig(128, 128), {"mask": BlockMask.causal(70, 90)}, "one block"),
+    ],
+)
+def test_what_it_does_not_take(config, options, says):
+    q, k, v = (np.ones((1, 1, n, 64), np.float16) for n in (70, 90, 90))
+    with pytest.raises(ValueError, match=says):
+        cupykern.attention(q, k, v, config=config, **options)
+
+
+def test_only_positive_strides():
+    q, k, v = (np.ones((1, 2, n, 64), np.float16) for n in (70, 90, 90))
+    with pytest.raises(ValueError, match="positive strides"):
+        cupykern.attention(q[:, ::-1], k, v, config=AttentionHopperConfig(128, 128))
+
+
+def test_other_chips_have_none():
+    assert "not sm_80" in attention_hopper.refusal(AttentionHopperConfig(128, 128), 64, "sm_80")

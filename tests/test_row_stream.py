@@ -1,0 +1,127 @@
+"""Blocks that stay for many rows (kernels_cu/parts/row_stream.cuh): the norms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cupykern
+from cupykern import check, inputs
+from cupykern.norm import ADD_OP, LAYER_OP, RMS_OP, NormProblem
+from cupykern.op import Op, as_tuple
+from cupykern.row_configs import RowConfig
+
+SMALL = RowConfig(64, 64, 8, 2, plain=True, stages=3)
+CONFIGS = {  # few and small: each is compiled for every op and dtype that it meets
+    "float16": SMALL,  # a row in registers
+    "bfloat16": replace(SMALL, vectors_per_thread=3, cluster_size=4, stages=2),  # read again
+    "float32": replace(SMALL, vector_width=4, cluster_size=2),
+}
+OPS = {op.name: op for op in (LAYER_OP, RMS_OP, ADD_OP)}
+
+
+@pytest.fixture(autouse=True)
+def _streams(request):
+    target = request.getfixturevalue("target") if "target" in request.fixturenames else None
+    if target is not None and target.arch not in ("sm_90a", "host"):
+        pytest.skip("no bulk copies")
+
+
+def problem_of(op: Op, shape: tuple[int, int], dtype: str, kind: str = "normal"):
+    bias = dtype if op is LAYER_OP else None
+    return NormProblem(
+        shape,
+        dtype,
+        weight_dtype=dtype,
+        bias_dtype=bias,
+        residual=op is ADD_OP,
+        kind=kind,
+        mean=-2.0,
+    )
+
+
+def run_and_compare(op: Op, problem, target, config: RowConfig, seed: int = 1) -> check.Comparison:
+    call = op.inputs(problem, seed, target.xp)
+    references = op.reference(*call.args, **call.kwargs)
+    bounds = op.bound(*call.args, **call.kwargs, reference=references)
+    outputs = as_tuple(op.run(*call.args, **call.kwargs, config=config))
+    return check.compare(outputs, references, bounds)
+
+
+@pytest.mark.parametrize("dtype", CONFIGS)
+@pytest.mark.parametrize("name", OPS)
+def test_rows_of_any_number_and_length(target, name, dtype):
+    """Also slices that are short, or of no elements; more rows than stages and blocks, and fewer."""
+    config = CONFIGS[dtype]
+    lengths = st.integers(1, config.chunk // config.vector_width)
+
+    @settings(max_examples=12, deadline=None)
+    @given(st.integers(1, 40), lengths, st.sampled_from(inputs.KINDS), st.integers(0, 99))
+    def check_one(rows, vectors, kind, seed):
+        problem = problem_of(OPS[name], (rows, vectors * config.vector_width), dtype, kind)
+        comparison = run_and_compare(OPS[name], problem, target, config, seed)
+        assert comparison.ok, f"{problem!r}: {comparison}"
+
+    check_one()
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
+def test_in_place_and_at_any_stride(target, name):
+    """Rows that are read ahead are not those that are written; strides of rows need not be theirs."""
+    op, config = OPS[name], CONFIGS["float16"]
+    call = op.inputs(problem_of(op, (33, 2048), "float16"), 3, target.xp)
+    x = call.args[0]
+    for view in (x[:, :1024], x[::2, 512:1024], x[::-1, :1016]):
+        kwargs = {key: value[: view.shape[1]] for key, value in call.kwargs.items()}
+        expected = op.run(view, **kwargs, config=config)
+        references = op.reference(view, **kwargs)
+        bounds = op.bound(view, **kwargs, reference=references)
+        assert check.compare((expected,), references, bounds).ok
+        here = view.copy()
+        assert op.run(here, **kwargs, out=here, config=config) is here
+        assert (here == expected).all()
+
+
+def test_the_same_bits_in_any_batch(target):
+    """A row's result does not depend on what else the block has done."""
+    config = CONFIGS["bfloat16"]
+    call = LAYER_OP.inputs(problem_of(LAYER_OP, (37, 6000), "bfloat16"), 5, target.xp)
+    x = call.args[0]
+    together = cupykern.layer_norm(x, **call.kwargs, config=config)
+    for i in (0, 5, 36):
+        alone = cupykern.layer_norm(x[i : i + 1], **call.kwargs, config=config)
+        assert (alone.view(np.uint16) == together[i : i + 1].view(np.uint16)).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"stages": -1}, "positive"),
+        ({"stages": 17}, "at most 16 stages; got 17"),
+        ({"stages": 1}, "two stages of 2048 bytes do not fit"),
+        ({"vectors_per_thread": 120, "min_blocks": 1}, "two stages of 122880 bytes do not fit"),
+        ({"plain": False}, "stages need plain, whole rows"),
+        ({"split_rows": True}, "stages need plain, whole rows"),
+        ({"num_threads": 128}, "threads_per_row to be num_threads"),
+    ],
+)
+def test_refused(changes, says):
+    x = np.ones((3, 512), np.float16)
+    with pytest.raises(ValueError, match=f"config does not fit: .*{says}"):
+        cupykern.rms_norm(x, config=replace(SMALL, **changes))
+
+
+def test_streams_are_for_plain_calls_of_some_ops():
+    x = np.ones((3, 512), np.float16)
+    with pytest.raises(ValueError, match="plain is for calls without options"):
+        cupykern.rms_norm(x, return_stats=True, config=SMALL)
+    for call in (
+        cupykern.softmax,
+        lambda *args, **kwargs: cupykern.quantize(*args, "int8", granularity="row", **kwargs),
+    ):
+        with pytest.raises(ValueError, match="stages are for the norms"):
+            call(x, config=SMALL)

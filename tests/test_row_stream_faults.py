@@ -1,0 +1,102 @@
+"""Planted faults in blocks that stay for many rows (tests/planted.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+from planted import Fault, caught_by, first_failure
+from test_row_stream import CONFIGS, OPS, problem_of
+
+from cupykern import check
+from cupykern.op import as_tuple
+
+STREAM, NORM = "parts/row_stream.cuh", "normalize_stream.cu"
+FAULTS = {
+    "no wait for the row": Fault(STREAM, "ring.wait();", "", "rms_norm float16"),
+    "the ring's second turn awaited like its first": Fault(
+        STREAM, "parity ^= 1;", "", "rms_norm float16"
+    ),
+    "a stage filled while it is read": Fault(
+        STREAM,
+        "start(ring.stage == 0 ? ring.stages - 1 : ring.stage - 1, ring.stages - 1);",
+        "start(ring.stage, ring.stages);",
+        "rms_norm bfloat16",
+    ),
+    "a row skipped": Fault(
+        STREAM, "start(ring.stage, ring.stages);", "start(ring.stage, ring.stages + 1);",
+        "rms_norm float16",
+    ),
+    "too few bytes awaited": Fault(
+        STREAM, "arrive_expect_tx(kArrays * place.bytes());", "arrive_expect_tx(place.bytes());",
+        "add_rms_norm float16",
+    ),
+    "the last vector forgotten": Fault(
+        STREAM, "rest < kMost ? rest : kMost;", "rest < kMost ? rest - 1 : kMost;", "rms_norm float32"
+    ),
+    "every block the first slice": Fault(
+        STREAM, "place.first = cluster_rank() * kMost;", "place.first = 0 * kMost;",
+        "rms_norm float32",
+    ),
+    "no barrier between the warps": Fault(
+        STREAM, "= of_warp;\n    sync_block();", "= of_warp;", "rms_norm float16"
+    ),
+    "no wait for the other blocks": Fault(
+        STREAM, "all_here.wait(turn / 2 % 2);", "", "rms_norm float32"
+    ),
+    "one place for the blocks of a cluster": Fault(
+        STREAM, "&parts[turn % 2][cluster_rank()]", "&parts[turn % 2][0]", "rms_norm float32"
+    ),
+    "blocks that have not started": Fault(
+        STREAM, "        cluster_wait();\n", "", "rms_norm float32"
+    ),
+    "rows past the end": Fault(
+        NORM, "if (next >= layout.num_rows) return;", "if (next > layout.num_rows) return;",
+        "rms_norm float16",
+    ),
+    "the first weights for all": Fault(
+        NORM, "static_cast<const Element*>(from) + place.position(i)",
+        "static_cast<const Element*>(from) + place.position(0)", "rms_norm float16",
+    ),
+    "squares of what is not there": Fault(
+        NORM, "sum += kCentered && !row.ring.place.holds(i) ? 0.0f : part;", "sum += part;",
+        "layer_norm float32",
+    ),
+    "a slice's mean over the row's count": Fault(
+        NORM, "(here > 0.0f ? here : 1.0f)", "count", "layer_norm float32"
+    ),
+    "the bias left out": Fault(NORM, "values[j] += biases[i][j];", "values[j] += 0.0f * biases[i][j];", "layer_norm float32"),
+    "the residual left out of the sum": Fault(
+        NORM, "values[j] += b[j];", "values[j] += 0.0f * b[j];", "add_rms_norm float16"
+    ),
+}  # fmt: skip
+
+
+def _check(name: str, dtype: str) -> None:
+    """More rows than stages, the last vectors and slices not full."""
+    op, config = OPS[name], CONFIGS[dtype]
+    for vectors in (config.chunk // config.vector_width - 3, 40):
+        problem = problem_of(op, (19, vectors * config.vector_width), dtype)
+        call = op.inputs(problem, 1, np)
+        references = op.reference(*call.args, **call.kwargs)
+        bounds = op.bound(*call.args, **call.kwargs, reference=references)
+        outputs = as_tuple(op.run(*call.args, **call.kwargs, config=config))
+        comparison = check.compare(outputs, references, bounds)
+        assert comparison.ok, comparison
+
+
+NAMES = sorted({fault.caught for fault in FAULTS.values()} | {"layer_norm bfloat16"})
+CHECKS: dict[str, Callable[[], None]] = {name: partial(_check, *name.split()) for name in NAMES}
+
+
+def test_nothing_fails_without_a_fault():
+    assert first_failure(lambda: (), CHECKS) is None
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("name", FAULTS)
+def test_caught(name, tmp_path_factory):
+    fault = FAULTS[name]
+    assert caught_by(fault, tmp_path_factory, lambda: (), CHECKS) == fault.caught
