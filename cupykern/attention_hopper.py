@@ -11,7 +11,7 @@ import numpy as np
 from kernels_cu import Variant
 
 from . import dtypes
-from .gemm_hopper import MapPlan
+from .gemm_hopper import MapPlan, encoded_maps
 from .targets import Kernel, Target
 from .targets.limits import max_shared_bytes
 
@@ -172,11 +172,12 @@ class AttentionHopperPlan(NamedTuple):
     shared_bytes: int
     maps: tuple[MapPlan, ...]
     schedule: Any
-    params: np.ndarray
+    params: Any
+    encoded: dict[tuple[int | None, ...], tuple[Any, ...]]  # maps by the arrays' addresses
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
         """arrays: as AttentionPlan.launch takes them."""
-        made = (x.encode(self.target, array) for x, array in zip(self.maps, arrays, strict=False))
+        made = encoded_maps(self.target, self.maps, arrays, self.encoded)
         self.kernel(
             self.grid, (*made, *arrays[4:12], self.schedule, self.params), self.shared_bytes
         )

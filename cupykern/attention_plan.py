@@ -18,7 +18,7 @@ from .attention_hopper import AttentionHopperConfig, AttentionHopperPlan
 from .choice import choose
 from .jit import get_kernel
 from .rows import DTYPE_CODES
-from .targets import Kernel, Target, by_value
+from .targets import Kernel, Target
 from .targets.limits import max_shared_bytes
 
 DTYPES = (dtypes.float16, dtypes.bfloat16)
@@ -315,7 +315,7 @@ def attention_plan(
         if max(grids) >= 2**31:
             raise ValueError(f"the naive algorithm has {rows * t.sk} scores, too many for it")
         kernel = get_kernel(target, naive_variant(t.dtype))
-        return AttentionPlan(kernel, 0, 0, by_value(params), grids, rows * (t.sk + 1))
+        return AttentionPlan(kernel, 0, 0, target.by_value(params), grids, rows * (t.sk + 1))
     variant = flash_variant(t.dtype, head_dim, t.mode, t.half_scores, config)
     kernel = get_kernel(target, variant)
     if hopper:
@@ -325,8 +325,12 @@ def attention_plan(
         planned = attention_hopper.schedule(t, config, order, blocks)
         if planned is not None:
             planned = target.xp.asarray(planned)
-        return AttentionHopperPlan(target, kernel, blocks, needed, maps, planned, by_value(params))
-    return AttentionPlan(kernel, grid, config.shared_bytes(head_dim), by_value(params), None, 0)
+        return AttentionHopperPlan(
+            target, kernel, blocks, needed, maps, planned, target.by_value(params), {}
+        )
+    return AttentionPlan(
+        kernel, grid, config.shared_bytes(head_dim), target.by_value(params), None, 0
+    )
 
 
 def _chosen(

@@ -1,4 +1,4 @@
-"""Configs and plans of attention for decoding: chunks of keys, then their merge."""
+"""Configs and plans of attention for decoding: chunks of keys, their groups, and where these meet."""
 
 from __future__ import annotations
 
@@ -11,30 +11,35 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from . import dtypes
+from . import dtypes, workspace
 from .choice import choose
 from .jit import get_kernel
 from .rows import Operand
-from .targets import Kernel, Target, by_value
+from .targets import Kernel, Target
 from .targets.limits import max_shared_bytes, multiprocessors
 
 MAX_QUERIES = 16
 MAX_DIM = 256
 MAX_KEYS = 2**30
 _DIMS = (64, 128, MAX_DIM)
-_MAX_CHUNKS = 64  # of a sequence: what one block merges
+_MAX_CHUNKS = 256  # of a sequence
+_GROUP = 4  # chunks that are folded into one, before those of a sequence are added up
 _NUM_THREADS = 128
 _BLOCKS_AT_ONCE = 2  # on a multiprocessor
+_BLOCKS_PER_PLACE = 4  # so that the last ones to end are short
 
 
 @dataclass(frozen=True)
 class DecodeConfig:
     """A block takes `rows` queries and streams tiles of `tile_k` keys through `stages` buffers.
 
-    chunk: how many keys are summed up before they are merged with others, of sequences of up to 64
-        chunks; it doubles with every further doubling of the length.
-    chunks_per_block: how many neighbouring chunks a block takes on, one after another.
-    stages and chunks_per_block change no bit of a result.
+    chunk: how many keys are summed up before they meet others, of sequences of up to 256 chunks; it
+        doubles with every further doubling of the length.
+    chunks_per_block: how many neighbouring chunks a block takes on, one after another: 1, or a multiple
+        of the 4 of a group.
+    blocks: of the launch for each multiprocessor; 0: one for each task.
+    threads: of a block; 256 take fewer registers each where rows have 256 numbers.
+    stages, chunks_per_block and blocks change no bit of a result.
     """
 
     rows: int
@@ -42,12 +47,21 @@ class DecodeConfig:
     stages: int
     chunk: int = 256
     chunks_per_block: int = 1
+    blocks: int = 0
+    threads: int = _NUM_THREADS
+
+    @property
+    def warp_rows(self) -> bool:
+        """Whether warps have rows of their own (parts/decode_warp_rows.cuh), or share all rows."""
+        return self.rows == 64
 
     def shared_bytes(self, dim: int) -> int:
-        """sizeof(DecodeStorage) in decode_attention.cu."""
+        """sizeof(DecodeStorage), of the header for these rows."""
         pitch = self.tile_k + (4 if self.rows > 16 else 8)
-        stages = self.stages * 4 * self.tile_k * dim
-        return stages + self.rows * (2 * dim + 2 * self.tile_k + 4 * pitch + 4)
+        slots = (2 if dim <= 128 else 1) * max(2 * dim, 4 * _MAX_CHUNKS // _GROUP)
+        of_row = 8 if self.warp_rows else 2 * self.tile_k + 4 * pitch + 4
+        size = self.stages * 4 * self.tile_k * dim + self.rows * (slots + of_row + 20) + 8
+        return -(-size // 16) * 16
 
 
 class DecodeTask(NamedTuple):
@@ -69,7 +83,7 @@ class DecodeTask(NamedTuple):
     def max_chunks(self, chunk: int) -> int:
         return max(1, min(-(-self.max_keys // chunk), _MAX_CHUNKS))
 
-    def num_blocks(self, config: DecodeConfig) -> int:
+    def num_tasks(self, config: DecodeConfig) -> int:
         runs = -(-self.max_chunks(config.chunk) // config.chunks_per_block)
         return self.batch * self.num_kv_heads * runs * -(-self.rows // config.rows)
 
@@ -79,11 +93,16 @@ def _tiles(arch: str, dim: int) -> tuple[DecodeConfig, ...]:
     """For up to 16 rows first.  Two blocks fit on a multiprocessor of an H200."""
     if arch.startswith("gfx"):
         # More rows of more than 64 numbers would take more registers than gfx11 has.
-        few = DecodeConfig(16, 64 if dim == 64 else 32, 1 if dim == MAX_DIM else 2)
+        few = DecodeConfig(16, 64 if dim == 64 else 32, 2)
+        if dim == MAX_DIM:
+            few = DecodeConfig(16, 32, 1, threads=256)
         return (few, DecodeConfig(32, 32, 2)) if dim == 64 else (few,)
     if max_shared_bytes(arch) >= 160 * 1024:
         many = DecodeConfig(64, 64, 3 if dim == 64 else 2) if dim < MAX_DIM else None
-        return DecodeConfig(16, 8192 // dim, 3), many or DecodeConfig(64, 32, 2)
+        few = DecodeConfig(16, 8192 // dim, 2 if dim == 64 else 3)
+        both = few, many or DecodeConfig(32, 32, 2)
+        # Measured on an H200; elsewhere not.
+        return tuple(replace(c, chunk=512) for c in both) if arch == "sm_90a" else both
     return DecodeConfig(16, 8192 // dim, 2), DecodeConfig(32 if dim == MAX_DIM else 64, 32, 2)
 
 
@@ -95,12 +114,17 @@ def configs(task: DecodeTask, arch: str, blocks: int | None = None) -> tuple[Dec
     """
     few, many = _tiles(arch, task.padded_dim)[0], _tiles(arch, task.padded_dim)[-1]
     tile = few if task.rows <= few.rows else many
-    # As many chunks, a power of two, as leave each place eight blocks.
+    # Whole groups, as many as leave each place some blocks; single chunks where that would leave places
+    # without any.
     at_once = _BLOCKS_AT_ONCE * (blocks or multiprocessors(arch))
-    share = max(1, task.num_blocks(tile) // (8 * at_once))
-    most = task.max_chunks(tile.chunk)
-    runs = dict.fromkeys(min(n, most) for n in (1 << (share.bit_length() - 1), 1, 2, 4, 8, 16))
-    return tuple(replace(tile, chunks_per_block=run) for run in runs)
+    groups = max(1, task.num_tasks(tile) // _GROUP // (_BLOCKS_PER_PLACE * at_once))
+    run = _GROUP << (groups.bit_length() - 1)
+    if task.num_tasks(replace(tile, chunks_per_block=_GROUP)) < at_once:
+        run = 1
+    runs = dict.fromkeys((run, 1, 4, 8, 16))
+    return tuple(
+        replace(tile, chunks_per_block=n, blocks=per) for per in (0, _BLOCKS_AT_ONCE) for n in runs
+    )
 
 
 def choose_config(task: DecodeTask, arch: str, blocks: int | None = None) -> DecodeConfig:
@@ -131,72 +155,80 @@ def check_config(config: Any, task: DecodeTask, arch: str) -> None:
     """Raises TypeError and ValueError, with the reason, for a config that cannot compute `task`."""
     if not isinstance(config, DecodeConfig):
         raise TypeError(f"config must be a DecodeConfig; got {type(config).__name__}")
-    if reason := _refusal(config, task.padded_dim, arch):
+    reason = _refusal(config, task.padded_dim, arch)
+    if reason:
         raise ValueError(f"config does not fit: {reason}; got {config}")
 
 
 def _refusal(config: DecodeConfig, dim: int, arch: str) -> str | None:
     c = config
-    sizes = tuple(getattr(c, name) for name in c.__dataclass_fields__)
+    sizes = (c.rows, c.tile_k, c.stages, c.chunk, c.chunks_per_block)
     if not all(isinstance(size, int) and size > 0 for size in sizes):
         return "all sizes must be positive integers"
+    if not isinstance(c.blocks, int) or c.blocks < 0:
+        return "blocks must be an integer, at least 0"
     if c.rows not in (16, 32, 64):
         return "rows must be 16, 32 or 64"
+    if c.threads != _NUM_THREADS and not (
+        c.threads == 256 == dim and not c.warp_rows and c.tile_k >= 32
+    ):
+        return f"threads must be {_NUM_THREADS}, or 256 of dims above 128 and tile_k above 16"
     if c.tile_k not in (16, 32, 64, 128):
         return "tile_k must be 16, 32, 64 or 128"
     if c.chunk % c.tile_k or c.chunk > MAX_KEYS:
         return f"chunk must be a multiple of tile_k, and at most {MAX_KEYS}"
+    if c.chunks_per_block > 1 and c.chunks_per_block % _GROUP:
+        return f"chunks_per_block must be 1 or a multiple of {_GROUP}"
     if c.shared_bytes(dim) > max_shared_bytes(arch):
         return f"it needs {c.shared_bytes(dim)} bytes of shared memory, of {max_shared_bytes(arch)}"
     return None
 
 
 def variant(dtype: np.dtype, dim: int, config: DecodeConfig) -> Variant:
-    """Of decode_attention.cu, for padded dims of `dim`."""
+    """The kernel of `config`, for padded dims of `dim`."""
     constants = {
         "kRows": config.rows,
         "kDim": dim,
         "kTileK": config.tile_k,
         "kStages": config.stages,
         "kMaxChunks": _MAX_CHUNKS,
+        "kGroup": _GROUP,
     }
+    rows = "decode_warp_rows" if config.warp_rows else "decode_shared_rows"
     return Variant(
         "decode_attention",
         (("Element", dtypes.CPP_NAMES[dtype]),),
         tuple(constants.items()),
-        _NUM_THREADS,
+        config.threads,
         min_blocks=_BLOCKS_AT_ONCE,
+        parts=(f"parts/{rows}.cuh",),
     )
-
-
-def merge_variant(dtype: np.dtype, dim: int) -> Variant:
-    """Of decode_merge.cu."""
-    constants = (("kDim", dim), ("kMaxChunks", _MAX_CHUNKS))
-    return Variant("decode_merge", (("Element", dtypes.CPP_NAMES[dtype]),), constants, _NUM_THREADS)
 
 
 def variants(arch: str) -> tuple[Variant, ...]:
     both = (dtypes.float16, dtypes.bfloat16)
-    chunks = (variant(t, dim, c) for t in both for dim in _DIMS for c in _tiles(arch, dim))
-    return (*chunks, *(merge_variant(t, dim) for t in both for dim in _DIMS))
+    return tuple(variant(t, dim, tile) for t in both for dim in _DIMS for tile in _tiles(arch, dim))
 
 
 # --- plans -------------------------------------------------------------------------------------
 
+_DIVISOR = np.dtype([("by", np.int32), ("reciprocal", np.uint32)])
 _PARAMS = np.dtype(  # parts/decode_task.cuh: DecodeParams
     [
         *((name, np.int64, (4,)) for name in ("q", "out")),
         *((name, np.int64, (3,)) for name in ("k", "v")),
-        *((name, np.int64) for name in ("table_stride", "num_partials")),
+        *((name, np.int64) for name in ("table_stride", "num_nodes")),
+        *((name, _DIVISOR) for name in ("row_blocks", "runs", "kv_heads", "queries", "page_size")),
         *(
             (name, np.int32)
             for name in (
-                *("num_kv_heads", "heads_per_kv_head", "num_queries", "dim", "dim_v"),
-                *("max_keys", "page_size", "num_pages", "smallest_chunk", "max_chunks"),
-                *("chunks_per_block", "row_blocks", "causal", "query_vectors"),
+                *("num_pages", "heads_per_kv_head", "num_rows", "dim", "dim_v", "max_keys"),
+                *("smallest_chunk", "chunks_per_block", "chunk_nodes", "nodes", "counters"),
+                *("causal", "query_vectors"),
             )
         ),
         ("exponent_scale", np.float32),
+        ("num_tasks", np.int32),
         ("padding", np.int32),
     ]
 )
@@ -224,27 +256,21 @@ class DecodeCall(NamedTuple):
 
 
 class DecodePlan(NamedTuple):
-    """The launches of a call.  merge: None where no sequence can have more than one chunk."""
+    """The launch of a call.  num_partials: bytes of partial results; num_counters: that it needs."""
 
     kernel: Kernel
     grid: int
     shared_bytes: int
-    params: np.ndarray
-    merge: Kernel | None
-    merge_grid: int
-    partials_size: int
+    params: Any
+    num_partials: int
+    num_counters: int
 
     def launch(
         self, target: Target, q: Any, k: Any, v: Any, lens: Any, table: Any, out: Any, lse: Any
     ) -> None:
-        # Of this call alone: calls on other streams and in graphs have their own.
-        partials = target.xp.empty(self.partials_size, np.float32)
-        if target.name == "host":
-            partials.fill(np.nan)  # an earlier call's, in the same memory, would hide a fault
-        args = (q, k, v, lens, table, out, lse, partials, self.params)
+        partials, counters = workspace.take(target, self.num_partials, self.num_counters)
+        args = (q, k, v, lens, table, out, lse, partials, counters, self.params)
         self.kernel(self.grid, args, self.shared_bytes)
-        if self.merge is not None:
-            self.merge(self.merge_grid, (lens, partials, out, lse, self.params))
 
 
 def has_vectors(x: Operand, shape: tuple[int, ...]) -> bool:
@@ -264,45 +290,57 @@ def make_plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> 
         config = tuned_config(task, target)
     check_config(config, task, target.arch)
     max_chunks = task.max_chunks(config.chunk)
-    grid, merge_grid = task.num_blocks(config), batch * num_heads * num_queries
-    if max(grid, merge_grid) >= 2**31:
-        raise ValueError(f"the call has {max(grid, merge_grid)} blocks, more than 2^31 - 1")
+    num_tasks = task.num_tasks(config)
+    if num_tasks >= 2**30:
+        raise ValueError(f"the call has {num_tasks} tasks, more than 2^30")
+    grid = min(num_tasks, config.blocks * target.multiprocessors or num_tasks)
 
     params = np.zeros((), _PARAMS)
     for name, x in (("q", call.q), ("out", call.out), ("k", call.k), ("v", call.v)):
         count = params[name].size
         params[name] = [stride // x.itemsize for stride in x.strides[:count]]
-    num_partials = batch * num_kv_heads * max_chunks * rows
+    row_blocks = -(-rows // config.rows)
+    groups = -(-max_chunks // _GROUP)
+    chunk_nodes = max_chunks if config.chunks_per_block == 1 else 0
+    nodes = chunk_nodes + groups
+    # Nothing is left for others where one block does all of a sequence.
+    alone = max_chunks <= max(1, config.chunks_per_block)
+    counters = 0 if alone and groups == 1 else 1 + (groups if chunk_nodes else 0)
+    places = batch * num_kv_heads * row_blocks
+    divisors = {
+        "row_blocks": row_blocks,
+        "runs": -(-max_chunks // config.chunks_per_block),
+        "kv_heads": num_kv_heads,
+        "queries": num_queries,
+        "page_size": max(1, page_size),
+    }
     values = {
         "table_stride": call.table_stride or 0,
-        "num_partials": num_partials,
-        "num_kv_heads": num_kv_heads,
+        "num_nodes": places * nodes,
+        **{name: (by, (2**32 - 1) // by) for name, by in divisors.items()},
+        "num_pages": call.k_shape[0],
         "heads_per_kv_head": num_heads // num_kv_heads,
-        "num_queries": num_queries,
+        "num_rows": rows,
         "dim": dim,
         "dim_v": call.dim_v,
         "max_keys": call.max_keys,
-        "page_size": max(1, page_size),
-        "num_pages": call.k_shape[0],
         "smallest_chunk": config.chunk,
-        "max_chunks": max_chunks,
         "chunks_per_block": config.chunks_per_block,
-        "row_blocks": -(-rows // config.rows),
+        "chunk_nodes": chunk_nodes,
+        "nodes": nodes,
+        "counters": counters,
         "causal": call.causal,
         "query_vectors": has_vectors(call.q, call.q_shape),
         "exponent_scale": call.scale * math.log2(math.e),
+        "num_tasks": num_tasks,
     }
     for name, value in values.items():
         params[name] = value
-    merge = (
-        get_kernel(target, merge_variant(call.dtype, task.padded_dim)) if max_chunks > 1 else None
-    )
     return DecodePlan(
         kernel=get_kernel(target, variant(call.dtype, task.padded_dim, config)),
         grid=grid,
         shared_bytes=config.shared_bytes(task.padded_dim),
-        params=by_value(params),
-        merge=merge,
-        merge_grid=merge_grid,
-        partials_size=num_partials * (task.padded_dim + 2),
+        params=target.by_value(params),
+        num_partials=places * nodes * config.rows * (4 * task.padded_dim + 8),
+        num_counters=places * counters,
     )

@@ -33,7 +33,7 @@ def decode_attention(
     q: (B, H, Sq, D) of float16 or bfloat16, any strides.  Sq at most 16, D a multiple of 8 up to 256.
     k_cache: (B, Hkv, Sk, D) of q's dtype, v_cache: (B, Hkv, Sk, Dv).  H is a multiple of Hkv: query
         heads g * H / Hkv up to (g + 1) * H / Hkv share KV head g.  Dv as D, and may differ.
-    seq_lens: int32 (B,), how many keys each sequence has; None: Sk.  Keys behind them are not read.
+    seq_lens: int32 (B,), how many keys each sequence has; None: Sk.  What lies behind them does not count.
     block_table: int32 (B, max_pages) for paged caches: k_cache is (num_pages, Hkv, page, D), v_cache
         likewise, and key j of sequence b is key j % page of page block_table[b, j // page]; then Sk is
         max_pages * page.  Any size of page.

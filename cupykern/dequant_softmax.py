@@ -17,7 +17,7 @@ from .jit import get_kernel
 from .op import Call, Draw, Op, Work
 from .product import INNER, OUTER, STRIDED, STRIDES, GemmTask
 from .rows import DTYPE_CODES
-from .targets import Kernel, Target, by_value
+from .targets import Kernel, Target
 
 _OUTPUTS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 _COLUMNS = 64  # dequant_softmax.cu: kColumns
@@ -198,7 +198,7 @@ def _normalize_plan(target: Target, logits: Any, num_sets: int, y: Any) -> _Norm
         place = product.matrix(x, ())
         params[name] = (place.row, place.col)
     params["dtype"] = DTYPE_CODES[y.dtype]
-    return _NormalizePlan(get_kernel(target, _NORMALIZE), rows * blocks, by_value(params))
+    return _NormalizePlan(get_kernel(target, _NORMALIZE), rows * blocks, target.by_value(params))
 
 
 _NORMALIZE = Variant("normalize_logits", (), (), _NUM_THREADS)

@@ -26,7 +26,7 @@ from .product import (
     fill_batch,
     merge_batch,
 )
-from .targets import Kernel, Target, by_value
+from .targets import Kernel, Target
 
 _CODES, _GROUPS = 0, 7  # gemm_task.cuh: Operand
 _NUM_THREADS, _BLOCKS = 256, 8  # of a multiprocessor
@@ -133,7 +133,7 @@ def _decode_plan(
     size = count * rows * k
     grid = min(-(-size // (_PER_THREAD * _NUM_THREADS)), _BLOCKS * target.multiprocessors)
     kernel = get_kernel(target, variant(dtype))
-    plan = DecodePlan(kernel, grid, dtype, size, by_value(params))
+    plan = DecodePlan(kernel, grid, dtype, size, target.by_value(params))
     return plan, Matrix(dtype, tuple(strides), k, 1, True)
 
 

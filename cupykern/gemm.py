@@ -41,7 +41,7 @@ from .product import (
     make_task,
     product_dims,
 )
-from .targets import Kernel, Target, by_value
+from .targets import Kernel, Target
 from .targets.limits import max_shared_bytes, multiprocessors
 
 _WHOLE, _PARTIAL, _REDUCE = (np.int64(i) for i in range(3))  # gemm_tile.cuh: Pass
@@ -481,5 +481,5 @@ def gemm_plan(
         splits=config.splits,
         partial_size=tiles * config.tile_m * config.tile_n * config.splits * task.products,
         shared_bytes=config.shared_bytes(*elements, task.products),
-        params=by_value(params),
+        params=target.by_value(params),
     )

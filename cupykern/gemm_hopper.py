@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +36,7 @@ from .product import (
     fill_epilogue,
     fill_epilogues,
 )
-from .targets import Kernel, Target, by_value, tensor_map
+from .targets import Kernel, Target, tensor_map
 from .targets.limits import max_shared_bytes, multiprocessors
 
 ARCHS = ("sm_90a", "host")
@@ -68,7 +69,7 @@ _LOGITS_PARAMS = np.dtype(  # dequant_softmax_hopper.cu: LogitsHopperParams
     ]
 )
 _A, _B, _OUT, _B2 = 0, 1, 2, 9  # gemm_task.cuh: Operand
-_NO_MAP = by_value(np.zeros(128, np.uint8))
+_MAX_ENCODED = 1024  # addresses of one plan's arrays, with their maps
 
 
 @dataclass(frozen=True)
@@ -387,11 +388,16 @@ class MapPlan(NamedTuple):
     strides: tuple[int, int, int]
     box: tuple[int, int, int]
 
-    def encode(self, target: Target, array: Any) -> np.ndarray:
+    def encode(self, target: Target, address: int) -> Any:
         return tensor_map.encode(
-            target.name, address_of(array), self.dtype, self.shape, self.strides, self.box,
+            target.name, address, self.dtype, self.shape, self.strides, self.box,
             self.box[-1] * self.dtype.itemsize,
         )  # fmt: skip
+
+
+@cache
+def _no_map(target: Target) -> Any:
+    return target.by_value(np.zeros(128, np.uint8))
 
 
 def _batch_unit(x: Matrix, sizes: tuple[int, ...]) -> tuple[int, int]:
@@ -467,16 +473,34 @@ class HopperPlan(NamedTuple):
     shared_bytes: int
     maps: tuple[MapPlan | None, ...]
     places: tuple[int, ...]
-    params: np.ndarray
+    params: Any
+    encoded: dict[tuple[int | None, ...], tuple[Any, ...]]  # maps by the arrays' addresses
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
         """arrays: product.ARRAYS, of which some are None; those that the maps are of come first."""
-        maps = (
-            _NO_MAP if plan is None else plan.encode(self.target, array)
-            for plan, array in zip(self.maps, arrays[: len(self.maps)], strict=True)
-        )
-        args = (arrays[i] for i in self.places)
+        maps = encoded_maps(self.target, self.maps, arrays, self.encoded)
+        args = [arrays[i] for i in self.places]
         self.kernel(self.grid, (*maps, *args, self.params), self.shared_bytes)
+
+
+def encoded_maps(
+    target: Target,
+    plans: tuple[MapPlan | None, ...],
+    arrays: tuple[Any, ...],
+    encoded: dict[tuple[int | None, ...], tuple[Any, ...]],
+) -> tuple[Any, ...]:
+    """The launch arguments of `plans` for the first of `arrays`, kept in `encoded` by their addresses."""
+    places = tuple([None if x is None else address_of(x) for x in arrays[: len(plans)]])
+    maps = encoded.get(places)
+    if maps is None:
+        maps = tuple(
+            _no_map(target) if plan is None else plan.encode(target, place)
+            for plan, place in zip(plans, places, strict=True)
+        )
+        if len(encoded) >= _MAX_ENCODED:
+            encoded.clear()
+        encoded[places] = maps
+    return maps
 
 
 def hopper_plan(
@@ -534,7 +558,7 @@ def hopper_plan(
         params["tiles_m"], params["tiles_n"] = tiles_m, tiles_n
         fill_epilogue(params["epilogue"], p)
         maps = (map_a, *maps_b)
-        return HopperPlan(target, kernel, grid, shared, maps, places, by_value(params))
+        return HopperPlan(target, kernel, grid, shared, maps, places, target.by_value(params), {})
     map_out = None
     in_registers = p.b2 is not None and _converts(task)  # then threads store single numbers
     if _tma_stores(p) and not in_registers:
@@ -571,4 +595,4 @@ def hopper_plan(
             if x is not None:
                 params[f"block_scales_{name}"] = (x.row, x.col)
     maps = tuple(maps.values())
-    return HopperPlan(target, kernel, grid, shared, maps, places, by_value(params))
+    return HopperPlan(target, kernel, grid, shared, maps, places, target.by_value(params), {})

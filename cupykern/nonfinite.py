@@ -18,7 +18,7 @@ from .choice import choose
 from .jit import get_kernel
 from .op import Call, Draw, Op, Work
 from .rows import Operand, operand
-from .targets import Kernel, Target, by_value
+from .targets import Kernel, Target
 
 DTYPES = (
     dtypes.float16,
@@ -301,7 +301,7 @@ def _plan(
         params["sizes"][d], params["strides"][d], params["weights"][d] = size, stride, weight
     per_block = config.num_threads * config.batch * config.vector_width
     grid = min(-(-walk.num_elements // per_block), _max_blocks(target, config))
-    return _Plan(get_kernel(target, _variant(dtype, config)), grid, by_value(params))
+    return _Plan(get_kernel(target, _variant(dtype, config)), grid, target.by_value(params))
 
 
 @cache

@@ -33,7 +33,7 @@ from .rows import (
     row_plan,
     row_variant,
 )
-from .targets import Target, by_value
+from .targets import Target
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 GRANULARITIES = ("tensor", "row", "column", "block")
@@ -287,7 +287,7 @@ def _run_tiles(
     params["y_row"], params["y_col"] = y_place.strides[-2:]
     params["dtype"] = DTYPE_CODES[code]
     kernel = get_kernel(target, row_variant("quantize_tiles", x.dtype, config))
-    grid, struct = -(-scale.size // config.rows_per_block), by_value(params)
+    grid, struct = -(-scale.size // config.rows_per_block), target.by_value(params)
     kernel(grid, (x, y_view, scale, struct))
     return y, scale, lambda given: kernel(grid, (*given, struct))
 

@@ -17,7 +17,7 @@ from .jit import get_kernel
 from .nvfp4 import GROUP, NvFp4
 from .op import Call, Draw, Op, Work
 from .product import Groups, groups, matrix
-from .targets import Kernel, Target, by_value
+from .targets import Kernel, Target
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 _LARGEST, _ENCODE = np.int64(0), np.int64(1)  # quantize_nvfp4.cu: Pass
@@ -96,7 +96,7 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None 
         params["num_partials"] = grid
         kernel = get_kernel(target, _variant_of(x.dtype, config))
         shape = (*outer, rows, k // 2)
-        plan = _Plan(target, kernel, grid, shape, scale_shape, layout, by_value(params))
+        plan = _Plan(target, kernel, grid, shape, scale_shape, layout, target.by_value(params))
         plans.remember(key if address_of(flat) == address_of(x) else None, plan)
     return plan.launch(flat)
 
@@ -110,7 +110,7 @@ class _Plan(NamedTuple):
     shape: tuple[int, ...]
     scale_shape: tuple[int, ...]
     layout: str
-    params: np.ndarray
+    params: Any
 
     def launch(self, x: Any) -> NvFp4:
         xp = self.target.xp

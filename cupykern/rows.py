@@ -17,7 +17,7 @@ from . import dtypes
 from .arrays import address_of
 from .jit import get_kernel
 from .row_configs import VECTOR_BYTES, RowConfig
-from .targets import Kernel, Target, by_value
+from .targets import Kernel, Target
 
 MAX_OUTER_DIMS = 6  # row.cuh: kMaxOuterDims
 
@@ -95,7 +95,7 @@ def row_plan(
         merge_grid=num_groups,
         shared_bytes=shared_bytes,
         statistic_bytes=statistic_bytes,
-        params=by_value(params),
+        params=target.by_value(params),
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cupykern import plans, targets
+from cupykern.targets import tensor_map
 from kernels_cu import Variant
 
 _PAGE = 512  # bytes: what CuPy aligns new arrays to
@@ -58,6 +59,9 @@ class FakeGpu:
         """A CuPy array, of whatever was in memory."""
         return self.xp.ndarray(shape, np.dtype(dtype))
 
+    def by_value(self, struct: np.ndarray) -> np.ndarray:
+        return targets.by_value(struct)
+
     def compile(self, variant: Variant) -> Any:
         def kernel(grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
             noted = (
@@ -70,12 +74,18 @@ class FakeGpu:
         return kernel
 
 
+def _note_map(*args: Any) -> np.ndarray:
+    """What a driver would make a tensor map of."""
+    return targets.by_value(np.frombuffer(repr(args).encode(), np.uint8))
+
+
 @contextmanager
 def fake_gpu(monkeypatch: Any) -> Iterator[FakeGpu]:
     """Within the block, CuPy's arrays lie in the memory of the FakeGpu given, and run on it."""
     gpu = FakeGpu()
     monkeypatch.setattr(targets, "_gpu", lambda device_id: gpu)
     monkeypatch.setattr(gpu.xp.cuda.runtime, "getDevice", lambda: 0)
+    monkeypatch.setattr(tensor_map, "_encode_cuda", _note_map)
     gpu.xp.cuda.set_allocator(gpu.allocate)
     plans.clear()
     try:
@@ -83,3 +93,4 @@ def fake_gpu(monkeypatch: Any) -> Iterator[FakeGpu]:
     finally:
         gpu.xp.cuda.set_allocator(None)
         plans.clear()
+        tensor_map.encode.cache_clear()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import cupykern
-from cupykern import check, decode, dtypes, inputs, reference
+from cupykern import check, decode, dtypes, inputs, plans, reference, workspace
 from cupykern.decode import DecodeConfig, DecodeTask
 from cupykern.decode_attention import run as run_unchecked
 from cupykern.decode_problem import LAYOUTS, OP, DecodeProblem
@@ -70,24 +70,40 @@ def test_a_sequence_has_the_same_bits_in_any_batch(target):
     assert same_bits(whole[0][0], whole[0][4])
 
 
-@pytest.mark.parametrize("chunks_per_block", [1, 2, 3, 100])
-def test_who_computes_changes_no_bit(target, chunks_per_block):
+@pytest.mark.parametrize("rows", [16, 64])
+@pytest.mark.parametrize("chunks_per_block", [1, 4, 8, 100])
+def test_who_computes_changes_no_bit(target, chunks_per_block, rows, monkeypatch):
     """Neither how many chunks a block takes on, nor its buffers, nor the schedule."""
-    q, (k, v) = make((2, 34, 1, 128)), caches((500, 130), 500)
-    args = to_target(target, q, k, v, np.array((500, 130), np.int32))
+    q, (k, v) = make((2, 34, 1, 128)), caches((650, 130), 650)
+    args = to_target(target, q, k, v, np.array((650, 130), np.int32))
 
     def run(config):
         y = cupykern.decode_attention(*args[:3], seq_lens=args[3], return_lse=True, config=config)
         return b"".join(on_host(x).tobytes() for x in y)
 
-    config = replace(SMALL_CHUNKS, chunks_per_block=chunks_per_block)
-    expected = run(SMALL_CHUNKS)
+    single = replace(SMALL_CHUNKS, rows=rows, stages=2)
+    config = replace(single, chunks_per_block=chunks_per_block)
+    expected = run(single)
     assert run(config) == expected
-    assert run(replace(config, stages=2)) == expected
+    assert run(replace(config, stages=3 if rows == 16 else 1)) == expected
+    with_few_blocks = replace(config, blocks=1, stages=3 if rows == 16 else 2)
+    for count in (1, 2):
+        monkeypatch.setattr(type(target), "multiprocessors", count)
+        plans.clear()
+        assert run(with_few_blocks) == expected
     if target.name == "host":
         for schedule in ("lifo", "sticky:1"):
             with host.use(warp_size=target.warp_size, schedule=schedule):
                 assert run(config) == expected
+
+
+def test_blocks_of_256_threads(target):
+    q, (k, v) = make((1, 4, 2, 256)), caches((300,), 300, dim=256)
+    args, config = to_target(target, q, k, v), DecodeConfig(16, 32, 1, chunk=64, threads=256)
+    outputs = (cupykern.decode_attention(*args, config=config),)
+    references = reference.decode_attention(*args)
+    bounds = reference.decode_attention_bound(*args, reference=references)
+    assert check.compare(outputs, references, bounds).ok
 
 
 def test_repeated_calls_give_the_same_bits(target):
@@ -243,27 +259,45 @@ def test_small_weights_are_not_lost(target):
 # --- configs -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("keys", [64 * 64, 64 * 64 + 1, 2 * 64 * 64 + 63])
+@pytest.mark.parametrize("keys", [64 * 10, 64 * 256, 2 * 64 * 256 + 63])
 def test_chunks_grow_with_the_length(target, keys):
-    """The largest number of chunks, and one key more."""
+    """Some groups, the largest number of chunks, and one key more than twice that."""
     q, (k, v) = make((1, 2, 1, 8)), caches((keys,), keys, kv_heads=1, dim=8)
     args, config = to_target(target, q, k, v), DecodeConfig(16, 64, 3, chunk=64)
     outputs = (cupykern.decode_attention(*args, config=config),)
     references = reference.decode_attention(*args)
     bounds = reference.decode_attention_bound(*args, reference=references)
     assert check.compare(outputs, references, bounds).ok
-    assert DecodeTask(FP16, 1, 1, 2, 8, 8, keys).max_chunks(64) == 64
+    assert DecodeTask(FP16, 1, 1, 2, 8, 8, keys).max_chunks(64) == min(keys // 64, 256)
+
+
+def test_the_counters_are_zero_again(monkeypatch):
+    """Whoever uses them next, on the same stream, relies on that."""
+    taken = []
+
+    def take(*args):
+        taken.append(before(*args))
+        return taken[-1]
+
+    before = workspace.take
+    monkeypatch.setattr(workspace, "take", take)
+    q, (k, v) = make((2, 4, 1, 128)), caches((650, 130), 650)
+    for chunks in (1, 4):
+        config = replace(SMALL_CHUNKS, chunks_per_block=chunks)
+        cupykern.decode_attention(q, k, v, seq_lens=np.array((650, 130), np.int32), config=config)
+    assert [counters.size for _, counters in taken] == [2 * 2 * 4, 2 * 2]
+    assert not any(counters.any() for _, counters in taken)
 
 
 def test_blocks_fill_the_device_and_runs_share_long_work():
     def runs(batch, kv_heads, keys):
         task = DecodeTask(FP16, batch, kv_heads, 4, 128, 128, keys)
         config = decode.choose_config(task, "sm_90a", 132)
-        return task.num_blocks(config), config.chunks_per_block
+        return task.num_tasks(config), config.chunks_per_block
 
-    assert runs(1, 8, 8192) == (256, 1)
+    assert runs(1, 8, 8192) == (128, 1)
     blocks, chunks = runs(64, 8, 4096)
-    assert chunks > 1 and blocks >= 8 * 264
+    assert chunks > 1 and blocks >= 2 * 264
     for arch in ("sm_80", "sm_86", "sm_90a", "gfx90a", "gfx1100", "host"):
         for dim in (8, 64, 72, 128, 256):
             for rows in (1, 16, 17, 100):

@@ -211,6 +211,20 @@ def test_maximum_and_exp2(target):
     assert (y[64:][a < -126] == 0).all() and np.isnan(y[64:][np.isnan(a)]).all()
 
 
+def test_multiply_add_rounds_once(target):
+    rng = np.random.default_rng(4)
+    a, b = (rng.uniform(1, 2, 64).astype(F32) for _ in range(2))
+    c = -(a * b)
+    text = (
+        "KERNEL void word(const float* a, const float* b, const float* c, float* y) {\n"
+        "    const int i = threadIdx.x;\n    y[i] = multiply_add(a[i], b[i], c[i]);\n}\n"
+    )
+    *_, y = run(target, text, a, b, c, np.zeros(64, F32))
+    # What the product lost when it was rounded: FP32 holds it.
+    np.testing.assert_array_equal(y, (a.astype(np.float64) * b + c).astype(F32))
+    assert y.any()
+
+
 def test_shuffles_and_votes(target):
     text = (
         "KERNEL void word(int* y, double* z) {\n    const int i = threadIdx.x;\n"

@@ -46,7 +46,7 @@ class Kernel(Protocol):
         On a GPU: on CuPy's current stream, without waiting.
 
         args, in the kernel's order: arrays of the target (their pointer), None (a null pointer),
-        numpy scalars (by value, so the type is exact) and structs from `by_value`.
+        numpy scalars (by value, so the type is exact) and structs from `Target.by_value`.
         """
 
     def blocks_at_once(self, shared_bytes: int) -> int:
@@ -63,11 +63,26 @@ class Target(Protocol):
     def compile(self, variant: Variant) -> Kernel:
         """Compile (or read from the disk cache) and load.  Raises CompileError."""
 
+    def by_value(self, struct: np.ndarray) -> Any:
+        """A kernel argument: `struct`'s bytes, passed by value.  Worth keeping for other launches."""
+
 
 def by_value(struct: np.ndarray) -> np.ndarray:
     """A kernel argument passed by value: `struct`'s bytes as one element of a plain void dtype."""
     data = np.ascontiguousarray(struct)
     return np.frombuffer(data.tobytes(), dtype=f"V{data.nbytes}")
+
+
+def launch_argument(struct: np.ndarray) -> Any:
+    """`by_value`'s struct as CuPy's launch has it in the end.
+
+    Of a numpy array CuPy asks the address, which comes in a dictionary, at every launch: 1 to 2
+    microseconds for each struct.  It also takes the object that it makes of the answer.
+    """
+    import cupy
+
+    pointer = getattr(cupy.cuda.function, "CNumpyArray", None)  # not documented
+    return struct if pointer is None else pointer(struct)
 
 
 def is_cupy(array: Any) -> bool:

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from kernels_cu import Variant, source_text
 
-from . import CompileError, Usage
+from . import CompileError, Usage, by_value, launch_argument
 from .clusters import max_active_clusters
 
 OPTIONS = ("-std=c++17",)
@@ -54,6 +56,9 @@ class CudaTarget:
             except cupy.cuda.compiler.CompileException as error:
                 raise CompileError(variant, self.arch, error.get_message()) from None
             return CudaKernel(cupy, function, variant, self.multiprocessors)
+
+    def by_value(self, struct: np.ndarray) -> Any:
+        return launch_argument(by_value(struct))
 
 
 class CudaKernel:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from kernels_cu import Variant, source_text
 
-from . import CompileError, Usage
+from . import CompileError, Usage, by_value, launch_argument
 
 OPTIONS = ("-std=c++17",)  # hiprtc refuses -arch and -ftz; CuPy adds its flag for subnormals
 
@@ -41,6 +43,9 @@ class HipTarget:
             except cupy.cuda.compiler.CompileException as error:
                 raise CompileError(variant, self.arch, error.get_message()) from None
             return HipKernel(function, variant)
+
+    def by_value(self, struct: np.ndarray) -> Any:
+        return launch_argument(by_value(struct))
 
 
 class HipKernel:

@@ -35,7 +35,7 @@ import numpy as np
 from kernels_cu import Variant, file_text, source_text
 
 from ..cache import cache_dir
-from . import CompileError, UnavailableError, limits
+from . import CompileError, UnavailableError, by_value, limits
 
 SANITIZERS = ("address", "thread")
 _ORDERS = {"fifo": 0, "lifo": 1, "sticky": 2}  # host_block.h: Order
@@ -67,6 +67,9 @@ class HostTarget:
                 f"sanitizer must be one of {', '.join(SANITIZERS)}; got {self.sanitizer!r}"
             )
         _parse_schedule(self.schedule)
+
+    def by_value(self, struct: np.ndarray) -> np.ndarray:
+        return by_value(struct)
 
     def compile(self, variant: Variant) -> HostKernel:
         """Compile, or take from the disk cache, and load.
@@ -198,8 +201,8 @@ class HostKernel:
         values = ctypes.addressof(packed) + 8 * n
         for i, (arg, size) in enumerate(zip(args, self._sizes, strict=True)):
             is_pointer = arg is None or isinstance(arg, np.ndarray)
-            by_value = isinstance(arg, np.ndarray) and arg.dtype.type is np.void and arg.size == 1
-            if by_value and arg.dtype.names is None:
+            is_struct = isinstance(arg, np.ndarray) and arg.dtype.type is np.void and arg.size == 1
+            if is_struct and arg.dtype.names is None:
                 is_pointer = False
             if is_pointer != (size == -1) or not (is_pointer or arg.nbytes == size):
                 raise TypeError(

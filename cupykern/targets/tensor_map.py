@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes
-from . import UnavailableError, by_value, is_cupy
+from . import UnavailableError, by_value, is_cupy, launch_argument
 
 SWIZZLES = (0, 32, 64, 128)
 
@@ -188,7 +188,7 @@ def _encode_cuda(
             f"cuTensorMapEncodeTiled gives error {error} for shape {shape}, strides {strides}, "
             f"box {box}, swizzle {swizzle}"
         )
-    return by_value(np.frombuffer(ctypes.string_at(start, 128), np.uint8))
+    return launch_argument(by_value(np.frombuffer(ctypes.string_at(start, 128), np.uint8)))
 
 
 @cache

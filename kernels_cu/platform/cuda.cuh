@@ -139,6 +139,8 @@ DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t select) { return __b
 
 // The larger of two; a NaN is ignored if the other is a number.
 DEVICE float maximum(float a, float b) { return fmaxf(a, b); }
+// a * b + c, rounded once: whatever a compiler makes of sums of products elsewhere.
+DEVICE float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 // The same for two pairs of 16-bit numbers (see pack).
 template <class T>
 DEVICE uint32_t maximum_pair(uint32_t a, uint32_t b) {

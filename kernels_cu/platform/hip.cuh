@@ -109,6 +109,8 @@ DEVICE uint32_t atomic_add_acq_rel(uint32_t* address, uint32_t value) {
 
 // The larger of two; a NaN is ignored if the other is a number.
 DEVICE float maximum(float a, float b) { return __builtin_fmaxf(a, b); }
+// a * b + c, rounded once: whatever a compiler makes of sums of products elsewhere.
+DEVICE float multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 // The same for two pairs of 16-bit numbers (see pack).
 template <class T>
 DEVICE uint32_t maximum_pair(uint32_t a, uint32_t b) {

@@ -1,0 +1,155 @@
+// How keys and values get into shared memory, by threads: any strides and pages.
+// Constants: Element, kDim (at least those of q and v), kTileK (keys of a tile), kStages.
+#include "parts/decode_queries.cuh"
+
+// Lines of a tile that a thread copies one vector of.
+constexpr int kLinesAtOnce = kNumThreads / kVectors;
+constexpr int kCopies = kTileK / kLinesAtOnce;
+static_assert(kCopies * kLinesAtOnce == kTileK, "threads share a tile's vectors");
+
+constexpr int kColumnDim = kDim;
+using KeyColumn = SharedTile<kTileK, kDim * 2>;
+struct KeyTile {
+    KeyColumn columns[1];
+
+    DEVICE void* operator()(int line, int chunk) { return columns[0](line, chunk); }
+    DEVICE const void* operator()(int line, int chunk) const { return columns[0](line, chunk); }
+};
+struct DecodeStage {
+    KeyTile k, v;
+};
+struct KeyArrays {
+    const Element* k;
+    const Element* v;
+};
+
+// Brings the tiles of keys and values, one after another.  A thread copies one vector of each of
+// kCopies keys.
+struct KeySource {
+    const Element* k;  // contiguous: of this thread's first key in the next tile; paged: of no key
+    const Element* v;
+    const int* table;  // of this sequence, or null
+    int64_t k_page, v_page, k_row, v_row;
+    Divisor page_size;
+    int last_page, end, line, vector;
+    bool has_k, has_v;
+    int pages[kCopies], within[kCopies];  // where the next tile's keys are
+
+    KeyArrays caches;
+    const int* block_table;
+
+    DEVICE KeySource(const DecodeParams& params, const KeyArrays& caches, const int* block_table)
+        : caches(caches), block_table(block_table) {
+        line = int(threadIdx.x) / kVectors, vector = int(threadIdx.x) % kVectors;
+        k_page = params.k[0], v_page = params.v[0], k_row = params.k[2], v_row = params.v[2];
+        page_size = params.page_size, last_page = params.num_pages - 1;
+        has_k = vector * 8 < params.dim, has_v = vector * 8 < params.dim_v;
+    }
+    DEVICE void begin(const DecodeParams& params, const DecodeTask& task) {
+        k = caches.k + task.kv_head * params.k[1] + vector * 8;
+        v = caches.v + task.kv_head * params.v[1] + vector * 8;
+        if (!block_table) {
+            k += task.batch * k_page + (task.first + line) * k_row;
+            v += task.batch * v_page + (task.first + line) * v_row;
+        }
+        table = block_table ? block_table + task.batch * params.table_stride : nullptr;
+        end = task.end;
+        find_pages(task.first);
+    }
+    // One tile ahead, so that nothing waits for the table.
+    DEVICE void find_pages(int first_key) {
+        if (!table) return;
+#pragma unroll
+        for (int i = 0; i < kCopies; ++i) {
+            const int key = first_key + i * kLinesAtOnce + line;
+            int page = key;
+            within[i] = page_size.take_from(page);
+            pages[i] = key < end ? table[page] : 0;
+        }
+    }
+    DEVICE void load(DecodeStage& stage, int first_key) {
+        // Lines a whole number of periods apart have the same places.
+        constexpr int kPeriod = KeyColumn::kPeriod;
+        constexpr int kPlaces = kLinesAtOnce < kPeriod ? kPeriod / kLinesAtOnce : 1;
+        static_assert(kPlaces * kLinesAtOnce % kPeriod == 0, "threads' lines repeat");
+        int places[kPlaces];
+#pragma unroll
+        for (int i = 0; i < kPlaces; ++i) places[i] = KeyColumn::place(line + i * kLinesAtOnce, vector);
+        const auto copy = [&](int i, const Element* from_k, const Element* from_v) {
+            const int place = places[i % kPlaces] + i / kPlaces * kPlaces * kLinesAtOnce * kVectors;
+            // What is not there is zero: a weight of zero does not hide NaN.
+            const bool valid = first_key + i * kLinesAtOnce + line < end;
+            copy_async<16>(&stage.k.columns[0].chunks[place], from_k, has_k && valid);
+            copy_async<16>(&stage.v.columns[0].chunks[place], from_v, has_v && valid);
+        };
+        if (!table) {
+#pragma unroll
+            for (int i = 0; i < kCopies; ++i) {
+                copy(i, k, v);
+                k += kLinesAtOnce * k_row, v += kLinesAtOnce * v_row;
+            }
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < kCopies; ++i) {
+            const int page = pages[i] < 0 ? 0 : pages[i] < last_page ? pages[i] : last_page;
+            copy(i, k + page * k_page + within[i] * k_row, v + page * v_page + within[i] * v_row);
+        }
+        find_pages(first_key + kTileK);
+    }
+};
+
+// The tiles of a block's tasks on their way, kStages - 1 of them ahead, and the queries of the tasks.
+struct TileLoads {
+    const DecodeParams& params;
+    const Element* q;
+    const int* seq_lens;
+    QuerySlot* slots;
+    KeySource source;
+    TaskQueue queue;
+    DecodeTask task;   // of the next tile
+    int key;           // of the next tile
+    int number;        // of the task among the block's
+    int queries;       // the number of the task whose queries were loaded last
+    int next_stage;
+    bool more;
+
+    DEVICE TileLoads(const DecodeParams& params, const Element* q, const KeyArrays& caches,
+                     const int* seq_lens, const int* block_table, QuerySlot* slots,
+                     const DecodeTask& first, const TaskQueue& queue)
+        : params(params), q(q), seq_lens(seq_lens), slots(slots),
+          source(params, caches, block_table), queue(queue), task(first), key(first.first), number(0),
+          queries(-1), next_stage(0), more(true) {
+        source.begin(params, task);
+    }
+    // The next tile.  current: the number of the task that is computed.
+    DEVICE void start(DecodeStage (&stages)[kStages], int current) {
+        if (more) {
+            // Where there is no key, one tile of zeros.
+            source.load(stages[next_stage], key);
+            if (key == task.first && number < current + kQuerySlots) {
+                load_queries(slots[number % kQuerySlots].q, params, q, task);
+                queries = number;
+            }
+            key += kTileK;
+            if (key >= task.end) {
+                more = queue.next(task, params, seq_lens);
+                if (more) {
+                    source.begin(params, task);
+                    key = task.first;
+                    ++number;
+                }
+            }
+        }
+        copy_async_commit();
+        next_stage = next_stage + 1 < kStages ? next_stage + 1 : 0;
+    }
+    // Before a task's first tile is computed: its queries, if it was too early for them.  Then a barrier.
+    DEVICE void need_queries(const DecodeTask& current_task, int current) {
+        if (queries == current) return;
+        load_queries(slots[current % kQuerySlots].q, params, q, current_task);
+        copy_async_commit();
+        copy_async_wait<0>();
+        queries = current;
+    }
+};

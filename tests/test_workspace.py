@@ -1,0 +1,85 @@
+"""Memory that launches leave as they found it: shared by those of a stream, never by those of a graph."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from cupykern import workspace
+
+
+class Stream:
+    def __init__(self, ptr: int):
+        self.ptr, self.capturing = ptr, False
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A target whose arrays are numpy's; `stream` is its current one."""
+    monkeypatch.setattr(workspace, "_kept", {})
+    monkeypatch.setattr(workspace, "_of_graphs", [])
+    target = SimpleNamespace(name="cuda", device_id=0, stream=Stream(7))
+    runtime = SimpleNamespace(streamIsCapturing=lambda ptr: target.stream.capturing)
+    cuda = SimpleNamespace(get_current_stream=lambda: target.stream, runtime=runtime)
+    target.xp = SimpleNamespace(cuda=cuda, empty=np.empty, zeros=np.zeros)
+    return target
+
+
+def test_nothing_for_nothing(gpu):
+    assert workspace.take(gpu, 0, 0) == (None, None)
+
+
+def test_launches_of_a_stream_share(gpu):
+    partials, counters = workspace.take(gpu, 100, 3)
+    assert partials.nbytes >= 100 and counters.dtype == np.uint32 and not counters.any()
+    again = workspace.take(gpu, 50, 2)
+    assert again[0] is partials and again[1] is counters
+    gpu.stream = Stream(8)
+    assert workspace.take(gpu, 100, 3)[1] is not counters
+    gpu.stream, gpu.device_id = Stream(7), 1
+    assert workspace.take(gpu, 100, 3)[1] is not counters
+
+
+def test_it_grows_with_the_need(gpu):
+    partials, counters = workspace.take(gpu, 100, 3)
+    more, more_counters = workspace.take(gpu, 1000, counters.size + 1)
+    assert more.nbytes >= 1000 and more_counters.size > counters.size
+    assert workspace.take(gpu, 100, 3)[0] is more
+
+
+def test_much_is_not_kept(gpu):
+    partials, counters = workspace.take(gpu, 2**24, 3)
+    other, same = workspace.take(gpu, 2**24, 3)
+    assert other is not partials and same is counters
+
+
+def test_a_graph_has_its_own_for_good(gpu):
+    _, counters = workspace.take(gpu, 100, 3)
+    gpu.stream.capturing = True
+    captured = [workspace.take(gpu, 100, 3) for _ in range(2)]
+    assert captured[0][1] is not captured[1][1] and captured[0][1] is not counters
+    assert all(any(x is y for y in workspace._of_graphs) for x in captured)
+    gpu.stream.capturing = False
+    assert workspace.take(gpu, 100, 3)[1] is counters
+
+
+def test_threads_do_not_share_their_own_streams(gpu):
+    from threading import Thread
+
+    gpu.stream, found = Stream(2), []
+    for _ in range(2):
+        thread = Thread(target=lambda: found.append((workspace.take(gpu, 100, 3), workspace._kept)))
+        thread.start()
+        thread.join()
+    # A thread that has ended may leave its number to the next one, and its stream with it.
+    keys = list(found[0][1])
+    assert all(key[:2] == (0, 2) and key[2] is not None for key in keys)
+
+
+def test_the_host_finds_nothing_of_an_earlier_call(gpu):
+    gpu.name = "host"
+    partials, counters = workspace.take(gpu, 16, 2)
+    assert np.isnan(partials.view(np.float32)).all() and not counters.any()
+    assert workspace.take(gpu, 16, 2)[1] is not counters
