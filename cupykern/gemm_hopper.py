@@ -108,15 +108,15 @@ class HopperConfig:
         """Dynamic shared memory of a block (gemm_hopper.cu and others: HopperStorage)."""
         task, line = multiplied(task, self), self.lines * _LINE
         of_b = line * task.b.itemsize // task.a.itemsize // (2 if task.b == FP4 else 1)
-        ring = self.stages * (self.tile_m * line + self.tile_n * of_b + 16) + 16
-        if task.kernel == "dequant_softmax":
-            return 8 * (32 * 20 * 4 + 8 * self.tile_m) + -(-ring // 1024) * 1024
-        factors = 0
-        if task.products == 1:
+        stage = self.tile_m * line + self.tile_n * of_b
+        ring = -(-(self.stages * (stage + 16) + 16) // 128) * 128
+        if task.kernel == "gemm":  # its factors
             scales = task.b.itemsize == 1
-            factors = (8 * self.tile_n + 4 * self.tile_m if scales else 4 * self.tile_n + 16) + 16
-            factors *= 2 if self.ping_pong else 1
-        return _STAGING + -(-(-(-ring // 128) * 128 + factors) // 1024) * 1024
+            factors = 8 * self.tile_n + 4 * self.tile_m if scales else 4 * self.tile_n + 16
+            ring += (factors + 16) * (2 if self.ping_pong else 1)
+        logits = task.kernel == "dequant_softmax"
+        staging = 8 * (32 * 20 * 4 + 8 * self.tile_m) if logits else _STAGING
+        return staging + -(-ring // 1024) * 1024
 
 
 def multiplied(task: GemmTask, config: HopperConfig) -> GemmTask:
@@ -143,6 +143,7 @@ _16_BIT = {
 _16_BIT_FEW_ROWS = {
     HopperConfig(128, 64, 8): 12.5,
     HopperConfig(64, 64, 12, share_k=True): 9.0,
+    HopperConfig(16, 64, 18, share_k=True, turned=True): 8.5,
 }
 _FP8 = {
     HopperConfig(128, 256, 4): 27.8,
@@ -155,9 +156,10 @@ _FP8 = {
 _E5M2 = {HopperConfig(128, 128, 6): 14.5}
 _INT8 = {HopperConfig(128, 256, 4): 27.0}
 _MIXED = {
-    HopperConfig(256, 128, 4): 48.0,
+    HopperConfig(256, 128, 4, cluster=2): 47.5,
     HopperConfig(64, 128, 6, lines=2): 13.0,
     HopperConfig(64, 64, 8, share_k=True, lines=2): 7.5,
+    HopperConfig(16, 64, 14, share_k=True, lines=2): 7.0,
 }
 
 _LOGITS = {HopperConfig(256, 128, 4): 50.0, HopperConfig(64, 128, 6, lines=2): 13.0}
@@ -252,7 +254,7 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         return "tiles, stages and lines must be positive"
     shared_rows = not (c.ping_pong or c.share_k)
     turned = _turned(c, task)
-    if turned and (fp8 or dual):
+    if c.turned and (fp8 or task.kernel != "gemm"):
         return "turned products are one product, and not of FP8"
     rows, cols = (c.tile_n, c.tile_m) if turned else (c.tile_m, c.tile_n)
     own = rows // 2 if shared_rows else rows
@@ -261,6 +263,10 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         unit = 128 if shared_rows else 64
         needed = (64, unit) if turned else (unit, 64)
         return f"tiles must be multiples of {needed[0]} x {needed[1]}; got {c.tile_m} x {c.tile_n}"
+    if _converts(task) and (c.ping_pong or c.lead):
+        return "the loop that converts has no ping_pong or lead"
+    if turned and own != 64:
+        return "turned products have 64 columns per warpgroup"
     if max(rows, cols) > 256 or own // 64 * cols > 256:
         return f"the registers of two warpgroups do not hold {c.tile_m} x {c.tile_n} sums"
     if fp8 and (
@@ -270,11 +276,7 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
             "FP8's main loop has no ping_pong, lead or lines, 64 rows a warpgroup and shares columns "
             "with whole blocks"
         )
-    if _converts(task) and (c.ping_pong or c.lead):
-        return "the loop that converts has no ping_pong or lead"
-    if turned and own != 64:
-        return "turned products have 64 columns per warpgroup"
-    if c.cluster != 1 and dual:
+    if c.cluster != 1 and task.kernel != "gemm":
         return "clusters are for one product"
     unit = 8 if (task.layout_a if turned else task.layout_b) == INNER and not c.split_k else 64
     if c.cluster not in (1, 2, 4) or cols % (c.cluster * unit if c.cluster > 1 else 1):
@@ -336,10 +338,8 @@ def _estimate(config: HopperConfig, task: GemmTask, blocks: int) -> float:
 
 
 def pays(task: GemmTask) -> bool:
-    """Whether the tiles are enough to keep most of a GPU busy, and, of some operands, the rows: (16, 8192,
-    8192) of bf16 takes 54 us instead of the portable main loop's 40, (64, 8192, 8192) 42 (H200)."""
-    few = (task.b == FP4 or task.kernel == "dequant_softmax") and task.m <= _FEW_ROWS
-    if few or (task.m <= 16 and task.a == task.b and task.a in FLOAT16S):
+    """Whether the tiles are enough to keep most of a GPU busy, and of some operands the rows."""
+    if (task.b == FP4 or task.kernel == "dequant_softmax") and task.m <= _FEW_ROWS:
         return False
     tiles = max((_num_tiles(config, task) for config in _tile_times(task)), default=0)
     return 2 * tiles >= multiprocessors("sm_90a")
@@ -547,9 +547,10 @@ def hopper_plan(
         for b in (p.b, p.b2)
         if b is not None
     ]
-    at_once = tiles if c.split_k else min(tiles, max(1, target.multiprocessors // c.cluster))
-    grid, kernel = at_once * c.cluster, get_kernel(target, variant(task, c))
-    shared, group_height = c.shared_bytes(task), max(1, _GROUP_ROWS // _cluster_sizes(c, task)[0])
+    clusters = tiles if c.split_k else min(tiles, max(1, target.multiprocessors // c.cluster))
+    grid, kernel = clusters * c.cluster, get_kernel(target, variant(task, c))
+    shared = c.shared_bytes(task)
+    group_height = max(1, _GROUP_ROWS // _cluster_sizes(c, task)[0])
     num_k_tiles, places = math.ceil(p.k / tile_k), _PLACES[p.kernel]
     if p.kernel == "dequant_softmax":
         params = np.zeros((), _LOGITS_PARAMS)
@@ -580,14 +581,14 @@ def hopper_plan(
     params["tiles_m"], params["tiles_n"] = tiles_m, tiles_n
     params["tma_stores"] = map_out is not None
     params["group_height"] = group_height
+    if p.b2 is None:
+        rows = p.b if turned else p.a
+        row_bytes = (c.tile_n if turned else rows_a) * tile_k * rows.dtype.itemsize
+        params["row_bytes"] = row_bytes // (2 if rows.dtype == FP4 else 1)
     params["num_groups"] = p.k // 16
     for i, groups in enumerate((p.groups_b, p.groups_b2)[: task.products]):
         if groups is not None:
             params["groups"][i] = groups[1:]
-    if p.b2 is None:
-        rows, element = (c.tile_n, p.b) if turned else (rows_a, p.a)
-        bits = 4 if element.dtype == FP4 else 8 * element.dtype.itemsize
-        params["row_bytes"] = rows * tile_k * bits // 8
     if p.block_scales:
         params["has_block_scales"] = 1
         for name, x in (("a", p.scale_a), ("b", p.scale_b)):

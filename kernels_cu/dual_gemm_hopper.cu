@@ -5,7 +5,7 @@
 // of both products at the same place, which meet in registers (parts/gate.cuh).
 // Of NVFP4 B1 and B2 the main loop that converts takes them as rows (parts/rows_nvfp4_hopper.cuh), 8 of
 // either in a warp.
-// Constants and launch: as gemm_hopper.cu's, kTurned for NVFP4 alone, without kShareK; another tensor
+// Constants and launch: as gemm_hopper.cu's, kTurned, with kConverts, for NVFP4 alone, without kShareK; another tensor
 // map for B2, both with boxes of kPair columns.
 #include "parts/epilogue_hopper.cuh"
 #include "parts/gate.cuh"
@@ -29,8 +29,8 @@ struct HopperStorage {
 
 constexpr int kPair = kTileN / 2;
 using PairStage = OperandStage<ElementB, kOuterMajorB, kPair>;
-static_assert(kTurned == kConverts && !kShareK && kPair % kChunk == 0, "whole chunks of either product");
-static_assert(!kConverts || kSame<ElementB, e2m1x2>, "others are of one size");
+static_assert(!kShareK && kPair % kChunk == 0, "whole chunks of either product");
+static_assert(kTurned == kConverts && (!kConverts || kSame<ElementB, e2m1x2>), "others are of one size");
 static_assert(kOuterMajorB || PairStage::kBytes == PairStage::kBoxBytes,
               "two stages behind each other are one of all columns");
 

@@ -140,9 +140,8 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
     const auto first_row = [](const GemmTask& task) { return int(kTurned ? task.col : task.row); };
     const auto first_col = [](const GemmTask& task) { return int(kTurned ? task.row : task.col); };
     const bool by_block = kPromotes && params.has_block_scales != 0;
-    const bool unscaled = kScales || (!scale_a && !scale_b);  // others may have one scale of all
-    const bool plain = unscaled && is_plain(params.epilogue, params.tma_stores != 0, bias, residual,
-                                            by_block ? nullptr : scale_a);
+    const bool plain = is_plain(params.epilogue, params.tma_stores != 0, bias, residual,
+                                by_block ? nullptr : scale_a, by_block ? nullptr : scale_b);
     const auto epilogue_of = [&](const GemmTask& task) {
         const auto offset = [&](Operand operand) { return params.batch.offset(operand, task.batch); };
         return Epilogue::of_matrix(params.epilogue, out, bias, residual, by_block ? nullptr : scale_a,

@@ -95,9 +95,9 @@ struct TurnedFactors {
 constexpr bool kActivates = sizeof(ElementA) == 2;
 
 DEVICE bool is_plain(const EpilogueParams& params, bool tma_stores, const void* bias, const void* residual,
-                     const float* scale_a) {
+                     const float* scale_a, const float* scale_b) {
     const bool bias_of_cols = params.bias.row == 0 && params.bias.col != 0;
-    const bool one_scale = !kTurned || !scale_a || params.scale_a_stride == 0;
+    const bool one_scale = kScales ? !kTurned || !scale_a || params.scale_a_stride == 0 : !scale_a && !scale_b;
     return tma_stores && !residual && (!bias || bias_of_cols) && one_scale &&
            (kActivates || params.activation == kNoActivation);
 }

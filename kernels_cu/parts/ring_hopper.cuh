@@ -88,7 +88,7 @@ struct OperandStage {
             const int inner = i * kLine / kSize;
             tma_load_multicast(
                 stage + i * kBoxBytes, map, full,
-                {kOuterMajor ? outer + inner : k + inner, kOuterMajor ? k : outer, batch},
+                {kOuterMajor ? outer + inner : k / kNumbers + inner, kOuterMajor ? k : outer, batch},
                 (1 << kClusterSize) - 1);
         }
     }
