@@ -25,6 +25,7 @@ class AttentionProblem:
     """One call, without its numbers.
 
     mask: None, "bool", "bias" or "block"; mask_dims: which of (B, H, Sq, Sk) it has, the others are 1.
+    pattern: of a block mask one of _PATTERNS, instead of blocks of every type.
     view: how q, k and v lie in memory: one of inputs.LAYOUTS, or "padded", rows of longer ones.
     """
 
@@ -43,6 +44,7 @@ class AttentionProblem:
     mask: str | None = None
     mask_dims: tuple[bool, ...] = (True, True, True, True)
     blocks: tuple[int, int] = (64, 64)
+    pattern: str | None = None
     layout: str = "bhsd"
     view: str = "C"
     qk_accumulate: str = "float32"
@@ -53,7 +55,8 @@ class AttentionProblem:
 
     def __str__(self) -> str:
         shape = f"{self.b}x{self.h}x{self.sq}x{self.d}"
-        return f"{shape}{' causal' if self.causal else ''} {self.dtype}"
+        blocks = f" {self.pattern} blocks" if self.pattern else ""
+        return f"{shape}{' causal' if self.causal else ''}{blocks} {self.dtype}"
 
     @property
     def mode(self) -> int:
@@ -92,21 +95,34 @@ def _draw_problem(draw: Draw) -> AttentionProblem:
     )  # fmt: skip
 
 
-def _bench_sizes(shape: tuple[int, ...], dtype: str) -> tuple[int, int, int, int, int, bool]:
-    """(B, H, Hkv, S, D, causal) of a shape (B, H, S, D[, causal[, Hkv]])."""
-    if not 4 <= len(shape) <= 6 or (len(shape) > 4 and shape[4] not in (0, 1)):
+# Of blocks of 128: causal, documents of an eighth of the length, every fourth block of a row.
+_PATTERNS = ("causal", "document", "interleaved")
+
+
+def _bench_sizes(
+    shape: tuple[int, ...], dtype: str, masks: int = 1
+) -> tuple[int, int, int, int, int, int]:
+    """(B, H, Hkv, S, D, mask) of a shape (B, H, S, D[, mask[, Hkv]]); mask: 0 to `masks`."""
+    if not 4 <= len(shape) <= 6 or (len(shape) > 4 and not 0 <= shape[4] <= masks):
         raise ValueError(
             f"attention needs a shape (B, H, S, D), (B, H, S, D, causal) or (B, H, S, D, causal, Hkv), "
-            f"causal 0 or 1; got {shape}"
+            f"causal 0 to {masks}; got {shape}"
         )
     dtypes.resolve(dtype, "dtype", attention_plan.DTYPES)
-    b, h, s, d, causal, h_kv = (*shape, *(0, shape[1])[len(shape) - 4 :])
-    return b, h, h_kv, s, d, bool(causal)
+    b, h, s, d, mask, h_kv = (*shape, *(0, shape[1])[len(shape) - 4 :])
+    return b, h, h_kv, s, d, mask
 
 
 def _bench_problem(shape: tuple[int, ...], dtype: str) -> AttentionProblem:
-    b, h, h_kv, s, d, causal = _bench_sizes(shape, dtype)
-    return AttentionProblem(b, h, h_kv, s, s, d, d, dtype, causal, kind="bench")
+    """Fifth of a shape: 0, 1 causal, from 2 on block masks, of _PATTERNS."""
+    b, h, h_kv, s, d, mask = _bench_sizes(shape, dtype, 1 + len(_PATTERNS))
+    problem = AttentionProblem(b, h, h_kv, s, s, d, d, dtype, mask == 1, kind="bench")
+    if mask < 2:
+        return problem
+    return replace(
+        problem, mask="block", mask_dims=(False, False, True, True), blocks=(128, 128),
+        pattern=_PATTERNS[mask - 2],
+    )  # fmt: skip
 
 
 def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
@@ -115,7 +131,8 @@ def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
     sizes = ((16, 16, 1024, 128), (4, 16, 4096, 128), (1, 16, 16384, 128))
     sizes += ((1, 32, 16384, 64), (4, 8, 4096, 256), (1, 8, 16384, 256))
     both = tuple((*size, *causal) for size in sizes for causal in ((), (1,)))
-    return (*both, (2, 32, 8192, 128, 1, 8))
+    masks = tuple((1, 16, 16384, 128, 2 + i) for i in range(len(_PATTERNS)))
+    return (*both, (2, 32, 8192, 128, 1, 8), *masks)
 
 
 def _values(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int, name: str) -> np.ndarray:
@@ -147,9 +164,20 @@ def _in_memory(x: np.ndarray, layout: str, view: str, xp: Any) -> Any:
     return xp.asarray(large)[..., : x.shape[3]]
 
 
+_PATTERN_MASKS = {
+    "causal": lambda s: BlockMask.causal(s, s, target="host"),
+    "document": lambda s: BlockMask.document(np.arange(s) // max(1, s // 8)),
+    "interleaved": lambda s: BlockMask.interleaved(s, s, 4, target="host"),
+}
+
+
 def _block_mask(problem: AttentionProblem, seed: int, xp: Any) -> BlockMask:
-    """Blocks of every type."""
+    """Blocks of every type, or of a pattern."""
     p = problem
+    if p.pattern is not None:
+        made = _PATTERN_MASKS[p.pattern](p.sq)
+        arrays = made.block_mask_types, made.partial_indices, made.partial_tiles
+        return BlockMask(*map(xp.asarray, arrays), p.sq, p.sk, *p.blocks)
     rng = np.random.default_rng(seed)
     shape = (
         p.b if p.mask_dims[0] else 1, p.h if p.mask_dims[1] else 1,
@@ -236,7 +264,8 @@ def _configs(problem: AttentionProblem, arch: str) -> tuple[AttentionConfig, ...
         and problem.view in ("C", "padded")
         and 0 not in (problem.sq, problem.sk)
     )
-    return attention_plan.configs(_head_dim(problem), problem.mode, arch, sq, hopper)
+    half = problem.qk_accumulate == "float16"
+    return attention_plan.configs(_head_dim(problem), problem.mode, arch, sq, hopper, half)
 
 
 def _variant(problem: AttentionProblem, config: AttentionConfig) -> Variant:
@@ -250,9 +279,11 @@ def _variant(problem: AttentionProblem, config: AttentionConfig) -> Variant:
 def _sample(
     call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
 ) -> tuple[Call, tuple[Any, ...]]:
-    """Some heads of the first and the last batch, where there is no mask."""
+    """A head of a batch, where there is no mask, or one that all heads share."""
     q, k, v = call.args
-    if {"mask", "layout"} & call.kwargs.keys() or q.size <= max_elements:
+    mask = call.kwargs.get("mask")
+    shared = mask is None or (isinstance(mask, BlockMask) and mask.batch_shape == (1, 1))
+    if not shared or "layout" in call.kwargs or q.size <= max_elements:
         return call, outputs
     batch = np.random.default_rng(seed).integers(q.shape[0])
     head = np.random.default_rng(seed + 1).integers(q.shape[1])
@@ -333,6 +364,7 @@ def _draw_varlen(draw: Draw) -> VarlenProblem:
 def _varlen_bench_problem(shape: tuple[int, ...], dtype: str) -> VarlenProblem:
     """Lengths from S / 2 to 3 S / 2, S in the mean."""
     b, h, h_kv, s, d, causal = _bench_sizes(shape, dtype)
+    causal = bool(causal)
     lengths = [s // 2 + round(s * i / (b - 1)) if b > 1 else s for i in range(b)]
     return VarlenProblem(tuple((n, n) for n in lengths), h, h_kv, d, d, dtype, causal, kind="bench")
 

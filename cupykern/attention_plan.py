@@ -79,8 +79,10 @@ def refusal(
     return None
 
 
-def choose_config(head_dim: int, mode: int, arch: str) -> AttentionConfig:
-    """The config for heads that are padded to head_dim; mode: mask_mode's.
+def choose_config(
+    head_dim: int, mode: int, arch: str, half_scores: bool = False
+) -> AttentionConfig:
+    """The config for heads that are padded to head_dim; mode: mask_mode's; half_scores: as AttentionTask's.
 
     Warps of 32 queries read keys and values from shared memory half as often as those of 16; where their
     registers do not hold that, or a block's shared memory, tiles are smaller.
@@ -92,21 +94,32 @@ def choose_config(head_dim: int, mode: int, arch: str) -> AttentionConfig:
         if head_dim == 64:
             return AttentionConfig(128, 64, 4) if arch.startswith("gfx9") and not mode else less
         return less if head_dim == 128 and arch.startswith("gfx9") else least
-    if mode and head_dim <= 128 and arch in ("sm_100a", "sm_103a", "sm_120a", "sm_121a"):
+    if mode and head_dim <= 128 and arch != "sm_90a":
         return less
     if head_dim == 256:
         return AttentionConfig(64, 64, 4)
-    return AttentionConfig(128, 64 if head_dim == 64 else 32, 4)
+    if arch != "sm_90a":  # registers do not hold as many sums
+        return AttentionConfig(128, 64 if head_dim == 64 else 32, 4)
+    if mode and (half_scores or (head_dim == 64 and mode == 2)):
+        return AttentionConfig(64, 64, 4)
+    if head_dim == 128 and mode == 1:
+        return AttentionConfig(128, 32, 4)
+    return AttentionConfig(128, 128 if head_dim == 64 and not mode else 64, 4)
 
 
 def configs(
-    head_dim: int, mode: int, arch: str, sq: int = _MANY, hopper: bool = False
+    head_dim: int,
+    mode: int,
+    arch: str,
+    sq: int = _MANY,
+    hopper: bool = False,
+    half_scores: bool = False,
 ) -> tuple[AttentionConfig | AttentionHopperConfig, ...]:
     """The configs for heads that are padded to head_dim and sq queries, the default first.
 
     hopper: TMA and attention_hopper.cu can do it.
     """
-    large = choose_config(head_dim, mode, arch)
+    large = choose_config(head_dim, mode, arch, half_scores)
     small = AttentionConfig(64, 64, 4)
     if arch == "host":
         found = large, AttentionConfig(128, 32, 4)
@@ -153,8 +166,8 @@ def variants(arch: str) -> tuple[Variant, ...]:
         for dtype in DTYPES
         for head_dim in HEAD_DIMS
         for mode in range(3)
-        for config in configs(head_dim, mode, arch)
         for half_scores in ((False, True) if has_half_scores(dtype, arch) else (False,))
+        for config in configs(head_dim, mode, arch, half_scores=half_scores)
     ]
     fast = [
         flash_variant(dtype, head_dim, mode, False, config)
@@ -338,7 +351,7 @@ def _chosen(
 ) -> AttentionConfig | AttentionHopperConfig:
     t = task
     if t.naive:
-        return choose_config(head_dim, t.mode, target.arch)
+        return choose_config(head_dim, t.mode, target.arch, t.half_scores)
     sizes = {"heads": t.batch * t.heads, "sq": t.sq, "sk": t.sk}
     kind = {
         "dtype": t.dtype.name, "d": t.head_dim, "dv": t.head_dim_v, "causal": t.offset is not None,
@@ -347,7 +360,9 @@ def _chosen(
     }  # fmt: skip
     return choose(
         "attention", target, sizes, kind,
-        lambda: configs(head_dim, t.mode, target.arch, t.sq, attention_hopper.unfit(t) is None),
+        lambda: configs(
+            head_dim, t.mode, target.arch, t.sq, attention_hopper.unfit(t) is None, t.half_scores
+        ),
         lambda config: flash_variant(t.dtype, head_dim, t.mode, t.half_scores, config),
     )  # fmt: skip
 
@@ -361,8 +376,9 @@ def _order_of_tiles(heads: int, tiles: int, heads_per_section: int) -> np.ndarra
 
 
 def _heads_per_section(task: AttentionTask) -> int:
-    """Of causal tasks, whose long tiles come first, as many heads as the L2 cache holds the keys of."""
-    if task.offset is None:
+    """Of tasks with tiles of different lengths, causal ones and those of blocks, whose long tiles come first,
+    as many heads as the L2 cache holds the keys of."""
+    if task.offset is None and task.mask.kind != BLOCK_MASK:
         return 1
     group = task.heads // task.kv_heads
     bytes_of_head = max(1, task.sk * (task.head_dim + task.head_dim_v) * task.dtype.itemsize)

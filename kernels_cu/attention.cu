@@ -11,139 +11,7 @@
 // blocks; kHalfScores: q k^T is summed in FP16.
 // Launch: grid (tiles of queries * heads * batch), block (kNumThreads), dynamic shared memory
 // sizeof(AttentionStorage).
-#include "parts/attention_task.cuh"
-#include "parts/online_softmax.cuh"
-#include "parts/shared_tile.cuh"
-
-constexpr bool kArrayMask = kMaskMode == 1, kBlocks = kMaskMode == 2;
-
-constexpr int kNumWarps = kNumThreads / kWarpSize;
-constexpr int kWarpRows = kTileM / kNumWarps;
-constexpr int kRowFragments = kWarpRows / 16, kKeyFragments = kTileN / 16, kDimFragments = kHeadDim / 16;
-static_assert(kRowFragments * 16 * kNumWarps == kTileM && kKeyFragments * 16 == kTileN,
-              "warps share a tile in fragments of 16 x 16");
-static_assert(kWarpRows <= 64 && 64 % kWarpRows == 0 && (!kBlocks || 64 % kTileN == 0),
-              "a warp's part of a tile lies in one block of a mask");
-static_assert(!kHalfScores || kHasHalfSums, "sums in FP16");
-
-// Queries by keys, or by the values' elements: whichever way round the platform multiplies them.
-constexpr bool kRowsStay = kSumsSide == kSideA;
-// Tiles that nothing masks have a loop of their own, but where lanes have no registers left for it.
-constexpr bool kTwoLoops = kMaskMode == 0 && (kHeadDim < 256 || kRowsStay);
-using RowFragment = Fragment<Element, kSumsSide>;
-constexpr Side kColSide = kRowsStay ? kSideB : kSideA;
-using ColFragment = Fragment<Element, kColSide>;
-using ElementSums = Accumulator<Element>;
-struct Layout {
-    static constexpr int kCount = ElementSums::kCount;
-    DEVICE static constexpr int row(int lane, int i) {
-        return kRowsStay ? ElementSums::row(lane, i) : ElementSums::col(lane, i);
-    }
-    DEVICE static constexpr int col(int lane, int i) {
-        return kRowsStay ? ElementSums::col(lane, i) : ElementSums::row(lane, i);
-    }
-};
-// kGroup columns of fragments are multiplied at once: more take more registers for their operands.
-template <class Sums, int kRows, int kCols>
-struct Products {
-    static constexpr int kGroup = 1, kGroups = kCols / kGroup;
-    Sums sums[kGroups][kRowsStay ? kRows : kGroup][kRowsStay ? kGroup : kRows];
-
-    DEVICE Sums& at(int row, int col) {
-        auto& group = sums[col / kGroup];
-        return kRowsStay ? group[row][col % kGroup] : group[col % kGroup][row];
-    }
-    // += rows * columns; load(f, col): the fragment of column col.
-    template <class Load>
-    DEVICE void add(const RowFragment (&rows)[kRows], const Load& load) {
-#pragma unroll
-        for (int g = 0; g < kGroups; ++g) {
-            ColFragment cols[kGroup];
-#pragma unroll
-            for (int i = 0; i < kGroup; ++i) load(cols[i], g * kGroup + i);
-            if constexpr (kRowsStay) mma(sums[g], rows, cols);
-            else mma(sums[g], cols, rows);
-        }
-    }
-};
-using Scores = Products<ElementSums, kRowFragments, kKeyFragments>;
-using Outputs = Products<ElementSums, kRowFragments, kDimFragments>;
-using Softmax = OnlineSoftmax<Element, Layout>;
-using Rows = Softmax::Rows;
-
-using QueryTile = SharedTile<kTileM, kHeadDim * int(sizeof(Element))>;
-using KeyTile = SharedTile<kTileN, kHeadDim * int(sizeof(Element))>;
-struct AttentionStorage {
-    QueryTile queries;  // at the end, the warps' outputs
-    KeyTile keys, values;
-    float tops[kTileM];  // each row's largest score so far, where it is asked for
-};
-
-struct Loaders {
-    FragmentLoader<false, Element, kSumsSide, QueryTile> queries;
-    FragmentLoader<false, Element, kColSide, KeyTile> keys;
-    FragmentLoader<true, Element, kColSide, KeyTile> values;
-
-    DEVICE explicit Loaders(int warp_row) : queries(warp_row), keys(0), values(0) {}
-    DEVICE void forget() {
-        queries.forget();
-        keys.forget();
-        values.forget();
-    }
-};
-
-template <class Sums>
-DEVICE void multiply_keys(const AttentionStorage& storage, const Loaders& loaders,
-                          Products<Sums, kRowFragments, kKeyFragments>& sums) {
-#pragma unroll
-    for (int step = 0; step < kHeadDim / 16; ++step) {
-        // Those that share an address but for a constant, after one another: 64 apart.
-        constexpr int kSharing = kHeadDim / 64;
-        const int k = step / kSharing * 16 + step % kSharing * 64;
-        RowFragment rows[kRowFragments];
-#pragma unroll
-        for (int m = 0; m < kRowFragments; ++m) {
-            loaders.queries.load(rows[m], storage.queries, 16 * m, k);
-        }
-        sums.add(rows, [&](ColFragment& f, int n) { loaders.keys.load(f, storage.keys, 16 * n, k); });
-    }
-}
-DEVICE void score(const AttentionStorage& storage, const Loaders& loaders, Scores& scores) {
-    if constexpr (kHalfScores) {
-        Products<HalfAccumulator, kRowFragments, kKeyFragments> sums{};
-        multiply_keys(storage, loaders, sums);
-#pragma unroll
-        for (int m = 0; m < kRowFragments; ++m) {
-#pragma unroll
-            for (int n = 0; n < kKeyFragments; ++n) {
-#pragma unroll
-                for (int i = 0; i < Layout::kCount; ++i) {
-                    scores.at(m, n).values[i] = sums.at(m, n).value(i);
-                }
-            }
-        }
-    } else {
-        scores = {};
-        multiply_keys(storage, loaders, scores);
-    }
-}
-
-// outputs += the probabilities, rounded to Element, times the values.
-DEVICE void multiply_values(Scores& probabilities, const KeyTile& values, const Loaders& loaders,
-                            Outputs& outputs) {
-    RowFragment rows[kKeyFragments][kRowFragments];  // half as many registers
-#pragma unroll
-    for (int n = 0; n < kKeyFragments; ++n) {
-#pragma unroll
-        for (int m = 0; m < kRowFragments; ++m) {
-            sums_to_fragment<Element>(rows[n][m], probabilities.at(m, n));
-        }
-    }
-#pragma unroll
-    for (int n = 0; n < kKeyFragments; ++n) {
-        outputs.add(rows[n], [&](ColFragment& f, int d) { loaders.values.load(f, values, 16 * d, 16 * n); });
-    }
-}
+#include "parts/attention_products.cuh"
 
 // Calls f(score, row, col) for every score of this lane; row, col: in the head.
 template <class F>
@@ -277,7 +145,7 @@ struct Walk {
     const AttentionHead& head;
     const HeadMask& mask;
     const TileCopier<Element, KeyTile>&keys, &values;
-    KeyTiles<kTileM, kTileN, kBlocks>& tiles;
+    KeyTiles<kTileM, kTileN, kBlocks, true>& tiles;
     Loaders& loaders;
     WarpRows& rows;
     int first_row, end;
@@ -300,11 +168,12 @@ struct Walk {
         sync_block();  // the keys are there, and the values before these have been read by all
         values.template start<kWhole>(storage.values, key, end - key);
         copy_async_commit();
-        loaders.forget();
+        if constexpr (kMaskMode == 0 && kHeadDim < 256) loaders.forget();
         bool seen = true;  // by the warp's last row
         if constexpr (!kWhole) {
             const int last = first_row + first_row_of_warp() + kWarpRows - 1;
-            seen = type != kMaskedBlock && key < head.limit(params, last);
+            // The same for all lanes, as the compiler knows of a vote.
+            seen = vote_any(type != kMaskedBlock && key < head.limit(params, last));
         }
         Scores scores;
         if (seen) score(storage, loaders, scores);
@@ -360,8 +229,8 @@ DEVICE void finish(AttentionStorage& storage, const AttentionParams& params, con
             const int row = first_row + 16 * m + Rows::row(lane, r);
             if (row >= head.sq) return;
             const RowStatistics found =
-                RowStatistics::of(top, rows_of_warp.softmax[m].origin[r], totals[m][r],
-                                  params.exponent_scale, params.unit);
+                RowStatistics::of(top, Softmax::shifted(rows_of_warp.softmax[m].origin[r]),
+                                  totals[m][r], params.exponent_scale, params.unit);
             const int64_t i = head.q_offset(params.stats) + row * params.stats.row;
             if (statistics.lse) statistics.lse[i] = found.log_sum_exp;
             if (statistics.row_max) statistics.row_max[i] = found.top;
@@ -390,8 +259,8 @@ KERNEL void attention(const Element* q, const Element* k, const Element* v, Elem
                       const AttentionParams params) {
     SHARED_STORAGE(AttentionStorage, storage);
     const AttentionPlace place = AttentionPlace::of(params, blockIdx.x);
-    const AttentionHead head = AttentionHead::of(params, cu_seqlens_q, cu_seqlens_k, place.head);
-    const int row = place.tile * kTileM;
+    const AttentionHead head = AttentionHead::of(params, cu_seqlens_q, cu_seqlens_k, place.head).of_warp();
+    const int row = uniform(place.tile * kTileM);
     if (row >= head.sq) return;
     const MaskArrays arrays{mask_array, kv_num_blocks, kv_indices, block_types, partial_indices};
     const HeadMask mask = HeadMask::of(params.mask, arrays, head.batch, head.head);
@@ -405,7 +274,7 @@ KERNEL void attention(const Element* q, const Element* k, const Element* v, Elem
     const TileCopier<Element, KeyTile> keys(k_origin, int(params.k.row), dim);
     const TileCopier<Element, KeyTile> values(v_origin, int(params.v.row), dim_v);
     copy_tile(storage.queries, q_origin, params.q.row, rows, dim);
-    KeyTiles<kTileM, kTileN, kBlocks> tiles(mask, row, head.sq, end);
+    KeyTiles<kTileM, kTileN, kBlocks, true> tiles(mask, row, head.sq, end);
     bool more = tiles.next();
     if (more) keys.start<false>(storage.keys, tiles.key, end - tiles.key);
     copy_async_commit();

@@ -235,7 +235,7 @@ DEVICE void finish(HopperAttention& storage, const TensorMap& out_map, const Att
         inverse[r] = total == 0.0f ? 0.0f : 1.0f / total;
         const int row = task.row + warp_row + Layout::row(lane, 2 * r);
         if (lane % 4 == 0 && row < head.sq) {
-            const RowStatistics found = RowStatistics::of(top[r], softmax.origin[r], total,
+            const RowStatistics found = RowStatistics::of(top[r], Softmax::shifted(softmax.origin[r]), total,
                                                           params.exponent_scale, params.unit);
             const int64_t i = head.q_offset(params.stats) + row * params.stats.row;
             if (statistics.lse) statistics.lse[i] = found.log_sum_exp;

@@ -421,3 +421,20 @@ def test_where_work_is_skipped():
         q, k, v = qkv(64, 300, 64)
         k[:, :, 64:] = v[:, :, 64:] = np.nan
         assert np.isfinite(attention(q, k, v, causal=True)).all()
+
+
+@pytest.mark.parametrize("mask", [2, 3, 4])
+def test_bench_problems_of_block_masks(mask):
+    """Their work is that of the computed blocks, and one head is checked for all."""
+    problem = OP.bench_problem((1, 2, 1024, 64, mask), "float16")
+    call = OP.inputs(problem, 0, np)
+    blocks = {2: 36, 3: 8, 4: 16}[mask]
+    assert OP.work(problem).flops == 4 * 2 * blocks * 128 * 128 * 64
+    outputs = OP.run(*call.args, **call.kwargs)
+    part, cut = OP.sample(call, (outputs,), 1, 0)
+    assert part.args[0].shape == (1, 1, 1024, 64)
+    reference = OP.reference(*part.args, **part.kwargs)
+    bound = OP.bound(*part.args, **part.kwargs, reference=reference)
+    assert check.compare(cut, reference, bound).ok
+    with pytest.raises(ValueError, match="causal 0 to 4"):
+        OP.bench_problem((1, 2, 1024, 64, 5), "float16")

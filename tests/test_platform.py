@@ -230,14 +230,15 @@ def test_shuffles_and_votes(target):
         "KERNEL void word(int* y, double* z) {\n    const int i = threadIdx.x;\n"
         "    y[i] = shuffle_xor(i, 5);\n    y[128 + i] = shuffle(i, 3);\n"
         "    y[256 + i] = vote_any(i == 7);\n    z[i] = shuffle_xor(double(i) + 0.5, 1);\n"
-        "    sync_warp();\n    y[384 + i] = lane_id();\n}\n"
+        "    sync_warp();\n    y[384 + i] = lane_id();\n    y[512 + i] = uniform(i / kWarpSize - 7);\n}\n"
     )
-    y, z = run(target, text, np.zeros(512, np.int32), np.zeros(128), threads=128)
+    y, z = run(target, text, np.zeros(640, np.int32), np.zeros(128), threads=128)
     i, warp = np.arange(128), target.warp_size
     np.testing.assert_array_equal(y[:128], i ^ 5)
     np.testing.assert_array_equal(y[128:256], i // warp * warp + 3)
     np.testing.assert_array_equal(y[256:384], i < warp)
-    np.testing.assert_array_equal(y[384:], i % warp)
+    np.testing.assert_array_equal(y[384:512], i % warp)
+    np.testing.assert_array_equal(y[512:], i // warp - 7)
     np.testing.assert_array_equal(z, (i ^ 1) + 0.5)
 
 

@@ -50,6 +50,11 @@ struct AttentionHead {
         }
         return h;
     }
+    // The same, as whole warps work on it.
+    DEVICE AttentionHead of_warp() const {
+        return {uniform(batch), uniform(head), uniform(kv_head), uniform(sq), uniform(sk),
+                uniform(offset), uniform(int(q_first)), uniform(int(k_first))};
+    }
     DEVICE int64_t q_offset(const AttentionStrides& s) const {
         return batch * s.batch + head * s.head + q_first * s.row;
     }
@@ -64,7 +69,7 @@ struct AttentionHead {
 };
 
 // The head's number and the tile of queries of a block.  Heads whose keys and values fit in the L2 cache
-// together are a section; in it the tiles come in order, those with the most keys first.
+// together are a section; in it the tiles come from the last on, which has the most keys if any has more.
 struct AttentionPlace {
     int head, tile;
 
@@ -75,14 +80,14 @@ struct AttentionPlace {
         const uint32_t rest = all - section * per_section, heads = rest < per_section ? rest : per_section;
         const uint32_t number = in_section / heads;
         return {int(section * per_section + in_section % heads),
-                int(params.causal ? tiles - 1 - number : number)};
+                int(tiles - 1 - number)};
     }
 };
 
 // The tiles of keys that a tile of queries needs, in descending order: those below `end`, and of a block
 // mask those of blocks that at least one of its rows of blocks keeps.  The first one alone may reach
-// beyond `end`.
-template <int kTileM, int kTileN, bool kBlocks>
+// beyond `end`.  kWarps: whole warps walk together.
+template <int kTileM, int kTileN, bool kBlocks, bool kWarps = false>
 struct KeyTiles {
     int key;  // the first one of the tile
 
@@ -94,8 +99,8 @@ struct KeyTiles {
         return key >= 0;
     }
 };
-template <int kTileM, int kTileN>
-struct KeyTiles<kTileM, kTileN, true> {
+template <int kTileM, int kTileN, bool kWarps>
+struct KeyTiles<kTileM, kTileN, true, kWarps> {
     static constexpr int kMaxLists = kTileM > 64 ? kTileM / 64 : 1;
     static constexpr int kNone = -1;
     int key, end, first_key;  // first_key: of the block
@@ -113,10 +118,15 @@ struct KeyTiles<kTileM, kTileN, true> {
         for (int i = 0; i < kMaxLists; ++i) {
             const int first = row + i * 64;  // blocks are of 64 rows at least
             const bool own = i == 0 || (first & ((1 << mask.params.q_shift) - 1)) == 0;
-            left[i] = own && first < sq ? mask.arrays.kv_num_blocks[mask.first_row + q_block + i] : 0;
+            left[i] = of_all(
+                own && first < sq ? mask.arrays.kv_num_blocks[mask.first_row + q_block + i] : 0);
             look(i);
             while (last[i] != kNone && last[i] << kv_shift >= end) drop(i);
         }
+    }
+    DEVICE static int of_all(int x) {
+        if constexpr (kWarps) x = uniform(x);
+        return x;
     }
     DEVICE void look(int i) {
         last[i] = left[i] > 0 ? indices[int64_t(i) * list_step + left[i] - 1] : kNone;
@@ -128,9 +138,12 @@ struct KeyTiles<kTileM, kTileN, true> {
     DEVICE bool next() {
         key -= kTileN;
         if (key >= first_key) return true;
-        int block = last[0];
+        int block = kNone;
 #pragma unroll
-        for (int i = 1; i < kMaxLists; ++i) block = last[i] > block ? last[i] : block;
+        for (int i = 0; i < kMaxLists; ++i) {
+            last[i] = of_all(last[i]);  // only here, which waits for it
+            block = last[i] > block ? last[i] : block;
+        }
         if (block == kNone) return false;
 #pragma unroll
         for (int i = 0; i < kMaxLists; ++i) {

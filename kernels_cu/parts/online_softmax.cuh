@@ -1,8 +1,8 @@
 // Softmax of rows whose scores come one tile after another: the sum so far, and what the products so far
 // are to be multiplied by.
 //
-// Exponents are score * scale - origin, in units of log2: one FMA each.  The origin of a row is its
-// largest score so far, but it follows only where that has grown by more than kRescaleAbove, because
+// Exponents are score * scale - origin + kShift, in units of log2: one FMA each.  The origin of a row is
+// its largest score so far, but it follows only where that has grown by more than kRescaleAbove, because
 // every step multiplies all products so far.  Probabilities are up to 2^(kShift + kRescaleAbove): FP16
 // holds that, and kShift of them fewer become subnormal.  A row's origin depends on its own scores alone.
 //
@@ -118,11 +118,11 @@ struct OnlineSoftmax {
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
             largest[r] = Rows::across_lanes(largest[r], Max());
-            const float wanted = largest[r] * scale - kShift<T>;
+            const float wanted = largest[r] * scale;
             factors[r] = 1.0f;
             // False for NaN: of an infinite score, and where there is none.
             if (wanted - origin[r] > kRescaleAbove) {
-                factors[r] = exp2_approx(origin[r] - wanted);
+                factors[r] = exp2_approx(shifted(origin[r]) - shifted(wanted));
                 origin[r] = wanted;
                 any = true;
             }
@@ -138,7 +138,7 @@ struct OnlineSoftmax {
     DEVICE void exponentiate(const Score& score, float scale) {
         float from[kRows];
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) from[r] = origin[r] == -kInfinity ? 0.0f : origin[r];
+        for (int r = 0; r < kRows; ++r) from[r] = origin[r] == -kInfinity ? 0.0f : shifted(origin[r]);
 #pragma unroll
         for (int n = 0; n < kFragments; ++n) {
 #pragma unroll
@@ -149,12 +149,14 @@ struct OnlineSoftmax {
             }
         }
     }
+    // What the scores of a row are taken from.
+    DEVICE static float shifted(float origin) { return origin - kShift<T>; }
     // The whole sum of a row, in units of its origin: what the products are to be divided by.
     DEVICE float total(int r) const { return Rows::across_lanes(sum[r], Sum()); }
 };
 
 // What a row's statistics are in units of e.  top: the largest score; unit: what scores, as they were given, were multiplied by
-// to become these units; total, origin: as in OnlineSoftmax.
+// to become these units; total: as in OnlineSoftmax, origin: shifted.
 struct RowStatistics {
     float top, sum, log_sum_exp;
 

@@ -49,6 +49,8 @@ DEVICE int opaque(int x) {
     asm volatile("" : "+r"(x));
     return x;
 }
+// x, which all lanes have, as something of the warp: what follows from it need not lie in every lane.
+DEVICE int uniform(int x) { return int(__reduce_or_sync(0xffffffffu, unsigned(x))); }
 DEVICE bool vote_any(bool p) { return __any_sync(0xffffffffu, p); }
 template <class T>
 DEVICE T atomic_add(T* address, T value) {

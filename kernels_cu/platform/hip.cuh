@@ -86,6 +86,8 @@ template <class T>
 DEVICE T shuffle_xor(T value, int mask) {
     return shuffle(value, lane_id() ^ mask);
 }
+// x, which all lanes have, as something of the warp: what follows from it need not lie in every lane.
+DEVICE int uniform(int x) { return __builtin_amdgcn_readfirstlane(x); }
 DEVICE bool vote_any(bool p) {
     if constexpr (kWarpSize == 64) {
         return __builtin_amdgcn_ballot_w64(p) != 0;

@@ -115,6 +115,9 @@ DEVICE T shuffle(T value, int lane, HOST_PLACE) {
     return host::shuffle_from("shuffle", value, lane, place);
 }
 DEVICE int opaque(int x) { return x; }
+DEVICE int uniform(int x, HOST_PLACE) {
+    return host::shuffle_from("uniform", x, 0, place);  // where lanes differ, results do
+}
 DEVICE bool vote_any(bool p, HOST_PLACE) {
     host::runtime->exchange("vote_any", &p, host::combine_any, place);
     return p;
