@@ -1,13 +1,15 @@
-// gemm_hopper.cu: gemm.cu's products on Hopper: out = activation(alpha * (A @ B) + bias) + residual.
+// gemm_hopper.cu: gemm.cu's products on Hopper: out = activation(alpha * (A @ B) + bias) +
+// residual.
 //
-// As many blocks as the GPU runs at once walk through the tiles; the loads of a block's next tile begin
-// while it finishes one.
-// Constants: those of parts/ring_hopper.cuh and of the main loop, parts/mainloop*_hopper.cuh, that the
-// variant includes before this file.
-// Launch: grid (any; clusters of kClusterSize), block (kNumThreads = 384), dynamic shared memory sizeof(HopperStorage).  Tensor maps:
+// As many blocks as the GPU runs at once walk through the tiles; the loads of a block's next tile
+// begin while it finishes one.
+// Constants: those of parts/ring_hopper.cuh and of the main loop, parts/mainloop*_hopper.cuh, that
+// the variant includes before this file.
+// Launch: grid (any; clusters of kClusterSize), block (kNumThreads = 384), dynamic shared memory
+// sizeof(HopperStorage).  Tensor maps:
 // (batch, m, k) of A and (batch, n, k) of B, or with their last two dims swapped where kOuterMajor;
-// (batch, m, n) of out, boxes of 16 x 64, or with kTurned up to 64 x 64.  The maps' batch is BatchLayout's offset
-// of kA, kB and kOut.
+// (batch, m, n) of out, boxes of 16 x 64, or with kTurned up to 64 x 64.  The maps' batch is
+// BatchLayout's offset of kA, kB and kOut.
 #include "parts/epilogue_hopper.cuh"
 #include "parts/gemm_task.cuh"
 #include "parts/plain_epilogue_hopper.cuh"
@@ -19,9 +21,9 @@ struct HopperParams {
     MatrixStrides block_scales_a, block_scales_b;
     EpilogueParams epilogue;
     int32_t tma_stores, group_height;  // in tiles (GemmTask::of_block)
-    int32_t has_block_scales;          // what scale_a and scale_b then are; they are the main loop's
-    int32_t row_bytes;                 // of the rows of a stage that exist
-    int64_t num_groups;                // of NVFP4's k
+    int32_t has_block_scales;  // what scale_a and scale_b then are; they are the main loop's
+    int32_t row_bytes;         // of the rows of a stage that exist
+    int64_t num_groups;        // of NVFP4's k
     struct { int64_t block, quarter, row, word; } groups;  // GroupScales
 };
 
@@ -58,12 +60,13 @@ DEVICE void sync_cluster() {
     cluster_arrive();
     cluster_wait();
 }
-// With kSplitK: the columns that this block finishes, plus their sums in the cluster's other blocks, in the
-// order of k.  Threads without sums take part in both barriers.
+// With kSplitK: the columns that this block finishes, plus their sums in the cluster's other
+// blocks, in the order of k.  Threads without sums take part in both barriers.
 DEVICE void add_split_sums(HopperStorage& storage, int warpgroup, TileSums& sums) {
     constexpr int kOwn = kCols / 2 / kClusterSize;  // of a thread's numbers, one block's
     using Slices = Bytes<16>[kClusterSize][kConsumers][kBlocks * kOwn / 4][128];
-    static_assert(!kSplitK || sizeof(Slices) <= kStages * (RowStage::kBytes + ColStage::kBytes), "the ring");
+    static_assert(!kSplitK || sizeof(Slices) <= kStages * (RowStage::kBytes + ColStage::kBytes),
+                  "the ring");
     // Where stages were: of block, warpgroup, four numbers and thread.
     Slices& slices = *reinterpret_cast<Slices*>(&storage.ring);
     const int rank = cluster_rank(), thread = threadIdx.x % 128;
@@ -130,10 +133,10 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
     constexpr int kBeside = kMulticasts ? kClusterSize : 1;
     const auto task_of = [&](int part) {
         const int tile = part / kClusterSize;
-        GemmTask task = GemmTask::of_block(tile, uint32_t(params.tiles_m), uint32_t(params.tiles_n),
-                                           uint32_t(params.batch_size), kTurned ? kTileM : kTileM * kBeside,
-                                           kTurned ? kTileN * kBeside : kTileN,
-                                           uint32_t(params.group_height));
+        GemmTask task =
+            GemmTask::of_block(tile, uint32_t(params.tiles_m), uint32_t(params.tiles_n),
+                               uint32_t(params.batch_size), kTurned ? kTileM : kTileM * kBeside,
+                               kTurned ? kTileN * kBeside : kTileN, uint32_t(params.group_height));
         if constexpr (kMulticasts) (kTurned ? task.col : task.row) += cluster_rank() * kRows;
         return task;
     };
@@ -143,10 +146,13 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
     const bool plain = is_plain(params.epilogue, params.tma_stores != 0, bias, residual,
                                 by_block ? nullptr : scale_a, by_block ? nullptr : scale_b);
     const auto epilogue_of = [&](const GemmTask& task) {
-        const auto offset = [&](Operand operand) { return params.batch.offset(operand, task.batch); };
-        return Epilogue::of_matrix(params.epilogue, out, bias, residual, by_block ? nullptr : scale_a,
-                                   by_block ? nullptr : scale_b, offset(kOut), offset(kBias),
-                                   offset(kResidual), offset(kScaleA), offset(kScaleB));
+        const auto offset = [&](Operand operand) {
+            return params.batch.offset(operand, task.batch);
+        };
+        return Epilogue::of_matrix(params.epilogue, out, bias, residual,
+                                   by_block ? nullptr : scale_a, by_block ? nullptr : scale_b,
+                                   offset(kOut), offset(kBias), offset(kResidual), offset(kScaleA),
+                                   offset(kScaleB));
     };
     // From one lane, so that the compiler knows that they are alike in all.
     const int warp = shuffle(int(threadIdx.x / 32), 0), warpgroup = warp / 4;
@@ -158,8 +164,8 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
             for (int part = first; part < num_parts; part += step) {
                 const GemmTask task = task_of(part);
                 load_tiles(ring, place, kTurned ? b_map : a_map, kTurned ? a_map : b_map,
-                           params.row_bytes, first_k_tile, num_k_tiles, first_row(task), first_col(task),
-                           int(params.batch.offset(kTurned ? kB : kA, task.batch)),
+                           params.row_bytes, first_k_tile, num_k_tiles, first_row(task),
+                           first_col(task), int(params.batch.offset(kTurned ? kB : kA, task.batch)),
                            int(params.batch.offset(kTurned ? kA : kB, task.batch)));
             }
         }
@@ -211,7 +217,8 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
             }
             if constexpr (kSame<RowElement, e2m1x2>) {
                 const GroupScales groups{groups_b + offset(kGroupsB), params.groups.block,
-                                         params.groups.quarter, params.groups.row, params.groups.word};
+                                         params.groups.quarter, params.groups.row,
+                                         params.groups.word};
                 const int col = work.first_row + int(threadIdx.x) % 32 / 4;
                 work.row_scales = scales_of_rows(groups, col, col + 8, int(params.epilogue.n) - 1,
                                                  int(params.num_groups));
@@ -255,8 +262,8 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
             }
             TileVectors vectors;
             vectors.load(epilogue, work.first_row, work.first_col);
-            store_boxes(storage.staging, box, out_map, epilogue, vectors, work.first_row, work.first_col,
-                        int(offset(kOut)), sums);
+            store_boxes(storage.staging, box, out_map, epilogue, vectors, work.first_row,
+                        work.first_col, int(offset(kOut)), sums);
         } while (!kSplitK);
         if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();
         sync_warp();

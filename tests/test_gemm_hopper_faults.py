@@ -12,6 +12,7 @@ from cupykern.scaled_mm import ScaledProblem
 from cupykern.targets import host
 
 RING, MAIN_LOOP = "parts/ring_hopper.cuh", "parts/mainloop_hopper.cuh"
+CONVERTED_ROWS = "parts/rows_converted_hopper.cuh"
 PROMOTED = "parts/mainloop_promoted_hopper.cuh"
 CONVERTED = "parts/mainloop_converted_hopper.cuh"
 EPILOGUE = "parts/epilogue_hopper.cuh"
@@ -168,10 +169,10 @@ FAULTS = {
         CONVERTED, "                ring.full[then.place.stage].wait(then.place.parity);\n", "", "mixed (N, K)"
     ),
     "the upper 8 of k twice": Fault(
-        CONVERTED, "reinterpret_cast<const uint16_t*>(p + 8)", "reinterpret_cast<const uint16_t*>(p)", "mixed (N, K)"
+        CONVERTED_ROWS, "reinterpret_cast<const uint16_t*>(p + 8)", "reinterpret_cast<const uint16_t*>(p)", "mixed (N, K)"
     ),
     "the swizzle of (K, N) left out": Fault(
-        CONVERTED, "stage + RowStage::place(k + lane, row)", "stage + (k + lane) * RowStage::kLine + row", "mixed (K, N)"
+        CONVERTED_ROWS, "stage + RowStage::place(k + lane, row)", "stage + (k + lane) * RowStage::kLine + row", "mixed (K, N)"
     ),
     "columns in the order of registers": Fault(
         EPILOGUE, "kPairedRows ? lane / 4 * 2 + half :", "false ? 0 :", "mixed (K, N)"

@@ -1,17 +1,20 @@
-// The way of a warpgroup's sums (parts/ring_hopper.cuh) to memory: where TMA can store the output, the
-// epilogue in registers, in parts of kPart columns, and boxes of shared memory that TMA stores; else by way
-// of shared memory in runs of neighbouring columns (parts/epilogue.cuh).
+// The way of a warpgroup's sums (parts/ring_hopper.cuh) to memory: where TMA can store the output,
+// the epilogue in registers, in parts of kPart columns, and boxes of shared memory that TMA stores;
+// else by way of shared memory in runs of neighbouring columns (parts/epilogue.cuh).
 // Rows and columns are those of the sums; with kTurned they are the output's columns and rows.
 #include "parts/epilogue.cuh"
 #include "parts/ring_hopper.cuh"
 
-constexpr int kChunk = kCols < 64 ? kCols : 64;  // columns that a warp takes through shared memory at once
+constexpr int kChunk =
+    kCols < 64 ? kCols : 64;  // columns that a warp takes through shared memory at once
 constexpr int kWarpRows = 16;
-constexpr int kPart = kCols < 32 ? kCols : 32, kValues = kPart / 2;  // columns that a warp finishes at once; a lane's numbers
-static_assert(kCols % kChunk == 0 && kChunk % kPart == 0 && (kTurned || kChunk == 64), "whole chunks");
+constexpr int kPart = kCols < 32 ? kCols : 32,
+              kValues = kPart / 2;  // columns that a warp finishes at once; a lane's numbers
+static_assert(kCols % kChunk == 0 && kChunk % kPart == 0 && (kTurned || kChunk == 64),
+              "whole chunks");
 
-// A warp's way to memory: boxes that it fills in turn and TMA stores, or one chunk in FP32.  With kTurned
-// a warpgroup has its boxes together.
+// A warp's way to memory: boxes that it fills in turn and TMA stores, or one chunk in FP32.  With
+// kTurned a warpgroup has its boxes together.
 constexpr int kBoxBytes = kWarpRows * 64 * 2;
 union Staging {
     unsigned char boxes[2][kBoxBytes];
@@ -56,11 +59,14 @@ constexpr bool kScales = sizeof(ElementB) == 1;  // others come with one of all,
 // The chunks of its columns that a block finishes.
 struct OwnChunks {
     static constexpr int kCount = kCols / kChunk / (kSplitK ? kClusterSize : 1);
-    static_assert(kCount * kChunk * (kSplitK ? kClusterSize : 1) == kCols, "whole chunks for every block");
+    static_assert(kCount * kChunk * (kSplitK ? kClusterSize : 1) == kCols,
+                  "whole chunks for every block");
     int first;
 
     DEVICE OwnChunks() : first(kSplitK ? cluster_rank() * kCount : 0) {}
-    DEVICE bool has(int chunk) const { return !kSplitK || (chunk >= first && chunk < first + kCount); }
+    DEVICE bool has(int chunk) const {
+        return !kSplitK || (chunk >= first && chunk < first + kCount);
+    }
 };
 
 // What a tile's sums go through in registers: vectors are loaded before the sums are there.
@@ -110,8 +116,8 @@ DEVICE void add_matrix(const void* p, int dtype, const MatrixStrides& strides,
 }
 
 // The warp's sums of part `part`, finished.  (row, col): of the warp's first sum of that part.
-DEVICE void finish_part(const Epilogue& epilogue, const TileVectors& vectors, int part, int row, int col,
-                        const TileSums& sums, float (&values)[kValues]) {
+DEVICE void finish_part(const Epilogue& epilogue, const TileVectors& vectors, int part, int row,
+                        int col, const TileSums& sums, float (&values)[kValues]) {
     constexpr int kParts = kCols / kPart, kPartsOfChunk = kChunk / kPart;
     const EpilogueParams& params = epilogue.params;
     float col_bias[2] = {}, col_scale[2] = {}, row_bias[2] = {}, row_scale[2] = {};
@@ -133,7 +139,7 @@ DEVICE void finish_part(const Epilogue& epilogue, const TileVectors& vectors, in
 #pragma unroll
     for (int i = 0; i < kValues; ++i) values[i] = float(picked[i]);
     // The factors and addends of value i's column, which is value i + 2's too.
-    const auto of_col = [&](const float(&pair)[2], int i) {
+    const auto of_col = [&](const float (&pair)[2], int i) {
         const int lane = part % kPartsOfChunk * kPart / 2 + i / 4 * 4 + threadIdx.x % 4;
         return shuffle(pair[i % 2], lane);
     };
@@ -177,7 +183,8 @@ DEVICE void finish_part(const Epilogue& epilogue, const TileVectors& vectors, in
     }
     activate_all(values, params.activation);
     if (epilogue.residual) {
-        add_matrix(epilogue.residual, params.residual_dtype, params.residual, params, row, col, values);
+        add_matrix(epilogue.residual, params.residual_dtype, params.residual, params, row, col,
+                   values);
     }
 }
 
@@ -187,31 +194,36 @@ DEVICE void pack_pairs(const float (&values)[kValues], int dtype, uint32_t (&pac
     constexpr int kApart = kPairedRows ? 2 : 1;
     if (dtype == kHalf) {  // one branch for all
 #pragma unroll
-        for (int i = 0; i < kValues / 2; ++i) packed[i] = pack<half>(values[pair(i)], values[pair(i) + kApart]);
+        for (int i = 0; i < kValues / 2; ++i)
+            packed[i] = pack<half>(values[pair(i)], values[pair(i) + kApart]);
     } else {
 #pragma unroll
-        for (int i = 0; i < kValues / 2; ++i) packed[i] = pack<bf16>(values[pair(i)], values[pair(i) + kApart]);
+        for (int i = 0; i < kValues / 2; ++i)
+            packed[i] = pack<bf16>(values[pair(i)], values[pair(i) + kApart]);
     }
 }
 
 constexpr int kPartsOfBox = kChunk / kPart;
 static_assert(!kTurned || kBlocks == 1, "a warpgroup fills its boxes together");
 
-// Part `part` of the warp's sums to its place in box `box`, which TMA stores when it is whole: 16 rows of
-// 64 columns; with kTurned 64 rows of the warpgroup, each of the columns a line.  (row, col): of the warp's
-// first sum of the part.
-DEVICE void store_part(Staging* warps, int& box, const TensorMap& map, int part, int row, int col, int batch,
-                       int dtype, const float (&values)[kValues]) {
+// Part `part` of the warp's sums to its place in box `box`, which TMA stores when it is whole: 16
+// rows of 64 columns; with kTurned 64 rows of the warpgroup, each of the columns a line.  (row,
+// col): of the warp's first sum of the part.
+DEVICE void store_part(Staging* warps, int& box, const TensorMap& map, int part, int row, int col,
+                       int batch, int dtype, const float (&values)[kValues]) {
     const int lane = opaque(threadIdx.x % 32), warp = threadIdx.x / 32, warpgroup = warp / 4;
     const int part_of_box = part % kPartsOfBox;
-    unsigned char* to = warps[kTurned ? 4 * warpgroup : warp].boxes[0] + box * (kTurned ? 4 : 1) * kBoxBytes;
+    unsigned char* to =
+        warps[kTurned ? 4 * warpgroup : warp].boxes[0] + box * (kTurned ? 4 : 1) * kBoxBytes;
     const bool stores = threadIdx.x % (kTurned ? 128 : 32) == 0;
     const auto sync = [&] {
         if constexpr (kTurned) named_barrier(1 + warpgroup, 128);
         else sync_warp();
     };
     // 16 bytes of a line.
-    const auto place = [&](int line, int i) { return to + line * kLineBytes + (i ^ line % 8) * 16; };
+    const auto place = [&](int line, int i) {
+        return to + line * kLineBytes + (i ^ line % 8) * 16;
+    };
     uint32_t packed[kValues / 2];
     pack_pairs(values, dtype, packed);
     if (part_of_box == 0) {
@@ -228,7 +240,8 @@ DEVICE void store_part(Staging* warps, int& box, const TensorMap& map, int part,
     } else {
 #pragma unroll
         for (int j = 0; j < kPart / 16; ++j) {
-            const uint32_t four[4] = {packed[4 * j], packed[4 * j + 1], packed[4 * j + 2], packed[4 * j + 3]};
+            const uint32_t four[4] = {packed[4 * j], packed[4 * j + 1], packed[4 * j + 2],
+                                      packed[4 * j + 3]};
             if constexpr (kTurned) {
                 const int line = part_of_box * kPart + j * 16 + lane / 16 * 8 + lane % 8;
                 store_matrix<true>(place(line, warp % 4 * 2 + lane / 8 % 2), four);
@@ -251,7 +264,8 @@ DEVICE void store_part(Staging* warps, int& box, const TensorMap& map, int part,
 
 // The warp's sums by TMA.  (row, col): of the warp's first one.  box: the box to fill next.
 DEVICE void store_boxes(Staging* warps, int& box, const TensorMap& map, const Epilogue& epilogue,
-                        const TileVectors& vectors, int row, int col, int batch, const TileSums& sums) {
+                        const TileVectors& vectors, int row, int col, int batch,
+                        const TileSums& sums) {
     constexpr int kParts = kCols / kPart;
     const OwnChunks own;
 #pragma unroll 1
@@ -260,15 +274,18 @@ DEVICE void store_boxes(Staging* warps, int& box, const TensorMap& map, const Ep
         const int first_row = row + part / kParts * 64, first_col = col + part % kParts * kPart;
         float values[kValues];
         finish_part(epilogue, vectors, part, first_row, first_col, sums, values);
-        store_part(warps, box, map, part, first_row, first_col, batch, epilogue.params.out_dtype, values);
+        store_part(warps, box, map, part, first_row, first_col, batch, epilogue.params.out_dtype,
+                   values);
     }
 }
 
 // The epilogue of the warp's sums, by way of shared memory.
-DEVICE void store_runs(Staging& staging, const Epilogue& epilogue, int row, int col, const TileSums& sums) {
+DEVICE void store_runs(Staging& staging, const Epilogue& epilogue, int row, int col,
+                       const TileSums& sums) {
     constexpr int kChunks = kCols / kChunk, kRun = 8;
     // Lines are rows, or with kTurned columns, in runs of neighbours in the output.
-    constexpr int kRuns = (kTurned ? kWarpRows : kChunk) / kRun, kNumLines = kWarpRows * kChunk / kRun / kRuns;
+    constexpr int kRuns = (kTurned ? kWarpRows : kChunk) / kRun,
+                  kNumLines = kWarpRows * kChunk / kRun / kRuns;
     const int lane = opaque(threadIdx.x % 32);
     // A run's place in its line is permuted, so that lanes spread over the banks.
     const auto place = [&](int line, int run) {
@@ -297,7 +314,8 @@ DEVICE void store_runs(Staging& staging, const Epilogue& epilogue, int row, int 
             }
         }
         sync_warp();
-        const int first_row = row + chunk / kChunks * 64, first_col = col + chunk % kChunks * kChunk;
+        const int first_row = row + chunk / kChunks * 64,
+                  first_col = col + chunk % kChunks * kChunk;
 #pragma unroll 1
         for (int line = lane / kRuns; line < kNumLines; line += 32 / kRuns) {
             const int at = lane % kRuns * kRun;

@@ -1,19 +1,20 @@
-// The sums of a tile of FP8 operands.  Hopper's tensor cores keep 13 fractional bits of a sum of FP8
-// products: after every stage, 128 of k, it is multiplied by the scales of its blocks and added to others
-// in FP32.
+// The sums of a tile of FP8 operands.  Hopper's tensor cores keep 13 fractional bits of a sum of
+// FP8 products: after every stage, 128 of k, it is multiplied by the scales of its blocks and added
+// to others in FP32.
 //
-// The warpgroups take turns: one gives the tensor cores the products of its rows and kProductCols columns
-// while the other one adds its own to the sums.  Without turns both would wait for products, and add them,
-// at the same time.
+// The warpgroups take turns: one gives the tensor cores the products of its rows and kProductCols
+// columns while the other one adds its own to the sums.  Without turns both would wait for
+// products, and add them, at the same time.
 #include "parts/ring_hopper.cuh"
 
-static_assert(kTileK == kBlockK && !kPingPong && kLead == 0 && kBlocks == 1, "a stage is a block of scales");
+static_assert(kTileK == kBlockK && !kPingPong && kLead == 0 && kBlocks == 1,
+              "a stage is a block of scales");
 constexpr int kProductCols = kCols < kBlockK ? kCols : kBlockK, kProducts = kProductCols / 2;
 constexpr int kChunks = kCols / kProductCols;
 static_assert(kCols % kProductCols == 0, "one scale for the columns");
 
-// The factors of a thread's products: of its rows, and of every kProductCols columns.  Four lanes with the
-// same rows load those of four stages, a stage ahead of their use.
+// The factors of a thread's products: of its rows, and of every kProductCols columns.  Four lanes
+// with the same rows load those of four stages, a stage ahead of their use.
 constexpr int kAhead = 4;
 struct BlockFactors {
     float rows[2], cols[kChunks];
@@ -49,8 +50,8 @@ struct BlockFactors {
     }
 };
 
-// A's rows of a stage, those of the warpgroup: registers leave the bandwidth of shared memory, which limits
-// FP8 products, to B.
+// A's rows of a stage, those of the warpgroup: registers leave the bandwidth of shared memory,
+// which limits FP8 products, to B.
 using RowRegisters = uint32_t[kTileK / kStepK][4];
 DEVICE void load_rows(RowRegisters& a, const unsigned char* stage, int first_row) {
     const int lane = threadIdx.x % 32, row = first_row + threadIdx.x / 32 % 4 * 16 + lane % 16;
@@ -85,9 +86,9 @@ DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
             wgmma_fence(products, a[0], a[1], a[2], a[3]);
 #pragma unroll
             for (int k = 0; k < kTileK; k += kStepK) {
-                wgmma<RowElement, ColElement>(products, a[k / kStepK],
-                                              advance(cols, chunk * kProductCols * ColStage::kLine + k),
-                                              k > 0);
+                wgmma<RowElement, ColElement>(
+                    products, a[k / kStepK],
+                    advance(cols, chunk * kProductCols * ColStage::kLine + k), k > 0);
             }
             wgmma_commit();
             if (kTurns && elect_one()) ring.turn[work.consumer].arrive();

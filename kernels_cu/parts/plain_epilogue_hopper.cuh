@@ -3,8 +3,9 @@
 // where TMA stores the output and nothing else is to be done.
 #include "parts/epilogue_hopper.cuh"
 
-// A tile's bias and scales wait in shared memory, where one of the producer's warps has put them while the
-// sums were under way.  With kTurned they are the sums' rows', few, and in registers (TurnedFactors).
+// A tile's bias and scales wait in shared memory, where one of the producer's warps has put them
+// while the sums were under way.  With kTurned they are the sums' rows', few, and in registers
+// (TurnedFactors).
 struct TileFactors {
     static constexpr int kOfCol = kScales ? 2 : 1;
     alignas(16) float cols[kTurned ? 1 : kCols][kOfCol];  // scale_b, if there are scales, and bias
@@ -19,13 +20,13 @@ struct TileFactors {
     DEVICE void load(const EpilogueParams& p, const BatchLayout& batch, const GemmTask& task,
                      const float* scale_a, const float* scale_b, const void* bias, int count) {
         empty.wait((count & 1) ^ 1);
-        fill<kOfCol>(&cols[0][kOfCol - 1], kCols, bias, 0.0f, batch.offset(kBias, task.batch), p.bias.col,
-                     p.bias_dtype, int(task.col), int(p.n));
+        fill<kOfCol>(&cols[0][kOfCol - 1], kCols, bias, 0.0f, batch.offset(kBias, task.batch),
+                     p.bias.col, p.bias_dtype, int(task.col), int(p.n));
         if constexpr (kScales) {
             fill<kOfCol>(&cols[0][0], kCols, scale_b, 1.0f, batch.offset(kScaleB, task.batch),
                          p.scale_b_stride, kFloat, int(task.col), int(p.n));
-            fill<1>(rows, kRows, scale_a, 1.0f, batch.offset(kScaleA, task.batch), p.scale_a_stride, kFloat,
-                    int(task.row), int(p.m));
+            fill<1>(rows, kRows, scale_a, 1.0f, batch.offset(kScaleA, task.batch), p.scale_a_stride,
+                    kFloat, int(task.row), int(p.m));
         }
         sync_warp();
         if (threadIdx.x % 32 == 0) full.arrive();
@@ -36,7 +37,8 @@ struct TileFactors {
 #pragma unroll 1
         for (int i = threadIdx.x % 32; i < count; i += 32) {
             const bool there = from && first + i < last;
-            to[i * kStep] = there ? load_number(from, offset + (first + i) * stride, dtype) : absent;
+            to[i * kStep] =
+                there ? load_number(from, offset + (first + i) * stride, dtype) : absent;
         }
     }
     // By a warp that has read them.
@@ -50,7 +52,8 @@ struct TileFactors {
         const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int i = 0; i < kValues; i += 4) {
-            const auto pair = *reinterpret_cast<const Bytes<8 * kOfCol>*>(cols[col + wgmma_col(lane, i)]);
+            const auto pair =
+                *reinterpret_cast<const Bytes<8 * kOfCol>*>(cols[col + wgmma_col(lane, i)]);
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 const int at = j % 2 * kOfCol;
@@ -81,7 +84,8 @@ struct TurnedFactors {
             if (!e.scale_b) scale_b.rows[i / 2][i % 2] = 1.0f;
         }
     }
-    DEVICE void finish(const SumType (&sums)[kValues], float alpha, int, int, float (&values)[kValues]) const {
+    DEVICE void finish(const SumType (&sums)[kValues], float alpha, int, int,
+                       float (&values)[kValues]) const {
 #pragma unroll
         for (int i = 0; i < kValues; ++i) {
             float x = float(sums[i]);
@@ -94,19 +98,22 @@ struct TurnedFactors {
 // With scales of rows and columns besides, they leave no registers.
 constexpr bool kActivates = sizeof(ElementA) == 2;
 
-DEVICE bool is_plain(const EpilogueParams& params, bool tma_stores, const void* bias, const void* residual,
-                     const float* scale_a, const float* scale_b) {
+DEVICE bool is_plain(const EpilogueParams& params, bool tma_stores, const void* bias,
+                     const void* residual, const float* scale_a, const float* scale_b) {
     const bool bias_of_cols = params.bias.row == 0 && params.bias.col != 0;
-    const bool one_scale = kScales ? !kTurned || !scale_a || params.scale_a_stride == 0 : !scale_a && !scale_b;
+    const bool one_scale =
+        kScales ? !kTurned || !scale_a || params.scale_a_stride == 0 : !scale_a && !scale_b;
     return tma_stores && !residual && (!bias || bias_of_cols) && one_scale &&
            (kActivates || params.activation == kNoActivation);
 }
 
-// The warp's sums, in boxes of 16 rows x 64 columns.  row: the warp's first one in the tile; (out_row, col):
+// The warp's sums, in boxes of 16 rows x 64 columns.  row: the warp's first one in the tile;
+// (out_row, col):
 // its first sum in the output.  box: the box to fill next.
 template <class Out>
-DEVICE void store_plain(Staging& staging, int& box, const TensorMap& map, const TileFactors& factors,
-                        float alpha, int row, int out_row, int col, int batch, const TileSums& sums) {
+DEVICE void store_plain(Staging& staging, int& box, const TensorMap& map,
+                        const TileFactors& factors, float alpha, int row, int out_row, int col,
+                        int batch, const TileSums& sums) {
     const int lane = opaque(threadIdx.x % 32);
     const OwnChunks own;
 #pragma unroll
@@ -123,7 +130,8 @@ DEVICE void store_plain(Staging& staging, int& box, const TensorMap& map, const 
 #pragma unroll
             for (int i = 0; i < kChunk / 2; i += 4) {
                 const int at = chunk * kChunk + wgmma_col(lane, i);
-                const auto pair = *reinterpret_cast<const Bytes<8 * TileFactors::kOfCol>*>(factors.cols[at]);
+                const auto pair =
+                    *reinterpret_cast<const Bytes<8 * TileFactors::kOfCol>*>(factors.cols[at]);
                 float values[4];
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
@@ -155,8 +163,8 @@ DEVICE void store_plain(Staging& staging, int& box, const TensorMap& map, const 
     }
 }
 
-// The warp's sums, with an activation or kTurned.  row: the warp's first one in the tile; (out_row, col): its
-// first sum in the output.  box: the box to fill next.
+// The warp's sums, with an activation or kTurned.  row: the warp's first one in the tile; (out_row,
+// col): its first sum in the output.  box: the box to fill next.
 template <class Factors>
 DEVICE void store_parts(Staging* warps, int& box, const TensorMap& map, const Factors& factors,
                         const EpilogueParams& params, int row, int out_row, int col, int batch,
@@ -167,14 +175,16 @@ DEVICE void store_parts(Staging* warps, int& box, const TensorMap& map, const Fa
     float values[kValues];
     const auto pick = [&](int part) {
 #pragma unroll
-        for (int i = 0; i < kValues; ++i) picked[i] = sums[part / kParts][part % kParts * kValues + i];
+        for (int i = 0; i < kValues; ++i)
+            picked[i] = sums[part / kParts][part % kParts * kValues + i];
     };
     const auto finish = [&](int part) {
-        factors.finish(picked, params.alpha, row + part / kParts * 64, part % kParts * kPart, values);
+        factors.finish(picked, params.alpha, row + part / kParts * 64, part % kParts * kPart,
+                       values);
     };
     const auto store = [&](int part) {
-        store_part(warps, box, map, part, out_row + part / kParts * 64, col + part % kParts * kPart, batch,
-                   params.out_dtype, values);
+        store_part(warps, box, map, part, out_row + part / kParts * 64, col + part % kParts * kPart,
+                   batch, params.out_dtype, values);
     };
     if (!kActivates || params.activation == kNoActivation) {
 #pragma unroll

@@ -1,7 +1,7 @@
 // Hopper's words on the host (see hopper_cuda.cuh for what they mean).
 //
-// What a transfer brings is poison (0xff) until it is delivered (host_hopper.h), which is as late as
-// possible.  Shared memory that a transfer or wgmma reads must stay as it is until the wait.
+// What a transfer brings is poison (0xff) until it is delivered (host_hopper.h), which is as late
+// as possible.  Shared memory that a transfer or wgmma reads must stay as it is until the wait.
 #define GRID_CONSTANT const
 
 namespace hopper {
