@@ -49,8 +49,8 @@ _PARAMS = np.dtype(  # gemm_hopper.cu: HopperParams
         *((name, np.int64) for name in ("batch_size", "num_k_tiles", "tiles_m", "tiles_n")),
         *(("block_scales_a", STRIDES), ("block_scales_b", STRIDES)),
         ("epilogue", EPILOGUE),
-        *(("tma_stores", np.int32), ("group_height", np.int32), ("has_block_scales", np.int64)),
-        *(("num_groups", np.int64), ("groups", np.int64, (1, 4))),
+        *((name, np.int32) for name in ("tma_stores", "group_height", "has_block_scales")),
+        *(("row_bytes", np.int32), ("num_groups", np.int64), ("groups", np.int64, (1, 4))),
     ]
 )
 _DUAL_PARAMS = np.dtype(  # dual_gemm_hopper.cu: DualHopperParams
@@ -81,6 +81,10 @@ class HopperConfig:
     a: each half of the rows of the sums (which are b's columns, where b is converted); or, with
     ping_pong, all of every other tile; or, with share_k, all of every other stage.  lead: stages that
     the first one is ahead of the other one, so that one finishes its rows while the other multiplies.
+    cluster: so many blocks compute tiles below each other, and load the columns together; with
+    split_k, one tile, each of a part of k.
+    turned: rows and columns of the sums change places, as where b is converted (then always): for few
+    rows of a.
     decoded: NVFP4 weights are decoded in memory before, not in registers.
     """
 
@@ -91,6 +95,9 @@ class HopperConfig:
     lead: int = 0
     share_k: bool = False
     lines: int = 1
+    cluster: int = 1
+    split_k: bool = False
+    turned: bool = False
     decoded: bool = False
 
     @property
@@ -102,7 +109,11 @@ class HopperConfig:
         task, line = multiplied(task, self), self.lines * _LINE
         of_b = line * task.b.itemsize // task.a.itemsize // (2 if task.b == FP4 else 1)
         stage = self.tile_m * line + self.tile_n * of_b
-        ring = self.stages * (stage + 16) + 16
+        ring = -(-(self.stages * (stage + 16) + 16) // 128) * 128
+        if task.kernel == "gemm":  # its factors
+            scales = task.b.itemsize == 1
+            factors = 8 * self.tile_n + 4 * self.tile_m if scales else 4 * self.tile_n + 16
+            ring += (factors + 16) * (2 if self.ping_pong else 1)
         logits = task.kernel == "dequant_softmax"
         staging = 8 * (32 * 20 * 4 + 8 * self.tile_m) if logits else _STAGING
         return staging + -(-ring // 1024) * 1024
@@ -123,26 +134,32 @@ def decoded_operands(task: GemmTask, config: HopperConfig) -> tuple[str, ...]:
 
 _16_BIT = {
     HopperConfig(128, 256, 4): 45.5,
-    HopperConfig(128, 192, 4): 34.0,
     HopperConfig(128, 128, 6, ping_pong=True): 23.7,
 }
 """Measured on an H200 at 4096 and 8192 cubed: us that a multiprocessor takes for a tile of k = 4096."""
 
 # Not measured yet: the same by arithmetic, from the rate of the tensor cores that was measured with 16-bit
 # operands and 64 bytes a cycle from L2.
-_16_BIT_FEW_ROWS = {HopperConfig(128, 64, 8): 12.5}
-_FP8 = {
-    HopperConfig(128, 256, 4): 27.0,
-    HopperConfig(128, 128, 6): 14.5,
-    HopperConfig(128, 64, 8): 8.0,
-    HopperConfig(64, 64, 12, share_k=True): 5.0,
+_16_BIT_FEW_ROWS = {
+    HopperConfig(128, 64, 8): 12.5,
+    HopperConfig(64, 64, 12, share_k=True): 9.0,
+    HopperConfig(16, 64, 18, share_k=True, turned=True): 8.5,
 }
+_FP8 = {
+    HopperConfig(128, 256, 4): 27.8,
+    HopperConfig(128, 128, 6): 18.7,
+    HopperConfig(128, 128, 6, cluster=2, split_k=True): 11.8,
+    HopperConfig(128, 64, 8): 13.8,
+    HopperConfig(64, 64, 12, share_k=True): 8.7,
+}
+"""Measured so at 8192 cubed, before A was in registers; split_k, beside 64 columns, at (256, 4096, 7168)."""
 _E5M2 = {HopperConfig(128, 128, 6): 14.5}
 _INT8 = {HopperConfig(128, 256, 4): 27.0}
 _MIXED = {
-    HopperConfig(256, 128, 4): 48.0,
+    HopperConfig(256, 128, 4, cluster=2): 47.5,
     HopperConfig(64, 128, 6, lines=2): 13.0,
     HopperConfig(64, 64, 8, share_k=True, lines=2): 7.5,
+    HopperConfig(16, 64, 14, share_k=True, lines=2): 7.0,
 }
 
 _LOGITS = {HopperConfig(256, 128, 4): 50.0, HopperConfig(64, 128, 6, lines=2): 13.0}
@@ -198,6 +215,10 @@ def _converts(task: GemmTask) -> bool:
     return task.a.itemsize != task.b.itemsize
 
 
+def _turned(config: HopperConfig, task: GemmTask) -> bool:
+    return config.turned or _converts(task)
+
+
 def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
     """Why `config` cannot compute `task` on `arch`; None: it can."""
     c = config
@@ -232,22 +253,36 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
     if min(c.tile_m, c.tile_n, c.stages, c.lines) < 1:
         return "tiles, stages and lines must be positive"
     shared_rows = not (c.ping_pong or c.share_k)
-    rows, cols = (c.tile_n, c.tile_m) if _converts(task) else (c.tile_m, c.tile_n)
+    turned = _turned(c, task)
+    if c.turned and (fp8 or task.kernel != "gemm"):
+        return "turned products are one product, and not of FP8"
+    rows, cols = (c.tile_n, c.tile_m) if turned else (c.tile_m, c.tile_n)
     own = rows // 2 if shared_rows else rows
-    if own % 64 or (shared_rows and rows % 2) or cols % 64:
+    few_cols = turned and cols in (16, 32) and task.layout_a == INNER
+    if own % 64 or (shared_rows and rows % 2) or (cols % 64 and not few_cols):
         unit = 128 if shared_rows else 64
-        needed = (64, unit) if _converts(task) else (unit, 64)
+        needed = (64, unit) if turned else (unit, 64)
         return f"tiles must be multiples of {needed[0]} x {needed[1]}; got {c.tile_m} x {c.tile_n}"
+    if _converts(task) and (c.ping_pong or c.lead):
+        return "the loop that converts has no ping_pong or lead"
+    if turned and own != 64:
+        return "turned products have 64 columns per warpgroup"
     if max(rows, cols) > 256 or own // 64 * cols > 256:
         return f"the registers of two warpgroups do not hold {c.tile_m} x {c.tile_n} sums"
-    if fp8 and (c.ping_pong or c.lead or c.lines != 1 or (cols > BLOCK and cols % BLOCK)):
+    if fp8 and (
+        c.ping_pong or c.lead or c.lines != 1 or own != 64 or (cols > BLOCK and cols % BLOCK)
+    ):
         return (
-            "FP8's main loop has no ping_pong, lead or lines, and shares columns with whole blocks"
+            "FP8's main loop has no ping_pong, lead or lines, 64 rows a warpgroup and shares columns "
+            "with whole blocks"
         )
-    if _converts(task) and (c.ping_pong or c.lead or own != 64 or rows > 128):
-        return (
-            "the loop that converts has no ping_pong or lead, and tiles of 64 columns per warpgroup"
-        )
+    if c.cluster != 1 and task.kernel != "gemm":
+        return "clusters are for one product"
+    unit = 8 if (task.layout_a if turned else task.layout_b) == INNER and not c.split_k else 64
+    if c.cluster not in (1, 2, 4) or cols % (c.cluster * unit if c.cluster > 1 else 1):
+        return f"a cluster of 1, 2 or 4 blocks shares {cols} columns; got {c.cluster}"
+    if c.split_k and (c.cluster == 1 or not shared_rows or turned or cols % (64 * c.cluster)):
+        return "split_k needs a cluster that shares chunks of 64 columns, and no other way to share"
     if c.ping_pong and c.share_k:
         return "either ping_pong or share_k"
     if c.stages < 2:
@@ -265,16 +300,35 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
 def configs(task: GemmTask, arch: str, blocks: int) -> tuple[HopperConfig, ...]:
     """The configs of `task` on `arch`, of which `blocks` run at once, the fastest first.
 
-    With share_k the sums are other ones: M alone decides about it.
+    With share_k and split_k the sums are other ones: the task alone decides about them.
     """
     few = task.m <= 64
-    fitting = (config for config in _tile_times(task) if refusal(config, task, arch) is None)
-    return tuple(sorted(fitting, key=lambda c: (c.share_k != few, _estimate(c, task, blocks))))
+    fitting = [config for config in _tile_times(task) if refusal(config, task, arch) is None]
+    fitting.sort(key=lambda c: (c.share_k != few, _estimate(c, task, multiprocessors("sm_90a"))))
+    split = bool(fitting) and fitting[0].split_k
+
+    def order(c: HopperConfig) -> tuple[bool, bool, float]:
+        return c.share_k != few, c.split_k != split, _estimate(c, task, blocks)
+
+    return tuple(sorted(fitting, key=order))
 
 
 def _num_tiles(config: HopperConfig, task: GemmTask) -> int:
-    cols = config.tile_n // task.products
-    return task.batch * math.ceil(task.m / config.tile_m) * math.ceil(task.n / cols)
+    """Or parts of them: what a block computes at a time."""
+    return config.cluster * task.batch * math.prod(_cluster_tiles(config, task, task.m, task.n))
+
+
+def _cluster_tiles(config: HopperConfig, task: GemmTask, m: int, n: int) -> tuple[int, int]:
+    """How many clusters compute m x n sums, below and beside each other."""
+    rows, cols = _cluster_sizes(config, task)
+    return math.ceil(m / rows), math.ceil(n / cols)
+
+
+def _cluster_sizes(config: HopperConfig, task: GemmTask) -> tuple[int, int]:
+    """Rows and columns that a cluster computes."""
+    c, turned = config, _turned(config, task)
+    tiles = 1 if c.split_k else c.cluster
+    return c.tile_m * (1 if turned else tiles), c.tile_n // task.products * (tiles if turned else 1)
 
 
 def _estimate(config: HopperConfig, task: GemmTask, blocks: int) -> float:
@@ -313,9 +367,12 @@ def variant(task: GemmTask, config: HopperConfig) -> Variant:
             ("kPingPong", c.ping_pong),
             ("kShareK", c.share_k),
             ("kLead", c.lead),
+            ("kSplitK", c.split_k),
+            ("kTurned", _turned(c, task)),
             *([("kTwoProducts", task.products == 2)] if task.b == FP4 else []),
         ),
         c.num_threads,
+        c.cluster,
         parts=_main_loop(task),
     )
 
@@ -459,19 +516,41 @@ def hopper_plan(
     if target.warp_size != 32:
         raise ValueError(f"Hopper's main loop needs warps of 32 lanes; got {target.warp_size}")
     cols = c.tile_n // task.products  # of each
-    tiles_m, tiles_n = math.ceil(p.m / c.tile_m), math.ceil(p.n / cols)
+    tiles_m, tiles_n = _cluster_tiles(c, task, p.m, p.n)
+    # Of the columns of the sums, each block of a cluster loads a part.
+    turned = _turned(c, task)
+    parts_a, parts_b = (
+        c.cluster if layout == INNER and is_cols and not c.split_k else 1
+        for layout, is_cols in ((task.layout_a, turned), (task.layout_b, not turned))
+    )
     tiles = task.batch * tiles_m * tiles_n
-    if tiles >= 2**30 or max(p.m, p.n) >= 2**31 - 512:
+    if tiles * c.cluster >= 2**30 or max(p.m, p.n) >= 2**31 - 512:
         raise ValueError(f"a product of {p.m} x {p.n} is too large for Hopper's main loop")
     tile_k = c.lines * _LINE // task.a.itemsize
-    map_a = _operand_map(p.a, p.batch, task.layout_a, p.m, p.a.row, p.k, p.a.col, c.tile_m, tile_k)
+    rows_a = c.tile_m // parts_a
+    if task.layout_a == INNER and not turned and p.b2 is None:
+        # Rows that are not there take TMA as long as others: they are left out.
+        rows_a = min(rows_a, -(-p.m // 8) * 8)
+    map_a = _operand_map(p.a, p.batch, task.layout_a, p.m, p.a.row, p.k, p.a.col, rows_a, tile_k)
     maps_b = [
-        _operand_map(b, p.batch, task.layout_b, p.n, b.col, p.k, b.row, cols, tile_k)
+        _operand_map(
+            b,
+            p.batch,
+            task.layout_b,
+            p.n,
+            b.col,
+            p.k,
+            b.row,
+            cols // parts_b,
+            tile_k,
+        )
         for b in (p.b, p.b2)
         if b is not None
     ]
-    grid, kernel = min(tiles, target.multiprocessors), get_kernel(target, variant(task, c))
-    shared, group_height = c.shared_bytes(task), _GROUP_ROWS // c.tile_m
+    clusters = tiles if c.split_k else min(tiles, max(1, target.multiprocessors // c.cluster))
+    grid, kernel = clusters * c.cluster, get_kernel(target, variant(task, c))
+    shared = c.shared_bytes(task)
+    group_height = max(1, _GROUP_ROWS // _cluster_sizes(c, task)[0])
     num_k_tiles, places = math.ceil(p.k / tile_k), _PLACES[p.kernel]
     if p.kernel == "dequant_softmax":
         params = np.zeros((), _LOGITS_PARAMS)
@@ -483,7 +562,7 @@ def hopper_plan(
     map_out = None
     in_registers = p.b2 is not None and _converts(task)  # then threads store single numbers
     if _tma_stores(p) and not in_registers:
-        box = (1, 64 if _converts(task) else 16, 64)  # epilogue_hopper.cuh
+        box = (1, min(c.tile_m, 64) if turned else 16, 64)  # epilogue_hopper.cuh
         map_out = _map_plan(p.out, p.batch, (p.m, p.n), (p.out.row, 1), box)
 
     maps = {_A: map_a, **dict(zip((_B, _B2), maps_b, strict=False)), _OUT: map_out}
@@ -502,6 +581,10 @@ def hopper_plan(
     params["tiles_m"], params["tiles_n"] = tiles_m, tiles_n
     params["tma_stores"] = map_out is not None
     params["group_height"] = group_height
+    if p.b2 is None:
+        rows = p.b if turned else p.a
+        row_bytes = (c.tile_n if turned else rows_a) * tile_k * rows.dtype.itemsize
+        params["row_bytes"] = row_bytes // (2 if rows.dtype == FP4 else 1)
     params["num_groups"] = p.k // 16
     for i, groups in enumerate((p.groups_b, p.groups_b2)[: task.products]):
         if groups is not None:

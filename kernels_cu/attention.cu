@@ -1,14 +1,15 @@
 // attention.cu: out = softmax(scale * q k^T + bias, over the keys that are kept) v, of every head.
 //
-// A block computes kTileM queries of one head, its warps kTileM / warps of them each.  It walks tiles of
-// kTileN keys from the last to the first: a tile's values are copied while queries are multiplied by its
-// keys, and the next tile's keys while the values are multiplied.  A warp has its scores in registers,
-// makes them probabilities there (parts/online_softmax.cuh), rounds them to Element and multiplies them
-// by the values.  Only the tiles at the end of a row's keys are masked element by element, in a loop of
-// their own; tiles that no query of the block keeps are not loaded.
-// Constants: Element; kHeadDim, to which the head sizes of q, k and v are padded with zeros in shared
-// memory; kTileM, kTileN; kMaskMode: 0 no mask, 1 an array, or scores that are scaled before the softmax, 2
-// blocks; kHalfScores: q k^T is summed in FP16.
+// A block computes kTileM queries of one head, its warps kTileM / warps of them each.  It walks
+// tiles of kTileN keys from the last to the first: a tile's values are copied while queries are
+// multiplied by its keys, and the next tile's keys while the values are multiplied.  A warp has its
+// scores in registers, makes them probabilities there (parts/online_softmax.cuh), rounds them to
+// Element and multiplies them by the values.  Only the tiles at the end of a row's keys are masked
+// element by element, in a loop of their own; tiles that no query of the block keeps are not
+// loaded.
+// Constants: Element; kHeadDim, to which the head sizes of q, k and v are padded with zeros in
+// shared memory; kTileM, kTileN; kMaskMode: 0 no mask, 1 an array, or scores that are scaled before
+// the softmax, 2 blocks; kHalfScores: q k^T is summed in FP16.
 // Launch: grid (tiles of queries * heads * batch), block (kNumThreads), dynamic shared memory
 // sizeof(AttentionStorage).
 #include "parts/attention_products.cuh"
@@ -44,7 +45,8 @@ DEVICE void mask_scores(Scores& scores, const AttentionParams& params, const Att
             // What is beyond the end is not used, or is masked below.
             const int last_row = head.sq - 1, last_key = head.sk - 1;
             for_each_score(scores, first_row, first_key, [&](float& x, int row, int col) {
-                x = mask.of_array(x, row < last_row ? row : last_row, col < last_key ? col : last_key);
+                x = mask.of_array(x, row < last_row ? row : last_row,
+                                  col < last_key ? col : last_key);
             });
         }
     }
@@ -70,8 +72,10 @@ DEVICE void mask_scores(Scores& scores, const AttentionParams& params, const Att
                 const int block_limit = mask.block_limit(row, block_type);
                 end = end < block_limit ? end : block_limit;
             }
-            // From the lane's first column to the value's: known while compiling, on most platforms.
-            const int left = end - first_col, from_first = Layout::col(lane, i) - Layout::col(lane, 0);
+            // From the lane's first column to the value's: known while compiling, on most
+            // platforms.
+            const int left = end - first_col,
+                      from_first = Layout::col(lane, i) - Layout::col(lane, 0);
 #pragma unroll
             for (int n = 0; n < kKeyFragments; ++n) {
                 if (16 * n + from_first >= left) scores.at(m, n).values[i] = -kInfinity;
@@ -88,8 +92,8 @@ struct WarpRows {
 // In the block's tile.  Worked out anew by each caller, so that none keeps it in a register.
 DEVICE int first_row_of_warp() { return opaque(int(threadIdx.x)) / kWarpSize * kWarpRows; }
 
-// Calls f(top, m, r) with the place of the largest score of row r of row fragment m, in one lane of those
-// that have the row: no other lane reads it.
+// Calls f(top, m, r) with the place of the largest score of row r of row fragment m, in one lane of
+// those that have the row: no other lane reads it.
 template <class F>
 DEVICE void for_each_top(AttentionStorage& storage, F f) {
     const int lane = lane_id(), first = first_row_of_warp();
@@ -112,7 +116,7 @@ DEVICE void attend(AttentionStorage& storage, const AttentionParams& params, con
     for (int m = 0; m < kRowFragments; ++m) {
         const auto at = [&](int n, int i) -> float& { return scores.at(m, n).values[i]; };
         grown |= rows.softmax[m].template look<kKeyFragments>(at, params.exponent_scale, largest[m],
-                                                                factors[m]);
+                                                              factors[m]);
     }
     if (keeps_tops) {
         for_each_top(storage, [&](float& top, int m, int r) { top = maximum(top, largest[m][r]); });
@@ -198,9 +202,9 @@ struct Statistics {
 };
 
 // The warp's rows, by way of its part of the queries' memory, which no other warp reads.
-DEVICE void finish(AttentionStorage& storage, const AttentionParams& params, const AttentionHead& head,
-                   int warp_row, int first_row, WarpRows& rows_of_warp, Element* out,
-                   const Statistics& statistics) {
+DEVICE void finish(AttentionStorage& storage, const AttentionParams& params,
+                   const AttentionHead& head, int warp_row, int first_row, WarpRows& rows_of_warp,
+                   Element* out, const Statistics& statistics) {
     const int lane = lane_id();
     float totals[kRowFragments][Softmax::kRows];
     sync_warp();  // the queries have been read
@@ -219,8 +223,8 @@ DEVICE void finish(AttentionStorage& storage, const AttentionParams& params, con
             for (int i = 0; i < Layout::kCount; ++i) {
                 const int row = warp_row + 16 * m + Layout::row(lane, i);
                 const int col = 16 * d + Layout::col(lane, i);
-                static_cast<Element*>(storage.queries(row, col / 8))[col % 8] =
-                    from_float<Element>(rows_of_warp.outputs.at(m, d).values[i] * inverse[Rows::slot(i)]);
+                static_cast<Element*>(storage.queries(row, col / 8))[col % 8] = from_float<Element>(
+                    rows_of_warp.outputs.at(m, d).values[i] * inverse[Rows::slot(i)]);
             }
         }
     }
@@ -251,15 +255,16 @@ DEVICE void finish(AttentionStorage& storage, const AttentionParams& params, con
     }
 }
 
-KERNEL void attention(const Element* q, const Element* k, const Element* v, Element* out, float* lse,
-                      float* row_max, float* row_sum, const void* mask_array,
+KERNEL void attention(const Element* q, const Element* k, const Element* v, Element* out,
+                      float* lse, float* row_max, float* row_sum, const void* mask_array,
                       const int32_t* kv_num_blocks, const int32_t* kv_indices,
                       const uint8_t* block_types, const int32_t* partial_indices,
                       const int32_t* cu_seqlens_q, const int32_t* cu_seqlens_k,
                       const AttentionParams params) {
     SHARED_STORAGE(AttentionStorage, storage);
     const AttentionPlace place = AttentionPlace::of(params, blockIdx.x);
-    const AttentionHead head = AttentionHead::of(params, cu_seqlens_q, cu_seqlens_k, place.head).of_warp();
+    const AttentionHead head =
+        AttentionHead::of(params, cu_seqlens_q, cu_seqlens_k, place.head).of_warp();
     const int row = uniform(place.tile * kTileM);
     if (row >= head.sq) return;
     const MaskArrays arrays{mask_array, kv_num_blocks, kv_indices, block_types, partial_indices};
@@ -285,8 +290,8 @@ KERNEL void attention(const Element* q, const Element* k, const Element* v, Elem
     Loaders loaders(first_row_of_warp());
     const bool keeps_tops = lse || row_max || row_sum;
     if (keeps_tops) for_each_top(storage, [&](float& top, int, int) { top = -kInfinity; });
-    Walk walk{storage, params, head, mask, keys, values, tiles, loaders, rows_of_warp, row, end,
-              keeps_tops, more};
+    Walk walk{storage, params,       head, mask, keys,       values, tiles,
+              loaders, rows_of_warp, row,  end,  keeps_tops, more};
     walk.look();
     // What the first row sees, all see.
     const int whole_keys = kTwoLoops ? head.limit(params, row) : 0;

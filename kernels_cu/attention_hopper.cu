@@ -1,16 +1,16 @@
 // attention_hopper.cu: attention.cu's results on Hopper, where no mask is an array.
 //
-// As many blocks as the GPU runs at once walk through the tiles of queries.  In each, a producer brings
-// queries, keys and values by TMA; kConsumers warpgroups of 64 queries each multiply them by wgmma.  While
-// the tensor cores multiply the next keys and the probabilities before with their values, a warpgroup
-// makes probabilities of its scores, in registers, which are wgmma's A; and the warpgroups take turns, so
-// that one's softmax runs while the others' products do.
-// Constants: Element; kHeadDim, to which TMA pads the head sizes with zeros; kTileN keys of a tile; kStages
-// of keys, and of values; kMaskMode: 0 no mask, 2 blocks; kOutputsApart: outputs have shared memory of their
-// own, so that the next tile's queries are loaded while a tile is finished.
+// As many blocks as the GPU runs at once walk through the tiles of queries.  In each, a producer
+// brings queries, keys and values by TMA; kConsumers warpgroups of 64 queries each multiply them by
+// wgmma.  While the tensor cores multiply the next keys and the probabilities before with their
+// values, a warpgroup makes probabilities of its scores, in registers, which are wgmma's A; and the
+// warpgroups take turns, so that one's softmax runs while the others' products do.
+// Constants: Element; kHeadDim, to which TMA pads the head sizes with zeros; kTileN keys of a tile;
+// kStages of keys, and of values; kMaskMode: 0 no mask, 2 blocks; kOutputsApart: outputs have
+// shared memory of their own, so that the next tile's queries are loaded while a tile is finished.
 // Launch: grid (any), block (kNumThreads = 128 * (kConsumers + 1)), dynamic shared memory
-// sizeof(HopperAttention).  Tensor maps: (batch, head, row, dim) of q, k, v and out, boxes of 64 dims and
-// kTileM, kTileN, kTileN and 16 rows, swizzled by 128 bytes.
+// sizeof(HopperAttention).  Tensor maps: (batch, head, row, dim) of q, k, v and out, boxes of 64
+// dims and kTileM, kTileN, kTileN and 16 rows, swizzled by 128 bytes.
 #include "parts/attention_task.cuh"
 #include "parts/online_softmax.cuh"
 #include "platform/wgmma.cuh"
@@ -21,8 +21,10 @@ constexpr int kConsumers = kNumThreads / 128 - 1;
 constexpr int kTileM = 64 * kConsumers;
 constexpr int kLine = 128, kBoxDims = kLine / 2, kBoxes = kHeadDim / kBoxDims;  // a tile's boxes
 constexpr int kStepK = 16, kSteps = kTileN / kStepK;
-static_assert(kHeadDim % kBoxDims == 0 && kTileN % kStepK == 0 && kTileN <= 256, "whole boxes and steps");
-static_assert(!kBlocks || 64 % kTileN == 0, "a warpgroup's part of a tile lies in one block of a mask");
+static_assert(kHeadDim % kBoxDims == 0 && kTileN % kStepK == 0 && kTileN <= 256,
+              "whole boxes and steps");
+static_assert(!kBlocks || 64 % kTileN == 0,
+              "a warpgroup's part of a tile lies in one block of a mask");
 
 // What a thread may have, of the 65536 of a multiprocessor.
 constexpr int kProducerRegisters = kBlocks ? 40 : kConsumers == 2 ? 24 : 32;
@@ -44,7 +46,8 @@ struct AttentionTile {
     }
     // The operand whose k are dims, from (row, dim) on; and that whose k are rows.
     DEVICE uint64_t along_dims(int row, int dim) const {
-        const unsigned char* p = bytes + dim / kBoxDims * kBoxBytes + row * kLine + dim % kBoxDims * 2;
+        const unsigned char* p =
+            bytes + dim / kBoxDims * kBoxBytes + row * kLine + dim % kBoxDims * 2;
         return matrix_descriptor<kLine>(p, 0, 8 * kLine);
     }
     DEVICE uint64_t along_rows(int row) const {
@@ -52,9 +55,11 @@ struct AttentionTile {
     }
 };
 
-// full: its bytes are there; empty: its consumers are done; turn: a warpgroup may begin its products.
+// full: its bytes are there; empty: its consumers are done; turn: a warpgroup may begin its
+// products.
 struct HopperAttention {
-    AttentionTile<kTileM> queries[kOutputsApart ? 2 : 1];  // the last one also has the warps' outputs
+    AttentionTile<kTileM>
+        queries[kOutputsApart ? 2 : 1];  // the last one also has the warps' outputs
     AttentionTile<kTileN> keys[kStages], values[kStages];
     Barrier queries_full, queries_empty;
     Barrier keys_full[kStages], keys_empty[kStages], values_full[kStages], values_empty[kStages];
@@ -131,8 +136,8 @@ DEVICE void produce(HopperAttention& storage, const TensorMap& q_map, const Tens
         const AttentionHead& head = task.head;
         const auto load_keys = [&](StagePlace to) {
             storage.keys_empty[to.stage].wait(to.parity ^ 1);
-            storage.keys[to.stage].load(k_map, storage.keys_full[to.stage], task.keys.key, head.kv_head,
-                                        head.batch);
+            storage.keys[to.stage].load(k_map, storage.keys_full[to.stage], task.keys.key,
+                                        head.kv_head, head.batch);
         };
         bool more = task.keys.next();
         if (more) load_keys(StagePlace(number));
@@ -223,9 +228,9 @@ struct Statistics {
 };
 
 // The warp's 16 rows, by way of its part of shared memory.
-DEVICE void finish(HopperAttention& storage, const TensorMap& out_map, const AttentionParams& params,
-                   const QueryTile& task, const Softmax& softmax, const float (&top)[2],
-                   Outputs& outputs, const Statistics& statistics) {
+DEVICE void finish(HopperAttention& storage, const TensorMap& out_map,
+                   const AttentionParams& params, const QueryTile& task, const Softmax& softmax,
+                   const float (&top)[2], Outputs& outputs, const Statistics& statistics) {
     const int lane = lane_id(), warp_row = int(threadIdx.x) / 32 * 16;
     const AttentionHead& head = task.head;
     float inverse[2];
@@ -235,15 +240,17 @@ DEVICE void finish(HopperAttention& storage, const TensorMap& out_map, const Att
         inverse[r] = total == 0.0f ? 0.0f : 1.0f / total;
         const int row = task.row + warp_row + Layout::row(lane, 2 * r);
         if (lane % 4 == 0 && row < head.sq) {
-            const RowStatistics found = RowStatistics::of(top[r], Softmax::shifted(softmax.origin[r]), total,
-                                                          params.exponent_scale, params.unit);
+            const RowStatistics found =
+                RowStatistics::of(top[r], Softmax::shifted(softmax.origin[r]), total,
+                                  params.exponent_scale, params.unit);
             const int64_t i = head.q_offset(params.stats) + row * params.stats.row;
             if (statistics.lse) statistics.lse[i] = found.log_sum_exp;
             if (statistics.row_max) statistics.row_max[i] = found.top;
             if (statistics.row_sum) statistics.row_sum[i] = found.sum;
         }
     }
-    // Lane l addresses line l % 8 of the l / 8-th matrix: rows 0-7 and 8-15 of 8 dims, then of the next 8.
+    // Lane l addresses line l % 8 of the l / 8-th matrix: rows 0-7 and 8-15 of 8 dims, then of the
+    // next 8.
     auto& staging = storage.queries[kOutputsApart];
     const int line = warp_row + lane % 16;
     if (kOutputsApart) {
@@ -290,8 +297,9 @@ DEVICE void finish(HopperAttention& storage, const TensorMap& out_map, const Att
 DEVICE void release(Barrier& empty) {
     if (threadIdx.x % 128 == 0) empty.arrive();
 }
-// Of a tile that only other warpgroups keep.  Not before it is there: a phase of `empty` is to have one
-// arrival of each warpgroup.  Warps that do not release do not wait: they may be late by more than a phase.
+// Of a tile that only other warpgroups keep.  Not before it is there: a phase of `empty` is to have
+// one arrival of each warpgroup.  Warps that do not release do not wait: they may be late by more
+// than a phase.
 DEVICE void release_unused(HopperAttention& storage, StagePlace at) {
     if (threadIdx.x % 128 == 0) {
         storage.keys_full[at.stage].wait(at.parity);
@@ -302,8 +310,9 @@ DEVICE void release_unused(HopperAttention& storage, StagePlace at) {
     sync_warp();
 }
 
-DEVICE void consume(HopperAttention& storage, const TensorMap& out_map, const AttentionParams& params,
-                    const MaskArrays& arrays, const Statistics& statistics) {
+DEVICE void consume(HopperAttention& storage, const TensorMap& out_map,
+                    const AttentionParams& params, const MaskArrays& arrays,
+                    const Statistics& statistics) {
     const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128;
     int count = 0, turns = 0;
     uint32_t number = 0;
@@ -373,12 +382,13 @@ DEVICE void consume(HopperAttention& storage, const TensorMap& out_map, const At
         };
         if constexpr (kBlocks) {
             const auto keeps = [&] {
-                block_type = first_row < task.head.sq ? task.mask.block_type(first_row, task.keys.key)
-                                                      : kMaskedBlock;
+                block_type = first_row < task.head.sq
+                                 ? task.mask.block_type(first_row, task.keys.key)
+                                 : kMaskedBlock;
                 return vote_any(block_type != kMaskedBlock);  // all lanes' is the same
             };
-            // By runs of tiles that the warpgroup keeps: values that it has not multiplied yet must not
-            // keep others from being loaded.
+            // By runs of tiles that the warpgroup keeps: values that it has not multiplied yet must
+            // not keep others from being loaded.
             bool more = task.keys.next();
 #pragma unroll 1
             while (more) {
@@ -408,16 +418,17 @@ DEVICE void consume(HopperAttention& storage, const TensorMap& out_map, const At
 }
 
 KERNEL void attention_hopper(GRID_CONSTANT TensorMap q_map, GRID_CONSTANT TensorMap k_map,
-                             GRID_CONSTANT TensorMap v_map, GRID_CONSTANT TensorMap out_map, float* lse,
-                             float* row_max, float* row_sum, const uint8_t* partial_tiles,
-                             const int32_t* kv_num_blocks, const int32_t* kv_indices,
-                             const uint8_t* block_types, const int32_t* partial_indices,
-                             const int32_t* schedule, const AttentionParams params) {
+                             GRID_CONSTANT TensorMap v_map, GRID_CONSTANT TensorMap out_map,
+                             float* lse, float* row_max, float* row_sum,
+                             const uint8_t* partial_tiles, const int32_t* kv_num_blocks,
+                             const int32_t* kv_indices, const uint8_t* block_types,
+                             const int32_t* partial_indices, const int32_t* schedule,
+                             const AttentionParams params) {
     SHARED_STORAGE(HopperAttention, storage);
     if (threadIdx.x == 0) storage.init();
     sync_block();
-    // The tiles of this block: every gridDim.x-th one, or those that the schedule has for it, gridDim.x
-    // numbers apart, with a -1 after the last one.
+    // The tiles of this block: every gridDim.x-th one, or those that the schedule has for it,
+    // gridDim.x numbers apart, with a -1 after the last one.
     const int num_tiles = int(params.tiles * params.heads * params.batch);
     const MaskArrays arrays{partial_tiles, kv_num_blocks, kv_indices, block_types, partial_indices};
     if (threadIdx.x / 128 == kConsumers) {

@@ -1,7 +1,9 @@
-// attention_naive.cu: attention in three launches, all scores in memory, for comparison with attention.cu.
+// attention_naive.cu: attention in three launches, all scores in memory, for comparison with
+// attention.cu.
 //
 // Step 0: scores (B, H, Sq, Sk) = q k^T and what mask and scale make of them, a thread each.
-// Step 1: scores become exp(score - the row's largest), a group of 32 threads for each row; statistics.
+// Step 1: scores become exp(score - the row's largest), a group of 32 threads for each row;
+// statistics.
 // Step 2: out = scores v / the row's sum, a thread for each number.
 // Constants: Element.  Launch: grid (32, 1 or 1 thread for each of these), block (kNumThreads).
 #include "parts/attention_task.cuh"
@@ -70,13 +72,14 @@ DEVICE void softmax_row(const AttentionParams& params, float* scores, float* tot
 KERNEL void attention_naive(const Element* q, const Element* k, const Element* v, Element* out,
                             float* lse, float* row_max, float* row_sum, const void* mask_array,
                             const int32_t* kv_num_blocks, const int32_t* kv_indices,
-                            const uint8_t* block_types, const int32_t* partial_indices, float* scores,
-                            const AttentionParams params, int64_t step) {
+                            const uint8_t* block_types, const int32_t* partial_indices,
+                            float* scores, const AttentionParams params, int64_t step) {
     const int64_t rows = params.batch * params.heads * params.sq;
     const int64_t thread = int64_t(blockIdx.x) * kNumThreads + threadIdx.x;
     float* totals = scores + rows * params.sk;
     if (step == 0) {
-        const MaskArrays arrays{mask_array, kv_num_blocks, kv_indices, block_types, partial_indices};
+        const MaskArrays arrays{mask_array, kv_num_blocks, kv_indices, block_types,
+                                partial_indices};
         if (thread < rows * params.sk) {
             scores[thread] =
                 score_of(params, arrays, q, k, thread / params.sk, int(thread % params.sk));

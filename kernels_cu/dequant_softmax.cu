@@ -1,6 +1,6 @@
-// dequant_softmax.cu: logits = A @ (scale_b * B) + bias in FP32, and for every row and kColumns columns
-// their largest and the sum of exp(logit - largest): the first half of a softmax along the columns
-// (normalize_logits.cu is the other one), which need not read the logits for it.
+// dequant_softmax.cu: logits = A @ (scale_b * B) + bias in FP32, and for every row and kColumns
+// columns their largest and the sum of exp(logit - largest): the first half of a softmax along the
+// columns (normalize_logits.cu is the other one), which need not read the logits for it.
 // Constants: those of parts/mainloop.cuh but kProducts.
 // Launch: as gemm.cu's.  statistics: (m, ceil(n / kColumns)).
 constexpr int kProducts = 1;
@@ -39,13 +39,14 @@ KERNEL void dequant_softmax(const void* a, const void* b, float* logits, const v
             float values[kRun];
             epilogue.scale(at_row, at_col, count, runs[0], values);
             if (bias) {
-                Epilogue::add(bias, params.epilogue.bias_dtype, params.epilogue.bias, at_row, at_col,
-                              count, values);
+                Epilogue::add(bias, params.epilogue.bias_dtype, params.epilogue.bias, at_row,
+                              at_col, count, values);
             }
             epilogue.write(at_row, at_col, count, values);
             run.max = -kLargestFloat;
 #pragma unroll
-            for (int i = 0; i < kRun; ++i) run.max = i < count ? maximum(run.max, values[i]) : run.max;
+            for (int i = 0; i < kRun; ++i)
+                run.max = i < count ? maximum(run.max, values[i]) : run.max;
 #pragma unroll
             for (int i = 0; i < kRun; ++i) {
                 if (i < count) run.sum += exp2_approx((values[i] - run.max) * kLog2E);

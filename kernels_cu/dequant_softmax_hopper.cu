@@ -1,18 +1,21 @@
 // dequant_softmax_hopper.cu: dequant_softmax.cu's logits and statistics on Hopper.
 //
-// The main loop that converts computes the transposed product: a thread's sums are columns of the logits, a
-// warp's 16 columns of a row go through shared memory, so that a lane finishes a run of them.
-// Constants: those of parts/ring_hopper.cuh and of parts/mainloop_converted_hopper.cuh, which the variant
-// includes before this file, without kShareK.
-// Launch: grid (any), block (kNumThreads = 384), dynamic shared memory sizeof(HopperStorage).  Tensor maps as
-// gemm_hopper.cu's of A and B, without a batch.  statistics: (m, ceil(n / kColumns)).
+// The main loop that converts computes the transposed product: a thread's sums are columns of the
+// logits, a warp's 16 columns of a row go through shared memory, so that a lane finishes a run of
+// them.
+// Constants: those of parts/ring_hopper.cuh and of parts/mainloop_converted_hopper.cuh, which the
+// variant includes before this file, without kShareK.
+// Launch: grid (any), block (kNumThreads = 384), dynamic shared memory sizeof(HopperStorage).
+// Tensor maps as gemm_hopper.cu's of A and B, without a batch.  statistics: (m, ceil(n /
+// kColumns)).
 #include "parts/epilogue.cuh"
 #include "parts/gemm_task.cuh"
 #include "parts/max_sum.cuh"
 #include "parts/ring_hopper.cuh"
 
 constexpr int kColumns = 64;  // of a set of the statistics: what a warpgroup has of the logits
-static_assert(kConverts && !kShareK && kConsumerRows == kColumns, "a warpgroup has one set of columns");
+static_assert(kConverts && !kShareK && kConsumerRows == kColumns,
+              "a warpgroup has one set of columns");
 
 struct LogitsHopperParams {
     int64_t num_k_tiles, tiles_m, tiles_n, group_height;  // height: in tiles (GemmTask::of_block)
@@ -23,8 +26,8 @@ constexpr int kWarpColumns = 16, kRun = 8;
 constexpr int kAtOnce = 32;  // rows of the logits that a warp takes through shared memory at once
 constexpr int kPitch = 20;   // of a line: what a warp stores at once lies in different banks
 
-// A warp's sums on their way (with kOuterMajorRows the even columns first, as the main loop has them), and
-// what it knows of all rows' 16 columns.
+// A warp's sums on their way (with kOuterMajorRows the even columns first, as the main loop has
+// them), and what it knows of all rows' 16 columns.
 struct WarpLogits {
     alignas(16) uint32_t sums[kAtOnce][kPitch];
     MaxSum rows[kCols];
@@ -39,7 +42,8 @@ static_assert(sizeof(WarpLogits) % 128 == 0, "the ring is aligned");
 constexpr int kProducerRegisters = 56;
 constexpr int kConsumerRegisters = (3 * 168 - kProducerRegisters) / kConsumers;
 
-// Finishes and stores the warp's logits from column `col` on, and leaves their statistics in `to.rows`.
+// Finishes and stores the warp's logits from column `col` on, and leaves their statistics in
+// `to.rows`.
 DEVICE void store_logits(WarpLogits& to, const Epilogue& epilogue, int first_row, int first_col,
                          const TileSums& sums) {
     constexpr int kValues = kAtOnce / 2;  // a lane's numbers of kAtOnce rows
@@ -54,7 +58,8 @@ DEVICE void store_logits(WarpLogits& to, const Epilogue& epilogue, int first_row
 #pragma unroll
     for (int i = 0; i < kRun; ++i) {
         const bool there = i < count;
-        scales[i] = epilogue.scale_b && there ? epilogue.scale_b[(col + i) * params.scale_b_stride] : 1.0f;
+        scales[i] =
+            epilogue.scale_b && there ? epilogue.scale_b[(col + i) * params.scale_b_stride] : 1.0f;
         added[i] = same_bias && there
                        ? load_number(epilogue.bias, (col + i) * params.bias.col, params.bias_dtype)
                        : 0.0f;
@@ -90,7 +95,8 @@ DEVICE void store_logits(WarpLogits& to, const Epilogue& epilogue, int first_row
                     }
                 }
                 if (epilogue.bias && !same_bias) {
-                    Epilogue::add(epilogue.bias, params.bias_dtype, params.bias, row, col, count, values);
+                    Epilogue::add(epilogue.bias, params.bias_dtype, params.bias, row, col, count,
+                                  values);
                 }
                 epilogue.write(row, col, count, values);
                 total.max = -kLargestFloat;
@@ -116,11 +122,12 @@ KERNEL void dequant_softmax_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
     Ring& ring = storage.ring;
     if (threadIdx.x == 0) ring.init();
     sync_block();
-    const int num_tiles = int(params.tiles_m * params.tiles_n), num_k_tiles = int(params.num_k_tiles);
+    const int num_tiles = int(params.tiles_m * params.tiles_n),
+              num_k_tiles = int(params.num_k_tiles);
     const int step = gridDim.x;
     const auto task_of = [&](int tile) {
-        return GemmTask::of_block(tile, uint32_t(params.tiles_m), uint32_t(params.tiles_n), 1, kTileM,
-                                  kTileN, uint32_t(params.group_height));
+        return GemmTask::of_block(tile, uint32_t(params.tiles_m), uint32_t(params.tiles_n), 1,
+                                  kTileM, kTileN, uint32_t(params.group_height));
     };
     const int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32;
     if (warpgroup == kConsumers) {
@@ -129,14 +136,15 @@ KERNEL void dequant_softmax_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
             RingPlace place;
             for (int tile = blockIdx.x; tile < num_tiles; tile += step) {
                 const GemmTask task = task_of(tile);
-                load_tiles(ring, place, b_map, a_map, num_k_tiles, int(task.col), int(task.row), 0, 0);
+                load_tiles(ring, place, b_map, a_map, RowStage::kBytes, 0, num_k_tiles,
+                           int(task.col), int(task.row), 0, 0);
             }
         }
         sync_warp();
     } else {
         increase_registers<kConsumerRegisters>();
-        const Epilogue epilogue = Epilogue::of_matrix(params.epilogue, logits, bias, nullptr, nullptr,
-                                                      scale_b, 0, 0, 0, 0, 0);
+        const Epilogue epilogue = Epilogue::of_matrix(params.epilogue, logits, bias, nullptr,
+                                                      nullptr, scale_b, 0, 0, 0, 0, 0);
         const MergeMaxSum merge{kLog2E};
         const int64_t num_sets = (params.epilogue.n + kColumns - 1) / kColumns;
         TileWork work{};
@@ -149,8 +157,8 @@ KERNEL void dequant_softmax_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
             TileSums sums;
             multiply(ring, work, sums);
             work.place.skip(num_k_tiles);
-            store_logits(storage.warps[warp], epilogue, first_row, first_col + warp % 4 * kWarpColumns,
-                         sums);
+            store_logits(storage.warps[warp], epilogue, first_row,
+                         first_col + warp % 4 * kWarpColumns, sums);
             named_barrier(1 + warpgroup, 128);
             const int64_t set = first_col / kColumns;
 #pragma unroll 1

@@ -1,14 +1,14 @@
-// dequantize_nvfp4.cu: y = code * scale of a batch of NVFP4 matrices, exact in FP16 and BF16; their FP32
-// scale is not part of it.
+// dequantize_nvfp4.cu: y = code * scale of a batch of NVFP4 matrices, exact in FP16 and BF16; their
+// FP32 scale is not part of it.
 // Constants: Element, of y: (batch, rows, 8 * words), its matrices and rows one after another.
 // Launch: grid (any), block (kNumThreads).
 #include "parts/gemm_task.cuh"
 #include "parts/nvfp4.cuh"
 
 struct DequantizeParams {
-    BatchLayout batch;              // kA: of the codes, kGroupsA: of the scales
+    BatchLayout batch;                // kA: of the codes, kGroupsA: of the scales
     int64_t batch_size, rows, words;  // eight numbers in a word
-    int64_t row_stride;             // of the codes
+    int64_t row_stride;               // of the codes
     struct { int64_t block, quarter, row, word; } groups;  // GroupScales
 };
 
@@ -17,7 +17,8 @@ constexpr int kAtOnce = 4;  // loads that a thread has under way
 KERNEL void dequantize_nvfp4(const uint8_t* codes, const e4m3* scales, Element* y,
                              const DequantizeParams params) {
     const DequantizeParams& p = params;
-    const uint32_t rows = uint32_t(p.rows), words = uint32_t(p.words), lines = rows * uint32_t(p.batch_size);
+    const uint32_t rows = uint32_t(p.rows), words = uint32_t(p.words),
+                   lines = rows * uint32_t(p.batch_size);
     for_each_in_lines<kAtOnce>(lines, words, [&](uint32_t line, uint32_t word, uint32_t next) {
         uint32_t eights[kAtOnce];
         e4m3 factors[kAtOnce];
@@ -27,7 +28,8 @@ KERNEL void dequantize_nvfp4(const uint8_t* codes, const e4m3* scales, Element* 
             if (at >= lines) continue;
             uint32_t row = at;
             int64_t from = word * 4;
-            GroupScales groups{scales, p.groups.block, p.groups.quarter, p.groups.row, p.groups.word};
+            GroupScales groups{scales, p.groups.block, p.groups.quarter, p.groups.row,
+                               p.groups.word};
             if (p.batch_size > 1) {
                 const uint32_t matrix = at / rows;
                 row -= matrix * rows;

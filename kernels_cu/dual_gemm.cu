@@ -13,10 +13,10 @@ struct DualParams {
     int64_t policy;
 };
 
-KERNEL void dual_gemm(const void* a, const void* b1, const void* b2, void* out, const float* scale_a,
-                      const float* scale_b1, const float* scale_b2, const e4m3* groups_a,
-                      const e4m3* groups_b1, const e4m3* groups_b2, SumType* partials,
-                      const DualParams params, int64_t pass) {
+KERNEL void dual_gemm(const void* a, const void* b1, const void* b2, void* out,
+                      const float* scale_a, const float* scale_b1, const float* scale_b2,
+                      const e4m3* groups_a, const e4m3* groups_b1, const e4m3* groups_b2,
+                      SumType* partials, const DualParams params, int64_t pass) {
     SHARED_STORAGE(GemmStorage, storage);
     const WarpPlace warp = WarpPlace::here();
     const GemmTask task = task_of(params.tile);

@@ -1,12 +1,12 @@
 // dual_gemm_hopper.cu: dual_gemm.cu's out = silu(A @ B1) * (A @ B2) on Hopper.
 //
-// A tile has kTileN columns: kPair of B1 and the same ones of B2, whose stages lie behind each other in
-// shared memory, so that the main loop multiplies A with one matrix of both.  A thread then holds the sums
-// of both products at the same place, which meet in registers (parts/gate.cuh).
-// Of NVFP4 B1 and B2 the main loop that converts takes them as rows (parts/rows_nvfp4_hopper.cuh), 8 of
-// either in a warp.
-// Constants and launch: as gemm_hopper.cu's, with kConverts for NVFP4 alone, without kShareK; another tensor
-// map for B2, both with boxes of kPair columns.
+// A tile has kTileN columns: kPair of B1 and the same ones of B2, whose stages lie behind each
+// other in shared memory, so that the main loop multiplies A with one matrix of both.  A thread
+// then holds the sums of both products at the same place, which meet in registers (parts/gate.cuh).
+// Of NVFP4 B1 and B2 the main loop that converts takes them as rows (parts/rows_nvfp4_hopper.cuh),
+// 8 of either in a warp.
+// Constants and launch: as gemm_hopper.cu's, kTurned, with kConverts, for NVFP4 alone, without
+// kShareK; another tensor map for B2, both with boxes of kPair columns.
 #include "parts/epilogue_hopper.cuh"
 #include "parts/gate.cuh"
 #include "parts/gemm_task.cuh"
@@ -30,7 +30,8 @@ struct HopperStorage {
 constexpr int kPair = kTileN / 2;
 using PairStage = OperandStage<ElementB, kOuterMajorB, kPair>;
 static_assert(!kShareK && kPair % kChunk == 0, "whole chunks of either product");
-static_assert(!kConverts || kSame<ElementB, e2m1x2>, "others are of one size");
+static_assert(kTurned == kConverts && (!kConverts || kSame<ElementB, e2m1x2>),
+              "others are of one size");
 static_assert(kOuterMajorB || PairStage::kBytes == PairStage::kBoxBytes,
               "two stages behind each other are one of all columns");
 
@@ -39,8 +40,9 @@ constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = (3 * 168 - kProducerRegisters) / kConsumers;
 
 // By one thread: a tile's stages.
-DEVICE void load_pairs(Ring& ring, RingPlace& place, const TensorMap& a_map, const TensorMap& b1_map,
-                       const TensorMap& b2_map, const DualHopperParams& params, const GemmTask& task) {
+DEVICE void load_pairs(Ring& ring, RingPlace& place, const TensorMap& a_map,
+                       const TensorMap& b1_map, const TensorMap& b2_map,
+                       const DualHopperParams& params, const GemmTask& task) {
     const int row = int(task.row), col = int(task.col);
     const int a_batch = int(params.batch.offset(kA, task.batch));
     const int b1_batch = int(params.batch.offset(kB, task.batch));
@@ -61,8 +63,8 @@ DEVICE void load_pairs(Ring& ring, RingPlace& place, const TensorMap& a_map, con
 }
 
 // The scales of both products' columns, and of the rows, at the warp's first sum.
-DEVICE void load_scales(TileVectors& vectors, const Epilogue& first, const Epilogue& second, int row,
-                        int col) {
+DEVICE void load_scales(TileVectors& vectors, const Epilogue& first, const Epilogue& second,
+                        int row, int col) {
     const EpilogueParams& p = first.params;
     vectors.row_bias = {};
     if (!kScales) return;
@@ -79,11 +81,12 @@ DEVICE void load_scales(TileVectors& vectors, const Epilogue& first, const Epilo
     }
 }
 
-// The gate of the warp's sums and its way to memory: by TMA in boxes of 16 x 64, or in pairs of columns.
-DEVICE void store_gated(Staging& staging, int& box, const TensorMap* map, const Epilogue& first,
-                        const Epilogue& second, const TileVectors& vectors, int policy, int row, int col,
-                        int batch, const TileSums& sums) {
-    constexpr int kParts = kTileN / kPart, kOwnParts = kPair / kPart, kPartsOfBox = kChunk / kPart;
+// The gate of the warp's sums and its way to memory: by TMA in boxes of 16 x 64, or in pairs of
+// columns.
+DEVICE void store_gated(Staging* warps, int& box, const TensorMap* map, const Epilogue& first,
+                        const Epilogue& second, const TileVectors& vectors, int policy, int row,
+                        int col, int batch, const TileSums& sums) {
+    constexpr int kParts = kTileN / kPart, kOwnParts = kPair / kPart;
     const EpilogueParams& params = first.params;
     const int lane = threadIdx.x % 32;
 #pragma unroll 1
@@ -105,43 +108,20 @@ DEVICE void store_gated(Staging& staging, int& box, const TensorMap* map, const 
             }
             continue;
         }
-        const int half_of_box = part % kPartsOfBox;
-        unsigned char* to = staging.boxes[box];
-        if (half_of_box == 0) {
-            if (lane == 0) tma_store_wait_read<1>();
-            sync_warp();
-        }
-#pragma unroll
-        for (int j = 0; j < kPart / 16; ++j) {
-            uint32_t packed[4];
-#pragma unroll
-            for (int n = 0; n < 4; ++n) {
-                packed[n] = pack_output(values[8 * j + 2 * n], values[8 * j + 2 * n + 1], params.out_dtype);
-            }
-            const int line = lane % 16, place = half_of_box * 4 + 2 * j + lane / 16;
-            store_matrix(to + line * kLineBytes + (place ^ line % 8) * 16, packed);
-        }
-        if (half_of_box == kPartsOfBox - 1) {
-            fence_async_proxy();
-            sync_warp();
-            if (lane == 0) {
-                tma_store(*map, to, {first_col - half_of_box * kPart, first_row, batch});
-                tma_store_commit();
-            }
-            box ^= 1;
-        }
+        store_part(warps, box, *map, part, first_row, first_col, batch, params.out_dtype, values);
     }
 }
 
-// The same with kConverts: a thread's numbers are of one column `col` of the output, those of both products
-// by turns, from row `row` on.
+// The same with kConverts: a thread's numbers are of one column `col` of the output, those of both
+// products by turns, from row `row` on.
 DEVICE void store_gated_column(const Epilogue& first, const Epilogue& second, int policy, int row,
                                int col, const TileSums& sums) {
     const EpilogueParams& params = first.params;
     const int lane = threadIdx.x % 32;
     if (col >= params.n) return;
-    const float scales[2] = {first.scale_b ? first.scale_b[col * params.scale_b_stride] : 1.0f,
-                             second.scale_b ? second.scale_b[col * second.params.scale_b_stride] : 1.0f};
+    const float scales[2] = {
+        first.scale_b ? first.scale_b[col * params.scale_b_stride] : 1.0f,
+        second.scale_b ? second.scale_b[col * second.params.scale_b_stride] : 1.0f};
 #pragma unroll 1
     for (int part = 0; part < kCols / kPart; ++part) {
         float products[2][kValues / 2];
@@ -172,9 +152,9 @@ DEVICE void store_gated_column(const Epilogue& first, const Epilogue& second, in
 }
 
 KERNEL void dual_gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b1_map,
-                             GRID_CONSTANT TensorMap b2_map, GRID_CONSTANT TensorMap out_map, void* out,
-                             const float* scale_a, const float* scale_b1, const float* scale_b2,
-                             const e4m3* groups_b1, const e4m3* groups_b2,
+                             GRID_CONSTANT TensorMap b2_map, GRID_CONSTANT TensorMap out_map,
+                             void* out, const float* scale_a, const float* scale_b1,
+                             const float* scale_b2, const e4m3* groups_b1, const e4m3* groups_b2,
                              const DualHopperParams params) {
     SHARED_STORAGE(HopperStorage, storage);
     Ring& ring = storage.ring;
@@ -213,12 +193,13 @@ KERNEL void dual_gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT Tensor
             };
             work.first_row = int(task.row) + work.row + warp % 4 * kWarpRows;
             work.first_col = int(task.col);
-            const int own_col = int(task.col) + work.row / 2 + warp % 4 * 8 + int(threadIdx.x) % 32 / 4;
+            const int own_col =
+                int(task.col) + work.row / 2 + warp % 4 * 8 + int(threadIdx.x) % 32 / 4;
             if constexpr (kConverts) {
                 const auto groups = [&](const e4m3* scales, Operand operand, int i) {
                     const auto& steps = params.groups[i];
-                    return scales_of_rows({scales + offset(operand), steps.block, steps.quarter, steps.row,
-                                           steps.word},
+                    return scales_of_rows({scales + offset(operand), steps.block, steps.quarter,
+                                           steps.row, steps.word},
                                           own_col, own_col, int(params.epilogues[0].n) - 1,
                                           int(params.num_groups));
                 };
@@ -233,8 +214,8 @@ KERNEL void dual_gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT Tensor
             ++work.count;
             work.place.skip(turns * num_k_tiles);
             const auto epilogue = [&](int product, const float* scale_b, Operand operand) {
-                return Epilogue::of_matrix(params.epilogues[product], out, nullptr, nullptr, scale_a,
-                                           scale_b, offset(kOut), 0, 0, offset(kScaleA),
+                return Epilogue::of_matrix(params.epilogues[product], out, nullptr, nullptr,
+                                           scale_a, scale_b, offset(kOut), 0, 0, offset(kScaleA),
                                            offset(operand));
             };
             const Epilogue first = epilogue(0, scale_b1, kScaleB);
@@ -245,9 +226,9 @@ KERNEL void dual_gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT Tensor
             }
             TileVectors vectors;
             load_scales(vectors, first, second, work.first_row, work.first_col);
-            store_gated(storage.staging[warp], box, params.tma_stores ? &out_map : nullptr, first, second,
-                        vectors, int(params.policy), work.first_row, work.first_col, int(offset(kOut)),
-                        sums);
+            store_gated(storage.staging, box, params.tma_stores ? &out_map : nullptr, first, second,
+                        vectors, int(params.policy), work.first_row, work.first_col,
+                        int(offset(kOut)), sums);
         }
         if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();
         sync_warp();

@@ -1,10 +1,11 @@
 // gemm.cu: out = activation(alpha * (A @ B) + bias) + residual for a batch of matrices.
 //
-// A block computes one tile (parts/mainloop.cuh), puts its fragments in shared memory one after another
-// and finishes them in runs of neighbouring columns (parts/epilogue.cuh); splits of k: parts/gemm_tile.cuh.
+// A block computes one tile (parts/mainloop.cuh), puts its fragments in shared memory one after
+// another and finishes them in runs of neighbouring columns (parts/epilogue.cuh); splits of k:
+// parts/gemm_tile.cuh.
 // Constants: those of parts/mainloop.cuh but kProducts.
-// Launch: grid (tiles * batch * splits; of kReduce: tiles * batch), block (kNumThreads), dynamic shared
-// memory sizeof(GemmStorage).
+// Launch: grid (tiles * batch * splits; of kReduce: tiles * batch), block (kNumThreads), dynamic
+// shared memory sizeof(GemmStorage).
 constexpr int kProducts = 1;
 #include "parts/epilogue.cuh"
 #include "parts/gemm_tile.cuh"
@@ -15,8 +16,8 @@ struct GemmParams {
 };
 
 KERNEL void gemm(const void* a, const void* b, void* out, const void* bias, const void* residual,
-                 const float* scale_a, const float* scale_b, const e4m3* groups_a, const e4m3* groups_b,
-                 SumType* partials, const GemmParams params, int64_t pass) {
+                 const float* scale_a, const float* scale_b, const e4m3* groups_a,
+                 const e4m3* groups_b, SumType* partials, const GemmParams params, int64_t pass) {
     SHARED_STORAGE(GemmStorage, storage);
     const WarpPlace warp = WarpPlace::here();
     const GemmTask task = task_of(params.tile);
@@ -28,10 +29,10 @@ KERNEL void gemm(const void* a, const void* b, void* out, const void* bias, cons
     const auto offset = [&](Operand operand) {
         return params.tile.batch.offset(operand, task.batch);
     };
-    const Epilogue epilogue = Epilogue::of_matrix(
-        params.epilogue, out, bias, residual, by_block ? nullptr : scale_a,
-        by_block ? nullptr : scale_b, offset(kOut), offset(kBias), offset(kResidual), offset(kScaleA),
-        offset(kScaleB));
+    const Epilogue epilogue =
+        Epilogue::of_matrix(params.epilogue, out, bias, residual, by_block ? nullptr : scale_a,
+                            by_block ? nullptr : scale_b, offset(kOut), offset(kBias),
+                            offset(kResidual), offset(kScaleA), offset(kScaleB));
     for_each_run(storage, warp, acc, [&](int row, int col, const SumType(&runs)[1][kRun]) {
         epilogue.store(task.row + row, task.col + col, runs[0]);
     });

@@ -1,15 +1,18 @@
-// gemm_hopper.cu: gemm.cu's products on Hopper: out = activation(alpha * (A @ B) + bias) + residual.
+// gemm_hopper.cu: gemm.cu's products on Hopper: out = activation(alpha * (A @ B) + bias) +
+// residual.
 //
-// As many blocks as the GPU runs at once walk through the tiles; the loads of a block's next tile begin
-// while it finishes one.
-// Constants: those of parts/ring_hopper.cuh and of the main loop, parts/mainloop*_hopper.cuh, that the
-// variant includes before this file.
-// Launch: grid (any), block (kNumThreads = 384), dynamic shared memory sizeof(HopperStorage).  Tensor maps:
+// As many blocks as the GPU runs at once walk through the tiles; the loads of a block's next tile
+// begin while it finishes one.
+// Constants: those of parts/ring_hopper.cuh and of the main loop, parts/mainloop*_hopper.cuh, that
+// the variant includes before this file.
+// Launch: grid (any; clusters of kClusterSize), block (kNumThreads = 384), dynamic shared memory
+// sizeof(HopperStorage).  Tensor maps:
 // (batch, m, k) of A and (batch, n, k) of B, or with their last two dims swapped where kOuterMajor;
-// (batch, m, n) of out, boxes of 16 x 64, or with kConverts 64 x 64.  The maps' batch is BatchLayout's offset
-// of kA, kB and kOut.
+// (batch, m, n) of out, boxes of 16 x 64, or with kTurned up to 64 x 64.  The maps' batch is
+// BatchLayout's offset of kA, kB and kOut.
 #include "parts/epilogue_hopper.cuh"
 #include "parts/gemm_task.cuh"
+#include "parts/plain_epilogue_hopper.cuh"
 #include "parts/ring_hopper.cuh"
 
 struct HopperParams {
@@ -18,18 +21,21 @@ struct HopperParams {
     MatrixStrides block_scales_a, block_scales_b;
     EpilogueParams epilogue;
     int32_t tma_stores, group_height;  // in tiles (GemmTask::of_block)
-    int64_t has_block_scales;          // what scale_a and scale_b then are; they are the main loop's
-    int64_t num_groups;                // of NVFP4's k
+    int32_t has_block_scales;  // what scale_a and scale_b then are; they are the main loop's
+    int32_t row_bytes;         // of the rows of a stage that exist
+    int64_t num_groups;        // of NVFP4's k
     struct { int64_t block, quarter, row, word; } groups;  // GroupScales
 };
 
+constexpr int kFactors = kPingPong ? kConsumers : 1;  // of tiles whose sums are under way
 struct HopperStorage {
     Staging staging[4 * kConsumers];
     Ring ring;
+    TileFactors factors[kFactors];
 };
 
 // A block of 384 threads begins with 3 * 168 a thread.
-constexpr int kProducerRegisters = 56;
+constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = (3 * 168 - kProducerRegisters) / kConsumers;
 
 // With kShareK: the first warpgroup's sums, plus those of the other one.
@@ -50,58 +56,158 @@ DEVICE void add_shared_sums(HopperStorage& storage, int warpgroup, TileSums& sum
     named_barrier(3, 128 * kConsumers);  // read, before the next tile's
 }
 
+DEVICE void sync_cluster() {
+    cluster_arrive();
+    cluster_wait();
+}
+// With kSplitK: the columns that this block finishes, plus their sums in the cluster's other
+// blocks, in the order of k.  Threads without sums take part in both barriers.
+DEVICE void add_split_sums(HopperStorage& storage, int warpgroup, TileSums& sums) {
+    constexpr int kOwn = kCols / 2 / kClusterSize;  // of a thread's numbers, one block's
+    using Slices = Bytes<16>[kClusterSize][kConsumers][kBlocks * kOwn / 4][128];
+    static_assert(!kSplitK || sizeof(Slices) <= kStages * (RowStage::kBytes + ColStage::kBytes),
+                  "the ring");
+    // Where stages were: of block, warpgroup, four numbers and thread.
+    Slices& slices = *reinterpret_cast<Slices*>(&storage.ring);
+    const int rank = cluster_rank(), thread = threadIdx.x % 128;
+    sync_cluster();  // no stage is read any more
+#pragma unroll
+    for (int to = 0; to < kClusterSize; ++to) {
+        if (to == rank) continue;
+        auto& slice = (*cluster_shared(&slices, to))[rank][warpgroup];
+#pragma unroll
+        for (int i = 0; i < kBlocks * kOwn; i += 4) {
+            const SumType* four = &sums[i / kOwn][to * kOwn + i % kOwn];
+            slice[i / 4][thread] = {bit_cast<uint32_t>(four[0]), bit_cast<uint32_t>(four[1]),
+                                    bit_cast<uint32_t>(four[2]), bit_cast<uint32_t>(four[3])};
+        }
+    }
+    sync_cluster();
+#pragma unroll
+    for (int own = 0; own < kClusterSize; ++own) {
+        if (own != rank) continue;
+#pragma unroll
+        for (int i = 0; i < kBlocks * kOwn; i += 4) {
+            SumType* four = &sums[i / kOwn][own * kOwn + i % kOwn];
+            SumType total[4] = {};
+#pragma unroll
+            for (int from = 0; from < kClusterSize; ++from) {
+                Bytes<16> part;
+                if (from != own) part = slices[from][warpgroup][i / 4][thread];
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    total[j] += from == own ? four[j] : bit_cast<SumType>(part.words[j]);
+                }
+            }
+#pragma unroll
+            for (int j = 0; j < 4; ++j) four[j] = total[j];
+        }
+    }
+}
+
 KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b_map,
                         GRID_CONSTANT TensorMap out_map, void* out, const void* bias,
                         const void* residual, const float* scale_a, const float* scale_b,
                         const e4m3* groups_b, const HopperParams params) {
     SHARED_STORAGE(HopperStorage, storage);
     Ring& ring = storage.ring;
-    if (threadIdx.x == 0) ring.init();
-    sync_block();
-    const int num_tiles = int(params.tiles_m * params.tiles_n * params.batch_size);
-    const int num_k_tiles = int(params.num_k_tiles), step = gridDim.x;
-    const auto task_of = [&](int tile) {
-        return GemmTask::of_block(tile, uint32_t(params.tiles_m), uint32_t(params.tiles_n),
-                                  uint32_t(params.batch_size), kTileM, kTileN,
-                                  uint32_t(params.group_height));
+    if (threadIdx.x == 32) {
+        prefetch_tensor_map(a_map);
+        prefetch_tensor_map(b_map);
+    }
+    if (threadIdx.x == 0) {
+        for (TileFactors& factors : storage.factors) factors.init();
+        ring.init();
+    }
+    if constexpr (kClusterSize > 1) sync_cluster();
+    else sync_block();
+    // Tiles, each kClusterSize times: a cluster's blocks have parts of the same one.
+    const int num_parts = int(params.tiles_m * params.tiles_n * params.batch_size) * kClusterSize;
+    const int first = blockIdx.x, step = gridDim.x, rank = kSplitK ? cluster_rank() : 0;
+    // The block's part of k, which may be none of it.
+    const int all_k_tiles = int(params.num_k_tiles);
+    const int per_block = kSplitK ? (all_k_tiles + kClusterSize - 1) / kClusterSize : all_k_tiles;
+    const int first_k_tile = kSplitK && rank * per_block < all_k_tiles ? rank * per_block : 0;
+    const int rest = kSplitK ? all_k_tiles - rank * per_block : all_k_tiles;
+    const int num_k_tiles = rest < 0 ? 0 : rest < per_block ? rest : per_block;
+    constexpr int kBeside = kMulticasts ? kClusterSize : 1;
+    const auto task_of = [&](int part) {
+        const int tile = part / kClusterSize;
+        GemmTask task =
+            GemmTask::of_block(tile, uint32_t(params.tiles_m), uint32_t(params.tiles_n),
+                               uint32_t(params.batch_size), kTurned ? kTileM : kTileM * kBeside,
+                               kTurned ? kTileN * kBeside : kTileN, uint32_t(params.group_height));
+        if constexpr (kMulticasts) (kTurned ? task.col : task.row) += cluster_rank() * kRows;
+        return task;
     };
-    const auto first_row = [](const GemmTask& task) { return int(kConverts ? task.col : task.row); };
-    const auto first_col = [](const GemmTask& task) { return int(kConverts ? task.row : task.col); };
-    const int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32;
+    const auto first_row = [](const GemmTask& task) { return int(kTurned ? task.col : task.row); };
+    const auto first_col = [](const GemmTask& task) { return int(kTurned ? task.row : task.col); };
+    const bool by_block = kPromotes && params.has_block_scales != 0;
+    const bool plain = is_plain(params.epilogue, params.tma_stores != 0, bias, residual,
+                                by_block ? nullptr : scale_a, by_block ? nullptr : scale_b);
+    const auto epilogue_of = [&](const GemmTask& task) {
+        const auto offset = [&](Operand operand) {
+            return params.batch.offset(operand, task.batch);
+        };
+        return Epilogue::of_matrix(params.epilogue, out, bias, residual,
+                                   by_block ? nullptr : scale_a, by_block ? nullptr : scale_b,
+                                   offset(kOut), offset(kBias), offset(kResidual), offset(kScaleA),
+                                   offset(kScaleB));
+    };
+    // From one lane, so that the compiler knows that they are alike in all.
+    const int warp = shuffle(int(threadIdx.x / 32), 0), warpgroup = warp / 4;
     if (warpgroup == kConsumers) {
         decrease_registers<kProducerRegisters>();
+        const int warp = threadIdx.x / 32;
         if (warp == 4 * kConsumers && elect_one()) {
             RingPlace place;
-            for (int tile = blockIdx.x; tile < num_tiles; tile += step) {
-                const GemmTask task = task_of(tile);
-                load_tiles(ring, place, kConverts ? b_map : a_map, kConverts ? a_map : b_map,
-                           num_k_tiles, first_row(task), first_col(task),
-                           int(params.batch.offset(kConverts ? kB : kA, task.batch)),
-                           int(params.batch.offset(kConverts ? kA : kB, task.batch)));
+            for (int part = first; part < num_parts; part += step) {
+                const GemmTask task = task_of(part);
+                load_tiles(ring, place, kTurned ? b_map : a_map, kTurned ? a_map : b_map,
+                           params.row_bytes, first_k_tile, num_k_tiles, first_row(task),
+                           first_col(task), int(params.batch.offset(kTurned ? kB : kA, task.batch)),
+                           int(params.batch.offset(kTurned ? kA : kB, task.batch)));
+            }
+        }
+        if constexpr (!kTurned) {
+            if (plain && warp == 4 * kConsumers + 1) {
+                int count = 0;
+                for (int part = first; part < num_parts; part += step, ++count) {
+                    storage.factors[count % kFactors].load(
+                        params.epilogue, params.batch, task_of(part), by_block ? nullptr : scale_a,
+                        by_block ? nullptr : scale_b, bias, count / kFactors);
+                }
             }
         }
         sync_warp();
+        if constexpr (kSplitK) {  // those of add_split_sums
+            sync_cluster();
+            sync_cluster();
+        }
     } else {
         increase_registers<kConsumerRegisters>();
         const int turn = kPingPong ? warpgroup : 0, turns = kPingPong ? kConsumers : 1;
         TileWork work{};
         work.num_k_tiles = num_k_tiles;
+        work.first_k_tile = first_k_tile;
         work.consumer = warpgroup;
         work.row = kShareRows ? warpgroup * kConsumerRows : 0;
         work.place.skip(turn * num_k_tiles);
         int box = 0;
-        for (int tile = blockIdx.x + turn * step; tile < num_tiles; tile += turns * step) {
-            const GemmTask task = task_of(tile);
+        do {
+            const int part = first + (turn + work.count * turns) * step;
+            if (part >= num_parts) break;
+            if (kBlocks * kCols / kChunk % 2 == 0) box = 0;  // which it is, without a register
+            const GemmTask task = task_of(part);
             const auto offset = [&](Operand operand) {
                 return params.batch.offset(operand, task.batch);
             };
             work.first_row = first_row(task) + work.row + warp % 4 * kWarpRows;
             work.first_col = first_col(task);
-            const bool by_block = kPromotes && params.has_block_scales != 0;
-            if (by_block) {
+            if (kPromotes) {
                 const MatrixStrides &a = params.block_scales_a, &b = params.block_scales_b;
-                work.scales = {scale_a ? scale_a + offset(kScaleA) : nullptr,
-                               scale_b ? scale_b + offset(kScaleB) : nullptr,
+                work.scales = {by_block && scale_a ? scale_a + offset(kScaleA) : nullptr,
+                               by_block && scale_b ? scale_b + offset(kScaleB) : nullptr,
                                a.row,
                                a.col,
                                b.row,
@@ -111,22 +217,14 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
             }
             if constexpr (kSame<RowElement, e2m1x2>) {
                 const GroupScales groups{groups_b + offset(kGroupsB), params.groups.block,
-                                         params.groups.quarter, params.groups.row, params.groups.word};
+                                         params.groups.quarter, params.groups.row,
+                                         params.groups.word};
                 const int col = work.first_row + int(threadIdx.x) % 32 / 4;
                 work.row_scales = scales_of_rows(groups, col, col + 8, int(params.epilogue.n) - 1,
                                                  int(params.num_groups));
             }
-            const auto make_epilogue = [&] {
-                return Epilogue::of_matrix(params.epilogue, out, bias, residual,
-                                           by_block ? nullptr : scale_a, by_block ? nullptr : scale_b,
-                                           offset(kOut), offset(kBias), offset(kResidual),
-                                           offset(kScaleA), offset(kScaleB));
-            };
-            TileVectors vectors;
-            // Products beside the sums leave no registers for them.
-            if (!kPromotes && params.tma_stores) {
-                vectors.load(make_epilogue(), work.first_row, work.first_col);
-            }
+            TurnedFactors turned;
+            if (kTurned && plain) turned.load(epilogue_of(task), work.first_row);
             TileSums sums;
             multiply(ring, work, sums);
             ++work.count;
@@ -135,21 +233,40 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                 add_shared_sums(storage, warpgroup, sums);
                 if (warpgroup > 0) continue;
             }
-            const Epilogue epilogue = make_epilogue();
-            if (kPromotes && params.tma_stores) {
-                vectors.load(epilogue, work.first_row, work.first_col);
+            if constexpr (kSplitK) add_split_sums(storage, warpgroup, sums);
+            if (plain) {
+                const int row = work.row + warp % 4 * kWarpRows, batch = int(offset(kOut));
+                TileFactors& factors = storage.factors[kPingPong ? warpgroup : 0];
+                const EpilogueParams& p = params.epilogue;
+                if (!kTurned) factors.full.wait((work.count - 1) & 1);
+                if constexpr (kTurned) {
+                    store_parts(storage.staging, box, out_map, turned, p, row, work.first_row,
+                                work.first_col, batch, sums);
+                } else if (kActivates && p.activation != kNoActivation) {
+                    store_parts(storage.staging, box, out_map, factors, p, row, work.first_row,
+                                work.first_col, batch, sums);
+                } else if (p.out_dtype == kHalf) {
+                    store_plain<half>(storage.staging[warp], box, out_map, factors, p.alpha, row,
+                                      work.first_row, work.first_col, batch, sums);
+                } else {
+                    store_plain<bf16>(storage.staging[warp], box, out_map, factors, p.alpha, row,
+                                      work.first_row, work.first_col, batch, sums);
+                }
+                if (!kTurned) factors.release();
+                continue;
             }
+            const Epilogue epilogue = epilogue_of(task);
             if (!params.tma_stores) {
                 store_runs(storage.staging[warp], epilogue, work.first_row, work.first_col, sums);
-            } else if constexpr (kConverts) {
-                store_turned_boxes(storage.staging, box, out_map, epilogue, vectors, work.first_row,
-                                   work.first_col, int(offset(kOut)), sums);
-            } else {
-                store_boxes(storage.staging, box, out_map, epilogue, vectors, work.first_row,
-                            work.first_col, int(offset(kOut)), sums);
+                continue;
             }
-        }
+            TileVectors vectors;
+            vectors.load(epilogue, work.first_row, work.first_col);
+            store_boxes(storage.staging, box, out_map, epilogue, vectors, work.first_row,
+                        work.first_col, int(offset(kOut)), sums);
+        } while (!kSplitK);
         if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();
         sync_warp();
     }
+    if constexpr (kMulticasts) sync_cluster();  // blocks arrive at each other's barriers
 }

@@ -1,24 +1,30 @@
 // nonfinite.cu: of all elements of any strided array, in one read: how many are NaN, +infinity and
-// -infinity, the first of them in C order, and the smallest, the largest and the mean of the others.
+// -infinity, the first of them in C order, and the smallest, the largest and the mean of the
+// others.
 //
-// A thread has kBatch vectors of kVectorWidth elements under way.  Their sum, in FP32 and pairwise, is
-// finite if all of them are (otherwise, also if it overflows, they are inspected one by one); sums of
-// batches, threads and blocks are added in FP64.  Smallest and largest are found among the codes, as
-// integers (struct Extremes), so that subnormals are not flushed.  Counts and the first place, which a
-// batch rarely changes, wait in shared memory: registers are for loads.
-//   kPlain: the elements fill one stretch of memory, in any order of the dims; head and tail of it, which
-//     are no whole vectors, are inspected.  Otherwise each vector's place follows from the dims.
-// The last block to end merges what all have found, in a fixed order, and sets its counter back to 0.
-//   buffer   [0, 4): NaN, +inf, -inf, the first place (kNowhere: none); [4, 7), as doubles: smallest,
-//            largest, mean (NaN without finite elements); [7, ...): a Summary for each block.
+// A thread has kBatch vectors of kVectorWidth elements under way.  Their sum, in FP32 and pairwise,
+// is finite if all of them are (otherwise, also if it overflows, they are inspected one by one);
+// sums of batches, threads and blocks are added in FP64.  Smallest and largest are found among the
+// codes, as integers (struct Extremes), so that subnormals are not flushed.  Counts and the first
+// place, which a batch rarely changes, wait in shared memory: registers are for loads.
+//   kPlain: the elements fill one stretch of memory, in any order of the dims; head and tail of it,
+//     which are no whole vectors, are inspected.  Otherwise each vector's place follows from the
+//     dims.
+// The last block to end merges what all have found, in a fixed order, and sets its counter back to
+//   0.
+//   buffer   [0, 4): NaN, +inf, -inf, the first place (kNowhere: none); [4, 7), as doubles:
+//            smallest, largest, mean (NaN without finite elements); [7, ...): a Summary for each
+//            block.
 //   counters[slot]  0 at the start of every launch, and no other launch's at that time.
-// Constants: Element, kVectorWidth, kBatch, kPlain, kMaxDims.  Launch: any grid, block (kNumThreads).
+// Constants: Element, kVectorWidth, kBatch, kPlain, kMaxDims.  Launch: any grid, block
+// (kNumThreads).
 #include "parts/vector.cuh"
 
 constexpr int64_t kNowhere = 0x7fffffffffffffffll;
 
-// The array's dims in the order in which elements are walked, innermost first; the element of digits
-// d is at start + sum(d * strides) from x's first, and number first + sum(d * weights) in C order.
+// The array's dims in the order in which elements are walked, innermost first; the element of
+// digits d is at start + sum(d * strides) from x's first, and number first + sum(d * weights) in C
+// order.
 struct NonfiniteParams {
     int64_t num_elements, start, first, num_dims;
     int64_t sizes[kMaxDims], strides[kMaxDims], weights[kMaxDims];
@@ -30,7 +36,8 @@ struct NonfiniteParams {
         for (int d = 0; d + 1 < int(num_dims); ++d) {
             const uint64_t size = uint64_t(sizes[d]);
             // A 64-bit division costs some hundred instructions, a 32-bit one twenty.
-            const uint64_t next = (rest | size) >> 32 ? rest / size : uint32_t(rest) / uint32_t(size);
+            const uint64_t next =
+                (rest | size) >> 32 ? rest / size : uint32_t(rest) / uint32_t(size);
             place += int64_t(rest - next * size) * steps[d];
             rest = next;
         }
@@ -39,8 +46,8 @@ struct NonfiniteParams {
 };
 
 // --- codes -----------------------------------------------------------------------------------
-// A word holds an element's code in its upper bits, or two of 16 bits each; below an 8-bit code may be
-// anything.  Codes are a sign and a magnitude.
+// A word holds an element's code in its upper bits, or two of 16 bits each; below an 8-bit code may
+// be anything.  Codes are a sign and a magnitude.
 constexpr int kBits = 8 * int(sizeof(Element));
 constexpr bool kPairs = kBits < 32;
 
@@ -74,10 +81,10 @@ DEVICE double to_double(Code code) {
 }
 
 // The smallest and the largest of codes by three integer extremes.  As unsigned integers negative
-// numbers are the largest, those of larger magnitude first; as signed ones all of them are below the
-// others.  So the largest unsigned code is the smallest number if one is negative, else the smallest
-// unsigned one is; the largest signed code is the largest number if one is not negative, else the
-// smallest unsigned one is.
+// numbers are the largest, those of larger magnitude first; as signed ones all of them are below
+// the others.  So the largest unsigned code is the smallest number if one is negative, else the
+// smallest unsigned one is; the largest signed code is the largest number if one is not negative,
+// else the smallest unsigned one is.
 struct Extremes {
     uint32_t most, least, most_signed;
 
@@ -95,7 +102,8 @@ struct Extremes {
         } else {
             most = other.most > most ? other.most : most;
             least = other.least < least ? other.least : least;
-            most_signed = int(other.most_signed) > int(most_signed) ? other.most_signed : most_signed;
+            most_signed =
+                int(other.most_signed) > int(most_signed) ? other.most_signed : most_signed;
         }
     }
     // Both halves of a word become the extreme of the two.

@@ -1,15 +1,15 @@
 // normalize.cu: layer_norm (kCentered) and rms_norm of rows, s = x + residual (FP32, not rounded):
 //   layer_norm  y = (s - mean) / sqrt(var + eps) * weight + bias
 //   rms_norm    y = s / sqrt(mean(s^2) + eps) * weight
-// A row is read once into shared memory (parts/row.cuh), where its squares are summed, in layer_norm
-// about the mean.  Within a block that is known before; in a cluster, or a row of several chunks, each
-// warp takes the mean of its own part, and parts/moments.cuh merges them.
+// A row is read once into shared memory (parts/row.cuh), where its squares are summed, in
+// layer_norm about the mean.  Within a block that is known before; in a cluster, or a row of
+// several chunks, each warp takes the mean of its own part, and parts/moments.cuh merges them.
 //   weight, bias     of any of the three types, along the row; null: none.  rms_norm has no bias.
 //   sum              s rounded to Element.  mean, rstd: FP32, one for each row.  Null: not wanted.
-//   row_scale        not null: y is FP8 or int8, the row's largest |y| over the format's largest number
-//                    the scale that decodes it.  For rows that are not split.
-//   compensated      the rest that a mean leaves is measured along with the squares, and both parts of
-//                    the mean are subtracted.
+//   row_scale        not null: y is FP8 or int8, the row's largest |y| over the format's largest
+//                    number the scale that decodes it.  For rows that are not split.
+//   compensated      the rest that a mean leaves is measured along with the squares, and both parts
+//                    of the mean are subtracted.
 // kPlain: weight, bias and y are Elements, the first two in aligned vectors; no statistics, no
 // row_scale, not compensated.  kQuantized besides: y is narrow, and there is a row_scale.
 // Constants: Element, kCentered, kQuantized and those of parts/row.cuh.
@@ -60,10 +60,10 @@ using Statistic = StatisticOf<kCentered && !kMeanFirst>::Type;
 using MergeStatistics = StatisticOf<kCentered && !kMeanFirst>::Merge;
 
 // Moments of FP32 elements leave no registers for a second vector under way.
-constexpr int kSquaresUnrolled =
-    kCentered && kClusterSize > 1 && sizeof(Element) == 4 ? 1 : 2;
+constexpr int kSquaresUnrolled = kCentered && kClusterSize > 1 && sizeof(Element) == 4 ? 1 : 2;
 
-// The squares of the warp's distances from `mean`; not null, `rest` becomes the sum of the distances.
+// The squares of the warp's distances from `mean`; not null, `rest` becomes the sum of the
+// distances.
 template <class Sums>
 DEVICE float warp_squares(const Sums& s, float mean, float* rest) {
     float squares = 0.0f, distances = 0.0f;
@@ -267,7 +267,8 @@ struct Destination {
 
 // The scale of the row's y in a narrow format.
 template <class Sums>
-DEVICE QuantizeScale row_quantize_scale(const Sums& s, const Normalizer& normalizer, int32_t dtype) {
+DEVICE QuantizeScale row_quantize_scale(const Sums& s, const Normalizer& normalizer,
+                                        int32_t dtype) {
     Largest largest;
 #pragma unroll(kPlain ? 2 : 1)
     for (int i = 0; i < kVectorsPerThread; ++i) {
@@ -283,7 +284,8 @@ DEVICE QuantizeScale row_quantize_scale(const Sums& s, const Normalizer& normali
         }
     }
     const float of_warp = reduce_in_warp(largest.value(), Larger());
-    const float of_row = merge_across_warps<kMeanFirst ? 3 : 1>(of_warp, s.x.thread, MergeFloats<Larger>());
+    const float of_row =
+        merge_across_warps<kMeanFirst ? 3 : 1>(of_warp, s.x.thread, MergeFloats<Larger>());
     return QuantizeScale(of_row, largest_number(dtype));
 }
 
@@ -301,7 +303,9 @@ DEVICE void normalize_row(const Sums& s, const RowTask& task, const void* weight
     const auto& layout = params.layout;
     const RowThread& t = s.x.thread;
     const RowChunk& c = s.x.chunk;
-    Normalizer n{0.0f, 0.0f, 0.0f,
+    Normalizer n{0.0f,
+                 0.0f,
+                 0.0f,
                  {weight, params.weight_stride, c.first_col, params.weight_dtype},
                  {bias, params.bias_stride, c.first_col, params.bias_dtype}};
     const float count = float(layout.num_cols);
@@ -319,7 +323,7 @@ DEVICE void normalize_row(const Sums& s, const RowTask& task, const void* weight
         n.take(statistic, count, params.eps);
     }
 
-    Destination to{out.y, row_offset(layout, kY, task.row), layout.col_strides[kY], params.dtype,
+    Destination to{out.y,   row_offset(layout, kY, task.row), layout.col_strides[kY], params.dtype,
                    out.sum, layout.col_strides[kSum]};
     to.y_offset += c.first_col * to.y_stride;
     if (to.sum) to.sum += row_offset(layout, kSum, task.row) + c.first_col * to.sum_stride;
@@ -328,7 +332,8 @@ DEVICE void normalize_row(const Sums& s, const RowTask& task, const void* weight
         const int64_t offset = row_offset(layout, kStatistic, task.row);
         const bool writes = c.live && t.lane == 0 && t.rank == 0 && task.chunk == 0;
         // With an infinity in it the row is NaN, whatever its sums have become.
-        if (!kPlain && writes && out.mean) out.mean[offset] = n.rstd != n.rstd ? n.rstd : n.mean + n.mean_low;
+        if (!kPlain && writes && out.mean)
+            out.mean[offset] = n.rstd != n.rstd ? n.rstd : n.mean + n.mean_low;
         if (!kPlain && writes && out.rstd) out.rstd[offset] = n.rstd;
         if (!kSplitRows && out.row_scale) {
             const QuantizeScale scale = row_quantize_scale(s, n, params.dtype);
@@ -339,9 +344,10 @@ DEVICE void normalize_row(const Sums& s, const RowTask& task, const void* weight
     to.write(s, n, factor);
 }
 
-KERNEL void normalize(const Element* x, const Element* residual, const void* weight, const void* bias,
-                      void* y, Element* sum, float* mean, float* rstd, float* row_scale,
-                      Statistic* statistics, const NormParams params, int64_t pass) {
+KERNEL void normalize(const Element* x, const Element* residual, const void* weight,
+                      const void* bias, void* y, Element* sum, float* mean, float* rstd,
+                      float* row_scale, Statistic* statistics, const NormParams params,
+                      int64_t pass) {
     announce_to_cluster();
     SHARED_STORAGE(RowStorage<Element>, storage);
     const auto& layout = params.layout;

@@ -1,6 +1,7 @@
-// normalize_logits.cu: y = exp(logit - max) / sum for every row of a matrix, from the statistics of sets of
-// its columns (dequant_softmax.cu): the logits are read once.  y may be the logits.
-// Launch: grid (m * blocks_per_row), block (kNumThreads).  Each block merges the statistics of its row.
+// normalize_logits.cu: y = exp(logit - max) / sum for every row of a matrix, from the statistics of
+// sets of its columns (dequant_softmax.cu): the logits are read once.  y may be the logits.
+// Launch: grid (m * blocks_per_row), block (kNumThreads).  Each block merges the statistics of its
+// row.
 #include "parts/dtype.cuh"
 #include "parts/gemm_task.cuh"
 #include "parts/max_sum.cuh"
@@ -50,7 +51,8 @@ DEVICE void normalize(const float* logits, Out* y, const NormalizeParams& p, int
 
 KERNEL void normalize_logits(const float* logits, const MaxSum* statistics, void* y,
                              const NormalizeParams params) {
-    const int64_t row = blockIdx.x / params.blocks_per_row, part = blockIdx.x % params.blocks_per_row;
+    const int64_t row = blockIdx.x / params.blocks_per_row,
+                  part = blockIdx.x % params.blocks_per_row;
     const MaxSum total = row_statistics(statistics + row * params.num_sets, params.num_sets);
     const float* from = logits + row * params.logits.row;
     const int64_t offset = row * params.y.row;

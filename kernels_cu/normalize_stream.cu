@@ -1,8 +1,8 @@
-// normalize_stream.cu: layer_norm (kCentered) and rms_norm as in normalize.cu, of rows of whole, aligned
-// vectors, without options.  A block or cluster takes a row after the other (parts/row_stream.cuh); its
-// weights and biases stay in registers.
-//   layer_norm  the mean of the block's slice, then the squares about it; parts/moments.cuh merges those
-//               of a cluster's blocks.
+// normalize_stream.cu: layer_norm (kCentered) and rms_norm as in normalize.cu, of rows of whole,
+// aligned vectors, without options.  A block or cluster takes a row after the other
+// (parts/row_stream.cuh); its weights and biases stay in registers.
+//   layer_norm  the mean of the block's slice, then the squares about it; parts/moments.cuh merges
+//               those of a cluster's blocks.
 //   sum         null without a residual.
 // The other arguments are those of normalize.cu, where they are not null there either.
 // Constants: Element, kCentered and those of parts/row_stream.cuh.

@@ -1,6 +1,6 @@
 // quantize.cu: y = x / scale in FP8 or int8, one scale for each row: the row's largest |x| over the
-// format's largest number (parts/quantize.cuh).  A row lies along any axis, or is a whole tensor; it is
-// read once, into shared memory (parts/row.cuh), unless it is split.
+// format's largest number (parts/quantize.cuh).  A row lies along any axis, or is a whole tensor;
+// it is read once, into shared memory (parts/row.cuh), unless it is split.
 // Constants: Element and those of parts/row.cuh.
 // Launch: grid (ceil(rows / kRowsPerBlock) * chunks * kClusterSize), block (kNumThreads), dynamic
 // shared memory sizeof(RowStorage<Element>).

@@ -1,13 +1,14 @@
-// quantize_nvfp4.cu: x = code * scale * global_scale for a batch of matrices, codes in e2m1, an e4m3 scale
-// for every 16 of a row (NVIDIA's recipe for NVFP4).
+// quantize_nvfp4.cu: x = code * scale * global_scale for a batch of matrices, codes in e2m1, an
+// e4m3 scale for every 16 of a row (NVIDIA's recipe for NVFP4).
 //   global_scale = max |x| over finite x / (6 * 448), 1 where that is no normal number;
 //   scale = max |x| of the group / (6 * global_scale), NaN for a group with a NaN or an infinity;
 //   code = x / global_scale / scale; all three rounded to nearest even.
-// Pass kLargest: each block's largest finite |x|; kEncode: codes and scales, a thread for each group, and
-// for the padding of scales in blocks (parts/nvfp4.cuh), which become zero.  It goes through the lines the
-// other way round: what kLargest has read last is in the L2 cache.
+// Pass kLargest: each block's largest finite |x|; kEncode: codes and scales, a thread for each
+// group, and for the padding of scales in blocks (parts/nvfp4.cuh), which become zero.  It goes
+// through the lines the other way round: what kLargest has read last is in the L2 cache.
 // Constants: Element.
-// Launch: grid (num_partials), block (kNumThreads); twice.  Fewer than 2^32 rows in all, with padding.
+// Launch: grid (num_partials), block (kNumThreads); twice.  Fewer than 2^32 rows in all, with
+// padding.
 #include "parts/math.cuh"
 #include "parts/nvfp4.cuh"
 #include "parts/vector.cuh"
@@ -24,8 +25,8 @@ struct QuantizeParams {
 
 constexpr float kLargestCode = 6.0f, kLargestScale = 448.0f;
 
-// The bits of a group's elements: of |x|, those of larger numbers are larger, and of infinities and NaN at
-// least kInfinityBits.
+// The bits of a group's elements: of |x|, those of larger numbers are larger, and of infinities and
+// NaN at least kInfinityBits.
 constexpr bool kPairs = sizeof(Element) == 2;
 constexpr uint32_t kInfinityBits = kSame<Element, half> ? 0x7c00u : kPairs ? 0x7f80u : 0x7f800000u;
 struct Group {
@@ -101,10 +102,12 @@ DEVICE float block_largest(float value) {
     return value;
 }
 
-// x to the nearest number of e2m1 times 2^-14, ties to even; beyond 6 times that to one with more digits.
+// x to the nearest number of e2m1 times 2^-14, ties to even; beyond 6 times that to one with more
+// digits.
 DEVICE float round_code(float x) {
-    // With the exponent of x, but at least that of the smallest normal number: 2^22 times as much has half of
-    // its units in the last place for the distance of e2m1's numbers.  1.5 keeps it there for a negative x.
+    // With the exponent of x, but at least that of the smallest normal number: 2^22 times as much
+    // has half of its units in the last place for the distance of e2m1's numbers.  1.5 keeps it
+    // there for a negative x.
     const float power = maximum(bit_cast<float>(bit_cast<uint32_t>(x) & 0x7f800000u), 0x1p-14f);
     const float shift = power * (1.5f * 0x1p22f);  // exact, as is what follows but the sum
     return (x + shift) - shift;
@@ -115,13 +118,15 @@ DEVICE uint32_t pack_codes(const uint32_t (&pairs)[4]) {
     uint32_t tops[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        // FP16's sign, the lower two bits of the exponent and the first one of the mantissa, side by side.
+        // FP16's sign, the lower two bits of the exponent and the first one of the mantissa, side
+        // by side.
         // What a scale that was rounded down leaves beyond 6 is 6.
         const uint32_t size = min_unsigned_pair(pairs[i] & 0x7fff7fffu, 0x0e000e00u);
         tops[i] = (pairs[i] & 0x80008000u) | size << 3;
     }
     // Both numbers' bytes of two pairs, then of four.
-    const uint32_t left = pick_bytes(tops[0], tops[1], 0x7351), right = pick_bytes(tops[2], tops[3], 0x7351);
+    const uint32_t left = pick_bytes(tops[0], tops[1], 0x7351),
+                   right = pick_bytes(tops[2], tops[3], 0x7351);
     return pick_bytes(left, right, 0x5410) >> 4 | pick_bytes(left, right, 0x7632);
 }
 
@@ -129,22 +134,27 @@ KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float
                            float* partials, const QuantizeParams params, int64_t pass) {
     const QuantizeParams& p = params;
     const int64_t size = sizeof(Element);
-    const bool by_vectors = p.col_stride == 1 && (uintptr_t(x) | uintptr_t(p.row_stride * size) |
-                                                  uintptr_t(p.batch_stride * size)) % 16 == 0;
+    const bool by_vectors =
+        p.col_stride == 1 &&
+        (uintptr_t(x) | uintptr_t(p.row_stride * size) | uintptr_t(p.batch_stride * size)) % 16 ==
+            0;
     const auto load = [&](uint32_t matrix, uint32_t row, uint32_t group) {
         Group numbers;
-        numbers.load(x + matrix * p.batch_stride + row * p.row_stride + group * (kGroup * p.col_stride),
-                     p.col_stride, by_vectors);
+        numbers.load(
+            x + matrix * p.batch_stride + row * p.row_stride + group * (kGroup * p.col_stride),
+            p.col_stride, by_vectors);
         return numbers;
     };
     if (pass == kLargest) {
         uint32_t largest = 0;
         const uint32_t rows = uint32_t(p.rows);
-        for_each_in_lines(uint32_t(p.batch) * rows, uint32_t(p.groups), [&](uint32_t line, uint32_t group, uint32_t) {
-            const uint32_t matrix = p.batch > 1 ? line / rows : 0;
-            const uint32_t bits = load(matrix, line - matrix * rows, group).largest_finite_bits();
-            largest = largest > bits ? largest : bits;
-        });
+        for_each_in_lines(uint32_t(p.batch) * rows, uint32_t(p.groups),
+                          [&](uint32_t line, uint32_t group, uint32_t) {
+                              const uint32_t matrix = p.batch > 1 ? line / rows : 0;
+                              const uint32_t bits =
+                                  load(matrix, line - matrix * rows, group).largest_finite_bits();
+                              largest = largest > bits ? largest : bits;
+                          });
         const float of_block = block_largest(number_of_bits(largest));
         if (threadIdx.x == 0) partials[blockIdx.x] = of_block;
         return;
@@ -159,39 +169,42 @@ KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float
     const float of_global = 1.0f / global, of_codes = 1.0f / (kLargestCode * global);
     const uint32_t rows = uint32_t(p.rows), groups = uint32_t(p.groups);
     const uint32_t scale_rows = uint32_t(p.scale_rows), lines = uint32_t(p.batch) * scale_rows;
-    for_each_in_lines(lines, uint32_t(p.scale_groups), [&](uint32_t from_end, uint32_t group, uint32_t) {
-        const uint32_t line = lines - 1 - from_end, matrix = p.batch > 1 ? line / scale_rows : 0;
-        const uint32_t row = line - matrix * scale_rows;
-        e4m3 scale = from_float<e4m3>(0.0f);
-        if (row < rows && group < groups) {
-            const Group numbers = load(matrix, row, group);
-            const uint32_t bits = numbers.largest_bits();
-            const float nan = kInfinity - kInfinity;
-            scale = from_float<e4m3>(bits < kInfinityBits ? number_of_bits(bits) * of_codes : nan);
-            const float factor = to_float(scale);
-            const bool coded = factor > 0.0f;
-            const float of_scale = coded ? 0x1p-14f / factor : 0.0f;
-            Bytes<8> packed{};
+    for_each_in_lines(
+        lines, uint32_t(p.scale_groups), [&](uint32_t from_end, uint32_t group, uint32_t) {
+            const uint32_t line = lines - 1 - from_end,
+                           matrix = p.batch > 1 ? line / scale_rows : 0;
+            const uint32_t row = line - matrix * scale_rows;
+            e4m3 scale = from_float<e4m3>(0.0f);
+            if (row < rows && group < groups) {
+                const Group numbers = load(matrix, row, group);
+                const uint32_t bits = numbers.largest_bits();
+                const float nan = kInfinity - kInfinity;
+                scale =
+                    from_float<e4m3>(bits < kInfinityBits ? number_of_bits(bits) * of_codes : nan);
+                const float factor = to_float(scale);
+                const bool coded = factor > 0.0f;
+                const float of_scale = coded ? 0x1p-14f / factor : 0.0f;
+                Bytes<8> packed{};
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                uint32_t pairs[4];
+                for (int i = 0; i < 2; ++i) {
+                    uint32_t pairs[4];
 #pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    float number[2];
-                    numbers.pair(4 * i + j, number[0], number[1]);
+                    for (int j = 0; j < 4; ++j) {
+                        float number[2];
+                        numbers.pair(4 * i + j, number[0], number[1]);
 #pragma unroll
-                    for (int n = 0; n < 2; ++n) {
-                        number[n] = round_code(number[n] * of_global * of_scale);
+                        for (int n = 0; n < 2; ++n) {
+                            number[n] = round_code(number[n] * of_global * of_scale);
+                        }
+                        pairs[j] = pack<half>(number[0], number[1]);
                     }
-                    pairs[j] = pack<half>(number[0], number[1]);
+                    packed.words[i] = coded ? pack_codes(pairs) : 0;
                 }
-                packed.words[i] = coded ? pack_codes(pairs) : 0;
+                const int64_t number = int64_t(matrix * rows + row) * groups + group;
+                store_vector<8>(codes + number * (kGroup / 2), packed);
             }
-            const int64_t number = int64_t(matrix * rows + row) * groups + group;
-            store_vector<8>(codes + number * (kGroup / 2), packed);
-        }
-        // GroupScales::at, in 32 bits as far as that goes.
-        scales[matrix * p.matrix_scales + row / 128 * p.block + row % 128 / 32 * p.quarter +
-               row % 32 * p.row + group / kWord * p.word + group % kWord] = scale;
-    });
+            // GroupScales::at, in 32 bits as far as that goes.
+            scales[matrix * p.matrix_scales + row / 128 * p.block + row % 128 / 32 * p.quarter +
+                   row % 32 * p.row + group / kWord * p.word + group % kWord] = scale;
+        });
 }

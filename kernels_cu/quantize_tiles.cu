@@ -1,6 +1,6 @@
-// quantize_tiles.cu: as quantize.cu, one scale for each tile of tile_rows x tile_cols elements; those at
-// the matrix's ends may be smaller.  kThreadsPerRow threads share a tile; what is more than a vector each
-// they read twice, the second time from a cache.
+// quantize_tiles.cu: as quantize.cu, one scale for each tile of tile_rows x tile_cols elements;
+// those at the matrix's ends may be smaller.  kThreadsPerRow threads share a tile; what is more
+// than a vector each they read twice, the second time from a cache.
 //   kVectorWidth > 1: tile_cols is a multiple of it; neighbours along a row of x, and of y, are
 //     neighbours in memory, aligned to it.
 // Constants: Element and those of parts/row.cuh, "row" read as "tile".
@@ -45,11 +45,10 @@ struct Tile {
 };
 
 // Where a vector of a tile lies in it, and how many columns it has.
-struct Place {
-    int row, col, count;
-};
+struct Place { int row, col, count; };
 
-// The vectors of a tile, and which of them are this thread's: every kThreadsPerRow-th from its lane on.
+// The vectors of a tile, and which of them are this thread's: every kThreadsPerRow-th from its lane
+// on.
 struct TileVectors {
     int num_cols, per_row, count;
 

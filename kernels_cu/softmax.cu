@@ -1,12 +1,13 @@
-// softmax.cu: y = exp(s - max s) / sum exp(s - max s) along one axis, s = scale * x, or its logarithm.
+// softmax.cu: y = exp(s - max s) / sum exp(s - max s) along one axis, s = scale * x, or its
+// logarithm.
 //
 // A row is read once into shared memory (parts/row.cuh), reduced, and written once.
 //   mask    bytes, nonzero = keep; what it hides counts as absent.  Null: keep all.
 //   dtype   of y, which need not be Element.
-// The scale multiplies after the subtraction, so that 3e38 gives no inf - inf.  Exponents are in base
-// 2: exp(s - max s) = exp2((x - x_max) * scale * log2(e)), x_max the x of the largest score.
-// kPlain leaves out mask, scale and conversion: the instructions that ask for them cost up to 5% of the
-// time where rows are short.
+// The scale multiplies after the subtraction, so that 3e38 gives no inf - inf.  Exponents are in
+// base 2: exp(s - max s) = exp2((x - x_max) * scale * log2(e)), x_max the x of the largest score.
+// kPlain leaves out mask, scale and conversion: the instructions that ask for them cost up to 5% of
+// the time where rows are short.
 // Constants: Element and those of parts/row.cuh.
 // Launch: grid (ceil(rows / kRowsPerBlock) * chunks * kClusterSize), block (kNumThreads), dynamic
 // shared memory sizeof(RowStorage<Element>).
@@ -66,7 +67,8 @@ DEVICE void multiply_by_zero(const Row& row, Element fill) {
     }
 }
 
-// The largest score of this warp's part of the row, in units of sign * x; every lane of the row gets it.
+// The largest score of this warp's part of the row, in units of sign * x; every lane of the row
+// gets it.
 DEVICE float warp_max(const Row& row, bool any, float sign) {
     Vector<Element, kVectorWidth> larger;
     larger.fill(from_float<Element>(-kInfinity));
@@ -94,8 +96,8 @@ DEVICE float warp_sum(const Row& row, float x_max, float exponent_scale) {
     return reduce_in_warp(sum, Sum());
 }
 
-// What a row's MaxSum makes of an element.  Nothing kept: zero, or -inf of the logarithm.  Nothing but
-// -inf kept, or a NaN: NaN.
+// What a row's MaxSum makes of an element.  Nothing kept: zero, or -inf of the logarithm.  Nothing
+// but -inf kept, or a NaN: NaN.
 struct Normalizer {
     float x_max, scale, exponent_scale, factor, log_sum;
 
@@ -130,8 +132,7 @@ DEVICE void write(Out* y, int64_t stride, const Row& row, const Normalizer& n) {
 }
 
 template <class Out>
-DEVICE void write(Out* y, int64_t stride, const Row& row, const Normalizer& normalizer,
-                  bool log) {
+DEVICE void write(Out* y, int64_t stride, const Row& row, const Normalizer& normalizer, bool log) {
     if (log) {
         write<true>(y, stride, row, normalizer);
     } else {

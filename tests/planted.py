@@ -43,8 +43,8 @@ def planted(fault: Fault, tmp_path_factory: Any) -> Iterator[None]:
     root = tmp_path_factory.mktemp("kernels") / "kernels_cu"
     shutil.copytree(kernels_cu.ROOT, root)
     text = (root / fault.file).read_text()
-    words = re.compile(r"\s+".join(map(re.escape, fault.old.split())))
-    text, count = words.subn(lambda _: fault.new.strip(), text)
+    letters = re.compile(r"\s*".join(map(re.escape, "".join(fault.old.split()))))
+    text, count = letters.subn(lambda _: fault.new.strip(), text)
     if not count:
         raise LookupError(f"{fault.file} no longer has {fault.old!r}")
     (root / fault.file).write_text(text)

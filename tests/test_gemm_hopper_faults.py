@@ -12,24 +12,30 @@ from cupykern.scaled_mm import ScaledProblem
 from cupykern.targets import host
 
 RING, MAIN_LOOP = "parts/ring_hopper.cuh", "parts/mainloop_hopper.cuh"
+CONVERTED_ROWS = "parts/rows_converted_hopper.cuh"
 PROMOTED = "parts/mainloop_promoted_hopper.cuh"
 CONVERTED = "parts/mainloop_converted_hopper.cuh"
 EPILOGUE = "parts/epilogue_hopper.cuh"
-_PRODUCTS = """                float products[kProducts];
-                wgmma_fence(products);
+PLAIN = "parts/plain_epilogue_hopper.cuh"
+# The products added up by the tensor cores alone, in place of the sums.
+_PRODUCTS = """            float products[kProducts];
+            if (kTurns) ring.turn[work.consumer ^ 1].wait((turn + work.consumer + 1) & 1);
+            wgmma_fence(products, a[0], a[1], a[2], a[3]);
 #pragma unroll
-                for (int k = 0; k < kTileK; k += kStepK) {
-                    wgmma<RowElement, ColElement>(
-                        products, RowStage::tile(ring.rows[stage], work.row + 64 * block, k),
-                        ColStage::tile(ring.cols[stage], col, k), k > 0);
-                }
-                wgmma_commit();
-                wgmma_wait<0>(products);
-                if (block == kBlocks - 1 && col + kProductCols == kCols) ring.release(stage);
+            for (int k = 0; k < kTileK; k += kStepK) {
+                wgmma<RowElement, ColElement>(products, a[k / kStepK],
+                                              advance(cols, chunk * kProductCols * ColStage::kLine + k),
+                                              k > 0);
+            }
+            wgmma_commit();
+            if (kTurns && elect_one()) ring.turn[work.consumer].arrive();
+            wgmma_wait<0>(products);
+            if (chunk == kChunks - 1) ring.release(stage);
 #pragma unroll
-                for (int j = 0; j < kProducts; ++j) {"""
+            for (int j = 0; j < kProducts; ++j) {
+"""
 _UNPROMOTED = (
-    _PRODUCTS.replace("float products[kProducts];", "auto& products = sums[block];")
+    _PRODUCTS.replace("float products[kProducts];", "auto& products = sums[0];")
     .replace("k > 0);", "true);")
     .replace("j < kProducts", "false")
 )
@@ -65,11 +71,11 @@ FAULTS = {
         MAIN_LOOP, "ring.turn[0].wait(count & 1)", "ring.turn[0].wait(0)", "shared tiles"
     ),
     "the tail of k left out": Fault(
-        "gemm_hopper.cu", "int num_k_tiles = int(params.num_k_tiles)", "int num_k_tiles = int(params.num_k_tiles) - 1",
+        "gemm_hopper.cu", "int all_k_tiles = int(params.num_k_tiles)", "int all_k_tiles = int(params.num_k_tiles) - 1",
         "shared tiles",
     ),
     "a box overwritten before it is stored": Fault(
-        EPILOGUE, "if (lane == 0) tma_store_wait_read<1>();", "", "shared tiles"
+        PLAIN, "if (lane == 0) tma_store_wait_read<1>();", "", "shared tiles"
     ),
     "every box to the same place": Fault(
         RING, "tma_load(stage + i * kBoxBytes, map", "tma_load(stage, map", "ping-pong"
@@ -78,7 +84,7 @@ FAULTS = {
         RING, "{kOuterMajor ? outer + inner :", "{kOuterMajor ? outer :", "ping-pong"
     ),
     "half of a stage's bytes expected": Fault(
-        RING, "arrive_expect_tx(RowStage::kBytes + ColStage::kBytes)", "arrive_expect_tx(RowStage::kBytes)",
+        RING, "arrive_expect_tx(row_bytes + ColStage::kBytes)", "arrive_expect_tx(row_bytes)",
         "shared tiles",
     ),
     "the bias of the next column": Fault(
@@ -90,27 +96,56 @@ FAULTS = {
         "bias of rows",
     ),
     "the promotion left out": Fault(PROMOTED, _PRODUCTS, _UNPROMOTED, "same sign"),
-    "the scales of the first block of four": Fault(
-        PROMOTED, "loaded.of(i)", "loaded.of(0)", "blocks"
-    ),
+    "the scales of the first stage of four": Fault(PROMOTED, "loaded.of(i)", "loaded.of(0)", "blocks"),
     "scales of a stage too late": Fault(
         PROMOTED, "loaded.load(work, own.index + kStride)", "loaded.load(work, own.index)", "blocks"
     ),
     "the scales of the first block's columns": Fault(
-        PROMOTED, "factors.cols[col / kProductCols]", "factors.cols[0]", "blocks"
+        PROMOTED, "factors.cols[chunk]", "factors.cols[0]", "blocks"
     ),
     "the scales of the first rows": Fault(
-        PROMOTED, "factors.rows[block][j / 2 % 2]", "factors.rows[block][0]", "blocks"
+        PROMOTED, "factors.rows[j / 2 % 2]", "factors.rows[0]", "blocks"
     ),
     "a stage released before FP8's products are there": Fault(
         PROMOTED,
-        "                wgmma_wait<0>(products);\n                if (block == kBlocks - 1 && col + kProductCols == kCols) ring.release(stage);",
-        "                if (block == kBlocks - 1 && col + kProductCols == kCols) ring.release(stage);\n                wgmma_wait<0>(products);",
+        "            wgmma_wait<0>(products);\n            if (chunk == kChunks - 1) ring.release(stage);",
+        "            if (chunk == kChunks - 1) ring.release(stage);\n            wgmma_wait<0>(products);",
         "blocks",
     ),
     "products of the stage before": Fault(
-        PROMOTED, "ColStage::tile(ring.cols[stage], col, k), k > 0);",
-        "ColStage::tile(ring.cols[stage], col, k), true);", "blocks",
+        PROMOTED, "ColStage::kLine + k),\n                                              k > 0);",
+        "ColStage::kLine + k),\n                                              true);", "blocks",
+    ),
+    "the rows of the first warpgroup": Fault(
+        PROMOTED, "load_rows(a, ring.rows[stage], work.row)", "load_rows(a, ring.rows[stage], 0)", "blocks"
+    ),
+    "the first columns for all": Fault(PROMOTED, "chunk * kProductCols * ColStage::kLine + k", "k", "blocks"),
+    "both warpgroups have the first turn": Fault(
+        PROMOTED, "(turn + work.consumer + 1) & 1", "(turn + 1) & 1", "blocks"
+    ),
+    "turns that begin anew with every tile": Fault(
+        PROMOTED, "kChunks % 2 == 0 ? 0 : work.count * work.num_k_tiles", "0", "plain"
+    ),
+    "the k of the cluster's first block": Fault(
+        "gemm_hopper.cu", "first_k_tile = kSplitK && rank * per_block < all_k_tiles ? rank * per_block : 0",
+        "first_k_tile = 0", "split k",
+    ),
+    "the sums of the cluster's other blocks left out": Fault(
+        "gemm_hopper.cu", "from == own ? four[j] : bit_cast<SumType>(part.words[j])", "from == own ? four[j] : SumType(0)",
+        "split k",
+    ),
+    "the scales of the first part of k": Fault(PROMOTED, "work.first_k_tile + (mine", "(mine", "split k"),
+    "factors overwritten before they are read": Fault(PLAIN, "        empty.wait((count & 1) ^ 1);\n", "", "plain"),
+    "the factors of the warp's first rows": Fault(PLAIN, "lane / 4 + 8 * i]", "lane / 4]", "plain"),
+    "the factors of the first chunk's columns": Fault(
+        PLAIN, "const int at = chunk * kChunk + wgmma_col(lane, i);", "const int at = wgmma_col(lane, i);", "plain"
+    ),
+    "a stage that the cluster's other block still reads": Fault(
+        RING, "empty[stage].release_remote(thread);", "empty[stage].arrive();", "cluster"
+    ),
+    "the first block's columns for all": Fault(RING, "rank * (kOuter / kClusterSize)", "0", "cluster"),
+    "the rows of the cluster's first block": Fault(
+        "gemm_hopper.cu", "+= cluster_rank() * kRows;", "+= 0;", "cluster"
     ),
     "the other warpgroup's half left out": Fault(
         "gemm_hopper.cu", "                add_shared_sums(storage, warpgroup, sums);\n", "", "shared k"
@@ -134,27 +169,35 @@ FAULTS = {
         CONVERTED, "                ring.full[then.place.stage].wait(then.place.parity);\n", "", "mixed (N, K)"
     ),
     "the upper 8 of k twice": Fault(
-        CONVERTED, "reinterpret_cast<const uint16_t*>(p + 8)", "reinterpret_cast<const uint16_t*>(p)", "mixed (N, K)"
+        CONVERTED_ROWS, "reinterpret_cast<const uint16_t*>(p + 8)", "reinterpret_cast<const uint16_t*>(p)", "mixed (N, K)"
     ),
     "the swizzle of (K, N) left out": Fault(
-        CONVERTED, "stage + RowStage::place(k + lane, row)", "stage + (k + lane) * RowStage::kLine + row", "mixed (K, N)"
+        CONVERTED_ROWS, "stage + RowStage::place(k + lane, row)", "stage + (k + lane) * RowStage::kLine + row", "mixed (K, N)"
     ),
     "columns in the order of registers": Fault(
         EPILOGUE, "kPairedRows ? lane / 4 * 2 + half :", "false ? 0 :", "mixed (K, N)"
     ),
     "the two columns of a register exchanged": Fault(
-        EPILOGUE, "pack_output(values[i], values[i + 2], dtype)", "pack_output(values[i + 2], values[i], dtype)",
+        EPILOGUE, "pack<half>(values[pair(i)], values[pair(i) + kApart])", "pack<half>(values[pair(i) + kApart], values[pair(i)])",
         "mixed (K, N)",
     ),
     "the turn left out": Fault(
         EPILOGUE, "store_matrix<true>(place(", "store_matrix<false>(place(", "mixed (N, K)"
     ),
     "a box stored before all warps have filled it": Fault(
-        EPILOGUE, "            fence_async_proxy();\n            named_barrier(1 + warpgroup, 128);\n",
-        "            fence_async_proxy();\n", "mixed (K, N)",
+        EPILOGUE, "    fence_async_proxy();\n    sync();\n",
+        "    fence_async_proxy();\n", "mixed (K, N)",
     ),
     "a box filled before it is stored": Fault(
-        EPILOGUE, "if (threadIdx.x % 128 == 0) tma_store_wait_read<1>();", "", "mixed (N, K)"
+        EPILOGUE, "if (stores) tma_store_wait_read<1>();", "", "mixed (N, K)"
+    ),
+    "the first part for all": Fault(PLAIN, "if (known == part) pick(known);", "if (known == 0) pick(known);", "activated"),
+    "the factors of the first columns": Fault(
+        PLAIN, "part % kParts * kPart, values);\n    };\n    const auto store", "0, values);\n    };\n    const auto store",
+        "activated",
+    ),
+    "a turned bias of the first rows": Fault(
+        PLAIN, "values[i] = x * alpha + bias.rows[0][i / 2 % 2];", "values[i] = x * alpha + bias.rows[0][0];", "few rows"
     ),
     "scales of the other operand": Fault(
         EPILOGUE, "row_scale.load(e.scale_b, p.scale_b_stride, kFloat, row, p.n);",
@@ -177,6 +220,17 @@ PROBLEMS = {
     ),
     "bias of rows": (HopperConfig(128, 128, 2), MatmulProblem(136, 264, 64, bias=(136, 1))),
     "blocks": (HopperConfig(128, 256, 2), fp8(136, 392, 656, "blocks")),
+    "plain": (HopperConfig(128, 128, 2), fp8(648, 392, 272, "rows", bias=(392,))),
+    "split k": (HopperConfig(128, 128, 2, cluster=2, split_k=True), fp8(136, 136, 656, "blocks")),
+    "cluster": (HopperConfig(128, 128, 2, cluster=2), fp8(648, 264, 656, "rows")),
+    "activated": (
+        HopperConfig(128, 128, 2),
+        MatmulProblem(136, 264, 64, bias=(264,), activation="gelu"),
+    ),
+    "few rows": (
+        HopperConfig(16, 64, 4, share_k=True, turned=True),
+        MatmulProblem(20, 136, 200, bias=(136,)),
+    ),
     "same sign": (
         HopperConfig(64, 64, 4, share_k=True),
         fp8(64, 64, 4096, "none", kind="same_sign", out_dtype="float32"),

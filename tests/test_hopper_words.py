@@ -80,13 +80,14 @@ KERNEL void word(int* y) {
 @pytest.mark.parametrize("cluster", [2, 4])
 def test_stores_into_the_next_block(target, cpp, cluster):
     text = """
-struct Storage { alignas(16) Word inbox[32]; Barrier full, seen; };
+struct Storage { alignas(16) Word inbox[32]; Barrier full, seen, free; };
 KERNEL void word(const Word* x, Word* y) {
     SHARED_STORAGE(Storage, s);
     const int i = threadIdx.x, rank = cluster_rank(), next = (rank + 1) % kClusterSize;
     if (i == 0) {
         s.full.init(1);
         s.seen.init(32);
+        s.free.init(32);
         fence_barrier_init();
         s.full.arrive_expect_tx(sizeof(s.inbox));
     }
@@ -97,6 +98,8 @@ KERNEL void word(const Word* x, Word* y) {
     y[blockIdx.x * 32 + i] = s.inbox[i];
     s.seen.arrive_remote((rank + kClusterSize - 1) % kClusterSize);
     s.seen.wait_cluster(0);
+    s.free.release_remote(next);
+    s.free.wait(0);
 }
 """
     size = {"int": 4, "uint64_t": 8, "Bytes<16>": 16}[cpp]

@@ -74,8 +74,8 @@ FAULTS = {
     ),
     "chunks in each other's place": Fault(
         "parts/shared_tile.cuh",
-        "return line * kChunks + (chunk ^ bits);",
-        "return line * kChunks + (chunk | bits);",
+        "return line * kChunks + (chunk ^ swizzle(line));",
+        "return line * kChunks + (chunk | swizzle(line));",
         "tails",
     ),
     "strides of lines and elements swapped": Fault(
@@ -104,8 +104,8 @@ FAULTS = {
     ),
     "the batch's dims in the wrong order": Fault(
         "parts/gemm_task.cuh",
-        "sum += (index - next * sizes[d]) * strides[operand][d];",
-        "sum += next * strides[operand][d];",
+        "sum += int64_t(rest - next * size) * strides[operand][d];",
+        "sum += int64_t(next) * strides[operand][d];",
         "batches",
     ),
     "the last group of tiles too high": Fault(

@@ -1,11 +1,12 @@
-// Which keys a query keeps: those before the end, those that causality lets it see, those of a mask.
+// Which keys a query keeps: those before the end, those that causality lets it see, those of a
+// mask.
 #include "parts/dtype.cuh"
 
 enum MaskKind { kNoMask, kBoolMask, kBiasMask, kBlockMask };
 enum BlockType { kMaskedBlock, kCausalBlock, kFullBlock, kPartialBlock };
 
 struct MaskParams {
-    int64_t strides[4];                // of an array: of b, h, query, key, in elements
+    int64_t strides[4];                      // of an array: of b, h, query, key, in elements
     int64_t block_stride_b, block_stride_h;  // of a block mask, in rows of blocks
     int32_t kind, dtype;
     int32_t q_shift, kv_shift, kv_blocks;  // blocks are of 1 << q_shift queries, 1 << kv_shift keys
@@ -26,7 +27,8 @@ struct HeadMask {
     const MaskArrays& arrays;
     int64_t offset, first_row;  // of the array's element (0, 0); of the head's first row of blocks
 
-    DEVICE static HeadMask of(const MaskParams& params, const MaskArrays& arrays, int batch, int head) {
+    DEVICE static HeadMask of(const MaskParams& params, const MaskArrays& arrays, int batch,
+                              int head) {
         return {params, arrays, batch * params.strides[0] + head * params.strides[1],
                 batch * params.block_stride_b + head * params.block_stride_h};
     }
@@ -44,13 +46,15 @@ struct HeadMask {
     }
     // Of (row, col), if its block is partial.
     DEVICE const uint8_t* partial(int row, int col) const {
-        const int64_t tile = arrays.partial_indices[block(row >> params.q_shift, col >> params.kv_shift)];
-        const int in_row = row & ((1 << params.q_shift) - 1), in_col = col & ((1 << params.kv_shift) - 1);
+        const int64_t tile =
+            arrays.partial_indices[block(row >> params.q_shift, col >> params.kv_shift)];
+        const int in_row = row & ((1 << params.q_shift) - 1),
+                  in_col = col & ((1 << params.kv_shift) - 1);
         return static_cast<const uint8_t*>(arrays.mask) +
                (((tile << params.q_shift) + in_row) << params.kv_shift) + in_col;
     }
-    // A score after the mask that is an array: -inf, itself or with its bias.  A bias of -inf masks it
-    // whatever it is.
+    // A score after the mask that is an array: -inf, itself or with its bias.  A bias of -inf masks
+    // it whatever it is.
     DEVICE float of_array(float score, int row, int col) const {
         const int64_t i = offset + row * params.strides[2] + col * params.strides[3];
         if (params.kind == kBoolMask) {

@@ -1,5 +1,5 @@
-// A warp's products in attention: queries by keys, probabilities by values, and the shared memory that they
-// read.  Constants: attention.cu's.
+// A warp's products in attention: queries by keys, probabilities by values, and the shared memory
+// that they read.  Constants: attention.cu's.
 #include "parts/attention_task.cuh"
 #include "parts/online_softmax.cuh"
 #include "parts/shared_tile.cuh"
@@ -8,7 +8,8 @@ constexpr bool kArrayMask = kMaskMode == 1, kBlocks = kMaskMode == 2;
 
 constexpr int kNumWarps = kNumThreads / kWarpSize;
 constexpr int kWarpRows = kTileM / kNumWarps;
-constexpr int kRowFragments = kWarpRows / 16, kKeyFragments = kTileN / 16, kDimFragments = kHeadDim / 16;
+constexpr int kRowFragments = kWarpRows / 16, kKeyFragments = kTileN / 16,
+              kDimFragments = kHeadDim / 16;
 static_assert(kRowFragments * 16 * kNumWarps == kTileM && kKeyFragments * 16 == kTileN,
               "warps share a tile in fragments of 16 x 16");
 static_assert(kWarpRows <= 64 && 64 % kWarpRows == 0 && (!kBlocks || 64 % kTileN == 0),
@@ -32,11 +33,12 @@ struct Layout {
         return kRowsStay ? ElementSums::col(lane, i) : ElementSums::row(lane, i);
     }
 };
-// kGroup columns of fragments are multiplied at once: more take more registers for their operands, which
-// warps with many sums lack.
+// kGroup columns of fragments are multiplied at once: more take more registers for their operands,
+// which warps with many sums lack.
 template <class Sums, int kRows, int kCols>
 struct Products {
-    static constexpr int kGroup = kHeadDim == 64 && kCols % 2 == 0 ? 2 : 1, kGroups = kCols / kGroup;
+    static constexpr int kGroup = kHeadDim == 64 && kCols % 2 == 0 ? 2 : 1,
+                         kGroups = kCols / kGroup;
     Sums sums[kGroups][kRowsStay ? kRows : kGroup][kRowsStay ? kGroup : kRows];
 
     DEVICE Sums& at(int row, int col) {
@@ -61,8 +63,8 @@ using Outputs = Products<ElementSums, kRowFragments, kDimFragments>;
 using Softmax = OnlineSoftmax<Element, Layout>;
 using Rows = Softmax::Rows;
 
-using QueryTile = SharedTile<kTileM, kHeadDim * int(sizeof(Element))>;
-using KeyTile = SharedTile<kTileN, kHeadDim * int(sizeof(Element))>;
+using QueryTile = SharedTile<kTileM, int(sizeof(Element)) * kHeadDim>;
+using KeyTile = SharedTile<kTileN, int(sizeof(Element)) * kHeadDim>;
 struct AttentionStorage {
     QueryTile queries;  // at the end, the warps' outputs
     KeyTile keys, values;
@@ -95,7 +97,8 @@ DEVICE void multiply_keys(const AttentionStorage& storage, const Loaders& loader
         for (int m = 0; m < kRowFragments; ++m) {
             loaders.queries.load(rows[m], storage.queries, 16 * m, k);
         }
-        sums.add(rows, [&](ColFragment& f, int n) { loaders.keys.load(f, storage.keys, 16 * n, k); });
+        sums.add(rows,
+                 [&](ColFragment& f, int n) { loaders.keys.load(f, storage.keys, 16 * n, k); });
     }
 }
 DEVICE void score(const AttentionStorage& storage, const Loaders& loaders, Scores& scores) {
@@ -133,6 +136,7 @@ DEVICE void multiply_values(Scores& probabilities, const KeyTile& values, const 
     for (int n = 0; n < kKeyFragments; ++n) {
         // Or the compiler would load too far ahead of where it has registers.
         if (!kHalfScores && n % 2 == 0) sync_warp();
-        outputs.add(rows[n], [&](ColFragment& f, int d) { loaders.values.load(f, values, 16 * d, 16 * n); });
+        outputs.add(rows[n],
+                    [&](ColFragment& f, int d) { loaders.values.load(f, values, 16 * d, 16 * n); });
     }
 }

@@ -2,9 +2,7 @@
 #include "parts/attention_mask.cuh"
 
 // The step from a batch, head or row to the next, in elements.
-struct AttentionStrides {
-    int64_t batch, head, row;
-};
+struct AttentionStrides { int64_t batch, head, row; };
 
 struct AttentionParams {
     AttentionStrides q, k, v, out, stats;
@@ -12,8 +10,8 @@ struct AttentionParams {
     int64_t tiles, heads_per_section;
     int64_t total_q, total_k;  // rows in all, of packed sequences; else 0
     MaskParams mask;
-    // Scores are q k^T * score_scale where prescale, exponents that times exponent_scale in units of
-    // log2, and `unit` makes scores units of e.
+    // Scores are q k^T * score_scale where prescale, exponents that times exponent_scale in units
+    // of log2, and `unit` makes scores units of e.
     float score_scale, exponent_scale, unit;
     int32_t prescale, causal, offset, bottom_right, padding;
 };
@@ -25,7 +23,7 @@ DEVICE int clamp_index(int64_t x, int64_t low, int64_t high) {
 // Where a head's arrays begin: sequence `batch` of packed ones, or element `batch` of a batch.
 struct AttentionHead {
     int batch, head, kv_head;
-    int sq, sk, offset;  // query i keeps keys j <= i + offset, if causal
+    int sq, sk, offset;        // query i keeps keys j <= i + offset, if causal
     int64_t q_first, k_first;  // rows before the sequence
 
     DEVICE static AttentionHead of(const AttentionParams& params, const int32_t* cu_seqlens_q,
@@ -52,8 +50,8 @@ struct AttentionHead {
     }
     // The same, as whole warps work on it.
     DEVICE AttentionHead of_warp() const {
-        return {uniform(batch), uniform(head), uniform(kv_head), uniform(sq), uniform(sk),
-                uniform(offset), uniform(int(q_first)), uniform(int(k_first))};
+        return {uniform(batch), uniform(head),   uniform(kv_head),      uniform(sq),
+                uniform(sk),    uniform(offset), uniform(int(q_first)), uniform(int(k_first))};
     }
     DEVICE int64_t q_offset(const AttentionStrides& s) const {
         return batch * s.batch + head * s.head + q_first * s.row;
@@ -68,25 +66,27 @@ struct AttentionHead {
     }
 };
 
-// The head's number and the tile of queries of a block.  Heads whose keys and values fit in the L2 cache
-// together are a section; in it the tiles come from the last on, which has the most keys if any has more.
+// The head's number and the tile of queries of a block.  Heads whose keys and values fit in the L2
+// cache together are a section; in it the tiles come from the last on, which has the most keys if
+// any has more.
 struct AttentionPlace {
     int head, tile;
 
     DEVICE static AttentionPlace of(const AttentionParams& params, uint32_t index) {
         const uint32_t tiles = uint32_t(params.tiles), all = uint32_t(params.batch * params.heads);
         const uint32_t per_section = uint32_t(params.heads_per_section);
-        const uint32_t section = index / (per_section * tiles), in_section = index % (per_section * tiles);
-        const uint32_t rest = all - section * per_section, heads = rest < per_section ? rest : per_section;
+        const uint32_t section = index / (per_section * tiles),
+                       in_section = index % (per_section * tiles);
+        const uint32_t rest = all - section * per_section,
+                       heads = rest < per_section ? rest : per_section;
         const uint32_t number = in_section / heads;
-        return {int(section * per_section + in_section % heads),
-                int(tiles - 1 - number)};
+        return {int(section * per_section + in_section % heads), int(tiles - 1 - number)};
     }
 };
 
-// The tiles of keys that a tile of queries needs, in descending order: those below `end`, and of a block
-// mask those of blocks that at least one of its rows of blocks keeps.  The first one alone may reach
-// beyond `end`.  kWarps: whole warps walk together.
+// The tiles of keys that a tile of queries needs, in descending order: those below `end`, and of a
+// block mask those of blocks that at least one of its rows of blocks keeps.  The first one alone
+// may reach beyond `end`.  kWarps: whole warps walk together.
 template <int kTileM, int kTileN, bool kBlocks, bool kWarps = false>
 struct KeyTiles {
     int key;  // the first one of the tile
@@ -105,12 +105,15 @@ struct KeyTiles<kTileM, kTileN, true, kWarps> {
     static constexpr int kNone = -1;
     int key, end, first_key;  // first_key: of the block
     int kv_shift, list_step;
-    const int32_t* indices;                 // of the first list
-    int left[kMaxLists], last[kMaxLists];   // blocks of each list; the last of them, read ahead
+    const int32_t* indices;                // of the first list
+    int left[kMaxLists], last[kMaxLists];  // blocks of each list; the last of them, read ahead
 
     // row, sq: the first query of the tile, and the queries of the head.
     DEVICE KeyTiles(const HeadMask& mask, int row, int sq, int end)
-        : key(0), end(end), first_key(0x7fffffff), kv_shift(mask.params.kv_shift),
+        : key(0),
+          end(end),
+          first_key(0x7fffffff),
+          kv_shift(mask.params.kv_shift),
           list_step(mask.params.kv_blocks) {
         const int q_block = row >> mask.params.q_shift;
         indices = mask.arrays.kv_indices + mask.block(q_block, 0);

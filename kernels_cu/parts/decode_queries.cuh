@@ -14,8 +14,8 @@ struct QuerySlot {
     };
 };
 
-// Starts to load the rows' queries; rows that there are not are zero.  Not unrolled: code is to be fetched
-// as well.
+// Starts to load the rows' queries; rows that there are not are zero.  Not unrolled: code is to be
+// fetched as well.
 DEVICE void load_queries(QueryTile& tile, const DecodeParams& params, const Element* q,
                          const DecodeTask& task) {
     const int tid = int(threadIdx.x);

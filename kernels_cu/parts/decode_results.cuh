@@ -1,5 +1,5 @@
-// What becomes of a chunk's sums: they are folded into their group's, groups' sums are added up, and rows
-// are written.
+// What becomes of a chunk's sums: they are folded into their group's, groups' sums are added up,
+// and rows are written.
 //
 // A kernel gives a type Layout for what a thread has of the sums of weighted values:
 //   Layout::Sums, an Accumulator, of which there are kM x kN, in whatever order `at(m, n)` says;
@@ -14,13 +14,12 @@ static_assert(kThreadsPerRow * kRows == kNumThreads, "threads share rows");
 struct OwnRow {
     int row, part;
 
-    DEVICE OwnRow() : row(int(threadIdx.x) / kThreadsPerRow), part(int(threadIdx.x) % kThreadsPerRow) {}
+    DEVICE OwnRow()
+        : row(int(threadIdx.x) / kThreadsPerRow), part(int(threadIdx.x) % kThreadsPerRow) {}
 };
 
 // What sums so far, and those that come to them, are multiplied by.
-struct FoldFactors {
-    float before, added;
-};
+struct FoldFactors { float before, added; };
 
 struct ResultStorage {
     FoldFactors folds[2][kRows];
@@ -66,7 +65,8 @@ struct ValueSums {
     }
 };
 
-// Where partial results lie: of every node first its values, as the threads hold them, then its rows' sums.
+// Where partial results lie: of every node first its values, as the threads hold them, then its
+// rows' sums.
 struct Nodes {
     static constexpr int kVectors = kRows * kDim / 4;
     Bytes<16>* values;
@@ -101,7 +101,8 @@ struct Nodes {
     }
 };
 
-// Whether this is the last of `count` blocks; then what all of them have stored is there to be read.
+// Whether this is the last of `count` blocks; then what all of them have stored is there to be
+// read.
 DEVICE bool is_last(int& told, uint32_t* counter, int count) {
     sync_block();  // what this block's threads have stored is there
     if (threadIdx.x == 0) {
@@ -264,7 +265,8 @@ struct RunResults {
             const int index = task.first_chunk / kGroup, first = index * kGroup;
             const int count = first + kGroup < task.num_chunks ? kGroup : task.num_chunks - first;
             if (count > 1) {
-                nodes.store(task.chunk_node(params, task.first_chunk), total, values, task.num_rows);
+                nodes.store(task.chunk_node(params, task.first_chunk), total, values,
+                            task.num_rows);
                 if (!is_last(storage.is_last[0], mine + 1 + index, count)) return;
                 fold_chunks(first, count);
             }

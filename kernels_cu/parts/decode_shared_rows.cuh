@@ -1,9 +1,9 @@
 // What a block of decode_attention.cu does for few rows: its warps share all of them.
 //
 // For a tile its warps share the keys to make scores, then threads share the rows to make weights
-// 2^(score - exponent), then warps share V's columns to add weight * value, which leaves each sum in one
-// place.  Of FP16 the weights are made 2^kShift larger: only those 2^(14 + kShift) below the largest are
-// subnormal.
+// 2^(score - exponent), then warps share V's columns to add weight * value, which leaves each sum
+// in one place.  Of FP16 the weights are made 2^kShift larger: only those 2^(14 + kShift) below the
+// largest are subnormal.
 // Constants: see decode_attention.cu.
 #include "parts/decode_results.cuh"
 #include "parts/decode_source.cuh"
@@ -14,7 +14,8 @@ constexpr int kKeyFragments = kTileK / 16;
 // Of a warp.  Where there are fewer than warps, the last warps make no scores.
 constexpr int kWarpKeys = kKeyFragments < kNumWarps ? 1 : kKeyFragments / kNumWarps;
 constexpr int kWarpCols = kSteps / kNumWarps;
-static_assert(kKeyFragments < kNumWarps || kKeyFragments % kNumWarps == 0, "warps share a tile's keys");
+static_assert(kKeyFragments < kNumWarps || kKeyFragments % kNumWarps == 0,
+              "warps share a tile's keys");
 static_assert(kWarpCols * kNumWarps == kSteps, "warps share the columns of V");
 
 constexpr int kPairs = kTileK / 2 / kThreadsPerRow;  // of keys, of a thread
@@ -162,9 +163,8 @@ struct WarpColumns {
 
 DEVICE void add_values(ValueSums<WarpColumns>& values, const DecodeStorage& storage,
                        const DecodeStage& stage) {
-    values.each([&](int m, int, int i, float& value) {
-        value *= storage.factors[WarpColumns::row(m, i)];
-    });
+    values.each(
+        [&](int m, int, int i, float& value) { value *= storage.factors[WarpColumns::row(m, i)]; });
 #pragma unroll
     for (int step = 0; step < kKeyFragments; ++step) {
         FragmentA<Element> a[kFragmentsM];

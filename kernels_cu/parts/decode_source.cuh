@@ -15,9 +15,7 @@ struct KeyTile {
     DEVICE void* operator()(int line, int chunk) { return columns[0](line, chunk); }
     DEVICE const void* operator()(int line, int chunk) const { return columns[0](line, chunk); }
 };
-struct DecodeStage {
-    KeyTile k, v;
-};
+struct DecodeStage { KeyTile k, v; };
 struct KeyArrays {
     const Element* k;
     const Element* v;
@@ -74,7 +72,8 @@ struct KeySource {
         static_assert(kPlaces * kLinesAtOnce % kPeriod == 0, "threads' lines repeat");
         int places[kPlaces];
 #pragma unroll
-        for (int i = 0; i < kPlaces; ++i) places[i] = KeyColumn::place(line + i * kLinesAtOnce, vector);
+        for (int i = 0; i < kPlaces; ++i)
+            places[i] = KeyColumn::place(line + i * kLinesAtOnce, vector);
         const auto copy = [&](int i, const Element* from_k, const Element* from_v) {
             const int place = places[i % kPlaces] + i / kPlaces * kPlaces * kLinesAtOnce * kVectors;
             // What is not there is zero: a weight of zero does not hide NaN.
@@ -99,7 +98,8 @@ struct KeySource {
     }
 };
 
-// The tiles of a block's tasks on their way, kStages - 1 of them ahead, and the queries of the tasks.
+// The tiles of a block's tasks on their way, kStages - 1 of them ahead, and the queries of the
+// tasks.
 struct TileLoads {
     const DecodeParams& params;
     const Element* q;
@@ -107,19 +107,28 @@ struct TileLoads {
     QuerySlot* slots;
     KeySource source;
     TaskQueue queue;
-    DecodeTask task;   // of the next tile
-    int key;           // of the next tile
-    int number;        // of the task among the block's
-    int queries;       // the number of the task whose queries were loaded last
+    DecodeTask task;  // of the next tile
+    int key;          // of the next tile
+    int number;       // of the task among the block's
+    int queries;      // the number of the task whose queries were loaded last
     int next_stage;
     bool more;
 
     DEVICE TileLoads(const DecodeParams& params, const Element* q, const KeyArrays& caches,
                      const int* seq_lens, const int* block_table, QuerySlot* slots,
                      const DecodeTask& first, const TaskQueue& queue)
-        : params(params), q(q), seq_lens(seq_lens), slots(slots),
-          source(params, caches, block_table), queue(queue), task(first), key(first.first), number(0),
-          queries(-1), next_stage(0), more(true) {
+        : params(params),
+          q(q),
+          seq_lens(seq_lens),
+          slots(slots),
+          source(params, caches, block_table),
+          queue(queue),
+          task(first),
+          key(first.first),
+          number(0),
+          queries(-1),
+          next_stage(0),
+          more(true) {
         source.begin(params, task);
     }
     // The next tile.  current: the number of the task that is computed.
@@ -144,7 +153,8 @@ struct TileLoads {
         copy_async_commit();
         next_stage = next_stage + 1 < kStages ? next_stage + 1 : 0;
     }
-    // Before a task's first tile is computed: its queries, if it was too early for them.  Then a barrier.
+    // Before a task's first tile is computed: its queries, if it was too early for them.  Then a
+    // barrier.
     DEVICE void need_queries(const DecodeTask& current_task, int current) {
         if (queries == current) return;
         load_queries(slots[current % kQuerySlots].q, params, q, current_task);

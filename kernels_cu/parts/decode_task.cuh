@@ -1,5 +1,5 @@
-// What a call of attention for decoding is about: its arguments, a sequence's chunks, a block's part of
-// them, and where results lie.
+// What a call of attention for decoding is about: its arguments, a sequence's chunks, a block's
+// part of them, and where results lie.
 // Constants: kRows (of a block), kMaxChunks, kGroup (chunks that are folded into one).
 #include "parts/math.cuh"
 
@@ -9,7 +9,8 @@ static_assert(kMaxGroups * kGroup == kMaxChunks, "whole groups");
 // What a sequence's groups weigh, by rows.
 using GroupWeights = float[kMaxGroups][kRows];
 
-// A number that others, from 0 to 2^31 - 1, are divided by.  reciprocal: (2^32 - 1) / by, rounded down.
+// A number that others, from 0 to 2^31 - 1, are divided by.  reciprocal: (2^32 - 1) / by, rounded
+// down.
 struct Divisor {
     int32_t by;
     uint32_t reciprocal;
@@ -26,8 +27,8 @@ struct Divisor {
 };
 
 struct DecodeParams {
-    // Strides in elements.  q, out: of the batch, head, query and element; k, v: of the batch or page,
-    // the head and the key.
+    // Strides in elements.  q, out: of the batch, head, query and element; k, v: of the batch or
+    // page, the head and the key.
     int64_t q[4], out[4], k[3], v[3];
     int64_t table_stride;
     int64_t num_nodes;  // of partial results, in all
@@ -40,7 +41,8 @@ struct DecodeParams {
     int32_t max_keys;        // of a sequence
     int32_t smallest_chunk;  // keys
     int32_t chunks_per_block;
-    // Of kRows rows of a sequence: nodes of chunks, nodes in all, counters (of the sequence, then of groups).
+    // Of kRows rows of a sequence: nodes of chunks, nodes in all, counters (of the sequence, then
+    // of groups).
     int32_t chunk_nodes, nodes, counters;
     int32_t causal, query_vectors;
     float exponent_scale;  // the scale times log2(e)
@@ -64,10 +66,9 @@ DEVICE int count_chunks(int num_keys, int size) {
     return num_keys > 0 ? (num_keys - 1) / size + 1 : 1;
 }
 
-// What keys give one row, beside its values: all are numbers x * 2^exponent.  exponent is -inf of no key.
-struct PartialSum {
-    float exponent, sum;
-};
+// What keys give one row, beside its values: all are numbers x * 2^exponent.  exponent is -inf of
+// no key.
+struct PartialSum { float exponent, sum; };
 
 // Where a row of batch and KV head lies in `out` and in the log-sum-exp.
 struct OutputRow {
@@ -91,10 +92,11 @@ DEVICE float log_sum_exp(const PartialSum& total) {
     return total.exponent * kLog2 + log_accurate(total.sum);
 }
 
-// A task: rows [first_row, first_row + kRows) of a KV head against keys [first, end), a run of chunks.
+// A task: rows [first_row, first_row + kRows) of a KV head against keys [first, end), a run of
+// chunks.
 struct DecodeTask {
     int64_t batch, kv_head;
-    int64_t place;  // of the rows among all
+    int64_t place;            // of the rows among all
     int first_row, num_rows;  // num_rows: that there are from first_row on
     int num_keys, chunk_size, num_chunks, num_groups, first_chunk, first, end;
     bool idle;

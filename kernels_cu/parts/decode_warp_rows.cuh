@@ -1,7 +1,7 @@
 // What a block of decode_attention.cu does for many rows: every warp has rows of its own.
 //
-// Arithmetic weighs as much as the read of K and V, so scores, weights and sums stay in registers, as in
-// attention.cu (parts/online_softmax.cuh).
+// Arithmetic weighs as much as the read of K and V, so scores, weights and sums stay in registers,
+// as in attention.cu (parts/online_softmax.cuh).
 // Constants: see decode_attention.cu.
 #include "parts/decode_results.cuh"
 #include "parts/decode_source.cuh"
@@ -30,7 +30,8 @@ struct Layout {
 using Softmax = OnlineSoftmax<Element, Layout>;
 using Rows = Softmax::Rows;
 
-// kM x kN accumulators, pairs of which are multiplied at once: more take more registers for operands.
+// kM x kN accumulators, pairs of which are multiplied at once: more take more registers for
+// operands.
 template <int kM_, int kN_>
 struct Products {
     using Sums = Accumulator<Element>;
@@ -135,7 +136,8 @@ struct WarpSoftmax {
         if (vote_any(grown)) {
 #pragma unroll
             for (int m = 0; m < kFragmentsM; ++m) of[m].rescale(factors[m]);
-            values.each([&](int m, int, int i, float& value) { value *= factors[m][Rows::slot(i)]; });
+            values.each(
+                [&](int m, int, int i, float& value) { value *= factors[m][Rows::slot(i)]; });
         }
 #pragma unroll
         for (int m = 0; m < kFragmentsM; ++m) {

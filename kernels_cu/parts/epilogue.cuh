@@ -114,8 +114,8 @@ struct Epilogue {
         }
     }
 
-    // The sums of row `row`, columns [col, col + kRun), on their way to memory; nothing outside of the
-    // matrix is touched.
+    // The sums of row `row`, columns [col, col + kRun), on their way to memory; nothing outside of
+    // the matrix is touched.
     template <int kRun, class T>
     DEVICE void store(int64_t row, int64_t col, const T (&sums)[kRun]) const {
         if (row >= params.m || col >= params.n) return;
@@ -137,7 +137,8 @@ struct Epilogue {
 #pragma unroll
             for (int i = 0; i < kRun; ++i) values[i] = activate(values[i], params.activation);
         }
-        if (residual) add(residual, params.residual_dtype, params.residual, row, col, count, values);
+        if (residual)
+            add(residual, params.residual_dtype, params.residual, row, col, count, values);
         write(row, col, count, values);
     }
 };

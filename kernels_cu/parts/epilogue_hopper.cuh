@@ -1,21 +1,24 @@
-// The way of a warpgroup's sums (parts/ring_hopper.cuh) to memory: where TMA can store the output, the
-// epilogue in registers, in parts of kPart columns, and boxes of shared memory that TMA stores; else by way
-// of shared memory in runs of neighbouring columns (parts/epilogue.cuh).
-// Rows and columns are those of the sums; with kConverts they are the output's columns and rows.
+// The way of a warpgroup's sums (parts/ring_hopper.cuh) to memory: where TMA can store the output,
+// the epilogue in registers, in parts of kPart columns, and boxes of shared memory that TMA stores;
+// else by way of shared memory in runs of neighbouring columns (parts/epilogue.cuh).
+// Rows and columns are those of the sums; with kTurned they are the output's columns and rows.
 #include "parts/epilogue.cuh"
 #include "parts/ring_hopper.cuh"
 
-constexpr int kChunk = 64;  // columns that a warp takes through shared memory at once
+constexpr int kChunk =
+    kCols < 64 ? kCols : 64;  // columns that a warp takes through shared memory at once
 constexpr int kWarpRows = 16;
-constexpr int kPart = 32, kValues = kPart / 2;  // columns that a warp finishes at once; a lane's numbers
-static_assert(kCols % kChunk == 0, "whole chunks");
+constexpr int kPart = kCols < 32 ? kCols : 32,
+              kValues = kPart / 2;  // columns that a warp finishes at once; a lane's numbers
+static_assert(kCols % kChunk == 0 && kChunk % kPart == 0 && (kTurned || kChunk == 64),
+              "whole chunks");
 
-// A warp's way to memory: boxes that it fills in turn and TMA stores, or one chunk in FP32.  With kConverts
-// a warpgroup has its boxes together.
-constexpr int kBoxBytes = kWarpRows * kChunk * 2;
+// A warp's way to memory: boxes that it fills in turn and TMA stores, or one chunk in FP32.  With
+// kTurned a warpgroup has its boxes together.
+constexpr int kBoxBytes = kWarpRows * 64 * 2;
 union Staging {
     unsigned char boxes[2][kBoxBytes];
-    alignas(16) uint32_t chunk[kWarpRows * kChunk];
+    alignas(16) uint32_t chunk[kWarpRows * 64];
 };
 
 // Pairs of columns of 8-bit numbers come in one register (mainloop_converted_hopper.cuh).
@@ -53,6 +56,19 @@ struct RowNumbers {
 
 constexpr bool kScales = sizeof(ElementB) == 1;  // others come with one of all, or without
 
+// The chunks of its columns that a block finishes.
+struct OwnChunks {
+    static constexpr int kCount = kCols / kChunk / (kSplitK ? kClusterSize : 1);
+    static_assert(kCount * kChunk * (kSplitK ? kClusterSize : 1) == kCols,
+                  "whole chunks for every block");
+    int first;
+
+    DEVICE OwnChunks() : first(kSplitK ? cluster_rank() * kCount : 0) {}
+    DEVICE bool has(int chunk) const {
+        return !kSplitK || (chunk >= first && chunk < first + kCount);
+    }
+};
+
 // What a tile's sums go through in registers: vectors are loaded before the sums are there.
 struct TileVectors {
     ColumnNumbers col_bias, col_scale;
@@ -62,7 +78,7 @@ struct TileVectors {
         const EpilogueParams& p = e.params;
         const void* by_row = e.bias_of_rows() ? e.bias : nullptr;
         const void* by_col = e.bias_of_cols() ? e.bias : nullptr;
-        if constexpr (kConverts) {
+        if constexpr (kTurned) {
             row_bias.load(by_col, p.bias.col, p.bias_dtype, row, p.n);
             col_bias.load(by_row, p.bias.row, p.bias_dtype, col, p.m);
             row_scale.load(e.scale_b, p.scale_b_stride, kFloat, row, p.n);
@@ -80,13 +96,13 @@ struct TileVectors {
 // values += the numbers of the output's matrix `p` at the sums from (row, col) on.
 DEVICE void add_matrix(const void* p, int dtype, const MatrixStrides& strides,
                        const EpilogueParams& params, int row, int col, float (&values)[kValues]) {
-    const int lane = threadIdx.x % 32;
+    const int lane = opaque(threadIdx.x % 32);
 #pragma unroll
     for (int i = 0; i < kValues; i += 2) {
         const int at_row = row + row_of_half(lane, i / 2 % 2);
         const int at_col = col + wgmma_col(lane, i);
         float pair[2] = {values[i], values[i + 1]};
-        if constexpr (kConverts) {
+        if constexpr (kTurned) {
             if (at_row >= params.n || at_col >= params.m) continue;
             const MatrixStrides turned = {strides.col, strides.row};
             Epilogue::add(p, dtype, turned, at_row, at_col, at_col + 1 < params.m ? 2 : 1, pair);
@@ -100,12 +116,12 @@ DEVICE void add_matrix(const void* p, int dtype, const MatrixStrides& strides,
 }
 
 // The warp's sums of part `part`, finished.  (row, col): of the warp's first sum of that part.
-DEVICE void finish_part(const Epilogue& epilogue, const TileVectors& vectors, int part, int row, int col,
-                        const TileSums& sums, float (&values)[kValues]) {
+DEVICE void finish_part(const Epilogue& epilogue, const TileVectors& vectors, int part, int row,
+                        int col, const TileSums& sums, float (&values)[kValues]) {
     constexpr int kParts = kCols / kPart, kPartsOfChunk = kChunk / kPart;
     const EpilogueParams& params = epilogue.params;
-    float col_bias[2], col_scale[2], row_bias[2], row_scale[2];
-    SumType picked[kValues];
+    float col_bias[2] = {}, col_scale[2] = {}, row_bias[2] = {}, row_scale[2] = {};
+    SumType picked[kValues] = {};  // else those of the tile before hold registers
 #pragma unroll
     for (int p = 0; p < kBlocks * kParts; ++p) {
         if (p != part) continue;
@@ -123,7 +139,7 @@ DEVICE void finish_part(const Epilogue& epilogue, const TileVectors& vectors, in
 #pragma unroll
     for (int i = 0; i < kValues; ++i) values[i] = float(picked[i]);
     // The factors and addends of value i's column, which is value i + 2's too.
-    const auto of_col = [&](const float(&pair)[2], int i) {
+    const auto of_col = [&](const float (&pair)[2], int i) {
         const int lane = part % kPartsOfChunk * kPart / 2 + i / 4 * 4 + threadIdx.x % 4;
         return shuffle(pair[i % 2], lane);
     };
@@ -137,8 +153,8 @@ DEVICE void finish_part(const Epilogue& epilogue, const TileVectors& vectors, in
 #pragma unroll
         for (int i = 0; i < kValues; ++i) values[i] *= factor;
     }
-    const bool scaled_rows = kScales && (kConverts ? epilogue.scale_b : epilogue.scale_a);
-    const bool scaled_cols = kScales && (kConverts ? epilogue.scale_a : epilogue.scale_b);
+    const bool scaled_rows = kScales && (kTurned ? epilogue.scale_b : epilogue.scale_a);
+    const bool scaled_cols = kScales && (kTurned ? epilogue.scale_a : epilogue.scale_b);
     if (scaled_cols) {
 #pragma unroll
         for (int i = 0; i < kValues; ++i) {
@@ -154,7 +170,7 @@ DEVICE void finish_part(const Epilogue& epilogue, const TileVectors& vectors, in
     }
 #pragma unroll
     for (int i = 0; i < kValues; ++i) values[i] = values[i] * params.alpha + row_bias[i / 2 % 2];
-    if (kConverts ? epilogue.bias_of_rows() : epilogue.bias_of_cols()) {
+    if (kTurned ? epilogue.bias_of_rows() : epilogue.bias_of_cols()) {
 #pragma unroll
         for (int i = 0; i < kValues; ++i) {
             if (i / 2 % 2 == 1) continue;
@@ -167,123 +183,119 @@ DEVICE void finish_part(const Epilogue& epilogue, const TileVectors& vectors, in
     }
     activate_all(values, params.activation);
     if (epilogue.residual) {
-        add_matrix(epilogue.residual, params.residual_dtype, params.residual, params, row, col, values);
+        add_matrix(epilogue.residual, params.residual_dtype, params.residual, params, row, col,
+                   values);
     }
 }
 
-DEVICE uint32_t pack_output(float low, float high, int dtype) {
-    return dtype == kHalf ? pack<half>(low, high) : pack<bf16>(low, high);
+DEVICE void pack_pairs(const float (&values)[kValues], int dtype, uint32_t (&packed)[kValues / 2]) {
+    // Of neighbours in the output.
+    const auto pair = [](int i) { return kPairedRows ? i / 2 * 4 + i % 2 : 2 * i; };
+    constexpr int kApart = kPairedRows ? 2 : 1;
+    if (dtype == kHalf) {  // one branch for all
+#pragma unroll
+        for (int i = 0; i < kValues / 2; ++i)
+            packed[i] = pack<half>(values[pair(i)], values[pair(i) + kApart]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < kValues / 2; ++i)
+            packed[i] = pack<bf16>(values[pair(i)], values[pair(i) + kApart]);
+    }
 }
 
-// The warp's sums by TMA, in boxes of 16 rows x 64 columns.  (row, col): of the warp's first one.  box: the
-// box to fill next.
-DEVICE void store_boxes(Staging* warps, int& box, const TensorMap& map, const Epilogue& epilogue,
-                        const TileVectors& vectors, int row, int col, int batch, const TileSums& sums) {
-    constexpr int kParts = kCols / kPart, kPartsOfBox = kChunk / kPart;
-    const int lane = threadIdx.x % 32;
-    Staging& staging = warps[threadIdx.x / 32];
-#pragma unroll 1
-    for (int part = 0; part < kBlocks * kParts; ++part) {
-        const int half_of_box = part % kPartsOfBox, block = part / kParts;
-        const int first_row = row + 64 * block, first_col = col + part % kParts * kPart;
-        float values[kValues];
-        finish_part(epilogue, vectors, part, first_row, first_col, sums, values);
-        uint32_t packed[kPart / 16][4];
+constexpr int kPartsOfBox = kChunk / kPart;
+static_assert(!kTurned || kBlocks == 1, "a warpgroup fills its boxes together");
+
+// Part `part` of the warp's sums to its place in box `box`, which TMA stores when it is whole: 16
+// rows of 64 columns; with kTurned 64 rows of the warpgroup, each of the columns a line.  (row,
+// col): of the warp's first sum of the part.
+DEVICE void store_part(Staging* warps, int& box, const TensorMap& map, int part, int row, int col,
+                       int batch, int dtype, const float (&values)[kValues]) {
+    const int lane = opaque(threadIdx.x % 32), warp = threadIdx.x / 32, warpgroup = warp / 4;
+    const int part_of_box = part % kPartsOfBox;
+    unsigned char* to =
+        warps[kTurned ? 4 * warpgroup : warp].boxes[0] + box * (kTurned ? 4 : 1) * kBoxBytes;
+    const bool stores = threadIdx.x % (kTurned ? 128 : 32) == 0;
+    const auto sync = [&] {
+        if constexpr (kTurned) named_barrier(1 + warpgroup, 128);
+        else sync_warp();
+    };
+    // 16 bytes of a line.
+    const auto place = [&](int line, int i) {
+        return to + line * kLineBytes + (i ^ line % 8) * 16;
+    };
+    uint32_t packed[kValues / 2];
+    pack_pairs(values, dtype, packed);
+    if (part_of_box == 0) {
+        if (stores) tma_store_wait_read<1>();
+        sync();
+    }
+    if constexpr (kPairedRows) {  // two rows of a column are one word
 #pragma unroll
-        for (int i = 0; i < kValues; i += 2) {
-            packed[i / 8][i / 2 % 4] = pack_output(values[i], values[i + 1], epilogue.params.out_dtype);
+        for (int i = 0; i < kValues / 2; ++i) {
+            const int line = part_of_box * kPart + wgmma_col(lane, i / 2 * 4 + i % 2);
+            unsigned char* words = place(line, warp % 4 * 2 + lane / 16);
+            *reinterpret_cast<uint32_t*>(words + lane / 4 % 4 * 4) = packed[i];
         }
-        unsigned char* to = staging.boxes[box];
-        if (half_of_box == 0) {
-            if (lane == 0) tma_store_wait_read<1>();
-            sync_warp();
-        }
+    } else {
 #pragma unroll
         for (int j = 0; j < kPart / 16; ++j) {
-            const int line = lane % 16, place = half_of_box * 4 + 2 * j + lane / 16;
-            store_matrix(to + line * kLineBytes + (place ^ line % 8) * 16, packed[j]);
-        }
-        if (half_of_box == kPartsOfBox - 1) {
-            fence_async_proxy();
-            sync_warp();
-            if (lane == 0) {
-                tma_store(map, to, {first_col - half_of_box * kPart, first_row, batch});
-                tma_store_commit();
+            const uint32_t four[4] = {packed[4 * j], packed[4 * j + 1], packed[4 * j + 2],
+                                      packed[4 * j + 3]};
+            if constexpr (kTurned) {
+                const int line = part_of_box * kPart + j * 16 + lane / 16 * 8 + lane % 8;
+                store_matrix<true>(place(line, warp % 4 * 2 + lane / 8 % 2), four);
+            } else {
+                store_matrix(place(lane % 16, part_of_box * (kPart / 8) + 2 * j + lane / 16), four);
             }
-            box ^= 1;
         }
     }
+    if (part_of_box < kPartsOfBox - 1) return;
+    fence_async_proxy();
+    sync();
+    if (stores) {
+        col -= part_of_box * kPart;
+        if constexpr (kTurned) tma_store(map, to, {row, col, batch});
+        else tma_store(map, to, {col, row, batch});
+        tma_store_commit();
+    }
+    box ^= 1;
 }
 
-// The same where rows and columns change places on the way: boxes of 64 columns, each a line of the 64 rows
-// of the warpgroup.
-DEVICE void store_turned_boxes(Staging* warps, int& box, const TensorMap& map, const Epilogue& epilogue,
-                               const TileVectors& vectors, int row, int col, int batch,
-                               const TileSums& sums) {
-    constexpr int kPartsOfBox = kChunk / kPart;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, warpgroup = threadIdx.x / 128;
-    const int dtype = epilogue.params.out_dtype;
-    unsigned char* boxes = warps[4 * warpgroup].boxes[0];
+// The warp's sums by TMA.  (row, col): of the warp's first one.  box: the box to fill next.
+DEVICE void store_boxes(Staging* warps, int& box, const TensorMap& map, const Epilogue& epilogue,
+                        const TileVectors& vectors, int row, int col, int batch,
+                        const TileSums& sums) {
+    constexpr int kParts = kCols / kPart;
+    const OwnChunks own;
 #pragma unroll 1
-    for (int part = 0; part < kCols / kPart; ++part) {
-        const int part_of_box = part % kPartsOfBox;
+    for (int part = 0; part < kBlocks * kParts; ++part) {
+        if (!own.has(part % kParts / kPartsOfBox)) continue;
+        const int first_row = row + part / kParts * 64, first_col = col + part % kParts * kPart;
         float values[kValues];
-        finish_part(epilogue, vectors, part, row, col + part * kPart, sums, values);
-        unsigned char* to = boxes + box * 4 * kBoxBytes;
-        if (part_of_box == 0) {
-            if (threadIdx.x % 128 == 0) tma_store_wait_read<1>();
-            named_barrier(1 + warpgroup, 128);
-        }
-        // 16 bytes of line `line`, 8 rows from `8 * rows` on.
-        const auto place = [&](int line, int rows) {
-            return to + line * kLineBytes + (rows ^ line % 8) * 16;
-        };
-        if constexpr (kPairedRows) {  // two rows of a column are one word
-#pragma unroll
-            for (int i = 0; i < kValues; ++i) {
-                if (i / 2 % 2 == 1) continue;
-                const int line = part_of_box * kPart + wgmma_col(lane, i);
-                unsigned char* words = place(line, warp * 2 + lane / 16);
-                *reinterpret_cast<uint32_t*>(words + lane / 4 % 4 * 4) =
-                    pack_output(values[i], values[i + 2], dtype);
-            }
-        } else {
-#pragma unroll
-            for (int j = 0; j < kPart / 16; ++j) {
-                uint32_t packed[4];
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    packed[i] = pack_output(values[8 * j + 2 * i], values[8 * j + 2 * i + 1], dtype);
-                }
-                const int line = part_of_box * kPart + j * 16 + lane / 16 * 8 + lane % 8;
-                store_matrix<true>(place(line, warp * 2 + lane / 8 % 2), packed);
-            }
-        }
-        if (part_of_box == kPartsOfBox - 1) {
-            fence_async_proxy();
-            named_barrier(1 + warpgroup, 128);
-            if (threadIdx.x % 128 == 0) {
-                tma_store(map, to, {row, col + (part - part_of_box) * kPart, batch});
-                tma_store_commit();
-            }
-            box ^= 1;
-        }
+        finish_part(epilogue, vectors, part, first_row, first_col, sums, values);
+        store_part(warps, box, map, part, first_row, first_col, batch, epilogue.params.out_dtype,
+                   values);
     }
 }
 
 // The epilogue of the warp's sums, by way of shared memory.
-DEVICE void store_runs(Staging& staging, const Epilogue& epilogue, int row, int col, const TileSums& sums) {
+DEVICE void store_runs(Staging& staging, const Epilogue& epilogue, int row, int col,
+                       const TileSums& sums) {
     constexpr int kChunks = kCols / kChunk, kRun = 8;
-    // Lines are rows, or with kConverts columns, in runs of neighbours in the output.
-    constexpr int kRuns = (kConverts ? kWarpRows : kChunk) / kRun, kNumLines = kWarpRows * kChunk / kRun / kRuns;
-    const int lane = threadIdx.x % 32;
+    // Lines are rows, or with kTurned columns, in runs of neighbours in the output.
+    constexpr int kRuns = (kTurned ? kWarpRows : kChunk) / kRun,
+                  kNumLines = kWarpRows * kChunk / kRun / kRuns;
+    const int lane = opaque(threadIdx.x % 32);
     // A run's place in its line is permuted, so that lanes spread over the banks.
     const auto place = [&](int line, int run) {
-        const int bits = kConverts ? line / 2 % 2 : line % 8;
+        const int bits = kTurned ? line / 2 % 2 : line % 8;
         return &staging.chunk[line * kRuns * kRun + (run ^ bits) * kRun];
     };
+    const OwnChunks own;
 #pragma unroll 1
     for (int chunk = 0; chunk < kBlocks * kChunks; ++chunk) {
+        if (!own.has(chunk % kChunks)) continue;
         sync_warp();  // what was here has been read
 #pragma unroll
         for (int c = 0; c < kBlocks * kChunks; ++c) {
@@ -293,7 +305,7 @@ DEVICE void store_runs(Staging& staging, const Epilogue& epilogue, int row, int 
                 const SumType* pair = &sums[c / kChunks][c % kChunks * kChunk / 2 + i];
                 const Bytes<8> bits = {bit_cast<uint32_t>(pair[0]), bit_cast<uint32_t>(pair[1])};
                 const int r = row_of_half(lane, i / 2 % 2), at = wgmma_col(lane, i);
-                if constexpr (kConverts) {
+                if constexpr (kTurned) {
                     place(at, r / kRun)[r % kRun] = bits.words[0];
                     place(at + 1, r / kRun)[r % kRun] = bits.words[1];
                 } else {
@@ -302,7 +314,8 @@ DEVICE void store_runs(Staging& staging, const Epilogue& epilogue, int row, int 
             }
         }
         sync_warp();
-        const int first_row = row + chunk / kChunks * 64, first_col = col + chunk % kChunks * kChunk;
+        const int first_row = row + chunk / kChunks * 64,
+                  first_col = col + chunk % kChunks * kChunk;
 #pragma unroll 1
         for (int line = lane / kRuns; line < kNumLines; line += 32 / kRuns) {
             const int at = lane % kRuns * kRun;
@@ -314,7 +327,7 @@ DEVICE void store_runs(Staging& staging, const Epilogue& epilogue, int row, int 
 #pragma unroll
                 for (int j = 0; j < 4; ++j) run[i + j] = bit_cast<SumType>(four.words[j]);
             }
-            if constexpr (kConverts) epilogue.store(first_col + line, first_row + at, run);
+            if constexpr (kTurned) epilogue.store(first_col + line, first_row + at, run);
             else epilogue.store(first_row + line, first_col + at, run);
         }
     }

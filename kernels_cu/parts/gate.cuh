@@ -3,14 +3,15 @@
 
 enum Policy { kAllFp32, kHybrid, kAllFp16 };
 
-// An FP16 operation: the FP32 one on FP16 numbers, rounded, which is the correctly rounded one for sums,
-// products and quotients.
+// An FP16 operation: the FP32 one on FP16 numbers, rounded, which is the correctly rounded one for
+// sums, products and quotients.
 DEVICE float round_to_half(float x) { return to_float(from_float<half>(x)); }
 
 // Policies: in FP32; SiLU in FP32 and its product with y in FP16; everything in FP16.
 DEVICE float gate(float x, float y, int policy) {
     if (policy == kAllFp32) return activate(x, kSilu) * y;
-    if (policy == kHybrid) return round_to_half(round_to_half(activate(x, kSilu)) * round_to_half(y));
+    if (policy == kHybrid)
+        return round_to_half(round_to_half(activate(x, kSilu)) * round_to_half(y));
     const float x_half = round_to_half(x);
     const float power = round_to_half(exp2_approx(round_to_half(-kLog2E * x_half)));
     const float sigmoid_half = round_to_half(1.0f / round_to_half(1.0f + power));

@@ -3,15 +3,23 @@
 constexpr int kMaxBatchDims = 4;
 // The arrays of a product that have a batch.
 enum Operand {
-    kA, kB, kOut, kBias, kResidual, kScaleA, kScaleB, kGroupsA, kGroupsB,
-    kB2, kScaleB2, kGroupsB2,  // of a second product
+    kA,
+    kB,
+    kOut,
+    kBias,
+    kResidual,
+    kScaleA,
+    kScaleB,
+    kGroupsA,
+    kGroupsB,
+    kB2,
+    kScaleB2,
+    kGroupsB2,  // of a second product
     kOperands
 };
 
 // The step from a row, or a column, to the next, in elements: 0 where an operand is broadcast.
-struct MatrixStrides {
-    int64_t row, col;
-};
+struct MatrixStrides { int64_t row, col; };
 
 // Strides in elements, 0 where an operand is broadcast; the innermost dim first.
 struct BatchLayout {
@@ -19,16 +27,17 @@ struct BatchLayout {
     int64_t sizes[kMaxBatchDims];
     int64_t strides[kOperands][kMaxBatchDims];
 
-    // index: less than 2^31, as there are blocks for it.
+    // index: a matrix's, of less than 2^31.
     DEVICE int64_t offset(int operand, int64_t index) const {
         int64_t sum = 0;
-        uint32_t rest = uint32_t(index);  // divided in 32 bits: a call less, and its registers
+        uint32_t rest = uint32_t(index);
+#pragma unroll 1
         for (int d = 0; d + 1 < int(num_dims); ++d) {
             const uint32_t size = uint32_t(sizes[d]), next = rest / size;
             sum += int64_t(rest - next * size) * strides[operand][d];
             rest = next;
         }
-        return num_dims > 0 ? sum + rest * strides[operand][num_dims - 1] : 0;
+        return num_dims > 0 ? sum + int64_t(rest) * strides[operand][num_dims - 1] : 0;
     }
 };
 
@@ -37,11 +46,11 @@ struct GemmTask {
     int64_t batch, row, col;  // of the tile's first element
     int64_t tile, split;      // tile: its number in the batch's order
 
-    // Blocks that run at the same time share rows of A and columns of B in the L2 cache: they go down
-    // `height` tiles before they go right.  All tiles of a split follow each other; there are less than
-    // 2^31 in all.
-    DEVICE static GemmTask of_block(uint32_t index, uint32_t tiles_m, uint32_t tiles_n, uint32_t batch,
-                                    int tile_m, int tile_n, uint32_t height = 8) {
+    // Blocks that run at the same time share rows of A and columns of B in the L2 cache: they go
+    // down `height` tiles before they go right.  All tiles of a split follow each other; there are
+    // less than 2^31 in all.
+    DEVICE static GemmTask of_block(uint32_t index, uint32_t tiles_m, uint32_t tiles_n,
+                                    uint32_t batch, int tile_m, int tile_n, uint32_t height = 8) {
         if (height > tiles_m) height = tiles_m;
         GemmTask task;
         const uint32_t tiles = tiles_m * tiles_n;

@@ -1,9 +1,10 @@
-// A block's tile: the sums of its kProducts products, over the splits of k too, and their way through
-// shared memory to an epilogue.
+// A block's tile: the sums of its kProducts products, over the splits of k too, and their way
+// through shared memory to an epilogue.
 //
-// Split k: where there are fewer tiles than multiprocessors, `splits` blocks share the k of one tile.
-// The pass kPartial stores each block's sums as the lanes hold them, the pass kReduce adds those of a
-// tile in the order of the splits: bitwise the same every time.
+// Split k: where there are fewer tiles than multiprocessors, `splits` blocks share the k of one
+// tile.
+// The pass kPartial stores each block's sums as the lanes hold them, the pass kReduce adds those of
+// a tile in the order of the splits: bitwise the same every time.
 #include "parts/gemm_task.cuh"
 #include "parts/mainloop.cuh"
 
@@ -43,7 +44,8 @@ constexpr int kRun = 256 / kWarpSize;  // neighbouring columns that a lane finis
 struct GemmStorage {
     union {
         Stage stages[kStages];
-        SumType slices[kGridK][kGridM * kGridN][kGridK > 1 ? kFragments : 1][Sums::kCount][kWarpSize];
+        SumType slices[kGridK][kGridM * kGridN][kGridK > 1 ? kFragments : 1][Sums::kCount]
+                      [kWarpSize];
         SumType fragments[kNumWarps][kStagedPlaces][kProducts][16][kPitch];
     };
 };
@@ -109,10 +111,15 @@ DEVICE void sum_tile(GemmStorage& storage, const TileParams& params, const GemmT
                            p.groups.row, p.groups.word};
     };
     if (pass != kReduce) {
-        const int64_t first_k = task.split * params.k_per_split, last_k = first_k + params.k_per_split;
+        const int64_t first_k = task.split * params.k_per_split,
+                      last_k = first_k + params.k_per_split;
         OperandSource a_source{
             element_address(a.data, offset(kA) + task.row * params.a.strides.row, params.a.dtype),
-            params.a.strides.row, params.a.strides.col, params.m - task.row, params.a.dtype, task.row,
+            params.a.strides.row,
+            params.a.strides.col,
+            params.m - task.row,
+            params.a.dtype,
+            task.row,
             GroupScales{}};
         if constexpr (kScaled<ElementA>) a_source.groups = groups(a, params.a, kGroupsA);
         OperandSource b_sources[kProducts];
@@ -131,7 +138,12 @@ DEVICE void sum_tile(GemmStorage& storage, const TileParams& params, const GemmT
             const OperandParams& p = params.b[i];
             b_sources[i] = {
                 element_address(b[i].data, offset(kBs[i]) + task.col * p.strides.col, p.dtype),
-                p.strides.col, p.strides.row, params.n - task.col, p.dtype, task.col, GroupScales{}};
+                p.strides.col,
+                p.strides.row,
+                params.n - task.col,
+                p.dtype,
+                task.col,
+                GroupScales{}};
             if constexpr (kScaled<ElementB>) b_sources[i].groups = groups(b[i], p, kGroupsBs[i]);
             if (by_block) {
                 scales.b[i] = b[i].scales ? b[i].scales + offset(kScalesB[i]) : nullptr;
@@ -156,8 +168,8 @@ DEVICE void sum_tile(GemmStorage& storage, const TileParams& params, const GemmT
     }
 }
 
-// Calls f(row, col, runs) for the runs of kRun columns of the tile that this lane finishes, one of each
-// product: by way of shared memory.
+// Calls f(row, col, runs) for the runs of kRun columns of the tile that this lane finishes, one of
+// each product: by way of shared memory.
 template <class F>
 DEVICE void for_each_run(GemmStorage& storage, const WarpPlace& warp, const AllSums& acc, F f) {
     constexpr int kRuns = 16 / kRun;
@@ -189,7 +201,8 @@ DEVICE void for_each_run(GemmStorage& storage, const WarpPlace& warp, const AllS
 #pragma unroll
             for (int product = 0; product < kProducts; ++product) {
 #pragma unroll
-                for (int i = 0; i < kRun; ++i) runs[product][i] = fragments[p][product][row][col + i];
+                for (int i = 0; i < kRun; ++i)
+                    runs[product][i] = fragments[p][product][row][col + i];
             }
             f(warp.row(number / kColFragments) + row, warp.col(number % kColFragments) + col, runs);
         }

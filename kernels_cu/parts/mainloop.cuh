@@ -1,18 +1,20 @@
 // The portable main loop: tiles of A and B by asynchronous copies through kStages buffers in shared
 // memory, fragments, mma.
 //
-// A block computes a tile of kTileM x kTileN sums; its warps share it as kWarpsM x kWarpsN, and kWarpsK
-// of them share the k of every stage, whose sums are then added in the warps' order.
+// A block computes a tile of kTileM x kTileN sums; its warps share it as kWarpsM x kWarpsN, and
+// kWarpsK of them share the k of every stage, whose sums are then added in the warps' order.
 //   kProducts            matrices B that A is multiplied with: 1 or 2, with kTileN columns of each.
 //   ElementA, ElementB   the operands as they are stored; e2m1x2: NVFP4 (parts/nvfp4.cuh).
 //   ComputeA, ComputeB   what they are multiplied as, which holds every number of them.
-//   kLayoutA, kLayoutB   kInner: neighbours along k are neighbours in memory, kOuter: along m (of A) or
-//                        n (of B); both begin at multiples of 16 bytes.  kStrided: any strides and
-//                        dtypes, element by element, converted on the way to shared memory.
-//   kPromoteK            0, or the k after which the sums are multiplied by the block's scales and added
-//                        to others in FP32: for scales along k, and because the tensor cores of FP8
-//                        keep few bits of a long sum.
-//   kHalfSums            FP16 products are summed in FP16 until they are promoted: kPromoteK is all of k.
+//   kLayoutA, kLayoutB   kInner: neighbours along k are neighbours in memory, kOuter: along m (of
+//                        A) or n (of B); both begin at multiples of 16 bytes.  kStrided: any
+//                        strides and dtypes, element by element, converted on the way to shared
+//                        memory.
+//   kPromoteK            0, or the k after which the sums are multiplied by the block's scales and
+//                        added to others in FP32: for scales along k, and because the tensor cores
+//                        of FP8 keep few bits of a long sum.
+//   kHalfSums            FP16 products are summed in FP16 until they are promoted: kPromoteK is all
+//   of k.
 #include "parts/dtype.cuh"
 #include "parts/gemm_task.cuh"
 #include "parts/nvfp4.cuh"
@@ -21,7 +23,8 @@
 enum Layout { kInner, kOuter, kStrided };
 
 constexpr int kNumWarps = kNumThreads / kWarpSize;
-static_assert(kNumThreads == 32 * kWarpsM * kWarpsN * kWarpsK, "warps are counted as if of 32 lanes");
+static_assert(kNumThreads == 32 * kWarpsM * kWarpsN * kWarpsK,
+              "warps are counted as if of 32 lanes");
 // A warp of 64 lanes does what two of 32 would.
 constexpr bool kWide = kWarpSize == 64;
 constexpr int kGridK = kWide && kWarpsK % 2 == 0 ? kWarpsK / 2 : kWarpsK;
@@ -34,21 +37,22 @@ constexpr int kFragmentsN = kProducts * kColFragments;
 static_assert(kFragmentsM * kGridM * 16 == kTileM && kColFragments * kGridN * 16 == kTileN,
               "warps share a tile in fragments of 16 x 16");
 // Operands are converted on the way from shared memory to fragments, two of them at once.
-constexpr bool kConverts = sizeof(ElementA) < sizeof(ComputeA) || sizeof(ElementB) < sizeof(ComputeB);
+constexpr bool kConverts =
+    sizeof(ElementA) < sizeof(ComputeA) || sizeof(ElementB) < sizeof(ComputeB);
 template <class Element> constexpr bool kScaled = kSame<Element, e2m1x2>;
-constexpr LaneOrder kLaneOrder =
-    kScaled<ElementA> || kScaled<ElementB> ? LaneOrder::kEights
-    : (sizeof(ElementA) < sizeof(ComputeA) && kLayoutA == kInner) ||
-            (sizeof(ElementB) < sizeof(ComputeB) && kLayoutB == kInner)
-        ? LaneOrder::kFours
-        : LaneOrder::kPairs;
+constexpr LaneOrder kLaneOrder = kScaled<ElementA> || kScaled<ElementB> ? LaneOrder::kEights
+                                 : (sizeof(ElementA) < sizeof(ComputeA) && kLayoutA == kInner) ||
+                                         (sizeof(ElementB) < sizeof(ComputeB) && kLayoutB == kInner)
+                                     ? LaneOrder::kFours
+                                     : LaneOrder::kPairs;
 constexpr int kStep = kConverts ? 32 : kFragmentK<ComputeA>;
 constexpr int kStepsPerWarp = kTileK / kStep / kGridK;
 static_assert(kStepsPerWarp * kStep * kGridK == kTileK, "warps share a stage's k in whole steps");
-// All at once, FP32's many steps would take all registers for their loads, and NVFP4's for decoding.
-constexpr int kUnrolledSteps = kSame<ComputeA, float>                       ? 2
+// All at once, FP32's many steps would take all registers for their loads, and NVFP4's for
+// decoding.
+constexpr int kUnrolledSteps = kSame<ComputeA, float>                   ? 2
                                : kScaled<ElementA> || kScaled<ElementB> ? 1
-                                                                            : kStepsPerWarp;
+                                                                        : kStepsPerWarp;
 
 // What an operand's tile holds in shared memory, and in which order.
 template <class Element, int kLayout, int kOuterSize>
@@ -56,7 +60,8 @@ struct OperandTile {
     using Stored = Element;
     static constexpr bool kOuterMajor = kLayout == kOuter;
     static constexpr int kLineElements = kOuterMajor ? kOuterSize : kTileK;
-    using Tile = SharedTile<kOuterMajor ? kTileK : kOuterSize, kLineElements * int(sizeof(Element))>;
+    using Tile =
+        SharedTile<kOuterMajor ? kTileK : kOuterSize, int(sizeof(Element)) * kLineElements>;
 };
 template <int kLayout, int kOuterSize>
 struct OperandTile<e2m1x2, kLayout, kOuterSize> {
@@ -105,7 +110,9 @@ struct WarpPlace {
     }
     DEVICE int row(int fragment) const { return (m * kFragmentsM + fragment) * 16; }
     // Of its product: those of the second one follow.
-    DEVICE int col(int fragment) const { return (n * kColFragments + fragment % kColFragments) * 16; }
+    DEVICE int col(int fragment) const {
+        return (n * kColFragments + fragment % kColFragments) * 16;
+    }
 };
 
 // An operand in global memory: `outer` rows of A (columns of B) from the tile's first on.
@@ -120,7 +127,8 @@ struct OperandSource {
     template <class Operand, int kLayout, int kOuterSize>
     DEVICE void load(typename Operand::Tile& tile, int64_t first_k, int64_t end_k) const {
         using Element = typename Operand::Stored;
-        const int num_outer = clamp_to(outer, kOuterSize), num_k = clamp_to(end_k - first_k, kTileK);
+        const int num_outer = clamp_to(outer, kOuterSize),
+                  num_k = clamp_to(end_k - first_k, kTileK);
         if constexpr (kScaled<Element>) {
             copy_scaled_tile(tile, static_cast<const uint8_t*>(data), outer_stride, groups,
                              first_outer, first_k, num_outer, num_k);
@@ -144,14 +152,14 @@ struct Stage {
 
 // kStep of k of an operand, as one fragment or, where operands are converted, two.
 template <class Operand, class Fragment>
-DEVICE void load_step(Fragment* fragments, int stride, const typename Operand::Tile& tile, int first,
-                      int k) {
+DEVICE void load_step(Fragment* fragments, int stride, const typename Operand::Tile& tile,
+                      int first, int k) {
     using Stored = typename Operand::Stored;
     if constexpr (kScaled<Stored>) {
         load_scaled(fragments[0], fragments[stride], tile, first, k);
     } else if constexpr (kConverts) {
-        load_converted<Stored, Operand::kOuterMajor, kLaneOrder>(fragments[0], fragments[stride], tile,
-                                                                 first, k);
+        load_converted<Stored, Operand::kOuterMajor, kLaneOrder>(fragments[0], fragments[stride],
+                                                                 tile, first, k);
     } else {
         load_fragment<Operand::kOuterMajor>(fragments[0], tile, first, k);
     }
@@ -188,7 +196,8 @@ struct BlockScales {
     int64_t rows, cols, first_col;  // rows of A, columns of B that exist; the tile's first column
 
     // sums += the products of the block of k that `k` lies in, scaled; the products become zero.
-    DEVICE void promote(int64_t k, const WarpPlace& warp, AllProducts& products, AllSums& sums) const {
+    DEVICE void promote(int64_t k, const WarpPlace& warp, AllProducts& products,
+                        AllSums& sums) const {
         const int64_t block = k / kBlockK;
 #pragma unroll
         for (int m = 0; m < kFragmentsM; ++m) {

@@ -1,7 +1,8 @@
-// The sums of a tile of a 16-bit A and a narrower B.  The transposed product is computed: B^T is wgmma's A,
-// whose numbers each thread reads from shared memory and converts in registers, 32 of k ahead of the
-// products under way; A^T is wgmma's B and is read from shared memory as it is.
-// What is read and converted is the Rows of parts/rows_*_hopper.cuh, which the variant includes before.
+// The sums of a tile of a 16-bit A and a narrower B.  The transposed product is computed: B^T is
+// wgmma's A, whose numbers each thread reads from shared memory and converts in registers, 32 of k
+// ahead of the products under way; A^T is wgmma's B and is read from shared memory as it is.
+// What is read and converted is the Rows of parts/rows_*_hopper.cuh, which the variant includes
+// before.
 #include "parts/ring_hopper.cuh"
 
 static_assert(kConverts && kBlocks == 1 && !kPingPong && kLead == 0, "64 rows a warpgroup");
@@ -29,7 +30,8 @@ DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
 #pragma unroll
             for (int i = 0; i < kDepth / kStepK; ++i) {
                 wgmma<ColElement, ColElement, kMajorK, ColStage::kMajor>(
-                    sums[0], now[i], ColStage::tile(ring.cols[stage], 0, step * kDepth + i * kStepK),
+                    sums[0], now[i],
+                    ColStage::tile(ring.cols[stage], 0, step * kDepth + i * kStepK),
                     !first || step > 0 || i > 0);
             }
             wgmma_commit();

@@ -21,7 +21,8 @@ struct MergeFloats {
     // The lanes that differ in the bits [begin, end); each of them gets it.
     DEVICE float across_lanes(float value, int begin, int end) const {
 #pragma unroll
-        for (int bit = begin; bit < end; bit *= 2) value = Combine()(value, shuffle_xor(value, bit));
+        for (int bit = begin; bit < end; bit *= 2)
+            value = Combine()(value, shuffle_xor(value, bit));
         return value;
     }
 };
@@ -91,13 +92,14 @@ DEVICE float tanh_accurate(float x) {
     return with_sign(y, x);
 }
 
-// x times the normal distribution's probability of less than x, within 3 * 2^-24 |x|; NaN at -inf, where
-// FP64's x / 2 * (1 + erf(x / sqrt 2)) is NaN too.
+// x times the normal distribution's probability of less than x, within 3 * 2^-24 |x|; NaN at -inf,
+// where FP64's x / 2 * (1 + erf(x / sqrt 2)) is NaN too.
 DEVICE float gelu(float x) {
-    // The probability of less than -t, t = |x|: 2^p(t), fitted up to 5.5 and falling from there on too.
-    constexpr float p[] = {-1.0f,           -1.1511052f,     -0.45920852f,
-                           -0.052495245f,   0.007062108f,    -0.00013594632f,
-                           -0.00018658832f, 3.9463906e-05f,  -2.84219e-06f};
+    // The probability of less than -t, t = |x|: 2^p(t), fitted up to 5.5 and falling from there on
+    // too.
+    constexpr float p[] = {-1.0f,           -1.1511052f,    -0.45920852f,
+                           -0.052495245f,   0.007062108f,   -0.00013594632f,
+                           -0.00018658832f, 3.9463906e-05f, -2.84219e-06f};
     const float t = magnitude(x);
     return t * (0.5f - exp2_approx(polynomial(p, t))) + 0.5f * x;
 }
@@ -107,6 +109,6 @@ DEVICE float gelu_tanh(float x) {
     return 0.5f * x * (1.0f + tanh_accurate(kSqrt2OverPi * (x + 0.044715f * (x * x * x))));
 }
 
-// 1 / (1 + exp(-x)), within 6 + 1.25 max(-x, 0) ulp, because the exponent is rounded; below 2^-126 it
-// is zero.
+// 1 / (1 + exp(-x)), within 6 + 1.25 max(-x, 0) ulp, because the exponent is rounded; below 2^-126
+// it is zero.
 DEVICE float sigmoid(float x) { return 1.0f / (1.0f + exp2_approx(-kLog2E * x)); }

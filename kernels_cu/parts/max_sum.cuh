@@ -3,9 +3,7 @@
 // max is -inf when the set is empty and at least -kLargestFloat when it is not, so that a set of
 // -inf alone (sum 0, softmax NaN) differs from an empty one (sum 0, softmax zero) and no inf - inf
 // arises from either.
-struct MaxSum {
-    float max, sum;
-};
+struct MaxSum { float max, sum; };
 
 struct MergeMaxSum {
     float exponent_scale;  // at least 0
@@ -17,8 +15,8 @@ struct MergeMaxSum {
         const float max = maximum(a.max, b.max);
         return {max, a.sum * rescale(a.max, max) + b.sum * rescale(b.max, max)};
     }
-    // The lanes that differ in the bits [begin, end); each of them gets it.  Cheaper than pairs: one
-    // exponential, whatever the number of lanes.
+    // The lanes that differ in the bits [begin, end); each of them gets it.  Cheaper than pairs:
+    // one exponential, whatever the number of lanes.
     DEVICE MaxSum across_lanes(const MaxSum& mine, int begin, int end) const {
         float max = mine.max;
 #pragma unroll

@@ -1,9 +1,7 @@
-// Number, mean and sum of squared distances from the mean, of a set; the mean in two parts, so that one
-// of 1e4 times the spread loses nothing: mean + mean_low.  Chan, Golub, LeVeque, The American
+// Number, mean and sum of squared distances from the mean, of a set; the mean in two parts, so that
+// one of 1e4 times the spread loses nothing: mean + mean_low.  Chan, Golub, LeVeque, The American
 // Statistician 37 (1983); Welford's update is the case of one element.
-struct alignas(16) Moments {
-    float count, mean, mean_low, m2;
-};
+struct alignas(16) Moments { float count, mean, mean_low, m2; };
 
 // sum + rest = a + b, exactly unless it overflows (Knuth).
 DEVICE void two_sum(float a, float b, float& sum, float& rest) {
@@ -24,11 +22,13 @@ struct MergeMoments {
         s.m2 = a.m2 + b.m2 + distance * distance * (a.count * share);
         return s;
     }
-    // The lanes that differ in the bits [begin, end); each of them gets the same.  First the means as
-    // distances from one of them, then the squares about the common mean: no division for each pair.
+    // The lanes that differ in the bits [begin, end); each of them gets the same.  First the means
+    // as distances from one of them, then the squares about the common mean: no division for each
+    // pair.
     DEVICE Moments across_lanes(const Moments& mine, int begin, int end) const {
         Moments s;
-        // The first lane's mean: it holds the row's first elements, so there are some if there are any.
+        // The first lane's mean: it holds the row's first elements, so there are some if there are
+        // any.
         const float origin = shuffle(mine.mean, lane_id() & ~((end - 1) & ~(begin - 1)));
         const float from_origin = (mine.mean - origin) + mine.mean_low;
         float step = mine.count * from_origin;

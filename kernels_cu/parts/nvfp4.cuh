@@ -1,11 +1,12 @@
 // NVFP4 operands: e2m1 numbers, two to a byte along k, and one e4m3 scale for every 16 of k.
 #include "parts/shared_tile.cuh"
 
-constexpr int kGroup = 16;                // numbers of k that share a scale
-constexpr int kWord = 4, kWordK = 64;     // scales that lie together, and their k
+constexpr int kGroup = 16;             // numbers of k that share a scale
+constexpr int kWord = 4, kWordK = 64;  // scales that lie together, and their k
 
-// Where the scales of an operand lie, from its row (of B: its column) 0 on, as steps in bytes.  Plain
-// scales, and those in blocks of 128 rows by 4, in which row i is at i % 32 * 16 + i / 32 * 4.
+// Where the scales of an operand lie, from its row (of B: its column) 0 on, as steps in bytes.
+// Plain scales, and those in blocks of 128 rows by 4, in which row i is at i % 32 * 16 + i / 32 *
+// 4.
 struct GroupScales {
     const e4m3* scales;
     int64_t block, quarter, row, word;  // 128 rows, 32 rows, a row, 4 scales
@@ -16,12 +17,13 @@ struct GroupScales {
     }
 };
 
-// Calls f(line, i, next) for every i < count and, kAtOnce of them at once, every line < lines, each in one
-// thread of the grid: for lines from `line` on, `next` apart, as far as there are.  Neighbours have
-// neighbouring i, and a thread stays with its i, so that it divides only once.
+// Calls f(line, i, next) for every i < count and, kAtOnce of them at once, every line < lines, each
+// in one thread of the grid: for lines from `line` on, `next` apart, as far as there are.
+// Neighbours have neighbouring i, and a thread stays with its i, so that it divides only once.
 template <int kAtOnce = 1, class F>
 DEVICE void for_each_in_lines(uint32_t lines, uint32_t count, F f) {
-    const uint32_t threads = gridDim.x * kNumThreads, thread = blockIdx.x * kNumThreads + threadIdx.x;
+    const uint32_t threads = gridDim.x * kNumThreads,
+                   thread = blockIdx.x * kNumThreads + threadIdx.x;
     const uint32_t across = count < threads ? count : threads;
     const uint32_t down = threads / across, top = thread / across;
     if (top >= down) return;
@@ -42,8 +44,8 @@ struct ScaledTile {
 };
 
 // Starts to copy num_lines lines of num_k numbers, a multiple of 16, from (first_line, first_k) on;
-// codes: of first_line, whose lines begin at multiples of 8 bytes.  The rest of the tile becomes zero,
-// the scales too: what lies behind the last group is not read.
+// codes: of first_line, whose lines begin at multiples of 8 bytes.  The rest of the tile becomes
+// zero, the scales too: what lies behind the last group is not read.
 template <int kLines, int kDepth>
 DEVICE void copy_scaled_tile(ScaledTile<kLines, kDepth>& tile, const uint8_t* codes,
                              int64_t line_stride, const GroupScales& groups, int64_t first_line,
@@ -63,7 +65,9 @@ DEVICE void copy_scaled_tile(ScaledTile<kLines, kDepth>& tile, const uint8_t* co
     }
     constexpr int kWords = kDepth / kWordK;
     const bool aligned = (uintptr_t(groups.scales) | uintptr_t(groups.block) |
-                          uintptr_t(groups.quarter) | uintptr_t(groups.row)) % kWord == 0;
+                          uintptr_t(groups.quarter) | uintptr_t(groups.row)) %
+                             kWord ==
+                         0;
 #pragma unroll 1
     for (int i = int(threadIdx.x); i < kLines * kWords; i += kNumThreads) {
         const int line = i / kWords, word = i % kWords;

@@ -1,10 +1,11 @@
-// Softmax of rows whose scores come one tile after another: the sum so far, and what the products so far
-// are to be multiplied by.
+// Softmax of rows whose scores come one tile after another: the sum so far, and what the products
+// so far are to be multiplied by.
 //
-// Exponents are score * scale - origin + kShift, in units of log2: one FMA each.  The origin of a row is
-// its largest score so far, but it follows only where that has grown by more than kRescaleAbove, because
-// every step multiplies all products so far.  Probabilities are up to 2^(kShift + kRescaleAbove): FP16
-// holds that, and kShift of them fewer become subnormal.  A row's origin depends on its own scores alone.
+// Exponents are score * scale - origin + kShift, in units of log2: one FMA each.  The origin of a
+// row is its largest score so far, but it follows only where that has grown by more than
+// kRescaleAbove, because every step multiplies all products so far.  Probabilities are up to
+// 2^(kShift + kRescaleAbove): FP16 holds that, and kShift of them fewer become subnormal.  A row's
+// origin depends on its own scores alone.
 //
 // Every step takes its scores as score(n, i): value i of the n-th fragment along the row, a float&.
 #include "parts/dtype.cuh"
@@ -20,8 +21,9 @@ struct RowsOfLane {
         while (Layout::row(0, first) != Layout::row(0, i)) ++first;
         return first;
     }
-    // The rows of all values among the rows of the lane, 4 bits each: worked out while compiling, as an
-    // unrolled loop's `slot` is a shift by a constant then; by a loop it would be found at run time.
+    // The rows of all values among the rows of the lane, 4 bits each: worked out while compiling,
+    // as an unrolled loop's `slot` is a shift by a constant then; by a loop it would be found at
+    // run time.
     DEVICE static constexpr uint64_t slots() {
         uint64_t packed = 0;
         for (int i = 0; i < Layout::kCount; ++i) {
@@ -98,9 +100,9 @@ struct OnlineSoftmax {
             sum[r] = 0.0f;
         }
     }
-    // Looks at kFragments more fragments.  largest: their largest score in each row; -inf: none, or none
-    // above -inf.  factors: what all products and sums so far are to be multiplied by (`rescale` does the
-    // sums); the result: whether any of this lane's is not 1.  scale: positive.
+    // Looks at kFragments more fragments.  largest: their largest score in each row; -inf: none, or
+    // none above -inf.  factors: what all products and sums so far are to be multiplied by
+    // (`rescale` does the sums); the result: whether any of this lane's is not 1.  scale: positive.
     template <int kFragments, class Score>
     DEVICE bool look(const Score& score, float scale, float (&largest)[kRows],
                      float (&factors)[kRows]) {
@@ -138,7 +140,8 @@ struct OnlineSoftmax {
     DEVICE void exponentiate(const Score& score, float scale) {
         float from[kRows];
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) from[r] = origin[r] == -kInfinity ? 0.0f : shifted(origin[r]);
+        for (int r = 0; r < kRows; ++r)
+            from[r] = origin[r] == -kInfinity ? 0.0f : shifted(origin[r]);
 #pragma unroll
         for (int n = 0; n < kFragments; ++n) {
 #pragma unroll
@@ -155,8 +158,9 @@ struct OnlineSoftmax {
     DEVICE float total(int r) const { return Rows::across_lanes(sum[r], Sum()); }
 };
 
-// What a row's statistics are in units of e.  top: the largest score; unit: what scores, as they were given, were multiplied by
-// to become these units; total: as in OnlineSoftmax, origin: shifted.
+// What a row's statistics are in units of e.  top: the largest score; unit: what scores, as they
+// were given, were multiplied by to become these units; total: as in OnlineSoftmax, origin:
+// shifted.
 struct RowStatistics {
     float top, sum, log_sum_exp;
 
@@ -164,8 +168,7 @@ struct RowStatistics {
         if (top == -kInfinity && !(total != total)) return {-kInfinity, 0.0f, -kInfinity};
         const float row_max = top * unit;
         // exp2(origin) times the total is the sum of exponentials.
-        const float row_sum =
-            top == -kInfinity ? total : total * exp2_approx(origin - top * scale);
+        const float row_sum = top == -kInfinity ? total : total * exp2_approx(origin - top * scale);
         return {row_max, row_sum, row_max + log_accurate(row_sum)};
     }
 };

@@ -1,6 +1,6 @@
-// Narrow formats with a scale: decoded = code * scale, the scale the group's largest |value| over the
-// format's largest number; 1 where that is no normal number (a group of zeros), NaN for a group with a
-// NaN or an infinity.
+// Narrow formats with a scale: decoded = code * scale, the scale the group's largest |value| over
+// the format's largest number; 1 where that is no normal number (a group of zeros), NaN for a group
+// with a NaN or an infinity.
 #include "parts/dtype.cuh"
 #include "parts/math.cuh"
 

@@ -1,29 +1,39 @@
-// How operands reach Hopper's tensor cores: a producer brings tiles of A and B by TMA through a ring of
-// kStages stages to two warpgroups, which multiply them by wgmma.  The main loops do: each is a header
-// parts/mainloop*_hopper.cuh with a function `multiply`, and the variant says which one.
+// How operands reach Hopper's tensor cores: a producer brings tiles of A and B by TMA through a
+// ring of kStages stages to two warpgroups, which multiply them by wgmma.  The main loops do: each
+// is a header parts/mainloop*_hopper.cuh with a function `multiply`, and the variant says which
+// one.
 //
-//   ElementA, ElementB   of one size; or 16-bit and 8-bit (or e2m1x2: NVFP4), and the latter are converted
-//                        to ElementA in registers.  Only wgmma's A can be in registers: then B^T is the operand of the
-//                        accumulators' rows, A^T of their columns, and they hold the transposed product.
-//   kOuterMajorA, -B     false: neighbours along k are neighbours in memory, true: along m (of A) or n
-//                        (of B).
+//   ElementA, ElementB   of one size; or 16-bit and 8-bit (or e2m1x2: NVFP4), and the latter are
+//                        converted to ElementA in registers: kTurned, because only wgmma's A can be
+//                        there.
+//   kTurned              B^T is the operand of the accumulators' rows, A^T of their columns, and
+//                        they hold the transposed product: few rows of A do not leave those of
+//                        wgmma's A empty.
+//   kOuterMajorA, -B     false: neighbours along k are neighbours in memory, true: along m (of A)
+//                        or n (of B).
 //   kTileM, kTileN       the sums of a tile.
 //   kLines               a stage has so many times 128 bytes of k of A.
 //   kPingPong            the warpgroups take turns, so that one finishes its tile while the other
 //                        multiplies.
-//   kShareK              both compute all sums of a tile, each of every second stage.  With neither, they
-//                        share the rows of every tile.
+//   kShareK              both compute all sums of a tile, each of every second stage.  With
+//                        neither, they share the rows of every tile.
+//   kClusterSize         blocks of a cluster compute tiles with the same columns and neighbouring
+//                        rows (of the accumulators): each loads its rows, and a part of the columns
+//                        for all of them.
+//   kSplitK              they compute one tile instead, each the sums of a part of k, and each
+//                        finishes a part of the columns; the grid has a cluster for every tile.
 #include "parts/nvfp4.cuh"
 #include "platform/wgmma.cuh"
 
 constexpr bool kConverts = sizeof(ElementA) != sizeof(ElementB);
 constexpr bool kPromotes = sizeof(ElementA) == 1 && !kSame<ElementA, int8_t>;
-using RowElement = typename Choose<kConverts, ElementB, ElementA>::Type;
-using ColElement = typename Choose<kConverts, ElementA, ElementB>::Type;
-constexpr bool kOuterMajorRows = kConverts ? kOuterMajorB : kOuterMajorA;
-constexpr bool kOuterMajorCols = kConverts ? kOuterMajorA : kOuterMajorB;
-constexpr int kRows = kConverts ? kTileN : kTileM;  // of a tile's accumulators
-constexpr int kCols = kConverts ? kTileM : kTileN;
+static_assert(kTurned || !kConverts, "what is converted has the accumulators' rows");
+using RowElement = typename Choose<kTurned, ElementB, ElementA>::Type;
+using ColElement = typename Choose<kTurned, ElementA, ElementB>::Type;
+constexpr bool kOuterMajorRows = kTurned ? kOuterMajorB : kOuterMajorA;
+constexpr bool kOuterMajorCols = kTurned ? kOuterMajorA : kOuterMajorB;
+constexpr int kRows = kTurned ? kTileN : kTileM;  // of a tile's accumulators
+constexpr int kCols = kTurned ? kTileM : kTileN;
 
 constexpr int kLineBytes = 128;  // of shared memory, swizzled; shorter lines by their length
 constexpr int kTileK = kLines * kLineBytes / int(sizeof(ElementA));
@@ -38,6 +48,8 @@ static_assert(!(kPingPong && kShareK), "the warpgroups have tiles of their own, 
 static_assert(!kShareK || kStages % kConsumers == 0, "a stage belongs to one warpgroup");
 static_assert(kStages >= (kShareK ? 4 : 2), "a stage is released when the next one is multiplied");
 static_assert(kNumThreads == 128 * (kConsumers + 1), "two warpgroups multiply, one loads");
+static_assert(!kSplitK || (kClusterSize > 1 && kShareRows), "a cluster's blocks split k");
+constexpr bool kMulticasts = kClusterSize > 1 && !kSplitK;
 
 using SumType = typename Choose<kSame<ElementA, int8_t>, int, float>::Type;
 using TileSums = SumType[kBlocks][kCols / 2];
@@ -66,11 +78,28 @@ struct OperandStage {
                       batch});
         }
     }
+    // The part of block `rank` for all blocks of the cluster: some of the boxes, or of each a part.
+    DEVICE static void load_for_all(unsigned char* stage, const TensorMap& map, Barrier& full,
+                                    int k, int outer, int batch, int rank) {
+        constexpr int kBoxes = kBytes / kBoxBytes / (kOuterMajor ? kClusterSize : 1);
+        constexpr int kPartBytes = kBoxBytes / (kOuterMajor ? 1 : kClusterSize);
+        static_assert(kBoxes > 0 && kPartBytes % (8 * kLine) == 0, "a part for every block");
+        const int first = kOuterMajor ? rank * kBoxes : 0;
+        stage += first * kBoxBytes + (kOuterMajor ? 0 : rank * kPartBytes);
+        outer += kOuterMajor ? first * kLine / kSize : rank * (kOuter / kClusterSize);
+#pragma unroll
+        for (int i = 0; i < kBoxes; ++i) {
+            const int inner = i * kLine / kSize;
+            tma_load_multicast(stage + i * kBoxBytes, map, full,
+                               {kOuterMajor ? outer + inner : k / kNumbers + inner,
+                                kOuterMajor ? k : outer, batch},
+                               (1 << kClusterSize) - 1);
+        }
+    }
     // Of the 16-bit numbers, or 8-bit ones along k, from (outer, k) on, for one wgmma.
     DEVICE static uint64_t tile(const unsigned char* stage, int outer, int k) {
         const int inner = (kOuterMajor ? outer : k) * kSize, line = kOuterMajor ? k : outer;
-        const unsigned char* p =
-            stage + inner / kLine * kBoxBytes + line * kLine + inner % kLine;
+        const unsigned char* p = stage + inner / kLine * kBoxBytes + line * kLine + inner % kLine;
         return matrix_descriptor<kLine>(p, kOuterMajor ? kBoxBytes : 0, 8 * kLine);
     }
     // Where byte `byte` of line `line` of the first box lies.
@@ -82,12 +111,15 @@ struct OperandStage {
 using RowStage = OperandStage<RowElement, kOuterMajorRows, kRows>;
 using ColStage = OperandStage<ColElement, kOuterMajorCols, kCols>;
 
-// What reads a stage tells the producer: one thread of a warpgroup, for wgmma; where threads read it
-// themselves, one of each warp.
-constexpr int kReleasing = kConverts ? 32 : 128;
-constexpr int kReleases = (kShareRows ? kConsumers : 1) * 128 / kReleasing;
+// What reads a stage tells the producer: one thread of a warpgroup, for wgmma; where threads read
+// it themselves, one of each warp.
+constexpr bool kThreadsRead = kConverts || kPromotes;
+constexpr int kReleasing = kThreadsRead ? 32 : 128;
+constexpr int kReleases =
+    (kShareRows ? kConsumers : 1) * 128 / kReleasing * (kMulticasts ? kClusterSize : 1);
 
-// full: a stage's bytes are there; empty: its consumers are done; turn: see parts/mainloop_hopper.cuh.
+// full: a stage's bytes are there; empty: its consumers are done; turn: see
+// parts/mainloop_hopper.cuh.
 struct Ring {
     unsigned char rows[kStages][RowStage::kBytes];
     unsigned char cols[kStages][ColStage::kBytes];
@@ -98,13 +130,18 @@ struct Ring {
             full[i].init(1);
             empty[i].init(kReleases);
         }
-        for (int i = 0; i < kConsumers; ++i) turn[i].init(1);
+        for (int i = 0; i < kConsumers; ++i) turn[i].init(kPromotes ? 4 : 1);
         fence_barrier_init();
     }
     // By a consumer that has read the stage.
     DEVICE void release(int stage) {
-        if (kConverts) sync_warp();
-        if (threadIdx.x % kReleasing == 0) empty[stage].arrive();
+        if (kThreadsRead) sync_warp();
+        const int thread = threadIdx.x % kReleasing;
+        if constexpr (kMulticasts) {
+            if (thread < kClusterSize) empty[stage].release_remote(thread);
+        } else if (thread == 0) {
+            empty[stage].arrive();
+        }
     }
 };
 struct RingPlace {
@@ -123,22 +160,30 @@ struct RingPlace {
     }
 };
 
-// By one thread: brings the tiles of the rows from `row` on and of the columns from `col` on.
-DEVICE void load_tiles(Ring& ring, RingPlace& place, const TensorMap& row_map, const TensorMap& col_map,
-                       int num_k_tiles, int row, int col, int row_batch, int col_batch) {
+// By one thread: brings the tiles of the rows from `row` on and of the columns from `col` on,
+// `num_k_tiles` of k from tile `first` on.  row_bytes: what a stage gets of the rows; others keep
+// what they had.
+DEVICE void load_tiles(Ring& ring, RingPlace& place, const TensorMap& row_map,
+                       const TensorMap& col_map, int row_bytes, int first, int num_k_tiles, int row,
+                       int col, int row_batch, int col_batch) {
 #pragma unroll 1
-    for (int i = 0; i < num_k_tiles; ++i) {
+    for (int i = first; i < first + num_k_tiles; ++i) {
         Barrier& full = ring.full[place.stage];
-        ring.empty[place.stage].wait(place.parity ^ 1);
-        full.arrive_expect_tx(RowStage::kBytes + ColStage::kBytes);
+        ring.empty[place.stage].wait(place.parity ^ 1);  // in all blocks of the cluster
+        full.arrive_expect_tx(row_bytes + ColStage::kBytes);
         RowStage::load(ring.rows[place.stage], row_map, full, i * kTileK, row, row_batch);
-        ColStage::load(ring.cols[place.stage], col_map, full, i * kTileK, col, col_batch);
+        if constexpr (kMulticasts) {
+            ColStage::load_for_all(ring.cols[place.stage], col_map, full, i * kTileK, col,
+                                   col_batch, cluster_rank());
+        } else {
+            ColStage::load(ring.cols[place.stage], col_map, full, i * kTileK, col, col_batch);
+        }
         place.advance();
     }
 }
 
-// Scales of blocks: one number for every kBlockK of k of a row of A, and of that and kBlockK columns of B;
-// null: 1.
+// Scales of blocks: one number for every kBlockK of k of a row of A, and of that and kBlockK
+// columns of B; null: 1.
 constexpr int kBlockK = 128;
 struct BlockScales {
     const float* a;
@@ -147,8 +192,8 @@ struct BlockScales {
     int last_row, last_block;        // of A, and of B's columns, that exist
 };
 
-// The e4m3 scales of an NVFP4 operand's two rows that a thread has numbers of: words of four, each of them
-// of 16 of k.
+// The e4m3 scales of an NVFP4 operand's two rows that a thread has numbers of: words of four, each
+// of them of 16 of k.
 struct RowScales {
     const e4m3* rows[2];
     int64_t steps[2];  // from a word to the next
@@ -157,17 +202,24 @@ struct RowScales {
 };
 
 // Of the rows `first` and `second` of a matrix whose last one is `last`.
-DEVICE RowScales scales_of_rows(const GroupScales& groups, int first, int second, int last, int count) {
-    const bool aligned = (uintptr_t(groups.scales) | uintptr_t(groups.block) | uintptr_t(groups.quarter) |
-                          uintptr_t(groups.row)) % kWord == 0;
-    return {{groups.at(first < last ? first : last, 0), groups.at(second < last ? second : last, 0)},
-            {groups.word, groups.word}, count, aligned};
+DEVICE RowScales scales_of_rows(const GroupScales& groups, int first, int second, int last,
+                                int count) {
+    const bool aligned = (uintptr_t(groups.scales) | uintptr_t(groups.block) |
+                          uintptr_t(groups.quarter) | uintptr_t(groups.row)) %
+                             kWord ==
+                         0;
+    return {
+        {groups.at(first < last ? first : last, 0), groups.at(second < last ? second : last, 0)},
+        {groups.word, groups.word},
+        count,
+        aligned};
 }
 
 // What a warpgroup computes of one tile.
 struct TileWork {
     RingPlace place;           // of the tile's first stage
     int num_k_tiles;           // the tile's stages
+    int first_k_tile;          // which ones these are
     int consumer, count;       // which warpgroup; how many tiles it has computed before
     int row;                   // the first one of the tile that is the warpgroup's
     int first_row, first_col;  // of the warp's sums in the matrix

@@ -1,15 +1,15 @@
-// A row of any strided array, read once: asynchronous copies bring it into shared memory, where it stays
-// for all passes over it.  The bytes under way need no registers, so that many blocks run at once and
-// the loads of some overlap the arithmetic and the stores of others.
+// A row of any strided array, read once: asynchronous copies bring it into shared memory, where it
+// stays for all passes over it.  The bytes under way need no registers, so that many blocks run at
+// once and the loads of some overlap the arithmetic and the stores of others.
 //
-// kThreadsPerRow threads (of each of kClusterSize blocks) share one row; a block holds kNumThreads /
-// kThreadsPerRow rows.  A thread has kVectorsPerThread vectors of kVectorWidth elements and only ever
-// touches its own, so that the data itself needs no barrier.
-//   kVectorWidth > 1: neighbouring elements are neighbours in memory.  Rows need no alignment: `head`
-//     elements are missing from a row's first vector, so that all others are aligned, and the vectors
-//     at the row's ends move element by element.
-//   kLanesAcrossRows: neighbouring threads hold neighbouring rows (softmax over axis 0 of a C array);
-//     otherwise neighbouring threads hold neighbouring vectors of one row.
+// kThreadsPerRow threads (of each of kClusterSize blocks) share one row; a block holds kNumThreads
+// / kThreadsPerRow rows.  A thread has kVectorsPerThread vectors of kVectorWidth elements and only
+// ever touches its own, so that the data itself needs no barrier.
+//   kVectorWidth > 1: neighbouring elements are neighbours in memory.  Rows need no alignment:
+//     `head` elements are missing from a row's first vector, so that all others are aligned, and
+//     the vectors at the row's ends move element by element.
+//   kLanesAcrossRows: neighbouring threads hold neighbouring rows (softmax over axis 0 of a C
+//     array); otherwise neighbouring threads hold neighbouring vectors of one row.
 //   kPlain: rows lie at one stride, all vectors are whole and aligned, and the call has none of the
 //     options that its kernel names.  That keeps the code small: with everything in it a kernel is
 //     several times as long, and up to a quarter slower for the instruction cache's misses.
@@ -83,9 +83,7 @@ struct RowChunk {
     int low, high;
     bool live;  // false: there is no such row
 
-    DEVICE bool holds(int position) const {
-        return (kPlain || position >= low) && position < high;
-    }
+    DEVICE bool holds(int position) const { return (kPlain || position >= low) && position < high; }
     DEVICE bool holds_all(int position) const {
         return kPlain ? position < high : position >= low && position + kVectorWidth <= high;
     }
@@ -146,7 +144,8 @@ DEVICE int64_t step(int position, int64_t stride) {
     return kVectorWidth > 1 ? position : position * stride;
 }
 
-// The vector at `position` of a row, `fill` where that has no elements; p is the element at position 0.
+// The vector at `position` of a row, `fill` where that has no elements; p is the element at
+// position 0.
 template <class T>
 DEVICE Vector<T, kVectorWidth> load_row_vector(const T* p, int64_t stride, int position,
                                                const RowChunk& c, T fill) {
@@ -261,9 +260,9 @@ DEVICE float count_in_warp(const RowThread& thread, const RowChunk& c) {
 }
 
 // Warps that share a row, and rows that share a warp.
-constexpr int kRowsPerWarp =
-    kLanesAcrossRows ? (kRowsPerBlock < kWarpSize ? kRowsPerBlock : kWarpSize)
-                     : (kThreadsPerRow < kWarpSize ? kWarpSize / kThreadsPerRow : 1);
+constexpr int kRowsPerWarp = kLanesAcrossRows
+                                 ? (kRowsPerBlock < kWarpSize ? kRowsPerBlock : kWarpSize)
+                                 : (kThreadsPerRow < kWarpSize ? kWarpSize / kThreadsPerRow : 1);
 constexpr int kWarpsPerRow = kLanesAcrossRows ? kThreadsPerRow * kRowsPerWarp / kWarpSize
                              : kThreadsPerRow > kWarpSize ? kThreadsPerRow / kWarpSize
                                                           : 1;
@@ -275,7 +274,8 @@ DEVICE Statistic merge_tree(const Statistic* parts, Merge merge) {
         return parts[0];
     } else {
         constexpr int kHalf = kCount / 2;
-        return merge(merge_tree<kHalf>(parts, merge), merge_tree<kCount - kHalf>(parts + kHalf, merge));
+        return merge(merge_tree<kHalf>(parts, merge),
+                     merge_tree<kCount - kHalf>(parts + kHalf, merge));
     }
 }
 
@@ -301,8 +301,8 @@ DEVICE Barrier* exchange_barriers() {
     return barriers;
 }
 
-// A cluster's blocks must all have started before one writes into another's shared memory: call this
-// first in a kernel that calls merge_across_warps.
+// A cluster's blocks must all have started before one writes into another's shared memory: call
+// this first in a kernel that calls merge_across_warps.
 DEVICE void announce_to_cluster() {
     if constexpr (kClusterSize > 1) {
         if (threadIdx.x == 0) {
@@ -314,14 +314,15 @@ DEVICE void announce_to_cluster() {
 }
 
 // Merges what the warps of a row hold, in the block or cluster; every thread gets it.
-// merge(a, b) is of two statistics, merge.across_lanes(s, begin, end) of the lanes that differ in the
-// bits [begin, end).  kExchange counts a kernel's calls from 0, because the shared memory of one is not
-// used again.
+// merge(a, b) is of two statistics, merge.across_lanes(s, begin, end) of the lanes that differ in
+// the bits [begin, end).  kExchange counts a kernel's calls from 0, because the shared memory of
+// one is not used again.
 template <int kExchange, class Statistic, class Merge>
 DEVICE Statistic merge_across_warps(const Statistic& mine, const RowThread& t, Merge merge) {
     const int warp = kLanesAcrossRows ? t.lane * kRowsPerWarp / kWarpSize : t.lane / kWarpSize;
     if constexpr (kClusterSize > 1) {
-        // Each warp sends its own to every block: no barrier of the block or the cluster on the way.
+        // Each warp sends its own to every block: no barrier of the block or the cluster on the
+        // way.
         static_assert(kRowsPerBlock == 1 && kExchange < kMaxExchanges, "one row to a cluster");
         constexpr int kParts = kClusterSize * kWarpsPerRow;
         SHARED(Statistic, parts, [kParts]);

@@ -1,10 +1,11 @@
-// Rows one after the other: a block, or a cluster, stays for many.  Bulk copies bring its next rows into
-// a ring of stages in shared memory while it works on one, and what is the same for all rows it reads
-// once and keeps.  That saves what a block for each row pays: as much traffic from L2 for a row's weights
-// as for the row, and the time in which nothing of a block's is under way.
+// Rows one after the other: a block, or a cluster, stays for many.  Bulk copies bring its next rows
+// into a ring of stages in shared memory while it works on one, and what is the same for all rows
+// it reads once and keeps.  That saves what a block for each row pays: as much traffic from L2 for
+// a row's weights as for the row, and the time in which nothing of a block's is under way.
 //
-// A block has the same kNumThreads * kVectorsPerThread neighbouring vectors of every row, its slice; of
-// a cluster's blocks each has another one.  For rows of whole, aligned vectors at one stride (kPlain).
+// A block has the same kNumThreads * kVectorsPerThread neighbouring vectors of every row, its
+// slice; of a cluster's blocks each has another one.  For rows of whole, aligned vectors at one
+// stride (kPlain).
 // Constants: Element, kVectorWidth, kVectorsPerThread.
 #include "parts/row.cuh"
 
@@ -13,9 +14,7 @@ constexpr int kMaxStages = 16;
 constexpr int kWarps = kNumThreads / kWarpSize;
 
 // A block's part of a row in shared memory.
-struct Slice {
-    RowVector vectors[kVectorsPerThread][kNumThreads];
-};
+struct Slice { RowVector vectors[kVectorsPerThread][kNumThreads]; };
 
 // Which vectors of a row are this block's: `count` from number `first` on.
 struct SlicePlace {
@@ -37,8 +36,8 @@ struct SlicePlace {
     DEVICE int bytes() const { return count * int(sizeof(RowVector)); }
 };
 
-// What is the same in all turns of a loop stays as it is: not what the compiler makes of it, which takes
-// twice the registers.
+// What is the same in all turns of a loop stays as it is: not what the compiler makes of it, which
+// takes twice the registers.
 DEVICE void keep_packed(RowVector& vector) {
 #pragma unroll
     for (auto& access : vector.bytes) {
@@ -73,8 +72,8 @@ struct RowRing {
     }
 };
 
-// This thread's vectors of the row that the ring is at: in registers from take() on where those leave room
-// for the rest, else read from shared memory in every pass.
+// This thread's vectors of the row that the ring is at: in registers from take() on where those
+// leave room for the rest, else read from shared memory in every pass.
 template <int kArrays>
 struct RowOfRing {
     static constexpr bool kKept = kArrays * kVectorsPerThread <= 2;
@@ -110,8 +109,8 @@ struct RowOfRing {
             return read(i, array);
         }
     }
-    // By one thread, once all have met in turn number `turn`: no one needs the row in shared memory any
-    // more, or else the one before it.  start(stage, i) brings the row i turns on.
+    // By one thread, once all have met in turn number `turn`: no one needs the row in shared memory
+    // any more, or else the one before it.  start(stage, i) brings the row i turns on.
     template <class Start>
     DEVICE void refill(int turn, Start start) const {
         if constexpr (kKept) {
@@ -134,7 +133,8 @@ DEVICE Statistic merge_in_block(const Statistic& of_warp, int turn, Merge merge)
 }
 // After merge_in_block, so that all of the block are done with the turn before.
 template <class Statistic, class Merge>
-DEVICE Statistic merge_in_cluster(const Statistic& mine, int turn, Merge merge, Barrier* exchanges) {
+DEVICE Statistic merge_in_cluster(const Statistic& mine, int turn, Merge merge,
+                                  Barrier* exchanges) {
     if constexpr (kClusterSize == 1) {
         return mine;
     } else {

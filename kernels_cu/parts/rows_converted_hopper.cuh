@@ -12,15 +12,16 @@ struct Rows {
     DEVICE void load(RowRegisters& a, const unsigned char* stage, int, int k) const {
         const int lane = threadIdx.x % 32;
         if constexpr (kOuterMajorRows) {
-            // A 16-bit number of the transposed matrices is two rows' numbers at one k: the even rows become
-            // wgmma's first 8 rows, the odd ones the others (epilogue_hopper.cuh: row_of_half).
+            // A 16-bit number of the transposed matrices is two rows' numbers at one k: the even
+            // rows become wgmma's first 8 rows, the odd ones the others (epilogue_hopper.cuh:
+            // row_of_half).
             static_assert(kRows <= kLineBytes, "a line has all rows");
             uint32_t bytes[4];  // k 0-7, 8-15, 16-23, 24-31
             load_matrix<true>(bytes, stage + RowStage::place(k + lane, row));
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                convert_bytes<RowElement, ColElement>(permute_bytes<0x3120>(bytes[i]), a[i / 2][i % 2 * 2],
-                                                      a[i / 2][i % 2 * 2 + 1]);
+                convert_bytes<RowElement, ColElement>(permute_bytes<0x3120>(bytes[i]),
+                                                      a[i / 2][i % 2 * 2], a[i / 2][i % 2 * 2 + 1]);
             }
         } else {
 #pragma unroll
@@ -32,7 +33,8 @@ struct Rows {
                         half * 8 * RowStage::kLine;
                     const uint32_t low = *reinterpret_cast<const uint16_t*>(p);
                     const uint32_t high = *reinterpret_cast<const uint16_t*>(p + 8);
-                    convert_bytes<RowElement, ColElement>(low | high << 16, a[i][half], a[i][half + 2]);
+                    convert_bytes<RowElement, ColElement>(low | high << 16, a[i][half],
+                                                          a[i][half + 2]);
                 }
             }
         }

@@ -1,7 +1,8 @@
-// NVFP4 numbers of B^T on their way to wgmma's registers (parts/mainloop_converted_hopper.cuh): codes from
-// shared memory, times their scales, which come from global memory a while ahead.
-//   kTwoProducts   the first half of a tile's rows are columns of one matrix, the others of another one: a
-//                  thread's numbers 0 to 7 of wgmma's 16 rows are of the first, 8 to 15 of the second.
+// NVFP4 numbers of B^T on their way to wgmma's registers (parts/mainloop_converted_hopper.cuh):
+// codes from shared memory, times their scales, which come from global memory a while ahead.
+//   kTwoProducts   the first half of a tile's rows are columns of one matrix, the others of another
+//                  one: a thread's numbers 0 to 7 of wgmma's 16 rows are of the first, 8 to 15 of
+//                  the second.
 #include "parts/nvfp4.cuh"
 #include "parts/ring_hopper.cuh"
 
@@ -22,7 +23,8 @@ struct Rows {
         fetch(0);
     }
     DEVICE void fetch(int first) {
-        const int word = first + int(threadIdx.x % kWordsAhead), count = scales.count - word * kWord;
+        const int word = first + int(threadIdx.x % kWordsAhead),
+                  count = scales.count - word * kWord;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const e4m3* from = scales.rows[half] + word * scales.steps[half];

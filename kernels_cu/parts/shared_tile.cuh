@@ -2,8 +2,8 @@
 #include "parts/dtype.cuh"
 
 // Lines of kLineBytes in chunks of 16 bytes.  A chunk's place in its line is XORed with bits of the
-// line's number, so that what 8 lanes read at once (the same chunk of 8 lines) lies in different banks;
-// so do half chunks of 4 pairs of neighbouring chunks, and 4 neighbouring chunks of 2 lines.
+// line's number, so that what 8 lanes read at once (the same chunk of 8 lines) lies in different
+// banks; so do half chunks of 4 pairs of neighbouring chunks, and 4 neighbouring chunks of 2 lines.
 template <int kLines_, int kLineBytes>
 struct SharedTile {
     static constexpr int kLines = kLines_, kChunks = kLineBytes / 16;
@@ -27,7 +27,8 @@ struct SharedTile {
 
 DEVICE int clamp_to(int64_t x, int high) { return x < 0 ? 0 : x < high ? int(x) : high; }
 
-// Starts to copy num_lines lines of num_elements from `origin` on; the rest of the tile becomes zero.
+// Starts to copy num_lines lines of num_elements from `origin` on; the rest of the tile becomes
+// zero.
 // Lines begin at multiples of 16 bytes.
 template <class T, int kLines, int kLineBytes>
 DEVICE void copy_tile(SharedTile<kLines, kLineBytes>& tile, const T* origin, int64_t line_stride,
@@ -45,9 +46,9 @@ DEVICE void copy_tile(SharedTile<kLines, kLineBytes>& tile, const T* origin, int
     }
 }
 
-// The same for tiles that a loop loads one after another: what stays the same of a thread's addresses is
-// kept, and the rest follows from it.  line_stride: of 32 bits, so that an address takes one
-// instruction.  num_elements: a multiple of a chunk's.
+// The same for tiles that a loop loads one after another: what stays the same of a thread's
+// addresses is kept, and the rest follows from it.  line_stride: of 32 bits, so that an address
+// takes one instruction.  num_elements: a multiple of a chunk's.
 template <class T, class Tile>
 struct TileCopier {
     static constexpr int kChunks = Tile::kChunks, kPerChunk = 16 / int(sizeof(T));
@@ -67,7 +68,8 @@ struct TileCopier {
         exists = chunk * kPerChunk < num_elements;
         this->origin = origin + int64_t(line) * line_stride + chunk * kPerChunk;
     }
-    // Starts to copy the lines from first_line on, of which num_lines exist; kWhole: all of the tile's.
+    // Starts to copy the lines from first_line on, of which num_lines exist; kWhole: all of the
+    // tile's.
     template <bool kWhole>
     DEVICE void start(Tile& tile, int first_line, int num_lines) const {
         if constexpr (!kWhole) {

@@ -55,7 +55,8 @@ struct Vector {
     DEVICE void load_read_only(const T* p) {
 #pragma unroll
         for (int i = 0; i < kAccesses; ++i) {
-            bytes[i] = load_vector_read_only<kAccess>(reinterpret_cast<const char*>(p) + i * kAccess);
+            bytes[i] =
+                load_vector_read_only<kAccess>(reinterpret_cast<const char*>(p) + i * kAccess);
         }
     }
     DEVICE void store(T* p) const {
@@ -73,7 +74,7 @@ struct Vector {
                 pairs[i] = pack<T>(values[2 * i], values[2 * i + 1]);
             }
             memcpy(bytes, pairs, sizeof(bytes));
-        } else if constexpr ((kSame<T, e4m3> || kSame<T, e5m2>)&&kWidth % 2 == 0) {
+        } else if constexpr ((kSame<T, e4m3> || kSame<T, e5m2>) && kWidth % 2 == 0) {
             uint16_t pairs[kWidth / 2];
 #pragma unroll
             for (int i = 0; i < kWidth / 2; ++i) {

@@ -47,9 +47,9 @@ DEVICE float decode_e2m1(uint32_t code) {
 // To nearest even; saturates, NaN gives 0.
 DEVICE uint32_t encode_e2m1(float x) {
     const float size = x < 0.0f ? -x : x;
-    const uint32_t code = uint32_t(size > 0.25f) + uint32_t(size >= 0.75f) + uint32_t(size > 1.25f) +
-                          uint32_t(size >= 1.75f) + uint32_t(size > 2.5f) + uint32_t(size >= 3.5f) +
-                          uint32_t(size > 5.0f);
+    const uint32_t code = uint32_t(size > 0.25f) + uint32_t(size >= 0.75f) +
+                          uint32_t(size > 1.25f) + uint32_t(size >= 1.75f) + uint32_t(size > 2.5f) +
+                          uint32_t(size >= 3.5f) + uint32_t(size > 5.0f);
     return code | bit_cast<uint32_t>(x) >> 31 << 3;
 }
 

@@ -5,8 +5,8 @@
 #include <cuda_fp8.h>
 
 // --- kernels ---------------------------------------------------------------------------------
-// KERNEL void name(...): the module's one entry.  The variant's lines define kNumThreads, kMinBlocks
-// and KERNEL_CLUSTER, which is empty or CLUSTER_DIMS(n).
+// KERNEL void name(...): the module's one entry.  The variant's lines define kNumThreads,
+// kMinBlocks and KERNEL_CLUSTER, which is empty or CLUSTER_DIMS(n).
 #define DEVICE __device__ __forceinline__
 #define KERNEL extern "C" __global__ KERNEL_CLUSTER __launch_bounds__(kNumThreads, kMinBlocks)
 #define CLUSTER_DIMS(n) __cluster_dims__(n, 1, 1)
@@ -15,8 +15,8 @@
 // --- shared memory ---------------------------------------------------------------------------
 // SHARED(float, partials, [8][32]): static.  SHARED_STORAGE(Struct, s): the dynamic one, as `s`.
 #define SHARED(T, name, dims) __shared__ T name dims
-#define SHARED_STORAGE(Struct, name)                                          \
-    extern __shared__ __align__(1024) unsigned char name##_bytes[];           \
+#define SHARED_STORAGE(Struct, name)                                \
+    extern __shared__ __align__(1024) unsigned char name##_bytes[]; \
     Struct& name = *reinterpret_cast<Struct*>(name##_bytes)
 
 using int64_t = long long;
@@ -43,21 +43,22 @@ template <class T>
 DEVICE T shuffle(T value, int lane) {
     return __shfl_sync(0xffffffffu, value, lane);
 }
-// x, of which the compiler does not know that it stays the same: what a loop derives from it is computed
-// there instead of being kept in registers.
+// x, of which the compiler does not know that it stays the same: what a loop derives from it is
+// computed there instead of being kept in registers.
 DEVICE int opaque(int x) {
     asm volatile("" : "+r"(x));
     return x;
 }
-// x, which all lanes have, as something of the warp: what follows from it need not lie in every lane.
+// x, which all lanes have, as something of the warp: what follows from it need not lie in every
+// lane.
 DEVICE int uniform(int x) { return int(__reduce_or_sync(0xffffffffu, unsigned(x))); }
 DEVICE bool vote_any(bool p) { return __any_sync(0xffffffffu, p); }
 template <class T>
 DEVICE T atomic_add(T* address, T value) {
     return atomicAdd(address, value);
 }
-// What this thread wrote before is there for whoever sees the sum, and what others wrote before theirs
-// for this thread.
+// What this thread wrote before is there for whoever sees the sum, and what others wrote before
+// theirs for this thread.
 DEVICE uint32_t atomic_add_acq_rel(uint32_t* address, uint32_t value) {
     uint32_t old;
     asm volatile("atom.acq_rel.gpu.add.u32 %0, [%1], %2;"
@@ -136,8 +137,11 @@ DEVICE void unpack(uint32_t pair, float& low, float& high) {
 DEVICE uint32_t max_unsigned_pair(uint32_t a, uint32_t b) { return __vmaxu2(a, b); }
 DEVICE uint32_t min_unsigned_pair(uint32_t a, uint32_t b) { return __vminu2(a, b); }
 DEVICE uint32_t max_signed_pair(uint32_t a, uint32_t b) { return __vmaxs2(a, b); }
-// Four bytes out of a's (0 to 3) and b's (4 to 7), by the hexadecimal digits of `select`, the last one first.
-DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t select) { return __byte_perm(a, b, select); }
+// Four bytes out of a's (0 to 3) and b's (4 to 7), by the hexadecimal digits of `select`, the last
+// one first.
+DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t select) {
+    return __byte_perm(a, b, select);
+}
 
 // The larger of two; a NaN is ignored if the other is a number.
 DEVICE float maximum(float a, float b) { return fmaxf(a, b); }
@@ -164,8 +168,8 @@ DEVICE float exp2_approx(float x) {
 }
 
 // --- global memory ---------------------------------------------------------------------------
-// N bytes in one access, aligned to N.  No cache hints: stores that leave no trace in L1 and loads that
-// are evicted first both made rows slower.
+// N bytes in one access, aligned to N.  No cache hints: stores that leave no trace in L1 and loads
+// that are evicted first both made rows slower.
 template <int N>
 DEVICE Bytes<N> load_vector(const void* p) {
     return *static_cast<const Bytes<N>*>(p);
@@ -219,14 +223,15 @@ DEVICE void copy_async_wait() {
 // --- clusters (sm_90a, sm_100a) --------------------------------------------------------------
 DEVICE int cluster_rank() {
     uint32_t rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    // Volatile: read again where it is used, instead of kept in a register.
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return int(rank);
 }
 DEVICE void cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
-// Of nothing but the arrival (and of barriers, after fence_barrier_init): what this thread has written
-// before others may not see.  Memory is not waited for, which takes hundreds of cycles.
+// Of nothing but the arrival (and of barriers, after fence_barrier_init): what this thread has
+// written before others may not see.  Memory is not waited for, which takes hundreds of cycles.
 DEVICE void cluster_arrive_relaxed() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }

@@ -1,10 +1,11 @@
-// The vocabulary on AMD GPUs: gfx9 (wave64), gfx11 and gfx12 (wave32).  Attributes and builtins of clang
-// alone, so that hiprtc and an offline clang without any header or device library take the same string.
+// The vocabulary on AMD GPUs: gfx9 (wave64), gfx11 and gfx12 (wave32).  Attributes and builtins of
+// clang alone, so that hiprtc and an offline clang without any header or device library take the
+// same string.
 
 #define DEVICE __attribute__((device)) __attribute__((always_inline)) inline
-#define KERNEL                                 \
+#define KERNEL                                        \
     extern "C" __attribute__((global)) KERNEL_CLUSTER \
-    __attribute__((amdgpu_flat_work_group_size(1, kNumThreads)))
+        __attribute__((amdgpu_flat_work_group_size(1, kNumThreads)))
 #define REGISTER_KERNEL(name)
 #define memcpy __builtin_memcpy
 
@@ -86,7 +87,8 @@ template <class T>
 DEVICE T shuffle_xor(T value, int mask) {
     return shuffle(value, lane_id() ^ mask);
 }
-// x, which all lanes have, as something of the warp: what follows from it need not lie in every lane.
+// x, which all lanes have, as something of the warp: what follows from it need not lie in every
+// lane.
 DEVICE int uniform(int x) { return __builtin_amdgcn_readfirstlane(x); }
 DEVICE bool vote_any(bool p) {
     if constexpr (kWarpSize == 64) {
@@ -99,8 +101,8 @@ template <class T>
 DEVICE T atomic_add(T* address, T value) {
     return __hip_atomic_fetch_add(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
-// What this thread wrote before is there for whoever sees the sum, and what others wrote before theirs
-// for this thread.
+// What this thread wrote before is there for whoever sees the sum, and what others wrote before
+// theirs for this thread.
 DEVICE uint32_t atomic_add_acq_rel(uint32_t* address, uint32_t value) {
     return __hip_atomic_fetch_add(address, value, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
 }
@@ -150,8 +152,8 @@ DEVICE void store_vector(void* p, const Bytes<N>& b) {
 }
 
 // --- async copies, global -> shared ----------------------------------------------------------
-// Plain loads and stores: the compiler waits for a load where its value is stored, so that commit and
-// wait have nothing left to do.
+// Plain loads and stores: the compiler waits for a load where its value is stored, so that commit
+// and wait have nothing left to do.
 template <int N>
 DEVICE void copy_async(void* shared, const void* global, bool valid = true) {
     static_assert(N == 4 || N == 8 || N == 16, "async copies move 4, 8 or 16 bytes");

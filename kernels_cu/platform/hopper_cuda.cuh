@@ -1,5 +1,6 @@
-// Hopper's words on CUDA (sm_90a): barriers in shared memory, TMA, registers by role.  hopper_host.cuh
-// gives the same words; tests/test_hopper_words.py holds them on both.  wgmma.cuh has the products.
+// Hopper's words on CUDA (sm_90a): barriers in shared memory, TMA, registers by role.
+// hopper_host.cuh gives the same words; tests/test_hopper_words.py holds them on both.  wgmma.cuh
+// has the products.
 
 // `GRID_CONSTANT TensorMap map`: a kernel parameter that is passed by value and has an address.
 #define GRID_CONSTANT const __grid_constant__
@@ -18,8 +19,8 @@ DEVICE uint32_t cluster_address(const void* p, int rank) {
 
 // --- barriers in shared memory (mbarrier) ----------------------------------------------------
 // A phase is complete when `count` arrivals and all expected bytes are in; then the next begins.
-// Phases have parity 0, 1, 0, ...: wait(parity) returns when the last phase of that parity is complete,
-// at once on a fresh barrier for parity 1.
+// Phases have parity 0, 1, 0, ...: wait(parity) returns when the last phase of that parity is
+// complete, at once on a fresh barrier for parity 1.
 struct alignas(8) Barrier {
     uint64_t state;
 
@@ -34,6 +35,13 @@ struct alignas(8) Barrier {
     // At this barrier in the block of rank `rank`; seen there by wait_cluster.
     DEVICE void arrive_remote(int rank) {
         asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(
+                         hopper::cluster_address(this, rank))
+                     : "memory");
+    }
+    // The same after reads alone, so that what has been read may be overwritten: no fence, which
+    // would make the thread wait for all of its memory accesses, and `wait` sees it.
+    DEVICE void release_remote(int rank) {
+        asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(
                          hopper::cluster_address(this, rank))
                      : "memory");
     }
@@ -55,7 +63,8 @@ struct alignas(8) Barrier {
                 : "memory");
         } while (!done);
     }
-    // The same, for what other blocks of the cluster have written before they arrived; it empties L1.
+    // The same, for what other blocks of the cluster have written before they arrived; it empties
+    // L1.
     // store_async's bytes need it not.
     DEVICE void wait_cluster(int parity) {
         uint32_t done;
@@ -88,14 +97,15 @@ DEVICE void store_async(T* shared, const T& value, Barrier& barrier, int rank) {
     const uint32_t remote_barrier = hopper::cluster_address(&barrier, rank);
     const auto b = bit_cast<Bytes<sizeof(T)>>(value);
     if constexpr (sizeof(T) == 4) {
-        asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
-                         address),
-                     "r"(b.words[0]), "r"(remote_barrier)
-                     : "memory");
+        asm volatile(
+            "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
+                address),
+            "r"(b.words[0]), "r"(remote_barrier)
+            : "memory");
     } else if constexpr (sizeof(T) == 8) {
         asm volatile(
-            "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(
-                address),
+            "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::
+                "r"(address),
             "r"(b.words[0]), "r"(b.words[1]), "r"(remote_barrier)
             : "memory");
     } else {
@@ -108,12 +118,12 @@ DEVICE void store_async(T* shared, const T& value, Barrier& barrier, int rank) {
 }
 
 // --- bulk copies -----------------------------------------------------------------------------
-// By one thread: brings `bytes` neighbours, a multiple of 16, from `global` to `shared`, both aligned to
-// 16, and counts them at `to`.
+// By one thread: brings `bytes` neighbours, a multiple of 16, from `global` to `shared`, both
+// aligned to 16, and counts them at `to`.
 DEVICE void bulk_load(void* shared, const void* global, int bytes, Barrier& to) {
     asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-            hopper::shared_address(shared)),
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(hopper::shared_address(shared)),
         "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(to.address())
         : "memory");
 }
@@ -121,11 +131,9 @@ DEVICE void bulk_load(void* shared, const void* global, int bytes, Barrier& to) 
 // --- TMA -------------------------------------------------------------------------------------
 // The box of an array of 1 to 5 dimensions that one instruction moves; made by
 // cupykern.targets.tensor_map.  Coordinates are {innermost, ..., outermost}, in elements; what lies
-// outside of the array reads as zero and is not written.  The innermost one must be a multiple of 16
-// bytes, and those of a store must not be negative: others are illegal instructions.
-struct alignas(64) TensorMap {
-    uint64_t words[16];
-};
+// outside of the array reads as zero and is not written.  The innermost one must be a multiple of
+// 16 bytes, and those of a store must not be negative: others are illegal instructions.
+struct alignas(64) TensorMap { uint64_t words[16]; };
 
 // How long L2 keeps what is read: the policies that createpolicy makes for the whole access.
 enum CacheHint : uint64_t {
@@ -138,8 +146,8 @@ DEVICE void prefetch_tensor_map(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// One instruction per rank: %0 shared memory, %1 the map, %2 the cache policy, %3 the barrier, %4 the
-// mask of a multicast, then the coordinates.
+// One instruction per rank: %0 shared memory, %1 the map, %2 the cache policy, %3 the barrier, %4
+// the mask of a multicast, then the coordinates.
 #define TMA_AT_1 "{%5}"
 #define TMA_AT_2 "{%5, %6}"
 #define TMA_AT_3 "{%5, %6, %7}"
@@ -150,31 +158,31 @@ DEVICE void prefetch_tensor_map(const TensorMap& map) {
 #define TMA_VALUES_3 TMA_VALUES_2, "r"(at[2])
 #define TMA_VALUES_4 TMA_VALUES_3, "r"(at[3])
 #define TMA_VALUES_5 TMA_VALUES_4, "r"(at[4])
-#define TMA_OPERANDS(D)                                                                    \
-    ::"r"(address), "l"(&map), "l"(uint64_t(kHint)), "r"(barrier), "h"(mask), TMA_VALUES_##D \
-        : "memory"
-#define TMA_LOAD(D)                                                                        \
-    asm volatile("cp.async.bulk.tensor." #D                                                \
-                 "d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "   \
+#define TMA_OPERANDS(D)                                                       \
+    ::"r"(address), "l"(&map), "l"(uint64_t(kHint)), "r"(barrier), "h"(mask), \
+        TMA_VALUES_##D : "memory"
+#define TMA_LOAD(D)                                                                      \
+    asm volatile("cp.async.bulk.tensor." #D                                              \
+                 "d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint " \
                  "[%0], [%1, " TMA_AT_##D "], [%3], %2;" TMA_OPERANDS(D))
-#define TMA_LOAD_MULTICAST(D)                                                              \
-    asm volatile("cp.async.bulk.tensor." #D                                                \
+#define TMA_LOAD_MULTICAST(D)                                                               \
+    asm volatile("cp.async.bulk.tensor." #D                                                 \
                  "d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster" \
                  ".L2::cache_hint [%0], [%1, " TMA_AT_##D "], [%3], %4, %2;" TMA_OPERANDS(D))
-#define TMA_STORE(D)                                                                       \
-    asm volatile("cp.async.bulk.tensor." #D                                                \
-                 "d.global.shared::cta.bulk_group.L2::cache_hint "                         \
+#define TMA_STORE(D)                                               \
+    asm volatile("cp.async.bulk.tensor." #D                        \
+                 "d.global.shared::cta.bulk_group.L2::cache_hint " \
                  "[%1, " TMA_AT_##D "], [%0], %2;" TMA_OPERANDS(D))
-#define TMA_BY_RANK(INSTRUCTION)                       \
-    static_assert(kRank <= 5, "1 to 5 coordinates");   \
-    if constexpr (kRank == 1) INSTRUCTION(1);          \
-    if constexpr (kRank == 2) INSTRUCTION(2);          \
-    if constexpr (kRank == 3) INSTRUCTION(3);          \
-    if constexpr (kRank == 4) INSTRUCTION(4);          \
+#define TMA_BY_RANK(INSTRUCTION)                     \
+    static_assert(kRank <= 5, "1 to 5 coordinates"); \
+    if constexpr (kRank == 1) INSTRUCTION(1);        \
+    if constexpr (kRank == 2) INSTRUCTION(2);        \
+    if constexpr (kRank == 3) INSTRUCTION(3);        \
+    if constexpr (kRank == 4) INSTRUCTION(4);        \
     if constexpr (kRank == 5) INSTRUCTION(5)
 
-// By one thread: brings the box at `at` to `shared` (128-byte aligned; 1024 where the map swizzles by
-// 128) and counts all its bytes at `barrier`.
+// By one thread: brings the box at `at` to `shared` (128-byte aligned; 1024 where the map swizzles
+// by 128) and counts all its bytes at `barrier`.
 template <CacheHint kHint = kEvictNormal, int kRank>
 DEVICE void tma_load(void* shared, const TensorMap& map, Barrier& to, const int (&at)[kRank]) {
     const uint32_t address = hopper::shared_address(shared), barrier = to.address();
@@ -198,8 +206,8 @@ DEVICE void tma_store(const TensorMap& map, const void* shared, const int (&at)[
     TMA_BY_RANK(TMA_STORE);
 }
 DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Until all but the last N committed groups of this thread are done with shared memory; it may then be
-// overwritten.  A thread waits so for all that it has stored before it leaves the kernel.
+// Until all but the last N committed groups of this thread are done with shared memory; it may then
+// be overwritten.  A thread waits so for all that it has stored before it leaves the kernel.
 template <int N>
 DEVICE void tma_store_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
@@ -214,12 +222,12 @@ DEVICE void tma_store_wait() {
 // True in one lane, whichever, of a warp that is all here: always the same one.
 DEVICE bool elect_one() {
     uint32_t elected;
-    asm volatile(
-        "{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.b32 %0, 1, 0, p;\n}"
-        : "=r"(elected));
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.b32 %0, 1, 0, p;\n}"
+                 : "=r"(elected));
     return elected != 0;
 }
-// All warps of a warpgroup: from now on a thread has N registers, of those that all warps together have.
+// All warps of a warpgroup: from now on a thread has N registers, of those that all warps together
+// have.
 template <int N>
 DEVICE void increase_registers() {
     static_assert(N % 8 == 0 && N >= 24 && N <= 256, "a multiple of 8 from 24 to 256");
@@ -235,13 +243,17 @@ DEVICE void decrease_registers() {
 template <bool kTransposed = false, int kCount>
 DEVICE void store_matrix(void* row, const uint32_t (&r)[kCount]) {
     const uint32_t address = hopper::shared_address(row);
-#define STORE_MATRIX(count, registers, ...)                                             \
-    if constexpr (kTransposed) {                                                        \
-        asm volatile("stmatrix.sync.aligned.m8n8." count ".trans.shared.b16 [%0], " registers \
-                     ::"r"(address), __VA_ARGS__ : "memory");                           \
-    } else {                                                                            \
-        asm volatile("stmatrix.sync.aligned.m8n8." count ".shared.b16 [%0], " registers \
-                     ::"r"(address), __VA_ARGS__ : "memory");                           \
+#define STORE_MATRIX(count, registers, ...)                              \
+    if constexpr (kTransposed) {                                         \
+        asm volatile("stmatrix.sync.aligned.m8n8." count                 \
+                     ".trans.shared.b16 [%0], " registers::"r"(address), \
+                     __VA_ARGS__                                         \
+                     : "memory");                                        \
+    } else {                                                             \
+        asm volatile("stmatrix.sync.aligned.m8n8." count                 \
+                     ".shared.b16 [%0], " registers::"r"(address),       \
+                     __VA_ARGS__                                         \
+                     : "memory");                                        \
     }
     static_assert(kCount == 1 || kCount == 2 || kCount == 4, "1, 2 or 4 matrices");
     if constexpr (kCount == 1) {

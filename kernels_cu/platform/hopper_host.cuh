@@ -1,7 +1,7 @@
 // Hopper's words on the host (see hopper_cuda.cuh for what they mean).
 //
-// What a transfer brings is poison (0xff) until it is delivered (host_hopper.h), which is as late as
-// possible.  Shared memory that a transfer or wgmma reads must stay as it is until the wait.
+// What a transfer brings is poison (0xff) until it is delivered (host_hopper.h), which is as late
+// as possible.  Shared memory that a transfer or wgmma reads must stay as it is until the wait.
 #define GRID_CONSTANT const
 
 namespace hopper {
@@ -20,6 +20,7 @@ struct alignas(8) Barrier {
     DEVICE void arrive_remote(int rank, HOST_PLACE) {
         host::runtime->barrier_arrive(cluster_shared(this, rank, place), 0, place);
     }
+    DEVICE void release_remote(int rank, HOST_PLACE) { arrive_remote(rank, place); }
     DEVICE void arrive_expect_tx(int bytes, HOST_PLACE) {
         host::touch(this, 8);
         host::runtime->barrier_arrive(this, bytes, place);

@@ -1,7 +1,7 @@
 // The vocabulary on the host: C++17 for g++ and clang, threads as fibers (host_runtime.cpp).
 //
-// Like a GPU under -ftz=true, arithmetic takes and gives no FP32 subnormals; the compiler may contract
-// a * b + c to one rounding, or not.  Compiled with -DHOST_WARP_SIZE=32 or 64.
+// Like a GPU under -ftz=true, arithmetic takes and gives no FP32 subnormals; the compiler may
+// contract a * b + c to one rounding, or not.  Compiled with -DHOST_WARP_SIZE=32 or 64.
 #include "platform/host_runtime.h"
 
 // --- kernels ---------------------------------------------------------------------------------
@@ -11,9 +11,11 @@
 #define HOST_EXPORT extern "C" __attribute__((visibility("default")))
 // Exports an entry that takes the arguments' addresses, and the parameters' sizes: -1 a pointer's,
 // 0 the end.
-#define REGISTER_KERNEL(name)                                                          \
-    HOST_EXPORT void host_entry(void* const* args) { host::Call<decltype(&name)>::call(name, args); } \
-    HOST_EXPORT const int* host_parameters() { return host::Call<decltype(&name)>::kSizes; }          \
+#define REGISTER_KERNEL(name)                                                                \
+    HOST_EXPORT void host_entry(void* const* args) {                                         \
+        host::Call<decltype(&name)>::call(name, args);                                       \
+    }                                                                                        \
+    HOST_EXPORT const int* host_parameters() { return host::Call<decltype(&name)>::kSizes; } \
     HOST_EXPORT void host_load(const host::Runtime* table) { host::runtime = table; }
 
 extern "C" void* memcpy(void*, const void*, decltype(sizeof(0))) noexcept;
@@ -42,8 +44,7 @@ template <class... P> struct Call<void (*)(P...)> {
 }  // namespace host
 
 // Where a word stands in the kernel, for messages.
-#define HOST_PLACE \
-    host::Place place = { __builtin_FILE(), __builtin_LINE() }
+#define HOST_PLACE host::Place place = {__builtin_FILE(), __builtin_LINE()}
 
 #define threadIdx (host::runtime->thread()->thread_index)
 #define blockIdx (host::runtime->thread()->block->block_index)
@@ -51,14 +52,14 @@ template <class... P> struct Call<void (*)(P...)> {
 #define gridDim (host::runtime->thread()->block->grid_dim)
 
 // --- shared memory ---------------------------------------------------------------------------
-#define SHARED(T, name, dims)                                                           \
-    using name##_type = T dims;                                                         \
-    static constexpr host::SharedArray name##_array = {                                 \
-        sizeof(name##_type), alignof(name##_type), {__FILE__, __LINE__}};               \
+#define SHARED(T, name, dims)                                             \
+    using name##_type = T dims;                                           \
+    static constexpr host::SharedArray name##_array = {                   \
+        sizeof(name##_type), alignof(name##_type), {__FILE__, __LINE__}}; \
     name##_type& name = *static_cast<name##_type*>(host::runtime->shared(&name##_array))
 #define SHARED_STORAGE(Struct, name) \
-    Struct& name = *static_cast<Struct*>(        \
-        host::runtime->dynamic_shared(sizeof(Struct), {__FILE__, __LINE__}))
+    Struct& name =                   \
+        *static_cast<Struct*>(host::runtime->dynamic_shared(sizeof(Struct), {__FILE__, __LINE__}))
 
 using int64_t = long long;
 using uint64_t = unsigned long long;
@@ -128,12 +129,12 @@ DEVICE T atomic_add(T* address, T value) {
     __atomic_load(address, &old, __ATOMIC_RELAXED);
     do {
         sum = old + value;
-    } while (!__atomic_compare_exchange(address, &old, &sum, true, __ATOMIC_RELAXED,
-                                        __ATOMIC_RELAXED));
+    } while (
+        !__atomic_compare_exchange(address, &old, &sum, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
     return old;
 }
-// What this thread wrote before is there for whoever sees the sum, and what others wrote before theirs
-// for this thread.
+// What this thread wrote before is there for whoever sees the sum, and what others wrote before
+// theirs for this thread.
 DEVICE uint32_t atomic_add_acq_rel(uint32_t* address, uint32_t value) {
     return __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);
 }
@@ -215,7 +216,8 @@ DEVICE void copy_async_part(void* shared, const void* global, int bytes, HOST_PL
         (void)*(static_cast<const volatile char*>(global) + bytes - 1);
         host::runtime->copy_async(shared, global, bytes);
     }
-    if (bytes < 16) host::runtime->copy_async(static_cast<char*>(shared) + bytes, nullptr, 16 - bytes);
+    if (bytes < 16)
+        host::runtime->copy_async(static_cast<char*>(shared) + bytes, nullptr, 16 - bytes);
 }
 DEVICE void copy_async_commit() { host::runtime->copy_async_commit(); }
 template <int N>

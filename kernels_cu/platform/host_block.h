@@ -25,7 +25,8 @@ struct Warp {
     Fiber* ready[64];
 };
 
-// A Barrier of the kernel; `place` is where it was initialised, `arrived` and `expected` are this phase's.
+// A Barrier of the kernel; `place` is where it was initialised, `arrived` and `expected` are this
+// phase's.
 struct PhaseBarrier : Barrier {
     const void* address;
     Block* owner;
@@ -43,9 +44,9 @@ struct Transfer {
     Block* block;  // whose shared memory that is
     PhaseBarrier* barrier;
     int bytes;
-    int group;   // of the issuer's stores
-    char* data;  // a store's source, as it was when issued; a word
-    const char* global;  // a bulk copy's source
+    int group;             // of the issuer's stores
+    char* data;            // a store's source, as it was when issued; a word
+    const char* global;    // a bulk copy's source
     Warpgroup* warpgroup;  // whose products
 };
 
@@ -89,7 +90,7 @@ struct Block : BlockView {
 constexpr int kMaxClusterSize = 16;
 constexpr int kMaxThreads = 1024;
 constexpr int kMaxArrays = 64;
-constexpr int kMaxPhaseBarriers = 1024;  // of a cluster
+constexpr int kMaxPhaseBarriers = 1024;    // of a cluster
 constexpr size_t kStaticBytes = 48 << 10;  // as on CUDA
 constexpr size_t kDynamicOffset = kStaticBytes + 2 * kRedzone * kMaxArrays;
 
@@ -104,7 +105,7 @@ struct Cluster {
     int num_phase_barriers;
     Transfer* transfers;
     int num_transfers, transfer_capacity;
-    Barrier stores;  // for those who wait for theirs
+    Barrier stores;         // for those who wait for theirs
     Warpgroup* warpgroups;  // made by the first wgmma
     // The static arrays met so far lie at the same offsets in all blocks.
     const SharedArray* arrays[kMaxArrays];

@@ -85,7 +85,7 @@ cupykern_switch:
     ret
 .size cupykern_switch, . - cupykern_switch
 )");
-constexpr int kSavedWords = 8;   // six registers, where to return, and a word that aligns
+constexpr int kSavedWords = 8;  // six registers, where to return, and a word that aligns
 constexpr int kReturnWord = 6;
 
 // FP32 subnormals are zero, as operands and as results.
@@ -177,8 +177,8 @@ inline void reset_context(Context& c, void (*main)()) {
 
 inline bool stack_overflowed(const Context& c) { return memcmp(c.bottom, &kCanary, 8) != 0; }
 
-// The stacks of `count` fibers.  Their tops lie in different cache sets: a plain power of two between
-// them would put every fiber's hot lines into the same one.
+// The stacks of `count` fibers.  Their tops lie in different cache sets: a plain power of two
+// between them would put every fiber's hot lines into the same one.
 constexpr size_t kStackStride = kStackBytes + 9 * 64;
 
 inline char* allocate_stacks(size_t count) {

@@ -1,7 +1,8 @@
 // The host's GPU: runs each block's threads as fibers of one worker thread, blocks on all CPUs.
 //
-// A fiber runs until it waits for others; then the schedule says who is next.  When nobody can go on,
-// or a barrier's threads are at different lines, the launch ends with a message that says where.
+// A fiber runs until it waits for others; then the schedule says who is next.  When nobody can go
+// on, or a barrier's threads are at different lines, the launch ends with a message that says
+// where.
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -302,12 +303,14 @@ void reset_barrier(Barrier& b, Scope scope, int expected) {
 const ThreadView* this_thread() { return worker->current; }
 
 const Runtime kRuntime = {
-    this_thread,   sync_block, sync_warp,      named_barrier,  exchange,
-    cluster_arrive, cluster_wait, shared,      dynamic_shared, cluster_shared,
-    copy_async,    copy_async_commit, copy_async_wait,
-    barrier_init, barrier_arrive, barrier_wait, store_async, bulk_check, bulk_load,
-    tma_check, tma_load, tma_store, tma_store_commit, tma_store_source, tma_store_wait,
-    shared_address, wgmma_fence, wgmma, wgmma_commit, wgmma_wait, wgmma_under_way, wgmma_source,
+    this_thread,     sync_block,     sync_warp,        named_barrier,
+    exchange,        cluster_arrive, cluster_wait,     shared,
+    dynamic_shared,  cluster_shared, copy_async,       copy_async_commit,
+    copy_async_wait, barrier_init,   barrier_arrive,   barrier_wait,
+    store_async,     bulk_check,     bulk_load,        tma_check,
+    tma_load,        tma_store,      tma_store_commit, tma_store_source,
+    tma_store_wait,  shared_address, wgmma_fence,      wgmma,
+    wgmma_commit,    wgmma_wait,     wgmma_under_way,  wgmma_source,
     fail_at,
 };
 
@@ -337,7 +340,8 @@ void fiber_main() {
             poison_block(*self.owner);
         }
         if (--worker->cluster.live == 0) {
-            while (deliver_one()) {}  // stores
+            while (deliver_one()) {
+            }  // stores
             switch_context(self.context, worker->context);
         } else {
             switch_to_next();

@@ -1,9 +1,7 @@
 // What a host kernel and host_runtime.cpp share.  Kernels include no system header, nor does this.
 namespace host {
 
-struct Dim3 {
-    unsigned x, y, z;
-};
+struct Dim3 { unsigned x, y, z; };
 struct BlockView {
     Dim3 block_index, block_dim, grid_dim;
     int rank;  // in its cluster
@@ -26,8 +24,8 @@ struct SharedArray {
     Place place;
 };
 
-// An array and the box of it that TMA moves; dimensions from the innermost on.  The layout is that of
-// cupykern/targets/tensor_map.py.
+// An array and the box of it that TMA moves; dimensions from the innermost on.  The layout is that
+// of cupykern/targets/tensor_map.py.
 struct TensorMap {
     unsigned long long magic, address;
     unsigned long long shape[5], strides[4];  // elements; bytes, from the second dimension on
@@ -56,11 +54,12 @@ struct Wgmma {
     void* d;
 };
 
-// What the last lane to arrive does for its warp.  payloads[i]: what lane i left; null: no such lane.
+// What the last lane to arrive does for its warp.  payloads[i]: what lane i left; null: no such
+// lane.
 using Combine = void (*)(void** payloads);
 
-// The runtime's functions.  A kernel's module gets the table when it is loaded, so that two runtimes
-// (with and without a sanitizer) never mix up their symbols.
+// The runtime's functions.  A kernel's module gets the table when it is loaded, so that two
+// runtimes (with and without a sanitizer) never mix up their symbols.
 struct Runtime {
     // The same for the whole life of a thread, so calls may be merged.
     const ThreadView* (*thread)() __attribute__((const));
@@ -81,11 +80,13 @@ struct Runtime {
     void (*barrier_arrive)(void* barrier, int expected_bytes, Place);
     void (*barrier_wait)(void* barrier, int parity, Place);
     void (*store_async)(void* remote, const void* value, int bytes, void* barrier, Place);
-    void (*bulk_check)(const void* shared, const void* global, int bytes, const void* barrier, Place);
+    void (*bulk_check)(const void* shared, const void* global, int bytes, const void* barrier,
+                       Place);
     void (*bulk_load)(void* shared, const void* global, int bytes, void* barrier, Place);
     void (*tma_check)(const TensorMap*, const int* at, int num_coordinates, const void* shared,
                       bool store, Place);
-    void (*tma_load)(const TensorMap*, const int* at, void* shared, void* barrier, int ranks, Place);
+    void (*tma_load)(const TensorMap*, const int* at, void* shared, void* barrier, int ranks,
+                     Place);
     void (*tma_store)(const TensorMap*, const int* at, const void* shared, Place);
     void (*tma_store_commit)();
     // The i-th source that the wait is for; null: no more.

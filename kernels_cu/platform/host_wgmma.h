@@ -148,8 +148,8 @@ void multiply(T* d, const T* a, const T* b, int n, int k) {
     }
 }
 
-// The same of FP8 as Hopper adds: the products and the sum are aligned to the largest of them, 2^e to
-// 2^(e + 1), and what is below 2^(e - 13) is cut (arXiv 2511.10909).
+// The same of FP8 as Hopper adds: the products and the sum are aligned to the largest of them, 2^e
+// to 2^(e + 1), and what is below 2^(e - 13) is cut (arXiv 2511.10909).
 void multiply_fp8(float* d, const float* a, const float* b, int n, int k) {
     typedef float Vector __attribute__((vector_size(32), aligned(4), may_alias));
     typedef int Ints __attribute__((vector_size(32), aligned(4), may_alias));
@@ -169,8 +169,10 @@ void multiply_fp8(float* d, const float* a, const float* b, int n, int k) {
             const Vector inverse_unit = (Vector)(((2 * kBias + kBits) << 23) - largest);
             const Vector unit = (Vector)(largest - (kBits << 23));
             Ints units = {};
-            for (int i = 0; i <= k; ++i) units += __builtin_convertvector(terms[i] * inverse_unit, Ints);
-            const Ints usual = (largest > kBits << 23) & (largest < kExponent);  // else 0, NaN or infinite
+            for (int i = 0; i <= k; ++i)
+                units += __builtin_convertvector(terms[i] * inverse_unit, Ints);
+            const Ints usual =
+                (largest > kBits << 23) & (largest < kExponent);  // else 0, NaN or infinite
             sum = usual ? __builtin_convertvector(units, Vector) * unit : plain;
         }
     }
@@ -267,10 +269,8 @@ void combine_wgmma(void** payloads) {
     InFlight& f = find_in_flight(g, payloads, op.n, place);
     f.last_group = g.threads[0].num_wgmma_groups;
     f.place = place;
-    if (is_int(op))
-        multiply_tiles(op, a, b, f.ints);
-    else
-        multiply_tiles(op, a, b, f.floats);
+    if (is_int(op)) multiply_tiles(op, a, b, f.ints);
+    else multiply_tiles(op, a, b, f.floats);
     issued.op = op;
     issued.group = f.last_group;
     issued.place = place;

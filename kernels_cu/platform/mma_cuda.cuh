@@ -1,20 +1,25 @@
-// Matrix words on CUDA: ldmatrix and mma.sync.  FP16, BF16 and int8 from sm_80 on, FP8 from sm_89 on.
+// Matrix words on CUDA: ldmatrix and mma.sync.  FP16, BF16 and int8 from sm_80 on, FP8 from sm_89
+// on.
 #include "platform/mma_float.cuh"
 
 // --- 8 x 8 matrices of 16-bit numbers --------------------------------------------------------
-// kCount (1, 2 or 4) matrices in shared memory.  Lane 8 i + r gives the address of row r (16 bytes) of
-// matrix i; register i of lane l has the numbers 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 of matrix i,
-// or, kTransposed, of column l / 4.
+// kCount (1, 2 or 4) matrices in shared memory.  Lane 8 i + r gives the address of row r (16 bytes)
+// of matrix i; register i of lane l has the numbers 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 of
+// matrix i, or, kTransposed, of column l / 4.
 namespace cuda {
 template <bool kTransposed, int kCount>
 DEVICE void load_matrix_at(uint32_t (&r)[kCount], uint32_t address) {
-#define LOAD_MATRIX(count, registers, ...)                                             \
-    if constexpr (kTransposed) {                                                       \
+#define LOAD_MATRIX(count, registers, ...)                                              \
+    if constexpr (kTransposed) {                                                        \
         asm volatile("ldmatrix.sync.aligned.m8n8." count ".trans.shared.b16 " registers \
-                     : __VA_ARGS__ : "r"(address) : "memory");                         \
-    } else {                                                                           \
-        asm volatile("ldmatrix.sync.aligned.m8n8." count ".shared.b16 " registers      \
-                     : __VA_ARGS__ : "r"(address) : "memory");                         \
+                     : __VA_ARGS__                                                      \
+                     : "r"(address)                                                     \
+                     : "memory");                                                       \
+    } else {                                                                            \
+        asm volatile("ldmatrix.sync.aligned.m8n8." count ".shared.b16 " registers       \
+                     : __VA_ARGS__                                                      \
+                     : "r"(address)                                                     \
+                     : "memory");                                                       \
     }
     static_assert(kCount == 1 || kCount == 2 || kCount == 4, "1, 2 or 4 matrices");
     if constexpr (kCount == 1) {
@@ -34,8 +39,9 @@ DEVICE void load_matrix(uint32_t (&r)[kCount], const void* row) {
 
 // --- fragments and their products ------------------------------------------------------------
 
-// A word: 8 rows and 16 bytes of k; a lane holds 4 bytes of row lane / 4.  They stand as the instruction
-// takes them from neighbouring registers: A's 16 rows by 32 bytes at once, B's 8 rows by 32 bytes twice.
+// A word: 8 rows and 16 bytes of k; a lane holds 4 bytes of row lane / 4.  They stand as the
+// instruction takes them from neighbouring registers: A's 16 rows by 32 bytes at once, B's 8 rows
+// by 32 bytes twice.
 template <class T, Side kSide> struct Fragment {
     uint32_t words[4];
 
@@ -66,10 +72,11 @@ template <> struct Accumulator<int8_t> {
 };
 
 namespace cuda {
-#define CUDA_MMA(shape_and_types, kind, acc, a, b0, b1)                                        \
-    asm("mma.sync.aligned." shape_and_types " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "  \
-        "{%0, %1, %2, %3};"                                                                    \
-        : "+" kind(acc[0]), "+" kind(acc[1]), "+" kind(acc[2]), "+" kind(acc[3])               \
+#define CUDA_MMA(shape_and_types, kind, acc, a, b0, b1)                          \
+    asm("mma.sync.aligned." shape_and_types                                      \
+        " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "                        \
+        "{%0, %1, %2, %3};"                                                      \
+        : "+" kind(acc[0]), "+" kind(acc[1]), "+" kind(acc[2]), "+" kind(acc[3]) \
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
 
 // 16 rows by 8 columns.
@@ -99,7 +106,8 @@ DEVICE void mma_16x8(int* acc, const uint32_t* a, uint32_t b0, uint32_t b1) {
 template <bool kOuterMajor, class T, Side kSide, class Tile>
 DEVICE void load_fragment(Fragment<T, kSide>& f, const Tile& tile, int first, int k) {
     using F = Fragment<T, kSide>;
-    const int r = lane_id() % 8, row_half = F::row_half(lane_id() / 8), k_half = F::k_half(lane_id() / 8);
+    const int r = lane_id() % 8, row_half = F::row_half(lane_id() / 8),
+              k_half = F::k_half(lane_id() / 8);
     if constexpr (kOuterMajor) {
         static_assert(sizeof(T) == 2, "load_matrix transposes 16-bit numbers");
         load_matrix<true>(f.words, tile(k + k_half * 8 + r, first / 8 + row_half));
@@ -109,11 +117,11 @@ DEVICE void load_fragment(Fragment<T, kSide>& f, const Tile& tile, int first, in
     }
 }
 
-// load_fragment for many fragments of one tile, whose place in its lane is worked out once.  first: as
-// in load_fragment, of the first fragment, and with kOuterMajor 0; outer, k: of others from there on,
-// multiples of 16.  Of a Tile that is Bytes<16> chunks[] at a multiple of 128 bytes, place(line, chunk) of
-// them of lines of kChunks, a power of two, and in which the chunks of a line change places only among
-// eight and alike in every eighth line.
+// load_fragment for many fragments of one tile, whose place in its lane is worked out once.  first:
+// as in load_fragment, of the first fragment, and with kOuterMajor 0; outer, k: of others from
+// there on, multiples of 16.  Of a Tile that is Bytes<16> chunks[] at a multiple of 128 bytes,
+// place(line, chunk) of them of lines of kChunks, a power of two, and in which the chunks of a line
+// change places only among eight and alike in every eighth line.
 template <bool kOuterMajor, class T, Side kSide, class Tile>
 struct FragmentLoader {
     static_assert(sizeof(T) == 2, "chunks of eight");
@@ -151,9 +159,9 @@ DEVICE void mma(Accumulator<A> (&acc)[kM][kN], const FragmentA<A> (&a)[kM],
 }
 
 // --- sums as an operand of the next product ----------------------------------------------------
-// 16 x 16 sums, rounded to T, as 16 of k: with kSideA their rows stay rows and their columns are k, with
-// kSideB their columns stay columns and their rows are k.  On each platform the side that leaves the
-// numbers in their lanes, or nearly so.
+// 16 x 16 sums, rounded to T, as 16 of k: with kSideA their rows stay rows and their columns are k,
+// with kSideB their columns stay columns and their rows are k.  On each platform the side that
+// leaves the numbers in their lanes, or nearly so.
 constexpr Side kSumsSide = kSideA;
 template <class T>
 DEVICE void sums_to_fragment(Fragment<T, kSumsSide>& f, const Accumulator<T>& sums) {
@@ -236,9 +244,9 @@ DEVICE void convert_bytes(uint32_t bytes, uint32_t& low, uint32_t& high) {
 }  // namespace cuda
 
 // 32 of k as two fragments, each number converted from Stored.
-// mma wants the k's 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of lane t of four (kPairs).  An operand whose lines run
-// along k has 4 neighbouring bytes in a lane, or 8 numbers of half a byte: lane t takes 4 t to 4 t + 3
-// of each 16 (kFours), or 8 t to 8 t + 7 of the 32 (kEights).
+// mma wants the k's 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of lane t of four (kPairs).  An operand whose
+// lines run along k has 4 neighbouring bytes in a lane, or 8 numbers of half a byte: lane t takes 4
+// t to 4 t + 3 of each 16 (kFours), or 8 t to 8 t + 7 of the 32 (kEights).
 template <class Stored, bool kOuterMajor, LaneOrder kOrder, class T, Side kSide, class Tile>
 DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
                            int first, int k) {
@@ -264,9 +272,10 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
         for (int j = 0; j < 2; ++j) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const char* chunk = static_cast<const char*>(tile(first + row + 8 * i, k / 8 + 2 * j + t / 2));
+                const char* chunk =
+                    static_cast<const char*>(tile(first + row + 8 * i, k / 8 + 2 * j + t / 2));
                 const Bytes<8> four = *reinterpret_cast<const Bytes<8>*>(chunk + t % 2 * 8);
-                uint32_t(&words)[4] = (j == 0 ? low : high).words;
+                uint32_t (&words)[4] = (j == 0 ? low : high).words;
                 words[low.word(i, 0)] = four.words[0];
                 words[low.word(i, 1)] = four.words[1];
             }
@@ -299,7 +308,8 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
     }
 }
 
-// Eight e2m1 numbers, the first in the lowest bits, times an e4m3 scale: four pairs of T, which holds them.
+// Eight e2m1 numbers, the first in the lowest bits, times an e4m3 scale: four pairs of T, which
+// holds them.
 template <class T>
 DEVICE void decode_scaled(uint32_t codes, e4m3 scale, uint32_t (&pairs)[4]) {
     const __half2 factor = __half2half2(__half(scale));
@@ -307,8 +317,8 @@ DEVICE void decode_scaled(uint32_t codes, e4m3 scale, uint32_t (&pairs)[4]) {
     const uint32_t firsts = codes << 4;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        // Both of byte i on top of 16 bits each.  A number's sign, exponent and mantissa at the place of
-        // FP16's are 2^-14 of it, subnormals too.
+        // Both of byte i on top of 16 bits each.  A number's sign, exponent and mantissa at the
+        // place of FP16's are 2^-14 of it, subnormals too.
         const uint32_t tops = __byte_perm(firsts, codes, 0x4000 + 0x1010 * i);
         const uint32_t bits = (tops & 0x80008000u) | (tops >> 3 & 0x0e000e00u);
         const __half2 scaled = __hmul2(__hmul2(bit_cast<__half2>(bits), unit), factor);
@@ -321,9 +331,9 @@ DEVICE void decode_scaled(uint32_t codes, e4m3 scale, uint32_t (&pairs)[4]) {
     }
 }
 
-// 32 of k of e2m1 numbers as two fragments in kEights' order, each number times the e4m3 scale of its 16
-// of k: a product that T holds exactly.  tile.codes: lines of bytes along k, two numbers in each;
-// tile.scale(line, k / 16).
+// 32 of k of e2m1 numbers as two fragments in kEights' order, each number times the e4m3 scale of
+// its 16 of k: a product that T holds exactly.  tile.codes: lines of bytes along k, two numbers in
+// each; tile.scale(line, k / 16).
 template <class T, Side kSide, class Tile>
 DEVICE void load_scaled(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
                         int first, int k) {

@@ -1,18 +1,20 @@
-// Fragments, and those of FP32.  No matrix unit multiplies FP32 without rounding it to TF32 first, so
-// each lane multiplies rows and columns of its own: the same code on every platform.
+// Fragments, and those of FP32.  No matrix unit multiplies FP32 without rounding it to TF32 first,
+// so each lane multiplies rows and columns of its own: the same code on every platform.
 
 // 16 rows of A, or 16 columns of B, by kFragmentK<T> of k: the part that one lane holds.
 enum Side { kSideA, kSideB };
 template <class T, Side kSide> struct Fragment;
 template <class T> using FragmentA = Fragment<T, kSideA>;
 template <class T> using FragmentB = Fragment<T, kSideB>;
-// Which k a lane holds: kPairs as the matrix unit has it; kFours and kEights: where operands are converted
-// and a lane has 4 or 8 neighbours of memory.  The order of k is free as long as A and B have the same.
+// Which k a lane holds: kPairs as the matrix unit has it; kFours and kEights: where operands are
+// converted and a lane has 4 or 8 neighbours of memory.  The order of k is free as long as A and B
+// have the same.
 enum class LaneOrder { kPairs, kFours, kEights };
 template <class T> constexpr int kFragmentK = 32 / int(sizeof(T));
 template <> constexpr int kFragmentK<float> = 4;
 
-// The 16 x 16 sums of products of T in a warp; this lane's number i is at row(lane, i), col(lane, i).
+// The 16 x 16 sums of products of T in a warp; this lane's number i is at row(lane, i), col(lane,
+// i).
 template <class T> struct Accumulator;
 
 template <Side kSide> struct Fragment<float, kSide> {
@@ -35,9 +37,10 @@ template <> struct Accumulator<float> {
     DEVICE static constexpr int col(int lane, int i) { return FragmentB<float>::line(lane, i % 4); }
 };
 
-// From shared memory, whose tile(line, c) is the address of the 16-byte chunk c of a line.  kOuterMajor:
-// its lines are k, their elements rows of A (columns of B); otherwise the other way round.  Elements
-// [first, first + 16) and [k, k + kFragmentK).
+// From shared memory, whose tile(line, c) is the address of the 16-byte chunk c of a line.
+// kOuterMajor:
+// its lines are k, their elements rows of A (columns of B); otherwise the other way round.
+// Elements [first, first + 16) and [k, k + kFragmentK).
 template <bool kOuterMajor, Side kSide, class Tile>
 DEVICE void load_fragment(Fragment<float, kSide>& f, const Tile& tile, int first, int k) {
 #pragma unroll

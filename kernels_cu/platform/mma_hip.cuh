@@ -1,5 +1,6 @@
-// Matrix words on AMD GPUs: MFMA on gfx9 (wave64), WMMA on gfx11 and gfx12 (wave32).  FP8 is multiplied
-// as FP16: gfx942 has a format of its own, and no other of these has both of the standard ones.
+// Matrix words on AMD GPUs: MFMA on gfx9 (wave64), WMMA on gfx11 and gfx12 (wave32).  FP8 is
+// multiplied as FP16: gfx942 has a format of its own, and no other of these has both of the
+// standard ones.
 #include "platform/mma_float.cuh"
 
 // Row (of A; column of B) lane % 16, k from lane / 16 % kGroups * kCount on.
@@ -22,7 +23,9 @@ template <class T> struct Sums {
     T values[kCount];
 
     DEVICE static constexpr int row(int lane, int i) {
-        return kGroups == 4 ? lane / 16 * 4 + i : kGroups == 2 ? lane / 16 * 8 + i : 2 * i + lane / 16;
+        return kGroups == 4   ? lane / 16 * 4 + i
+               : kGroups == 2 ? lane / 16 * 8 + i
+                              : 2 * i + lane / 16;
     }
     DEVICE static constexpr int col(int lane, int) { return lane % 16; }
 };
@@ -57,11 +60,11 @@ DEVICE void mma_16x16(int* sums, const void* a, const void* b) {
     constexpr int kWords = 4 / kGroups;
     using Words = Pack<int, kWords>;
 #if defined(__GFX9__)
-    c = __builtin_amdgcn_mfma_i32_16x16x16i8(*static_cast<const int*>(a), *static_cast<const int*>(b),
-                                             c, 0, 0, 0);
+    c = __builtin_amdgcn_mfma_i32_16x16x16i8(*static_cast<const int*>(a),
+                                             *static_cast<const int*>(b), c, 0, 0, 0);
 #elif defined(__GFX12__)
-    c = __builtin_amdgcn_wmma_i32_16x16x16_iu8_w32_gfx12(
-        true, *static_cast<const Words*>(a), true, *static_cast<const Words*>(b), c, false);
+    c = __builtin_amdgcn_wmma_i32_16x16x16_iu8_w32_gfx12(true, *static_cast<const Words*>(a), true,
+                                                         *static_cast<const Words*>(b), c, false);
 #else
     c = __builtin_amdgcn_wmma_i32_16x16x16_iu8_w32(true, *static_cast<const Words*>(a), true,
                                                    *static_cast<const Words*>(b), c, false);
@@ -129,15 +132,16 @@ DEVICE void mma(Accumulator<A> (&acc)[kM][kN], const FragmentA<A> (&a)[kM],
     }
 }
 
-// Sums as an operand of the next product (see mma_cuda.cuh).  Here columns stay columns: on gfx9 and
-// gfx12 a lane has the rows that it needs as k, on gfx11 every second of them.
+// Sums as an operand of the next product (see mma_cuda.cuh).  Here columns stay columns: on gfx9
+// and gfx12 a lane has the rows that it needs as k, on gfx11 every second of them.
 constexpr Side kSumsSide = kSideB;
 template <class T>
 DEVICE void sums_to_fragment(Fragment<T, kSumsSide>& f, const Accumulator<T>& sums) {
     if constexpr (kGroups > 1) {
         static_assert(Fragment<T, kSumsSide>::kCount == Accumulator<T>::kCount, "16 of k");
 #pragma unroll
-        for (int i = 0; i < Accumulator<T>::kCount; ++i) f.values[i] = from_float<T>(sums.values[i]);
+        for (int i = 0; i < Accumulator<T>::kCount; ++i)
+            f.values[i] = from_float<T>(sums.values[i]);
     } else {
         const bool upper = lane_id() >= 16;
 #pragma unroll
@@ -165,13 +169,15 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
     for (int i = 0; i < 2 * kCount; ++i) {
         const int at = k + i % kCount + i / kCount * 16;
         const int line = kOuterMajor ? at : outer, element = kOuterMajor ? outer : at;
-        const Stored x = static_cast<const Stored*>(tile(line, element / kPerChunk))[element % kPerChunk];
+        const Stored x =
+            static_cast<const Stored*>(tile(line, element / kPerChunk))[element % kPerChunk];
         (i < kCount ? low : high).values[i % kCount] = from_float<T>(to_float(x));
     }
 }
 
-// 32 of k of e2m1 numbers as two fragments, each times the e4m3 scale of its 16 of k: a product that T
-// holds exactly.  tile.codes: lines of bytes along k, two numbers in each; tile.scale(line, k / 16).
+// 32 of k of e2m1 numbers as two fragments, each times the e4m3 scale of its 16 of k: a product
+// that T holds exactly.  tile.codes: lines of bytes along k, two numbers in each; tile.scale(line,
+// k / 16).
 template <class T, Side kSide, class Tile>
 DEVICE void load_scaled(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
                         int first, int k) {
@@ -182,7 +188,8 @@ DEVICE void load_scaled(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const
     for (int j = 0; j < 2; ++j) {
         const int at = k + 16 * j;
         uint8_t codes[kCount / 2];
-        memcpy(codes, static_cast<const uint8_t*>(tile.codes(outer, at / 32)) + at % 32 / 2, kCount / 2);
+        memcpy(codes, static_cast<const uint8_t*>(tile.codes(outer, at / 32)) + at % 32 / 2,
+               kCount / 2);
         const auto scale = static_cast<_Float16>(to_float(tile.scale(outer, at / 16)));
         const hip::Pack<_Float16, 2> factor = {scale, scale}, unit = {16384, 16384};  // 2^14
         Fragment<T, kSide>& f = j == 0 ? low : high;

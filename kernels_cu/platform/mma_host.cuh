@@ -1,5 +1,5 @@
-// Matrix words on the host: each lane reads its own elements, and the last lane to arrive multiplies for
-// the warp.  Products are exact, sums are rounded to FP32 one after another along k.
+// Matrix words on the host: each lane reads its own elements, and the last lane to arrive
+// multiplies for the warp.  Products are exact, sums are rounded to FP32 one after another along k.
 #include "platform/mma_float.cuh"
 
 // --- 8 x 8 matrices of 16-bit numbers --------------------------------------------------------
@@ -114,14 +114,16 @@ template <class A, class B, int kM, int kN> struct Multiply {
         for (int lane = 0; lane < kWarpSize; ++lane) {
             const Multiply& mine = *static_cast<const Multiply*>(payloads[lane]);
             for (int m = 0; m < kM; ++m) gather<A>(a_rows[m * 16], mine.a[m], lane, kDepth, 1);
-            for (int n = 0; n < kN; ++n) gather<B>(&b_rows[0][n * 16], mine.b[n], lane, 1, kColumns);
+            for (int n = 0; n < kN; ++n)
+                gather<B>(&b_rows[0][n * 16], mine.b[n], lane, 1, kColumns);
         }
         for (int m = 0; m < kM; ++m) {
             exchange_sums<true>(payloads, m, sums);
             for (int row = 0; row < 16; ++row) {
                 for (int k = 0; k < kDepth; ++k) {
                     const Sum factor = a_rows[m * 16 + row][k];
-                    for (int col = 0; col < kColumns; ++col) sums[row][col] += factor * b_rows[k][col];
+                    for (int col = 0; col < kColumns; ++col)
+                        sums[row][col] += factor * b_rows[k][col];
                 }
             }
             exchange_sums<false>(payloads, m, sums);
@@ -133,7 +135,8 @@ template <class A, class B, int kM, int kN> struct Multiply {
             const Multiply& mine = *static_cast<const Multiply*>(payloads[lane]);
             for (int n = 0; n < kN; ++n) {
                 for (int i = 0; i < Accumulator<A>::kCount; ++i) {
-                    Sum& here = sums[Accumulator<A>::row(lane, i)][n * 16 + Accumulator<A>::col(lane, i)];
+                    Sum& here =
+                        sums[Accumulator<A>::row(lane, i)][n * 16 + Accumulator<A>::col(lane, i)];
                     Sum& there = mine.acc[m][n].values[i];
                     if constexpr (kGather) here = there;
                     else there = here;
@@ -213,13 +216,15 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
     for (int i = 0; i < 2 * kCount; ++i) {
         const int at = k + i % kCount + i / kCount * 16;
         const int line = kOuterMajor ? at : outer, element = kOuterMajor ? outer : at;
-        const Stored x = static_cast<const Stored*>(tile(line, element / kPerChunk))[element % kPerChunk];
+        const Stored x =
+            static_cast<const Stored*>(tile(line, element / kPerChunk))[element % kPerChunk];
         (i < kCount ? low : high).values[i % kCount] = from_float<T>(to_float(x));
     }
 }
 
-// 32 of k of e2m1 numbers as two fragments, each times the e4m3 scale of its 16 of k: a product that T
-// holds exactly.  tile.codes: lines of bytes along k, two numbers in each; tile.scale(line, k / 16).
+// 32 of k of e2m1 numbers as two fragments, each times the e4m3 scale of its 16 of k: a product
+// that T holds exactly.  tile.codes: lines of bytes along k, two numbers in each; tile.scale(line,
+// k / 16).
 template <class T, Side kSide, class Tile>
 DEVICE void load_scaled(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
                         int first, int k) {

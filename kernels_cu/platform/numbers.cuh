@@ -1,6 +1,6 @@
-// The small number formats where the platform has no types of its own (host, HIP): integer code, because
-// compilers differ in the small types that they have.  The results are the same everywhere, subnormals
-// included.
+// The small number formats where the platform has no types of its own (host, HIP): integer code,
+// because compilers differ in the small types that they have.  The results are the same everywhere,
+// subnormals included.
 struct half { uint16_t code; };
 struct bf16 { uint16_t code; };
 struct e4m3 { uint8_t code; };
@@ -36,7 +36,8 @@ struct Format {
         if (magnitude < kSmallestNormal) {
             // The addition rounds: a sum this large has the format's subnormal unit for its own.
             constexpr uint32_t kLarge = kSubnormalUnit + (23u << 23);
-            code = bit_cast<uint32_t>(bit_cast<float>(magnitude) + bit_cast<float>(kLarge)) - kLarge;
+            code =
+                bit_cast<uint32_t>(bit_cast<float>(magnitude) + bit_cast<float>(kLarge)) - kLarge;
         }
         if (magnitude >= kSmallestNormal && code > kOverflow) code = kOverflow;
         if (magnitude > 0x7f800000u) code = kNan;
@@ -102,22 +103,23 @@ DEVICE uint32_t max_unsigned_pair(uint32_t a, uint32_t b) {
     const uint32_t low = (a & 0xffffu) > (b & 0xffffu) ? a & 0xffffu : b & 0xffffu;
     return low | (a >> 16 > b >> 16 ? a & 0xffff0000u : b & 0xffff0000u);
 }
-DEVICE uint32_t min_unsigned_pair(uint32_t a, uint32_t b) {
-    return ~max_unsigned_pair(~a, ~b);
-}
+DEVICE uint32_t min_unsigned_pair(uint32_t a, uint32_t b) { return ~max_unsigned_pair(~a, ~b); }
 DEVICE uint32_t max_signed_pair(uint32_t a, uint32_t b) {
     return max_unsigned_pair(a ^ 0x80008000u, b ^ 0x80008000u) ^ 0x80008000u;
 }
 
-// Four bytes out of a's (0 to 3) and b's (4 to 7), by the hexadecimal digits of `select`, the last one first.
+// Four bytes out of a's (0 to 3) and b's (4 to 7), by the hexadecimal digits of `select`, the last
+// one first.
 DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t select) {
     const uint64_t both = uint64_t(b) << 32 | a;
     uint32_t picked = 0;
-    for (int i = 0; i < 4; ++i) picked |= (uint32_t(both >> 8 * (select >> 4 * i & 7)) & 0xff) << 8 * i;
+    for (int i = 0; i < 4; ++i)
+        picked |= (uint32_t(both >> 8 * (select >> 4 * i & 7)) & 0xff) << 8 * i;
     return picked;
 }
 
-// Eight e2m1 numbers, the first in the lowest bits, times an e4m3 scale: four pairs of T, which holds them.
+// Eight e2m1 numbers, the first in the lowest bits, times an e4m3 scale: four pairs of T, which
+// holds them.
 template <class T>
 DEVICE void decode_scaled(uint32_t codes, e4m3 scale, uint32_t (&pairs)[4]) {
     const float factor = to_float(scale);

@@ -1,25 +1,28 @@
-// The matrix products of a warpgroup on Hopper.  A warpgroup is 4 warps, 128 threads that are neighbours;
-// all of them call each word here.  D (64 x N, FP32 or int32) lies in registers, B in shared memory, A in
-// either.  Included by the kernels that multiply so, because its many instructions take long to parse.
+// The matrix products of a warpgroup on Hopper.  A warpgroup is 4 warps, 128 threads that are
+// neighbours; all of them call each word here.  D (64 x N, FP32 or int32) lies in registers, B in
+// shared memory, A in either.  Included by the kernels that multiply so, because its many
+// instructions take long to parse.
 //
 //     wgmma_fence(d);                            // what has been stored to d comes first
 //     wgmma<half>(d, a_tile, b_tile, true);      // D += A B, under way
 //     wgmma_commit();                            // the ones so far are a group
 //     wgmma_wait<0>(d);                          // d is there, the tiles may be overwritten
 //
-// A's registers are the products' until the wait, too.  convert_bytes<Stored, T>(bytes, low, high) makes
-// pairs of T of four 8-bit numbers, permute_bytes<0x3210>(bytes) picks a byte by each hexadecimal digit;
-// decode_bytes<T>(words, byte, scales, pairs) makes pairs of T of e2m1 numbers and their scales.
+// A's registers are the products' until the wait, too.  convert_bytes<Stored, T>(bytes, low, high)
+// makes pairs of T of four 8-bit numbers, permute_bytes<0x3210>(bytes) picks a byte by each
+// hexadecimal digit; decode_bytes<T>(words, byte, scales, pairs) makes pairs of T of e2m1 numbers
+// and their scales.
 
-// Which way a 16-bit operand lies in shared memory: its rows (of A, or columns of B) one after the other
-// along K, or the other way round.  8-bit operands are K-major.
+// Which way a 16-bit operand lies in shared memory: its rows (of A, or columns of B) one after the
+// other along K, or the other way round.  8-bit operands are K-major.
 enum Major { kMajorK, kMajorMN };
 
-// An operand's tile as wgmma finds it, from `shared` on (16-byte aligned).  kSwizzle: 0, 32, 64 or 128
-// bytes; the tile's lines of so many bytes are swizzled as TMA writes them.
-// K-major: groups of 8 rows lie `stride_bytes` apart; without swizzle, 16-byte columns `leading_bytes`.
-// MN-major: groups of 8 along K lie `stride_bytes` apart, lines along M or N `leading_bytes`; without
-//     swizzle it is the other way round.
+// An operand's tile as wgmma finds it, from `shared` on (16-byte aligned).  kSwizzle: 0, 32, 64 or
+// 128 bytes; the tile's lines of so many bytes are swizzled as TMA writes them.
+// K-major: groups of 8 rows lie `stride_bytes` apart; without swizzle, 16-byte columns
+// `leading_bytes`.
+// MN-major: groups of 8 along K lie `stride_bytes` apart, lines along M or N `leading_bytes`;
+//     without swizzle it is the other way round.
 template <int kSwizzle>
 DEVICE uint64_t matrix_descriptor(const void* shared, int leading_bytes, int stride_bytes) {
     static_assert(kSwizzle == 0 || kSwizzle == 32 || kSwizzle == 64 || kSwizzle == 128,
@@ -29,7 +32,10 @@ DEVICE uint64_t matrix_descriptor(const void* shared, int leading_bytes, int str
            (hopper::shared_address(shared) & 0x3ffff) >> 4;
 }
 // The tile that begins `bytes` further on.
-DEVICE uint64_t advance(uint64_t descriptor, int bytes) { return descriptor + (bytes >> 4); }
+DEVICE uint64_t advance(uint64_t descriptor, int bytes) {
+    // Addresses end below the first word's 14 bits of them: one addition instead of two.
+    return (descriptor & 0xffffffff00000000) | (uint32_t(descriptor) + uint32_t(bytes >> 4));
+}
 
 // Where register i of a thread of the warpgroup (0 to 127) lies in D.
 DEVICE int wgmma_row(int thread, int i) {

@@ -14,7 +14,8 @@ DEVICE void pin(D (&d)[kRegisters]) {
 }
 }  // namespace hopper
 
-// What the thread has done to the accumulators `d` and to A's registers comes before the wgmma that follow.
+// What the thread has done to the accumulators `d` and to A's registers comes before the wgmma that
+// follow.
 template <class... D>
 DEVICE void wgmma_fence(D&... d) {
     (hopper::pin(d), ...);
@@ -65,56 +66,57 @@ DEVICE void wgmma_wait(D&... d) {
 #define WGMMA_FLOATS(i, j, k, l) , "+f"(d[i]), "+f"(d[j]), "+f"(d[k]), "+f"(d[l])
 #define WGMMA_INTS(i, j, k, l) , "+r"(d[i]), "+r"(d[j]), "+r"(d[k]), "+r"(d[l])
 
-// The instruction's operands after D: A (a descriptor, or four registers), B, whether to accumulate, and
-// the majors.  `last` are the immediate ones: signs of A and B, majors.
-#define WGMMA(n, types, a, b, accumulates, last, constraint, registers, ...)             \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #accumulates ", 0;\n"              \
-                 "wgmma.mma_async.sync.aligned.m64n" #n types " {%0, %1, %2, %3"         \
-                 WGMMA_D_##n(WGMMA_TEXT) "}, " a ", %" #b ", p" last ";\n}"              \
-                 : constraint(d[0]), constraint(d[1]), constraint(d[2]),                 \
-                   constraint(d[3]) WGMMA_D_##n(registers)                               \
+// The instruction's operands after D: A (a descriptor, or four registers), B, whether to
+// accumulate, and the majors.  `last` are the immediate ones: signs of A and B, majors.
+#define WGMMA(n, types, a, b, accumulates, last, constraint, registers, ...)                   \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #accumulates                             \
+                 ", 0;\n"                                                                      \
+                 "wgmma.mma_async.sync.aligned.m64n" #n types                                  \
+                 " {%0, %1, %2, %3" WGMMA_D_##n(WGMMA_TEXT) "}, " a ", %" #b ", p" last ";\n}" \
+                 : constraint(d[0]), constraint(d[1]), constraint(d[2]),                       \
+                   constraint(d[3]) WGMMA_D_##n(registers)                                     \
                  : __VA_ARGS__, "l"(b_tile), "r"(accumulate), "n"(int(kA)), "n"(int(kB)))
 #define WGMMA_FLOAT(x) "+f"(x)
 #define WGMMA_INT(x) "+r"(x)
-#define WGMMA_BY_TYPE(n, a, b, accumulates, majors, ...)                                          \
-    if constexpr (kSame<A, half>)                                                                 \
-        WGMMA(n, "k16.f32.f16.f16", a, b, accumulates, ", 1, 1, " majors, WGMMA_FLOAT,            \
-              WGMMA_FLOATS, __VA_ARGS__);                                                         \
-    if constexpr (kSame<A, bf16>)                                                                 \
-        WGMMA(n, "k16.f32.bf16.bf16", a, b, accumulates, ", 1, 1, " majors, WGMMA_FLOAT,          \
-              WGMMA_FLOATS, __VA_ARGS__);                                                         \
-    if constexpr (kSame<A, e4m3> && kSame<B, e4m3>)                                               \
-        WGMMA(n, "k32.f32.e4m3.e4m3", a, b, accumulates, ", 1, 1", WGMMA_FLOAT, WGMMA_FLOATS,     \
-              __VA_ARGS__);                                                                       \
-    if constexpr (kSame<A, e4m3> && kSame<B, e5m2>)                                               \
-        WGMMA(n, "k32.f32.e4m3.e5m2", a, b, accumulates, ", 1, 1", WGMMA_FLOAT, WGMMA_FLOATS,     \
-              __VA_ARGS__);                                                                       \
-    if constexpr (kSame<A, e5m2> && kSame<B, e4m3>)                                               \
-        WGMMA(n, "k32.f32.e5m2.e4m3", a, b, accumulates, ", 1, 1", WGMMA_FLOAT, WGMMA_FLOATS,     \
-              __VA_ARGS__);                                                                       \
-    if constexpr (kSame<A, e5m2> && kSame<B, e5m2>)                                               \
-        WGMMA(n, "k32.f32.e5m2.e5m2", a, b, accumulates, ", 1, 1", WGMMA_FLOAT, WGMMA_FLOATS,     \
-              __VA_ARGS__);                                                                       \
-    if constexpr (kSame<A, int8_t>)                                                               \
-        WGMMA(n, "k32.s32.s8.s8", a, b, accumulates, "", WGMMA_INT, WGMMA_INTS, __VA_ARGS__)
+#define WGMMA_BY_TYPE(n, a, b, accumulates, majors, ...)                                      \
+    if constexpr (kSame<A, half>)                                                             \
+        WGMMA(n, "k16.f32.f16.f16", a, b, accumulates, ", 1, 1, " majors, WGMMA_FLOAT,        \
+              WGMMA_FLOATS, __VA_ARGS__);                                                     \
+    if constexpr (kSame<A, bf16>)                                                             \
+        WGMMA(n, "k16.f32.bf16.bf16", a, b, accumulates, ", 1, 1, " majors, WGMMA_FLOAT,      \
+              WGMMA_FLOATS, __VA_ARGS__);                                                     \
+    if constexpr (kSame<A, e4m3> && kSame<B, e4m3>)                                           \
+        WGMMA(n, "k32.f32.e4m3.e4m3", a, b, accumulates, ", 1, 1", WGMMA_FLOAT, WGMMA_FLOATS, \
+              __VA_ARGS__);                                                                   \
+    if constexpr (kSame<A, e4m3> && kSame<B, e5m2>)                                           \
+        WGMMA(n, "k32.f32.e4m3.e5m2", a, b, accumulates, ", 1, 1", WGMMA_FLOAT, WGMMA_FLOATS, \
+              __VA_ARGS__);                                                                   \
+    if constexpr (kSame<A, e5m2> && kSame<B, e4m3>)                                           \
+        WGMMA(n, "k32.f32.e5m2.e4m3", a, b, accumulates, ", 1, 1", WGMMA_FLOAT, WGMMA_FLOATS, \
+              __VA_ARGS__);                                                                   \
+    if constexpr (kSame<A, e5m2> && kSame<B, e5m2>)                                           \
+        WGMMA(n, "k32.f32.e5m2.e5m2", a, b, accumulates, ", 1, 1", WGMMA_FLOAT, WGMMA_FLOATS, \
+              __VA_ARGS__);                                                                   \
+    if constexpr (kSame<A, int8_t>)                                                           \
+    WGMMA(n, "k32.s32.s8.s8", a, b, accumulates, "", WGMMA_INT, WGMMA_INTS, __VA_ARGS__)
 
 namespace hopper {
 template <int kN> struct WgmmaShape {
     static_assert(kAlwaysFalse<WgmmaShape>, "N is a multiple of 8 from 8 to 256");
 };
 // The numbers are those of the operands after D.
-#define WGMMA_SHAPE(n, i0, i1, i2, i3, i4, i5, i6, i7)                                         \
-    template <> struct WgmmaShape<n> {                                                         \
-        template <class A, class B, Major kA, Major kB, class D>                               \
+#define WGMMA_SHAPE(n, i0, i1, i2, i3, i4, i5, i6, i7)                                            \
+    template <> struct WgmmaShape<n> {                                                            \
+        template <class A, class B, Major kA, Major kB, class D>                                  \
         DEVICE static void multiply(D (&d)[n / 2], uint64_t a, uint64_t b_tile, int accumulate) { \
-            WGMMA_BY_TYPE(n, "%" #i0, i1, i2, "%" #i3 ", %" #i4, "l"(a));                      \
-        }                                                                                      \
-        template <class A, class B, Major kA, Major kB, class D>                               \
-        DEVICE static void multiply(D (&d)[n / 2], const uint32_t (&a)[4], uint64_t b_tile,    \
-                                    int accumulate) {                                          \
-            WGMMA_BY_TYPE(n, "{%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}", i4, i5, "%" #i7,      \
-                          "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));                         \
-        }                                                                                      \
+            WGMMA_BY_TYPE(n, "%" #i0, i1, i2, "%" #i3 ", %" #i4, "l"(a));                         \
+        }                                                                                         \
+        template <class A, class B, Major kA, Major kB, class D>                                  \
+        DEVICE static void multiply(D (&d)[n / 2], const uint32_t (&a)[4], uint64_t b_tile,       \
+                                    int accumulate) {                                             \
+            WGMMA_BY_TYPE(n, "{%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}", i4, i5, "%" #i7,         \
+                          "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));                            \
+        }                                                                                         \
     };
 WGMMA_SHAPE(8, 4, 5, 6, 7, 8, 9, 10, 11)
 WGMMA_SHAPE(16, 8, 9, 10, 11, 12, 13, 14, 15)
@@ -150,9 +152,9 @@ WGMMA_SHAPE(248, 124, 125, 126, 127, 128, 129, 130, 131)
 WGMMA_SHAPE(256, 128, 129, 130, 131, 132, 133, 134, 135)
 }  // namespace hopper
 
-// D = A B, plus D if `accumulate`.  A: a tile's descriptor, or this thread's registers of A, in which row
-// wgmma_row(thread, 2 (i % 2)) has its numbers 2 (thread % 4) and the next one (8-bit: 4 (thread % 4) and
-// the next three), plus half of K for i >= 2.
+// D = A B, plus D if `accumulate`.  A: a tile's descriptor, or this thread's registers of A, in
+// which row wgmma_row(thread, 2 (i % 2)) has its numbers 2 (thread % 4) and the next one (8-bit: 4
+// (thread % 4) and the next three), plus half of K for i >= 2.
 template <class A, class B = A, Major kA = kMajorK, Major kB = kMajorK, class Operand, class D,
           int kRegisters>
 DEVICE void wgmma(D (&d)[kRegisters], const Operand& a, uint64_t b, bool accumulate) {
@@ -173,14 +175,16 @@ DEVICE uint32_t permute_bytes(uint32_t bytes) {
     return __byte_perm(bytes, 0, kSelect);
 }
 
-// Byte `byte` of each of four words of e2m1 codes, two numbers each, times two e4m3 scales, in the lower 16
-// bits of `scales`, one for two words: pairs of T, which holds the products.
+// Byte `byte` of each of four words of e2m1 codes, two numbers each, times two e4m3 scales, in the
+// lower 16 bits of `scales`, one for two words: pairs of T, which holds the products.
 template <class T>
-DEVICE void decode_bytes(const uint32_t (&words)[4], int byte, uint32_t scales, uint32_t (&pairs)[4]) {
+DEVICE void decode_bytes(const uint32_t (&words)[4], int byte, uint32_t scales,
+                         uint32_t (&pairs)[4]) {
     const auto convert = [](uint32_t two) {
         return __half2(__nv_cvt_fp8x2_to_halfraw2(__nv_fp8x2_storage_t(two), __NV_E4M3));
     };
-    const __half2 factors = __hmul2(convert(scales), bit_cast<__half2>(0x54005400u));  // times 2^6, exactly
+    const __half2 factors =
+        __hmul2(convert(scales), bit_cast<__half2>(0x54005400u));  // times 2^6, exactly
     const uint32_t select = 0x40 + 0x11 * byte;
     const uint32_t bytes = __byte_perm(__byte_perm(words[0], words[1], select),
                                        __byte_perm(words[2], words[3], select), 0x5410);

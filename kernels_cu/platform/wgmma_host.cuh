@@ -1,14 +1,17 @@
-// wgmma.cuh on the host (host_wgmma.h).  The accumulators are poison until the wait, which also says
-// where a tile has changed while wgmma read it.
+// wgmma.cuh on the host (host_wgmma.h).  The accumulators are poison until the wait, which also
+// says where a tile has changed while wgmma read it.
 
 namespace hopper {
-template <class T> constexpr host::NumberType kNumberType =
-    kSame<T, half> ? host::kHalf : kSame<T, bf16> ? host::kBf16 : kSame<T, e4m3> ? host::kE4m3
-    : kSame<T, e5m2> ? host::kE5m2 : host::kInt8;
+template <class T> constexpr host::NumberType kNumberType = kSame<T, half>   ? host::kHalf
+                                                            : kSame<T, bf16> ? host::kBf16
+                                                            : kSame<T, e4m3> ? host::kE4m3
+                                                            : kSame<T, e5m2> ? host::kE5m2
+                                                                             : host::kInt8;
 
 DEVICE void touch_sources(const host::Wgmma* op, int groups) {
 #ifdef __SANITIZE_THREAD__
-    for (int i = 0; const void* p = host::runtime->wgmma_source(op, groups, i); ++i) host::touch(p, 16);
+    for (int i = 0; const void* p = host::runtime->wgmma_source(op, groups, i); ++i)
+        host::touch(p, 16);
 #endif
 }
 DEVICE void check_ready(const void* d, host::Place place) {
@@ -85,10 +88,11 @@ DEVICE uint32_t permute_bytes(uint32_t bytes) {
     return result;
 }
 
-// Byte `byte` of each of four words of e2m1 codes, two numbers each, times two e4m3 scales, in the lower 16
-// bits of `scales`, one for two words: pairs of T, which holds the products.
+// Byte `byte` of each of four words of e2m1 codes, two numbers each, times two e4m3 scales, in the
+// lower 16 bits of `scales`, one for two words: pairs of T, which holds the products.
 template <class T>
-DEVICE void decode_bytes(const uint32_t (&words)[4], int byte, uint32_t scales, uint32_t (&pairs)[4]) {
+DEVICE void decode_bytes(const uint32_t (&words)[4], int byte, uint32_t scales,
+                         uint32_t (&pairs)[4]) {
     float factors[2];
     unpack<e4m3>(scales, factors[0], factors[1]);
     for (int i = 0; i < 4; ++i) {

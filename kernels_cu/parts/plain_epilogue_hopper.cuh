@@ -1,0 +1,212 @@
+// The short way of a warpgroup's sums to memory, in registers:
+//     out = activation(alpha * (scale_a * (scale_b * sum)) + bias of its column)
+// where TMA stores the output and nothing else is to be done.
+#include "parts/epilogue_hopper.cuh"
+
+// A tile's bias and scales wait in shared memory, where one of the producer's warps has put them
+// while the sums were under way.  With kTurned they are the sums' rows', few, and in registers
+// (TurnedFactors).
+struct TileFactors {
+    static constexpr int kOfCol = kScales ? 2 : 1;
+    alignas(16) float cols[kTurned ? 1 : kCols][kOfCol];  // scale_b, if there are scales, and bias
+    float rows[!kTurned && kScales ? kRows : 1];          // scale_a
+    Barrier full, empty;
+
+    DEVICE void init() {
+        full.init(1);
+        empty.init(4 * (kShareRows ? kConsumers : 1));  // warps that store a tile
+    }
+    // By one warp: those of a task's tile, when the ones before have been read.  No scales: 1.
+    DEVICE void load(const EpilogueParams& p, const BatchLayout& batch, const GemmTask& task,
+                     const float* scale_a, const float* scale_b, const void* bias, int count) {
+        empty.wait((count & 1) ^ 1);
+        fill<kOfCol>(&cols[0][kOfCol - 1], kCols, bias, 0.0f, batch.offset(kBias, task.batch),
+                     p.bias.col, p.bias_dtype, int(task.col), int(p.n));
+        if constexpr (kScales) {
+            fill<kOfCol>(&cols[0][0], kCols, scale_b, 1.0f, batch.offset(kScaleB, task.batch),
+                         p.scale_b_stride, kFloat, int(task.col), int(p.n));
+            fill<1>(rows, kRows, scale_a, 1.0f, batch.offset(kScaleA, task.batch), p.scale_a_stride,
+                    kFloat, int(task.row), int(p.m));
+        }
+        sync_warp();
+        if (threadIdx.x % 32 == 0) full.arrive();
+    }
+    template <int kStep>
+    DEVICE static void fill(float* to, int count, const void* from, float absent, int64_t offset,
+                            int64_t stride, int dtype, int first, int last) {
+#pragma unroll 1
+        for (int i = threadIdx.x % 32; i < count; i += 32) {
+            const bool there = from && first + i < last;
+            to[i * kStep] =
+                there ? load_number(from, offset + (first + i) * stride, dtype) : absent;
+        }
+    }
+    // By a warp that has read them.
+    DEVICE void release() {
+        sync_warp();
+        if (threadIdx.x % 32 == 0) empty.arrive();
+    }
+    // A part finished but for the activation.  row, col: of its first sum in the tile.
+    DEVICE void finish(const SumType (&sums)[kValues], float alpha, int row, int col,
+                       float (&values)[kValues]) const {
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int i = 0; i < kValues; i += 4) {
+            const auto pair =
+                *reinterpret_cast<const Bytes<8 * kOfCol>*>(cols[col + wgmma_col(lane, i)]);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const int at = j % 2 * kOfCol;
+                float x = float(sums[i + j]);
+                if constexpr (kScales) {
+                    x = x * bit_cast<float>(pair.words[at]) * rows[row + lane / 4 + j / 2 * 8];
+                }
+                values[i + j] = x * alpha + bit_cast<float>(pair.words[at + kOfCol - 1]);
+            }
+        }
+    }
+};
+
+// The same with kTurned, of the thread's rows of the sums; scale_a is one number.
+struct TurnedFactors {
+    RowNumbers bias, scale_b;
+    float scale_a;
+
+    // row: the warp's first one of the sums.
+    DEVICE void load(const Epilogue& e, int row) {
+        const EpilogueParams& p = e.params;
+        bias.load(e.bias, p.bias.col, p.bias_dtype, row, p.n);
+        if (!kScales) return;
+        scale_b.load(e.scale_b, p.scale_b_stride, kFloat, row, p.n);
+        scale_a = e.scale_a ? *e.scale_a : 1.0f;
+#pragma unroll
+        for (int i = 0; i < kBlocks * 2; ++i) {
+            if (!e.scale_b) scale_b.rows[i / 2][i % 2] = 1.0f;
+        }
+    }
+    DEVICE void finish(const SumType (&sums)[kValues], float alpha, int, int,
+                       float (&values)[kValues]) const {
+#pragma unroll
+        for (int i = 0; i < kValues; ++i) {
+            float x = float(sums[i]);
+            if constexpr (kScales) x = x * scale_b.rows[0][i / 2 % 2] * scale_a;
+            values[i] = x * alpha + bias.rows[0][i / 2 % 2];
+        }
+    }
+};
+
+// With scales of rows and columns besides, they leave no registers.
+constexpr bool kActivates = sizeof(ElementA) == 2;
+
+DEVICE bool is_plain(const EpilogueParams& params, bool tma_stores, const void* bias,
+                     const void* residual, const float* scale_a, const float* scale_b) {
+    const bool bias_of_cols = params.bias.row == 0 && params.bias.col != 0;
+    const bool one_scale =
+        kScales ? !kTurned || !scale_a || params.scale_a_stride == 0 : !scale_a && !scale_b;
+    return tma_stores && !residual && (!bias || bias_of_cols) && one_scale &&
+           (kActivates || params.activation == kNoActivation);
+}
+
+// The warp's sums, in boxes of 16 rows x 64 columns.  row: the warp's first one in the tile;
+// (out_row, col):
+// its first sum in the output.  box: the box to fill next.
+template <class Out>
+DEVICE void store_plain(Staging& staging, int& box, const TensorMap& map,
+                        const TileFactors& factors, float alpha, int row, int out_row, int col,
+                        int batch, const TileSums& sums) {
+    const int lane = opaque(threadIdx.x % 32);
+    const OwnChunks own;
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+        float row_factors[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            row_factors[i] = kScales ? factors.rows[row + 64 * block + lane / 4 + 8 * i] : 1.0f;
+        }
+#pragma unroll
+        for (int chunk = 0; chunk < kCols / kChunk; ++chunk) {
+            if (!own.has(chunk)) continue;
+            uint32_t packed[kChunk / 16][4];
+#pragma unroll
+            for (int i = 0; i < kChunk / 2; i += 4) {
+                const int at = chunk * kChunk + wgmma_col(lane, i);
+                const auto pair =
+                    *reinterpret_cast<const Bytes<8 * TileFactors::kOfCol>*>(factors.cols[at]);
+                float values[4];
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    const int word = j % 2 * TileFactors::kOfCol;
+                    const float bias = bit_cast<float>(pair.words[word + TileFactors::kOfCol - 1]);
+                    float x = float(sums[block][chunk * kChunk / 2 + i + j]);
+                    if (kScales) x = x * bit_cast<float>(pair.words[word]) * row_factors[j / 2];
+                    values[j] = x * alpha + bias;
+                }
+                packed[i / 8][i / 4 % 2 * 2] = pack<Out>(values[0], values[1]);
+                packed[i / 8][i / 4 % 2 * 2 + 1] = pack<Out>(values[2], values[3]);
+            }
+            unsigned char* to = staging.boxes[box];
+            if (lane == 0) tma_store_wait_read<1>();
+            sync_warp();
+#pragma unroll
+            for (int j = 0; j < kChunk / 16; ++j) {
+                const int line = lane % 16, place = 2 * j + lane / 16;
+                store_matrix(to + line * kLineBytes + (place ^ line % 8) * 16, packed[j]);
+            }
+            fence_async_proxy();
+            sync_warp();
+            if (lane == 0) {
+                tma_store(map, to, {col + chunk * kChunk, out_row + 64 * block, batch});
+                tma_store_commit();
+            }
+            box ^= 1;
+        }
+    }
+}
+
+// The warp's sums, with an activation or kTurned.  row: the warp's first one in the tile; (out_row,
+// col): its first sum in the output.  box: the box to fill next.
+template <class Factors>
+DEVICE void store_parts(Staging* warps, int& box, const TensorMap& map, const Factors& factors,
+                        const EpilogueParams& params, int row, int out_row, int col, int batch,
+                        const TileSums& sums) {
+    constexpr int kParts = kCols / kPart;
+    const OwnChunks own;
+    SumType picked[kValues];
+    float values[kValues];
+    const auto pick = [&](int part) {
+#pragma unroll
+        for (int i = 0; i < kValues; ++i)
+            picked[i] = sums[part / kParts][part % kParts * kValues + i];
+    };
+    const auto finish = [&](int part) {
+        factors.finish(picked, params.alpha, row + part / kParts * 64, part % kParts * kPart,
+                       values);
+    };
+    const auto store = [&](int part) {
+        store_part(warps, box, map, part, out_row + part / kParts * 64, col + part % kParts * kPart,
+                   batch, params.out_dtype, values);
+    };
+    if (!kActivates || params.activation == kNoActivation) {
+#pragma unroll
+        for (int part = 0; part < kBlocks * kParts; ++part) {
+            if (!own.has(part % kParts / kPartsOfBox)) continue;
+            pick(part);
+            finish(part);
+            store(part);
+        }
+        return;
+    }
+    // One at a time: the activations are many instructions.
+#pragma unroll 1
+    for (int part = 0; part < kBlocks * kParts; ++part) {
+        if (!own.has(part % kParts / kPartsOfBox)) continue;
+        pick(0);  // even if it is another one: else those of the tile before hold registers
+#pragma unroll
+        for (int known = 1; known < kBlocks * kParts; ++known) {
+            if (known == part) pick(known);
+        }
+        finish(part);
+        activate_all(values, params.activation);
+        store(part);
+    }
+}
