@@ -438,6 +438,7 @@ struct Storage { Tile tile; };
 KERNEL void word(const half* x, uint32_t* y) {
     SHARED_STORAGE(Storage, s);
     TileCopier<half, Tile>(x, 8 * kChunks, 8 * kChunks).start<false>(s.tile, 0, 64);
+    copy_async_commit();
     copy_async_wait<0>();
     sync_block();
     constexpr int kFirst = kOuterMajor ? 0 : 16;
