@@ -124,7 +124,11 @@ def test_nan_of_v_in_skipped_blocks_and_beyond_the_end():
         (AttentionHopperConfig(128, 128), {"mask": np.ones((70, 90), bool)}, "arrays"),
         (AttentionHopperConfig(128, 128), {"scale": -1.0}, "scales up to 0"),
         (AttentionHopperConfig(128, 128), {"qk_accumulate": "float16"}, "FP16 sums"),
-        (AttentionHopperConfig(128, 128), {"mask": BlockMask.causal(70, 90, target="host")}, "one block"),
+        (
+            AttentionHopperConfig(128, 128),
+            {"mask": BlockMask.causal(70, 90, target="host")},
+            "one block",
+        ),
     ],
 )
 def test_what_it_does_not_take(config, options, says):
