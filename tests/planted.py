@@ -108,5 +108,5 @@ def caught_by(fault: Fault, tmp_path_factory: Any, problems: Problems, checks: C
     process.join(SECONDS)
     if process.exitcode is None:
         process.kill()
-        return "no end"
+        return "a crash"  # of a kind: what was overwritten keeps the process from its end
     return "a crash" if process.exitcode < 0 else results.get()

@@ -153,7 +153,8 @@ struct WarpSoftmax {
             for (int r = 0; r < Softmax::kRows; ++r) {
                 const float total = of[m].total(r);
                 const int row = first_row_of_warp() + m * 16 + Rows::row(lane_id(), r);
-                if (Rows::is_first(lane_id())) totals[row] = {Softmax::shifted(of[m].origin[r]), total};
+                if (Rows::is_first(lane_id()))
+                    totals[row] = {Softmax::shifted(of[m].origin[r]), total};
             }
         }
     }
