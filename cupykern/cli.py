@@ -167,12 +167,9 @@ def cache(clear: bool) -> int:
 @cli.command("compile")
 @ops_argument
 @click.option("--arch", "archs", callback=parse_archs, help="Names, with commas.  Default: all.")
-@click.option("--every", type=click.IntRange(1), default=1, help="Only every N-th variant.")
 @click.option("--jobs", type=click.IntRange(1), default=os.cpu_count(), show_default="all cores")
 @json_option
-def compile_(
-    ops: list[Op], archs: tuple[str, ...], every: int, jobs: int, json_path: str | None
-) -> int:
+def compile_(ops: list[Op], archs: tuple[str, ...], jobs: int, json_path: str | None) -> int:
     """Compile every variant for GPUs that need not be here; show registers, local and shared memory.
 
     Local memory is slow: spilled registers, and arrays that are indexed at run time.  Exits with 1 if a
@@ -183,7 +180,7 @@ def compile_(
     """
     from .tools import gate
 
-    todo = gate.tasks(ops, archs)[::every]
+    todo = gate.tasks(ops, archs)
     rows = []
     with progress(len(todo), "compile") as advance:
         for row in gate.compile_all(todo, jobs):
