@@ -1,6 +1,6 @@
 // The sums of a tile of a 16-bit A and a narrower B.  The transposed product is computed: B^T is
-// wgmma's A, whose numbers each thread reads from shared memory and converts in registers, 32 of k
-// ahead of the products under way; A^T is wgmma's B and is read from shared memory as it is.
+// wgmma's A, whose numbers each thread reads from shared memory and converts in registers, kDepth of
+// k ahead of the products under way; A^T is wgmma's B and is read from shared memory as it is.
 // What is read and converted is the Rows of parts/rows_*_hopper.cuh, which the variant includes
 // before.
 #include "parts/ring_hopper.cuh"
@@ -13,7 +13,8 @@ static_assert(kSteps % 2 == 0, "the steps alternate between two sets of register
 DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
     const int row = work.row + threadIdx.x / 32 % 4 * 16;
     OwnStages own(work);
-    if (kShareK && !own.there()) return clear(sums);  // the only stage is the other warpgroup's
+    // The only stage is the other warpgroup's, or none is this block's.
+    if ((kShareK || kSplitK) && !own.there()) return clear(sums);
     Rows rows(work, row);
     RowRegisters a[2];
     ring.full[own.place.stage].wait(own.place.parity);

@@ -1,7 +1,7 @@
 // 8-bit numbers of B^T on their way to wgmma's registers (parts/mainloop_converted_hopper.cuh).
 #include "parts/ring_hopper.cuh"
 
-constexpr int kDepth = 32;  // of k that are converted at once
+constexpr int kDepth = kTileK < 128 ? 32 : 64;  // of k that are converted at once
 using RowRegisters = uint32_t[kDepth / kStepK][4];
 
 struct Rows {
@@ -16,11 +16,14 @@ struct Rows {
             // rows become wgmma's first 8 rows, the odd ones the others (epilogue_hopper.cuh:
             // row_of_half).
             static_assert(kRows <= kLineBytes, "a line has all rows");
-            uint32_t bytes[4];  // k 0-7, 8-15, 16-23, 24-31
-            load_matrix<true>(bytes, stage + RowStage::place(k + lane, row));
+            uint32_t bytes[kDepth / 32][4];  // k 0-7, 8-15, 16-23, 24-31
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                convert_bytes<RowElement, ColElement>(permute_bytes<0x3120>(bytes[i]),
+            for (int i = 0; i < kDepth / 32; ++i) {
+                load_matrix<true>(bytes[i], stage + RowStage::place(k + 32 * i + lane, row));
+            }
+#pragma unroll
+            for (int i = 0; i < kDepth / 8; ++i) {
+                convert_bytes<RowElement, ColElement>(permute_bytes<0x3120>(bytes[i / 4][i % 4]),
                                                       a[i / 2][i % 2 * 2], a[i / 2][i % 2 * 2 + 1]);
             }
         } else {
