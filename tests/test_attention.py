@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import cupykern
-from cupykern import BlockMask, attention_plan, check, dtypes, inputs
-from cupykern.attention_ops import OP, VARLEN_OP, AttentionProblem, VarlenProblem
-from cupykern.attention_plan import AttentionConfig
+from cupykern import BlockMask, check, dtypes, inputs
+from cupykern.attention import attention_plan
+from cupykern.attention.attention_ops import OP, VARLEN_OP, AttentionProblem, VarlenProblem
+from cupykern.attention.attention_plan import AttentionConfig
 from cupykern.targets import host
 
 attention, varlen = cupykern.attention, cupykern.attention_varlen

@@ -14,7 +14,7 @@ import pytest
 import cupykern
 from cupykern import check, inputs, jit
 from cupykern.op import Call
-from cupykern.softmax import OP, SoftmaxProblem
+from cupykern.rows.softmax import OP, SoftmaxProblem
 from cupykern.targets import CompileError, host
 from kernels_cu import Variant
 
