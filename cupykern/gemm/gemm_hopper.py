@@ -281,7 +281,7 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
     unit = 8 if (task.layout_a if turned else task.layout_b) == INNER and not c.split_k else 64
     if c.cluster not in (1, 2, 4) or cols % (c.cluster * unit if c.cluster > 1 else 1):
         return f"a cluster of 1, 2 or 4 blocks shares {cols} columns; got {c.cluster}"
-    if c.split_k and (c.cluster == 1 or not shared_rows or turned or cols % (64 * c.cluster)):
+    if c.split_k and (c.cluster == 1 or not shared_rows or cols % (64 * c.cluster)):
         return "split_k needs a cluster that shares chunks of 64 columns, and no other way to share"
     if c.ping_pong and c.share_k:
         return "either ping_pong or share_k"
