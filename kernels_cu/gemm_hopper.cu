@@ -27,6 +27,10 @@ struct HopperParams {
     struct { int64_t block, quarter, row, word; } groups;  // GroupScales
 };
 
+// Where tiles are few, a block's last instructions would come from memory while nothing else goes on:
+// its consumers go through them once, storing nothing, while they wait for the first stage.
+constexpr bool kRehearses = kTurned && kShareK;
+
 constexpr int kFactors = kPingPong ? kConsumers : 1;  // of tiles whose sums are under way
 struct HopperStorage {
     Staging staging[4 * kConsumers];
@@ -111,16 +115,12 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                         const e4m3* groups_b, const HopperParams params) {
     SHARED_STORAGE(HopperStorage, storage);
     Ring& ring = storage.ring;
-    if (threadIdx.x == 32) {
+    // From one lane, so that the compiler knows that they are alike in all.
+    const int warp = shuffle(int(threadIdx.x / 32), 0), warpgroup = warp / 4;
+    if (threadIdx.x == 0) {
         prefetch_tensor_map(a_map);
         prefetch_tensor_map(b_map);
     }
-    if (threadIdx.x == 0) {
-        for (TileFactors& factors : storage.factors) factors.init();
-        ring.init();
-    }
-    if constexpr (kClusterSize > 1) sync_cluster();
-    else sync_block();
     // Tiles, each kClusterSize times: a cluster's blocks have parts of the same one.
     const int num_parts = int(params.tiles_m * params.tiles_n * params.batch_size) * kClusterSize;
     const int first = blockIdx.x, step = gridDim.x, rank = kSplitK ? cluster_rank() : 0;
@@ -142,6 +142,28 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
     };
     const auto first_row = [](const GemmTask& task) { return int(kTurned ? task.col : task.row); };
     const auto first_col = [](const GemmTask& task) { return int(kTurned ? task.row : task.col); };
+    const auto load = [&](RingPlace& place, const GemmTask& task, int from, int count) {
+        load_tiles(ring, place, kTurned ? b_map : a_map, kTurned ? a_map : b_map, params.row_bytes,
+                   first_k_tile + from, count, first_row(task), first_col(task),
+                   int(params.batch.offset(kTurned ? kB : kA, task.batch)),
+                   int(params.batch.offset(kTurned ? kA : kB, task.batch)));
+    };
+    // The first stages are under way before anything else: a block's start is long where tiles are
+    // few.
+    RingPlace loaded;
+    GemmTask first_task{};
+    int num_loaded = 0;
+    if (warp == 4 * kConsumers && elect_one()) {
+        for (TileFactors& factors : storage.factors) factors.init();
+        ring.init();
+        if (!kMulticasts && first < num_parts) {
+            first_task = task_of(first);
+            num_loaded = num_k_tiles < kStages ? num_k_tiles : kStages;
+            load(loaded, first_task, 0, num_loaded);
+        }
+    }
+    if constexpr (kClusterSize > 1) sync_cluster();
+    else sync_block();
     const bool by_block = kPromotes && params.has_block_scales != 0;
     const bool plain = is_plain(params.epilogue, params.tma_stores != 0, bias, residual,
                                 by_block ? nullptr : scale_a, by_block ? nullptr : scale_b);
@@ -154,19 +176,14 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                                    offset(kOut), offset(kBias), offset(kResidual), offset(kScaleA),
                                    offset(kScaleB));
     };
-    // From one lane, so that the compiler knows that they are alike in all.
-    const int warp = shuffle(int(threadIdx.x / 32), 0), warpgroup = warp / 4;
     if (warpgroup == kConsumers) {
         decrease_registers<kProducerRegisters>();
         const int warp = threadIdx.x / 32;
         if (warp == 4 * kConsumers && elect_one()) {
-            RingPlace place;
             for (int part = first; part < num_parts; part += step) {
-                const GemmTask task = task_of(part);
-                load_tiles(ring, place, kTurned ? b_map : a_map, kTurned ? a_map : b_map,
-                           params.row_bytes, first_k_tile, num_k_tiles, first_row(task),
-                           first_col(task), int(params.batch.offset(kTurned ? kB : kA, task.batch)),
-                           int(params.batch.offset(kTurned ? kA : kB, task.batch)));
+                if (kMulticasts || part != first) first_task = task_of(part);
+                load(loaded, first_task, num_loaded, num_k_tiles - num_loaded);
+                num_loaded = 0;
             }
         }
         if constexpr (!kTurned) {
@@ -194,6 +211,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
         work.row = kShareRows ? warpgroup * kConsumerRows : 0;
         work.place.skip(turn * num_k_tiles);
         int box = 0;
+        bool rehearses = kRehearses && plain;
         do {
             const int part = first + (turn + work.count * turns) * step;
             if (part >= num_parts) break;
@@ -226,9 +244,15 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
             TurnedFactors turned;
             if (kTurned && plain) turned.load(epilogue_of(task), work.first_row);
             TileSums sums;
-            multiply(ring, work, sums);
-            ++work.count;
-            work.place.skip(turns * num_k_tiles);
+            const bool stores = !rehearses;
+            if (rehearses) {
+                clear(sums);
+                rehearses = false;
+            } else {
+                multiply(ring, work, sums);
+                ++work.count;
+                work.place.skip(turns * num_k_tiles);
+            }
             if (kShareK) {
                 add_shared_sums(storage, warpgroup, sums);
                 if (warpgroup > 0) continue;
@@ -241,7 +265,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                 if (!kTurned) factors.full.wait((work.count - 1) & 1);
                 if constexpr (kTurned) {
                     store_parts(storage.staging, box, out_map, turned, p, row, work.first_row,
-                                work.first_col, batch, sums);
+                                work.first_col, batch, sums, stores);
                 } else if (kActivates && p.activation != kNoActivation) {
                     store_parts(storage.staging, box, out_map, factors, p, row, work.first_row,
                                 work.first_col, batch, sums);

@@ -52,14 +52,17 @@ struct GemmTask {
     DEVICE static GemmTask of_block(uint32_t index, uint32_t tiles_m, uint32_t tiles_n,
                                     uint32_t batch, int tile_m, int tile_n, uint32_t height = 8) {
         if (height > tiles_m) height = tiles_m;
+        // Where there is one of something, without a division: until a block knows its tile, the
+        // tensor cores wait.
+        const auto divide = [](uint32_t x, uint32_t by) { return x < by ? 0 : by == 1 ? x : x / by; };
         GemmTask task;
         const uint32_t tiles = tiles_m * tiles_n;
-        const uint32_t split = index / (tiles * batch), tile = index - split * tiles * batch;
-        const uint32_t matrix = tile / tiles, in_matrix = tile - matrix * tiles;
-        const uint32_t group = in_matrix / (height * tiles_n);
+        const uint32_t split = divide(index, tiles * batch), tile = index - split * tiles * batch;
+        const uint32_t matrix = divide(tile, tiles), in_matrix = tile - matrix * tiles;
+        const uint32_t group = divide(in_matrix, height * tiles_n);
         const uint32_t in_group = in_matrix - group * height * tiles_n;
         const uint32_t top = group * height, rest = tiles_m - top;
-        const uint32_t rows = rest < height ? rest : height, col = in_group / rows;
+        const uint32_t rows = rest < height ? rest : height, col = divide(in_group, rows);
         task.row = int64_t(top + in_group - col * rows) * tile_m;
         task.col = int64_t(col) * tile_n;
         task.batch = matrix;

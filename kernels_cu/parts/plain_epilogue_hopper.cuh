@@ -164,11 +164,11 @@ DEVICE void store_plain(Staging& staging, int& box, const TensorMap& map,
 }
 
 // The warp's sums, with an activation or kTurned.  row: the warp's first one in the tile; (out_row,
-// col): its first sum in the output.  box: the box to fill next.
+// col): its first sum in the output.  box: the box to fill next.  stores: whether it is stored.
 template <class Factors>
 DEVICE void store_parts(Staging* warps, int& box, const TensorMap& map, const Factors& factors,
                         const EpilogueParams& params, int row, int out_row, int col, int batch,
-                        const TileSums& sums) {
+                        const TileSums& sums, bool stores = true) {
     constexpr int kParts = kCols / kPart;
     const OwnChunks own;
     SumType picked[kValues];
@@ -184,7 +184,7 @@ DEVICE void store_parts(Staging* warps, int& box, const TensorMap& map, const Fa
     };
     const auto store = [&](int part) {
         store_part(warps, box, map, part, out_row + part / kParts * 64, col + part % kParts * kPart,
-                   batch, params.out_dtype, values);
+                   batch, params.out_dtype, values, stores);
     };
     if (!kActivates || params.activation == kNoActivation) {
 #pragma unroll

@@ -126,6 +126,7 @@ struct Ring {
     Barrier full[kStages], empty[kStages], turn[kConsumers];
 
     DEVICE void init() {
+#pragma unroll 1  // few instructions, which come from memory
         for (int i = 0; i < kStages; ++i) {
             full[i].init(1);
             empty[i].init(kReleases);
