@@ -288,7 +288,7 @@ def test_a_watch_sees_through_it(target):
 def test_what_hoppers_main_loop_refuses():
     task = GemmTask(1, 256, 4096, 4096, dtypes.float16, FP4, INNER, INNER)
     for config, changes, says in (
-        (HopperConfig(64, 64, 8, share_k=True), {}, "without share_k"),
+        (HopperConfig(64, 128, 3, lines=5), {}, "at most 4 lines"),
         (HopperConfig(64, 128, 8, lines=2), {"tma_codes": False}, "TMA's strides"),
         (HopperConfig(128, 256, 4, decoded=True), {"scaled": True}, "one scale of all"),
         (HopperConfig(128, 256, 4, decoded=True), {"b": dtypes.float16}, "decoded is for NVFP4"),

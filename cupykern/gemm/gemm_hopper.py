@@ -238,8 +238,8 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
     dual = task.kernel == "dual_gemm"
     if dual and not fp4 and (task.a.itemsize != task.b.itemsize or task.block_scales):
         return "two products on Hopper need operands of one size, without scales of blocks"
-    if fp4 and (c.share_k or c.lines > 4 or not codes):
-        return "NVFP4 is decoded on the way for TMA's strides, without share_k, of at most 4 lines"
+    if fp4 and (c.lines > 4 or not codes):
+        return "NVFP4 is decoded on the way for TMA's strides, of at most 4 lines"
     if dual and (c.share_k or (c.lines != 1 and not fp4) or c.tile_n % 128):
         return "two products on Hopper have no share_k or lines, and tile_n is a multiple of 128"
     if task.kernel == "dequant_softmax" and c.share_k:

@@ -31,8 +31,10 @@ struct Rows {
             for (int i = 0; i < kDepth / kStepK; ++i) {
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
+                    const int at = k + i * kStepK;
                     const unsigned char* p =
-                        stage + RowStage::place(row + lane / 4, k + i * kStepK + lane % 4 * 2) +
+                        stage + at / RowStage::kLine * RowStage::kBoxBytes +
+                        RowStage::place(row + lane / 4, at % RowStage::kLine + lane % 4 * 2) +
                         half * 8 * RowStage::kLine;
                     const uint32_t low = *reinterpret_cast<const uint16_t*>(p);
                     const uint32_t high = *reinterpret_cast<const uint16_t*>(p + 8);

@@ -6,42 +6,46 @@
 #include "parts/nvfp4.cuh"
 #include "parts/ring_hopper.cuh"
 
-static_assert(!kShareK, "the stages follow each other");
-constexpr int kDepth = 32;  // of k that are converted at once
+constexpr int kDepth = kTileK < 128 ? 32 : 64;  // of k that are converted at once
+constexpr int kStageWords = kTileK / kWordK;    // words of scales
 using RowRegisters = uint32_t[kDepth / kStepK][4];
 constexpr int kWordsAhead = 4;  // words of scales that four lanes with the same rows hold at once
 
 struct Rows {
     const RowScales& scales;
     int line, other;               // in a stage, of the thread's two rows
+    int first;                     // word of the warpgroup's first stage
     uint32_t words[2], coming[2];  // lane i of four: word i of the rows' next kWordsAhead
 
     DEVICE Rows(const TileWork& work, int row) : scales(work.row_scales) {
         const int lane = threadIdx.x % 32;
         line = kTwoProducts ? row / 2 + lane / 4 : row + lane / 4;
         other = kTwoProducts ? kRows / 2 : 8;
+        first = (work.first_k_tile + (kShareK ? work.consumer : 0)) * kStageWords;
         fetch(0);
     }
-    DEVICE void fetch(int first) {
-        const int word = first + int(threadIdx.x % kWordsAhead),
+    // Of the warpgroup's own stages, the words from `from` on.
+    DEVICE void fetch(int from) {
+        const int own = from + int(threadIdx.x % kWordsAhead);
+        const int word = first + own / kStageWords * kStride * kStageWords + own % kStageWords,
                   count = scales.count - word * kWord;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const e4m3* from = scales.rows[half] + word * scales.steps[half];
+            const e4m3* p = scales.rows[half] + word * scales.steps[half];
             coming[half] = 0;
             if (count >= kWord && scales.aligned) {
-                coming[half] = load_vector<4>(from).words[0];
+                coming[half] = load_vector<4>(p).words[0];
             } else {
 #pragma unroll
                 for (int i = 0; i < kWord; ++i) {
-                    if (i < count) coming[half] |= uint32_t(bit_cast<uint8_t>(from[i])) << 8 * i;
+                    if (i < count) coming[half] |= uint32_t(bit_cast<uint8_t>(p[i])) << 8 * i;
                 }
             }
         }
     }
     // Of the tile's stage `index`, of k from `k` on; in their order.
     DEVICE void load(RowRegisters& a, const unsigned char* stage, int index, int k) {
-        const int lane = threadIdx.x % 32, word = index * (kTileK / kWordK) + k / kWordK;
+        const int lane = threadIdx.x % 32, word = index / kStride * kStageWords + k / kWordK;
         if (k % kWordK == 0 && word % kWordsAhead == 0) {
             words[0] = coming[0];
             words[1] = coming[1];
@@ -49,15 +53,19 @@ struct Rows {
         }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int at = RowStage::place(line + half * other, k / 2);
-            const Bytes<16> codes = *reinterpret_cast<const Bytes<16>*>(stage + at);
             const uint32_t four = shuffle(words[half], lane / 4 * 4 + word % kWordsAhead);
-            uint32_t pairs[4];
-            decode_bytes<ColElement>(codes.words, lane % 4, four >> k % kWordK / 2, pairs);
 #pragma unroll
-            for (int i = 0; i < kDepth / kStepK; ++i) {
-                a[i][half] = pairs[2 * i];
-                a[i][half + 2] = pairs[2 * i + 1];
+            for (int i = 0; i < kDepth / kStepK; i += 2) {
+                const int at = k + i * kStepK;
+                const Bytes<16> codes = *reinterpret_cast<const Bytes<16>*>(
+                    stage + RowStage::place(line + half * other, at / 2));
+                uint32_t pairs[4];
+                decode_bytes<ColElement>(codes.words, lane % 4, four >> at % kWordK / 2, pairs);
+#pragma unroll
+                for (int j = 0; j < 2; ++j) {
+                    a[i + j][half] = pairs[2 * j];
+                    a[i + j][half + 2] = pairs[2 * j + 1];
+                }
             }
         }
     }
