@@ -172,7 +172,8 @@ FAULTS = {
         CONVERTED_ROWS, "reinterpret_cast<const uint16_t*>(p + 8)", "reinterpret_cast<const uint16_t*>(p)", "mixed (N, K)"
     ),
     "the swizzle of (K, N) left out": Fault(
-        CONVERTED_ROWS, "stage + RowStage::place(k + lane, row)", "stage + (k + lane) * RowStage::kLine + row", "mixed (K, N)"
+        CONVERTED_ROWS, "stage + RowStage::place(k + 32 * i + lane, row)",
+        "stage + (k + 32 * i + lane) * RowStage::kLine + row", "mixed (K, N)"
     ),
     "columns in the order of registers": Fault(
         EPILOGUE, "kPairedRows ? lane / 4 * 2 + half :", "false ? 0 :", "mixed (K, N)"
