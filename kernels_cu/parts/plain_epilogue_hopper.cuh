@@ -203,7 +203,7 @@ DEVICE void store_parts(Staging* warps, int& box, const TensorMap& map, const Fa
             pick(part);
             finish(part);
 #pragma unroll
-            for (int i = 0; i < kValues; ++i) values[i] = gelu(values[i]);
+            for (int i = 0; i < kValues; ++i) values[i] = gelu_narrow(values[i]);
             store(part);
         }
         return;
