@@ -27,10 +27,6 @@ struct HopperParams {
     struct { int64_t block, quarter, row, word; } groups;  // GroupScales
 };
 
-// Where tiles are few, a block's last instructions would come from memory while nothing else goes on:
-// its consumers go through them once, storing nothing, while they wait for the first stage.
-constexpr bool kRehearses = kTurned && kShareK;
-
 constexpr int kFactors = kPingPong ? kConsumers : 1;  // of tiles whose sums are under way
 struct HopperStorage {
     Staging staging[4 * kConsumers];
@@ -58,6 +54,21 @@ DEVICE void add_shared_sums(HopperStorage& storage, int warpgroup, TileSums& sum
         if (warpgroup == 0) sums[i / (kCols / 2)][i % (kCols / 2)] += slices[i][threadIdx.x % 128];
     }
     named_barrier(3, 128 * kConsumers);  // read, before the next tile's
+}
+
+// Every warp reads other lines of the parameters, so that they come together: one after the other,
+// as the code asks for them, they take long.  Hardly ever true, because something must come of it.
+DEVICE bool read_ahead(const HopperParams& params, int warp) {
+    constexpr int kLine = 16, kLines = int(sizeof(HopperParams)) / 4 / kLine;
+    return reinterpret_cast<const int*>(&params)[warp % kLines * kLine] == 0x5ca1ab1e;
+}
+
+// Where blocks stream a matrix, each has rows of it, which are as far apart as their length, and all
+// go along k at the same pace: they would ask for the same few banks of memory.  They begin at
+// different k, of which the columns alone decide.
+constexpr bool kSpreads = kShareK && !kMulticasts && !kPromotes && !kSame<RowElement, e2m1x2>;
+DEVICE int first_of_k(int tile, int num_k_tiles) {
+    return kSpreads ? int(uint64_t(uint32_t(tile) * 0x9e3779b9u) * uint32_t(num_k_tiles) >> 32) : 0;
 }
 
 DEVICE void sync_cluster() {
@@ -117,9 +128,13 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
     Ring& ring = storage.ring;
     // From one lane, so that the compiler knows that they are alike in all.
     const int warp = shuffle(int(threadIdx.x / 32), 0), warpgroup = warp / 4;
-    if (threadIdx.x == 0) {
+    if ((warp == 4 * kConsumers && elect_one()) || read_ahead(params, warp)) {
         prefetch_tensor_map(a_map);
         prefetch_tensor_map(b_map);
+    }
+    if (warp == 0 && elect_one()) {
+        for (TileFactors& factors : storage.factors) factors.init();
+        ring.init();
     }
     // Tiles, each kClusterSize times: a cluster's blocks have parts of the same one.
     const int num_parts = int(params.tiles_m * params.tiles_n * params.batch_size) * kClusterSize;
@@ -142,26 +157,9 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
     };
     const auto first_row = [](const GemmTask& task) { return int(kTurned ? task.col : task.row); };
     const auto first_col = [](const GemmTask& task) { return int(kTurned ? task.row : task.col); };
-    const auto load = [&](RingPlace& place, const GemmTask& task, int from, int count) {
-        load_tiles(ring, place, kTurned ? b_map : a_map, kTurned ? a_map : b_map, params.row_bytes,
-                   first_k_tile + from, count, first_row(task), first_col(task),
-                   int(params.batch.offset(kTurned ? kB : kA, task.batch)),
-                   int(params.batch.offset(kTurned ? kA : kB, task.batch)));
-    };
-    // The first stages are under way before anything else: a block's start is long where tiles are
-    // few.
-    RingPlace loaded;
-    GemmTask first_task{};
-    int num_loaded = 0;
-    if (warp == 4 * kConsumers && elect_one()) {
-        for (TileFactors& factors : storage.factors) factors.init();
-        ring.init();
-        if (!kMulticasts && first < num_parts) {
-            first_task = task_of(first);
-            num_loaded = num_k_tiles < kStages ? num_k_tiles : kStages;
-            load(loaded, first_task, 0, num_loaded);
-        }
-    }
+    const int turn = kPingPong && warpgroup < kConsumers ? warpgroup : 0;
+    // Before the barrier, while another warp makes the ring's.
+    const GemmTask first_task = task_of(first + turn * step);
     if constexpr (kClusterSize > 1) sync_cluster();
     else sync_block();
     const bool by_block = kPromotes && params.has_block_scales != 0;
@@ -180,20 +178,22 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
         decrease_registers<kProducerRegisters>();
         const int warp = threadIdx.x / 32;
         if (warp == 4 * kConsumers && elect_one()) {
+            RingPlace place;
             for (int part = first; part < num_parts; part += step) {
-                if (kMulticasts || part != first) first_task = task_of(part);
-                load(loaded, first_task, num_loaded, num_k_tiles - num_loaded);
-                num_loaded = 0;
+                const GemmTask task = part == first ? first_task : task_of(part);
+                load_tiles(ring, place, kTurned ? b_map : a_map, kTurned ? a_map : b_map,
+                           params.row_bytes, first_k_tile, num_k_tiles, first_row(task),
+                           first_col(task), int(params.batch.offset(kTurned ? kB : kA, task.batch)),
+                           int(params.batch.offset(kTurned ? kA : kB, task.batch)),
+                           first_of_k(int(task.col) / kTileN, num_k_tiles));
             }
         }
-        if constexpr (!kTurned) {
-            if (plain && warp == 4 * kConsumers + 1) {
-                int count = 0;
-                for (int part = first; part < num_parts; part += step, ++count) {
-                    storage.factors[count % kFactors].load(
-                        params.epilogue, params.batch, task_of(part), by_block ? nullptr : scale_a,
-                        by_block ? nullptr : scale_b, bias, count / kFactors);
-                }
+        if (plain && warp == 4 * kConsumers + 1) {
+            int count = 0;
+            for (int part = first; part < num_parts; part += step, ++count) {
+                storage.factors[count % kFactors].load(
+                    params.epilogue, params.batch, task_of(part), by_block ? nullptr : scale_a,
+                    by_block ? nullptr : scale_b, bias, count / kFactors);
             }
         }
         sync_warp();
@@ -203,7 +203,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
         }
     } else {
         increase_registers<kConsumerRegisters>();
-        const int turn = kPingPong ? warpgroup : 0, turns = kPingPong ? kConsumers : 1;
+        constexpr int turns = kPingPong ? kConsumers : 1;
         TileWork work{};
         work.num_k_tiles = num_k_tiles;
         work.first_k_tile = first_k_tile;
@@ -211,12 +211,11 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
         work.row = kShareRows ? warpgroup * kConsumerRows : 0;
         work.place.skip(turn * num_k_tiles);
         int box = 0;
-        bool rehearses = kRehearses && plain;
         do {
             const int part = first + (turn + work.count * turns) * step;
             if (part >= num_parts) break;
             if (kBlocks * kCols / kChunk % 2 == 0) box = 0;  // which it is, without a register
-            const GemmTask task = task_of(part);
+            const GemmTask task = !kPromotes && work.count == 0 ? first_task : task_of(part);
             const auto offset = [&](Operand operand) {
                 return params.batch.offset(operand, task.batch);
             };
@@ -241,18 +240,10 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                 work.row_scales = scales_of_rows(groups, col, col + 8, int(params.epilogue.n) - 1,
                                                  int(params.num_groups));
             }
-            TurnedFactors turned;
-            if (kTurned && plain) turned.load(epilogue_of(task), work.first_row);
             TileSums sums;
-            const bool stores = !rehearses;
-            if (rehearses) {
-                clear(sums);
-                rehearses = false;
-            } else {
-                multiply(ring, work, sums);
-                ++work.count;
-                work.place.skip(turns * num_k_tiles);
-            }
+            multiply(ring, work, sums);
+            ++work.count;
+            work.place.skip(turns * num_k_tiles);
             if (kShareK) {
                 add_shared_sums(storage, warpgroup, sums);
                 if (warpgroup > 0) continue;
@@ -262,13 +253,15 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                 const int row = work.row + warp % 4 * kWarpRows, batch = int(offset(kOut));
                 TileFactors& factors = storage.factors[kPingPong ? warpgroup : 0];
                 const EpilogueParams& p = params.epilogue;
-                if (!kTurned) factors.full.wait((work.count - 1) & 1);
-                if constexpr (kTurned) {
-                    store_parts(storage.staging, box, out_map, turned, p, row, work.first_row,
-                                work.first_col, batch, sums, stores);
-                } else if (kActivates && p.activation != kNoActivation) {
+                factors.full.wait((work.count - 1) & 1);
+                const auto in_parts = [&] {
                     store_parts(storage.staging, box, out_map, factors, p, row, work.first_row,
                                 work.first_col, batch, sums);
+                };
+                if constexpr (kTurned) {
+                    in_parts();
+                } else if (kActivates && p.activation != kNoActivation) {
+                    in_parts();
                 } else if (p.out_dtype == kHalf) {
                     store_plain<half>(storage.staging[warp], box, out_map, factors, p.alpha, row,
                                       work.first_row, work.first_col, batch, sums);
@@ -276,7 +269,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                     store_plain<bf16>(storage.staging[warp], box, out_map, factors, p.alpha, row,
                                       work.first_row, work.first_col, batch, sums);
                 }
-                if (!kTurned) factors.release();
+                factors.release();
                 continue;
             }
             const Epilogue epilogue = epilogue_of(task);

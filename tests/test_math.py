@@ -26,8 +26,7 @@ from kernels_cu import Variant
 F32, F64, U32 = np.float32, np.float64, np.uint32
 SMALLEST_NORMAL = 2.0**-126
 CHUNK = 2**22
-GELUS = ("gelu", "gelu_narrow")
-FUNCTIONS = ("log_accurate", "erf_accurate", "tanh_accurate", "sigmoid", *GELUS)
+FUNCTIONS = ("log_accurate", "erf_accurate", "tanh_accurate", "sigmoid", "gelu")
 
 # Where the functions change from one polynomial, or formula, to another.
 EDGES = {
@@ -35,7 +34,6 @@ EDGES = {
     "erf_accurate": (1.0, 4.0),
     "tanh_accurate": (0.65, 1.0, 9.01, 10.0),
     "gelu": (5.5, 13.0),
-    "gelu_narrow": (6.0, 13.0),
     "sigmoid": (16.6, 17.3, 87.3, 126 * math.log(2), 88.0, 88.7, 89.0),
 }
 
@@ -109,7 +107,7 @@ def reference(name, x):
             return np.log(x)
         if name == "tanh_accurate":
             return np.tanh(x)
-        if name in GELUS:
+        if name == "gelu":
             return x / 2 * (1 + erf(x / math.sqrt(2)))
         return erf(x) if name == "erf_accurate" else 1 / (1 + np.exp(-x))
 
@@ -120,10 +118,6 @@ def allowed_ulps(name, x):
         return elementary.SIGMOID_ULPS + slope * np.maximum(-x.astype(F64), 0)
     if name == "gelu":
         return elementary.GELU_ERROR
-    if name == "gelu_narrow":  # the result is x times a probability
-        with np.errstate(all="ignore"):
-            probability = np.nan_to_num(reference(name, x) / x, nan=0.5)
-        return elementary.GELU_ERROR + elementary.GELU_NARROW_ERROR * 2.0**24 * probability
     ulps = {"log": elementary.LOG_ULPS, "erf": elementary.ERF_ULPS, "tanh": elementary.TANH_ULPS}
     return ulps[name.removesuffix("_accurate")]
 
@@ -136,16 +130,16 @@ class Expected:
         self.exact = reference(name, x)
         # gelu's errors are relative to its argument.
         size = np.abs(self.exact)
-        if name in GELUS:
+        if name == "gelu":
             size = np.where(np.isfinite(x), np.abs(x), F32(np.inf)).astype(F64)
         # Results below 2^-126 are flushed or not; an error may take those a little above below it.
-        self.least = SMALLEST_NORMAL * (4 if name in GELUS else 1 + 2**-16)
+        self.least = SMALLEST_NORMAL * (4 if name == "gelu" else 1 + 2**-16)
         normal = (size >= self.least) & (size < np.inf)
         self.normal = slice(None) if normal.all() else normal
         self.rest = np.flatnonzero(~normal)
         size = size[self.normal]
         self.ulp = (size.view(np.int64) & (0x7FF << 52)).view(F64) * 2.0**-23
-        if name in GELUS:
+        if name == "gelu":
             self.ulp = size * 2.0**-24
         self.allowed = allowed_ulps(name, x[self.normal])
 
@@ -166,7 +160,7 @@ class Expected:
             y, allowed = y.astype(F64), allowed_ulps(self.name, x)
         right = (y == exact) & (np.signbit(y) == np.signbit(exact))  # zeros and infinities
         right |= np.isnan(y) & np.isnan(exact)
-        if self.name in GELUS:
+        if self.name == "gelu":
             with np.errstate(invalid="ignore"):
                 right |= (np.abs(x) < self.least) & (np.abs(y) <= np.abs(x))  # a zero has any sign
         # Up to 2^-126, where a result may be zero, and above it by the error alone.
@@ -212,12 +206,12 @@ def test_values_at_special_arguments(target, name):
         "tanh_accurate": [0.0, -0.0, 1.0, -1.0, np.nan, F32(math.tanh(-1))],
         "sigmoid": [0.5, 0.5, 1.0, 0.0, np.nan, F32(1 / (1 + math.e))],
         "gelu": [0.0, 0.0, np.inf, np.nan, np.nan, F32(-(1 + math.erf(-(0.5**0.5))) / 2)],
-    }[name.removesuffix("_narrow")]
+    }[name]
     for kernel in builds(target, name):
         y = [values(target, kernel, code, 1, 256)[0] for code in x.view(U32)]
-        np.testing.assert_allclose(y, expected, rtol=2.0**-14 if name == "gelu_narrow" else 1e-6)
+        np.testing.assert_allclose(y, expected, rtol=1e-6)
         # A NaN has any sign, and gelu's zeros too.
-        number = ~np.isnan(expected) & ((np.array(expected) != 0) | (name not in GELUS))
+        number = ~np.isnan(expected) & ((np.array(expected) != 0) | (name != "gelu"))
         np.testing.assert_array_equal(np.signbit(y)[number], np.signbit(expected)[number])
 
 

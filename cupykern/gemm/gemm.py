@@ -151,6 +151,11 @@ def refusal(config: AnyConfig, task: GemmTask, arch: str) -> str | None:
     return None
 
 
+def activates(activation: str | None) -> bool:
+    """Whether it takes many instructions (GemmTask)."""
+    return activation not in (None, "relu")
+
+
 def half_sums_task(task: GemmTask) -> GemmTask:
     """`task` with sums in FP16: with columns of a in memory it is rare, and has no variants of its own."""
     layouts = (task.layout_a, task.layout_b)
@@ -180,6 +185,7 @@ def tuned_config(task: GemmTask, target: Target) -> AnyConfig:
             "blocks": t.block_scales,
             "tma": f"{t.tma}{t.tma_codes}{t.scaled}" if t.b == FP4 else t.tma,
             "half_sums": t.half_sums,
+            **({"activates": True} if t.activates else {}),
         },
         lambda: configs(task, target.arch, target.multiprocessors),
         lambda config: variant(task, config),
@@ -440,6 +446,7 @@ def gemm_plan(
     scales = (p.scale_a, p.scale_b, p.scale_b2)
     scaled = any(scale is not None and (scale.row, scale.col) != (0, 0) for scale in scales)
     task = make_task(p.a, p.b, size, p.m, p.n, p.k, p.block_scales, p.kernel, p.b2, scaled)
+    task = replace(task, activates=activates(p.activation))
     if p.half_sums:
         task = half_sums_task(task)
     if config is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -453,7 +453,8 @@ def task_of(problem: MatmulProblem, block_scales: bool = False) -> GemmTask:
     a, b = call.args
     batch, m, n = check_shapes(a, b)
     operands = product.matrix(a, batch), product.matrix(b, batch)
-    return product.make_task(*operands, math.prod(batch), m, n, a.shape[-1], block_scales)
+    task = product.make_task(*operands, math.prod(batch), m, n, a.shape[-1], block_scales)
+    return replace(task, activates=gemm.activates(problem.activation))
 
 
 def sampled_rows(m: int, count: int, seed: int) -> np.ndarray:

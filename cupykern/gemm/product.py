@@ -198,6 +198,7 @@ class GemmTask:
     tma: whether Hopper's main loops can: TMA walks the operands' strides, if their layouts are not
     STRIDED, and there are no scales that their epilogue does not know.
     kernel: which computes it; of dual_gemm, n is one product's.
+    activates: whether an activation of many instructions follows.
     tma_codes, scaled: of an NVFP4 b: whether TMA walks its codes, and whether the other operand has scales
     of rows or columns.
     """
@@ -216,6 +217,7 @@ class GemmTask:
     half_sums: bool = False
     tma_codes: bool = True
     scaled: bool = False
+    activates: bool = False
 
     @property
     def products(self) -> int:

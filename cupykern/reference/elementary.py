@@ -21,9 +21,6 @@ TANH_ULPS = 3
 GELU_ERROR = 3
 """gelu, times 2^-24 |x|; 1.87 measured, 2.65 with the worst exp2_approx."""
 
-GELU_NARROW_ERROR = 2.0**-14.4
-"""gelu_narrow, times the result's magnitude, besides GELU_ERROR; 0.97 of it measured."""
-
 SIGMOID_ULPS = 6
 SIGMOID_ULPS_PER_UNIT = 1.25
 """sigmoid: SIGMOID_ULPS + SIGMOID_ULPS_PER_UNIT * max(-x, 0); beside the latter 2.00 measured, 5.06

@@ -11,13 +11,7 @@ from .. import dtypes
 from ..gemm.nvfp4 import NvFp4
 from ..numerics import UNIT_ROUNDOFF_32, as_float64, finfo, namespace
 from ..op import Bound
-from .elementary import (
-    GELU_ERROR,
-    GELU_NARROW_ERROR,
-    SIGMOID_ULPS,
-    SIGMOID_ULPS_PER_UNIT,
-    TANH_ULPS,
-)
+from .elementary import GELU_ERROR, SIGMOID_ULPS, SIGMOID_ULPS_PER_UNIT, TANH_ULPS
 
 _FLOOR = 2.0**-126  # what FP32 loses below its smallest normal number
 _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
@@ -320,8 +314,6 @@ def epilogue_bound(
         worst = worst + u * (xp.abs(before) + worst)
         squares = squares + (u * before) ** 2 / 3
     slope, own = _LIPSCHITZ[activation], activation_error(xp, before, activation)
-    if activation == "gelu" and out_dtype.itemsize == 2:
-        own = own + GELU_NARROW_ERROR * xp.abs(activate(xp, before, "gelu"))
     # The activation's own error is that at the rounded argument.
     worst = slope * worst * (1 + 2.0**-10) + own * (1 + 2.0**-10)
     squares = slope**2 * squares + own**2 / 3

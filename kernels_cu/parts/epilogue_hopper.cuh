@@ -210,8 +210,7 @@ static_assert(!kTurned || kBlocks == 1, "a warpgroup fills its boxes together");
 // rows of 64 columns; with kTurned 64 rows of the warpgroup, each of the columns a line.  (row,
 // col): of the warp's first sum of the part.
 DEVICE void store_part(Staging* warps, int& box, const TensorMap& map, int part, int row, int col,
-                       int batch, int dtype, const float (&values)[kValues],
-                       bool whole_is_stored = true) {
+                       int batch, int dtype, const float (&values)[kValues]) {
     const int lane = opaque(threadIdx.x % 32), warp = threadIdx.x / 32, warpgroup = warp / 4;
     const int part_of_box = part % kPartsOfBox;
     unsigned char* to =
@@ -254,7 +253,7 @@ DEVICE void store_part(Staging* warps, int& box, const TensorMap& map, int part,
     if (part_of_box < kPartsOfBox - 1) return;
     fence_async_proxy();
     sync();
-    if (stores && whole_is_stored) {
+    if (stores) {
         col -= part_of_box * kPart;
         if constexpr (kTurned) tma_store(map, to, {row, col, batch});
         else tma_store(map, to, {col, row, batch});

@@ -104,16 +104,6 @@ DEVICE float gelu(float x) {
     return t * (0.5f - exp2_approx(polynomial(p, t))) + 0.5f * x;
 }
 
-// The same for a result that is rounded to 16 bits next, with fewer instructions: besides within
-// 2^-14.4 of the result.
-DEVICE float gelu_narrow(float x) {
-    // Of -t, t = |x|, fitted up to 6, beyond which the probability does not change 0.5 any more.
-    constexpr float p[] = {-1.00006473f,  1.15017450f,     -0.461271644f,   0.0511854738f,
-                           0.00719559705f, 0.000611103314f, 2.29901798e-05f};
-    const float s = maximum(-magnitude(x), -6.0f);
-    return magnitude(x) * (0.5f - exp2_approx(polynomial(p, s))) + 0.5f * x;
-}
-
 DEVICE float gelu_tanh(float x) {
     constexpr float kSqrt2OverPi = 0.79788456080286536f;
     return 0.5f * x * (1.0f + tanh_accurate(kSqrt2OverPi * (x + 0.044715f * (x * x * x))));

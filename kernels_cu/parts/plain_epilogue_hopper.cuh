@@ -4,12 +4,12 @@
 #include "parts/epilogue_hopper.cuh"
 
 // A tile's bias and scales wait in shared memory, where one of the producer's warps has put them
-// while the sums were under way.  With kTurned they are the sums' rows', few, and in registers
-// (TurnedFactors).
+// while the sums were under way.  Rows and columns are the output's.
 struct TileFactors {
     static constexpr int kOfCol = kScales ? 2 : 1;
-    alignas(16) float cols[kTurned ? 1 : kCols][kOfCol];  // scale_b, if there are scales, and bias
-    float rows[!kTurned && kScales ? kRows : 1];          // scale_a
+    static constexpr int kRowScales = !kScales ? 0 : kTurned ? 1 : kRows;  // turned: one of all
+    alignas(16) float cols[kTileN][kOfCol];  // scale_b, if there are scales, and bias
+    float rows[kRowScales + 1];              // scale_a
     Barrier full, empty;
 
     DEVICE void init() {
@@ -20,13 +20,13 @@ struct TileFactors {
     DEVICE void load(const EpilogueParams& p, const BatchLayout& batch, const GemmTask& task,
                      const float* scale_a, const float* scale_b, const void* bias, int count) {
         empty.wait((count & 1) ^ 1);
-        fill<kOfCol>(&cols[0][kOfCol - 1], kCols, bias, 0.0f, batch.offset(kBias, task.batch),
+        fill<kOfCol>(&cols[0][kOfCol - 1], kTileN, bias, 0.0f, batch.offset(kBias, task.batch),
                      p.bias.col, p.bias_dtype, int(task.col), int(p.n));
         if constexpr (kScales) {
-            fill<kOfCol>(&cols[0][0], kCols, scale_b, 1.0f, batch.offset(kScaleB, task.batch),
+            fill<kOfCol>(&cols[0][0], kTileN, scale_b, 1.0f, batch.offset(kScaleB, task.batch),
                          p.scale_b_stride, kFloat, int(task.col), int(p.n));
-            fill<1>(rows, kRows, scale_a, 1.0f, batch.offset(kScaleA, task.batch), p.scale_a_stride,
-                    kFloat, int(task.row), int(p.m));
+            fill<1>(rows, kRowScales, scale_a, 1.0f, batch.offset(kScaleA, task.batch),
+                    p.scale_a_stride, kFloat, int(task.row), int(p.m));
         }
         sync_warp();
         if (threadIdx.x % 32 == 0) full.arrive();
@@ -50,6 +50,22 @@ struct TileFactors {
     DEVICE void finish(const SumType (&sums)[kValues], float alpha, int row, int col,
                        float (&values)[kValues]) const {
         const int lane = threadIdx.x % 32;
+        if constexpr (kTurned) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const auto of_row =
+                    *reinterpret_cast<const Bytes<4 * kOfCol>*>(cols[row + row_of_half(lane, half)]);
+                const float added = bit_cast<float>(of_row.words[kOfCol - 1]);
+#pragma unroll
+                for (int i = 0; i < kValues; ++i) {
+                    if (i / 2 % 2 != half) continue;
+                    float x = float(sums[i]);
+                    if constexpr (kScales) x = x * bit_cast<float>(of_row.words[0]) * rows[0];
+                    values[i] = x * alpha + added;
+                }
+            }
+            return;
+        }
 #pragma unroll
         for (int i = 0; i < kValues; i += 4) {
             const auto pair =
@@ -63,34 +79,6 @@ struct TileFactors {
                 }
                 values[i + j] = x * alpha + bit_cast<float>(pair.words[at + kOfCol - 1]);
             }
-        }
-    }
-};
-
-// The same with kTurned, of the thread's rows of the sums; scale_a is one number.
-struct TurnedFactors {
-    RowNumbers bias, scale_b;
-    float scale_a;
-
-    // row: the warp's first one of the sums.
-    DEVICE void load(const Epilogue& e, int row) {
-        const EpilogueParams& p = e.params;
-        bias.load(e.bias, p.bias.col, p.bias_dtype, row, p.n);
-        if (!kScales) return;
-        scale_b.load(e.scale_b, p.scale_b_stride, kFloat, row, p.n);
-        scale_a = e.scale_a ? *e.scale_a : 1.0f;
-#pragma unroll
-        for (int i = 0; i < kBlocks * 2; ++i) {
-            if (!e.scale_b) scale_b.rows[i / 2][i % 2] = 1.0f;
-        }
-    }
-    DEVICE void finish(const SumType (&sums)[kValues], float alpha, int, int,
-                       float (&values)[kValues]) const {
-#pragma unroll
-        for (int i = 0; i < kValues; ++i) {
-            float x = float(sums[i]);
-            if constexpr (kScales) x = x * scale_b.rows[0][i / 2 % 2] * scale_a;
-            values[i] = x * alpha + bias.rows[0][i / 2 % 2];
         }
     }
 };
@@ -164,11 +152,10 @@ DEVICE void store_plain(Staging& staging, int& box, const TensorMap& map,
 }
 
 // The warp's sums, with an activation or kTurned.  row: the warp's first one in the tile; (out_row,
-// col): its first sum in the output.  box: the box to fill next.  stores: whether it is stored.
-template <class Factors>
-DEVICE void store_parts(Staging* warps, int& box, const TensorMap& map, const Factors& factors,
+// col): its first sum in the output.  box: the box to fill next.
+DEVICE void store_parts(Staging* warps, int& box, const TensorMap& map, const TileFactors& factors,
                         const EpilogueParams& params, int row, int out_row, int col, int batch,
-                        const TileSums& sums, bool stores = true) {
+                        const TileSums& sums) {
     constexpr int kParts = kCols / kPart;
     const OwnChunks own;
     SumType picked[kValues];
@@ -184,7 +171,7 @@ DEVICE void store_parts(Staging* warps, int& box, const TensorMap& map, const Fa
     };
     const auto store = [&](int part) {
         store_part(warps, box, map, part, out_row + part / kParts * 64, col + part % kParts * kPart,
-                   batch, params.out_dtype, values, stores);
+                   batch, params.out_dtype, values);
     };
     if (!kActivates || params.activation == kNoActivation) {
 #pragma unroll
@@ -203,7 +190,7 @@ DEVICE void store_parts(Staging* warps, int& box, const TensorMap& map, const Fa
             pick(part);
             finish(part);
 #pragma unroll
-            for (int i = 0; i < kValues; ++i) values[i] = gelu_narrow(values[i]);
+            for (int i = 0; i < kValues; ++i) values[i] = gelu(values[i]);
             store(part);
         }
         return;

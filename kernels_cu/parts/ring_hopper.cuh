@@ -126,7 +126,6 @@ struct Ring {
     Barrier full[kStages], empty[kStages], turn[kConsumers];
 
     DEVICE void init() {
-#pragma unroll 1  // few instructions, which come from memory
         for (int i = 0; i < kStages; ++i) {
             full[i].init(1);
             empty[i].init(kReleases);
@@ -162,22 +161,24 @@ struct RingPlace {
 };
 
 // By one thread: brings the tiles of the rows from `row` on and of the columns from `col` on,
-// `num_k_tiles` of k from tile `first` on.  row_bytes: what a stage gets of the rows; others keep
-// what they had.
+// `num_k_tiles` of k from tile `first` on, the `ahead` first ones after the others.  row_bytes: what
+// a stage gets of the rows; others keep what they had.
 DEVICE void load_tiles(Ring& ring, RingPlace& place, const TensorMap& row_map,
                        const TensorMap& col_map, int row_bytes, int first, int num_k_tiles, int row,
-                       int col, int row_batch, int col_batch) {
+                       int col, int row_batch, int col_batch, int ahead = 0) {
 #pragma unroll 1
-    for (int i = first; i < first + num_k_tiles; ++i) {
+    for (int i = 0; i < num_k_tiles; ++i) {
+        const int at = i + ahead < num_k_tiles ? i + ahead : i + ahead - num_k_tiles;
+        const int k = (first + at) * kTileK;
         Barrier& full = ring.full[place.stage];
         ring.empty[place.stage].wait(place.parity ^ 1);  // in all blocks of the cluster
         full.arrive_expect_tx(row_bytes + ColStage::kBytes);
-        RowStage::load(ring.rows[place.stage], row_map, full, i * kTileK, row, row_batch);
+        RowStage::load(ring.rows[place.stage], row_map, full, k, row, row_batch);
         if constexpr (kMulticasts) {
-            ColStage::load_for_all(ring.cols[place.stage], col_map, full, i * kTileK, col,
-                                   col_batch, cluster_rank());
+            ColStage::load_for_all(ring.cols[place.stage], col_map, full, k, col, col_batch,
+                                   cluster_rank());
         } else {
-            ColStage::load(ring.cols[place.stage], col_map, full, i * kTileK, col, col_batch);
+            ColStage::load(ring.cols[place.stage], col_map, full, k, col, col_batch);
         }
         place.advance();
     }
