@@ -198,7 +198,18 @@ FAULTS = {
         "activated",
     ),
     "a turned bias of the first rows": Fault(
-        PLAIN, "values[i] = x * alpha + bias.rows[0][i / 2 % 2];", "values[i] = x * alpha + bias.rows[0][0];", "few rows"
+        PLAIN, "(cols[row + row_of_half(lane, half)])", "(cols[row + row_of_half(lane, 0)])", "few rows"
+    ),
+    "gelu of the first columns": Fault(
+        PLAIN, "for (int i = 0; i < kValues; ++i) values[i] = gelu(values[i]);",
+        "for (int i = 1; i < kValues; ++i) values[i] = gelu(values[i]);", "activated",
+    ),
+    "k from its middle to its end": Fault(
+        RING, "i + ahead < num_k_tiles ? i + ahead : i + ahead - num_k_tiles", "i + ahead", "few rows"
+    ),
+    "the tiles' factors all the first one's": Fault(
+        "gemm_hopper.cu", "params.epilogue, params.batch, task_of(part)", "params.epilogue, params.batch, first_task",
+        "plain",
     ),
     "scales of the other operand": Fault(
         EPILOGUE, "row_scale.load(e.scale_b, p.scale_b_stride, kFloat, row, p.n);",
