@@ -63,10 +63,11 @@ DEVICE bool read_ahead(const HopperParams& params, int warp) {
     return reinterpret_cast<const int*>(&params)[warp % kLines * kLine] == 0x5ca1ab1e;
 }
 
-// Where blocks stream a matrix, each has rows of it, which are as far apart as their length, and all
-// go along k at the same pace: they would ask for the same few banks of memory.  They begin at
-// different k, of which the columns alone decide.
-constexpr bool kSpreads = kShareK && !kMulticasts && !kPromotes && !kSame<RowElement, e2m1x2>;
+// Where blocks stream 8-bit rows, these are as far apart as they are long, and all blocks go along k
+// at the same pace: they would ask for the same few banks of memory.  They begin at different k, of
+// which the columns alone decide.
+constexpr bool kSpreads = kShareK && kConverts && !kOuterMajorRows && kCols < 64 && !kMulticasts &&
+                          !kSame<RowElement, e2m1x2>;
 DEVICE int first_of_k(int tile, int num_k_tiles) {
     return kSpreads ? int(uint64_t(uint32_t(tile) * 0x9e3779b9u) * uint32_t(num_k_tiles) >> 32) : 0;
 }
@@ -75,24 +76,34 @@ DEVICE void sync_cluster() {
     cluster_arrive();
     cluster_wait();
 }
-// With kSplitK: the columns that this block finishes, plus their sums in the cluster's other
-// blocks, in the order of k.  Threads without sums take part in both barriers.
+// With kSplitK: what a block gets of the other ones' sums, by block, warpgroup, four numbers and
+// thread.
+constexpr int kOwnSums = kCols / 2 / (kSplitK ? kClusterSize : 1);  // of a thread, one block's
+using SplitSums =
+    Bytes<16>[kClusterSize > 1 ? kClusterSize - 1 : 1][kConsumers][kBlocks * kOwnSums / 4][128];
+// Where there is nothing yet, else where stages were.
+constexpr bool kSplitInStaging = sizeof(SplitSums) <= sizeof(Staging) * 4 * kConsumers;
+static_assert(!kSplitK || sizeof(SplitSums) <= kStages * (RowStage::kBytes + ColStage::kBytes),
+              "the ring");
+// By all threads of the cluster, once the stages are read.
+DEVICE void sync_before_split_sums() {
+    if constexpr (!kSplitInStaging) sync_cluster();  // no stage is read any more
+}
+
+// The columns that this block finishes, plus their sums in the cluster's other blocks, in the order
+// of k.  Threads without sums take part in both barriers of the cluster.
 DEVICE void add_split_sums(HopperStorage& storage, int warpgroup, TileSums& sums) {
-    constexpr int kOwn = kCols / 2 / kClusterSize;  // of a thread's numbers, one block's
-    using Slices = Bytes<16>[kClusterSize][kConsumers][kBlocks * kOwn / 4][128];
-    static_assert(!kSplitK || sizeof(Slices) <= kStages * (RowStage::kBytes + ColStage::kBytes),
-                  "the ring");
-    // Where stages were: of block, warpgroup, four numbers and thread.
-    Slices& slices = *reinterpret_cast<Slices*>(&storage.ring);
+    void* place = kSplitInStaging ? static_cast<void*>(storage.staging) : &storage.ring;
+    SplitSums& theirs = *static_cast<SplitSums*>(place);
     const int rank = cluster_rank(), thread = threadIdx.x % 128;
-    sync_cluster();  // no stage is read any more
+    sync_before_split_sums();
 #pragma unroll
     for (int to = 0; to < kClusterSize; ++to) {
         if (to == rank) continue;
-        auto& slice = (*cluster_shared(&slices, to))[rank][warpgroup];
+        auto& slice = (*cluster_shared(&theirs, to))[rank < to ? rank : rank - 1][warpgroup];
 #pragma unroll
-        for (int i = 0; i < kBlocks * kOwn; i += 4) {
-            const SumType* four = &sums[i / kOwn][to * kOwn + i % kOwn];
+        for (int i = 0; i < kBlocks * kOwnSums; i += 4) {
+            const SumType* four = &sums[i / kOwnSums][to * kOwnSums + i % kOwnSums];
             slice[i / 4][thread] = {bit_cast<uint32_t>(four[0]), bit_cast<uint32_t>(four[1]),
                                     bit_cast<uint32_t>(four[2]), bit_cast<uint32_t>(four[3])};
         }
@@ -102,13 +113,15 @@ DEVICE void add_split_sums(HopperStorage& storage, int warpgroup, TileSums& sums
     for (int own = 0; own < kClusterSize; ++own) {
         if (own != rank) continue;
 #pragma unroll
-        for (int i = 0; i < kBlocks * kOwn; i += 4) {
-            SumType* four = &sums[i / kOwn][own * kOwn + i % kOwn];
+        for (int i = 0; i < kBlocks * kOwnSums; i += 4) {
+            SumType* four = &sums[i / kOwnSums][own * kOwnSums + i % kOwnSums];
             SumType total[4] = {};
 #pragma unroll
             for (int from = 0; from < kClusterSize; ++from) {
                 Bytes<16> part;
-                if (from != own) part = slices[from][warpgroup][i / 4][thread];
+                if (from != own) {
+                    part = theirs[from < own ? from : from - 1][warpgroup][i / 4][thread];
+                }
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
                     total[j] += from == own ? four[j] : bit_cast<SumType>(part.words[j]);
@@ -118,6 +131,7 @@ DEVICE void add_split_sums(HopperStorage& storage, int warpgroup, TileSums& sums
             for (int j = 0; j < 4; ++j) four[j] = total[j];
         }
     }
+    if (kSplitInStaging) named_barrier(3, 128 * kConsumers);  // read, before boxes are filled
 }
 
 KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b_map,
@@ -198,7 +212,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
         }
         sync_warp();
         if constexpr (kSplitK) {  // those of add_split_sums
-            sync_cluster();
+            sync_before_split_sums();
             sync_cluster();
         }
     } else {

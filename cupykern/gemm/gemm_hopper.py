@@ -138,7 +138,7 @@ _16_BIT = {
 }
 """Measured on an H200 at 4096 cubed and (4096, 7168, 2048): us that a multiprocessor takes for k = 4096 of
 a tile; and for the end of 128 x 256 sums, which ping_pong hides, and of an activation."""
-_END, _ACTIVATION = 1.9, 1.9
+_END, _ACTIVATION = 2.2, 3.7
 
 # Not measured yet: the same by arithmetic, from the rate of the tensor cores that was measured with 16-bit
 # operands and 64 bytes a cycle from L2.
@@ -159,7 +159,7 @@ _E5M2 = {HopperConfig(128, 128, 6): 14.5}
 _INT8 = {HopperConfig(128, 256, 4): 27.0}
 _MIXED = {
     HopperConfig(256, 128, 4, cluster=2): 47.5,
-    HopperConfig(64, 128, 6, lines=2): 13.0,
+    HopperConfig(128, 128, 4, lines=2, cluster=2, split_k=True): 15.0,
     HopperConfig(64, 64, 8, share_k=True, lines=2): 7.5,
     HopperConfig(16, 64, 14, share_k=True, lines=2): 7.0,
 }
@@ -195,8 +195,10 @@ _DUAL_FP8 = {HopperConfig(128, 256, 4): 30.0, HopperConfig(128, 128, 6): 17.6}
 
 # NVFP4's, measured on an H200 like the others; what decoding before costs is in _estimate.
 _NVFP4 = {
-    HopperConfig(256, 128, 4): 56.5,
-    HopperConfig(64, 128, 8, lines=2): 39.5,
+    HopperConfig(256, 128, 4): 53.0,
+    HopperConfig(128, 128, 4, lines=2, cluster=2, split_k=True): 21.5,
+    HopperConfig(64, 64, 4, share_k=True, lines=4): 18.0,
+    HopperConfig(16, 64, 12, share_k=True, lines=4): 15.0,
     HopperConfig(128, 256, 4, decoded=True): 46.0,
 }
 _DUAL_NVFP4 = {
@@ -205,10 +207,10 @@ _DUAL_NVFP4 = {
     HopperConfig(64, 128, 8, lines=2): 41.0,
     HopperConfig(128, 256, 4, decoded=True): 45.5,
 }
-_DECODING = 9.7e-7  # us for a number
+_DECODING, _LAUNCH = 9.7e-7, 8.0  # us for a number, and of the launch before
 _FEW_ROWS = 16
-"""Up to which the portable main loop streams NVFP4 weights, and int8 ones of logits, faster: (16, 8192,
-8192) of NVFP4 in 48 us instead of 76, (16, 128256, 4096) of int8 in 155 instead of 220 (H200)."""
+"""Up to which the portable main loop streams two products' NVFP4 weights, and int8 ones of logits, faster:
+(16, 128256, 4096) of int8 in 155 us instead of 220 (H200)."""
 
 CONFIGS = (*_16_BIT, *_16_BIT_FEW_ROWS)
 
@@ -335,7 +337,7 @@ def _cluster_sizes(config: HopperConfig, task: GemmTask) -> tuple[int, int]:
 
 def _estimate(config: HopperConfig, task: GemmTask, blocks: int) -> float:
     """In which time the busiest block computes its tiles; of NVFP4 that is decoded before, with that."""
-    decoding = task.products * task.n * task.k * _DECODING if config.decoded else 0.0
+    decoding = _LAUNCH + task.products * task.n * task.k * _DECODING if config.decoded else 0.0
     tile = _tile_times(task)[config] * task.k / 4096
     if config in _16_BIT and not config.ping_pong:
         tile += _END + _ACTIVATION * task.activates
@@ -344,7 +346,8 @@ def _estimate(config: HopperConfig, task: GemmTask, blocks: int) -> float:
 
 def pays(task: GemmTask) -> bool:
     """Whether the tiles are enough to keep most of a GPU busy, and of some operands the rows."""
-    if (task.b == FP4 or task.kernel == "dequant_softmax") and task.m <= _FEW_ROWS:
+    streams = task.kernel == "dequant_softmax" or (task.b == FP4 and task.kernel == "dual_gemm")
+    if streams and task.m <= _FEW_ROWS:
         return False
     tiles = max((_num_tiles(config, task) for config in _tile_times(task)), default=0)
     return 2 * tiles >= multiprocessors("sm_90a")
