@@ -160,7 +160,7 @@ FAULTS = {
         "parts/epilogue_hopper.cuh", "if (!kScales && epilogue.scale_b)", "if (false)", "decoded"
     ),
     "the other row's codes": Fault(
-        "parts/rows_nvfp4_hopper.cuh", "line + half * other, at / 2", "line, at / 2", "nvfp4"
+        "parts/rows_nvfp4_hopper.cuh", "half * other * RowStage::kLine", "0", "nvfp4"
     ),
     "the same words of scales for ever": Fault(
         "parts/rows_nvfp4_hopper.cuh", "fetch(word + kWordsAhead)", "fetch(0)", "nvfp4"

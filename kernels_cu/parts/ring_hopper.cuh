@@ -102,10 +102,10 @@ struct OperandStage {
         const unsigned char* p = stage + inner / kLine * kBoxBytes + line * kLine + inner % kLine;
         return matrix_descriptor<kLine>(p, kOuterMajor ? kBoxBytes : 0, 8 * kLine);
     }
-    // Where byte `byte` of line `line` of the first box lies.
+    // Where byte `byte` of line `line` of the first box lies; 8 lines further it is 8 * kLine more.
     DEVICE static int place(int line, int byte) {
-        const int offset = line * kLine + byte;
-        return offset ^ (offset >> 3 & (kLine - 16));
+        const int offset = line * kLine;
+        return (offset | (offset >> 3 & (kLine - 16))) ^ byte;
     }
 };
 using RowStage = OperandStage<RowElement, kOuterMajorRows, kRows>;

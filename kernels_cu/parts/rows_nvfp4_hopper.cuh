@@ -13,7 +13,7 @@ constexpr int kWordsAhead = 4;  // words of scales that four lanes with the same
 
 struct Rows {
     const RowScales& scales;
-    int line, other;               // in a stage, of the thread's two rows
+    int line, other;               // in a stage, of the thread's two rows; the second one after it
     int first;                     // word of the warpgroup's first stage
     uint32_t words[2], coming[2];  // lane i of four: word i of the rows' next kWordsAhead
 
@@ -58,7 +58,7 @@ struct Rows {
             for (int i = 0; i < kDepth / kStepK; i += 2) {
                 const int at = k + i * kStepK;
                 const Bytes<16> codes = *reinterpret_cast<const Bytes<16>*>(
-                    stage + RowStage::place(line + half * other, at / 2));
+                    stage + RowStage::place(line, at / 2) + half * other * RowStage::kLine);
                 uint32_t pairs[4];
                 decode_bytes<ColElement>(codes.words, lane % 4, four >> at % kWordK / 2, pairs);
 #pragma unroll
