@@ -9,62 +9,98 @@ from test_attention_hopper import PROBLEMS, compare, hopper
 
 from cupykern.targets import host
 
-FILE = "attention_hopper.cu"
-NAMES = ("full", "causal", "layout", "padded", "blocks", "causal blocks", "large blocks")
+MAIN = "attention_hopper.cu"
+TILES, ROWS, ORDER = (f"parts/attention_{x}_hopper.cuh" for x in ("tiles", "rows", "order"))
+NAMES = (
+    "full", "causal", "layout", "padded", "blocks", "causal blocks", "large blocks", "empty tiles", "packed",
+    "causal packed",
+)  # fmt: skip
 
 FAULTS = {
     "keys of one stage alone": Fault(
-        FILE, "keys_empty[to.stage].wait(to.parity ^ 1);", "keys_empty[to.stage].wait(1);", "full"
+        TILES, "keys_empty[to.stage].wait(to.parity ^ 1);", "keys_empty[to.stage].wait(1);", "full"
+    ),
+    "queries are loaded while outputs are there": Fault(
+        TILES, "queries_empty[place.stage].wait(place.parity ^ 1); storage.tiles[place.stage] = tile;",
+        "storage.tiles[place.stage] = tile;", "full",
     ),
     "values are released before they are multiplied": Fault(
-        FILE,
-        "wgmma_wait<0>(outputs); release(storage.values_empty[before.stage]); if (grown)",
-        "release(storage.values_empty[before.stage]); wgmma_wait<0>(outputs); if (grown)",
+        MAIN,
+        "wgmma_wait<0>(rows.outputs); release(storage.values_empty[before.stage]); if (grown)",
+        "release(storage.values_empty[before.stage]); wgmma_wait<0>(rows.outputs); if (grown)",
         "full",
     ),
-    "scores are read too early": Fault(FILE, "wgmma_wait<1>(scores);", "wgmma_wait<2>(scores);", "full"),
+    "scores are read too early": Fault(MAIN, "wgmma_wait<1>(rows.scores);", "wgmma_wait<2>(rows.scores);", "full"),
+    "outputs are read too early": Fault(MAIN, "wgmma_wait<1>(rows.outputs);", "wgmma_wait<2>(rows.outputs);", "full"),
+    "the next tile's scores are read too early": Fault(
+        MAIN, "place = next; wgmma_wait<0>(rows.scores);", "place = next;", "full"
+    ),
+    "the next tile's scores are of this tile's queries": Fault(
+        MAIN, "rows.begin_scores(storage, next.stage, at.stage);", "rows.begin_scores(storage, place.stage, at.stage);",
+        "full",
+    ),
     "values of the next tile": Fault(
-        FILE, "follow(StagePlace(number - 1), StagePlace(number)", "follow(StagePlace(number), StagePlace(number)",
+        MAIN, "const StagePlace before(number), at(++number);", "const StagePlace before(++number), at(number);",
         "full",
     ),
-    "the last values are left out": Fault(FILE, "last(StagePlace(number - 1)); } named", "} named", "full"),
-    "products are not rescaled": Fault(FILE, "outputs[j] *= factors[j / 2 % 2];", "outputs[j] *= 1.0f;", "growing"),
+    "products are not rescaled": Fault(ROWS, "outputs[j] *= factors[j / 2 % 2];", "outputs[j] *= 1.0f;", "growing"),
     "rows of the other half are rescaled": Fault(
-        FILE, "outputs[j] *= factors[j / 2 % 2];", "outputs[j] *= factors[j % 2];", "growing"
+        ROWS, "outputs[j] *= factors[j / 2 % 2];", "outputs[j] *= factors[j % 2];", "growing"
     ),
     "a tile at the end is not masked": Fault(
-        FILE, "if (first_key + kTileN <= limit) return;", "return;", "causal"
+        ROWS, "if (key + kTileN <= limit(first_row)) return;", "return;", "causal"
     ),
-    "one key too many": Fault(FILE, "lane, i) >= end) scores", "lane, i) > end) scores", "causal"),
+    "one key too many": Fault(ROWS, "if (8 * n + i >= end)", "if (8 * n + i > end)", "causal"),
     "queries of the first warpgroup": Fault(
-        FILE, "begin_scores(storage, at.stage, warpgroup * 64, scores);",
-        "begin_scores(storage, at.stage, 0, scores);", "full",
+        ROWS, "const int row = int(threadIdx.x) / 128 * 64;", "const int row = 0;", "full"
     ),
     "outputs are overwritten while they are stored": Fault(
-        FILE, "arrive(); tma_store_wait_read<0>();", "arrive();", "full"
+        ROWS, "tma_store_wait_read<0>(); storage.queries_empty", "storage.queries_empty", "full"
     ),
     "probabilities in another order": Fault(
-        FILE, "scores[8 * i + 2 * j], scores[8 * i + 2 * j + 1]", "scores[8 * i + 2 * j + 1], scores[8 * i + 2 * j]",
+        ROWS, "scores[8 * i + 2 * j], scores[8 * i + 2 * j + 1]", "scores[8 * i + 2 * j + 1], scores[8 * i + 2 * j]",
         "full",
     ),
     "statistics of the other row": Fault(
-        FILE, "Layout::row(lane, 2 * r); if", "Layout::row(lane, 2 - 2 * r); if", "full"
+        ROWS, "Layout::row(lane, 2 * r); if", "Layout::row(lane, 2 - 2 * r); if", "full"
     ),
     "rows past the end have statistics": Fault(
-        FILE, "if (lane % 4 == 0 && row < head.sq) {", "if (lane % 4 == 0) {", "full"
+        ROWS, "lane % 4 == 0 && own < sq())", "lane % 4 == 0)", "full"
+    ),
+    "outputs of the tile before are kept": Fault(
+        MAIN, "if (left == 0) { rows.clear();", "if (left == 0) {", "empty tiles"
     ),
     "a partial block's tile is transposed": Fault(
-        FILE, "<< params.mask.kv_shift) + i / 4 * 8;", "<< params.mask.kv_shift) + i / 4 * 4;", "blocks"
+        ROWS, "next_row + i / 4 * 8 + i % 2", "next_row + i / 4 * 4 + i % 2", "blocks"
     ),
     "a masked block is computed": Fault(
-        FILE, "return vote_any(block_type != kMaskedBlock);", "return true;", "blocks"
+        ROWS, "return vote_any(type != kMaskedBlock);", "return true;", "blocks"
     ),
     "a skipped stage is released at once": Fault(
-        FILE, "storage.keys_full[at.stage].wait(at.parity); storage.keys_empty", "storage.keys_empty",
+        ROWS, "storage.values_full[at.stage].wait(at.parity); storage.values_empty", "storage.values_empty",
         "blocks",
     ),
     "a block's causality is left out": Fault(
-        FILE, "end = end < block_limit ? end : block_limit;", "", "blocks"
+        ROWS, "if (type == kCausalBlock && seen < end) end = seen;", "", "blocks"
+    ),
+    "what is known of a block is read after its release": Fault(
+        MAIN, "rows.look_up(storage, at.stage, rows.left); wait_for_turn();", "wait_for_turn();", "large blocks"
+    ),
+    "the last block is not the last": Fault(TILES, "partial, !keys.more()", "partial, keys.more()", "large blocks"),
+    "keys of the next sequence": Fault(
+        TILES, "kRagged - p.length + p.row : p.row;", "kRagged / 2 - p.length + p.row : p.row;", "packed"
+    ),
+    "rows of the sequence before": Fault(
+        TILES, "p.first + p.length : p.batch;", "p.first + p.length - 1 : p.batch;", "packed"
+    ),
+    "sequences of one length count as one": Fault(
+        ORDER, "other.longest == own.longest && j < i", "other.longest == own.longest && j < 0", "packed"
+    ),
+    "a sequence's last tile is left out": Fault(
+        ORDER, "((head.sq + kTileM - 1) / kTileM) * heads", "(head.sq / kTileM) * heads", "causal packed"
+    ),
+    "the offset of the sequences' batch": Fault(
+        ROWS, "own_offset = tile.head.offset;", "own_offset = params.offset;", "causal packed"
     ),
 }  # fmt: skip
 

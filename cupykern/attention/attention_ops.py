@@ -12,7 +12,7 @@ from kernels_cu import Variant
 
 from .. import dtypes, inputs, reference
 from ..op import Call, Draw, Op, Work
-from . import attention_plan
+from . import attention_hopper, attention_plan
 from .attention import attention, attention_varlen
 from .attention_plan import AttentionConfig
 from .block_mask import CAUSAL, FULL, MASKED, PARTIAL, BlockMask
@@ -257,24 +257,38 @@ def _configs(problem: AttentionProblem, arch: str) -> tuple[AttentionConfig, ...
         if hasattr(problem, "lengths")
         else problem.sq
     )
-    hopper = (
-        not hasattr(problem, "lengths")
-        and problem.mode != 1
-        and (problem.scale is None or problem.scale > 0)
-        and (problem.algorithm, problem.qk_accumulate) == ("flash", "float32")
-        and problem.view in ("C", "padded")
-        and 0 not in (problem.sq, problem.sk)
-    )
     half = problem.qk_accumulate == "float16"
-    return attention_plan.configs(_head_dim(problem), problem.mode, arch, sq, hopper, half)
+    return attention_plan.configs(
+        _head_dim(problem), problem.mode, arch, sq, hopper_kind(problem), half
+    )
 
 
-def _variant(problem: AttentionProblem, config: AttentionConfig) -> Variant:
+def hopper_kind(problem: Any) -> attention_hopper.Kind | None:
+    """None where attention_hopper.cu cannot do it."""
+    p = problem
+    packed = hasattr(p, "lengths")
+    fits = (
+        p.mode != 1
+        and (p.scale is None or p.scale > 0)
+        and (p.algorithm, p.qk_accumulate) == ("flash", "float32")
+        and p.view in ("C", "padded")
+    )
+    if packed:
+        fits = fits and all(sum(lengths) for lengths in zip(*p.lengths, strict=True))
+        fits = fits and 0 < len(p.lengths) <= attention_hopper.MOST_SEQUENCES
+        return attention_hopper.Kind(packed=True) if fits else None
+    one_list = p.mode == 2 and p.blocks == (128, 128)
+    return attention_hopper.Kind(p.mode, one_list) if fits and p.sq and p.sk else None
+
+
+def _variant(
+    problem: Any, config: AttentionConfig | attention_hopper.AttentionHopperConfig
+) -> Variant:
     dtype = dtypes.NAMES[problem.dtype]
     if problem.algorithm == "naive":
         return attention_plan.naive_variant(dtype)
-    half = problem.qk_accumulate == "float16"
-    return attention_plan.flash_variant(dtype, _head_dim(problem), problem.mode, half, config)
+    half, kind = problem.qk_accumulate == "float16", hopper_kind(problem)
+    return attention_plan.flash_variant(dtype, _head_dim(problem), problem.mode, half, config, kind)
 
 
 def _sample(
@@ -432,7 +446,8 @@ def _varlen_variants(arch: str) -> tuple[Variant, ...]:
     return tuple(
         v
         for v in attention_plan.variants(arch)
-        if v.kernel == "attention" and dict(v.constants)["kMaskMode"] < 2
+        if (v.kernel == "attention" and dict(v.constants)["kMaskMode"] < 2)
+        or (v.kernel == "attention_hopper" and dict(v.constants)["kPacked"])
     )
 
 

@@ -109,15 +109,17 @@ void copy_box(const Transfer& t, char* image, bool load) {
     const long long last = columns - t.at[0] < map.box[0] ? columns - t.at[0] : map.box[0];
     char line[2048];
     for (int row = 0; row * line_bytes < t.bytes; ++row) {
-        char* global = reinterpret_cast<char*>(map.address) + (t.at[0] + first) * map.item_bytes;
+        // Modulo 2^64, as TMA has it: what is outside, or comes back from there, is no overflow.
+        uint64_t address = map.address + uint64_t((t.at[0] + first) * map.item_bytes);
         bool inside = first < last;
         int rest = row;
         for (int d = 1; d < map.rank; ++d) {
             const long long i = t.at[d] + (long long)(rest % map.box[d]);
             rest /= map.box[d];
             inside = inside && i >= 0 && i < (long long)map.shape[d];
-            global += i * (long long)map.strides[d - 1];
+            address += uint64_t(i) * map.strides[d - 1];
         }
+        char* global = reinterpret_cast<char*>(address);
         const size_t bytes = inside ? (last - first) * map.item_bytes : 0;
         if (load) {
             memset(line, 0, line_bytes);
