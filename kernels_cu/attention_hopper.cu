@@ -17,8 +17,8 @@
 #include "parts/attention_rows_hopper.cuh"
 
 // What a thread may have, of the 65536 of a multiprocessor.
-constexpr int kProducerRegisters = kBlocks ? 56 : kPacked ? 40 : kConsumers == 2 ? 24 : 32;
-constexpr int kConsumerRegisters = kBlocks ? 224 : kPacked ? 232 : kConsumers == 2 ? 240 : 160;
+constexpr int kProducerRegisters = kBlocks && !kOneList ? 56 : kCounts ? 40 : kConsumers == 2 ? 24 : 32;
+constexpr int kConsumerRegisters = kBlocks && !kOneList ? 224 : kCounts ? 232 : kConsumers == 2 ? 240 : 160;
 static_assert(!kCounts || kConsumers == 2, "registers for three warpgroups");
 
 // All of a tile of queries needs the same tiles of keys, and all warpgroups take turns.

@@ -49,7 +49,7 @@ FAULTS = {
         ROWS, "outputs[j] *= factors[j / 2 % 2];", "outputs[j] *= factors[j % 2];", "growing"
     ),
     "a tile at the end is not masked": Fault(
-        ROWS, "if (key + kTileN <= limit(first_row)) return;", "return;", "causal"
+        ROWS, "if (key + kTileN <= limit(0)) return;", "return;", "causal"
     ),
     "one key too many": Fault(ROWS, "if (8 * n + i >= end)", "if (8 * n + i > end)", "causal"),
     "queries of the first warpgroup": Fault(
@@ -66,7 +66,7 @@ FAULTS = {
         ROWS, "Layout::row(lane, 2 * r); if", "Layout::row(lane, 2 - 2 * r); if", "full"
     ),
     "rows past the end have statistics": Fault(
-        ROWS, "lane % 4 == 0 && own < sq())", "lane % 4 == 0)", "full"
+        ROWS, "lane % 4 == 0 && own < sq)", "lane % 4 == 0)", "full"
     ),
     "a tile without keys is left out": Fault(
         MAIN,
@@ -104,7 +104,7 @@ FAULTS = {
         ORDER, "((head.sq + kTileM - 1) / kTileM) * heads", "(head.sq / kTileM) * heads", "causal packed"
     ),
     "the offset of the sequences' batch": Fault(
-        ROWS, "own_offset = tile.head.offset;", "own_offset = params.offset;", "causal packed"
+        ROWS, "first_row + tile.head.offset + 1", "first_row + params.offset + 1", "causal packed"
     ),
 }  # fmt: skip
 

@@ -13,6 +13,7 @@ struct Layout {
 };
 using Softmax = OnlineSoftmax<Element, Layout>;
 constexpr int kFragments = kTileN / 8;
+constexpr int kUnlimited = 0x7fff0000;  // more than any key, also some rows further on
 
 struct Statistics {
     float* lse;
@@ -39,8 +40,9 @@ DEVICE void release_unused(HopperAttention& storage, StagePlace at) {
 struct WarpgroupRows {
     const AttentionParams& params;
     const MaskArrays& arrays;
-    int first_row;          // the warpgroup's, in its head
-    int own_sq, own_sk, own_offset;  // of the sequence
+    int first_row;  // the warpgroup's, in its head
+    int seen;       // keys from here on are not kept by that row, if causal
+    int own_sk;     // of the sequence
     int block_key, type, partial;  // of a block that the scores are of
     int left;               // tiles of keys after that; with a mask of blocks 1 for any
     float top[2], factors[2];
@@ -52,11 +54,7 @@ struct WarpgroupRows {
     DEVICE WarpgroupRows(const AttentionParams& params, const MaskArrays& arrays)
         : params(params), arrays(arrays), type(kFullBlock), partial(0), left(0) {}
 
-    // Of the head; no registers where all heads' are the same.
-    DEVICE int sq() const { return kPacked ? own_sq : int(params.sq); }
-    DEVICE int sk() const { return kPacked ? own_sk : int(params.sk); }
-    DEVICE int offset() const { return kPacked ? own_offset : params.offset; }
-
+    DEVICE int sk() const { return kPacked ? own_sk : int(params.sk); }  // of the head
     DEVICE int first_key() const { return kBlocks ? block_key : left * kTileN; }  // of the scores
 
     // In the tile.  Worked out anew by each caller, so that none keeps them in registers.
@@ -65,11 +63,8 @@ struct WarpgroupRows {
 
     DEVICE void begin(const QueryTile& tile) {
         first_row = tile.row + warpgroup_row();
-        if constexpr (kPacked) {
-            own_sq = tile.head.sq;
-            own_sk = tile.head.sk;
-            own_offset = tile.head.offset;
-        }
+        if constexpr (kPacked) own_sk = tile.head.sk;
+        seen = params.causal ? first_row + tile.head.offset + 1 : kUnlimited;
         top[0] = top[1] = -kInfinity;
         softmax.reset();
     }
@@ -112,25 +107,24 @@ struct WarpgroupRows {
         }
         wgmma_commit();
     }
-    // Keys from here on are not kept by `row`.
+    // Keys from here on are not kept by row `row` of the warpgroup.
     DEVICE int limit(int row) const {
-        int end = sk();
-        if (params.causal && row + offset() + 1 < end) end = row + offset() + 1;
+        int end = seen + row < sk() ? seen + row : sk();
         if constexpr (kBlocks) {
-            const int seen = row + params.mask.causal_offset + 1;
-            if (type == kCausalBlock && seen < end) end = seen;
+            const int block_end = first_row + row + params.mask.causal_offset + 1;
+            if (type == kCausalBlock && block_end < end) end = block_end;
         }
         return end;
     }
     // What is not kept becomes -inf.
     DEVICE void mask_scores() {
-        const int lane = opaque(lane_id()), row = first_row - warpgroup_row() + warp_row();
+        const int lane = opaque(lane_id()), row = warp_row() - warpgroup_row();
         const int key = first_key();
         if constexpr (kBlocks) {
             if (type == kPartialBlock) {
                 const HeadMask mask{params.mask, arrays, 0, 0};
-                const uint8_t* tile =
-                    mask.partial(partial, row + Layout::row(lane, 0), key + Layout::col(lane, 0));
+                const uint8_t* tile = mask.partial(partial, first_row + row + Layout::row(lane, 0),
+                                                   key + Layout::col(lane, 0));
                 const int next_row = 8 << params.mask.kv_shift;
 #pragma unroll
                 for (int i = 0; i < kTileN / 2; ++i) {
@@ -138,7 +132,7 @@ struct WarpgroupRows {
                 }
             }
         }
-        if (key + kTileN <= limit(first_row)) return;  // the first row has the lowest one
+        if (key + kTileN <= limit(0)) return;  // the first row has the lowest one
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int end = limit(row + Layout::row(lane, 2 * half)) - key - Layout::col(lane, 0);
@@ -182,14 +176,14 @@ struct WarpgroupRows {
                        const Statistics& statistics) {
         const int lane = opaque(lane_id());
         const AttentionHead& head = storage.tiles[query_stage].head;
-        const int row = first_row - warpgroup_row() + warp_row();  // the warp's, in its head
+        const int row = storage.tiles[query_stage].row + warp_row(), sq = head.sq;
         float inverse[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const float total = softmax.total(r);
             inverse[r] = total == 0.0f ? 0.0f : 1.0f / total;
             const int own = row + Layout::row(lane, 2 * r);
-            if (statistics.wanted() && lane % 4 == 0 && own < sq()) {
+            if (statistics.wanted() && lane % 4 == 0 && own < sq) {
                 const RowStatistics found =
                     RowStatistics::of(top[r], Softmax::shifted(softmax.origin[r]), total,
                                       params.exponent_scale, params.unit);
@@ -220,8 +214,8 @@ struct WarpgroupRows {
         fence_async_proxy();
         sync_warp();
         if (lane == 0) {
-            if (row < sq()) {
-                const RowsPlace to{row, head.head, head.batch, int(head.q_first), sq()};
+            if (row < sq) {
+                const RowsPlace to{row, head.head, head.batch, int(head.q_first), sq};
 #pragma unroll
                 for (int i = 0; i < kBoxes; ++i) {
                     if (i * kBoxDims < int(params.head_dim_v)) {
