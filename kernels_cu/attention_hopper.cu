@@ -25,10 +25,10 @@ static_assert(!kCounts || kConsumers == 2, "registers for three warpgroups");
 DEVICE void consume_together(HopperAttention& storage, const TensorMap& out_map,
                              const AttentionParams& params, const MaskArrays& arrays,
                              const Statistics& statistics) {
-    const int warpgroup = threadIdx.x / 128;
     uint32_t number = 0, count = 0;  // of tiles of keys and of queries so far
     int stored = -1;                 // the queries' place that outputs are still read from
     WarpgroupRows rows(params, arrays);
+    const int warpgroup = rows.warpgroup;
     // Of the products of tile `number` of keys.
     const auto wait_for_turn = [&] {
         storage.turn[warpgroup].wait((number & 1) ^ (warpgroup == 0));
@@ -69,10 +69,10 @@ DEVICE void consume_together(HopperAttention& storage, const TensorMap& out_map,
             if (kQueryTiles == 2 && stored >= 0) rows.release_queries(storage, stored);
             stored = -1;
 #pragma unroll 1
-            while (rows.left > 0) {
+            while (rows.more()) {
                 const StagePlace before(number), at(++number);
                 storage.keys_full[at.stage].wait(at.parity);
-                rows.look_up(storage, at.stage, rows.left);
+                rows.look_up(storage, at.stage, rows.state);
                 wait_for_turn();
                 rows.begin_scores(storage, place.stage, at.stage);
                 storage.values_full[before.stage].wait(before.parity);
@@ -138,13 +138,14 @@ DEVICE void consume_apart(HopperAttention& storage, const TensorMap& out_map,
         if (num_steps == kNoTile) return;
         rows.begin(storage.tiles[place.stage]);
         rows.clear();
-        rows.left = num_steps;
+        bool more = num_steps > 0;
         bool pending = false;  // the scores are another tile's than those multiplied so far
 #pragma unroll 1
-        while (rows.left > 0) {
+        while (more) {
             StagePlace at(number);
             storage.keys_full[at.stage].wait(at.parity);
-            rows.look_up(storage, at.stage, rows.left);
+            rows.look_up(storage, at.stage);
+            more = rows.more();
             if (!rows.keeps()) {
                 named_barrier(1 + threadIdx.x / 128, 128);  // all warps have looked it up
                 release(storage.keys_empty[at.stage]);
@@ -158,10 +159,11 @@ DEVICE void consume_apart(HopperAttention& storage, const TensorMap& out_map,
             if (rows.exponentiate()) rows.rescale();
             rows.to_fragments();
 #pragma unroll 1
-            while (rows.left > 0) {
+            while (more) {
                 const StagePlace next(number + 1);
                 storage.keys_full[next.stage].wait(next.parity);
-                rows.look_up(storage, next.stage, rows.left);
+                rows.look_up(storage, next.stage);
+                more = rows.more();
                 if (!rows.keeps()) {
                     pending = true;
                     break;

@@ -53,7 +53,7 @@ FAULTS = {
     ),
     "one key too many": Fault(ROWS, "if (8 * n + i >= end)", "if (8 * n + i > end)", "causal"),
     "queries of the first warpgroup": Fault(
-        ROWS, "const int row = int(threadIdx.x) / 128 * 64;", "const int row = 0;", "full"
+        ROWS, "const int row = warpgroup * 64;", "const int row = 0;", "full"
     ),
     "outputs are overwritten while they are stored": Fault(
         ROWS, "tma_store_wait_read<0>(); storage.queries_empty", "storage.queries_empty", "full"
@@ -78,17 +78,17 @@ FAULTS = {
         ROWS, "next_row + i / 4 * 8 + i % 2", "next_row + i / 4 * 4 + i % 2", "blocks"
     ),
     "a masked block is computed": Fault(
-        ROWS, "return vote_any(type != kMaskedBlock);", "return true;", "blocks"
+        ROWS, "return vote_any(type() != kMaskedBlock);", "return true;", "blocks"
     ),
     "a skipped stage is released at once": Fault(
         ROWS, "storage.values_full[at.stage].wait(at.parity); storage.values_empty", "storage.values_empty",
         "blocks",
     ),
     "a block's causality is left out": Fault(
-        ROWS, "if (type == kCausalBlock && seen < end) end = seen;", "", "blocks"
+        ROWS, "if (type() == kCausalBlock && seen < end) end = seen;", "", "blocks"
     ),
     "what is known of a block is read after its release": Fault(
-        MAIN, "rows.look_up(storage, at.stage, rows.left); wait_for_turn();", "wait_for_turn();", "large blocks"
+        MAIN, "rows.look_up(storage, at.stage, rows.state); wait_for_turn();", "wait_for_turn();", "large blocks"
     ),
     "the last block is not the last": Fault(TILES, "partial, !keys.more()", "partial, keys.more()", "large blocks"),
     "keys of the next sequence": Fault(

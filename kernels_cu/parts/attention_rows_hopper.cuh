@@ -13,6 +13,7 @@ struct Layout {
 };
 using Softmax = OnlineSoftmax<Element, Layout>;
 constexpr int kFragments = kTileN / 8;
+constexpr int kMore = 4;  // more than the types of blocks
 constexpr int kUnlimited = 0x7fff0000;  // more than any key, also some rows further on
 
 struct Statistics {
@@ -40,11 +41,13 @@ DEVICE void release_unused(HopperAttention& storage, StagePlace at) {
 struct WarpgroupRows {
     const AttentionParams& params;
     const MaskArrays& arrays;
+    int warpgroup;  // in uniform registers
     int first_row;  // the warpgroup's, in its head
     int seen;       // keys from here on are not kept by that row, if causal
     int own_sk;     // of the sequence
-    int block_key, type, partial;  // of a block that the scores are of
-    int left;               // tiles of keys after that; with a mask of blocks 1 for any
+    int block_key, partial;  // of a block that the scores are of
+    // Tiles of keys after that; with a mask of blocks the block's type, and kMore if there are any.
+    int state;
     float top[2], factors[2];
     Softmax softmax;
     Scores scores;
@@ -52,10 +55,10 @@ struct WarpgroupRows {
     Probabilities p;
 
     DEVICE WarpgroupRows(const AttentionParams& params, const MaskArrays& arrays)
-        : params(params), arrays(arrays), type(kFullBlock), partial(0), left(0) {}
+        : params(params), arrays(arrays), warpgroup(uniform(int(threadIdx.x) / 128)) {}
 
     DEVICE int sk() const { return kPacked ? own_sk : int(params.sk); }  // of the head
-    DEVICE int first_key() const { return kBlocks ? block_key : left * kTileN; }  // of the scores
+    DEVICE int first_key() const { return kBlocks ? block_key : state * kTileN; }  // of the scores
 
     // In the tile.  Worked out anew by each caller, so that none keeps them in registers.
     DEVICE static int warpgroup_row() { return opaque(int(threadIdx.x)) / 128 * 64; }
@@ -74,22 +77,23 @@ struct WarpgroupRows {
     }
     // The keys that the next scores are of.  remaining: with these.  Before they are multiplied: when
     // products of a warpgroup are there, all of its warps have begun them, and `steps` may change.
-    DEVICE void look_up(const HopperAttention& storage, int stage, int remaining) {
+    DEVICE void look_up(const HopperAttention& storage, int stage, int remaining = 0) {
         if constexpr (kBlocks) {
             const KeyStep step = storage.steps[stage][threadIdx.x / 128];
             block_key = step.key;
-            type = step.type;
             partial = step.partial;
-            left = !step.last;
+            state = step.type + (step.last ? 0 : kMore);
         } else {
-            left = remaining - 1;
+            state = remaining - 1;
         }
     }
     // All lanes' is the same.
-    DEVICE bool keeps() const { return vote_any(type != kMaskedBlock); }
+    DEVICE bool more() const { return kBlocks ? state >= kMore : state > 0; }
+    DEVICE int type() const { return state % kMore; }  // of the block
+    DEVICE bool keeps() const { return vote_any(type() != kMaskedBlock); }
 
     DEVICE void begin_scores(const HopperAttention& storage, int query_stage, int stage) {
-        const int row = int(threadIdx.x) / 128 * 64;  // uniform in a warp, as the compiler sees
+        const int row = warpgroup * 64;
         wgmma_fence(scores);
 #pragma unroll
         for (int dim = 0; dim < kHeadDim; dim += kStepK) {
@@ -112,7 +116,7 @@ struct WarpgroupRows {
         int end = seen + row < sk() ? seen + row : sk();
         if constexpr (kBlocks) {
             const int block_end = first_row + row + params.mask.causal_offset + 1;
-            if (type == kCausalBlock && block_end < end) end = block_end;
+            if (type() == kCausalBlock && block_end < end) end = block_end;
         }
         return end;
     }
@@ -121,7 +125,7 @@ struct WarpgroupRows {
         const int lane = opaque(lane_id()), row = warp_row() - warpgroup_row();
         const int key = first_key();
         if constexpr (kBlocks) {
-            if (type == kPartialBlock) {
+            if (type() == kPartialBlock) {
                 const HeadMask mask{params.mask, arrays, 0, 0};
                 const uint8_t* tile = mask.partial(partial, first_row + row + Layout::row(lane, 0),
                                                    key + Layout::col(lane, 0));
