@@ -63,7 +63,7 @@ DEVICE void consume_together(HopperAttention& storage, const TensorMap& out_map,
         for (;;) {
             // The scores are those of the tile's first keys.
             release(storage.keys_empty[StagePlace(number).stage]);
-            rows.exponentiate();
+            rows.exponentiate(storage.tiles[place.stage]);
             rows.clear();
             rows.to_fragments();
             if (kQueryTiles == 2 && stored >= 0) rows.release_queries(storage, stored);
@@ -80,7 +80,7 @@ DEVICE void consume_together(HopperAttention& storage, const TensorMap& out_map,
                 pass_turn();
                 wgmma_wait<1>(rows.scores);
                 release(storage.keys_empty[at.stage]);
-                const bool grown = rows.exponentiate();
+                const bool grown = rows.exponentiate(storage.tiles[place.stage]);
                 // They are there; but where a loop may be, the compiler does not move the next wait
                 // to before the exponentials.
                 storage.values_full[before.stage].wait(before.parity);
@@ -156,7 +156,7 @@ DEVICE void consume_apart(HopperAttention& storage, const TensorMap& out_map,
             rows.begin_scores(storage, place.stage, at.stage);
             wgmma_wait<0>(rows.scores);
             release(storage.keys_empty[at.stage]);
-            if (rows.exponentiate()) rows.rescale();
+            if (rows.exponentiate(storage.tiles[place.stage])) rows.rescale();
             rows.to_fragments();
 #pragma unroll 1
             while (more) {
@@ -174,7 +174,7 @@ DEVICE void consume_apart(HopperAttention& storage, const TensorMap& out_map,
                 rows.begin_outputs(storage, at.stage);
                 wgmma_wait<1>(rows.scores);
                 release(storage.keys_empty[next.stage]);
-                const bool grown = rows.exponentiate();
+                const bool grown = rows.exponentiate(storage.tiles[place.stage]);
                 storage.values_full[at.stage].wait(at.parity);  // as in consume_together
                 wgmma_wait<0>(rows.outputs);
                 release(storage.values_empty[at.stage]);

@@ -49,15 +49,16 @@ FAULTS = {
         ROWS, "outputs[j] *= factors[j / 2 % 2];", "outputs[j] *= factors[j % 2];", "growing"
     ),
     "a tile at the end is not masked": Fault(
-        ROWS, "if (key + kTileN <= limit(0)) return;", "return;", "causal"
+        ROWS, "if (key + kTileN <= limit && key + kTileN <= sk()) return;", "return;", "causal"
     ),
-    "one key too many": Fault(ROWS, "if (8 * n + i >= end)", "if (8 * n + i > end)", "causal"),
+    "one key too many": Fault(ROWS, "if (8 * n + i >= left)", "if (8 * n + i > left)", "causal"),
     "queries of the first warpgroup": Fault(
         ROWS, "const int row = warpgroup * 64;", "const int row = 0;", "full"
     ),
     "outputs are overwritten while they are stored": Fault(
         ROWS, "tma_store_wait_read<0>(); storage.queries_empty", "storage.queries_empty", "full"
     ),
+    "outputs are stored without a fence": Fault(ROWS, "fence_async_proxy(); sync_warp();", "sync_warp();", "full"),
     "probabilities in another order": Fault(
         ROWS, "scores[8 * i + 2 * j], scores[8 * i + 2 * j + 1]", "scores[8 * i + 2 * j + 1], scores[8 * i + 2 * j]",
         "full",
@@ -85,7 +86,7 @@ FAULTS = {
         "blocks",
     ),
     "a block's causality is left out": Fault(
-        ROWS, "if (type() == kCausalBlock && seen < end) end = seen;", "", "blocks"
+        ROWS, "block_end = first_row + params.mask.causal_offset + 1;", ";", "blocks"
     ),
     "what is known of a block is read after its release": Fault(
         MAIN, "rows.look_up(storage, at.stage, rows.state); wait_for_turn();", "wait_for_turn();", "large blocks"
@@ -104,7 +105,7 @@ FAULTS = {
         ORDER, "((head.sq + kTileM - 1) / kTileM) * heads", "(head.sq / kTileM) * heads", "causal packed"
     ),
     "the offset of the sequences' batch": Fault(
-        ROWS, "first_row + tile.head.offset + 1", "first_row + params.offset + 1", "causal packed"
+        ROWS, "warpgroup_row() + tile.head.offset + 1", "warpgroup_row() + params.offset + 1", "causal packed"
     ),
 }  # fmt: skip
 

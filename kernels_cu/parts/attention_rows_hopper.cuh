@@ -13,7 +13,7 @@ struct Layout {
 };
 using Softmax = OnlineSoftmax<Element, Layout>;
 constexpr int kFragments = kTileN / 8;
-constexpr int kMore = 4;  // more than the types of blocks
+constexpr uint32_t kMore = 4;  // more than the types of blocks
 constexpr int kUnlimited = 0x7fff0000;  // more than any key, also some rows further on
 
 struct Statistics {
@@ -42,12 +42,12 @@ struct WarpgroupRows {
     const AttentionParams& params;
     const MaskArrays& arrays;
     int warpgroup;  // in uniform registers
-    int first_row;  // the warpgroup's, in its head
-    int seen;       // keys from here on are not kept by that row, if causal
-    int own_sk;     // of the sequence
-    int block_key, partial;  // of a block that the scores are of
-    // Tiles of keys after that; with a mask of blocks the block's type, and kMore if there are any.
-    int state;
+    int seen;  // keys from here on are not kept by the first row, if causal
+    int own_sk;  // of the sequence
+    int block_key;  // where the block begins that the scores are of
+    // Tiles of keys after that; with a mask of blocks the block's type, whether there are any, and
+    // the number of its partial tile, in 2, 1 and 29 bits.
+    uint32_t state;
     float top[2], factors[2];
     Softmax softmax;
     Scores scores;
@@ -58,16 +58,15 @@ struct WarpgroupRows {
         : params(params), arrays(arrays), warpgroup(uniform(int(threadIdx.x) / 128)) {}
 
     DEVICE int sk() const { return kPacked ? own_sk : int(params.sk); }  // of the head
-    DEVICE int first_key() const { return kBlocks ? block_key : state * kTileN; }  // of the scores
+    DEVICE int first_key() const { return kBlocks ? block_key : int(state) * kTileN; }  // of the scores
 
     // In the tile.  Worked out anew by each caller, so that none keeps them in registers.
     DEVICE static int warpgroup_row() { return opaque(int(threadIdx.x)) / 128 * 64; }
     DEVICE static int warp_row() { return opaque(int(threadIdx.x)) / 32 * 16; }
 
     DEVICE void begin(const QueryTile& tile) {
-        first_row = tile.row + warpgroup_row();
         if constexpr (kPacked) own_sk = tile.head.sk;
-        seen = params.causal ? first_row + tile.head.offset + 1 : kUnlimited;
+        seen = params.causal ? tile.row + warpgroup_row() + tile.head.offset + 1 : kUnlimited;
         top[0] = top[1] = -kInfinity;
         softmax.reset();
     }
@@ -81,15 +80,14 @@ struct WarpgroupRows {
         if constexpr (kBlocks) {
             const KeyStep step = storage.steps[stage][threadIdx.x / 128];
             block_key = step.key;
-            partial = step.partial;
-            state = step.type + (step.last ? 0 : kMore);
+            state = uint32_t(step.partial) << 3 | (step.last ? 0 : kMore) | uint32_t(step.type);
         } else {
             state = remaining - 1;
         }
     }
     // All lanes' is the same.
-    DEVICE bool more() const { return kBlocks ? state >= kMore : state > 0; }
-    DEVICE int type() const { return state % kMore; }  // of the block
+    DEVICE bool more() const { return kBlocks ? state & kMore : state > 0; }
+    DEVICE int type() const { return int(state % kMore); }  // of the block
     DEVICE bool keeps() const { return vote_any(type() != kMaskedBlock); }
 
     DEVICE void begin_scores(const HopperAttention& storage, int query_stage, int stage) {
@@ -111,47 +109,45 @@ struct WarpgroupRows {
         }
         wgmma_commit();
     }
-    // Keys from here on are not kept by row `row` of the warpgroup.
-    DEVICE int limit(int row) const {
-        int end = seen + row < sk() ? seen + row : sk();
-        if constexpr (kBlocks) {
-            const int block_end = first_row + row + params.mask.causal_offset + 1;
-            if (type() == kCausalBlock && block_end < end) end = block_end;
-        }
-        return end;
-    }
-    // What is not kept becomes -inf.
-    DEVICE void mask_scores() {
+    // What is not kept becomes -inf.  query_row: the tile's first one.
+    DEVICE void mask_scores(const int& query_row) {
+        const int key = first_key(), end = seen < sk() ? seen : sk();  // of the first row
+        if ((!kBlocks || type() == kFullBlock) && key + kTileN <= end) return;
         const int lane = opaque(lane_id()), row = warp_row() - warpgroup_row();
-        const int key = first_key();
+        int block_end = kUnlimited;
         if constexpr (kBlocks) {
+            const int first_row = query_row + warpgroup_row();
             if (type() == kPartialBlock) {
                 const HeadMask mask{params.mask, arrays, 0, 0};
-                const uint8_t* tile = mask.partial(partial, first_row + row + Layout::row(lane, 0),
+                const uint8_t* tile = mask.partial(state >> 3, first_row + row + Layout::row(lane, 0),
                                                    key + Layout::col(lane, 0));
                 const int next_row = 8 << params.mask.kv_shift;
 #pragma unroll
                 for (int i = 0; i < kTileN / 2; ++i) {
+                    if (i % 16 == 0) sync_warp();  // loads of all at once have no registers
                     if (!tile[i % 4 / 2 * next_row + i / 4 * 8 + i % 2]) scores[i] = -kInfinity;
                 }
             }
+            if (type() == kCausalBlock) block_end = first_row + params.mask.causal_offset + 1;
         }
-        if (key + kTileN <= limit(0)) return;  // the first row has the lowest one
+        const int limit = seen < block_end ? seen : block_end;
+        if (key + kTileN <= limit && key + kTileN <= sk()) return;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int end = limit(row + Layout::row(lane, 2 * half)) - key - Layout::col(lane, 0);
+            const int own = limit + row + Layout::row(lane, 2 * half);
+            const int left = (own < sk() ? own : sk()) - key - Layout::col(lane, 0);
 #pragma unroll
             for (int n = 0; n < kFragments; ++n) {
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    if (8 * n + i >= end) scores[4 * n + 2 * half + i] = -kInfinity;
+                    if (8 * n + i >= left) scores[4 * n + 2 * half + i] = -kInfinity;
                 }
             }
         }
     }
     // Scores become numerators; whether the outputs so far are to be multiplied by `factors`.
-    DEVICE bool exponentiate() {
-        mask_scores();
+    DEVICE bool exponentiate(const QueryTile& tile) {
+        mask_scores(tile.row);
         const auto at = [&](int n, int i) -> float& { return scores[4 * n + i]; };
         float largest[2];
         const bool grown =

@@ -278,9 +278,42 @@ void tma_load(const TensorMap* map, const int* at, void* shared, void* barrier, 
     }
 }
 
+// What threads store to shared memory becomes visible to TMA by a fence of theirs, before the
+// barrier that the store waits for.  Of store_matrix alone: other stores are the compiler's.
+StoredLine* stored_lines(const void* shared) {
+    const Worker& w = *worker;
+    return w.cluster.stored + (static_cast<const char*>(shared) - w.shared) / 16;
+}
+
+void matrix_stored(const void* line) {
+    Cluster& c = worker->cluster;
+    if (!block_of(line)) return;
+    if (!c.stored) {
+        c.stored = static_cast<StoredLine*>(
+            calloc(worker->shared_capacity / 16, sizeof(StoredLine)));
+        if (!c.stored) return;
+    }
+    c.has_stored = true;
+    const Fiber* self = worker->current;
+    *stored_lines(line) = {self, self->num_proxy_fences};
+}
+
+void fence_async_proxy() { ++worker->current->num_proxy_fences; }
+
+void check_fenced(const void* shared, int bytes, Place place) {
+    if (!worker->cluster.has_stored) return;
+    const StoredLine* lines = stored_lines(shared);
+    for (int i = 0; i < bytes / 16; ++i) {
+        if (lines[i].by && lines[i].num_proxy_fences == lines[i].by->num_proxy_fences) {
+            fail_at("tma_store reads what store_matrix has stored without fence_async_proxy", place);
+        }
+    }
+}
+
 void tma_store(const TensorMap* map, const int* at, const void* shared, Place place) {
     Unobserved unobserved;
     const int bytes = map->box_bytes();
+    check_fenced(shared, bytes, place);
     char* source = static_cast<char*>(const_cast<void*>(shared));
     Transfer& t = new_transfer(Transfer::kRead, source, bytes, place);
     t.map = *map;
@@ -353,4 +386,8 @@ void check_block_end(const Block& block) {
 void forget_transfers(Cluster& c) {
     while (c.num_transfers > 0) free(c.transfers[--c.num_transfers].data);
     c.num_phase_barriers = 0;
+    if (c.has_stored) {
+        memset(c.stored, 0, worker->shared_bytes / 16 * c.size * sizeof(StoredLine));
+    }
+    c.has_stored = false;
 }
