@@ -17,9 +17,8 @@
 #include "parts/attention_rows_hopper.cuh"
 
 // What a thread may have, of the 65536 of a multiprocessor.
-constexpr int kProducerRegisters = kBlocks && !kOneList ? 56 : kCounts ? 40 : kConsumers == 2 ? 24 : 32;
-constexpr int kConsumerRegisters = kBlocks && !kOneList ? 224 : kCounts ? 232 : kConsumers == 2 ? 240 : 160;
-static_assert(!kCounts || kConsumers == 2, "registers for three warpgroups");
+constexpr int kProducerRegisters = kBlocks && !kOneList ? 56 : kConsumers == 2 ? 40 : 32;
+constexpr int kConsumerRegisters = kBlocks && !kOneList ? 224 : kConsumers == 2 ? 232 : 160;
 
 // All of a tile of queries needs the same tiles of keys, and all warpgroups take turns.
 DEVICE void consume_together(HopperAttention& storage, const TensorMap& out_map,
@@ -31,23 +30,24 @@ DEVICE void consume_together(HopperAttention& storage, const TensorMap& out_map,
     const int warpgroup = rows.warpgroup;
     // Of the products of tile `number` of keys.
     const auto wait_for_turn = [&] {
-        storage.turn[warpgroup].wait((number & 1) ^ (warpgroup == 0));
+        if (kTakesTurns) storage.turn[warpgroup].wait((number & 1) ^ (warpgroup == 0));
     };
     // By every warp, so that none that is late misses its turn.
     const auto pass_turn = [&] {
-        if (threadIdx.x % 32 == 0) storage.turn[(warpgroup + 1) % kConsumers].arrive();
+        if (kTakesTurns && threadIdx.x % 32 == 0) storage.turn[(warpgroup + 1) % kConsumers].arrive();
     };
 #pragma unroll 1
     for (;;) {
         // A tile after none, or after one whose end nothing followed.
         QueryPlace place(count);
         storage.queries_full[place.stage].wait(place.parity);
-        const int left = storage.tiles[place.stage].num_steps;
+        const QueryTile& tile = storage.tiles[count % kTiles];
+        const int left = tile.num_steps;
         if (left == kNoTile) return;
-        rows.begin(storage.tiles[place.stage]);
+        rows.begin(tile);
         if (left == 0) {
             rows.clear();
-            rows.finish(storage, out_map, place.stage, statistics);
+            rows.finish(storage, out_map, place.stage, tile, statistics);
             rows.release_queries(storage, place.stage);
             ++count;
             continue;
@@ -63,7 +63,7 @@ DEVICE void consume_together(HopperAttention& storage, const TensorMap& out_map,
         for (;;) {
             // The scores are those of the tile's first keys.
             release(storage.keys_empty[StagePlace(number).stage]);
-            rows.exponentiate(storage.tiles[place.stage]);
+            rows.exponentiate(storage.tiles[count % kTiles]);
             rows.clear();
             rows.to_fragments();
             if (kQueryTiles == 2 && stored >= 0) rows.release_queries(storage, stored);
@@ -80,7 +80,7 @@ DEVICE void consume_together(HopperAttention& storage, const TensorMap& out_map,
                 pass_turn();
                 wgmma_wait<1>(rows.scores);
                 release(storage.keys_empty[at.stage]);
-                const bool grown = rows.exponentiate(storage.tiles[place.stage]);
+                const bool grown = rows.exponentiate(storage.tiles[count % kTiles]);
                 // They are there; but where a loop may be, the compiler does not move the next wait
                 // to before the exponentials.
                 storage.values_full[before.stage].wait(before.parity);
@@ -90,18 +90,20 @@ DEVICE void consume_together(HopperAttention& storage, const TensorMap& out_map,
                 rows.to_fragments();
             }
             const StagePlace before(number++);
-            const QueryPlace next(++count);
+            const QueryTile& tile = storage.tiles[count % kTiles];
+            const QueryTile& next_tile = storage.tiles[++count % kTiles];
+            const QueryPlace next(count);
             int next_left = 0;
             if (kQueryTiles == 2) {
                 storage.queries_full[next.stage].wait(next.parity);
-                next_left = storage.tiles[next.stage].num_steps;
+                next_left = next_tile.num_steps;
             }
             storage.values_full[before.stage].wait(before.parity);
             if (next_left <= 0) {
                 rows.begin_outputs(storage, before.stage);
                 wgmma_wait<0>(rows.outputs);
                 release(storage.values_empty[before.stage]);
-                rows.finish(storage, out_map, place.stage, statistics);
+                rows.finish(storage, out_map, place.stage, tile, statistics);
                 if (kQueryTiles == 1 || next_left == 0) rows.release_queries(storage, place.stage);
                 break;
             }
@@ -114,8 +116,8 @@ DEVICE void consume_together(HopperAttention& storage, const TensorMap& out_map,
             pass_turn();
             wgmma_wait<1>(rows.outputs);
             release(storage.values_empty[before.stage]);
-            rows.finish(storage, out_map, place.stage, statistics);
-            rows.begin(storage.tiles[next.stage]);
+            rows.finish(storage, out_map, place.stage, tile, statistics);
+            rows.begin(next_tile);
             stored = place.stage;
             place = next;
             wgmma_wait<0>(rows.scores);
@@ -134,11 +136,11 @@ DEVICE void consume_apart(HopperAttention& storage, const TensorMap& out_map,
     for (uint32_t count = 0;; ++count) {
         const QueryPlace place(count);
         storage.queries_full[place.stage].wait(place.parity);
-        const int num_steps = storage.tiles[place.stage].num_steps;
-        if (num_steps == kNoTile) return;
-        rows.begin(storage.tiles[place.stage]);
+        const QueryTile& tile = storage.tiles[count % kTiles];
+        if (tile.num_steps == kNoTile) return;
+        rows.begin(tile);
         rows.clear();
-        bool more = num_steps > 0;
+        bool more = tile.num_steps > 0;
         bool pending = false;  // the scores are another tile's than those multiplied so far
 #pragma unroll 1
         while (more) {
@@ -156,7 +158,7 @@ DEVICE void consume_apart(HopperAttention& storage, const TensorMap& out_map,
             rows.begin_scores(storage, place.stage, at.stage);
             wgmma_wait<0>(rows.scores);
             release(storage.keys_empty[at.stage]);
-            if (rows.exponentiate(storage.tiles[place.stage])) rows.rescale();
+            if (rows.exponentiate(storage.tiles[count % kTiles])) rows.rescale();
             rows.to_fragments();
 #pragma unroll 1
             while (more) {
@@ -174,7 +176,7 @@ DEVICE void consume_apart(HopperAttention& storage, const TensorMap& out_map,
                 rows.begin_outputs(storage, at.stage);
                 wgmma_wait<1>(rows.scores);
                 release(storage.keys_empty[next.stage]);
-                const bool grown = rows.exponentiate(storage.tiles[place.stage]);
+                const bool grown = rows.exponentiate(storage.tiles[count % kTiles]);
                 storage.values_full[at.stage].wait(at.parity);  // as in consume_together
                 wgmma_wait<0>(rows.outputs);
                 release(storage.values_empty[at.stage]);
@@ -194,7 +196,7 @@ DEVICE void consume_apart(HopperAttention& storage, const TensorMap& out_map,
                 release_unused(storage, skipped);
             }
         }
-        rows.finish(storage, out_map, place.stage, statistics);
+        rows.finish(storage, out_map, place.stage, tile, statistics);
         rows.release_queries(storage, place.stage);
     }
 }

@@ -23,7 +23,7 @@ _STORED_ROWS = 16  # a warp's
 _TILE_COST = 1.5  # of a tile of queries beside its tiles of keys, in theirs
 _MAX_SCHEDULED = 1 << 14  # tiles: of more, every block has many
 MOST_SEQUENCES = 384  # attention_order_hopper.cuh: kMostSequences
-_STEP_BYTES, _QUERY_TILE_BYTES = 16, 48  # KeyStep, QueryTile
+_STEP_BYTES, _TILES_BYTES = 16, 4 * 56  # KeyStep, kTiles QueryTile
 _SEQUENCES_BYTES = 16 + 6 * MOST_SEQUENCES  # SequenceOrder
 _RAGGED = 1 << 30  # attention_tiles_hopper.cuh: kRagged
 _RAGGED_BYTES = 1 << 35  # _RAGGED of them are 0 modulo 2**64
@@ -50,6 +50,8 @@ class AttentionHopperConfig:
     tile_m: int
     tile_n: int
     stages: int = 2
+    turns: bool = True
+    counts: bool = False
 
     def query_tiles(self, head_dim: int) -> int:
         """How many tiles of queries shared memory has room for: with two the next one is there early."""
@@ -64,7 +66,7 @@ class AttentionHopperConfig:
         tiles = 2 * head_dim * (query_tiles * self.tile_m + 2 * self.stages * self.tile_n)
         steps = _STEP_BYTES * self.stages * consumers
         barriers = 8 * (2 * query_tiles + 4 * self.stages + consumers)
-        return tiles + steps + barriers + _QUERY_TILE_BYTES * query_tiles + _SEQUENCES_BYTES
+        return tiles + steps + barriers + _TILES_BYTES + _SEQUENCES_BYTES
 
     @property
     def num_threads(self) -> int:
@@ -80,8 +82,8 @@ def refusal(config: AttentionHopperConfig, head_dim: int, arch: str) -> str | No
         return f"tile_m must be 128 or 192; got {c.tile_m}"
     if c.tile_n % 16 or not 16 <= c.tile_n <= 256:
         return f"tile_n must be a multiple of 16 up to 256; got {c.tile_n}"
-    if not 2 <= c.stages <= 3:
-        return f"stages must be 2 or 3; got {c.stages}"
+    if not 2 <= c.stages <= 4:
+        return f"stages must be 2 to 4; got {c.stages}"
     # Of a thread: outputs, scores, probabilities of 16 bits.
     registers = head_dim // 2 + c.tile_n // 2 + c.tile_n // 4
     limit = 200 if c.tile_m == 128 else 128
@@ -148,6 +150,8 @@ def variant(dtype: np.dtype, head_dim: int, kind: Kind, config: AttentionHopperC
             ("kMaskMode", kind.mode),
             ("kOneList", kind.one_list),
             ("kPacked", kind.packed),
+            ("kTakesTurns", config.turns),
+            ("kCounts", config.counts or kind.packed or kind.mode == 2),
         ),
         config.num_threads,
     )

@@ -6,7 +6,7 @@
 #include "parts/attention_task.cuh"
 
 constexpr bool kBlocks = kMaskMode == 2;
-constexpr bool kCounts = kBlocks || kPacked;  // tiles are taken by a counter
+static_assert(kCounts || (!kBlocks && !kPacked), "the host does not know how long tiles take");
 constexpr int kConsumers = kNumThreads / 128 - 1;
 constexpr int kTileM = 64 * kConsumers;
 constexpr int kMostSequences = 384;  // of packed ones

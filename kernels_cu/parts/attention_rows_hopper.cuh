@@ -173,10 +173,10 @@ struct WarpgroupRows {
     }
     // The warp's 16 rows, by way of its queries' part of shared memory.
     DEVICE void finish(HopperAttention& storage, const TensorMap& out_map, int query_stage,
-                       const Statistics& statistics) {
+                       const QueryTile& tile, const Statistics& statistics) {
         const int lane = opaque(lane_id());
-        const AttentionHead& head = storage.tiles[query_stage].head;
-        const int row = storage.tiles[query_stage].row + warp_row(), sq = head.sq;
+        const AttentionHead& head = tile.head;
+        const int row = tile.row + warp_row(), sq = head.sq;
         float inverse[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {

@@ -63,16 +63,20 @@ struct AttentionTile {
     }
 };
 
-// A tile of queries.  num_steps: its tiles of keys, descending; of a mask of blocks 1 if there are
-// any; kNoTile: the tile before was the last one.
+// A tile of queries.  num_steps: its tiles of keys, descending, of which a mask of blocks may keep
+// fewer; kNoTile: the tile before was the last one.
 constexpr int kNoTile = -1;
 struct QueryTile {
     AttentionHead head;
     int row, num_steps;
+    int end;  // keys from here on are not kept by its last row
 };
 // Of a mask of blocks, a warpgroup's part of a tile of keys: where it begins, its block's type and
 // number of partial tile, and whether it is the last one of the tile of queries.
 struct alignas(16) KeyStep { int key, type, partial, last; };
+
+// The next tile is known before the consumers have left the last one but one.
+constexpr int kTiles = 4;
 
 // full: its bytes are there; empty: its consumers are done; turn: a warpgroup may begin its
 // products.
@@ -85,7 +89,7 @@ struct HopperAttention {
     Barrier queries_full[kQueryTiles], queries_empty[kQueryTiles];
     Barrier keys_full[kStages], keys_empty[kStages], values_full[kStages], values_empty[kStages];
     Barrier turn[kConsumers];
-    QueryTile tiles[kQueryTiles];  // of `queries`
+    QueryTile tiles[kTiles];  // of `queries`, and the next one
     SequenceOrder sequences;
 
     DEVICE void init() {
@@ -114,6 +118,9 @@ struct RingPlace {
 using StagePlace = RingPlace<kStages>;
 using QueryPlace = RingPlace<kQueryTiles>;
 
+// The tile's rows of blocks have a list each.
+using KeyLists = KeyTiles<kOneList ? 64 : kTileM, kTileN, kBlocks>;
+
 // By one thread.
 struct Producer {
     HopperAttention& storage;
@@ -126,7 +133,7 @@ struct Producer {
     }
     // The keys that `keys` is at, and what consumers must know of them.
     DEVICE void load_keys(const AttentionHead& head, const HeadMask& mask, int row,
-                          const KeyTiles<kTileM, kTileN, kBlocks>& keys, uint32_t number) {
+                          const KeyLists& keys, uint32_t number) {
         const StagePlace to(number);
         KeyStep found[kConsumers];
         if constexpr (kBlocks) {
@@ -152,35 +159,44 @@ struct Producer {
         }
         storage.keys[to.stage].load(k_map, storage.keys_full[to.stage], keys_at(head, keys.key));
     }
+    DEVICE void find_tile(TileOrder& order, uint32_t count) {
+        QueryTile tile;
+        tile.num_steps = kNoTile;
+        if (order.next(params, storage.sequences, tile.head, tile.row)) {
+            const int last = tile.row + clamp_index(tile.head.sq - tile.row, 0, kTileM) - 1;
+            tile.end = tile.head.limit(params, last);
+            tile.num_steps = tile.end > 0 ? (tile.end - 1) / kTileN + 1 : 0;
+        }
+        storage.tiles[count % kTiles] = tile;
+    }
     DEVICE void run(TileOrder order) {
         uint32_t number = 0;
+        find_tile(order, 0);
 #pragma unroll 1
-        for (int count = 0;; ++count) {
+        for (uint32_t count = 0;; ++count) {
             const QueryPlace place(count);
-            QueryTile tile;
-            if (!order.next(params, storage.sequences, tile.head, tile.row)) {
-                storage.queries_empty[place.stage].wait(place.parity ^ 1);
-                storage.tiles[place.stage].num_steps = kNoTile;
+            QueryTile& tile = storage.tiles[count % kTiles];
+            storage.queries_empty[place.stage].wait(place.parity ^ 1);
+            if (tile.num_steps == kNoTile) {
                 storage.queries_full[place.stage].arrive();
                 return;
             }
-            const AttentionHead& head = tile.head;
+            const AttentionHead head = tile.head;
+            const int row = tile.row;
             const HeadMask mask = HeadMask::of(params.mask, arrays, head.batch, head.head);
-            const int last = tile.row + clamp_index(head.sq - tile.row, 0, kTileM) - 1;
-            const int end = head.limit(params, last);
-            KeyTiles<kTileM, kTileN, kBlocks> keys(mask, tile.row, head.sq, end);
+            KeyLists keys(mask, row, head.sq, tile.end);
             bool more = keys.next();
-            tile.num_steps = kBlocks ? more : end > 0 ? (end - 1) / kTileN + 1 : 0;
-            if (more) load_keys(head, mask, tile.row, keys, number);
-            storage.queries_empty[place.stage].wait(place.parity ^ 1);
-            storage.tiles[place.stage] = tile;
+            if (kBlocks && !more) tile.num_steps = 0;
             storage.queries[place.stage].load(
                 q_map, storage.queries_full[place.stage],
-                {tile.row, head.head, head.batch, int(head.q_first), head.sq});
+                {row, head.head, head.batch, int(head.q_first), head.sq});
+            if (more) load_keys(head, mask, row, keys, number);
+            // Meanwhile, before anybody waits for it.
+            find_tile(order, count + 1);
             for (; more; ++number) {
                 const int key = keys.key;
                 more = keys.next();
-                if (more) load_keys(head, mask, tile.row, keys, number + 1);
+                if (more) load_keys(head, mask, row, keys, number + 1);
                 const StagePlace to(number);
                 storage.values_empty[to.stage].wait(to.parity ^ 1);
                 storage.values[to.stage].load(v_map, storage.values_full[to.stage],
