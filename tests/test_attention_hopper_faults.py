@@ -53,7 +53,7 @@ FAULTS = {
     ),
     "one key too many": Fault(ROWS, "if (8 * n + i >= left)", "if (8 * n + i > left)", "causal"),
     "queries of the first warpgroup": Fault(
-        ROWS, "const int row = warpgroup * 64;", "const int row = 0;", "full"
+        ROWS, "queries.along_dims(warpgroup * 64)", "queries.along_dims(0)", "full"
     ),
     "outputs are overwritten while they are stored": Fault(
         ROWS, "tma_store_wait_read<0>(); storage.queries_empty", "storage.queries_empty", "full"

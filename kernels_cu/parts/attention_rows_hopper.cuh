@@ -91,21 +91,25 @@ struct WarpgroupRows {
     DEVICE bool keeps() const { return vote_any(type() != kMaskedBlock); }
 
     DEVICE void begin_scores(const HopperAttention& storage, int query_stage, int stage) {
-        const int row = warpgroup * 64;
+        const auto& queries = storage.queries[query_stage];
+        const auto& keys = storage.keys[stage];
+        const uint64_t a = queries.along_dims(warpgroup * 64), b = keys.along_dims(0);
         wgmma_fence(scores);
 #pragma unroll
         for (int dim = 0; dim < kHeadDim; dim += kStepK) {
-            wgmma<Element>(scores, storage.queries[query_stage].along_dims(row, dim),
-                           storage.keys[stage].along_dims(0, dim), dim > 0);
+            wgmma<Element>(scores, advance(a, queries.to_dim(dim)), advance(b, keys.to_dim(dim)),
+                           dim > 0);
         }
         wgmma_commit();
     }
     DEVICE void begin_outputs(const HopperAttention& storage, int stage) {
+        const auto& values = storage.values[stage];
+        const uint64_t b = values.along_rows();
         wgmma_fence(outputs);
 #pragma unroll
         for (int i = 0; i < kSteps; ++i) {
             wgmma<Element, Element, kMajorK, kMajorMN>(
-                outputs, p[i], storage.values[stage].along_rows(i * kStepK), true);
+                outputs, p[i], advance(b, values.to_row(i * kStepK)), true);
         }
         wgmma_commit();
     }

@@ -52,15 +52,18 @@ struct AttentionTile {
             tma_load(bytes + i * kBoxBytes, map, full, place.at);
         }
     }
-    // The operand whose k are dims, from (row, dim) on; and that whose k are rows.
-    DEVICE uint64_t along_dims(int row, int dim) const {
-        const unsigned char* p =
-            bytes + dim / kBoxDims * kBoxBytes + row * kLine + dim % kBoxDims * 2;
-        return matrix_descriptor<kLine>(p, 0, 8 * kLine);
+    // The operand whose k are dims, from `row` on, and how many bytes further on it has dim `dim`;
+    // and that whose k are rows.
+    DEVICE uint64_t along_dims(int row) const {
+        return matrix_descriptor<kLine>(bytes + row * kLine, 0, 8 * kLine);
     }
-    DEVICE uint64_t along_rows(int row) const {
-        return matrix_descriptor<kLine>(bytes + row * kLine, kBoxBytes, 8 * kLine);
+    DEVICE static int to_dim(int dim) {
+        return dim / kBoxDims * kBoxBytes + dim % kBoxDims * 2;
     }
+    DEVICE uint64_t along_rows() const {
+        return matrix_descriptor<kLine>(bytes, kBoxBytes, 8 * kLine);
+    }
+    DEVICE static int to_row(int row) { return row * kLine; }
 };
 
 // A tile of queries.  num_steps: its tiles of keys, descending, of which a mask of blocks may keep
