@@ -210,7 +210,13 @@ KERNEL void attention_hopper(GRID_CONSTANT TensorMap q_map, GRID_CONSTANT Tensor
                              const int32_t* cu_seqlens_k, const int32_t* schedule,
                              uint32_t* counter, const AttentionParams params) {
     SHARED_STORAGE(HopperAttention, storage);
-    if (threadIdx.x == 0) storage.init();
+    if (threadIdx.x == 0) {
+        prefetch_tensor_map(q_map);
+        prefetch_tensor_map(k_map);
+        prefetch_tensor_map(v_map);
+        prefetch_tensor_map(out_map);
+        storage.init();
+    }
     if constexpr (kPacked) {
         // Where queries are to come.
         auto* scratch = reinterpret_cast<SequenceOrder::Length*>(storage.queries[0].bytes);
