@@ -11,8 +11,9 @@ import pytest
 import cupykern
 from cupykern import BlockMask, check, dtypes, inputs
 from cupykern.attention import attention_plan
-from cupykern.attention.attention_ops import OP, VARLEN_OP, AttentionProblem, VarlenProblem
+from cupykern.attention.attention_ops import OP, AttentionProblem
 from cupykern.attention.attention_plan import AttentionConfig
+from cupykern.attention.varlen_ops import VARLEN_OP, VarlenProblem
 from cupykern.targets import host
 
 attention, varlen = cupykern.attention, cupykern.attention_varlen

@@ -12,7 +12,8 @@ import cupykern
 from cupykern import BlockMask, check
 from cupykern.attention import attention_hopper, attention_ops, attention_plan
 from cupykern.attention.attention_hopper import AttentionHopperConfig
-from cupykern.attention.attention_ops import OP, VARLEN_OP, AttentionProblem, VarlenProblem
+from cupykern.attention.attention_ops import OP, AttentionProblem
+from cupykern.attention.varlen_ops import VARLEN_OP, VarlenProblem
 from cupykern.op import Call, as_tuple
 from cupykern.targets import host
 
