@@ -23,7 +23,7 @@ MAX_DIM = 256
 MAX_KEYS = 2**30
 _DIMS = (64, 128, MAX_DIM)
 _MAX_CHUNKS = 256  # of a sequence
-_GROUP = 4  # chunks that are folded into one, before those of a sequence are added up
+_GROUP = 8  # chunks that are folded into one, before those of a sequence are added up
 _NUM_THREADS = 128
 _BLOCKS_AT_ONCE = 2  # on a multiprocessor
 _BLOCKS_PER_PLACE = 4  # so that the last ones to end are short
@@ -36,7 +36,7 @@ class DecodeConfig:
     chunk: how many keys are summed up before they meet others, of sequences of up to 256 chunks; it
         doubles with every further doubling of the length.
     chunks_per_block: how many neighbouring chunks a block takes on, one after another: 1, or a multiple
-        of the 4 of a group.
+        of the 8 of a group.
     blocks: of the launch for each multiprocessor; 0: one for each task.
     threads: of a block; 256 take fewer registers each where rows have 256 numbers.
     stages, chunks_per_block and blocks change no bit of a result.
@@ -58,9 +58,12 @@ class DecodeConfig:
     def shared_bytes(self, dim: int) -> int:
         """sizeof(DecodeStorage), of the header for these rows."""
         pitch = self.tile_k + (4 if self.rows > 16 else 8)
-        slots = (2 if dim <= 128 else 1) * max(2 * dim, 4 * _MAX_CHUNKS // _GROUP)
+        most_groups = _MAX_CHUNKS // _GROUP
+        slots = (2 if dim <= 128 else 1) * max(2 * dim, 8 * most_groups)
         of_row = 8 if self.warp_rows else 2 * self.tile_k + 4 * pitch + 4
-        size = self.stages * 4 * self.tile_k * dim + self.rows * (slots + of_row + 20) + 8
+        results = 20 + 4 * min(self.threads // self.rows, most_groups // _GROUP)
+        size = self.stages * 4 * self.tile_k * dim + self.rows * (slots + of_row + results) + 8
+        size += 52 * (self.stages + 1)
         return -(-size // 16) * 16
 
 
@@ -121,7 +124,7 @@ def configs(task: DecodeTask, arch: str, blocks: int | None = None) -> tuple[Dec
     run = _GROUP << (groups.bit_length() - 1)
     if task.num_tasks(replace(tile, chunks_per_block=_GROUP)) < at_once:
         run = 1
-    runs = dict.fromkeys((run, 1, 4, 8, 16))
+    runs = dict.fromkeys((run, 1, 8, 16, 32))
     return tuple(
         replace(tile, chunks_per_block=n, blocks=per) for per in (0, _BLOCKS_AT_ONCE) for n in runs
     )

@@ -13,7 +13,7 @@ from .attention import attention, attention_bound
 from .elementary import EXP2_ULPS
 
 _SMALLEST_TILE = 16  # keys
-_GROUP, _MOST_GROUPS = 4, 64  # chunks that are folded into one; of them in a sequence
+_GROUP, _MOST_GROUPS = 8, 32  # chunks that are folded into one; of them in a sequence
 
 
 def decode_attention(

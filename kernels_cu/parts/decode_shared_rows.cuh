@@ -26,12 +26,13 @@ constexpr float kShift = kSame<Element, half> ? 14.0f : 0.0f;
 using Sums = Accumulator<Element>;
 
 struct DecodeStorage {
-    DecodeStage stages[kStages];
+    StageMemory stages[kStages];
     QuerySlot slots[kQuerySlots];
     SharedTile<kRows, kTileK * 2> weights;
     alignas(16) float scores[kRows][kPitch];
     float factors[kRows];
     ResultStorage results;
+    DecodeTask tasks[kTaskSlots];
 };
 
 // The queries of all rows as fragments: in registers where they are few.
@@ -151,6 +152,7 @@ struct RowSoftmax {
 struct WarpColumns {
     using Sums = Accumulator<Element>;
     static constexpr int kM = kFragmentsM, kN = kWarpCols;
+    static constexpr bool kPairs = Sums::col(0, 1) == Sums::col(0, 0) + 1;
     Sums sums[kM][kN];
 
     DEVICE static int first_fragment() { return int(threadIdx.x) / kWarpSize * kN; }
@@ -185,19 +187,15 @@ DEVICE void add_values(ValueSums<WarpColumns>& values, const DecodeStorage& stor
 DEVICE void attend_rows(DecodeStorage& storage, const DecodeParams& params, const KeyArrays& caches,
                         const int* seq_lens, const int* block_table, const Element* q, Element* out,
                         float* lse, void* partial_results, uint32_t* counters) {
-    TaskQueue queue;
-    DecodeTask task(params, seq_lens, 0);
-    if (!queue.next(task, params, seq_lens)) return;
-    TileLoads loads(params, q, caches, seq_lens, block_table, storage.slots, task, queue);
+    TileLoads loads(params, q, caches, seq_lens, block_table, storage.slots, storage.tasks);
+    DecodeTask task;
     RowSoftmax softmax;
-    softmax.begin(params, task);
     Queries queries;
     ValueSums<WarpColumns> values;
     values.restart();
     RunResults<WarpColumns> results(params, task, storage.results, partial_results);
 
-    int stage = 0, filled = 0, number = 0, key = task.first;
-    int chunk_end = task.first + task.chunk_size;
+    int stage = 0, filled = 0, number = 0, key = 0, chunk_end = 0;
     // The first rounds only load, so that there is one place that does.
 #pragma unroll 1
     for (;;) {
@@ -216,14 +214,23 @@ DEVICE void attend_rows(DecodeStorage& storage, const DecodeParams& params, cons
             sync_block();
         }
 
-        const DecodeStage& tile = storage.stages[stage];
+        StageMemory& used = storage.stages[stage];
         QuerySlot& slot = storage.slots[number % kQuerySlots];
-        if (key == task.first) queries.hold(slot.q);
-        queries.score(storage, tile, slot.q);
+        if (key >= task.end) {
+            task = storage.tasks[number % kTaskSlots];
+            if (!task.exists) break;
+            loads.need_queries(task, number);
+            queries.hold(slot.q);
+            softmax.begin(params, task);
+            results.begin();
+            key = task.first;
+            chunk_end = task.first + task.chunk_size;
+        }
+        queries.score(storage, used.tiles, slot.q);
         sync_block();
         softmax.weigh(storage, key, params.exponent_scale);
         sync_block();
-        add_values(values, storage, tile);
+        add_values(values, storage, used.tiles);
         stage = stage + 1 < kStages ? stage + 1 : 0;
         key += kTileK;
         const bool ends = key >= task.end;
@@ -234,14 +241,8 @@ DEVICE void attend_rows(DecodeStorage& storage, const DecodeParams& params, cons
         chunk_end += task.chunk_size;
         if (!ends) continue;
 
-        results.finish(slot.group_weights, counters, out, lse);
-        if (!queue.next(task, params, seq_lens)) break;
+        results.finish(slot.sums, used.values, counters, out, lse);
         ++number;
-        loads.need_queries(task, number);
-        softmax.begin(params, task);
-        results.begin();
-        key = task.first;
-        chunk_end = task.first + task.chunk_size;
     }
     copy_async_wait<0>();
 }

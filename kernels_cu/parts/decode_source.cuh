@@ -16,6 +16,11 @@ struct KeyTile {
     DEVICE const void* operator()(int line, int chunk) const { return columns[0](line, chunk); }
 };
 struct DecodeStage { KeyTile k, v; };
+union StageMemory {
+    DecodeStage tiles;
+    MergeValues values;  // after the task's tiles
+};
+static_assert(sizeof(StageMemory) == sizeof(DecodeStage), "values fit in");
 struct KeyArrays {
     const Element* k;
     const Element* v;
@@ -98,6 +103,9 @@ struct KeySource {
     }
 };
 
+// The tasks that are known: that which is computed, and those whose tiles are on their way.
+constexpr int kTaskSlots = kStages + 1;
+
 // The tiles of a block's tasks on their way, kStages - 1 of them ahead, and the queries of the
 // tasks.
 struct TileLoads {
@@ -105,6 +113,7 @@ struct TileLoads {
     const Element* q;
     const int* seq_lens;
     QuerySlot* slots;
+    DecodeTask* tasks;  // of the block, by their numbers: for those who compute
     KeySource source;
     TaskQueue queue;
     DecodeTask task;  // of the next tile
@@ -116,50 +125,49 @@ struct TileLoads {
 
     DEVICE TileLoads(const DecodeParams& params, const Element* q, const KeyArrays& caches,
                      const int* seq_lens, const int* block_table, QuerySlot* slots,
-                     const DecodeTask& first, const TaskQueue& queue)
+                     DecodeTask* tasks)
         : params(params),
           q(q),
           seq_lens(seq_lens),
           slots(slots),
+          tasks(tasks),
           source(params, caches, block_table),
-          queue(queue),
-          task(first),
-          key(first.first),
-          number(0),
+          key(0),
+          number(-1),
           queries(-1),
           next_stage(0),
-          more(true) {
-        source.begin(params, task);
-    }
+          more(true) {}
     // The next tile.  current: the number of the task that is computed.
-    DEVICE void start(DecodeStage (&stages)[kStages], int current) {
+    DEVICE void start(StageMemory (&stages)[kStages], int current) {
+        if (more && key >= task.end) {
+            task = queue.next(params, seq_lens);
+            more = task.exists;
+            ++number;
+            if (threadIdx.x == 0) tasks[number % kTaskSlots] = task;
+            if (more) {
+                source.begin(params, task);
+                key = task.first;
+            }
+        }
         if (more) {
             // Where there is no key, one tile of zeros.
-            source.load(stages[next_stage], key);
+            source.load(stages[next_stage].tiles, key);
             if (key == task.first && number < current + kQuerySlots) {
                 load_queries(slots[number % kQuerySlots].q, params, q, task);
                 queries = number;
             }
             key += kTileK;
-            if (key >= task.end) {
-                more = queue.next(task, params, seq_lens);
-                if (more) {
-                    source.begin(params, task);
-                    key = task.first;
-                    ++number;
-                }
-            }
         }
         copy_async_commit();
         next_stage = next_stage + 1 < kStages ? next_stage + 1 : 0;
     }
-    // Before a task's first tile is computed: its queries, if it was too early for them.  Then a
-    // barrier.
+    // Before a task's first tile is computed: its queries, if it was too early for them.
     DEVICE void need_queries(const DecodeTask& current_task, int current) {
         if (queries == current) return;
         load_queries(slots[current % kQuerySlots].q, params, q, current_task);
         copy_async_commit();
         copy_async_wait<0>();
         queries = current;
+        sync_block();
     }
 };

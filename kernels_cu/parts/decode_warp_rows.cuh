@@ -58,6 +58,7 @@ struct Products {
 DEVICE int first_row_of_warp() { return int(threadIdx.x) / kWarpSize * 16 * kFragmentsM; }
 // The sums of weighted values: the rows of this warp, and all columns.
 struct WarpRows : Products<kFragmentsM, kSteps> {
+    static constexpr bool kPairs = Layout::col(0, 1) == Layout::col(0, 0) + 1;
     DEVICE static int row(int m, int i) {
         return first_row_of_warp() + m * 16 + Layout::row(lane_id(), i);
     }
@@ -65,13 +66,14 @@ struct WarpRows : Products<kFragmentsM, kSteps> {
 };
 using Scores = Products<kFragmentsM, kKeyFragments>;
 
-static_assert(sizeof(DecodeStage) % 128 == 0 && sizeof(QuerySlot) % 128 == 0,
+static_assert(sizeof(StageMemory) % 128 == 0 && sizeof(QuerySlot) % 128 == 0,
               "tiles begin at multiples of 128 bytes, as FragmentLoader wants");
 struct DecodeStorage {
-    DecodeStage stages[kStages];
+    StageMemory stages[kStages];
     QuerySlot slots[kQuerySlots];
     PartialSum totals[kRows];
     ResultStorage results;
+    DecodeTask tasks[kTaskSlots];
 };
 
 struct Loaders {
@@ -200,19 +202,15 @@ DEVICE void add_values(ValueSums<WarpRows>& values, Scores& weights, const Decod
 DEVICE void attend_rows(DecodeStorage& storage, const DecodeParams& params, const KeyArrays& caches,
                         const int* seq_lens, const int* block_table, const Element* q, Element* out,
                         float* lse, void* partial_results, uint32_t* counters) {
-    TaskQueue queue;
-    DecodeTask task(params, seq_lens, 0);
-    if (!queue.next(task, params, seq_lens)) return;
-    TileLoads loads(params, q, caches, seq_lens, block_table, storage.slots, task, queue);
+    TileLoads loads(params, q, caches, seq_lens, block_table, storage.slots, storage.tasks);
+    DecodeTask task;
     WarpSoftmax softmax;
-    softmax.begin(params, task);
     Loaders loaders;
     ValueSums<WarpRows> values;
     values.restart();
     RunResults<WarpRows> results(params, task, storage.results, partial_results);
 
-    int stage = 0, filled = 0, number = 0, key = task.first;
-    int chunk_end = task.first + task.chunk_size;
+    int stage = 0, filled = 0, number = 0, key = 0, chunk_end = 0;
     // The first rounds only load, so that there is one place that does.
 #pragma unroll 1
     for (;;) {
@@ -231,38 +229,39 @@ DEVICE void attend_rows(DecodeStorage& storage, const DecodeParams& params, cons
             sync_block();
         }
 
-        const DecodeStage& tile = storage.stages[stage];
+        StageMemory& used = storage.stages[stage];
         QuerySlot& slot = storage.slots[number % kQuerySlots];
-        // Of the tiles before, every query sees all keys.
-        const int all_see = task.num_keys - (params.causal ? params.queries.by - 1 : 0);
-        {
-            Scores scores;
-            score(scores, slot.q, tile, loaders);
-            softmax.weigh(scores, values, key, params.exponent_scale, key + kTileK > all_see);
-            add_values(values, scores, tile, loaders);
-        }
-        stage = stage + 1 < kStages ? stage + 1 : 0;
-        key += kTileK;
-        const bool ends = key >= task.end;
-        if (ends || key >= chunk_end) {
-            softmax.tell(storage.totals);
-            sync_block();
-            results.add_chunk(storage.totals[OwnRow().row], values, ends);
-            softmax.restart();
-            values.restart();
-            chunk_end += task.chunk_size;
-        }
-        if (ends) {
-            results.finish(slot.group_weights, counters, out, lse);
-            if (!queue.next(task, params, seq_lens)) break;
-            ++number;
+        if (key >= task.end) {
+            task = storage.tasks[number % kTaskSlots];
+            if (!task.exists) break;
             loads.need_queries(task, number);
             softmax.begin(params, task);
             results.begin();
             key = task.first;
             chunk_end = task.first + task.chunk_size;
         }
-        if constexpr (kStages == 1) sync_block();  // all have read the only stage
+        // Of the tiles before, every query sees all keys.
+        const int all_see = task.num_keys - (params.causal ? params.queries.by - 1 : 0);
+        {
+            Scores scores;
+            score(scores, slot.q, used.tiles, loaders);
+            softmax.weigh(scores, values, key, params.exponent_scale, key + kTileK > all_see);
+            add_values(values, scores, used.tiles, loaders);
+        }
+        stage = stage + 1 < kStages ? stage + 1 : 0;
+        key += kTileK;
+        const bool ends = key >= task.end;
+        if (!ends && key < chunk_end) continue;
+        softmax.tell(storage.totals);
+        sync_block();
+        results.add_chunk(storage.totals[OwnRow().row], values, ends);
+        softmax.restart();
+        values.restart();
+        chunk_end += task.chunk_size;
+        if (!ends) continue;
+
+        results.finish(slot.sums, used.values, counters, out, lse);
+        ++number;
     }
     copy_async_wait<0>();
 }
