@@ -26,8 +26,8 @@ def empty(shape: int | Sequence[int], dtype: Any, target: str | None = None) -> 
 def empty_of(xp: Any, shape: int | Sequence[int], dtype: np.dtype) -> Any:
     """As `empty`, in the namespace `xp`."""
     if dtype in _ONE_BYTE:
-        return xp.empty(shape, np.uint8).view(dtype)
-    return xp.empty(shape, dtype)
+        return xp.ndarray(shape, np.uint8).view(dtype)
+    return xp.ndarray(shape, dtype)
 
 
 def empty_like_of(xp: Any, x: Any, dtype: np.dtype) -> Any:

@@ -259,9 +259,10 @@ class DecodeCall(NamedTuple):
 
 
 class DecodePlan(NamedTuple):
-    """The launch of a call.  num_partials: bytes of partial results; num_counters: that it needs."""
+    """The launch of a call.  shape: the result's.  num_partials: bytes of partial results; num_counters: that it needs."""
 
     kernel: Kernel
+    shape: tuple[int, ...]
     grid: int
     shared_bytes: int
     params: Any
@@ -271,7 +272,9 @@ class DecodePlan(NamedTuple):
     def launch(
         self, target: Target, q: Any, k: Any, v: Any, lens: Any, table: Any, out: Any, lse: Any
     ) -> None:
-        partials, counters = workspace.take(target, self.num_partials, self.num_counters)
+        partials = counters = None
+        if self.num_counters:
+            partials, counters = workspace.take(target, self.num_partials, self.num_counters)
         args = (q, k, v, lens, table, out, lse, partials, counters, self.params)
         self.kernel(self.grid, args, self.shared_bytes)
 
@@ -341,6 +344,7 @@ def make_plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> 
         params[name] = value
     return DecodePlan(
         kernel=get_kernel(target, variant(call.dtype, task.padded_dim, config)),
+        shape=(*call.q_shape[:3], call.dim_v),
         grid=grid,
         shared_bytes=config.shared_bytes(task.padded_dim),
         params=target.by_value(params),

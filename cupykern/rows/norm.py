@@ -153,6 +153,9 @@ class _Norm:
     has_residual: bool
 
 
+_find = plans.finder("norm", arrays=4, options=7)
+
+
 def _run(
     x: Any,
     weight: Any,
@@ -165,14 +168,12 @@ def _run(
     config: RowConfig | None = None,
 ) -> Any:
     """options: the arguments of `_checked_options`."""
-    given = (x, weight, bias, residual)
-    key, known = plans.find("norm", given, (*options, eps, dtype, config), out)
+    key, known = _find(x, weight, bias, residual, *options, eps, dtype, config, out)
     if known is None:
         return _run_checked(key, x, weight, bias, eps, residual, options, dtype, out, config)
     target, norm = known
-    with arguments.on_device(target):
-        y = arrays.empty_of(target.xp, x.shape, norm.y_dtype) if out is None else out
-        return _launch(target, norm, x, weight, bias, residual, y, None)
+    y = arrays.empty_of(target.xp, x.shape, norm.y_dtype) if out is None else out
+    return _launch(target, norm, x, weight, bias, residual, y, None)
 
 
 def _run_checked(
