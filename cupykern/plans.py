@@ -11,8 +11,6 @@ from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-
 MAX_PLANS = 4096
 _clears: list[Callable[[], None]] = []
 

@@ -33,7 +33,6 @@ from .attention_plan import (
 )
 from .block_mask import BlockMask
 
-
 _find = plans.finder("attention", arrays=4, options=11)
 _find_blocks = plans.finder("attention", arrays=5, options=11)
 _find_varlen = plans.finder("attention_varlen", arrays=5, options=7)
