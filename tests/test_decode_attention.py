@@ -267,6 +267,8 @@ def test_chunks_grow_with_the_length(target, keys):
     q, (k, v) = make((1, 2, 1, 8)), caches((keys,), keys, kv_heads=1, dim=8)
     args, config = to_target(target, q, k, v), DecodeConfig(16, 64, 3, chunk=64)
     outputs = (cupykern.decode_attention(*args, config=config),)
+    whole_groups = cupykern.decode_attention(*args, config=replace(config, chunks_per_block=8))
+    assert same_bits(on_host(outputs[0]), on_host(whole_groups))
     references = reference.decode_attention(*args)
     bounds = reference.decode_attention_bound(*args, reference=references)
     assert check.compare(outputs, references, bounds).ok

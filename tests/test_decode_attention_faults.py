@@ -14,6 +14,7 @@ from cupykern.targets import host
 KERNEL, ROWS = "parts/decode_shared_rows.cuh", "parts/decode_warp_rows.cuh"
 TASK, RESULTS = "parts/decode_task.cuh", "parts/decode_results.cuh"
 SOURCE, QUERIES = "parts/decode_source.cuh", "parts/decode_queries.cuh"
+MERGE = "parts/decode_merge.cuh"
 
 FAULTS = {
     "no barrier before a stage is read": Fault(
@@ -97,8 +98,8 @@ FAULTS = {
     ),
     "a group goes on with the chunks of the one before": Fault(
         RESULTS,
-        "store_group(chunk / kGroup); restart();",
-        "store_group(chunk / kGroup);",
+        "set_sum(node); restart();",
+        "set_sum(node);",
         "who computes",
     ),
     "chunks end where their task ends": Fault(
@@ -109,8 +110,8 @@ FAULTS = {
     ),
     "nothing is loaded where there is no key": Fault(
         SOURCE,
-        "source.load(stages[next_stage], key);",
-        "if (key < task.end) source.load(stages[next_stage], key);",
+        "source.load(stages[next_stage].tiles, key);",
+        "if (key < task.end) source.load(stages[next_stage].tiles, key);",
         "lengths",
     ),
     "rows past the last": Fault(RESULTS, "if (row >= task.num_rows) continue;", "", "lengths"),
@@ -147,19 +148,22 @@ FAULTS = {
         TASK, "size * kMaxChunks < num_keys", "size * 2 < max_keys", "any batch"
     ),
     "chunks weigh the same": Fault(
-        RESULTS, "exp2_approx(added.exponent - finite)};", "1.0f};", "lengths"
+        MERGE, "exp2_approx(added.exponent - finite)};", "1.0f};", "lengths"
     ),
     "a group's values are not rescaled": Fault(
-        RESULTS,
-        "value = multiply_add(value, factors.before,",
-        "value = multiply_add(value, 1.0f,",
+        MERGE,
+        "return multiply_add(value, factors.before, product);",
+        "return value + product;",
         "lengths",
     ),
     "a group's sum is not rescaled": Fault(
-        RESULTS, "multiply_add(total.sum, mine.before,", "multiply_add(total.sum, 1.0f,", "lengths"
+        MERGE,
+        "multiply_add(total.sum, factors.before,",
+        "multiply_add(total.sum, 1.0f,",
+        "lengths",
     ),
     "the last chunk is left out": Fault(
-        RESULTS, "if (done + i < count) fold", "if (done + i < count - 1) fold", "lengths"
+        MERGE, "if (node >= count) break;", "if (node >= count - 1) break;", "single chunks"
     ),
     "a fold's factors read before they are there": Fault(
         RESULTS,
@@ -171,29 +175,41 @@ FAULTS = {
         RESULTS, "turn ^= 1;  // the other buffer may still be read", "", "lengths"
     ),
     "folded before all chunks are there": Fault(
-        RESULTS, "uint32_t(count - 1);", "uint32_t(count - 2);", "who computes"
+        MERGE, "uint32_t(count - 1);", "uint32_t(count - 2);", "who computes"
     ),
     "told before it is known": Fault(
-        RESULTS, "told = last; } sync_block();", "told = last; }", "lengths"
+        MERGE, "told = last; } sync_block();", "told = last; }", "who computes"
     ),
-    "the counters stay": Fault(RESULTS, "if (last) *counter = 0;", "", "counters"),
+    "the counters stay": Fault(MERGE, "if (last) *counter = 0;", "", "counters"),
     "groups weigh the same": Fault(
-        RESULTS, "= exp2_approx(group.exponent - finite);", "= 1.0f;", "many chunks"
+        MERGE,
+        "return exp2_approx(exponent - (largest == -kInfinity ? 0.0f : largest));",
+        "return 1.0f;",
+        "who computes",
     ),
     "the largest exponent of one thread's groups": Fault(
-        RESULTS,
-        "largest = MergeFloats<Max>().across_lanes(largest, 1, kThreadsPerRow);",
-        "",
-        "many chunks",
+        MERGE, "largest = across_row<Max>(largest);", "", "who computes"
     ),
-    "the last group is left out": Fault(
-        RESULTS,
-        "if (first + g >= task.num_groups) continue;",
-        "if (first + g >= task.num_groups - 1) continue;",
-        "many chunks",
+    "the first group's weight for all": Fault(
+        MERGE, "weights[node / kGroup][row]", "weights[0][row]", "single chunks"
     ),
-    "groups' weights read before they are there": Fault(
-        RESULTS, "sync_block(); values.restart();", "values.restart();", "who computes"
+    "sums read before they are there": Fault(
+        MERGE, "copy_async_wait<1>(); sync_block();", "sync_block();", "single chunks"
+    ),
+    "sums of other threads read before they are there": Fault(
+        MERGE, "copy_async_wait<1>(); sync_block();", "copy_async_wait<1>();", "single chunks"
+    ),
+    "values read before they are there": Fault(
+        MERGE,
+        "const int row = quad / kQuadsOfRow; copy_async_wait<0>();",
+        "const int row = quad / kQuadsOfRow;",
+        "single chunks",
+    ),
+    "weights read before they are there": Fault(
+        MERGE, "make_factors(); sync_block();", "make_factors();", "who computes"
+    ),
+    "a task's place taken too early": Fault(
+        SOURCE, "kTaskSlots = kStages + 1;", "kTaskSlots = 1;", "single chunks"
     ),
     "many rows: no barrier before a stage is read": Fault(
         ROWS, "sync_block();  // this stage is whole", "// whole", "rows"
