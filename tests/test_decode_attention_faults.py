@@ -163,16 +163,13 @@ FAULTS = {
         "lengths",
     ),
     "the last chunk is left out": Fault(
-        MERGE, "if (node >= count) break;", "if (node >= count - 1) break;", "single chunks"
+        MERGE, "if (node >= count) break;", "if (node >= count - 1) break;", "lengths"
     ),
     "a fold's factors read before they are there": Fault(
         RESULTS,
-        "storage.folds[turn][own.row] = mine; sync_block();",
-        "storage.folds[turn][own.row] = mine;",
+        "storage.folds[own.row] = mine; sync_block();",
+        "storage.folds[own.row] = mine;",
         "lengths",
-    ),
-    "a fold's factors written while they are read": Fault(
-        RESULTS, "turn ^= 1;  // the other buffer may still be read", "", "lengths"
     ),
     "folded before all chunks are there": Fault(
         MERGE, "uint32_t(count - 1);", "uint32_t(count - 2);", "who computes"
@@ -181,7 +178,7 @@ FAULTS = {
         MERGE, "told = last; } sync_block();", "told = last; }", "who computes"
     ),
     "the counters stay": Fault(MERGE, "if (last) *counter = 0;", "", "counters"),
-    "groups weigh the same": Fault(
+    "many chunks": Fault(
         MERGE,
         "return exp2_approx(exponent - (largest == -kInfinity ? 0.0f : largest));",
         "return 1.0f;",
@@ -191,10 +188,10 @@ FAULTS = {
         MERGE, "largest = across_row<Max>(largest);", "", "who computes"
     ),
     "the first group's weight for all": Fault(
-        MERGE, "weights[node / kGroup][row]", "weights[0][row]", "single chunks"
+        MERGE, "weights[node / kGroup][row]", "weights[0][row]", "who computes"
     ),
     "sums read before they are there": Fault(
-        MERGE, "copy_async_wait<1>(); sync_block();", "sync_block();", "single chunks"
+        MERGE, "copy_async_wait<1>(); sync_block();", "sync_block();", "lengths"
     ),
     "sums of other threads read before they are there": Fault(
         MERGE, "copy_async_wait<1>(); sync_block();", "copy_async_wait<1>();", "single chunks"
@@ -245,13 +242,13 @@ FAULTS = {
         "many rows, who computes",
     ),
     "the queries of the task before": Fault(
-        SOURCE, "if (queries == current) return;", "return;", "single chunks"
+        SOURCE, "if (loaded) return;", "return;", "single chunks"
     ),
     "queries loaded over those that are used": Fault(
         SOURCE, "number < current + kQuerySlots", "number < current + 5", "single chunks"
     ),
     "the pages and keys of the task before": Fault(
-        SOURCE, "source.begin(params, task); key = task.first;", "key = task.first;", "who computes"
+        SOURCE, "source.begin(params, task); key = task.first;", "key = task.first;", "lengths"
     ),
     "a task twice": Fault(TASK, "index += int(gridDim.x);", "index += 1;", "counters"),
     "rows see what those of the task before saw": Fault(
@@ -302,9 +299,9 @@ def _counters() -> None:
 
 CHECKS = {
     "any batch": _on_host(properties.test_a_sequence_has_the_same_bits_in_any_batch),
-    "who computes": lambda: _who_computes(8, 16),
+    "who computes": lambda: _who_computes(16, 16),
     "single chunks": lambda: _who_computes(1, 16),
-    "many rows, who computes": lambda: _who_computes(8, 64),
+    "many rows, who computes": lambda: _who_computes(16, 64),
     "clamped": _on_host(properties.test_lengths_and_tables_of_the_device_are_clamped),
     "large caches": properties.test_caches_of_more_than_2_to_the_32_bytes,
     "many chunks": _on_host(properties.test_chunks_grow_with_the_length, 64 * 10),

@@ -61,7 +61,7 @@ class DecodeConfig:
         most_groups = _MAX_CHUNKS // _GROUP
         slots = (2 if dim <= 128 else 1) * max(2 * dim, 8 * most_groups)
         of_row = 8 if self.warp_rows else 2 * self.tile_k + 4 * pitch + 4
-        results = 20 + 4 * min(self.threads // self.rows, most_groups // _GROUP)
+        results = 12 + 4 * min(self.threads // self.rows, most_groups // _GROUP)
         size = self.stages * 4 * self.tile_k * dim + self.rows * (slots + of_row + results) + 8
         size += 52 * (self.stages + 1)
         return -(-size // 16) * 16

@@ -9,7 +9,7 @@
 #include "parts/decode_merge.cuh"
 
 struct ResultStorage {
-    FoldFactors folds[2][kRows];
+    FoldFactors folds[kRows];
     float factors[kRows];
     GroupWeights weights;
     int is_last[2];
@@ -67,11 +67,11 @@ struct RunResults {
     Nodes nodes;
     PartialSum total;  // of this thread's row, of the group so far
     ValueSums<Layout> values;
-    int turn, chunk;
+    int chunk;
 
     DEVICE RunResults(const DecodeParams& params, const DecodeTask& task, ResultStorage& storage,
                       void* partial_results)
-        : params(params), task(task), storage(storage), nodes(params, partial_results), turn(0) {
+        : params(params), task(task), storage(storage), nodes(params, partial_results) {
         begin();
     }
     // The task is another one.
@@ -87,14 +87,13 @@ struct RunResults {
     DEVICE void fold(const PartialSum& added, ValueSums<Layout>& added_values) {
         const OwnRow own;
         const FoldFactors mine = fold_sum(total, added);
-        turn ^= 1;  // the other buffer may still be read
-        if (own.part == 0) storage.folds[turn][own.row] = mine;
+        if (own.part == 0) storage.folds[own.row] = mine;
         sync_block();
 #pragma unroll
         for (int m = 0; m < kM; ++m) {
 #pragma unroll
             for (int i = 0; i < kCount; ++i) {
-                const FoldFactors factors = storage.folds[turn][Layout::row(m, i)];
+                const FoldFactors factors = storage.folds[Layout::row(m, i)];
 #pragma unroll
                 for (int n = 0; n < kN; ++n) {
                     float& value = values.all.at(m, n).values[i];

@@ -119,7 +119,7 @@ struct TileLoads {
     DecodeTask task;  // of the next tile
     int key;          // of the next tile
     int number;       // of the task among the block's
-    int queries;      // the number of the task whose queries were loaded last
+    int ready;        // bit i: slot i has the queries of a task that is not yet computed
     int next_stage;
     bool more;
 
@@ -134,7 +134,7 @@ struct TileLoads {
           source(params, caches, block_table),
           key(0),
           number(-1),
-          queries(-1),
+          ready(0),
           next_stage(0),
           more(true) {}
     // The next tile.  current: the number of the task that is computed.
@@ -154,7 +154,7 @@ struct TileLoads {
             source.load(stages[next_stage].tiles, key);
             if (key == task.first && number < current + kQuerySlots) {
                 load_queries(slots[number % kQuerySlots].q, params, q, task);
-                queries = number;
+                ready |= 1 << number % kQuerySlots;
             }
             key += kTileK;
         }
@@ -163,11 +163,13 @@ struct TileLoads {
     }
     // Before a task's first tile is computed: its queries, if it was too early for them.
     DEVICE void need_queries(const DecodeTask& current_task, int current) {
-        if (queries == current) return;
-        load_queries(slots[current % kQuerySlots].q, params, q, current_task);
+        const int slot = current % kQuerySlots, bit = 1 << slot;
+        const bool loaded = ready & bit;
+        ready &= ~bit;
+        if (loaded) return;
+        load_queries(slots[slot].q, params, q, current_task);
         copy_async_commit();
         copy_async_wait<0>();
-        queries = current;
         sync_block();
     }
 };
