@@ -98,8 +98,8 @@ FAULTS = {
     ),
     "a group goes on with the chunks of the one before": Fault(
         RESULTS,
-        "set_sum(node); restart();",
-        "set_sum(node);",
+        "leave(task->group_node(params, chunk / kGroup), values); restart();",
+        "leave(task->group_node(params, chunk / kGroup), values);",
         "who computes",
     ),
     "chunks end where their task ends": Fault(
@@ -114,7 +114,7 @@ FAULTS = {
         "if (key < task.end) source.load(stages[next_stage].tiles, key);",
         "lengths",
     ),
-    "rows past the last": Fault(RESULTS, "if (row >= task.num_rows) continue;", "", "lengths"),
+    "rows past the last": Fault(RESULTS, "if (row >= task->num_rows) continue;", "", "lengths"),
     "the last rows are those of the first block": Fault(
         QUERIES,
         "const int row = task.first_row + i;",
@@ -123,8 +123,8 @@ FAULTS = {
     ),
     "a page's keys counted from the sequence's first": Fault(
         SOURCE,
-        "within[i] = page_size.take_from(page);",
-        "page_size.take_from(page), within[i] = key;",
+        "const int within = page_size.take_from(key);",
+        "const int within = key;",
         "pages",
     ),
     "a quotient too small": Fault(TASK, "if (rest >= by) ++quotient, rest -= by;", "", "lengths"),
@@ -252,18 +252,21 @@ FAULTS = {
     ),
     "a task twice": Fault(TASK, "index += int(gridDim.x);", "index += 1;", "counters"),
     "rows see what those of the task before saw": Fault(
-        KERNEL, "softmax.begin(params, task); results.begin();", "results.begin();", "who computes"
+        KERNEL,
+        "softmax.begin(params, task); results.begin(&task);",
+        "results.begin(&task);",
+        "who computes",
     ),
     "chunks counted from the task before": Fault(
-        KERNEL,
-        "softmax.begin(params, task); results.begin();",
-        "softmax.begin(params, task);",
+        RESULTS,
+        "task = next; chunk = next->first_chunk;",
+        "task = next; if (!chunk) chunk = next->first_chunk;",
         "who computes",
     ),
     "many rows: rows see what those of the task before saw": Fault(
         ROWS,
-        "softmax.begin(params, task); results.begin();",
-        "results.begin();",
+        "softmax.begin(params, task); results.begin(&task);",
+        "results.begin(&task);",
         "many rows, who computes",
     ),
 }

@@ -50,19 +50,15 @@ class DecodeConfig:
     blocks: int = 0
     threads: int = _NUM_THREADS
 
-    @property
-    def warp_rows(self) -> bool:
-        """Whether warps have rows of their own (parts/decode_warp_rows.cuh), or share all rows."""
-        return self.rows == 64
-
     def shared_bytes(self, dim: int) -> int:
-        """sizeof(DecodeStorage), of the header for these rows."""
-        pitch = self.tile_k + (4 if self.rows > 16 else 8)
-        most_groups = _MAX_CHUNKS // _GROUP
+        """sizeof(DecodeStorage), for warps of 32 threads; of 64 it is less."""
+        warps, most_groups = self.threads // 32, _MAX_CHUNKS // _GROUP
+        row_warps = warps if self.rows >= 16 * warps else 1
+        key_warps = min(warps // row_warps, self.tile_k // 16)
         slots = (2 if dim <= 128 else 1) * max(2 * dim, 8 * most_groups)
-        of_row = 8 if self.warp_rows else 2 * self.tile_k + 4 * pitch + 4
         results = 12 + 4 * min(self.threads // self.rows, most_groups // _GROUP)
-        size = self.stages * 4 * self.tile_k * dim + self.rows * (slots + of_row + results) + 8
+        of_row = slots + 8 * key_warps + results
+        size = self.stages * 4 * self.tile_k * dim + self.rows * of_row + 8
         size += 52 * (self.stages + 1)
         return -(-size // 16) * 16
 
@@ -102,11 +98,12 @@ def _tiles(arch: str, dim: int) -> tuple[DecodeConfig, ...]:
         return (few, DecodeConfig(32, 32, 2)) if dim == 64 else (few,)
     if max_shared_bytes(arch) >= 160 * 1024:
         many = DecodeConfig(64, 64, 3 if dim == 64 else 2) if dim < MAX_DIM else None
-        few = DecodeConfig(16, 8192 // dim, 2 if dim == 64 else 3)
-        both = few, many or DecodeConfig(32, 32, 2)
+        few = DecodeConfig(16, 8192 // dim, 2)
+        both = few, many or DecodeConfig(32, 32, 2, threads=256)
         # Measured on an H200; elsewhere not.
         return tuple(replace(c, chunk=512) for c in both) if arch == "sm_90a" else both
-    return DecodeConfig(16, 8192 // dim, 2), DecodeConfig(32 if dim == MAX_DIM else 64, 32, 2)
+    many = DecodeConfig(64, 32, 2) if dim < MAX_DIM else DecodeConfig(32, 32, 2, threads=256)
+    return DecodeConfig(16, 8192 // dim, 2), many
 
 
 def configs(task: DecodeTask, arch: str, blocks: int | None = None) -> tuple[DecodeConfig, ...]:
@@ -122,7 +119,8 @@ def configs(task: DecodeTask, arch: str, blocks: int | None = None) -> tuple[Dec
     at_once = _BLOCKS_AT_ONCE * (blocks or multiprocessors(arch))
     groups = max(1, task.num_tasks(tile) // _GROUP // (_BLOCKS_PER_PLACE * at_once))
     run = _GROUP << (groups.bit_length() - 1)
-    if task.num_tasks(replace(tile, chunks_per_block=_GROUP)) < at_once:
+    # Measured on an H200: a block on nearly every multiprocessor is enough for whole groups.
+    if 10 * task.num_tasks(replace(tile, chunks_per_block=_GROUP)) < 9 * at_once // _BLOCKS_AT_ONCE:
         run = 1
     runs = dict.fromkeys((run, 1, 8, 16, 32))
     return tuple(
@@ -173,7 +171,7 @@ def _refusal(config: DecodeConfig, dim: int, arch: str) -> str | None:
     if c.rows not in (16, 32, 64):
         return "rows must be 16, 32 or 64"
     if c.threads != _NUM_THREADS and not (
-        c.threads == 256 == dim and not c.warp_rows and c.tile_k >= 32
+        c.threads == 256 == dim and c.rows < 64 and c.tile_k >= 32
     ):
         return f"threads must be {_NUM_THREADS}, or 256 of dims above 128 and tile_k above 16"
     if c.tile_k not in (16, 32, 64, 128):
@@ -197,14 +195,13 @@ def variant(dtype: np.dtype, dim: int, config: DecodeConfig) -> Variant:
         "kMaxChunks": _MAX_CHUNKS,
         "kGroup": _GROUP,
     }
-    rows = "decode_warp_rows" if config.warp_rows else "decode_shared_rows"
     return Variant(
         "decode_attention",
         (("Element", dtypes.CPP_NAMES[dtype]),),
         tuple(constants.items()),
         config.threads,
-        min_blocks=_BLOCKS_AT_ONCE,
-        parts=(f"parts/{rows}.cuh",),
+        # More rows of 256 numbers have more sums than half of the registers hold.
+        min_blocks=1 if dim == MAX_DIM and config.rows > 16 else _BLOCKS_AT_ONCE,
     )
 
 

@@ -140,7 +140,7 @@ class _Plan(NamedTuple):
             logits, statistics = y, xp.ndarray((rows, num_sets, 2), np.float32)
         else:  # in one piece of memory
             logits = xp.ndarray((rows, n + 2 * num_sets), np.float32)
-            statistics = xp.ndarray((rows, num_sets, 2), np.float32, logits.data + 4 * rows * n)
+            statistics = logits.data + 4 * rows * n
         self.product.launch(xp, self.pick((*given, statistics, None, logits)))
         self.normalize.launch(logits, statistics, y)
         return y

@@ -99,8 +99,7 @@ def quantize(
     key, known = _find(x, dtype, granularity, block, config)
     if known is not None:
         target, code, scale_shape, launch = known
-        values = arrays.empty_of(target.xp, x.shape, code)
-        scale = target.xp.ndarray(scale_shape, np.float32)
+        values, scale = arrays.empty_pair(target.xp, x, code, scale_shape)
         launch((x, values, scale))
         return values, scale
     target = arguments.target_of("x", x)

@@ -36,7 +36,7 @@ struct KeySource {
     Divisor page_size;
     int last_page, end, line, vector;
     bool has_k, has_v;
-    int pages[kCopies], within[kCopies];  // where the next tile's keys are
+    int pages[kCopies];  // where the next tile's keys are
 
     KeyArrays caches;
     const int* block_table;
@@ -66,7 +66,7 @@ struct KeySource {
         for (int i = 0; i < kCopies; ++i) {
             const int key = first_key + i * kLinesAtOnce + line;
             int page = key;
-            within[i] = page_size.take_from(page);
+            page_size.take_from(page);
             pages[i] = key < end ? table[page] : 0;
         }
     }
@@ -97,7 +97,9 @@ struct KeySource {
 #pragma unroll
         for (int i = 0; i < kCopies; ++i) {
             const int page = pages[i] < 0 ? 0 : pages[i] < last_page ? pages[i] : last_page;
-            copy(i, k + page * k_page + within[i] * k_row, v + page * v_page + within[i] * v_row);
+            int key = first_key + i * kLinesAtOnce + line;
+            const int within = page_size.take_from(key);  // again: eight registers less
+            copy(i, k + page * k_page + within * k_row, v + page * v_page + within * v_row);
         }
         find_pages(first_key + kTileK);
     }
@@ -116,8 +118,7 @@ struct TileLoads {
     DecodeTask* tasks;  // of the block, by their numbers: for those who compute
     KeySource source;
     TaskQueue queue;
-    DecodeTask task;  // of the next tile
-    int key;          // of the next tile
+    int key, end;     // of the next tile, and of its task
     int number;       // of the task among the block's
     int ready;        // bit i: slot i has the queries of a task that is not yet computed
     int next_stage;
@@ -133,26 +134,29 @@ struct TileLoads {
           tasks(tasks),
           source(params, caches, block_table),
           key(0),
+          end(0),
           number(-1),
           ready(0),
           next_stage(0),
           more(true) {}
     // The next tile.  current: the number of the task that is computed.
     DEVICE void start(StageMemory (&stages)[kStages], int current) {
-        if (more && key >= task.end) {
+        const bool is_first = key >= end;  // of a task
+        DecodeTask task;
+        if (more && is_first) {
             task = queue.next(params, seq_lens);
             more = task.exists;
             ++number;
             if (threadIdx.x == 0) tasks[number % kTaskSlots] = task;
             if (more) {
                 source.begin(params, task);
-                key = task.first;
+                key = task.first, end = task.end;
             }
         }
         if (more) {
             // Where there is no key, one tile of zeros.
             source.load(stages[next_stage].tiles, key);
-            if (key == task.first && number < current + kQuerySlots) {
+            if (is_first && number < current + kQuerySlots) {
                 load_queries(slots[number % kQuerySlots].q, params, q, task);
                 ready |= 1 << number % kQuerySlots;
             }
