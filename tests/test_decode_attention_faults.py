@@ -11,20 +11,20 @@ from planted import Fault, caught_by, first_failure
 from cupykern.attention.decode_problem import OP, DecodeProblem
 from cupykern.targets import host
 
-KERNEL, ROWS = "parts/decode_shared_rows.cuh", "parts/decode_warp_rows.cuh"
+WARPS, SOFTMAX = "parts/decode_warps.cuh", "parts/online_softmax.cuh"
 TASK, RESULTS = "parts/decode_task.cuh", "parts/decode_results.cuh"
 SOURCE, QUERIES = "parts/decode_source.cuh", "parts/decode_queries.cuh"
 MERGE = "parts/decode_merge.cuh"
 
 FAULTS = {
     "no barrier before a stage is read": Fault(
-        KERNEL,
+        WARPS,
         "copy_async_wait<kStages - 2>(); sync_block();",
         "copy_async_wait<kStages - 2>();",
         "lengths",
     ),
     "a stage too early": Fault(
-        KERNEL, "copy_async_wait<kStages - 2>();", "copy_async_wait<kStages - 1>();", "lengths"
+        WARPS, "copy_async_wait<kStages - 2>();", "copy_async_wait<kStages - 1>();", "lengths"
     ),
     "a stage is loaded over while it is read": Fault(
         SOURCE,
@@ -32,66 +32,36 @@ FAULTS = {
         "next_stage = next_stage + 2 < kStages ?",
         "lengths",
     ),
-    "scores read too early": Fault(
-        KERNEL,
-        "        sync_block();\n        softmax.weigh",
-        "        softmax.weigh",
-        "lengths",
-    ),
-    "weights read too early": Fault(
-        KERNEL, "sync_block(); add_values(values,", "add_values(values,", "lengths"
-    ),
     "values behind the end": Fault(SOURCE, "has_v && valid", "has_v", "lengths"),
-    "a key too many": Fault(
-        KERNEL,
-        "const bool seen = first_key + 2 * pair + e < end;",
-        "const bool seen = first_key + 2 * pair + e <= end;",
-        "lengths",
-    ),
     "columns behind the last": Fault(
         SOURCE, "has_k = vector * 8 < params.dim,", "has_k = true,", "padded rows"
     ),
     "a query sees one key less": Fault(
-        KERNEL, "params.queries.by - 1 - query", "params.queries.by - query", "lengths"
+        WARPS, "params.queries.by - 1 - query", "params.queries.by - query", "lengths"
     ),
     "queries and heads swapped": Fault(
-        KERNEL,
-        "int head = task.first_row + row; const int query = params.queries.take_from(head);",
-        "int head = task.first_row + row; params.queries.take_from(head); const int query = head;",
-        "lengths",
-    ),
-    "a row's sum is not rescaled": Fault(
-        KERNEL, "mine.sum * factor + sum", "mine.sum + sum", "lengths"
-    ),
-    "values are not rescaled": Fault(
-        KERNEL, "value *= storage.factors[WarpColumns::row(m, i)];", "value *= 1.0f;", "lengths"
-    ),
-    "the sum of one thread for that of its row": Fault(
-        KERNEL, "sum += shuffle_xor(sum, mask);", "(void)mask;", "lengths"
-    ),
-    "the largest score of one thread for that of its row": Fault(
-        KERNEL,
-        "largest = maximum(largest, shuffle_xor(largest, mask));",
-        "(void)mask;",
+        WARPS,
+        "const int query = params.queries.take_from(head); ends[m][r]",
+        "params.queries.take_from(head); const int query = head; ends[m][r]",
         "lengths",
     ),
     "small weights in FP16's subnormals": Fault(
-        KERNEL, "kSame<Element, half> ? 14.0f : 0.0f", "0.0f", "small weights"
+        SOFTMAX, "kSame<T, half> ? 7.0f : 0.0f", "0.0f", "small weights"
     ),
     "infinity minus infinity": Fault(
-        KERNEL,
-        "const float finite = exponent == -kInfinity ? 0.0f : exponent;",
-        "const float finite = exponent;",
+        WARPS,
+        "const float finite = largest == -kInfinity ? 0.0f : largest;",
+        "const float finite = largest;",
         "lengths",
     ),
     "a chunk goes on with the sums of the one before": Fault(
-        KERNEL,
+        WARPS,
         "softmax.restart(); values.restart(); chunk_end",
         "softmax.restart(); chunk_end",
         "infinite value",
     ),
     "a chunk goes on with the maximum of the one before": Fault(
-        KERNEL,
+        WARPS,
         "softmax.restart(); values.restart(); chunk_end",
         "values.restart(); chunk_end",
         "who computes",
@@ -103,7 +73,7 @@ FAULTS = {
         "who computes",
     ),
     "chunks end where their task ends": Fault(
-        KERNEL, "if (!ends && key < chunk_end) continue;", "if (!ends) continue;", "who computes"
+        WARPS, "if (!ends && key < chunk_end) continue;", "if (!ends) continue;", "who computes"
     ),
     "groups end where their task ends": Fault(
         RESULTS, "chunk % kGroup == kGroup - 1 || is_last", "is_last", "who computes"
@@ -200,7 +170,7 @@ FAULTS = {
         MERGE,
         "const int row = quad / kQuadsOfRow; copy_async_wait<0>();",
         "const int row = quad / kQuadsOfRow;",
-        "single chunks",
+        "lengths",
     ),
     "weights read before they are there": Fault(
         MERGE, "make_factors(); sync_block();", "make_factors();", "who computes"
@@ -208,38 +178,56 @@ FAULTS = {
     "a task's place taken too early": Fault(
         SOURCE, "kTaskSlots = kStages + 1;", "kTaskSlots = 1;", "single chunks"
     ),
-    "many rows: no barrier before a stage is read": Fault(
-        ROWS, "sync_block();  // this stage is whole", "// whole", "rows"
+    "warps' sums weigh the same": Fault(
+        WARPS, "exp2_approx(totals[w][row].exponent - finite)", "1.0f", "lengths"
+    ),
+    "warps' sums read before they are there": Fault(
+        WARPS,
+        "store(mine, memory, m, first, num_rows); } sync_block();",
+        "store(mine, memory, m, first, num_rows); }",
+        "lengths",
+    ),
+    "warps' sums stored over a tile that is read": Fault(
+        WARPS, "sync_block();  // the tile, or the rows before", "// the tile", "lengths"
+    ),
+    "a warp's keys counted from the tile's first": Fault(
+        WARPS, "key + first_key_of_warp()", "key", "lengths"
+    ),
+    "all warps have the first keys": Fault(
+        WARPS, "keys(first_key_of_warp())", "keys(0)", "lengths"
+    ),
+    "all warps have the first columns": Fault(
+        WARPS, "return first_col_of_warp() + n * 16", "return n * 16", "columns"
+    ),
+    "the second half of the scores is left out": Fault(
+        WARPS, "+= sums[1].at(0, 0).values[i];", "+= 0.0f;", "lengths"
     ),
     "many rows: a key too many": Fault(
-        ROWS, "if (key >= ends[m][Rows::slot(i)])", "if (key > ends[m][Rows::slot(i)])", "rows"
+        WARPS, "if (key >= ends[m][Rows::slot(i)])", "if (key > ends[m][Rows::slot(i)])", "rows"
     ),
     "many rows: only the last tile is masked": Fault(
-        ROWS, "params.causal ? params.queries.by - 1 : 0); {", "0); {", "rows"
+        WARPS, "(params.causal ? params.queries.by - 1 : 0);", "0;", "rows"
     ),
     "many rows: all see what the last query sees": Fault(
-        ROWS, "params.queries.by - 1 - query", "0 * query", "rows"
+        WARPS, "params.queries.by - 1 - query", "0 * query", "rows"
     ),
     "many rows: values are not rescaled": Fault(
-        ROWS, "value *= factors[m][Rows::slot(i)];", "(void)factors, (void)m;", "rows"
+        WARPS, "value *= factors[m][Rows::slot(i)];", "(void)factors, (void)m;", "rows"
     ),
     "many rows: sums are not rescaled": Fault(
-        ROWS, "of[m].rescale(factors[m]);", "(void)factors;", "rows"
+        WARPS, "of[m].rescale(factors[m]);", "(void)factors;", "rows"
     ),
     "many rows: a negative scale for a positive one": Fault(
-        ROWS,
+        WARPS,
         "const float before = scale > 0.0f ? 1.0f : scale;",
         "const float before = 1.0f;",
         "rows",
     ),
     "many rows: totals read before they are there": Fault(
-        ROWS, "softmax.tell(storage.totals); sync_block();", "softmax.tell(storage.totals);", "rows"
-    ),
-    "many rows: a chunk goes on with the maximum of the one before": Fault(
-        ROWS,
-        "softmax.restart(); values.restart(); chunk_end",
-        "values.restart(); chunk_end",
-        "many rows, who computes",
+        WARPS,
+        "sync_block(); results.add_chunk(storage.totals[0]",
+        "results.add_chunk(storage.totals[0]",
+        "rows",
     ),
     "the queries of the task before": Fault(
         SOURCE, "if (loaded) return;", "return;", "single chunks"
@@ -248,11 +236,11 @@ FAULTS = {
         SOURCE, "number < current + kQuerySlots", "number < current + 5", "single chunks"
     ),
     "the pages and keys of the task before": Fault(
-        SOURCE, "source.begin(params, task); key = task.first;", "key = task.first;", "lengths"
+        SOURCE, "source.begin(params, task); key = task.first,", "key = task.first,", "lengths"
     ),
     "a task twice": Fault(TASK, "index += int(gridDim.x);", "index += 1;", "counters"),
     "rows see what those of the task before saw": Fault(
-        KERNEL,
+        WARPS,
         "softmax.begin(params, task); results.begin(&task);",
         "results.begin(&task);",
         "who computes",
@@ -262,12 +250,6 @@ FAULTS = {
         "task = next; chunk = next->first_chunk;",
         "task = next; if (!chunk) chunk = next->first_chunk;",
         "who computes",
-    ),
-    "many rows: rows see what those of the task before saw": Fault(
-        ROWS,
-        "softmax.begin(params, task); results.begin(&task);",
-        "results.begin(&task);",
-        "many rows, who computes",
     ),
 }
 
@@ -282,6 +264,7 @@ def _problems() -> Iterator[tuple[str, object, object]]:
     yield "pages", *problem(2, 4, 1, 1, 300, 128, lens=(70, 300), page=24, scale=0.02)
     yield "rows", *problem(1, 70, 1, 1, 300, 64, scale=-1.0, kind="normal")
     yield "rows", *problem(2, 20, 1, 3, 130, 64, lens=(129, 70), scale=0.3, kind="normal")
+    yield "columns", *problem(1, 2, 1, 1, 100, 256, scale=0.02)
     yield "padded rows", *problem(1, 2, 1, 1, 70, 72, layout="padded")
 
 

@@ -375,6 +375,7 @@ DEVICE void attend_rows(DecodeStorage& storage, const DecodeParams& params, cons
     Loaders loaders;
     Queries queries;
     ValueSums<WarpSums> values;
+    values.restart();
     RunResults<Choose<kOwnRows, WarpSums, ThreadSums>::Type> results(params, storage.results,
                                                            partial_results);
 
@@ -409,7 +410,6 @@ DEVICE void attend_rows(DecodeStorage& storage, const DecodeParams& params, cons
             loads.need_queries(task, number);
             queries.hold(slot.q, loaders);
             softmax.begin(params, task);
-            values.restart();
             results.begin(&task);
             key = task.first, end = task.end;
             chunk_end = task.first + task.chunk_size;
