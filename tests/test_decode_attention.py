@@ -17,7 +17,7 @@ from cupykern.attention.decode_problem import LAYOUTS, OP, DecodeProblem
 from cupykern.targets import host, of_array
 
 FP16 = dtypes.float16
-SMALL_CHUNKS = DecodeConfig(16, 64, 3, chunk=64)  # of head dim 128
+SMALL_CHUNKS = DecodeConfig(16, 64, 3, chunk=64, least_chunk=64)  # of head dim 128
 
 
 def make(shape, seed=0, dtype=FP16):
@@ -101,7 +101,10 @@ def test_who_computes_changes_no_bit(target, chunks_per_block, rows, monkeypatch
 
 def test_blocks_of_256_threads(target):
     q, (k, v) = make((1, 4, 2, 256)), caches((300,), 300, dim=256)
-    args, config = to_target(target, q, k, v), DecodeConfig(16, 32, 1, chunk=64, threads=256)
+    args, config = (
+        to_target(target, q, k, v),
+        DecodeConfig(16, 32, 1, chunk=64, least_chunk=64, threads=256),
+    )
     outputs = (cupykern.decode_attention(*args, config=config),)
     references = reference.decode_attention(*args)
     bounds = reference.decode_attention_bound(*args, reference=references)
@@ -265,14 +268,14 @@ def test_small_weights_are_not_lost(target):
 def test_chunks_grow_with_the_length(target, keys):
     """Some groups, the largest number of chunks, and one key more than twice that."""
     q, (k, v) = make((1, 2, 1, 8)), caches((keys,), keys, kv_heads=1, dim=8)
-    args, config = to_target(target, q, k, v), DecodeConfig(16, 64, 3, chunk=64)
+    args, config = to_target(target, q, k, v), DecodeConfig(16, 64, 3, chunk=64, least_chunk=64)
     outputs = (cupykern.decode_attention(*args, config=config),)
     whole_groups = cupykern.decode_attention(*args, config=replace(config, chunks_per_block=8))
     assert same_bits(on_host(outputs[0]), on_host(whole_groups))
     references = reference.decode_attention(*args)
     bounds = reference.decode_attention_bound(*args, reference=references)
     assert check.compare(outputs, references, bounds).ok
-    assert DecodeTask(FP16, 1, 1, 2, 8, 8, keys).max_chunks(64) == min(keys // 64, 256)
+    assert DecodeTask(FP16, 1, 1, 2, 8, 8, keys).max_chunks(config) == min(keys // 64, 256)
 
 
 def test_the_counters_are_zero_again(monkeypatch):
@@ -360,6 +363,9 @@ WRONG = [
     (ValueError, "tile_k must be", {"config": DecodeConfig(16, 48, 3)}),
     (ValueError, "chunk must be", {"config": DecodeConfig(16, 64, 3, chunk=96)}),
     (ValueError, "positive", {"config": DecodeConfig(16, 64, 3, chunks_per_block=0)}),
+    (ValueError, "a power of two", {"config": DecodeConfig(16, 64, 3, chunk=384)}),
+    (ValueError, "a power of two", {"config": DecodeConfig(16, 64, 3, chunk=64)}),
+    (ValueError, "a power of two", {"config": DecodeConfig(16, 128, 3, least_chunk=64)}),
     (ValueError, "shared memory", {"config": DecodeConfig(16, 128, 9)}),
 ]
 

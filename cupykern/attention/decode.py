@@ -35,10 +35,11 @@ class DecodeConfig:
 
     chunk: how many keys are summed up before they meet others, of sequences of up to 256 chunks; it
         doubles with every further doubling of the length.
+    least_chunk: the same of short sequences, a power of two times less: of up to 8 chunks, it doubles too.
     chunks_per_block: how many neighbouring chunks a block takes on, one after another: 1, or a multiple
         of the 8 of a group.
     blocks: of the launch for each multiprocessor; 0: one for each task.
-    threads: of a block; 256 take fewer registers each where rows have 256 numbers.
+    threads: of a block; 256 take fewer registers each where rows have more than 64 numbers.
     stages, chunks_per_block and blocks change no bit of a result.
     """
 
@@ -49,6 +50,7 @@ class DecodeConfig:
     chunks_per_block: int = 1
     blocks: int = 0
     threads: int = _NUM_THREADS
+    least_chunk: int = 128
 
     def shared_bytes(self, dim: int) -> int:
         """sizeof(DecodeStorage), for warps of 32 threads; of 64 it is less."""
@@ -79,11 +81,13 @@ class DecodeTask(NamedTuple):
         """Of queries, keys and values in shared memory."""
         return next(dim for dim in _DIMS if dim >= max(self.dim, self.dim_v))
 
-    def max_chunks(self, chunk: int) -> int:
-        return max(1, min(-(-self.max_keys // chunk), _MAX_CHUNKS))
+    def max_chunks(self, config: DecodeConfig) -> int:
+        """Of a sequence of any length up to max_keys."""
+        short = min(-(-self.max_keys // config.least_chunk), _GROUP)
+        return max(1, short, min(-(-self.max_keys // config.chunk), _MAX_CHUNKS))
 
     def num_tasks(self, config: DecodeConfig) -> int:
-        runs = -(-self.max_chunks(config.chunk) // config.chunks_per_block)
+        runs = -(-self.max_chunks(config) // config.chunks_per_block)
         return self.batch * self.num_kv_heads * runs * -(-self.rows // config.rows)
 
 
@@ -91,14 +95,13 @@ class DecodeTask(NamedTuple):
 def _tiles(arch: str, dim: int) -> tuple[DecodeConfig, ...]:
     """For up to 16 rows first.  Two blocks fit on a multiprocessor of an H200."""
     if arch.startswith("gfx"):
-        # More rows of more than 64 numbers would take more registers than gfx11 has.
-        few = DecodeConfig(16, 64 if dim == 64 else 32, 2)
-        if dim == MAX_DIM:
-            few = DecodeConfig(16, 32, 1, threads=256)
-        return (few, DecodeConfig(32, 32, 2)) if dim == 64 else (few,)
+        # More rows would take more registers than gfx11 has.
+        if dim == 64:
+            return (DecodeConfig(16, 64, 2),)
+        return (DecodeConfig(16, 32, 2 if dim < MAX_DIM else 1, threads=256),)
     if max_shared_bytes(arch) >= 160 * 1024:
         many = DecodeConfig(64, 64, 3 if dim == 64 else 2) if dim < MAX_DIM else None
-        few = DecodeConfig(16, 8192 // dim, 2)
+        few = DecodeConfig(16, 8192 // dim, 2 if dim == 64 else 3)
         both = few, many or DecodeConfig(32, 32, 2, threads=256)
         # Measured on an H200; elsewhere not.
         return tuple(replace(c, chunk=512) for c in both) if arch == "sm_90a" else both
@@ -163,7 +166,7 @@ def check_config(config: Any, task: DecodeTask, arch: str) -> None:
 
 def _refusal(config: DecodeConfig, dim: int, arch: str) -> str | None:
     c = config
-    sizes = (c.rows, c.tile_k, c.stages, c.chunk, c.chunks_per_block)
+    sizes = (c.rows, c.tile_k, c.stages, c.chunk, c.least_chunk, c.chunks_per_block)
     if not all(isinstance(size, int) and size > 0 for size in sizes):
         return "all sizes must be positive integers"
     if not isinstance(c.blocks, int) or c.blocks < 0:
@@ -171,13 +174,16 @@ def _refusal(config: DecodeConfig, dim: int, arch: str) -> str | None:
     if c.rows not in (16, 32, 64):
         return "rows must be 16, 32 or 64"
     if c.threads != _NUM_THREADS and not (
-        c.threads == 256 == dim and c.rows < 64 and c.tile_k >= 32
+        c.threads == 256 and dim > 64 and c.rows < 64 and c.tile_k >= 32
     ):
-        return f"threads must be {_NUM_THREADS}, or 256 of dims above 128 and tile_k above 16"
+        return f"threads must be {_NUM_THREADS}, or 256 of dims above 64, rows below 64 and tile_k above 16"
     if c.tile_k not in (16, 32, 64, 128):
         return "tile_k must be 16, 32, 64 or 128"
     if c.chunk % c.tile_k or c.chunk > MAX_KEYS:
         return f"chunk must be a multiple of tile_k, and at most {MAX_KEYS}"
+    times = c.chunk // c.least_chunk
+    if c.least_chunk % c.tile_k or times * c.least_chunk != c.chunk or times & (times - 1):
+        return "chunk must be least_chunk, a multiple of tile_k, times a power of two"
     if c.chunks_per_block > 1 and c.chunks_per_block % _GROUP:
         return f"chunks_per_block must be 1 or a multiple of {_GROUP}"
     if c.shared_bytes(dim) > max_shared_bytes(arch):
@@ -223,13 +229,12 @@ _PARAMS = np.dtype(  # parts/decode_task.cuh: DecodeParams
             (name, np.int32)
             for name in (
                 *("num_pages", "heads_per_kv_head", "num_rows", "dim", "dim_v", "max_keys"),
-                *("smallest_chunk", "chunks_per_block", "chunk_nodes", "nodes", "counters"),
+                *("least_chunk", "chunk", "chunks_per_block", "chunk_nodes", "nodes", "counters"),
                 *("causal", "query_vectors"),
             )
         ),
         ("exponent_scale", np.float32),
         ("num_tasks", np.int32),
-        ("padding", np.int32),
     ]
 )
 
@@ -292,7 +297,7 @@ def make_plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> 
     if config is None:
         config = tuned_config(task, target)
     check_config(config, task, target.arch)
-    max_chunks = task.max_chunks(config.chunk)
+    max_chunks = task.max_chunks(config)
     num_tasks = task.num_tasks(config)
     if num_tasks >= 2**30:
         raise ValueError(f"the call has {num_tasks} tasks, more than 2^30")
@@ -327,7 +332,8 @@ def make_plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> 
         "dim": dim,
         "dim_v": call.dim_v,
         "max_keys": call.max_keys,
-        "smallest_chunk": config.chunk,
+        "least_chunk": config.least_chunk,
+        "chunk": config.chunk,
         "chunks_per_block": config.chunks_per_block,
         "chunk_nodes": chunk_nodes,
         "nodes": nodes,

@@ -87,6 +87,8 @@ DEVICE bool is_last(int& told, uint32_t* counter, int count) {
 // `count` nodes from `first` on: chunks, the first of which is the first of a group, or groups.
 struct Merge {
     static constexpr int kQuadsOfRow = kDim / 4;
+    static constexpr int kStep = kValuesAtOnce < 4 ? kValuesAtOnce : 4;  // nodes
+    static constexpr int kAhead = kValuesAtOnce / kStep;                 // steps
     const Nodes& nodes;
     int64_t first;
     int count, num_rows;
@@ -102,14 +104,20 @@ struct Merge {
         }
         copy_async_commit();
     }
-    // This thread's of the nodes from `done` on.
-    DEVICE void start_values(int quad, int done) const {
-        const int left = count - done, copies = left < kValuesAtOnce ? left : kValuesAtOnce;
-        const float* from = nodes.value(first + done, 0, quad * 4);
-#pragma unroll 1
-        for (int i = 0; i < copies; ++i, from += kRows * kDim)
-            copy_async<16>(&values[i][threadIdx.x], from);
+    // This thread's of the next nodes from `node` on.
+    DEVICE void start_values(int quad, int node) const {
+        const float* from = nodes.value(first + node, 0, quad * 4);
+#pragma unroll
+        for (int i = 0; i < kStep; ++i) {
+            if (node + i < count)
+                copy_async<16>(&values[node % kValuesAtOnce + i][threadIdx.x],
+                               from + i * (kRows * kDim));
+        }
         copy_async_commit();
+    }
+    DEVICE void start_values(int quad) const {
+#pragma unroll 1
+        for (int node = 0; node < kValuesAtOnce; node += kStep) start_values(quad, node);
     }
     // Of chunks: factors for sums, the weights of their groups.  Returns the row's sum; of a single
     // group the first of the row's threads has it.
@@ -158,52 +166,53 @@ struct Merge {
     template <bool kOfChunks, class MakeFactors, class Give>
     DEVICE void run(const GroupWeights& weights, const MakeFactors& make_factors,
                     const Give& give) const {
-        const int end = num_rows * kQuadsOfRow;
-        int quad = int(threadIdx.x), done = 0;
         start_sums();
-        if (quad < end) start_values(quad, done);
-        else copy_async_commit();
-        copy_async_wait<1>();
+        const int end = num_rows * kQuadsOfRow;
+        int quad = int(threadIdx.x);
+        start_values(quad < end ? quad : 0);  // all threads, as all wait for the sums before
+        copy_async_wait<kAhead>();
         sync_block();
         make_factors();
         sync_block();
-        float group[4] = {}, total[4] = {};
 #pragma unroll 1
-        while (quad < end) {
+        for (; quad < end; quad += kNumThreads) {
             const int row = quad / kQuadsOfRow;
-            copy_async_wait<0>();
-#pragma unroll 4
-            for (int i = 0; i < kValuesAtOnce; ++i) {
-                const int node = done + i;
-                if (node >= count) break;
-                float added[4];
-                memcpy(added, &values[i][threadIdx.x], 16);
-                if constexpr (kOfChunks) {
-                    const FoldFactors factors = sums[node][row].factors;
+            if (quad >= kNumThreads) start_values(quad);
+            float group[4] = {}, total[4] = {};
+#pragma unroll 1
+            for (int first_node = 0; first_node < count; first_node += kStep) {
+                copy_async_wait<kAhead - 1>();
 #pragma unroll
-                    for (int j = 0; j < 4; ++j) group[j] = fold_value(group[j], added[j], factors);
-                    if (node % kGroup < kGroup - 1 && node < count - 1) continue;
-                    const float weight = count > kGroup ? weights[node / kGroup][row] : 0.0f;
-#pragma unroll
-                    for (int j = 0; j < 4; ++j) {
-                        total[j] =
-                            count > kGroup ? multiply_add(group[j], weight, total[j]) : group[j];
-                        group[j] = 0.0f;
-                    }
-                } else {
-                    const float weight = sums[node][row].weight;
-#pragma unroll
-                    for (int j = 0; j < 4; ++j) total[j] = multiply_add(added[j], weight, total[j]);
+                for (int i = 0; i < kStep; ++i) {
+                    const int node = first_node + i;
+                    if (node >= count) break;
+                    float added[4];
+                    memcpy(added, &values[node % kValuesAtOnce][threadIdx.x], 16);
+                    add(node, row, added, group, total, weights, kOfChunks);
                 }
+                start_values(quad, first_node + kValuesAtOnce);
             }
-            done += kValuesAtOnce;
-            if (done >= count) {
-                give(row, quad % kQuadsOfRow * 4, total);
+            give(row, quad % kQuadsOfRow * 4, total);
+        }
+    }
+    // A node's values to those of its group, or a whole group's to the sequence's.
+    DEVICE void add(int node, int row, const float (&added)[4], float (&group)[4],
+                    float (&total)[4], const GroupWeights& weights, bool of_chunks) const {
+        const MergeSum& what = sums[node][row];
+        if (!of_chunks) {
 #pragma unroll
-                for (int j = 0; j < 4; ++j) total[j] = 0.0f;
-                done = 0, quad += kNumThreads;
-            }
-            if (quad < end) start_values(quad, done);
+            for (int j = 0; j < 4; ++j) total[j] = multiply_add(added[j], what.weight, total[j]);
+            return;
+        }
+        const FoldFactors factors = what.factors;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) group[j] = fold_value(group[j], added[j], factors);
+        if (node % kGroup < kGroup - 1 && node < count - 1) return;
+        const float weight = count > kGroup ? weights[node / kGroup][row] : 0.0f;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            total[j] = count > kGroup ? multiply_add(group[j], weight, total[j]) : group[j];
+            group[j] = 0.0f;
         }
     }
 };

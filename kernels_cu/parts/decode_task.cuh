@@ -36,7 +36,7 @@ struct DecodeParams {
     int32_t num_rows;  // of one KV head: heads_per_kv_head * queries, query fastest
     int32_t dim, dim_v;
     int32_t max_keys;        // of a sequence
-    int32_t smallest_chunk;  // keys
+    int32_t least_chunk, chunk;  // keys
     int32_t chunks_per_block;
     // Of kRows rows of a sequence: nodes of chunks, nodes in all, counters (of the sequence, then
     // of groups).
@@ -50,10 +50,11 @@ struct DecodeParams {
         const int length = seq_lens[batch];
         return length < 0 ? 0 : length < max_keys ? length : max_keys;
     }
-    // The keys of a chunk: a function of the sequence's length alone.  At most kMaxChunks of them.
+    // The keys of a chunk: a function of the sequence's length alone.  Of short sequences there are
+    // a group's at most, of long ones kMaxChunks.
     DEVICE int chunk_size(int num_keys) const {
-        int64_t size = smallest_chunk;
-        while (size * kMaxChunks < num_keys) size *= 2;
+        int64_t size = least_chunk;
+        while (size * (size < chunk ? kGroup : kMaxChunks) < num_keys) size *= 2;
         return int(size);
     }
 };
