@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +17,10 @@ from .results import OURS, Result, Row
 from .timing import FLUSH_BYTES, Clock, Function, time_rounds
 
 _MAX_SAMPLE = 2**22  # elements that are verified of large outputs
+_SPACER_STEP, _SPACER_STEPS = (
+    2**21,
+    128,
+)  # bytes (a GPU's page) and how many of them, less one, at most
 
 
 @dataclass(frozen=True)
@@ -217,15 +222,22 @@ def run(
     settings: Settings,
     peers: Sequence[Peer] = (),
     monitor: Monitor | None = None,
+    place: random.Random | None = None,
 ) -> Iterator[Row]:
-    """Bench one task after another.  Raises UnavailableError."""
+    """Bench one task after another.  Raises UnavailableError.
+
+    place: draws how much memory to keep from each task, so that its arrays lie elsewhere every time.
+    """
     for task in all_tasks:
         try:
+            spacer = 0 if place is None else _SPACER_STEP * place.randrange(_SPACER_STEPS)
+            kept = target.xp.empty(spacer, "uint8")
             yield bench_task(task, target, clock, settings, peers, monitor)
         except MemoryError as error:
             row = _new_row(task)
             row.results.append(Result(OURS, note=f"does not fit: {error}"))
             yield row
+        kept = None  # noqa: F841 - frees it
         if target.name != "host":
             target.xp.get_default_memory_pool().free_all_blocks()
 
