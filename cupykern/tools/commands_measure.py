@@ -67,7 +67,7 @@ def check(
     Example: cupykern check softmax --target host --cases 200
     """
     from .. import check as checks
-    from . import precision
+    from . import precision, records
     from .compile_ahead import compile_ahead, variants_of_cases
 
     if plot_path is not None:
@@ -118,7 +118,8 @@ def check(
         from .plot import plot_precision
 
         plot_precision([asdict(row) for row in errors], plot_path)
-    write_json(json_path, checks.document(done, where, seed, errors))
+    found = checks.document(done, seed, errors)
+    write_json(json_path, {**records.header("check", where), **found})
     return 1 if failures else 0
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from . import figures, report
+from .profile import MAX_STALLS
+from .tables import number
 from .trace import by_problem, read
 from .trials import ranking, short_names
 
@@ -86,6 +88,9 @@ def make(folder: Path) -> str:
         }
         sections += _device_sections(device, ops, tables)
     sections += _sweep_sections(folder)
+    sections += _tune_sections(folder)
+    sections += _comparison_sections(folder)
+    sections += _profile_sections(folder)
     sections += _check_sections(folder)
     if report.HOST_TIME in tables:
         sections.append(
@@ -181,12 +186,10 @@ def _documents(folder: Path, kind: str) -> Iterator[tuple[Path, dict[str, Any]]]
 
 
 def _sweep_sections(folder: Path) -> list[tuple[str, str, str]]:
-    """A heat map for each sweep of a GPU: configs by problems, the share of the best."""
+    """A heat map for each sweep: configs by problems, the share of the best."""
     cards = []
     for path, _ in _documents(folder, "sweep"):
         header, trials = read(path)
-        if header["target"] == "host":
-            continue
         problems, shares = [], []
         best: dict[str, float] = {}
         for (op, shape, dtype), group in by_problem(trials):  # noqa: B007 - op is used after the loop
@@ -206,10 +209,93 @@ def _sweep_sections(folder: Path) -> list[tuple[str, str, str]]:
         figure, axis = figures.new_figure((7.5, 1.3 + 0.33 * len(configs)))
         grid = [[share.get(config) for share in shares] for config in configs]
         figures.draw_heat(axis, grid, problems, [names[c] for c in configs], f"sweep of {op}")
-        device = header["machine"]["device"]
-        caption = f"{device}: % of the best config of each problem of {op}; - was not measured"
+        failed = sum(trial.reason is not None for trial in trials)
+        caption = (
+            f"{_where(header)}: % of the best config of each problem of {op}; - was not measured. "
+            f"{len({trial.name for trial in trials})} configs were tried, {failed} failed"
+        )
         cards.append(_figure(figure, f"sweep-{path.stem}", caption, wide=True))
     return [("sweeps", "Sweeps of configs", _cards(cards))] if cards else []
+
+
+def _where(document: dict[str, Any]) -> str:
+    """The machine of a record; of the host target, what its times are."""
+    device = document["machine"]["device"]
+    if document["target"] == "host":
+        return f"Host emulation on {device}, whose times are not GPU times"
+    return device
+
+
+def _table_section(
+    name: str, title: str, found: Sequence[tuple[str, Sequence[Sequence[str]]]]
+) -> list[tuple[str, str, str]]:
+    """found: (caption, lines of cells, the first one the head)."""
+    parts = []
+    for caption, lines in found:
+        parts.append(f"<p>{html.escape(caption)}</p>\n")
+        if len(lines) > 1:
+            parts.append(_html_table(report.markdown(lines, left=1)))
+    return [(name, title, "".join(parts))] if parts else []
+
+
+def _tune_sections(folder: Path) -> list[tuple[str, str, str]]:
+    found = []
+    for _, document in _documents(folder, "tune"):
+        tried = len({(*trial["shape"], trial["config"]) for trial in document["trials"]})
+        lines = [("call", "config that is kept", "µs", "default / this")]
+        for key, row in document["kept"].items():
+            gain = row["default_us"] / row["median_us"] if row["default_us"] else None
+            lines.append((key, row["config"], number(row["median_us"], 4), number(gain)))
+        found.append((f"{_where(document)}, {document['date'][:10]}: {tried} configs tried", lines))
+    return _table_section("tuned", "Tuned calls", found)
+
+
+def _comparison_sections(folder: Path) -> list[tuple[str, str, str]]:
+    found = []
+    for path, document in _documents(folder, "comparison"):
+        verdicts = document["verdicts"] or []
+        words = [verdict["word"] for verdict in verdicts]
+        counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
+        limits = document["limits"]
+        caption = (
+            f"{document.get('title', path.stem)}. {_where(document)}, {document['date'][:10]}: {counts}. "
+            f"Margin {100 * limits['margin']:g}%; at most {100 * limits['false_alarms'] / 2:g}% of such "
+            "benchmarks reject a row of unchanged code"
+        )
+        lines = [("row", "verdict", "now / before", "spread of a run", "p", "rejects from", "runs")]
+        for row, verdict in zip(document["rows"], verdicts, strict=False):
+            change, spread, seen = (verdict[name] for name in ("change", "spread", "seen"))
+            lines.append(
+                (
+                    f"{row['op']} {' x '.join(map(str, row['shape']))} {row['dtype']}",
+                    verdict["word"] + ("" if verdict["decided"] else " (undecided)"),
+                    "-" if change is None else f"{1 + change:.4f}",
+                    "-" if spread is None else f"{100 * spread:.2f}%",
+                    number(verdict["p"]),
+                    "-" if seen is None else f"+{100 * seen:.1f}%",
+                    " / ".join(map(str, verdict["runs"] or ("-",))),
+                )
+            )
+        found.append((caption, lines))
+    return _table_section("comparisons", "Comparisons with a baseline", found)
+
+
+def _profile_sections(folder: Path) -> list[tuple[str, str, str]]:
+    found = []
+    for _, document in _documents(folder, "profile"):
+        what = f"{document['op']} {' x '.join(map(str, document['shape']))} {document['dtype']}"
+        caption = f"{what} on {document['machine']['device']}, {document['date'][:10]}"
+        if not document["launches"]:
+            found.append((f"{caption}: {document['unavailable']}", []))
+        for launch in document["launches"]:
+            lines = [("counter", "value", "unit")]
+            lines += [(label, number(value), unit) for label, value, unit in launch["figures"]]
+            lines += [
+                (f"waiting for {reason}", number(100 * share), "%")
+                for reason, share in launch["stalls"][:MAX_STALLS]
+            ]
+            found.append((f"{caption}: {launch['kernel']}", lines))
+    return _table_section("profiles", "Profiles", found)
 
 
 def _check_sections(folder: Path) -> list[tuple[str, str, str]]:

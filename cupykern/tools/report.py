@@ -103,7 +103,7 @@ def _op_table(rows: Iterable[tuple[dict[str, Any], dict[str, Any]]]) -> str:
                 *(_peer_cell(by_name.get(peer), ours) for peer in peers),
             )
         )
-    table = _markdown(lines, left=2)
+    table = markdown(lines, left=2)
     return f"{table}\nMedians; in brackets the time over ours.\n" if peers else table
 
 
@@ -124,10 +124,11 @@ def _host_time_table(rows: dict[str, tuple[dict[str, Any], dict[str, float]]]) -
     lines = [("op", *(f"{name}, µs" for name in names))]
     for op, (_, times) in rows.items():
         lines.append((op, *(number(times.get(name)) for name in names)))
-    return _markdown(lines, left=1)
+    return markdown(lines, left=1)
 
 
-def _markdown(lines: Sequence[Sequence[str]], left: int) -> str:
+def markdown(lines: Sequence[Sequence[str]], left: int) -> str:
+    """lines: the first one the head.  left: how many columns are words."""
     rule = ["---"] * left + ["---:"] * (len(lines[0]) - left)
     return "".join(f"| {' | '.join(line)} |\n" for line in (lines[0], rule, *lines[1:]))
 

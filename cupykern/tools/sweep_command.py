@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import datetime
 import os
 import subprocess
 import sys
@@ -15,9 +14,8 @@ from typing import Any
 
 import click
 
-from .. import __version__
 from ..targets import Target
-from . import doctor, protocol
+from . import doctor, protocol, records
 from .bench import Task
 from .options import Failure
 from .sweep import ContextLost, Settings, subject, sweep
@@ -42,14 +40,7 @@ def open_trace(path: Path, target: Target, settings: Settings, resume: bool) -> 
         if found != (target.name, device):
             raise Failure(f"{path} was measured on {found[1]} ({found[0]}), this is {device}")
         return trace
-    header = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "version": __version__,
-        "target": target.name,
-        "arch": target.arch,
-        "machine": doctor.machine(target),
-        "settings": asdict(settings),
-    }
+    header = {**records.header("sweep", target), "settings": asdict(settings)}
     try:
         return Trace.new(path, header)
     except FileExistsError:
