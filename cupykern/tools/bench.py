@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from kernels_cu import Variant
+
 from ..check import Comparison, GuardedArray, Violation, accepts_out, compare
 from ..op import Call, Op, as_tuple
 from ..peers import Peer, to_array
@@ -242,18 +244,37 @@ def run(
             target.xp.get_default_memory_pool().free_all_blocks()
 
 
+def variants(all_tasks: Iterable[Task], target: Target) -> list[Variant]:
+    """What a benchmark of these tasks will launch, each once; not quite all where a call takes several
+    kernels, or another config was tuned."""
+    problems = {(task.op.name, repr(task.problem)): (task.op, task.problem) for task in all_tasks}
+    if target.name != "host":  # host_times
+        for op in {op.name: op for op, _ in problems.values()}.values():
+            problems[op.name, ""] = op, _tiny_problem(op, target)
+    found: dict[Variant, None] = {}
+    for op, problem in problems.values():
+        try:
+            found[op.variant(problem, op.configs(problem, target.arch)[0])] = None
+        except (ValueError, IndexError, NotImplementedError):  # the row says so
+            continue
+    return list(found)
+
+
+def _tiny_problem(op: Op, target: Target) -> Any:
+    shape = op.bench_shapes(target.name)[0]
+    try:
+        return op.bench_problem(tuple(min(n, 128) for n in shape), op.dtypes[0])
+    except (ValueError, NotImplementedError):
+        return op.bench_problem(shape, op.dtypes[0])
+
+
 def host_times(ops: Iterable[Op], target: Target, clock: Any, seed: int) -> dict[str, Any]:
     """Microseconds of host time of a warm call with a tiny problem, beside a bare kernel launch and
     cupy.empty; {} on the host target.
     """
     times: dict[str, Any] = {}
     for op in ops if target.name != "host" else ():
-        shape = op.bench_shapes(target.name)[0]
-        try:
-            problem = op.bench_problem(tuple(min(n, 128) for n in shape), op.dtypes[0])
-        except (ValueError, NotImplementedError):
-            problem = op.bench_problem(shape, op.dtypes[0])
-        call = op.inputs(problem, seed, target.xp)
+        call = op.inputs(_tiny_problem(op, target), seed, target.xp)
         out = as_tuple(op.run(*call.args, **call.kwargs))[0]
         arrays = [arg for arg in call.args if isinstance(arg, target.xp.ndarray)]
         times[op.name] = clock.host_times(

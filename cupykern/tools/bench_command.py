@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +14,8 @@ import click
 from ..peers import Peer, all_peers
 from ..targets import Target
 from . import baseline, doctor, protocol, results
-from .bench import Settings, Task, host_times, run
+from .bench import Settings, Task, host_times, run, variants
+from .compile_ahead import compile_ahead
 from .tables import number, one_line, print_table, progress, to_json
 from .timing import Clock, clock_of
 
@@ -78,6 +80,7 @@ def bench(
     for process in others:
         click.echo(f"warning: {process} is on the GPU too: its work disturbs these times", err=True)
     try:
+        _compile(tasks, target)
         clock = clock_of(target)
         ops = {task.op.name: task.op for task in tasks}.values()
         host_time_us = host_times(ops, target, clock, settings.seed)
@@ -107,6 +110,14 @@ def bench(
         plot_rows(rows, outputs.plot)
     worse = found is not None and _print_verdicts(rows, found)
     return 1 if worse or not all(row.ok for row in rows) else 0
+
+
+def _compile(tasks: Sequence[Task], target: Target) -> None:
+    """Compile what the tasks launch, many at once; what does not compile is its row's failure."""
+    todo = variants(tasks, target)
+    with progress(len(todo), "compile") as advance:
+        for variant, *_ in compile_ahead(target, todo, os.cpu_count() or 1):
+            advance(variant.kernel)
 
 
 def _passes(
