@@ -202,7 +202,7 @@ def _print(
     device = doctor.machine(target)["device"]
     title = f"{target.name} ({target.arch}): {device}"
     if target.name == "host":
-        title = f"host emulation: times are not GPU times.  {device}"
+        title = f"host emulation: times are not GPU times, but CPU times.  {device}"
     print_table(results.COLUMNS, results.table_rows(rows), title)
     for row in rows:
         for result in row.results:

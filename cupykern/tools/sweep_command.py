@@ -130,7 +130,7 @@ def show(trials: Sequence[Trial], top: int, target: Target) -> None:
     """Print the best of each problem, and how many failed why."""
     where = f"{target.name} ({target.arch}): {doctor.device_name(target)}"
     if target.name == "host":
-        where = f"host emulation: times are not GPU times.  {where}"
+        where = f"host emulation: times are not GPU times, but CPU times.  {where}"
     for name, group in by_problem(trials):
         ranked = ranking(group)
         right = [trial for trial in ranked if trial.reason is None]
