@@ -107,7 +107,8 @@ def bench(
     if outputs.plot is not None:
         from .plot import plot_rows
 
-        plot_rows(rows, outputs.plot)
+        if not plot_rows(rows, outputs.plot):
+            click.echo(f"{outputs.plot}: there is nothing to draw", err=True)
     worse = found is not None and _print_verdicts(rows, found)
     return 1 if worse or not all(row.ok for row in rows) else 0
 
@@ -146,7 +147,7 @@ def _passes(
                     advance(f"{row.op} {'x'.join(map(str, row.shape))} {row.dtype}")
         if compared is not None:
             rows = [results.merged(same) for same in runs]
-            verdicts = baseline.verdicts(rows, compared.rows, len(at))
+            verdicts = baseline.verdicts(rows, compared.rows, len(at), target.name == "host")
             yield verdicts
             open_rows = [i for i in open_rows if not verdicts[i].decided]
             if not open_rows:

@@ -21,6 +21,7 @@ from .options import (
     ops_argument,
     parse_names,
     parse_output,
+    parse_plot,
     shapes_option,
     target_option,
     write_json,
@@ -39,7 +40,7 @@ _SHOWN_FAILURES = 10
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--report", "precise", is_flag=True,
               help="Also say how the errors are distributed, in units in the last place.")  # fmt: skip
-@click.option("--plot", "plot_path", type=click.Path(dir_okay=False), callback=parse_output,
+@click.option("--plot", "plot_path", type=click.Path(dir_okay=False), callback=parse_plot,
               help="Draw that distribution into this PNG or SVG (needs matplotlib).")  # fmt: skip
 @click.option("--policies", is_flag=True,
               help="Instead compare dual_gemm_silu's policies, at K = 7168.")  # fmt: skip
@@ -117,7 +118,8 @@ def check(
     if plot_path is not None:
         from .plot import plot_precision
 
-        plot_precision([asdict(row) for row in errors], plot_path)
+        if not plot_precision([asdict(row) for row in errors], plot_path):
+            click.echo(f"{plot_path}: there is nothing to draw", err=True)
     found = checks.document(done, seed, errors)
     write_json(json_path, {**records.header("check", where), **found})
     return 1 if failures else 0
@@ -160,7 +162,7 @@ def _check_policies(where: targets.Target, seed: int, json_path: str | None) -> 
 @json_option
 @click.option("--csv", "csv_path", type=click.Path(dir_okay=False), callback=parse_output,
               help="Write a line per result.")  # fmt: skip
-@click.option("--plot", "plot_path", type=click.Path(dir_okay=False), callback=parse_output,
+@click.option("--plot", "plot_path", type=click.Path(dir_okay=False), callback=parse_plot,
               help="Draw the speeds into this PNG or SVG (needs matplotlib).")  # fmt: skip
 @click.option("--baseline", type=click.Path(exists=True, dir_okay=False),
               help="Compare with this JSON of an earlier bench: keep, reject or noise per row.")  # fmt: skip
