@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ from .trace import Trace, by_problem, document, under_way
 from .trials import Trial, ranking, short_names
 
 _COMPILING = 10  # times the timeout, while nothing runs
+_ENDING = 3.0  # s
 CONTEXT_LOST = 75  # exit code: the rest needs a new process
 
 
@@ -223,8 +225,12 @@ def _wait(child: subprocess.Popen[bytes], path: Path, timeout: float) -> str | N
                 child.wait()
                 return f"no answer in {timeout:g} s"
     except KeyboardInterrupt:
-        child.wait()  # it had the Ctrl-C too
-        raise
+        try:
+            child.wait(_ENDING)  # it had the Ctrl-C too, and says so
+        except subprocess.TimeoutExpired:  # it was for this process alone
+            child.send_signal(signal.SIGINT)
+            child.wait()
+        return None
     if child.returncode < 0:
         return f"the process was ended by signal {-child.returncode}"
     return "the GPU's context was lost" if child.returncode == CONTEXT_LOST else None
