@@ -5,8 +5,8 @@ Settings, by `use(...)` or the environment:
     schedule    CUPYKERN_HOST_SCHEDULE    fifo (default), lifo or sticky:<seed>: which thread runs next
     sanitizer   CUPYKERN_HOST_SANITIZER   address (and undefined behaviour) or thread: build kernels with it
 And by the environment alone:
-                CUPYKERN_HOST_OPTIMIZE    2 (default) or 1: compile in two thirds of the time kernels that take
-                                          up to a third longer, as tests of many variants want it
+                CUPYKERN_HOST_OPTIMIZE    2 (default), 1: compile in two thirds of the time kernels that take up
+                                          to a third longer, or 0: in half the time, two to three times as long
 Schedules differ in the races that they expose.  A barrier or shuffle that not all threads reach ends
 in HostKernelError, never in a hang.
 """
@@ -276,7 +276,7 @@ _FLAGS = [
     "-fno-math-errno",
     "-w",
 ]
-_OPTIMIZE_FLAGS = {"2": ("-O2",), "1": ("-O1", "-ftree-vectorize")}
+_OPTIMIZE_FLAGS = {"2": ("-O2",), "1": ("-O1", "-ftree-vectorize"), "0": ("-Og",)}
 _SANITIZER_FLAGS = {
     "address": (
         *("-O0", "-g", "-fsanitize=address,undefined", "-fno-sanitize=vptr"),
@@ -292,7 +292,7 @@ def _kernel_flags(compiler: Compiler, sanitizer: str | None) -> tuple[str, ...]:
         return _flags(compiler, sanitizer, _SANITIZER_FLAGS[sanitizer])
     level = os.environ.get("CUPYKERN_HOST_OPTIMIZE", "2")
     if level not in _OPTIMIZE_FLAGS:
-        raise ValueError(f"CUPYKERN_HOST_OPTIMIZE must be 1 or 2; got {level!r}")
+        raise ValueError(f"CUPYKERN_HOST_OPTIMIZE must be 0, 1 or 2; got {level!r}")
     return _flags(compiler, None, _OPTIMIZE_FLAGS[level])
 
 
