@@ -38,8 +38,6 @@ h2 {{ font-size: 1.25rem; margin: 2rem 0 .5rem; }}
 a {{ color: var(--link); }}
 nav a {{ margin-right: 1rem; white-space: nowrap; }}
 .cards {{ display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)); }}
-.wide {{ grid-column: 1 / -1; overflow-x: auto; }}
-.wide svg {{ min-width: 36rem; max-width: 52rem; }}
 figure {{ margin: 0; padding: .75rem; background: var(--card); border-radius: .5rem; }}
 figcaption {{ font-size: .85rem; opacity: .85; }}
 svg {{ display: block; width: 100%; height: auto; font-family: inherit; }}
@@ -48,7 +46,8 @@ summary {{ cursor: pointer; }}
 .table {{ overflow-x: auto; }}
 table {{ border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }}
 th, td {{ padding: .2rem .6rem; border-bottom: 1px solid var(--faint); text-align: right; white-space: nowrap; }}
-.text {{ text-align: left; }}
+.text {{ text-align: left; white-space: normal; min-width: 9rem; }}
+ol {{ margin: .5rem 0 0; padding-left: 1.6rem; }}
 </style>
 </head>
 <body>
@@ -115,11 +114,11 @@ def _assemble(sections: Sequence[tuple[str, str, str]], results: str) -> str:
     return "".join(parts) + "</body>\n</html>\n"
 
 
-def _figure(figure: Any, name: str, caption: str, wide: bool = False) -> str:
+def _figure(figure: Any, name: str, caption: str, more: str = "") -> str:
+    """more: HTML below the caption."""
     name = re.sub(r"\W+", "-", name)
     svg = figures.to_svg(figure, name, html.escape(caption, quote=True))
-    kind = ' class="wide"' if wide else ""
-    return f"<figure{kind}>{svg}<figcaption>{html.escape(caption)}</figcaption></figure>\n"
+    return f"<figure>{svg}<figcaption>{html.escape(caption)}{more}</figcaption></figure>\n"
 
 
 def _cards(parts: Iterable[str]) -> str:
@@ -170,10 +169,10 @@ def _device_sections(
     errors = [pair for pair in pairs if pair[1]["results"]]
     if errors:
         count = len({(op, row["dtype"]) for op, row in errors})
-        figure, axis = figures.new_figure((7.5, 1.4 + 0.2 * count))
+        figure, axis = figures.new_figure((figures.SIZE[0], 1.6 + 0.17 * count))
         figures.draw_errors(axis, errors)
         caption = f"{device}: the worst error over the derived bound; right of 1 it is wrong"
-        cards = [_figure(figure, f"{name}-errors", caption, wide=True)]
+        cards = [_figure(figure, f"{name}-errors", caption)]
         sections.append((f"{name}-errors", f"{device}: errors against the bound", _cards(cards)))
     return sections
 
@@ -206,15 +205,17 @@ def _sweep_sections(folder: Path) -> list[tuple[str, str, str]]:
             continue
         configs = sorted(best, key=lambda config: -best[config])[:_MAX_CONFIGS]
         names = short_names(configs)
-        figure, axis = figures.new_figure((7.5, 1.3 + 0.33 * len(configs)))
+        figure, axis = figures.new_figure((figures.SIZE[0], 1.5 + 0.25 * len(configs)))
         grid = [[share.get(config) for share in shares] for config in configs]
-        figures.draw_heat(axis, grid, problems, [names[c] for c in configs], f"sweep of {op}")
+        numbers = [str(i) for i in range(1, len(configs) + 1)]
+        figures.draw_heat(axis, grid, problems, numbers, f"sweep of {op}")
+        items = "".join(f"<li>{html.escape(names[config])}</li>" for config in configs)
         failed = sum(trial.reason is not None for trial in trials)
         caption = (
             f"{_where(header)}: % of the best config of each problem of {op}; - was not measured. "
             f"{len({trial.name for trial in trials})} configs were tried, {failed} failed"
         )
-        cards.append(_figure(figure, f"sweep-{path.stem}", caption, wide=True))
+        cards.append(_figure(figure, f"sweep-{path.stem}", caption, f"<ol>{items}</ol>"))
     return [("sweeps", "Sweeps of configs", _cards(cards))] if cards else []
 
 
@@ -288,10 +289,12 @@ def _profile_sections(folder: Path) -> list[tuple[str, str, str]]:
         if not document["launches"]:
             found.append((f"{caption}: {document['unavailable']}", []))
         for launch in document["launches"]:
-            lines = [("counter", "value", "unit")]
-            lines += [(label, number(value), unit) for label, value, unit in launch["figures"]]
+            lines = [("counter", "value")]
             lines += [
-                (f"waiting for {reason}", number(100 * share), "%")
+                (label, f"{number(x)} {unit}".strip()) for label, x, unit in launch["figures"]
+            ]
+            lines += [
+                (f"waiting for {reason}", f"{number(100 * share)} %")
                 for reason, share in launch["stalls"][:MAX_STALLS]
             ]
             found.append((f"{caption}: {launch['kernel']}", lines))
