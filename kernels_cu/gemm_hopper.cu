@@ -85,9 +85,14 @@ using SplitSums =
 constexpr bool kSplitInStaging = sizeof(SplitSums) <= sizeof(Staging) * 4 * kConsumers;
 static_assert(!kSplitK || sizeof(SplitSums) <= kStages * (RowStage::kBytes + ColStage::kBytes),
               "the ring");
-// By all threads of the cluster, once the stages are read.
+// By all threads of the cluster, before and after its products: what is written to other blocks.
+DEVICE void begin_split_sums() {
+    if constexpr (kSplitInStaging) cluster_arrive();
+    else sync_cluster();
+}
 DEVICE void sync_before_split_sums() {
-    if constexpr (!kSplitInStaging) sync_cluster();  // no stage is read any more
+    if constexpr (kSplitInStaging) cluster_wait();  // until they are there
+    else sync_cluster();                            // and no stage is read any more
 }
 
 // The columns that this block finishes, plus their sums in the cluster's other blocks, in the order
@@ -174,8 +179,9 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
     const int turn = kPingPong && warpgroup < kConsumers ? warpgroup : 0;
     // Before the barrier, while another warp makes the ring's.
     const GemmTask first_task = task_of(first + turn * step);
-    if constexpr (kClusterSize > 1) sync_cluster();
+    if constexpr (kMulticasts) sync_cluster();
     else sync_block();
+    if constexpr (kSplitK) begin_split_sums();
     const bool by_block = kPromotes && params.has_block_scales != 0;
     const bool plain = is_plain(params.epilogue, params.tma_stores != 0, bias, residual,
                                 by_block ? nullptr : scale_a, by_block ? nullptr : scale_b);
