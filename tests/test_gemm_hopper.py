@@ -128,6 +128,23 @@ MIXED = (
 )
 
 
+def fp4(m: int, n: int, k: int, **options) -> ScaledProblem:
+    return ScaledProblem(mixed(m, n, k, NVFP4, layout_b="F", **options), "tensor")
+
+
+FP4 = (
+    (
+        fp4(16, 136, 1056),
+        fp4(40, 144, 288, bias=(144,), kind="exact"),
+        fp4(130, 264, 2080, out_dtype="float32", activation="silu"),
+    ),
+    (
+        HopperConfig(16, 64, 4, share_k=True, lines=4),
+        HopperConfig(128, 128, 2, lines=2, cluster=2, split_k=True),
+    ),
+)
+
+
 def compute(target: Target, problem: MatmulProblem | ScaledProblem, config: HopperConfig) -> bytes:
     """Checks the output against the bound, and returns its bytes."""
     op = OP if isinstance(problem, MatmulProblem) else SCALED
@@ -144,7 +161,7 @@ CASES = [
     *((PROBLEMS + OTHERS[i % len(OTHERS)], config) for i, config in enumerate(CONFIGS)),
     *(
         (problems, config)
-        for problems, configs in (FEW_ROWS, FP8, INT8, MIXED)
+        for problems, configs in (FEW_ROWS, FP8, INT8, MIXED, FP4)
         for config in configs
     ),
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from planted import Fault, caught_by, first_failure
-from test_gemm_hopper import compute, fp8, mixed
+from test_gemm_hopper import FP4, compute, fp8, mixed
 
 from cupykern.gemm.gemm_hopper import HopperConfig
 from cupykern.gemm.matmul import MatmulProblem
@@ -12,7 +12,7 @@ from cupykern.gemm.scaled_mm import ScaledProblem
 from cupykern.targets import host
 
 RING, MAIN_LOOP = "parts/ring_hopper.cuh", "parts/mainloop_hopper.cuh"
-CONVERTED_ROWS = "parts/rows_converted_hopper.cuh"
+CONVERTED_ROWS, FP4_ROWS = "parts/rows_converted_hopper.cuh", "parts/rows_nvfp4_hopper.cuh"
 PROMOTED = "parts/mainloop_promoted_hopper.cuh"
 CONVERTED = "parts/mainloop_converted_hopper.cuh"
 EPILOGUE = "parts/epilogue_hopper.cuh"
@@ -200,6 +200,15 @@ FAULTS = {
     "a turned bias of the first rows": Fault(
         PLAIN, "(cols[row + row_of_half(lane, half)])", "(cols[row + row_of_half(lane, 0)])", "few rows"
     ),
+    "scales of the stage between": Fault(
+        FP4_ROWS, "own / kStageWords * kStride * kStageWords", "own / kStageWords * kStageWords", "nvfp4, shared k"
+    ),
+    "scales of the first part of k for all": Fault(
+        FP4_ROWS, "(work.first_k_tile + (kShareK ? work.consumer : 0))", "(kShareK ? work.consumer : 0)", "nvfp4, split k"
+    ),
+    "sums stored before the others are read": Fault(
+        "gemm_hopper.cu", "if (kSplitInStaging) named_barrier(3, 128 * kConsumers);", "", "nvfp4, split k"
+    ),
     "gelu of the first columns": Fault(
         PLAIN, "for (int i = 0; i < kValues; ++i) values[i] = gelu(values[i]);",
         "for (int i = 1; i < kValues; ++i) values[i] = gelu(values[i]);", "activated",
@@ -256,6 +265,8 @@ PROBLEMS = {
         mixed(136, 144, 272, layout_b="C", bias=(144,), activation="relu"),
     ),
     "shared k": (HopperConfig(64, 64, 4, share_k=True), MatmulProblem(136, 72, 200)),
+    "nvfp4, shared k": (FP4[1][0], FP4[0][0]),
+    "nvfp4, split k": (FP4[1][1], FP4[0][2]),
 }
 
 

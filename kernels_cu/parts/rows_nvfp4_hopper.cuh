@@ -6,7 +6,8 @@
 #include "parts/nvfp4.cuh"
 #include "parts/ring_hopper.cuh"
 
-constexpr int kDepth = kTileK < 128 ? 32 : 64;  // of k that are converted at once
+// Of k that are converted at once: the more, the more warps have to do while they wait.
+constexpr int kDepth = kTileK < 128 ? 32 : kTileK < 256 ? 64 : 128;
 constexpr int kStageWords = kTileK / kWordK;    // words of scales
 using RowRegisters = uint32_t[kDepth / kStepK][4];
 constexpr int kWordsAhead = 4;  // words of scales that four lanes with the same rows hold at once
@@ -53,10 +54,13 @@ struct Rows {
         }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const uint32_t four = shuffle(words[half], lane / 4 * 4 + word % kWordsAhead);
+            uint32_t four = 0;
 #pragma unroll
             for (int i = 0; i < kDepth / kStepK; i += 2) {
-                const int at = k + i * kStepK;
+                const int at = k + i * kStepK, ahead = word + (at - k) / kWordK;
+                if (i == 0 || at % kWordK == 0) {
+                    four = shuffle(words[half], lane / 4 * 4 + ahead % kWordsAhead);
+                }
                 const Bytes<16> codes = *reinterpret_cast<const Bytes<16>*>(
                     stage + RowStage::place(line, at / 2) + half * other * RowStage::kLine);
                 uint32_t pairs[4];
