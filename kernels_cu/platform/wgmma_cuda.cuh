@@ -180,24 +180,22 @@ DEVICE uint32_t permute_bytes(uint32_t bytes) {
 template <class T>
 DEVICE void decode_bytes(const uint32_t (&words)[4], int byte, uint32_t scales,
                          uint32_t (&pairs)[4]) {
-    const auto convert = [](uint32_t two) {
-        return __half2(__nv_cvt_fp8x2_to_halfraw2(__nv_fp8x2_storage_t(two), __NV_E4M3));
-    };
-    const __half2 factors =
-        __hmul2(convert(scales), bit_cast<__half2>(0x54005400u));  // times 2^6, exactly
+    const __half2 factors(
+        __nv_cvt_fp8x2_to_halfraw2(__nv_fp8x2_storage_t(scales), __NV_E4M3));
     const uint32_t select = 0x40 + 0x11 * byte;
     const uint32_t bytes = __byte_perm(__byte_perm(words[0], words[1], select),
                                        __byte_perm(words[2], words[3], select), 0x5410);
-    // A number's sign, exponent and mantissa at the place of e4m3's are 2^-6 of it, subnormals too.
-    const uint32_t firsts = (bytes << 4 & 0x80808080u) | (bytes << 2 & 0x1c1c1c1cu);
-    const uint32_t seconds = (bytes & 0x80808080u) | (bytes >> 2 & 0x1c1c1c1cu);
+    // A byte permutation finds the upper bytes of four magnitudes in FP16 by their codes.
+    const uint32_t codes = bytes & 0x77777777u, firsts = bytes << 4;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        const uint32_t four = __byte_perm(firsts, seconds, i == 0 ? 0x5140 : 0x7362);
+        const uint32_t magnitudes = __byte_perm(0x3e3c3800u, 0x46444240u, codes >> 16 * i);
+        const uint32_t signs = __byte_perm(firsts, bytes, i == 0 ? 0x5140 : 0x7362) & 0x80808080u;
         const __half2 factor = i == 0 ? __low2half2(factors) : __high2half2(factors);
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-            const __half2 scaled = __hmul2(convert(four >> 16 * j), factor);
+            const uint32_t two = __byte_perm(magnitudes | signs, 0, j == 0 ? 0x1404 : 0x3424);
+            const __half2 scaled = __hmul2(bit_cast<__half2>(two), factor);
             if constexpr (kSame<T, half>) {
                 pairs[2 * i + j] = bit_cast<uint32_t>(scaled);
             } else {
