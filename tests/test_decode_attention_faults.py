@@ -87,8 +87,8 @@ FAULTS = {
     "rows past the last": Fault(RESULTS, "if (row >= task->num_rows) continue;", "", "lengths"),
     "the last rows are those of the first block": Fault(
         QUERIES,
-        "const int row = task.first_row + i;",
-        "const int row = i;",
+        "row = task.first_row + i / kVectors;",
+        "row = i / kVectors;",
         "rows",
     ),
     "a page's keys counted from the sequence's first": Fault(
