@@ -14,6 +14,7 @@ from .. import arguments, arrays, dtypes, inputs, plans, reference
 from ..arrays import address_of
 from ..choice import choose
 from ..jit import get_kernel
+from ..numerics import as_float64, namespace
 from ..op import Call, Draw, Op, Work
 from ..targets import Kernel, Target
 from . import nvfp4
@@ -244,6 +245,25 @@ def _work(problem: NvFp4Problem) -> Work:
     return Work(size * dtypes.NAMES[problem.dtype].itemsize, size // 2 + scales + 4)
 
 
+def _sample(
+    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Any, ...]]:
+    """Some rows of one matrix, among them that with the largest number: it decides about every scale.
+
+    outputs: NvFp4.outputs', which stand in plain order.
+    """
+    x = call.args[0]
+    rows = inputs.sample_rows(x, max_elements, seed) if x.ndim == 2 and x.size else None
+    if rows is None:
+        return call, outputs
+    y = as_float64(x)
+    xp = namespace(y)
+    largest = xp.argmax(xp.where(xp.isfinite(y), xp.abs(y), 0))
+    rows = np.union1d(rows, int(largest) // x.shape[1])
+    part = tuple(inputs.take_rows(y, rows) if y.ndim else y for y in outputs)
+    return Call((inputs.take_rows(x, rows),), call.kwargs), part
+
+
 OP = Op(
     name="quantize_nvfp4",
     run=quantize_nvfp4,
@@ -257,6 +277,5 @@ OP = Op(
     variants=lambda arch: tuple(_variant_of(x, config) for x in DTYPES for config in configs(x)),
     configs=lambda problem, arch: configs(dtypes.NAMES[problem.dtype]),
     variant=lambda problem, config: _variant_of(dtypes.NAMES[problem.dtype], config),
-    # Every scale depends on all of x.
-    sample=lambda call, outputs, max_elements, seed: (call, outputs),
+    sample=_sample,
 )
