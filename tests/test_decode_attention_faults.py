@@ -115,7 +115,7 @@ FAULTS = {
         TASK, "length < max_keys ? length", "length <= max_keys + 1 ? length", "clamped"
     ),
     "chunks by the longest length": Fault(
-        TASK, "size * kMaxChunks < num_keys", "size * 2 < max_keys", "any batch"
+        TASK, "< num_keys) size *= 2;", "< max_keys) size *= 2;", "any batch"
     ),
     "chunks weigh the same": Fault(
         MERGE, "exp2_approx(added.exponent - finite)};", "1.0f};", "lengths"
@@ -148,11 +148,11 @@ FAULTS = {
         MERGE, "told = last; } sync_block();", "told = last; }", "who computes"
     ),
     "the counters stay": Fault(MERGE, "if (last) *counter = 0;", "", "counters"),
-    "many chunks": Fault(
+    "groups weigh the same": Fault(
         MERGE,
         "return exp2_approx(exponent - (largest == -kInfinity ? 0.0f : largest));",
         "return 1.0f;",
-        "who computes",
+        "many chunks",
     ),
     "the largest exponent of one thread's groups": Fault(
         MERGE, "largest = across_row<Max>(largest);", "", "who computes"
