@@ -161,15 +161,18 @@ FAULTS = {
         MERGE, "weights[node / kGroup][row]", "weights[0][row]", "who computes"
     ),
     "sums read before they are there": Fault(
-        MERGE, "copy_async_wait<1>(); sync_block();", "sync_block();", "lengths"
+        MERGE, "copy_async_wait<kAhead>(); sync_block();", "sync_block();", "lengths"
     ),
     "sums of other threads read before they are there": Fault(
-        MERGE, "copy_async_wait<1>(); sync_block();", "copy_async_wait<1>();", "single chunks"
+        MERGE,
+        "copy_async_wait<kAhead>(); sync_block();",
+        "copy_async_wait<kAhead>();",
+        "single chunks",
     ),
     "values read before they are there": Fault(
         MERGE,
-        "const int row = quad / kQuadsOfRow; copy_async_wait<0>();",
-        "const int row = quad / kQuadsOfRow;",
+        "copy_async_wait<kAhead - 1>();",
+        "copy_async_wait<kAhead>();",
         "lengths",
     ),
     "weights read before they are there": Fault(
