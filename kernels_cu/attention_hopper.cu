@@ -17,10 +17,78 @@
 #include "parts/attention_rows_hopper.cuh"
 
 // What a thread may have, of the 65536 of a multiprocessor.
+static_assert(!kAhead || (!kBlocks && !kTakesTurns), "scores of two tiles are of one list");
 constexpr int kProducerRegisters = kBlocks && !kOneList ? 56 : kConsumers == 2 ? 40 : 32;
 constexpr int kConsumerRegisters = kBlocks && !kOneList ? 224 : kConsumers == 2 ? 232 : 160;
 
-// All of a tile of queries needs the same tiles of keys, and all warpgroups take turns.
+// The queries are there; but where a loop may be, the compiler does not move a wait for products to
+// before the exponentials that it comes after, as it would: they read no register of these.
+DEVICE void keep_order(HopperAttention& storage, QueryPlace place) {
+    storage.queries_full[place.stage].wait(place.parity);
+}
+
+// One step of a tile: probabilities of the scores `now`, of step `number`, while the products with
+// the values before and the next keys run.
+DEVICE void step_ahead(HopperAttention& storage, WarpgroupRows& rows, QueryPlace place,
+                       uint32_t number, const QueryTile& tile, Scores& now, Scores& next) {
+    const StagePlace before(number - 1), after(number + 1);
+    storage.keys_full[after.stage].wait(after.parity);
+    rows.begin_scores(storage, place.stage, after.stage, next);
+    storage.values_full[before.stage].wait(before.parity);
+    rows.begin_outputs(storage, before.stage);
+    const bool grown = rows.exponentiate(tile, now);
+    keep_order(storage, place);
+    wgmma_wait<0>(rows.outputs, next);
+    release(storage.keys_empty[after.stage]);
+    release(storage.values_empty[before.stage]);
+    if (grown) rows.rescale();
+    rows.to_fragments(now);
+    rows.look_up(storage, after.stage, rows.state);
+}
+// All of a tile but the products with its last values, with the scores of two steps in registers.
+// The first ones are there.
+DEVICE void multiply_ahead(HopperAttention& storage, WarpgroupRows& rows, QueryPlace place,
+                           uint32_t& number, const QueryTile& tile) {
+    rows.clear();
+    if (!rows.more()) {
+        rows.exponentiate(tile, rows.scores);
+        rows.to_fragments(rows.scores);
+        return;
+    }
+    const StagePlace second(number + 1);
+    storage.keys_full[second.stage].wait(second.parity);
+    rows.begin_scores(storage, place.stage, second.stage, rows.next_scores);
+    rows.exponentiate(tile, rows.scores);
+    keep_order(storage, place);
+    wgmma_wait<0>(rows.next_scores);
+    release(storage.keys_empty[second.stage]);
+    rows.to_fragments(rows.scores);
+    rows.look_up(storage, second.stage, rows.state);
+#pragma unroll 1
+    for (;;) {
+        ++number;
+        if (!rows.more()) {
+#pragma unroll
+            for (int i = 0; i < kTileN / 2; ++i) rows.scores[i] = rows.next_scores[i];
+            break;
+        }
+        step_ahead(storage, rows, place, number, tile, rows.next_scores, rows.scores);
+        ++number;
+        if (!rows.more()) break;
+        step_ahead(storage, rows, place, number, tile, rows.scores, rows.next_scores);
+    }
+    const StagePlace before(number - 1);
+    storage.values_full[before.stage].wait(before.parity);
+    rows.begin_outputs(storage, before.stage);
+    const bool grown = rows.exponentiate(tile, rows.scores);
+    keep_order(storage, place);
+    wgmma_wait<0>(rows.outputs);
+    release(storage.values_empty[before.stage]);
+    if (grown) rows.rescale();
+    rows.to_fragments(rows.scores);
+}
+
+// All of a tile of queries needs the same tiles of keys.
 DEVICE void consume_together(HopperAttention& storage, const TensorMap& out_map,
                              const AttentionParams& params, const MaskArrays& arrays,
                              const Statistics& statistics) {
@@ -56,38 +124,40 @@ DEVICE void consume_together(HopperAttention& storage, const TensorMap& out_map,
         storage.keys_full[at.stage].wait(at.parity);
         rows.look_up(storage, at.stage, left);
         wait_for_turn();
-        rows.begin_scores(storage, place.stage, at.stage);
+        rows.begin_scores(storage, place.stage, at.stage, rows.scores);
         pass_turn();
         wgmma_wait<0>(rows.scores);
 #pragma unroll 1
         for (;;) {
             // The scores are those of the tile's first keys.
             release(storage.keys_empty[StagePlace(number).stage]);
-            rows.exponentiate(storage.tiles[count % kTiles]);
-            rows.clear();
-            rows.to_fragments();
+            if constexpr (kAhead) {
+                multiply_ahead(storage, rows, place, number, storage.tiles[count % kTiles]);
+            } else {
+                rows.exponentiate(storage.tiles[count % kTiles], rows.scores);
+                rows.clear();
+                rows.to_fragments(rows.scores);
+            }
             if (kQueryTiles == 2 && stored >= 0) rows.release_queries(storage, stored);
             stored = -1;
 #pragma unroll 1
-            while (rows.more()) {
+            while (!kAhead && rows.more()) {
                 const StagePlace before(number), at(++number);
                 storage.keys_full[at.stage].wait(at.parity);
                 rows.look_up(storage, at.stage, rows.state);
                 wait_for_turn();
-                rows.begin_scores(storage, place.stage, at.stage);
+                rows.begin_scores(storage, place.stage, at.stage, rows.scores);
                 storage.values_full[before.stage].wait(before.parity);
                 rows.begin_outputs(storage, before.stage);
                 pass_turn();
                 wgmma_wait<1>(rows.scores);
                 release(storage.keys_empty[at.stage]);
-                const bool grown = rows.exponentiate(storage.tiles[count % kTiles]);
-                // They are there; but where a loop may be, the compiler does not move the next wait
-                // to before the exponentials.
-                storage.values_full[before.stage].wait(before.parity);
+                const bool grown = rows.exponentiate(storage.tiles[count % kTiles], rows.scores);
+                keep_order(storage, place);
                 wgmma_wait<0>(rows.outputs);
                 release(storage.values_empty[before.stage]);
                 if (grown) rows.rescale();
-                rows.to_fragments();
+                rows.to_fragments(rows.scores);
             }
             const StagePlace before(number++);
             const QueryTile& tile = storage.tiles[count % kTiles];
@@ -112,7 +182,7 @@ DEVICE void consume_together(HopperAttention& storage, const TensorMap& out_map,
             rows.look_up(storage, at.stage, next_left);
             wait_for_turn();
             rows.begin_outputs(storage, before.stage);
-            rows.begin_scores(storage, next.stage, at.stage);
+            rows.begin_scores(storage, next.stage, at.stage, rows.scores);
             pass_turn();
             wgmma_wait<1>(rows.outputs);
             release(storage.values_empty[before.stage]);
@@ -155,11 +225,11 @@ DEVICE void consume_apart(HopperAttention& storage, const TensorMap& out_map,
                 ++number;
                 continue;
             }
-            rows.begin_scores(storage, place.stage, at.stage);
+            rows.begin_scores(storage, place.stage, at.stage, rows.scores);
             wgmma_wait<0>(rows.scores);
             release(storage.keys_empty[at.stage]);
-            if (rows.exponentiate(storage.tiles[count % kTiles])) rows.rescale();
-            rows.to_fragments();
+            if (rows.exponentiate(storage.tiles[count % kTiles], rows.scores)) rows.rescale();
+            rows.to_fragments(rows.scores);
 #pragma unroll 1
             while (more) {
                 const StagePlace next(number + 1);
@@ -171,17 +241,17 @@ DEVICE void consume_apart(HopperAttention& storage, const TensorMap& out_map,
                     break;
                 }
                 ++number;
-                rows.begin_scores(storage, place.stage, next.stage);
+                rows.begin_scores(storage, place.stage, next.stage, rows.scores);
                 storage.values_full[at.stage].wait(at.parity);
                 rows.begin_outputs(storage, at.stage);
                 wgmma_wait<1>(rows.scores);
                 release(storage.keys_empty[next.stage]);
-                const bool grown = rows.exponentiate(storage.tiles[count % kTiles]);
-                storage.values_full[at.stage].wait(at.parity);  // as in consume_together
+                const bool grown = rows.exponentiate(storage.tiles[count % kTiles], rows.scores);
+                keep_order(storage, place);
                 wgmma_wait<0>(rows.outputs);
                 release(storage.values_empty[at.stage]);
                 if (grown) rows.rescale();
-                rows.to_fragments();
+                rows.to_fragments(rows.scores);
                 at = next;
             }
             storage.values_full[at.stage].wait(at.parity);

@@ -39,7 +39,7 @@ class Kind(NamedTuple):
     packed: bool = False
 
 
-KINDS = (Kind(), Kind(2), Kind(2, one_list=True), Kind(packed=True))
+KINDS = (Kind(), Kind(1), Kind(2), Kind(2, one_list=True), Kind(packed=True))
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class AttentionHopperConfig:
     tile_m: int
     tile_n: int
     stages: int = 2
-    turns: bool = True
-    counts: bool = False
+    turns: bool = False
+    ahead: bool = False
 
     def query_tiles(self, head_dim: int) -> int:
         """How many tiles of queries shared memory has room for: with two the next one is there early."""
@@ -85,7 +85,7 @@ def refusal(config: AttentionHopperConfig, head_dim: int, arch: str) -> str | No
     if not 2 <= c.stages <= 4:
         return f"stages must be 2 to 4; got {c.stages}"
     # Of a thread: outputs, scores, probabilities of 16 bits.
-    registers = head_dim // 2 + c.tile_n // 2 + c.tile_n // 4
+    registers = head_dim // 2 + c.tile_n // 2 * (1 + c.ahead) + c.tile_n // 4
     limit = 200 if c.tile_m == 128 else 128
     if registers > limit:
         return f"a thread's {registers} sums are more than {limit}"
@@ -98,13 +98,19 @@ def refusal(config: AttentionHopperConfig, head_dim: int, arch: str) -> str | No
 def configs(head_dim: int, kind: Kind) -> tuple[AttentionHopperConfig, ...]:
     """The default first.  A tile of keys lies in one block of a mask."""
     if kind.mode == 1:
-        return ()
+        return (
+            AttentionHopperConfig(128, 32, 3)
+            if head_dim == 256
+            else AttentionHopperConfig(128, 64),
+        )
     if kind.mode == 2 and not kind.one_list:
         return (AttentionHopperConfig(128, 32 if head_dim == 256 else 64, 3),)
     if kind.mode == 2:
         return (AttentionHopperConfig(128, 64 if head_dim == 256 else 128),)
     return {
-        64: (AttentionHopperConfig(128 if kind.packed else 192, 128),),
+        64: (
+            AttentionHopperConfig(128, 128) if kind.packed else AttentionHopperConfig(192, 128, 3),
+        ),
         128: (AttentionHopperConfig(128, 128),),
         256: (AttentionHopperConfig(128, 80),),
     }[head_dim]
@@ -122,8 +128,10 @@ def unfit(task: AttentionTask, config: AttentionHopperConfig | None = None) -> s
         return "with masks of blocks and packed sequences tile_m is 128"
     if kind.mode == 2 and config is not None and (128 if kind.one_list else 64) % config.tile_n:
         return "a tile of keys lies in one block of a mask"
-    if task.naive or task.half_scores or task.mode == 1 or task.prescale:
-        return "masks that are arrays, FP16 sums and scales up to 0 are the portable kernel's"
+    if task.naive or task.half_scores:
+        return "FP16 sums are the portable kernel's"
+    if kind.packed and kind.mode:
+        return "packed sequences with scales up to 0 are the portable kernel's"
     if kind.packed and task.batch > MOST_SEQUENCES:
         return f"more than {MOST_SEQUENCES} packed sequences are the portable kernel's"
     sizes = _sizes(task)
@@ -151,7 +159,8 @@ def variant(dtype: np.dtype, head_dim: int, kind: Kind, config: AttentionHopperC
             ("kOneList", kind.one_list),
             ("kPacked", kind.packed),
             ("kTakesTurns", config.turns),
-            ("kCounts", config.counts or kind.packed or kind.mode == 2),
+            ("kAhead", config.ahead),
+            ("kCounts", kind.packed or kind.mode == 2),
         ),
         config.num_threads,
     )

@@ -5,7 +5,7 @@
 // as soon as it can, by a counter; the long ones come first as far as the order can tell.
 #include "parts/attention_task.cuh"
 
-constexpr bool kBlocks = kMaskMode == 2;
+constexpr bool kBlocks = kMaskMode == 2, kArray = kMaskMode == 1;
 static_assert(kCounts || (!kBlocks && !kPacked), "the host does not know how long tiles take");
 constexpr int kConsumers = kNumThreads / 128 - 1;
 constexpr int kTileM = 64 * kConsumers;

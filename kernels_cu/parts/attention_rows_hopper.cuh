@@ -50,7 +50,7 @@ struct WarpgroupRows {
     uint32_t state;
     float top[2], factors[2];
     Softmax softmax;
-    Scores scores;
+    Scores scores, next_scores;
     Outputs outputs;
     Probabilities p;
 
@@ -90,10 +90,14 @@ struct WarpgroupRows {
     DEVICE int type() const { return int(state % kMore); }  // of the block
     DEVICE bool keeps() const { return vote_any(type() != kMaskedBlock); }
 
-    DEVICE void begin_scores(const HopperAttention& storage, int query_stage, int stage) {
+    DEVICE void begin_scores(const HopperAttention& storage, int query_stage, int stage,
+                             Scores& scores) {
         const auto& queries = storage.queries[query_stage];
         const auto& keys = storage.keys[stage];
         const uint64_t a = queries.along_dims(warpgroup * 64), b = keys.along_dims(0);
+        // What they held is not looked at: no register is kept, or copied, for it.
+#pragma unroll
+        for (int i = 0; i < kTileN / 2; ++i) scores[i] = 0.0f;
         wgmma_fence(scores);
 #pragma unroll
         for (int dim = 0; dim < kHeadDim; dim += kStepK) {
@@ -113,8 +117,54 @@ struct WarpgroupRows {
         }
         wgmma_commit();
     }
+    // Scores as `change` makes them of (score, element of the mask).
+    template <class Change>
+    DEVICE void by_array(const QueryTile& tile, Scores& scores, const Change& change) {
+        const int lane = opaque(lane_id()), key = first_key() + Layout::col(lane, 0);
+        const int64_t step = params.mask.strides[3];
+        const int there = sk() - key;  // keys, from the lane's first one on
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int own = tile.row + warp_row() + Layout::row(lane, 2 * half);
+            const int row = own < tile.head.sq ? own : tile.head.sq - 1;
+            const HeadMask mask = HeadMask::of(params.mask, arrays, tile.head.batch, tile.head.head);
+            int64_t at = mask.offset + row * params.mask.strides[2] + key * step;
+#pragma unroll
+            for (int n = 0; n < kFragments; ++n) {
+                if (n % 4 == 0) sync_warp();  // loads of all at once have no registers
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    float& score = scores[4 * n + 2 * half + i];
+                    if (8 * n + i < there) score = change(score, at + i * step);
+                }
+                at += 8 * step;
+            }
+        }
+    }
+    template <class T>
+    DEVICE void add_bias(const QueryTile& tile, Scores& scores) {
+        const T* biases = static_cast<const T*>(arrays.mask);
+        by_array(tile, scores, [&](float x, int64_t i) {
+            const float bias = to_float(biases[i]);
+            return bias == -kInfinity ? bias : x + bias;
+        });
+    }
+    DEVICE void by_array(const QueryTile& tile, Scores& scores) {
+        if (params.prescale) {
+#pragma unroll
+            for (int i = 0; i < kTileN / 2; ++i) scores[i] *= params.score_scale;
+        }
+        if (params.mask.kind == kBoolMask) {
+            const auto* keeps = static_cast<const uint8_t*>(arrays.mask);
+            by_array(tile, scores, [&](float x, int64_t i) { return keeps[i] ? x : -kInfinity; });
+        } else if (params.mask.kind == kBiasMask) {
+            if (params.mask.dtype == kFloat) add_bias<float>(tile, scores);
+            if (params.mask.dtype == kHalf) add_bias<half>(tile, scores);
+            if (params.mask.dtype == kBf16) add_bias<bf16>(tile, scores);
+        }
+    }
     // What is not kept becomes -inf.  query_row: the tile's first one.
-    DEVICE void mask_scores(const int& query_row) {
+    DEVICE void mask_scores(const int& query_row, Scores& scores) {
         const int key = first_key(), end = seen < sk() ? seen : sk();  // of the first row
         if ((!kBlocks || type() == kFullBlock) && key + kTileN <= end) return;
         const int lane = opaque(lane_id()), row = warp_row() - warpgroup_row();
@@ -150,8 +200,9 @@ struct WarpgroupRows {
         }
     }
     // Scores become numerators; whether the outputs so far are to be multiplied by `factors`.
-    DEVICE bool exponentiate(const QueryTile& tile) {
-        mask_scores(tile.row);
+    DEVICE bool exponentiate(const QueryTile& tile, Scores& scores) {
+        if constexpr (kArray) by_array(tile, scores);
+        mask_scores(tile.row, scores);
         const auto at = [&](int n, int i) -> float& { return scores[4 * n + i]; };
         float largest[2];
         const bool grown =
@@ -166,7 +217,7 @@ struct WarpgroupRows {
 #pragma unroll
         for (int j = 0; j < kHeadDim / 2; ++j) outputs[j] *= factors[j / 2 % 2];
     }
-    DEVICE void to_fragments() {
+    DEVICE void to_fragments(const Scores& scores) {
 #pragma unroll
         for (int i = 0; i < kSteps; ++i) {
 #pragma unroll
