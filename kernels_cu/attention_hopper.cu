@@ -102,7 +102,8 @@ DEVICE void consume_together(HopperAttention& storage, const TensorMap& out_map,
     };
     // By every warp, so that none that is late misses its turn.
     const auto pass_turn = [&] {
-        if (kTakesTurns && threadIdx.x % 32 == 0) storage.turn[(warpgroup + 1) % kConsumers].arrive();
+        if (kTakesTurns && threadIdx.x % 32 == 0)
+            storage.turn[(warpgroup + 1) % kConsumers].arrive();
     };
 #pragma unroll 1
     for (;;) {

@@ -13,7 +13,7 @@ struct Layout {
 };
 using Softmax = OnlineSoftmax<Element, Layout>;
 constexpr int kFragments = kTileN / 8;
-constexpr uint32_t kMore = 4;  // more than the types of blocks
+constexpr uint32_t kMore = 4;           // more than the types of blocks
 constexpr int kUnlimited = 0x7fff0000;  // more than any key, also some rows further on
 
 struct Statistics {
@@ -42,8 +42,8 @@ struct WarpgroupRows {
     const AttentionParams& params;
     const MaskArrays& arrays;
     int warpgroup;  // in uniform registers
-    int seen;  // keys from here on are not kept by the first row, if causal
-    int own_sk;  // of the sequence
+    int seen;       // keys from here on are not kept by the first row, if causal
+    int own_sk;     // of the sequence
     int block_key;  // where the block begins that the scores are of
     // Tiles of keys after that; with a mask of blocks the block's type, whether there are any, and
     // the number of its partial tile, in 2, 1 and 29 bits.
@@ -58,7 +58,9 @@ struct WarpgroupRows {
         : params(params), arrays(arrays), warpgroup(uniform(int(threadIdx.x) / 128)) {}
 
     DEVICE int sk() const { return kPacked ? own_sk : int(params.sk); }  // of the head
-    DEVICE int first_key() const { return kBlocks ? block_key : int(state) * kTileN; }  // of the scores
+    DEVICE int first_key() const {
+        return kBlocks ? block_key : int(state) * kTileN;
+    }  // of the scores
 
     // In the tile.  Worked out anew by each caller, so that none keeps them in registers.
     DEVICE static int warpgroup_row() { return opaque(int(threadIdx.x)) / 128 * 64; }
@@ -112,8 +114,8 @@ struct WarpgroupRows {
         wgmma_fence(outputs);
 #pragma unroll
         for (int i = 0; i < kSteps; ++i) {
-            wgmma<Element, Element, kMajorK, kMajorMN>(
-                outputs, p[i], advance(b, values.to_row(i * kStepK)), true);
+            wgmma<Element, Element, kMajorK, kMajorMN>(outputs, p[i],
+                                                       advance(b, values.to_row(i * kStepK)), true);
         }
         wgmma_commit();
     }
@@ -127,7 +129,8 @@ struct WarpgroupRows {
         for (int half = 0; half < 2; ++half) {
             const int own = tile.row + warp_row() + Layout::row(lane, 2 * half);
             const int row = own < tile.head.sq ? own : tile.head.sq - 1;
-            const HeadMask mask = HeadMask::of(params.mask, arrays, tile.head.batch, tile.head.head);
+            const HeadMask mask =
+                HeadMask::of(params.mask, arrays, tile.head.batch, tile.head.head);
             int64_t at = mask.offset + row * params.mask.strides[2] + key * step;
 #pragma unroll
             for (int n = 0; n < kFragments; ++n) {
@@ -173,8 +176,8 @@ struct WarpgroupRows {
             const int first_row = query_row + warpgroup_row();
             if (type() == kPartialBlock) {
                 const HeadMask mask{params.mask, arrays, 0, 0};
-                const uint8_t* tile = mask.partial(state >> 3, first_row + row + Layout::row(lane, 0),
-                                                   key + Layout::col(lane, 0));
+                const uint8_t* tile = mask.partial(
+                    state >> 3, first_row + row + Layout::row(lane, 0), key + Layout::col(lane, 0));
                 const int next_row = 8 << params.mask.kv_shift;
 #pragma unroll
                 for (int i = 0; i < kTileN / 2; ++i) {

@@ -21,9 +21,7 @@ constexpr int kRagged = 1 << 30;
 
 // The rows from `row` on of a head, in an element of the batch or a sequence that begins at `first`
 // and has `length` of them.
-struct RowsPlace {
-    int row, head, batch, first, length;
-};
+struct RowsPlace { int row, head, batch, first, length; };
 struct Coordinates {
     int at[kPacked ? 5 : 4];
 
@@ -57,9 +55,7 @@ struct AttentionTile {
     DEVICE uint64_t along_dims(int row) const {
         return matrix_descriptor<kLine>(bytes + row * kLine, 0, 8 * kLine);
     }
-    DEVICE static int to_dim(int dim) {
-        return dim / kBoxDims * kBoxBytes + dim % kBoxDims * 2;
-    }
+    DEVICE static int to_dim(int dim) { return dim / kBoxDims * kBoxBytes + dim % kBoxDims * 2; }
     DEVICE uint64_t along_rows() const {
         return matrix_descriptor<kLine>(bytes, kBoxBytes, 8 * kLine);
     }
