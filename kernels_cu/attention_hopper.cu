@@ -1,15 +1,15 @@
-// attention_hopper.cu: attention.cu's results on Hopper, where no mask is an array.
+// attention_hopper.cu: attention.cu's results on Hopper.
 //
 // As many blocks as the GPU runs at once walk through the tiles of queries.  In each, a producer
 // brings queries, keys and values by TMA; kConsumers warpgroups of 64 queries each multiply them by
-// wgmma.  While the tensor cores multiply the next keys and the probabilities before with their
-// values, a warpgroup makes probabilities of its scores, in registers, which are wgmma's A; and the
-// warpgroups take turns, so that one's softmax runs while the others' products do.
+// wgmma.  While the tensor cores multiply the probabilities before with their values, a warpgroup
+// makes probabilities of its scores, in registers, which are wgmma's A.
 // Constants: Element; kHeadDim, to which TMA pads the head sizes with zeros; kTileN keys of a tile;
 // kStages of keys, and of values; kQueryTiles of queries: with two of them, the next tile's first
-// products are under way while a tile is finished; kMaskMode: 0 no mask, 2 blocks; kOneList: their
-// blocks are of 128 queries and keys, so that all of a tile of queries needs the same keys; kPacked:
-// sequences of different lengths.
+// products are under way while a tile is finished; kMaskMode: 0 no mask, 1 an array or scores that
+// are scaled before the softmax, 2 blocks; kOneList: these are of 128 queries and keys, so that all
+// of a tile of queries needs the same keys; kPacked: sequences of different lengths; kCounts: blocks
+// take tiles of queries by a counter.
 // Launch: grid (any), block (kNumThreads = 128 * (kConsumers + 1)), dynamic shared memory
 // sizeof(HopperAttention).  Tensor maps: (batch, head, row, dim) of q, k, v and out, boxes of 64
 // dims and kTileM, kTileN, kTileN and 16 rows, swizzled by 128 bytes; of packed sequences as
@@ -17,7 +17,6 @@
 #include "parts/attention_rows_hopper.cuh"
 
 // What a thread may have, of the 65536 of a multiprocessor.
-static_assert(!kAhead || (!kBlocks && !kTakesTurns), "scores of two tiles are of one list");
 constexpr int kProducerRegisters = kBlocks && !kOneList ? 56 : kConsumers == 2 ? 40 : 32;
 constexpr int kConsumerRegisters = kBlocks && !kOneList ? 224 : kConsumers == 2 ? 232 : 160;
 
@@ -27,67 +26,6 @@ DEVICE void keep_order(HopperAttention& storage, QueryPlace place) {
     storage.queries_full[place.stage].wait(place.parity);
 }
 
-// One step of a tile: probabilities of the scores `now`, of step `number`, while the products with
-// the values before and the next keys run.
-DEVICE void step_ahead(HopperAttention& storage, WarpgroupRows& rows, QueryPlace place,
-                       uint32_t number, const QueryTile& tile, Scores& now, Scores& next) {
-    const StagePlace before(number - 1), after(number + 1);
-    storage.keys_full[after.stage].wait(after.parity);
-    rows.begin_scores(storage, place.stage, after.stage, next);
-    storage.values_full[before.stage].wait(before.parity);
-    rows.begin_outputs(storage, before.stage);
-    const bool grown = rows.exponentiate(tile, now);
-    keep_order(storage, place);
-    wgmma_wait<0>(rows.outputs, next);
-    release(storage.keys_empty[after.stage]);
-    release(storage.values_empty[before.stage]);
-    if (grown) rows.rescale();
-    rows.to_fragments(now);
-    rows.look_up(storage, after.stage, rows.state);
-}
-// All of a tile but the products with its last values, with the scores of two steps in registers.
-// The first ones are there.
-DEVICE void multiply_ahead(HopperAttention& storage, WarpgroupRows& rows, QueryPlace place,
-                           uint32_t& number, const QueryTile& tile) {
-    rows.clear();
-    if (!rows.more()) {
-        rows.exponentiate(tile, rows.scores);
-        rows.to_fragments(rows.scores);
-        return;
-    }
-    const StagePlace second(number + 1);
-    storage.keys_full[second.stage].wait(second.parity);
-    rows.begin_scores(storage, place.stage, second.stage, rows.next_scores);
-    rows.exponentiate(tile, rows.scores);
-    keep_order(storage, place);
-    wgmma_wait<0>(rows.next_scores);
-    release(storage.keys_empty[second.stage]);
-    rows.to_fragments(rows.scores);
-    rows.look_up(storage, second.stage, rows.state);
-#pragma unroll 1
-    for (;;) {
-        ++number;
-        if (!rows.more()) {
-#pragma unroll
-            for (int i = 0; i < kTileN / 2; ++i) rows.scores[i] = rows.next_scores[i];
-            break;
-        }
-        step_ahead(storage, rows, place, number, tile, rows.next_scores, rows.scores);
-        ++number;
-        if (!rows.more()) break;
-        step_ahead(storage, rows, place, number, tile, rows.scores, rows.next_scores);
-    }
-    const StagePlace before(number - 1);
-    storage.values_full[before.stage].wait(before.parity);
-    rows.begin_outputs(storage, before.stage);
-    const bool grown = rows.exponentiate(tile, rows.scores);
-    keep_order(storage, place);
-    wgmma_wait<0>(rows.outputs);
-    release(storage.values_empty[before.stage]);
-    if (grown) rows.rescale();
-    rows.to_fragments(rows.scores);
-}
-
 // All of a tile of queries needs the same tiles of keys.
 DEVICE void consume_together(HopperAttention& storage, const TensorMap& out_map,
                              const AttentionParams& params, const MaskArrays& arrays,
@@ -95,16 +33,6 @@ DEVICE void consume_together(HopperAttention& storage, const TensorMap& out_map,
     uint32_t number = 0, count = 0;  // of tiles of keys and of queries so far
     int stored = -1;                 // the queries' place that outputs are still read from
     WarpgroupRows rows(params, arrays);
-    const int warpgroup = rows.warpgroup;
-    // Of the products of tile `number` of keys.
-    const auto wait_for_turn = [&] {
-        if (kTakesTurns) storage.turn[warpgroup].wait((number & 1) ^ (warpgroup == 0));
-    };
-    // By every warp, so that none that is late misses its turn.
-    const auto pass_turn = [&] {
-        if (kTakesTurns && threadIdx.x % 32 == 0)
-            storage.turn[(warpgroup + 1) % kConsumers].arrive();
-    };
 #pragma unroll 1
     for (;;) {
         // A tile after none, or after one whose end nothing followed.
@@ -124,41 +52,33 @@ DEVICE void consume_together(HopperAttention& storage, const TensorMap& out_map,
         const StagePlace at(number);
         storage.keys_full[at.stage].wait(at.parity);
         rows.look_up(storage, at.stage, left);
-        wait_for_turn();
-        rows.begin_scores(storage, place.stage, at.stage, rows.scores);
-        pass_turn();
+        rows.begin_scores(storage, place.stage, at.stage);
         wgmma_wait<0>(rows.scores);
 #pragma unroll 1
         for (;;) {
             // The scores are those of the tile's first keys.
             release(storage.keys_empty[StagePlace(number).stage]);
-            if constexpr (kAhead) {
-                multiply_ahead(storage, rows, place, number, storage.tiles[count % kTiles]);
-            } else {
-                rows.exponentiate(storage.tiles[count % kTiles], rows.scores);
-                rows.clear();
-                rows.to_fragments(rows.scores);
-            }
+            rows.exponentiate(storage.tiles[count % kTiles]);
+            rows.clear();
+            rows.to_fragments();
             if (kQueryTiles == 2 && stored >= 0) rows.release_queries(storage, stored);
             stored = -1;
 #pragma unroll 1
-            while (!kAhead && rows.more()) {
+            while (rows.more()) {
                 const StagePlace before(number), at(++number);
                 storage.keys_full[at.stage].wait(at.parity);
                 rows.look_up(storage, at.stage, rows.state);
-                wait_for_turn();
-                rows.begin_scores(storage, place.stage, at.stage, rows.scores);
+                rows.begin_scores(storage, place.stage, at.stage);
                 storage.values_full[before.stage].wait(before.parity);
                 rows.begin_outputs(storage, before.stage);
-                pass_turn();
                 wgmma_wait<1>(rows.scores);
                 release(storage.keys_empty[at.stage]);
-                const bool grown = rows.exponentiate(storage.tiles[count % kTiles], rows.scores);
+                const bool grown = rows.exponentiate(storage.tiles[count % kTiles]);
                 keep_order(storage, place);
                 wgmma_wait<0>(rows.outputs);
                 release(storage.values_empty[before.stage]);
                 if (grown) rows.rescale();
-                rows.to_fragments(rows.scores);
+                rows.to_fragments();
             }
             const StagePlace before(number++);
             const QueryTile& tile = storage.tiles[count % kTiles];
@@ -181,10 +101,8 @@ DEVICE void consume_together(HopperAttention& storage, const TensorMap& out_map,
             const StagePlace at(number);
             storage.keys_full[at.stage].wait(at.parity);
             rows.look_up(storage, at.stage, next_left);
-            wait_for_turn();
             rows.begin_outputs(storage, before.stage);
-            rows.begin_scores(storage, next.stage, at.stage, rows.scores);
-            pass_turn();
+            rows.begin_scores(storage, next.stage, at.stage);
             wgmma_wait<1>(rows.outputs);
             release(storage.values_empty[before.stage]);
             rows.finish(storage, out_map, place.stage, tile, statistics);
@@ -226,11 +144,11 @@ DEVICE void consume_apart(HopperAttention& storage, const TensorMap& out_map,
                 ++number;
                 continue;
             }
-            rows.begin_scores(storage, place.stage, at.stage, rows.scores);
+            rows.begin_scores(storage, place.stage, at.stage);
             wgmma_wait<0>(rows.scores);
             release(storage.keys_empty[at.stage]);
-            if (rows.exponentiate(storage.tiles[count % kTiles], rows.scores)) rows.rescale();
-            rows.to_fragments(rows.scores);
+            if (rows.exponentiate(storage.tiles[count % kTiles])) rows.rescale();
+            rows.to_fragments();
 #pragma unroll 1
             while (more) {
                 const StagePlace next(number + 1);
@@ -242,17 +160,17 @@ DEVICE void consume_apart(HopperAttention& storage, const TensorMap& out_map,
                     break;
                 }
                 ++number;
-                rows.begin_scores(storage, place.stage, next.stage, rows.scores);
+                rows.begin_scores(storage, place.stage, next.stage);
                 storage.values_full[at.stage].wait(at.parity);
                 rows.begin_outputs(storage, at.stage);
                 wgmma_wait<1>(rows.scores);
                 release(storage.keys_empty[next.stage]);
-                const bool grown = rows.exponentiate(storage.tiles[count % kTiles], rows.scores);
+                const bool grown = rows.exponentiate(storage.tiles[count % kTiles]);
                 keep_order(storage, place);
                 wgmma_wait<0>(rows.outputs);
                 release(storage.values_empty[at.stage]);
                 if (grown) rows.rescale();
-                rows.to_fragments(rows.scores);
+                rows.to_fragments();
                 at = next;
             }
             storage.values_full[at.stage].wait(at.parity);

@@ -82,7 +82,6 @@ def test_right(target, number):
     "head_dim, config",
     [
         (64, AttentionHopperConfig(192, 96, 3)),
-        (64, AttentionHopperConfig(128, 96, 3, ahead=True)),
         (128, AttentionHopperConfig(128, 128)),
         (256, AttentionHopperConfig(128, 80)),
     ],

@@ -36,7 +36,7 @@ FAULTS = {
         MAIN, "place = next; wgmma_wait<0>(rows.scores);", "place = next;", "full"
     ),
     "the next tile's scores are of this tile's queries": Fault(
-        MAIN, "rows.begin_scores(storage, next.stage, at.stage, rows.scores);", "rows.begin_scores(storage, place.stage, at.stage, rows.scores);",
+        MAIN, "rows.begin_scores(storage, next.stage, at.stage);", "rows.begin_scores(storage, place.stage, at.stage);",
         "full",
     ),
     "values of the next tile": Fault(
@@ -87,8 +87,9 @@ FAULTS = {
     "a block's causality is left out": Fault(
         ROWS, "block_end = first_row + params.mask.causal_offset + 1;", ";", "blocks"
     ),
-    "what is known of a block is read after its release": Fault(
-        MAIN, "rows.look_up(storage, at.stage, rows.state); wait_for_turn();", "wait_for_turn();", "large blocks"
+    "what is known of the block before": Fault(
+        MAIN, "rows.look_up(storage, at.stage, rows.state);", "rows.look_up(storage, before.stage, rows.state);",
+        "large blocks",
     ),
     "an element of the mask for the next key": Fault(ROWS, "change(score, at + i * step)", "change(score, at + step)", "bool"),
     "a mask's rows of the first warp": Fault(

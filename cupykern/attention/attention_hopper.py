@@ -50,8 +50,6 @@ class AttentionHopperConfig:
     tile_m: int
     tile_n: int
     stages: int = 2
-    turns: bool = False
-    ahead: bool = False
 
     def query_tiles(self, head_dim: int) -> int:
         """How many tiles of queries shared memory has room for: with two the next one is there early."""
@@ -65,7 +63,7 @@ class AttentionHopperConfig:
         consumers = self.tile_m // 64
         tiles = 2 * head_dim * (query_tiles * self.tile_m + 2 * self.stages * self.tile_n)
         steps = _STEP_BYTES * self.stages * consumers
-        barriers = 8 * (2 * query_tiles + 4 * self.stages + consumers)
+        barriers = 8 * (2 * query_tiles + 4 * self.stages)
         return tiles + steps + barriers + _TILES_BYTES + _SEQUENCES_BYTES
 
     @property
@@ -85,7 +83,7 @@ def refusal(config: AttentionHopperConfig, head_dim: int, arch: str) -> str | No
     if not 2 <= c.stages <= 4:
         return f"stages must be 2 to 4; got {c.stages}"
     # Of a thread: outputs, scores, probabilities of 16 bits.
-    registers = head_dim // 2 + c.tile_n // 2 * (1 + c.ahead) + c.tile_n // 4
+    registers = head_dim // 2 + c.tile_n // 2 + c.tile_n // 4
     limit = 200 if c.tile_m == 128 else 128
     if registers > limit:
         return f"a thread's {registers} sums are more than {limit}"
@@ -158,8 +156,6 @@ def variant(dtype: np.dtype, head_dim: int, kind: Kind, config: AttentionHopperC
             ("kMaskMode", kind.mode),
             ("kOneList", kind.one_list),
             ("kPacked", kind.packed),
-            ("kTakesTurns", config.turns),
-            ("kAhead", config.ahead),
             ("kCounts", kind.packed or kind.mode == 2),
         ),
         config.num_threads,

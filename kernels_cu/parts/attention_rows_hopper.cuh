@@ -50,7 +50,7 @@ struct WarpgroupRows {
     uint32_t state;
     float top[2], factors[2];
     Softmax softmax;
-    Scores scores, next_scores;
+    Scores scores;
     Outputs outputs;
     Probabilities p;
 
@@ -92,8 +92,7 @@ struct WarpgroupRows {
     DEVICE int type() const { return int(state % kMore); }  // of the block
     DEVICE bool keeps() const { return vote_any(type() != kMaskedBlock); }
 
-    DEVICE void begin_scores(const HopperAttention& storage, int query_stage, int stage,
-                             Scores& scores) {
+    DEVICE void begin_scores(const HopperAttention& storage, int query_stage, int stage) {
         const auto& queries = storage.queries[query_stage];
         const auto& keys = storage.keys[stage];
         const uint64_t a = queries.along_dims(warpgroup * 64), b = keys.along_dims(0);
@@ -121,7 +120,7 @@ struct WarpgroupRows {
     }
     // Scores as `change` makes them of (score, element of the mask).
     template <class Change>
-    DEVICE void by_array(const QueryTile& tile, Scores& scores, const Change& change) {
+    DEVICE void by_array(const QueryTile& tile, const Change& change) {
         const int lane = opaque(lane_id()), key = first_key() + Layout::col(lane, 0);
         const int64_t step = params.mask.strides[3];
         const int there = sk() - key;  // keys, from the lane's first one on
@@ -145,29 +144,29 @@ struct WarpgroupRows {
         }
     }
     template <class T>
-    DEVICE void add_bias(const QueryTile& tile, Scores& scores) {
+    DEVICE void add_bias(const QueryTile& tile) {
         const T* biases = static_cast<const T*>(arrays.mask);
-        by_array(tile, scores, [&](float x, int64_t i) {
+        by_array(tile, [&](float x, int64_t i) {
             const float bias = to_float(biases[i]);
             return bias == -kInfinity ? bias : x + bias;
         });
     }
-    DEVICE void by_array(const QueryTile& tile, Scores& scores) {
+    DEVICE void by_array(const QueryTile& tile) {
         if (params.prescale) {
 #pragma unroll
             for (int i = 0; i < kTileN / 2; ++i) scores[i] *= params.score_scale;
         }
         if (params.mask.kind == kBoolMask) {
             const auto* keeps = static_cast<const uint8_t*>(arrays.mask);
-            by_array(tile, scores, [&](float x, int64_t i) { return keeps[i] ? x : -kInfinity; });
+            by_array(tile, [&](float x, int64_t i) { return keeps[i] ? x : -kInfinity; });
         } else if (params.mask.kind == kBiasMask) {
-            if (params.mask.dtype == kFloat) add_bias<float>(tile, scores);
-            if (params.mask.dtype == kHalf) add_bias<half>(tile, scores);
-            if (params.mask.dtype == kBf16) add_bias<bf16>(tile, scores);
+            if (params.mask.dtype == kFloat) add_bias<float>(tile);
+            if (params.mask.dtype == kHalf) add_bias<half>(tile);
+            if (params.mask.dtype == kBf16) add_bias<bf16>(tile);
         }
     }
     // What is not kept becomes -inf.  query_row: the tile's first one.
-    DEVICE void mask_scores(const int& query_row, Scores& scores) {
+    DEVICE void mask_scores(const int& query_row) {
         const int key = first_key(), end = seen < sk() ? seen : sk();  // of the first row
         if ((!kBlocks || type() == kFullBlock) && key + kTileN <= end) return;
         const int lane = opaque(lane_id()), row = warp_row() - warpgroup_row();
@@ -203,9 +202,9 @@ struct WarpgroupRows {
         }
     }
     // Scores become numerators; whether the outputs so far are to be multiplied by `factors`.
-    DEVICE bool exponentiate(const QueryTile& tile, Scores& scores) {
-        if constexpr (kArray) by_array(tile, scores);
-        mask_scores(tile.row, scores);
+    DEVICE bool exponentiate(const QueryTile& tile) {
+        if constexpr (kArray) by_array(tile);
+        mask_scores(tile.row);
         const auto at = [&](int n, int i) -> float& { return scores[4 * n + i]; };
         float largest[2];
         const bool grown =
@@ -220,7 +219,7 @@ struct WarpgroupRows {
 #pragma unroll
         for (int j = 0; j < kHeadDim / 2; ++j) outputs[j] *= factors[j / 2 % 2];
     }
-    DEVICE void to_fragments(const Scores& scores) {
+    DEVICE void to_fragments() {
 #pragma unroll
         for (int i = 0; i < kSteps; ++i) {
 #pragma unroll
