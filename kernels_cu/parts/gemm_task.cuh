@@ -54,7 +54,9 @@ struct GemmTask {
         if (height > tiles_m) height = tiles_m;
         // Where there is one of something, without a division: until a block knows its tile, the
         // tensor cores wait.
-        const auto divide = [](uint32_t x, uint32_t by) { return x < by ? 0 : by == 1 ? x : x / by; };
+        const auto divide = [](uint32_t x, uint32_t by) {
+            return x < by ? 0 : by == 1 ? x : x / by;
+        };
         GemmTask task;
         const uint32_t tiles = tiles_m * tiles_n;
         const uint32_t split = divide(index, tiles * batch), tile = index - split * tiles * batch;

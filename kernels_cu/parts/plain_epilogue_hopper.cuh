@@ -53,8 +53,8 @@ struct TileFactors {
         if constexpr (kTurned) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const auto of_row =
-                    *reinterpret_cast<const Bytes<4 * kOfCol>*>(cols[row + row_of_half(lane, half)]);
+                const auto of_row = *reinterpret_cast<const Bytes<4 * kOfCol>*>(
+                    cols[row + row_of_half(lane, half)]);
                 const float added = bit_cast<float>(of_row.words[kOfCol - 1]);
 #pragma unroll
                 for (int i = 0; i < kValues; ++i) {

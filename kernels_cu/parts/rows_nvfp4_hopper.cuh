@@ -8,7 +8,7 @@
 
 // Of k that are converted at once: the more, the more warps have to do while they wait.
 constexpr int kDepth = kTileK < 128 ? 32 : kTileK < 256 ? 64 : 128;
-constexpr int kStageWords = kTileK / kWordK;    // words of scales
+constexpr int kStageWords = kTileK / kWordK;  // words of scales
 using RowRegisters = uint32_t[kDepth / kStepK][4];
 constexpr int kWordsAhead = 4;  // words of scales that four lanes with the same rows hold at once
 
