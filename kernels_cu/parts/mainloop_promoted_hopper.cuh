@@ -9,15 +9,19 @@
 
 static_assert(kTileK == kBlockK && !kPingPong && kLead == 0 && kBlocks == 1,
               "a stage is a block of scales");
-constexpr int kProductCols = kCols < kBlockK ? kCols : kBlockK, kProducts = kProductCols / 2;
-constexpr int kChunks = kCols / kProductCols;
-static_assert(kCols % kProductCols == 0, "one scale for the columns");
+constexpr int kProductCols = kCols % kBlockK == 0 ? kBlockK : kCols;
+constexpr int kProducts = kProductCols / 2, kChunks = kCols / kProductCols;
+constexpr int kScaleCols = kCols % kBlockK == 0 ? kBlockK : 64;  // that have the same scale
+constexpr int kColScales = kCols / kScaleCols;
+static_assert(kProductCols <= 192, "products and sums fit into registers");
+constexpr int kHandOff = 0;
+constexpr int kTurning = 1;
 
-// The factors of a thread's products: of its rows, and of every kProductCols columns.  Four lanes
+// The factors of a thread's products: of its rows, and of every kScaleCols columns.  Four lanes
 // with the same rows load those of four stages, a stage ahead of their use.
 constexpr int kAhead = 4;
 struct BlockFactors {
-    float rows[2], cols[kChunks];
+    float rows[2], cols[kColScales];
 
     // Of the warpgroup's kAhead stages from `first` on.
     DEVICE void load(const TileWork& work, int first) {
@@ -32,8 +36,8 @@ struct BlockFactors {
             rows[i] = scales.a ? scales.a[there * scales.a_row + k * scales.a_k] : 1.0f;
         }
 #pragma unroll
-        for (int i = 0; i < kChunks; ++i) {
-            const int at = work.first_col / kBlockK + i;
+        for (int i = 0; i < kColScales; ++i) {
+            const int at = (work.first_col + i * kScaleCols) / kBlockK;
             const int64_t there = at < scales.last_block ? at : scales.last_block;
             cols[i] = scales.b ? scales.b[k * scales.b_k + there * scales.b_col] : 1.0f;
         }
@@ -45,25 +49,14 @@ struct BlockFactors {
 #pragma unroll
         for (int j = 0; j < 2; ++j) factors.rows[j] = shuffle(rows[j], lane);
 #pragma unroll
-        for (int j = 0; j < kChunks; ++j) factors.cols[j] = shuffle(cols[j], lane);
+        for (int j = 0; j < kColScales; ++j) factors.cols[j] = shuffle(cols[j], lane);
         return factors;
     }
 };
 
-// A's rows of a stage, those of the warpgroup: registers leave the bandwidth of shared memory,
-// which limits FP8 products, to B.
-using RowRegisters = uint32_t[kTileK / kStepK][4];
-DEVICE void load_rows(RowRegisters& a, const unsigned char* stage, int first_row) {
-    const int lane = threadIdx.x % 32, row = first_row + threadIdx.x / 32 % 4 * 16 + lane % 16;
-#pragma unroll
-    for (int i = 0; i < kTileK / kStepK; ++i) {
-        load_matrix<false>(a[i], stage + RowStage::place(row, i * 32 + lane / 16 * 16));
-    }
-}
-
 // ring.turn: all warps of a warpgroup have given their products of a chunk of columns.
 DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
-    constexpr bool kTurns = kShareRows;
+    constexpr bool kTurns = kShareRows && kConsumers == 2 && kTurning;
     clear(sums);
     OwnStages own(work);
     if (!own.there()) return;  // the only stage is the other warpgroup's, or none is this block's
@@ -73,30 +66,32 @@ DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
 #pragma unroll 1
     for (int i = 0; own.there(); own.next(), i = (i + 1) % kAhead) {
         const int stage = own.place.stage;
+        const uint64_t rows = RowStage::tile(ring.rows[stage], work.row, 0);
         const uint64_t cols = ColStage::tile(ring.cols[stage], 0, 0);
         const BlockFactors factors = loaded.of(i);
         if (i == kAhead - 1) loaded.load(work, own.index + kStride);
         ring.full[stage].wait(own.place.parity);
-        RowRegisters a;
-        load_rows(a, ring.rows[stage], work.row);
 #pragma unroll
         for (int chunk = 0; chunk < kChunks; ++chunk, ++turn) {
             float products[kProducts];
             if (kTurns) ring.turn[work.consumer ^ 1].wait((turn + work.consumer + 1) & 1);
-            wgmma_fence(products, a[0], a[1], a[2], a[3]);
+            wgmma_fence(products);
 #pragma unroll
             for (int k = 0; k < kTileK; k += kStepK) {
+                if (kHandOff == 1 && k == kTileK - kStepK) wgmma_commit();
                 wgmma<RowElement, ColElement>(
-                    products, a[k / kStepK],
+                    products, advance(rows, k),
                     advance(cols, chunk * kProductCols * ColStage::kLine + k), k > 0);
             }
             wgmma_commit();
+            if (kHandOff == 1) wgmma_wait<1>();
             if (kTurns && elect_one()) ring.turn[work.consumer].arrive();
             wgmma_wait<0>(products);
             if (chunk == kChunks - 1) ring.release(stage);
 #pragma unroll
             for (int j = 0; j < kProducts; ++j) {
-                const float factor = factors.rows[j / 2 % 2] * factors.cols[chunk];
+                const int col = chunk * kProductCols + j / 4 * 8;  // of the thread's: wgmma_col
+                const float factor = factors.rows[j / 2 % 2] * factors.cols[col / kScaleCols];
                 sums[0][chunk * kProducts + j] += products[j] * factor;
             }
         }
