@@ -10,22 +10,13 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from . import (
-    arguments,
-    dequantize_nvfp4,
-    dtypes,
-    gemm,
-    gemm_hopper,
-    matmul,
-    nvfp4,
-    product,
-    reference,
-)
-from .arrays import address_of
+from .. import arguments, dtypes, reference
+from ..arrays import address_of
+from ..op import Call, Draw, Op, Work
+from ..targets import of_array
+from . import dequantize_nvfp4, gemm, gemm_hopper, matmul, nvfp4, product
 from .gemm import BLOCK, AnyConfig
 from .nvfp4 import NvFp4
-from .op import Call, Draw, Op, Work
-from .targets import of_array
 
 _QUANTIZED = (dtypes.float8_e4m3fn, dtypes.float8_e5m2, dtypes.int8, product.FP4)
 _LARGEST_FLOAT = float(np.finfo(np.float32).max)
