@@ -86,6 +86,7 @@ class HopperConfig:
     turned: rows and columns of the sums change places, as where b is converted (then always): for few
     rows of a.
     decoded: NVFP4 weights are decoded in memory before, not in registers.
+    warpgroups: that multiply: two, or three of which each has its third of the rows.
     """
 
     tile_m: int
@@ -254,6 +255,8 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
     if min(c.tile_m, c.tile_n, c.stages, c.lines) < 1:
         return "tiles, stages and lines must be positive"
     shared_rows = not (c.ping_pong or c.share_k)
+    if c.warpgroups != 2 and not (c.warpgroups == 3 and fp8 and shared_rows and c.tile_n <= BLOCK):
+        return "three warpgroups share the rows of FP8's tiles of at most 128 columns, else two"
     turned = _turned(c, task)
     if c.turned and (fp8 or task.kernel != "gemm"):
         return "turned products are one product, and not of FP8"
