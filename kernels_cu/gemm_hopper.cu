@@ -34,10 +34,8 @@ struct HopperStorage {
     TileFactors factors[kFactors];
 };
 
-// A block of 384 threads begins with 3 * 168 a thread, one of 512 with 4 * 128.
 constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
-constexpr int kConsumerRegisters =
-    ((kConsumers == 2 ? 3 * 168 : 4 * 128) - kProducerRegisters) / kConsumers;
+constexpr int kConsumerRegisters = consumer_registers(kProducerRegisters);
 
 // With kShareK: the first warpgroup's sums, plus those of the other one.
 DEVICE void add_shared_sums(HopperStorage& storage, int warpgroup, TileSums& sums) {

@@ -50,6 +50,11 @@ static_assert(kStages >= (kShareK ? 4 : 2), "a stage is released when the next o
 static_assert(kNumThreads == 128 * (kConsumers + 1) && (kConsumers == 2 || kShareRows),
               "two warpgroups multiply, or three that share the rows, and one loads");
 static_assert(!kSplitK || (kClusterSize > 1 && kShareRows), "a cluster's blocks split k");
+// Of a consumer's thread, where the producer's have `of_producer`: a block of 384 threads begins with
+// 3 * 168, one of 512 with 4 * 128.
+DEVICE constexpr int consumer_registers(int of_producer) {
+    return ((kConsumers == 2 ? 3 * 168 : 4 * 128) - of_producer) / kConsumers;
+}
 constexpr bool kMulticasts = kClusterSize > 1 && !kSplitK;
 
 using SumType = typename Choose<kSame<ElementA, int8_t>, int, float>::Type;
