@@ -16,6 +16,7 @@ constexpr int kColScales = kCols / kScaleCols;
 static_assert(kProductCols <= 192, "products and sums fit into registers");
 constexpr int kHandOff = 0;
 constexpr int kTurning = 1;
+constexpr bool kHeld = false;
 
 // The factors of a thread's products: of its rows, and of every kScaleCols columns.  Four lanes
 // with the same rows load those of four stages, a stage ahead of their use.
@@ -54,6 +55,17 @@ struct BlockFactors {
     }
 };
 
+// A's rows of a stage, those of the warpgroup: registers leave the bandwidth of shared memory,
+// which limits FP8 products, to B.
+using RowRegisters = uint32_t[kTileK / kStepK][4];
+DEVICE void load_rows(RowRegisters& a, const unsigned char* stage, int first_row) {
+    const int lane = threadIdx.x % 32, row = first_row + threadIdx.x / 32 % 4 * 16 + lane % 16;
+#pragma unroll
+    for (int i = 0; i < kTileK / kStepK; ++i) {
+        load_matrix<false>(a[i], stage + RowStage::place(row, i * 32 + lane / 16 * 16));
+    }
+}
+
 // ring.turn: all warps of a warpgroup have given their products of a chunk of columns.
 DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
     constexpr bool kTurns = kShareRows && kConsumers == 2 && kTurning;
@@ -63,31 +75,47 @@ DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
     BlockFactors loaded;
     loaded.load(work, own.index);
     int turn = kChunks % 2 == 0 ? 0 : work.count * work.num_k_tiles;
+    RowRegisters a;
+    ring.full[own.place.stage].wait(own.place.parity);
+    if (kHeld) load_rows(a, ring.rows[own.place.stage], work.row);
 #pragma unroll 1
-    for (int i = 0; own.there(); own.next(), i = (i + 1) % kAhead) {
+    for (int i = 0; own.there(); i = (i + 1) % kAhead) {
         const int stage = own.place.stage;
         const uint64_t rows = RowStage::tile(ring.rows[stage], work.row, 0);
         const uint64_t cols = ColStage::tile(ring.cols[stage], 0, 0);
         const BlockFactors factors = loaded.of(i);
         if (i == kAhead - 1) loaded.load(work, own.index + kStride);
-        ring.full[stage].wait(own.place.parity);
 #pragma unroll
         for (int chunk = 0; chunk < kChunks; ++chunk, ++turn) {
             float products[kProducts];
             if (kTurns) ring.turn[work.consumer ^ 1].wait((turn + work.consumer + 1) & 1);
-            wgmma_fence(products);
+            if (kHeld) wgmma_fence(products, a[0], a[1], a[2], a[3]);
+            else wgmma_fence(products);
 #pragma unroll
             for (int k = 0; k < kTileK; k += kStepK) {
                 if (kHandOff == 1 && k == kTileK - kStepK) wgmma_commit();
-                wgmma<RowElement, ColElement>(
-                    products, advance(rows, k),
-                    advance(cols, chunk * kProductCols * ColStage::kLine + k), k > 0);
+                const int col = chunk * kProductCols * ColStage::kLine;
+                if (kHeld) {
+                    wgmma<RowElement, ColElement>(products, a[k / kStepK], advance(cols, col + k),
+                                                  k > 0);
+                } else {
+                    wgmma<RowElement, ColElement>(products, advance(rows, k), advance(cols, col + k),
+                                                  k > 0);
+                }
             }
             wgmma_commit();
             if (kHandOff == 1) wgmma_wait<1>();
             if (kTurns && elect_one()) ring.turn[work.consumer].arrive();
             wgmma_wait<0>(products);
-            if (chunk == kChunks - 1) ring.release(stage);
+            if (chunk == kChunks - 1) {
+                ring.release(stage);
+                // The next stage's rows come while the products are added.
+                own.next();
+                if (own.there()) {
+                    ring.full[own.place.stage].wait(own.place.parity);
+                    if (kHeld) load_rows(a, ring.rows[own.place.stage], work.row);
+                }
+            }
 #pragma unroll
             for (int j = 0; j < kProducts; ++j) {
                 const int col = chunk * kProductCols + j / 4 * 8;  // of the thread's: wgmma_col
