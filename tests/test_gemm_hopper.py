@@ -20,7 +20,7 @@ from cupykern.gemm.dual_gemm import NVFP4, DualProblem
 from cupykern.gemm.gemm_hopper import HopperConfig
 from cupykern.gemm.matmul import MatmulProblem
 from cupykern.gemm.product import INNER, OUTER, STRIDED, GemmTask
-from cupykern.gemm.scaled_mm import ScaledProblem
+from cupykern.gemm.scaled_problem import ScaledProblem
 from cupykern.targets import Target, UnavailableError, host
 from cupykern.tools import gate
 

@@ -8,7 +8,7 @@ from test_gemm_hopper import compute, fp8, mixed
 
 from cupykern.gemm.gemm_hopper import HopperConfig
 from cupykern.gemm.matmul import MatmulProblem
-from cupykern.gemm.scaled_mm import ScaledProblem
+from cupykern.gemm.scaled_problem import ScaledProblem
 from cupykern.targets import host
 
 RING, MAIN_LOOP = "parts/ring_hopper.cuh", "parts/mainloop_hopper.cuh"
