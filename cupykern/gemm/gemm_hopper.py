@@ -258,8 +258,8 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
     if c.warpgroups != 2 and not (c.warpgroups == 3 and fp8 and shared_rows and c.tile_n <= BLOCK):
         return "three warpgroups share the rows of FP8's tiles of at most 128 columns, else two"
     turned = _turned(c, task)
-    if c.turned and (fp8 or task.kernel != "gemm"):
-        return "turned products are one product, and not of FP8"
+    if c.turned and task.kernel != "gemm":
+        return "turned products are one product"
     rows, cols = (c.tile_n, c.tile_m) if turned else (c.tile_m, c.tile_n)
     own = rows // c.warpgroups if shared_rows else rows
     few_cols = turned and cols in (16, 32) and task.layout_a == INNER
@@ -273,9 +273,7 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         return "turned products have 64 columns per warpgroup"
     if max(rows, cols) > 256 or own // 64 * cols > 256:
         return f"the registers of two warpgroups do not hold {c.tile_m} x {c.tile_n} sums"
-    if fp8 and (
-        c.ping_pong or c.lead or c.lines != 1 or own != 64 or cols not in (64, 128, 192, 256)
-    ):
+    if fp8 and (c.ping_pong or c.lead or c.lines != 1 or own != 64 or (cols > BLOCK and cols % 64)):
         return (
             "FP8's main loop has no ping_pong, lead or lines, 64 rows a warpgroup and shares columns "
             "with whole blocks"

@@ -11,47 +11,60 @@ static_assert(kTileK == kBlockK && !kPingPong && kLead == 0 && kBlocks == 1,
               "a stage is a block of scales");
 constexpr int kProductCols = kCols % kBlockK == 0 ? kBlockK : kCols;
 constexpr int kProducts = kProductCols / 2, kChunks = kCols / kProductCols;
-constexpr int kScaleCols = kCols % kBlockK == 0 ? kBlockK : 64;  // that have the same scale
-constexpr int kColScales = kCols / kScaleCols;
 static_assert(kProductCols <= 192, "products and sums fit into registers");
 constexpr int kHandOff = 0;
 constexpr int kTurning = 1;
 constexpr bool kHeld = false;
 
-// The factors of a thread's products: of its rows, and of every kScaleCols columns.  Four lanes
-// with the same rows load those of four stages, a stage ahead of their use.
-constexpr int kAhead = 4;
+// The factors of a thread's products: of its two rows, which are A's, and of every kScaleCols
+// columns.  With kTurned, of its rows, which are of one block, and of each of its columns.  Lanes
+// with the same rows (with kTurned, columns) load those of kAhead stages, a stage ahead of their
+// use.
+constexpr int kScaleCols = kCols % kBlockK == 0 ? kBlockK : 64;
+constexpr int kRowScales = kTurned ? 1 : 2, kColScales = kTurned ? kCols / 4 : kCols / kScaleCols;
+constexpr int kAhead = kTurned ? 8 : 4;
 struct BlockFactors {
-    float rows[2], cols[kColScales];
+    float rows[kRowScales], cols[kColScales];
 
     // Of the warpgroup's kAhead stages from `first` on.
     DEVICE void load(const TileWork& work, int first) {
-        const BlockScales& scales = work.scales;
-        const int mine = first + int(threadIdx.x % kAhead) * kStride;
+        const int lane = threadIdx.x % 32;
+        const int mine = first + (kTurned ? lane / 4 : lane % 4) * kStride;
         const int64_t k = work.first_k_tile + (mine < work.num_k_tiles ? mine : 0);
-        const int row = work.first_row + threadIdx.x % 32 / 4;
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const int at = row + i * 8;
-            const int64_t there = at < scales.last_row ? at : scales.last_row;
-            rows[i] = scales.a ? scales.a[there * scales.a_row + k * scales.a_k] : 1.0f;
+        for (int i = 0; i < kRowScales; ++i) {
+            rows[i] = kTurned ? of_b(work.scales, work.first_row, k)
+                              : of_a(work.scales, work.first_row + lane / 4 + i * 8, k);
         }
 #pragma unroll
         for (int i = 0; i < kColScales; ++i) {
-            const int at = (work.first_col + i * kScaleCols) / kBlockK;
-            const int64_t there = at < scales.last_block ? at : scales.last_block;
-            cols[i] = scales.b ? scales.b[k * scales.b_k + there * scales.b_col] : 1.0f;
+            cols[i] = kTurned ? of_a(work.scales, work.first_col + wgmma_col(lane, i % 2 + i / 2 * 4), k)
+                              : of_b(work.scales, work.first_col + i * kScaleCols, k);
         }
+    }
+    DEVICE static float of_a(const BlockScales& scales, int row, int64_t k) {
+        const int64_t there = row < scales.last_row ? row : scales.last_row;
+        return scales.a ? scales.a[there * scales.a_row + k * scales.a_k] : 1.0f;
+    }
+    DEVICE static float of_b(const BlockScales& scales, int col, int64_t k) {
+        const int block = col / kBlockK;
+        const int64_t there = block < scales.last_block ? block : scales.last_block;
+        return scales.b ? scales.b[k * scales.b_k + there * scales.b_col] : 1.0f;
     }
     // Of stage `i` of those.
     DEVICE BlockFactors of(int i) const {
-        const int lane = threadIdx.x % 32 / kAhead * kAhead + i;
+        const int own = threadIdx.x % 32, lane = kTurned ? i * 4 + own % 4 : own / 4 * 4 + i;
         BlockFactors factors;
 #pragma unroll
-        for (int j = 0; j < 2; ++j) factors.rows[j] = shuffle(rows[j], lane);
+        for (int j = 0; j < kRowScales; ++j) factors.rows[j] = shuffle(rows[j], lane);
 #pragma unroll
         for (int j = 0; j < kColScales; ++j) factors.cols[j] = shuffle(cols[j], lane);
         return factors;
+    }
+    // Of the thread's number `i` of a row of sums.
+    DEVICE float of_sum(int i) const {
+        if (kTurned) return rows[0] * cols[i / 4 * 2 + i % 2];
+        return rows[i / 2 % 2] * cols[i / 4 * 8 / kScaleCols];
     }
 };
 
@@ -118,9 +131,8 @@ DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
             }
 #pragma unroll
             for (int j = 0; j < kProducts; ++j) {
-                const int col = chunk * kProductCols + j / 4 * 8;  // of the thread's: wgmma_col
-                const float factor = factors.rows[j / 2 % 2] * factors.cols[col / kScaleCols];
-                sums[0][chunk * kProducts + j] += products[j] * factor;
+                const int i = chunk * kProducts + j;
+                sums[0][i] += products[j] * factors.of_sum(i);
             }
         }
     }
