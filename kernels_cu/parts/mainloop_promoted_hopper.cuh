@@ -97,7 +97,7 @@ DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
         const uint64_t rows = RowStage::tile(ring.rows[stage], work.row, 0);
         const uint64_t cols = ColStage::tile(ring.cols[stage], 0, 0);
         const BlockFactors factors = loaded.of(i);
-        if (i == kAhead - 1) loaded.load(work, own.index + kStride);
+        if (i == kAhead - 1 && work.scales.there()) loaded.load(work, own.index + kStride);
 #pragma unroll
         for (int chunk = 0; chunk < kChunks; ++chunk, ++turn) {
             float products[kProducts];

@@ -196,6 +196,8 @@ struct BlockScales {
     const float* b;
     int64_t a_row, a_k, b_k, b_col;  // strides: of a row, of a block
     int last_row, last_block;        // of A, and of B's columns, that exist
+
+    DEVICE bool there() const { return a || b; }
 };
 
 // The e4m3 scales of an NVFP4 operand's two rows that a thread has numbers of: words of four, each
