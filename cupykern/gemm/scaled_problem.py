@@ -122,7 +122,7 @@ def _work(problem: ScaledProblem) -> Work:
     batch = math.prod(np.broadcast_shapes(p.batch_a, p.batch_b))
     read = math.prod(p.batch_a) * p.m * nvfp4.nbytes(p.dtype, p.k)
     read += math.prod(p.batch_b) * p.n * nvfp4.nbytes(p.dtype_b or p.dtype, p.k)
-    names = (p.dtype, p.dtype_b or p.dtype)
+    names = sorted((p.dtype, p.dtype_b or p.dtype), key=lambda name: name == NVFP4)
     out = matmul.result_dtype(*map(dtypes.NAMES.get, names), p.out_dtype, False)
     return Work(read, batch * p.m * p.n * out.itemsize, 2 * batch * p.m * p.n * p.k)
 
