@@ -38,8 +38,9 @@ struct HopperStorage {
 };
 static_assert(sizeof(WarpLogits) % 128 == 0, "the ring is aligned");
 
+// A block of 384 threads begins with 3 * 168 a thread.
 constexpr int kProducerRegisters = 56;
-constexpr int kConsumerRegisters = consumer_registers(kProducerRegisters);
+constexpr int kConsumerRegisters = (3 * 168 - kProducerRegisters) / kConsumers;
 
 // Finishes and stores the warp's logits from column `col` on, and leaves their statistics in
 // `to.rows`.

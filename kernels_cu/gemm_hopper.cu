@@ -5,7 +5,7 @@
 // begin while it finishes one.
 // Constants: those of parts/ring_hopper.cuh and of the main loop, parts/mainloop*_hopper.cuh, that
 // the variant includes before this file.
-// Launch: grid (any; clusters of kClusterSize), block (kNumThreads = 384 or 512), dynamic shared memory
+// Launch: grid (any; clusters of kClusterSize), block (kNumThreads = 384), dynamic shared memory
 // sizeof(HopperStorage).  Tensor maps:
 // (batch, m, k) of A and (batch, n, k) of B, or with their last two dims swapped where kOuterMajor;
 // (batch, m, n) of out, boxes of 16 x 64, or with kTurned up to 64 x 64.  The maps' batch is
@@ -34,8 +34,9 @@ struct HopperStorage {
     TileFactors factors[kFactors];
 };
 
-constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
-constexpr int kConsumerRegisters = consumer_registers(kProducerRegisters);
+// A block of 384 threads begins with 3 * 168 a thread.
+constexpr int kProducerRegisters = 40;
+constexpr int kConsumerRegisters = (3 * 168 - kProducerRegisters) / kConsumers;
 
 // With kShareK: the first warpgroup's sums, plus those of the other one.
 DEVICE void add_shared_sums(HopperStorage& storage, int warpgroup, TileSums& sums) {

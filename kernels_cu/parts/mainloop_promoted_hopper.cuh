@@ -2,26 +2,20 @@
 // FP8 products: after every stage, 128 of k, it is multiplied by the scales of its blocks and added
 // to others in FP32.
 //
-// The warpgroups take turns: one gives the tensor cores the products of its rows and kProductCols
-// columns while the other one adds its own to the sums.  Without turns both would wait for
-// products, and add them, at the same time.
+// A warpgroup has two sets of products: it adds one to the sums while the tensor cores compute the
+// other, so that they wait for no addition.
 #include "parts/ring_hopper.cuh"
 
 static_assert(kTileK == kBlockK && !kPingPong && kLead == 0 && kBlocks == 1,
               "a stage is a block of scales");
-constexpr int kProductCols = kCols % kBlockK == 0 ? kBlockK : kCols;
-constexpr int kProducts = kProductCols / 2, kChunks = kCols / kProductCols;
-static_assert(kProductCols <= 192, "products and sums fit into registers");
-constexpr int kHandOff = 0;
-constexpr int kTurning = 1;
-constexpr bool kHeld = false;
+constexpr int kProducts = kCols / 2;
+static_assert(kCols <= kBlockK, "two sets of products and the sums fit into registers");
 
-// The factors of a thread's products: of its two rows, which are A's, and of every kScaleCols
-// columns.  With kTurned, of its rows, which are of one block, and of each of its columns.  Lanes
+// The factors of a thread's products: of its two rows, which are A's, and of the columns, which
+// are of one block.  With kTurned, of its rows, which are of one block, and of each of its columns.  Lanes
 // with the same rows (with kTurned, columns) load those of kAhead stages, a stage ahead of their
 // use.
-constexpr int kScaleCols = kCols % kBlockK == 0 ? kBlockK : 64;
-constexpr int kRowScales = kTurned ? 1 : 2, kColScales = kTurned ? kCols / 4 : kCols / kScaleCols;
+constexpr int kRowScales = kTurned ? 1 : 2, kColScales = kTurned ? kCols / 4 : 1;
 constexpr int kAhead = kTurned ? 8 : 4;
 struct BlockFactors {
     float rows[kRowScales], cols[kColScales];
@@ -39,7 +33,7 @@ struct BlockFactors {
 #pragma unroll
         for (int i = 0; i < kColScales; ++i) {
             cols[i] = kTurned ? of_a(work.scales, work.first_col + wgmma_col(lane, i % 2 + i / 2 * 4), k)
-                              : of_b(work.scales, work.first_col + i * kScaleCols, k);
+                              : of_b(work.scales, work.first_col, k);
         }
     }
     DEVICE static float of_a(const BlockScales& scales, int row, int64_t k) {
@@ -64,76 +58,75 @@ struct BlockFactors {
     // Of the thread's number `i` of a row of sums.
     DEVICE float of_sum(int i) const {
         if (kTurned) return rows[0] * cols[i / 4 * 2 + i % 2];
-        return rows[i / 2 % 2] * cols[i / 4 * 8 / kScaleCols];
+        return rows[i / 2 % 2] * cols[0];
     }
 };
 
-// A's rows of a stage, those of the warpgroup: registers leave the bandwidth of shared memory,
-// which limits FP8 products, to B.
-using RowRegisters = uint32_t[kTileK / kStepK][4];
-DEVICE void load_rows(RowRegisters& a, const unsigned char* stage, int first_row) {
-    const int lane = threadIdx.x % 32, row = first_row + threadIdx.x / 32 % 4 * 16 + lane % 16;
-#pragma unroll
-    for (int i = 0; i < kTileK / kStepK; ++i) {
-        load_matrix<false>(a[i], stage + RowStage::place(row, i * 32 + lane / 16 * 16));
-    }
-}
+// What a warpgroup does for the sums of its tile.
+struct Promotion {
+    Ring& ring;
+    const TileWork& work;
+    TileSums& sums;
+    OwnStages given, added;  // of the products to be given to the tensor cores and to be added next
+    BlockFactors loaded;     // those of `added`, number i of them, and of the stages after it
+    int i;
 
-// ring.turn: all warps of a warpgroup have given their products of a chunk of columns.
-DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
-    constexpr bool kTurns = kShareRows && kConsumers == 2 && kTurning;
-    clear(sums);
-    OwnStages own(work);
-    if (!own.there()) return;  // the only stage is the other warpgroup's, or none is this block's
-    BlockFactors loaded;
-    loaded.load(work, own.index);
-    int turn = kChunks % 2 == 0 ? 0 : work.count * work.num_k_tiles;
-    RowRegisters a;
-    ring.full[own.place.stage].wait(own.place.parity);
-    if (kHeld) load_rows(a, ring.rows[own.place.stage], work.row);
-#pragma unroll 1
-    for (int i = 0; own.there(); i = (i + 1) % kAhead) {
-        const int stage = own.place.stage;
+    DEVICE Promotion(Ring& ring, const TileWork& work, TileSums& sums)
+        : ring(ring), work(work), sums(sums), given(work), added(work), i(0) {
+        loaded.load(work, added.index);
+    }
+    // The next products are under way.
+    DEVICE void give(float (&products)[kProducts]) {
+        const int stage = given.place.stage;
         const uint64_t rows = RowStage::tile(ring.rows[stage], work.row, 0);
         const uint64_t cols = ColStage::tile(ring.cols[stage], 0, 0);
-        const BlockFactors factors = loaded.of(i);
-        if (i == kAhead - 1 && work.scales.there()) loaded.load(work, own.index + kStride);
+        ring.full[stage].wait(given.place.parity);
+        wgmma_fence(products);
 #pragma unroll
-        for (int chunk = 0; chunk < kChunks; ++chunk, ++turn) {
-            float products[kProducts];
-            if (kTurns) ring.turn[work.consumer ^ 1].wait((turn + work.consumer + 1) & 1);
-            if (kHeld) wgmma_fence(products, a[0], a[1], a[2], a[3]);
-            else wgmma_fence(products);
-#pragma unroll
-            for (int k = 0; k < kTileK; k += kStepK) {
-                if (kHandOff == 1 && k == kTileK - kStepK) wgmma_commit();
-                const int col = chunk * kProductCols * ColStage::kLine;
-                if (kHeld) {
-                    wgmma<RowElement, ColElement>(products, a[k / kStepK], advance(cols, col + k),
-                                                  k > 0);
-                } else {
-                    wgmma<RowElement, ColElement>(products, advance(rows, k), advance(cols, col + k),
-                                                  k > 0);
-                }
-            }
-            wgmma_commit();
-            if (kHandOff == 1) wgmma_wait<1>();
-            if (kTurns && elect_one()) ring.turn[work.consumer].arrive();
-            wgmma_wait<0>(products);
-            if (chunk == kChunks - 1) {
-                ring.release(stage);
-                // The next stage's rows come while the products are added.
-                own.next();
-                if (own.there()) {
-                    ring.full[own.place.stage].wait(own.place.parity);
-                    if (kHeld) load_rows(a, ring.rows[own.place.stage], work.row);
-                }
-            }
-#pragma unroll
-            for (int j = 0; j < kProducts; ++j) {
-                const int i = chunk * kProducts + j;
-                sums[0][i] += products[j] * factors.of_sum(i);
-            }
+        for (int k = 0; k < kTileK; k += kStepK) {
+            wgmma<RowElement, ColElement>(products, advance(rows, k), advance(cols, k), k > 0);
         }
+        wgmma_commit();
+        given.next();
+    }
+    // Those that are there are added.
+    DEVICE void add(const float (&products)[kProducts]) {
+        ring.release(added.place.stage);
+        const BlockFactors factors = loaded.of(i);
+        if (i == kAhead - 1 && work.scales.there()) loaded.load(work, added.index + kStride);
+        i = (i + 1) % kAhead;
+        added.next();
+#pragma unroll
+        for (int j = 0; j < kProducts; ++j) sums[0][j] += products[j] * factors.of_sum(j);
+    }
+    // `next` are under way while `products` are added.
+    DEVICE void step(float (&products)[kProducts], float (&next)[kProducts]) {
+        give(next);
+        wgmma_wait<1>(products);
+        add(products);
+    }
+    DEVICE void last(float (&products)[kProducts]) {
+        wgmma_wait<0>(products);
+        add(products);
+    }
+};
+
+DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
+    clear(sums);
+    Promotion promotion(ring, work, sums);
+    const OwnStages& given = promotion.given;
+    if (!given.there()) return;  // the only stage is the other warpgroup's, or none is this block's
+    float even[kProducts], odd[kProducts];
+    promotion.give(even);
+#pragma unroll 1
+    while (given.there() && !given.last()) {
+        promotion.step(even, odd);
+        promotion.step(odd, even);
+    }
+    if (given.there()) {
+        promotion.step(even, odd);
+        promotion.last(odd);
+    } else {
+        promotion.last(even);
     }
 }
