@@ -17,27 +17,23 @@ PROMOTED = "parts/mainloop_promoted_hopper.cuh"
 CONVERTED = "parts/mainloop_converted_hopper.cuh"
 EPILOGUE = "parts/epilogue_hopper.cuh"
 PLAIN = "parts/plain_epilogue_hopper.cuh"
-# The products added up by the tensor cores alone, in place of the sums.
-_PRODUCTS = """            float products[kProducts];
-            if (kTurns) ring.turn[work.consumer ^ 1].wait((turn + work.consumer + 1) & 1);
-            wgmma_fence(products, a[0], a[1], a[2], a[3]);
+# The products added up by the tensor cores alone, but for the two sets.
+_PRODUCTS = """            wgmma<RowElement, ColElement>(products, advance(rows, k), advance(cols, k), k > 0);
+        }
+        wgmma_commit();
+        given.next();
+    }
+    // Those that are there are added.
+    DEVICE void add(const float (&products)[kProducts]) {
+        ring.release(added.place.stage);
+        const BlockFactors factors = loaded.of(i);
+        if (i == kAhead - 1 && work.scales.there()) loaded.load(work, added.index + kStride);
+        i = (i + 1) % kAhead;
+        added.next();
 #pragma unroll
-            for (int k = 0; k < kTileK; k += kStepK) {
-                wgmma<RowElement, ColElement>(products, a[k / kStepK],
-                                              advance(cols, chunk * kProductCols * ColStage::kLine + k),
-                                              k > 0);
-            }
-            wgmma_commit();
-            if (kTurns && elect_one()) ring.turn[work.consumer].arrive();
-            wgmma_wait<0>(products);
-            if (chunk == kChunks - 1) ring.release(stage);
-#pragma unroll
-            for (int j = 0; j < kProducts; ++j) {
-"""
-_UNPROMOTED = (
-    _PRODUCTS.replace("float products[kProducts];", "auto& products = sums[0];")
-    .replace("k > 0);", "true);")
-    .replace("j < kProducts", "false")
+        for (int j = 0; j < kProducts; ++j) """
+_UNPROMOTED = _PRODUCTS.replace("k > 0", "k > 0 || given.index >= 2 * kStride").replace(
+    "++j) ", "++j) if (added.index + kStride >= added.end) "
 )
 FAULTS = {
     "the first stage's parity": Fault(
@@ -98,33 +94,29 @@ FAULTS = {
     "the promotion left out": Fault(PROMOTED, _PRODUCTS, _UNPROMOTED, "same sign"),
     "the scales of the first stage of four": Fault(PROMOTED, "loaded.of(i)", "loaded.of(0)", "blocks"),
     "scales of a stage too late": Fault(
-        PROMOTED, "loaded.load(work, own.index + kStride)", "loaded.load(work, own.index)", "blocks"
+        PROMOTED, "loaded.load(work, added.index + kStride)", "loaded.load(work, added.index)", "blocks"
     ),
     "the scales of the first block's columns": Fault(
-        PROMOTED, "factors.cols[chunk]", "factors.cols[0]", "blocks"
+        PROMOTED, "of_b(work.scales, work.first_col, k)", "of_b(work.scales, 0, k)", "blocks"
     ),
     "the scales of the first rows": Fault(
-        PROMOTED, "factors.rows[j / 2 % 2]", "factors.rows[0]", "blocks"
+        PROMOTED, "rows[i / 2 % 2] * cols[0]", "rows[0] * cols[0]", "blocks"
     ),
-    "a stage released before FP8's products are there": Fault(
-        PROMOTED,
-        "            wgmma_wait<0>(products);\n            if (chunk == kChunks - 1) ring.release(stage);",
-        "            if (chunk == kChunks - 1) ring.release(stage);\n            wgmma_wait<0>(products);",
-        "blocks",
+    "a scale for two columns": Fault(
+        PROMOTED, "cols[i / 4 * 2 + i % 2]", "cols[i / 4 * 2]", "few rows in blocks"
+    ),
+    "no wait for FP8's bytes": Fault(
+        PROMOTED, "        ring.full[stage].wait(given.place.parity);\n", "", "blocks"
+    ),
+    "FP8's products added before they are there": Fault(
+        PROMOTED, "        wgmma_wait<1>(products);\n        add(products);",
+        "        add(products);\n        wgmma_wait<1>(products);", "blocks",
     ),
     "products of the stage before": Fault(
-        PROMOTED, "ColStage::kLine + k),\n                                              k > 0);",
-        "ColStage::kLine + k),\n                                              true);", "blocks",
+        PROMOTED, "advance(cols, k), k > 0);", "advance(cols, k), true);", "blocks",
     ),
     "the rows of the first warpgroup": Fault(
-        PROMOTED, "load_rows(a, ring.rows[stage], work.row)", "load_rows(a, ring.rows[stage], 0)", "blocks"
-    ),
-    "the first columns for all": Fault(PROMOTED, "chunk * kProductCols * ColStage::kLine + k", "k", "blocks"),
-    "both warpgroups have the first turn": Fault(
-        PROMOTED, "(turn + work.consumer + 1) & 1", "(turn + 1) & 1", "blocks"
-    ),
-    "turns that begin anew with every tile": Fault(
-        PROMOTED, "kChunks % 2 == 0 ? 0 : work.count * work.num_k_tiles", "0", "plain"
+        PROMOTED, "RowStage::tile(ring.rows[stage], work.row, 0)", "RowStage::tile(ring.rows[stage], 0, 0)", "blocks"
     ),
     "the k of the cluster's first block": Fault(
         "gemm_hopper.cu", "first_k_tile = kSplitK && rank * per_block < all_k_tiles ? rank * per_block : 0",
@@ -219,7 +211,11 @@ PROBLEMS = {
         MatmulProblem(136, 264, 64, bias=(264,), activation="gelu", residual=(136, 264)),
     ),
     "bias of rows": (HopperConfig(128, 128, 2), MatmulProblem(136, 264, 64, bias=(136, 1))),
-    "blocks": (HopperConfig(128, 256, 2), fp8(136, 392, 656, "blocks")),
+    "blocks": (HopperConfig(128, 128, 2), fp8(136, 392, 656, "blocks")),
+    "few rows in blocks": (
+        HopperConfig(16, 64, 4, share_k=True, turned=True),
+        fp8(20, 136, 1200, "blocks"),
+    ),
     "plain": (HopperConfig(128, 128, 2), fp8(648, 392, 272, "rows", bias=(392,))),
     "split k": (HopperConfig(128, 128, 2, cluster=2, split_k=True), fp8(136, 136, 656, "blocks")),
     "cluster": (HopperConfig(128, 128, 2, cluster=2), fp8(648, 264, 656, "rows")),
