@@ -2,20 +2,22 @@
 // FP8 products: after every stage, 128 of k, it is multiplied by the scales of its blocks and added
 // to others in FP32.
 //
-// A warpgroup has two sets of products: it adds one to the sums while the tensor cores compute the
-// other, so that they wait for no addition.
+// A warpgroup with registers for two sets of products adds one to the sums while the tensor cores
+// compute the other.  With one set they compute another warpgroup's meanwhile.
 #include "parts/ring_hopper.cuh"
 
 static_assert(kTileK == kBlockK && !kPingPong && kLead == 0 && kBlocks == 1,
               "a stage is a block of scales");
-constexpr int kProducts = kCols / 2;
-static_assert(kCols <= kBlockK, "two sets of products and the sums fit into registers");
+constexpr int kProductCols = kCols < kBlockK ? kCols : kBlockK;
+constexpr int kProducts = kProductCols / 2, kChunks = kCols / kProductCols;
+constexpr bool kTwoSets = kConsumers == 2 && kChunks == 1;
+static_assert(kChunks * kProductCols == kCols, "the columns of a chunk are of one block");
 
-// The factors of a thread's products: of its two rows, which are A's, and of the columns, which
-// are of one block.  With kTurned, of its rows, which are of one block, and of each of its columns.  Lanes
+// The factors of a thread's products: of its two rows, which are A's, and of every chunk's columns,
+// which are of one block.  With kTurned, of its rows, which are of one block, and of each of its columns.  Lanes
 // with the same rows (with kTurned, columns) load those of kAhead stages, a stage ahead of their
 // use.
-constexpr int kRowScales = kTurned ? 1 : 2, kColScales = kTurned ? kCols / 4 : 1;
+constexpr int kRowScales = kTurned ? 1 : 2, kColScales = kTurned ? kCols / 4 : kChunks;
 constexpr int kAhead = kTurned ? 8 : 4;
 struct BlockFactors {
     float rows[kRowScales], cols[kColScales];
@@ -33,7 +35,7 @@ struct BlockFactors {
 #pragma unroll
         for (int i = 0; i < kColScales; ++i) {
             cols[i] = kTurned ? of_a(work.scales, work.first_col + wgmma_col(lane, i % 2 + i / 2 * 4), k)
-                              : of_b(work.scales, work.first_col, k);
+                              : of_b(work.scales, work.first_col + i * kProductCols, k);
         }
     }
     DEVICE static float of_a(const BlockScales& scales, int row, int64_t k) {
@@ -58,75 +60,113 @@ struct BlockFactors {
     // Of the thread's number `i` of a row of sums.
     DEVICE float of_sum(int i) const {
         if (kTurned) return rows[0] * cols[i / 4 * 2 + i % 2];
-        return rows[i / 2 % 2] * cols[0];
+        return rows[i / 2 % 2] * cols[i / kProducts];
     }
 };
 
 // What a warpgroup does for the sums of its tile.
+template <bool kByBlock>
 struct Promotion {
     Ring& ring;
     const TileWork& work;
     TileSums& sums;
     OwnStages given, added;  // of the products to be given to the tensor cores and to be added next
     BlockFactors loaded;     // those of `added`, number i of them, and of the stages after it
+    BlockFactors coming;     // of the kAhead stages after those
     int i;
 
     DEVICE Promotion(Ring& ring, const TileWork& work, TileSums& sums)
         : ring(ring), work(work), sums(sums), given(work), added(work), i(0) {
+        if (!kByBlock) return;
         loaded.load(work, added.index);
+        coming.load(work, added.index + kAhead * kStride);
     }
-    // The next products are under way.
-    DEVICE void give(float (&products)[kProducts]) {
+    DEVICE void wait() { ring.full[given.place.stage].wait(given.place.parity); }
+    // The products of a chunk of the next stage, which is there, are under way.
+    DEVICE void give(int chunk, float (&products)[kProducts]) {
         const int stage = given.place.stage;
         const uint64_t rows = RowStage::tile(ring.rows[stage], work.row, 0);
-        const uint64_t cols = ColStage::tile(ring.cols[stage], 0, 0);
-        ring.full[stage].wait(given.place.parity);
+        const uint64_t cols = ColStage::tile(ring.cols[stage], chunk * kProductCols, 0);
         wgmma_fence(products);
 #pragma unroll
         for (int k = 0; k < kTileK; k += kStepK) {
             wgmma<RowElement, ColElement>(products, advance(rows, k), advance(cols, k), k > 0);
         }
         wgmma_commit();
-        given.next();
+        if (chunk == kChunks - 1) given.next();
     }
-    // Those that are there are added.
-    DEVICE void add(const float (&products)[kProducts]) {
-        ring.release(added.place.stage);
-        const BlockFactors factors = loaded.of(i);
-        if (i == kAhead - 1 && work.scales.there()) loaded.load(work, added.index + kStride);
-        i = (i + 1) % kAhead;
-        added.next();
+    DEVICE void add(int chunk, const float (&products)[kProducts]) {
+        BlockFactors factors;
+        if (kByBlock) factors = loaded.of(i);
 #pragma unroll
-        for (int j = 0; j < kProducts; ++j) sums[0][j] += products[j] * factors.of_sum(j);
+        for (int j = 0; j < kProducts; ++j) {
+            const int number = chunk * kProducts + j;
+            sums[0][number] += kByBlock ? products[j] * factors.of_sum(number) : products[j];
+        }
+        if (chunk < kChunks - 1) return;
+        added.next();
+        if (!kByBlock) return;
+        i = (i + 1) % kAhead;
+        if (i == 0) {
+            loaded = coming;
+            coming.load(work, added.index + kAhead * kStride);
+        }
     }
     // `next` are under way while `products` are added.
     DEVICE void step(float (&products)[kProducts], float (&next)[kProducts]) {
-        give(next);
+        wait();
+        give(0, next);
         wgmma_wait<1>(products);
-        add(products);
+        ring.release(added.place.stage);
+        add(0, products);
     }
     DEVICE void last(float (&products)[kProducts]) {
         wgmma_wait<0>(products);
-        add(products);
+        ring.release(added.place.stage);
+        add(0, products);
+    }
+    DEVICE void with_two_sets() {
+        float even[kProducts], odd[kProducts];
+        wait();
+        give(0, even);
+#pragma unroll 1
+        while (given.there() && !given.last()) {
+            step(even, odd);
+            step(odd, even);
+        }
+        if (given.there()) {
+            step(even, odd);
+            last(odd);
+        } else {
+            last(even);
+        }
+    }
+    DEVICE void with_one_set() {
+        wait();
+#pragma unroll 1
+        while (given.there()) {
+#pragma unroll
+            for (int chunk = 0; chunk < kChunks; ++chunk) {
+                float products[kProducts];
+                give(chunk, products);
+                wgmma_wait<0>(products);
+                if (chunk == kChunks - 1) {
+                    ring.release(added.place.stage);
+                    if (given.there()) wait();
+                }
+                add(chunk, products);
+            }
+        }
+    }
+    DEVICE void run() {
+        if constexpr (kTwoSets) with_two_sets();
+        else with_one_set();
     }
 };
 
 DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
     clear(sums);
-    Promotion promotion(ring, work, sums);
-    const OwnStages& given = promotion.given;
-    if (!given.there()) return;  // the only stage is the other warpgroup's, or none is this block's
-    float even[kProducts], odd[kProducts];
-    promotion.give(even);
-#pragma unroll 1
-    while (given.there() && !given.last()) {
-        promotion.step(even, odd);
-        promotion.step(odd, even);
-    }
-    if (given.there()) {
-        promotion.step(even, odd);
-        promotion.last(odd);
-    } else {
-        promotion.last(even);
-    }
+    if (!OwnStages(work).there()) return;  // the only stage is another warpgroup's, or another block's
+    if (work.scales.there()) Promotion<true>(ring, work, sums).run();
+    else Promotion<false>(ring, work, sums).run();
 }
