@@ -21,19 +21,16 @@ PLAIN = "parts/plain_epilogue_hopper.cuh"
 _PRODUCTS = """            wgmma<RowElement, ColElement>(products, advance(rows, k), advance(cols, k), k > 0);
         }
         wgmma_commit();
-        given.next();
+        if (chunk == kChunks - 1) given.next();
     }
-    // Those that are there are added.
-    DEVICE void add(const float (&products)[kProducts]) {
-        ring.release(added.place.stage);
-        const BlockFactors factors = loaded.of(i);
-        if (i == kAhead - 1 && work.scales.there()) loaded.load(work, added.index + kStride);
-        i = (i + 1) % kAhead;
-        added.next();
+    DEVICE void add(int chunk, const float (&products)[kProducts]) {
+        BlockFactors factors;
+        if (kByBlock) factors = loaded.of(i);
 #pragma unroll
-        for (int j = 0; j < kProducts; ++j) """
+        for (int j = 0; j < kProducts; ++j) {
+"""
 _UNPROMOTED = _PRODUCTS.replace("k > 0", "k > 0 || given.index >= 2 * kStride").replace(
-    "++j) ", "++j) if (added.index + kStride >= added.end) "
+    "++j) {", "++j) {\n            if (added.index + 2 * kStride < added.end) continue;"
 )
 FAULTS = {
     "the first stage's parity": Fault(
@@ -93,24 +90,35 @@ FAULTS = {
     ),
     "the promotion left out": Fault(PROMOTED, _PRODUCTS, _UNPROMOTED, "same sign"),
     "the scales of the first stage of four": Fault(PROMOTED, "loaded.of(i)", "loaded.of(0)", "blocks"),
-    "scales of a stage too late": Fault(
-        PROMOTED, "loaded.load(work, added.index + kStride)", "loaded.load(work, added.index)", "blocks"
-    ),
+    "scales of the stages before": Fault(PROMOTED, "            loaded = coming;\n", "", "few rows in blocks"),
     "the scales of the first block's columns": Fault(
-        PROMOTED, "of_b(work.scales, work.first_col, k)", "of_b(work.scales, 0, k)", "blocks"
+        PROMOTED, "work.first_col + i * kProductCols, k)", "i * kProductCols, k)", "blocks"
     ),
     "the scales of the first rows": Fault(
-        PROMOTED, "rows[i / 2 % 2] * cols[0]", "rows[0] * cols[0]", "blocks"
+        PROMOTED, "rows[i / 2 % 2] * cols", "rows[0] * cols", "blocks"
     ),
     "a scale for two columns": Fault(
         PROMOTED, "cols[i / 4 * 2 + i % 2]", "cols[i / 4 * 2]", "few rows in blocks"
     ),
     "no wait for FP8's bytes": Fault(
-        PROMOTED, "        ring.full[stage].wait(given.place.parity);\n", "", "blocks"
+        PROMOTED, "        wait();\n        give(0, next);", "        give(0, next);", "blocks"
     ),
     "FP8's products added before they are there": Fault(
-        PROMOTED, "        wgmma_wait<1>(products);\n        add(products);",
-        "        add(products);\n        wgmma_wait<1>(products);", "blocks",
+        PROMOTED,
+        "        wgmma_wait<1>(products);\n        ring.release(added.place.stage);\n        add(0, products);",
+        "        add(0, products);\n        wgmma_wait<1>(products);\n        ring.release(added.place.stage);",
+        "blocks",
+    ),
+    "the columns of the first chunk": Fault(
+        PROMOTED, "ColStage::tile(ring.cols[stage], chunk * kProductCols, 0)", "ColStage::tile(ring.cols[stage], 0, 0)",
+        "wide blocks",
+    ),
+    "a stage released before its last chunk": Fault(
+        PROMOTED, "                if (chunk == kChunks - 1) {\n                    ring.release",
+        "                if (chunk == 0) {\n                    ring.release", "wide blocks",
+    ),
+    "a place of the first columns": Fault(
+        "gemm_hopper.cu", "work.first_col = int(place.words[1]);", "work.first_col = 0;", "plain"
     ),
     "products of the stage before": Fault(
         PROMOTED, "advance(cols, k), k > 0);", "advance(cols, k), true);", "blocks",
@@ -212,6 +220,7 @@ PROBLEMS = {
     ),
     "bias of rows": (HopperConfig(128, 128, 2), MatmulProblem(136, 264, 64, bias=(136, 1))),
     "blocks": (HopperConfig(128, 128, 2), fp8(136, 392, 656, "blocks")),
+    "wide blocks": (HopperConfig(128, 256, 2), fp8(136, 392, 656, "blocks")),
     "few rows in blocks": (
         HopperConfig(16, 64, 4, share_k=True, turned=True),
         fp8(20, 136, 1200, "blocks"),

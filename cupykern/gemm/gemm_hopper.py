@@ -273,7 +273,9 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         return "turned products have 64 columns per warpgroup"
     if max(rows, cols) > 256 or own // 64 * cols > 256:
         return f"the registers of two warpgroups do not hold {c.tile_m} x {c.tile_n} sums"
-    if fp8 and (c.ping_pong or c.lead or c.lines != 1 or own != 64 or (cols > BLOCK and cols % BLOCK)):
+    if fp8 and (
+        c.ping_pong or c.lead or c.lines != 1 or own != 64 or (cols > BLOCK and cols % BLOCK)
+    ):
         return (
             "FP8's main loop has no ping_pong, lead or lines, 64 rows a warpgroup and shares columns "
             "with whole blocks"
@@ -492,7 +494,11 @@ def encoded_maps(
     encoded: dict[tuple[int | None, ...], tuple[Any, ...]],
 ) -> tuple[Any, ...]:
     """The launch arguments of `plans` for the first of `arrays`, kept in `encoded` by their addresses."""
-    places = tuple([None if x is None else address_of(x) for x in arrays[: len(plans)]])
+    of = arrays[: len(plans)]
+    if target.name == "host":
+        places = tuple([None if x is None else address_of(x) for x in of])
+    else:
+        places = tuple([None if x is None else x.data.ptr for x in of])
     maps = encoded.get(places)
     if maps is None:
         maps = tuple(
