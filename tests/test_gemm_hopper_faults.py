@@ -90,7 +90,7 @@ FAULTS = {
     ),
     "the promotion left out": Fault(PROMOTED, _PRODUCTS, _UNPROMOTED, "same sign"),
     "the scales of the first stage of four": Fault(PROMOTED, "loaded.of(i)", "loaded.of(0)", "blocks"),
-    "scales of the stages before": Fault(PROMOTED, "            loaded = coming;\n", "", "few rows in blocks"),
+    "scales of the stages before": Fault(PROMOTED, "            loaded = coming;\n", "", "blocks"),
     "the scales of the first block's columns": Fault(
         PROMOTED, "work.first_col + i * kProductCols, k)", "i * kProductCols, k)", "blocks"
     ),
