@@ -273,11 +273,9 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         return "turned products have 64 columns per warpgroup"
     if max(rows, cols) > 256 or own // 64 * cols > 256:
         return f"the registers of two warpgroups do not hold {c.tile_m} x {c.tile_n} sums"
-    if fp8 and (
-        c.ping_pong or c.lead or c.lines != 1 or own != 64 or (cols > BLOCK and cols % BLOCK)
-    ):
+    if fp8 and (c.ping_pong or c.lines != 1 or own != 64 or (cols > BLOCK and cols % BLOCK)):
         return (
-            "FP8's main loop has no ping_pong, lead or lines, 64 rows a warpgroup and shares columns "
+            "FP8's main loop has no ping_pong or lines, 64 rows a warpgroup and shares columns "
             "with whole blocks"
         )
     if c.cluster != 1 and task.kernel != "gemm":
@@ -293,7 +291,8 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         return "a stage is released after the next one has come: at least 2"
     if c.share_k and (c.stages % 2 or c.stages < 4 or rows * cols > 64 * 64):
         return "share_k needs an even number of stages, at least 4, and tiles of at most 64 x 64"
-    if c.lead not in range(c.stages + 1 if shared_rows else 1):
+    leads = (c.stages - 1) // (c.warpgroups - 1) if fp8 else c.stages
+    if c.lead not in range(leads + 1 if shared_rows else 1):
         return f"no warpgroup is {c.lead} stages ahead in a ring of {c.stages}, or with ping_pong"
     needed, limit = c.shared_bytes(task), max_shared_bytes(arch)
     if needed > limit:

@@ -6,8 +6,9 @@
 // compute the other.  With one set they compute another warpgroup's meanwhile.
 #include "parts/ring_hopper.cuh"
 
-static_assert(kTileK == kBlockK && !kPingPong && kLead == 0 && kBlocks == 1,
-              "a stage is a block of scales");
+static_assert(kTileK == kBlockK && !kPingPong && kBlocks == 1, "a stage is a block of scales");
+static_assert((kConsumers - 1) * kLead < kStages && !(!kShareRows && kLead > 0),
+              "the stages of a warpgroup's lead come before any is released");
 constexpr int kProductCols = kCols < kBlockK ? kCols : kBlockK;
 constexpr int kProducts = kProductCols / 2, kChunks = kCols / kProductCols;
 constexpr bool kTwoSets = kConsumers == 2 && kChunks == 1;
@@ -167,6 +168,10 @@ struct Promotion {
 DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
     clear(sums);
     if (!OwnStages(work).there()) return;  // the only stage is another warpgroup's, or another block's
+    // A warpgroup begins when the one before is kLead stages ahead, and so it remains: one finishes
+    // its rows while the others multiply.
+    const int lead = work.consumer * kLead;
+    if (kLead > 0 && work.count == 0 && lead < work.num_k_tiles) ring.full[lead].wait(0);
     if (work.scales.there()) Promotion<true>(ring, work, sums).run();
     else Promotion<false>(ring, work, sums).run();
 }
