@@ -92,6 +92,7 @@ FP8 = (
         HopperConfig(128, 128, 3, cluster=2, split_k=True),
         HopperConfig(64, 64, 4, share_k=True),
         HopperConfig(16, 64, 4, share_k=True, turned=True),
+        HopperConfig(192, 128, 4, lead=1, warpgroups=3),
     ),
 )
 INT8 = (
