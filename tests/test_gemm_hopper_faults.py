@@ -214,7 +214,7 @@ FAULTS = {
         "for (int i = 1; i < kValues; ++i) values[i] = gelu(values[i]);", "activated",
     ),
     "k from its middle to its end": Fault(
-        RING, "i + ahead < num_k_tiles ? i + ahead : i + ahead - num_k_tiles", "i + ahead", "few rows"
+        RING, "i + ahead < num_k_tiles ? i + ahead : i + ahead - num_k_tiles", "i + ahead", "mixed, few rows"
     ),
     "the tiles' factors all the first one's": Fault(
         "gemm_hopper.cu", "params.epilogue, params.batch, task_of(part)", "params.epilogue, params.batch, first_task",
@@ -270,6 +270,10 @@ PROBLEMS = {
         mixed(136, 144, 272, layout_b="C", bias=(144,), activation="relu"),
     ),
     "shared k": (HopperConfig(64, 64, 4, share_k=True), MatmulProblem(136, 72, 200)),
+    "mixed, few rows": (
+        HopperConfig(16, 64, 4, share_k=True, lines=2),
+        mixed(20, 136, 656, layout_b="F", bias=(136,)),
+    ),
     "nvfp4, shared k": (FP4[1][0], FP4[0][0]),
     "nvfp4, split k": (FP4[1][1], FP4[0][2]),
 }
