@@ -116,7 +116,17 @@ class HopperConfig:
             ring += (factors + 16) * (2 if self.ping_pong else 1)
         logits = task.kernel == "dequant_softmax"
         staging = 8 * (32 * 20 * 4 + 8 * self.tile_m) if logits else _STAGING
+        if task.kernel == "dual_gemm":
+            staging = self._dual_staging(task)
         return staging + -(-ring // 1024) * 1024
+
+    def _dual_staging(self, task: GemmTask) -> int:
+        """dual_gemm_hopper.cu: HopperStaging, aligned."""
+        warps = 32 * own_columns(self)
+        if _turned(self, task):
+            few = 0 if _converts(task) else 1024 * self.tile_m
+            return -(-max(warps, few) // 1024) * 1024
+        return 8 * warps
 
 
 def multiplied(task: GemmTask, config: HopperConfig) -> GemmTask:
@@ -124,6 +134,16 @@ def multiplied(task: GemmTask, config: HopperConfig) -> GemmTask:
     if task.b != FP4:
         return task
     return replace(task.decoded, b=task.decoded.b if config.decoded else FP4)
+
+
+def tile_k(config: HopperConfig, task: GemmTask) -> int:
+    """Numbers along k of a stage."""
+    return config.lines * _LINE // task.a.itemsize
+
+
+def own_columns(config: HopperConfig) -> int:
+    """Of either of two products, that a block finishes (gated_epilogue_hopper.cuh: kOwnCols)."""
+    return config.tile_n // 2 // (config.cluster if config.split_k else 1)
 
 
 def decoded_operands(task: GemmTask, config: HopperConfig) -> tuple[str, ...]:
@@ -176,8 +196,11 @@ def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:
     if task.kernel == "dequant_softmax":
         return _LOGITS
     if task.kernel == "dual_gemm":
-        dual = {dtypes.float8_e4m3fn: _DUAL_FP8, **dict.fromkeys(FLOAT16S, _DUAL)}
-        return dual.get(a, {}) if a == b and task.layout_a == INNER else {}
+        if a != b or task.layout_a != INNER:
+            return {}
+        if a in FLOAT16S:
+            return {**_DUAL, **_DUAL_FEW_ROWS} if task.layout_b == INNER else _DUAL_OUTER
+        return _DUAL_FP8 if a == dtypes.float8_e4m3fn else {}
     if a in FP8 and b in FP8:
         return _FP8 if a == b == dtypes.float8_e4m3fn else _E5M2
     if a == b and a in FLOAT16S:
@@ -188,8 +211,20 @@ def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:
 
 
 # Of two products, tile_n the columns of both; not measured yet either.
-_DUAL = {HopperConfig(128, 256, 4): 45.5, HopperConfig(128, 128, 6): 24.0}
-_DUAL_FP8 = {HopperConfig(128, 256, 4): 30.0, HopperConfig(128, 128, 6): 17.6}
+_DUAL = {
+    HopperConfig(128, 256, 4): 45.5,
+    HopperConfig(128, 192, 5): 34.5,
+    HopperConfig(128, 128, 6): 24.0,
+    HopperConfig(128, 256, 4, cluster=2, split_k=True): 24.5,
+    HopperConfig(128, 192, 4, cluster=2, split_k=True): 19.0,
+}
+_DUAL_OUTER = {HopperConfig(128, 256, 4): 45.5, HopperConfig(128, 128, 6): 24.0}
+_DUAL_FEW_ROWS = {HopperConfig(16, 64, 20, share_k=True, turned=True): 9.0}
+_DUAL_FP8 = {
+    HopperConfig(128, 256, 4): 30.0,
+    HopperConfig(128, 128, 6): 17.6,
+    HopperConfig(128, 256, 4, cluster=2, split_k=True): 17.0,
+}
 
 # NVFP4's, measured on an H200 like the others; what decoding before costs is in _estimate.
 _NVFP4 = {
@@ -240,8 +275,17 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         return "two products on Hopper need operands of one size, without scales of blocks"
     if fp4 and (c.share_k or c.lines > 4 or not codes):
         return "NVFP4 is decoded on the way for TMA's strides, without share_k, of at most 4 lines"
-    if dual and (c.share_k or (c.lines != 1 and not fp4) or c.tile_n % 128):
-        return "two products on Hopper have no share_k or lines, and tile_n is a multiple of 128"
+    if dual and c.turned != c.share_k:
+        return "two products on Hopper share k where they are turned, for few rows"
+    if dual and c.tile_n % (128 if fp4 or task.layout_b == OUTER else 64):
+        return (
+            "two products on Hopper have tile_n a multiple of 64, or of 128 where the columns of b "
+            "or codes of NVFP4 are neighbours"
+        )
+    if dual and own_columns(c) % 16:
+        return f"{own_columns(c)} columns of either product are no multiple of 16"
+    if dual and c.cluster > 1 and (c.lines > 1 or (task.layout_b == OUTER and not c.split_k)):
+        return "clusters that share the loads of two products need b's columns along k, in one line"
     if task.kernel == "dequant_softmax" and c.share_k:
         return "statistics of logits are of whole sums, without share_k"
     if task.block_scales and not fp8:
@@ -254,8 +298,10 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         return "tiles, stages and lines must be positive"
     shared_rows = not (c.ping_pong or c.share_k)
     turned = _turned(c, task)
-    if c.turned and (fp8 or task.kernel != "gemm"):
-        return "turned products are one product, and not of FP8"
+    if c.turned and (fp8 or task.kernel == "dequant_softmax"):
+        return "turned products are not FP8's, nor logits"
+    if c.turned and dual and task.layout_b != INNER:
+        return "two turned products need neighbours along k"
     rows, cols = (c.tile_n, c.tile_m) if turned else (c.tile_m, c.tile_n)
     own = rows // 2 if shared_rows else rows
     few_cols = turned and cols in (16, 32) and task.layout_a == INNER
@@ -276,13 +322,19 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
             "FP8's main loop has no ping_pong, lead or lines, 64 rows a warpgroup and shares columns "
             "with whole blocks"
         )
-    if c.cluster != 1 and task.kernel != "gemm":
-        return "clusters are for one product"
+    if c.cluster != 1 and (task.kernel == "dequant_softmax" or (dual and fp4)):
+        return "logits and two products of NVFP4 have no clusters"
     unit = 8 if (task.layout_a if turned else task.layout_b) == INNER and not c.split_k else 64
+    unit = 32 if dual and c.split_k else unit
     if c.cluster not in (1, 2, 4) or cols % (c.cluster * unit if c.cluster > 1 else 1):
         return f"a cluster of 1, 2 or 4 blocks shares {cols} columns; got {c.cluster}"
-    if c.split_k and (c.cluster == 1 or not shared_rows or turned or cols % (64 * c.cluster)):
+    if c.split_k and (c.cluster == 1 or not shared_rows or turned or cols % (unit * c.cluster)):
         return "split_k needs a cluster that shares chunks of 64 columns, and no other way to share"
+    stage = (c.tile_m * task.a.itemsize + c.tile_n * task.b.itemsize) * tile_k(c, task)
+    if c.split_k and task.k <= (c.cluster - 1) * tile_k(c, task):
+        return f"k = {task.k} is less than a stage for each of {c.cluster} blocks"
+    if c.split_k and 4 * c.tile_m * c.tile_n > c.stages * stage:
+        return "the sums that a cluster's blocks exchange fill more than the stages"
     if c.ping_pong and c.share_k:
         return "either ping_pong or share_k"
     if c.stages < 2:
@@ -526,12 +578,12 @@ def hopper_plan(
     tiles = task.batch * tiles_m * tiles_n
     if tiles * c.cluster >= 2**30 or max(p.m, p.n) >= 2**31 - 512:
         raise ValueError(f"a product of {p.m} x {p.n} is too large for Hopper's main loop")
-    tile_k = c.lines * _LINE // task.a.itemsize
+    depth = tile_k(c, task)
     rows_a = c.tile_m // parts_a
     if task.layout_a == INNER and not turned and p.b2 is None:
         # Rows that are not there take TMA as long as others: they are left out.
         rows_a = min(rows_a, -(-p.m // 8) * 8)
-    map_a = _operand_map(p.a, p.batch, task.layout_a, p.m, p.a.row, p.k, p.a.col, rows_a, tile_k)
+    map_a = _operand_map(p.a, p.batch, task.layout_a, p.m, p.a.row, p.k, p.a.col, rows_a, depth)
     maps_b = [
         _operand_map(
             b,
@@ -542,7 +594,7 @@ def hopper_plan(
             p.k,
             b.row,
             cols // parts_b,
-            tile_k,
+            depth,
         )
         for b in (p.b, p.b2)
         if b is not None
@@ -551,7 +603,7 @@ def hopper_plan(
     grid, kernel = clusters * c.cluster, get_kernel(target, variant(task, c))
     shared = c.shared_bytes(task)
     group_height = max(1, _GROUP_ROWS // _cluster_sizes(c, task)[0])
-    num_k_tiles, places = math.ceil(p.k / tile_k), _PLACES[p.kernel]
+    num_k_tiles, places = math.ceil(p.k / depth), _PLACES[p.kernel]
     if p.kernel == "dequant_softmax":
         params = np.zeros((), _LOGITS_PARAMS)
         params["num_k_tiles"], params["group_height"] = num_k_tiles, group_height
@@ -560,9 +612,11 @@ def hopper_plan(
         maps = (map_a, *maps_b)
         return HopperPlan(target, kernel, grid, shared, maps, places, target.by_value(params), {})
     map_out = None
-    in_registers = p.b2 is not None and _converts(task)  # then threads store single numbers
+    in_registers = p.b2 is not None and turned  # then threads store single numbers
     if _tma_stores(p) and not in_registers:
         box = (1, min(c.tile_m, 64) if turned else 16, 64)  # epilogue_hopper.cuh
+        if p.b2 is not None:  # gated_epilogue_hopper.cuh: kBoxCols
+            box = (1, 16, math.gcd(own_columns(c), 64))
         map_out = _map_plan(p.out, p.batch, (p.m, p.n), (p.out.row, 1), box)
 
     maps = {_A: map_a, **dict(zip((_B, _B2), maps_b, strict=False)), _OUT: map_out}
@@ -583,7 +637,7 @@ def hopper_plan(
     params["group_height"] = group_height
     if p.b2 is None:
         rows = p.b if turned else p.a
-        row_bytes = (c.tile_n if turned else rows_a) * tile_k * rows.dtype.itemsize
+        row_bytes = (c.tile_n if turned else rows_a) * depth * rows.dtype.itemsize
         params["row_bytes"] = row_bytes // (2 if rows.dtype == FP4 else 1)
     params["num_groups"] = p.k // 16
     for i, groups in enumerate((p.groups_b, p.groups_b2)[: task.products]):

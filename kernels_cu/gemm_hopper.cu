@@ -14,6 +14,7 @@
 #include "parts/gemm_task.cuh"
 #include "parts/plain_epilogue_hopper.cuh"
 #include "parts/ring_hopper.cuh"
+#include "parts/split_sums_hopper.cuh"
 
 struct HopperParams {
     BatchLayout batch;
@@ -56,55 +57,6 @@ DEVICE void add_shared_sums(HopperStorage& storage, int warpgroup, TileSums& sum
     named_barrier(3, 128 * kConsumers);  // read, before the next tile's
 }
 
-DEVICE void sync_cluster() {
-    cluster_arrive();
-    cluster_wait();
-}
-// With kSplitK: the columns that this block finishes, plus their sums in the cluster's other
-// blocks, in the order of k.  Threads without sums take part in both barriers.
-DEVICE void add_split_sums(HopperStorage& storage, int warpgroup, TileSums& sums) {
-    constexpr int kOwn = kCols / 2 / kClusterSize;  // of a thread's numbers, one block's
-    using Slices = Bytes<16>[kClusterSize][kConsumers][kBlocks * kOwn / 4][128];
-    static_assert(!kSplitK || sizeof(Slices) <= kStages * (RowStage::kBytes + ColStage::kBytes),
-                  "the ring");
-    // Where stages were: of block, warpgroup, four numbers and thread.
-    Slices& slices = *reinterpret_cast<Slices*>(&storage.ring);
-    const int rank = cluster_rank(), thread = threadIdx.x % 128;
-    sync_cluster();  // no stage is read any more
-#pragma unroll
-    for (int to = 0; to < kClusterSize; ++to) {
-        if (to == rank) continue;
-        auto& slice = (*cluster_shared(&slices, to))[rank][warpgroup];
-#pragma unroll
-        for (int i = 0; i < kBlocks * kOwn; i += 4) {
-            const SumType* four = &sums[i / kOwn][to * kOwn + i % kOwn];
-            slice[i / 4][thread] = {bit_cast<uint32_t>(four[0]), bit_cast<uint32_t>(four[1]),
-                                    bit_cast<uint32_t>(four[2]), bit_cast<uint32_t>(four[3])};
-        }
-    }
-    sync_cluster();
-#pragma unroll
-    for (int own = 0; own < kClusterSize; ++own) {
-        if (own != rank) continue;
-#pragma unroll
-        for (int i = 0; i < kBlocks * kOwn; i += 4) {
-            SumType* four = &sums[i / kOwn][own * kOwn + i % kOwn];
-            SumType total[4] = {};
-#pragma unroll
-            for (int from = 0; from < kClusterSize; ++from) {
-                Bytes<16> part;
-                if (from != own) part = slices[from][warpgroup][i / 4][thread];
-#pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    total[j] += from == own ? four[j] : bit_cast<SumType>(part.words[j]);
-                }
-            }
-#pragma unroll
-            for (int j = 0; j < 4; ++j) four[j] = total[j];
-        }
-    }
-}
-
 KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b_map,
                         GRID_CONSTANT TensorMap out_map, void* out, const void* bias,
                         const void* residual, const float* scale_a, const float* scale_b,
@@ -124,12 +76,11 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
     // Tiles, each kClusterSize times: a cluster's blocks have parts of the same one.
     const int num_parts = int(params.tiles_m * params.tiles_n * params.batch_size) * kClusterSize;
     const int first = blockIdx.x, step = gridDim.x, rank = kSplitK ? cluster_rank() : 0;
-    // The block's part of k, which may be none of it.
+    // The block's part of k: at least one tile.
     const int all_k_tiles = int(params.num_k_tiles);
-    const int per_block = kSplitK ? (all_k_tiles + kClusterSize - 1) / kClusterSize : all_k_tiles;
-    const int first_k_tile = kSplitK && rank * per_block < all_k_tiles ? rank * per_block : 0;
-    const int rest = kSplitK ? all_k_tiles - rank * per_block : all_k_tiles;
-    const int num_k_tiles = rest < 0 ? 0 : rest < per_block ? rest : per_block;
+    const int first_k_tile = kSplitK ? rank * all_k_tiles / kClusterSize : 0;
+    const int num_k_tiles =
+        (kSplitK ? (rank + 1) * all_k_tiles / kClusterSize : all_k_tiles) - first_k_tile;
     constexpr int kBeside = kMulticasts ? kClusterSize : 1;
     const auto task_of = [&](int part) {
         const int tile = part / kClusterSize;
@@ -233,7 +184,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                 add_shared_sums(storage, warpgroup, sums);
                 if (warpgroup > 0) continue;
             }
-            if constexpr (kSplitK) add_split_sums(storage, warpgroup, sums);
+            if constexpr (kSplitK) add_split_sums<1>(storage.ring, warpgroup, sums);
             if (plain) {
                 const int row = work.row + warp % 4 * kWarpRows, batch = int(offset(kOut));
                 TileFactors& factors = storage.factors[kPingPong ? warpgroup : 0];

@@ -38,13 +38,20 @@ EDGES = {
 }
 
 KERNEL = """
-// exp2_approx off by kExp2Shift ulps, for the worst that a platform's own may be.
+// exp2_approx off by kExp2Shift ulps and reciprocal_approx by half as many, for the worst that a
+// platform's own may be; in sigmoid both ways add up where they are opposite.
+DEVICE float shifted_reciprocal(float x) {
+    const float y = reciprocal_approx(x);
+    const bool normal = y >= 0x1p-126f && y < kInfinity;
+    return normal ? bit_cast<float>(bit_cast<int>(y) - kExp2Shift / 2) : y;
+}
 DEVICE float shifted_exp2(float x) {
     const float y = exp2_approx(x);
     const bool normal = y >= 0x1p-126f && y < kInfinity;
     return normal ? bit_cast<float>(bit_cast<int>(y) + kExp2Shift) : y;
 }
 #define exp2_approx shifted_exp2
+#define reciprocal_approx shifted_reciprocal
 #include "parts/math.cuh"
 
 KERNEL void word(uint32_t first, uint32_t step, float* y) {

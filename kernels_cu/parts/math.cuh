@@ -111,4 +111,4 @@ DEVICE float gelu_tanh(float x) {
 
 // 1 / (1 + exp(-x)), within 6 + 1.25 max(-x, 0) ulp, because the exponent is rounded; below 2^-126
 // it is zero.
-DEVICE float sigmoid(float x) { return 1.0f / (1.0f + exp2_approx(-kLog2E * x)); }
+DEVICE float sigmoid(float x) { return reciprocal_approx(1.0f + exp2_approx(-kLog2E * x)); }
