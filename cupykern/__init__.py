@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import os as _os
 
-from . import attention_ops as _attention
-from . import decode_problem as _decode_problem
-from . import dequant_softmax as _dequant_softmax
-from . import dual_gemm as _dual_gemm
-from . import matmul as _matmul
-from . import nonfinite as _nonfinite
-from . import norm as _norm
-from . import quantize as _quantize
-from . import quantize_nvfp4 as _quantize_nvfp4
-from . import scaled_mm as _scaled_mm
-from . import softmax as _softmax
 from .arrays import asarray, empty
-from .attention import attention, attention_varlen, scaled_dot_product_attention
-from .block_mask import BlockMask
-from .decode_attention import decode_attention
-from .dequant_softmax import dequant_softmax
-from .dual_gemm import dual_gemm_silu
-from .matmul import matmul
-from .nonfinite import NonfiniteReport, nonfinite_report
-from .norm import layer_norm, rms_norm
+from .attention import attention_ops as _attention
+from .attention import decode_problem as _decode_problem
+from .attention.attention import attention, attention_varlen, scaled_dot_product_attention
+from .attention.block_mask import BlockMask
+from .attention.decode_attention import decode_attention
+from .gemm import dequant_softmax as _dequant_softmax
+from .gemm import dual_gemm as _dual_gemm
+from .gemm import matmul as _matmul
+from .gemm import quantize_nvfp4 as _quantize_nvfp4
+from .gemm import scaled_mm as _scaled_mm
+from .gemm.dequant_softmax import dequant_softmax
+from .gemm.dual_gemm import dual_gemm_silu
+from .gemm.matmul import matmul
+from .gemm.nvfp4 import NvFp4
+from .gemm.quantize_nvfp4 import quantize_nvfp4
+from .gemm.scaled_mm import scaled_mm
 from .numerics import finfo
-from .nvfp4 import NvFp4
-from .quantize import quantize
-from .quantize_nvfp4 import quantize_nvfp4
-from .scaled_mm import scaled_mm
-from .softmax import log_softmax, softmax
+from .rows import nonfinite as _nonfinite
+from .rows import norm as _norm
+from .rows import quantize as _quantize
+from .rows import softmax as _softmax
+from .rows.nonfinite import NonfiniteReport, nonfinite_report
+from .rows.norm import layer_norm, rms_norm
+from .rows.quantize import quantize
+from .rows.softmax import log_softmax, softmax
 from .tools.tuning import tune
 from .tools.tuning import tuned_at_first as _tuned_at_first
 from .watch import Watch, WatchRecord, watch

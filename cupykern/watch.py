@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from . import arguments
-from .nonfinite import DTYPES, NonfiniteReport, is_capturing, nonfinite_report
-from .nvfp4 import NvFp4
+from .gemm.nvfp4 import NvFp4
 from .op import as_tuple
+from .rows.nonfinite import DTYPES, NonfiniteReport, is_capturing, nonfinite_report
 from .targets import is_cupy, of_array
 
 _log = logging.getLogger("cupykern")

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import cupykern
-from cupykern import BlockMask, attention_plan, check, dtypes, inputs
-from cupykern.attention_ops import OP, VARLEN_OP, AttentionProblem, VarlenProblem
-from cupykern.attention_plan import AttentionConfig
+from cupykern import BlockMask, check, dtypes, inputs
+from cupykern.attention import attention_plan
+from cupykern.attention.attention_ops import OP, VARLEN_OP, AttentionProblem, VarlenProblem
+from cupykern.attention.attention_plan import AttentionConfig
 from cupykern.targets import host
 
 attention, varlen = cupykern.attention, cupykern.attention_varlen
@@ -344,7 +345,7 @@ def test_device_offsets_are_clamped(monkeypatch):
     """Offsets that nobody checks, as a GPU's: nothing outside of the arrays is read or written."""
     q, k, v, cu_q, cu_k = packed()
     good = varlen(q, k, v, cu_q, cu_k, max_seqlen_q=30, max_seqlen_k=35)
-    module = sys.modules["cupykern.attention"]
+    module = sys.modules["cupykern.attention.attention"]
     monkeypatch.setattr(module, "check_cu_seqlens", lambda _, cu, *rest: cu)
     wild = np.array([0, 10, 25, 2**31 - 1], np.int32)
     y = varlen(q, k, v, cu_q, wild, max_seqlen_q=30, max_seqlen_k=35)

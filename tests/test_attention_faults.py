@@ -11,9 +11,10 @@ import pytest
 from planted import Fault, caught_by, first_failure
 
 import cupykern
-from cupykern import OPS, attention_plan, check, dtypes, inputs
-from cupykern.attention_ops import AttentionProblem, VarlenProblem
-from cupykern.attention_plan import AttentionConfig
+from cupykern import OPS, check, dtypes, inputs
+from cupykern.attention import attention_plan
+from cupykern.attention.attention_ops import AttentionProblem, VarlenProblem
+from cupykern.attention.attention_plan import AttentionConfig
 
 ATTENTION, VARLEN = (
     next(op for op in OPS if op.name == name) for name in ("attention", "attention_varlen")

@@ -7,9 +7,10 @@ import pytest
 from hopper_kernels import skip_unless_hopper
 
 import cupykern
-from cupykern import BlockMask, attention_hopper, attention_plan, check
-from cupykern.attention_hopper import AttentionHopperConfig
-from cupykern.attention_ops import OP, AttentionProblem
+from cupykern import BlockMask, check
+from cupykern.attention import attention_hopper, attention_plan
+from cupykern.attention.attention_hopper import AttentionHopperConfig
+from cupykern.attention.attention_ops import OP, AttentionProblem
 from cupykern.op import Call, as_tuple
 from cupykern.targets import host
 

@@ -7,7 +7,7 @@ import pytest
 from fake_op import make_op
 
 from cupykern import OPS, check, targets
-from cupykern.op import Bound
+from cupykern.op import Bound, RandomDraw
 from cupykern.peers import Peer
 from cupykern.tools import bench, compile_ahead, protocol, results, timing
 
@@ -23,6 +23,13 @@ def _compare(output, reference, bound, rms=1.0, dtype=np.float32):
     reference = np.asarray(reference, np.float64)
     bounds = Bound(np.broadcast_to(bound, reference.shape), np.full(reference.shape, rms))
     return check.compare([np.asarray(output, dtype)], [reference], [bounds])
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_every_problem_has_its_work(op):
+    for seed in range(200):
+        problem = op.draw_problem(RandomDraw(seed))
+        assert min(op.work(problem)) >= 0, problem
 
 
 def test_compare_finds_the_worst_element():

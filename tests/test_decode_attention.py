@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import cupykern
-from cupykern import check, decode, dtypes, inputs, plans, reference, workspace
-from cupykern.decode import DecodeConfig, DecodeTask
-from cupykern.decode_attention import run as run_unchecked
-from cupykern.decode_problem import LAYOUTS, OP, DecodeProblem
+from cupykern import check, dtypes, inputs, plans, reference, workspace
+from cupykern.attention import decode
+from cupykern.attention.decode import DecodeConfig, DecodeTask
+from cupykern.attention.decode_attention import run as run_unchecked
+from cupykern.attention.decode_problem import LAYOUTS, OP, DecodeProblem
 from cupykern.targets import host, of_array
 
 FP16 = dtypes.float16

@@ -8,7 +8,7 @@ import pytest
 import test_decode_attention as properties
 from planted import Fault, caught_by, first_failure
 
-from cupykern.decode_problem import OP, DecodeProblem
+from cupykern.attention.decode_problem import OP, DecodeProblem
 from cupykern.targets import host
 
 KERNEL, ROWS = "parts/decode_shared_rows.cuh", "parts/decode_warp_rows.cuh"

@@ -9,10 +9,11 @@ import pytest
 from hopper_kernels import SCHEDULES, skip_unless_hopper
 
 import cupykern
-from cupykern import OPS, check, dtypes, gemm
-from cupykern.dequant_softmax import LogitsProblem, _tasks
-from cupykern.gemm_hopper import HopperConfig
-from cupykern.matmul import with_layout
+from cupykern import OPS, check, dtypes
+from cupykern.gemm import gemm
+from cupykern.gemm.dequant_softmax import LogitsProblem, _tasks
+from cupykern.gemm.gemm_hopper import HopperConfig
+from cupykern.gemm.matmul import with_layout
 from cupykern.numerics import as_float64
 from cupykern.targets import host
 

@@ -9,16 +9,17 @@ import pytest
 from click.testing import CliRunner
 
 import cupykern
-from cupykern import OPS, check, cli, dtypes, gemm, nvfp4, reference
-from cupykern.dual_gemm import PAIRS, POLICIES, DualProblem, _task, task_layouts
-from cupykern.gemm import GemmConfig
-from cupykern.gemm_hopper import ARCHS, HopperConfig
-from cupykern.matmul import with_layout
+from cupykern import OPS, check, cli, dtypes, reference
+from cupykern.gemm import gemm, nvfp4
+from cupykern.gemm.dual_gemm import PAIRS, POLICIES, DualProblem, _task, task_layouts
+from cupykern.gemm.gemm import GemmConfig
+from cupykern.gemm.gemm_hopper import ARCHS, HopperConfig
+from cupykern.gemm.matmul import with_layout
+from cupykern.gemm.product import FLOAT16S, FP4, GemmTask
+from cupykern.gemm.scaled_mm import NVFP4
 from cupykern.numerics import as_float64, finfo
 from cupykern.op import Call
-from cupykern.product import FLOAT16S, FP4, GemmTask
 from cupykern.reference.dual_gemm import SLOPE, products
-from cupykern.scaled_mm import NVFP4
 from cupykern.targets import host
 from cupykern.tools import options, policies
 

@@ -10,14 +10,15 @@ import pytest
 from planted import Fault, caught_by, first_failure
 
 import cupykern
-from cupykern import OPS, check, nvfp4
-from cupykern.dequant_softmax import LogitsProblem
-from cupykern.dual_gemm import DualProblem
-from cupykern.gemm_hopper import HopperConfig
-from cupykern.nvfp4 import NvFp4
+from cupykern import OPS, check
+from cupykern.gemm import nvfp4
+from cupykern.gemm.dequant_softmax import LogitsProblem
+from cupykern.gemm.dual_gemm import DualProblem
+from cupykern.gemm.gemm_hopper import HopperConfig
+from cupykern.gemm.nvfp4 import NvFp4
+from cupykern.gemm.quantize_nvfp4 import NvFp4Problem
+from cupykern.gemm.scaled_mm import NVFP4
 from cupykern.op import Call
-from cupykern.quantize_nvfp4 import NvFp4Problem
-from cupykern.scaled_mm import NVFP4
 from cupykern.targets import host
 
 DUAL, LOGITS, QUANTIZE = (
@@ -278,8 +279,8 @@ def _check_policies() -> None:
 def _check_splits() -> None:
     from dataclasses import replace
 
-    from cupykern import gemm
-    from cupykern.dual_gemm import _task
+    from cupykern.gemm import gemm
+    from cupykern.gemm.dual_gemm import _task
 
     problem = DualProblem(20, 70, 1100, scales="none", out_dtype="float32")
     call = DUAL.inputs(problem, 1, np)

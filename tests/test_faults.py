@@ -10,8 +10,8 @@ import pytest
 from planted import Fault, caught_by, first_failure
 
 from cupykern import check, inputs
-from cupykern import softmax as softmax_function
-from cupykern.softmax import LOG_OP, OP, SoftmaxProblem, _run
+from cupykern.rows import softmax as softmax_function
+from cupykern.rows.softmax import LOG_OP, OP, SoftmaxProblem, _run
 
 FAULTS = {
     # name: (file, old, new, the check that catches it first)

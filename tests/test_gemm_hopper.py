@@ -13,13 +13,14 @@ from hopper_kernels import SCHEDULES, skip_unless_hopper
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cupykern import OPS, check, dtypes, gemm, gemm_hopper
-from cupykern.dequant_softmax import LogitsProblem
-from cupykern.dual_gemm import NVFP4, DualProblem
-from cupykern.gemm_hopper import HopperConfig
-from cupykern.matmul import MatmulProblem
-from cupykern.product import INNER, OUTER, STRIDED, GemmTask
-from cupykern.scaled_mm import ScaledProblem
+from cupykern import OPS, check, dtypes
+from cupykern.gemm import gemm, gemm_hopper
+from cupykern.gemm.dequant_softmax import LogitsProblem
+from cupykern.gemm.dual_gemm import NVFP4, DualProblem
+from cupykern.gemm.gemm_hopper import HopperConfig
+from cupykern.gemm.matmul import MatmulProblem
+from cupykern.gemm.product import INNER, OUTER, STRIDED, GemmTask
+from cupykern.gemm.scaled_mm import ScaledProblem
 from cupykern.targets import Target, UnavailableError, host
 from cupykern.tools import gate
 

@@ -6,9 +6,9 @@ import pytest
 from planted import Fault, caught_by, first_failure
 from test_gemm_hopper import compute, fp8, mixed
 
-from cupykern.gemm_hopper import HopperConfig
-from cupykern.matmul import MatmulProblem
-from cupykern.scaled_mm import ScaledProblem
+from cupykern.gemm.gemm_hopper import HopperConfig
+from cupykern.gemm.matmul import MatmulProblem
+from cupykern.gemm.scaled_mm import ScaledProblem
 from cupykern.targets import host
 
 RING, MAIN_LOOP = "parts/ring_hopper.cuh", "parts/mainloop_hopper.cuh"

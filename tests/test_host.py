@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from cupykern import cli, targets
-from cupykern.softmax import OP
+from cupykern.rows.softmax import OP
 from cupykern.targets import CompileError, UnavailableError, host
 from cupykern.tools import doctor
 from kernels_cu import ROOT, Variant, file_text, source_text

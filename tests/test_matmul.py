@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import cupykern
-from cupykern import OPS, check, dtypes, gemm, inputs
-from cupykern.gemm import GemmConfig
-from cupykern.matmul import (
+from cupykern import OPS, check, dtypes, inputs
+from cupykern.gemm import gemm
+from cupykern.gemm.gemm import GemmConfig
+from cupykern.gemm.matmul import (
     PAIRS,
     MatmulProblem,
     operand_values,
@@ -20,11 +21,11 @@ from cupykern.matmul import (
     task_of,
     with_layout,
 )
+from cupykern.gemm.product import INNER, OUTER, STRIDED, GemmTask, by_vectors
+from cupykern.gemm.scaled_mm import PAIRS as SCALED_PAIRS
+from cupykern.gemm.scaled_mm import SCALES, ScaledProblem
 from cupykern.numerics import as_float64
 from cupykern.op import Call
-from cupykern.product import INNER, OUTER, STRIDED, GemmTask, by_vectors
-from cupykern.scaled_mm import PAIRS as SCALED_PAIRS
-from cupykern.scaled_mm import SCALES, ScaledProblem
 from cupykern.targets import host
 from cupykern.tools import options
 

@@ -11,9 +11,9 @@ import pytest
 from planted import Fault, caught_by, first_failure
 
 from cupykern import OPS, check, dtypes, inputs
-from cupykern.gemm import GemmConfig
-from cupykern.matmul import MatmulProblem, operand_values
-from cupykern.scaled_mm import ScaledProblem
+from cupykern.gemm.gemm import GemmConfig
+from cupykern.gemm.matmul import MatmulProblem, operand_values
+from cupykern.gemm.scaled_mm import ScaledProblem
 
 MATMUL, SCALED = (next(op for op in OPS if op.name == name) for name in ("matmul", "scaled_mm"))
 

@@ -10,9 +10,10 @@ import pytest
 from planted import Fault, caught_by, first_failure
 
 import cupykern
-from cupykern import dtypes, nonfinite
-from cupykern.nonfinite import OP, NonfiniteProblem
-from cupykern.rows import operand
+from cupykern import dtypes
+from cupykern.rows import nonfinite
+from cupykern.rows.nonfinite import OP, NonfiniteProblem
+from cupykern.rows.rows import operand
 from cupykern.targets import host
 
 FILE = "nonfinite.cu"

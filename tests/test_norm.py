@@ -9,8 +9,8 @@ import pytest
 
 import cupykern
 from cupykern import check, dtypes, inputs, numerics
-from cupykern.norm import ADD_OP, LAYER_OP, RMS_OP, NormProblem, _Options, _run
 from cupykern.op import Call, as_tuple
+from cupykern.rows.norm import ADD_OP, LAYER_OP, RMS_OP, NormProblem, _Options, _run
 
 DTYPES = ("float16", "bfloat16", "float32")
 OPS = {op.name: op for op in (LAYER_OP, RMS_OP, ADD_OP)}

@@ -9,8 +9,8 @@ import pytest
 from planted import Fault, caught_by, first_failure
 
 from cupykern import check, inputs, layer_norm, rms_norm
-from cupykern.norm import LAYER_OP, RMS_OP, NormProblem, _Options, _run
 from cupykern.op import Call, as_tuple
+from cupykern.rows.norm import LAYER_OP, RMS_OP, NormProblem, _Options, _run
 
 FAULTS = {
     "no barrier between warps": Fault("parts/row.cuh", "        sync_block();\n", "\n", "plain rows"),

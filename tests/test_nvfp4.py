@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 import cupykern
-from cupykern import OPS, arrays, check, dtypes, gemm, nvfp4
-from cupykern.gemm_hopper import ARCHS, HopperConfig
+from cupykern import OPS, arrays, check, dtypes
+from cupykern.gemm import gemm, nvfp4
+from cupykern.gemm.gemm_hopper import ARCHS, HopperConfig
+from cupykern.gemm.nvfp4 import NUMBERS, NvFp4
+from cupykern.gemm.product import FP4, INNER, STRIDED, GemmTask, make_task, matrix
+from cupykern.gemm.quantize_nvfp4 import NvFp4Config
+from cupykern.gemm.scaled_mm import NVFP4, nvfp4_variants
 from cupykern.numerics import as_float64
-from cupykern.nvfp4 import NUMBERS, NvFp4
-from cupykern.product import FP4, INNER, STRIDED, GemmTask, make_task, matrix
-from cupykern.quantize_nvfp4 import NvFp4Config
-from cupykern.scaled_mm import NVFP4, nvfp4_variants
 
 SCALED = next(op for op in OPS if op.name == "scaled_mm")
 E4M3 = dtypes.float8_e4m3fn

@@ -6,7 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cupykern import dtypes, nvfp4
+from cupykern import dtypes
+from cupykern.gemm import nvfp4
 from cupykern.targets import host
 from cupykern.targets.limits import max_cluster_size
 from kernels_cu import Variant

@@ -8,7 +8,7 @@ import pytest
 import cupykern
 from cupykern import check, dtypes, inputs, numerics
 from cupykern.op import Call
-from cupykern.quantize import GRANULARITIES, OP, QuantizeProblem, _run_rows
+from cupykern.rows.quantize import GRANULARITIES, OP, QuantizeProblem, _run_rows
 
 LARGEST = {"e4m3": 448.0, "e5m2": 57344.0, "int8": 127.0}
 

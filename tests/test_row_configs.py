@@ -9,9 +9,9 @@ import pytest
 
 import cupykern
 from cupykern import check, inputs
-from cupykern.nonfinite import NonfiniteConfig
 from cupykern.op import as_tuple
-from cupykern.row_configs import RowConfig
+from cupykern.rows.nonfinite import NonfiniteConfig
+from cupykern.rows.row_configs import RowConfig
 
 X = inputs.values("normal", (37, 200), np.dtype(np.float16), 1)
 ACROSS = np.asfortranarray(X)  # softmax over the last axis: neighbouring rows are neighbours

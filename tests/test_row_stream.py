@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import cupykern
 from cupykern import check, inputs
-from cupykern.norm import ADD_OP, LAYER_OP, RMS_OP, NormProblem
 from cupykern.op import Op, as_tuple
-from cupykern.row_configs import RowConfig
+from cupykern.rows.norm import ADD_OP, LAYER_OP, RMS_OP, NormProblem
+from cupykern.rows.row_configs import RowConfig
 
 SMALL = RowConfig(64, 64, 8, 2, plain=True, stages=3)
 CONFIGS = {  # few and small: each is compiled for every op and dtype that it meets

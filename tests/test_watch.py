@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import cupykern
-from cupykern import check, dtypes, inputs, nonfinite
+from cupykern import check, dtypes, inputs
 from cupykern import watch as watch_function
-from cupykern.nonfinite import OP, NonfiniteProblem, make_walk, nonfinite_arrays
-from cupykern.rows import operand
+from cupykern.rows import nonfinite
+from cupykern.rows.nonfinite import OP, NonfiniteProblem, make_walk, nonfinite_arrays
+from cupykern.rows.rows import operand
 
 DTYPES = OP.dtypes
 

@@ -7,7 +7,7 @@ import pytest
 import record_golden
 from hopper_kernels import NUMBERS, integers, launch_all, skip_unless_hopper, variant
 
-from cupykern import nvfp4
+from cupykern.gemm import nvfp4
 from cupykern.reference.matmul import MMA_FP8_ERROR
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes
+from ..gemm.nvfp4 import NvFp4
 from ..numerics import UNIT_ROUNDOFF_32, as_float64, finfo, namespace
-from ..nvfp4 import NvFp4
 from ..op import Bound
 from .elementary import GELU_ERROR, SIGMOID_ULPS, SIGMOID_ULPS_PER_UNIT, TANH_ULPS
 

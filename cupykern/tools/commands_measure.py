@@ -227,17 +227,18 @@ def _baseline(path: Path, target: targets.Target) -> dict[tuple[Any, ...], dict[
         raise Failure(f"--baseline: {error}") from None
 
 
-# --- README's tables ---------------------------------------------------------------------------
+# --- the tables ---------------------------------------------------------------------------------
 
 
 @click.command()
 @click.option("--check", "only_check", is_flag=True, help="Write nothing; exit with 1 if it would.")
-@click.option("--readme", type=click.Path(dir_okay=False), default="README.md", show_default=True)
+@click.option("--tables", multiple=True, type=click.Path(dir_okay=False), show_default=True,
+              default=("README.md", "docs/results.md"), help="Pages that hold tables.")  # fmt: skip
 @click.option("--results", type=click.Path(file_okay=False), default="results", show_default=True)
 @click.option("--page", type=click.Path(dir_okay=False), default="docs/results.html",
               show_default=True, help="The page with plots (needs matplotlib).")  # fmt: skip
-def report(only_check: bool, readme: str, results: str, page: str) -> int:
-    """Write README's tables, and a page with plots, from the results in a folder.
+def report(only_check: bool, tables: tuple[str, ...], results: str, page: str) -> int:
+    """Write the tables of README and docs, and a page with plots, from the results in a folder.
 
     The folder holds what `bench --json`, `sweep --json` and `check --report --json` wrote.  The page
     is one file that loads nothing: roofs, speed against size beside the peers, errors against the
@@ -249,18 +250,21 @@ def report(only_check: bool, readme: str, results: str, page: str) -> int:
     from . import page as pages
     from . import report as reports
 
-    path, folder = Path(readme), Path(results)
+    paths, folder = [Path(path) for path in tables], Path(results)
     try:
-        text, wanted = reports.report(path, folder)
+        texts, wanted = reports.report(paths, folder)
+    except OSError as error:
+        raise Failure(str(error)) from None
     except ValueError as error:
-        raise Failure(f"{readme}: {error}") from None
+        raise Failure(f"{', '.join(tables)}: {error}") from None
+    changed = {path: new for path, old, new in zip(paths, texts, wanted, strict=True) if old != new}
     stale = not pages.is_current(Path(page), folder)
-    if only_check and (text != wanted or stale):
-        which = readme if text != wanted else page
+    if only_check and (changed or stale):
+        which = next(iter(changed), page)
         raise Failure(f"{which} differs from {results}: run `cupykern report`")
-    if text != wanted:
-        path.write_text(wanted, encoding="utf-8")
-        click.echo(f"{readme} written")
+    for path, text in changed.items():
+        path.write_text(text, encoding="utf-8")
+        click.echo(f"{path} written")
     if stale:
         need_matplotlib("the page")
         Path(page).parent.mkdir(parents=True, exist_ok=True)

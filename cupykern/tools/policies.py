@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .. import check, dtypes, gemm
-from ..dual_gemm import OP, POLICIES, DualProblem, _task
+from .. import check, dtypes
+from ..gemm import gemm
+from ..gemm.dual_gemm import OP, POLICIES, DualProblem, _task
 from ..numerics import as_float64, namespace
 from ..targets import Target, UnavailableError
 from ..targets.limits import max_shared_bytes, max_threads

@@ -82,6 +82,13 @@ read_words(const uint4* data, long long count, unsigned int* sink) {
     if (sum == 0x9e3779b9u) *sink = sum;
 }
 """
+_WAIT = r"""
+extern "C" __global__ void wait(long long ticks) {
+    long long begin = clock64();
+    while (clock64() - begin < ticks) {}
+}
+"""
+_TICKS_PER_US = 2000  # of a multiprocessor's clock, about: waiting somewhat longer harms nothing
 _NOTHING = 'extern "C" __global__ void nothing(const void* x, void* y, int m, int n) {}'
 
 
@@ -89,6 +96,7 @@ class GpuClock:
     """Event timing on CuPy's current stream."""
 
     min_rounds, max_rounds = 20, 500
+    _LONGEST_HEAD_START_US = 3000.0
 
     def __init__(self, target: Target):
         self._cupy = cupy = target.xp
@@ -98,6 +106,8 @@ class GpuClock:
         self._read_grid = 4 * multiprocessors
         self._flush_buffer = cupy.empty(FLUSH_BYTES, np.uint8)
         self._events: list[Any] = []
+        self._wait_kernel = cupy.RawKernel(_WAIT, "wait")
+        self._head_start_us = 0.0
 
     def flush(self) -> None:
         """Replace the L2 cache's lines by clean ones.
@@ -112,17 +122,21 @@ class GpuClock:
         self._read_kernel((self._read_grid,), (512,), args)
 
     def round(self, functions: Sequence[Function], first: int = 0) -> list[float]:
-        # The flush takes longer than the host needs to enqueue what follows it, so the GPU does
-        # not wait for the host between the two events.
+        # The GPU begins when the host has enqueued about the whole round, so that between two
+        # events it never waits for the host: a peer of several launches takes that a while.
         cupy, count = self._cupy, len(functions)
         while len(self._events) < 2 * count:
             self._events.append(cupy.cuda.Event())
+        begun = time.perf_counter()
+        self._wait_kernel((1,), (1,), (np.int64(_TICKS_PER_US * self._head_start_us),))
         for offset in range(count):
             i = (first + offset) % count
             self.flush()
             self._events[2 * i].record()
             functions[i]()
             self._events[2 * i + 1].record()
+        enqueued_us = 1e6 * (time.perf_counter() - begun)
+        self._head_start_us = min(1.2 * enqueued_us, self._LONGEST_HEAD_START_US)
         cupy.cuda.get_current_stream().synchronize()
         pairs = zip(self._events[0 : 2 * count : 2], self._events[1 : 2 * count : 2], strict=True)
         return [1000 * cupy.cuda.get_elapsed_time(start, end) for start, end in pairs]

@@ -11,8 +11,9 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from . import arguments, dtypes, inputs, plans, reference
-from .op import Call, Draw, Op, Work
+from .. import arguments, dtypes, inputs, plans, reference
+from ..op import Call, Draw, Op, Work
+from ..targets import Target, of_array
 from .row_configs import (
     RowConfig,
     admissible_configs,
@@ -32,7 +33,6 @@ from .rows import (
     row_plan,
     row_variant,
 )
-from .targets import Target, of_array
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 

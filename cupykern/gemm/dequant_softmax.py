@@ -10,14 +10,15 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from . import arguments, dtypes, gemm, inputs, matmul, plans, product, reference
-from .arrays import address_of
+from .. import arguments, dtypes, inputs, plans, reference
+from ..arrays import address_of
+from ..jit import get_kernel
+from ..op import Call, Draw, Op, Work
+from ..rows.rows import DTYPE_CODES
+from ..targets import Kernel, Target
+from . import gemm, matmul, product
 from .gemm import AnyConfig
-from .jit import get_kernel
-from .op import Call, Draw, Op, Work
 from .product import INNER, OUTER, STRIDED, STRIDES, GemmTask
-from .rows import DTYPE_CODES
-from .targets import Kernel, Target
 
 _OUTPUTS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 _COLUMNS = 64  # dequant_softmax.cu: kColumns

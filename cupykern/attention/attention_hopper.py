@@ -10,10 +10,10 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from . import dtypes
-from .gemm_hopper import MapPlan, encoded_maps
-from .targets import Kernel, Target
-from .targets.limits import max_shared_bytes
+from .. import dtypes
+from ..gemm.gemm_hopper import MapPlan, encoded_maps
+from ..targets import Kernel, Target
+from ..targets.limits import max_shared_bytes
 
 if TYPE_CHECKING:
     from .attention_plan import AttentionTask

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from . import arguments, dtypes
-from .arrays import address_of
+from .. import arguments, dtypes
+from ..arrays import address_of
+from ..numerics import namespace
+from ..targets import Target
 from .attention_plan import (
     BIAS_MASK,
     BLOCK_MASK,
@@ -19,8 +21,6 @@ from .attention_plan import (
     has_half_scores,
 )
 from .block_mask import BlockMask
-from .numerics import namespace
-from .targets import Target
 
 _ALIGNMENT = 16  # bytes, of what asynchronous copies move
 _BIASES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)

@@ -11,9 +11,9 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from .choice import choose
-from .targets import Target
-from .targets.limits import max_cluster_size, max_shared_bytes
+from ..choice import choose
+from ..targets import Target
+from ..targets.limits import max_cluster_size, max_shared_bytes
 
 if TYPE_CHECKING:
     from .rows import RowLayout

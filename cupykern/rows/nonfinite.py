@@ -13,12 +13,12 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from . import arguments, dtypes, inputs, plans, reference
-from .choice import choose
-from .jit import get_kernel
-from .op import Call, Draw, Op, Work
+from .. import arguments, dtypes, inputs, plans, reference
+from ..choice import choose
+from ..jit import get_kernel
+from ..op import Call, Draw, Op, Work
+from ..targets import Kernel, Target
 from .rows import Operand, operand
-from .targets import Kernel, Target
 
 DTYPES = (
     dtypes.float16,

@@ -12,14 +12,15 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from . import arguments, dtypes, gemm, inputs, plans, product, reference
+from .. import arguments, dtypes, inputs, plans, reference
+from ..numerics import namespace
+from ..op import Call, Draw, Op, Work
+from ..targets import Target
+from . import gemm, product
 from .dequantize_nvfp4 import DecodedPlan
 from .gemm import AnyConfig, GemmPlan
 from .gemm_hopper import HopperPlan
-from .numerics import namespace
-from .op import Call, Draw, Op, Work
 from .product import ACTIVATIONS, INNER, OUTER, STRIDED, GemmTask, Product
-from .targets import Target
 
 INPUTS = (
     dtypes.float16,

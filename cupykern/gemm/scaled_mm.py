@@ -10,22 +10,13 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from . import (
-    arguments,
-    dequantize_nvfp4,
-    dtypes,
-    gemm,
-    gemm_hopper,
-    matmul,
-    nvfp4,
-    product,
-    reference,
-)
-from .arrays import address_of
+from .. import arguments, dtypes, reference
+from ..arrays import address_of
+from ..op import Call, Draw, Op, Work
+from ..targets import of_array
+from . import dequantize_nvfp4, gemm, gemm_hopper, matmul, nvfp4, product
 from .gemm import BLOCK, AnyConfig
 from .nvfp4 import NvFp4
-from .op import Call, Draw, Op, Work
-from .targets import of_array
 
 _QUANTIZED = (dtypes.float8_e4m3fn, dtypes.float8_e5m2, dtypes.int8, product.FP4)
 _LARGEST_FLOAT = float(np.finfo(np.float32).max)
@@ -418,7 +409,7 @@ def _work(problem: ScaledProblem) -> Work:
     batch = math.prod(np.broadcast_shapes(p.batch_a, p.batch_b))
     read = math.prod(p.batch_a) * p.m * nvfp4.nbytes(p.dtype, p.k)
     read += math.prod(p.batch_b) * p.n * nvfp4.nbytes(p.dtype_b or p.dtype, p.k)
-    names = (p.dtype, p.dtype_b or p.dtype)
+    names = sorted((p.dtype, p.dtype_b or p.dtype), key=lambda name: name == NVFP4)
     out = matmul.result_dtype(*map(dtypes.NAMES.get, names), p.out_dtype, False)
     return Work(read, batch * p.m * p.n * out.itemsize, 2 * batch * p.m * p.n * p.k)
 

@@ -14,9 +14,11 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from . import dtypes
-from .arrays import address_of
-from .jit import get_kernel
+from .. import dtypes
+from ..arrays import address_of
+from ..jit import get_kernel
+from ..targets import Kernel, Target, tensor_map
+from ..targets.limits import max_shared_bytes, multiprocessors
 from .product import (
     ALIGNMENT,
     BATCH,
@@ -36,8 +38,6 @@ from .product import (
     fill_epilogue,
     fill_epilogues,
 )
-from .targets import Kernel, Target, tensor_map
-from .targets.limits import max_shared_bytes, multiprocessors
 
 ARCHS = ("sm_90a", "host")
 _LINE = 128  # ring_hopper.cuh: kLineBytes

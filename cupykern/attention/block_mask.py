@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from . import arguments, targets
-from .numerics import namespace
+from .. import arguments, targets
+from ..numerics import namespace
 
 MASKED, CAUSAL, FULL, PARTIAL = range(4)  # attention_mask.cuh: BlockType
 SIZES = (64, 128)

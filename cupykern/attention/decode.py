@@ -11,12 +11,12 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from . import dtypes, workspace
-from .choice import choose
-from .jit import get_kernel
-from .rows import Operand
-from .targets import Kernel, Target
-from .targets.limits import max_shared_bytes, multiprocessors
+from .. import dtypes, workspace
+from ..choice import choose
+from ..jit import get_kernel
+from ..rows.rows import Operand
+from ..targets import Kernel, Target
+from ..targets.limits import max_shared_bytes, multiprocessors
 
 MAX_QUERIES = 16
 MAX_DIM = 256

@@ -14,11 +14,14 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from . import dtypes, gemm_hopper
-from .choice import choose
+from .. import dtypes
+from ..choice import choose
+from ..jit import get_kernel
+from ..targets import Kernel, Target
+from ..targets.limits import max_shared_bytes, multiprocessors
+from . import gemm_hopper
 from .dequantize_nvfp4 import DecodedPlan, decoded_plan
 from .gemm_hopper import HopperConfig
-from .jit import get_kernel
 from .product import (
     BATCH,
     BLOCK,
@@ -41,8 +44,6 @@ from .product import (
     make_task,
     product_dims,
 )
-from .targets import Kernel, Target
-from .targets.limits import max_shared_bytes, multiprocessors
 
 _WHOLE, _PARTIAL, _REDUCE = (np.int64(i) for i in range(3))  # gemm_tile.cuh: Pass
 _MAX_SPLITS = 64

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from . import decode, dtypes, inputs, reference
+from .. import dtypes, inputs, reference
+from ..op import Call, Draw, Op, Work
+from . import decode
 from .decode import DecodeTask
 from .decode_attention import DTYPES, decode_attention
-from .op import Call, Draw, Op, Work
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,14 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from . import attention_hopper, dtypes, plans
+from .. import dtypes, plans
+from ..choice import choose
+from ..jit import get_kernel
+from ..rows.rows import DTYPE_CODES
+from ..targets import Kernel, Target
+from ..targets.limits import max_shared_bytes
+from . import attention_hopper
 from .attention_hopper import AttentionHopperConfig, AttentionHopperPlan
-from .choice import choose
-from .jit import get_kernel
-from .rows import DTYPE_CODES
-from .targets import Kernel, Target
-from .targets.limits import max_shared_bytes
 
 DTYPES = (dtypes.float16, dtypes.bfloat16)
 HEAD_DIMS = (64, 128, 256)  # what head sizes are padded to in shared memory

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from . import arguments, decode, dtypes, plans
+from .. import arguments, dtypes, plans
+from ..rows.rows import operand
+from ..targets import Target, is_cupy
+from . import decode
 from .decode import MAX_DIM, MAX_KEYS, MAX_QUERIES, DecodeCall, DecodeConfig, DecodePlan
-from .rows import operand
-from .targets import Target, is_cupy
 
 DTYPES = (dtypes.float16, dtypes.bfloat16)
 

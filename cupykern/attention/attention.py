@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from . import arguments, plans
+from .. import arguments, plans
+from ..numerics import namespace
 from .attention_arguments import (
     arrays_of,
     block_arrays,
@@ -31,7 +32,6 @@ from .attention_plan import (
     attention_plan,
 )
 from .block_mask import BlockMask
-from .numerics import namespace
 
 
 def attention(

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import dtypes
-from .arrays import address_of
-from .rows import DTYPE_CODES
+from .. import dtypes
+from ..arrays import address_of
+from ..rows.rows import DTYPE_CODES
 
 MAX_BATCH_DIMS = 4  # gemm_task.cuh: kMaxBatchDims
 INNER, OUTER, STRIDED = range(3)  # mainloop.cuh: Layout

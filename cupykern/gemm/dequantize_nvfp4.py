@@ -12,8 +12,9 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from . import dtypes
-from .jit import get_kernel
+from .. import dtypes
+from ..jit import get_kernel
+from ..targets import Kernel, Target
 from .product import (
     ARRAYS,
     BATCH,
@@ -26,7 +27,6 @@ from .product import (
     fill_batch,
     merge_batch,
 )
-from .targets import Kernel, Target
 
 _CODES, _GROUPS = 0, 7  # gemm_task.cuh: Operand
 _NUM_THREADS, _BLOCKS = 256, 8  # of a multiprocessor

@@ -10,21 +10,11 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from . import (
-    arguments,
-    dequantize_nvfp4,
-    dtypes,
-    gemm,
-    gemm_hopper,
-    inputs,
-    matmul,
-    nvfp4,
-    product,
-    reference,
-)
+from .. import arguments, dtypes, inputs, reference
+from ..op import Call, Draw, Op, Work
+from . import dequantize_nvfp4, gemm, gemm_hopper, matmul, nvfp4, product
 from .gemm import AnyConfig
 from .nvfp4 import NvFp4
-from .op import Call, Draw, Op, Work
 from .product import INNER, OUTER, STRIDED, GemmTask
 from .scaled_mm import (
     NVFP4,

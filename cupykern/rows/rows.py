@@ -13,11 +13,11 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from . import dtypes
-from .arrays import address_of
-from .jit import get_kernel
+from .. import dtypes
+from ..arrays import address_of
+from ..jit import get_kernel
+from ..targets import Kernel, Target
 from .row_configs import VECTOR_BYTES, RowConfig
-from .targets import Kernel, Target
 
 MAX_OUTER_DIMS = 6  # row.cuh: kMaxOuterDims
 

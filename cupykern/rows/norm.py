@@ -10,9 +10,10 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from . import arguments, arrays, dtypes, inputs, plans, reference
-from .numerics import finfo
-from .op import Call, Draw, Op, Work, as_tuple
+from .. import arguments, arrays, dtypes, inputs, plans, reference
+from ..numerics import finfo
+from ..op import Call, Draw, Op, Work, as_tuple
+from ..targets import Target
 from .quantize import quantize as _quantize
 from .row_configs import (
     RowConfig,
@@ -34,7 +35,6 @@ from .rows import (
     row_plan,
     row_variant,
 )
-from .targets import Target
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 

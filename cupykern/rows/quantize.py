@@ -11,10 +11,11 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from . import arguments, arrays, dtypes, inputs, plans, reference
-from .choice import choose
-from .jit import get_kernel
-from .op import Call, Draw, Op, Work
+from .. import arguments, arrays, dtypes, inputs, plans, reference
+from ..choice import choose
+from ..jit import get_kernel
+from ..op import Call, Draw, Op, Work
+from ..targets import Target
 from .row_configs import (
     RowConfig,
     admissible_configs,
@@ -33,7 +34,6 @@ from .rows import (
     row_plan,
     row_variant,
 )
-from .targets import Target
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 GRANULARITIES = ("tensor", "row", "column", "block")

@@ -10,11 +10,12 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from . import attention_plan, dtypes, inputs, reference
+from .. import dtypes, inputs, reference
+from ..op import Call, Draw, Op, Work
+from . import attention_plan
 from .attention import attention, attention_varlen
 from .attention_plan import AttentionConfig
 from .block_mask import CAUSAL, FULL, MASKED, PARTIAL, BlockMask
-from .op import Call, Draw, Op, Work
 
 _DTYPES = ("float16", "bfloat16")
 _KINDS = ("normal", "uniform", "same_sign", "exact", "peaked", "special")

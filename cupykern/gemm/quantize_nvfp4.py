@@ -10,14 +10,15 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from . import arguments, arrays, dtypes, inputs, nvfp4, plans, reference
-from .arrays import address_of
-from .choice import choose
-from .jit import get_kernel
+from .. import arguments, arrays, dtypes, inputs, plans, reference
+from ..arrays import address_of
+from ..choice import choose
+from ..jit import get_kernel
+from ..op import Call, Draw, Op, Work
+from ..targets import Kernel, Target
+from . import nvfp4
 from .nvfp4 import GROUP, NvFp4
-from .op import Call, Draw, Op, Work
 from .product import Groups, groups, matrix
-from .targets import Kernel, Target
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 _LARGEST, _ENCODE = np.int64(0), np.int64(1)  # quantize_nvfp4.cu: Pass

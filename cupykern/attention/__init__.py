@@ -1,0 +1,1 @@
+"""Attention for prefill and for decoding: masks, plans and the ops."""
