@@ -16,7 +16,7 @@ from ..jit import get_kernel
 from ..op import Call, Draw, Op, Work
 from ..rows.rows import DTYPE_CODES
 from ..targets import Kernel, Target
-from . import gemm, matmul, product
+from . import gemm, gemm_hopper, matmul, product
 from .gemm import AnyConfig
 from .product import INNER, OUTER, STRIDED, STRIDES, GemmTask
 
@@ -53,7 +53,9 @@ def dequant_softmax(
 
     w is converted inside the kernel and sums are in FP32, as in `scaled_mm`.  The logits stay in FP32, in
     `out` if that is FP32, else in memory of their own; their largest and their sums of exponentials come
-    from the product's epilogue, so that they are read once.  A row that holds NaN or +inf, or -inf alone,
+    from the product's epilogue, so that they are read once.  On Hopper, for many rows, results of 16 bits
+    and no bias but one of columns, they stay in registers: the result gets their exponentials over the
+    largest of 64 columns, and then what these are multiplied with.  A row that holds NaN or +inf, or -inf alone,
     gives NaN.  a and bias are copied if they do not merge to a matrix of all rows, and the result is if
     `out` does not.
 
@@ -98,13 +100,15 @@ def dequant_softmax(
             bias = xp.broadcast_to(bias, (rows, n))
         flat = _matrix_view(y, rows, n)
         result = xp.empty((rows, n), y_dtype) if flat is None else flat
-        logits = result if y_dtype == dtypes.float32 else xp.empty((rows, n), np.float32)
+        flat_a = a.reshape(rows, a.shape[-1])
+        in_place = _in_place(target, flat_a, w, bias, result, config)
+        logits = result if in_place else xp.empty((rows, n), np.float32)
         num_sets = -(-n // _COLUMNS)
         statistics = xp.empty((rows, num_sets, 2), np.float32)
-        operands = {"a": a.reshape(rows, a.shape[-1]), "b": w, "bias": bias, "scale_b": scale}
+        operands = {"a": flat_a, "b": w, "bias": bias, "scale_b": scale}
         inner = None if key is None else ("logits", *key)
         matmul.run(
-            target, operands, (rows, n), dtypes.float32, logits, config, inner, alpha=number,
+            target, operands, (rows, n), logits.dtype, logits, config, inner, alpha=number,
             kernel="dequant_softmax", extra={"statistics": statistics},
         )  # fmt: skip
         normalize = _normalize_plan(target, logits, num_sets, result)
@@ -118,7 +122,7 @@ def dequant_softmax(
         if found is not None and same and flat is not None:
             product_plan, names = found[1], found[2]
             sizes = (rows, n, num_sets)
-            plan = _Plan(target, product_plan, names, normalize, shape, y_dtype, sizes)
+            plan = _Plan(target, product_plan, names, normalize, shape, y_dtype, in_place, sizes)
             plans.remember(key, plan)
     return y
 
@@ -132,18 +136,35 @@ class _Plan(NamedTuple):
     normalize: _NormalizePlan
     shape: tuple[int, ...]
     dtype: np.dtype
+    in_place: bool
     sizes: tuple[int, int, int]
 
     def launch(self, given: dict[str, Any], out: Any) -> Any:
         xp, (rows, n, num_sets) = self.target.xp, self.sizes
         with arguments.on_device(self.target):
             y = xp.empty(self.shape, self.dtype) if out is None else out
-            logits = y if self.dtype == dtypes.float32 else xp.empty((rows, n), np.float32)
+            logits = y if self.in_place else xp.empty((rows, n), np.float32)
             statistics = xp.empty((rows, num_sets, 2), np.float32)
             arrays = {**given, "out": logits, "statistics": statistics}
             self.product.launch(xp, tuple(map(arrays.get, self.names)))
             self.normalize.launch(logits, statistics, y)
         return y
+
+
+def _in_place(target: Target, a: Any, w: Any, bias: Any, y: Any, config: Any) -> bool:
+    """Whether the product's epilogue writes to y: logits, or of Hopper's main loop their exponentials."""
+    if y.dtype == dtypes.float32:
+        return True
+    (rows, n), of_a = y.shape, product.matrix(a, ())
+    of_w, of_y = product.matrix(w, ()), product.matrix(y, ())
+    if of_a is None or of_w is None or of_y is None:
+        return False
+    if (bias is not None and not _is_row(bias)) or not gemm_hopper.tma_stores(of_y, rows, n):
+        return False
+    if config is None:
+        task = product.make_task(of_a, of_w, 1, rows, n, a.shape[1], kernel="dequant_softmax")
+        config = gemm.tuned_config(task, target)
+    return isinstance(config, gemm_hopper.HopperConfig)
 
 
 def _check_scale(scale: Any, a: Any, n: int) -> tuple[float, Any]:
@@ -185,7 +206,9 @@ class _NormalizePlan(NamedTuple):
     params: np.ndarray
 
     def launch(self, logits: Any, statistics: Any, y: Any) -> None:
-        self.kernel(self.grid, (logits, statistics, y, self.params))
+        """Without logits in FP32, y holds their exponentials."""
+        in_fp32 = logits if logits.dtype == dtypes.float32 else None
+        self.kernel(self.grid, (in_fp32, statistics, y, self.params))
 
 
 def _normalize_plan(target: Target, logits: Any, num_sets: int, y: Any) -> _NormalizePlan:

@@ -115,10 +115,17 @@ class HopperConfig:
             factors = 8 * self.tile_n + 4 * self.tile_m if scales else 4 * self.tile_n + 16
             ring += (factors + 16) * (2 if self.ping_pong else 1)
         logits = task.kernel == "dequant_softmax"
-        staging = 8 * (32 * 20 * 4 + 8 * self.tile_m) if logits else _STAGING
+        staging = self._logits_staging() if logits else _STAGING
         if task.kernel == "dual_gemm":
             staging = self._dual_staging(task)
         return staging + -(-ring // 1024) * 1024
+
+    def _logits_staging(self) -> int:
+        """dequant_softmax_hopper.cu: LogitsStaging, aligned."""
+        rows = min(self.tile_m, 128)  # shares_hopper.cuh: SharesStorage
+        shares = (2 if self.tile_m > 64 else 1) * 8192 + 9 * 4 * rows
+        logits = 8 * (32 * 20 * 4 + 8 * self.tile_m)
+        return max(2 * -(-shares // 1024) * 1024, -(-logits // 1024) * 1024)
 
     def _dual_staging(self, task: GemmTask) -> int:
         """dual_gemm_hopper.cu: HopperStaging, aligned."""
@@ -182,7 +189,11 @@ _MIXED = {
     HopperConfig(16, 64, 14, share_k=True, lines=2): 7.0,
 }
 
-_LOGITS = {HopperConfig(256, 128, 4): 50.0, HopperConfig(64, 128, 6, lines=2): 13.0}
+_LOGITS = {
+    HopperConfig(256, 128, 4): 50.0,
+    HopperConfig(256, 128, 4, cluster=2): 49.0,
+    HopperConfig(64, 128, 6, lines=2): 13.0,
+}
 
 
 def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:
@@ -322,8 +333,8 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
             "FP8's main loop has no ping_pong, lead or lines, 64 rows a warpgroup and shares columns "
             "with whole blocks"
         )
-    if c.cluster != 1 and (task.kernel == "dequant_softmax" or (dual and fp4)):
-        return "logits and two products of NVFP4 have no clusters"
+    if c.cluster != 1 and dual and fp4:
+        return "two products of NVFP4 have no clusters"
     unit = 8 if (task.layout_a if turned else task.layout_b) == INNER and not c.split_k else 64
     unit = 32 if dual and c.split_k else unit
     if c.cluster not in (1, 2, 4) or cols % (c.cluster * unit if c.cluster > 1 else 1):
@@ -492,15 +503,14 @@ def _operand_map(
     return _map_plan(x, batch, (k, outer), (k_step, 1), (1, tile_k, line))
 
 
-def _tma_stores(product: Product) -> bool:
-    """Whether the output can be stored by TMA."""
-    p, out = product, product.out
+def tma_stores(out: Matrix, m: int, n: int) -> bool:
+    """Whether m x n numbers can be stored by TMA."""
     per_line = ALIGNMENT // out.dtype.itemsize
     return (
         out.dtype in FLOAT16S
         and out.aligned
-        and (out.col == 1 or p.n == 1)
-        and (p.m == 1 or (out.row > 0 and out.row % per_line == 0))
+        and (out.col == 1 or n == 1)
+        and (m == 1 or (out.row > 0 and out.row % per_line == 0))
         and all(stride >= 0 for stride in out.batch_strides)
         and max(out.row, *out.batch_strides, 0, 0) * out.dtype.itemsize < 2**40
     )
@@ -609,11 +619,14 @@ def hopper_plan(
         params["num_k_tiles"], params["group_height"] = num_k_tiles, group_height
         params["tiles_m"], params["tiles_n"] = tiles_m, tiles_n
         fill_epilogue(params["epilogue"], p)
-        maps = (map_a, *maps_b)
+        map_out = None
+        if p.out.dtype in FLOAT16S:  # shares_hopper.cuh
+            map_out = _map_plan(p.out, p.batch, (p.m, p.n), (p.out.row, 1), (1, 64, 64))
+        maps = (map_a, *maps_b, map_out)
         return HopperPlan(target, kernel, grid, shared, maps, places, target.by_value(params), {})
     map_out = None
     in_registers = p.b2 is not None and turned  # then threads store single numbers
-    if _tma_stores(p) and not in_registers:
+    if tma_stores(p.out, p.m, p.n) and not in_registers:
         box = (1, min(c.tile_m, 64) if turned else 16, 64)  # epilogue_hopper.cuh
         if p.b2 is not None:  # gated_epilogue_hopper.cuh: kBoxCols
             box = (1, 16, math.gcd(own_columns(c), 64))

@@ -145,6 +145,11 @@ struct Ring {
         }
     }
 };
+DEVICE void sync_cluster() {
+    cluster_arrive();
+    cluster_wait();
+}
+
 struct RingPlace {
     int stage = 0, parity = 0;
 

@@ -10,11 +10,6 @@ DEVICE constexpr int own_sum(int rank, int i) {
     return i / kOwn * (kCols / 2 / kProducts) + rank * kOwn + i % kOwn;
 }
 
-DEVICE void sync_cluster() {
-    cluster_arrive();
-    cluster_wait();
-}
-
 // The columns that this block finishes, plus their sums in the cluster's other blocks, in the order
 // of k; those of two products in the place of the first block's.  Threads without sums take part in
 // both barriers.
