@@ -6,7 +6,7 @@
 // Pass kLargest: each block's largest finite |x|; kEncode: codes and scales, a thread for each
 // group, and for the padding of scales in blocks (parts/nvfp4.cuh), which become zero.  It goes
 // through the lines the other way round: what kLargest has read last is in the L2 cache.
-// Constants: Element.
+// Constants: Element; kAtOnce: groups that a thread loads before it goes on.
 // Launch: grid (num_partials), block (kNumThreads); twice.  Fewer than 2^32 rows in all, with
 // padding.
 #include "parts/math.cuh"
@@ -147,14 +147,23 @@ KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float
     };
     if (pass == kLargest) {
         uint32_t largest = 0;
-        const uint32_t rows = uint32_t(p.rows);
-        for_each_in_lines(uint32_t(p.batch) * rows, uint32_t(p.groups),
-                          [&](uint32_t line, uint32_t group, uint32_t) {
-                              const uint32_t matrix = p.batch > 1 ? line / rows : 0;
-                              const uint32_t bits =
-                                  load(matrix, line - matrix * rows, group).largest_finite_bits();
-                              largest = largest > bits ? largest : bits;
-                          });
+        const uint32_t rows = uint32_t(p.rows), lines = uint32_t(p.batch) * rows;
+        for_each_in_lines<kAtOnce>(
+            lines, uint32_t(p.groups), [&](uint32_t line, uint32_t group, uint32_t next) {
+                Group numbers[kAtOnce];
+#pragma unroll
+                for (int i = 0; i < kAtOnce; ++i) {
+                    // The last line twice and more often, which is as good.
+                    const uint32_t at = line + i * next < lines ? line + i * next : lines - 1;
+                    const uint32_t matrix = p.batch > 1 ? at / rows : 0;
+                    numbers[i] = load(matrix, at - matrix * rows, group);
+                }
+#pragma unroll
+                for (int i = 0; i < kAtOnce; ++i) {
+                    const uint32_t bits = numbers[i].largest_finite_bits();
+                    largest = largest > bits ? largest : bits;
+                }
+            });
         const float of_block = block_largest(number_of_bits(largest));
         if (threadIdx.x == 0) partials[blockIdx.x] = of_block;
         return;
@@ -169,42 +178,61 @@ KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float
     const float of_global = 1.0f / global, of_codes = 1.0f / (kLargestCode * global);
     const uint32_t rows = uint32_t(p.rows), groups = uint32_t(p.groups);
     const uint32_t scale_rows = uint32_t(p.scale_rows), lines = uint32_t(p.batch) * scale_rows;
-    for_each_in_lines(
-        lines, uint32_t(p.scale_groups), [&](uint32_t from_end, uint32_t group, uint32_t) {
-            const uint32_t line = lines - 1 - from_end,
-                           matrix = p.batch > 1 ? line / scale_rows : 0;
-            const uint32_t row = line - matrix * scale_rows;
-            e4m3 scale = from_float<e4m3>(0.0f);
-            if (row < rows && group < groups) {
-                const Group numbers = load(matrix, row, group);
-                const uint32_t bits = numbers.largest_bits();
-                const float nan = kInfinity - kInfinity;
-                scale =
-                    from_float<e4m3>(bits < kInfinityBits ? number_of_bits(bits) * of_codes : nan);
-                const float factor = to_float(scale);
-                const bool coded = factor > 0.0f;
-                const float of_scale = coded ? 0x1p-14f / factor : 0.0f;
-                Bytes<8> packed{};
+    // The codes and the scale of a group.
+    const auto encode = [&](const Group& numbers, uint32_t matrix, uint32_t row, uint32_t group) {
+        const uint32_t bits = numbers.largest_bits();
+        const float nan = kInfinity - kInfinity;
+        const e4m3 scale =
+            from_float<e4m3>(bits < kInfinityBits ? number_of_bits(bits) * of_codes : nan);
+        const float factor = to_float(scale);
+        const bool coded = factor > 0.0f;
+        const float of_scale = coded ? 0x1p-14f / factor : 0.0f;
+        Bytes<8> packed{};
 #pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    uint32_t pairs[4];
+        for (int i = 0; i < 2; ++i) {
+            uint32_t pairs[4];
 #pragma unroll
-                    for (int j = 0; j < 4; ++j) {
-                        float number[2];
-                        numbers.pair(4 * i + j, number[0], number[1]);
+            for (int j = 0; j < 4; ++j) {
+                float number[2];
+                numbers.pair(4 * i + j, number[0], number[1]);
 #pragma unroll
-                        for (int n = 0; n < 2; ++n) {
-                            number[n] = round_code(number[n] * of_global * of_scale);
-                        }
-                        pairs[j] = pack<half>(number[0], number[1]);
-                    }
-                    packed.words[i] = coded ? pack_codes(pairs) : 0;
+                for (int n = 0; n < 2; ++n) {
+                    number[n] = round_code(number[n] * of_global * of_scale);
                 }
-                const int64_t number = int64_t(matrix * rows + row) * groups + group;
-                store_vector<8>(codes + number * (kGroup / 2), packed);
+                pairs[j] = pack<half>(number[0], number[1]);
             }
-            // GroupScales::at, in 32 bits as far as that goes.
-            scales[matrix * p.matrix_scales + row / 128 * p.block + row % 128 / 32 * p.quarter +
-                   row % 32 * p.row + group / kWord * p.word + group % kWord] = scale;
+            packed.words[i] = coded ? pack_codes(pairs) : 0;
+        }
+        const int64_t number = int64_t(matrix * rows + row) * groups + group;
+        store_vector<8>(codes + number * (kGroup / 2), packed);
+        return scale;
+    };
+    for_each_in_lines<kAtOnce>(
+        lines, uint32_t(p.scale_groups), [&](uint32_t from_end, uint32_t group, uint32_t next) {
+            Group numbers[kAtOnce];
+            const auto place = [&](int i, uint32_t& matrix, uint32_t& row) {
+                const uint32_t at = from_end + i * next;
+                const uint32_t line = at < lines ? lines - 1 - at : 0;
+                matrix = p.batch > 1 ? line / scale_rows : 0;
+                row = line - matrix * scale_rows;
+                return at < lines;
+            };
+            const auto has_numbers = [&](uint32_t row) { return row < rows && group < groups; };
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) {
+                uint32_t matrix, row;
+                const bool there = place(i, matrix, row);
+                if (there && has_numbers(row)) numbers[i] = load(matrix, row, group);
+            }
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) {
+                uint32_t matrix, row;
+                if (!place(i, matrix, row)) break;
+                e4m3 scale = from_float<e4m3>(0.0f);
+                if (has_numbers(row)) scale = encode(numbers[i], matrix, row, group);
+                // GroupScales::at, in 32 bits as far as that goes.
+                scales[matrix * p.matrix_scales + row / 128 * p.block + row % 128 / 32 * p.quarter +
+                       row % 32 * p.row + group / kWord * p.word + group % kWord] = scale;
+            }
         });
 }
