@@ -181,10 +181,10 @@ KERNEL void dual_gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT Tensor
     const int num_k_tiles =
         (kSplitK ? (rank + 1) * all_k_tiles / kClusterSize : all_k_tiles) - first_k_tile;
     const auto task_of = [&](int part) {
-        GemmTask task = GemmTask::of_block(
-            part / kClusterSize, uint32_t(params.tiles_m), uint32_t(params.tiles_n),
-            uint32_t(params.batch_size), kMulticasts ? kTileM * kClusterSize : kTileM, kPair,
-            uint32_t(params.group_height));
+        GemmTask task = GemmTask::of_block(part / kClusterSize, uint32_t(params.tiles_m),
+                                           uint32_t(params.tiles_n), uint32_t(params.batch_size),
+                                           kMulticasts ? kTileM * kClusterSize : kTileM, kPair,
+                                           uint32_t(params.group_height));
         if constexpr (kMulticasts) task.row += rank * kTileM;
         return task;
     };
@@ -263,8 +263,7 @@ KERNEL void dual_gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT Tensor
                 unsigned char* staging = storage.staging.warps[warp];
                 const int batch = int(offset(kOut));
                 float factors[2];
-                const bool plain =
-                    params.tma_stores && policy == kAllFp32 && scales.plain(factors);
+                const bool plain = params.tma_stores && policy == kAllFp32 && scales.plain(factors);
                 if (plain && first.params.out_dtype == kHalf) {
                     store_gated_plain<half>(staging, out_map, factors, row, col, batch, sums);
                 } else if (plain) {

@@ -5,7 +5,7 @@
 #include "parts/gate.cuh"
 #include "parts/ring_hopper.cuh"
 
-constexpr int kPair = kTileN / 2;  // columns of either product
+constexpr int kPair = kTileN / 2;                               // columns of either product
 constexpr int kOwnCols = kPair / (kSplitK ? kClusterSize : 1);  // that the block finishes
 constexpr int kWarpRows = 16;
 constexpr int kPart = 16, kParts = kOwnCols / kPart;  // columns that a warp finishes at once

@@ -54,8 +54,8 @@ DEVICE void store_shares(SharesStorage& to, int& box, const TensorMap& map,
     float scale[2], added[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const int col = first_col + warp * 16 +
-                        (kOuterMajorRows ? lane / 4 * 2 + half : lane / 4 + half * 8);
+        const int col =
+            first_col + warp * 16 + (kOuterMajorRows ? lane / 4 * 2 + half : lane / 4 + half * 8);
         const bool there = col < params.n;
         const bool scaled = there && epilogue.scale_b;
         const bool biased = there && epilogue.bias;
@@ -125,8 +125,7 @@ DEVICE void store_shares(SharesStorage& to, int& box, const TensorMap& map,
                         const int place = (warp * 2 + lane / 16) ^ line % 8;
                         const float* two = eight + j / 2 * 4 + j % 2;
                         *reinterpret_cast<uint32_t*>(lines + line * kLineBytes + place * 16 +
-                                                     lane / 4 % 4 * 4) =
-                            pack<Out>(two[0], two[2]);
+                                                     lane / 4 % 4 * 4) = pack<Out>(two[0], two[2]);
                     }
                 } else {
                     const uint32_t packed[4] = {
