@@ -18,6 +18,7 @@ from cupykern.gemm.product import FP4, INNER, STRIDED, GemmTask, make_task, matr
 from cupykern.gemm.quantize_nvfp4 import NvFp4Config
 from cupykern.gemm.scaled_mm import NVFP4, nvfp4_variants
 from cupykern.numerics import as_float64
+from cupykern.op import Call
 
 SCALED = next(op for op in OPS if op.name == "scaled_mm")
 E4M3 = dtypes.float8_e4m3fn
@@ -365,3 +366,19 @@ def test_nothing_in_nothing_out(target):
 def test_bench_refuses_a_k_of_no_whole_groups():
     with pytest.raises(ValueError, match="multiple of 16"):
         SCALED.bench_problem((4, 4, 40), NVFP4)
+
+
+def test_sampled_rows_verify_alone(target):
+    """Among them that of the largest number, which all scales depend on; a wrong code is found."""
+    op = next(op for op in OPS if op.name == "quantize_nvfp4")
+    x = np.random.default_rng(1).standard_normal((300, 4096)).astype(np.float16)
+    x[37, 11], x[200, 5] = -60.0, np.inf
+    call = Call((target.xp.asarray(x),), {"layout": "blocked"})
+    outputs = op.run(*call.args, **call.kwargs).outputs()
+    part, some = op.sample(call, outputs, 2**16, 3)
+    assert part.args[0].shape[0] <= 16 and np.abs(part.args[0]).max() >= 60
+    references = op.reference(*part.args, **part.kwargs)
+    bounds = op.bound(*part.args, **part.kwargs, reference=references)
+    assert check.compare(some, references, bounds).ok
+    some[0][3, 7] += 1.0
+    assert not check.compare(some, references, bounds).ok

@@ -14,6 +14,7 @@ from .. import arguments, arrays, dtypes, inputs, plans, reference
 from ..arrays import address_of
 from ..choice import choose
 from ..jit import get_kernel
+from ..numerics import namespace, to_numpy
 from ..op import Call, Draw, Op, Work
 from ..targets import Kernel, Target
 from . import nvfp4
@@ -231,6 +232,27 @@ def _work(problem: NvFp4Problem) -> Work:
     return Work(size * dtypes.NAMES[problem.dtype].itemsize, size // 2 + scales + 4)
 
 
+_MAX_SAMPLE = 2**20  # elements: the reference of more takes seconds
+
+
+def _sample(
+    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Any, ...]]:
+    """Rows of a matrix, by NumPy: the first, the last and seeded ones, and that of the largest number,
+    which every scale depends on."""
+    (x,) = call.args
+    xp = namespace(x)
+    if x.ndim != 2 or x.size <= min(max_elements, _MAX_SAMPLE):
+        return call, outputs
+    keep = min(x.shape[0], max(4, min(max_elements, _MAX_SAMPLE) // x.shape[1]))
+    size = xp.abs(x.astype(np.float32))
+    largest = int(xp.argmax(xp.max(xp.where(size < np.inf, size, 0.0), axis=1)))
+    seeded = np.random.default_rng(seed).choice(x.shape[0], keep - 3, replace=False)
+    rows = np.unique([0, largest, x.shape[0] - 1, *seeded])
+    take = [to_numpy(inputs.take_rows(y, rows)) if y.ndim else to_numpy(y) for y in outputs]
+    return Call((to_numpy(x[rows]),), call.kwargs), tuple(take)
+
+
 OP = Op(
     name="quantize_nvfp4",
     run=quantize_nvfp4,
@@ -244,6 +266,5 @@ OP = Op(
     variants=lambda arch: tuple(_variant_of(x, config) for x in DTYPES for config in configs(x)),
     configs=lambda problem, arch: configs(dtypes.NAMES[problem.dtype]),
     variant=lambda problem, config: _variant_of(dtypes.NAMES[problem.dtype], config),
-    # Every scale depends on all of x.
-    sample=lambda call, outputs, max_elements, seed: (call, outputs),
+    sample=_sample,
 )
