@@ -162,9 +162,7 @@ FAULTS = {
     "one scale of all is forgotten": Fault(
         GATED, "factors[i] = b * a * e.params.alpha;", "factors[i] = e.params.alpha;", "hopper"
     ),
-    "one factor where there are many": Fault(
-        GATED, "(!e.scale_b || e.params.scale_b_stride == 0)", "true", "hopper"
-    ),
+    "one factor where there are many": Fault(GATED, "return fits;", "return true;", "hopper"),
     "the other row's codes": Fault(
         "parts/rows_nvfp4_hopper.cuh", "line + half * other, k / 2", "line, k / 2", "nvfp4"
     ),
@@ -218,10 +216,6 @@ FAULTS = {
     ),
     "the output's last column twice": Fault(
         GATED, "at_col + 1 < params.n ? 2 : 1, pair", "2, pair", "hopper"
-    ),
-    "results staged before TMA has read the ones before": Fault(
-        GATED, "        wait_staged();\n#pragma unroll\n        for (int part",
-        "#pragma unroll\n        for (int part", "hopper",
     ),
     "a cluster's blocks finish the same columns": Fault(
         "dual_gemm_hopper.cu", "(kSplitK ? rank * kOwnCols : 0)", "0", "split"
@@ -378,7 +372,7 @@ def _check_hopper() -> None:
         return
     _check_configs(
         (HopperConfig(128, 128, 6),),
-        DualProblem(136, 140, 144, "float16", "float16", scales="numbers"),
+        DualProblem(136, 1100, 48, "float16", "float16", scales="numbers"),
         DualProblem(20, 75, 144, "float16", "float16", out_dtype="float32"),
         DualProblem(70, 80, 272, "float8_e4m3fn", "float8_e4m3fn", scales="rows"),
         DualProblem(70, 80, 272, "float8_e4m3fn", "float8_e4m3fn", scales="tensor"),
