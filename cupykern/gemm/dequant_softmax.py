@@ -23,7 +23,7 @@ from .product import INNER, OUTER, STRIDED, STRIDES, GemmTask
 _OUTPUTS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 _COLUMNS = 64  # dequant_softmax.cu: kColumns
 _NUM_THREADS = 256
-_BLOCK_COLUMNS = 4096  # at least, of a row that several blocks share
+_BLOCK_COLUMNS = 2048  # at least, of a row that several blocks share
 _PARAMS = np.dtype(  # normalize_logits.cu: NormalizeParams
     [
         *((name, np.int64) for name in ("n", "num_sets", "blocks_per_row")),
