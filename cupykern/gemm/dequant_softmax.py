@@ -164,7 +164,7 @@ def _in_place(target: Target, a: Any, w: Any, bias: Any, y: Any, config: Any) ->
     if config is None:
         task = product.make_task(of_a, of_w, 1, rows, n, a.shape[1], kernel="dequant_softmax")
         config = gemm.tuned_config(task, target)
-    return isinstance(config, gemm_hopper.HopperConfig)
+    return isinstance(config, gemm_hopper.HopperConfig) and not config.streams
 
 
 def _check_scale(scale: Any, a: Any, n: int) -> tuple[float, Any]:

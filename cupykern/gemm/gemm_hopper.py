@@ -86,6 +86,7 @@ class HopperConfig:
     turned: rows and columns of the sums change places, as where b is converted (then always): for few
     rows of a.
     decoded: NVFP4 weights are decoded in memory before, not in registers.
+    streams: 16 rows of logits by mma instead of wgmma, each warp 32 columns (dequant_softmax_stream.cu).
     """
 
     tile_m: int
@@ -99,13 +100,17 @@ class HopperConfig:
     split_k: bool = False
     turned: bool = False
     decoded: bool = False
+    streams: bool = False
 
     @property
     def num_threads(self) -> int:
-        return 384
+        return self.tile_n + 32 if self.streams else 384
 
     def shared_bytes(self, task: GemmTask) -> int:
         """Dynamic shared memory of a block (gemm_hopper.cu and others: HopperStorage)."""
+        if self.streams:  # dequant_softmax_stream.cu: StreamStorage
+            stages = self.stages * (self.tile_n * 128 + 16 * 256 + 16)
+            return stages + self.tile_n // 32 * (16 * 36 * 4 + 2 * 16 * 8)
         task, line = multiplied(task, self), self.lines * _LINE
         of_b = line * task.b.itemsize // task.a.itemsize // (2 if task.b == FP4 else 1)
         stage = self.tile_m * line + self.tile_n * of_b
@@ -194,6 +199,7 @@ _LOGITS = {
     HopperConfig(256, 128, 4, cluster=2): 49.0,
     HopperConfig(64, 128, 6, lines=2): 13.0,
 }
+_FEW_LOGITS = {HopperConfig(16, 256, 5, streams=True): 13.0}
 
 
 def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:
@@ -205,7 +211,8 @@ def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:
     if b == FP4:
         return _DUAL_NVFP4 if task.kernel == "dual_gemm" else _NVFP4
     if task.kernel == "dequant_softmax":
-        return _LOGITS
+        inner = (task.layout_a, task.layout_b) == (INNER, INNER)
+        return _FEW_LOGITS if task.m <= _FEW_ROWS and inner else _LOGITS
     if task.kernel == "dual_gemm":
         if a != b or task.layout_a != INNER:
             return {}
@@ -307,6 +314,8 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         return "a tensor map has no dims of size 0"
     if min(c.tile_m, c.tile_n, c.stages, c.lines) < 1:
         return "tiles, stages and lines must be positive"
+    if c.streams:
+        return _refusal_of_stream(c, task, arch)
     shared_rows = not (c.ping_pong or c.share_k)
     turned = _turned(c, task)
     if c.turned and (fp8 or task.kernel == "dequant_softmax"):
@@ -360,6 +369,20 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
     return None
 
 
+def _refusal_of_stream(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
+    c = config
+    if replace(c, stages=1) != HopperConfig(16, c.tile_n, 1, streams=True):
+        return "streams is for tiles of 16 rows, with no other way to share"
+    if task.kernel != "dequant_softmax" or (task.layout_a, task.layout_b) != (INNER, INNER):
+        return "streams is for logits of operands with neighbours along k"
+    if c.tile_n % 64 or c.tile_n > 256 or c.stages < 2:
+        return "streams needs tile_n of 64, 128, 192 or 256 and at least 2 stages"
+    needed, limit = c.shared_bytes(task), max_shared_bytes(arch)
+    if needed > limit:
+        return f"{needed} bytes of shared memory are more than the {limit} of {arch}"
+    return None
+
+
 def configs(task: GemmTask, arch: str, blocks: int) -> tuple[HopperConfig, ...]:
     """The configs of `task` on `arch`, of which `blocks` run at once, the fastest first.
 
@@ -402,7 +425,8 @@ def _estimate(config: HopperConfig, task: GemmTask, blocks: int) -> float:
 
 def pays(task: GemmTask) -> bool:
     """Whether the tiles are enough to keep most of a GPU busy, and of some operands the rows."""
-    if (task.b == FP4 or task.kernel == "dequant_softmax") and task.m <= _FEW_ROWS:
+    of_logits = task.kernel == "dequant_softmax"
+    if task.m <= _FEW_ROWS and (task.b == FP4 or (of_logits and task.layout_b != INNER)):
         return False
     tiles = max((_num_tiles(config, task) for config in _tile_times(task)), default=0)
     return 2 * tiles >= multiprocessors("sm_90a")
@@ -417,6 +441,13 @@ def _main_loop(task: GemmTask) -> tuple[str, ...]:
 
 def variant(task: GemmTask, config: HopperConfig) -> Variant:
     c, task = config, multiplied(task, config)
+    if c.streams:
+        return Variant(
+            f"{task.kernel}_stream",
+            (("ElementA", dtypes.CPP_NAMES[task.a]), ("ElementB", dtypes.CPP_NAMES[task.b])),
+            (("kTileN", c.tile_n), ("kStages", c.stages)),
+            c.num_threads,
+        )
     return Variant(
         f"{task.kernel}_hopper",
         (("ElementA", dtypes.CPP_NAMES[task.a]), ("ElementB", dtypes.CPP_NAMES[task.b])),
@@ -614,6 +645,10 @@ def hopper_plan(
     shared = c.shared_bytes(task)
     group_height = max(1, _GROUP_ROWS // _cluster_sizes(c, task)[0])
     num_k_tiles, places = math.ceil(p.k / depth), _PLACES[p.kernel]
+    if c.streams:  # boxes of 128 bytes along k
+        map_a = _operand_map(p.a, (), INNER, p.m, p.a.row, p.k, 1, 16, 64)
+        maps_b = [_operand_map(p.b, (), INNER, p.n, p.b.col, p.k, 1, c.tile_n, _LINE)]
+        num_k_tiles = math.ceil(p.k / _LINE)
     if p.kernel == "dequant_softmax":
         params = np.zeros((), _LOGITS_PARAMS)
         params["num_k_tiles"], params["group_height"] = num_k_tiles, group_height
@@ -622,7 +657,7 @@ def hopper_plan(
         map_out = None
         if p.out.dtype in FLOAT16S:  # shares_hopper.cuh
             map_out = _map_plan(p.out, p.batch, (p.m, p.n), (p.out.row, 1), (1, 64, 64))
-        maps = (map_a, *maps_b, map_out)
+        maps = (map_a, *maps_b) if c.streams else (map_a, *maps_b, map_out)
         return HopperPlan(target, kernel, grid, shared, maps, places, target.by_value(params), {})
     map_out = None
     in_registers = p.b2 is not None and turned  # then threads store single numbers

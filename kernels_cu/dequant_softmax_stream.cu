@@ -1,0 +1,184 @@
+// dequant_softmax_stream.cu: dequant_softmax.cu's logits and statistics for few rows on Hopper,
+// where the time is that of reading B: one warp brings tiles of A and B by TMA through a ring of
+// kStages stages, across the ends of tiles of columns, and the others multiply them by mma, each
+// kWarpCols columns.
+// Constants: ElementA (16-bit), ElementB (8-bit), kTileN, kStages.
+// Launch: grid (any), block (kNumThreads = kTileN + 32), dynamic shared memory
+// sizeof(StreamStorage).  Tensor maps without a batch: A in boxes of 16 rows x 64 numbers, B in
+// boxes of kTileN columns x 128 numbers, both along k.  statistics: (m, ceil(n / kColumns)).
+#include "parts/epilogue.cuh"
+#include "parts/gemm_task.cuh"
+#include "parts/max_sum.cuh"
+
+constexpr int kColumns = 64;  // of a set of the statistics: two warps'
+constexpr int kTileM = 16, kWarpCols = 32, kWarps = kTileN / kWarpCols;
+constexpr int kDepth = 128, kLineBytes = 128;  // numbers of k of a stage; B's lines
+constexpr int kRun = 16, kPitch = kWarpCols + 4;
+static_assert(kNumThreads == 32 * (kWarps + 1) && kWarps % 2 == 0, "warps that multiply, and one");
+static_assert(sizeof(ElementA) == 2 && sizeof(ElementB) == 1, "a stage's lines");
+
+struct LogitsHopperParams {
+    int64_t num_k_tiles, tiles_m, tiles_n, group_height;
+    EpilogueParams epilogue;
+};
+
+// Lines of 128 bytes as TMA swizzles them, in boxes of kLines lines beside each other.
+template <int kLines>
+struct BoxesTile {
+    unsigned char bytes[kLines * kLineBytes];
+
+    DEVICE const void* operator()(int line, int chunk) const {
+        const unsigned char* box = bytes + chunk / 8 * (kLines * kLineBytes);
+        return box + line * kLineBytes + (chunk % 8 ^ line % 8) * 16;
+    }
+};
+struct StreamStage {
+    BoxesTile<kTileN> cols;
+    BoxesTile<kTileM> rows[2];
+};
+struct WarpLogits {
+    alignas(16) uint32_t sums[kTileM][kPitch];
+    MaxSum rows[2][kTileM];  // of every second tile
+};
+struct StreamStorage {
+    StreamStage stages[kStages];
+    WarpLogits warps[kWarps];
+    Barrier full[kStages], empty[kStages];
+};
+static_assert(sizeof(StreamStage) % 1024 == 0, "stages are aligned");
+
+struct StreamPlace {
+    int stage = 0, parity = 0;
+
+    DEVICE void advance() {
+        if (++stage == kStages) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+// Finishes and stores the warp's logits from (first_row, first_col) on; statistics of pairs of
+// warps.
+DEVICE void store_logits(WarpLogits* warps, const Epilogue& epilogue, MaxSum* statistics,
+                         int64_t num_sets, int first_row, int64_t first_col, int buffer,
+                         const Accumulator<ElementA> (&acc)[1][2]) {
+    const EpilogueParams& params = epilogue.params;
+    const MergeMaxSum merge{kLog2E};
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    WarpLogits& mine = warps[warp];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+#pragma unroll
+        for (int i = 0; i < Accumulator<ElementA>::kCount; ++i) {
+            mine.sums[Accumulator<ElementA>::row(lane, i)]
+                     [j * 16 + Accumulator<ElementA>::col(lane, i)] =
+                bit_cast<uint32_t>(acc[0][j].values[i]);
+        }
+    }
+    sync_warp();
+    const int line = lane / 2, row = first_row + line;
+    const int64_t col = first_col + lane % 2 * kRun, rest = params.n - col;
+    const int count = row >= params.m || rest < 0 ? 0 : rest < kRun ? int(rest) : kRun;
+    MaxSum total{-kInfinity, 0.0f};
+    if (count > 0) {
+        float sums[kRun], values[kRun];
+#pragma unroll
+        for (int i = 0; i < kRun; i += 4) {
+            const auto four =
+                *reinterpret_cast<const Bytes<16>*>(&mine.sums[line][lane % 2 * kRun + i]);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) sums[i + j] = bit_cast<float>(four.words[j]);
+        }
+        epilogue.scale(row, col, count, sums, values);
+        if (epilogue.bias) {
+            Epilogue::add(epilogue.bias, params.bias_dtype, params.bias, row, col, count, values);
+        }
+        epilogue.write(row, col, count, values);
+        total.max = -kLargestFloat;
+#pragma unroll
+        for (int i = 0; i < kRun; ++i) {
+            total.max = i < count ? maximum(total.max, values[i]) : total.max;
+        }
+#pragma unroll
+        for (int i = 0; i < kRun; ++i) {
+            if (i < count) total.sum += exp2_approx((values[i] - total.max) * kLog2E);
+        }
+    }
+    total = merge.across_lanes(total, 1, 2);
+    if (lane % 2 == 0) mine.rows[buffer][line] = total;
+    // Two warps; each overwrites its rows only after the next tile's barrier.
+    named_barrier(1 + warp / 2, 64);
+    const int64_t set = first_col / kColumns;
+    if (warp % 2 == 0 && lane < kTileM && first_row + lane < params.m && set < num_sets) {
+        statistics[(first_row + lane) * num_sets + set] =
+            merge(mine.rows[buffer][lane], warps[warp + 1].rows[buffer][lane]);
+    }
+}
+
+KERNEL void dequant_softmax_stream(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b_map,
+                                   float* logits, const void* bias, const float* scale_b,
+                                   MaxSum* statistics, const LogitsHopperParams params) {
+    SHARED_STORAGE(StreamStorage, storage);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < kStages; ++i) {
+            storage.full[i].init(1);
+            storage.empty[i].init(kWarps);
+        }
+        fence_barrier_init();
+    }
+    sync_block();
+    const int num_tiles = int(params.tiles_m * params.tiles_n), step = gridDim.x;
+    const int num_k_tiles = int(params.num_k_tiles), warp = threadIdx.x / 32;
+    const int tiles_m = int(params.tiles_m);
+    StreamPlace place;
+    if (warp == kWarps) {
+        if (elect_one()) {
+            for (int tile = blockIdx.x; tile < num_tiles; tile += step) {
+                const int row = tile % tiles_m * kTileM, col = tile / tiles_m * kTileN;
+#pragma unroll 1
+                for (int i = 0; i < num_k_tiles; ++i, place.advance()) {
+                    StreamStage& stage = storage.stages[place.stage];
+                    Barrier& full = storage.full[place.stage];
+                    storage.empty[place.stage].wait(place.parity ^ 1);
+                    full.arrive_expect_tx(int(sizeof(StreamStage)));
+                    tma_load(stage.cols.bytes, b_map, full, {i * kDepth, col, 0});
+                    tma_load(stage.rows[0].bytes, a_map, full, {i * kDepth, row, 0});
+                    tma_load(stage.rows[1].bytes, a_map, full, {i * kDepth + 64, row, 0});
+                }
+            }
+        }
+        sync_warp();
+        return;
+    }
+    const Epilogue epilogue = Epilogue::of_matrix(params.epilogue, logits, bias, nullptr, nullptr,
+                                                  scale_b, 0, 0, 0, 0, 0);
+    const int64_t num_sets = (params.epilogue.n + kColumns - 1) / kColumns;
+    int count = 0;
+    for (int tile = blockIdx.x; tile < num_tiles; tile += step, ++count) {
+        Accumulator<ElementA> acc[1][2] = {};
+#pragma unroll 1
+        for (int i = 0; i < num_k_tiles; ++i, place.advance()) {
+            const StreamStage& stage = storage.stages[place.stage];
+            storage.full[place.stage].wait(place.parity);
+#pragma unroll
+            for (int k = 0; k < kDepth; k += 32) {
+                FragmentA<ElementA> a[2][1];
+                FragmentB<ElementA> b[2][2];
+                load_converted<ElementA, false, LaneOrder::kFours>(a[0][0], a[1][0], stage.rows[0],
+                                                                   0, k);
+#pragma unroll
+                for (int j = 0; j < 2; ++j) {
+                    load_converted<ElementB, false, LaneOrder::kFours>(
+                        b[0][j], b[1][j], stage.cols, warp * kWarpCols + j * 16, k);
+                }
+                mma(acc, a[0], b[0]);
+                mma(acc, a[1], b[1]);
+            }
+            sync_warp();
+            if (threadIdx.x % 32 == 0) storage.empty[place.stage].arrive();
+        }
+        store_logits(storage.warps, epilogue, statistics, num_sets, tile % tiles_m * kTileM,
+                     int64_t(tile / tiles_m) * kTileN + warp * kWarpCols, count % 2, acc);
+    }
+}
