@@ -319,9 +319,10 @@ def _work(problem: LogitsProblem) -> Work:
 def _tasks() -> tuple[GemmTask, ...]:
     layouts = (INNER, INNER), (INNER, OUTER), (STRIDED, STRIDED)
     return tuple(
-        GemmTask(1, 4096, 128256, 4096, a, dtypes.int8, *pair, kernel="dequant_softmax")
+        GemmTask(1, m, 128256, 4096, a, dtypes.int8, *pair, kernel="dequant_softmax")
         for a in product.FLOAT16S
         for pair in layouts
+        for m in (16, 4096)
     )
 
 
