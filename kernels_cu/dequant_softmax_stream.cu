@@ -1,11 +1,12 @@
-// dequant_softmax_stream.cu: dequant_softmax.cu's logits and statistics for few rows on Hopper,
+// dequant_softmax_stream.cu: dequant_softmax.cu's logits and statistics for up to 16 rows on Hopper,
 // where the time is that of reading B: one warp brings tiles of A and B by TMA through a ring of
 // kStages stages, across the ends of tiles of columns, and the others multiply them by mma, each
-// kWarpCols columns.
+// kWarpCols columns.  All blocks have as many sets of columns, but for one, so that they end
+// together: a block's last tile may have fewer than the others.
 // Constants: ElementA (16-bit), ElementB (8-bit), kTileN, kStages.
 // Launch: grid (any), block (kNumThreads = kTileN + 32), dynamic shared memory
-// sizeof(StreamStorage).  Tensor maps without a batch: A in boxes of 16 rows x 64 numbers, B in
-// boxes of kTileN columns x 128 numbers, both along k.  statistics: (m, ceil(n / kColumns)).
+// sizeof(StreamStorage).  Tensor maps without a batch: A in boxes of 8 or 16 rows x 64 numbers, B in
+// boxes of kColumns columns x 128 numbers, both along k.  statistics: (m, ceil(n / kColumns)).
 #include "parts/epilogue.cuh"
 #include "parts/gemm_task.cuh"
 #include "parts/max_sum.cuh"
@@ -17,8 +18,9 @@ constexpr int kRun = 16, kPitch = kWarpCols + 4;
 static_assert(kNumThreads == 32 * (kWarps + 1) && kWarps % 2 == 0, "warps that multiply, and one");
 static_assert(sizeof(ElementA) == 2 && sizeof(ElementB) == 1, "a stage's lines");
 
-struct LogitsHopperParams {
-    int64_t num_k_tiles, tiles_m, tiles_n, group_height;
+struct StreamParams {
+    int64_t num_k_tiles;
+    int32_t rows, padding;  // rows of A that its boxes bring
     EpilogueParams epilogue;
 };
 
@@ -58,10 +60,26 @@ struct StreamPlace {
     }
 };
 
-// Finishes and stores the warp's logits from (first_row, first_col) on; statistics of pairs of
-// warps.
+// Adds the products of 16 rows and kWarpCols columns from `col` on.
+DEVICE void multiply_stage(const StreamStage& stage, int col, Accumulator<ElementA> (&acc)[1][2]) {
+#pragma unroll
+    for (int k = 0; k < kDepth; k += 32) {
+        FragmentA<ElementA> a[2][1];
+        FragmentB<ElementA> b[2][2];
+        load_converted<ElementA, false, LaneOrder::kFours>(a[0][0], a[1][0], stage.rows[0], 0, k);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            load_converted<ElementB, false, LaneOrder::kFours>(b[0][j], b[1][j], stage.cols,
+                                                               col + j * 16, k);
+        }
+        mma(acc, a[0], b[0]);
+        mma(acc, a[1], b[1]);
+    }
+}
+
+// Finishes and stores the warp's logits from column `first_col` on; statistics of pairs of warps.
 DEVICE void store_logits(WarpLogits* warps, const Epilogue& epilogue, MaxSum* statistics,
-                         int64_t num_sets, int first_row, int64_t first_col, int buffer,
+                         int64_t num_sets, int64_t first_col, int buffer,
                          const Accumulator<ElementA> (&acc)[1][2]) {
     const EpilogueParams& params = epilogue.params;
     const MergeMaxSum merge{kLog2E};
@@ -77,7 +95,7 @@ DEVICE void store_logits(WarpLogits* warps, const Epilogue& epilogue, MaxSum* st
         }
     }
     sync_warp();
-    const int line = lane / 2, row = first_row + line;
+    const int row = lane / 2;
     const int64_t col = first_col + lane % 2 * kRun, rest = params.n - col;
     const int count = row >= params.m || rest < 0 ? 0 : rest < kRun ? int(rest) : kRun;
     MaxSum total{-kInfinity, 0.0f};
@@ -86,7 +104,7 @@ DEVICE void store_logits(WarpLogits* warps, const Epilogue& epilogue, MaxSum* st
 #pragma unroll
         for (int i = 0; i < kRun; i += 4) {
             const auto four =
-                *reinterpret_cast<const Bytes<16>*>(&mine.sums[line][lane % 2 * kRun + i]);
+                *reinterpret_cast<const Bytes<16>*>(&mine.sums[row][lane % 2 * kRun + i]);
 #pragma unroll
             for (int j = 0; j < 4; ++j) sums[i + j] = bit_cast<float>(four.words[j]);
         }
@@ -106,19 +124,19 @@ DEVICE void store_logits(WarpLogits* warps, const Epilogue& epilogue, MaxSum* st
         }
     }
     total = merge.across_lanes(total, 1, 2);
-    if (lane % 2 == 0) mine.rows[buffer][line] = total;
+    if (lane % 2 == 0) mine.rows[buffer][row] = total;
     // Two warps; each overwrites its rows only after the next tile's barrier.
     named_barrier(1 + warp / 2, 64);
     const int64_t set = first_col / kColumns;
-    if (warp % 2 == 0 && lane < kTileM && first_row + lane < params.m && set < num_sets) {
-        statistics[(first_row + lane) * num_sets + set] =
+    if (warp % 2 == 0 && lane < kTileM && lane < params.m) {
+        statistics[lane * num_sets + set] =
             merge(mine.rows[buffer][lane], warps[warp + 1].rows[buffer][lane]);
     }
 }
 
 KERNEL void dequant_softmax_stream(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b_map,
                                    float* logits, const void* bias, const float* scale_b,
-                                   MaxSum* statistics, const LogitsHopperParams params) {
+                                   MaxSum* statistics, const StreamParams params) {
     SHARED_STORAGE(StreamStorage, storage);
     if (threadIdx.x == 0) {
         for (int i = 0; i < kStages; ++i) {
@@ -128,23 +146,29 @@ KERNEL void dequant_softmax_stream(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
         fence_barrier_init();
     }
     sync_block();
-    const int num_tiles = int(params.tiles_m * params.tiles_n), step = gridDim.x;
+    // The block's sets of columns, kTileSets at a time.
+    constexpr int kTileSets = kTileN / kColumns;
+    const int64_t num_sets = (params.epilogue.n + kColumns - 1) / kColumns;
+    const int first_set = int(blockIdx.x * num_sets / gridDim.x),
+              last_set = int((blockIdx.x + 1) * num_sets / gridDim.x);
     const int num_k_tiles = int(params.num_k_tiles), warp = threadIdx.x / 32;
-    const int tiles_m = int(params.tiles_m);
     StreamPlace place;
     if (warp == kWarps) {
         if (elect_one()) {
-            for (int tile = blockIdx.x; tile < num_tiles; tile += step) {
-                const int row = tile % tiles_m * kTileM, col = tile / tiles_m * kTileN;
+            for (int set = first_set; set < last_set; set += kTileSets) {
+                const int sets = last_set - set < kTileSets ? last_set - set : kTileSets;
 #pragma unroll 1
                 for (int i = 0; i < num_k_tiles; ++i, place.advance()) {
                     StreamStage& stage = storage.stages[place.stage];
                     Barrier& full = storage.full[place.stage];
                     storage.empty[place.stage].wait(place.parity ^ 1);
-                    full.arrive_expect_tx(int(sizeof(StreamStage)));
-                    tma_load(stage.cols.bytes, b_map, full, {i * kDepth, col, 0});
-                    tma_load(stage.rows[0].bytes, a_map, full, {i * kDepth, row, 0});
-                    tma_load(stage.rows[1].bytes, a_map, full, {i * kDepth + 64, row, 0});
+                    full.arrive_expect_tx((sets * kColumns + 2 * params.rows) * kLineBytes);
+                    for (int j = 0; j < sets; ++j) {
+                        tma_load(stage.cols.bytes + j * kColumns * kLineBytes, b_map, full,
+                                 {i * kDepth, (set + j) * kColumns, 0});
+                    }
+                    tma_load(stage.rows[0].bytes, a_map, full, {i * kDepth, 0, 0});
+                    tma_load(stage.rows[1].bytes, a_map, full, {i * kDepth + 64, 0, 0});
                 }
             }
         }
@@ -153,32 +177,21 @@ KERNEL void dequant_softmax_stream(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
     }
     const Epilogue epilogue = Epilogue::of_matrix(params.epilogue, logits, bias, nullptr, nullptr,
                                                   scale_b, 0, 0, 0, 0, 0);
-    const int64_t num_sets = (params.epilogue.n + kColumns - 1) / kColumns;
     int count = 0;
-    for (int tile = blockIdx.x; tile < num_tiles; tile += step, ++count) {
+    for (int set = first_set; set < last_set; set += kTileSets, ++count) {
+        const int own_set = set + warp * kWarpCols / kColumns;
+        const bool works = own_set < last_set;
         Accumulator<ElementA> acc[1][2] = {};
 #pragma unroll 1
         for (int i = 0; i < num_k_tiles; ++i, place.advance()) {
             const StreamStage& stage = storage.stages[place.stage];
             storage.full[place.stage].wait(place.parity);
-#pragma unroll
-            for (int k = 0; k < kDepth; k += 32) {
-                FragmentA<ElementA> a[2][1];
-                FragmentB<ElementA> b[2][2];
-                load_converted<ElementA, false, LaneOrder::kFours>(a[0][0], a[1][0], stage.rows[0],
-                                                                   0, k);
-#pragma unroll
-                for (int j = 0; j < 2; ++j) {
-                    load_converted<ElementB, false, LaneOrder::kFours>(
-                        b[0][j], b[1][j], stage.cols, warp * kWarpCols + j * 16, k);
-                }
-                mma(acc, a[0], b[0]);
-                mma(acc, a[1], b[1]);
-            }
+            if (works) multiply_stage(stage, warp * kWarpCols, acc);
             sync_warp();
             if (threadIdx.x % 32 == 0) storage.empty[place.stage].arrive();
         }
-        store_logits(storage.warps, epilogue, statistics, num_sets, tile % tiles_m * kTileM,
-                     int64_t(tile / tiles_m) * kTileN + warp * kWarpCols, count % 2, acc);
+        if (!works) continue;
+        store_logits(storage.warps, epilogue, statistics, num_sets,
+                     int64_t(set) * kColumns + warp * kWarpCols, count % 2, acc);
     }
 }

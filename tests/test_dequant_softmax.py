@@ -143,7 +143,7 @@ def check_hopper(xp) -> None:
         (HOPPER[0], LogitsProblem(130, 1000, 144, layout_w="F", kind="special")),
         (HOPPER[0], LogitsProblem(130, 203, 144, layout_w="F", kind="special", bias=(203,))),
         (STREAM, LogitsProblem(3, 400, 528, layout_w="F", out_dtype="float32", bias=(3, 400))),
-        (STREAM, LogitsProblem(20, 1100, 80, layout_w="F", kind="special")),
+        (STREAM, LogitsProblem(16, 1100, 80, layout_w="F", kind="special")),
     )
     for config, problem in problems:
         call = OP.inputs(problem, 1, xp)
@@ -186,6 +186,7 @@ def test_what_streams_refuse():
         (replace(STREAM, stages=20), {}, "bytes of shared memory"),
         (STREAM, {"layout_b": OUTER}, "neighbours along k"),
         (STREAM, {"kernel": "gemm"}, "for logits"),
+        (STREAM, {"m": 17}, "up to 16 rows"),
     ):
         found = gemm.refusal(config, replace(task, **change), "sm_90a")
         assert (found is None) if says is None else says in found

@@ -68,6 +68,9 @@ _LOGITS_PARAMS = np.dtype(  # dequant_softmax_hopper.cu: LogitsHopperParams
         ("epilogue", EPILOGUE),
     ]
 )
+_STREAM_PARAMS = np.dtype(  # dequant_softmax_stream.cu: StreamParams
+    [("num_k_tiles", np.int64), ("rows", np.int32), ("padding", np.int32), ("epilogue", EPILOGUE)]
+)
 _A, _B, _OUT, _B2 = 0, 1, 2, 9  # gemm_task.cuh: Operand
 _MAX_ENCODED = 1024  # addresses of one plan's arrays, with their maps
 
@@ -241,7 +244,6 @@ _DUAL_FEW_ROWS = {HopperConfig(16, 64, 20, share_k=True, turned=True): 9.0}
 _DUAL_FP8 = {
     HopperConfig(128, 256, 4): 30.0,
     HopperConfig(128, 128, 6): 17.6,
-    HopperConfig(128, 256, 4, cluster=2, split_k=True): 17.0,
 }
 
 # NVFP4's, measured on an H200 like the others; what decoding before costs is in _estimate.
@@ -375,6 +377,8 @@ def _refusal_of_stream(config: HopperConfig, task: GemmTask, arch: str) -> str |
         return "streams is for tiles of 16 rows, with no other way to share"
     if task.kernel != "dequant_softmax" or (task.layout_a, task.layout_b) != (INNER, INNER):
         return "streams is for logits of operands with neighbours along k"
+    if task.m > c.tile_m:
+        return f"streams is for up to 16 rows; got {task.m}"
     if c.tile_n % 64 or c.tile_n > 256 or c.stages < 2:
         return "streams needs tile_n of 64, 128, 192 or 256 and at least 2 stages"
     needed, limit = c.shared_bytes(task), max_shared_bytes(arch)
@@ -608,6 +612,8 @@ def hopper_plan(
     p, c = product, config
     if target.warp_size != 32:
         raise ValueError(f"Hopper's main loop needs warps of 32 lanes; got {target.warp_size}")
+    if c.streams:
+        return _stream_plan(target, p, task, c)
     cols = c.tile_n // task.products  # of each
     tiles_m, tiles_n = _cluster_tiles(c, task, p.m, p.n)
     # Of the columns of the sums, each block of a cluster loads a part.
@@ -645,10 +651,6 @@ def hopper_plan(
     shared = c.shared_bytes(task)
     group_height = max(1, _GROUP_ROWS // _cluster_sizes(c, task)[0])
     num_k_tiles, places = math.ceil(p.k / depth), _PLACES[p.kernel]
-    if c.streams:  # boxes of 128 bytes along k
-        map_a = _operand_map(p.a, (), INNER, p.m, p.a.row, p.k, 1, 16, 64)
-        maps_b = [_operand_map(p.b, (), INNER, p.n, p.b.col, p.k, 1, c.tile_n, _LINE)]
-        num_k_tiles = math.ceil(p.k / _LINE)
     if p.kernel == "dequant_softmax":
         params = np.zeros((), _LOGITS_PARAMS)
         params["num_k_tiles"], params["group_height"] = num_k_tiles, group_height
@@ -657,7 +659,7 @@ def hopper_plan(
         map_out = None
         if p.out.dtype in FLOAT16S:  # shares_hopper.cuh
             map_out = _map_plan(p.out, p.batch, (p.m, p.n), (p.out.row, 1), (1, 64, 64))
-        maps = (map_a, *maps_b) if c.streams else (map_a, *maps_b, map_out)
+        maps = (map_a, *maps_b, map_out)
         return HopperPlan(target, kernel, grid, shared, maps, places, target.by_value(params), {})
     map_out = None
     in_registers = p.b2 is not None and turned  # then threads store single numbers
@@ -698,3 +700,26 @@ def hopper_plan(
                 params[f"block_scales_{name}"] = (x.row, x.col)
     maps = tuple(maps.values())
     return HopperPlan(target, kernel, grid, shared, maps, places, target.by_value(params), {})
+
+
+def _stream_plan(target: Target, p: Product, task: GemmTask, config: HopperConfig) -> HopperPlan:
+    """dequant_softmax_stream.cu's."""
+    # Rows that are not there take TMA as long as others: they are left out.
+    rows, sets = 8 if p.m <= 8 else 16, math.ceil(p.n / 64)
+    maps = (
+        _operand_map(p.a, (), INNER, p.m, p.a.row, p.k, 1, rows, 64),
+        _operand_map(p.b, (), INNER, p.n, p.b.col, p.k, 1, 64, _LINE),
+    )
+    params = np.zeros((), _STREAM_PARAMS)
+    params["num_k_tiles"], params["rows"] = math.ceil(p.k / _LINE), rows
+    fill_epilogue(params["epilogue"], p)
+    return HopperPlan(
+        target,
+        get_kernel(target, variant(task, config)),
+        min(sets, target.multiprocessors),
+        config.shared_bytes(task),
+        maps,
+        _PLACES[p.kernel],
+        target.by_value(params),
+        {},
+    )
