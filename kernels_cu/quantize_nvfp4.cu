@@ -23,7 +23,7 @@ struct QuantizeParams {
     int64_t matrix_scales, num_partials;
 };
 
-constexpr float kLargestCode = 6.0f, kLargestScale = 448.0f;
+constexpr float kLargestCode = 6.0f, kLargestScale = 448.0f, kLeastNormalScale = 0x1p-6f;
 
 // The bits of a group's elements: of |x|, those of larger numbers are larger, and of infinities and
 // NaN at least kInfinityBits.
@@ -113,21 +113,20 @@ DEVICE float round_code(float x) {
     return (x + shift) - shift;
 }
 
-// Eight numbers of round_code as pairs of FP16: their codes, four bits each, of at most 6.
+// Eight numbers of round_code as pairs of FP16: their codes, four bits each.
 DEVICE uint32_t pack_codes(const uint32_t (&pairs)[4]) {
-    uint32_t tops[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        // FP16's sign, the lower two bits of the exponent and the first one of the mantissa, side
-        // by side.
-        // What a scale that was rounded down leaves beyond 6 is 6.
-        const uint32_t size = min_unsigned_pair(pairs[i] & 0x7fff7fffu, 0x0e000e00u);
-        tops[i] = (pairs[i] & 0x80008000u) | size << 3;
-    }
-    // Both numbers' bytes of two pairs, then of four.
-    const uint32_t left = pick_bytes(tops[0], tops[1], 0x7351),
-                   right = pick_bytes(tops[2], tops[3], 0x7351);
-    return pick_bytes(left, right, 0x5410) >> 4 | pick_bytes(left, right, 0x7632);
+    // FP16's upper byte has the sign, three zeros, the lower two bits of the exponent and the first
+    // one of the mantissa, and a zero: of the first and of the second numbers of all pairs.
+    const uint32_t left = pick_bytes(pairs[0], pairs[1], 0x7351),
+                   right = pick_bytes(pairs[2], pairs[3], 0x7351);
+    const uint32_t firsts = pick_bytes(left, right, 0x5410),
+                   seconds = pick_bytes(left, right, 0x7632);
+    return (firsts >> 1 & 0x07070707u) | (firsts >> 4 & 0x08080808u) |
+           (seconds << 3 & 0x70707070u) | (seconds & 0x80808080u);
+}
+// What a scale that was rounded down leaves beyond 6 is 6.
+DEVICE uint32_t saturate_codes(uint32_t pair) {
+    return (pair & 0x80008000u) | min_unsigned_pair(pair & 0x7fff7fffu, 0x0e000e00u);
 }
 
 KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float* global_scale,
@@ -186,23 +185,27 @@ KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float
             from_float<e4m3>(bits < kInfinityBits ? number_of_bits(bits) * of_codes : nan);
         const float factor = to_float(scale);
         const bool coded = factor > 0.0f;
-        const float of_scale = coded ? 0x1p-14f / factor : 0.0f;
-        Bytes<8> packed{};
+        const float of_scale = coded ? 0x1p-14f * reciprocal_approx(factor) : 0.0f;
+        // FP16 numbers have no global scale that makes the product of both a subnormal.
+        const float of_both = of_global * of_scale;
+        uint32_t pairs[2][4];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            uint32_t pairs[4];
+        for (int i = 0; i < 8; ++i) {
+            float number[2];
+            numbers.pair(i, number[0], number[1]);
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                float number[2];
-                numbers.pair(4 * i + j, number[0], number[1]);
-#pragma unroll
-                for (int n = 0; n < 2; ++n) {
-                    number[n] = round_code(number[n] * of_global * of_scale);
-                }
-                pairs[j] = pack<half>(number[0], number[1]);
+            for (int n = 0; n < 2; ++n) {
+                number[n] = round_code(kSame<Element, half> ? number[n] * of_both
+                                                            : number[n] * of_global * of_scale);
             }
-            packed.words[i] = coded ? pack_codes(pairs) : 0;
+            pairs[i / 4][i % 4] = pack<half>(number[0], number[1]);
         }
+        if (factor < kLeastNormalScale) {  // others are within 1 / 16
+#pragma unroll
+            for (int i = 0; i < 8; ++i) pairs[i / 4][i % 4] = saturate_codes(pairs[i / 4][i % 4]);
+        }
+        const Bytes<8> packed = {coded ? pack_codes(pairs[0]) : 0,
+                                 coded ? pack_codes(pairs[1]) : 0};
         const int64_t number = int64_t(matrix * rows + row) * groups + group;
         store_vector<8>(codes + number * (kGroup / 2), packed);
         return scale;

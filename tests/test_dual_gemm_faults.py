@@ -138,7 +138,7 @@ FAULTS = {
         "quantize_nvfp4.cu", "1.0f / (kLargestCode * global)", "1.0f / (kLargestScale * global)", "quantised"
     ),
     "codes of the unrounded scale": Fault(
-        "quantize_nvfp4.cu", "coded ? 0x1p-14f / factor", "coded ? 0x1p-14f", "quantised"
+        "quantize_nvfp4.cu", "0x1p-14f * reciprocal_approx(factor)", "0x1p-14f", "quantised"
     ),
     "NaN is not the group's": Fault(
         "quantize_nvfp4.cu", "bits < kInfinityBits ? number_of_bits(bits) * of_codes : nan",
@@ -148,7 +148,7 @@ FAULTS = {
         "quantize_nvfp4.cu", "if (largest < kInfinityBits) return largest;", "return largest;", "not finite"
     ),
     "codes beyond 6": Fault(
-        "quantize_nvfp4.cu", "min_unsigned_pair(pairs[i] & 0x7fff7fffu, 0x0e000e00u)", "(pairs[i] & 0x0fff0fffu)",
+        "quantize_nvfp4.cu", "min_unsigned_pair(pair & 0x7fff7fffu, 0x0e000e00u)", "(pair & 0x7fff7fffu)",
         "saturated",
     ),
     "ties to odd": Fault("quantize_nvfp4.cu", "1.5f * 0x1p22f", "1.5f * 0x1p21f", "quantised"),
