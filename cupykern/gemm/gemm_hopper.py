@@ -392,7 +392,7 @@ def configs(task: GemmTask, arch: str, blocks: int) -> tuple[HopperConfig, ...]:
 
     With share_k and split_k the sums are other ones: the task alone decides about them.
     """
-    few = task.m <= 64
+    few = task.m <= (_FEW_ROWS if task.kernel == "dual_gemm" else 64)
     fitting = [config for config in _tile_times(task) if refusal(config, task, arch) is None]
     fitting.sort(key=lambda c: (c.share_k != few, _estimate(c, task, multiprocessors("sm_90a"))))
     split = bool(fitting) and fitting[0].split_k
