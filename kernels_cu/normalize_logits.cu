@@ -54,23 +54,27 @@ DEVICE void normalize(const float* logits, Out* y, const NormalizeParams& p, int
 
 // Shares of a set become shares of the row.  y: of neighbouring columns, aligned to 16 bytes.
 template <class Out>
-DEVICE void scale_shares(Out* y, const MaxSum* sets, const NormalizeParams& p, int64_t part,
-                         const MaxSum& total) {
+DEVICE void scale_shares(Out* y, const MaxSum* sets, const NormalizeParams& p, int64_t part) {
     constexpr int kAtOnce = 4;  // runs that are loaded before the first one is stored
-    const float factor = 1.0f / total.sum;
-    const auto scale_of = [&](float largest) {
-        return exp2_approx((largest - total.max) * kLog2E) * factor;
-    };
-    const int64_t whole = p.n / kRun, step = kAtOnce * kNumThreads;
-    for (int64_t run = part * step + threadIdx.x; run < whole; run += p.blocks_per_row * step) {
-        Vector<Out, kRun> runs[kAtOnce];
-        float largest[kAtOnce];
+    const int64_t whole = p.n / kRun, step = p.blocks_per_row * kAtOnce * kNumThreads;
+    Vector<Out, kRun> runs[kAtOnce];
+    float largest[kAtOnce];
+    const auto load = [&](int64_t run) {
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
             const int64_t at = run + i * kNumThreads;
             if (at < whole) runs[i].load(y + at * kRun);
             largest[i] = at < whole ? sets[at * kRun / kColumns].max : 0.0f;
         }
+    };
+    int64_t run = part * kAtOnce * kNumThreads + threadIdx.x;
+    load(run);  // under way while the row's statistics are merged
+    const MaxSum total = row_statistics(sets, p.num_sets);
+    const float factor = 1.0f / total.sum;
+    const auto scale_of = [&](float largest) {
+        return exp2_approx((largest - total.max) * kLog2E) * factor;
+    };
+    while (run < whole) {
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
             const int64_t at = run + i * kNumThreads;
@@ -82,6 +86,8 @@ DEVICE void scale_shares(Out* y, const MaxSum* sets, const NormalizeParams& p, i
             runs[i].from_floats(values);
             runs[i].store(y + at * kRun);
         }
+        run += step;
+        load(run);
     }
     const int64_t col = whole * kRun + threadIdx.x;
     if (part == 0 && col < p.n) {
@@ -94,16 +100,16 @@ KERNEL void normalize_logits(const float* logits, const MaxSum* statistics, void
     const int64_t row = blockIdx.x / params.blocks_per_row,
                   part = blockIdx.x % params.blocks_per_row;
     const MaxSum* sets = statistics + row * params.num_sets;
-    const MaxSum total = row_statistics(sets, params.num_sets);
     const int64_t offset = row * params.y.row;
     if (!logits) {
         if (params.dtype == kHalf) {
-            scale_shares(static_cast<half*>(y) + offset, sets, params, part, total);
+            scale_shares(static_cast<half*>(y) + offset, sets, params, part);
         } else {
-            scale_shares(static_cast<bf16*>(y) + offset, sets, params, part, total);
+            scale_shares(static_cast<bf16*>(y) + offset, sets, params, part);
         }
         return;
     }
+    const MaxSum total = row_statistics(sets, params.num_sets);
     const float* from = logits + row * params.logits.row;
     if (params.dtype == kFloat) {
         normalize(from, static_cast<float*>(y) + offset, params, part, total);
