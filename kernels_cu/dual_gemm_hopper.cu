@@ -6,9 +6,10 @@
 // (parts/gated_epilogue_hopper.cuh).  Turned, the columns are the rows of the sums:
 //   - of NVFP4 B1 and B2 the main loop that converts takes 8 of either in a warp
 //     (parts/rows_nvfp4_hopper.cuh), so that a thread has both as well;
-//   - for few rows of A, with kShareK, they are in different warps and meet in shared memory.
+//   - for few rows of A, with kShareK, they are in different warps and meet in shared memory.  The
+//     time is that of reading B1 and B2: all blocks have as many columns, but for kUnit.
 // Constants and launch: as gemm_hopper.cu's; another tensor map for B2, both with boxes of kPair
-// columns, of the output with boxes of 16 x kBoxCols.
+// columns (few rows: kUnit), of the output with boxes of 16 x kBoxCols.
 #include "parts/gated_epilogue_hopper.cuh"
 #include "parts/gemm_task.cuh"
 #include "parts/ring_hopper.cuh"
@@ -27,10 +28,13 @@ struct DualHopperParams {
 constexpr bool kFewRows = kTurned && !kConverts;
 static_assert(kShareK == kFewRows && (!kConverts || kSame<ElementB, e2m1x2>),
               "others are of one size");
-using PairStage = OperandStage<ElementB, kOuterMajorB, kPair>;
+constexpr int kUnit = kFewRows ? 16 : kPair;  // columns of a box
+constexpr int kUnits = kPair / kUnit;
+using PairStage = OperandStage<ElementB, kOuterMajorB, kUnit>;
 // A stage has both products' columns in every line of k, as if they were one matrix's.
-constexpr int kPairStep = (kOuterMajorB ? 1 : 2) * PairStage::kBoxBytes;
-constexpr int kSecondPair = kOuterMajorB ? PairStage::kBytes : PairStage::kBoxBytes;
+constexpr int kBothBoxBytes = kTurned ? RowStage::kBoxBytes : ColStage::kBoxBytes;
+constexpr int kPairStep = kOuterMajorB ? PairStage::kBoxBytes : kBothBoxBytes;
+constexpr int kSecondPair = kOuterMajorB ? PairStage::kBytes : kBothBoxBytes / 2;
 static_assert(PairStage::kLine == (kTurned ? RowStage::kLine : ColStage::kLine), "the same lines");
 static_assert(!kMulticasts || kLines == 1, "a cluster's blocks load parts of one line");
 
@@ -50,10 +54,10 @@ struct HopperStorage {
 constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = (3 * 168 - kProducerRegisters) / kConsumers;
 
-// By one thread: a tile's stages, `num_k_tiles` of k from tile `first` on.
+// By one thread: a tile's stages, `num_k_tiles` of k from tile `first` on; `units` of its columns.
 DEVICE void load_pairs(Ring& ring, RingPlace& place, const TensorMap& a_map,
                        const TensorMap& b1_map, const TensorMap& b2_map,
-                       const DualHopperParams& params, const GemmTask& task, int first,
+                       const DualHopperParams& params, const GemmTask& task, int units, int first,
                        int num_k_tiles) {
     const int row = int(task.row), col = int(task.col);
     const int a_batch = int(params.batch.offset(kA, task.batch));
@@ -67,11 +71,15 @@ DEVICE void load_pairs(Ring& ring, RingPlace& place, const TensorMap& a_map,
             if constexpr (kMulticasts) {
                 PairStage::load_for_all(to, map, full, k, col, batch, cluster_rank());
             } else {
-                PairStage::load(to, map, full, k, col, batch, kPairStep);
+                for (int i = 0; i < units; ++i) {
+                    PairStage::load(to + i * PairStage::kBoxBytes, map, full, k, col + i * kUnit,
+                                    batch, kPairStep);
+                }
             }
         };
         ring.empty[place.stage].wait(place.parity ^ 1);
-        full.arrive_expect_tx(RowStage::kBytes + ColStage::kBytes);
+        const int missing = 2 * (kUnits - units) * PairStage::kBytes;
+        full.arrive_expect_tx(RowStage::kBytes + ColStage::kBytes - missing);
         unsigned char *rows = ring.rows[place.stage], *cols = ring.cols[place.stage];
         unsigned char* pairs = kTurned ? rows : cols;
         OperandStage<ElementA, kOuterMajorA, kTileM>::load(kTurned ? cols : rows, a_map, full, k,
@@ -123,8 +131,9 @@ DEVICE void store_gated_column(const GateScales& scales, int policy, int row, in
 
 // With kFewRows: both warpgroups have sums of every second stage; the first half of a warpgroup's
 // warps has those of B1's columns, the other one those of B2's.
+// last_col: the tile's last column, and one more.
 DEVICE void store_few_rows(FewSums& of_tile, const GateScales& scales, int policy, int row, int col,
-                           const TileSums& sums) {
+                           int last_col, const TileSums& sums) {
     const EpilogueParams& params = scales.first.params;
     const int thread = threadIdx.x, lane = thread % 32;
     const bool finishes = thread < 64;
@@ -152,7 +161,7 @@ DEVICE void store_few_rows(FewSums& of_tile, const GateScales& scales, int polic
             const int at_row = row + wgmma_col(lane, i);
             const int at_col = col + thread / 32 * 16 + lane / 4 + i / 2 % 2 * 8;
             const float one[1] = {values[i]};
-            if (at_row < params.m && at_col < params.n) scales.first.write(at_row, at_col, 1, one);
+            if (at_row < params.m && at_col < last_col) scales.first.write(at_row, at_col, 1, one);
         }
     }
 }
@@ -174,7 +183,16 @@ KERNEL void dual_gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT Tensor
     else sync_block();
     // Tiles, each kClusterSize times: a cluster's blocks have parts of the same one.
     const int num_parts = int(params.tiles_m * params.tiles_n * params.batch_size) * kClusterSize;
-    const int step = gridDim.x, rank = kClusterSize > 1 ? cluster_rank() : 0;
+    const int rank = kClusterSize > 1 ? cluster_rank() : 0;
+    // Or units of columns, of which all blocks have as many.
+    const bool even = kFewRows && params.tiles_m * params.batch_size == 1;
+    const int64_t num_units = (params.epilogues[0].n + kUnit - 1) / kUnit;
+    const int begin = even ? int(blockIdx.x * num_units / gridDim.x) : int(blockIdx.x);
+    const int end = even ? int((blockIdx.x + 1) * num_units / gridDim.x) : num_parts;
+    const int step = even ? kUnits : int(gridDim.x);
+    const auto units_of = [&](int part) {
+        return even && end - part < kUnits ? end - part : kUnits;
+    };
     // The block's part of k: at least one tile.
     const int all_k_tiles = int(params.num_k_tiles);
     const int first_k_tile = kSplitK ? rank * all_k_tiles / kClusterSize : 0;
@@ -186,6 +204,10 @@ KERNEL void dual_gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT Tensor
                                            kMulticasts ? kTileM * kClusterSize : kTileM, kPair,
                                            uint32_t(params.group_height));
         if constexpr (kMulticasts) task.row += rank * kTileM;
+        if (even) {
+            task.row = 0;
+            task.col = int64_t(part) * kUnit;
+        }
         return task;
     };
     // From one lane, so that the compiler knows that they are alike in all.
@@ -194,9 +216,9 @@ KERNEL void dual_gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT Tensor
         decrease_registers<kProducerRegisters>();
         if (threadIdx.x / 32 == 4 * kConsumers && elect_one()) {
             RingPlace place;
-            for (int part = blockIdx.x; part < num_parts; part += step) {
-                load_pairs(ring, place, a_map, b1_map, b2_map, params, task_of(part), first_k_tile,
-                           num_k_tiles);
+            for (int part = begin; part < end; part += step) {
+                load_pairs(ring, place, a_map, b1_map, b2_map, params, task_of(part),
+                           units_of(part), first_k_tile, num_k_tiles);
             }
         }
         sync_warp();
@@ -214,8 +236,8 @@ KERNEL void dual_gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT Tensor
         work.row = kShareRows ? warpgroup * kConsumerRows : 0;
         work.place.skip(turn * num_k_tiles);
         do {
-            const int part = int(blockIdx.x) + (turn + work.count * turns) * step;
-            if (part >= num_parts) break;
+            const int part = begin + (turn + work.count * turns) * step;
+            if (part >= end) break;
             const GemmTask task = task_of(part);
             const auto offset = [&](Operand operand) {
                 return params.batch.offset(operand, task.batch);
@@ -257,8 +279,10 @@ KERNEL void dual_gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT Tensor
                 store_gated_column(scales, policy, int(task.row), own_col, sums);
             } else if constexpr (kFewRows) {
                 FewSums* shared = reinterpret_cast<FewSums*>(storage.staging.few);
+                const int n = int(params.epilogues[0].n),
+                          last = int(task.col) + units_of(part) * kUnit;
                 store_few_rows(shared[count % 2], scales, policy, int(task.row), int(task.col),
-                               sums);
+                               last < n ? last : n, sums);
             } else {
                 unsigned char* staging = storage.staging.warps[warp];
                 const int batch = int(offset(kOut));

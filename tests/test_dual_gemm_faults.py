@@ -211,7 +211,7 @@ FAULTS = {
         GATED, "GateScales::col(second, at)", "GateScales::col(first, at)", "hopper"
     ),
     "a stage of one product alone is waited for": Fault(
-        "dual_gemm_hopper.cu", "arrive_expect_tx(RowStage::kBytes + ColStage::kBytes)",
+        "dual_gemm_hopper.cu", "arrive_expect_tx(RowStage::kBytes + ColStage::kBytes - missing)",
         "arrive_expect_tx(RowStage::kBytes + PairStage::kBytes)", "hopper",
     ),
     "the output's last column twice": Fault(
@@ -234,6 +234,12 @@ FAULTS = {
     ),
     "the second warpgroup's stages are left out": Fault(
         "dual_gemm_hopper.cu", "sums[0][i] + of_tile[i][128 + thread]", "sums[0][i]", "few rows"
+    ),
+    "few rows: columns of the next block": Fault(
+        "dual_gemm_hopper.cu", "end - part < kUnits ? end - part : kUnits", "true ? kUnits : end", "few rows"
+    ),
+    "few rows: the second unit's columns are the first one's": Fault(
+        "dual_gemm_hopper.cu", "map, full, k, col + i * kUnit,", "map, full, k, col,", "few rows"
     ),
     "few rows: the other half of the columns": Fault(
         "dual_gemm_hopper.cu", "of_tile[i][64 + thread] +", "of_tile[i][32 + thread] +", "few rows"
@@ -342,8 +348,6 @@ def _check_policies() -> None:
 
 
 def _check_splits() -> None:
-    from dataclasses import replace
-
     from cupykern.gemm import gemm
     from cupykern.gemm.dual_gemm import _task
 
@@ -388,10 +392,11 @@ def _check_split() -> None:
 
 
 def _check_few_rows() -> None:
-    """More tiles than blocks."""
+    """More tiles than blocks, and columns that are spread over all blocks."""
     if host.current().warp_size == 32:
         config = HopperConfig(16, 64, 4, share_k=True, turned=True)
-        _check_configs((config,), DualProblem(20, 4300, 208, out_dtype="float32"))
+        problems = (DualProblem(20, 300, 208), DualProblem(9, 1100, 208))
+        _check_configs((config,), *(replace(p, out_dtype="float32") for p in problems))
 
 
 def _check_configs(configs: tuple[HopperConfig, ...], *problems: DualProblem) -> None:

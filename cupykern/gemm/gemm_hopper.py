@@ -640,7 +640,7 @@ def hopper_plan(
             b.col,
             p.k,
             b.row,
-            cols // parts_b,
+            16 if turned and p.b2 is not None and not _converts(task) else cols // parts_b,
             depth,
         )
         for b in (p.b, p.b2)
