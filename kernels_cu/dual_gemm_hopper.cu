@@ -179,8 +179,6 @@ KERNEL void dual_gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT Tensor
         prefetch_tensor_map(b2_map);
     }
     if (threadIdx.x == 0) ring.init();
-    if constexpr (kClusterSize > 1) sync_cluster();
-    else sync_block();
     // Tiles, each kClusterSize times: a cluster's blocks have parts of the same one.
     const int num_parts = int(params.tiles_m * params.tiles_n * params.batch_size) * kClusterSize;
     const int rank = kClusterSize > 1 ? cluster_rank() : 0;
@@ -210,6 +208,11 @@ KERNEL void dual_gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT Tensor
         }
         return task;
     };
+    // The divisions for the first loads, while another warp initialises the barriers.
+    GemmTask first_task{};
+    if (threadIdx.x / 32 == 4 * kConsumers) first_task = task_of(begin);
+    if constexpr (kClusterSize > 1) sync_cluster();
+    else sync_block();
     // From one lane, so that the compiler knows that they are alike in all.
     const int warp = shuffle(int(threadIdx.x / 32), 0), warpgroup = warp / 4;
     if (warpgroup == kConsumers) {
@@ -217,8 +220,9 @@ KERNEL void dual_gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT Tensor
         if (threadIdx.x / 32 == 4 * kConsumers && elect_one()) {
             RingPlace place;
             for (int part = begin; part < end; part += step) {
-                load_pairs(ring, place, a_map, b1_map, b2_map, params, task_of(part),
-                           units_of(part), first_k_tile, num_k_tiles);
+                const GemmTask task = part == begin ? first_task : task_of(part);
+                load_pairs(ring, place, a_map, b1_map, b2_map, params, task, units_of(part),
+                           first_k_tile, num_k_tiles);
             }
         }
         sync_warp();
