@@ -182,7 +182,7 @@ def test_what_streams_refuse():
         (STREAM, {}, None),
         (replace(STREAM, tile_m=64), {}, "tiles of 16 rows"),
         (replace(STREAM, lines=2), {}, "no other way to share"),
-        (replace(STREAM, tile_n=96), {}, "tile_n of 64"),
+        (replace(STREAM, tile_n=96), {}, "a multiple of 64 up to 512"),
         (replace(STREAM, stages=20), {}, "bytes of shared memory"),
         (STREAM, {"layout_b": OUTER}, "neighbours along k"),
         (STREAM, {"kernel": "gemm"}, "for logits"),

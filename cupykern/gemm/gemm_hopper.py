@@ -379,8 +379,8 @@ def _refusal_of_stream(config: HopperConfig, task: GemmTask, arch: str) -> str |
         return "streams is for logits of operands with neighbours along k"
     if task.m > c.tile_m:
         return f"streams is for up to 16 rows; got {task.m}"
-    if c.tile_n % 64 or c.tile_n > 256 or c.stages < 2:
-        return "streams needs tile_n of 64, 128, 192 or 256 and at least 2 stages"
+    if c.tile_n % 64 or c.tile_n > 512 or c.stages < 2:
+        return "streams needs a multiple of 64 up to 512 for tile_n, and at least 2 stages"
     needed, limit = c.shared_bytes(task), max_shared_bytes(arch)
     if needed > limit:
         return f"{needed} bytes of shared memory are more than the {limit} of {arch}"
