@@ -12,6 +12,7 @@
 #include "parts/epilogue.cuh"
 #include "parts/gemm_task.cuh"
 #include "parts/max_sum.cuh"
+#include "parts/read_ahead.cuh"
 #include "parts/ring_hopper.cuh"
 #include "parts/shares_hopper.cuh"
 
@@ -126,7 +127,9 @@ KERNEL void dequant_softmax_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
                                    const LogitsHopperParams params) {
     SHARED_STORAGE(HopperStorage, storage);
     Ring& ring = storage.ring;
-    if (threadIdx.x == 32) {
+    // From one lane, so that the compiler knows that they are alike in all.
+    const int warp = shuffle(int(threadIdx.x / 32), 0), warpgroup = warp / 4;
+    if ((warp == 4 * kConsumers && elect_one()) || read_lines_ahead(params, warp)) {
         prefetch_tensor_map(a_map);
         prefetch_tensor_map(b_map);
     }
@@ -144,8 +147,6 @@ KERNEL void dequant_softmax_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
         if constexpr (kClusterSize > 1) task.col += cluster_rank() * kTileN;
         return task;
     };
-    // From one lane, so that the compiler knows that they are alike in all.
-    const int warp = shuffle(int(threadIdx.x / 32), 0), warpgroup = warp / 4;
     if (warpgroup == kConsumers) {
         decrease_registers<kProducerRegisters>();
         if (threadIdx.x / 32 == 4 * kConsumers && elect_one()) {

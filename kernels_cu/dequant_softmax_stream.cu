@@ -10,6 +10,7 @@
 #include "parts/epilogue.cuh"
 #include "parts/gemm_task.cuh"
 #include "parts/max_sum.cuh"
+#include "parts/read_ahead.cuh"
 
 constexpr int kColumns = 64;  // of a set of the statistics: two warps'
 constexpr int kTileM = 16, kWarpCols = 32, kWarps = kTileN / kWarpCols;
@@ -138,6 +139,11 @@ KERNEL void dequant_softmax_stream(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
                                    float* logits, const void* bias, const float* scale_b,
                                    MaxSum* statistics, const StreamParams params) {
     SHARED_STORAGE(StreamStorage, storage);
+    const int warp = threadIdx.x / 32;
+    if ((warp == kWarps && elect_one()) || read_lines_ahead(params, warp)) {
+        prefetch_tensor_map(a_map);
+        prefetch_tensor_map(b_map);
+    }
     if (threadIdx.x == 0) {
         for (int i = 0; i < kStages; ++i) {
             storage.full[i].init(1);
@@ -151,7 +157,7 @@ KERNEL void dequant_softmax_stream(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
     const int64_t num_sets = (params.epilogue.n + kColumns - 1) / kColumns;
     const int first_set = int(blockIdx.x * num_sets / gridDim.x),
               last_set = int((blockIdx.x + 1) * num_sets / gridDim.x);
-    const int num_k_tiles = int(params.num_k_tiles), warp = threadIdx.x / 32;
+    const int num_k_tiles = int(params.num_k_tiles);
     StreamPlace place;
     if (warp == kWarps) {
         if (elect_one()) {

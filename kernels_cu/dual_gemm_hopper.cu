@@ -12,6 +12,7 @@
 // columns (few rows: kUnit), of the output with boxes of 16 x kBoxCols.
 #include "parts/gated_epilogue_hopper.cuh"
 #include "parts/gemm_task.cuh"
+#include "parts/read_ahead.cuh"
 #include "parts/ring_hopper.cuh"
 #include "parts/split_sums_hopper.cuh"
 
@@ -173,7 +174,9 @@ KERNEL void dual_gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT Tensor
                              const DualHopperParams params) {
     SHARED_STORAGE(HopperStorage, storage);
     Ring& ring = storage.ring;
-    if (threadIdx.x == 32) {
+    // From one lane, so that the compiler knows that they are alike in all.
+    const int warp = shuffle(int(threadIdx.x / 32), 0), warpgroup = warp / 4;
+    if ((warp == 4 * kConsumers && elect_one()) || read_lines_ahead(params, warp)) {
         prefetch_tensor_map(a_map);
         prefetch_tensor_map(b1_map);
         prefetch_tensor_map(b2_map);
@@ -210,11 +213,9 @@ KERNEL void dual_gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT Tensor
     };
     // The divisions for the first loads, while another warp initialises the barriers.
     GemmTask first_task{};
-    if (threadIdx.x / 32 == 4 * kConsumers) first_task = task_of(begin);
+    if (warp == 4 * kConsumers) first_task = task_of(begin);
     if constexpr (kClusterSize > 1) sync_cluster();
     else sync_block();
-    // From one lane, so that the compiler knows that they are alike in all.
-    const int warp = shuffle(int(threadIdx.x / 32), 0), warpgroup = warp / 4;
     if (warpgroup == kConsumers) {
         decrease_registers<kProducerRegisters>();
         if (threadIdx.x / 32 == 4 * kConsumers && elect_one()) {
