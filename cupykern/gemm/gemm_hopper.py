@@ -199,7 +199,6 @@ _MIXED = {
 
 _LOGITS = {
     HopperConfig(256, 128, 4): 50.0,
-    HopperConfig(256, 128, 4, cluster=2): 49.0,
     HopperConfig(64, 128, 6, lines=2): 13.0,
 }
 _FEW_LOGITS = {HopperConfig(16, 256, 5, streams=True): 13.0}
@@ -236,8 +235,6 @@ _DUAL = {
     HopperConfig(128, 256, 4): 45.5,
     HopperConfig(128, 192, 5): 34.5,
     HopperConfig(128, 128, 6): 24.0,
-    HopperConfig(128, 256, 4, cluster=2, split_k=True): 24.5,
-    HopperConfig(128, 192, 4, cluster=2, split_k=True): 19.0,
 }
 _DUAL_OUTER = {HopperConfig(128, 256, 4): 45.5, HopperConfig(128, 128, 6): 24.0}
 _DUAL_FEW_ROWS = {HopperConfig(16, 64, 20, share_k=True, turned=True): 9.0}
@@ -587,7 +584,11 @@ def encoded_maps(
     encoded: dict[tuple[int | None, ...], tuple[Any, ...]],
 ) -> tuple[Any, ...]:
     """The launch arguments of `plans` for the first of `arrays`, kept in `encoded` by their addresses."""
-    places = tuple([None if x is None else address_of(x) for x in arrays[: len(plans)]])
+    of = arrays[: len(plans)]
+    if target.name == "host":
+        places = tuple([None if x is None else address_of(x) for x in of])
+    else:
+        places = tuple([None if x is None else x.data.ptr for x in of])
     maps = encoded.get(places)
     if maps is None:
         maps = tuple(
