@@ -168,22 +168,25 @@ KERNEL void dequant_softmax_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
         work.num_k_tiles = num_k_tiles;
         work.consumer = warpgroup;
         work.row = warpgroup * kConsumerRows;
-        int box = 0;
         for (int part = blockIdx.x; part < num_parts; part += step) {
             const GemmTask task = task_of(part);
             const int first_row = int(task.row), first_col = int(task.col) + work.row;
+            const bool in_fp32 = params.epilogue.out_dtype == kFloat;
+            ShareColumns columns{};
+            if (!in_fp32) columns.load(epilogue, first_col);
             TileSums sums;
             clear(sums);
             multiply(ring, work, sums);
             work.place.skip(num_k_tiles);
+            SharesStorage& shares = storage.staging.shares[warpgroup];
             if (params.epilogue.out_dtype == kHalf) {
-                store_shares<half>(storage.staging.shares[warpgroup], box, out_map, epilogue,
-                                   statistics, num_sets, first_row, first_col, sums);
+                store_shares<half>(shares, out_map, params.epilogue, columns, statistics, num_sets,
+                                   first_row, first_col, sums);
                 continue;
             }
-            if (params.epilogue.out_dtype == kBf16) {
-                store_shares<bf16>(storage.staging.shares[warpgroup], box, out_map, epilogue,
-                                   statistics, num_sets, first_row, first_col, sums);
+            if (!in_fp32) {
+                store_shares<bf16>(shares, out_map, params.epilogue, columns, statistics, num_sets,
+                                   first_row, first_col, sums);
                 continue;
             }
             store_logits(storage.staging.warps[warp], epilogue, first_row,

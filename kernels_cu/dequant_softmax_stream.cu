@@ -6,13 +6,14 @@
 // Constants: ElementA (16-bit), ElementB (8-bit), kTileN, kStages.
 // Launch: grid (any), block (kNumThreads = kTileN + 32), dynamic shared memory
 // sizeof(StreamStorage).  Tensor maps without a batch: A in boxes of 8 or 16 rows x 64 numbers, B in
-// boxes of kColumns columns x 128 numbers, both along k.  statistics: (m, ceil(n / kColumns)).
+// boxes of kColumns columns x 128 numbers, both along k.  statistics: (m, gridDim.x), of a
+// block's columns.
 #include "parts/epilogue.cuh"
 #include "parts/gemm_task.cuh"
 #include "parts/max_sum.cuh"
 #include "parts/read_ahead.cuh"
 
-constexpr int kColumns = 64;  // of a set of the statistics: two warps'
+constexpr int kColumns = 64;  // of a set: two warps'
 constexpr int kTileM = 16, kWarpCols = 32, kWarps = kTileN / kWarpCols;
 constexpr int kDepth = 128, kLineBytes = 128;  // numbers of k of a stage; B's lines
 constexpr int kRun = 16, kPitch = kWarpCols + 4;
@@ -41,7 +42,7 @@ struct StreamStage {
 };
 struct WarpLogits {
     alignas(16) uint32_t sums[kTileM][kPitch];
-    MaxSum rows[2][kTileM];  // of every second tile
+    MaxSum rows[kTileM];  // of the block's columns that are the warp's
 };
 struct StreamStorage {
     StreamStage stages[kStages];
@@ -78,14 +79,14 @@ DEVICE void multiply_stage(const StreamStage& stage, int col, Accumulator<Elemen
     }
 }
 
-// Finishes and stores the warp's logits from column `first_col` on; statistics of pairs of warps.
-DEVICE void store_logits(WarpLogits* warps, const Epilogue& epilogue, MaxSum* statistics,
-                         int64_t num_sets, int64_t first_col, int buffer,
-                         const Accumulator<ElementA> (&acc)[1][2]) {
+// Finishes and stores the warp's logits from column `first_col` on; `seen` becomes what they are
+// merged with, of row lane / 2.
+DEVICE void store_logits(WarpLogits& mine, const Epilogue& epilogue, int64_t first_col,
+                         const Accumulator<ElementA> (&acc)[1][2], MaxSum& seen) {
     const EpilogueParams& params = epilogue.params;
     const MergeMaxSum merge{kLog2E};
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    WarpLogits& mine = warps[warp];
+    const int lane = threadIdx.x % 32;
+    sync_warp();  // what was here has been read
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
 #pragma unroll
@@ -124,15 +125,7 @@ DEVICE void store_logits(WarpLogits* warps, const Epilogue& epilogue, MaxSum* st
             if (i < count) total.sum += exp2_approx((values[i] - total.max) * kLog2E);
         }
     }
-    total = merge.across_lanes(total, 1, 2);
-    if (lane % 2 == 0) mine.rows[buffer][row] = total;
-    // Two warps; each overwrites its rows only after the next tile's barrier.
-    named_barrier(1 + warp / 2, 64);
-    const int64_t set = first_col / kColumns;
-    if (warp % 2 == 0 && lane < kTileM && lane < params.m) {
-        statistics[lane * num_sets + set] =
-            merge(mine.rows[buffer][lane], warps[warp + 1].rows[buffer][lane]);
-    }
+    seen = merge(seen, merge.across_lanes(total, 1, 2));
 }
 
 KERNEL void dequant_softmax_stream(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b_map,
@@ -183,8 +176,8 @@ KERNEL void dequant_softmax_stream(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
     }
     const Epilogue epilogue = Epilogue::of_matrix(params.epilogue, logits, bias, nullptr, nullptr,
                                                   scale_b, 0, 0, 0, 0, 0);
-    int count = 0;
-    for (int set = first_set; set < last_set; set += kTileSets, ++count) {
+    MaxSum seen{-kInfinity, 0.0f};
+    for (int set = first_set; set < last_set; set += kTileSets) {
         const int own_set = set + warp * kWarpCols / kColumns;
         const bool works = own_set < last_set;
         Accumulator<ElementA> acc[1][2] = {};
@@ -197,7 +190,17 @@ KERNEL void dequant_softmax_stream(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
             if (threadIdx.x % 32 == 0) storage.empty[place.stage].arrive();
         }
         if (!works) continue;
-        store_logits(storage.warps, epilogue, statistics, num_sets,
-                     int64_t(set) * kColumns + warp * kWarpCols, count % 2, acc);
+        store_logits(storage.warps[warp], epilogue, int64_t(set) * kColumns + warp * kWarpCols, acc,
+                     seen);
     }
+    const MergeMaxSum merge{kLog2E};
+    const int lane = threadIdx.x % 32;
+    if (lane % 2 == 0) storage.warps[warp].rows[lane / 2] = seen;
+    named_barrier(1, 32 * kWarps);
+    const int row = threadIdx.x;
+    if (row >= kTileM || row >= params.epilogue.m) return;
+    MaxSum total = storage.warps[0].rows[row];
+#pragma unroll
+    for (int i = 1; i < kWarps; ++i) total = merge(total, storage.warps[i].rows[row]);
+    statistics[int64_t(row) * gridDim.x + blockIdx.x] = total;
 }

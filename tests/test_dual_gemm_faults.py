@@ -272,8 +272,8 @@ FAULTS = {
         SHARES, "sums[0][i] = sums[0][i + kRowSums];", ";", "shares"
     ),
     "a box is stored before all warps have filled it": Fault(
-        SHARES, "            fence_async_proxy();\n            named_barrier(barrier, 128);",
-        "            fence_async_proxy();", "shares",
+        SHARES, "to.warp_sum[warp][merged(i)] = values[i];\n        named_barrier(barrier, 128);",
+        "to.warp_sum[warp][merged(i)] = values[i];", "shares",
     ),
     "shares of the row's first set": Fault(
         "normalize_logits.cu", "sets[at * kRun / kColumns].max", "sets[0].max", "shares"

@@ -97,9 +97,13 @@ def dequant_softmax(
         flat = _matrix_view(y, rows, n)
         result = xp.empty((rows, n), y_dtype) if flat is None else flat
         flat_a = a.reshape(rows, a.shape[-1])
-        in_place = _in_place(target, flat_a, w, bias, result, config)
+        hopper = _hopper_config(target, flat_a, w, config)
+        streams = hopper is not None and hopper.streams
+        in_place = y_dtype == dtypes.float32 or (
+            hopper is not None and not streams and _takes_shares(result, bias)
+        )
         logits = result if in_place else xp.empty((rows, n), np.float32)
-        num_sets = -(-n // _COLUMNS)
+        num_sets = gemm_hopper.stream_blocks(n, target) if streams else -(-n // _COLUMNS)
         statistics = xp.empty((rows, num_sets, 2), np.float32)
         operands = {"a": flat_a, "b": w, "bias": bias, "scale_b": scale}
         inner = None if key is None else ("logits", *key)
@@ -152,20 +156,21 @@ class _Plan(NamedTuple):
         return y
 
 
-def _in_place(target: Target, a: Any, w: Any, bias: Any, y: Any, config: Any) -> bool:
-    """Whether the product's epilogue writes to y: logits, or of Hopper's main loop their exponentials."""
-    if y.dtype == dtypes.float32:
-        return True
-    (rows, n), of_a = y.shape, product.matrix(a, ())
-    of_w, of_y = product.matrix(w, ()), product.matrix(y, ())
-    if of_a is None or of_w is None or of_y is None:
-        return False
-    if (bias is not None and not _is_row(bias)) or not gemm_hopper.tma_stores(of_y, rows, n):
-        return False
-    if config is None:
-        task = product.make_task(of_a, of_w, 1, rows, n, a.shape[1], kernel="dequant_softmax")
+def _hopper_config(target: Target, a: Any, w: Any, config: Any) -> gemm_hopper.HopperConfig | None:
+    """Of the product of a matrix and w; None: another main loop's."""
+    of_a, of_w = product.matrix(a, ()), product.matrix(w, ())
+    if config is None and of_a is not None and of_w is not None:
+        (rows, k), n = a.shape, w.shape[1]
+        task = product.make_task(of_a, of_w, 1, rows, n, k, kernel="dequant_softmax")
         config = gemm.tuned_config(task, target)
-    return isinstance(config, gemm_hopper.HopperConfig) and not config.streams
+    return config if isinstance(config, gemm_hopper.HopperConfig) else None
+
+
+def _takes_shares(y: Any, bias: Any) -> bool:
+    """Whether Hopper's epilogue can write exponentials to y, of 16 bits, instead of logits."""
+    place = product.matrix(y, ())
+    of_cols = bias is None or _is_row(bias)
+    return of_cols and place is not None and gemm_hopper.tma_stores(place, *y.shape)
 
 
 def _check_scale(scale: Any, a: Any, n: int) -> tuple[float, Any]:

@@ -113,7 +113,7 @@ class HopperConfig:
         """Dynamic shared memory of a block (gemm_hopper.cu and others: HopperStorage)."""
         if self.streams:  # dequant_softmax_stream.cu: StreamStorage
             stages = self.stages * (self.tile_n * 128 + 16 * 256 + 16)
-            return stages + self.tile_n // 32 * (16 * 36 * 4 + 2 * 16 * 8)
+            return stages + self.tile_n // 32 * (16 * 36 * 4 + 16 * 8)
         task, line = multiplied(task, self), self.lines * _LINE
         of_b = line * task.b.itemsize // task.a.itemsize // (2 if task.b == FP4 else 1)
         stage = self.tile_m * line + self.tile_n * of_b
@@ -235,9 +235,10 @@ _DUAL = {
     HopperConfig(128, 256, 4): 45.5,
     HopperConfig(128, 192, 5): 34.5,
     HopperConfig(128, 128, 6): 24.0,
+    HopperConfig(128, 192, 4, cluster=2, split_k=True): 22.5,
 }
 _DUAL_OUTER = {HopperConfig(128, 256, 4): 45.5, HopperConfig(128, 128, 6): 24.0}
-_DUAL_FEW_ROWS = {HopperConfig(16, 64, 20, share_k=True, turned=True): 9.0}
+_DUAL_FEW_ROWS = {HopperConfig(16, 64, 10, share_k=True, lines=2, turned=True): 9.0}
 _DUAL_FP8 = {
     HopperConfig(128, 256, 4): 30.0,
     HopperConfig(128, 128, 6): 17.6,
@@ -251,7 +252,7 @@ _NVFP4 = {
 }
 _DUAL_NVFP4 = {
     HopperConfig(256, 128, 4): 65.0,
-    HopperConfig(128, 128, 7): 55.5,
+    HopperConfig(128, 128, 2, lines=4): 45.0,
     HopperConfig(64, 128, 8, lines=2): 41.0,
     HopperConfig(128, 256, 4, decoded=True): 45.5,
 }
@@ -703,10 +704,15 @@ def hopper_plan(
     return HopperPlan(target, kernel, grid, shared, maps, places, target.by_value(params), {})
 
 
+def stream_blocks(n: int, target: Target) -> int:
+    """Blocks that share n columns of logits in sets of 64, as evenly as that goes."""
+    return min(math.ceil(n / 64), target.multiprocessors)
+
+
 def _stream_plan(target: Target, p: Product, task: GemmTask, config: HopperConfig) -> HopperPlan:
     """dequant_softmax_stream.cu's."""
     # Rows that are not there take TMA as long as others: they are left out.
-    rows, sets = 8 if p.m <= 8 else 16, math.ceil(p.n / 64)
+    rows = 8 if p.m <= 8 else 16
     maps = (
         _operand_map(p.a, (), INNER, p.m, p.a.row, p.k, 1, rows, 64),
         _operand_map(p.b, (), INNER, p.n, p.b.col, p.k, 1, 64, _LINE),
@@ -717,7 +723,7 @@ def _stream_plan(target: Target, p: Product, task: GemmTask, config: HopperConfi
     return HopperPlan(
         target,
         get_kernel(target, variant(task, config)),
-        min(sets, target.multiprocessors),
+        stream_blocks(p.n, target),
         config.shared_bytes(task),
         maps,
         _PLACES[p.kernel],

@@ -8,7 +8,7 @@
 
 constexpr int kRowsAtOnce = kCols < 128 ? kCols : 128;  // of the logits, at once
 constexpr int kBoxRows = 64, kBoxBytes = kBoxRows * kLineBytes;
-constexpr int kBoxes = kCols > kBoxRows ? 2 : 1;
+constexpr int kBoxes = kRowsAtOnce / kBoxRows;
 constexpr int kRowSums = kRowsAtOnce / 2;   // a thread's numbers of two columns
 constexpr int kOwnRows = kRowSums / 2 / 8;  // of the rows that it has, merged with other lanes
 static_assert(kTurned && kBlocks == 1 && kConsumerRows == 64, "a warpgroup has 64 columns");
@@ -40,32 +40,39 @@ DEVICE void merge_rows(float (&values)[kCount], Combine combine) {
     }
 }
 
-// (first_row, first_col): of the warpgroup's first logit; its sums are used up.  box: the box to
-// fill next.
+// What a thread's two columns are multiplied with, and what is added: loaded while the sums are under
+// way.  A column that is not there counts as -inf.
+struct ShareColumns {
+    float scale[2], added[2];
+
+    // first_col: of the warpgroup.
+    DEVICE void load(const Epilogue& epilogue, int first_col) {
+        const EpilogueParams& params = epilogue.params;
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int col = first_col + warp * 16 +
+                            (kOuterMajorRows ? lane / 4 * 2 + half : lane / 4 + half * 8);
+            const bool there = col < params.n;
+            const bool scaled = there && epilogue.scale_b, biased = there && epilogue.bias;
+            const float factor = scaled ? epilogue.scale_b[col * params.scale_b_stride] : 1.0f;
+            scale[half] = there ? factor * params.alpha : 0.0f;
+            added[half] = there ? 0.0f : -kInfinity;
+            if (biased) {
+                added[half] = load_number(epilogue.bias, col * params.bias.col, params.bias_dtype);
+            }
+        }
+    }
+};
+
+// (first_row, first_col): of the warpgroup's first logit; its sums are used up.
 template <class Out>
-DEVICE void store_shares(SharesStorage& to, int& box, const TensorMap& map,
-                         const Epilogue& epilogue, MaxSum* statistics, int64_t num_sets,
+DEVICE void store_shares(SharesStorage& to, const TensorMap& map, const EpilogueParams& params,
+                         const ShareColumns& columns, MaxSum* statistics, int64_t num_sets,
                          int first_row, int first_col, TileSums& sums) {
-    const EpilogueParams& params = epilogue.params;
     const int lane = threadIdx.x % 32, thread = threadIdx.x % 128, warp = thread / 32;
     const int barrier = 1 + threadIdx.x / 128;
     constexpr int kValues = kRowSums / 2;
-    // A column that is not there counts as -inf.
-    float scale[2], added[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int col =
-            first_col + warp * 16 + (kOuterMajorRows ? lane / 4 * 2 + half : lane / 4 + half * 8);
-        const bool there = col < params.n;
-        const bool scaled = there && epilogue.scale_b;
-        const bool biased = there && epilogue.bias;
-        scale[half] = scaled ? epilogue.scale_b[col * params.scale_b_stride] : 1.0f;
-        scale[half] = there ? scale[half] * params.alpha : 0.0f;
-        added[half] = there ? 0.0f : -kInfinity;
-        if (biased) {
-            added[half] = load_number(epilogue.bias, col * params.bias.col, params.bias_dtype);
-        }
-    }
     // Number i of a lane's rows: of those that it begins with, and of those that it merges.
     const auto begun = [&](int i) { return i / 2 * 8 + lane % 4 * 2 + i % 2; };
     const auto merged = [&](int i) { return begun(lane / 4 * kOwnRows + i); };
@@ -78,8 +85,8 @@ DEVICE void store_shares(SharesStorage& to, int& box, const TensorMap& map,
         for (int i = 0; i < kValues; ++i) {
             float& one = sums[0][i / 2 * 4 + i % 2];
             float& other = sums[0][i / 2 * 4 + i % 2 + 2];
-            one = one * scale[0] + added[0];
-            other = other * scale[1] + added[1];
+            one = one * columns.scale[0] + columns.added[0];
+            other = other * columns.scale[1] + columns.added[1];
             values[i] = maximum(one, other);
         }
         merge_rows(values, Max());
@@ -92,6 +99,7 @@ DEVICE void store_shares(SharesStorage& to, int& box, const TensorMap& map,
             for (int i = 0; i < 4; ++i) max = maximum(max, to.warp_max[i][thread]);
             to.max[thread] = max;
         }
+        if (thread == 0) tma_store_wait_read<0>();  // the boxes are free
         named_barrier(barrier, 128);
 #pragma unroll
         for (int i = 0; i < kValues; i += 2) {
@@ -106,43 +114,40 @@ DEVICE void store_shares(SharesStorage& to, int& box, const TensorMap& map,
                 values[i + j] = one + other;
             }
         }
+#pragma unroll
+        for (int i = 0; i < kRowSums; i += 8) {
+            const float* eight = &sums[0][i];
+            unsigned char* lines = to.boxes[i * 2 / kBoxRows];
+            const int top = i * 2 % kBoxRows;
+            if constexpr (kOuterMajorRows) {  // two columns of a row are neighbours
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    const int line = top + wgmma_col(lane, j / 2 * 4 + j % 2);
+                    const int place = (warp * 2 + lane / 16) ^ line % 8;
+                    const float* two = eight + j / 2 * 4 + j % 2;
+                    unsigned char* at = lines + line * kLineBytes + place * 16 + lane / 4 % 4 * 4;
+                    *reinterpret_cast<uint32_t*>(at) = pack<Out>(two[0], two[2]);
+                }
+            } else {
+                const uint32_t packed[4] = {
+                    pack<Out>(eight[0], eight[1]), pack<Out>(eight[2], eight[3]),
+                    pack<Out>(eight[4], eight[5]), pack<Out>(eight[6], eight[7])};
+                const int line = top + lane / 16 * 8 + lane % 8;
+                const int place = (warp * 2 + lane / 8 % 2) ^ line % 8;
+                store_matrix<true>(lines + line * kLineBytes + place * 16, packed);
+            }
+        }
+        fence_async_proxy();
         merge_rows(values, Sum());
 #pragma unroll
         for (int i = 0; i < kOwnRows; ++i) to.warp_sum[warp][merged(i)] = values[i];
+        named_barrier(barrier, 128);
+        if (thread == 0) {
 #pragma unroll
-        for (int b = 0; b < kRowsAtOnce / kBoxRows; ++b) {
-            unsigned char* lines = to.boxes[box];
-            if (thread == 0) tma_store_wait_read<kBoxes - 1>();
-            named_barrier(barrier, 128);
-#pragma unroll
-            for (int i = 0; i < kBoxRows / 2; i += 8) {
-                const float* eight = &sums[0][b * kBoxRows / 2 + i];
-                const int top = i * 2;
-                if constexpr (kOuterMajorRows) {  // two columns of a row are neighbours
-#pragma unroll
-                    for (int j = 0; j < 4; ++j) {
-                        const int line = top + wgmma_col(lane, j / 2 * 4 + j % 2);
-                        const int place = (warp * 2 + lane / 16) ^ line % 8;
-                        const float* two = eight + j / 2 * 4 + j % 2;
-                        *reinterpret_cast<uint32_t*>(lines + line * kLineBytes + place * 16 +
-                                                     lane / 4 % 4 * 4) = pack<Out>(two[0], two[2]);
-                    }
-                } else {
-                    const uint32_t packed[4] = {
-                        pack<Out>(eight[0], eight[1]), pack<Out>(eight[2], eight[3]),
-                        pack<Out>(eight[4], eight[5]), pack<Out>(eight[6], eight[7])};
-                    const int line = top + lane / 16 * 8 + lane % 8;
-                    const int place = (warp * 2 + lane / 8 % 2) ^ line % 8;
-                    store_matrix<true>(lines + line * kLineBytes + place * 16, packed);
-                }
+            for (int i = 0; i < kBoxes; ++i) {
+                tma_store(map, to.boxes[i], {first_col, row + i * kBoxRows, 0});
             }
-            fence_async_proxy();
-            named_barrier(barrier, 128);
-            if (thread == 0) {
-                tma_store(map, lines, {first_col, row + b * kBoxRows, 0});
-                tma_store_commit();
-            }
-            box = (box + 1) % kBoxes;
+            tma_store_commit();
         }
         if (thread < kRowsAtOnce && row + thread < params.m && set < num_sets) {
             float sum = 0.0f;
