@@ -239,10 +239,7 @@ _DUAL = {
 }
 _DUAL_OUTER = {HopperConfig(128, 256, 4): 45.5, HopperConfig(128, 128, 6): 24.0}
 _DUAL_FEW_ROWS = {HopperConfig(16, 64, 10, share_k=True, lines=2, turned=True): 9.0}
-_DUAL_FP8 = {
-    HopperConfig(128, 256, 4): 30.0,
-    HopperConfig(128, 128, 6): 17.6,
-}
+_DUAL_FP8 = {HopperConfig(128, 128, 6): 17.6}
 
 # NVFP4's, measured on an H200 like the others; what decoding before costs is in _estimate.
 _NVFP4 = {
