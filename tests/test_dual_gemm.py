@@ -319,7 +319,7 @@ def test_every_variant_is_chosen_by_some_product():
 def test_few_variants_in_all():
     ops = [op for op in OPS if op.name in ("dual_gemm_silu", "dequant_softmax", "quantize_nvfp4")]
     for arch in options.ARCHS:
-        most = 74 if arch == "sm_90a" else 55
+        most = 73 if arch == "sm_90a" else 55
         assert len({v for op in ops for v in op.variants(arch)}) <= most
 
 
