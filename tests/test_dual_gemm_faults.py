@@ -29,7 +29,7 @@ DUAL, LOGITS, QUANTIZE = (
 )
 HOST = "platform/mma_host.cuh"
 GATED, SPLIT = "parts/gated_epilogue_hopper.cuh", "parts/split_sums_hopper.cuh"
-SHARES = "parts/shares_hopper.cuh"
+SHARES, STREAM = "parts/shares_hopper.cuh", "dequant_softmax_stream.cu"
 
 FAULTS = {
     "nibbles in the wrong order": Fault(
@@ -281,6 +281,20 @@ FAULTS = {
     "the ragged last run stays as it is": Fault(
         "normalize_logits.cu", "if (part == 0 && col < p.n) {", "if (false) {", "shares"
     ),
+    "streams: warps without columns count": Fault(STREAM, "own_set < last_set;", "true;", "streams"),
+    "streams: statistics of one warp": Fault(
+        STREAM, "for (int i = 1; i < kWarps; ++i) total", "for (int i = kWarps; i < kWarps; ++i) total", "streams"
+    ),
+    "streams: half of a row": Fault(STREAM, "merge.across_lanes(total, 1, 2)", "total", "streams"),
+    "streams: the first half of k twice": Fault(
+        STREAM, "{i * kDepth + 64, 0, 0}", "{i * kDepth, 0, 0}", "streams"
+    ),
+    "streams: stages are released by the first warp": Fault(
+        STREAM, "storage.empty[i].init(kWarps)", "storage.empty[i].init(1)", "streams"
+    ),
+    "streams: the last tile's statistics alone": Fault(
+        STREAM, "seen = merge(seen, merge", "seen = (merge", "streams"
+    ),
     "the even columns of shares are the first ones": Fault(
         SHARES, "pack<Out>(two[0], two[2])", "pack<Out>(two[2], two[0])", "shares"
     ),
@@ -413,6 +427,17 @@ def _check_configs(configs: tuple[HopperConfig, ...], *problems: DualProblem) ->
         assert check.compare((y,), references, bounds).ok
 
 
+def _check_streams() -> None:
+    """More than one tile for every block, ragged ones."""
+    if host.current().warp_size != 32:
+        return
+    call = LOGITS.inputs(LogitsProblem(9, 1100, 272, layout_w="F", out_dtype="float32"), 1, np)
+    references = LOGITS.reference(*call.args, **call.kwargs)
+    bounds = LOGITS.bound(*call.args, **call.kwargs, reference=references)
+    y = LOGITS.run(*call.args, **call.kwargs, config=HopperConfig(16, 128, 2, streams=True))
+    assert check.compare((y,), references, bounds).ok
+
+
 def _check_shares() -> None:
     """Results of 16 bits on Hopper: ragged tiles, both parts of a tile's rows, both orders of w."""
     if host.current().warp_size != 32:
@@ -489,6 +514,7 @@ CHECKS = {
     "split": _check_split,
     "few rows": _check_few_rows,
     "shares": _check_shares,
+    "streams": _check_streams,
     "blocked scales": _check_blocked_scales,
     "padding": _check_padding,
     "policies": _check_policies,
