@@ -134,25 +134,20 @@ KERNEL void dequant_softmax_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
         prefetch_tensor_map(b_map);
     }
     if (threadIdx.x == 0) ring.init();
-    if constexpr (kClusterSize > 1) sync_cluster();
-    else sync_block();
-    // Tiles, each kClusterSize times: a cluster's blocks have neighbouring columns of the same rows.
-    const int num_parts = int(params.tiles_m * params.tiles_n) * kClusterSize,
+    sync_block();
+    const int num_tiles = int(params.tiles_m * params.tiles_n),
               num_k_tiles = int(params.num_k_tiles);
     const int step = gridDim.x;
-    const auto task_of = [&](int part) {
-        GemmTask task = GemmTask::of_block(part / kClusterSize, uint32_t(params.tiles_m),
-                                           uint32_t(params.tiles_n), 1, kTileM,
-                                           kTileN * kClusterSize, uint32_t(params.group_height));
-        if constexpr (kClusterSize > 1) task.col += cluster_rank() * kTileN;
-        return task;
+    const auto task_of = [&](int tile) {
+        return GemmTask::of_block(tile, uint32_t(params.tiles_m), uint32_t(params.tiles_n), 1,
+                                  kTileM, kTileN, uint32_t(params.group_height));
     };
     if (warpgroup == kConsumers) {
         decrease_registers<kProducerRegisters>();
         if (threadIdx.x / 32 == 4 * kConsumers && elect_one()) {
             RingPlace place;
-            for (int part = blockIdx.x; part < num_parts; part += step) {
-                const GemmTask task = task_of(part);
+            for (int tile = blockIdx.x; tile < num_tiles; tile += step) {
+                const GemmTask task = task_of(tile);
                 load_tiles(ring, place, b_map, a_map, RowStage::kBytes, 0, num_k_tiles,
                            int(task.col), int(task.row), 0, 0);
             }
@@ -168,8 +163,8 @@ KERNEL void dequant_softmax_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
         work.num_k_tiles = num_k_tiles;
         work.consumer = warpgroup;
         work.row = warpgroup * kConsumerRows;
-        for (int part = blockIdx.x; part < num_parts; part += step) {
-            const GemmTask task = task_of(part);
+        for (int tile = blockIdx.x; tile < num_tiles; tile += step) {
+            const GemmTask task = task_of(tile);
             const int first_row = int(task.row), first_col = int(task.col) + work.row;
             const bool in_fp32 = params.epilogue.out_dtype == kFloat;
             ShareColumns columns{};
@@ -207,5 +202,4 @@ KERNEL void dequant_softmax_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
         if (threadIdx.x % 128 == 0) tma_store_wait_read<0>();
         sync_warp();
     }
-    if constexpr (kMulticasts) sync_cluster();  // blocks arrive at each other's barriers
 }
