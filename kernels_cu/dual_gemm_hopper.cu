@@ -51,9 +51,8 @@ struct HopperStorage {
     alignas(1024) Ring ring;
 };
 
-// A block of 384 threads begins with 3 * 168 a thread.
-constexpr int kProducerRegisters = 40;
-constexpr int kConsumerRegisters = (3 * 168 - kProducerRegisters) / kConsumers;
+constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
+constexpr int kConsumerRegisters = consumer_registers(kProducerRegisters);
 
 // By one thread: a tile's stages, `num_k_tiles` of k from tile `first` on; `units` of its columns.
 DEVICE void load_pairs(Ring& ring, RingPlace& place, const TensorMap& a_map,
