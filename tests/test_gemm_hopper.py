@@ -157,6 +157,8 @@ CASES = [
 def test_errors_are_within_the_bound(target, problems, config):
     skip_unless_hopper(target)
     for i, problem in enumerate(problems):
+        if config.split_k and getattr(problem, "product", problem).k <= 128:
+            continue  # each block of the cluster has a stage
         y = compute(target, problem, config)
         for schedule in SCHEDULES[1:] if target.name == "host" and i < 2 else ():
             with host.use(schedule=schedule) as here:
