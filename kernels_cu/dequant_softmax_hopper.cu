@@ -1,17 +1,20 @@
 // dequant_softmax_hopper.cu: dequant_softmax.cu's logits and statistics on Hopper.
 //
 // The main loop that converts computes the transposed product: a thread's sums are columns of the
-// logits, a warp's 16 columns of a row go through shared memory, so that a lane finishes a run of
-// them.
+// logits.  Where the output is of 16 bits and TMA stores it, it gets the logits' exponentials, to be
+// scaled (parts/shares_hopper.cuh); else `out` is of FP32 and gets the logits: a warp's 16 columns of
+// a row go through shared memory, so that a lane finishes a run of them.
 // Constants: those of parts/ring_hopper.cuh and of parts/mainloop_converted_hopper.cuh, which the
 // variant includes before this file, without kShareK.
 // Launch: grid (any), block (kNumThreads = 384), dynamic shared memory sizeof(HopperStorage).
-// Tensor maps as gemm_hopper.cu's of A and B, without a batch.  statistics: (m, ceil(n /
-// kColumns)).
+// Tensor maps as gemm_hopper.cu's of A and B, without a batch; of a 16-bit out, boxes of 64 x 64.
+// statistics: (m, ceil(n / kColumns)).
 #include "parts/epilogue.cuh"
 #include "parts/gemm_task.cuh"
 #include "parts/max_sum.cuh"
+#include "parts/read_ahead.cuh"
 #include "parts/ring_hopper.cuh"
+#include "parts/shares_hopper.cuh"
 
 constexpr int kColumns = 64;  // of a set of the statistics: what a warpgroup has of the logits
 static_assert(kConverts && !kShareK && kConsumerRows == kColumns,
@@ -32,14 +35,17 @@ struct WarpLogits {
     alignas(16) uint32_t sums[kAtOnce][kPitch];
     MaxSum rows[kCols];
 };
-struct HopperStorage {
+union LogitsStaging {
     WarpLogits warps[4 * kConsumers];
-    Ring ring;
+    SharesStorage shares[kConsumers];
 };
-static_assert(sizeof(WarpLogits) % 128 == 0, "the ring is aligned");
+struct HopperStorage {
+    LogitsStaging staging;
+    alignas(1024) Ring ring;
+};
 
 // A block of 384 threads begins with 3 * 168 a thread.
-constexpr int kProducerRegisters = 56;
+constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = (3 * 168 - kProducerRegisters) / kConsumers;
 
 // Finishes and stores the warp's logits from column `col` on, and leaves their statistics in
@@ -116,10 +122,17 @@ DEVICE void store_logits(WarpLogits& to, const Epilogue& epilogue, int first_row
 }
 
 KERNEL void dequant_softmax_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b_map,
-                                   float* logits, const void* bias, const float* scale_b,
-                                   MaxSum* statistics, const LogitsHopperParams params) {
+                                   GRID_CONSTANT TensorMap out_map, void* out, const void* bias,
+                                   const float* scale_b, MaxSum* statistics,
+                                   const LogitsHopperParams params) {
     SHARED_STORAGE(HopperStorage, storage);
     Ring& ring = storage.ring;
+    // From one lane, so that the compiler knows that they are alike in all.
+    const int warp = shuffle(int(threadIdx.x / 32), 0), warpgroup = warp / 4;
+    if ((warp == 4 * kConsumers && elect_one()) || read_lines_ahead(params, warp)) {
+        prefetch_tensor_map(a_map);
+        prefetch_tensor_map(b_map);
+    }
     if (threadIdx.x == 0) ring.init();
     sync_block();
     const int num_tiles = int(params.tiles_m * params.tiles_n),
@@ -129,10 +142,9 @@ KERNEL void dequant_softmax_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
         return GemmTask::of_block(tile, uint32_t(params.tiles_m), uint32_t(params.tiles_n), 1,
                                   kTileM, kTileN, uint32_t(params.group_height));
     };
-    const int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32;
     if (warpgroup == kConsumers) {
         decrease_registers<kProducerRegisters>();
-        if (warp == 4 * kConsumers && elect_one()) {
+        if (threadIdx.x / 32 == 4 * kConsumers && elect_one()) {
             RingPlace place;
             for (int tile = blockIdx.x; tile < num_tiles; tile += step) {
                 const GemmTask task = task_of(tile);
@@ -143,8 +155,8 @@ KERNEL void dequant_softmax_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
         sync_warp();
     } else {
         increase_registers<kConsumerRegisters>();
-        const Epilogue epilogue = Epilogue::of_matrix(params.epilogue, logits, bias, nullptr,
-                                                      nullptr, scale_b, 0, 0, 0, 0, 0);
+        const Epilogue epilogue = Epilogue::of_matrix(params.epilogue, out, bias, nullptr, nullptr,
+                                                      scale_b, 0, 0, 0, 0, 0);
         const MergeMaxSum merge{kLog2E};
         const int64_t num_sets = (params.epilogue.n + kColumns - 1) / kColumns;
         TileWork work{};
@@ -154,17 +166,32 @@ KERNEL void dequant_softmax_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
         for (int tile = blockIdx.x; tile < num_tiles; tile += step) {
             const GemmTask task = task_of(tile);
             const int first_row = int(task.row), first_col = int(task.col) + work.row;
+            const bool in_fp32 = params.epilogue.out_dtype == kFloat;
+            ShareColumns columns{};
+            if (!in_fp32) columns.load(epilogue, first_col);
             TileSums sums;
+            clear(sums);
             multiply(ring, work, sums);
             work.place.skip(num_k_tiles);
-            store_logits(storage.warps[warp], epilogue, first_row,
+            SharesStorage& shares = storage.staging.shares[warpgroup];
+            if (params.epilogue.out_dtype == kHalf) {
+                store_shares<half>(shares, out_map, params.epilogue, columns, statistics, num_sets,
+                                   first_row, first_col, sums);
+                continue;
+            }
+            if (!in_fp32) {
+                store_shares<bf16>(shares, out_map, params.epilogue, columns, statistics, num_sets,
+                                   first_row, first_col, sums);
+                continue;
+            }
+            store_logits(storage.staging.warps[warp], epilogue, first_row,
                          first_col + warp % 4 * kWarpColumns, sums);
             named_barrier(1 + warpgroup, 128);
             const int64_t set = first_col / kColumns;
 #pragma unroll 1
             for (int i = threadIdx.x % 128; i < kCols && set < num_sets; i += 128) {
                 if (first_row + i >= params.epilogue.m) break;
-                const WarpLogits* warps = &storage.warps[4 * warpgroup];
+                const WarpLogits* warps = &storage.staging.warps[4 * warpgroup];
                 MaxSum total = warps[0].rows[i];
 #pragma unroll
                 for (int j = 1; j < 4; ++j) total = merge(total, warps[j].rows[i]);
@@ -172,5 +199,7 @@ KERNEL void dequant_softmax_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
             }
             named_barrier(1 + warpgroup, 128);  // read, before the next tile's
         }
+        if (threadIdx.x % 128 == 0) tma_store_wait_read<0>();
+        sync_warp();
     }
 }

@@ -13,6 +13,7 @@
 #include "parts/epilogue_hopper.cuh"
 #include "parts/gemm_task.cuh"
 #include "parts/plain_epilogue_hopper.cuh"
+#include "parts/read_ahead.cuh"
 #include "parts/ring_hopper.cuh"
 
 struct HopperParams {
@@ -55,13 +56,6 @@ DEVICE void add_shared_sums(HopperStorage& storage, int warpgroup, TileSums& sum
     named_barrier(3, 128 * kConsumers);  // read, before the next tile's
 }
 
-// Every warp reads other lines of the parameters, so that they come together: one after the other,
-// as the code asks for them, they take long.  Hardly ever true, because something must come of it.
-DEVICE bool read_ahead(const HopperParams& params, int warp) {
-    constexpr int kLine = 16, kLines = int(sizeof(HopperParams)) / 4 / kLine;
-    return reinterpret_cast<const int*>(&params)[warp % kLines * kLine] == 0x5ca1ab1e;
-}
-
 // Where blocks stream 8-bit rows, these are as far apart as they are long, and all blocks go along k
 // at the same pace: they would ask for the same few banks of memory.  They begin at different k, of
 // which the columns alone decide.
@@ -71,10 +65,6 @@ DEVICE int first_of_k(int tile, int num_k_tiles) {
     return kSpreads ? int(uint64_t(uint32_t(tile) * 0x9e3779b9u) * uint32_t(num_k_tiles) >> 32) : 0;
 }
 
-DEVICE void sync_cluster() {
-    cluster_arrive();
-    cluster_wait();
-}
 // With kSplitK: what a block gets of the other ones' sums, by block, warpgroup, four numbers and
 // thread.
 constexpr int kOwnSums = kCols / 2 / (kSplitK ? kClusterSize : 1);  // of a thread, one block's
@@ -146,7 +136,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
     Ring& ring = storage.ring;
     // From one lane, so that the compiler knows that they are alike in all.
     const int warp = shuffle(int(threadIdx.x / 32), 0), warpgroup = warp / 4;
-    if ((warp == 4 * kConsumers && elect_one()) || read_ahead(params, warp)) {
+    if ((warp == 4 * kConsumers && elect_one()) || read_lines_ahead(params, warp)) {
         prefetch_tensor_map(a_map);
         prefetch_tensor_map(b_map);
     }
@@ -157,12 +147,11 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
     // Tiles, each kClusterSize times: a cluster's blocks have parts of the same one.
     const int num_parts = int(params.tiles_m * params.tiles_n * params.batch_size) * kClusterSize;
     const int first = blockIdx.x, step = gridDim.x, rank = kSplitK ? cluster_rank() : 0;
-    // The block's part of k, which may be none of it.
+    // The block's part of k: at least one tile.
     const int all_k_tiles = int(params.num_k_tiles);
-    const int per_block = kSplitK ? (all_k_tiles + kClusterSize - 1) / kClusterSize : all_k_tiles;
-    const int first_k_tile = kSplitK && rank * per_block < all_k_tiles ? rank * per_block : 0;
-    const int rest = kSplitK ? all_k_tiles - rank * per_block : all_k_tiles;
-    const int num_k_tiles = rest < 0 ? 0 : rest < per_block ? rest : per_block;
+    const int first_k_tile = kSplitK ? rank * all_k_tiles / kClusterSize : 0;
+    const int num_k_tiles =
+        (kSplitK ? (rank + 1) * all_k_tiles / kClusterSize : all_k_tiles) - first_k_tile;
     constexpr int kBeside = kMulticasts ? kClusterSize : 1;
     const auto task_of = [&](int part) {
         const int tile = part / kClusterSize;

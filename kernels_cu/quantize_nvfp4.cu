@@ -6,7 +6,7 @@
 // Pass kLargest: each block's largest finite |x|; kEncode: codes and scales, a thread for each
 // group, and for the padding of scales in blocks (parts/nvfp4.cuh), which become zero.  It goes
 // through the lines the other way round: what kLargest has read last is in the L2 cache.
-// Constants: Element.
+// Constants: Element; kAtOnce: groups that a thread loads before it goes on.
 // Launch: grid (num_partials), block (kNumThreads); twice.  Fewer than 2^32 rows in all, with
 // padding.
 #include "parts/math.cuh"
@@ -23,7 +23,7 @@ struct QuantizeParams {
     int64_t matrix_scales, num_partials;
 };
 
-constexpr float kLargestCode = 6.0f, kLargestScale = 448.0f;
+constexpr float kLargestCode = 6.0f, kLargestScale = 448.0f, kLeastNormalScale = 0x1p-6f;
 
 // The bits of a group's elements: of |x|, those of larger numbers are larger, and of infinities and
 // NaN at least kInfinityBits.
@@ -113,21 +113,20 @@ DEVICE float round_code(float x) {
     return (x + shift) - shift;
 }
 
-// Eight numbers of round_code as pairs of FP16: their codes, four bits each, of at most 6.
+// Eight numbers of round_code as pairs of FP16: their codes, four bits each.
 DEVICE uint32_t pack_codes(const uint32_t (&pairs)[4]) {
-    uint32_t tops[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        // FP16's sign, the lower two bits of the exponent and the first one of the mantissa, side
-        // by side.
-        // What a scale that was rounded down leaves beyond 6 is 6.
-        const uint32_t size = min_unsigned_pair(pairs[i] & 0x7fff7fffu, 0x0e000e00u);
-        tops[i] = (pairs[i] & 0x80008000u) | size << 3;
-    }
-    // Both numbers' bytes of two pairs, then of four.
-    const uint32_t left = pick_bytes(tops[0], tops[1], 0x7351),
-                   right = pick_bytes(tops[2], tops[3], 0x7351);
-    return pick_bytes(left, right, 0x5410) >> 4 | pick_bytes(left, right, 0x7632);
+    // FP16's upper byte has the sign, three zeros, the lower two bits of the exponent and the first
+    // one of the mantissa, and a zero: of the first and of the second numbers of all pairs.
+    const uint32_t left = pick_bytes(pairs[0], pairs[1], 0x7351),
+                   right = pick_bytes(pairs[2], pairs[3], 0x7351);
+    const uint32_t firsts = pick_bytes(left, right, 0x5410),
+                   seconds = pick_bytes(left, right, 0x7632);
+    return (firsts >> 1 & 0x07070707u) | (firsts >> 4 & 0x08080808u) |
+           (seconds << 3 & 0x70707070u) | (seconds & 0x80808080u);
+}
+// What a scale that was rounded down leaves beyond 6 is 6.
+DEVICE uint32_t saturate_codes(uint32_t pair) {
+    return (pair & 0x80008000u) | min_unsigned_pair(pair & 0x7fff7fffu, 0x0e000e00u);
 }
 
 KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float* global_scale,
@@ -147,14 +146,23 @@ KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float
     };
     if (pass == kLargest) {
         uint32_t largest = 0;
-        const uint32_t rows = uint32_t(p.rows);
-        for_each_in_lines(uint32_t(p.batch) * rows, uint32_t(p.groups),
-                          [&](uint32_t line, uint32_t group, uint32_t) {
-                              const uint32_t matrix = p.batch > 1 ? line / rows : 0;
-                              const uint32_t bits =
-                                  load(matrix, line - matrix * rows, group).largest_finite_bits();
-                              largest = largest > bits ? largest : bits;
-                          });
+        const uint32_t rows = uint32_t(p.rows), lines = uint32_t(p.batch) * rows;
+        for_each_in_lines<kAtOnce>(
+            lines, uint32_t(p.groups), [&](uint32_t line, uint32_t group, uint32_t next) {
+                Group numbers[kAtOnce];
+#pragma unroll
+                for (int i = 0; i < kAtOnce; ++i) {
+                    // The last line twice and more often, which is as good.
+                    const uint32_t at = line + i * next < lines ? line + i * next : lines - 1;
+                    const uint32_t matrix = p.batch > 1 ? at / rows : 0;
+                    numbers[i] = load(matrix, at - matrix * rows, group);
+                }
+#pragma unroll
+                for (int i = 0; i < kAtOnce; ++i) {
+                    const uint32_t bits = numbers[i].largest_finite_bits();
+                    largest = largest > bits ? largest : bits;
+                }
+            });
         const float of_block = block_largest(number_of_bits(largest));
         if (threadIdx.x == 0) partials[blockIdx.x] = of_block;
         return;
@@ -169,42 +177,65 @@ KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float
     const float of_global = 1.0f / global, of_codes = 1.0f / (kLargestCode * global);
     const uint32_t rows = uint32_t(p.rows), groups = uint32_t(p.groups);
     const uint32_t scale_rows = uint32_t(p.scale_rows), lines = uint32_t(p.batch) * scale_rows;
-    for_each_in_lines(
-        lines, uint32_t(p.scale_groups), [&](uint32_t from_end, uint32_t group, uint32_t) {
-            const uint32_t line = lines - 1 - from_end,
-                           matrix = p.batch > 1 ? line / scale_rows : 0;
-            const uint32_t row = line - matrix * scale_rows;
-            e4m3 scale = from_float<e4m3>(0.0f);
-            if (row < rows && group < groups) {
-                const Group numbers = load(matrix, row, group);
-                const uint32_t bits = numbers.largest_bits();
-                const float nan = kInfinity - kInfinity;
-                scale =
-                    from_float<e4m3>(bits < kInfinityBits ? number_of_bits(bits) * of_codes : nan);
-                const float factor = to_float(scale);
-                const bool coded = factor > 0.0f;
-                const float of_scale = coded ? 0x1p-14f / factor : 0.0f;
-                Bytes<8> packed{};
+    // The codes and the scale of a group.
+    const auto encode = [&](const Group& numbers, uint32_t matrix, uint32_t row, uint32_t group) {
+        const uint32_t bits = numbers.largest_bits();
+        const float nan = kInfinity - kInfinity;
+        const e4m3 scale =
+            from_float<e4m3>(bits < kInfinityBits ? number_of_bits(bits) * of_codes : nan);
+        const float factor = to_float(scale);
+        const bool coded = factor > 0.0f;
+        const float of_scale = coded ? 0x1p-14f * reciprocal_approx(factor) : 0.0f;
+        // FP16 numbers have no global scale that makes the product of both a subnormal.
+        const float of_both = of_global * of_scale;
+        uint32_t pairs[2][4];
 #pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    uint32_t pairs[4];
+        for (int i = 0; i < 8; ++i) {
+            float number[2];
+            numbers.pair(i, number[0], number[1]);
 #pragma unroll
-                    for (int j = 0; j < 4; ++j) {
-                        float number[2];
-                        numbers.pair(4 * i + j, number[0], number[1]);
-#pragma unroll
-                        for (int n = 0; n < 2; ++n) {
-                            number[n] = round_code(number[n] * of_global * of_scale);
-                        }
-                        pairs[j] = pack<half>(number[0], number[1]);
-                    }
-                    packed.words[i] = coded ? pack_codes(pairs) : 0;
-                }
-                const int64_t number = int64_t(matrix * rows + row) * groups + group;
-                store_vector<8>(codes + number * (kGroup / 2), packed);
+            for (int n = 0; n < 2; ++n) {
+                number[n] = round_code(kSame<Element, half> ? number[n] * of_both
+                                                            : number[n] * of_global * of_scale);
             }
-            // GroupScales::at, in 32 bits as far as that goes.
-            scales[matrix * p.matrix_scales + row / 128 * p.block + row % 128 / 32 * p.quarter +
-                   row % 32 * p.row + group / kWord * p.word + group % kWord] = scale;
+            pairs[i / 4][i % 4] = pack<half>(number[0], number[1]);
+        }
+        if (factor < kLeastNormalScale) {  // others are within 1 / 16
+#pragma unroll
+            for (int i = 0; i < 8; ++i) pairs[i / 4][i % 4] = saturate_codes(pairs[i / 4][i % 4]);
+        }
+        const Bytes<8> packed = {coded ? pack_codes(pairs[0]) : 0,
+                                 coded ? pack_codes(pairs[1]) : 0};
+        const int64_t number = int64_t(matrix * rows + row) * groups + group;
+        store_vector<8>(codes + number * (kGroup / 2), packed);
+        return scale;
+    };
+    for_each_in_lines<kAtOnce>(
+        lines, uint32_t(p.scale_groups), [&](uint32_t from_end, uint32_t group, uint32_t next) {
+            Group numbers[kAtOnce];
+            const auto place = [&](int i, uint32_t& matrix, uint32_t& row) {
+                const uint32_t at = from_end + i * next;
+                const uint32_t line = at < lines ? lines - 1 - at : 0;
+                matrix = p.batch > 1 ? line / scale_rows : 0;
+                row = line - matrix * scale_rows;
+                return at < lines;
+            };
+            const auto has_numbers = [&](uint32_t row) { return row < rows && group < groups; };
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) {
+                uint32_t matrix, row;
+                const bool there = place(i, matrix, row);
+                if (there && has_numbers(row)) numbers[i] = load(matrix, row, group);
+            }
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) {
+                uint32_t matrix, row;
+                if (!place(i, matrix, row)) break;
+                e4m3 scale = from_float<e4m3>(0.0f);
+                if (has_numbers(row)) scale = encode(numbers[i], matrix, row, group);
+                // GroupScales::at, in 32 bits as far as that goes.
+                scales[matrix * p.matrix_scales + row / 128 * p.block + row % 128 / 32 * p.quarter +
+                       row % 32 * p.row + group / kWord * p.word + group % kWord] = scale;
+            }
         });
 }

@@ -14,6 +14,7 @@ from cupykern.gemm import gemm
 from cupykern.gemm.dequant_softmax import LogitsProblem, _tasks
 from cupykern.gemm.gemm_hopper import HopperConfig
 from cupykern.gemm.matmul import with_layout
+from cupykern.gemm.product import INNER, OUTER, GemmTask
 from cupykern.numerics import as_float64
 from cupykern.targets import host
 
@@ -129,17 +130,22 @@ def test_nothing_in_nothing_out(target):
 
 
 HOPPER = (HopperConfig(256, 128, 2), HopperConfig(64, 128, 3, lines=2))
+STREAM = HopperConfig(16, 128, 2, streams=True)
 
 
 def check_hopper(xp) -> None:
     """More tiles than blocks, ragged tiles, every kind of bias, strided FP32 results."""
     problems = (
-        LogitsProblem(70, 272, 272, layout_w="F", bias=(272,)),
-        LogitsProblem(300, 144, 80, layout_w="C", bias=(300, 1), scale="number"),
-        LogitsProblem(3, 400, 528, layout_w="C", out_dtype="float32", bias=(3, 400)),
-        LogitsProblem(130, 1000, 144, layout_w="F", out_dtype="bfloat16", kind="special"),
+        (HOPPER[0], LogitsProblem(70, 272, 272, layout_w="F", bias=(272,))),
+        (HOPPER[1], LogitsProblem(300, 144, 80, layout_w="C", bias=(300, 1), scale="number")),
+        (HOPPER[1], LogitsProblem(70, 336, 80, layout_w="C", bias=(1, 336))),
+        (HOPPER[1], LogitsProblem(3, 400, 528, layout_w="C", out_dtype="float32", bias=(3, 400))),
+        (HOPPER[0], LogitsProblem(130, 1000, 144, layout_w="F", kind="special")),
+        (HOPPER[0], LogitsProblem(130, 203, 144, layout_w="F", kind="special", bias=(203,))),
+        (STREAM, LogitsProblem(3, 400, 528, layout_w="F", out_dtype="float32", bias=(3, 400))),
+        (STREAM, LogitsProblem(16, 1100, 80, layout_w="F", kind="special")),
     )
-    for problem, config in zip(problems, (*HOPPER, *HOPPER), strict=True):
+    for config, problem in problems:
         call = OP.inputs(problem, 1, xp)
         y = OP.run(*call.args, **call.kwargs, config=config)
         comparison = compare(*call.args, **call.kwargs, outputs=y)
@@ -161,13 +167,29 @@ def test_every_variant_is_chosen_by_some_product():
     """On Hopper the portable main loop has what TMA cannot walk."""
     for arch in ("sm_80", "sm_90a", "gfx942", "gfx1100"):
         chosen = {
-            gemm.variant(task, gemm.choose_config(replace(task, m=m, tma=tma), arch))
+            gemm.variant(replace(task, m=m), gemm.choose_config(replace(task, m=m, tma=tma), arch))
             for task in _tasks()
             for m in (1, 64, 4096)
             for tma in (True, False)
         }
         wanted = {v for v in OP.variants(arch) if v.kernel != "normalize_logits"}
         assert chosen == wanted and len(wanted) <= 20
+
+
+def test_what_streams_refuse():
+    task = GemmTask(1, 16, 4096, 512, dtypes.float16, dtypes.int8, INNER, INNER, kernel=OP.name)
+    for config, change, says in (
+        (STREAM, {}, None),
+        (replace(STREAM, tile_m=64), {}, "tiles of 16 rows"),
+        (replace(STREAM, lines=2), {}, "no other way to share"),
+        (replace(STREAM, tile_n=96), {}, "a multiple of 64 up to 512"),
+        (replace(STREAM, stages=20), {}, "bytes of shared memory"),
+        (STREAM, {"layout_b": OUTER}, "neighbours along k"),
+        (STREAM, {"kernel": "gemm"}, "for logits"),
+        (STREAM, {"m": 17}, "up to 16 rows"),
+    ):
+        found = gemm.refusal(config, replace(task, **change), "sm_90a")
+        assert (found is None) if says is None else says in found
 
 
 A, W, S = np.ones((4, 16), np.float16), np.ones((16, 6), np.int8), np.ones(6, np.float32)

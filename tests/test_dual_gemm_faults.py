@@ -3,7 +3,9 @@ catch."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,6 +28,8 @@ DUAL, LOGITS, QUANTIZE = (
     for name in ("dual_gemm_silu", "dequant_softmax", "quantize_nvfp4")
 )
 HOST = "platform/mma_host.cuh"
+GATED, SPLIT = "parts/gated_epilogue_hopper.cuh", "parts/split_sums_hopper.cuh"
+SHARES, STREAM = "parts/shares_hopper.cuh", "dequant_softmax_stream.cu"
 
 FAULTS = {
     "nibbles in the wrong order": Fault(
@@ -135,7 +139,7 @@ FAULTS = {
         "quantize_nvfp4.cu", "1.0f / (kLargestCode * global)", "1.0f / (kLargestScale * global)", "quantised"
     ),
     "codes of the unrounded scale": Fault(
-        "quantize_nvfp4.cu", "coded ? 0x1p-14f / factor", "coded ? 0x1p-14f", "quantised"
+        "quantize_nvfp4.cu", "0x1p-14f * reciprocal_approx(factor)", "0x1p-14f", "quantised"
     ),
     "NaN is not the group's": Fault(
         "quantize_nvfp4.cu", "bits < kInfinityBits ? number_of_bits(bits) * of_codes : nan",
@@ -145,7 +149,7 @@ FAULTS = {
         "quantize_nvfp4.cu", "if (largest < kInfinityBits) return largest;", "return largest;", "not finite"
     ),
     "codes beyond 6": Fault(
-        "quantize_nvfp4.cu", "min_unsigned_pair(pairs[i] & 0x7fff7fffu, 0x0e000e00u)", "(pairs[i] & 0x0fff0fffu)",
+        "quantize_nvfp4.cu", "min_unsigned_pair(pair & 0x7fff7fffu, 0x0e000e00u)", "(pair & 0x7fff7fffu)",
         "saturated",
     ),
     "ties to odd": Fault("quantize_nvfp4.cu", "1.5f * 0x1p22f", "1.5f * 0x1p21f", "quantised"),
@@ -157,8 +161,9 @@ FAULTS = {
         "dequantize_nvfp4.cu", "from += p.batch.offset(kA, matrix);", "", "decoded"
     ),
     "one scale of all is forgotten": Fault(
-        "parts/epilogue_hopper.cuh", "if (!kScales && epilogue.scale_b)", "if (false)", "decoded"
+        GATED, "factors[i] = b * a * e.params.alpha;", "factors[i] = e.params.alpha;", "hopper"
     ),
+    "one factor where there are many": Fault(GATED, "return fits;", "return true;", "hopper"),
     "the other row's codes": Fault(
         "parts/rows_nvfp4_hopper.cuh", "half * other * RowStage::kLine", "0", "nvfp4"
     ),
@@ -189,28 +194,109 @@ FAULTS = {
         "dequant_softmax_hopper.cu", "kOuterMajorRows ? 2 * j + i / 4 : i + j", "i + j", "logits"
     ),
     "b2's stage is b1's": Fault(
-        "dual_gemm_hopper.cu", "PairStage::kBytes, b2_map, full", "PairStage::kBytes, b1_map, full", "hopper"
+        "dual_gemm_hopper.cu", "load_pair(pairs + kSecondPair, b2_map", "load_pair(pairs + kSecondPair, b1_map",
+        "hopper",
     ),
     "b2 before b1": Fault(
-        "dual_gemm_hopper.cu", "PairStage::load(pairs, b1_map", "PairStage::load(pairs, b2_map", "hopper"
+        "dual_gemm_hopper.cu", "load_pair(pairs, b1_map", "load_pair(pairs, b2_map", "hopper"
     ),
     "the second product's sums are the first one's": Fault(
-        "dual_gemm_hopper.cu", "finish_part(second, vectors, number + kOwnParts,",
-        "finish_part(second, vectors, number,", "hopper",
+        GATED, "float(sums[block][kCols / 4 + at]) * factors[1]", "float(sums[block][at]) * factors[1]",
+        "hopper",
     ),
     "tiles as wide as both products": Fault(
-        "dual_gemm_hopper.cu", "uint32_t(params.batch_size), kTileM, kPair,",
-        "uint32_t(params.batch_size), kTileM, kTileN,", "hopper",
+        "dual_gemm_hopper.cu", "kTileM * kClusterSize : kTileM, kPair,",
+        "kTileM * kClusterSize : kTileM, kTileN,", "hopper",
     ),
     "the first one's scales for both products": Fault(
-        "dual_gemm_hopper.cu", "chunk < kChunks / 2 ? first : second", "first", "hopper"
+        GATED, "GateScales::col(second, at)", "GateScales::col(first, at)", "hopper"
     ),
     "a stage of one product alone is waited for": Fault(
-        "dual_gemm_hopper.cu", "arrive_expect_tx(RowStage::kBytes + ColStage::kBytes)",
+        "dual_gemm_hopper.cu", "arrive_expect_tx(RowStage::kBytes + ColStage::kBytes - missing)",
         "arrive_expect_tx(RowStage::kBytes + PairStage::kBytes)", "hopper",
     ),
     "the output's last column twice": Fault(
-        "dual_gemm_hopper.cu", "at_col + 1 < params.n ? 2 : 1, pair", "2, pair", "hopper"
+        GATED, "at_col + 1 < params.n ? 2 : 1, pair", "2, pair", "hopper"
+    ),
+    "a cluster's blocks finish the same columns": Fault(
+        "dual_gemm_hopper.cu", "(kSplitK ? rank * kOwnCols : 0)", "0", "split"
+    ),
+    "the other block's part of k is left out": Fault(
+        SPLIT, "bit_cast<SumType>(part.words[j]);", "SumType(0);", "split"
+    ),
+    "the other block's columns of the first product for both": Fault(
+        SPLIT, "i / kOwn * (kCols / 2 / kProducts) + rank", "rank", "split"
+    ),
+    "stages are overwritten while they are read": Fault(
+        SPLIT, "sync_cluster();  // no stage is read any more", "", "split"
+    ),
+    "every block has all of k": Fault(
+        "dual_gemm_hopper.cu", "kSplitK ? rank * all_k_tiles / kClusterSize : 0;", "0;", "split"
+    ),
+    "the second warpgroup's stages are left out": Fault(
+        "dual_gemm_hopper.cu", "sums[0][i] + of_tile[i][128 + thread]", "sums[0][i]", "few rows"
+    ),
+    "few rows: columns of the next block": Fault(
+        "dual_gemm_hopper.cu", "end - part < kUnits ? end - part : kUnits", "true ? kUnits : end", "few rows"
+    ),
+    "few rows: the second unit's columns are the first one's": Fault(
+        "dual_gemm_hopper.cu", "map, full, k, col + i * kUnit,", "map, full, k, col,", "few rows"
+    ),
+    "few rows: the other half of the columns": Fault(
+        "dual_gemm_hopper.cu", "of_tile[i][64 + thread] +", "of_tile[i][32 + thread] +", "few rows"
+    ),
+    "few rows: sums before they are there": Fault(
+        "dual_gemm_hopper.cu", "named_barrier(3, 128 * kConsumers);", "", "few rows"
+    ),
+    "shares of a warp's largest": Fault(
+        SHARES, "max = maximum(max, to.warp_max[i][thread])", "max = to.warp_max[0][thread]", "shares"
+    ),
+    "sums of a warp's shares alone": Fault(
+        SHARES, "sum += to.warp_sum[i][thread]", "sum = to.warp_sum[0][thread]", "shares"
+    ),
+    "shares of columns that are not there": Fault(
+        SHARES, "there ? 0.0f : -kInfinity", "0.0f", "shares"
+    ),
+    "the largest before all warps have theirs": Fault(
+        SHARES, "        named_barrier(barrier, 128);\n        if (thread < kRowsAtOnce) {",
+        "        if (thread < kRowsAtOnce) {", "shares",
+    ),
+    "lanes merge the same half of their rows": Fault(
+        SHARES, "const float sent = upper ? values[i] : values[i + rest];",
+        "const float sent = upper ? values[i + rest] : values[i];", "shares",
+    ),
+    "all parts' rows are the first one's": Fault(
+        SHARES, "first_row + part * kRowsAtOnce", "first_row", "shares"
+    ),
+    "the next part's sums stay where they are": Fault(
+        SHARES, "sums[0][i] = sums[0][i + kRowSums];", ";", "shares"
+    ),
+    "a box is stored before all warps have filled it": Fault(
+        SHARES, "to.warp_sum[warp][merged(i)] = values[i];\n        named_barrier(barrier, 128);",
+        "to.warp_sum[warp][merged(i)] = values[i];", "shares",
+    ),
+    "shares of the row's first set": Fault(
+        "normalize_logits.cu", "sets[at * kRun / kColumns].max", "sets[0].max", "shares"
+    ),
+    "the ragged last run stays as it is": Fault(
+        "normalize_logits.cu", "if (part == 0 && col < p.n) {", "if (false) {", "shares"
+    ),
+    "streams: warps without columns count": Fault(STREAM, "own_set < last_set;", "true;", "streams"),
+    "streams: statistics of one warp": Fault(
+        STREAM, "for (int i = 1; i < kWarps; ++i) total", "for (int i = kWarps; i < kWarps; ++i) total", "streams"
+    ),
+    "streams: half of a row": Fault(STREAM, "merge.across_lanes(total, 1, 2)", "total", "streams"),
+    "streams: the first half of k twice": Fault(
+        STREAM, "{i * kDepth + 64, 0, 0}", "{i * kDepth, 0, 0}", "streams"
+    ),
+    "streams: stages are released by the first warp": Fault(
+        STREAM, "storage.empty[i].init(kWarps)", "storage.empty[i].init(1)", "streams"
+    ),
+    "streams: the last tile's statistics alone": Fault(
+        STREAM, "seen = merge(seen, merge", "seen = (merge", "streams"
+    ),
+    "the even columns of shares are the first ones": Fault(
+        SHARES, "pack<Out>(two[0], two[2])", "pack<Out>(two[2], two[0])", "shares"
     ),
 }  # fmt: skip
 
@@ -277,8 +363,6 @@ def _check_policies() -> None:
 
 
 def _check_splits() -> None:
-    from dataclasses import replace
-
     from cupykern.gemm import gemm
     from cupykern.gemm.dual_gemm import _task
 
@@ -305,20 +389,71 @@ def _check_many_columns() -> None:
 def _check_hopper() -> None:
     if host.current().warp_size != 32:
         return
-    for problem in (
-        DualProblem(136, 140, 144, "float16", "float16"),
+    _check_configs(
+        (HopperConfig(128, 128, 6),),
+        DualProblem(136, 1100, 48, "float16", "float16", scales="numbers"),
         DualProblem(20, 75, 144, "float16", "float16", out_dtype="float32"),
         DualProblem(70, 80, 272, "float8_e4m3fn", "float8_e4m3fn", scales="rows"),
-    ):
+        DualProblem(70, 80, 272, "float8_e4m3fn", "float8_e4m3fn", scales="tensor"),
+    )
+
+
+def _check_split() -> None:
+    if host.current().warp_size == 32:
+        config = HopperConfig(128, 128, 3, cluster=2, split_k=True)
+        _check_configs(
+            (config,), DualProblem(136, 144, 208), DualProblem(20, 70, 144, scales="tensor")
+        )
+
+
+def _check_few_rows() -> None:
+    """More tiles than blocks, and columns that are spread over all blocks."""
+    if host.current().warp_size == 32:
+        config = HopperConfig(16, 64, 4, share_k=True, turned=True)
+        problems = (DualProblem(20, 300, 208), DualProblem(9, 1100, 208))
+        _check_configs((config,), *(replace(p, out_dtype="float32") for p in problems))
+
+
+def _check_configs(configs: tuple[HopperConfig, ...], *problems: DualProblem) -> None:
+    for problem, config in itertools.product(problems, configs):
         call = DUAL.inputs(problem, 1, np)
         references = DUAL.reference(*call.args, **call.kwargs)
         bounds = DUAL.bound(*call.args, **call.kwargs, reference=references)
-        guarded = Call(call.args, {**call.kwargs, "config": HopperConfig(128, 128, 6)})
+        guarded = Call(call.args, {**call.kwargs, "config": config})
         try:
             (y,) = check.guarded_run(DUAL, guarded, DUAL.run(*call.args, **call.kwargs))
         except check.Violation as violation:
             raise AssertionError(str(violation)) from None
         assert check.compare((y,), references, bounds).ok
+
+
+def _check_streams() -> None:
+    """More than one tile for every block, ragged ones."""
+    if host.current().warp_size != 32:
+        return
+    call = LOGITS.inputs(LogitsProblem(9, 1100, 272, layout_w="F", out_dtype="float32"), 1, np)
+    references = LOGITS.reference(*call.args, **call.kwargs)
+    bounds = LOGITS.bound(*call.args, **call.kwargs, reference=references)
+    y = LOGITS.run(*call.args, **call.kwargs, config=HopperConfig(16, 128, 2, streams=True))
+    assert check.compare((y,), references, bounds).ok
+
+
+def _check_shares() -> None:
+    """Results of 16 bits on Hopper: ragged tiles, both parts of a tile's rows, both orders of w."""
+    if host.current().warp_size != 32:
+        return
+    for layout, m, n, config in (
+        ("F", 140, 203, HopperConfig(256, 128, 2)),
+        ("C", 70, 272, HopperConfig(64, 128, 3, lines=2)),
+    ):
+        # Logits that differ from row to row and from set to set, among them large ones.
+        call = LOGITS.inputs(LogitsProblem(m, n, 80, layout_w=layout), 1, np)
+        a, w, scale = call.args
+        out = np.zeros((m, -(-n // 8) * 8), a.dtype)[:, :n]
+        args = (a * np.linspace(1, 30, m)[:, None].astype(a.dtype), w, scale)
+        references = LOGITS.reference(*args)
+        bounds = LOGITS.bound(*args, reference=references)
+        assert check.compare((LOGITS.run(*args, config=config, out=out),), references, bounds).ok
 
 
 def _check_decoded() -> None:
@@ -376,6 +511,10 @@ CHECKS = {
     "logits": _check_logits,
     "saturated": _check_saturated,
     "hopper": _check_hopper,
+    "split": _check_split,
+    "few rows": _check_few_rows,
+    "shares": _check_shares,
+    "streams": _check_streams,
     "blocked scales": _check_blocked_scales,
     "padding": _check_padding,
     "policies": _check_policies,

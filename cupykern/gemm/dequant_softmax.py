@@ -17,14 +17,14 @@ from ..jit import get_kernel
 from ..op import Call, Draw, Op, Work
 from ..rows.rows import DTYPE_CODES
 from ..targets import Kernel, Target
-from . import gemm, matmul, product
+from . import gemm, gemm_hopper, matmul, product
 from .gemm import AnyConfig
 from .product import INNER, OUTER, STRIDED, STRIDES, GemmTask
 
 _OUTPUTS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 _COLUMNS = 64  # dequant_softmax.cu: kColumns
 _NUM_THREADS = 256
-_BLOCK_COLUMNS = 4096  # at least, of a row that several blocks share
+_BLOCK_COLUMNS = 2048  # at least, of a row that several blocks share
 _PARAMS = np.dtype(  # normalize_logits.cu: NormalizeParams
     [
         *((name, np.int64) for name in ("n", "num_sets", "blocks_per_row")),
@@ -54,7 +54,9 @@ def dequant_softmax(
 
     w is converted inside the kernel and sums are in FP32, as in `scaled_mm`.  The logits stay in FP32, in
     `out` if that is FP32, else in memory of their own; their largest and their sums of exponentials come
-    from the product's epilogue, so that they are read once.  A row that holds NaN or +inf, or -inf alone,
+    from the product's epilogue, so that they are read once.  On Hopper, for many rows, results of 16 bits
+    and no bias but one of columns, they stay in registers: the result gets their exponentials over the
+    largest of 64 columns, and then what these are multiplied with.  A row that holds NaN or +inf, or -inf alone,
     gives NaN.  a and bias are copied if they do not merge to a matrix of all rows, and the result is if
     `out` does not.
 
@@ -94,13 +96,19 @@ def dequant_softmax(
             bias = xp.broadcast_to(bias, (rows, n))
         flat = _matrix_view(y, rows, n)
         result = xp.empty((rows, n), y_dtype) if flat is None else flat
-        logits = result if y_dtype == dtypes.float32 else xp.empty((rows, n), np.float32)
-        num_sets = -(-n // _COLUMNS)
+        flat_a = a.reshape(rows, a.shape[-1])
+        hopper = _hopper_config(target, flat_a, w, config)
+        streams = hopper is not None and hopper.streams
+        in_place = y_dtype == dtypes.float32 or (
+            hopper is not None and not streams and _takes_shares(result, bias)
+        )
+        logits = result if in_place else xp.empty((rows, n), np.float32)
+        num_sets = gemm_hopper.stream_blocks(n, target) if streams else -(-n // _COLUMNS)
         statistics = xp.empty((rows, num_sets, 2), np.float32)
-        operands = {"a": a.reshape(rows, a.shape[-1]), "b": w, "bias": bias, "scale_b": scale}
+        operands = {"a": flat_a, "b": w, "bias": bias, "scale_b": scale}
         inner = None if key is None else ("logits", *key)
         matmul.run(
-            target, operands, (rows, n), dtypes.float32, logits, config, inner,
+            target, operands, (rows, n), logits.dtype, logits, config, inner,
             (*given, "statistics"), alpha=number, kernel="dequant_softmax",
             extra={"statistics": statistics},
         )  # fmt: skip
@@ -114,7 +122,8 @@ def dequant_softmax(
         )
         if found is not None and same and flat is not None:
             sizes = (rows, n, num_sets)
-            plans.remember(key, _Plan(target, found[1], found[2], normalize, shape, y_dtype, sizes))
+            plan = _Plan(target, found[1], found[2], normalize, shape, y_dtype, in_place, sizes)
+            plans.remember(key, plan)
     return y
 
 
@@ -130,13 +139,14 @@ class _Plan(NamedTuple):
     normalize: _NormalizePlan
     shape: tuple[int, ...]
     dtype: np.dtype
+    in_place: bool
     sizes: tuple[int, int, int]
 
     def launch(self, given: tuple[Any, ...], out: Any) -> Any:
         """given: a, w, bias and scale_w."""
         xp, (rows, n, num_sets) = self.target.xp, self.sizes
         y = xp.ndarray(self.shape, self.dtype) if out is None else out
-        if self.dtype == dtypes.float32:
+        if self.in_place:
             logits, statistics = y, xp.ndarray((rows, num_sets, 2), np.float32)
         else:  # in one piece of memory
             logits = xp.ndarray((rows, n + 2 * num_sets), np.float32)
@@ -144,6 +154,23 @@ class _Plan(NamedTuple):
         self.product.launch(xp, self.pick((*given, statistics, None, logits)))
         self.normalize.launch(logits, statistics, y)
         return y
+
+
+def _hopper_config(target: Target, a: Any, w: Any, config: Any) -> gemm_hopper.HopperConfig | None:
+    """Of the product of a matrix and w; None: another main loop's."""
+    of_a, of_w = product.matrix(a, ()), product.matrix(w, ())
+    if config is None and of_a is not None and of_w is not None:
+        (rows, k), n = a.shape, w.shape[1]
+        task = product.make_task(of_a, of_w, 1, rows, n, k, kernel="dequant_softmax")
+        config = gemm.tuned_config(task, target)
+    return config if isinstance(config, gemm_hopper.HopperConfig) else None
+
+
+def _takes_shares(y: Any, bias: Any) -> bool:
+    """Whether Hopper's epilogue can write exponentials to y, of 16 bits, instead of logits."""
+    place = product.matrix(y, ())
+    of_cols = bias is None or _is_row(bias)
+    return of_cols and place is not None and gemm_hopper.tma_stores(place, *y.shape)
 
 
 def _check_scale(scale: Any, a: Any, n: int) -> tuple[float, Any]:
@@ -185,7 +212,9 @@ class _NormalizePlan(NamedTuple):
     params: np.ndarray
 
     def launch(self, logits: Any, statistics: Any, y: Any) -> None:
-        self.kernel(self.grid, (logits, statistics, y, self.params))
+        """Without logits in FP32, y holds their exponentials."""
+        in_fp32 = logits if logits.dtype == dtypes.float32 else None
+        self.kernel(self.grid, (in_fp32, statistics, y, self.params))
 
 
 def _normalize_plan(target: Target, logits: Any, num_sets: int, y: Any) -> _NormalizePlan:
@@ -296,9 +325,10 @@ def _work(problem: LogitsProblem) -> Work:
 def _tasks() -> tuple[GemmTask, ...]:
     layouts = (INNER, INNER), (INNER, OUTER), (STRIDED, STRIDED)
     return tuple(
-        GemmTask(1, 4096, 128256, 4096, a, dtypes.int8, *pair, kernel="dequant_softmax")
+        GemmTask(1, m, 128256, 4096, a, dtypes.int8, *pair, kernel="dequant_softmax")
         for a in product.FLOAT16S
         for pair in layouts
+        for m in (16, 4096)
     )
 
 

@@ -239,8 +239,9 @@ def _operand(p: DualProblem, name: str, shape: tuple[int, ...], seed: int, xp: A
     if p.kind == "bench":
         if name == "a":
             return inputs.bench_values(shape, number, seed, xp)
-        x = inputs.bench_values((shape[-1], shape[-2]), number, seed, xp).T
-        return x * xp.asarray(unit) if number in product.FLOAT16S else x
+        x = inputs.bench_values((shape[-1], shape[-2]), number, seed, xp)
+        # CuPy's product of a transposed array would lie along n.
+        return (x * xp.asarray(unit) if number in product.FLOAT16S else x).T
     kind = {"unit": "normal", "special": "special" if name == "a" else "normal"}.get(p.kind, p.kind)
     x = matmul.operand_values(kind, shape, number, seed)
     if p.kind == "unit" and name != "a" and number in product.FLOAT16S:

@@ -277,7 +277,10 @@ def _dual_tiles(
         if gfx:
             large = GemmConfig(64, 64, 32, 2, 4, stages=2, finish_rounds=2)
         small = GemmConfig(16, 32, 128, 1, 1, 4, stages=4 if roomy else 2)
-        return (large, small) if layout_b == INNER and not gfx else (large,)
+        keeps_small = (
+            layout_b == INNER and not gfx and arch != "sm_90a"
+        )  # where it is for odd strides
+        return (large, small) if keeps_small else (large,)
     large = GemmConfig(64, 32 if gfx else 64, 64, 2, 2, stages=4 if roomy else few)
     if gfx11:
         large = GemmConfig(32, 32, 64, 2, 2, stages=2)

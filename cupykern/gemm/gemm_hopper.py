@@ -68,6 +68,9 @@ _LOGITS_PARAMS = np.dtype(  # dequant_softmax_hopper.cu: LogitsHopperParams
         ("epilogue", EPILOGUE),
     ]
 )
+_STREAM_PARAMS = np.dtype(  # dequant_softmax_stream.cu: StreamParams
+    [("num_k_tiles", np.int64), ("rows", np.int32), ("padding", np.int32), ("epilogue", EPILOGUE)]
+)
 _A, _B, _OUT, _B2 = 0, 1, 2, 9  # gemm_task.cuh: Operand
 _MAX_ENCODED = 1024  # addresses of one plan's arrays, with their maps
 
@@ -86,6 +89,7 @@ class HopperConfig:
     turned: rows and columns of the sums change places, as where b is converted (then always): for few
     rows of a.
     decoded: NVFP4 weights are decoded in memory before, not in registers.
+    streams: 16 rows of logits by mma instead of wgmma, each warp 32 columns (dequant_softmax_stream.cu).
     warpgroups: that multiply: two, or three of which each has its third of the rows.
     """
 
@@ -100,14 +104,18 @@ class HopperConfig:
     split_k: bool = False
     turned: bool = False
     decoded: bool = False
+    streams: bool = False
     warpgroups: int = 2
 
     @property
     def num_threads(self) -> int:
-        return 128 * (self.warpgroups + 1)
+        return self.tile_n + 32 if self.streams else 128 * (self.warpgroups + 1)
 
     def shared_bytes(self, task: GemmTask) -> int:
         """Dynamic shared memory of a block (gemm_hopper.cu and others: HopperStorage)."""
+        if self.streams:  # dequant_softmax_stream.cu: StreamStorage
+            stages = self.stages * (self.tile_n * 128 + 16 * 256 + 16)
+            return stages + self.tile_n // 32 * (16 * 36 * 4 + 16 * 8)
         task, line = multiplied(task, self), self.lines * _LINE
         of_b = line * task.b.itemsize // task.a.itemsize // (2 if task.b == FP4 else 1)
         stage = self.tile_m * line + self.tile_n * of_b
@@ -117,8 +125,25 @@ class HopperConfig:
             factors = 8 * self.tile_n + 4 * self.tile_m if scales else 4 * self.tile_n + 16
             ring += (factors + 32) * (2 if self.ping_pong else 1)
         logits = task.kernel == "dequant_softmax"
-        staging = 8 * (32 * 20 * 4 + 8 * self.tile_m) if logits else self.warpgroups * _STAGING
+        staging = self._logits_staging() if logits else self.warpgroups * _STAGING
+        if task.kernel == "dual_gemm":
+            staging = self._dual_staging(task)
         return staging + -(-ring // 1024) * 1024
+
+    def _logits_staging(self) -> int:
+        """dequant_softmax_hopper.cu: LogitsStaging, aligned."""
+        rows = min(self.tile_m, 128)  # shares_hopper.cuh: SharesStorage
+        shares = (2 if self.tile_m > 64 else 1) * 8192 + 9 * 4 * rows
+        logits = 8 * (32 * 20 * 4 + 8 * self.tile_m)
+        return max(2 * -(-shares // 1024) * 1024, -(-logits // 1024) * 1024)
+
+    def _dual_staging(self, task: GemmTask) -> int:
+        """dual_gemm_hopper.cu: HopperStaging, aligned."""
+        warps = 32 * own_columns(self)
+        if _turned(self, task):
+            few = 0 if _converts(task) else 1024 * self.tile_m
+            return -(-max(warps, few) // 1024) * 1024
+        return 4 * self.warpgroups * warps
 
 
 def multiplied(task: GemmTask, config: HopperConfig) -> GemmTask:
@@ -126,6 +151,16 @@ def multiplied(task: GemmTask, config: HopperConfig) -> GemmTask:
     if task.b != FP4:
         return task
     return replace(task.decoded, b=task.decoded.b if config.decoded else FP4)
+
+
+def tile_k(config: HopperConfig, task: GemmTask) -> int:
+    """Numbers along k of a stage."""
+    return config.lines * _LINE // task.a.itemsize
+
+
+def own_columns(config: HopperConfig) -> int:
+    """Of either of two products, that a block finishes (gated_epilogue_hopper.cuh: kOwnCols)."""
+    return config.tile_n // 2 // (config.cluster if config.split_k else 1)
 
 
 def decoded_operands(task: GemmTask, config: HopperConfig) -> tuple[str, ...]:
@@ -166,7 +201,11 @@ _MIXED = {
     HopperConfig(16, 64, 14, share_k=True, lines=2): 7.0,
 }
 
-_LOGITS = {HopperConfig(256, 128, 4): 50.0, HopperConfig(64, 128, 6, lines=2): 13.0}
+_LOGITS = {
+    HopperConfig(256, 128, 4): 50.0,
+    HopperConfig(64, 128, 6, lines=2): 13.0,
+}
+_FEW_LOGITS = {HopperConfig(16, 256, 5, streams=True): 13.0}
 
 
 def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:
@@ -178,10 +217,14 @@ def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:
     if b == FP4:
         return _DUAL_NVFP4 if task.kernel == "dual_gemm" else _NVFP4
     if task.kernel == "dequant_softmax":
-        return _LOGITS
+        inner = (task.layout_a, task.layout_b) == (INNER, INNER)
+        return _FEW_LOGITS if task.m <= _FEW_ROWS and inner else _LOGITS
     if task.kernel == "dual_gemm":
-        dual = {dtypes.float8_e4m3fn: _DUAL_FP8, **dict.fromkeys(FLOAT16S, _DUAL)}
-        return dual.get(a, {}) if a == b and task.layout_a == INNER else {}
+        if a != b or task.layout_a != INNER:
+            return {}
+        if a in FLOAT16S:
+            return {**_DUAL, **_DUAL_FEW_ROWS} if task.layout_b == INNER else _DUAL_OUTER
+        return _DUAL_FP8 if a == dtypes.float8_e4m3fn else {}
     if a in FP8 and b in FP8:
         return _FP8 if a == b == dtypes.float8_e4m3fn else _E5M2
     if a == b and a in FLOAT16S:
@@ -191,8 +234,15 @@ def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:
     return _MIXED if b in (dtypes.float8_e4m3fn, dtypes.int8) else {}
 
 
-# Of two products, tile_n the columns of both; not measured yet either.
-_DUAL = {HopperConfig(128, 256, 4): 45.5, HopperConfig(128, 128, 6): 24.0}
+# Of two products, tile_n the columns of both, measured by whole products on an H200.
+_DUAL = {
+    HopperConfig(128, 256, 4, cluster=2): 45.0,
+    HopperConfig(128, 192, 5): 34.5,
+    HopperConfig(128, 128, 6): 24.0,
+    HopperConfig(128, 192, 4, cluster=2, split_k=True): 22.5,
+}
+_DUAL_OUTER = {HopperConfig(128, 256, 4): 45.5, HopperConfig(128, 128, 6): 24.0}
+_DUAL_FEW_ROWS = {HopperConfig(16, 64, 10, share_k=True, lines=2, turned=True): 9.0}
 _DUAL_FP8 = {HopperConfig(192, 128, 4, warpgroups=3): 22.8, HopperConfig(128, 128, 6): 15.8}
 
 # NVFP4's, measured on an H200 like the others; what decoding before costs is in _estimate.
@@ -204,10 +254,10 @@ _NVFP4 = {
     HopperConfig(128, 256, 4, decoded=True): 43.0,
 }
 _DUAL_NVFP4 = {
-    HopperConfig(256, 128, 4): 65.0,
-    HopperConfig(128, 128, 7): 55.5,
-    HopperConfig(64, 128, 8, lines=2): 41.0,
-    HopperConfig(128, 256, 4, decoded=True): 45.5,
+    HopperConfig(256, 128, 3, lines=2): 60.0,
+    HopperConfig(128, 128, 2, lines=4): 45.0,
+    HopperConfig(64, 128, 4, lines=4): 39.0,
+    HopperConfig(128, 256, 4, cluster=2, decoded=True): 45.5,
 }
 _DECODING, _LAUNCH = 9.7e-7, 8.0  # us for a number, and of the launch before
 _FEW_ROWS = 16
@@ -246,8 +296,17 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         return "two products on Hopper need operands of one size, without scales of blocks"
     if fp4 and (c.lines > 4 or not codes):
         return "NVFP4 is decoded on the way for TMA's strides, of at most 4 lines"
-    if dual and (c.share_k or (c.lines != 1 and not fp4) or c.tile_n % 128):
-        return "two products on Hopper have no share_k or lines, and tile_n is a multiple of 128"
+    if dual and c.turned != c.share_k:
+        return "two products on Hopper share k where they are turned, for few rows"
+    if dual and c.tile_n % (128 if fp4 or task.layout_b == OUTER else 64):
+        return (
+            "two products on Hopper have tile_n a multiple of 64, or of 128 where the columns of b "
+            "or codes of NVFP4 are neighbours"
+        )
+    if dual and own_columns(c) % 16:
+        return f"{own_columns(c)} columns of either product are no multiple of 16"
+    if dual and c.cluster > 1 and (c.lines > 1 or (task.layout_b == OUTER and not c.split_k)):
+        return "clusters that share the loads of two products need b's columns along k, in one line"
     if task.kernel == "dequant_softmax" and c.share_k:
         return "statistics of logits are of whole sums, without share_k"
     if task.block_scales and not fp8:
@@ -258,12 +317,16 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         return "a tensor map has no dims of size 0"
     if min(c.tile_m, c.tile_n, c.stages, c.lines) < 1:
         return "tiles, stages and lines must be positive"
+    if c.streams:
+        return _refusal_of_stream(c, task, arch)
     shared_rows = not (c.ping_pong or c.share_k)
     if c.warpgroups != 2 and not (c.warpgroups == 3 and fp8 and shared_rows and c.tile_n <= BLOCK):
         return "three warpgroups share the rows of FP8's tiles of at most 128 columns, else two"
     turned = _turned(c, task)
-    if c.turned and task.kernel != "gemm":
-        return "turned products are one product"
+    if c.turned and (task.kernel == "dequant_softmax" or (dual and fp8)):
+        return "turned products are not logits, nor two of FP8"
+    if c.turned and dual and task.layout_b != INNER:
+        return "two turned products need neighbours along k"
     rows, cols = (c.tile_n, c.tile_m) if turned else (c.tile_m, c.tile_n)
     own = rows // c.warpgroups if shared_rows else rows
     few_cols = turned and cols in (16, 32) and task.layout_a == INNER
@@ -282,13 +345,19 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
             "FP8's main loop has no ping_pong or lines, 64 rows a warpgroup and shares columns "
             "with whole blocks"
         )
-    if c.cluster != 1 and task.kernel != "gemm":
-        return "clusters are for one product"
+    if c.cluster != 1 and (task.kernel == "dequant_softmax" or (dual and fp4)):
+        return "logits and two products of NVFP4 have no clusters"
     unit = 8 if (task.layout_a if turned else task.layout_b) == INNER and not c.split_k else 64
+    unit = 32 if dual and c.split_k else unit
     if c.cluster not in (1, 2, 4) or cols % (c.cluster * unit if c.cluster > 1 else 1):
         return f"a cluster of 1, 2 or 4 blocks shares {cols} columns; got {c.cluster}"
-    if c.split_k and (c.cluster == 1 or not shared_rows or cols % (64 * c.cluster)):
+    if c.split_k and (c.cluster == 1 or not shared_rows or cols % (unit * c.cluster)):
         return "split_k needs a cluster that shares chunks of 64 columns, and no other way to share"
+    stage = (c.tile_m * task.a.itemsize + c.tile_n * task.b.itemsize) * tile_k(c, task)
+    if c.split_k and task.k <= (c.cluster - 1) * tile_k(c, task):
+        return f"k = {task.k} is less than a stage for each of {c.cluster} blocks"
+    if c.split_k and 4 * c.tile_m * c.tile_n > c.stages * stage:
+        return "the sums that a cluster's blocks exchange fill more than the stages"
     if c.ping_pong and c.share_k:
         return "either ping_pong or share_k"
     if c.stages < 2:
@@ -304,12 +373,28 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
     return None
 
 
+def _refusal_of_stream(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
+    c = config
+    if replace(c, stages=1) != HopperConfig(16, c.tile_n, 1, streams=True):
+        return "streams is for tiles of 16 rows, with no other way to share"
+    if task.kernel != "dequant_softmax" or (task.layout_a, task.layout_b) != (INNER, INNER):
+        return "streams is for logits of operands with neighbours along k"
+    if task.m > c.tile_m:
+        return f"streams is for up to 16 rows; got {task.m}"
+    if c.tile_n % 64 or c.tile_n > 512 or c.stages < 2:
+        return "streams needs a multiple of 64 up to 512 for tile_n, and at least 2 stages"
+    needed, limit = c.shared_bytes(task), max_shared_bytes(arch)
+    if needed > limit:
+        return f"{needed} bytes of shared memory are more than the {limit} of {arch}"
+    return None
+
+
 def configs(task: GemmTask, arch: str, blocks: int) -> tuple[HopperConfig, ...]:
     """The configs of `task` on `arch`, of which `blocks` run at once, the fastest first.
 
     With share_k and split_k the sums are other ones: the task alone decides about them.
     """
-    few = task.m <= 64
+    few = task.m <= (_FEW_ROWS if task.kernel == "dual_gemm" else 64)
     fitting = [config for config in _tile_times(task) if refusal(config, task, arch) is None]
     fitting.sort(key=lambda c: (c.share_k != few, _estimate(c, task, multiprocessors("sm_90a"))))
     split = bool(fitting) and fitting[0].split_k
@@ -350,7 +435,8 @@ def _estimate(config: HopperConfig, task: GemmTask, blocks: int) -> float:
 
 def pays(task: GemmTask) -> bool:
     """Whether the tiles are enough to keep most of a GPU busy, and of some operands the rows."""
-    streams = task.kernel == "dequant_softmax" or (task.b == FP4 and task.kernel == "dual_gemm")
+    of_logits = task.kernel == "dequant_softmax" and task.layout_b != INNER
+    streams = of_logits or (task.b == FP4 and task.kernel == "dual_gemm")
     if streams and task.m <= _FEW_ROWS:
         return False
     tiles = max((_num_tiles(config, task) for config in _tile_times(task)), default=0)
@@ -366,6 +452,13 @@ def _main_loop(task: GemmTask) -> tuple[str, ...]:
 
 def variant(task: GemmTask, config: HopperConfig) -> Variant:
     c, task = config, multiplied(task, config)
+    if c.streams:
+        return Variant(
+            f"{task.kernel}_stream",
+            (("ElementA", dtypes.CPP_NAMES[task.a]), ("ElementB", dtypes.CPP_NAMES[task.b])),
+            (("kTileN", c.tile_n), ("kStages", c.stages)),
+            c.num_threads,
+        )
     return Variant(
         f"{task.kernel}_hopper",
         (("ElementA", dtypes.CPP_NAMES[task.a]), ("ElementB", dtypes.CPP_NAMES[task.b])),
@@ -452,15 +545,14 @@ def _operand_map(
     return _map_plan(x, batch, (k, outer), (k_step, 1), (1, tile_k, line))
 
 
-def _tma_stores(product: Product) -> bool:
-    """Whether the output can be stored by TMA."""
-    p, out = product, product.out
+def tma_stores(out: Matrix, m: int, n: int) -> bool:
+    """Whether m x n numbers can be stored by TMA."""
     per_line = ALIGNMENT // out.dtype.itemsize
     return (
         out.dtype in FLOAT16S
         and out.aligned
-        and (out.col == 1 or p.n == 1)
-        and (p.m == 1 or (out.row > 0 and out.row % per_line == 0))
+        and (out.col == 1 or n == 1)
+        and (m == 1 or (out.row > 0 and out.row % per_line == 0))
         and all(stride >= 0 for stride in out.batch_strides)
         and max(out.row, *out.batch_strides, 0, 0) * out.dtype.itemsize < 2**40
     )
@@ -531,6 +623,8 @@ def hopper_plan(
     p, c = product, config
     if target.warp_size != 32:
         raise ValueError(f"Hopper's main loop needs warps of 32 lanes; got {target.warp_size}")
+    if c.streams:
+        return _stream_plan(target, p, task, c)
     cols = c.tile_n // task.products  # of each
     tiles_m, tiles_n = _cluster_tiles(c, task, p.m, p.n)
     # Of the columns of the sums, each block of a cluster loads a part.
@@ -542,12 +636,12 @@ def hopper_plan(
     tiles = task.batch * tiles_m * tiles_n
     if tiles * c.cluster >= 2**30 or max(p.m, p.n) >= 2**31 - 512:
         raise ValueError(f"a product of {p.m} x {p.n} is too large for Hopper's main loop")
-    tile_k = c.lines * _LINE // task.a.itemsize
+    depth = tile_k(c, task)
     rows_a = c.tile_m // parts_a
     if task.layout_a == INNER and not turned and p.b2 is None:
         # Rows that are not there take TMA as long as others: they are left out.
         rows_a = min(rows_a, -(-p.m // 8) * 8)
-    map_a = _operand_map(p.a, p.batch, task.layout_a, p.m, p.a.row, p.k, p.a.col, rows_a, tile_k)
+    map_a = _operand_map(p.a, p.batch, task.layout_a, p.m, p.a.row, p.k, p.a.col, rows_a, depth)
     maps_b = [
         _operand_map(
             b,
@@ -557,8 +651,8 @@ def hopper_plan(
             b.col,
             p.k,
             b.row,
-            cols // parts_b,
-            tile_k,
+            16 if turned and p.b2 is not None and not _converts(task) else cols // parts_b,
+            depth,
         )
         for b in (p.b, p.b2)
         if b is not None
@@ -567,18 +661,23 @@ def hopper_plan(
     grid, kernel = clusters * c.cluster, get_kernel(target, variant(task, c))
     shared = c.shared_bytes(task)
     group_height = max(1, _GROUP_ROWS // _cluster_sizes(c, task)[0])
-    num_k_tiles, places = math.ceil(p.k / tile_k), _PLACES[p.kernel]
+    num_k_tiles, places = math.ceil(p.k / depth), _PLACES[p.kernel]
     if p.kernel == "dequant_softmax":
         params = np.zeros((), _LOGITS_PARAMS)
         params["num_k_tiles"], params["group_height"] = num_k_tiles, group_height
         params["tiles_m"], params["tiles_n"] = tiles_m, tiles_n
         fill_epilogue(params["epilogue"], p)
-        maps = (map_a, *maps_b)
+        map_out = None
+        if p.out.dtype in FLOAT16S:  # shares_hopper.cuh
+            map_out = _map_plan(p.out, p.batch, (p.m, p.n), (p.out.row, 1), (1, 64, 64))
+        maps = (map_a, *maps_b, map_out)
         return HopperPlan(target, kernel, grid, shared, maps, places, target.by_value(params), {})
     map_out = None
-    in_registers = p.b2 is not None and _converts(task)  # then threads store single numbers
-    if _tma_stores(p) and not in_registers:
+    in_registers = p.b2 is not None and turned  # then threads store single numbers
+    if tma_stores(p.out, p.m, p.n) and not in_registers:
         box = (1, min(c.tile_m, 64) if turned else 16, 64)  # epilogue_hopper.cuh
+        if p.b2 is not None:  # gated_epilogue_hopper.cuh: kBoxCols
+            box = (1, 16, math.gcd(own_columns(c), 64))
         map_out = _map_plan(p.out, p.batch, (p.m, p.n), (p.out.row, 1), box)
 
     maps = {_A: map_a, **dict(zip((_B, _B2), maps_b, strict=False)), _OUT: map_out}
@@ -599,7 +698,7 @@ def hopper_plan(
     params["group_height"] = group_height
     if p.b2 is None:
         rows = p.b if turned else p.a
-        row_bytes = (c.tile_n if turned else rows_a) * tile_k * rows.dtype.itemsize
+        row_bytes = (c.tile_n if turned else rows_a) * depth * rows.dtype.itemsize
         params["row_bytes"] = row_bytes // (2 if rows.dtype == FP4 else 1)
     params["num_groups"] = p.k // 16
     for i, groups in enumerate((p.groups_b, p.groups_b2)[: task.products]):
@@ -612,3 +711,31 @@ def hopper_plan(
                 params[f"block_scales_{name}"] = (x.row, x.col)
     maps = tuple(maps.values())
     return HopperPlan(target, kernel, grid, shared, maps, places, target.by_value(params), {})
+
+
+def stream_blocks(n: int, target: Target) -> int:
+    """Blocks that share n columns of logits in sets of 64, as evenly as that goes."""
+    return min(math.ceil(n / 64), target.multiprocessors)
+
+
+def _stream_plan(target: Target, p: Product, task: GemmTask, config: HopperConfig) -> HopperPlan:
+    """dequant_softmax_stream.cu's."""
+    # Rows that are not there take TMA as long as others: they are left out.
+    rows = 8 if p.m <= 8 else 16
+    maps = (
+        _operand_map(p.a, (), INNER, p.m, p.a.row, p.k, 1, rows, 64),
+        _operand_map(p.b, (), INNER, p.n, p.b.col, p.k, 1, 64, _LINE),
+    )
+    params = np.zeros((), _STREAM_PARAMS)
+    params["num_k_tiles"], params["rows"] = math.ceil(p.k / _LINE), rows
+    fill_epilogue(params["epilogue"], p)
+    return HopperPlan(
+        target,
+        get_kernel(target, variant(task, config)),
+        stream_blocks(p.n, target),
+        config.shared_bytes(task),
+        maps,
+        _PLACES[p.kernel],
+        target.by_value(params),
+        {},
+    )

@@ -51,7 +51,9 @@ def dequant_softmax_bound(
 ) -> tuple[Bound]:
     """Elementwise, relative: a logit's error, and those of all weighted by their shares of the sum, are
     relative errors of the result; beside them those of softmax itself (softmax_bound), whose sums are
-    at least as deep; one rounding; underflow.  exp(r) - 1 for errors r that are not small.
+    at least as deep; one rounding, or two of 16 bits: of the exponential over the largest of its
+    columns, which loses least where it counts most, and of the result; underflow of both, because the
+    last factor is at most 1.  exp(r) - 1 for errors r that are not small.
     """
     xp, u = namespace(a), UNIT_ROUNDOFF_32
     y = xp.abs(reference[0])
@@ -65,10 +67,14 @@ def dequant_softmax_bound(
         def of_sum(errors: Any) -> Any:
             return xp.sum(xp.where(y > 0, y * errors, 0.0), axis=-1, keepdims=True)
 
-        relative = exponent[0] + 2 * EXP2_ULPS * u + total[0] + 2 * u + info.unit_roundoff
+        rounded = 2 if info.unit_roundoff > u else 1
+        # Of the exponentials of both kinds, and the last factor.
+        own = 4 * EXP2_ULPS * u + 4 * u + rounded * info.unit_roundoff
+        relative = exponent[0] + total[0] + own
         relative = xp.expm1(relative * (1 + 2.0**-10) + worst + of_sum(worst))
-        floor = 2 * 2.0**-126 + info.underflow_error
-        squares = exponent[1] ** 2 + total[1] ** 2 + (2 * u) ** 2 + info.unit_roundoff**2 / 3
+        floor = 2 * 2.0**-126 + rounded * info.underflow_error
+        squares = exponent[1] ** 2 + total[1] ** 2 + (4 * u) ** 2
+        squares = squares + rounded * info.unit_roundoff**2 / 3
         relative_rms = xp.sqrt(squares + rms**2 + of_sum(rms) ** 2)
         # A logit of -inf is a zero, whatever its error.
         worst, rms = (xp.where(y > 0, y * part, 0.0) for part in (relative, relative_rms))

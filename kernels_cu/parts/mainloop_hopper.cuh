@@ -43,7 +43,6 @@ DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
     }
     if (kPingPong && threadIdx.x % 128 == 0) ring.turn[consumer].arrive();
     wgmma_wait<0>(sums);
-    // The only stage is the other warpgroup's, or none is this block's.
-    if ((kShareK || kSplitK) && first) return clear(sums);
+    if (kShareK && first) return clear(sums);  // the only stage is the other warpgroup's
     ring.release(before);
 }

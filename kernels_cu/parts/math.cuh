@@ -109,6 +109,6 @@ DEVICE float gelu_tanh(float x) {
     return 0.5f * x * (1.0f + tanh_accurate(kSqrt2OverPi * (x + 0.044715f * (x * x * x))));
 }
 
-// 1 / (1 + exp(-x)), within 6 + 1.25 max(-x, 0) ulp, because the exponent is rounded; below 2^-126
+// 1 / (1 + exp(-x)), within 7 + 1.25 max(-x, 0) ulp, because the exponent is rounded; below 2^-126
 // it is zero.
-DEVICE float sigmoid(float x) { return 1.0f / (1.0f + exp2_approx(-kLog2E * x)); }
+DEVICE float sigmoid(float x) { return reciprocal_approx(1.0f + exp2_approx(-kLog2E * x)); }

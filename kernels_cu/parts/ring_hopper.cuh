@@ -74,12 +74,13 @@ struct OperandStage {
     static constexpr int kBoxBytes = (kOuterMajor ? kTileK : kOuter) * kLine;
     static_assert(kBytes % kBoxBytes == 0 && kBoxBytes % (8 * kLine) == 0, "whole boxes");
 
+    // step: from a box to the next.
     DEVICE static void load(unsigned char* stage, const TensorMap& map, Barrier& full, int k,
-                            int outer, int batch) {
+                            int outer, int batch, int step = kBoxBytes) {
 #pragma unroll
         for (int i = 0; i < kBytes / kBoxBytes; ++i) {
             const int inner = i * kLine / kSize;
-            tma_load(stage + i * kBoxBytes, map, full,
+            tma_load(stage + i * step, map, full,
                      {kOuterMajor ? outer + inner : k / kNumbers + inner, kOuterMajor ? k : outer,
                       batch});
         }
@@ -150,6 +151,11 @@ struct Ring {
         }
     }
 };
+DEVICE void sync_cluster() {
+    cluster_arrive();
+    cluster_wait();
+}
+
 struct RingPlace {
     int stage = 0, parity = 0;
 

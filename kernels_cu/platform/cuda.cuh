@@ -153,11 +153,16 @@ DEVICE uint32_t maximum_pair(uint32_t a, uint32_t b) {
     using Pair = typename PairOf<T>::Type;
     return bit_cast<uint32_t>(__hmax2(bit_cast<Pair>(a), bit_cast<Pair>(b)));
 }
-// Rounded correctly; subnormals are zero.
 // Within 2 ulps of 1 / sqrt(x).
 DEVICE float reciprocal_square_root(float x) {
     float y;
     asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+// 1 / x within 1 ulp (PTX ISA, rcp.approx.ftz.f32); subnormals are zero.
+DEVICE float reciprocal_approx(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 // 2^x within 2 ulp over the whole range (PTX ISA, ex2.approx.ftz.f32); subnormals are zero.

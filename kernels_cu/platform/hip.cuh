@@ -123,6 +123,8 @@ DEVICE uint32_t maximum_pair(uint32_t a, uint32_t b) {
     return pack<T>(low, high);
 }
 DEVICE float reciprocal_square_root(float x) { return __builtin_amdgcn_rsqf(x); }
+// 1 / x within 1 ulp (CDNA3 ISA, v_rcp_f32); subnormals are zero.
+DEVICE float reciprocal_approx(float x) { return __builtin_amdgcn_rcpf(x); }
 // 2^x within 1 ulp (CDNA3 ISA, v_exp_f32); subnormals are zero.
 DEVICE float exp2_approx(float x) { return __builtin_amdgcn_exp2f(x); }
 

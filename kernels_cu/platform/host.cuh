@@ -154,6 +154,7 @@ DEVICE uint32_t maximum_pair(uint32_t a, uint32_t b) {
     return pack<T>(larger(a, b), larger(a >> 16, b >> 16));
 }
 DEVICE float reciprocal_square_root(float x) { return 1.0f / __builtin_sqrtf(x); }
+DEVICE float reciprocal_approx(float x) { return 1.0f / x; }
 // 2^x; subnormals are zero.
 DEVICE float exp2_approx(float x) { return __builtin_exp2f(x); }
 

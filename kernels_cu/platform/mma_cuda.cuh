@@ -216,15 +216,14 @@ DEVICE void convert_bytes(uint32_t bytes, uint32_t& low, uint32_t& high) {
         low = subtract(__byte_perm(bytes, 0x64646464u, 0x4140));
         high = subtract(__byte_perm(bytes, 0x64646464u, 0x4342));
     } else if constexpr (kSame<Stored, int8_t>) {
-        // 0x4b000000 + u is 2^23 + u in FP32.
-        bytes ^= 0x80808080u;
-        float x[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            x[i] = bit_cast<float>(__byte_perm(bytes, 0x4b000000u, 0x7540 + i)) - 8388736.0f;
-        }
-        low = pack<T>(x[0], x[1]);
-        high = pack<T>(x[2], x[3]);
+        // In BF16 0x4300 + u is 128 + u for 7 bits u, and 0x4380 is 256: with the sign bit apart, x is
+        // 128 + u minus 128 or 256.
+        const auto subtract = [](uint32_t pair) {
+            return bit_cast<uint32_t>(__hsub2(bit_cast<__nv_bfloat162>(pair & 0xff7fff7fu),
+                                              bit_cast<__nv_bfloat162>(pair & 0xff80ff80u)));
+        };
+        low = subtract(__byte_perm(bytes, 0x43434343u, 0x4140));
+        high = subtract(__byte_perm(bytes, 0x43434343u, 0x4342));
     } else if constexpr (kSame<T, half>) {
         if constexpr (kSame<Stored, e5m2>) {  // the upper half of an FP16 code
             low = __byte_perm(bytes, 0, 0x1404);

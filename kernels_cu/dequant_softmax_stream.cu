@@ -1,0 +1,206 @@
+// dequant_softmax_stream.cu: dequant_softmax.cu's logits and statistics for up to 16 rows on Hopper,
+// where the time is that of reading B: one warp brings tiles of A and B by TMA through a ring of
+// kStages stages, across the ends of tiles of columns, and the others multiply them by mma, each
+// kWarpCols columns.  All blocks have as many sets of columns, but for one, so that they end
+// together: a block's last tile may have fewer than the others.
+// Constants: ElementA (16-bit), ElementB (8-bit), kTileN, kStages.
+// Launch: grid (any), block (kNumThreads = kTileN + 32), dynamic shared memory
+// sizeof(StreamStorage).  Tensor maps without a batch: A in boxes of 8 or 16 rows x 64 numbers, B in
+// boxes of kColumns columns x 128 numbers, both along k.  statistics: (m, gridDim.x), of a
+// block's columns.
+#include "parts/epilogue.cuh"
+#include "parts/gemm_task.cuh"
+#include "parts/max_sum.cuh"
+#include "parts/read_ahead.cuh"
+
+constexpr int kColumns = 64;  // of a set: two warps'
+constexpr int kTileM = 16, kWarpCols = 32, kWarps = kTileN / kWarpCols;
+constexpr int kDepth = 128, kLineBytes = 128;  // numbers of k of a stage; B's lines
+constexpr int kRun = 16, kPitch = kWarpCols + 4;
+static_assert(kNumThreads == 32 * (kWarps + 1) && kWarps % 2 == 0, "warps that multiply, and one");
+static_assert(sizeof(ElementA) == 2 && sizeof(ElementB) == 1, "a stage's lines");
+
+struct StreamParams {
+    int64_t num_k_tiles;
+    int32_t rows, padding;  // rows of A that its boxes bring
+    EpilogueParams epilogue;
+};
+
+// Lines of 128 bytes as TMA swizzles them, in boxes of kLines lines beside each other.
+template <int kLines>
+struct BoxesTile {
+    unsigned char bytes[kLines * kLineBytes];
+
+    DEVICE const void* operator()(int line, int chunk) const {
+        const unsigned char* box = bytes + chunk / 8 * (kLines * kLineBytes);
+        return box + line * kLineBytes + (chunk % 8 ^ line % 8) * 16;
+    }
+};
+struct StreamStage {
+    BoxesTile<kTileN> cols;
+    BoxesTile<kTileM> rows[2];
+};
+struct WarpLogits {
+    alignas(16) uint32_t sums[kTileM][kPitch];
+    MaxSum rows[kTileM];  // of the block's columns that are the warp's
+};
+struct StreamStorage {
+    StreamStage stages[kStages];
+    WarpLogits warps[kWarps];
+    Barrier full[kStages], empty[kStages];
+};
+static_assert(sizeof(StreamStage) % 1024 == 0, "stages are aligned");
+
+struct StreamPlace {
+    int stage = 0, parity = 0;
+
+    DEVICE void advance() {
+        if (++stage == kStages) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+// Adds the products of 16 rows and kWarpCols columns from `col` on.
+DEVICE void multiply_stage(const StreamStage& stage, int col, Accumulator<ElementA> (&acc)[1][2]) {
+#pragma unroll
+    for (int k = 0; k < kDepth; k += 32) {
+        FragmentA<ElementA> a[2][1];
+        FragmentB<ElementA> b[2][2];
+        load_converted<ElementA, false, LaneOrder::kFours>(a[0][0], a[1][0], stage.rows[0], 0, k);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            load_converted<ElementB, false, LaneOrder::kFours>(b[0][j], b[1][j], stage.cols,
+                                                               col + j * 16, k);
+        }
+        mma(acc, a[0], b[0]);
+        mma(acc, a[1], b[1]);
+    }
+}
+
+// Finishes and stores the warp's logits from column `first_col` on; `seen` becomes what they are
+// merged with, of row lane / 2.
+DEVICE void store_logits(WarpLogits& mine, const Epilogue& epilogue, int64_t first_col,
+                         const Accumulator<ElementA> (&acc)[1][2], MaxSum& seen) {
+    const EpilogueParams& params = epilogue.params;
+    const MergeMaxSum merge{kLog2E};
+    const int lane = threadIdx.x % 32;
+    sync_warp();  // what was here has been read
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+#pragma unroll
+        for (int i = 0; i < Accumulator<ElementA>::kCount; ++i) {
+            mine.sums[Accumulator<ElementA>::row(lane, i)]
+                     [j * 16 + Accumulator<ElementA>::col(lane, i)] =
+                bit_cast<uint32_t>(acc[0][j].values[i]);
+        }
+    }
+    sync_warp();
+    const int row = lane / 2;
+    const int64_t col = first_col + lane % 2 * kRun, rest = params.n - col;
+    const int count = row >= params.m || rest < 0 ? 0 : rest < kRun ? int(rest) : kRun;
+    MaxSum total{-kInfinity, 0.0f};
+    if (count > 0) {
+        float sums[kRun], values[kRun];
+#pragma unroll
+        for (int i = 0; i < kRun; i += 4) {
+            const auto four =
+                *reinterpret_cast<const Bytes<16>*>(&mine.sums[row][lane % 2 * kRun + i]);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) sums[i + j] = bit_cast<float>(four.words[j]);
+        }
+        epilogue.scale(row, col, count, sums, values);
+        if (epilogue.bias) {
+            Epilogue::add(epilogue.bias, params.bias_dtype, params.bias, row, col, count, values);
+        }
+        epilogue.write(row, col, count, values);
+        total.max = -kLargestFloat;
+#pragma unroll
+        for (int i = 0; i < kRun; ++i) {
+            total.max = i < count ? maximum(total.max, values[i]) : total.max;
+        }
+#pragma unroll
+        for (int i = 0; i < kRun; ++i) {
+            if (i < count) total.sum += exp2_approx((values[i] - total.max) * kLog2E);
+        }
+    }
+    seen = merge(seen, merge.across_lanes(total, 1, 2));
+}
+
+KERNEL void dequant_softmax_stream(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b_map,
+                                   float* logits, const void* bias, const float* scale_b,
+                                   MaxSum* statistics, const StreamParams params) {
+    SHARED_STORAGE(StreamStorage, storage);
+    const int warp = threadIdx.x / 32;
+    if ((warp == kWarps && elect_one()) || read_lines_ahead(params, warp)) {
+        prefetch_tensor_map(a_map);
+        prefetch_tensor_map(b_map);
+    }
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < kStages; ++i) {
+            storage.full[i].init(1);
+            storage.empty[i].init(kWarps);
+        }
+        fence_barrier_init();
+    }
+    sync_block();
+    // The block's sets of columns, kTileSets at a time.
+    constexpr int kTileSets = kTileN / kColumns;
+    const int64_t num_sets = (params.epilogue.n + kColumns - 1) / kColumns;
+    const int first_set = int(blockIdx.x * num_sets / gridDim.x),
+              last_set = int((blockIdx.x + 1) * num_sets / gridDim.x);
+    const int num_k_tiles = int(params.num_k_tiles);
+    StreamPlace place;
+    if (warp == kWarps) {
+        if (elect_one()) {
+            for (int set = first_set; set < last_set; set += kTileSets) {
+                const int sets = last_set - set < kTileSets ? last_set - set : kTileSets;
+#pragma unroll 1
+                for (int i = 0; i < num_k_tiles; ++i, place.advance()) {
+                    StreamStage& stage = storage.stages[place.stage];
+                    Barrier& full = storage.full[place.stage];
+                    storage.empty[place.stage].wait(place.parity ^ 1);
+                    full.arrive_expect_tx((sets * kColumns + 2 * params.rows) * kLineBytes);
+                    for (int j = 0; j < sets; ++j) {
+                        tma_load(stage.cols.bytes + j * kColumns * kLineBytes, b_map, full,
+                                 {i * kDepth, (set + j) * kColumns, 0});
+                    }
+                    tma_load(stage.rows[0].bytes, a_map, full, {i * kDepth, 0, 0});
+                    tma_load(stage.rows[1].bytes, a_map, full, {i * kDepth + 64, 0, 0});
+                }
+            }
+        }
+        sync_warp();
+        return;
+    }
+    const Epilogue epilogue = Epilogue::of_matrix(params.epilogue, logits, bias, nullptr, nullptr,
+                                                  scale_b, 0, 0, 0, 0, 0);
+    MaxSum seen{-kInfinity, 0.0f};
+    for (int set = first_set; set < last_set; set += kTileSets) {
+        const int own_set = set + warp * kWarpCols / kColumns;
+        const bool works = own_set < last_set;
+        Accumulator<ElementA> acc[1][2] = {};
+#pragma unroll 1
+        for (int i = 0; i < num_k_tiles; ++i, place.advance()) {
+            const StreamStage& stage = storage.stages[place.stage];
+            storage.full[place.stage].wait(place.parity);
+            if (works) multiply_stage(stage, warp * kWarpCols, acc);
+            sync_warp();
+            if (threadIdx.x % 32 == 0) storage.empty[place.stage].arrive();
+        }
+        if (!works) continue;
+        store_logits(storage.warps[warp], epilogue, int64_t(set) * kColumns + warp * kWarpCols, acc,
+                     seen);
+    }
+    const MergeMaxSum merge{kLog2E};
+    const int lane = threadIdx.x % 32;
+    if (lane % 2 == 0) storage.warps[warp].rows[lane / 2] = seen;
+    named_barrier(1, 32 * kWarps);
+    const int row = threadIdx.x;
+    if (row >= kTileM || row >= params.epilogue.m) return;
+    MaxSum total = storage.warps[0].rows[row];
+#pragma unroll
+    for (int i = 1; i < kWarps; ++i) total = merge(total, storage.warps[i].rows[row]);
+    statistics[int64_t(row) * gridDim.x + blockIdx.x] = total;
+}
