@@ -10,7 +10,9 @@ import pytest
 import cupykern
 from cupykern import check, dtypes, inputs, numerics
 from cupykern.op import Call, as_tuple
-from cupykern.rows.norm import ADD_OP, LAYER_OP, RMS_OP, NormProblem, _Options, _run
+from cupykern.rows.norm import _run
+from cupykern.rows.norm_ops import ADD_OP, LAYER_OP, RMS_OP, NormProblem
+from cupykern.rows.norm_plan import Options
 
 DTYPES = ("float16", "bfloat16", "float32")
 OPS = {op.name: op for op in (LAYER_OP, RMS_OP, ADD_OP)}
@@ -54,7 +56,7 @@ def test_every_config_holds_what_it_admits(target, name, dtype):
                 return_stats=not plain,
             )
             call = op.inputs(problem, num_cols, target.xp)
-            options = _Options(centered, problem.compensated, problem.return_stats, None)
+            options = Options(centered, problem.compensated, problem.return_stats, None)
             arrays = (call.kwargs.get(key) for key in ("weight", "bias"))
             for config in op.configs(problem, target.arch):
                 outputs = _run(

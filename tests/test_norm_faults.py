@@ -10,7 +10,9 @@ from planted import Fault, caught_by, first_failure
 
 from cupykern import check, inputs, layer_norm, rms_norm
 from cupykern.op import Call, as_tuple
-from cupykern.rows.norm import LAYER_OP, RMS_OP, NormProblem, _Options, _run
+from cupykern.rows.norm import _run
+from cupykern.rows.norm_ops import LAYER_OP, RMS_OP, NormProblem
+from cupykern.rows.norm_plan import Options
 
 FAULTS = {
     "no barrier between warps": Fault("parts/row.cuh", "        sync_block();\n", "\n", "plain rows"),
@@ -137,7 +139,7 @@ def _check_clusters_and_chunks() -> None:
         references = op.reference(*call.args, **call.kwargs)
         bounds = op.bound(*call.args, **call.kwargs, reference=references)
         for config in op.configs(NormProblem(x.shape, "float32", weight_dtype="float32"), "host"):
-            options = _Options(op is LAYER_OP, False, False, None)
+            options = Options(op is LAYER_OP, False, False, None)
             y = _run(x, weight, None, None, None, options, None, None, config)
             comparison = check.compare(as_tuple(y), references, bounds)
             assert comparison.ok, f"{config}: {comparison}"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from planted import Fault, caught_by, first_failure
 
-from cupykern.rows.quantize import OP, QuantizeProblem
+from cupykern.rows.quantize_ops import OP, QuantizeProblem
 
 ROWS, TILES, SCALE = "quantize.cu", "quantize_tiles.cu", "parts/quantize.cuh"
 FAULTS = {

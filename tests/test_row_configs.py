@@ -10,7 +10,7 @@ import pytest
 import cupykern
 from cupykern import check, inputs
 from cupykern.op import as_tuple
-from cupykern.rows.nonfinite import NonfiniteConfig
+from cupykern.rows.nonfinite_walk import NonfiniteConfig
 from cupykern.rows.row_configs import RowConfig
 
 X = inputs.values("normal", (37, 200), np.dtype(np.float16), 1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import cupykern
 from cupykern import check, inputs
 from cupykern.op import Op, as_tuple
-from cupykern.rows.norm import ADD_OP, LAYER_OP, RMS_OP, NormProblem
+from cupykern.rows.norm_ops import ADD_OP, LAYER_OP, RMS_OP, NormProblem
 from cupykern.rows.row_configs import RowConfig
 
 SMALL = RowConfig(64, 64, 8, 2, plain=True, stages=3)

@@ -1,0 +1,178 @@
+"""Which kernel normalises the rows of a call, and what it is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kernels_cu import Variant
+
+from .. import dtypes
+from ..targets import Target
+from .row_configs import (
+    RowConfig,
+    admissible_configs,
+    check_config,
+    tuned_config,
+)
+from .rows import (
+    DTYPE_CODES,
+    Operand,
+    RowLayout,
+    RowPlan,
+    contiguous_operand,
+    layout_dtype,
+    operand,
+    row_layout,
+    row_plan,
+    row_variant,
+)
+
+DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
+
+_PARAMS = np.dtype(  # norm_params.cuh: NormParams
+    [
+        ("layout", layout_dtype(5)),
+        ("num_chunks", np.int64),
+        ("weight_stride", np.int64),
+        ("bias_stride", np.int64),
+        ("eps", np.float32),
+        ("dtype", np.int32),
+        ("weight_dtype", np.int32),
+        ("bias_dtype", np.int32),
+        ("compensated", np.int32),
+        ("stages", np.int32),
+    ]
+)
+
+
+class Options(NamedTuple):
+    centered: bool
+    compensated: bool
+    return_stats: bool
+    quantize: str | None
+
+    @property
+    def quantized(self) -> np.dtype | None:
+        return None if self.quantize is None else dtypes.QUANTIZED[self.quantize]
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A call's plan, and what it returns."""
+
+    plan: RowPlan
+    y_dtype: np.dtype
+    options: Options
+    has_residual: bool
+
+
+def make_norm(
+    target: Target,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    eps: float,
+    residual: Any,
+    options: Options,
+    y: Any,
+    total: Any,
+    config: RowConfig | None,
+) -> Norm | None:
+    """total: where s goes; None: to a new C-contiguous array."""
+    place = operand(x)
+    total_place = contiguous_operand(x.shape, x.itemsize) if total is None else operand(total)
+    statistics = contiguous_operand((*x.shape[:-1], 1), 4)
+    operands = (
+        place,
+        place if residual is None else operand(residual),
+        operand(y),
+        place if residual is None else total_place,
+        statistics._replace(strides=(*statistics.strides[:-1], 0)),
+    )
+    layout = row_layout(x.shape, x.ndim - 1, operands, vectored=(1, 2, 3))
+    if layout is None:
+        return None
+    columns = [array for array in (weight, bias) if array is not None]
+    quantized = options.quantized is not None
+    plain = (
+        (y.dtype == x.dtype or quantized)
+        and not (options.compensated or options.return_stats)
+        and all(a.dtype == x.dtype and _is_aligned(operand(a)) for a in columns)
+    )
+    has_residual = residual is not None
+    held = 1 + has_residual
+    if config is not None:
+        check_config(config, target.arch, x.itemsize, layout, plain, held, with_weights=True)
+        if quantized and not quantizes(config):
+            raise ValueError("config does not fit: plain rows are quantized by one block each")
+    else:
+        config = tuned_config(
+            *(
+                "layer_norm" if options.centered else "rms_norm",
+                target,
+                x.dtype,
+                layout,
+                plain,
+                held,
+            ),
+            lambda: admissible(
+                target.arch, x.itemsize, layout, plain, held, options.centered, quantized
+            ),
+            lambda config: norm_variant(x.dtype, options.centered, config, quantized),
+            rounds="to FP32" if options.quantized is None else "by row",
+        )
+    if config.split_rows and quantized:
+        return None  # a row's scale is known only when all of it has been normalised
+    params = np.zeros((), _PARAMS)
+    params["eps"] = eps
+    params["dtype"] = DTYPE_CODES[y.dtype]
+    for name, array in (("weight", weight), ("bias", bias)):
+        if array is not None:
+            params[f"{name}_dtype"] = DTYPE_CODES[array.dtype]
+            params[f"{name}_stride"] = array.strides[0] // array.itemsize
+    params["compensated"] = options.compensated
+    variant = norm_variant(x.dtype, options.centered, config, quantized)
+    shared_bytes = held * config.shared_bytes(x.itemsize)
+    statistic_bytes = 16 if options.centered else 4
+    plan = row_plan(target, variant, config, layout, params, statistic_bytes, shared_bytes)
+    return Norm(plan, y.dtype, options, has_residual)
+
+
+def norm_variant(dtype: np.dtype, centered: bool, config: RowConfig, quantized: bool) -> Variant:
+    quantized = quantized and config.plain  # other variants do either
+    constants = (("kCentered", centered),)
+    if config.stages:
+        return row_variant("normalize", dtype, config, constants)
+    if quantized and config.min_blocks > 1:  # 64 registers
+        config = replace(config, min_blocks=max(1, 1024 // config.num_threads))
+    return row_variant("normalize", dtype, config, (*constants, ("kQuantized", quantized)))
+
+
+def quantizes(config: RowConfig) -> bool:
+    """Whether rms_norm quantizes by `config`: plain rows only where a block has all of one."""
+    return not config.plain or (config.cluster_size == 1 and not config.stages)
+
+
+def admissible(
+    arch: str,
+    itemsize: int,
+    layout: RowLayout,
+    plain: bool,
+    held: int,
+    centered: bool,
+    quantized: bool,
+) -> tuple[RowConfig, ...]:
+    configs = admissible_configs(arch, itemsize, layout, plain, held, with_weights=True)
+    if quantized:
+        return tuple(config for config in configs if quantizes(config))
+    # Measured: in clusters of 8 only layer_norm is faster by blocks that stay for many rows.
+    late = [c for c in configs if c.stages and c.cluster_size < 16 and not centered]
+    return (*(c for c in configs if c not in late), *late)
+
+
+def _is_aligned(column: Operand) -> bool:
+    """Whether a weight can be read in vectors."""
+    return column.offset % 16 == 0 and column.strides[0] == column.itemsize
