@@ -12,8 +12,9 @@ from .. import dtypes, inputs, reference
 from ..op import Call, Draw, Op, Work
 from .quantize import quantize
 from .quantize_rows import DTYPES, GRANULARITIES, quantize_configs, scale_shape
-from .quantize_tiles import tile_config
+from .quantize_tiles import TileShape, all_tile_configs, tile_configs, tile_variant
 from .row_configs import (
+    VECTOR_BYTES,
     RowConfig,
     row_configs,
 )
@@ -104,9 +105,9 @@ def _variants(arch: str) -> tuple[Variant, ...]:
         for config in row_configs(arch, dtype.itemsize)
     )
     tiles = (
-        row_variant("quantize_tiles", dtype, tile_config(dtype.itemsize, vectors, size))
+        tile_variant(dtype, config)
         for dtype in DTYPES
-        for vectors, size in ((True, 1), (True, 1024), (False, 1))
+        for config in all_tile_configs(dtype.itemsize)
     )
     return (*rows, *tiles)
 
@@ -114,8 +115,9 @@ def _variants(arch: str) -> tuple[Variant, ...]:
 def _configs(problem: QuantizeProblem, arch: str) -> tuple[RowConfig, ...]:
     itemsize = dtypes.NAMES[problem.dtype].itemsize
     if problem.granularity == "block":
-        size = problem.block[0] * problem.block[1]
-        return (tile_config(itemsize, problem.block[1] % (16 // itemsize) == 0, size),)
+        width = VECTOR_BYTES // itemsize
+        vectors = problem.block[1] % width == 0 and problem.shape[-1] % width == 0
+        return tile_configs(TileShape(itemsize, problem.block, vectors))
     shape, axis = problem.shape, len(problem.shape) - 1
     if problem.granularity == "tensor":
         shape, axis = (1, math.prod(shape)), 1
@@ -127,8 +129,10 @@ def _configs(problem: QuantizeProblem, arch: str) -> tuple[RowConfig, ...]:
 
 
 def _variant(problem: QuantizeProblem, config: RowConfig) -> Variant:
-    kernel = "quantize_tiles" if problem.granularity == "block" else "quantize"
-    return row_variant(kernel, dtypes.NAMES[problem.dtype], config)
+    dtype = dtypes.NAMES[problem.dtype]
+    if problem.granularity == "block":
+        return tile_variant(dtype, config)
+    return row_variant("quantize", dtype, config)
 
 
 def _sample(
