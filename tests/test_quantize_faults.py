@@ -14,7 +14,7 @@ ROWS, TILES, SCALE = "quantize.cu", "quantize_tiles.cu", "parts/quantize.cuh"
 PLACES, HELD = "parts/tiles.cuh", "quantize_held_tiles.cu"
 FAULTS = {
     "a vector's first element missed": Fault(
-        ROWS, "largest.take(x[j]);", "if (j > 0) largest.take(x[j]);", "rows"
+        ROWS, "numbers.take(x[j]);", "if (j > 0) numbers.take(x[j]);", "rows"
     ),
     "decoded where it should be encoded": Fault(
         ROWS, "row, scale.encode);", "row, scale.decode);", "rows"

@@ -10,6 +10,7 @@ import numpy as np
 from .. import arrays, dtypes
 from ..targets import Target
 from .row_configs import (
+    VECTOR_BYTES,
     RowConfig,
     admissible_configs,
     check_config,
@@ -56,9 +57,17 @@ def quantize_configs(
 ) -> tuple[RowConfig, ...]:
     """The fastest first; a tensor that one block cannot hold is spread over all of them."""
     configs = admissible_configs(arch, itemsize, layout, plain=True)
-    if granularity == "tensor":
-        return tuple(config for config in configs if config.cluster_size == 1)
-    return configs
+    if granularity != "tensor":
+        return configs
+    configs = tuple(config for config in configs if config.cluster_size == 1)
+    whole = tuple(config for config in configs if not config.split_rows)
+    return (*whole, *([stretch_config(itemsize)] if layout.plain else ()), *configs[len(whole) :])
+
+
+def stretch_config(itemsize: int) -> RowConfig:
+    """For a tensor that lies in one stretch of memory: chunks of 32 KB, in three launches."""
+    width = VECTOR_BYTES // itemsize
+    return RowConfig(256, 256, width, 8, min_blocks=4, split_rows=True, plain=True)
 
 
 def _layout(x: Any, y: Any, scale: Any, granularity: str) -> RowLayout | None:
