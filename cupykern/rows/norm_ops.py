@@ -13,10 +13,10 @@ from kernels_cu import Variant
 from .. import dtypes, inputs, reference
 from ..op import Call, Draw, Op, Work
 from .norm import layer_norm, rms_norm
-from .norm_plan import DTYPES, admissible, norm_variant, quantizes
+from .norm_configs import admissible_norm_configs, norm_configs, quantized_configs
+from .norm_plan import DTYPES, norm_variant
 from .row_configs import (
     RowConfig,
-    row_configs,
 )
 from .rows import (
     bench_shapes,
@@ -153,16 +153,21 @@ def _work(problem: NormProblem) -> Work:
 
 
 def _variants(arch: str, centered: bool) -> tuple[Variant, ...]:
-    return tuple(
-        norm_variant(dtype, centered, config, quantized)
+    own = (
+        norm_variant(dtype, centered, config, False)
         for dtype in DTYPES
-        for config in row_configs(arch, dtype.itemsize, with_weights=True)
-        for quantized in (False, True)
-        if not quantized or (not centered and config.plain and quantizes(config))
+        for config in norm_configs(arch, dtype.itemsize)
     )
+    quantized = (
+        norm_variant(dtype, centered, config, True)
+        for dtype in DTYPES
+        for config in quantized_configs(arch, dtype.itemsize)
+        if config.plain and not centered
+    )
+    return (*own, *quantized)
 
 
-def _configs(problem: NormProblem, arch: str, centered: bool) -> tuple[RowConfig, ...]:
+def _configs(problem: NormProblem, arch: str) -> tuple[RowConfig, ...]:
     itemsize = dtypes.NAMES[problem.dtype].itemsize
     x = contiguous_operand(problem.shape, itemsize)
     layout = row_layout(problem.shape, len(problem.shape) - 1, (x,) * 5, (1, 2, 3))
@@ -173,7 +178,7 @@ def _configs(problem: NormProblem, arch: str, centered: bool) -> tuple[RowConfig
     )
     held = 1 + problem.residual
     quantized = problem.quantize is not None
-    return admissible(arch, itemsize, layout, plain, held, centered, quantized)
+    return admissible_norm_configs(arch, itemsize, layout, plain, held, quantized)
 
 
 def _sample(
@@ -203,7 +208,7 @@ def _op(name: str, run: Any, centered: bool, residual: bool | None) -> Op:
         inputs=_inputs,
         work=_work,
         variants=lambda arch: _variants(arch, centered),
-        configs=lambda problem, arch: _configs(problem, arch, centered),
+        configs=_configs,
         variant=lambda problem, config: norm_variant(
             dtypes.NAMES[problem.dtype], centered, config, problem.quantize is not None
         ),

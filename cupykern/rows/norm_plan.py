@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,16 +11,15 @@ from kernels_cu import Variant
 
 from .. import dtypes
 from ..targets import Target
+from .norm_configs import admissible_norm_configs, quantizes
 from .row_configs import (
     RowConfig,
-    admissible_configs,
     check_config,
     tuned_config,
 )
 from .rows import (
     DTYPE_CODES,
     Operand,
-    RowLayout,
     RowPlan,
     contiguous_operand,
     layout_dtype,
@@ -105,9 +104,11 @@ def make_norm(
     has_residual = residual is not None
     held = 1 + has_residual
     if config is not None:
-        check_config(config, target.arch, x.itemsize, layout, plain, held, with_weights=True)
+        check_config(config, target.arch, x.itemsize, layout, plain, held, norms=True)
         if quantized and not quantizes(config):
-            raise ValueError("config does not fit: plain rows are quantized by one block each")
+            raise ValueError(
+                "config does not fit: plain rows are quantized one at a time, by a block or a warp"
+            )
     else:
         config = tuned_config(
             *(
@@ -118,8 +119,8 @@ def make_norm(
                 plain,
                 held,
             ),
-            lambda: admissible(
-                target.arch, x.itemsize, layout, plain, held, options.centered, quantized
+            lambda: admissible_norm_configs(
+                target.arch, x.itemsize, layout, plain, held, quantized
             ),
             lambda config: norm_variant(x.dtype, options.centered, config, quantized),
             rounds="to FP32" if options.quantized is None else "by row",
@@ -142,35 +143,16 @@ def make_norm(
 
 
 def norm_variant(dtype: np.dtype, centered: bool, config: RowConfig, quantized: bool) -> Variant:
-    quantized = quantized and config.plain  # other variants do either
-    constants = (("kCentered", centered),)
-    if config.stages:
+    """The variant of a norm; quantized: its results are."""
+    constants: tuple[tuple[str, int], ...] = (("kCentered", centered),)
+    if not config.plain or config.stages:  # variants that do either, or neither
         return row_variant("normalize", dtype, config, constants)
-    if quantized and config.min_blocks > 1:  # 64 registers
-        config = replace(config, min_blocks=max(1, 1024 // config.num_threads))
-    return row_variant("normalize", dtype, config, (*constants, ("kQuantized", quantized)))
-
-
-def quantizes(config: RowConfig) -> bool:
-    """Whether rms_norm quantizes by `config`: plain rows only where a block has all of one."""
-    return not config.plain or (config.cluster_size == 1 and not config.stages)
-
-
-def admissible(
-    arch: str,
-    itemsize: int,
-    layout: RowLayout,
-    plain: bool,
-    held: int,
-    centered: bool,
-    quantized: bool,
-) -> tuple[RowConfig, ...]:
-    configs = admissible_configs(arch, itemsize, layout, plain, held, with_weights=True)
-    if quantized:
-        return tuple(config for config in configs if quantizes(config))
-    # Measured: in clusters of 8 only layer_norm is faster by blocks that stay for many rows.
-    late = [c for c in configs if c.stages and c.cluster_size < 16 and not centered]
-    return (*(c for c in configs if c not in late), *late)
+    constants += (
+        ("kQuantized", quantized),
+        ("kRowsPerThread", config.rows_per_thread),
+        ("kInRegisters", config.in_registers),
+    )
+    return row_variant("normalize_plain", dtype, config, constants)
 
 
 def _is_aligned(column: Operand) -> bool:
