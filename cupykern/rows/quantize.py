@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from .. import arguments, arrays, dtypes, plans
+from .quantize_columns import run_columns
 from .quantize_rows import DTYPES, GRANULARITIES, run_rows, scale_shape
 from .quantize_tiles import run_tiles
 from .row_configs import (
@@ -60,7 +61,8 @@ def quantize(
         if granularity == "block":
             values, scale, launch = run_tiles(target, x, code, block, config)
         else:
-            values, scale, launch = run_rows(target, x, code, granularity, config)
+            found = run_columns(target, x, code, config) if granularity == "column" else None
+            values, scale, launch = found or run_rows(target, x, code, granularity, config)
         if x.flags.c_contiguous:  # else there may have been a copy
             plans.remember(key, (target, code, scale.shape, launch))
         return values, scale

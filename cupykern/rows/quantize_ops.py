@@ -11,6 +11,7 @@ from kernels_cu import Variant
 from .. import dtypes, inputs, reference
 from ..op import Call, Draw, Op, Work
 from .quantize import quantize
+from .quantize_columns import admissible_column_configs, column_configs, column_variant
 from .quantize_rows import DTYPES, GRANULARITIES, quantize_configs, scale_shape, stretch_config
 from .quantize_tiles import TileShape, all_tile_configs, tile_configs, tile_variant
 from .row_configs import (
@@ -109,7 +110,12 @@ def _variants(arch: str) -> tuple[Variant, ...]:
         for dtype in DTYPES
         for config in all_tile_configs(dtype.itemsize)
     )
-    return (*rows, *tiles)
+    columns = (
+        column_variant(dtype, config)
+        for dtype in DTYPES
+        for config in column_configs(arch, dtype.itemsize)
+    )
+    return (*rows, *tiles, *columns)
 
 
 def _configs(problem: QuantizeProblem, arch: str) -> tuple[RowConfig, ...]:
@@ -121,17 +127,22 @@ def _configs(problem: QuantizeProblem, arch: str) -> tuple[RowConfig, ...]:
     shape, axis = problem.shape, len(problem.shape) - 1
     if problem.granularity == "tensor":
         shape, axis = (1, math.prod(shape)), 1
-    elif problem.granularity == "column":
+    own: tuple[RowConfig, ...] = ()
+    if problem.granularity == "column":
         axis -= 1
+        if shape[-1] % (VECTOR_BYTES // itemsize) == 0:
+            own = admissible_column_configs(arch, itemsize, shape[-2])
     x = contiguous_operand(shape, itemsize)
     layout = row_layout(shape, axis, (x,) * 3, (1,))
-    return quantize_configs(arch, itemsize, layout, problem.granularity)
+    return own + quantize_configs(arch, itemsize, layout, problem.granularity)
 
 
 def _variant(problem: QuantizeProblem, config: RowConfig) -> Variant:
     dtype = dtypes.NAMES[problem.dtype]
     if problem.granularity == "block":
         return tile_variant(dtype, config)
+    if config.plain and config.lanes_across_rows:
+        return column_variant(dtype, config)
     return row_variant("quantize", dtype, config)
 
 

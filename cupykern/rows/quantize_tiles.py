@@ -17,6 +17,7 @@ from .row_configs import VECTOR_BYTES, RowConfig
 from .rows import (
     DTYPE_CODES,
     MAX_OUTER_DIMS,
+    Operand,
     operand,
     row_variant,
 )
@@ -136,14 +137,7 @@ def run_tiles(
         x_place = operand(x)
     y_view = y.reshape(x.shape)
     y_place = operand(y_view)
-    width = 16 // x.itemsize
-    vectors = (
-        x_place.strides[-1] == x.itemsize
-        and y_place.strides[-1] == 1
-        and block[1] % width == 0
-        and all(stride % 16 == 0 for stride in (x_place.offset, *x_place.strides[:-1]))
-        and all(stride % width == 0 for stride in (y_place.offset, *y_place.strides[:-1]))
-    )
+    vectors = in_vectors(x_place, y_place) and block[1] % (VECTOR_BYTES // x.itemsize) == 0
     tiles = TileShape(x.itemsize, block, vectors)
     if config is None:
         config = choose(
@@ -162,22 +156,40 @@ def run_tiles(
     scale_rows, col_tiles = scale.shape[-2:]
     row_tiles = -(-scale_rows // stacked)
     num_tiles = scale.size // scale_rows * row_tiles
-    params = np.zeros((), _TILE_PARAMS)
+    params = tile_params(x.shape, x_place, y_place, code, (stacked * block[0], block[1]))
     params["num_tiles"] = num_tiles
     params["row_tiles"], params["col_tiles"] = row_tiles, col_tiles
     params["scale_rows"], params["scale_row_elements"] = scale_rows, block[0]
-    params["num_rows"], params["num_cols"] = x.shape[-2:]
-    params["tile_rows"], params["tile_cols"] = stacked * block[0], block[1]
-    params["num_outer_dims"] = x.ndim - 2
-    for d in range(x.ndim - 2):
-        outer = x.ndim - 3 - d
-        params["outer_sizes"][d] = x.shape[outer]
-        params["x_outer"][d] = x_place.strides[outer] // x.itemsize
-        params["y_outer"][d] = y_place.strides[outer]
-    params["x_row"], params["x_col"] = (s // x.itemsize for s in x_place.strides[-2:])
-    params["y_row"], params["y_col"] = y_place.strides[-2:]
-    params["dtype"] = DTYPE_CODES[code]
     kernel = get_kernel(target, tile_variant(x.dtype, config))
     grid, struct = -(-num_tiles // config.rows_per_block), target.by_value(params)
     kernel(grid, (x, y_view, scale, struct))
     return y, scale, lambda given: kernel(grid, (*given, struct))
+
+
+def in_vectors(x: Operand, y: Operand) -> bool:
+    """Whether matrices' rows lie in aligned vectors of x's elements, in both arrays; y's are bytes."""
+    width = VECTOR_BYTES // x.itemsize
+    return (
+        (x.strides[-1], y.strides[-1]) == (x.itemsize, 1)
+        and all(stride % VECTOR_BYTES == 0 for stride in (x.offset, *x.strides[:-1]))
+        and all(stride % width == 0 for stride in (y.offset, *y.strides[:-1]))
+    )
+
+
+def tile_params(
+    shape: tuple[int, ...], x: Operand, y: Operand, code: np.dtype, tile: tuple[int, int]
+) -> np.ndarray:
+    """TileParams of arrays of `shape`, without what follows from the number of tiles and scales."""
+    params = np.zeros((), _TILE_PARAMS)
+    params["num_rows"], params["num_cols"] = shape[-2:]
+    params["tile_rows"], params["tile_cols"] = tile
+    params["num_outer_dims"] = len(shape) - 2
+    for d in range(len(shape) - 2):
+        outer = len(shape) - 3 - d
+        params["outer_sizes"][d] = shape[outer]
+        params["x_outer"][d] = x.strides[outer] // x.itemsize
+        params["y_outer"][d] = y.strides[outer]
+    params["x_row"], params["x_col"] = (stride // x.itemsize for stride in x.strides[-2:])
+    params["y_row"], params["y_col"] = y.strides[-2:]
+    params["dtype"] = DTYPE_CODES[code]
+    return params
