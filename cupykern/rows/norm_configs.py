@@ -95,7 +95,15 @@ def quantized_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
 
 
 def _with_options(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
-    return tuple(config for config in row_configs(arch, itemsize) if not config.plain)
+    """For calls with options, and strides of all kinds: fewer, since such calls are rarer."""
+    sizes = {VECTOR_BYTES // itemsize: (8, 32, 128, 512), 1: (16, 256)}  # threads of one row
+    return tuple(
+        config
+        for config in row_configs(arch, itemsize)
+        if not config.plain
+        and config.cluster_size == 1
+        and (config.split_rows or config.threads_per_row in sizes[config.vector_width])
+    )
 
 
 def _plain(arch: str, itemsize: int, table: _Table) -> tuple[RowConfig, ...]:

@@ -12,12 +12,11 @@ from .. import dtypes, inputs, reference
 from ..op import Call, Draw, Op, Work
 from .quantize import quantize
 from .quantize_columns import admissible_column_configs, column_configs, column_variant
-from .quantize_rows import DTYPES, GRANULARITIES, quantize_configs, scale_shape, stretch_config
+from .quantize_rows import DTYPES, GRANULARITIES, all_row_configs, quantize_configs, scale_shape
 from .quantize_tiles import TileShape, all_tile_configs, tile_configs, tile_variant
 from .row_configs import (
     VECTOR_BYTES,
     RowConfig,
-    row_configs,
 )
 from .rows import (
     contiguous_operand,
@@ -103,7 +102,7 @@ def _variants(arch: str) -> tuple[Variant, ...]:
     rows = (
         row_variant("quantize", dtype, config)
         for dtype in DTYPES
-        for config in (*row_configs(arch, dtype.itemsize), stretch_config(dtype.itemsize))
+        for config in all_row_configs(arch, dtype.itemsize)
     )
     tiles = (
         tile_variant(dtype, config)

@@ -12,8 +12,9 @@ from ..targets import Target
 from .row_configs import (
     VECTOR_BYTES,
     RowConfig,
-    admissible_configs,
     check_config,
+    fitting,
+    row_configs,
     tuned_config,
 )
 from .rows import (
@@ -52,16 +53,27 @@ def scale_shape(
     return (*shape[:-2], -(-shape[-2] // block[0]), -(-shape[-1] // block[1]))
 
 
+def all_row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
+    """Every config of quantize.cu on `arch`: of softmax's every second plain one, and clusters only for
+    such and for strides."""
+    rows = row_configs(arch, itemsize)
+    plain = [config for config in rows if config.plain]
+    others = (c for c in rows if not c.plain and (c.cluster_size == 1 or c.vector_width == 1))
+    return (stretch_config(itemsize), *plain[1::2], *others)
+
+
 def quantize_configs(
     arch: str, itemsize: int, layout: RowLayout, granularity: str
 ) -> tuple[RowConfig, ...]:
     """The fastest first; a tensor that one block cannot hold is spread over all of them."""
-    configs = admissible_configs(arch, itemsize, layout, plain=True)
+    stretch = stretch_config(itemsize)
+    configs = fitting(all_row_configs(arch, itemsize), arch, itemsize, layout, plain=True)
+    whole = [c for c in configs if not c.split_rows]
+    split = [c for c in configs if c.split_rows and c != stretch]
     if granularity != "tensor":
-        return configs
-    configs = tuple(config for config in configs if config.cluster_size == 1)
-    whole = tuple(config for config in configs if not config.split_rows)
-    return (*whole, *([stretch_config(itemsize)] if layout.plain else ()), *configs[len(whole) :])
+        return (*whole, *split)
+    whole = [c for c in whole if c.cluster_size == 1]
+    return (*whole, *(c for c in configs if c == stretch), *split)
 
 
 def stretch_config(itemsize: int) -> RowConfig:
