@@ -12,9 +12,10 @@ from cupykern.rows.quantize_ops import OP, QuantizeProblem
 
 ROWS, TILES, SCALE = "quantize.cu", "quantize_tiles.cu", "parts/quantize.cuh"
 PLACES, HELD = "parts/tiles.cuh", "quantize_held_tiles.cu"
+COLUMNS = "quantize_columns.cu"
 FAULTS = {
     "a vector's first element missed": Fault(
-        ROWS, "numbers.take(x[j]);", "if (j > 0) numbers.take(x[j]);", "rows"
+        ROWS, "numbers.take(x[j]);", "if (j > 0) numbers.take(x[j]);", "columns"
     ),
     "decoded where it should be encoded": Fault(
         ROWS, "row, scale.encode);", "row, scale.decode);", "rows"
@@ -78,6 +79,30 @@ FAULTS = {
         SCALE, "low > high ? low : high", "low", "held tiles"
     ),
     "words of both signs": Fault(SCALE, "0x7fff7fffu : 0x7fffffffu", "0xffffffffu : 0xffffffffu", "held tiles"),
+    "warps of a strip that do not meet": Fault(
+        COLUMNS, "for (int i = 1; i < kWarps; ++i) largest.merge", "for (int i = 1; i < 2; ++i) largest.merge",
+        "strips",
+    ),
+    "a strip's first block alone": Fault(
+        COLUMNS, "for (int i = 0; i < kClusterSize; ++i) of_column", "for (int i = 0; i < 1; ++i) of_column",
+        "strips",
+    ),
+    "no barrier before a column's scale": Fault(
+        COLUMNS, "    sync_block();\n    float encode", "    float encode", "strips"
+    ),
+    "a column's neighbour": Fault(
+        COLUMNS, "column % 2 ? of_column.word >> 16", "column % 2 == 0 ? of_column.word >> 16", "strips"
+    ),
+    "the next matrix's scales": Fault(
+        COLUMNS, "matrix * params.num_cols + first + column", "first + column", "strips"
+    ),
+    "rows below the last": Fault(
+        COLUMNS, "col < strip.num_cols ? strip.num_rows - row : 0;", "kVectorsPerThread * kThreadsPerRow;",
+        "a crash",
+    ),
+    "every block the first rows": Fault(
+        COLUMNS, "t.rank * (kThreadsPerRow * kVectorsPerThread) + t.lane", "t.lane", "strips"
+    ),
 }  # fmt: skip
 
 
@@ -90,6 +115,7 @@ def _problems() -> Iterator[tuple[str, object, QuantizeProblem]]:
     yield "zeros", OP, problem((40, 1), "int8", kind="exact")
     yield "special", OP, problem((40, 9), kind="special")
     yield "columns", OP, problem((3, 4, 33), "int8", "column", layout="F")
+    yield "strips", OP, problem((2, 1100, 72), "e4m3", "column")
     yield "tiles", OP, problem((10, 70), "e4m3", "block", (3, 5))
     yield "tiles", OP, problem((3, 200), "int8", "block", (2, 128), layout="F")
     yield "tiles", OP, problem((3, 264), "e5m2", "block", (2, 24))
