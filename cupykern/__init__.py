@@ -7,6 +7,7 @@ import os as _os
 from .arrays import asarray, empty
 from .attention import attention_ops as _attention
 from .attention import decode_problem as _decode_problem
+from .attention import varlen_ops as _varlen
 from .attention.attention import attention, attention_varlen, scaled_dot_product_attention
 from .attention.block_mask import BlockMask
 from .attention.decode_attention import decode_attention
@@ -51,7 +52,7 @@ OPS = (
     _dequant_softmax.OP,
     _decode_problem.OP,
     _attention.OP,
-    _attention.VARLEN_OP,
+    _varlen.VARLEN_OP,
     _nonfinite.OP,
 )
 """Every op: what check, bench, compile and the property tests go through."""

@@ -11,8 +11,9 @@ import pytest
 import cupykern
 from cupykern import BlockMask, check, dtypes, inputs
 from cupykern.attention import attention_plan
-from cupykern.attention.attention_ops import OP, VARLEN_OP, AttentionProblem, VarlenProblem
+from cupykern.attention.attention_ops import OP, AttentionProblem
 from cupykern.attention.attention_plan import AttentionConfig
+from cupykern.attention.varlen_ops import VARLEN_OP, VarlenProblem
 from cupykern.targets import host
 
 attention, varlen = cupykern.attention, cupykern.attention_varlen
@@ -330,7 +331,7 @@ def test_every_head_size_has_a_config(arch):
                 blocks = 2 if head_dim <= 128 and arch == "sm_90a" else 1
                 limit = attention_plan.max_shared_bytes(arch)
                 assert blocks * config.shared_bytes(head_dim) <= limit
-    assert len(attention_plan.variants(arch)) <= {"host": 72, "sm_90a": 60}.get(arch, 40)
+    assert len(attention_plan.variants(arch)) <= {"host": 84, "sm_90a": 60}.get(arch, 40)
 
 
 # --- packed sequences ------------------------------------------------------------------------------

@@ -13,8 +13,9 @@ from planted import Fault, caught_by, first_failure
 import cupykern
 from cupykern import OPS, check, dtypes, inputs
 from cupykern.attention import attention_plan
-from cupykern.attention.attention_ops import AttentionProblem, VarlenProblem
+from cupykern.attention.attention_ops import AttentionProblem
 from cupykern.attention.attention_plan import AttentionConfig
+from cupykern.attention.varlen_ops import VarlenProblem
 
 ATTENTION, VARLEN = (
     next(op for op in OPS if op.name == name) for name in ("attention", "attention_varlen")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hopper_kernels import skip_unless_hopper
 
 import cupykern
 from cupykern import BlockMask, check
-from cupykern.attention import attention_hopper, attention_plan
+from cupykern.attention import attention_hopper, attention_ops, attention_plan
 from cupykern.attention.attention_hopper import AttentionHopperConfig
 from cupykern.attention.attention_ops import OP, AttentionProblem
+from cupykern.attention.varlen_ops import VARLEN_OP, VarlenProblem
 from cupykern.op import Call, as_tuple
 from cupykern.targets import host
 
@@ -24,21 +27,26 @@ PROBLEMS = (
     AttentionProblem(1, 2, 2, 130, 140, 64, 64, view="padded", kind="special"),
     AttentionProblem(2, 2, 1, 300, 1500, 64, 64, mask="block", **STATS),
     AttentionProblem(2, 2, 1, 500, 700, 64, 64, mask="block", blocks=(64, 128), causal=True),
-    AttentionProblem(1, 2, 1, 500, 300, 64, 64, mask="block", blocks=(128, 128)),
+    AttentionProblem(1, 2, 1, 500, 700, 64, 64, mask="block", blocks=(128, 128), **STATS),
+    # Tiles of queries without keys beside others: the first rows see none.
+    AttentionProblem(1, 3, 1, 600, 200, 64, 64, causal=True, causal_align="bottom_right", lse=True),
+    VarlenProblem(((70, 90), (0, 5), (300, 130), (65, 0), (200, 500)), 2, 1, 64, 40, lse=True),
+    VarlenProblem(((270, 90), (1, 1), (140, 300)), 2, 2, 40, 64, causal=True, view="padded"),
 )
 
 
-def hopper(problem: AttentionProblem) -> AttentionHopperConfig:
-    (config,) = attention_hopper.configs(64, problem.mode)
+def hopper(problem: AttentionProblem | VarlenProblem) -> AttentionHopperConfig:
+    (config,) = attention_hopper.configs(64, attention_ops.hopper_kind(problem))
     return config
 
 
 def compare(target, problem, config) -> check.Comparison:
-    call = OP.inputs(problem, 1, target.xp)
-    references = OP.reference(*call.args, **call.kwargs)
-    bounds = OP.bound(*call.args, **call.kwargs, reference=references)
-    like = as_tuple(OP.run(*call.args, **call.kwargs))[0]
-    outputs = check.guarded_run(OP, Call(call.args, {**call.kwargs, "config": config}), like)
+    op = VARLEN_OP if isinstance(problem, VarlenProblem) else OP
+    call = op.inputs(problem, 1, target.xp)
+    references = op.reference(*call.args, **call.kwargs)
+    bounds = op.bound(*call.args, **call.kwargs, reference=references)
+    like = as_tuple(op.run(*call.args, **call.kwargs))[0]
+    outputs = check.guarded_run(op, Call(call.args, {**call.kwargs, "config": config}), like)
     return check.compare(outputs, references, bounds)
 
 
@@ -115,6 +123,71 @@ def test_nan_of_v_in_skipped_blocks_and_beyond_the_end():
     assert np.isnan(y[0, 0, :64]).all() and (y[0, 0, 64:] == 1).all()
 
 
+def packed(lengths, v=None, **kwargs):
+    cu = np.cumsum((0, *lengths), dtype=np.int32)
+    rows, rng = int(cu[-1]), np.random.default_rng(3)
+    q, k = (rng.standard_normal((rows, 1, 64)).astype(np.float16) for _ in range(2))
+    v = rng.standard_normal((rows, 1, 64)).astype(np.float16) if v is None else v
+    kwargs = {"max_seqlen_q": max(lengths), "max_seqlen_k": max(lengths), **kwargs}
+    config = AttentionHopperConfig(128, 128)
+    return cu, v, cupykern.attention_varlen(q, k, v, cu, cu, config=config, **kwargs)
+
+
+def test_other_sequences_do_not_reach_one():
+    """What lies beyond a sequence's end is read as zeros, not as the next one's NaN, and not written."""
+    v = np.ones((200, 1, 64), np.float16)
+    v[70:140] = np.nan
+    _, _, y = packed((70, 70, 60), v)
+    assert (y[:70] == 1).all() and np.isnan(y[70:140]).all() and (y[140:] == 1).all()
+
+
+def test_lengths_that_a_kernel_clamps():
+    """Sequences no longer than max_seqlen, which the host does not check of arrays on a device."""
+    cu, v, _ = packed((150, 40))
+    q = np.zeros((190, 1, 64), np.float16)
+    out = np.full((190, 1, 64), 7, np.float16)
+    with pytest.raises(ValueError, match="longer than 100"):
+        cupykern.attention_varlen(q, q, v, cu, cu, max_seqlen_q=100, max_seqlen_k=100)
+    strides = (0, 64, 64)
+    task = attention_plan.AttentionTask(
+        q.dtype, 2, 1, 1, 100, 100, 64, 64, *(strides,) * 4, 0.125, None, totals=(190, 190)
+    )
+    config = AttentionHopperConfig(128, 128)
+    plan = attention_plan.attention_plan(host.current(), task, config)
+    plan.launch(np, (q, q, v, out, *(None,) * 8, cu, cu))
+    means = v[:100].astype(np.float64).mean(0), v[150:].astype(np.float64).mean(0)
+    assert np.abs(out[:100] - means[0]).max() < 1e-3 and np.abs(out[150:] - means[1]).max() < 1e-3
+    assert (out[100:150] == 7).all()
+
+
+@pytest.mark.parametrize("count", (1, 5, 384))
+def test_every_tile_is_taken_once(count, monkeypatch):
+    """And the counter is zero again."""
+    taken = []
+
+    def take(*args):
+        taken.append(np.zeros(1, np.uint32))
+        return None, taken[-1]
+
+    monkeypatch.setattr(attention_hopper.workspace, "take", take)
+    lengths = [1 + 97 * i % 130 for i in range(count)]
+    cu, v, y = packed(lengths, scale=1e-30)
+    means = [v[a:b].astype(np.float64).mean(0) for a, b in itertools.pairwise(cu)]
+    assert np.abs(y - np.repeat(means, lengths, 0)).max() < 2e-3
+    mask = BlockMask.causal(500, 300, target="host")
+    x = np.ones((1, 3, 500, 64), np.float16)
+    cupykern.attention(
+        x, x[:, :, :300], x[:, :, :300], mask=mask, config=AttentionHopperConfig(128, 128)
+    )
+    assert len(taken) == 2 and not any(x.any() for x in taken)
+
+
+def test_more_sequences_than_it_orders():
+    lengths = (1,) * (attention_hopper.MOST_SEQUENCES + 1)
+    with pytest.raises(ValueError, match="sequences"):
+        packed(lengths)
+
+
 @pytest.mark.parametrize(
     "config, options, says",
     [
@@ -127,7 +200,7 @@ def test_nan_of_v_in_skipped_blocks_and_beyond_the_end():
         (AttentionHopperConfig(128, 128), {"qk_accumulate": "float16"}, "FP16 sums"),
         (
             AttentionHopperConfig(128, 128),
-            {"mask": BlockMask.causal(70, 90, target="host")},
+            {"mask": BlockMask.from_dense(np.ones((70, 90), bool), 64, 128)},
             "one block",
         ),
     ],

@@ -547,7 +547,12 @@ MISTAKES = {
     "store before all have written": (
         "    named_barrier(1 + warpgroup, 128);\n",
         "",
-        "changed while tma_store read it",
+        "changed while tma_store read it|without fence_async_proxy",
+    ),
+    "no fence before the store": (
+        "    fence_async_proxy();\n",
+        "",
+        r"word.cu:\d+: tma_store reads what store_matrix has stored without fence_async_proxy",
     ),
     "left before the store has read": (
         "        tma_store_wait_read<0>();\n",

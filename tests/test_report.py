@@ -51,19 +51,49 @@ README = "# t\n\n<!-- table: softmax -->\nold\n<!-- end -->\n\ntext\n"
 
 
 def test_readme_matches_the_committed_results():
-    text, wanted = report.report(ROOT / "README.md", ROOT / "results")
-    assert text == wanted, "run `python cli.py report`"
+    pages = [ROOT / "README.md", ROOT / "docs" / "results.md"]
+    texts, wanted = report.report(pages, ROOT / "results")
+    assert texts == wanted, "run `python cli.py report`"
 
 
 def test_tables():
-    written = report.update(README, report.tables([DOCUMENT]))
+    (written,) = report.update([README], report.tables([DOCUMENT]))
     lines = written.splitlines()
     assert "NVIDIA H200, CuPy 14.2.0, NVRTC 13.0, 2026-01-02." in lines
-    assert "| shape | dtype | µs | GB/s | % of plain copy | torch, µs |" in lines
+    assert "| shape | dtype | µs | GB/s | % of floor | torch, µs |" in lines
     row = "| 4096 x 4096 | float16 | 20.0 | 200.0 | 90.0 | 50.0 (2.50x), error 7.00 x bound |"
     assert row in lines
     assert lines[-1] == "text" and "old" not in written
-    assert report.update(written, report.tables([DOCUMENT])) == written
+    assert report.update([written], report.tables([DOCUMENT])) == [written]
+
+
+def test_the_summary_marks_peers_beyond_the_bound():
+    (written,) = report.update(
+        [README + "<!-- table: summary -->\n<!-- end -->\n"], report.tables([DOCUMENT])
+    )
+    assert (
+        "| `softmax` | float16 | torch* | 1 | 90 | 2.50 / 2.50 / 2.50 |" in written
+    )  # beyond the bound
+    right = copy.deepcopy(DOCUMENT)
+    right["rows"][0]["results"][1] = _result("torch", 50.0)
+    assert "| `softmax` | float16 | torch | 1 |" in report.tables([right])["summary"]
+
+
+@pytest.mark.parametrize(
+    "dtype, flops, floor",
+    [
+        ("float16", 0, 18.0),
+        ("float16", 989.5e8, 100.0),
+        ("float16*float8_e4m3fn:bias", 989.5e8, 100.0),
+        ("float8_e4m3fn:rows", 989.5e8, 50.0),
+        ("float4_e2m1fn", 989.5e8, 100.0),
+        ("int8", 989.5e6, 18.0),
+    ],
+)
+def test_the_floor_is_the_longer_of_bytes_and_operations(dtype, flops, floor):
+    row = {"dtype": dtype, "flops": flops, "plain_us": 18.0}
+    assert report.floor_us("NVIDIA H200", row) == pytest.approx(floor)
+    assert report.floor_us("another", row) == 18.0
 
 
 def test_the_latest_result_of_a_row_counts():
@@ -76,12 +106,12 @@ def test_the_latest_result_of_a_row_counts():
 
 def test_host_time_has_its_own_table():
     text = README + "<!-- table: host time -->\n<!-- end -->\n"
-    written = report.update(text, report.tables([DOCUMENT]))
+    (written,) = report.update([text], report.tables([DOCUMENT]))
     assert "| softmax | 11.5 | 5.00 | 2.00 |" in written
 
 
 def test_a_table_without_results_says_so():
-    assert "Not measured yet." in report.update(README, {})
+    assert "Not measured yet." in report.update([README], {})[0]
 
 
 @pytest.mark.parametrize(
@@ -94,19 +124,21 @@ def test_a_table_without_results_says_so():
 )
 def test_markers_that_do_not_fit(text, says):
     with pytest.raises(ValueError, match=says):
-        report.update(text, report.tables([DOCUMENT]))
+        report.update([text], report.tables([DOCUMENT]))
 
 
 def test_the_command(tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
-    Path("README.md").write_text(README)
+    Path("README.md").write_text("<!-- table: summary -->\n<!-- end -->\n")
+    Path("docs").mkdir()
+    Path("docs/results.md").write_text(README)
     Path("results").mkdir()
     Path("results/h200.json").write_text(json.dumps(DOCUMENT))
     Path("results/host.json").write_text(json.dumps({**DOCUMENT, "target": "host"}))
     Path("results/other.json").write_text("[]")
     assert cli.main(["report", "--check"]) == 1
-    assert "differs" in capsys.readouterr().err and Path("README.md").read_text() == README
+    assert "differs" in capsys.readouterr().err and Path("docs/results.md").read_text() == README
     assert cli.main(["report"]) == 0
     assert cli.main(["report", "--check"]) == 0
     Path("results/h200.json").write_text("{")

@@ -17,7 +17,7 @@ _CHECK = """
 import sys
 from cupykern import OPS, check
 from cupykern.op import RandomDraw, as_tuple
-from cupykern.row_configs import RowConfig
+from cupykern.rows.row_configs import RowConfig
 from cupykern.targets import host
 
 # A cluster of blocks, splits of k, chunks of keys.

@@ -10,7 +10,7 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from .. import dtypes
+from .. import dtypes, workspace
 from ..gemm.gemm_hopper import MapPlan, encoded_maps
 from ..targets import Kernel, Target
 from ..targets.limits import max_shared_bytes
@@ -22,6 +22,24 @@ _LINE_ELEMENTS = 64  # of 128 bytes, by which tiles in shared memory are swizzle
 _STORED_ROWS = 16  # a warp's
 _TILE_COST = 1.5  # of a tile of queries beside its tiles of keys, in theirs
 _MAX_SCHEDULED = 1 << 14  # tiles: of more, every block has many
+MOST_SEQUENCES = 384  # attention_order_hopper.cuh: kMostSequences
+_STEP_BYTES, _TILES_BYTES = 16, 4 * 56  # KeyStep, kTiles QueryTile
+_SEQUENCES_BYTES = 16 + 6 * MOST_SEQUENCES  # SequenceOrder
+_RAGGED = 1 << 30  # attention_tiles_hopper.cuh: kRagged
+_RAGGED_BYTES = 1 << 35  # _RAGGED of them are 0 modulo 2**64
+_MANY = 0x7FFF0000  # more than any coordinate
+
+
+class Kind(NamedTuple):
+    """What the variants of a task differ by.  mode: attention_plan.mask_mode's; one_list: a mask's blocks are
+    of 128 queries and keys; packed: sequences of different lengths."""
+
+    mode: int = 0
+    one_list: bool = False
+    packed: bool = False
+
+
+KINDS = (Kind(), Kind(2), Kind(2, one_list=True), Kind(packed=True))
 
 
 @dataclass(frozen=True)
@@ -32,18 +50,23 @@ class AttentionHopperConfig:
     tile_m: int
     tile_n: int
     stages: int = 2
+    turns: bool = True
+    counts: bool = False
 
-    def outputs_apart(self, head_dim: int) -> bool:
-        """Whether shared memory has room for a tile's outputs beside the next one's queries."""
-        return self._shared_bytes(head_dim, 2) <= max_shared_bytes("sm_90a")
+    def query_tiles(self, head_dim: int) -> int:
+        """How many tiles of queries shared memory has room for: with two the next one is there early."""
+        return 2 if self._shared_bytes(head_dim, 2) <= max_shared_bytes("sm_90a") else 1
 
     def shared_bytes(self, head_dim: int) -> int:
-        """Dynamic shared memory (attention_hopper.cu: HopperAttention)."""
-        return self._shared_bytes(head_dim, 1 + self.outputs_apart(head_dim))
+        """Dynamic shared memory (attention_tiles_hopper.cuh: HopperAttention)."""
+        return self._shared_bytes(head_dim, self.query_tiles(head_dim))
 
     def _shared_bytes(self, head_dim: int, query_tiles: int) -> int:
+        consumers = self.tile_m // 64
         tiles = 2 * head_dim * (query_tiles * self.tile_m + 2 * self.stages * self.tile_n)
-        return tiles + 8 * (2 + 4 * self.stages + self.tile_m // 64 + 1)  # barriers, a number
+        steps = _STEP_BYTES * self.stages * consumers
+        barriers = 8 * (2 * query_tiles + 4 * self.stages + consumers)
+        return tiles + steps + barriers + _TILES_BYTES + _SEQUENCES_BYTES
 
     @property
     def num_threads(self) -> int:
@@ -59,8 +82,8 @@ def refusal(config: AttentionHopperConfig, head_dim: int, arch: str) -> str | No
         return f"tile_m must be 128 or 192; got {c.tile_m}"
     if c.tile_n % 16 or not 16 <= c.tile_n <= 256:
         return f"tile_n must be a multiple of 16 up to 256; got {c.tile_n}"
-    if not 2 <= c.stages <= 3:
-        return f"stages must be 2 or 3; got {c.stages}"
+    if not 2 <= c.stages <= 4:
+        return f"stages must be 2 to 4; got {c.stages}"
     # Of a thread: outputs, scores, probabilities of 16 bits.
     registers = head_dim // 2 + c.tile_n // 2 + c.tile_n // 4
     limit = 200 if c.tile_m == 128 else 128
@@ -72,38 +95,50 @@ def refusal(config: AttentionHopperConfig, head_dim: int, arch: str) -> str | No
     return None
 
 
-def configs(head_dim: int, mode: int) -> tuple[AttentionHopperConfig, ...]:
-    """The default first; mode: attention_plan.mask_mode's.  Tiles of blocks lie in one."""
-    if mode == 1:
+def configs(head_dim: int, kind: Kind) -> tuple[AttentionHopperConfig, ...]:
+    """The default first.  A tile of keys lies in one block of a mask."""
+    if kind.mode == 1:
         return ()
-    if mode == 2:
+    if kind.mode == 2 and not kind.one_list:
         return (AttentionHopperConfig(128, 32 if head_dim == 256 else 64, 3),)
+    if kind.mode == 2:
+        return (AttentionHopperConfig(128, 64 if head_dim == 256 else 128),)
     return {
-        64: (AttentionHopperConfig(192, 128),),
+        64: (AttentionHopperConfig(128 if kind.packed else 192, 128),),
         128: (AttentionHopperConfig(128, 128),),
         256: (AttentionHopperConfig(128, 80),),
     }[head_dim]
 
 
+def kind_of(task: AttentionTask) -> Kind:
+    large = task.mask.blocks[:2] == (7, 7)  # 2**7 queries, 2**7 keys
+    return Kind(task.mode, task.mode == 2 and large, task.totals is not None)
+
+
 def unfit(task: AttentionTask, config: AttentionHopperConfig | None = None) -> str | None:
     """Why TMA and this kernel, or this config of it, cannot do a task; None: they can."""
-    if task.mode == 2 and config is not None and (64 % config.tile_n or config.tile_m != 128):
-        return "with masks of blocks tile_m is 128 and a tile of keys lies in one block"
+    kind = kind_of(task)
+    if config is not None and (kind.mode == 2 or kind.packed) and config.tile_m != 128:
+        return "with masks of blocks and packed sequences tile_m is 128"
+    if kind.mode == 2 and config is not None and (128 if kind.one_list else 64) % config.tile_n:
+        return "a tile of keys lies in one block of a mask"
     if task.naive or task.half_scores or task.mode == 1 or task.prescale:
         return "masks that are arrays, FP16 sums and scales up to 0 are the portable kernel's"
-    if task.totals is not None:
-        return "packed sequences are the portable kernel's"
-    strides = [s for operand in (task.q, task.k, task.v, task.out) for s in operand]
+    if kind.packed and task.batch > MOST_SEQUENCES:
+        return f"more than {MOST_SEQUENCES} packed sequences are the portable kernel's"
     sizes = _sizes(task)
+    if 0 in (n for size in sizes for n in size):
+        return "TMA has no arrays without elements"
+    strides = [s for operand in (task.q, task.k, task.v, task.out) for s in operand]
     steps = zip([n for size in sizes for n in size[:3]], strides, strict=True)
     if any(step <= 0 for size, step in steps if size > 1):
         return "TMA walks positive strides only"
-    if max(strides) * task.dtype.itemsize >= 2**40:
-        return "TMA's strides are below 2**40 bytes"
+    if max(strides) * task.dtype.itemsize >= (_RAGGED_BYTES if kind.packed else 2**40):
+        return "TMA's strides are below 2**40 bytes, those of packed sequences below 2**35"
     return None
 
 
-def variant(dtype: np.dtype, head_dim: int, mode: int, config: AttentionHopperConfig) -> Variant:
+def variant(dtype: np.dtype, head_dim: int, kind: Kind, config: AttentionHopperConfig) -> Variant:
     return Variant(
         "attention_hopper",
         (("Element", dtypes.CPP_NAMES[dtype]),),
@@ -111,32 +146,55 @@ def variant(dtype: np.dtype, head_dim: int, mode: int, config: AttentionHopperCo
             ("kHeadDim", head_dim),
             ("kTileN", config.tile_n),
             ("kStages", config.stages),
-            ("kMaskMode", mode),
-            ("kOutputsApart", config.outputs_apart(head_dim)),
+            ("kQueryTiles", config.query_tiles(head_dim)),
+            ("kMaskMode", kind.mode),
+            ("kOneList", kind.one_list),
+            ("kPacked", kind.packed),
+            ("kTakesTurns", config.turns),
+            ("kCounts", config.counts or kind.packed or kind.mode == 2),
         ),
         config.num_threads,
     )
 
 
 def _sizes(t: AttentionTask) -> tuple[tuple[int, int, int, int], ...]:
+    """(batch, heads, rows, dim) of q, k, v and out."""
+    batch, sq, sk = (1, *t.totals) if t.totals else (t.batch, t.sq, t.sk)
     return (
-        (t.batch, t.heads, t.sq, t.head_dim),
-        (t.batch, t.kv_heads, t.sk, t.head_dim),
-        (t.batch, t.kv_heads, t.sk, t.head_dim_v),
-        (t.batch, t.heads, t.sq, t.head_dim_v),
+        (batch, t.heads, sq, t.head_dim),
+        (batch, t.kv_heads, sk, t.head_dim),
+        (batch, t.kv_heads, sk, t.head_dim_v),
+        (batch, t.heads, sq, t.head_dim_v),
     )
 
 
 def maps(task: AttentionTask, config: AttentionHopperConfig) -> tuple[MapPlan, ...]:
     """Of q, k, v and out."""
     rows = config.tile_m, config.tile_n, config.tile_n, _STORED_ROWS
-    size = task.dtype.itemsize
+    make = _ragged_map if task.totals else _map
     return tuple(
-        MapPlan(task.dtype, shape, (*(s * size for s in steps), size), (1, 1, n, _LINE_ELEMENTS))
+        make(task.dtype, shape, tuple(s * task.dtype.itemsize for s in steps), n)
         for shape, steps, n in zip(
             _sizes(task), (task.q, task.k, task.v, task.out), rows, strict=True
         )
     )
+
+
+def _map(dtype: np.dtype, shape: tuple[int, ...], steps: tuple[int, ...], rows: int) -> MapPlan:
+    return MapPlan(dtype, shape, (*steps, dtype.itemsize), (1, 1, rows, _LINE_ELEMENTS))
+
+
+def _ragged_map(
+    dtype: np.dtype, shape: tuple[int, ...], steps: tuple[int, ...], rows: int
+) -> MapPlan:
+    """Of packed sequences: (way back, row of all, head, row, dim), as attention_tiles_hopper.cuh says."""
+    _, heads, total, dim = shape
+    _, head, row = steps
+    row = row if total > 1 else 16
+    return MapPlan(
+        dtype, (_MANY, _MANY, heads, _RAGGED, dim),
+        (_RAGGED_BYTES - row, row, head, row, dtype.itemsize), (1, 1, 1, rows, _LINE_ELEMENTS),
+    )  # fmt: skip
 
 
 def schedule(task: AttentionTask, config: AttentionHopperConfig, order: Any, blocks: int) -> Any:
@@ -146,7 +204,7 @@ def schedule(task: AttentionTask, config: AttentionHopperConfig, order: Any, blo
     Causal tiles take longer the later they come: each one goes, in the order of attention_task.cuh, to
     the block that has the least to do so far.  order: the tiles' numbers of queries, in that order.
     """
-    if task.offset is None or task.mode != 0 or not blocks < len(order) <= _MAX_SCHEDULED:
+    if task.offset is None or task.mode or task.totals or not blocks < len(order) <= _MAX_SCHEDULED:
         return None
     rows = np.minimum((order + 1) * config.tile_m, task.sq)
     keys = np.clip(rows + task.offset, 0, task.sk)
@@ -172,12 +230,16 @@ class AttentionHopperPlan(NamedTuple):
     shared_bytes: int
     maps: tuple[MapPlan, ...]
     schedule: Any
+    num_counters: int  # that tiles are taken by
     params: Any
     encoded: dict[tuple[int | None, ...], tuple[Any, ...]]  # maps by the arrays' addresses
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
         """arrays: as AttentionPlan.launch takes them."""
         made = encoded_maps(self.target, self.maps, arrays, self.encoded)
+        _, counter = workspace.take(self.target, 0, self.num_counters)
         self.kernel(
-            self.grid, (*made, *arrays[4:12], self.schedule, self.params), self.shared_bytes
+            self.grid,
+            (*made, *arrays[4:14], self.schedule, counter, self.params),
+            self.shared_bytes,
         )

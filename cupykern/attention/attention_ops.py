@@ -1,4 +1,4 @@
-"""The records of attention and attention_varlen: problems, inputs and work for check, bench and tests."""
+"""The record of attention: problems, inputs and work for check, bench and tests."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from kernels_cu import Variant
 
 from .. import dtypes, inputs, reference
 from ..op import Call, Draw, Op, Work
-from . import attention_plan
-from .attention import attention, attention_varlen
+from . import attention_hopper, attention_plan
+from .attention import attention
 from .attention_plan import AttentionConfig
 from .block_mask import CAUSAL, FULL, MASKED, PARTIAL, BlockMask
 
-_DTYPES = ("float16", "bfloat16")
-_KINDS = ("normal", "uniform", "same_sign", "exact", "peaked", "special")
+DTYPES = ("float16", "bfloat16")
+KINDS = ("normal", "uniform", "same_sign", "exact", "peaked", "special")
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _draw_problem(draw: Draw) -> AttentionProblem:
         algorithm="flash" if half_sums else draw.choice(("flash",) * 7 + ("naive",)),
         lse=draw.choice((False, True)),
         row_stats=draw.choice((False, True)),
-        kind=draw.choice(_KINDS),
+        kind=draw.choice(KINDS),
     )  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def _draw_problem(draw: Draw) -> AttentionProblem:
 _PATTERNS = ("causal", "document", "interleaved")
 
 
-def _bench_sizes(
+def bench_sizes(
     shape: tuple[int, ...], dtype: str, masks: int = 1
 ) -> tuple[int, int, int, int, int, int]:
     """(B, H, Hkv, S, D, mask) of a shape (B, H, S, D[, mask[, Hkv]]); mask: 0 to `masks`."""
@@ -116,7 +116,7 @@ def _bench_sizes(
 
 def _bench_problem(shape: tuple[int, ...], dtype: str) -> AttentionProblem:
     """Fifth of a shape: 0, 1 causal, from 2 on block masks, of _PATTERNS."""
-    b, h, h_kv, s, d, mask = _bench_sizes(shape, dtype, 1 + len(_PATTERNS))
+    b, h, h_kv, s, d, mask = bench_sizes(shape, dtype, 1 + len(_PATTERNS))
     problem = AttentionProblem(b, h, h_kv, s, s, d, d, dtype, mask == 1, kind="bench")
     if mask < 2:
         return problem
@@ -136,7 +136,7 @@ def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
     return (*both, (2, 32, 8192, 128, 1, 8), *masks)
 
 
-def _values(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int, name: str) -> np.ndarray:
+def values(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int, name: str) -> np.ndarray:
     """peaked: scores of which some are far above the others.  special: NaN and infinities in a few rows of
     q and k."""
     if kind == "peaked":
@@ -154,7 +154,7 @@ def _values(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int, name:
     return x
 
 
-def _in_memory(x: np.ndarray, layout: str, view: str, xp: Any) -> Any:
+def in_memory(x: np.ndarray, layout: str, view: str, xp: Any) -> Any:
     """x (B, H, S, D) in the call's layout, in memory as `view` says."""
     if layout == "bshd":
         x = x.transpose(0, 2, 1, 3)
@@ -216,7 +216,7 @@ def _inputs(problem: AttentionProblem, seed: int, xp: Any) -> Call:
         args = tuple(inputs.bench_values(x, dtype, seed + i, xp) for i, x in enumerate(shapes))
     else:
         args = tuple(
-            _in_memory(_values(p.kind, shape, dtype, seed + i, name), p.layout, p.view, xp)
+            in_memory(values(p.kind, shape, dtype, seed + i, name), p.layout, p.view, xp)
             for i, (name, shape) in enumerate(zip("qkv", shapes, strict=True))
         )
     kwargs: dict[str, Any] = {} if p.mask is None else {"mask": _mask(p, seed + 3, xp)}
@@ -257,24 +257,38 @@ def _configs(problem: AttentionProblem, arch: str) -> tuple[AttentionConfig, ...
         if hasattr(problem, "lengths")
         else problem.sq
     )
-    hopper = (
-        not hasattr(problem, "lengths")
-        and problem.mode != 1
-        and (problem.scale is None or problem.scale > 0)
-        and (problem.algorithm, problem.qk_accumulate) == ("flash", "float32")
-        and problem.view in ("C", "padded")
-        and 0 not in (problem.sq, problem.sk)
-    )
     half = problem.qk_accumulate == "float16"
-    return attention_plan.configs(_head_dim(problem), problem.mode, arch, sq, hopper, half)
+    return attention_plan.configs(
+        _head_dim(problem), problem.mode, arch, sq, hopper_kind(problem), half
+    )
 
 
-def _variant(problem: AttentionProblem, config: AttentionConfig) -> Variant:
+def hopper_kind(problem: Any) -> attention_hopper.Kind | None:
+    """None where attention_hopper.cu cannot do it."""
+    p = problem
+    packed = hasattr(p, "lengths")
+    fits = (
+        p.mode != 1
+        and (p.scale is None or p.scale > 0)
+        and (p.algorithm, p.qk_accumulate) == ("flash", "float32")
+        and p.view in ("C", "padded")
+    )
+    if packed:
+        fits = fits and all(sum(lengths) for lengths in zip(*p.lengths, strict=True))
+        fits = fits and 0 < len(p.lengths) <= attention_hopper.MOST_SEQUENCES
+        return attention_hopper.Kind(packed=True) if fits else None
+    one_list = p.mode == 2 and p.blocks == (128, 128)
+    return attention_hopper.Kind(p.mode, one_list) if fits and p.sq and p.sk else None
+
+
+def _variant(
+    problem: Any, config: AttentionConfig | attention_hopper.AttentionHopperConfig
+) -> Variant:
     dtype = dtypes.NAMES[problem.dtype]
     if problem.algorithm == "naive":
         return attention_plan.naive_variant(dtype)
-    half = problem.qk_accumulate == "float16"
-    return attention_plan.flash_variant(dtype, _head_dim(problem), problem.mode, half, config)
+    half, kind = problem.qk_accumulate == "float16", hopper_kind(problem)
+    return attention_plan.flash_variant(dtype, _head_dim(problem), problem.mode, half, config, kind)
 
 
 def _sample(
@@ -311,142 +325,5 @@ OP = Op(
     configs=_configs,
     variant=_variant,
     sample=_sample,
-    dtypes=_DTYPES,
-)
-
-
-# --- packed sequences --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class VarlenProblem:
-    """One call, without its numbers.  lengths: of queries and keys, of each sequence."""
-
-    lengths: tuple[tuple[int, int], ...]
-    h: int
-    h_kv: int
-    d: int
-    dv: int
-    dtype: str = "float16"
-    causal: bool = False
-    causal_align: str = "bottom_right"
-    scale: float | None = None
-    view: str = "C"
-    lse: bool = False
-    kind: str = "normal"
-    qk_accumulate: str = "float32"
-    algorithm: str = "flash"
-
-    def __str__(self) -> str:
-        rows = sum(length for length, _ in self.lengths)
-        return f"{len(self.lengths)} sequences, {rows}x{self.h}x{self.d} {self.dtype}"
-
-    @property
-    def mode(self) -> int:
-        return attention_plan.mask_mode(attention_plan.NO_MASK, self.scale)
-
-
-def _draw_varlen(draw: Draw) -> VarlenProblem:
-    h, h_kv = draw.choice(((1, 1), (2, 1), (4, 2)))
-    count = draw.choice((0, 1, 2, 3, 5))
-    sizes = (0, 1, 3, 16, 33, 65, 100)
-    return VarlenProblem(
-        tuple((draw.choice(sizes), draw.choice(sizes)) for _ in range(count)), h, h_kv,
-        draw.choice((8, 40, 64)), draw.choice((16, 64)), draw.choice(_DTYPES),
-        causal=draw.choice((False, True)),
-        causal_align=draw.choice(("top_left", "bottom_right")),
-        scale=draw.choice((None, None, 0.3)),
-        view=draw.choice(("C", "C", "padded", "offset")),
-        lse=draw.choice((False, True)),
-        kind=draw.choice(_KINDS[:-1]),
-    )  # fmt: skip
-
-
-def _varlen_bench_problem(shape: tuple[int, ...], dtype: str) -> VarlenProblem:
-    """Lengths from S / 2 to 3 S / 2, S in the mean."""
-    b, h, h_kv, s, d, causal = _bench_sizes(shape, dtype)
-    causal = bool(causal)
-    lengths = [s // 2 + round(s * i / (b - 1)) if b > 1 else s for i in range(b)]
-    return VarlenProblem(tuple((n, n) for n in lengths), h, h_kv, d, d, dtype, causal, kind="bench")
-
-
-def _varlen_bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
-    if target == "host":
-        return ((3, 2, 100, 64), (3, 2, 100, 64, 1))
-    return ((16, 16, 1024, 128), (16, 16, 1024, 128, 1), (4, 16, 4096, 128, 1))
-
-
-def _varlen_inputs(problem: VarlenProblem, seed: int, xp: Any) -> Call:
-    p = problem
-    dtype = dtypes.NAMES[p.dtype]
-    q_lengths, k_lengths = zip(*p.lengths, strict=True) if p.lengths else ((), ())
-    rows, keys = sum(q_lengths), sum(k_lengths)
-    shapes = (rows, p.h, p.d), (keys, p.h_kv, p.d), (keys, p.h_kv, p.dv)
-    if p.kind == "bench":
-        args = tuple(inputs.bench_values(x, dtype, seed + i, xp) for i, x in enumerate(shapes))
-    else:
-        args = tuple(
-            _in_memory(_values(p.kind, (1, *shape), dtype, seed + i, name), "bhsd", p.view, xp)[0]
-            for i, (name, shape) in enumerate(zip("qkv", shapes, strict=True))
-        )
-    cu = [np.cumsum((0, *lengths), dtype=np.int32) for lengths in (q_lengths, k_lengths)]
-    if seed % 2 or p.kind == "bench":  # else numpy's, which are checked
-        cu = [xp.asarray(x) for x in cu]
-    kwargs: dict[str, Any] = {
-        "max_seqlen_q": max(q_lengths, default=0),
-        "max_seqlen_k": max(k_lengths, default=0),
-    }
-    for name, value, default in (
-        ("causal", p.causal, False), ("causal_align", p.causal_align, "bottom_right"),
-        ("scale", p.scale, None), ("return_lse", p.lse, False),
-    ):  # fmt: skip
-        if value != default:
-            kwargs[name] = value
-    return Call((*args, *cu), kwargs)
-
-
-def _varlen_work(problem: VarlenProblem) -> Work:
-    p = problem
-    size = dtypes.NAMES[p.dtype].itemsize
-    rows, keys = (sum(lengths[i] for lengths in p.lengths) for i in range(2))
-    pairs = p.h * sum(q * k for q, k in p.lengths) // (2 if p.causal else 1)
-    read = (rows * p.h * p.d + keys * p.h_kv * (p.d + p.dv)) * size
-    return Work(read, rows * p.h * p.dv * size, 2 * pairs * (p.d + p.dv))
-
-
-def _varlen_sample(
-    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
-) -> tuple[Call, tuple[Any, ...]]:
-    """One head."""
-    q, k, v, *cu = call.args
-    if q.size <= max_elements:
-        return call, outputs
-    head = int(np.random.default_rng(seed).integers(q.shape[1]))
-    keys = head // (q.shape[1] // k.shape[1])
-    part = (q[:, head : head + 1], *(x[:, keys : keys + 1] for x in (k, v)), *cu)
-    cut = tuple(y[head : head + 1] if i else y[:, head : head + 1] for i, y in enumerate(outputs))
-    return Call(part, call.kwargs), cut
-
-
-def _varlen_variants(arch: str) -> tuple[Variant, ...]:
-    return tuple(
-        v
-        for v in attention_plan.variants(arch)
-        if v.kernel == "attention" and dict(v.constants)["kMaskMode"] < 2
-    )
-
-
-VARLEN_OP = replace(
-    OP,
-    name="attention_varlen",
-    run=attention_varlen,
-    reference=reference.attention_varlen,
-    bound=reference.attention_varlen_bound,
-    draw_problem=_draw_varlen,
-    bench_problem=_varlen_bench_problem,
-    bench_shapes=_varlen_bench_shapes,
-    inputs=_varlen_inputs,
-    work=_varlen_work,
-    variants=_varlen_variants,
-    sample=_varlen_sample,
+    dtypes=DTYPES,
 )

@@ -113,12 +113,12 @@ def configs(
     mode: int,
     arch: str,
     sq: int = _MANY,
-    hopper: bool = False,
+    hopper: attention_hopper.Kind | None = None,
     half_scores: bool = False,
 ) -> tuple[AttentionConfig | AttentionHopperConfig, ...]:
     """The configs for heads that are padded to head_dim and sq queries, the default first.
 
-    hopper: TMA and attention_hopper.cu can do it.
+    hopper: which of attention_hopper.cu's kinds it is; None: TMA or that kernel cannot do it.
     """
     large = choose_config(head_dim, mode, arch, half_scores)
     small = AttentionConfig(64, 64, 4)
@@ -128,7 +128,7 @@ def configs(
         found = (large,)
     else:
         found = (small, large) if sq <= small.tile_m else (large, small)
-    fast = attention_hopper.configs(head_dim, mode) if hopper and arch in _HOPPER else ()
+    fast = attention_hopper.configs(head_dim, hopper) if hopper and arch in _HOPPER else ()
     first = arch != "host" and sq > small.tile_m
     return tuple(dict.fromkeys((*fast, *found) if first else (*found, *fast)))
 
@@ -139,9 +139,11 @@ def flash_variant(
     mode: int,
     half_scores: bool,
     config: AttentionConfig | AttentionHopperConfig,
+    hopper: attention_hopper.Kind | None = None,
 ) -> Variant:
+    """hopper: of an AttentionHopperConfig."""
     if isinstance(config, AttentionHopperConfig):
-        return attention_hopper.variant(dtype, head_dim, mode, config)
+        return attention_hopper.variant(dtype, head_dim, hopper, config)
     return Variant(
         "attention",
         (("Element", dtypes.CPP_NAMES[dtype]),),
@@ -171,11 +173,11 @@ def variants(arch: str) -> tuple[Variant, ...]:
         for config in configs(head_dim, mode, arch, half_scores=half_scores)
     ]
     fast = [
-        flash_variant(dtype, head_dim, mode, False, config)
+        attention_hopper.variant(dtype, head_dim, kind, config)
         for dtype in DTYPES
         for head_dim in HEAD_DIMS
-        for mode in (range(3) if arch in _HOPPER else ())
-        for config in attention_hopper.configs(head_dim, mode)
+        for kind in (attention_hopper.KINDS if arch in _HOPPER else ())
+        for config in attention_hopper.configs(head_dim, kind)
     ]
     return (*flash, *fast, *map(naive_variant, DTYPES))
 
@@ -330,17 +332,19 @@ def attention_plan(
             raise ValueError(f"the naive algorithm has {rows * t.sk} scores, too many for it")
         kernel = get_kernel(target, naive_variant(t.dtype))
         return AttentionPlan(kernel, 0, 0, target.by_value(params), grids, rows * (t.sk + 1))
-    variant = flash_variant(t.dtype, head_dim, t.mode, t.half_scores, config)
+    kind = attention_hopper.kind_of(t)
+    variant = flash_variant(t.dtype, head_dim, t.mode, t.half_scores, config, kind)
     kernel = get_kernel(target, variant)
     if hopper:
         blocks, needed = min(grid, target.multiprocessors), config.shared_bytes(head_dim)
         maps = attention_hopper.maps(t, config)
         order = _order_of_tiles(t.batch * t.heads, tiles, int(params["heads_per_section"]))
-        planned = attention_hopper.schedule(t, config, order, blocks)
+        planned = None if config.counts else attention_hopper.schedule(t, config, order, blocks)
         if planned is not None:
             planned = target.xp.asarray(planned)
+        counters = int(t.mode == 2 or t.totals is not None or config.counts)
         return AttentionHopperPlan(
-            target, kernel, blocks, needed, maps, planned, target.by_value(params), {}
+            target, kernel, blocks, needed, maps, planned, counters, target.by_value(params), {}
         )
     return AttentionPlan(
         kernel, grid, config.shared_bytes(head_dim), target.by_value(params), None, 0
@@ -359,12 +363,11 @@ def _chosen(
         "mask": t.mask.kind, "packed": t.totals is not None, "half_scores": t.half_scores,
         "prescale": t.prescale,
     }  # fmt: skip
+    hopper = None if attention_hopper.unfit(t) else attention_hopper.kind_of(t)
     return choose(
         "attention", target, sizes, kind,
-        lambda: configs(
-            head_dim, t.mode, target.arch, t.sq, attention_hopper.unfit(t) is None, t.half_scores
-        ),
-        lambda config: flash_variant(t.dtype, head_dim, t.mode, t.half_scores, config),
+        lambda: configs(head_dim, t.mode, target.arch, t.sq, hopper, t.half_scores),
+        lambda config: flash_variant(t.dtype, head_dim, t.mode, t.half_scores, config, hopper),
     )  # fmt: skip
 
 

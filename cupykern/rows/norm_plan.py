@@ -60,12 +60,13 @@ class Options(NamedTuple):
 
 @dataclass(frozen=True)
 class Norm:
-    """A call's plan, and what it returns."""
+    """A call's plan, and what it returns.  simple: y, and the sum with the residual if there is one."""
 
     plan: RowPlan
     y_dtype: np.dtype
     options: Options
     has_residual: bool
+    simple: bool
 
 
 def make_norm(
@@ -139,7 +140,8 @@ def make_norm(
     shared_bytes = held * config.shared_bytes(x.itemsize)
     statistic_bytes = 16 if options.centered else 4
     plan = row_plan(target, variant, config, layout, params, statistic_bytes, shared_bytes)
-    return Norm(plan, y.dtype, options, has_residual)
+    simple = not (options.return_stats or options.quantized)
+    return Norm(plan, y.dtype, options, has_residual, simple)
 
 
 def norm_variant(dtype: np.dtype, centered: bool, config: RowConfig, quantized: bool) -> Variant:

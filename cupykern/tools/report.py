@@ -1,13 +1,14 @@
-"""README's tables, written from the committed results/*.json.
+"""The tables of README and docs/results.md, written from the committed results/*.json.
 
-A table stands between `<!-- table: softmax -->` and `<!-- end -->`; its name is an op's, or
-"host time" for the host time per call.
+A table stands between `<!-- table: softmax -->` and `<!-- end -->`; its name is an op's, "summary"
+for a line an op and dtype, or "host time" for the host time per call.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ from typing import Any
 from .tables import number
 
 HOST_TIME = "host time"
+SUMMARY = "summary"
+# Dense tensor throughput in TFLOP/s by the operands' bits (NVIDIA's data sheet of the H200, SXM,
+# without sparsity).
+_PEAK_TFLOPS = {"NVIDIA H200": {8: 1979.0, 16: 989.5}}
 _TABLE = re.compile(r"(<!-- table: ([^>]*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 _VERSIONS = (
     ("CuPy", "cupy"),
@@ -55,14 +60,68 @@ def latest(documents: Iterable[dict[str, Any]]) -> dict[str, dict[str, dict[Any,
 
 def tables(documents: Iterable[dict[str, Any]]) -> dict[str, str]:
     """Markdown by table name."""
-    return {
+    found = latest(documents)
+    written = {
         name: "\n".join(
             _caption(device, rows.values())
-            + (_host_time_table(rows) if name == HOST_TIME else _op_table(rows.values()))
+            + (_host_time_table(rows) if name == HOST_TIME else _op_table(device, rows.values()))
             for device, rows in devices.items()
         )
-        for name, devices in latest(documents).items()
+        for name, devices in found.items()
     }
+    found.pop(HOST_TIME, None)
+    devices = dict.fromkeys(device for of_op in found.values() for device in of_op)
+    if devices:
+        written[SUMMARY] = "\n".join(_summary(device, found) for device in devices)
+    return written
+
+
+def floor_us(device: str, row: dict[str, Any]) -> float:
+    """The least time for a row: that of a plain copy (or read) of its bytes in the same run, or of
+    its operations at the device's dense peak if that is known and longer."""
+    peaks = _PEAK_TFLOPS.get(device)
+    if not (peaks and row["flops"]):
+        return row["plain_us"]
+    pair = row["dtype"].partition(":")[0].split("*")
+    bits = 8 if all(name.startswith(("float8", "int8")) for name in pair) else 16
+    return max(row["plain_us"], row["flops"] / peaks[bits] * 1e-6)
+
+
+def _summary(device: str, found: dict[str, dict[str, dict[Any, Any]]]) -> str:
+    """A line an op and dtype: how near its rows are to their floors and to the best peer."""
+    from .. import OPS
+
+    lines = [("op", "dtype", "peers", "rows", "% of floor", "best peer's time over ours")]
+    documents = []
+    for op in (op.name for op in OPS if op.name in found):
+        groups: dict[str, list[dict[str, Any]]] = {}
+        for document, row in found[op].get(device, {}).values():
+            if row["results"] and row["results"][0]["median_us"]:
+                groups.setdefault(row["dtype"].partition(":")[0], []).append(row)
+                documents.append(document)
+        for dtype, rows in groups.items():
+            ours = [row["results"][0]["median_us"] for row in rows]
+            near = [
+                100 * floor_us(device, row) / time for row, time in zip(rows, ours, strict=True)
+            ]
+            ratios, right = [], {}  # right: whether a peer's results are all within our bound
+            for row, time in zip(rows, ours, strict=True):
+                peers = [peer for peer in row["results"][1:] if peer["median_us"]]
+                for peer in peers:
+                    right[peer["name"]] = right.get(peer["name"], True) and peer["verified"]
+                if peers:
+                    ratios.append(min(peer["median_us"] for peer in peers) / time)
+            spread = f"{min(near):.0f} to {max(near):.0f}" if len(near) > 1 else f"{near[0]:.0f}"
+            beside = "-"
+            if ratios:
+                beside = f"{min(ratios):.2f} / {statistics.median(ratios):.2f} / {max(ratios):.2f}"
+            names = ", ".join(
+                name if all_right else f"{name}*" for name, all_right in right.items()
+            )
+            lines.append((f"`{op}`", dtype, names or "-", str(len(rows)), spread, beside))
+    table = markdown(lines, left=3)
+    note = "\n\\* misses our error bound in some rows.\n" if "*" in table else ""
+    return _caption(device, [(document, None) for document in documents]) + table + note
 
 
 def _caption(device: str, rows: Iterable[tuple[dict[str, Any], Any]]) -> str:
@@ -77,7 +136,7 @@ def _caption(device: str, rows: Iterable[tuple[dict[str, Any], Any]]) -> str:
     return ", ".join(words) + ".\n\n"
 
 
-def _op_table(rows: Iterable[tuple[dict[str, Any], dict[str, Any]]]) -> str:
+def _op_table(device: str, rows: Iterable[tuple[dict[str, Any], dict[str, Any]]]) -> str:
     rows = [row for _, row in rows]
     peers = list(
         dict.fromkeys(
@@ -87,9 +146,8 @@ def _op_table(rows: Iterable[tuple[dict[str, Any], dict[str, Any]]]) -> str:
             if result["median_us"] is not None
         )
     )
-    plain = " or ".join(dict.fromkeys(row["plain"] for row in rows))
     speed = "TFLOP/s" if any(row["flops"] for row in rows) else "GB/s"
-    lines = [("shape", "dtype", "µs", speed, f"% of plain {plain}", *(f"{p}, µs" for p in peers))]
+    lines = [("shape", "dtype", "µs", speed, "% of floor", *(f"{p}, µs" for p in peers))]
     for row in rows:
         ours = row["results"][0]
         by_name = {result["name"]: result for result in row["results"][1:]}
@@ -99,11 +157,11 @@ def _op_table(rows: Iterable[tuple[dict[str, Any], dict[str, Any]]]) -> str:
                 row["dtype"],
                 number(ours["median_us"]) if ours["verified"] else "wrong",
                 number(ours["tflops" if row["flops"] else "gbps"], 4),
-                number(ours["speed_percent"]),
+                number(100 * floor_us(device, row) / ours["median_us"]),
                 *(_peer_cell(by_name.get(peer), ours) for peer in peers),
             )
         )
-    table = _markdown(lines, left=2)
+    table = markdown(lines, left=2)
     return f"{table}\nMedians; in brackets the time over ours.\n" if peers else table
 
 
@@ -124,36 +182,40 @@ def _host_time_table(rows: dict[str, tuple[dict[str, Any], dict[str, float]]]) -
     lines = [("op", *(f"{name}, µs" for name in names))]
     for op, (_, times) in rows.items():
         lines.append((op, *(number(times.get(name)) for name in names)))
-    return _markdown(lines, left=1)
+    return markdown(lines, left=1)
 
 
-def _markdown(lines: Sequence[Sequence[str]], left: int) -> str:
+def markdown(lines: Sequence[Sequence[str]], left: int) -> str:
+    """lines: the first one the head.  left: how many columns are words."""
     rule = ["---"] * left + ["---:"] * (len(lines[0]) - left)
     return "".join(f"| {' | '.join(line)} |\n" for line in (lines[0], rule, *lines[1:]))
 
 
-def update(text: str, written: dict[str, str]) -> str:
-    """`text` with its tables replaced.
+def update(texts: Sequence[str], written: dict[str, str]) -> list[str]:
+    """`texts` with their tables replaced.
 
-    Raises ValueError for a table name that is neither an op nor "host time", for a marker without
-    its end, and for an op with results but without a place.
+    Raises ValueError for a table name that is neither an op nor "summary" nor "host time", for a
+    marker without its end, and for an op with results but without a place in any of the texts.
     """
     from .. import OPS
 
-    known = {HOST_TIME, *(op.name for op in OPS)}
+    text = "".join(texts)
+    known = {HOST_TIME, SUMMARY, *(op.name for op in OPS)}
     places = {match[2] for match in _TABLE.finditer(text)}
     if text.count("<!-- table:") != len(_TABLE.findall(text)):
         raise ValueError("a '<!-- table: ... -->' lacks its '<!-- end -->'")
     if unknown := places - known:
         raise ValueError(f"no op for the table {sorted(unknown)[0]!r}")
-    if homeless := written.keys() - places - {HOST_TIME}:
+    if homeless := written.keys() - places - {HOST_TIME, SUMMARY}:
         raise ValueError(f"no '<!-- table: {sorted(homeless)[0]} -->' for its results")
-    return _TABLE.sub(
-        lambda match: f"{match[1]}\n{written.get(match[2], _NOT_MEASURED)}\n{match[4]}", text
-    )
+
+    def table(match: re.Match[str]) -> str:
+        return f"{match[1]}\n{written.get(match[2], _NOT_MEASURED)}\n{match[4]}"
+
+    return [_TABLE.sub(table, each) for each in texts]
 
 
-def report(readme: Path, results: Path) -> tuple[str, str]:
-    """(README as it is, as it should be).  Raises OSError and ValueError."""
-    text = readme.read_text(encoding="utf-8")
-    return text, update(text, tables(load(results)))
+def report(pages: Sequence[Path], results: Path) -> tuple[list[str], list[str]]:
+    """(the pages as they are, as they should be).  Raises OSError and ValueError."""
+    texts = [page.read_text(encoding="utf-8") for page in pages]
+    return texts, update(texts, tables(load(results)))

@@ -44,14 +44,19 @@ struct HeadMask {
     DEVICE int block_limit(int row, int type) const {
         return type == kCausalBlock ? row + params.causal_offset + 1 : 0x7fffffff;
     }
-    // Of (row, col), if its block is partial.
-    DEVICE const uint8_t* partial(int row, int col) const {
-        const int64_t tile =
-            arrays.partial_indices[block(row >> params.q_shift, col >> params.kv_shift)];
+    // Of the block that (row, col) lies in, if it is partial: the number of its tile.
+    DEVICE int partial_index(int row, int col) const {
+        return arrays.partial_indices[block(row >> params.q_shift, col >> params.kv_shift)];
+    }
+    // Of (row, col), in partial tile `index`.
+    DEVICE const uint8_t* partial(int64_t index, int row, int col) const {
         const int in_row = row & ((1 << params.q_shift) - 1),
                   in_col = col & ((1 << params.kv_shift) - 1);
         return static_cast<const uint8_t*>(arrays.mask) +
-               (((tile << params.q_shift) + in_row) << params.kv_shift) + in_col;
+               (((index << params.q_shift) + in_row) << params.kv_shift) + in_col;
+    }
+    DEVICE const uint8_t* partial(int row, int col) const {
+        return partial(partial_index(row, col), row, col);
     }
     // A score after the mask that is an array: -inf, itself or with its bias.  A bias of -inf masks
     // it whatever it is.

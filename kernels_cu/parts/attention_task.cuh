@@ -73,8 +73,11 @@ struct AttentionPlace {
     int head, tile;
 
     DEVICE static AttentionPlace of(const AttentionParams& params, uint32_t index) {
-        const uint32_t tiles = uint32_t(params.tiles), all = uint32_t(params.batch * params.heads);
-        const uint32_t per_section = uint32_t(params.heads_per_section);
+        return of(index, params.tiles, params.batch * params.heads, params.heads_per_section);
+    }
+    // Of `all` heads with so many tiles each.
+    DEVICE static AttentionPlace of(uint32_t index, uint32_t tiles, uint32_t all,
+                                    uint32_t per_section) {
         const uint32_t section = index / (per_section * tiles),
                        in_section = index % (per_section * tiles);
         const uint32_t rest = all - section * per_section,
@@ -98,6 +101,7 @@ struct KeyTiles {
         key -= kTileN;
         return key >= 0;
     }
+    DEVICE bool more() const { return key >= kTileN; }  // after this one
 };
 template <int kTileM, int kTileN, bool kWarps>
 struct KeyTiles<kTileM, kTileN, true, kWarps> {
@@ -137,6 +141,12 @@ struct KeyTiles<kTileM, kTileN, true, kWarps> {
     DEVICE void drop(int i) {
         --left[i];
         look(i);
+    }
+    DEVICE bool more() const {
+        bool found = key - kTileN >= first_key;
+#pragma unroll
+        for (int i = 0; i < kMaxLists; ++i) found = found || last[i] != kNone;
+        return found;
     }
     DEVICE bool next() {
         key -= kTileN;

@@ -33,7 +33,7 @@ struct alignas(8) Barrier {
 };
 
 DEVICE void fence_barrier_init() {}
-DEVICE void fence_async_proxy() {}
+DEVICE void fence_async_proxy() { host::runtime->fence_async_proxy(); }
 
 template <class T>
 DEVICE void store_async(T* shared, const T& value, Barrier& barrier, int rank, HOST_PLACE) {
@@ -120,6 +120,7 @@ DEVICE void store_matrix(void* row, const uint32_t (&r)[kCount], HOST_PLACE) {
     const bool has_row = lane_id() % 32 < 8 * kCount;
     if (has_row) host::check_alignment(row, 16, place);
     if (has_row) host::overwrite(row, 16);
+    if (has_row) host::runtime->matrix_stored(row);
     host::MoveMatrix<kTransposed, kCount, true> mine{(uint16_t*)row, (uint32_t*)r};
     host::runtime->exchange("store_matrix", &mine, mine.combine, place);
 }

@@ -50,6 +50,13 @@ struct Transfer {
     Warpgroup* warpgroup;  // whose products
 };
 
+// Who wrote 16 bytes of shared memory last, by store_matrix, after how many of its fences for
+// asynchronous transfers.
+struct StoredLine {
+    const Fiber* by;
+    int num_proxy_fences;
+};
+
 struct Copy {
     char* shared;
     const char* global;  // null: zeros
@@ -75,6 +82,7 @@ struct Fiber : ThreadView {
     int num_store_groups;
     int num_wgmma_groups;
     bool wgmma_fenced;
+    int num_proxy_fences;
 };
 
 constexpr int kNumBarriers = 16;  // sync_block's and the named ones
@@ -106,6 +114,8 @@ struct Cluster {
     Transfer* transfers;
     int num_transfers, transfer_capacity;
     Barrier stores;         // for those who wait for theirs
+    StoredLine* stored;     // of all shared memory; made by the first store_matrix
+    bool has_stored;
     Warpgroup* warpgroups;  // made by the first wgmma
     // The static arrays met so far lie at the same offsets in all blocks.
     const SharedArray* arrays[kMaxArrays];

@@ -109,15 +109,17 @@ void copy_box(const Transfer& t, char* image, bool load) {
     const long long last = columns - t.at[0] < map.box[0] ? columns - t.at[0] : map.box[0];
     char line[2048];
     for (int row = 0; row * line_bytes < t.bytes; ++row) {
-        char* global = reinterpret_cast<char*>(map.address) + (t.at[0] + first) * map.item_bytes;
+        // Modulo 2^64, as TMA has it: what is outside, or comes back from there, is no overflow.
+        uint64_t address = map.address + uint64_t((t.at[0] + first) * map.item_bytes);
         bool inside = first < last;
         int rest = row;
         for (int d = 1; d < map.rank; ++d) {
             const long long i = t.at[d] + (long long)(rest % map.box[d]);
             rest /= map.box[d];
             inside = inside && i >= 0 && i < (long long)map.shape[d];
-            global += i * (long long)map.strides[d - 1];
+            address += uint64_t(i) * map.strides[d - 1];
         }
+        char* global = reinterpret_cast<char*>(address);
         const size_t bytes = inside ? (last - first) * map.item_bytes : 0;
         if (load) {
             memset(line, 0, line_bytes);
@@ -276,9 +278,42 @@ void tma_load(const TensorMap* map, const int* at, void* shared, void* barrier, 
     }
 }
 
+// What threads store to shared memory becomes visible to TMA by a fence of theirs, before the
+// barrier that the store waits for.  Of store_matrix alone: other stores are the compiler's.
+StoredLine* stored_lines(const void* shared) {
+    const Worker& w = *worker;
+    return w.cluster.stored + (static_cast<const char*>(shared) - w.shared) / 16;
+}
+
+void matrix_stored(const void* line) {
+    Cluster& c = worker->cluster;
+    if (!block_of(line)) return;
+    if (!c.stored) {
+        c.stored = static_cast<StoredLine*>(
+            calloc(worker->shared_capacity / 16, sizeof(StoredLine)));
+        if (!c.stored) return;
+    }
+    c.has_stored = true;
+    const Fiber* self = worker->current;
+    *stored_lines(line) = {self, self->num_proxy_fences};
+}
+
+void fence_async_proxy() { ++worker->current->num_proxy_fences; }
+
+void check_fenced(const void* shared, int bytes, Place place) {
+    if (!worker->cluster.has_stored) return;
+    const StoredLine* lines = stored_lines(shared);
+    for (int i = 0; i < bytes / 16; ++i) {
+        if (lines[i].by && lines[i].num_proxy_fences == lines[i].by->num_proxy_fences) {
+            fail_at("tma_store reads what store_matrix has stored without fence_async_proxy", place);
+        }
+    }
+}
+
 void tma_store(const TensorMap* map, const int* at, const void* shared, Place place) {
     Unobserved unobserved;
     const int bytes = map->box_bytes();
+    check_fenced(shared, bytes, place);
     char* source = static_cast<char*>(const_cast<void*>(shared));
     Transfer& t = new_transfer(Transfer::kRead, source, bytes, place);
     t.map = *map;
@@ -351,4 +386,8 @@ void check_block_end(const Block& block) {
 void forget_transfers(Cluster& c) {
     while (c.num_transfers > 0) free(c.transfers[--c.num_transfers].data);
     c.num_phase_barriers = 0;
+    if (c.has_stored) {
+        memset(c.stored, 0, worker->shared_bytes / 16 * c.size * sizeof(StoredLine));
+    }
+    c.has_stored = false;
 }

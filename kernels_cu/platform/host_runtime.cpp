@@ -309,9 +309,9 @@ const Runtime kRuntime = {
     copy_async_wait, barrier_init,   barrier_arrive,   barrier_wait,
     store_async,     bulk_check,     bulk_load,        tma_check,
     tma_load,        tma_store,      tma_store_commit, tma_store_source,
-    tma_store_wait,  shared_address, wgmma_fence,      wgmma,
-    wgmma_commit,    wgmma_wait,     wgmma_under_way,  wgmma_source,
-    fail_at,
+    tma_store_wait,  shared_address, matrix_stored,    fence_async_proxy,
+    wgmma_fence,     wgmma,          wgmma_commit,     wgmma_wait,
+    wgmma_under_way, wgmma_source,   fail_at,
 };
 
 // A fiber's life: one thread of the kernel after the other.
@@ -378,6 +378,9 @@ bool allocate(Worker& w, const Launch& launch) {
     if (bytes > w.shared_capacity) {
         ASAN(__asan_unpoison_memory_region(w.shared, w.shared_capacity));
         free(w.shared);
+        free(c.stored);
+        c.stored = nullptr;
+        c.has_stored = false;
         w.shared_capacity = bytes;
         w.shared = static_cast<char*>(aligned_alloc(1024, bytes));
         if (!w.shared) return false;
@@ -441,6 +444,7 @@ void run_cluster(Worker& w, int index) {
         f.waiting_for = nullptr;
         f.num_groups = f.num_copies = f.num_store_groups = f.num_wgmma_groups = 0;
         f.wgmma_fenced = false;
+        f.num_proxy_fences = 0;
         w.ready.push(&f);
     }
     c.live = c.num_fibers();

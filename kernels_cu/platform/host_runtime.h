@@ -93,6 +93,8 @@ struct Runtime {
     const void* (*tma_store_source)(int groups, int i, int* bytes);
     void (*tma_store_wait)(int groups, bool read, Place);
     unsigned (*shared_address)(const void* shared);
+    void (*matrix_stored)(const void* line);  // 16 bytes of shared memory, by this thread itself
+    void (*fence_async_proxy)();
     void (*wgmma_fence)();
     void (*wgmma)(const Wgmma*, Place);
     void (*wgmma_commit)();
