@@ -3,7 +3,7 @@
 // (parts/row_stream.cuh); its weights and biases stay in registers.
 //   layer_norm  the mean of each warp's elements, then the squares about it; each warp merges those
 //               of all (as parts/moments.cuh does, without its second part of the mean).
-//   sum         null without a residual.
+//   sum         null without a residual; layer_norm has none.
 // The other arguments are those of normalize.cu, where they are not null there either.
 // Constants: Element, kCentered and those of parts/row_stream.cuh.
 // Launch: grid (blocks that run at once, or fewer), block (kNumThreads), dynamic shared memory
@@ -231,11 +231,12 @@ KERNEL void normalize_stream(const Element* x, const Element* residual, const vo
     Factors::load(weight, 1.0f, place, factors.weights);
     if constexpr (kCentered) Factors::load(bias, 0.0f, place, factors.biases);
     Element* to = static_cast<Element*>(y);
-    if (residual) {
-        normalize_rows<true>(x, residual, to, sum, factors, &slices, place, barriers, counts,
-                             params);
-    } else {
-        normalize_rows<false>(x, residual, to, sum, factors, &slices, place, barriers, counts,
-                              params);
+    if constexpr (!kCentered) {
+        if (residual) {
+            normalize_rows<true>(x, residual, to, sum, factors, &slices, place, barriers, counts,
+                                 params);
+            return;
+        }
     }
+    normalize_rows<false>(x, residual, to, sum, factors, &slices, place, barriers, counts, params);
 }

@@ -30,7 +30,7 @@ _BLOCKS: dict[int, _Table] = {
         (128, 32, 1, 1, 8, 4, True),
         (256, 256, 1, 1, 4, 4, True),
         (256, 256, 2, 1, 4, 2, True),
-        (128, 128, 8, 1, 5, 1, True),
+        (128, 128, 8, 1, 4, 1, True),
         (256, 256, 8, 1, 2, 1, True),
         (1024, 1024, 4, 1, 2, 1, False),
     ),
@@ -123,7 +123,13 @@ def _plain(arch: str, itemsize: int, table: _Table) -> tuple[RowConfig, ...]:
 
 
 def admissible_norm_configs(
-    arch: str, itemsize: int, layout: RowLayout, plain: bool, arrays_held: int, quantized: bool
+    arch: str,
+    itemsize: int,
+    layout: RowLayout,
+    plain: bool,
+    arrays_held: int,
+    centered: bool,
+    quantized: bool,
 ) -> tuple[RowConfig, ...]:
     """The configs that can walk the rows of `layout`, the fastest measured first.
 
@@ -134,11 +140,16 @@ def admissible_norm_configs(
     if arrays_held == 2 and not quantized:
         late = [c for c in configs if c.cluster_size > 1 and c.plain and c.rows_per_thread > 1]
         configs = (*(c for c in configs if c not in late), *late)
-    streams = [c for c in configs if c.stages]
+    streams = [c for c in configs if c.stages and streams_fit(centered, arrays_held)]
     for_this = [c for c in streams if 2 * layout.num_cols > c.chunk]
     whole = [c for c in configs if not c.stages and not c.split_rows]
     split = [c for c in configs if c.split_rows]
     return (*for_this, *whole, *split, *(c for c in streams if c not in for_this))
+
+
+def streams_fit(centered: bool, arrays_held: int) -> bool:
+    """Whether blocks that stay for many rows can do it: not layer_norm of sums, for want of registers."""
+    return not (centered and arrays_held == 2)
 
 
 def quantizes(config: RowConfig) -> bool:

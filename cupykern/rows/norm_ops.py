@@ -167,7 +167,7 @@ def _variants(arch: str, centered: bool) -> tuple[Variant, ...]:
     return (*own, *quantized)
 
 
-def _configs(problem: NormProblem, arch: str) -> tuple[RowConfig, ...]:
+def _configs(problem: NormProblem, arch: str, centered: bool) -> tuple[RowConfig, ...]:
     itemsize = dtypes.NAMES[problem.dtype].itemsize
     x = contiguous_operand(problem.shape, itemsize)
     layout = row_layout(problem.shape, len(problem.shape) - 1, (x,) * 5, (1, 2, 3))
@@ -178,7 +178,7 @@ def _configs(problem: NormProblem, arch: str) -> tuple[RowConfig, ...]:
     )
     held = 1 + problem.residual
     quantized = problem.quantize is not None
-    return admissible_norm_configs(arch, itemsize, layout, plain, held, quantized)
+    return admissible_norm_configs(arch, itemsize, layout, plain, held, centered, quantized)
 
 
 def _sample(
@@ -208,7 +208,7 @@ def _op(name: str, run: Any, centered: bool, residual: bool | None) -> Op:
         inputs=_inputs,
         work=_work,
         variants=lambda arch: _variants(arch, centered),
-        configs=_configs,
+        configs=lambda problem, arch: _configs(problem, arch, centered),
         variant=lambda problem, config: norm_variant(
             dtypes.NAMES[problem.dtype], centered, config, problem.quantize is not None
         ),

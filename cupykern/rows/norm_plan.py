@@ -11,7 +11,7 @@ from kernels_cu import Variant
 
 from .. import dtypes
 from ..targets import Target
-from .norm_configs import admissible_norm_configs, quantizes
+from .norm_configs import admissible_norm_configs, quantizes, streams_fit
 from .row_configs import (
     RowConfig,
     check_config,
@@ -106,6 +106,8 @@ def make_norm(
     held = 1 + has_residual
     if config is not None:
         check_config(config, target.arch, x.itemsize, layout, plain, held, norms=True)
+        if config.stages and not streams_fit(options.centered, held):
+            raise ValueError("config does not fit: layer_norm has no stages with a residual")
         if quantized and not quantizes(config):
             raise ValueError(
                 "config does not fit: plain rows are quantized one at a time, by a block or a warp"
@@ -121,7 +123,7 @@ def make_norm(
                 held,
             ),
             lambda: admissible_norm_configs(
-                target.arch, x.itemsize, layout, plain, held, quantized
+                target.arch, x.itemsize, layout, plain, held, options.centered, quantized
             ),
             lambda config: norm_variant(x.dtype, options.centered, config, quantized),
             rounds="to FP32" if options.quantized is None else "by row",
