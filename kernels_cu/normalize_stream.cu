@@ -151,23 +151,23 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, Element* y
                            const NormParams& params) {
     constexpr int kArrays = 1 + kHasResidual;
     const auto& layout = params.layout;
-    const int64_t step = gridDim.x / kClusterSize;
-    int64_t row = blockIdx.x / kClusterSize;
+    const int step = int(gridDim.x) / kClusterSize, first = int(blockIdx.x) / kClusterSize;
+    // Which row a turn is for.
+    const auto row_of = [&](int turn) { return first + int64_t(turn) * step; };
+    const int turns = first < layout.num_rows ? int((layout.num_rows - first - 1) / step) + 1 : 0;
     const RowRing<kArrays> ring{slices, barriers, place, params.stages};
-    const auto start = [&](int stage, int64_t next) {
-        if (next >= layout.num_rows) return;
+    const auto start = [&](int stage, int turn) {
+        if (turn >= turns) return;
+        const int64_t next = row_of(turn);
         const Element* rows[kArrays];
         rows[0] = x + row_offset(layout, kX, next);
         if constexpr (kHasResidual) rows[1] = residual + row_offset(layout, kResidual, next);
         ring.start(stage, rows);
     };
     if (threadIdx.x == 0) {
-        for (int i = 0; i < params.stages; ++i) start(i, row + i * step);
+        for (int i = 0; i < params.stages; ++i) start(i, i);
     }
 
-    const float count = float(layout.num_cols);
-    const float here = float(place.count_of_warp(int(threadIdx.x) / kWarpSize));
-    const float in_block = float(place.count * kVectorWidth);
     const auto exchange = Exchange<Statistic>::make(barriers);
     const Sums<kHasResidual> s{ring};
     RingPlace at{0, 0}, before{0, 0}, ahead{0, 0};
@@ -176,29 +176,30 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, Element* y
     const auto send = [&](int turn) {
         ring.wait_full(ahead);
         Statistic statistic;
-        s.statistic(ahead, here, statistic);
+        s.statistic(ahead, counts.of_warps[threadIdx.x / kWarpSize], statistic);
         exchange.send(turn, statistic, [&](const Statistic* parts) {
-            return merge<kWarps>(parts, counts.of_warps, in_block);
+            const float count = float(place.count * kVectorWidth);
+            return merge<kWarps>(parts, counts.of_warps, count);
         });
         ahead.advance(params.stages);
     };
-    if (row < layout.num_rows) send(0);
+    if (turns > 0) send(0);
 #pragma unroll 1
-    for (int turn = 0; row < layout.num_rows; row += step, ++turn) {
-        const bool last = row + step >= layout.num_rows;
+    for (int turn = 0; turn < turns; ++turn) {
+        const bool last = turn + 1 == turns;
         if (!last && params.stages > 2) send(turn + 1);
-        if (threadIdx.x == 0 && turn > 0) {
-            const int64_t next = row + (params.stages - 1) * step;
-            if (next < layout.num_rows) {
-                ring.wait_empty(before);
-                start(before.stage, next);
-            }
+        const int next = turn + params.stages - 1;
+        if (threadIdx.x == 0 && turn > 0 && next < turns) {
+            ring.wait_empty(before);
+            start(before.stage, next);
         }
         if (!last && params.stages == 2) send(turn + 1);  // which was brought just now
 
+        const float count = float(layout.num_cols);
         const Statistic found = merge<kParts>(exchange.receive(turn), counts.of_parts, count);
         const float rstd = reciprocal_square_root(squares_of(found) / count + params.eps);
         const float shift = -mean_of(found) * rstd;
+        const int64_t row = row_of(turn);
         Element* y_row = y + row_offset(layout, kY, row);
 #pragma unroll
         for (int i = 0; i < kVectorsPerThread; ++i) {

@@ -23,7 +23,7 @@ FAULTS = {
         NORM, "ring.wait_empty(before);", "", "rms_norm float16"
     ),
     "a row skipped": Fault(
-        NORM, "row + (params.stages - 1) * step;", "row + params.stages * step;", "rms_norm float16"
+        NORM, "start(before.stage, next);", "start(before.stage, next + 1);", "rms_norm float16"
     ),
     "a stage released before it is read": Fault(
         STREAM, "        sync_warp();\n", "", "layer_norm bfloat16"
