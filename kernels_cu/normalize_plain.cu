@@ -40,7 +40,9 @@ constexpr int kParts = kClusterSize * kWarpsPerRow;
 // about the mean, or about zero.
 struct alignas(8) Statistic { float first, squares; };
 
-// Where a thread's vectors are in all of its rows.
+// Where a thread's vectors are in all of its rows.  kWhole: all of them are there, of all rows, and
+// there are weights and biases, which saves the questions.
+template <bool kWhole>
 struct Places {
     RowThread t;
     int num_cols;
@@ -54,13 +56,13 @@ struct Places {
     }
 
     DEVICE int position(int i) const { return t.position(i); }
-    DEVICE bool holds(int i) const { return position(i) < num_cols; }
+    DEVICE bool holds(int i) const { return kWhole || position(i) < num_cols; }
     DEVICE float one_over_cols() const { return 1.0f / float(num_cols); }
     DEVICE int warp() const { return t.lane / kWarpSize; }
     // The elements of part number `part`: of a warp in some block of the cluster.
     DEVICE float count_of(int part) const {
         if (kParts == 1) return float(num_cols);
-        if (num_cols == kChunk) return float(kChunk / kParts);
+        if (kWhole || num_cols == kChunk) return float(kChunk / kParts);
         const int total = num_cols / kVectorWidth;
         const int rank = part / kWarpsPerRow, first = part % kWarpsPerRow * kWarpSize;
         int vectors = 0;
@@ -87,12 +89,13 @@ struct Held {
     Storage* shared;
 
     // p: the first row's; rows from `live` on are not there.
-    DEVICE void start(const Element* p, int64_t stride, const Places& at, int live) {
+    template <bool kWhole>
+    DEVICE void start(const Element* p, int64_t stride, const Places<kWhole>& at, int live) {
 #pragma unroll
         for (int r = 0; r < kRowsPerThread; ++r, p += stride) {
 #pragma unroll
             for (int i = 0; i < kVectorsPerThread; ++i) {
-                const bool there = r < live && at.holds(i);
+                const bool there = kWhole || (r < live && at.holds(i));
                 if constexpr (kInRegisters) {
                     registers[r][i].fill(from_float<Element>(0.0f));
                     if (there) registers[r][i].load(p + at.position(i));
@@ -134,16 +137,17 @@ struct Sums {
 };
 
 // Those of the vector at `position`, or else `otherwise`.
+template <bool kWhole>
 DEVICE RowVector load_columns(const void* from, int position, float otherwise) {
     RowVector vector;
-    vector.fill(from_float<Element>(otherwise));
-    if (from) vector.load_read_only(static_cast<const Element*>(from) + position);
+    if constexpr (!kWhole) vector.fill(from_float<Element>(otherwise));
+    if (kWhole || from) vector.load_read_only(static_cast<const Element*>(from) + position);
     return vector;
 }
 
 // The warp's part of row r.
-template <class Sums>
-DEVICE Statistic warp_statistic(Sums& s, int r, const Places& at, const void* weight) {
+template <class Sums, bool kWhole>
+DEVICE Statistic warp_statistic(Sums& s, int r, const Places<kWhole>& at, const void* weight) {
     float mean = 0.0f;
     if constexpr (kCentered) {
         float sum = 0.0f;
@@ -158,7 +162,7 @@ DEVICE Statistic warp_statistic(Sums& s, int r, const Places& at, const void* we
         mean = reduce_in_warp(sum, Sum()) * at.one_over_count;
     }
     float squares = 0.0f;
-    Largest largest;
+    float largest = 0.0f;  // a NaN is in the squares
 #pragma unroll(kUnrolled<Sums::kTight>)
     for (int i = 0; i < kVectorsPerThread; ++i) {
         float values[kVectorWidth], part = 0.0f;
@@ -171,18 +175,21 @@ DEVICE Statistic warp_statistic(Sums& s, int r, const Places& at, const void* we
         squares += kCentered && !at.holds(i) ? 0.0f : part;
         if constexpr (kQuantized) {
             if (!at.holds(i)) continue;
-            const RowVector weights = load_columns(weight, at.position(i), 1.0f);
+            const RowVector weights = load_columns<kWhole>(weight, at.position(i), 1.0f);
 #pragma unroll
-            for (int j = 0; j < kVectorWidth; ++j) largest.take(values[j] * weights[j]);
+            for (int j = 0; j < kVectorWidth; ++j) {
+                largest = maximum(largest, magnitude(values[j] * weights[j]));
+            }
         }
     }
     squares = reduce_in_warp(squares, Sum());
-    if constexpr (kQuantized) mean = reduce_in_warp(largest.value(), Larger());
+    if constexpr (kQuantized) mean = reduce_in_warp(largest, Max());
     return {mean, squares};
 }
 
 // What the warps of a row, or its blocks', have found becomes what the row has.
-DEVICE Statistic merge_parts_of_row(const Statistic* parts, const Places& at) {
+template <bool kWhole>
+DEVICE Statistic merge_parts_of_row(const Statistic* parts, const Places<kWhole>& at) {
     constexpr int kLanes = kParts < kWarpSize ? kParts : kWarpSize;
     const int lane = lane_id() % kLanes;
     Statistic s{0.0f, 0.0f};
@@ -203,16 +210,17 @@ DEVICE Statistic merge_parts_of_row(const Statistic* parts, const Places& at) {
             const float distance = (parts[i].first - origin) - s.first;
             s.squares += at.count_of(i) * (distance * distance);
         }
-        if constexpr (kQuantized) s.first = Larger()(s.first, parts[i].first);
+        if constexpr (kQuantized) s.first = maximum(s.first, parts[i].first);
     }
     s.squares = MergeFloats<Sum>().across_lanes(s.squares, 1, kLanes);
-    if constexpr (kQuantized) s.first = MergeFloats<Larger>().across_lanes(s.first, 1, kLanes);
+    if constexpr (kQuantized) s.first = MergeFloats<Max>().across_lanes(s.first, 1, kLanes);
     s.first += origin;
     return s;
 }
 
 // `s`, the warp's, becomes the rows'.
-DEVICE void exchange(Statistic (&s)[kRowsPerThread], const Places& at) {
+template <bool kWhole>
+DEVICE void exchange(Statistic (&s)[kRowsPerThread], const Places<kWhole>& at) {
     if constexpr (kParts > 1) {
         SHARED(Statistic, parts, [kRowsPerBlock][kRowsPerThread][kParts]);
         auto& mine = parts[at.t.row_in_block];
@@ -243,15 +251,15 @@ DEVICE void exchange(Statistic (&s)[kRowsPerThread], const Places& at) {
 }
 
 // The largest |y| of row r anew, where the products with weights alone are too small or too large.
-template <class Sums>
-DEVICE float largest_result(Sums& s, int r, const Places& at, float rstd, const void* weight) {
+template <class Sums, bool kWhole>
+DEVICE float largest_result(Sums& s, int r, const Places<kWhole>& at, float rstd, const void* weight) {
     Largest largest;
 #pragma unroll(kInRegisters ? kVectorsPerThread : 1)
     for (int i = 0; i < kVectorsPerThread; ++i) {
         if (!at.holds(i)) continue;
         float values[kVectorWidth];
         s.get(r, i, values);
-        const RowVector weights = load_columns(weight, at.position(i), 1.0f);
+        const RowVector weights = load_columns<kWhole>(weight, at.position(i), 1.0f);
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) largest.take(values[j] * rstd * weights[j]);
     }
@@ -268,12 +276,12 @@ DEVICE void store_codes(void* y, int64_t offset, const float (&values)[kVectorWi
     codes.store(static_cast<Code*>(y) + offset);
 }
 
-template <bool kHasResidual>
+template <bool kHasResidual, bool kWhole>
 DEVICE void normalize_rows(const Element* x, const Element* residual, const void* weight,
                            const void* bias, void* y, Element* sum, float* row_scale,
                            const NormParams& params) {
     const auto& layout = params.layout;
-    const Places at = Places::here(layout.num_cols);
+    const auto at = Places<kWhole>::here(layout.num_cols);
     const int64_t group = int64_t(blockIdx.x) / kClusterSize * kRowsPerBlock + at.t.row_in_block;
     const int64_t row = group * kRowsPerThread, rest = layout.num_rows - row;
     const int live = rest < kRowsPerThread ? int(rest) : kRowsPerThread;
@@ -314,7 +322,7 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
             }
             const QuantizeScale scale(largest, largest_number(params.dtype));
             factors[r].encode = scale.encode;
-            if (row + r < layout.num_rows && at.t.lane == 0 && at.t.rank == 0) {
+            if ((kWhole || row + r < layout.num_rows) && at.t.lane == 0 && at.t.rank == 0) {
                 row_scale[row_offset(layout, kStatistic, row + r)] = scale.decode;
             }
         }
@@ -324,11 +332,11 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
     for (int i = 0; i < kVectorsPerThread; ++i) {
         if (!at.holds(i)) continue;
         const int position = at.position(i);
-        RowVector weights = load_columns(weight, position, 1.0f), biases;
-        if constexpr (kCentered) biases = load_columns(bias, position, 0.0f);
+        RowVector weights = load_columns<kWhole>(weight, position, 1.0f), biases;
+        if constexpr (kCentered) biases = load_columns<kWhole>(bias, position, 0.0f);
 #pragma unroll
         for (int r = 0; r < kRowsPerThread; ++r) {
-            if (row + r >= layout.num_rows) continue;
+            if (!kWhole && row + r >= layout.num_rows) continue;
             if constexpr (Sums<kHasResidual>::kTight) {
                 keep_packed(weights);
                 keep_packed(biases);
@@ -372,9 +380,18 @@ KERNEL void normalize_plain(const Element* x, const Element* residual, const voi
                             const void* bias, void* y, Element* sum, float*, float*,
                             float* row_scale, void*, const NormParams params, int64_t) {
     announce_to_cluster();
+    const auto& layout = params.layout;
+    const bool whole = layout.num_cols == kChunk && weight && (!kCentered || bias) &&
+                       layout.num_rows % (kRowsPerBlock * kRowsPerThread) == 0;
     if (residual) {
-        normalize_rows<true>(x, residual, weight, bias, y, sum, row_scale, params);
+        if (whole) {
+            normalize_rows<true, true>(x, residual, weight, bias, y, sum, row_scale, params);
+        } else {
+            normalize_rows<true, false>(x, residual, weight, bias, y, sum, row_scale, params);
+        }
+    } else if (whole) {
+        normalize_rows<false, true>(x, residual, weight, bias, y, sum, row_scale, params);
     } else {
-        normalize_rows<false>(x, residual, weight, bias, y, sum, row_scale, params);
+        normalize_rows<false, false>(x, residual, weight, bias, y, sum, row_scale, params);
     }
 }
