@@ -7,8 +7,8 @@
 //   kQuantized: rms_norm, y is FP8 or int8, row_scale decodes it.  The row's largest |s * weight|
 // comes with the squares; it is the largest |y| but for the factor rstd.
 // The other arguments are those of normalize.cu, where they are not null there either.
-// Constants: Element, kCentered, kQuantized, kRowsPerThread, kInRegisters and those of
-// parts/row.cuh.
+// Constants: Element, kCentered, kQuantized, kRowsPerThread, kInRegisters, kSums (whether there is
+// a residual: none of what the other kind needs is in the code) and those of parts/row.cuh.
 // Launch: grid (ceil(rows / (kRowsPerBlock * kRowsPerThread)) * kClusterSize), block (kNumThreads),
 // dynamic shared memory sizeof(Storage), twice that with a residual; none with kInRegisters.
 #include "parts/norm_params.cuh"
@@ -18,6 +18,8 @@ static_assert(kPlain && !kSplitRows && !kLanesAcrossRows, "whole rows without op
 static_assert(!(kCentered && kQuantized), "layer_norm does not quantize");
 static_assert(!kQuantized || kRowsPerThread == 1, "a row's largest may need an exchange of its own");
 static_assert(!kQuantized || kRowsPerBlock == 1 || kWarpsPerRow == 1, "in which all take part");
+
+enum HasResidual { kNever, kAlways, kEither };
 
 using RowVector = Vector<Element, kVectorWidth>;
 struct Storage { RowVector vectors[kRowsPerThread][kVectorsPerThread][kNumThreads]; };
@@ -121,7 +123,7 @@ struct Held {
 
 template <bool kHasResidual>
 struct Sums {
-    static constexpr bool kTight = kHasResidual && kCentered;
+    static constexpr bool kTight = kCentered && (kHasResidual || kRowsPerThread > 1);
     Held x, residual;
 
     DEVICE void get(int r, int i, float (&values)[kVectorWidth]) {
@@ -337,7 +339,7 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
 #pragma unroll
         for (int r = 0; r < kRowsPerThread; ++r) {
             if (!kWhole && row + r >= layout.num_rows) continue;
-            if constexpr (Sums<kHasResidual>::kTight) {
+            if constexpr (kHasResidual && kCentered) {
                 keep_packed(weights);
                 keep_packed(biases);
             }
@@ -376,22 +378,30 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
     }
 }
 
+template <bool kHasResidual>
+DEVICE void normalize_any_rows(const Element* x, const Element* residual, const void* weight,
+                               const void* bias, void* y, Element* sum, float* row_scale,
+                               const NormParams& params) {
+    const auto& layout = params.layout;
+    const bool whole = layout.num_cols == kChunk && weight && (!kCentered || bias) &&
+                       layout.num_rows % (kRowsPerBlock * kRowsPerThread) == 0;
+    if (whole) {
+        normalize_rows<kHasResidual, true>(x, residual, weight, bias, y, sum, row_scale, params);
+    } else {
+        normalize_rows<kHasResidual, false>(x, residual, weight, bias, y, sum, row_scale, params);
+    }
+}
+
 KERNEL void normalize_plain(const Element* x, const Element* residual, const void* weight,
                             const void* bias, void* y, Element* sum, float*, float*,
                             float* row_scale, void*, const NormParams params, int64_t) {
     announce_to_cluster();
-    const auto& layout = params.layout;
-    const bool whole = layout.num_cols == kChunk && weight && (!kCentered || bias) &&
-                       layout.num_rows % (kRowsPerBlock * kRowsPerThread) == 0;
-    if (residual) {
-        if (whole) {
-            normalize_rows<true, true>(x, residual, weight, bias, y, sum, row_scale, params);
-        } else {
-            normalize_rows<true, false>(x, residual, weight, bias, y, sum, row_scale, params);
-        }
-    } else if (whole) {
-        normalize_rows<false, true>(x, residual, weight, bias, y, sum, row_scale, params);
+    if constexpr (kSums != kEither) {
+        constexpr bool kHasResidual = kSums == kAlways;
+        normalize_any_rows<kHasResidual>(x, residual, weight, bias, y, sum, row_scale, params);
+    } else if (residual) {
+        normalize_any_rows<true>(x, residual, weight, bias, y, sum, row_scale, params);
     } else {
-        normalize_rows<false, false>(x, residual, weight, bias, y, sum, row_scale, params);
+        normalize_any_rows<false>(x, residual, weight, bias, y, sum, row_scale, params);
     }
 }

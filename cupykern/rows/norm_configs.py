@@ -15,23 +15,19 @@ _Table = tuple[tuple[int, int, int, int, int, int, bool], ...]
 # row wins.  Several rows at once share what a thread reads of weights, and their exchanges.
 _BLOCKS: dict[int, _Table] = {
     2: (
-        (128, 2, 1, 1, 8, 1, True),
         (128, 8, 1, 1, 8, 1, True),
         (128, 32, 1, 1, 8, 4, True),
-        (128, 128, 1, 1, 8, 4, True),
-        (128, 128, 2, 1, 8, 2, True),
-        (256, 256, 2, 1, 4, 2, True),
-        (512, 512, 2, 1, 2, 2, True),
+        (64, 32, 4, 1, 16, 1, True),
+        (128, 128, 4, 1, 8, 1, False),
+        (256, 256, 4, 1, 6, 1, False),
         (512, 512, 4, 1, 3, 1, False),
     ),
     4: (
-        (128, 2, 1, 1, 8, 1, True),
         (128, 8, 1, 1, 8, 1, True),
         (128, 32, 1, 1, 8, 4, True),
-        (256, 256, 1, 1, 4, 4, True),
-        (256, 256, 2, 1, 4, 2, True),
-        (128, 128, 8, 1, 4, 1, True),
-        (256, 256, 8, 1, 2, 1, True),
+        (128, 128, 2, 1, 8, 2, True),
+        (256, 256, 4, 1, 4, 1, True),
+        (512, 512, 4, 1, 2, 1, True),
         (1024, 1024, 4, 1, 2, 1, False),
     ),
 }
@@ -39,26 +35,42 @@ _CLUSTERS: dict[int, _Table] = {
     2: tuple((512, 512, 4, size, 2, 2, False) for size in (2, 4, 8, 16)),
     4: tuple((512, 512, 4, size, 2, 2, False) for size in (4, 8, 16)),
 }
-# With a residual; those of the table above would hold one block of such.
-_CLUSTERS_OF_SUMS: dict[int, _Table] = {
-    2: tuple((512, 512, 4, size, 2, 1, False) for size in (2, 4, 8, 16)),
+# The same with a residual.
+_SUMS: dict[int, _Table] = {
+    2: (
+        (128, 8, 1, 1, 8, 1, True),
+        (128, 32, 1, 1, 8, 2, True),
+        (128, 128, 1, 1, 6, 4, True),
+        (128, 128, 4, 1, 5, 1, True),
+        (512, 512, 4, 1, 3, 1, False),
+    ),
     4: (
-        *((512, 512, 4, size, 2, 1, False) for size in (4, 8, 16)),
-        (512, 512, 8, 16, 1, 1, False),
+        (128, 8, 1, 1, 8, 1, True),
+        (128, 32, 1, 1, 8, 2, True),
+        (128, 128, 2, 1, 8, 2, True),
+        (256, 256, 4, 1, 4, 1, True),
+        (1024, 1024, 4, 1, 2, 1, False),
+    ),
+}
+_CLUSTERS_OF_SUMS: dict[int, _Table] = {
+    2: tuple((512, 512, 4, size, 3, 1, False) for size in (4, 16)),
+    4: (
+        *((512, 512, 4, size, 3, 1, False) for size in (8, 16)),
+        (1024, 1024, 4, 16, 1, 1, False),
     ),
 }
 # To FP8 and int8.
 _QUANTIZED: dict[int, _Table] = {
     2: (
         (128, 8, 1, 1, 8, 1, True),
-        (128, 32, 4, 1, 8, 1, True),
+        (128, 32, 4, 1, 6, 1, True),
         (128, 128, 4, 1, 12, 1, False),
         (512, 512, 4, 1, 3, 1, False),
         *((512, 512, 4, size, 3, 1, False) for size in (4, 16)),
     ),
     4: (
         (128, 8, 1, 1, 8, 1, True),
-        (128, 32, 8, 1, 5, 1, True),
+        (128, 32, 8, 1, 4, 1, True),
         (128, 128, 8, 1, 8, 1, False),
         (512, 512, 8, 1, 2, 1, False),
         *((512, 512, 8, size, 2, 1, False) for size in (4, 16)),
@@ -73,11 +85,11 @@ _STREAMS = {
 
 
 @cache
-def norm_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
+def norm_configs(arch: str, itemsize: int, has_residual: bool) -> tuple[RowConfig, ...]:
     """Every config on `arch` of elements of `itemsize` bytes, for results that are not quantized."""
     streams = _STREAMS[itemsize] if arch == "sm_90a" else ()
     width = VECTOR_BYTES // itemsize
-    tables = (_BLOCKS, _CLUSTERS, _CLUSTERS_OF_SUMS)
+    tables = (_SUMS, _CLUSTERS_OF_SUMS) if has_residual else (_BLOCKS, _CLUSTERS)
     return (
         *(
             RowConfig(threads, threads, width, vectors, cluster, blocks, plain=True, stages=8)
@@ -135,11 +147,11 @@ def admissible_norm_configs(
 
     plain: the call has no options but `quantize`.  arrays_held: 2 with a residual.
     """
-    configs = (quantized_configs if quantized else norm_configs)(arch, itemsize)
+    if quantized:
+        configs = quantized_configs(arch, itemsize)
+    else:
+        configs = norm_configs(arch, itemsize, arrays_held == 2)
     configs = fitting(configs, arch, itemsize, layout, plain, arrays_held, norms=True)
-    if arrays_held == 2 and not quantized:
-        late = [c for c in configs if c.cluster_size > 1 and c.plain and c.rows_per_thread > 1]
-        configs = (*(c for c in configs if c not in late), *late)
     streams = [c for c in configs if c.stages and streams_fit(centered, arrays_held)]
     for_this = [c for c in streams if 2 * layout.num_cols > c.chunk]
     whole = [c for c in configs if not c.stages and not c.split_rows]

@@ -154,12 +154,14 @@ def _work(problem: NormProblem) -> Work:
 
 def _variants(arch: str, centered: bool) -> tuple[Variant, ...]:
     own = (
-        norm_variant(dtype, centered, config, False)
+        norm_variant(dtype, centered, config, False, has_residual)
         for dtype in DTYPES
-        for config in norm_configs(arch, dtype.itemsize)
+        for has_residual in (False, True)
+        for config in norm_configs(arch, dtype.itemsize, has_residual)
+        if config.plain or not has_residual
     )
     quantized = (
-        norm_variant(dtype, centered, config, True)
+        norm_variant(dtype, centered, config, True, False)
         for dtype in DTYPES
         for config in quantized_configs(arch, dtype.itemsize)
         if config.plain and not centered
@@ -210,7 +212,11 @@ def _op(name: str, run: Any, centered: bool, residual: bool | None) -> Op:
         variants=lambda arch: _variants(arch, centered),
         configs=lambda problem, arch: _configs(problem, arch, centered),
         variant=lambda problem, config: norm_variant(
-            dtypes.NAMES[problem.dtype], centered, config, problem.quantize is not None
+            dtypes.NAMES[problem.dtype],
+            centered,
+            config,
+            problem.quantize is not None,
+            problem.residual,
         ),
         sample=_sample,
     )

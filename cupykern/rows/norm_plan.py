@@ -125,7 +125,7 @@ def make_norm(
             lambda: admissible_norm_configs(
                 target.arch, x.itemsize, layout, plain, held, options.centered, quantized
             ),
-            lambda config: norm_variant(x.dtype, options.centered, config, quantized),
+            lambda config: norm_variant(x.dtype, options.centered, config, quantized, has_residual),
             rounds="to FP32" if options.quantized is None else "by row",
         )
     if config.split_rows and quantized:
@@ -138,7 +138,7 @@ def make_norm(
             params[f"{name}_dtype"] = DTYPE_CODES[array.dtype]
             params[f"{name}_stride"] = array.strides[0] // array.itemsize
     params["compensated"] = options.compensated
-    variant = norm_variant(x.dtype, options.centered, config, quantized)
+    variant = norm_variant(x.dtype, options.centered, config, quantized, has_residual)
     shared_bytes = held * config.shared_bytes(x.itemsize)
     statistic_bytes = 16 if options.centered else 4
     plan = row_plan(target, variant, config, layout, params, statistic_bytes, shared_bytes)
@@ -146,7 +146,9 @@ def make_norm(
     return Norm(plan, y.dtype, options, has_residual, simple)
 
 
-def norm_variant(dtype: np.dtype, centered: bool, config: RowConfig, quantized: bool) -> Variant:
+def norm_variant(
+    dtype: np.dtype, centered: bool, config: RowConfig, quantized: bool, has_residual: bool
+) -> Variant:
     """The variant of a norm; quantized: its results are."""
     constants: tuple[tuple[str, int], ...] = (("kCentered", centered),)
     if not config.plain or config.stages:  # variants that do either, or neither
@@ -155,6 +157,7 @@ def norm_variant(dtype: np.dtype, centered: bool, config: RowConfig, quantized: 
         ("kQuantized", quantized),
         ("kRowsPerThread", config.rows_per_thread),
         ("kInRegisters", config.in_registers),
+        ("kSums", 2 if quantized else int(has_residual)),  # normalize_plain.cu: HasResidual
     )
     return row_variant("normalize_plain", dtype, config, constants)
 
