@@ -75,6 +75,21 @@ def test_every_config_holds_what_it_admits(target, name, dtype):
                 assert comparison.ok, f"{config}, {num_cols}: {comparison}"
 
 
+@pytest.mark.parametrize("name", OPS)
+def test_rows_that_fill_their_threads(target, name):
+    """Which have code of their own, as have those beside them."""
+    for shape, dtype in (((8, 1024), "float16"), ((9, 1024), "float16"), ((4, 4096), "float32")):
+        problem = NormProblem(
+            shape,
+            dtype,
+            weight_dtype=dtype,
+            bias_dtype=dtype if name == "layer_norm" else None,
+            residual=name == "add_rms_norm",
+        )
+        comparison = check.check_problem(OPS[name], problem, 1, target.xp)
+        assert comparison.ok, comparison
+
+
 @pytest.mark.parametrize("layout", inputs.LAYOUTS)
 @pytest.mark.parametrize("name", OPS)
 def test_every_layout(target, name, layout):

@@ -86,23 +86,23 @@ FAULTS = {
     ),
     "warps that do not meet": Fault(PLAIN, "            sync_block();\n", "", "plain rows"),
     "the warp's own part as the row's": Fault(
-        PLAIN, "s[r] = merge_parts_of_row(mine[r], at);", ";", "plain rows"
+        PLAIN, "s[r] = merge_parts_of_row(mine[r], at);", ";", "a cluster"
     ),
     "the first row's statistics for all": Fault(
         PLAIN, "merge_parts_of_row(mine[r], at)", "merge_parts_of_row(mine[0], at)", "plain rows"
     ),
-    "rows that are not there": Fault(PLAIN, "if (row + r >= layout.num_rows) continue;", "", "a crash"),
+    "rows that are not there": Fault(PLAIN, "if (!kWhole && row + r >= layout.num_rows) continue;", "", "a crash"),
     "no squares between the warps' means": Fault(
         PLAIN, "s.squares += at.count_of(i) * (distance * distance);", "", "ends of rows"
     ),
     "every warp as many elements": Fault(
-        PLAIN, "if (num_cols == kChunk) return", "return", "ends of rows"
+        PLAIN, "if (kWhole || num_cols == kChunk) return", "return", "ends of rows"
     ),
     "squares of zeros at a row's end": Fault(
         PLAIN, "squares += kCentered && !at.holds(i) ? 0.0f : part;", "squares += part;", "ends of rows"
     ),
     "the largest without the weights": Fault(
-        PLAIN, "largest.take(values[j] * weights[j]);", "largest.take(values[j]);", "quantized plain rows"
+        PLAIN, "magnitude(values[j] * weights[j])", "magnitude(values[j])", "quantized plain rows"
     ),
     "the largest before it is normalised": Fault(
         PLAIN, "float largest = product * rstd;", "float largest = product;", "quantized plain rows"

@@ -39,7 +39,7 @@ FAULTS = {
         STREAM, "SlicePlace place{rank * kMost, 0};", "SlicePlace place{0, 0};", "rms_norm float32"
     ),
     "no wait for the other warps": Fault(
-        STREAM, "barriers[turn % kExchanges].wait(turn / kExchanges % 2);", "", "rms_norm float32"
+        STREAM, "all_here.wait(turn / kExchanges % 2);", "", "rms_norm float32"
     ),
     "one place for the statistics of all rows": Fault(
         STREAM, "constexpr int kExchanges = 4;", "constexpr int kExchanges = 1;", "rms_norm float16"

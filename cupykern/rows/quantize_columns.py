@@ -23,7 +23,8 @@ from .rows import MAX_OUTER_DIMS, operand, row_variant
 # columns: the first that holds them wins.
 _STRIPS = (
     (512, 64, 4, 1),
-    *((512, 64, 16, size) for size in (1, 2, 4, 8, 16)),
+    *((256, 32, 16, size) for size in (1, 2, 4, 8)),
+    *((512, 64, 16, size) for size in (8, 16)),
     (512, 128, 16, 16),
 )
 
