@@ -45,7 +45,7 @@ FAULTS = {
         STREAM, "constexpr int kExchanges = 4;", "constexpr int kExchanges = 1;", "rms_norm float16"
     ),
     "one place for the blocks of a cluster": Fault(
-        STREAM, "cluster_rank() * kWarps + warp", "warp", "rms_norm float32"
+        STREAM, "of_blocks[slot][cluster_rank()]", "of_blocks[slot][0]", "rms_norm float32"
     ),
     "blocks that have not started": Fault(
         STREAM, "            cluster_wait();\n", "", "rms_norm float32"
@@ -63,15 +63,15 @@ FAULTS = {
         "layer_norm float32",
     ),
     "all parts of as many elements": Fault(
-        NORM, "counts[part] = float(place.count_of_warp(part % kWarps));",
-        "counts[part] = float(place.count_of_warp(0));", "layer_norm float32",
+        NORM, "float(place.count * kVectorWidth);\n        }\n        return",
+        "8.0f;\n        }\n        return", "layer_norm float32",
     ),
     "no squares between the means": Fault(
-        NORM, "parts[i].squares + counts[i] * (distance * distance)", "parts[i].squares",
+        NORM, "parts[i].squares + counts[i] * (from_mean * from_mean)", "parts[i].squares",
         "layer_norm float32",
     ),
     "the row before's shift": Fault(
-        NORM, "const float shift = -mean * rstd;", "const float shift = -rstd;", "layer_norm float16"
+        NORM, "const float shift = -mean_of(found) * rstd;", "const float shift = -rstd;", "layer_norm float16"
     ),
     "the bias left out": Fault(NORM, "values[j] += biases[i][j];", "values[j] += 0.0f * biases[i][j];", "layer_norm float32"),
     "the residual left out of the sum": Fault(
