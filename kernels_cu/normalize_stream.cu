@@ -21,7 +21,7 @@ DEVICE float squares_of(float squares) { return squares; }
 DEVICE float squares_of(const MeanAndSquares& s) { return s.squares; }
 
 // One thread's part of s = x + residual.
-template <bool kHasResidual>
+template <bool kHasResidual, bool kWhole>
 struct Sums {
     // Vectors whose values are under way at once, where passes take no more registers.
     static constexpr int kUnrolled = kVectorsPerThread <= 2 ? kVectorsPerThread
@@ -31,11 +31,11 @@ struct Sums {
 
     DEVICE void get(const RingPlace& at, int i, float (&values)[kVectorWidth]) const {
         const Element zero = from_float<Element>(0.0f);
-        const RowVector a = ring.get(at, i, 0, zero);
+        const RowVector a = ring.template get<kWhole>(at, i, 0, zero);
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) values[j] = a[j];
         if constexpr (kHasResidual) {
-            const RowVector b = ring.get(at, i, 1, zero);
+            const RowVector b = ring.template get<kWhole>(at, i, 1, zero);
 #pragma unroll
             for (int j = 0; j < kVectorWidth; ++j) values[j] += b[j];
         }
@@ -65,7 +65,7 @@ struct Sums {
                 const float distance = values[j] - mean;
                 part += distance * distance;
             }
-            sum += kCentered && !ring.place.holds(i) ? 0.0f : part;
+            sum += kCentered && !kWhole && !ring.place.holds(i) ? 0.0f : part;
         }
         return reduce_in_warp(sum, Sum());
     }
@@ -144,7 +144,8 @@ struct Factors {
     }
 };
 
-template <bool kHasResidual>
+// kWhole: the row has all of the vectors that its blocks have room for.
+template <bool kHasResidual, bool kWhole>
 DEVICE void normalize_rows(const Element* x, const Element* residual, Element* y, Element* sum,
                            Factors& factors, Slice* slices, const SlicePlace& place,
                            const StreamBarriers& barriers, const Counts& counts,
@@ -169,7 +170,7 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, Element* y
     }
 
     const auto exchange = Exchange<Statistic>::make(barriers);
-    const Sums<kHasResidual> s{ring};
+    const Sums<kHasResidual, kWhole> s{ring};
     RingPlace at{0, 0}, before{0, 0}, ahead{0, 0};
     // The statistics of row number `turn`, which is written in that turn.  All of them are received
     // before a block ends, so that nothing is written into its shared memory then.
@@ -203,7 +204,7 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, Element* y
         Element* y_row = y + row_offset(layout, kY, row);
 #pragma unroll
         for (int i = 0; i < kVectorsPerThread; ++i) {
-            if (!place.holds(i)) continue;
+            if (!kWhole && !place.holds(i)) continue;
             float values[kVectorWidth];
             s.get(at, i, values);
             RowVector vector;
@@ -221,23 +222,36 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, Element* y
     }
 }
 
+template <bool kHasResidual>
+DEVICE void normalize_any_rows(const Element* x, const Element* residual, const void* weight,
+                               const void* bias, Element* y, Element* sum, Slice* slices,
+                               const NormParams& params) {
+    const int64_t num_cols = params.layout.num_cols;
+    const Counts counts = Counts::of(num_cols);
+    const StreamBarriers barriers = StreamBarriers::make(params.stages);
+    const SlicePlace place = SlicePlace::here(num_cols);
+    Factors factors;
+    Factors::load(weight, 1.0f, place, factors.weights);
+    if constexpr (kCentered) Factors::load(bias, 0.0f, place, factors.biases);
+    if (num_cols == kChunk) {
+        normalize_rows<kHasResidual, true>(x, residual, y, sum, factors, slices, place, barriers,
+                                           counts, params);
+    } else {
+        normalize_rows<kHasResidual, false>(x, residual, y, sum, factors, slices, place, barriers,
+                                            counts, params);
+    }
+}
+
 KERNEL void normalize_stream(const Element* x, const Element* residual, const void* weight,
                              const void* bias, void* y, Element* sum, float*, float*, float*, void*,
                              const NormParams params, int64_t) {
     SHARED_STORAGE(Slice, slices);
-    const Counts counts = Counts::of(params.layout.num_cols);
-    const StreamBarriers barriers = StreamBarriers::make(params.stages);
-    const SlicePlace place = SlicePlace::here(params.layout.num_cols);
-    Factors factors;
-    Factors::load(weight, 1.0f, place, factors.weights);
-    if constexpr (kCentered) Factors::load(bias, 0.0f, place, factors.biases);
     Element* to = static_cast<Element*>(y);
     if constexpr (!kCentered) {
         if (residual) {
-            normalize_rows<true>(x, residual, to, sum, factors, &slices, place, barriers, counts,
-                                 params);
+            normalize_any_rows<true>(x, residual, weight, bias, to, sum, &slices, params);
             return;
         }
     }
-    normalize_rows<false>(x, residual, to, sum, factors, &slices, place, barriers, counts, params);
+    normalize_any_rows<false>(x, residual, weight, bias, to, sum, &slices, params);
 }

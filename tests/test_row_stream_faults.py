@@ -55,7 +55,7 @@ FAULTS = {
         "static_cast<const Element*>(from) + place.position(0)", "rms_norm float16",
     ),
     "squares of what is not there": Fault(
-        NORM, "sum += kCentered && !ring.place.holds(i) ? 0.0f : part;", "sum += part;",
+        NORM, "sum += kCentered && !kWhole && !ring.place.holds(i) ? 0.0f : part;", "sum += part;",
         "layer_norm float32",
     ),
     "a warp's mean over the row's count": Fault(

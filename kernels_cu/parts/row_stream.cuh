@@ -134,11 +134,13 @@ struct RowRing {
         sync_warp();
         if (lane_id() == 0) barriers.empty[at.stage].arrive();
     }
-    // This thread's vector i of array `array`; `outside` where the row has none.
+    // This thread's vector i of array `array`; `outside` where the row has none, unless kWhole: it
+    // has all of them.
+    template <bool kWhole>
     DEVICE RowVector get(const RingPlace& at, int i, int array, Element outside) const {
         RowVector vector;
-        vector.fill(outside);
-        if (place.holds(i)) vector = slices[at.stage * kArrays + array].vectors[i][threadIdx.x];
+        if constexpr (!kWhole) vector.fill(outside);
+        if (kWhole || place.holds(i)) vector = slices[at.stage * kArrays + array].vectors[i][threadIdx.x];
         return vector;
     }
 };
