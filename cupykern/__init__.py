@@ -24,8 +24,8 @@ from .gemm.quantize_nvfp4 import quantize_nvfp4
 from .gemm.scaled_mm import scaled_mm
 from .numerics import finfo
 from .rows import nonfinite as _nonfinite
-from .rows import norm as _norm
-from .rows import quantize as _quantize
+from .rows import norm_ops as _norm
+from .rows import quantize_ops as _quantize
 from .rows import softmax as _softmax
 from .rows.nonfinite import NonfiniteReport, nonfinite_report
 from .rows.norm import layer_norm, rms_norm

@@ -6,7 +6,7 @@
 // is finite if all of them are (otherwise, also if it overflows, they are inspected one by one);
 // sums of batches, threads and blocks are added in FP64.  Smallest and largest are found among the
 // codes, as integers (struct Extremes), so that subnormals are not flushed.  Counts and the first
-// place, which a batch rarely changes, wait in shared memory: registers are for loads.
+// place, which a batch rarely changes, wait in shared memory.
 //   kPlain: the elements fill one stretch of memory, in any order of the dims; head and tail of it,
 //     which are no whole vectors, are inspected.  Otherwise each vector's place follows from the
 //     dims.
@@ -135,6 +135,24 @@ struct Summary {
         sum += other.sum;
         extremes.merge(other.extremes);
     }
+    // Of all lanes; each of them gets it.  counted: whether one of them has more than a sum and
+    // extremes.
+    DEVICE void merge_lanes(bool counted) {
+#pragma unroll 1
+        for (int bit = 1; bit < kWarpSize; bit *= 2) {
+            Summary other = none();
+            other.sum = shuffle_xor(sum, bit);
+            other.extremes = {shuffle_xor(extremes.most, bit), shuffle_xor(extremes.least, bit),
+                              shuffle_xor(extremes.most_signed, bit)};
+            if (counted) {
+                other.num_nan = shuffle_xor(num_nan, bit);
+                other.num_positive = shuffle_xor(num_positive, bit);
+                other.num_negative = shuffle_xor(num_negative, bit);
+                other.first = shuffle_xor(first, bit);
+            }
+            merge(other);
+        }
+    }
     // Elements [begin, begin + count) of the walk, which lie at p and on.
     DEVICE void inspect(const Element* p, int64_t begin, int count, const NonfiniteParams& params) {
 #pragma unroll 1
@@ -208,13 +226,34 @@ DEVICE void take(const Items& items, Extremes& extremes) {
 
 DEVICE bool is_finite(float x) { return (bit_cast<uint32_t>(x) & 0x7fffffffu) < 0x7f800000u; }
 
+// What all threads of the block have found, in its first warp.
+DEVICE Summary merge_threads(Summary mine, bool counted) {
+    constexpr int kWarps = kNumThreads / kWarpSize;
+    SHARED(Summary, of_warps, [kWarps]);
+    const int warp = int(threadIdx.x) / kWarpSize;
+    mine.merge_lanes(vote_any(counted));
+    if (lane_id() == 0) of_warps[warp] = mine;
+    sync_block();
+    if (warp == 0) {
+        mine = lane_id() < kWarps ? of_warps[lane_id()] : Summary::none();
+        mine.merge_lanes(true);
+    }
+    return mine;
+}
+
 KERNEL void nonfinite(const Element* x, int64_t* buffer, uint32_t* counters, int64_t slot,
                       const NonfiniteParams params) {
     SHARED(Summary, summaries, [kNumThreads]);
     SHARED(bool, is_last, [1]);
     const int tid = int(threadIdx.x);
+    // What a thread has inspected one by one waits here: registers are for loads.
     Summary& mine = summaries[tid];
-    mine = Summary::none();
+    bool counted = false;
+    const auto inspect = [&](const Element* p, int64_t begin, int count) {
+        if (!counted) mine = Summary::none();
+        counted = true;
+        mine.inspect(p, begin, count, params);
+    };
 
     const Element* data = x + params.start;
     int64_t head = 0;
@@ -227,7 +266,7 @@ KERNEL void nonfinite(const Element* x, int64_t* buffer, uint32_t* counters, int
         const int64_t tail = head + num_items * kVectorWidth;
         const int64_t element = tid < head ? tid : tid - head + tail;
         if (blockIdx.x == 0 && element < params.num_elements) {
-            mine.inspect(data + element, element, 1, params);
+            inspect(data + element, element, 1);
         }
     }
 
@@ -261,47 +300,42 @@ KERNEL void nonfinite(const Element* x, int64_t* buffer, uint32_t* counters, int
             for (int64_t i = item; i < num_items && i < item + kBatch * step; i += step) {
                 const int64_t element = head + i * kVectorWidth;
                 const int64_t place = kPlain ? element : params.locate(element, params.strides);
-                mine.inspect(data + place, element, kVectorWidth, params);
+                inspect(data + place, element, kVectorWidth);
             }
         }
     }
-    extremes.merge(mine.extremes);
+    Summary found = Summary::none();
+    if (counted) found = mine;
+    extremes.merge(found.extremes);
     extremes.merge_pairs();
-    mine.extremes = extremes;
-    mine.sum += sum;
+    found.extremes = extremes;
+    found.sum += sum;
 
     // First the threads of this block, then, in the last one, the blocks.
+    found = merge_threads(found, counted);
     Summary* of_blocks = reinterpret_cast<Summary*>(buffer + 7);
-#pragma unroll 1
-    for (bool of_threads = true;; of_threads = false) {
-#pragma unroll 1
-        for (int half = kNumThreads / 2; half > 0; half /= 2) {
-            sync_block();
-            if (tid < half) mine.merge(summaries[tid + half]);
-        }
-        if (!of_threads) break;
-        if (tid == 0) {
-            of_blocks[blockIdx.x] = mine;
-            is_last[0] = atomic_add_acq_rel(counters + slot, 1) == gridDim.x - 1;
-        }
-        sync_block();
-        if (!is_last[0]) return;
-        mine = Summary::none();
-#pragma unroll 1
-        for (int i = tid; i < int(gridDim.x); i += kNumThreads) mine.merge(of_blocks[i]);
+    if (tid == 0) {
+        of_blocks[blockIdx.x] = found;
+        is_last[0] = atomic_add_acq_rel(counters + slot, 1) == gridDim.x - 1;
     }
+    sync_block();
+    if (!is_last[0]) return;
+    found = Summary::none();
+#pragma unroll 1
+    for (int i = tid; i < int(gridDim.x); i += kNumThreads) found.merge(of_blocks[i]);
+    found = merge_threads(found, true);
     if (tid == 0) {
         counters[slot] = 0;
-        buffer[0] = mine.num_nan;
-        buffer[1] = mine.num_positive;
-        buffer[2] = mine.num_negative;
-        buffer[3] = mine.first;
+        buffer[0] = found.num_nan;
+        buffer[1] = found.num_positive;
+        buffer[2] = found.num_negative;
+        buffer[3] = found.first;
         const int64_t num_finite =
-            params.num_elements - mine.num_nan - mine.num_positive - mine.num_negative;
+            params.num_elements - found.num_nan - found.num_positive - found.num_negative;
         double* statistics = reinterpret_cast<double*>(buffer + 4);
         const double nan = __builtin_bit_cast(double, 0x7ff8000000000000ull);
-        statistics[0] = num_finite ? to_double(mine.extremes.smallest()) : nan;
-        statistics[1] = num_finite ? to_double(mine.extremes.largest()) : nan;
-        statistics[2] = num_finite ? mine.sum / double(num_finite) : nan;
+        statistics[0] = num_finite ? to_double(found.extremes.smallest()) : nan;
+        statistics[1] = num_finite ? to_double(found.extremes.largest()) : nan;
+        statistics[2] = num_finite ? found.sum / double(num_finite) : nan;
     }
 }

@@ -10,9 +10,8 @@
 //                    number the scale that decodes it.  For rows that are not split.
 //   compensated      the rest that a mean leaves is measured along with the squares, and both parts
 //                    of the mean are subtracted.
-// kPlain: weight, bias and y are Elements, the first two in aligned vectors; no statistics, no
-// row_scale, not compensated.  kQuantized besides: y is narrow, and there is a row_scale.
-// Constants: Element, kCentered, kQuantized and those of parts/row.cuh.
+// For rows and calls of all kinds; normalize_plain.cu and normalize_stream.cu are for most.
+// Constants: Element, kCentered and those of parts/row.cuh.
 // Launch: grid (ceil(rows / kRowsPerBlock) * chunks * kClusterSize), block (kNumThreads), dynamic
 // shared memory sizeof(RowStorage<Element>), twice that with a residual.
 #include "parts/moments.cuh"
@@ -107,7 +106,7 @@ DEVICE void warp_statistic(const Sums& s, bool compensated, Moments& m) {
     m.count = count_in_warp(s.x.thread, s.x.chunk);
     const float one_over_count = 1.0f / (m.count > 0.0f ? m.count : 1.0f);
     m.mean = warp_sum(s) * one_over_count;
-    if (!kPlain && compensated) {
+    if (compensated) {
         float rest;
         m.m2 = warp_squares(s, m.mean, &rest);
         m.mean_low = rest * one_over_count;
@@ -133,10 +132,6 @@ struct Columns {
     // Those of the vector at `position`, of which the chunk holds something; any number elsewhere.
     DEVICE void get(int position, const RowChunk& c, float (&values)[kVectorWidth]) const {
         const int64_t col = first_col + position;
-        if constexpr (kPlain) {
-            load<Element>(col, values);
-            return;
-        }
         const uintptr_t address =
             reinterpret_cast<uintptr_t>(first) + (dtype == kFloat ? col * 4 : col * 2);
         if (kVectorWidth == 1 || stride != 1 || address % 16 != 0 || !c.holds_all(position)) {
@@ -177,7 +172,7 @@ struct Normalizer {
         const float one_over_count = 1.0f / count;
         mean = merge_across_warps<0>(warp_sum(s), t, merge) * one_over_count;
         float squares;
-        if (!kPlain && compensated) {
+        if (compensated) {
             float rest;
             squares = merge_across_warps<1>(warp_squares(s, mean, &rest), t, merge);
             rest = merge_across_warps<2>(rest, t, merge);
@@ -197,13 +192,10 @@ struct Normalizer {
 #pragma unroll
             for (int j = 0; j < kVectorWidth; ++j) factors[j] = 1.0f;
         }
-        const float shift = -mean * rstd;
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) {
             float y;
-            if (kCentered && kPlain) {
-                y = values[j] * rstd + shift;  // one instruction: what binds the loop
-            } else if (kCentered) {
+            if (kCentered) {
                 y = (values[j] - mean - mean_low) * rstd;
             } else {
                 y = values[j] * rstd;
@@ -234,7 +226,7 @@ struct Destination {
     template <class Sums>
     DEVICE void write(const Sums& s, const Normalizer& normalizer, float factor) const {
         const RowChunk& c = s.x.chunk;
-#pragma unroll(kPlain && !(kCentered && kClusterSize > 1) ? 2 : 1)  // where registers allow
+#pragma unroll 1
         for (int i = 0; i < kVectorsPerThread; ++i) {
             const int position = s.x.thread.position(i);
             if (!c.holds_any(position)) continue;
@@ -242,24 +234,20 @@ struct Destination {
             s.get(i, 0.0f, values);
             if (sum) store_row_vector(sum, sum_stride, position, c, values);
             normalizer.apply(position, c, values);
-            if constexpr (kPlain && !kQuantized) {
-                store<Element>(position, c, values);
-            } else {
 #pragma unroll
-                for (int j = 0; j < kVectorWidth; ++j) values[j] *= factor;
-                if (dtype == kE4m3) {
-                    store<e4m3>(position, c, values);
-                } else if (dtype == kE5m2) {
-                    store<e5m2>(position, c, values);
-                } else if (dtype == kInt8 || kPlain) {
-                    store<int8_t>(position, c, values);
-                } else if (dtype == kHalf) {
-                    store<half>(position, c, values);
-                } else if (dtype == kBf16) {
-                    store<bf16>(position, c, values);
-                } else {
-                    store<float>(position, c, values);
-                }
+            for (int j = 0; j < kVectorWidth; ++j) values[j] *= factor;
+            if (dtype == kE4m3) {
+                store<e4m3>(position, c, values);
+            } else if (dtype == kE5m2) {
+                store<e5m2>(position, c, values);
+            } else if (dtype == kInt8) {
+                store<int8_t>(position, c, values);
+            } else if (dtype == kHalf) {
+                store<half>(position, c, values);
+            } else if (dtype == kBf16) {
+                store<bf16>(position, c, values);
+            } else {
+                store<float>(position, c, values);
             }
         }
     }
@@ -270,7 +258,7 @@ template <class Sums>
 DEVICE QuantizeScale row_quantize_scale(const Sums& s, const Normalizer& normalizer,
                                         int32_t dtype) {
     Largest largest;
-#pragma unroll(kPlain ? 2 : 1)
+#pragma unroll 1
     for (int i = 0; i < kVectorsPerThread; ++i) {
         const int position = s.x.thread.position(i);
         if (!s.x.chunk.holds_any(position)) continue;
@@ -328,18 +316,15 @@ DEVICE void normalize_row(const Sums& s, const RowTask& task, const void* weight
     to.y_offset += c.first_col * to.y_stride;
     if (to.sum) to.sum += row_offset(layout, kSum, task.row) + c.first_col * to.sum_stride;
     float factor = 1.0f;
-    if constexpr (!kPlain || kQuantized) {
-        const int64_t offset = row_offset(layout, kStatistic, task.row);
-        const bool writes = c.live && t.lane == 0 && t.rank == 0 && task.chunk == 0;
-        // With an infinity in it the row is NaN, whatever its sums have become.
-        if (!kPlain && writes && out.mean)
-            out.mean[offset] = n.rstd != n.rstd ? n.rstd : n.mean + n.mean_low;
-        if (!kPlain && writes && out.rstd) out.rstd[offset] = n.rstd;
-        if (!kSplitRows && out.row_scale) {
-            const QuantizeScale scale = row_quantize_scale(s, n, params.dtype);
-            if (writes) out.row_scale[offset] = scale.decode;
-            factor = scale.encode;
-        }
+    const int64_t offset = row_offset(layout, kStatistic, task.row);
+    const bool writes = c.live && t.lane == 0 && t.rank == 0 && task.chunk == 0;
+    // With an infinity in it the row is NaN, whatever its sums have become.
+    if (writes && out.mean) out.mean[offset] = n.rstd != n.rstd ? n.rstd : n.mean + n.mean_low;
+    if (writes && out.rstd) out.rstd[offset] = n.rstd;
+    if (!kSplitRows && out.row_scale) {
+        const QuantizeScale scale = row_quantize_scale(s, n, params.dtype);
+        if (writes) out.row_scale[offset] = scale.decode;
+        factor = scale.encode;
     }
     to.write(s, n, factor);
 }

@@ -17,15 +17,50 @@ struct QuantizeParams {
 
 using Row = RowVectors<Element>;
 
-DEVICE float warp_largest(const Row& row) {
-    Largest largest;
-#pragma unroll 2
-    for (int i = 0; i < kVectorsPerThread; ++i) {
-        const Vector<Element, kVectorWidth> x = row[i];  // zeros where the row has no elements
+using Items = Vector<Element, kVectorWidth>;
+
+struct LargestItem {
+    LargestOfWords<Element> words;
+    Largest numbers;
+
+    DEVICE void take(const Items& x) {
+        if constexpr (sizeof(Items) % 4 == 0) {
+            words.take(x);
+        } else {
 #pragma unroll
-        for (int j = 0; j < kVectorWidth; ++j) largest.take(x[j]);
+            for (int j = 0; j < kVectorWidth; ++j) numbers.take(x[j]);
+        }
     }
-    return reduce_in_warp(largest.value(), Larger());
+    // Of the warp's part of the row.
+    DEVICE float of_warp() const {
+        const float mine = sizeof(Items) % 4 == 0 ? words.value() : numbers.value();
+        return reduce_in_warp(mine, Larger());
+    }
+};
+
+DEVICE float warp_largest(const Row& row) {
+    LargestItem largest;
+#pragma unroll 2
+    for (int i = 0; i < kVectorsPerThread; ++i) largest.take(row[i]);  // zeros outside of the row
+    return largest.of_warp();
+}
+// The same of a chunk of which nothing else is wanted yet: it does not go through shared memory.
+// p: at position 0.
+DEVICE float warp_largest(const Element* p, int64_t stride, const RowThread& t, const RowChunk& c) {
+    constexpr int kBatch = kVectorsPerThread < 8 ? kVectorsPerThread : 8;
+    LargestItem largest;
+#pragma unroll 1
+    for (int i = 0; i < kVectorsPerThread; i += kBatch) {
+        Items batch[kBatch];
+#pragma unroll
+        for (int j = 0; j < kBatch; ++j) {
+            const Element zero = from_float<Element>(0.0f);
+            batch[j] = load_row_vector(p, stride, t.position(i + j), c, zero);
+        }
+#pragma unroll
+        for (int j = 0; j < kBatch; ++j) largest.take(batch[j]);
+    }
+    return largest.of_warp();
 }
 
 template <class Code>
@@ -54,9 +89,12 @@ KERNEL void quantize(const Element* x, void* y, float* scales, float* statistics
 
     const Row row{storage, t, c};
     float largest = 0.0f;
-    if (task.pass != kMerge) {
-        const int64_t stride = layout.col_strides[kX];
-        row.start(x_row + c.first_col * stride, stride, from_float<Element>(0.0f));
+    const int64_t x_stride = layout.col_strides[kX];
+    const Element* chunk = x_row + c.first_col * x_stride;
+    if (kSplitRows && task.pass == kStatistics) {
+        largest = warp_largest(chunk, x_stride, t, c);
+    } else if (task.pass != kMerge) {
+        row.start(chunk, x_stride, from_float<Element>(0.0f));
         row.finish();
         if (task.pass != kApply) largest = warp_largest(row);
     }

@@ -6,43 +6,7 @@
 // Constants: Element and those of parts/row.cuh, "row" read as "tile".
 // Launch: grid (ceil(tiles / kRowsPerBlock)), block (kNumThreads).
 #include "parts/quantize.cuh"
-#include "parts/row.cuh"
-
-struct TileParams {
-    int64_t num_tiles, row_tiles, col_tiles;  // of all matrices, and of one
-    int64_t num_rows, num_cols, tile_rows, tile_cols;
-    int64_t num_outer_dims, outer_sizes[kMaxOuterDims];  // matrices, innermost dim first
-    int64_t x_outer[kMaxOuterDims], x_row, x_col;
-    int64_t y_outer[kMaxOuterDims], y_row, y_col;
-    int32_t dtype, padding;
-};
-
-// Where a tile lies.
-struct Tile {
-    int64_t x, y;  // its first element
-    int num_rows, num_cols;
-
-    DEVICE static Tile of(const TileParams& p, int64_t index) {
-        Tile tile{0, 0, 0, 0};
-        if (index >= p.num_tiles) return tile;
-        const int64_t line = quotient(index, p.col_tiles);
-        int64_t matrix = quotient(line, p.row_tiles);
-        const int64_t row = (line - matrix * p.row_tiles) * p.tile_rows;
-        const int64_t col = (index - line * p.col_tiles) * p.tile_cols;
-        tile.x = row * p.x_row + col * p.x_col;
-        tile.y = row * p.y_row + col * p.y_col;
-        for (int d = 0; d < int(p.num_outer_dims); ++d) {
-            const int64_t next = quotient(matrix, p.outer_sizes[d]);
-            tile.x += (matrix - next * p.outer_sizes[d]) * p.x_outer[d];
-            tile.y += (matrix - next * p.outer_sizes[d]) * p.y_outer[d];
-            matrix = next;
-        }
-        const int64_t rows = p.num_rows - row, cols = p.num_cols - col;
-        tile.num_rows = int(rows < p.tile_rows ? rows : p.tile_rows);
-        tile.num_cols = int(cols < p.tile_cols ? cols : p.tile_cols);
-        return tile;
-    }
-};
+#include "parts/tiles.cuh"
 
 // Where a vector of a tile lies in it, and how many columns it has.
 struct Place { int row, col, count; };
@@ -140,7 +104,7 @@ KERNEL void quantize_tiles(const Element* x, void* y, float* scales, const TileP
     if (index >= params.num_tiles) return;
     const QuantizeScale scale(largest, largest_number(params.dtype));
     const float encode = scale.encode;
-    if (t.lane == 0) scales[index] = scale.decode;
+    if (t.lane == 0) scales[tile.scale] = scale.decode;
     if (params.dtype == kE4m3) {
         write(static_cast<e4m3*>(y), params, tile, source, vectors, t, encode, first);
     } else if (params.dtype == kE5m2) {

@@ -20,7 +20,7 @@ FILE = "nonfinite.cu"
 FAULTS = {
     # name: (file, old, new, the check that catches it first)
     "no barrier between the merges": Fault(
-        FILE, "            sync_block();\n            if (tid < half)", "if (tid < half)", "blocks"
+        FILE, "of_warps[warp] = mine;\n    sync_block();", "of_warps[warp] = mine;", "blocks"
     ),
     "no barrier before the last block is known": Fault(
         FILE,
@@ -85,7 +85,7 @@ FAULTS = {
     "NaN of e4m3 is a number": Fault(FILE, ": 0x7fu;", ": 0x80u;", "bytes"),
     "subnormals flushed": Fault(FILE, "if (magnitude >= 0x00800000u)", "if (true)", "subnormals"),
     "a mean of all": Fault(
-        FILE, "mine.sum / double(num_finite)", "mine.sum / double(params.num_elements)", "special"
+        FILE, "found.sum / double(num_finite)", "mine.sum / double(params.num_elements)", "special"
     ),
     "no block is the last": Fault(FILE, "== gridDim.x - 1;", "== gridDim.x;", "blocks"),
     "a block is not merged": Fault(

@@ -10,29 +10,33 @@ from planted import Fault, caught_by, first_failure
 
 from cupykern import check, inputs, layer_norm, rms_norm
 from cupykern.op import Call, as_tuple
-from cupykern.rows.norm import LAYER_OP, RMS_OP, NormProblem, _Options, _run
+from cupykern.rows.norm import _run
+from cupykern.rows.norm_ops import LAYER_OP, RMS_OP, NormProblem
+from cupykern.rows.norm_plan import Options
+from cupykern.rows.row_configs import RowConfig
 
+PLAIN = "normalize_plain.cu"
 FAULTS = {
-    "no barrier between warps": Fault("parts/row.cuh", "        sync_block();\n", "\n", "plain rows"),
+    "no barrier between warps": Fault("parts/row.cuh", "        sync_block();\n", "\n", "far from zero"),
     "one exchange for two": Fault(
         "normalize.cu",
         "merge_across_warps<1>(warp_squares(s, mean, nullptr)",
         "merge_across_warps<0>(warp_squares(s, mean, nullptr)",
-        "plain rows",
+        "far from zero",
     ),
     "the sample's variance": Fault(
-        "normalize.cu", "squares / count + eps", "squares / (count - 1.0f) + eps", "plain rows"
+        "normalize.cu", "squares / count + eps", "squares / (count - 1.0f) + eps", "eps"
     ),
     "no eps": Fault("normalize.cu", "squares / count + eps", "squares / count", "eps"),
     "squares about zero": Fault(
         "normalize.cu", "const float distance = values[j] - mean;", "const float distance = values[j];",
-        "plain rows",
+        "far from zero",
     ),
     "elements outside of the row": Fault(
         "normalize.cu",
         "if (!x.chunk.holds(position + j)) values[j] = outside;",
         "",
-        "plain rows",
+        "far from zero",
     ),
     "the residual left out of the statistics": Fault(
         "normalize.cu", "values[j] += b[j];", "values[j] += 0.0f * b[j];", "residual"
@@ -80,6 +84,41 @@ FAULTS = {
     "every block writes the statistics": Fault(
         "normalize.cu", "out.rstd[offset] = n.rstd;", "out.rstd[offset + 1] = n.rstd;", "statistics"
     ),
+    "warps that do not meet": Fault(PLAIN, "            sync_block();\n", "", "plain rows"),
+    "the warp's own part as the row's": Fault(
+        PLAIN, "s[r] = merge_parts_of_row(mine[r], at);", ";", "a cluster"
+    ),
+    "the first row's statistics for all": Fault(
+        PLAIN, "merge_parts_of_row(mine[r], at)", "merge_parts_of_row(mine[0], at)", "plain rows"
+    ),
+    "rows that are not there": Fault(PLAIN, "if (!kWhole && row + r >= layout.num_rows) continue;", "", "a crash"),
+    "no squares between the warps' means": Fault(
+        PLAIN, "s.squares += at.count_of(i) * (distance * distance);", "", "ends of rows"
+    ),
+    "every warp as many elements": Fault(
+        PLAIN, "if (kWhole || num_cols == kChunk) return", "return", "ends of rows"
+    ),
+    "squares of zeros at a row's end": Fault(
+        PLAIN, "squares += kCentered && !at.holds(i) ? 0.0f : part;", "squares += part;", "ends of rows"
+    ),
+    "the largest without the weights": Fault(
+        PLAIN, "magnitude(values[j] * weights[j])", "magnitude(values[j])", "quantized plain rows"
+    ),
+    "the largest before it is normalised": Fault(
+        PLAIN, "float largest = product * rstd;", "float largest = product;", "quantized plain rows"
+    ),
+    "products too small for a largest": Fault(
+        PLAIN, "product >= 0x1p-60f && product < kInfinity", "product < kInfinity", "small products"
+    ),
+    "codes that are not scaled": Fault(
+        PLAIN, "values[j] *= factors[r].encode;", "values[j] *= 1.0f;", "quantized plain rows"
+    ),
+    "every block's statistics in one place": Fault(
+        PLAIN, "at.t.rank * kWarpsPerRow + at.warp()]", "at.warp()]", "a cluster"
+    ),
+    "one row's bytes awaited": Fault(
+        PLAIN, "arrive_expect_tx(kRowsPerThread * kParts", "arrive_expect_tx(kParts", "a cluster"
+    ),
 }  # fmt: skip
 
 
@@ -87,7 +126,8 @@ def _problems() -> Iterator[tuple[str, object, NormProblem]]:
     for op in (LAYER_OP, RMS_OP):
         bias = "float32" if op is LAYER_OP else None
         yield "plain rows", op, NormProblem((5, 2048), "float16", weight_dtype="float16")
-        yield "plain rows", op, NormProblem((70, 16), "float32", kind="uniform")
+        yield "short rows", op, NormProblem((70, 16), "float32", kind="uniform")
+        yield "ends of rows", op, NormProblem((6, 1032), "float16", mean=-2.0)
         yield "eps", op, NormProblem((6, 33), "bfloat16", eps=0.5)
         yield "far from zero", op, NormProblem((9, 1003), "float32", mean=-100.0)
         yield "residual", op, NormProblem((4, 1000), "bfloat16", out_dtype="float32", residual=True)
@@ -98,6 +138,11 @@ def _problems() -> Iterator[tuple[str, object, NormProblem]]:
         )
         yield "statistics", op, NormProblem((7, 4097), "float32", return_stats=True)
         yield "special", op, NormProblem((40, 8), "float32", kind="special")
+    yield (
+        "quantized plain rows",
+        RMS_OP,
+        NormProblem((3, 2048), "float16", weight_dtype="float16", quantize="e4m3", kind="uniform"),
+    )
     for quantize in ("e4m3", "int8"):
         yield (
             "quantized",
@@ -137,13 +182,42 @@ def _check_clusters_and_chunks() -> None:
         references = op.reference(*call.args, **call.kwargs)
         bounds = op.bound(*call.args, **call.kwargs, reference=references)
         for config in op.configs(NormProblem(x.shape, "float32", weight_dtype="float32"), "host"):
-            options = _Options(op is LAYER_OP, False, False, None)
+            options = Options(op is LAYER_OP, False, False, None)
             y = _run(x, weight, None, None, None, options, None, None, config)
             comparison = check.compare(as_tuple(y), references, bounds)
             assert comparison.ok, f"{config}: {comparison}"
+        across = op.run(np.asfortranarray(x), weight)  # more chunks than threads on a row
+        assert check.compare((across,), references, bounds).ok
+
+
+def _check_cluster() -> None:
+    """Of two blocks with two rows each; the last ones hold less."""
+    config = RowConfig(64, 64, 8, 2, 2, plain=True, rows_per_thread=2)
+    for op in (LAYER_OP, RMS_OP):
+        call = op.inputs(
+            NormProblem((5, 1800), "float16", weight_dtype="float16", mean=-2.0), 1, np
+        )
+        references = op.reference(*call.args, **call.kwargs)
+        bounds = op.bound(*call.args, **call.kwargs, reference=references)
+        y = op.run(*call.args, **call.kwargs, config=config)
+        comparison = check.compare((y,), references, bounds)
+        assert comparison.ok, comparison
+
+
+def _check_small_products() -> None:
+    """Of elements and weights, which in FP32 are zero."""
+    x = inputs.values("uniform", (3, 256), np.dtype(np.float32), 1) * np.float32(1e-15)
+    weight = inputs.values("uniform", (256,), np.dtype(np.float32), 2) * np.float32(1e-25)
+    call = Call((x, weight), {"quantize": "e4m3", "eps": 0.0})
+    references = RMS_OP.reference(*call.args, **call.kwargs)
+    bounds = RMS_OP.bound(*call.args, **call.kwargs, reference=references)
+    outputs = rms_norm(*call.args, **call.kwargs)
+    assert check.compare(as_tuple(outputs), references, bounds).ok
 
 
 CHECKS = {
+    "a cluster": _check_cluster,
+    "small products": _check_small_products,
     "weights": _check_strided_weights,
     "compensated": _check_compensated,
     "clusters and chunks": _check_clusters_and_chunks,

@@ -8,7 +8,8 @@ import pytest
 import cupykern
 from cupykern import check, dtypes, inputs, numerics
 from cupykern.op import Call
-from cupykern.rows.quantize import GRANULARITIES, OP, QuantizeProblem, _run_rows
+from cupykern.rows.quantize_ops import OP, QuantizeProblem
+from cupykern.rows.quantize_rows import GRANULARITIES
 
 LARGEST = {"e4m3": 448.0, "e5m2": 57344.0, "int8": 127.0}
 
@@ -33,9 +34,7 @@ def test_every_config_holds_what_it_admits(target, dtype, granularity):
         references = OP.reference(*call.args, **call.kwargs)
         bounds = OP.bound(*call.args, **call.kwargs, reference=references)
         for config in OP.configs(problem, target.arch):
-            outputs = _run_rows(
-                target, call.args[0], dtypes.QUANTIZED["e4m3"], granularity, config
-            )[:2]
+            outputs = OP.run(*call.args, **call.kwargs, config=config)
             comparison = check.compare(outputs, references, bounds)
             assert comparison.ok, f"{config}, {num_cols}: {comparison}"
 

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 import pytest
 from planted import Fault, caught_by, first_failure
 
-from cupykern.rows.quantize import OP, QuantizeProblem
+from cupykern.rows.quantize_ops import OP, QuantizeProblem
 
 ROWS, TILES, SCALE = "quantize.cu", "quantize_tiles.cu", "parts/quantize.cuh"
+PLACES, HELD = "parts/tiles.cuh", "quantize_held_tiles.cu"
+COLUMNS = "quantize_columns.cu"
 FAULTS = {
     "a vector's first element missed": Fault(
-        ROWS, "largest.take(x[j]);", "if (j > 0) largest.take(x[j]);", "rows"
+        ROWS, "numbers.take(x[j]);", "if (j > 0) numbers.take(x[j]);", "columns"
     ),
     "decoded where it should be encoded": Fault(
         ROWS, "row, scale.encode);", "row, scale.decode);", "rows"
@@ -36,24 +38,70 @@ FAULTS = {
     ),
     "e5m2 as int8": Fault(SCALE, "dtype == kE5m2 ? 57344.0f", "dtype == kE5m2 ? 127.0f", "rows"),
     "a tile's sides exchanged": Fault(
-        TILES, "p.row_tiles) * p.tile_rows;", "p.row_tiles) * p.tile_cols;", "tiles"
+        PLACES, "p.row_tiles) * p.tile_rows;", "p.row_tiles) * p.tile_cols;", "tiles"
     ),
     "no scale for the last tile": Fault(
         TILES, "if (index >= params.num_tiles) return;", "if (index + 1 >= params.num_tiles) return;",
         "tiles",
     ),
     "the last rows' tiles as high as the others": Fault(
-        TILES, "int(rows < p.tile_rows ? rows : p.tile_rows)", "int(p.tile_rows)", "tiles"
+        PLACES, "int(rows < p.tile_rows ? rows : p.tile_rows)", "int(p.tile_rows)", "tiles"
     ),
     "vectors that overlap": Fault(TILES, "(i - row * per_row) * kVectorWidth", "(i - row * per_row)", "tiles"),
     "the first vector for all": Fault(
         TILES, "store(y, p, at, encode, values);", "store(y, p, at, encode, first);", "large tiles"
     ),
     "codes where x lies": Fault(
-        TILES, "next * p.outer_sizes[d]) * p.y_outer[d]", "next * p.outer_sizes[d]) * p.x_outer[d]", "matrices"
+        PLACES, "next * p.outer_sizes[d]) * p.y_outer[d]", "next * p.outer_sizes[d]) * p.x_outer[d]", "matrices"
     ),
     "warps of a tile that do not meet": Fault(
         TILES, "merge_across_warps<0>(of_warp, t, MergeFloats<Larger>())", "of_warp", "large tiles"
+    ),
+    "warps of a held tile that do not meet": Fault(
+        HELD, "largest[n].across_lanes(1, kWarpsPerRow);", "", "held tiles"
+    ),
+    "the same lane's scale for all tiles": Fault(
+        HELD, "(lane_id() & ~(kTiles - 1)) + i", "lane_id() & ~(kTiles - 1)", "stacked tiles"
+    ),
+    "a tile for each word, wrongly picked": Fault(
+        HELD, "i & 2 ? fours", "i & 4 ? fours", "stacked tiles"
+    ),
+    "scales of tiles that are not there": Fault(
+        HELD, "t.lane < kTiles && t.lane * held.height < held.stack.num_rows", "t.lane < kTiles", "stacked tiles"
+    ),
+    "rows of the next tile": Fault(
+        HELD, "(kTiles == 1 || first < height) && ", "", "stacked tiles"
+    ),
+    "columns of the next row": Fault(
+        HELD, "&& col < stack.num_cols", "", "a crash"
+    ),
+    "only the lower halves' largest": Fault(
+        SCALE, "low > high ? low : high", "low", "held tiles"
+    ),
+    "words of both signs": Fault(SCALE, "0x7fff7fffu : 0x7fffffffu", "0xffffffffu : 0xffffffffu", "held tiles"),
+    "warps of a strip that do not meet": Fault(
+        COLUMNS, "for (int i = 1; i < kWarps; ++i) largest.merge", "for (int i = 1; i < 2; ++i) largest.merge",
+        "strips",
+    ),
+    "a strip's first block alone": Fault(
+        COLUMNS, "for (int i = 0; i < kClusterSize; ++i) of_column", "for (int i = 0; i < 1; ++i) of_column",
+        "strips",
+    ),
+    "no barrier before a column's scale": Fault(
+        COLUMNS, "    sync_block();\n    float encode", "    float encode", "strips"
+    ),
+    "a column's neighbour": Fault(
+        COLUMNS, "column % 2 ? of_column.word >> 16", "column % 2 == 0 ? of_column.word >> 16", "strips"
+    ),
+    "the next matrix's scales": Fault(
+        COLUMNS, "matrix * params.num_cols + first + column", "first + column", "strips"
+    ),
+    "rows below the last": Fault(
+        COLUMNS, "col < strip.num_cols ? strip.num_rows - row : 0;", "kVectorsPerThread * kThreadsPerRow;",
+        "a crash",
+    ),
+    "every block the first rows": Fault(
+        COLUMNS, "t.rank * (kThreadsPerRow * kVectorsPerThread) + t.lane", "t.lane", "strips"
     ),
 }  # fmt: skip
 
@@ -67,11 +115,16 @@ def _problems() -> Iterator[tuple[str, object, QuantizeProblem]]:
     yield "zeros", OP, problem((40, 1), "int8", kind="exact")
     yield "special", OP, problem((40, 9), kind="special")
     yield "columns", OP, problem((3, 4, 33), "int8", "column", layout="F")
+    yield "strips", OP, problem((2, 1100, 72), "e4m3", "column")
     yield "tiles", OP, problem((10, 70), "e4m3", "block", (3, 5))
     yield "tiles", OP, problem((3, 200), "int8", "block", (2, 128), layout="F")
-    yield "tiles", OP, problem((3, 264), "e5m2", "block", (2, 128))
+    yield "tiles", OP, problem((3, 264), "e5m2", "block", (2, 24))
     yield "matrices", OP, problem((3, 5, 64), "e4m3", "block", (2, 32), layout="sliced")
-    yield "large tiles", OP, problem((64, 128), "e4m3", "block", (64, 128))
+    yield "stacked tiles", OP, problem((19, 264), "e4m3", "block", (1, 128))
+    yield "stacked tiles", OP, problem((19, 136), "e5m2", "block", (1, 64))
+    yield "stacked tiles", OP, problem((2, 19, 40), "int8", "block", (1, 32))
+    yield "held tiles", OP, problem((50, 72), "e5m2", "block", (40, 64))
+    yield "large tiles", OP, problem((130, 72), "e4m3", "block", (128, 24))
 
 
 def test_nothing_fails_without_a_fault():

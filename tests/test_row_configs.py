@@ -10,7 +10,7 @@ import pytest
 import cupykern
 from cupykern import check, inputs
 from cupykern.op import as_tuple
-from cupykern.rows.nonfinite import NonfiniteConfig
+from cupykern.rows.nonfinite_walk import NonfiniteConfig
 from cupykern.rows.row_configs import RowConfig
 
 X = inputs.values("normal", (37, 200), np.dtype(np.float16), 1)
@@ -76,11 +76,23 @@ def test_tiles_and_nonfinite_reports():
         *(X, "int8"), granularity="block", block=(1, 32), config=RowConfig(128, 16, 8, 1)
     )
     assert (q == again[0]).all() and (scale == again[1]).all()
+    held = RowConfig(128, 4, 8, 1, plain=True)
+    again = cupykern.quantize(X, "int8", granularity="block", block=(1, 32), config=held)
+    assert (q == again[0]).all() and (scale == again[1]).all()
+    for block, says in (((3, 32), "fewer than a tile's 12"), ((1, 20), "vector_width must be 1")):
+        with pytest.raises(ValueError, match=says):
+            cupykern.quantize(X, "int8", granularity="block", block=block, config=held)
+    scalar = RowConfig(128, 4, 1, 1, plain=True)
+    with pytest.raises(ValueError, match="rows of aligned vectors"):
+        cupykern.quantize(X[:, :60], "int8", granularity="block", block=(1, 32), config=scalar)
     for config, says in (
         (RowConfig(128, 16, 4, 1), "vector_width"),
         (RowConfig(96, 16, 8, 1), "powers of two"),
         (RowConfig(32, 64, 8, 1), "multiple"),
         (RowConfig(128, 16, 8, 2), "vectors_per_thread"),
+        (RowConfig(128, 2, 8, 2, plain=True), "must divide threads_per_row"),
+        (RowConfig(128, 4, 8, 17, plain=True), "vectors_per_thread be 1 to 16"),
+        (RowConfig(128, 16, 8, 1, cluster_size=2), "none of the flags"),
     ):
         with pytest.raises(ValueError, match=says):
             cupykern.quantize(X, "int8", granularity="block", block=(1, 32), config=config)

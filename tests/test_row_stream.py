@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import cupykern
 from cupykern import check, inputs
 from cupykern.op import Op, as_tuple
-from cupykern.rows.norm import ADD_OP, LAYER_OP, RMS_OP, NormProblem
+from cupykern.rows.norm_ops import ADD_OP, LAYER_OP, RMS_OP, NormProblem
 from cupykern.rows.row_configs import RowConfig
 
 SMALL = RowConfig(64, 64, 8, 2, plain=True, stages=3)
@@ -104,9 +104,12 @@ def test_the_same_bits_in_any_batch(target):
         ({"stages": 17}, "at most 16 stages; got 17"),
         ({"stages": 1}, "two stages of 2048 bytes do not fit"),
         ({"vectors_per_thread": 120, "min_blocks": 1}, "two stages of 122880 bytes do not fit"),
-        ({"plain": False}, "stages need plain, whole rows"),
-        ({"split_rows": True}, "stages need plain, whole rows"),
+        ({"plain": False}, "are for plain, whole rows"),
+        ({"split_rows": True}, "are for plain, whole rows"),
         ({"num_threads": 128}, "threads_per_row to be num_threads"),
+        ({"rows_per_thread": 2}, "one row at a time, in shared memory"),
+        ({"in_registers": True}, "one row at a time, in shared memory"),
+        ({"rows_per_thread": 0}, "positive"),
     ],
 )
 def test_refused(changes, says):
@@ -123,5 +126,5 @@ def test_streams_are_for_plain_calls_of_some_ops():
         cupykern.softmax,
         lambda *args, **kwargs: cupykern.quantize(*args, "int8", granularity="row", **kwargs),
     ):
-        with pytest.raises(ValueError, match="stages are for the norms"):
+        with pytest.raises(ValueError, match="are for plain, whole rows of the norms"):
             call(x, config=SMALL)

@@ -15,19 +15,18 @@ from cupykern.op import as_tuple
 
 STREAM, NORM = "parts/row_stream.cuh", "normalize_stream.cu"
 FAULTS = {
-    "no wait for the row": Fault(STREAM, "ring.wait();", "", "rms_norm float16"),
+    "no wait for the row": Fault(NORM, "ring.wait_full(ahead);", "", "rms_norm float16"),
     "the ring's second turn awaited like its first": Fault(
         STREAM, "parity ^= 1;", "", "rms_norm float16"
     ),
     "a stage filled while it is read": Fault(
-        STREAM,
-        "start(ring.stage == 0 ? ring.stages - 1 : ring.stage - 1, ring.stages - 1);",
-        "start(ring.stage, ring.stages);",
-        "rms_norm bfloat16",
+        NORM, "ring.wait_empty(before);", "", "rms_norm float16"
     ),
     "a row skipped": Fault(
-        STREAM, "start(ring.stage, ring.stages);", "start(ring.stage, ring.stages + 1);",
-        "rms_norm float16",
+        NORM, "start(before.stage, next);", "start(before.stage, next + 1);", "rms_norm float16"
+    ),
+    "a stage released before it is read": Fault(
+        STREAM, "        sync_warp();\n", "", "layer_norm bfloat16"
     ),
     "too few bytes awaited": Fault(
         STREAM, "arrive_expect_tx(kArrays * place.bytes());", "arrive_expect_tx(place.bytes());",
@@ -37,35 +36,42 @@ FAULTS = {
         STREAM, "rest < kMost ? rest : kMost;", "rest < kMost ? rest - 1 : kMost;", "rms_norm float32"
     ),
     "every block the first slice": Fault(
-        STREAM, "place.first = cluster_rank() * kMost;", "place.first = 0 * kMost;",
-        "rms_norm float32",
+        STREAM, "SlicePlace place{rank * kMost, 0};", "SlicePlace place{0, 0};", "rms_norm float32"
     ),
-    "no barrier between the warps": Fault(
-        STREAM, "= of_warp;\n    sync_block();", "= of_warp;", "rms_norm float16"
+    "no wait for the other warps": Fault(
+        STREAM, "all_here.wait(turn / kExchanges % 2);", "", "rms_norm float32"
     ),
-    "no wait for the other blocks": Fault(
-        STREAM, "all_here.wait(turn / 2 % 2);", "", "rms_norm float32"
+    "one place for the statistics of all rows": Fault(
+        STREAM, "constexpr int kExchanges = 4;", "constexpr int kExchanges = 1;", "rms_norm float16"
     ),
     "one place for the blocks of a cluster": Fault(
-        STREAM, "&parts[turn % 2][cluster_rank()]", "&parts[turn % 2][0]", "rms_norm float32"
+        STREAM, "of_blocks[slot][cluster_rank()]", "of_blocks[slot][0]", "rms_norm float32"
     ),
     "blocks that have not started": Fault(
-        STREAM, "        cluster_wait();\n", "", "rms_norm float32"
-    ),
-    "rows past the end": Fault(
-        NORM, "if (next >= layout.num_rows) return;", "if (next > layout.num_rows) return;",
-        "rms_norm float16",
+        STREAM, "            cluster_wait();\n", "", "rms_norm float32"
     ),
     "the first weights for all": Fault(
         NORM, "static_cast<const Element*>(from) + place.position(i)",
         "static_cast<const Element*>(from) + place.position(0)", "rms_norm float16",
     ),
     "squares of what is not there": Fault(
-        NORM, "sum += kCentered && !row.ring.place.holds(i) ? 0.0f : part;", "sum += part;",
+        NORM, "sum += kCentered && !kWhole && !ring.place.holds(i) ? 0.0f : part;", "sum += part;",
         "layer_norm float32",
     ),
-    "a slice's mean over the row's count": Fault(
-        NORM, "(here > 0.0f ? here : 1.0f)", "count", "layer_norm float32"
+    "a warp's mean over the row's count": Fault(
+        NORM, "(count > 0.0f ? count : 1.0f)", "float(kVectorsPerThread * kVectorWidth * kWarpSize)",
+        "layer_norm float32",
+    ),
+    "all parts of as many elements": Fault(
+        NORM, "float(place.count * kVectorWidth);\n        }\n        return",
+        "8.0f;\n        }\n        return", "layer_norm float32",
+    ),
+    "no squares between the means": Fault(
+        NORM, "parts[i].squares + counts[i] * (from_mean * from_mean)", "parts[i].squares",
+        "layer_norm float32",
+    ),
+    "the row before's shift": Fault(
+        NORM, "const float shift = -mean_of(found) * rstd;", "const float shift = -rstd;", "layer_norm float16"
     ),
     "the bias left out": Fault(NORM, "values[j] += biases[i][j];", "values[j] += 0.0f * biases[i][j];", "layer_norm float32"),
     "the residual left out of the sum": Fault(

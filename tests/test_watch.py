@@ -14,7 +14,8 @@ import cupykern
 from cupykern import check, dtypes, inputs
 from cupykern import watch as watch_function
 from cupykern.rows import nonfinite
-from cupykern.rows.nonfinite import OP, NonfiniteProblem, make_walk, nonfinite_arrays
+from cupykern.rows.nonfinite import OP, NonfiniteProblem, nonfinite_arrays
+from cupykern.rows.nonfinite_walk import configs_of, make_walk
 from cupykern.rows.rows import operand
 
 DTYPES = OP.dtypes
@@ -221,7 +222,7 @@ def test_every_config(target):
     for dtype in DTYPES:
         x = inputs.values("special", (64, 1600), dtypes.NAMES[dtype], 6)
         here = on(target, x)
-        for config in nonfinite._configs_of(target.arch, x.itemsize):
+        for config in configs_of(target.arch, x.itemsize):
             outputs = nonfinite._split(nonfinite._run(here, config))
             references = OP.reference(here)
             bounds = OP.bound(here, reference=references)

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernels_cu import Variant
-
 from .. import arguments, dtypes, inputs, plans, reference
 from ..choice import choose
 from ..jit import get_kernel
 from ..op import Call, Draw, Op, Work
 from ..targets import Kernel, Target
+from .nonfinite_walk import (
+    MAX_DIMS,
+    NonfiniteConfig,
+    check_config,
+    choose_config,
+    configs_of,
+    make_walk,
+    walk_variant,
+)
 from .rows import Operand, operand
 
 DTYPES = (
@@ -27,8 +33,6 @@ DTYPES = (
     dtypes.float8_e4m3fn,
     dtypes.float8_e5m2,
 )
-_MAX_DIMS = 8
-_VECTOR_BYTES = 16
 _SUMMARY_WORDS = 7  # nonfinite.cu: Summary, and the results before the first one
 _NOWHERE = 2**63 - 1
 
@@ -38,9 +42,9 @@ _PARAMS = np.dtype(  # nonfinite.cu: NonfiniteParams
         ("start", np.int64),
         ("first", np.int64),
         ("num_dims", np.int64),
-        ("sizes", np.int64, _MAX_DIMS),
-        ("strides", np.int64, _MAX_DIMS),
-        ("weights", np.int64, _MAX_DIMS),
+        ("sizes", np.int64, MAX_DIMS),
+        ("strides", np.int64, MAX_DIMS),
+        ("weights", np.int64, MAX_DIMS),
     ]
 )
 
@@ -137,134 +141,6 @@ def _check(x: Any) -> Target:
     return target
 
 
-# --- how an array is walked ----------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class NonfiniteConfig:
-    """num_threads threads per block, each with `batch` vectors of vector_width elements under way;
-    min_blocks blocks on a multiprocessor.  plain: the elements fill one stretch of memory.
-    """
-
-    num_threads: int
-    batch: int
-    vector_width: int
-    plain: bool
-    min_blocks: int
-
-
-class Walk(NamedTuple):
-    """The order in which an array's elements are read: nonfinite.cu's NonfiniteParams.
-
-    dims: (size, stride, weight) innermost first, strides in elements and not negative; `start` is the
-    first element's place, `first` its number in C order, weights the steps of that number.
-    """
-
-    num_elements: int
-    start: int
-    first: int
-    dims: tuple[tuple[int, int, int], ...]
-    plain: bool
-    vectors: bool
-
-
-def make_walk(shape: Sequence[int], x: Operand) -> Walk | None:
-    """The walk over an array of `shape`; None where a kernel cannot go: a stride or an address that is
-    no whole number of elements, or too many dims that don't merge.
-    """
-    if any(step % x.itemsize for step in (x.offset, *x.strides)):
-        return None
-    start = first = 0
-    weight = 1
-    dims: list[tuple[int, int, int]] = []
-    for size, stride in zip(reversed(shape), reversed(x.strides), strict=True):
-        step, its_weight = stride // x.itemsize, weight
-        weight *= size
-        if size == 1:
-            continue
-        if step < 0:
-            start += (size - 1) * step
-            first += (size - 1) * its_weight
-            step, its_weight = -step, -its_weight
-        dims.append((size, step, its_weight))
-    # As they lie in memory; what is repeated (a stride of 0) outermost.
-    dims.sort(key=lambda dim: (dim[1] == 0, dim[1]))
-    merged: list[tuple[int, int, int]] = []
-    reach = 1
-    plain = True
-    for size, stride, its_weight in dims:
-        plain = plain and stride == reach
-        reach *= size
-        if merged:
-            inner_size, inner_stride, inner_weight = merged[-1]
-            if (stride, its_weight) == (inner_stride * inner_size, inner_weight * inner_size):
-                merged[-1] = (inner_size * size, inner_stride, inner_weight)
-                continue
-        merged.append((size, stride, its_weight))
-    if len(merged) > _MAX_DIMS:
-        return None
-    merged = merged or [(1, 1, 1)]
-    width = _VECTOR_BYTES // x.itemsize
-    vectors = plain or (
-        merged[0][1] == 1
-        and merged[0][0] % width == 0
-        and (x.offset // x.itemsize + start) % width == 0
-        and all(stride % width == 0 for _, stride, _ in merged[1:])
-    )
-    return Walk(math.prod(shape), start, first, tuple(merged), plain, vectors)
-
-
-def choose_config(arch: str, itemsize: int, walk: Walk) -> NonfiniteConfig:
-    """The config for elements of `itemsize` bytes."""
-    elements, one_stretch, several_dims = _configs_of(arch, itemsize)
-    if not walk.vectors:
-        return elements
-    return one_stretch if walk.plain else several_dims
-
-
-@cache
-def _configs_of(arch: str, itemsize: int) -> tuple[NonfiniteConfig, ...]:
-    """For single elements, for one stretch of vectors, for vectors of several dims."""
-    width = _VECTOR_BYTES // itemsize
-    return (
-        NonfiniteConfig(256, 8, 1, False, 3),
-        NonfiniteConfig(512, 4, width, True, 2),
-        NonfiniteConfig(256, 4, width, False, 3),
-    )
-
-
-def _check_config(config: Any, default: NonfiniteConfig) -> None:
-    """Raises TypeError and ValueError for a config that cannot walk what `default` walks."""
-    if not isinstance(config, NonfiniteConfig):
-        raise TypeError(f"config must be a NonfiniteConfig; got {type(config).__name__}")
-    c = config
-    if c.vector_width not in (1, default.vector_width) or (c.plain and not default.plain):
-        raise ValueError(
-            f"config does not fit: these strides allow vector_width 1 or {default.vector_width}"
-            + ("" if default.plain else ", and are not plain")
-        )
-    if c.num_threads not in (32, 64, 128, 256, 512, 1024) or min(c.batch, c.min_blocks) < 1:
-        raise ValueError(
-            "config does not fit: num_threads must be a power of two from 32 to 1024, batch and "
-            f"min_blocks positive; got {c}"
-        )
-
-
-def _variant(dtype: np.dtype, config: NonfiniteConfig) -> Variant:
-    return Variant(
-        "nonfinite",
-        (("Element", dtypes.CPP_NAMES[dtype]),),
-        (
-            ("kVectorWidth", config.vector_width),
-            ("kBatch", config.batch),
-            ("kPlain", config.plain),
-            ("kMaxDims", _MAX_DIMS),
-        ),
-        config.num_threads,
-        min_blocks=config.min_blocks,
-    )
-
-
 # --- launching -----------------------------------------------------------------------------------
 
 
@@ -292,10 +168,10 @@ def _plan(
             {"elements": walk.num_elements},
             {"dtype": dtype.name, "vectors": walk.vectors, "plain": walk.plain},
             lambda: (choose_config(target.arch, x.itemsize, walk),),
-            lambda config: _variant(dtype, config),
+            lambda config: walk_variant(dtype, config),
         )
     else:
-        _check_config(config, choose_config(target.arch, x.itemsize, walk))
+        check_config(config, choose_config(target.arch, x.itemsize, walk))
     params = np.zeros((), _PARAMS)
     for name in ("num_elements", "start", "first"):
         params[name] = getattr(walk, name)
@@ -304,7 +180,7 @@ def _plan(
         params["sizes"][d], params["strides"][d], params["weights"][d] = size, stride, weight
     per_block = config.num_threads * config.batch * config.vector_width
     grid = min(-(-walk.num_elements // per_block), _max_blocks(target, config))
-    return _Plan(get_kernel(target, _variant(dtype, config)), grid, target.by_value(params))
+    return _Plan(get_kernel(target, walk_variant(dtype, config)), grid, target.by_value(params))
 
 
 @cache
@@ -412,7 +288,7 @@ def _inputs(problem: NonfiniteProblem, seed: int, xp: Any) -> Call:
 
 def _problem_config(problem: NonfiniteProblem, arch: str) -> NonfiniteConfig:
     itemsize = dtypes.NAMES[problem.dtype].itemsize
-    return _configs_of(arch, itemsize)[1]
+    return configs_of(arch, itemsize)[1]
 
 
 OP = Op(
@@ -428,10 +304,12 @@ OP = Op(
         math.prod(problem.shape) * dtypes.NAMES[problem.dtype].itemsize, 8 * _SUMMARY_WORDS
     ),
     variants=lambda arch: tuple(
-        _variant(dtype, config) for dtype in DTYPES for config in _configs_of(arch, dtype.itemsize)
+        walk_variant(dtype, config)
+        for dtype in DTYPES
+        for config in configs_of(arch, dtype.itemsize)
     ),
     configs=lambda problem, arch: (_problem_config(problem, arch),),
-    variant=lambda problem, config: _variant(dtypes.NAMES[problem.dtype], config),
+    variant=lambda problem, config: walk_variant(dtypes.NAMES[problem.dtype], config),
     sample=lambda call, outputs, max_elements, seed: (call, outputs),
     dtypes=tuple(str(dtype) for dtype in DTYPES),
 )

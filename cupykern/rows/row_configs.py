@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,10 @@ class RowConfig:
     min_blocks: that a multiprocessor must hold, a cap on registers.
     lanes_across_rows: neighbouring threads on neighbouring rows.  split_rows: rows of any length, cut
     into chunks, in three launches.  plain: for calls without options, whose rows lie at one stride in whole, aligned vectors.
+    Of plain calls of the norms only:
     stages: not 0: blocks stay for many rows, of which shared memory holds up to so many (row_stream.cuh).
+    rows_per_thread: neighbouring rows of which a thread has the same places.  in_registers: rows lie
+    there, not in shared memory.
     """
 
     num_threads: int
@@ -47,10 +50,12 @@ class RowConfig:
     split_rows: bool = False
     plain: bool = False
     stages: int = 0
+    rows_per_thread: int = 1
+    in_registers: bool = False
 
     @property
     def rows_per_block(self) -> int:
-        return self.num_threads // self.threads_per_row
+        return self.num_threads // self.threads_per_row * self.rows_per_thread
 
     @property
     def chunk(self) -> int:
@@ -60,7 +65,10 @@ class RowConfig:
 
     def shared_bytes(self, itemsize: int) -> int:
         """Dynamic shared memory of a block, in bytes (row.cuh: RowStorage); of a stage."""
-        return self.num_threads * self.vectors_per_thread * self.vector_width * itemsize
+        if self.in_registers:
+            return 0
+        vectors = self.num_threads * self.vectors_per_thread * self.rows_per_thread
+        return vectors * self.vector_width * itemsize
 
     def stages_that_fit(self, arch: str, stage_bytes: int) -> int:
         """How many stages a block has room for, of those that it should have."""
@@ -120,54 +128,17 @@ CLUSTERS: dict[int, Table] = {
         (512, 512, 32, 16),
     ),
 }
-"""Where a row's elements are all that a block reads."""
-CLUSTERS_WITH_WEIGHTS: dict[int, Table] = {
-    2: (
-        (512, 512, 32, 2),
-        (512, 512, 64, 2),
-        (512, 512, 32, 4),
-        (512, 512, 64, 4),
-        (512, 512, 64, 8),
-        (512, 512, 32, 16),
-        (512, 512, 64, 16),
-    ),
-    4: (
-        (512, 512, 32, 2),
-        (512, 512, 16, 4),
-        (512, 512, 32, 4),
-        (512, 512, 16, 8),
-        (512, 512, 32, 8),
-        (512, 512, 16, 16),
-        (512, 512, 32, 16),
-    ),
-}
-"""Where it also reads as many weights, perhaps a residual: those of 16 or 32 elements are for that."""
-# (num_threads, elements_per_thread, cluster_size, min_blocks), likewise; for rows that fill more than half.
-STREAMS: dict[int, Table] = {
-    2: ((512, 32, 16, 2), (1024, 16, 16, 1)),
-    4: ((1024, 8, 8, 1), (1024, 16, 16, 1)),
-}
-"""Blocks that stay for many rows: where a row with its weights is too long for anything else."""
 _ELEMENTS = ((128, 32, 16, 1), (256, 256, 16, 1), (512, 512, 32, 1))
 _ACROSS = ((256, 8, 16, 1), (512, 16, 32, 1))
 
 
 @cache
-def row_configs(arch: str, itemsize: int, with_weights: bool = False) -> tuple[RowConfig, ...]:
+def row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
     """Every config on `arch` for elements of `itemsize` bytes, in the order of preference."""
-    blocks = _BLOCKS[itemsize]
-    clusters = (CLUSTERS_WITH_WEIGHTS if with_weights else CLUSTERS)[itemsize]
+    blocks, clusters = _BLOCKS[itemsize], CLUSTERS[itemsize]
     width = VECTOR_BYTES // itemsize
     shared = _whole_rows(arch, blocks[1::2] + clusters[1::2], width)
-    # Not of the host's own choice: its blocks run one after another.
-    stream_table = STREAMS[itemsize] if with_weights and arch == "sm_90a" else ()
     return (
-        *(
-            RowConfig(
-                threads, threads, width, elements // width, cluster, blocks_, plain=True, stages=8
-            )
-            for threads, elements, cluster, blocks_ in stream_table
-        ),
         *_whole_rows(arch, blocks + clusters, width, plain=True),
         *_rows_of_any_length(arch, itemsize, shared),
         *_rows_of_any_length(arch, itemsize, _whole_rows(arch, _ELEMENTS, 1)),
@@ -219,16 +190,16 @@ def refusal(
     layout: RowLayout,
     plain: bool,
     arrays_held: int = 1,
-    with_weights: bool = False,
+    norms: bool = False,
 ) -> str | None:
     """Why `config` cannot walk the rows of `layout` on `arch`; None: it can.
 
-    with_weights: the op's rows have weights, and a kernel whose blocks stay for many rows.
+    norms: the op is one, and has kernels of its own for plain calls.
     """
     c = config
     sizes = (c.num_threads, c.threads_per_row, c.vectors_per_thread, c.cluster_size, c.min_blocks)
-    if min(sizes) < 1 or c.stages < 0:
-        return "threads, vectors, blocks and clusters must be positive"
+    if min(*sizes, c.rows_per_thread) < 1 or c.stages < 0:
+        return "threads, vectors, rows, blocks and clusters must be positive"
     if c.num_threads > 1024 or c.num_threads % c.threads_per_row or c.num_threads % 32:
         return (
             "num_threads must be a multiple of threads_per_row and of 32, and at most 1024; got "
@@ -240,7 +211,7 @@ def refusal(
         return (
             f"a cluster has up to {max_cluster_size(arch)} blocks on {arch}; got {c.cluster_size}"
         )
-    if c.cluster_size > 1 and c.rows_per_block > 1:
+    if c.cluster_size > 1 and c.threads_per_row != c.num_threads:
         return "the blocks of a cluster share one row: threads_per_row must be num_threads"
     if c.cluster_size > 1 and c.split_rows:
         return "split_rows is for one block, not for clusters"
@@ -254,8 +225,13 @@ def refusal(
     needed = layout.num_cols + layout.max_head
     if not c.split_rows and c.chunk < needed:
         return f"{c.chunk} elements are fewer than a row's {needed}"
-    if c.stages and not with_weights:
-        return "stages are for the norms"
+    own = c.stages or c.rows_per_thread > 1 or c.in_registers
+    if own and not (norms and c.plain and not c.split_rows and not c.lanes_across_rows):
+        return "stages, rows_per_thread and in_registers are for plain, whole rows of the norms"
+    if norms and c.plain and (c.split_rows or c.lanes_across_rows):
+        return "plain rows of the norms are whole"
+    if c.stages and (c.rows_per_thread > 1 or c.in_registers):
+        return "blocks with stages have one row at a time, in shared memory"
     if c.stages:
         return _stream_refusal(c, arch, itemsize, layout, plain, arrays_held)
     held = arrays_held * c.shared_bytes(itemsize)
@@ -273,8 +249,8 @@ def _stream_refusal(
     """What refusal says of a config with stages, besides."""
     if arch not in _STREAM_ARCHS:
         return f"stages need one of {', '.join(_STREAM_ARCHS)}; got {arch}"
-    if not c.plain or c.split_rows or c.rows_per_block != 1:
-        return "stages need plain, whole rows, and threads_per_row to be num_threads"
+    if c.threads_per_row != c.num_threads:
+        return "stages need threads_per_row to be num_threads"
     if c.stages > MAX_STAGES:
         return f"there are at most {MAX_STAGES} stages; got {c.stages}"
     stage_bytes = arrays_held * c.shared_bytes(itemsize)
@@ -292,12 +268,12 @@ def check_config(
     layout: RowLayout,
     plain: bool,
     arrays_held: int = 1,
-    with_weights: bool = False,
+    norms: bool = False,
 ) -> RowConfig:
     """`config`, if it can walk the rows.  Raises TypeError and ValueError, with the reason."""
     if not isinstance(config, RowConfig):
         raise TypeError(f"config must be a RowConfig; got {type(config).__name__}")
-    if reason := refusal(config, arch, itemsize, layout, plain, arrays_held, with_weights):
+    if reason := refusal(config, arch, itemsize, layout, plain, arrays_held, norms):
         raise ValueError(f"config does not fit: {reason}")
     return config
 
@@ -327,35 +303,35 @@ def tuned_config(
     return choose(family, target, sizes, kind, configs, variant)
 
 
-def admissible_configs(
+def fitting(
+    configs: Iterable[RowConfig],
     arch: str,
     itemsize: int,
     layout: RowLayout,
     plain: bool,
     arrays_held: int = 1,
-    with_weights: bool = False,
+    norms: bool = False,
 ) -> tuple[RowConfig, ...]:
-    """The configs that can walk the rows of `layout`, the fastest measured first.
+    """Those of `configs` that can walk the rows of `layout`.
 
     plain: the call has no options, so that configs for such calls serve too.
     arrays_held: how many rows a block holds of each, in shared memory.
-    with_weights: as of `refusal`.
+    norms: as of `refusal`.
     """
-    most = max_shared_bytes(arch) - _STATIC_SHARED_BYTES
-    configs = [
-        config
-        for config in row_configs(arch, itemsize, with_weights)
-        if refusal(config, arch, itemsize, layout, plain, arrays_held, with_weights) is None
-    ]
-    streams = [c for c in configs if c.stages]
-    configs = [c for c in configs if not c.stages]
-    for_this = [c for c in streams if 2 * layout.num_cols > c.chunk]
-    # Of clusters those first of which a multiprocessor holds three blocks.
-    crowded = [
+    return tuple(
         config
         for config in configs
-        if config.cluster_size > 1 and 3 * arrays_held * config.shared_bytes(itemsize) > most
-    ]
+        if refusal(config, arch, itemsize, layout, plain, arrays_held, norms) is None
+    )
+
+
+def admissible_configs(
+    arch: str, itemsize: int, layout: RowLayout, plain: bool
+) -> tuple[RowConfig, ...]:
+    """The configs that can walk the rows of `layout`, the fastest measured first."""
+    most = max_shared_bytes(arch) - _STATIC_SHARED_BYTES
+    configs = fitting(row_configs(arch, itemsize), arch, itemsize, layout, plain)
+    # Of clusters those first of which a multiprocessor holds three blocks.
+    crowded = [c for c in configs if c.cluster_size > 1 and 3 * c.shared_bytes(itemsize) > most]
     roomy = [c for c in configs if c not in crowded and not c.split_rows]
-    others = [c for c in streams if c not in for_this]
-    return (*for_this, *roomy, *crowded, *(c for c in configs if c.split_rows), *others)
+    return (*roomy, *crowded, *(c for c in configs if c.split_rows))

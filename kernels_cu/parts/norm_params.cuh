@@ -1,4 +1,4 @@
-// What the kernels of layer_norm and rms_norm are told of a call (cupykern/norm.py: _PARAMS).
+// What the kernels of layer_norm and rms_norm are told of a call (cupykern/rows/norm_plan.py: _PARAMS).
 #include "parts/row.cuh"
 
 enum Operand { kX, kResidual, kY, kSum, kStatistic, kOperands };

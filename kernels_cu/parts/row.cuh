@@ -61,11 +61,15 @@ struct RowTask {
 
     DEVICE static RowTask here(int64_t pass, int64_t num_chunks, const RowThread& t) {
         RowTask task{kWholeRow, 0, 0, 1};
-        const int64_t group = blockIdx.x / kClusterSize;
-        int64_t row_group = group;
+        int64_t group = blockIdx.x / kClusterSize;
         if constexpr (kSplitRows) {
             task.pass = Pass(pass);
             task.num_chunks = num_chunks;
+            // What was read last comes first: it is still in L2.
+            if (pass == kApply) group = int64_t(gridDim.x) - 1 - group;
+        }
+        int64_t row_group = group;
+        if constexpr (kSplitRows) {
             if (pass != kMerge) {
                 row_group = group / num_chunks;
                 task.chunk = group % num_chunks;

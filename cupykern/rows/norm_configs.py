@@ -1,0 +1,172 @@
+"""Which configs hold the rows of a norm, the fastest measured first."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from ..targets.limits import max_cluster_size
+from .row_configs import VECTOR_BYTES, RowConfig, fitting, row_configs
+from .rows import RowLayout
+
+_Table = tuple[tuple[int, int, int, int, int, int, bool], ...]
+
+# For plain calls, by the elements' bytes and rising length of the row: (num_threads, threads_per_row,
+# vectors_per_thread, cluster_size, min_blocks, rows_per_thread, in_registers); the first that holds a
+# row wins.  Several rows at once share what a thread reads of weights, and their exchanges.
+_BLOCKS: dict[int, _Table] = {
+    2: (
+        (128, 8, 1, 1, 8, 1, True),
+        (128, 32, 1, 1, 8, 4, True),
+        (128, 128, 1, 1, 8, 4, True),
+        (256, 256, 2, 1, 4, 2, True),
+        (512, 512, 2, 1, 2, 2, True),
+        (512, 512, 4, 1, 3, 1, False),
+    ),
+    4: (
+        (128, 8, 1, 1, 8, 1, True),
+        (128, 32, 1, 1, 8, 4, True),
+        (128, 64, 4, 1, 8, 1, True),
+        (256, 256, 4, 1, 4, 1, True),
+        (512, 512, 4, 1, 2, 1, True),
+        (1024, 1024, 4, 1, 2, 1, False),
+    ),
+}
+_CLUSTERS: dict[int, _Table] = {
+    2: tuple((512, 512, 4, size, 2, 2, False) for size in (2, 4, 8, 16)),
+    4: tuple((512, 512, 4, size, 2, 2, False) for size in (4, 8, 16)),
+}
+# The same with a residual.
+_SUMS: dict[int, _Table] = {
+    2: (
+        (128, 8, 1, 1, 8, 1, True),
+        (128, 32, 4, 1, 5, 1, True),
+        (128, 128, 4, 1, 8, 1, False),
+        (512, 512, 4, 1, 2, 1, False),
+    ),
+    4: (
+        (128, 8, 1, 1, 8, 1, True),
+        (128, 128, 2, 1, 8, 2, True),
+        (256, 256, 4, 1, 4, 1, True),
+        (1024, 1024, 4, 1, 1, 1, True),
+    ),
+}
+_CLUSTERS_OF_SUMS: dict[int, _Table] = {
+    2: tuple((512, 512, 4, size, 2, 1, False) for size in (4, 16)),
+    4: (
+        *((512, 512, 4, size, 2, 1, False) for size in (8, 16)),
+        (1024, 1024, 4, 16, 1, 1, True),
+    ),
+}
+# To FP8 and int8.
+_QUANTIZED: dict[int, _Table] = {
+    2: (
+        (128, 8, 1, 1, 8, 1, True),
+        (128, 32, 4, 1, 6, 1, True),
+        (128, 128, 4, 1, 12, 1, False),
+        (512, 512, 4, 1, 3, 1, False),
+        *((512, 512, 4, size, 3, 1, False) for size in (4, 16)),
+    ),
+    4: (
+        (128, 8, 1, 1, 8, 1, True),
+        (128, 32, 8, 1, 4, 1, True),
+        (128, 128, 8, 1, 8, 1, False),
+        (512, 512, 8, 1, 2, 1, False),
+        *((512, 512, 8, size, 2, 1, False) for size in (4, 16)),
+    ),
+}
+# Blocks that stay for many rows: (num_threads, vectors_per_thread, cluster_size, min_blocks); for
+# rows that fill more than half.
+_STREAMS = {
+    2: ((512, 4, 16, 2), (1024, 4, 8, 1), (512, 4, 16, 1)),
+    4: ((1024, 4, 16, 1),),
+}
+
+
+@cache
+def norm_configs(arch: str, itemsize: int, has_residual: bool) -> tuple[RowConfig, ...]:
+    """Every config on `arch` of elements of `itemsize` bytes, for results that are not quantized."""
+    streams = _STREAMS[itemsize] if arch == "sm_90a" else ()
+    width = VECTOR_BYTES // itemsize
+    tables = (_SUMS, _CLUSTERS_OF_SUMS) if has_residual else (_BLOCKS, _CLUSTERS)
+    return (
+        *(
+            RowConfig(threads, threads, width, vectors, cluster, blocks, plain=True, stages=8)
+            for threads, vectors, cluster, blocks in streams
+        ),
+        *(config for table in tables for config in _plain(arch, itemsize, table[itemsize])),
+        *_with_options(arch, itemsize),
+    )
+
+
+@cache
+def quantized_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
+    """The same for quantized results of rms_norm."""
+    return (*_plain(arch, itemsize, _QUANTIZED[itemsize]), *_with_options(arch, itemsize))
+
+
+def _with_options(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
+    """For calls with options, and strides of all kinds: fewer, since such calls are rarer."""
+    sizes = {VECTOR_BYTES // itemsize: (8, 32, 128, 512), 1: (16, 256)}  # threads of one row
+    return tuple(
+        config
+        for config in row_configs(arch, itemsize)
+        if not config.plain
+        and config.cluster_size == 1
+        and (config.split_rows or config.threads_per_row in sizes[config.vector_width])
+    )
+
+
+def _plain(arch: str, itemsize: int, table: _Table) -> tuple[RowConfig, ...]:
+    limit = max_cluster_size(arch)
+    return tuple(
+        RowConfig(
+            *(threads, threads_per_row, VECTOR_BYTES // itemsize, vectors, cluster),
+            # A cap on registers, measured on Hopper; elsewhere it may spill.
+            min_blocks=blocks if arch == "sm_90a" else 1,
+            plain=True,
+            rows_per_thread=rows,
+            in_registers=in_registers,
+        )
+        for threads, threads_per_row, vectors, cluster, blocks, rows, in_registers in table
+        if cluster <= limit
+    )
+
+
+def admissible_norm_configs(
+    arch: str,
+    itemsize: int,
+    layout: RowLayout,
+    plain: bool,
+    arrays_held: int,
+    centered: bool,
+    quantized: bool,
+) -> tuple[RowConfig, ...]:
+    """The configs that can walk the rows of `layout`, the fastest measured first.
+
+    plain: the call has no options but `quantize`.  arrays_held: 2 with a residual.
+    """
+    if quantized:
+        configs = quantized_configs(arch, itemsize)
+    else:
+        configs = norm_configs(arch, itemsize, arrays_held == 2)
+    configs = fitting(configs, arch, itemsize, layout, plain, arrays_held, norms=True)
+    streams = [c for c in configs if c.stages and streams_fit(centered, arrays_held)]
+    # Measured: clusters of 8 are faster for layer_norm, of 16 for rms_norm.
+    streams.sort(key=lambda c: (c.cluster_size == 8) != centered)
+    for_this = [c for c in streams if 2 * layout.num_cols > c.chunk]
+    whole = [c for c in configs if not c.stages and not c.split_rows]
+    split = [c for c in configs if c.split_rows]
+    return (*for_this, *whole, *split, *(c for c in streams if c not in for_this))
+
+
+def streams_fit(centered: bool, arrays_held: int) -> bool:
+    """Whether blocks that stay for many rows can do it: not layer_norm of sums, for want of registers."""
+    return not (centered and arrays_held == 2)
+
+
+def quantizes(config: RowConfig) -> bool:
+    """Whether rms_norm quantizes by `config`: plain rows one at a time, all threads that meet on one."""
+    if not config.plain:
+        return True
+    alone = config.threads_per_row in (config.num_threads, *(2**n for n in range(6)))
+    return alone and config.rows_per_thread == 1 and not config.stages

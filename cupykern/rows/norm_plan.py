@@ -1,0 +1,167 @@
+"""Which kernel normalises the rows of a call, and what it is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kernels_cu import Variant
+
+from .. import dtypes
+from ..targets import Target
+from .norm_configs import admissible_norm_configs, quantizes, streams_fit
+from .row_configs import (
+    RowConfig,
+    check_config,
+    tuned_config,
+)
+from .rows import (
+    DTYPE_CODES,
+    Operand,
+    RowPlan,
+    contiguous_operand,
+    layout_dtype,
+    operand,
+    row_layout,
+    row_plan,
+    row_variant,
+)
+
+DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
+
+_PARAMS = np.dtype(  # norm_params.cuh: NormParams
+    [
+        ("layout", layout_dtype(5)),
+        ("num_chunks", np.int64),
+        ("weight_stride", np.int64),
+        ("bias_stride", np.int64),
+        ("eps", np.float32),
+        ("dtype", np.int32),
+        ("weight_dtype", np.int32),
+        ("bias_dtype", np.int32),
+        ("compensated", np.int32),
+        ("stages", np.int32),
+    ]
+)
+
+
+class Options(NamedTuple):
+    centered: bool
+    compensated: bool
+    return_stats: bool
+    quantize: str | None
+
+    @property
+    def quantized(self) -> np.dtype | None:
+        return None if self.quantize is None else dtypes.QUANTIZED[self.quantize]
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A call's plan, and what it returns.  simple: y, and the sum with the residual if there is one."""
+
+    plan: RowPlan
+    y_dtype: np.dtype
+    options: Options
+    has_residual: bool
+    simple: bool
+
+
+def make_norm(
+    target: Target,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    eps: float,
+    residual: Any,
+    options: Options,
+    y: Any,
+    total: Any,
+    config: RowConfig | None,
+) -> Norm | None:
+    """total: where s goes; None: to a new C-contiguous array."""
+    place = operand(x)
+    total_place = contiguous_operand(x.shape, x.itemsize) if total is None else operand(total)
+    statistics = contiguous_operand((*x.shape[:-1], 1), 4)
+    operands = (
+        place,
+        place if residual is None else operand(residual),
+        operand(y),
+        place if residual is None else total_place,
+        statistics._replace(strides=(*statistics.strides[:-1], 0)),
+    )
+    layout = row_layout(x.shape, x.ndim - 1, operands, vectored=(1, 2, 3))
+    if layout is None:
+        return None
+    columns = [array for array in (weight, bias) if array is not None]
+    quantized = options.quantized is not None
+    plain = (
+        (y.dtype == x.dtype or quantized)
+        and not (options.compensated or options.return_stats)
+        and all(a.dtype == x.dtype and _is_aligned(operand(a)) for a in columns)
+    )
+    has_residual = residual is not None
+    held = 1 + has_residual
+    if config is not None:
+        check_config(config, target.arch, x.itemsize, layout, plain, held, norms=True)
+        if config.stages and not streams_fit(options.centered, held):
+            raise ValueError("config does not fit: layer_norm has no stages with a residual")
+        if quantized and not quantizes(config):
+            raise ValueError(
+                "config does not fit: plain rows are quantized one at a time, by a block or a warp"
+            )
+    else:
+        config = tuned_config(
+            *(
+                "layer_norm" if options.centered else "rms_norm",
+                target,
+                x.dtype,
+                layout,
+                plain,
+                held,
+            ),
+            lambda: admissible_norm_configs(
+                target.arch, x.itemsize, layout, plain, held, options.centered, quantized
+            ),
+            lambda config: norm_variant(x.dtype, options.centered, config, quantized, has_residual),
+            rounds="to FP32" if options.quantized is None else "by row",
+        )
+    if config.split_rows and quantized:
+        return None  # a row's scale is known only when all of it has been normalised
+    params = np.zeros((), _PARAMS)
+    params["eps"] = eps
+    params["dtype"] = DTYPE_CODES[y.dtype]
+    for name, array in (("weight", weight), ("bias", bias)):
+        if array is not None:
+            params[f"{name}_dtype"] = DTYPE_CODES[array.dtype]
+            params[f"{name}_stride"] = array.strides[0] // array.itemsize
+    params["compensated"] = options.compensated
+    variant = norm_variant(x.dtype, options.centered, config, quantized, has_residual)
+    shared_bytes = held * config.shared_bytes(x.itemsize)
+    statistic_bytes = 16 if options.centered else 4
+    plan = row_plan(target, variant, config, layout, params, statistic_bytes, shared_bytes)
+    simple = not (options.return_stats or options.quantized)
+    return Norm(plan, y.dtype, options, has_residual, simple)
+
+
+def norm_variant(
+    dtype: np.dtype, centered: bool, config: RowConfig, quantized: bool, has_residual: bool
+) -> Variant:
+    """The variant of a norm; quantized: its results are."""
+    constants: tuple[tuple[str, int], ...] = (("kCentered", centered),)
+    if not config.plain or config.stages:  # variants that do either, or neither
+        return row_variant("normalize", dtype, config, constants)
+    constants += (
+        ("kQuantized", quantized),
+        ("kRowsPerThread", config.rows_per_thread),
+        ("kInRegisters", config.in_registers),
+        ("kSums", 2 if quantized else int(has_residual)),  # normalize_plain.cu: HasResidual
+    )
+    return row_variant("normalize_plain", dtype, config, constants)
+
+
+def _is_aligned(column: Operand) -> bool:
+    """Whether a weight can be read in vectors."""
+    return column.offset % 16 == 0 and column.strides[0] == column.itemsize

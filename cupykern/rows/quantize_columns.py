@@ -1,0 +1,105 @@
+"""quantize with a scale for each column of matrices in C order: kernels_cu/quantize_columns.cu."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from kernels_cu import Variant
+
+from .. import arrays
+from ..choice import choose
+from ..jit import get_kernel
+from ..targets import Target
+from ..targets.limits import max_cluster_size, max_shared_bytes
+from .quantize_rows import Launch, scale_shape
+from .quantize_tiles import in_vectors, tile_params
+from .row_configs import VECTOR_BYTES, RowConfig
+from .rows import MAX_OUTER_DIMS, operand, row_variant
+
+# (num_threads, threads under each other, vectors_per_thread, cluster_size), by rising length of the
+# columns: the first that holds them wins.
+_STRIPS = (
+    (512, 64, 4, 1),
+    *((256, 32, 16, size) for size in (1, 2, 4, 8)),
+    *((512, 64, 16, size) for size in (8, 16)),
+    (512, 128, 16, 16),
+)
+
+
+def column_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
+    """Every config of quantize_columns.cu on `arch`, those of the shortest columns first.
+
+    Of RowConfig's words "row" stands for a column: threads_per_row lie under each other.
+    """
+    limit, width = max_cluster_size(arch), VECTOR_BYTES // itemsize
+    return tuple(
+        RowConfig(threads, under, width, vectors, size, lanes_across_rows=True, plain=True)
+        for threads, under, vectors, size in _STRIPS
+        if size <= limit
+        and threads * vectors * VECTOR_BYTES + _STATIC_BYTES <= max_shared_bytes(arch)
+    )
+
+
+_STATIC_BYTES = 12 * 1024  # at most: what warps and blocks tell each other
+
+
+def held_rows(config: RowConfig) -> int:
+    """The rows of a matrix that a block or cluster holds."""
+    return config.cluster_size * config.threads_per_row * config.vectors_per_thread
+
+
+def column_variant(dtype: np.dtype, config: RowConfig) -> Variant:
+    """The variant that walks columns by `config`."""
+    return row_variant("quantize_columns", dtype, config)
+
+
+def admissible_column_configs(arch: str, itemsize: int, num_rows: int) -> tuple[RowConfig, ...]:
+    """Those for columns of `num_rows` elements, the fastest first."""
+    return tuple(c for c in column_configs(arch, itemsize) if held_rows(c) >= num_rows)
+
+
+def run_columns(
+    target: Target, x: Any, code: np.dtype, config: RowConfig | None
+) -> tuple[Any, Any, Launch] | None:
+    """As `run_rows`; None where matrices or `config` are not for this kernel.  Raises ValueError."""
+    if config is not None and not (config.plain and config.lanes_across_rows):
+        return None
+    y = arrays.empty_of(target.xp, x.shape, code)
+    x_place, y_place = operand(x), operand(y)
+    configs = ()
+    if x.ndim - 2 <= MAX_OUTER_DIMS and in_vectors(x_place, y_place):
+        configs = admissible_column_configs(target.arch, x.itemsize, x.shape[-2])
+    if config is not None and config not in configs:
+        raise ValueError(
+            f"config does not fit: plain lanes_across_rows is for columns of matrices in C order, "
+            f"here by {configs}; got {config}"
+        )
+    if not configs:
+        return None
+    if config is None:
+        config = choose(
+            "quantize_columns",
+            target,
+            {"rows": x.shape[-2], "cols": x.shape[-1]},
+            {"dtype": x.dtype.name},
+            lambda: configs,
+            lambda config: column_variant(x.dtype, config),
+        )
+    scale = target.xp.empty(scale_shape(x.shape, "column", (1, 1)), np.float32)
+    columns = config.num_threads // config.threads_per_row * config.vector_width
+    col_tiles = -(-x.shape[-1] // columns)
+    params = tile_params(x.shape, x_place, y_place, code, (x.shape[-2], columns))
+    params["num_tiles"] = num_tiles = math.prod(x.shape[:-2]) * col_tiles
+    params["row_tiles"], params["col_tiles"] = 1, col_tiles
+    params["scale_rows"], params["scale_row_elements"] = 1, x.shape[-2]
+    kernel, struct = get_kernel(target, column_variant(x.dtype, config)), target.by_value(params)
+    grid, shared_bytes = num_tiles * config.cluster_size, config.shared_bytes(x.itemsize)
+
+    def launch(given: tuple[Any, Any, Any]) -> None:
+        kernel(grid, (*given, struct), shared_bytes)
+
+    launch((x, y, scale))
+    return y, scale, launch

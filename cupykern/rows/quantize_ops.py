@@ -1,0 +1,176 @@
+"""The record of quantize: problems, inputs and work for check, bench and tests."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from kernels_cu import Variant
+
+from .. import dtypes, inputs, reference
+from ..op import Call, Draw, Op, Work
+from .quantize import quantize
+from .quantize_columns import admissible_column_configs, column_configs, column_variant
+from .quantize_rows import DTYPES, GRANULARITIES, all_row_configs, quantize_configs, scale_shape
+from .quantize_tiles import TileShape, all_tile_configs, tile_configs, tile_variant
+from .row_configs import (
+    VECTOR_BYTES,
+    RowConfig,
+)
+from .rows import (
+    contiguous_operand,
+    row_layout,
+    row_variant,
+)
+
+
+@dataclass(frozen=True)
+class QuantizeProblem:
+    """One call, without its numbers."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float16"
+    to: str = "e4m3"
+    granularity: str = "row"
+    block: tuple[int, int] = (1, 128)
+    kind: str = "normal"
+    layout: str = "C"
+
+    def __str__(self) -> str:
+        return f"{'x'.join(map(str, self.shape))} {self.dtype} to {self.to} by {self.granularity}"
+
+
+def _draw_problem(draw: Draw) -> QuantizeProblem:
+    ndim = draw.choice((2, 2, 2, 3, 4))
+    num_cols = draw.choice((0, 1, 2, 7, 8, 9, 31, 64, 65, 128, 255, 257, 1000, 1024, 4097))
+    return QuantizeProblem(
+        shape=(*(draw.choice((0, 1, 2, 3, 5, 17, 40)) for _ in range(ndim - 1)), num_cols),
+        dtype=draw.choice(OP.dtypes),
+        to=draw.choice(tuple(dtypes.QUANTIZED)),
+        granularity=draw.choice(GRANULARITIES),
+        block=draw.choice(((1, 128), (1, 32), (128, 128), (3, 5), (16, 64), (64, 1))),
+        kind=draw.choice(inputs.KINDS),
+        layout=draw.choice(("C", "C", *inputs.LAYOUTS)),
+    )
+
+
+def _bench_problem(shape: tuple[int, ...], dtype: str) -> QuantizeProblem:
+    """dtype: and after a colon options, with plus signs: a format, a granularity."""
+    if len(shape) < 2:
+        raise ValueError("quantize needs a shape of at least two dims")
+    options = (*dtypes.QUANTIZED, *GRANULARITIES)
+    dtype, chosen = inputs.bench_options("quantize", dtype, options)
+    dtypes.resolve(dtype, "dtype", DTYPES)
+    picked = []
+    for legal, otherwise in ((dtypes.QUANTIZED, "e4m3"), (GRANULARITIES, "row")):
+        names = chosen & set(legal)
+        if len(names) > 1:
+            raise ValueError(f"at most one of {', '.join(sorted(names))}")
+        picked.append(next(iter(names), otherwise))
+    return QuantizeProblem(shape, dtype, *picked, kind="bench")
+
+
+def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
+    if target == "host":
+        return ((1024, 1024), (64, 32768))
+    return ((4096, 4096), (32768, 1024), (32768, 4096), (16384, 16384), (8192, 65536))
+
+
+def _inputs(problem: QuantizeProblem, seed: int, xp: Any) -> Call:
+    dtype = dtypes.NAMES[problem.dtype]
+    if problem.kind == "bench":
+        x = inputs.bench_values(problem.shape, dtype, seed, xp)
+    else:
+        values = inputs.values(problem.kind, problem.shape, dtype, seed)
+        x = inputs.with_layout(values, problem.layout, xp)
+    kwargs: dict[str, Any] = {"granularity": problem.granularity}
+    if problem.granularity == "block":
+        kwargs["block"] = problem.block
+    return Call((x, problem.to), kwargs)
+
+
+def _work(problem: QuantizeProblem) -> Work:
+    size = math.prod(problem.shape)
+    scales = math.prod(scale_shape(problem.shape, problem.granularity, problem.block))
+    return Work(
+        bytes_read=size * dtypes.NAMES[problem.dtype].itemsize, bytes_written=size + 4 * scales
+    )
+
+
+def _variants(arch: str) -> tuple[Variant, ...]:
+    rows = (
+        row_variant("quantize", dtype, config)
+        for dtype in DTYPES
+        for config in all_row_configs(arch, dtype.itemsize)
+    )
+    tiles = (
+        tile_variant(dtype, config)
+        for dtype in DTYPES
+        for config in all_tile_configs(dtype.itemsize)
+    )
+    columns = (
+        column_variant(dtype, config)
+        for dtype in DTYPES
+        for config in column_configs(arch, dtype.itemsize)
+    )
+    return (*rows, *tiles, *columns)
+
+
+def _configs(problem: QuantizeProblem, arch: str) -> tuple[RowConfig, ...]:
+    itemsize = dtypes.NAMES[problem.dtype].itemsize
+    if problem.granularity == "block":
+        width = VECTOR_BYTES // itemsize
+        vectors = problem.block[1] % width == 0 and problem.shape[-1] % width == 0
+        return tile_configs(TileShape(itemsize, problem.block, vectors))
+    shape, axis = problem.shape, len(problem.shape) - 1
+    if problem.granularity == "tensor":
+        shape, axis = (1, math.prod(shape)), 1
+    own: tuple[RowConfig, ...] = ()
+    if problem.granularity == "column":
+        axis -= 1
+        if shape[-1] % (VECTOR_BYTES // itemsize) == 0:
+            own = admissible_column_configs(arch, itemsize, shape[-2])
+    x = contiguous_operand(shape, itemsize)
+    layout = row_layout(shape, axis, (x,) * 3, (1,))
+    return own + quantize_configs(arch, itemsize, layout, problem.granularity)
+
+
+def _variant(problem: QuantizeProblem, config: RowConfig) -> Variant:
+    dtype = dtypes.NAMES[problem.dtype]
+    if problem.granularity == "block":
+        return tile_variant(dtype, config)
+    if config.plain and config.lanes_across_rows:
+        return column_variant(dtype, config)
+    return row_variant("quantize", dtype, config)
+
+
+def _sample(
+    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Any, ...]]:
+    x = call.args[0]
+    if call.kwargs["granularity"] != "row" or x.ndim < 2:
+        return call, outputs
+    rows = inputs.sample_rows(x, max_elements, seed)
+    if rows is None:
+        return call, outputs
+    return Call((x[rows], *call.args[1:]), call.kwargs), tuple(
+        inputs.take_rows(y, rows) for y in outputs
+    )
+
+
+OP = Op(
+    name="quantize",
+    run=quantize,
+    reference=reference.quantize,
+    bound=reference.quantize_bound,
+    draw_problem=_draw_problem,
+    bench_problem=_bench_problem,
+    bench_shapes=_bench_shapes,
+    inputs=_inputs,
+    work=_work,
+    variants=_variants,
+    configs=_configs,
+    variant=_variant,
+    sample=_sample,
+)

@@ -1,0 +1,127 @@
+"""quantize with a scale for each row or column, or one for all: kernels_cu/quantize.cu."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .. import arrays, dtypes
+from ..targets import Target
+from .row_configs import (
+    VECTOR_BYTES,
+    RowConfig,
+    check_config,
+    fitting,
+    row_configs,
+    tuned_config,
+)
+from .rows import (
+    DTYPE_CODES,
+    RowLayout,
+    layout_dtype,
+    operand,
+    row_layout,
+    row_plan,
+    row_variant,
+)
+
+DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
+GRANULARITIES = ("tensor", "row", "column", "block")
+Launch = Callable[[tuple[Any, Any, Any]], None]
+
+_PARAMS = np.dtype(  # quantize.cu: QuantizeParams
+    [
+        ("layout", layout_dtype(3)),
+        ("num_chunks", np.int64),
+        ("dtype", np.int32),
+        ("padding", np.int32),
+    ]
+)
+
+
+def scale_shape(
+    shape: tuple[int, ...], granularity: str, block: tuple[int, int]
+) -> tuple[int, ...]:
+    if granularity == "tensor":
+        return ()
+    if granularity == "row":
+        return (*shape[:-1], 1)
+    if granularity == "column":
+        return (*shape[:-2], 1, shape[-1])
+    return (*shape[:-2], -(-shape[-2] // block[0]), -(-shape[-1] // block[1]))
+
+
+def all_row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
+    """Every config of quantize.cu on `arch`: of softmax's every second plain one, and clusters only for
+    such and for strides."""
+    rows = row_configs(arch, itemsize)
+    plain = [config for config in rows if config.plain]
+    others = (c for c in rows if not c.plain and (c.cluster_size == 1 or c.vector_width == 1))
+    return (stretch_config(itemsize), *plain[1::2], *others)
+
+
+def quantize_configs(
+    arch: str, itemsize: int, layout: RowLayout, granularity: str
+) -> tuple[RowConfig, ...]:
+    """The fastest first; a tensor that one block cannot hold is spread over all of them."""
+    stretch = stretch_config(itemsize)
+    configs = fitting(all_row_configs(arch, itemsize), arch, itemsize, layout, plain=True)
+    whole = [c for c in configs if not c.split_rows]
+    split = [c for c in configs if c.split_rows and c != stretch]
+    if granularity != "tensor":
+        return (*whole, *split)
+    whole = [c for c in whole if c.cluster_size == 1]
+    return (*whole, *(c for c in configs if c == stretch), *split)
+
+
+def stretch_config(itemsize: int) -> RowConfig:
+    """For a tensor that lies in one stretch of memory: chunks of 32 KB, in three launches."""
+    width = VECTOR_BYTES // itemsize
+    return RowConfig(256, 256, width, 8, min_blocks=4, split_rows=True, plain=True)
+
+
+def _layout(x: Any, y: Any, scale: Any, granularity: str) -> RowLayout | None:
+    """The rows of x, y and, along with them, their scales (stride 0 along the row)."""
+    axis = x.ndim - 2 if granularity == "column" else x.ndim - 1
+    scales = operand(scale)
+    strides = (*scales.strides[:axis], 0, *scales.strides[axis + 1 :])
+    operands = (operand(x), operand(y), scales._replace(strides=strides))
+    return row_layout(x.shape, axis, operands, vectored=(1,))
+
+
+def run_rows(
+    target: Target, x: Any, code: np.dtype, granularity: str, config: RowConfig | None
+) -> tuple[Any, Any, Launch]:
+    """(values, scale, how they were made of x)"""
+    xp = target.xp
+    if x.flags.c_contiguous or granularity == "tensor":
+        y = arrays.empty_of(xp, x.shape, code)
+    else:
+        y = arrays.empty_like_of(xp, x, code)
+    rows_x, rows_y = x, y
+    if granularity == "tensor":  # one row
+        rows_x = xp.ascontiguousarray(x).reshape(1, -1)
+        rows_y = y.reshape(1, -1)
+    scale = xp.empty(scale_shape(rows_x.shape, granularity.replace("tensor", "row"), (1, 1)), "f4")
+    layout = _layout(rows_x, rows_y, scale, granularity)
+    if layout is None:  # rare: strides that the kernel can't walk
+        return run_rows(target, xp.array(x, order="C"), code, granularity, config)
+    if config is not None:
+        check_config(config, target.arch, x.itemsize, layout, plain=True)
+    else:
+        config = tuned_config(
+            *("quantize", target, x.dtype, layout, True, 1),
+            lambda: quantize_configs(target.arch, x.itemsize, layout, granularity),
+            lambda config: row_variant("quantize", x.dtype, config),
+            granularity="tensor" if granularity == "tensor" else "rows",
+        )
+    params = np.zeros((), _PARAMS)
+    params["dtype"] = DTYPE_CODES[code]
+    variant = row_variant("quantize", x.dtype, config)
+    shared_bytes = config.shared_bytes(x.itemsize)
+    plan = row_plan(target, variant, config, layout, params, 4, shared_bytes)
+    plan.launch(xp, (rows_x, rows_y, scale))
+    scale = scale.reshape(()) if granularity == "tensor" else scale
+    return y, scale, lambda given: plan.launch(xp, given)

@@ -1,0 +1,407 @@
+// normalize_plain.cu: layer_norm (kCentered) and rms_norm as in normalize.cu, of rows of whole,
+// aligned vectors, without options.  A row is read once, into registers (kInRegisters) or shared
+// memory; a thread has the same places of kRowsPerThread neighbouring rows, for which it reads its
+// weights once.
+//   One exchange between warps and blocks: each warp has the mean of its own elements and the
+// squares about it, and all merge them (as parts/moments.cuh, without its second part of the mean).
+//   kQuantized: rms_norm, y is FP8 or int8, row_scale decodes it.  The row's largest |s * weight|
+// comes with the squares; it is the largest |y| but for the factor rstd.
+// The other arguments are those of normalize.cu, where they are not null there either.
+// Constants: Element, kCentered, kQuantized, kRowsPerThread, kInRegisters, kSums (whether there is
+// a residual: none of what the other kind needs is in the code) and those of parts/row.cuh.
+// Launch: grid (ceil(rows / (kRowsPerBlock * kRowsPerThread)) * kClusterSize), block (kNumThreads),
+// dynamic shared memory sizeof(Storage), twice that with a residual; none with kInRegisters.
+#include "parts/norm_params.cuh"
+#include "parts/quantize.cuh"
+
+static_assert(kPlain && !kSplitRows && !kLanesAcrossRows, "whole rows without options");
+static_assert(!(kCentered && kQuantized), "layer_norm does not quantize");
+static_assert(!kQuantized || kRowsPerThread == 1, "a row's largest may need an exchange of its own");
+static_assert(!kQuantized || kRowsPerBlock == 1 || kWarpsPerRow == 1, "in which all take part");
+
+enum HasResidual { kNever, kAlways, kEither };
+
+using RowVector = Vector<Element, kVectorWidth>;
+struct Storage { RowVector vectors[kRowsPerThread][kVectorsPerThread][kNumThreads]; };
+DEVICE Storage* storage() {
+    SHARED_STORAGE(Storage, rows);
+    return &rows;
+}
+
+// Vectors whose values are under way at once: as registers allow, of which sums for layer_norm take
+// the most.
+constexpr int kRegisters = 65536 / (kNumThreads * kMinBlocks);
+template <bool kTight>
+constexpr int kUnrolled = kInRegisters                       ? kVectorsPerThread
+                          : kRegisters >= (kTight ? 128 : 64) ? 4
+                          : kRegisters >= (kTight ? 64 : 40)  ? 2
+                                                              : 1;
+constexpr int kParts = kClusterSize * kWarpsPerRow;
+
+// A warp's, a block's or a row's: the mean, or of kQuantized the largest |s * weight|; the squares
+// about the mean, or about zero.
+struct alignas(8) Statistic { float first, squares; };
+
+// Where a thread's vectors are in all of its rows.  kWhole: all of them are there, of all rows, and
+// there are weights and biases, which saves the questions.
+template <bool kWhole>
+struct Places {
+    RowThread t;
+    int num_cols;
+    float one_over_count;  // of this warp's elements
+
+    DEVICE static Places here(int64_t num_cols) {
+        Places at{RowThread::here(), int(num_cols), 0.0f};
+        const float count = at.count_of(at.t.rank * kWarpsPerRow + at.warp());
+        at.one_over_count = 1.0f / (count > 0.0f ? count : 1.0f);
+        return at;
+    }
+
+    DEVICE int position(int i) const { return t.position(i); }
+    DEVICE bool holds(int i) const { return kWhole || position(i) < num_cols; }
+    DEVICE float one_over_cols() const { return 1.0f / float(num_cols); }
+    DEVICE int warp() const { return t.lane / kWarpSize; }
+    // The elements of part number `part`: of a warp in some block of the cluster.
+    DEVICE float count_of(int part) const {
+        if (kParts == 1) return float(num_cols);
+        if (kWhole || num_cols == kChunk) return float(kChunk / kParts);
+        const int total = num_cols / kVectorWidth;
+        const int rank = part / kWarpsPerRow, first = part % kWarpsPerRow * kWarpSize;
+        int vectors = 0;
+#pragma unroll
+        for (int i = 0; i < kVectorsPerThread; ++i) {
+            const int rest = total - (i * kClusterSize + rank) * kThreadsPerRow - first;
+            vectors += rest < 0 ? 0 : rest < kWarpSize ? rest : kWarpSize;
+        }
+        return float(vectors * kVectorWidth);
+    }
+};
+
+DEVICE void keep_packed(RowVector& vector) {
+#pragma unroll
+    for (auto& access : vector.bytes) {
+#pragma unroll
+        for (uint32_t& word : access.words) word = uint32_t(opaque(int(word)));
+    }
+}
+
+// This thread's part of an array's rows; zeros where they have no elements.
+struct Held {
+    RowVector registers[kInRegisters ? kRowsPerThread : 1][kInRegisters ? kVectorsPerThread : 1];
+    Storage* shared;
+
+    // p: the first row's; rows from `live` on are not there.
+    template <bool kWhole>
+    DEVICE void start(const Element* p, int64_t stride, const Places<kWhole>& at, int live) {
+#pragma unroll
+        for (int r = 0; r < kRowsPerThread; ++r, p += stride) {
+#pragma unroll
+            for (int i = 0; i < kVectorsPerThread; ++i) {
+                const bool there = kWhole || (r < live && at.holds(i));
+                if constexpr (kInRegisters) {
+                    registers[r][i].fill(from_float<Element>(0.0f));
+                    if (there) registers[r][i].load(p + at.position(i));
+                } else if (there) {
+                    copy_async<16>(&shared->vectors[r][i][threadIdx.x], p + at.position(i));
+                } else {
+                    shared->vectors[r][i][threadIdx.x].fill(from_float<Element>(0.0f));
+                }
+            }
+        }
+        if constexpr (!kInRegisters) copy_async_commit();
+    }
+    DEVICE RowVector get(int r, int i) {
+        if constexpr (kInRegisters) {
+            // Packed until it is used again, instead of as twice the registers.
+            keep_packed(registers[r][i]);
+            return registers[r][i];
+        } else {
+            return shared->vectors[r][i][threadIdx.x];
+        }
+    }
+};
+
+template <bool kHasResidual>
+struct Sums {
+    static constexpr bool kTight = kCentered && (kHasResidual || kRowsPerThread > 1);
+    Held x, residual;
+
+    DEVICE void get(int r, int i, float (&values)[kVectorWidth]) {
+        const RowVector a = x.get(r, i);
+#pragma unroll
+        for (int j = 0; j < kVectorWidth; ++j) values[j] = a[j];
+        if constexpr (kHasResidual) {
+            const RowVector b = residual.get(r, i);
+#pragma unroll
+            for (int j = 0; j < kVectorWidth; ++j) values[j] += b[j];
+        }
+    }
+};
+
+// Those of the vector at `position`, or else `otherwise`.
+template <bool kWhole>
+DEVICE RowVector load_columns(const void* from, int position, float otherwise) {
+    RowVector vector;
+    if constexpr (!kWhole) vector.fill(from_float<Element>(otherwise));
+    if (kWhole || from) vector.load_read_only(static_cast<const Element*>(from) + position);
+    return vector;
+}
+
+// The warp's part of row r.
+template <class Sums, bool kWhole>
+DEVICE Statistic warp_statistic(Sums& s, int r, const Places<kWhole>& at, const void* weight) {
+    float mean = 0.0f;
+    if constexpr (kCentered) {
+        float sum = 0.0f;
+#pragma unroll(kUnrolled<Sums::kTight>)
+        for (int i = 0; i < kVectorsPerThread; ++i) {
+            float values[kVectorWidth], part = 0.0f;
+            s.get(r, i, values);
+#pragma unroll
+            for (int j = 0; j < kVectorWidth; ++j) part += values[j];
+            sum += part;
+        }
+        mean = reduce_in_warp(sum, Sum()) * at.one_over_count;
+    }
+    float squares = 0.0f;
+    float largest = 0.0f;  // a NaN is in the squares
+#pragma unroll(kUnrolled<Sums::kTight>)
+    for (int i = 0; i < kVectorsPerThread; ++i) {
+        float values[kVectorWidth], part = 0.0f;
+        s.get(r, i, values);
+#pragma unroll
+        for (int j = 0; j < kVectorWidth; ++j) {
+            const float distance = values[j] - mean;
+            part += distance * distance;
+        }
+        squares += kCentered && !at.holds(i) ? 0.0f : part;
+        if constexpr (kQuantized) {
+            if (!at.holds(i)) continue;
+            const RowVector weights = load_columns<kWhole>(weight, at.position(i), 1.0f);
+#pragma unroll
+            for (int j = 0; j < kVectorWidth; ++j) {
+                largest = maximum(largest, magnitude(values[j] * weights[j]));
+            }
+        }
+    }
+    squares = reduce_in_warp(squares, Sum());
+    if constexpr (kQuantized) mean = reduce_in_warp(largest, Max());
+    return {mean, squares};
+}
+
+// What the warps of a row, or its blocks', have found becomes what the row has.
+template <bool kWhole>
+DEVICE Statistic merge_parts_of_row(const Statistic* parts, const Places<kWhole>& at) {
+    constexpr int kLanes = kParts < kWarpSize ? kParts : kWarpSize;
+    const int lane = lane_id() % kLanes;
+    Statistic s{0.0f, 0.0f};
+    float origin = 0.0f;
+    if constexpr (kCentered) {
+        // Distances from one of the means, so that a mean far from zero loses nothing.
+        origin = parts[0].first;
+#pragma unroll
+        for (int i = lane; i < kParts; i += kLanes) {
+            s.first += at.count_of(i) * (parts[i].first - origin);
+        }
+        s.first = MergeFloats<Sum>().across_lanes(s.first, 1, kLanes) * at.one_over_cols();
+    }
+#pragma unroll
+    for (int i = lane; i < kParts; i += kLanes) {
+        s.squares += parts[i].squares;
+        if constexpr (kCentered) {
+            const float distance = (parts[i].first - origin) - s.first;
+            s.squares += at.count_of(i) * (distance * distance);
+        }
+        if constexpr (kQuantized) s.first = maximum(s.first, parts[i].first);
+    }
+    s.squares = MergeFloats<Sum>().across_lanes(s.squares, 1, kLanes);
+    if constexpr (kQuantized) s.first = MergeFloats<Max>().across_lanes(s.first, 1, kLanes);
+    s.first += origin;
+    return s;
+}
+
+// `s`, the warp's, becomes the rows'.
+template <bool kWhole>
+DEVICE void exchange(Statistic (&s)[kRowsPerThread], const Places<kWhole>& at) {
+    if constexpr (kParts > 1) {
+        SHARED(Statistic, parts, [kRowsPerBlock][kRowsPerThread][kParts]);
+        auto& mine = parts[at.t.row_in_block];
+        if constexpr (kClusterSize > 1) {
+            Barrier& full = exchange_barriers()[0];
+            if (threadIdx.x == 0) {
+                full.arrive_expect_tx(kRowsPerThread * kParts * int(sizeof(Statistic)));
+            }
+            cluster_wait();
+            if (lane_id() < kClusterSize) {
+#pragma unroll
+                for (int r = 0; r < kRowsPerThread; ++r) {
+                    Statistic* to = &mine[r][at.t.rank * kWarpsPerRow + at.warp()];
+                    store_async(to, s[r], full, lane_id());
+                }
+            }
+            full.wait(0);
+        } else {
+            if (lane_id() == 0) {
+#pragma unroll
+                for (int r = 0; r < kRowsPerThread; ++r) mine[r][at.warp()] = s[r];
+            }
+            sync_block();
+        }
+#pragma unroll
+        for (int r = 0; r < kRowsPerThread; ++r) s[r] = merge_parts_of_row(mine[r], at);
+    }
+}
+
+// The largest |y| of row r anew, where the products with weights alone are too small or too large.
+template <class Sums, bool kWhole>
+DEVICE float largest_result(Sums& s, int r, const Places<kWhole>& at, float rstd, const void* weight) {
+    Largest largest;
+#pragma unroll(kInRegisters ? kVectorsPerThread : 1)
+    for (int i = 0; i < kVectorsPerThread; ++i) {
+        if (!at.holds(i)) continue;
+        float values[kVectorWidth];
+        s.get(r, i, values);
+        const RowVector weights = load_columns<kWhole>(weight, at.position(i), 1.0f);
+#pragma unroll
+        for (int j = 0; j < kVectorWidth; ++j) largest.take(values[j] * rstd * weights[j]);
+    }
+    return reduce_in_warp(largest.value(), Larger());
+}
+
+// What rows are multiplied by, and what is added, before the weights.
+struct RowFactors { float rstd, shift, encode; };
+
+template <class Code>
+DEVICE void store_codes(void* y, int64_t offset, const float (&values)[kVectorWidth]) {
+    Vector<Code, kVectorWidth> codes;
+    codes.from_floats(values);
+    codes.store(static_cast<Code*>(y) + offset);
+}
+
+template <bool kHasResidual, bool kWhole>
+DEVICE void normalize_rows(const Element* x, const Element* residual, const void* weight,
+                           const void* bias, void* y, Element* sum, float* row_scale,
+                           const NormParams& params) {
+    const auto& layout = params.layout;
+    const auto at = Places<kWhole>::here(layout.num_cols);
+    const int64_t group = int64_t(blockIdx.x) / kClusterSize * kRowsPerBlock + at.t.row_in_block;
+    const int64_t row = group * kRowsPerThread, rest = layout.num_rows - row;
+    const int live = rest < kRowsPerThread ? int(rest) : kRowsPerThread;
+    Sums<kHasResidual> s;
+    if constexpr (!kInRegisters) {
+        s.x.shared = storage();
+        s.residual.shared = storage() + 1;
+    }
+    s.x.start(x + row_offset(layout, kX, row), layout.outer_strides[kX][0], at, live);
+    if constexpr (kHasResidual) {
+        const int64_t stride = layout.outer_strides[kResidual][0];
+        s.residual.start(residual + row_offset(layout, kResidual, row), stride, at, live);
+    }
+    if constexpr (!kInRegisters) copy_async_wait<0>();
+
+    Statistic statistics[kRowsPerThread];
+#pragma unroll
+    for (int r = 0; r < kRowsPerThread; ++r) {
+        statistics[r] = warp_statistic(s, r, at, weight);
+    }
+    exchange(statistics, at);
+    RowFactors factors[kRowsPerThread];
+#pragma unroll
+    for (int r = 0; r < kRowsPerThread; ++r) {
+        const float mean = kCentered ? statistics[r].first : 0.0f;
+        const float variance = statistics[r].squares * at.one_over_cols();
+        const float rstd = reciprocal_square_root(variance + params.eps);
+        factors[r] = {rstd, -mean * rstd, 1.0f};
+        if constexpr (kQuantized) {
+            const float product = statistics[r].first;
+            const bool safe = product >= 0x1p-60f && product < kInfinity;
+            float largest = product * rstd;
+            // The same for all that share the row, and where rows share a warp for those.
+            if (kWarpsPerRow == 1 && kClusterSize == 1 ? vote_any(!safe) : !safe) {
+                const float anew = merge_across_warps<1>(
+                    largest_result(s, r, at, rstd, weight), at.t, MergeFloats<Larger>());
+                largest = safe ? largest : anew;
+            }
+            const QuantizeScale scale(largest, largest_number(params.dtype));
+            factors[r].encode = scale.encode;
+            if ((kWhole || row + r < layout.num_rows) && at.t.lane == 0 && at.t.rank == 0) {
+                row_scale[row_offset(layout, kStatistic, row + r)] = scale.decode;
+            }
+        }
+    }
+
+#pragma unroll(kUnrolled<Sums<kHasResidual>::kTight>)
+    for (int i = 0; i < kVectorsPerThread; ++i) {
+        if (!at.holds(i)) continue;
+        const int position = at.position(i);
+        RowVector weights = load_columns<kWhole>(weight, position, 1.0f), biases;
+        if constexpr (kCentered) biases = load_columns<kWhole>(bias, position, 0.0f);
+#pragma unroll
+        for (int r = 0; r < kRowsPerThread; ++r) {
+            if (!kWhole && row + r >= layout.num_rows) continue;
+            if constexpr (kHasResidual && kCentered) {
+                keep_packed(weights);
+                keep_packed(biases);
+            }
+            const int64_t to_y = row_offset(layout, kY, row + r) + position;
+            float values[kVectorWidth];
+            s.get(r, i, values);
+            RowVector vector;
+            if constexpr (kHasResidual) {
+                vector.from_floats(values);
+                vector.store(sum + row_offset(layout, kSum, row + r) + position);
+            }
+#pragma unroll
+            for (int j = 0; j < kVectorWidth; ++j) {
+                if constexpr (kCentered) {
+                    const float z = values[j] * factors[r].rstd + factors[r].shift;
+                    values[j] = z * weights[j] + biases[j];
+                } else {
+                    values[j] = values[j] * factors[r].rstd * weights[j];
+                }
+            }
+            if constexpr (kQuantized) {
+#pragma unroll
+                for (int j = 0; j < kVectorWidth; ++j) values[j] *= factors[r].encode;
+                if (params.dtype == kE4m3) {
+                    store_codes<e4m3>(y, to_y, values);
+                } else if (params.dtype == kE5m2) {
+                    store_codes<e5m2>(y, to_y, values);
+                } else {
+                    store_codes<int8_t>(y, to_y, values);
+                }
+            } else {
+                vector.from_floats(values);
+                vector.store(static_cast<Element*>(y) + to_y);
+            }
+        }
+    }
+}
+
+template <bool kHasResidual>
+DEVICE void normalize_any_rows(const Element* x, const Element* residual, const void* weight,
+                               const void* bias, void* y, Element* sum, float* row_scale,
+                               const NormParams& params) {
+    const auto& layout = params.layout;
+    const bool whole = layout.num_cols == kChunk && weight && (!kCentered || bias) &&
+                       layout.num_rows % (kRowsPerBlock * kRowsPerThread) == 0;
+    if (whole) {
+        normalize_rows<kHasResidual, true>(x, residual, weight, bias, y, sum, row_scale, params);
+    } else {
+        normalize_rows<kHasResidual, false>(x, residual, weight, bias, y, sum, row_scale, params);
+    }
+}
+
+KERNEL void normalize_plain(const Element* x, const Element* residual, const void* weight,
+                            const void* bias, void* y, Element* sum, float*, float*,
+                            float* row_scale, void*, const NormParams params, int64_t) {
+    announce_to_cluster();
+    if constexpr (kSums != kEither) {
+        constexpr bool kHasResidual = kSums == kAlways;
+        normalize_any_rows<kHasResidual>(x, residual, weight, bias, y, sum, row_scale, params);
+    } else if (residual) {
+        normalize_any_rows<true>(x, residual, weight, bias, y, sum, row_scale, params);
+    } else {
+        normalize_any_rows<false>(x, residual, weight, bias, y, sum, row_scale, params);
+    }
+}

@@ -1,0 +1,139 @@
+// quantize_columns.cu: as quantize.cu, one scale for each column of a matrix whose rows lie in
+// memory: a cluster brings a strip of neighbouring columns into its blocks' shared memory, so that x
+// is read once, in pieces of rows.  kRowsPerBlock vectors lie side by side in a strip, with
+// kThreadsPerRow threads under each other, which have kVectorsPerThread vectors of as many rows
+// each.
+//   Of matrices whose rows are whole, aligned vectors, of x and of y.
+// Constants: Element and those of parts/row.cuh; "row" read as "column", lanes across them.
+// Launch: grid (params.num_tiles * kClusterSize), block (kNumThreads), dynamic shared memory
+// sizeof(RowStorage<Element>).  A tile of params is a strip.
+#include "parts/quantize.cuh"
+#include "parts/tiles.cuh"
+
+static_assert(kLanesAcrossRows && kPlain && !kSplitRows, "lanes across columns, all of them here");
+static_assert(kRowsPerBlock <= kWarpSize, "a warp has each of the strip's columns");
+
+constexpr int kColumns = kRowsPerBlock * kVectorWidth, kWords = 4, kWarps = kNumThreads / kWarpSize;
+using Items = Vector<Element, kVectorWidth>;
+static_assert(sizeof(Items) == 4 * kWords, "vectors of four words");
+
+// The largest of each of a vector's elements, or pairs of them.
+struct alignas(16) LargestOfItems {
+    LargestOfWords<Element> words[kWords];
+
+    DEVICE void take(const Items& items) {
+#pragma unroll
+        for (int i = 0; i < kWords; ++i) words[i].take(items.bytes[0].words[i]);
+    }
+    DEVICE void merge(const LargestOfItems& other) {
+#pragma unroll
+        for (int i = 0; i < kWords; ++i) words[i].merge(other.words[i].word);
+    }
+};
+
+// What the blocks of the strip have found: of each vector of columns, in the order of their ranks.
+using OfBlocks = LargestOfItems[kClusterSize][kRowsPerBlock];
+DEVICE const OfBlocks& exchange(const LargestOfItems& mine, const RowThread& t) {
+    SHARED(LargestOfItems, of_warps, [kWarps][kRowsPerBlock]);
+    SHARED(LargestOfItems, of_blocks, [kClusterSize][kRowsPerBlock]);
+    const int warp = int(threadIdx.x) / kWarpSize;
+    if (lane_id() < kRowsPerBlock) of_warps[warp][lane_id()] = mine;
+    if constexpr (kClusterSize > 1) {
+        if (threadIdx.x == 0) exchange_barriers()[0].arrive_expect_tx(int(sizeof(of_blocks)));
+        cluster_wait();
+    }
+    sync_block();
+    if (int(threadIdx.x) < kRowsPerBlock) {
+        LargestOfItems largest = of_warps[0][threadIdx.x];
+        for (int i = 1; i < kWarps; ++i) largest.merge(of_warps[i][threadIdx.x]);
+        if constexpr (kClusterSize > 1) {
+            for (int rank = 0; rank < kClusterSize; ++rank) {
+                store_async(&of_blocks[t.rank][threadIdx.x], largest, exchange_barriers()[0], rank);
+            }
+        } else {
+            of_blocks[0][threadIdx.x] = largest;
+        }
+    }
+    if constexpr (kClusterSize > 1) {
+        exchange_barriers()[0].wait(0);
+    } else {
+        sync_block();
+    }
+    return of_blocks;
+}
+
+template <class Code>
+DEVICE void write(Code* y, int64_t step, const RowStorage<Element>& rows, int count,
+                  const float (&encode)[kVectorWidth]) {
+#pragma unroll 4
+    for (int i = 0; i < kVectorsPerThread; ++i, y += step) {
+        if (i >= count) return;
+        const Items items = rows.vectors[i][threadIdx.x];
+        float values[kVectorWidth];
+#pragma unroll
+        for (int j = 0; j < kVectorWidth; ++j) values[j] = items[j] * encode[j];
+        Vector<Code, kVectorWidth> codes;
+        codes.from_floats(values);
+        codes.store(y);
+    }
+}
+
+KERNEL void quantize_columns(const Element* x, void* y, float* scales, const TileParams params) {
+    announce_to_cluster();
+    SHARED_STORAGE(RowStorage<Element>, rows);
+    const RowThread t = RowThread::here();
+    const Tile strip = Tile::of(params, int64_t(blockIdx.x) / kClusterSize);
+    const int col = t.row_in_block * kVectorWidth;
+    const int row = t.rank * (kThreadsPerRow * kVectorsPerThread) + t.lane;
+    // This thread's vectors that are there.
+    const int below = col < strip.num_cols ? strip.num_rows - row : 0;
+    const int count = below <= 0 ? 0 : (below + kThreadsPerRow - 1) / kThreadsPerRow;
+
+    const Element* from = x + strip.x + row * params.x_row + col;
+    const int64_t step = kThreadsPerRow * params.x_row;
+#pragma unroll 4
+    for (int i = 0; i < kVectorsPerThread; ++i, from += step) {
+        if (i < count) copy_async<16>(&rows.vectors[i][threadIdx.x], from);
+    }
+    copy_async_commit();
+    copy_async_wait<0>();
+    LargestOfItems largest{};
+#pragma unroll 4
+    for (int i = 0; i < kVectorsPerThread; ++i) {
+        if (i < count) largest.take(rows.vectors[i][threadIdx.x]);
+    }
+#pragma unroll
+    for (auto& word : largest.words) word.across_lanes(kRowsPerBlock, kWarpSize);
+    const OfBlocks& of_blocks = exchange(largest, t);
+
+    // A thread for each column's scale.
+    SHARED(float, encodes, [kColumns]);
+    const int column = int(threadIdx.x);
+    if (column < strip.num_cols) {
+        constexpr int kPerWord = 4 / int(sizeof(Element));
+        const int items = column / kVectorWidth, word = column % kVectorWidth / kPerWord;
+        LargestOfWords<Element> of_column;
+        for (int i = 0; i < kClusterSize; ++i) of_column.merge(of_blocks[i][items].words[word].word);
+        if constexpr (kPerWord == 2) {
+            of_column.word = column % 2 ? of_column.word >> 16 : of_column.word & 0xffffu;
+        }
+        const QuantizeScale scale(of_column.value(), largest_number(params.dtype));
+        encodes[column] = scale.encode;
+        const int64_t matrix = quotient(strip.scale, params.col_tiles);
+        const int64_t first = (strip.scale - matrix * params.col_tiles) * kColumns;
+        if (t.rank == 0) scales[matrix * params.num_cols + first + column] = scale.decode;
+    }
+    sync_block();
+    float encode[kVectorWidth];
+#pragma unroll
+    for (int j = 0; j < kVectorWidth; ++j) encode[j] = encodes[col + j];
+    const int64_t offset = strip.y + row * params.y_row + col;
+    const int64_t y_step = kThreadsPerRow * params.y_row;
+    if (params.dtype == kE4m3) {
+        write(static_cast<e4m3*>(y) + offset, y_step, rows, count, encode);
+    } else if (params.dtype == kE5m2) {
+        write(static_cast<e5m2*>(y) + offset, y_step, rows, count, encode);
+    } else {
+        write(static_cast<int8_t*>(y) + offset, y_step, rows, count, encode);
+    }
+}
