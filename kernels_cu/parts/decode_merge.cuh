@@ -49,7 +49,8 @@ static_assert(kValuesAtOnce > 0, "a stage has room for the values of a node");
 using MergeValues = Bytes<16>[kValuesAtOnce][kNumThreads];
 // Chunks that are added up at once where a sequence has no more: at most a group of each thread of
 // a row.
-constexpr int kGroupsAtOnce = kThreadsPerRow * kGroup < kMostNodes ? kThreadsPerRow : kMostNodes / kGroup;
+constexpr int kGroupsAtOnce =
+    kThreadsPerRow * kGroup < kMostNodes ? kThreadsPerRow : kMostNodes / kGroup;
 constexpr int kChunksAtOnce = kGroupsAtOnce * kGroup;
 static_assert(kGroupsAtOnce > 0, "there is room for the chunks of a group");
 using GroupWeights = float[kGroupsAtOnce][kRows];

@@ -151,7 +151,7 @@ struct RunResults {
                     total = merge.fold_sums(storage.weights);
                     if (all) tell(lse);
                 },
-                [&](int row, int col, const float(&four)[4]) {
+                [&](int row, int col, const float (&four)[4]) {
                     if (all) {
                         write_four(out, row, col, four);
                     } else {
@@ -166,14 +166,15 @@ struct RunResults {
             blocks = (task->num_chunks - 1) / params.chunks_per_block + 1;
         }
         if (!is_last(storage.is_last[1], mine, blocks)) return;
-        const Merge merge = {nodes, task->group_node(params, 0), task->num_groups, rows, sums, values};
+        const Merge merge = {nodes, task->group_node(params, 0), task->num_groups, rows, sums,
+                             values};
         merge.run<false>(
             storage.weights,
             [&] {
                 total = merge.add_sums();
                 tell(lse);
             },
-            [&](int row, int col, const float(&four)[4]) { write_four(out, row, col, four); });
+            [&](int row, int col, const float (&four)[4]) { write_four(out, row, col, four); });
     }
     // What the row's values are multiplied by at last.  Then a barrier.
     DEVICE void tell(float* lse) {

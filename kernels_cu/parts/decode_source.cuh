@@ -55,13 +55,14 @@ struct KeySource {
         end = task.end;
         if constexpr (kPaged) {
             table = block_table + task.batch * params.table_stride;
-            find_pages(task.first);
+            if constexpr (kPagesAhead) find_pages(task.first);
         } else {
             k += task.batch * k_page + (task.first + line) * k_row;
             v += task.batch * v_page + (task.first + line) * v_row;
         }
     }
-    // One tile ahead, so that nothing waits for the table.
+    // One tile ahead, so that nothing waits for the table, where there are registers for it.
+    static constexpr bool kPagesAhead = kDim <= 128;
     DEVICE void find_pages(int first_key) {
 #pragma unroll
         for (int i = 0; i < kCopies; ++i) {
@@ -72,6 +73,7 @@ struct KeySource {
         }
     }
     DEVICE void load(DecodeStage& stage, int first_key) {
+        if constexpr (kPaged && !kPagesAhead) find_pages(first_key);
         // Lines a whole number of periods apart have the same places.
         constexpr int kPeriod = KeyColumn::kPeriod;
         constexpr int kPlaces = kLinesAtOnce < kPeriod ? kPeriod / kLinesAtOnce : 1;
@@ -99,7 +101,7 @@ struct KeySource {
                 k += kLinesAtOnce * k_row, v += kLinesAtOnce * v_row;
             }
         }
-        if constexpr (kPaged) find_pages(first_key + kTileK);
+        if constexpr (kPaged && kPagesAhead) find_pages(first_key + kTileK);
     }
 };
 
@@ -116,9 +118,9 @@ struct TileLoads {
     DecodeTask* tasks;  // of the block, by their numbers: for those who compute
     KeySource source;
     TaskQueue queue;
-    int key, end;     // of the next tile, and of its task
-    int number;       // of the task among the block's
-    int ready;        // bit i: slot i has the queries of a task that is not yet computed
+    int key, end;  // of the next tile, and of its task
+    int number;    // of the task among the block's
+    int ready;     // bit i: slot i has the queries of a task that is not yet computed
     int next_stage;
     bool more;
 

@@ -35,7 +35,7 @@ struct DecodeParams {
     int32_t heads_per_kv_head;
     int32_t num_rows;  // of one KV head: heads_per_kv_head * queries, query fastest
     int32_t dim, dim_v;
-    int32_t max_keys;        // of a sequence
+    int32_t max_keys;            // of a sequence
     int32_t least_chunk, chunk;  // keys
     int32_t chunks_per_block;
     // Of kRows rows of a sequence: nodes of chunks, nodes in all, counters (of the sequence, then

@@ -324,8 +324,10 @@ struct WarpMerge {
 #pragma unroll
                 for (int w = 0; w < kKeyWarps; ++w) {
                     float four[4];
-                    memcpy(four, &reinterpret_cast<const Bytes<16>&>(
-                                     memory[w][row - first][ThreadSums::col(0, 0)]), 16);
+                    memcpy(four,
+                           &reinterpret_cast<const Bytes<16>&>(
+                               memory[w][row - first][ThreadSums::col(0, 0)]),
+                           16);
 #pragma unroll
                     for (int i = 0; i < 4; ++i)
                         sums[i] = multiply_add(four[i], weights[w], sums[i]);
@@ -344,8 +346,8 @@ struct WarpMerge {
             for (int n = 0; n < kColSteps; ++n) {
                 Bytes<4 * kNeighbours> bytes;
                 memcpy(&bytes, mine.all.at(m, n).values + i, sizeof(bytes));
-                store_vector<4 * kNeighbours>(
-                    &memory[key_warp()][row - first][WarpSums::col(n, i)], bytes);
+                store_vector<4 * kNeighbours>(&memory[key_warp()][row - first][WarpSums::col(n, i)],
+                                              bytes);
             }
         }
     }
@@ -377,7 +379,7 @@ DEVICE void attend_rows(DecodeStorage& storage, const DecodeParams& params, cons
     ValueSums<WarpSums> values;
     values.restart();
     RunResults<Choose<kOwnRows, WarpSums, ThreadSums>::Type> results(params, storage.results,
-                                                           partial_results);
+                                                                     partial_results);
 
     int stage = 0, filled = 0, number = 0, key = 0, end = 0, chunk_end = 0;
     // The first rounds only load, so that there is one place that does: of few rows after the
