@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,8 +27,33 @@ def empty(shape: int | Sequence[int], dtype: Any, target: str | None = None) -> 
 def empty_of(xp: Any, shape: int | Sequence[int], dtype: np.dtype) -> Any:
     """As `empty`, in the namespace `xp`."""
     if dtype in _ONE_BYTE:
-        return xp.empty(shape, np.uint8).view(dtype)
-    return xp.empty(shape, dtype)
+        return xp.ndarray(shape, np.uint8).view(dtype)
+    return xp.ndarray(shape, dtype)
+
+
+def empty_pair(xp: Any, x: Any, dtype: np.dtype, scale_shape: tuple[int, ...]) -> tuple[Any, Any]:
+    """For CuPy: uninitialised arrays of x's shape and the one-byte `dtype`, and of FP32 scales, in one
+    piece of memory: one allocation."""
+    size = -(-x.size // 512) * 512
+    memory = xp.cuda.alloc(size + 4 * math.prod(scale_shape))
+    values = xp.ndarray(x.shape, np.uint8, memory).view(dtype)
+    return values, xp.ndarray(scale_shape, np.float32, memory + size)
+
+
+_SMALL = 2**20  # bytes
+
+
+def empty_twins(xp: Any, x: Any, dtype: np.dtype) -> tuple[Any, Any]:
+    """For CuPy: uninitialised arrays of x's shape, of `dtype` and of x's dtype.
+
+    Small ones in one piece of memory, which one allocation gets; large ones can be freed one by one.
+    """
+    shape, size = x.shape, x.nbytes
+    if size > _SMALL or dtype in _ONE_BYTE:
+        return empty_of(xp, shape, dtype), xp.ndarray(shape, x.dtype)
+    place = -(-x.size * dtype.itemsize // 512) * 512
+    memory = xp.cuda.alloc(place + size)
+    return xp.ndarray(shape, dtype, memory), xp.ndarray(shape, x.dtype, memory + place)
 
 
 def empty_like_of(xp: Any, x: Any, dtype: np.dtype) -> Any:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from . import __version__
 from .numerics import as_float64, finfo, namespace, to_numpy
 from .op import Bound, Call, Op, RandomDraw, as_tuple
 from .targets import Target, UnavailableError
@@ -287,15 +286,9 @@ def summarize(cases: Iterable[Case]) -> list[Summary]:
     return list(summaries.values())
 
 
-def document(
-    cases: Sequence[Case], target: Target, seed: int, precision: Sequence[Any] = ()
-) -> dict[str, Any]:
-    """Everything about a run, for --json.  precision: precision.Row."""
+def document(cases: Sequence[Case], seed: int, precision: Sequence[Any] = ()) -> dict[str, Any]:
+    """What a run found, for --json.  precision: precision.Row."""
     return {
-        "kind": "check",
-        "version": __version__,
-        "target": target.name,
-        "arch": target.arch,
         "seed": seed,
         "rms_limit": RMS_LIMIT,
         "precision": [asdict(row) for row in precision],

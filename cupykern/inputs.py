@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -113,13 +114,10 @@ def bench_values(shape: tuple[int, ...], dtype: np.dtype, seed: int, xp: Any) ->
     A block of 2^22 random numbers, and every further block a shifted copy of it, so that no two
     rows are equal and large GPU arrays need no transfer and no cuRAND.
     """
-    rng = np.random.default_rng(seed)
-    numbers = rng.standard_normal(1 << 22, dtype=np.float32)
-    if dtype == dtypes.int8:
-        numbers = np.clip(np.rint(32 * numbers), -128, 127)
-    # CuPy moves FP8 as bytes.
-    bits = np.dtype(np.uint8) if dtype.itemsize == 1 else dtype
-    block = xp.asarray(numbers.astype(dtype).view(bits))
+    rng = np.random.default_rng()
+    numbers, rng.bit_generator.state = _normal_block(dtype, seed)
+    block = xp.asarray(numbers)
+    bits = numbers.dtype
     size = int(np.prod(shape, dtype=np.int64))
     x = xp.empty(size, bits)
     for start in range(0, size, block.size):
@@ -129,6 +127,20 @@ def bench_values(shape: tuple[int, ...], dtype: np.dtype, seed: int, xp: Any) ->
         part[: head.size] = head
         part[head.size :] = block[: part.size - head.size]
     return x.view(dtype).reshape(shape)
+
+
+@functools.lru_cache(maxsize=8)
+def _normal_block(dtype: np.dtype, seed: int) -> tuple[np.ndarray, dict[str, Any]]:
+    """2^22 of bench_values' numbers, which many rows of a benchmark share, and the generator's state
+    after them."""
+    rng = np.random.default_rng(seed)
+    numbers = rng.standard_normal(1 << 22, dtype=np.float32)
+    if dtype == dtypes.int8:
+        numbers = np.clip(np.rint(32 * numbers), -128, 127)
+    # CuPy moves FP8 as bytes.
+    numbers = numbers.astype(dtype).view(np.uint8 if dtype.itemsize == 1 else dtype)
+    numbers.flags.writeable = False
+    return numbers, rng.bit_generator.state
 
 
 def take_rows(y: Any, rows: np.ndarray) -> Any:

@@ -1,16 +1,15 @@
 """Plans of launches, kept: what a call need not decide again, and what a warm call need not even check.
 
-`cached` and `table` keep what follows from checked arguments.  `find` and `remember` skip the checks:
-arrays of the same types, shapes and strides, at addresses alike, pass them again.
+`cached` and `table` keep what follows from checked arguments.  `finder`, `find` and `remember` skip the
+checks: arrays of the same types, shapes and strides, at addresses alike, pass them again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
-
-import numpy as np
 
 MAX_PLANS = 4096
 _clears: list[Callable[[], None]] = []
@@ -38,43 +37,69 @@ def clear() -> None:
 
 _ALIGNMENT = 64  # bytes, the most that a plan asks about an address
 _warm = table()
+_cuda = SimpleNamespace(runtime=None)  # CuPy's, once there is something to find
+
+
+def finder(
+    function: str, arrays: int, options: int, either: int = 0
+) -> Callable[..., tuple[tuple[Any, ...] | None, Any]]:
+    """find(*arrays, *either, *options, out): (key, what `remember` kept for a call like this, or None).
+
+    arrays: how many arguments are arrays, the first of which is always given, others may be None.
+    either: how many are arrays, numbers or None.  options: how many others there are.  What is found is
+    for launches on the current device, where the arrays are.  The key is None for calls that are not
+    kept: those on arrays other than CuPy's (numpy's run on the host target, which has settings), and
+    those with options that cannot be hashed.
+
+    Written for these numbers of arguments: a loop over them would take longer than what it does.
+    """
+    places = [f"x{i}" for i in range(arrays + either)]
+    others = [f"o{i}" for i in range(options)]
+    lines = [f"def find({', '.join((*places, *others))}, out=None):", " try:"]
+    for i, x in enumerate(places):
+        if i >= arrays:
+            lines += [f"  if {x} is None or isinstance({x}, numbers):"]
+            lines += [f"   k{x} = {x}, {x}.__class__", "  else:"]
+        else:
+            lines += [f"  if {x} is None: k{x} = None", "  else:"]
+        lines += [
+            f"   d = {x}.data",
+            f"   k{x} = ({x}.dtype, {x}.shape, {x}.strides, d.ptr % {_ALIGNMENT}, d.device_id,"
+            f" {x}.__class__)",
+        ]
+    # 1, 1.0 and True are equal, but not all of them are legal everywhere.
+    keys = [f"k{x}" for x in places] + [f"{o}, {o}.__class__" for o in others]
+    lines += [
+        f"  key = (function, {', '.join(keys)})",
+        "  if out is not None:",  # whose overlaps follow from the distances
+        "   d = out.data",
+        "   start = d.ptr",
+        f"   key += (out.dtype, out.shape, out.strides, start % {_ALIGNMENT}, d.device_id,"
+        " out.__class__,",
+        *(f"    {x}.data.ptr - start if k{x} and len(k{x}) > 2 else 0," for x in places),
+        "   )",
+        "  known = get(key)",
+        # Rare: on another device for a while, after all checks.
+        "  if known is not None and kx0[4] != cuda.runtime.getDevice(): known = None",
+        "  return key, known",
+        " except (AttributeError, TypeError, ValueError):",  # no CuPy arrays; numpy's x.data
+        "  return None, None",
+    ]
+    scope = {"get": _warm.get, "function": function, "numbers": (int, float), "cuda": _cuda}
+    exec("\n".join(lines), scope)
+    return scope["find"]
+
+
+@lru_cache
+def _finder(function: str, arrays: int, options: int) -> Callable[..., Any]:
+    return finder(function, arrays, options)
 
 
 def find(
     function: str, arrays: Sequence[Any], options: tuple[Any, ...], out: Any = None
 ) -> tuple[tuple[Any, ...] | None, Any]:
-    """(key, what `remember` kept for a call like this, or None).
-
-    arrays: the arguments that are arrays, or None where they are not given.  options: all the others.
-    The key is None for calls that are not kept: those on arrays other than CuPy's (numpy's run on the
-    host target, which has settings), and those with options that cannot be hashed.
-    """
-    if isinstance(arrays[0], np.ndarray):
-        return None, None
-    try:
-        places = [
-            None
-            if x is None
-            else (
-                x.__class__,
-                x.dtype,
-                x.shape,
-                x.strides,
-                x.data.ptr % _ALIGNMENT,
-                x.data.device_id,
-            )
-            for x in arrays
-        ]
-        if out is not None:  # whose overlaps follow from the distances
-            start = out.data.ptr
-            distances = [None if x is None else x.data.ptr - start for x in arrays]
-            places += (out.__class__, out.dtype, out.shape, out.strides, start % _ALIGNMENT)
-            places += (out.data.device_id, *distances)
-        # 1, 1.0 and True are equal, but not all of them are legal everywhere.
-        key = (function, options, *map(type, options), *places)
-        return key, _warm.get(key)
-    except (AttributeError, TypeError, ValueError):  # no CuPy arrays; ValueError: numpy's x.data
-        return None, None
+    """As finder's, for numbers of arrays and options that are not always the same."""
+    return _finder(function, len(arrays), len(options))(*arrays, *options, out)
 
 
 def recall(key: tuple[Any, ...] | None) -> Any:
@@ -85,6 +110,9 @@ def recall(key: tuple[Any, ...] | None) -> Any:
 def remember(key: tuple[Any, ...] | None, known: Any) -> None:
     """Keep `known` for calls whose key `find` gave; None: for none."""
     if key is not None:
+        from cupy.cuda import runtime
+
+        _cuda.runtime = runtime
         if len(_warm) >= MAX_PLANS:
             _warm.clear()
         _warm[key] = known

@@ -12,13 +12,13 @@
 // back to 0.
 //
 // A block streams the tiles of its tasks through kStages buffers (parts/decode_source.cuh): those
-// of the next task come while one is finished.  What its warps do with them is in a header that the
-// variant includes before this file: parts/decode_shared_rows.cuh, of few rows, or
-// parts/decode_warp_rows.cuh.
+// of the next task come while one is finished.  parts/decode_warps.cuh is what its warps do with
+// them.
 // Constants: Element, kRows (of a block), kDim (at least those of q and v), kTileK (keys of a
 // tile), kStages, kMaxChunks, kGroup.  Launch: grid (any, at most params.num_tasks), block
 // (kNumThreads), dynamic shared memory sizeof(DecodeStorage).  Counters are 0 at the start of a
 // launch.
+#include "parts/decode_warps.cuh"
 
 KERNEL void decode_attention(const Element* q, const Element* k_cache, const Element* v_cache,
                              const int* seq_lens, const int* block_table, Element* out, float* lse,

@@ -10,6 +10,8 @@ import os
 # Before numpy is imported.  FP64 products of tests are small, and the threads of several test processes
 # that wait for each other take ten times as long.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Most of the tests' time goes into compiling kernels for problems that are small.
+os.environ.setdefault("CUPYKERN_HOST_OPTIMIZE", "1")
 
 import pytest
 from hypothesis import HealthCheck, settings

@@ -65,7 +65,13 @@ class FakeGpu:
     def compile(self, variant: Variant) -> Any:
         def kernel(grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
             noted = (
-                x.data.ptr if isinstance(x, self.xp.ndarray) else None if x is None else x.tobytes()
+                x.data.ptr
+                if isinstance(x, self.xp.ndarray)
+                else x.ptr
+                if isinstance(x, self.xp.cuda.MemoryPointer)
+                else None
+                if x is None
+                else x.tobytes()
                 for x in args
             )
             self.launches.append(Launch(variant, grid, tuple(noted), shared_bytes))

@@ -67,8 +67,12 @@ def make_op(
             raise KeyboardInterrupt
         elif fault == "crash":
             os.kill(os.getpid(), signal.SIGSEGV)
-        elif fault in ("slow", "hang"):
-            time.sleep(0.002 if fault == "slow" else 600)
+        elif fault == "slow":
+            end = time.process_time() + 0.002
+            while time.process_time() < end:
+                pass
+        elif fault == "hang":
+            time.sleep(600)
         return y
 
     def variant(config: Config) -> Variant:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from fake_op import make_op
 
-from cupykern import OPS, check, targets
+from cupykern import OPS, check, jit, targets
 from cupykern.op import Bound, RandomDraw
 from cupykern.peers import Peer
 from cupykern.tools import bench, compile_ahead, protocol, results, timing
@@ -145,7 +145,7 @@ def test_a_missing_library_is_no_error():
 
 def test_rounds_are_interleaved(host):
     order = []
-    clock = timing.HostClock()
+    clock = timing.HostClock(host)
     for first in range(3):
         clock.round([lambda: order.append("a"), lambda: order.append("b")], first)
     assert "".join(order) == "abbaab"
@@ -171,3 +171,22 @@ def test_kernels_of_cases_are_known_before_they_run(host, monkeypatch):
     compiled = {v for v, _, error in compile_ahead.compile_ahead(host, variants, 2) if not error}
     assert compiled == set(variants)
     assert not [case for case in check.run_cases(ops, host, 3, 0) if case.error]
+
+
+@pytest.mark.parametrize("nbytes", [1, 8, 4000, 1 << 16])
+def test_the_hosts_plain_copy_and_read(nbytes, host, monkeypatch):
+    """Kernels too: the copy copies half the bytes, the read reads them all, neither goes further."""
+    launched = []
+    real = jit.get_kernel
+
+    def get_kernel(target, variant):
+        kernel = real(target, variant)
+        return lambda grid, args: launched.append(args) or kernel(grid, args)
+
+    monkeypatch.setattr(timing.jit, "get_kernel", get_kernel)
+    clock = timing.HostClock(host)
+    for function in (clock.copy(nbytes), clock.read(nbytes)):
+        function()
+    (x, y, count), (z, seen, number) = launched
+    assert count == x.size == max(nbytes // 8, 1) and number == z.size == max(nbytes // 4, 1)
+    assert (y[:count] == x).all() and (seen[: min(number, 128)] == 1).all()

@@ -16,7 +16,7 @@ from fake_op import make_op
 
 import cupykern
 from cupykern import cli
-from cupykern.tools import gate, options, protocol, tables
+from cupykern.tools import gate, options, plot, protocol, tables
 
 ROOT = Path(__file__).resolve().parents[1]
 GOOD = make_op()
@@ -262,15 +262,28 @@ def test_a_pipe_gets_no_progress_bar():
     assert done.stderr == "" and "\r" not in done.stdout
 
 
-def test_long_commands_say_how_far_they_are(capsys, monkeypatch):
-    """On no terminal by a line now and then."""
-    now = [0.0]
-    monkeypatch.setattr(tables.time, "monotonic", lambda: now[0])
-    with tables.progress(4, "check") as advance:
-        for seconds in (3, 11, 15, 22):
-            now[0] = float(seconds)
-            advance("softmax")
+@pytest.mark.parametrize("command", ["bench", "check"])
+def test_a_plot_of_an_unknown_kind_is_refused_before_anything_runs(command, tmp_path, capsys):
+    arguments = [command, "softmax", "--target", "host", "--plot", str(tmp_path / "p.txt")]
+    assert cli.main(arguments) == 2
+    assert ".png or .svg" in capsys.readouterr().err
+
+
+def test_a_plot_of_nothing_is_no_file(tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "p.svg"
+    assert not plot.plot_rows([], str(path)) and not plot.plot_precision([], str(path))
+    assert not path.exists()
+
+
+def test_progress_says_how_much_time_is_left(monkeypatch, capsys):
+    """Where stderr is no terminal: a line from time to time."""
+    now = iter((0.0, 4.0, 12.0, 13.0, 24.0))
+    monkeypatch.setattr(tables.time, "monotonic", lambda: next(now))
+    with tables.progress(8, "sweep") as advance:
+        for text in ("a", "b", "c", "d"):
+            advance(text)
     assert capsys.readouterr().err.splitlines() == [
-        "check: 2 of 4 in 11 s  softmax",
-        "check: 4 of 4 in 22 s  softmax",
+        "sweep: 2 of 8 in 12 s, about 36 s left  b",
+        "sweep: 4 of 8 in 24 s, about 24 s left  d",
     ]

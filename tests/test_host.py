@@ -13,6 +13,7 @@ from dataclasses import replace
 from importlib import util
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cupykern import cli, targets
@@ -253,7 +254,7 @@ def test_aarch64_compiles(tmp_path, monkeypatch):
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     host._has_x86_64_v3.cache_clear()
     zig = host.Compiler((sys.executable, "-m", "ziglang", "c++"), "zig", "")
-    flags = host._flags.__wrapped__(zig, None)
+    flags = host._flags.__wrapped__(zig, None, ("-O2",))
     host._has_x86_64_v3.cache_clear()
     for name, text in {
         "runtime": file_text("platform/host_runtime.cpp"),
@@ -273,3 +274,20 @@ def test_aarch64_compiles(tmp_path, monkeypatch):
         assert done.returncode == 0, done.stderr
         machine = Path(f"{path}.o").read_bytes()[18:20]
         assert int.from_bytes(machine, "little") == 183  # ELF's EM_AARCH64
+
+
+def test_levels_of_optimization(monkeypatch):
+    """All give kernels that work, from different binaries."""
+    text = "KERNEL void twice(float* y) { y[threadIdx.x] *= 2.0f; }\n"
+    variant = Variant("twice", (), (), 32, text=text)
+    flags = []
+    for level in ("0", "1", "2"):
+        monkeypatch.setenv("CUPYKERN_HOST_OPTIMIZE", level)
+        flags.append(host._kernel_flags(host.find_compiler(), None))
+        y = np.arange(32, dtype=np.float32)
+        targets.get("host").compile(variant)(1, (y,))
+        assert (y == 2 * np.arange(32)).all()
+    assert len(set(flags)) == 3
+    monkeypatch.setenv("CUPYKERN_HOST_OPTIMIZE", "3")
+    with pytest.raises(ValueError, match="CUPYKERN_HOST_OPTIMIZE must be 0, 1 or 2"):
+        targets.get("host").compile(variant)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import cupykern
-from cupykern import OPS, arrays, check, dtypes
+from cupykern import OPS, arrays, check, dtypes, inputs
 from cupykern.gemm import gemm, nvfp4
 from cupykern.gemm.gemm_hopper import ARCHS, HopperConfig
 from cupykern.gemm.nvfp4 import NUMBERS, NvFp4
@@ -18,6 +18,7 @@ from cupykern.gemm.product import FP4, INNER, STRIDED, GemmTask, make_task, matr
 from cupykern.gemm.quantize_nvfp4 import NvFp4Config
 from cupykern.gemm.scaled_mm import NVFP4, nvfp4_variants
 from cupykern.numerics import as_float64
+from cupykern.op import Call, as_tuple
 
 SCALED = next(op for op in OPS if op.name == "scaled_mm")
 E4M3 = dtypes.float8_e4m3fn
@@ -365,3 +366,26 @@ def test_nothing_in_nothing_out(target):
 def test_bench_refuses_a_k_of_no_whole_groups():
     with pytest.raises(ValueError, match="multiple of 16"):
         SCALED.bench_problem((4, 4, 40), NVFP4)
+
+
+@pytest.mark.parametrize("kind", ["normal", "special"])
+def test_a_part_is_verified_as_the_whole(kind):
+    """The rows of a sample hold the number that decides about every scale, so that their reference is
+    that of the whole."""
+    op = next(op for op in OPS if op.name == "quantize_nvfp4")
+    x = inputs.values(kind, (300, 64), dtypes.float16, 3)
+    largest = np.unravel_index(np.argmax(np.where(np.isfinite(x), np.abs(x), 0)), x.shape)[0]
+    call = Call((x,), {"layout": "blocked"})
+    outputs = as_tuple(op.run(*call.args, **call.kwargs))
+    part, some = op.sample(call, outputs, 10 * 64, 1)
+    assert (part.args[0] == x[largest]).sum(axis=1).max() >= 60 and len(part.args[0]) <= 11
+    assert [y.shape for y in some] == [part.args[0].shape, (len(part.args[0]), 4), ()]
+    references = op.reference(*part.args, **part.kwargs)
+    assert references[2] == op.reference(x)[2]
+    bounds = op.bound(*part.args, **part.kwargs, reference=references)
+    assert check.compare(some, references, bounds).ok
+    wrong = some[0].copy()
+    at = tuple(np.argwhere(np.isfinite(references[0]))[0])
+    wrong[at] = references[0][at] + 2 * bounds[0].elementwise[at]
+    assert not check.compare((wrong, *some[1:]), references, bounds).ok
+    assert op.sample(call, outputs, x.size, 1) == (call, outputs)

@@ -47,6 +47,50 @@ SWEEP = {
 }
 
 
+MACHINE = {"device": "NVIDIA H200"}
+RECORD = {"date": "2026-01-02T03:04:05+00:00", "target": "cuda", "machine": MACHINE}
+TUNE = {
+    **RECORD,
+    "kind": "tune",
+    "kept": {"softmax size=128": {"config": "C(2)", "median_us": 8.0, "default_us": 10.0}},
+    "trials": SWEEP["trials"],
+}
+COMPARISON = {
+    **RECORD,
+    "kind": "comparison",
+    "title": "A planted slowdown",
+    "limits": {"false_alarms": 0.05, "margin": 0.01, "found": 0.03},
+    "rows": DOCUMENT["rows"],
+    "verdicts": [
+        {
+            "word": "reject",
+            "decided": True,
+            "change": 0.0498,
+            "spread": 0.0071,
+            "p": 1e-9,
+            "seen": 0.027,
+            "runs": [6, 12],
+        }
+    ],
+}
+PROFILE = {
+    **RECORD,
+    "kind": "profile",
+    "op": "softmax",
+    "shape": [4096, 4096],
+    "dtype": "float16",
+    "launches": [
+        {
+            "kernel": "softmax",
+            "figures": [["DRAM throughput", 88.25, "%"]],
+            "stalls": [["a barrier", 0.9]],
+        }
+    ],
+}
+MISSING = {**PROFILE, "op": "matmul", "launches": [], "unavailable": "ncu is missing"}
+HOST_SWEEP = {**SWEEP, "target": "host", "machine": {"device": "a CPU"}}
+
+
 class Loads(html.parser.HTMLParser):
     """Collects what a browser would fetch, and checks that tags are closed."""
 
@@ -93,7 +137,8 @@ def folder(tmp_path_factory):
         "softmax", "float16", "", "float16", 9, (0.1, 0.2, 0.4, 0.5), 0.5, 1, 2, 0.5
     )
     checked = {"kind": "check", "target": "host", "precision": [vars(found)]}
-    for name, document in (("b", bench), ("s", SWEEP), ("c", checked)):
+    documents = (bench, SWEEP, checked, TUNE, COMPARISON, PROFILE, MISSING, HOST_SWEEP)
+    for name, document in enumerate(documents):
         (folder / f"{name}.json").write_text(json.dumps(document))
     return folder
 
@@ -110,20 +155,24 @@ def test_it_loads_nothing(text):
     assert "http:" not in text and "https:" not in text and "@import" not in text
     assert all(target.startswith("#") for target in re.findall(r"url\(['\"]?([^)]*)", text))
     assert len(parser.ids) == len(set(parser.ids))
-    assert parser.svgs == 7  # two roofs, softmax, matmul, errors, the sweep, precision
+    assert parser.svgs == 8  # two roofs, softmax, matmul, errors, two sweeps, precision
 
 
 def test_it_is_for_light_and_dark_and_phones(text):
     assert "prefers-color-scheme: dark" in text and 'name="viewport"' in text
     assert "var(--ink)" in text and "#010203" not in text
     assert not re.search(r"<svg[^>]* (width|height)=", text) and "viewBox" in text
-    assert text.count('role="img" aria-label="') == 7
+    assert text.count('role="img" aria-label="') == 8
 
 
 def test_it_says_what_was_measured(text):
     for words in (
         *("NVIDIA H200: roofs", "matmul, float16", "Roofline", "sweep of matmul", "tile=64"),
         *("Host time of a warm call", "softmax on host", "20.0", "wrong"),
+        *("4 configs tried", "softmax size=128", "C(2)", "1.25"),
+        *("A planted slowdown", "1 reject", "1.0498", "0.71%", "+2.7%", "6 / 12"),
+        *("DRAM throughput", "88.2", "waiting for a barrier", "90.0", "ncu is missing"),
+        "Host emulation on a CPU, whose times are not GPU times",
     ):
         assert words in text
 

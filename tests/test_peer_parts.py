@@ -12,9 +12,9 @@ from fake_op import make_op
 import cupykern
 from cupykern import check, dtypes, targets
 from cupykern.op import Call, as_tuple
-from cupykern.peers import Peer, all_peers, cupyx, nvmath
+from cupykern.peers import Peer, all_peers, cupyx, flash_attn, nvmath
 from cupykern.peers.torch_attention import self_attention
-from cupykern.tools import bench, bench_command, timing
+from cupykern.tools import bench, bench_command, results, timing
 
 HOST = targets.get("host")
 
@@ -113,6 +113,59 @@ def test_what_nvmath_has_not(library):
         assert nvmath._build("matmul", Call((a, a), kwargs)) is None
     assert nvmath._build("matmul", Call((a, a.astype(dtypes.float8_e4m3fn)))) is None
     assert nvmath._build("softmax", Call((a,))) is None
+
+
+class _Tensor(np.ndarray):
+    """As much of a torch tensor as flash_attn's peer asks for."""
+
+    def transpose(self, a, b):
+        return self.swapaxes(a, b)
+
+
+def _flash_attn(q, k, v, softmax_scale=None, causal=False):
+    """As flash_attn.cute.flash_attn_func is documented: (B, S, H, D), and (out, lse) back."""
+    q, k, v = (np.asarray(x, np.float32).swapaxes(1, 2) for x in (q, k, v))
+    k, v = (np.repeat(x, q.shape[1] // k.shape[1], 1) for x in (k, v))
+    score = q @ k.swapaxes(2, 3) * (q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale)
+    if causal:
+        score[..., ~np.tri(*score.shape[2:], dtype=bool)] = -np.inf
+    weight = np.exp(score - score.max(-1, keepdims=True))
+    out = weight @ v / weight.sum(-1, keepdims=True)
+    return out.swapaxes(1, 2).astype(np.float16).view(_Tensor), None
+
+
+@pytest.mark.parametrize("fault", [None, "causal", "heads", "raises"])
+@pytest.mark.parametrize("causal", [0, 1])
+def test_flash_attn_is_verified_as_ours_is(fault, causal, monkeypatch):
+    """A stand-in for the library, right or wrong, in a benchmark: what is wrong is timed but shown with
+    its error, what fails with its message."""
+
+    def function(q, k, v, **options):
+        if fault == "raises":
+            raise RuntimeError("unsupported head size")
+        if fault == "causal":
+            options["causal"] = not options["causal"]
+        if fault == "heads":
+            k = k[:, :, ::-1]
+        return _flash_attn(q, k, v, **options)
+
+    torch, package, cute = (types.ModuleType(n) for n in ("torch", "flash_attn", "flash_attn.cute"))
+    torch.from_dlpack = lambda x: x.view(_Tensor)
+    cute.flash_attn_func = function
+    for module in (torch, package, cute):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    op = next(op for op in cupykern.OPS if op.name == "attention")
+    task = bench.tasks([op], "host", [(1, 4, 64, 64, causal, 2)], ("float16",))[0]
+    (peer,) = flash_attn.PEERS
+    row = bench.bench_task(task, HOST, timing.clock_of(HOST), bench.Settings(0, 0), [peer])
+    ours, theirs = row.results
+    assert ours.verified and theirs.verified is (fault is None)
+    if fault == "raises":
+        assert theirs.median_us is None and "unsupported head size" in theirs.note
+    else:
+        assert theirs.median_us > 0 and (theirs.error_over_bound <= 1) is (fault is None)
+        cell = dict(zip(results.COLUMNS, list(results.table_rows([row]))[1], strict=True))
+        assert cell["verified"] == ("yes" if fault is None else "NO")
 
 
 def test_calls_of_attention_that_others_have():

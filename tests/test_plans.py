@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from fake_gpu import fake_gpu
 
 import cupykern
 from cupykern import dtypes, plans, targets
+from cupykern.rows import nonfinite
 
 cupy = pytest.importorskip("cupy")
 
@@ -89,6 +92,7 @@ CALLS = {
         x[:8, :64], r.view(np.int8)[:, :2048], 0.5, dtype="float32", out=x[8:].view(np.float32)[:8]
     ),
     "quantize_nvfp4": lambda x, r, w, b: cupykern.quantize_nvfp4(x, layout="blocked"),
+    "nonfinite_arrays": lambda x, r, w, b: nonfinite.nonfinite_arrays(x),
     "attention": lambda x, r, w, b: cupykern.attention(*heads(x, r, r), causal=True),
     "attention's statistics": lambda x, r, w, b: cupykern.attention(
         *heads(x, r, r), return_lse=True, return_row_stats=True
@@ -136,6 +140,9 @@ def described(outputs):
 @pytest.mark.parametrize("name", CALLS)
 def test_warm_is_cold(gpu, name, monkeypatch):
     given = arrays(gpu)
+    counters = gpu.array((1024,), "uint32")  # CuPy would clear them on the GPU
+    monkeypatch.setattr(nonfinite, "_counters", lambda target: counters)
+    monkeypatch.setattr(nonfinite, "_calls", itertools.repeat(7))
     place = gpu._next
     launches, outputs = [], []
     for _ in range(2):
@@ -198,6 +205,19 @@ def test_what_was_illegal_stays_so(gpu):
             cupykern.attention(q, k, k, scale=True)
         with pytest.raises(ValueError, match="overlap"):
             cupykern.attention(q, k, k, out=k)
+
+
+def test_a_warm_call_is_one_on_the_current_device(gpu, monkeypatch):
+    """Elsewhere all is checked again, and the device is another one meanwhile."""
+    x = gpu.array((2, 8), "float16")
+    find = plans.finder("test", arrays=2, options=1)
+    key, _ = find(x, None, 3)
+    plans.remember(key, "known")
+    assert find(x, None, 3) == (key, "known")
+    assert find(x, None, 3.0)[1] is find(x, x, 3)[1] is find(x, None, 3, x)[1] is None
+    monkeypatch.setattr(cupy.cuda.runtime, "getDevice", lambda: 1)
+    assert find(x, None, 3) == (key, None)
+    assert find(np.zeros(3), None, 3) == find(x, None, []) == (None, None)
 
 
 def test_the_table_does_not_grow_forever(gpu, monkeypatch):

@@ -97,10 +97,20 @@ def test_the_command_shows_a_recorded_page(capsys, tmp_path):
     assert cli.main(["profile", "softmax", "--read", str(page), "--json", str(out)]) == 0
     text = capsys.readouterr().out
     assert "88.2" in text and "90% of the waiting is for loads from global" in text
-    assert json.loads(out.read_text())[0]["kernel"] == "softmax"
+    assert json.loads(out.read_text())["launches"][0]["kernel"] == "softmax"
     page.write_text("nothing\n")
     assert cli.main(["profile", "softmax", "--read", str(page)]) == 1
     assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_the_reason_why_there_is_no_profile_is_kept(capsys, tmp_path):
+    out = tmp_path / "p.json"
+    arguments = ["--target", "host", "--shape", "4,64", "--dtype", "float16", "--json", str(out)]
+    assert cli.main(["profile", "softmax", *arguments]) == 1
+    assert "needs a GPU" in capsys.readouterr().err
+    document = json.loads(out.read_text())
+    assert (document["kind"], document["op"], document["shape"]) == ("profile", "softmax", [4, 64])
+    assert document["launches"] == [] and "needs a GPU" in document["unavailable"]
 
 
 @pytest.mark.parametrize("kind, tool", [("cuda", "ncu"), ("hip", "rocprofv3")])

@@ -216,8 +216,19 @@ def test_ctrl_c_ends_the_guarded_process_too(tmp_path):
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and "interrupted" in err and "Traceback" not in err
+    assert process.returncode == 130 and err.count("interrupted") == 1 and "Traceback" not in err
     assert trace.read(path)[1]
+
+
+def test_ctrl_c_for_the_first_process_alone_ends_the_other(tmp_path):
+    process = child(tmp_path, "[None] + 3000 * ['slow']")
+    path = tmp_path / "t.jsonl"
+    while not path.exists() or '"kind": "trial"' not in path.read_text():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and err.count("interrupted") == 1 and "Traceback" not in err
 
 
 def test_a_killed_sweep_goes_on(tmp_path):

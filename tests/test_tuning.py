@@ -253,11 +253,16 @@ def test_the_cache_keeps_tuned_configs(folder, capsys):
 # --- the command -----------------------------------------------------------------------------------
 
 
-def test_the_command(op, capsys):
+def test_the_command(op, capsys, folder):
     arguments = ["--target", "host", "--shapes", "8,16", "--dtype", "float32", "--rep-ms", "0"]
-    assert cli.main(["tune", "third", *arguments]) == 0
+    path = folder / "t.json"
+    assert cli.main(["tune", "third", *arguments, "--json", str(path)]) == 0
     out = capsys.readouterr().out
     assert f"kept: {FAST!r}\n" in out and "value" in out
+    document = json.loads(path.read_text())
+    assert document["kind"] == "tune" and document["kept"] == store.rows()
+    configs = {trial["config"]: trial["reason"] is None for trial in document["trials"]}
+    assert configs == {repr(SLOW): True, repr(FAST): True, repr(WRONG): False}
     assert cli.main(["tune", "--list"]) == 0
     out = capsys.readouterr().out
     assert "1 tuned configs" in out and "size=128" in out

@@ -34,6 +34,10 @@ from .attention_plan import (
 )
 from .block_mask import BlockMask
 
+_find = plans.finder("attention", arrays=4, options=11)
+_find_blocks = plans.finder("attention", arrays=5, options=11)
+_find_varlen = plans.finder("attention_varlen", arrays=5, options=7)
+
 
 def attention(
     q: Any,
@@ -92,15 +96,18 @@ def attention(
         arrays = q, k, v, mask.block_mask_types, mask.partial_tiles
     options = (causal, causal_align, input_pos, scale, layout, qk_accumulate, return_lse,
                return_row_stats, algorithm, config, sizes)  # fmt: skip
-    key, known = plans.find("attention", arrays, options, out)
+    key, known = (_find if sizes is None else _find_blocks)(*arrays, *options, out)
     if known is not None:
         # Where its arrays lie decides about all checks: one look-up.
         target, out_shape, stats_shape, plan = known
-        with arguments.on_device(target):
-            y = target.xp.empty(out_shape, q.dtype) if out is None else out
-            stats = _empty_stats(target.xp, stats_shape, return_lse, return_row_stats)
-            arrays = (array_mask, None, None, None, None) if sizes is None else block_arrays(mask)
-            plan.launch(target.xp, (q, k, v, y, *stats, *arrays, None, None))
+        y = target.xp.ndarray(out_shape, q.dtype) if out is None else out
+        if not (return_lse or return_row_stats or sizes):
+            nothing = None, None, None, array_mask, None, None, None, None, None, None
+            plan.launch(target.xp, (q, k, v, y, *nothing))
+            return y
+        stats = _empty_stats(target.xp, stats_shape, return_lse, return_row_stats)
+        arrays = (array_mask, None, None, None, None) if sizes is None else block_arrays(mask)
+        plan.launch(target.xp, (q, k, v, y, *stats, *arrays, None, None))
         return _results(y, stats)
     target = arguments.target_of("q", q)
     check_operands(q, k, v, 4)
@@ -180,13 +187,12 @@ def attention_varlen(
     """
     options = max_seqlen_q, max_seqlen_k, causal, causal_align, scale, return_lse, config
     given = q, k, v, cu_seqlens_q, cu_seqlens_k
-    key, known = plans.find("attention_varlen", given, options, out)
+    key, known = _find_varlen(*given, *options, out)
     if known is not None:
         target, out_shape, plan = known
-        with arguments.on_device(target):
-            y = target.xp.empty(out_shape, q.dtype) if out is None else out
-            lse = target.xp.empty(out_shape[1::-1], np.float32) if return_lse else None
-            plan.launch(target.xp, (q, k, v, y, lse, *(None,) * 7, cu_seqlens_q, cu_seqlens_k))
+        y = target.xp.ndarray(out_shape, q.dtype) if out is None else out
+        lse = target.xp.ndarray(out_shape[1::-1], np.float32) if return_lse else None
+        plan.launch(target.xp, (q, k, v, y, lse, *(None,) * 7, cu_seqlens_q, cu_seqlens_k))
         return (y, lse) if return_lse else y
     target = arguments.target_of("q", q)
     check_operands(q, k, v, 3)

@@ -23,7 +23,7 @@ MAX_DIM = 256
 MAX_KEYS = 2**30
 _DIMS = (64, 128, MAX_DIM)
 _MAX_CHUNKS = 256  # of a sequence
-_GROUP = 4  # chunks that are folded into one, before those of a sequence are added up
+_GROUP = 8  # chunks that are folded into one, before those of a sequence are added up
 _NUM_THREADS = 128
 _BLOCKS_AT_ONCE = 2  # on a multiprocessor
 _BLOCKS_PER_PLACE = 4  # so that the last ones to end are short
@@ -35,10 +35,11 @@ class DecodeConfig:
 
     chunk: how many keys are summed up before they meet others, of sequences of up to 256 chunks; it
         doubles with every further doubling of the length.
+    least_chunk: the same of short sequences, a power of two times less: of up to 8 chunks, it doubles too.
     chunks_per_block: how many neighbouring chunks a block takes on, one after another: 1, or a multiple
-        of the 4 of a group.
+        of the 8 of a group.
     blocks: of the launch for each multiprocessor; 0: one for each task.
-    threads: of a block; 256 take fewer registers each where rows have 256 numbers.
+    threads: of a block; 256 take fewer registers each where rows have more than 64 numbers.
     stages, chunks_per_block and blocks change no bit of a result.
     """
 
@@ -49,18 +50,18 @@ class DecodeConfig:
     chunks_per_block: int = 1
     blocks: int = 0
     threads: int = _NUM_THREADS
-
-    @property
-    def warp_rows(self) -> bool:
-        """Whether warps have rows of their own (parts/decode_warp_rows.cuh), or share all rows."""
-        return self.rows == 64
+    least_chunk: int = 128
 
     def shared_bytes(self, dim: int) -> int:
-        """sizeof(DecodeStorage), of the header for these rows."""
-        pitch = self.tile_k + (4 if self.rows > 16 else 8)
-        slots = (2 if dim <= 128 else 1) * max(2 * dim, 4 * _MAX_CHUNKS // _GROUP)
-        of_row = 8 if self.warp_rows else 2 * self.tile_k + 4 * pitch + 4
-        size = self.stages * 4 * self.tile_k * dim + self.rows * (slots + of_row + 20) + 8
+        """sizeof(DecodeStorage), for warps of 32 threads; of 64 it is less."""
+        warps, most_groups = self.threads // 32, _MAX_CHUNKS // _GROUP
+        row_warps = warps if self.rows >= 16 * warps else 1
+        key_warps = min(warps // row_warps, self.tile_k // 16)
+        slots = (2 if dim <= 128 else 1) * max(2 * dim, 8 * most_groups)
+        results = 12 + 4 * min(self.threads // self.rows, most_groups // _GROUP)
+        of_row = slots + 8 * key_warps + results
+        size = self.stages * 4 * self.tile_k * dim + self.rows * of_row + 8
+        size += 52 * (self.stages + 1)
         return -(-size // 16) * 16
 
 
@@ -80,11 +81,13 @@ class DecodeTask(NamedTuple):
         """Of queries, keys and values in shared memory."""
         return next(dim for dim in _DIMS if dim >= max(self.dim, self.dim_v))
 
-    def max_chunks(self, chunk: int) -> int:
-        return max(1, min(-(-self.max_keys // chunk), _MAX_CHUNKS))
+    def max_chunks(self, config: DecodeConfig) -> int:
+        """Of a sequence of any length up to max_keys."""
+        short = min(-(-self.max_keys // config.least_chunk), _GROUP)
+        return max(1, short, min(-(-self.max_keys // config.chunk), _MAX_CHUNKS))
 
     def num_tasks(self, config: DecodeConfig) -> int:
-        runs = -(-self.max_chunks(config.chunk) // config.chunks_per_block)
+        runs = -(-self.max_chunks(config) // config.chunks_per_block)
         return self.batch * self.num_kv_heads * runs * -(-self.rows // config.rows)
 
 
@@ -92,18 +95,18 @@ class DecodeTask(NamedTuple):
 def _tiles(arch: str, dim: int) -> tuple[DecodeConfig, ...]:
     """For up to 16 rows first.  Two blocks fit on a multiprocessor of an H200."""
     if arch.startswith("gfx"):
-        # More rows of more than 64 numbers would take more registers than gfx11 has.
-        few = DecodeConfig(16, 64 if dim == 64 else 32, 2)
-        if dim == MAX_DIM:
-            few = DecodeConfig(16, 32, 1, threads=256)
-        return (few, DecodeConfig(32, 32, 2)) if dim == 64 else (few,)
+        # More rows would take more registers than gfx11 has.
+        if dim == 64:
+            return (DecodeConfig(16, 64, 2),)
+        return (DecodeConfig(16, 32, 2 if dim < MAX_DIM else 1, threads=256),)
     if max_shared_bytes(arch) >= 160 * 1024:
         many = DecodeConfig(64, 64, 3 if dim == 64 else 2) if dim < MAX_DIM else None
         few = DecodeConfig(16, 8192 // dim, 2 if dim == 64 else 3)
-        both = few, many or DecodeConfig(32, 32, 2)
+        both = few, many or DecodeConfig(32, 32, 2, threads=256)
         # Measured on an H200; elsewhere not.
         return tuple(replace(c, chunk=512) for c in both) if arch == "sm_90a" else both
-    return DecodeConfig(16, 8192 // dim, 2), DecodeConfig(32 if dim == MAX_DIM else 64, 32, 2)
+    many = DecodeConfig(64, 32, 2) if dim < MAX_DIM else DecodeConfig(32, 32, 2, threads=256)
+    return DecodeConfig(16, 8192 // dim, 2), many
 
 
 def configs(task: DecodeTask, arch: str, blocks: int | None = None) -> tuple[DecodeConfig, ...]:
@@ -119,9 +122,10 @@ def configs(task: DecodeTask, arch: str, blocks: int | None = None) -> tuple[Dec
     at_once = _BLOCKS_AT_ONCE * (blocks or multiprocessors(arch))
     groups = max(1, task.num_tasks(tile) // _GROUP // (_BLOCKS_PER_PLACE * at_once))
     run = _GROUP << (groups.bit_length() - 1)
-    if task.num_tasks(replace(tile, chunks_per_block=_GROUP)) < at_once:
+    # Measured on an H200: a block on nearly every multiprocessor is enough for whole groups.
+    if 10 * task.num_tasks(replace(tile, chunks_per_block=_GROUP)) < 9 * at_once // _BLOCKS_AT_ONCE:
         run = 1
-    runs = dict.fromkeys((run, 1, 4, 8, 16))
+    runs = dict.fromkeys((run, 1, 8, 16, 32))
     return tuple(
         replace(tile, chunks_per_block=n, blocks=per) for per in (0, _BLOCKS_AT_ONCE) for n in runs
     )
@@ -162,7 +166,7 @@ def check_config(config: Any, task: DecodeTask, arch: str) -> None:
 
 def _refusal(config: DecodeConfig, dim: int, arch: str) -> str | None:
     c = config
-    sizes = (c.rows, c.tile_k, c.stages, c.chunk, c.chunks_per_block)
+    sizes = (c.rows, c.tile_k, c.stages, c.chunk, c.least_chunk, c.chunks_per_block)
     if not all(isinstance(size, int) and size > 0 for size in sizes):
         return "all sizes must be positive integers"
     if not isinstance(c.blocks, int) or c.blocks < 0:
@@ -170,13 +174,16 @@ def _refusal(config: DecodeConfig, dim: int, arch: str) -> str | None:
     if c.rows not in (16, 32, 64):
         return "rows must be 16, 32 or 64"
     if c.threads != _NUM_THREADS and not (
-        c.threads == 256 == dim and not c.warp_rows and c.tile_k >= 32
+        c.threads == 256 and dim > 64 and c.rows < 64 and c.tile_k >= 32
     ):
-        return f"threads must be {_NUM_THREADS}, or 256 of dims above 128 and tile_k above 16"
+        return f"threads must be {_NUM_THREADS}, or 256 of dims above 64, rows below 64 and tile_k above 16"
     if c.tile_k not in (16, 32, 64, 128):
         return "tile_k must be 16, 32, 64 or 128"
     if c.chunk % c.tile_k or c.chunk > MAX_KEYS:
         return f"chunk must be a multiple of tile_k, and at most {MAX_KEYS}"
+    times = c.chunk // c.least_chunk
+    if c.least_chunk % c.tile_k or times * c.least_chunk != c.chunk or times & (times - 1):
+        return "chunk must be least_chunk, a multiple of tile_k, times a power of two"
     if c.chunks_per_block > 1 and c.chunks_per_block % _GROUP:
         return f"chunks_per_block must be 1 or a multiple of {_GROUP}"
     if c.shared_bytes(dim) > max_shared_bytes(arch):
@@ -194,14 +201,13 @@ def variant(dtype: np.dtype, dim: int, config: DecodeConfig) -> Variant:
         "kMaxChunks": _MAX_CHUNKS,
         "kGroup": _GROUP,
     }
-    rows = "decode_warp_rows" if config.warp_rows else "decode_shared_rows"
     return Variant(
         "decode_attention",
         (("Element", dtypes.CPP_NAMES[dtype]),),
         tuple(constants.items()),
         config.threads,
-        min_blocks=_BLOCKS_AT_ONCE,
-        parts=(f"parts/{rows}.cuh",),
+        # More rows of 256 numbers have more sums than half of the registers hold.
+        min_blocks=1 if dim == MAX_DIM and config.rows > 16 else _BLOCKS_AT_ONCE,
     )
 
 
@@ -223,13 +229,12 @@ _PARAMS = np.dtype(  # parts/decode_task.cuh: DecodeParams
             (name, np.int32)
             for name in (
                 *("num_pages", "heads_per_kv_head", "num_rows", "dim", "dim_v", "max_keys"),
-                *("smallest_chunk", "chunks_per_block", "chunk_nodes", "nodes", "counters"),
+                *("least_chunk", "chunk", "chunks_per_block", "chunk_nodes", "nodes", "counters"),
                 *("causal", "query_vectors"),
             )
         ),
         ("exponent_scale", np.float32),
         ("num_tasks", np.int32),
-        ("padding", np.int32),
     ]
 )
 
@@ -256,9 +261,10 @@ class DecodeCall(NamedTuple):
 
 
 class DecodePlan(NamedTuple):
-    """The launch of a call.  num_partials: bytes of partial results; num_counters: that it needs."""
+    """The launch of a call.  shape: the result's.  num_partials: bytes of partial results; num_counters: that it needs."""
 
     kernel: Kernel
+    shape: tuple[int, ...]
     grid: int
     shared_bytes: int
     params: Any
@@ -268,7 +274,9 @@ class DecodePlan(NamedTuple):
     def launch(
         self, target: Target, q: Any, k: Any, v: Any, lens: Any, table: Any, out: Any, lse: Any
     ) -> None:
-        partials, counters = workspace.take(target, self.num_partials, self.num_counters)
+        partials = counters = None
+        if self.num_counters:
+            partials, counters = workspace.take(target, self.num_partials, self.num_counters)
         args = (q, k, v, lens, table, out, lse, partials, counters, self.params)
         self.kernel(self.grid, args, self.shared_bytes)
 
@@ -289,7 +297,7 @@ def make_plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> 
     if config is None:
         config = tuned_config(task, target)
     check_config(config, task, target.arch)
-    max_chunks = task.max_chunks(config.chunk)
+    max_chunks = task.max_chunks(config)
     num_tasks = task.num_tasks(config)
     if num_tasks >= 2**30:
         raise ValueError(f"the call has {num_tasks} tasks, more than 2^30")
@@ -324,7 +332,8 @@ def make_plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> 
         "dim": dim,
         "dim_v": call.dim_v,
         "max_keys": call.max_keys,
-        "smallest_chunk": config.chunk,
+        "least_chunk": config.least_chunk,
+        "chunk": config.chunk,
         "chunks_per_block": config.chunks_per_block,
         "chunk_nodes": chunk_nodes,
         "nodes": nodes,
@@ -338,6 +347,7 @@ def make_plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> 
         params[name] = value
     return DecodePlan(
         kernel=get_kernel(target, variant(call.dtype, task.padded_dim, config)),
+        shape=(*call.q_shape[:3], call.dim_v),
         grid=grid,
         shared_bytes=config.shared_bytes(task.padded_dim),
         params=target.by_value(params),

@@ -16,6 +16,9 @@ from .decode import MAX_DIM, MAX_KEYS, MAX_QUERIES, DecodeCall, DecodeConfig, De
 DTYPES = (dtypes.float16, dtypes.bfloat16)
 
 
+_find = plans.finder("decode_attention", arrays=5, options=4)
+
+
 def decode_attention(
     q: Any,
     k_cache: Any,
@@ -57,15 +60,13 @@ def decode_attention(
     `reference.decode_attention_bound`.
     """
     arrays = (q, k_cache, v_cache, seq_lens, block_table)
-    key, known = plans.find("decode_attention", arrays, (causal, scale, return_lse, config), out)
+    key, known = _find(*arrays, causal, scale, return_lse, config, out)
     if known is not None:
         # Where its arrays lie decides about all checks but those of numpy's values: one look-up.
         target, plan = known
-        with arguments.on_device(target):
-            shape = (*q.shape[:3], v_cache.shape[3])
-            y = target.xp.empty(shape, q.dtype) if out is None else out
-            lse = target.xp.empty(shape[:3], np.float32) if return_lse else None
-            plan.launch(target, *arrays, y, lse)
+        y = target.xp.ndarray(plan.shape, q.dtype) if out is None else out
+        lse = target.xp.ndarray(plan.shape[:3], np.float32) if return_lse else None
+        plan.launch(target, *arrays, y, lse)
         return (y, lse) if return_lse else y
     target = arguments.target_of("q", q)
     shape, max_keys = _check_arrays(q, k_cache, v_cache, block_table)

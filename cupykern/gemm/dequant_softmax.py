@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -61,15 +62,10 @@ def dequant_softmax(
     `reference.dequant_softmax_bound`.
     """
     is_number = scale_w is None or isinstance(scale_w, (int, float))
-    given = {"a": a, "b": w, "bias": bias, "scale_b": None if is_number else scale_w}
-    key, known = plans.find(
-        "dequant_softmax",
-        tuple(given.values()),
-        (scale_w if is_number else None, dtype, config),
-        out,
-    )
+    key, known = _find(a, w, bias, scale_w, dtype, config, out)
     if known is not None:
-        return known.launch(given, out)
+        return known.launch((a, w, bias, scale_w), out)
+    given = {"a": a, "b": w, "bias": bias, "scale_b": None if is_number else scale_w}
     target = arguments.target_of("a", a)
     arguments.same_place("w", w, a, "a")
     dtypes.resolve(a.dtype, "a's dtype", product.FLOAT16S)
@@ -104,8 +100,9 @@ def dequant_softmax(
         operands = {"a": a.reshape(rows, a.shape[-1]), "b": w, "bias": bias, "scale_b": scale}
         inner = None if key is None else ("logits", *key)
         matmul.run(
-            target, operands, (rows, n), dtypes.float32, logits, config, inner, alpha=number,
-            kernel="dequant_softmax", extra={"statistics": statistics},
+            target, operands, (rows, n), dtypes.float32, logits, config, inner,
+            (*given, "statistics"), alpha=number, kernel="dequant_softmax",
+            extra={"statistics": statistics},
         )  # fmt: skip
         normalize = _normalize_plan(target, logits, num_sets, result)
         normalize.launch(logits, statistics, result)
@@ -116,11 +113,12 @@ def dequant_softmax(
             x is None or address_of(x) == address_of(given[name]) for name, x in operands.items()
         )
         if found is not None and same and flat is not None:
-            product_plan, names = found[1], found[2]
             sizes = (rows, n, num_sets)
-            plan = _Plan(target, product_plan, names, normalize, shape, y_dtype, sizes)
-            plans.remember(key, plan)
+            plans.remember(key, _Plan(target, found[1], found[2], normalize, shape, y_dtype, sizes))
     return y
+
+
+_find = plans.finder("dequant_softmax", arrays=3, either=1, options=2)
 
 
 class _Plan(NamedTuple):
@@ -128,21 +126,23 @@ class _Plan(NamedTuple):
 
     target: Target
     product: Any
-    names: tuple[str, ...]
+    pick: Callable[[tuple[Any, ...]], tuple[Any, ...]]  # matmul.run's
     normalize: _NormalizePlan
     shape: tuple[int, ...]
     dtype: np.dtype
     sizes: tuple[int, int, int]
 
-    def launch(self, given: dict[str, Any], out: Any) -> Any:
+    def launch(self, given: tuple[Any, ...], out: Any) -> Any:
+        """given: a, w, bias and scale_w."""
         xp, (rows, n, num_sets) = self.target.xp, self.sizes
-        with arguments.on_device(self.target):
-            y = xp.empty(self.shape, self.dtype) if out is None else out
-            logits = y if self.dtype == dtypes.float32 else xp.empty((rows, n), np.float32)
-            statistics = xp.empty((rows, num_sets, 2), np.float32)
-            arrays = {**given, "out": logits, "statistics": statistics}
-            self.product.launch(xp, tuple(map(arrays.get, self.names)))
-            self.normalize.launch(logits, statistics, y)
+        y = xp.ndarray(self.shape, self.dtype) if out is None else out
+        if self.dtype == dtypes.float32:
+            logits, statistics = y, xp.ndarray((rows, num_sets, 2), np.float32)
+        else:  # in one piece of memory
+            logits = xp.ndarray((rows, n + 2 * num_sets), np.float32)
+            statistics = logits.data + 4 * rows * n
+        self.product.launch(xp, self.pick((*given, statistics, None, logits)))
+        self.normalize.launch(logits, statistics, y)
         return y
 
 

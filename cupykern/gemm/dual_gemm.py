@@ -10,7 +10,7 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from .. import arguments, dtypes, inputs, reference
+from .. import arguments, dtypes, inputs, plans, reference
 from ..op import Call, Draw, Op, Work
 from . import dequantize_nvfp4, gemm, gemm_hopper, matmul, nvfp4, product
 from .gemm import AnyConfig
@@ -64,12 +64,18 @@ def dual_gemm_silu(
     Raises TypeError (types, dtypes) and ValueError (shapes, overlap, scales, policy, config, devices).
     Error bound: `reference.dual_gemm_silu_bound`.
     """
-    arrays, numbers = arrays_and_numbers(a=(a, scale_a), b=(b1, scale_b1), b2=(b2, scale_b2))
-    key, found = matmul.run_warm(
-        "dual_gemm_silu", arrays, (*numbers, policy, out_dtype, config), out
-    )
-    if found is not None:
-        return found
+    if any(isinstance(x, NvFp4) for x in (a, b1, b2)):
+        arrays, numbers = arrays_and_numbers(a=(a, scale_a), b=(b1, scale_b1), b2=(b2, scale_b2))
+        names, given = tuple(arrays), tuple(arrays.values())
+        key, known = plans.find(
+            "dual_gemm_silu", given, (*names, *numbers, policy, out_dtype, config), out
+        )
+    else:
+        names = ("a", "b", "b2", "scale_a", "scale_b", "scale_b2")
+        given = a, b1, b2, scale_a, scale_b1, scale_b2
+        key, known = _find(*given, policy, out_dtype, config, out)
+    if known is not None:
+        return matmul.launch_known(known, given, out)
     target = arguments.target_of("a", a.data if isinstance(a, NvFp4) else a)
     pairs = (("a", a, scale_a), ("b1", b1, scale_b1), ("b2", b2, scale_b2))
     x, y1, y2 = (read_operand(name, value, scale, a) for name, value, scale in pairs)
@@ -95,6 +101,7 @@ def dual_gemm_silu(
         out,
         config,
         key if same_memory((a, x), (b1, y1), (b2, y2)) else None,
+        names,
         alpha=alpha,
         alpha2=alpha2,
         block_scales=blocks,
@@ -103,6 +110,9 @@ def dual_gemm_silu(
         policy=POLICIES.index(policy),
         kernel="dual_gemm",
     )
+
+
+_find = plans.finder("dual_gemm_silu", arrays=3, either=3, options=3)
 
 
 def result_dtype(a: np.dtype, b: np.dtype, out_dtype: Any) -> np.dtype:

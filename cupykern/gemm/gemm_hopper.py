@@ -490,7 +490,11 @@ def encoded_maps(
     encoded: dict[tuple[int | None, ...], tuple[Any, ...]],
 ) -> tuple[Any, ...]:
     """The launch arguments of `plans` for the first of `arrays`, kept in `encoded` by their addresses."""
-    places = tuple([None if x is None else address_of(x) for x in arrays[: len(plans)]])
+    of = arrays[: len(plans)]
+    if target.name == "host":
+        places = tuple([None if x is None else address_of(x) for x in of])
+    else:
+        places = tuple([None if x is None else x.data.ptr for x in of])
     maps = encoded.get(places)
     if maps is None:
         maps = tuple(

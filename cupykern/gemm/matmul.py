@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -71,11 +72,9 @@ def matmul(
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, alpha, config, devices) and
     NotImplementedError.  Error bound: `reference.matmul_bound`.
     """
-    arrays = {"a": a, "b": b, "bias": bias, "residual": residual}
-    options = (activation, alpha, out_dtype, accumulate, config)
-    key, y = run_warm("matmul", arrays, options, out)
-    if y is not None:
-        return y
+    key, known = _find(a, b, bias, residual, activation, alpha, out_dtype, accumulate, config, out)
+    if known is not None:
+        return launch_known(known, (a, b, bias, residual), out)
     target = arguments.target_of("a", a)
     arguments.same_place("b", b, a, "a")
     half_sums = _check_accumulate(accumulate, a.dtype, b.dtype, target)
@@ -91,27 +90,29 @@ def matmul(
     check_activation(activation)
     operands = {"a": a, "b": b, "bias": bias, "residual": residual}
     return run(
-        target, operands, shape, out_dtype, out, config, key, alpha=alpha, activation=activation,
-        half_sums=half_sums,
+        target, operands, shape, out_dtype, out, config, key, tuple(operands), alpha=alpha,
+        activation=activation, half_sums=half_sums,
     )  # fmt: skip
 
 
-def run_warm(
-    function: str, arrays: dict[str, Any], options: tuple[Any, ...], out: Any
-) -> tuple[Any, Any]:
-    """(key for `run`, the result if a call like this is known, else None).
+_find = plans.finder("matmul", arrays=4, options=5)
 
-    arrays: by their names in `product.ARRAYS`, or None.  options: all other arguments.
-    """
-    key, known = plans.find(function, tuple(arrays.values()), options, out)
-    if known is None:
-        return key, None
-    target, plan, names, shape, out_dtype = known
-    with arguments.on_device(target):
-        y = target.xp.empty(shape, out_dtype) if out is None else out
-        arrays["out"] = y
-        plan.launch(target.xp, tuple(map(arrays.get, names)))
-    return key, y
+
+def launch_known(known: tuple[Any, ...], given: tuple[Any, ...], out: Any) -> Any:
+    """The result of a call that plans.find knows.  given: the arrays, in the order that `run` was told."""
+    target, plan, pick, shape, out_dtype = known
+    y = target.xp.ndarray(shape, out_dtype) if out is None else out
+    plan.launch(target.xp, pick((*given, None, y)))
+    return y
+
+
+def _picker(
+    names: tuple[str, ...], given: tuple[str, ...], arrays: dict[str, Any]
+) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """What picks the kernel's arrays `names` of those given, None and the result."""
+    places = {name: i for i, name in enumerate(given) if arrays.get(name) is not None}
+    places["out"] = len(given) + 1
+    return itemgetter(*(places.get(name, len(given)) for name in names))
 
 
 def run(
@@ -122,13 +123,14 @@ def run(
     out: Any,
     config: AnyConfig | None,
     key: Any = None,
+    given: tuple[str, ...] = (),
     **options: Any,
 ) -> Any:
     """Launch a product whose arguments are checked.
 
-    operands: the arrays of `product.ARRAYS`, absent or None where there is none.  key: run_warm's, if
-    these are the arrays that it was given, or views that begin where they do.  options: the other
-    fields of Product; `blocked`, the names of operands that are scales in blocks; `k`, if a's columns
+    operands: the arrays of `product.ARRAYS`, absent or None where there is none.  key: that of plans.find,
+    if these are the arrays that it was given, or views that begin where they do; given: their names, in
+    the order in which `launch_known` will get them.  options: the other fields of Product; `blocked`, the names of operands that are scales in blocks; `k`, if a's columns
     are not K; `extra`, other arrays that the kernel takes, by name.
     """
     if out is not None:
@@ -169,7 +171,7 @@ def run(
             return y
         arrays |= {"out": y, **extra}
         names = product.ARRAYS[call.kernel]
-        plans.remember(key, (target, plan, names, shape, out_dtype))
+        plans.remember(key, (target, plan, _picker(names, given, arrays), shape, out_dtype))
         plan.launch(target.xp, tuple(map(arrays.get, names)))
     return y
 

@@ -14,6 +14,7 @@ from .. import arguments, arrays, dtypes, inputs, plans, reference
 from ..arrays import address_of
 from ..choice import choose
 from ..jit import get_kernel
+from ..numerics import as_float64, namespace
 from ..op import Call, Draw, Op, Work
 from ..targets import Kernel, Target
 from . import nvfp4
@@ -65,7 +66,7 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None 
     Raises TypeError (types, dtypes) and ValueError (shape, layout, config).  Error bound:
     `reference.quantize_nvfp4_bound`.
     """
-    key, plan = plans.find("quantize_nvfp4", (x,), (layout, config))
+    key, plan = _find(x, layout, config)
     if plan is not None:
         return plan.launch(x)
     target = arguments.target_of("x", x)
@@ -97,9 +98,15 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None 
         params["num_partials"] = grid
         kernel = get_kernel(target, _variant_of(x.dtype, config))
         shape = (*outer, rows, k // 2)
-        plan = _Plan(target, kernel, grid, shape, scale_shape, layout, target.by_value(params))
+        passes = target.by_value(_LARGEST), target.by_value(_ENCODE)
+        plan = _Plan(
+            target, kernel, grid, shape, scale_shape, layout, target.by_value(params), passes
+        )
         plans.remember(key if address_of(flat) == address_of(x) else None, plan)
-    return plan.launch(flat)
+        return plan.launch(flat)
+
+
+_find = plans.finder("quantize_nvfp4", arrays=1, options=2)
 
 
 class _Plan(NamedTuple):
@@ -112,18 +119,29 @@ class _Plan(NamedTuple):
     scale_shape: tuple[int, ...]
     layout: str
     params: Any
+    passes: tuple[Any, Any]
 
     def launch(self, x: Any) -> NvFp4:
         xp = self.target.xp
-        with arguments.on_device(self.target):
-            data = xp.empty(self.shape, np.uint8)
-            scale = arrays.empty_of(xp, self.scale_shape, dtypes.float8_e4m3fn)
-            numbers = xp.empty(self.grid + 1, np.float32)
-            partials, global_scale = numbers[1:], numbers[:1].reshape(())
-            args = (x, data, scale, global_scale, partials, self.params)
-            self.kernel(self.grid, (*args, _LARGEST))
-            self.kernel(self.grid, (*args, _ENCODE))
+        data, scale, global_scale, partials = self._results(xp)
+        args = (x, data, scale, global_scale, partials, self.params)
+        self.kernel(self.grid, (*args, self.passes[0]))
+        self.kernel(self.grid, (*args, self.passes[1]))
         return NvFp4.unchecked(data, scale, self.layout, global_scale)
+
+    def _results(self, xp: Any) -> tuple[Any, Any, Any, Any]:
+        """data, scale, the scale of all, and memory for partial results."""
+        if xp is np:
+            data = np.empty(self.shape, np.uint8)
+            scale = arrays.empty_of(np, self.scale_shape, dtypes.float8_e4m3fn)
+            return data, scale, np.empty((), np.float32), np.empty(self.grid, np.float32)
+        # In two pieces of memory: data and the scales, which are used together.
+        size, scales = (-(-math.prod(n) // 512) * 512 for n in (self.shape, self.scale_shape))
+        memory = xp.cuda.alloc(size + scales + 512)
+        data = xp.ndarray(self.shape, np.uint8, memory)
+        scale = xp.ndarray(self.scale_shape, np.uint8, memory + size).view(dtypes.float8_e4m3fn)
+        global_scale = xp.ndarray((), np.float32, memory + size + scales)
+        return data, scale, global_scale, xp.cuda.alloc(4 * self.grid)
 
 
 def _params(
@@ -227,6 +245,25 @@ def _work(problem: NvFp4Problem) -> Work:
     return Work(size * dtypes.NAMES[problem.dtype].itemsize, size // 2 + scales + 4)
 
 
+def _sample(
+    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Any, ...]]:
+    """Some rows of one matrix, among them that with the largest number: it decides about every scale.
+
+    outputs: NvFp4.outputs', which stand in plain order.
+    """
+    x = call.args[0]
+    rows = inputs.sample_rows(x, max_elements, seed) if x.ndim == 2 and x.size else None
+    if rows is None:
+        return call, outputs
+    y = as_float64(x)
+    xp = namespace(y)
+    largest = xp.argmax(xp.where(xp.isfinite(y), xp.abs(y), 0))
+    rows = np.union1d(rows, int(largest) // x.shape[1])
+    part = tuple(inputs.take_rows(y, rows) if y.ndim else y for y in outputs)
+    return Call((inputs.take_rows(x, rows),), call.kwargs), part
+
+
 OP = Op(
     name="quantize_nvfp4",
     run=quantize_nvfp4,
@@ -240,6 +277,5 @@ OP = Op(
     variants=lambda arch: tuple(_variant_of(x, config) for x in DTYPES for config in configs(x)),
     configs=lambda problem, arch: configs(dtypes.NAMES[problem.dtype]),
     variant=lambda problem, config: _variant_of(dtypes.NAMES[problem.dtype], config),
-    # Every scale depends on all of x.
-    sample=lambda call, outputs, max_elements, seed: (call, outputs),
+    sample=_sample,
 )

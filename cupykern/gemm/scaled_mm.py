@@ -10,7 +10,7 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from .. import arguments, dtypes, reference
+from .. import arguments, dtypes, plans, reference
 from ..arrays import address_of
 from ..op import Call, Draw, Op, Work
 from ..targets import of_array
@@ -57,13 +57,17 @@ def scaled_mm(
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, scales, config, devices).  Error
     bound: `reference.scaled_mm_bound`.
     """
-    arrays, numbers = arrays_and_numbers(a=(a, scale_a), b=(b, scale_b))
-    arrays["bias"] = bias
-    key, found = matmul.run_warm(
-        "scaled_mm", arrays, (*numbers, activation, out_dtype, config), out
-    )
-    if found is not None:
-        return found
+    if isinstance(a, NvFp4) or isinstance(b, NvFp4):
+        arrays, numbers = arrays_and_numbers(a=(a, scale_a), b=(b, scale_b))
+        names, given = (*arrays, "bias"), (*arrays.values(), bias)
+        key, known = plans.find(
+            "scaled_mm", given, (*names, *numbers, activation, out_dtype, config), out
+        )
+    else:
+        names, given = ("a", "b", "bias", "scale_a", "scale_b"), (a, b, bias, scale_a, scale_b)
+        key, known = _find(*given, activation, out_dtype, config, out)
+    if known is not None:
+        return matmul.launch_known(known, given, out)
     if isinstance(a, NvFp4) and not isinstance(b, NvFp4):
         return _transposed(a, b, scale_a, scale_b, bias, activation, out_dtype, out, config)
     target = arguments.target_of("a", a.data if isinstance(a, NvFp4) else a)
@@ -91,12 +95,16 @@ def scaled_mm(
         out,
         config,
         key if same_memory((a, x), (b, y)) else None,
+        names,
         alpha=alpha,
         activation=activation,
         block_scales=blocks,
         k=x.shape[-1],
         blocked=blocked_groups({"groups_a": x, "groups_b": y}),
     )
+
+
+_find = plans.finder("scaled_mm", arrays=3, either=2, options=3)
 
 
 def arrays_and_numbers(**operands: tuple[Any, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:

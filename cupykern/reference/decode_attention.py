@@ -13,7 +13,8 @@ from .attention import attention, attention_bound
 from .elementary import EXP2_ULPS
 
 _SMALLEST_TILE = 16  # keys
-_GROUP, _MOST_GROUPS = 4, 64  # chunks that are folded into one; of them in a sequence
+_WARPS = 8  # that share a chunk's keys, at most
+_GROUP, _MOST_GROUPS = 8, 32  # chunks that are folded into one; of them in a sequence
 
 
 def decode_attention(
@@ -50,10 +51,10 @@ def decode_attention_bound(
 ) -> tuple[Bound, ...]:
     """Elementwise: that of attention, and what chunks add to it.
 
-    All sums so far are multiplied by a rounded exponential with every tile of a chunk, with every chunk
-    of its group, and once more when groups are added up: each time a relative error of 2 EXP2_ULPS + 2
-    units, at worst in the same direction for the products and in the other for their sum.  Chunks and
-    groups are added one after another.
+    All sums so far are multiplied by a rounded exponential with every tile of a chunk, where its warps'
+    sums are added up, with every chunk of its group, and once more when groups are added up: each time a
+    relative error of 2 EXP2_ULPS + 2 units, at worst in the same direction for the products and in the
+    other for their sum.  Warps, chunks and groups are added one after another.
     """
     options = _options(causal, scale, return_lse)
     worst, rms = [], []
@@ -63,7 +64,7 @@ def decode_attention_bound(
         bounds = attention_bound(one_q, k, v, reference=own, **options)
         absolute = attention(one_q, k, abs(v.astype(np.float64)), **options)[0]
         tiles = -(-k.shape[2] // _SMALLEST_TILE)
-        factors, sums = tiles + _GROUP + 1, _GROUP + _MOST_GROUPS
+        factors, sums = tiles + _GROUP + 2, _WARPS + _GROUP + _MOST_GROUPS
         relative = (factors * (2 * EXP2_ULPS + 2) + sums) * UNIT_ROUNDOFF_32
         added = (relative * (absolute + abs(own[0])), relative)
         worst.append([x.elementwise + y for x, y in zip(bounds, added, strict=False)])

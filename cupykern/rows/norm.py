@@ -145,12 +145,17 @@ def _checked_options(
 
 @dataclass(frozen=True)
 class _Norm:
-    """A call's plan, and what it returns."""
+    """A call's plan, and what it returns.  simple: y, and the sum with
+    the residual if there is one."""
 
     plan: RowPlan
     y_dtype: np.dtype
     options: _Options
     has_residual: bool
+    simple: bool
+
+
+_find = plans.finder("norm", arrays=4, options=7)
 
 
 def _run(
@@ -165,14 +170,21 @@ def _run(
     config: RowConfig | None = None,
 ) -> Any:
     """options: the arguments of `_checked_options`."""
-    given = (x, weight, bias, residual)
-    key, known = plans.find("norm", given, (*options, eps, dtype, config), out)
+    key, known = _find(x, weight, bias, residual, *options, eps, dtype, config, out)
     if known is None:
         return _run_checked(key, x, weight, bias, eps, residual, options, dtype, out, config)
     target, norm = known
-    with arguments.on_device(target):
-        y = arrays.empty_of(target.xp, x.shape, norm.y_dtype) if out is None else out
-        return _launch(target, norm, x, weight, bias, residual, y, None)
+    if out is None and norm.has_residual:
+        y, total = arrays.empty_twins(target.xp, x, norm.y_dtype)
+        if not norm.simple:
+            return _launch(target, norm, x, weight, bias, residual, y, total)
+        norm.plan.launch(target.xp, (x, residual, weight, bias, y, total, None, None, None))
+        return y, total
+    y = arrays.empty_of(target.xp, x.shape, norm.y_dtype) if out is None else out
+    if norm.simple and not norm.has_residual:
+        norm.plan.launch(target.xp, (x, None, weight, bias, y, None, None, None, None))
+        return y
+    return _launch(target, norm, x, weight, bias, residual, y, None)
 
 
 def _run_checked(
@@ -348,7 +360,8 @@ def _make_norm(
     shared_bytes = held * config.shared_bytes(x.itemsize)
     statistic_bytes = 16 if options.centered else 4
     plan = row_plan(target, variant, config, layout, params, statistic_bytes, shared_bytes)
-    return _Norm(plan, y.dtype, options, has_residual)
+    simple = not (options.return_stats or options.quantized)
+    return _Norm(plan, y.dtype, options, has_residual, simple)
 
 
 def _variant(dtype: np.dtype, centered: bool, config: RowConfig, quantized: bool) -> Variant:
@@ -394,13 +407,13 @@ def _launch(
     """Launch a plan whose results, but for y, are new; returns them all."""
     xp, options = target.xp, norm.options
     if norm.has_residual and total is None:
-        total = xp.empty(x.shape, x.dtype)
+        total = xp.ndarray(x.shape, x.dtype)
     mean = rstd = row_scale = None
     if options.return_stats:
-        rstd = xp.empty(x.shape[:-1], np.float32)
-        mean = xp.empty(x.shape[:-1], np.float32) if options.centered else None
+        rstd = xp.ndarray(x.shape[:-1], np.float32)
+        mean = xp.ndarray(x.shape[:-1], np.float32) if options.centered else None
     if options.quantized is not None:
-        row_scale = xp.empty((*x.shape[:-1], 1), np.float32)
+        row_scale = xp.ndarray((*x.shape[:-1], 1), np.float32)
     norm.plan.launch(xp, (x, residual, weight, bias, y, total, mean, rstd, row_scale))
     return _outputs(y, row_scale, total, mean, rstd)
 

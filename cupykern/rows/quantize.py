@@ -66,6 +66,9 @@ _TILE_PARAMS = np.dtype(  # quantize_tiles.cu: TileParams
 _MAX_TILE = 2**20  # elements: positions in a tile are 32-bit numbers
 
 
+_find = plans.finder("quantize", arrays=1, options=4)
+
+
 def quantize(
     x: Any,
     dtype: Any,
@@ -93,13 +96,11 @@ def quantize(
     Raises TypeError (types, dtypes) and ValueError (dims, granularity, block, config).  Error bound:
     `reference.quantize_bound`.
     """
-    key, known = plans.find("quantize", (x,), (dtype, granularity, block, config))
+    key, known = _find(x, dtype, granularity, block, config)
     if known is not None:
         target, code, scale_shape, launch = known
-        with arguments.on_device(target):
-            values = arrays.empty_of(target.xp, x.shape, code)
-            scale = target.xp.empty(scale_shape, np.float32)
-            launch((x, values, scale))
+        values, scale = arrays.empty_pair(target.xp, x, code, scale_shape)
+        launch((x, values, scale))
         return values, scale
     target = arguments.target_of("x", x)
     code = _check(x, dtype, granularity, block)

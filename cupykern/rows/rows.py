@@ -49,12 +49,13 @@ class RowPlan(NamedTuple):
     merge_grid: int
     shared_bytes: int
     statistic_bytes: int
-    params: np.ndarray
+    params: Any
+    whole_row: Any  # the pass, as a launch takes it soonest
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
         """Launch the kernel, whose parameters are `arrays`, the statistics, params and the pass."""
         if not self.split:
-            self.kernel(self.grid, (*arrays, None, self.params, WHOLE_ROW), self.shared_bytes)
+            self.kernel(self.grid, (*arrays, None, self.params, self.whole_row), self.shared_bytes)
             return
         num_statistics = self.num_rows * (self.num_chunks + 1)
         statistics = xp.empty((num_statistics, self.statistic_bytes), np.uint8)
@@ -96,6 +97,7 @@ def row_plan(
         shared_bytes=shared_bytes,
         statistic_bytes=statistic_bytes,
         params=target.by_value(params),
+        whole_row=target.by_value(WHOLE_ROW),
     )
 
 

@@ -146,6 +146,9 @@ def _plan(
     return row_plan(target, variant, config, layout, params, 8, shared_bytes)
 
 
+_find = plans.finder("softmax", arrays=2, options=5)
+
+
 def _run(
     x: Any,
     axis: Any,
@@ -156,13 +159,12 @@ def _run(
     log: bool,
     config: RowConfig | None = None,
 ) -> Any:
-    key, known = plans.find("softmax", (x, mask), (axis, scale, dtype, log, config), out)
+    key, known = _find(x, mask, axis, scale, dtype, log, config, out)
     if known is None:
         return _run_checked(key, x, axis, mask, scale, dtype, out, log, config)
     target, y_dtype, plan = known
-    with arguments.on_device(target):
-        y = target.xp.empty(x.shape, y_dtype) if out is None else out
-        plan.launch(target.xp, (x, mask, y))
+    y = target.xp.ndarray(x.shape, y_dtype) if out is None else out
+    plan.launch(target.xp, (x, mask, y))
     return y
 
 

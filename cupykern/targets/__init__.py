@@ -45,7 +45,8 @@ class Kernel(Protocol):
 
         On a GPU: on CuPy's current stream, without waiting.
 
-        args, in the kernel's order: arrays of the target (their pointer), None (a null pointer),
+        args, in the kernel's order: arrays of the target (their pointer; of CuPy also a
+        MemoryPointer), None (a null pointer),
         numpy scalars (by value, so the type is exact) and structs from `Target.by_value`.
         """
 

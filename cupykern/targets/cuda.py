@@ -74,7 +74,8 @@ class CudaKernel:
             cupy.cuda.driver.funcSetAttribute(
                 self._launch.ptr, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1
             )
-        self._block = (variant.num_threads, 1, 1)
+        self._launch_linear = function.kernel.linear_launch
+        self._num_threads = variant.num_threads
         self.usage = Usage(function.num_regs, function.local_size_bytes, function.shared_size_bytes)
         # More, static shared memory included, must be asked for.
         self._max_shared_bytes = 48 * 1024 - function.shared_size_bytes
@@ -83,10 +84,10 @@ class CudaKernel:
         self._allow(shared_bytes)
         size = self._cluster_size
         if size > 1:
-            count = max_active_clusters(self._launch.ptr, size, self._block[0], shared_bytes)
+            count = max_active_clusters(self._launch.ptr, size, self._num_threads, shared_bytes)
         else:
             count = self._multiprocessors * self._driver.occupancyMaxActiveBlocksPerMultiprocessor(
-                self._launch.ptr, self._block[0], shared_bytes
+                self._launch.ptr, self._num_threads, shared_bytes
             )
         return size * max(count, 1)
 
@@ -96,8 +97,10 @@ class CudaKernel:
             self._max_shared_bytes = shared_bytes
 
     def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
-        self._allow(shared_bytes)
-        self._launch((grid, 1, 1), self._block, args, shared_bytes)
+        if shared_bytes > self._max_shared_bytes:
+            self._allow(shared_bytes)
+        # Sizes of one dim, without making tuples of them.
+        self._launch_linear(grid * self._num_threads, args, shared_bytes, self._num_threads)
 
 
 @contextmanager

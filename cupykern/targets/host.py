@@ -4,6 +4,9 @@ Settings, by `use(...)` or the environment:
     warp_size   CUPYKERN_HOST_WARP_SIZE   32 (default) or 64
     schedule    CUPYKERN_HOST_SCHEDULE    fifo (default), lifo or sticky:<seed>: which thread runs next
     sanitizer   CUPYKERN_HOST_SANITIZER   address (and undefined behaviour) or thread: build kernels with it
+And by the environment alone:
+                CUPYKERN_HOST_OPTIMIZE    2 (default), 1: compile in two thirds of the time kernels that take up
+                                          to a third longer, or 0: in half the time, two to three times as long
 Schedules differ in the races that they expose.  A barrier or shuffle that not all threads reach ends
 in HostKernelError, never in a hang.
 """
@@ -79,7 +82,7 @@ class HostTarget:
         compiler = _compiler()
         if self.sanitizer:
             _check_sanitizer(compiler, self.sanitizer)
-        flags = (*_flags(compiler, self.sanitizer), f"-DHOST_WARP_SIZE={self.warp_size}")
+        flags = (*_kernel_flags(compiler, self.sanitizer), f"-DHOST_WARP_SIZE={self.warp_size}")
         try:
             runtime = _load_runtime(compiler, self.sanitizer)
             library = _build(compiler, flags, source_text(variant, "host"))
@@ -273,8 +276,8 @@ _FLAGS = [
     "-fno-math-errno",
     "-w",
 ]
+_OPTIMIZE_FLAGS = {"2": ("-O2",), "1": ("-O1", "-ftree-vectorize"), "0": ("-Og",)}
 _SANITIZER_FLAGS = {
-    None: ("-O2",),
     "address": (
         *("-O0", "-g", "-fsanitize=address,undefined", "-fno-sanitize=vptr"),
         "-fno-sanitize-recover=undefined",
@@ -283,9 +286,19 @@ _SANITIZER_FLAGS = {
 }
 
 
+def _kernel_flags(compiler: Compiler, sanitizer: str | None) -> tuple[str, ...]:
+    """Raises ValueError for a CUPYKERN_HOST_OPTIMIZE that is none."""
+    if sanitizer:
+        return _flags(compiler, sanitizer, _SANITIZER_FLAGS[sanitizer])
+    level = os.environ.get("CUPYKERN_HOST_OPTIMIZE", "2")
+    if level not in _OPTIMIZE_FLAGS:
+        raise ValueError(f"CUPYKERN_HOST_OPTIMIZE must be 0, 1 or 2; got {level!r}")
+    return _flags(compiler, None, _OPTIMIZE_FLAGS[level])
+
+
 @cache
-def _flags(compiler: Compiler, sanitizer: str | None) -> tuple[str, ...]:
-    flags = [*_FLAGS, *_SANITIZER_FLAGS[sanitizer]]
+def _flags(compiler: Compiler, sanitizer: str | None, more: tuple[str, ...]) -> tuple[str, ...]:
+    flags = [*_FLAGS, *more]
     if _has_x86_64_v3():
         flags.append("-mcpu=x86_64_v3" if compiler.kind == "zig" else "-march=x86-64-v3")
     elif compiler.kind == "zig":
@@ -386,7 +399,7 @@ def _load_runtime(compiler: Compiler, sanitizer: str | None) -> ctypes.CDLL:
         runtime = _runtimes.get((compiler, sanitizer))
         if runtime is None:
             defines = {"address": ("-DHOST_ASAN",), "thread": ("-DHOST_TSAN",)}.get(sanitizer, ())
-            flags = (*_flags(compiler, None), *defines, "-pthread")
+            flags = (*_flags(compiler, None, _OPTIMIZE_FLAGS["2"]), *defines, "-pthread")
             runtime = _build(compiler, flags, file_text("platform/host_runtime.cpp"))
             c_int, c_void_p = ctypes.c_int, ctypes.c_void_p
             runtime.host_runtime.restype = c_void_p

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from kernels_cu import Variant
 
 from ..check import Comparison, GuardedArray, Violation, accepts_out, compare
 from ..op import Call, Op, as_tuple
@@ -16,6 +19,10 @@ from .results import OURS, Result, Row
 from .timing import FLUSH_BYTES, Clock, Function, time_rounds
 
 _MAX_SAMPLE = 2**22  # elements that are verified of large outputs
+_SPACER_STEP, _SPACER_STEPS = (
+    2**21,
+    128,
+)  # bytes (a GPU's page) and how many of them, less one, at most
 
 
 @dataclass(frozen=True)
@@ -217,17 +224,48 @@ def run(
     settings: Settings,
     peers: Sequence[Peer] = (),
     monitor: Monitor | None = None,
+    place: random.Random | None = None,
 ) -> Iterator[Row]:
-    """Bench one task after another.  Raises UnavailableError."""
+    """Bench one task after another.  Raises UnavailableError.
+
+    place: draws how much memory to keep from each task, so that its arrays lie elsewhere every time.
+    """
     for task in all_tasks:
         try:
+            spacer = 0 if place is None else _SPACER_STEP * place.randrange(_SPACER_STEPS)
+            kept = target.xp.empty(spacer, "uint8")
             yield bench_task(task, target, clock, settings, peers, monitor)
         except MemoryError as error:
             row = _new_row(task)
             row.results.append(Result(OURS, note=f"does not fit: {error}"))
             yield row
+        kept = None  # noqa: F841 - frees it
         if target.name != "host":
             target.xp.get_default_memory_pool().free_all_blocks()
+
+
+def variants(all_tasks: Iterable[Task], target: Target) -> list[Variant]:
+    """What a benchmark of these tasks will launch, each once; not quite all where a call takes several
+    kernels, or another config was tuned."""
+    problems = {(task.op.name, repr(task.problem)): (task.op, task.problem) for task in all_tasks}
+    if target.name != "host":  # host_times
+        for op in {op.name: op for op, _ in problems.values()}.values():
+            problems[op.name, ""] = op, _tiny_problem(op, target)
+    found: dict[Variant, None] = {}
+    for op, problem in problems.values():
+        try:
+            found[op.variant(problem, op.configs(problem, target.arch)[0])] = None
+        except (ValueError, IndexError, NotImplementedError):  # the row says so
+            continue
+    return list(found)
+
+
+def _tiny_problem(op: Op, target: Target) -> Any:
+    shape = op.bench_shapes(target.name)[0]
+    try:
+        return op.bench_problem(tuple(min(n, 128) for n in shape), op.dtypes[0])
+    except (ValueError, NotImplementedError):
+        return op.bench_problem(shape, op.dtypes[0])
 
 
 def host_times(ops: Iterable[Op], target: Target, clock: Any, seed: int) -> dict[str, Any]:
@@ -236,12 +274,7 @@ def host_times(ops: Iterable[Op], target: Target, clock: Any, seed: int) -> dict
     """
     times: dict[str, Any] = {}
     for op in ops if target.name != "host" else ():
-        shape = op.bench_shapes(target.name)[0]
-        try:
-            problem = op.bench_problem(tuple(min(n, 128) for n in shape), op.dtypes[0])
-        except (ValueError, NotImplementedError):
-            problem = op.bench_problem(shape, op.dtypes[0])
-        call = op.inputs(problem, seed, target.xp)
+        call = op.inputs(_tiny_problem(op, target), seed, target.xp)
         out = as_tuple(op.run(*call.args, **call.kwargs))[0]
         arrays = [arg for arg in call.args if isinstance(arg, target.xp.ndarray)]
         times[op.name] = clock.host_times(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,10 @@ import click
 from ..peers import Peer, all_peers
 from ..targets import Target
 from . import baseline, doctor, protocol, results
-from .bench import Settings, Task, host_times, run
+from .bench import Settings, Task, host_times, run, variants
+from .compile_ahead import compile_ahead
 from .tables import number, one_line, print_table, progress, to_json
-from .timing import clock_of
+from .timing import Clock, clock_of
 
 
 def find_peers(names: Sequence[str], target: str) -> list[Peer]:
@@ -39,14 +42,25 @@ def find_peers(names: Sequence[str], target: str) -> list[Peer]:
 
 
 @dataclass(frozen=True)
+class Baseline:
+    """An earlier benchmark: its file's name, and baseline.load's rows."""
+
+    path: str
+    rows: dict[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True)
 class Outputs:
-    """Files to write, and what to compare with; None: not asked for."""
+    """Files to write, and what to compare with; None: not asked for.
+
+    repeats: how often to run all rows; with a baseline at most, None for as often as it takes.
+    """
 
     json: str | None = None
     csv: str | None = None
     plot: str | None = None
-    baseline: dict[tuple[Any, ...], dict[str, Any]] | None = None
-    repeats: int = 1
+    baseline: Baseline | None = None
+    repeats: int | None = None
 
 
 def bench(
@@ -57,7 +71,8 @@ def bench(
     outputs: Outputs,
 ) -> int:
     """Bench, print and write; returns the exit code.  On Ctrl-C the rows so far are written."""
-    runs: dict[int, list[results.Row]] = {}
+    runs: list[list[results.Row]] = [[] for _ in tasks]
+    found: list[baseline.Verdict] | None = None
     host_time_us: dict[str, dict[str, float]] = {}
     state: dict[str, Any] = {"before": doctor.gpu_state(target)}
     interrupted = False
@@ -65,22 +80,18 @@ def bench(
     for process in others:
         click.echo(f"warning: {process} is on the GPU too: its work disturbs these times", err=True)
     try:
+        _compile(tasks, target)
         clock = clock_of(target)
         ops = {task.op.name: task.op for task in tasks}.values()
         host_time_us = host_times(ops, target, clock, settings.seed)
-        with (
-            progress(len(tasks) * outputs.repeats, "bench") as advance,
-            protocol.Monitor(target) as monitor,
-        ):
-            for _ in range(outputs.repeats):  # the rows in turns, so that each sees every drift
-                for i, row in enumerate(run(tasks, target, clock, settings, peers, monitor)):
-                    runs.setdefault(i, []).append(row)
-                    advance(f"{row.op} {'x'.join(map(str, row.shape))} {row.dtype}")
+        with protocol.Monitor(target) as monitor:
+            for now in _passes(tasks, target, clock, settings, peers, monitor, outputs, runs):
+                found = now
     except KeyboardInterrupt:
         interrupted = True
         raise
     finally:  # also of a run that something else ended
-        rows = [results.merged(same) for same in runs.values()]
+        rows = [results.merged(same) for same in runs if same]
         if rows or not interrupted:
             _print(rows, target, host_time_us)
         state["after"] = doctor.gpu_state(target)
@@ -88,37 +99,101 @@ def bench(
             document = results.document(
                 rows, target, settings.record(target), host_time_us, state, interrupted
             )
+            if outputs.baseline is not None:
+                document |= _comparison(outputs.baseline, found)
             Path(outputs.json).write_text(to_json(document), encoding="utf-8")
         if outputs.csv is not None:
             results.write_csv(rows, outputs.csv)
     if outputs.plot is not None:
         from .plot import plot_rows
 
-        plot_rows(rows, outputs.plot)
-    worse = outputs.baseline is not None and _print_verdicts(rows, outputs.baseline)
+        if not plot_rows(rows, outputs.plot):
+            click.echo(f"{outputs.plot}: there is nothing to draw", err=True)
+    worse = found is not None and _print_verdicts(rows, found)
     return 1 if worse or not all(row.ok for row in rows) else 0
 
 
-def _print_verdicts(
-    rows: Sequence[results.Row], before: dict[tuple[Any, ...], dict[str, Any]]
-) -> bool:
+def _compile(tasks: Sequence[Task], target: Target) -> None:
+    """Compile what the tasks launch, many at once; what does not compile is its row's failure."""
+    todo = variants(tasks, target)
+    with progress(len(todo), "compile") as advance:
+        for variant, *_ in compile_ahead(target, todo, os.cpu_count() or 1):
+            advance(variant.kernel)
+
+
+def _passes(
+    tasks: Sequence[Task],
+    target: Target,
+    clock: Clock,
+    settings: Settings,
+    peers: Sequence[Peer],
+    monitor: protocol.Monitor,
+    outputs: Outputs,
+    runs: list[list[results.Row]],
+) -> Iterator[list[baseline.Verdict]]:
+    """Run the rows in turns, so that each sees every drift, and append them to `runs`; with a baseline
+    yield the verdicts at each look, after which only undecided rows go on."""
+    compared = outputs.baseline
+    at = (outputs.repeats or 1,) if compared is None else baseline.looks(outputs.repeats)
+    open_rows = list(range(len(tasks)))
+    place = random.Random(settings.seed) if at[-1] > 1 else None
+    for begin, end in zip((0, *at), at, strict=False):
+        with progress((end - begin) * len(open_rows), "bench") as advance:
+            for _ in range(begin, end):
+                todo = [tasks[i] for i in open_rows]
+                fresh = run(todo, target, clock, settings, peers, monitor, place)
+                for i, row in zip(open_rows, fresh, strict=True):
+                    runs[i].append(row)
+                    advance(f"{row.op} {'x'.join(map(str, row.shape))} {row.dtype}")
+        if compared is not None:
+            rows = [results.merged(same) for same in runs]
+            verdicts = baseline.verdicts(rows, compared.rows, len(at), target.name == "host")
+            yield verdicts
+            open_rows = [i for i in open_rows if not verdicts[i].decided]
+            if not open_rows:
+                return
+
+
+def _comparison(compared: Baseline, found: Sequence[baseline.Verdict] | None) -> dict[str, Any]:
+    """What a comparison's document has besides a benchmark's.  found: None if it never came to a look."""
+    return {
+        "kind": "comparison",
+        "baseline": compared.path,
+        "limits": {
+            "false_alarms": baseline.FALSE_ALARMS,
+            "margin": baseline.MARGIN,
+            "found": baseline.FOUND,
+        },
+        "verdicts": None if found is None else [asdict(verdict) for verdict in found],
+    }
+
+
+def _print_verdicts(rows: Sequence[results.Row], found: Sequence[baseline.Verdict]) -> bool:
     """Print a verdict for each row; whether one is a regression."""
-    found = baseline.verdicts(rows, before)
     print_table(
-        ("op", "shape", "dtype", "time now / before", "spread of a run", "p", "verdict"),
+        ("op", "shape", "dtype", "runs", "time now / before", "spread of a run", "p",
+         "would reject from", "verdict"),
         (
             (
                 *(row.op, "x".join(map(str, row.shape)), row.dtype),
+                "-" if verdict.runs is None else f"{verdict.runs[0]} / {verdict.runs[1]}",
                 "-" if verdict.change is None else f"{1 + verdict.change:.4f}",
                 "-" if verdict.spread is None else f"{100 * verdict.spread:.2f}%",
                 number(verdict.p),
-                verdict.word,
+                "-" if verdict.seen is None else f"{100 * verdict.seen:.1f}%",
+                verdict.word if verdict.decided else f"{verdict.word} (undecided)",
             )
             for row, verdict in zip(rows, found, strict=True)
         ),
-        "keep: faster; reject: slower, or wrong; noise: neither, by at least "
-        f"{100 * baseline.SMALLEST:g}% and beyond the spread",
-    )
+        f"keep: faster, reject: slower, by more than {100 * baseline.MARGIN:g}% and beyond the spread; or "
+        "wrong.  noise: neither",
+    )  # fmt: skip
+    few = [verdict.runs[1] for verdict in found if not verdict.decided and verdict.runs]
+    if few and min(few) < baseline.LOOKS[1]:
+        click.echo(
+            f"the baseline has {min(few)} runs of a row: measure it with --repeats {baseline.LOOKS[2]} "
+            "to decide about smaller changes"
+        )
     return any(verdict.word == "reject" for verdict in found)
 
 
@@ -128,7 +203,7 @@ def _print(
     device = doctor.machine(target)["device"]
     title = f"{target.name} ({target.arch}): {device}"
     if target.name == "host":
-        title = f"host emulation: times are not GPU times.  {device}"
+        title = f"host emulation: times are not GPU times, but CPU times.  {device}"
     print_table(results.COLUMNS, results.table_rows(rows), title)
     for row in rows:
         for result in row.results:

@@ -21,6 +21,7 @@ from .options import (
     ops_argument,
     parse_names,
     parse_output,
+    parse_plot,
     shapes_option,
     target_option,
     write_json,
@@ -39,7 +40,7 @@ _SHOWN_FAILURES = 10
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--report", "precise", is_flag=True,
               help="Also say how the errors are distributed, in units in the last place.")  # fmt: skip
-@click.option("--plot", "plot_path", type=click.Path(dir_okay=False), callback=parse_output,
+@click.option("--plot", "plot_path", type=click.Path(dir_okay=False), callback=parse_plot,
               help="Draw that distribution into this PNG or SVG (needs matplotlib).")  # fmt: skip
 @click.option("--policies", is_flag=True,
               help="Instead compare dual_gemm_silu's policies, at K = 7168.")  # fmt: skip
@@ -67,7 +68,7 @@ def check(
     Example: cupykern check softmax --target host --cases 200
     """
     from .. import check as checks
-    from . import precision
+    from . import precision, records
     from .compile_ahead import compile_ahead, variants_of_cases
 
     if plot_path is not None:
@@ -117,8 +118,10 @@ def check(
     if plot_path is not None:
         from .plot import plot_precision
 
-        plot_precision([asdict(row) for row in errors], plot_path)
-    write_json(json_path, checks.document(done, where, seed, errors))
+        if not plot_precision([asdict(row) for row in errors], plot_path):
+            click.echo(f"{plot_path}: there is nothing to draw", err=True)
+    found = checks.document(done, seed, errors)
+    write_json(json_path, {**records.header("check", where), **found})
     return 1 if failures else 0
 
 
@@ -159,12 +162,12 @@ def _check_policies(where: targets.Target, seed: int, json_path: str | None) -> 
 @json_option
 @click.option("--csv", "csv_path", type=click.Path(dir_okay=False), callback=parse_output,
               help="Write a line per result.")  # fmt: skip
-@click.option("--plot", "plot_path", type=click.Path(dir_okay=False), callback=parse_output,
+@click.option("--plot", "plot_path", type=click.Path(dir_okay=False), callback=parse_plot,
               help="Draw the speeds into this PNG or SVG (needs matplotlib).")  # fmt: skip
 @click.option("--baseline", type=click.Path(exists=True, dir_okay=False),
               help="Compare with this JSON of an earlier bench: keep, reject or noise per row.")  # fmt: skip
 @click.option("--repeats", type=click.IntRange(1),
-              help="Runs of all rows, in turns.  Default: 1, with --baseline 5.")  # fmt: skip
+              help="Runs of all rows, in turns.  Default: 1, with --baseline up to 24.")  # fmt: skip
 @click.option("--rep-ms", type=click.FloatRange(0), default=100, show_default=True,
               help="Timed ms of the op's own time per row.")  # fmt: skip
 @click.option("--warmup-ms", type=click.FloatRange(0), default=25, show_default=True)
@@ -190,14 +193,14 @@ def bench(
 
     Every result is verified against FP64 before and after it is timed; L2 is flushed before every
     run; times are medians with 20% and 80% quantiles.  Exits with 1 if a result is wrong, or with
-    --baseline if a row got slower by more than its noise.
+    --baseline if a row got slower by more than its noise: rows are run again until that is decided.
+    A baseline should have runs of its own to compare with: measure it with --repeats 12.
 
     \b
     Example: cupykern bench softmax --shapes "4096,4096;32768,1024" --dtype float16 --against torch
     """
-    from . import baseline as baselines
     from . import bench as protocol
-    from .bench_command import Outputs, find_peers
+    from .bench_command import Baseline, Outputs, find_peers
     from .bench_command import bench as run
     from .protocol import lock
 
@@ -209,11 +212,10 @@ def bench(
     peers = find_peers(against or (), where.name)
     before = None
     if baseline is not None:
-        before = _baseline(Path(baseline), where)
-        repeats = repeats or baselines.REPEATS
-        if repeats < 2:
+        if repeats == 1:
             raise click.UsageError("--baseline needs at least --repeats 2, to see the spread")
-    outputs = Outputs(json_path, csv_path, plot_path, before, repeats or 1)
+        before = Baseline(baseline, _baseline(Path(baseline), where))
+    outputs = Outputs(json_path, csv_path, plot_path, before, repeats)
     with lock(wait):
         return run(tasks, where, settings, peers, outputs)
 
@@ -223,7 +225,7 @@ def _baseline(path: Path, target: targets.Target) -> dict[tuple[Any, ...], dict[
 
     try:
         return baseline.load(path, doctor.device_name(target))
-    except (ValueError, KeyError) as error:
+    except ValueError as error:
         raise Failure(f"--baseline: {error}") from None
 
 
@@ -240,9 +242,9 @@ def _baseline(path: Path, target: targets.Target) -> dict[tuple[Any, ...], dict[
 def report(only_check: bool, tables: tuple[str, ...], results: str, page: str) -> int:
     """Write the tables of README and docs, and a page with plots, from the results in a folder.
 
-    The folder holds what `bench --json`, `sweep --json` and `check --report --json` wrote.  The page
-    is one file that loads nothing: roofs, speed against size beside the peers, errors against the
-    bound, heat maps of sweeps.
+    The folder holds what `bench`, `sweep`, `tune`, `profile` and `check --report` wrote with --json.
+    The page is one file that loads nothing: roofs, speed against size beside the peers, errors against
+    the bound, heat maps of sweeps, tuned calls, comparisons, profiles.
 
     \b
     Example: cupykern report --check

@@ -27,7 +27,6 @@ from .options import (
     target_option,
     write_json,
 )
-from .tables import number, print_table
 
 
 def _parse_grid(
@@ -178,6 +177,7 @@ def sweep(
 @click.option("--forget", is_flag=True, help="Remove what is kept for OP, or all.")
 @click.option("--built-in", "sweeps", multiple=True, type=click.Path(exists=True, dir_okay=False),
               help="Write the rows that come with the package anew, from these sweeps.")  # fmt: skip
+@json_option
 @wait_option
 def tune(
     op: Op | None,
@@ -191,6 +191,7 @@ def tune(
     show: bool,
     forget: bool,
     sweeps: tuple[str, ...],
+    json_path: str | None,
     wait: bool,
 ) -> int:
     """Find the fastest config of an op's problems on this machine and keep it for later calls.
@@ -213,7 +214,7 @@ def tune(
         raise click.UsageError("which op?  Or --list, --forget or --built-in")
     where = targets.get(target)
     tasks = _tasks(op, where.name, shapes, sizes, dtype_names)
-    return tune_command.run(tasks, where, rep_ms, jobs, seed, wait)
+    return tune_command.run(tasks, where, rep_ms, jobs, seed, wait, json_path)
 
 
 @click.command()
@@ -247,32 +248,38 @@ def profile(
     Example: cupykern profile softmax --shape 4096,4096 --dtype float16
     """
     from . import profile as profiles
+    from . import records
 
     if recorded is not None:
         try:
             found = profiles.parse_ncu(Path(recorded).read_text(encoding="utf-8"))
         except ValueError as error:
             raise Failure(f"{recorded}: {error}") from None
-    else:
-        where = targets.get(target)
-        shape = (shapes or [op.bench_shapes(where.name)[0]])[0]
-        dtype = (dtype_names or op.dtypes)[0]
-        task = bench_tasks([op], where.name, [shape], (dtype,))[0]
-        configs = op.configs(task.problem, where.arch)
-        if config is not None and config > len(configs):
-            raise click.UsageError(f"--config must be at most {len(configs)}; got {config}")
-        variant = op.variant(task.problem, configs[(config or 1) - 1])
-        name = None if config is None else repr(configs[config - 1])
-        found = profiles.run(where.name, variant.kernel, op.name, shape, dtype, seed, name)
-    for launch in found:
-        print_table(
-            ("", "value", ""),
-            ((label, number(value), unit) for label, value, unit in launch.figures),
-            launch.kernel,
+        profiles.show(found)
+        write_json(
+            json_path,
+            {"kind": "profile", "op": op.name, "launches": [asdict(launch) for launch in found]},
         )
-        for reason, share in launch.stalls[:5]:
-            click.echo(f"{100 * share:.0f}% of the waiting is for {reason}")
-    write_json(json_path, [asdict(launch) for launch in found])
+        return 0
+    where = targets.get(target)
+    shape = (shapes or [op.bench_shapes(where.name)[0]])[0]
+    dtype = (dtype_names or op.dtypes)[0]
+    task = bench_tasks([op], where.name, [shape], (dtype,))[0]
+    configs = op.configs(task.problem, where.arch)
+    if config is not None and config > len(configs):
+        raise click.UsageError(f"--config must be at most {len(configs)}; got {config}")
+    chosen = configs[(config or 1) - 1]
+    variant = op.variant(task.problem, chosen)
+    document = records.header("profile", where)
+    document |= {"op": op.name, "shape": shape, "dtype": dtype, "config": repr(chosen)}
+    try:
+        name = None if config is None else repr(chosen)
+        found = profiles.run(where.name, variant.kernel, op.name, shape, dtype, seed, name)
+    except targets.UnavailableError as error:
+        write_json(json_path, {**document, "launches": [], "unavailable": str(error)})
+        raise
+    profiles.show(found)
+    write_json(json_path, {**document, "launches": [asdict(launch) for launch in found]})
     return 0
 
 

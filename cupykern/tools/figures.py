@@ -6,7 +6,6 @@ import functools
 import io
 import math
 import re
-import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,10 +42,7 @@ _STYLE = {
     "svg.hashsalt": "cupykern",  # the same file for the same results
 }
 _MAX_SLANTED = 8  # labels below an axis, of a phone's width
-_MAX_LABEL, _MAX_LINE = (
-    28,
-    60,
-)  # characters beside an axis, before they get smaller or a second line
+_MAX_LABEL = 28  # characters beside an axis, before they get smaller
 _MAX_ULPS = 1e6  # beyond, next to results that cancel or are zero, a number of ulps says nothing
 SIZE = (4.3, 3.4)  # inches: a phone's width, so that text there is as large as the page's
 
@@ -240,7 +236,7 @@ def draw_errors(axis: Any, rows: Sequence[tuple[str, dict[str, Any]]]) -> None:
         axis.plot(worst.values(), ys, linestyle="", markersize=4.5, label=name, **style)
     axis.axvline(1, color=INK, linestyle=":")
     axis.set_xscale("log")
-    axis.set_yticks(range(len(places)), places)
+    axis.set_yticks(range(len(places)), places, fontsize=7)
     axis.set_ylim(-0.7, len(places) - 0.3)
     axis.set_xlabel("worst error over its bound")
     _legend(axis)
@@ -275,7 +271,8 @@ def draw_precision(axis: Any, rows: Sequence[dict[str, Any]], title: str) -> Non
 @_styled
 def draw_heat(axis: Any, grid: Sequence[Sequence[float | None]], problems: Sequence[str],
               configs: Sequence[str], title: str) -> None:  # fmt: skip
-    """grid: the share of the best of each config (row) and problem (column), from 0 to 1."""
+    """grid: the share of the best of each config (row) and problem (column), from 0 to 1.  configs: their
+    numbers, say."""
     import numpy as np
 
     values = np.array([[np.nan if v is None else v for v in row] for row in grid], float)
@@ -290,6 +287,5 @@ def draw_heat(axis: Any, grid: Sequence[Sequence[float | None]], problems: Seque
             axis.text(x, y, text, ha="center", va="center", color=color, fontsize=8)
     axis.set_xticks(range(len(problems)), problems, rotation=30, ha="right", fontsize=7.5,
                     rotation_mode="anchor")  # fmt: skip
-    lines = [textwrap.fill(config, _MAX_LINE) for config in configs]
-    axis.set_yticks(range(len(configs)), lines, fontsize=7.5)
+    axis.set_yticks(range(len(configs)), configs)
     axis.set_title(title)

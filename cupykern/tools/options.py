@@ -18,6 +18,7 @@ ARCHS = (
     *("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"),
     *("gfx90a", "gfx942", "gfx1100", "gfx1151", "gfx1201"),
 )
+PLOTS = (".png", ".svg")
 Shape = tuple[int, ...]
 
 
@@ -108,6 +109,13 @@ def parse_output(ctx: click.Context, param: click.Parameter, path: str | None) -
     if path is not None and not Path(path).resolve().parent.is_dir():
         raise click.UsageError(f"{param.opts[0]}: there is no folder {Path(path).parent}")
     return path
+
+
+def parse_plot(ctx: click.Context, param: click.Parameter, path: str | None) -> str | None:
+    """Before anything is measured."""
+    if path is not None and Path(path).suffix.lower() not in PLOTS:
+        raise click.UsageError(f"{param.opts[0]} must end in {' or '.join(PLOTS)}; got {path!r}")
+    return parse_output(ctx, param, path)
 
 
 ops_argument = click.argument("ops", nargs=-1, metavar="[OP]...", callback=_parse_ops)

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from . import figures, report
+from .profile import MAX_STALLS
+from .tables import number
 from .trace import by_problem, read
 from .trials import ranking, short_names
 
@@ -36,8 +38,6 @@ h2 {{ font-size: 1.25rem; margin: 2rem 0 .5rem; }}
 a {{ color: var(--link); }}
 nav a {{ margin-right: 1rem; white-space: nowrap; }}
 .cards {{ display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)); }}
-.wide {{ grid-column: 1 / -1; overflow-x: auto; }}
-.wide svg {{ min-width: 36rem; max-width: 52rem; }}
 figure {{ margin: 0; padding: .75rem; background: var(--card); border-radius: .5rem; }}
 figcaption {{ font-size: .85rem; opacity: .85; }}
 svg {{ display: block; width: 100%; height: auto; font-family: inherit; }}
@@ -46,7 +46,8 @@ summary {{ cursor: pointer; }}
 .table {{ overflow-x: auto; }}
 table {{ border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }}
 th, td {{ padding: .2rem .6rem; border-bottom: 1px solid var(--faint); text-align: right; white-space: nowrap; }}
-.text {{ text-align: left; }}
+.text {{ text-align: left; white-space: normal; min-width: 9rem; }}
+ol {{ margin: .5rem 0 0; padding-left: 1.6rem; }}
 </style>
 </head>
 <body>
@@ -86,6 +87,9 @@ def make(folder: Path) -> str:
         }
         sections += _device_sections(device, ops, tables)
     sections += _sweep_sections(folder)
+    sections += _tune_sections(folder)
+    sections += _comparison_sections(folder)
+    sections += _profile_sections(folder)
     sections += _check_sections(folder)
     if report.HOST_TIME in tables:
         sections.append(
@@ -110,11 +114,11 @@ def _assemble(sections: Sequence[tuple[str, str, str]], results: str) -> str:
     return "".join(parts) + "</body>\n</html>\n"
 
 
-def _figure(figure: Any, name: str, caption: str, wide: bool = False) -> str:
+def _figure(figure: Any, name: str, caption: str, more: str = "") -> str:
+    """more: HTML below the caption."""
     name = re.sub(r"\W+", "-", name)
     svg = figures.to_svg(figure, name, html.escape(caption, quote=True))
-    kind = ' class="wide"' if wide else ""
-    return f"<figure{kind}>{svg}<figcaption>{html.escape(caption)}</figcaption></figure>\n"
+    return f"<figure>{svg}<figcaption>{html.escape(caption)}{more}</figcaption></figure>\n"
 
 
 def _cards(parts: Iterable[str]) -> str:
@@ -165,10 +169,10 @@ def _device_sections(
     errors = [pair for pair in pairs if pair[1]["results"]]
     if errors:
         count = len({(op, row["dtype"]) for op, row in errors})
-        figure, axis = figures.new_figure((7.5, 1.4 + 0.2 * count))
+        figure, axis = figures.new_figure((figures.SIZE[0], 1.6 + 0.17 * count))
         figures.draw_errors(axis, errors)
         caption = f"{device}: the worst error over the derived bound; right of 1 it is wrong"
-        cards = [_figure(figure, f"{name}-errors", caption, wide=True)]
+        cards = [_figure(figure, f"{name}-errors", caption)]
         sections.append((f"{name}-errors", f"{device}: errors against the bound", _cards(cards)))
     return sections
 
@@ -181,12 +185,10 @@ def _documents(folder: Path, kind: str) -> Iterator[tuple[Path, dict[str, Any]]]
 
 
 def _sweep_sections(folder: Path) -> list[tuple[str, str, str]]:
-    """A heat map for each sweep of a GPU: configs by problems, the share of the best."""
+    """A heat map for each sweep: configs by problems, the share of the best."""
     cards = []
     for path, _ in _documents(folder, "sweep"):
         header, trials = read(path)
-        if header["target"] == "host":
-            continue
         problems, shares = [], []
         best: dict[str, float] = {}
         for (op, shape, dtype), group in by_problem(trials):  # noqa: B007 - op is used after the loop
@@ -203,13 +205,100 @@ def _sweep_sections(folder: Path) -> list[tuple[str, str, str]]:
             continue
         configs = sorted(best, key=lambda config: -best[config])[:_MAX_CONFIGS]
         names = short_names(configs)
-        figure, axis = figures.new_figure((7.5, 1.3 + 0.33 * len(configs)))
+        figure, axis = figures.new_figure((figures.SIZE[0], 1.5 + 0.25 * len(configs)))
         grid = [[share.get(config) for share in shares] for config in configs]
-        figures.draw_heat(axis, grid, problems, [names[c] for c in configs], f"sweep of {op}")
-        device = header["machine"]["device"]
-        caption = f"{device}: % of the best config of each problem of {op}; - was not measured"
-        cards.append(_figure(figure, f"sweep-{path.stem}", caption, wide=True))
+        numbers = [str(i) for i in range(1, len(configs) + 1)]
+        figures.draw_heat(axis, grid, problems, numbers, f"sweep of {op}")
+        items = "".join(f"<li>{html.escape(names[config])}</li>" for config in configs)
+        failed = sum(trial.reason is not None for trial in trials)
+        caption = (
+            f"{_where(header)}: % of the best config of each problem of {op}; - was not measured. "
+            f"{len({trial.name for trial in trials})} configs were tried, {failed} failed"
+        )
+        cards.append(_figure(figure, f"sweep-{path.stem}", caption, f"<ol>{items}</ol>"))
     return [("sweeps", "Sweeps of configs", _cards(cards))] if cards else []
+
+
+def _where(document: dict[str, Any]) -> str:
+    """The machine of a record; of the host target, what its times are."""
+    device = document["machine"]["device"]
+    if document["target"] == "host":
+        return f"Host emulation on {device}, whose times are not GPU times"
+    return device
+
+
+def _table_section(
+    name: str, title: str, found: Sequence[tuple[str, Sequence[Sequence[str]]]]
+) -> list[tuple[str, str, str]]:
+    """found: (caption, lines of cells, the first one the head)."""
+    parts = []
+    for caption, lines in found:
+        parts.append(f"<p>{html.escape(caption)}</p>\n")
+        if len(lines) > 1:
+            parts.append(_html_table(report.markdown(lines, left=1)))
+    return [(name, title, "".join(parts))] if parts else []
+
+
+def _tune_sections(folder: Path) -> list[tuple[str, str, str]]:
+    found = []
+    for _, document in _documents(folder, "tune"):
+        tried = len({(*trial["shape"], trial["config"]) for trial in document["trials"]})
+        lines = [("call", "config that is kept", "µs", "default / this")]
+        for key, row in document["kept"].items():
+            gain = row["default_us"] / row["median_us"] if row["default_us"] else None
+            lines.append((key, row["config"], number(row["median_us"], 4), number(gain)))
+        found.append((f"{_where(document)}, {document['date'][:10]}: {tried} configs tried", lines))
+    return _table_section("tuned", "Tuned calls", found)
+
+
+def _comparison_sections(folder: Path) -> list[tuple[str, str, str]]:
+    found = []
+    for path, document in _documents(folder, "comparison"):
+        verdicts = document["verdicts"] or []
+        words = [verdict["word"] for verdict in verdicts]
+        counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
+        limits = document["limits"]
+        caption = (
+            f"{document.get('title', path.stem)}. {_where(document)}, {document['date'][:10]}: {counts}. "
+            f"Margin {100 * limits['margin']:g}%; at most {100 * limits['false_alarms'] / 2:g}% of such "
+            "benchmarks reject a row of unchanged code"
+        )
+        lines = [("row", "verdict", "now / before", "spread of a run", "p", "rejects from", "runs")]
+        for row, verdict in zip(document["rows"], verdicts, strict=False):
+            change, spread, seen = (verdict[name] for name in ("change", "spread", "seen"))
+            lines.append(
+                (
+                    f"{row['op']} {' x '.join(map(str, row['shape']))} {row['dtype']}",
+                    verdict["word"] + ("" if verdict["decided"] else " (undecided)"),
+                    "-" if change is None else f"{1 + change:.4f}",
+                    "-" if spread is None else f"{100 * spread:.2f}%",
+                    number(verdict["p"]),
+                    "-" if seen is None else f"+{100 * seen:.1f}%",
+                    " / ".join(map(str, verdict["runs"] or ("-",))),
+                )
+            )
+        found.append((caption, lines))
+    return _table_section("comparisons", "Comparisons with a baseline", found)
+
+
+def _profile_sections(folder: Path) -> list[tuple[str, str, str]]:
+    found = []
+    for _, document in _documents(folder, "profile"):
+        what = f"{document['op']} {' x '.join(map(str, document['shape']))} {document['dtype']}"
+        caption = f"{what} on {document['machine']['device']}, {document['date'][:10]}"
+        if not document["launches"]:
+            found.append((f"{caption}: {document['unavailable']}", []))
+        for launch in document["launches"]:
+            lines = [("counter", "value")]
+            lines += [
+                (label, f"{number(x)} {unit}".strip()) for label, x, unit in launch["figures"]
+            ]
+            lines += [
+                (f"waiting for {reason}", f"{number(100 * share)} %")
+                for reason, share in launch["stalls"][:MAX_STALLS]
+            ]
+            found.append((f"{caption}: {launch['kernel']}", lines))
+    return _table_section("profiles", "Profiles", found)
 
 
 def _check_sections(folder: Path) -> list[tuple[str, str, str]]:

@@ -8,11 +8,11 @@ from typing import Any
 from .results import Row
 
 
-def plot_rows(rows: Sequence[Row], path: str) -> None:
+def plot_rows(rows: Sequence[Row], path: str) -> bool:
     """Draw speed against shape, one panel per op and dtype, one bar per implementation.
 
-    The file's ending picks the format.  Raises ImportError without matplotlib, ValueError for an
-    ending that it does not know.
+    The file's ending picks the format.  False if there is nothing to draw, and no file then.  Raises
+    ImportError without matplotlib, ValueError for an ending that it does not know.
     """
     import matplotlib
 
@@ -23,7 +23,7 @@ def plot_rows(rows: Sequence[Row], path: str) -> None:
     for row in rows:
         panels.setdefault((row.op, row.dtype), []).append(row)
     if not panels:
-        raise ValueError("there is nothing to plot")
+        return False
     figure, axes = pyplot.subplots(
         len(panels), 1, figsize=(9, 3.2 * len(panels)), squeeze=False, layout="constrained"
     )
@@ -55,9 +55,10 @@ def plot_rows(rows: Sequence[Row], path: str) -> None:
         axis.legend(fontsize="small", ncols=len(names) + 1)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+    return True
 
 
-def plot_precision(rows: Sequence[dict[str, Any]], path: str) -> None:
+def plot_precision(rows: Sequence[dict[str, Any]], path: str) -> bool:
     """Draw the errors of precision.Row records, one panel per op; as plot_rows."""
     from matplotlib import pyplot
 
@@ -65,7 +66,7 @@ def plot_precision(rows: Sequence[dict[str, Any]], path: str) -> None:
 
     ops = list(dict.fromkeys(row["op"] for row in rows))
     if not ops:
-        raise ValueError("there is nothing to plot")
+        return False
     counts = [sum(row["op"] == op for row in rows) for op in ops]
     figure, axes = pyplot.subplots(
         len(ops), 1, figsize=(9, sum(1.0 + 0.22 * count for count in counts)), squeeze=False,
@@ -75,3 +76,4 @@ def plot_precision(rows: Sequence[dict[str, Any]], path: str) -> None:
         figures.draw_precision(axis, [row for row in rows if row["op"] == op], op)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+    return True

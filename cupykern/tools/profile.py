@@ -15,10 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
+
 from ..targets import UnavailableError
+from .tables import number, print_table
 
 FOLDERS = ("/usr/local/cuda/bin", "/opt/rocm/bin")  # besides PATH
 WARMUPS = 2  # launches before the one that is profiled: the first ones also load code
+MAX_STALLS = 5  # reasons to wait that are shown
 INSTALL = {
     "ncu": "Nsight Compute (ncu) is missing.  It comes with the CUDA toolkit; alone: conda install -c "
     "nvidia nsight-compute, or the package nsight-compute of NVIDIA's apt and dnf repositories.  "
@@ -185,6 +189,17 @@ def parse_rocprof(texts: Iterable[str], kernel: str) -> list[Profile]:
     if not values:
         raise ValueError(f"rocprofv3 saw no launch of {kernel}")
     return [Profile(kernel, _figures(ROCM, values))]
+
+
+def show(launches: Sequence[Profile]) -> None:
+    for launch in launches:
+        print_table(
+            ("", "value", ""),
+            ((label, number(value), unit) for label, value, unit in launch.figures),
+            launch.kernel,
+        )
+        for reason, share in launch.stalls[:MAX_STALLS]:
+            click.echo(f"{100 * share:.0f}% of the waiting is for {reason}")
 
 
 # --- running ---------------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ def _summary(device: str, found: dict[str, dict[str, dict[Any, Any]]]) -> str:
                 name if all_right else f"{name}*" for name, all_right in right.items()
             )
             lines.append((f"`{op}`", dtype, names or "-", str(len(rows)), spread, beside))
-    table = _markdown(lines, left=3)
+    table = markdown(lines, left=3)
     note = "\n\\* misses our error bound in some rows.\n" if "*" in table else ""
     return _caption(device, [(document, None) for document in documents]) + table + note
 
@@ -161,7 +161,7 @@ def _op_table(device: str, rows: Iterable[tuple[dict[str, Any], dict[str, Any]]]
                 *(_peer_cell(by_name.get(peer), ours) for peer in peers),
             )
         )
-    table = _markdown(lines, left=2)
+    table = markdown(lines, left=2)
     return f"{table}\nMedians; in brackets the time over ours.\n" if peers else table
 
 
@@ -182,10 +182,11 @@ def _host_time_table(rows: dict[str, tuple[dict[str, Any], dict[str, float]]]) -
     lines = [("op", *(f"{name}, µs" for name in names))]
     for op, (_, times) in rows.items():
         lines.append((op, *(number(times.get(name)) for name in names)))
-    return _markdown(lines, left=1)
+    return markdown(lines, left=1)
 
 
-def _markdown(lines: Sequence[Sequence[str]], left: int) -> str:
+def markdown(lines: Sequence[Sequence[str]], left: int) -> str:
+    """lines: the first one the head.  left: how many columns are words."""
     rule = ["---"] * left + ["---:"] * (len(lines[0]) - left)
     return "".join(f"| {' | '.join(line)} |\n" for line in (lines[0], rule, *lines[1:]))
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import csv
-import datetime
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from .. import __version__
 from ..check import Comparison
 from ..op import Work
 from ..targets import Target
-from . import doctor
+from . import records
 from .tables import number
 from .timing import Timing
 
@@ -177,12 +175,7 @@ def document(
 ) -> dict[str, Any]:
     """Everything about a run, for results/*.json."""
     return {
-        "kind": "bench",
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "version": __version__,
-        "target": target.name,
-        "arch": target.arch,
-        "machine": doctor.machine(target),
+        **records.header("bench", target),
         "gpu_state": gpu_state,
         "settings": settings,
         "interrupted": interrupted,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
-import datetime
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,9 +15,8 @@ from typing import Any
 
 import click
 
-from .. import __version__
 from ..targets import Target
-from . import doctor, protocol
+from . import doctor, protocol, records
 from .bench import Task
 from .options import Failure
 from .sweep import ContextLost, Settings, subject, sweep
@@ -27,6 +26,7 @@ from .trace import Trace, by_problem, document, under_way
 from .trials import Trial, ranking, short_names
 
 _COMPILING = 10  # times the timeout, while nothing runs
+_ENDING = 3.0  # s
 CONTEXT_LOST = 75  # exit code: the rest needs a new process
 
 
@@ -42,14 +42,7 @@ def open_trace(path: Path, target: Target, settings: Settings, resume: bool) -> 
         if found != (target.name, device):
             raise Failure(f"{path} was measured on {found[1]} ({found[0]}), this is {device}")
         return trace
-    header = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "version": __version__,
-        "target": target.name,
-        "arch": target.arch,
-        "machine": doctor.machine(target),
-        "settings": asdict(settings),
-    }
+    header = {**records.header("sweep", target), "settings": asdict(settings)}
     try:
         return Trace.new(path, header)
     except FileExistsError:
@@ -139,7 +132,7 @@ def show(trials: Sequence[Trial], top: int, target: Target) -> None:
     """Print the best of each problem, and how many failed why."""
     where = f"{target.name} ({target.arch}): {doctor.device_name(target)}"
     if target.name == "host":
-        where = f"host emulation: times are not GPU times.  {where}"
+        where = f"host emulation: times are not GPU times, but CPU times.  {where}"
     for name, group in by_problem(trials):
         ranked = ranking(group)
         right = [trial for trial in ranked if trial.reason is None]
@@ -232,8 +225,12 @@ def _wait(child: subprocess.Popen[bytes], path: Path, timeout: float) -> str | N
                 child.wait()
                 return f"no answer in {timeout:g} s"
     except KeyboardInterrupt:
-        child.wait()  # it had the Ctrl-C too
-        raise
+        try:
+            child.wait(_ENDING)  # it had the Ctrl-C too, and says so
+        except subprocess.TimeoutExpired:  # it was for this process alone
+            child.send_signal(signal.SIGINT)
+            child.wait()
+        return None
     if child.returncode < 0:
         return f"the process was ended by signal {-child.returncode}"
     return "the GPU's context was lost" if child.returncode == CONTEXT_LOST else None

@@ -89,8 +89,12 @@ def _lines(length: int | None, label: str) -> Any:
         now = time.monotonic()
         if now - last >= _LINE_S:
             last = now
-            share = f"{done}" if length is None else f"{done} of {length}"
-            click.echo(f"{label}: {share} in {now - begun:.0f} s  {text}".rstrip(), err=True)
+            share, left = f"{done}", ""
+            if length is not None:
+                share = f"{done} of {length}"
+                left = f", about {(now - begun) * (length - done) / done:.0f} s left"
+            line = f"{label}: {share} in {now - begun:.0f} s{left}  {text}"
+            click.echo(line.rstrip(), err=True)
 
     return advance
 

@@ -30,7 +30,7 @@ class Trace:
         trace = cls(path)
         with path.open("x", encoding="utf-8"):
             pass
-        trace.header = {"kind": "sweep", **header}
+        trace.header = header
         trace._write(trace.header)
         return trace
 

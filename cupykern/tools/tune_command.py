@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
@@ -11,9 +11,9 @@ import click
 from .. import store
 from ..op import Op
 from ..targets import Target
-from . import protocol, winners
+from . import protocol, records, winners
 from .bench import Task
-from .options import Failure
+from .options import Failure, write_json
 from .sweep import first_request
 from .sweep_command import show as show_ranking
 from .tables import number, print_table, progress
@@ -22,33 +22,45 @@ from .trials import short_names
 
 
 def run(
-    tasks: Sequence[Task], target: Target, rep_ms: float, jobs: int, seed: int, wait: bool
+    tasks: Sequence[Task],
+    target: Target,
+    rep_ms: float,
+    jobs: int,
+    seed: int,
+    wait: bool,
+    json_path: str | None = None,
 ) -> int:
-    """Tune the problems; returns the exit code."""
+    """Tune the problems; returns the exit code.  json_path: what was kept, and every trial."""
     settings = replace(winners.SETTINGS, rep_ms=rep_ms, jobs=jobs, seed=seed)
     failed = 0
-    with protocol.lock(wait):
-        for process in protocol.other_processes(target):
-            click.echo(f"warning: {process} is on the GPU too", err=True)
-        for task in tasks:
-            call = task.op.inputs(task.problem, seed, target.xp)
-            request = first_request(task.op, call)
-            if request is None:
-                click.echo(f"{task.op.name} {task.problem}: asks for no config")
-                continue
-            label = f"{task.op.name} {'x'.join(map(str, task.shape))} {task.dtype}"
-            with progress(len(request.configs()), label) as advance:
-                try:
-                    ranked, best = winners.tune_request(
-                        *(task.op, call, request, target, settings, task.shape, task.dtype),
-                        lambda trial, advance=advance: None if trial.final else advance(),
-                    )
-                except RuntimeError as error:
-                    click.echo(f"{label}: {error}")
-                    failed += 1
+    document = {**records.header("tune", target), "kept": {}, "trials": []}
+    try:
+        with protocol.lock(wait):
+            for process in protocol.other_processes(target):
+                click.echo(f"warning: {process} is on the GPU too", err=True)
+            for task in tasks:
+                call = task.op.inputs(task.problem, seed, target.xp)
+                request = first_request(task.op, call)
+                if request is None:
+                    click.echo(f"{task.op.name} {task.problem}: asks for no config")
                     continue
-            show_ranking(ranked, settings.top, target)
-            click.echo(f"kept: {best.config}{' (default)' if best.default else ''}")
+                label = f"{task.op.name} {'x'.join(map(str, task.shape))} {task.dtype}"
+                with progress(len(request.configs()), label) as advance:
+                    try:
+                        ranked, best = winners.tune_request(
+                            *(task.op, call, request, target, settings, task.shape, task.dtype),
+                            lambda trial, advance=advance: None if trial.final else advance(),
+                        )
+                    except RuntimeError as error:
+                        click.echo(f"{label}: {error}")
+                        failed += 1
+                        continue
+                document["kept"][request.key] = store.rows()[request.key]
+                document["trials"] += [asdict(trial) for trial in ranked]
+                show_ranking(ranked, settings.top, target)
+                click.echo(f"kept: {best.config}{' (default)' if best.default else ''}")
+    finally:  # also after Ctrl-C: what was kept is kept
+        write_json(json_path, document)
     return 1 if failed else 0
 
 

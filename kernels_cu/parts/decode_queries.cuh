@@ -1,6 +1,6 @@
 // How the queries of attention for decoding get into shared memory.
 // Constants: Element, kRows, kDim (at least those of q and v).
-#include "parts/decode_task.cuh"
+#include "parts/decode_merge.cuh"
 #include "parts/shared_tile.cuh"
 
 constexpr int kVectors = kDim / 8;  // of 16 bytes, in a query or key
@@ -10,7 +10,7 @@ constexpr int kQuerySlots = kDim <= 128 ? 2 : 1;
 struct QuerySlot {
     union {
         QueryTile q;
-        GroupWeights group_weights;  // after the task's tiles
+        MergeSums sums;  // after the task's tiles
     };
 };
 
@@ -25,7 +25,7 @@ DEVICE void load_queries(QueryTile& tile, const DecodeParams& params, const Elem
         valid = row < params.num_rows;
         int head = row;
         const int query = params.queries.take_from(head);
-        const int64_t first_head = task.kv_head * params.heads_per_kv_head;
+        const int64_t first_head = int64_t(task.kv_head) * params.heads_per_kv_head;
         return q + (valid ? (first_head + head) * params.q[1] + query * params.q[2] : 0);
     };
     bool valid;

@@ -16,6 +16,11 @@ struct KeyTile {
     DEVICE const void* operator()(int line, int chunk) const { return columns[0](line, chunk); }
 };
 struct DecodeStage { KeyTile k, v; };
+union StageMemory {
+    DecodeStage tiles;
+    MergeValues values;  // after the task's tiles
+};
+static_assert(sizeof(StageMemory) == sizeof(DecodeStage), "values fit in");
 struct KeyArrays {
     const Element* k;
     const Element* v;
@@ -31,7 +36,7 @@ struct KeySource {
     Divisor page_size;
     int last_page, end, line, vector;
     bool has_k, has_v;
-    int pages[kCopies], within[kCopies];  // where the next tile's keys are
+    int pages[kCopies];  // where the next tile's keys are
 
     KeyArrays caches;
     const int* block_table;
@@ -61,7 +66,7 @@ struct KeySource {
         for (int i = 0; i < kCopies; ++i) {
             const int key = first_key + i * kLinesAtOnce + line;
             int page = key;
-            within[i] = page_size.take_from(page);
+            page_size.take_from(page);
             pages[i] = key < end ? table[page] : 0;
         }
     }
@@ -92,11 +97,16 @@ struct KeySource {
 #pragma unroll
         for (int i = 0; i < kCopies; ++i) {
             const int page = pages[i] < 0 ? 0 : pages[i] < last_page ? pages[i] : last_page;
-            copy(i, k + page * k_page + within[i] * k_row, v + page * v_page + within[i] * v_row);
+            int key = first_key + i * kLinesAtOnce + line;
+            const int within = page_size.take_from(key);  // again: eight registers less
+            copy(i, k + page * k_page + within * k_row, v + page * v_page + within * v_row);
         }
         find_pages(first_key + kTileK);
     }
 };
+
+// The tasks that are known: that which is computed, and those whose tiles are on their way.
+constexpr int kTaskSlots = kStages + 1;
 
 // The tiles of a block's tasks on their way, kStages - 1 of them ahead, and the queries of the
 // tasks.
@@ -105,61 +115,65 @@ struct TileLoads {
     const Element* q;
     const int* seq_lens;
     QuerySlot* slots;
+    DecodeTask* tasks;  // of the block, by their numbers: for those who compute
     KeySource source;
     TaskQueue queue;
-    DecodeTask task;  // of the next tile
-    int key;          // of the next tile
+    int key, end;     // of the next tile, and of its task
     int number;       // of the task among the block's
-    int queries;      // the number of the task whose queries were loaded last
+    int ready;        // bit i: slot i has the queries of a task that is not yet computed
     int next_stage;
     bool more;
 
     DEVICE TileLoads(const DecodeParams& params, const Element* q, const KeyArrays& caches,
                      const int* seq_lens, const int* block_table, QuerySlot* slots,
-                     const DecodeTask& first, const TaskQueue& queue)
+                     DecodeTask* tasks)
         : params(params),
           q(q),
           seq_lens(seq_lens),
           slots(slots),
+          tasks(tasks),
           source(params, caches, block_table),
-          queue(queue),
-          task(first),
-          key(first.first),
-          number(0),
-          queries(-1),
+          key(0),
+          end(0),
+          number(-1),
+          ready(0),
           next_stage(0),
-          more(true) {
-        source.begin(params, task);
-    }
+          more(true) {}
     // The next tile.  current: the number of the task that is computed.
-    DEVICE void start(DecodeStage (&stages)[kStages], int current) {
+    DEVICE void start(StageMemory (&stages)[kStages], int current) {
+        const bool is_first = key >= end;  // of a task
+        DecodeTask task;
+        if (more && is_first) {
+            task = queue.next(params, seq_lens);
+            more = task.exists;
+            ++number;
+            if (threadIdx.x == 0) tasks[number % kTaskSlots] = task;
+            if (more) {
+                source.begin(params, task);
+                key = task.first, end = task.end;
+            }
+        }
         if (more) {
             // Where there is no key, one tile of zeros.
-            source.load(stages[next_stage], key);
-            if (key == task.first && number < current + kQuerySlots) {
+            source.load(stages[next_stage].tiles, key);
+            if (is_first && number < current + kQuerySlots) {
                 load_queries(slots[number % kQuerySlots].q, params, q, task);
-                queries = number;
+                ready |= 1 << number % kQuerySlots;
             }
             key += kTileK;
-            if (key >= task.end) {
-                more = queue.next(task, params, seq_lens);
-                if (more) {
-                    source.begin(params, task);
-                    key = task.first;
-                    ++number;
-                }
-            }
         }
         copy_async_commit();
         next_stage = next_stage + 1 < kStages ? next_stage + 1 : 0;
     }
-    // Before a task's first tile is computed: its queries, if it was too early for them.  Then a
-    // barrier.
+    // Before a task's first tile is computed: its queries, if it was too early for them.
     DEVICE void need_queries(const DecodeTask& current_task, int current) {
-        if (queries == current) return;
-        load_queries(slots[current % kQuerySlots].q, params, q, current_task);
+        const int slot = current % kQuerySlots, bit = 1 << slot;
+        const bool loaded = ready & bit;
+        ready &= ~bit;
+        if (loaded) return;
+        load_queries(slots[slot].q, params, q, current_task);
         copy_async_commit();
         copy_async_wait<0>();
-        queries = current;
+        sync_block();
     }
 };

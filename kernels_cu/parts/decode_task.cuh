@@ -6,9 +6,6 @@
 constexpr int kMaxGroups = kMaxChunks / kGroup;
 static_assert(kMaxGroups * kGroup == kMaxChunks, "whole groups");
 
-// What a sequence's groups weigh, by rows.
-using GroupWeights = float[kMaxGroups][kRows];
-
 // A number that others, from 0 to 2^31 - 1, are divided by.  reciprocal: (2^32 - 1) / by, rounded
 // down.
 struct Divisor {
@@ -39,7 +36,7 @@ struct DecodeParams {
     int32_t num_rows;  // of one KV head: heads_per_kv_head * queries, query fastest
     int32_t dim, dim_v;
     int32_t max_keys;        // of a sequence
-    int32_t smallest_chunk;  // keys
+    int32_t least_chunk, chunk;  // keys
     int32_t chunks_per_block;
     // Of kRows rows of a sequence: nodes of chunks, nodes in all, counters (of the sequence, then
     // of groups).
@@ -53,10 +50,11 @@ struct DecodeParams {
         const int length = seq_lens[batch];
         return length < 0 ? 0 : length < max_keys ? length : max_keys;
     }
-    // The keys of a chunk: a function of the sequence's length alone.  At most kMaxChunks of them.
+    // The keys of a chunk: a function of the sequence's length alone.  Of short sequences there are
+    // a group's at most, of long ones kMaxChunks.
     DEVICE int chunk_size(int num_keys) const {
-        int64_t size = smallest_chunk;
-        while (size * kMaxChunks < num_keys) size *= 2;
+        int64_t size = least_chunk;
+        while (size * (size < chunk ? kGroup : kMaxChunks) < num_keys) size *= 2;
         return int(size);
     }
 };
@@ -68,7 +66,7 @@ DEVICE int count_chunks(int num_keys, int size) {
 
 // What keys give one row, beside its values: all are numbers x * 2^exponent.  exponent is -inf of
 // no key.
-struct PartialSum { float exponent, sum; };
+struct alignas(8) PartialSum { float exponent, sum; };
 
 // Where a row of batch and KV head lies in `out` and in the log-sum-exp.
 struct OutputRow {
@@ -95,16 +93,20 @@ DEVICE float log_sum_exp(const PartialSum& total) {
 // A task: rows [first_row, first_row + kRows) of a KV head against keys [first, end), a run of
 // chunks.
 struct DecodeTask {
-    int64_t batch, kv_head;
-    int64_t place;            // of the rows among all
+    int batch, kv_head;
+    int place;                // of the rows among all
     int first_row, num_rows;  // num_rows: that there are from first_row on
     int num_keys, chunk_size, num_chunks, num_groups, first_chunk, first, end;
-    bool idle;
+    bool exists;
 
+    // None.
+    DEVICE DecodeTask() : first(0), end(0), exists(false) {}
+
+    // Which may have no chunks.
     DEVICE DecodeTask(const DecodeParams& params, const int* seq_lens, int index) {
         const int row_block = params.row_blocks.take_from(index);
         const int run = params.runs.take_from(index);
-        place = int64_t(index) * params.row_blocks.by + row_block;
+        place = index * params.row_blocks.by + row_block;
         kv_head = params.kv_heads.take_from(index);
         batch = index;
         first_row = row_block * kRows;
@@ -114,16 +116,16 @@ struct DecodeTask {
         num_chunks = count_chunks(num_keys, chunk_size);
         num_groups = (num_chunks - 1) / kGroup + 1;
         first_chunk = run * params.chunks_per_block;
-        idle = first_chunk >= num_chunks;
+        exists = first_chunk < num_chunks;
         const int64_t last = int64_t(first_chunk + params.chunks_per_block) * chunk_size;
-        first = idle ? 0 : first_chunk * chunk_size;
+        first = exists ? first_chunk * chunk_size : 0;
         end = last < num_keys ? int(last) : num_keys;
     }
     DEVICE int64_t chunk_node(const DecodeParams& params, int chunk) const {
-        return place * params.nodes + chunk;
+        return int64_t(place) * params.nodes + chunk;
     }
     DEVICE int64_t group_node(const DecodeParams& params, int group) const {
-        return place * params.nodes + params.chunk_nodes + group;
+        return int64_t(place) * params.nodes + params.chunk_nodes + group;
     }
 };
 
@@ -132,15 +134,14 @@ struct TaskQueue {
     int index;  // of the next one
 
     DEVICE TaskQueue() : index(int(blockIdx.x)) {}
-    // False at the end; then `task` is as it was.
-    DEVICE bool next(DecodeTask& task, const DecodeParams& params, const int* seq_lens) {
+    // None at the end.
+    DEVICE DecodeTask next(const DecodeParams& params, const int* seq_lens) {
+#pragma unroll 1
         while (index < params.num_tasks) {
             const DecodeTask found(params, seq_lens, index);
             index += int(gridDim.x);
-            if (found.idle) continue;
-            task = found;
-            return true;
+            if (found.exists) return found;
         }
-        return false;
+        return {};
     }
 };

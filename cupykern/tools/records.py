@@ -1,0 +1,24 @@
+"""What every tool's JSON begins with: what it is, when, and on which machine it was measured.
+
+kinds: "bench", "comparison" (bench --baseline), "sweep", "tune", "profile", "check".
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+from .. import __version__
+from ..targets import Target
+from . import doctor
+
+
+def header(kind: str, target: Target) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "version": __version__,
+        "target": target.name,
+        "arch": target.arch,
+        "machine": doctor.machine(target),
+    }
