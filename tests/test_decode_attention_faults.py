@@ -87,8 +87,8 @@ FAULTS = {
     "rows past the last": Fault(RESULTS, "if (row >= task->num_rows) continue;", "", "lengths"),
     "the last rows are those of the first block": Fault(
         QUERIES,
-        "const int row = task.first_row + i;",
-        "const int row = i;",
+        "row = task.first_row + i / kVectors;",
+        "row = i / kVectors;",
         "rows",
     ),
     "a page's keys counted from the sequence's first": Fault(
@@ -115,7 +115,7 @@ FAULTS = {
         TASK, "length < max_keys ? length", "length <= max_keys + 1 ? length", "clamped"
     ),
     "chunks by the longest length": Fault(
-        TASK, "size * kMaxChunks < num_keys", "size * 2 < max_keys", "any batch"
+        TASK, "< num_keys) size *= 2;", "< max_keys) size *= 2;", "any batch"
     ),
     "chunks weigh the same": Fault(
         MERGE, "exp2_approx(added.exponent - finite)};", "1.0f};", "lengths"
@@ -148,11 +148,11 @@ FAULTS = {
         MERGE, "told = last; } sync_block();", "told = last; }", "who computes"
     ),
     "the counters stay": Fault(MERGE, "if (last) *counter = 0;", "", "counters"),
-    "many chunks": Fault(
+    "groups weigh the same": Fault(
         MERGE,
         "return exp2_approx(exponent - (largest == -kInfinity ? 0.0f : largest));",
         "return 1.0f;",
-        "who computes",
+        "many chunks",
     ),
     "the largest exponent of one thread's groups": Fault(
         MERGE, "largest = across_row<Max>(largest);", "", "who computes"
@@ -161,15 +161,18 @@ FAULTS = {
         MERGE, "weights[node / kGroup][row]", "weights[0][row]", "who computes"
     ),
     "sums read before they are there": Fault(
-        MERGE, "copy_async_wait<1>(); sync_block();", "sync_block();", "lengths"
+        MERGE, "copy_async_wait<kAhead>(); sync_block();", "sync_block();", "lengths"
     ),
     "sums of other threads read before they are there": Fault(
-        MERGE, "copy_async_wait<1>(); sync_block();", "copy_async_wait<1>();", "single chunks"
+        MERGE,
+        "copy_async_wait<kAhead>(); sync_block();",
+        "copy_async_wait<kAhead>();",
+        "single chunks",
     ),
     "values read before they are there": Fault(
         MERGE,
-        "const int row = quad / kQuadsOfRow; copy_async_wait<0>();",
-        "const int row = quad / kQuadsOfRow;",
+        "copy_async_wait<kAhead - 1>();",
+        "copy_async_wait<kAhead>();",
         "lengths",
     ),
     "weights read before they are there": Fault(

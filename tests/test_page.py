@@ -155,14 +155,16 @@ def test_it_loads_nothing(text):
     assert "http:" not in text and "https:" not in text and "@import" not in text
     assert all(target.startswith("#") for target in re.findall(r"url\(['\"]?([^)]*)", text))
     assert len(parser.ids) == len(set(parser.ids))
-    assert parser.svgs == 8  # two roofs, softmax, matmul, errors, two sweeps, precision
+    assert (
+        parser.svgs == 9
+    )  # two roofs, softmax, matmul, errors, two sweeps, a comparison, precision
 
 
 def test_it_is_for_light_and_dark_and_phones(text):
     assert "prefers-color-scheme: dark" in text and 'name="viewport"' in text
     assert "var(--ink)" in text and "#010203" not in text
     assert not re.search(r"<svg[^>]* (width|height)=", text) and "viewBox" in text
-    assert text.count('role="img" aria-label="') == 8
+    assert text.count('role="img" aria-label="') == 9
 
 
 def test_it_says_what_was_measured(text):

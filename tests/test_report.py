@@ -144,3 +144,25 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     Path("results/h200.json").write_text("{")
     assert cli.main(["report"]) == 1
     assert "h200.json is not JSON" in capsys.readouterr().err
+
+
+def test_rows_whose_clocks_fell_are_marked():
+    document = copy.deepcopy(DOCUMENT)
+    (row,) = document["rows"]
+    row["clocks"] = {"fell": False, "sm_mhz": 1980.0}
+    assert "†" not in report.tables([document])["softmax"]
+    row["clocks"]["fell"] = True
+    table = report.tables([document])["softmax"]
+    assert "| 20.0 † |" in table and table.endswith(
+        "† the clocks fell below 95% while it was measured.\n"
+    )
+
+
+def test_a_wrong_row_is_no_error():
+    document = copy.deepcopy(DOCUMENT)
+    wrong = {
+        **_result("cupykern", 20.0, 7.0),
+        **dict.fromkeys(("median_us", "gbps", "speed_percent")),
+    }
+    document["rows"][0]["results"] = [wrong]
+    assert "| wrong | - | - |" in report.tables([document])["softmax"]

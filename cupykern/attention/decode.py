@@ -191,8 +191,8 @@ def _refusal(config: DecodeConfig, dim: int, arch: str) -> str | None:
     return None
 
 
-def variant(dtype: np.dtype, dim: int, config: DecodeConfig) -> Variant:
-    """The kernel of `config`, for padded dims of `dim`."""
+def variant(dtype: np.dtype, dim: int, config: DecodeConfig, paged: bool = False) -> Variant:
+    """The kernel of `config`, for padded dims of `dim`, and caches with a block table if `paged`."""
     constants = {
         "kRows": config.rows,
         "kDim": dim,
@@ -200,20 +200,26 @@ def variant(dtype: np.dtype, dim: int, config: DecodeConfig) -> Variant:
         "kStages": config.stages,
         "kMaxChunks": _MAX_CHUNKS,
         "kGroup": _GROUP,
+        "kPaged": paged,
     }
     return Variant(
         "decode_attention",
         (("Element", dtypes.CPP_NAMES[dtype]),),
         tuple(constants.items()),
         config.threads,
-        # More rows of 256 numbers have more sums than half of the registers hold.
-        min_blocks=1 if dim == MAX_DIM and config.rows > 16 else _BLOCKS_AT_ONCE,
+        min_blocks=_BLOCKS_AT_ONCE if config.threads == _NUM_THREADS else 1,
     )
 
 
 def variants(arch: str) -> tuple[Variant, ...]:
     both = (dtypes.float16, dtypes.bfloat16)
-    return tuple(variant(t, dim, tile) for t in both for dim in _DIMS for tile in _tiles(arch, dim))
+    return tuple(
+        variant(t, dim, tile, paged)
+        for t in both
+        for dim in _DIMS
+        for tile in _tiles(arch, dim)
+        for paged in (False, True)
+    )
 
 
 # --- plans -------------------------------------------------------------------------------------
@@ -230,11 +236,12 @@ _PARAMS = np.dtype(  # parts/decode_task.cuh: DecodeParams
             for name in (
                 *("num_pages", "heads_per_kv_head", "num_rows", "dim", "dim_v", "max_keys"),
                 *("least_chunk", "chunk", "chunks_per_block", "chunk_nodes", "nodes", "counters"),
-                *("causal", "query_vectors"),
+                *("causal",),
             )
         ),
         ("exponent_scale", np.float32),
         ("num_tasks", np.int32),
+        ("padding", np.int32),
     ]
 )
 
@@ -339,14 +346,15 @@ def make_plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> 
         "nodes": nodes,
         "counters": counters,
         "causal": call.causal,
-        "query_vectors": has_vectors(call.q, call.q_shape),
         "exponent_scale": call.scale * math.log2(math.e),
         "num_tasks": num_tasks,
     }
     for name, value in values.items():
         params[name] = value
     return DecodePlan(
-        kernel=get_kernel(target, variant(call.dtype, task.padded_dim, config)),
+        kernel=get_kernel(
+            target, variant(call.dtype, task.padded_dim, config, call.table_stride is not None)
+        ),
         shape=(*call.q_shape[:3], call.dim_v),
         grid=grid,
         shared_bytes=config.shared_bytes(task.padded_dim),

@@ -54,7 +54,7 @@ def decode_attention(
     batch, contiguous or paged, in a cache of any size.  seq_lens and block_table in numpy arrays are
     checked (the table where it is used, if the lengths are known) and copied to the GPU; on the GPU they
     are never read back: the kernel clamps them to [0, Sk] and to the pages that there are.
-    Caches whose rows are not contiguous, or do not begin at multiples of 16 bytes, are copied.
+    q and caches whose rows are not contiguous, or do not begin at multiples of 16 bytes, are copied.
 
     Raises TypeError (types, dtypes), ValueError (shapes, values, overlap, config, devices).  Error bound:
     `reference.decode_attention_bound`.
@@ -116,11 +116,12 @@ def run(
     lens, table = steering
     is_copy = False
     places = [operand(x) for x in (q, k, v, y)]
-    for i, x in ((1, k), (2, v)):
+    inputs = [q, k, v]
+    for i, x in enumerate(inputs):
         if x.size and not decode.has_vectors(places[i], x.shape):
-            copied, is_copy = target.xp.array(x, order="C"), True
-            k, v = (copied, v) if i == 1 else (k, copied)
-            places[i] = operand(copied)
+            inputs[i], is_copy = target.xp.array(x, order="C"), True
+            places[i] = operand(inputs[i])
+    q, k, v = inputs
     if lens is not None and lens.strides[0] != 4:
         lens, is_copy = target.xp.array(lens, order="C"), True
     table_stride = None

@@ -197,7 +197,7 @@ OP = Op(
     variants=decode.variants,
     configs=lambda problem, arch: decode.configs(_task(problem), arch),
     variant=lambda problem, config: decode.variant(
-        dtypes.NAMES[problem.dtype], _task(problem).padded_dim, config
+        dtypes.NAMES[problem.dtype], _task(problem).padded_dim, config, problem.page is not None
     ),
     sample=_sample,
     dtypes=("float16", "bfloat16"),

@@ -269,6 +269,29 @@ def draw_precision(axis: Any, rows: Sequence[dict[str, Any]], title: str) -> Non
 
 
 @_styled
+def draw_changes(
+    axis: Any, labels: Sequence[str], verdicts: Sequence[dict[str, Any]], margin: float
+) -> None:
+    """Verdicts of baseline.py, as records: changes in %, with bars as long as a change must be past the
+    margin to be sure."""
+    places = [i for i, verdict in enumerate(verdicts) if verdict["change"] is not None]
+    for word, color in (("reject", _OUR_COLOR), ("keep", _COLORS[2]), ("noise", _COLORS[4])):
+        ours = [i for i in places if verdicts[i]["word"] == word]
+        if ours:
+            axis.errorbar(
+                [100 * verdicts[i]["change"] for i in ours], ours, label=word, color=color,
+                xerr=[100 * (verdicts[i]["seen"] - margin) for i in ours],
+                linestyle="", marker=_MARKERS[0] if word == "reject" else "o", markersize=4.5,
+            )  # fmt: skip
+    for edge in (-100 * margin, 100 * margin):
+        axis.axvline(edge, color=INK, linestyle=":")
+    axis.set_yticks(range(len(labels)), labels, fontsize=7)
+    axis.invert_yaxis()
+    axis.set_xlabel("change of the time, %")
+    _legend(axis)
+
+
+@_styled
 def draw_heat(axis: Any, grid: Sequence[Sequence[float | None]], problems: Sequence[str],
               configs: Sequence[str], title: str) -> None:  # fmt: skip
     """grid: the share of the best of each config (row) and problem (column), from 0 to 1.  configs: their

@@ -252,7 +252,7 @@ def _tune_sections(folder: Path) -> list[tuple[str, str, str]]:
 
 
 def _comparison_sections(folder: Path) -> list[tuple[str, str, str]]:
-    found = []
+    found, cards = [], []
     for path, document in _documents(folder, "comparison"):
         verdicts = document["verdicts"] or []
         words = [verdict["word"] for verdict in verdicts]
@@ -263,12 +263,20 @@ def _comparison_sections(folder: Path) -> list[tuple[str, str, str]]:
             f"Margin {100 * limits['margin']:g}%; at most {100 * limits['false_alarms'] / 2:g}% of such "
             "benchmarks reject a row of unchanged code"
         )
+        labels = [
+            f"{row['op']} {' x '.join(map(str, row['shape']))} {row['dtype']}"
+            for row in document["rows"]
+        ]
+        if words:
+            figure, axis = figures.new_figure((figures.SIZE[0], 1.6 + 0.17 * len(labels)))
+            figures.draw_changes(axis, labels, verdicts, limits["margin"])
+            cards.append(_figure(figure, f"comparison-{path.stem}", caption))
         lines = [("row", "verdict", "now / before", "spread of a run", "p", "rejects from", "runs")]
-        for row, verdict in zip(document["rows"], verdicts, strict=False):
+        for label, verdict in zip(labels, verdicts, strict=False):
             change, spread, seen = (verdict[name] for name in ("change", "spread", "seen"))
             lines.append(
                 (
-                    f"{row['op']} {' x '.join(map(str, row['shape']))} {row['dtype']}",
+                    label,
                     verdict["word"] + ("" if verdict["decided"] else " (undecided)"),
                     "-" if change is None else f"{1 + change:.4f}",
                     "-" if spread is None else f"{100 * spread:.2f}%",
@@ -278,7 +286,11 @@ def _comparison_sections(folder: Path) -> list[tuple[str, str, str]]:
                 )
             )
         found.append((caption, lines))
-    return _table_section("comparisons", "Comparisons with a baseline", found)
+    if not found:
+        return []
+    tables = _table_section("comparisons", "", found)[0][2]
+    details = f"<details><summary>All figures of the comparisons</summary>{tables}</details>"
+    return [("comparisons", "Comparisons with a baseline", _cards(cards) + details)]
 
 
 def _profile_sections(folder: Path) -> list[tuple[str, str, str]]:

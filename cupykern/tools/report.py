@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from .protocol import FALLEN
 from .tables import number
 
 HOST_TIME = "host time"
@@ -28,6 +29,7 @@ _VERSIONS = (
     ("QuACK", "quack-kernels"),
     ("Liger", "liger-kernel"),
 )
+_FELL = "†"
 _NOT_MEASURED = "Not measured yet.\n"
 
 
@@ -96,9 +98,9 @@ def _summary(device: str, found: dict[str, dict[str, dict[Any, Any]]]) -> str:
     for op in (op.name for op in OPS if op.name in found):
         groups: dict[str, list[dict[str, Any]]] = {}
         for document, row in found[op].get(device, {}).values():
+            documents.append(document)
             if row["results"] and row["results"][0]["median_us"]:
                 groups.setdefault(row["dtype"].partition(":")[0], []).append(row)
-                documents.append(document)
         for dtype, rows in groups.items():
             ours = [row["results"][0]["median_us"] for row in rows]
             near = [
@@ -155,14 +157,23 @@ def _op_table(device: str, rows: Iterable[tuple[dict[str, Any], dict[str, Any]]]
             (
                 " x ".join(map(str, row["shape"])),
                 row["dtype"],
-                number(ours["median_us"]) if ours["verified"] else "wrong",
+                (number(ours["median_us"]) if ours["verified"] else "wrong") + _mark(row),
                 number(ours["tflops" if row["flops"] else "gbps"], 4),
-                number(100 * floor_us(device, row) / ours["median_us"]),
+                "-"
+                if not ours["median_us"]
+                else number(100 * floor_us(device, row) / ours["median_us"]),
                 *(_peer_cell(by_name.get(peer), ours) for peer in peers),
             )
         )
-    table = markdown(lines, left=2)
-    return f"{table}\nMedians; in brackets the time over ours.\n" if peers else table
+    notes = ["Medians; in brackets the time over ours."] if peers else []
+    if any(map(_mark, rows)):
+        notes.append(f"{_FELL} the clocks fell below {FALLEN:.0%} while it was measured.")
+    return "\n".join((markdown(lines, left=2), *(f"{note}\n" for note in notes)))
+
+
+def _mark(row: dict[str, Any]) -> str:
+    clocks = row.get("clocks")
+    return f" {_FELL}" if clocks and clocks["fell"] else ""
 
 
 def _peer_cell(result: dict[str, Any] | None, ours: dict[str, Any]) -> str:

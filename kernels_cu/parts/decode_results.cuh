@@ -195,6 +195,15 @@ struct RunResults {
     }
     // The sums that threads have.
     DEVICE void write(Element* out) {
+        if constexpr (Layout::kNeighbours == 4 && kCount == 4 && kN == 1) {
+#pragma unroll
+            for (int m = 0; m < kM; ++m) {
+                const int row = Layout::row(m, 0);
+                if (row < task->num_rows)
+                    write_four(out, row, Layout::col(0, 0), values.all.at(m, 0).values);
+            }
+            return;
+        }
 #pragma unroll
         for (int m = 0; m < kM; ++m) {
             int64_t places[kCount];  // the same for the values of one row: worked out once

@@ -1,5 +1,6 @@
-// How keys and values get into shared memory, by threads: any strides and pages.
-// Constants: Element, kDim (at least those of q and v), kTileK (keys of a tile), kStages.
+// How keys and values get into shared memory, by threads: any strides.
+// Constants: Element, kDim (at least those of q and v), kTileK (keys of a tile), kStages, kPaged:
+// whether there is a block table.
 #include "parts/decode_queries.cuh"
 
 // Lines of a tile that a thread copies one vector of.
@@ -31,7 +32,7 @@ struct KeyArrays {
 struct KeySource {
     const Element* k;  // contiguous: of this thread's first key in the next tile; paged: of no key
     const Element* v;
-    const int* table;  // of this sequence, or null
+    const int* table;  // of this sequence
     int64_t k_page, v_page, k_row, v_row;
     Divisor page_size;
     int last_page, end, line, vector;
@@ -51,17 +52,17 @@ struct KeySource {
     DEVICE void begin(const DecodeParams& params, const DecodeTask& task) {
         k = caches.k + task.kv_head * params.k[1] + vector * 8;
         v = caches.v + task.kv_head * params.v[1] + vector * 8;
-        if (!block_table) {
+        end = task.end;
+        if constexpr (kPaged) {
+            table = block_table + task.batch * params.table_stride;
+            find_pages(task.first);
+        } else {
             k += task.batch * k_page + (task.first + line) * k_row;
             v += task.batch * v_page + (task.first + line) * v_row;
         }
-        table = block_table ? block_table + task.batch * params.table_stride : nullptr;
-        end = task.end;
-        find_pages(task.first);
     }
     // One tile ahead, so that nothing waits for the table.
     DEVICE void find_pages(int first_key) {
-        if (!table) return;
 #pragma unroll
         for (int i = 0; i < kCopies; ++i) {
             const int key = first_key + i * kLinesAtOnce + line;
@@ -86,22 +87,19 @@ struct KeySource {
             copy_async<16>(&stage.k.columns[0].chunks[place], from_k, has_k && valid);
             copy_async<16>(&stage.v.columns[0].chunks[place], from_v, has_v && valid);
         };
-        if (!table) {
 #pragma unroll
-            for (int i = 0; i < kCopies; ++i) {
+        for (int i = 0; i < kCopies; ++i) {
+            if constexpr (kPaged) {
+                const int page = pages[i] < 0 ? 0 : pages[i] < last_page ? pages[i] : last_page;
+                int key = first_key + i * kLinesAtOnce + line;
+                const int within = page_size.take_from(key);  // again: eight registers less
+                copy(i, k + page * k_page + within * k_row, v + page * v_page + within * v_row);
+            } else {
                 copy(i, k, v);
                 k += kLinesAtOnce * k_row, v += kLinesAtOnce * v_row;
             }
-            return;
         }
-#pragma unroll
-        for (int i = 0; i < kCopies; ++i) {
-            const int page = pages[i] < 0 ? 0 : pages[i] < last_page ? pages[i] : last_page;
-            int key = first_key + i * kLinesAtOnce + line;
-            const int within = page_size.take_from(key);  // again: eight registers less
-            copy(i, k + page * k_page + within * k_row, v + page * v_page + within * v_row);
-        }
-        find_pages(first_key + kTileK);
+        if constexpr (kPaged) find_pages(first_key + kTileK);
     }
 };
 

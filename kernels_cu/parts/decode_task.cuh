@@ -41,7 +41,7 @@ struct DecodeParams {
     // Of kRows rows of a sequence: nodes of chunks, nodes in all, counters (of the sequence, then
     // of groups).
     int32_t chunk_nodes, nodes, counters;
-    int32_t causal, query_vectors;
+    int32_t causal;
     float exponent_scale;  // the scale times log2(e)
     int32_t num_tasks;     // that all blocks share
 
