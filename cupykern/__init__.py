@@ -15,7 +15,7 @@ from .gemm import dequant_softmax as _dequant_softmax
 from .gemm import dual_gemm as _dual_gemm
 from .gemm import matmul as _matmul
 from .gemm import quantize_nvfp4 as _quantize_nvfp4
-from .gemm import scaled_mm as _scaled_mm
+from .gemm import scaled_problem as _scaled_problem
 from .gemm.dequant_softmax import dequant_softmax
 from .gemm.dual_gemm import dual_gemm_silu
 from .gemm.matmul import matmul
@@ -47,7 +47,7 @@ OPS = (
     _quantize.OP,
     _quantize_nvfp4.OP,
     _matmul.OP,
-    _scaled_mm.OP,
+    _scaled_problem.OP,
     _dual_gemm.OP,
     _dequant_softmax.OP,
     _decode_problem.OP,

@@ -1,15 +1,15 @@
-// attention_hopper.cu: attention.cu's results on Hopper, where no mask is an array.
+// attention_hopper.cu: attention.cu's results on Hopper.
 //
 // As many blocks as the GPU runs at once walk through the tiles of queries.  In each, a producer
 // brings queries, keys and values by TMA; kConsumers warpgroups of 64 queries each multiply them by
-// wgmma.  While the tensor cores multiply the next keys and the probabilities before with their
-// values, a warpgroup makes probabilities of its scores, in registers, which are wgmma's A; and the
-// warpgroups take turns, so that one's softmax runs while the others' products do.
+// wgmma.  While the tensor cores multiply the probabilities before with their values, a warpgroup
+// makes probabilities of its scores, in registers, which are wgmma's A.
 // Constants: Element; kHeadDim, to which TMA pads the head sizes with zeros; kTileN keys of a tile;
 // kStages of keys, and of values; kQueryTiles of queries: with two of them, the next tile's first
-// products are under way while a tile is finished; kMaskMode: 0 no mask, 2 blocks; kOneList: their
-// blocks are of 128 queries and keys, so that all of a tile of queries needs the same keys; kPacked:
-// sequences of different lengths.
+// products are under way while a tile is finished; kMaskMode: 0 no mask, 1 an array or scores that
+// are scaled before the softmax, 2 blocks; kOneList: these are of 128 queries and keys, so that all
+// of a tile of queries needs the same keys; kPacked: sequences of different lengths; kCounts: blocks
+// take tiles of queries by a counter.
 // Launch: grid (any), block (kNumThreads = 128 * (kConsumers + 1)), dynamic shared memory
 // sizeof(HopperAttention).  Tensor maps: (batch, head, row, dim) of q, k, v and out, boxes of 64
 // dims and kTileM, kTileN, kTileN and 16 rows, swizzled by 128 bytes; of packed sequences as
@@ -20,22 +20,19 @@
 constexpr int kProducerRegisters = kBlocks && !kOneList ? 56 : kConsumers == 2 ? 40 : 32;
 constexpr int kConsumerRegisters = kBlocks && !kOneList ? 224 : kConsumers == 2 ? 232 : 160;
 
-// All of a tile of queries needs the same tiles of keys, and all warpgroups take turns.
+// The queries are there; but where a loop may be, the compiler does not move a wait for products to
+// before the exponentials that it comes after, as it would: they read no register of these.
+DEVICE void keep_order(HopperAttention& storage, QueryPlace place) {
+    storage.queries_full[place.stage].wait(place.parity);
+}
+
+// All of a tile of queries needs the same tiles of keys.
 DEVICE void consume_together(HopperAttention& storage, const TensorMap& out_map,
                              const AttentionParams& params, const MaskArrays& arrays,
                              const Statistics& statistics) {
     uint32_t number = 0, count = 0;  // of tiles of keys and of queries so far
     int stored = -1;                 // the queries' place that outputs are still read from
     WarpgroupRows rows(params, arrays);
-    const int warpgroup = rows.warpgroup;
-    // Of the products of tile `number` of keys.
-    const auto wait_for_turn = [&] {
-        if (kTakesTurns) storage.turn[warpgroup].wait((number & 1) ^ (warpgroup == 0));
-    };
-    // By every warp, so that none that is late misses its turn.
-    const auto pass_turn = [&] {
-        if (kTakesTurns && threadIdx.x % 32 == 0) storage.turn[(warpgroup + 1) % kConsumers].arrive();
-    };
 #pragma unroll 1
     for (;;) {
         // A tile after none, or after one whose end nothing followed.
@@ -55,9 +52,7 @@ DEVICE void consume_together(HopperAttention& storage, const TensorMap& out_map,
         const StagePlace at(number);
         storage.keys_full[at.stage].wait(at.parity);
         rows.look_up(storage, at.stage, left);
-        wait_for_turn();
         rows.begin_scores(storage, place.stage, at.stage);
-        pass_turn();
         wgmma_wait<0>(rows.scores);
 #pragma unroll 1
         for (;;) {
@@ -73,17 +68,13 @@ DEVICE void consume_together(HopperAttention& storage, const TensorMap& out_map,
                 const StagePlace before(number), at(++number);
                 storage.keys_full[at.stage].wait(at.parity);
                 rows.look_up(storage, at.stage, rows.state);
-                wait_for_turn();
                 rows.begin_scores(storage, place.stage, at.stage);
                 storage.values_full[before.stage].wait(before.parity);
                 rows.begin_outputs(storage, before.stage);
-                pass_turn();
                 wgmma_wait<1>(rows.scores);
                 release(storage.keys_empty[at.stage]);
                 const bool grown = rows.exponentiate(storage.tiles[count % kTiles]);
-                // They are there; but where a loop may be, the compiler does not move the next wait
-                // to before the exponentials.
-                storage.values_full[before.stage].wait(before.parity);
+                keep_order(storage, place);
                 wgmma_wait<0>(rows.outputs);
                 release(storage.values_empty[before.stage]);
                 if (grown) rows.rescale();
@@ -110,10 +101,8 @@ DEVICE void consume_together(HopperAttention& storage, const TensorMap& out_map,
             const StagePlace at(number);
             storage.keys_full[at.stage].wait(at.parity);
             rows.look_up(storage, at.stage, next_left);
-            wait_for_turn();
             rows.begin_outputs(storage, before.stage);
             rows.begin_scores(storage, next.stage, at.stage);
-            pass_turn();
             wgmma_wait<1>(rows.outputs);
             release(storage.values_empty[before.stage]);
             rows.finish(storage, out_map, place.stage, tile, statistics);
@@ -177,7 +166,7 @@ DEVICE void consume_apart(HopperAttention& storage, const TensorMap& out_map,
                 wgmma_wait<1>(rows.scores);
                 release(storage.keys_empty[next.stage]);
                 const bool grown = rows.exponentiate(storage.tiles[count % kTiles]);
-                storage.values_full[at.stage].wait(at.parity);  // as in consume_together
+                keep_order(storage, place);
                 wgmma_wait<0>(rows.outputs);
                 release(storage.values_empty[at.stage]);
                 if (grown) rows.rescale();

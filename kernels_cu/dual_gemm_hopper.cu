@@ -35,9 +35,8 @@ static_assert(kTurned == kConverts && (!kConverts || kSame<ElementB, e2m1x2>),
 static_assert(kOuterMajorB || PairStage::kBytes == PairStage::kBoxBytes,
               "two stages behind each other are one of all columns");
 
-// A block of 384 threads begins with 3 * 168 a thread.
-constexpr int kProducerRegisters = 40;
-constexpr int kConsumerRegisters = (3 * 168 - kProducerRegisters) / kConsumers;
+constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
+constexpr int kConsumerRegisters = consumer_registers(kProducerRegisters);
 
 // By one thread: a tile's stages.
 DEVICE void load_pairs(Ring& ring, RingPlace& place, const TensorMap& a_map,

@@ -5,7 +5,7 @@
 // begin while it finishes one.
 // Constants: those of parts/ring_hopper.cuh and of the main loop, parts/mainloop*_hopper.cuh, that
 // the variant includes before this file.
-// Launch: grid (any; clusters of kClusterSize), block (kNumThreads = 384), dynamic shared memory
+// Launch: grid (any; clusters of kClusterSize), block (kNumThreads = 384 or 512), dynamic shared memory
 // sizeof(HopperStorage).  Tensor maps:
 // (batch, m, k) of A and (batch, n, k) of B, or with their last two dims swapped where kOuterMajor;
 // (batch, m, n) of out, boxes of 16 x 64, or with kTurned up to 64 x 64.  The maps' batch is
@@ -34,9 +34,8 @@ struct HopperStorage {
     TileFactors factors[kFactors];
 };
 
-// A block of 384 threads begins with 3 * 168 a thread.
-constexpr int kProducerRegisters = 40;
-constexpr int kConsumerRegisters = (3 * 168 - kProducerRegisters) / kConsumers;
+constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
+constexpr int kConsumerRegisters = consumer_registers(kProducerRegisters);
 
 // With kShareK: the first warpgroup's sums, plus those of the other one.
 DEVICE void add_shared_sums(HopperStorage& storage, int warpgroup, TileSums& sums) {
@@ -198,7 +197,10 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
             const int part = first + (turn + work.count * turns) * step;
             if (part >= num_parts) break;
             if (kBlocks * kCols / kChunk % 2 == 0) box = 0;  // which it is, without a register
-            const GemmTask task = task_of(part);
+            // Where the tile lies takes divisions, which the short epilogue need not wait for.
+            const bool finds = kTurned || !plain || by_block || kConverts;
+            GemmTask task{};
+            if (finds) task = task_of(part);
             const auto offset = [&](Operand operand) {
                 return params.batch.offset(operand, task.batch);
             };
@@ -235,10 +237,19 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
             }
             if constexpr (kSplitK) add_split_sums(storage, warpgroup, sums);
             if (plain) {
-                const int row = work.row + warp % 4 * kWarpRows, batch = int(offset(kOut));
+                const int row = work.row + warp % 4 * kWarpRows;
                 TileFactors& factors = storage.factors[kPingPong ? warpgroup : 0];
                 const EpilogueParams& p = params.epilogue;
-                if (!kTurned) factors.full.wait((work.count - 1) & 1);
+                int batch = 0;
+                if constexpr (kTurned) {
+                    batch = int(offset(kOut));
+                } else {
+                    factors.full.wait((work.count - 1) & 1);
+                    const Bytes<16> place = factors.place;
+                    work.first_row = int(place.words[0]) + row;
+                    work.first_col = int(place.words[1]);
+                    batch = int(place.words[2]);
+                }
                 if constexpr (kTurned) {
                     store_parts(storage.staging, box, out_map, turned, p, row, work.first_row,
                                 work.first_col, batch, sums);

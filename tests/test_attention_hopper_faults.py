@@ -13,8 +13,8 @@ from cupykern.targets import host
 MAIN = "attention_hopper.cu"
 TILES, ROWS, ORDER = (f"parts/attention_{x}_hopper.cuh" for x in ("tiles", "rows", "order"))
 NAMES = (
-    "full", "causal", "layout", "padded", "blocks", "causal blocks", "large blocks", "empty tiles", "packed",
-    "causal packed",
+    "full", "causal", "layout", "padded", "blocks", "causal blocks", "large blocks", "bool", "bias", "negative scale",
+    "empty tiles", "packed", "causal packed",
 )  # fmt: skip
 
 FAULTS = {
@@ -22,8 +22,7 @@ FAULTS = {
         TILES, "keys_empty[to.stage].wait(to.parity ^ 1);", "keys_empty[to.stage].wait(1);", "full"
     ),
     "queries are loaded while outputs are there": Fault(
-        TILES, "storage.queries_empty[place.stage].wait(place.parity ^ 1); storage.tiles[place.stage] = tile;",
-        "storage.tiles[place.stage] = tile;", "packed",
+        TILES, "storage.queries_empty[place.stage].wait(place.parity ^ 1); if (tile", "if (tile", "packed",
     ),
     "values are released before they are multiplied": Fault(
         MAIN,
@@ -71,7 +70,7 @@ FAULTS = {
     ),
     "a tile without keys is left out": Fault(
         MAIN,
-        "rows.clear(); rows.finish(storage, out_map, place.stage, statistics);",
+        "rows.clear(); rows.finish(storage, out_map, place.stage, tile, statistics);",
         "rows.clear();",
         "empty tiles",
     ),
@@ -88,9 +87,16 @@ FAULTS = {
     "a block's causality is left out": Fault(
         ROWS, "block_end = first_row + params.mask.causal_offset + 1;", ";", "blocks"
     ),
-    "what is known of a block is read after its release": Fault(
-        MAIN, "rows.look_up(storage, at.stage, rows.state); wait_for_turn();", "wait_for_turn();", "large blocks"
+    "what is known of the block before": Fault(
+        MAIN, "rows.look_up(storage, at.stage, rows.state);", "rows.look_up(storage, before.stage, rows.state);",
+        "large blocks",
     ),
+    "an element of the mask for the next key": Fault(ROWS, "change(score, at + i * step)", "change(score, at + step)", "bool"),
+    "a mask's rows of the first warp": Fault(
+        ROWS, "tile.row + warp_row() + Layout::row(lane, 2 * half); const int row", "tile.row + Layout::row(lane, 2 * half); const int row", "bias"
+    ),
+    "a bias of -inf is added": Fault(ROWS, "bias == -kInfinity ? bias : x + bias", "x + bias", "bias"),
+    "scores are not scaled before": Fault(ROWS, "scores[i] *= params.score_scale;", "scores[i] *= 1.0f;", "negative scale"),
     "the last block is not the last": Fault(TILES, "partial, !keys.more()", "partial, keys.more()", "large blocks"),
     "keys of the next sequence": Fault(
         TILES, "kRagged - p.length + p.row : p.row;", "kRagged / 2 - p.length + p.row : p.row;", "packed"

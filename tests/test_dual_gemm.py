@@ -16,7 +16,7 @@ from cupykern.gemm.gemm import GemmConfig
 from cupykern.gemm.gemm_hopper import ARCHS, HopperConfig
 from cupykern.gemm.matmul import with_layout
 from cupykern.gemm.product import FLOAT16S, FP4, GemmTask
-from cupykern.gemm.scaled_mm import NVFP4
+from cupykern.gemm.scaled_problem import NVFP4
 from cupykern.numerics import as_float64, finfo
 from cupykern.op import Call
 from cupykern.reference.dual_gemm import SLOPE, products

@@ -17,7 +17,7 @@ from cupykern.gemm.dual_gemm import DualProblem
 from cupykern.gemm.gemm_hopper import HopperConfig
 from cupykern.gemm.nvfp4 import NvFp4
 from cupykern.gemm.quantize_nvfp4 import NvFp4Problem
-from cupykern.gemm.scaled_mm import NVFP4
+from cupykern.gemm.scaled_problem import NVFP4
 from cupykern.op import Call
 from cupykern.targets import host
 

@@ -20,7 +20,7 @@ from cupykern.gemm.dual_gemm import NVFP4, DualProblem
 from cupykern.gemm.gemm_hopper import HopperConfig
 from cupykern.gemm.matmul import MatmulProblem
 from cupykern.gemm.product import INNER, OUTER, STRIDED, GemmTask
-from cupykern.gemm.scaled_mm import ScaledProblem
+from cupykern.gemm.scaled_problem import ScaledProblem
 from cupykern.targets import Target, UnavailableError, host
 from cupykern.tools import gate
 
@@ -88,9 +88,11 @@ FP8 = (
         fp8(64, 64, 128, "none", kind="special"),
     ),
     (
-        HopperConfig(128, 256, 4),
+        HopperConfig(128, 128, 4),
         HopperConfig(128, 128, 3, cluster=2, split_k=True),
         HopperConfig(64, 64, 4, share_k=True),
+        HopperConfig(16, 64, 4, share_k=True, turned=True),
+        HopperConfig(192, 128, 4, lead=1, warpgroups=3),
     ),
 )
 INT8 = (
@@ -259,11 +261,10 @@ def test_hopper_is_chosen_where_it_pays(layout):
         ({"b": dtypes.float8_e4m3fn}, (256, 128), False),
         ({"b": dtypes.int8, "m": 256, "layout_b": OUTER}, (64, 128), False),
         ({"b": dtypes.float8_e4m3fn, "m": 64, "n": 8192}, (64, 64), True),
-        ({"a": dtypes.float8_e4m3fn, "b": dtypes.float8_e4m3fn}, (128, 256), False),
-        ({"a": dtypes.float8_e4m3fn, "b": dtypes.float8_e4m3fn, "m": 256}, (128, 128), False),
+        ({"a": dtypes.float8_e4m3fn, "b": dtypes.float8_e4m3fn}, (128, 128), False),
         (
             {"a": dtypes.float8_e4m3fn, "b": dtypes.float8_e4m3fn, "m": 16, "n": 8192},
-            (64, 64),
+            (16, 64),
             True,
         ),
     ],
@@ -308,6 +309,9 @@ _MIXED = {"b": dtypes.float8_e4m3fn}
         ({"tile_n": 96}, {}, "sm_90a", "multiples of 128 x 64; got 128 x 96"),
         ({"ping_pong": True}, {}, "sm_90a", "do not hold 128 x 256 sums"),
         ({"tile_n": 192}, _FP8, "sm_90a", "shares columns with whole blocks"),
+        ({"warpgroups": 3, "tile_m": 192, "tile_n": 128}, {}, "sm_90a", "three warpgroups share"),
+        ({"warpgroups": 3, "tile_m": 192}, _FP8, "sm_90a", "three warpgroups share"),
+        ({"warpgroups": 3, "tile_n": 128}, _FP8, "sm_90a", "multiples of"),
         ({"tile_m": 256}, _FP8, "sm_90a", "do not hold 256 x 256 sums"),
         ({"tile_n": 320}, _FP8, "sm_90a", "do not hold 128 x 320 sums"),
         ({"share_k": True, "tile_n": 64}, {}, "sm_90a", "tiles of at most 64 x 64"),

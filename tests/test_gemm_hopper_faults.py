@@ -8,7 +8,7 @@ from test_gemm_hopper import compute, fp8, mixed
 
 from cupykern.gemm.gemm_hopper import HopperConfig
 from cupykern.gemm.matmul import MatmulProblem
-from cupykern.gemm.scaled_mm import ScaledProblem
+from cupykern.gemm.scaled_problem import ScaledProblem
 from cupykern.targets import host
 
 RING, MAIN_LOOP = "parts/ring_hopper.cuh", "parts/mainloop_hopper.cuh"
@@ -17,27 +17,20 @@ PROMOTED = "parts/mainloop_promoted_hopper.cuh"
 CONVERTED = "parts/mainloop_converted_hopper.cuh"
 EPILOGUE = "parts/epilogue_hopper.cuh"
 PLAIN = "parts/plain_epilogue_hopper.cuh"
-# The products added up by the tensor cores alone, in place of the sums.
-_PRODUCTS = """            float products[kProducts];
-            if (kTurns) ring.turn[work.consumer ^ 1].wait((turn + work.consumer + 1) & 1);
-            wgmma_fence(products, a[0], a[1], a[2], a[3]);
+# The products added up by the tensor cores alone, but for the two sets.
+_PRODUCTS = """            wgmma<RowElement, ColElement>(products, advance(rows, k), advance(cols, k), k > 0);
+        }
+        wgmma_commit();
+        if (chunk == kChunks - 1) given.next();
+    }
+    DEVICE void add(int chunk, const float (&products)[kProducts]) {
+        BlockFactors factors;
+        if (kByBlock) factors = loaded.of(i);
 #pragma unroll
-            for (int k = 0; k < kTileK; k += kStepK) {
-                wgmma<RowElement, ColElement>(products, a[k / kStepK],
-                                              advance(cols, chunk * kProductCols * ColStage::kLine + k),
-                                              k > 0);
-            }
-            wgmma_commit();
-            if (kTurns && elect_one()) ring.turn[work.consumer].arrive();
-            wgmma_wait<0>(products);
-            if (chunk == kChunks - 1) ring.release(stage);
-#pragma unroll
-            for (int j = 0; j < kProducts; ++j) {
+        for (int j = 0; j < kProducts; ++j) {
 """
-_UNPROMOTED = (
-    _PRODUCTS.replace("float products[kProducts];", "auto& products = sums[0];")
-    .replace("k > 0);", "true);")
-    .replace("j < kProducts", "false")
+_UNPROMOTED = _PRODUCTS.replace("k > 0", "k > 0 || given.index >= 2 * kStride").replace(
+    "++j) {", "++j) {\n            if (added.index + 2 * kStride < added.end) continue;"
 )
 FAULTS = {
     "the first stage's parity": Fault(
@@ -97,34 +90,41 @@ FAULTS = {
     ),
     "the promotion left out": Fault(PROMOTED, _PRODUCTS, _UNPROMOTED, "same sign"),
     "the scales of the first stage of four": Fault(PROMOTED, "loaded.of(i)", "loaded.of(0)", "blocks"),
-    "scales of a stage too late": Fault(
-        PROMOTED, "loaded.load(work, own.index + kStride)", "loaded.load(work, own.index)", "blocks"
-    ),
+    "scales of the stages before": Fault(PROMOTED, "            loaded = coming;\n", "", "blocks"),
     "the scales of the first block's columns": Fault(
-        PROMOTED, "factors.cols[chunk]", "factors.cols[0]", "blocks"
+        PROMOTED, "work.first_col + i * kProductCols, k)", "i * kProductCols, k)", "blocks"
     ),
     "the scales of the first rows": Fault(
-        PROMOTED, "factors.rows[j / 2 % 2]", "factors.rows[0]", "blocks"
+        PROMOTED, "rows[i / 2 % 2] * cols", "rows[0] * cols", "blocks"
     ),
-    "a stage released before FP8's products are there": Fault(
+    "a scale for two columns": Fault(
+        PROMOTED, "cols[i / 4 * 2 + i % 2]", "cols[i / 4 * 2]", "few rows in blocks"
+    ),
+    "no wait for FP8's bytes": Fault(
+        PROMOTED, "        wait();\n        give(0, next);", "        give(0, next);", "blocks"
+    ),
+    "FP8's products added before they are there": Fault(
         PROMOTED,
-        "            wgmma_wait<0>(products);\n            if (chunk == kChunks - 1) ring.release(stage);",
-        "            if (chunk == kChunks - 1) ring.release(stage);\n            wgmma_wait<0>(products);",
+        "        wgmma_wait<1>(products);\n        ring.release(added.place.stage);\n        add(0, products);",
+        "        add(0, products);\n        wgmma_wait<1>(products);\n        ring.release(added.place.stage);",
         "blocks",
     ),
+    "the columns of the first chunk": Fault(
+        PROMOTED, "ColStage::tile(ring.cols[stage], chunk * kProductCols, 0)", "ColStage::tile(ring.cols[stage], 0, 0)",
+        "wide blocks",
+    ),
+    "a stage released before its last chunk": Fault(
+        PROMOTED, "                if (chunk == kChunks - 1) {\n                    ring.release",
+        "                if (chunk == 0) {\n                    ring.release", "wide blocks",
+    ),
+    "a place of the first columns": Fault(
+        "gemm_hopper.cu", "work.first_col = int(place.words[1]);", "work.first_col = 0;", "plain"
+    ),
     "products of the stage before": Fault(
-        PROMOTED, "ColStage::kLine + k),\n                                              k > 0);",
-        "ColStage::kLine + k),\n                                              true);", "blocks",
+        PROMOTED, "advance(cols, k), k > 0);", "advance(cols, k), true);", "blocks",
     ),
     "the rows of the first warpgroup": Fault(
-        PROMOTED, "load_rows(a, ring.rows[stage], work.row)", "load_rows(a, ring.rows[stage], 0)", "blocks"
-    ),
-    "the first columns for all": Fault(PROMOTED, "chunk * kProductCols * ColStage::kLine + k", "k", "blocks"),
-    "both warpgroups have the first turn": Fault(
-        PROMOTED, "(turn + work.consumer + 1) & 1", "(turn + 1) & 1", "blocks"
-    ),
-    "turns that begin anew with every tile": Fault(
-        PROMOTED, "kChunks % 2 == 0 ? 0 : work.count * work.num_k_tiles", "0", "plain"
+        PROMOTED, "RowStage::tile(ring.rows[stage], work.row, 0)", "RowStage::tile(ring.rows[stage], 0, 0)", "blocks"
     ),
     "the k of the cluster's first block": Fault(
         "gemm_hopper.cu", "first_k_tile = kSplitK && rank * per_block < all_k_tiles ? rank * per_block : 0",
@@ -219,7 +219,12 @@ PROBLEMS = {
         MatmulProblem(136, 264, 64, bias=(264,), activation="gelu", residual=(136, 264)),
     ),
     "bias of rows": (HopperConfig(128, 128, 2), MatmulProblem(136, 264, 64, bias=(136, 1))),
-    "blocks": (HopperConfig(128, 256, 2), fp8(136, 392, 656, "blocks")),
+    "blocks": (HopperConfig(128, 128, 2), fp8(136, 392, 656, "blocks")),
+    "wide blocks": (HopperConfig(128, 256, 2), fp8(136, 392, 656, "blocks")),
+    "few rows in blocks": (
+        HopperConfig(16, 64, 4, share_k=True, turned=True),
+        fp8(20, 136, 1200, "blocks"),
+    ),
     "plain": (HopperConfig(128, 128, 2), fp8(648, 392, 272, "rows", bias=(392,))),
     "split k": (HopperConfig(128, 128, 2, cluster=2, split_k=True), fp8(136, 136, 656, "blocks")),
     "cluster": (HopperConfig(128, 128, 2, cluster=2), fp8(648, 264, 656, "rows")),

@@ -735,10 +735,9 @@ def test_the_race_checker_names_the_line(mistake, word):
     number = next(i for i, line in enumerate(lines, start=1) if word in line)
     done = _check("thread", mistake)
     assert done.returncode != 0
-    # On some schedules wgmma itself sees its operand change, before the checker compares accesses.
-    changed = "changed while wgmma read it" in done.stderr
-    named = "data race" in done.stderr and f"word.cu:{number}" in done.stderr
-    assert named or changed, done.stderr[-3000:]
+    # The host's own checks may come first: a store's of fences, wgmma's of what changes under it.
+    named = f"word.cu:{number}" in done.stderr
+    assert named or "changed while wgmma read it" in done.stderr, done.stderr[-3000:]
 
 
 # --- tensor maps ---------------------------------------------------------------------------------

@@ -22,8 +22,8 @@ from cupykern.gemm.matmul import (
     with_layout,
 )
 from cupykern.gemm.product import INNER, OUTER, STRIDED, GemmTask, by_vectors
-from cupykern.gemm.scaled_mm import PAIRS as SCALED_PAIRS
-from cupykern.gemm.scaled_mm import SCALES, ScaledProblem
+from cupykern.gemm.scaled_problem import PAIRS as SCALED_PAIRS
+from cupykern.gemm.scaled_problem import SCALES, ScaledProblem
 from cupykern.numerics import as_float64
 from cupykern.op import Call
 from cupykern.targets import host

@@ -16,7 +16,7 @@ from cupykern.gemm.gemm_hopper import ARCHS, HopperConfig
 from cupykern.gemm.nvfp4 import NUMBERS, NvFp4
 from cupykern.gemm.product import FP4, INNER, STRIDED, GemmTask, make_task, matrix
 from cupykern.gemm.quantize_nvfp4 import NvFp4Config
-from cupykern.gemm.scaled_mm import NVFP4, nvfp4_variants
+from cupykern.gemm.scaled_problem import NVFP4, nvfp4_variants
 from cupykern.numerics import as_float64
 from cupykern.op import Call, as_tuple
 

@@ -26,6 +26,7 @@ from .attention_arguments import (
     walkable,
     walks,
 )
+from .attention_hopper import AttentionHopperConfig
 from .attention_plan import (
     AttentionConfig,
     AttentionTask,
@@ -54,7 +55,7 @@ def attention(
     return_row_stats: bool = False,
     algorithm: str = "flash",
     out: Any = None,
-    config: AttentionConfig | None = None,
+    config: AttentionConfig | AttentionHopperConfig | None = None,
 ) -> Any:
     """softmax(scale * q k^T + bias, over the keys that are kept) v, for every batch and head.
 
@@ -72,7 +73,7 @@ def attention(
         infinite beyond 65504.
     algorithm: "flash", or "naive": all scores in memory, in three kernels, for comparison.
     out: array to write into, of the result's shape and dtype, apart from all operands.
-    config: an AttentionConfig, or None, the tuned or default one; "naive" has none.
+    config: an AttentionConfig or AttentionHopperConfig, or None, the tuned or default one; "naive" has none.
 
     Returns (B, H, Sq, Dv) of q's dtype; with return_lse also the logarithm of the sum of the exponentials of
     the scaled scores; with return_row_stats then row_max, the largest of these scores that is a number, and
@@ -168,7 +169,7 @@ def attention_varlen(
     scale: Any = None,
     return_lse: bool = False,
     out: Any = None,
-    config: AttentionConfig | None = None,
+    config: AttentionConfig | AttentionHopperConfig | None = None,
 ) -> Any:
     """`attention` of sequences of different lengths, packed one after another.
 

@@ -39,7 +39,7 @@ class Kind(NamedTuple):
     packed: bool = False
 
 
-KINDS = (Kind(), Kind(2), Kind(2, one_list=True), Kind(packed=True))
+KINDS = (Kind(), Kind(1), Kind(2), Kind(2, one_list=True), Kind(packed=True))
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,6 @@ class AttentionHopperConfig:
     tile_m: int
     tile_n: int
     stages: int = 2
-    turns: bool = True
-    counts: bool = False
 
     def query_tiles(self, head_dim: int) -> int:
         """How many tiles of queries shared memory has room for: with two the next one is there early."""
@@ -65,7 +63,7 @@ class AttentionHopperConfig:
         consumers = self.tile_m // 64
         tiles = 2 * head_dim * (query_tiles * self.tile_m + 2 * self.stages * self.tile_n)
         steps = _STEP_BYTES * self.stages * consumers
-        barriers = 8 * (2 * query_tiles + 4 * self.stages + consumers)
+        barriers = 8 * (2 * query_tiles + 4 * self.stages)
         return tiles + steps + barriers + _TILES_BYTES + _SEQUENCES_BYTES
 
     @property
@@ -98,13 +96,19 @@ def refusal(config: AttentionHopperConfig, head_dim: int, arch: str) -> str | No
 def configs(head_dim: int, kind: Kind) -> tuple[AttentionHopperConfig, ...]:
     """The default first.  A tile of keys lies in one block of a mask."""
     if kind.mode == 1:
-        return ()
+        return (
+            AttentionHopperConfig(128, 32, 3)
+            if head_dim == 256
+            else AttentionHopperConfig(128, 64),
+        )
     if kind.mode == 2 and not kind.one_list:
         return (AttentionHopperConfig(128, 32 if head_dim == 256 else 64, 3),)
     if kind.mode == 2:
         return (AttentionHopperConfig(128, 64 if head_dim == 256 else 128),)
     return {
-        64: (AttentionHopperConfig(128 if kind.packed else 192, 128),),
+        64: (
+            AttentionHopperConfig(128, 128) if kind.packed else AttentionHopperConfig(192, 128, 3),
+        ),
         128: (AttentionHopperConfig(128, 128),),
         256: (AttentionHopperConfig(128, 80),),
     }[head_dim]
@@ -122,8 +126,10 @@ def unfit(task: AttentionTask, config: AttentionHopperConfig | None = None) -> s
         return "with masks of blocks and packed sequences tile_m is 128"
     if kind.mode == 2 and config is not None and (128 if kind.one_list else 64) % config.tile_n:
         return "a tile of keys lies in one block of a mask"
-    if task.naive or task.half_scores or task.mode == 1 or task.prescale:
-        return "masks that are arrays, FP16 sums and scales up to 0 are the portable kernel's"
+    if task.naive or task.half_scores:
+        return "FP16 sums are the portable kernel's"
+    if kind.packed and kind.mode:
+        return "packed sequences with scales up to 0 are the portable kernel's"
     if kind.packed and task.batch > MOST_SEQUENCES:
         return f"more than {MOST_SEQUENCES} packed sequences are the portable kernel's"
     sizes = _sizes(task)
@@ -150,8 +156,7 @@ def variant(dtype: np.dtype, head_dim: int, kind: Kind, config: AttentionHopperC
             ("kMaskMode", kind.mode),
             ("kOneList", kind.one_list),
             ("kPacked", kind.packed),
-            ("kTakesTurns", config.turns),
-            ("kCounts", config.counts or kind.packed or kind.mode == 2),
+            ("kCounts", kind.packed or kind.mode == 2),
         ),
         config.num_threads,
     )

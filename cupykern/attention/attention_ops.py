@@ -267,16 +267,11 @@ def hopper_kind(problem: Any) -> attention_hopper.Kind | None:
     """None where attention_hopper.cu cannot do it."""
     p = problem
     packed = hasattr(p, "lengths")
-    fits = (
-        p.mode != 1
-        and (p.scale is None or p.scale > 0)
-        and (p.algorithm, p.qk_accumulate) == ("flash", "float32")
-        and p.view in ("C", "padded")
-    )
+    fits = (p.algorithm, p.qk_accumulate) == ("flash", "float32") and p.view in ("C", "padded")
     if packed:
         fits = fits and all(sum(lengths) for lengths in zip(*p.lengths, strict=True))
         fits = fits and 0 < len(p.lengths) <= attention_hopper.MOST_SEQUENCES
-        return attention_hopper.Kind(packed=True) if fits else None
+        return attention_hopper.Kind(packed=True) if fits and p.mode == 0 else None
     one_list = p.mode == 2 and p.blocks == (128, 128)
     return attention_hopper.Kind(p.mode, one_list) if fits and p.sq and p.sk else None
 

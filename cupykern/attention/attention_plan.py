@@ -339,10 +339,10 @@ def attention_plan(
         blocks, needed = min(grid, target.multiprocessors), config.shared_bytes(head_dim)
         maps = attention_hopper.maps(t, config)
         order = _order_of_tiles(t.batch * t.heads, tiles, int(params["heads_per_section"]))
-        planned = None if config.counts else attention_hopper.schedule(t, config, order, blocks)
+        planned = attention_hopper.schedule(t, config, order, blocks)
         if planned is not None:
             planned = target.xp.asarray(planned)
-        counters = int(t.mode == 2 or t.totals is not None or config.counts)
+        counters = int(t.mode == 2 or t.totals is not None)
         return AttentionHopperPlan(
             target, kernel, blocks, needed, maps, planned, counters, target.by_value(params), {}
         )

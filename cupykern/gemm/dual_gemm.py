@@ -17,7 +17,6 @@ from .gemm import AnyConfig
 from .nvfp4 import NvFp4
 from .product import INNER, OUTER, STRIDED, GemmTask
 from .scaled_mm import (
-    NVFP4,
     ReadOperand,
     arrays_and_numbers,
     blocked_groups,
@@ -27,6 +26,7 @@ from .scaled_mm import (
     same_memory,
     scale_shapes,
 )
+from .scaled_problem import NVFP4
 
 POLICIES = ("fp32", "hybrid", "fp16")  # dual_gemm.cu: Policy
 _OUTPUTS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)

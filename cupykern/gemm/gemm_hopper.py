@@ -41,7 +41,7 @@ from .product import (
 
 ARCHS = ("sm_90a", "host")
 _LINE = 128  # ring_hopper.cuh: kLineBytes
-_STAGING = 8 * 4096  # gemm_hopper.cu: HopperStorage.staging
+_STAGING = 4 * 4096  # of a warpgroup; gemm_hopper.cu: HopperStorage.staging
 _GROUP_ROWS = 2048  # of tiles that blocks compute at the same time, below each other
 _PARAMS = np.dtype(  # gemm_hopper.cu: HopperParams
     [
@@ -86,6 +86,7 @@ class HopperConfig:
     turned: rows and columns of the sums change places, as where b is converted (then always): for few
     rows of a.
     decoded: NVFP4 weights are decoded in memory before, not in registers.
+    warpgroups: that multiply: two, or three of which each has its third of the rows.
     """
 
     tile_m: int
@@ -99,10 +100,11 @@ class HopperConfig:
     split_k: bool = False
     turned: bool = False
     decoded: bool = False
+    warpgroups: int = 2
 
     @property
     def num_threads(self) -> int:
-        return 384
+        return 128 * (self.warpgroups + 1)
 
     def shared_bytes(self, task: GemmTask) -> int:
         """Dynamic shared memory of a block (gemm_hopper.cu and others: HopperStorage)."""
@@ -113,9 +115,9 @@ class HopperConfig:
         if task.kernel == "gemm":  # its factors
             scales = task.b.itemsize == 1
             factors = 8 * self.tile_n + 4 * self.tile_m if scales else 4 * self.tile_n + 16
-            ring += (factors + 16) * (2 if self.ping_pong else 1)
+            ring += (factors + 32) * (2 if self.ping_pong else 1)
         logits = task.kernel == "dequant_softmax"
-        staging = 8 * (32 * 20 * 4 + 8 * self.tile_m) if logits else _STAGING
+        staging = 8 * (32 * 20 * 4 + 8 * self.tile_m) if logits else self.warpgroups * _STAGING
         return staging + -(-ring // 1024) * 1024
 
 
@@ -146,14 +148,14 @@ _16_BIT_FEW_ROWS = {
     HopperConfig(16, 64, 18, share_k=True, turned=True): 8.5,
 }
 _FP8 = {
-    HopperConfig(128, 256, 4): 27.8,
-    HopperConfig(128, 128, 6): 18.7,
-    HopperConfig(128, 128, 6, cluster=2, split_k=True): 11.8,
-    HopperConfig(128, 64, 8): 13.8,
+    HopperConfig(192, 128, 4, lead=1, warpgroups=3): 20.0,
+    HopperConfig(128, 128, 6): 13.3,
+    HopperConfig(128, 64, 8): 8.5,
     HopperConfig(64, 64, 12, share_k=True): 8.7,
+    HopperConfig(16, 64, 18, share_k=True, turned=True): 8.5,
 }
-"""Measured so at 8192 cubed, before A was in registers; split_k, beside 64 columns, at (256, 4096, 7168)."""
-_E5M2 = {HopperConfig(128, 128, 6): 14.5}
+"""Measured so at 8192 cubed and (4096, 14336, 4096); those with fewer sums at (256, 4096, 7168) and few rows."""
+_E5M2 = {HopperConfig(128, 128, 6): 13.3}
 _INT8 = {HopperConfig(128, 256, 4): 27.0}
 _MIXED = {
     HopperConfig(256, 128, 4, cluster=2): 47.5,
@@ -189,7 +191,7 @@ def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:
 
 # Of two products, tile_n the columns of both; not measured yet either.
 _DUAL = {HopperConfig(128, 256, 4): 45.5, HopperConfig(128, 128, 6): 24.0}
-_DUAL_FP8 = {HopperConfig(128, 256, 4): 30.0, HopperConfig(128, 128, 6): 17.6}
+_DUAL_FP8 = {HopperConfig(192, 128, 4, warpgroups=3): 22.8, HopperConfig(128, 128, 6): 15.8}
 
 # NVFP4's, measured on an H200 like the others; what decoding before costs is in _estimate.
 _NVFP4 = {
@@ -253,13 +255,15 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
     if min(c.tile_m, c.tile_n, c.stages, c.lines) < 1:
         return "tiles, stages and lines must be positive"
     shared_rows = not (c.ping_pong or c.share_k)
+    if c.warpgroups != 2 and not (c.warpgroups == 3 and fp8 and shared_rows and c.tile_n <= BLOCK):
+        return "three warpgroups share the rows of FP8's tiles of at most 128 columns, else two"
     turned = _turned(c, task)
-    if c.turned and (fp8 or task.kernel != "gemm"):
-        return "turned products are one product, and not of FP8"
+    if c.turned and task.kernel != "gemm":
+        return "turned products are one product"
     rows, cols = (c.tile_n, c.tile_m) if turned else (c.tile_m, c.tile_n)
-    own = rows // 2 if shared_rows else rows
+    own = rows // c.warpgroups if shared_rows else rows
     few_cols = turned and cols in (16, 32) and task.layout_a == INNER
-    if own % 64 or (shared_rows and rows % 2) or (cols % 64 and not few_cols):
+    if own % 64 or (shared_rows and rows % c.warpgroups) or (cols % 64 and not few_cols):
         unit = 128 if shared_rows else 64
         needed = (64, unit) if turned else (unit, 64)
         return f"tiles must be multiples of {needed[0]} x {needed[1]}; got {c.tile_m} x {c.tile_n}"
@@ -269,11 +273,9 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         return "turned products have 64 columns per warpgroup"
     if max(rows, cols) > 256 or own // 64 * cols > 256:
         return f"the registers of two warpgroups do not hold {c.tile_m} x {c.tile_n} sums"
-    if fp8 and (
-        c.ping_pong or c.lead or c.lines != 1 or own != 64 or (cols > BLOCK and cols % BLOCK)
-    ):
+    if fp8 and (c.ping_pong or c.lines != 1 or own != 64 or (cols > BLOCK and cols % BLOCK)):
         return (
-            "FP8's main loop has no ping_pong, lead or lines, 64 rows a warpgroup and shares columns "
+            "FP8's main loop has no ping_pong or lines, 64 rows a warpgroup and shares columns "
             "with whole blocks"
         )
     if c.cluster != 1 and task.kernel != "gemm":
@@ -289,7 +291,8 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         return "a stage is released after the next one has come: at least 2"
     if c.share_k and (c.stages % 2 or c.stages < 4 or rows * cols > 64 * 64):
         return "share_k needs an even number of stages, at least 4, and tiles of at most 64 x 64"
-    if c.lead not in range(c.stages + 1 if shared_rows else 1):
+    leads = (c.stages - 1) // (c.warpgroups - 1) if fp8 else c.stages
+    if c.lead not in range(leads + 1 if shared_rows else 1):
         return f"no warpgroup is {c.lead} stages ahead in a ring of {c.stages}, or with ping_pong"
     needed, limit = c.shared_bytes(task), max_shared_bytes(arch)
     if needed > limit:

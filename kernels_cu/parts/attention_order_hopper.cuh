@@ -5,7 +5,7 @@
 // as soon as it can, by a counter; the long ones come first as far as the order can tell.
 #include "parts/attention_task.cuh"
 
-constexpr bool kBlocks = kMaskMode == 2;
+constexpr bool kBlocks = kMaskMode == 2, kArray = kMaskMode == 1;
 static_assert(kCounts || (!kBlocks && !kPacked), "the host does not know how long tiles take");
 constexpr int kConsumers = kNumThreads / 128 - 1;
 constexpr int kTileM = 64 * kConsumers;
@@ -71,8 +71,8 @@ struct TileOrder {
     DEVICE static TileOrder of(const AttentionParams& params, const SequenceOrder& sequences,
                                const int32_t* schedule, uint32_t* counter,
                                const int32_t* cu_seqlens_q, const int32_t* cu_seqlens_k) {
-        const int count = kPacked ? sequences.count
-                                  : int(params.tiles * params.heads * params.batch);
+        const int count =
+            kPacked ? sequences.count : int(params.tiles * params.heads * params.batch);
         return {schedule, counter, cu_seqlens_q, cu_seqlens_k, count, int(blockIdx.x), 0, true};
     }
     // Where the tile after the last one lies; false: there is none.

@@ -13,7 +13,7 @@ struct Layout {
 };
 using Softmax = OnlineSoftmax<Element, Layout>;
 constexpr int kFragments = kTileN / 8;
-constexpr uint32_t kMore = 4;  // more than the types of blocks
+constexpr uint32_t kMore = 4;           // more than the types of blocks
 constexpr int kUnlimited = 0x7fff0000;  // more than any key, also some rows further on
 
 struct Statistics {
@@ -42,8 +42,8 @@ struct WarpgroupRows {
     const AttentionParams& params;
     const MaskArrays& arrays;
     int warpgroup;  // in uniform registers
-    int seen;  // keys from here on are not kept by the first row, if causal
-    int own_sk;  // of the sequence
+    int seen;       // keys from here on are not kept by the first row, if causal
+    int own_sk;     // of the sequence
     int block_key;  // where the block begins that the scores are of
     // Tiles of keys after that; with a mask of blocks the block's type, whether there are any, and
     // the number of its partial tile, in 2, 1 and 29 bits.
@@ -58,7 +58,9 @@ struct WarpgroupRows {
         : params(params), arrays(arrays), warpgroup(uniform(int(threadIdx.x) / 128)) {}
 
     DEVICE int sk() const { return kPacked ? own_sk : int(params.sk); }  // of the head
-    DEVICE int first_key() const { return kBlocks ? block_key : int(state) * kTileN; }  // of the scores
+    DEVICE int first_key() const {
+        return kBlocks ? block_key : int(state) * kTileN;
+    }  // of the scores
 
     // In the tile.  Worked out anew by each caller, so that none keeps them in registers.
     DEVICE static int warpgroup_row() { return opaque(int(threadIdx.x)) / 128 * 64; }
@@ -94,6 +96,9 @@ struct WarpgroupRows {
         const auto& queries = storage.queries[query_stage];
         const auto& keys = storage.keys[stage];
         const uint64_t a = queries.along_dims(warpgroup * 64), b = keys.along_dims(0);
+        // What they held is not looked at: no register is kept, or copied, for it.
+#pragma unroll
+        for (int i = 0; i < kTileN / 2; ++i) scores[i] = 0.0f;
         wgmma_fence(scores);
 #pragma unroll
         for (int dim = 0; dim < kHeadDim; dim += kStepK) {
@@ -108,10 +113,57 @@ struct WarpgroupRows {
         wgmma_fence(outputs);
 #pragma unroll
         for (int i = 0; i < kSteps; ++i) {
-            wgmma<Element, Element, kMajorK, kMajorMN>(
-                outputs, p[i], advance(b, values.to_row(i * kStepK)), true);
+            wgmma<Element, Element, kMajorK, kMajorMN>(outputs, p[i],
+                                                       advance(b, values.to_row(i * kStepK)), true);
         }
         wgmma_commit();
+    }
+    // Scores as `change` makes them of (score, element of the mask).
+    template <class Change>
+    DEVICE void by_array(const QueryTile& tile, const Change& change) {
+        const int lane = opaque(lane_id()), key = first_key() + Layout::col(lane, 0);
+        const int64_t step = params.mask.strides[3];
+        const int there = sk() - key;  // keys, from the lane's first one on
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int own = tile.row + warp_row() + Layout::row(lane, 2 * half);
+            const int row = own < tile.head.sq ? own : tile.head.sq - 1;
+            const HeadMask mask =
+                HeadMask::of(params.mask, arrays, tile.head.batch, tile.head.head);
+            int64_t at = mask.offset + row * params.mask.strides[2] + key * step;
+#pragma unroll
+            for (int n = 0; n < kFragments; ++n) {
+                if (n % 4 == 0) sync_warp();  // loads of all at once have no registers
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    float& score = scores[4 * n + 2 * half + i];
+                    if (8 * n + i < there) score = change(score, at + i * step);
+                }
+                at += 8 * step;
+            }
+        }
+    }
+    template <class T>
+    DEVICE void add_bias(const QueryTile& tile) {
+        const T* biases = static_cast<const T*>(arrays.mask);
+        by_array(tile, [&](float x, int64_t i) {
+            const float bias = to_float(biases[i]);
+            return bias == -kInfinity ? bias : x + bias;
+        });
+    }
+    DEVICE void by_array(const QueryTile& tile) {
+        if (params.prescale) {
+#pragma unroll
+            for (int i = 0; i < kTileN / 2; ++i) scores[i] *= params.score_scale;
+        }
+        if (params.mask.kind == kBoolMask) {
+            const auto* keeps = static_cast<const uint8_t*>(arrays.mask);
+            by_array(tile, [&](float x, int64_t i) { return keeps[i] ? x : -kInfinity; });
+        } else if (params.mask.kind == kBiasMask) {
+            if (params.mask.dtype == kFloat) add_bias<float>(tile);
+            if (params.mask.dtype == kHalf) add_bias<half>(tile);
+            if (params.mask.dtype == kBf16) add_bias<bf16>(tile);
+        }
     }
     // What is not kept becomes -inf.  query_row: the tile's first one.
     DEVICE void mask_scores(const int& query_row) {
@@ -123,8 +175,8 @@ struct WarpgroupRows {
             const int first_row = query_row + warpgroup_row();
             if (type() == kPartialBlock) {
                 const HeadMask mask{params.mask, arrays, 0, 0};
-                const uint8_t* tile = mask.partial(state >> 3, first_row + row + Layout::row(lane, 0),
-                                                   key + Layout::col(lane, 0));
+                const uint8_t* tile = mask.partial(
+                    state >> 3, first_row + row + Layout::row(lane, 0), key + Layout::col(lane, 0));
                 const int next_row = 8 << params.mask.kv_shift;
 #pragma unroll
                 for (int i = 0; i < kTileN / 2; ++i) {
@@ -151,6 +203,7 @@ struct WarpgroupRows {
     }
     // Scores become numerators; whether the outputs so far are to be multiplied by `factors`.
     DEVICE bool exponentiate(const QueryTile& tile) {
+        if constexpr (kArray) by_array(tile);
         mask_scores(tile.row);
         const auto at = [&](int n, int i) -> float& { return scores[4 * n + i]; };
         float largest[2];

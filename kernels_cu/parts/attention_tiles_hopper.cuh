@@ -21,9 +21,7 @@ constexpr int kRagged = 1 << 30;
 
 // The rows from `row` on of a head, in an element of the batch or a sequence that begins at `first`
 // and has `length` of them.
-struct RowsPlace {
-    int row, head, batch, first, length;
-};
+struct RowsPlace { int row, head, batch, first, length; };
 struct Coordinates {
     int at[kPacked ? 5 : 4];
 
@@ -57,9 +55,7 @@ struct AttentionTile {
     DEVICE uint64_t along_dims(int row) const {
         return matrix_descriptor<kLine>(bytes + row * kLine, 0, 8 * kLine);
     }
-    DEVICE static int to_dim(int dim) {
-        return dim / kBoxDims * kBoxBytes + dim % kBoxDims * 2;
-    }
+    DEVICE static int to_dim(int dim) { return dim / kBoxDims * kBoxBytes + dim % kBoxDims * 2; }
     DEVICE uint64_t along_rows() const {
         return matrix_descriptor<kLine>(bytes, kBoxBytes, 8 * kLine);
     }
@@ -81,8 +77,7 @@ struct alignas(16) KeyStep { int key, type, partial, last; };
 // The next tile is known before the consumers have left the last one but one.
 constexpr int kTiles = 4;
 
-// full: its bytes are there; empty: its consumers are done; turn: a warpgroup may begin its
-// products.
+// full: its bytes are there; empty: its consumers are done.
 struct HopperAttention {
     // With one of them, outputs overwrite their own queries before they are stored, and so they do
     // with two, while the other one is loaded.
@@ -91,7 +86,6 @@ struct HopperAttention {
     KeyStep steps[kBlocks ? kStages : 1][kConsumers];  // of `keys`
     Barrier queries_full[kQueryTiles], queries_empty[kQueryTiles];
     Barrier keys_full[kStages], keys_empty[kStages], values_full[kStages], values_empty[kStages];
-    Barrier turn[kConsumers];
     QueryTile tiles[kTiles];  // of `queries`, and the next one
     SequenceOrder sequences;
 
@@ -106,7 +100,6 @@ struct HopperAttention {
             keys_empty[i].init(kConsumers);
             values_empty[i].init(kConsumers);
         }
-        for (int i = 0; i < kConsumers; ++i) turn[i].init(4);
         fence_barrier_init();
     }
 };

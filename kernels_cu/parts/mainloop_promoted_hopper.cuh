@@ -2,103 +2,176 @@
 // FP8 products: after every stage, 128 of k, it is multiplied by the scales of its blocks and added
 // to others in FP32.
 //
-// The warpgroups take turns: one gives the tensor cores the products of its rows and kProductCols
-// columns while the other one adds its own to the sums.  Without turns both would wait for
-// products, and add them, at the same time.
+// A warpgroup with registers for two sets of products adds one to the sums while the tensor cores
+// compute the other.  With one set they compute another warpgroup's meanwhile.
 #include "parts/ring_hopper.cuh"
 
-static_assert(kTileK == kBlockK && !kPingPong && kLead == 0 && kBlocks == 1,
-              "a stage is a block of scales");
-constexpr int kProductCols = kCols < kBlockK ? kCols : kBlockK, kProducts = kProductCols / 2;
-constexpr int kChunks = kCols / kProductCols;
-static_assert(kCols % kProductCols == 0, "one scale for the columns");
+static_assert(kTileK == kBlockK && !kPingPong && kBlocks == 1, "a stage is a block of scales");
+static_assert((kConsumers - 1) * kLead < kStages && !(!kShareRows && kLead > 0),
+              "the stages of a warpgroup's lead come before any is released");
+constexpr int kProductCols = kCols < kBlockK ? kCols : kBlockK;
+constexpr int kProducts = kProductCols / 2, kChunks = kCols / kProductCols;
+constexpr bool kTwoSets = kConsumers == 2 && kChunks == 1;
+static_assert(kChunks * kProductCols == kCols, "the columns of a chunk are of one block");
 
-// The factors of a thread's products: of its rows, and of every kProductCols columns.  Four lanes
-// with the same rows load those of four stages, a stage ahead of their use.
-constexpr int kAhead = 4;
+// The factors of a thread's products: of its two rows, which are A's, and of every chunk's columns,
+// which are of one block.  With kTurned, of its rows, which are of one block, and of each of its columns.  Lanes
+// with the same rows (with kTurned, columns) load those of kAhead stages, a stage ahead of their
+// use.
+constexpr int kRowScales = kTurned ? 1 : 2, kColScales = kTurned ? kCols / 4 : kChunks;
+constexpr int kAhead = kTurned ? 8 : 4;
 struct BlockFactors {
-    float rows[2], cols[kChunks];
+    float rows[kRowScales], cols[kColScales];
 
     // Of the warpgroup's kAhead stages from `first` on.
     DEVICE void load(const TileWork& work, int first) {
-        const BlockScales& scales = work.scales;
-        const int mine = first + int(threadIdx.x % kAhead) * kStride;
+        const int lane = threadIdx.x % 32;
+        const int mine = first + (kTurned ? lane / 4 : lane % 4) * kStride;
         const int64_t k = work.first_k_tile + (mine < work.num_k_tiles ? mine : 0);
-        const int row = work.first_row + threadIdx.x % 32 / 4;
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const int at = row + i * 8;
-            const int64_t there = at < scales.last_row ? at : scales.last_row;
-            rows[i] = scales.a ? scales.a[there * scales.a_row + k * scales.a_k] : 1.0f;
+        for (int i = 0; i < kRowScales; ++i) {
+            rows[i] = kTurned ? of_b(work.scales, work.first_row, k)
+                              : of_a(work.scales, work.first_row + lane / 4 + i * 8, k);
         }
 #pragma unroll
-        for (int i = 0; i < kChunks; ++i) {
-            const int at = work.first_col / kBlockK + i;
-            const int64_t there = at < scales.last_block ? at : scales.last_block;
-            cols[i] = scales.b ? scales.b[k * scales.b_k + there * scales.b_col] : 1.0f;
+        for (int i = 0; i < kColScales; ++i) {
+            cols[i] = kTurned ? of_a(work.scales, work.first_col + wgmma_col(lane, i % 2 + i / 2 * 4), k)
+                              : of_b(work.scales, work.first_col + i * kProductCols, k);
         }
+    }
+    DEVICE static float of_a(const BlockScales& scales, int row, int64_t k) {
+        const int64_t there = row < scales.last_row ? row : scales.last_row;
+        return scales.a ? scales.a[there * scales.a_row + k * scales.a_k] : 1.0f;
+    }
+    DEVICE static float of_b(const BlockScales& scales, int col, int64_t k) {
+        const int block = col / kBlockK;
+        const int64_t there = block < scales.last_block ? block : scales.last_block;
+        return scales.b ? scales.b[k * scales.b_k + there * scales.b_col] : 1.0f;
     }
     // Of stage `i` of those.
     DEVICE BlockFactors of(int i) const {
-        const int lane = threadIdx.x % 32 / kAhead * kAhead + i;
+        const int own = threadIdx.x % 32, lane = kTurned ? i * 4 + own % 4 : own / 4 * 4 + i;
         BlockFactors factors;
 #pragma unroll
-        for (int j = 0; j < 2; ++j) factors.rows[j] = shuffle(rows[j], lane);
+        for (int j = 0; j < kRowScales; ++j) factors.rows[j] = shuffle(rows[j], lane);
 #pragma unroll
-        for (int j = 0; j < kChunks; ++j) factors.cols[j] = shuffle(cols[j], lane);
+        for (int j = 0; j < kColScales; ++j) factors.cols[j] = shuffle(cols[j], lane);
         return factors;
+    }
+    // Of the thread's number `i` of a row of sums.
+    DEVICE float of_sum(int i) const {
+        if (kTurned) return rows[0] * cols[i / 4 * 2 + i % 2];
+        return rows[i / 2 % 2] * cols[i / kProducts];
     }
 };
 
-// A's rows of a stage, those of the warpgroup: registers leave the bandwidth of shared memory,
-// which limits FP8 products, to B.
-using RowRegisters = uint32_t[kTileK / kStepK][4];
-DEVICE void load_rows(RowRegisters& a, const unsigned char* stage, int first_row) {
-    const int lane = threadIdx.x % 32, row = first_row + threadIdx.x / 32 % 4 * 16 + lane % 16;
-#pragma unroll
-    for (int i = 0; i < kTileK / kStepK; ++i) {
-        load_matrix<false>(a[i], stage + RowStage::place(row, i * 32 + lane / 16 * 16));
-    }
-}
+// What a warpgroup does for the sums of its tile.
+template <bool kByBlock>
+struct Promotion {
+    Ring& ring;
+    const TileWork& work;
+    TileSums& sums;
+    OwnStages given, added;  // of the products to be given to the tensor cores and to be added next
+    BlockFactors loaded;     // those of `added`, number i of them, and of the stages after it
+    BlockFactors coming;     // of the kAhead stages after those
+    int i;
 
-// ring.turn: all warps of a warpgroup have given their products of a chunk of columns.
-DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
-    constexpr bool kTurns = kShareRows;
-    clear(sums);
-    OwnStages own(work);
-    if (!own.there()) return;  // the only stage is the other warpgroup's, or none is this block's
-    BlockFactors loaded;
-    loaded.load(work, own.index);
-    int turn = kChunks % 2 == 0 ? 0 : work.count * work.num_k_tiles;
+    DEVICE Promotion(Ring& ring, const TileWork& work, TileSums& sums)
+        : ring(ring), work(work), sums(sums), given(work), added(work), i(0) {
+        if (!kByBlock) return;
+        loaded.load(work, added.index);
+        coming.load(work, added.index + kAhead * kStride);
+    }
+    DEVICE void wait() { ring.full[given.place.stage].wait(given.place.parity); }
+    // The products of a chunk of the next stage, which is there, are under way.
+    DEVICE void give(int chunk, float (&products)[kProducts]) {
+        const int stage = given.place.stage;
+        const uint64_t rows = RowStage::tile(ring.rows[stage], work.row, 0);
+        const uint64_t cols = ColStage::tile(ring.cols[stage], chunk * kProductCols, 0);
+        wgmma_fence(products);
+#pragma unroll
+        for (int k = 0; k < kTileK; k += kStepK) {
+            wgmma<RowElement, ColElement>(products, advance(rows, k), advance(cols, k), k > 0);
+        }
+        wgmma_commit();
+        if (chunk == kChunks - 1) given.next();
+    }
+    DEVICE void add(int chunk, const float (&products)[kProducts]) {
+        BlockFactors factors;
+        if (kByBlock) factors = loaded.of(i);
+#pragma unroll
+        for (int j = 0; j < kProducts; ++j) {
+            const int number = chunk * kProducts + j;
+            sums[0][number] += kByBlock ? products[j] * factors.of_sum(number) : products[j];
+        }
+        if (chunk < kChunks - 1) return;
+        added.next();
+        if (!kByBlock) return;
+        i = (i + 1) % kAhead;
+        if (i == 0) {
+            loaded = coming;
+            coming.load(work, added.index + kAhead * kStride);
+        }
+    }
+    // `next` are under way while `products` are added.
+    DEVICE void step(float (&products)[kProducts], float (&next)[kProducts]) {
+        wait();
+        give(0, next);
+        wgmma_wait<1>(products);
+        ring.release(added.place.stage);
+        add(0, products);
+    }
+    DEVICE void last(float (&products)[kProducts]) {
+        wgmma_wait<0>(products);
+        ring.release(added.place.stage);
+        add(0, products);
+    }
+    DEVICE void with_two_sets() {
+        float even[kProducts], odd[kProducts];
+        wait();
+        give(0, even);
 #pragma unroll 1
-    for (int i = 0; own.there(); own.next(), i = (i + 1) % kAhead) {
-        const int stage = own.place.stage;
-        const uint64_t cols = ColStage::tile(ring.cols[stage], 0, 0);
-        const BlockFactors factors = loaded.of(i);
-        if (i == kAhead - 1) loaded.load(work, own.index + kStride);
-        ring.full[stage].wait(own.place.parity);
-        RowRegisters a;
-        load_rows(a, ring.rows[stage], work.row);
+        while (given.there() && !given.last()) {
+            step(even, odd);
+            step(odd, even);
+        }
+        if (given.there()) {
+            step(even, odd);
+            last(odd);
+        } else {
+            last(even);
+        }
+    }
+    DEVICE void with_one_set() {
+        wait();
+#pragma unroll 1
+        while (given.there()) {
 #pragma unroll
-        for (int chunk = 0; chunk < kChunks; ++chunk, ++turn) {
-            float products[kProducts];
-            if (kTurns) ring.turn[work.consumer ^ 1].wait((turn + work.consumer + 1) & 1);
-            wgmma_fence(products, a[0], a[1], a[2], a[3]);
-#pragma unroll
-            for (int k = 0; k < kTileK; k += kStepK) {
-                wgmma<RowElement, ColElement>(
-                    products, a[k / kStepK],
-                    advance(cols, chunk * kProductCols * ColStage::kLine + k), k > 0);
-            }
-            wgmma_commit();
-            if (kTurns && elect_one()) ring.turn[work.consumer].arrive();
-            wgmma_wait<0>(products);
-            if (chunk == kChunks - 1) ring.release(stage);
-#pragma unroll
-            for (int j = 0; j < kProducts; ++j) {
-                const float factor = factors.rows[j / 2 % 2] * factors.cols[chunk];
-                sums[0][chunk * kProducts + j] += products[j] * factor;
+            for (int chunk = 0; chunk < kChunks; ++chunk) {
+                float products[kProducts];
+                give(chunk, products);
+                wgmma_wait<0>(products);
+                if (chunk == kChunks - 1) {
+                    ring.release(added.place.stage);
+                    if (given.there()) wait();
+                }
+                add(chunk, products);
             }
         }
     }
+    DEVICE void run() {
+        if constexpr (kTwoSets) with_two_sets();
+        else with_one_set();
+    }
+};
+
+DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
+    clear(sums);
+    if (!OwnStages(work).there()) return;  // the only stage is another warpgroup's, or another block's
+    // A warpgroup begins when the one before is kLead stages ahead, and so it remains: one finishes
+    // its rows while the others multiply.
+    const int lead = work.consumer * kLead;
+    if (kLead > 0 && work.count == 0 && lead < work.num_k_tiles) ring.full[lead].wait(0);
+    if (work.scales.there()) Promotion<true>(ring, work, sums).run();
+    else Promotion<false>(ring, work, sums).run();
 }

@@ -10,6 +10,7 @@ struct TileFactors {
     static constexpr int kOfCol = kScales ? 2 : 1;
     alignas(16) float cols[kTurned ? 1 : kCols][kOfCol];  // scale_b, if there are scales, and bias
     float rows[!kTurned && kScales ? kRows : 1];          // scale_a
+    Bytes<16> place;  // row and column of the tile's first number, and which of the batch
     Barrier full, empty;
 
     DEVICE void init() {
@@ -20,6 +21,10 @@ struct TileFactors {
     DEVICE void load(const EpilogueParams& p, const BatchLayout& batch, const GemmTask& task,
                      const float* scale_a, const float* scale_b, const void* bias, int count) {
         empty.wait((count & 1) ^ 1);
+        if (threadIdx.x % 32 == 0) {
+            place = {uint32_t(task.row), uint32_t(task.col),
+                     uint32_t(batch.offset(kOut, task.batch)), 0};
+        }
         fill<kOfCol>(&cols[0][kOfCol - 1], kCols, bias, 0.0f, batch.offset(kBias, task.batch),
                      p.bias.col, p.bias_dtype, int(task.col), int(p.n));
         if constexpr (kScales) {

@@ -39,7 +39,7 @@ constexpr int kLineBytes = 128;  // of shared memory, swizzled; shorter lines by
 constexpr int kTileK = kLines * kLineBytes / int(sizeof(ElementA));
 constexpr int kStepK = 32 / int(sizeof(ElementA));  // of one wgmma
 
-constexpr int kConsumers = 2;  // warpgroups; the producer is one more
+constexpr int kConsumers = kNumThreads / 128 - 1;  // warpgroups; the producer is one more
 constexpr bool kShareRows = !kPingPong && !kShareK;
 constexpr int kConsumerRows = kShareRows ? kRows / kConsumers : kRows;
 constexpr int kBlocks = kConsumerRows / 64;  // of rows, each an instruction's
@@ -47,8 +47,14 @@ static_assert(kBlocks * 64 == kConsumerRows && kBlocks * kCols <= 256, "sums fit
 static_assert(!(kPingPong && kShareK), "the warpgroups have tiles of their own, or share one");
 static_assert(!kShareK || kStages % kConsumers == 0, "a stage belongs to one warpgroup");
 static_assert(kStages >= (kShareK ? 4 : 2), "a stage is released when the next one is multiplied");
-static_assert(kNumThreads == 128 * (kConsumers + 1), "two warpgroups multiply, one loads");
+static_assert(kNumThreads == 128 * (kConsumers + 1) && (kConsumers == 2 || kShareRows),
+              "two warpgroups multiply, or three that share the rows, and one loads");
 static_assert(!kSplitK || (kClusterSize > 1 && kShareRows), "a cluster's blocks split k");
+// Of a consumer's thread, where the producer's have `of_producer`: a block of 384 threads begins
+// with 3 * 168, one of 512 with 4 * 128.
+DEVICE constexpr int consumer_registers(int of_producer) {
+    return ((kConsumers == 2 ? 3 * 168 : 4 * 128) - of_producer) / kConsumers;
+}
 constexpr bool kMulticasts = kClusterSize > 1 && !kSplitK;
 
 using SumType = typename Choose<kSame<ElementA, int8_t>, int, float>::Type;
@@ -190,6 +196,8 @@ struct BlockScales {
     const float* b;
     int64_t a_row, a_k, b_k, b_col;  // strides: of a row, of a block
     int last_row, last_block;        // of A, and of B's columns, that exist
+
+    DEVICE bool there() const { return a || b; }
 };
 
 // The e4m3 scales of an NVFP4 operand's two rows that a thread has numbers of: words of four, each

@@ -113,8 +113,8 @@ struct Cluster {
     int num_phase_barriers;
     Transfer* transfers;
     int num_transfers, transfer_capacity;
-    Barrier stores;         // for those who wait for theirs
-    StoredLine* stored;     // of all shared memory; made by the first store_matrix
+    Barrier stores;      // for those who wait for theirs
+    StoredLine* stored;  // of all shared memory; made by the first store_matrix
     bool has_stored;
     Warpgroup* warpgroups;  // made by the first wgmma
     // The static arrays met so far lie at the same offsets in all blocks.

@@ -289,8 +289,8 @@ void matrix_stored(const void* line) {
     Cluster& c = worker->cluster;
     if (!block_of(line)) return;
     if (!c.stored) {
-        c.stored = static_cast<StoredLine*>(
-            calloc(worker->shared_capacity / 16, sizeof(StoredLine)));
+        c.stored =
+            static_cast<StoredLine*>(calloc(worker->shared_capacity / 16, sizeof(StoredLine)));
         if (!c.stored) return;
     }
     c.has_stored = true;
@@ -305,7 +305,8 @@ void check_fenced(const void* shared, int bytes, Place place) {
     const StoredLine* lines = stored_lines(shared);
     for (int i = 0; i < bytes / 16; ++i) {
         if (lines[i].by && lines[i].num_proxy_fences == lines[i].by->num_proxy_fences) {
-            fail_at("tma_store reads what store_matrix has stored without fence_async_proxy", place);
+            fail_at("tma_store reads what store_matrix has stored without fence_async_proxy",
+                    place);
         }
     }
 }

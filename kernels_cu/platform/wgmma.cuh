@@ -34,7 +34,8 @@ DEVICE uint64_t matrix_descriptor(const void* shared, int leading_bytes, int str
 // The tile that begins `bytes` further on.
 DEVICE uint64_t advance(uint64_t descriptor, int bytes) {
     // Addresses end below the first word's 14 bits of them: one addition instead of two.
-    return (descriptor & 0xffffffff00000000) | (uint32_t(descriptor) + uint32_t(bytes >> 4));
+    const int low = opaque(int(uint32_t(descriptor))) + (bytes >> 4);
+    return (descriptor & 0xffffffff00000000) | uint32_t(low);
 }
 
 // Where register i of a thread of the warpgroup (0 to 127) lies in D.
