@@ -16,7 +16,8 @@
 
 static_assert(kPlain && !kSplitRows && !kLanesAcrossRows, "whole rows without options");
 static_assert(!(kCentered && kQuantized), "layer_norm does not quantize");
-static_assert(!kQuantized || kRowsPerThread == 1, "a row's largest may need an exchange of its own");
+static_assert(!kQuantized || kRowsPerThread == 1,
+              "a row's largest may need an exchange of its own");
 static_assert(!kQuantized || kRowsPerBlock == 1 || kWarpsPerRow == 1, "in which all take part");
 
 enum HasResidual { kNever, kAlways, kEither };
@@ -32,7 +33,7 @@ DEVICE Storage* storage() {
 // the most.
 constexpr int kRegisters = 65536 / (kNumThreads * kMinBlocks);
 template <bool kTight>
-constexpr int kUnrolled = kInRegisters                       ? kVectorsPerThread
+constexpr int kUnrolled = kInRegisters                        ? kVectorsPerThread
                           : kRegisters >= (kTight ? 128 : 64) ? 4
                           : kRegisters >= (kTight ? 64 : 40)  ? 2
                                                               : 1;
@@ -254,7 +255,8 @@ DEVICE void exchange(Statistic (&s)[kRowsPerThread], const Places<kWhole>& at) {
 
 // The largest |y| of row r anew, where the products with weights alone are too small or too large.
 template <class Sums, bool kWhole>
-DEVICE float largest_result(Sums& s, int r, const Places<kWhole>& at, float rstd, const void* weight) {
+DEVICE float largest_result(Sums& s, int r, const Places<kWhole>& at, float rstd,
+                            const void* weight) {
     Largest largest;
 #pragma unroll(kInRegisters ? kVectorsPerThread : 1)
     for (int i = 0; i < kVectorsPerThread; ++i) {
@@ -318,8 +320,8 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
             float largest = product * rstd;
             // The same for all that share the row, and where rows share a warp for those.
             if (kWarpsPerRow == 1 && kClusterSize == 1 ? vote_any(!safe) : !safe) {
-                const float anew = merge_across_warps<1>(
-                    largest_result(s, r, at, rstd, weight), at.t, MergeFloats<Larger>());
+                const float anew = merge_across_warps<1>(largest_result(s, r, at, rstd, weight),
+                                                         at.t, MergeFloats<Larger>());
                 largest = safe ? largest : anew;
             }
             const QuantizeScale scale(largest, largest_number(params.dtype));

@@ -24,9 +24,7 @@ DEVICE float squares_of(const MeanAndSquares& s) { return s.squares; }
 template <bool kHasResidual, bool kWhole>
 struct Sums {
     // Vectors whose values are under way at once, where passes take no more registers.
-    static constexpr int kUnrolled = kVectorsPerThread <= 2 ? kVectorsPerThread
-                                     : kCentered            ? 1
-                                                            : 2;
+    static constexpr int kUnrolled = kVectorsPerThread <= 2 ? kVectorsPerThread : kCentered ? 1 : 2;
     const RowRing<1 + kHasResidual>& ring;
 
     DEVICE void get(const RingPlace& at, int i, float (&values)[kVectorWidth]) const {

@@ -113,7 +113,8 @@ KERNEL void quantize_columns(const Element* x, void* y, float* scales, const Til
         constexpr int kPerWord = 4 / int(sizeof(Element));
         const int items = column / kVectorWidth, word = column % kVectorWidth / kPerWord;
         LargestOfWords<Element> of_column;
-        for (int i = 0; i < kClusterSize; ++i) of_column.merge(of_blocks[i][items].words[word].word);
+        for (int i = 0; i < kClusterSize; ++i)
+            of_column.merge(of_blocks[i][items].words[word].word);
         if constexpr (kPerWord == 2) {
             of_column.word = column % 2 ? of_column.word >> 16 : of_column.word & 0xffffu;
         }

@@ -35,8 +35,9 @@ struct BlockFactors {
         }
 #pragma unroll
         for (int i = 0; i < kColScales; ++i) {
-            cols[i] = kTurned ? of_a(work.scales, work.first_col + wgmma_col(lane, i % 2 + i / 2 * 4), k)
-                              : of_b(work.scales, work.first_col + i * kProductCols, k);
+            cols[i] =
+                kTurned ? of_a(work.scales, work.first_col + wgmma_col(lane, i % 2 + i / 2 * 4), k)
+                        : of_b(work.scales, work.first_col + i * kProductCols, k);
         }
     }
     DEVICE static float of_a(const BlockScales& scales, int row, int64_t k) {
@@ -167,7 +168,8 @@ struct Promotion {
 
 DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
     clear(sums);
-    if (!OwnStages(work).there()) return;  // the only stage is another warpgroup's, or another block's
+    if (!OwnStages(work).there())
+        return;  // the only stage is another warpgroup's, or another block's
     // A warpgroup begins when the one before is kLead stages ahead, and so it remains: one finishes
     // its rows while the others multiply.
     const int lead = work.consumer * kLead;

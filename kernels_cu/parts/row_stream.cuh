@@ -140,7 +140,8 @@ struct RowRing {
     DEVICE RowVector get(const RingPlace& at, int i, int array, Element outside) const {
         RowVector vector;
         if constexpr (!kWhole) vector.fill(outside);
-        if (kWhole || place.holds(i)) vector = slices[at.stage * kArrays + array].vectors[i][threadIdx.x];
+        if (kWhole || place.holds(i))
+            vector = slices[at.stage * kArrays + array].vectors[i][threadIdx.x];
         return vector;
     }
 };

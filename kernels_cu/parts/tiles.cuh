@@ -5,7 +5,7 @@
 struct TileParams {
     int64_t num_tiles, row_tiles, col_tiles;  // of all matrices, and of one
     int64_t num_rows, num_cols, tile_rows, tile_cols;
-    int64_t scale_rows, scale_row_elements;  // of one matrix; rows of x for each
+    int64_t scale_rows, scale_row_elements;              // of one matrix; rows of x for each
     int64_t num_outer_dims, outer_sizes[kMaxOuterDims];  // matrices, innermost dim first
     int64_t x_outer[kMaxOuterDims], x_row, x_col;
     int64_t y_outer[kMaxOuterDims], y_row, y_col;
