@@ -124,7 +124,10 @@ struct Held {
 
 template <bool kHasResidual>
 struct Sums {
-    static constexpr bool kTight = kCentered && (kHasResidual || kRowsPerThread > 1);
+    static constexpr bool kTight = kCentered && kHasResidual;
+    // With several rows of 16 bits the second pass would spill.
+    static constexpr bool kTightSquares =
+        kTight || (kCentered && kRowsPerThread > 1 && sizeof(Element) == 2);
     Held x, residual;
 
     DEVICE void get(int r, int i, float (&values)[kVectorWidth]) {
@@ -166,7 +169,7 @@ DEVICE Statistic warp_statistic(Sums& s, int r, const Places<kWhole>& at, const 
     }
     float squares = 0.0f;
     float largest = 0.0f;  // a NaN is in the squares
-#pragma unroll(kUnrolled<Sums::kTight>)
+#pragma unroll(kUnrolled<Sums::kTightSquares>)
     for (int i = 0; i < kVectorsPerThread; ++i) {
         float values[kVectorWidth], part = 0.0f;
         s.get(r, i, values);

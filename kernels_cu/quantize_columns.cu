@@ -31,27 +31,30 @@ struct alignas(16) LargestOfItems {
     }
 };
 
-// What the blocks of the strip have found: of each vector of columns, in the order of their ranks.
-using OfBlocks = LargestOfItems[kClusterSize][kRowsPerBlock];
+// What the blocks of the strip have found: LargestOfItems of each vector of columns, in the order of
+// their ranks.
+using OfBlocks = Bytes<16>[kClusterSize][kRowsPerBlock];
 DEVICE const OfBlocks& exchange(const LargestOfItems& mine, const RowThread& t) {
-    SHARED(LargestOfItems, of_warps, [kWarps][kRowsPerBlock]);
-    SHARED(LargestOfItems, of_blocks, [kClusterSize][kRowsPerBlock]);
+    SHARED(Bytes<16>, of_warps, [kWarps][kRowsPerBlock]);
+    SHARED(Bytes<16>, of_blocks, [kClusterSize][kRowsPerBlock]);
     const int warp = int(threadIdx.x) / kWarpSize;
-    if (lane_id() < kRowsPerBlock) of_warps[warp][lane_id()] = mine;
+    if (lane_id() < kRowsPerBlock) of_warps[warp][lane_id()] = bit_cast<Bytes<16>>(mine);
     if constexpr (kClusterSize > 1) {
         if (threadIdx.x == 0) exchange_barriers()[0].arrive_expect_tx(int(sizeof(of_blocks)));
         cluster_wait();
     }
     sync_block();
     if (int(threadIdx.x) < kRowsPerBlock) {
-        LargestOfItems largest = of_warps[0][threadIdx.x];
-        for (int i = 1; i < kWarps; ++i) largest.merge(of_warps[i][threadIdx.x]);
+        LargestOfItems largest{};
+        for (int i = 0; i < kWarps; ++i)
+            largest.merge(bit_cast<LargestOfItems>(of_warps[i][threadIdx.x]));
+        const auto found = bit_cast<Bytes<16>>(largest);
         if constexpr (kClusterSize > 1) {
             for (int rank = 0; rank < kClusterSize; ++rank) {
-                store_async(&of_blocks[t.rank][threadIdx.x], largest, exchange_barriers()[0], rank);
+                store_async(&of_blocks[t.rank][threadIdx.x], found, exchange_barriers()[0], rank);
             }
         } else {
-            of_blocks[0][threadIdx.x] = largest;
+            of_blocks[0][threadIdx.x] = found;
         }
     }
     if constexpr (kClusterSize > 1) {
@@ -113,8 +116,7 @@ KERNEL void quantize_columns(const Element* x, void* y, float* scales, const Til
         constexpr int kPerWord = 4 / int(sizeof(Element));
         const int items = column / kVectorWidth, word = column % kVectorWidth / kPerWord;
         LargestOfWords<Element> of_column;
-        for (int i = 0; i < kClusterSize; ++i)
-            of_column.merge(of_blocks[i][items].words[word].word);
+        for (int i = 0; i < kClusterSize; ++i) of_column.merge(of_blocks[i][items].words[word]);
         if constexpr (kPerWord == 2) {
             of_column.word = column % 2 ? of_column.word >> 16 : of_column.word & 0xffffu;
         }

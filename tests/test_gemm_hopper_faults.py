@@ -71,7 +71,7 @@ FAULTS = {
         PLAIN, "if (lane == 0) tma_store_wait_read<1>();", "", "shared tiles"
     ),
     "every box to the same place": Fault(
-        RING, "tma_load(stage + i * kBoxBytes, map", "tma_load(stage, map", "ping-pong"
+        RING, "tma_load(stage + i * step, map", "tma_load(stage, map", "ping-pong"
     ),
     "a box from beside the tile": Fault(
         RING, "{kOuterMajor ? outer + inner :", "{kOuterMajor ? outer :", "ping-pong"
@@ -127,7 +127,7 @@ FAULTS = {
         PROMOTED, "RowStage::tile(ring.rows[stage], work.row, 0)", "RowStage::tile(ring.rows[stage], 0, 0)", "blocks"
     ),
     "the k of the cluster's first block": Fault(
-        "gemm_hopper.cu", "first_k_tile = kSplitK && rank * per_block < all_k_tiles ? rank * per_block : 0",
+        "gemm_hopper.cu", "first_k_tile = kSplitK ? rank * all_k_tiles / kClusterSize : 0",
         "first_k_tile = 0", "split k",
     ),
     "the sums of the cluster's other blocks left out": Fault(
@@ -192,7 +192,7 @@ FAULTS = {
     "a box filled before it is stored": Fault(
         EPILOGUE, "if (stores) tma_store_wait_read<1>();", "", "mixed (N, K)"
     ),
-    "the first part for all": Fault(PLAIN, "if (known == part) pick(known);", "if (known == 0) pick(known);", "activated"),
+    "the first part for all": Fault(PLAIN, "if (known == part) pick(known);", "if (known == 0) pick(known);", "silu"),
     "the factors of the first columns": Fault(
         PLAIN, "part % kParts * kPart, values);\n    };\n    const auto store", "0, values);\n    };\n    const auto store",
         "activated",
@@ -252,6 +252,10 @@ PROBLEMS = {
     "activated": (
         HopperConfig(128, 128, 2),
         MatmulProblem(136, 264, 64, bias=(264,), activation="gelu"),
+    ),
+    "silu": (
+        HopperConfig(128, 128, 2),
+        MatmulProblem(136, 264, 64, bias=(264,), activation="silu"),
     ),
     "few rows": (
         HopperConfig(16, 64, 4, share_k=True, turned=True),

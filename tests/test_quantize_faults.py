@@ -80,7 +80,7 @@ FAULTS = {
     ),
     "words of both signs": Fault(SCALE, "0x7fff7fffu : 0x7fffffffu", "0xffffffffu : 0xffffffffu", "held tiles"),
     "warps of a strip that do not meet": Fault(
-        COLUMNS, "for (int i = 1; i < kWarps; ++i) largest.merge", "for (int i = 1; i < 2; ++i) largest.merge",
+        COLUMNS, "for (int i = 0; i < kWarps; ++i) largest.merge", "for (int i = 0; i < 1; ++i) largest.merge",
         "strips",
     ),
     "a strip's first block alone": Fault(
