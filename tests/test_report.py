@@ -79,6 +79,15 @@ def test_the_summary_marks_peers_beyond_the_bound():
     assert "| `softmax` | float16 | torch | 1 |" in report.tables([right])["summary"]
 
 
+def test_the_summary_does_not_hide_what_is_wrong():
+    wrong = copy.deepcopy(DOCUMENT)
+    wrong["rows"][0]["results"] = [_result("cupykern", 20.0, 1.5)]
+    wrong["rows"][0]["dtype"] = "float16*int8"
+    table = report.tables([wrong])["summary"]
+    assert "| `softmax` | float16*int8 | - | 1, 1 wrong | 90 | - |" in table
+    assert "misses our error bound" not in table  # that is of peers
+
+
 @pytest.mark.parametrize(
     "dtype, flops, floor",
     [

@@ -205,9 +205,9 @@ def read_operand(name: str, x: Any, scale: Any, a: Any) -> ReadOperand:
         raise ValueError(f"scale_{name} must be None: {name} is NvFp4, which has its scales")
     xp = of_array(first).xp
     data, groups = x.data, x.scale
-    if _walks(data, 8) is None:
+    if not _walks(data, 8):
         data = xp.array(data, order="C")
-    if _walks(groups, 1) is None:
+    if not _walks(groups, 1):
         groups = xp.array(groups.view(np.uint8), order="C").view(groups.dtype)
     blocked = x.layout == "blocked"
     if blocked:
@@ -219,12 +219,12 @@ def read_operand(name: str, x: Any, scale: Any, a: Any) -> ReadOperand:
     return ReadOperand(name, data, product.FP4, shape, *factor, groups, blocked)
 
 
-def _walks(x: Any, alignment: int) -> bool | None:
-    """None: not contiguous along the last axis, or rows that do not begin at multiples of `alignment`."""
-    steps = [s for n, s in zip(x.shape[:-1], x.strides[:-1], strict=True) if n > 1]
+def _walks(x: Any, alignment: int) -> bool:
+    """Whether rows are contiguous and begin at multiples of `alignment` bytes."""
     if x.shape[-1] > 1 and x.strides[-1] != x.itemsize:
-        return None
-    return None if any(s % alignment for s in (address_of(x), *steps)) else True
+        return False
+    steps = (s for n, s in zip(x.shape[:-1], x.strides[:-1], strict=True) if n > 1)
+    return not any(s % alignment for s in (address_of(x), *steps))
 
 
 def product_of_scales(a: ReadOperand, b: ReadOperand) -> float:

@@ -94,7 +94,7 @@ def _summary(device: str, found: dict[str, dict[str, dict[Any, Any]]]) -> str:
     from .. import OPS
 
     lines = [("op", "dtype", "peers", "rows", "% of floor", "best peer's time over ours")]
-    documents = []
+    documents, all_right = [], True
     for op in (op.name for op in OPS if op.name in found):
         groups: dict[str, list[dict[str, Any]]] = {}
         for document, row in found[op].get(device, {}).values():
@@ -102,28 +102,40 @@ def _summary(device: str, found: dict[str, dict[str, dict[Any, Any]]]) -> str:
             if row["results"] and row["results"][0]["median_us"]:
                 groups.setdefault(row["dtype"].partition(":")[0], []).append(row)
         for dtype, rows in groups.items():
-            ours = [row["results"][0]["median_us"] for row in rows]
-            near = [
-                100 * floor_us(device, row) / time for row, time in zip(rows, ours, strict=True)
-            ]
-            ratios, right = [], {}  # right: whether a peer's results are all within our bound
-            for row, time in zip(rows, ours, strict=True):
-                peers = [peer for peer in row["results"][1:] if peer["median_us"]]
-                for peer in peers:
-                    right[peer["name"]] = right.get(peer["name"], True) and peer["verified"]
-                if peers:
-                    ratios.append(min(peer["median_us"] for peer in peers) / time)
-            spread = f"{min(near):.0f} to {max(near):.0f}" if len(near) > 1 else f"{near[0]:.0f}"
-            beside = "-"
-            if ratios:
-                beside = f"{min(ratios):.2f} / {statistics.median(ratios):.2f} / {max(ratios):.2f}"
-            names = ", ".join(
-                name if all_right else f"{name}*" for name, all_right in right.items()
-            )
-            lines.append((f"`{op}`", dtype, names or "-", str(len(rows)), spread, beside))
-    table = markdown(lines, left=3)
-    note = "\n\\* misses our error bound in some rows.\n" if "*" in table else ""
-    return _caption(device, [(document, None) for document in documents]) + table + note
+            peers = _peers_right(rows)
+            all_right = all_right and all(peers.values())
+            names = ", ".join(name if right else f"{name}*" for name, right in peers.items())
+            lines.append((f"`{op}`", dtype, names or "-", *_spreads(device, rows)))
+    note = "" if all_right else "\n\\* misses our error bound in some rows.\n"
+    caption = _caption(device, [(document, None) for document in documents])
+    return caption + markdown(lines, left=3) + note
+
+
+def _peers_right(rows: Sequence[dict[str, Any]]) -> dict[str, bool]:
+    """By the name of each peer that was timed: whether all its results are within our bound."""
+    right: dict[str, bool] = {}
+    for row in rows:
+        for peer in row["results"][1:]:
+            if peer["median_us"]:
+                right[peer["name"]] = right.get(peer["name"], True) and peer["verified"]
+    return right
+
+
+def _spreads(device: str, rows: Sequence[dict[str, Any]]) -> tuple[str, str, str]:
+    """How many rows; the share of their floors; the times of their fastest peers over ours."""
+    near, ratios = [], []
+    for row in rows:
+        ours, *peers = (result["median_us"] for result in row["results"])
+        near.append(100 * floor_us(device, row) / ours)
+        if timed := [time for time in peers if time]:
+            ratios.append(min(timed) / ours)
+    wrong = sum(not row["results"][0]["verified"] for row in rows)
+    count = f"{len(rows)}, {wrong} wrong" if wrong else str(len(rows))
+    spread = f"{min(near):.0f} to {max(near):.0f}" if len(near) > 1 else f"{near[0]:.0f}"
+    beside = "-"
+    if ratios:
+        beside = f"{min(ratios):.2f} / {statistics.median(ratios):.2f} / {max(ratios):.2f}"
+    return count, spread, beside
 
 
 def _caption(device: str, rows: Iterable[tuple[dict[str, Any], Any]]) -> str:
