@@ -51,6 +51,7 @@ class DecodeConfig:
     blocks: int = 0
     threads: int = _NUM_THREADS
     least_chunk: int = 128
+    cluster: int = 1
 
     def shared_bytes(self, dim: int) -> int:
         """sizeof(DecodeStorage), for warps of 32 threads; of 64 it is less."""
@@ -58,7 +59,7 @@ class DecodeConfig:
         row_warps = warps if self.rows >= 16 * warps else 1
         key_warps = min(warps // row_warps, self.tile_k // 16)
         slots = (2 if dim <= 128 else 1) * max(2 * dim, 8 * most_groups)
-        results = 12 + 4 * min(self.threads // self.rows, most_groups // _GROUP)
+        results = 20 + 4 * min(self.threads // self.rows, most_groups // _GROUP)
         of_row = slots + 8 * key_warps + results
         size = self.stages * 4 * self.tile_k * dim + self.rows * of_row + 8
         size += 52 * (self.stages + 1)
@@ -207,6 +208,7 @@ def variant(dtype: np.dtype, dim: int, config: DecodeConfig, paged: bool = False
         (("Element", dtypes.CPP_NAMES[dtype]),),
         tuple(constants.items()),
         config.threads,
+        cluster_size=config.cluster,
         min_blocks=_BLOCKS_AT_ONCE if config.threads == _NUM_THREADS else 1,
     )
 
@@ -319,8 +321,8 @@ def make_plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> 
     chunk_nodes = max_chunks if config.chunks_per_block == 1 else 0
     nodes = chunk_nodes + groups
     # Nothing is left for others where one block does all of a sequence.
-    alone = max_chunks <= max(1, config.chunks_per_block)
-    counters = 0 if alone and groups == 1 else 1 + (groups if chunk_nodes else 0)
+    alone = max_chunks <= max(1, config.chunks_per_block) or config.cluster > 1
+    counters = 0 if config.cluster > 1 or alone and groups == 1 else 1 + (groups if chunk_nodes else 0)
     places = batch * num_kv_heads * row_blocks
     divisors = {
         "row_blocks": row_blocks,

@@ -138,7 +138,7 @@ struct Merge {
         return {largest, across_row<Sum>(multiply_add(group.sum, weight, 0.0f))};
     }
     // Of groups: weights for sums.  Returns the row's sum.
-    DEVICE PartialSum add_sums() const {
+    DEVICE static PartialSum add_sums(MergeSums& sums, int count) {
         const OwnRow own;
         float largest = -kInfinity, sum = 0.0f;
 #pragma unroll 1

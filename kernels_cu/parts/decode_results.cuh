@@ -12,6 +12,7 @@ struct ResultStorage {
     FoldFactors folds[kRows];
     float factors[kRows];
     GroupWeights weights;
+    PartialSum group[kRows];  // for the cluster's other blocks
     int is_last[2];
 };
 
@@ -109,7 +110,7 @@ struct RunResults {
         }
         fold(chunk_total, chunk_values);
         const bool ends_group = chunk % kGroup == kGroup - 1 || is_last;
-        if (ends_group && task->num_groups > 1) {
+        if (kClusterSize == 1 && ends_group && task->num_groups > 1) {
             leave(task->group_node(params, chunk / kGroup), values);
             restart();
         }
@@ -134,6 +135,7 @@ struct RunResults {
             write(out);
             return;
         }
+        if constexpr (kClusterSize > 1) return;  // add_in_cluster
         uint32_t* mine = counters + int64_t(task->place) * params.counters;
         const int rows = task->num_rows < kRows ? task->num_rows : kRows;
         int blocks = task->num_groups;  // that leave groups of this sequence
@@ -171,10 +173,87 @@ struct RunResults {
         merge.run<false>(
             storage.weights,
             [&] {
-                total = merge.add_sums();
+                total = Merge::add_sums(sums, task->num_groups);
                 tell(lse);
             },
             [&](int row, int col, const float (&four)[4]) { write_four(out, row, col, four); });
+    }
+    // The cluster's blocks have a group each, and add up parts of the rows' columns.  Each leaves its
+    // values in its own memory, for all to read.
+    DEVICE void add_in_cluster(bool has_group, MergeSums& sums, MergeValues& memory, Element* out,
+                               float* lse) {
+        using GroupValues = float[kRows][kDim];
+        static_assert(sizeof(GroupValues) <= sizeof(MergeValues), "a group's values fit in");
+        auto& mine = reinterpret_cast<GroupValues&>(memory);
+        if (has_group) leave_in(mine);
+        const OwnRow own;
+        if (has_group && own.part == 0) storage.group[own.row] = total;
+        cluster_arrive();
+        cluster_wait();
+        if (has_group) add_groups(mine, sums, out, lse);
+        cluster_arrive();  // nobody reads this block's any more
+        cluster_wait();
+    }
+    template <class GroupValues>
+    DEVICE void leave_in(GroupValues& mine) {
+        constexpr int kNeighbours = Layout::kNeighbours;
+#pragma unroll
+        for (int m = 0; m < kM; ++m) {
+#pragma unroll
+            for (int i = 0; i < kCount; i += kNeighbours) {
+                const int row = Layout::row(m, i);
+                if (row >= task->num_rows) continue;
+#pragma unroll
+                for (int n = 0; n < kN; ++n) {
+                    Bytes<4 * kNeighbours> bytes;
+                    memcpy(&bytes, values.all.at(m, n).values + i, sizeof(bytes));
+                    store_vector<4 * kNeighbours>(&mine[row][Layout::col(n, i)], bytes);
+                }
+            }
+        }
+    }
+    template <class GroupValues>
+    DEVICE void add_groups(GroupValues& mine, MergeSums& sums, Element* out, float* lse) {
+        const int rank = cluster_rank(), count = task->num_groups;
+        const int rows = task->num_rows < kRows ? task->num_rows : kRows;
+#pragma unroll 1
+        for (int i = int(threadIdx.x); i < count * kRows; i += kNumThreads)
+            sums[i / kRows][i % kRows].sum = *cluster_shared(&storage.group[i % kRows], i / kRows);
+        constexpr int kQuadsOfRow = kDim / 4;
+        const int part = (rows * kQuadsOfRow + kClusterSize - 1) / kClusterSize;
+        const int first = rank * part;
+        const int end = first + part < rows * kQuadsOfRow ? first + part : rows * kQuadsOfRow;
+        int quad = first + int(threadIdx.x);
+        Bytes<16> groups[kClusterSize];
+        const auto load = [&] {
+            float* from = &mine[0][0] + quad * 4;
+#pragma unroll
+            for (int i = 0; i < kClusterSize; ++i) {
+                if (quad < end && i < count) groups[i] = load_vector<16>(cluster_shared(from, i));
+            }
+        };
+        load();
+        sync_block();
+        total = Merge::add_sums(sums, count);
+        tell(rank == 0 ? lse : nullptr);
+        sync_block();
+#pragma unroll 1
+        while (quad < end) {
+            const int row = quad / kQuadsOfRow;
+            float result[4] = {};
+#pragma unroll
+            for (int i = 0; i < kClusterSize; ++i) {
+                if (i >= count) break;
+                float added[4];
+                memcpy(added, &groups[i], 16);
+                const float weight = sums[i][row].weight;
+#pragma unroll
+                for (int j = 0; j < 4; ++j) result[j] = multiply_add(added[j], weight, result[j]);
+            }
+            write_four(out, row, quad % kQuadsOfRow * 4, result);
+            quad += kNumThreads;
+            load();
+        }
     }
     // What the row's values are multiplied by at last.  Then a barrier.
     DEVICE void tell(float* lse) {

@@ -445,4 +445,8 @@ DEVICE void attend_rows(DecodeStorage& storage, const DecodeParams& params, cons
         ++number;
     }
     copy_async_wait<0>();
+    if constexpr (kClusterSize > 1) {
+        const bool has_group = number > 0 && results.task->num_groups > 1;
+        results.add_in_cluster(has_group, storage.slots[0].sums, storage.stages[0].values, out, lse);
+    }
 }
