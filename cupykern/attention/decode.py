@@ -38,9 +38,8 @@ class DecodeConfig:
     least_chunk: the same of short sequences, a power of two times less: of up to 8 chunks, it doubles too.
     chunks_per_block: how many neighbouring chunks a block takes on, one after another: 1, or a multiple
         of the 8 of a group.
-    blocks: of the launch for each multiprocessor; 0: one for each task.
     threads: of a block; 256 take fewer registers each where rows have more than 64 numbers.
-    stages, chunks_per_block and blocks change no bit of a result.
+    stages, chunks_per_block and cluster change no bit of a result.
     """
 
     rows: int
@@ -48,7 +47,6 @@ class DecodeConfig:
     stages: int
     chunk: int = 256
     chunks_per_block: int = 1
-    blocks: int = 0
     threads: int = _NUM_THREADS
     least_chunk: int = 128
     cluster: int = 1
@@ -58,11 +56,11 @@ class DecodeConfig:
         warps, most_groups = self.threads // 32, _MAX_CHUNKS // _GROUP
         row_warps = warps if self.rows >= 16 * warps else 1
         key_warps = min(warps // row_warps, self.tile_k // 16)
-        slots = (2 if dim <= 128 else 1) * max(2 * dim, 8 * most_groups)
+        queries = max(2 * dim, 8 * most_groups)
         results = 20 + 4 * min(self.threads // self.rows, most_groups // _GROUP)
-        of_row = slots + 8 * key_warps + results
+        of_row = queries + 8 * key_warps + results
         size = self.stages * 4 * self.tile_k * dim + self.rows * of_row + 8
-        size += 52 * (self.stages + 1)
+        size += 52
         return -(-size // 16) * 16
 
 
@@ -127,9 +125,7 @@ def configs(task: DecodeTask, arch: str, blocks: int | None = None) -> tuple[Dec
     if 10 * task.num_tasks(replace(tile, chunks_per_block=_GROUP)) < 9 * at_once // _BLOCKS_AT_ONCE:
         run = 1
     runs = dict.fromkeys((run, 1, 8, 16, 32))
-    return tuple(
-        replace(tile, chunks_per_block=n, blocks=per) for per in (0, _BLOCKS_AT_ONCE) for n in runs
-    )
+    return tuple(replace(tile, chunks_per_block=n) for n in runs)
 
 
 def choose_config(task: DecodeTask, arch: str, blocks: int | None = None) -> DecodeConfig:
@@ -170,8 +166,6 @@ def _refusal(config: DecodeConfig, dim: int, arch: str) -> str | None:
     sizes = (c.rows, c.tile_k, c.stages, c.chunk, c.least_chunk, c.chunks_per_block)
     if not all(isinstance(size, int) and size > 0 for size in sizes):
         return "all sizes must be positive integers"
-    if not isinstance(c.blocks, int) or c.blocks < 0:
-        return "blocks must be an integer, at least 0"
     if c.rows not in (16, 32, 64):
         return "rows must be 16, 32 or 64"
     if c.threads != _NUM_THREADS and not (
@@ -227,22 +221,21 @@ def variants(arch: str) -> tuple[Variant, ...]:
 # --- plans -------------------------------------------------------------------------------------
 
 _DIVISOR = np.dtype([("by", np.int32), ("reciprocal", np.uint32)])
+_DIVISORS = ("row_blocks", "runs", "kv_heads", "queries", "least_chunk", "page_size")
 _PARAMS = np.dtype(  # parts/decode_task.cuh: DecodeParams
     [
         *((name, np.int64, (4,)) for name in ("q", "out")),
         *((name, np.int64, (3,)) for name in ("k", "v")),
         *((name, np.int64) for name in ("table_stride", "num_nodes")),
-        *((name, _DIVISOR) for name in ("row_blocks", "runs", "kv_heads", "queries", "page_size")),
+        *((name, _DIVISOR) for name in _DIVISORS),
         *(
             (name, np.int32)
             for name in (
                 *("num_pages", "heads_per_kv_head", "num_rows", "dim", "dim_v", "max_keys"),
-                *("least_chunk", "chunk", "chunks_per_block", "chunk_nodes", "nodes", "counters"),
-                *("causal",),
+                *("doublings", "chunks_per_block", "chunk_nodes", "nodes", "counters", "causal"),
             )
         ),
         ("exponent_scale", np.float32),
-        ("num_tasks", np.int32),
         ("padding", np.int32),
     ]
 )
@@ -310,7 +303,6 @@ def make_plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> 
     num_tasks = task.num_tasks(config)
     if num_tasks >= 2**30:
         raise ValueError(f"the call has {num_tasks} tasks, more than 2^30")
-    grid = min(num_tasks, config.blocks * target.multiprocessors or num_tasks)
 
     params = np.zeros((), _PARAMS)
     for name, x in (("q", call.q), ("out", call.out), ("k", call.k), ("v", call.v)):
@@ -322,13 +314,16 @@ def make_plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> 
     nodes = chunk_nodes + groups
     # Nothing is left for others where one block does all of a sequence.
     alone = max_chunks <= max(1, config.chunks_per_block) or config.cluster > 1
-    counters = 0 if config.cluster > 1 or alone and groups == 1 else 1 + (groups if chunk_nodes else 0)
+    counters = (
+        0 if config.cluster > 1 or (alone and groups == 1) else 1 + (groups if chunk_nodes else 0)
+    )
     places = batch * num_kv_heads * row_blocks
     divisors = {
         "row_blocks": row_blocks,
         "runs": -(-max_chunks // config.chunks_per_block),
         "kv_heads": num_kv_heads,
         "queries": num_queries,
+        "least_chunk": config.least_chunk,
         "page_size": max(1, page_size),
     }
     values = {
@@ -341,15 +336,13 @@ def make_plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> 
         "dim": dim,
         "dim_v": call.dim_v,
         "max_keys": call.max_keys,
-        "least_chunk": config.least_chunk,
-        "chunk": config.chunk,
+        "doublings": (config.chunk // config.least_chunk).bit_length() - 1,
         "chunks_per_block": config.chunks_per_block,
         "chunk_nodes": chunk_nodes,
         "nodes": nodes,
         "counters": counters,
         "causal": call.causal,
         "exponent_scale": call.scale * math.log2(math.e),
-        "num_tasks": num_tasks,
     }
     for name, value in values.items():
         params[name] = value
@@ -358,7 +351,7 @@ def make_plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> 
             target, variant(call.dtype, task.padded_dim, config, call.table_stride is not None)
         ),
         shape=(*call.q_shape[:3], call.dim_v),
-        grid=grid,
+        grid=num_tasks,
         shared_bytes=config.shared_bytes(task.padded_dim),
         params=target.by_value(params),
         num_partials=places * nodes * config.rows * (4 * task.padded_dim + 8),

@@ -43,9 +43,10 @@ union MergeSum {
     float weight;
 };
 using MergeSums = MergeSum[kMostNodes][kRows];
-// Values of nodes, four of each thread.
-constexpr int kValuesAtOnce = 4 * kTileK * kDim / 16 / kNumThreads;
-static_assert(kValuesAtOnce > 0, "a stage has room for the values of a node");
+// Values of nodes, four of each thread, where all stages were.
+constexpr int kRoomForValues = kStages * 4 * kTileK * kDim / 16 / kNumThreads;
+constexpr int kValuesAtOnce = kRoomForValues < kMostNodes ? kRoomForValues : kMostNodes;
+static_assert(kValuesAtOnce > 0, "the stages have room for the values of a node");
 using MergeValues = Bytes<16>[kValuesAtOnce][kNumThreads];
 // Chunks that are added up at once where a sequence has no more: at most a group of each thread of
 // a row.
@@ -111,14 +112,14 @@ struct Merge {
 #pragma unroll
         for (int i = 0; i < kStep; ++i) {
             if (node + i < count)
-                copy_async<16>(&values[node % kValuesAtOnce + i][threadIdx.x],
+                copy_async<16>(&values[node % (kAhead * kStep) + i][threadIdx.x],
                                from + i * (kRows * kDim));
         }
         copy_async_commit();
     }
     DEVICE void start_values(int quad) const {
 #pragma unroll 1
-        for (int node = 0; node < kValuesAtOnce; node += kStep) start_values(quad, node);
+        for (int node = 0; node < kAhead * kStep; node += kStep) start_values(quad, node);
     }
     // Of chunks: factors for sums, the weights of their groups.  Returns the row's sum; of a single
     // group the first of the row's threads has it.
@@ -188,10 +189,10 @@ struct Merge {
                     const int node = first_node + i;
                     if (node >= count) break;
                     float added[4];
-                    memcpy(added, &values[node % kValuesAtOnce][threadIdx.x], 16);
+                    memcpy(added, &values[node % (kAhead * kStep)][threadIdx.x], 16);
                     add(node, row, added, group, total, weights, kOfChunks);
                 }
-                start_values(quad, first_node + kValuesAtOnce);
+                start_values(quad, first_node + kAhead * kStep);
             }
             give(row, quad % kQuadsOfRow * 4, total);
         }

@@ -58,23 +58,23 @@ struct ValueSums {
     }
 };
 
-// The results of a task->
+// The results of a task.
 template <class Layout>
 struct RunResults {
     static constexpr int kM = Layout::kM, kN = Layout::kN, kCount = Layout::Sums::kCount;
     const DecodeParams& params;
-    const DecodeTask* task;  // in shared memory
+    const DecodeTask& task;  // in shared memory
     ResultStorage& storage;
     Nodes nodes;
     PartialSum total;  // of this thread's row, of the group so far
     ValueSums<Layout> values;
     int chunk;
 
-    DEVICE RunResults(const DecodeParams& params, ResultStorage& storage, void* partial_results)
-        : params(params), task(nullptr), storage(storage), nodes(params, partial_results) {}
-    DEVICE void begin(const DecodeTask* next) {
-        task = next;
-        chunk = next->first_chunk;
+    DEVICE RunResults(const DecodeParams& params, const DecodeTask& task, ResultStorage& storage,
+                      void* partial_results)
+        : params(params), task(task), storage(storage), nodes(params, partial_results) {}
+    DEVICE void begin(int first_chunk) {
+        chunk = first_chunk;
         restart();
     }
     DEVICE void restart() {
@@ -103,50 +103,50 @@ struct RunResults {
     // The next chunk of the run.  All threads; is_last: of the run.
     DEVICE void add_chunk(const PartialSum& chunk_total, ValueSums<Layout>& chunk_values,
                           bool is_last) {
-        if (params.chunks_per_block == 1 && task->num_chunks > 1) {
+        if (params.chunks_per_block == 1 && task.num_chunks > 1) {
             total = chunk_total;
-            leave(task->chunk_node(params, chunk), chunk_values);
+            leave(task.chunk_node(params, chunk), chunk_values);
             return;
         }
         fold(chunk_total, chunk_values);
         const bool ends_group = chunk % kGroup == kGroup - 1 || is_last;
-        if (kClusterSize == 1 && ends_group && task->num_groups > 1) {
-            leave(task->group_node(params, chunk / kGroup), values);
+        if (kClusterSize == 1 && ends_group && task.num_groups > 1) {
+            leave(task.group_node(params, chunk / kGroup), values);
             restart();
         }
         ++chunk;
     }
     // For the block that adds it up.
     DEVICE void leave(int64_t node, ValueSums<Layout>& left) {
-        left.store(nodes, node, task->num_rows);
+        left.store(nodes, node, task.num_rows);
         set_sum(node);
     }
     DEVICE void set_sum(int64_t node) const {
         const OwnRow own;
-        if (own.part == 0 && own.row < task->num_rows) nodes.set_sum(node, own.row, total);
+        if (own.part == 0 && own.row < task.num_rows) nodes.set_sum(node, own.row, total);
     }
     // After the last chunk.  sums, values: memory that nobody uses any more.
     DEVICE void finish(MergeSums& sums, MergeValues& values, uint32_t* counters, Element* out,
                        float* lse) {
         const bool of_chunks = params.chunks_per_block == 1;
-        if (of_chunks ? task->num_chunks == 1 : task->num_groups == 1) {
+        if (of_chunks ? task.num_chunks == 1 : task.num_groups == 1) {
             tell(lse);
             sync_block();
             write(out);
             return;
         }
         if constexpr (kClusterSize > 1) return;  // add_in_cluster
-        uint32_t* mine = counters + int64_t(task->place) * params.counters;
-        const int rows = task->num_rows < kRows ? task->num_rows : kRows;
-        int blocks = task->num_groups;  // that leave groups of this sequence
+        uint32_t* mine = counters + int64_t(task.place) * params.counters;
+        const int rows = task.num_rows < kRows ? task.num_rows : kRows;
+        int blocks = task.num_groups;  // that leave groups of this sequence
         if (of_chunks) {
-            const bool all = task->num_chunks <= kChunksAtOnce;
-            const int index = all ? 0 : task->first_chunk / kGroup, first = index * kGroup;
-            const int left = task->num_chunks - first;
+            const bool all = task.num_chunks <= kChunksAtOnce;
+            const int index = all ? 0 : task.first_chunk / kGroup, first = index * kGroup;
+            const int left = task.num_chunks - first;
             const int count = all || left < kGroup ? left : kGroup;
             if (!is_last(storage.is_last[0], mine + (all ? 0 : 1 + index), count)) return;
-            const int64_t node = task->group_node(params, index);
-            const Merge merge = {nodes, task->chunk_node(params, first), count, rows, sums, values};
+            const int64_t node = task.group_node(params, index);
+            const Merge merge = {nodes, task.chunk_node(params, first), count, rows, sums, values};
             merge.run<true>(
                 storage.weights,
                 [&] {
@@ -165,15 +165,15 @@ struct RunResults {
             if (all) return;
             set_sum(node);
         } else {
-            blocks = (task->num_chunks - 1) / params.chunks_per_block + 1;
+            blocks = (task.num_chunks - 1) / params.chunks_per_block + 1;
         }
         if (!is_last(storage.is_last[1], mine, blocks)) return;
-        const Merge merge = {nodes, task->group_node(params, 0), task->num_groups, rows, sums,
+        const Merge merge = {nodes, task.group_node(params, 0), task.num_groups, rows, sums,
                              values};
         merge.run<false>(
             storage.weights,
             [&] {
-                total = Merge::add_sums(sums, task->num_groups);
+                total = Merge::add_sums(sums, task.num_groups);
                 tell(lse);
             },
             [&](int row, int col, const float (&four)[4]) { write_four(out, row, col, four); });
@@ -202,7 +202,7 @@ struct RunResults {
 #pragma unroll
             for (int i = 0; i < kCount; i += kNeighbours) {
                 const int row = Layout::row(m, i);
-                if (row >= task->num_rows) continue;
+                if (row >= task.num_rows) continue;
 #pragma unroll
                 for (int n = 0; n < kN; ++n) {
                     Bytes<4 * kNeighbours> bytes;
@@ -214,8 +214,8 @@ struct RunResults {
     }
     template <class GroupValues>
     DEVICE void add_groups(GroupValues& mine, MergeSums& sums, Element* out, float* lse) {
-        const int rank = cluster_rank(), count = task->num_groups;
-        const int rows = task->num_rows < kRows ? task->num_rows : kRows;
+        const int rank = cluster_rank(), count = task.num_groups;
+        const int rows = task.num_rows < kRows ? task.num_rows : kRows;
 #pragma unroll 1
         for (int i = int(threadIdx.x); i < count * kRows; i += kNumThreads)
             sums[i / kRows][i % kRows].sum = *cluster_shared(&storage.group[i % kRows], i / kRows);
@@ -260,14 +260,14 @@ struct RunResults {
         const OwnRow own;
         if (own.part != 0) return;
         storage.factors[own.row] = normalizer(total.sum);
-        if (lse && own.row < task->num_rows) {
-            const OutputRow place(params, task->batch, task->kv_head, task->first_row + own.row);
+        if (lse && own.row < task.num_rows) {
+            const OutputRow place(params, task.batch, task.kv_head, task.first_row + own.row);
             lse[place.lse] = log_sum_exp(total);
         }
     }
     DEVICE void write_four(Element* out, int row, int col, const float (&sums)[4]) const {
         if (col >= params.dim_v) return;  // a multiple of 8
-        const OutputRow place(params, task->batch, task->kv_head, task->first_row + row);
+        const OutputRow place(params, task.batch, task.kv_head, task.first_row + row);
         const float factor = storage.factors[row];
 #pragma unroll
         for (int j = 0; j < 4; ++j)
@@ -279,7 +279,7 @@ struct RunResults {
 #pragma unroll
             for (int m = 0; m < kM; ++m) {
                 const int row = Layout::row(m, 0);
-                if (row < task->num_rows)
+                if (row < task.num_rows)
                     write_four(out, row, Layout::col(0, 0), values.all.at(m, 0).values);
             }
             return;
@@ -289,13 +289,13 @@ struct RunResults {
             int64_t places[kCount];  // the same for the values of one row: worked out once
 #pragma unroll
             for (int i = 0; i < kCount; ++i) {
-                const int row = task->first_row + Layout::row(m, i);
-                places[i] = OutputRow(params, task->batch, task->kv_head, row).out;
+                const int row = task.first_row + Layout::row(m, i);
+                places[i] = OutputRow(params, task.batch, task.kv_head, row).out;
             }
 #pragma unroll
             for (int i = 0; i < kCount; ++i) {
                 const int row = Layout::row(m, i);
-                if (row >= task->num_rows) continue;
+                if (row >= task.num_rows) continue;
                 const float factor = storage.factors[row];
 #pragma unroll
                 for (int n = 0; n < kN; ++n) {

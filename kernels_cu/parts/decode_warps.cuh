@@ -107,14 +107,20 @@ struct ThreadSums {
     DEVICE static int col(int, int i) { return int(threadIdx.x) % kQuadsOfRow * 4 + i; }
 };
 
-static_assert(sizeof(StageMemory) % 128 == 0 && sizeof(QuerySlot) % 128 == 0,
+static_assert(sizeof(DecodeStage) % 128 == 0 && sizeof(QueryTile) % 128 == 0,
               "tiles begin at multiples of 128 bytes, as FragmentLoader wants");
 struct DecodeStorage {
-    StageMemory stages[kStages];
-    QuerySlot slots[kQuerySlots];
+    union {
+        DecodeStage stages[kStages];
+        MergeValues values;  // after the task's tiles
+    };
+    union {
+        QueryTile q;
+        MergeSums sums;  // after the task's tiles
+    };
     PartialSum totals[kKeyWarps][kRows];
     ResultStorage results;
-    DecodeTask tasks[kTaskSlots];
+    DecodeTask task;
 };
 
 struct Loaders {
@@ -356,35 +362,37 @@ struct WarpMerge {
 // The totals are told.
 template <class Results>
 DEVICE void end_chunk(Results& results, ValueSums<WarpSums>& values, DecodeStorage& storage,
-                      StageMemory& used, bool is_last) {
+                      DecodeStage& used, bool is_last) {
     if constexpr (kOwnRows) {
         sync_block();
         results.add_chunk(storage.totals[0][OwnRow().row], values, is_last);
     } else {
-        static_assert(sizeof(WarpMerge::Memory) <= sizeof(StageMemory), "sums fit in");
+        static_assert(sizeof(WarpMerge::Memory) <= sizeof(DecodeStage), "sums fit in");
         auto& memory = reinterpret_cast<WarpMerge::Memory&>(used);  // once its tile has been read
         ValueSums<ThreadSums> all;
-        WarpMerge::run(all, values, memory, storage.totals, results.task->num_rows);
+        WarpMerge::run(all, values, memory, storage.totals, results.task.num_rows);
         results.add_chunk(WarpMerge::total(storage.totals), all, is_last);
     }
 }
 
-DEVICE void attend_rows(DecodeStorage& storage, const DecodeParams& params, const KeyArrays& caches,
-                        const int* seq_lens, const int* block_table, const Element* q, Element* out,
-                        float* lse, void* partial_results, uint32_t* counters) {
-    TileLoads loads(params, q, caches, seq_lens, block_table, storage.slots, storage.tasks);
+// All tiles of the block's task.
+template <class Results>
+DEVICE void attend_task(DecodeStorage& storage, const DecodeParams& params, const DecodeTask& task,
+                        TileLoads& loads, const Element* q, Results& results) {
     WarpSoftmax softmax;
     Loaders loaders;
     Queries queries;
     ValueSums<WarpSums> values;
     values.restart();
-    RunResults<Choose<kOwnRows, WarpSums, ThreadSums>::Type> results(params, storage.results,
-                                                                     partial_results);
 
-    int stage = 0, filled = 0, number = 0, key = 0, end = 0, chunk_end = 0;
+    int stage = 0, filled = 0, key = task.first, chunk_end = 0;
     // The first rounds only load, so that there is one place that does: of few rows after the
     // scores, whose keys would else wait behind the copies.
     constexpr bool kCopiesFirst = kOwnRows || kStages == 1;
+    const auto start_loads = [&] {
+        loads.start(storage.stages, loads.key == task.first,
+                    [&] { load_queries(storage.q, params, q, task); });
+    };
 #pragma unroll 1
     for (;;) {
         const bool filling = filled < kStages - 1;
@@ -393,7 +401,7 @@ DEVICE void attend_rows(DecodeStorage& storage, const DecodeParams& params, cons
             sync_block();  // this stage is whole, and the one before it has been read by all
         }
         if constexpr (kCopiesFirst) {
-            loads.start(storage.stages, number);
+            start_loads();
             if (filling) {
                 ++filled;
                 continue;
@@ -403,50 +411,56 @@ DEVICE void attend_rows(DecodeStorage& storage, const DecodeParams& params, cons
             copy_async_wait<0>();
             sync_block();
         }
-        StageMemory& used = storage.stages[stage];
-        QuerySlot& slot = storage.slots[number % kQuerySlots];
+        DecodeStage& used = storage.stages[stage];
         const bool computes = kCopiesFirst || !filling;
-        if (computes && key >= end) {
-            const DecodeTask& task = storage.tasks[number % kTaskSlots];
-            if (!task.exists) break;
-            loads.need_queries(task, number);
-            queries.hold(slot.q, loaders);
-            softmax.begin(params, task);
-            results.begin(&task);
-            key = task.first, end = task.end;
-            chunk_end = task.first + task.chunk_size;
+        if (computes && chunk_end == 0) {
+            queries.hold(storage.q, loaders);
+            softmax.begin(params, storage.task);
+            chunk_end = task.first + storage.task.chunk_size;
         }
         Scores scores;
-        if (computes) queries.score(scores, slot.q, used.tiles, loaders);
+        if (computes) queries.score(scores, storage.q, used, loaders);
         if constexpr (!kCopiesFirst) {
-            loads.start(storage.stages, number);
+            start_loads();
             if (filling) {
                 ++filled;
                 continue;
             }
         }
         // Of the tiles before, every query sees all keys.
-        const int all_see = results.task->num_keys - (params.causal ? params.queries.by - 1 : 0);
+        const int all_see = storage.task.num_keys - (params.causal ? params.queries.by - 1 : 0);
         softmax.weigh(scores, values, key + first_key_of_warp(), params.exponent_scale,
                       key + kTileK > all_see);
-        add_values(values, scores, used.tiles, loaders);
+        add_values(values, scores, used, loaders);
         stage = stage + 1 < kStages ? stage + 1 : 0;
         key += kTileK;
-        const bool ends = key >= end;
+        const bool ends = key >= loads.end;
         if (!ends && key < chunk_end) continue;
         softmax.tell(storage.totals[key_warp()]);
         end_chunk(results, values, storage, used, ends);
+        if (ends) return;
         softmax.restart();
         values.restart();
-        chunk_end += results.task->chunk_size;
-        if (!ends) continue;
-
-        results.finish(slot.sums, used.values, counters, out, lse);
-        ++number;
+        chunk_end += storage.task.chunk_size;
     }
-    copy_async_wait<0>();
+}
+
+DEVICE void attend_rows(DecodeStorage& storage, const DecodeParams& params, const KeyArrays& caches,
+                        const int* seq_lens, const int* block_table, const Element* q, Element* out,
+                        float* lse, void* partial_results, uint32_t* counters) {
+    const DecodeTask task(params, seq_lens, int(blockIdx.x));
+    if (threadIdx.x == 0) storage.task = task;
+    RunResults<Choose<kOwnRows, WarpSums, ThreadSums>::Type> results(params, storage.task,
+                                                                     storage.results,
+                                                                     partial_results);
+    if (task.exists) {
+        results.begin(task.first_chunk);
+        TileLoads loads(params, task, caches, block_table);
+        attend_task(storage, params, task, loads, q, results);
+        results.finish(storage.sums, storage.values, counters, out, lse);
+    }
     if constexpr (kClusterSize > 1) {
-        const bool has_group = number > 0 && results.task->num_groups > 1;
-        results.add_in_cluster(has_group, storage.slots[0].sums, storage.stages[0].values, out, lse);
+        const bool has_group = task.exists && task.num_groups > 1;
+        results.add_in_cluster(has_group, storage.sums, storage.values, out, lse);
     }
 }
