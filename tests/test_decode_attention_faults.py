@@ -14,7 +14,7 @@ from cupykern.targets import host
 WARPS, SOFTMAX = "parts/decode_warps.cuh", "parts/online_softmax.cuh"
 TASK, RESULTS = "parts/decode_task.cuh", "parts/decode_results.cuh"
 SOURCE, QUERIES = "parts/decode_source.cuh", "parts/decode_queries.cuh"
-MERGE = "parts/decode_merge.cuh"
+MERGE, MERGE_KERNEL = "parts/decode_merge.cuh", "decode_merge.cu"
 
 FAULTS = {
     "no barrier before a stage is read": Fault(
@@ -50,8 +50,8 @@ FAULTS = {
     ),
     "infinity minus infinity": Fault(
         WARPS,
-        "const float finite = largest == -kInfinity ? 0.0f : largest;",
-        "const float finite = largest;",
+        "const float finite = total.exponent == -kInfinity ? 0.0f : total.exponent;",
+        "const float finite = total.exponent;",
         "lengths",
     ),
     "a chunk goes on with the sums of the one before": Fault(
@@ -68,8 +68,8 @@ FAULTS = {
     ),
     "a group goes on with the chunks of the one before": Fault(
         RESULTS,
-        "leave(task.group_node(params, chunk / kGroup), values); restart();",
-        "leave(task.group_node(params, chunk / kGroup), values);",
+        "task.group_node(params, chunk / kGroup)); restart();",
+        "task.group_node(params, chunk / kGroup));",
         "who computes",
     ),
     "chunks end where their task ends": Fault(
@@ -84,7 +84,12 @@ FAULTS = {
         "end(task.end)",
         "lengths",
     ),
-    "rows past the last": Fault(RESULTS, "if (row >= task.num_rows) continue;", "", "lengths"),
+    "rows past the last": Fault(
+        RESULTS,
+        "if (row >= task.num_rows) break;",
+        "",
+        "lengths",
+    ),
     "the last rows are those of the first block": Fault(
         QUERIES,
         "row = task.first_row + i / kVectors;",
@@ -133,12 +138,9 @@ FAULTS = {
         "lengths",
     ),
     "the last chunk is left out": Fault(
-        MERGE, "if (node >= count) break;", "if (node >= count - 1) break;", "lengths"
-    ),
-    "a fold's factors read before they are there": Fault(
-        RESULTS,
-        "storage.folds[own.row] = mine; sync_block();",
-        "storage.folds[own.row] = mine;",
+        MERGE,
+        "if (first_chunk + i >= end) continue;",
+        "if (first_chunk + i >= end - 1) continue;",
         "lengths",
     ),
     "folded before all chunks are there": Fault(
@@ -150,51 +152,78 @@ FAULTS = {
     "the counters stay": Fault(MERGE, "if (last) *counter = 0;", "", "counters"),
     "groups weigh the same": Fault(
         MERGE,
-        "return exp2_approx(exponent - (largest == -kInfinity ? 0.0f : largest));",
-        "return 1.0f;",
+        "weights[i] = exp2_approx(groups[i].exponent - finite);",
+        "weights[i] = 1.0f;",
         "many chunks",
     ),
     "the largest exponent of one thread's groups": Fault(
-        MERGE, "largest = across_row<Max>(largest);", "", "who computes"
+        MERGE,
+        "largest = across_row<Max>(largest);",
+        "",
+        "many chunks",
     ),
     "the first group's weight for all": Fault(
-        MERGE, "weights[node / kGroup][row]", "weights[0][row]", "who computes"
-    ),
-    "sums read before they are there": Fault(
-        MERGE, "copy_async_wait<kAhead>(); sync_block();", "sync_block();", "lengths"
-    ),
-    "sums of other threads read before they are there": Fault(
         MERGE,
-        "copy_async_wait<kAhead>(); sync_block();",
-        "copy_async_wait<kAhead>();",
-        "single chunks",
+        "return shuffle(x, lane_of(group));",
+        "return shuffle(x, lane_of(0));",
+        "who computes",
+    ),
+    "the first groups' weights for the last": Fault(
+        MERGE,
+        "const float x = kGroups > 1 && group >= kLanes ? mine[kGroups - 1] : mine[0];",
+        "const float x = mine[0];",
+        "most chunks",
     ),
     "values read before they are there": Fault(
         MERGE,
-        "copy_async_wait<kAhead - 1>();",
-        "copy_async_wait<kAhead>();",
+        "copy_async_wait<0>();",
+        "",
         "lengths",
     ),
-    "weights read before they are there": Fault(
-        MERGE, "make_factors(); sync_block();", "make_factors();", "who computes"
+    "the values of the chunks before": Fault(
+        MERGE,
+        "if (begin > 0) start_values<kValuesAtOnce>(memory, begin);",
+        "",
+        "most chunks",
     ),
     "warps' sums weigh the same": Fault(
-        WARPS, "exp2_approx(totals[w][row].exponent - finite)", "1.0f", "lengths"
+        WARPS,
+        "exp2_approx(warps[w].exponent - finite)",
+        "1.0f",
+        "lengths",
     ),
     "warps' sums read before they are there": Fault(
         WARPS,
-        "store(mine, memory, m, first, num_rows); } sync_block();",
-        "store(mine, memory, m, first, num_rows); }",
+        "store(mine, memory, m * kRowsAtOnce, num_rows); sync_block();",
+        "store(mine, memory, m * kRowsAtOnce, num_rows);",
         "lengths",
     ),
-    "warps' sums stored over a tile that is read": Fault(
-        WARPS, "sync_block();  // the tile, or the rows before", "// the tile", "lengths"
+    "rows stored over those that are read": Fault(
+        WARPS,
+        "if (m > 0) sync_block();",
+        "",
+        "one chunk",
     ),
     "a warp's keys counted from the tile's first": Fault(
         WARPS, "key + first_key_of_warp()", "key", "lengths"
     ),
     "all warps have the first keys": Fault(
         WARPS, "keys(first_key_of_warp())", "keys(0)", "lengths"
+    ),
+    "many rows: the first rows of each part": Fault(
+        MERGE_KERNEL,
+        "const int begin = int(blockIdx.x) % kParts * kRowsAtOnce;",
+        "const int begin = 0;",
+        "rows",
+    ),
+    "many rows: the first block's sums for all": Fault(
+        MERGE_KERNEL, "* params.row_blocks.by + row_block;", "* params.row_blocks.by;", "rows"
+    ),
+    "many rows: rows that there are not": Fault(
+        MERGE_KERNEL,
+        "const bool has_row = begin + own.row < task.num_rows;",
+        "const bool has_row = true;",
+        "rows",
     ),
     "all warps have the first columns": Fault(
         WARPS, "return first_col_of_warp() + n * 16", "return n * 16", "columns"
@@ -221,12 +250,6 @@ FAULTS = {
         WARPS,
         "const float before = scale > 0.0f ? 1.0f : scale;",
         "const float before = 1.0f;",
-        "rows",
-    ),
-    "many rows: totals read before they are there": Fault(
-        WARPS,
-        "sync_block(); results.add_chunk(storage.totals[0]",
-        "results.add_chunk(storage.totals[0]",
         "rows",
     ),
 }
@@ -267,6 +290,7 @@ CHECKS = {
     "clamped": _on_host(properties.test_lengths_and_tables_of_the_device_are_clamped),
     "large caches": properties.test_caches_of_more_than_2_to_the_32_bytes,
     "many chunks": _on_host(properties.test_chunks_grow_with_the_length, 64 * 10),
+    "most chunks": _on_host(properties.test_chunks_grow_with_the_length, 64 * 256),
     "counters": _counters,
     "infinite value": _on_host(properties.test_an_infinite_value_is_one_in_the_result),
     "small weights": _on_host(properties.test_small_weights_are_not_lost),

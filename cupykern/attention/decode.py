@@ -39,7 +39,7 @@ class DecodeConfig:
     chunks_per_block: how many neighbouring chunks a block takes on, one after another: 1, or a multiple
         of the 8 of a group.
     threads: of a block; 256 take fewer registers each where rows have more than 64 numbers.
-    stages, chunks_per_block and cluster change no bit of a result.
+    stages and chunks_per_block change no bit of a result.
     """
 
     rows: int
@@ -49,19 +49,26 @@ class DecodeConfig:
     chunks_per_block: int = 1
     threads: int = _NUM_THREADS
     least_chunk: int = 128
-    cluster: int = 1
+
+    @property
+    def merges_later(self) -> bool:
+        """Whether a launch of its own adds up what blocks leave: kMergesLater."""
+        return self.rows > 16
 
     def shared_bytes(self, dim: int) -> int:
         """sizeof(DecodeStorage), for warps of 32 threads; of 64 it is less."""
         warps, most_groups = self.threads // 32, _MAX_CHUNKS // _GROUP
-        row_warps = warps if self.rows >= 16 * warps else 1
-        key_warps = min(warps // row_warps, self.tile_k // 16)
-        queries = max(2 * dim, 8 * most_groups)
-        results = 20 + 4 * min(self.threads // self.rows, most_groups // _GROUP)
-        of_row = queries + 8 * key_warps + results
-        size = self.stages * 4 * self.tile_k * dim + self.rows * of_row + 8
-        size += 52
-        return -(-size // 16) * 16
+        own_rows = self.rows >= 16 * warps
+        key_warps = min(warps, self.tile_k // 16)
+        size = self.stages * 4 * self.tile_k * dim
+        if not self.merges_later:
+            node = 16 * self.threads
+            size = max(size, node * min(max(size // node // _GROUP, 1) * _GROUP, most_groups))
+        size += self.rows * 2 * dim
+        if not own_rows:
+            rows_at_once = 4 * self.threads // dim
+            size += 8 * key_warps * self.rows + 4 * key_warps * rows_at_once * (dim + 8)
+        return -(-(size + 60) // 16) * 16
 
 
 class DecodeTask(NamedTuple):
@@ -202,19 +209,27 @@ def variant(dtype: np.dtype, dim: int, config: DecodeConfig, paged: bool = False
         (("Element", dtypes.CPP_NAMES[dtype]),),
         tuple(constants.items()),
         config.threads,
-        cluster_size=config.cluster,
         min_blocks=_BLOCKS_AT_ONCE if config.threads == _NUM_THREADS else 1,
     )
 
 
+def merge_variant(dtype: np.dtype, dim: int, config: DecodeConfig) -> Variant:
+    """The kernel that adds up what that of `config` leaves, if it `merges_later`."""
+    constants = {"kRows": config.rows, "kDim": dim, "kMaxChunks": _MAX_CHUNKS, "kGroup": _GROUP}
+    types = (("Element", dtypes.CPP_NAMES[dtype]),)
+    return Variant("decode_merge", types, tuple(constants.items()), _NUM_THREADS)
+
+
 def variants(arch: str) -> tuple[Variant, ...]:
-    both = (dtypes.float16, dtypes.bfloat16)
-    return tuple(
-        variant(t, dim, tile, paged)
-        for t in both
+    kinds = [
+        (t, dim, tile)
+        for t in (dtypes.float16, dtypes.bfloat16)
         for dim in _DIMS
         for tile in _tiles(arch, dim)
-        for paged in (False, True)
+    ]
+    return (
+        *(variant(*kind, paged) for kind in kinds for paged in (False, True)),
+        *(merge_variant(*kind) for kind in kinds if kind[-1].merges_later),
     )
 
 
@@ -263,9 +278,12 @@ class DecodeCall(NamedTuple):
 
 
 class DecodePlan(NamedTuple):
-    """The launch of a call.  shape: the result's.  num_partials: bytes of partial results; num_counters: that it needs."""
+    """The launch of a call.  shape: the result's.  num_partials: bytes of partial results; num_counters: that it needs.
+    merge: a second launch that makes results of these, of merge_grid blocks, if any."""
 
     kernel: Kernel
+    merge: Kernel | None
+    merge_grid: int
     shape: tuple[int, ...]
     grid: int
     shared_bytes: int
@@ -277,10 +295,12 @@ class DecodePlan(NamedTuple):
         self, target: Target, q: Any, k: Any, v: Any, lens: Any, table: Any, out: Any, lse: Any
     ) -> None:
         partials = counters = None
-        if self.num_counters:
+        if self.num_partials:
             partials, counters = workspace.take(target, self.num_partials, self.num_counters)
         args = (q, k, v, lens, table, out, lse, partials, counters, self.params)
         self.kernel(self.grid, args, self.shared_bytes)
+        if self.merge is not None:
+            self.merge(self.merge_grid, (lens, out, lse, partials, self.params))
 
 
 def has_vectors(x: Operand, shape: tuple[int, ...]) -> bool:
@@ -313,10 +333,8 @@ def make_plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> 
     chunk_nodes = max_chunks if config.chunks_per_block == 1 else 0
     nodes = chunk_nodes + groups
     # Nothing is left for others where one block does all of a sequence.
-    alone = max_chunks <= max(1, config.chunks_per_block) or config.cluster > 1
-    counters = (
-        0 if config.cluster > 1 or (alone and groups == 1) else 1 + (groups if chunk_nodes else 0)
-    )
+    leaves = max_chunks > max(1, config.chunks_per_block) or groups > 1
+    counters = 0 if config.merges_later or not leaves else 1 + (groups if chunk_nodes else 0)
     places = batch * num_kv_heads * row_blocks
     divisors = {
         "row_blocks": row_blocks,
@@ -346,14 +364,18 @@ def make_plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> 
     }
     for name, value in values.items():
         params[name] = value
+    kind = call.dtype, task.padded_dim, config
+    merge, merge_parts = None, config.rows * task.padded_dim // (4 * _NUM_THREADS)
+    if leaves and config.merges_later:
+        merge = get_kernel(target, merge_variant(*kind))
     return DecodePlan(
-        kernel=get_kernel(
-            target, variant(call.dtype, task.padded_dim, config, call.table_stride is not None)
-        ),
+        kernel=get_kernel(target, variant(*kind, call.table_stride is not None)),
+        merge=merge,
+        merge_grid=places * merge_parts,
         shape=(*call.q_shape[:3], call.dim_v),
         grid=num_tasks,
         shared_bytes=config.shared_bytes(task.padded_dim),
         params=target.by_value(params),
-        num_partials=places * nodes * config.rows * (4 * task.padded_dim + 8),
+        num_partials=places * nodes * config.rows * (4 * task.padded_dim + 8) if leaves else 0,
         num_counters=places * counters,
     )

@@ -86,40 +86,57 @@ struct WarpSums : Products<kFragmentsM, kColSteps> {
     DEVICE static int col(int n, int i) {
         return first_col_of_warp() + n * 16 + Layout::col(lane_id(), i);
     }
+    static constexpr int kSlots = Rows::kRows;
+    DEVICE static constexpr int slot(int i) { return Rows::slot(i); }
+    DEVICE static int slot_row(int m, int s) {
+        return first_row_of_warp() + m * 16 + Rows::row(lane_id(), s);
+    }
+    DEVICE static bool is_first() { return Rows::is_first(lane_id()) && first_col_of_warp() == 0; }
 };
 using Scores = Products<kFragmentsM, kWarpKeyFragments>;
 
 // The sums of a chunk or group where warps have shared its rows: four neighbours of some rows.
 struct ThreadSums {
-    static constexpr int kQuadsOfRow = kDim / 4;
     struct Sums {
         static constexpr int kCount = 4;
         float values[4];
     };
-    static constexpr int kM = kRows * kQuadsOfRow / kNumThreads, kN = 1, kNeighbours = 4;
-    static_assert(kNumThreads % kQuadsOfRow == 0, "a thread's columns are the same in all rows");
+    static constexpr int kM = kRows / kRowsAtOnce, kN = 1, kNeighbours = 4, kSlots = 1;
+    static_assert(kM * kRowsAtOnce == kRows, "threads share the rows");
     Sums sums[kM];
 
     DEVICE Sums& at(int m, int) { return sums[m]; }
-    DEVICE static int row(int m, int) {
-        return int(threadIdx.x) / kQuadsOfRow + m * (kNumThreads / kQuadsOfRow);
-    }
-    DEVICE static int col(int, int i) { return int(threadIdx.x) % kQuadsOfRow * 4 + i; }
+    DEVICE static int row(int m, int) { return OwnQuad().row + m * kRowsAtOnce; }
+    DEVICE static int col(int, int i) { return OwnQuad().col + i; }
+    DEVICE static constexpr int slot(int) { return 0; }
+    DEVICE static int slot_row(int m, int) { return row(m, 0); }
+    DEVICE static bool is_first() { return OwnQuad().col == 0; }
+    // Whether any thread has.
+    DEVICE static bool has_rows(int m, int num_rows) { return m * kRowsAtOnce < num_rows; }
 };
 
+// Where warps with keys of their own leave what they have of a chunk, some rows at once.
+struct WarpMemory {
+    PartialSum totals[kRows][kKeyWarps];
+    // Rows begin at other banks than those before.
+    alignas(16) float values[kKeyWarps][kRowsAtOnce][kDim + 8];
+};
+struct NoMemory {};
+
+// Values at once where all stages were; at least a group's.
+constexpr int kRoomForValues = kStages * 4 * kTileK * kDim / 16 / kNumThreads / kGroup * kGroup;
+constexpr int kMostAtOnce = kRoomForValues < kMaxGroups ? kRoomForValues : kMaxGroups;
+constexpr int kValuesAtOnce = kMostAtOnce > kGroup ? kMostAtOnce : kGroup;
 static_assert(sizeof(DecodeStage) % 128 == 0 && sizeof(QueryTile) % 128 == 0,
               "tiles begin at multiples of 128 bytes, as FragmentLoader wants");
 struct DecodeStorage {
     union {
         DecodeStage stages[kStages];
-        MergeValues values;  // after the task's tiles
+        Choose<kMergesLater, char, MergeValues<kValuesAtOnce>>::Type values;  // after the tiles
     };
-    union {
-        QueryTile q;
-        MergeSums sums;  // after the task's tiles
-    };
-    PartialSum totals[kKeyWarps][kRows];
-    ResultStorage results;
+    QueryTile q;
+    Choose<kOwnRows, NoMemory, WarpMemory>::Type warps;
+    int is_last;
     DecodeTask task;
 };
 
@@ -194,18 +211,16 @@ struct WarpSoftmax {
             of[m].template exponentiate<kWarpKeyFragments>(at, positive);
         }
     }
-    // For the threads of each row; then a barrier.  totals: of the warp's keys.
-    DEVICE void tell(PartialSum* totals) const {
+    // What the lane's rows have.
+    DEVICE RowSums<WarpSums> totals() const {
+        RowSums<WarpSums> sums;
 #pragma unroll
         for (int m = 0; m < kFragmentsM; ++m) {
 #pragma unroll
-            for (int r = 0; r < Softmax::kRows; ++r) {
-                const float total = of[m].total(r);
-                const int row = first_row_of_warp() + m * 16 + Rows::row(lane_id(), r);
-                if (Rows::is_first(lane_id()) && first_col_of_warp() == 0)
-                    totals[row] = {Softmax::shifted(of[m].origin[r]), total};
-            }
+            for (int r = 0; r < Softmax::kRows; ++r)
+                sums.of[m][r] = {Softmax::shifted(of[m].origin[r]), of[m].total(r)};
         }
+        return sums;
     }
 };
 
@@ -279,100 +294,94 @@ DEVICE void add_values(ValueSums<WarpSums>& values, Scores& weights, const Decod
 
 // What warps with keys of their own have of a chunk, added up.
 struct WarpMerge {
-    // As many rows as the memory of a stage has room for.
-    static constexpr int kRowsAtOnce = kKeyWarps * kRows <= kTileK ? kRows : 16;
-    using Memory = float[kKeyWarps][kRowsAtOnce][kDim];
-
-    // The exponent and factors of what the warps have of a row.
-    DEVICE static float weigh(const PartialSum (&totals)[kKeyWarps][kRows], int row,
-                              float (&weights)[kKeyWarps]) {
-        float largest = -kInfinity;
-#pragma unroll
-        for (int w = 0; w < kKeyWarps; ++w) largest = maximum(largest, totals[w][row].exponent);
-        const float finite = largest == -kInfinity ? 0.0f : largest;
-#pragma unroll
-        for (int w = 0; w < kKeyWarps; ++w)
-            weights[w] = exp2_approx(totals[w][row].exponent - finite);
-        return largest;
-    }
-    // Of this thread's row.
-    DEVICE static PartialSum total(const PartialSum (&totals)[kKeyWarps][kRows]) {
-        const OwnRow own;
-        float weights[kKeyWarps], sum = 0.0f;
-        const float exponent = weigh(totals, own.row, weights);
-#pragma unroll
-        for (int w = 0; w < kKeyWarps; ++w)
-            sum = multiply_add(totals[w][own.row].sum, weights[w], sum);
-        return {exponent, sum};
-    }
-    // All threads; the totals are told.
-    DEVICE static void run(ValueSums<ThreadSums>& all, ValueSums<WarpSums>& mine, Memory& memory,
-                           const PartialSum (&totals)[kKeyWarps][kRows], int num_rows) {
-#pragma unroll
-        for (int first = 0; first < kRows; first += kRowsAtOnce) {
-            sync_block();  // the tile, or the rows before, have been read; the totals are there
+    // All threads.
+    template <class Results>
+    DEVICE static void run(Results& results, const RowSums<WarpSums>& my_sums,
+                           ValueSums<WarpSums>& mine, WarpMemory& memory, int num_rows) {
+        // Of the chunk before, all threads have read what lies there: tiles have begun since.
+        if (WarpSums::is_first()) {
 #pragma unroll
             for (int m = 0; m < kFragmentsM; ++m) {
-                if (m >= first / 16 && m < (first + kRowsAtOnce) / 16)
-                    store(mine, memory, m, first, num_rows);
-            }
-            sync_block();
 #pragma unroll
-            for (int m = 0; m < ThreadSums::kM; ++m) {
-                const int row = ThreadSums::row(m, 0);
-                float* sums = all.all.at(m, 0).values;
-                if (row < first || row >= first + kRowsAtOnce) continue;
-#pragma unroll
-                for (int i = 0; i < 4; ++i) sums[i] = 0.0f;
-                if (row >= num_rows) continue;
-                float weights[kKeyWarps];
-                weigh(totals, row, weights);
-#pragma unroll
-                for (int w = 0; w < kKeyWarps; ++w) {
-                    float four[4];
-                    memcpy(four,
-                           &reinterpret_cast<const Bytes<16>&>(
-                               memory[w][row - first][ThreadSums::col(0, 0)]),
-                           16);
-#pragma unroll
-                    for (int i = 0; i < 4; ++i)
-                        sums[i] = multiply_add(four[i], weights[w], sums[i]);
-                }
+                for (int s = 0; s < WarpSums::kSlots; ++s)
+                    memory.totals[WarpSums::slot_row(m, s)][key_warp()] = my_sums.of[m][s];
             }
         }
+#pragma unroll
+        for (int m = 0; m < ThreadSums::kM; ++m) {
+            if (!ThreadSums::has_rows(m, num_rows)) break;
+            if (m > 0) sync_block();  // the rows before have been read
+            store(mine, memory, m * kRowsAtOnce, num_rows);
+            sync_block();
+            PartialSum total[1];
+            float values[4];
+            add(total[0], values, memory, ThreadSums::row(m, 0), num_rows);
+            results.fold(m, total, [&](int, int i) { return values[i]; });
+        }
     }
-    DEVICE static void store(ValueSums<WarpSums>& mine, Memory& memory, int m, int first,
+    // A row of all warps.
+    DEVICE static void add(PartialSum& total, float (&values)[4], const WarpMemory& memory, int row,
+                           int num_rows) {
+        total = {-kInfinity, 0.0f};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) values[j] = 0.0f;
+        if (row >= num_rows) return;
+        PartialSum warps[kKeyWarps];
+#pragma unroll
+        for (int w = 0; w < kKeyWarps; ++w) {
+            warps[w] = memory.totals[row][w];
+            total.exponent = maximum(total.exponent, warps[w].exponent);
+        }
+        const float finite = total.exponent == -kInfinity ? 0.0f : total.exponent;
+        const OwnQuad own;
+#pragma unroll
+        for (int w = 0; w < kKeyWarps; ++w) {
+            const float weight = exp2_approx(warps[w].exponent - finite);
+            total.sum = multiply_add(warps[w].sum, weight, total.sum);
+            float four[4];
+            memcpy(four, &reinterpret_cast<const Bytes<16>&>(memory.values[w][own.row][own.col]),
+                   16);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) values[j] = multiply_add(four[j], weight, values[j]);
+        }
+    }
+    // This warp's, of the rows from `first` on.
+    DEVICE static void store(ValueSums<WarpSums>& mine, WarpMemory& memory, int first,
                              int num_rows) {
         constexpr int kNeighbours = WarpSums::kNeighbours;
+        const int end = first + kRowsAtOnce < num_rows ? first + kRowsAtOnce : num_rows;
 #pragma unroll
-        for (int i = 0; i < WarpSums::Sums::kCount; i += kNeighbours) {
-            const int row = WarpSums::row(m, i);
-            if (row >= num_rows) continue;
+        for (int m = 0; m < kFragmentsM; ++m) {
+            if (m * 16 >= first + kRowsAtOnce || m * 16 + 16 <= first) continue;
 #pragma unroll
-            for (int n = 0; n < kColSteps; ++n) {
-                Bytes<4 * kNeighbours> bytes;
-                memcpy(&bytes, mine.all.at(m, n).values + i, sizeof(bytes));
-                store_vector<4 * kNeighbours>(&memory[key_warp()][row - first][WarpSums::col(n, i)],
-                                              bytes);
+            for (int i = 0; i < WarpSums::Sums::kCount; i += kNeighbours) {
+                const int row = WarpSums::row(m, i);
+                if (row < first || row >= end) continue;
+                float* to = memory.values[key_warp()][row - first];
+#pragma unroll
+                for (int n = 0; n < kColSteps; ++n) {
+                    Bytes<4 * kNeighbours> bytes;
+                    memcpy(&bytes, mine.all.at(m, n).values + i, sizeof(bytes));
+                    store_vector<4 * kNeighbours>(to + WarpSums::col(n, i), bytes);
+                }
             }
         }
     }
 };
 
-// The totals are told.
-template <class Results>
-DEVICE void end_chunk(Results& results, ValueSums<WarpSums>& values, DecodeStorage& storage,
-                      DecodeStage& used, bool is_last) {
+template <class Results, class Storage>
+DEVICE void end_chunk(Results& results, const WarpSoftmax& softmax, ValueSums<WarpSums>& values,
+                      Storage& storage, bool is_last) {
+    const RowSums<WarpSums> sums = softmax.totals();
     if constexpr (kOwnRows) {
-        sync_block();
-        results.add_chunk(storage.totals[0][OwnRow().row], values, is_last);
+#pragma unroll
+        for (int m = 0; m < kFragmentsM; ++m)
+            results.fold(m, sums.of[m],
+                         [&](int n, int i) { return values.all.at(m, n).values[i]; });
     } else {
-        static_assert(sizeof(WarpMerge::Memory) <= sizeof(DecodeStage), "sums fit in");
-        auto& memory = reinterpret_cast<WarpMerge::Memory&>(used);  // once its tile has been read
-        ValueSums<ThreadSums> all;
-        WarpMerge::run(all, values, memory, storage.totals, results.task.num_rows);
-        results.add_chunk(WarpMerge::total(storage.totals), all, is_last);
+        WarpMerge::run(results, sums, values, storage.warps, storage.task.num_rows);
     }
+    results.end_chunk(is_last);
 }
 
 // All tiles of the block's task.
@@ -436,8 +445,7 @@ DEVICE void attend_task(DecodeStorage& storage, const DecodeParams& params, cons
         key += kTileK;
         const bool ends = key >= loads.end;
         if (!ends && key < chunk_end) continue;
-        softmax.tell(storage.totals[key_warp()]);
-        end_chunk(results, values, storage, used, ends);
+        end_chunk(results, softmax, values, storage, ends);
         if (ends) return;
         softmax.restart();
         values.restart();
@@ -449,18 +457,12 @@ DEVICE void attend_rows(DecodeStorage& storage, const DecodeParams& params, cons
                         const int* seq_lens, const int* block_table, const Element* q, Element* out,
                         float* lse, void* partial_results, uint32_t* counters) {
     const DecodeTask task(params, seq_lens, int(blockIdx.x));
+    if (!task.exists) return;
     if (threadIdx.x == 0) storage.task = task;
     RunResults<Choose<kOwnRows, WarpSums, ThreadSums>::Type> results(params, storage.task,
-                                                                     storage.results,
                                                                      partial_results);
-    if (task.exists) {
-        results.begin(task.first_chunk);
-        TileLoads loads(params, task, caches, block_table);
-        attend_task(storage, params, task, loads, q, results);
-        results.finish(storage.sums, storage.values, counters, out, lse);
-    }
-    if constexpr (kClusterSize > 1) {
-        const bool has_group = task.exists && task.num_groups > 1;
-        results.add_in_cluster(has_group, storage.sums, storage.values, out, lse);
-    }
+    results.begin(task.first_chunk);
+    TileLoads loads(params, task, caches, block_table);
+    attend_task(storage, params, task, loads, q, results);
+    results.finish(storage.values, storage.is_last, counters, out, lse);
 }
