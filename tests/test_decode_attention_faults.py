@@ -19,12 +19,27 @@ MERGE, MERGE_KERNEL = "parts/decode_merge.cuh", "decode_merge.cu"
 FAULTS = {
     "no barrier before a stage is read": Fault(
         WARPS,
-        "copy_async_wait<kStages - 2>(); sync_block();",
-        "copy_async_wait<kStages - 2>();",
+        "copy_async_wait<kStages - 1>(); sync_tile();",
+        "copy_async_wait<kStages - 1>();",
         "lengths",
     ),
     "a stage too early": Fault(
-        WARPS, "copy_async_wait<kStages - 2>();", "copy_async_wait<kStages - 1>();", "lengths"
+        WARPS,
+        "copy_async_wait<kStages - 1>();",
+        "copy_async_wait<kStages>();",
+        "lengths",
+    ),
+    "queries read before they are there": Fault(
+        WARPS,
+        "if constexpr (kOwnKeys) sync_block();  // the queries",
+        "",
+        "lengths",
+    ),
+    "a stage is loaded over before it has been read": Fault(
+        WARPS,
+        "sync_tile();  // the stage has been read",
+        "",
+        "rows",
     ),
     "a stage is loaded over while it is read": Fault(
         SOURCE,
@@ -73,7 +88,7 @@ FAULTS = {
         "who computes",
     ),
     "chunks end where their task ends": Fault(
-        WARPS, "if (!ends && key < chunk_end) continue;", "if (!ends) continue;", "who computes"
+        WARPS, "if (ends || key >= chunk_end) {", "if (ends) {", "who computes"
     ),
     "groups end where their task ends": Fault(
         RESULTS, "chunk % kGroup == kGroup - 1 || is_last", "is_last", "who computes"
@@ -110,6 +125,12 @@ FAULTS = {
         SOURCE, "copy(i, k + page * k_page", "copy(i, k + int(page * k_page)", "large caches"
     ),
     "the same keys again": Fault(SOURCE, "k += kLinesAtOnce * k_row, v +=", "v +=", "lengths"),
+    "the keys of the warp behind": Fault(
+        SOURCE,
+        "k += kOthers * k_row, v += kOthers * v_row;",
+        "",
+        "lengths",
+    ),
     "the first sequence's pages": Fault(
         SOURCE, "block_table + task.batch * params.table_stride", "block_table", "pages"
     ),
@@ -197,6 +218,12 @@ FAULTS = {
         "store(mine, memory, m * kRowsAtOnce, num_rows); sync_block();",
         "store(mine, memory, m * kRowsAtOnce, num_rows);",
         "lengths",
+    ),
+    "warps' sums stored over those that are read": Fault(
+        WARPS,
+        "if constexpr (kOwnKeys) sync_block();  // what lies there has been read since",
+        "",
+        "who computes",
     ),
     "rows stored over those that are read": Fault(
         WARPS,

@@ -1,12 +1,16 @@
-// How keys and values get into shared memory, by threads: any strides.
+// How keys and values get into shared memory, by threads: any strides.  Warps with keys of their
+// own bring these, else all threads share all.
 // Constants: Element, kDim (at least those of q and v), kTileK (keys of a tile), kStages, kPaged:
 // whether there is a block table.
 #include "parts/decode_queries.cuh"
+#include "parts/decode_shape.cuh"
 
-// Lines of a tile that a thread copies one vector of.
-constexpr int kLinesAtOnce = kNumThreads / kVectors;
-constexpr int kCopies = kTileK / kLinesAtOnce;
-static_assert(kCopies * kLinesAtOnce == kTileK, "threads share a tile's vectors");
+// Of the keys of a tile that some threads share, those that they copy at once: a thread copies one
+// vector of each of kCopies keys.
+constexpr int kSharers = kOwnKeys ? kWarpSize : kNumThreads;
+constexpr int kLinesAtOnce = kSharers / kVectors;
+constexpr int kCopies = kTileK / (kNumThreads / kSharers) / kLinesAtOnce;
+static_assert(kCopies * kLinesAtOnce * kNumThreads == kTileK * kSharers, "a tile's vectors");
 
 constexpr int kColumnDim = kDim;
 using KeyColumn = SharedTile<kTileK, kDim * 2>;
@@ -22,8 +26,7 @@ struct KeyArrays {
     const Element* v;
 };
 
-// Brings the tiles of keys and values, one after another.  A thread copies one vector of each of
-// kCopies keys.
+// Brings the tiles of keys and values, one after another.
 struct KeySource {
     const Element* k;  // contiguous: of this thread's first key in the next tile; paged: of no key
     const Element* v;
@@ -36,7 +39,8 @@ struct KeySource {
 
     DEVICE KeySource(const DecodeParams& params, const DecodeTask& task, const KeyArrays& caches,
                      const int* block_table) {
-        line = int(threadIdx.x) / kVectors, vector = int(threadIdx.x) % kVectors;
+        const int index = int(threadIdx.x) % kSharers;
+        line = (kOwnKeys ? first_key_of_warp() : 0) + index / kVectors, vector = index % kVectors;
         k_page = params.k[0], v_page = params.v[0], k_row = params.k[2], v_row = params.v[2];
         page_size = params.page_size, last_page = params.num_pages - 1;
         has_k = vector * 8 < params.dim, has_v = vector * 8 < params.dim_v;
@@ -91,11 +95,16 @@ struct KeySource {
                 k += kLinesAtOnce * k_row, v += kLinesAtOnce * v_row;
             }
         }
-        if constexpr (kPaged && kPagesAhead) find_pages(first_key + kTileK);
+        if constexpr (kPaged) {
+            if constexpr (kPagesAhead) find_pages(first_key + kTileK);
+        } else {
+            constexpr int kOthers = kTileK - kCopies * kLinesAtOnce;  // keys
+            k += kOthers * k_row, v += kOthers * v_row;
+        }
     }
 };
 
-// The tiles of a block's task on their way, kStages - 1 of them ahead, and its queries.
+// The tiles of a block's task on their way, and its queries.
 struct TileLoads {
     KeySource source;
     int key, end;  // of the next tile, and of the task

@@ -1,39 +1,12 @@
 // What the warps of a block of decode_attention.cu do with its tiles.
 //
-// Of many rows every warp has some of its own.  Few rows all warps share, each with keys of its own
-// (and where a tile has too few of them, with columns of V): scores, weights and sums stay in its
-// registers, as in attention.cu (parts/online_softmax.cuh), and warps wait for each other once a
-// tile.  What a chunk's keys give to the warps is added up where it ends, in the warps' order.
+// Scores, weights and sums of its part (parts/decode_shape.cuh) stay in a warp's registers, as in
+// attention.cu (parts/online_softmax.cuh).  What a chunk's keys give to warps that share rows is
+// added up where it ends, in the warps' order.
 // Constants: see decode_attention.cu.
 #include "parts/decode_results.cuh"
 #include "parts/decode_source.cuh"
 #include "parts/online_softmax.cuh"
-
-constexpr int kNumWarps = kNumThreads / kWarpSize;
-constexpr int kRowWarps = kRows >= 16 * kNumWarps ? kNumWarps : 1;
-constexpr int kKeyFragments = kTileK / 16, kSteps = kDim / 16;
-constexpr int kWarpsOfRows = kNumWarps / kRowWarps;
-constexpr int kKeyWarps = kWarpsOfRows < kKeyFragments ? kWarpsOfRows : kKeyFragments;
-constexpr int kColWarps = kWarpsOfRows / kKeyWarps;
-// Of a warp.
-constexpr int kFragmentsM = kRows / 16 / kRowWarps;
-constexpr int kWarpKeyFragments = kKeyFragments / kKeyWarps;
-constexpr int kColSteps = kSteps / kColWarps;
-static_assert(kFragmentsM * 16 * kRowWarps == kRows, "warps share the rows in fragments of 16");
-static_assert(kWarpKeyFragments * kKeyWarps == kKeyFragments, "warps share a tile's keys");
-static_assert(kColSteps * kColWarps == kSteps, "warps share the columns of V");
-constexpr bool kOwnRows = kRowWarps == kNumWarps;
-
-// A warp's part.
-DEVICE int warp_index() { return int(threadIdx.x) / kWarpSize; }
-DEVICE int key_warp() { return warp_index() % kKeyWarps; }
-DEVICE int first_row_of_warp() {
-    return kRowWarps == 1 ? 0 : warp_index() / (kKeyWarps * kColWarps) * 16 * kFragmentsM;
-}
-DEVICE int first_key_of_warp() { return kKeyWarps == 1 ? 0 : key_warp() * 16 * kWarpKeyFragments; }
-DEVICE int first_col_of_warp() {
-    return kColWarps == 1 ? 0 : warp_index() / kKeyWarps % kColWarps * 16 * kColSteps;
-}
 
 // Queries by keys, or by the values' elements: whichever way round the platform multiplies them.
 constexpr bool kRowsStay = kSumsSide == kSideA;
@@ -298,7 +271,7 @@ struct WarpMerge {
     template <class Results>
     DEVICE static void run(Results& results, const RowSums<WarpSums>& my_sums,
                            ValueSums<WarpSums>& mine, WarpMemory& memory, int num_rows) {
-        // Of the chunk before, all threads have read what lies there: tiles have begun since.
+        if constexpr (kOwnKeys) sync_block();  // what lies there has been read since
         if (WarpSums::is_first()) {
 #pragma unroll
             for (int m = 0; m < kFragmentsM; ++m) {
@@ -395,61 +368,42 @@ DEVICE void attend_task(DecodeStorage& storage, const DecodeParams& params, cons
     values.restart();
 
     int stage = 0, filled = 0, key = task.first, chunk_end = 0;
-    // The first rounds only load, so that there is one place that does: of few rows after the
-    // scores, whose keys would else wait behind the copies.
-    constexpr bool kCopiesFirst = kOwnRows || kStages == 1;
-    const auto start_loads = [&] {
-        loads.start(storage.stages, loads.key == task.first,
-                    [&] { load_queries(storage.q, params, q, task); });
-    };
+    // The first rounds only load, so that there is one place that does.
 #pragma unroll 1
     for (;;) {
-        const bool filling = filled < kStages - 1;
-        if (!filling) {
-            if constexpr (kStages > 1) copy_async_wait<kStages - 2>();
-            sync_block();  // this stage is whole, and the one before it has been read by all
-        }
-        if constexpr (kCopiesFirst) {
-            start_loads();
-            if (filling) {
-                ++filled;
-                continue;
+        if (filled < kStages) {
+            ++filled;
+        } else {
+            copy_async_wait<kStages - 1>();
+            sync_tile();  // this stage is whole
+            if (chunk_end == 0) {
+                if constexpr (kOwnKeys) sync_block();  // the queries
+                queries.hold(storage.q, loaders);
+                softmax.begin(params, storage.task);
+                chunk_end = task.first + storage.task.chunk_size;
             }
-        }
-        if constexpr (kStages == 1) {
-            copy_async_wait<0>();
-            sync_block();
-        }
-        DecodeStage& used = storage.stages[stage];
-        const bool computes = kCopiesFirst || !filling;
-        if (computes && chunk_end == 0) {
-            queries.hold(storage.q, loaders);
-            softmax.begin(params, storage.task);
-            chunk_end = task.first + storage.task.chunk_size;
-        }
-        Scores scores;
-        if (computes) queries.score(scores, storage.q, used, loaders);
-        if constexpr (!kCopiesFirst) {
-            start_loads();
-            if (filling) {
-                ++filled;
-                continue;
+            const DecodeStage& used = storage.stages[stage];
+            Scores scores;
+            queries.score(scores, storage.q, used, loaders);
+            // Of the tiles before, every query sees all keys.
+            const int all_see = storage.task.num_keys - (params.causal ? params.queries.by - 1 : 0);
+            softmax.weigh(scores, values, key + first_key_of_warp(), params.exponent_scale,
+                          key + kTileK > all_see);
+            add_values(values, scores, used, loaders);
+            stage = stage + 1 < kStages ? stage + 1 : 0;
+            key += kTileK;
+            const bool ends = key >= loads.end;
+            if (ends || key >= chunk_end) {
+                end_chunk(results, softmax, values, storage, ends);
+                if (ends) return;
+                softmax.restart();
+                values.restart();
+                chunk_end += storage.task.chunk_size;
             }
+            sync_tile();  // the stage has been read
         }
-        // Of the tiles before, every query sees all keys.
-        const int all_see = storage.task.num_keys - (params.causal ? params.queries.by - 1 : 0);
-        softmax.weigh(scores, values, key + first_key_of_warp(), params.exponent_scale,
-                      key + kTileK > all_see);
-        add_values(values, scores, used, loaders);
-        stage = stage + 1 < kStages ? stage + 1 : 0;
-        key += kTileK;
-        const bool ends = key >= loads.end;
-        if (!ends && key < chunk_end) continue;
-        end_chunk(results, softmax, values, storage, ends);
-        if (ends) return;
-        softmax.restart();
-        values.restart();
-        chunk_end += storage.task.chunk_size;
+        loads.start(storage.stages, loads.key == task.first,
+                    [&] { load_queries(storage.q, params, q, task); });
     }
 }
 
