@@ -39,7 +39,7 @@ FAULTS = {
         WARPS,
         "sync_tile();  // the stage has been read",
         "",
-        "rows",
+        "many rows, who computes",
     ),
     "a stage is loaded over while it is read": Fault(
         SOURCE,
