@@ -27,5 +27,5 @@ KERNEL void decode_merge(const int* seq_lens, Element* out, float* lse, void* pa
     const MergedRow merged = of_chunks ? merge.add_chunks<kValuesAtOnce>(values)
                                        : merge.add_groups<kValuesAtOnce>(values);
     const RowOutput output = {params, task, out, lse};
-    if (has_row) output.write(row, own.col, merged.total, merged.values);
+    output.write(has_row, row, own.col, merged.total, merged.values);
 }

@@ -16,7 +16,7 @@ from ..choice import choose
 from ..jit import get_kernel
 from ..rows.rows import Operand
 from ..targets import Kernel, Target
-from ..targets.limits import max_shared_bytes, multiprocessors
+from ..targets.limits import max_cluster_size, max_shared_bytes, multiprocessors
 
 MAX_QUERIES = 16
 MAX_DIM = 256
@@ -39,7 +39,9 @@ class DecodeConfig:
     chunks_per_block: how many neighbouring chunks a block takes on, one after another: 1, or a multiple
         of the 8 of a group.
     threads: of a block; 256 take fewer registers each where rows have more than 64 numbers.
-    stages and chunks_per_block change no bit of a result.
+    pairs: two blocks, neighbours in a cluster, have the two groups that sequences have at most, and add
+        them up without going through memory.
+    stages, chunks_per_block and pairs change no bit of a result.
     """
 
     rows: int
@@ -49,6 +51,7 @@ class DecodeConfig:
     chunks_per_block: int = 1
     threads: int = _NUM_THREADS
     least_chunk: int = 128
+    pairs: bool = False
 
     @property
     def merges_later(self) -> bool:
@@ -68,7 +71,9 @@ class DecodeConfig:
         if not own_rows:
             rows_at_once = 4 * self.threads // dim
             size += 8 * key_warps * self.rows + 4 * key_warps * rows_at_once * (dim + 8)
-        return -(-(size + 60) // 16) * 16
+        if self.pairs:
+            size += self.rows * (8 + 4 * dim)
+        return -(-(size + 80) // 16) * 16
 
 
 class DecodeTask(NamedTuple):
@@ -164,6 +169,8 @@ def check_config(config: Any, task: DecodeTask, arch: str) -> None:
     if not isinstance(config, DecodeConfig):
         raise TypeError(f"config must be a DecodeConfig; got {type(config).__name__}")
     reason = _refusal(config, task.padded_dim, arch)
+    if not reason and config.pairs:
+        reason = _refusal_of_pairs(config, task, arch)
     if reason:
         raise ValueError(f"config does not fit: {reason}; got {config}")
 
@@ -193,6 +200,17 @@ def _refusal(config: DecodeConfig, dim: int, arch: str) -> str | None:
     return None
 
 
+def _refusal_of_pairs(config: DecodeConfig, task: DecodeTask, arch: str) -> str | None:
+    chunks = task.max_chunks(config)
+    if max_cluster_size(arch) < 2:
+        return f"{arch} has no clusters"
+    if config.chunks_per_block != _GROUP or not _GROUP < chunks <= 2 * _GROUP:
+        return f"pairs are for two groups of chunks, and blocks of one; there are {chunks} chunks"
+    if config.merges_later or task.rows > config.rows:
+        return "pairs are for rows that one block of 16 has"
+    return None
+
+
 def variant(dtype: np.dtype, dim: int, config: DecodeConfig, paged: bool = False) -> Variant:
     """The kernel of `config`, for padded dims of `dim`, and caches with a block table if `paged`."""
     constants = {
@@ -209,6 +227,7 @@ def variant(dtype: np.dtype, dim: int, config: DecodeConfig, paged: bool = False
         (("Element", dtypes.CPP_NAMES[dtype]),),
         tuple(constants.items()),
         config.threads,
+        cluster_size=2 if config.pairs else 1,
         min_blocks=_BLOCKS_AT_ONCE if config.threads == _NUM_THREADS else 1,
     )
 
@@ -251,7 +270,7 @@ _PARAMS = np.dtype(  # parts/decode_task.cuh: DecodeParams
             )
         ),
         ("exponent_scale", np.float32),
-        ("padding", np.int32),
+        ("rehearses", np.int32),
     ]
 )
 
@@ -334,7 +353,11 @@ def make_plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> 
     nodes = chunk_nodes + groups
     # Nothing is left for others where one block does all of a sequence.
     leaves = max_chunks > max(1, config.chunks_per_block) or groups > 1
-    counters = 0 if config.merges_later or not leaves else 1 + (groups if chunk_nodes else 0)
+    counters = (
+        0
+        if config.merges_later or config.pairs or not leaves
+        else 1 + (groups if chunk_nodes else 0)
+    )
     places = batch * num_kv_heads * row_blocks
     divisors = {
         "row_blocks": row_blocks,
@@ -360,6 +383,7 @@ def make_plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> 
         "nodes": nodes,
         "counters": counters,
         "causal": call.causal,
+        "rehearses": num_tasks <= _BLOCKS_AT_ONCE * target.multiprocessors,
         "exponent_scale": call.scale * math.log2(math.e),
     }
     for name, value in values.items():

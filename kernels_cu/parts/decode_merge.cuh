@@ -229,14 +229,17 @@ struct RowOutput {
     Element* out;
     float* lse;
 
-    // Four of a row's values from column `col` on.
-    DEVICE void write(int row, int col, const PartialSum& total, const float (&sums)[4]) const {
+    // Four of a row's values from column `col` on, where valid.
+    DEVICE void write(bool valid, int row, int col, const PartialSum& total,
+                      const float (&sums)[4]) const {
         const OutputRow place(params, task.batch, task.kv_head, task.first_row + row);
-        if (lse && col == 0) lse[place.lse] = log_sum_exp(total);
+        if (lse && col == 0 && valid) lse[place.lse] = log_sum_exp(total);
         if (col >= params.dim_v) return;  // a multiple of 8
         const float factor = normalizer(total.sum);
 #pragma unroll
-        for (int j = 0; j < 4; ++j)
-            out[place.out + (col + j) * params.out[3]] = from_float<Element>(sums[j] * factor);
+        for (int j = 0; j < 4; ++j) {
+            const Element value = from_float<Element>(sums[j] * factor);
+            if (valid) out[place.out + (col + j) * params.out[3]] = value;
+        }
     }
 };

@@ -12,6 +12,14 @@
 // Blocks of many rows only leave their sums: decode_merge.cu adds them up, by many blocks.
 constexpr bool kMergesLater = kRows > 16;
 
+// Whether a cluster's two blocks have the two groups that sequences have at most.
+constexpr bool kPairs = kClusterSize == 2;
+// What the second block leaves in the memory of the first one.
+struct PairMemory {
+    PartialSum totals[kRows];
+    alignas(16) float values[kRows][kDim];
+};
+
 // A thread's sums of weighted values.
 template <class Layout>
 struct ValueSums {
@@ -109,7 +117,7 @@ struct RunResults {
     DEVICE void end_chunk(bool is_last) {
         const bool of_chunks = params.chunks_per_block == 1 && task.num_chunks > 1;
         const bool ends_group = chunk % kGroup == kGroup - 1 || is_last;
-        if (of_chunks || (ends_group && task.num_groups > 1)) {
+        if (of_chunks || (!kPairs && ends_group && task.num_groups > 1)) {
             leave(of_chunks ? task.chunk_node(params, chunk)
                             : task.group_node(params, chunk / kGroup));
             restart();
@@ -130,62 +138,112 @@ struct RunResults {
         }
     }
     // After the last chunk.  memory: that nobody uses any more, MergeValues.
-    template <class Memory>
-    DEVICE void finish(Memory& memory, int& told, uint32_t* counters, Element* out, float* lse) {
+    template <class Memory, class Pair>
+    DEVICE void finish(Memory& memory, Pair& pair, int& told, uint32_t* counters, Element* out,
+                       float* lse) {
         const bool of_chunks = params.chunks_per_block == 1;
         const RowOutput output = {params, task, out, lse};
         if (of_chunks ? task.num_chunks == 1 : task.num_groups == 1) {
             write(output);
             return;
         }
-        if constexpr (!kMergesLater) {
+        if constexpr (kPairs) {
+            cluster_wait();  // the first block has begun
+            const bool is_first = task.first_chunk == 0;
+            if (!is_first) leave_in(*cluster_shared(&pair, 0));
+            cluster_arrive();
+            if (!is_first) return;
+            cluster_wait();
+            add_second(pair);
+            write(output);
+        } else if constexpr (!kMergesLater) {
             constexpr int kValuesAtOnce = sizeof(Memory) / sizeof(memory[0]);
             // Chunks that are added up at once where a sequence has no more.
             constexpr int kChunksAtOnce = kMaxGroups;
             uint32_t* mine = counters + int64_t(task.place) * params.counters;
-            const int num_rows = task.num_rows < kRows ? task.num_rows : kRows;
             int blocks = task.num_groups;  // that leave groups of this sequence
             if (of_chunks) {
                 const bool all = task.num_chunks <= kChunksAtOnce;
                 const int index = all ? 0 : task.first_chunk / kGroup, first = index * kGroup;
                 const int left = task.num_chunks - first;
                 const int count = all || left < kGroup ? left : kGroup;
-                if (!is_last(told, mine + (all ? 0 : 1 + index), count)) return;
+                const bool last = is_last(told, mine + (all ? 0 : 1 + index), count);
+                if (!last && !params.rehearses) return;
                 const int64_t node = task.group_node(params, index);
-                const OwnQuad own;
-#pragma unroll 1
-                for (int begin = 0; begin < num_rows; begin += kRowsAtOnce) {
-                    const int row = begin + own.row;
-                    const bool has_row = row < num_rows;
-                    const Merge merge = {nodes,   task.chunk_node(params, first),
-                                         count,   has_row ? row : 0,
-                                         own.col, has_row};
-                    const MergedRow merged = merge.add_chunks<kValuesAtOnce>(memory);
-                    if (!has_row) continue;
-                    if (all) {
-                        output.write(row, own.col, merged.total, merged.values);
-                    } else {
-                        Bytes<16> bytes;
-                        memcpy(&bytes, merged.values, 16);
-                        store_vector<16>(nodes.value(node, row, own.col), bytes);
-                        if (own.col == 0) nodes.set_sum(node, row, merged.total);
-                    }
-                }
-                if (all) return;
+                merge_rows(
+                    last, task.chunk_node(params, first), count,
+                    [&](const Merge& merge) { return merge.add_chunks<kValuesAtOnce>(memory); },
+                    [&](bool valid, int row, int col, const MergedRow& merged) {
+                        if (all) {
+                            output.write(valid, row, col, merged.total, merged.values);
+                        } else if (valid) {
+                            Bytes<16> bytes;
+                            memcpy(&bytes, merged.values, 16);
+                            store_vector<16>(nodes.value(node, row, col), bytes);
+                            if (col == 0) nodes.set_sum(node, row, merged.total);
+                        }
+                    });
+                if (all || !last) return;
             } else {
                 blocks = (task.num_chunks - 1) / params.chunks_per_block + 1;
             }
-            if (!is_last(told, mine, blocks)) return;
-            const OwnQuad own;
+            const bool last = is_last(told, mine, blocks);
+            if (!last && !params.rehearses) return;
+            merge_rows(
+                last, task.group_node(params, 0), task.num_groups,
+                [&](const Merge& merge) { return merge.add_groups<kValuesAtOnce>(memory); },
+                [&](bool valid, int row, int col, const MergedRow& merged) {
+                    output.write(valid, row, col, merged.total, merged.values);
+                });
+        }
+    }
+    // give(valid, row, col, merged) for this thread's quads of all rows, by add(merge) of nodes.
+    // The last block does it; others, where none waits for their place, go through the motions of
+    // one row: its code is near then, for which the last one would wait longer than for the sums.
+    template <class Add, class Give>
+    DEVICE void merge_rows(bool last, int64_t first, int count, const Add& add, const Give& give) {
+        const OwnQuad own;
+        const int num_rows = !last ? 1 : task.num_rows < kRows ? task.num_rows : kRows;
 #pragma unroll 1
-            for (int begin = 0; begin < num_rows; begin += kRowsAtOnce) {
-                const int row = begin + own.row;
-                const bool has_row = row < num_rows;
-                const Merge merge = {nodes,           task.group_node(params, 0),
-                                     task.num_groups, has_row ? row : 0,
-                                     own.col,         has_row};
-                const MergedRow merged = merge.add_groups<kValuesAtOnce>(memory);
-                if (has_row) output.write(row, own.col, merged.total, merged.values);
+        for (int begin = 0; begin < num_rows; begin += kRowsAtOnce) {
+            const int row = begin + own.row;
+            const bool has_row = last && row < num_rows;
+            const Merge merge = {nodes, first, count, has_row ? row : 0, own.col, has_row};
+            give(has_row, row, own.col, add(merge));
+        }
+    }
+    DEVICE void leave_in(PairMemory& pair) {
+#pragma unroll
+        for (int m = 0; m < kM; ++m) {
+            const int row = Layout::row(m, 0);
+            if (row >= task.num_rows) break;
+            Bytes<16> bytes;
+            memcpy(&bytes, values.all.at(m, 0).values, 16);
+            store_vector<16>(&pair.values[row][Layout::col(0, 0)], bytes);
+            if (Layout::is_first()) pair.totals[row] = totals.of[m][0];
+        }
+    }
+    // The same as Merge::add_groups of this block's group and the second one.
+    DEVICE void add_second(const PairMemory& pair) {
+#pragma unroll
+        for (int m = 0; m < kM; ++m) {
+            const int row = Layout::row(m, 0);
+            if (row >= task.num_rows) break;
+            PartialSum& total = totals.of[m][0];
+            const PartialSum second = pair.totals[row];
+            const float largest = maximum(total.exponent, second.exponent);
+            const float finite = largest == -kInfinity ? 0.0f : largest;
+            const float mine = exp2_approx(total.exponent - finite);
+            const float other = exp2_approx(second.exponent - finite);
+            const float sum = multiply_add(total.sum, mine, 0.0f);
+            total = {largest, sum + multiply_add(second.sum, other, 0.0f)};
+            const auto& others = reinterpret_cast<const Bytes<16>&>(pair.values[row][Layout::col(0, 0)]);
+            float added[4];
+            memcpy(added, &others, 16);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                float& value = values.all.at(m, 0).values[j];
+                value = multiply_add(added[j], other, multiply_add(value, mine, 0.0f));
             }
         }
     }
@@ -196,7 +254,7 @@ struct RunResults {
             for (int m = 0; m < kM; ++m) {
                 const int row = Layout::row(m, 0);
                 if (row >= task.num_rows) break;
-                output.write(row, Layout::col(0, 0), totals.of[m][0],
+                output.write(true, row, Layout::col(0, 0), totals.of[m][0],
                              values.all.at(m, 0).values);
             }
         } else {

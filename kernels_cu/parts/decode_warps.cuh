@@ -94,7 +94,6 @@ struct WarpMemory {
     // Rows begin at other banks than those before.
     alignas(16) float values[kKeyWarps][kRowsAtOnce][kDim + 8];
 };
-struct NoMemory {};
 
 // Values at once where all stages were; at least a group's.
 constexpr int kRoomForValues = kStages * 4 * kTileK * kDim / 16 / kNumThreads / kGroup * kGroup;
@@ -108,7 +107,8 @@ struct DecodeStorage {
         Choose<kMergesLater, char, MergeValues<kValuesAtOnce>>::Type values;  // after the tiles
     };
     QueryTile q;
-    Choose<kOwnRows, NoMemory, WarpMemory>::Type warps;
+    Choose<kOwnRows, char, WarpMemory>::Type warps;
+    Choose<kPairs, PairMemory, char>::Type pair;
     int is_last;
     DecodeTask task;
 };
@@ -411,6 +411,7 @@ DEVICE void attend_rows(DecodeStorage& storage, const DecodeParams& params, cons
                         const int* seq_lens, const int* block_table, const Element* q, Element* out,
                         float* lse, void* partial_results, uint32_t* counters) {
     const DecodeTask task(params, seq_lens, int(blockIdx.x));
+    if constexpr (kPairs) cluster_arrive_relaxed();
     if (!task.exists) return;
     if (threadIdx.x == 0) storage.task = task;
     RunResults<Choose<kOwnRows, WarpSums, ThreadSums>::Type> results(params, storage.task,
@@ -418,5 +419,5 @@ DEVICE void attend_rows(DecodeStorage& storage, const DecodeParams& params, cons
     results.begin(task.first_chunk);
     TileLoads loads(params, task, caches, block_table);
     attend_task(storage, params, task, loads, q, results);
-    results.finish(storage.values, storage.is_last, counters, out, lse);
+    results.finish(storage.values, storage.pair, storage.is_last, counters, out, lse);
 }
