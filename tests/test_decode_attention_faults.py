@@ -258,6 +258,27 @@ FAULTS = {
     "the second half of the scores is left out": Fault(
         WARPS, "+= sums[1].at(0, 0).values[i];", "+= 0.0f;", "lengths"
     ),
+    "a pair's first block does not wait for the second": Fault(
+        RESULTS, "if (!is_first) return; cluster_wait();", "if (!is_first) return;", "pairs"
+    ),
+    "a pair's second group is left out": Fault(
+        RESULTS,
+        "multiply_add(added[j], other, multiply_add(value,",
+        "(0.0f * added[j] + multiply_add(value,",
+        "pairs",
+    ),
+    "a pair's groups weigh the same": Fault(
+        RESULTS, "exp2_approx(second.exponent - finite)", "1.0f", "pairs"
+    ),
+    "a pair's second group has the sum of the first row": Fault(
+        RESULTS, "second = pair.totals[row];", "second = pair.totals[0];", "pairs"
+    ),
+    "the motions of a merge write": Fault(
+        RESULTS,
+        "const bool has_row = last && row < num_rows;",
+        "const bool has_row = row < num_rows;",
+        "lengths",
+    ),
     "many rows: a key too many": Fault(
         WARPS, "if (key >= ends[m][Rows::slot(i)])", "if (key > ends[m][Rows::slot(i)])", "rows"
     ),
@@ -314,6 +335,7 @@ CHECKS = {
     "who computes": lambda: _who_computes(16, 16),
     "single chunks": lambda: _who_computes(1, 16),
     "many rows, who computes": lambda: _who_computes(16, 64),
+    "pairs": _on_host(properties.test_pairs_of_blocks_change_no_bit, 8),
     "clamped": _on_host(properties.test_lengths_and_tables_of_the_device_are_clamped),
     "large caches": properties.test_caches_of_more_than_2_to_the_32_bytes,
     "many chunks": _on_host(properties.test_chunks_grow_with_the_length, 64 * 10),

@@ -180,6 +180,8 @@ def _refusal(config: DecodeConfig, dim: int, arch: str) -> str | None:
     sizes = (c.rows, c.tile_k, c.stages, c.chunk, c.least_chunk, c.chunks_per_block)
     if not all(isinstance(size, int) and size > 0 for size in sizes):
         return "all sizes must be positive integers"
+    if not isinstance(c.pairs, bool):
+        return "pairs must be a bool"
     if c.rows not in (16, 32, 64):
         return "rows must be 16, 32 or 64"
     if c.threads != _NUM_THREADS and not (
