@@ -6,14 +6,17 @@
 // Pass kLargest: each block's largest finite |x|; kEncode: codes and scales, a thread for each
 // group, and for the padding of scales in blocks (parts/nvfp4.cuh), which become zero.  It goes
 // through the lines the other way round: what kLargest has read last is in the L2 cache.
+// kBoth: one after the other, when all blocks have met.
 // Constants: Element; kAtOnce: groups that a thread loads before it goes on.
-// Launch: grid (num_partials), block (kNumThreads); twice.  Fewer than 2^32 rows in all, with
-// padding.
+// Launch: grid (num_partials), block (kNumThreads); once, of a cooperative launch, or twice.  Fewer
+// than 2^32 rows in all, with padding.
+// barrier: sync_grid's counter, and kBarrierWords further the blocks' partial results.
 #include "parts/math.cuh"
 #include "parts/nvfp4.cuh"
 #include "parts/vector.cuh"
 
-enum Pass { kLargest, kEncode };
+enum Pass { kLargest, kEncode, kBoth };
+constexpr int kBarrierWords = 4;
 
 // Sizes and steps in elements; scale_rows, scale_groups: with padding.
 struct QuantizeParams {
@@ -130,8 +133,9 @@ DEVICE uint32_t saturate_codes(uint32_t pair) {
 }
 
 KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float* global_scale,
-                           float* partials, const QuantizeParams params, int64_t pass) {
+                           uint32_t* barrier, const QuantizeParams params, int64_t pass) {
     const QuantizeParams& p = params;
+    float* partials = reinterpret_cast<float*>(barrier + kBarrierWords);
     const int64_t size = sizeof(Element);
     const bool by_vectors =
         p.col_stride == 1 &&
@@ -144,7 +148,7 @@ KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float
             p.col_stride, by_vectors);
         return numbers;
     };
-    if (pass == kLargest) {
+    if (pass != kEncode) {
         uint32_t largest = 0;
         const uint32_t rows = uint32_t(p.rows), lines = uint32_t(p.batch) * rows;
         for_each_in_lines<kAtOnce>(
@@ -165,7 +169,8 @@ KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float
             });
         const float of_block = block_largest(number_of_bits(largest));
         if (threadIdx.x == 0) partials[blockIdx.x] = of_block;
-        return;
+        if (pass == kLargest) return;
+        sync_grid(barrier);
     }
     float largest = 0.0f;
     for (int64_t i = threadIdx.x; i < p.num_partials; i += kNumThreads) {

@@ -8,11 +8,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from cupykern import plans, targets
+from cupykern import plans, targets, workspace
 from cupykern.targets import tensor_map
 from kernels_cu import Variant
 
@@ -56,7 +57,7 @@ class FakeGpu:
         return pointer
 
     def array(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """A CuPy array, of whatever was in memory."""
+        """A CuPy array, of whatever was in memory: nothing reads it."""
         return self.xp.ndarray(shape, np.dtype(dtype))
 
     def by_value(self, struct: np.ndarray) -> np.ndarray:
@@ -80,6 +81,9 @@ class FakeGpu:
         return kernel
 
 
+_DEFAULT_STREAM = SimpleNamespace(ptr=0)
+
+
 def _note_map(*args: Any) -> np.ndarray:
     """What a driver would make a tensor map of."""
     return targets.by_value(np.frombuffer(repr(args).encode(), np.uint8))
@@ -91,6 +95,10 @@ def fake_gpu(monkeypatch: Any) -> Iterator[FakeGpu]:
     gpu = FakeGpu()
     monkeypatch.setattr(targets, "_gpu", lambda device_id: gpu)
     monkeypatch.setattr(gpu.xp.cuda.runtime, "getDevice", lambda: 0)
+    monkeypatch.setattr(gpu.xp.cuda, "get_current_stream", lambda: _DEFAULT_STREAM)
+    monkeypatch.setattr(gpu.xp, "zeros", gpu.array)
+    monkeypatch.setattr(workspace, "_kept", {})
+    monkeypatch.setattr(workspace, "_kept_for_grids", {})
     monkeypatch.setattr(tensor_map, "_encode_cuda", _note_map)
     gpu.xp.cuda.set_allocator(gpu.allocate)
     plans.clear()

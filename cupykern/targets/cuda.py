@@ -55,7 +55,8 @@ class CudaTarget:
                         function = module.get_function(variant.kernel)
             except cupy.cuda.compiler.CompileException as error:
                 raise CompileError(variant, self.arch, error.get_message()) from None
-            return CudaKernel(cupy, function, variant, self.multiprocessors)
+            kind = CooperativeCudaKernel if variant.cooperative else CudaKernel
+            return kind(cupy, function, variant, self.multiprocessors)
 
     def by_value(self, struct: np.ndarray) -> Any:
         return launch_argument(by_value(struct))
@@ -101,6 +102,16 @@ class CudaKernel:
             self._allow(shared_bytes)
         # Sizes of one dim, without making tuples of them.
         self._launch_linear(grid * self._num_threads, args, shared_bytes, self._num_threads)
+
+
+class CooperativeCudaKernel(CudaKernel):
+    """One whose blocks all run at once, at most blocks_at_once of them: they may wait for each other."""
+
+    def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
+        if shared_bytes > self._max_shared_bytes:
+            self._allow(shared_bytes)
+        threads = self._num_threads
+        self._launch_linear(grid * threads, args, shared_bytes, threads, None, True)
 
 
 @contextmanager
