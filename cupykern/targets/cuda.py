@@ -103,6 +103,10 @@ class CudaKernel:
         # Sizes of one dim, without making tuples of them.
         self._launch_linear(grid * self._num_threads, args, shared_bytes, self._num_threads)
 
+    def launch_plainly(self, grid: int, args: tuple[Any, ...], shared_bytes: int) -> None:
+        """The same launch by calling CuPy's RawKernel, as who has no wrapper does."""
+        self._function((grid,), (self._num_threads,), args, shared_mem=shared_bytes)
+
 
 class CooperativeCudaKernel(CudaKernel):
     """One whose blocks all run at once, at most blocks_at_once of them: they may wait for each other."""
@@ -112,6 +116,9 @@ class CooperativeCudaKernel(CudaKernel):
             self._allow(shared_bytes)
         threads = self._num_threads
         self._launch_linear(grid * threads, args, shared_bytes, threads, None, True)
+
+    def launch_plainly(self, grid: int, args: tuple[Any, ...], shared_bytes: int) -> None:
+        self._launch((grid,), (self._num_threads,), args, shared_bytes, None, True)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -269,15 +270,10 @@ def _tiny_problem(op: Op, target: Target) -> Any:
 
 
 def host_times(ops: Iterable[Op], target: Target, clock: Any, seed: int) -> dict[str, Any]:
-    """Microseconds of host time of a warm call with a tiny problem, beside a bare kernel launch and
-    cupy.empty; {} on the host target.
-    """
+    """GpuClock.host_times of the ops, with a tiny problem each; {} on the host target."""
     times: dict[str, Any] = {}
     for op in ops if target.name != "host" else ():
         call = op.inputs(_tiny_problem(op, target), seed, target.xp)
-        out = as_tuple(op.run(*call.args, **call.kwargs))[0]
-        arrays = [arg for arg in call.args if isinstance(arg, target.xp.ndarray)]
-        times[op.name] = clock.host_times(
-            lambda op=op, call=call: op.run(*call.args, **call.kwargs), arrays[0], out
-        )
+        run = functools.partial(op.run, *call.args, **call.kwargs)
+        times[op.name] = clock.host_times(run, as_tuple(run())[0])
     return times
