@@ -21,7 +21,7 @@ from cupykern.gemm.hopper_config import HopperConfig
 from cupykern.gemm.matmul import MatmulProblem
 from cupykern.gemm.product import INNER, OUTER, STRIDED, GemmTask
 from cupykern.gemm.scaled_problem import ScaledProblem
-from cupykern.targets import Target, UnavailableError, host
+from cupykern.targets import Target, UnavailableError, host, host_compiler
 from cupykern.tools import gate
 
 OP, SCALED = (next(op for op in OPS if op.name == name) for name in ("matmul", "scaled_mm"))
@@ -405,7 +405,7 @@ for schedule in ("fifo", "lifo"):
 @pytest.mark.parametrize("sanitizer", host.SANITIZERS)
 def test_the_checkers_find_nothing(sanitizer):
     try:
-        added = host.sanitizer_environment(sanitizer)
+        added = host_compiler.sanitizer_environment(sanitizer)
     except UnavailableError as error:
         pytest.skip(str(error))
     done = subprocess.run(
