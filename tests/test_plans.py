@@ -155,6 +155,36 @@ def test_warm_is_cold(gpu, name, monkeypatch):
     assert outputs[0] == outputs[1]
 
 
+def long_heads(x):
+    """(B, H, S, D) that Hopper's kernels take."""
+    return x.reshape(1, 8, 512, 64)
+
+
+MAPPED = {
+    "matmul": lambda x, r: cupykern.matmul(x.reshape(512, 512), r.reshape(512, 512).T),
+    "attention": lambda x, r: cupykern.attention(*map(long_heads, (x, r, r)), causal=True),
+    "dual_gemm_silu": lambda x, r: cupykern.dual_gemm_silu(
+        x.reshape(512, 512), r.reshape(512, 512).T, x.reshape(512, 512).T
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_arrays_that_move_are_warm(gpu, name, monkeypatch):
+    """Elsewhere in memory a call launches what it would without any plan: the tensor maps follow."""
+    launches = {}
+    for place in ("first", "moved", "cold"):
+        if place == "cold":
+            plans.clear()
+        gpu._next = 0 if place == "first" else 2**22
+        x, residual, *_ = arrays(gpu)
+        gpu.launches.clear()
+        MAPPED[name](x, residual)
+        launches[place] = list(gpu.launches)
+        assert "hopper" in gpu.launches[0].variant.kernel
+    assert launches["first"] != launches["moved"] == launches["cold"]
+
+
 def test_other_arrays_are_cold_again(gpu):
     x = gpu.array((64, 4096), "float16")
     known = len(plans._warm)

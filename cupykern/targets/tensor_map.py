@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from .. import dtypes
+from .. import dtypes, plans
 from . import UnavailableError, by_value, is_cupy, launch_argument
 
 SWIZZLES = (0, 32, 64, 128)
@@ -60,7 +60,6 @@ def of_array(array: Any, box: Sequence[int], swizzle: int) -> np.ndarray:
     return encode(name, address, array.dtype, array.shape, array.strides, tuple(box), swizzle)
 
 
-@lru_cache(maxsize=4096)
 def encode(
     target: str,
     address: int,
@@ -78,6 +77,9 @@ def encode(
     Raises ValueError for what TMA cannot do, TypeError for a dtype that it cannot move, and
     UnavailableError without a CUDA driver.
     """
+    key = dtype, shape, strides, box, swizzle
+    if target == "cuda" and (known := _encoded.get(key)) is not None and not address % _ALIGNMENT:
+        return _argument(_replace_address(known, address))
     dtype = np.dtype(dtype)
     if dtype not in _DATA_TYPES:
         raise TypeError(f"a tensor map's dtype must be one of {_names()}; got {dtype}")
@@ -85,8 +87,19 @@ def encode(
     if target == "host":
         return _encode_host(address, dtype.itemsize, shape, strides, box, swizzle)
     if target == "cuda":
-        return _encode_cuda(address, dtype, shape, strides, box, swizzle)
+        found = _encode_cuda(address, dtype, shape, strides, box, swizzle)
+        if len(_encoded) >= plans.MAX_PLANS:
+            _encoded.clear()
+        _encoded[key] = found
+        return _argument(found)
     raise ValueError(f"a tensor map's target must be cuda or host; got {target!r}")
+
+
+_encoded = plans.table()  # a map's bytes by all but its address: others follow from them sooner
+
+
+def _argument(encoded: bytes) -> Any:
+    return launch_argument(np.frombuffer(encoded, f"V{len(encoded)}"))
 
 
 def _names() -> str:
@@ -165,10 +178,9 @@ def _encode_cuda(
     strides: tuple[int, ...],
     box: tuple[int, ...],
     swizzle: int,
-) -> np.ndarray:
+) -> bytes:
     rank = len(shape)
-    memory = (ctypes.c_uint64 * 24)()  # the map is 128 bytes, aligned to 64
-    start = -(-ctypes.addressof(memory) // 64) * 64
+    memory, start = _aligned()
     error = _driver().cuTensorMapEncodeTiled(
         ctypes.c_void_p(start),
         _DATA_TYPES[dtype],
@@ -188,7 +200,27 @@ def _encode_cuda(
             f"cuTensorMapEncodeTiled gives error {error} for shape {shape}, strides {strides}, "
             f"box {box}, swizzle {swizzle}"
         )
-    return launch_argument(by_value(np.frombuffer(ctypes.string_at(start, 128), np.uint8)))
+    return ctypes.string_at(start, _MAP_BYTES)
+
+
+def _replace_address(encoded: bytes, address: int) -> bytes:
+    """The map of `encoded` at another address, a multiple of 16."""
+    memory, start = _aligned()
+    ctypes.memmove(start, encoded, _MAP_BYTES)
+    error = _driver().cuTensorMapReplaceAddress(ctypes.c_void_p(start), ctypes.c_void_p(address))
+    if error:
+        raise ValueError(f"cuTensorMapReplaceAddress gives error {error} for address {address:#x}")
+    return ctypes.string_at(start, _MAP_BYTES)
+
+
+_MAP_BYTES = 128
+_Memory = ctypes.c_uint64 * 24
+
+
+def _aligned() -> tuple[Any, int]:
+    """Memory with room for a map, and where it begins there: at a multiple of 64."""
+    memory = _Memory()
+    return memory, -(-ctypes.addressof(memory) // 64) * 64
 
 
 @cache
