@@ -105,7 +105,9 @@ def fake_gpu(monkeypatch: Any) -> Iterator[FakeGpu]:
     monkeypatch.setattr(workspace, "_kept_for_grids", {})
     monkeypatch.setattr(tensor_map, "_encode_cuda", _note_map)
     monkeypatch.setattr(tensor_map, "_replace_address", _move_map)
-    monkeypatch.setattr(tensor_map, "launch_argument", lambda struct: struct)
+    monkeypatch.setattr(
+        tensor_map, "_argument", lambda made: targets.by_value(np.frombuffer(made, np.uint8))
+    )
     gpu.xp.cuda.set_allocator(gpu.allocate)
     plans.clear()
     try:

@@ -202,6 +202,12 @@ def _ragged_map(
     )  # fmt: skip
 
 
+def is_scheduled(task: AttentionTask, num_tiles: int, blocks: int) -> bool:
+    """Whether `schedule` gives an order of its own."""
+    plain = task.offset is not None and not task.mode and task.totals is None
+    return plain and blocks < num_tiles <= _MAX_SCHEDULED
+
+
 def schedule(task: AttentionTask, config: AttentionHopperConfig, order: Any, blocks: int) -> Any:
     """Which block computes which tiles of queries, as int32 (rounds, blocks), -1 for none; None: every
     `blocks`-th one.
@@ -209,17 +215,17 @@ def schedule(task: AttentionTask, config: AttentionHopperConfig, order: Any, blo
     Causal tiles take longer the later they come: each one goes, in the order of attention_task.cuh, to
     the block that has the least to do so far.  order: the tiles' numbers of queries, in that order.
     """
-    if task.offset is None or task.mode or task.totals or not blocks < len(order) <= _MAX_SCHEDULED:
+    if not is_scheduled(task, len(order), blocks):
         return None
     rows = np.minimum((order + 1) * config.tile_m, task.sq)
     keys = np.clip(rows + task.offset, 0, task.sk)
     costs = -(-keys // config.tile_n) + _TILE_COST
     heap = [(0.0, block) for block in range(blocks)]
     tiles: list[list[int]] = [[] for _ in range(blocks)]
-    for tile, cost in enumerate(costs):
+    for tile, cost in enumerate(costs.tolist()):
         load, block = heap[0]
         tiles[block].append(tile)
-        heapq.heapreplace(heap, (load + float(cost), block))
+        heapq.heapreplace(heap, (load + cost, block))
     made = np.full((max(map(len, tiles)) + 1, blocks), -1, np.int32)
     for block, own in enumerate(tiles):
         made[: len(own), block] = own

@@ -338,10 +338,10 @@ def attention_plan(
     if hopper:
         blocks, needed = min(grid, target.multiprocessors), config.shared_bytes(head_dim)
         maps = attention_hopper.maps(t, config)
-        order = _order_of_tiles(t.batch * t.heads, tiles, int(params["heads_per_section"]))
-        planned = attention_hopper.schedule(t, config, order, blocks)
-        if planned is not None:
-            planned = target.xp.asarray(planned)
+        planned = None
+        if attention_hopper.is_scheduled(t, grid, blocks):
+            order = _order_of_tiles(t.batch * t.heads, tiles, _heads_per_section(t))
+            planned = target.xp.asarray(attention_hopper.schedule(t, config, order, blocks))
         counters = int(t.mode == 2 or t.totals is not None)
         return AttentionHopperPlan(
             target, kernel, blocks, needed, maps, planned, counters, target.by_value(params), {}
@@ -373,10 +373,10 @@ def _chosen(
 
 def _order_of_tiles(heads: int, tiles: int, heads_per_section: int) -> np.ndarray:
     """The tiles of queries of causal tasks as blocks count them (attention_task.cuh: AttentionPlace)."""
-    sections = [
-        min(heads_per_section, heads - first) for first in range(0, heads, heads_per_section)
-    ]
-    return np.concatenate([np.repeat(np.arange(tiles)[::-1], size) for size in sections])
+    long_first = np.arange(tiles)[::-1]
+    whole, rest = divmod(heads, heads_per_section)
+    sections = np.tile(np.repeat(long_first, heads_per_section), whole)
+    return np.concatenate([sections, np.repeat(long_first, rest)])
 
 
 def _heads_per_section(task: AttentionTask) -> int:

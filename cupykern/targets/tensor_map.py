@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes, plans
-from . import UnavailableError, by_value, is_cupy, launch_argument
+from . import UnavailableError, by_value, is_cupy, launch_argument_at
 
 SWIZZLES = (0, 32, 64, 128)
 
@@ -95,11 +95,11 @@ def encode(
     raise ValueError(f"a tensor map's target must be cuda or host; got {target!r}")
 
 
-_encoded = plans.table()  # a map's bytes by all but its address: others follow from them sooner
+_encoded = plans.table()  # a map by all but its address: others follow from them sooner
 
 
-def _argument(encoded: bytes) -> Any:
-    return launch_argument(np.frombuffer(encoded, f"V{len(encoded)}"))
+def _argument(encoded: _CudaMap) -> Any:
+    return launch_argument_at(encoded.address, _MAP_BYTES, encoded)
 
 
 def _names() -> str:
@@ -171,6 +171,20 @@ def _encode_host(
     return by_value(data)
 
 
+_MAP_BYTES, _MAP_ALIGNMENT = 128, 64
+_Memory = ctypes.c_uint64 * ((_MAP_BYTES + _MAP_ALIGNMENT) // 8)
+
+
+class _CudaMap:
+    """Memory for a map, as aligned as the driver likes it."""
+
+    __slots__ = ("_memory", "address")
+
+    def __init__(self) -> None:
+        self._memory = _Memory()
+        self.address = -(-ctypes.addressof(self._memory) // _MAP_ALIGNMENT) * _MAP_ALIGNMENT
+
+
 def _encode_cuda(
     address: int,
     dtype: np.dtype,
@@ -178,14 +192,13 @@ def _encode_cuda(
     strides: tuple[int, ...],
     box: tuple[int, ...],
     swizzle: int,
-) -> bytes:
-    rank = len(shape)
-    memory, start = _aligned()
+) -> _CudaMap:
+    rank, made = len(shape), _CudaMap()
     error = _driver().cuTensorMapEncodeTiled(
-        ctypes.c_void_p(start),
+        made.address,
         _DATA_TYPES[dtype],
-        ctypes.c_uint32(rank),
-        ctypes.c_void_p(address),
+        rank,
+        address,
         (ctypes.c_uint64 * rank)(*shape[::-1]),
         (ctypes.c_uint64 * rank)(*strides[-2::-1]),
         (ctypes.c_uint32 * rank)(*box[::-1]),
@@ -200,34 +213,29 @@ def _encode_cuda(
             f"cuTensorMapEncodeTiled gives error {error} for shape {shape}, strides {strides}, "
             f"box {box}, swizzle {swizzle}"
         )
-    return ctypes.string_at(start, _MAP_BYTES)
+    return made
 
 
-def _replace_address(encoded: bytes, address: int) -> bytes:
+def _replace_address(encoded: _CudaMap, address: int) -> _CudaMap:
     """The map of `encoded` at another address, a multiple of 16."""
-    memory, start = _aligned()
-    ctypes.memmove(start, encoded, _MAP_BYTES)
-    error = _driver().cuTensorMapReplaceAddress(ctypes.c_void_p(start), ctypes.c_void_p(address))
+    made = _CudaMap()
+    ctypes.memmove(made.address, encoded.address, _MAP_BYTES)
+    error = _driver().cuTensorMapReplaceAddress(made.address, address)
     if error:
         raise ValueError(f"cuTensorMapReplaceAddress gives error {error} for address {address:#x}")
-    return ctypes.string_at(start, _MAP_BYTES)
-
-
-_MAP_BYTES = 128
-_Memory = ctypes.c_uint64 * 24
-
-
-def _aligned() -> tuple[Any, int]:
-    """Memory with room for a map, and where it begins there: at a multiple of 64."""
-    memory = _Memory()
-    return memory, -(-ctypes.addressof(memory) // 64) * 64
+    return made
 
 
 @cache
-def _driver() -> ctypes.CDLL:
+def _driver() -> ctypes.PyDLL:
+    """It keeps Python's lock: what it does here takes less than to let go of that."""
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
-        driver.cuTensorMapEncodeTiled  # noqa: B018  an older driver lacks it
+        driver = ctypes.PyDLL("libcuda.so.1")
+        pointer, unsigned, signed = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int
+        driver.cuTensorMapEncodeTiled.argtypes = (
+            *(pointer, signed, unsigned), *[pointer] * 5, *[signed] * 4,
+        )  # fmt: skip
+        driver.cuTensorMapReplaceAddress.argtypes = pointer, pointer
         return driver
-    except (OSError, AttributeError) as error:
+    except (OSError, AttributeError) as error:  # an older driver lacks them
         raise UnavailableError(f"no CUDA driver that makes tensor maps: {error}") from None
