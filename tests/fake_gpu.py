@@ -48,8 +48,10 @@ class FakeGpu:
         start = -(-ctypes.addressof(self._buffer) // _PAGE) * _PAGE
         self._memory = cupy.cuda.UnownedMemory(start, _SIZE, self._buffer, 0)
         self._next = 0
+        self.num_allocations = 0
 
     def allocate(self, size: int) -> Any:
+        self.num_allocations += 1
         if self._next + size > _SIZE:
             self._next = 0
         pointer = self.xp.cuda.MemoryPointer(self._memory, self._next)
@@ -59,6 +61,13 @@ class FakeGpu:
     def array(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """A CuPy array, of whatever was in memory: nothing reads it."""
         return self.xp.ndarray(shape, np.dtype(dtype))
+
+    def asarray(self, x: np.ndarray) -> Any:
+        """A CuPy array of x's shape, strides and dtype, and whatever was in memory."""
+        memory = self.allocate(x.nbytes)
+        if x.itemsize > 1:
+            return self.xp.ndarray(x.shape, x.dtype, memory, x.strides)
+        return self.xp.ndarray(x.shape, np.uint8, memory, x.strides).view(x.dtype)
 
     def by_value(self, struct: np.ndarray) -> np.ndarray:
         return targets.by_value(struct)
@@ -81,7 +90,7 @@ class FakeGpu:
         return kernel
 
 
-_DEFAULT_STREAM = SimpleNamespace(ptr=0)
+_DEFAULT_STREAM = SimpleNamespace(ptr=0, synchronize=lambda: None)
 
 
 def _note_map(address: int, *args: Any) -> bytes:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import sys
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -153,6 +156,72 @@ def test_warm_is_cold(gpu, name, monkeypatch):
         monkeypatch.setattr(cupykern.arguments, "target_of", None)  # what is warm checks nothing
     assert launches[0] and launches[0] == launches[1]
     assert outputs[0] == outputs[1]
+
+
+class Cost(NamedTuple):
+    """What a warm call takes, in figures that do not depend on the machine."""
+
+    calls: int  # of Python functions of this package, and from them
+    allocations: int
+    launches: int
+
+
+def cost(gpu, call) -> Cost:
+    """Of the second call."""
+    here = str(Path(cupykern.__file__).parent)
+    calls = 0
+
+    def count(frame, event, argument):
+        nonlocal calls
+        if event == "c_call" or event == "call":
+            calls += frame.f_code.co_filename.startswith(here)
+
+    place = gpu._next
+    call()
+    gpu._next = place  # the result at the same address: its tensor map is there
+    gpu.launches.clear()
+    before = gpu.num_allocations
+    sys.setprofile(count)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return Cost(calls, gpu.num_allocations - before, len(gpu.launches))
+
+
+COSTS = {
+    "softmax": Cost(5, 1, 1),
+    "log_softmax": Cost(5, 1, 1),
+    "layer_norm": Cost(6, 1, 1),
+    "rms_norm": Cost(6, 1, 1),
+    "add_rms_norm": Cost(7, 1, 1),
+    "quantize": Cost(8, 1, 1),
+    "quantize_nvfp4": Cost(17, 1, 1),
+    "matmul": Cost(5, 1, 1),
+    "scaled_mm": Cost(9, 1, 1),
+    "dual_gemm_silu": Cost(13, 1, 1),
+    "dequant_softmax": Cost(8, 2, 2),
+    "decode_attention": Cost(4, 1, 1),
+    "attention": Cost(10, 1, 1),
+    "attention_varlen": Cost(11, 1, 1),
+    "nonfinite_report": Cost(7, 1, 1),
+}
+
+
+@pytest.mark.parametrize("op", cupykern.OPS, ids=lambda op: op.name)
+def test_what_a_warm_call_costs(gpu, op):
+    """Times vary too much from one machine to the next; these do not.  Fewer calls than here are welcome."""
+    sizes = op.bench_shapes("cuda")[0]
+    try:
+        problem = op.bench_problem(tuple(min(n, 128) for n in sizes), op.dtypes[0])
+    except (ValueError, NotImplementedError):
+        problem = op.bench_problem(sizes, op.dtypes[0])
+    made = op.inputs(problem, 1, np)
+    args = [gpu.asarray(x) if isinstance(x, np.ndarray) else x for x in made.args]
+    kwargs = {k: gpu.asarray(x) if isinstance(x, np.ndarray) else x for k, x in made.kwargs.items()}
+    found, expected = cost(gpu, lambda: op.run(*args, **kwargs)), COSTS[op.name]
+    assert found[1:] == expected[1:]
+    assert found.calls <= expected.calls + 2, found
 
 
 def long_heads(x):
