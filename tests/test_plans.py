@@ -196,7 +196,7 @@ COSTS = {
     "rms_norm": Cost(6, 1, 1),
     "add_rms_norm": Cost(7, 1, 1),
     "quantize": Cost(8, 1, 1),
-    "quantize_nvfp4": Cost(17, 1, 1),
+    "quantize_nvfp4": Cost(13, 1, 1),
     "matmul": Cost(5, 1, 1),
     "scaled_mm": Cost(9, 1, 1),
     "dual_gemm_silu": Cost(13, 1, 1),

@@ -108,8 +108,9 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None 
         shape = (*outer, rows, k // 2)
         passes = tuple(map(target.by_value, passes))
         plan = _Plan(
-            target, kernel, grid, shape, scale_shape, layout, target.by_value(params), passes
-        )
+            target, kernel, grid, shape, scale_shape, layout, target.by_value(params), passes,
+            _places(shape, scale_shape),
+        )  # fmt: skip
         plans.remember(key if address_of(flat) == address_of(x) else None, plan)
         return plan.launch(flat)
 
@@ -128,28 +129,31 @@ class _Plan(NamedTuple):
     layout: str
     params: Any
     passes: tuple[Any, ...]
+    places: tuple[int, int, int]  # _places'
 
     def launch(self, x: Any) -> NvFp4:
-        data, scale, global_scale = self._results(self.target.xp)
-        barrier = workspace.take_for_grid(self.target, 4 * self.grid)
-        for number in self.passes:
-            args = x, data, scale, global_scale, barrier, self.params, number
-            self.kernel(self.grid, args)
-        return NvFp4.unchecked(data, scale, self.layout, global_scale)
-
-    def _results(self, xp: Any) -> tuple[Any, Any, Any]:
-        """data, scale and the scale of all."""
+        target = self.target
+        xp = target.xp
         if xp is np:
             data = np.empty(self.shape, np.uint8)
             scale = arrays.empty_of(np, self.scale_shape, dtypes.float8_e4m3fn)
-            return data, scale, np.empty((), np.float32)
-        # In one piece of memory: they are used together.
-        size, scales = (-(-math.prod(n) // 512) * 512 for n in (self.shape, self.scale_shape))
-        memory = xp.cuda.alloc(size + scales + 512)
-        data = xp.ndarray(self.shape, np.uint8, memory)
-        scale = xp.ndarray(self.scale_shape, np.uint8, memory + size).view(dtypes.float8_e4m3fn)
-        global_scale = xp.ndarray((), np.float32, memory + size + scales)
-        return data, scale, global_scale
+            global_scale = np.empty((), np.float32)
+        else:  # in one piece of memory: they are used together
+            first, second, size = self.places
+            memory = xp.cuda.alloc(size)
+            data = xp.ndarray(self.shape, np.uint8, memory)
+            scale = arrays.at(xp, self.scale_shape, dtypes.float8_e4m3fn, memory + first)
+            global_scale = xp.ndarray((), np.float32, memory + second)
+        barrier = workspace.take_for_grid(target, 4 * self.grid)
+        for number in self.passes:
+            self.kernel(self.grid, (x, data, scale, global_scale, barrier, self.params, number))
+        return NvFp4.unchecked(data, scale, self.layout, global_scale)
+
+
+def _places(shape: tuple[int, ...], scale_shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Where scales and the scale of all begin behind the codes, and the bytes of all."""
+    codes, scales = (-(-math.prod(sizes) // 512) * 512 for sizes in (shape, scale_shape))
+    return codes, codes + scales, codes + scales + 4
 
 
 def _params(
