@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple
 
 from kernels_cu import Variant
@@ -77,6 +78,9 @@ class _NotedKernel:
     def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
         self._launches.append(Launch(self._kernel, grid, args, shared_bytes))
         self._kernel(grid, args, shared_bytes)
+
+    def pack(self, grid: int, args: tuple[Any, ...], shared_bytes: int) -> Callable[[], None]:
+        return partial(self, grid, args, shared_bytes)
 
 
 _noted: ContextVar[list[Launch] | None] = ContextVar("cupykern_noted", default=None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -86,6 +87,7 @@ class FakeGpu:
             )
             self.launches.append(Launch(variant, grid, tuple(noted), shared_bytes))
 
+        kernel.pack = lambda *launch: partial(kernel, *launch)
         kernel.blocks_at_once = lambda shared_bytes: variant.cluster_size
         return kernel
 

@@ -14,6 +14,7 @@ from .. import dtypes, workspace
 from ..targets import Kernel, Target
 from ..targets.limits import max_shared_bytes
 from ..targets.map_plan import MapPlan, encoded_maps
+from ..targets.repeated import Repeated, places_of
 
 if TYPE_CHECKING:
     from .attention_plan import AttentionTask
@@ -236,21 +237,34 @@ class AttentionHopperPlan(NamedTuple):
     """The launch of a task."""
 
     target: Target
-    kernel: Kernel
-    grid: int
-    shared_bytes: int
-    maps: tuple[MapPlan, ...]
-    schedule: Any
     num_counters: int  # that tiles are taken by
-    params: Any
-    encoded: dict[tuple[int | None, ...], tuple[Any, ...]]  # maps by the arrays' addresses
+    repeated: Repeated
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
         """arrays: as AttentionPlan.launch takes them."""
-        made = encoded_maps(self.target, self.maps, arrays, self.encoded)
-        _, counter = workspace.take(self.target, 0, self.num_counters)
-        self.kernel(
-            self.grid,
-            (*made, *arrays[4:14], self.schedule, counter, self.params),
-            self.shared_bytes,
-        )
+        counter = None
+        if self.num_counters:
+            _, counter = workspace.take(self.target, 0, self.num_counters)
+            arrays = (*arrays, counter)
+        self.repeated(places_of(arrays), arrays)
+
+
+def hopper_plan(
+    target: Target,
+    task: AttentionTask,
+    config: AttentionHopperConfig,
+    kernel: Kernel,
+    sizes: tuple[int, int],
+    planned: Any,
+    params: Any,
+) -> AttentionHopperPlan:
+    """sizes: blocks, and the bytes of their shared memory.  planned: `schedule`'s, on the target."""
+    plans = maps(task, config)
+
+    def arguments(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+        counter = arrays[14] if num_counters else None
+        given = (*arrays[4:14], *[None] * (14 - len(arrays)))
+        return (*encoded_maps(target, plans, arrays), *given, planned, counter, params)
+
+    num_counters = int(task.mode == 2 or task.totals is not None)
+    return AttentionHopperPlan(target, num_counters, Repeated(kernel, *sizes, arguments))
