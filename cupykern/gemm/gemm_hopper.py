@@ -128,9 +128,10 @@ class HopperPlan(NamedTuple):
 
     repeated: Repeated
 
-    def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
-        """arrays: product.ARRAYS, of which some are None; those that the maps are of come first."""
-        self.repeated(places_of(arrays), arrays)
+    def launch(self, xp: Any, arrays: tuple[Any, ...], places: Any = None) -> None:
+        """arrays: product.ARRAYS, of which some are None; those that the maps are of come first.  places:
+        addresses that theirs follow from; None: their own."""
+        self.repeated(places_of(arrays) if places is None else places, arrays)
 
 
 def _launch(

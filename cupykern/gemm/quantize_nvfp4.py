@@ -18,6 +18,7 @@ from ..numerics import as_float64, namespace
 from ..op import Call, Draw, Op, Work
 from ..targets import Kernel, Target
 from ..targets.limits import has_cooperative_launches
+from ..targets.repeated import Repeated
 from . import nvfp4
 from .nvfp4 import GROUP, NvFp4
 from .product import Groups, groups, matrix
@@ -106,13 +107,17 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None 
             passes, grid = (_BOTH,), min(grid, kernel.blocks_at_once(0))
         params["num_partials"] = grid
         shape = (*outer, rows, k // 2)
-        passes = tuple(map(target.by_value, passes))
-        plan = _Plan(
-            target, kernel, grid, shape, scale_shape, layout, target.by_value(params), passes,
-            _places(shape, scale_shape),
-        )  # fmt: skip
+        struct = target.by_value(params)
+        launches = tuple(_launch_of(kernel, grid, struct, target.by_value(n)) for n in passes)
+        places = _places(shape, scale_shape)
+        plan = _Plan(target, launches, 4 * grid, shape, scale_shape, layout, places)
         plans.remember(key if address_of(flat) == address_of(x) else None, plan)
         return plan.launch(flat)
+
+
+def _launch_of(kernel: Kernel, grid: int, params: Any, number: Any) -> Repeated:
+    """The launch of a pass."""
+    return Repeated(kernel, grid, 0, lambda *arrays: (*arrays, params, number))
 
 
 _find = plans.finder("quantize_nvfp4", arrays=1, options=2)
@@ -122,31 +127,31 @@ class _Plan(NamedTuple):
     """The launches of a call, as x's shape, strides and dtype and the config decide them."""
 
     target: Target
-    kernel: Kernel
-    grid: int
+    passes: tuple[Repeated, ...]
+    partial_bytes: int
     shape: tuple[int, ...]
     scale_shape: tuple[int, ...]
     layout: str
-    params: Any
-    passes: tuple[Any, ...]
     places: tuple[int, int, int]  # _places'
 
     def launch(self, x: Any) -> NvFp4:
-        target = self.target
+        target, places = self.target, None
         xp = target.xp
         if xp is np:
             data = np.empty(self.shape, np.uint8)
             scale = arrays.empty_of(np, self.scale_shape, dtypes.float8_e4m3fn)
             global_scale = np.empty((), np.float32)
+            barrier = workspace.take_for_grid(target, self.partial_bytes)
         else:  # in one piece of memory: they are used together
             first, second, size = self.places
             memory = xp.cuda.alloc(size)
             data = xp.ndarray(self.shape, np.uint8, memory)
             scale = arrays.at(xp, self.scale_shape, dtypes.float8_e4m3fn, memory + first)
             global_scale = xp.ndarray((), np.float32, memory + second)
-        barrier = workspace.take_for_grid(target, 4 * self.grid)
-        for number in self.passes:
-            self.kernel(self.grid, (x, data, scale, global_scale, barrier, self.params, number))
+            barrier = workspace.take_for_grid(target, self.partial_bytes)
+            places = x.data.ptr, memory.ptr, barrier.data.ptr
+        for launch in self.passes:
+            launch(places, x, data, scale, global_scale, barrier)
         return NvFp4.unchecked(data, scale, self.layout, global_scale)
 
 

@@ -60,5 +60,5 @@ def places_of(arrays: tuple[Any, ...]) -> tuple[int | None, ...] | None:
     """The addresses of CuPy's arrays, of which some may be None; None for numpy's."""
     try:
         return tuple([x if x is None else x.data.ptr for x in arrays])
-    except AttributeError:  # numpy's x.data
+    except (AttributeError, TypeError, ValueError):  # numpy's x.data
         return None
