@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,12 +17,13 @@ from ..jit import get_kernel
 from ..numerics import as_float64, namespace
 from ..op import Call, Draw, Op, Work
 from ..targets import Kernel, Target
-from ..targets.limits import has_cooperative_launches
+from ..targets.limits import has_cooperative_launches, max_shared_bytes
 from ..targets.repeated import Repeated
 from . import nvfp4
 from .nvfp4 import GROUP, NvFp4
 from .product import Groups, groups, matrix
 
+_VECTOR_BYTES, _STATIC_BYTES = 16, 1024  # the kernel's static shared memory, at most
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 _LARGEST, _ENCODE, _BOTH = map(np.int64, range(3))  # quantize_nvfp4.cu: Pass
 _PARAMS = np.dtype(  # quantize_nvfp4.cu: QuantizeParams
@@ -41,18 +42,30 @@ _PARAMS = np.dtype(  # quantize_nvfp4.cu: QuantizeParams
 class NvFp4Config:
     """Blocks of num_threads threads, at most num_blocks on a multiprocessor, which walk through groups of
     16 numbers; each thread loads at_once of them before it goes on.  launches: 1, a cooperative one, whose
-    blocks meet between both passes, or 2."""
+    blocks meet between both passes, or 2.  held: how many of its groups a thread keeps in shared memory
+    from one pass to the other; a multiple of at_once, 0 with 2 launches."""
 
     num_threads: int = 256
     num_blocks: int = 6
     at_once: int = 1
     launches: int = 2
+    held: int = 0
+
+    def shared_bytes(self, itemsize: int) -> int:
+        """quantize_nvfp4.cu: HeldGroups"""
+        return _VECTOR_BYTES * self.num_threads * max(1, self.held * itemsize)
 
 
 def configs(dtype: np.dtype, arch: str) -> tuple[NvFp4Config, ...]:
-    """Of inputs of `dtype`: (16384, 16384) of FP16 in 311 us, by 6 blocks and one group at once in 324 (H200)."""
-    launches = 1 if has_cooperative_launches(arch) else 2
-    return (NvFp4Config(256, 4, 2 if dtype.itemsize == 2 else 1, launches),)
+    """Of inputs of `dtype`."""
+    at_once = 2 if dtype.itemsize == 2 else 1
+    if not has_cooperative_launches(arch):
+        return (NvFp4Config(256, 4, at_once),)
+    if arch == "host":
+        return (NvFp4Config(256, 1, at_once, 1, held=2),)
+    one = NvFp4Config(1024, 1, at_once, 1)
+    most = (max_shared_bytes(arch) - _STATIC_BYTES) // one.shared_bytes(1)
+    return (replace(one, held=most // dtype.itemsize // at_once * at_once),)
 
 
 def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None = None) -> NvFp4:
@@ -102,22 +115,24 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None 
         threads = batch * int(params["scale_rows"] * params["scale_groups"])
         grid = min(-(-threads // config.num_threads), config.num_blocks * target.multiprocessors)
         kernel = get_kernel(target, _variant_of(x.dtype, config))
-        passes = (_LARGEST, _ENCODE)
+        passes, shared = (_LARGEST, _ENCODE), config.shared_bytes(x.itemsize)
         if config.launches == 1:
-            passes, grid = (_BOTH,), min(grid, kernel.blocks_at_once(0))
+            passes, grid = (_BOTH,), min(grid, kernel.blocks_at_once(shared))
         params["num_partials"] = grid
         shape = (*outer, rows, k // 2)
         struct = target.by_value(params)
-        launches = tuple(_launch_of(kernel, grid, struct, target.by_value(n)) for n in passes)
+        launches = tuple(
+            _launch_of(kernel, grid, shared, struct, target.by_value(number)) for number in passes
+        )
         places = _places(shape, scale_shape)
         plan = _Plan(target, launches, 4 * grid, shape, scale_shape, layout, places)
         plans.remember(key if address_of(flat) == address_of(x) else None, plan)
         return plan.launch(flat)
 
 
-def _launch_of(kernel: Kernel, grid: int, params: Any, number: Any) -> Repeated:
+def _launch_of(kernel: Kernel, grid: int, shared_bytes: int, params: Any, number: Any) -> Repeated:
     """The launch of a pass."""
-    return Repeated(kernel, grid, 0, lambda *arrays: (*arrays, params, number))
+    return Repeated(kernel, grid, shared_bytes, lambda *arrays: (*arrays, params, number))
 
 
 _find = plans.finder("quantize_nvfp4", arrays=1, options=2)
@@ -202,6 +217,16 @@ def _check_config(config: Any, target: Target, x: Any, layout: str) -> NvFp4Conf
         raise ValueError(f"config does not fit: at_once must be 1, 2 or 4; got {config.at_once}")
     if config.launches not in (1, 2):
         raise ValueError(f"config does not fit: launches must be 1 or 2; got {config.launches}")
+    if config.held < 0 or config.held % config.at_once or (config.held and config.launches == 2):
+        raise ValueError(
+            "config does not fit: held must be a multiple of at_once, and 0 with 2 launches; "
+            f"got {config.held}"
+        )
+    needed, most = config.shared_bytes(x.itemsize), max_shared_bytes(target.arch) - _STATIC_BYTES
+    if needed > most:
+        raise ValueError(
+            f"config does not fit: {needed} bytes of shared memory are more than {most}"
+        )
     if config.launches == 1 and not has_cooperative_launches(target.arch):
         raise ValueError(f"config does not fit: {target.arch} has no cooperative launches")
     return config
@@ -211,7 +236,7 @@ def _variant_of(dtype: np.dtype, config: NvFp4Config) -> Variant:
     types = (("Element", dtypes.CPP_NAMES[dtype]),)
     together = (1536 if dtype.itemsize == 2 else 1024) // config.num_threads
     blocks = max(1, min(config.num_blocks, together))
-    constants = (("kAtOnce", config.at_once),)
+    constants = (("kAtOnce", config.at_once), ("kHeld", config.held))
     return Variant(
         "quantize_nvfp4", types, constants, config.num_threads, min_blocks=blocks,
         cooperative=config.launches == 1,
