@@ -65,7 +65,7 @@ def configs(dtype: np.dtype, arch: str) -> tuple[NvFp4Config, ...]:
         return (NvFp4Config(256, 1, at_once, 1, held=2),)
     one = NvFp4Config(1024, 1, at_once, 1)
     most = (max_shared_bytes(arch) - _STATIC_BYTES) // one.shared_bytes(1)
-    if most < 3 * dtype.itemsize:  # little room
+    if most < 8:  # vectors: little room
         return (NvFp4Config(256, 4, at_once, 1),)
     return (replace(one, held=most // dtype.itemsize // at_once * at_once),)
 
