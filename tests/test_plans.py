@@ -14,6 +14,7 @@ from fake_gpu import fake_gpu
 import cupykern
 from cupykern import dtypes, plans, targets
 from cupykern.rows import nonfinite
+from cupykern.tools.bench import tiny_problem
 
 cupy = pytest.importorskip("cupy")
 
@@ -214,12 +215,7 @@ COSTS = {
 @pytest.mark.parametrize("op", cupykern.OPS, ids=lambda op: op.name)
 def test_what_a_warm_call_costs(gpu, op):
     """Times vary too much from one machine to the next; these do not.  Fewer calls than here are welcome."""
-    sizes = op.bench_shapes("cuda")[0]
-    try:
-        problem = op.bench_problem(tuple(min(n, 128) for n in sizes), op.dtypes[0])
-    except (ValueError, NotImplementedError):
-        problem = op.bench_problem(sizes, op.dtypes[0])
-    made = op.inputs(problem, 1, np)
+    made = op.inputs(tiny_problem(op, "cuda"), 1, np)
     args = [gpu.asarray(x) if isinstance(x, np.ndarray) else x for x in made.args]
     kwargs = {k: gpu.asarray(x) if isinstance(x, np.ndarray) else x for k, x in made.kwargs.items()}
     found, expected = cost(gpu, lambda: op.run(*args, **kwargs)), COSTS[op.name]
