@@ -93,9 +93,7 @@ def tasks(ops: Iterable[Op], archs: Sequence[str]) -> list[tuple[Variant, str]]:
     ]
 
 
-def part(
-    todo: Sequence[tuple[Variant, str]], index: int, count: int
-) -> list[tuple[Variant, str]]:
+def part(todo: Sequence[tuple[Variant, str]], index: int, count: int) -> list[tuple[Variant, str]]:
     """One of `count` parts of `todo`; `count` successive indices have every task once, whatever else there is.
 
     A part has about as many of every kernel on every architecture, and a variant comes on neighbouring
