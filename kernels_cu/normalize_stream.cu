@@ -4,12 +4,14 @@
 //   layer_norm  the mean of each warp's elements, then the squares about it; each warp merges those
 //               of all (as parts/moments.cuh does, without its second part of the mean).
 //   sum         null without a residual; layer_norm has none.
+//   counter     zero, and zero again in the end.
 // The other arguments are those of normalize.cu, where they are not null there either.
 // Constants: Element, kCentered and those of parts/row_stream.cuh.
 // Launch: grid (blocks that run at once, or fewer), block (kNumThreads), dynamic shared memory
 // params.stages * sizeof(Slice), twice that with a residual.
 #include "parts/norm_params.cuh"
 #include "parts/row_stream.cuh"
+#include "parts/vector_moments.cuh"
 
 static_assert(kPlain && kThreadsPerRow == kNumThreads, "rows without options, one at a time");
 
@@ -38,79 +40,79 @@ struct Sums {
             for (int j = 0; j < kVectorWidth; ++j) values[j] += b[j];
         }
     }
-    // Sums over the warp.
-    DEVICE float warp_sum(const RingPlace& at) const {
+    // The warp's squares.
+    DEVICE void statistic(const RingPlace& at, float, float& squares) const {
         float sum = 0.0f;
 #pragma unroll(kUnrolled)
         for (int i = 0; i < kVectorsPerThread; ++i) {
             float values[kVectorWidth], part = 0.0f;
             get(at, i, values);
 #pragma unroll
-            for (int j = 0; j < kVectorWidth; ++j) part += values[j];
+            for (int j = 0; j < kVectorWidth; ++j) part += values[j] * values[j];
             sum += part;
         }
-        return reduce_in_warp(sum, Sum());
+        squares = reduce_in_warp(sum, Sum());
     }
-    // Of the distances from `mean`.
-    DEVICE float warp_squares(const RingPlace& at, float mean) const {
-        float sum = 0.0f;
+    // The warp's mean, and the squares about it.  one_over: one over the number of its elements.
+    DEVICE void statistic(const RingPlace& at, float one_over, MeanAndSquares& s) const {
+        VectorMoments<kVectorWidth> mine;
 #pragma unroll(kUnrolled)
         for (int i = 0; i < kVectorsPerThread; ++i) {
-            float values[kVectorWidth], part = 0.0f;
+            if (!kWhole && !ring.place.holds(i)) break;
+            float values[kVectorWidth];
             get(at, i, values);
-#pragma unroll
-            for (int j = 0; j < kVectorWidth; ++j) {
-                const float distance = values[j] - mean;
-                part += distance * distance;
-            }
-            sum += kCentered && !kWhole && !ring.place.holds(i) ? 0.0f : part;
+            mine.take(values);
         }
-        return reduce_in_warp(sum, Sum());
-    }
-    DEVICE void statistic(const RingPlace& at, float, float& squares) const {
-        squares = warp_squares(at, 0.0f);
-    }
-    DEVICE void statistic(const RingPlace& at, float count, MeanAndSquares& s) const {
-        s.mean = warp_sum(at) / (count > 0.0f ? count : 1.0f);
-        s.squares = warp_squares(at, s.mean);
+        s.mean = reduce_in_warp(mine.sum(), Sum()) * one_over;
+        s.squares = reduce_in_warp(mine.squares_about(s.mean), Sum());
     }
 };
 
-// The elements of the block's warps, and of the row's parts: the same in all rows.
+// How many elements there are, and one over it: the same in all rows.
+struct alignas(8) Count {
+    float count, reciprocal;
+
+    DEVICE static Count of(float count) { return {count, count > 0.0f ? 1.0f / count : 0.0f}; }
+};
+// Of the block's warps, of the row's parts, and of the block and the row.
 struct Counts {
-    const float *of_warps, *of_parts;
+    const Count *of_warps, *of_parts, *of_block, *of_row;
 
     DEVICE static Counts of(int64_t num_cols) {
-        SHARED(float, of_warps, [kWarps]);
-        SHARED(float, of_blocks, [kClusterSize]);
+        SHARED(Count, of_warps, [kWarps]);
+        SHARED(Count, of_blocks, [kClusterSize]);
+        SHARED(Count, of_all, [2]);
         const int thread = int(threadIdx.x);
-        if (thread < kWarps) {
-            of_warps[thread] = float(SlicePlace::here(num_cols).count_of_warp(thread));
-        }
+        const SlicePlace place = SlicePlace::here(num_cols);
+        if (thread < kWarps) of_warps[thread] = Count::of(float(place.count_of_warp(thread)));
         if (thread < kClusterSize) {
-            const SlicePlace place = SlicePlace::of_rank(num_cols, thread);
-            of_blocks[thread] = float(place.count * kVectorWidth);
+            const SlicePlace other = SlicePlace::of_rank(num_cols, thread);
+            of_blocks[thread] = Count::of(float(other.count * kVectorWidth));
         }
-        return {of_warps, kClusterSize > 1 ? of_blocks : of_warps};
+        if (thread == 0) {
+            of_all[0] = Count::of(float(place.count * kVectorWidth));
+            of_all[1] = Count::of(float(num_cols));
+        }
+        return {of_warps, kClusterSize > 1 ? of_blocks : of_warps, of_all, of_all + 1};
     }
 };
 
-// kCount parts become one.  count: of all their elements; counts: of each.
-template <int kCount>
-DEVICE float merge(const float* parts, const float*, float) {
-    return sum_over<kCount>([&](int i) { return parts[i]; });
+// kCount parts, part(i), become one.  all: their elements; counts: those of each.
+template <int kCount, class Part>
+DEVICE void merge(Part part, const Count*, const Count*, float& merged) {
+    merged = sum_over<kCount>(part);
 }
-template <int kCount>
-DEVICE MeanAndSquares merge(const MeanAndSquares* parts, const float* counts, float count) {
+template <int kCount, class Part>
+DEVICE void merge(Part part, const Count* counts, const Count* all, MeanAndSquares& merged) {
     // Distances from one of the means, so that a mean far from zero loses nothing.
-    const float origin = parts[0].mean;
-    const auto distance = [&](int i) { return parts[i].mean - origin; };
-    const float step = sum_over<kCount>([&](int i) { return counts[i] * distance(i); }) /
-                       (count > 0.0f ? count : 1.0f);
-    return {origin + step, sum_over<kCount>([&](int i) {
-                const float from_mean = distance(i) - step;
-                return parts[i].squares + counts[i] * (from_mean * from_mean);
-            })};
+    const float origin = part(0).mean;
+    const auto distance = [&](int i) { return part(i).mean - origin; };
+    const float step = sum_over<kCount>([&](int i) { return counts[i].count * distance(i); }) *
+                       all->reciprocal;
+    merged = {origin + step, sum_over<kCount>([&](int i) {
+                  const float from_mean = distance(i) - step;
+                  return part(i).squares + counts[i].count * (from_mean * from_mean);
+              })};
 }
 
 // What all rows are multiplied by, and what is added.
@@ -147,58 +149,65 @@ template <bool kHasResidual, bool kWhole>
 DEVICE void normalize_rows(const Element* x, const Element* residual, Element* y, Element* sum,
                            Factors& factors, Slice* slices, const SlicePlace& place,
                            const StreamBarriers& barriers, const Counts& counts,
-                           const NormParams& params) {
+                           uint32_t* counter, const NormParams& params) {
     constexpr int kArrays = 1 + kHasResidual;
     const auto& layout = params.layout;
-    const int step = int(gridDim.x) / kClusterSize, first = int(blockIdx.x) / kClusterSize;
-    // Which row a turn is for.
-    const auto row_of = [&](int turn) { return first + int64_t(turn) * step; };
-    const int turns = first < layout.num_rows ? int((layout.num_rows - first - 1) / step) + 1 : 0;
-    const RowRing<kArrays> ring{slices, barriers, place, params.stages};
-    const auto start = [&](int stage, int turn) {
-        if (turn >= turns) return;
-        const int64_t next = row_of(turn);
-        const Element* rows[kArrays];
-        rows[0] = x + row_offset(layout, kX, next);
-        if constexpr (kHasResidual) rows[1] = residual + row_offset(layout, kResidual, next);
-        ring.start(stage, rows);
+    const int stages = params.stages;
+    const auto ring = RowRing<kArrays>::make(slices, barriers, place, stages);
+    const RowOrder order = RowOrder::of(counter, layout.num_rows, stages);
+    const auto start = [&](int stage, int row) {
+        if (row < 0) {
+            ring.end(stage);
+            return;
+        }
+        const Element* from[kArrays];
+        from[0] = x + row_offset(layout, kX, row);
+        if constexpr (kHasResidual) from[1] = residual + row_offset(layout, kResidual, row);
+        ring.start(stage, row, from);
     };
     if (threadIdx.x == 0) {
-        for (int i = 0; i < params.stages; ++i) start(i, i);
+        for (int i = 0; i < stages; ++i) start(i, order.first(i));
     }
 
-    const auto exchange = Exchange<Statistic>::make(barriers);
+    const auto exchange = Exchange<Statistic>::make(barriers, order);
     const Sums<kHasResidual, kWhole> s{ring};
-    RingPlace at{0, 0}, before{0, 0}, ahead{0, 0};
-    // The statistics of row number `turn`, which is written in that turn.  All of them are received
-    // before a block ends, so that nothing is written into its shared memory then.
-    const auto send = [&](int turn) {
-        ring.wait_full(ahead);
+    // The statistics of the row of turn number `turn`, if there is one, which is written in that turn.
+    // All of them are received before a block ends, so that nothing is written into its shared memory
+    // then.
+    const auto send = [&](int turn, const RingPlace& at) {
+        ring.wait_full(at);
+        if (ring.row(at) < 0) return;
+        const uint32_t taken = exchange.ask();
         Statistic statistic;
-        s.statistic(ahead, counts.of_warps[threadIdx.x / kWarpSize], statistic);
-        exchange.send(turn, statistic, [&](const Statistic* parts) {
-            const float count = float(place.count * kVectorWidth);
-            return merge<kWarps>(parts, counts.of_warps, count);
+        s.statistic(at, counts.of_warps[threadIdx.x / kWarpSize].reciprocal, statistic);
+        exchange.send(turn, taken, statistic, [&](const Statistic* parts) {
+            Statistic merged;
+            merge<kWarps>([&](int i) { return parts[i]; }, counts.of_warps, counts.of_block,
+                          merged);
+            return merged;
         });
-        ahead.advance(params.stages);
     };
-    if (turns > 0) send(0);
+    SHARED(int, to_start, [1]);  // the row that comes to the stage that is empty next: the first thread's
+    RingPlace at{0, 0};
+    send(0, at);
 #pragma unroll 1
-    for (int turn = 0; turn < turns; ++turn) {
-        const bool last = turn + 1 == turns;
-        if (!last && params.stages > 2) send(turn + 1);
-        const int next = turn + params.stages - 1;
-        if (threadIdx.x == 0 && turn > 0 && next < turns) {
+    for (int turn = 0; ring.row(at) >= 0; ++turn, at = at.next(stages)) {
+        if (stages > 2) send(turn + 1, at.next(stages));
+        if (threadIdx.x == 0 && turn > 0) {
+            const RingPlace before = at.previous(stages);
             ring.wait_empty(before);
-            start(before.stage, next);
+            start(before.stage, to_start[0]);
         }
-        if (!last && params.stages == 2) send(turn + 1);  // which was brought just now
+        if (stages == 2) send(turn + 1, at.next(stages));  // which was brought just now
 
-        const float count = float(layout.num_cols);
-        const Statistic found = merge<kParts>(exchange.receive(turn), counts.of_parts, count);
-        const float rstd = reciprocal_square_root(squares_of(found) / count + params.eps);
+        exchange.receive(turn);
+        if (threadIdx.x == 0) to_start[0] = exchange.next_row(turn);
+        Statistic found;
+        merge<kParts>([&](int i) { return exchange.part(turn, i); }, counts.of_parts, counts.of_row,
+                      found);
+        const float rstd = reciprocal_square_root(squares_of(found) * counts.of_row->reciprocal + params.eps);
         const float shift = -mean_of(found) * rstd;
-        const int64_t row = row_of(turn);
+        const int row = ring.row(at);
         Element* y_row = y + row_offset(layout, kY, row);
 #pragma unroll
         for (int i = 0; i < kVectorsPerThread; ++i) {
@@ -215,15 +224,13 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, Element* y
             vector.store(y_row + place.position(i));
         }
         ring.release(at);
-        before = at;
-        at.advance(params.stages);
     }
 }
 
 template <bool kHasResidual>
 DEVICE void normalize_any_rows(const Element* x, const Element* residual, const void* weight,
-                               const void* bias, Element* y, Element* sum, Slice* slices,
-                               const NormParams& params) {
+                               const void* bias, Element* y, Element* sum, uint32_t* counter,
+                               Slice* slices, const NormParams& params) {
     const int64_t num_cols = params.layout.num_cols;
     const Counts counts = Counts::of(num_cols);
     const StreamBarriers barriers = StreamBarriers::make(params.stages);
@@ -233,23 +240,23 @@ DEVICE void normalize_any_rows(const Element* x, const Element* residual, const 
     if constexpr (kCentered) Factors::load(bias, 0.0f, place, factors.biases);
     if (num_cols == kChunk) {
         normalize_rows<kHasResidual, true>(x, residual, y, sum, factors, slices, place, barriers,
-                                           counts, params);
+                                           counts, counter, params);
     } else {
         normalize_rows<kHasResidual, false>(x, residual, y, sum, factors, slices, place, barriers,
-                                            counts, params);
+                                            counts, counter, params);
     }
 }
 
 KERNEL void normalize_stream(const Element* x, const Element* residual, const void* weight,
-                             const void* bias, void* y, Element* sum, float*, float*, float*, void*,
-                             const NormParams params, int64_t) {
+                             const void* bias, void* y, Element* sum, float*, float*, float*,
+                             uint32_t* counter, const NormParams params, int64_t) {
     SHARED_STORAGE(Slice, slices);
     Element* to = static_cast<Element*>(y);
     if constexpr (!kCentered) {
         if (residual) {
-            normalize_any_rows<true>(x, residual, weight, bias, to, sum, &slices, params);
+            normalize_any_rows<true>(x, residual, weight, bias, to, sum, counter, &slices, params);
             return;
         }
     }
-    normalize_any_rows<false>(x, residual, weight, bias, to, sum, &slices, params);
+    normalize_any_rows<false>(x, residual, weight, bias, to, sum, counter, &slices, params);
 }

@@ -157,6 +157,7 @@ def norm_variant(
         ("kQuantized", quantized),
         ("kRowsPerThread", config.rows_per_thread),
         ("kInRegisters", config.in_registers),
+        ("kWeightsFirst", config.weights_first),
         ("kSums", 2 if quantized else int(has_residual)),  # normalize_plain.cu: HasResidual
     )
     return row_variant("normalize_plain", dtype, config, constants)

@@ -38,6 +38,7 @@ class RowConfig:
     stages: not 0: blocks stay for many rows, of which shared memory holds up to so many (row_stream.cuh).
     rows_per_thread: neighbouring rows of which a thread has the same places.  in_registers: rows lie
     there, not in shared memory.
+    weights_first: weights are asked for together with the row, and wait in registers.
     """
 
     num_threads: int
@@ -52,6 +53,7 @@ class RowConfig:
     stages: int = 0
     rows_per_thread: int = 1
     in_registers: bool = False
+    weights_first: bool = False
 
     @property
     def rows_per_block(self) -> int:
@@ -225,7 +227,7 @@ def refusal(
     needed = layout.num_cols + layout.max_head
     if not c.split_rows and c.chunk < needed:
         return f"{c.chunk} elements are fewer than a row's {needed}"
-    own = c.stages or c.rows_per_thread > 1 or c.in_registers
+    own = c.stages or c.rows_per_thread > 1 or c.in_registers or c.weights_first
     if own and not (norms and c.plain and not c.split_rows and not c.lanes_across_rows):
         return "stages, rows_per_thread and in_registers are for plain, whole rows of the norms"
     if norms and c.plain and (c.split_rows or c.lanes_across_rows):

@@ -68,10 +68,11 @@ DEVICE void keep_packed(RowVector& vector) {
 struct RingPlace {
     int stage, parity;
 
-    DEVICE void advance(int stages) {
-        if (++stage < stages) return;
-        stage = 0;
-        parity ^= 1;
+    DEVICE RingPlace next(int stages) const {
+        return stage + 1 < stages ? RingPlace{stage + 1, parity} : RingPlace{0, parity ^ 1};
+    }
+    DEVICE RingPlace previous(int stages) const {
+        return stage > 0 ? RingPlace{stage - 1, parity} : RingPlace{stages - 1, parity ^ 1};
     }
 };
 
@@ -107,26 +108,42 @@ struct StreamBarriers {
     }
 };
 
-// The stages of kArrays arrays' rows: x's slice, then another array's.
+// The stages of kArrays arrays' rows: x's slice, then another array's; and which row each has, -1
+// after the last one.
 template <int kArrays>
 struct RowRing {
     Slice* slices;
+    int* rows;
     const StreamBarriers& barriers;
     SlicePlace place;
     int stages;
 
-    // By one thread: brings a row, of each array, to a stage.
-    DEVICE void start(int to, const Element* const (&rows)[kArrays]) const {
+    DEVICE static RowRing make(Slice* slices, const StreamBarriers& barriers,
+                               const SlicePlace& place, int stages) {
+        SHARED(int, rows, [kMaxStages]);
+        return {slices, rows, barriers, place, stages};
+    }
+
+    // By one thread: no rows come any more.
+    DEVICE void end(int to) const {
+        rows[to] = -1;
+        barriers.full[to].arrive();
+    }
+    // By one thread: brings row number `row`, of each array, to a stage.
+    DEVICE void start(int to, int row, const Element* const (&from)[kArrays]) const {
         Barrier& full = barriers.full[to];
+        rows[to] = row;
         full.arrive_expect_tx(kArrays * place.bytes());
         if (place.count == 0) return;
 #pragma unroll
         for (int i = 0; i < kArrays; ++i) {
-            const Element* slice = rows[i] + int64_t(place.first) * kVectorWidth;
+            const Element* slice = from[i] + int64_t(place.first) * kVectorWidth;
             bulk_load(&slices[to * kArrays + i], slice, place.bytes(), full);
         }
     }
     DEVICE void wait_full(const RingPlace& at) const { barriers.full[at.stage].wait(at.parity); }
+    // The row that is there, after wait_full.
+    DEVICE int row(const RingPlace& at) const { return rows[at.stage]; }
     // By one thread: until all warps are done with the row.
     DEVICE void wait_empty(const RingPlace& at) const { barriers.empty[at.stage].wait(at.parity); }
     // By each warp, once it is done with the row.
@@ -146,46 +163,103 @@ struct RowRing {
     }
 };
 
+// Which rows a cluster (or block) takes: as many as it has stages at first, and then whichever is
+// next when it asks, so that those whose memory is nearer do not wait for the others in the end.
+struct RowOrder {
+    uint32_t* counter;  // 0 before and after the launch
+    const int64_t& num_rows;
+    int given;  // rows that all clusters have at first
+
+    DEVICE static RowOrder of(uint32_t* counter, const int64_t& num_rows, int stages) {
+        return {counter, num_rows, stages * (int(gridDim.x) / kClusterSize)};
+    }
+    // Of a turn that has a stage from the beginning.
+    DEVICE int first(int turn) const {
+        return checked(int(blockIdx.x) / kClusterSize +
+                       int64_t(turn) * (int(gridDim.x) / kClusterSize));
+    }
+    // Of the turn `stages` after this one.  For each row one number is taken: who takes the last one
+    // sets the counter back.
+    DEVICE uint32_t take() const { return atomic_add(counter, 1u); }
+    DEVICE int next(uint32_t taken) const {
+        if (taken + 1 == uint32_t(num_rows)) atomic_add(counter, 0u - uint32_t(num_rows));
+        return checked(int64_t(given) + taken);
+    }
+    DEVICE int checked(int64_t row) const { return row < num_rows ? int(row) : -1; }
+};
+
 // What the warps of a block tell each other, and then, in a cluster, one warp of each block, another
-// one for each row, all blocks; a row's parts are read a turn later.  Memory is used again four rows
-// on: who sends number n + 4 has received number n + 2, which others send once they have read
-// number n.
+// one for each row, all blocks; a row's parts are read a turn later.  The first block says besides
+// which row comes `stages` turns on.  Memory is used again four rows on: who sends number n + 4 has
+// received number n + 2, which others send once they have read number n.
 template <class Statistic>
 struct Exchange {
+    // What a block tells the others.
+    struct alignas(sizeof(Statistic) == 4 ? 8 : 16) Message { Statistic statistic; int next_row; };
     Statistic (*of_warps)[kWarps];
-    Statistic (*of_blocks)[kClusterSize];
+    Message (*of_blocks)[kClusterSize];
+    int* next_rows;
     const StreamBarriers& barriers;
+    RowOrder order;
 
-    DEVICE static Exchange make(const StreamBarriers& barriers) {
+    DEVICE static Exchange make(const StreamBarriers& barriers, const RowOrder& order) {
         SHARED(Statistic, of_warps, [kExchanges][kWarps]);
-        SHARED(Statistic, of_blocks, [kExchanges][kClusterSize]);
-        return {of_warps, of_blocks, barriers};
+        SHARED(Message, of_blocks, [kExchanges][kClusterSize]);
+        SHARED(int, next_rows, [kExchanges]);  // of a block that is alone
+        return {of_warps, of_blocks, next_rows, barriers, order};
+    }
+    // In a cluster: the warp that sends the block's part, each in turn.  Of the first block it is
+    // always the same one, which asks for rows: they come in the order of the turns.
+    DEVICE static int sender(int turn) { return cluster_rank() == 0 ? kWarps - 1 : turn % kWarps; }
+    // By all, before there is something to send, because an answer takes long: who sends a row's first
+    // part asks for another row.
+    DEVICE uint32_t ask() const {
+        const int asks = kClusterSize > 1 ? kWarps - 1 : 0;
+        if (int(threadIdx.x) != asks * kWarpSize) return 0;
+        if constexpr (kClusterSize > 1) {
+            if (cluster_rank() != 0) return 0;
+        }
+        return order.take();
     }
     // merge_warps(parts): of kWarps parts, in every lane.
     template <class Merge>
-    DEVICE void send(int turn, const Statistic& of_warp, Merge merge_warps) const {
+    DEVICE void send(int turn, uint32_t taken, const Statistic& of_warp, Merge merge_warps) const {
         const int slot = turn % kExchanges, warp = int(threadIdx.x) / kWarpSize;
         if (lane_id() == 0) {
             of_warps[slot][warp] = of_warp;
+            if (kClusterSize == 1 && warp == 0) next_rows[slot] = order.next(taken);
             barriers.in_block[slot].arrive();
         }
         if constexpr (kClusterSize > 1) {
-            if (warp != turn % kWarps) return;
+            if (warp != sender(turn)) return;
             barriers.in_block[slot].wait(turn / kExchanges % 2);
-            const Statistic of_block = merge_warps(of_warps[slot]);
+            Message of_block{merge_warps(of_warps[slot]), 0};
             Barrier& all_here = barriers.exchanges[slot];
-            if (lane_id() == 0) all_here.arrive_expect_tx(kClusterSize * int(sizeof(Statistic)));
+            const int rank = cluster_rank();
+            if (rank == 0) {
+                if (lane_id() == 0) of_block.next_row = order.next(taken);
+                of_block.next_row = shuffle(of_block.next_row, 0);
+            }
+            if (lane_id() == 0) all_here.arrive_expect_tx(kClusterSize * int(sizeof(Message)));
             if (lane_id() < kClusterSize) {
-                store_async(&of_blocks[slot][cluster_rank()], of_block, all_here, lane_id());
+                store_async(&of_blocks[slot][rank], of_block, all_here, lane_id());
             }
         }
     }
-    // The kParts parts of what was sent in turn number `turn`.
-    DEVICE const Statistic* receive(int turn) const {
+    // Waits for the parts of what was sent in turn number `turn`; they are there for this turn.
+    DEVICE void receive(int turn) const {
         const int slot = turn % kExchanges;
         Barrier& all_here = (kClusterSize > 1 ? barriers.exchanges : barriers.in_block)[slot];
         all_here.wait(turn / kExchanges % 2);
-        return kClusterSize > 1 ? of_blocks[slot] : of_warps[slot];
+    }
+    DEVICE Statistic part(int turn, int i) const {
+        const int slot = turn % kExchanges;
+        return kClusterSize > 1 ? of_blocks[slot][i].statistic : of_warps[slot][i];
+    }
+    // The row of the turn `stages` after this one.
+    DEVICE int next_row(int turn) const {
+        const int slot = turn % kExchanges;
+        return kClusterSize > 1 ? of_blocks[slot][0].next_row : next_rows[slot];
     }
 };
 
