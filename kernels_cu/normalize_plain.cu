@@ -149,9 +149,52 @@ DEVICE RowVector load_columns(const void* from, int position, float otherwise) {
     return vector;
 }
 
+// A thread's weights and biases, which it asks for with the row (kWeightsFirst) or where it uses them.
+template <bool kWhole>
+struct Columns {
+    static constexpr int kHeld = kWeightsFirst ? kVectorsPerThread : 1;
+    const void *weight, *bias;
+    RowVector weights[kHeld], biases[kCentered ? kHeld : 1];
+
+    DEVICE void start(const Places<kWhole>& at) {
+        if constexpr (kWeightsFirst) {
+#pragma unroll
+            for (int i = 0; i < kVectorsPerThread; ++i) load(i, at, i);
+        }
+    }
+    // They are here now, and stay as they are in memory.
+    DEVICE void finish() {
+        if constexpr (kWeightsFirst) {
+#pragma unroll
+            for (int i = 0; i < kVectorsPerThread; ++i) keep(i);
+        }
+    }
+    DEVICE void load(int to, const Places<kWhole>& at, int i) {
+        const bool there = at.holds(i);
+        weights[to] = load_columns<kWhole>(there ? weight : nullptr, at.position(i), 1.0f);
+        if constexpr (kCentered) {
+            biases[to] = load_columns<kWhole>(there ? bias : nullptr, at.position(i), 0.0f);
+        }
+    }
+    // Of vector i alone.
+    DEVICE RowVector weights_of(const Places<kWhole>& at, int i) {
+        if constexpr (kWeightsFirst) {
+            keep_packed(weights[i]);
+            return weights[i];
+        } else {
+            return load_columns<kWhole>(weight, at.position(i), 1.0f);
+        }
+    }
+    DEVICE void keep(int i) {
+        keep_packed(weights[i]);
+        if constexpr (kCentered) keep_packed(biases[i]);
+    }
+};
+
 // The warp's part of row r.
 template <class Sums, bool kWhole>
-DEVICE Statistic warp_statistic(Sums& s, int r, const Places<kWhole>& at, const void* weight) {
+DEVICE Statistic warp_statistic(Sums& s, int r, const Places<kWhole>& at,
+                                Columns<kWhole>& columns) {
     float mean = 0.0f, squares = 0.0f;
     if constexpr (kCentered) {
         VectorMoments<kVectorWidth> mine;
@@ -166,7 +209,7 @@ DEVICE Statistic warp_statistic(Sums& s, int r, const Places<kWhole>& at, const 
         squares = mine.squares_about(mean);
     } else {
         float largest = 0.0f;  // a NaN is in the squares
-#pragma unroll(kUnrolled<Sums::kTight>)
+#pragma unroll(kQuantized && kWeightsFirst ? kVectorsPerThread : kUnrolled<Sums::kTight>)
         for (int i = 0; i < kVectorsPerThread; ++i) {
             float values[kVectorWidth], part = 0.0f;
             s.get(r, i, values);
@@ -175,7 +218,7 @@ DEVICE Statistic warp_statistic(Sums& s, int r, const Places<kWhole>& at, const 
             squares += part;
             if constexpr (kQuantized) {
                 if (!at.holds(i)) continue;
-                const RowVector weights = load_columns<kWhole>(weight, at.position(i), 1.0f);
+                const RowVector weights = columns.weights_of(at, i);
 #pragma unroll
                 for (int j = 0; j < kVectorWidth; ++j) {
                     largest = maximum(largest, magnitude(values[j] * weights[j]));
@@ -251,50 +294,17 @@ DEVICE void exchange(Statistic (&s)[kRowsPerThread], const Places<kWhole>& at) {
     }
 }
 
-// A thread's weights and biases, which it asks for with the row (kWeightsFirst) or where it uses them.
-template <bool kWhole>
-struct Columns {
-    static constexpr int kHeld = kWeightsFirst ? kVectorsPerThread : 1;
-    const void *weight, *bias;
-    RowVector weights[kHeld], biases[kCentered ? kHeld : 1];
-
-    DEVICE void start(const Places<kWhole>& at) {
-        if constexpr (kWeightsFirst) {
-#pragma unroll
-            for (int i = 0; i < kVectorsPerThread; ++i) load(i, at, i);
-        }
-    }
-    // They are here now, and stay as they are in memory.
-    DEVICE void finish() {
-        if constexpr (kWeightsFirst) {
-#pragma unroll
-            for (int i = 0; i < kVectorsPerThread; ++i) keep(i);
-        }
-    }
-    DEVICE void load(int to, const Places<kWhole>& at, int i) {
-        const bool there = at.holds(i);
-        weights[to] = load_columns<kWhole>(there ? weight : nullptr, at.position(i), 1.0f);
-        if constexpr (kCentered) {
-            biases[to] = load_columns<kWhole>(there ? bias : nullptr, at.position(i), 0.0f);
-        }
-    }
-    DEVICE void keep(int i) {
-        keep_packed(weights[i]);
-        if constexpr (kCentered) keep_packed(biases[i]);
-    }
-};
-
 // The largest |y| of row r anew, where the products with weights alone are too small or too large.
 template <class Sums, bool kWhole>
 DEVICE float largest_result(Sums& s, int r, const Places<kWhole>& at, float rstd,
-                            const void* weight) {
+                            Columns<kWhole>& columns) {
     Largest largest;
-#pragma unroll(kInRegisters ? kVectorsPerThread : 1)
+#pragma unroll(kInRegisters || kWeightsFirst ? kVectorsPerThread : 1)
     for (int i = 0; i < kVectorsPerThread; ++i) {
         if (!at.holds(i)) continue;
         float values[kVectorWidth];
         s.get(r, i, values);
-        const RowVector weights = load_columns<kWhole>(weight, at.position(i), 1.0f);
+        const RowVector weights = columns.weights_of(at, i);
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) largest.take(values[j] * rstd * weights[j]);
     }
@@ -337,7 +347,7 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
     Statistic statistics[kRowsPerThread];
 #pragma unroll
     for (int r = 0; r < kRowsPerThread; ++r) {
-        statistics[r] = warp_statistic(s, r, at, weight);
+        statistics[r] = warp_statistic(s, r, at, columns);
     }
     columns.finish();
     exchange(statistics, at);
@@ -354,7 +364,7 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
             float largest = product * rstd;
             // The same for all that share the row, and where rows share a warp for those.
             if (kWarpsPerRow == 1 && kClusterSize == 1 ? vote_any(!safe) : !safe) {
-                const float anew = merge_across_warps<1>(largest_result(s, r, at, rstd, weight),
+                const float anew = merge_across_warps<1>(largest_result(s, r, at, rstd, columns),
                                                          at.t, MergeFloats<Larger>());
                 largest = safe ? largest : anew;
             }
