@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cupykern
-from cupykern import check, inputs
+from cupykern import check, inputs, workspace
 from cupykern.op import Op, as_tuple
 from cupykern.rows.norm_ops import ADD_OP, LAYER_OP, RMS_OP, NormProblem
 from cupykern.rows.row_configs import RowConfig
@@ -67,6 +67,16 @@ def test_rows_of_any_number_and_length(target, name, dtype):
         assert comparison.ok, f"{problem!r}: {comparison}"
 
     check_one()
+
+
+def test_rows_are_taken_by_a_counter_that_is_zero_again(target, monkeypatch):
+    """Fewer rows than blocks have at first, as many, and more."""
+    counter = target.xp.zeros(1, np.uint32)
+    monkeypatch.setattr(workspace, "take", lambda *_: (None, counter))
+    for rows in (1, 7, 18, 19, 100):
+        problem = problem_of(RMS_OP, (rows, 1024), "float16")
+        assert run_and_compare(RMS_OP, problem, target, CONFIGS["float16"]).ok
+        assert int(counter[0]) == 0
 
 
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
