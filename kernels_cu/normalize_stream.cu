@@ -1,19 +1,19 @@
 // normalize_stream.cu: layer_norm (kCentered) and rms_norm as in normalize.cu, of rows of whole,
-// aligned vectors, without options.  A block or cluster takes a row after the other
-// (parts/row_stream.cuh); its weights and biases stay in registers.
-//   layer_norm  the mean of each warp's elements, then the squares about it; each warp merges those
-//               of all (as parts/moments.cuh does, without its second part of the mean).
+// aligned vectors, without options.  A block or cluster takes a row after the other, by warps of
+// different roles (parts/row_stream.cuh); weights and biases stay in the writers' registers.
+//   layer_norm  the mean of each warp's elements and the squares about it, then of the block's and
+//               the row's (as parts/moments.cuh does, without its second part of the mean).
 //   sum         null without a residual; layer_norm has none.
 //   counter     zero, and zero again in the end.
 // The other arguments are those of normalize.cu, where they are not null there either.
 // Constants: Element, kCentered and those of parts/row_stream.cuh.
 // Launch: grid (blocks that run at once, or fewer), block (kNumThreads), dynamic shared memory
-// params.stages * sizeof(Slice), twice that with a residual.
+// params.stages * sizeof(Piece), twice that with a residual.
 #include "parts/norm_params.cuh"
 #include "parts/row_stream.cuh"
 #include "parts/vector_moments.cuh"
 
-static_assert(kPlain && kThreadsPerRow == kNumThreads, "rows without options, one at a time");
+static_assert(kPlain, "rows without options");
 
 struct alignas(8) MeanAndSquares { float mean, squares; };
 using Statistic = Choose<kCentered != 0, MeanAndSquares, float>::Type;
@@ -22,51 +22,19 @@ DEVICE float mean_of(const MeanAndSquares& s) { return s.mean; }
 DEVICE float squares_of(float squares) { return squares; }
 DEVICE float squares_of(const MeanAndSquares& s) { return s.squares; }
 
-// One thread's part of s = x + residual.
-template <bool kHasResidual, bool kWhole>
-struct Sums {
-    // Vectors whose values are under way at once, where passes take no more registers.
-    static constexpr int kUnrolled = kVectorsPerThread <= 2 ? kVectorsPerThread : kCentered ? 1 : 2;
-    const RowRing<1 + kHasResidual>& ring;
-
-    DEVICE void get(const RingPlace& at, int i, float (&values)[kVectorWidth]) const {
-        const Element zero = from_float<Element>(0.0f);
-        const RowVector a = ring.template get<kWhole>(at, i, 0, zero);
+// s = x + residual of a vector that is there.
+template <bool kHasResidual>
+DEVICE void get_sums(const RowRing<1 + kHasResidual>& ring, const RingPlace& at, int vector,
+                     float (&values)[kVectorWidth]) {
+    const RowVector a = ring.get(at, 0, vector);
 #pragma unroll
-        for (int j = 0; j < kVectorWidth; ++j) values[j] = a[j];
-        if constexpr (kHasResidual) {
-            const RowVector b = ring.template get<kWhole>(at, i, 1, zero);
+    for (int j = 0; j < kVectorWidth; ++j) values[j] = a[j];
+    if constexpr (kHasResidual) {
+        const RowVector b = ring.get(at, 1, vector);
 #pragma unroll
-            for (int j = 0; j < kVectorWidth; ++j) values[j] += b[j];
-        }
+        for (int j = 0; j < kVectorWidth; ++j) values[j] += b[j];
     }
-    // The warp's squares.
-    DEVICE void statistic(const RingPlace& at, float, float& squares) const {
-        float sum = 0.0f;
-#pragma unroll(kUnrolled)
-        for (int i = 0; i < kVectorsPerThread; ++i) {
-            float values[kVectorWidth], part = 0.0f;
-            get(at, i, values);
-#pragma unroll
-            for (int j = 0; j < kVectorWidth; ++j) part += values[j] * values[j];
-            sum += part;
-        }
-        squares = reduce_in_warp(sum, Sum());
-    }
-    // The warp's mean, and the squares about it.  one_over: one over the number of its elements.
-    DEVICE void statistic(const RingPlace& at, float one_over, MeanAndSquares& s) const {
-        VectorMoments<kVectorWidth> mine;
-#pragma unroll(kUnrolled)
-        for (int i = 0; i < kVectorsPerThread; ++i) {
-            if (!kWhole && !ring.place.holds(i)) break;
-            float values[kVectorWidth];
-            get(at, i, values);
-            mine.take(values);
-        }
-        s.mean = reduce_in_warp(mine.sum(), Sum()) * one_over;
-        s.squares = reduce_in_warp(mine.squares_about(s.mean), Sum());
-    }
-};
+}
 
 // How many elements there are, and one over it: the same in all rows.
 struct alignas(8) Count {
@@ -74,17 +42,26 @@ struct alignas(8) Count {
 
     DEVICE static Count of(float count) { return {count, count > 0.0f ? 1.0f / count : 0.0f}; }
 };
-// Of the block's warps, of the row's parts, and of the block and the row.
+// Of the readers' warps, of the row's blocks, of this block and of the row.
 struct Counts {
-    const Count *of_warps, *of_parts, *of_block, *of_row;
+    const Count *of_warps, *of_blocks, *of_block, *of_row;
 
     DEVICE static Counts of(int64_t num_cols) {
-        SHARED(Count, of_warps, [kWarps]);
+        SHARED(Count, of_warps, [kReaderWarps]);
         SHARED(Count, of_blocks, [kClusterSize]);
         SHARED(Count, of_all, [2]);
         const int thread = int(threadIdx.x);
         const SlicePlace place = SlicePlace::here(num_cols);
-        if (thread < kWarps) of_warps[thread] = Count::of(float(place.count_of_warp(thread)));
+        if (thread < kReaderWarps) {
+            int vectors = 0;
+            for (int i = 0; i < kVectorsPerThread; ++i) {
+                for (int first = 0; first < kWriters; first += kReaders) {
+                    const int rest = place.vectors(i) - first - thread * kWarpSize;
+                    vectors += rest < 0 ? 0 : rest < kWarpSize ? rest : kWarpSize;
+                }
+            }
+            of_warps[thread] = Count::of(float(vectors * kVectorWidth));
+        }
         if (thread < kClusterSize) {
             const SlicePlace other = SlicePlace::of_rank(num_cols, thread);
             of_blocks[thread] = Count::of(float(other.count * kVectorWidth));
@@ -93,7 +70,7 @@ struct Counts {
             of_all[0] = Count::of(float(place.count * kVectorWidth));
             of_all[1] = Count::of(float(num_cols));
         }
-        return {of_warps, kClusterSize > 1 ? of_blocks : of_warps, of_all, of_all + 1};
+        return {of_warps, of_blocks, of_all, of_all + 1};
     }
 };
 
@@ -115,17 +92,39 @@ DEVICE void merge(Part part, const Count* counts, const Count* all, MeanAndSquar
               })};
 }
 
+// What a thread takes of its vectors, and its warp makes of it.
+struct SquaresOfVectors {
+    float sum = 0.0f;
+
+    DEVICE void take(const float (&values)[kVectorWidth]) {
+        float part = 0.0f;
+#pragma unroll
+        for (int j = 0; j < kVectorWidth; ++j) part += values[j] * values[j];
+        sum += part;
+    }
+};
+DEVICE float of_warp(const SquaresOfVectors& mine, const Count&) {
+    return reduce_in_warp(mine.sum, Sum());
+}
+DEVICE MeanAndSquares of_warp(const VectorMoments<kVectorWidth>& mine, const Count& count) {
+    const float mean = reduce_in_warp(mine.sum(), Sum()) * count.reciprocal;
+    return {mean, reduce_in_warp(mine.squares_about(mean), Sum())};
+}
+using OfVectors = Choose<kCentered != 0, VectorMoments<kVectorWidth>, SquaresOfVectors>::Type;
+
 // What all rows are multiplied by, and what is added.
 struct Factors {
     RowVector weights[kVectorsPerThread], biases[kCentered ? kVectorsPerThread : 1];
 
     DEVICE static void load(const void* from, float otherwise, const SlicePlace& place,
                             RowVector* vectors) {
+        const int vector = int(threadIdx.x);
 #pragma unroll
         for (int i = 0; i < kVectorsPerThread; ++i) {
             vectors[i].fill(from_float<Element>(otherwise));
-            if (from && place.holds(i)) {
-                vectors[i].load_read_only(static_cast<const Element*>(from) + place.position(i));
+            if (from && place.holds(i, vector)) {
+                const Element* columns = static_cast<const Element*>(from);
+                vectors[i].load_read_only(columns + place.position(i, vector));
             }
         }
     }
@@ -144,119 +143,168 @@ struct Factors {
     }
 };
 
-// kWhole: the row has all of the vectors that its blocks have room for.
-template <bool kHasResidual, bool kWhole>
-DEVICE void normalize_rows(const Element* x, const Element* residual, Element* y, Element* sum,
-                           Factors& factors, Slice* slices, const SlicePlace& place,
-                           const StreamBarriers& barriers, const Counts& counts,
-                           uint32_t* counter, const NormParams& params) {
-    constexpr int kArrays = 1 + kHasResidual;
-    const auto& layout = params.layout;
-    const int stages = params.stages;
-    const auto ring = RowRing<kArrays>::make(slices, barriers, place, stages);
-    const RowOrder order = RowOrder::of(counter, layout.num_rows, stages);
-    const auto start = [&](int stage, int row) {
-        if (row < 0) {
-            ring.end(stage);
-            return;
-        }
-        const Element* from[kArrays];
-        from[0] = x + row_offset(layout, kX, row);
-        if constexpr (kHasResidual) from[1] = residual + row_offset(layout, kResidual, row);
-        ring.start(stage, row, from);
-    };
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < stages; ++i) start(i, order.first(i));
-    }
-
-    const auto exchange = Exchange<Statistic>::make(barriers, order);
-    const Sums<kHasResidual, kWhole> s{ring};
-    // The statistics of the row of turn number `turn`, if there is one, which is written in that turn.
-    // All of them are received before a block ends, so that nothing is written into its shared memory
-    // then.
-    const auto send = [&](int turn, const RingPlace& at) {
-        ring.wait_full(at);
-        if (ring.row(at) < 0) return;
-        const uint32_t taken = exchange.ask();
-        Statistic statistic;
-        s.statistic(at, counts.of_warps[threadIdx.x / kWarpSize].reciprocal, statistic);
-        exchange.send(turn, taken, statistic, [&](const Statistic* parts) {
-            Statistic merged;
-            merge<kWarps>([&](int i) { return parts[i]; }, counts.of_warps, counts.of_block,
-                          merged);
-            return merged;
-        });
-    };
-    SHARED(int, to_start, [1]);  // the row that comes to the stage that is empty next: the first thread's
-    RingPlace at{0, 0};
-    send(0, at);
-#pragma unroll 1
-    for (int turn = 0; ring.row(at) >= 0; ++turn, at = at.next(stages)) {
-        if (stages > 2) send(turn + 1, at.next(stages));
-        if (threadIdx.x == 0 && turn > 0) {
-            const RingPlace before = at.previous(stages);
-            ring.wait_empty(before);
-            start(before.stage, to_start[0]);
-        }
-        if (stages == 2) send(turn + 1, at.next(stages));  // which was brought just now
-
-        exchange.receive(turn);
-        if (threadIdx.x == 0) to_start[0] = exchange.next_row(turn);
-        Statistic found;
-        merge<kParts>([&](int i) { return exchange.part(turn, i); }, counts.of_parts, counts.of_row,
-                      found);
-        const float rstd = reciprocal_square_root(squares_of(found) * counts.of_row->reciprocal + params.eps);
-        const float shift = -mean_of(found) * rstd;
-        const int row = ring.row(at);
-        Element* y_row = y + row_offset(layout, kY, row);
-#pragma unroll
-        for (int i = 0; i < kVectorsPerThread; ++i) {
-            if (!kWhole && !place.holds(i)) continue;
-            float values[kVectorWidth];
-            s.get(at, i, values);
-            RowVector vector;
-            if constexpr (kHasResidual) {
-                vector.from_floats(values);
-                vector.store(sum + row_offset(layout, kSum, row) + place.position(i));
-            }
-            factors.apply(i, shift, rstd, values);
-            vector.from_floats(values);
-            vector.store(y_row + place.position(i));
-        }
-        ring.release(at);
-    }
-}
+// What a row's writers are told.  row: -1 after the last one.
+struct alignas(16) Task {
+    float rstd, shift;
+    int row, padding;
+};
 
 template <bool kHasResidual>
-DEVICE void normalize_any_rows(const Element* x, const Element* residual, const void* weight,
-                               const void* bias, Element* y, Element* sum, uint32_t* counter,
-                               Slice* slices, const NormParams& params) {
+struct Stream {
+    static constexpr int kArrays = 1 + kHasResidual;
+    const Element *x, *residual;
+    const void *weight, *bias;
+    Element *y, *sum;
+    const NormParams& params;
+    RowRing<kArrays> ring;
+    Exchange<Statistic> exchange;
+    Counts counts;
+    Task* tasks;
+
+    DEVICE void load_rows() const {
+        if (lane_id() != 0) return;
+        RingPlace at{0, 0};
+        const RowOrder& order = exchange.order;
+        for (int turn = 0;; ++turn) {
+            const int row = turn < order.ahead ? order.first(turn)
+                                               : exchange.receive(turn - order.ahead)->next_row;
+            ring.name(turn, row);
+            if (row < 0) return;
+            const Element* from[kArrays];
+            from[0] = x + row_offset(params.layout, kX, row);
+            if constexpr (kHasResidual) {
+                from[1] = residual + row_offset(params.layout, kResidual, row);
+            }
+            ring.load(at, from);
+        }
+    }
+    DEVICE void read_rows() const {
+        RingPlace at{0, 0};
+        const int first = int(threadIdx.x) - kWriters;
+        const Count& count = counts.of_warps[Exchange<Statistic>::reader_warp()];
+        for (int turn = 0; ring.row(turn) >= 0; ++turn) {
+            const uint32_t taken = exchange.ask();
+            OfVectors mine;
+#pragma unroll 1
+            for (int i = 0; i < kVectorsPerThread; ++i, at.advance(ring.stages)) {
+                ring.wait_full(at);
+#pragma unroll
+                for (int vector = first; vector < first + kWriters; vector += kReaders) {
+                    if (!ring.place.holds(i, vector)) continue;
+                    float values[kVectorWidth];
+                    get_sums<kHasResidual>(ring, at, vector, values);
+                    mine.take(values);
+                }
+            }
+            exchange.send(turn, taken, of_warp(mine, count), [&](const Statistic* parts) {
+                Statistic merged;
+                merge<kReaderWarps>([&](int i) { return parts[i]; }, counts.of_warps,
+                                    counts.of_block, merged);
+                return merged;
+            });
+        }
+    }
+    // All messages are received before a block ends, so that nothing is written into its shared
+    // memory then.
+    DEVICE void finish_rows() const {
+        int row;
+        for (int turn = 0;; ++turn) {
+            row = ring.row(turn);
+            Task task{0.0f, 0.0f, row, 0};
+            if (row >= 0) {
+                const auto* messages = exchange.receive(turn);
+                Statistic found;
+                merge<kClusterSize>([&](int i) { return messages[i].statistic; }, counts.of_blocks,
+                                    counts.of_row, found);
+                task.rstd = reciprocal_square_root(
+                    squares_of(found) * counts.of_row->reciprocal + params.eps);
+                task.shift = -mean_of(found) * task.rstd;
+            }
+            if (lane_id() == 0) {
+                tasks[slot_of(turn)] = task;
+                ring.barriers.finished[slot_of(turn)].arrive();
+            }
+            if (row < 0) return;
+        }
+    }
+    DEVICE void write_rows() const {
+        Factors factors;
+        Factors::load(weight, 1.0f, ring.place, factors.weights);
+        if constexpr (kCentered) Factors::load(bias, 0.0f, ring.place, factors.biases);
+        RingPlace at{0, 0};
+        const int vector = int(threadIdx.x);
+#pragma unroll 1
+        for (int turn = 0;; ++turn) {
+            ring.barriers.finished[slot_of(turn)].wait(parity_of(turn));
+            const Task task = tasks[slot_of(turn)];
+            if (task.row < 0) return;
+            Element* y_row = y + row_offset(params.layout, kY, task.row);
+#pragma unroll
+            for (int i = 0; i < kVectorsPerThread; ++i, at.advance(ring.stages)) {
+                ring.wait_full(at);  // as readers have: no wait
+                if (ring.place.holds(i, vector)) {
+                    const int position = ring.place.position(i, vector);
+                    float values[kVectorWidth];
+                    get_sums<kHasResidual>(ring, at, vector, values);
+                    RowVector out;
+                    if constexpr (kHasResidual) {
+                        out.from_floats(values);
+                        out.store(sum + row_offset(params.layout, kSum, task.row) + position);
+                    }
+                    factors.apply(i, task.shift, task.rstd, values);
+                    out.from_floats(values);
+                    out.store(y_row + position);
+                }
+                ring.release(at);
+            }
+        }
+    }
+};
+
+// A warpgroup's registers where roles have whole ones: writers need more, others less.
+constexpr bool kUnevenRegisters = kWriters == 512;
+
+template <bool kHasResidual>
+DEVICE void normalize_rows(const Element* x, const Element* residual, const void* weight,
+                           const void* bias, Element* y, Element* sum, uint32_t* counter,
+                           Piece* pieces, const NormParams& params) {
+    SHARED(Task, tasks, [kSlots]);
+    const int64_t& num_rows = params.layout.num_rows;
     const int64_t num_cols = params.layout.num_cols;
     const Counts counts = Counts::of(num_cols);
     const StreamBarriers barriers = StreamBarriers::make(params.stages);
     const SlicePlace place = SlicePlace::here(num_cols);
-    Factors factors;
-    Factors::load(weight, 1.0f, place, factors.weights);
-    if constexpr (kCentered) Factors::load(bias, 0.0f, place, factors.biases);
-    if (num_cols == kChunk) {
-        normalize_rows<kHasResidual, true>(x, residual, y, sum, factors, slices, place, barriers,
-                                           counts, counter, params);
-    } else {
-        normalize_rows<kHasResidual, false>(x, residual, y, sum, factors, slices, place, barriers,
-                                            counts, counter, params);
+    const auto ring = RowRing<1 + kHasResidual>::make(pieces, barriers, place, params.stages);
+    const RowOrder order = RowOrder::of(counter, num_rows, params.stages);
+    const auto exchange = Exchange<Statistic>::make(barriers, order);
+    const Stream<kHasResidual> stream{x,      residual, weight, bias,     y,      sum,
+                                      params, ring,     exchange, counts, tasks};
+    const Role role = role_of_warp();
+    if (role == kWriter) {
+        if constexpr (kUnevenRegisters) increase_registers<96>();
+        stream.write_rows();
+        return;
+    }
+    if constexpr (kUnevenRegisters) decrease_registers<40>();
+    if (role == kReader) {
+        stream.read_rows();
+    } else if (role == kLoader) {
+        stream.load_rows();
+    } else if (role == kFinisher) {
+        stream.finish_rows();
     }
 }
 
 KERNEL void normalize_stream(const Element* x, const Element* residual, const void* weight,
                              const void* bias, void* y, Element* sum, float*, float*, float*,
                              uint32_t* counter, const NormParams params, int64_t) {
-    SHARED_STORAGE(Slice, slices);
+    SHARED_STORAGE(Piece, pieces);
     Element* to = static_cast<Element*>(y);
     if constexpr (!kCentered) {
         if (residual) {
-            normalize_any_rows<true>(x, residual, weight, bias, to, sum, counter, &slices, params);
+            normalize_rows<true>(x, residual, weight, bias, to, sum, counter, &pieces, params);
             return;
         }
     }
-    normalize_any_rows<false>(x, residual, weight, bias, to, sum, counter, &slices, params);
+    normalize_rows<false>(x, residual, weight, bias, to, sum, counter, &pieces, params);
 }

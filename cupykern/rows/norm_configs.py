@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from ..targets.limits import max_cluster_size
-from .row_configs import VECTOR_BYTES, RowConfig, fitting, row_configs
+from .row_configs import MAX_STAGES, VECTOR_BYTES, RowConfig, fitting, row_configs
 from .rows import RowLayout
 
 _Table = tuple[tuple[int, int, int, int, int, int, bool], ...]
@@ -74,12 +74,9 @@ _QUANTIZED: dict[int, _Table] = {
         *((512, 512, 8, size, 2, 1, False) for size in (4, 16)),
     ),
 }
-# Blocks that stay for many rows: (num_threads, vectors_per_thread, cluster_size, min_blocks); for
-# rows that fill more than half.
-_STREAMS = {
-    2: ((512, 4, 16, 2), (1024, 4, 8, 1), (512, 4, 16, 1)),
-    4: ((1024, 4, 16, 1),),
-}
+# Blocks that stay for many rows: (num_threads, vectors_per_thread, cluster_size); for rows that fill
+# more than half.
+_STREAMS = {2: ((512, 4, 16), (512, 8, 8)), 4: ((512, 8, 16),)}
 
 
 @cache
@@ -90,8 +87,8 @@ def norm_configs(arch: str, itemsize: int, has_residual: bool) -> tuple[RowConfi
     tables = (_SUMS, _CLUSTERS_OF_SUMS) if has_residual else (_BLOCKS, _CLUSTERS)
     return (
         *(
-            RowConfig(threads, threads, width, vectors, cluster, blocks, plain=True, stages=8)
-            for threads, vectors, cluster, blocks in streams
+            RowConfig(threads, threads, width, vectors, cluster, plain=True, stages=MAX_STAGES)
+            for threads, vectors, cluster in streams
         ),
         *(config for table in tables for config in _plain(arch, itemsize, table[itemsize])),
         *_with_options(arch, itemsize),

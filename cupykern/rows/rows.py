@@ -118,7 +118,7 @@ def row_variant(
         kernel + "_stream" if config.stages else kernel,
         (("Element", dtypes.CPP_NAMES[x_dtype]),),
         constants + config.constants,
-        config.num_threads,
+        config.block_threads,
         config.cluster_size,
         config.min_blocks,
     )
