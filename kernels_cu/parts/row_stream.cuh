@@ -243,6 +243,7 @@ struct Exchange {
     template <class Merge>
     DEVICE void send(int turn, uint32_t taken, const Statistic& of_warp, Merge merge_warps) const {
         const int slot = slot_of(turn);
+        sync_warp();  // all of them have read their pieces, which may then be overwritten
         if (lane_id() == 0) {
             of_warps[slot][reader_warp()] = of_warp;
             barriers.in_block[slot].arrive();
