@@ -17,8 +17,8 @@
 
 static_assert(kPlain && !kSplitRows && !kLanesAcrossRows, "whole rows without options");
 static_assert(!(kCentered && kQuantized), "layer_norm does not quantize");
-static_assert(!kQuantized || kRowsPerThread == 1,
-              "a row's largest may need an exchange of its own");
+static_assert(!kQuantized || kRowsPerThread <= 2,
+              "each row's largest may need an exchange of its own");
 static_assert(!kQuantized || kRowsPerBlock == 1 || kWarpsPerRow == 1, "in which all take part");
 
 enum HasResidual { kNever, kAlways, kEither };
@@ -364,8 +364,10 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
             float largest = product * rstd;
             // The same for all that share the row, and where rows share a warp for those.
             if (kWarpsPerRow == 1 && kClusterSize == 1 ? vote_any(!safe) : !safe) {
-                const float anew = merge_across_warps<1>(largest_result(s, r, at, rstd, columns),
-                                                         at.t, MergeFloats<Larger>());
+                const float of_warp = largest_result(s, r, at, rstd, columns);
+                const MergeFloats<Larger> merge;
+                const float anew = r == 0 ? merge_across_warps<1>(of_warp, at.t, merge)
+                                          : merge_across_warps<2>(of_warp, at.t, merge);
                 largest = safe ? largest : anew;
             }
             const QuantizeScale scale(largest, largest_number(params.dtype));

@@ -162,8 +162,8 @@ def streams_fit(centered: bool, arrays_held: int) -> bool:
 
 
 def quantizes(config: RowConfig) -> bool:
-    """Whether rms_norm quantizes by `config`: plain rows one at a time, all threads that meet on one."""
+    """Whether rms_norm quantizes by `config`: up to two plain rows at a time, all threads that meet on one."""
     if not config.plain:
         return True
     alone = config.threads_per_row in (config.num_threads, *(2**n for n in range(6)))
-    return alone and config.rows_per_thread == 1 and not config.stages
+    return alone and config.rows_per_thread <= 2 and not config.stages

@@ -110,7 +110,7 @@ def make_norm(
             raise ValueError("config does not fit: layer_norm has no stages with a residual")
         if quantized and not quantizes(config):
             raise ValueError(
-                "config does not fit: plain rows are quantized one at a time, by a block or a warp"
+                "config does not fit: plain rows are quantized by a block or a warp, up to two at a time"
             )
     else:
         config = tuned_config(
