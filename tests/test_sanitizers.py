@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from cupykern import OPS
-from cupykern.targets import UnavailableError, host
+from cupykern.targets import UnavailableError, host, host_compiler
 
 pytestmark = pytest.mark.sanitizer
 
@@ -53,8 +53,8 @@ for schedule, warp_size, count in zip(("fifo", "lifo"), (32, 64), counts):
             comparison = check.check_problem(op, problem, 1, target.xp)
             assert comparison.ok, f"{problem!r}: {comparison}"
         if streamed and schedule == "lifo":  # blocks that stay for many rows
-            config = RowConfig(64, 64, 8, 2, 2, plain=True, stages=2)
-            call = op.inputs(op.bench_problem((9, 1800), "float16"), 1, target.xp)
+            config = RowConfig(128, 128, 8, 2, 2, plain=True, stages=3)
+            call = op.inputs(op.bench_problem((9, 3000), "float16"), 1, target.xp)
             references = op.reference(*call.args, **call.kwargs)
             bounds = op.bound(*call.args, **call.kwargs, reference=references)
             outputs = as_tuple(op.run(*call.args, **call.kwargs, config=config))
@@ -98,7 +98,7 @@ with host.use(sanitizer=sys.argv[2]) as target:
 
 def run(sanitizer: str, script: str, *args: str) -> subprocess.CompletedProcess:
     try:
-        added = host.sanitizer_environment(sanitizer)
+        added = host_compiler.sanitizer_environment(sanitizer)
     except UnavailableError as error:
         pytest.skip(str(error))
     return subprocess.run(
