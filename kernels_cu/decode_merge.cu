@@ -10,6 +10,7 @@ KERNEL void decode_merge(const int* seq_lens, Element* out, float* lse, void* pa
                          const DecodeParams params) {
     constexpr int kParts = kRows / kRowsAtOnce, kValuesAtOnce = 16;
     SHARED(Bytes<16>, values, [kValuesAtOnce][kNumThreads]);
+    SHARED(Bytes<8>, sums, [kGroupsOfLane * kGroup][kNumThreads]);
     int place = int(blockIdx.x) / kParts;
     const int row_block = params.row_blocks.take_from(place);
     const int first_task = place * params.runs.by * params.row_blocks.by + row_block;
@@ -23,7 +24,7 @@ KERNEL void decode_merge(const int* seq_lens, Element* out, float* lse, void* pa
     const int row = has_row ? begin + own.row : 0;
     const Nodes nodes(params, partial_results);
     const int64_t first = of_chunks ? task.chunk_node(params, 0) : task.group_node(params, 0);
-    const Merge merge = {nodes, first, count, row, own.col, has_row};
+    const Merge merge = {nodes, first, count, row, own.col, has_row, sums};
     const MergedRow merged = of_chunks ? merge.add_chunks<kValuesAtOnce>(values)
                                        : merge.add_groups<kValuesAtOnce>(values);
     const RowOutput output = {params, task, out, lse};

@@ -273,12 +273,6 @@ FAULTS = {
     "a pair's second group has the sum of the first row": Fault(
         RESULTS, "second = pair.totals[row];", "second = pair.totals[0];", "pairs"
     ),
-    "the motions of a merge write": Fault(
-        RESULTS,
-        "const bool has_row = last && row < num_rows;",
-        "const bool has_row = row < num_rows;",
-        "lengths",
-    ),
     "many rows: a key too many": Fault(
         WARPS, "if (key >= ends[m][Rows::slot(i)])", "if (key > ends[m][Rows::slot(i)])", "rows"
     ),

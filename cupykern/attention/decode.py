@@ -70,7 +70,10 @@ class DecodeConfig:
         size += self.rows * 2 * dim
         if not own_rows:
             rows_at_once = 4 * self.threads // dim
-            size += 8 * key_warps * self.rows + 4 * key_warps * rows_at_once * (dim + 8)
+            of_warps = 8 * key_warps * self.rows + 4 * key_warps * rows_at_once * (dim + 8)
+            groups_of_lane = -(-most_groups // min(dim // 4, 32))
+            sums = 0 if self.merges_later else 8 * _GROUP * groups_of_lane * self.threads
+            size += max(of_warps, sums)
         if self.pairs:
             size += self.rows * (8 + 4 * dim)
         return -(-(size + 80) // 16) * 16
@@ -272,7 +275,7 @@ _PARAMS = np.dtype(  # parts/decode_task.cuh: DecodeParams
             )
         ),
         ("exponent_scale", np.float32),
-        ("rehearses", np.int32),
+        ("padding", np.int32),
     ]
 )
 
@@ -385,7 +388,6 @@ def make_plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> 
         "nodes": nodes,
         "counters": counters,
         "causal": call.causal,
-        "rehearses": num_tasks <= _BLOCKS_AT_ONCE * target.multiprocessors,
         "exponent_scale": call.scale * math.log2(math.e),
     }
     for name, value in values.items():

@@ -46,9 +46,6 @@ struct Nodes {
         return values + (node * kRows + row) * kDim + col;
     }
     DEVICE PartialSum* sum_place(int64_t node, int row) const { return sums + node * kRows + row; }
-    DEVICE PartialSum sum(int64_t node, int row) const {
-        return bit_cast<PartialSum>(load_vector<8>(sum_place(node, row)));
-    }
     DEVICE void set_sum(int64_t node, int row, const PartialSum& total) const {
         store_vector<8>(sum_place(node, row), bit_cast<Bytes<8>>(total));
     }
@@ -71,6 +68,11 @@ DEVICE bool is_last(int& told, uint32_t* counter, int count) {
 template <int kValuesAtOnce>
 using MergeValues = Bytes<16>[kValuesAtOnce][kNumThreads];
 
+// Sums of nodes that a thread looks after, on their way to it.
+constexpr int kRowLanes = kQuadsOfRow < kWarpSize ? kQuadsOfRow : kWarpSize;
+constexpr int kGroupsOfLane = (kMaxGroups + kRowLanes - 1) / kRowLanes;
+using MergeSums = Bytes<8>[kGroupsOfLane * kGroup][kNumThreads];
+
 // What a row of nodes adds up to: `total` and this thread's four values.
 struct MergedRow {
     PartialSum total;
@@ -79,24 +81,39 @@ struct MergedRow {
 
 // A row of `count` nodes from `first` on.  Whole warps; threads without a row get nothing.
 struct Merge {
-    // Of a warp, that have the same row.
-    static constexpr int kLanes = kQuadsOfRow < kWarpSize ? kQuadsOfRow : kWarpSize;
-    // Groups that each of them looks after.
-    static constexpr int kGroups = (kMaxGroups + kLanes - 1) / kLanes;
+    // Of a warp, that have the same row, and the groups that each of them looks after.
+    static constexpr int kLanes = kRowLanes, kGroups = kGroupsOfLane;
     static_assert(kGroups <= 2, "the lanes of a row look after all groups");
     const Nodes& nodes;
     int64_t first;
     int count, row, col;
     bool has_row;
+    MergeSums& sums;
 
+    // All that a thread asks for it copies by itself: a compiler would let the copies wait for
+    // loads, and twice as long for both.
+    DEVICE void start_sum(int i, int node) const {
+        const bool valid = has_row && node < count;
+        copy_async<8>(&sums[i][threadIdx.x], nodes.sum_place(first + (valid ? node : 0), row), valid);
+    }
+    DEVICE PartialSum sum(int i, int node) const {
+        if (!has_row || node >= count) return {-kInfinity, 0.0f};
+        return bit_cast<PartialSum>(sums[i][threadIdx.x]);
+    }
     // values: of the node from that memory[0] has.
     template <int kValuesAtOnce>
     DEVICE void start_values(MergeValues<kValuesAtOnce>& memory, int begin) const {
-        const int end = begin + kValuesAtOnce < count ? begin + kValuesAtOnce : count;
+        const int end = count - begin < kValuesAtOnce ? count - begin : kValuesAtOnce;
         const float* from = nodes.value(first + begin, row, col);
+        Bytes<16>* to = &memory[0][threadIdx.x];
 #pragma unroll 1
-        for (int node = begin; node < end; ++node, from += kRows * kDim)
-            copy_async<16>(&memory[node - begin][threadIdx.x], from, has_row);
+        for (int i = 0; i < end; i += 4, from += 4 * kRows * kDim, to += 4 * kNumThreads) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                if (i + j < end)
+                    copy_async<16>(to + j * kNumThreads, from + j * (kRows * kDim), has_row);
+            }
+        }
         copy_async_commit();
     }
     template <class Combine>
@@ -130,14 +147,15 @@ struct Merge {
     // The nodes are groups.
     template <int kValuesAtOnce>
     DEVICE MergedRow add_groups(MergeValues<kValuesAtOnce>& memory) const {
+        const int lane = lane_id() % kLanes;
+#pragma unroll
+        for (int i = 0; i < kGroups; ++i) start_sum(i, lane + i * kLanes);
+        copy_async_commit();
+        start_values<kValuesAtOnce>(memory, 0);
+        copy_async_wait<1>();
         PartialSum groups[kGroups];
 #pragma unroll
-        for (int i = 0; i < kGroups; ++i) {
-            const int group = lane_id() % kLanes + i * kLanes;
-            groups[i] = {-kInfinity, 0.0f};
-            if (has_row && group < count) groups[i] = nodes.sum(first + group, row);
-        }
-        start_values<kValuesAtOnce>(memory, 0);
+        for (int i = 0; i < kGroups; ++i) groups[i] = sum(i, lane + i * kLanes);
         float weights[kGroups];
         MergedRow result = {weigh(groups, weights), {}};
 #pragma unroll 1
@@ -162,25 +180,25 @@ struct Merge {
     template <int kValuesAtOnce>
     DEVICE MergedRow add_chunks(MergeValues<kValuesAtOnce>& memory) const {
         static_assert(kValuesAtOnce % kGroup == 0, "whole groups at once");
-        PartialSum groups[kGroups];
-        float before[kGroup][kGroups], added[kGroup][kGroups];
-        PartialSum chunks[kGroups][kGroup];
+        const int first_chunk_of_lane = lane_id() % kLanes * kGroup;
 #pragma unroll
         for (int g = 0; g < kGroups; ++g) {
 #pragma unroll
-            for (int i = 0; i < kGroup; ++i) {
-                const int chunk = (lane_id() % kLanes + g * kLanes) * kGroup + i;
-                chunks[g][i] = {-kInfinity, 0.0f};
-                if (has_row && chunk < count) chunks[g][i] = nodes.sum(first + chunk, row);
-            }
+            for (int i = 0; i < kGroup; ++i)
+                start_sum(g * kGroup + i, first_chunk_of_lane + g * kLanes * kGroup + i);
         }
+        copy_async_commit();
         start_values<kValuesAtOnce>(memory, 0);
+        copy_async_wait<1>();
+        PartialSum groups[kGroups];
+        float before[kGroup][kGroups], added[kGroup][kGroups];
 #pragma unroll
         for (int g = 0; g < kGroups; ++g) {
             groups[g] = {-kInfinity, 0.0f};
 #pragma unroll
             for (int i = 0; i < kGroup; ++i) {
-                const FoldFactors factors = fold_sum(groups[g], chunks[g][i]);
+                const int chunk = first_chunk_of_lane + g * kLanes * kGroup + i;
+                const FoldFactors factors = fold_sum(groups[g], sum(g * kGroup + i, chunk));
                 before[i][g] = factors.before, added[i][g] = factors.added;
             }
         }

@@ -137,9 +137,9 @@ struct RunResults {
             }
         }
     }
-    // After the last chunk.  memory: that nobody uses any more, MergeValues.
-    template <class Memory, class Pair>
-    DEVICE void finish(Memory& memory, Pair& pair, int& told, uint32_t* counters, Element* out,
+    // After the last chunk.  memory, sums: that nobody uses any more, MergeValues and MergeSums.
+    template <class Memory, class Sums, class Pair>
+    DEVICE void finish(Memory& memory, Sums& sums, Pair& pair, int& told, uint32_t* counters, Element* out,
                        float* lse) {
         const bool of_chunks = params.chunks_per_block == 1;
         const RowOutput output = {params, task, out, lse};
@@ -167,11 +167,10 @@ struct RunResults {
                 const int index = all ? 0 : task.first_chunk / kGroup, first = index * kGroup;
                 const int left = task.num_chunks - first;
                 const int count = all || left < kGroup ? left : kGroup;
-                const bool last = is_last(told, mine + (all ? 0 : 1 + index), count);
-                if (!last && !params.rehearses) return;
+                if (!is_last(told, mine + (all ? 0 : 1 + index), count)) return;
                 const int64_t node = task.group_node(params, index);
                 merge_rows(
-                    last, task.chunk_node(params, first), count,
+                    sums, task.chunk_node(params, first), count,
                     [&](const Merge& merge) { return merge.add_chunks<kValuesAtOnce>(memory); },
                     [&](bool valid, int row, int col, const MergedRow& merged) {
                         if (all) {
@@ -183,14 +182,13 @@ struct RunResults {
                             if (col == 0) nodes.set_sum(node, row, merged.total);
                         }
                     });
-                if (all || !last) return;
+                if (all) return;
             } else {
                 blocks = (task.num_chunks - 1) / params.chunks_per_block + 1;
             }
-            const bool last = is_last(told, mine, blocks);
-            if (!last && !params.rehearses) return;
+            if (!is_last(told, mine, blocks)) return;
             merge_rows(
-                last, task.group_node(params, 0), task.num_groups,
+                sums, task.group_node(params, 0), task.num_groups,
                 [&](const Merge& merge) { return merge.add_groups<kValuesAtOnce>(memory); },
                 [&](bool valid, int row, int col, const MergedRow& merged) {
                     output.write(valid, row, col, merged.total, merged.values);
@@ -198,17 +196,16 @@ struct RunResults {
         }
     }
     // give(valid, row, col, merged) for this thread's quads of all rows, by add(merge) of nodes.
-    // The last block does it; others, where none waits for their place, go through the motions of
-    // one row: its code is near then, for which the last one would wait longer than for the sums.
     template <class Add, class Give>
-    DEVICE void merge_rows(bool last, int64_t first, int count, const Add& add, const Give& give) {
+    DEVICE void merge_rows(MergeSums& sums, int64_t first, int count, const Add& add, const Give& give) {
         const OwnQuad own;
-        const int num_rows = !last ? 1 : task.num_rows < kRows ? task.num_rows : kRows;
+        const int num_rows = task.num_rows < kRows ? task.num_rows : kRows;
 #pragma unroll 1
         for (int begin = 0; begin < num_rows; begin += kRowsAtOnce) {
             const int row = begin + own.row;
-            const bool has_row = last && row < num_rows;
-            const Merge merge = {nodes, first, count, has_row ? row : 0, own.col, has_row};
+            const bool has_row = row < num_rows;
+            const Merge merge = {nodes, first, count, has_row ? row : 0,
+                                 own.col, has_row, sums};
             give(has_row, row, own.col, add(merge));
         }
     }

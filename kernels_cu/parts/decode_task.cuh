@@ -44,7 +44,6 @@ struct DecodeParams {
     int32_t chunk_nodes, nodes, counters;
     int32_t causal;
     float exponent_scale;  // the scale times log2(e)
-    int32_t rehearses;     // no block waits for another one's place
 
     DEVICE int num_keys(const int* seq_lens, int64_t batch) const {
         if (!seq_lens) return max_keys;

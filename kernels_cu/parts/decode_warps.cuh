@@ -107,7 +107,10 @@ struct DecodeStorage {
         Choose<kMergesLater, char, MergeValues<kValuesAtOnce>>::Type values;  // after the tiles
     };
     QueryTile q;
-    Choose<kOwnRows, char, WarpMemory>::Type warps;
+    union {
+        Choose<kOwnRows, char, WarpMemory>::Type warps;
+        Choose<kMergesLater, char, MergeSums>::Type sums;  // after the last chunk
+    };
     Choose<kPairs, PairMemory, char>::Type pair;
     int is_last;
     DecodeTask task;
@@ -419,5 +422,5 @@ DEVICE void attend_rows(DecodeStorage& storage, const DecodeParams& params, cons
     results.begin(task.first_chunk);
     TileLoads loads(params, task, caches, block_table);
     attend_task(storage, params, task, loads, q, results);
-    results.finish(storage.values, storage.pair, storage.is_last, counters, out, lse);
+    results.finish(storage.values, storage.sums, storage.pair, storage.is_last, counters, out, lse);
 }
