@@ -106,21 +106,31 @@ class DecodeTask(NamedTuple):
 
 
 @cache
-def _tiles(arch: str, dim: int) -> tuple[DecodeConfig, ...]:
-    """For up to 16 rows first.  Two blocks fit on a multiprocessor of an H200."""
+def _tiles(arch: str, dim: int) -> tuple[DecodeConfig, DecodeConfig]:
+    """For up to 16 rows, and for more.  Two blocks fit on a multiprocessor of an H200."""
     if arch.startswith("gfx"):
         # More rows would take more registers than gfx11 has.
-        if dim == 64:
-            return (DecodeConfig(16, 64, 2),)
-        return (DecodeConfig(16, 32, 2 if dim < MAX_DIM else 1, threads=256),)
+        few = DecodeConfig(16, 64, 2)
+        if dim > 64:
+            few = DecodeConfig(16, 32, 2 if dim < MAX_DIM else 1, threads=256)
+        return few, few
     if max_shared_bytes(arch) >= 160 * 1024:
         many = DecodeConfig(64, 64, 3 if dim == 64 else 2) if dim < MAX_DIM else None
         few = DecodeConfig(16, 8192 // dim, 2 if dim == 64 else 3)
-        both = few, many or DecodeConfig(32, 32, 2, threads=256)
-        # Measured on an H200; elsewhere not.
-        return tuple(replace(c, chunk=512) for c in both) if arch == "sm_90a" else both
+        # Chunks: measured on an H200; elsewhere not.
+        few = replace(few, chunk=512) if arch == "sm_90a" else few
+        return few, many or DecodeConfig(32, 32, 2, threads=256)
     many = DecodeConfig(64, 32, 2) if dim < MAX_DIM else DecodeConfig(32, 32, 2, threads=256)
     return DecodeConfig(16, 8192 // dim, 2), many
+
+
+def _busy_tiles(arch: str, dim: int) -> tuple[DecodeConfig, ...]:
+    """For up to 16 rows where multiprocessors have more than a block each, as measured on an H200: in
+    pairs, which not all tasks allow, and alone.  Less is on its way then, to more of them."""
+    if arch != "sm_90a" or dim != 128:
+        return ()
+    tile = replace(_tiles(arch, dim)[0], stages=2)
+    return replace(tile, chunks_per_block=_GROUP, pairs=True), tile
 
 
 def configs(task: DecodeTask, arch: str, blocks: int | None = None) -> tuple[DecodeConfig, ...]:
@@ -129,18 +139,28 @@ def configs(task: DecodeTask, arch: str, blocks: int | None = None) -> tuple[Dec
 
     blocks: how many multiprocessors the device has; None: as most of `arch`.
     """
-    few, many = _tiles(arch, task.padded_dim)[0], _tiles(arch, task.padded_dim)[-1]
+    few, many = _tiles(arch, task.padded_dim)
     tile = few if task.rows <= few.rows else many
+    places = blocks or multiprocessors(arch)
     # Whole groups, as many as leave each place some blocks; single chunks where that would leave places
     # without any.
-    at_once = _BLOCKS_AT_ONCE * (blocks or multiprocessors(arch))
+    at_once = _BLOCKS_AT_ONCE * places
     groups = max(1, task.num_tasks(tile) // _GROUP // (_BLOCKS_PER_PLACE * at_once))
     run = _GROUP << (groups.bit_length() - 1)
     # Measured on an H200: a block on nearly every multiprocessor is enough for whole groups.
-    if 10 * task.num_tasks(replace(tile, chunks_per_block=_GROUP)) < 9 * at_once // _BLOCKS_AT_ONCE:
+    if 10 * task.num_tasks(replace(tile, chunks_per_block=_GROUP)) < 9 * places:
         run = 1
-    runs = dict.fromkeys((run, 1, 8, 16, 32))
-    return tuple(replace(tile, chunks_per_block=n) for n in runs)
+    busy = _busy_tiles(arch, task.padded_dim) if tile is few else ()
+    found: dict[DecodeConfig, None] = {}
+    for n in (run, 1, 8, 16, 32):
+        config = replace(tile, chunks_per_block=n)
+        others = [replace(c, chunks_per_block=n) for c in busy if not c.pairs or n == _GROUP]
+        others = [c for c in others if not _refusal_of_pairs(c, task, arch)]
+        if task.num_tasks(config) > places:
+            found |= dict.fromkeys((*others, config))
+        else:
+            found |= dict.fromkeys((config, *others))
+    return tuple(found)
 
 
 def choose_config(task: DecodeTask, arch: str, blocks: int | None = None) -> DecodeConfig:
@@ -172,8 +192,7 @@ def check_config(config: Any, task: DecodeTask, arch: str) -> None:
     if not isinstance(config, DecodeConfig):
         raise TypeError(f"config must be a DecodeConfig; got {type(config).__name__}")
     reason = _refusal(config, task.padded_dim, arch)
-    if not reason and config.pairs:
-        reason = _refusal_of_pairs(config, task, arch)
+    reason = reason or _refusal_of_pairs(config, task, arch)
     if reason:
         raise ValueError(f"config does not fit: {reason}; got {config}")
 
@@ -206,6 +225,8 @@ def _refusal(config: DecodeConfig, dim: int, arch: str) -> str | None:
 
 
 def _refusal_of_pairs(config: DecodeConfig, task: DecodeTask, arch: str) -> str | None:
+    if not config.pairs:
+        return None
     chunks = task.max_chunks(config)
     if max_cluster_size(arch) < 2:
         return f"{arch} has no clusters"
@@ -249,7 +270,7 @@ def variants(arch: str) -> tuple[Variant, ...]:
         (t, dim, tile)
         for t in (dtypes.float16, dtypes.bfloat16)
         for dim in _DIMS
-        for tile in _tiles(arch, dim)
+        for tile in dict.fromkeys((*_tiles(arch, dim), *_busy_tiles(arch, dim)))
     ]
     return (
         *(variant(*kind, paged) for kind in kinds for paged in (False, True)),
