@@ -223,7 +223,9 @@ struct Queries {
         // Two sums of a single fragment, so that fewer products wait for the one before.
         constexpr int kChains = Scores::kM * Scores::kN == 1 ? 2 : 1;
         Scores sums[kChains] = {};
-#pragma unroll
+        // No more: a compiler for gfx12 asks for all keys first, and has no registers left.
+        constexpr int kAtOnce = kSteps < 8 ? kSteps : 8;
+#pragma unroll kAtOnce
         for (int step = 0; step < kSteps; ++step) {
             Scores& sum = sums[step % kChains];
             const auto load_keys = [&](ColFragment& f, int n) {
