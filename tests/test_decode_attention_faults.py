@@ -19,14 +19,20 @@ MERGE, MERGE_KERNEL = "parts/decode_merge.cuh", "decode_merge.cu"
 FAULTS = {
     "no barrier before a stage is read": Fault(
         WARPS,
-        "copy_async_wait<kStages - 1>(); sync_tile();",
-        "copy_async_wait<kStages - 1>();",
+        "copy_async_wait<kUnderWay>(); sync_tile();  // this",
+        "copy_async_wait<kUnderWay>();  // this",
         "lengths",
     ),
     "a stage too early": Fault(
         WARPS,
-        "copy_async_wait<kStages - 1>();",
-        "copy_async_wait<kStages>();",
+        "copy_async_wait<kUnderWay>(); sync_tile();  // this",
+        "copy_async_wait<kUnderWay + 1>(); sync_tile();  // this",
+        "lengths",
+    ),
+    "values read before they are brought": Fault(
+        WARPS,
+        "copy_async_wait<kUnderWay>(); sync_tile();  // the values",
+        "// the values",
         "lengths",
     ),
     "queries read before they are there": Fault(
@@ -47,7 +53,12 @@ FAULTS = {
         "next_stage = next_stage + 2 < kStages ?",
         "lengths",
     ),
-    "values behind the end": Fault(SOURCE, "has_v && valid", "has_v", "lengths"),
+    "values behind the end": Fault(
+        SOURCE,
+        "has && valid",
+        "has",
+        "lengths",
+    ),
     "columns behind the last": Fault(
         SOURCE, "has_k = vector * 8 < params.dim,", "has_k = true,", "padded rows"
     ),
@@ -122,12 +133,20 @@ FAULTS = {
         SOURCE, "find_pages(first_key + kTileK);", "find_pages(first_key);", "pages"
     ),
     "a page's offset in 32 bits": Fault(
-        SOURCE, "copy(i, k + page * k_page", "copy(i, k + int(page * k_page)", "large caches"
+        SOURCE,
+        "copy(i, from + page * page_stride",
+        "copy(i, from + int(page * page_stride)",
+        "large caches",
     ),
-    "the same keys again": Fault(SOURCE, "k += kLinesAtOnce * k_row, v +=", "v +=", "lengths"),
+    "the same keys again": Fault(
+        SOURCE,
+        "from += kLinesAtOnce * row_stride;",
+        "",
+        "lengths",
+    ),
     "the keys of the warp behind": Fault(
         SOURCE,
-        "k += kOthers * k_row, v += kOthers * v_row;",
+        "from += kOthers * row_stride;",
         "",
         "lengths",
     ),
