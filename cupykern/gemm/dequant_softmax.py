@@ -221,7 +221,7 @@ class _NormalizePlan(NamedTuple):
 
     def launch(self, logits: Any, statistics: Any, y: Any, places: Any = None) -> None:
         """places: addresses that those of the arrays follow from."""
-        self.repeated(places, None if self.shares else logits, statistics, y)
+        self.repeated.launch_at(places, None if self.shares else logits, statistics, y)
 
 
 def _normalize_plan(target: Target, logits: Any, num_sets: int, y: Any) -> _NormalizePlan:

@@ -19,6 +19,7 @@ from ..choice import choose
 from ..jit import get_kernel
 from ..targets import Kernel, Target
 from ..targets.limits import max_shared_bytes, multiprocessors
+from ..targets.repeated import Repeated
 from . import gemm_hopper, hopper_choice, hopper_config
 from .dequantize_nvfp4 import DecodedPlan, decoded_plan
 from .hopper_config import HopperConfig
@@ -421,12 +422,16 @@ class GemmPlan(NamedTuple):
     splits: int
     partial_size: int
     shared_bytes: int
-    params: np.ndarray
+    params: Any
+    repeated: Repeated  # where k is not split
 
     def launch(self, xp: Any, arrays: tuple[Any, ...], places: Any = None) -> None:
         """arrays: the kernel's, from a on; None where absent.  places: as HopperPlan's."""
         if self.splits == 1:
-            self.kernel(self.tiles, (*arrays, None, self.params, _WHOLE), self.shared_bytes)
+            if places is None:
+                self.repeated.launch(arrays)
+            else:
+                self.repeated.launch_at(places, arrays)
             return
         partials = xp.empty(self.partial_size, np.uint32)  # FP32 or int32
         args = (*arrays, partials, self.params)
@@ -490,11 +495,14 @@ def gemm_plan(
         fill_operand(tile["b"][1], p.b2, p.scale_b2, p.groups_b2)
         fill_epilogues(params["epilogues"], p)
         params["policy"] = p.policy
+    kernel, struct = get_kernel(target, variant(task, config)), target.by_value(params)
+    shared = config.shared_bytes(*elements, task.products)
     return GemmPlan(
-        kernel=get_kernel(target, variant(task, config)),
+        kernel=kernel,
         tiles=tiles,
         splits=config.splits,
         partial_size=tiles * config.tile_m * config.tile_n * config.splits * task.products,
-        shared_bytes=config.shared_bytes(*elements, task.products),
-        params=target.by_value(params),
+        shared_bytes=shared,
+        params=struct,
+        repeated=Repeated(kernel, tiles, shared, lambda arrays: (*arrays, None, struct, _WHOLE)),
     )

@@ -16,7 +16,7 @@ from .. import dtypes
 from ..jit import get_kernel
 from ..targets import Kernel, Target
 from ..targets.map_plan import MapPlan, encoded_maps
-from ..targets.repeated import Repeated, places_of
+from ..targets.repeated import Repeated
 from .hopper_config import (
     LINE,
     HopperConfig,
@@ -131,7 +131,10 @@ class HopperPlan(NamedTuple):
     def launch(self, xp: Any, arrays: tuple[Any, ...], places: Any = None) -> None:
         """arrays: product.ARRAYS, of which some are None; those that the maps are of come first.  places:
         addresses that theirs follow from; None: their own."""
-        self.repeated(places_of(arrays) if places is None else places, arrays)
+        if places is None:
+            self.repeated.launch(arrays)
+        else:
+            self.repeated.launch_at(places, arrays)
 
 
 def _launch(
