@@ -221,7 +221,6 @@ def test_what_a_warm_call_costs(gpu, op):
     found, expected = cost(gpu, lambda: op.run(*args, **kwargs)), COSTS[op.name]
     assert found[1:] == expected[1:]
     assert found.calls <= expected.calls + 2, found
-    print("COST", op.name, found)
 
 
 def long_heads(x):
