@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from fake_gpu import fake_gpu
 
 import cupykern
-from cupykern import dtypes, plans, targets
+from cupykern import dtypes, plans, targets, workspace
 from cupykern.rows import nonfinite
 from cupykern.tools.bench import tiny_problem
 
@@ -221,6 +222,14 @@ def test_what_a_warm_call_costs(gpu, op):
     found, expected = cost(gpu, lambda: op.run(*args, **kwargs)), COSTS[op.name]
     assert found[1:] == expected[1:]
     assert found.calls <= expected.calls + 2, found
+
+
+def test_much_scratch_memory_is_not_kept(gpu, monkeypatch):
+    call = functools.partial(CALLS["dequant_softmax into"], *arrays(gpu))
+    few = cost(gpu, call)
+    monkeypatch.setattr(workspace, "MOST_KEPT", 0)
+    plans.clear()
+    assert cost(gpu, call).allocations == few.allocations + 1
 
 
 def long_heads(x):
