@@ -24,7 +24,7 @@ _of_graphs: list[tuple[Any, ...]] = []
 def take(target: Target, num_bytes: int, num_counters: int) -> tuple[Any, Any]:
     """(num_bytes of anything, num_counters uint32 zeros that the launch sets back to zero) for one
     launch on the current stream of the current device, `target`'s; None for nothing."""
-    if num_counters == 0:
+    if num_bytes == num_counters == 0:
         return None, None
     if target.name == "host":
         # What an earlier call left there would hide a fault.
