@@ -60,7 +60,8 @@ class GemmConfig:
 
     A block of warps_m * warps_n * warps_k warps computes tile_m x tile_n sums, tile_k of k at a time,
     through `stages` buffers; `splits` blocks share the k of a tile.  finish_rounds: in how many parts
-    a warp's sums go through shared memory to the epilogue.  fp8: FP8 operands are multiplied as they
+    a warp's sums go through shared memory to the epilogue.  own_stages: the warps, all of which share k,
+    have stages of their own, so that none waits for another: for few rows.  fp8: FP8 operands are multiplied as they
     are, with sums promoted every 128 of k; otherwise as FP16.
     """
 
@@ -74,6 +75,7 @@ class GemmConfig:
     splits: int = 1
     finish_rounds: int = 1
     fp8: bool = False
+    own_stages: bool = False
 
     @property
     def num_threads(self) -> int:
@@ -83,7 +85,7 @@ class GemmConfig:
         """Dynamic shared memory of a block (gemm_tile.cuh: GemmStorage), at either warp size."""
         line_a, line_b = (_line_bytes(dtype, self.tile_k) for dtype in (element_a, element_b))
         stages = self.stages * (self.tile_m * line_a + products * self.tile_n * line_b)
-        sums = self.tile_m * self.tile_n * self.warps_k * products
+        sums = max(self.tile_m, 16) * self.tile_n * self.warps_k * products
         fragments = sums // self.finish_rounds // 256
         return max(stages, fragments * 16 * 20 * 4, sums * 4 if self.warps_k > 1 else 0)
 
@@ -120,9 +122,14 @@ def refusal(config: AnyConfig, task: GemmTask, arch: str) -> str | None:
         return f"{arch} does not sum in FP16"
     if c.fp8 and arch not in _FP8_ARCHS:
         return f"{arch} does not multiply FP8"
-    if _promote_k(task, c) % c.tile_k:
-        return f"sums are promoted every {_promote_k(task, c)} of k, no multiple of tile_k = {c.tile_k}"
-    if c.tile_m % (16 * c.warps_m) or c.tile_n % (16 * c.warps_n):
+    if c.own_stages and ((c.warps_m, c.warps_n) != (1, 1) or c.warps_k % 2):
+        return "own_stages is for an even number of warps that all share k"
+    # Of a stage; of a warp's own at the larger warp size.
+    stage_k = c.tile_k * 2 // c.warps_k if c.own_stages else c.tile_k
+    if _promote_k(task, c) % stage_k:
+        return f"sums are promoted every {_promote_k(task, c)} of k, no multiple of a stage's {stage_k}"
+    eight = c.tile_m == 8 and c.own_stages and task.layout_a == INNER and task.kernel == "gemm"
+    if (c.tile_m % (16 * c.warps_m) and not eight) or c.tile_n % (16 * c.warps_n):
         return f"warps {c.warps_m} x {c.warps_n} do not share {c.tile_m} x {c.tile_n} in fragments of 16 x 16"
     if c.tile_k % (step * c.warps_k):
         return f"tile_k must be a multiple of {step * c.warps_k}; got {c.tile_k}"
@@ -130,16 +137,17 @@ def refusal(config: AnyConfig, task: GemmTask, arch: str) -> str | None:
         return f"statistics are of 64 columns each: tile_n must be a multiple; got {c.tile_n}"
     if c.num_threads > 1024:
         return f"{c.num_threads} threads are more than 1024"
-    fragments = c.tile_m * c.tile_n // (256 * c.warps_m * c.warps_n)
+    fragments = max(c.tile_m, 16) * c.tile_n // (256 * c.warps_m * c.warps_n)
     if fragments % c.finish_rounds:
         return f"finish_rounds must divide a warp's {fragments} fragments; got {c.finish_rounds}"
     for layout, outer, element in (
         (task.layout_a, c.tile_m, element_a),
         (task.layout_b, c.tile_n, element_b),
     ):
-        if element == FP4 and c.tile_k % 64:
-            return f"tile_k must be a multiple of 64 for NVFP4; got {c.tile_k}"
-        line = (outer if layout == OUTER else c.tile_k) * element.itemsize // 16
+        depth = c.tile_k // c.warps_k if c.own_stages else c.tile_k
+        if element == FP4 and depth % 64:
+            return f"a stage has a multiple of 64 of k for NVFP4; got {depth}"
+        line = (outer if layout == OUTER else depth) * element.itemsize // 16
         line = line // 2 if element == FP4 else line
         if line < 1 or line & (line - 1):
             return f"a line of {16 * line} bytes in shared memory is not 16 times a power of two"
@@ -388,6 +396,7 @@ def variant(task: GemmTask, config: AnyConfig) -> Variant:
             ("kLayoutA", task.layout_a),
             ("kLayoutB", task.layout_b),
             ("kFinishRounds", c.finish_rounds),
+            ("kOwnStages", c.own_stages),
             ("kPromoteK", _promote_k(task, c)),
             ("kHalfSums", task.half_sums),
         ),

@@ -43,7 +43,7 @@ constexpr int kRun = 256 / kWarpSize;  // neighbouring columns that a lane finis
 
 struct GemmStorage {
     union {
-        Stage stages[kStages];
+        Stage stages[kOwnStages ? kGridK : 1][kStages];
         SumType slices[kGridK][kGridM * kGridN][kGridK > 1 ? kFragments : 1][Sums::kCount]
                       [kWarpSize];
         SumType fragments[kNumWarps][kStagedPlaces][kProducts][16][kPitch];
@@ -150,7 +150,7 @@ DEVICE void sum_tile(GemmStorage& storage, const TileParams& params, const GemmT
                 scales.b_strides[i] = p.block_scales;
             }
         }
-        multiply(storage.stages, a_source, b_sources, scales, first_k,
+        multiply(storage.stages[kOwnStages ? warp.k : 0], a_source, b_sources, scales, first_k,
                  last_k < params.k ? last_k : params.k, warp, acc);
         add_slices(storage, warp, acc);
     }
@@ -204,6 +204,7 @@ DEVICE void for_each_run(GemmStorage& storage, const WarpPlace& warp, const AllS
                 for (int i = 0; i < kRun; ++i)
                     runs[product][i] = fragments[p][product][row][col + i];
             }
+            if (kTileM == 8 && row >= 8) continue;
             f(warp.row(number / kColFragments) + row, warp.col(number % kColFragments) + col, runs);
         }
     }
