@@ -61,7 +61,8 @@ class GemmConfig:
     A block of warps_m * warps_n * warps_k warps computes tile_m x tile_n sums, tile_k of k at a time,
     through `stages` buffers; `splits` blocks share the k of a tile.  finish_rounds: in how many parts
     a warp's sums go through shared memory to the epilogue.  own_stages: the warps, all of which share k,
-    have stages of their own, so that none waits for another: for few rows.  fp8: FP8 operands are multiplied as they
+    have stages of their own, so that none waits for another: for few rows.  min_blocks: that
+    a multiprocessor is to hold at once, by their registers.  fp8: FP8 operands are multiplied as they
     are, with sums promoted every 128 of k; otherwise as FP16.
     """
 
@@ -76,6 +77,7 @@ class GemmConfig:
     finish_rounds: int = 1
     fp8: bool = False
     own_stages: bool = False
+    min_blocks: int = 1
 
     @property
     def num_threads(self) -> int:
@@ -401,6 +403,7 @@ def variant(task: GemmTask, config: AnyConfig) -> Variant:
             ("kHalfSums", task.half_sums),
         ),
         c.num_threads,
+        min_blocks=c.min_blocks,
     )
 
 

@@ -153,6 +153,67 @@ struct OperandSource {
     }
 };
 
+// Loads stages of an operand, one after the other along k.
+template <class Operand, int kLayout, int kOuterSize, bool kByChunks> struct StageLoader {
+    const OperandSource& source;
+
+    DEVICE explicit StageLoader(const OperandSource& source) : source(source) {}
+    // Starts to load k [first_k, end_k), at most kStageK.
+    DEVICE void start(typename Operand::Tile& tile, int64_t first_k, int64_t end_k) const {
+        source.load<Operand, kLayout, kOuterSize>(tile, first_k, end_k);
+    }
+};
+// Chunks that a lane copies for its warp, by few instructions: what stays the same of its addresses
+// is worked out once.
+template <class Operand, int kLayout, int kOuterSize>
+struct StageLoader<Operand, kLayout, kOuterSize, true> {
+    using T = typename Operand::Stored;
+    using Tile = typename Operand::Tile;
+    static constexpr int kChunks = Tile::kChunks, kPerChunk = 16 / int(sizeof(T));
+    static constexpr int kAtOnce = kWarpSize / kChunks;  // lines
+    static_assert(kAtOnce * kChunks == kWarpSize, "lanes share lines in whole");
+    const T* origin;  // of this lane's first chunk
+    int64_t next_line, k_step;
+    int line, chunk, outer;
+
+    DEVICE explicit StageLoader(const OperandSource& source) {
+        const int64_t line_stride = kLayout == kOuter ? source.k_stride : source.outer_stride;
+        line = lane_id() / kChunks;
+        chunk = lane_id() % kChunks;
+        origin = static_cast<const T*>(source.data) + line * line_stride + chunk * kPerChunk;
+        next_line = kAtOnce * line_stride;
+        k_step = kLayout == kOuter ? line_stride : 1;
+        outer = clamp_to(source.outer, kOuterSize);
+    }
+    DEVICE void start(Tile& tile, int64_t first_k, int64_t end_k) const {
+        const int num_k = clamp_to(end_k - first_k, kStageK);
+        const int lines = kLayout == kOuter ? num_k : outer;
+        const int elements = (kLayout == kOuter ? outer : num_k) - chunk * kPerChunk;
+        const int bytes = opaque(clamp_to(elements, kPerChunk) * int(sizeof(T)));
+        const int place = Tile::place(line, chunk);
+        const bool whole = lines >= Tile::kLines && (kLayout == kOuter ? outer >= kOuterSize : num_k >= kStageK);
+        const T* from = origin + first_k * k_step;
+        if (whole) copy<true>(tile, place, from, lines, 16);
+        else copy<false>(tile, place, from, lines, bytes);
+    }
+    template <bool kWhole>
+    DEVICE void copy(Tile& tile, int place, const T* from, int lines, int bytes) const {
+#pragma unroll
+        for (int first = 0; first < Tile::kLines; first += kAtOnce, from += next_line) {
+            if (Tile::kLines < kAtOnce && line >= Tile::kLines) break;
+            // The bits of `line` are below those of `first`.
+            void* to = &tile.chunks[(place ^ Tile::swizzle(first)) + first * kChunks];
+            if constexpr (kWhole) copy_async<16>(to, from);
+            else copy_async_part(to, from, first + line < lines ? bytes : 0);
+        }
+    }
+};
+template <class Operand, class Element, int kLayout, int kOuterSize>
+using LoaderOf = StageLoader<Operand, kLayout, kOuterSize,
+                             kOwnStages && kLayout != kStrided && !kScaled<Element>>;
+using LoaderA = LoaderOf<OperandA, ElementA, kLayoutA, kTileM>;
+using LoaderB = LoaderOf<OperandB, ElementB, kLayoutB, kTileN>;
+
 struct Stage {
     typename OperandA::Tile a;
     typename OperandB::Tile b[kProducts];
@@ -237,14 +298,16 @@ DEVICE void multiply(Stage (&stages)[kStages], const OperandSource& a,
                      int64_t first_k, int64_t end_k, const WarpPlace& warp,
                      S (&sums)[kFragmentsM][kFragmentsN]) {
     if constexpr (kOwnStages) first_k += warp.k * kStageK;
+    const LoaderA of_a(a);
+    const LoaderB of_b(b[0]), of_b2(b[kProducts - 1]);
     int64_t next_k = first_k;
     int next_stage = 0, stage = 0;
     const auto load_next = [&] {
         if (next_k < end_k) {
-            a.load<OperandA, kLayoutA, kTileM>(stages[next_stage].a, next_k, end_k);
-#pragma unroll
-            for (int i = 0; i < kProducts; ++i) {
-                b[i].load<OperandB, kLayoutB, kTileN>(stages[next_stage].b[i], next_k, end_k);
+            of_a.start(stages[next_stage].a, next_k, end_k);
+            of_b.start(stages[next_stage].b[0], next_k, end_k);
+            if constexpr (kProducts > 1) {
+                of_b2.start(stages[next_stage].b[kProducts - 1], next_k, end_k);
             }
         }
         copy_async_commit();
