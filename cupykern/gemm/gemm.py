@@ -83,11 +83,16 @@ class GemmConfig:
     def num_threads(self) -> int:
         return 32 * self.warps_m * self.warps_n * self.warps_k
 
+    @property
+    def sums(self) -> int:
+        """Of a tile: fragments have 16 rows, also where the last 8 are of no use."""
+        return max(self.tile_m, 16) * self.tile_n
+
     def shared_bytes(self, element_a: np.dtype, element_b: np.dtype, products: int = 1) -> int:
         """Dynamic shared memory of a block (gemm_tile.cuh: GemmStorage), at either warp size."""
         line_a, line_b = (_line_bytes(dtype, self.tile_k) for dtype in (element_a, element_b))
         stages = self.stages * (self.tile_m * line_a + products * self.tile_n * line_b)
-        sums = max(self.tile_m, 16) * self.tile_n * self.warps_k * products
+        sums = self.sums * self.warps_k * products
         fragments = sums // self.finish_rounds // 256
         return max(stages, fragments * 16 * 20 * 4, sums * 4 if self.warps_k > 1 else 0)
 
@@ -139,7 +144,7 @@ def refusal(config: AnyConfig, task: GemmTask, arch: str) -> str | None:
         return f"statistics are of 64 columns each: tile_n must be a multiple; got {c.tile_n}"
     if c.num_threads > 1024:
         return f"{c.num_threads} threads are more than 1024"
-    fragments = max(c.tile_m, 16) * c.tile_n // (256 * c.warps_m * c.warps_n)
+    fragments = c.sums // (256 * c.warps_m * c.warps_n)
     if fragments % c.finish_rounds:
         return f"finish_rounds must divide a warp's {fragments} fragments; got {c.finish_rounds}"
     for layout, outer, element in (
@@ -506,7 +511,7 @@ def gemm_plan(
         kernel=get_kernel(target, variant(task, config)),
         tiles=tiles,
         splits=config.splits,
-        partial_size=tiles * config.tile_m * config.tile_n * config.splits * task.products,
+        partial_size=tiles * config.sums * config.splits * task.products,
         shared_bytes=config.shared_bytes(*elements, task.products),
         params=target.by_value(params),
     )

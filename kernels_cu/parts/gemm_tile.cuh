@@ -155,7 +155,7 @@ DEVICE void sum_tile(GemmStorage& storage, const TileParams& params, const GemmT
         add_slices(storage, warp, acc);
     }
     if (pass == kWhole) return;
-    constexpr int64_t kTileSize = kProducts * kTileM * kTileN;
+    constexpr int64_t kTileSize = kGridM * kGridN * kFragments * 256;
     const int64_t split_size = params.tiles_m * params.tiles_n * params.batch_size * kTileSize;
     SumType* mine = partials + task.split * split_size + task.tile * kTileSize;
     if (pass == kPartial) {
