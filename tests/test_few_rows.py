@@ -46,8 +46,7 @@ def holds(op, problem, config, target, seed: int = 1) -> check.Comparison:
 def check_problem_of(m, n, k, dtype, dtype_b, layout_b, config, scales="none") -> None:
     """Raises AssertionError."""
     problem = MatmulProblem(m, n, k, dtype, dtype_b, layout_b=layout_b, kind="same_sign")
-    with host.use(schedule=host.current().schedule) as target:
-        comparison = holds(SCALED, ScaledProblem(problem, scales), config, target)
+    comparison = holds(SCALED, ScaledProblem(problem, scales), config, host.current())
     assert comparison.ok, f"{problem!r} {config}: {comparison}"
 
 
