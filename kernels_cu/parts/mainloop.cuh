@@ -139,16 +139,16 @@ struct OperandSource {
                   num_k = clamp_to(end_k - first_k, kStageK);
         if constexpr (kScaled<Element>) {
             copy_scaled_tile<Copiers>(tile, static_cast<const uint8_t*>(data), outer_stride, groups,
-                             first_outer, first_k, num_outer, num_k);
+                                      first_outer, first_k, num_outer, num_k);
         } else if constexpr (kLayout == kStrided) {
-            gather_tile<Element, Copiers>(tile, data, dtype, first_k * k_stride, outer_stride, k_stride,
-                                 num_outer, num_k);
+            gather_tile<Element, Copiers>(tile, data, dtype, first_k * k_stride, outer_stride,
+                                          k_stride, num_outer, num_k);
         } else if constexpr (kLayout == kOuter) {
-            copy_tile<Copiers>(tile, static_cast<const Element*>(data) + first_k * k_stride, k_stride, num_k,
-                      num_outer);
+            copy_tile<Copiers>(tile, static_cast<const Element*>(data) + first_k * k_stride,
+                               k_stride, num_k, num_outer);
         } else {
-            copy_tile<Copiers>(tile, static_cast<const Element*>(data) + first_k, outer_stride, num_outer,
-                      num_k);
+            copy_tile<Copiers>(tile, static_cast<const Element*>(data) + first_k, outer_stride,
+                               num_outer, num_k);
         }
     }
 };
@@ -191,7 +191,8 @@ struct StageLoader<Operand, kLayout, kOuterSize, true> {
         const int elements = (kLayout == kOuter ? outer : num_k) - chunk * kPerChunk;
         const int bytes = opaque(clamp_to(elements, kPerChunk) * int(sizeof(T)));
         const int place = Tile::place(line, chunk);
-        const bool whole = lines >= Tile::kLines && (kLayout == kOuter ? outer >= kOuterSize : num_k >= kStageK);
+        const bool whole =
+            lines >= Tile::kLines && (kLayout == kOuter ? outer >= kOuterSize : num_k >= kStageK);
         const T* from = origin + first_k * k_step;
         if (whole) copy<true>(tile, place, from, lines, 16);
         else copy<false>(tile, place, from, lines, bytes);
@@ -314,7 +315,9 @@ DEVICE void multiply(Stage (&stages)[kStages], const OperandSource& a,
         next_k += kTileK;
         next_stage = next_stage + 1 < kStages ? next_stage + 1 : 0;
     };
-#pragma unroll
+    // A lone wave of blocks waits for every instruction that it runs for the first time.
+    constexpr int kUnrolledLoads = kOwnStages ? 1 : kStages - 1;
+#pragma unroll(kUnrolledLoads)
     for (int i = 0; i < kStages - 1; ++i) load_next();
     AllProducts products{};
     for (int64_t k = first_k; k < end_k; k += kTileK) {
