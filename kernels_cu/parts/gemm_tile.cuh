@@ -98,11 +98,16 @@ DEVICE GemmTask task_of(const TileParams& params) {
                               uint32_t(params.batch_size), kTileM, kTileN);
 }
 
-// acc: the sums of the block's tile, whole but in the pass kPartial, which stores them.
+// acc: the sums of the block's tile, whole but in the pass kPartial, which stores them.  meanwhile:
+// called by every thread when the first stages are on their way.
+struct Nothing {
+    DEVICE void operator()() const {}
+};
+template <class F = Nothing>
 DEVICE void sum_tile(GemmStorage& storage, const TileParams& params, const GemmTask& task,
                      const WarpPlace& warp, const OperandArrays& a,
                      const OperandArrays (&b)[kProducts], SumType* partials, int64_t pass,
-                     AllSums& acc) {
+                     AllSums& acc, F meanwhile = F()) {
     constexpr Operand kBs[] = {kB, kB2}, kScalesB[] = {kScaleB, kScaleB2};
     constexpr Operand kGroupsBs[] = {kGroupsB, kGroupsB2};
     const auto offset = [&](Operand operand) { return params.batch.offset(operand, task.batch); };
@@ -151,7 +156,7 @@ DEVICE void sum_tile(GemmStorage& storage, const TileParams& params, const GemmT
             }
         }
         multiply(storage.stages[kOwnStages ? warp.k : 0], a_source, b_sources, scales, first_k,
-                 last_k < params.k ? last_k : params.k, warp, acc);
+                 last_k < params.k ? last_k : params.k, warp, acc, meanwhile);
         add_slices(storage, warp, acc);
     }
     if (pass == kWhole) return;

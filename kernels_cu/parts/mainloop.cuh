@@ -292,12 +292,12 @@ struct BlockScales {
 };
 
 // sums += A * B over k in [first_k, end_k), or of the warp's parts of it.  Every thread of the block
-// takes part.
-template <class S>
+// takes part, and calls `meanwhile` when the first stages are on their way.
+template <class S, class F>
 DEVICE void multiply(Stage (&stages)[kStages], const OperandSource& a,
                      const OperandSource (&b)[kProducts], const BlockScales& scales,
                      int64_t first_k, int64_t end_k, const WarpPlace& warp,
-                     S (&sums)[kFragmentsM][kFragmentsN]) {
+                     S (&sums)[kFragmentsM][kFragmentsN], F meanwhile) {
     if constexpr (kOwnStages) first_k += warp.k * kStageK;
     const LoaderA of_a(a);
     const LoaderB of_b(b[0]), of_b2(b[kProducts - 1]);
@@ -319,6 +319,7 @@ DEVICE void multiply(Stage (&stages)[kStages], const OperandSource& a,
     constexpr int kUnrolledLoads = kOwnStages ? 1 : kStages - 1;
 #pragma unroll(kUnrolledLoads)
     for (int i = 0; i < kStages - 1; ++i) load_next();
+    meanwhile();
     AllProducts products{};
     for (int64_t k = first_k; k < end_k; k += kTileK) {
         copy_async_wait<kStages - 2>();
