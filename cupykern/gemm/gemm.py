@@ -228,7 +228,7 @@ def _tiles(
     gfx11 = arch.startswith("gfx11")  # whose fragments take twice as many registers
     roomy = max_shared_bytes(arch) >= 160 * 1024
     few = 2 if gfx else 3  # stages
-    small = GemmConfig(16, 64, 128, 1, 1, 4, stages=2 if gfx and a.itemsize == 2 else 4)
+    small = _few_rows_tile(arch, a, b, layout_b)
     if STRIDED in (layout_a, layout_b) and b != FP4:
         warps_n = 4 if gfx11 and block_scales else 2
         return (GemmConfig(64, 64, 128 // compute.itemsize, 2, warps_n, stages=2),)
@@ -240,7 +240,8 @@ def _tiles(
         large = GemmConfig(64, cols, 64, 2, 4 if gfx11 else 2, stages=4 if roomy else few)
         if arch == "sm_90a" and layout_a != STRIDED:
             # Hopper's main loop takes more rows.  (16, 8192, 8192) in 47.7 us, with 128 of k in 52.9 (H200).
-            return (replace(small, tile_k=256, stages=3),)
+            return (GemmConfig(16, 64, 256, 1, 1, 4),)
+        small = GemmConfig(16, 64, 128, 1, 1, 4, stages=2 if gfx and a.itemsize == 2 else 4)
         return (large,) if gfx11 or layout_a == STRIDED else (large, small)
     if a.itemsize == b.itemsize == 1:
         converted = GemmConfig(64, 64, 128, 2, 2, stages=few)
@@ -250,7 +251,7 @@ def _tiles(
         large = (converted,)
         if a in FP8 and arch in _FP8_ARCHS:
             large = (native, converted) if arch == "host" else (native,)
-        few_tiles = e5m2 or block_scales or (arch == "sm_90a" and a in FP8)
+        few_tiles = e5m2 or block_scales
         return large if few_tiles else (*large, small)
     if b.itemsize == 1:
         if gfx11:
@@ -258,12 +259,11 @@ def _tiles(
         # Scaled blocks have their sums twice, of the products and of the blocks.
         cols = 64 if gfx or block_scales else 128
         large = GemmConfig(64, cols, 64, 2, 2, stages=4 if roomy else few)
-        hopper = arch == "sm_90a" and kernel == "gemm"
-        if kernel == "dequant_softmax" and roomy:
-            small = replace(
-                small, tile_k=256, stages=3
-            )  # (16, 128256, 4096) in 155 us, not 173 (H200)
-        return (large,) if e5m2 or block_scales or hopper else (large, small)
+        if (
+            kernel == "dequant_softmax"
+        ):  # (16, 128256, 4096) in 155 us, not 173 with 128 of k (H200)
+            small = GemmConfig(16, 64, 256 if roomy else 128, 1, 1, 4, stages=3 if roomy else 4)
+        return (large,) if e5m2 or block_scales else (large, small)
     if gfx:
         large = GemmConfig(128, 128, 32, 2, 4, stages=2, finish_rounds=2)
         medium = GemmConfig(64, 64, 64, 2, 2, stages=2)
@@ -273,6 +273,18 @@ def _tiles(
     if layout_a == OUTER:
         return (large,)
     return (large, small) if arch == "sm_90a" else (large, medium, small)
+
+
+def _few_rows_tile(arch: str, a: np.dtype, b: np.dtype, layout_b: int) -> GemmConfig:
+    """For up to 16 rows, where the time is that of reading b: many bytes of it under way, in lines of at
+    least 64 bytes, by warps that do not wait for each other.
+    """
+    limit = max_shared_bytes(arch)
+    narrow = limit < 160 * 1024 and not (layout_b == OUTER and b.itemsize == 1)
+    cols, warps = (32 if narrow else 64), (8 if limit >= 96 * 1024 else 4)
+    tile_k = warps * 64 // b.itemsize
+    stage = tile_k * (16 * a.itemsize + cols * b.itemsize)
+    return GemmConfig(16, cols, tile_k, 1, 1, warps, stages=min(limit // stage, 5), own_stages=True)
 
 
 @cache
@@ -319,7 +331,8 @@ def configs(task: GemmTask, arch: str, blocks: int | None = None) -> tuple[AnyCo
     """
     portable = _portable_configs(task, arch)
     hopper = hopper_choice.configs(task, arch, blocks or multiprocessors(arch))
-    if arch != "host" and hopper_choice.pays(task):
+    streams = task.m <= portable[0].tile_m and portable[0].own_stages
+    if arch != "host" and hopper_choice.pays(task) and not streams:
         return (*hopper, *portable)
     return (*portable, *hopper)
 
