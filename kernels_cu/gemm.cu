@@ -45,7 +45,8 @@ KERNEL void gemm(const void* a, const void* b, void* out, const void* bias, cons
              partials, pass, acc, meanwhile);
     if (pass == kPartial) return;
     const Epilogue epilogue = epilogue_of();
-    for_each_run(storage, warp, acc, [&](int row, int col, const SumType(&runs)[1][kRun]) {
-        epilogue.store(task.row + row, task.col + col, runs[0]);
-    });
+    for_each_run(storage, warp, acc, params.tile.m - task.row,
+                 [&](int row, int col, const SumType(&runs)[1][kRun]) {
+                     epilogue.store(task.row + row, task.col + col, runs[0]);
+                 });
 }

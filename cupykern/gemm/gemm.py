@@ -93,6 +93,8 @@ class GemmConfig:
         line_a, line_b = (_line_bytes(dtype, self.tile_k) for dtype in (element_a, element_b))
         stages = self.stages * (self.tile_m * line_a + products * self.tile_n * line_b)
         sums = self.sums * self.warps_k * products
+        if self.own_stages:
+            return max(stages, 4 * sums // self.tile_n * (self.tile_n + 8))
         fragments = sums // self.finish_rounds // 256
         return max(stages, fragments * 16 * 20 * 4, sums * 4 if self.warps_k > 1 else 0)
 
@@ -129,6 +131,8 @@ def refusal(config: AnyConfig, task: GemmTask, arch: str) -> str | None:
         return f"{arch} does not sum in FP16"
     if c.fp8 and arch not in _FP8_ARCHS:
         return f"{arch} does not multiply FP8"
+    if c.own_stages and task.kernel == "dequant_softmax":
+        return "own_stages is not for logits, whose statistics are of whole warps"
     if c.own_stages and ((c.warps_m, c.warps_n) != (1, 1) or c.warps_k % 2):
         return "own_stages is for an even number of warps that all share k"
     # Of a stage; of a warp's own at the larger warp size.
