@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from planted import Fault, caught_by, first_failure
 from test_few_rows import EIGHT, SIXTEEN, check_problem_of
@@ -44,7 +46,22 @@ FAULTS = {
         "k along lines",
     ),
     "rows of another tile are stored": Fault(
-        "parts/gemm_tile.cuh", "if (kTileM == 8 && row >= 8) continue;", "", "two tiles of rows"
+        "parts/gemm_tile.cuh",
+        "clamp_to(rows, kTileM) * kRuns",
+        "clamp_to(rows, kSumRows) * kRuns",
+        "two tiles of rows",
+    ),
+    "sums are added before all warps have theirs there": Fault(
+        "parts/gemm_tile.cuh",
+        "    sync_block();\n    constexpr int kRuns = kTileN / kRun;",
+        "    constexpr int kRuns = kTileN / kRun;",
+        "k along lines",
+    ),
+    "splits of another warp's": Fault(
+        "parts/gemm_tile.cuh",
+        "split = warp.k; split < params.splits; split += kGridK",
+        "split = warp.k; split < params.splits; ++split",
+        "splits",
     ),
     "blocks' scales once for many stages": Fault(
         "parts/mainloop.cuh", "kOwnStages || end % kPromoteK == 0", "end % kPromoteK == 0", "blocks"
@@ -60,6 +77,7 @@ CHECKS = {
     "k along lines": _check(8, 40, 336, "float8_e4m3fn", "F", EIGHT),
     "n along lines": _check(5, 48, 336, "float8_e4m3fn", "C", SIXTEEN),
     "two tiles of rows": _check(11, 32, 64, "float8_e4m3fn", "F", EIGHT),
+    "splits": _check(5, 40, 1040, "float8_e4m3fn", "F", replace(EIGHT, splits=5)),
     "blocks": _check(16, 32, 1024, "float8_e4m3fn", "F", SIXTEEN, "blocks", "float8_e4m3fn"),
 }
 
