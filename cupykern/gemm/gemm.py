@@ -85,7 +85,7 @@ class GemmConfig:
 
     @property
     def sums(self) -> int:
-        """Of a tile: fragments have 16 rows, also where the last 8 are of no use."""
+        """Of a tile: fragments have 16 rows, also where most are of no use."""
         return max(self.tile_m, 16) * self.tile_n
 
     def shared_bytes(self, element_a: np.dtype, element_b: np.dtype, products: int = 1) -> int:
@@ -139,8 +139,8 @@ def refusal(config: AnyConfig, task: GemmTask, arch: str) -> str | None:
     stage_k = c.tile_k * 2 // c.warps_k if c.own_stages else c.tile_k
     if _promote_k(task, c) % stage_k:
         return f"sums are promoted every {_promote_k(task, c)} of k, no multiple of a stage's {stage_k}"
-    eight = c.tile_m == 8 and c.own_stages and task.layout_a == INNER and task.kernel == "gemm"
-    if (c.tile_m % (16 * c.warps_m) and not eight) or c.tile_n % (16 * c.warps_n):
+    few = c.tile_m in (1, 2, 4, 8) and c.own_stages and task.layout_a == INNER
+    if (c.tile_m % (16 * c.warps_m) and not few) or c.tile_n % (16 * c.warps_n):
         return f"warps {c.warps_m} x {c.warps_n} do not share {c.tile_m} x {c.tile_n} in fragments of 16 x 16"
     if c.tile_k % (step * c.warps_k):
         return f"tile_k must be a multiple of {step * c.warps_k}; got {c.tile_k}"

@@ -33,13 +33,13 @@ constexpr int kGridK = kWide && kWarpsK % 2 == 0 ? kWarpsK / 2 : kWarpsK;
 constexpr int kGridN = kWide && kGridK == kWarpsK && kWarpsN % 2 == 0 ? kWarpsN / 2 : kWarpsN;
 constexpr int kGridM = kNumWarps / (kGridK * kGridN);
 
-constexpr int kFragmentsM = kTileM == 8 ? 1 : kTileM / kGridM / 16;
+constexpr int kFragmentsM = kTileM <= 8 ? 1 : kTileM / kGridM / 16;
 constexpr int kColFragments = kTileN / kGridN / 16;  // of each product
 constexpr int kFragmentsN = kProducts * kColFragments;
-static_assert((kFragmentsM * kGridM * 16 == kTileM || kTileM == 8) &&
+static_assert((kFragmentsM * kGridM * 16 == kTileM || kTileM <= 8) &&
                   kColFragments * kGridN * 16 == kTileN,
-              "warps share a tile in fragments of 16 x 16, of 8 rows half of them");
-static_assert(kTileM > 8 || (kGridM == 1 && kLayoutA == kInner), "8 rows are lines of a tile");
+              "warps share a tile in fragments of 16 x 16, of few rows a part of them");
+static_assert(kTileM > 8 || (kGridM == 1 && kLayoutA == kInner), "few rows are lines of a tile");
 static_assert(!kOwnStages || kGridM * kGridN == 1, "all warps share k");
 // Operands are converted on the way from shared memory to fragments, two of them at once.
 constexpr bool kConverts =

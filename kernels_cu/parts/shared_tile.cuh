@@ -18,9 +18,9 @@ struct SharedTile {
                : kChunks == 2 ? line >> 2 & 1
                               : 0;
     }
-    // Of 8 lines fragments read 16, the last 8 of which are the first 8 again.
+    // Where fragments read 16 lines of fewer, the others are these again.
     DEVICE static constexpr int place(int line, int chunk) {
-        if constexpr (kLines == 8) line %= 8;
+        if constexpr (kLines <= 8) line %= kLines;
         return line * kChunks + (chunk ^ swizzle(line));
     }
     DEVICE void* operator()(int line, int chunk) { return &chunks[place(line, chunk)]; }
