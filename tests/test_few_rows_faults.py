@@ -41,8 +41,8 @@ FAULTS = {
     ),
     "k that ends within a stage is copied whole": Fault(
         "parts/mainloop.cuh",
-        "outer >= kOuterSize : num_k >= kStageK);",
-        "outer >= kOuterSize : true);",
+        "if (num_k == kStageK && outer >= kOuterSize) {",
+        "if (outer >= kOuterSize) {",
         "k along lines",
     ),
     "rows of another tile are stored": Fault(

@@ -153,11 +153,11 @@ struct OperandSource {
     }
 };
 
-// Loads stages of an operand, one after the other along k.
+// Loads stages of an operand, one after the other along k, from k first_k on.
 template <class Operand, int kLayout, int kOuterSize, bool kByChunks> struct StageLoader {
     const OperandSource& source;
 
-    DEVICE explicit StageLoader(const OperandSource& source) : source(source) {}
+    DEVICE StageLoader(const OperandSource& source, int64_t) : source(source) {}
     // Starts to load k [first_k, end_k), at most kStageK.
     DEVICE void start(typename Operand::Tile& tile, int64_t first_k, int64_t end_k) const {
         source.load<Operand, kLayout, kOuterSize>(tile, first_k, end_k);
@@ -172,33 +172,40 @@ struct StageLoader<Operand, kLayout, kOuterSize, true> {
     static constexpr int kChunks = Tile::kChunks, kPerChunk = 16 / int(sizeof(T));
     static constexpr int kAtOnce = kWarpSize / kChunks;  // lines
     static_assert(kAtOnce * kChunks == kWarpSize, "lanes share lines in whole");
-    const T* origin;  // of this lane's first chunk
-    int64_t next_line, k_step;
-    int line, chunk, outer;
+    const T* next;  // this lane's first chunk of the next stage
+    int64_t next_line, next_stage;
+    int line, chunk, place, outer;
 
-    DEVICE explicit StageLoader(const OperandSource& source) {
+    DEVICE StageLoader(const OperandSource& source, int64_t first_k) {
         const int64_t line_stride = kLayout == kOuter ? source.k_stride : source.outer_stride;
-        line = lane_id() / kChunks;
+        const int64_t k_step = kLayout == kOuter ? line_stride : 1;
+        // Opaque, or the loop would work them out again.
+        line = opaque(lane_id() / kChunks);
         chunk = lane_id() % kChunks;
-        origin = static_cast<const T*>(source.data) + line * line_stride + chunk * kPerChunk;
+        place = opaque(Tile::place(line, chunk));
+        outer = opaque(clamp_to(source.outer, kOuterSize));
+        next = static_cast<const T*>(source.data) + line * line_stride + chunk * kPerChunk +
+               first_k * k_step;
         next_line = kAtOnce * line_stride;
-        k_step = kLayout == kOuter ? line_stride : 1;
-        outer = clamp_to(source.outer, kOuterSize);
+        next_stage = kTileK * k_step;
     }
-    DEVICE void start(Tile& tile, int64_t first_k, int64_t end_k) const {
-        const int num_k = clamp_to(end_k - first_k, kStageK);
+    // Of one stage after the other.
+    DEVICE void start(Tile& tile, int64_t first_k, int64_t end_k) {
+        const int64_t rest = end_k - first_k;
+        const int num_k = rest < kStageK ? int(rest) : kStageK;
         const int lines = kLayout == kOuter ? num_k : outer;
-        const int elements = (kLayout == kOuter ? outer : num_k) - chunk * kPerChunk;
-        const int bytes = opaque(clamp_to(elements, kPerChunk) * int(sizeof(T)));
-        const int place = Tile::place(line, chunk);
-        const bool whole =
-            lines >= Tile::kLines && (kLayout == kOuter ? outer >= kOuterSize : num_k >= kStageK);
-        const T* from = origin + first_k * k_step;
-        if (whole) copy<true>(tile, place, from, lines, 16);
-        else copy<false>(tile, place, from, lines, bytes);
+        const int elements = kLayout == kOuter ? outer : num_k;
+        if (num_k == kStageK && outer >= kOuterSize) {
+            copy<true>(tile, lines, 16);
+        } else {
+            const int own = clamp_to(elements - chunk * kPerChunk, kPerChunk);
+            copy<false>(tile, lines, opaque(own * int(sizeof(T))));
+        }
+        next += next_stage;
     }
     template <bool kWhole>
-    DEVICE void copy(Tile& tile, int place, const T* from, int lines, int bytes) const {
+    DEVICE void copy(Tile& tile, int lines, int bytes) const {
+        const T* from = next;
 #pragma unroll
         for (int first = 0; first < Tile::kLines; first += kAtOnce, from += next_line) {
             if (Tile::kLines < kAtOnce && line >= Tile::kLines) break;
@@ -299,8 +306,8 @@ DEVICE void multiply(Stage (&stages)[kStages], const OperandSource& a,
                      int64_t first_k, int64_t end_k, const WarpPlace& warp,
                      S (&sums)[kFragmentsM][kFragmentsN], F meanwhile) {
     if constexpr (kOwnStages) first_k += warp.k * kStageK;
-    const LoaderA of_a(a);
-    const LoaderB of_b(b[0]), of_b2(b[kProducts - 1]);
+    LoaderA of_a(a, first_k);
+    LoaderB of_b(b[0], first_k), of_b2(b[kProducts - 1], first_k);
     int64_t next_k = first_k;
     int next_stage = 0, stage = 0;
     const auto load_next = [&] {
