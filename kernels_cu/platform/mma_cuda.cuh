@@ -203,6 +203,20 @@ DEVICE void mma(HalfAccumulator (&acc)[kM][kN], const FragmentA<half> (&a)[kM],
 
 // --- operands that are stored in bytes and multiplied as 16-bit numbers ----------------------
 namespace cuda {
+// One instruction for either half of the register, without a shift, where there is one.
+DEVICE void convert_e4m3(uint32_t bytes, uint32_t& low, uint32_t& high) {
+#if __CUDA_ARCH__ >= 890
+    asm("{ .reg .b16 first, second;\n"
+        "mov.b32 {first, second}, %2;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, first;\n"
+        "cvt.rn.f16x2.e4m3x2 %1, second; }"
+        : "=r"(low), "=r"(high)
+        : "r"(bytes));
+#else
+    low = bit_cast<uint32_t>(__nv_cvt_fp8x2_to_halfraw2(uint16_t(bytes), __NV_E4M3));
+    high = bit_cast<uint32_t>(__nv_cvt_fp8x2_to_halfraw2(uint16_t(bytes >> 16), __NV_E4M3));
+#endif
+}
 // Four neighbouring bytes as two pairs.
 template <class Stored, class T>
 DEVICE void convert_bytes(uint32_t bytes, uint32_t& low, uint32_t& high) {
@@ -229,8 +243,7 @@ DEVICE void convert_bytes(uint32_t bytes, uint32_t& low, uint32_t& high) {
             low = __byte_perm(bytes, 0, 0x1404);
             high = __byte_perm(bytes, 0, 0x3424);
         } else {
-            low = bit_cast<uint32_t>(__nv_cvt_fp8x2_to_halfraw2(uint16_t(bytes), __NV_E4M3));
-            high = bit_cast<uint32_t>(__nv_cvt_fp8x2_to_halfraw2(uint16_t(bytes >> 16), __NV_E4M3));
+            convert_e4m3(bytes, low, high);
         }
     } else {
         convert_bytes<Stored, half>(bytes, low, high);
