@@ -325,20 +325,23 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
 template <class T>
 DEVICE void decode_scaled(uint32_t codes, e4m3 scale, uint32_t (&pairs)[4]) {
     const __half2 factor = __half2half2(__half(scale));
-    const __half2 unit = bit_cast<__half2>(0x74007400u);  // 2^14
-    const uint32_t firsts = codes << 4;
+    // A byte permutation finds the upper bytes of four magnitudes in FP16 by their codes.
+    const uint32_t magnitudes = codes & 0x77777777u, firsts = codes << 4;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        // Both of byte i on top of 16 bits each.  A number's sign, exponent and mantissa at the
-        // place of FP16's are 2^-14 of it, subnormals too.
-        const uint32_t tops = __byte_perm(firsts, codes, 0x4000 + 0x1010 * i);
-        const uint32_t bits = (tops & 0x80008000u) | (tops >> 3 & 0x0e000e00u);
-        const __half2 scaled = __hmul2(__hmul2(bit_cast<__half2>(bits), unit), factor);
-        if constexpr (kSame<T, half>) {
-            pairs[i] = bit_cast<uint32_t>(scaled);
-        } else {
-            const float2 x = __half22float2(scaled);
-            pairs[i] = pack<T>(x.x, x.y);
+    for (int i = 0; i < 2; ++i) {
+        const uint32_t four = __byte_perm(0x3e3c3800u, 0x46444240u, magnitudes >> 16 * i);
+        const uint32_t signs = __byte_perm(firsts, codes, i == 0 ? 0x5140 : 0x7362);
+        const uint32_t tops = four | (signs & 0x80808080u);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            const uint32_t two = __byte_perm(tops, 0, j == 0 ? 0x1404 : 0x3424);
+            const __half2 scaled = __hmul2(bit_cast<__half2>(two), factor);
+            if constexpr (kSame<T, half>) {
+                pairs[2 * i + j] = bit_cast<uint32_t>(scaled);
+            } else {
+                const float2 x = __half22float2(scaled);
+                pairs[2 * i + j] = pack<T>(x.x, x.y);
+            }
         }
     }
 }
