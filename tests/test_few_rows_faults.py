@@ -28,19 +28,19 @@ FAULTS = {
         "k along lines",
     ),
     "chunks of the first lines only": Fault(
-        "parts/mainloop.cuh",
+        "parts/stage_loader.cuh",
         "first < Tile::kLines; first += kAtOnce, from += next_line) {",
         "first < kAtOnce; first += kAtOnce, from += next_line) {",
         "k along lines",
     ),
     "places of a line are those of the lane's first one": Fault(
-        "parts/mainloop.cuh",
+        "parts/stage_loader.cuh",
         "tile.chunks[(place ^ Tile::swizzle(first)) + first * kChunks];",
         "tile.chunks[place + first * kChunks];",
         "n along lines",
     ),
     "k that ends within a stage is copied whole": Fault(
-        "parts/mainloop.cuh",
+        "parts/stage_loader.cuh",
         "if (num_k == kStageK && outer >= kOuterSize) {",
         "if (outer >= kOuterSize) {",
         "k along lines",

@@ -153,72 +153,8 @@ struct OperandSource {
     }
 };
 
-// Loads stages of an operand, one after the other along k, from k first_k on.
-template <class Operand, int kLayout, int kOuterSize, bool kByChunks> struct StageLoader {
-    const OperandSource& source;
+#include "parts/stage_loader.cuh"
 
-    DEVICE StageLoader(const OperandSource& source, int64_t) : source(source) {}
-    // Starts to load k [first_k, end_k), at most kStageK.
-    DEVICE void start(typename Operand::Tile& tile, int64_t first_k, int64_t end_k) const {
-        source.load<Operand, kLayout, kOuterSize>(tile, first_k, end_k);
-    }
-};
-// Chunks that a lane copies for its warp, by few instructions: what stays the same of its addresses
-// is worked out once.
-template <class Operand, int kLayout, int kOuterSize>
-struct StageLoader<Operand, kLayout, kOuterSize, true> {
-    using T = typename Operand::Stored;
-    using Tile = typename Operand::Tile;
-    static constexpr int kChunks = Tile::kChunks, kPerChunk = 16 / int(sizeof(T));
-    static constexpr int kAtOnce = kWarpSize / kChunks;  // lines
-    static_assert(kAtOnce * kChunks == kWarpSize, "lanes share lines in whole");
-    const T* next;  // this lane's first chunk of the next stage
-    int64_t next_line, next_stage;
-    int line, chunk, place, outer;
-
-    DEVICE StageLoader(const OperandSource& source, int64_t first_k) {
-        const int64_t line_stride = kLayout == kOuter ? source.k_stride : source.outer_stride;
-        const int64_t k_step = kLayout == kOuter ? line_stride : 1;
-        // Opaque, or the loop would work them out again.
-        line = opaque(lane_id() / kChunks);
-        chunk = lane_id() % kChunks;
-        place = opaque(Tile::place(line, chunk));
-        outer = opaque(clamp_to(source.outer, kOuterSize));
-        next = static_cast<const T*>(source.data) + line * line_stride + chunk * kPerChunk +
-               first_k * k_step;
-        next_line = kAtOnce * line_stride;
-        next_stage = kTileK * k_step;
-    }
-    // Of one stage after the other.
-    DEVICE void start(Tile& tile, int64_t first_k, int64_t end_k) {
-        const int64_t rest = end_k - first_k;
-        const int num_k = rest < kStageK ? int(rest) : kStageK;
-        const int lines = kLayout == kOuter ? num_k : outer;
-        const int elements = kLayout == kOuter ? outer : num_k;
-        if (num_k == kStageK && outer >= kOuterSize) {
-            copy<true>(tile, lines, 16);
-        } else {
-            const int own = clamp_to(elements - chunk * kPerChunk, kPerChunk);
-            copy<false>(tile, lines, opaque(own * int(sizeof(T))));
-        }
-        next += next_stage;
-    }
-    template <bool kWhole>
-    DEVICE void copy(Tile& tile, int lines, int bytes) const {
-        const T* from = next;
-#pragma unroll
-        for (int first = 0; first < Tile::kLines; first += kAtOnce, from += next_line) {
-            if (Tile::kLines < kAtOnce && line >= Tile::kLines) break;
-            // The bits of `line` are below those of `first`.
-            void* to = &tile.chunks[(place ^ Tile::swizzle(first)) + first * kChunks];
-            if constexpr (kWhole) copy_async<16>(to, from);
-            else copy_async_part(to, from, first + line < lines ? bytes : 0);
-        }
-    }
-};
-template <class Operand, class Element, int kLayout, int kOuterSize>
-using LoaderOf = StageLoader<Operand, kLayout, kOuterSize,
-                             kOwnStages && kLayout != kStrided && !kScaled<Element>>;
 using LoaderA = LoaderOf<OperandA, ElementA, kLayoutA, kTileM>;
 using LoaderB = LoaderOf<OperandB, ElementB, kLayoutB, kTileN>;
 
