@@ -30,32 +30,31 @@ KERNEL void dequant_softmax(const void* a, const void* b, float* logits, const v
     const Epilogue epilogue = Epilogue::of_matrix(params.epilogue, logits, bias, nullptr, nullptr,
                                                   scale_b, 0, 0, 0, 0, 0);
     const MergeMaxSum merge{kLog2E};
-    for_each_run(storage, warp, acc, params.tile.m - task.row,
-                 [&](int row, int col, const SumType(&runs)[1][kRun]) {
-                     const int64_t at_row = task.row + row, at_col = task.col + col;
-                     const int64_t cols = params.tile.n - at_col;
-                     const int count = at_row < params.tile.m ? clamp_to(cols, kRun) : 0;
-                     MaxSum run{-kInfinity, 0.0f};
-                     if (count > 0) {
-                         float values[kRun];
-                         epilogue.scale(at_row, at_col, count, runs[0], values);
-                         if (bias) {
-                             Epilogue::add(bias, params.epilogue.bias_dtype, params.epilogue.bias,
-                                           at_row, at_col, count, values);
-                         }
-                         epilogue.write(at_row, at_col, count, values);
-                         run.max = -kLargestFloat;
+    for_each_run(storage, warp, acc, [&](int row, int col, const SumType(&runs)[1][kRun]) {
+        const int64_t at_row = task.row + row, at_col = task.col + col;
+        const int64_t cols = params.tile.n - at_col;
+        const int count = at_row < params.tile.m ? clamp_to(cols, kRun) : 0;
+        MaxSum run{-kInfinity, 0.0f};
+        if (count > 0) {
+            float values[kRun];
+            epilogue.scale(at_row, at_col, count, runs[0], values);
+            if (bias) {
+                Epilogue::add(bias, params.epilogue.bias_dtype, params.epilogue.bias, at_row,
+                              at_col, count, values);
+            }
+            epilogue.write(at_row, at_col, count, values);
+            run.max = -kLargestFloat;
 #pragma unroll
-                         for (int i = 0; i < kRun; ++i)
-                             run.max = i < count ? maximum(run.max, values[i]) : run.max;
+            for (int i = 0; i < kRun; ++i)
+                run.max = i < count ? maximum(run.max, values[i]) : run.max;
 #pragma unroll
-                         for (int i = 0; i < kRun; ++i) {
-                             if (i < count) run.sum += exp2_approx((values[i] - run.max) * kLog2E);
-                         }
-                     }
-                     run = merge.across_lanes(run, 1, 16 / kRun);  // the fragment's row
-                     if (col % 16 == 0) of_fragments[row][col / 16] = run;
-                 });
+            for (int i = 0; i < kRun; ++i) {
+                if (i < count) run.sum += exp2_approx((values[i] - run.max) * kLog2E);
+            }
+        }
+        run = merge.across_lanes(run, 1, 16 / kRun);  // the fragment's row
+        if (col % 16 == 0) of_fragments[row][col / 16] = run;
+    });
     sync_block();
     constexpr int kSets = kTileN / kColumns, kFragmentsOfSet = kColumns / 16;
     const int64_t num_sets = (params.tile.n + kColumns - 1) / kColumns;

@@ -35,16 +35,15 @@ KERNEL void dual_gemm(const void* a, const void* b1, const void* b2, void* out,
     };
     const Epilogue first = epilogue(0, scale_b1, kScaleB), second = epilogue(1, scale_b2, kScaleB2);
     const int policy = int(params.policy);
-    for_each_run(storage, warp, acc, params.tile.m - task.row,
-                 [&](int row, int col, const SumType(&runs)[2][kRun]) {
-                     const int64_t at_row = task.row + row, at_col = task.col + col;
-                     const int64_t cols = params.tile.n - at_col;
-                     if (at_row >= params.tile.m || cols <= 0) return;
-                     const int count = cols < kRun ? int(cols) : kRun;
-                     float values[kRun], factors[kRun];
-                     first.scale(at_row, at_col, count, runs[0], values);
-                     second.scale(at_row, at_col, count, runs[1], factors);
-                     gate_all(values, factors, policy);
-                     first.write(at_row, at_col, count, values);
-                 });
+    for_each_run(storage, warp, acc, [&](int row, int col, const SumType(&runs)[2][kRun]) {
+        const int64_t at_row = task.row + row, at_col = task.col + col;
+        const int64_t cols = params.tile.n - at_col;
+        if (at_row >= params.tile.m || cols <= 0) return;
+        const int count = cols < kRun ? int(cols) : kRun;
+        float values[kRun], factors[kRun];
+        first.scale(at_row, at_col, count, runs[0], values);
+        second.scale(at_row, at_col, count, runs[1], factors);
+        gate_all(values, factors, policy);
+        first.write(at_row, at_col, count, values);
+    });
 }

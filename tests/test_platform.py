@@ -89,17 +89,6 @@ def test_from_float_rounds_to_nearest_even(target, cpp):
     assert (y[~nan] == expected.view(code)[~nan]).all()
 
 
-def test_prefetch_changes_nothing(target):
-    x = np.arange(64, dtype=F32)
-    text = (
-        "KERNEL void word(const float* x, float* y) {\n"
-        "    prefetch(x + threadIdx.x);\n"
-        "    y[threadIdx.x] = x[threadIdx.x];\n}\n"
-    )
-    before, y = run(target, text, x, np.zeros(64, F32))
-    assert (y == x).all() and (before == x).all()
-
-
 @pytest.mark.parametrize("cpp", ["half", "bf16"])
 def test_pack_and_maximum_pair(target, cpp):
     number, _ = FORMATS[cpp]

@@ -19,8 +19,9 @@ from ..choice import choose
 from ..jit import get_kernel
 from ..targets import Kernel, Target
 from ..targets.limits import max_shared_bytes, multiprocessors
-from . import gemm_hopper, hopper_choice, hopper_config
+from . import gemm_hopper, gemm_stream, hopper_choice, hopper_config
 from .dequantize_nvfp4 import DecodedPlan, decoded_plan
+from .gemm_stream import StreamConfig, StreamPlan
 from .hopper_config import HopperConfig
 from .product import (
     BATCH,
@@ -60,9 +61,7 @@ class GemmConfig:
 
     A block of warps_m * warps_n * warps_k warps computes tile_m x tile_n sums, tile_k of k at a time,
     through `stages` buffers; `splits` blocks share the k of a tile.  finish_rounds: in how many parts
-    a warp's sums go through shared memory to the epilogue.  own_stages: the warps, all of which share k,
-    have stages of their own, so that none waits for another: for few rows.  min_blocks: that
-    a multiprocessor is to hold at once, by their registers.  fp8: FP8 operands are multiplied as they
+    a warp's sums go through shared memory to the epilogue.  fp8: FP8 operands are multiplied as they
     are, with sums promoted every 128 of k; otherwise as FP16.
     """
 
@@ -76,25 +75,16 @@ class GemmConfig:
     splits: int = 1
     finish_rounds: int = 1
     fp8: bool = False
-    own_stages: bool = False
-    min_blocks: int = 1
 
     @property
     def num_threads(self) -> int:
         return 32 * self.warps_m * self.warps_n * self.warps_k
 
-    @property
-    def sums(self) -> int:
-        """Of a tile: fragments have 16 rows, also where most are of no use."""
-        return max(self.tile_m, 16) * self.tile_n
-
     def shared_bytes(self, element_a: np.dtype, element_b: np.dtype, products: int = 1) -> int:
         """Dynamic shared memory of a block (gemm_tile.cuh: GemmStorage), at either warp size."""
         line_a, line_b = (_line_bytes(dtype, self.tile_k) for dtype in (element_a, element_b))
         stages = self.stages * (self.tile_m * line_a + products * self.tile_n * line_b)
-        sums = self.sums * self.warps_k * products
-        if self.own_stages:
-            return max(stages, 4 * sums // self.tile_n * (self.tile_n + 8))
+        sums = self.tile_m * self.tile_n * self.warps_k * products
         fragments = sums // self.finish_rounds // 256
         return max(stages, fragments * 16 * 20 * 4, sums * 4 if self.warps_k > 1 else 0)
 
@@ -104,13 +94,15 @@ def _line_bytes(dtype: np.dtype, numbers: int) -> int:
     return numbers // 2 + numbers // 16 if dtype == FP4 else numbers * dtype.itemsize
 
 
-AnyConfig = GemmConfig | HopperConfig
+AnyConfig = GemmConfig | HopperConfig | StreamConfig
 
 
 def refusal(config: AnyConfig, task: GemmTask, arch: str) -> str | None:
     """Why `config` cannot compute `task` on `arch`; None: it can."""
     if isinstance(config, HopperConfig):
         return hopper_config.refusal(config, task, arch)
+    if isinstance(config, StreamConfig):
+        return gemm_stream.refusal(config, task, arch)
     c = config
     sizes = (c.tile_m, c.tile_n, c.tile_k, c.warps_m, c.warps_n, c.warps_k)
     if min(*sizes, c.splits, c.finish_rounds) < 1:
@@ -131,16 +123,9 @@ def refusal(config: AnyConfig, task: GemmTask, arch: str) -> str | None:
         return f"{arch} does not sum in FP16"
     if c.fp8 and arch not in _FP8_ARCHS:
         return f"{arch} does not multiply FP8"
-    if c.own_stages and task.kernel == "dequant_softmax":
-        return "own_stages is not for logits, whose statistics are of whole warps"
-    if c.own_stages and ((c.warps_m, c.warps_n) != (1, 1) or c.warps_k % 2):
-        return "own_stages is for an even number of warps that all share k"
-    # Of a stage; of a warp's own at the larger warp size.
-    stage_k = c.tile_k * 2 // c.warps_k if c.own_stages else c.tile_k
-    if _promote_k(task, c) % stage_k:
-        return f"sums are promoted every {_promote_k(task, c)} of k, no multiple of a stage's {stage_k}"
-    few = c.tile_m in (1, 2, 4, 8) and c.own_stages and task.layout_a == INNER
-    if (c.tile_m % (16 * c.warps_m) and not few) or c.tile_n % (16 * c.warps_n):
+    if _promote_k(task, c) % c.tile_k:
+        return f"sums are promoted every {_promote_k(task, c)} of k, no multiple of tile_k = {c.tile_k}"
+    if c.tile_m % (16 * c.warps_m) or c.tile_n % (16 * c.warps_n):
         return f"warps {c.warps_m} x {c.warps_n} do not share {c.tile_m} x {c.tile_n} in fragments of 16 x 16"
     if c.tile_k % (step * c.warps_k):
         return f"tile_k must be a multiple of {step * c.warps_k}; got {c.tile_k}"
@@ -148,17 +133,16 @@ def refusal(config: AnyConfig, task: GemmTask, arch: str) -> str | None:
         return f"statistics are of 64 columns each: tile_n must be a multiple; got {c.tile_n}"
     if c.num_threads > 1024:
         return f"{c.num_threads} threads are more than 1024"
-    fragments = c.sums // (256 * c.warps_m * c.warps_n)
+    fragments = c.tile_m * c.tile_n // (256 * c.warps_m * c.warps_n)
     if fragments % c.finish_rounds:
         return f"finish_rounds must divide a warp's {fragments} fragments; got {c.finish_rounds}"
     for layout, outer, element in (
         (task.layout_a, c.tile_m, element_a),
         (task.layout_b, c.tile_n, element_b),
     ):
-        depth = c.tile_k // c.warps_k if c.own_stages else c.tile_k
-        if element == FP4 and depth % 64:
-            return f"a stage has a multiple of 64 of k for NVFP4; got {depth}"
-        line = (outer if layout == OUTER else depth) * element.itemsize // 16
+        if element == FP4 and c.tile_k % 64:
+            return f"tile_k must be a multiple of 64 for NVFP4; got {c.tile_k}"
+        line = (outer if layout == OUTER else c.tile_k) * element.itemsize // 16
         line = line // 2 if element == FP4 else line
         if line < 1 or line & (line - 1):
             return f"a line of {16 * line} bytes in shared memory is not 16 times a power of two"
@@ -185,7 +169,9 @@ def half_sums_task(task: GemmTask) -> GemmTask:
 def check_config(config: Any, task: GemmTask, arch: str) -> None:
     """Raises TypeError and ValueError, with the reason, for a config that cannot compute `task`."""
     if not isinstance(config, AnyConfig):
-        raise TypeError(f"config must be a GemmConfig or HopperConfig; got {type(config).__name__}")
+        raise TypeError(
+            f"config must be a GemmConfig, HopperConfig or StreamConfig; got {type(config).__name__}"
+        )
     if reason := refusal(config, task, arch):
         raise ValueError(f"config does not fit: {reason}")
 
@@ -232,7 +218,7 @@ def _tiles(
     gfx11 = arch.startswith("gfx11")  # whose fragments take twice as many registers
     roomy = max_shared_bytes(arch) >= 160 * 1024
     few = 2 if gfx else 3  # stages
-    small = _few_rows_tile(arch, a, b, layout_b)
+    small = GemmConfig(16, 64, 128, 1, 1, 4, stages=2 if gfx and a.itemsize == 2 else 4)
     if STRIDED in (layout_a, layout_b) and b != FP4:
         warps_n = 4 if gfx11 and block_scales else 2
         return (GemmConfig(64, 64, 128 // compute.itemsize, 2, warps_n, stages=2),)
@@ -244,8 +230,7 @@ def _tiles(
         large = GemmConfig(64, cols, 64, 2, 4 if gfx11 else 2, stages=4 if roomy else few)
         if arch == "sm_90a" and layout_a != STRIDED:
             # Hopper's main loop takes more rows.  (16, 8192, 8192) in 47.7 us, with 128 of k in 52.9 (H200).
-            return (GemmConfig(16, 64, 256, 1, 1, 4),)
-        small = GemmConfig(16, 64, 128, 1, 1, 4, stages=2 if gfx and a.itemsize == 2 else 4)
+            return (replace(small, tile_k=256, stages=3),)
         return (large,) if gfx11 or layout_a == STRIDED else (large, small)
     if a.itemsize == b.itemsize == 1:
         converted = GemmConfig(64, 64, 128, 2, 2, stages=few)
@@ -255,7 +240,7 @@ def _tiles(
         large = (converted,)
         if a in FP8 and arch in _FP8_ARCHS:
             large = (native, converted) if arch == "host" else (native,)
-        few_tiles = e5m2 or block_scales
+        few_tiles = e5m2 or block_scales or (arch == "sm_90a" and a in FP8)
         return large if few_tiles else (*large, small)
     if b.itemsize == 1:
         if gfx11:
@@ -263,11 +248,12 @@ def _tiles(
         # Scaled blocks have their sums twice, of the products and of the blocks.
         cols = 64 if gfx or block_scales else 128
         large = GemmConfig(64, cols, 64, 2, 2, stages=4 if roomy else few)
-        if (
-            kernel == "dequant_softmax"
-        ):  # (16, 128256, 4096) in 155 us, not 173 with 128 of k (H200)
-            small = GemmConfig(16, 64, 256 if roomy else 128, 1, 1, 4, stages=3 if roomy else 4)
-        return (large,) if e5m2 or block_scales else (large, small)
+        hopper = arch == "sm_90a" and kernel == "gemm"
+        if kernel == "dequant_softmax" and roomy:
+            small = replace(
+                small, tile_k=256, stages=3
+            )  # (16, 128256, 4096) in 155 us, not 173 (H200)
+        return (large,) if e5m2 or block_scales or hopper else (large, small)
     if gfx:
         large = GemmConfig(128, 128, 32, 2, 4, stages=2, finish_rounds=2)
         medium = GemmConfig(64, 64, 64, 2, 2, stages=2)
@@ -277,18 +263,6 @@ def _tiles(
     if layout_a == OUTER:
         return (large,)
     return (large, small) if arch == "sm_90a" else (large, medium, small)
-
-
-def _few_rows_tile(arch: str, a: np.dtype, b: np.dtype, layout_b: int) -> GemmConfig:
-    """For up to 16 rows, where the time is that of reading b: many bytes of it under way, in lines of at
-    least 64 bytes, by warps that do not wait for each other.
-    """
-    limit = max_shared_bytes(arch)
-    narrow = limit < 160 * 1024 and not (layout_b == OUTER and b.itemsize == 1)
-    cols, warps = (32 if narrow else 64), (8 if limit >= 96 * 1024 else 4)
-    tile_k = warps * 64 // b.itemsize
-    stage = tile_k * (16 * a.itemsize + cols * b.itemsize)
-    return GemmConfig(16, cols, tile_k, 1, 1, warps, stages=min(limit // stage, 5), own_stages=True)
 
 
 @cache
@@ -335,10 +309,10 @@ def configs(task: GemmTask, arch: str, blocks: int | None = None) -> tuple[AnyCo
     """
     portable = _portable_configs(task, arch)
     hopper = hopper_choice.configs(task, arch, blocks or multiprocessors(arch))
-    streams = task.m <= portable[0].tile_m and portable[0].own_stages
-    if arch != "host" and hopper_choice.pays(task) and not streams:
-        return (*hopper, *portable)
-    return (*portable, *hopper)
+    streams = gemm_stream.configs(task, arch)
+    if arch != "host" and hopper_choice.pays(task):
+        return (*streams, *hopper, *portable)
+    return (*streams, *portable, *hopper)
 
 
 @cache
@@ -400,6 +374,8 @@ def _promote_k(task: GemmTask, config: GemmConfig) -> int:
 def variant(task: GemmTask, config: AnyConfig) -> Variant:
     if isinstance(config, HopperConfig):
         return gemm_hopper.variant(task, config)
+    if isinstance(config, StreamConfig):
+        return gemm_stream.variant(task, config)
     elements, computes = _types(task, config)
     names = ("ElementA", "ElementB", "ComputeA", "ComputeB")
     c = config
@@ -420,12 +396,10 @@ def variant(task: GemmTask, config: AnyConfig) -> Variant:
             ("kLayoutA", task.layout_a),
             ("kLayoutB", task.layout_b),
             ("kFinishRounds", c.finish_rounds),
-            ("kOwnStages", c.own_stages),
             ("kPromoteK", _promote_k(task, c)),
             ("kHalfSums", task.half_sums),
         ),
         c.num_threads,
-        min_blocks=c.min_blocks,
     )
 
 
@@ -470,7 +444,7 @@ class GemmPlan(NamedTuple):
 
 def gemm_plan(
     target: Target, product: Product, config: AnyConfig | None
-) -> GemmPlan | gemm_hopper.HopperPlan | DecodedPlan | None:
+) -> GemmPlan | gemm_hopper.HopperPlan | StreamPlan | DecodedPlan | None:
     """The plan of `product`; None where more than MAX_BATCH_DIMS dims of the batch do not merge.
 
     Raises TypeError and ValueError for a config that does not fit, or too large a grid.
@@ -502,6 +476,8 @@ def gemm_plan(
 
         names = hopper_config.decoded_operands(task, config)
         return decoded_plan(target, p, names, plan_of) if names else plan_of(p)
+    if isinstance(config, StreamConfig):
+        return gemm_stream.stream_plan(target, p, task, config)
     elements, _ = _types(task, config)
     tiles_m, tiles_n = -(-p.m // config.tile_m), -(-p.n // config.tile_n)
     tiles = task.batch * tiles_m * tiles_n
@@ -528,7 +504,7 @@ def gemm_plan(
         kernel=get_kernel(target, variant(task, config)),
         tiles=tiles,
         splits=config.splits,
-        partial_size=tiles * config.sums * config.splits * task.products,
+        partial_size=tiles * config.tile_m * config.tile_n * config.splits * task.products,
         shared_bytes=config.shared_bytes(*elements, task.products),
         params=target.by_value(params),
     )

@@ -114,18 +114,6 @@ struct Epilogue {
         }
     }
 
-    // What the columns from `col` on of the rows from `row` on will be scaled by and added to: of one
-    // row, which is all where it is of columns.
-    DEVICE void prefetch_factors(int64_t row, int64_t col) const {
-        if (row >= params.m || col >= params.n) return;
-        if (scale_a) prefetch(scale_a + row * params.scale_a_stride);
-        if (scale_b) prefetch(scale_b + col * params.scale_b_stride);
-        if (bias) {
-            const int64_t offset = row * params.bias.row + col * params.bias.col;
-            prefetch(element_address(bias, offset, params.bias_dtype));
-        }
-    }
-
     // The sums of row `row`, columns [col, col + kRun), on their way to memory; nothing outside of
     // the matrix is touched.
     template <int kRun, class T>

@@ -41,17 +41,12 @@ constexpr int kPitch = 20;  // of a row: lanes spread over the banks
 constexpr int kStagedPlaces = kPlaces / kFinishRounds;
 constexpr int kRun = 256 / kWarpSize;  // neighbouring columns that a lane finishes
 
-// With kOwnStages: a warp's sums, of all of the tile, in its rows.
-constexpr int kSumRows = kFragmentsM * 16, kSumPitch = kTileN + 8;
-using WarpSums = SumType[kProducts][kOwnStages ? kSumRows : 1][kSumPitch];
-
 struct GemmStorage {
     union {
-        Stage stages[kOwnStages ? kGridK : 1][kStages];
-        SumType slices[kGridK][kGridM * kGridN][kGridK > 1 && !kOwnStages ? kFragments : 1]
-                      [Sums::kCount][kWarpSize];
-        SumType fragments[kOwnStages ? 1 : kNumWarps][kStagedPlaces][kProducts][16][kPitch];
-        WarpSums warps[kOwnStages ? kGridK : 1];
+        Stage stages[kStages];
+        SumType slices[kGridK][kGridM * kGridN][kGridK > 1 ? kFragments : 1][Sums::kCount]
+                      [kWarpSize];
+        SumType fragments[kNumWarps][kStagedPlaces][kProducts][16][kPitch];
     };
 };
 
@@ -98,109 +93,16 @@ DEVICE void for_each_sum(const WarpPlace& warp, AllSums& acc, F f) {
     }
 }
 
-// Calls f(lane's sum, product, row, column of the tile) for each sum.
-template <class F>
-DEVICE void for_each_place(const WarpPlace& warp, AllSums& acc, F f) {
-#pragma unroll
-    for (int i = 0; i < kFragments; ++i) {
-        const int m = i / kFragmentsN, n = i % kFragmentsN;
-        Sums& sums = acc[m][n];
-#pragma unroll
-        for (int j = 0; j < Sums::kCount; ++j) {
-            const int col =
-                stored_column<ElementB, ComputeB, OperandB::kOuterMajor>(Sums::col(warp.lane, j));
-            f(sums.values[j], n / kColFragments, m * 16 + Sums::row(warp.lane, j),
-              n % kColFragments * 16 + col);
-        }
-    }
-}
-
-// With kOwnStages: for_each_run of the sums over all warps, in their order.
-template <class F>
-DEVICE void for_each_whole_run(GemmStorage& storage, const WarpPlace& warp, AllSums& acc,
-                               int64_t rows, F f) {
-    for_each_place(warp, acc, [&](SumType sum, int product, int row, int col) {
-        storage.warps[warp.k][product][row][col] = sum;
-    });
-    sync_block();
-    constexpr int kRuns = kTileN / kRun;
-    const int count = clamp_to(rows, kTileM) * kRuns;
-    for (int i = int(threadIdx.x); i < count; i += kNumThreads) {
-        const int row = i / kRuns, col = i % kRuns * kRun;
-        SumType runs[kProducts][kRun];
-#pragma unroll
-        for (int product = 0; product < kProducts; ++product) {
-#pragma unroll
-            for (int j = 0; j < kRun; ++j) {
-                SumType sum = storage.warps[0][product][row][col + j];
-#pragma unroll
-                for (int k = 1; k < kGridK; ++k) sum += storage.warps[k][product][row][col + j];
-                runs[product][j] = sum;
-            }
-        }
-        f(row, col, runs);
-    }
-}
-
-// Calls f(row, col, runs) for the runs of kRun columns of the tile that this lane finishes, one of
-// each product: by way of shared memory.  rows: how many of the tile's exist, or more.
-template <class F>
-DEVICE void for_each_run(GemmStorage& storage, const WarpPlace& warp, AllSums& acc, int64_t rows,
-                         F f) {
-    if constexpr (kOwnStages) return for_each_whole_run(storage, warp, acc, rows, f);
-    constexpr int kRuns = 16 / kRun;
-    auto& fragments = storage.fragments[int(threadIdx.x) / kWarpSize];
-#pragma unroll
-    for (int first = 0; first < kPlaces; first += kStagedPlaces) {
-        sync_warp();  // what was here has been read
-#pragma unroll
-        for (int p = 0; p < kStagedPlaces; ++p) {
-            const int m = (first + p) / kColFragments, n = (first + p) % kColFragments;
-#pragma unroll
-            for (int product = 0; product < kProducts; ++product) {
-                const Sums& sums = acc[m][product * kColFragments + n];
-#pragma unroll
-                for (int i = 0; i < Sums::kCount; ++i) {
-                    const int col = stored_column<ElementB, ComputeB, OperandB::kOuterMajor>(
-                        Sums::col(warp.lane, i));
-                    fragments[p][product][Sums::row(warp.lane, i)][col] = sums.values[i];
-                }
-            }
-        }
-        sync_warp();
-        const int row = warp.lane / kRuns, col = warp.lane % kRuns * kRun;
-#pragma unroll 1
-        for (int p = 0; p < kStagedPlaces; ++p) {
-            const int number = first + p;
-            if (number % kGridK != warp.k) continue;
-            SumType runs[kProducts][kRun];
-#pragma unroll
-            for (int product = 0; product < kProducts; ++product) {
-#pragma unroll
-                for (int i = 0; i < kRun; ++i)
-                    runs[product][i] = fragments[p][product][row][col + i];
-            }
-            f(warp.row(number / kColFragments) + row, warp.col(number % kColFragments) + col, runs);
-        }
-    }
-}
-
 DEVICE GemmTask task_of(const TileParams& params) {
     return GemmTask::of_block(blockIdx.x, uint32_t(params.tiles_m), uint32_t(params.tiles_n),
                               uint32_t(params.batch_size), kTileM, kTileN);
 }
 
-// acc: the sums of the block's tile, with kOwnStages each warp's, but in the pass kPartial, which
-// stores them.  meanwhile:
-// called by every thread when the first stages are on their way.
-struct Nothing {
-    DEVICE void operator()() const {}
-};
-template <class F = Nothing>
+// acc: the sums of the block's tile, whole but in the pass kPartial, which stores them.
 DEVICE void sum_tile(GemmStorage& storage, const TileParams& params, const GemmTask& task,
                      const WarpPlace& warp, const OperandArrays& a,
                      const OperandArrays (&b)[kProducts], SumType* partials, int64_t pass,
-                     AllSums& acc, F meanwhile = F()) {
+                     AllSums& acc) {
     constexpr Operand kBs[] = {kB, kB2}, kScalesB[] = {kScaleB, kScaleB2};
     constexpr Operand kGroupsBs[] = {kGroupsB, kGroupsB2};
     const auto offset = [&](Operand operand) { return params.batch.offset(operand, task.batch); };
@@ -248,39 +150,14 @@ DEVICE void sum_tile(GemmStorage& storage, const TileParams& params, const GemmT
                 scales.b_strides[i] = p.block_scales;
             }
         }
-        multiply(storage.stages[kOwnStages ? warp.k : 0], a_source, b_sources, scales, first_k,
-                 last_k < params.k ? last_k : params.k, warp, acc, meanwhile);
-        if constexpr (!kOwnStages) add_slices(storage, warp, acc);
+        multiply(storage.stages, a_source, b_sources, scales, first_k,
+                 last_k < params.k ? last_k : params.k, warp, acc);
+        add_slices(storage, warp, acc);
     }
     if (pass == kWhole) return;
-    constexpr int64_t kTileSize = kGridM * kGridN * kFragments * 256;
+    constexpr int64_t kTileSize = kProducts * kTileM * kTileN;
     const int64_t split_size = params.tiles_m * params.tiles_n * params.batch_size * kTileSize;
     SumType* mine = partials + task.split * split_size + task.tile * kTileSize;
-    if constexpr (kOwnStages) {
-        const auto place = [](int product, int row, int col) {
-            return (product * kSumRows + row) * kTileN + col;
-        };
-        if (pass == kPartial) {
-            for_each_run(storage, warp, acc, params.m - task.row,
-                         [&](int row, int col, const SumType(&runs)[kProducts][kRun]) {
-#pragma unroll
-                             for (int i = 0; i < kProducts * kRun; ++i) {
-                                 mine[place(i / kRun, row, col + i % kRun)] =
-                                     runs[i / kRun][i % kRun];
-                             }
-                         });
-            return;
-        }
-        // Of every kGridK-th split.
-        for (int64_t split = warp.k; split < params.splits; split += kGridK) {
-            for_each_place(warp, acc, [&](SumType& sum, int product, int row, int col) {
-                if (task.row + row < params.m) {
-                    sum += mine[split * split_size + place(product, row, col)];
-                }
-            });
-        }
-        return;
-    }
     if (pass == kPartial) {
         for_each_sum(warp, acc, [&](SumType& sum, int place) { mine[place] = sum; });
         return;
@@ -288,5 +165,46 @@ DEVICE void sum_tile(GemmStorage& storage, const TileParams& params, const GemmT
     for (int64_t split = 0; split < params.splits; ++split) {
         for_each_sum(warp, acc, [&](SumType& sum, int place) { sum += mine[place]; });
         mine += split_size;
+    }
+}
+
+// Calls f(row, col, runs) for the runs of kRun columns of the tile that this lane finishes, one of
+// each product: by way of shared memory.
+template <class F>
+DEVICE void for_each_run(GemmStorage& storage, const WarpPlace& warp, const AllSums& acc, F f) {
+    constexpr int kRuns = 16 / kRun;
+    auto& fragments = storage.fragments[int(threadIdx.x) / kWarpSize];
+#pragma unroll
+    for (int first = 0; first < kPlaces; first += kStagedPlaces) {
+        sync_warp();  // what was here has been read
+#pragma unroll
+        for (int p = 0; p < kStagedPlaces; ++p) {
+            const int m = (first + p) / kColFragments, n = (first + p) % kColFragments;
+#pragma unroll
+            for (int product = 0; product < kProducts; ++product) {
+                const Sums& sums = acc[m][product * kColFragments + n];
+#pragma unroll
+                for (int i = 0; i < Sums::kCount; ++i) {
+                    const int col = stored_column<ElementB, ComputeB, OperandB::kOuterMajor>(
+                        Sums::col(warp.lane, i));
+                    fragments[p][product][Sums::row(warp.lane, i)][col] = sums.values[i];
+                }
+            }
+        }
+        sync_warp();
+        const int row = warp.lane / kRuns, col = warp.lane % kRuns * kRun;
+#pragma unroll 1
+        for (int p = 0; p < kStagedPlaces; ++p) {
+            const int number = first + p;
+            if (number % kGridK != warp.k) continue;
+            SumType runs[kProducts][kRun];
+#pragma unroll
+            for (int product = 0; product < kProducts; ++product) {
+#pragma unroll
+                for (int i = 0; i < kRun; ++i)
+                    runs[product][i] = fragments[p][product][row][col + i];
+            }
+            f(warp.row(number / kColFragments) + row, warp.col(number % kColFragments) + col, runs);
+        }
     }
 }

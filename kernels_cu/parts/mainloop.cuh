@@ -13,8 +13,6 @@
 //   kPromoteK            0, or the k after which the sums are multiplied by the block's scales and
 //                        added to others in FP32: for scales along k, and because the tensor cores
 //                        of FP8 keep few bits of a long sum.
-//   kOwnStages           The warps, all of which share k, have stages of their own, each with its part
-//                        of k: none waits for another before the end.
 //   kHalfSums            FP16 products are summed in FP16 until they are promoted: kPromoteK is all
 //   of k.
 #include "parts/dtype.cuh"
@@ -33,14 +31,11 @@ constexpr int kGridK = kWide && kWarpsK % 2 == 0 ? kWarpsK / 2 : kWarpsK;
 constexpr int kGridN = kWide && kGridK == kWarpsK && kWarpsN % 2 == 0 ? kWarpsN / 2 : kWarpsN;
 constexpr int kGridM = kNumWarps / (kGridK * kGridN);
 
-constexpr int kFragmentsM = kTileM <= 8 ? 1 : kTileM / kGridM / 16;
+constexpr int kFragmentsM = kTileM / kGridM / 16;
 constexpr int kColFragments = kTileN / kGridN / 16;  // of each product
 constexpr int kFragmentsN = kProducts * kColFragments;
-static_assert((kFragmentsM * kGridM * 16 == kTileM || kTileM <= 8) &&
-                  kColFragments * kGridN * 16 == kTileN,
-              "warps share a tile in fragments of 16 x 16, of few rows a part of them");
-static_assert(kTileM > 8 || (kGridM == 1 && kLayoutA == kInner), "few rows are lines of a tile");
-static_assert(!kOwnStages || kGridM * kGridN == 1, "all warps share k");
+static_assert(kFragmentsM * kGridM * 16 == kTileM && kColFragments * kGridN * 16 == kTileN,
+              "warps share a tile in fragments of 16 x 16");
 // Operands are converted on the way from shared memory to fragments, two of them at once.
 constexpr bool kConverts =
     sizeof(ElementA) < sizeof(ComputeA) || sizeof(ElementB) < sizeof(ComputeB);
@@ -52,9 +47,6 @@ constexpr LaneOrder kLaneOrder = kScaled<ElementA> || kScaled<ElementB> ? LaneOr
                                      : LaneOrder::kPairs;
 constexpr int kStep = kConverts ? 32 : kFragmentK<ComputeA>;
 constexpr int kStepsPerWarp = kTileK / kStep / kGridK;
-// Of k in a stage: of all warps or of one.
-constexpr int kStageK = kOwnStages ? kTileK / kGridK : kTileK;
-using Copiers = typename Choose<kOwnStages, WarpThreads, BlockThreads>::Type;
 static_assert(kStepsPerWarp * kStep * kGridK == kTileK, "warps share a stage's k in whole steps");
 // All at once, FP32's many steps would take all registers for their loads, and NVFP4's for
 // decoding.
@@ -67,16 +59,16 @@ template <class Element, int kLayout, int kOuterSize>
 struct OperandTile {
     using Stored = Element;
     static constexpr bool kOuterMajor = kLayout == kOuter;
-    static constexpr int kLineElements = kOuterMajor ? kOuterSize : kStageK;
+    static constexpr int kLineElements = kOuterMajor ? kOuterSize : kTileK;
     using Tile =
-        SharedTile<kOuterMajor ? kStageK : kOuterSize, int(sizeof(Element)) * kLineElements>;
+        SharedTile<kOuterMajor ? kTileK : kOuterSize, int(sizeof(Element)) * kLineElements>;
 };
 template <int kLayout, int kOuterSize>
 struct OperandTile<e2m1x2, kLayout, kOuterSize> {
     static_assert(kLayout == kInner, "the numbers of a byte are neighbours along k");
     using Stored = e2m1x2;
     static constexpr bool kOuterMajor = false;
-    using Tile = ScaledTile<kOuterSize, kStageK>;
+    using Tile = ScaledTile<kOuterSize, kTileK>;
 };
 using OperandA = OperandTile<ElementA, kLayoutA, kTileM>;
 using OperandB = OperandTile<ElementB, kLayoutB, kTileN>;
@@ -106,7 +98,7 @@ using Sums = typename SumsOf<(kPromoteK > 0)>::Type;
 using SumType = typename Sums::Sum;
 using AllProducts = Products[kFragmentsM][kFragmentsN];
 using AllSums = Sums[kFragmentsM][kFragmentsN];
-static_assert(kPromoteK % kStageK == 0, "sums are promoted after whole stages");
+static_assert(kPromoteK % kTileK == 0, "sums are promoted after whole stages");
 
 // Where this warp stands in the block's tile.
 struct WarpPlace {
@@ -131,32 +123,27 @@ struct OperandSource {
     int64_t first_outer;  // the tile's first row or column
     GroupScales groups;   // of NVFP4
 
-    // Starts to load k [first_k, end_k) of it, at most kStageK, into `tile`.
+    // Starts to load k [first_k, end_k) of it, at most kTileK, into `tile`.
     template <class Operand, int kLayout, int kOuterSize>
     DEVICE void load(typename Operand::Tile& tile, int64_t first_k, int64_t end_k) const {
         using Element = typename Operand::Stored;
         const int num_outer = clamp_to(outer, kOuterSize),
-                  num_k = clamp_to(end_k - first_k, kStageK);
+                  num_k = clamp_to(end_k - first_k, kTileK);
         if constexpr (kScaled<Element>) {
-            copy_scaled_tile<Copiers>(tile, static_cast<const uint8_t*>(data), outer_stride, groups,
-                                      first_outer, first_k, num_outer, num_k);
+            copy_scaled_tile(tile, static_cast<const uint8_t*>(data), outer_stride, groups,
+                             first_outer, first_k, num_outer, num_k);
         } else if constexpr (kLayout == kStrided) {
-            gather_tile<Element, Copiers>(tile, data, dtype, first_k * k_stride, outer_stride,
-                                          k_stride, num_outer, num_k);
+            gather_tile<Element>(tile, data, dtype, first_k * k_stride, outer_stride, k_stride,
+                                 num_outer, num_k);
         } else if constexpr (kLayout == kOuter) {
-            copy_tile<Copiers>(tile, static_cast<const Element*>(data) + first_k * k_stride,
-                               k_stride, num_k, num_outer);
+            copy_tile(tile, static_cast<const Element*>(data) + first_k * k_stride, k_stride, num_k,
+                      num_outer);
         } else {
-            copy_tile<Copiers>(tile, static_cast<const Element*>(data) + first_k, outer_stride,
-                               num_outer, num_k);
+            copy_tile(tile, static_cast<const Element*>(data) + first_k, outer_stride, num_outer,
+                      num_k);
         }
     }
 };
-
-#include "parts/stage_loader.cuh"
-
-using LoaderA = LoaderOf<OperandA, ElementA, kLayoutA, kTileM>;
-using LoaderB = LoaderOf<OperandB, ElementB, kLayoutB, kTileN>;
 
 struct Stage {
     typename OperandA::Tile a;
@@ -182,7 +169,7 @@ DEVICE void load_step(Fragment* fragments, int stride, const typename Operand::T
 DEVICE void multiply_stage(const Stage& stage, const WarpPlace& warp, AllProducts& acc) {
 #pragma unroll(kUnrolledSteps)
     for (int step = 0; step < kStepsPerWarp; ++step) {
-        const int k = ((kOwnStages ? 0 : warp.k * kStepsPerWarp) + step) * kStep;
+        const int k = (warp.k * kStepsPerWarp + step) * kStep;
         constexpr int kCount = kConverts ? 2 : 1;
         FragmentA<ComputeA> a[kCount][kFragmentsM];
         FragmentB<ComputeB> b[kCount][kFragmentsN];
@@ -234,46 +221,37 @@ struct BlockScales {
     }
 };
 
-// sums += A * B over k in [first_k, end_k), or of the warp's parts of it.  Every thread of the block
-// takes part, and calls `meanwhile` when the first stages are on their way.
-template <class S, class F>
+// sums += A * B over k in [first_k, end_k).  Every thread of the block takes part.
+template <class S>
 DEVICE void multiply(Stage (&stages)[kStages], const OperandSource& a,
                      const OperandSource (&b)[kProducts], const BlockScales& scales,
                      int64_t first_k, int64_t end_k, const WarpPlace& warp,
-                     S (&sums)[kFragmentsM][kFragmentsN], F meanwhile) {
-    if constexpr (kOwnStages) first_k += warp.k * kStageK;
-    LoaderA of_a(a, first_k);
-    LoaderB of_b(b[0], first_k), of_b2(b[kProducts - 1], first_k);
+                     S (&sums)[kFragmentsM][kFragmentsN]) {
     int64_t next_k = first_k;
     int next_stage = 0, stage = 0;
     const auto load_next = [&] {
         if (next_k < end_k) {
-            of_a.start(stages[next_stage].a, next_k, end_k);
-            of_b.start(stages[next_stage].b[0], next_k, end_k);
-            if constexpr (kProducts > 1) {
-                of_b2.start(stages[next_stage].b[kProducts - 1], next_k, end_k);
+            a.load<OperandA, kLayoutA, kTileM>(stages[next_stage].a, next_k, end_k);
+#pragma unroll
+            for (int i = 0; i < kProducts; ++i) {
+                b[i].load<OperandB, kLayoutB, kTileN>(stages[next_stage].b[i], next_k, end_k);
             }
         }
         copy_async_commit();
         next_k += kTileK;
         next_stage = next_stage + 1 < kStages ? next_stage + 1 : 0;
     };
-    // A lone wave of blocks waits for every instruction that it runs for the first time.
-    constexpr int kUnrolledLoads = kOwnStages ? 1 : kStages - 1;
-#pragma unroll(kUnrolledLoads)
+#pragma unroll
     for (int i = 0; i < kStages - 1; ++i) load_next();
-    meanwhile();
     AllProducts products{};
     for (int64_t k = first_k; k < end_k; k += kTileK) {
         copy_async_wait<kStages - 2>();
-        // This stage is whole, and the one before it has been read by all.
-        if constexpr (kOwnStages) sync_warp();
-        else sync_block();
+        sync_block();  // this stage is whole, and the one before it has been read by all
         load_next();
         if constexpr (kPromoteK > 0) {
             multiply_stage(stages[stage], warp, products);
             const int64_t end = k + kTileK;
-            if (!kHalfSums && (kOwnStages || end % kPromoteK == 0 || end >= end_k)) {
+            if (!kHalfSums && (end % kPromoteK == 0 || end >= end_k)) {
                 scales.promote(k, warp, products, sums);
             }
         } else {

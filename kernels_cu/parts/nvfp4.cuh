@@ -39,24 +39,24 @@ struct ScaledTile {
     Bytes<kWord> words[kLines][kDepth / kWordK];
 
     DEVICE e4m3 scale(int line, int group) const {
-        return reinterpret_cast<const e4m3*>(words[line % kLines])[group];
+        return reinterpret_cast<const e4m3*>(words[line])[group];
     }
 };
 
 // Starts to copy num_lines lines of num_k numbers, a multiple of 16, from (first_line, first_k) on;
 // codes: of first_line, whose lines begin at multiples of 8 bytes.  The rest of the tile becomes
 // zero, the scales too: what lies behind the last group is not read.
-template <class Threads = BlockThreads, int kLines, int kDepth>
+template <int kLines, int kDepth>
 DEVICE void copy_scaled_tile(ScaledTile<kLines, kDepth>& tile, const uint8_t* codes,
                              int64_t line_stride, const GroupScales& groups, int64_t first_line,
                              int64_t first_k, int num_lines, int num_k) {
     codes += first_k / 2;
     if ((uintptr_t(codes) | uintptr_t(line_stride)) % 16 == 0) {
-        copy_tile<Threads>(tile.codes, codes, line_stride, num_lines, num_k / 2);
+        copy_tile(tile.codes, codes, line_stride, num_lines, num_k / 2);
     } else {
         constexpr int kPieces = kDepth / 16;  // of 8 bytes
 #pragma unroll 1
-        for (int i = Threads::index(); i < kLines * kPieces; i += Threads::kCount) {
+        for (int i = int(threadIdx.x); i < kLines * kPieces; i += kNumThreads) {
             const int line = i / kPieces, piece = i % kPieces;
             const bool valid = line < num_lines && piece * 16 < num_k;
             char* to = static_cast<char*>(tile.codes(line, piece / 2)) + piece % 2 * 8;
@@ -69,7 +69,7 @@ DEVICE void copy_scaled_tile(ScaledTile<kLines, kDepth>& tile, const uint8_t* co
                              kWord ==
                          0;
 #pragma unroll 1
-    for (int i = Threads::index(); i < kLines * kWords; i += Threads::kCount) {
+    for (int i = int(threadIdx.x); i < kLines * kWords; i += kNumThreads) {
         const int line = i / kWords, word = i % kWords;
         const int count = line < num_lines ? clamp_to(num_k / kGroup - word * kWord, kWord) : 0;
         const e4m3* from = groups.at(first_line + line, first_k + word * kWordK);

@@ -18,9 +18,7 @@ struct SharedTile {
                : kChunks == 2 ? line >> 2 & 1
                               : 0;
     }
-    // Where fragments read 16 lines of fewer, the others are these again.
     DEVICE static constexpr int place(int line, int chunk) {
-        if constexpr (kLines <= 8) line %= kLines;
         return line * kChunks + (chunk ^ swizzle(line));
     }
     DEVICE void* operator()(int line, int chunk) { return &chunks[place(line, chunk)]; }
@@ -29,28 +27,18 @@ struct SharedTile {
 
 DEVICE int clamp_to(int64_t x, int high) { return x < 0 ? 0 : x < high ? int(x) : high; }
 
-// Who copies a tile: all threads of the block, or those of a warp.
-struct BlockThreads {
-    static constexpr int kCount = kNumThreads;
-    DEVICE static int index() { return int(threadIdx.x); }
-};
-struct WarpThreads {
-    static constexpr int kCount = kWarpSize;
-    DEVICE static int index() { return lane_id(); }
-};
-
 // Starts to copy num_lines lines of num_elements from `origin` on; the rest of the tile becomes
 // zero.
 // Lines begin at multiples of 16 bytes.
-template <class Threads = BlockThreads, class T, int kLines, int kLineBytes>
+template <class T, int kLines, int kLineBytes>
 DEVICE void copy_tile(SharedTile<kLines, kLineBytes>& tile, const T* origin, int64_t line_stride,
                       int num_lines, int num_elements) {
     constexpr int kChunks = kLineBytes / 16, kPerChunk = 16 / int(sizeof(T));
     constexpr int kCount = kLines * kChunks;
 #pragma unroll
-    for (int first = 0; first < kCount; first += Threads::kCount) {
-        const int i = first + Threads::index();
-        if (kCount % Threads::kCount != 0 && i >= kCount) break;
+    for (int first = 0; first < kCount; first += kNumThreads) {
+        const int i = first + int(threadIdx.x);
+        if (kCount % kNumThreads != 0 && i >= kCount) break;
         const int line = i / kChunks, chunk = i % kChunks;
         const int elements = clamp_to(num_elements - chunk * kPerChunk, kPerChunk);
         const int bytes = line < num_lines ? elements * int(sizeof(T)) : 0;
@@ -114,7 +102,7 @@ DEVICE T load_as(const void* p, int64_t i, int dtype) {
 }
 
 // Loads num_lines lines of num_elements from any strides, element by element, converted to T.
-template <class T, class Threads = BlockThreads, int kLines, int kLineBytes>
+template <class T, int kLines, int kLineBytes>
 DEVICE void gather_tile(SharedTile<kLines, kLineBytes>& tile, const void* p, int dtype,
                         int64_t origin, int64_t line_stride, int64_t element_stride, int num_lines,
                         int num_elements) {
@@ -123,7 +111,7 @@ DEVICE void gather_tile(SharedTile<kLines, kLineBytes>& tile, const void* p, int
     // Neighbouring threads read neighbours in memory.
     const bool along_lines = (line_stride < 0 ? -line_stride : line_stride) <
                              (element_stride < 0 ? -element_stride : element_stride);
-    for (int i = Threads::index(); i < kCount; i += Threads::kCount) {
+    for (int i = int(threadIdx.x); i < kCount; i += kNumThreads) {
         const int line = along_lines ? i % kLines : i / kChunks;
         const int chunk = along_lines ? i / kLines : i % kChunks;
         const int64_t first = origin + line * line_stride + chunk * kPerChunk * element_stride;

@@ -190,8 +190,6 @@ DEVICE Bytes<N> load_vector_read_only(const void* p) {
         return load_vector<N>(p);
     }
 }
-// Brings what lies at p into L2, if it is not there; nothing waits for it.
-DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 template <int N>
 DEVICE void store_vector(void* p, const Bytes<N>& b) {
     *static_cast<Bytes<N>*>(p) = b;

@@ -147,8 +147,6 @@ template <int N>
 DEVICE Bytes<N> load_vector_read_only(const void* p) {
     return *static_cast<const Bytes<N>*>(p);
 }
-// Brings what lies at p into a cache, if it is not there; nothing waits for it.
-DEVICE void prefetch(const void* p) { __builtin_prefetch(p); }
 template <int N>
 DEVICE void store_vector(void* p, const Bytes<N>& b) {
     using Word = typename hip::Word<N>::Type;

@@ -189,8 +189,6 @@ template <int N>
 DEVICE Bytes<N> load_vector_read_only(const void* p, HOST_PLACE) {
     return load_vector<N>(p, place);
 }
-// Reads a byte there, so that the checkers see a wild address.
-DEVICE void prefetch(const void* p) { (void)*static_cast<const volatile char*>(p); }
 template <int N>
 DEVICE void store_vector(void* p, const Bytes<N>& b, HOST_PLACE) {
     host::check_alignment(p, N, place);
