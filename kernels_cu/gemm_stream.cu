@@ -105,8 +105,7 @@ DEVICE void multiply_stage(const StreamStage& stage, Sums (&sums)[1][kColFragmen
 
 // kRun neighbouring columns of a row, that a thread finishes, and what becomes of their sums.
 constexpr int kRun = 4, kRowRuns = kTileN / kRun;
-constexpr int kOwnRuns = kRows * kRowRuns / kNumThreads;
-static_assert(kOwnRuns * kNumThreads == kRows * kRowRuns, "threads share runs in whole");
+constexpr int kOwnRuns = (kRows * kRowRuns + kNumThreads - 1) / kNumThreads;
 struct FinishedRun {
     int row, tile_col;
     int64_t col;
