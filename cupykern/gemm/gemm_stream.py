@@ -77,10 +77,8 @@ def refusal(config: StreamConfig, task: GemmTask, arch: str) -> str | None:
         return f"streams read lines of whole vectors of {ALIGNMENT} bytes"
     if min(c.tile_n, c.depth, c.warps) < 1 or c.stages < 2 or c.warps % 2 or c.warps > 32:
         return "columns, depth and an even number of warps must be positive, stages at least 2"
-    if c.depth % 32 or c.tile_n % 16 or 4 * c.tile_n % (32 * c.warps):
-        return (
-            f"fragments of 16 columns and 32 of k, shared by all threads; got {c.tile_n}, {c.depth}"
-        )
+    if c.depth % 32 or c.tile_n % 16:
+        return f"fragments have 16 columns and 32 of k; got {c.tile_n} and {c.depth}"
     of_a, of_b = (
         c.depth * t.a.itemsize,
         (c.tile_n if t.layout_b == OUTER else c.depth) * t.b.itemsize,
