@@ -84,8 +84,8 @@ def refusal(config: StreamConfig, task: GemmTask, arch: str) -> str | None:
         (c.tile_n if t.layout_b == OUTER else c.depth) * t.b.itemsize,
     )
     for line in (of_a, of_b):
-        if line % 16 or line > 512 or line & (line - 1):
-            return f"a line of {line} bytes in shared memory is no power of two from 16 to 512"
+        if not 64 <= line <= 512 or line & (line - 1):
+            return f"a line of {line} bytes in shared memory is no power of two from 64 to 512"
     needed, limit = c.shared_bytes(t), max_shared_bytes(arch)
     if needed > limit:
         return f"{needed} bytes of shared memory are more than the {limit} of {arch}"
