@@ -52,6 +52,8 @@ struct LaneCopier {
     static constexpr int kAtOnce = kWarpSize / kChunks;  // lines
     static_assert(kAtOnce * kChunks == kWarpSize && Tile::kLines % kAtOnce == 0,
                   "lanes share lines in whole");
+    // Of a line in memory that neighbours of the block bring the rest of.
+    static constexpr int kPart = kChunks < 8 ? 128 : 0;
     const T* next;  // the first chunk of the next stage
     int64_t next_line, next_stage;
     int line, chunk, place;
@@ -71,7 +73,7 @@ struct LaneCopier {
         for (int first = 0; first < Tile::kLines; first += kAtOnce, from += next_line) {
             // The bits of `line` are below those of `first`.
             void* to = &tile.chunks[(place ^ Tile::swizzle(first)) + first * kChunks];
-            copy_async<16>(to, from, first + line < own);
+            copy_async<16, kPart>(to, from, first + line < own);
         }
         next += next_stage;
     }
