@@ -41,14 +41,16 @@ _PARAMS = np.dtype(  # gemm_stream.cu: StreamParams
 
 @dataclass(frozen=True)
 class StreamConfig:
-    """tile_n columns for a block, whose `warps` warps share k: each has every warps-th part of `depth`, and
-    `stages` stages of its own for them.  min_blocks: that a multiprocessor is to hold at once."""
+    """tile_n columns for a block, whose `warps` warps share k, in groups of `group` that share the columns:
+    each group has parts of `depth` of k, every so many, and `stages` stages of its own for them.
+    min_blocks: that a multiprocessor is to hold at once."""
 
     tile_n: int
     depth: int
     warps: int
     stages: int
     min_blocks: int = 1
+    group: int = 1
 
     @property
     def num_threads(self) -> int:
@@ -58,7 +60,7 @@ class StreamConfig:
         """Dynamic shared memory of a block (gemm_stream.cu: StreamStorage), at either warp size."""
         of_b = self.tile_n * task.b.itemsize
         stages = self.stages * self.depth * (ROWS * task.a.itemsize + of_b)
-        return self.warps * max(stages, 4 * ROWS * (self.tile_n + 8))
+        return self.warps // self.group * max(stages, 4 * ROWS * (self.tile_n + 8))
 
 
 def refusal(config: StreamConfig, task: GemmTask, arch: str) -> str | None:
@@ -75,9 +77,13 @@ def refusal(config: StreamConfig, task: GemmTask, arch: str) -> str | None:
     lines = ((t.k, t.a), (t.n if t.layout_b == OUTER else t.k, t.b))
     if any(size * dtype.itemsize % ALIGNMENT for size, dtype in lines) or not 0 < t.k < 2**31:
         return f"streams read lines of whole vectors of {ALIGNMENT} bytes"
-    if min(c.tile_n, c.depth, c.warps) < 1 or c.stages < 2 or c.warps % 2 or c.warps > 32:
-        return "columns, depth and an even number of warps must be positive, stages at least 2"
-    if c.depth % 32 or c.tile_n % 16:
+    if min(c.tile_n, c.depth, c.warps) < 1 or c.stages < 2 or c.warps > 32:
+        return "columns, depth and warps must be positive, up to 32 warps, stages at least 2"
+    if c.group not in (1, 2) or c.warps % (2 * c.group):
+        return (
+            f"groups are of one warp or two, at least two of them; got {c.group}, {c.warps} warps"
+        )
+    if c.depth % 32 or c.tile_n % (16 * c.group):
         return f"fragments have 16 columns and 32 of k; got {c.tile_n} and {c.depth}"
     of_a, of_b = (
         c.depth * t.a.itemsize,
@@ -119,6 +125,7 @@ def variant(task: GemmTask, config: StreamConfig) -> Variant:
             ("kTileN", c.tile_n),
             ("kDepth", c.depth),
             ("kStages", c.stages),
+            ("kGroup", c.group),
             ("kOuterMajorB", task.layout_b == OUTER),
         ),
         c.num_threads,
