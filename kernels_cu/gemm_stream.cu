@@ -2,7 +2,7 @@
 // to 16 rows, where the time is that of reading B.
 //
 // A block has kTileN columns.  Its groups of kGroup warps, mostly one, share k, kDepth each of every
-// kGroups * kDepth, and wait for no other before the end: a group brings its part of B, in lines of 128 bytes where they run along k, and
+// kSharers * kDepth, and wait for no other before the end: a group brings its part of B, in lines of 128 bytes where they run along k, and
 // of A by asynchronous copies through kStages stages of its own; its warps share the columns.  What the epilogue needs is loaded
 // while the first stages are on their way, and there is little code besides: a lone wave of blocks waits
 // for every instruction that it meets for the first time.
@@ -19,7 +19,7 @@ struct StreamParams {
     EpilogueParams epilogue;
 };
 
-constexpr int kRows = 16, kGroups = kNumThreads / kWarpSize / kGroup,
+constexpr int kRows = 16, kSharers = kNumThreads / kWarpSize / kGroup,
               kGroupSize = kGroup * kWarpSize;
 constexpr int kWarpCols = kTileN / kGroup, kColFragments = kWarpCols / 16;
 // Operands are converted on the way from shared memory to fragments, two of them at once.
@@ -44,7 +44,7 @@ struct StreamStorage {
     union Group {
         StreamStage stages[kStages];
         SumType sums[kRows][kTileN + 8];
-    } groups[kGroups];
+    } groups[kSharers];
 };
 
 DEVICE void sync_group(int group) {
@@ -182,7 +182,7 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
     const int64_t first_col = int64_t(blockIdx.x) * kTileN;
     const int first_k = group * kDepth;
     const int rows = int(params.epilogue.m), cols = clamp_to(params.epilogue.n - first_col, kTileN);
-    constexpr int kStride = kGroups * kDepth;
+    constexpr int kStride = kSharers * kDepth;
     LaneCopier<ElementA, TileA> of_a(a + first_k, params.a_row, kStride);
     LaneCopier<ElementB, TileB> of_b(b + (kOuterMajorB ? first_col + first_k * params.b_line
                                                        : first_col * params.b_line + first_k),
@@ -233,7 +233,7 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
         if (runs[i].count == 0) continue;
         SumType totals[kRun] = {};
 #pragma unroll
-        for (int from = 0; from < kGroups; ++from) {
+        for (int from = 0; from < kSharers; ++from) {
 #pragma unroll
             for (int j = 0; j < kRun; ++j) {
                 totals[j] += storage.groups[from].sums[runs[i].row][runs[i].tile_col + j];

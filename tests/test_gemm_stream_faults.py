@@ -42,7 +42,7 @@ FAULTS = {
         FILE, "    sync_block();\n", "", "k along lines"
     ),
     "a warp's sums are left out": Fault(
-        FILE, "for (int from = 0; from < kGroups;", "for (int from = 1; from < kGroups;", "k along lines"
+        FILE, "for (int from = 0; from < kSharers;", "for (int from = 1; from < kSharers;", "k along lines"
     ),
     "columns past the end are stored": Fault(
         FILE, "clamp_to(p.n - col, kRun)", "kRun", "k along lines"
