@@ -353,6 +353,20 @@ def test_parts_of_copies(target):
     np.testing.assert_array_equal(y[::-1], np.where(kept, x, 0))
 
 
+@pytest.mark.parametrize("line", [0, 128])
+def test_copies_of_lines_that_others_bring_the_rest_of(target, line):
+    text = (
+        "KERNEL void word(const Bytes<16>* x, Bytes<16>* y) {\n    SHARED(Bytes<16>, s, [64]);\n"
+        "    const int i = threadIdx.x;\n"
+        f"    copy_async<16, {line}>(&s[i], x + i, i % 3 > 0);\n"
+        "    copy_async_commit();\n    copy_async_wait<0>();\n    sync_block();\n    y[i] = s[63 - i];\n}\n"
+    )
+    x = np.random.default_rng(6).integers(1, 256, (64, 16), dtype=np.uint8)
+    _, y = run(target, text, x, np.full((64, 16), 0xA5, np.uint8))
+    kept = np.arange(64)[:, None] % 3 > 0
+    np.testing.assert_array_equal(y[::-1], np.where(kept, x, 0))
+
+
 # --- fragments and their products ----------------------------------------------------------------
 
 MATRIX_FORMATS = {

@@ -204,11 +204,17 @@ DEVICE void store_vector(void* p, const Bytes<N>& b) {
 
 // --- async copies, global -> shared ----------------------------------------------------------
 // 4, 8 or 16 bytes, aligned to their size; where `valid` is false the destination becomes zero.
-template <int N>
+// kLine: 128 where what lies around the 16 bytes will be asked for, by this block or another; else 0.
+template <int N, int kLine = 0>
 DEVICE void copy_async(void* shared, const void* global, bool valid = true) {
     const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
     const int bytes = valid ? N : 0;
-    if constexpr (N == 16) {
+    static_assert(kLine == 0 || (kLine == 128 && N == 16), "lines of L2");
+    if constexpr (kLine == 128) {
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(address),
+                     "l"(global), "r"(bytes)
+                     : "memory");
+    } else if constexpr (N == 16) {
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global),
                      "r"(bytes)
                      : "memory");

@@ -161,7 +161,7 @@ DEVICE void store_vector(void* p, const Bytes<N>& b) {
 // --- async copies, global -> shared ----------------------------------------------------------
 // Plain loads and stores: the compiler waits for a load where its value is stored, so that commit
 // and wait have nothing left to do.
-template <int N>
+template <int N, int kLine = 0>
 DEVICE void copy_async(void* shared, const void* global, bool valid = true) {
     static_assert(N == 4 || N == 8 || N == 16, "async copies move 4, 8 or 16 bytes");
     Bytes<N> b{};

@@ -208,7 +208,7 @@ DEVICE void store_vector(void* p, const Bytes<N>& b, HOST_PLACE) {
 
 // --- async copies, global -> shared ----------------------------------------------------------
 // The destination is poison (0xff) until the wait, which writes it.
-template <int N>
+template <int N, int kLine = 0>
 DEVICE void copy_async(void* shared, const void* global, bool valid = true, HOST_PLACE) {
     static_assert(N == 4 || N == 8 || N == 16, "async copies move 4, 8 or 16 bytes");
     host::check_alignment(shared, N, place);
