@@ -210,8 +210,11 @@ FAULTS = {
         "gemm_hopper.cu", "if (kSplitInStaging) named_barrier(3, 128 * kConsumers);", "", "nvfp4, split k"
     ),
     "gelu of the first columns": Fault(
-        PLAIN, "for (int i = 0; i < kValues; ++i) values[i] = gelu(values[i]);",
-        "for (int i = 1; i < kValues; ++i) values[i] = gelu(values[i]);", "activated",
+        PLAIN, "for (int i = 0; i < kValues; ++i) values[i] = gelu_of_twice(values[i]);",
+        "for (int i = 1; i < kValues; ++i) values[i] = gelu_of_twice(values[i]);", "activated",
+    ),
+    "the whole bias to half a sum": Fault(
+        PLAIN, "p.activation == kGelu ? 0.5f : 1.0f", "1.0f", "activated"
     ),
     "k from its middle to its end": Fault(
         RING, "i + ahead < num_k_tiles ? i + ahead : i + ahead - num_k_tiles", "i + ahead", "mixed, few rows"
