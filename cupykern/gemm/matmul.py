@@ -345,7 +345,8 @@ def _bench_problem(shape: tuple[int, ...], dtype: str) -> MatmulProblem:
     return bench_product(OP, shape, dtype, None)[0]
 
 
-def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
+def bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
+    """(M, N, K), of products by any operands."""
     if target == "host":
         return ((128, 256, 512), (1, 1024, 1024))
     return (
@@ -358,6 +359,11 @@ def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
         (4096, 7168, 2048),
         (128, 7168, 16384),
     )
+
+
+def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
+    largest = ((16384, 16384, 16384),) if target != "host" else ()
+    return (*bench_shapes(target), *largest)
 
 
 def operand_values(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.ndarray:
