@@ -15,6 +15,7 @@
 #include "parts/plain_epilogue_hopper.cuh"
 #include "parts/read_ahead.cuh"
 #include "parts/ring_hopper.cuh"
+#include "parts/split_sums_hopper.cuh"
 
 struct HopperParams {
     BatchLayout batch;
@@ -65,68 +66,8 @@ DEVICE int first_of_k(int tile, int num_k_tiles) {
     return kSpreads ? int(uint64_t(uint32_t(tile) * 0x9e3779b9u) * uint32_t(num_k_tiles) >> 32) : 0;
 }
 
-// With kSplitK: what a block gets of the other ones' sums, by block, warpgroup, four numbers and
-// thread.
-constexpr int kOwnSums = kCols / 2 / (kSplitK ? kClusterSize : 1);  // of a thread, one block's
-using SplitSums =
-    Bytes<16>[kClusterSize > 1 ? kClusterSize - 1 : 1][kConsumers][kBlocks * kOwnSums / 4][128];
-// Where there is nothing yet, else where stages were.
+// With kSplitK: the other blocks' sums go to the staging, if it is large enough.
 constexpr bool kSplitInStaging = sizeof(SplitSums) <= sizeof(Staging) * 4 * kConsumers;
-static_assert(!kSplitK || sizeof(SplitSums) <= kStages * (RowStage::kBytes + ColStage::kBytes),
-              "the ring");
-// By all threads of the cluster, before and after its products: what is written to other blocks.
-DEVICE void begin_split_sums() {
-    if constexpr (kSplitInStaging) cluster_arrive();
-    else sync_cluster();
-}
-DEVICE void sync_before_split_sums() {
-    if constexpr (kSplitInStaging) cluster_wait();  // until they are there
-    else sync_cluster();                            // and no stage is read any more
-}
-
-// The columns that this block finishes, plus their sums in the cluster's other blocks, in the order
-// of k.  Threads without sums take part in both barriers of the cluster.
-DEVICE void add_split_sums(HopperStorage& storage, int warpgroup, TileSums& sums) {
-    void* place = kSplitInStaging ? static_cast<void*>(storage.staging) : &storage.ring;
-    SplitSums& theirs = *static_cast<SplitSums*>(place);
-    const int rank = cluster_rank(), thread = threadIdx.x % 128;
-    sync_before_split_sums();
-#pragma unroll
-    for (int to = 0; to < kClusterSize; ++to) {
-        if (to == rank) continue;
-        auto& slice = (*cluster_shared(&theirs, to))[rank < to ? rank : rank - 1][warpgroup];
-#pragma unroll
-        for (int i = 0; i < kBlocks * kOwnSums; i += 4) {
-            const SumType* four = &sums[i / kOwnSums][to * kOwnSums + i % kOwnSums];
-            slice[i / 4][thread] = {bit_cast<uint32_t>(four[0]), bit_cast<uint32_t>(four[1]),
-                                    bit_cast<uint32_t>(four[2]), bit_cast<uint32_t>(four[3])};
-        }
-    }
-    sync_cluster();
-#pragma unroll
-    for (int own = 0; own < kClusterSize; ++own) {
-        if (own != rank) continue;
-#pragma unroll
-        for (int i = 0; i < kBlocks * kOwnSums; i += 4) {
-            SumType* four = &sums[i / kOwnSums][own * kOwnSums + i % kOwnSums];
-            SumType total[4] = {};
-#pragma unroll
-            for (int from = 0; from < kClusterSize; ++from) {
-                Bytes<16> part;
-                if (from != own) {
-                    part = theirs[from < own ? from : from - 1][warpgroup][i / 4][thread];
-                }
-#pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    total[j] += from == own ? four[j] : bit_cast<SumType>(part.words[j]);
-                }
-            }
-#pragma unroll
-            for (int j = 0; j < 4; ++j) four[j] = total[j];
-        }
-    }
-    if (kSplitInStaging) named_barrier(3, 128 * kConsumers);  // read, before boxes are filled
-}
 
 KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b_map,
                         GRID_CONSTANT TensorMap out_map, void* out, const void* bias,
@@ -169,7 +110,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
     const GemmTask first_task = task_of(first + turn * step);
     if constexpr (kMulticasts) sync_cluster();
     else sync_block();
-    if constexpr (kSplitK) begin_split_sums();
+    if constexpr (kSplitK) begin_split_sums<kSplitInStaging>();
     const bool by_block = kPromotes && params.has_block_scales != 0;
     const bool plain = is_plain(params.epilogue, params.tma_stores != 0, bias, residual,
                                 by_block ? nullptr : scale_a, by_block ? nullptr : scale_b);
@@ -205,10 +146,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
             }
         }
         sync_warp();
-        if constexpr (kSplitK) {  // those of add_split_sums
-            sync_before_split_sums();
-            sync_cluster();
-        }
+        if constexpr (kSplitK) skip_split_sums<kSplitInStaging>();
     } else {
         increase_registers<kConsumerRegisters>();
         constexpr int turns = kPingPong ? kConsumers : 1;
@@ -259,7 +197,10 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                 add_shared_sums(storage, warpgroup, sums);
                 if (warpgroup > 0) continue;
             }
-            if constexpr (kSplitK) add_split_sums(storage, warpgroup, sums);
+            if constexpr (kSplitK) {
+                void* place = kSplitInStaging ? static_cast<void*>(storage.staging) : &ring;
+                add_split_sums<1, kSplitInStaging>(place, warpgroup, sums);
+            }
             if (plain) {
                 const int row = work.row + warp % 4 * kWarpRows;
                 TileFactors& factors = storage.factors[kPingPong ? warpgroup : 0];
