@@ -4,7 +4,10 @@
 // As many blocks as the GPU runs at once walk through the tiles; the loads of a block's next tile
 // begin while it finishes one.
 // Constants: those of parts/ring_hopper.cuh and of the main loop, parts/mainloop*_hopper.cuh, that
-// the variant includes before this file.
+// the variant includes before this file.  kPlain, kGeneral: which ends of a tile the kernel has, the
+// short one of parts/plain_epilogue_hopper.cuh, the other one, or both, of which params.plain picks
+// one.  A kernel with one of them is short, and most of the time its code is not in any cache: the
+// instructions that are not run take time too, because those that are lie apart.
 // Launch: grid (any; clusters of kClusterSize), block (kNumThreads = 384 or 512), dynamic shared memory
 // sizeof(HopperStorage).  Tensor maps:
 // (batch, m, k) of A and (batch, n, k) of B, or with their last two dims swapped where kOuterMajor;
@@ -25,6 +28,7 @@ struct HopperParams {
     int32_t tma_stores, group_height;  // in tiles (GemmTask::of_block)
     int32_t has_block_scales;  // what scale_a and scale_b then are; they are the main loop's
     int32_t row_bytes;         // of the rows of a stage that exist
+    int32_t plain, padding;    // whether the short epilogue does
     int64_t num_groups;        // of NVFP4's k
     struct { int64_t block, quarter, row, word; } groups;  // GroupScales
 };
@@ -140,8 +144,8 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
     else sync_block();
     if constexpr (kSplitK) begin_split_sums<kSplitInStaging>();
     const bool by_block = kPromotes && params.has_block_scales != 0;
-    const bool plain = is_plain(params.epilogue, params.tma_stores != 0, bias, residual,
-                                by_block ? nullptr : scale_a, by_block ? nullptr : scale_b);
+    static_assert(kPlain || kGeneral, "an end of a tile");
+    const bool plain = kPlain && (!kGeneral || params.plain != 0);
     const auto epilogue_of = [&](const GemmTask& task) {
         const auto offset = [&](Operand operand) {
             return params.batch.offset(operand, task.batch);

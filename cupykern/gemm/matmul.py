@@ -440,8 +440,10 @@ def variants(
                 if STRIDED not in layouts and not product.by_vectors(a, b, *layouts, block_scales):
                     continue
                 task = GemmTask(1, 4096, 4096, 4096, a, b, *layouts, block_scales)
-                for config in gemm.configs(task, arch):
-                    found[gemm.variant(task, config)] = None
+                for plain in (True, False):
+                    ends = replace(task, plain=plain)
+                    for config in gemm.configs(ends, arch):
+                        found[gemm.variant(ends, config)] = None
                 half_sums = gemm.half_sums_task(task)
                 for config in (
                     gemm.configs(half_sums, arch) if sums_in_half(half_sums, arch) else ()
@@ -462,7 +464,10 @@ def task_of(problem: MatmulProblem, block_scales: bool = False) -> GemmTask:
     batch, m, n = check_shapes(a, b)
     operands = product.matrix(a, batch), product.matrix(b, batch)
     task = product.make_task(*operands, math.prod(batch), m, n, a.shape[-1], block_scales)
-    return replace(task, activates=gemm.activates(problem.activation))
+    dtype = dtypes.NAMES[problem.out_dtype] if problem.out_dtype else a.dtype
+    plain = problem.residual is None and problem.bias in (None, (n,))
+    plain = plain and dtype in product.FLOAT16S and n * dtype.itemsize % product.ALIGNMENT == 0
+    return replace(task, activates=gemm.activates(problem.activation), plain=plain)
 
 
 def sampled_rows(m: int, count: int, seed: int) -> np.ndarray:

@@ -1,6 +1,6 @@
 // The short way of a warpgroup's sums to memory, in registers:
 //     out = activation(alpha * (scale_a * (scale_b * sum)) + bias of its column)
-// where TMA stores the output and nothing else is to be done.
+// where TMA stores the output and nothing else is to be done (gemm_hopper.py: is_plain).
 #include "parts/epilogue_hopper.cuh"
 
 // A tile's bias and scales wait in shared memory, where one of the producer's warps has put them
@@ -93,18 +93,6 @@ struct TileFactors {
 
 // With scales of rows and columns besides, they leave no registers.
 constexpr bool kActivates = sizeof(ElementA) == 2;
-
-DEVICE bool is_plain(const EpilogueParams& params, bool tma_stores, const void* bias,
-                     const void* residual, const float* scale_a, const float* scale_b) {
-    const bool bias_of_cols = params.bias.row == 0 && params.bias.col != 0;
-    const bool one_scale =
-        kScales ? !kTurned || !scale_a || params.scale_a_stride == 0 : !scale_a && !scale_b;
-    // Half of alpha must not be flushed to zero.
-    const bool halves = params.activation != kGelu || magnitude(params.alpha) >= 0x1p-125f ||
-                        params.alpha == 0.0f;
-    return tma_stores && !residual && (!bias || bias_of_cols) && one_scale && halves &&
-           (kActivates || params.activation == kNoActivation);
-}
 
 // The warp's sums, in boxes of 16 rows x 64 columns.  row: the warp's first one in the tile;
 // (out_row, col):
