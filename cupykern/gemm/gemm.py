@@ -192,6 +192,7 @@ def tuned_config(task: GemmTask, target: Target) -> AnyConfig:
             "tma": f"{t.tma}{t.tma_codes}{t.scaled}" if t.b == FP4 else t.tma,
             "half_sums": t.half_sums,
             **({"activates": True} if t.activates else {}),
+            **({} if t.plain else {"plain": False}),
         },
         lambda: configs(task, target.arch, target.multiprocessors),
         lambda config: variant(task, config),
@@ -462,7 +463,8 @@ def gemm_plan(
     scales = (p.scale_a, p.scale_b, p.scale_b2)
     scaled = any(scale is not None and (scale.row, scale.col) != (0, 0) for scale in scales)
     task = make_task(p.a, p.b, size, p.m, p.n, p.k, p.block_scales, p.kernel, p.b2, scaled)
-    task = replace(task, activates=activates(p.activation))
+    plain = gemm_hopper.is_plain(p, hopper_config.converts(task))
+    task = replace(task, activates=activates(p.activation), plain=plain)
     if p.half_sums:
         task = half_sums_task(task)
     if config is None:
