@@ -13,18 +13,7 @@
 // shared memory sizeof(RowStorage<Element>).
 #include "parts/math.cuh"
 #include "parts/max_sum.cuh"
-#include "parts/row.cuh"
-
-enum Operand { kX, kY, kMask, kOperands };
-
-struct SoftmaxParams {
-    RowLayout<kOperands> layout;
-    int64_t num_chunks;
-    float scale;
-    int32_t dtype;
-    int32_t log;  // nonzero: log_softmax
-    int32_t padding;
-};
+#include "parts/softmax_params.cuh"
 
 using Row = RowVectors<Element>;
 

@@ -34,10 +34,10 @@ class RowConfig:
     min_blocks: that a multiprocessor must hold, a cap on registers.
     lanes_across_rows: neighbouring threads on neighbouring rows.  split_rows: rows of any length, cut
     into chunks, in three launches.  plain: for calls without options, whose rows lie at one stride in whole, aligned vectors.
+    in_registers: rows lie there, not in shared memory; of plain calls, softmax's without clusters.
     Of plain calls of the norms only:
     stages: not 0: blocks stay for many rows, of which shared memory holds up to so many (row_stream.cuh).
-    rows_per_thread: neighbouring rows of which a thread has the same places.  in_registers: rows lie
-    there, not in shared memory.
+    rows_per_thread: neighbouring rows of which a thread has the same places.
     """
 
     num_threads: int
@@ -225,9 +225,11 @@ def refusal(
     needed = layout.num_cols + layout.max_head
     if not c.split_rows and c.chunk < needed:
         return f"{c.chunk} elements are fewer than a row's {needed}"
-    own = c.stages or c.rows_per_thread > 1 or c.in_registers
-    if own and not (norms and c.plain and not c.split_rows and not c.lanes_across_rows):
-        return "stages, rows_per_thread and in_registers are for plain, whole rows of the norms"
+    whole = c.plain and not c.split_rows and not c.lanes_across_rows
+    if (c.stages or c.rows_per_thread > 1) and not (norms and whole):
+        return "stages and rows_per_thread are for plain, whole rows of the norms"
+    if c.in_registers and not (whole and (norms or c.cluster_size == 1)):
+        return "in_registers is for plain, whole rows; softmax's without clusters"
     if norms and c.plain and (c.split_rows or c.lanes_across_rows):
         return "plain rows of the norms are whole"
     if c.stages and (c.rows_per_thread > 1 or c.in_registers):

@@ -36,7 +36,7 @@ from .rows import (
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
-_PARAMS = np.dtype(  # softmax.cu: SoftmaxParams
+_PARAMS = np.dtype(  # softmax_params.cuh: SoftmaxParams
     [
         ("layout", layout_dtype(3)),
         ("num_chunks", np.int64),
@@ -135,15 +135,19 @@ def _plan(
         config = tuned_config(
             *("softmax", target, x_dtype, layout, plain, 1),
             lambda: admissible_configs(target.arch, x_dtype.itemsize, layout, plain),
-            lambda config: row_variant("softmax", x_dtype, config),
+            lambda config: _variant(x_dtype, config),
         )
     params = np.zeros((), _PARAMS)
     params["scale"] = scale
     params["dtype"] = DTYPE_CODES[y_dtype]
     params["log"] = log
-    variant = row_variant("softmax", x_dtype, config)
+    variant = _variant(x_dtype, config)
     shared_bytes = config.shared_bytes(x_dtype.itemsize)
     return row_plan(target, variant, config, layout, params, 8, shared_bytes)
+
+
+def _variant(x_dtype: np.dtype, config: RowConfig) -> Variant:
+    return row_variant("softmax_plain" if config.in_registers else "softmax", x_dtype, config)
 
 
 _find = plans.finder("softmax", arrays=2, options=5)
@@ -315,9 +319,7 @@ def _work(problem: SoftmaxProblem) -> Work:
 
 def _variants(arch: str) -> tuple[Variant, ...]:
     return tuple(
-        row_variant("softmax", dtype, config)
-        for dtype in DTYPES
-        for config in row_configs(arch, dtype.itemsize)
+        _variant(dtype, config) for dtype in DTYPES for config in row_configs(arch, dtype.itemsize)
     )
 
 
@@ -360,7 +362,7 @@ OP = Op(
     work=_work,
     variants=_variants,
     configs=_configs,
-    variant=lambda problem, config: row_variant("softmax", dtypes.NAMES[problem.dtype], config),
+    variant=lambda problem, config: _variant(dtypes.NAMES[problem.dtype], config),
     sample=_sample,
 )
 LOG_OP = replace(
