@@ -56,13 +56,14 @@ DEVICE void normalize_row(const Element* x, Element* y, const SoftmaxParams& par
     const MaxSum total = merge_across_warps<0>(mine, t, merge);
 
     const float log_sum = kLog ? log_accurate(total.sum) : 0.0f;
-    float factor = 1.0f / total.sum;
+    float factor = reciprocal_approx(total.sum);
     if constexpr (kWarpsPerRow > 1) factor *= merge.rescale(max, total.max);
     Element* to = y + row_offset(layout, kY, row);
 #pragma unroll
     for (int i = 0; i < kVectorsPerThread; ++i) {
         const int position = t.position(i);
         if (!kWhole && position >= num_cols) continue;
+        if constexpr (kLog) held[i].stay_packed();
         float values[kVectorWidth];
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) {

@@ -5,12 +5,31 @@ struct Vector {
     static constexpr int kAccesses = int(sizeof(T)) * kWidth / kAccess;
     Bytes<kAccess> bytes[kAccesses];
 
-    DEVICE float operator[](int i) const { return to_float(element(i)); }
+    DEVICE float operator[](int i) const {
+        if constexpr (sizeof(T) == 2 && kAccess >= 4) {
+            // By words: of a half word taken out first a compiler makes two instructions.
+            constexpr int kPerAccess = kAccess / 2;
+            float low, high;
+            unpack<T>(bytes[i / kPerAccess].words[i % kPerAccess / 2], low, high);
+            return i % 2 == 0 ? low : high;
+        } else {
+            return to_float(element(i));
+        }
+    }
     DEVICE T element(int i) const {
         constexpr int kPerAccess = kAccess / int(sizeof(T));
         T values[kPerAccess];
         memcpy(values, &bytes[i / kPerAccess], kAccess);
         return values[i % kPerAccess];
+    }
+
+    // Unpacked anew where it is used next, instead of kept as twice the registers.
+    DEVICE void stay_packed() {
+#pragma unroll
+        for (auto& access : bytes) {
+#pragma unroll
+            for (uint32_t& word : access.words) word = uint32_t(opaque(int(word)));
+        }
     }
 
     DEVICE void fill(T value) {
