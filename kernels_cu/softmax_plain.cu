@@ -1,11 +1,11 @@
-// softmax_plain.cu: softmax and log_softmax as in softmax.cu, of rows of whole, aligned vectors that
-// one block holds, without options.
+// softmax_plain.cu: softmax, or log_softmax (kLog), as in softmax.cu, of rows of whole, aligned
+// vectors that one block holds, without options.
 //
 // A row is read once, into registers.  Its exponentials are taken once, over the largest number of
-// their own warp, and stay in registers too: what the warps of a row tell each other makes one
-// factor for all that a thread has.  log_softmax keeps the numbers instead.
+// their own warp, and stay there: what the warps of a row tell each other makes one factor for all
+// that a thread has.  log_softmax keeps the numbers instead.
 // The other arguments are those of softmax.cu.
-// Constants: Element and those of parts/row.cuh.
+// Constants: Element, kLog and those of parts/row.cuh.
 // Launch: grid (ceil(rows / kRowsPerBlock)), block (kNumThreads).
 #include "parts/math.cuh"
 #include "parts/max_sum.cuh"
@@ -17,37 +17,41 @@ static_assert(kPlain && !kSplitRows && !kLanesAcrossRows && kClusterSize == 1,
 using RowVector = Vector<Element, kVectorWidth>;
 
 // kWhole: every thread has all of its vectors, in every row.
-template <bool kLog, bool kWhole>
+template <bool kWhole>
 DEVICE void normalize_row(const Element* x, Element* y, const SoftmaxParams& params) {
     const auto& layout = params.layout;
     const RowThread t = RowThread::here();
     const int64_t row = int64_t(blockIdx.x) * kRowsPerBlock + t.row_in_block;
     const int num_cols = !kWhole && row >= layout.num_rows ? 0 : int(layout.num_cols);
 
-    RowVector held[kVectorsPerThread], larger;
+    RowVector packed[kVectorsPerThread];
+    const LoadPolicy policy = load_policy(params.evict_last);
     const Element* from = x + row_offset(layout, kX, row);
 #pragma unroll
     for (int i = 0; i < kVectorsPerThread; ++i) {
         const int position = t.position(i);
-        if constexpr (!kWhole) held[i].fill(from_float<Element>(-kInfinity));
-        if (kWhole || position < num_cols) held[i].load(from + position);
+        if constexpr (!kWhole) packed[i].fill(from_float<Element>(-kInfinity));
+        if (kWhole || position < num_cols) packed[i].load(from + position, policy);
     }
-    larger = held[0];
+    float values[kVectorsPerThread][kVectorWidth], max = -kLargestFloat;
 #pragma unroll
-    for (int i = 1; i < kVectorsPerThread; ++i) larger.take_larger(held[i], false);
-    float max = -kLargestFloat;
+    for (int i = 0; i < kVectorsPerThread; ++i) {
 #pragma unroll
-    for (int j = 0; j < kVectorWidth; ++j) max = maximum(max, larger[j]);
+        for (int j = 0; j < kVectorWidth; ++j) {
+            values[i][j] = packed[i][j];
+            max = maximum(max, values[i][j]);
+        }
+    }
     max = reduce_in_warp(max, Max());
-
-    float powers[kVectorsPerThread][kVectorWidth], sum = 0.0f;
+    float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < kVectorsPerThread; ++i) {
         float part = 0.0f;
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) {
-            powers[i][j] = exp2_approx((held[i][j] - max) * kLog2E);
-            part += powers[i][j];
+            const float power = exp2_approx((values[i][j] - max) * kLog2E);
+            if constexpr (!kLog) values[i][j] = power;
+            part += power;
         }
         sum += part;
     }
@@ -63,28 +67,22 @@ DEVICE void normalize_row(const Element* x, Element* y, const SoftmaxParams& par
     for (int i = 0; i < kVectorsPerThread; ++i) {
         const int position = t.position(i);
         if (!kWhole && position >= num_cols) continue;
-        if constexpr (kLog) held[i].stay_packed();
-        float values[kVectorWidth];
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) {
-            values[j] = kLog ? held[i][j] - total.max - log_sum : powers[i][j] * factor;
+            float& value = values[i][j];
+            value = kLog ? value - total.max - log_sum : value * factor;
         }
-        RowVector vector;
-        vector.from_floats(values);
-        vector.store(to + position);
+        packed[i].from_floats(values[i]);
+        packed[i].store(to + position);
     }
 }
 
-KERNEL void softmax_plain(const Element* x, const uint8_t*, void* out, MaxSum*,
+KERNEL void softmax_plain(const Element* x, const uint8_t*, void* y, MaxSum*,
                           const SoftmaxParams params, int64_t) {
-    Element* y = static_cast<Element*>(out);
     const auto& layout = params.layout;
-    const bool whole = layout.num_cols == kChunk && layout.num_rows % kRowsPerBlock == 0;
-    if (params.log) {
-        whole ? normalize_row<true, true>(x, y, params) : normalize_row<true, false>(x, y, params);
-    } else if (whole) {
-        normalize_row<false, true>(x, y, params);
+    if (layout.num_cols == kChunk && layout.num_rows % kRowsPerBlock == 0) {
+        normalize_row<true>(x, static_cast<Element*>(y), params);
     } else {
-        normalize_row<false, false>(x, y, params);
+        normalize_row<false>(x, static_cast<Element*>(y), params);
     }
 }

@@ -98,8 +98,8 @@ def softmax_bound(
     reference: tuple[Any],
 ) -> tuple[Bound]:
     """Elementwise: relative errors of exp (where a row stays in registers as the product of two: over
-    the largest number of a part, and of that over the row's), of the sum, of the division and the
-    products with it, one rounding; underflow.
+    the largest number of a part, and of that over the row's), of the sum, of its reciprocal (1 ulp) and
+    the products with it, one rounding; underflow.
 
     First-order terms summed, then r / (1 - r) for the higher orders (Higham, Accuracy and Stability
     of Numerical Algorithms, 2nd ed., lemma 3.1; Blanchard, Higham, Higham, IMA J. Numer. Anal. 41
@@ -110,11 +110,11 @@ def softmax_bound(
     info = finfo(dtype if dtype is not None else x.dtype)
     with np.errstate(all="ignore"):
         _, _, _, exponent, total = _errors(x, axis, mask, scale)
-        relative = exponent[0] + 4 * EXP2_ULPS * u + total[0] + 3 * u + info.unit_roundoff
+        relative = exponent[0] + 4 * EXP2_ULPS * u + total[0] + 4 * u + info.unit_roundoff
         floor = 2 * 2.0**-126 + info.underflow_error
         worst = y * relative / (1 - relative) + floor
         relative_rms = xp.sqrt(
-            exponent[1] ** 2 + total[1] ** 2 + (3 * u) ** 2 + info.unit_roundoff**2 / 3
+            exponent[1] ** 2 + total[1] ** 2 + (4 * u) ** 2 / 2 + info.unit_roundoff**2 / 3
         )
     return (Bound(worst, y * relative_rms + floor / math.sqrt(3)),)
 

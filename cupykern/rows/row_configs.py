@@ -22,7 +22,7 @@ VECTOR_BYTES = 16
 _STREAM_STATIC_BYTES = 3 * 1024  # what the system takes of each block's included
 _STREAM_ARCHS = ("sm_90a", "host")
 MAX_STAGES = 16  # row_stream.cuh: kMaxStages
-_STATIC_SHARED_BYTES = 20 * 1024  # at most: what the warps and blocks of 32 rows exchange
+STATIC_SHARED_BYTES = 20 * 1024  # at most: what the warps and blocks of 32 rows exchange
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class RowConfig:
 Table = tuple[tuple[int, int, int, int], ...]
 
 # (num_threads, threads_per_row, elements_per_thread, cluster_size), by rising length of the row: the
-# first that holds it wins.  For plain calls; the others share every second one.
+# first that holds it wins.  For plain calls of quantize; all others share every second one.
 _BLOCKS: dict[int, Table] = {  # by the elements' bytes
     2: (
         (128, 2, 8, 1),
@@ -237,7 +237,7 @@ def refusal(
     if c.stages:
         return _stream_refusal(c, arch, itemsize, layout, plain, arrays_held)
     held = arrays_held * c.shared_bytes(itemsize)
-    most = max_shared_bytes(arch) - _STATIC_SHARED_BYTES
+    most = max_shared_bytes(arch) - STATIC_SHARED_BYTES
     if held > most:
         return f"{held} bytes of shared memory are more than {most}"
     if c.plain and not (plain and layout.plain):
@@ -325,15 +325,3 @@ def fitting(
         for config in configs
         if refusal(config, arch, itemsize, layout, plain, arrays_held, norms) is None
     )
-
-
-def admissible_configs(
-    arch: str, itemsize: int, layout: RowLayout, plain: bool
-) -> tuple[RowConfig, ...]:
-    """The configs that can walk the rows of `layout`, the fastest measured first."""
-    most = max_shared_bytes(arch) - _STATIC_SHARED_BYTES
-    configs = fitting(row_configs(arch, itemsize), arch, itemsize, layout, plain)
-    # Of clusters those first of which a multiprocessor holds three blocks.
-    crowded = [c for c in configs if c.cluster_size > 1 and 3 * c.shared_bytes(itemsize) > most]
-    roomy = [c for c in configs if c not in crowded and not c.split_rows]
-    return (*roomy, *crowded, *(c for c in configs if c.split_rows))

@@ -8,6 +8,6 @@ struct SoftmaxParams {
     int64_t num_chunks;
     float scale;
     int32_t dtype;
-    int32_t log;  // nonzero: log_softmax
-    int32_t padding;
+    int32_t log;         // nonzero: log_softmax
+    int32_t evict_last;  // nonzero: so are loads
 };

@@ -23,15 +23,6 @@ struct Vector {
         return values[i % kPerAccess];
     }
 
-    // Unpacked anew where it is used next, instead of kept as twice the registers.
-    DEVICE void stay_packed() {
-#pragma unroll
-        for (auto& access : bytes) {
-#pragma unroll
-            for (uint32_t& word : access.words) word = uint32_t(opaque(int(word)));
-        }
-    }
-
     DEVICE void fill(T value) {
         T values[kWidth];
 #pragma unroll
@@ -68,6 +59,13 @@ struct Vector {
 #pragma unroll
         for (int i = 0; i < kAccesses; ++i) {
             bytes[i] = load_vector<kAccess>(reinterpret_cast<const char*>(p) + i * kAccess);
+        }
+    }
+    DEVICE void load(const T* p, LoadPolicy policy) {
+        static_assert(kAccess == 16, "policies are for loads of 16 bytes");
+#pragma unroll
+        for (int i = 0; i < kAccesses; ++i) {
+            bytes[i] = load_vector<kAccess>(reinterpret_cast<const char*>(p) + i * kAccess, policy);
         }
     }
     // Of memory that nothing writes to while the kernel runs.
