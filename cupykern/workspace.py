@@ -13,7 +13,7 @@ import numpy as np
 
 from .targets import Target
 
-_MOST_KEPT = 2**23  # bytes of partial results that a stream keeps
+MOST_KEPT = 2**23  # bytes of partial results that a stream keeps
 _NEVER_CAPTURED = (0, 1)  # the default stream
 _PER_THREAD_STREAM = 2  # CUDA's and HIP's handle: every thread's own stream
 _kept: dict[Any, tuple[Any, Any]] = {}
@@ -38,7 +38,7 @@ def take(target: Target, num_bytes: int, num_counters: int) -> tuple[Any, Any]:
     if counters is None or counters.size < num_counters:
         counters = target.xp.zeros(max(num_counters, 4096), np.uint32)
         _kept[key] = partials, counters
-    if num_bytes > _MOST_KEPT:
+    if num_bytes > MOST_KEPT:
         return target.xp.empty(num_bytes, np.uint8), counters
     if partials is None or partials.size < num_bytes:
         partials = target.xp.empty(num_bytes, np.uint8)

@@ -108,7 +108,7 @@ def test_what_comes_again_is_packed(gpu):
     kernel, asked = Kernel(), []
     repeated = Repeated(kernel, 3, 64, lambda *given: asked.append(given) or ("made", *given))
     for places in ((1, None), (1, None), (2, None), (1, None), (1, None), (2, None)):
-        repeated(places, places[0])
+        repeated.launch_at(places, places[0])
     kinds = [made[0] for made in kernel.made]
     assert kinds == ["plain", "packed", "plain", "packed", "packed", "packed"]
     assert [made[2] for made in kernel.made] == [("made", n) for n in (1, 1, 2, 1, 1, 2)]
@@ -120,7 +120,7 @@ def test_what_has_no_places_is_not_packed():
     kernel = Kernel()
     repeated = Repeated(kernel, 1, 0, lambda *given: given)
     for _ in range(3):
-        repeated(places_of((np.zeros(3), None)), 1)
+        repeated.launch((np.zeros(3), None))
     assert [made[0] for made in kernel.made] == ["plain"] * 3
 
 
@@ -128,7 +128,7 @@ def test_kernels_that_cannot_pack_launch_plainly(gpu):
     launches = []
     repeated = Repeated(lambda *launch: launches.append(launch), 1, 0, lambda *given: given)
     for _ in range(3):
-        repeated((1,), "given")
+        repeated.launch_at((1,), "given")
     assert launches == [(1, ("given",), 0)] * 3
 
 
@@ -136,8 +136,18 @@ def test_not_all_is_kept_forever(gpu, monkeypatch):
     monkeypatch.setattr("cupykern.targets.repeated._MOST", 4)
     repeated = Repeated(Kernel(), 1, 0, lambda *given: given)
     for n in range(20):
-        repeated((n,), n)
+        repeated.launch_at((n,), n)
         assert len(repeated._known) <= 4
+
+
+def test_arrays_say_where_they_are(gpu):
+    kernel = Kernel()
+    repeated = Repeated(kernel, 1, 0, lambda arrays: arrays)
+    x, y = gpu.array((4,), "float16"), gpu.array((4,), "float16")
+    for arrays in ((x, None), (y, None), (x[:], None), (x, None), (x, y)):
+        repeated.launch(arrays)
+    assert [made[0] for made in kernel.made] == ["plain", "plain", "packed", "packed", "plain"]
+    assert kernel.made[3][2][0].data.ptr == x.data.ptr
 
 
 def test_places(gpu):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from fake_gpu import fake_gpu
 
 import cupykern
-from cupykern import dtypes, plans, targets
+from cupykern import dtypes, plans, targets, workspace
 from cupykern.rows import nonfinite
 from cupykern.tools.bench import tiny_problem
 
@@ -194,20 +195,20 @@ def cost(gpu, call) -> Cost:
 
 
 COSTS = {
-    "softmax": Cost(5, 1, 1),
-    "log_softmax": Cost(5, 1, 1),
-    "layer_norm": Cost(6, 1, 1),
-    "rms_norm": Cost(6, 1, 1),
-    "add_rms_norm": Cost(7, 1, 1),
-    "quantize": Cost(9, 1, 1),
+    "softmax": Cost(8, 1, 1),
+    "log_softmax": Cost(8, 1, 1),
+    "layer_norm": Cost(9, 1, 1),
+    "rms_norm": Cost(9, 1, 1),
+    "add_rms_norm": Cost(10, 1, 1),
+    "quantize": Cost(12, 1, 1),
     "quantize_nvfp4": Cost(14, 1, 1),
-    "matmul": Cost(5, 1, 1),
-    "scaled_mm": Cost(9, 1, 1),
-    "dual_gemm_silu": Cost(13, 1, 1),
-    "dequant_softmax": Cost(16, 1, 2),
+    "matmul": Cost(8, 1, 1),
+    "scaled_mm": Cost(12, 1, 1),
+    "dual_gemm_silu": Cost(16, 1, 1),
+    "dequant_softmax": Cost(18, 1, 2),
     "decode_attention": Cost(4, 1, 1),
-    "attention": Cost(9, 1, 1),
-    "attention_varlen": Cost(11, 1, 1),
+    "attention": Cost(8, 1, 1),
+    "attention_varlen": Cost(10, 1, 1),
     "nonfinite_report": Cost(7, 1, 1),
 }
 
@@ -221,6 +222,14 @@ def test_what_a_warm_call_costs(gpu, op):
     found, expected = cost(gpu, lambda: op.run(*args, **kwargs)), COSTS[op.name]
     assert found[1:] == expected[1:]
     assert found.calls <= expected.calls + 2, found
+
+
+def test_much_scratch_memory_is_not_kept(gpu, monkeypatch):
+    call = functools.partial(CALLS["dequant_softmax into"], *arrays(gpu))
+    few = cost(gpu, call)
+    monkeypatch.setattr(workspace, "MOST_KEPT", 0)
+    plans.clear()
+    assert cost(gpu, call).allocations == few.allocations + 1
 
 
 def long_heads(x):

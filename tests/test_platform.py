@@ -319,6 +319,25 @@ def test_copies(target, size):
     np.testing.assert_array_equal(y[64:], x)
 
 
+@pytest.mark.parametrize("evict_last", [False, True])
+def test_load_policies(target, evict_last):
+    """They bring the same bytes as loads without one."""
+    text = (
+        "struct Storage { Bytes<16> values[64]; };\n"
+        "KERNEL void word(const Bytes<16>* x, Bytes<16>* y, const int* last) {\n"
+        "    SHARED_STORAGE(Storage, storage);\n    const int i = threadIdx.x;\n"
+        "    const LoadPolicy policy = load_policy(*last != 0);\n"
+        "    copy_async<16>(&storage.values[i], x + i, policy);\n    copy_async_commit();\n"
+        "    copy_async_wait<0>();\n    sync_block();\n    y[i] = storage.values[63 - i];\n"
+        "    store_vector<16>(y + 64 + i, load_vector<16>(x + i, policy));\n}\n"
+    )
+    x = np.random.default_rng(5).integers(0, 2**32, (64, 4), dtype=U32)
+    y = np.zeros((128, 4), U32)
+    _, y, _ = run(target, text, x, y, np.array([evict_last], np.int32), shared=64 * 16)
+    np.testing.assert_array_equal(y[:64], x[::-1])
+    np.testing.assert_array_equal(y[64:], x)
+
+
 @pytest.mark.parametrize("cluster", [2, 8, 16])
 def test_clusters(target, cluster):
     if max_cluster_size(target.arch) < cluster:
@@ -350,6 +369,20 @@ def test_parts_of_copies(target):
     x = np.random.default_rng(6).integers(1, 256, (64, 16), dtype=np.uint8)
     _, y = run(target, text, x, np.full((64, 16), 0xA5, np.uint8))
     kept = np.arange(16) < np.arange(64)[:, None] % 17
+    np.testing.assert_array_equal(y[::-1], np.where(kept, x, 0))
+
+
+@pytest.mark.parametrize("line", [0, 128])
+def test_copies_of_lines_that_others_bring_the_rest_of(target, line):
+    text = (
+        "KERNEL void word(const Bytes<16>* x, Bytes<16>* y) {\n    SHARED(Bytes<16>, s, [64]);\n"
+        "    const int i = threadIdx.x;\n"
+        f"    copy_async<16, {line}>(&s[i], x + i, i % 3 > 0);\n"
+        "    copy_async_commit();\n    copy_async_wait<0>();\n    sync_block();\n    y[i] = s[63 - i];\n}\n"
+    )
+    x = np.random.default_rng(6).integers(1, 256, (64, 16), dtype=np.uint8)
+    _, y = run(target, text, x, np.full((64, 16), 0xA5, np.uint8))
+    kept = np.arange(64)[:, None] % 3 > 0
     np.testing.assert_array_equal(y[::-1], np.where(kept, x, 0))
 
 

@@ -14,7 +14,7 @@ from .. import dtypes, workspace
 from ..targets import Kernel, Target
 from ..targets.limits import max_shared_bytes
 from ..targets.map_plan import MapPlan, encoded_maps
-from ..targets.repeated import Repeated, places_of
+from ..targets.repeated import Repeated
 
 if TYPE_CHECKING:
     from .attention_plan import AttentionTask
@@ -246,7 +246,7 @@ class AttentionHopperPlan(NamedTuple):
         if self.num_counters:
             _, counter = workspace.take(self.target, 0, self.num_counters)
             arrays = (*arrays, counter)
-        self.repeated(places_of(arrays), arrays)
+        self.repeated.launch(arrays)
 
 
 def hopper_plan(

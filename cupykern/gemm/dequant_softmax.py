@@ -108,7 +108,7 @@ def dequant_softmax(
         num_sets = gemm_hopper.stream_blocks(n, target) if streams else -(-n // _COLUMNS)
         logits_bytes = 0 if in_place else -(-4 * rows * n // 512) * 512
         set_bytes = 8 * rows * num_sets
-        scratch, _ = workspace.take(target, logits_bytes + set_bytes, 1)
+        scratch = _scratch(target, logits_bytes + set_bytes)
         floats = scratch[: logits_bytes + set_bytes].view(np.float32)
         statistics = floats[logits_bytes // 4 :].reshape(rows, num_sets, 2)
         logits = result if in_place else floats[: rows * n].reshape(rows, n)
@@ -154,7 +154,7 @@ class _Plan(NamedTuple):
         target, (logits_bytes, num_bytes) = self.target, self.sizes
         xp = target.xp
         y = xp.ndarray(self.shape, self.dtype) if out is None else out
-        scratch, _ = workspace.take(target, num_bytes, 1)
+        scratch = _scratch(target, num_bytes)
         a, w, bias, scale = given
         logits, statistics = y, scratch
         if logits_bytes:  # in one piece of memory
@@ -163,6 +163,13 @@ class _Plan(NamedTuple):
         self.product.launch(xp, self.pick((*given, statistics, None, logits)), places)
         self.normalize.launch(logits, statistics, y, places)
         return y
+
+
+def _scratch(target: Target, num_bytes: int) -> Any:
+    """uint8: what the stream keeps, or new memory where that is much."""
+    if num_bytes > workspace.MOST_KEPT:
+        return target.xp.ndarray(num_bytes, np.uint8)
+    return workspace.take(target, num_bytes, 1)[0]
 
 
 def _hopper_config(target: Target, a: Any, w: Any, config: Any) -> HopperConfig | None:
@@ -221,7 +228,7 @@ class _NormalizePlan(NamedTuple):
 
     def launch(self, logits: Any, statistics: Any, y: Any, places: Any = None) -> None:
         """places: addresses that those of the arrays follow from."""
-        self.repeated(places, None if self.shares else logits, statistics, y)
+        self.repeated.launch_at(places, None if self.shares else logits, statistics, y)
 
 
 def _normalize_plan(target: Target, logits: Any, num_sets: int, y: Any) -> _NormalizePlan:

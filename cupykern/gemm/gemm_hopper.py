@@ -6,6 +6,7 @@ The Python half of kernels_cu/gemm_hopper.cu.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from .. import dtypes
 from ..jit import get_kernel
 from ..targets import Kernel, Target
 from ..targets.map_plan import MapPlan, encoded_maps
-from ..targets.repeated import Repeated, places_of
+from ..targets.repeated import Repeated
 from .hopper_config import (
     LINE,
     HopperConfig,
@@ -26,6 +27,7 @@ from .hopper_config import (
     is_turned,
     multiplied,
     own_columns,
+    splits_epilogues,
     tile_k,
 )
 from .operand_maps import map_plan, operand_map, tma_stores
@@ -53,7 +55,8 @@ _PARAMS = np.dtype(  # gemm_hopper.cu: HopperParams
         *(("block_scales_a", STRIDES), ("block_scales_b", STRIDES)),
         ("epilogue", EPILOGUE),
         *((name, np.int32) for name in ("tma_stores", "group_height", "has_block_scales")),
-        *(("row_bytes", np.int32), ("num_groups", np.int64), ("groups", np.int64, (1, 4))),
+        *(("row_bytes", np.int32), ("plain", np.int32), ("padding", np.int32)),
+        *(("num_groups", np.int64), ("groups", np.int64, (1, 4))),
     ]
 )
 _DUAL_PARAMS = np.dtype(  # dual_gemm_hopper.cu: DualHopperParams
@@ -86,6 +89,7 @@ def _main_loop(task: GemmTask) -> tuple[str, ...]:
 
 def variant(task: GemmTask, config: HopperConfig) -> Variant:
     c, task = config, multiplied(task, config)
+    both = not splits_epilogues(task, config)  # of one kernel
     if c.streams:
         return Variant(
             f"{task.kernel}_stream",
@@ -109,10 +113,36 @@ def variant(task: GemmTask, config: HopperConfig) -> Variant:
             ("kSplitK", c.split_k),
             ("kTurned", is_turned(c, task)),
             *([("kTwoProducts", task.products == 2)] if task.b == FP4 else []),
+            *(
+                [("kPlain", both or task.plain), ("kGeneral", both or not task.plain)]
+                if task.kernel == "gemm"
+                else []
+            ),
         ),
         c.num_threads,
         c.cluster,
         parts=_main_loop(task),
+    )
+
+
+_SMALLEST_HALVED = 2.0**-125  # whose half FP32 does not flush to zero
+
+
+def is_plain(product: Product, turned: bool) -> bool:
+    """Whether the short epilogue of parts/plain_epilogue_hopper.cuh does.  turned: HopperConfig's, or
+    that b is converted."""
+    p = product
+    scales = [None if p.block_scales else scale for scale in (p.scale_a, p.scale_b)]
+    one_scale = not turned or scales[0] is None or scales[0].row == 0
+    if p.b.dtype.itemsize > 1:
+        one_scale = scales == [None, None]
+    return (
+        one_scale
+        and tma_stores(p.out, p.m, p.n)
+        and p.residual is None
+        and (p.bias is None or (p.bias.row == 0 and p.bias.col != 0))
+        and (p.activation is None or p.a.dtype.itemsize == 2)
+        and (p.activation != "gelu" or p.alpha == 0 or abs(p.alpha) >= _SMALLEST_HALVED)
     )
 
 
@@ -131,7 +161,10 @@ class HopperPlan(NamedTuple):
     def launch(self, xp: Any, arrays: tuple[Any, ...], places: Any = None) -> None:
         """arrays: product.ARRAYS, of which some are None; those that the maps are of come first.  places:
         addresses that theirs follow from; None: their own."""
-        self.repeated(places_of(arrays) if places is None else places, arrays)
+        if places is None:
+            self.repeated.launch(arrays)
+        else:
+            self.repeated.launch_at(places, arrays)
 
 
 def _launch(
@@ -165,6 +198,8 @@ def hopper_plan(
         raise ValueError(f"Hopper's main loop needs warps of 32 lanes; got {target.warp_size}")
     if c.streams:
         return _stream_plan(target, p, task, c)
+    plain = p.kernel == "gemm" and is_plain(p, is_turned(c, task))
+    task = replace(task, plain=plain)
     cols = c.tile_n // task.products  # of each
     tiles_m, tiles_n = cluster_tiles(c, task, p.m, p.n)
     # Of the columns of the sums, each block of a cluster loads a part.
@@ -240,6 +275,7 @@ def hopper_plan(
         rows = p.b if turned else p.a
         row_bytes = (c.tile_n if turned else rows_a) * depth * rows.dtype.itemsize
         params["row_bytes"] = row_bytes // (2 if rows.dtype == FP4 else 1)
+        params["plain"] = plain
     params["num_groups"] = p.k // 16
     for i, groups in enumerate((p.groups_b, p.groups_b2)[: task.products]):
         if groups is not None:

@@ -167,8 +167,8 @@ class _Plan(NamedTuple):
             global_scale = xp.ndarray((), np.float32, memory + second)
             barrier = workspace.take_for_grid(target, self.partial_bytes)
             places = x.data.ptr, memory.ptr, barrier.data.ptr
-        for launch in self.passes:
-            launch(places, x, data, scale, global_scale, barrier)
+        for one in self.passes:
+            one.launch_at(places, x, data, scale, global_scale, barrier)
         return NvFp4.unchecked(data, scale, self.layout, global_scale)
 
 

@@ -33,13 +33,28 @@ class Repeated:
         self._pack = getattr(kernel, "pack", None)
         self._known: dict[Any, Callable[[], None]] = {}
 
-    def __call__(self, places: Any, *given: Any) -> None:
-        """Launch with what `arguments` makes of `given`, which follows from `places`: all addresses; None:
-        that is not so."""
+    def launch(self, arrays: tuple[Any, ...]) -> None:
+        """With what `arguments` makes of `arrays`, of which some may be None."""
+        # As places_of, without a call.
+        try:
+            places = tuple([x if x is None else x.data.ptr for x in arrays])
+        except (AttributeError, TypeError, ValueError):
+            places = None
         known = self._known.get(places)
-        if known is not None and known is not _seen:
+        if known is None or known is _seen:
+            self._launch(places, known, (arrays,))
+        else:
             known()
-            return
+
+    def launch_at(self, places: Any, *given: Any) -> None:
+        """With what `arguments` makes of `given`, whose addresses follow from `places`; None: they do not."""
+        known = self._known.get(places)
+        if known is None or known is _seen:
+            self._launch(places, known, given)
+        else:
+            known()
+
+    def _launch(self, places: Any, known: Any, given: tuple[Any, ...]) -> None:
         args = self._arguments(*given)
         if known is _seen:
             packed = self._known[places] = self._pack(self._grid, args, self._shared_bytes)
