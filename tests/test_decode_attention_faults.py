@@ -19,20 +19,14 @@ MERGE, MERGE_KERNEL = "parts/decode_merge.cuh", "decode_merge.cu"
 FAULTS = {
     "no barrier before a stage is read": Fault(
         WARPS,
-        "copy_async_wait<kUnderWay>(); sync_tile();  // this",
-        "copy_async_wait<kUnderWay>();  // this",
+        "copy_async_wait<kStages - 1>(); sync_tile();",
+        "copy_async_wait<kStages - 1>();",
         "lengths",
     ),
     "a stage too early": Fault(
         WARPS,
-        "copy_async_wait<kUnderWay>(); sync_tile();  // this",
-        "copy_async_wait<kUnderWay + 1>(); sync_tile();  // this",
-        "lengths",
-    ),
-    "values read before they are brought": Fault(
-        WARPS,
-        "copy_async_wait<kUnderWay>(); sync_tile();  // the values",
-        "// the values",
+        "copy_async_wait<kStages - 1>();",
+        "copy_async_wait<kStages>();",
         "lengths",
     ),
     "queries read before they are there": Fault(
@@ -55,8 +49,8 @@ FAULTS = {
     ),
     "values behind the end": Fault(
         SOURCE,
-        "has && valid",
-        "has",
+        "has_v && valid",
+        "has_v",
         "lengths",
     ),
     "columns behind the last": Fault(
@@ -134,19 +128,19 @@ FAULTS = {
     ),
     "a page's offset in 32 bits": Fault(
         SOURCE,
-        "copy(i, from + page * page_stride",
-        "copy(i, from + int(page * page_stride)",
+        "copy(i, k + page * k_page",
+        "copy(i, k + int(page * k_page)",
         "large caches",
     ),
     "the same keys again": Fault(
         SOURCE,
-        "from += kLinesAtOnce * row_stride;",
-        "",
+        "k += kLinesAtOnce * k_row, v +=",
+        "v +=",
         "lengths",
     ),
     "the keys of the warp behind": Fault(
         SOURCE,
-        "from += kOthers * row_stride;",
+        "k += kOthers * k_row, v += kOthers * v_row;",
         "",
         "lengths",
     ),

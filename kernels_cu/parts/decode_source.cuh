@@ -36,9 +36,11 @@ struct KeySource {
     int last_page, end, line, vector;
     bool has_k, has_v;
     int pages[kCopies];  // where the next tile's keys are
+    LoadPolicy policy;
 
     DEVICE KeySource(const DecodeParams& params, const DecodeTask& task, const KeyArrays& caches,
-                     const int* block_table) {
+                     const int* block_table)
+        : policy(load_policy_once()) {
         const int index = int(threadIdx.x) % kSharers;
         line = (kOwnKeys ? first_key_of_warp() : 0) + index / kVectors, vector = index % kVectors;
         k_page = params.k[0], v_page = params.v[0], k_row = params.k[2], v_row = params.v[2];
@@ -66,17 +68,14 @@ struct KeySource {
             pages[i] = key < end ? table[page] : 0;
         }
     }
-    // The next tile's keys, then its values.
-    DEVICE void load_keys(DecodeStage& stage, int first_key) {
+    // Other sequences may have the same pages, and other rows have the same keys.
+    DEVICE void copy_line(void* to, const Element* from, bool valid) const {
+        constexpr bool kReadOnce = !kPaged && kRows == 16;
+        if constexpr (kReadOnce) copy_async<16>(to, from, valid, policy);
+        else copy_async<16>(to, from, valid);
+    }
+    DEVICE void load(DecodeStage& stage, int first_key) {
         if constexpr (kPaged && !kPagesAhead) find_pages(first_key);
-        load(stage.k.columns[0], k, has_k, k_page, k_row, first_key);
-    }
-    DEVICE void load_values(DecodeStage& stage, int first_key) {
-        load(stage.v.columns[0], v, has_v, v_page, v_row, first_key);
-        if constexpr (kPaged && kPagesAhead) find_pages(first_key + kTileK);
-    }
-    DEVICE void load(KeyColumn& to, const Element*& from, bool has, int64_t page_stride,
-                     int64_t row_stride, int first_key) {
         // Lines a whole number of periods apart have the same places.
         constexpr int kPeriod = KeyColumn::kPeriod;
         constexpr int kPlaces = kLinesAtOnce < kPeriod ? kPeriod / kLinesAtOnce : 1;
@@ -85,11 +84,12 @@ struct KeySource {
 #pragma unroll
         for (int i = 0; i < kPlaces; ++i)
             places[i] = KeyColumn::place(line + i * kLinesAtOnce, vector);
-        const auto copy = [&](int i, const Element* element) {
+        const auto copy = [&](int i, const Element* from_k, const Element* from_v) {
             const int place = places[i % kPlaces] + i / kPlaces * kPlaces * kLinesAtOnce * kVectors;
             // What is not there is zero: a weight of zero does not hide NaN.
             const bool valid = first_key + i * kLinesAtOnce + line < end;
-            copy_async<16>(&to.chunks[place], element, has && valid);
+            copy_line(&stage.k.columns[0].chunks[place], from_k, has_k && valid);
+            copy_line(&stage.v.columns[0].chunks[place], from_v, has_v && valid);
         };
 #pragma unroll
         for (int i = 0; i < kCopies; ++i) {
@@ -97,22 +97,20 @@ struct KeySource {
                 const int page = pages[i] < 0 ? 0 : pages[i] < last_page ? pages[i] : last_page;
                 int key = first_key + i * kLinesAtOnce + line;
                 const int within = page_size.take_from(key);  // again: eight registers less
-                copy(i, from + page * page_stride + within * row_stride);
+                copy(i, k + page * k_page + within * k_row, v + page * v_page + within * v_row);
             } else {
-                copy(i, from);
-                from += kLinesAtOnce * row_stride;
+                copy(i, k, v);
+                k += kLinesAtOnce * k_row, v += kLinesAtOnce * v_row;
             }
         }
-        if constexpr (!kPaged) {
+        if constexpr (kPaged) {
+            if constexpr (kPagesAhead) find_pages(first_key + kTileK);
+        } else {
             constexpr int kOthers = kTileK - kCopies * kLinesAtOnce;  // keys
-            from += kOthers * row_stride;
+            k += kOthers * k_row, v += kOthers * v_row;
         }
     }
 };
-
-// Warps with keys of their own wait for these alone, and replace them before they need the values:
-// a tile is two groups of copies then.
-constexpr int kGroupsOfTile = kOwnKeys ? 2 : 1;
 
 // The tiles of a block's task on their way, and its queries.
 struct TileLoads {
@@ -127,20 +125,12 @@ struct TileLoads {
           // Where there is no key, one tile of zeros.
           end(task.end > task.first ? task.end : task.first + 1),
           next_stage(0) {}
-    // The next tile's keys, if there is one, and its values.  load_more() also comes with the first
-    // keys.
+    // The next tile, if there is one.  load_more() also comes with the first one.
     template <class LoadMore>
-    DEVICE void start_keys(DecodeStage (&stages)[kStages], bool is_first,
-                           const LoadMore& load_more) {
+    DEVICE void start(DecodeStage (&stages)[kStages], bool is_first, const LoadMore& load_more) {
         if (key < end) {
-            source.load_keys(stages[next_stage], key);
+            source.load(stages[next_stage], key);
             if (is_first) load_more();
-        }
-        if constexpr (kGroupsOfTile > 1) copy_async_commit();
-    }
-    DEVICE void start_values(DecodeStage (&stages)[kStages]) {
-        if (key < end) {
-            source.load_values(stages[next_stage], key);
             key += kTileK;
         }
         copy_async_commit();

@@ -373,43 +373,27 @@ DEVICE void attend_task(DecodeStorage& storage, const DecodeParams& params, cons
     values.restart();
 
     int stage = 0, filled = 0, key = task.first, chunk_end = 0;
-    const auto start_keys = [&] {
-        loads.start_keys(storage.stages, loads.key == task.first,
-                         [&] { load_queries(storage.q, params, q, task); });
-    };
-    constexpr int kUnderWay = kGroupsOfTile * kStages - 1;  // beside the oldest copies
     // The first rounds only load, so that there is one place that does.
 #pragma unroll 1
     for (;;) {
-        const bool filling = filled < kStages;
-        const DecodeStage& used = storage.stages[stage];
-        Scores scores;
-        if (!filling) {
-            copy_async_wait<kUnderWay>();
-            sync_tile();  // this stage is whole, or its keys
+        if (filled < kStages) {
+            ++filled;
+        } else {
+            copy_async_wait<kStages - 1>();
+            sync_tile();  // this stage is whole
             if (chunk_end == 0) {
                 if constexpr (kOwnKeys) sync_block();  // the queries
                 queries.hold(storage.q, loaders);
                 softmax.begin(params, storage.task);
                 chunk_end = task.first + storage.task.chunk_size;
             }
+            const DecodeStage& used = storage.stages[stage];
+            Scores scores;
             queries.score(scores, storage.q, used, loaders);
-        }
-        if constexpr (kGroupsOfTile > 1) {
-            if (!filling) sync_tile();  // the keys have been read
-            start_keys();
-        }
-        if (filling) {
-            ++filled;
-        } else {
             // Of the tiles before, every query sees all keys.
             const int all_see = storage.task.num_keys - (params.causal ? params.queries.by - 1 : 0);
             softmax.weigh(scores, values, key + first_key_of_warp(), params.exponent_scale,
                           key + kTileK > all_see);
-            if constexpr (kGroupsOfTile > 1) {
-                copy_async_wait<kUnderWay>();
-                sync_tile();  // the values are there
-            }
             add_values(values, scores, used, loaders);
             stage = stage + 1 < kStages ? stage + 1 : 0;
             key += kTileK;
@@ -423,8 +407,8 @@ DEVICE void attend_task(DecodeStorage& storage, const DecodeParams& params, cons
             }
             sync_tile();  // the stage has been read
         }
-        if constexpr (kGroupsOfTile == 1) start_keys();
-        loads.start_values(storage.stages);
+        loads.start(storage.stages, loads.key == task.first,
+                    [&] { load_queries(storage.q, params, q, task); });
     }
 }
 
