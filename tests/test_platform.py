@@ -21,9 +21,11 @@ FORMATS = {
 }
 
 
-def run(target, text, *arrays, types=(), grid=1, threads=64, cluster=1, shared=0):
+def run(
+    target, text, *arrays, types=(), grid=1, threads=64, cluster=1, shared=0, cooperative=False
+):
     """Run `KERNEL void word(...)` on copies of the arrays; returns them."""
-    variant = Variant("word", types, (), threads, cluster, text=text)
+    variant = Variant("word", types, (), threads, cluster, text=text, cooperative=cooperative)
     here = [target.xp.asarray(x) for x in arrays]
     here = [x.copy() if target.name == "host" else x for x in here]
     target.compile(variant)(grid, tuple(here), shared)
@@ -193,6 +195,41 @@ def test_atomic_add_acq_rel(target):
     zeros = np.zeros(1, U32), np.zeros(100, U32), np.zeros(1, U32)
     count, _, total = run(target, text, *zeros, grid=100)
     assert (count[0], total[0]) == (100, 5050)
+
+
+MEETING = (
+    "KERNEL void word(uint32_t* counter, const uint32_t* given, uint32_t* written, uint32_t* sums) {\n"
+    "    for (int time = 0; time < 2; ++time) {\n"
+    "        uint32_t* here = written + time * gridDim.x;\n"
+    "        if (threadIdx.x == 0) here[blockIdx.x] = given[blockIdx.x] + time;\n"
+    "        sync_grid(counter);\n"
+    "        uint32_t sum = 0;\n"
+    "        for (int i = 0; i < int(gridDim.x); ++i) sum += here[i];\n"
+    "        sums[(blockIdx.x * 2 + time) * blockDim.x + threadIdx.x] = sum;\n"
+    "    }\n}\n"
+)
+
+
+@pytest.mark.parametrize("grid", [1, 7])
+def test_sync_grid(target, grid):
+    """Every thread sees what all blocks have written before they met, at each of their meetings."""
+    given = np.arange(1, grid + 1, dtype=U32)
+    for start in (0, 1 << 31):  # as one launch leaves it to the next
+        zeros = np.zeros(2 * grid, U32), np.zeros((grid, 2, 64), U32)
+        counter, _, _, sums = run(
+            target, MEETING, np.array([start], U32), given, *zeros, grid=grid, cooperative=True
+        )
+        assert counter[0] % (1 << 31) == 0
+        np.testing.assert_array_equal(sums[:, 0], given.sum())
+        np.testing.assert_array_equal(sums[:, 1], given.sum() + grid)
+
+
+def test_blocks_meet_in_cooperative_launches_alone():
+    target, zeros = host.HostTarget(), np.zeros(100, U32)
+    with pytest.raises(host.HostKernelError, match="not a cooperative one"):
+        run(target, MEETING, zeros[:1], zeros, zeros, np.zeros((2, 2, 64), U32), grid=2)
+    with pytest.raises(ValueError, match="up to 16 blocks here; got 17"):
+        run(target, MEETING, *[zeros] * 4, grid=17, cooperative=True)
 
 
 def test_maximum_and_exp2(target):

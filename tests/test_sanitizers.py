@@ -53,8 +53,8 @@ for schedule, warp_size, count in zip(("fifo", "lifo"), (32, 64), counts):
             comparison = check.check_problem(op, problem, 1, target.xp)
             assert comparison.ok, f"{problem!r}: {comparison}"
         if streamed and schedule == "lifo":  # blocks that stay for many rows
-            config = RowConfig(64, 64, 8, 2, 2, plain=True, stages=2)
-            call = op.inputs(op.bench_problem((9, 1800), "float16"), 1, target.xp)
+            config = RowConfig(128, 128, 8, 2, 2, plain=True, stages=3)
+            call = op.inputs(op.bench_problem((9, 3000), "float16"), 1, target.xp)
             references = op.reference(*call.args, **call.kwargs)
             bounds = op.bound(*call.args, **call.kwargs, reference=references)
             outputs = as_tuple(op.run(*call.args, **call.kwargs, config=config))

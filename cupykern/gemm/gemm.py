@@ -423,8 +423,8 @@ class GemmPlan(NamedTuple):
     shared_bytes: int
     params: np.ndarray
 
-    def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
-        """arrays: the kernel's, from a on; None where absent."""
+    def launch(self, xp: Any, arrays: tuple[Any, ...], places: Any = None) -> None:
+        """arrays: the kernel's, from a on; None where absent.  places: as HopperPlan's."""
         if self.splits == 1:
             self.kernel(self.tiles, (*arrays, None, self.params, _WHOLE), self.shared_bytes)
             return

@@ -110,7 +110,7 @@ def make_norm(
             raise ValueError("config does not fit: layer_norm has no stages with a residual")
         if quantized and not quantizes(config):
             raise ValueError(
-                "config does not fit: plain rows are quantized one at a time, by a block or a warp"
+                "config does not fit: plain rows are quantized by a block or a warp, up to two at a time"
             )
     else:
         config = tuned_config(
@@ -157,6 +157,7 @@ def norm_variant(
         ("kQuantized", quantized),
         ("kRowsPerThread", config.rows_per_thread),
         ("kInRegisters", config.in_registers),
+        ("kWeightsFirst", config.weights_first),
         ("kSums", 2 if quantized else int(has_residual)),  # normalize_plain.cu: HasResidual
     )
     return row_variant("normalize_plain", dtype, config, constants)

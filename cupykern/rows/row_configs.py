@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from .rows import RowLayout
 
 VECTOR_BYTES = 16
-_STREAM_STATIC_BYTES = 3 * 1024  # what the system takes of each block's included
+_STREAM_STATIC_BYTES = 8 * 1024  # what the system takes of each block's included
 _STREAM_ARCHS = ("sm_90a", "host")
-MAX_STAGES = 16  # row_stream.cuh: kMaxStages
+MAX_STAGES, _MAX_ROWS = 32, 7  # row_stream.cuh: kMaxStages, kMaxRows
+_OTHER_THREADS = 128  # row_stream.cuh: kOtherThreads
 _STATIC_SHARED_BYTES = 20 * 1024  # at most: what the warps and blocks of 32 rows exchange
 
 
@@ -35,9 +36,11 @@ class RowConfig:
     lanes_across_rows: neighbouring threads on neighbouring rows.  split_rows: rows of any length, cut
     into chunks, in three launches.  plain: for calls without options, whose rows lie at one stride in whole, aligned vectors.
     Of plain calls of the norms only:
-    stages: not 0: blocks stay for many rows, of which shared memory holds up to so many (row_stream.cuh).
+    stages: not 0: blocks stay for many rows (row_stream.cuh), of which shared memory holds up to so many
+    vectors of each thread; num_threads write, half as many take statistics, others do the rest.
     rows_per_thread: neighbouring rows of which a thread has the same places.  in_registers: rows lie
     there, not in shared memory.
+    weights_first: weights are asked for together with the row, and wait in registers.
     """
 
     num_threads: int
@@ -52,6 +55,7 @@ class RowConfig:
     stages: int = 0
     rows_per_thread: int = 1
     in_registers: bool = False
+    weights_first: bool = False
 
     @property
     def rows_per_block(self) -> int:
@@ -64,16 +68,21 @@ class RowConfig:
         return vectors * self.vector_width
 
     def shared_bytes(self, itemsize: int) -> int:
-        """Dynamic shared memory of a block, in bytes (row.cuh: RowStorage); of a stage."""
+        """Dynamic shared memory of a block, in bytes (row.cuh: RowStorage); with stages, of one."""
         if self.in_registers:
             return 0
-        vectors = self.num_threads * self.vectors_per_thread * self.rows_per_thread
-        return vectors * self.vector_width * itemsize
+        held = 1 if self.stages else self.vectors_per_thread * self.rows_per_thread
+        return self.num_threads * held * self.vector_width * itemsize
+
+    @property
+    def block_threads(self) -> int:
+        """All threads of a block."""
+        return self.num_threads * 3 // 2 + _OTHER_THREADS if self.stages else self.num_threads
 
     def stages_that_fit(self, arch: str, stage_bytes: int) -> int:
         """How many stages a block has room for, of those that it should have."""
         room = max_shared_bytes(arch) // self.min_blocks - _STREAM_STATIC_BYTES
-        return min(self.stages, room // stage_bytes)
+        return min(self.stages, room // stage_bytes, _MAX_ROWS * self.vectors_per_thread)
 
     @property
     def constants(self) -> tuple[tuple[str, int], ...]:
@@ -225,7 +234,7 @@ def refusal(
     needed = layout.num_cols + layout.max_head
     if not c.split_rows and c.chunk < needed:
         return f"{c.chunk} elements are fewer than a row's {needed}"
-    own = c.stages or c.rows_per_thread > 1 or c.in_registers
+    own = c.stages or c.rows_per_thread > 1 or c.in_registers or c.weights_first
     if own and not (norms and c.plain and not c.split_rows and not c.lanes_across_rows):
         return "stages, rows_per_thread and in_registers are for plain, whole rows of the norms"
     if norms and c.plain and (c.split_rows or c.lanes_across_rows):
@@ -254,8 +263,10 @@ def _stream_refusal(
     if c.stages > MAX_STAGES:
         return f"there are at most {MAX_STAGES} stages; got {c.stages}"
     stage_bytes = arrays_held * c.shared_bytes(itemsize)
-    if c.stages_that_fit(arch, stage_bytes) < 2:
-        return f"two stages of {stage_bytes} bytes do not fit"
+    if c.num_threads % 128 or c.block_threads > 1024:
+        return f"stages need a multiple of 128 threads, and at most 512; got {c.num_threads}"
+    if c.stages_that_fit(arch, stage_bytes) < c.vectors_per_thread:
+        return f"the {c.vectors_per_thread} stages of a row, {stage_bytes} bytes each, do not fit"
     if not (plain and layout.plain):
         return "plain is for calls without options, of aligned rows of whole vectors"
     return None

@@ -13,7 +13,7 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from .. import dtypes
+from .. import dtypes, workspace
 from ..arrays import address_of
 from ..jit import get_kernel
 from ..targets import Kernel, Target
@@ -38,13 +38,17 @@ DTYPE_CODES = {  # dtype.cuh: DType
 class RowPlan(NamedTuple):
     """A launch, as shapes, strides and dtypes decide it.
 
+    counted: blocks ask a counter for rows.
+
     statistic_bytes: of a row's or chunk's statistic, which the passes of a split row hand on.
     """
 
+    target: Target
     kernel: Kernel
     num_rows: int
     num_chunks: int
     split: bool
+    counted: bool
     grid: int
     merge_grid: int
     shared_bytes: int
@@ -55,7 +59,10 @@ class RowPlan(NamedTuple):
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
         """Launch the kernel, whose parameters are `arrays`, the statistics, params and the pass."""
         if not self.split:
-            self.kernel(self.grid, (*arrays, None, self.params, self.whole_row), self.shared_bytes)
+            scratch = workspace.take(self.target, 0, 1)[1] if self.counted else None
+            self.kernel(
+                self.grid, (*arrays, scratch, self.params, self.whole_row), self.shared_bytes
+            )
             return
         num_statistics = self.num_rows * (self.num_chunks + 1)
         statistics = xp.empty((num_statistics, self.statistic_bytes), np.uint8)
@@ -88,10 +95,12 @@ def row_plan(
         shared_bytes *= int(params["stages"])
         num_groups = min(num_groups, kernel.blocks_at_once(shared_bytes) // config.cluster_size)
     return RowPlan(
+        target=target,
         kernel=kernel,
         num_rows=layout.num_rows,
         num_chunks=num_chunks,
         split=config.split_rows,
+        counted=config.stages > 0,
         grid=num_groups * num_chunks * config.cluster_size,
         merge_grid=num_groups,
         shared_bytes=shared_bytes,
@@ -109,7 +118,7 @@ def row_variant(
         kernel + "_stream" if config.stages else kernel,
         (("Element", dtypes.CPP_NAMES[x_dtype]),),
         constants + config.constants,
-        config.num_threads,
+        config.block_threads,
         config.cluster_size,
         config.min_blocks,
     )

@@ -299,7 +299,7 @@ DEVICE Statistic merge_parts(const Statistic* parts, Merge merge) {
 }
 
 // A barrier for each exchange of a cluster: complete when what all warps have sent is in.
-constexpr int kMaxExchanges = 2;
+constexpr int kMaxExchanges = 3;
 DEVICE Barrier* exchange_barriers() {
     SHARED(Barrier, barriers, [kMaxExchanges]);
     return barriers;

@@ -106,6 +106,11 @@ DEVICE T atomic_add(T* address, T value) {
 DEVICE uint32_t atomic_add_acq_rel(uint32_t* address, uint32_t value) {
     return __hip_atomic_fetch_add(address, value, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
 }
+// What others wrote before they changed this number is there for this thread.
+DEVICE uint32_t load_acquire(const uint32_t* address) {
+    return __hip_atomic_load(address, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT);
+}
+#include "platform/grid.cuh"
 
 // --- numbers ---------------------------------------------------------------------------------
 #define half half_number  // the `half` of hiprtc's header is another type

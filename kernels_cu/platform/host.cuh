@@ -138,6 +138,17 @@ DEVICE T atomic_add(T* address, T value) {
 DEVICE uint32_t atomic_add_acq_rel(uint32_t* address, uint32_t value) {
     return __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);
 }
+DEVICE uint32_t load_acquire(const uint32_t* address) {
+    return __atomic_load_n(address, __ATOMIC_ACQUIRE);
+}
+// All blocks of the launch meet, which is a cooperative one (Variant.cooperative).  counter: of this
+// launch alone, its lower 31 bits zero before and after.
+DEVICE void sync_grid(uint32_t* counter, HOST_PLACE) {
+    if (threadIdx.x == 0) {
+        atomic_add_acq_rel(counter, blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1);
+    }
+    host::runtime->sync_grid(place);
+}
 
 #include "platform/numbers.cuh"
 
