@@ -18,6 +18,7 @@ from .row_configs import (
     RowConfig,
     admissible_configs,
     check_config,
+    has_room,
     row_configs,
     tuned_config,
 )
@@ -318,6 +319,7 @@ def _variants(arch: str) -> tuple[Variant, ...]:
         row_variant("softmax", dtype, config)
         for dtype in DTYPES
         for config in row_configs(arch, dtype.itemsize)
+        if has_room(config, arch, dtype.itemsize)
     )
 
 
