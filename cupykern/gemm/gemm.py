@@ -19,6 +19,7 @@ from ..choice import choose
 from ..jit import get_kernel
 from ..targets import Kernel, Target
 from ..targets.limits import max_shared_bytes, multiprocessors
+from ..targets.repeated import Repeated
 from . import gemm_hopper, gemm_stream, hopper_choice, hopper_config
 from .dequantize_nvfp4 import DecodedPlan, decoded_plan
 from .gemm_stream import StreamConfig, StreamPlan
@@ -191,6 +192,7 @@ def tuned_config(task: GemmTask, target: Target) -> AnyConfig:
             "tma": f"{t.tma}{t.tma_codes}{t.scaled}" if t.b == FP4 else t.tma,
             "half_sums": t.half_sums,
             **({"activates": True} if t.activates else {}),
+            **({} if t.plain else {"plain": False}),
         },
         lambda: configs(task, target.arch, target.multiprocessors),
         lambda config: variant(task, config),
@@ -429,12 +431,16 @@ class GemmPlan(NamedTuple):
     splits: int
     partial_size: int
     shared_bytes: int
-    params: np.ndarray
+    params: Any
+    repeated: Repeated  # where k is not split
 
-    def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
-        """arrays: the kernel's, from a on; None where absent."""
+    def launch(self, xp: Any, arrays: tuple[Any, ...], places: Any = None) -> None:
+        """arrays: the kernel's, from a on; None where absent.  places: as HopperPlan's."""
         if self.splits == 1:
-            self.kernel(self.tiles, (*arrays, None, self.params, _WHOLE), self.shared_bytes)
+            if places is None:
+                self.repeated.launch(arrays)
+            else:
+                self.repeated.launch_at(places, arrays)
             return
         partials = xp.empty(self.partial_size, np.uint32)  # FP32 or int32
         args = (*arrays, partials, self.params)
@@ -457,7 +463,8 @@ def gemm_plan(
     scales = (p.scale_a, p.scale_b, p.scale_b2)
     scaled = any(scale is not None and (scale.row, scale.col) != (0, 0) for scale in scales)
     task = make_task(p.a, p.b, size, p.m, p.n, p.k, p.block_scales, p.kernel, p.b2, scaled)
-    task = replace(task, activates=activates(p.activation))
+    plain = gemm_hopper.is_plain(p, hopper_config.converts(task))
+    task = replace(task, activates=activates(p.activation), plain=plain)
     if p.half_sums:
         task = half_sums_task(task)
     if config is None:
@@ -500,11 +507,14 @@ def gemm_plan(
         fill_operand(tile["b"][1], p.b2, p.scale_b2, p.groups_b2)
         fill_epilogues(params["epilogues"], p)
         params["policy"] = p.policy
+    kernel, struct = get_kernel(target, variant(task, config)), target.by_value(params)
+    shared = config.shared_bytes(*elements, task.products)
     return GemmPlan(
-        kernel=get_kernel(target, variant(task, config)),
+        kernel=kernel,
         tiles=tiles,
         splits=config.splits,
         partial_size=tiles * config.tile_m * config.tile_n * config.splits * task.products,
-        shared_bytes=config.shared_bytes(*elements, task.products),
-        params=target.by_value(params),
+        shared_bytes=shared,
+        params=struct,
+        repeated=Repeated(kernel, tiles, shared, lambda arrays: (*arrays, None, struct, _WHOLE)),
     )

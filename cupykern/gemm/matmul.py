@@ -346,7 +346,8 @@ def _bench_problem(shape: tuple[int, ...], dtype: str) -> MatmulProblem:
     return bench_product(OP, shape, dtype, None)[0]
 
 
-def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
+def bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
+    """(M, N, K), of products by any operands."""
     if target == "host":
         return ((128, 256, 512), (1, 1024, 1024))
     return (
@@ -359,6 +360,11 @@ def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
         (4096, 7168, 2048),
         (128, 7168, 16384),
     )
+
+
+def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
+    largest = ((16384, 16384, 16384),) if target != "host" else ()
+    return (*bench_shapes(target), *largest)
 
 
 def operand_values(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.ndarray:
@@ -435,11 +441,12 @@ def variants(
                 if STRIDED not in layouts and not product.by_vectors(a, b, *layouts, block_scales):
                     continue
                 task = GemmTask(1, 4096, 4096, 4096, a, b, *layouts, block_scales)
-                for config in (
-                    *gemm_stream.configs(replace(task, m=1), arch),
-                    *gemm.configs(task, arch),
-                ):
+                for config in gemm_stream.configs(replace(task, m=1), arch):
                     found[gemm.variant(task, config)] = None
+                for plain in (True, False):
+                    ends = replace(task, plain=plain)
+                    for config in gemm.configs(ends, arch):
+                        found[gemm.variant(ends, config)] = None
                 half_sums = gemm.half_sums_task(task)
                 for config in (
                     gemm.configs(half_sums, arch) if sums_in_half(half_sums, arch) else ()
@@ -460,7 +467,10 @@ def task_of(problem: MatmulProblem, block_scales: bool = False) -> GemmTask:
     batch, m, n = check_shapes(a, b)
     operands = product.matrix(a, batch), product.matrix(b, batch)
     task = product.make_task(*operands, math.prod(batch), m, n, a.shape[-1], block_scales)
-    return replace(task, activates=gemm.activates(problem.activation))
+    dtype = dtypes.NAMES[problem.out_dtype] if problem.out_dtype else a.dtype
+    plain = problem.residual is None and problem.bias in (None, (n,))
+    plain = plain and dtype in product.FLOAT16S and n * dtype.itemsize % product.ALIGNMENT == 0
+    return replace(task, activates=gemm.activates(problem.activation), plain=plain)
 
 
 def sampled_rows(m: int, count: int, seed: int) -> np.ndarray:
