@@ -94,21 +94,20 @@ def refusal(config: StreamConfig, task: GemmTask, arch: str) -> str | None:
 
 def configs(task: GemmTask, arch: str) -> tuple[StreamConfig, ...]:
     """Those of `task` on `arch`, the measured one first: two blocks on a multiprocessor, each with as many
-    stages as fit; or, of few columns, one with twice the warps: (1, 4096, 7168) of FP16 by E4M3 takes 13.2 us
-    so instead of 14.0 (H200).
+    stages as fit; or, of few columns that are converted, one with twice the warps: (1, 4096, 7168) of FP16
+    by E4M3 takes 13.2 us so instead of 14.0 (H200).
     """
     if arch.startswith("gfx") or dtypes.float8_e5m2 in (task.a, task.b):  # which is rare
         return ()
     outer = task.layout_b == OUTER
     tile_n, depth = (64, 64 // task.b.itemsize) if outer else (32, 128 // task.b.itemsize)
-    alone = not outer and math.ceil(task.n / tile_n) <= multiprocessors(arch)
     stage = StreamConfig(tile_n, depth, 4, 1).shared_bytes(task)
     stages = max(2, min(4, (max_shared_bytes(arch) // 2 - 1024) // stage))
-    found = (StreamConfig(tile_n, depth, 4, stages, 2), StreamConfig(tile_n, depth, 8, stages))
-    fitting = [
-        c for c in found[: 1 if outer or arch == "host" else 2] if refusal(c, task, arch) is None
-    ]
-    return tuple(sorted(fitting, key=lambda c: (c.warps == 8) != alone))
+    found = [StreamConfig(tile_n, depth, 4, stages, 2)]
+    if arch == "sm_90a" and not outer and task.a.itemsize > task.b.itemsize:
+        alone = math.ceil(task.n / tile_n) <= multiprocessors(arch)
+        found.insert(0 if alone else 1, StreamConfig(tile_n, depth, 8, stages))
+    return tuple(config for config in found if refusal(config, task, arch) is None)
 
 
 def variant(task: GemmTask, config: StreamConfig) -> Variant:
