@@ -17,6 +17,7 @@ from .. import dtypes
 from ..jit import get_kernel
 from ..targets import Kernel, Target
 from ..targets.map_plan import MapPlan, encoded_maps
+from ..targets.repeated import Repeated
 from .hopper_config import (
     LINE,
     HopperConfig,
@@ -155,20 +156,32 @@ _PLACES = {  # in product.ARRAYS, of what the kernels take beside tensor maps
 class HopperPlan(NamedTuple):
     """The launch of a product, as shapes, strides, dtypes and config decide it."""
 
-    target: Target
-    kernel: Kernel
-    grid: int
-    shared_bytes: int
-    maps: tuple[MapPlan | None, ...]
-    places: tuple[int, ...]
-    params: Any
-    encoded: dict[tuple[int | None, ...], tuple[Any, ...]]  # maps by the arrays' addresses
+    repeated: Repeated
 
-    def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
-        """arrays: product.ARRAYS, of which some are None; those that the maps are of come first."""
-        maps = encoded_maps(self.target, self.maps, arrays, self.encoded)
-        args = [arrays[i] for i in self.places]
-        self.kernel(self.grid, (*maps, *args, self.params), self.shared_bytes)
+    def launch(self, xp: Any, arrays: tuple[Any, ...], places: Any = None) -> None:
+        """arrays: product.ARRAYS, of which some are None; those that the maps are of come first.  places:
+        addresses that theirs follow from; None: their own."""
+        if places is None:
+            self.repeated.launch(arrays)
+        else:
+            self.repeated.launch_at(places, arrays)
+
+
+def _launch(
+    target: Target,
+    kernel: Kernel,
+    sizes: tuple[int, int],
+    maps: tuple[MapPlan | None, ...],
+    places: tuple[int, ...],
+    params: Any,
+) -> HopperPlan:
+    """sizes: blocks, and the bytes of their shared memory.  places: of _PLACES."""
+
+    def arguments(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+        others = [arrays[i] for i in places]
+        return (*encoded_maps(target, maps, arrays), *others, params)
+
+    return HopperPlan(Repeated(kernel, *sizes, arguments))
 
 
 def hopper_plan(
@@ -233,7 +246,7 @@ def hopper_plan(
         if p.out.dtype in FLOAT16S:  # shares_hopper.cuh
             map_out = map_plan(p.out, p.batch, (p.m, p.n), (p.out.row, 1), (1, 64, 64))
         maps = (map_a, *maps_b, map_out)
-        return HopperPlan(target, kernel, grid, shared, maps, places, target.by_value(params), {})
+        return _launch(target, kernel, (grid, shared), maps, places, target.by_value(params))
     map_out = None
     in_registers = p.b2 is not None and turned  # then threads store single numbers
     if tma_stores(p.out, p.m, p.n) and not in_registers:
@@ -273,7 +286,7 @@ def hopper_plan(
             if x is not None:
                 params[f"block_scales_{name}"] = (x.row, x.col)
     maps = tuple(maps.values())
-    return HopperPlan(target, kernel, grid, shared, maps, places, target.by_value(params), {})
+    return _launch(target, kernel, (grid, shared), maps, places, target.by_value(params))
 
 
 def stream_blocks(n: int, target: Target) -> int:
@@ -292,13 +305,6 @@ def _stream_plan(target: Target, p: Product, task: GemmTask, config: HopperConfi
     params = np.zeros((), _STREAM_PARAMS)
     params["num_k_tiles"], params["rows"] = math.ceil(p.k / LINE), rows
     fill_epilogue(params["epilogue"], p)
-    return HopperPlan(
-        target,
-        get_kernel(target, variant(task, config)),
-        stream_blocks(p.n, target),
-        config.shared_bytes(task),
-        maps,
-        _PLACES[p.kernel],
-        target.by_value(params),
-        {},
-    )
+    kernel = get_kernel(target, variant(task, config))
+    sizes = stream_blocks(p.n, target), config.shared_bytes(task)
+    return _launch(target, kernel, sizes, maps, _PLACES[p.kernel], target.by_value(params))

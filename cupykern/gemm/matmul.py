@@ -17,10 +17,11 @@ from .. import arguments, dtypes, inputs, plans, reference
 from ..numerics import namespace
 from ..op import Call, Draw, Op, Work
 from ..targets import Target
-from . import gemm, product
+from . import gemm, gemm_stream, product
 from .dequantize_nvfp4 import DecodedPlan
 from .gemm import AnyConfig, GemmPlan
 from .gemm_hopper import HopperPlan
+from .gemm_stream import StreamPlan
 from .product import ACTIVATIONS, INNER, OUTER, STRIDED, GemmTask, Product
 
 INPUTS = (
@@ -60,7 +61,7 @@ def matmul(
         operand and alpha 1.  None: a's for float16 and bfloat16, bfloat16 for FP8, int32 for int8
         where it is allowed, else float32.
     out: array to write into, of the result's shape and dtype and apart from all operands.
-    config: a GemmConfig or HopperConfig; None: the measured one.
+    config: a GemmConfig, HopperConfig or StreamConfig; None: the measured one.
     accumulate: "float16" sums products of float16 in FP16, which GeForce-class chips do faster; a partial
         sum beyond 65504 is infinite.  Not on AMD.
 
@@ -179,7 +180,7 @@ def run(
 @plans.cached
 def _plan(
     target: Target, call: Product, config: AnyConfig | None
-) -> GemmPlan | HopperPlan | DecodedPlan | None:
+) -> GemmPlan | HopperPlan | StreamPlan | DecodedPlan | None:
     return gemm.gemm_plan(target, call, config)
 
 
@@ -440,6 +441,8 @@ def variants(
                 if STRIDED not in layouts and not product.by_vectors(a, b, *layouts, block_scales):
                     continue
                 task = GemmTask(1, 4096, 4096, 4096, a, b, *layouts, block_scales)
+                for config in gemm_stream.configs(replace(task, m=1), arch):
+                    found[gemm.variant(task, config)] = None
                 for plain in (True, False):
                     ends = replace(task, plain=plain)
                     for config in gemm.configs(ends, arch):
