@@ -18,7 +18,7 @@ from cupykern.gemm import gemm, hopper_choice
 from cupykern.gemm.dequant_softmax import LogitsProblem
 from cupykern.gemm.dual_gemm import NVFP4, DualProblem
 from cupykern.gemm.hopper_config import HopperConfig
-from cupykern.gemm.matmul import MatmulProblem
+from cupykern.gemm.matmul_problem import MatmulProblem
 from cupykern.gemm.product import INNER, OUTER, STRIDED, GemmTask
 from cupykern.gemm.scaled_problem import ScaledProblem
 from cupykern.targets import Target, UnavailableError, host, host_compiler
