@@ -31,10 +31,11 @@ DEVICE Storage* storage() {
 }
 
 // Vectors whose values are under way at once: as registers allow, of which sums for layer_norm take
-// the most.
+// the most.  All of those that lie there, and a count above theirs: NVRTC 12.4 takes a count of one,
+// where there is one, for the loop over rows inside too.
 constexpr int kRegisters = 65536 / (kNumThreads * kMinBlocks);
 template <bool kTight>
-constexpr int kUnrolled = kInRegisters                        ? kVectorsPerThread
+constexpr int kUnrolled = kInRegisters                        ? 16
                           : kRegisters >= (kTight ? 128 : 64) ? 4
                           : kRegisters >= (kTight ? 64 : 40)  ? 2
                                                               : 1;
@@ -92,9 +93,10 @@ struct Held {
     RowVector registers[kInRegisters ? kRowsPerThread : 1][kInRegisters ? kVectorsPerThread : 1];
     Storage* shared;
 
-    // p: the first row's; rows from `live` on are not there.
-    template <bool kWhole>
-    DEVICE void start(const Element* p, int64_t stride, const Places<kWhole>& at, int live) {
+    // p: the first row's; rows from `live` on are not there.  policy: a LoadPolicy or none.
+    template <bool kWhole, class... Policy>
+    DEVICE void start(const Element* p, int64_t stride, const Places<kWhole>& at, int live,
+                      Policy... policy) {
 #pragma unroll
         for (int r = 0; r < kRowsPerThread; ++r, p += stride) {
 #pragma unroll
@@ -102,9 +104,9 @@ struct Held {
                 const bool there = kWhole || (r < live && at.holds(i));
                 if constexpr (kInRegisters) {
                     registers[r][i].fill(from_float<Element>(0.0f));
-                    if (there) registers[r][i].load(p + at.position(i));
+                    if (there) registers[r][i].load(p + at.position(i), policy...);
                 } else if (there) {
-                    copy_async<16>(&shared->vectors[r][i][threadIdx.x], p + at.position(i));
+                    copy_async<16>(&shared->vectors[r][i][threadIdx.x], p + at.position(i), policy...);
                 } else {
                     shared->vectors[r][i][threadIdx.x].fill(from_float<Element>(0.0f));
                 }
@@ -335,11 +337,17 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
         s.x.shared = storage();
         s.residual.shared = storage() + 1;
     }
-    s.x.start(x + row_offset(layout, kX, row), layout.outer_strides[kX][0], at, live);
-    if constexpr (kHasResidual) {
-        const int64_t stride = layout.outer_strides[kResidual][0];
-        s.residual.start(residual + row_offset(layout, kResidual, row), stride, at, live);
-    }
+    const auto start = [&](Held& held, const Element* p, int operand) {
+        p += row_offset(layout, operand, row);
+        const int64_t stride = layout.outer_strides[operand][0];
+        if constexpr (kQuantized) {  // which has no register left
+            held.start(p, stride, at, live);
+        } else {
+            held.start(p, stride, at, live, load_policy(params.evict_last));
+        }
+    };
+    start(s.x, x, kX);
+    if constexpr (kHasResidual) start(s.residual, residual, kResidual);
     Columns<kWhole> columns{weight, bias};
     columns.start(at);
     if constexpr (!kInRegisters) copy_async_wait<0>();

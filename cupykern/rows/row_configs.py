@@ -23,7 +23,7 @@ _STREAM_STATIC_BYTES = 8 * 1024  # what the system takes of each block's include
 _STREAM_ARCHS = ("sm_90a", "host")
 MAX_STAGES, _MAX_ROWS = 32, 6  # row_stream.cuh: kMaxStages, kMaxRows
 _OTHER_THREADS = 128  # row_stream.cuh: kOtherThreads
-_STATIC_SHARED_BYTES = 20 * 1024  # at most: what the warps and blocks of 32 rows exchange
+STATIC_SHARED_BYTES = 20 * 1024  # at most: what the warps and blocks of 32 rows exchange
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class RowConfig:
     min_blocks: that a multiprocessor must hold, a cap on registers.
     lanes_across_rows: neighbouring threads on neighbouring rows.  split_rows: rows of any length, cut
     into chunks, in three launches.  plain: for calls without options, whose rows lie at one stride in whole, aligned vectors.
+    in_registers: rows lie there, not in shared memory; of plain calls, softmax's without clusters.
     Of plain calls of the norms only:
     stages: not 0: blocks stay for many rows (row_stream.cuh), of which shared memory holds up to so many
     vectors of each thread; num_threads write, half as many take statistics, others do the rest.
-    rows_per_thread: neighbouring rows of which a thread has the same places.  in_registers: rows lie
-    there, not in shared memory.
+    rows_per_thread: neighbouring rows of which a thread has the same places.
     weights_first: weights are asked for together with the row, and wait in registers.
     """
 
@@ -99,7 +99,7 @@ class RowConfig:
 Table = tuple[tuple[int, int, int, int], ...]
 
 # (num_threads, threads_per_row, elements_per_thread, cluster_size), by rising length of the row: the
-# first that holds it wins.  For plain calls; the others share every second one.
+# first that holds it wins.  For plain calls of quantize; all others share every second one.
 _BLOCKS: dict[int, Table] = {  # by the elements' bytes
     2: (
         (128, 2, 8, 1),
@@ -234,9 +234,11 @@ def refusal(
     needed = layout.num_cols + layout.max_head
     if not c.split_rows and c.chunk < needed:
         return f"{c.chunk} elements are fewer than a row's {needed}"
-    own = c.stages or c.rows_per_thread > 1 or c.in_registers or c.weights_first
-    if own and not (norms and c.plain and not c.split_rows and not c.lanes_across_rows):
-        return "stages, rows_per_thread and in_registers are for plain, whole rows of the norms"
+    whole = c.plain and not c.split_rows and not c.lanes_across_rows
+    if (c.stages or c.rows_per_thread > 1 or c.weights_first) and not (norms and whole):
+        return "stages, rows_per_thread and weights_first are for plain, whole rows of the norms"
+    if c.in_registers and not (whole and (norms or c.cluster_size == 1)):
+        return "in_registers is for plain, whole rows; softmax's without clusters"
     if norms and c.plain and (c.split_rows or c.lanes_across_rows):
         return "plain rows of the norms are whole"
     if c.stages and (c.rows_per_thread > 1 or c.in_registers):
@@ -244,7 +246,7 @@ def refusal(
     if c.stages:
         return _stream_refusal(c, arch, itemsize, layout, plain, arrays_held)
     held = arrays_held * c.shared_bytes(itemsize)
-    most = max_shared_bytes(arch) - _STATIC_SHARED_BYTES
+    most = max_shared_bytes(arch) - STATIC_SHARED_BYTES
     if held > most:
         return f"{held} bytes of shared memory are more than {most}"
     if c.plain and not (plain and layout.plain):
@@ -334,15 +336,3 @@ def fitting(
         for config in configs
         if refusal(config, arch, itemsize, layout, plain, arrays_held, norms) is None
     )
-
-
-def admissible_configs(
-    arch: str, itemsize: int, layout: RowLayout, plain: bool
-) -> tuple[RowConfig, ...]:
-    """The configs that can walk the rows of `layout`, the fastest measured first."""
-    most = max_shared_bytes(arch) - _STATIC_SHARED_BYTES
-    configs = fitting(row_configs(arch, itemsize), arch, itemsize, layout, plain)
-    # Of clusters those first of which a multiprocessor holds three blocks.
-    crowded = [c for c in configs if c.cluster_size > 1 and 3 * c.shared_bytes(itemsize) > most]
-    roomy = [c for c in configs if c not in crowded and not c.split_rows]
-    return (*roomy, *crowded, *(c for c in configs if c.split_rows))
