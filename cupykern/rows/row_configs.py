@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 VECTOR_BYTES = 16
 _STREAM_STATIC_BYTES = 8 * 1024  # what the system takes of each block's included
 _STREAM_ARCHS = ("sm_90a", "host")
-MAX_STAGES, _MAX_ROWS = 32, 7  # row_stream.cuh: kMaxStages, kMaxRows
+MAX_STAGES, _MAX_ROWS = 32, 6  # row_stream.cuh: kMaxStages, kMaxRows
 _OTHER_THREADS = 128  # row_stream.cuh: kOtherThreads
 STATIC_SHARED_BYTES = 20 * 1024  # at most: what the warps and blocks of 32 rows exchange
 
