@@ -3,14 +3,20 @@
 // Its own launch, as a block that added up all rows of a sequence would take longer than all else.
 // The sums, and their order, are those of decode_attention.cu.
 // Constants: Element, kRows (of a block of decode_attention.cu), kDim, kMaxChunks, kGroup.
-// Launch: grid (places * kRows / kRowsAtOnce), block (kNumThreads).
+// Launch: grid (places * kRows / kRowsAtOnce), block (kNumThreads), dynamic shared memory
+// sizeof(MergeStorage).
 #include "parts/decode_merge.cuh"
+
+constexpr int kValuesAtOnce = kMaxGroups;
+struct MergeStorage {
+    MergeValues<kValuesAtOnce> values;
+    MergeSums sums;
+};
 
 KERNEL void decode_merge(const int* seq_lens, Element* out, float* lse, void* partial_results,
                          const DecodeParams params) {
-    constexpr int kParts = kRows / kRowsAtOnce, kValuesAtOnce = 16;
-    SHARED(Bytes<16>, values, [kValuesAtOnce][kNumThreads]);
-    SHARED(Bytes<8>, sums, [kGroupsOfLane * kGroup][kNumThreads]);
+    constexpr int kParts = kRows / kRowsAtOnce;
+    SHARED_STORAGE(MergeStorage, storage);
     int place = int(blockIdx.x) / kParts;
     const int row_block = params.row_blocks.take_from(place);
     const int first_task = place * params.runs.by * params.row_blocks.by + row_block;
@@ -24,9 +30,9 @@ KERNEL void decode_merge(const int* seq_lens, Element* out, float* lse, void* pa
     const int row = has_row ? begin + own.row : 0;
     const Nodes nodes(params, partial_results);
     const int64_t first = of_chunks ? task.chunk_node(params, 0) : task.group_node(params, 0);
-    const Merge merge = {nodes, first, count, row, own.col, has_row, sums};
-    const MergedRow merged = of_chunks ? merge.add_chunks<kValuesAtOnce>(values)
-                                       : merge.add_groups<kValuesAtOnce>(values);
+    const Merge merge = {nodes, first, count, row, own.col, has_row, storage.sums};
+    const MergedRow merged = of_chunks ? merge.add_chunks<kValuesAtOnce>(storage.values)
+                                       : merge.add_groups<kValuesAtOnce>(storage.values);
     const RowOutput output = {params, task, out, lse};
     output.write(has_row, row, own.col, merged.total, merged.values);
 }

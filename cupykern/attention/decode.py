@@ -71,12 +71,16 @@ class DecodeConfig:
         if not own_rows:
             rows_at_once = 4 * self.threads // dim
             of_warps = 8 * key_warps * self.rows + 4 * key_warps * rows_at_once * (dim + 8)
-            groups_of_lane = -(-most_groups // min(dim // 4, 32))
-            sums = 0 if self.merges_later else 8 * _GROUP * groups_of_lane * self.threads
-            size += max(of_warps, sums)
+            size += max(of_warps, 0 if self.merges_later else _merge_sums(dim, self.threads))
         if self.pairs:
             size += self.rows * (8 + 4 * dim)
         return -(-(size + 80) // 16) * 16
+
+
+def _merge_sums(dim: int, threads: int) -> int:
+    """sizeof(MergeSums)."""
+    groups_of_lane = -(-(_MAX_CHUNKS // _GROUP) // min(dim // 4, 32))
+    return 8 * _GROUP * groups_of_lane * threads
 
 
 class DecodeTask(NamedTuple):
@@ -335,6 +339,7 @@ class DecodePlan(NamedTuple):
     kernel: Kernel
     merge: Kernel | None
     merge_grid: int
+    merge_shared_bytes: int
     shape: tuple[int, ...]
     grid: int
     shared_bytes: int
@@ -351,7 +356,8 @@ class DecodePlan(NamedTuple):
         args = (q, k, v, lens, table, out, lse, partials, counters, self.params)
         self.kernel(self.grid, args, self.shared_bytes)
         if self.merge is not None:
-            self.merge(self.merge_grid, (lens, out, lse, partials, self.params))
+            args = (lens, out, lse, partials, self.params)
+            self.merge(self.merge_grid, args, self.merge_shared_bytes)
 
 
 def has_vectors(x: Operand, shape: tuple[int, ...]) -> bool:
@@ -427,6 +433,8 @@ def make_plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> 
         kernel=get_kernel(target, variant(*kind, call.table_stride is not None)),
         merge=merge,
         merge_grid=places * merge_parts,
+        merge_shared_bytes=16 * _NUM_THREADS * (_MAX_CHUNKS // _GROUP)
+        + _merge_sums(task.padded_dim, _NUM_THREADS),
         shape=(*call.q_shape[:3], call.dim_v),
         grid=num_tasks,
         shared_bytes=config.shared_bytes(task.padded_dim),
