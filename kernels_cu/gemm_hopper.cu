@@ -185,9 +185,11 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
     if (warpgroup == kConsumers) {
         decrease_registers<kProducerRegisters>();
         const int warp = threadIdx.x / 32;
-        if (warp == 4 * kConsumers && elect_one()) {
+        const int own = warp - 4 * kConsumers;
+        if (own < kRings && elect_one()) {
             RingPlace place;
-            for (int part = first; part < num_parts; part += step) {
+            place.enter(own);
+            for (int part = first + own * step; part < num_parts; part += kRings * step) {
                 const GemmTask task = part == first ? first_task : task_of(part);
                 load_tiles(ring, place, kTurned ? b_map : a_map, kTurned ? a_map : b_map,
                            params.row_bytes, first_k_tile, num_k_tiles, first_row(task),
@@ -196,7 +198,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                            first_of_k(int(task.col) / kTileN, num_k_tiles));
             }
         }
-        if (plain && warp == 4 * kConsumers + 1) {
+        if (plain && own == kRings) {
             int count = 0;
             for (int part = first; part < num_parts; part += step, ++count) {
                 storage.factors[count % kFactors].load(
@@ -217,7 +219,8 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
         work.first_k_tile = first_k_tile;
         work.consumer = warpgroup;
         work.row = kShareRows ? warpgroup * kConsumerRows : 0;
-        work.place.skip(turn * num_k_tiles);
+        work.place.enter(warpgroup);
+        if (!kOwnRings) work.place.skip(turn * num_k_tiles);
         int box = 0;
         do {
             const int part = first + (turn + work.count * turns) * step;
@@ -252,19 +255,27 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                                                  int(params.num_groups));
             }
             TileSums sums;
-            multiply(ring, work, sums);
-            ++work.count;
-            work.place.skip(turns * num_k_tiles);
+            TileFactors& factors = storage.factors[kPingPong ? warpgroup : 0];
+            const int row = work.row + warp % 4 * kWarpRows;
+            RowFactors row_factors;
+            multiply(ring, work, sums, [&] {
+                if (!TileFactors::kRowsFar || !plain) return;
+                factors.full.wait(work.count & 1);
+                row_factors.load(factors, params.epilogue, row, int(factors.place.words[0]) + row);
+            });
+            const int count = work.count++;
+            work.place.skip((kOwnRings ? 1 : turns) * num_k_tiles);
             if (kShareK) {
                 add_shared_sums(storage, warpgroup, sums);
                 if (warpgroup > 0) continue;
             }
             if constexpr (kSplitK) add_split_sums(storage, warpgroup, sums);
             if (plain) {
-                const int row = work.row + warp % 4 * kWarpRows;
-                TileFactors& factors = storage.factors[kPingPong ? warpgroup : 0];
                 const EpilogueParams& p = params.epilogue;
-                factors.full.wait((work.count - 1) & 1);
+                if (!TileFactors::kRowsFar) {
+                    factors.full.wait(count & 1);
+                    if (!kTurned) row_factors.load(factors, p, row, 0);
+                }
                 int batch = 0;
                 if constexpr (kTurned) {
                     batch = int(offset(kOut));
@@ -283,10 +294,10 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                 } else if (kActivates && p.activation != kNoActivation) {
                     in_parts();
                 } else if (p.out_dtype == kHalf) {
-                    store_plain<half>(storage.staging[warp], box, out_map, factors, p.alpha, row,
+                    store_plain<half>(storage.staging[warp], box, out_map, factors, row_factors, p.alpha,
                                       work.first_row, work.first_col, batch, sums);
                 } else {
-                    store_plain<bf16>(storage.staging[warp], box, out_map, factors, p.alpha, row,
+                    store_plain<bf16>(storage.staging[warp], box, out_map, factors, row_factors, p.alpha,
                                       work.first_row, work.first_col, batch, sums);
                 }
                 factors.release();

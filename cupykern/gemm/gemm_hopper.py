@@ -72,6 +72,7 @@ _STREAM_PARAMS = np.dtype(  # dequant_softmax_stream.cu: StreamParams
     [("num_k_tiles", np.int64), ("rows", np.int32), ("padding", np.int32), ("epilogue", EPILOGUE)]
 )
 _A, _B, _OUT, _B2 = 0, 1, 2, 9  # gemm_task.cuh: Operand
+_MAX_LEAD = 16  # of warpgroups with a ring of stages each
 _MAX_ENCODED = 1024  # addresses of one plan's arrays, with their maps
 
 
@@ -122,8 +123,10 @@ class HopperConfig:
         ring = -(-(self.stages * (stage + 16) + 16) // 128) * 128
         if task.kernel == "gemm":  # its factors
             scales = task.b.itemsize == 1
-            factors = 8 * self.tile_n + 4 * self.tile_m if scales else 4 * self.tile_n + 16
-            ring += (factors + 32) * (2 if self.ping_pong else 1)
+            own_rings = self.ping_pong and task.a in FP8
+            factors = 8 * self.tile_n if scales else 4 * self.tile_n
+            factors += 4 * self.tile_m if scales and not own_rings else 16
+            ring += (factors + 48) * (2 if self.ping_pong else 1)
         logits = task.kernel == "dequant_softmax"
         staging = self._logits_staging() if logits else self.warpgroups * _STAGING
         if task.kernel == "dual_gemm":
@@ -340,10 +343,14 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         return "turned products have 64 columns per warpgroup"
     if max(rows, cols) > 256 or own // 64 * cols > 256:
         return f"the registers of two warpgroups do not hold {c.tile_m} x {c.tile_n} sums"
-    if fp8 and (c.ping_pong or c.lines != 1 or own != 64 or (cols > BLOCK and cols % BLOCK)):
+    if fp8 and (c.lines != 1 or (own != 64 and not c.ping_pong) or (cols > BLOCK and cols % BLOCK)):
         return (
-            "FP8's main loop has no ping_pong or lines, 64 rows a warpgroup and shares columns "
+            "FP8's main loop has no lines, 64 rows a warpgroup (but with ping_pong) and shares columns "
             "with whole blocks"
+        )
+    if fp8 and c.ping_pong and (dual or c.stages % 2 or c.stages < 4 or c.cluster > 1):
+        return (
+            "FP8's ping_pong has an even number of stages, at least 4, one product and no clusters"
         )
     if c.cluster != 1 and (task.kernel == "dequant_softmax" or (dual and fp4)):
         return "logits and two products of NVFP4 have no clusters"
@@ -365,7 +372,11 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
     if c.share_k and (c.stages % 2 or c.stages < 4 or rows * cols > 64 * 64):
         return "share_k needs an even number of stages, at least 4, and tiles of at most 64 x 64"
     leads = (c.stages - 1) // (c.warpgroups - 1) if fp8 else c.stages
-    if c.lead not in range(leads + 1 if shared_rows else 1):
+    if fp8 and c.ping_pong:
+        leads = _MAX_LEAD
+    elif not shared_rows:
+        leads = 0
+    if c.lead not in range(leads + 1):
         return f"no warpgroup is {c.lead} stages ahead in a ring of {c.stages}, or with ping_pong"
     needed, limit = c.shared_bytes(task), max_shared_bytes(arch)
     if needed > limit:

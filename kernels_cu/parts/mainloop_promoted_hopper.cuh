@@ -4,21 +4,25 @@
 //
 // A warpgroup with registers for two sets of products adds one to the sums while the tensor cores
 // compute the other.  With one set they compute another warpgroup's meanwhile.
+//
+//   kLead    stages of its first tile that a warpgroup multiplies before the next one begins, so that
+//            they do not promote, or finish a tile, at the same time.
 #include "parts/ring_hopper.cuh"
 
-static_assert(kTileK == kBlockK && !kPingPong && kBlocks == 1, "a stage is a block of scales");
-static_assert((kConsumers - 1) * kLead < kStages && !(!kShareRows && kLead > 0),
+static_assert(kTileK == kBlockK && (kPingPong || kBlocks == 1), "a stage is a block of scales");
+static_assert(kPingPong || ((kConsumers - 1) * kLead < kStages && !(kShareK && kLead > 0)),
               "the stages of a warpgroup's lead come before any is released");
 constexpr int kProductCols = kCols < kBlockK ? kCols : kBlockK;
 constexpr int kProducts = kProductCols / 2, kChunks = kCols / kProductCols;
-constexpr bool kTwoSets = kConsumers == 2 && kChunks == 1;
+constexpr int kSets = kBlocks * kChunks;  // of products, which make a stage's
+constexpr bool kTwoSets = kConsumers == 2 && kSets == 1;
 static_assert(kChunks * kProductCols == kCols, "the columns of a chunk are of one block");
 
 // The factors of a thread's products: of its two rows, which are A's, and of every chunk's columns,
 // which are of one block.  With kTurned, of its rows, which are of one block, and of each of its columns.  Lanes
 // with the same rows (with kTurned, columns) load those of kAhead stages, a stage ahead of their
 // use.
-constexpr int kRowScales = kTurned ? 1 : 2, kColScales = kTurned ? kCols / 4 : kChunks;
+constexpr int kRowScales = kTurned ? 1 : 2 * kBlocks, kColScales = kTurned ? kCols / 4 : kChunks;
 constexpr int kAhead = kTurned ? 8 : 4;
 struct BlockFactors {
     float rows[kRowScales], cols[kColScales];
@@ -31,7 +35,7 @@ struct BlockFactors {
 #pragma unroll
         for (int i = 0; i < kRowScales; ++i) {
             rows[i] = kTurned ? of_b(work.scales, work.first_row, k)
-                              : of_a(work.scales, work.first_row + lane / 4 + i * 8, k);
+                              : of_a(work.scales, work.first_row + lane / 4 + i / 2 * 64 + i % 2 * 8, k);
         }
 #pragma unroll
         for (int i = 0; i < kColScales; ++i) {
@@ -59,16 +63,17 @@ struct BlockFactors {
         for (int j = 0; j < kColScales; ++j) factors.cols[j] = shuffle(cols[j], lane);
         return factors;
     }
-    // Of the thread's number `i` of a row of sums.
-    DEVICE float of_sum(int i) const {
+    // Of the thread's number `i` of a block of sums.
+    DEVICE float of_sum(int block, int i) const {
         if (kTurned) return rows[0] * cols[i / 4 * 2 + i % 2];
-        return rows[i / 2 % 2] * cols[i / kProducts];
+        return rows[block * 2 + i / 2 % 2] * cols[i / kProducts];
     }
 };
 
 // What a warpgroup does for the sums of its tile.
-template <bool kByBlock>
+template <bool kByBlock, class BeforeLast>
 struct Promotion {
+    const BeforeLast& before_last;
     Ring& ring;
     const TileWork& work;
     TileSums& sums;
@@ -76,36 +81,55 @@ struct Promotion {
     BlockFactors loaded;     // those of `added`, number i of them, and of the stages after it
     BlockFactors coming;     // of the kAhead stages after those
     int i;
+    int turn;  // the stage of its first tile after which the next warpgroup begins
 
-    DEVICE Promotion(Ring& ring, const TileWork& work, TileSums& sums)
-        : ring(ring), work(work), sums(sums), given(work), added(work), i(0) {
+    DEVICE Promotion(Ring& ring, const TileWork& work, TileSums& sums,
+                     const BeforeLast& before_last)
+        : before_last(before_last),
+          ring(ring),
+          work(work),
+          sums(sums),
+          given(work),
+          added(work),
+          i(0) {
+        turn = work.count > 0 ? -1 : (kLead < added.end ? kLead : added.end) - 1;
         if (!kByBlock) return;
         loaded.load(work, added.index);
         coming.load(work, added.index + kAhead * kStride);
     }
     DEVICE void wait() { ring.full[given.place.stage].wait(given.place.parity); }
-    // The products of a chunk of the next stage, which is there, are under way.
-    DEVICE void give(int chunk, float (&products)[kProducts]) {
-        const int stage = given.place.stage;
-        const uint64_t rows = RowStage::tile(ring.rows[stage], work.row, 0);
-        const uint64_t cols = ColStage::tile(ring.cols[stage], chunk * kProductCols, 0);
+    // Set number `set` of the products of the next stage, which is there, is under way.
+    DEVICE void give(int set, float (&products)[kProducts]) {
+        const int stage = given.place.stage, row = work.row + set / kChunks * 64;
+        const uint64_t rows = RowStage::tile(ring.rows[stage], row, 0);
+        const uint64_t cols = ColStage::tile(ring.cols[stage], set % kChunks * kProductCols, 0);
         wgmma_fence(products);
 #pragma unroll
         for (int k = 0; k < kTileK; k += kStepK) {
             wgmma<RowElement, ColElement>(products, advance(rows, k), advance(cols, k), k > 0);
         }
         wgmma_commit();
-        if (chunk == kChunks - 1) given.next();
+        if (set < kSets - 1) return;
+        given.next();
     }
-    DEVICE void add(int chunk, const float (&products)[kProducts]) {
+    // The stage of `added` is read: it may be overwritten, and the next warpgroup may begin, while
+    // this one adds.
+    DEVICE void release() {
+        ring.release(added.place.stage);
+        if (kLead > 0 && added.index == turn && threadIdx.x % 128 == 0) {
+            ring.turn[work.consumer].arrive();
+        }
+    }
+    DEVICE void add(int set, const float (&products)[kProducts]) {
         BlockFactors factors;
         if (kByBlock) factors = loaded.of(i);
 #pragma unroll
         for (int j = 0; j < kProducts; ++j) {
-            const int number = chunk * kProducts + j;
-            sums[0][number] += kByBlock ? products[j] * factors.of_sum(number) : products[j];
+            const int block = set / kChunks, number = set % kChunks * kProducts + j;
+            sums[block][number] +=
+                kByBlock ? products[j] * factors.of_sum(block, number) : products[j];
         }
-        if (chunk < kChunks - 1) return;
+        if (set < kSets - 1) return;
         added.next();
         if (!kByBlock) return;
         i = (i + 1) % kAhead;
@@ -119,12 +143,12 @@ struct Promotion {
         wait();
         give(0, next);
         wgmma_wait<1>(products);
-        ring.release(added.place.stage);
+        release();
         add(0, products);
     }
     DEVICE void last(float (&products)[kProducts]) {
         wgmma_wait<0>(products);
-        ring.release(added.place.stage);
+        release();
         add(0, products);
     }
     DEVICE void with_two_sets() {
@@ -138,8 +162,10 @@ struct Promotion {
         }
         if (given.there()) {
             step(even, odd);
+            before_last();
             last(odd);
         } else {
+            before_last();
             last(even);
         }
     }
@@ -147,16 +173,18 @@ struct Promotion {
         wait();
 #pragma unroll 1
         while (given.there()) {
+            const bool last = given.last();
 #pragma unroll
-            for (int chunk = 0; chunk < kChunks; ++chunk) {
+            for (int set = 0; set < kSets; ++set) {
                 float products[kProducts];
-                give(chunk, products);
+                give(set, products);
+                if (set == 0 && last) before_last();
                 wgmma_wait<0>(products);
-                if (chunk == kChunks - 1) {
-                    ring.release(added.place.stage);
+                if (set == kSets - 1) {
+                    release();
                     if (given.there()) wait();
                 }
-                add(chunk, products);
+                add(set, products);
             }
         }
     }
@@ -166,14 +194,13 @@ struct Promotion {
     }
 };
 
-DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
+template <class BeforeLast = Nothing>
+DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums,
+                     const BeforeLast& before_last = BeforeLast()) {
     clear(sums);
     if (!OwnStages(work).there())
         return;  // the only stage is another warpgroup's, or another block's
-    // A warpgroup begins when the one before is kLead stages ahead, and so it remains: one finishes
-    // its rows while the others multiply.
-    const int lead = work.consumer * kLead;
-    if (kLead > 0 && work.count == 0 && lead < work.num_k_tiles) ring.full[lead].wait(0);
-    if (work.scales.there()) Promotion<true>(ring, work, sums).run();
-    else Promotion<false>(ring, work, sums).run();
+    if (kLead > 0 && work.count == 0 && work.consumer > 0) ring.turn[work.consumer - 1].wait(0);
+    if (work.scales.there()) Promotion<true, BeforeLast>(ring, work, sums, before_last).run();
+    else Promotion<false, BeforeLast>(ring, work, sums, before_last).run();
 }

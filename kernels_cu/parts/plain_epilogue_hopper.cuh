@@ -7,9 +7,13 @@
 // while the sums were under way.  Rows and columns are the output's.
 struct TileFactors {
     static constexpr int kOfCol = kScales ? 2 : 1;
-    static constexpr int kRowScales = !kScales ? 0 : kTurned ? 1 : kRows;  // turned: one of all
+    // Beside two rings there is no room for those of rows, which lanes then load where they are used.
+    static constexpr bool kRowsFar = kScales && kOwnRings;
+    static constexpr int kRowScales =
+        !kScales || kRowsFar ? 0 : kTurned ? 1 : kRows;  // turned: one of all
     alignas(16) float cols[kTileN][kOfCol];       // scale_b, if there are scales, and bias
     float rows[kRowScales > 0 ? kRowScales : 1];  // scale_a
+    const float* far_rows;                        // scale_a of the batch's matrix, or null
     Bytes<16> place;  // row and column of the tile's first number, and which of the batch
     Barrier full, empty;
 
@@ -24,13 +28,15 @@ struct TileFactors {
         if (threadIdx.x % 32 == 0) {
             place = {uint32_t(task.row), uint32_t(task.col),
                      uint32_t(batch.offset(kOut, task.batch)), 0};
+            far_rows = scale_a ? scale_a + batch.offset(kScaleA, task.batch) : nullptr;
         }
         fill<kOfCol>(&cols[0][kOfCol - 1], kTileN, bias, 0.0f, batch.offset(kBias, task.batch),
                      p.bias.col, p.bias_dtype, int(task.col), int(p.n));
         if constexpr (kScales) {
             fill<kOfCol>(&cols[0][0], kTileN, scale_b, 1.0f, batch.offset(kScaleB, task.batch),
                          p.scale_b_stride, kFloat, int(task.col), int(p.n));
-            fill<1>(rows, kRowScales, scale_a, 1.0f, batch.offset(kScaleA, task.batch),
+            if (!kRowsFar)
+                fill<1>(rows, kRowScales, scale_a, 1.0f, batch.offset(kScaleA, task.batch),
                     p.scale_a_stride, kFloat, int(task.row), int(p.m));
         }
         sync_warp();
@@ -45,6 +51,13 @@ struct TileFactors {
             to[i * kStep] =
                 there ? load_number(from, offset + (first + i) * stride, dtype) : absent;
         }
+    }
+    // Of a row of the tile, which is row `out_row` of the output.
+    DEVICE float row_scale(const EpilogueParams& p, int row, int out_row) const {
+        if (!kScales) return 1.0f;
+        if (!kRowsFar) return rows[row];
+        const int64_t there = out_row < p.m ? out_row : p.m - 1;
+        return far_rows ? far_rows[there * p.scale_a_stride] : 1.0f;
     }
     // By a warp that has read them.
     DEVICE void release() {
@@ -100,22 +113,30 @@ DEVICE bool is_plain(const EpilogueParams& params, bool tma_stores, const void* 
            (kActivates || params.activation == kNoActivation);
 }
 
+// scale_a of a lane's rows.  row: the warp's first one in the tile, which is `out_row` of the output.
+struct RowFactors {
+    float of_block[kBlocks][2];
+
+    DEVICE void load(const TileFactors& factors, const EpilogueParams& p, int row, int out_row) {
+#pragma unroll
+        for (int i = 0; i < 2 * kBlocks; ++i) {
+            const int below = 64 * (i / 2) + int(threadIdx.x) % 32 / 4 + 8 * (i % 2);
+            of_block[i / 2][i % 2] = factors.row_scale(p, row + below, out_row + below);
+        }
+    }
+};
+
 // The warp's sums, in boxes of 16 rows x 64 columns.  row: the warp's first one in the tile;
 // (out_row, col):
 // its first sum in the output.  box: the box to fill next.
 template <class Out>
 DEVICE void store_plain(Staging& staging, int& box, const TensorMap& map,
-                        const TileFactors& factors, float alpha, int row, int out_row, int col,
-                        int batch, const TileSums& sums) {
+                        const TileFactors& factors, const RowFactors& rows, float alpha,
+                        int out_row, int col, int batch, const TileSums& sums) {
     const int lane = opaque(threadIdx.x % 32);
     const OwnChunks own;
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
-        float row_factors[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            row_factors[i] = kScales ? factors.rows[row + 64 * block + lane / 4 + 8 * i] : 1.0f;
-        }
 #pragma unroll
         for (int chunk = 0; chunk < kCols / kChunk; ++chunk) {
             if (!own.has(chunk)) continue;
@@ -131,7 +152,7 @@ DEVICE void store_plain(Staging& staging, int& box, const TensorMap& map,
                     const int word = j % 2 * TileFactors::kOfCol;
                     const float bias = bit_cast<float>(pair.words[word + TileFactors::kOfCol - 1]);
                     float x = float(sums[block][chunk * kChunk / 2 + i + j]);
-                    if (kScales) x = x * bit_cast<float>(pair.words[word]) * row_factors[j / 2];
+                    if (kScales) x = x * bit_cast<float>(pair.words[word]) * rows.of_block[block][j / 2];
                     values[j] = x * alpha + bias;
                 }
                 packed[i / 8][i / 4 % 2 * 2] = pack<Out>(values[0], values[1]);

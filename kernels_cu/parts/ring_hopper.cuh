@@ -14,7 +14,7 @@
 //   kTileM, kTileN       the sums of a tile.
 //   kLines               a stage has so many times 128 bytes of k of A.
 //   kPingPong            the warpgroups take turns, so that one finishes its tile while the other
-//                        multiplies.
+//                        multiplies; FP8's have a ring of stages each, and multiply at their own pace.
 //   kShareK              both compute all sums of a tile, each of every second stage.  With
 //                        neither, they share the rows of every tile.
 //   kClusterSize         blocks of a cluster compute tiles with the same columns and neighbouring
@@ -118,6 +118,11 @@ struct OperandStage {
 using RowStage = OperandStage<RowElement, kOuterMajorRows, kRows>;
 using ColStage = OperandStage<ColElement, kOuterMajorCols, kCols>;
 
+// With kOwnRings each warpgroup has half of the stages, and a warp of the producer's that fills them.
+constexpr bool kOwnRings = kPromotes && kPingPong;
+constexpr int kRings = kOwnRings ? kConsumers : 1, kRingStages = kStages / kRings;
+static_assert(kRingStages * kRings == kStages && kRingStages >= 2, "as many stages for each ring");
+
 // What reads a stage tells the producer: one thread of a warpgroup, for wgmma; where threads read
 // it themselves, one of each warp.
 constexpr bool kThreadsRead = kConverts || kPromotes;
@@ -125,8 +130,7 @@ constexpr int kReleasing = kThreadsRead ? 32 : 128;
 constexpr int kReleases =
     (kShareRows ? kConsumers : 1) * 128 / kReleasing * (kMulticasts ? kClusterSize : 1);
 
-// full: a stage's bytes are there; empty: its consumers are done; turn: see
-// parts/mainloop_hopper.cuh.
+// full: a stage's bytes are there; empty: its consumers are done; turn: see the main loops.
 struct Ring {
     unsigned char rows[kStages][RowStage::kBytes];
     unsigned char cols[kStages][ColStage::kBytes];
@@ -137,7 +141,7 @@ struct Ring {
             full[i].init(1);
             empty[i].init(kReleases);
         }
-        for (int i = 0; i < kConsumers; ++i) turn[i].init(kPromotes ? 4 : 1);
+        for (int i = 0; i < kConsumers; ++i) turn[i].init(1);
         fence_barrier_init();
     }
     // By a consumer that has read the stage.
@@ -157,18 +161,24 @@ DEVICE void sync_cluster() {
 }
 
 struct RingPlace {
-    int stage = 0, parity = 0;
+    int stage = 0, parity = 0, ring = 0;
 
+    DEVICE int first() const { return kOwnRings ? ring * kRingStages : 0; }
+    DEVICE void enter(int own) {
+        if (!kOwnRings) return;
+        ring = own;
+        stage = first();
+    }
     DEVICE void advance() {
-        if (++stage == kStages) {
-            stage = 0;
+        if (++stage == first() + kRingStages) {
+            stage = first();
             parity ^= 1;
         }
     }
     DEVICE void skip(int count) {
-        const int next = stage + count;
-        parity ^= next / kStages & 1;
-        stage = next % kStages;
+        const int next = stage - first() + count;
+        parity ^= next / kRingStages & 1;
+        stage = first() + next % kRingStages;
     }
 };
 
@@ -259,6 +269,11 @@ struct OwnStages {
 #pragma unroll
         for (int i = 0; i < count; ++i) place.advance();
     }
+};
+
+// What a warpgroup does while its last stage is multiplied (`multiply` of the main loops).
+struct Nothing {
+    DEVICE void operator()() const {}
 };
 
 DEVICE void clear(TileSums& sums) {
