@@ -18,26 +18,25 @@ CONVERTED = "parts/mainloop_converted_hopper.cuh"
 EPILOGUE = "parts/epilogue_hopper.cuh"
 PLAIN = "parts/plain_epilogue_hopper.cuh"
 # The products added up by the tensor cores alone, but for the two sets.
-_PRODUCTS = """            wgmma<RowElement, ColElement>(products, advance(rows, k), advance(cols, k), k > 0);
+_PRODUCTS = """            wgmma<RowElement, ColElement>(products.of, advance(rows, k), advance(cols, k), k > 0);
         }
         wgmma_commit();
-        if (chunk == kChunks - 1) given.next();
+        if (set < kSets - 1) return;
+        given.next();
     }
-    DEVICE void add(int chunk, const float (&products)[kProducts]) {
-        BlockFactors factors;
-        if (kByBlock) factors = loaded.of(i);
+    DEVICE void add(int set, const Products& products) {
 #pragma unroll
         for (int j = 0; j < kProducts; ++j) {
 """
 _UNPROMOTED = _PRODUCTS.replace("k > 0", "k > 0 || given.index >= 2 * kStride").replace(
-    "++j) {", "++j) {\n            if (added.index + 2 * kStride < added.end) continue;"
+    "++j) {", "++j) {\n            if (given.there()) continue;"
 )
 FAULTS = {
     "the first stage's parity": Fault(
         RING, "wait(place.parity ^ 1)", "wait(place.parity)", "shared tiles"
     ),
     "the parity of the next round": Fault(
-        RING, "            stage = 0;\n            parity ^= 1;", "            stage = 0;", "shared tiles"
+        RING, "            stage = first();\n            parity ^= 1;", "            stage = first();", "shared tiles"
     ),
     "no wait for a stage's bytes": Fault(
         MAIN_LOOP, "        ring.full[stage].wait(own.place.parity);\n", "", "shared tiles"
@@ -58,7 +57,7 @@ FAULTS = {
         MAIN_LOOP, "    if (kPingPong) ring.turn[consumer ^ 1].wait((consumer ^ 1 ^ count) & 1);\n", "", "ping-pong"
     ),
     "stages of the other warpgroup's tile": Fault(
-        "gemm_hopper.cu", "work.place.skip(turns * num_k_tiles);", "work.place.skip(num_k_tiles);", "ping-pong"
+        "gemm_hopper.cu", "work.place.skip((kOwnRings ? 1 : turns) * num_k_tiles);", "work.place.skip(num_k_tiles);", "ping-pong"
     ),
     "the turn of every tile the first": Fault(
         MAIN_LOOP, "ring.turn[0].wait(count & 1)", "ring.turn[0].wait(0)", "shared tiles"
@@ -89,13 +88,37 @@ FAULTS = {
         "bias of rows",
     ),
     "the promotion left out": Fault(PROMOTED, _PRODUCTS, _UNPROMOTED, "same sign"),
-    "the scales of the first stage of four": Fault(PROMOTED, "loaded.of(i)", "loaded.of(0)", "blocks"),
-    "scales of the stages before": Fault(PROMOTED, "            loaded = coming;\n", "", "blocks"),
+    "the scales of the first stage": Fault(PROMOTED, "        from += step;\n", "", "blocks"),
+    "scales of the stage before": Fault(
+        PROMOTED, "source.load(odd.factors, !given.last());", "odd.factors = even.factors;", "blocks"
+    ),
     "the scales of the first block's columns": Fault(
-        PROMOTED, "work.first_col + i * kProductCols, k)", "i * kProductCols, k)", "blocks"
+        PROMOTED, ": of_b(scales, col + i * kProductCols, k)", ": of_b(scales, i * kProductCols, k)", "blocks"
     ),
     "the scales of the first rows": Fault(
-        PROMOTED, "rows[i / 2 % 2] * cols", "rows[0] * cols", "blocks"
+        PROMOTED, "rows[block * 2 + i / 2 % 2] * cols", "rows[block * 2] * cols", "blocks"
+    ),
+    "the scales of the first 64 rows": Fault(
+        PROMOTED, "rows[block * 2 + i / 2 % 2] * cols", "rows[i / 2 % 2] * cols", "rings of their own"
+    ),
+    "the first 64 rows twice": Fault(
+        PROMOTED, "row = work.row + set / kChunks * 64;", "row = work.row;", "rings of their own"
+    ),
+    "the other warpgroup's stages": Fault(
+        RING, "return kOwnRings ? ring * kRingStages : 0;", "return 0;", "rings of their own"
+    ),
+    "the first warpgroup's tiles for both": Fault(
+        "gemm_hopper.cu", "part = first + own * step; part < num_parts;", "part = first; part < num_parts;",
+        "rings of their own",
+    ),
+    "the other warpgroup never begins": Fault(
+        PROMOTED, "index == turn && threadIdx", "index == turn + 99 && threadIdx", "rings of their own"
+    ),
+    "the scales of the rows of a matrix's first tile": Fault(
+        PLAIN, "far_rows[there * p.scale_a_stride]", "far_rows[row * p.scale_a_stride]", "plain ping-pong"
+    ),
+    "the factors of the other tile": Fault(
+        "gemm_hopper.cu", "storage.factors[kPingPong ? warpgroup : 0]", "storage.factors[0]", "plain ping-pong"
     ),
     "a scale for two columns": Fault(
         PROMOTED, "cols[i / 4 * 2 + i % 2]", "cols[i / 4 * 2]", "few rows in blocks"
@@ -105,17 +128,17 @@ FAULTS = {
     ),
     "FP8's products added before they are there": Fault(
         PROMOTED,
-        "        wgmma_wait<1>(products);\n        ring.release(added.place.stage);\n        add(0, products);",
-        "        add(0, products);\n        wgmma_wait<1>(products);\n        ring.release(added.place.stage);",
+        "        wgmma_wait<1>(products.of);\n        release(added.place.stage, added.index);\n        add(0, products);",
+        "        add(0, products);\n        wgmma_wait<1>(products.of);\n        release(added.place.stage, added.index);",
         "blocks",
     ),
     "the columns of the first chunk": Fault(
-        PROMOTED, "ColStage::tile(ring.cols[stage], chunk * kProductCols, 0)", "ColStage::tile(ring.cols[stage], 0, 0)",
+        PROMOTED, "ColStage::tile(ring.cols[stage], set % kChunks * kProductCols, 0)", "ColStage::tile(ring.cols[stage], 0, 0)",
         "wide blocks",
     ),
     "a stage released before its last chunk": Fault(
-        PROMOTED, "                if (chunk == kChunks - 1) {\n                    ring.release",
-        "                if (chunk == 0) {\n                    ring.release", "wide blocks",
+        PROMOTED, "                if (set == kSets - 1) {\n                    release",
+        "                if (set == 0) {\n                    release", "wide blocks",
     ),
     "a place of the first columns": Fault(
         "gemm_hopper.cu", "work.first_col = int(place.words[1]);", "work.first_col = 0;", "plain"
@@ -124,7 +147,7 @@ FAULTS = {
         PROMOTED, "advance(cols, k), k > 0);", "advance(cols, k), true);", "blocks",
     ),
     "the rows of the first warpgroup": Fault(
-        PROMOTED, "RowStage::tile(ring.rows[stage], work.row, 0)", "RowStage::tile(ring.rows[stage], 0, 0)", "blocks"
+        PROMOTED, "row = work.row + set / kChunks * 64;", "row = set / kChunks * 64;", "blocks"
     ),
     "the k of the cluster's first block": Fault(
         "gemm_hopper.cu", "first_k_tile = kSplitK ? rank * all_k_tiles / kClusterSize : 0",
@@ -134,9 +157,9 @@ FAULTS = {
         "gemm_hopper.cu", "from == own ? four[j] : bit_cast<SumType>(part.words[j])", "from == own ? four[j] : SumType(0)",
         "split k",
     ),
-    "the scales of the first part of k": Fault(PROMOTED, "work.first_k_tile + (mine", "(mine", "split k"),
+    "the scales of the first part of k": Fault(PROMOTED, "k = work.first_k_tile + index;", "k = index;", "split k"),
     "factors overwritten before they are read": Fault(PLAIN, "        empty.wait((count & 1) ^ 1);\n", "", "plain"),
-    "the factors of the warp's first rows": Fault(PLAIN, "lane / 4 + 8 * i]", "lane / 4]", "plain"),
+    "the factors of the warp's first rows": Fault(PLAIN, "/ 4 + 8 * (i % 2);", "/ 4;", "plain"),
     "the factors of the first chunk's columns": Fault(
         PLAIN, "const int at = chunk * kChunk + wgmma_col(lane, i);", "const int at = wgmma_col(lane, i);", "plain"
     ),
@@ -247,6 +270,14 @@ PROBLEMS = {
         fp8(20, 136, 1200, "blocks"),
     ),
     "plain": (HopperConfig(128, 128, 2), fp8(648, 392, 272, "rows", bias=(392,))),
+    "rings of their own": (
+        HopperConfig(128, 128, 4, ping_pong=True, lead=2),
+        fp8(648, 392, 656, "blocks"),
+    ),
+    "plain ping-pong": (
+        HopperConfig(128, 128, 4, ping_pong=True, lead=2),
+        fp8(904, 392, 272, "rows", bias=(392,)),
+    ),
     "split k": (HopperConfig(128, 128, 2, cluster=2, split_k=True), fp8(136, 136, 656, "blocks")),
     "cluster": (HopperConfig(128, 128, 2, cluster=2), fp8(648, 264, 656, "rows")),
     "activated": (

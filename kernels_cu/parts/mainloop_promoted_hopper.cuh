@@ -110,6 +110,13 @@ struct Promotion {
         turn = work.count > 0 ? -1 : (kLead < given.end ? kLead : given.end) - 1;
     }
     DEVICE void wait() { ring.full[given.place.stage].wait(given.place.parity); }
+    // A stage is read: it may be overwritten, and the next warpgroup may begin, while this one adds.
+    DEVICE void release(int stage, int index) {
+        ring.release(stage);
+        if (kLead > 0 && index == turn && threadIdx.x % 128 == 0) {
+            ring.turn[work.consumer].arrive();
+        }
+    }
     // Set number `set` of the products of the next stage, which is there, is under way.
     DEVICE void give(int set, Products& products) {
         const int stage = given.place.stage, row = work.row + set / kChunks * 64;
@@ -123,13 +130,6 @@ struct Promotion {
         wgmma_commit();
         if (set < kSets - 1) return;
         given.next();
-    }
-    // A stage is read: it may be overwritten, and the next warpgroup may begin, while this one adds.
-    DEVICE void release(int stage, int index) {
-        ring.release(stage);
-        if (kLead > 0 && index == turn && threadIdx.x % 128 == 0) {
-            ring.turn[work.consumer].arrive();
-        }
     }
     DEVICE void add(int set, const Products& products) {
 #pragma unroll
