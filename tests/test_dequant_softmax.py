@@ -12,7 +12,7 @@ import cupykern
 from cupykern import OPS, check, dtypes
 from cupykern.gemm import gemm
 from cupykern.gemm.dequant_softmax import LogitsProblem, _tasks
-from cupykern.gemm.gemm_hopper import HopperConfig
+from cupykern.gemm.hopper_config import HopperConfig
 from cupykern.gemm.matmul import with_layout
 from cupykern.gemm.product import INNER, OUTER, GemmTask
 from cupykern.numerics import as_float64

@@ -13,7 +13,7 @@ from cupykern import OPS, check, cli, dtypes, reference
 from cupykern.gemm import gemm, nvfp4
 from cupykern.gemm.dual_gemm import PAIRS, POLICIES, DualProblem, _task, task_layouts
 from cupykern.gemm.gemm import GemmConfig
-from cupykern.gemm.gemm_hopper import ARCHS, HopperConfig
+from cupykern.gemm.hopper_config import ARCHS, HopperConfig
 from cupykern.gemm.matmul import with_layout
 from cupykern.gemm.product import FLOAT16S, FP4, GemmTask
 from cupykern.gemm.scaled_problem import NVFP4

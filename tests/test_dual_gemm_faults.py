@@ -16,7 +16,7 @@ from cupykern import OPS, check
 from cupykern.gemm import nvfp4
 from cupykern.gemm.dequant_softmax import LogitsProblem
 from cupykern.gemm.dual_gemm import DualProblem
-from cupykern.gemm.gemm_hopper import HopperConfig
+from cupykern.gemm.hopper_config import HopperConfig
 from cupykern.gemm.nvfp4 import NvFp4
 from cupykern.gemm.quantize_nvfp4 import NvFp4Problem
 from cupykern.gemm.scaled_problem import NVFP4

@@ -14,19 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupykern import OPS, check, dtypes
-from cupykern.gemm import gemm, gemm_hopper
+from cupykern.gemm import gemm, hopper_choice
 from cupykern.gemm.dequant_softmax import LogitsProblem
 from cupykern.gemm.dual_gemm import NVFP4, DualProblem
-from cupykern.gemm.gemm_hopper import HopperConfig
+from cupykern.gemm.hopper_config import HopperConfig
 from cupykern.gemm.matmul import MatmulProblem
 from cupykern.gemm.product import INNER, OUTER, STRIDED, GemmTask
 from cupykern.gemm.scaled_problem import ScaledProblem
-from cupykern.targets import Target, UnavailableError, host
+from cupykern.targets import Target, UnavailableError, host, host_compiler
 from cupykern.tools import gate
 
 OP, SCALED = (next(op for op in OPS if op.name == name) for name in ("matmul", "scaled_mm"))
 CONFIGS = (
-    *(config for config in gemm_hopper.CONFIGS if not config.turned),  # FEW_ROWS
+    *(config for config in hopper_choice.CONFIGS if not config.turned),  # FEW_ROWS
     HopperConfig(256, 128, 2, lead=2),
     HopperConfig(128, 128, 3, cluster=2),
 )
@@ -271,7 +271,7 @@ def test_hopper_is_chosen_where_it_pays(layout):
     assert isinstance(gemm.choose_config(large, "sm_90a"), HopperConfig)
     for arch in ("sm_80", "sm_120a", "gfx942", "host"):
         assert not isinstance(gemm.choose_config(large, arch), HopperConfig)
-    known = gemm_hopper.CONFIGS[: None if layout == INNER else 2]
+    known = hopper_choice.CONFIGS[: None if layout == INNER else 2]
     assert set(known) < set(gemm.configs(large, "host"))
     assert not isinstance(gemm.choose_config(task(m=16), "sm_90a"), HopperConfig)
 
@@ -408,7 +408,7 @@ for schedule in ("fifo", "lifo"):
 @pytest.mark.parametrize("sanitizer", host.SANITIZERS)
 def test_the_checkers_find_nothing(sanitizer):
     try:
-        added = host.sanitizer_environment(sanitizer)
+        added = host_compiler.sanitizer_environment(sanitizer)
     except UnavailableError as error:
         pytest.skip(str(error))
     done = subprocess.run(

@@ -29,7 +29,7 @@ from hopper_kernels import (
     variant,
 )
 
-from cupykern.targets import UnavailableError, host, tensor_map
+from cupykern.targets import UnavailableError, host, host_compiler, tensor_map
 from cupykern.tools import gate
 
 F16, F32, I32, U16, U32 = np.float16, np.float32, np.int32, np.uint16, np.uint32
@@ -699,7 +699,7 @@ for schedule in ("fifo", "lifo"):
 
 def _check(sanitizer: str, mistake: str) -> subprocess.CompletedProcess:
     try:
-        added = host.sanitizer_environment(sanitizer)
+        added = host_compiler.sanitizer_environment(sanitizer)
     except UnavailableError as error:
         pytest.skip(str(error))
     return subprocess.run(

@@ -18,7 +18,7 @@ import pytest
 
 from cupykern import cli, targets
 from cupykern.rows.softmax import OP
-from cupykern.targets import CompileError, UnavailableError, host
+from cupykern.targets import CompileError, UnavailableError, host, host_compiler
 from cupykern.tools import doctor
 from kernels_cu import ROOT, Variant, file_text, source_text
 
@@ -240,7 +240,8 @@ needs_zig = pytest.mark.skipif(util.find_spec("ziglang") is None, reason="ziglan
 def test_ziglang_alone(tmp_path):
     """The first time takes a minute: zig then builds its C++ library."""
     found = run_python(
-        "from cupykern.targets import host; print(host.find_compiler().kind)\n" + ONE_CALL,
+        "from cupykern.targets import host_compiler; print(host_compiler.find_compiler().kind)\n"
+        + ONE_CALL,
         PATH="",
         CXX="",
         CUPYKERN_CACHE_DIR=str(tmp_path),
@@ -252,10 +253,10 @@ def test_ziglang_alone(tmp_path):
 def test_aarch64_compiles(tmp_path, monkeypatch):
     """With the flags that the host target takes there.  Its fibers are assembly of their own."""
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    host._has_x86_64_v3.cache_clear()
-    zig = host.Compiler((sys.executable, "-m", "ziglang", "c++"), "zig", "")
-    flags = host._flags.__wrapped__(zig, None, ("-O2",))
-    host._has_x86_64_v3.cache_clear()
+    host_compiler._has_x86_64_v3.cache_clear()
+    zig = host_compiler.Compiler((sys.executable, "-m", "ziglang", "c++"), "zig", "")
+    flags = host_compiler._flags.__wrapped__(zig, None, ("-O2",))
+    host_compiler._has_x86_64_v3.cache_clear()
     for name, text in {
         "runtime": file_text("platform/host_runtime.cpp"),
         "variant": source_text(_variant(), "host"),
@@ -283,7 +284,7 @@ def test_levels_of_optimization(monkeypatch):
     flags = []
     for level in ("0", "1", "2"):
         monkeypatch.setenv("CUPYKERN_HOST_OPTIMIZE", level)
-        flags.append(host._kernel_flags(host.find_compiler(), None))
+        flags.append(host_compiler.kernel_flags(host_compiler.find_compiler(), None))
         y = np.arange(32, dtype=np.float32)
         targets.get("host").compile(variant)(1, (y,))
         assert (y == 2 * np.arange(32)).all()

@@ -12,7 +12,7 @@ import pytest
 import cupykern
 from cupykern import OPS, arrays, check, dtypes, inputs
 from cupykern.gemm import gemm, nvfp4
-from cupykern.gemm.gemm_hopper import ARCHS, HopperConfig
+from cupykern.gemm.hopper_config import ARCHS, HopperConfig
 from cupykern.gemm.nvfp4 import NUMBERS, NvFp4
 from cupykern.gemm.product import FP4, INNER, STRIDED, GemmTask, make_task, matrix
 from cupykern.gemm.quantize_nvfp4 import NvFp4Config

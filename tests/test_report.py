@@ -119,6 +119,23 @@ def test_host_time_has_its_own_table():
     assert "| softmax | 11.5 | 5.00 | 2.00 |" in written
 
 
+def test_profiles_have_a_table_of_the_latest_of_each_call(tmp_path):
+    profile = {
+        "kind": "profile", "target": "cuda", "op": "matmul", "shape": [4, 8, 16], "dtype": "float16",
+    }  # fmt: skip
+    for day, busy, launches in (("02", 80.0, 1), ("01", 70.0, 1), ("03", 60.0, 0)):
+        launch = {"figures": [["tensor cores busy", busy, "%"]], "stalls": [["a barrier", 0.5]]}
+        document = {**profile, "date": f"2026-01-{day}", "launches": [launch] * launches}
+        (tmp_path / f"{day}.json").write_text(json.dumps(document))
+    page = tmp_path / "page.md"
+    page.write_text("<!-- table: profiles -->\n<!-- end -->\n")
+    (written,) = report.report([page], tmp_path)[1]
+    assert (
+        "| matmul | 4 x 8 x 16 | float16 | a barrier (50%) | - | 80.0 | - | - | - | - |" in written
+    )
+    assert "70.0" not in written and "60.0" not in written
+
+
 def test_a_table_without_results_says_so():
     assert "Not measured yet." in report.update([README], {})[0]
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from cupykern import OPS
-from cupykern.targets import UnavailableError, host
+from cupykern.targets import UnavailableError, host, host_compiler
 
 pytestmark = pytest.mark.sanitizer
 
@@ -98,7 +98,7 @@ with host.use(sanitizer=sys.argv[2]) as target:
 
 def run(sanitizer: str, script: str, *args: str) -> subprocess.CompletedProcess:
     try:
-        added = host.sanitizer_environment(sanitizer)
+        added = host_compiler.sanitizer_environment(sanitizer)
     except UnavailableError as error:
         pytest.skip(str(error))
     return subprocess.run(

@@ -11,9 +11,9 @@ import numpy as np
 from kernels_cu import Variant
 
 from .. import dtypes, workspace
-from ..gemm.gemm_hopper import MapPlan, encoded_maps
 from ..targets import Kernel, Target
 from ..targets.limits import max_shared_bytes
+from ..targets.map_plan import MapPlan, encoded_maps
 
 if TYPE_CHECKING:
     from .attention_plan import AttentionTask

@@ -19,6 +19,8 @@ from ..rows.rows import DTYPE_CODES
 from ..targets import Kernel, Target
 from . import gemm, gemm_hopper, matmul, product
 from .gemm import AnyConfig
+from .hopper_config import HopperConfig
+from .operand_maps import tma_stores
 from .product import INNER, OUTER, STRIDED, STRIDES, GemmTask
 
 _OUTPUTS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
@@ -156,21 +158,21 @@ class _Plan(NamedTuple):
         return y
 
 
-def _hopper_config(target: Target, a: Any, w: Any, config: Any) -> gemm_hopper.HopperConfig | None:
+def _hopper_config(target: Target, a: Any, w: Any, config: Any) -> HopperConfig | None:
     """Of the product of a matrix and w; None: another main loop's."""
     of_a, of_w = product.matrix(a, ()), product.matrix(w, ())
     if config is None and of_a is not None and of_w is not None:
         (rows, k), n = a.shape, w.shape[1]
         task = product.make_task(of_a, of_w, 1, rows, n, k, kernel="dequant_softmax")
         config = gemm.tuned_config(task, target)
-    return config if isinstance(config, gemm_hopper.HopperConfig) else None
+    return config if isinstance(config, HopperConfig) else None
 
 
 def _takes_shares(y: Any, bias: Any) -> bool:
     """Whether Hopper's epilogue can write exponentials to y, of 16 bits, instead of logits."""
     place = product.matrix(y, ())
     of_cols = bias is None or _is_row(bias)
-    return of_cols and place is not None and gemm_hopper.tma_stores(place, *y.shape)
+    return of_cols and place is not None and tma_stores(place, *y.shape)
 
 
 def _check_scale(scale: Any, a: Any, n: int) -> tuple[float, Any]:

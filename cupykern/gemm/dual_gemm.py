@@ -12,7 +12,7 @@ from kernels_cu import Variant
 
 from .. import arguments, dtypes, inputs, plans, reference
 from ..op import Call, Draw, Op, Work
-from . import dequantize_nvfp4, gemm, gemm_hopper, matmul, nvfp4, product
+from . import dequantize_nvfp4, gemm, hopper_config, matmul, nvfp4, product
 from .gemm import AnyConfig
 from .nvfp4 import NvFp4
 from .product import INNER, OUTER, STRIDED, GemmTask
@@ -310,7 +310,7 @@ def _variants(arch: str) -> tuple[Variant, ...]:
                 task = GemmTask(1, 4096, 4096, 4096, a, b, *layouts, blocks, kernel="dual_gemm")
                 for config in gemm.configs(task, arch):
                     found[gemm.variant(task, config)] = None
-    if arch in gemm_hopper.ARCHS:
+    if arch in hopper_config.ARCHS:
         found.update(dict.fromkeys(dequantize_nvfp4.variants()))
     return tuple(found)
 

@@ -19,9 +19,9 @@ from ..choice import choose
 from ..jit import get_kernel
 from ..targets import Kernel, Target
 from ..targets.limits import max_shared_bytes, multiprocessors
-from . import gemm_hopper
+from . import gemm_hopper, hopper_choice, hopper_config
 from .dequantize_nvfp4 import DecodedPlan, decoded_plan
-from .gemm_hopper import HopperConfig
+from .hopper_config import HopperConfig
 from .product import (
     BATCH,
     BLOCK,
@@ -99,7 +99,7 @@ AnyConfig = GemmConfig | HopperConfig
 def refusal(config: AnyConfig, task: GemmTask, arch: str) -> str | None:
     """Why `config` cannot compute `task` on `arch`; None: it can."""
     if isinstance(config, HopperConfig):
-        return gemm_hopper.refusal(config, task, arch)
+        return hopper_config.refusal(config, task, arch)
     c = config
     sizes = (c.tile_m, c.tile_n, c.tile_k, c.warps_m, c.warps_n, c.warps_k)
     if min(*sizes, c.splits, c.finish_rounds) < 1:
@@ -303,8 +303,8 @@ def configs(task: GemmTask, arch: str, blocks: int | None = None) -> tuple[AnyCo
     of Hopper's main loop, the sums of which agree bit for bit, but not about splits.
     """
     portable = _portable_configs(task, arch)
-    hopper = gemm_hopper.configs(task, arch, blocks or multiprocessors(arch))
-    if arch != "host" and gemm_hopper.pays(task):
+    hopper = hopper_choice.configs(task, arch, blocks or multiprocessors(arch))
+    if arch != "host" and hopper_choice.pays(task):
         return (*hopper, *portable)
     return (*portable, *hopper)
 
@@ -459,10 +459,14 @@ def gemm_plan(
 
         def plan_of(product: Product) -> gemm_hopper.HopperPlan:
             return gemm_hopper.hopper_plan(
-                target, product, gemm_hopper.multiplied(task, config), product_dims(product), config
+                target,
+                product,
+                hopper_config.multiplied(task, config),
+                product_dims(product),
+                config,
             )
 
-        names = gemm_hopper.decoded_operands(task, config)
+        names = hopper_config.decoded_operands(task, config)
         return decoded_plan(target, p, names, plan_of) if names else plan_of(p)
     elements, _ = _types(task, config)
     tiles_m, tiles_n = -(-p.m // config.tile_m), -(-p.n // config.tile_n)

@@ -12,7 +12,7 @@ from kernels_cu import Variant
 
 from .. import dtypes, reference
 from ..op import Call, Draw, Op, Work
-from . import dequantize_nvfp4, gemm, gemm_hopper, matmul, nvfp4, product
+from . import dequantize_nvfp4, gemm, hopper_config, matmul, nvfp4, product
 from .nvfp4 import NvFp4
 from .scaled_mm import QUANTIZED, by_block, read_operand, scale_shapes, scaled_mm
 
@@ -145,7 +145,7 @@ def nvfp4_variants(arch: str, kernel: str = "gemm") -> tuple[Variant, ...]:
             )
             for config in gemm.configs(task, arch):
                 found[gemm.variant(task, config)] = None
-    if arch in gemm_hopper.ARCHS:
+    if arch in hopper_config.ARCHS:
         found.update(dict.fromkeys(dequantize_nvfp4.variants()))
     return tuple(found)
 

@@ -148,7 +148,7 @@ def _current_gpu() -> Target | None:
 
 def available() -> list[str]:
     """The names of the targets that can run here, the fastest first."""
-    from . import host
+    from . import host_compiler
 
     gpu = _current_gpu()
-    return ([gpu.name] if gpu else []) + (["host"] if host.find_compiler() else [])
+    return ([gpu.name] if gpu else []) + (["host"] if host_compiler.find_compiler() else [])

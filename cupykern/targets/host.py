@@ -13,34 +13,32 @@ in HostKernelError, never in a hang.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
-import hashlib
 import os
-import platform
-import shlex
-import shutil
-import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import metadata, util
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from kernels_cu import Variant, file_text, source_text
 
-from ..cache import cache_dir
-from . import CompileError, UnavailableError, by_value, limits
+from . import CompileError, by_value, limits
+from .host_compiler import (
+    SANITIZERS,
+    Compiler,
+    CompilerFailed,
+    build,
+    check_sanitizer,
+    kernel_flags,
+    the_compiler,
+)
 
-SANITIZERS = ("address", "thread")
 _ORDERS = {"fifo": 0, "lifo": 1, "sticky": 2}  # host_block.h: Order
 _POLL_MS = 50  # how often a running launch lets Python see Ctrl-C
 
@@ -79,14 +77,14 @@ class HostTarget:
 
         Raises CompileError, and UnavailableError without a compiler or the sanitizer's library.
         """
-        compiler = _compiler()
+        compiler = the_compiler()
         if self.sanitizer:
-            _check_sanitizer(compiler, self.sanitizer)
-        flags = (*_kernel_flags(compiler, self.sanitizer), f"-DHOST_WARP_SIZE={self.warp_size}")
+            check_sanitizer(compiler, self.sanitizer)
+        flags = (*kernel_flags(compiler, self.sanitizer), f"-DHOST_WARP_SIZE={self.warp_size}")
         try:
             runtime = _load_runtime(compiler, self.sanitizer)
-            library = _build(compiler, flags, source_text(variant, "host"))
-        except _CompilerFailed as failure:
+            library = build(compiler, flags, source_text(variant, "host"))
+        except CompilerFailed as failure:
             raise CompileError(variant, self.arch, failure.args[0]) from None
         return HostKernel(self, variant, runtime, library)
 
@@ -224,170 +222,6 @@ class HostKernel:
         return packed
 
 
-# --- compilers ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Compiler:
-    """A C++ compiler: its command, its kind ("gcc", "clang" or "zig") and its version's text."""
-
-    command: tuple[str, ...]
-    kind: str
-    version: str
-
-
-def find_compiler() -> Compiler | None:
-    """$CXX, g++, clang++ or ziglang's, whichever comes first; None: there is none."""
-    return _find_compiler(os.environ.get("CXX", ""), os.environ.get("PATH", ""))
-
-
-@cache
-def _find_compiler(cxx: str, path: str) -> Compiler | None:
-    for command in (tuple(shlex.split(cxx)), ("g++",), ("clang++",)):
-        if not command or not shutil.which(command[0], path=path):
-            continue
-        asked = subprocess.run([*command, "--version"], capture_output=True, text=True)
-        if asked.returncode == 0:
-            kind = "clang" if "clang" in asked.stdout else "gcc"
-            return Compiler(command, kind, asked.stdout)
-    if util.find_spec("ziglang"):
-        command = (sys.executable, "-m", "ziglang", "c++")
-        return Compiler(command, "zig", metadata.version("ziglang"))
-    return None
-
-
-def _compiler() -> Compiler:
-    compiler = find_compiler()
-    if compiler is None:
-        raise UnavailableError(
-            "the host target needs a C++ compiler: g++, clang++ or pip install 'cupykern[host]'"
-        )
-    return compiler
-
-
-_FLAGS = [
-    "-std=c++17",
-    "-shared",
-    "-fPIC",
-    "-fvisibility=hidden",
-    "-fno-strict-aliasing",
-    "-fno-exceptions",
-    "-fno-rtti",
-    "-fno-math-errno",
-    "-w",
-]
-_OPTIMIZE_FLAGS = {"2": ("-O2",), "1": ("-O1", "-ftree-vectorize"), "0": ("-Og",)}
-_SANITIZER_FLAGS = {
-    "address": (
-        *("-O0", "-g", "-fsanitize=address,undefined", "-fno-sanitize=vptr"),
-        "-fno-sanitize-recover=undefined",
-    ),
-    "thread": ("-O0", "-g", "-fsanitize=thread"),
-}
-
-
-def _kernel_flags(compiler: Compiler, sanitizer: str | None) -> tuple[str, ...]:
-    """Raises ValueError for a CUPYKERN_HOST_OPTIMIZE that is none."""
-    if sanitizer:
-        return _flags(compiler, sanitizer, _SANITIZER_FLAGS[sanitizer])
-    level = os.environ.get("CUPYKERN_HOST_OPTIMIZE", "2")
-    if level not in _OPTIMIZE_FLAGS:
-        raise ValueError(f"CUPYKERN_HOST_OPTIMIZE must be 0, 1 or 2; got {level!r}")
-    return _flags(compiler, None, _OPTIMIZE_FLAGS[level])
-
-
-@cache
-def _flags(compiler: Compiler, sanitizer: str | None, more: tuple[str, ...]) -> tuple[str, ...]:
-    flags = [*_FLAGS, *more]
-    if _has_x86_64_v3():
-        flags.append("-mcpu=x86_64_v3" if compiler.kind == "zig" else "-march=x86-64-v3")
-    elif compiler.kind == "zig":
-        flags.append("-mcpu=baseline")  # not the compiling machine's own
-    if compiler.kind == "zig":
-        flags.append("-fno-sanitize=undefined")
-    if compiler.kind == "clang" and sanitizer == "address":
-        flags.append("-shared-libsan")
-    return tuple(flags)
-
-
-@cache
-def _has_x86_64_v3() -> bool:
-    if platform.machine() != "x86_64":
-        return False
-    try:
-        words = set(Path("/proc/cpuinfo").read_text().split())
-    except OSError:
-        return False
-    return {"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "abm"} <= words
-
-
-# --- building and the disk cache ---------------------------------------------------------------
-
-
-class _CompilerFailed(Exception):
-    """args[0]: what the compiler said."""
-
-
-def _build(compiler: Compiler, flags: tuple[str, ...], source: str) -> ctypes.CDLL:
-    """The loaded library of `source`, from the cache if it is there and whole."""
-    key = hashlib.sha256()
-    for part in (*compiler.command, compiler.version, *flags, source):
-        key.update(part.encode() + b"\0")
-    name = f"{key.hexdigest()[:40]}.so"
-    path = cache_dir() / "host" / name
-    library = _load(path)
-    if library is None:
-        try:
-            _compile(compiler, flags, source, path)
-            library = _load(path)
-        except OSError:  # the cache cannot be written
-            pass
-    if library is None:  # nor, perhaps, executed
-        path = _private_dir() / name
-        _compile(compiler, flags, source, path)
-        library = _load(path)
-    if library is None:
-        raise _CompilerFailed(f"{path} cannot be loaded")
-    return library
-
-
-def _load(path: Path) -> ctypes.CDLL | None:
-    """The library at `path`; None if it is missing, damaged or cannot be loaded.
-
-    The SHA-256 of a library follows its bytes in the file: loading a truncated one can crash.
-    """
-    try:
-        data = path.read_bytes()
-        if hashlib.sha256(data[:-32]).digest() != data[-32:]:
-            return None
-        return ctypes.CDLL(str(path))
-    except OSError:
-        return None
-
-
-def _compile(compiler: Compiler, flags: tuple[str, ...], source: str, path: Path) -> None:
-    """Compile into `path`, at once or not at all.  Raises _CompilerFailed and OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        source_path, library = Path(scratch, "kernel.cpp"), Path(scratch, "kernel.so")
-        source_path.write_text(source)
-        command = [*compiler.command, *flags, str(source_path), "-o", str(library), "-lm"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode != 0:
-            raise _CompilerFailed(done.stdout + done.stderr)
-        with library.open("ab") as file:
-            file.write(hashlib.sha256(library.read_bytes()).digest())
-        os.replace(library, path)
-
-
-@cache
-def _private_dir() -> Path:
-    """Where this process alone keeps what the cache cannot."""
-    directory = tempfile.mkdtemp(prefix="cupykern-")
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    return Path(directory)
-
-
 _runtime_lock = threading.Lock()
 os.register_at_fork(after_in_child=_runtime_lock._at_fork_reinit)  # nobody there releases it
 _runtimes: dict[tuple[Compiler, str | None], ctypes.CDLL] = {}
@@ -399,8 +233,8 @@ def _load_runtime(compiler: Compiler, sanitizer: str | None) -> ctypes.CDLL:
         runtime = _runtimes.get((compiler, sanitizer))
         if runtime is None:
             defines = {"address": ("-DHOST_ASAN",), "thread": ("-DHOST_TSAN",)}.get(sanitizer, ())
-            flags = (*_flags(compiler, None, _OPTIMIZE_FLAGS["2"]), *defines, "-pthread")
-            runtime = _build(compiler, flags, file_text("platform/host_runtime.cpp"))
+            flags = (*kernel_flags(compiler, None, "2"), *defines, "-pthread")
+            runtime = build(compiler, flags, file_text("platform/host_runtime.cpp"))
             c_int, c_void_p = ctypes.c_int, ctypes.c_void_p
             runtime.host_runtime.restype = c_void_p
             runtime.host_create.argtypes = (
@@ -412,57 +246,3 @@ def _load_runtime(compiler: Compiler, sanitizer: str | None) -> ctypes.CDLL:
             runtime.host_finish.argtypes = (c_void_p, ctypes.c_char_p, c_int)
             _runtimes[compiler, sanitizer] = runtime
         return runtime
-
-
-# --- sanitizers --------------------------------------------------------------------------------
-
-_LIBRARIES = {  # by kind of compiler
-    "gcc": {"address": "libasan.so", "thread": "libtsan.so"},
-    "clang": {
-        "address": f"libclang_rt.asan-{platform.machine()}.so",
-        "thread": f"libclang_rt.tsan-{platform.machine()}.so",
-    },
-}
-_OPTIONS = {
-    "address": {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"},
-    "thread": {"TSAN_OPTIONS": "halt_on_error=0 exitcode=66"},
-}
-
-
-def sanitizer_environment(name: str) -> dict[str, str]:
-    """What to add to the environment of a process that is to run kernels under sanitizer `name`.
-
-    The process ends with an exit code other than 0 after a report.  Raises ValueError for an unknown
-    name and UnavailableError where the compiler lacks the sanitizer.
-    """
-    if name not in SANITIZERS:
-        raise ValueError(f"sanitizer must be one of {', '.join(SANITIZERS)}; got {name!r}")
-    return {
-        "CUPYKERN_HOST_SANITIZER": name,
-        "LD_PRELOAD": _sanitizer_library(_compiler(), name),
-        "PYTHONMALLOC": "malloc",
-        **_OPTIONS[name],
-    }
-
-
-@cache
-def _sanitizer_library(compiler: Compiler, name: str) -> str:
-    library = _LIBRARIES.get(compiler.kind, {}).get(name)
-    if library:
-        asked = subprocess.run(
-            [*compiler.command, f"-print-file-name={library}"], capture_output=True, text=True
-        )
-        path = Path(asked.stdout.strip())
-        if path.is_absolute() and path.exists():
-            return str(path.resolve())
-    raise UnavailableError(f"{' '.join(compiler.command)} has no {name} sanitizer; g++ has")
-
-
-def _check_sanitizer(compiler: Compiler, name: str) -> None:
-    _sanitizer_library(compiler, name)
-    symbol = {"address": "__asan_init", "thread": "__tsan_init"}.get(name)
-    if symbol and not hasattr(ctypes.CDLL(None), symbol):
-        raise UnavailableError(
-            f"sanitizer {name!r} must be loaded before Python starts: set the environment that "
-            f"cupykern.targets.host.sanitizer_environment({name!r}) gives"
-        )

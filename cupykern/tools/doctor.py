@@ -111,9 +111,9 @@ def _find_headers() -> Finding:
 
 
 def _find_host_compiler() -> Finding:
-    from ..targets import host
+    from ..targets import host_compiler
 
-    compiler = host.find_compiler()
+    compiler = host_compiler.find_compiler()
     found = None if compiler is None else " ".join(compiler.command)
     return Finding("C++ compiler", found, "target host: pip install 'cupykern[host]', or g++")
 

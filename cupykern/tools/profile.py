@@ -76,6 +76,11 @@ NCU = (
     Figure("DRAM read", ("dram__bytes_read.sum",), "MB", 1e-6),
     Figure("DRAM written", ("dram__bytes_write.sum",), "MB", 1e-6),
     Figure("L2 hits", ("lts__t_sector_hit_rate.pct",)),
+    Figure("L2 throughput", ("lts__throughput.avg.pct_of_peak_sustained_elapsed",)),
+    Figure(
+        "L1 and shared memory throughput",
+        ("l1tex__throughput.avg.pct_of_peak_sustained_elapsed",),
+    ),
     Figure("arithmetic throughput", ("sm__throughput.avg.pct_of_peak_sustained_elapsed",)),
     Figure(
         "tensor cores busy",

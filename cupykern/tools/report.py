@@ -1,7 +1,8 @@
 """The tables of README and docs/results.md, written from the committed results/*.json.
 
 A table stands between `<!-- table: softmax -->` and `<!-- end -->`; its name is an op's, "summary"
-for a line an op and dtype, or "host time" for the host time per call.
+for a line an op and dtype, "host time" for the host time per call, or "profiles" for what hardware
+counters said.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from .tables import number
 
 HOST_TIME = "host time"
 SUMMARY = "summary"
+PROFILES = "profiles"
+_OTHERS = {HOST_TIME, SUMMARY, PROFILES}  # tables that are not of an op
 # Dense tensor throughput in TFLOP/s by the operands' bits (NVIDIA's data sheet of the H200, SXM,
 # without sparsity).
 _PEAK_TFLOPS = {"NVIDIA H200": {8: 1979.0, 16: 989.5}}
@@ -29,20 +32,28 @@ _VERSIONS = (
     ("QuACK", "quack-kernels"),
     ("Liger", "liger-kernel"),
 )
+_PROFILED = {  # profile.py's labels, and how the table's head names them
+    "time": "µs",
+    "tensor cores busy": "tensor cores, %",
+    "L1 and shared memory throughput": "shared memory, %",
+    "L2 throughput": "L2, %",
+    "DRAM throughput": "DRAM, %",
+    "issue slots used": "issue slots, %",
+}
 _FELL = "†"
 _NOT_MEASURED = "Not measured yet.\n"
 
 
-def load(folder: Path) -> list[dict[str, Any]]:
-    """The benchmarks on GPUs among folder/*.json, the oldest first.  Raises ValueError."""
+def load(folder: Path, kind: str = "bench") -> list[dict[str, Any]]:
+    """The documents of `kind` from GPUs among folder/*.json, the oldest first.  Raises ValueError."""
     documents = []
     for path in sorted(folder.glob("*.json")):
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
         except json.JSONDecodeError as error:
             raise ValueError(f"{path} is not JSON: {error}") from None
-        is_bench = isinstance(document, dict) and document.get("kind") == "bench"
-        if is_bench and document["target"] != "host":
+        wanted = isinstance(document, dict) and document.get("kind") == kind
+        if wanted and document["target"] != "host":
             documents.append(document)
     return sorted(documents, key=lambda document: document["date"])
 
@@ -208,6 +219,22 @@ def _host_time_table(rows: dict[str, tuple[dict[str, Any], dict[str, float]]]) -
     return markdown(lines, left=1)
 
 
+def _profile_table(documents: Iterable[dict[str, Any]]) -> str:
+    """A line for the latest profile of each call.  documents: the oldest first."""
+    latest_of: dict[Any, dict[str, Any]] = {}
+    for document in documents:
+        if document["launches"]:
+            latest_of[document["op"], tuple(document["shape"]), document["dtype"]] = document
+    lines = [("op", "shape", "dtype", "waits most for", *_PROFILED.values())]
+    for (op, shape, dtype), document in sorted(latest_of.items(), key=lambda item: item[0][0]):
+        launch = document["launches"][0]
+        values = {label: number(value) for label, value, _ in launch["figures"]}
+        waits = [f"{reason} ({share:.0%})" for reason, share in launch["stalls"][:2]]
+        figures = [values.get(label, "-") for label in _PROFILED]
+        lines.append((op, " x ".join(map(str, shape)), dtype, ", ".join(waits), *figures))
+    return markdown(lines, left=4)
+
+
 def markdown(lines: Sequence[Sequence[str]], left: int) -> str:
     """lines: the first one the head.  left: how many columns are words."""
     rule = ["---"] * left + ["---:"] * (len(lines[0]) - left)
@@ -217,19 +244,19 @@ def markdown(lines: Sequence[Sequence[str]], left: int) -> str:
 def update(texts: Sequence[str], written: dict[str, str]) -> list[str]:
     """`texts` with their tables replaced.
 
-    Raises ValueError for a table name that is neither an op nor "summary" nor "host time", for a
+    Raises ValueError for a table name that is neither an op nor one of _OTHERS, for a
     marker without its end, and for an op with results but without a place in any of the texts.
     """
     from .. import OPS
 
     text = "".join(texts)
-    known = {HOST_TIME, SUMMARY, *(op.name for op in OPS)}
+    known = {*_OTHERS, *(op.name for op in OPS)}
     places = {match[2] for match in _TABLE.finditer(text)}
     if text.count("<!-- table:") != len(_TABLE.findall(text)):
         raise ValueError("a '<!-- table: ... -->' lacks its '<!-- end -->'")
     if unknown := places - known:
         raise ValueError(f"no op for the table {sorted(unknown)[0]!r}")
-    if homeless := written.keys() - places - {HOST_TIME, SUMMARY}:
+    if homeless := written.keys() - places - _OTHERS:
         raise ValueError(f"no '<!-- table: {sorted(homeless)[0]} -->' for its results")
 
     def table(match: re.Match[str]) -> str:
@@ -241,4 +268,7 @@ def update(texts: Sequence[str], written: dict[str, str]) -> list[str]:
 def report(pages: Sequence[Path], results: Path) -> tuple[list[str], list[str]]:
     """(the pages as they are, as they should be).  Raises OSError and ValueError."""
     texts = [page.read_text(encoding="utf-8") for page in pages]
-    return texts, update(texts, tables(load(results)))
+    written = tables(load(results))
+    if profiles := load(results, "profile"):
+        written[PROFILES] = _profile_table(profiles)
+    return texts, update(texts, written)

@@ -1,0 +1,148 @@
+"""Which of Hopper's configs computes a task, by what was measured on an H200."""
+
+from __future__ import annotations
+
+import math
+
+from .. import dtypes
+from ..targets.limits import multiprocessors
+from .hopper_config import HopperConfig, cluster_tiles, refusal
+from .product import FLOAT16S, FP4, FP8, INNER, GemmTask
+
+_16_BIT = {
+    HopperConfig(128, 256, 4): 42.0,
+    HopperConfig(128, 128, 6, ping_pong=True): 22.9,
+}
+"""Measured on an H200 at 4096 cubed and (4096, 7168, 2048): us that a multiprocessor takes for k = 4096 of
+a tile; and for the end of 128 x 256 sums, which ping_pong hides, and of an activation."""
+_END, _ACTIVATION = 2.2, 3.7
+
+# Not measured yet: the same by arithmetic, from the rate of the tensor cores that was measured with 16-bit
+# operands and 64 bytes a cycle from L2.
+_16_BIT_FEW_ROWS = {
+    HopperConfig(128, 64, 8): 12.5,
+    HopperConfig(64, 64, 12, share_k=True): 9.0,
+    HopperConfig(16, 64, 18, share_k=True, turned=True): 8.5,
+}
+_FP8 = {
+    HopperConfig(192, 128, 4, lead=1, warpgroups=3): 20.0,
+    HopperConfig(128, 128, 6): 13.3,
+    HopperConfig(128, 64, 8): 8.5,
+    HopperConfig(64, 64, 12, share_k=True): 8.7,
+    HopperConfig(16, 64, 18, share_k=True, turned=True): 8.5,
+}
+"""Measured so at 8192 cubed and (4096, 14336, 4096); those with fewer sums at (256, 4096, 7168) and few rows."""
+_E5M2 = {HopperConfig(128, 128, 6): 13.3}
+_INT8 = {HopperConfig(128, 256, 4): 27.0}
+_MIXED = {
+    HopperConfig(256, 128, 4, cluster=2): 47.5,
+    HopperConfig(128, 128, 4, lines=2, cluster=2, split_k=True): 15.0,
+    HopperConfig(64, 64, 8, share_k=True, lines=2): 7.5,
+    HopperConfig(16, 64, 14, share_k=True, lines=2): 7.0,
+}
+
+_LOGITS = {
+    HopperConfig(256, 128, 4): 50.0,
+    HopperConfig(64, 128, 6, lines=2): 13.0,
+}
+_FEW_LOGITS = {HopperConfig(16, 256, 5, streams=True): 13.0}
+
+
+def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:
+    """The configs for a task, with the time that a multiprocessor takes for a tile.
+
+    Few for what is rare: none for E5M2 that is converted, although the main loop could.
+    """
+    a, b = task.a, task.b
+    if b == FP4:
+        return _DUAL_NVFP4 if task.kernel == "dual_gemm" else _NVFP4
+    if task.kernel == "dequant_softmax":
+        inner = (task.layout_a, task.layout_b) == (INNER, INNER)
+        return _FEW_LOGITS if task.m <= FEW_ROWS and inner else _LOGITS
+    if task.kernel == "dual_gemm":
+        if a != b or task.layout_a != INNER:
+            return {}
+        if a in FLOAT16S:
+            return {**_DUAL, **_DUAL_FEW_ROWS} if task.layout_b == INNER else _DUAL_OUTER
+        return _DUAL_FP8 if a == dtypes.float8_e4m3fn else {}
+    if a in FP8 and b in FP8:
+        return _FP8 if a == b == dtypes.float8_e4m3fn else _E5M2
+    if a == b and a in FLOAT16S:
+        return {**_16_BIT, **_16_BIT_FEW_ROWS} if task.layout_a == INNER else _16_BIT
+    if a == b:
+        return _INT8 if a == dtypes.int8 else {}
+    return _MIXED if b in (dtypes.float8_e4m3fn, dtypes.int8) else {}
+
+
+# Of two products, tile_n the columns of both, measured by whole products on an H200.
+_DUAL = {
+    HopperConfig(128, 256, 4, cluster=2): 45.0,
+    HopperConfig(128, 192, 5): 34.5,
+    HopperConfig(128, 128, 6): 24.0,
+    HopperConfig(128, 192, 4, cluster=2, split_k=True): 22.5,
+}
+_DUAL_OUTER = {HopperConfig(128, 256, 4): 45.5, HopperConfig(128, 128, 6): 24.0}
+_DUAL_FEW_ROWS = {HopperConfig(16, 64, 10, share_k=True, lines=2, turned=True): 9.0}
+_DUAL_FP8 = {HopperConfig(192, 128, 4, warpgroups=3): 22.8, HopperConfig(128, 128, 6): 15.8}
+
+# NVFP4's, measured on an H200 like the others; what decoding before costs is in _estimate.
+_NVFP4 = {
+    HopperConfig(256, 128, 4): 52.0,
+    HopperConfig(128, 128, 4, lines=2, cluster=2, split_k=True): 20.0,
+    HopperConfig(64, 64, 4, share_k=True, lines=4): 16.0,
+    HopperConfig(16, 64, 12, share_k=True, lines=4): 14.0,
+    HopperConfig(128, 256, 4, decoded=True): 43.0,
+}
+_DUAL_NVFP4 = {
+    HopperConfig(256, 128, 3, lines=2): 60.0,
+    HopperConfig(128, 128, 2, lines=4): 45.0,
+    HopperConfig(64, 128, 4, lines=4): 39.0,
+    HopperConfig(128, 256, 4, cluster=2, decoded=True): 45.5,
+}
+_DECODING, _LAUNCH = 9.7e-7, 8.0  # us for a number, and of the launch before
+FEW_ROWS = 16
+"""Up to which the portable main loop streams two products' NVFP4 weights, and int8 ones of logits, faster:
+(16, 128256, 4096) of int8 in 155 us instead of 220 (H200)."""
+
+CONFIGS = (*_16_BIT, *_16_BIT_FEW_ROWS)
+
+
+def configs(task: GemmTask, arch: str, blocks: int) -> tuple[HopperConfig, ...]:
+    """The configs of `task` on `arch`, of which `blocks` run at once, the fastest first.
+
+    With share_k and split_k the sums are other ones: the task alone decides about them.
+    """
+    few = task.m <= (FEW_ROWS if task.kernel == "dual_gemm" else 64)
+    fitting = [config for config in _tile_times(task) if refusal(config, task, arch) is None]
+    fitting.sort(key=lambda c: (c.share_k != few, _estimate(c, task, multiprocessors("sm_90a"))))
+    split = bool(fitting) and fitting[0].split_k
+
+    def order(c: HopperConfig) -> tuple[bool, bool, float]:
+        return c.share_k != few, c.split_k != split, _estimate(c, task, blocks)
+
+    return tuple(sorted(fitting, key=order))
+
+
+def _num_tiles(config: HopperConfig, task: GemmTask) -> int:
+    """Or parts of them: what a block computes at a time."""
+    return config.cluster * task.batch * math.prod(cluster_tiles(config, task, task.m, task.n))
+
+
+def _estimate(config: HopperConfig, task: GemmTask, blocks: int) -> float:
+    """In which time the busiest block computes its tiles; of NVFP4 that is decoded before, with that."""
+    decoding = _LAUNCH + task.products * task.n * task.k * _DECODING if config.decoded else 0.0
+    tile = _tile_times(task)[config] * task.k / 4096
+    ends = config in _16_BIT or (config.decoded and task.products == 1)
+    if ends and not config.ping_pong:
+        tile += _END + _ACTIVATION * task.activates
+    return decoding + math.ceil(_num_tiles(config, task) / blocks) * tile
+
+
+def pays(task: GemmTask) -> bool:
+    """Whether the tiles are enough to keep most of a GPU busy, and of some operands the rows."""
+    of_logits = task.kernel == "dequant_softmax" and task.layout_b != INNER
+    streams = of_logits or (task.b == FP4 and task.kernel == "dual_gemm")
+    if streams and task.m <= FEW_ROWS:
+        return False
+    tiles = max((_num_tiles(config, task) for config in _tile_times(task)), default=0)
+    return 2 * tiles >= multiprocessors("sm_90a")

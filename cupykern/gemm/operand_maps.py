@@ -1,0 +1,64 @@
+"""Tensor maps of operands and results of products: which boxes, and whether TMA walks their strides."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..targets.map_plan import MapPlan
+from .hopper_config import LINE
+from .product import ALIGNMENT, FLOAT16S, FP4, INNER, Matrix
+
+
+def _batch_unit(x: Matrix, sizes: tuple[int, ...]) -> tuple[int, int]:
+    """(a stride that all strides of the batch are multiples of, how many of it the batch spans)."""
+    strides = [s for s, size in zip(x.batch_strides, sizes, strict=True) if size > 1]
+    unit = math.gcd(*strides) or 1
+    spanned = sum(
+        (size - 1) * s // unit for s, size in zip(x.batch_strides, sizes, strict=True) if size > 1
+    )
+    return unit, spanned + 1
+
+
+def map_plan(
+    x: Matrix, batch: tuple[int, ...], shape: tuple[int, int], strides: tuple[int, int], box: tuple
+) -> MapPlan:
+    unit, count = _batch_unit(x, batch)
+    size = x.dtype.itemsize
+    return MapPlan(
+        x.dtype, (count, *shape), (unit * size, strides[0] * size, strides[1] * size), box
+    )
+
+
+def operand_map(
+    x: Matrix,
+    batch: tuple[int, ...],
+    layout: int,
+    outer: int,
+    outer_step: int,
+    k: int,
+    k_step: int,
+    tile_outer: int,
+    tile_k: int,
+) -> MapPlan:
+    """Boxes as ring_hopper.cuh: OperandStage loads them."""
+    if x.dtype == FP4:
+        x, k, tile_k = x._replace(dtype=np.dtype(np.uint8)), k // 2, tile_k // 2
+    line = min(LINE // x.dtype.itemsize, tile_k if layout == INNER else tile_outer)
+    if layout == INNER:
+        return map_plan(x, batch, (outer, k), (outer_step, 1), (1, tile_outer, line))
+    return map_plan(x, batch, (k, outer), (k_step, 1), (1, tile_k, line))
+
+
+def tma_stores(out: Matrix, m: int, n: int) -> bool:
+    """Whether m x n numbers can be stored by TMA."""
+    per_line = ALIGNMENT // out.dtype.itemsize
+    return (
+        out.dtype in FLOAT16S
+        and out.aligned
+        and (out.col == 1 or n == 1)
+        and (m == 1 or (out.row > 0 and out.row % per_line == 0))
+        and all(stride >= 0 for stride in out.batch_strides)
+        and max(out.row, *out.batch_strides, 0, 0) * out.dtype.itemsize < 2**40
+    )

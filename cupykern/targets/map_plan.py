@@ -1,0 +1,57 @@
+"""Tensor maps planned once and encoded where arrays lie."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..arrays import address_of
+from . import Target, tensor_map
+
+_MAX_ENCODED = 1024  # addresses of one plan's arrays, with their maps
+
+
+class MapPlan(NamedTuple):
+    """A tensor map without its address (tensor_map.encode), swizzled by the box's lines."""
+
+    dtype: np.dtype
+    shape: tuple[int, int, int]
+    strides: tuple[int, int, int]
+    box: tuple[int, int, int]
+
+    def encode(self, target: Target, address: int) -> Any:
+        return tensor_map.encode(
+            target.name, address, self.dtype, self.shape, self.strides, self.box,
+            self.box[-1] * self.dtype.itemsize,
+        )  # fmt: skip
+
+
+@cache
+def _no_map(target: Target) -> Any:
+    return target.by_value(np.zeros(128, np.uint8))
+
+
+def encoded_maps(
+    target: Target,
+    plans: tuple[MapPlan | None, ...],
+    arrays: tuple[Any, ...],
+    encoded: dict[tuple[int | None, ...], tuple[Any, ...]],
+) -> tuple[Any, ...]:
+    """The launch arguments of `plans` for the first of `arrays`, kept in `encoded` by their addresses."""
+    of = arrays[: len(plans)]
+    if target.name == "host":
+        places = tuple([None if x is None else address_of(x) for x in of])
+    else:
+        places = tuple([None if x is None else x.data.ptr for x in of])
+    maps = encoded.get(places)
+    if maps is None:
+        maps = tuple(
+            _no_map(target) if plan is None else plan.encode(target, place)
+            for plan, place in zip(plans, places, strict=True)
+        )
+        if len(encoded) >= _MAX_ENCODED:
+            encoded.clear()
+        encoded[places] = maps
+    return maps
