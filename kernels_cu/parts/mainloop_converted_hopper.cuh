@@ -10,9 +10,7 @@ static_assert(kConverts && kBlocks == 1 && !kPingPong && kLead == 0, "64 rows a 
 constexpr int kSteps = kTileK / kDepth;  // of a stage
 static_assert(kSteps % 2 == 0, "the steps alternate between two sets of registers");
 
-template <class BeforeLast = Nothing>
-DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums,
-                     const BeforeLast& before_last = BeforeLast()) {
+DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
     const int row = work.row + threadIdx.x / 32 % 4 * 16;
     OwnStages own(work);
     // The only stage is the other warpgroup's, or none is this block's.
@@ -52,7 +50,6 @@ DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums,
         first = false;
         before = stage;
     }
-    before_last();
     wgmma_wait<0>(sums);
     ring.release(before);
 }

@@ -9,9 +9,7 @@ static_assert(kLead <= kStages && !(!kShareRows && kLead > 0), "a lead within th
 
 // ring.turn: with kPingPong, a warpgroup has begun its last stage of a tile, so that the other
 // one's full stages are the next ones; else, the first one is kLead stages ahead.
-template <class BeforeLast = Nothing>
-DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums,
-                     const BeforeLast& before_last = BeforeLast()) {
+DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
     const int consumer = work.consumer, count = work.count;
     // Then the first warpgroup gives no turn twice before the other one has taken it: the stage
     // that it gives the next one at is free only when the other one has released one of this tile.
@@ -44,7 +42,6 @@ DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums,
         before = stage;
     }
     if (kPingPong && threadIdx.x % 128 == 0) ring.turn[consumer].arrive();
-    before_last();
     wgmma_wait<0>(sums);
     if (kShareK && first) return clear(sums);  // the only stage is the other warpgroup's
     ring.release(before);

@@ -32,71 +32,100 @@ struct BlockFactors {
     }
 };
 
-// Where a thread finds them, from stage to stage.  What lies beyond the matrix counts as its last.
-struct FactorsOfStages {
-    const float *rows[kRowScales], *cols[kColScales];  // null, with steps of 0: 1
-    int64_t row_step, col_step;
+// Those of a warp's rows and columns, on their way through shared memory: copies of kSlots - 1 stages are
+// under way, so that no register waits for one.  What lies beyond the matrix counts as its last.
+constexpr int kSlots = 4, kNumbers = kTurned ? kCols + 1 : 16 * kBlocks + kChunks;
+using FactorSlots = float[kSlots][kNumbers];
+static_assert(sizeof(FactorSlots) <= kFactorBytes, "the place that TileWork has");
 
-    DEVICE FactorsOfStages(const TileWork& work, int index)
-        : row_step(kStride * (kTurned ? work.scales.b_k : work.scales.a_k)),
-          col_step(kStride * (kTurned ? work.scales.a_k : work.scales.b_k)) {
+struct FactorsOfStages {
+    static constexpr int kCopies = (kNumbers + 31) / 32;  // of a lane
+    FactorSlots& slots;
+    const float* from[kCopies];  // null: 1
+    int64_t step[kCopies];
+    int copied, end;
+
+    // Nothing reads the slots any more.
+    DEVICE FactorsOfStages(const TileWork& work, int first)
+        : slots(*reinterpret_cast<FactorSlots*>(work.slots)), copied(0) {
+        end = (work.num_k_tiles - first + kStride - 1) / kStride;
         const BlockScales& scales = work.scales;
-        const int row = work.first_row, col = work.first_col;
-        const int64_t k = work.first_k_tile + index;
+        const int64_t k = work.first_k_tile + first;
+#pragma unroll
+        for (int i = 0; i < kCopies; ++i) {
+            const int number = threadIdx.x % 32 + 32 * i;
+            const bool of_a = number < (kTurned ? kCols : 16 * kBlocks);
+            const int64_t row = kTurned ? work.first_col + number
+                                        : work.first_row + number / 16 * 64 + number % 16;
+            const int64_t col =
+                (kTurned ? work.first_row
+                         : work.first_col + (number - 16 * kBlocks) * kProductCols) / kBlockK;
+            from[i] = nullptr;
+            if (number >= kNumbers) continue;
+            if (of_a && scales.a) {
+                from[i] = scales.a + (row < scales.last_row ? row : scales.last_row) * scales.a_row +
+                          k * scales.a_k;
+            } else if (!of_a && scales.b) {
+                from[i] = scales.b + (col < scales.last_block ? col : scales.last_block) * scales.b_col +
+                          k * scales.b_k;
+            } else {
+                for (int slot = 0; slot < kSlots; ++slot) slots[slot][number] = 1.0f;
+            }
+            step[i] = kStride * (of_a ? scales.a_k : scales.b_k);
+        }
+        for (int i = 0; i < kSlots - 1; ++i) copy();
+    }
+    // The next stage's are under way, if there is one.
+    DEVICE void copy() {
+#pragma unroll
+        for (int i = 0; i < kCopies; ++i) {
+            if (from[i] == nullptr || copied >= end) continue;
+            copy_async<4>(&slots[copied % kSlots][threadIdx.x % 32 + 32 * i], from[i]);
+            from[i] += step[i];
+        }
+        copy_async_commit();
+        ++copied;
+    }
+    // The thread's own in the next stage.
+    DEVICE BlockFactors next() {
         const int lane = threadIdx.x % 32;
+        copy_async_wait<kSlots - 2>();
+        sync_warp();  // all lanes' have come, and those of the stage before are read
+        const float* slot = slots[(copied + 1) % kSlots];
+        BlockFactors factors;
 #pragma unroll
         for (int i = 0; i < kRowScales; ++i) {
-            rows[i] = kTurned ? of_b(scales, row, k)
-                              : of_a(scales, row + i / 2 * 64 + i % 2 * 8 + lane / 4, k);
+            factors.rows[i] = slot[kTurned ? kCols : i / 2 * 16 + i % 2 * 8 + lane / 4];
         }
 #pragma unroll
         for (int i = 0; i < kColScales; ++i) {
-            cols[i] = kTurned ? of_a(scales, col + wgmma_col(lane, i % 2 + i / 2 * 4), k)
-                              : of_b(scales, col + i * kProductCols, k);
+            factors.cols[i] =
+                slot[kTurned ? wgmma_col(lane, i % 2 + i / 2 * 4) : 16 * kBlocks + i];
         }
-    }
-    DEVICE static const float* of_a(const BlockScales& scales, int row, int64_t k) {
-        const int64_t there = row < scales.last_row ? row : scales.last_row;
-        return scales.a ? scales.a + there * scales.a_row + k * scales.a_k : nullptr;
-    }
-    DEVICE static const float* of_b(const BlockScales& scales, int col, int64_t k) {
-        // Zero, but for all that the compiler knows one of the lane: a factor that it knows to be the same in
-        // all lanes goes to a register of the warp, which waits for it as soon as it is asked for.
-        const int lane = threadIdx.x % 32, zero = kTwoSets ? shuffle_xor(lane, 1) ^ lane ^ 1 : 0;
-        const int block = col / kBlockK + zero;
-        const int64_t there = block < scales.last_block ? block : scales.last_block;
-        return scales.b ? scales.b + k * scales.b_k + there * scales.b_col : nullptr;
-    }
-    // Of the next stage, if it is there, whose products those will be.
-    DEVICE void load(BlockFactors& factors, bool there) {
-#pragma unroll
-        for (int i = 0; i < kRowScales; ++i) take(rows[i], row_step, there, factors.rows[i]);
-#pragma unroll
-        for (int i = 0; i < kColScales; ++i) take(cols[i], col_step, there, factors.cols[i]);
-    }
-    DEVICE static void take(const float*& from, int64_t step, bool there, float& factor) {
-        factor = 1.0f;
-        if (from && there) factor = *from;
-        from += step;
+        copy();
+        return factors;
     }
 };
 
-// The products of a stage, or of a part of its rows and columns.  Their factors come to registers of their
-// own while the tensor cores compute: a copy would wait for the loads.
-struct Products {
-    float of[kProducts];
-    BlockFactors factors;
+struct NoFactors {
+    DEVICE NoFactors(const TileWork&, int) {}
+    DEVICE BlockFactors next() { return {}; }
+};
+struct Nothing {
+    DEVICE void operator()() const {}
 };
 
-// What a warpgroup does for the sums of its tile.
+// What a warpgroup does for the sums of its tile, and, before_last, while its last stage is multiplied.
 template <bool kByBlock, class BeforeLast>
 struct Promotion {
+    using Source = typename Choose<kByBlock, FactorsOfStages, NoFactors>::Type;
     const BeforeLast& before_last;
     Ring& ring;
     const TileWork& work;
     TileSums& sums;
     OwnStages given;         // of the products to be given to the tensor cores next
-    FactorsOfStages source;  // of `given`
+    BlockFactors factors;    // of the stage that is added
+    Source source;           // of the stage that is added next
     int turn;  // the stage of its first tile after which the next warpgroup begins
 
     DEVICE Promotion(Ring& ring, const TileWork& work, TileSums& sums,
@@ -118,49 +147,46 @@ struct Promotion {
         }
     }
     // Set number `set` of the products of the next stage, which is there, is under way.
-    DEVICE void give(int set, Products& products) {
+    DEVICE void give(int set, float (&products)[kProducts]) {
         const int stage = given.place.stage, row = work.row + set / kChunks * 64;
         const uint64_t rows = RowStage::tile(ring.rows[stage], row, 0);
         const uint64_t cols = ColStage::tile(ring.cols[stage], set % kChunks * kProductCols, 0);
-        wgmma_fence(products.of);
+        wgmma_fence(products);
 #pragma unroll
         for (int k = 0; k < kTileK; k += kStepK) {
-            wgmma<RowElement, ColElement>(products.of, advance(rows, k), advance(cols, k), k > 0);
+            wgmma<RowElement, ColElement>(products, advance(rows, k), advance(cols, k), k > 0);
         }
         wgmma_commit();
         if (set < kSets - 1) return;
         given.next();
     }
-    DEVICE void add(int set, const Products& products) {
+    DEVICE void add(int set, const float (&products)[kProducts]) {
+        if (kByBlock && set == 0) factors = source.next();
 #pragma unroll
         for (int j = 0; j < kProducts; ++j) {
             const int block = set / kChunks, number = set % kChunks * kProducts + j;
-            const float product = products.of[j];
             sums[block][number] +=
-                kByBlock ? product * products.factors.of_sum(block, number) : product;
+                kByBlock ? products[j] * factors.of_sum(block, number) : products[j];
         }
     }
     // `next` are under way while `products` are added.
-    DEVICE void step(OwnStages& added, Products& products, Products& next) {
+    DEVICE void step(OwnStages& added, float (&products)[kProducts], float (&next)[kProducts]) {
         wait();
         give(0, next);
-        wgmma_wait<1>(products.of);
+        wgmma_wait<1>(products);
         release(added.place.stage, added.index);
         add(0, products);
-        if (kByBlock) source.load(products.factors, added.index + 2 * kStride < added.end);
         added.next();
     }
-    DEVICE void last(const OwnStages& added, Products& products) {
+    DEVICE void last(const OwnStages& added, float (&products)[kProducts]) {
         before_last();
-        wgmma_wait<0>(products.of);
+        wgmma_wait<0>(products);
         release(added.place.stage, added.index);
         add(0, products);
     }
     DEVICE void with_two_sets() {
         OwnStages added(work);
-        Products even, odd;
-        if (kByBlock) source.load(even.factors, true);
-        if (kByBlock) source.load(odd.factors, !given.last());
+        float even[kProducts], odd[kProducts];
         wait();
         give(0, even);
 #pragma unroll 1
@@ -181,13 +207,12 @@ struct Promotion {
         while (given.there()) {
             const bool last = given.last();
             const int stage = given.place.stage, index = given.index;
-            Products products;
 #pragma unroll
             for (int set = 0; set < kSets; ++set) {
+                float products[kProducts];
                 give(set, products);
-                if (kByBlock && set == 0) source.load(products.factors, true);
                 if (set == 0 && last) before_last();
-                wgmma_wait<0>(products.of);
+                wgmma_wait<0>(products);
                 if (set == kSets - 1) {
                     release(stage, index);
                     if (given.there()) wait();
@@ -202,13 +227,26 @@ struct Promotion {
     }
 };
 
-template <class BeforeLast = Nothing>
-DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums,
-                     const BeforeLast& before_last = BeforeLast()) {
+DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
     clear(sums);
     if (!OwnStages(work).there())
         return;  // the only stage is another warpgroup's, or another block's
     if (kLead > 0 && work.count == 0 && work.consumer > 0) ring.turn[work.consumer - 1].wait(0);
-    if (work.scales.there()) Promotion<true, BeforeLast>(ring, work, sums, before_last).run();
-    else Promotion<false, BeforeLast>(ring, work, sums, before_last).run();
+    const Nothing nothing;
+    if (work.scales.there()) Promotion<true, Nothing>(ring, work, sums, nothing).run();
+    else Promotion<false, Nothing>(ring, work, sums, nothing).run();
+}
+
+template <class BeforeLast, class Finish>
+DEVICE void multiply_all(Ring& ring, TileWork& work, int num_tiles, TileSums& sums,
+                         const BeforeLast& before_last, const Finish& finish) {
+    if (kLead > 0 && work.consumer > 0 && num_tiles > 0) ring.turn[work.consumer - 1].wait(0);
+#pragma unroll 1
+    for (; work.count < num_tiles; ++work.count) {
+        clear(sums);
+        Promotion<false, BeforeLast> promotion(ring, work, sums, before_last);
+        promotion.run();
+        work.place = promotion.given.place;
+        finish();
+    }
 }

@@ -33,10 +33,14 @@ struct TileFactors {
         fill<kOfCol>(&cols[0][kOfCol - 1], kTileN, bias, 0.0f, batch.offset(kBias, task.batch),
                      p.bias.col, p.bias_dtype, int(task.col), int(p.n));
         if constexpr (kScales) {
-            fill<kOfCol>(&cols[0][0], kTileN, scale_b, 1.0f, batch.offset(kScaleB, task.batch),
+            // alpha, exactly, in the place of a scale that is not there (is_plain): `store_plain`
+            // multiplies with both alone.
+            const float of_rows = kTurned || scale_a ? 1.0f : p.alpha;
+            const float of_cols = kTurned || scale_b || !scale_a ? 1.0f : p.alpha;
+            fill<kOfCol>(&cols[0][0], kTileN, scale_b, of_cols, batch.offset(kScaleB, task.batch),
                          p.scale_b_stride, kFloat, int(task.col), int(p.n));
             if (!kRowsFar)
-                fill<1>(rows, kRowScales, scale_a, 1.0f, batch.offset(kScaleA, task.batch),
+                fill<1>(rows, kRowScales, scale_a, of_rows, batch.offset(kScaleA, task.batch),
                     p.scale_a_stride, kFloat, int(task.row), int(p.m));
         }
         sync_warp();
@@ -57,7 +61,7 @@ struct TileFactors {
         if (!kScales) return 1.0f;
         if (!kRowsFar) return rows[row];
         const int64_t there = out_row < p.m ? out_row : p.m - 1;
-        return far_rows ? far_rows[there * p.scale_a_stride] : 1.0f;
+        return far_rows ? far_rows[there * p.scale_a_stride] : p.alpha;
     }
     // By a warp that has read them.
     DEVICE void release() {
@@ -109,7 +113,8 @@ DEVICE bool is_plain(const EpilogueParams& params, bool tma_stores, const void* 
     const bool bias_of_cols = params.bias.row == 0 && params.bias.col != 0;
     const bool one_scale =
         kScales ? !kTurned || !scale_a || params.scale_a_stride == 0 : !scale_a && !scale_b;
-    return tma_stores && !residual && (!bias || bias_of_cols) && one_scale &&
+    const bool has_place = !kScales || kTurned || !scale_a || !scale_b || params.alpha == 1.0f;
+    return tma_stores && has_place && !residual && (!bias || bias_of_cols) && one_scale &&
            (kActivates || params.activation == kNoActivation);
 }
 
@@ -152,8 +157,8 @@ DEVICE void store_plain(Staging& staging, int& box, const TensorMap& map,
                     const int word = j % 2 * TileFactors::kOfCol;
                     const float bias = bit_cast<float>(pair.words[word + TileFactors::kOfCol - 1]);
                     float x = float(sums[block][chunk * kChunk / 2 + i + j]);
-                    if (kScales) x = x * bit_cast<float>(pair.words[word]) * rows.of_block[block][j / 2];
-                    values[j] = x * alpha + bias;
+                    if (kScales) x *= bit_cast<float>(pair.words[word]);
+                    values[j] = x * (kScales ? rows.of_block[block][j / 2] : alpha) + bias;
                 }
                 packed[i / 8][i / 4 % 2 * 2] = pack<Out>(values[0], values[1]);
                 packed[i / 8][i / 4 % 2 * 2 + 1] = pack<Out>(values[2], values[3]);

@@ -241,6 +241,8 @@ DEVICE RowScales scales_of_rows(const GroupScales& groups, int first, int second
         aligned};
 }
 
+constexpr int kFactorBytes = 16 * (kTurned ? kCols + 1 : 16 * kBlocks + (kCols + kBlockK - 1) / kBlockK);
+
 // What a warpgroup computes of one tile.
 struct TileWork {
     RingPlace place;           // of the tile's first stage
@@ -250,6 +252,7 @@ struct TileWork {
     int row;                   // the first one of the tile that is the warpgroup's
     int first_row, first_col;  // of the warp's sums in the matrix
     BlockScales scales;
+    void* slots;  // the warp's, of kFactorBytes, for scales of blocks on their way
     RowScales row_scales;
 };
 
@@ -271,10 +274,12 @@ struct OwnStages {
     }
 };
 
-// What a warpgroup does while its last stage is multiplied (`multiply` of the main loops).
-struct Nothing {
-    DEVICE void operator()() const {}
-};
+// Of FP8 operands: a warpgroup's tiles one after another, with little between them.  `finish` is called
+// for each, when `sums` are there, and `before_last` while its last stage is multiplied.
+constexpr bool kInRow = kPromotes && !kShareK && !kSplitK && !kTurned;
+template <class BeforeLast, class Finish>
+DEVICE void multiply_all(Ring& ring, TileWork& work, int num_tiles, TileSums& sums,
+                         const BeforeLast& before_last, const Finish& finish);
 
 DEVICE void clear(TileSums& sums) {
 #pragma unroll
