@@ -18,13 +18,14 @@ CONVERTED = "parts/mainloop_converted_hopper.cuh"
 EPILOGUE = "parts/epilogue_hopper.cuh"
 PLAIN = "parts/plain_epilogue_hopper.cuh"
 # The products added up by the tensor cores alone, but for the two sets.
-_PRODUCTS = """            wgmma<RowElement, ColElement>(products.of, advance(rows, k), advance(cols, k), k > 0);
+_PRODUCTS = """            wgmma<RowElement, ColElement>(products, advance(rows, k), advance(cols, k), k > 0);
         }
         wgmma_commit();
         if (set < kSets - 1) return;
         given.next();
     }
-    DEVICE void add(int set, const Products& products) {
+    DEVICE void add(int set, const float (&products)[kProducts]) {
+        if (kByBlock && set == 0) factors = source.next();
 #pragma unroll
         for (int j = 0; j < kProducts; ++j) {
 """
@@ -88,12 +89,12 @@ FAULTS = {
         "bias of rows",
     ),
     "the promotion left out": Fault(PROMOTED, _PRODUCTS, _UNPROMOTED, "same sign"),
-    "the scales of the first stage": Fault(PROMOTED, "        from += step;\n", "", "blocks"),
+    "the scales of the first stage": Fault(PROMOTED, "            from[i] += step[i];\n", "", "blocks"),
     "scales of the stage before": Fault(
-        PROMOTED, "source.load(odd.factors, !given.last());", "odd.factors = even.factors;", "blocks"
+        PROMOTED, "slots[(copied + 1) % kSlots];", "slots[copied % kSlots];", "blocks"
     ),
     "the scales of the first block's columns": Fault(
-        PROMOTED, ": of_b(scales, col + i * kProductCols, k)", ": of_b(scales, i * kProductCols, k)", "blocks"
+        PROMOTED, ": work.first_col + (number - 16 * kBlocks)", ": (number - 16 * kBlocks)", "blocks"
     ),
     "the scales of the first rows": Fault(
         PROMOTED, "rows[block * 2 + i / 2 % 2] * cols", "rows[block * 2] * cols", "blocks"
@@ -101,6 +102,16 @@ FAULTS = {
     "the scales of the first 64 rows": Fault(
         PROMOTED, "rows[block * 2 + i / 2 % 2] * cols", "rows[i / 2 % 2] * cols", "rings of their own"
     ),
+    "scales that other lanes have not yet copied": Fault(
+        PROMOTED, "        copy_async_wait<kSlots - 2>();\n", "", "blocks"
+    ),
+    "scales over those that other lanes still read": Fault(
+        PROMOTED, "        sync_warp();  // all lanes'", "        // all lanes'", "blocks"
+    ),
+    "scales over sums of the other warpgroup": Fault(
+        "gemm_hopper.cu", "if (kPromotes && warpgroup == 1) named_barrier(2, 128);", "", "few rows in blocks"
+    ),
+    "alpha left out": Fault(PLAIN, "kTurned || scale_a ? 1.0f : p.alpha;", "1.0f;", "plain, alpha"),
     "the first 64 rows twice": Fault(
         PROMOTED, "row = work.row + set / kChunks * 64;", "row = work.row;", "rings of their own"
     ),
@@ -128,8 +139,8 @@ FAULTS = {
     ),
     "FP8's products added before they are there": Fault(
         PROMOTED,
-        "        wgmma_wait<1>(products.of);\n        release(added.place.stage, added.index);\n        add(0, products);",
-        "        add(0, products);\n        wgmma_wait<1>(products.of);\n        release(added.place.stage, added.index);",
+        "        wgmma_wait<1>(products);\n        release(added.place.stage, added.index);\n        add(0, products);",
+        "        add(0, products);\n        wgmma_wait<1>(products);\n        release(added.place.stage, added.index);",
         "blocks",
     ),
     "the columns of the first chunk": Fault(
@@ -141,7 +152,7 @@ FAULTS = {
         "                if (set == 0) {\n                    release", "wide blocks",
     ),
     "a place of the first columns": Fault(
-        "gemm_hopper.cu", "work.first_col = int(place.words[1]);", "work.first_col = 0;", "plain"
+        "gemm_hopper.cu", "col = int(place.words[1]);\n            if", "col = 0;\n            if", "plain"
     ),
     "products of the stage before": Fault(
         PROMOTED, "advance(cols, k), k > 0);", "advance(cols, k), true);", "blocks",
@@ -157,7 +168,7 @@ FAULTS = {
         "gemm_hopper.cu", "from == own ? four[j] : bit_cast<SumType>(part.words[j])", "from == own ? four[j] : SumType(0)",
         "split k",
     ),
-    "the scales of the first part of k": Fault(PROMOTED, "k = work.first_k_tile + index;", "k = index;", "split k"),
+    "the scales of the first part of k": Fault(PROMOTED, "k = work.first_k_tile + first;", "k = first;", "split k"),
     "factors overwritten before they are read": Fault(PLAIN, "        empty.wait((count & 1) ^ 1);\n", "", "plain"),
     "the factors of the warp's first rows": Fault(PLAIN, "/ 4 + 8 * (i % 2);", "/ 4;", "plain"),
     "the factors of the first chunk's columns": Fault(
@@ -270,6 +281,7 @@ PROBLEMS = {
         fp8(20, 136, 1200, "blocks"),
     ),
     "plain": (HopperConfig(128, 128, 2), fp8(648, 392, 272, "rows", bias=(392,))),
+    "plain, alpha": (HopperConfig(128, 128, 2), fp8(136, 392, 272, "numbers")),
     "rings of their own": (
         HopperConfig(128, 128, 4, ping_pong=True, lead=2),
         fp8(648, 392, 656, "blocks"),
