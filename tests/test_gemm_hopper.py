@@ -265,15 +265,15 @@ def test_numbers_and_arrays_of_scales_are_the_same(target):
     skip_unless_hopper(target)
     call = SCALED.inputs(fp8(136, 264, 272, "rows"), 1, target.xp)
     a, b, rows, cols = call.args
-    for given in (rows, 0.3), (0.3, cols), (0.5, 0.6):
+    for pair in (rows, 0.3), (0.3, cols), (0.5, 0.6):
         arrays = [
             x if hasattr(x, "dtype") else target.xp.full_like(like, np.float32(x))
-            for x, like in zip(given, (rows, cols), strict=True)
+            for x, like in zip(pair, (rows, cols), strict=True)
         ]
-        if not hasattr(given[0], "dtype") and not hasattr(given[1], "dtype"):
+        if not hasattr(pair[0], "dtype") and not hasattr(pair[1], "dtype"):
             arrays[1][...] = 1
-            arrays[0][...] = np.float32(given[0] * given[1])
-        y, expected = (SCALED.run(a, b, *pair, config=FP8[1][0]) for pair in (given, arrays))
+            arrays[0][...] = np.float32(pair[0] * pair[1])
+        y, expected = (SCALED.run(a, b, *two, config=FP8[1][0]) for two in (pair, arrays))
         assert y.tobytes() == expected.tobytes()
 
 
