@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -31,12 +32,30 @@ def empty_of(xp: Any, shape: int | Sequence[int], dtype: np.dtype) -> Any:
     return xp.ndarray(shape, dtype)
 
 
+def at(xp: Any, shape: tuple[int, ...], dtype: np.dtype, memory: Any) -> Any:
+    """For CuPy: the array of `shape` and `dtype` that lies at `memory`, a MemoryPointer."""
+    if dtype in _ONE_BYTE and not _takes_fp8(xp):
+        return xp.ndarray(shape, np.uint8, memory).view(dtype)
+    return xp.ndarray(shape, dtype, memory)
+
+
+@cache
+def _takes_fp8(xp: Any) -> bool:
+    """Whether CuPy makes arrays of FP8 where there is memory, which takes less than a view of bytes."""
+    nowhere = xp.cuda.MemoryPointer(xp.cuda.UnownedMemory(512, 1, None, 0), 0)
+    try:
+        xp.ndarray((1,), dtypes.float8_e4m3fn, nowhere)
+        return True
+    except (TypeError, ValueError):
+        return False
+
+
 def empty_pair(xp: Any, x: Any, dtype: np.dtype, scale_shape: tuple[int, ...]) -> tuple[Any, Any]:
     """For CuPy: uninitialised arrays of x's shape and the one-byte `dtype`, and of FP32 scales, in one
     piece of memory: one allocation."""
     size = -(-x.size // 512) * 512
     memory = xp.cuda.alloc(size + 4 * math.prod(scale_shape))
-    values = xp.ndarray(x.shape, np.uint8, memory).view(dtype)
+    values = at(xp, x.shape, dtype, memory)
     return values, xp.ndarray(scale_shape, np.float32, memory + size)
 
 

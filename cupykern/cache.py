@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 TUNED_NAME = "tuned.json"
@@ -12,11 +13,15 @@ TUNED_NAME = "tuned.json"
 
 def cache_dir() -> Path:
     """$CUPYKERN_CACHE_DIR, else $XDG_CACHE_HOME/cupykern, else ~/.cache/cupykern."""
-    if own := os.environ.get("CUPYKERN_CACHE_DIR"):
+    names = "CUPYKERN_CACHE_DIR", "XDG_CACHE_HOME", "HOME"
+    return _cache_dir(*map(os.environ.get, names))
+
+
+@cache  # every new plan asks for it
+def _cache_dir(own: str | None, base: str | None, home: str | None) -> Path:
+    if own:
         return Path(own)
-    if base := os.environ.get("XDG_CACHE_HOME"):
-        return Path(base) / "cupykern"
-    return Path("~/.cache/cupykern").expanduser()
+    return Path(base) / "cupykern" if base else Path("~/.cache/cupykern").expanduser()
 
 
 def size() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from dataclasses import asdict
 
 import click
@@ -24,6 +25,7 @@ from .tools.options import (
     parse_archs,
     parse_dtypes,
     parse_op,
+    parse_part,
     parse_shapes,
     write_json,
 )
@@ -167,9 +169,18 @@ def cache(clear: bool) -> int:
 @cli.command("compile")
 @ops_argument
 @click.option("--arch", "archs", callback=parse_archs, help="Names, with commas.  Default: all.")
+@click.option("--part", callback=parse_part, help='As "7/3": a third; any 3 successive are all.')
+@click.option("--only-failures", is_flag=True, help="In the table.")
 @click.option("--jobs", type=click.IntRange(1), default=os.cpu_count(), show_default="all cores")
 @json_option
-def compile_(ops: list[Op], archs: tuple[str, ...], jobs: int, json_path: str | None) -> int:
+def compile_(
+    ops: list[Op],
+    archs: tuple[str, ...],
+    part: tuple[int, int] | None,
+    only_failures: bool,
+    jobs: int,
+    json_path: str | None,
+) -> int:
     """Compile every variant for GPUs that need not be here; show registers, local and shared memory.
 
     Local memory is slow: spilled registers, and arrays that are indexed at run time.  Exits with 1 if a
@@ -181,30 +192,38 @@ def compile_(ops: list[Op], archs: tuple[str, ...], jobs: int, json_path: str | 
     from .tools import gate
 
     todo = gate.tasks(ops, archs)
+    if part is not None:
+        todo = gate.part(todo, *part)
     rows = []
     with progress(len(todo), "compile") as advance:
         for row in gate.compile_all(todo, jobs):
             rows.append(row)
             advance(f"{row.variant.kernel}, {row.arch}")
     failures = [gate.failure(row) for row in rows]
-    print_table(
-        ("variant", "arch", "registers", "SGPRs", "local", "shared", "seconds", "result"),
+    shown = [
         (
-            (
-                *(row.variant, row.arch),
-                *(
-                    "-" if figure is None else figure
-                    for figure in (row.registers, row.sgprs, row.local_bytes, row.shared_bytes)
-                ),
-                *(f"{row.seconds:.2f}", one_line(failure or row.skipped or "ok")),
-            )
-            for row, failure in zip(rows, failures, strict=True)
-        ),
-    )
+            *(row.variant, row.arch),
+            *(
+                "-" if figure is None else figure
+                for figure in (row.registers, row.sgprs, row.local_bytes, row.shared_bytes)
+            ),
+            *(f"{row.seconds:.2f}", one_line(failure or row.skipped or "ok")),
+        )
+        for row, failure in zip(rows, failures, strict=True)
+        if failure or not only_failures
+    ]
+    if shown or not only_failures:
+        columns = ("variant", "arch", "registers", "SGPRs", "local", "shared", "seconds", "result")
+        print_table(columns, shown)
     compilers = {row.arch: row.compiler for row in rows if row.compiler is not None}
     click.echo(f"compiled by {', '.join(dict.fromkeys(compilers.values())) or 'nothing'}")
     failed = sum(failure is not None for failure in failures)
     skipped = sum(row.skipped is not None for row in rows)
+    seconds = Counter[str]()
+    for row in rows:
+        seconds[row.variant.kernel] += row.seconds
+    most = (f"{kernel} {spent:.0f}" for kernel, spent in seconds.most_common(3))
+    click.echo(f"{seconds.total():.0f} s of all jobs, of which {', '.join(most) or 'nothing'}")
     click.echo(f"{len(rows)} variants, {failed} failed, {skipped} skipped")
     write_json(
         json_path,

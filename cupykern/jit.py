@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from kernels_cu import Variant
 
@@ -32,7 +33,8 @@ def get_kernel(target: Target, variant: Variant) -> Kernel:
             kernel = _kernels.get(key)
             if kernel is None:
                 kernel = _kernels[key] = target.compile(variant)
-    return kernel
+    noted = _noted.get()
+    return kernel if noted is None else _NotedKernel(kernel, noted)
 
 
 class _NoKernel:
@@ -57,6 +59,44 @@ def recording() -> Iterator[dict[Variant, None]]:
     finally:
         _recorded.reset(token)
         plans.clear()  # some hold a kernel that is none
+
+
+class Launch(NamedTuple):
+    """One launch of a kernel."""
+
+    kernel: Kernel
+    grid: int
+    args: tuple[Any, ...]
+    shared_bytes: int
+
+
+class _NotedKernel:
+    def __init__(self, kernel: Kernel, noted: list[Launch]):
+        self._kernel, self._launches = kernel, noted
+        self.usage, self.blocks_at_once = kernel.usage, kernel.blocks_at_once
+
+    def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
+        self._launches.append(Launch(self._kernel, grid, args, shared_bytes))
+        self._kernel(grid, args, shared_bytes)
+
+    def pack(self, grid: int, args: tuple[Any, ...], shared_bytes: int) -> Callable[[], None]:
+        return partial(self, grid, args, shared_bytes)
+
+
+_noted: ContextVar[list[Launch] | None] = ContextVar("cupykern_noted", default=None)
+
+
+@contextmanager
+def noting() -> Iterator[list[Launch]]:
+    """Within the block this thread's launches are in the list too.  All plans go."""
+    launches: list[Launch] = []
+    plans.clear()
+    token = _noted.set(launches)
+    try:
+        yield launches
+    finally:
+        _noted.reset(token)
+        plans.clear()  # some hold kernels that note
 
 
 def clear() -> None:

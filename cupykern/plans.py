@@ -86,7 +86,7 @@ def finder(
         "  return None, None",
     ]
     scope = {"get": _warm.get, "function": function, "numbers": (int, float), "cuda": _cuda}
-    exec("\n".join(lines), scope)
+    exec(compile("\n".join(lines), f"{__file__}, find of {function}", "exec"), scope)
     return scope["find"]
 
 

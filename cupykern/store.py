@@ -26,7 +26,12 @@ _loaded: tuple[Path, dict[str, dict[str, Any]]] | None = None
 
 
 def path() -> Path:
-    return cache_dir() / TUNED_NAME
+    return _path(cache_dir())
+
+
+@cache
+def _path(folder: Path) -> Path:
+    return folder / TUNED_NAME
 
 
 def find(key: str) -> dict[str, Any] | None:

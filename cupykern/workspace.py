@@ -13,39 +13,73 @@ import numpy as np
 
 from .targets import Target
 
-_MOST_KEPT = 2**23  # bytes of partial results that a stream keeps
+MOST_KEPT = 2**23  # bytes of partial results that a stream keeps
 _NEVER_CAPTURED = (0, 1)  # the default stream
 _PER_THREAD_STREAM = 2  # CUDA's and HIP's handle: every thread's own stream
 _kept: dict[Any, tuple[Any, Any]] = {}
-_of_graphs: list[tuple[Any, Any]] = []
+_kept_for_grids: dict[Any, Any] = {}
+_of_graphs: list[tuple[Any, ...]] = []
 
 
 def take(target: Target, num_bytes: int, num_counters: int) -> tuple[Any, Any]:
     """(num_bytes of anything, num_counters uint32 zeros that the launch sets back to zero) for one
     launch on the current stream of the current device, `target`'s; None for nothing."""
-    if num_counters == 0:
+    if num_bytes == num_counters == 0:
         return None, None
     if target.name == "host":
         # What an earlier call left there would hide a fault.
         return np.full(num_bytes, 0xFF, np.uint8), np.zeros(num_counters, np.uint32)
-    cuda = target.xp.cuda
-    stream = cuda.get_current_stream().ptr
-    if stream not in _NEVER_CAPTURED and cuda.runtime.streamIsCapturing(stream):
+    key = _stream(target)
+    if key is None:
         made = _make(target, num_bytes, num_counters)
         _of_graphs.append(made)
         return made
-    thread = threading.get_ident() if stream == _PER_THREAD_STREAM else None
-    key = (target.device_id, stream, thread)
     partials, counters = _kept.get(key, (None, None))
     if counters is None or counters.size < num_counters:
         counters = target.xp.zeros(max(num_counters, 4096), np.uint32)
         _kept[key] = partials, counters
-    if num_bytes > _MOST_KEPT:
+    if num_bytes > MOST_KEPT:
         return target.xp.empty(num_bytes, np.uint8), counters
     if partials is None or partials.size < num_bytes:
         partials = target.xp.empty(num_bytes, np.uint8)
         _kept[key] = partials, counters
     return partials, counters
+
+
+_GRID_WORDS = 4
+
+
+def take_for_grid(target: Target, num_bytes: int) -> Any:
+    """uint32: sync_grid's counter, three words of nothing, and num_bytes of anything, for one cooperative
+    launch on the current stream of the current device, `target`'s."""
+    if target.name == "host":
+        return _make_for_grid(target, num_bytes)
+    key = _stream(target)
+    if key is None:
+        made = _make_for_grid(target, num_bytes)
+        _of_graphs.append((made,))
+        return made
+    kept = _kept_for_grids.get(key)
+    if kept is None or kept.nbytes < 4 * _GRID_WORDS + num_bytes:
+        kept = _kept_for_grids[key] = _make_for_grid(target, num_bytes)
+    return kept
+
+
+def _make_for_grid(target: Target, num_bytes: int) -> Any:
+    made = target.xp.zeros(_GRID_WORDS + -(-num_bytes // 4), np.uint32)
+    if target.name == "host":
+        made[_GRID_WORDS:] = 0xFFFFFFFF
+    return made
+
+
+def _stream(target: Target) -> tuple[int, int, int | None] | None:
+    """The current stream, as what is kept for it is found; None while it is captured."""
+    cuda = target.xp.cuda
+    stream = cuda.get_current_stream().ptr
+    if stream not in _NEVER_CAPTURED and cuda.runtime.streamIsCapturing(stream):
+        return None
+    thread = threading.get_ident() if stream == _PER_THREAD_STREAM else None
+    return target.device_id, stream, thread
 
 
 def _make(target: Target, num_bytes: int, num_counters: int) -> tuple[Any, Any]:

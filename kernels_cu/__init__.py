@@ -30,6 +30,7 @@ class Variant:
     tuned: a variant that choose_config picks; the compile gates refuse local memory in it.
     text: the kernel's source, for one that is no file of kernels_cu (the tests' small kernels).
     parts: files that are included before the kernel: which of several that give the same words.
+    cooperative: all blocks of a launch run at once, so that they can meet (sync_grid).
     """
 
     kernel: str
@@ -41,6 +42,7 @@ class Variant:
     tuned: bool = True
     text: str | None = None
     parts: tuple[str, ...] = ()
+    cooperative: bool = False
 
     def __str__(self) -> str:
         words = [f"{name}={value}" for name, value in (*self.types, *self.constants)]

@@ -11,11 +11,10 @@
 // and the last of a sequence's tasks adds up its groups: counters tell, which the last one sets
 // back to 0.
 //
-// A block streams the tiles of its tasks through kStages buffers (parts/decode_source.cuh): those
-// of the next task come while one is finished.  parts/decode_warps.cuh is what its warps do with
-// them.
+// A block streams the tiles of its task through kStages buffers (parts/decode_source.cuh);
+// parts/decode_warps.cuh is what its warps do with them.
 // Constants: Element, kRows (of a block), kDim (at least those of q and v), kTileK (keys of a
-// tile), kStages, kMaxChunks, kGroup.  Launch: grid (any, at most params.num_tasks), block
+// tile), kStages, kMaxChunks, kGroup.  Launch: grid (tasks), block
 // (kNumThreads), dynamic shared memory sizeof(DecodeStorage).  Counters are 0 at the start of a
 // launch.
 #include "parts/decode_warps.cuh"

@@ -226,10 +226,7 @@ KERNEL void dual_gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT Tensor
             }
         }
         sync_warp();
-        if constexpr (kSplitK) {  // those of add_split_sums
-            sync_cluster();
-            sync_cluster();
-        }
+        if constexpr (kSplitK) skip_split_sums<false>();
     } else {
         increase_registers<kConsumerRegisters>();
         const int turn = kPingPong ? warpgroup : 0, turns = kPingPong ? kConsumers : 1;
@@ -268,7 +265,7 @@ KERNEL void dual_gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT Tensor
             multiply(ring, work, sums);
             const int count = work.count++;
             work.place.skip(turns * num_k_tiles);
-            if constexpr (kSplitK) add_split_sums<2>(ring, warpgroup, sums);
+            if constexpr (kSplitK) add_split_sums<2, false>(&ring, warpgroup, sums);
             const auto epilogue = [&](int product, const float* scale_b, Operand operand) {
                 return Epilogue::of_matrix(params.epilogues[product], out, nullptr, nullptr,
                                            scale_a, scale_b, offset(kOut), 0, 0, offset(kScaleA),

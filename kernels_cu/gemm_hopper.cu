@@ -4,7 +4,10 @@
 // As many blocks as the GPU runs at once walk through the tiles; the loads of a block's next tile
 // begin while it finishes one.
 // Constants: those of parts/ring_hopper.cuh and of the main loop, parts/mainloop*_hopper.cuh, that
-// the variant includes before this file.
+// the variant includes before this file.  kPlain, kGeneral: which ends of a tile the kernel has, the
+// short one of parts/plain_epilogue_hopper.cuh, the other one, or both, of which params.plain picks
+// one.  A kernel with one of them is short, and most of the time its code is not in any cache: the
+// instructions that are not run take time too, because those that are lie apart.
 // Launch: grid (any; clusters of kClusterSize), block (kNumThreads = 384 or 512), dynamic shared memory
 // sizeof(HopperStorage).  Tensor maps:
 // (batch, m, k) of A and (batch, n, k) of B, or with their last two dims swapped where kOuterMajor;
@@ -15,6 +18,7 @@
 #include "parts/plain_epilogue_hopper.cuh"
 #include "parts/read_ahead.cuh"
 #include "parts/ring_hopper.cuh"
+#include "parts/split_sums_hopper.cuh"
 
 struct HopperParams {
     BatchLayout batch;
@@ -24,6 +28,7 @@ struct HopperParams {
     int32_t tma_stores, group_height;  // in tiles (GemmTask::of_block)
     int32_t has_block_scales;  // what scale_a and scale_b then are; they are the main loop's
     int32_t row_bytes;         // of the rows of a stage that exist
+    int32_t plain, padding;    // whether the short epilogue does
     int64_t num_groups;        // of NVFP4's k
     struct { int64_t block, quarter, row, word; } groups;  // GroupScales
 };
@@ -44,7 +49,8 @@ constexpr int kConsumerRegisters = consumer_registers(kProducerRegisters);
 // With kShareK: the first warpgroup's sums, plus those of the other one.
 DEVICE void add_shared_sums(HopperStorage& storage, int warpgroup, TileSums& sums) {
     using Slices = SumType[kBlocks * kCols / 2][128];
-    static_assert(!kShareK || sizeof(Slices) <= sizeof(storage.staging) / 2, "half of the staging");
+    static_assert(!kShareK || kShareHalves || sizeof(Slices) <= sizeof(storage.staging) / 2,
+                  "half of the staging");
     // The second warpgroup's, which stores nothing.
     Slices& slices = *reinterpret_cast<Slices*>(&storage.staging[4]);
     if (kPromotes && warpgroup == 1) named_barrier(2, 128);  // scales that lie there are read
@@ -60,6 +66,33 @@ DEVICE void add_shared_sums(HopperStorage& storage, int warpgroup, TileSums& sum
     named_barrier(3, 128 * kConsumers);  // read, before the next tile's
 }
 
+// With kShareHalves: of each warpgroup's half of the columns, both warpgroups' sums.
+DEVICE void exchange_halves(HopperStorage& storage, int warpgroup, TileSums& sums) {
+    constexpr int kHalf = kCols / 4;  // of a thread's numbers in a row of blocks
+    using Slices = SumType[kConsumers][kBlocks * kHalf][128];
+    static_assert(!kShareHalves || sizeof(Slices) <= sizeof(storage.staging), "the staging");
+    Slices& slices = *reinterpret_cast<Slices*>(storage.staging);
+    const int thread = threadIdx.x % 128;
+    if (thread % 32 == 0) tma_store_wait_read<0>();  // the boxes of the tile before
+    named_barrier(3, 128 * kConsumers);
+#pragma unroll
+    for (int i = 0; i < kBlocks * kHalf; ++i) {
+        const SumType(&row)[kCols / 2] = sums[i / kHalf];
+        slices[warpgroup ^ 1][i][thread] = warpgroup == 0 ? row[kHalf + i % kHalf] : row[i % kHalf];
+    }
+    named_barrier(3, 128 * kConsumers);
+#pragma unroll
+    for (int i = 0; i < kBlocks * kHalf; ++i) {
+        const SumType other = slices[warpgroup][i][thread];
+#pragma unroll
+        for (int half = 0; half < kConsumers; ++half) {
+            SumType& sum = sums[i / kHalf][half % 2 * kHalf + i % kHalf];
+            if (warpgroup == half) sum += other;
+        }
+    }
+    named_barrier(3, 128 * kConsumers);  // read, before boxes are filled
+}
+
 // Where blocks stream 8-bit rows, these are as far apart as they are long, and all blocks go along k
 // at the same pace: they would ask for the same few banks of memory.  They begin at different k, of
 // which the columns alone decide.
@@ -69,68 +102,8 @@ DEVICE int first_of_k(int tile, int num_k_tiles) {
     return kSpreads ? int(uint64_t(uint32_t(tile) * 0x9e3779b9u) * uint32_t(num_k_tiles) >> 32) : 0;
 }
 
-// With kSplitK: what a block gets of the other ones' sums, by block, warpgroup, four numbers and
-// thread.
-constexpr int kOwnSums = kCols / 2 / (kSplitK ? kClusterSize : 1);  // of a thread, one block's
-using SplitSums =
-    Bytes<16>[kClusterSize > 1 ? kClusterSize - 1 : 1][kConsumers][kBlocks * kOwnSums / 4][128];
-// Where there is nothing yet, else where stages were.
+// With kSplitK: the other blocks' sums go to the staging, if it is large enough.
 constexpr bool kSplitInStaging = sizeof(SplitSums) <= sizeof(Staging) * 4 * kConsumers;
-static_assert(!kSplitK || sizeof(SplitSums) <= kStages * (RowStage::kBytes + ColStage::kBytes),
-              "the ring");
-// By all threads of the cluster, before and after its products: what is written to other blocks.
-DEVICE void begin_split_sums() {
-    if constexpr (kSplitInStaging) cluster_arrive();
-    else sync_cluster();
-}
-DEVICE void sync_before_split_sums() {
-    if constexpr (kSplitInStaging) cluster_wait();  // until they are there
-    else sync_cluster();                            // and no stage is read any more
-}
-
-// The columns that this block finishes, plus their sums in the cluster's other blocks, in the order
-// of k.  Threads without sums take part in both barriers of the cluster.
-DEVICE void add_split_sums(HopperStorage& storage, int warpgroup, TileSums& sums) {
-    void* place = kSplitInStaging ? static_cast<void*>(storage.staging) : &storage.ring;
-    SplitSums& theirs = *static_cast<SplitSums*>(place);
-    const int rank = cluster_rank(), thread = threadIdx.x % 128;
-    sync_before_split_sums();
-#pragma unroll
-    for (int to = 0; to < kClusterSize; ++to) {
-        if (to == rank) continue;
-        auto& slice = (*cluster_shared(&theirs, to))[rank < to ? rank : rank - 1][warpgroup];
-#pragma unroll
-        for (int i = 0; i < kBlocks * kOwnSums; i += 4) {
-            const SumType* four = &sums[i / kOwnSums][to * kOwnSums + i % kOwnSums];
-            slice[i / 4][thread] = {bit_cast<uint32_t>(four[0]), bit_cast<uint32_t>(four[1]),
-                                    bit_cast<uint32_t>(four[2]), bit_cast<uint32_t>(four[3])};
-        }
-    }
-    sync_cluster();
-#pragma unroll
-    for (int own = 0; own < kClusterSize; ++own) {
-        if (own != rank) continue;
-#pragma unroll
-        for (int i = 0; i < kBlocks * kOwnSums; i += 4) {
-            SumType* four = &sums[i / kOwnSums][own * kOwnSums + i % kOwnSums];
-            SumType total[4] = {};
-#pragma unroll
-            for (int from = 0; from < kClusterSize; ++from) {
-                Bytes<16> part;
-                if (from != own) {
-                    part = theirs[from < own ? from : from - 1][warpgroup][i / 4][thread];
-                }
-#pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    total[j] += from == own ? four[j] : bit_cast<SumType>(part.words[j]);
-                }
-            }
-#pragma unroll
-            for (int j = 0; j < 4; ++j) four[j] = total[j];
-        }
-    }
-    if (kSplitInStaging) named_barrier(3, 128 * kConsumers);  // read, before boxes are filled
-}
 
 KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b_map,
                         GRID_CONSTANT TensorMap out_map, void* out, const void* bias,
@@ -173,10 +146,10 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
     const GemmTask first_task = task_of(first + turn * step);
     if constexpr (kMulticasts) sync_cluster();
     else sync_block();
-    if constexpr (kSplitK) begin_split_sums();
+    if constexpr (kSplitK) begin_split_sums<kSplitInStaging>();
     const bool by_block = kPromotes && params.has_block_scales != 0;
-    const bool plain = is_plain(params.epilogue, params.tma_stores != 0, bias, residual,
-                                by_block ? nullptr : scale_a, by_block ? nullptr : scale_b);
+    static_assert(kPlain || kGeneral, "an end of a tile");
+    const bool plain = kPlain && (!kGeneral || params.plain != 0);
     const auto epilogue_of = [&](const GemmTask& task) {
         const auto offset = [&](Operand operand) {
             return params.batch.offset(operand, task.batch);
@@ -211,10 +184,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
             }
         }
         sync_warp();
-        if constexpr (kSplitK) {  // those of add_split_sums
-            sync_before_split_sums();
-            sync_cluster();
-        }
+        if constexpr (kSplitK) skip_split_sums<kSplitInStaging>();
     } else {
         increase_registers<kConsumerRegisters>();
         constexpr int turns = kPingPong ? kConsumers : 1;
@@ -261,7 +231,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
         if (!in_row) do {
             const int part = first + (turn + work.count * turns) * step;
             if (part >= num_parts) break;
-            if (kBlocks * kCols / kChunk % 2 == 0) box = 0;  // which it is, without a register
+            if (kBlocks * OwnChunks::kCount % 2 == 0) box = 0;  // which it is, without a register
             // Where the tile lies takes divisions, which the short epilogue need not wait for.
             const bool finds = kTurned || !plain || by_block || kConverts;
             GemmTask task{};
@@ -301,11 +271,16 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
             multiply(ring, work, sums);
             const int count = work.count++;
             work.place.skip((kOwnRings ? 1 : turns) * num_k_tiles);
-            if (kShareK) {
+            if constexpr (kShareHalves) {
+                exchange_halves(storage, warpgroup, sums);
+            } else if (kShareK) {
                 add_shared_sums(storage, warpgroup, sums);
                 if (warpgroup > 0) continue;
             }
-            if constexpr (kSplitK) add_split_sums(storage, warpgroup, sums);
+            if constexpr (kSplitK) {
+                void* place = kSplitInStaging ? static_cast<void*>(storage.staging) : &ring;
+                add_split_sums<1, kSplitInStaging>(place, warpgroup, sums);
+            }
             if (plain) {
                 const EpilogueParams& p = params.epilogue;
                 factors.full.wait(count & 1);

@@ -135,9 +135,10 @@ struct Summary {
         sum += other.sum;
         extremes.merge(other.extremes);
     }
-    // Of all lanes; each of them gets it.  counted: whether one of them has more than a sum and
-    // extremes.
-    DEVICE void merge_lanes(bool counted) {
+    // Of all lanes; each of them gets it.
+    DEVICE void merge_lanes() {
+        // Whether one of them has more than a sum and extremes.
+        const bool counted = vote_any(first != kNowhere);
 #pragma unroll 1
         for (int bit = 1; bit < kWarpSize; bit *= 2) {
             Summary other = none();
@@ -227,16 +228,16 @@ DEVICE void take(const Items& items, Extremes& extremes) {
 DEVICE bool is_finite(float x) { return (bit_cast<uint32_t>(x) & 0x7fffffffu) < 0x7f800000u; }
 
 // What all threads of the block have found, in its first warp.
-DEVICE Summary merge_threads(Summary mine, bool counted) {
+DEVICE Summary merge_threads(Summary mine) {
     constexpr int kWarps = kNumThreads / kWarpSize;
     SHARED(Summary, of_warps, [kWarps]);
     const int warp = int(threadIdx.x) / kWarpSize;
-    mine.merge_lanes(vote_any(counted));
+    mine.merge_lanes();
     if (lane_id() == 0) of_warps[warp] = mine;
     sync_block();
     if (warp == 0) {
         mine = lane_id() < kWarps ? of_warps[lane_id()] : Summary::none();
-        mine.merge_lanes(true);
+        mine.merge_lanes();
     }
     return mine;
 }
@@ -273,11 +274,8 @@ KERNEL void nonfinite(const Element* x, int64_t* buffer, uint32_t* counters, int
     double sum = 0.0;
     Extremes extremes = Extremes::none();
     const int64_t step = int64_t(gridDim.x) * kNumThreads;
-#pragma unroll 1
-    for (int64_t item = int64_t(blockIdx.x) * kNumThreads + tid; item < num_items;
-         item += kBatch * step) {
-        Items batch[kBatch];
-        float sums[kBatch];
+    const auto load = [&](int64_t item, Items (&batch)[kBatch]) {
+        if (item >= num_items) return;
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) {
             // Behind the end the first one again, which changes no extreme and is not added.
@@ -285,6 +283,17 @@ KERNEL void nonfinite(const Element* x, int64_t* buffer, uint32_t* counters, int
             const int64_t element = head + there * kVectorWidth;
             batch[j].load(data + (kPlain ? element : params.locate(element, params.strides)));
         }
+    };
+    int64_t item = int64_t(blockIdx.x) * kNumThreads + tid;
+    Items next[kBatch];
+    load(item, next);
+#pragma unroll 1
+    for (; item < num_items; item += kBatch * step) {
+        Items batch[kBatch];
+        float sums[kBatch];
+#pragma unroll
+        for (int j = 0; j < kBatch; ++j) batch[j] = next[j];
+        load(item + kBatch * step, next);
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) {
             const float part = sum_of(batch[j]);
@@ -312,7 +321,7 @@ KERNEL void nonfinite(const Element* x, int64_t* buffer, uint32_t* counters, int
     found.sum += sum;
 
     // First the threads of this block, then, in the last one, the blocks.
-    found = merge_threads(found, counted);
+    found = merge_threads(found);
     Summary* of_blocks = reinterpret_cast<Summary*>(buffer + 7);
     if (tid == 0) {
         of_blocks[blockIdx.x] = found;
@@ -323,7 +332,7 @@ KERNEL void nonfinite(const Element* x, int64_t* buffer, uint32_t* counters, int
     found = Summary::none();
 #pragma unroll 1
     for (int i = tid; i < int(gridDim.x); i += kNumThreads) found.merge(of_blocks[i]);
-    found = merge_threads(found, true);
+    found = merge_threads(found);
     if (tid == 0) {
         counters[slot] = 0;
         buffer[0] = found.num_nan;

@@ -344,13 +344,14 @@ KERNEL void normalize(const Element* x, const Element* residual, const void* wei
     const RowVectors<Element> xs{storage, t, c}, residuals{(&storage)[1], t, c};
     if (task.pass != kMerge) {
         const Element zero = from_float<Element>(0.0f);
+        const LoadPolicy policy = load_policy(params.evict_last);
         if (residual) {
             const int64_t stride = layout.col_strides[kResidual];
             const int64_t offset = row_offset(layout, kResidual, task.row) + c.first_col * stride;
-            residuals.start(residual + offset, stride, zero);
+            residuals.start(residual + offset, stride, zero, policy);
         }
         const int64_t stride = layout.col_strides[kX];
-        xs.start(x_row + c.first_col * stride, stride, zero);
+        xs.start(x_row + c.first_col * stride, stride, zero, policy);
     }
     const Outputs out{y, sum, mean, rstd, row_scale, statistics};
     // Once for both, not at every vector: the loops are bound by their instructions.

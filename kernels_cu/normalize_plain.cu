@@ -13,11 +13,12 @@
 // dynamic shared memory sizeof(Storage), twice that with a residual; none with kInRegisters.
 #include "parts/norm_params.cuh"
 #include "parts/quantize.cuh"
+#include "parts/vector_moments.cuh"
 
 static_assert(kPlain && !kSplitRows && !kLanesAcrossRows, "whole rows without options");
 static_assert(!(kCentered && kQuantized), "layer_norm does not quantize");
-static_assert(!kQuantized || kRowsPerThread == 1,
-              "a row's largest may need an exchange of its own");
+static_assert(!kQuantized || kRowsPerThread <= 2,
+              "each row's largest may need an exchange of its own");
 static_assert(!kQuantized || kRowsPerBlock == 1 || kWarpsPerRow == 1, "in which all take part");
 
 enum HasResidual { kNever, kAlways, kEither };
@@ -30,10 +31,11 @@ DEVICE Storage* storage() {
 }
 
 // Vectors whose values are under way at once: as registers allow, of which sums for layer_norm take
-// the most.
+// the most.  All of those that lie there, and a count above theirs: NVRTC 12.4 takes a count of one,
+// where there is one, for the loop over rows inside too.
 constexpr int kRegisters = 65536 / (kNumThreads * kMinBlocks);
 template <bool kTight>
-constexpr int kUnrolled = kInRegisters                        ? kVectorsPerThread
+constexpr int kUnrolled = kInRegisters                        ? 16
                           : kRegisters >= (kTight ? 128 : 64) ? 4
                           : kRegisters >= (kTight ? 64 : 40)  ? 2
                                                               : 1;
@@ -91,9 +93,10 @@ struct Held {
     RowVector registers[kInRegisters ? kRowsPerThread : 1][kInRegisters ? kVectorsPerThread : 1];
     Storage* shared;
 
-    // p: the first row's; rows from `live` on are not there.
-    template <bool kWhole>
-    DEVICE void start(const Element* p, int64_t stride, const Places<kWhole>& at, int live) {
+    // p: the first row's; rows from `live` on are not there.  policy: a LoadPolicy or none.
+    template <bool kWhole, class... Policy>
+    DEVICE void start(const Element* p, int64_t stride, const Places<kWhole>& at, int live,
+                      Policy... policy) {
 #pragma unroll
         for (int r = 0; r < kRowsPerThread; ++r, p += stride) {
 #pragma unroll
@@ -101,9 +104,9 @@ struct Held {
                 const bool there = kWhole || (r < live && at.holds(i));
                 if constexpr (kInRegisters) {
                     registers[r][i].fill(from_float<Element>(0.0f));
-                    if (there) registers[r][i].load(p + at.position(i));
+                    if (there) registers[r][i].load(p + at.position(i), policy...);
                 } else if (there) {
-                    copy_async<16>(&shared->vectors[r][i][threadIdx.x], p + at.position(i));
+                    copy_async<16>(&shared->vectors[r][i][threadIdx.x], p + at.position(i), policy...);
                 } else {
                     shared->vectors[r][i][threadIdx.x].fill(from_float<Element>(0.0f));
                 }
@@ -125,9 +128,6 @@ struct Held {
 template <bool kHasResidual>
 struct Sums {
     static constexpr bool kTight = kCentered && kHasResidual;
-    // With several rows of 16 bits the second pass would spill.
-    static constexpr bool kTightSquares =
-        kTight || (kCentered && kRowsPerThread > 1 && sizeof(Element) == 2);
     Held x, residual;
 
     DEVICE void get(int r, int i, float (&values)[kVectorWidth]) {
@@ -151,45 +151,85 @@ DEVICE RowVector load_columns(const void* from, int position, float otherwise) {
     return vector;
 }
 
+// A thread's weights and biases, which it asks for with the row (kWeightsFirst) or where it uses them.
+template <bool kWhole>
+struct Columns {
+    static constexpr int kHeld = kWeightsFirst ? kVectorsPerThread : 1;
+    const void *weight, *bias;
+    RowVector weights[kHeld], biases[kCentered ? kHeld : 1];
+
+    DEVICE void start(const Places<kWhole>& at) {
+        if constexpr (kWeightsFirst) {
+#pragma unroll
+            for (int i = 0; i < kVectorsPerThread; ++i) load(i, at, i);
+        }
+    }
+    // They are here now, and stay as they are in memory.
+    DEVICE void finish() {
+        if constexpr (kWeightsFirst) {
+#pragma unroll
+            for (int i = 0; i < kVectorsPerThread; ++i) keep(i);
+        }
+    }
+    DEVICE void load(int to, const Places<kWhole>& at, int i) {
+        const bool there = at.holds(i);
+        weights[to] = load_columns<kWhole>(there ? weight : nullptr, at.position(i), 1.0f);
+        if constexpr (kCentered) {
+            biases[to] = load_columns<kWhole>(there ? bias : nullptr, at.position(i), 0.0f);
+        }
+    }
+    // Of vector i alone.
+    DEVICE RowVector weights_of(const Places<kWhole>& at, int i) {
+        if constexpr (kWeightsFirst) {
+            keep_packed(weights[i]);
+            return weights[i];
+        } else {
+            return load_columns<kWhole>(weight, at.position(i), 1.0f);
+        }
+    }
+    DEVICE void keep(int i) {
+        keep_packed(weights[i]);
+        if constexpr (kCentered) keep_packed(biases[i]);
+    }
+};
+
 // The warp's part of row r.
 template <class Sums, bool kWhole>
-DEVICE Statistic warp_statistic(Sums& s, int r, const Places<kWhole>& at, const void* weight) {
-    float mean = 0.0f;
+DEVICE Statistic warp_statistic(Sums& s, int r, const Places<kWhole>& at,
+                                Columns<kWhole>& columns) {
+    float mean = 0.0f, squares = 0.0f;
     if constexpr (kCentered) {
-        float sum = 0.0f;
+        VectorMoments<kVectorWidth> mine;
 #pragma unroll(kUnrolled<Sums::kTight>)
+        for (int i = 0; i < kVectorsPerThread; ++i) {
+            if (!at.holds(i)) break;
+            float values[kVectorWidth];
+            s.get(r, i, values);
+            mine.take(values);
+        }
+        mean = reduce_in_warp(mine.sum(), Sum()) * at.one_over_count;
+        squares = mine.squares_about(mean);
+    } else {
+        float largest = 0.0f;  // a NaN is in the squares
+#pragma unroll(kQuantized && kWeightsFirst ? kVectorsPerThread : kUnrolled<Sums::kTight>)
         for (int i = 0; i < kVectorsPerThread; ++i) {
             float values[kVectorWidth], part = 0.0f;
             s.get(r, i, values);
 #pragma unroll
-            for (int j = 0; j < kVectorWidth; ++j) part += values[j];
-            sum += part;
-        }
-        mean = reduce_in_warp(sum, Sum()) * at.one_over_count;
-    }
-    float squares = 0.0f;
-    float largest = 0.0f;  // a NaN is in the squares
-#pragma unroll(kUnrolled<Sums::kTightSquares>)
-    for (int i = 0; i < kVectorsPerThread; ++i) {
-        float values[kVectorWidth], part = 0.0f;
-        s.get(r, i, values);
+            for (int j = 0; j < kVectorWidth; ++j) part += values[j] * values[j];
+            squares += part;
+            if constexpr (kQuantized) {
+                if (!at.holds(i)) continue;
+                const RowVector weights = columns.weights_of(at, i);
 #pragma unroll
-        for (int j = 0; j < kVectorWidth; ++j) {
-            const float distance = values[j] - mean;
-            part += distance * distance;
-        }
-        squares += kCentered && !at.holds(i) ? 0.0f : part;
-        if constexpr (kQuantized) {
-            if (!at.holds(i)) continue;
-            const RowVector weights = load_columns<kWhole>(weight, at.position(i), 1.0f);
-#pragma unroll
-            for (int j = 0; j < kVectorWidth; ++j) {
-                largest = maximum(largest, magnitude(values[j] * weights[j]));
+                for (int j = 0; j < kVectorWidth; ++j) {
+                    largest = maximum(largest, magnitude(values[j] * weights[j]));
+                }
             }
         }
+        if constexpr (kQuantized) mean = reduce_in_warp(largest, Max());
     }
     squares = reduce_in_warp(squares, Sum());
-    if constexpr (kQuantized) mean = reduce_in_warp(largest, Max());
     return {mean, squares};
 }
 
@@ -259,14 +299,14 @@ DEVICE void exchange(Statistic (&s)[kRowsPerThread], const Places<kWhole>& at) {
 // The largest |y| of row r anew, where the products with weights alone are too small or too large.
 template <class Sums, bool kWhole>
 DEVICE float largest_result(Sums& s, int r, const Places<kWhole>& at, float rstd,
-                            const void* weight) {
+                            Columns<kWhole>& columns) {
     Largest largest;
-#pragma unroll(kInRegisters ? kVectorsPerThread : 1)
+#pragma unroll(kInRegisters || kWeightsFirst ? kVectorsPerThread : 1)
     for (int i = 0; i < kVectorsPerThread; ++i) {
         if (!at.holds(i)) continue;
         float values[kVectorWidth];
         s.get(r, i, values);
-        const RowVector weights = load_columns<kWhole>(weight, at.position(i), 1.0f);
+        const RowVector weights = columns.weights_of(at, i);
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) largest.take(values[j] * rstd * weights[j]);
     }
@@ -297,18 +337,27 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
         s.x.shared = storage();
         s.residual.shared = storage() + 1;
     }
-    s.x.start(x + row_offset(layout, kX, row), layout.outer_strides[kX][0], at, live);
-    if constexpr (kHasResidual) {
-        const int64_t stride = layout.outer_strides[kResidual][0];
-        s.residual.start(residual + row_offset(layout, kResidual, row), stride, at, live);
-    }
+    const auto start = [&](Held& held, const Element* p, int operand) {
+        p += row_offset(layout, operand, row);
+        const int64_t stride = layout.outer_strides[operand][0];
+        if constexpr (kQuantized) {  // which has no register left
+            held.start(p, stride, at, live);
+        } else {
+            held.start(p, stride, at, live, load_policy(params.evict_last));
+        }
+    };
+    start(s.x, x, kX);
+    if constexpr (kHasResidual) start(s.residual, residual, kResidual);
+    Columns<kWhole> columns{weight, bias};
+    columns.start(at);
     if constexpr (!kInRegisters) copy_async_wait<0>();
 
     Statistic statistics[kRowsPerThread];
 #pragma unroll
     for (int r = 0; r < kRowsPerThread; ++r) {
-        statistics[r] = warp_statistic(s, r, at, weight);
+        statistics[r] = warp_statistic(s, r, at, columns);
     }
+    columns.finish();
     exchange(statistics, at);
     RowFactors factors[kRowsPerThread];
 #pragma unroll
@@ -323,8 +372,10 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
             float largest = product * rstd;
             // The same for all that share the row, and where rows share a warp for those.
             if (kWarpsPerRow == 1 && kClusterSize == 1 ? vote_any(!safe) : !safe) {
-                const float anew = merge_across_warps<1>(largest_result(s, r, at, rstd, weight),
-                                                         at.t, MergeFloats<Larger>());
+                const float of_warp = largest_result(s, r, at, rstd, columns);
+                const MergeFloats<Larger> merge;
+                const float anew = r == 0 ? merge_across_warps<1>(of_warp, at.t, merge)
+                                          : merge_across_warps<2>(of_warp, at.t, merge);
                 largest = safe ? largest : anew;
             }
             const QuantizeScale scale(largest, largest_number(params.dtype));
@@ -335,19 +386,15 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
         }
     }
 
-#pragma unroll(kUnrolled<Sums<kHasResidual>::kTight>)
+#pragma unroll(kWeightsFirst ? kVectorsPerThread : kUnrolled<Sums<kHasResidual>::kTight>)
     for (int i = 0; i < kVectorsPerThread; ++i) {
         if (!at.holds(i)) continue;
-        const int position = at.position(i);
-        RowVector weights = load_columns<kWhole>(weight, position, 1.0f), biases;
-        if constexpr (kCentered) biases = load_columns<kWhole>(bias, position, 0.0f);
+        const int position = at.position(i), held = kWeightsFirst ? i : 0;
+        if constexpr (!kWeightsFirst) columns.load(0, at, i);
 #pragma unroll
         for (int r = 0; r < kRowsPerThread; ++r) {
             if (!kWhole && row + r >= layout.num_rows) continue;
-            if constexpr (kHasResidual && kCentered) {
-                keep_packed(weights);
-                keep_packed(biases);
-            }
+            if constexpr ((kHasResidual && kCentered) || kWeightsFirst) columns.keep(held);
             const int64_t to_y = row_offset(layout, kY, row + r) + position;
             float values[kVectorWidth];
             s.get(r, i, values);
@@ -360,9 +407,9 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
             for (int j = 0; j < kVectorWidth; ++j) {
                 if constexpr (kCentered) {
                     const float z = values[j] * factors[r].rstd + factors[r].shift;
-                    values[j] = z * weights[j] + biases[j];
+                    values[j] = z * columns.weights[held][j] + columns.biases[held][j];
                 } else {
-                    values[j] = values[j] * factors[r].rstd * weights[j];
+                    values[j] = values[j] * factors[r].rstd * columns.weights[held][j];
                 }
             }
             if constexpr (kQuantized) {

@@ -1,17 +1,19 @@
 // normalize_stream.cu: layer_norm (kCentered) and rms_norm as in normalize.cu, of rows of whole,
-// aligned vectors, without options.  A block or cluster takes a row after the other
-// (parts/row_stream.cuh); its weights and biases stay in registers.
-//   layer_norm  the mean of each warp's elements, then the squares about it; each warp merges those
-//               of all (as parts/moments.cuh does, without its second part of the mean).
+// aligned vectors, without options.  A block or cluster takes a row after the other, by warps of
+// different roles (parts/row_stream.cuh); weights and biases stay in the writers' registers.
+//   layer_norm  the mean of each warp's elements and the squares about it, then of the block's and
+//               the row's (as parts/moments.cuh does, without its second part of the mean).
 //   sum         null without a residual; layer_norm has none.
+//   counter     zero, and zero again in the end.
 // The other arguments are those of normalize.cu, where they are not null there either.
 // Constants: Element, kCentered and those of parts/row_stream.cuh.
 // Launch: grid (blocks that run at once, or fewer), block (kNumThreads), dynamic shared memory
-// params.stages * sizeof(Slice), twice that with a residual.
+// params.stages * sizeof(Piece), twice that with a residual.
 #include "parts/norm_params.cuh"
 #include "parts/row_stream.cuh"
+#include "parts/vector_moments.cuh"
 
-static_assert(kPlain && kThreadsPerRow == kNumThreads, "rows without options, one at a time");
+static_assert(kPlain, "rows without options");
 
 struct alignas(8) MeanAndSquares { float mean, squares; };
 using Statistic = Choose<kCentered != 0, MeanAndSquares, float>::Type;
@@ -20,98 +22,95 @@ DEVICE float mean_of(const MeanAndSquares& s) { return s.mean; }
 DEVICE float squares_of(float squares) { return squares; }
 DEVICE float squares_of(const MeanAndSquares& s) { return s.squares; }
 
-// One thread's part of s = x + residual.
-template <bool kHasResidual, bool kWhole>
-struct Sums {
-    // Vectors whose values are under way at once, where passes take no more registers.
-    static constexpr int kUnrolled = kVectorsPerThread <= 2 ? kVectorsPerThread : kCentered ? 1 : 2;
-    const RowRing<1 + kHasResidual>& ring;
+// s = x + residual of a vector that is there.
+template <bool kHasResidual>
+DEVICE void get_sums(const RowRing<1 + kHasResidual>& ring, const RingPlace& at, int vector,
+                     float (&values)[kVectorWidth]) {
+    const RowVector a = ring.get(at, 0, vector);
+#pragma unroll
+    for (int j = 0; j < kVectorWidth; ++j) values[j] = a[j];
+    if constexpr (kHasResidual) {
+        const RowVector b = ring.get(at, 1, vector);
+#pragma unroll
+        for (int j = 0; j < kVectorWidth; ++j) values[j] += b[j];
+    }
+}
 
-    DEVICE void get(const RingPlace& at, int i, float (&values)[kVectorWidth]) const {
-        const Element zero = from_float<Element>(0.0f);
-        const RowVector a = ring.template get<kWhole>(at, i, 0, zero);
-#pragma unroll
-        for (int j = 0; j < kVectorWidth; ++j) values[j] = a[j];
-        if constexpr (kHasResidual) {
-            const RowVector b = ring.template get<kWhole>(at, i, 1, zero);
-#pragma unroll
-            for (int j = 0; j < kVectorWidth; ++j) values[j] += b[j];
-        }
-    }
-    // Sums over the warp.
-    DEVICE float warp_sum(const RingPlace& at) const {
-        float sum = 0.0f;
-#pragma unroll(kUnrolled)
-        for (int i = 0; i < kVectorsPerThread; ++i) {
-            float values[kVectorWidth], part = 0.0f;
-            get(at, i, values);
-#pragma unroll
-            for (int j = 0; j < kVectorWidth; ++j) part += values[j];
-            sum += part;
-        }
-        return reduce_in_warp(sum, Sum());
-    }
-    // Of the distances from `mean`.
-    DEVICE float warp_squares(const RingPlace& at, float mean) const {
-        float sum = 0.0f;
-#pragma unroll(kUnrolled)
-        for (int i = 0; i < kVectorsPerThread; ++i) {
-            float values[kVectorWidth], part = 0.0f;
-            get(at, i, values);
-#pragma unroll
-            for (int j = 0; j < kVectorWidth; ++j) {
-                const float distance = values[j] - mean;
-                part += distance * distance;
-            }
-            sum += kCentered && !kWhole && !ring.place.holds(i) ? 0.0f : part;
-        }
-        return reduce_in_warp(sum, Sum());
-    }
-    DEVICE void statistic(const RingPlace& at, float, float& squares) const {
-        squares = warp_squares(at, 0.0f);
-    }
-    DEVICE void statistic(const RingPlace& at, float count, MeanAndSquares& s) const {
-        s.mean = warp_sum(at) / (count > 0.0f ? count : 1.0f);
-        s.squares = warp_squares(at, s.mean);
-    }
+// How many elements there are, and one over it: the same in all rows.
+struct alignas(8) Count {
+    float count, reciprocal;
+
+    DEVICE static Count of(float count) { return {count, count > 0.0f ? 1.0f / count : 0.0f}; }
 };
-
-// The elements of the block's warps, and of the row's parts: the same in all rows.
+// Of the readers' warps, of the row's blocks, of this block and of the row.
 struct Counts {
-    const float *of_warps, *of_parts;
+    const Count *of_warps, *of_blocks, *of_block, *of_row;
 
     DEVICE static Counts of(int64_t num_cols) {
-        SHARED(float, of_warps, [kWarps]);
-        SHARED(float, of_blocks, [kClusterSize]);
+        SHARED(Count, of_warps, [kReaderWarps]);
+        SHARED(Count, of_blocks, [kClusterSize]);
+        SHARED(Count, of_all, [2]);
         const int thread = int(threadIdx.x);
-        if (thread < kWarps) {
-            of_warps[thread] = float(SlicePlace::here(num_cols).count_of_warp(thread));
+        const SlicePlace place = SlicePlace::here(num_cols);
+        if (thread < kReaderWarps) {
+            int vectors = 0;
+            for (int i = 0; i < kVectorsPerThread; ++i) {
+                for (int first = 0; first < kWriters; first += kReaders) {
+                    const int rest = place.vectors(i) - first - thread * kWarpSize;
+                    vectors += rest < 0 ? 0 : rest < kWarpSize ? rest : kWarpSize;
+                }
+            }
+            of_warps[thread] = Count::of(float(vectors * kVectorWidth));
         }
         if (thread < kClusterSize) {
-            const SlicePlace place = SlicePlace::of_rank(num_cols, thread);
-            of_blocks[thread] = float(place.count * kVectorWidth);
+            const SlicePlace other = SlicePlace::of_rank(num_cols, thread);
+            of_blocks[thread] = Count::of(float(other.count * kVectorWidth));
         }
-        return {of_warps, kClusterSize > 1 ? of_blocks : of_warps};
+        if (thread == 0) {
+            of_all[0] = Count::of(float(place.count * kVectorWidth));
+            of_all[1] = Count::of(float(num_cols));
+        }
+        return {of_warps, of_blocks, of_all, of_all + 1};
     }
 };
 
-// kCount parts become one.  count: of all their elements; counts: of each.
-template <int kCount>
-DEVICE float merge(const float* parts, const float*, float) {
-    return sum_over<kCount>([&](int i) { return parts[i]; });
+// kCount parts, part(i), become one.  all: their elements; counts: those of each.
+template <int kCount, class Part>
+DEVICE void merge(Part part, const Count*, const Count*, float& merged) {
+    merged = sum_over<kCount>(part);
 }
-template <int kCount>
-DEVICE MeanAndSquares merge(const MeanAndSquares* parts, const float* counts, float count) {
+template <int kCount, class Part>
+DEVICE void merge(Part part, const Count* counts, const Count* all, MeanAndSquares& merged) {
     // Distances from one of the means, so that a mean far from zero loses nothing.
-    const float origin = parts[0].mean;
-    const auto distance = [&](int i) { return parts[i].mean - origin; };
-    const float step = sum_over<kCount>([&](int i) { return counts[i] * distance(i); }) /
-                       (count > 0.0f ? count : 1.0f);
-    return {origin + step, sum_over<kCount>([&](int i) {
-                const float from_mean = distance(i) - step;
-                return parts[i].squares + counts[i] * (from_mean * from_mean);
-            })};
+    const float origin = part(0).mean;
+    const auto distance = [&](int i) { return part(i).mean - origin; };
+    const float step = sum_over<kCount>([&](int i) { return counts[i].count * distance(i); }) *
+                       all->reciprocal;
+    merged = {origin + step, sum_over<kCount>([&](int i) {
+                  const float from_mean = distance(i) - step;
+                  return part(i).squares + counts[i].count * (from_mean * from_mean);
+              })};
 }
+
+// What a thread takes of its vectors, and its warp makes of it.
+struct SquaresOfVectors {
+    float sum = 0.0f;
+
+    DEVICE void take(const float (&values)[kVectorWidth]) {
+        float part = 0.0f;
+#pragma unroll
+        for (int j = 0; j < kVectorWidth; ++j) part += values[j] * values[j];
+        sum += part;
+    }
+};
+DEVICE float of_warp(const SquaresOfVectors& mine, const Count&) {
+    return reduce_in_warp(mine.sum, Sum());
+}
+DEVICE MeanAndSquares of_warp(const VectorMoments<kVectorWidth>& mine, const Count& count) {
+    const float mean = reduce_in_warp(mine.sum(), Sum()) * count.reciprocal;
+    return {mean, reduce_in_warp(mine.squares_about(mean), Sum())};
+}
+using OfVectors = Choose<kCentered != 0, VectorMoments<kVectorWidth>, SquaresOfVectors>::Type;
 
 // What all rows are multiplied by, and what is added.
 struct Factors {
@@ -119,11 +118,13 @@ struct Factors {
 
     DEVICE static void load(const void* from, float otherwise, const SlicePlace& place,
                             RowVector* vectors) {
+        const int vector = int(threadIdx.x);
 #pragma unroll
         for (int i = 0; i < kVectorsPerThread; ++i) {
             vectors[i].fill(from_float<Element>(otherwise));
-            if (from && place.holds(i)) {
-                vectors[i].load_read_only(static_cast<const Element*>(from) + place.position(i));
+            if (from && place.holds(i, vector)) {
+                const Element* columns = static_cast<const Element*>(from);
+                vectors[i].load_read_only(columns + place.position(i, vector));
             }
         }
     }
@@ -142,114 +143,168 @@ struct Factors {
     }
 };
 
-// kWhole: the row has all of the vectors that its blocks have room for.
-template <bool kHasResidual, bool kWhole>
-DEVICE void normalize_rows(const Element* x, const Element* residual, Element* y, Element* sum,
-                           Factors& factors, Slice* slices, const SlicePlace& place,
-                           const StreamBarriers& barriers, const Counts& counts,
-                           const NormParams& params) {
-    constexpr int kArrays = 1 + kHasResidual;
-    const auto& layout = params.layout;
-    const int step = int(gridDim.x) / kClusterSize, first = int(blockIdx.x) / kClusterSize;
-    // Which row a turn is for.
-    const auto row_of = [&](int turn) { return first + int64_t(turn) * step; };
-    const int turns = first < layout.num_rows ? int((layout.num_rows - first - 1) / step) + 1 : 0;
-    const RowRing<kArrays> ring{slices, barriers, place, params.stages};
-    const auto start = [&](int stage, int turn) {
-        if (turn >= turns) return;
-        const int64_t next = row_of(turn);
-        const Element* rows[kArrays];
-        rows[0] = x + row_offset(layout, kX, next);
-        if constexpr (kHasResidual) rows[1] = residual + row_offset(layout, kResidual, next);
-        ring.start(stage, rows);
-    };
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < params.stages; ++i) start(i, i);
-    }
-
-    const auto exchange = Exchange<Statistic>::make(barriers);
-    const Sums<kHasResidual, kWhole> s{ring};
-    RingPlace at{0, 0}, before{0, 0}, ahead{0, 0};
-    // The statistics of row number `turn`, which is written in that turn.  All of them are received
-    // before a block ends, so that nothing is written into its shared memory then.
-    const auto send = [&](int turn) {
-        ring.wait_full(ahead);
-        Statistic statistic;
-        s.statistic(ahead, counts.of_warps[threadIdx.x / kWarpSize], statistic);
-        exchange.send(turn, statistic, [&](const Statistic* parts) {
-            const float count = float(place.count * kVectorWidth);
-            return merge<kWarps>(parts, counts.of_warps, count);
-        });
-        ahead.advance(params.stages);
-    };
-    if (turns > 0) send(0);
-#pragma unroll 1
-    for (int turn = 0; turn < turns; ++turn) {
-        const bool last = turn + 1 == turns;
-        if (!last && params.stages > 2) send(turn + 1);
-        const int next = turn + params.stages - 1;
-        if (threadIdx.x == 0 && turn > 0 && next < turns) {
-            ring.wait_empty(before);
-            start(before.stage, next);
-        }
-        if (!last && params.stages == 2) send(turn + 1);  // which was brought just now
-
-        const float count = float(layout.num_cols);
-        const Statistic found = merge<kParts>(exchange.receive(turn), counts.of_parts, count);
-        const float rstd = reciprocal_square_root(squares_of(found) / count + params.eps);
-        const float shift = -mean_of(found) * rstd;
-        const int64_t row = row_of(turn);
-        Element* y_row = y + row_offset(layout, kY, row);
-#pragma unroll
-        for (int i = 0; i < kVectorsPerThread; ++i) {
-            if (!kWhole && !place.holds(i)) continue;
-            float values[kVectorWidth];
-            s.get(at, i, values);
-            RowVector vector;
-            if constexpr (kHasResidual) {
-                vector.from_floats(values);
-                vector.store(sum + row_offset(layout, kSum, row) + place.position(i));
-            }
-            factors.apply(i, shift, rstd, values);
-            vector.from_floats(values);
-            vector.store(y_row + place.position(i));
-        }
-        ring.release(at);
-        before = at;
-        at.advance(params.stages);
-    }
-}
+// What a row's writers are told.  row: -1 after the last one.
+struct alignas(16) Task {
+    float rstd, shift;
+    int row, padding;
+};
 
 template <bool kHasResidual>
-DEVICE void normalize_any_rows(const Element* x, const Element* residual, const void* weight,
-                               const void* bias, Element* y, Element* sum, Slice* slices,
-                               const NormParams& params) {
+struct Stream {
+    static constexpr int kArrays = 1 + kHasResidual;
+    const Element *x, *residual;
+    const void *weight, *bias;
+    Element *y, *sum;
+    const NormParams& params;
+    RowRing<kArrays> ring;
+    Exchange<Statistic> exchange;
+    Counts counts;
+    Task* tasks;
+
+    DEVICE void load_rows() const {
+        if (lane_id() != 0) return;
+        RingPlace at{0, 0};
+        const RowOrder& order = exchange.order;
+        for (int turn = 0;; ++turn) {
+            const int row = turn < order.ahead ? order.first(turn)
+                                               : exchange.receive(turn - order.ahead)->next_row;
+            ring.name(turn, row);
+            if (row < 0) return;
+            const Element* from[kArrays];
+            from[0] = x + row_offset(params.layout, kX, row);
+            if constexpr (kHasResidual) {
+                from[1] = residual + row_offset(params.layout, kResidual, row);
+            }
+            ring.load(at, from);
+        }
+    }
+    DEVICE void read_rows() const {
+        RingPlace at{0, 0};
+        const int first = int(threadIdx.x) - kWriters;
+        const Count& count = counts.of_warps[Exchange<Statistic>::reader_warp()];
+        for (int turn = 0; ring.row(turn) >= 0; ++turn) {
+            const uint32_t taken = exchange.ask();
+            OfVectors mine;
+#pragma unroll 1
+            for (int i = 0; i < kVectorsPerThread; ++i, at.advance(ring.stages)) {
+                ring.wait_full(at);
+#pragma unroll
+                for (int vector = first; vector < first + kWriters; vector += kReaders) {
+                    if (!ring.place.holds(i, vector)) continue;
+                    float values[kVectorWidth];
+                    get_sums<kHasResidual>(ring, at, vector, values);
+                    mine.take(values);
+                }
+            }
+            exchange.send(turn, taken, of_warp(mine, count), [&](const Statistic* parts) {
+                Statistic merged;
+                merge<kReaderWarps>([&](int i) { return parts[i]; }, counts.of_warps,
+                                    counts.of_block, merged);
+                return merged;
+            });
+        }
+    }
+    // All messages are received before a block ends, so that nothing is written into its shared
+    // memory then.
+    DEVICE void finish_rows() const {
+        int row;
+        for (int turn = 0;; ++turn) {
+            row = ring.row(turn);
+            Task task{0.0f, 0.0f, row, 0};
+            if (row >= 0) {
+                const auto* messages = exchange.receive(turn);
+                Statistic found;
+                merge<kClusterSize>([&](int i) { return messages[i].statistic; }, counts.of_blocks,
+                                    counts.of_row, found);
+                task.rstd = reciprocal_square_root(
+                    squares_of(found) * counts.of_row->reciprocal + params.eps);
+                task.shift = -mean_of(found) * task.rstd;
+            }
+            if (lane_id() == 0) {
+                tasks[slot_of(turn)] = task;
+                ring.barriers.finished[slot_of(turn)].arrive();
+            }
+            if (row < 0) return;
+        }
+    }
+    DEVICE void write_rows() const {
+        Factors factors;
+        Factors::load(weight, 1.0f, ring.place, factors.weights);
+        if constexpr (kCentered) Factors::load(bias, 0.0f, ring.place, factors.biases);
+        RingPlace at{0, 0};
+        const int vector = int(threadIdx.x);
+#pragma unroll 1
+        for (int turn = 0;; ++turn) {
+            ring.barriers.finished[slot_of(turn)].wait(parity_of(turn));
+            const Task task = tasks[slot_of(turn)];
+            if (task.row < 0) return;
+            Element* y_row = y + row_offset(params.layout, kY, task.row);
+#pragma unroll
+            for (int i = 0; i < kVectorsPerThread; ++i, at.advance(ring.stages)) {
+                ring.wait_full(at);  // as readers have: no wait
+                if (ring.place.holds(i, vector)) {
+                    const int position = ring.place.position(i, vector);
+                    float values[kVectorWidth];
+                    get_sums<kHasResidual>(ring, at, vector, values);
+                    RowVector out;
+                    if constexpr (kHasResidual) {
+                        out.from_floats(values);
+                        out.store(sum + row_offset(params.layout, kSum, task.row) + position);
+                    }
+                    factors.apply(i, task.shift, task.rstd, values);
+                    out.from_floats(values);
+                    out.store(y_row + position);
+                }
+                ring.release(at);
+            }
+        }
+    }
+};
+
+// A warpgroup's registers where roles have whole ones: writers need more, others less.
+constexpr bool kUnevenRegisters = kWriters == 512;
+
+template <bool kHasResidual>
+DEVICE void normalize_rows(const Element* x, const Element* residual, const void* weight,
+                           const void* bias, Element* y, Element* sum, uint32_t* counter,
+                           Piece* pieces, const NormParams& params) {
+    SHARED(Task, tasks, [kSlots]);
+    const int64_t& num_rows = params.layout.num_rows;
     const int64_t num_cols = params.layout.num_cols;
     const Counts counts = Counts::of(num_cols);
     const StreamBarriers barriers = StreamBarriers::make(params.stages);
     const SlicePlace place = SlicePlace::here(num_cols);
-    Factors factors;
-    Factors::load(weight, 1.0f, place, factors.weights);
-    if constexpr (kCentered) Factors::load(bias, 0.0f, place, factors.biases);
-    if (num_cols == kChunk) {
-        normalize_rows<kHasResidual, true>(x, residual, y, sum, factors, slices, place, barriers,
-                                           counts, params);
-    } else {
-        normalize_rows<kHasResidual, false>(x, residual, y, sum, factors, slices, place, barriers,
-                                            counts, params);
+    const auto ring = RowRing<1 + kHasResidual>::make(pieces, barriers, place, params.stages);
+    const RowOrder order = RowOrder::of(counter, num_rows, params.stages);
+    const auto exchange = Exchange<Statistic>::make(barriers, order);
+    const Stream<kHasResidual> stream{x,      residual, weight, bias,     y,      sum,
+                                      params, ring,     exchange, counts, tasks};
+    const Role role = role_of_warp();
+    if (role == kWriter) {
+        if constexpr (kUnevenRegisters) increase_registers<96>();
+        stream.write_rows();
+        return;
+    }
+    if constexpr (kUnevenRegisters) decrease_registers<40>();
+    if (role == kReader) {
+        stream.read_rows();
+    } else if (role == kLoader) {
+        stream.load_rows();
+    } else if (role == kFinisher) {
+        stream.finish_rows();
     }
 }
 
 KERNEL void normalize_stream(const Element* x, const Element* residual, const void* weight,
-                             const void* bias, void* y, Element* sum, float*, float*, float*, void*,
-                             const NormParams params, int64_t) {
-    SHARED_STORAGE(Slice, slices);
+                             const void* bias, void* y, Element* sum, float*, float*, float*,
+                             uint32_t* counter, const NormParams params, int64_t) {
+    SHARED_STORAGE(Piece, pieces);
     Element* to = static_cast<Element*>(y);
     if constexpr (!kCentered) {
         if (residual) {
-            normalize_any_rows<true>(x, residual, weight, bias, to, sum, &slices, params);
+            normalize_rows<true>(x, residual, weight, bias, to, sum, counter, &pieces, params);
             return;
         }
     }
-    normalize_any_rows<false>(x, residual, weight, bias, to, sum, &slices, params);
+    normalize_rows<false>(x, residual, weight, bias, to, sum, counter, &pieces, params);
 }

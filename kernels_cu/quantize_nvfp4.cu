@@ -5,15 +5,19 @@
 //   code = x / global_scale / scale; all three rounded to nearest even.
 // Pass kLargest: each block's largest finite |x|; kEncode: codes and scales, a thread for each
 // group, and for the padding of scales in blocks (parts/nvfp4.cuh), which become zero.  It goes
-// through the lines the other way round: what kLargest has read last is in the L2 cache.
-// Constants: Element; kAtOnce: groups that a thread loads before it goes on.
-// Launch: grid (num_partials), block (kNumThreads); twice.  Fewer than 2^32 rows in all, with
-// padding.
+// through a thread's groups the other way round: what kLargest has read last is in the L2 cache.
+// kBoth: one after the other, when all blocks have met; a thread's first kHeld groups stay in shared
+// memory.
+// Constants: Element; kAtOnce: groups that a thread loads before it goes on; kHeld, a multiple of it.
+// Launch: grid (num_partials), block (kNumThreads), dynamic shared memory sizeof(HeldGroups); once,
+// of a cooperative launch, or twice, without held groups.  Fewer than 2^32 rows in all, with padding.
+// barrier: sync_grid's counter, and kBarrierWords further the blocks' partial results.
 #include "parts/math.cuh"
 #include "parts/nvfp4.cuh"
 #include "parts/vector.cuh"
 
-enum Pass { kLargest, kEncode };
+enum Pass { kLargest, kEncode, kBoth };
+constexpr int kBarrierWords = 4;
 
 // Sizes and steps in elements; scale_rows, scale_groups: with padding.
 struct QuantizeParams {
@@ -43,6 +47,19 @@ struct Group {
 #pragma unroll
             for (int i = 0; i < kGroup; ++i) elements[i] = x[i * stride];
             memcpy(vectors, elements, sizeof(vectors));
+        }
+    }
+    // As one of those that stay in shared memory.
+    template <class Held> DEVICE void hold(Held& held, uint32_t number) const {
+#pragma unroll
+        for (int i = 0; i < int(sizeof(Element)); ++i) {
+            held.vectors[number * sizeof(Element) + i][threadIdx.x] = vectors[i];
+        }
+    }
+    template <class Held> DEVICE void take_held(const Held& held, uint32_t number) {
+#pragma unroll
+        for (int i = 0; i < int(sizeof(Element)); ++i) {
+            vectors[i] = held.vectors[number * sizeof(Element) + i][threadIdx.x];
         }
     }
     DEVICE uint32_t word(int i) const { return vectors[i / 4].words[i % 4]; }
@@ -129,43 +146,83 @@ DEVICE uint32_t saturate_codes(uint32_t pair) {
     return (pair & 0x80008000u) | min_unsigned_pair(pair & 0x7fff7fffu, 0x0e000e00u);
 }
 
+struct HeldGroups { Bytes<16> vectors[kHeld > 0 ? kHeld * int(sizeof(Element)) : 1][kNumThreads]; };
+
+// Calls f(line, next, group, number), each in one thread of the grid, for batches of kAtOnce lines,
+// from `line` on and `next` apart, of lines and groups; number: of the batch's first group among the
+// thread's.  Neighbours have neighbouring groups, and a thread stays with its group.
+template <bool kBackwards, class F>
+DEVICE void for_each_batch(uint32_t lines, uint32_t groups, F f) {
+    const uint32_t threads = gridDim.x * kNumThreads,
+                   thread = blockIdx.x * kNumThreads + threadIdx.x;
+    const uint32_t across = groups < threads ? groups : threads;
+    const uint32_t down = threads / across, top = thread / across, first = thread - top * across;
+    if (top >= down || top >= lines) return;
+    const uint32_t columns = (groups - first - 1) / across + 1,
+                   batches = (lines - top - 1) / (kAtOnce * down) + 1;
+    for (uint32_t i = 0; i < columns; ++i) {
+        const uint32_t column = kBackwards ? columns - 1 - i : i;
+        for (uint32_t j = 0; j < batches; ++j) {
+            const uint32_t batch = kBackwards ? batches - 1 - j : j;
+            f(top + batch * (kAtOnce * down), down, first + column * across,
+              (column * batches + batch) * kAtOnce);
+        }
+    }
+}
+
 KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float* global_scale,
-                           float* partials, const QuantizeParams params, int64_t pass) {
+                           uint32_t* barrier, const QuantizeParams params, int64_t pass) {
+    SHARED_STORAGE(HeldGroups, held);
     const QuantizeParams& p = params;
+    float* partials = reinterpret_cast<float*>(barrier + kBarrierWords);
     const int64_t size = sizeof(Element);
     const bool by_vectors =
         p.col_stride == 1 &&
         (uintptr_t(x) | uintptr_t(p.row_stride * size) | uintptr_t(p.batch_stride * size)) % 16 ==
             0;
-    const auto load = [&](uint32_t matrix, uint32_t row, uint32_t group) {
-        Group numbers;
-        numbers.load(
-            x + matrix * p.batch_stride + row * p.row_stride + group * (kGroup * p.col_stride),
-            p.col_stride, by_vectors);
-        return numbers;
+    const uint32_t rows = uint32_t(p.rows), groups = uint32_t(p.groups);
+    const uint32_t scale_rows = uint32_t(p.scale_rows), lines = uint32_t(p.batch) * scale_rows,
+                   scale_groups = uint32_t(p.scale_groups);
+    // Where the group of a line lies, and whether it is there and has numbers.
+    struct Place {
+        uint32_t matrix, row;
+        bool is_there, has_numbers;
     };
-    if (pass == kLargest) {
+    const auto place_of = [&](uint32_t line, uint32_t group) {
+        const uint32_t matrix = p.batch > 1 ? line / scale_rows : 0,
+                       row = line - matrix * scale_rows;
+        return Place{matrix, row, line < lines, line < lines && row < rows && group < groups};
+    };
+    const auto load = [&](Group& numbers, const Place& place, uint32_t group) {
+        const int64_t offset = place.matrix * p.batch_stride + place.row * p.row_stride;
+        numbers.load(x + offset + group * (kGroup * p.col_stride), p.col_stride, by_vectors);
+    };
+    const bool holds = kHeld > 0 && pass == kBoth;
+    if (pass != kEncode) {
         uint32_t largest = 0;
-        const uint32_t rows = uint32_t(p.rows), lines = uint32_t(p.batch) * rows;
-        for_each_in_lines<kAtOnce>(
-            lines, uint32_t(p.groups), [&](uint32_t line, uint32_t group, uint32_t next) {
-                Group numbers[kAtOnce];
+        for_each_batch<false>(lines, scale_groups,
+                              [&](uint32_t line, uint32_t next, uint32_t group, uint32_t number) {
+                                  Group numbers[kAtOnce];
+                                  bool has_numbers[kAtOnce];
 #pragma unroll
-                for (int i = 0; i < kAtOnce; ++i) {
-                    // The last line twice and more often, which is as good.
-                    const uint32_t at = line + i * next < lines ? line + i * next : lines - 1;
-                    const uint32_t matrix = p.batch > 1 ? at / rows : 0;
-                    numbers[i] = load(matrix, at - matrix * rows, group);
-                }
+                                  for (int i = 0; i < kAtOnce; ++i) {
+                                      const Place place = place_of(line + i * next, group);
+                                      has_numbers[i] = place.has_numbers;
+                                      if (place.has_numbers) load(numbers[i], place, group);
+                                  }
 #pragma unroll
-                for (int i = 0; i < kAtOnce; ++i) {
-                    const uint32_t bits = numbers[i].largest_finite_bits();
-                    largest = largest > bits ? largest : bits;
-                }
-            });
+                                  for (int i = 0; i < kAtOnce; ++i) {
+                                      if (!has_numbers[i]) continue;
+                                      const uint32_t bits = numbers[i].largest_finite_bits();
+                                      largest = largest > bits ? largest : bits;
+                                      if (holds && number < kHeld)
+                                          numbers[i].hold(held, number + i);
+                                  }
+                              });
         const float of_block = block_largest(number_of_bits(largest));
         if (threadIdx.x == 0) partials[blockIdx.x] = of_block;
-        return;
+        if (pass == kLargest) return;
+        sync_grid(barrier);
     }
     float largest = 0.0f;
     for (int64_t i = threadIdx.x; i < p.num_partials; i += kNumThreads) {
@@ -175,8 +232,6 @@ KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float
     const float global = largest >= kSmallestNormal ? largest : 1.0f;
     if (blockIdx.x == 0 && threadIdx.x == 0) *global_scale = global;
     const float of_global = 1.0f / global, of_codes = 1.0f / (kLargestCode * global);
-    const uint32_t rows = uint32_t(p.rows), groups = uint32_t(p.groups);
-    const uint32_t scale_rows = uint32_t(p.scale_rows), lines = uint32_t(p.batch) * scale_rows;
     // The codes and the scale of a group.
     const auto encode = [&](const Group& numbers, uint32_t matrix, uint32_t row, uint32_t group) {
         const uint32_t bits = numbers.largest_bits();
@@ -210,32 +265,29 @@ KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float
         store_vector<8>(codes + number * (kGroup / 2), packed);
         return scale;
     };
-    for_each_in_lines<kAtOnce>(
-        lines, uint32_t(p.scale_groups), [&](uint32_t from_end, uint32_t group, uint32_t next) {
-            Group numbers[kAtOnce];
-            const auto place = [&](int i, uint32_t& matrix, uint32_t& row) {
-                const uint32_t at = from_end + i * next;
-                const uint32_t line = at < lines ? lines - 1 - at : 0;
-                matrix = p.batch > 1 ? line / scale_rows : 0;
-                row = line - matrix * scale_rows;
-                return at < lines;
-            };
-            const auto has_numbers = [&](uint32_t row) { return row < rows && group < groups; };
+    for_each_batch<true>(lines, scale_groups,
+                         [&](uint32_t line, uint32_t next, uint32_t group, uint32_t number) {
+                             Group numbers[kAtOnce];
 #pragma unroll
-            for (int i = 0; i < kAtOnce; ++i) {
-                uint32_t matrix, row;
-                const bool there = place(i, matrix, row);
-                if (there && has_numbers(row)) numbers[i] = load(matrix, row, group);
-            }
+                             for (int i = 0; i < kAtOnce; ++i) {
+                                 const Place place = place_of(line + i * next, group);
+                                 if (!place.has_numbers) continue;
+                                 if (holds && number < kHeld)
+                                     numbers[i].take_held(held, number + i);
+                                 else load(numbers[i], place, group);
+                             }
 #pragma unroll
-            for (int i = 0; i < kAtOnce; ++i) {
-                uint32_t matrix, row;
-                if (!place(i, matrix, row)) break;
-                e4m3 scale = from_float<e4m3>(0.0f);
-                if (has_numbers(row)) scale = encode(numbers[i], matrix, row, group);
-                // GroupScales::at, in 32 bits as far as that goes.
-                scales[matrix * p.matrix_scales + row / 128 * p.block + row % 128 / 32 * p.quarter +
-                       row % 32 * p.row + group / kWord * p.word + group % kWord] = scale;
-            }
-        });
+                             for (int i = 0; i < kAtOnce; ++i) {
+                                 const Place place = place_of(line + i * next, group);
+                                 if (!place.is_there) break;
+                                 e4m3 scale = from_float<e4m3>(0.0f);
+                                 if (place.has_numbers)
+                                     scale = encode(numbers[i], place.matrix, place.row, group);
+                                 // GroupScales::at, in 32 bits as far as that goes.
+                                 const uint32_t row = place.row;
+                                 scales[place.matrix * p.matrix_scales + row / 128 * p.block +
+                                        row % 128 / 32 * p.quarter + row % 32 * p.row +
+                                        group / kWord * p.word + group % kWord] = scale;
+                             }
+                         });
 }

@@ -13,18 +13,7 @@
 // shared memory sizeof(RowStorage<Element>).
 #include "parts/math.cuh"
 #include "parts/max_sum.cuh"
-#include "parts/row.cuh"
-
-enum Operand { kX, kY, kMask, kOperands };
-
-struct SoftmaxParams {
-    RowLayout<kOperands> layout;
-    int64_t num_chunks;
-    float scale;
-    int32_t dtype;
-    int32_t log;  // nonzero: log_softmax
-    int32_t padding;
-};
+#include "parts/softmax_params.cuh"
 
 using Row = RowVectors<Element>;
 
@@ -159,7 +148,7 @@ KERNEL void softmax(const Element* x, const uint8_t* mask, void* y, MaxSum* stat
     if (task.pass != kMerge) {
         const Element fill = from_float<Element>(-sign * kInfinity);
         const int64_t x_stride = layout.col_strides[kX];
-        row.start(x_row + c.first_col * x_stride, x_stride, fill);
+        row.start(x_row + c.first_col * x_stride, x_stride, fill, load_policy(params.evict_last));
         row.finish();
         if (!kPlain && params.scale == 0.0f) multiply_by_zero(row, fill);
         bool any = c.holds_any(t.position(0));

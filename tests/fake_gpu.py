@@ -8,11 +8,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from cupykern import plans, targets
+from cupykern import plans, targets, workspace
 from cupykern.targets import tensor_map
 from kernels_cu import Variant
 
@@ -47,8 +49,10 @@ class FakeGpu:
         start = -(-ctypes.addressof(self._buffer) // _PAGE) * _PAGE
         self._memory = cupy.cuda.UnownedMemory(start, _SIZE, self._buffer, 0)
         self._next = 0
+        self.num_allocations = 0
 
     def allocate(self, size: int) -> Any:
+        self.num_allocations += 1
         if self._next + size > _SIZE:
             self._next = 0
         pointer = self.xp.cuda.MemoryPointer(self._memory, self._next)
@@ -56,8 +60,15 @@ class FakeGpu:
         return pointer
 
     def array(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """A CuPy array, of whatever was in memory."""
+        """A CuPy array, of whatever was in memory: nothing reads it."""
         return self.xp.ndarray(shape, np.dtype(dtype))
+
+    def asarray(self, x: np.ndarray) -> Any:
+        """A CuPy array of x's shape, strides and dtype, and whatever was in memory."""
+        memory = self.allocate(x.nbytes)
+        if x.itemsize > 1:
+            return self.xp.ndarray(x.shape, x.dtype, memory, x.strides)
+        return self.xp.ndarray(x.shape, np.uint8, memory, x.strides).view(x.dtype)
 
     def by_value(self, struct: np.ndarray) -> np.ndarray:
         return targets.by_value(struct)
@@ -76,13 +87,21 @@ class FakeGpu:
             )
             self.launches.append(Launch(variant, grid, tuple(noted), shared_bytes))
 
+        kernel.pack = lambda *launch: partial(kernel, *launch)
         kernel.blocks_at_once = lambda shared_bytes: variant.cluster_size
         return kernel
 
 
-def _note_map(*args: Any) -> np.ndarray:
+_DEFAULT_STREAM = SimpleNamespace(ptr=0, synchronize=lambda: None)
+
+
+def _note_map(address: int, *args: Any) -> bytes:
     """What a driver would make a tensor map of."""
-    return targets.by_value(np.frombuffer(repr(args).encode(), np.uint8))
+    return f"{args} at {address}".encode()
+
+
+def _move_map(encoded: bytes, address: int) -> bytes:
+    return encoded[: encoded.rindex(b" ")] + b" %d" % address
 
 
 @contextmanager
@@ -91,7 +110,15 @@ def fake_gpu(monkeypatch: Any) -> Iterator[FakeGpu]:
     gpu = FakeGpu()
     monkeypatch.setattr(targets, "_gpu", lambda device_id: gpu)
     monkeypatch.setattr(gpu.xp.cuda.runtime, "getDevice", lambda: 0)
+    monkeypatch.setattr(gpu.xp.cuda, "get_current_stream", lambda: _DEFAULT_STREAM)
+    monkeypatch.setattr(gpu.xp, "zeros", gpu.array)
+    monkeypatch.setattr(workspace, "_kept", {})
+    monkeypatch.setattr(workspace, "_kept_for_grids", {})
     monkeypatch.setattr(tensor_map, "_encode_cuda", _note_map)
+    monkeypatch.setattr(tensor_map, "_replace_address", _move_map)
+    monkeypatch.setattr(
+        tensor_map, "_argument", lambda made: targets.by_value(np.frombuffer(made, np.uint8))
+    )
     gpu.xp.cuda.set_allocator(gpu.allocate)
     plans.clear()
     try:
@@ -99,4 +126,3 @@ def fake_gpu(monkeypatch: Any) -> Iterator[FakeGpu]:
     finally:
         gpu.xp.cuda.set_allocator(None)
         plans.clear()
-        tensor_map.encode.cache_clear()

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 import cupykern
-from cupykern import check, dtypes, inputs, plans, reference, workspace
+from cupykern import check, dtypes, inputs, reference, workspace
 from cupykern.attention import decode
 from cupykern.attention.decode import DecodeConfig, DecodeTask
 from cupykern.attention.decode_attention import run as run_unchecked
 from cupykern.attention.decode_problem import LAYOUTS, OP, DecodeProblem
 from cupykern.targets import host, of_array
+from cupykern.targets.limits import max_cluster_size
 
 FP16 = dtypes.float16
 SMALL_CHUNKS = DecodeConfig(16, 64, 3, chunk=64, least_chunk=64)  # of head dim 128
@@ -73,7 +74,7 @@ def test_a_sequence_has_the_same_bits_in_any_batch(target):
 
 @pytest.mark.parametrize("rows", [16, 64])
 @pytest.mark.parametrize("chunks_per_block", [1, 8, 16, 104])
-def test_who_computes_changes_no_bit(target, chunks_per_block, rows, monkeypatch):
+def test_who_computes_changes_no_bit(target, chunks_per_block, rows):
     """Neither how many chunks a block takes on, nor its buffers, nor the schedule."""
     q, (k, v) = make((2, 34, 1, 128)), caches((650, 130), 650)
     args = to_target(target, q, k, v, np.array((650, 130), np.int32))
@@ -87,16 +88,27 @@ def test_who_computes_changes_no_bit(target, chunks_per_block, rows, monkeypatch
     expected = run(single)
     assert run(config) == expected
     assert run(replace(config, stages=3 if rows == 16 else 1)) == expected
-    with_few_blocks = replace(config, blocks=1, stages=3 if rows == 16 else 2)
-    for count in (1, 2):
-        place = type(target) if target.name == "host" else target
-        monkeypatch.setattr(place, "multiprocessors", count)
-        plans.clear()
-        assert run(with_few_blocks) == expected
     if target.name == "host":
         for schedule in ("lifo", "sticky:1"):
             with host.use(warp_size=target.warp_size, schedule=schedule):
                 assert run(config) == expected
+
+
+@pytest.mark.parametrize("heads", [8, 32])
+def test_pairs_of_blocks_change_no_bit(target, heads):
+    """Sequences of two groups, of one, and of none; in one pass over the rows, and in several."""
+    if max_cluster_size(target.arch) < 2:
+        pytest.skip("no clusters")
+    lens = np.array((1000, 300, 0, 513), np.int32)
+    q, (k, v) = make((4, heads, 1, 128)), caches(lens, 1000)
+    args = to_target(target, q, k, v, lens)
+    config = replace(SMALL_CHUNKS, stages=2, chunks_per_block=8)
+
+    def run(config):
+        y = cupykern.decode_attention(*args[:3], seq_lens=args[3], return_lse=True, config=config)
+        return b"".join(on_host(x).tobytes() for x in y)
+
+    assert run(replace(config, pairs=True)) == run(config)
 
 
 def test_blocks_of_256_threads(target):
@@ -368,6 +380,8 @@ WRONG = [
     (ValueError, "a power of two", {"config": DecodeConfig(16, 64, 3, chunk=64)}),
     (ValueError, "a power of two", {"config": DecodeConfig(16, 128, 3, least_chunk=64)}),
     (ValueError, "shared memory", {"config": DecodeConfig(16, 128, 9)}),
+    (ValueError, "pairs must be", {"config": DecodeConfig(16, 64, 2, pairs=1)}),
+    (ValueError, "two groups", {"config": DecodeConfig(16, 64, 2, chunks_per_block=8, pairs=True)}),
 ]
 
 

@@ -152,6 +152,7 @@ FAULTS = {
         "quantize_nvfp4.cu", "min_unsigned_pair(pair & 0x7fff7fffu, 0x0e000e00u)", "(pair & 0x7fff7fffu)",
         "saturated",
     ),
+    "blocks that do not meet": Fault("quantize_nvfp4.cu", "sync_grid(barrier);", "", "quantised"),
     "ties to odd": Fault("quantize_nvfp4.cu", "1.5f * 0x1p22f", "1.5f * 0x1p21f", "quantised"),
     "the last lines are not decoded": Fault(
         "dequantize_nvfp4.cu", "if (at >= lines) continue;\n            Bytes", "if (i > 0) continue;\n            Bytes",
@@ -228,7 +229,7 @@ FAULTS = {
         SPLIT, "i / kOwn * (kCols / 2 / kProducts) + rank", "rank", "split"
     ),
     "stages are overwritten while they are read": Fault(
-        SPLIT, "sync_cluster();  // no stage is read any more", "", "split"
+        SPLIT, "else sync_cluster();                  // and no stage is read any more", "", "split"
     ),
     "every block has all of k": Fault(
         "dual_gemm_hopper.cu", "kSplitK ? rank * all_k_tiles / kClusterSize : 0;", "0;", "split"

@@ -157,6 +157,42 @@ FAULTS = {
         "-log_accurate(total.sum)",
         "short rows",
     ),
+    "plain rows: powers of a warp not made the row's": Fault(
+        "softmax_plain.cu",
+        "factor *= merge.rescale(max, total.max);",
+        "factor *= 1.0f;",
+        "plain rows",
+    ),
+    "plain rows: the logarithm over a warp's largest": Fault(
+        "softmax_plain.cu",
+        "value - total.max - log_sum",
+        "value - max - log_sum",
+        "plain rows",
+    ),
+    "plain rows: a warp's sum over another's largest": Fault(
+        "softmax_plain.cu",
+        "const MaxSum mine{max,",
+        "const MaxSum mine{max + 0.5f,",
+        "plain rows",
+    ),
+    "plain rows: NaN is swallowed": Fault(
+        "softmax_plain.cu",
+        "reciprocal_approx(total.sum)",
+        "reciprocal_approx(maximum(total.sum, 1.0f))",
+        "special plain rows",
+    ),
+    "plain rows: zeros after a row's end": Fault(
+        "softmax_plain.cu",
+        "packed[i].fill(from_float<Element>(-kInfinity));",
+        "packed[i].fill(from_float<Element>(0.0f));",
+        "ends of plain rows",
+    ),
+    "plain rows: rows past the end": Fault(
+        "softmax_plain.cu",
+        "row >= layout.num_rows ? 0 :",
+        "false ? 0 :",
+        "a crash",
+    ),
     "the last chunk not merged": Fault(
         "parts/row.cuh",
         "live && i < task.num_chunks;",
@@ -168,6 +204,8 @@ FAULTS = {
 
 def _problems() -> Iterator[tuple[str, object, SoftmaxProblem]]:
     for op in (OP, LOG_OP):
+        yield "plain rows", op, SoftmaxProblem((5, 4096), dtype="float16")
+        yield "ends of plain rows", op, SoftmaxProblem((5, 1000), dtype="float32")
         yield "short rows", op, SoftmaxProblem((7, 9), dtype="float32", kind="same_sign")
         yield "short rows", op, SoftmaxProblem((70, 13), dtype="float16", kind="wide")
         yield "below zero", op, SoftmaxProblem((3, 1000), dtype="bfloat16", scale=-3.5)
@@ -177,7 +215,8 @@ def _problems() -> Iterator[tuple[str, object, SoftmaxProblem]]:
         yield "masks", op, SoftmaxProblem((6, 100), dtype="float32", mask_shape=(6, 100))
         yield "masks", op, SoftmaxProblem((6, 8, 33), axis=1, dtype="float16", mask_shape=(8, 1))
         yield "masks", op, SoftmaxProblem((9, 3), dtype="float32", mask_shape=(9, 1))
-        yield "special", op, SoftmaxProblem((40, 8), dtype="float32", kind="special")
+        yield "special", op, SoftmaxProblem((40, 9), dtype="float32", kind="special")
+        yield "special plain rows", op, SoftmaxProblem((40, 8), dtype="float32", kind="special")
         yield "output dtypes", op, SoftmaxProblem((4, 64), dtype="float32", out_dtype="float16")
         yield "output dtypes", op, SoftmaxProblem((4, 64), dtype="float16", out_dtype="bfloat16")
 

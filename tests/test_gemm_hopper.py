@@ -354,7 +354,7 @@ _MIXED = {"b": dtypes.float8_e4m3fn}
         ({"tile_n": 128, "ping_pong": True, "stages": 5}, _FP8, "sm_90a", "even number of stages"),
         ({"tile_n": 128, "ping_pong": True, "stages": 6, "lead": 17}, _FP8, "sm_90a", "17 stages"),
         ({"tile_n": 320}, _FP8, "sm_90a", "do not hold 128 x 320 sums"),
-        ({"share_k": True, "tile_n": 64}, {}, "sm_90a", "tiles of at most 64 x 64"),
+        ({"share_k": True, "tile_n": 64}, {}, "sm_90a", "tiles of at most 64 x 128"),
         ({}, _MIXED, "sm_90a", "64 columns per warpgroup"),
         ({"tile_n": 128, "ping_pong": True}, _MIXED, "sm_90a", "no ping_pong or lead"),
         ({"stages": 1}, {}, "sm_90a", "at least 2"),

@@ -16,7 +16,7 @@ CONVERTED_ROWS, FP4_ROWS = "parts/rows_converted_hopper.cuh", "parts/rows_nvfp4_
 PROMOTED = "parts/mainloop_promoted_hopper.cuh"
 CONVERTED = "parts/mainloop_converted_hopper.cuh"
 EPILOGUE = "parts/epilogue_hopper.cuh"
-PLAIN = "parts/plain_epilogue_hopper.cuh"
+PLAIN, SPLIT = "parts/plain_epilogue_hopper.cuh", "parts/split_sums_hopper.cuh"
 # The products added up by the tensor cores alone, but for the two sets.
 _PRODUCTS = """            wgmma<RowElement, ColElement>(products, advance(rows, k), advance(cols, k), k > 0);
         }
@@ -165,8 +165,7 @@ FAULTS = {
         "first_k_tile = 0", "split k",
     ),
     "the sums of the cluster's other blocks left out": Fault(
-        "gemm_hopper.cu", "from == own ? four[j] : bit_cast<SumType>(part.words[j])", "from == own ? four[j] : SumType(0)",
-        "split k",
+        SPLIT, "bit_cast<SumType>(part.words[j]);", "SumType(0);", "split k",
     ),
     "the scales of the first part of k": Fault(PROMOTED, "k = work.first_k_tile + first;", "k = first;", "split k"),
     "factors overwritten before they are read": Fault(PLAIN, "        empty.wait((count & 1) ^ 1);\n", "", "plain"),
@@ -241,11 +240,14 @@ FAULTS = {
         FP4_ROWS, "(work.first_k_tile + (kShareK ? work.consumer : 0))", "(kShareK ? work.consumer : 0)", "nvfp4, split k"
     ),
     "sums stored before the others are read": Fault(
-        "gemm_hopper.cu", "if (kSplitInStaging) named_barrier(3, 128 * kConsumers);", "", "nvfp4, split k"
+        SPLIT, "if (kFree) named_barrier(3, 128 * kConsumers);", "", "nvfp4, split k"
     ),
     "gelu of the first columns": Fault(
-        PLAIN, "for (int i = 0; i < kValues; ++i) values[i] = gelu(values[i]);",
-        "for (int i = 1; i < kValues; ++i) values[i] = gelu(values[i]);", "activated",
+        PLAIN, "for (int i = 0; i < kValues; ++i) values[i] = gelu_of_twice(values[i]);",
+        "for (int i = 1; i < kValues; ++i) values[i] = gelu_of_twice(values[i]);", "activated",
+    ),
+    "the whole bias to half a sum": Fault(
+        PLAIN, "p.activation == kGelu ? 0.5f : 1.0f", "1.0f", "activated"
     ),
     "k from its middle to its end": Fault(
         RING, "i + ahead < num_k_tiles ? i + ahead : i + ahead - num_k_tiles", "i + ahead", "mixed, few rows"

@@ -503,7 +503,8 @@ def test_every_variant_is_chosen_by_some_product():
                     if layouts[0] != STRIDED and not by_vectors(a, b, *layouts, blocks):
                         continue
                     for m in (1, 64, 8192):
-                        task = GemmTask(1, m, 8192, 8192, a, b, *layouts, blocks, tma=False)
+                        # Of two matrices: few rows of one are streamed (test_gemm_stream.py).
+                        task = GemmTask(2, m, 8192, 8192, a, b, *layouts, blocks, tma=False)
                         tasks = [task]
                         if sums_in_half(task, arch):
                             tasks.append(gemm.half_sums_task(task))
@@ -578,7 +579,7 @@ E4M3 = B.astype(dtypes.float8_e4m3fn)
         (TypeError, "residual must be a cupy or numpy array", (A, B), {"residual": 1.0}),
         (TypeError, "activation must be a string", (A, B), {"activation": 3}),
         (TypeError, "alpha must be a real number", (A, B), {"alpha": "1"}),
-        (TypeError, "config must be a GemmConfig or HopperConfig", (A, B), {"config": "fast"}),
+        (TypeError, "config must be a GemmConfig, HopperConfig or StreamConfig", (A, B), {"config": "fast"}),
         (TypeError, "out must have dtype", (A, B), {"out": np.ones((4, 6), np.float32)}),
         (ValueError, "a must have at least 2 dims", (A[0], B), {}),
         (ValueError, "a's columns must be b's rows", (A, B[1:]), {}),

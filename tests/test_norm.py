@@ -6,6 +6,8 @@ import mmap
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import cupykern
 from cupykern import check, dtypes, inputs, numerics
@@ -13,6 +15,7 @@ from cupykern.op import Call, as_tuple
 from cupykern.rows.norm import _run
 from cupykern.rows.norm_ops import ADD_OP, LAYER_OP, RMS_OP, NormProblem
 from cupykern.rows.norm_plan import Options
+from cupykern.rows.row_configs import RowConfig
 
 DTYPES = ("float16", "bfloat16", "float32")
 OPS = {op.name: op for op in (LAYER_OP, RMS_OP, ADD_OP)}
@@ -88,6 +91,39 @@ def test_rows_that_fill_their_threads(target, name):
         )
         comparison = check.check_problem(OPS[name], problem, 1, target.xp)
         assert comparison.ok, comparison
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
+def test_two_rows_a_thread_whose_weights_come_first(target, name, quantize):
+    """In clusters; whole groups of whole rows, and others.  Also where products with weights alone are
+    too small or too large to tell a row's largest result."""
+    if target.arch not in ("sm_90a", "host") or (quantize and name == "layer_norm"):
+        pytest.skip("no clusters, or nothing to quantize")
+    config = RowConfig(64, 64, 8, 2, 2, plain=True, rows_per_thread=2, weights_first=True)
+    op, random = OPS[name], np.random.default_rng(3)
+
+    @settings(max_examples=12, deadline=None)
+    @given(
+        st.integers(1, 9),
+        st.sampled_from((config.chunk, 1200, 8)),
+        st.sampled_from(("normal", "uniform", "same_sign", "wide", "exact")),
+        st.booleans(),
+        st.sampled_from((1.0, 2.0**-90, 2.0**90)),
+    )
+    def check_one(rows, cols, kind, bad, factor):
+        x = np.asarray(inputs.values(kind, (rows, cols), dtypes.bfloat16, rows))
+        if bad:
+            x[rows // 2, cols // 2] = np.nan
+        weight = (random.normal(size=cols) * factor).astype(x.dtype)
+        kwargs = {"weight": target.xp.asarray(weight), "eps": 0.0}
+        if quantize:
+            kwargs["quantize"] = quantize
+        call = Call((target.xp.asarray(x),), kwargs)
+        comparison = compare(op, call, op.run(*call.args, **call.kwargs, config=config))
+        assert comparison.ok, f"{rows} x {cols} {kind} {factor}: {comparison}"
+
+    check_one()
 
 
 @pytest.mark.parametrize("layout", inputs.LAYOUTS)

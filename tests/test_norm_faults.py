@@ -15,7 +15,7 @@ from cupykern.rows.norm_ops import LAYER_OP, RMS_OP, NormProblem
 from cupykern.rows.norm_plan import Options
 from cupykern.rows.row_configs import RowConfig
 
-PLAIN = "normalize_plain.cu"
+PLAIN, VECTORS = "normalize_plain.cu", "parts/vector_moments.cuh"
 FAULTS = {
     "no barrier between warps": Fault("parts/row.cuh", "        sync_block();\n", "\n", "far from zero"),
     "one exchange for two": Fault(
@@ -99,7 +99,14 @@ FAULTS = {
         PLAIN, "if (kWhole || num_cols == kChunk) return", "return", "ends of rows"
     ),
     "squares of zeros at a row's end": Fault(
-        PLAIN, "squares += kCentered && !at.holds(i) ? 0.0f : part;", "squares += part;", "ends of rows"
+        PLAIN, "if (!at.holds(i)) break;", "", "ends of rows"
+    ),
+    "no squares between the vectors' means": Fault(
+        VECTORS, "part + step * step * (kWidth * (before * share))", "part", "a cluster"
+    ),
+    "the last vector's mean": Fault(VECTORS, "mean += step * share;", "mean += step;", "a cluster"),
+    "the first vector's weights for all": Fault(
+        PLAIN, "held = kWeightsFirst ? i : 0;", "held = 0;", "a cluster"
     ),
     "the largest without the weights": Fault(
         PLAIN, "magnitude(values[j] * weights[j])", "magnitude(values[j])", "quantized plain rows"
@@ -192,7 +199,7 @@ def _check_clusters_and_chunks() -> None:
 
 def _check_cluster() -> None:
     """Of two blocks with two rows each; the last ones hold less."""
-    config = RowConfig(64, 64, 8, 2, 2, plain=True, rows_per_thread=2)
+    config = RowConfig(64, 64, 8, 2, 2, plain=True, rows_per_thread=2, weights_first=True)
     for op in (LAYER_OP, RMS_OP):
         call = op.inputs(
             NormProblem((5, 1800), "float16", weight_dtype="float16", mean=-2.0), 1, np

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import sys
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from fake_gpu import fake_gpu
 
 import cupykern
-from cupykern import dtypes, plans, targets
+from cupykern import dtypes, plans, targets, workspace
 from cupykern.rows import nonfinite
+from cupykern.tools.bench import tiny_problem
 
 cupy = pytest.importorskip("cupy")
 
@@ -143,16 +148,118 @@ def test_warm_is_cold(gpu, name, monkeypatch):
     counters = gpu.array((1024,), "uint32")  # CuPy would clear them on the GPU
     monkeypatch.setattr(nonfinite, "_counters", lambda target: counters)
     monkeypatch.setattr(nonfinite, "_calls", itertools.repeat(7))
+    CALLS[name](*given)  # what is kept for a stream (workspace) is there
+    plans.clear()
     place = gpu._next
     launches, outputs = [], []
-    for _ in range(2):
+    for _ in range(3):  # cold, warm, and packed
         gpu._next = place  # new arrays at the same addresses
         gpu.launches.clear()
         outputs.append(described(CALLS[name](*given)))
         launches.append(list(gpu.launches))
         monkeypatch.setattr(cupykern.arguments, "target_of", None)  # what is warm checks nothing
-    assert launches[0] and launches[0] == launches[1]
-    assert outputs[0] == outputs[1]
+    assert launches[0] and launches[0] == launches[1] == launches[2]
+    assert outputs[0] == outputs[1] == outputs[2]
+
+
+class Cost(NamedTuple):
+    """What a warm call takes, in figures that do not depend on the machine."""
+
+    calls: int  # of Python functions of this package, and from them
+    allocations: int
+    launches: int
+
+
+def cost(gpu, call) -> Cost:
+    """Of a call whose result lies where that of earlier ones did."""
+    here = str(Path(cupykern.__file__).parent)
+    calls = 0
+
+    def count(frame, event, argument):
+        nonlocal calls
+        if event == "c_call" or event == "call":
+            calls += frame.f_code.co_filename.startswith(here)
+
+    place = gpu._next
+    for _ in range(3):
+        call()
+        gpu._next = place
+    gpu.launches.clear()
+    before = gpu.num_allocations
+    sys.setprofile(count)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return Cost(calls, gpu.num_allocations - before, len(gpu.launches))
+
+
+COSTS = {
+    "softmax": Cost(8, 1, 1),
+    "log_softmax": Cost(8, 1, 1),
+    "layer_norm": Cost(9, 1, 1),
+    "rms_norm": Cost(9, 1, 1),
+    "add_rms_norm": Cost(10, 1, 1),
+    "quantize": Cost(12, 1, 1),
+    "quantize_nvfp4": Cost(14, 1, 1),
+    "matmul": Cost(8, 1, 1),
+    "scaled_mm": Cost(12, 1, 1),
+    "dual_gemm_silu": Cost(16, 1, 1),
+    "dequant_softmax": Cost(18, 1, 2),
+    "decode_attention": Cost(4, 1, 1),
+    "attention": Cost(8, 1, 1),
+    "attention_varlen": Cost(10, 1, 1),
+    "nonfinite_report": Cost(7, 1, 1),
+}
+
+
+@pytest.mark.parametrize("op", cupykern.OPS, ids=lambda op: op.name)
+def test_what_a_warm_call_costs(gpu, op):
+    """Times vary too much from one machine to the next; these do not.  Fewer calls than here are welcome."""
+    made = op.inputs(tiny_problem(op, "cuda"), 1, np)
+    args = [gpu.asarray(x) if isinstance(x, np.ndarray) else x for x in made.args]
+    kwargs = {k: gpu.asarray(x) if isinstance(x, np.ndarray) else x for k, x in made.kwargs.items()}
+    found, expected = cost(gpu, lambda: op.run(*args, **kwargs)), COSTS[op.name]
+    assert found[1:] == expected[1:]
+    assert found.calls <= expected.calls + 2, found
+
+
+def test_much_scratch_memory_is_not_kept(gpu, monkeypatch):
+    call = functools.partial(CALLS["dequant_softmax into"], *arrays(gpu))
+    few = cost(gpu, call)
+    monkeypatch.setattr(workspace, "MOST_KEPT", 0)
+    plans.clear()
+    assert cost(gpu, call).allocations == few.allocations + 1
+
+
+def long_heads(x):
+    """(B, H, S, D) that Hopper's kernels take."""
+    return x.reshape(1, 8, 512, 64)
+
+
+MAPPED = {
+    "matmul": lambda x, r: cupykern.matmul(x.reshape(512, 512), r.reshape(512, 512).T),
+    "attention": lambda x, r: cupykern.attention(*map(long_heads, (x, r, r)), causal=True),
+    "dual_gemm_silu": lambda x, r: cupykern.dual_gemm_silu(
+        x.reshape(512, 512), r.reshape(512, 512).T, x.reshape(512, 512).T
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_arrays_that_move_are_warm(gpu, name, monkeypatch):
+    """Elsewhere in memory a call launches what it would without any plan: the tensor maps follow."""
+    launches = {}
+    for place in ("first", "moved", "cold"):
+        if place == "cold":
+            plans.clear()
+        gpu._next = 0 if place == "first" else 2**22
+        x, residual, *_ = arrays(gpu)
+        gpu.launches.clear()
+        MAPPED[name](x, residual)
+        launches[place] = list(gpu.launches)
+        assert "hopper" in gpu.launches[0].variant.kernel
+    assert launches["first"] != launches["moved"] == launches["cold"]
 
 
 def test_other_arrays_are_cold_again(gpu):

@@ -21,9 +21,11 @@ FORMATS = {
 }
 
 
-def run(target, text, *arrays, types=(), grid=1, threads=64, cluster=1, shared=0):
+def run(
+    target, text, *arrays, types=(), grid=1, threads=64, cluster=1, shared=0, cooperative=False
+):
     """Run `KERNEL void word(...)` on copies of the arrays; returns them."""
-    variant = Variant("word", types, (), threads, cluster, text=text)
+    variant = Variant("word", types, (), threads, cluster, text=text, cooperative=cooperative)
     here = [target.xp.asarray(x) for x in arrays]
     here = [x.copy() if target.name == "host" else x for x in here]
     target.compile(variant)(grid, tuple(here), shared)
@@ -195,6 +197,41 @@ def test_atomic_add_acq_rel(target):
     assert (count[0], total[0]) == (100, 5050)
 
 
+MEETING = (
+    "KERNEL void word(uint32_t* counter, const uint32_t* given, uint32_t* written, uint32_t* sums) {\n"
+    "    for (int time = 0; time < 2; ++time) {\n"
+    "        uint32_t* here = written + time * gridDim.x;\n"
+    "        if (threadIdx.x == 0) here[blockIdx.x] = given[blockIdx.x] + time;\n"
+    "        sync_grid(counter);\n"
+    "        uint32_t sum = 0;\n"
+    "        for (int i = 0; i < int(gridDim.x); ++i) sum += here[i];\n"
+    "        sums[(blockIdx.x * 2 + time) * blockDim.x + threadIdx.x] = sum;\n"
+    "    }\n}\n"
+)
+
+
+@pytest.mark.parametrize("grid", [1, 7])
+def test_sync_grid(target, grid):
+    """Every thread sees what all blocks have written before they met, at each of their meetings."""
+    given = np.arange(1, grid + 1, dtype=U32)
+    for start in (0, 1 << 31):  # as one launch leaves it to the next
+        zeros = np.zeros(2 * grid, U32), np.zeros((grid, 2, 64), U32)
+        counter, _, _, sums = run(
+            target, MEETING, np.array([start], U32), given, *zeros, grid=grid, cooperative=True
+        )
+        assert counter[0] % (1 << 31) == 0
+        np.testing.assert_array_equal(sums[:, 0], given.sum())
+        np.testing.assert_array_equal(sums[:, 1], given.sum() + grid)
+
+
+def test_blocks_meet_in_cooperative_launches_alone():
+    target, zeros = host.HostTarget(), np.zeros(100, U32)
+    with pytest.raises(host.HostKernelError, match="not a cooperative one"):
+        run(target, MEETING, zeros[:1], zeros, zeros, np.zeros((2, 2, 64), U32), grid=2)
+    with pytest.raises(ValueError, match="up to 16 blocks here; got 17"):
+        run(target, MEETING, *[zeros] * 4, grid=17, cooperative=True)
+
+
 def test_maximum_and_exp2(target):
     rng = np.random.default_rng(3)
     a = np.concatenate([rng.uniform(-126, 126, 60), [np.nan, 1, -np.inf, -200]]).astype(F32)
@@ -282,6 +319,25 @@ def test_copies(target, size):
     np.testing.assert_array_equal(y[64:], x)
 
 
+@pytest.mark.parametrize("evict_last", [False, True])
+def test_load_policies(target, evict_last):
+    """They bring the same bytes as loads without one."""
+    text = (
+        "struct Storage { Bytes<16> values[64]; };\n"
+        "KERNEL void word(const Bytes<16>* x, Bytes<16>* y, const int* last) {\n"
+        "    SHARED_STORAGE(Storage, storage);\n    const int i = threadIdx.x;\n"
+        "    const LoadPolicy policy = load_policy(*last != 0);\n"
+        "    copy_async<16>(&storage.values[i], x + i, policy);\n    copy_async_commit();\n"
+        "    copy_async_wait<0>();\n    sync_block();\n    y[i] = storage.values[63 - i];\n"
+        "    store_vector<16>(y + 64 + i, load_vector<16>(x + i, policy));\n}\n"
+    )
+    x = np.random.default_rng(5).integers(0, 2**32, (64, 4), dtype=U32)
+    y = np.zeros((128, 4), U32)
+    _, y, _ = run(target, text, x, y, np.array([evict_last], np.int32), shared=64 * 16)
+    np.testing.assert_array_equal(y[:64], x[::-1])
+    np.testing.assert_array_equal(y[64:], x)
+
+
 @pytest.mark.parametrize("cluster", [2, 8, 16])
 def test_clusters(target, cluster):
     if max_cluster_size(target.arch) < cluster:
@@ -313,6 +369,20 @@ def test_parts_of_copies(target):
     x = np.random.default_rng(6).integers(1, 256, (64, 16), dtype=np.uint8)
     _, y = run(target, text, x, np.full((64, 16), 0xA5, np.uint8))
     kept = np.arange(16) < np.arange(64)[:, None] % 17
+    np.testing.assert_array_equal(y[::-1], np.where(kept, x, 0))
+
+
+@pytest.mark.parametrize("line", [0, 128])
+def test_copies_of_lines_that_others_bring_the_rest_of(target, line):
+    text = (
+        "KERNEL void word(const Bytes<16>* x, Bytes<16>* y) {\n    SHARED(Bytes<16>, s, [64]);\n"
+        "    const int i = threadIdx.x;\n"
+        f"    copy_async<16, {line}>(&s[i], x + i, i % 3 > 0);\n"
+        "    copy_async_commit();\n    copy_async_wait<0>();\n    sync_block();\n    y[i] = s[63 - i];\n}\n"
+    )
+    x = np.random.default_rng(6).integers(1, 256, (64, 16), dtype=np.uint8)
+    _, y = run(target, text, x, np.full((64, 16), 0xA5, np.uint8))
+    kept = np.arange(64)[:, None] % 3 > 0
     np.testing.assert_array_equal(y[::-1], np.where(kept, x, 0))
 
 

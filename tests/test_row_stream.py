@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cupykern
-from cupykern import check, inputs
+from cupykern import check, inputs, workspace
 from cupykern.op import Op, as_tuple
 from cupykern.rows.norm_ops import ADD_OP, LAYER_OP, RMS_OP, NormProblem
 from cupykern.rows.row_configs import RowConfig
 
-SMALL = RowConfig(64, 64, 8, 2, plain=True, stages=3)
+SMALL = RowConfig(128, 128, 8, 2, plain=True, stages=5)
 CONFIGS = {  # few and small: each is compiled for every op and dtype that it meets
     "float16": SMALL,  # a row in registers
-    "bfloat16": replace(SMALL, vectors_per_thread=3, cluster_size=4, stages=2),  # read again
+    "bfloat16": replace(SMALL, vectors_per_thread=3, cluster_size=4, stages=3),  # read again
     "float32": replace(SMALL, vector_width=4, cluster_size=2),
 }
 OPS = {op.name: op for op in (LAYER_OP, RMS_OP, ADD_OP)}
@@ -69,6 +69,16 @@ def test_rows_of_any_number_and_length(target, name, dtype):
     check_one()
 
 
+def test_rows_are_taken_by_a_counter_that_is_zero_again(target, monkeypatch):
+    """Fewer rows than blocks have at first, as many, and more."""
+    counter = target.xp.zeros(1, np.uint32)
+    monkeypatch.setattr(workspace, "take", lambda *_: (None, counter))
+    for rows in (1, 7, 18, 19, 100):
+        problem = problem_of(RMS_OP, (rows, 1024), "float16")
+        assert run_and_compare(RMS_OP, problem, target, CONFIGS["float16"]).ok
+        assert int(counter[0]) == 0
+
+
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
 def test_in_place_and_at_any_stride(target, name):
     """Rows that are read ahead are not those that are written; strides of rows need not be theirs."""
@@ -101,12 +111,14 @@ def test_the_same_bits_in_any_batch(target):
     ("changes", "says"),
     [
         ({"stages": -1}, "positive"),
-        ({"stages": 17}, "at most 16 stages; got 17"),
-        ({"stages": 1}, "two stages of 2048 bytes do not fit"),
-        ({"vectors_per_thread": 120, "min_blocks": 1}, "two stages of 122880 bytes do not fit"),
+        ({"stages": 33}, "at most 32 stages; got 33"),
+        ({"stages": 1}, "the 2 stages of a row, 2048 bytes each, do not fit"),
+        ({"vectors_per_thread": 120}, "the 120 stages of a row, 2048 bytes each, do not fit"),
         ({"plain": False}, "are for plain, whole rows"),
         ({"split_rows": True}, "are for plain, whole rows"),
-        ({"num_threads": 128}, "threads_per_row to be num_threads"),
+        ({"num_threads": 256}, "threads_per_row to be num_threads"),
+        ({"num_threads": 64, "threads_per_row": 64}, "multiple of 128 threads"),
+        ({"num_threads": 1024, "threads_per_row": 1024}, "at most 512; got 1024"),
         ({"rows_per_thread": 2}, "one row at a time, in shared memory"),
         ({"in_registers": True}, "one row at a time, in shared memory"),
         ({"rows_per_thread": 0}, "positive"),

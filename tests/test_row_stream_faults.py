@@ -15,15 +15,16 @@ from cupykern.op import as_tuple
 
 STREAM, NORM = "parts/row_stream.cuh", "normalize_stream.cu"
 FAULTS = {
-    "no wait for the row": Fault(NORM, "ring.wait_full(ahead);", "", "rms_norm float16"),
+    "no wait for the row": Fault(NORM, "ring.wait_full(at);", "", "rms_norm float16"),
     "the ring's second turn awaited like its first": Fault(
-        STREAM, "parity ^= 1;", "", "rms_norm float16"
+        STREAM, "RingPlace{0, parity ^ 1}", "RingPlace{0, parity}", "rms_norm float16"
     ),
     "a stage filled while it is read": Fault(
         NORM, "ring.wait_empty(before);", "", "rms_norm float16"
     ),
     "a row skipped": Fault(
-        NORM, "start(before.stage, next);", "start(before.stage, next + 1);", "rms_norm float16"
+        STREAM, "checked(int64_t(given) + taken)", "checked(int64_t(given) + taken + 1)",
+        "rms_norm float16",
     ),
     "a stage released before it is read": Fault(
         STREAM, "        sync_warp();\n", "", "layer_norm bfloat16"
@@ -44,8 +45,8 @@ FAULTS = {
     "one place for the statistics of all rows": Fault(
         STREAM, "constexpr int kExchanges = 4;", "constexpr int kExchanges = 1;", "rms_norm float16"
     ),
-    "one place for the blocks of a cluster": Fault(
-        STREAM, "of_blocks[slot][cluster_rank()]", "of_blocks[slot][0]", "rms_norm float32"
+    "one block's part for all": Fault(
+        STREAM, "of_blocks[slot][i].statistic", "of_blocks[slot][0].statistic", "rms_norm float32"
     ),
     "blocks that have not started": Fault(
         STREAM, "            cluster_wait();\n", "", "rms_norm float32"
@@ -55,19 +56,17 @@ FAULTS = {
         "static_cast<const Element*>(from) + place.position(0)", "rms_norm float16",
     ),
     "squares of what is not there": Fault(
-        NORM, "sum += kCentered && !kWhole && !ring.place.holds(i) ? 0.0f : part;", "sum += part;",
-        "layer_norm float32",
+        NORM, "if (!kWhole && !ring.place.holds(i)) break;", "", "layer_norm float32"
     ),
     "a warp's mean over the row's count": Fault(
-        NORM, "(count > 0.0f ? count : 1.0f)", "float(kVectorsPerThread * kVectorWidth * kWarpSize)",
+        NORM, "* one_over;", "/ float(kVectorsPerThread * kVectorWidth * kWarpSize);",
         "layer_norm float32",
     ),
     "all parts of as many elements": Fault(
-        NORM, "float(place.count * kVectorWidth);\n        }\n        return",
-        "8.0f;\n        }\n        return", "layer_norm float32",
+        NORM, "Count::of(float(other.count * kVectorWidth))", "Count::of(8.0f)", "layer_norm float32"
     ),
     "no squares between the means": Fault(
-        NORM, "parts[i].squares + counts[i] * (from_mean * from_mean)", "parts[i].squares",
+        NORM, "part(i).squares + counts[i].count * (from_mean * from_mean)", "part(i).squares",
         "layer_norm float32",
     ),
     "the row before's shift": Fault(
@@ -81,10 +80,10 @@ FAULTS = {
 
 
 def _check(name: str, dtype: str) -> None:
-    """More rows than stages, the last vectors and slices not full."""
+    """More rows than blocks have stages, the last vectors and slices not full."""
     op, config = OPS[name], CONFIGS[dtype]
     for vectors in (config.chunk // config.vector_width - 3, 40):
-        problem = problem_of(op, (19, vectors * config.vector_width), dtype)
+        problem = problem_of(op, (40, vectors * config.vector_width), dtype)
         call = op.inputs(problem, 1, np)
         references = op.reference(*call.args, **call.kwargs)
         bounds = op.bound(*call.args, **call.kwargs, reference=references)
@@ -105,4 +104,4 @@ def test_nothing_fails_without_a_fault():
 @pytest.mark.parametrize("name", FAULTS)
 def test_caught(name, tmp_path_factory):
     fault = FAULTS[name]
-    assert caught_by(fault, tmp_path_factory, lambda: (), CHECKS) == fault.caught
+    assert caught_by(fault, tmp_path_factory, lambda: (), CHECKS) in (fault.caught, "a crash")

@@ -102,8 +102,11 @@ def attention(
         target, out_shape, stats_shape, plan = known
         y = target.xp.ndarray(out_shape, q.dtype) if out is None else out
         if not (return_lse or return_row_stats or sizes):
-            nothing = None, None, None, array_mask, None, None, None, None, None, None
-            plan.launch(target.xp, (q, k, v, y, *nothing))
+            if mask is None:
+                plan.launch(target.xp, (q, k, v, y))
+            else:
+                nothing = None, None, None, array_mask, None, None, None, None, None, None
+                plan.launch(target.xp, (q, k, v, y, *nothing))
             return y
         stats = _empty_stats(target.xp, stats_shape, return_lse, return_row_stats)
         arrays = (array_mask, None, None, None, None) if sizes is None else block_arrays(mask)

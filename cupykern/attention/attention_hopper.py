@@ -14,6 +14,7 @@ from .. import dtypes, workspace
 from ..targets import Kernel, Target
 from ..targets.limits import max_shared_bytes
 from ..targets.map_plan import MapPlan, encoded_maps
+from ..targets.repeated import Repeated
 
 if TYPE_CHECKING:
     from .attention_plan import AttentionTask
@@ -202,6 +203,12 @@ def _ragged_map(
     )  # fmt: skip
 
 
+def is_scheduled(task: AttentionTask, num_tiles: int, blocks: int) -> bool:
+    """Whether `schedule` gives an order of its own."""
+    plain = task.offset is not None and not task.mode and task.totals is None
+    return plain and blocks < num_tiles <= _MAX_SCHEDULED
+
+
 def schedule(task: AttentionTask, config: AttentionHopperConfig, order: Any, blocks: int) -> Any:
     """Which block computes which tiles of queries, as int32 (rounds, blocks), -1 for none; None: every
     `blocks`-th one.
@@ -209,17 +216,17 @@ def schedule(task: AttentionTask, config: AttentionHopperConfig, order: Any, blo
     Causal tiles take longer the later they come: each one goes, in the order of attention_task.cuh, to
     the block that has the least to do so far.  order: the tiles' numbers of queries, in that order.
     """
-    if task.offset is None or task.mode or task.totals or not blocks < len(order) <= _MAX_SCHEDULED:
+    if not is_scheduled(task, len(order), blocks):
         return None
     rows = np.minimum((order + 1) * config.tile_m, task.sq)
     keys = np.clip(rows + task.offset, 0, task.sk)
     costs = -(-keys // config.tile_n) + _TILE_COST
     heap = [(0.0, block) for block in range(blocks)]
     tiles: list[list[int]] = [[] for _ in range(blocks)]
-    for tile, cost in enumerate(costs):
+    for tile, cost in enumerate(costs.tolist()):
         load, block = heap[0]
         tiles[block].append(tile)
-        heapq.heapreplace(heap, (load + float(cost), block))
+        heapq.heapreplace(heap, (load + cost, block))
     made = np.full((max(map(len, tiles)) + 1, blocks), -1, np.int32)
     for block, own in enumerate(tiles):
         made[: len(own), block] = own
@@ -230,21 +237,34 @@ class AttentionHopperPlan(NamedTuple):
     """The launch of a task."""
 
     target: Target
-    kernel: Kernel
-    grid: int
-    shared_bytes: int
-    maps: tuple[MapPlan, ...]
-    schedule: Any
     num_counters: int  # that tiles are taken by
-    params: Any
-    encoded: dict[tuple[int | None, ...], tuple[Any, ...]]  # maps by the arrays' addresses
+    repeated: Repeated
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
         """arrays: as AttentionPlan.launch takes them."""
-        made = encoded_maps(self.target, self.maps, arrays, self.encoded)
-        _, counter = workspace.take(self.target, 0, self.num_counters)
-        self.kernel(
-            self.grid,
-            (*made, *arrays[4:14], self.schedule, counter, self.params),
-            self.shared_bytes,
-        )
+        counter = None
+        if self.num_counters:
+            _, counter = workspace.take(self.target, 0, self.num_counters)
+            arrays = (*arrays, counter)
+        self.repeated.launch(arrays)
+
+
+def hopper_plan(
+    target: Target,
+    task: AttentionTask,
+    config: AttentionHopperConfig,
+    kernel: Kernel,
+    sizes: tuple[int, int],
+    planned: Any,
+    params: Any,
+) -> AttentionHopperPlan:
+    """sizes: blocks, and the bytes of their shared memory.  planned: `schedule`'s, on the target."""
+    plans = maps(task, config)
+
+    def arguments(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+        counter = arrays[14] if num_counters else None
+        given = (*arrays[4:14], *[None] * (14 - len(arrays)))
+        return (*encoded_maps(target, plans, arrays), *given, planned, counter, params)
+
+    num_counters = int(task.mode == 2 or task.totals is not None)
+    return AttentionHopperPlan(target, num_counters, Repeated(kernel, *sizes, arguments))

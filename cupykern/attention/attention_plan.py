@@ -267,8 +267,10 @@ class AttentionPlan(NamedTuple):
     scores: int  # and sums of rows, of the naive algorithm
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
-        """arrays: q, k, v, out, lse, row_max, row_sum, the mask's five and both cu_seqlens; None where
-        absent."""
+        """arrays: q, k, v and out; then, or none of these, lse, row_max, row_sum, the mask's five and both
+        cu_seqlens; None where absent."""
+        if len(arrays) == 4:
+            arrays += (None,) * 10
         if self.naive_grids is None:
             self.kernel(self.grid, (*arrays, self.params), self.shared_bytes)
             return
@@ -337,14 +339,12 @@ def attention_plan(
     kernel = get_kernel(target, variant)
     if hopper:
         blocks, needed = min(grid, target.multiprocessors), config.shared_bytes(head_dim)
-        maps = attention_hopper.maps(t, config)
-        order = _order_of_tiles(t.batch * t.heads, tiles, int(params["heads_per_section"]))
-        planned = attention_hopper.schedule(t, config, order, blocks)
-        if planned is not None:
-            planned = target.xp.asarray(planned)
-        counters = int(t.mode == 2 or t.totals is not None)
-        return AttentionHopperPlan(
-            target, kernel, blocks, needed, maps, planned, counters, target.by_value(params), {}
+        planned = None
+        if attention_hopper.is_scheduled(t, grid, blocks):
+            order = _order_of_tiles(t.batch * t.heads, tiles, _heads_per_section(t))
+            planned = target.xp.asarray(attention_hopper.schedule(t, config, order, blocks))
+        return attention_hopper.hopper_plan(
+            target, t, config, kernel, (blocks, needed), planned, target.by_value(params)
         )
     return AttentionPlan(
         kernel, grid, config.shared_bytes(head_dim), target.by_value(params), None, 0
@@ -373,10 +373,10 @@ def _chosen(
 
 def _order_of_tiles(heads: int, tiles: int, heads_per_section: int) -> np.ndarray:
     """The tiles of queries of causal tasks as blocks count them (attention_task.cuh: AttentionPlace)."""
-    sections = [
-        min(heads_per_section, heads - first) for first in range(0, heads, heads_per_section)
-    ]
-    return np.concatenate([np.repeat(np.arange(tiles)[::-1], size) for size in sections])
+    long_first = np.arange(tiles)[::-1]
+    whole, rest = divmod(heads, heads_per_section)
+    sections = np.tile(np.repeat(long_first, heads_per_section), whole)
+    return np.concatenate([sections, np.repeat(long_first, rest)])
 
 
 def _heads_per_section(task: AttentionTask) -> int:

@@ -16,7 +16,7 @@ from ..choice import choose
 from ..jit import get_kernel
 from ..rows.rows import Operand
 from ..targets import Kernel, Target
-from ..targets.limits import max_shared_bytes, multiprocessors
+from ..targets.limits import max_cluster_size, max_shared_bytes, multiprocessors
 
 MAX_QUERIES = 16
 MAX_DIM = 256
@@ -38,9 +38,10 @@ class DecodeConfig:
     least_chunk: the same of short sequences, a power of two times less: of up to 8 chunks, it doubles too.
     chunks_per_block: how many neighbouring chunks a block takes on, one after another: 1, or a multiple
         of the 8 of a group.
-    blocks: of the launch for each multiprocessor; 0: one for each task.
     threads: of a block; 256 take fewer registers each where rows have more than 64 numbers.
-    stages, chunks_per_block and blocks change no bit of a result.
+    pairs: two blocks, neighbours in a cluster, have the two groups that sequences have at most, and add
+        them up without going through memory.
+    stages, chunks_per_block and pairs change no bit of a result.
     """
 
     rows: int
@@ -48,21 +49,34 @@ class DecodeConfig:
     stages: int
     chunk: int = 256
     chunks_per_block: int = 1
-    blocks: int = 0
     threads: int = _NUM_THREADS
     least_chunk: int = 128
+    pairs: bool = False
+
+    @property
+    def merges_later(self) -> bool:
+        """Whether a launch of its own adds up what blocks leave: kMergesLater."""
+        return self.rows > 16
 
     def shared_bytes(self, dim: int) -> int:
         """sizeof(DecodeStorage), for warps of 32 threads; of 64 it is less."""
         warps, most_groups = self.threads // 32, _MAX_CHUNKS // _GROUP
-        row_warps = warps if self.rows >= 16 * warps else 1
-        key_warps = min(warps // row_warps, self.tile_k // 16)
-        slots = (2 if dim <= 128 else 1) * max(2 * dim, 8 * most_groups)
-        results = 12 + 4 * min(self.threads // self.rows, most_groups // _GROUP)
-        of_row = slots + 8 * key_warps + results
-        size = self.stages * 4 * self.tile_k * dim + self.rows * of_row + 8
-        size += 52 * (self.stages + 1)
-        return -(-size // 16) * 16
+        own_rows = self.rows >= 16 * warps
+        key_warps = min(warps, self.tile_k // 16)
+        size = self.stages * 4 * self.tile_k * dim
+        if not self.merges_later:
+            node = 16 * self.threads
+            size = max(size, node * min(max(size // node // _GROUP, 1) * _GROUP, most_groups))
+        size += self.rows * 2 * dim
+        if not own_rows:
+            rows_at_once = 4 * self.threads // dim
+            of_warps = 8 * key_warps * self.rows + 4 * key_warps * rows_at_once * (dim + 8)
+            groups_of_lane = -(-most_groups // min(dim // 4, 32))
+            sums = 0 if self.merges_later else 8 * _GROUP * groups_of_lane * self.threads
+            size += max(of_warps, sums)
+        if self.pairs:
+            size += self.rows * (8 + 4 * dim)
+        return -(-(size + 80) // 16) * 16
 
 
 class DecodeTask(NamedTuple):
@@ -92,21 +106,31 @@ class DecodeTask(NamedTuple):
 
 
 @cache
-def _tiles(arch: str, dim: int) -> tuple[DecodeConfig, ...]:
-    """For up to 16 rows first.  Two blocks fit on a multiprocessor of an H200."""
+def _tiles(arch: str, dim: int) -> tuple[DecodeConfig, DecodeConfig]:
+    """For up to 16 rows, and for more.  Two blocks fit on a multiprocessor of an H200."""
     if arch.startswith("gfx"):
         # More rows would take more registers than gfx11 has.
-        if dim == 64:
-            return (DecodeConfig(16, 64, 2),)
-        return (DecodeConfig(16, 32, 2 if dim < MAX_DIM else 1, threads=256),)
+        few = DecodeConfig(16, 64, 2)
+        if dim > 64:
+            few = DecodeConfig(16, 32, 2 if dim < MAX_DIM else 1, threads=256)
+        return few, few
     if max_shared_bytes(arch) >= 160 * 1024:
         many = DecodeConfig(64, 64, 3 if dim == 64 else 2) if dim < MAX_DIM else None
         few = DecodeConfig(16, 8192 // dim, 2 if dim == 64 else 3)
-        both = few, many or DecodeConfig(32, 32, 2, threads=256)
-        # Measured on an H200; elsewhere not.
-        return tuple(replace(c, chunk=512) for c in both) if arch == "sm_90a" else both
+        # Chunks: measured on an H200; elsewhere not.
+        few = replace(few, chunk=512) if arch == "sm_90a" else few
+        return few, many or DecodeConfig(32, 32, 2, threads=256)
     many = DecodeConfig(64, 32, 2) if dim < MAX_DIM else DecodeConfig(32, 32, 2, threads=256)
     return DecodeConfig(16, 8192 // dim, 2), many
+
+
+def _busy_tiles(arch: str, dim: int) -> tuple[DecodeConfig, ...]:
+    """For up to 16 rows where multiprocessors have more than a block each, as measured on an H200: in
+    pairs, which not all tasks allow, and alone.  Less is on its way then, to more of them."""
+    if arch != "sm_90a" or dim != 128:
+        return ()
+    tile = replace(_tiles(arch, dim)[0], stages=2)
+    return replace(tile, chunks_per_block=_GROUP, pairs=True), tile
 
 
 def configs(task: DecodeTask, arch: str, blocks: int | None = None) -> tuple[DecodeConfig, ...]:
@@ -115,20 +139,28 @@ def configs(task: DecodeTask, arch: str, blocks: int | None = None) -> tuple[Dec
 
     blocks: how many multiprocessors the device has; None: as most of `arch`.
     """
-    few, many = _tiles(arch, task.padded_dim)[0], _tiles(arch, task.padded_dim)[-1]
+    few, many = _tiles(arch, task.padded_dim)
     tile = few if task.rows <= few.rows else many
+    places = blocks or multiprocessors(arch)
     # Whole groups, as many as leave each place some blocks; single chunks where that would leave places
     # without any.
-    at_once = _BLOCKS_AT_ONCE * (blocks or multiprocessors(arch))
+    at_once = _BLOCKS_AT_ONCE * places
     groups = max(1, task.num_tasks(tile) // _GROUP // (_BLOCKS_PER_PLACE * at_once))
     run = _GROUP << (groups.bit_length() - 1)
     # Measured on an H200: a block on nearly every multiprocessor is enough for whole groups.
-    if 10 * task.num_tasks(replace(tile, chunks_per_block=_GROUP)) < 9 * at_once // _BLOCKS_AT_ONCE:
+    if 10 * task.num_tasks(replace(tile, chunks_per_block=_GROUP)) < 9 * places:
         run = 1
-    runs = dict.fromkeys((run, 1, 8, 16, 32))
-    return tuple(
-        replace(tile, chunks_per_block=n, blocks=per) for per in (0, _BLOCKS_AT_ONCE) for n in runs
-    )
+    busy = _busy_tiles(arch, task.padded_dim) if tile is few else ()
+    found: dict[DecodeConfig, None] = {}
+    for n in (run, 1, 8, 16, 32):
+        config = replace(tile, chunks_per_block=n)
+        others = [replace(c, chunks_per_block=n) for c in busy if not c.pairs or n == _GROUP]
+        others = [c for c in others if not _refusal_of_pairs(c, task, arch)]
+        if task.num_tasks(config) > places:
+            found |= dict.fromkeys((*others, config))
+        else:
+            found |= dict.fromkeys((config, *others))
+    return tuple(found)
 
 
 def choose_config(task: DecodeTask, arch: str, blocks: int | None = None) -> DecodeConfig:
@@ -160,6 +192,7 @@ def check_config(config: Any, task: DecodeTask, arch: str) -> None:
     if not isinstance(config, DecodeConfig):
         raise TypeError(f"config must be a DecodeConfig; got {type(config).__name__}")
     reason = _refusal(config, task.padded_dim, arch)
+    reason = reason or _refusal_of_pairs(config, task, arch)
     if reason:
         raise ValueError(f"config does not fit: {reason}; got {config}")
 
@@ -169,8 +202,8 @@ def _refusal(config: DecodeConfig, dim: int, arch: str) -> str | None:
     sizes = (c.rows, c.tile_k, c.stages, c.chunk, c.least_chunk, c.chunks_per_block)
     if not all(isinstance(size, int) and size > 0 for size in sizes):
         return "all sizes must be positive integers"
-    if not isinstance(c.blocks, int) or c.blocks < 0:
-        return "blocks must be an integer, at least 0"
+    if not isinstance(c.pairs, bool):
+        return "pairs must be a bool"
     if c.rows not in (16, 32, 64):
         return "rows must be 16, 32 or 64"
     if c.threads != _NUM_THREADS and not (
@@ -191,6 +224,19 @@ def _refusal(config: DecodeConfig, dim: int, arch: str) -> str | None:
     return None
 
 
+def _refusal_of_pairs(config: DecodeConfig, task: DecodeTask, arch: str) -> str | None:
+    if not config.pairs:
+        return None
+    chunks = task.max_chunks(config)
+    if max_cluster_size(arch) < 2:
+        return f"{arch} has no clusters"
+    if config.chunks_per_block != _GROUP or not _GROUP < chunks <= 2 * _GROUP:
+        return f"pairs are for two groups of chunks, and blocks of one; there are {chunks} chunks"
+    if config.merges_later or task.rows > config.rows:
+        return "pairs are for rows that one block of 16 has"
+    return None
+
+
 def variant(dtype: np.dtype, dim: int, config: DecodeConfig, paged: bool = False) -> Variant:
     """The kernel of `config`, for padded dims of `dim`, and caches with a block table if `paged`."""
     constants = {
@@ -207,40 +253,49 @@ def variant(dtype: np.dtype, dim: int, config: DecodeConfig, paged: bool = False
         (("Element", dtypes.CPP_NAMES[dtype]),),
         tuple(constants.items()),
         config.threads,
+        cluster_size=2 if config.pairs else 1,
         min_blocks=_BLOCKS_AT_ONCE if config.threads == _NUM_THREADS else 1,
     )
 
 
+def merge_variant(dtype: np.dtype, dim: int, config: DecodeConfig) -> Variant:
+    """The kernel that adds up what that of `config` leaves, if it `merges_later`."""
+    constants = {"kRows": config.rows, "kDim": dim, "kMaxChunks": _MAX_CHUNKS, "kGroup": _GROUP}
+    types = (("Element", dtypes.CPP_NAMES[dtype]),)
+    return Variant("decode_merge", types, tuple(constants.items()), _NUM_THREADS)
+
+
 def variants(arch: str) -> tuple[Variant, ...]:
-    both = (dtypes.float16, dtypes.bfloat16)
-    return tuple(
-        variant(t, dim, tile, paged)
-        for t in both
+    kinds = [
+        (t, dim, tile)
+        for t in (dtypes.float16, dtypes.bfloat16)
         for dim in _DIMS
-        for tile in _tiles(arch, dim)
-        for paged in (False, True)
+        for tile in dict.fromkeys((*_tiles(arch, dim), *_busy_tiles(arch, dim)))
+    ]
+    return (
+        *(variant(*kind, paged) for kind in kinds for paged in (False, True)),
+        *(merge_variant(*kind) for kind in kinds if kind[-1].merges_later),
     )
 
 
 # --- plans -------------------------------------------------------------------------------------
 
 _DIVISOR = np.dtype([("by", np.int32), ("reciprocal", np.uint32)])
+_DIVISORS = ("row_blocks", "runs", "kv_heads", "queries", "least_chunk", "page_size")
 _PARAMS = np.dtype(  # parts/decode_task.cuh: DecodeParams
     [
         *((name, np.int64, (4,)) for name in ("q", "out")),
         *((name, np.int64, (3,)) for name in ("k", "v")),
         *((name, np.int64) for name in ("table_stride", "num_nodes")),
-        *((name, _DIVISOR) for name in ("row_blocks", "runs", "kv_heads", "queries", "page_size")),
+        *((name, _DIVISOR) for name in _DIVISORS),
         *(
             (name, np.int32)
             for name in (
                 *("num_pages", "heads_per_kv_head", "num_rows", "dim", "dim_v", "max_keys"),
-                *("least_chunk", "chunk", "chunks_per_block", "chunk_nodes", "nodes", "counters"),
-                *("causal",),
+                *("doublings", "chunks_per_block", "chunk_nodes", "nodes", "counters", "causal"),
             )
         ),
         ("exponent_scale", np.float32),
-        ("num_tasks", np.int32),
         ("padding", np.int32),
     ]
 )
@@ -268,9 +323,12 @@ class DecodeCall(NamedTuple):
 
 
 class DecodePlan(NamedTuple):
-    """The launch of a call.  shape: the result's.  num_partials: bytes of partial results; num_counters: that it needs."""
+    """The launch of a call.  shape: the result's.  num_partials: bytes of partial results; num_counters: that it needs.
+    merge: a second launch that makes results of these, of merge_grid blocks, if any."""
 
     kernel: Kernel
+    merge: Kernel | None
+    merge_grid: int
     shape: tuple[int, ...]
     grid: int
     shared_bytes: int
@@ -282,10 +340,12 @@ class DecodePlan(NamedTuple):
         self, target: Target, q: Any, k: Any, v: Any, lens: Any, table: Any, out: Any, lse: Any
     ) -> None:
         partials = counters = None
-        if self.num_counters:
+        if self.num_partials:
             partials, counters = workspace.take(target, self.num_partials, self.num_counters)
         args = (q, k, v, lens, table, out, lse, partials, counters, self.params)
         self.kernel(self.grid, args, self.shared_bytes)
+        if self.merge is not None:
+            self.merge(self.merge_grid, (lens, out, lse, partials, self.params))
 
 
 def has_vectors(x: Operand, shape: tuple[int, ...]) -> bool:
@@ -308,7 +368,6 @@ def make_plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> 
     num_tasks = task.num_tasks(config)
     if num_tasks >= 2**30:
         raise ValueError(f"the call has {num_tasks} tasks, more than 2^30")
-    grid = min(num_tasks, config.blocks * target.multiprocessors or num_tasks)
 
     params = np.zeros((), _PARAMS)
     for name, x in (("q", call.q), ("out", call.out), ("k", call.k), ("v", call.v)):
@@ -319,14 +378,19 @@ def make_plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> 
     chunk_nodes = max_chunks if config.chunks_per_block == 1 else 0
     nodes = chunk_nodes + groups
     # Nothing is left for others where one block does all of a sequence.
-    alone = max_chunks <= max(1, config.chunks_per_block)
-    counters = 0 if alone and groups == 1 else 1 + (groups if chunk_nodes else 0)
+    leaves = max_chunks > max(1, config.chunks_per_block) or groups > 1
+    counters = (
+        0
+        if config.merges_later or config.pairs or not leaves
+        else 1 + (groups if chunk_nodes else 0)
+    )
     places = batch * num_kv_heads * row_blocks
     divisors = {
         "row_blocks": row_blocks,
         "runs": -(-max_chunks // config.chunks_per_block),
         "kv_heads": num_kv_heads,
         "queries": num_queries,
+        "least_chunk": config.least_chunk,
         "page_size": max(1, page_size),
     }
     values = {
@@ -339,26 +403,28 @@ def make_plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> 
         "dim": dim,
         "dim_v": call.dim_v,
         "max_keys": call.max_keys,
-        "least_chunk": config.least_chunk,
-        "chunk": config.chunk,
+        "doublings": (config.chunk // config.least_chunk).bit_length() - 1,
         "chunks_per_block": config.chunks_per_block,
         "chunk_nodes": chunk_nodes,
         "nodes": nodes,
         "counters": counters,
         "causal": call.causal,
         "exponent_scale": call.scale * math.log2(math.e),
-        "num_tasks": num_tasks,
     }
     for name, value in values.items():
         params[name] = value
+    kind = call.dtype, task.padded_dim, config
+    merge, merge_parts = None, config.rows * task.padded_dim // (4 * _NUM_THREADS)
+    if leaves and config.merges_later:
+        merge = get_kernel(target, merge_variant(*kind))
     return DecodePlan(
-        kernel=get_kernel(
-            target, variant(call.dtype, task.padded_dim, config, call.table_stride is not None)
-        ),
+        kernel=get_kernel(target, variant(*kind, call.table_stride is not None)),
+        merge=merge,
+        merge_grid=places * merge_parts,
         shape=(*call.q_shape[:3], call.dim_v),
-        grid=grid,
+        grid=num_tasks,
         shared_bytes=config.shared_bytes(task.padded_dim),
         params=target.by_value(params),
-        num_partials=places * nodes * config.rows * (4 * task.padded_dim + 8),
+        num_partials=places * nodes * config.rows * (4 * task.padded_dim + 8) if leaves else 0,
         num_counters=places * counters,
     )

@@ -11,12 +11,13 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from .. import arguments, dtypes, inputs, plans, reference
+from .. import arguments, dtypes, inputs, plans, reference, workspace
 from ..arrays import address_of
 from ..jit import get_kernel
 from ..op import Call, Draw, Op, Work
 from ..rows.rows import DTYPE_CODES
-from ..targets import Kernel, Target
+from ..targets import Target
+from ..targets.repeated import Repeated, places_of
 from . import gemm, gemm_hopper, matmul, product
 from .gemm import AnyConfig
 from .hopper_config import HopperConfig
@@ -104,9 +105,13 @@ def dequant_softmax(
         in_place = y_dtype == dtypes.float32 or (
             hopper is not None and not streams and _takes_shares(result, bias)
         )
-        logits = result if in_place else xp.empty((rows, n), np.float32)
         num_sets = gemm_hopper.stream_blocks(n, target) if streams else -(-n // _COLUMNS)
-        statistics = xp.empty((rows, num_sets, 2), np.float32)
+        logits_bytes = 0 if in_place else -(-4 * rows * n // 512) * 512
+        set_bytes = 8 * rows * num_sets
+        scratch = _scratch(target, logits_bytes + set_bytes)
+        floats = scratch[: logits_bytes + set_bytes].view(np.float32)
+        statistics = floats[logits_bytes // 4 :].reshape(rows, num_sets, 2)
+        logits = result if in_place else floats[: rows * n].reshape(rows, n)
         operands = {"a": flat_a, "b": w, "bias": bias, "scale_b": scale}
         inner = None if key is None else ("logits", *key)
         matmul.run(
@@ -123,9 +128,8 @@ def dequant_softmax(
             x is None or address_of(x) == address_of(given[name]) for name, x in operands.items()
         )
         if found is not None and same and flat is not None:
-            sizes = (rows, n, num_sets)
-            plan = _Plan(target, found[1], found[2], normalize, shape, y_dtype, in_place, sizes)
-            plans.remember(key, plan)
+            sizes = logits_bytes, logits_bytes + set_bytes
+            plans.remember(key, _Plan(target, found[1], found[2], normalize, shape, y_dtype, sizes))
     return y
 
 
@@ -141,21 +145,31 @@ class _Plan(NamedTuple):
     normalize: _NormalizePlan
     shape: tuple[int, ...]
     dtype: np.dtype
-    in_place: bool
-    sizes: tuple[int, int, int]
+    sizes: tuple[
+        int, int
+    ]  # bytes of the logits, 0 where they lie in the result, and with the statistics
 
     def launch(self, given: tuple[Any, ...], out: Any) -> Any:
-        """given: a, w, bias and scale_w."""
-        xp, (rows, n, num_sets) = self.target.xp, self.sizes
+        """given: a, w, bias and scale_w, of CuPy."""
+        target, (logits_bytes, num_bytes) = self.target, self.sizes
+        xp = target.xp
         y = xp.ndarray(self.shape, self.dtype) if out is None else out
-        if self.in_place:
-            logits, statistics = y, xp.ndarray((rows, num_sets, 2), np.float32)
-        else:  # in one piece of memory
-            logits = xp.ndarray((rows, n + 2 * num_sets), np.float32)
-            statistics = logits.data + 4 * rows * n
-        self.product.launch(xp, self.pick((*given, statistics, None, logits)))
-        self.normalize.launch(logits, statistics, y)
+        scratch = _scratch(target, num_bytes)
+        a, w, bias, scale = given
+        logits, statistics = y, scratch
+        if logits_bytes:  # in one piece of memory
+            logits, statistics = scratch, scratch.data + logits_bytes
+        places = places_of((a, w, bias, scale if hasattr(scale, "data") else None, y, scratch))
+        self.product.launch(xp, self.pick((*given, statistics, None, logits)), places)
+        self.normalize.launch(logits, statistics, y, places)
         return y
+
+
+def _scratch(target: Target, num_bytes: int) -> Any:
+    """uint8: what the stream keeps, or new memory where that is much."""
+    if num_bytes > workspace.MOST_KEPT:
+        return target.xp.ndarray(num_bytes, np.uint8)
+    return workspace.take(target, num_bytes, 1)[0]
 
 
 def _hopper_config(target: Target, a: Any, w: Any, config: Any) -> HopperConfig | None:
@@ -209,14 +223,12 @@ def _matrix_view(y: Any, rows: int, n: int) -> Any:
 
 
 class _NormalizePlan(NamedTuple):
-    kernel: Kernel
-    grid: int
-    params: np.ndarray
+    repeated: Repeated
+    shares: bool  # y holds exponentials of the logits: it is scaled
 
-    def launch(self, logits: Any, statistics: Any, y: Any) -> None:
-        """Without logits in FP32, y holds their exponentials."""
-        in_fp32 = logits if logits.dtype == dtypes.float32 else None
-        self.kernel(self.grid, (in_fp32, statistics, y, self.params))
+    def launch(self, logits: Any, statistics: Any, y: Any, places: Any = None) -> None:
+        """places: addresses that those of the arrays follow from."""
+        self.repeated.launch_at(places, None if self.shares else logits, statistics, y)
 
 
 def _normalize_plan(target: Target, logits: Any, num_sets: int, y: Any) -> _NormalizePlan:
@@ -230,7 +242,11 @@ def _normalize_plan(target: Target, logits: Any, num_sets: int, y: Any) -> _Norm
         place = product.matrix(x, ())
         params[name] = (place.row, place.col)
     params["dtype"] = DTYPE_CODES[y.dtype]
-    return _NormalizePlan(get_kernel(target, _NORMALIZE), rows * blocks, target.by_value(params))
+    struct = target.by_value(params)
+    repeated = Repeated(
+        get_kernel(target, _NORMALIZE), rows * blocks, 0, lambda *arrays: (*arrays, struct)
+    )
+    return _NormalizePlan(repeated, logits.dtype != dtypes.float32)
 
 
 _NORMALIZE = Variant("normalize_logits", (), (), _NUM_THREADS)

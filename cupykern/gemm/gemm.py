@@ -19,8 +19,10 @@ from ..choice import choose
 from ..jit import get_kernel
 from ..targets import Kernel, Target
 from ..targets.limits import max_shared_bytes, multiprocessors
-from . import gemm_hopper, hopper_choice, hopper_config
+from ..targets.repeated import Repeated
+from . import gemm_hopper, gemm_stream, hopper_choice, hopper_config
 from .dequantize_nvfp4 import DecodedPlan, decoded_plan
+from .gemm_stream import StreamConfig, StreamPlan
 from .hopper_config import HopperConfig
 from .product import (
     BATCH,
@@ -93,13 +95,15 @@ def _line_bytes(dtype: np.dtype, numbers: int) -> int:
     return numbers // 2 + numbers // 16 if dtype == FP4 else numbers * dtype.itemsize
 
 
-AnyConfig = GemmConfig | HopperConfig
+AnyConfig = GemmConfig | HopperConfig | StreamConfig
 
 
 def refusal(config: AnyConfig, task: GemmTask, arch: str) -> str | None:
     """Why `config` cannot compute `task` on `arch`; None: it can."""
     if isinstance(config, HopperConfig):
         return hopper_config.refusal(config, task, arch)
+    if isinstance(config, StreamConfig):
+        return gemm_stream.refusal(config, task, arch)
     c = config
     sizes = (c.tile_m, c.tile_n, c.tile_k, c.warps_m, c.warps_n, c.warps_k)
     if min(*sizes, c.splits, c.finish_rounds) < 1:
@@ -166,7 +170,9 @@ def half_sums_task(task: GemmTask) -> GemmTask:
 def check_config(config: Any, task: GemmTask, arch: str) -> None:
     """Raises TypeError and ValueError, with the reason, for a config that cannot compute `task`."""
     if not isinstance(config, AnyConfig):
-        raise TypeError(f"config must be a GemmConfig or HopperConfig; got {type(config).__name__}")
+        raise TypeError(
+            f"config must be a GemmConfig, HopperConfig or StreamConfig; got {type(config).__name__}"
+        )
     if reason := refusal(config, task, arch):
         raise ValueError(f"config does not fit: {reason}")
 
@@ -186,6 +192,7 @@ def tuned_config(task: GemmTask, target: Target) -> AnyConfig:
             "tma": f"{t.tma}{t.tma_codes}{t.scaled}" if t.b == FP4 else t.tma,
             "half_sums": t.half_sums,
             **({"activates": True} if t.activates else {}),
+            **({} if t.plain else {"plain": False}),
         },
         lambda: configs(task, target.arch, target.multiprocessors),
         lambda config: variant(task, config),
@@ -304,9 +311,10 @@ def configs(task: GemmTask, arch: str, blocks: int | None = None) -> tuple[AnyCo
     """
     portable = _portable_configs(task, arch)
     hopper = hopper_choice.configs(task, arch, blocks or multiprocessors(arch))
+    streams = gemm_stream.configs(task, arch)
     if arch != "host" and hopper_choice.pays(task):
-        return (*hopper, *portable)
-    return (*portable, *hopper)
+        return (*streams, *hopper, *portable)
+    return (*streams, *portable, *hopper)
 
 
 @cache
@@ -368,6 +376,8 @@ def _promote_k(task: GemmTask, config: GemmConfig) -> int:
 def variant(task: GemmTask, config: AnyConfig) -> Variant:
     if isinstance(config, HopperConfig):
         return gemm_hopper.variant(task, config)
+    if isinstance(config, StreamConfig):
+        return gemm_stream.variant(task, config)
     elements, computes = _types(task, config)
     names = ("ElementA", "ElementB", "ComputeA", "ComputeB")
     c = config
@@ -421,12 +431,16 @@ class GemmPlan(NamedTuple):
     splits: int
     partial_size: int
     shared_bytes: int
-    params: np.ndarray
+    params: Any
+    repeated: Repeated  # where k is not split
 
-    def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
-        """arrays: the kernel's, from a on; None where absent."""
+    def launch(self, xp: Any, arrays: tuple[Any, ...], places: Any = None) -> None:
+        """arrays: the kernel's, from a on; None where absent.  places: as HopperPlan's."""
         if self.splits == 1:
-            self.kernel(self.tiles, (*arrays, None, self.params, _WHOLE), self.shared_bytes)
+            if places is None:
+                self.repeated.launch(arrays)
+            else:
+                self.repeated.launch_at(places, arrays)
             return
         partials = xp.empty(self.partial_size, np.uint32)  # FP32 or int32
         args = (*arrays, partials, self.params)
@@ -436,7 +450,7 @@ class GemmPlan(NamedTuple):
 
 def gemm_plan(
     target: Target, product: Product, config: AnyConfig | None
-) -> GemmPlan | gemm_hopper.HopperPlan | DecodedPlan | None:
+) -> GemmPlan | gemm_hopper.HopperPlan | StreamPlan | DecodedPlan | None:
     """The plan of `product`; None where more than MAX_BATCH_DIMS dims of the batch do not merge.
 
     Raises TypeError and ValueError for a config that does not fit, or too large a grid.
@@ -449,7 +463,8 @@ def gemm_plan(
     scales = (p.scale_a, p.scale_b, p.scale_b2)
     scaled = any(scale is not None and (scale.row, scale.col) != (0, 0) for scale in scales)
     task = make_task(p.a, p.b, size, p.m, p.n, p.k, p.block_scales, p.kernel, p.b2, scaled)
-    task = replace(task, activates=activates(p.activation))
+    plain = gemm_hopper.is_plain(p, hopper_config.converts(task))
+    task = replace(task, activates=activates(p.activation), plain=plain)
     if p.half_sums:
         task = half_sums_task(task)
     if config is None:
@@ -468,6 +483,8 @@ def gemm_plan(
 
         names = hopper_config.decoded_operands(task, config)
         return decoded_plan(target, p, names, plan_of) if names else plan_of(p)
+    if isinstance(config, StreamConfig):
+        return gemm_stream.stream_plan(target, p, task, config)
     elements, _ = _types(task, config)
     tiles_m, tiles_n = -(-p.m // config.tile_m), -(-p.n // config.tile_n)
     tiles = task.batch * tiles_m * tiles_n
@@ -490,11 +507,14 @@ def gemm_plan(
         fill_operand(tile["b"][1], p.b2, p.scale_b2, p.groups_b2)
         fill_epilogues(params["epilogues"], p)
         params["policy"] = p.policy
+    kernel, struct = get_kernel(target, variant(task, config)), target.by_value(params)
+    shared = config.shared_bytes(*elements, task.products)
     return GemmPlan(
-        kernel=get_kernel(target, variant(task, config)),
+        kernel=kernel,
         tiles=tiles,
         splits=config.splits,
         partial_size=tiles * config.tile_m * config.tile_n * config.splits * task.products,
-        shared_bytes=config.shared_bytes(*elements, task.products),
-        params=target.by_value(params),
+        shared_bytes=shared,
+        params=struct,
+        repeated=Repeated(kernel, tiles, shared, lambda arrays: (*arrays, None, struct, _WHOLE)),
     )

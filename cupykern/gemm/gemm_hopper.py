@@ -6,6 +6,7 @@ The Python half of kernels_cu/gemm_hopper.cu.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from .. import dtypes
 from ..jit import get_kernel
 from ..targets import Kernel, Target
 from ..targets.map_plan import MapPlan, encoded_maps
+from ..targets.repeated import Repeated
 from .hopper_config import (
     LINE,
     HopperConfig,
@@ -25,6 +27,7 @@ from .hopper_config import (
     is_turned,
     multiplied,
     own_columns,
+    splits_epilogues,
     tile_k,
 )
 from .operand_maps import map_plan, operand_map, tma_stores
@@ -52,7 +55,8 @@ _PARAMS = np.dtype(  # gemm_hopper.cu: HopperParams
         *(("block_scales_a", STRIDES), ("block_scales_b", STRIDES)),
         ("epilogue", EPILOGUE),
         *((name, np.int32) for name in ("tma_stores", "group_height", "has_block_scales")),
-        *(("row_bytes", np.int32), ("num_groups", np.int64), ("groups", np.int64, (1, 4))),
+        *(("row_bytes", np.int32), ("plain", np.int32), ("padding", np.int32)),
+        *(("num_groups", np.int64), ("groups", np.int64, (1, 4))),
     ]
 )
 _DUAL_PARAMS = np.dtype(  # dual_gemm_hopper.cu: DualHopperParams
@@ -85,6 +89,7 @@ def _main_loop(task: GemmTask) -> tuple[str, ...]:
 
 def variant(task: GemmTask, config: HopperConfig) -> Variant:
     c, task = config, multiplied(task, config)
+    both = not splits_epilogues(task, config)  # of one kernel
     if c.streams:
         return Variant(
             f"{task.kernel}_stream",
@@ -108,10 +113,38 @@ def variant(task: GemmTask, config: HopperConfig) -> Variant:
             ("kSplitK", c.split_k),
             ("kTurned", is_turned(c, task)),
             *([("kTwoProducts", task.products == 2)] if task.b == FP4 else []),
+            *(
+                [("kPlain", both or task.plain), ("kGeneral", both or not task.plain)]
+                if task.kernel == "gemm"
+                else []
+            ),
         ),
         c.num_threads,
         c.cluster,
         parts=_main_loop(task),
+    )
+
+
+_SMALLEST_HALVED = 2.0**-125  # whose half FP32 does not flush to zero
+
+
+def is_plain(product: Product, turned: bool) -> bool:
+    """Whether the short epilogue of parts/plain_epilogue_hopper.cuh does.  turned: HopperConfig's, or
+    that b is converted."""
+    p = product
+    scales = [None if p.block_scales else scale for scale in (p.scale_a, p.scale_b)]
+    one_scale = not turned or scales[0] is None or scales[0].row == 0
+    if p.b.dtype.itemsize > 1:
+        one_scale = scales == [None, None]
+    return (
+        one_scale
+        and tma_stores(p.out, p.m, p.n)
+        and p.residual is None
+        # alpha takes the place of a scale, or stands alone.
+        and (turned or p.b.dtype.itemsize > 1 or p.alpha == 1 or None in scales)
+        and (p.bias is None or (p.bias.row == 0 and p.bias.col != 0))
+        and (p.activation is None or p.a.dtype.itemsize == 2)
+        and (p.activation != "gelu" or p.alpha == 0 or abs(p.alpha) >= _SMALLEST_HALVED)
     )
 
 
@@ -125,20 +158,32 @@ _PLACES = {  # in product.ARRAYS, of what the kernels take beside tensor maps
 class HopperPlan(NamedTuple):
     """The launch of a product, as shapes, strides, dtypes and config decide it."""
 
-    target: Target
-    kernel: Kernel
-    grid: int
-    shared_bytes: int
-    maps: tuple[MapPlan | None, ...]
-    places: tuple[int, ...]
-    params: Any
-    encoded: dict[tuple[int | None, ...], tuple[Any, ...]]  # maps by the arrays' addresses
+    repeated: Repeated
 
-    def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
-        """arrays: product.ARRAYS, of which some are None; those that the maps are of come first."""
-        maps = encoded_maps(self.target, self.maps, arrays, self.encoded)
-        args = [arrays[i] for i in self.places]
-        self.kernel(self.grid, (*maps, *args, self.params), self.shared_bytes)
+    def launch(self, xp: Any, arrays: tuple[Any, ...], places: Any = None) -> None:
+        """arrays: product.ARRAYS, of which some are None; those that the maps are of come first.  places:
+        addresses that theirs follow from; None: their own."""
+        if places is None:
+            self.repeated.launch(arrays)
+        else:
+            self.repeated.launch_at(places, arrays)
+
+
+def _launch(
+    target: Target,
+    kernel: Kernel,
+    sizes: tuple[int, int],
+    maps: tuple[MapPlan | None, ...],
+    places: tuple[int, ...],
+    params: Any,
+) -> HopperPlan:
+    """sizes: blocks, and the bytes of their shared memory.  places: of _PLACES."""
+
+    def arguments(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+        others = [arrays[i] for i in places]
+        return (*encoded_maps(target, maps, arrays), *others, params)
+
+    return HopperPlan(Repeated(kernel, *sizes, arguments))
 
 
 def hopper_plan(
@@ -155,6 +200,8 @@ def hopper_plan(
         raise ValueError(f"Hopper's main loop needs warps of 32 lanes; got {target.warp_size}")
     if c.streams:
         return _stream_plan(target, p, task, c)
+    plain = p.kernel == "gemm" and is_plain(p, is_turned(c, task))
+    task = replace(task, plain=plain)
     cols = c.tile_n // task.products  # of each
     tiles_m, tiles_n = cluster_tiles(c, task, p.m, p.n)
     # Of the columns of the sums, each block of a cluster loads a part.
@@ -201,7 +248,7 @@ def hopper_plan(
         if p.out.dtype in FLOAT16S:  # shares_hopper.cuh
             map_out = map_plan(p.out, p.batch, (p.m, p.n), (p.out.row, 1), (1, 64, 64))
         maps = (map_a, *maps_b, map_out)
-        return HopperPlan(target, kernel, grid, shared, maps, places, target.by_value(params), {})
+        return _launch(target, kernel, (grid, shared), maps, places, target.by_value(params))
     map_out = None
     in_registers = p.b2 is not None and turned  # then threads store single numbers
     if tma_stores(p.out, p.m, p.n) and not in_registers:
@@ -230,6 +277,7 @@ def hopper_plan(
         rows = p.b if turned else p.a
         row_bytes = (c.tile_n if turned else rows_a) * depth * rows.dtype.itemsize
         params["row_bytes"] = row_bytes // (2 if rows.dtype == FP4 else 1)
+        params["plain"] = plain
     params["num_groups"] = p.k // 16
     for i, groups in enumerate((p.groups_b, p.groups_b2)[: task.products]):
         if groups is not None:
@@ -240,7 +288,7 @@ def hopper_plan(
             if x is not None:
                 params[f"block_scales_{name}"] = (x.row, x.col)
     maps = tuple(maps.values())
-    return HopperPlan(target, kernel, grid, shared, maps, places, target.by_value(params), {})
+    return _launch(target, kernel, (grid, shared), maps, places, target.by_value(params))
 
 
 def stream_blocks(n: int, target: Target) -> int:
@@ -259,13 +307,6 @@ def _stream_plan(target: Target, p: Product, task: GemmTask, config: HopperConfi
     params = np.zeros((), _STREAM_PARAMS)
     params["num_k_tiles"], params["rows"] = math.ceil(p.k / LINE), rows
     fill_epilogue(params["epilogue"], p)
-    return HopperPlan(
-        target,
-        get_kernel(target, variant(task, config)),
-        stream_blocks(p.n, target),
-        config.shared_bytes(task),
-        maps,
-        _PLACES[p.kernel],
-        target.by_value(params),
-        {},
-    )
+    kernel = get_kernel(target, variant(task, config))
+    sizes = stream_blocks(p.n, target), config.shared_bytes(task)
+    return _launch(target, kernel, sizes, maps, _PLACES[p.kernel], target.by_value(params))

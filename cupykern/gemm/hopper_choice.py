@@ -113,7 +113,12 @@ def configs(task: GemmTask, arch: str, blocks: int) -> tuple[HopperConfig, ...]:
     With share_k and split_k the sums are other ones: the task alone decides about them.
     """
     few = task.m <= (FEW_ROWS if task.kernel == "dual_gemm" else 64)
-    fitting = [config for config in _tile_times(task) if refusal(config, task, arch) is None]
+    fitting = [
+        config
+        for config in _tile_times(task)
+        # That has a kernel only for the short epilogue.
+        if refusal(config, task, arch) is None and (task.plain or not config.ping_pong)
+    ]
     fitting.sort(key=lambda c: (c.share_k != few, _estimate(c, task, multiprocessors("sm_90a"))))
     split = bool(fitting) and fitting[0].split_k
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from .. import dtypes
 from ..targets.limits import max_shared_bytes
-from .product import BLOCK, FP4, FP8, INNER, OUTER, STRIDED, GemmTask
+from .product import BLOCK, FLOAT16S, FP4, FP8, INNER, OUTER, STRIDED, GemmTask
 
 ARCHS = ("sm_90a", "host")
 LINE = 128  # ring_hopper.cuh: kLineBytes
@@ -127,6 +127,15 @@ def cluster_sizes(config: HopperConfig, task: GemmTask) -> tuple[int, int]:
     return c.tile_m * (1 if turned else tiles), c.tile_n // task.products * (tiles if turned else 1)
 
 
+def splits_epilogues(task: GemmTask, config: HopperConfig) -> bool:
+    """Whether there is a kernel for the short epilogue and one for the other, not one with both.
+
+    Where a tile takes most of the launch, in 16 bits: other kernels are so many already.
+    """
+    few = config.tile_m * config.tile_n <= 64 * 64
+    return task.a in FLOAT16S and (config.split_k or (task.a == task.b and not few))
+
+
 def converts(task: GemmTask) -> bool:
     return task.a.itemsize != task.b.itemsize
 
@@ -226,8 +235,12 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         return "either ping_pong or share_k"
     if c.stages < 2:
         return "a stage is released after the next one has come: at least 2"
-    if c.share_k and (c.stages % 2 or c.stages < 4 or rows * cols > 64 * 64):
-        return "share_k needs an even number of stages, at least 4, and tiles of at most 64 x 64"
+    wide = task.kernel == "gemm" and task.a.itemsize == task.b.itemsize == 2 and not turned
+    most = 128 if wide else 64
+    if c.share_k and (c.stages % 2 or c.stages < 4 or rows > 64 or cols > most):
+        return (
+            f"share_k needs an even number of stages, at least 4, and tiles of at most 64 x {most}"
+        )
     leads = (c.stages - 1) // (c.warpgroups - 1) if fp8 else c.stages
     if fp8 and c.ping_pong:
         leads = _MAX_LEAD

@@ -17,10 +17,11 @@ from .. import arguments, dtypes, inputs, plans, reference
 from ..numerics import namespace
 from ..op import Call, Draw, Op, Work
 from ..targets import Target
-from . import gemm, product
+from . import gemm, gemm_stream, product
 from .dequantize_nvfp4 import DecodedPlan
 from .gemm import AnyConfig, GemmPlan
 from .gemm_hopper import HopperPlan
+from .gemm_stream import StreamPlan
 from .product import ACTIVATIONS, INNER, OUTER, STRIDED, GemmTask, Product
 
 INPUTS = (
@@ -60,7 +61,7 @@ def matmul(
         operand and alpha 1.  None: a's for float16 and bfloat16, bfloat16 for FP8, int32 for int8
         where it is allowed, else float32.
     out: array to write into, of the result's shape and dtype and apart from all operands.
-    config: a GemmConfig or HopperConfig; None: the measured one.
+    config: a GemmConfig, HopperConfig or StreamConfig; None: the measured one.
     accumulate: "float16" sums products of float16 in FP16, which GeForce-class chips do faster; a partial
         sum beyond 65504 is infinite.  Not on AMD.
 
@@ -179,7 +180,7 @@ def run(
 @plans.cached
 def _plan(
     target: Target, call: Product, config: AnyConfig | None
-) -> GemmPlan | HopperPlan | DecodedPlan | None:
+) -> GemmPlan | HopperPlan | StreamPlan | DecodedPlan | None:
     return gemm.gemm_plan(target, call, config)
 
 
@@ -345,7 +346,8 @@ def _bench_problem(shape: tuple[int, ...], dtype: str) -> MatmulProblem:
     return bench_product(OP, shape, dtype, None)[0]
 
 
-def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
+def bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
+    """(M, N, K), of products by any operands."""
     if target == "host":
         return ((128, 256, 512), (1, 1024, 1024))
     return (
@@ -358,6 +360,11 @@ def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
         (4096, 7168, 2048),
         (128, 7168, 16384),
     )
+
+
+def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
+    largest = ((16384, 16384, 16384),) if target != "host" else ()
+    return (*bench_shapes(target), *largest)
 
 
 def operand_values(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.ndarray:
@@ -434,8 +441,12 @@ def variants(
                 if STRIDED not in layouts and not product.by_vectors(a, b, *layouts, block_scales):
                     continue
                 task = GemmTask(1, 4096, 4096, 4096, a, b, *layouts, block_scales)
-                for config in gemm.configs(task, arch):
+                for config in gemm_stream.configs(replace(task, m=1), arch):
                     found[gemm.variant(task, config)] = None
+                for plain in (True, False):
+                    ends = replace(task, plain=plain)
+                    for config in gemm.configs(ends, arch):
+                        found[gemm.variant(ends, config)] = None
                 half_sums = gemm.half_sums_task(task)
                 for config in (
                     gemm.configs(half_sums, arch) if sums_in_half(half_sums, arch) else ()
@@ -456,7 +467,10 @@ def task_of(problem: MatmulProblem, block_scales: bool = False) -> GemmTask:
     batch, m, n = check_shapes(a, b)
     operands = product.matrix(a, batch), product.matrix(b, batch)
     task = product.make_task(*operands, math.prod(batch), m, n, a.shape[-1], block_scales)
-    return replace(task, activates=gemm.activates(problem.activation))
+    dtype = dtypes.NAMES[problem.out_dtype] if problem.out_dtype else a.dtype
+    plain = problem.residual is None and problem.bias in (None, (n,))
+    plain = plain and dtype in product.FLOAT16S and n * dtype.itemsize % product.ALIGNMENT == 0
+    return replace(task, activates=gemm.activates(problem.activation), plain=plain)
 
 
 def sampled_rows(m: int, count: int, seed: int) -> np.ndarray:

@@ -199,6 +199,7 @@ class GemmTask:
     STRIDED, and there are no scales that their epilogue does not know.
     kernel: which computes it; of dual_gemm, n is one product's.
     activates: whether an activation of many instructions follows.
+    plain: whether one bias of columns and an activation are all that follows (gemm_hopper.py: is_plain).
     tma_codes, scaled: of an NVFP4 b: whether TMA walks its codes, and whether the other operand has scales
     of rows or columns.
     """
@@ -218,6 +219,7 @@ class GemmTask:
     tma_codes: bool = True
     scaled: bool = False
     activates: bool = False
+    plain: bool = True
 
     @property
     def products(self) -> int:

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from kernels_cu import Variant
 
-from .. import arguments, arrays, dtypes, inputs, plans, reference
+from .. import arguments, arrays, dtypes, inputs, plans, reference, workspace
 from ..arrays import address_of
 from ..choice import choose
 from ..jit import get_kernel
 from ..numerics import as_float64, namespace
 from ..op import Call, Draw, Op, Work
 from ..targets import Kernel, Target
+from ..targets.limits import has_cooperative_launches, max_shared_bytes
+from ..targets.repeated import Repeated
 from . import nvfp4
 from .nvfp4 import GROUP, NvFp4
 from .product import Groups, groups, matrix
 
+_VECTOR_BYTES, _STATIC_BYTES = 16, 1024  # the kernel's static shared memory, at most
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
-_LARGEST, _ENCODE = np.int64(0), np.int64(1)  # quantize_nvfp4.cu: Pass
+_LARGEST, _ENCODE, _BOTH = map(np.int64, range(3))  # quantize_nvfp4.cu: Pass
 _PARAMS = np.dtype(  # quantize_nvfp4.cu: QuantizeParams
     [
         (name, np.int64)
@@ -38,16 +41,33 @@ _PARAMS = np.dtype(  # quantize_nvfp4.cu: QuantizeParams
 @dataclass(frozen=True)
 class NvFp4Config:
     """Blocks of num_threads threads, at most num_blocks on a multiprocessor, which walk through groups of
-    16 numbers; each thread loads at_once of them before it goes on."""
+    16 numbers; each thread loads at_once of them before it goes on.  launches: 1, a cooperative one, whose
+    blocks meet between both passes, or 2.  held: how many of its groups a thread keeps in shared memory
+    from one pass to the other; a multiple of at_once, 0 with 2 launches."""
 
     num_threads: int = 256
     num_blocks: int = 6
     at_once: int = 1
+    launches: int = 2
+    held: int = 0
+
+    def shared_bytes(self, itemsize: int) -> int:
+        """quantize_nvfp4.cu: HeldGroups"""
+        return _VECTOR_BYTES * self.num_threads * max(1, self.held * itemsize)
 
 
-def configs(dtype: np.dtype) -> tuple[NvFp4Config, ...]:
-    """Of inputs of `dtype`: (16384, 16384) of FP16 in 311 us, by 6 blocks and one group at once in 324 (H200)."""
-    return (NvFp4Config(num_blocks=4, at_once=2 if dtype.itemsize == 2 else 1),)
+def configs(dtype: np.dtype, arch: str) -> tuple[NvFp4Config, ...]:
+    """Of inputs of `dtype`."""
+    at_once = 2 if dtype.itemsize == 2 else 1
+    if not has_cooperative_launches(arch):
+        return (NvFp4Config(256, 4, at_once),)
+    if arch == "host":
+        return (NvFp4Config(256, 1, at_once, 1, held=2),)
+    one = NvFp4Config(1024, 1, at_once, 1)
+    most = (max_shared_bytes(arch) - _STATIC_BYTES) // one.shared_bytes(1)
+    if most < 8:  # vectors: little room
+        return (NvFp4Config(256, 4, at_once, 1),)
+    return (replace(one, held=most // dtype.itemsize // at_once * at_once),)
 
 
 def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None = None) -> NvFp4:
@@ -96,15 +116,25 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None 
         params = _params(batch, rows, k, place, steps, math.prod(scale_shape) // batch, layout)
         threads = batch * int(params["scale_rows"] * params["scale_groups"])
         grid = min(-(-threads // config.num_threads), config.num_blocks * target.multiprocessors)
-        params["num_partials"] = grid
         kernel = get_kernel(target, _variant_of(x.dtype, config))
+        passes, shared = (_LARGEST, _ENCODE), config.shared_bytes(x.itemsize)
+        if config.launches == 1:
+            passes, grid = (_BOTH,), min(grid, kernel.blocks_at_once(shared))
+        params["num_partials"] = grid
         shape = (*outer, rows, k // 2)
-        passes = target.by_value(_LARGEST), target.by_value(_ENCODE)
-        plan = _Plan(
-            target, kernel, grid, shape, scale_shape, layout, target.by_value(params), passes
+        struct = target.by_value(params)
+        launches = tuple(
+            _launch_of(kernel, grid, shared, struct, target.by_value(number)) for number in passes
         )
+        places = _places(shape, scale_shape)
+        plan = _Plan(target, launches, 4 * grid, shape, scale_shape, layout, places)
         plans.remember(key if address_of(flat) == address_of(x) else None, plan)
         return plan.launch(flat)
+
+
+def _launch_of(kernel: Kernel, grid: int, shared_bytes: int, params: Any, number: Any) -> Repeated:
+    """The launch of a pass."""
+    return Repeated(kernel, grid, shared_bytes, lambda *arrays: (*arrays, params, number))
 
 
 _find = plans.finder("quantize_nvfp4", arrays=1, options=2)
@@ -114,35 +144,38 @@ class _Plan(NamedTuple):
     """The launches of a call, as x's shape, strides and dtype and the config decide them."""
 
     target: Target
-    kernel: Kernel
-    grid: int
+    passes: tuple[Repeated, ...]
+    partial_bytes: int
     shape: tuple[int, ...]
     scale_shape: tuple[int, ...]
     layout: str
-    params: Any
-    passes: tuple[Any, Any]
+    places: tuple[int, int, int]  # _places'
 
     def launch(self, x: Any) -> NvFp4:
-        xp = self.target.xp
-        data, scale, global_scale, partials = self._results(xp)
-        args = (x, data, scale, global_scale, partials, self.params)
-        self.kernel(self.grid, (*args, self.passes[0]))
-        self.kernel(self.grid, (*args, self.passes[1]))
-        return NvFp4.unchecked(data, scale, self.layout, global_scale)
-
-    def _results(self, xp: Any) -> tuple[Any, Any, Any, Any]:
-        """data, scale, the scale of all, and memory for partial results."""
+        target, places = self.target, None
+        xp = target.xp
         if xp is np:
             data = np.empty(self.shape, np.uint8)
             scale = arrays.empty_of(np, self.scale_shape, dtypes.float8_e4m3fn)
-            return data, scale, np.empty((), np.float32), np.empty(self.grid, np.float32)
-        # In two pieces of memory: data and the scales, which are used together.
-        size, scales = (-(-math.prod(n) // 512) * 512 for n in (self.shape, self.scale_shape))
-        memory = xp.cuda.alloc(size + scales + 512)
-        data = xp.ndarray(self.shape, np.uint8, memory)
-        scale = xp.ndarray(self.scale_shape, np.uint8, memory + size).view(dtypes.float8_e4m3fn)
-        global_scale = xp.ndarray((), np.float32, memory + size + scales)
-        return data, scale, global_scale, xp.cuda.alloc(4 * self.grid)
+            global_scale = np.empty((), np.float32)
+            barrier = workspace.take_for_grid(target, self.partial_bytes)
+        else:  # in one piece of memory: they are used together
+            first, second, size = self.places
+            memory = xp.cuda.alloc(size)
+            data = xp.ndarray(self.shape, np.uint8, memory)
+            scale = arrays.at(xp, self.scale_shape, dtypes.float8_e4m3fn, memory + first)
+            global_scale = xp.ndarray((), np.float32, memory + second)
+            barrier = workspace.take_for_grid(target, self.partial_bytes)
+            places = x.data.ptr, memory.ptr, barrier.data.ptr
+        for one in self.passes:
+            one.launch_at(places, x, data, scale, global_scale, barrier)
+        return NvFp4.unchecked(data, scale, self.layout, global_scale)
+
+
+def _places(shape: tuple[int, ...], scale_shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Where scales and the scale of all begin behind the codes, and the bytes of all."""
+    codes, scales = (-(-math.prod(sizes) // 512) * 512 for sizes in (shape, scale_shape))
+    return codes, codes + scales, codes + scales + 4
 
 
 def _params(
@@ -168,7 +201,7 @@ def _check_config(config: Any, target: Target, x: Any, layout: str) -> NvFp4Conf
             target,
             {"size": x.size},
             {"dtype": x.dtype.name, "layout": layout},
-            lambda: configs(x.dtype),
+            lambda: configs(x.dtype, target.arch),
             lambda config: _variant_of(x.dtype, config),
         )
     if not isinstance(config, NvFp4Config):
@@ -184,6 +217,20 @@ def _check_config(config: Any, target: Target, x: Any, layout: str) -> NvFp4Conf
         )
     if config.at_once not in (1, 2, 4):
         raise ValueError(f"config does not fit: at_once must be 1, 2 or 4; got {config.at_once}")
+    if config.launches not in (1, 2):
+        raise ValueError(f"config does not fit: launches must be 1 or 2; got {config.launches}")
+    if config.held < 0 or config.held % config.at_once or (config.held and config.launches == 2):
+        raise ValueError(
+            "config does not fit: held must be a multiple of at_once, and 0 with 2 launches; "
+            f"got {config.held}"
+        )
+    needed, most = config.shared_bytes(x.itemsize), max_shared_bytes(target.arch) - _STATIC_BYTES
+    if needed > most:
+        raise ValueError(
+            f"config does not fit: {needed} bytes of shared memory are more than {most}"
+        )
+    if config.launches == 1 and not has_cooperative_launches(target.arch):
+        raise ValueError(f"config does not fit: {target.arch} has no cooperative launches")
     return config
 
 
@@ -191,8 +238,11 @@ def _variant_of(dtype: np.dtype, config: NvFp4Config) -> Variant:
     types = (("Element", dtypes.CPP_NAMES[dtype]),)
     together = (1536 if dtype.itemsize == 2 else 1024) // config.num_threads
     blocks = max(1, min(config.num_blocks, together))
-    constants = (("kAtOnce", config.at_once),)
-    return Variant("quantize_nvfp4", types, constants, config.num_threads, min_blocks=blocks)
+    constants = (("kAtOnce", config.at_once), ("kHeld", config.held))
+    return Variant(
+        "quantize_nvfp4", types, constants, config.num_threads, min_blocks=blocks,
+        cooperative=config.launches == 1,
+    )  # fmt: skip
 
 
 # --- the op's record -----------------------------------------------------------------------------
@@ -278,8 +328,10 @@ OP = Op(
     bench_shapes=_bench_shapes,
     inputs=_inputs,
     work=_work,
-    variants=lambda arch: tuple(_variant_of(x, config) for x in DTYPES for config in configs(x)),
-    configs=lambda problem, arch: configs(dtypes.NAMES[problem.dtype]),
+    variants=lambda arch: tuple(
+        _variant_of(x, config) for x in DTYPES for config in configs(x, arch)
+    ),
+    configs=lambda problem, arch: configs(dtypes.NAMES[problem.dtype], arch),
     variant=lambda problem, config: _variant_of(dtypes.NAMES[problem.dtype], config),
     sample=_sample,
 )

@@ -11,7 +11,7 @@ from .. import dtypes
 from ..gemm.nvfp4 import NvFp4
 from ..numerics import UNIT_ROUNDOFF_32, as_float64, finfo, namespace
 from ..op import Bound
-from .elementary import GELU_ERROR, SIGMOID_ULPS, SIGMOID_ULPS_PER_UNIT, TANH_ULPS
+from .elementary import GELU_ERROR, GELU_OF_TWICE, SIGMOID_ULPS, SIGMOID_ULPS_PER_UNIT, TANH_ULPS
 
 _FLOOR = 2.0**-126  # what FP32 loses below its smallest normal number
 _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
@@ -268,8 +268,9 @@ _LIPSCHITZ = {None: 1.0, "relu": 1.0, "gelu": 1.13, "gelu_tanh": 1.13, "silu": 1
 """The largest derivative, rounded up."""
 
 
-def activation_error(xp: Any, x: Any, activation: str | None) -> Any:
-    """The error of the FP32 activation at x."""
+def activation_error(xp: Any, x: Any, activation: str | None, narrow: bool = False) -> Any:
+    """The error of the FP32 activation at x; narrow: for results of 16 bits, which have a shorter
+    gelu."""
     u = UNIT_ROUNDOFF_32
     if activation in (None, "relu"):
         return xp.zeros_like(x)
@@ -279,7 +280,10 @@ def activation_error(xp: Any, x: Any, activation: str | None) -> Any:
         # A sigmoid below 2^-126 is zero.
         return xp.abs(activate(xp, x, "silu")) * (2 * ulps + 1) * u + 2 * _FLOOR * (size + 1)
     if activation == "gelu":
-        return GELU_ERROR * u * size + _FLOOR * (1 + size)
+        error = GELU_ERROR * u * size + _FLOOR * (1 + size)
+        # Half of x, or of a bias, may be flushed to zero.
+        short = GELU_OF_TWICE * xp.abs(activate(xp, x, "gelu")) + 2 * _FLOOR if narrow else 0.0
+        return error + short
     t = _SQRT_2_OVER_PI * (size + 0.044715 * size**3)
     value = xp.tanh(t)
     # t takes three roundings in the cube, its factor and the addition, and four more of constants and
@@ -313,7 +317,8 @@ def epilogue_bound(
         before = scaled + as_float64(bias)
         worst = worst + u * (xp.abs(before) + worst)
         squares = squares + (u * before) ** 2 / 3
-    slope, own = _LIPSCHITZ[activation], activation_error(xp, before, activation)
+    narrow = out_dtype in (dtypes.float16, dtypes.bfloat16)
+    slope, own = _LIPSCHITZ[activation], activation_error(xp, before, activation, narrow)
     # The activation's own error is that at the rounded argument.
     worst = slope * worst * (1 + 2.0**-10) + own * (1 + 2.0**-10)
     squares = slope**2 * squares + own**2 / 3

@@ -116,8 +116,9 @@ class _Errors(NamedTuple):
 def _errors(row: _Row, residual: Any, centered: bool, compensated: bool) -> _Errors:
     """What FP32 makes of the statistics.
 
-    A thread adds up to 32 elements one after another, or 8 vectors whose 8 elements it has added;
-    then 6 levels of lanes and 4 of warps.  A warp merges the moments of up to 256 warps: 4 by each
+    A thread adds up to 32 elements one after another, or merges the means of 8 vectors whose 8
+    elements it has added (3 roundings each); then 6 levels of lanes and 4 of warps.  Squares about
+    the mean of a vector, which is off by up to 9 u rms(s), are moved to the row's.  A warp merges the moments of up to 256 warps: 4 by each
     lane, then 32 lanes (as distances from one of them) in 5 levels and at most 10 more roundings; a
     row's chunks are merged one after another before.
     """
@@ -143,7 +144,8 @@ def _errors(row: _Row, residual: Any, centered: bool, compensated: bool) -> _Err
         mean_rms = _U * (4 * spread if compensated else 2 * size) + of_s / 4
 
     # Squares about a mean that is off by d are off by 2 d |s - mean| and d^2 (Cauchy-Schwarz).
-    moved = warp_mean + of_s
+    vector_mean = min(n, 9) * _U * size if centered and n > 1 else 0.0
+    moved = warp_mean + vector_mean + of_s
     variance = (
         (depth + 4 + merges) * _U * row.variance
         + 2 * moved * spread

@@ -61,13 +61,14 @@ def _errors(
     """(|s - max s|, keep, log of the sum, exponent errors, sum errors); errors (worst, rms).
 
     An exponent (x - x_max) * (scale * log2 e) takes a rounding each in the subtraction, log2 e and
-    their product, two more with a scale, and what flushed subnormals lose.
+    their product, two more with a scale, and what flushed subnormals lose; of two exponents that are
+    added up, the distances are too.
     """
     xp, u = namespace(x), UNIT_ROUNDOFF_32
     score, keep, sums, _ = _parts(x, axis, mask, scale)
     distance = xp.abs(xp.where(keep & xp.isfinite(score), score, 0.0))
     roundings = 3 if scale is None else 5
-    flushed = 3 * 2.0**-126 * (1.0 if scale is None else abs(float(scale)))
+    flushed = 6 * 2.0**-126 * (1.0 if scale is None else abs(float(scale)))
     exponent = roundings * u * distance + flushed
     exponent_rms = math.sqrt(roundings / 3) * u * distance + flushed
 
@@ -96,7 +97,9 @@ def softmax_bound(
     out: Any = None,
     reference: tuple[Any],
 ) -> tuple[Bound]:
-    """Elementwise: relative error of exp, of the sum, of the division, one rounding; underflow.
+    """Elementwise: relative errors of exp (where a row stays in registers as the product of two: over
+    the largest number of a part, and of that over the row's), of the sum, of its reciprocal (1 ulp) and
+    the products with it, one rounding; underflow.
 
     First-order terms summed, then r / (1 - r) for the higher orders (Higham, Accuracy and Stability
     of Numerical Algorithms, 2nd ed., lemma 3.1; Blanchard, Higham, Higham, IMA J. Numer. Anal. 41
@@ -107,11 +110,11 @@ def softmax_bound(
     info = finfo(dtype if dtype is not None else x.dtype)
     with np.errstate(all="ignore"):
         _, _, _, exponent, total = _errors(x, axis, mask, scale)
-        relative = exponent[0] + 2 * EXP2_ULPS * u + total[0] + 2 * u + info.unit_roundoff
+        relative = exponent[0] + 4 * EXP2_ULPS * u + total[0] + 4 * u + info.unit_roundoff
         floor = 2 * 2.0**-126 + info.underflow_error
         worst = y * relative / (1 - relative) + floor
         relative_rms = xp.sqrt(
-            exponent[1] ** 2 + total[1] ** 2 + (2 * u) ** 2 + info.unit_roundoff**2 / 3
+            exponent[1] ** 2 + total[1] ** 2 + (4 * u) ** 2 / 2 + info.unit_roundoff**2 / 3
         )
     return (Bound(worst, y * relative_rms + floor / math.sqrt(3)),)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import cache
 
 from ..targets.limits import max_cluster_size
-from .row_configs import VECTOR_BYTES, RowConfig, fitting, row_configs
+from .row_configs import MAX_STAGES, VECTOR_BYTES, RowConfig, fitting, row_configs
 from .rows import RowLayout
 
 _Table = tuple[tuple[int, int, int, int, int, int, bool], ...]
+_ClusterTable = tuple[tuple[int, int, int, int, int, bool], ...]
 
 # For plain calls, by the elements' bytes and rising length of the row: (num_threads, threads_per_row,
 # vectors_per_thread, cluster_size, min_blocks, rows_per_thread, in_registers); the first that holds a
@@ -31,10 +32,6 @@ _BLOCKS: dict[int, _Table] = {
         (1024, 1024, 4, 1, 2, 1, False),
     ),
 }
-_CLUSTERS: dict[int, _Table] = {
-    2: tuple((512, 512, 4, size, 2, 2, False) for size in (2, 4, 8, 16)),
-    4: tuple((512, 512, 4, size, 2, 2, False) for size in (4, 8, 16)),
-}
 # The same with a residual.
 _SUMS: dict[int, _Table] = {
     2: (
@@ -50,12 +47,29 @@ _SUMS: dict[int, _Table] = {
         (1024, 1024, 4, 1, 1, 1, True),
     ),
 }
-_CLUSTERS_OF_SUMS: dict[int, _Table] = {
-    2: tuple((512, 512, 4, size, 2, 1, False) for size in (4, 16)),
-    4: (
-        *((512, 512, 4, size, 2, 1, False) for size in (8, 16)),
-        (1024, 1024, 4, 16, 1, 1, True),
-    ),
+# Of longer rows, by (centered, has_residual): (num_threads, vectors_per_thread, cluster_size,
+# min_blocks, rows_per_thread, weights_first).  Many bytes must be under way: weights, which come with
+# the row, wait in registers, of which few large blocks leave enough.
+_CLUSTERS: dict[tuple[bool, bool], dict[int, _ClusterTable]] = {
+    (False, False): {
+        2: (
+            *((256, 8, size, 3, 1, True) for size in (2, 4, 8)),
+            (256, 8, 16, 4, 1, True),
+        ),
+        4: (*((512, 4, size, 3, 1, True) for size in (4, 8, 16)), (512, 8, 16, 2, 1, True)),
+    },
+    (True, False): {
+        2: tuple((256, 8, size, 2, 2, True) for size in (2, 4, 8, 16)),
+        4: tuple((512, 4, size, 2, 2, False) for size in (4, 8, 16)),
+    },
+    (False, True): {
+        2: (*((256, 8, size, 3, 1, True) for size in (2, 4, 8)), (512, 4, 16, 2, 1, True)),
+        4: (*((512, 4, size, 2, 1, False) for size in (4, 8, 16)), (512, 8, 16, 1, 1, True)),
+    },
+    (True, True): {
+        2: tuple((512, 4, size, 2, 1, False) for size in (4, 16)),
+        4: (*((512, 4, size, 2, 1, False) for size in (8, 16)), (1024, 4, 16, 1, 1, False)),
+    },
 }
 # To FP8 and int8.
 _QUANTIZED: dict[int, _Table] = {
@@ -64,36 +78,38 @@ _QUANTIZED: dict[int, _Table] = {
         (128, 32, 4, 1, 6, 1, True),
         (128, 128, 4, 1, 12, 1, False),
         (512, 512, 4, 1, 3, 1, False),
-        *((512, 512, 4, size, 3, 1, False) for size in (4, 16)),
     ),
     4: (
         (128, 8, 1, 1, 8, 1, True),
         (128, 32, 8, 1, 4, 1, True),
         (128, 128, 8, 1, 8, 1, False),
         (512, 512, 8, 1, 2, 1, False),
-        *((512, 512, 8, size, 2, 1, False) for size in (4, 16)),
     ),
 }
-# Blocks that stay for many rows: (num_threads, vectors_per_thread, cluster_size, min_blocks); for
-# rows that fill more than half.
-_STREAMS = {
-    2: ((512, 4, 16, 2), (1024, 4, 8, 1), (512, 4, 16, 1)),
-    4: ((1024, 4, 16, 1),),
+_QUANTIZED_CLUSTERS: dict[int, _ClusterTable] = {
+    2: tuple((512, 4, size, 3, 1, False) for size in (4, 16)),
+    4: tuple((512, 8, size, 2, 1, False) for size in (4, 16)),
 }
+# Blocks that stay for many rows: (num_threads, vectors_per_thread, cluster_size); for rows that fill
+# more than half.
+_STREAMS = {2: ((512, 4, 16), (512, 8, 8)), 4: ((512, 8, 16),)}
 
 
 @cache
-def norm_configs(arch: str, itemsize: int, has_residual: bool) -> tuple[RowConfig, ...]:
+def norm_configs(
+    arch: str, itemsize: int, centered: bool, has_residual: bool
+) -> tuple[RowConfig, ...]:
     """Every config on `arch` of elements of `itemsize` bytes, for results that are not quantized."""
     streams = _STREAMS[itemsize] if arch == "sm_90a" else ()
     width = VECTOR_BYTES // itemsize
-    tables = (_SUMS, _CLUSTERS_OF_SUMS) if has_residual else (_BLOCKS, _CLUSTERS)
+    blocks = _SUMS if has_residual else _BLOCKS
     return (
         *(
-            RowConfig(threads, threads, width, vectors, cluster, blocks, plain=True, stages=8)
-            for threads, vectors, cluster, blocks in streams
+            RowConfig(threads, threads, width, vectors, cluster, plain=True, stages=MAX_STAGES)
+            for threads, vectors, cluster in streams
         ),
-        *(config for table in tables for config in _plain(arch, itemsize, table[itemsize])),
+        *_plain(arch, itemsize, blocks[itemsize]),
+        *_clusters(arch, itemsize, _CLUSTERS[centered, has_residual][itemsize]),
         *_with_options(arch, itemsize),
     )
 
@@ -101,7 +117,11 @@ def norm_configs(arch: str, itemsize: int, has_residual: bool) -> tuple[RowConfi
 @cache
 def quantized_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
     """The same for quantized results of rms_norm."""
-    return (*_plain(arch, itemsize, _QUANTIZED[itemsize]), *_with_options(arch, itemsize))
+    return (
+        *_plain(arch, itemsize, _QUANTIZED[itemsize]),
+        *_clusters(arch, itemsize, _QUANTIZED_CLUSTERS[itemsize]),
+        *_with_options(arch, itemsize),
+    )
 
 
 def _with_options(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
@@ -132,6 +152,21 @@ def _plain(arch: str, itemsize: int, table: _Table) -> tuple[RowConfig, ...]:
     )
 
 
+def _clusters(arch: str, itemsize: int, table: _ClusterTable) -> tuple[RowConfig, ...]:
+    limit = max_cluster_size(arch)
+    return tuple(
+        RowConfig(
+            *(threads, threads, VECTOR_BYTES // itemsize, vectors, cluster),
+            min_blocks=blocks if arch == "sm_90a" else 1,
+            plain=True,
+            rows_per_thread=rows,
+            weights_first=weights_first,
+        )
+        for threads, vectors, cluster, blocks, rows, weights_first in table
+        if cluster <= limit
+    )
+
+
 def admissible_norm_configs(
     arch: str,
     itemsize: int,
@@ -148,7 +183,7 @@ def admissible_norm_configs(
     if quantized:
         configs = quantized_configs(arch, itemsize)
     else:
-        configs = norm_configs(arch, itemsize, arrays_held == 2)
+        configs = norm_configs(arch, itemsize, centered, arrays_held == 2)
     configs = fitting(configs, arch, itemsize, layout, plain, arrays_held, norms=True)
     streams = [c for c in configs if c.stages and streams_fit(centered, arrays_held)]
     # Measured: clusters of 8 are faster for layer_norm, of 16 for rms_norm.
@@ -165,8 +200,8 @@ def streams_fit(centered: bool, arrays_held: int) -> bool:
 
 
 def quantizes(config: RowConfig) -> bool:
-    """Whether rms_norm quantizes by `config`: plain rows one at a time, all threads that meet on one."""
+    """Whether rms_norm quantizes by `config`: up to two plain rows at a time, all threads that meet on one."""
     if not config.plain:
         return True
     alone = config.threads_per_row in (config.num_threads, *(2**n for n in range(6)))
-    return alone and config.rows_per_thread == 1 and not config.stages
+    return alone and config.rows_per_thread <= 2 and not config.stages

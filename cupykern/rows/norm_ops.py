@@ -157,7 +157,7 @@ def _variants(arch: str, centered: bool) -> tuple[Variant, ...]:
         norm_variant(dtype, centered, config, False, has_residual)
         for dtype in DTYPES
         for has_residual in (False, True)
-        for config in norm_configs(arch, dtype.itemsize, has_residual)
+        for config in norm_configs(arch, dtype.itemsize, centered, has_residual)
         if config.plain or not has_residual
     )
     quantized = (

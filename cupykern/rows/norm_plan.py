@@ -22,6 +22,7 @@ from .rows import (
     Operand,
     RowPlan,
     contiguous_operand,
+    evicts_last,
     layout_dtype,
     operand,
     row_layout,
@@ -43,6 +44,8 @@ _PARAMS = np.dtype(  # norm_params.cuh: NormParams
         ("bias_dtype", np.int32),
         ("compensated", np.int32),
         ("stages", np.int32),
+        ("evict_last", np.int32),
+        ("padding", np.int32),
     ]
 )
 
@@ -110,7 +113,7 @@ def make_norm(
             raise ValueError("config does not fit: layer_norm has no stages with a residual")
         if quantized and not quantizes(config):
             raise ValueError(
-                "config does not fit: plain rows are quantized one at a time, by a block or a warp"
+                "config does not fit: plain rows are quantized by a block or a warp, up to two at a time"
             )
     else:
         config = tuned_config(
@@ -138,6 +141,7 @@ def make_norm(
             params[f"{name}_dtype"] = DTYPE_CODES[array.dtype]
             params[f"{name}_stride"] = array.strides[0] // array.itemsize
     params["compensated"] = options.compensated
+    params["evict_last"] = evicts_last(held * x.size * x.itemsize)
     variant = norm_variant(x.dtype, options.centered, config, quantized, has_residual)
     shared_bytes = held * config.shared_bytes(x.itemsize)
     statistic_bytes = 16 if options.centered else 4
@@ -157,6 +161,7 @@ def norm_variant(
         ("kQuantized", quantized),
         ("kRowsPerThread", config.rows_per_thread),
         ("kInRegisters", config.in_registers),
+        ("kWeightsFirst", config.weights_first),
         ("kSums", 2 if quantized else int(has_residual)),  # normalize_plain.cu: HasResidual
     )
     return row_variant("normalize_plain", dtype, config, constants)

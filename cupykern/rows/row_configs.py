@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from .rows import RowLayout
 
 VECTOR_BYTES = 16
-_STREAM_STATIC_BYTES = 3 * 1024  # what the system takes of each block's included
+_STREAM_STATIC_BYTES = 8 * 1024  # what the system takes of each block's included
 _STREAM_ARCHS = ("sm_90a", "host")
-MAX_STAGES = 16  # row_stream.cuh: kMaxStages
-_STATIC_SHARED_BYTES = 20 * 1024  # at most: what the warps and blocks of 32 rows exchange
+MAX_STAGES, _MAX_ROWS = 32, 7  # row_stream.cuh: kMaxStages, kMaxRows
+_OTHER_THREADS = 128  # row_stream.cuh: kOtherThreads
+STATIC_SHARED_BYTES = 20 * 1024  # at most: what the warps and blocks of 32 rows exchange
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,12 @@ class RowConfig:
     min_blocks: that a multiprocessor must hold, a cap on registers.
     lanes_across_rows: neighbouring threads on neighbouring rows.  split_rows: rows of any length, cut
     into chunks, in three launches.  plain: for calls without options, whose rows lie at one stride in whole, aligned vectors.
+    in_registers: rows lie there, not in shared memory; of plain calls, softmax's without clusters.
     Of plain calls of the norms only:
-    stages: not 0: blocks stay for many rows, of which shared memory holds up to so many (row_stream.cuh).
-    rows_per_thread: neighbouring rows of which a thread has the same places.  in_registers: rows lie
-    there, not in shared memory.
+    stages: not 0: blocks stay for many rows (row_stream.cuh), of which shared memory holds up to so many
+    vectors of each thread; num_threads write, half as many take statistics, others do the rest.
+    rows_per_thread: neighbouring rows of which a thread has the same places.
+    weights_first: weights are asked for together with the row, and wait in registers.
     """
 
     num_threads: int
@@ -52,6 +55,7 @@ class RowConfig:
     stages: int = 0
     rows_per_thread: int = 1
     in_registers: bool = False
+    weights_first: bool = False
 
     @property
     def rows_per_block(self) -> int:
@@ -64,16 +68,21 @@ class RowConfig:
         return vectors * self.vector_width
 
     def shared_bytes(self, itemsize: int) -> int:
-        """Dynamic shared memory of a block, in bytes (row.cuh: RowStorage); of a stage."""
+        """Dynamic shared memory of a block, in bytes (row.cuh: RowStorage); with stages, of one."""
         if self.in_registers:
             return 0
-        vectors = self.num_threads * self.vectors_per_thread * self.rows_per_thread
-        return vectors * self.vector_width * itemsize
+        held = 1 if self.stages else self.vectors_per_thread * self.rows_per_thread
+        return self.num_threads * held * self.vector_width * itemsize
+
+    @property
+    def block_threads(self) -> int:
+        """All threads of a block."""
+        return self.num_threads * 3 // 2 + _OTHER_THREADS if self.stages else self.num_threads
 
     def stages_that_fit(self, arch: str, stage_bytes: int) -> int:
         """How many stages a block has room for, of those that it should have."""
         room = max_shared_bytes(arch) // self.min_blocks - _STREAM_STATIC_BYTES
-        return min(self.stages, room // stage_bytes)
+        return min(self.stages, room // stage_bytes, _MAX_ROWS * self.vectors_per_thread)
 
     @property
     def constants(self) -> tuple[tuple[str, int], ...]:
@@ -90,7 +99,7 @@ class RowConfig:
 Table = tuple[tuple[int, int, int, int], ...]
 
 # (num_threads, threads_per_row, elements_per_thread, cluster_size), by rising length of the row: the
-# first that holds it wins.  For plain calls; the others share every second one.
+# first that holds it wins.  For plain calls of quantize; all others share every second one.
 _BLOCKS: dict[int, Table] = {  # by the elements' bytes
     2: (
         (128, 2, 8, 1),
@@ -225,9 +234,11 @@ def refusal(
     needed = layout.num_cols + layout.max_head
     if not c.split_rows and c.chunk < needed:
         return f"{c.chunk} elements are fewer than a row's {needed}"
-    own = c.stages or c.rows_per_thread > 1 or c.in_registers
-    if own and not (norms and c.plain and not c.split_rows and not c.lanes_across_rows):
-        return "stages, rows_per_thread and in_registers are for plain, whole rows of the norms"
+    whole = c.plain and not c.split_rows and not c.lanes_across_rows
+    if (c.stages or c.rows_per_thread > 1 or c.weights_first) and not (norms and whole):
+        return "stages, rows_per_thread and weights_first are for plain, whole rows of the norms"
+    if c.in_registers and not (whole and (norms or c.cluster_size == 1)):
+        return "in_registers is for plain, whole rows; softmax's without clusters"
     if norms and c.plain and (c.split_rows or c.lanes_across_rows):
         return "plain rows of the norms are whole"
     if c.stages and (c.rows_per_thread > 1 or c.in_registers):
@@ -235,7 +246,7 @@ def refusal(
     if c.stages:
         return _stream_refusal(c, arch, itemsize, layout, plain, arrays_held)
     held = arrays_held * c.shared_bytes(itemsize)
-    most = max_shared_bytes(arch) - _STATIC_SHARED_BYTES
+    most = max_shared_bytes(arch) - STATIC_SHARED_BYTES
     if held > most:
         return f"{held} bytes of shared memory are more than {most}"
     if c.plain and not (plain and layout.plain):
@@ -254,8 +265,10 @@ def _stream_refusal(
     if c.stages > MAX_STAGES:
         return f"there are at most {MAX_STAGES} stages; got {c.stages}"
     stage_bytes = arrays_held * c.shared_bytes(itemsize)
-    if c.stages_that_fit(arch, stage_bytes) < 2:
-        return f"two stages of {stage_bytes} bytes do not fit"
+    if c.num_threads % 128 or c.block_threads > 1024:
+        return f"stages need a multiple of 128 threads, and at most 512; got {c.num_threads}"
+    if c.stages_that_fit(arch, stage_bytes) < c.vectors_per_thread:
+        return f"the {c.vectors_per_thread} stages of a row, {stage_bytes} bytes each, do not fit"
     if not (plain and layout.plain):
         return "plain is for calls without options, of aligned rows of whole vectors"
     return None
@@ -323,15 +336,3 @@ def fitting(
         for config in configs
         if refusal(config, arch, itemsize, layout, plain, arrays_held, norms) is None
     )
-
-
-def admissible_configs(
-    arch: str, itemsize: int, layout: RowLayout, plain: bool
-) -> tuple[RowConfig, ...]:
-    """The configs that can walk the rows of `layout`, the fastest measured first."""
-    most = max_shared_bytes(arch) - _STATIC_SHARED_BYTES
-    configs = fitting(row_configs(arch, itemsize), arch, itemsize, layout, plain)
-    # Of clusters those first of which a multiprocessor holds three blocks.
-    crowded = [c for c in configs if c.cluster_size > 1 and 3 * c.shared_bytes(itemsize) > most]
-    roomy = [c for c in configs if c not in crowded and not c.split_rows]
-    return (*roomy, *crowded, *(c for c in configs if c.split_rows))

@@ -13,13 +13,15 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from .. import dtypes
+from .. import dtypes, workspace
 from ..arrays import address_of
 from ..jit import get_kernel
 from ..targets import Kernel, Target
+from ..targets.repeated import Repeated
 from .row_configs import VECTOR_BYTES, RowConfig
 
 MAX_OUTER_DIMS = 6  # row.cuh: kMaxOuterDims
+_EVICT_LAST_BYTES = 192 * 2**20  # measured on an H200: a gain at 256 MB, none at 128 MB
 
 
 WHOLE_ROW, STATISTICS, MERGE, APPLY = (np.int64(i) for i in range(4))  # row.cuh: Pass
@@ -38,24 +40,30 @@ DTYPE_CODES = {  # dtype.cuh: DType
 class RowPlan(NamedTuple):
     """A launch, as shapes, strides and dtypes decide it.
 
+    counted: blocks ask a counter for rows.
+
     statistic_bytes: of a row's or chunk's statistic, which the passes of a split row hand on.
     """
 
+    target: Target
     kernel: Kernel
     num_rows: int
     num_chunks: int
     split: bool
+    counted: bool
     grid: int
     merge_grid: int
     shared_bytes: int
     statistic_bytes: int
     params: Any
-    whole_row: Any  # the pass, as a launch takes it soonest
+    repeated: Repeated  # of whole rows
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
         """Launch the kernel, whose parameters are `arrays`, the statistics, params and the pass."""
         if not self.split:
-            self.kernel(self.grid, (*arrays, None, self.params, self.whole_row), self.shared_bytes)
+            if self.counted:
+                arrays = (*arrays, workspace.take(self.target, 0, 1)[1])
+            self.repeated.launch(arrays)
             return
         num_statistics = self.num_rows * (self.num_chunks + 1)
         statistics = xp.empty((num_statistics, self.statistic_bytes), np.uint8)
@@ -87,17 +95,24 @@ def row_plan(
         params["stages"] = config.stages_that_fit(target.arch, shared_bytes)
         shared_bytes *= int(params["stages"])
         num_groups = min(num_groups, kernel.blocks_at_once(shared_bytes) // config.cluster_size)
+    struct, counted = target.by_value(params), config.stages > 0
+    whole_row = target.by_value(WHOLE_ROW)
+    # The counter comes behind the arrays.
+    rest = (struct, whole_row) if counted else (None, struct, whole_row)
+    grid = num_groups * num_chunks * config.cluster_size
     return RowPlan(
+        target=target,
         kernel=kernel,
         num_rows=layout.num_rows,
         num_chunks=num_chunks,
         split=config.split_rows,
-        grid=num_groups * num_chunks * config.cluster_size,
+        counted=counted,
+        grid=grid,
         merge_grid=num_groups,
         shared_bytes=shared_bytes,
         statistic_bytes=statistic_bytes,
-        params=target.by_value(params),
-        whole_row=target.by_value(WHOLE_ROW),
+        params=struct,
+        repeated=Repeated(kernel, grid, shared_bytes, lambda arrays: (*arrays, *rest)),
     )
 
 
@@ -109,10 +124,15 @@ def row_variant(
         kernel + "_stream" if config.stages else kernel,
         (("Element", dtypes.CPP_NAMES[x_dtype]),),
         constants + config.constants,
-        config.num_threads,
+        config.block_threads,
         config.cluster_size,
         config.min_blocks,
     )
+
+
+def evicts_last(read_bytes: int) -> bool:
+    """Whether a call's loads are evicted last from L2 (cuda.cuh: load_policy), by what it reads in all."""
+    return read_bytes >= _EVICT_LAST_BYTES
 
 
 _LAYOUT_DTYPES: dict[int, np.dtype] = {}

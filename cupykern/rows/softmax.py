@@ -16,9 +16,7 @@ from ..op import Call, Draw, Op, Work
 from ..targets import Target, of_array
 from .row_configs import (
     RowConfig,
-    admissible_configs,
     check_config,
-    row_configs,
     tuned_config,
 )
 from .rows import (
@@ -27,23 +25,25 @@ from .rows import (
     RowPlan,
     bench_shapes,
     contiguous_operand,
+    evicts_last,
     layout_dtype,
     operand,
     row_layout,
     row_plan,
     row_variant,
 )
+from .softmax_configs import admissible_configs, softmax_configs
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
-_PARAMS = np.dtype(  # softmax.cu: SoftmaxParams
+_PARAMS = np.dtype(  # softmax_params.cuh: SoftmaxParams
     [
         ("layout", layout_dtype(3)),
         ("num_chunks", np.int64),
         ("scale", np.float32),
         ("dtype", np.int32),
         ("log", np.int32),
-        ("padding", np.int32),
+        ("evict_last", np.int32),
     ]
 )
 
@@ -135,15 +135,22 @@ def _plan(
         config = tuned_config(
             *("softmax", target, x_dtype, layout, plain, 1),
             lambda: admissible_configs(target.arch, x_dtype.itemsize, layout, plain),
-            lambda config: row_variant("softmax", x_dtype, config),
+            lambda config: _variant(x_dtype, config, log),
         )
     params = np.zeros((), _PARAMS)
     params["scale"] = scale
     params["dtype"] = DTYPE_CODES[y_dtype]
     params["log"] = log
-    variant = row_variant("softmax", x_dtype, config)
+    params["evict_last"] = evicts_last(layout.num_rows * layout.num_cols * x_dtype.itemsize)
+    variant = _variant(x_dtype, config, log)
     shared_bytes = config.shared_bytes(x_dtype.itemsize)
     return row_plan(target, variant, config, layout, params, 8, shared_bytes)
+
+
+def _variant(x_dtype: np.dtype, config: RowConfig, log: bool) -> Variant:
+    if config.in_registers:
+        return row_variant("softmax_plain", x_dtype, config, (("kLog", log),))
+    return row_variant("softmax", x_dtype, config)
 
 
 _find = plans.finder("softmax", arrays=2, options=5)
@@ -313,11 +320,11 @@ def _work(problem: SoftmaxProblem) -> Work:
     )
 
 
-def _variants(arch: str) -> tuple[Variant, ...]:
+def _variants(arch: str, log: bool = False) -> tuple[Variant, ...]:
     return tuple(
-        row_variant("softmax", dtype, config)
+        _variant(dtype, config, log)
         for dtype in DTYPES
-        for config in row_configs(arch, dtype.itemsize)
+        for config in softmax_configs(arch, dtype.itemsize)
     )
 
 
@@ -360,7 +367,7 @@ OP = Op(
     work=_work,
     variants=_variants,
     configs=_configs,
-    variant=lambda problem, config: row_variant("softmax", dtypes.NAMES[problem.dtype], config),
+    variant=lambda problem, config: _variant(dtypes.NAMES[problem.dtype], config, False),
     sample=_sample,
 )
 LOG_OP = replace(
@@ -369,4 +376,6 @@ LOG_OP = replace(
     run=log_softmax,
     reference=reference.log_softmax,
     bound=reference.log_softmax_bound,
+    variants=lambda arch: _variants(arch, log=True),
+    variant=lambda problem, config: _variant(dtypes.NAMES[problem.dtype], config, True),
 )

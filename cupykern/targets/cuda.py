@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from kernels_cu import Variant, source_text
 
 from . import CompileError, Usage, by_value, launch_argument
 from .clusters import max_active_clusters
+from .packed import pack
 
 OPTIONS = ("-std=c++17",)
 _ARCHS_WITH_OWN_INSTRUCTIONS = {
@@ -55,7 +56,8 @@ class CudaTarget:
                         function = module.get_function(variant.kernel)
             except cupy.cuda.compiler.CompileException as error:
                 raise CompileError(variant, self.arch, error.get_message()) from None
-            return CudaKernel(cupy, function, variant, self.multiprocessors)
+            kind = CooperativeCudaKernel if variant.cooperative else CudaKernel
+            return kind(cupy, function, variant, self)
 
     def by_value(self, struct: np.ndarray) -> Any:
         return launch_argument(by_value(struct))
@@ -64,12 +66,13 @@ class CudaTarget:
 class CudaKernel:
     """A loaded variant."""
 
-    def __init__(self, cupy: Any, function: Any, variant: Variant, multiprocessors: int):
+    def __init__(self, cupy: Any, function: Any, variant: Variant, target: CudaTarget):
         self._function = function
         self._launch = function.kernel
         self._driver = cupy.cuda.driver
         self._cluster_size = variant.cluster_size
-        self._multiprocessors = multiprocessors
+        self._multiprocessors, self._device_id = target.multiprocessors, target.device_id
+        self._cooperative = variant.cooperative
         if variant.cluster_size > 8:
             cupy.cuda.driver.funcSetAttribute(
                 self._launch.ptr, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1
@@ -101,6 +104,30 @@ class CudaKernel:
             self._allow(shared_bytes)
         # Sizes of one dim, without making tuples of them.
         self._launch_linear(grid * self._num_threads, args, shared_bytes, self._num_threads)
+
+    def pack(self, grid: int, args: tuple[Any, ...], shared_bytes: int) -> Callable[[], None]:
+        """The same launch (targets.packed), to be called with arrays where those of `args` are."""
+        if shared_bytes > self._max_shared_bytes:
+            self._allow(shared_bytes)
+        sizes = grid, self._num_threads, shared_bytes
+        return pack(self._launch, self._device_id, sizes, args, self._cooperative)
+
+    def launch_plainly(self, grid: int, args: tuple[Any, ...], shared_bytes: int) -> None:
+        """The same launch by calling CuPy's RawKernel, as who has no wrapper does."""
+        self._function((grid,), (self._num_threads,), args, shared_mem=shared_bytes)
+
+
+class CooperativeCudaKernel(CudaKernel):
+    """One whose blocks all run at once, at most blocks_at_once of them: they may wait for each other."""
+
+    def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
+        if shared_bytes > self._max_shared_bytes:
+            self._allow(shared_bytes)
+        threads = self._num_threads
+        self._launch_linear(grid * threads, args, shared_bytes, threads, None, True)
+
+    def launch_plainly(self, grid: int, args: tuple[Any, ...], shared_bytes: int) -> None:
+        self._launch((grid,), (self._num_threads,), args, shared_bytes, None, True)
 
 
 @contextmanager

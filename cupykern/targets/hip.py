@@ -52,12 +52,16 @@ class HipKernel:
     """A loaded variant."""
 
     def __init__(self, function: Any, variant: Variant):
-        self._launch = function.kernel
+        self._function, self._launch = function, function.kernel
         self._block = (variant.num_threads, 1, 1)
         self.usage = _usage(function)
 
     def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
         self._launch((grid, 1, 1), self._block, args, shared_bytes)
+
+    def launch_plainly(self, grid: int, args: tuple[Any, ...], shared_bytes: int) -> None:
+        """The same launch by calling CuPy's RawKernel, as who has no wrapper does."""
+        self._function((grid,), self._block, args, shared_mem=shared_bytes)
 
 
 def _usage(function: Any) -> Usage | None:

@@ -164,6 +164,15 @@ class HostKernel:
         )
         self._addresses = ctypes.c_uint64 * (2 * len(self._sizes))
 
+    def _config_of(self, grid: int) -> tuple[Any, ...]:
+        """host_create's first arguments: the blocks of a cooperative launch are one cluster."""
+        if not self._variant.cooperative:
+            return self._config
+        most = limits.max_cluster_size("host")
+        if grid > most:
+            raise ValueError(f"a cooperative launch has up to {most} blocks here; got {grid}")
+        return (*self._config[:2], grid, *self._config[3:])
+
     def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
         """Run `grid` blocks with `shared_bytes` of dynamic shared memory; arguments as in Kernel.
 
@@ -179,7 +188,7 @@ class HostKernel:
             )
         addresses = self._pack(args)
         runtime = self._runtime
-        launch = runtime.host_create(*self._config, shared_bytes, grid, addresses)
+        launch = runtime.host_create(*self._config_of(grid), shared_bytes, grid, addresses)
         message = ctypes.create_string_buffer(2048)
         try:
             while not runtime.host_run(launch, _POLL_MS):
@@ -191,7 +200,7 @@ class HostKernel:
 
     def blocks_at_once(self, shared_bytes: int) -> int:
         """A few clusters, so that blocks that stay for many rows have some."""
-        return 2 * self._variant.cluster_size
+        return (4 if self._variant.cooperative else 2) * self._variant.cluster_size
 
     def _pack(self, args: tuple[Any, ...]) -> ctypes.Array:
         """The arguments' addresses, then the values of pointers and scalars."""

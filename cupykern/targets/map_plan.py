@@ -10,8 +10,6 @@ import numpy as np
 from ..arrays import address_of
 from . import Target, tensor_map
 
-_MAX_ENCODED = 1024  # addresses of one plan's arrays, with their maps
-
 
 class MapPlan(NamedTuple):
     """A tensor map without its address (tensor_map.encode), swizzled by the box's lines."""
@@ -34,24 +32,12 @@ def _no_map(target: Target) -> Any:
 
 
 def encoded_maps(
-    target: Target,
-    plans: tuple[MapPlan | None, ...],
-    arrays: tuple[Any, ...],
-    encoded: dict[tuple[int | None, ...], tuple[Any, ...]],
+    target: Target, plans: tuple[MapPlan | None, ...], arrays: tuple[Any, ...]
 ) -> tuple[Any, ...]:
-    """The launch arguments of `plans` for the first of `arrays`, kept in `encoded` by their addresses."""
-    of = arrays[: len(plans)]
-    if target.name == "host":
-        places = tuple([None if x is None else address_of(x) for x in of])
-    else:
-        places = tuple([None if x is None else x.data.ptr for x in of])
-    maps = encoded.get(places)
-    if maps is None:
-        maps = tuple(
-            _no_map(target) if plan is None else plan.encode(target, place)
-            for plan, place in zip(plans, places, strict=True)
-        )
-        if len(encoded) >= _MAX_ENCODED:
-            encoded.clear()
-        encoded[places] = maps
-    return maps
+    """The launch arguments of `plans` for the first of `arrays`."""
+    return tuple(
+        [
+            _no_map(target) if plan is None else plan.encode(target, address_of(x))
+            for plan, x in zip(plans, arrays[: len(plans)], strict=True)
+        ]
+    )

@@ -18,7 +18,7 @@ from kernels_cu import Variant, source_text
 from . import CompileError, UnavailableError
 from .cuda import OPTIONS
 
-_CLANG_FLAGS = (
+CLANG_FLAGS = (
     *("-x", "hip", "--offload-device-only", "-nogpuinc", "-nogpulib"),
     *("-std=c++17", "-fgpu-flush-denormals-to-zero", "-O3", "-S"),
 )
@@ -161,7 +161,7 @@ def _compile_hip(variant: Variant, arch: str) -> Usage:
         source, assembly = Path(scratch, "variant.hip"), Path(scratch, "variant.s")
         source.write_text(source_text(variant, "hip"))
         done = subprocess.run(
-            [*clang, *_CLANG_FLAGS, f"--offload-arch={arch}", str(source), "-o", str(assembly)],
+            [*clang, *CLANG_FLAGS, f"--offload-arch={arch}", str(source), "-o", str(assembly)],
             capture_output=True,
             text=True,
         )

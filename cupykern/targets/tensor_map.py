@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from .. import dtypes
-from . import UnavailableError, by_value, is_cupy, launch_argument
+from .. import dtypes, plans
+from . import UnavailableError, by_value, is_cupy, launch_argument_at
 
 SWIZZLES = (0, 32, 64, 128)
 
@@ -60,7 +60,6 @@ def of_array(array: Any, box: Sequence[int], swizzle: int) -> np.ndarray:
     return encode(name, address, array.dtype, array.shape, array.strides, tuple(box), swizzle)
 
 
-@lru_cache(maxsize=4096)
 def encode(
     target: str,
     address: int,
@@ -78,6 +77,9 @@ def encode(
     Raises ValueError for what TMA cannot do, TypeError for a dtype that it cannot move, and
     UnavailableError without a CUDA driver.
     """
+    key = dtype, shape, strides, box, swizzle
+    if target == "cuda" and (known := _encoded.get(key)) is not None and not address % _ALIGNMENT:
+        return _argument(_replace_address(known, address))
     dtype = np.dtype(dtype)
     if dtype not in _DATA_TYPES:
         raise TypeError(f"a tensor map's dtype must be one of {_names()}; got {dtype}")
@@ -85,8 +87,19 @@ def encode(
     if target == "host":
         return _encode_host(address, dtype.itemsize, shape, strides, box, swizzle)
     if target == "cuda":
-        return _encode_cuda(address, dtype, shape, strides, box, swizzle)
+        found = _encode_cuda(address, dtype, shape, strides, box, swizzle)
+        if len(_encoded) >= plans.MAX_PLANS:
+            _encoded.clear()
+        _encoded[key] = found
+        return _argument(found)
     raise ValueError(f"a tensor map's target must be cuda or host; got {target!r}")
+
+
+_encoded = plans.table()  # a map by all but its address: others follow from them sooner
+
+
+def _argument(encoded: _CudaMap) -> Any:
+    return launch_argument_at(encoded.address, _MAP_BYTES, encoded)
 
 
 def _names() -> str:
@@ -158,6 +171,20 @@ def _encode_host(
     return by_value(data)
 
 
+_MAP_BYTES, _MAP_ALIGNMENT = 128, 64
+_Memory = ctypes.c_uint64 * ((_MAP_BYTES + _MAP_ALIGNMENT) // 8)
+
+
+class _CudaMap:
+    """Memory for a map, as aligned as the driver likes it."""
+
+    __slots__ = ("_memory", "address")
+
+    def __init__(self) -> None:
+        self._memory = _Memory()
+        self.address = -(-ctypes.addressof(self._memory) // _MAP_ALIGNMENT) * _MAP_ALIGNMENT
+
+
 def _encode_cuda(
     address: int,
     dtype: np.dtype,
@@ -165,15 +192,13 @@ def _encode_cuda(
     strides: tuple[int, ...],
     box: tuple[int, ...],
     swizzle: int,
-) -> np.ndarray:
-    rank = len(shape)
-    memory = (ctypes.c_uint64 * 24)()  # the map is 128 bytes, aligned to 64
-    start = -(-ctypes.addressof(memory) // 64) * 64
+) -> _CudaMap:
+    rank, made = len(shape), _CudaMap()
     error = _driver().cuTensorMapEncodeTiled(
-        ctypes.c_void_p(start),
+        made.address,
         _DATA_TYPES[dtype],
-        ctypes.c_uint32(rank),
-        ctypes.c_void_p(address),
+        rank,
+        address,
         (ctypes.c_uint64 * rank)(*shape[::-1]),
         (ctypes.c_uint64 * rank)(*strides[-2::-1]),
         (ctypes.c_uint32 * rank)(*box[::-1]),
@@ -188,14 +213,29 @@ def _encode_cuda(
             f"cuTensorMapEncodeTiled gives error {error} for shape {shape}, strides {strides}, "
             f"box {box}, swizzle {swizzle}"
         )
-    return launch_argument(by_value(np.frombuffer(ctypes.string_at(start, 128), np.uint8)))
+    return made
+
+
+def _replace_address(encoded: _CudaMap, address: int) -> _CudaMap:
+    """The map of `encoded` at another address, a multiple of 16."""
+    made = _CudaMap()
+    ctypes.memmove(made.address, encoded.address, _MAP_BYTES)
+    error = _driver().cuTensorMapReplaceAddress(made.address, address)
+    if error:
+        raise ValueError(f"cuTensorMapReplaceAddress gives error {error} for address {address:#x}")
+    return made
 
 
 @cache
-def _driver() -> ctypes.CDLL:
+def _driver() -> ctypes.PyDLL:
+    """It keeps Python's lock: what it does here takes less than to let go of that."""
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
-        driver.cuTensorMapEncodeTiled  # noqa: B018  an older driver lacks it
+        driver = ctypes.PyDLL("libcuda.so.1")
+        pointer, unsigned, signed = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int
+        driver.cuTensorMapEncodeTiled.argtypes = (
+            *(pointer, signed, unsigned), *[pointer] * 5, *[signed] * 4,
+        )  # fmt: skip
+        driver.cuTensorMapReplaceAddress.argtypes = pointer, pointer
         return driver
-    except (OSError, AttributeError) as error:
+    except (OSError, AttributeError) as error:  # an older driver lacks them
         raise UnavailableError(f"no CUDA driver that makes tensor maps: {error}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -250,7 +251,7 @@ def variants(all_tasks: Iterable[Task], target: Target) -> list[Variant]:
     problems = {(task.op.name, repr(task.problem)): (task.op, task.problem) for task in all_tasks}
     if target.name != "host":  # host_times
         for op in {op.name: op for op, _ in problems.values()}.values():
-            problems[op.name, ""] = op, _tiny_problem(op, target)
+            problems[op.name, ""] = op, tiny_problem(op, target.name)
     found: dict[Variant, None] = {}
     for op, problem in problems.values():
         try:
@@ -260,8 +261,9 @@ def variants(all_tasks: Iterable[Task], target: Target) -> list[Variant]:
     return list(found)
 
 
-def _tiny_problem(op: Op, target: Target) -> Any:
-    shape = op.bench_shapes(target.name)[0]
+def tiny_problem(op: Op, target: str) -> Any:
+    """Of the first bench row on a target, with sizes up to 128 where that is a row of the op."""
+    shape = op.bench_shapes(target)[0]
     try:
         return op.bench_problem(tuple(min(n, 128) for n in shape), op.dtypes[0])
     except (ValueError, NotImplementedError):
@@ -269,15 +271,10 @@ def _tiny_problem(op: Op, target: Target) -> Any:
 
 
 def host_times(ops: Iterable[Op], target: Target, clock: Any, seed: int) -> dict[str, Any]:
-    """Microseconds of host time of a warm call with a tiny problem, beside a bare kernel launch and
-    cupy.empty; {} on the host target.
-    """
+    """GpuClock.host_times of the ops, with a tiny problem each; {} on the host target."""
     times: dict[str, Any] = {}
     for op in ops if target.name != "host" else ():
-        call = op.inputs(_tiny_problem(op, target), seed, target.xp)
-        out = as_tuple(op.run(*call.args, **call.kwargs))[0]
-        arrays = [arg for arg in call.args if isinstance(arg, target.xp.ndarray)]
-        times[op.name] = clock.host_times(
-            lambda op=op, call=call: op.run(*call.args, **call.kwargs), arrays[0], out
-        )
+        call = op.inputs(tiny_problem(op, target), seed, target.xp)
+        run = functools.partial(op.run, *call.args, **call.kwargs)
+        times[op.name] = clock.host_times(run, as_tuple(run())[0])
     return times

@@ -221,5 +221,7 @@ def _print(
                 f"({row.clocks['temperature_c']:.0f} C, {row.clocks['power_w']:.0f} W)"
             )
     for op, times in host_time_us.items():
-        figures = ", ".join(f"{name} {number(us)}" for name, us in times.items())
+        figures = ", ".join(
+            f"{name} {number(us) if isinstance(us, float) else us}" for name, us in times.items()
+        )
         click.echo(f"host time of a warm call of {op}, us: {figures}")

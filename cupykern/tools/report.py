@@ -211,11 +211,22 @@ def _peer_cell(result: dict[str, Any] | None, ours: dict[str, Any]) -> str:
     return cell
 
 
+_HOST_TIMES = {
+    "call": "call, µs",
+    "RawKernel launch": "RawKernel launch, µs",
+    "cupy.empty": "cupy.empty, µs",
+    "call less launch and empty": "call less both, µs",
+    "kernels": "its kernels",
+    "own launches": "their launches, µs",
+}
+
+
 def _host_time_table(rows: dict[str, tuple[dict[str, Any], dict[str, float]]]) -> str:
-    names = list(dict.fromkeys(name for _, times in rows.values() for name in times))
-    lines = [("op", *(f"{name}, µs" for name in names))]
+    names = [name for name in _HOST_TIMES if any(name in times for _, times in rows.values())]
+    lines = [("op", *map(_HOST_TIMES.get, names))]
     for op, (_, times) in rows.items():
-        lines.append((op, *(number(times.get(name)) for name in names)))
+        cells = (times.get(name) for name in names)
+        lines.append((op, *(str(x) if isinstance(x, int) else number(x) for x in cells)))
     return markdown(lines, left=1)
 
 

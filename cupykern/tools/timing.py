@@ -158,28 +158,54 @@ class GpuClock:
         words *= np.uint32(2654435761)
         return words.view(np.uint8)[:nbytes]
 
-    def host_times(self, call: Function, x: Any, out: Any) -> dict[str, float]:
-        """Microseconds of host time of a warm call, a bare launch and cupy.empty."""
+    def host_times(self, call: Function, out: Any) -> dict[str, float]:
+        """Microseconds of host time of a warm call, of the launch of a kernel that does nothing by calling
+        its RawKernel, of cupy.empty of the call's result, and of the call's own launches by calling their
+        RawKernels; how many these are; and what the call takes beyond one launch and cupy.empty.
+
+        In turns, since a CPU's speed changes from one millisecond to the next: medians of rounds.
+        """
         cupy = self._cupy
         nothing = cupy.RawKernel(_NOTHING, "nothing")
-        args = (x, out, np.int32(1), np.int32(1))
-        return {
-            "call": self._host_time(call),
-            "RawKernel launch": self._host_time(lambda: nothing((1,), (128,), args)),
-            "cupy.empty": self._host_time(lambda: arrays.empty_of(cupy, out.shape, out.dtype)),
-        }
+        args = (out, out, np.int32(1), np.int32(1))
+        with jit.noting() as noted:
+            call()
+            noted.clear()
+            call()
+        launches = [(one.kernel.launch_plainly, one[1:]) for one in noted]
 
-    def _host_time(self, function: Function, calls: int = 100, repeats: int = 11) -> float:
-        # 100 calls fit the launch queue, so that none waits for the GPU.
-        times = []
-        for _ in range(repeats):
-            self._cupy.cuda.get_current_stream().synchronize()
-            start = time.perf_counter()
-            for _ in range(calls):
-                function()
-            times.append(1e6 * (time.perf_counter() - start) / calls)
+        def launch_all() -> None:
+            for launch, of_one in launches:
+                launch(*of_one)
+
+        times = self._host_times(
+            call,
+            lambda: nothing((1,), (128,), args),
+            lambda: arrays.empty_of(cupy, out.shape, out.dtype),
+            launch_all,
+        )
+        names = "call", "RawKernel launch", "cupy.empty", "own launches"
+        found = dict(zip(names, np.median(times, axis=0).tolist(), strict=True))
+        beyond = float(np.median(times[:, 0] - times[:, 1] - times[:, 2]))
+        return {**found, "kernels": len(launches), "call less launch and empty": beyond}
+
+    def _host_times(self, *functions: Function) -> np.ndarray:
+        """Microseconds by round and function."""
+        calls, rounds = 100, 31  # 100 calls fit the launch queue, so that none waits for the GPU
+        for function in functions:
+            function()
+        times = np.zeros((rounds, len(functions)))
+        for number in range(rounds):
+            for offset in range(len(functions)):
+                i = (number + offset) % len(functions)
+                function = functions[i]
+                self._cupy.cuda.get_current_stream().synchronize()
+                start = time.perf_counter()
+                for _ in range(calls):
+                    function()
+                times[number, i] = 1e6 * (time.perf_counter() - start) / calls
         self._cupy.cuda.get_current_stream().synchronize()
-        return float(np.median(times))
+        return times
 
 
 _STAGED = """

@@ -1,20 +1,20 @@
 // How sums that blocks have left in memory become those of groups and of whole sequences.
 //
-// The last block to leave some of them adds them up.  Its threads share the rows' values by four
-// neighbouring columns, whoever had them before, and copy those of many chunks or groups to shared
-// memory at once: nothing else hides how long that takes.  Loops are not unrolled much: few blocks
-// run this, and wait for its code as well.
+// A thread adds up four neighbouring columns of a row, of all nodes in their order.  What each node
+// is multiplied by the row's lanes find together and tell each other: no barriers.  Few blocks run
+// this, and wait for its code as well as for the numbers: loops are not unrolled much.
+// Constants: kRows (of a node), kDim, kMaxChunks, kGroup, kNumThreads.
 #include "parts/decode_task.cuh"
 
-constexpr int kThreadsPerRow = kNumThreads / kRows;
-static_assert(kThreadsPerRow * kRows == kNumThreads, "threads share rows");
+// The threads of a block share the quads of so many rows.
+constexpr int kQuadsOfRow = kDim / 4;
+constexpr int kRowsAtOnce = kNumThreads / kQuadsOfRow;
+static_assert(kRowsAtOnce * kQuadsOfRow == kNumThreads, "threads share rows");
+struct OwnQuad {
+    int row, col;  // row: the first one
 
-// The row whose exponent and sum this thread has.
-struct OwnRow {
-    int row, part;
-
-    DEVICE OwnRow()
-        : row(int(threadIdx.x) / kThreadsPerRow), part(int(threadIdx.x) % kThreadsPerRow) {}
+    DEVICE OwnQuad()
+        : row(int(threadIdx.x) / kQuadsOfRow), col(int(threadIdx.x) % kQuadsOfRow * 4) {}
 };
 
 // What sums so far, and those that come to them, are multiplied by.
@@ -33,27 +33,6 @@ DEVICE float fold_value(float value, float added, const FoldFactors& factors) {
     const float product = added * factors.added;
     return multiply_add(value, factors.before, product);
 }
-
-// The sums of nodes, chunks or groups, then what replaces them: FoldFactors of chunks, weights of
-// groups.
-constexpr int kMostNodes = kMaxGroups;
-union MergeSum {
-    PartialSum sum;
-    FoldFactors factors;
-    float weight;
-};
-using MergeSums = MergeSum[kMostNodes][kRows];
-// Values of nodes, four of each thread.
-constexpr int kValuesAtOnce = 4 * kTileK * kDim / 16 / kNumThreads;
-static_assert(kValuesAtOnce > 0, "a stage has room for the values of a node");
-using MergeValues = Bytes<16>[kValuesAtOnce][kNumThreads];
-// Chunks that are added up at once where a sequence has no more: at most a group of each thread of
-// a row.
-constexpr int kGroupsAtOnce =
-    kThreadsPerRow * kGroup < kMostNodes ? kThreadsPerRow : kMostNodes / kGroup;
-constexpr int kChunksAtOnce = kGroupsAtOnce * kGroup;
-static_assert(kGroupsAtOnce > 0, "there is room for the chunks of a group");
-using GroupWeights = float[kGroupsAtOnce][kRows];
 
 // Where partial results lie: of every node, a chunk or group, the rows' values and their sums.
 struct Nodes {
@@ -85,135 +64,200 @@ DEVICE bool is_last(int& told, uint32_t* counter, int count) {
     return told;
 }
 
-// `count` nodes from `first` on: chunks, the first of which is the first of a group, or groups.
+// A row's values in a node, four of each thread, on their way to it.
+template <int kValuesAtOnce>
+using MergeValues = Bytes<16>[kValuesAtOnce][kNumThreads];
+
+// Sums of nodes that a thread looks after, on their way to it.
+constexpr int kRowLanes = kQuadsOfRow < kWarpSize ? kQuadsOfRow : kWarpSize;
+constexpr int kGroupsOfLane = (kMaxGroups + kRowLanes - 1) / kRowLanes;
+using MergeSums = Bytes<8>[kGroupsOfLane * kGroup][kNumThreads];
+
+// What a row of nodes adds up to: `total` and this thread's four values.
+struct MergedRow {
+    PartialSum total;
+    float values[4];
+};
+
+// A row of `count` nodes from `first` on.  Whole warps; threads without a row get nothing.
 struct Merge {
-    static constexpr int kQuadsOfRow = kDim / 4;
-    static constexpr int kStep = kValuesAtOnce < 4 ? kValuesAtOnce : 4;  // nodes
-    static constexpr int kAhead = kValuesAtOnce / kStep;                 // steps
+    // Of a warp, that have the same row, and the groups that each of them looks after.
+    static constexpr int kLanes = kRowLanes, kGroups = kGroupsOfLane;
+    static_assert(kGroups <= 2, "the lanes of a row look after all groups");
     const Nodes& nodes;
     int64_t first;
-    int count, num_rows;
+    int count, row, col;
+    bool has_row;
     MergeSums& sums;
-    MergeValues& values;
 
-    // sums = those of the nodes.  All threads; then the thread's copies, and a barrier.
-    DEVICE void start_sums() const {
-#pragma unroll 1
-        for (int i = int(threadIdx.x); i < count * kRows; i += kNumThreads) {
-            const int node = i / kRows, row = i % kRows;
-            copy_async<8>(&sums[node][row], nodes.sum_place(first + node, row), row < num_rows);
-        }
-        copy_async_commit();
+    // All that a thread asks for it copies by itself: a compiler would let the copies wait for
+    // loads, and twice as long for both.
+    DEVICE void start_sum(int i, int node) const {
+        const bool valid = has_row && node < count;
+        copy_async<8>(&sums[i][threadIdx.x], nodes.sum_place(first + (valid ? node : 0), row), valid);
     }
-    // This thread's of the next nodes from `node` on.
-    DEVICE void start_values(int quad, int node) const {
-        const float* from = nodes.value(first + node, 0, quad * 4);
+    DEVICE PartialSum sum(int i, int node) const {
+        if (!has_row || node >= count) return {-kInfinity, 0.0f};
+        return bit_cast<PartialSum>(sums[i][threadIdx.x]);
+    }
+    // values: of the node from that memory[0] has.
+    template <int kValuesAtOnce>
+    DEVICE void start_values(MergeValues<kValuesAtOnce>& memory, int begin) const {
+        const int end = count - begin < kValuesAtOnce ? count - begin : kValuesAtOnce;
+        const float* from = nodes.value(first + begin, row, col);
+        Bytes<16>* to = &memory[0][threadIdx.x];
+#pragma unroll 1
+        for (int i = 0; i < end; i += 4, from += 4 * kRows * kDim, to += 4 * kNumThreads) {
 #pragma unroll
-        for (int i = 0; i < kStep; ++i) {
-            if (node + i < count)
-                copy_async<16>(&values[node % kValuesAtOnce + i][threadIdx.x],
-                               from + i * (kRows * kDim));
+            for (int j = 0; j < 4; ++j) {
+                if (i + j < end)
+                    copy_async<16>(to + j * kNumThreads, from + j * (kRows * kDim), has_row);
+            }
         }
         copy_async_commit();
-    }
-    DEVICE void start_values(int quad) const {
-#pragma unroll 1
-        for (int node = 0; node < kValuesAtOnce; node += kStep) start_values(quad, node);
-    }
-    // Of chunks: factors for sums, the weights of their groups.  Returns the row's sum; of a single
-    // group the first of the row's threads has it.
-    DEVICE PartialSum fold_sums(GroupWeights& weights) const {
-        const OwnRow own;
-        const int begin = own.part * kGroup, end = begin + kGroup < count ? begin + kGroup : count;
-        PartialSum group = {-kInfinity, 0.0f};
-#pragma unroll 1
-        for (int i = begin; i < end; ++i) {
-            MergeSum& chunk = sums[i][own.row];
-            chunk.factors = fold_sum(group, chunk.sum);
-        }
-        if (count <= kGroup) return group;
-        const float largest = across_row<Max>(group.exponent);
-        const float weight = weight_of(group.exponent, largest);
-        if (begin < count) weights[own.part][own.row] = weight;
-        return {largest, across_row<Sum>(multiply_add(group.sum, weight, 0.0f))};
-    }
-    // Of groups: weights for sums.  Returns the row's sum.
-    DEVICE PartialSum add_sums() const {
-        const OwnRow own;
-        float largest = -kInfinity, sum = 0.0f;
-#pragma unroll 1
-        for (int i = own.part; i < count; i += kThreadsPerRow)
-            largest = maximum(largest, sums[i][own.row].sum.exponent);
-        largest = across_row<Max>(largest);
-#pragma unroll 1
-        for (int i = own.part; i < count; i += kThreadsPerRow) {
-            MergeSum& group = sums[i][own.row];
-            const float weight = weight_of(group.sum.exponent, largest);
-            sum = multiply_add(group.sum.sum, weight, sum);
-            group.weight = weight;
-        }
-        return {largest, across_row<Sum>(sum)};
     }
     template <class Combine>
     DEVICE static float across_row(float value) {
-        return MergeFloats<Combine>().across_lanes(value, 1, kThreadsPerRow);
+        return MergeFloats<Combine>().across_lanes(value, 1, kLanes);
     }
-    DEVICE static float weight_of(float exponent, float largest) {
-        return exp2_approx(exponent - (largest == -kInfinity ? 0.0f : largest));
+    // The group that a lane of this row looks after has that number.
+    DEVICE static int lane_of(int group) {
+        return lane_id() / kLanes * kLanes + (kGroups == 1 ? group : group % kLanes);
+    }
+    template <class T>
+    DEVICE static float of_group(const T (&mine)[kGroups], int group) {
+        const float x = kGroups > 1 && group >= kLanes ? mine[kGroups - 1] : mine[0];
+        return shuffle(x, lane_of(group));
+    }
+    // Their weights; returns what they add up to.
+    DEVICE PartialSum weigh(const PartialSum (&groups)[kGroups], float (&weights)[kGroups]) const {
+        float largest = -kInfinity, sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < kGroups; ++i) largest = maximum(largest, groups[i].exponent);
+        largest = across_row<Max>(largest);
+        const float finite = largest == -kInfinity ? 0.0f : largest;
+#pragma unroll
+        for (int i = 0; i < kGroups; ++i) {
+            weights[i] = exp2_approx(groups[i].exponent - finite);
+            sum = multiply_add(groups[i].sum, weights[i], sum);
+        }
+        return {largest, across_row<Sum>(sum)};
     }
 
-    // All threads.  make_factors() makes what values are multiplied by of the sums; give(row, col,
-    // four values).  weights: of chunks' groups.
-    template <bool kOfChunks, class MakeFactors, class Give>
-    DEVICE void run(const GroupWeights& weights, const MakeFactors& make_factors,
-                    const Give& give) const {
-        start_sums();
-        const int end = num_rows * kQuadsOfRow;
-        int quad = int(threadIdx.x);
-        start_values(quad < end ? quad : 0);  // all threads, as all wait for the sums before
-        copy_async_wait<kAhead>();
-        sync_block();
-        make_factors();
-        sync_block();
-#pragma unroll 1
-        for (; quad < end; quad += kNumThreads) {
-            const int row = quad / kQuadsOfRow;
-            if (quad >= kNumThreads) start_values(quad);
-            float group[4] = {}, total[4] = {};
-#pragma unroll 1
-            for (int first_node = 0; first_node < count; first_node += kStep) {
-                copy_async_wait<kAhead - 1>();
+    // The nodes are groups.
+    template <int kValuesAtOnce>
+    DEVICE MergedRow add_groups(MergeValues<kValuesAtOnce>& memory) const {
+        const int lane = lane_id() % kLanes;
 #pragma unroll
-                for (int i = 0; i < kStep; ++i) {
-                    const int node = first_node + i;
-                    if (node >= count) break;
-                    float added[4];
-                    memcpy(added, &values[node % kValuesAtOnce][threadIdx.x], 16);
-                    add(node, row, added, group, total, weights, kOfChunks);
-                }
-                start_values(quad, first_node + kValuesAtOnce);
+        for (int i = 0; i < kGroups; ++i) start_sum(i, lane + i * kLanes);
+        copy_async_commit();
+        start_values<kValuesAtOnce>(memory, 0);
+        copy_async_wait<1>();
+        PartialSum groups[kGroups];
+#pragma unroll
+        for (int i = 0; i < kGroups; ++i) groups[i] = sum(i, lane + i * kLanes);
+        float weights[kGroups];
+        MergedRow result = {weigh(groups, weights), {}};
+#pragma unroll 1
+        for (int begin = 0; begin < count; begin += kValuesAtOnce) {
+            if (begin > 0) start_values<kValuesAtOnce>(memory, begin);
+            copy_async_wait<0>();
+            const int end = begin + kValuesAtOnce < count ? begin + kValuesAtOnce : count;
+#pragma unroll 4
+            for (int group = begin; group < end; ++group) {
+                const float weight = of_group(weights, group);
+                float added[4];
+                memcpy(added, &memory[group - begin][threadIdx.x], 16);
+#pragma unroll
+                for (int j = 0; j < 4; ++j)
+                    result.values[j] = multiply_add(added[j], weight, result.values[j]);
             }
-            give(row, quad % kQuadsOfRow * 4, total);
         }
+        return result;
     }
-    // A node's values to those of its group, or a whole group's to the sequence's.
-    DEVICE void add(int node, int row, const float (&added)[4], float (&group)[4],
-                    float (&total)[4], const GroupWeights& weights, bool of_chunks) const {
-        const MergeSum& what = sums[node][row];
-        if (!of_chunks) {
+
+    // The nodes are chunks, the first of which is the first of a group.
+    template <int kValuesAtOnce>
+    DEVICE MergedRow add_chunks(MergeValues<kValuesAtOnce>& memory) const {
+        static_assert(kValuesAtOnce % kGroup == 0, "whole groups at once");
+        const int first_chunk_of_lane = lane_id() % kLanes * kGroup;
 #pragma unroll
-            for (int j = 0; j < 4; ++j) total[j] = multiply_add(added[j], what.weight, total[j]);
-            return;
+        for (int g = 0; g < kGroups; ++g) {
+#pragma unroll
+            for (int i = 0; i < kGroup; ++i)
+                start_sum(g * kGroup + i, first_chunk_of_lane + g * kLanes * kGroup + i);
         }
-        const FoldFactors factors = what.factors;
+        copy_async_commit();
+        start_values<kValuesAtOnce>(memory, 0);
+        copy_async_wait<1>();
+        PartialSum groups[kGroups];
+        float before[kGroup][kGroups], added[kGroup][kGroups];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) group[j] = fold_value(group[j], added[j], factors);
-        if (node % kGroup < kGroup - 1 && node < count - 1) return;
-        const float weight = count > kGroup ? weights[node / kGroup][row] : 0.0f;
+        for (int g = 0; g < kGroups; ++g) {
+            groups[g] = {-kInfinity, 0.0f};
+#pragma unroll
+            for (int i = 0; i < kGroup; ++i) {
+                const int chunk = first_chunk_of_lane + g * kLanes * kGroup + i;
+                const FoldFactors factors = fold_sum(groups[g], sum(g * kGroup + i, chunk));
+                before[i][g] = factors.before, added[i][g] = factors.added;
+            }
+        }
+        const bool is_group = count <= kGroup;
+        float weights[kGroups];
+        MergedRow result = {weigh(groups, weights), {}};
+        if (is_group) {
+            const float exponent = shuffle(groups[0].exponent, lane_of(0));
+            result.total = {exponent, shuffle(groups[0].sum, lane_of(0))};
+        }
+#pragma unroll 1
+        for (int begin = 0; begin < count; begin += kValuesAtOnce) {
+            if (begin > 0) start_values<kValuesAtOnce>(memory, begin);
+            copy_async_wait<0>();
+            const int end = begin + kValuesAtOnce < count ? begin + kValuesAtOnce : count;
+#pragma unroll 1
+            for (int first_chunk = begin; first_chunk < end; first_chunk += kGroup) {
+                const int group = first_chunk / kGroup;
+                float sums[4] = {};
+#pragma unroll
+                for (int i = 0; i < kGroup; ++i) {
+                    const FoldFactors factors = {of_group(before[i], group),
+                                                 of_group(added[i], group)};
+                    if (first_chunk + i >= end) continue;
+                    float four[4];
+                    memcpy(four, &memory[first_chunk + i - begin][threadIdx.x], 16);
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) sums[j] = fold_value(sums[j], four[j], factors);
+                }
+                const float weight = of_group(weights, group);
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    result.values[j] =
+                        is_group ? sums[j] : multiply_add(sums[j], weight, result.values[j]);
+                }
+            }
+        }
+        return result;
+    }
+};
+
+// The last that happens to a row.
+struct RowOutput {
+    const DecodeParams& params;
+    const DecodeTask& task;
+    Element* out;
+    float* lse;
+
+    // Four of a row's values from column `col` on, where valid.
+    DEVICE void write(bool valid, int row, int col, const PartialSum& total,
+                      const float (&sums)[4]) const {
+        const OutputRow place(params, task.batch, task.kv_head, task.first_row + row);
+        if (lse && col == 0 && valid) lse[place.lse] = log_sum_exp(total);
+        if (col >= params.dim_v) return;  // a multiple of 8
+        const float factor = normalizer(total.sum);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            total[j] = count > kGroup ? multiply_add(group[j], weight, total[j]) : group[j];
-            group[j] = 0.0f;
+            const Element value = from_float<Element>(sums[j] * factor);
+            if (valid) out[place.out + (col + j) * params.out[3]] = value;
         }
     }
 };

@@ -5,15 +5,6 @@
 
 constexpr int kVectors = kDim / 8;  // of 16 bytes, in a query or key
 using QueryTile = SharedTile<kRows, kDim * 2>;
-// Those of the next task are loaded before this one is done where there is room.
-constexpr int kQuerySlots = kDim <= 128 ? 2 : 1;
-struct QuerySlot {
-    union {
-        QueryTile q;
-        MergeSums sums;  // after the task's tiles
-    };
-};
-
 // Starts to load the rows' queries; rows that there are not are zero.  Not unrolled: code is to be
 // fetched as well.
 DEVICE void load_queries(QueryTile& tile, const DecodeParams& params, const Element* q,

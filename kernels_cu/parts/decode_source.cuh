@@ -1,12 +1,16 @@
-// How keys and values get into shared memory, by threads: any strides.
+// How keys and values get into shared memory, by threads: any strides.  Warps with keys of their
+// own bring these, else all threads share all.
 // Constants: Element, kDim (at least those of q and v), kTileK (keys of a tile), kStages, kPaged:
 // whether there is a block table.
 #include "parts/decode_queries.cuh"
+#include "parts/decode_shape.cuh"
 
-// Lines of a tile that a thread copies one vector of.
-constexpr int kLinesAtOnce = kNumThreads / kVectors;
-constexpr int kCopies = kTileK / kLinesAtOnce;
-static_assert(kCopies * kLinesAtOnce == kTileK, "threads share a tile's vectors");
+// Of the keys of a tile that some threads share, those that they copy at once: a thread copies one
+// vector of each of kCopies keys.
+constexpr int kSharers = kOwnKeys ? kWarpSize : kNumThreads;
+constexpr int kLinesAtOnce = kSharers / kVectors;
+constexpr int kCopies = kTileK / (kNumThreads / kSharers) / kLinesAtOnce;
+static_assert(kCopies * kLinesAtOnce * kNumThreads == kTileK * kSharers, "a tile's vectors");
 
 constexpr int kColumnDim = kDim;
 using KeyColumn = SharedTile<kTileK, kDim * 2>;
@@ -17,18 +21,12 @@ struct KeyTile {
     DEVICE const void* operator()(int line, int chunk) const { return columns[0](line, chunk); }
 };
 struct DecodeStage { KeyTile k, v; };
-union StageMemory {
-    DecodeStage tiles;
-    MergeValues values;  // after the task's tiles
-};
-static_assert(sizeof(StageMemory) == sizeof(DecodeStage), "values fit in");
 struct KeyArrays {
     const Element* k;
     const Element* v;
 };
 
-// Brings the tiles of keys and values, one after another.  A thread copies one vector of each of
-// kCopies keys.
+// Brings the tiles of keys and values, one after another.
 struct KeySource {
     const Element* k;  // contiguous: of this thread's first key in the next tile; paged: of no key
     const Element* v;
@@ -39,17 +37,13 @@ struct KeySource {
     bool has_k, has_v;
     int pages[kCopies];  // where the next tile's keys are
 
-    KeyArrays caches;
-    const int* block_table;
-
-    DEVICE KeySource(const DecodeParams& params, const KeyArrays& caches, const int* block_table)
-        : caches(caches), block_table(block_table) {
-        line = int(threadIdx.x) / kVectors, vector = int(threadIdx.x) % kVectors;
+    DEVICE KeySource(const DecodeParams& params, const DecodeTask& task, const KeyArrays& caches,
+                     const int* block_table) {
+        const int index = int(threadIdx.x) % kSharers;
+        line = (kOwnKeys ? first_key_of_warp() : 0) + index / kVectors, vector = index % kVectors;
         k_page = params.k[0], v_page = params.v[0], k_row = params.k[2], v_row = params.v[2];
         page_size = params.page_size, last_page = params.num_pages - 1;
         has_k = vector * 8 < params.dim, has_v = vector * 8 < params.dim_v;
-    }
-    DEVICE void begin(const DecodeParams& params, const DecodeTask& task) {
         k = caches.k + task.kv_head * params.k[1] + vector * 8;
         v = caches.v + task.kv_head * params.v[1] + vector * 8;
         end = task.end;
@@ -101,79 +95,37 @@ struct KeySource {
                 k += kLinesAtOnce * k_row, v += kLinesAtOnce * v_row;
             }
         }
-        if constexpr (kPaged && kPagesAhead) find_pages(first_key + kTileK);
+        if constexpr (kPaged) {
+            if constexpr (kPagesAhead) find_pages(first_key + kTileK);
+        } else {
+            constexpr int kOthers = kTileK - kCopies * kLinesAtOnce;  // keys
+            k += kOthers * k_row, v += kOthers * v_row;
+        }
     }
 };
 
-// The tasks that are known: that which is computed, and those whose tiles are on their way.
-constexpr int kTaskSlots = kStages + 1;
-
-// The tiles of a block's tasks on their way, kStages - 1 of them ahead, and the queries of the
-// tasks.
+// The tiles of a block's task on their way, and its queries.
 struct TileLoads {
-    const DecodeParams& params;
-    const Element* q;
-    const int* seq_lens;
-    QuerySlot* slots;
-    DecodeTask* tasks;  // of the block, by their numbers: for those who compute
     KeySource source;
-    TaskQueue queue;
-    int key, end;  // of the next tile, and of its task
-    int number;    // of the task among the block's
-    int ready;     // bit i: slot i has the queries of a task that is not yet computed
+    int key, end;  // of the next tile, and of the task
     int next_stage;
-    bool more;
 
-    DEVICE TileLoads(const DecodeParams& params, const Element* q, const KeyArrays& caches,
-                     const int* seq_lens, const int* block_table, QuerySlot* slots,
-                     DecodeTask* tasks)
-        : params(params),
-          q(q),
-          seq_lens(seq_lens),
-          slots(slots),
-          tasks(tasks),
-          source(params, caches, block_table),
-          key(0),
-          end(0),
-          number(-1),
-          ready(0),
-          next_stage(0),
-          more(true) {}
-    // The next tile.  current: the number of the task that is computed.
-    DEVICE void start(StageMemory (&stages)[kStages], int current) {
-        const bool is_first = key >= end;  // of a task
-        DecodeTask task;
-        if (more && is_first) {
-            task = queue.next(params, seq_lens);
-            more = task.exists;
-            ++number;
-            if (threadIdx.x == 0) tasks[number % kTaskSlots] = task;
-            if (more) {
-                source.begin(params, task);
-                key = task.first, end = task.end;
-            }
-        }
-        if (more) {
-            // Where there is no key, one tile of zeros.
-            source.load(stages[next_stage].tiles, key);
-            if (is_first && number < current + kQuerySlots) {
-                load_queries(slots[number % kQuerySlots].q, params, q, task);
-                ready |= 1 << number % kQuerySlots;
-            }
+    DEVICE TileLoads(const DecodeParams& params, const DecodeTask& task, const KeyArrays& caches,
+                     const int* block_table)
+        : source(params, task, caches, block_table),
+          key(task.first),
+          // Where there is no key, one tile of zeros.
+          end(task.end > task.first ? task.end : task.first + 1),
+          next_stage(0) {}
+    // The next tile, if there is one.  load_more() also comes with the first one.
+    template <class LoadMore>
+    DEVICE void start(DecodeStage (&stages)[kStages], bool is_first, const LoadMore& load_more) {
+        if (key < end) {
+            source.load(stages[next_stage], key);
+            if (is_first) load_more();
             key += kTileK;
         }
         copy_async_commit();
         next_stage = next_stage + 1 < kStages ? next_stage + 1 : 0;
-    }
-    // Before a task's first tile is computed: its queries, if it was too early for them.
-    DEVICE void need_queries(const DecodeTask& current_task, int current) {
-        const int slot = current % kQuerySlots, bit = 1 << slot;
-        const bool loaded = ready & bit;
-        ready &= ~bit;
-        if (loaded) return;
-        load_queries(slots[slot].q, params, q, current_task);
-        copy_async_commit();
-        copy_async_wait<0>();
-        sync_block();
     }
 };

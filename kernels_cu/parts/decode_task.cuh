@@ -30,39 +30,42 @@ struct DecodeParams {
     int64_t table_stride;
     int64_t num_nodes;  // of partial results, in all
     Divisor row_blocks, runs, kv_heads, queries;
-    Divisor page_size;  // paged caches only, as num_pages
+    Divisor least_chunk;  // keys
+    Divisor page_size;    // paged caches only, as num_pages
     int32_t num_pages;
     int32_t heads_per_kv_head;
     int32_t num_rows;  // of one KV head: heads_per_kv_head * queries, query fastest
     int32_t dim, dim_v;
-    int32_t max_keys;            // of a sequence
-    int32_t least_chunk, chunk;  // keys
+    int32_t max_keys;  // of a sequence
+    int32_t doublings;  // from the least chunk to that of sequences of up to kMaxChunks
     int32_t chunks_per_block;
     // Of kRows rows of a sequence: nodes of chunks, nodes in all, counters (of the sequence, then
     // of groups).
     int32_t chunk_nodes, nodes, counters;
     int32_t causal;
     float exponent_scale;  // the scale times log2(e)
-    int32_t num_tasks;     // that all blocks share
 
     DEVICE int num_keys(const int* seq_lens, int64_t batch) const {
         if (!seq_lens) return max_keys;
         const int length = seq_lens[batch];
         return length < 0 ? 0 : length < max_keys ? length : max_keys;
     }
-    // The keys of a chunk: a function of the sequence's length alone.  Of short sequences there are
-    // a group's at most, of long ones kMaxChunks.
-    DEVICE int chunk_size(int num_keys) const {
-        int64_t size = least_chunk;
-        while (size * (size < chunk ? kGroup : kMaxChunks) < num_keys) size *= 2;
-        return int(size);
-    }
 };
 
-// At least one, of which there may be nothing.
-DEVICE int count_chunks(int num_keys, int size) {
-    return num_keys > 0 ? (num_keys - 1) / size + 1 : 1;
-}
+// A sequence's chunks: a function of its length alone.  Of short sequences there are a group's at
+// most, of long ones kMaxChunks.
+struct Chunks {
+    int size, count;  // keys of one; at least one chunk, of which there may be nothing
+
+    DEVICE Chunks(const DecodeParams& params, int num_keys) {
+        int last = num_keys > 0 ? num_keys - 1 : 0, doublings = 0;
+        params.least_chunk.take_from(last);
+#pragma unroll 1
+        while (last >> doublings >= (doublings < params.doublings ? kGroup : kMaxChunks)) ++doublings;
+        size = params.least_chunk.by << doublings;
+        count = (last >> doublings) + 1;
+    }
+};
 
 // What keys give one row, beside its values: all are numbers x * 2^exponent.  exponent is -inf of
 // no key.
@@ -99,10 +102,9 @@ struct DecodeTask {
     int num_keys, chunk_size, num_chunks, num_groups, first_chunk, first, end;
     bool exists;
 
-    // None.
-    DEVICE DecodeTask() : first(0), end(0), exists(false) {}
-
-    // Which may have no chunks.
+    // Trivial, as shared memory has one.
+    DecodeTask() = default;
+    // exists: which may have no chunks.
     DEVICE DecodeTask(const DecodeParams& params, const int* seq_lens, int index) {
         const int row_block = params.row_blocks.take_from(index);
         const int run = params.runs.take_from(index);
@@ -112,8 +114,8 @@ struct DecodeTask {
         first_row = row_block * kRows;
         num_rows = params.num_rows - first_row;
         num_keys = params.num_keys(seq_lens, batch);
-        chunk_size = params.chunk_size(num_keys);
-        num_chunks = count_chunks(num_keys, chunk_size);
+        const Chunks chunks(params, num_keys);
+        chunk_size = chunks.size, num_chunks = chunks.count;
         num_groups = (num_chunks - 1) / kGroup + 1;
         first_chunk = run * params.chunks_per_block;
         exists = first_chunk < num_chunks;
@@ -126,22 +128,5 @@ struct DecodeTask {
     }
     DEVICE int64_t group_node(const DecodeParams& params, int group) const {
         return int64_t(place) * params.nodes + params.chunk_nodes + group;
-    }
-};
-
-// The tasks of a block, one after another.
-struct TaskQueue {
-    int index;  // of the next one
-
-    DEVICE TaskQueue() : index(int(blockIdx.x)) {}
-    // None at the end.
-    DEVICE DecodeTask next(const DecodeParams& params, const int* seq_lens) {
-#pragma unroll 1
-        while (index < params.num_tasks) {
-            const DecodeTask found(params, seq_lens, index);
-            index += int(gridDim.x);
-            if (found.exists) return found;
-        }
-        return {};
     }
 };

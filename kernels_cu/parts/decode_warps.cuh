@@ -1,39 +1,12 @@
 // What the warps of a block of decode_attention.cu do with its tiles.
 //
-// Of many rows every warp has some of its own.  Few rows all warps share, each with keys of its own
-// (and where a tile has too few of them, with columns of V): scores, weights and sums stay in its
-// registers, as in attention.cu (parts/online_softmax.cuh), and warps wait for each other once a
-// tile.  What a chunk's keys give to the warps is added up where it ends, in the warps' order.
+// Scores, weights and sums of its part (parts/decode_shape.cuh) stay in a warp's registers, as in
+// attention.cu (parts/online_softmax.cuh).  What a chunk's keys give to warps that share rows is
+// added up where it ends, in the warps' order.
 // Constants: see decode_attention.cu.
 #include "parts/decode_results.cuh"
 #include "parts/decode_source.cuh"
 #include "parts/online_softmax.cuh"
-
-constexpr int kNumWarps = kNumThreads / kWarpSize;
-constexpr int kRowWarps = kRows >= 16 * kNumWarps ? kNumWarps : 1;
-constexpr int kKeyFragments = kTileK / 16, kSteps = kDim / 16;
-constexpr int kWarpsOfRows = kNumWarps / kRowWarps;
-constexpr int kKeyWarps = kWarpsOfRows < kKeyFragments ? kWarpsOfRows : kKeyFragments;
-constexpr int kColWarps = kWarpsOfRows / kKeyWarps;
-// Of a warp.
-constexpr int kFragmentsM = kRows / 16 / kRowWarps;
-constexpr int kWarpKeyFragments = kKeyFragments / kKeyWarps;
-constexpr int kColSteps = kSteps / kColWarps;
-static_assert(kFragmentsM * 16 * kRowWarps == kRows, "warps share the rows in fragments of 16");
-static_assert(kWarpKeyFragments * kKeyWarps == kKeyFragments, "warps share a tile's keys");
-static_assert(kColSteps * kColWarps == kSteps, "warps share the columns of V");
-constexpr bool kOwnRows = kRowWarps == kNumWarps;
-
-// A warp's part.
-DEVICE int warp_index() { return int(threadIdx.x) / kWarpSize; }
-DEVICE int key_warp() { return warp_index() % kKeyWarps; }
-DEVICE int first_row_of_warp() {
-    return kRowWarps == 1 ? 0 : warp_index() / (kKeyWarps * kColWarps) * 16 * kFragmentsM;
-}
-DEVICE int first_key_of_warp() { return kKeyWarps == 1 ? 0 : key_warp() * 16 * kWarpKeyFragments; }
-DEVICE int first_col_of_warp() {
-    return kColWarps == 1 ? 0 : warp_index() / kKeyWarps % kColWarps * 16 * kColSteps;
-}
 
 // Queries by keys, or by the values' elements: whichever way round the platform multiplies them.
 constexpr bool kRowsStay = kSumsSide == kSideA;
@@ -86,35 +59,61 @@ struct WarpSums : Products<kFragmentsM, kColSteps> {
     DEVICE static int col(int n, int i) {
         return first_col_of_warp() + n * 16 + Layout::col(lane_id(), i);
     }
+    static constexpr int kSlots = Rows::kRows;
+    DEVICE static constexpr int slot(int i) { return Rows::slot(i); }
+    DEVICE static int slot_row(int m, int s) {
+        return first_row_of_warp() + m * 16 + Rows::row(lane_id(), s);
+    }
+    DEVICE static bool is_first() { return Rows::is_first(lane_id()) && first_col_of_warp() == 0; }
 };
 using Scores = Products<kFragmentsM, kWarpKeyFragments>;
 
 // The sums of a chunk or group where warps have shared its rows: four neighbours of some rows.
 struct ThreadSums {
-    static constexpr int kQuadsOfRow = kDim / 4;
     struct Sums {
         static constexpr int kCount = 4;
         float values[4];
     };
-    static constexpr int kM = kRows * kQuadsOfRow / kNumThreads, kN = 1, kNeighbours = 4;
-    static_assert(kNumThreads % kQuadsOfRow == 0, "a thread's columns are the same in all rows");
+    static constexpr int kM = kRows / kRowsAtOnce, kN = 1, kNeighbours = 4, kSlots = 1;
+    static_assert(kM * kRowsAtOnce == kRows, "threads share the rows");
     Sums sums[kM];
 
     DEVICE Sums& at(int m, int) { return sums[m]; }
-    DEVICE static int row(int m, int) {
-        return int(threadIdx.x) / kQuadsOfRow + m * (kNumThreads / kQuadsOfRow);
-    }
-    DEVICE static int col(int, int i) { return int(threadIdx.x) % kQuadsOfRow * 4 + i; }
+    DEVICE static int row(int m, int) { return OwnQuad().row + m * kRowsAtOnce; }
+    DEVICE static int col(int, int i) { return OwnQuad().col + i; }
+    DEVICE static constexpr int slot(int) { return 0; }
+    DEVICE static int slot_row(int m, int) { return row(m, 0); }
+    DEVICE static bool is_first() { return OwnQuad().col == 0; }
+    // Whether any thread has.
+    DEVICE static bool has_rows(int m, int num_rows) { return m * kRowsAtOnce < num_rows; }
 };
 
-static_assert(sizeof(StageMemory) % 128 == 0 && sizeof(QuerySlot) % 128 == 0,
+// Where warps with keys of their own leave what they have of a chunk, some rows at once.
+struct WarpMemory {
+    PartialSum totals[kRows][kKeyWarps];
+    // Rows begin at other banks than those before.
+    alignas(16) float values[kKeyWarps][kRowsAtOnce][kDim + 8];
+};
+
+// Values at once where all stages were; at least a group's.
+constexpr int kRoomForValues = kStages * 4 * kTileK * kDim / 16 / kNumThreads / kGroup * kGroup;
+constexpr int kMostAtOnce = kRoomForValues < kMaxGroups ? kRoomForValues : kMaxGroups;
+constexpr int kValuesAtOnce = kMostAtOnce > kGroup ? kMostAtOnce : kGroup;
+static_assert(sizeof(DecodeStage) % 128 == 0 && sizeof(QueryTile) % 128 == 0,
               "tiles begin at multiples of 128 bytes, as FragmentLoader wants");
 struct DecodeStorage {
-    StageMemory stages[kStages];
-    QuerySlot slots[kQuerySlots];
-    PartialSum totals[kKeyWarps][kRows];
-    ResultStorage results;
-    DecodeTask tasks[kTaskSlots];
+    union {
+        DecodeStage stages[kStages];
+        Choose<kMergesLater, char, MergeValues<kValuesAtOnce>>::Type values;  // after the tiles
+    };
+    QueryTile q;
+    union {
+        Choose<kOwnRows, char, WarpMemory>::Type warps;
+        Choose<kMergesLater, char, MergeSums>::Type sums;  // after the last chunk
+    };
+    Choose<kPairs, PairMemory, char>::Type pair;
+    int is_last;
+    DecodeTask task;
 };
 
 struct Loaders {
@@ -188,18 +187,16 @@ struct WarpSoftmax {
             of[m].template exponentiate<kWarpKeyFragments>(at, positive);
         }
     }
-    // For the threads of each row; then a barrier.  totals: of the warp's keys.
-    DEVICE void tell(PartialSum* totals) const {
+    // What the lane's rows have.
+    DEVICE RowSums<WarpSums> totals() const {
+        RowSums<WarpSums> sums;
 #pragma unroll
         for (int m = 0; m < kFragmentsM; ++m) {
 #pragma unroll
-            for (int r = 0; r < Softmax::kRows; ++r) {
-                const float total = of[m].total(r);
-                const int row = first_row_of_warp() + m * 16 + Rows::row(lane_id(), r);
-                if (Rows::is_first(lane_id()) && first_col_of_warp() == 0)
-                    totals[row] = {Softmax::shifted(of[m].origin[r]), total};
-            }
+            for (int r = 0; r < Softmax::kRows; ++r)
+                sums.of[m][r] = {Softmax::shifted(of[m].origin[r]), of[m].total(r)};
         }
+        return sums;
     }
 };
 
@@ -226,7 +223,9 @@ struct Queries {
         // Two sums of a single fragment, so that fewer products wait for the one before.
         constexpr int kChains = Scores::kM * Scores::kN == 1 ? 2 : 1;
         Scores sums[kChains] = {};
-#pragma unroll
+        // No more: a compiler for gfx12 asks for all keys first, and has no registers left.
+        constexpr int kAtOnce = kSteps < 8 ? kSteps : 8;
+#pragma unroll kAtOnce
         for (int step = 0; step < kSteps; ++step) {
             Scores& sum = sums[step % kChains];
             const auto load_keys = [&](ColFragment& f, int n) {
@@ -273,176 +272,157 @@ DEVICE void add_values(ValueSums<WarpSums>& values, Scores& weights, const Decod
 
 // What warps with keys of their own have of a chunk, added up.
 struct WarpMerge {
-    // As many rows as the memory of a stage has room for.
-    static constexpr int kRowsAtOnce = kKeyWarps * kRows <= kTileK ? kRows : 16;
-    using Memory = float[kKeyWarps][kRowsAtOnce][kDim];
-
-    // The exponent and factors of what the warps have of a row.
-    DEVICE static float weigh(const PartialSum (&totals)[kKeyWarps][kRows], int row,
-                              float (&weights)[kKeyWarps]) {
-        float largest = -kInfinity;
-#pragma unroll
-        for (int w = 0; w < kKeyWarps; ++w) largest = maximum(largest, totals[w][row].exponent);
-        const float finite = largest == -kInfinity ? 0.0f : largest;
-#pragma unroll
-        for (int w = 0; w < kKeyWarps; ++w)
-            weights[w] = exp2_approx(totals[w][row].exponent - finite);
-        return largest;
-    }
-    // Of this thread's row.
-    DEVICE static PartialSum total(const PartialSum (&totals)[kKeyWarps][kRows]) {
-        const OwnRow own;
-        float weights[kKeyWarps], sum = 0.0f;
-        const float exponent = weigh(totals, own.row, weights);
-#pragma unroll
-        for (int w = 0; w < kKeyWarps; ++w)
-            sum = multiply_add(totals[w][own.row].sum, weights[w], sum);
-        return {exponent, sum};
-    }
-    // All threads; the totals are told.
-    DEVICE static void run(ValueSums<ThreadSums>& all, ValueSums<WarpSums>& mine, Memory& memory,
-                           const PartialSum (&totals)[kKeyWarps][kRows], int num_rows) {
-#pragma unroll
-        for (int first = 0; first < kRows; first += kRowsAtOnce) {
-            sync_block();  // the tile, or the rows before, have been read; the totals are there
+    // All threads.
+    template <class Results>
+    DEVICE static void run(Results& results, const RowSums<WarpSums>& my_sums,
+                           ValueSums<WarpSums>& mine, WarpMemory& memory, int num_rows) {
+        if constexpr (kOwnKeys) sync_block();  // what lies there has been read since
+        if (WarpSums::is_first()) {
 #pragma unroll
             for (int m = 0; m < kFragmentsM; ++m) {
-                if (m >= first / 16 && m < (first + kRowsAtOnce) / 16)
-                    store(mine, memory, m, first, num_rows);
-            }
-            sync_block();
 #pragma unroll
-            for (int m = 0; m < ThreadSums::kM; ++m) {
-                const int row = ThreadSums::row(m, 0);
-                float* sums = all.all.at(m, 0).values;
-                if (row < first || row >= first + kRowsAtOnce) continue;
-#pragma unroll
-                for (int i = 0; i < 4; ++i) sums[i] = 0.0f;
-                if (row >= num_rows) continue;
-                float weights[kKeyWarps];
-                weigh(totals, row, weights);
-#pragma unroll
-                for (int w = 0; w < kKeyWarps; ++w) {
-                    float four[4];
-                    memcpy(four,
-                           &reinterpret_cast<const Bytes<16>&>(
-                               memory[w][row - first][ThreadSums::col(0, 0)]),
-                           16);
-#pragma unroll
-                    for (int i = 0; i < 4; ++i)
-                        sums[i] = multiply_add(four[i], weights[w], sums[i]);
-                }
+                for (int s = 0; s < WarpSums::kSlots; ++s)
+                    memory.totals[WarpSums::slot_row(m, s)][key_warp()] = my_sums.of[m][s];
             }
         }
+#pragma unroll
+        for (int m = 0; m < ThreadSums::kM; ++m) {
+            if (!ThreadSums::has_rows(m, num_rows)) break;
+            if (m > 0) sync_block();  // the rows before have been read
+            store(mine, memory, m * kRowsAtOnce, num_rows);
+            sync_block();
+            PartialSum total[1];
+            float values[4];
+            add(total[0], values, memory, ThreadSums::row(m, 0), num_rows);
+            results.fold(m, total, [&](int, int i) { return values[i]; });
+        }
     }
-    DEVICE static void store(ValueSums<WarpSums>& mine, Memory& memory, int m, int first,
+    // A row of all warps.
+    DEVICE static void add(PartialSum& total, float (&values)[4], const WarpMemory& memory, int row,
+                           int num_rows) {
+        total = {-kInfinity, 0.0f};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) values[j] = 0.0f;
+        if (row >= num_rows) return;
+        PartialSum warps[kKeyWarps];
+#pragma unroll
+        for (int w = 0; w < kKeyWarps; ++w) {
+            warps[w] = memory.totals[row][w];
+            total.exponent = maximum(total.exponent, warps[w].exponent);
+        }
+        const float finite = total.exponent == -kInfinity ? 0.0f : total.exponent;
+        const OwnQuad own;
+#pragma unroll
+        for (int w = 0; w < kKeyWarps; ++w) {
+            const float weight = exp2_approx(warps[w].exponent - finite);
+            total.sum = multiply_add(warps[w].sum, weight, total.sum);
+            float four[4];
+            memcpy(four, &reinterpret_cast<const Bytes<16>&>(memory.values[w][own.row][own.col]),
+                   16);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) values[j] = multiply_add(four[j], weight, values[j]);
+        }
+    }
+    // This warp's, of the rows from `first` on.
+    DEVICE static void store(ValueSums<WarpSums>& mine, WarpMemory& memory, int first,
                              int num_rows) {
         constexpr int kNeighbours = WarpSums::kNeighbours;
+        const int end = first + kRowsAtOnce < num_rows ? first + kRowsAtOnce : num_rows;
 #pragma unroll
-        for (int i = 0; i < WarpSums::Sums::kCount; i += kNeighbours) {
-            const int row = WarpSums::row(m, i);
-            if (row >= num_rows) continue;
+        for (int m = 0; m < kFragmentsM; ++m) {
+            if (m * 16 >= first + kRowsAtOnce || m * 16 + 16 <= first) continue;
 #pragma unroll
-            for (int n = 0; n < kColSteps; ++n) {
-                Bytes<4 * kNeighbours> bytes;
-                memcpy(&bytes, mine.all.at(m, n).values + i, sizeof(bytes));
-                store_vector<4 * kNeighbours>(&memory[key_warp()][row - first][WarpSums::col(n, i)],
-                                              bytes);
+            for (int i = 0; i < WarpSums::Sums::kCount; i += kNeighbours) {
+                const int row = WarpSums::row(m, i);
+                if (row < first || row >= end) continue;
+                float* to = memory.values[key_warp()][row - first];
+#pragma unroll
+                for (int n = 0; n < kColSteps; ++n) {
+                    Bytes<4 * kNeighbours> bytes;
+                    memcpy(&bytes, mine.all.at(m, n).values + i, sizeof(bytes));
+                    store_vector<4 * kNeighbours>(to + WarpSums::col(n, i), bytes);
+                }
             }
         }
     }
 };
 
-// The totals are told.
-template <class Results>
-DEVICE void end_chunk(Results& results, ValueSums<WarpSums>& values, DecodeStorage& storage,
-                      StageMemory& used, bool is_last) {
+template <class Results, class Storage>
+DEVICE void end_chunk(Results& results, const WarpSoftmax& softmax, ValueSums<WarpSums>& values,
+                      Storage& storage, bool is_last) {
+    const RowSums<WarpSums> sums = softmax.totals();
     if constexpr (kOwnRows) {
-        sync_block();
-        results.add_chunk(storage.totals[0][OwnRow().row], values, is_last);
+#pragma unroll
+        for (int m = 0; m < kFragmentsM; ++m)
+            results.fold(m, sums.of[m],
+                         [&](int n, int i) { return values.all.at(m, n).values[i]; });
     } else {
-        static_assert(sizeof(WarpMerge::Memory) <= sizeof(StageMemory), "sums fit in");
-        auto& memory = reinterpret_cast<WarpMerge::Memory&>(used);  // once its tile has been read
-        ValueSums<ThreadSums> all;
-        WarpMerge::run(all, values, memory, storage.totals, results.task->num_rows);
-        results.add_chunk(WarpMerge::total(storage.totals), all, is_last);
+        WarpMerge::run(results, sums, values, storage.warps, storage.task.num_rows);
+    }
+    results.end_chunk(is_last);
+}
+
+// All tiles of the block's task.
+template <class Results>
+DEVICE void attend_task(DecodeStorage& storage, const DecodeParams& params, const DecodeTask& task,
+                        TileLoads& loads, const Element* q, Results& results) {
+    WarpSoftmax softmax;
+    Loaders loaders;
+    Queries queries;
+    ValueSums<WarpSums> values;
+    values.restart();
+
+    int stage = 0, filled = 0, key = task.first, chunk_end = 0;
+    // The first rounds only load, so that there is one place that does.
+#pragma unroll 1
+    for (;;) {
+        if (filled < kStages) {
+            ++filled;
+        } else {
+            copy_async_wait<kStages - 1>();
+            sync_tile();  // this stage is whole
+            if (chunk_end == 0) {
+                if constexpr (kOwnKeys) sync_block();  // the queries
+                queries.hold(storage.q, loaders);
+                softmax.begin(params, storage.task);
+                chunk_end = task.first + storage.task.chunk_size;
+            }
+            const DecodeStage& used = storage.stages[stage];
+            Scores scores;
+            queries.score(scores, storage.q, used, loaders);
+            // Of the tiles before, every query sees all keys.
+            const int all_see = storage.task.num_keys - (params.causal ? params.queries.by - 1 : 0);
+            softmax.weigh(scores, values, key + first_key_of_warp(), params.exponent_scale,
+                          key + kTileK > all_see);
+            add_values(values, scores, used, loaders);
+            stage = stage + 1 < kStages ? stage + 1 : 0;
+            key += kTileK;
+            const bool ends = key >= loads.end;
+            if (ends || key >= chunk_end) {
+                end_chunk(results, softmax, values, storage, ends);
+                if (ends) return;
+                softmax.restart();
+                values.restart();
+                chunk_end += storage.task.chunk_size;
+            }
+            sync_tile();  // the stage has been read
+        }
+        loads.start(storage.stages, loads.key == task.first,
+                    [&] { load_queries(storage.q, params, q, task); });
     }
 }
 
 DEVICE void attend_rows(DecodeStorage& storage, const DecodeParams& params, const KeyArrays& caches,
                         const int* seq_lens, const int* block_table, const Element* q, Element* out,
                         float* lse, void* partial_results, uint32_t* counters) {
-    TileLoads loads(params, q, caches, seq_lens, block_table, storage.slots, storage.tasks);
-    WarpSoftmax softmax;
-    Loaders loaders;
-    Queries queries;
-    ValueSums<WarpSums> values;
-    values.restart();
-    RunResults<Choose<kOwnRows, WarpSums, ThreadSums>::Type> results(params, storage.results,
+    const DecodeTask task(params, seq_lens, int(blockIdx.x));
+    if constexpr (kPairs) cluster_arrive_relaxed();
+    if (!task.exists) return;
+    if (threadIdx.x == 0) storage.task = task;
+    RunResults<Choose<kOwnRows, WarpSums, ThreadSums>::Type> results(params, storage.task,
                                                                      partial_results);
-
-    int stage = 0, filled = 0, number = 0, key = 0, end = 0, chunk_end = 0;
-    // The first rounds only load, so that there is one place that does: of few rows after the
-    // scores, whose keys would else wait behind the copies.
-    constexpr bool kCopiesFirst = kOwnRows || kStages == 1;
-#pragma unroll 1
-    for (;;) {
-        const bool filling = filled < kStages - 1;
-        if (!filling) {
-            if constexpr (kStages > 1) copy_async_wait<kStages - 2>();
-            sync_block();  // this stage is whole, and the one before it has been read by all
-        }
-        if constexpr (kCopiesFirst) {
-            loads.start(storage.stages, number);
-            if (filling) {
-                ++filled;
-                continue;
-            }
-        }
-        if constexpr (kStages == 1) {
-            copy_async_wait<0>();
-            sync_block();
-        }
-        StageMemory& used = storage.stages[stage];
-        QuerySlot& slot = storage.slots[number % kQuerySlots];
-        const bool computes = kCopiesFirst || !filling;
-        if (computes && key >= end) {
-            const DecodeTask& task = storage.tasks[number % kTaskSlots];
-            if (!task.exists) break;
-            loads.need_queries(task, number);
-            queries.hold(slot.q, loaders);
-            softmax.begin(params, task);
-            results.begin(&task);
-            key = task.first, end = task.end;
-            chunk_end = task.first + task.chunk_size;
-        }
-        Scores scores;
-        if (computes) queries.score(scores, slot.q, used.tiles, loaders);
-        if constexpr (!kCopiesFirst) {
-            loads.start(storage.stages, number);
-            if (filling) {
-                ++filled;
-                continue;
-            }
-        }
-        // Of the tiles before, every query sees all keys.
-        const int all_see = results.task->num_keys - (params.causal ? params.queries.by - 1 : 0);
-        softmax.weigh(scores, values, key + first_key_of_warp(), params.exponent_scale,
-                      key + kTileK > all_see);
-        add_values(values, scores, used.tiles, loaders);
-        stage = stage + 1 < kStages ? stage + 1 : 0;
-        key += kTileK;
-        const bool ends = key >= end;
-        if (!ends && key < chunk_end) continue;
-        softmax.tell(storage.totals[key_warp()]);
-        end_chunk(results, values, storage, used, ends);
-        softmax.restart();
-        values.restart();
-        chunk_end += results.task->chunk_size;
-        if (!ends) continue;
-
-        results.finish(slot.sums, used.values, counters, out, lse);
-        ++number;
-    }
-    copy_async_wait<0>();
+    results.begin(task.first_chunk);
+    TileLoads loads(params, task, caches, block_table);
+    attend_task(storage, params, task, loads, q, results);
+    results.finish(storage.values, storage.sums, storage.pair, storage.is_last, counters, out, lse);
 }

@@ -104,6 +104,16 @@ DEVICE float gelu(float x) {
     return t * (0.5f - exp2_approx(polynomial(p, t))) + 0.5f * x;
 }
 
+// gelu(2 x) for results of 16 bits, within 2^-16 of it and 3 * 2^-24 |2 x|, in two thirds of gelu's
+// instructions: of half its argument, 2^p(t) is twice the probability, and 1 - 2^p(t) needs no other
+// factor.  The polynomial falls from its end, 2.7, on too.
+DEVICE float gelu_of_twice(float x) {
+    constexpr float p[] = {-1.97317422e-05f, -2.30141616f, -1.84183502f,
+                           -0.410050631f,    0.109299138f, -0.0139591321f};
+    const float t = magnitude(x);
+    return t * (1.0f - exp2_approx(polynomial(p, t))) + x;
+}
+
 DEVICE float gelu_tanh(float x) {
     constexpr float kSqrt2OverPi = 0.79788456080286536f;
     return 0.5f * x * (1.0f + tanh_accurate(kSqrt2OverPi * (x + 0.044715f * (x * x * x))));

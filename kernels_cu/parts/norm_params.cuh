@@ -9,4 +9,5 @@ struct NormParams {
     float eps;
     int32_t dtype, weight_dtype, bias_dtype;
     int32_t compensated, stages;
+    int32_t evict_last, padding;  // evict_last: nonzero: so are loads
 };

@@ -1,6 +1,6 @@
 // The short way of a warpgroup's sums to memory, in registers:
 //     out = activation(alpha * (scale_a * (scale_b * sum)) + bias of its column)
-// where TMA stores the output and nothing else is to be done.
+// where TMA stores the output and nothing else is to be done (gemm_hopper.py: is_plain).
 #include "parts/epilogue_hopper.cuh"
 
 // A tile's bias and scales wait in shared memory, where one of the producer's warps has put them
@@ -19,9 +19,10 @@ struct TileFactors {
 
     DEVICE void init() {
         full.init(1);
-        empty.init(4 * (kShareRows ? kConsumers : 1));  // warps that store a tile
+        empty.init(4 * (kShareRows || kShareHalves ? kConsumers : 1));  // warps that store a tile
     }
-    // By one warp: those of a task's tile, when the ones before have been read.  No scales: 1.
+    // By one warp: those of a task's tile, when the ones before have been read.  No scales: 1.  For
+    // gelu_of_twice, half the bias.
     DEVICE void load(const EpilogueParams& p, const BatchLayout& batch, const GemmTask& task,
                      const float* scale_a, const float* scale_b, const void* bias, int count) {
         empty.wait((count & 1) ^ 1);
@@ -31,7 +32,8 @@ struct TileFactors {
             far_rows = scale_a ? scale_a + batch.offset(kScaleA, task.batch) : nullptr;
         }
         fill<kOfCol>(&cols[0][kOfCol - 1], kTileN, bias, 0.0f, batch.offset(kBias, task.batch),
-                     p.bias.col, p.bias_dtype, int(task.col), int(p.n));
+                     p.bias.col, p.bias_dtype, int(task.col), int(p.n),
+                     p.activation == kGelu ? 0.5f : 1.0f);
         if constexpr (kScales) {
             // alpha, exactly, in the place of a scale that is not there (is_plain): `store_plain`
             // multiplies with both alone.
@@ -48,12 +50,13 @@ struct TileFactors {
     }
     template <int kStep>
     DEVICE static void fill(float* to, int count, const void* from, float absent, int64_t offset,
-                            int64_t stride, int dtype, int first, int last) {
+                            int64_t stride, int dtype, int first, int last, float factor = 1.0f) {
 #pragma unroll 1
         for (int i = threadIdx.x % 32; i < count; i += 32) {
             const bool there = from && first + i < last;
-            to[i * kStep] =
+            const float x =
                 there ? load_number(from, offset + (first + i) * stride, dtype) : absent;
+            to[i * kStep] = x * factor;
         }
     }
     // Of a row of the tile, which is row `out_row` of the output.
@@ -107,16 +110,6 @@ struct TileFactors {
 
 // With scales of rows and columns besides, they leave no registers.
 constexpr bool kActivates = sizeof(ElementA) == 2;
-
-DEVICE bool is_plain(const EpilogueParams& params, bool tma_stores, const void* bias,
-                     const void* residual, const float* scale_a, const float* scale_b) {
-    const bool bias_of_cols = params.bias.row == 0 && params.bias.col != 0;
-    const bool one_scale =
-        kScales ? !kTurned || !scale_a || params.scale_a_stride == 0 : !scale_a && !scale_b;
-    const bool has_place = !kScales || kTurned || !scale_a || !scale_b || params.alpha == 1.0f;
-    return tma_stores && has_place && !residual && (!bias || bias_of_cols) && one_scale &&
-           (kActivates || params.activation == kNoActivation);
-}
 
 // scale_a of a lane's rows.  row: the warp's first one in the tile, which is `out_row` of the output.
 struct RowFactors {
@@ -196,9 +189,8 @@ DEVICE void store_parts(Staging* warps, int& box, const TensorMap& map, const Ti
         for (int i = 0; i < kValues; ++i)
             picked[i] = sums[part / kParts][part % kParts * kValues + i];
     };
-    const auto finish = [&](int part) {
-        factors.finish(picked, params.alpha, row + part / kParts * 64, part % kParts * kPart,
-                       values);
+    const auto finish = [&](int part, float alpha) {
+        factors.finish(picked, alpha, row + part / kParts * 64, part % kParts * kPart, values);
     };
     const auto store = [&](int part) {
         store_part(warps, box, map, part, out_row + part / kParts * 64, col + part % kParts * kPart,
@@ -209,7 +201,7 @@ DEVICE void store_parts(Staging* warps, int& box, const TensorMap& map, const Ti
         for (int part = 0; part < kBlocks * kParts; ++part) {
             if (!own.has(part % kParts / kPartsOfBox)) continue;
             pick(part);
-            finish(part);
+            finish(part, params.alpha);
             store(part);
         }
         return;
@@ -219,9 +211,9 @@ DEVICE void store_parts(Staging* warps, int& box, const TensorMap& map, const Ti
         for (int part = 0; part < kBlocks * kParts; ++part) {
             if (!own.has(part % kParts / kPartsOfBox)) continue;
             pick(part);
-            finish(part);
+            finish(part, 0.5f * params.alpha);  // and half the bias
 #pragma unroll
-            for (int i = 0; i < kValues; ++i) values[i] = gelu(values[i]);
+            for (int i = 0; i < kValues; ++i) values[i] = gelu_of_twice(values[i]);
             store(part);
         }
         return;
@@ -235,7 +227,7 @@ DEVICE void store_parts(Staging* warps, int& box, const TensorMap& map, const Ti
         for (int known = 1; known < kBlocks * kParts; ++known) {
             if (known == part) pick(known);
         }
-        finish(part);
+        finish(part, params.alpha);
         activate_all(values, params.activation);
         store(part);
     }

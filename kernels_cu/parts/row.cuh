@@ -187,13 +187,14 @@ struct RowVectors {
     }
 
     // p: the element at position 0.  Places outside the row become `fill`.  finish() waits.
-    DEVICE void start(const T* p, int64_t stride, T fill) const {
+    DEVICE void start(const T* p, int64_t stride, T fill,
+                      LoadPolicy policy = load_policy(false)) const {
         if constexpr (kVectorWidth > 1) {
 #pragma unroll
             for (int i = 0; i < kVectorsPerThread; ++i) {
                 const int position = thread.position(i);
                 if (chunk.holds_all(position)) {
-                    copy_async<kVectorWidth * sizeof(T)>(&(*this)[i], p + position);
+                    copy_async<kVectorWidth * sizeof(T)>(&(*this)[i], p + position, policy);
                 } else {
                     (*this)[i] = load_row_vector(p, stride, position, chunk, fill);
                 }
@@ -299,7 +300,7 @@ DEVICE Statistic merge_parts(const Statistic* parts, Merge merge) {
 }
 
 // A barrier for each exchange of a cluster: complete when what all warps have sent is in.
-constexpr int kMaxExchanges = 2;
+constexpr int kMaxExchanges = 3;
 DEVICE Barrier* exchange_barriers() {
     SHARED(Barrier, barriers, [kMaxExchanges]);
     return barriers;

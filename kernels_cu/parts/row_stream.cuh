@@ -1,31 +1,48 @@
-// Rows one after the other: a block, or a cluster, stays for many.  Bulk copies bring its next rows
-// into a ring of stages in shared memory while it works on one, and what is the same for all rows
-// it reads once and keeps.  That saves what a block for each row pays: as much traffic from L2 for
-// a row's weights as for the row, and the time in which nothing of a block's is under way.
+// Rows one after the other: a block, or a cluster, stays for many.  That saves what a block for each
+// row pays: as much traffic from L2 for a row's weights as for the row, and the time in which nothing
+// of a block's is under way.
 //
-// The statistics of a row are taken one turn before it is written: what warps and blocks tell each
-// other is there when it is needed, and no warp waits for another one within a turn.
+// A block's warps have roles, so that no step of a row waits for one of another row:
+//   loader    brings pieces of rows into a ring of stages in shared memory by bulk copies, each as soon
+//             as its stage is empty
+//   readers   kThreadsPerRow / 2 threads, take a row's statistics as its pieces come; one of their
+//             warps sends the block's to all blocks of the cluster
+//   finisher  merges what all blocks have sent to what writers need
+//   writers   kThreadsPerRow threads, with what is the same for all rows in their registers
+// Other threads have nothing to do.
 //
-// A block has the same kNumThreads * kVectorsPerThread neighbouring vectors of every row, its
-// slice; of a cluster's blocks each has another one.  For rows of whole, aligned vectors at one
-// stride (kPlain).
-// Constants: Element, kVectorWidth, kVectorsPerThread.
+// A block has the same kThreadsPerRow * kVectorsPerThread neighbouring vectors of every row, its
+// slice; of a cluster's blocks each has another one.  A piece of a slice is a vector of each writer.
+// For rows of whole, aligned vectors at one stride (kPlain).
+// Constants: Element, kVectorWidth, kVectorsPerThread, kThreadsPerRow, of which kNumThreads are one
+// and a half times as many and kOtherThreads.
 #include "parts/row.cuh"
 
 using RowVector = Vector<Element, kVectorWidth>;
-constexpr int kMaxStages = 16;
-constexpr int kWarps = kNumThreads / kWarpSize;
-constexpr int kParts = kClusterSize > 1 ? kClusterSize : kWarps;  // of a row: blocks', or warps'
+constexpr int kMaxStages = 32;
+constexpr int kWriters = kThreadsPerRow, kReaders = kThreadsPerRow / 2, kOtherThreads = 128;
+constexpr int kReaderWarps = kReaders / kWarpSize;
+static_assert(kNumThreads == kWriters + kReaders + kOtherThreads, "threads for all roles");
+static_assert(kReaders % kWarpSize == 0, "whole warps");
 
-// A block's part of a row in shared memory.
-struct Slice { RowVector vectors[kVectorsPerThread][kNumThreads]; };
+enum Role { kWriter, kReader, kLoader, kFinisher, kIdle };
+DEVICE Role role_of_warp() {
+    const int thread = int(threadIdx.x);
+    if (thread < kWriters) return kWriter;
+    if (thread < kWriters + kReaders) return kReader;
+    const int warp = (thread - (kWriters + kReaders)) / kWarpSize;
+    return warp == 0 ? kLoader : warp == 1 ? kFinisher : kIdle;
+}
+
+// A block's piece of a row in shared memory.
+struct Piece { RowVector vectors[kWriters]; };
 
 // Which vectors of a row are this block's: `count` from number `first` on.
 struct SlicePlace {
     int first, count;
 
     DEVICE static SlicePlace of_rank(int64_t num_cols, int rank) {
-        constexpr int kMost = kNumThreads * kVectorsPerThread;
+        constexpr int kMost = kWriters * kVectorsPerThread;
         SlicePlace place{rank * kMost, 0};
         const int rest = int(num_cols / kVectorWidth) - place.first;
         place.count = rest < 0 ? 0 : rest < kMost ? rest : kMost;
@@ -36,21 +53,16 @@ struct SlicePlace {
         if constexpr (kClusterSize > 1) rank = cluster_rank();
         return of_rank(num_cols, rank);
     }
-    DEVICE bool holds(int i) const { return i * kNumThreads + int(threadIdx.x) < count; }
-    // The first element of this thread's vector i, counted from the row's.
-    DEVICE int position(int i) const {
-        return (first + i * kNumThreads + int(threadIdx.x)) * kVectorWidth;
+    // Whether piece i has a vector number `vector`.
+    DEVICE bool holds(int i, int vector) const { return i * kWriters + vector < count; }
+    // Its first element, counted from the row's.
+    DEVICE int position(int i, int vector) const {
+        return (first + i * kWriters + vector) * kVectorWidth;
     }
-    DEVICE int bytes() const { return count * int(sizeof(RowVector)); }
-    // The elements of the slice that warp `warp` has.
-    DEVICE int count_of_warp(int warp) const {
-        int vectors = 0;
-#pragma unroll
-        for (int i = 0; i < kVectorsPerThread; ++i) {
-            const int rest = count - i * kNumThreads - warp * kWarpSize;
-            vectors += rest < 0 ? 0 : rest < kWarpSize ? rest : kWarpSize;
-        }
-        return vectors * kVectorWidth;
+    // The vectors of piece i.
+    DEVICE int vectors(int i) const {
+        const int rest = count - i * kWriters;
+        return rest < 0 ? 0 : rest < kWriters ? rest : kWriters;
     }
 };
 
@@ -75,24 +87,40 @@ struct RingPlace {
     }
 };
 
-// The barriers of a ring and of the exchanges, ready: first in a kernel.
-constexpr int kExchanges = 4;
+// What is kept of a turn, a row's, is kept in the slot of its number.  Memory is used again kSlots
+// turns on, when nobody needs it: a ring holds up to kMaxRows rows, so that no block can be as many
+// turns before another one, and no role before another one.
+constexpr int kSlots = 16, kMaxRows = 7;
+static_assert(kSlots > 2 * kMaxRows, "blocks may be kMaxRows rows apart, and roles of a block");
+DEVICE int slot_of(int turn) { return turn % kSlots; }
+DEVICE int parity_of(int turn) { return turn / kSlots % 2; }
+
+// All barriers, ready: first in a kernel.
+//   full, empty   of stages
+//   named         slots: which row it is, is known
+//   in_block      what the readers' warps have found is there
+//   exchanged     what all blocks have found
+//   finished      what writers need
 struct StreamBarriers {
-    Barrier *full, *empty, *in_block, *exchanges;
+    Barrier *full, *empty, *named, *in_block, *exchanged, *finished;
 
     DEVICE static StreamBarriers make(int stages) {
         SHARED(Barrier, full, [kMaxStages]);
         SHARED(Barrier, empty, [kMaxStages]);
-        SHARED(Barrier, in_block, [kExchanges]);
-        SHARED(Barrier, exchanges, [kExchanges]);
+        SHARED(Barrier, named, [kSlots]);
+        SHARED(Barrier, in_block, [kSlots]);
+        SHARED(Barrier, exchanged, [kSlots]);
+        SHARED(Barrier, finished, [kSlots]);
         if (threadIdx.x == 0) {
             for (int i = 0; i < stages; ++i) {
                 full[i].init(1);
-                empty[i].init(kWarps);
+                empty[i].init(kWriters / kWarpSize);
             }
-            for (int i = 0; i < kExchanges; ++i) {
-                in_block[i].init(kWarps);
-                exchanges[i].init(1);
+            for (int i = 0; i < kSlots; ++i) {
+                named[i].init(1);
+                in_block[i].init(kReaderWarps);
+                exchanged[i].init(1);
+                finished[i].init(1);
             }
             fence_barrier_init();
         }
@@ -103,89 +131,146 @@ struct StreamBarriers {
         } else {
             sync_block();
         }
-        return {full, empty, in_block, exchanges};
+        return {full, empty, named, in_block, exchanged, finished};
     }
 };
 
-// The stages of kArrays arrays' rows: x's slice, then another array's.
+// Which rows a cluster (or block) takes: some at first, and then whichever is next when it asks, so
+// that those whose memory is nearer do not wait for the others in the end.
+struct RowOrder {
+    uint32_t* counter;  // 0 before and after the launch
+    const int64_t& num_rows;
+    int ahead;  // of a row's turn another row is asked for so many turns on
+
+    DEVICE static RowOrder of(uint32_t* counter, const int64_t& num_rows, int stages) {
+        const int rows = (stages + kVectorsPerThread - 1) / kVectorsPerThread;
+        return {counter, num_rows, rows < 2 ? 2 : rows};
+    }
+    DEVICE static int groups() { return int(gridDim.x) / kClusterSize; }
+    // Of one of the first `ahead` turns; -1: there is none, and none later.
+    DEVICE int first(int turn) const {
+        return checked(int(blockIdx.x) / kClusterSize + int64_t(turn) * groups());
+    }
+    // For each row one number is taken: who takes the last one sets the counter back.
+    DEVICE uint32_t take() const { return atomic_add(counter, 1u); }
+    DEVICE int next(uint32_t taken) const {
+        if (taken + 1 == uint32_t(num_rows)) atomic_add(counter, 0u - uint32_t(num_rows));
+        return checked(int64_t(ahead) * groups() + taken);
+    }
+    DEVICE int checked(int64_t row) const { return row < num_rows ? int(row) : -1; }
+};
+
+// The stages of kArrays arrays' rows: a piece of x's, then another array's.
 template <int kArrays>
 struct RowRing {
-    Slice* slices;
+    Piece* pieces;
+    int* rows;  // of slots; -1 after the last one
     const StreamBarriers& barriers;
     SlicePlace place;
     int stages;
 
-    // By one thread: brings a row, of each array, to a stage.
-    DEVICE void start(int to, const Element* const (&rows)[kArrays]) const {
-        Barrier& full = barriers.full[to];
-        full.arrive_expect_tx(kArrays * place.bytes());
-        if (place.count == 0) return;
+    DEVICE static RowRing make(Piece* pieces, const StreamBarriers& barriers,
+                               const SlicePlace& place, int stages) {
+        SHARED(int, rows, [kSlots]);
+        return {pieces, rows, barriers, place, stages};
+    }
+    // By the loader: the row of turn number `turn` is `row`.
+    DEVICE void name(int turn, int row) const {
+        rows[slot_of(turn)] = row;
+        barriers.named[slot_of(turn)].arrive();
+    }
+    // Waits for that.
+    DEVICE int row(int turn) const {
+        barriers.named[slot_of(turn)].wait(parity_of(turn));
+        return rows[slot_of(turn)];
+    }
+    // By the loader: brings the next row.
+    DEVICE void load(RingPlace& at, const Element* const (&from)[kArrays]) const {
+#pragma unroll 1
+        for (int i = 0; i < kVectorsPerThread; ++i, at.advance(stages)) {
+            barriers.empty[at.stage].wait(at.parity ^ 1);
+            Barrier& full = barriers.full[at.stage];
+            const int bytes = place.vectors(i) * int(sizeof(RowVector));
+            full.arrive_expect_tx(kArrays * bytes);
+            if (bytes == 0) continue;
 #pragma unroll
-        for (int i = 0; i < kArrays; ++i) {
-            const Element* slice = rows[i] + int64_t(place.first) * kVectorWidth;
-            bulk_load(&slices[to * kArrays + i], slice, place.bytes(), full);
+            for (int j = 0; j < kArrays; ++j) {
+                Piece* to = &pieces[at.stage * kArrays + j];
+                bulk_load(to, from[j] + place.position(i, 0), bytes, full);
+            }
         }
     }
     DEVICE void wait_full(const RingPlace& at) const { barriers.full[at.stage].wait(at.parity); }
-    // By one thread: until all warps are done with the row.
-    DEVICE void wait_empty(const RingPlace& at) const { barriers.empty[at.stage].wait(at.parity); }
-    // By each warp, once it is done with the row.
+    // By each of the writers' warps, once it is done with a piece.
     DEVICE void release(const RingPlace& at) const {
         sync_warp();
         if (lane_id() == 0) barriers.empty[at.stage].arrive();
     }
-    // This thread's vector i of array `array`; `outside` where the row has none, unless kWhole: it
-    // has all of them.
-    template <bool kWhole>
-    DEVICE RowVector get(const RingPlace& at, int i, int array, Element outside) const {
-        RowVector vector;
-        if constexpr (!kWhole) vector.fill(outside);
-        if (kWhole || place.holds(i))
-            vector = slices[at.stage * kArrays + array].vectors[i][threadIdx.x];
-        return vector;
+    // A vector of a piece that is there.
+    DEVICE const RowVector& get(const RingPlace& at, int array, int vector) const {
+        return pieces[at.stage * kArrays + array].vectors[vector];
     }
 };
 
-// What the warps of a block tell each other, and then, in a cluster, one warp of each block, another
-// one for each row, all blocks; a row's parts are read a turn later.  Memory is used again four rows
-// on: who sends number n + 4 has received number n + 2, which others send once they have read
-// number n.
+// What the readers' warps tell one of them, it tells all blocks, and those their finishers.  The
+// first block says besides which row comes `ahead` turns on.
 template <class Statistic>
 struct Exchange {
-    Statistic (*of_warps)[kWarps];
-    Statistic (*of_blocks)[kClusterSize];
+    struct alignas(sizeof(Statistic) == 4 ? 8 : 16) Message { Statistic statistic; int next_row; };
+    Statistic (*of_warps)[kReaderWarps];
+    Message (*of_blocks)[kClusterSize];
     const StreamBarriers& barriers;
+    RowOrder order;
 
-    DEVICE static Exchange make(const StreamBarriers& barriers) {
-        SHARED(Statistic, of_warps, [kExchanges][kWarps]);
-        SHARED(Statistic, of_blocks, [kExchanges][kClusterSize]);
-        return {of_warps, of_blocks, barriers};
+    DEVICE static Exchange make(const StreamBarriers& barriers, const RowOrder& order) {
+        SHARED(Statistic, of_warps, [kSlots][kReaderWarps]);
+        SHARED(Message, of_blocks, [kSlots][kClusterSize]);
+        return {of_warps, of_blocks, barriers, order};
     }
-    // merge_warps(parts): of kWarps parts, in every lane.
+    DEVICE static int rank() {
+        if constexpr (kClusterSize > 1) return cluster_rank();
+        return 0;
+    }
+    DEVICE static int reader_warp() { return (int(threadIdx.x) - kWriters) / kWarpSize; }
+    // The warp that sends, each in turn.  Of the first block it is always the same one, which asks
+    // for rows: they come in the order of the turns.
+    DEVICE static int sender(int turn) { return rank() == 0 ? 0 : turn % kReaderWarps; }
+    // By all readers, before there is something to send, because an answer takes long.
+    DEVICE uint32_t ask() const {
+        return int(threadIdx.x) == kWriters && rank() == 0 ? order.take() : 0u;
+    }
+    // By all readers.  merge_warps(parts): of kReaderWarps parts, in every lane.
     template <class Merge>
-    DEVICE void send(int turn, const Statistic& of_warp, Merge merge_warps) const {
-        const int slot = turn % kExchanges, warp = int(threadIdx.x) / kWarpSize;
+    DEVICE void send(int turn, uint32_t taken, const Statistic& of_warp, Merge merge_warps) const {
+        const int slot = slot_of(turn);
+        sync_warp();  // all of them have read their pieces, which may then be overwritten
         if (lane_id() == 0) {
-            of_warps[slot][warp] = of_warp;
+            of_warps[slot][reader_warp()] = of_warp;
             barriers.in_block[slot].arrive();
         }
+        if (reader_warp() != sender(turn)) return;
+        barriers.in_block[slot].wait(parity_of(turn));
+        Message message{merge_warps(of_warps[slot]), 0};
+        const int from = rank();
+        if (from == 0) {
+            if (lane_id() == 0) message.next_row = order.next(taken);
+            message.next_row = shuffle(message.next_row, 0);
+        }
+        Barrier& all_here = barriers.exchanged[slot];
         if constexpr (kClusterSize > 1) {
-            if (warp != turn % kWarps) return;
-            barriers.in_block[slot].wait(turn / kExchanges % 2);
-            const Statistic of_block = merge_warps(of_warps[slot]);
-            Barrier& all_here = barriers.exchanges[slot];
-            if (lane_id() == 0) all_here.arrive_expect_tx(kClusterSize * int(sizeof(Statistic)));
+            if (lane_id() == 0) all_here.arrive_expect_tx(kClusterSize * int(sizeof(Message)));
             if (lane_id() < kClusterSize) {
-                store_async(&of_blocks[slot][cluster_rank()], of_block, all_here, lane_id());
+                store_async(&of_blocks[slot][from], message, all_here, lane_id());
             }
+        } else if (lane_id() == 0) {
+            of_blocks[slot][0] = message;
+            all_here.arrive();
         }
     }
-    // The kParts parts of what was sent in turn number `turn`.
-    DEVICE const Statistic* receive(int turn) const {
-        const int slot = turn % kExchanges;
-        Barrier& all_here = (kClusterSize > 1 ? barriers.exchanges : barriers.in_block)[slot];
-        all_here.wait(turn / kExchanges % 2);
-        return kClusterSize > 1 ? of_blocks[slot] : of_warps[slot];
+    // Waits for all blocks' messages of turn number `turn`.
+    DEVICE const Message* receive(int turn) const {
+        barriers.exchanged[slot_of(turn)].wait(parity_of(turn));
+        return of_blocks[slot_of(turn)];
     }
 };
 

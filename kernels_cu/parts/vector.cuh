@@ -5,7 +5,17 @@ struct Vector {
     static constexpr int kAccesses = int(sizeof(T)) * kWidth / kAccess;
     Bytes<kAccess> bytes[kAccesses];
 
-    DEVICE float operator[](int i) const { return to_float(element(i)); }
+    DEVICE float operator[](int i) const {
+        if constexpr (sizeof(T) == 2 && kAccess >= 4) {
+            // By words: of a half word taken out first a compiler makes two instructions.
+            constexpr int kPerAccess = kAccess / 2;
+            float low, high;
+            unpack<T>(bytes[i / kPerAccess].words[i % kPerAccess / 2], low, high);
+            return i % 2 == 0 ? low : high;
+        } else {
+            return to_float(element(i));
+        }
+    }
     DEVICE T element(int i) const {
         constexpr int kPerAccess = kAccess / int(sizeof(T));
         T values[kPerAccess];
@@ -49,6 +59,13 @@ struct Vector {
 #pragma unroll
         for (int i = 0; i < kAccesses; ++i) {
             bytes[i] = load_vector<kAccess>(reinterpret_cast<const char*>(p) + i * kAccess);
+        }
+    }
+    DEVICE void load(const T* p, LoadPolicy policy) {
+        static_assert(kAccess == 16, "policies are for loads of 16 bytes");
+#pragma unroll
+        for (int i = 0; i < kAccesses; ++i) {
+            bytes[i] = load_vector<kAccess>(reinterpret_cast<const char*>(p) + i * kAccess, policy);
         }
     }
     // Of memory that nothing writes to while the kernel runs.

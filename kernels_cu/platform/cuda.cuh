@@ -67,6 +67,13 @@ DEVICE uint32_t atomic_add_acq_rel(uint32_t* address, uint32_t value) {
                  : "memory");
     return old;
 }
+// What others wrote before they changed this number is there for this thread.
+DEVICE uint32_t load_acquire(const uint32_t* address) {
+    uint32_t value;
+    asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+    return value;
+}
+#include "platform/grid.cuh"
 
 // --- numbers ---------------------------------------------------------------------------------
 using bf16 = __nv_bfloat16;
@@ -173,11 +180,30 @@ DEVICE float exp2_approx(float x) {
 }
 
 // --- global memory ---------------------------------------------------------------------------
-// N bytes in one access, aligned to N.  No cache hints: stores that leave no trace in L1 and loads
-// that are evicted first both made rows slower.
+// How soon L2 gives up what loads bring.  evict_last: after all else.  A kernel that reads much once
+// and writes as much is faster by it, though it never reads again: what it writes then leaves L2 soon
+// and in order.  Where most of it all fits into L2 it is slower.
+struct LoadPolicy { uint64_t bits; };
+DEVICE LoadPolicy load_policy(bool evict_last) {
+    uint64_t last, normal;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(last));
+    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(normal));
+    return {evict_last ? last : normal};
+}
+// N bytes in one access, aligned to N.  No other cache hints: stores that leave no trace in L1 or L2
+// and loads that are evicted first made rows slower.
 template <int N>
 DEVICE Bytes<N> load_vector(const void* p) {
     return *static_cast<const Bytes<N>*>(p);
+}
+template <int N>
+DEVICE Bytes<N> load_vector(const void* p, LoadPolicy policy) {
+    static_assert(N == 16, "policies are for loads of 16 bytes");
+    Bytes<N> b;
+    asm volatile("ld.global.L2::cache_hint.v4.b32 {%0, %1, %2, %3}, [%4], %5;"
+                 : "=r"(b.words[0]), "=r"(b.words[1]), "=r"(b.words[2]), "=r"(b.words[3])
+                 : "l"(p), "l"(policy.bits));
+    return b;
 }
 // Of memory that nothing writes to while the kernel runs: may be moved before stores.
 template <int N>
@@ -197,11 +223,17 @@ DEVICE void store_vector(void* p, const Bytes<N>& b) {
 
 // --- async copies, global -> shared ----------------------------------------------------------
 // 4, 8 or 16 bytes, aligned to their size; where `valid` is false the destination becomes zero.
-template <int N>
+// kLine: 128 where what lies around the 16 bytes will be asked for, by this block or another; else 0.
+template <int N, int kLine = 0>
 DEVICE void copy_async(void* shared, const void* global, bool valid = true) {
     const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
     const int bytes = valid ? N : 0;
-    if constexpr (N == 16) {
+    static_assert(kLine == 0 || (kLine == 128 && N == 16), "lines of L2");
+    if constexpr (kLine == 128) {
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(address),
+                     "l"(global), "r"(bytes)
+                     : "memory");
+    } else if constexpr (N == 16) {
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global),
                      "r"(bytes)
                      : "memory");
@@ -210,6 +242,14 @@ DEVICE void copy_async(void* shared, const void* global, bool valid = true) {
                      "n"(N), "r"(bytes)
                      : "memory");
     }
+}
+template <int N>
+DEVICE void copy_async(void* shared, const void* global, LoadPolicy policy) {
+    static_assert(N == 16, "policies are for loads of 16 bytes");
+    const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(address),
+                 "l"(global), "l"(policy.bits)
+                 : "memory");
 }
 // The first `bytes` of 16, 0 to 16; the others become zero, and are not read.
 DEVICE void copy_async_part(void* shared, const void* global, int bytes) {

@@ -106,6 +106,11 @@ DEVICE T atomic_add(T* address, T value) {
 DEVICE uint32_t atomic_add_acq_rel(uint32_t* address, uint32_t value) {
     return __hip_atomic_fetch_add(address, value, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
 }
+// What others wrote before they changed this number is there for this thread.
+DEVICE uint32_t load_acquire(const uint32_t* address) {
+    return __hip_atomic_load(address, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT);
+}
+#include "platform/grid.cuh"
 
 // --- numbers ---------------------------------------------------------------------------------
 #define half half_number  // the `half` of hiprtc's header is another type
@@ -138,10 +143,16 @@ template <> struct Word<8> { typedef uint32_t Type __attribute__((ext_vector_typ
 template <> struct Word<16> { typedef uint32_t Type __attribute__((ext_vector_type(4))); };
 }  // namespace hip
 
+struct LoadPolicy {};  // not heeded
+DEVICE LoadPolicy load_policy(bool) { return {}; }
 template <int N>
 DEVICE Bytes<N> load_vector(const void* p) {
     using Word = typename hip::Word<N>::Type;
     return bit_cast<Bytes<N>>(__builtin_nontemporal_load(static_cast<const Word*>(p)));
+}
+template <int N>
+DEVICE Bytes<N> load_vector(const void* p, LoadPolicy) {
+    return load_vector<N>(p);
 }
 template <int N>
 DEVICE Bytes<N> load_vector_read_only(const void* p) {
@@ -156,12 +167,16 @@ DEVICE void store_vector(void* p, const Bytes<N>& b) {
 // --- async copies, global -> shared ----------------------------------------------------------
 // Plain loads and stores: the compiler waits for a load where its value is stored, so that commit
 // and wait have nothing left to do.
-template <int N>
+template <int N, int kLine = 0>
 DEVICE void copy_async(void* shared, const void* global, bool valid = true) {
     static_assert(N == 4 || N == 8 || N == 16, "async copies move 4, 8 or 16 bytes");
     Bytes<N> b{};
     if (valid) b = load_vector<N>(global);
     *static_cast<Bytes<N>*>(shared) = b;
+}
+template <int N>
+DEVICE void copy_async(void* shared, const void* global, LoadPolicy) {
+    copy_async<N>(shared, global);
 }
 // The first `bytes` of 16, 0 to 16; the others become zero, and are not read.
 DEVICE void copy_async_part(void* shared, const void* global, int bytes) {

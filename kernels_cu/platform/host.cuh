@@ -138,6 +138,17 @@ DEVICE T atomic_add(T* address, T value) {
 DEVICE uint32_t atomic_add_acq_rel(uint32_t* address, uint32_t value) {
     return __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);
 }
+DEVICE uint32_t load_acquire(const uint32_t* address) {
+    return __atomic_load_n(address, __ATOMIC_ACQUIRE);
+}
+// All blocks of the launch meet, which is a cooperative one (Variant.cooperative).  counter: of this
+// launch alone, its lower 31 bits zero before and after.
+DEVICE void sync_grid(uint32_t* counter, HOST_PLACE) {
+    if (threadIdx.x == 0) {
+        atomic_add_acq_rel(counter, blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1);
+    }
+    host::runtime->sync_grid(place);
+}
 
 #include "platform/numbers.cuh"
 
@@ -185,6 +196,13 @@ DEVICE Bytes<N> load_vector(const void* p, HOST_PLACE) {
     host::check_alignment(p, N, place);
     return *static_cast<const Bytes<N>*>(p);
 }
+struct LoadPolicy {};  // of nothing
+DEVICE LoadPolicy load_policy(bool) { return {}; }
+template <int N>
+DEVICE Bytes<N> load_vector(const void* p, LoadPolicy, HOST_PLACE) {
+    static_assert(N == 16, "policies are for loads of 16 bytes");
+    return load_vector<N>(p, place);
+}
 template <int N>
 DEVICE Bytes<N> load_vector_read_only(const void* p, HOST_PLACE) {
     return load_vector<N>(p, place);
@@ -197,7 +215,7 @@ DEVICE void store_vector(void* p, const Bytes<N>& b, HOST_PLACE) {
 
 // --- async copies, global -> shared ----------------------------------------------------------
 // The destination is poison (0xff) until the wait, which writes it.
-template <int N>
+template <int N, int kLine = 0>
 DEVICE void copy_async(void* shared, const void* global, bool valid = true, HOST_PLACE) {
     static_assert(N == 4 || N == 8 || N == 16, "async copies move 4, 8 or 16 bytes");
     host::check_alignment(shared, N, place);
@@ -206,6 +224,11 @@ DEVICE void copy_async(void* shared, const void* global, bool valid = true, HOST
     if (valid) (void)*static_cast<const volatile char*>(global);
     if (valid) (void)*(static_cast<const volatile char*>(global) + N - 1);
     host::runtime->copy_async(shared, valid ? global : nullptr, N);
+}
+template <int N>
+DEVICE void copy_async(void* shared, const void* global, LoadPolicy, HOST_PLACE) {
+    static_assert(N == 16, "policies are for loads of 16 bytes");
+    copy_async<N>(shared, global, true, place);
 }
 // The first `bytes` of 16, 0 to 16; the others become zero, and are not read.
 DEVICE void copy_async_part(void* shared, const void* global, int bytes, HOST_PLACE) {

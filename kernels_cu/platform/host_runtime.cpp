@@ -198,16 +198,31 @@ void cluster_arrive(Place place) {
     wake(b, cluster.fibers, cluster.num_fibers());
 }
 
-void cluster_wait(Place place) {
+void wait_for_cluster(const char* word, Place place) {
     Fiber* self = worker->current;
     Barrier& b = worker->cluster.barrier;
-    if (!self->arrived_at_cluster) fail_at("cluster_wait without cluster_arrive", place);
     if (b.phase == self->cluster_phase) {
         b.place = place;
-        wait_for(self, b, "cluster_wait", place);
+        wait_for(self, b, word, place);
     }
     self->arrived_at_cluster = false;
     TSAN(__tsan_acquire(&b.sync[self->cluster_phase % 2]));
+}
+
+void cluster_wait(Place place) {
+    if (!worker->current->arrived_at_cluster) {
+        fail_at("cluster_wait without cluster_arrive", place);
+    }
+    wait_for_cluster("cluster_wait", place);
+}
+
+// The blocks of a cooperative launch are one cluster.
+void sync_grid(Place place) {
+    if (worker->cluster.size != worker->launch->grid) {
+        fail_at("sync_grid: the launch is not a cooperative one", place);
+    }
+    cluster_arrive(place);
+    wait_for_cluster("sync_grid", place);
 }
 
 // --- shared memory ---------------------------------------------------------------------------
@@ -303,15 +318,42 @@ void reset_barrier(Barrier& b, Scope scope, int expected) {
 const ThreadView* this_thread() { return worker->current; }
 
 const Runtime kRuntime = {
-    this_thread,     sync_block,     sync_warp,        named_barrier,
-    exchange,        cluster_arrive, cluster_wait,     shared,
-    dynamic_shared,  cluster_shared, copy_async,       copy_async_commit,
-    copy_async_wait, barrier_init,   barrier_arrive,   barrier_wait,
-    store_async,     bulk_check,     bulk_load,        tma_check,
-    tma_load,        tma_store,      tma_store_commit, tma_store_source,
-    tma_store_wait,  shared_address, matrix_stored,    fence_async_proxy,
-    wgmma_fence,     wgmma,          wgmma_commit,     wgmma_wait,
-    wgmma_under_way, wgmma_source,   fail_at,
+    this_thread,
+    sync_block,
+    sync_warp,
+    named_barrier,
+    exchange,
+    cluster_arrive,
+    cluster_wait,
+    sync_grid,
+    shared,
+    dynamic_shared,
+    cluster_shared,
+    copy_async,
+    copy_async_commit,
+    copy_async_wait,
+    barrier_init,
+    barrier_arrive,
+    barrier_wait,
+    store_async,
+    bulk_check,
+    bulk_load,
+    tma_check,
+    tma_load,
+    tma_store,
+    tma_store_commit,
+    tma_store_source,
+    tma_store_wait,
+    shared_address,
+    matrix_stored,
+    fence_async_proxy,
+    wgmma_fence,
+    wgmma,
+    wgmma_commit,
+    wgmma_wait,
+    wgmma_under_way,
+    wgmma_source,
+    fail_at,
 };
 
 // A fiber's life: one thread of the kernel after the other.

@@ -69,6 +69,7 @@ struct Runtime {
     void (*exchange)(const char* word, void* payload, Combine, Place);
     void (*cluster_arrive)(Place);
     void (*cluster_wait)(Place);
+    void (*sync_grid)(Place);
     void* (*shared)(const SharedArray*);
     void* (*dynamic_shared)(unsigned size, Place);
     void* (*cluster_shared)(const void* shared, int rank, Place);

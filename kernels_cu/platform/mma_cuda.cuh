@@ -203,6 +203,20 @@ DEVICE void mma(HalfAccumulator (&acc)[kM][kN], const FragmentA<half> (&a)[kM],
 
 // --- operands that are stored in bytes and multiplied as 16-bit numbers ----------------------
 namespace cuda {
+// One instruction for either half of the register, without a shift, where there is one.
+DEVICE void convert_e4m3(uint32_t bytes, uint32_t& low, uint32_t& high) {
+#if __CUDA_ARCH__ >= 890
+    asm("{ .reg .b16 first, second;\n"
+        "mov.b32 {first, second}, %2;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, first;\n"
+        "cvt.rn.f16x2.e4m3x2 %1, second; }"
+        : "=r"(low), "=r"(high)
+        : "r"(bytes));
+#else
+    low = bit_cast<uint32_t>(__nv_cvt_fp8x2_to_halfraw2(uint16_t(bytes), __NV_E4M3));
+    high = bit_cast<uint32_t>(__nv_cvt_fp8x2_to_halfraw2(uint16_t(bytes >> 16), __NV_E4M3));
+#endif
+}
 // Four neighbouring bytes as two pairs.
 template <class Stored, class T>
 DEVICE void convert_bytes(uint32_t bytes, uint32_t& low, uint32_t& high) {
@@ -229,8 +243,7 @@ DEVICE void convert_bytes(uint32_t bytes, uint32_t& low, uint32_t& high) {
             low = __byte_perm(bytes, 0, 0x1404);
             high = __byte_perm(bytes, 0, 0x3424);
         } else {
-            low = bit_cast<uint32_t>(__nv_cvt_fp8x2_to_halfraw2(uint16_t(bytes), __NV_E4M3));
-            high = bit_cast<uint32_t>(__nv_cvt_fp8x2_to_halfraw2(uint16_t(bytes >> 16), __NV_E4M3));
+            convert_e4m3(bytes, low, high);
         }
     } else {
         convert_bytes<Stored, half>(bytes, low, high);
@@ -273,10 +286,12 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
             for (int i = 0; i < 2; ++i) {
                 const char* chunk =
                     static_cast<const char*>(tile(first + row + 8 * i, k / 8 + 2 * j + t / 2));
-                const Bytes<8> four = *reinterpret_cast<const Bytes<8>*>(chunk + t % 2 * 8);
+                // One word after the other, into the registers where a product wants them: two at
+                // once come side by side, and each product's copies of them took more time.
+                const auto* two = reinterpret_cast<const volatile uint32_t*>(chunk + t % 2 * 8);
                 uint32_t (&words)[4] = (j == 0 ? low : high).words;
-                words[low.word(i, 0)] = four.words[0];
-                words[low.word(i, 1)] = four.words[1];
+                words[low.word(i, 0)] = two[0];
+                words[low.word(i, 1)] = two[1];
             }
         }
     } else if constexpr (!kOuterMajor) {
@@ -312,20 +327,23 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
 template <class T>
 DEVICE void decode_scaled(uint32_t codes, e4m3 scale, uint32_t (&pairs)[4]) {
     const __half2 factor = __half2half2(__half(scale));
-    const __half2 unit = bit_cast<__half2>(0x74007400u);  // 2^14
-    const uint32_t firsts = codes << 4;
+    // A byte permutation finds the upper bytes of four magnitudes in FP16 by their codes.
+    const uint32_t magnitudes = codes & 0x77777777u, firsts = codes << 4;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        // Both of byte i on top of 16 bits each.  A number's sign, exponent and mantissa at the
-        // place of FP16's are 2^-14 of it, subnormals too.
-        const uint32_t tops = __byte_perm(firsts, codes, 0x4000 + 0x1010 * i);
-        const uint32_t bits = (tops & 0x80008000u) | (tops >> 3 & 0x0e000e00u);
-        const __half2 scaled = __hmul2(__hmul2(bit_cast<__half2>(bits), unit), factor);
-        if constexpr (kSame<T, half>) {
-            pairs[i] = bit_cast<uint32_t>(scaled);
-        } else {
-            const float2 x = __half22float2(scaled);
-            pairs[i] = pack<T>(x.x, x.y);
+    for (int i = 0; i < 2; ++i) {
+        const uint32_t four = __byte_perm(0x3e3c3800u, 0x46444240u, magnitudes >> 16 * i);
+        const uint32_t signs = __byte_perm(firsts, codes, i == 0 ? 0x5140 : 0x7362);
+        const uint32_t tops = four | (signs & 0x80808080u);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            const uint32_t two = __byte_perm(tops, 0, j == 0 ? 0x1404 : 0x3424);
+            const __half2 scaled = __hmul2(bit_cast<__half2>(two), factor);
+            if constexpr (kSame<T, half>) {
+                pairs[2 * i + j] = bit_cast<uint32_t>(scaled);
+            } else {
+                const float2 x = __half22float2(scaled);
+                pairs[2 * i + j] = pack<T>(x.x, x.y);
+            }
         }
     }
 }

@@ -1,0 +1,163 @@
+"""Products of up to 16 rows, in the time of reading b: configs and plans.
+
+The Python half of kernels_cu/gemm_stream.cu.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kernels_cu import Variant
+
+from .. import dtypes
+from ..jit import get_kernel
+from ..targets import Kernel, Target
+from ..targets.limits import max_shared_bytes
+from .product import (
+    ALIGNMENT,
+    EPILOGUE,
+    FP4,
+    INNER,
+    OUTER,
+    STRIDED,
+    GemmTask,
+    Product,
+    compute_dtype,
+    fill_epilogue,
+)
+
+ROWS = 16  # gemm_stream.cu: kRows
+_PARAMS = np.dtype(  # gemm_stream.cu: StreamParams
+    [
+        *(("a_row", np.int64), ("b_line", np.int64), ("k", np.int32), ("padding", np.int32)),
+        ("epilogue", EPILOGUE),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class StreamConfig:
+    """tile_n columns for a block, whose `warps` warps share k, in groups of `group` that share the columns:
+    each group has parts of `depth` of k, every so many, and `stages` stages of its own for them.
+    min_blocks: that a multiprocessor is to hold at once."""
+
+    tile_n: int
+    depth: int
+    warps: int
+    stages: int
+    min_blocks: int = 1
+    group: int = 1
+
+    @property
+    def num_threads(self) -> int:
+        return 32 * self.warps
+
+    def shared_bytes(self, task: GemmTask) -> int:
+        """Dynamic shared memory of a block (gemm_stream.cu: StreamStorage), at either warp size."""
+        of_b = self.tile_n * task.b.itemsize
+        stages = self.stages * self.depth * (ROWS * task.a.itemsize + of_b)
+        return self.warps // self.group * max(stages, 4 * ROWS * (self.tile_n + 8))
+
+
+def refusal(config: StreamConfig, task: GemmTask, arch: str) -> str | None:
+    """Why `config` cannot compute `task` on `arch`; None: it can."""
+    c, t = config, task
+    if t.kernel != "gemm" or t.b == FP4 or dtypes.float32 in (t.a, t.b):
+        return "streams are single products of 8 and 16 bits"
+    if t.half_sums or t.block_scales:
+        return "streams sum in FP32 or int32, without scales of blocks"
+    if t.m > ROWS or t.batch != 1:
+        return f"streams are of one matrix of up to {ROWS} rows; got {t.m}, {t.batch} of them"
+    if t.layout_a != INNER or STRIDED in (t.layout_a, t.layout_b):
+        return "streams read neighbours along k of a, and of b along k or n, by vectors"
+    lines = ((t.k, t.a), (t.n if t.layout_b == OUTER else t.k, t.b))
+    if any(size * dtype.itemsize % ALIGNMENT for size, dtype in lines) or not 0 < t.k < 2**31:
+        return f"streams read lines of whole vectors of {ALIGNMENT} bytes"
+    if min(c.tile_n, c.depth, c.warps) < 1 or c.stages < 2 or c.warps > 32:
+        return "columns, depth and warps must be positive, up to 32 warps, stages at least 2"
+    if c.group not in (1, 2) or c.warps % (2 * c.group):
+        return (
+            f"groups are of one warp or two, at least two of them; got {c.group}, {c.warps} warps"
+        )
+    if c.depth % 32 or c.tile_n % (16 * c.group):
+        return f"fragments have 16 columns and 32 of k; got {c.tile_n} and {c.depth}"
+    of_a, of_b = (
+        c.depth * t.a.itemsize,
+        (c.tile_n if t.layout_b == OUTER else c.depth) * t.b.itemsize,
+    )
+    for line in (of_a, of_b):
+        if not 64 <= line <= 512 or line & (line - 1):
+            return f"a line of {line} bytes in shared memory is no power of two from 64 to 512"
+    needed, limit = c.shared_bytes(t), max_shared_bytes(arch)
+    if needed > limit:
+        return f"{needed} bytes of shared memory are more than the {limit} of {arch}"
+    return None
+
+
+def configs(task: GemmTask, arch: str) -> tuple[StreamConfig, ...]:
+    """Those of `task` on `arch`: two blocks on a multiprocessor, each with as many stages as fit."""
+    if arch.startswith("gfx") or dtypes.float8_e5m2 in (task.a, task.b):  # which is rare
+        return ()
+    tile_n, depth = 32, 128 // task.b.itemsize
+    if task.layout_b == OUTER:
+        tile_n, depth = 64, 64 // task.b.itemsize
+    one = StreamConfig(tile_n, depth, 4, 1)
+    stages = max(2, min(4, (max_shared_bytes(arch) // 2 - 1024) // one.shared_bytes(task)))
+    config = StreamConfig(tile_n, depth, 4, stages, 2)
+    return (config,) if refusal(config, task, arch) is None else ()
+
+
+def variant(task: GemmTask, config: StreamConfig) -> Variant:
+    c = config
+    types = zip(
+        ("ElementA", "ElementB", "Compute"),
+        (task.a, task.b, compute_dtype(task.a, task.b)),
+        strict=True,
+    )
+    return Variant(
+        "gemm_stream",
+        tuple((name, dtypes.CPP_NAMES[dtype]) for name, dtype in types),
+        (
+            ("kTileN", c.tile_n),
+            ("kDepth", c.depth),
+            ("kStages", c.stages),
+            ("kGroup", c.group),
+            ("kOuterMajorB", task.layout_b == OUTER),
+        ),
+        c.num_threads,
+        min_blocks=c.min_blocks,
+    )
+
+
+class StreamPlan(NamedTuple):
+    """The launch of a product, as shapes, strides, dtypes and config decide it."""
+
+    kernel: Kernel
+    blocks: int
+    shared_bytes: int
+    params: np.ndarray
+
+    def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
+        """arrays: product.ARRAYS["gemm"], None where absent."""
+        self.kernel(self.blocks, (*arrays[:7], self.params), self.shared_bytes)
+
+
+def stream_plan(
+    target: Target, product: Product, task: GemmTask, config: StreamConfig
+) -> StreamPlan:
+    """product: of a task that `refusal` does not refuse."""
+    params = np.zeros((), _PARAMS)
+    params["a_row"] = product.a.row
+    params["b_line"] = product.b.row if task.layout_b == OUTER else product.b.col
+    params["k"] = product.k
+    fill_epilogue(params["epilogue"], product)
+    return StreamPlan(
+        get_kernel(target, variant(task, config)),
+        math.ceil(product.n / config.tile_n),
+        config.shared_bytes(task),
+        target.by_value(params),
+    )

@@ -1,0 +1,65 @@
+"""Which configs hold the rows of softmax, the fastest measured first."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from ..targets.limits import max_shared_bytes
+from .row_configs import STATIC_SHARED_BYTES, VECTOR_BYTES, RowConfig, fitting, row_configs
+from .rows import RowLayout
+
+# For plain calls, rows in registers, by the elements' bytes and rising length of the row:
+# (num_threads, threads_per_row, elements_per_thread, min_blocks).
+_REGISTERS = {
+    2: (
+        (128, 2, 8, 12),
+        (128, 8, 8, 12),
+        (128, 32, 8, 12),
+        (128, 32, 32, 8),
+        (128, 64, 32, 8),
+        (128, 128, 32, 8),
+        (256, 256, 32, 4),
+        (512, 512, 32, 2),
+    ),
+    4: (
+        (128, 2, 4, 12),
+        (128, 8, 4, 12),
+        (128, 32, 4, 12),
+        (128, 64, 16, 8),
+        (128, 128, 16, 8),
+        (512, 512, 8, 2),
+        (512, 512, 16, 2),
+        (1024, 1024, 16, 1),
+    ),
+}
+
+
+@cache
+def softmax_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
+    """Every config on `arch` for elements of `itemsize` bytes, in the order of preference."""
+    width = VECTOR_BYTES // itemsize
+    return (
+        *(
+            RowConfig(
+                *(threads, threads_per_row, width, elements // width),
+                # A cap on registers, measured on Hopper; elsewhere it may spill.
+                min_blocks=blocks if arch == "sm_90a" else 1,
+                plain=True,
+                in_registers=True,
+            )
+            for threads, threads_per_row, elements, blocks in _REGISTERS[itemsize]
+        ),
+        *(c for c in row_configs(arch, itemsize) if not c.plain or c.cluster_size > 1),
+    )
+
+
+def admissible_configs(
+    arch: str, itemsize: int, layout: RowLayout, plain: bool
+) -> tuple[RowConfig, ...]:
+    """The configs that can walk the rows of `layout`, the fastest measured first."""
+    most = max_shared_bytes(arch) - STATIC_SHARED_BYTES
+    configs = fitting(softmax_configs(arch, itemsize), arch, itemsize, layout, plain)
+    # Of clusters those first of which a multiprocessor holds three blocks.
+    crowded = [c for c in configs if c.cluster_size > 1 and 3 * c.shared_bytes(itemsize) > most]
+    roomy = [c for c in configs if c not in crowded and not c.split_rows]
+    return (*roomy, *crowded, *(c for c in configs if c.split_rows))

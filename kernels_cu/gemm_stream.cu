@@ -1,0 +1,244 @@
+// gemm_stream.cu: out = activation(alpha * (scale_a * (scale_b * (A @ B))) + bias) + residual for up
+// to 16 rows, where the time is that of reading B.
+//
+// A block has kTileN columns.  Its groups of kGroup warps, mostly one, share k, kDepth each of every
+// kSharers * kDepth, and wait for no other before the end: a group brings its part of B, in lines of 128 bytes where they run along k, and
+// of A by asynchronous copies through kStages stages of its own; its warps share the columns.  What the epilogue needs is loaded
+// while the first stages are on their way, and there is little code besides: a lone wave of blocks waits
+// for every instruction that it meets for the first time.
+// Constants: ElementA, ElementB; Compute, what they are multiplied as; kTileN, kDepth, kStages,
+// kGroup; kOuterMajorB: neighbours along n are neighbours in memory, else along k, as of A.  Lines begin at
+// multiples of 16 bytes and are whole chunks of 16.
+// Launch: grid (ceil(n / kTileN)), block (kNumThreads), dynamic shared memory sizeof(StreamStorage).
+#include "parts/epilogue.cuh"
+#include "parts/shared_tile.cuh"
+
+struct StreamParams {
+    int64_t a_row, b_line;  // from a row of A, and from a line of B, to the next, in elements
+    int32_t k, padding;
+    EpilogueParams epilogue;
+};
+
+constexpr int kRows = 16, kSharers = kNumThreads / kWarpSize / kGroup,
+              kGroupSize = kGroup * kWarpSize;
+constexpr int kWarpCols = kTileN / kGroup, kColFragments = kWarpCols / 16;
+// Operands are converted on the way from shared memory to fragments, two of them at once.
+constexpr bool kConverts = sizeof(ElementA) < sizeof(Compute) || sizeof(ElementB) < sizeof(Compute);
+constexpr LaneOrder kLaneOrder =
+    sizeof(ElementA) < sizeof(Compute) || (sizeof(ElementB) < sizeof(Compute) && !kOuterMajorB)
+        ? LaneOrder::kFours
+        : LaneOrder::kPairs;
+constexpr int kStep = kConverts ? 32 : kFragmentK<Compute>;
+static_assert(kDepth % kStep == 0 && kWarpCols % 16 == 0, "whole fragments");
+using Sums = Accumulator<Compute>;
+using SumType = typename Sums::Sum;
+
+using TileA = SharedTile<kRows, kDepth* int(sizeof(ElementA))>;
+using TileB = SharedTile<kOuterMajorB ? kDepth : kTileN,
+                         (kOuterMajorB ? kTileN : kDepth) * int(sizeof(ElementB))>;
+struct StreamStage {
+    TileA a;
+    TileB b;
+};
+struct StreamStorage {
+    union Group {
+        StreamStage stages[kStages];
+        SumType sums[kRows][kTileN + 8];
+    } groups[kSharers];
+};
+
+DEVICE void sync_group(int group) {
+    if constexpr (kGroup == 1) sync_warp();
+    else named_barrier(1 + group, kGroupSize);
+}
+
+// The chunks of an operand that a lane copies into one stage after the other.
+template <class T, class Tile>
+struct LaneCopier {
+    static constexpr int kChunks = Tile::kChunks, kPerChunk = 16 / int(sizeof(T));
+    static constexpr int kAtOnce = kGroupSize / kChunks;  // lines
+    static_assert(kAtOnce * kChunks == kGroupSize && Tile::kLines % kAtOnce == 0,
+                  "lanes share lines in whole");
+    // Of a line in memory that neighbours of the block bring the rest of.
+    static constexpr int kPart = kChunks < 8 ? 128 : 0;
+    const T* next;  // the first chunk of the next stage
+    int64_t next_line, next_stage;
+    int line, chunk, place;
+
+    DEVICE LaneCopier(const T* origin, int64_t line_stride, int64_t stage_stride)
+        : next_line(kAtOnce * line_stride), next_stage(stage_stride) {
+        const int member = int(threadIdx.x) % kGroupSize;
+        chunk = member % kChunks;
+        line = opaque(member / kChunks);  // or the loop would work it out again
+        place = opaque(Tile::place(line, chunk));
+        next = origin + line * line_stride + chunk * kPerChunk;
+    }
+    // Of `lines` lines of `elements`; the rest of the tile becomes zero.
+    DEVICE void start(Tile& tile, int lines, int elements) {
+        const T* from = next;
+        const int own = chunk * kPerChunk < elements ? lines : 0;
+#pragma unroll
+        for (int first = 0; first < Tile::kLines; first += kAtOnce, from += next_line) {
+            // The bits of `line` are below those of `first`.
+            void* to = &tile.chunks[(place ^ Tile::swizzle(first)) + first * kChunks];
+            copy_async<16, kPart>(to, from, first + line < own);
+        }
+        next += next_stage;
+    }
+};
+
+template <class Stored, bool kOuterMajor, class Fragment, class Tile>
+DEVICE void load_step(Fragment* fragments, int stride, const Tile& tile, int first, int k) {
+    if constexpr (kConverts) {
+        load_converted<Stored, kOuterMajor, kLaneOrder>(fragments[0], fragments[stride], tile,
+                                                        first, k);
+    } else {
+        load_fragment<kOuterMajor>(fragments[0], tile, first, k);
+    }
+}
+
+DEVICE void multiply_stage(const StreamStage& stage, int first_col,
+                           Sums (&sums)[1][kColFragments]) {
+#pragma unroll
+    for (int k = 0; k < kDepth; k += kStep) {
+        constexpr int kCount = kConverts ? 2 : 1;
+        FragmentA<Compute> a[kCount][1];
+        FragmentB<Compute> b[kCount][kColFragments];
+        load_step<ElementA, false>(&a[0][0], 1, stage.a, 0, k);
+#pragma unroll
+        for (int n = 0; n < kColFragments; ++n) {
+            load_step<ElementB, kOuterMajorB>(&b[0][n], kColFragments, stage.b, first_col + n * 16,
+                                              k);
+        }
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) mma(sums, a[i], b[i]);
+    }
+}
+
+// kRun neighbouring columns of a row, that a thread finishes, and what becomes of their sums.
+constexpr int kRun = 4, kRowRuns = kTileN / kRun;
+constexpr int kOwnRuns = (kRows * kRowRuns + kNumThreads - 1) / kNumThreads;
+struct FinishedRun {
+    int row, tile_col;
+    int64_t col;
+    int count;  // of its columns that exist
+    float scales[kRun], bias[kRun] = {}, residual[kRun] = {}, factor = 1.0f;
+
+    DEVICE void prepare(const Epilogue& epilogue, int number, int64_t first_col) {
+        const EpilogueParams& p = epilogue.params;
+        row = number / kRowRuns;
+        tile_col = number % kRowRuns * kRun;
+        col = first_col + tile_col;
+        count = row < p.m ? clamp_to(p.n - col, kRun) : 0;
+#pragma unroll
+        for (int i = 0; i < kRun; ++i) scales[i] = 1.0f;
+        if (count == 0) return;
+        if (epilogue.scale_b) {
+            load_run(epilogue.scale_b + col * p.scale_b_stride, p.scale_b_stride, count, scales);
+        }
+        if (epilogue.scale_a) factor = epilogue.scale_a[row * p.scale_a_stride];
+        if (epilogue.bias) {
+            Epilogue::add(epilogue.bias, p.bias_dtype, p.bias, row, col, count, bias);
+        }
+        if (epilogue.residual) {
+            Epilogue::add(epilogue.residual, p.residual_dtype, p.residual, row, col, count,
+                          residual);
+        }
+    }
+    DEVICE void store(const Epilogue& epilogue, const SumType (&sums)[kRun]) const {
+        const EpilogueParams& p = epilogue.params;
+        if constexpr (kSame<SumType, int>) {
+            if (p.out_dtype == kInt32) return epilogue.store(row, col, sums);
+        }
+        float values[kRun];
+#pragma unroll
+        for (int i = 0; i < kRun; ++i) {
+            values[i] = float(sums[i]) * scales[i] * factor * p.alpha + bias[i];
+        }
+        if (p.activation != kNoActivation) {
+#pragma unroll 1
+            for (int i = 0; i < kRun; ++i) {
+                // The loop takes one code for all; the first value is always the next one.
+                const float first = activate(values[0], p.activation);
+                values[0] = values[1];
+                values[1] = values[2];
+                values[2] = values[3];
+                values[3] = first;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < kRun; ++i) values[i] += residual[i];
+        epilogue.write(row, col, count, values);
+    }
+};
+
+KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const void* bias,
+                        const void* residual, const float* scale_a, const float* scale_b,
+                        const StreamParams params) {
+    SHARED_STORAGE(StreamStorage, storage);
+    const int group = int(threadIdx.x) / kGroupSize;
+    const int warp_col = int(threadIdx.x) / kWarpSize % kGroup * kWarpCols;
+    auto& own = storage.groups[group];
+    const int64_t first_col = int64_t(blockIdx.x) * kTileN;
+    const int first_k = group * kDepth;
+    const int rows = int(params.epilogue.m), cols = clamp_to(params.epilogue.n - first_col, kTileN);
+    constexpr int kStride = kSharers * kDepth;
+    LaneCopier<ElementA, TileA> of_a(a + first_k, params.a_row, kStride);
+    LaneCopier<ElementB, TileB> of_b(b + (kOuterMajorB ? first_col + first_k * params.b_line
+                                                       : first_col * params.b_line + first_k),
+                                     params.b_line,
+                                     kOuterMajorB ? kStride * params.b_line : kStride);
+    int to_load = params.k - first_k, next_stage = 0;
+    const auto load_next = [&] {
+        if (to_load > 0) {
+            StreamStage& stage = own.stages[next_stage];
+            of_b.start(stage.b, kOuterMajorB ? to_load : cols, kOuterMajorB ? cols : to_load);
+            of_a.start(stage.a, rows, to_load);
+        }
+        copy_async_commit();
+        to_load -= kStride;
+        next_stage = next_stage + 1 < kStages ? next_stage + 1 : 0;
+    };
+#pragma unroll 1
+    for (int i = 0; i < kStages - 1; ++i) load_next();
+    const Epilogue epilogue{params.epilogue, out, bias, residual, scale_a, scale_b};
+    FinishedRun runs[kOwnRuns];
+#pragma unroll
+    for (int i = 0; i < kOwnRuns; ++i) {
+        runs[i].prepare(epilogue, int(threadIdx.x) + i * kNumThreads, first_col);
+    }
+    Sums sums[1][kColFragments] = {};
+    int stage = 0;
+#pragma unroll 1
+    for (int k = first_k; k < params.k; k += kStride) {
+        copy_async_wait<kStages - 2>();
+        sync_group(group);  // this stage is whole, and the one before it has been read
+        load_next();
+        multiply_stage(own.stages[stage], warp_col, sums);
+        stage = stage + 1 < kStages ? stage + 1 : 0;
+    }
+    copy_async_wait<0>();
+    sync_group(group);  // the sums take the stages' place
+#pragma unroll
+    for (int n = 0; n < kColFragments; ++n) {
+#pragma unroll
+        for (int i = 0; i < Sums::kCount; ++i) {
+            const int col = stored_column<ElementB, Compute, kOuterMajorB>(Sums::col(lane_id(), i));
+            own.sums[Sums::row(lane_id(), i)][warp_col + n * 16 + col] = sums[0][n].values[i];
+        }
+    }
+    sync_block();
+#pragma unroll
+    for (int i = 0; i < kOwnRuns; ++i) {
+        if (runs[i].count == 0) continue;
+        SumType totals[kRun] = {};
+#pragma unroll
+        for (int from = 0; from < kSharers; ++from) {
+#pragma unroll
+            for (int j = 0; j < kRun; ++j) {
+                totals[j] += storage.groups[from].sums[runs[i].row][runs[i].tile_col + j];
+            }
+        }
+        runs[i].store(epilogue, totals);
+    }
+}

@@ -1,0 +1,13 @@
+// What the kernels of softmax and log_softmax are told of a call (cupykern/rows/softmax.py: _PARAMS).
+#include "parts/row.cuh"
+
+enum Operand { kX, kY, kMask, kOperands };
+
+struct SoftmaxParams {
+    RowLayout<kOperands> layout;
+    int64_t num_chunks;
+    float scale;
+    int32_t dtype;
+    int32_t log;         // nonzero: log_softmax
+    int32_t evict_last;  // nonzero: so are loads
+};

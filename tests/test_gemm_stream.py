@@ -1,0 +1,173 @@
+"""Products of up to 16 rows that stream b (kernels_cu/gemm_stream.cu)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_matmul import MATMUL, SCALED, compare, random, to_numpy
+
+import cupykern
+from cupykern import check, dtypes
+from cupykern.gemm import gemm, gemm_stream
+from cupykern.gemm.gemm_stream import StreamConfig
+from cupykern.gemm.matmul import MatmulProblem
+from cupykern.gemm.product import INNER, OUTER, STRIDED, GemmTask
+from cupykern.gemm.scaled_problem import ScaledProblem
+from cupykern.op import as_tuple
+from cupykern.targets import host
+
+E4M3 = "float8_e4m3fn"
+CONFIG = StreamConfig(32, 128, 4, 3)
+WIDE = StreamConfig(64, 64, 2, 2)
+PAIRED = StreamConfig(32, 128, 8, 2, group=2)
+PAIRS = (  # of dtypes, how b lies in memory, and a config
+    *(("float16", E4M3, "F", CONFIG), ("float16", E4M3, "C", WIDE), ("bfloat16", "int8", "F", CONFIG)),
+    *(("bfloat16", None, "F", replace(CONFIG, depth=64)), ("bfloat16", None, "C", WIDE)),
+    *((E4M3, E4M3, "F", CONFIG), ("int8", None, "F", PAIRED)),
+)  # fmt: skip
+
+
+def holds(op, problem, config, target, seed: int = 1) -> check.Comparison:
+    call = op.inputs(problem, seed, target.xp)
+    outputs = as_tuple(op.run(*call.args, **call.kwargs, config=config))
+    references = op.reference(*call.args, **call.kwargs)
+    bounds = op.bound(*call.args, **call.kwargs, reference=references)
+    return check.compare(outputs, references, bounds)
+
+
+def check_problem_of(m, n, k, dtype, dtype_b, layout_b, config, **options) -> None:
+    """Raises AssertionError."""
+    options = {"kind": "same_sign", **options}
+    problem = MatmulProblem(m, n, k, dtype, dtype_b, layout_b=layout_b, **options)
+    comparison = holds(MATMUL, problem, config, host.current())
+    assert comparison.ok, f"{problem!r} {config}: {comparison}"
+
+
+@settings(max_examples=30)
+@given(data=st.data(), seed=st.integers(0, 2**20))
+def test_any_problem(target, data, seed):
+    """Columns and rows that do not exist; k that is shared unevenly, and by fewer than there are;
+    epilogues; scales of rows and columns."""
+    dtype, dtype_b, layout_b, config = data.draw(st.sampled_from(PAIRS))
+    m, n = data.draw(st.integers(1, 16)), data.draw(st.integers(1, 150))
+    n = -(-n // 16) * 16 if layout_b == "C" else n
+    k = 16 * data.draw(st.sampled_from((1, 3, 4, 15, 16, 17, 33, 64, 67)))
+    problem = MatmulProblem(
+        *(m, n, k, dtype, dtype_b),
+        layout_b=layout_b,
+        bias=data.draw(st.sampled_from((None, (n,), (m, 1), (m, n)))),
+        activation=data.draw(st.sampled_from((None, "relu", "gelu", "gelu_tanh", "silu"))),
+        out_dtype=data.draw(st.sampled_from((None, "float16", "bfloat16", "float32"))),
+        kind=data.draw(st.sampled_from(("normal", "same_sign", "exact"))),
+    )
+    if dtype_b and data.draw(st.booleans()):
+        scales = data.draw(st.sampled_from(("numbers", "rows")))
+        op, problem = SCALED, ScaledProblem(problem, scales)
+    else:
+        residual = data.draw(st.sampled_from((None, (m, n), (1, n))))
+        op = MATMUL
+        problem = replace(problem, residual=residual, alpha=data.draw(st.sampled_from((1.0, -0.3))))
+    comparison = holds(op, problem, config, target, seed)
+    assert comparison.ok, f"{problem!r} {config}: {comparison}"
+
+
+@pytest.mark.parametrize("layout", ["F", "sliced", "negative"])
+def test_out_in_other_layouts(target, layout):
+    a, b = random(target, (5, 144), "bfloat16", 1), random(target, (40, 144), "bfloat16", 2).T
+    frame = target.xp.full((11, 90), 7, a.dtype)
+    out = {
+        "F": target.xp.full((40, 5), 7, a.dtype).T,
+        "sliced": frame[3:8, 5:85:2],
+        "negative": frame[7:2:-1, 45:5:-1],
+    }[layout]
+    config = replace(CONFIG, depth=64)
+    expected = to_numpy(cupykern.matmul(a, b, config=config))
+    cupykern.matmul(a, b, out=out, config=config)
+    np.testing.assert_array_equal(to_numpy(out), expected)
+    out[...] = 7
+    assert (to_numpy(frame) == 7).all()
+
+
+def test_rows_do_not_touch_each_other(target):
+    """NaN stays in its row and column, and a row is the same bit for bit whatever others there are."""
+    config = replace(CONFIG, depth=64)
+    a, b = random(target, (11, 320), "bfloat16", 1), random(target, (40, 320), "bfloat16", 2).T
+    whole = to_numpy(cupykern.matmul(a, b, config=config))
+    for first, last in ((0, 1), (3, 9), (8, 11)):
+        part = to_numpy(cupykern.matmul(a[first:last], b, config=config))
+        np.testing.assert_array_equal(part, whole[first:last])
+    a[4], b[7, 9] = np.nan, np.inf
+    bad = np.zeros((11, 40), bool)
+    bad[4], bad[:, 9] = True, True
+    seen = to_numpy(cupykern.matmul(a, b, config=config))
+    np.testing.assert_array_equal(np.isfinite(seen), ~bad)
+    np.testing.assert_array_equal(seen[~bad], whole[~bad])
+    assert compare(MATMUL, a, b, outputs=cupykern.matmul(a, b, config=config)).ok
+
+
+def test_the_order_of_warps_does_not_show():
+    """Warps that never meet before the end: the same bits under every schedule."""
+    a, b = (
+        np.random.default_rng(i).standard_normal(shape).astype(dtypes.bfloat16)
+        for i, shape in enumerate(((3, 1040), (40, 1040)))
+    )
+    config = replace(CONFIG, depth=64)
+    with host.use():
+        first = cupykern.matmul(a, b.T, out_dtype="float32", config=config)
+    for schedule in ("lifo", "sticky:1", "sticky:5"):
+        with host.use(schedule=schedule):
+            again = cupykern.matmul(a, b.T, out_dtype="float32", config=config)
+        np.testing.assert_array_equal(again, first)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a", "host"])
+@pytest.mark.parametrize(("dtype", "dtype_b", "layout_b", "_"), PAIRS)
+def test_few_rows_are_streamed(arch, dtype, dtype_b, layout_b, _):
+    a, b = dtypes.NAMES[dtype], dtypes.NAMES[dtype_b or dtype]
+    task = GemmTask(1, 16, 8192, 8192, a, b, INNER, INNER if layout_b == "F" else OUTER)
+    chosen = gemm.choose_config(task, arch)
+    assert isinstance(chosen, StreamConfig)
+    assert gemm.choose_config(replace(task, m=1), arch) == chosen
+    for change in ({"m": 17}, {"batch": 2}, {"k": 8200 if a.itemsize == 1 else 8196}):
+        assert not isinstance(gemm.choose_config(replace(task, **change), arch), StreamConfig)
+
+
+TASK = GemmTask(1, 5, 64, 1024, dtypes.float16, dtypes.float8_e4m3fn, INNER, INNER)
+
+
+@pytest.mark.parametrize(
+    ("change", "of_task", "says"),
+    [
+        ({}, {"kernel": "dual_gemm"}, "single products"),
+        ({}, {"a": dtypes.float32, "b": dtypes.float32}, "8 and 16 bits"),
+        ({}, {"b": dtypes.float16, "half_sums": True}, "sum in FP32"),
+        ({}, {"block_scales": True}, "without scales of blocks"),
+        ({}, {"m": 17}, "up to 16 rows; got 17"),
+        ({}, {"batch": 3}, "3 of them"),
+        ({}, {"layout_a": OUTER}, "neighbours along k of a"),
+        ({}, {"layout_b": STRIDED}, "by vectors"),
+        ({}, {"k": 1032}, "whole vectors"),
+        ({}, {"k": 0}, "whole vectors"),
+        ({"tile_n": 64, "depth": 64}, {"layout_b": OUTER, "n": 72}, "whole vectors"),
+        ({"stages": 1}, {}, "at least 2"),
+        ({"warps": 3}, {}, "at least two of them; got 1, 3 warps"),
+        ({"warps": 2, "group": 2}, {}, "at least two of them; got 2, 2 warps"),
+        ({"warps": 0}, {}, "must be positive"),
+        ({"tile_n": 40}, {}, "fragments have 16 columns"),
+        ({"depth": 96}, {}, "a line of 192 bytes"),
+        ({"stages": 9}, {}, "bytes of shared memory"),
+    ],
+)
+def test_configs_that_do_not_fit(change, of_task, says):
+    reason = gemm.refusal(replace(CONFIG, **change), replace(TASK, **of_task), "sm_90a")
+    assert reason is not None and says in reason
+    assert gemm_stream.refusal(CONFIG, TASK, "sm_90a") is None
+    if not of_task:
+        a = np.ones((5, 1024), np.float16)
+        b = np.ones((64, 1024), dtypes.float8_e4m3fn)
+        with pytest.raises(ValueError, match=f"config does not fit: .*{says}"):
+            cupykern.matmul(a, b.T, config=replace(CONFIG, **change))

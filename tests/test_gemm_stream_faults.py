@@ -1,0 +1,89 @@
+"""Planted faults in gemm_stream.cu, each of which a check must catch."""
+
+from __future__ import annotations
+
+import pytest
+from planted import Fault, caught_by, first_failure
+from test_gemm_stream import CONFIG, E4M3, PAIRED, WIDE, check_problem_of
+
+FILE = "gemm_stream.cu"
+FAULTS = {
+    "a stage is read before all lanes have it": Fault(
+        FILE, "sync_group(group);  // this stage is whole", "// this stage is whole", "k along lines"
+    ),
+    "a stage too early": Fault(
+        FILE, "copy_async_wait<kStages - 2>();", "copy_async_wait<kStages - 1>();", "k along lines"
+    ),
+    "a stage is loaded over while it is read": Fault(
+        FILE, "i < kStages - 1; ++i) load_next();", "i < kStages; ++i) load_next();", "k along lines"
+    ),
+    "a pair of warps does not wait for both halves": Fault(
+        FILE, "else named_barrier(1 + group, kGroupSize);", "else sync_warp();", "pairs"
+    ),
+    "a pair's columns are the first warp's": Fault(
+        FILE, "kWarpSize % kGroup * kWarpCols;", "kWarpSize % kGroup * 0;", "pairs"
+    ),
+    "all warps take the same k": Fault(
+        FILE, "const int first_k = group * kDepth;", "const int first_k = 0;", "k along lines"
+    ),
+    "chunks of the first lines only": Fault(
+        FILE, "first < Tile::kLines;", "first < kAtOnce;", "k along lines"
+    ),
+    "places of a line are those of the lane's first one": Fault(
+        FILE, "(place ^ Tile::swizzle(first))", "place", "n along lines"
+    ),
+    "k that ends within a stage is copied whole": Fault(
+        FILE, "chunk * kPerChunk < elements ? lines : 0", "lines", "k along lines"
+    ),
+    "rows of b past the end of k": Fault(
+        FILE, "of_b.start(stage.b, kOuterMajorB ? to_load : cols", "of_b.start(stage.b, kOuterMajorB ? kDepth : cols", "n along lines"
+    ),
+    "sums are added before all warps have theirs there": Fault(
+        FILE, "    sync_block();\n", "", "k along lines"
+    ),
+    "a warp's sums are left out": Fault(
+        FILE, "for (int from = 0; from < kSharers;", "for (int from = 1; from < kSharers;", "k along lines"
+    ),
+    "columns past the end are stored": Fault(
+        FILE, "clamp_to(p.n - col, kRun)", "kRun", "k along lines"
+    ),
+    "the bias of the first columns": Fault(
+        FILE, "p.bias_dtype, p.bias, row, col, count, bias", "p.bias_dtype, p.bias, row, tile_col, count, bias", "epilogues"
+    ),
+    "the residual before the activation": Fault(
+        FILE, "* p.alpha + bias[i];", "* p.alpha + bias[i] + residual[i];", "epilogues"
+    ),
+    "numbers in each other's place after the activation": Fault(
+        FILE, "values[3] = first;", "values[3] = values[0];", "epilogues"
+    ),
+}  # fmt: skip
+
+
+def _check(*args, **options):
+    return lambda: check_problem_of(*args, **options)
+
+
+CHECKS = {
+    "k along lines": _check(16, 40, 1104, "float16", E4M3, "F", CONFIG),
+    "pairs": _check(5, 72, 1104, "int8", None, "F", PAIRED),
+    "n along lines": _check(5, 80, 304, "float16", E4M3, "C", WIDE),
+    "epilogues": _check(
+        5, 72, 64, "float16", E4M3, "F", CONFIG, bias=(72,), residual=(5, 72), activation="silu", kind="normal",
+    ),
+}  # fmt: skip
+
+
+def _problems():
+    return ()
+
+
+def test_nothing_fails_without_a_fault():
+    assert first_failure(_problems, CHECKS) is None
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("name", FAULTS)
+def test_caught(name, tmp_path_factory):
+    fault = FAULTS[name]
+    # Memory that is overwritten may end the process first.
+    assert caught_by(fault, tmp_path_factory, _problems, CHECKS) in (fault.caught, "a crash")
