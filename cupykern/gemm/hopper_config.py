@@ -68,7 +68,7 @@ class HopperConfig:
             factors += 4 * self.tile_m if scales and not own_rings else 16
             ring += (factors + 48) * (2 if self.ping_pong else 1)
             if self.split_k and task.a in FP8:  # scales of blocks on their way
-                ring += 4 * self.warpgroups * 16 * (16 + -(-self.tile_n // BLOCK))
+                ring += 4 * self.warpgroups * 32 * (16 + -(-self.tile_n // BLOCK))
         logits = task.kernel == "dequant_softmax"
         staging = self._logits_staging() if logits else self.warpgroups * _STAGING
         if task.kernel == "dual_gemm":

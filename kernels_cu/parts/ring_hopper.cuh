@@ -241,7 +241,7 @@ DEVICE RowScales scales_of_rows(const GroupScales& groups, int first, int second
         aligned};
 }
 
-constexpr int kFactorBytes = 16 * (kTurned ? kCols + 1 : 16 * kBlocks + (kCols + kBlockK - 1) / kBlockK);
+constexpr int kFactorBytes = 32 * (kTurned ? kCols + 1 : 16 * kBlocks + (kCols + kBlockK - 1) / kBlockK);
 
 // What a warpgroup computes of one tile.
 struct TileWork {
