@@ -134,11 +134,9 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
     if (warpgroup == kConsumers) {
         decrease_registers<kProducerRegisters>();
         const int warp = threadIdx.x / 32;
-        const int own = warp - 4 * kConsumers;
-        if (own < kRings && elect_one()) {
+        if (warp == 4 * kConsumers && elect_one()) {
             RingPlace place;
-            place.enter(own);
-            for (int part = first + own * step; part < num_parts; part += kRings * step) {
+            for (int part = first; part < num_parts; part += step) {
                 const GemmTask task = part == first ? first_task : task_of(part);
                 load_tiles(ring, place, kTurned ? b_map : a_map, kTurned ? a_map : b_map,
                            params.row_bytes, first_k_tile, num_k_tiles, first_row(task),
@@ -147,7 +145,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                            first_of_k(int(task.col) / kTileN, num_k_tiles));
             }
         }
-        if (plain && own == kRings) {
+        if (plain && warp == 4 * kConsumers + 1) {
             int count = 0;
             for (int part = first; part < num_parts; part += step, ++count) {
                 storage.factors[count % kFactors].load(
@@ -165,8 +163,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
         work.first_k_tile = first_k_tile;
         work.consumer = warpgroup;
         work.row = kShareRows ? warpgroup * kConsumerRows : 0;
-        work.place.enter(warpgroup);
-        if (!kOwnRings) work.place.skip(turn * num_k_tiles);
+        work.place.skip(turn * num_k_tiles);
         int box = 0;
         const int row = work.row + warp % 4 * kWarpRows;
         const auto store = [&](const TileFactors& factors, const RowFactors& rows, const TileSums& sums) {
@@ -184,15 +181,15 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
         const bool in_row = kInRow && plain && !by_block;
         if constexpr (kInRow) {
             if (in_row) {
-                TileFactors& factors = storage.factors[kPingPong ? warpgroup : 0];
-                const int apart = turns * step, rest = num_parts - first - turn * step;
+                TileFactors& factors = storage.factors[0];
+                const int rest = num_parts - first;
                 TileSums sums;
                 RowFactors rows;
                 multiply_all(
-                    ring, work, rest > 0 ? (rest + apart - 1) / apart : 0, sums,
+                    ring, work, rest > 0 ? (rest + step - 1) / step : 0, sums,
                     [&] {
                         factors.full.wait(work.count & 1);
-                        rows.load(factors, params.epilogue, row, int(factors.place.words[0]) + row);
+                        rows.load(factors, row);
                     },
                     [&] {
                         store(factors, rows, sums);
@@ -242,7 +239,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
             TileFactors& factors = storage.factors[kPingPong ? warpgroup : 0];
             multiply(ring, work, sums);
             const int count = work.count++;
-            work.place.skip((kOwnRings ? 1 : turns) * num_k_tiles);
+            work.place.skip(turns * num_k_tiles);
             if (kShareK) {
                 add_shared_sums(storage, warpgroup, sums);
                 if (warpgroup > 0) continue;
@@ -263,7 +260,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                                 work.first_col, batch, sums);
                 } else {
                     RowFactors rows;
-                    rows.load(factors, p, row, int(factors.place.words[0]) + row);
+                    rows.load(factors, row);
                     store(factors, rows, sums);
                 }
                 factors.release();

@@ -93,7 +93,6 @@ FP8 = (
         HopperConfig(64, 64, 4, share_k=True),
         HopperConfig(16, 64, 4, share_k=True, turned=True),
         HopperConfig(192, 128, 4, lead=1, warpgroups=3),
-        HopperConfig(128, 128, 4, ping_pong=True, lead=2),
     ),
 )
 INT8 = (
@@ -350,8 +349,6 @@ _MIXED = {"b": dtypes.float8_e4m3fn}
         ({"warpgroups": 3, "tile_m": 192}, _FP8, "sm_90a", "three warpgroups share"),
         ({"warpgroups": 3, "tile_n": 128}, _FP8, "sm_90a", "multiples of"),
         ({"tile_m": 256}, _FP8, "sm_90a", "do not hold 256 x 256 sums"),
-        ({"tile_n": 128, "ping_pong": True, "stages": 5}, _FP8, "sm_90a", "even number of stages"),
-        ({"tile_n": 128, "ping_pong": True, "stages": 6, "lead": 17}, _FP8, "sm_90a", "17 stages"),
         ({"tile_n": 320}, _FP8, "sm_90a", "do not hold 128 x 320 sums"),
         ({"share_k": True, "tile_n": 64}, {}, "sm_90a", "tiles of at most 64 x 64"),
         ({}, _MIXED, "sm_90a", "64 columns per warpgroup"),

@@ -37,7 +37,7 @@ FAULTS = {
         RING, "wait(place.parity ^ 1)", "wait(place.parity)", "shared tiles"
     ),
     "the parity of the next round": Fault(
-        RING, "            stage = first();\n            parity ^= 1;", "            stage = first();", "shared tiles"
+        RING, "            stage = 0;\n            parity ^= 1;", "            stage = 0;", "shared tiles"
     ),
     "no wait for a stage's bytes": Fault(
         MAIN_LOOP, "        ring.full[stage].wait(own.place.parity);\n", "", "shared tiles"
@@ -58,7 +58,7 @@ FAULTS = {
         MAIN_LOOP, "    if (kPingPong) ring.turn[consumer ^ 1].wait((consumer ^ 1 ^ count) & 1);\n", "", "ping-pong"
     ),
     "stages of the other warpgroup's tile": Fault(
-        "gemm_hopper.cu", "work.place.skip((kOwnRings ? 1 : turns) * num_k_tiles);", "work.place.skip(num_k_tiles);", "ping-pong"
+        "gemm_hopper.cu", "work.place.skip(turns * num_k_tiles);", "work.place.skip(num_k_tiles);", "ping-pong"
     ),
     "the turn of every tile the first": Fault(
         MAIN_LOOP, "ring.turn[0].wait(count & 1)", "ring.turn[0].wait(0)", "shared tiles"
@@ -89,9 +89,9 @@ FAULTS = {
         "bias of rows",
     ),
     "the promotion left out": Fault(PROMOTED, _PRODUCTS, _UNPROMOTED, "same sign"),
-    "the scales of the first stage": Fault(PROMOTED, "            from[i] += step[i];\n", "", "blocks"),
+    "the scales of the first stage": Fault(PROMOTED, "            from[i] += kAtOnce * step[i];\n", "", "blocks"),
     "scales of the stage before": Fault(
-        PROMOTED, "slots[(copied + 1) % kSlots];", "slots[copied % kSlots];", "blocks"
+        PROMOTED, "slots[index / kAtOnce % 2];", "slots[0];", "blocks"
     ),
     "the scales of the first block's columns": Fault(
         PROMOTED, ": work.first_col + (number - 16 * kBlocks)", ": (number - 16 * kBlocks)", "blocks"
@@ -99,37 +99,21 @@ FAULTS = {
     "the scales of the first rows": Fault(
         PROMOTED, "rows[block * 2 + i / 2 % 2] * cols", "rows[block * 2] * cols", "blocks"
     ),
-    "the scales of the first 64 rows": Fault(
-        PROMOTED, "rows[block * 2 + i / 2 % 2] * cols", "rows[i / 2 % 2] * cols", "rings of their own"
+    "the scales of the first of four stages": Fault(
+        PROMOTED, "at = index % kAtOnce;", "at = 0;", "blocks"
     ),
     "scales that other lanes have not yet copied": Fault(
-        PROMOTED, "        copy_async_wait<kSlots - 2>();\n", "", "blocks"
+        PROMOTED, "            copy_async_wait<0>();\n", "", "blocks"
     ),
     "scales over those that other lanes still read": Fault(
-        PROMOTED, "        sync_warp();  // all lanes'", "        // all lanes'", "blocks"
+        PROMOTED, "            sync_warp();  // all lanes'", "            // all lanes'", "blocks"
     ),
     "scales over sums of the other warpgroup": Fault(
         "gemm_hopper.cu", "if (kPromotes && warpgroup == 1) named_barrier(2, 128);", "", "few rows in blocks"
     ),
     "alpha left out": Fault(PLAIN, "kTurned || scale_a ? 1.0f : p.alpha;", "1.0f;", "plain, alpha"),
-    "the first 64 rows twice": Fault(
-        PROMOTED, "row = work.row + set / kChunks * 64;", "row = work.row;", "rings of their own"
-    ),
-    "the other warpgroup's stages": Fault(
-        RING, "return kOwnRings ? ring * kRingStages : 0;", "return 0;", "rings of their own"
-    ),
-    "the first warpgroup's tiles for both": Fault(
-        "gemm_hopper.cu", "part = first + own * step; part < num_parts;", "part = first; part < num_parts;",
-        "rings of their own",
-    ),
     "the other warpgroup never begins": Fault(
-        PROMOTED, "index == turn && threadIdx", "index == turn + 99 && threadIdx", "rings of their own"
-    ),
-    "the scales of the rows of a matrix's first tile": Fault(
-        PLAIN, "far_rows[there * p.scale_a_stride]", "far_rows[row * p.scale_a_stride]", "plain ping-pong"
-    ),
-    "the factors of the other tile": Fault(
-        "gemm_hopper.cu", "storage.factors[kPingPong ? warpgroup : 0]", "storage.factors[0]", "plain ping-pong"
+        PROMOTED, "index == turn && threadIdx", "index == turn + 99 && threadIdx", "led blocks"
     ),
     "a scale for two columns": Fault(
         PROMOTED, "cols[i / 4 * 2 + i % 2]", "cols[i / 4 * 2]", "few rows in blocks"
@@ -284,14 +268,7 @@ PROBLEMS = {
     ),
     "plain": (HopperConfig(128, 128, 2), fp8(648, 392, 272, "rows", bias=(392,))),
     "plain, alpha": (HopperConfig(128, 128, 2), fp8(136, 392, 272, "numbers")),
-    "rings of their own": (
-        HopperConfig(128, 128, 4, ping_pong=True, lead=2),
-        fp8(648, 392, 656, "blocks"),
-    ),
-    "plain ping-pong": (
-        HopperConfig(128, 128, 4, ping_pong=True, lead=2),
-        fp8(904, 392, 272, "rows", bias=(392,)),
-    ),
+    "led blocks": (HopperConfig(128, 128, 4, lead=1), fp8(136, 392, 656, "blocks")),
     "split k": (HopperConfig(128, 128, 2, cluster=2, split_k=True), fp8(136, 136, 656, "blocks")),
     "cluster": (HopperConfig(128, 128, 2, cluster=2), fp8(648, 264, 656, "rows")),
     "activated": (

@@ -11,7 +11,6 @@ from .product import BLOCK, FLOAT16S, FP4, FP8, INNER, OUTER, STRIDED, GemmTask
 
 ARCHS = ("sm_90a", "host")
 LINE = 128  # ring_hopper.cuh: kLineBytes
-_MAX_LEAD = 16  # of warpgroups with a ring of stages each
 _STAGING = 4 * 4096  # of a warpgroup; gemm_hopper.cu: HopperStorage.staging
 
 
@@ -22,9 +21,8 @@ class HopperConfig:
 
     Two warpgroups compute tile_m x tile_n sums from `stages` stages of `lines` times 128 bytes of k of
     a: each half of the rows of the sums (which are b's columns, where b is converted); or, with
-    ping_pong, all of every other tile (FP8: from half of the stages, which are its own); or, with share_k,
-    all of every other stage.  lead: stages that the first one is ahead of the other one, so that one
-    finishes its rows while the other multiplies.
+    ping_pong, all of every other tile; or, with share_k, all of every other stage.  lead: stages that
+    the first one is ahead of the other one, so that one finishes its rows while the other multiplies.
     cluster: so many blocks compute tiles below each other, and load the columns together; with
     split_k, one tile, each of a part of k.
     turned: rows and columns of the sums change places, as where b is converted (then always): for few
@@ -63,10 +61,8 @@ class HopperConfig:
         ring = -(-(self.stages * (stage + 16) + 16) // 128) * 128
         if task.kernel == "gemm":  # its factors
             scales = task.b.itemsize == 1
-            own_rings = self.ping_pong and task.a in FP8
-            factors = 8 * self.tile_n if scales else 4 * self.tile_n
-            factors += 4 * self.tile_m if scales and not own_rings else 16
-            ring += (factors + 48) * (2 if self.ping_pong else 1)
+            factors = 8 * self.tile_n + 4 * self.tile_m if scales else 4 * self.tile_n + 16
+            ring += (factors + 32) * (2 if self.ping_pong else 1)
             if self.split_k and task.a in FP8:  # scales of blocks on their way
                 ring += 4 * self.warpgroups * 32 * (16 + -(-self.tile_n // BLOCK))
         logits = task.kernel == "dequant_softmax"
@@ -209,14 +205,10 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         return "turned products have 64 columns per warpgroup"
     if max(rows, cols) > 256 or own // 64 * cols > 256:
         return f"the registers of two warpgroups do not hold {c.tile_m} x {c.tile_n} sums"
-    if fp8 and (c.lines != 1 or (own != 64 and not c.ping_pong) or (cols > BLOCK and cols % BLOCK)):
+    if fp8 and (c.ping_pong or c.lines != 1 or own != 64 or (cols > BLOCK and cols % BLOCK)):
         return (
-            "FP8's main loop has no lines, 64 rows a warpgroup (but with ping_pong) and shares columns "
+            "FP8's main loop has no ping_pong or lines, 64 rows a warpgroup and shares columns "
             "with whole blocks"
-        )
-    if fp8 and c.ping_pong and (dual or c.stages % 2 or c.stages < 4 or c.cluster > 1):
-        return (
-            "FP8's ping_pong has an even number of stages, at least 4, one product and no clusters"
         )
     if c.cluster != 1 and (task.kernel == "dequant_softmax" or (dual and fp4)):
         return "logits and two products of NVFP4 have no clusters"
@@ -238,11 +230,7 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
     if c.share_k and (c.stages % 2 or c.stages < 4 or rows * cols > 64 * 64):
         return "share_k needs an even number of stages, at least 4, and tiles of at most 64 x 64"
     leads = (c.stages - 1) // (c.warpgroups - 1) if fp8 else c.stages
-    if fp8 and c.ping_pong:
-        leads = _MAX_LEAD
-    elif not shared_rows:
-        leads = 0
-    if c.lead not in range(leads + 1):
+    if c.lead not in range(leads + 1 if shared_rows else 1):
         return f"no warpgroup is {c.lead} stages ahead in a ring of {c.stages}, or with ping_pong"
     needed, limit = c.shared_bytes(task), max_shared_bytes(arch)
     if needed > limit:

@@ -9,8 +9,8 @@
 //            they do not promote, or finish a tile, at the same time.
 #include "parts/ring_hopper.cuh"
 
-static_assert(kTileK == kBlockK && (kPingPong || kBlocks == 1), "a stage is a block of scales");
-static_assert(kPingPong || ((kConsumers - 1) * kLead < kStages && !(kShareK && kLead > 0)),
+static_assert(kTileK == kBlockK && !kPingPong && kBlocks == 1, "a stage is a block of scales");
+static_assert((kConsumers - 1) * kLead < kStages && !(!kShareRows && kLead > 0),
               "the stages of a warpgroup's lead come before any is released");
 constexpr int kProductCols = kCols < kBlockK ? kCols : kBlockK;
 constexpr int kProducts = kProductCols / 2, kChunks = kCols / kProductCols;

@@ -7,13 +7,9 @@
 // while the sums were under way.  Rows and columns are the output's.
 struct TileFactors {
     static constexpr int kOfCol = kScales ? 2 : 1;
-    // Beside two rings there is no room for those of rows, which lanes then load where they are used.
-    static constexpr bool kRowsFar = kScales && kOwnRings;
-    static constexpr int kRowScales =
-        !kScales || kRowsFar ? 0 : kTurned ? 1 : kRows;  // turned: one of all
+    static constexpr int kRowScales = !kScales ? 0 : kTurned ? 1 : kRows;  // turned: one of all
     alignas(16) float cols[kTileN][kOfCol];       // scale_b, if there are scales, and bias
     float rows[kRowScales > 0 ? kRowScales : 1];  // scale_a
-    const float* far_rows;                        // scale_a of the batch's matrix, or null
     Bytes<16> place;  // row and column of the tile's first number, and which of the batch
     Barrier full, empty;
 
@@ -29,7 +25,6 @@ struct TileFactors {
         if (threadIdx.x % 32 == 0) {
             place = {uint32_t(task.row), uint32_t(task.col),
                      uint32_t(batch.offset(kOut, task.batch)), 0};
-            far_rows = scale_a ? scale_a + batch.offset(kScaleA, task.batch) : nullptr;
         }
         fill<kOfCol>(&cols[0][kOfCol - 1], kTileN, bias, 0.0f, batch.offset(kBias, task.batch),
                      p.bias.col, p.bias_dtype, int(task.col), int(p.n),
@@ -41,8 +36,7 @@ struct TileFactors {
             const float of_cols = kTurned || scale_b || !scale_a ? 1.0f : p.alpha;
             fill<kOfCol>(&cols[0][0], kTileN, scale_b, of_cols, batch.offset(kScaleB, task.batch),
                          p.scale_b_stride, kFloat, int(task.col), int(p.n));
-            if (!kRowsFar)
-                fill<1>(rows, kRowScales, scale_a, of_rows, batch.offset(kScaleA, task.batch),
+            fill<1>(rows, kRowScales, scale_a, of_rows, batch.offset(kScaleA, task.batch),
                     p.scale_a_stride, kFloat, int(task.row), int(p.m));
         }
         sync_warp();
@@ -58,13 +52,6 @@ struct TileFactors {
                 there ? load_number(from, offset + (first + i) * stride, dtype) : absent;
             to[i * kStep] = x * factor;
         }
-    }
-    // Of a row of the tile, which is row `out_row` of the output.
-    DEVICE float row_scale(const EpilogueParams& p, int row, int out_row) const {
-        if (!kScales) return 1.0f;
-        if (!kRowsFar) return rows[row];
-        const int64_t there = out_row < p.m ? out_row : p.m - 1;
-        return far_rows ? far_rows[there * p.scale_a_stride] : p.alpha;
     }
     // By a warp that has read them.
     DEVICE void release() {
@@ -111,15 +98,15 @@ struct TileFactors {
 // With scales of rows and columns besides, they leave no registers.
 constexpr bool kActivates = sizeof(ElementA) == 2;
 
-// scale_a of a lane's rows.  row: the warp's first one in the tile, which is `out_row` of the output.
+// scale_a of a lane's rows.  row: the warp's first one in the tile.
 struct RowFactors {
     float of_block[kBlocks][2];
 
-    DEVICE void load(const TileFactors& factors, const EpilogueParams& p, int row, int out_row) {
+    DEVICE void load(const TileFactors& factors, int row) {
 #pragma unroll
         for (int i = 0; i < 2 * kBlocks; ++i) {
             const int below = 64 * (i / 2) + int(threadIdx.x) % 32 / 4 + 8 * (i % 2);
-            of_block[i / 2][i % 2] = factors.row_scale(p, row + below, out_row + below);
+            of_block[i / 2][i % 2] = kScales ? factors.rows[row + below] : 1.0f;
         }
     }
 };

@@ -14,7 +14,7 @@
 //   kTileM, kTileN       the sums of a tile.
 //   kLines               a stage has so many times 128 bytes of k of A.
 //   kPingPong            the warpgroups take turns, so that one finishes its tile while the other
-//                        multiplies; FP8's have a ring of stages each, and multiply at their own pace.
+//                        multiplies.
 //   kShareK              both compute all sums of a tile, each of every second stage.  With
 //                        neither, they share the rows of every tile.
 //   kClusterSize         blocks of a cluster compute tiles with the same columns and neighbouring
@@ -118,11 +118,6 @@ struct OperandStage {
 using RowStage = OperandStage<RowElement, kOuterMajorRows, kRows>;
 using ColStage = OperandStage<ColElement, kOuterMajorCols, kCols>;
 
-// With kOwnRings each warpgroup has half of the stages, and a warp of the producer's that fills them.
-constexpr bool kOwnRings = kPromotes && kPingPong;
-constexpr int kRings = kOwnRings ? kConsumers : 1, kRingStages = kStages / kRings;
-static_assert(kRingStages * kRings == kStages && kRingStages >= 2, "as many stages for each ring");
-
 // What reads a stage tells the producer: one thread of a warpgroup, for wgmma; where threads read
 // it themselves, one of each warp.
 constexpr bool kThreadsRead = kConverts || kPromotes;
@@ -161,24 +156,18 @@ DEVICE void sync_cluster() {
 }
 
 struct RingPlace {
-    int stage = 0, parity = 0, ring = 0;
+    int stage = 0, parity = 0;
 
-    DEVICE int first() const { return kOwnRings ? ring * kRingStages : 0; }
-    DEVICE void enter(int own) {
-        if (!kOwnRings) return;
-        ring = own;
-        stage = first();
-    }
     DEVICE void advance() {
-        if (++stage == first() + kRingStages) {
-            stage = first();
+        if (++stage == kStages) {
+            stage = 0;
             parity ^= 1;
         }
     }
     DEVICE void skip(int count) {
-        const int next = stage - first() + count;
-        parity ^= next / kRingStages & 1;
-        stage = first() + next % kRingStages;
+        const int next = stage + count;
+        parity ^= next / kStages & 1;
+        stage = next % kStages;
     }
 };
 
@@ -241,7 +230,7 @@ DEVICE RowScales scales_of_rows(const GroupScales& groups, int first, int second
         aligned};
 }
 
-constexpr int kFactorBytes = 32 * (kTurned ? kCols + 1 : 16 * kBlocks + (kCols + kBlockK - 1) / kBlockK);
+constexpr int kFactorBytes = 32 * (kTurned ? kCols + 1 : 16 + (kCols + kBlockK - 1) / kBlockK);
 
 // What a warpgroup computes of one tile.
 struct TileWork {
@@ -276,7 +265,7 @@ struct OwnStages {
 
 // Of FP8 operands: a warpgroup's tiles one after another, with little between them.  `finish` is called
 // for each, when `sums` are there, and `before_last` while its last stage is multiplied.
-constexpr bool kInRow = kPromotes && !kShareK && !kSplitK && !kTurned;
+constexpr bool kInRow = kPromotes && kShareRows && !kSplitK && !kTurned;
 template <class BeforeLast, class Finish>
 DEVICE void multiply_all(Ring& ring, TileWork& work, int num_tiles, TileSums& sums,
                          const BeforeLast& before_last, const Finish& finish);
