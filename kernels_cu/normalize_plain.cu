@@ -55,6 +55,9 @@ struct Places {
 
     DEVICE static Places here(int64_t num_cols) {
         Places at{RowThread::here(), int(num_cols), 0.0f};
+        // What follows from it is not worked out before it is known whether rows are whole: of what is
+        // the same in both cases a compiler holds too much.
+        at.t.lane = opaque(at.t.lane);
         const float count = at.count_of(at.t.rank * kWarpsPerRow + at.warp());
         at.one_over_count = 1.0f / (count > 0.0f ? count : 1.0f);
         return at;
