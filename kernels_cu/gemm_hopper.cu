@@ -46,8 +46,7 @@ constexpr int kConsumerRegisters = consumer_registers(kProducerRegisters);
 // With kShareK: the first warpgroup's sums, plus those of the other one.
 DEVICE void add_shared_sums(HopperStorage& storage, int warpgroup, TileSums& sums) {
     using Slices = SumType[kBlocks * kCols / 2][128];
-    static_assert(!kShareK || kShareHalves || sizeof(Slices) <= sizeof(storage.staging) / 2,
-                  "half of the staging");
+    static_assert(!kShareK || sizeof(Slices) <= sizeof(storage.staging) / 2, "half of the staging");
     // The second warpgroup's, which stores nothing.
     Slices& slices = *reinterpret_cast<Slices*>(&storage.staging[4]);
 #pragma unroll
@@ -60,33 +59,6 @@ DEVICE void add_shared_sums(HopperStorage& storage, int warpgroup, TileSums& sum
         if (warpgroup == 0) sums[i / (kCols / 2)][i % (kCols / 2)] += slices[i][threadIdx.x % 128];
     }
     named_barrier(3, 128 * kConsumers);  // read, before the next tile's
-}
-
-// With kShareHalves: of each warpgroup's half of the columns, both warpgroups' sums.
-DEVICE void exchange_halves(HopperStorage& storage, int warpgroup, TileSums& sums) {
-    constexpr int kHalf = kCols / 4;  // of a thread's numbers in a row of blocks
-    using Slices = SumType[kConsumers][kBlocks * kHalf][128];
-    static_assert(!kShareHalves || sizeof(Slices) <= sizeof(storage.staging), "the staging");
-    Slices& slices = *reinterpret_cast<Slices*>(storage.staging);
-    const int thread = threadIdx.x % 128;
-    if (thread % 32 == 0) tma_store_wait_read<0>();  // the boxes of the tile before
-    named_barrier(3, 128 * kConsumers);
-#pragma unroll
-    for (int i = 0; i < kBlocks * kHalf; ++i) {
-        const SumType(&row)[kCols / 2] = sums[i / kHalf];
-        slices[warpgroup ^ 1][i][thread] = warpgroup == 0 ? row[kHalf + i % kHalf] : row[i % kHalf];
-    }
-    named_barrier(3, 128 * kConsumers);
-#pragma unroll
-    for (int i = 0; i < kBlocks * kHalf; ++i) {
-        const SumType other = slices[warpgroup][i][thread];
-#pragma unroll
-        for (int half = 0; half < kConsumers; ++half) {
-            SumType& sum = sums[i / kHalf][half % 2 * kHalf + i % kHalf];
-            if (warpgroup == half) sum += other;
-        }
-    }
-    named_barrier(3, 128 * kConsumers);  // read, before boxes are filled
 }
 
 // Where blocks stream 8-bit rows, these are as far apart as they are long, and all blocks go along k
@@ -192,7 +164,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
         do {
             const int part = first + (turn + work.count * turns) * step;
             if (part >= num_parts) break;
-            if (kBlocks * OwnChunks::kCount % 2 == 0) box = 0;  // which it is, without a register
+            if (kBlocks * kCols / kChunk % 2 == 0) box = 0;  // which it is, without a register
             // Where the tile lies takes divisions, which the short epilogue need not wait for.
             const bool finds = kTurned || !plain || by_block || kConverts;
             GemmTask task{};
@@ -225,9 +197,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
             multiply(ring, work, sums);
             ++work.count;
             work.place.skip(turns * num_k_tiles);
-            if constexpr (kShareHalves) {
-                exchange_halves(storage, warpgroup, sums);
-            } else if (kShareK) {
+            if (kShareK) {
                 add_shared_sums(storage, warpgroup, sums);
                 if (warpgroup > 0) continue;
             }

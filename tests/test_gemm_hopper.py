@@ -18,7 +18,7 @@ from cupykern.gemm import gemm, hopper_choice
 from cupykern.gemm.dequant_softmax import LogitsProblem
 from cupykern.gemm.dual_gemm import NVFP4, DualProblem
 from cupykern.gemm.hopper_config import HopperConfig
-from cupykern.gemm.matmul import MatmulProblem
+from cupykern.gemm.matmul_problem import MatmulProblem
 from cupykern.gemm.product import INNER, OUTER, STRIDED, GemmTask
 from cupykern.gemm.scaled_problem import ScaledProblem
 from cupykern.targets import Target, UnavailableError, host, host_compiler
@@ -333,7 +333,7 @@ _MIXED = {"b": dtypes.float8_e4m3fn}
         ({"warpgroups": 3, "tile_n": 128}, _FP8, "sm_90a", "multiples of"),
         ({"tile_m": 256}, _FP8, "sm_90a", "do not hold 256 x 256 sums"),
         ({"tile_n": 320}, _FP8, "sm_90a", "do not hold 128 x 320 sums"),
-        ({"share_k": True, "tile_n": 64}, {}, "sm_90a", "tiles of at most 64 x 128"),
+        ({"share_k": True, "tile_n": 64}, {}, "sm_90a", "tiles of at most 64 x 64"),
         ({}, _MIXED, "sm_90a", "64 columns per warpgroup"),
         ({"tile_n": 128, "ping_pong": True}, _MIXED, "sm_90a", "no ping_pong or lead"),
         ({"stages": 1}, {}, "sm_90a", "at least 2"),

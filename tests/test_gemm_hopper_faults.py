@@ -7,7 +7,7 @@ from planted import Fault, caught_by, first_failure
 from test_gemm_hopper import FP4, compute, fp8, mixed
 
 from cupykern.gemm.hopper_config import HopperConfig
-from cupykern.gemm.matmul import MatmulProblem
+from cupykern.gemm.matmul_problem import MatmulProblem
 from cupykern.gemm.scaled_problem import ScaledProblem
 from cupykern.targets import host
 

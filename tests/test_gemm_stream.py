@@ -14,7 +14,7 @@ import cupykern
 from cupykern import check, dtypes
 from cupykern.gemm import gemm, gemm_stream
 from cupykern.gemm.gemm_stream import StreamConfig
-from cupykern.gemm.matmul import MatmulProblem
+from cupykern.gemm.matmul_problem import MatmulProblem
 from cupykern.gemm.product import FP4, INNER, OUTER, STRIDED, GemmTask
 from cupykern.gemm.scaled_problem import ScaledProblem
 from cupykern.op import as_tuple

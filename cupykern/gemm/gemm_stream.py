@@ -15,8 +15,9 @@ from kernels_cu import Variant
 
 from .. import dtypes
 from ..jit import get_kernel
-from ..targets import Kernel, Target
+from ..targets import Target
 from ..targets.limits import max_shared_bytes, multiprocessors
+from ..targets.repeated import Repeated
 from .product import (
     ALIGNMENT,
     EPILOGUE,
@@ -148,14 +149,11 @@ def variant(task: GemmTask, config: StreamConfig) -> Variant:
 class StreamPlan(NamedTuple):
     """The launch of a product, as shapes, strides, dtypes and config decide it."""
 
-    kernel: Kernel
-    blocks: int
-    shared_bytes: int
-    params: np.ndarray
+    repeated: Repeated
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
         """arrays: product.ARRAYS["gemm"], None where absent."""
-        self.kernel(self.blocks, (*arrays[:7], arrays[8], self.params), self.shared_bytes)
+        self.repeated.launch((*arrays[:7], arrays[8]))
 
 
 def stream_plan(
@@ -169,9 +167,6 @@ def stream_plan(
     if product.groups_b is not None:
         params["groups"] = product.groups_b[1:]
     fill_epilogue(params["epilogue"], product)
-    return StreamPlan(
-        get_kernel(target, variant(task, config)),
-        math.ceil(product.n / config.tile_n),
-        config.shared_bytes(task),
-        target.by_value(params),
-    )
+    kernel, struct = get_kernel(target, variant(task, config)), target.by_value(params)
+    sizes = math.ceil(product.n / config.tile_n), config.shared_bytes(task)
+    return StreamPlan(Repeated(kernel, *sizes, lambda arrays: (*arrays, struct)))

@@ -225,12 +225,8 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         return "either ping_pong or share_k"
     if c.stages < 2:
         return "a stage is released after the next one has come: at least 2"
-    wide = task.kernel == "gemm" and task.a.itemsize == task.b.itemsize == 2 and not turned
-    most = 128 if wide else 64
-    if c.share_k and (c.stages % 2 or c.stages < 4 or rows > 64 or cols > most):
-        return (
-            f"share_k needs an even number of stages, at least 4, and tiles of at most 64 x {most}"
-        )
+    if c.share_k and (c.stages % 2 or c.stages < 4 or rows * cols > 64 * 64):
+        return "share_k needs an even number of stages, at least 4, and tiles of at most 64 x 64"
     leads = (c.stages - 1) // (c.warpgroups - 1) if fp8 else c.stages
     if c.lead not in range(leads + 1 if shared_rows else 1):
         return f"no warpgroup is {c.lead} stages ahead in a ring of {c.stages}, or with ping_pong"

@@ -15,7 +15,7 @@ struct TileFactors {
 
     DEVICE void init() {
         full.init(1);
-        empty.init(4 * (kShareRows || kShareHalves ? kConsumers : 1));  // warps that store a tile
+        empty.init(4 * (kShareRows ? kConsumers : 1));  // warps that store a tile
     }
     // By one warp: those of a task's tile, when the ones before have been read.  No scales: 1.  For
     // gelu_of_twice, half the bias.

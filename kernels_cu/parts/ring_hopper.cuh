@@ -41,8 +41,6 @@ constexpr int kStepK = 32 / int(sizeof(ElementA));  // of one wgmma
 
 constexpr int kConsumers = kNumThreads / 128 - 1;  // warpgroups; the producer is one more
 constexpr bool kShareRows = !kPingPong && !kShareK;
-// With kShareK and columns for both: each finishes half of them.
-constexpr bool kShareHalves = kShareK && kCols >= 128;
 constexpr int kConsumerRows = kShareRows ? kRows / kConsumers : kRows;
 constexpr int kBlocks = kConsumerRows / 64;  // of rows, each an instruction's
 static_assert(kBlocks * 64 == kConsumerRows && kBlocks * kCols <= 256, "sums fit into registers");
