@@ -96,7 +96,7 @@ struct LaneCopier {
 // Words of scales beside NVFP4's codes, that a lane copies.
 template <class Tile>
 struct ScaleCopier {
-    static constexpr int kLineWords = kDepth / kWordK, kWords = kTileN * kLineWords;
+    static constexpr int kLineWords = kScaled ? kDepth / kWordK : 1, kWords = kTileN * kLineWords;
     static constexpr int kOwn = (kWords + kWarpSize - 1) / kWarpSize;
     const e4m3* next[kOwn];
     int64_t next_stage;
