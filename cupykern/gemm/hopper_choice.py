@@ -25,8 +25,8 @@ _16_BIT_FEW_ROWS = {
     HopperConfig(64, 64, 12, share_k=True): 9.0,
 }
 _FP8 = {
-    HopperConfig(192, 128, 4, lead=1, warpgroups=3): 20.0,
-    HopperConfig(128, 128, 6): 13.3,
+    HopperConfig(192, 128, 4, warpgroups=3): 19.4,
+    HopperConfig(128, 128, 6): 12.9,
     HopperConfig(128, 64, 8): 8.5,
     HopperConfig(64, 64, 12, share_k=True): 8.7,
     HopperConfig(16, 64, 18, share_k=True, turned=True): 8.5,
@@ -149,5 +149,9 @@ def pays(task: GemmTask) -> bool:
     streams = of_logits or (task.b == FP4 and task.kernel == "dual_gemm")
     if streams and task.m <= FEW_ROWS:
         return False
-    tiles = max((_num_tiles(config, task) for config in _tile_times(task)), default=0)
+    times = _tile_times(task)
+    tiles = max((_num_tiles(config, task) for config in times), default=0)
+    if times and task.kernel == "gemm" and task.a in FLOAT16S and task.layout_a == INNER:
+        # Also those of up to 64 rows that hold few: tiles of 16 would be as many as this.
+        tiles = max(tiles, task.batch * math.ceil(task.m / 16) * math.ceil(task.n / 64))
     return 2 * tiles >= multiprocessors("sm_90a")
