@@ -13,7 +13,7 @@ from .attention.block_mask import BlockMask
 from .attention.decode_attention import decode_attention
 from .gemm import dequant_softmax as _dequant_softmax
 from .gemm import dual_gemm as _dual_gemm
-from .gemm import matmul as _matmul
+from .gemm import matmul_problem as _matmul_problem
 from .gemm import quantize_nvfp4 as _quantize_nvfp4
 from .gemm import scaled_problem as _scaled_problem
 from .gemm.dequant_softmax import dequant_softmax
@@ -46,7 +46,7 @@ OPS = (
     _norm.ADD_OP,
     _quantize.OP,
     _quantize_nvfp4.OP,
-    _matmul.OP,
+    _matmul_problem.OP,
     _scaled_problem.OP,
     _dual_gemm.OP,
     _dequant_softmax.OP,

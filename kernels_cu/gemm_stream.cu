@@ -1,63 +1,70 @@
 // gemm_stream.cu: out = activation(alpha * (scale_a * (scale_b * (A @ B))) + bias) + residual for up
 // to 16 rows, where the time is that of reading B.
 //
-// A block has kTileN columns.  Its groups of kGroup warps, mostly one, share k, kDepth each of every
-// kSharers * kDepth, and wait for no other before the end: a group brings its part of B, in lines of 128 bytes where they run along k, and
-// of A by asynchronous copies through kStages stages of its own; its warps share the columns.  What the epilogue needs is loaded
+// A block has kTileN columns.  Its warps share k, kDepth each of every kWarps * kDepth, and wait for
+// nobody before the end: a warp brings its part of B, in lines of 128 bytes where they run along k, and
+// of A by asynchronous copies through kStages stages of its own.  What the epilogue needs is loaded
 // while the first stages are on their way, and there is little code besides: a lone wave of blocks waits
 // for every instruction that it meets for the first time.
-// Constants: ElementA, ElementB; Compute, what they are multiplied as; kTileN, kDepth, kStages,
-// kGroup; kOuterMajorB: neighbours along n are neighbours in memory, else along k, as of A.  Lines begin at
+// Constants: ElementA, ElementB; Compute, what they are multiplied as; kTileN, kDepth, kStages;
+// kOuterMajorB: neighbours along n are neighbours in memory, else along k, as of A.  Lines begin at
 // multiples of 16 bytes and are whole chunks of 16.
 // Launch: grid (ceil(n / kTileN)), block (kNumThreads), dynamic shared memory sizeof(StreamStorage).
 #include "parts/epilogue.cuh"
+#include "parts/nvfp4.cuh"
 #include "parts/shared_tile.cuh"
 
 struct StreamParams {
     int64_t a_row, b_line;  // from a row of A, and from a line of B, to the next, in elements
     int32_t k, padding;
+    struct { int64_t block, quarter, row, word; } groups;  // GroupScales, of NVFP4
     EpilogueParams epilogue;
 };
 
-constexpr int kRows = 16, kSharers = kNumThreads / kWarpSize / kGroup,
-              kGroupSize = kGroup * kWarpSize;
-constexpr int kWarpCols = kTileN / kGroup, kColFragments = kWarpCols / 16;
+constexpr int kRows = 16, kWarps = kNumThreads / kWarpSize, kColFragments = kTileN / 16;
 // Operands are converted on the way from shared memory to fragments, two of them at once.
 constexpr bool kConverts = sizeof(ElementA) < sizeof(Compute) || sizeof(ElementB) < sizeof(Compute);
+constexpr bool kScaled = kSame<ElementB, e2m1x2>;  // NVFP4: a byte has two numbers along k
 constexpr LaneOrder kLaneOrder =
-    sizeof(ElementA) < sizeof(Compute) || (sizeof(ElementB) < sizeof(Compute) && !kOuterMajorB)
+    kScaled ? LaneOrder::kEights
+    : sizeof(ElementA) < sizeof(Compute) || (sizeof(ElementB) < sizeof(Compute) && !kOuterMajorB)
         ? LaneOrder::kFours
         : LaneOrder::kPairs;
 constexpr int kStep = kConverts ? 32 : kFragmentK<Compute>;
-static_assert(kDepth % kStep == 0 && kWarpCols % 16 == 0, "whole fragments");
+static_assert(kDepth % kStep == 0 && kTileN % 16 == 0, "whole fragments");
 using Sums = Accumulator<Compute>;
 using SumType = typename Sums::Sum;
 
 using TileA = SharedTile<kRows, kDepth* int(sizeof(ElementA))>;
-using TileB = SharedTile<kOuterMajorB ? kDepth : kTileN,
-                         (kOuterMajorB ? kTileN : kDepth) * int(sizeof(ElementB))>;
+constexpr int kPerElement = kScaled ? 2 : 1;  // numbers of an element of B
+using CodesB = SharedTile<kOuterMajorB ? kDepth : kTileN,
+                          (kOuterMajorB ? kTileN : kDepth / kPerElement) * int(sizeof(ElementB))>;
+template <bool kScaled> struct TileOf {
+    using Type = CodesB;
+    DEVICE static CodesB& codes(CodesB& tile) { return tile; }
+};
+template <> struct TileOf<true> {
+    using Type = ScaledTile<kTileN, kScaled ? kDepth : kWordK>;
+    DEVICE static auto& codes(Type& tile) { return tile.codes; }
+};
+using TileB = typename TileOf<kScaled>::Type;
 struct StreamStage {
     TileA a;
     TileB b;
 };
 struct StreamStorage {
-    union Group {
+    union Warp {
         StreamStage stages[kStages];
         SumType sums[kRows][kTileN + 8];
-    } groups[kSharers];
+    } warps[kWarps];
 };
-
-DEVICE void sync_group(int group) {
-    if constexpr (kGroup == 1) sync_warp();
-    else named_barrier(1 + group, kGroupSize);
-}
 
 // The chunks of an operand that a lane copies into one stage after the other.
 template <class T, class Tile>
 struct LaneCopier {
     static constexpr int kChunks = Tile::kChunks, kPerChunk = 16 / int(sizeof(T));
-    static constexpr int kAtOnce = kGroupSize / kChunks;  // lines
-    static_assert(kAtOnce * kChunks == kGroupSize && Tile::kLines % kAtOnce == 0,
+    static constexpr int kAtOnce = kWarpSize / kChunks;  // lines
+    static_assert(kAtOnce * kChunks == kWarpSize && Tile::kLines % kAtOnce == 0,
                   "lanes share lines in whole");
     // Of a line in memory that neighbours of the block bring the rest of.
     static constexpr int kPart = kChunks < 8 ? 128 : 0;
@@ -67,9 +74,8 @@ struct LaneCopier {
 
     DEVICE LaneCopier(const T* origin, int64_t line_stride, int64_t stage_stride)
         : next_line(kAtOnce * line_stride), next_stage(stage_stride) {
-        const int member = int(threadIdx.x) % kGroupSize;
-        chunk = member % kChunks;
-        line = opaque(member / kChunks);  // or the loop would work it out again
+        chunk = lane_id() % kChunks;
+        line = opaque(lane_id() / kChunks);  // or the loop would work it out again
         place = opaque(Tile::place(line, chunk));
         next = origin + line * line_stride + chunk * kPerChunk;
     }
@@ -87,9 +93,61 @@ struct LaneCopier {
     }
 };
 
+// Words of scales beside NVFP4's codes, that a lane copies.
+template <class Tile>
+struct ScaleCopier {
+    static constexpr int kLineWords = kScaled ? kDepth / kWordK : 1, kWords = kTileN * kLineWords;
+    static constexpr int kOwn = (kWords + kWarpSize - 1) / kWarpSize;
+    const e4m3* next[kOwn];
+    int64_t next_stage;
+    bool aligned;
+
+    DEVICE ScaleCopier(const GroupScales& groups, int64_t first_col, int first_k, int stage_k)
+        : next_stage(stage_k / kWordK * groups.word) {
+        aligned = (uintptr_t(groups.scales) | uintptr_t(groups.block) | uintptr_t(groups.quarter) |
+                   uintptr_t(groups.row)) %
+                      kWord ==
+                  0;
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) {
+            const int word = lane_id() + i * kWarpSize;
+            next[i] = groups.at(first_col + word / kLineWords,
+                                first_k + word % kLineWords * int64_t(kWordK));
+        }
+    }
+    // Of `lines` lines of `numbers` along k, a multiple of a word's; the others become zero.
+    DEVICE void start(Tile& tile, int lines, int numbers) {
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) {
+            const int word = lane_id() + i * kWarpSize, line = word / kLineWords;
+            if (kWords % kWarpSize != 0 && word >= kWords) break;
+            auto& to = tile.words[line][word % kLineWords];
+            const bool exists = line < lines && word % kLineWords * kWordK < numbers;
+            if (aligned) {
+                copy_async<kWord>(&to, next[i], exists);
+            } else {
+                to.words[0] = 0;
+                for (int j = 0; exists && j < kWord; ++j) {
+                    to.words[0] |= uint32_t(bit_cast<uint8_t>(next[i][j])) << 8 * j;
+                }
+            }
+            next[i] += next_stage;
+        }
+    }
+};
+
+struct NoScales {
+    DEVICE NoScales(const GroupScales&, int64_t, int, int) {}
+    DEVICE void start(TileB&, int, int) {}
+};
+template <bool kScaled>
+using ScalesOf = typename Choose<kScaled, ScaleCopier<TileB>, NoScales>::Type;
+
 template <class Stored, bool kOuterMajor, class Fragment, class Tile>
 DEVICE void load_step(Fragment* fragments, int stride, const Tile& tile, int first, int k) {
-    if constexpr (kConverts) {
+    if constexpr (kSame<Stored, e2m1x2>) {
+        load_scaled(fragments[0], fragments[stride], tile, first, k);
+    } else if constexpr (kConverts) {
         load_converted<Stored, kOuterMajor, kLaneOrder>(fragments[0], fragments[stride], tile,
                                                         first, k);
     } else {
@@ -97,8 +155,7 @@ DEVICE void load_step(Fragment* fragments, int stride, const Tile& tile, int fir
     }
 }
 
-DEVICE void multiply_stage(const StreamStage& stage, int first_col,
-                           Sums (&sums)[1][kColFragments]) {
+DEVICE void multiply_stage(const StreamStage& stage, Sums (&sums)[1][kColFragments]) {
 #pragma unroll
     for (int k = 0; k < kDepth; k += kStep) {
         constexpr int kCount = kConverts ? 2 : 1;
@@ -107,8 +164,7 @@ DEVICE void multiply_stage(const StreamStage& stage, int first_col,
         load_step<ElementA, false>(&a[0][0], 1, stage.a, 0, k);
 #pragma unroll
         for (int n = 0; n < kColFragments; ++n) {
-            load_step<ElementB, kOuterMajorB>(&b[0][n], kColFragments, stage.b, first_col + n * 16,
-                                              k);
+            load_step<ElementB, kOuterMajorB>(&b[0][n], kColFragments, stage.b, n * 16, k);
         }
 #pragma unroll
         for (int i = 0; i < kCount; ++i) mma(sums, a[i], b[i]);
@@ -174,25 +230,29 @@ struct FinishedRun {
 
 KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const void* bias,
                         const void* residual, const float* scale_a, const float* scale_b,
-                        const StreamParams params) {
+                        const e4m3* groups_b, const StreamParams params) {
     SHARED_STORAGE(StreamStorage, storage);
-    const int group = int(threadIdx.x) / kGroupSize;
-    const int warp_col = int(threadIdx.x) / kWarpSize % kGroup * kWarpCols;
-    auto& own = storage.groups[group];
+    const int warp = int(threadIdx.x) / kWarpSize;
+    auto& own = storage.warps[warp];
     const int64_t first_col = int64_t(blockIdx.x) * kTileN;
-    const int first_k = group * kDepth;
+    const int first_k = warp * kDepth;
     const int rows = int(params.epilogue.m), cols = clamp_to(params.epilogue.n - first_col, kTileN);
-    constexpr int kStride = kSharers * kDepth;
+    constexpr int kStride = kWarps * kDepth;
     LaneCopier<ElementA, TileA> of_a(a + first_k, params.a_row, kStride);
-    LaneCopier<ElementB, TileB> of_b(b + (kOuterMajorB ? first_col + first_k * params.b_line
-                                                       : first_col * params.b_line + first_k),
-                                     params.b_line,
-                                     kOuterMajorB ? kStride * params.b_line : kStride);
+    LaneCopier<ElementB, CodesB> of_b(
+        b + (kOuterMajorB ? first_col + first_k * params.b_line
+                          : first_col * params.b_line + first_k / kPerElement),
+        params.b_line, kOuterMajorB ? kStride * params.b_line : kStride / kPerElement);
+    const auto& groups = params.groups;
+    ScalesOf<kScaled> of_scales({groups_b, groups.block, groups.quarter, groups.row, groups.word},
+                                first_col, first_k, kStride);
     int to_load = params.k - first_k, next_stage = 0;
     const auto load_next = [&] {
         if (to_load > 0) {
             StreamStage& stage = own.stages[next_stage];
-            of_b.start(stage.b, kOuterMajorB ? to_load : cols, kOuterMajorB ? cols : to_load);
+            of_b.start(TileOf<kScaled>::codes(stage.b), kOuterMajorB ? to_load : cols,
+                       kOuterMajorB ? cols : to_load / kPerElement);
+            of_scales.start(stage.b, cols, to_load);
             of_a.start(stage.a, rows, to_load);
         }
         copy_async_commit();
@@ -212,19 +272,19 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
 #pragma unroll 1
     for (int k = first_k; k < params.k; k += kStride) {
         copy_async_wait<kStages - 2>();
-        sync_group(group);  // this stage is whole, and the one before it has been read
+        sync_warp();  // this stage is whole, and the one before it has been read by all lanes
         load_next();
-        multiply_stage(own.stages[stage], warp_col, sums);
+        multiply_stage(own.stages[stage], sums);
         stage = stage + 1 < kStages ? stage + 1 : 0;
     }
     copy_async_wait<0>();
-    sync_group(group);  // the sums take the stages' place
+    sync_warp();  // the sums take the stages' place
 #pragma unroll
     for (int n = 0; n < kColFragments; ++n) {
 #pragma unroll
         for (int i = 0; i < Sums::kCount; ++i) {
             const int col = stored_column<ElementB, Compute, kOuterMajorB>(Sums::col(lane_id(), i));
-            own.sums[Sums::row(lane_id(), i)][warp_col + n * 16 + col] = sums[0][n].values[i];
+            own.sums[Sums::row(lane_id(), i)][n * 16 + col] = sums[0][n].values[i];
         }
     }
     sync_block();
@@ -233,10 +293,10 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
         if (runs[i].count == 0) continue;
         SumType totals[kRun] = {};
 #pragma unroll
-        for (int from = 0; from < kSharers; ++from) {
+        for (int from = 0; from < kWarps; ++from) {
 #pragma unroll
             for (int j = 0; j < kRun; ++j) {
-                totals[j] += storage.groups[from].sums[runs[i].row][runs[i].tile_col + j];
+                totals[j] += storage.warps[from].sums[runs[i].row][runs[i].tile_col + j];
             }
         }
         runs[i].store(epilogue, totals);

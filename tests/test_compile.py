@@ -53,7 +53,7 @@ def test_a_part_has_a_variant_on_every_third_architecture():
 def test_an_op_has_few_variants():
     for arch in (*ARCHS, "host"):
         # Clusters, and Hopper's main loops beside the portable one.
-        limit = {"sm_90a": 130, "sm_100a": 115, "host": 150}.get(arch, 90)
+        limit = {"sm_90a": 136, "sm_100a": 115, "host": 150}.get(arch, 90)
         for op in OPS:
             assert len(op.variants(arch)) <= limit, (op.name, arch)
 
@@ -108,7 +108,7 @@ def test_a_spill_in_a_tuned_variant_fails():
     assert gate.failure(gate.compile_row(replace(variant, tuned=False), "sm_90a")) is None
 
 
-@pytest.mark.parametrize("arch", ["sm_90a", "gfx942"])
+@pytest.mark.parametrize("arch", ["sm_90a", *(arch for arch in ARCHS if arch.startswith("gfx"))])
 def test_an_array_indexed_at_run_time_in_a_tuned_variant_fails(arch):
     """It is in local memory without a spill."""
     body = (

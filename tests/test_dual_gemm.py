@@ -14,7 +14,7 @@ from cupykern.gemm import gemm, nvfp4
 from cupykern.gemm.dual_gemm import PAIRS, POLICIES, DualProblem, _task, task_layouts
 from cupykern.gemm.gemm import GemmConfig
 from cupykern.gemm.hopper_config import ARCHS, HopperConfig
-from cupykern.gemm.matmul import with_layout
+from cupykern.gemm.matmul_problem import with_layout
 from cupykern.gemm.product import FLOAT16S, FP4, GemmTask
 from cupykern.gemm.scaled_problem import NVFP4
 from cupykern.numerics import as_float64, finfo

@@ -13,7 +13,7 @@ import cupykern
 from cupykern import OPS, check, dtypes, inputs
 from cupykern.gemm import gemm
 from cupykern.gemm.gemm import GemmConfig
-from cupykern.gemm.matmul import (
+from cupykern.gemm.matmul_problem import (
     PAIRS,
     MatmulProblem,
     operand_values,

@@ -12,7 +12,7 @@ from planted import Fault, caught_by, first_failure
 
 from cupykern import OPS, check, dtypes, inputs
 from cupykern.gemm.gemm import GemmConfig
-from cupykern.gemm.matmul import MatmulProblem, operand_values
+from cupykern.gemm.matmul_problem import MatmulProblem, operand_values
 from cupykern.gemm.scaled_problem import ScaledProblem
 
 MATMUL, SCALED = (next(op for op in OPS if op.name == name) for name in ("matmul", "scaled_mm"))

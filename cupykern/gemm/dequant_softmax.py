@@ -18,7 +18,7 @@ from ..op import Call, Draw, Op, Work
 from ..rows.rows import DTYPE_CODES
 from ..targets import Target
 from ..targets.repeated import Repeated, places_of
-from . import gemm, gemm_hopper, matmul, product
+from . import gemm, gemm_hopper, matmul, matmul_problem, product
 from .gemm import AnyConfig
 from .hopper_config import HopperConfig
 from .operand_maps import tma_stores
@@ -312,9 +312,9 @@ def _inputs(problem: LogitsProblem, seed: int, xp: Any) -> Call:
         a = inputs.bench_values((p.m, p.k), dtype, seed, xp)
         w = inputs.bench_values((p.n, p.k), dtypes.int8, seed + 1, xp).T
     else:
-        a = matmul.operand_values(p.kind, (*p.batch, p.m, p.k), dtype, seed)
+        a = matmul_problem.operand_values(p.kind, (*p.batch, p.m, p.k), dtype, seed)
         a = inputs.with_layout(a, p.layout_a, xp)
-        w = matmul.operand_values("normal", (p.k, p.n), dtypes.int8, seed + 1)
+        w = matmul_problem.operand_values("normal", (p.k, p.n), dtypes.int8, seed + 1)
         w = inputs.with_layout(w, p.layout_w, xp)
     scale: Any = unit
     if p.scale != "number":
@@ -324,7 +324,7 @@ def _inputs(problem: LogitsProblem, seed: int, xp: Any) -> Call:
     kwargs: dict[str, Any] = {}
     if p.bias is not None:
         kind = "special" if p.kind == "special" else "normal"
-        bias = matmul.operand_values(kind, p.bias, _OUTPUTS[seed % 3], seed + 2)
+        bias = matmul_problem.operand_values(kind, p.bias, _OUTPUTS[seed % 3], seed + 2)
         kwargs["bias"] = xp.asarray(bias)
     if p.out_dtype is not None:
         kwargs["dtype"] = p.out_dtype
@@ -374,7 +374,7 @@ def _sample(
     keep = max(4, max_elements // max(w.shape[1], 1))
     if a.ndim != 2 or keep >= a.shape[0]:
         return call, outputs
-    rows = matmul.sampled_rows(a.shape[0], keep, seed)
+    rows = matmul_problem.sampled_rows(a.shape[0], keep, seed)
     kwargs = dict(call.kwargs)
     bias = kwargs.get("bias")
     if bias is not None and bias.ndim == 2 and bias.shape[0] == a.shape[0]:

@@ -12,7 +12,7 @@ from kernels_cu import Variant
 
 from .. import arguments, dtypes, inputs, plans, reference
 from ..op import Call, Draw, Op, Work
-from . import dequantize_nvfp4, gemm, hopper_config, matmul, nvfp4, product
+from . import dequantize_nvfp4, gemm, hopper_config, matmul, matmul_problem, nvfp4, product
 from .gemm import AnyConfig
 from .nvfp4 import NvFp4
 from .product import INNER, OUTER, STRIDED, GemmTask
@@ -243,10 +243,10 @@ def _operand(p: DualProblem, name: str, shape: tuple[int, ...], seed: int, xp: A
         # CuPy's product of a transposed array would lie along n.
         return (x * xp.asarray(unit) if number in product.FLOAT16S else x).T
     kind = {"unit": "normal", "special": "special" if name == "a" else "normal"}.get(p.kind, p.kind)
-    x = matmul.operand_values(kind, shape, number, seed)
+    x = matmul_problem.operand_values(kind, shape, number, seed)
     if p.kind == "unit" and name != "a" and number in product.FLOAT16S:
         x = x * unit
-    return matmul.with_layout(x, layout, xp)
+    return matmul_problem.with_layout(x, layout, xp)
 
 
 def _inputs(problem: DualProblem, seed: int, xp: Any) -> Call:
@@ -349,7 +349,7 @@ def _sample(
     keep = max(4, max_elements // max(n, 1))
     if batch or len(b1.shape) != 2 or len(b2.shape) != 2 or keep >= m:
         return call, outputs
-    rows = matmul.sampled_rows(m, keep, seed)
+    rows = matmul_problem.sampled_rows(m, keep, seed)
     kwargs = dict(call.kwargs)
     scale = kwargs.get("scale_a")
     if getattr(scale, "size", 1) > 1:

@@ -11,22 +11,22 @@ from .product import FLOAT16S, FP4, FP8, INNER, GemmTask
 
 _16_BIT = {
     HopperConfig(128, 256, 4): 42.0,
-    HopperConfig(128, 128, 6, ping_pong=True): 22.9,
+    HopperConfig(128, 128, 6, ping_pong=True, cluster=2): 21.8,
 }
-"""Measured on an H200 at 4096 cubed and (4096, 7168, 2048): us that a multiprocessor takes for k = 4096 of
-a tile; and for the end of 128 x 256 sums, which ping_pong hides, and of an activation."""
-_END, _ACTIVATION = 2.2, 3.7
+"""Measured on an H200 at 4096 cubed, (4096, 7168, 2048) and (4096, 14336, 4096): us that a multiprocessor
+takes for k = 4096 of a tile; for the end of 128 x 256 sums, and of an activation, which ping_pong hides;
+and for what a launch with ping_pong takes more."""
+_END, _ACTIVATION, _PING_PONG = 2.2, 1.0, 7.0
 
-# Not measured yet: the same by arithmetic, from the rate of the tensor cores that was measured with 16-bit
-# operands and 64 bytes a cycle from L2.
+# The first measured at (256, 4096, 7168) and (512, 4096, 7168), the others not yet: by arithmetic, from
+# the rate of the tensor cores that was measured with 16-bit operands and 64 bytes a cycle from L2.
 _16_BIT_FEW_ROWS = {
-    HopperConfig(128, 64, 8): 12.5,
+    HopperConfig(128, 64, 8): 14.3,
     HopperConfig(64, 64, 12, share_k=True): 9.0,
-    HopperConfig(16, 64, 18, share_k=True, turned=True): 8.5,
 }
 _FP8 = {
-    HopperConfig(192, 128, 4, lead=1, warpgroups=3): 20.0,
-    HopperConfig(128, 128, 6): 13.3,
+    HopperConfig(192, 128, 4, warpgroups=3): 19.4,
+    HopperConfig(128, 128, 6): 12.9,
     HopperConfig(128, 64, 8): 8.5,
     HopperConfig(64, 64, 12, share_k=True): 8.7,
     HopperConfig(16, 64, 18, share_k=True, turned=True): 8.5,
@@ -38,7 +38,6 @@ _MIXED = {
     HopperConfig(256, 128, 4, cluster=2): 47.5,
     HopperConfig(128, 128, 4, lines=2, cluster=2, split_k=True): 15.0,
     HopperConfig(64, 64, 8, share_k=True, lines=2): 7.5,
-    HopperConfig(16, 64, 14, share_k=True, lines=2): 7.0,
 }
 
 _LOGITS = {
@@ -140,7 +139,8 @@ def _estimate(config: HopperConfig, task: GemmTask, blocks: int) -> float:
     ends = config in _16_BIT or (config.decoded and task.products == 1)
     if ends and not config.ping_pong:
         tile += _END + _ACTIVATION * task.activates
-    return decoding + math.ceil(_num_tiles(config, task) / blocks) * tile
+    start = decoding + _PING_PONG * config.ping_pong
+    return start + math.ceil(_num_tiles(config, task) / blocks) * tile
 
 
 def pays(task: GemmTask) -> bool:
@@ -149,5 +149,9 @@ def pays(task: GemmTask) -> bool:
     streams = of_logits or (task.b == FP4 and task.kernel == "dual_gemm")
     if streams and task.m <= FEW_ROWS:
         return False
-    tiles = max((_num_tiles(config, task) for config in _tile_times(task)), default=0)
+    times = _tile_times(task)
+    tiles = max((_num_tiles(config, task) for config in times), default=0)
+    if times and task.kernel == "gemm" and task.a in FLOAT16S and task.layout_a == INNER:
+        # Also those of up to 64 rows that hold few: tiles of 16 would be as many as this.
+        tiles = max(tiles, task.batch * math.ceil(task.m / 16) * math.ceil(task.n / 64))
     return 2 * tiles >= multiprocessors("sm_90a")

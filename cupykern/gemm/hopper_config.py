@@ -63,6 +63,8 @@ class HopperConfig:
             scales = task.b.itemsize == 1
             factors = 8 * self.tile_n + 4 * self.tile_m if scales else 4 * self.tile_n + 16
             ring += (factors + 32) * (2 if self.ping_pong else 1)
+            if self.split_k and task.a in FP8:  # scales of blocks on their way
+                ring += 4 * self.warpgroups * 32 * (16 + -(-self.tile_n // BLOCK))
         logits = task.kernel == "dequant_softmax"
         staging = self._logits_staging() if logits else self.warpgroups * _STAGING
         if task.kernel == "dual_gemm":
@@ -225,12 +227,8 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         return "either ping_pong or share_k"
     if c.stages < 2:
         return "a stage is released after the next one has come: at least 2"
-    wide = task.kernel == "gemm" and task.a.itemsize == task.b.itemsize == 2 and not turned
-    most = 128 if wide else 64
-    if c.share_k and (c.stages % 2 or c.stages < 4 or rows > 64 or cols > most):
-        return (
-            f"share_k needs an even number of stages, at least 4, and tiles of at most 64 x {most}"
-        )
+    if c.share_k and (c.stages % 2 or c.stages < 4 or rows * cols > 64 * 64):
+        return "share_k needs an even number of stages, at least 4, and tiles of at most 64 x 64"
     leads = (c.stages - 1) // (c.warpgroups - 1) if fp8 else c.stages
     if c.lead not in range(leads + 1 if shared_rows else 1):
         return f"no warpgroup is {c.lead} stages ahead in a ring of {c.stages}, or with ping_pong"

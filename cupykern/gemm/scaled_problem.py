@@ -12,7 +12,16 @@ from kernels_cu import Variant
 
 from .. import dtypes, reference
 from ..op import Call, Draw, Op, Work
-from . import dequantize_nvfp4, gemm, hopper_config, matmul, nvfp4, product
+from . import (
+    dequantize_nvfp4,
+    gemm,
+    gemm_stream,
+    hopper_config,
+    matmul,
+    matmul_problem,
+    nvfp4,
+    product,
+)
 from .nvfp4 import NvFp4
 from .scaled_mm import QUANTIZED, by_block, read_operand, scale_shapes, scaled_mm
 
@@ -21,7 +30,7 @@ from .scaled_mm import QUANTIZED, by_block, read_operand, scale_shapes, scaled_m
 class ScaledProblem:
     """One call, without its numbers.  scales: "none", "numbers", "tensor", "rows" or "blocks"."""
 
-    product: matmul.MatmulProblem
+    product: matmul_problem.MatmulProblem
     scales: str = "tensor"
 
     @property
@@ -32,7 +41,7 @@ class ScaledProblem:
         return f"{self.product}, scales: {self.scales}"
 
 
-PAIRS = tuple(pair for pair in matmul.PAIRS if pair[1] is not None or pair[0] == "int8")
+PAIRS = tuple(pair for pair in matmul_problem.PAIRS if pair[1] is not None or pair[0] == "int8")
 NVFP4 = "float4_e2m1fn"  # an operand's dtype in a problem: NvFp4
 NVFP4_PAIRS = (
     *((dtype, NVFP4) for dtype in (NVFP4, "float16", "bfloat16")),
@@ -42,7 +51,7 @@ SCALES = ("none", "numbers", "tensor", "rows", "blocks")
 
 
 def _draw_problem(draw: Draw) -> ScaledProblem:
-    product = matmul.draw_product(draw, (*PAIRS, *NVFP4_PAIRS))
+    product = matmul_problem.draw_product(draw, (*PAIRS, *NVFP4_PAIRS))
     product = replace(product, alpha=1.0, residual=None)
     if NVFP4 not in (product.dtype, product.dtype_b):
         return ScaledProblem(product, draw.choice(SCALES))
@@ -52,12 +61,12 @@ def _draw_problem(draw: Draw) -> ScaledProblem:
 
 
 def _bench_problem(shape: tuple[int, ...], dtype: str) -> ScaledProblem:
-    """dtype: as matmul.bench_product; b is float8_e4m3fn, or int8 or NvFp4 as a is, if it is not named.
+    """dtype: as matmul_problem.bench_product; b is float8_e4m3fn, or int8 or NvFp4 as a is, if it is not named.
     Scales by tensor, or with the option "rows" or "blocks"; of NvFp4 its own."""
     if NVFP4 in dtype.partition(":")[0].split("*"):
         return ScaledProblem(_nvfp4_bench_product(shape, dtype), "none")
     default = "int8" if dtype.partition(":")[0] == "int8" else "float8_e4m3fn"
-    problem, options = matmul.bench_product(OP, shape, dtype, default, ("rows", "blocks"))
+    problem, options = matmul_problem.bench_product(OP, shape, dtype, default, ("rows", "blocks"))
     if dtypes.NAMES[problem.dtype_b] not in QUANTIZED:
         raise TypeError(f"scaled_mm's b is quantized; got {problem.dtype_b}")
     if {"rows", "blocks"} <= options:
@@ -65,23 +74,23 @@ def _bench_problem(shape: tuple[int, ...], dtype: str) -> ScaledProblem:
     return ScaledProblem(problem, next(iter(options & {"rows", "blocks"}), "tensor"))
 
 
-def _nvfp4_bench_product(shape: tuple[int, ...], dtype: str) -> matmul.MatmulProblem:
+def _nvfp4_bench_product(shape: tuple[int, ...], dtype: str) -> matmul_problem.MatmulProblem:
     if len(shape) != 3 or shape[2] % nvfp4.GROUP:
         raise ValueError(f"scaled_mm needs a shape (M, N, K), K a multiple of 16; got {shape}")
     name, _, name_b = dtype.partition("*")
     if (name, name_b or NVFP4) not in NVFP4_PAIRS:
         raise TypeError(f"NvFp4 goes with NvFp4, float16 or bfloat16; got {dtype}")
-    return matmul.MatmulProblem(
+    return matmul_problem.MatmulProblem(
         *shape, dtype=name, dtype_b=name_b or NVFP4, layout_b="F", kind="bench"
     )
 
 
-def _operands(p: matmul.MatmulProblem, seed: int, xp: Any) -> Call:
+def _operands(p: matmul_problem.MatmulProblem, seed: int, xp: Any) -> Call:
     """matmul's, but NvFp4 where the problem says so."""
     if NVFP4 not in (p.dtype, p.dtype_b):
-        return matmul.OP.inputs(p, seed, xp)
+        return matmul_problem.OP.inputs(p, seed, xp)
     names = ("float16" if name == NVFP4 else name for name in (p.dtype, p.dtype_b))
-    call = matmul.OP.inputs(
+    call = matmul_problem.OP.inputs(
         replace(p, **dict(zip(("dtype", "dtype_b"), names, strict=True))), seed, xp
     )
     a, b = call.args
@@ -118,7 +127,7 @@ def _inputs(problem: ScaledProblem, seed: int, xp: Any) -> Call:
 def _work(problem: ScaledProblem) -> Work:
     p = problem.product
     if NVFP4 not in (p.dtype, p.dtype_b):
-        return matmul.OP.work(p)
+        return matmul_problem.OP.work(p)
     batch = math.prod(np.broadcast_shapes(p.batch_a, p.batch_b))
     read = math.prod(p.batch_a) * p.m * nvfp4.nbytes(p.dtype, p.k)
     read += math.prod(p.batch_b) * p.n * nvfp4.nbytes(p.dtype_b or p.dtype, p.k)
@@ -128,8 +137,8 @@ def _work(problem: ScaledProblem) -> Work:
 
 
 def _variants(arch: str) -> tuple[Variant, ...]:
-    found = dict.fromkeys(matmul.variants(arch, PAIRS))
-    found.update(dict.fromkeys(matmul.variants(arch, PAIRS, block_scales=True)))
+    found = dict.fromkeys(matmul_problem.variants(arch, PAIRS))
+    found.update(dict.fromkeys(matmul_problem.variants(arch, PAIRS, block_scales=True)))
     found.update(dict.fromkeys(nvfp4_variants(arch)))
     return tuple(found)
 
@@ -143,7 +152,8 @@ def nvfp4_variants(arch: str, kernel: str = "gemm") -> tuple[Variant, ...]:
             task = product.GemmTask(
                 1, 4096, 4096, 4096, a, fp4, layout_a, product.INNER, kernel=kernel
             )
-            for config in gemm.configs(task, arch):
+            streams = gemm_stream.configs(replace(task, m=1), arch)
+            for config in (*streams, *gemm.configs(task, arch)):
                 found[gemm.variant(task, config)] = None
     if arch in hopper_config.ARCHS:
         found.update(dict.fromkeys(dequantize_nvfp4.variants()))
@@ -162,7 +172,7 @@ def _task(problem: ScaledProblem) -> product.GemmTask:
         matrices = (product.matrix(z.array, batch) for z in (x, y))
         return product.make_task(*matrices, math.prod(batch), m, n, x.shape[-1])
     arrays = [x if isinstance(x, np.ndarray) else None for x in (*args[2:], None, None)[:2]]
-    return matmul.task_of(p, by_block(*arrays, p.m, p.n, p.k))
+    return matmul_problem.task_of(p, by_block(*arrays, p.m, p.n, p.k))
 
 
 def _sample(
@@ -170,12 +180,14 @@ def _sample(
 ) -> tuple[Call, tuple[Any, ...]]:
     if any(isinstance(x, NvFp4) for x in call.args):
         return _sample_nvfp4(call, outputs, max_elements, seed)
-    part, outputs = matmul.OP.sample(Call(call.args[:2], call.kwargs), outputs, max_elements, seed)
+    part, outputs = matmul_problem.OP.sample(
+        Call(call.args[:2], call.kwargs), outputs, max_elements, seed
+    )
     if part.args[0] is call.args[0]:
         return call, outputs
     scale_a, scale_b = (*call.args[2:], None, None)[:2]
     if getattr(scale_a, "size", 1) > 1:
-        rows = matmul.sampled_rows(call.args[0].shape[-2], part.args[0].shape[-2], seed)
+        rows = matmul_problem.sampled_rows(call.args[0].shape[-2], part.args[0].shape[-2], seed)
         scale_a = scale_a[rows]
     return Call((*part.args, scale_a, scale_b), part.kwargs), outputs
 
@@ -189,7 +201,7 @@ def _sample_nvfp4(
     keep = max(4, max_elements // max(n, 1))
     if len(call.args) > 2 or call.kwargs or len(a.shape) != 2 or len(b.shape) != 2 or keep >= m:
         return call, outputs
-    rows = matmul.sampled_rows(m, keep, seed)
+    rows = matmul_problem.sampled_rows(m, keep, seed)
     part = a.rows(rows) if isinstance(a, NvFp4) else a[rows]
     return Call((part, b)), tuple(y[rows] for y in outputs)
 
@@ -201,7 +213,7 @@ OP = Op(
     bound=reference.scaled_mm_bound,
     draw_problem=_draw_problem,
     bench_problem=_bench_problem,
-    bench_shapes=matmul.bench_shapes,
+    bench_shapes=matmul_problem.bench_shapes,
     inputs=_inputs,
     work=_work,
     variants=_variants,

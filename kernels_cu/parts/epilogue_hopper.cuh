@@ -56,19 +56,16 @@ struct RowNumbers {
 
 constexpr bool kScales = sizeof(ElementB) == 1;  // others come with one of all, or without
 
-// The chunks of its columns that a block finishes, or with kShareHalves a warpgroup.
+// The chunks of its columns that a block finishes.
 struct OwnChunks {
-    static constexpr int kSharers = kSplitK ? kClusterSize : kShareHalves ? kConsumers : 1;
-    static constexpr int kCount = kCols / kChunk / kSharers;
-    static_assert(kCount * kChunk * kSharers == kCols, "whole chunks for each");
+    static constexpr int kCount = kCols / kChunk / (kSplitK ? kClusterSize : 1);
+    static_assert(kCount * kChunk * (kSplitK ? kClusterSize : 1) == kCols,
+                  "whole chunks for every block");
     int first;
 
-    DEVICE OwnChunks() : first(0) {
-        if constexpr (kSplitK) first = cluster_rank() * kCount;
-        else if constexpr (kShareHalves) first = shuffle(int(threadIdx.x / 128), 0) * kCount;
-    }
+    DEVICE OwnChunks() : first(kSplitK ? cluster_rank() * kCount : 0) {}
     DEVICE bool has(int chunk) const {
-        return kSharers == 1 || (chunk >= first && chunk < first + kCount);
+        return !kSplitK || (chunk >= first && chunk < first + kCount);
     }
 };
 

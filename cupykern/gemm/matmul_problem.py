@@ -1,0 +1,280 @@
+"""matmul's record as an op: problems, inputs, variants and benchmarks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from kernels_cu import Variant
+
+from .. import dtypes, inputs, reference
+from ..op import Call, Draw, Op, Work
+from . import gemm, gemm_stream, product
+from .matmul import FLOATS, check_shapes, matmul, result_dtype
+from .product import ACTIVATIONS, INNER, OUTER, STRIDED, GemmTask
+
+
+@dataclass(frozen=True)
+class MatmulProblem:
+    """One call, without its numbers; dtype_b None: a's."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str = "float16"
+    dtype_b: str | None = None
+    batch_a: tuple[int, ...] = ()
+    batch_b: tuple[int, ...] = ()
+    layout_a: str = "C"
+    layout_b: str = "C"
+    alpha: float = 1.0
+    bias: tuple[int, ...] | None = None
+    residual: tuple[int, ...] | None = None
+    activation: str | None = None
+    out_dtype: str | None = None
+    kind: str = "normal"
+
+    def __str__(self) -> str:
+        return f"{self.m}x{self.n}x{self.k} {self.dtype} x {self.dtype_b or self.dtype}"
+
+
+PAIRS = (
+    *(("float16", None), ("bfloat16", None), ("float32", None), ("int8", None)),
+    *((a, b) for a in ("float16", "bfloat16") for b in ("float8_e4m3fn", "float8_e5m2", "int8")),
+    *((a, b) for a in ("float8_e4m3fn", "float8_e5m2") for b in ("float8_e4m3fn", "float8_e5m2")),
+)
+KINDS = ("normal", "uniform", "same_sign", "exact", "special")
+_SIZES = (0, 1, 2, 7, 8, 16, 17, 33, 64, 65, 127, 130)
+_DEPTHS = (0, 1, 3, 8, 16, 31, 64, 65, 100, 128, 136, 257, 512)
+
+
+def draw_product(draw: Draw, pairs: Sequence[tuple[str, str | None]] = PAIRS) -> MatmulProblem:
+    """A small problem of one of the pairs of dtypes."""
+    dtype, dtype_b = draw.choice(pairs)
+    m, n, k = draw.choice(_SIZES), draw.choice(_SIZES), draw.choice(_DEPTHS)
+    batch_a, batch_b = draw.choice(
+        (*[((), ())] * 5, ((3,), ()), ((), (2,)), ((2,), (2,)), ((2, 1), (3,)), ((1, 2), (3, 1)))
+    )
+    batch = np.broadcast_shapes(batch_a, batch_b)
+    return MatmulProblem(
+        *(m, n, k, dtype, dtype_b, batch_a, batch_b),
+        layout_a=draw.choice(("C", "C", *inputs.LAYOUTS)),
+        layout_b=draw.choice(("C", "F", *inputs.LAYOUTS)),
+        alpha=draw.choice((1.0, 1.0, 0.125, -3.7)),
+        bias=draw.choice((None, None, (n,), (m, 1), (*batch, 1, n))),
+        residual=draw.choice((None, None, (*batch, m, n), (m, n))),
+        activation=draw.choice((None, None, *ACTIVATIONS)),
+        out_dtype=draw.choice((None, "float16", "bfloat16", "float32")),
+        kind=draw.choice(KINDS),
+    )
+
+
+def bench_product(
+    op: Op, shape: tuple[int, ...], text: str, default_b: str | None, options: Sequence[str] = ()
+) -> tuple[MatmulProblem, set[str]]:
+    """The product of a bench row, and its options.
+
+    text: the dtype of a; of a*b; and after a colon options, with plus signs: "kn" (b lies in memory as
+    (K, N), not (N, K)), "bias" (of a's dtype, of columns), an activation, or one of `options`.
+    Raises TypeError and ValueError.
+    """
+    if len(shape) != 3:
+        raise ValueError(f"{op.name} needs a shape (M, N, K); got {shape}")
+    names, _, rest = text.partition(":")
+    name, _, name_b = names.partition("*")
+    known = tuple(dtypes.NAMES[known] for known in dtypes.NAMES)
+    for dtype in (name, *([name_b] if name_b else [])):
+        dtypes.resolve(dtype, "dtype", known)
+    result_dtype(dtypes.NAMES[name], dtypes.NAMES[name_b or default_b or name], None, False)
+    chosen = set(rest.split("+")) if rest else set()
+    activations = {x for x in ACTIVATIONS if x}
+    if unknown := chosen - {"kn", "bias", *activations, *options}:
+        raise ValueError(f"{op.name} has no bench option {', '.join(sorted(unknown))}")
+    if len(chosen & activations) > 1:
+        raise ValueError(f"at most one activation; got {rest}")
+    problem = MatmulProblem(
+        *shape, dtype=name, dtype_b=name_b or default_b, layout_b="C" if "kn" in chosen else "F",
+        bias=(shape[1],) if "bias" in chosen else None,
+        activation=next(iter(chosen & activations), None), kind="bench",
+    )  # fmt: skip
+    return problem, chosen
+
+
+def _bench_problem(shape: tuple[int, ...], dtype: str) -> MatmulProblem:
+    return bench_product(OP, shape, dtype, None)[0]
+
+
+def bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
+    """(M, N, K), of products by any operands."""
+    if target == "host":
+        return ((128, 256, 512), (1, 1024, 1024))
+    return (
+        (4096, 4096, 4096),
+        (8192, 8192, 8192),
+        (256, 4096, 7168),
+        (4096, 14336, 4096),
+        (16, 8192, 8192),
+        (64, 8192, 8192),
+        (1, 8192, 8192),
+        (4096, 7168, 2048),
+        (128, 7168, 16384),
+    )
+
+
+def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
+    largest = ((16384, 16384, 16384),) if target != "host" else ()
+    return (*bench_shapes(target), *largest)
+
+
+def operand_values(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.ndarray:
+    """inputs.values for any operand dtype, products of which FP32 can hold."""
+    if dtype == dtypes.int8:
+        return np.random.default_rng(seed).integers(-128, 128, shape).astype(dtype)
+    x = inputs.values(kind, shape, dtype, seed)
+    if kind == "special":
+        # +-max / 2 would overflow in FP32 where FP64 does not.
+        large = np.abs(x.astype(np.float64)) > 2.0**15
+        x = np.where(large & np.isfinite(x.astype(np.float64)), np.asarray(1, dtype), x)
+    return x
+
+
+def _inputs(problem: MatmulProblem, seed: int, xp: Any) -> Call:
+    p = problem
+    dtype, dtype_b = dtypes.NAMES[p.dtype], dtypes.NAMES[p.dtype_b or p.dtype]
+    shape_a, shape_b = (*p.batch_a, p.m, p.k), (*p.batch_b, p.k, p.n)
+    if p.kind == "bench":
+        a = inputs.bench_values(shape_a, dtype, seed, xp)
+        shape_b = (p.k, p.n) if p.layout_b == "C" else (p.n, p.k)
+        b = inputs.bench_values(shape_b, dtype_b, seed + 1, xp)
+        options: dict[str, Any] = {"out_dtype": p.out_dtype, "activation": p.activation}
+        if p.bias is not None:
+            bias_dtype = dtype if dtype in FLOATS else dtypes.float32
+            options["bias"] = inputs.bench_values(p.bias, bias_dtype, seed + 2, xp)
+        options = {name: value for name, value in options.items() if value is not None}
+        return Call((a, b if p.layout_b == "C" else b.T), options)
+    a = operand_values(p.kind, shape_a, dtype, seed)
+    b = operand_values(p.kind if p.kind != "special" else "normal", shape_b, dtype_b, seed + 1)
+    kwargs: dict[str, Any] = {}
+    for i, (name, shape) in enumerate((("bias", p.bias), ("residual", p.residual))):
+        if shape is not None:
+            addend = inputs.values("normal", shape, FLOATS[(seed + i) % 3], seed + 2 + i)
+            kwargs[name] = xp.asarray(addend)
+    for name, value, default in (
+        ("alpha", p.alpha, 1.0),
+        ("activation", p.activation, None),
+        ("out_dtype", p.out_dtype, None),
+    ):
+        if value != default:
+            kwargs[name] = value
+    return Call((with_layout(a, p.layout_a, xp), with_layout(b, p.layout_b, xp)), kwargs)
+
+
+def with_layout(x: np.ndarray, layout: str, xp: Any) -> Any:
+    """inputs.with_layout, also of the FP8 arrays that CuPy cannot copy: as bytes."""
+    if xp is np or x.dtype not in product.FP8:
+        return inputs.with_layout(x, layout, xp)
+    return inputs.with_layout(np.ascontiguousarray(x).view(np.uint8), layout, xp).view(x.dtype)
+
+
+def _work(problem: MatmulProblem) -> Work:
+    p = problem
+    batch = math.prod(np.broadcast_shapes(p.batch_a, p.batch_b))
+    dtype, dtype_b = dtypes.NAMES[p.dtype], dtypes.NAMES[p.dtype_b or p.dtype]
+    out = p.out_dtype and dtypes.NAMES[p.out_dtype]
+    plain = p.bias is None and p.residual is None and p.activation is None and p.alpha == 1.0
+    read = math.prod(p.batch_a) * p.m * p.k * dtype.itemsize
+    read += math.prod(p.batch_b) * p.k * p.n * dtype_b.itemsize
+    written = batch * p.m * p.n * result_dtype(dtype, dtype_b, out, plain).itemsize
+    return Work(read, written, 2 * batch * p.m * p.n * p.k)
+
+
+def variants(
+    arch: str, pairs: Sequence[tuple[str, str | None]] = PAIRS, block_scales: bool = False
+) -> tuple[Variant, ...]:
+    """Every variant of products of these pairs of dtypes."""
+    found: dict[Variant, None] = {}
+    for a_name, b_name in pairs:
+        a, b = dtypes.NAMES[a_name], dtypes.NAMES[b_name or a_name]
+        for layout_a, layout_b in ((i, j) for i in (INNER, OUTER) for j in (INNER, OUTER)):
+            for layouts in ((layout_a, layout_b), (STRIDED, STRIDED)):
+                if STRIDED not in layouts and not product.by_vectors(a, b, *layouts, block_scales):
+                    continue
+                task = GemmTask(1, 4096, 4096, 4096, a, b, *layouts, block_scales)
+                for config in gemm_stream.configs(replace(task, m=1), arch):
+                    found[gemm.variant(task, config)] = None
+                for plain in (True, False):
+                    ends = replace(task, plain=plain)
+                    for config in gemm.configs(ends, arch):
+                        found[gemm.variant(ends, config)] = None
+                half_sums = gemm.half_sums_task(task)
+                for config in (
+                    gemm.configs(half_sums, arch) if sums_in_half(half_sums, arch) else ()
+                ):
+                    found[gemm.variant(half_sums, config)] = None
+    return tuple(found)
+
+
+def sums_in_half(task: GemmTask, arch: str) -> bool:
+    """Whether `arch` has variants of the task that sum in FP16."""
+    plain = task.a == task.b == dtypes.float16 and not task.block_scales
+    return plain and not arch.startswith("gfx")
+
+
+def task_of(problem: MatmulProblem, block_scales: bool = False) -> GemmTask:
+    call = _inputs(problem, 0, np)
+    a, b = call.args
+    batch, m, n = check_shapes(a, b)
+    operands = product.matrix(a, batch), product.matrix(b, batch)
+    task = product.make_task(*operands, math.prod(batch), m, n, a.shape[-1], block_scales)
+    dtype = dtypes.NAMES[problem.out_dtype] if problem.out_dtype else a.dtype
+    plain = problem.residual is None and problem.bias in (None, (n,))
+    plain = plain and dtype in product.FLOAT16S and n * dtype.itemsize % product.ALIGNMENT == 0
+    return replace(task, activates=gemm.activates(problem.activation), plain=plain)
+
+
+def sampled_rows(m: int, count: int, seed: int) -> np.ndarray:
+    """`count` of m rows: the first, the last and seeded ones."""
+    rows = np.sort(np.random.default_rng(seed).choice(m, count, replace=False))
+    rows[0], rows[-1] = 0, m - 1
+    return rows
+
+
+def _sample(
+    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
+) -> tuple[Call, tuple[Any, ...]]:
+    """Rows of a: of the first and the last tile, and seeded ones."""
+    a, b = call.args
+    m, n = a.shape[-2], b.shape[-1]
+    keep = max(4, max_elements // max(n, 1))
+    if a.ndim != 2 or b.ndim != 2 or keep >= m:
+        return call, outputs
+    rows = sampled_rows(m, keep, seed)
+    kwargs = {
+        name: x[rows] if name in ("bias", "residual") and x.ndim == 2 and x.shape[0] == m else x
+        for name, x in call.kwargs.items()
+    }
+    # CuPy indexes FP8 as bytes.
+    part = a.view(np.uint8)[rows].view(a.dtype) if a.dtype in product.FP8 else a[rows]
+    return Call((part, b), kwargs), tuple(y[rows] for y in outputs)
+
+
+OP = Op(
+    name="matmul",
+    run=matmul,
+    reference=reference.matmul,
+    bound=reference.matmul_bound,
+    draw_problem=draw_product,
+    bench_problem=_bench_problem,
+    bench_shapes=_bench_shapes,
+    inputs=_inputs,
+    work=_work,
+    variants=variants,
+    configs=lambda problem, arch: gemm.configs(task_of(problem), arch),
+    variant=lambda problem, config: gemm.variant(task_of(problem), config),
+    sample=_sample,
+    dtypes=("float16", "bfloat16", "bfloat16:bias+gelu"),
+)
