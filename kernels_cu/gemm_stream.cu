@@ -1,13 +1,13 @@
 // gemm_stream.cu: out = activation(alpha * (scale_a * (scale_b * (A @ B))) + bias) + residual for up
 // to 16 rows, where the time is that of reading B.
 //
-// A block has kTileN columns.  Its groups of kGroup warps, mostly one, share k, kDepth each of every
-// kSharers * kDepth, and wait for no other before the end: a group brings its part of B, in lines of 128 bytes where they run along k, and
-// of A by asynchronous copies through kStages stages of its own; its warps share the columns.  What the epilogue needs is loaded
+// A block has kTileN columns.  Its warps share k, kDepth each of every kWarps * kDepth, and wait for
+// nobody before the end: a warp brings its part of B, in lines of 128 bytes where they run along k, and
+// of A by asynchronous copies through kStages stages of its own.  What the epilogue needs is loaded
 // while the first stages are on their way, and there is little code besides: a lone wave of blocks waits
 // for every instruction that it meets for the first time.
-// Constants: ElementA, ElementB; Compute, what they are multiplied as; kTileN, kDepth, kStages,
-// kGroup; kOuterMajorB: neighbours along n are neighbours in memory, else along k, as of A.  Lines begin at
+// Constants: ElementA, ElementB; Compute, what they are multiplied as; kTileN, kDepth, kStages;
+// kOuterMajorB: neighbours along n are neighbours in memory, else along k, as of A.  Lines begin at
 // multiples of 16 bytes and are whole chunks of 16.
 // Launch: grid (ceil(n / kTileN)), block (kNumThreads), dynamic shared memory sizeof(StreamStorage).
 #include "parts/epilogue.cuh"
@@ -19,9 +19,7 @@ struct StreamParams {
     EpilogueParams epilogue;
 };
 
-constexpr int kRows = 16, kSharers = kNumThreads / kWarpSize / kGroup,
-              kGroupSize = kGroup * kWarpSize;
-constexpr int kWarpCols = kTileN / kGroup, kColFragments = kWarpCols / 16;
+constexpr int kRows = 16, kWarps = kNumThreads / kWarpSize, kColFragments = kTileN / 16;
 // Operands are converted on the way from shared memory to fragments, two of them at once.
 constexpr bool kConverts = sizeof(ElementA) < sizeof(Compute) || sizeof(ElementB) < sizeof(Compute);
 constexpr LaneOrder kLaneOrder =
@@ -29,7 +27,7 @@ constexpr LaneOrder kLaneOrder =
         ? LaneOrder::kFours
         : LaneOrder::kPairs;
 constexpr int kStep = kConverts ? 32 : kFragmentK<Compute>;
-static_assert(kDepth % kStep == 0 && kWarpCols % 16 == 0, "whole fragments");
+static_assert(kDepth % kStep == 0 && kTileN % 16 == 0, "whole fragments");
 using Sums = Accumulator<Compute>;
 using SumType = typename Sums::Sum;
 
@@ -41,23 +39,18 @@ struct StreamStage {
     TileB b;
 };
 struct StreamStorage {
-    union Group {
+    union Warp {
         StreamStage stages[kStages];
         SumType sums[kRows][kTileN + 8];
-    } groups[kSharers];
+    } warps[kWarps];
 };
-
-DEVICE void sync_group(int group) {
-    if constexpr (kGroup == 1) sync_warp();
-    else named_barrier(1 + group, kGroupSize);
-}
 
 // The chunks of an operand that a lane copies into one stage after the other.
 template <class T, class Tile>
 struct LaneCopier {
     static constexpr int kChunks = Tile::kChunks, kPerChunk = 16 / int(sizeof(T));
-    static constexpr int kAtOnce = kGroupSize / kChunks;  // lines
-    static_assert(kAtOnce * kChunks == kGroupSize && Tile::kLines % kAtOnce == 0,
+    static constexpr int kAtOnce = kWarpSize / kChunks;  // lines
+    static_assert(kAtOnce * kChunks == kWarpSize && Tile::kLines % kAtOnce == 0,
                   "lanes share lines in whole");
     // Of a line in memory that neighbours of the block bring the rest of.
     static constexpr int kPart = kChunks < 8 ? 128 : 0;
@@ -67,9 +60,8 @@ struct LaneCopier {
 
     DEVICE LaneCopier(const T* origin, int64_t line_stride, int64_t stage_stride)
         : next_line(kAtOnce * line_stride), next_stage(stage_stride) {
-        const int member = int(threadIdx.x) % kGroupSize;
-        chunk = member % kChunks;
-        line = opaque(member / kChunks);  // or the loop would work it out again
+        chunk = lane_id() % kChunks;
+        line = opaque(lane_id() / kChunks);  // or the loop would work it out again
         place = opaque(Tile::place(line, chunk));
         next = origin + line * line_stride + chunk * kPerChunk;
     }
@@ -97,8 +89,7 @@ DEVICE void load_step(Fragment* fragments, int stride, const Tile& tile, int fir
     }
 }
 
-DEVICE void multiply_stage(const StreamStage& stage, int first_col,
-                           Sums (&sums)[1][kColFragments]) {
+DEVICE void multiply_stage(const StreamStage& stage, Sums (&sums)[1][kColFragments]) {
 #pragma unroll
     for (int k = 0; k < kDepth; k += kStep) {
         constexpr int kCount = kConverts ? 2 : 1;
@@ -107,8 +98,7 @@ DEVICE void multiply_stage(const StreamStage& stage, int first_col,
         load_step<ElementA, false>(&a[0][0], 1, stage.a, 0, k);
 #pragma unroll
         for (int n = 0; n < kColFragments; ++n) {
-            load_step<ElementB, kOuterMajorB>(&b[0][n], kColFragments, stage.b, first_col + n * 16,
-                                              k);
+            load_step<ElementB, kOuterMajorB>(&b[0][n], kColFragments, stage.b, n * 16, k);
         }
 #pragma unroll
         for (int i = 0; i < kCount; ++i) mma(sums, a[i], b[i]);
@@ -176,13 +166,12 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
                         const void* residual, const float* scale_a, const float* scale_b,
                         const StreamParams params) {
     SHARED_STORAGE(StreamStorage, storage);
-    const int group = int(threadIdx.x) / kGroupSize;
-    const int warp_col = int(threadIdx.x) / kWarpSize % kGroup * kWarpCols;
-    auto& own = storage.groups[group];
+    const int warp = int(threadIdx.x) / kWarpSize;
+    auto& own = storage.warps[warp];
     const int64_t first_col = int64_t(blockIdx.x) * kTileN;
-    const int first_k = group * kDepth;
+    const int first_k = warp * kDepth;
     const int rows = int(params.epilogue.m), cols = clamp_to(params.epilogue.n - first_col, kTileN);
-    constexpr int kStride = kSharers * kDepth;
+    constexpr int kStride = kWarps * kDepth;
     LaneCopier<ElementA, TileA> of_a(a + first_k, params.a_row, kStride);
     LaneCopier<ElementB, TileB> of_b(b + (kOuterMajorB ? first_col + first_k * params.b_line
                                                        : first_col * params.b_line + first_k),
@@ -212,19 +201,19 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
 #pragma unroll 1
     for (int k = first_k; k < params.k; k += kStride) {
         copy_async_wait<kStages - 2>();
-        sync_group(group);  // this stage is whole, and the one before it has been read
+        sync_warp();  // this stage is whole, and the one before it has been read by all lanes
         load_next();
-        multiply_stage(own.stages[stage], warp_col, sums);
+        multiply_stage(own.stages[stage], sums);
         stage = stage + 1 < kStages ? stage + 1 : 0;
     }
     copy_async_wait<0>();
-    sync_group(group);  // the sums take the stages' place
+    sync_warp();  // the sums take the stages' place
 #pragma unroll
     for (int n = 0; n < kColFragments; ++n) {
 #pragma unroll
         for (int i = 0; i < Sums::kCount; ++i) {
             const int col = stored_column<ElementB, Compute, kOuterMajorB>(Sums::col(lane_id(), i));
-            own.sums[Sums::row(lane_id(), i)][warp_col + n * 16 + col] = sums[0][n].values[i];
+            own.sums[Sums::row(lane_id(), i)][n * 16 + col] = sums[0][n].values[i];
         }
     }
     sync_block();
@@ -233,10 +222,10 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
         if (runs[i].count == 0) continue;
         SumType totals[kRun] = {};
 #pragma unroll
-        for (int from = 0; from < kSharers; ++from) {
+        for (int from = 0; from < kWarps; ++from) {
 #pragma unroll
             for (int j = 0; j < kRun; ++j) {
-                totals[j] += storage.groups[from].sums[runs[i].row][runs[i].tile_col + j];
+                totals[j] += storage.warps[from].sums[runs[i].row][runs[i].tile_col + j];
             }
         }
         runs[i].store(epilogue, totals);

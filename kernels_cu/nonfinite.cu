@@ -139,19 +139,20 @@ struct Summary {
     DEVICE void merge_lanes() {
         // Whether one of them has more than a sum and extremes.
         const bool counted = vote_any(first != kNowhere);
+#pragma unroll
+        for (int bit = 1; bit < kWarpSize; bit *= 2) {
+            sum += shuffle_xor(sum, bit);
+            extremes.merge({shuffle_xor(extremes.most, bit), shuffle_xor(extremes.least, bit),
+                            shuffle_xor(extremes.most_signed, bit)});
+        }
+        if (!counted) return;
 #pragma unroll 1
         for (int bit = 1; bit < kWarpSize; bit *= 2) {
-            Summary other = none();
-            other.sum = shuffle_xor(sum, bit);
-            other.extremes = {shuffle_xor(extremes.most, bit), shuffle_xor(extremes.least, bit),
-                              shuffle_xor(extremes.most_signed, bit)};
-            if (counted) {
-                other.num_nan = shuffle_xor(num_nan, bit);
-                other.num_positive = shuffle_xor(num_positive, bit);
-                other.num_negative = shuffle_xor(num_negative, bit);
-                other.first = shuffle_xor(first, bit);
-            }
-            merge(other);
+            num_nan += shuffle_xor(num_nan, bit);
+            num_positive += shuffle_xor(num_positive, bit);
+            num_negative += shuffle_xor(num_negative, bit);
+            const int64_t other = shuffle_xor(first, bit);
+            first = other < first ? other : first;
         }
     }
     // Elements [begin, begin + count) of the walk, which lie at p and on.
@@ -232,12 +233,15 @@ DEVICE Summary merge_threads(Summary mine) {
     constexpr int kWarps = kNumThreads / kWarpSize;
     SHARED(Summary, of_warps, [kWarps]);
     const int warp = int(threadIdx.x) / kWarpSize;
-    mine.merge_lanes();
-    if (lane_id() == 0) of_warps[warp] = mine;
-    sync_block();
-    if (warp == 0) {
-        mine = lane_id() < kWarps ? of_warps[lane_id()] : Summary::none();
+    // The lanes of each warp, then the warps: the code comes from memory when it is needed, once.
+#pragma unroll 1
+    for (int level = 0; level < 2; ++level) {
         mine.merge_lanes();
+        if (level == 1) break;
+        if (lane_id() == 0) of_warps[warp] = mine;
+        sync_block();
+        if (warp != 0) break;
+        mine = lane_id() < kWarps ? of_warps[lane_id()] : Summary::none();
     }
     return mine;
 }
@@ -320,19 +324,22 @@ KERNEL void nonfinite(const Element* x, int64_t* buffer, uint32_t* counters, int
     found.extremes = extremes;
     found.sum += sum;
 
-    // First the threads of this block, then, in the last one, the blocks.
-    found = merge_threads(found);
     Summary* of_blocks = reinterpret_cast<Summary*>(buffer + 7);
-    if (tid == 0) {
-        of_blocks[blockIdx.x] = found;
-        is_last[0] = atomic_add_acq_rel(counters + slot, 1) == gridDim.x - 1;
-    }
-    sync_block();
-    if (!is_last[0]) return;
-    found = Summary::none();
+    // First the threads of this block, then, in the last one, the blocks: by the same code.
 #pragma unroll 1
-    for (int i = tid; i < int(gridDim.x); i += kNumThreads) found.merge(of_blocks[i]);
-    found = merge_threads(found);
+    for (int level = 0;; ++level) {
+        found = merge_threads(found);
+        if (level == 1) break;
+        if (tid == 0) {
+            of_blocks[blockIdx.x] = found;
+            is_last[0] = atomic_add_acq_rel(counters + slot, 1) == gridDim.x - 1;
+        }
+        sync_block();
+        if (!is_last[0]) return;
+        found = Summary::none();
+#pragma unroll 1
+        for (int i = tid; i < int(gridDim.x); i += kNumThreads) found.merge(of_blocks[i]);
+    }
     if (tid == 0) {
         counters[slot] = 0;
         buffer[0] = found.num_nan;

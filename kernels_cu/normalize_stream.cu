@@ -161,14 +161,16 @@ struct Stream {
     Counts counts;
     Task* tasks;
 
-    DEVICE void load_rows() const {
+    DEVICE void load_rows(uint32_t* counter) const {
         if (lane_id() != 0) return;
+        bool names = true;
+        if constexpr (kClusterSize > 1) names = cluster_rank() == 0;
+        RowOrder<RowRing<kArrays>> order{ring, counter, params.layout.num_rows, !names};
+        order.start();
         RingPlace at{0, 0};
-        const RowOrder& order = exchange.order;
         for (int turn = 0;; ++turn) {
-            const int row = turn < order.ahead ? order.first(turn)
-                                               : exchange.receive(turn - order.ahead)->next_row;
-            ring.name(turn, row);
+            ring.await_name(turn);
+            const int row = ring.row(turn);
             if (row < 0) return;
             const Element* from[kArrays];
             from[0] = x + row_offset(params.layout, kX, row);
@@ -176,6 +178,7 @@ struct Stream {
                 from[1] = residual + row_offset(params.layout, kResidual, row);
             }
             ring.load(at, from);
+            order.advance(turn);
         }
     }
     DEVICE void read_rows() const {
@@ -183,7 +186,6 @@ struct Stream {
         const int first = int(threadIdx.x) - kWriters;
         const Count& count = counts.of_warps[Exchange<Statistic>::reader_warp()];
         for (int turn = 0; ring.row(turn) >= 0; ++turn) {
-            const uint32_t taken = exchange.ask();
             OfVectors mine;
 #pragma unroll 1
             for (int i = 0; i < kVectorsPerThread; ++i, at.advance(ring.stages)) {
@@ -196,7 +198,7 @@ struct Stream {
                     mine.take(values);
                 }
             }
-            exchange.send(turn, taken, of_warp(mine, count), [&](const Statistic* parts) {
+            exchange.send(turn, of_warp(mine, count), [&](const Statistic* parts) {
                 Statistic merged;
                 merge<kReaderWarps>([&](int i) { return parts[i]; }, counts.of_warps,
                                     counts.of_block, merged);
@@ -207,14 +209,13 @@ struct Stream {
     // All messages are received before a block ends, so that nothing is written into its shared
     // memory then.
     DEVICE void finish_rows() const {
-        int row;
         for (int turn = 0;; ++turn) {
-            row = ring.row(turn);
+            const int row = ring.row(turn);
             Task task{0.0f, 0.0f, row, 0};
             if (row >= 0) {
-                const auto* messages = exchange.receive(turn);
+                const Statistic* parts = exchange.receive(turn);
                 Statistic found;
-                merge<kClusterSize>([&](int i) { return messages[i].statistic; }, counts.of_blocks,
+                merge<kClusterSize>([&](int i) { return parts[i]; }, counts.of_blocks,
                                     counts.of_row, found);
                 task.rstd = reciprocal_square_root(
                     squares_of(found) * counts.of_row->reciprocal + params.eps);
@@ -269,14 +270,12 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
                            const void* bias, Element* y, Element* sum, uint32_t* counter,
                            Piece* pieces, const NormParams& params) {
     SHARED(Task, tasks, [kSlots]);
-    const int64_t& num_rows = params.layout.num_rows;
     const int64_t num_cols = params.layout.num_cols;
     const Counts counts = Counts::of(num_cols);
     const StreamBarriers barriers = StreamBarriers::make(params.stages);
     const SlicePlace place = SlicePlace::here(num_cols);
     const auto ring = RowRing<1 + kHasResidual>::make(pieces, barriers, place, params.stages);
-    const RowOrder order = RowOrder::of(counter, num_rows, params.stages);
-    const auto exchange = Exchange<Statistic>::make(barriers, order);
+    const auto exchange = Exchange<Statistic>::make(barriers);
     const Stream<kHasResidual> stream{x,      residual, weight, bias,     y,      sum,
                                       params, ring,     exchange, counts, tasks};
     const Role role = role_of_warp();
@@ -289,7 +288,7 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
     if (role == kReader) {
         stream.read_rows();
     } else if (role == kLoader) {
-        stream.load_rows();
+        stream.load_rows(counter);
     } else if (role == kFinisher) {
         stream.finish_rows();
     }

@@ -2,11 +2,11 @@
 // memory: a cluster brings a strip of neighbouring columns into its blocks' shared memory, so that x
 // is read once, in pieces of rows.  kRowsPerBlock vectors lie side by side in a strip, with
 // kThreadsPerRow threads under each other, which have kVectorsPerThread vectors of as many rows
-// each.
+// each, kHeld of them in registers, so that two blocks fit on a multiprocessor.
 //   Of matrices whose rows are whole, aligned vectors, of x and of y.
-// Constants: Element and those of parts/row.cuh; "row" read as "column", lanes across them.
+// Constants: Element, kHeld and those of parts/row.cuh; "row" read as "column", lanes across them.
 // Launch: grid (params.num_tiles * kClusterSize), block (kNumThreads), dynamic shared memory
-// sizeof(RowStorage<Element>).  A tile of params is a strip.
+// sizeof(Storage).  A tile of params is a strip.
 #include "parts/quantize.cuh"
 #include "parts/tiles.cuh"
 
@@ -65,25 +65,58 @@ DEVICE const OfBlocks& exchange(const LargestOfItems& mine, const RowThread& t) 
     return of_blocks;
 }
 
-template <class Code>
-DEVICE void write(Code* y, int64_t step, const RowStorage<Element>& rows, int count,
-                  const float (&encode)[kVectorWidth]) {
+// This thread's vectors: the first ones, and of the others `storage` all threads'.
+constexpr int kStored = kVectorsPerThread - kHeld;
+struct Storage { Items vectors[kStored][kNumThreads]; };
+struct Column {
+    Items held[kHeld > 0 ? kHeld : 1];
+    Storage& storage;
+    int count;  // that are there
+
+    DEVICE void load(const Element* from, int64_t step) {
+        const Element* p = from + kHeld * step;
 #pragma unroll 4
-    for (int i = 0; i < kVectorsPerThread; ++i, y += step) {
-        if (i >= count) return;
-        const Items items = rows.vectors[i][threadIdx.x];
+        for (int i = 0; i < kStored; ++i, p += step) {
+            if (i + kHeld < count) copy_async<16>(&storage.vectors[i][threadIdx.x], p);
+        }
+        copy_async_commit();
+#pragma unroll
+        for (int i = 0; i < kHeld; ++i, from += step) {
+            held[i].fill(from_float<Element>(0.0f));
+            if (i < count) held[i].load(from);
+        }
+        copy_async_wait<0>();
+    }
+    // use(number, items) of each.
+    template <class Use>
+    DEVICE void for_each(Use use) const {
+#pragma unroll
+        for (int i = 0; i < kHeld; ++i) {
+            if (i < count) use(i, held[i]);
+        }
+#pragma unroll 4
+        for (int i = kHeld; i < kVectorsPerThread; ++i) {
+            if (i < count) use(i, storage.vectors[i - kHeld][threadIdx.x]);
+        }
+    }
+};
+
+template <class Code>
+DEVICE void write(Code* y, int64_t step, const Column& column,
+                  const float (&encode)[kVectorWidth]) {
+    column.for_each([&](int i, const Items& items) {
         float values[kVectorWidth];
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) values[j] = items[j] * encode[j];
         Vector<Code, kVectorWidth> codes;
         codes.from_floats(values);
-        codes.store(y);
-    }
+        codes.store(y + i * step);
+    });
 }
 
 KERNEL void quantize_columns(const Element* x, void* y, float* scales, const TileParams params) {
     announce_to_cluster();
-    SHARED_STORAGE(RowStorage<Element>, rows);
+    SHARED_STORAGE(Storage, storage);
     const RowThread t = RowThread::here();
     const Tile strip = Tile::of(params, int64_t(blockIdx.x) / kClusterSize);
     const int col = t.row_in_block * kVectorWidth;
@@ -94,17 +127,10 @@ KERNEL void quantize_columns(const Element* x, void* y, float* scales, const Til
 
     const Element* from = x + strip.x + row * params.x_row + col;
     const int64_t step = kThreadsPerRow * params.x_row;
-#pragma unroll 4
-    for (int i = 0; i < kVectorsPerThread; ++i, from += step) {
-        if (i < count) copy_async<16>(&rows.vectors[i][threadIdx.x], from);
-    }
-    copy_async_commit();
-    copy_async_wait<0>();
+    Column items{{}, storage, count};
+    items.load(from, step);
     LargestOfItems largest{};
-#pragma unroll 4
-    for (int i = 0; i < kVectorsPerThread; ++i) {
-        if (i < count) largest.take(rows.vectors[i][threadIdx.x]);
-    }
+    items.for_each([&](int, const Items& these) { largest.take(these); });
 #pragma unroll
     for (auto& word : largest.words) word.across_lanes(kRowsPerBlock, kWarpSize);
     const OfBlocks& of_blocks = exchange(largest, t);
@@ -114,9 +140,9 @@ KERNEL void quantize_columns(const Element* x, void* y, float* scales, const Til
     const int column = int(threadIdx.x);
     if (column < strip.num_cols) {
         constexpr int kPerWord = 4 / int(sizeof(Element));
-        const int items = column / kVectorWidth, word = column % kVectorWidth / kPerWord;
+        const int vector = column / kVectorWidth, word = column % kVectorWidth / kPerWord;
         LargestOfWords<Element> of_column;
-        for (int i = 0; i < kClusterSize; ++i) of_column.merge(of_blocks[i][items].words[word]);
+        for (int i = 0; i < kClusterSize; ++i) of_column.merge(of_blocks[i][vector].words[word]);
         if constexpr (kPerWord == 2) {
             of_column.word = column % 2 ? of_column.word >> 16 : of_column.word & 0xffffu;
         }
@@ -133,10 +159,10 @@ KERNEL void quantize_columns(const Element* x, void* y, float* scales, const Til
     const int64_t offset = strip.y + row * params.y_row + col;
     const int64_t y_step = kThreadsPerRow * params.y_row;
     if (params.dtype == kE4m3) {
-        write(static_cast<e4m3*>(y) + offset, y_step, rows, count, encode);
+        write(static_cast<e4m3*>(y) + offset, y_step, items, encode);
     } else if (params.dtype == kE5m2) {
-        write(static_cast<e5m2*>(y) + offset, y_step, rows, count, encode);
+        write(static_cast<e5m2*>(y) + offset, y_step, items, encode);
     } else {
-        write(static_cast<int8_t*>(y) + offset, y_step, rows, count, encode);
+        write(static_cast<int8_t*>(y) + offset, y_step, items, encode);
     }
 }

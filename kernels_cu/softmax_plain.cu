@@ -15,6 +15,7 @@ static_assert(kPlain && !kSplitRows && !kLanesAcrossRows && kClusterSize == 1,
               "whole rows of one block, without options");
 
 using RowVector = Vector<Element, kVectorWidth>;
+constexpr int kStep = kThreadsPerRow * kVectorWidth;  // from one of a thread's vectors to the next
 
 // kWhole: every thread has all of its vectors, in every row.
 template <bool kWhole>
@@ -24,14 +25,15 @@ DEVICE void normalize_row(const Element* x, Element* y, const SoftmaxParams& par
     const int64_t row = int64_t(blockIdx.x) * kRowsPerBlock + t.row_in_block;
     const int num_cols = !kWhole && row >= layout.num_rows ? 0 : int(layout.num_cols);
 
+    const int rest = num_cols - t.position(0);  // vector i is in the row if i * kStep < rest
+
     RowVector packed[kVectorsPerThread];
     const LoadPolicy policy = load_policy(params.evict_last);
-    const Element* from = x + row_offset(layout, kX, row);
+    const Element* from = x + row_offset(layout, kX, row) + t.position(0);
 #pragma unroll
     for (int i = 0; i < kVectorsPerThread; ++i) {
-        const int position = t.position(i);
         if constexpr (!kWhole) packed[i].fill(from_float<Element>(-kInfinity));
-        if (kWhole || position < num_cols) packed[i].load(from + position, policy);
+        if (kWhole || i * kStep < rest) packed[i].load(from + i * kStep, policy);
     }
     float values[kVectorsPerThread][kVectorWidth], max = -kLargestFloat;
 #pragma unroll
@@ -62,18 +64,17 @@ DEVICE void normalize_row(const Element* x, Element* y, const SoftmaxParams& par
     const float log_sum = kLog ? log_accurate(total.sum) : 0.0f;
     float factor = reciprocal_approx(total.sum);
     if constexpr (kWarpsPerRow > 1) factor *= merge.rescale(max, total.max);
-    Element* to = y + row_offset(layout, kY, row);
+    Element* to = y + row_offset(layout, kY, row) + t.position(0);
 #pragma unroll
     for (int i = 0; i < kVectorsPerThread; ++i) {
-        const int position = t.position(i);
-        if (!kWhole && position >= num_cols) continue;
+        if (!kWhole && i * kStep >= rest) continue;
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) {
             float& value = values[i][j];
             value = kLog ? value - total.max - log_sum : value * factor;
         }
         packed[i].from_floats(values[i]);
-        packed[i].store(to + position);
+        packed[i].store(to + i * kStep);
     }
 }
 

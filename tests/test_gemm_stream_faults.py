@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 from planted import Fault, caught_by, first_failure
-from test_gemm_stream import CONFIG, E4M3, PAIRED, WIDE, check_problem_of
+from test_gemm_stream import CONFIG, E4M3, WIDE, check_problem_of
 
 FILE = "gemm_stream.cu"
 FAULTS = {
     "a stage is read before all lanes have it": Fault(
-        FILE, "sync_group(group);  // this stage is whole", "// this stage is whole", "k along lines"
+        FILE, "sync_warp();  // this stage is whole", "// this stage is whole", "k along lines"
     ),
     "a stage too early": Fault(
         FILE, "copy_async_wait<kStages - 2>();", "copy_async_wait<kStages - 1>();", "k along lines"
@@ -17,14 +17,8 @@ FAULTS = {
     "a stage is loaded over while it is read": Fault(
         FILE, "i < kStages - 1; ++i) load_next();", "i < kStages; ++i) load_next();", "k along lines"
     ),
-    "a pair of warps does not wait for both halves": Fault(
-        FILE, "else named_barrier(1 + group, kGroupSize);", "else sync_warp();", "pairs"
-    ),
-    "a pair's columns are the first warp's": Fault(
-        FILE, "kWarpSize % kGroup * kWarpCols;", "kWarpSize % kGroup * 0;", "pairs"
-    ),
     "all warps take the same k": Fault(
-        FILE, "const int first_k = group * kDepth;", "const int first_k = 0;", "k along lines"
+        FILE, "const int first_k = warp * kDepth;", "const int first_k = 0;", "k along lines"
     ),
     "chunks of the first lines only": Fault(
         FILE, "first < Tile::kLines;", "first < kAtOnce;", "k along lines"
@@ -42,7 +36,7 @@ FAULTS = {
         FILE, "    sync_block();\n", "", "k along lines"
     ),
     "a warp's sums are left out": Fault(
-        FILE, "for (int from = 0; from < kSharers;", "for (int from = 1; from < kSharers;", "k along lines"
+        FILE, "for (int from = 0; from < kWarps;", "for (int from = 1; from < kWarps;", "k along lines"
     ),
     "columns past the end are stored": Fault(
         FILE, "clamp_to(p.n - col, kRun)", "kRun", "k along lines"
@@ -65,7 +59,6 @@ def _check(*args, **options):
 
 CHECKS = {
     "k along lines": _check(16, 40, 1104, "float16", E4M3, "F", CONFIG),
-    "pairs": _check(5, 72, 1104, "int8", None, "F", PAIRED),
     "n along lines": _check(5, 80, 304, "float16", E4M3, "C", WIDE),
     "epilogues": _check(
         5, 72, 64, "float16", E4M3, "F", CONFIG, bias=(72,), residual=(5, 72), activation="silu", kind="normal",

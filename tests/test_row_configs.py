@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import cupykern
-from cupykern import check, inputs
+from cupykern import check, dtypes, inputs
 from cupykern.op import as_tuple
 from cupykern.rows.nonfinite_walk import NonfiniteConfig
-from cupykern.rows.row_configs import RowConfig
+from cupykern.rows.norm_configs import admissible_norm_configs
+from cupykern.rows.norm_plan import norm_variant
+from cupykern.rows.row_configs import RowConfig, admissible_configs
+from cupykern.rows.rows import Operand, row_layout, row_variant
 
 X = inputs.values("normal", (37, 200), np.dtype(np.float16), 1)
 ACROSS = np.asfortranarray(X)  # softmax over the last axis: neighbouring rows are neighbours
@@ -111,3 +115,38 @@ def test_tiles_and_nonfinite_reports():
 def test_what_is_no_config(name, config):
     with pytest.raises(TypeError):
         getattr(cupykern, name)(X, config=config)
+
+
+def _places(num_rows: int, num_cols: int, itemsize: int):
+    """Rows as they lie: contiguous, at odd strides, off a vector, with strided columns, across."""
+    n = num_cols * itemsize
+    yield Operand((n, itemsize), 0, itemsize)
+    yield Operand((n + itemsize, itemsize), 0, itemsize)
+    yield Operand((n, itemsize), itemsize, itemsize)
+    yield Operand((2 * n, 2 * itemsize), 0, itemsize)
+    yield Operand((itemsize, num_rows * itemsize), 0, itemsize)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100a", "gfx942", "gfx1201"])
+@pytest.mark.parametrize("name", ["softmax", "layer_norm", "rms_norm"])
+def test_every_variant_is_some_rows_choice(name, arch):
+    """Where nothing is measured none is kept for sweeps alone."""
+    chosen = set()
+    centered = name == "layer_norm"
+    lengths = [length for n in range(20) for length in (2**n, 3 * 2**n, 2**n + 1)]
+    for dtype in map(dtypes.NAMES.get, ("float16", "float32")):
+        size = dtype.itemsize
+        for num_cols, plain in itertools.product(lengths, (False, True)):
+            for place in _places(4096, num_cols, size):
+                if name == "softmax":
+                    layout = row_layout((4096, num_cols), 1, (place,) * 3, (1,))
+                    config = admissible_configs(arch, size, layout, plain)[0]
+                    chosen.add(row_variant(name, dtype, config))
+                    continue
+                layout = row_layout((4096, num_cols), 1, (place,) * 5, (1, 2, 3))
+                for held, quantized in ((1, False), (2, False), (1, True))[: 2 if centered else 3]:
+                    how = (arch, size, layout, plain, held, centered, quantized)
+                    config = admissible_norm_configs(*how)[0]
+                    chosen.add(norm_variant(dtype, centered, config, quantized, held == 2))
+    listed = set(OPS[name].variants(arch))
+    assert {v for v in listed if ("Element", "bf16") not in v.types} <= chosen <= listed

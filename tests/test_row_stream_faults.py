@@ -15,23 +15,26 @@ from cupykern.op import as_tuple
 
 STREAM, NORM = "parts/row_stream.cuh", "normalize_stream.cu"
 FAULTS = {
-    "no wait for the row": Fault(NORM, "ring.wait_full(at);", "", "rms_norm float16"),
+    "readers that do not wait for a piece": Fault(
+        NORM, "ring.wait_full(at);\n#pragma", "#pragma", "rms_norm float16"
+    ),
     "the ring's second turn awaited like its first": Fault(
-        STREAM, "RingPlace{0, parity ^ 1}", "RingPlace{0, parity}", "rms_norm float16"
+        STREAM, "parity ^= 1;", "", "rms_norm float16"
     ),
     "a stage filled while it is read": Fault(
-        NORM, "ring.wait_empty(before);", "", "rms_norm float16"
+        STREAM, "barriers.empty[at.stage].wait(at.parity ^ 1);", "", "rms_norm float16"
     ),
     "a row skipped": Fault(
-        STREAM, "checked(int64_t(given) + taken)", "checked(int64_t(given) + taken + 1)",
-        "rms_norm float16",
+        STREAM, "kAhead * groups() + taken", "kAhead * groups() + taken + 1", "rms_norm float16"
     ),
-    "a stage released before it is read": Fault(
-        STREAM, "        sync_warp();\n", "", "layer_norm bfloat16"
+    "the first row again": Fault(
+        STREAM, "/ kClusterSize + turn * groups()", "/ kClusterSize", "rms_norm float16"
+    ),
+    "a stage free when one warp is done with it": Fault(
+        STREAM, "empty[i].init(kWriters / kWarpSize);", "empty[i].init(1);", "layer_norm bfloat16"
     ),
     "too few bytes awaited": Fault(
-        STREAM, "arrive_expect_tx(kArrays * place.bytes());", "arrive_expect_tx(place.bytes());",
-        "add_rms_norm float16",
+        STREAM, "arrive_expect_tx(kArrays * bytes);", "arrive_expect_tx(bytes);", "add_rms_norm float16"
     ),
     "the last vector forgotten": Fault(
         STREAM, "rest < kMost ? rest : kMost;", "rest < kMost ? rest - 1 : kMost;", "rms_norm float32"
@@ -39,27 +42,32 @@ FAULTS = {
     "every block the first slice": Fault(
         STREAM, "SlicePlace place{rank * kMost, 0};", "SlicePlace place{0, 0};", "rms_norm float32"
     ),
-    "no wait for the other warps": Fault(
-        STREAM, "all_here.wait(turn / kExchanges % 2);", "", "rms_norm float32"
+    "every piece the first one": Fault(
+        STREAM, "from[j] + place.position(i, 0)", "from[j] + place.position(0, 0)", "rms_norm float16"
     ),
-    "one place for the statistics of all rows": Fault(
-        STREAM, "constexpr int kExchanges = 4;", "constexpr int kExchanges = 1;", "rms_norm float16"
+    "no wait for the other warps": Fault(
+        STREAM, "barriers.in_block[slot].wait(parity_of(turn));", "", "rms_norm float32"
+    ),
+    "no wait for the other blocks": Fault(
+        STREAM, "barriers.exchanged[slot_of(turn)].wait(parity_of(turn));", "", "rms_norm float32"
     ),
     "one block's part for all": Fault(
-        STREAM, "of_blocks[slot][i].statistic", "of_blocks[slot][0].statistic", "rms_norm float32"
+        NORM, "return parts[i]; }, counts.of_blocks", "return parts[0]; }, counts.of_blocks",
+        "rms_norm float32",
     ),
     "blocks that have not started": Fault(
         STREAM, "            cluster_wait();\n", "", "rms_norm float32"
     ),
     "the first weights for all": Fault(
-        NORM, "static_cast<const Element*>(from) + place.position(i)",
-        "static_cast<const Element*>(from) + place.position(0)", "rms_norm float16",
+        NORM, "columns + place.position(i, vector)", "columns + place.position(0, vector)",
+        "rms_norm float16",
     ),
     "squares of what is not there": Fault(
-        NORM, "if (!kWhole && !ring.place.holds(i)) break;", "", "layer_norm float32"
+        NORM, "if (!ring.place.holds(i, vector)) continue;", "", "layer_norm float32"
     ),
     "a warp's mean over the row's count": Fault(
-        NORM, "* one_over;", "/ float(kVectorsPerThread * kVectorWidth * kWarpSize);",
+        NORM, "reduce_in_warp(mine.sum(), Sum()) * count.reciprocal",
+        "reduce_in_warp(mine.sum(), Sum()) / float(2 * kVectorsPerThread * kVectorWidth * kWarpSize)",
         "layer_norm float32",
     ),
     "all parts of as many elements": Fault(
@@ -70,7 +78,7 @@ FAULTS = {
         "layer_norm float32",
     ),
     "the row before's shift": Fault(
-        NORM, "const float shift = -mean_of(found) * rstd;", "const float shift = -rstd;", "layer_norm float16"
+        NORM, "task.shift = -mean_of(found) * task.rstd;", "task.shift = -task.rstd;", "layer_norm float16"
     ),
     "the bias left out": Fault(NORM, "values[j] += biases[i][j];", "values[j] += 0.0f * biases[i][j];", "layer_norm float32"),
     "the residual left out of the sum": Fault(

@@ -23,7 +23,6 @@ _END, _ACTIVATION, _PING_PONG = 2.2, 1.0, 11.0
 _16_BIT_FEW_ROWS = {
     HopperConfig(128, 64, 8): 14.3,
     HopperConfig(64, 64, 12, share_k=True): 9.0,
-    HopperConfig(16, 64, 18, share_k=True, turned=True): 8.5,
 }
 _FP8 = {
     HopperConfig(192, 128, 4, lead=1, warpgroups=3): 20.0,
@@ -39,7 +38,6 @@ _MIXED = {
     HopperConfig(256, 128, 4, cluster=2): 47.5,
     HopperConfig(128, 128, 4, lines=2, cluster=2, split_k=True): 15.0,
     HopperConfig(64, 64, 8, share_k=True, lines=2): 7.5,
-    HopperConfig(16, 64, 14, share_k=True, lines=2): 7.0,
 }
 
 _LOGITS = {

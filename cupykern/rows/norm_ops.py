@@ -17,6 +17,7 @@ from .norm_configs import admissible_norm_configs, norm_configs, quantized_confi
 from .norm_plan import DTYPES, norm_variant
 from .row_configs import (
     RowConfig,
+    has_room,
 )
 from .rows import (
     bench_shapes,
@@ -158,13 +159,14 @@ def _variants(arch: str, centered: bool) -> tuple[Variant, ...]:
         for dtype in DTYPES
         for has_residual in (False, True)
         for config in norm_configs(arch, dtype.itemsize, centered, has_residual)
-        if config.plain or not has_residual
+        if (config.plain or not has_residual)
+        and has_room(config, arch, dtype.itemsize, 1 + has_residual)
     )
     quantized = (
         norm_variant(dtype, centered, config, True, False)
         for dtype in DTYPES
         for config in quantized_configs(arch, dtype.itemsize)
-        if config.plain and not centered
+        if config.plain and not centered and has_room(config, arch, dtype.itemsize)
     )
     return (*own, *quantized)
 

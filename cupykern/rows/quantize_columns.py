@@ -19,13 +19,14 @@ from .quantize_tiles import in_vectors, tile_params
 from .row_configs import VECTOR_BYTES, RowConfig
 from .rows import MAX_OUTER_DIMS, operand, row_variant
 
-# (num_threads, threads under each other, vectors_per_thread, cluster_size), by rising length of the
-# columns: the first that holds them wins.
+# (num_threads, threads under each other, vectors_per_thread, cluster_size, min_blocks), by rising
+# length of the columns: the first that holds them wins.  Two blocks on a multiprocessor have four of a
+# thread's vectors in registers.
 _STRIPS = (
-    (512, 64, 4, 1),
-    *((256, 32, 16, size) for size in (1, 2, 4, 8)),
-    *((512, 64, 16, size) for size in (8, 16)),
-    (512, 128, 16, 16),
+    (512, 64, 4, 1, 1),
+    *((256, 32, 16, size, 1) for size in (1, 2, 4, 8)),
+    *((512, 64, 16, size, 2) for size in (8, 16)),
+    (512, 128, 16, 16, 2),
 )
 
 
@@ -36,8 +37,13 @@ def column_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
     """
     limit, width = max_cluster_size(arch), VECTOR_BYTES // itemsize
     return tuple(
-        RowConfig(threads, under, width, vectors, size, lanes_across_rows=True, plain=True)
-        for threads, under, vectors, size in _STRIPS
+        RowConfig(
+            *(threads, under, width, vectors, size, blocks if arch == "sm_90a" else 1),
+            lanes_across_rows=True,
+            plain=True,
+            in_registers=blocks > 1,
+        )
+        for threads, under, vectors, size, blocks in _STRIPS
         if size <= limit
         and threads * vectors * VECTOR_BYTES + _STATIC_BYTES <= max_shared_bytes(arch)
     )
@@ -53,7 +59,14 @@ def held_rows(config: RowConfig) -> int:
 
 def column_variant(dtype: np.dtype, config: RowConfig) -> Variant:
     """The variant that walks columns by `config`."""
-    return row_variant("quantize_columns", dtype, config)
+    held = config.vectors_per_thread - _stored(config)
+    return row_variant("quantize_columns", dtype, config, (("kHeld", held),))
+
+
+def _stored(config: RowConfig) -> int:
+    """The vectors of a thread that lie in shared memory."""
+    share = 4 if config.in_registers else 0
+    return config.vectors_per_thread - share
 
 
 def admissible_column_configs(arch: str, itemsize: int, num_rows: int) -> tuple[RowConfig, ...]:
@@ -96,7 +109,8 @@ def run_columns(
     params["row_tiles"], params["col_tiles"] = 1, col_tiles
     params["scale_rows"], params["scale_row_elements"] = 1, x.shape[-2]
     kernel, struct = get_kernel(target, column_variant(x.dtype, config)), target.by_value(params)
-    grid, shared_bytes = num_tiles * config.cluster_size, config.shared_bytes(x.itemsize)
+    grid = num_tiles * config.cluster_size
+    shared_bytes = config.num_threads * _stored(config) * VECTOR_BYTES
 
     def launch(given: tuple[Any, Any, Any]) -> None:
         kernel(grid, (*given, struct), shared_bytes)

@@ -17,6 +17,7 @@ from .quantize_tiles import TileShape, all_tile_configs, tile_configs, tile_vari
 from .row_configs import (
     VECTOR_BYTES,
     RowConfig,
+    has_room,
 )
 from .rows import (
     contiguous_operand,
@@ -103,6 +104,7 @@ def _variants(arch: str) -> tuple[Variant, ...]:
         row_variant("quantize", dtype, config)
         for dtype in DTYPES
         for config in all_row_configs(arch, dtype.itemsize)
+        if has_room(config, arch, dtype.itemsize)
     )
     tiles = (
         tile_variant(dtype, config)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 VECTOR_BYTES = 16
 _STREAM_STATIC_BYTES = 8 * 1024  # what the system takes of each block's included
 _STREAM_ARCHS = ("sm_90a", "host")
-MAX_STAGES, _MAX_ROWS = 32, 7  # row_stream.cuh: kMaxStages, kMaxRows
+MAX_STAGES, _MAX_ROWS = 32, 6  # row_stream.cuh: kMaxStages, kMaxRows
 _OTHER_THREADS = 128  # row_stream.cuh: kOtherThreads
 STATIC_SHARED_BYTES = 20 * 1024  # at most: what the warps and blocks of 32 rows exchange
 
@@ -192,6 +192,12 @@ def _rows_of_any_length(
     return (*configs, replace(block, min_blocks=1, split_rows=True))
 
 
+def has_room(config: RowConfig, arch: str, itemsize: int, arrays_held: int = 1) -> bool:
+    """Whether a block's shared memory on `arch` holds the rows of so many arrays."""
+    most = max_shared_bytes(arch) - STATIC_SHARED_BYTES
+    return arrays_held * config.shared_bytes(itemsize) <= most
+
+
 def refusal(
     config: RowConfig,
     arch: str,
@@ -245,10 +251,11 @@ def refusal(
         return "blocks with stages have one row at a time, in shared memory"
     if c.stages:
         return _stream_refusal(c, arch, itemsize, layout, plain, arrays_held)
-    held = arrays_held * c.shared_bytes(itemsize)
-    most = max_shared_bytes(arch) - STATIC_SHARED_BYTES
-    if held > most:
-        return f"{held} bytes of shared memory are more than {most}"
+    if not has_room(c, arch, itemsize, arrays_held):
+        most = max_shared_bytes(arch) - STATIC_SHARED_BYTES
+        return (
+            f"{arrays_held * c.shared_bytes(itemsize)} bytes of shared memory are more than {most}"
+        )
     if c.plain and not (plain and layout.plain):
         return "plain is for calls without options, of aligned rows of whole vectors"
     return None

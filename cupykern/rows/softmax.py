@@ -17,6 +17,7 @@ from ..targets import Target, of_array
 from .row_configs import (
     RowConfig,
     check_config,
+    has_room,
     tuned_config,
 )
 from .rows import (
@@ -325,6 +326,7 @@ def _variants(arch: str, log: bool = False) -> tuple[Variant, ...]:
         _variant(dtype, config, log)
         for dtype in DTYPES
         for config in softmax_configs(arch, dtype.itemsize)
+        if has_room(config, arch, dtype.itemsize)
     )
 
 

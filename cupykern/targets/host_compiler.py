@@ -75,10 +75,11 @@ _FLAGS = [
 _OPTIMIZE_FLAGS = {"2": ("-O2",), "1": ("-O1", "-ftree-vectorize"), "0": ("-Og",)}
 _SANITIZER_FLAGS = {
     "address": (
-        *("-O0", "-g", "-fsanitize=address,undefined", "-fno-sanitize=vptr"),
+        # Null pointers and the ends of objects are AddressSanitizer's.
+        *("-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize=vptr,null,object-size"),
         "-fno-sanitize-recover=undefined",
     ),
-    "thread": ("-O0", "-g", "-fsanitize=thread"),
+    "thread": ("-O0", "-g1", "-fsanitize=thread"),
 }
 
 

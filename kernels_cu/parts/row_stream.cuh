@@ -4,7 +4,7 @@
 //
 // A block's warps have roles, so that no step of a row waits for one of another row:
 //   loader    brings pieces of rows into a ring of stages in shared memory by bulk copies, each as soon
-//             as its stage is empty
+//             as its stage is empty; the first block's tells all blocks which rows come
 //   readers   kThreadsPerRow / 2 threads, take a row's statistics as its pieces come; one of their
 //             warps sends the block's to all blocks of the cluster
 //   finisher  merges what all blocks have sent to what writers need
@@ -90,8 +90,8 @@ struct RingPlace {
 // What is kept of a turn, a row's, is kept in the slot of its number.  Memory is used again kSlots
 // turns on, when nobody needs it: a ring holds up to kMaxRows rows, so that no block can be as many
 // turns before another one, and no role before another one.
-constexpr int kSlots = 16, kMaxRows = 7;
-static_assert(kSlots > 2 * kMaxRows, "blocks may be kMaxRows rows apart, and roles of a block");
+constexpr int kSlots = 16, kMaxRows = 6;
+static_assert(kSlots > 2 * kMaxRows + 3, "blocks may be kMaxRows rows apart, and a block's roles");
 DEVICE int slot_of(int turn) { return turn % kSlots; }
 DEVICE int parity_of(int turn) { return turn / kSlots % 2; }
 
@@ -135,31 +135,6 @@ struct StreamBarriers {
     }
 };
 
-// Which rows a cluster (or block) takes: some at first, and then whichever is next when it asks, so
-// that those whose memory is nearer do not wait for the others in the end.
-struct RowOrder {
-    uint32_t* counter;  // 0 before and after the launch
-    const int64_t& num_rows;
-    int ahead;  // of a row's turn another row is asked for so many turns on
-
-    DEVICE static RowOrder of(uint32_t* counter, const int64_t& num_rows, int stages) {
-        const int rows = (stages + kVectorsPerThread - 1) / kVectorsPerThread;
-        return {counter, num_rows, rows < 2 ? 2 : rows};
-    }
-    DEVICE static int groups() { return int(gridDim.x) / kClusterSize; }
-    // Of one of the first `ahead` turns; -1: there is none, and none later.
-    DEVICE int first(int turn) const {
-        return checked(int(blockIdx.x) / kClusterSize + int64_t(turn) * groups());
-    }
-    // For each row one number is taken: who takes the last one sets the counter back.
-    DEVICE uint32_t take() const { return atomic_add(counter, 1u); }
-    DEVICE int next(uint32_t taken) const {
-        if (taken + 1 == uint32_t(num_rows)) atomic_add(counter, 0u - uint32_t(num_rows));
-        return checked(int64_t(ahead) * groups() + taken);
-    }
-    DEVICE int checked(int64_t row) const { return row < num_rows ? int(row) : -1; }
-};
-
 // The stages of kArrays arrays' rows: a piece of x's, then another array's.
 template <int kArrays>
 struct RowRing {
@@ -174,12 +149,25 @@ struct RowRing {
         SHARED(int, rows, [kSlots]);
         return {pieces, rows, barriers, place, stages};
     }
-    // By the loader: the row of turn number `turn` is `row`.
+    // By the first block's loader: the row of turn number `turn` is `row`.
     DEVICE void name(int turn, int row) const {
-        rows[slot_of(turn)] = row;
-        barriers.named[slot_of(turn)].arrive();
+        const int slot = slot_of(turn);
+        if constexpr (kClusterSize > 1) {
+            for (int rank = 0; rank < kClusterSize; ++rank) {
+                store_async(&rows[slot], row, barriers.named[slot], rank);
+            }
+        } else {
+            rows[slot] = row;
+            barriers.named[slot].arrive();
+        }
     }
-    // Waits for that.
+    // By the loader: so many bytes are awaited.
+    DEVICE void await_name(int turn) const {
+        if constexpr (kClusterSize > 1) {
+            barriers.named[slot_of(turn)].arrive_expect_tx(int(sizeof(int)));
+        }
+    }
+    // Waits for the name.
     DEVICE int row(int turn) const {
         barriers.named[slot_of(turn)].wait(parity_of(turn));
         return rows[slot_of(turn)];
@@ -212,63 +200,77 @@ struct RowRing {
     }
 };
 
-// What the readers' warps tell one of them, it tells all blocks, and those their finishers.  The
-// first block says besides which row comes `ahead` turns on.
+// Which rows a cluster (or block) takes: two at first, and then whichever is next when it asks, so
+// that those whose memory is nearer do not wait for the others in the end.  By the first block's loader,
+// which waits for the answers while its ring is full.
+template <class Ring>
+struct RowOrder {
+    static constexpr int kAhead = 2;  // turns for which rows are known
+    const Ring& ring;
+    uint32_t* counter;  // 0 before and after the launch
+    const int64_t& num_rows;
+    bool ended;
+
+    DEVICE static int64_t groups() { return int64_t(gridDim.x) / kClusterSize; }
+    DEVICE void name(int turn, int64_t row) {
+        ended = row >= num_rows;
+        ring.name(turn, ended ? -1 : int(row));
+    }
+    DEVICE void start() {
+        for (int turn = 0; turn < kAhead && !ended; ++turn) {
+            name(turn, int64_t(blockIdx.x) / kClusterSize + turn * groups());
+        }
+    }
+    // The row of turn number `turn` has been asked for.
+    DEVICE void advance(int turn) {
+        if (ended) return;
+        // Who has got rows for the first turns asks until there are none.
+        const int64_t asked = num_rows - (kAhead - 1) * groups();
+        const uint32_t taken = atomic_add(counter, 1u);
+        if (taken + 1 == uint32_t(asked)) atomic_add(counter, 0u - uint32_t(asked));
+        name(turn + kAhead, kAhead * groups() + taken);
+    }
+};
+
+// What the readers' warps tell one of them, each in turn, it tells all blocks, and those their
+// finishers.
 template <class Statistic>
 struct Exchange {
-    struct alignas(sizeof(Statistic) == 4 ? 8 : 16) Message { Statistic statistic; int next_row; };
     Statistic (*of_warps)[kReaderWarps];
-    Message (*of_blocks)[kClusterSize];
+    Statistic (*of_blocks)[kClusterSize];
     const StreamBarriers& barriers;
-    RowOrder order;
 
-    DEVICE static Exchange make(const StreamBarriers& barriers, const RowOrder& order) {
+    DEVICE static Exchange make(const StreamBarriers& barriers) {
         SHARED(Statistic, of_warps, [kSlots][kReaderWarps]);
-        SHARED(Message, of_blocks, [kSlots][kClusterSize]);
-        return {of_warps, of_blocks, barriers, order};
-    }
-    DEVICE static int rank() {
-        if constexpr (kClusterSize > 1) return cluster_rank();
-        return 0;
+        SHARED(Statistic, of_blocks, [kSlots][kClusterSize]);
+        return {of_warps, of_blocks, barriers};
     }
     DEVICE static int reader_warp() { return (int(threadIdx.x) - kWriters) / kWarpSize; }
-    // The warp that sends, each in turn.  Of the first block it is always the same one, which asks
-    // for rows: they come in the order of the turns.
-    DEVICE static int sender(int turn) { return rank() == 0 ? 0 : turn % kReaderWarps; }
-    // By all readers, before there is something to send, because an answer takes long.
-    DEVICE uint32_t ask() const {
-        return int(threadIdx.x) == kWriters && rank() == 0 ? order.take() : 0u;
-    }
     // By all readers.  merge_warps(parts): of kReaderWarps parts, in every lane.
     template <class Merge>
-    DEVICE void send(int turn, uint32_t taken, const Statistic& of_warp, Merge merge_warps) const {
+    DEVICE void send(int turn, const Statistic& of_warp, Merge merge_warps) const {
         const int slot = slot_of(turn);
         sync_warp();  // all of them have read their pieces, which may then be overwritten
         if (lane_id() == 0) {
             of_warps[slot][reader_warp()] = of_warp;
             barriers.in_block[slot].arrive();
         }
-        if (reader_warp() != sender(turn)) return;
+        if (reader_warp() != turn % kReaderWarps) return;
         barriers.in_block[slot].wait(parity_of(turn));
-        Message message{merge_warps(of_warps[slot]), 0};
-        const int from = rank();
-        if (from == 0) {
-            if (lane_id() == 0) message.next_row = order.next(taken);
-            message.next_row = shuffle(message.next_row, 0);
-        }
+        const Statistic of_block = merge_warps(of_warps[slot]);
         Barrier& all_here = barriers.exchanged[slot];
         if constexpr (kClusterSize > 1) {
-            if (lane_id() == 0) all_here.arrive_expect_tx(kClusterSize * int(sizeof(Message)));
+            if (lane_id() == 0) all_here.arrive_expect_tx(kClusterSize * int(sizeof(Statistic)));
             if (lane_id() < kClusterSize) {
-                store_async(&of_blocks[slot][from], message, all_here, lane_id());
+                store_async(&of_blocks[slot][cluster_rank()], of_block, all_here, lane_id());
             }
         } else if (lane_id() == 0) {
-            of_blocks[slot][0] = message;
+            of_blocks[slot][0] = of_block;
             all_here.arrive();
         }
     }
-    // Waits for all blocks' messages of turn number `turn`.
-    DEVICE const Message* receive(int turn) const {
+    // Waits for what all blocks have found in turn number `turn`.
+    DEVICE const Statistic* receive(int turn) const {
         barriers.exchanged[slot_of(turn)].wait(parity_of(turn));
         return of_blocks[slot_of(turn)];
     }

@@ -8,15 +8,17 @@ struct VectorMoments {
     float mean = 0.0f, squares = 0.0f, vectors = 0.0f;
 
     DEVICE void take(const float (&values)[kWidth]) {
-        float sum = 0.0f, part = 0.0f;
+        // In two chains each: a chain's latency is what a thread waits for.
+        float sums[2] = {0.0f, 0.0f}, parts[2] = {0.0f, 0.0f};
 #pragma unroll
-        for (int j = 0; j < kWidth; ++j) sum += values[j];
-        const float own = sum * (1.0f / kWidth);
+        for (int j = 0; j < kWidth; ++j) sums[j % 2] += values[j];
+        const float own = (sums[0] + sums[1]) * (1.0f / kWidth);
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) {
             const float distance = values[j] - own;
-            part += distance * distance;
+            parts[j % 2] += distance * distance;
         }
+        const float part = parts[0] + parts[1];
         // Before the first one the mean is 0, and counts for nothing.
         const float step = own - mean, before = vectors;
         vectors += 1.0f;
