@@ -33,11 +33,14 @@ struct HopperParams {
     struct { int64_t block, quarter, row, word; } groups;  // GroupScales
 };
 
+constexpr bool kSlotsApart = kPromotes && kSplitK;
 constexpr int kFactors = kPingPong ? kConsumers : 1;  // of tiles whose sums are under way
 struct HopperStorage {
     Staging staging[4 * kConsumers];
     Ring ring;
     TileFactors factors[kFactors];
+    // Of scales of blocks on their way, where other blocks write to `staging` at any time.
+    alignas(16) unsigned char slots[kSlotsApart ? 4 * kConsumers * kFactorBytes : 1];
 };
 
 constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
@@ -49,6 +52,7 @@ DEVICE void add_shared_sums(HopperStorage& storage, int warpgroup, TileSums& sum
     static_assert(!kShareK || sizeof(Slices) <= sizeof(storage.staging) / 2, "half of the staging");
     // The second warpgroup's, which stores nothing.
     Slices& slices = *reinterpret_cast<Slices*>(&storage.staging[4]);
+    if (kPromotes && warpgroup == 1) named_barrier(2, 128);  // scales that lie there are read
 #pragma unroll
     for (int i = 0; i < kBlocks * kCols / 2; ++i) {
         if (warpgroup == 1) slices[i][threadIdx.x % 128] = sums[i / (kCols / 2)][i % (kCols / 2)];
@@ -161,7 +165,39 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
         work.row = kShareRows ? warpgroup * kConsumerRows : 0;
         work.place.skip(turn * num_k_tiles);
         int box = 0;
-        do {
+        const int row = work.row + warp % 4 * kWarpRows;
+        const auto store = [&](const TileFactors& factors, const RowFactors& rows, const TileSums& sums) {
+            const EpilogueParams& p = params.epilogue;
+            const Bytes<16> place = factors.place;
+            const int out_row = int(place.words[0]) + row, col = int(place.words[1]);
+            if (p.out_dtype == kHalf) {
+                store_plain<half>(storage.staging[warp], box, out_map, factors, rows, p.alpha, out_row, col,
+                                  int(place.words[2]), sums);
+            } else {
+                store_plain<bf16>(storage.staging[warp], box, out_map, factors, rows, p.alpha, out_row, col,
+                                  int(place.words[2]), sums);
+            }
+        };
+        const bool in_row = kInRow && plain && !by_block;
+        if constexpr (kInRow) {
+            if (in_row) {
+                TileFactors& factors = storage.factors[0];
+                const int rest = num_parts - first;
+                TileSums sums;
+                RowFactors rows;
+                multiply_all(
+                    ring, work, rest > 0 ? (rest + step - 1) / step : 0, sums,
+                    [&] {
+                        factors.full.wait(work.count & 1);
+                        rows.load(factors, row);
+                    },
+                    [&] {
+                        store(factors, rows, sums);
+                        factors.release();
+                    });
+            }
+        }
+        if (!in_row) do {
             const int part = first + (turn + work.count * turns) * step;
             if (part >= num_parts) break;
             if (kBlocks * kCols / kChunk % 2 == 0) box = 0;  // which it is, without a register
@@ -174,10 +210,16 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
             };
             work.first_row = first_row(task) + work.row + warp % 4 * kWarpRows;
             work.first_col = first_col(task);
-            if (kPromotes) {
+            if (kPromotes && by_block) {
+                // What the tile before has there is stored.
+                if (threadIdx.x % (kTurned ? 128 : 32) == 0) tma_store_wait_read<0>();
+                if (kTurned) named_barrier(1 + warpgroup, 128);
+                else sync_warp();
+                work.slots = kSlotsApart ? static_cast<void*>(storage.slots + warp * kFactorBytes)
+                                         : storage.staging[warp].boxes;
                 const MatrixStrides &a = params.block_scales_a, &b = params.block_scales_b;
-                work.scales = {by_block && scale_a ? scale_a + offset(kScaleA) : nullptr,
-                               by_block && scale_b ? scale_b + offset(kScaleB) : nullptr,
+                work.scales = {scale_a ? scale_a + offset(kScaleA) : nullptr,
+                               scale_b ? scale_b + offset(kScaleB) : nullptr,
                                a.row,
                                a.col,
                                b.row,
@@ -194,8 +236,9 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                                                  int(params.num_groups));
             }
             TileSums sums;
+            TileFactors& factors = storage.factors[kPingPong ? warpgroup : 0];
             multiply(ring, work, sums);
-            ++work.count;
+            const int count = work.count++;
             work.place.skip(turns * num_k_tiles);
             if (kShareK) {
                 add_shared_sums(storage, warpgroup, sums);
@@ -206,33 +249,19 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                 add_split_sums<1, kSplitInStaging>(place, warpgroup, sums);
             }
             if (plain) {
-                const int row = work.row + warp % 4 * kWarpRows;
-                TileFactors& factors = storage.factors[kPingPong ? warpgroup : 0];
                 const EpilogueParams& p = params.epilogue;
-                factors.full.wait((work.count - 1) & 1);
-                int batch = 0;
-                if constexpr (kTurned) {
-                    batch = int(offset(kOut));
-                } else {
+                factors.full.wait(count & 1);
+                if (kTurned || (kActivates && p.activation != kNoActivation)) {
                     const Bytes<16> place = factors.place;
-                    work.first_row = int(place.words[0]) + row;
-                    work.first_col = int(place.words[1]);
-                    batch = int(place.words[2]);
-                }
-                const auto in_parts = [&] {
+                    if (!kTurned) work.first_row = int(place.words[0]) + row;
+                    if (!kTurned) work.first_col = int(place.words[1]);
+                    const int batch = kTurned ? int(offset(kOut)) : int(place.words[2]);
                     store_parts(storage.staging, box, out_map, factors, p, row, work.first_row,
                                 work.first_col, batch, sums);
-                };
-                if constexpr (kTurned) {
-                    in_parts();
-                } else if (kActivates && p.activation != kNoActivation) {
-                    in_parts();
-                } else if (p.out_dtype == kHalf) {
-                    store_plain<half>(storage.staging[warp], box, out_map, factors, p.alpha, row,
-                                      work.first_row, work.first_col, batch, sums);
                 } else {
-                    store_plain<bf16>(storage.staging[warp], box, out_map, factors, p.alpha, row,
-                                      work.first_row, work.first_col, batch, sums);
+                    RowFactors rows;
+                    rows.load(factors, row);
+                    store(factors, rows, sums);
                 }
                 factors.release();
                 continue;

@@ -21,16 +21,16 @@ PLAIN, SPLIT = "parts/plain_epilogue_hopper.cuh", "parts/split_sums_hopper.cuh"
 _PRODUCTS = """            wgmma<RowElement, ColElement>(products, advance(rows, k), advance(cols, k), k > 0);
         }
         wgmma_commit();
-        if (chunk == kChunks - 1) given.next();
+        if (set < kSets - 1) return;
+        given.next();
     }
-    DEVICE void add(int chunk, const float (&products)[kProducts]) {
-        BlockFactors factors;
-        if (kByBlock) factors = loaded.of(i);
+    DEVICE void add(int set, const float (&products)[kProducts]) {
+        if (kByBlock && set == 0) factors = source.next();
 #pragma unroll
         for (int j = 0; j < kProducts; ++j) {
 """
 _UNPROMOTED = _PRODUCTS.replace("k > 0", "k > 0 || given.index >= 2 * kStride").replace(
-    "++j) {", "++j) {\n            if (added.index + 2 * kStride < added.end) continue;"
+    "++j) {", "++j) {\n            if (given.there()) continue;"
 )
 FAULTS = {
     "the first stage's parity": Fault(
@@ -89,13 +89,31 @@ FAULTS = {
         "bias of rows",
     ),
     "the promotion left out": Fault(PROMOTED, _PRODUCTS, _UNPROMOTED, "same sign"),
-    "the scales of the first stage of four": Fault(PROMOTED, "loaded.of(i)", "loaded.of(0)", "blocks"),
-    "scales of the stages before": Fault(PROMOTED, "            loaded = coming;\n", "", "blocks"),
+    "the scales of the first stage": Fault(PROMOTED, "            from[i] += kAtOnce * step[i];\n", "", "blocks"),
+    "scales of the stage before": Fault(
+        PROMOTED, "slots[index / kAtOnce % 2];", "slots[0];", "blocks"
+    ),
     "the scales of the first block's columns": Fault(
-        PROMOTED, "work.first_col + i * kProductCols, k)", "i * kProductCols, k)", "blocks"
+        PROMOTED, ": work.first_col + (number - 16 * kBlocks)", ": (number - 16 * kBlocks)", "blocks"
     ),
     "the scales of the first rows": Fault(
-        PROMOTED, "rows[i / 2 % 2] * cols", "rows[0] * cols", "blocks"
+        PROMOTED, "rows[block * 2 + i / 2 % 2] * cols", "rows[block * 2] * cols", "blocks"
+    ),
+    "the scales of the first of four stages": Fault(
+        PROMOTED, "at = index % kAtOnce;", "at = 0;", "blocks"
+    ),
+    "scales that other lanes have not yet copied": Fault(
+        PROMOTED, "            copy_async_wait<0>();\n", "", "blocks"
+    ),
+    "scales over those that other lanes still read": Fault(
+        PROMOTED, "            sync_warp();  // all lanes'", "            // all lanes'", "blocks"
+    ),
+    "scales over sums of the other warpgroup": Fault(
+        "gemm_hopper.cu", "if (kPromotes && warpgroup == 1) named_barrier(2, 128);", "", "few rows in blocks"
+    ),
+    "alpha left out": Fault(PLAIN, "kTurned || scale_a ? 1.0f : p.alpha;", "1.0f;", "plain, alpha"),
+    "the other warpgroup never begins": Fault(
+        PROMOTED, "index == turn && threadIdx", "index == turn + 99 && threadIdx", "led blocks"
     ),
     "a scale for two columns": Fault(
         PROMOTED, "cols[i / 4 * 2 + i % 2]", "cols[i / 4 * 2]", "few rows in blocks"
@@ -105,26 +123,26 @@ FAULTS = {
     ),
     "FP8's products added before they are there": Fault(
         PROMOTED,
-        "        wgmma_wait<1>(products);\n        ring.release(added.place.stage);\n        add(0, products);",
-        "        add(0, products);\n        wgmma_wait<1>(products);\n        ring.release(added.place.stage);",
+        "        wgmma_wait<1>(products);\n        release(added.place.stage, added.index);\n        add(0, products);",
+        "        add(0, products);\n        wgmma_wait<1>(products);\n        release(added.place.stage, added.index);",
         "blocks",
     ),
     "the columns of the first chunk": Fault(
-        PROMOTED, "ColStage::tile(ring.cols[stage], chunk * kProductCols, 0)", "ColStage::tile(ring.cols[stage], 0, 0)",
+        PROMOTED, "ColStage::tile(ring.cols[stage], set % kChunks * kProductCols, 0)", "ColStage::tile(ring.cols[stage], 0, 0)",
         "wide blocks",
     ),
     "a stage released before its last chunk": Fault(
-        PROMOTED, "                if (chunk == kChunks - 1) {\n                    ring.release",
-        "                if (chunk == 0) {\n                    ring.release", "wide blocks",
+        PROMOTED, "                if (set == kSets - 1) {\n                    release",
+        "                if (set == 0) {\n                    release", "wide blocks",
     ),
     "a place of the first columns": Fault(
-        "gemm_hopper.cu", "work.first_col = int(place.words[1]);", "work.first_col = 0;", "plain"
+        "gemm_hopper.cu", "col = int(place.words[1]);\n            if", "col = 0;\n            if", "plain"
     ),
     "products of the stage before": Fault(
         PROMOTED, "advance(cols, k), k > 0);", "advance(cols, k), true);", "blocks",
     ),
     "the rows of the first warpgroup": Fault(
-        PROMOTED, "RowStage::tile(ring.rows[stage], work.row, 0)", "RowStage::tile(ring.rows[stage], 0, 0)", "blocks"
+        PROMOTED, "row = work.row + set / kChunks * 64;", "row = set / kChunks * 64;", "blocks"
     ),
     "the k of the cluster's first block": Fault(
         "gemm_hopper.cu", "first_k_tile = kSplitK ? rank * all_k_tiles / kClusterSize : 0",
@@ -133,9 +151,9 @@ FAULTS = {
     "the sums of the cluster's other blocks left out": Fault(
         SPLIT, "bit_cast<SumType>(part.words[j]);", "SumType(0);", "split k",
     ),
-    "the scales of the first part of k": Fault(PROMOTED, "work.first_k_tile + (mine", "(mine", "split k"),
+    "the scales of the first part of k": Fault(PROMOTED, "k = work.first_k_tile + first;", "k = first;", "split k"),
     "factors overwritten before they are read": Fault(PLAIN, "        empty.wait((count & 1) ^ 1);\n", "", "plain"),
-    "the factors of the warp's first rows": Fault(PLAIN, "lane / 4 + 8 * i]", "lane / 4]", "plain"),
+    "the factors of the warp's first rows": Fault(PLAIN, "/ 4 + 8 * (i % 2);", "/ 4;", "plain"),
     "the factors of the first chunk's columns": Fault(
         PLAIN, "const int at = chunk * kChunk + wgmma_col(lane, i);", "const int at = wgmma_col(lane, i);", "plain"
     ),
@@ -249,6 +267,8 @@ PROBLEMS = {
         fp8(20, 136, 1200, "blocks"),
     ),
     "plain": (HopperConfig(128, 128, 2), fp8(648, 392, 272, "rows", bias=(392,))),
+    "plain, alpha": (HopperConfig(128, 128, 2), fp8(136, 392, 272, "numbers")),
+    "led blocks": (HopperConfig(128, 128, 4, lead=1), fp8(136, 392, 656, "blocks")),
     "split k": (HopperConfig(128, 128, 2, cluster=2, split_k=True), fp8(136, 136, 656, "blocks")),
     "cluster": (HopperConfig(128, 128, 2, cluster=2), fp8(648, 264, 656, "rows")),
     "activated": (

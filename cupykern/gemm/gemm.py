@@ -243,7 +243,11 @@ def gemm_plan(
         names = hopper_config.decoded_operands(task, config)
         return decoded_plan(target, p, names, plan_of) if names else plan_of(p)
     if isinstance(config, StreamConfig):
-        return gemm_stream.stream_plan(target, p, task, config)
+
+        def stream_of(product: Product) -> StreamPlan:
+            return gemm_stream.stream_plan(target, product, task, config)
+
+        return decoded_plan(target, p, ("a",), stream_of) if task.a == FP4 else stream_of(p)
     elements, _ = portable_config.types_of(task, config)
     tiles_m, tiles_n = -(-p.m // config.tile_m), -(-p.n // config.tile_n)
     tiles = task.batch * tiles_m * tiles_n

@@ -140,6 +140,8 @@ def is_plain(product: Product, turned: bool) -> bool:
         one_scale
         and tma_stores(p.out, p.m, p.n)
         and p.residual is None
+        # alpha takes the place of a scale, or stands alone.
+        and (turned or p.b.dtype.itemsize > 1 or p.alpha == 1 or None in scales)
         and (p.bias is None or (p.bias.row == 0 and p.bias.col != 0))
         and (p.activation is None or p.a.dtype.itemsize == 2)
         and (p.activation != "gelu" or p.alpha == 0 or abs(p.alpha) >= _SMALLEST_HALVED)

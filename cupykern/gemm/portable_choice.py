@@ -63,7 +63,7 @@ def _tiles(
         return large if few_tiles else (*large, small)
     if b.itemsize == 1:
         if gfx11:
-            return (GemmConfig(32, 64, 64, 2, 4 if block_scales else 2, stages=2),)
+            return (GemmConfig(32, 64, 64, 2, 4, stages=2),)
         # Scaled blocks have their sums twice, of the products and of the blocks.
         cols = 64 if gfx or block_scales else 128
         large = GemmConfig(64, cols, 64, 2, 2, stages=4 if roomy else few)

@@ -4,6 +4,9 @@
 //
 // A warpgroup with registers for two sets of products adds one to the sums while the tensor cores
 // compute the other.  With one set they compute another warpgroup's meanwhile.
+//
+//   kLead    stages of its first tile that a warpgroup multiplies before the next one begins, so that
+//            they do not promote, or finish a tile, at the same time.
 #include "parts/ring_hopper.cuh"
 
 static_assert(kTileK == kBlockK && !kPingPong && kBlocks == 1, "a stage is a block of scales");
@@ -11,152 +14,222 @@ static_assert((kConsumers - 1) * kLead < kStages && !(!kShareRows && kLead > 0),
               "the stages of a warpgroup's lead come before any is released");
 constexpr int kProductCols = kCols < kBlockK ? kCols : kBlockK;
 constexpr int kProducts = kProductCols / 2, kChunks = kCols / kProductCols;
-constexpr bool kTwoSets = kConsumers == 2 && kChunks == 1;
+constexpr int kSets = kBlocks * kChunks;  // of products, which make a stage's
+constexpr bool kTwoSets = kConsumers == 2 && kSets == 1;
 static_assert(kChunks * kProductCols == kCols, "the columns of a chunk are of one block");
 
-// The factors of a thread's products: of its two rows, which are A's, and of every chunk's columns,
-// which are of one block.  With kTurned, of its rows, which are of one block, and of each of its columns.  Lanes
-// with the same rows (with kTurned, columns) load those of kAhead stages, a stage ahead of their
-// use.
-constexpr int kRowScales = kTurned ? 1 : 2, kColScales = kTurned ? kCols / 4 : kChunks;
-constexpr int kAhead = kTurned ? 8 : 4;
+// The factors of a thread's products in a stage: of its rows, which are A's, two of every block, and of
+// every chunk's columns, which are of one block of B's.  With kTurned, of its rows, which are of one
+// block, and of each of its columns.
+constexpr int kRowScales = kTurned ? 1 : 2 * kBlocks, kColScales = kTurned ? kCols / 4 : kChunks;
 struct BlockFactors {
     float rows[kRowScales], cols[kColScales];
 
-    // Of the warpgroup's kAhead stages from `first` on.
-    DEVICE void load(const TileWork& work, int first) {
-        const int lane = threadIdx.x % 32;
-        const int mine = first + (kTurned ? lane / 4 : lane % 4) * kStride;
-        const int64_t k = work.first_k_tile + (mine < work.num_k_tiles ? mine : 0);
-#pragma unroll
-        for (int i = 0; i < kRowScales; ++i) {
-            rows[i] = kTurned ? of_b(work.scales, work.first_row, k)
-                              : of_a(work.scales, work.first_row + lane / 4 + i * 8, k);
-        }
-#pragma unroll
-        for (int i = 0; i < kColScales; ++i) {
-            cols[i] =
-                kTurned ? of_a(work.scales, work.first_col + wgmma_col(lane, i % 2 + i / 2 * 4), k)
-                        : of_b(work.scales, work.first_col + i * kProductCols, k);
-        }
-    }
-    DEVICE static float of_a(const BlockScales& scales, int row, int64_t k) {
-        const int64_t there = row < scales.last_row ? row : scales.last_row;
-        return scales.a ? scales.a[there * scales.a_row + k * scales.a_k] : 1.0f;
-    }
-    DEVICE static float of_b(const BlockScales& scales, int col, int64_t k) {
-        const int block = col / kBlockK;
-        const int64_t there = block < scales.last_block ? block : scales.last_block;
-        return scales.b ? scales.b[k * scales.b_k + there * scales.b_col] : 1.0f;
-    }
-    // Of stage `i` of those.
-    DEVICE BlockFactors of(int i) const {
-        const int own = threadIdx.x % 32, lane = kTurned ? i * 4 + own % 4 : own / 4 * 4 + i;
-        BlockFactors factors;
-#pragma unroll
-        for (int j = 0; j < kRowScales; ++j) factors.rows[j] = shuffle(rows[j], lane);
-#pragma unroll
-        for (int j = 0; j < kColScales; ++j) factors.cols[j] = shuffle(cols[j], lane);
-        return factors;
-    }
-    // Of the thread's number `i` of a row of sums.
-    DEVICE float of_sum(int i) const {
+    // Of the thread's number `i` of a block of sums.
+    DEVICE float of_sum(int block, int i) const {
         if (kTurned) return rows[0] * cols[i / 4 * 2 + i % 2];
-        return rows[i / 2 % 2] * cols[i / kProducts];
+        return rows[block * 2 + i / 2 % 2] * cols[i / kProducts];
     }
 };
 
-// What a warpgroup does for the sums of its tile.
-template <bool kByBlock>
+// Those of a warp's rows and columns, on their way through shared memory, so that no register waits for
+// them: of kAtOnce stages at once, while those of the kAtOnce stages before are used.  A row's are neighbours
+// in memory as a rule: 16 bytes.  One number for each stage and row would take as many cycles of shared
+// memory, of which the tensor cores need most.  What lies beyond the matrix counts as its last.
+constexpr int kAtOnce = 4, kNumbers = kTurned ? kCols + 1 : 16 * kBlocks + kChunks;
+using FactorSlots = float[2][kNumbers][kAtOnce];
+static_assert(sizeof(FactorSlots) <= kFactorBytes, "the place that TileWork has");
+
+struct FactorsOfStages {
+    static constexpr int kCopies = (kNumbers + 31) / 32;  // of a lane
+    FactorSlots& slots;
+    const float* from[kCopies];  // null: 1
+    int64_t step[kCopies];
+    int index, end;  // of the warpgroup's stages: the next one to use, those that there are
+
+    // Nothing reads the slots any more.
+    DEVICE FactorsOfStages(const TileWork& work, int first)
+        : slots(*reinterpret_cast<FactorSlots*>(work.slots)), index(0) {
+        end = (work.num_k_tiles - first + kStride - 1) / kStride;
+        const BlockScales& scales = work.scales;
+        const int64_t k = work.first_k_tile + first;
+#pragma unroll
+        for (int i = 0; i < kCopies; ++i) {
+            const int number = threadIdx.x % 32 + 32 * i;
+            const bool of_a = number < (kTurned ? kCols : 16 * kBlocks);
+            const int64_t row = kTurned ? work.first_col + number
+                                        : work.first_row + number / 16 * 64 + number % 16;
+            const int64_t col =
+                (kTurned ? work.first_row
+                         : work.first_col + (number - 16 * kBlocks) * kProductCols) / kBlockK;
+            from[i] = nullptr;
+            if (number >= kNumbers) continue;
+            if (of_a && scales.a) {
+                from[i] = scales.a + (row < scales.last_row ? row : scales.last_row) * scales.a_row +
+                          k * scales.a_k;
+            } else if (!of_a && scales.b) {
+                from[i] = scales.b + (col < scales.last_block ? col : scales.last_block) * scales.b_col +
+                          k * scales.b_k;
+            } else {
+                for (int j = 0; j < 2 * kAtOnce; ++j) slots[j / kAtOnce][number][j % kAtOnce] = 1.0f;
+            }
+            step[i] = kStride * (of_a ? scales.a_k : scales.b_k);
+        }
+        copy(0);
+    }
+    // The kAtOnce stages' from stage `first` on are under way, as far as they are there.
+    DEVICE void copy(int first) {
+#pragma unroll
+        for (int i = 0; i < kCopies; ++i) {
+            if (from[i] == nullptr) continue;
+            float* to = slots[first / kAtOnce % 2][threadIdx.x % 32 + 32 * i];
+            if (step[i] == 1 && first + kAtOnce <= end && uintptr_t(from[i]) % 16 == 0) {
+                copy_async<16>(to, from[i]);
+            } else {
+#pragma unroll
+                for (int j = 0; j < kAtOnce; ++j) {
+                    if (first + j < end) copy_async<4>(to + j, from[i] + j * step[i]);
+                }
+            }
+            from[i] += kAtOnce * step[i];
+        }
+        copy_async_commit();
+    }
+    // The thread's own in the next stage.
+    DEVICE BlockFactors next() {
+        const int lane = threadIdx.x % 32, at = index % kAtOnce;
+        if (at == 0) {
+            copy_async_wait<0>();
+            sync_warp();  // all lanes' have come, and those of the stages before are read
+            copy(index + kAtOnce);
+        }
+        const float(&slot)[kNumbers][kAtOnce] = slots[index / kAtOnce % 2];
+        BlockFactors factors;
+#pragma unroll
+        for (int i = 0; i < kRowScales; ++i) {
+            factors.rows[i] = slot[kTurned ? kCols : i / 2 * 16 + i % 2 * 8 + lane / 4][at];
+        }
+#pragma unroll
+        for (int i = 0; i < kColScales; ++i) {
+            factors.cols[i] =
+                slot[kTurned ? wgmma_col(lane, i % 2 + i / 2 * 4) : 16 * kBlocks + i][at];
+        }
+        ++index;
+        return factors;
+    }
+};
+
+struct NoFactors {
+    DEVICE NoFactors(const TileWork&, int) {}
+    DEVICE BlockFactors next() { return {}; }
+};
+struct Nothing {
+    DEVICE void operator()() const {}
+};
+
+// What a warpgroup does for the sums of its tile, and, before_last, while its last stage is multiplied.
+template <bool kByBlock, class BeforeLast>
 struct Promotion {
+    using Source = typename Choose<kByBlock, FactorsOfStages, NoFactors>::Type;
+    const BeforeLast& before_last;
     Ring& ring;
     const TileWork& work;
     TileSums& sums;
-    OwnStages given, added;  // of the products to be given to the tensor cores and to be added next
-    BlockFactors loaded;     // those of `added`, number i of them, and of the stages after it
-    BlockFactors coming;     // of the kAhead stages after those
-    int i;
+    OwnStages given;         // of the products to be given to the tensor cores next
+    BlockFactors factors;    // of the stage that is added
+    Source source;           // of the stage that is added next
+    int turn;  // the stage of its first tile after which the next warpgroup begins
 
-    DEVICE Promotion(Ring& ring, const TileWork& work, TileSums& sums)
-        : ring(ring), work(work), sums(sums), given(work), added(work), i(0) {
-        if (!kByBlock) return;
-        loaded.load(work, added.index);
-        coming.load(work, added.index + kAhead * kStride);
+    DEVICE Promotion(Ring& ring, const TileWork& work, TileSums& sums,
+                     const BeforeLast& before_last)
+        : before_last(before_last),
+          ring(ring),
+          work(work),
+          sums(sums),
+          given(work),
+          source(work, given.index) {
+        turn = work.count > 0 ? -1 : (kLead < given.end ? kLead : given.end) - 1;
     }
     DEVICE void wait() { ring.full[given.place.stage].wait(given.place.parity); }
-    // The products of a chunk of the next stage, which is there, are under way.
-    DEVICE void give(int chunk, float (&products)[kProducts]) {
-        const int stage = given.place.stage;
-        const uint64_t rows = RowStage::tile(ring.rows[stage], work.row, 0);
-        const uint64_t cols = ColStage::tile(ring.cols[stage], chunk * kProductCols, 0);
+    // A stage is read: it may be overwritten, and the next warpgroup may begin, while this one adds.
+    DEVICE void release(int stage, int index) {
+        ring.release(stage);
+        if (kLead > 0 && index == turn && threadIdx.x % 128 == 0) {
+            ring.turn[work.consumer].arrive();
+        }
+    }
+    // Set number `set` of the products of the next stage, which is there, is under way.
+    DEVICE void give(int set, float (&products)[kProducts]) {
+        const int stage = given.place.stage, row = work.row + set / kChunks * 64;
+        const uint64_t rows = RowStage::tile(ring.rows[stage], row, 0);
+        const uint64_t cols = ColStage::tile(ring.cols[stage], set % kChunks * kProductCols, 0);
         wgmma_fence(products);
 #pragma unroll
         for (int k = 0; k < kTileK; k += kStepK) {
             wgmma<RowElement, ColElement>(products, advance(rows, k), advance(cols, k), k > 0);
         }
         wgmma_commit();
-        if (chunk == kChunks - 1) given.next();
+        if (set < kSets - 1) return;
+        given.next();
     }
-    DEVICE void add(int chunk, const float (&products)[kProducts]) {
-        BlockFactors factors;
-        if (kByBlock) factors = loaded.of(i);
+    DEVICE void add(int set, const float (&products)[kProducts]) {
+        if (kByBlock && set == 0) factors = source.next();
 #pragma unroll
         for (int j = 0; j < kProducts; ++j) {
-            const int number = chunk * kProducts + j;
-            sums[0][number] += kByBlock ? products[j] * factors.of_sum(number) : products[j];
-        }
-        if (chunk < kChunks - 1) return;
-        added.next();
-        if (!kByBlock) return;
-        i = (i + 1) % kAhead;
-        if (i == 0) {
-            loaded = coming;
-            coming.load(work, added.index + kAhead * kStride);
+            const int block = set / kChunks, number = set % kChunks * kProducts + j;
+            sums[block][number] +=
+                kByBlock ? products[j] * factors.of_sum(block, number) : products[j];
         }
     }
     // `next` are under way while `products` are added.
-    DEVICE void step(float (&products)[kProducts], float (&next)[kProducts]) {
+    DEVICE void step(OwnStages& added, float (&products)[kProducts], float (&next)[kProducts]) {
         wait();
         give(0, next);
         wgmma_wait<1>(products);
-        ring.release(added.place.stage);
+        release(added.place.stage, added.index);
         add(0, products);
+        added.next();
     }
-    DEVICE void last(float (&products)[kProducts]) {
+    DEVICE void last(const OwnStages& added, float (&products)[kProducts]) {
+        before_last();
         wgmma_wait<0>(products);
-        ring.release(added.place.stage);
+        release(added.place.stage, added.index);
         add(0, products);
     }
     DEVICE void with_two_sets() {
+        OwnStages added(work);
         float even[kProducts], odd[kProducts];
         wait();
         give(0, even);
 #pragma unroll 1
         while (given.there() && !given.last()) {
-            step(even, odd);
-            step(odd, even);
+            step(added, even, odd);
+            step(added, odd, even);
         }
         if (given.there()) {
-            step(even, odd);
-            last(odd);
+            step(added, even, odd);
+            last(added, odd);
         } else {
-            last(even);
+            last(added, even);
         }
     }
     DEVICE void with_one_set() {
         wait();
 #pragma unroll 1
         while (given.there()) {
+            const bool last = given.last();
+            const int stage = given.place.stage, index = given.index;
 #pragma unroll
-            for (int chunk = 0; chunk < kChunks; ++chunk) {
+            for (int set = 0; set < kSets; ++set) {
                 float products[kProducts];
-                give(chunk, products);
+                give(set, products);
+                if (set == 0 && last) before_last();
                 wgmma_wait<0>(products);
-                if (chunk == kChunks - 1) {
-                    ring.release(added.place.stage);
+                if (set == kSets - 1) {
+                    release(stage, index);
                     if (given.there()) wait();
                 }
-                add(chunk, products);
+                add(set, products);
             }
         }
     }
@@ -170,10 +243,22 @@ DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
     clear(sums);
     if (!OwnStages(work).there())
         return;  // the only stage is another warpgroup's, or another block's
-    // A warpgroup begins when the one before is kLead stages ahead, and so it remains: one finishes
-    // its rows while the others multiply.
-    const int lead = work.consumer * kLead;
-    if (kLead > 0 && work.count == 0 && lead < work.num_k_tiles) ring.full[lead].wait(0);
-    if (work.scales.there()) Promotion<true>(ring, work, sums).run();
-    else Promotion<false>(ring, work, sums).run();
+    if (kLead > 0 && work.count == 0 && work.consumer > 0) ring.turn[work.consumer - 1].wait(0);
+    const Nothing nothing;
+    if (work.scales.there()) Promotion<true, Nothing>(ring, work, sums, nothing).run();
+    else Promotion<false, Nothing>(ring, work, sums, nothing).run();
+}
+
+template <class BeforeLast, class Finish>
+DEVICE void multiply_all(Ring& ring, TileWork& work, int num_tiles, TileSums& sums,
+                         const BeforeLast& before_last, const Finish& finish) {
+    if (kLead > 0 && work.consumer > 0 && num_tiles > 0) ring.turn[work.consumer - 1].wait(0);
+#pragma unroll 1
+    for (; work.count < num_tiles; ++work.count) {
+        clear(sums);
+        Promotion<false, BeforeLast> promotion(ring, work, sums, before_last);
+        promotion.run();
+        work.place = promotion.given.place;
+        finish();
+    }
 }

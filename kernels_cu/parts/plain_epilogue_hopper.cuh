@@ -30,9 +30,13 @@ struct TileFactors {
                      p.bias.col, p.bias_dtype, int(task.col), int(p.n),
                      p.activation == kGelu ? 0.5f : 1.0f);
         if constexpr (kScales) {
-            fill<kOfCol>(&cols[0][0], kTileN, scale_b, 1.0f, batch.offset(kScaleB, task.batch),
+            // alpha, exactly, in the place of a scale that is not there (is_plain): `store_plain`
+            // multiplies with both alone.
+            const float of_rows = kTurned || scale_a ? 1.0f : p.alpha;
+            const float of_cols = kTurned || scale_b || !scale_a ? 1.0f : p.alpha;
+            fill<kOfCol>(&cols[0][0], kTileN, scale_b, of_cols, batch.offset(kScaleB, task.batch),
                          p.scale_b_stride, kFloat, int(task.col), int(p.n));
-            fill<1>(rows, kRowScales, scale_a, 1.0f, batch.offset(kScaleA, task.batch),
+            fill<1>(rows, kRowScales, scale_a, of_rows, batch.offset(kScaleA, task.batch),
                     p.scale_a_stride, kFloat, int(task.row), int(p.m));
         }
         sync_warp();
@@ -94,59 +98,78 @@ struct TileFactors {
 // With scales of rows and columns besides, they leave no registers.
 constexpr bool kActivates = sizeof(ElementA) == 2;
 
-// The warp's sums, in boxes of 16 rows x 64 columns.  row: the warp's first one in the tile;
-// (out_row, col):
-// its first sum in the output.  box: the box to fill next.
+// scale_a of a lane's rows.  row: the warp's first one in the tile.
+struct RowFactors {
+    float of_block[kBlocks][2];
+
+    DEVICE void load(const TileFactors& factors, int row) {
+#pragma unroll
+        for (int i = 0; i < 2 * kBlocks; ++i) {
+            const int below = 64 * (i / 2) + int(threadIdx.x) % 32 / 4 + 8 * (i % 2);
+            of_block[i / 2][i % 2] = kScales ? factors.rows[row + below] : 1.0f;
+        }
+    }
+};
+
+// The warp's sums, in boxes of 16 rows x 64 columns.  (out_row, col): its first sum in the output.  box:
+// the box to fill next.  Where the boxes hold all sums they are filled and stored together, so that
+// the warp waits once for what it did with them before, and once until TMA may read them.
 template <class Out>
 DEVICE void store_plain(Staging& staging, int& box, const TensorMap& map,
-                        const TileFactors& factors, float alpha, int row, int out_row, int col,
-                        int batch, const TileSums& sums) {
+                        const TileFactors& factors, const RowFactors& rows, float alpha,
+                        int out_row, int col, int batch, const TileSums& sums) {
+    constexpr int kTogether = kBlocks == 1 && !kSplitK && kCols == 2 * kChunk ? 2 : 1;
     const int lane = opaque(threadIdx.x % 32);
     const OwnChunks own;
+    const auto pack_chunk = [&](int block, int chunk, uint32_t (&packed)[kChunk / 16][4]) {
 #pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-        float row_factors[2];
+        for (int i = 0; i < kChunk / 2; i += 4) {
+            const int at = chunk * kChunk + wgmma_col(lane, i);
+            const auto pair =
+                *reinterpret_cast<const Bytes<8 * TileFactors::kOfCol>*>(factors.cols[at]);
+            float values[4];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            row_factors[i] = kScales ? factors.rows[row + 64 * block + lane / 4 + 8 * i] : 1.0f;
-        }
-#pragma unroll
-        for (int chunk = 0; chunk < kCols / kChunk; ++chunk) {
-            if (!own.has(chunk)) continue;
-            uint32_t packed[kChunk / 16][4];
-#pragma unroll
-            for (int i = 0; i < kChunk / 2; i += 4) {
-                const int at = chunk * kChunk + wgmma_col(lane, i);
-                const auto pair =
-                    *reinterpret_cast<const Bytes<8 * TileFactors::kOfCol>*>(factors.cols[at]);
-                float values[4];
-#pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    const int word = j % 2 * TileFactors::kOfCol;
-                    const float bias = bit_cast<float>(pair.words[word + TileFactors::kOfCol - 1]);
-                    float x = float(sums[block][chunk * kChunk / 2 + i + j]);
-                    if (kScales) x = x * bit_cast<float>(pair.words[word]) * row_factors[j / 2];
-                    values[j] = x * alpha + bias;
-                }
-                packed[i / 8][i / 4 % 2 * 2] = pack<Out>(values[0], values[1]);
-                packed[i / 8][i / 4 % 2 * 2 + 1] = pack<Out>(values[2], values[3]);
+            for (int j = 0; j < 4; ++j) {
+                const int word = j % 2 * TileFactors::kOfCol;
+                const float bias = bit_cast<float>(pair.words[word + TileFactors::kOfCol - 1]);
+                float x = float(sums[block][chunk * kChunk / 2 + i + j]);
+                if (kScales) x *= bit_cast<float>(pair.words[word]);
+                values[j] = x * (kScales ? rows.of_block[block][j / 2] : alpha) + bias;
             }
-            unsigned char* to = staging.boxes[box];
-            if (lane == 0) tma_store_wait_read<1>();
-            sync_warp();
+            packed[i / 8][i / 4 % 2 * 2] = pack<Out>(values[0], values[1]);
+            packed[i / 8][i / 4 % 2 * 2 + 1] = pack<Out>(values[2], values[3]);
+        }
+    };
+#pragma unroll
+    for (int first = 0; first < kBlocks * kCols / kChunk; first += kTogether) {
+        const int block = first / (kCols / kChunk), chunk = first % (kCols / kChunk);
+        if (!own.has(chunk)) continue;
+        uint32_t packed[kTogether][kChunk / 16][4];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) pack_chunk(block, chunk + i, packed[i]);
+        if (lane == 0) tma_store_wait_read<2 - kTogether>();
+        sync_warp();
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
 #pragma unroll
             for (int j = 0; j < kChunk / 16; ++j) {
                 const int line = lane % 16, place = 2 * j + lane / 16;
-                store_matrix(to + line * kLineBytes + (place ^ line % 8) * 16, packed[j]);
+                store_matrix(staging.boxes[kTogether == 2 ? i : box] + line * kLineBytes +
+                                 (place ^ line % 8) * 16,
+                             packed[i][j]);
             }
-            fence_async_proxy();
-            sync_warp();
-            if (lane == 0) {
-                tma_store(map, to, {col + chunk * kChunk, out_row + 64 * block, batch});
-                tma_store_commit();
-            }
-            box ^= 1;
         }
+        fence_async_proxy();
+        sync_warp();
+        if (lane == 0) {
+#pragma unroll
+            for (int i = 0; i < kTogether; ++i) {
+                tma_store(map, staging.boxes[kTogether == 2 ? i : box],
+                          {col + (chunk + i) * kChunk, out_row + 64 * block, batch});
+            }
+            tma_store_commit();
+        }
+        if (kTogether == 1) box ^= 1;
     }
 }
 

@@ -125,8 +125,7 @@ constexpr int kReleasing = kThreadsRead ? 32 : 128;
 constexpr int kReleases =
     (kShareRows ? kConsumers : 1) * 128 / kReleasing * (kMulticasts ? kClusterSize : 1);
 
-// full: a stage's bytes are there; empty: its consumers are done; turn: see
-// parts/mainloop_hopper.cuh.
+// full: a stage's bytes are there; empty: its consumers are done; turn: see the main loops.
 struct Ring {
     unsigned char rows[kStages][RowStage::kBytes];
     unsigned char cols[kStages][ColStage::kBytes];
@@ -137,7 +136,7 @@ struct Ring {
             full[i].init(1);
             empty[i].init(kReleases);
         }
-        for (int i = 0; i < kConsumers; ++i) turn[i].init(kPromotes ? 4 : 1);
+        for (int i = 0; i < kConsumers; ++i) turn[i].init(1);
         fence_barrier_init();
     }
     // By a consumer that has read the stage.
@@ -231,6 +230,8 @@ DEVICE RowScales scales_of_rows(const GroupScales& groups, int first, int second
         aligned};
 }
 
+constexpr int kFactorBytes = 32 * (kTurned ? kCols + 1 : 16 + (kCols + kBlockK - 1) / kBlockK);
+
 // What a warpgroup computes of one tile.
 struct TileWork {
     RingPlace place;           // of the tile's first stage
@@ -240,6 +241,7 @@ struct TileWork {
     int row;                   // the first one of the tile that is the warpgroup's
     int first_row, first_col;  // of the warp's sums in the matrix
     BlockScales scales;
+    void* slots;  // the warp's, of kFactorBytes, for scales of blocks on their way
     RowScales row_scales;
 };
 
@@ -260,6 +262,13 @@ struct OwnStages {
         for (int i = 0; i < count; ++i) place.advance();
     }
 };
+
+// Of FP8 operands: a warpgroup's tiles one after another, with little between them.  `finish` is called
+// for each, when `sums` are there, and `before_last` while its last stage is multiplied.
+constexpr bool kInRow = kPromotes && kShareRows && !kSplitK && !kTurned;
+template <class BeforeLast, class Finish>
+DEVICE void multiply_all(Ring& ring, TileWork& work, int num_tiles, TileSums& sums,
+                         const BeforeLast& before_last, const Finish& finish);
 
 DEVICE void clear(TileSums& sums) {
 #pragma unroll
