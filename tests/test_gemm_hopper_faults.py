@@ -179,8 +179,8 @@ FAULTS = {
     "registers of the products under way converted": Fault(
         CONVERTED, "wgmma_wait<1>(next);", "", "mixed (N, K)"
     ),
-    "the numbers of the step before": Fault(
-        CONVERTED, "(step + 1) * kDepth);", "step * kDepth);", "mixed (N, K)"
+    "the numbers of the first step twice": Fault(
+        CONVERTED, "(step + kAhead - kSteps) * kDepth);", "0);", "mixed (N, K)"
     ),
     "no wait for the next stage to convert": Fault(
         CONVERTED, "                ring.full[then.place.stage].wait(then.place.parity);\n", "", "mixed (N, K)"
