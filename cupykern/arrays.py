@@ -34,13 +34,13 @@ def empty_of(xp: Any, shape: int | Sequence[int], dtype: np.dtype) -> Any:
 
 def at(xp: Any, shape: tuple[int, ...], dtype: np.dtype, memory: Any) -> Any:
     """For CuPy: the array of `shape` and `dtype` that lies at `memory`, a MemoryPointer."""
-    if dtype in _ONE_BYTE and not _takes_fp8(xp):
+    if dtype in _ONE_BYTE and not takes_fp8(xp):
         return xp.ndarray(shape, np.uint8, memory).view(dtype)
     return xp.ndarray(shape, dtype, memory)
 
 
 @cache
-def _takes_fp8(xp: Any) -> bool:
+def takes_fp8(xp: Any) -> bool:
     """Whether CuPy makes arrays of FP8 where there is memory, which takes less than a view of bytes."""
     nowhere = xp.cuda.MemoryPointer(xp.cuda.UnownedMemory(512, 1, None, 0), 0)
     try:

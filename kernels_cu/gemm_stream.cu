@@ -11,19 +11,23 @@
 // multiples of 16 bytes and are whole chunks of 16.
 // Launch: grid (ceil(n / kTileN)), block (kNumThreads), dynamic shared memory sizeof(StreamStorage).
 #include "parts/epilogue.cuh"
+#include "parts/nvfp4.cuh"
 #include "parts/shared_tile.cuh"
 
 struct StreamParams {
     int64_t a_row, b_line;  // from a row of A, and from a line of B, to the next, in elements
     int32_t k, padding;
+    struct { int64_t block, quarter, row, word; } groups;  // GroupScales, of NVFP4
     EpilogueParams epilogue;
 };
 
 constexpr int kRows = 16, kWarps = kNumThreads / kWarpSize, kColFragments = kTileN / 16;
 // Operands are converted on the way from shared memory to fragments, two of them at once.
 constexpr bool kConverts = sizeof(ElementA) < sizeof(Compute) || sizeof(ElementB) < sizeof(Compute);
+constexpr bool kScaled = kSame<ElementB, e2m1x2>;  // NVFP4: a byte has two numbers along k
 constexpr LaneOrder kLaneOrder =
-    sizeof(ElementA) < sizeof(Compute) || (sizeof(ElementB) < sizeof(Compute) && !kOuterMajorB)
+    kScaled ? LaneOrder::kEights
+    : sizeof(ElementA) < sizeof(Compute) || (sizeof(ElementB) < sizeof(Compute) && !kOuterMajorB)
         ? LaneOrder::kFours
         : LaneOrder::kPairs;
 constexpr int kStep = kConverts ? 32 : kFragmentK<Compute>;
@@ -32,8 +36,18 @@ using Sums = Accumulator<Compute>;
 using SumType = typename Sums::Sum;
 
 using TileA = SharedTile<kRows, kDepth* int(sizeof(ElementA))>;
-using TileB = SharedTile<kOuterMajorB ? kDepth : kTileN,
-                         (kOuterMajorB ? kTileN : kDepth) * int(sizeof(ElementB))>;
+constexpr int kPerElement = kScaled ? 2 : 1;  // numbers of an element of B
+using CodesB = SharedTile<kOuterMajorB ? kDepth : kTileN,
+                          (kOuterMajorB ? kTileN : kDepth / kPerElement) * int(sizeof(ElementB))>;
+template <bool kScaled> struct TileOf {
+    using Type = CodesB;
+    DEVICE static CodesB& codes(CodesB& tile) { return tile; }
+};
+template <> struct TileOf<true> {
+    using Type = ScaledTile<kTileN, kScaled ? kDepth : kWordK>;
+    DEVICE static auto& codes(Type& tile) { return tile.codes; }
+};
+using TileB = typename TileOf<kScaled>::Type;
 struct StreamStage {
     TileA a;
     TileB b;
@@ -79,9 +93,61 @@ struct LaneCopier {
     }
 };
 
+// Words of scales beside NVFP4's codes, that a lane copies.
+template <class Tile>
+struct ScaleCopier {
+    static constexpr int kLineWords = kScaled ? kDepth / kWordK : 1, kWords = kTileN * kLineWords;
+    static constexpr int kOwn = (kWords + kWarpSize - 1) / kWarpSize;
+    const e4m3* next[kOwn];
+    int64_t next_stage;
+    bool aligned;
+
+    DEVICE ScaleCopier(const GroupScales& groups, int64_t first_col, int first_k, int stage_k)
+        : next_stage(stage_k / kWordK * groups.word) {
+        aligned = (uintptr_t(groups.scales) | uintptr_t(groups.block) | uintptr_t(groups.quarter) |
+                   uintptr_t(groups.row)) %
+                      kWord ==
+                  0;
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) {
+            const int word = lane_id() + i * kWarpSize;
+            next[i] = groups.at(first_col + word / kLineWords,
+                                first_k + word % kLineWords * int64_t(kWordK));
+        }
+    }
+    // Of `lines` lines of `numbers` along k, a multiple of a word's; the others become zero.
+    DEVICE void start(Tile& tile, int lines, int numbers) {
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) {
+            const int word = lane_id() + i * kWarpSize, line = word / kLineWords;
+            if (kWords % kWarpSize != 0 && word >= kWords) break;
+            auto& to = tile.words[line][word % kLineWords];
+            const bool exists = line < lines && word % kLineWords * kWordK < numbers;
+            if (aligned) {
+                copy_async<kWord>(&to, next[i], exists);
+            } else {
+                to.words[0] = 0;
+                for (int j = 0; exists && j < kWord; ++j) {
+                    to.words[0] |= uint32_t(bit_cast<uint8_t>(next[i][j])) << 8 * j;
+                }
+            }
+            next[i] += next_stage;
+        }
+    }
+};
+
+struct NoScales {
+    DEVICE NoScales(const GroupScales&, int64_t, int, int) {}
+    DEVICE void start(TileB&, int, int) {}
+};
+template <bool kScaled>
+using ScalesOf = typename Choose<kScaled, ScaleCopier<TileB>, NoScales>::Type;
+
 template <class Stored, bool kOuterMajor, class Fragment, class Tile>
 DEVICE void load_step(Fragment* fragments, int stride, const Tile& tile, int first, int k) {
-    if constexpr (kConverts) {
+    if constexpr (kSame<Stored, e2m1x2>) {
+        load_scaled(fragments[0], fragments[stride], tile, first, k);
+    } else if constexpr (kConverts) {
         load_converted<Stored, kOuterMajor, kLaneOrder>(fragments[0], fragments[stride], tile,
                                                         first, k);
     } else {
@@ -164,7 +230,7 @@ struct FinishedRun {
 
 KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const void* bias,
                         const void* residual, const float* scale_a, const float* scale_b,
-                        const StreamParams params) {
+                        const e4m3* groups_b, const StreamParams params) {
     SHARED_STORAGE(StreamStorage, storage);
     const int warp = int(threadIdx.x) / kWarpSize;
     auto& own = storage.warps[warp];
@@ -173,15 +239,20 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
     const int rows = int(params.epilogue.m), cols = clamp_to(params.epilogue.n - first_col, kTileN);
     constexpr int kStride = kWarps * kDepth;
     LaneCopier<ElementA, TileA> of_a(a + first_k, params.a_row, kStride);
-    LaneCopier<ElementB, TileB> of_b(b + (kOuterMajorB ? first_col + first_k * params.b_line
-                                                       : first_col * params.b_line + first_k),
-                                     params.b_line,
-                                     kOuterMajorB ? kStride * params.b_line : kStride);
+    LaneCopier<ElementB, CodesB> of_b(
+        b + (kOuterMajorB ? first_col + first_k * params.b_line
+                          : first_col * params.b_line + first_k / kPerElement),
+        params.b_line, kOuterMajorB ? kStride * params.b_line : kStride / kPerElement);
+    const auto& groups = params.groups;
+    ScalesOf<kScaled> of_scales({groups_b, groups.block, groups.quarter, groups.row, groups.word},
+                                first_col, first_k, kStride);
     int to_load = params.k - first_k, next_stage = 0;
     const auto load_next = [&] {
         if (to_load > 0) {
             StreamStage& stage = own.stages[next_stage];
-            of_b.start(stage.b, kOuterMajorB ? to_load : cols, kOuterMajorB ? cols : to_load);
+            of_b.start(TileOf<kScaled>::codes(stage.b), kOuterMajorB ? to_load : cols,
+                       kOuterMajorB ? cols : to_load / kPerElement);
+            of_scales.start(stage.b, cols, to_load);
             of_a.start(stage.a, rows, to_load);
         }
         copy_async_commit();

@@ -55,6 +55,9 @@ struct Places {
 
     DEVICE static Places here(int64_t num_cols) {
         Places at{RowThread::here(), int(num_cols), 0.0f};
+        // What follows from it is not worked out before it is known whether rows are whole: of what is
+        // the same in both cases a compiler holds too much.
+        at.t.lane = opaque(at.t.lane);
         const float count = at.count_of(at.t.rank * kWarpsPerRow + at.warp());
         at.one_over_count = 1.0f / (count > 0.0f ? count : 1.0f);
         return at;
@@ -205,7 +208,7 @@ DEVICE Statistic warp_statistic(Sums& s, int r, const Places<kWhole>& at,
             if (!at.holds(i)) break;
             float values[kVectorWidth];
             s.get(r, i, values);
-            mine.take(values);
+            mine.template take<kInRegisters>(values);
         }
         mean = reduce_in_warp(mine.sum(), Sum()) * at.one_over_count;
         squares = mine.squares_about(mean);
@@ -340,7 +343,7 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
     const auto start = [&](Held& held, const Element* p, int operand) {
         p += row_offset(layout, operand, row);
         const int64_t stride = layout.outer_strides[operand][0];
-        if constexpr (kQuantized) {  // which has no register left
+        if constexpr (kQuantized && kRegisters <= 64) {  // of which none is left
             held.start(p, stride, at, live);
         } else {
             held.start(p, stride, at, live, load_policy(params.evict_last));

@@ -108,7 +108,7 @@ def test_a_spill_in_a_tuned_variant_fails():
     assert gate.failure(gate.compile_row(replace(variant, tuned=False), "sm_90a")) is None
 
 
-@pytest.mark.parametrize("arch", ["sm_90a", "gfx942"])
+@pytest.mark.parametrize("arch", ["sm_90a", *(arch for arch in ARCHS if arch.startswith("gfx"))])
 def test_an_array_indexed_at_run_time_in_a_tuned_variant_fails(arch):
     """It is in local memory without a spill."""
     body = (

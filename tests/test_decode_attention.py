@@ -328,9 +328,11 @@ def test_blocks_fill_the_device_and_runs_share_long_work():
 
 def test_two_blocks_of_each_config_fit_on_hopper():
     for dim in (64, 128, 256):
-        for rows in (4, 64):
-            config = decode.choose_config(DecodeTask(FP16, 1, 1, rows, dim, dim, 999), "sm_90a")
+        for batch, rows in ((1, 4), (1, 64), (16, 4), (64, 4)):  # alone, and where others wait
+            task = DecodeTask(FP16, batch, 8, rows, dim, dim, 8192)
+            config = decode.choose_config(task, "sm_90a", 132)
             assert 2 * (config.shared_bytes(dim) + 1024) <= 228 * 1024
+            assert config.pairs == (dim == 128 and batch > 1)  # of two groups each
 
 
 # --- wrong calls ---------------------------------------------------------------------------------

@@ -47,7 +47,12 @@ FAULTS = {
         "next_stage = next_stage + 2 < kStages ?",
         "lengths",
     ),
-    "values behind the end": Fault(SOURCE, "has_v && valid", "has_v", "lengths"),
+    "values behind the end": Fault(
+        SOURCE,
+        "has_v && valid",
+        "has_v",
+        "lengths",
+    ),
     "columns behind the last": Fault(
         SOURCE, "has_k = vector * 8 < params.dim,", "has_k = true,", "padded rows"
     ),
@@ -122,9 +127,17 @@ FAULTS = {
         SOURCE, "find_pages(first_key + kTileK);", "find_pages(first_key);", "pages"
     ),
     "a page's offset in 32 bits": Fault(
-        SOURCE, "copy(i, k + page * k_page", "copy(i, k + int(page * k_page)", "large caches"
+        SOURCE,
+        "copy(i, k + page * k_page",
+        "copy(i, k + int(page * k_page)",
+        "large caches",
     ),
-    "the same keys again": Fault(SOURCE, "k += kLinesAtOnce * k_row, v +=", "v +=", "lengths"),
+    "the same keys again": Fault(
+        SOURCE,
+        "k += kLinesAtOnce * k_row, v +=",
+        "v +=",
+        "lengths",
+    ),
     "the keys of the warp behind": Fault(
         SOURCE,
         "k += kOthers * k_row, v += kOthers * v_row;",

@@ -15,18 +15,19 @@ from cupykern import check, dtypes
 from cupykern.gemm import gemm, gemm_stream
 from cupykern.gemm.gemm_stream import StreamConfig
 from cupykern.gemm.matmul_problem import MatmulProblem
-from cupykern.gemm.product import INNER, OUTER, STRIDED, GemmTask
+from cupykern.gemm.product import FP4, INNER, OUTER, STRIDED, GemmTask
 from cupykern.gemm.scaled_problem import ScaledProblem
 from cupykern.op import as_tuple
 from cupykern.targets import host
 
-E4M3 = "float8_e4m3fn"
+E4M3, NVFP4 = "float8_e4m3fn", "float4_e2m1fn"
 CONFIG = StreamConfig(32, 128, 4, 3)
 WIDE = StreamConfig(64, 64, 2, 2)
 PAIRS = (  # of dtypes, how b lies in memory, and a config
     *(("float16", E4M3, "F", CONFIG), ("float16", E4M3, "C", WIDE), ("bfloat16", "int8", "F", CONFIG)),
     *(("bfloat16", None, "F", replace(CONFIG, depth=64)), ("bfloat16", None, "C", WIDE)),
     *((E4M3, E4M3, "F", CONFIG), ("int8", None, "F", CONFIG)),
+    *(("float16", NVFP4, "F", replace(CONFIG, stages=2)), (NVFP4, NVFP4, "F", replace(CONFIG, stages=2))),
 )  # fmt: skip
 
 
@@ -42,7 +43,9 @@ def check_problem_of(m, n, k, dtype, dtype_b, layout_b, config, **options) -> No
     """Raises AssertionError."""
     options = {"kind": "same_sign", **options}
     problem = MatmulProblem(m, n, k, dtype, dtype_b, layout_b=layout_b, **options)
-    comparison = holds(MATMUL, problem, config, host.current())
+    op = SCALED if dtype_b == NVFP4 else MATMUL
+    problem = ScaledProblem(problem, "none") if dtype_b == NVFP4 else problem
+    comparison = holds(op, problem, config, host.current())
     assert comparison.ok, f"{problem!r} {config}: {comparison}"
 
 
@@ -55,6 +58,7 @@ def test_any_problem(target, data, seed):
     m, n = data.draw(st.integers(1, 16)), data.draw(st.integers(1, 150))
     n = -(-n // 16) * 16 if layout_b == "C" else n
     k = 16 * data.draw(st.sampled_from((1, 3, 4, 15, 16, 17, 33, 64, 67)))
+    k = -(-k // 64) * 64 if dtype_b == NVFP4 else k
     problem = MatmulProblem(
         *(m, n, k, dtype, dtype_b),
         layout_b=layout_b,
@@ -63,8 +67,9 @@ def test_any_problem(target, data, seed):
         out_dtype=data.draw(st.sampled_from((None, "float16", "bfloat16", "float32"))),
         kind=data.draw(st.sampled_from(("normal", "same_sign", "exact"))),
     )
-    if dtype_b and data.draw(st.booleans()):
+    if dtype_b and (dtype_b == NVFP4 or data.draw(st.booleans())):
         scales = data.draw(st.sampled_from(("numbers", "rows")))
+        scales = "none" if NVFP4 in (dtype, dtype_b) else scales
         op, problem = SCALED, ScaledProblem(problem, scales)
     else:
         residual = data.draw(st.sampled_from((None, (m, n), (1, n))))
@@ -133,7 +138,7 @@ def test_few_rows_are_streamed(arch, dtype, dtype_b, layout_b, _):
     assert gemm.choose_config(replace(task, m=1), arch) == chosen
     narrow = gemm.choose_config(replace(task, n=1024), arch)
     assert isinstance(narrow, StreamConfig)
-    converted = a.itemsize > b.itemsize and layout_b == "F"
+    converted = a.itemsize > b.itemsize and layout_b == "F" and dtype_b != NVFP4
     assert narrow.warps == (8 if converted and arch == "sm_90a" else 4)
     for change in ({"m": 17}, {"batch": 2}, {"k": 8200 if a.itemsize == 1 else 8196}):
         assert not isinstance(gemm.choose_config(replace(task, **change), arch), StreamConfig)
@@ -146,7 +151,9 @@ TASK = GemmTask(1, 5, 64, 1024, dtypes.float16, dtypes.float8_e4m3fn, INNER, INN
     ("change", "of_task", "says"),
     [
         ({}, {"kernel": "dual_gemm"}, "single products"),
-        ({}, {"a": dtypes.float32, "b": dtypes.float32}, "8 and 16 bits"),
+        ({}, {"a": dtypes.float32, "b": dtypes.float32}, "up to 16 bits"),
+        ({}, {"b": FP4, "k": 1056}, "four scales at once"),
+        ({}, {"b": FP4, "tma_codes": False}, "codes by vectors"),
         ({}, {"b": dtypes.float16, "half_sums": True}, "sum in FP32"),
         ({}, {"block_scales": True}, "without scales of blocks"),
         ({}, {"m": 17}, "up to 16 rows; got 17"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from planted import Fault, caught_by, first_failure
-from test_gemm_stream import CONFIG, E4M3, WIDE, check_problem_of
+from test_gemm_stream import CONFIG, E4M3, NVFP4, WIDE, check_problem_of
 
 FILE = "gemm_stream.cu"
 FAULTS = {
@@ -30,13 +32,22 @@ FAULTS = {
         FILE, "chunk * kPerChunk < elements ? lines : 0", "lines", "k along lines"
     ),
     "rows of b past the end of k": Fault(
-        FILE, "of_b.start(stage.b, kOuterMajorB ? to_load : cols", "of_b.start(stage.b, kOuterMajorB ? kDepth : cols", "n along lines"
+        FILE, "kOuterMajorB ? to_load : cols,", "kOuterMajorB ? kDepth : cols,", "n along lines"
     ),
     "sums are added before all warps have theirs there": Fault(
         FILE, "    sync_block();\n", "", "k along lines"
     ),
     "a warp's sums are left out": Fault(
         FILE, "for (int from = 0; from < kWarps;", "for (int from = 1; from < kWarps;", "k along lines"
+    ),
+    "scales of the first words only": Fault(
+        FILE, "            next[i] += next_stage;\n", "", "nvfp4"
+    ),
+    "scales of columns that are not there": Fault(
+        FILE, "word % kLineWords * kWordK < numbers;", "true;", "nvfp4"
+    ),
+    "a line's scales in each other's place": Fault(
+        FILE, "tile.words[line][word % kLineWords];", "tile.words[line][0];", "nvfp4"
     ),
     "columns past the end are stored": Fault(
         FILE, "clamp_to(p.n - col, kRun)", "kRun", "k along lines"
@@ -59,6 +70,7 @@ def _check(*args, **options):
 
 CHECKS = {
     "k along lines": _check(16, 40, 1104, "float16", E4M3, "F", CONFIG),
+    "nvfp4": _check(5, 40, 576, "float16", NVFP4, "F", replace(CONFIG, stages=2), kind="normal"),
     "n along lines": _check(5, 80, 304, "float16", E4M3, "C", WIDE),
     "epilogues": _check(
         5, 72, 64, "float16", E4M3, "F", CONFIG, bias=(72,), residual=(5, 72), activation="silu", kind="normal",

@@ -139,7 +139,8 @@ KERNEL void word(const uint32_t* x, uint32_t* y, int count) {
         sync_block();
         if (i == 0 && next < count) {
             s.full[stage].arrive_expect_tx(512 - 16 * next);
-            bulk_load(s.ring[stage], x + 128 * next, 512 - 16 * next, s.full[stage]);
+            bulk_load(s.ring[stage], x + 128 * next, 512 - 16 * next, s.full[stage],
+                      load_policy(true));
         }
         y[128 * line + i] = i < 128 - 4 * line ? value : 0;
     }

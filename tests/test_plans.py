@@ -14,6 +14,7 @@ from fake_gpu import fake_gpu
 
 import cupykern
 from cupykern import dtypes, plans, targets, workspace
+from cupykern.gemm.hopper_config import HopperConfig
 from cupykern.rows import nonfinite
 from cupykern.tools.bench import tiny_problem
 
@@ -238,7 +239,9 @@ def long_heads(x):
 
 
 MAPPED = {
-    "matmul": lambda x, r: cupykern.matmul(x.reshape(512, 512), r.reshape(512, 512).T),
+    "matmul": lambda x, r: cupykern.matmul(
+        x.reshape(512, 512), r.reshape(512, 512).T, config=HopperConfig(128, 128, 4)
+    ),
     "attention": lambda x, r: cupykern.attention(*map(long_heads, (x, r, r)), causal=True),
     "dual_gemm_silu": lambda x, r: cupykern.dual_gemm_silu(
         x.reshape(512, 512), r.reshape(512, 512).T, x.reshape(512, 512).T

@@ -14,8 +14,9 @@ from cupykern.op import as_tuple
 from cupykern.rows.nonfinite_walk import NonfiniteConfig
 from cupykern.rows.norm_configs import admissible_norm_configs
 from cupykern.rows.norm_plan import norm_variant
-from cupykern.rows.row_configs import RowConfig, admissible_configs
-from cupykern.rows.rows import Operand, row_layout, row_variant
+from cupykern.rows.row_configs import RowConfig
+from cupykern.rows.rows import Operand, row_layout
+from cupykern.rows.softmax_configs import admissible_configs
 
 X = inputs.values("normal", (37, 200), np.dtype(np.float16), 1)
 ACROSS = np.asfortranarray(X)  # softmax over the last axis: neighbouring rows are neighbours
@@ -141,7 +142,8 @@ def test_every_variant_is_some_rows_choice(name, arch):
                 if name == "softmax":
                     layout = row_layout((4096, num_cols), 1, (place,) * 3, (1,))
                     config = admissible_configs(arch, size, layout, plain)[0]
-                    chosen.add(row_variant(name, dtype, config))
+                    problem = OPS[name].bench_problem((4, 4), dtype.name)
+                    chosen.add(OPS[name].variant(problem, config))
                     continue
                 layout = row_layout((4096, num_cols), 1, (place,) * 5, (1, 2, 3))
                 for held, quantized in ((1, False), (2, False), (1, True))[: 2 if centered else 3]:

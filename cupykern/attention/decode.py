@@ -117,9 +117,11 @@ def _tiles(arch: str, dim: int) -> tuple[DecodeConfig, DecodeConfig]:
     if max_shared_bytes(arch) >= 160 * 1024:
         many = DecodeConfig(64, 64, 3 if dim == 64 else 2) if dim < MAX_DIM else None
         few = DecodeConfig(16, 8192 // dim, 2 if dim == 64 else 3)
-        # Chunks: measured on an H200; elsewhere not.
-        few = replace(few, chunk=512) if arch == "sm_90a" else few
-        return few, many or DecodeConfig(32, 32, 2, threads=256)
+        many = many or DecodeConfig(32, 32, 2, threads=256)
+        # Measured on an H200; elsewhere not.
+        return (
+            tuple(replace(c, chunk=512) for c in (few, many)) if arch == "sm_90a" else (few, many)
+        )
     many = DecodeConfig(64, 32, 2) if dim < MAX_DIM else DecodeConfig(32, 32, 2, threads=256)
     return DecodeConfig(16, 8192 // dim, 2), many
 
@@ -141,6 +143,10 @@ def configs(task: DecodeTask, arch: str, blocks: int | None = None) -> tuple[Dec
     """
     few, many = _tiles(arch, task.padded_dim)
     tile = few if task.rows <= few.rows else many
+    if task.rows > tile.rows and arch == "sm_90a":
+        # Blocks of other rows read the same keys: the more chunks, the more blocks there are without
+        # that.  Measured on an H200.
+        tile = replace(tile, chunk=tile.least_chunk)
     places = blocks or multiprocessors(arch)
     # Whole groups, as many as leave each place some blocks; single chunks where that would leave places
     # without any.

@@ -246,7 +246,7 @@ def _tiles(
         return large if few_tiles else (*large, small)
     if b.itemsize == 1:
         if gfx11:
-            return (GemmConfig(32, 64, 64, 2, 4 if block_scales else 2, stages=2),)
+            return (GemmConfig(32, 64, 64, 2, 4, stages=2),)
         # Scaled blocks have their sums twice, of the products and of the blocks.
         cols = 64 if gfx or block_scales else 128
         large = GemmConfig(64, cols, 64, 2, 2, stages=4 if roomy else few)
@@ -484,7 +484,11 @@ def gemm_plan(
         names = hopper_config.decoded_operands(task, config)
         return decoded_plan(target, p, names, plan_of) if names else plan_of(p)
     if isinstance(config, StreamConfig):
-        return gemm_stream.stream_plan(target, p, task, config)
+
+        def stream_of(product: Product) -> StreamPlan:
+            return gemm_stream.stream_plan(target, product, task, config)
+
+        return decoded_plan(target, p, ("a",), stream_of) if task.a == FP4 else stream_of(p)
     elements, _ = _types(task, config)
     tiles_m, tiles_n = -(-p.m // config.tile_m), -(-p.n // config.tile_n)
     tiles = task.batch * tiles_m * tiles_n

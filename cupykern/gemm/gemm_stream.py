@@ -6,7 +6,7 @@ The Python half of kernels_cu/gemm_stream.cu.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,10 +32,11 @@ from .product import (
 )
 
 ROWS = 16  # gemm_stream.cu: kRows
+GROUP = 16  # nvfp4.cuh: kGroup
 _PARAMS = np.dtype(  # gemm_stream.cu: StreamParams
     [
         *(("a_row", np.int64), ("b_line", np.int64), ("k", np.int32), ("padding", np.int32)),
-        ("epilogue", EPILOGUE),
+        *(("groups", np.int64, 4), ("epilogue", EPILOGUE)),
     ]
 )
 
@@ -57,16 +58,26 @@ class StreamConfig:
 
     def shared_bytes(self, task: GemmTask) -> int:
         """Dynamic shared memory of a block (gemm_stream.cu: StreamStorage), at either warp size."""
-        of_b = self.tile_n * task.b.itemsize
-        stages = self.stages * self.depth * (ROWS * task.a.itemsize + of_b)
+        task = multiplied(task)
+        of_b = _line_bytes(task.b, self.depth) + (self.depth // GROUP if task.b == FP4 else 0)
+        stages = self.stages * (ROWS * _line_bytes(task.a, self.depth) + self.tile_n * of_b)
         return self.warps * max(stages, 4 * ROWS * (self.tile_n + 8))
+
+
+def multiplied(task: GemmTask) -> GemmTask:
+    """`task` as the kernel sees it: an NVFP4 a is decoded in memory before."""
+    return replace(task.decoded, b=FP4) if task.b == FP4 else task
+
+
+def _line_bytes(dtype: np.dtype, numbers: int) -> int:
+    return numbers // 2 if dtype == FP4 else numbers * dtype.itemsize
 
 
 def refusal(config: StreamConfig, task: GemmTask, arch: str) -> str | None:
     """Why `config` cannot compute `task` on `arch`; None: it can."""
-    c, t = config, task
-    if t.kernel != "gemm" or t.b == FP4 or dtypes.float32 in (t.a, t.b):
-        return "streams are single products of 8 and 16 bits"
+    c, t = config, multiplied(task)
+    if t.kernel != "gemm" or dtypes.float32 in (t.a, t.b):
+        return "streams are single products of up to 16 bits"
     if t.half_sums or t.block_scales:
         return "streams sum in FP32 or int32, without scales of blocks"
     if t.m > ROWS or t.batch != 1:
@@ -74,15 +85,17 @@ def refusal(config: StreamConfig, task: GemmTask, arch: str) -> str | None:
     if t.layout_a != INNER or STRIDED in (t.layout_a, t.layout_b):
         return "streams read neighbours along k of a, and of b along k or n, by vectors"
     lines = ((t.k, t.a), (t.n if t.layout_b == OUTER else t.k, t.b))
-    if any(size * dtype.itemsize % ALIGNMENT for size, dtype in lines) or not 0 < t.k < 2**31:
+    if any(_line_bytes(x, size) % ALIGNMENT for size, x in lines) or not 0 < t.k < 2**31:
         return f"streams read lines of whole vectors of {ALIGNMENT} bytes"
+    if t.b == FP4 and (t.k % 64 or not t.tma_codes):
+        return "streams read NVFP4's codes by vectors, and four scales at once"
     if min(c.tile_n, c.depth, c.warps) < 1 or c.stages < 2 or c.warps % 2 or c.warps > 32:
         return "columns, depth and an even number of warps must be positive, stages at least 2"
     if c.depth % 32 or c.tile_n % 16:
         return f"fragments have 16 columns and 32 of k; got {c.tile_n} and {c.depth}"
     of_a, of_b = (
-        c.depth * t.a.itemsize,
-        (c.tile_n if t.layout_b == OUTER else c.depth) * t.b.itemsize,
+        _line_bytes(t.a, c.depth),
+        _line_bytes(t.b, c.tile_n if t.layout_b == OUTER else c.depth),
     )
     for line in (of_a, of_b):
         if not 64 <= line <= 512 or line & (line - 1):
@@ -102,17 +115,18 @@ def configs(task: GemmTask, arch: str) -> tuple[StreamConfig, ...]:
         return ()
     outer = task.layout_b == OUTER
     tile_n, depth = (64, 64 // task.b.itemsize) if outer else (32, 128 // task.b.itemsize)
+    task = multiplied(task)
     stage = StreamConfig(tile_n, depth, 4, 1).shared_bytes(task)
     stages = max(2, min(4, (max_shared_bytes(arch) // 2 - 1024) // stage))
     found = [StreamConfig(tile_n, depth, 4, stages, 2)]
-    if arch == "sm_90a" and not outer and task.a.itemsize > task.b.itemsize:
+    if arch == "sm_90a" and not outer and task.a.itemsize > task.b.itemsize and task.b != FP4:
         alone = math.ceil(task.n / tile_n) <= multiprocessors(arch)
         found.insert(0 if alone else 1, StreamConfig(tile_n, depth, 8, stages))
     return tuple(config for config in found if refusal(config, task, arch) is None)
 
 
 def variant(task: GemmTask, config: StreamConfig) -> Variant:
-    c = config
+    c, task = config, multiplied(task)
     types = zip(
         ("ElementA", "ElementB", "Compute"),
         (task.a, task.b, compute_dtype(task.a, task.b)),
@@ -139,17 +153,19 @@ class StreamPlan(NamedTuple):
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
         """arrays: product.ARRAYS["gemm"], None where absent."""
-        self.repeated.launch(arrays[:7])
+        self.repeated.launch((*arrays[:7], arrays[8]))
 
 
 def stream_plan(
     target: Target, product: Product, task: GemmTask, config: StreamConfig
 ) -> StreamPlan:
-    """product: of a task that `refusal` does not refuse."""
+    """product: of a task that `refusal` does not refuse, an NVFP4 a decoded."""
     params = np.zeros((), _PARAMS)
     params["a_row"] = product.a.row
     params["b_line"] = product.b.row if task.layout_b == OUTER else product.b.col
     params["k"] = product.k
+    if product.groups_b is not None:
+        params["groups"] = product.groups_b[1:]
     fill_epilogue(params["epilogue"], product)
     kernel, struct = get_kernel(target, variant(task, config)), target.by_value(params)
     sizes = math.ceil(product.n / config.tile_n), config.shared_bytes(task)

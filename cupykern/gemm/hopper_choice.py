@@ -149,5 +149,9 @@ def pays(task: GemmTask) -> bool:
     streams = of_logits or (task.b == FP4 and task.kernel == "dual_gemm")
     if streams and task.m <= FEW_ROWS:
         return False
-    tiles = max((_num_tiles(config, task) for config in _tile_times(task)), default=0)
+    times = _tile_times(task)
+    tiles = max((_num_tiles(config, task) for config in times), default=0)
+    if times and task.kernel == "gemm" and task.a in FLOAT16S and task.layout_a == INNER:
+        # Also those of up to 64 rows that hold few: tiles of 16 would be as many as this.
+        tiles = max(tiles, task.batch * math.ceil(task.m / 16) * math.ceil(task.n / 64))
     return 2 * tiles >= multiprocessors("sm_90a")

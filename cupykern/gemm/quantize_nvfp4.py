@@ -24,6 +24,7 @@ from .nvfp4 import GROUP, NvFp4
 from .product import Groups, groups, matrix
 
 _VECTOR_BYTES, _STATIC_BYTES = 16, 1024  # the kernel's static shared memory, at most
+_E4M3 = dtypes.float8_e4m3fn
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 _LARGEST, _ENCODE, _BOTH = map(np.int64, range(3))  # quantize_nvfp4.cu: Pass
 _PARAMS = np.dtype(  # quantize_nvfp4.cu: QuantizeParams
@@ -127,7 +128,9 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None 
             _launch_of(kernel, grid, shared, struct, target.by_value(number)) for number in passes
         )
         places = _places(shape, scale_shape)
-        plan = _Plan(target, launches, 4 * grid, shape, scale_shape, layout, places)
+        of_bytes = xp is not np and not arrays.takes_fp8(xp)
+        scale_dtype = np.dtype(np.uint8) if of_bytes else _E4M3
+        plan = _Plan(target, launches, 4 * grid, shape, scale_shape, layout, places, scale_dtype)
         plans.remember(key if address_of(flat) == address_of(x) else None, plan)
         return plan.launch(flat)
 
@@ -150,6 +153,7 @@ class _Plan(NamedTuple):
     scale_shape: tuple[int, ...]
     layout: str
     places: tuple[int, int, int]  # _places'
+    scale_dtype: np.dtype  # which CuPy makes an array of
 
     def launch(self, x: Any) -> NvFp4:
         target, places = self.target, None
@@ -163,7 +167,9 @@ class _Plan(NamedTuple):
             first, second, size = self.places
             memory = xp.cuda.alloc(size)
             data = xp.ndarray(self.shape, np.uint8, memory)
-            scale = arrays.at(xp, self.scale_shape, dtypes.float8_e4m3fn, memory + first)
+            scale = xp.ndarray(self.scale_shape, self.scale_dtype, memory + first)
+            if self.scale_dtype is not _E4M3:
+                scale = scale.view(_E4M3)
             global_scale = xp.ndarray((), np.float32, memory + second)
             barrier = workspace.take_for_grid(target, self.partial_bytes)
             places = x.data.ptr, memory.ptr, barrier.data.ptr

@@ -12,7 +12,16 @@ from kernels_cu import Variant
 
 from .. import dtypes, reference
 from ..op import Call, Draw, Op, Work
-from . import dequantize_nvfp4, gemm, hopper_config, matmul, matmul_problem, nvfp4, product
+from . import (
+    dequantize_nvfp4,
+    gemm,
+    gemm_stream,
+    hopper_config,
+    matmul,
+    matmul_problem,
+    nvfp4,
+    product,
+)
 from .nvfp4 import NvFp4
 from .scaled_mm import QUANTIZED, by_block, read_operand, scale_shapes, scaled_mm
 
@@ -143,7 +152,8 @@ def nvfp4_variants(arch: str, kernel: str = "gemm") -> tuple[Variant, ...]:
             task = product.GemmTask(
                 1, 4096, 4096, 4096, a, fp4, layout_a, product.INNER, kernel=kernel
             )
-            for config in gemm.configs(task, arch):
+            streams = gemm_stream.configs(replace(task, m=1), arch)
+            for config in (*streams, *gemm.configs(task, arch)):
                 found[gemm.variant(task, config)] = None
     if arch in hopper_config.ARCHS:
         found.update(dict.fromkeys(dequantize_nvfp4.variants()))

@@ -52,15 +52,12 @@ _SUMS: dict[int, _Table] = {
 # the row, wait in registers, of which few large blocks leave enough.
 _CLUSTERS: dict[tuple[bool, bool], dict[int, _ClusterTable]] = {
     (False, False): {
-        2: (
-            *((256, 8, size, 3, 1, True) for size in (2, 4, 8)),
-            (256, 8, 16, 4, 1, True),
-        ),
+        2: (*((256, 8, size, 3, 1, True) for size in (2, 4, 8)), (256, 8, 16, 4, 1, True)),
         4: (*((512, 4, size, 3, 1, True) for size in (4, 8, 16)), (512, 8, 16, 2, 1, True)),
     },
     (True, False): {
         2: tuple((256, 8, size, 2, 2, True) for size in (2, 4, 8, 16)),
-        4: tuple((512, 4, size, 2, 2, False) for size in (4, 8, 16)),
+        4: (*((256, 8, size, 2, 2, True) for size in (4, 8, 16)), (512, 8, 16, 2, 1, False)),
     },
     (False, True): {
         2: (*((256, 8, size, 3, 1, True) for size in (2, 4, 8)), (512, 4, 16, 2, 1, True)),
@@ -71,13 +68,20 @@ _CLUSTERS: dict[tuple[bool, bool], dict[int, _ClusterTable]] = {
         4: (*((512, 4, size, 2, 1, False) for size in (8, 16)), (1024, 4, 16, 1, 1, False)),
     },
 }
+# Blocks that stay for many rows, of those that fill more than half: (num_threads, vectors_per_thread,
+# cluster_size).  Not layer_norm of sums, for want of registers.
+_STREAMS: dict[tuple[bool, bool], dict[int, tuple[tuple[int, int, int], ...]]] = {
+    (False, False): {2: (), 4: ((512, 8, 16),)},
+    (True, False): {2: ((512, 8, 8),), 4: ((512, 8, 16),)},
+    (False, True): {2: ((512, 4, 16),), 4: ((512, 8, 16),)},
+    (True, True): {2: (), 4: ()},
+}
 # To FP8 and int8.
 _QUANTIZED: dict[int, _Table] = {
     2: (
         (128, 8, 1, 1, 8, 1, True),
         (128, 32, 4, 1, 6, 1, True),
-        (128, 128, 4, 1, 12, 1, False),
-        (512, 512, 4, 1, 3, 1, False),
+        (128, 128, 4, 1, 8, 2, False),
     ),
     4: (
         (128, 8, 1, 1, 8, 1, True),
@@ -87,12 +91,14 @@ _QUANTIZED: dict[int, _Table] = {
     ),
 }
 _QUANTIZED_CLUSTERS: dict[int, _ClusterTable] = {
-    2: tuple((512, 4, size, 3, 1, False) for size in (4, 16)),
-    4: tuple((512, 8, size, 2, 1, False) for size in (4, 16)),
+    2: (
+        (512, 4, 1, 2, 2, True),
+        *((256, 4, size, 4, 2, True) for size in (4, 8)),
+        (512, 4, 8, 2, 2, True),
+        (256, 8, 16, 3, 1, True),
+    ),
+    4: (*((256, 8, size, 2, 2, True) for size in (4, 8, 16)), (512, 8, 16, 2, 1, False)),
 }
-# Blocks that stay for many rows: (num_threads, vectors_per_thread, cluster_size); for rows that fill
-# more than half.
-_STREAMS = {2: ((512, 4, 16), (512, 8, 8)), 4: ((512, 8, 16),)}
 
 
 @cache
@@ -100,7 +106,7 @@ def norm_configs(
     arch: str, itemsize: int, centered: bool, has_residual: bool
 ) -> tuple[RowConfig, ...]:
     """Every config on `arch` of elements of `itemsize` bytes, for results that are not quantized."""
-    streams = _STREAMS[itemsize] if arch == "sm_90a" else ()
+    streams = _STREAMS[centered, has_residual][itemsize] if arch == "sm_90a" else ()
     width = VECTOR_BYTES // itemsize
     blocks = _SUMS if has_residual else _BLOCKS
     return (
@@ -186,8 +192,6 @@ def admissible_norm_configs(
         configs = norm_configs(arch, itemsize, centered, arrays_held == 2)
     configs = fitting(configs, arch, itemsize, layout, plain, arrays_held, norms=True)
     streams = [c for c in configs if c.stages and streams_fit(centered, arrays_held)]
-    # Measured: clusters of 8 are faster for layer_norm, of 16 for rms_norm.
-    streams.sort(key=lambda c: (c.cluster_size == 8) != centered)
     for_this = [c for c in streams if 2 * layout.num_cols > c.chunk]
     whole = [c for c in configs if not c.stages and not c.split_rows]
     split = [c for c in configs if c.split_rows]

@@ -37,7 +37,11 @@ class Usage(NamedTuple):
 
 
 class Kernel(Protocol):
-    """A compiled variant, loaded."""
+    """A compiled variant, loaded.
+
+    A GPU's has also launch_plainly(grid, args, shared_bytes), by CuPy's RawKernel, and CUDA's
+    pack(grid, args, shared_bytes), which makes a launch ready (`repeated.Repeated`).
+    """
 
     usage: Usage | None  # None: not known, as on the host
 

@@ -139,6 +139,7 @@ def _compile_cuda(variant: Variant, arch: str) -> Usage:
 _METADATA = re.compile(
     r"\.(vgpr_count|sgpr_count|private_segment_fixed_size|group_segment_fixed_size):\s+(\d+)"
 )
+_SCRATCH_ACCESS = re.compile(r"^\s*(?:scratch|buffer)_(?:load|store)", re.MULTILINE)
 _REFERENCE = re.compile(r"\b([A-Za-z_][\w.]*)@(?:rel32|gotpcrel32|abs32)")
 _DEFINITION = re.compile(r"^([A-Za-z_][\w.]*):", re.MULTILINE)
 
@@ -175,9 +176,11 @@ def _compile_hip(variant: Variant, arch: str) -> Usage:
     if undefined:
         raise CompileError(variant, arch, f"undefined symbols: {', '.join(sorted(undefined))}")
     metadata = {name: int(value) for name, value in _METADATA.findall(text)}
+    # SGPRs that are spilled into lanes of VGPRs leave a frame that nothing reads or writes.
+    used = _SCRATCH_ACCESS.search(text) is not None
     return Usage(
         registers=metadata["vgpr_count"],
         sgprs=metadata["sgpr_count"],
-        local_bytes=metadata["private_segment_fixed_size"],
+        local_bytes=metadata["private_segment_fixed_size"] if used else 0,
         shared_bytes=metadata["group_segment_fixed_size"],
     )

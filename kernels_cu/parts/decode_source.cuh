@@ -36,9 +36,11 @@ struct KeySource {
     int last_page, end, line, vector;
     bool has_k, has_v;
     int pages[kCopies];  // where the next tile's keys are
+    LoadPolicy policy;
 
     DEVICE KeySource(const DecodeParams& params, const DecodeTask& task, const KeyArrays& caches,
-                     const int* block_table) {
+                     const int* block_table)
+        : policy(load_policy_once()) {
         const int index = int(threadIdx.x) % kSharers;
         line = (kOwnKeys ? first_key_of_warp() : 0) + index / kVectors, vector = index % kVectors;
         k_page = params.k[0], v_page = params.v[0], k_row = params.k[2], v_row = params.v[2];
@@ -66,6 +68,12 @@ struct KeySource {
             pages[i] = key < end ? table[page] : 0;
         }
     }
+    // Other sequences may have the same pages, and other rows have the same keys.
+    DEVICE void copy_line(void* to, const Element* from, bool valid) const {
+        constexpr bool kReadOnce = !kPaged && kRows == 16;
+        if constexpr (kReadOnce) copy_async<16>(to, from, valid, policy);
+        else copy_async<16>(to, from, valid);
+    }
     DEVICE void load(DecodeStage& stage, int first_key) {
         if constexpr (kPaged && !kPagesAhead) find_pages(first_key);
         // Lines a whole number of periods apart have the same places.
@@ -80,8 +88,8 @@ struct KeySource {
             const int place = places[i % kPlaces] + i / kPlaces * kPlaces * kLinesAtOnce * kVectors;
             // What is not there is zero: a weight of zero does not hide NaN.
             const bool valid = first_key + i * kLinesAtOnce + line < end;
-            copy_async<16>(&stage.k.columns[0].chunks[place], from_k, has_k && valid);
-            copy_async<16>(&stage.v.columns[0].chunks[place], from_v, has_v && valid);
+            copy_line(&stage.k.columns[0].chunks[place], from_k, has_k && valid);
+            copy_line(&stage.v.columns[0].chunks[place], from_v, has_v && valid);
         };
 #pragma unroll
         for (int i = 0; i < kCopies; ++i) {

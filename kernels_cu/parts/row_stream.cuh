@@ -173,7 +173,8 @@ struct RowRing {
         return rows[slot_of(turn)];
     }
     // By the loader: brings the next row.
-    DEVICE void load(RingPlace& at, const Element* const (&from)[kArrays]) const {
+    DEVICE void load(RingPlace& at, const Element* const (&from)[kArrays],
+                     LoadPolicy policy) const {
 #pragma unroll 1
         for (int i = 0; i < kVectorsPerThread; ++i, at.advance(stages)) {
             barriers.empty[at.stage].wait(at.parity ^ 1);
@@ -184,7 +185,7 @@ struct RowRing {
 #pragma unroll
             for (int j = 0; j < kArrays; ++j) {
                 Piece* to = &pieces[at.stage * kArrays + j];
-                bulk_load(to, from[j] + place.position(i, 0), bytes, full);
+                bulk_load(to, from[j] + place.position(i, 0), bytes, full, policy);
             }
         }
     }

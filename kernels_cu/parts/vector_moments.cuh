@@ -7,6 +7,8 @@ template <int kWidth>
 struct VectorMoments {
     float mean = 0.0f, squares = 0.0f, vectors = 0.0f;
 
+    // kUnrolled: in a loop of which the compiler knows how many have been taken.
+    template <bool kUnrolled = false>
     DEVICE void take(const float (&values)[kWidth]) {
         // In two chains each: a chain's latency is what a thread waits for.
         float sums[2] = {0.0f, 0.0f}, parts[2] = {0.0f, 0.0f};
@@ -22,7 +24,7 @@ struct VectorMoments {
         // Before the first one the mean is 0, and counts for nothing.
         const float step = own - mean, before = vectors;
         vectors += 1.0f;
-        const float share = reciprocal_approx(vectors);
+        const float share = kUnrolled ? 1.0f / vectors : reciprocal_approx(vectors);
         mean += step * share;
         squares += part + step * step * (kWidth * (before * share));
     }

@@ -190,8 +190,14 @@ DEVICE LoadPolicy load_policy(bool evict_last) {
     asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(normal));
     return {evict_last ? last : normal};
 }
+// Before all else: of what nobody reads again.
+DEVICE LoadPolicy load_policy_once() {
+    uint64_t first;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
+    return {first};
+}
 // N bytes in one access, aligned to N.  No other cache hints: stores that leave no trace in L1 or L2
-// and loads that are evicted first made rows slower.
+// made rows slower, and loads that are evicted first as well.
 template <int N>
 DEVICE Bytes<N> load_vector(const void* p) {
     return *static_cast<const Bytes<N>*>(p);
@@ -249,6 +255,14 @@ DEVICE void copy_async(void* shared, const void* global, LoadPolicy policy) {
     const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
     asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(address),
                  "l"(global), "l"(policy.bits)
+                 : "memory");
+}
+template <int N>
+DEVICE void copy_async(void* shared, const void* global, bool valid, LoadPolicy policy) {
+    static_assert(N == 16, "policies are for loads of 16 bytes");
+    const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(address),
+                 "l"(global), "r"(valid ? N : 0), "l"(policy.bits)
                  : "memory");
 }
 // The first `bytes` of 16, 0 to 16; the others become zero, and are not read.

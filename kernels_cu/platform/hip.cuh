@@ -145,6 +145,7 @@ template <> struct Word<16> { typedef uint32_t Type __attribute__((ext_vector_ty
 
 struct LoadPolicy {};  // not heeded
 DEVICE LoadPolicy load_policy(bool) { return {}; }
+DEVICE LoadPolicy load_policy_once() { return {}; }
 template <int N>
 DEVICE Bytes<N> load_vector(const void* p) {
     using Word = typename hip::Word<N>::Type;
@@ -177,6 +178,10 @@ DEVICE void copy_async(void* shared, const void* global, bool valid = true) {
 template <int N>
 DEVICE void copy_async(void* shared, const void* global, LoadPolicy) {
     copy_async<N>(shared, global);
+}
+template <int N>
+DEVICE void copy_async(void* shared, const void* global, bool valid, LoadPolicy) {
+    copy_async<N>(shared, global, valid);
 }
 // The first `bytes` of 16, 0 to 16; the others become zero, and are not read.
 DEVICE void copy_async_part(void* shared, const void* global, int bytes) {

@@ -52,6 +52,10 @@ DEVICE void bulk_load(void* shared, const void* global, int bytes, Barrier& to, 
     host::overwrite(shared, bytes);
     host::runtime->bulk_load(shared, global, bytes, &to, place);
 }
+DEVICE void bulk_load(void* shared, const void* global, int bytes, Barrier& to, LoadPolicy,
+                      HOST_PLACE) {
+    bulk_load(shared, global, bytes, to, place);
+}
 
 // --- TMA -------------------------------------------------------------------------------------
 using TensorMap = host::TensorMap;

@@ -198,6 +198,7 @@ DEVICE Bytes<N> load_vector(const void* p, HOST_PLACE) {
 }
 struct LoadPolicy {};  // of nothing
 DEVICE LoadPolicy load_policy(bool) { return {}; }
+DEVICE LoadPolicy load_policy_once() { return {}; }
 template <int N>
 DEVICE Bytes<N> load_vector(const void* p, LoadPolicy, HOST_PLACE) {
     static_assert(N == 16, "policies are for loads of 16 bytes");
@@ -229,6 +230,11 @@ template <int N>
 DEVICE void copy_async(void* shared, const void* global, LoadPolicy, HOST_PLACE) {
     static_assert(N == 16, "policies are for loads of 16 bytes");
     copy_async<N>(shared, global, true, place);
+}
+template <int N>
+DEVICE void copy_async(void* shared, const void* global, bool valid, LoadPolicy, HOST_PLACE) {
+    static_assert(N == 16, "policies are for loads of 16 bytes");
+    copy_async<N>(shared, global, valid, place);
 }
 // The first `bytes` of 16, 0 to 16; the others become zero, and are not read.
 DEVICE void copy_async_part(void* shared, const void* global, int bytes, HOST_PLACE) {
