@@ -94,7 +94,7 @@ FAULTS = {
         PROMOTED, "slots[(copied + 1) % kSlots];", "slots[copied % kSlots];", "blocks"
     ),
     "the scales of the first block's columns": Fault(
-        PROMOTED, ": work.first_col + (number - 16 * kBlocks)", ": (number - 16 * kBlocks)", "blocks"
+        PROMOTED, ": work.first_col + (number - 16)", ": (number - 16)", "blocks"
     ),
     "the scales of the first rows": Fault(
         PROMOTED, "rows[block * 2 + i / 2 % 2] * cols", "rows[block * 2] * cols", "blocks"
