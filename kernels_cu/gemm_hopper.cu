@@ -77,6 +77,12 @@ DEVICE int first_of_k(int tile, int num_k_tiles) {
 // With kSplitK: the other blocks' sums go to the staging, if it is large enough.
 constexpr bool kSplitInStaging = sizeof(SplitSums) <= sizeof(Staging) * 4 * kConsumers;
 
+// multiply_all, where the main loop has it.
+template <bool kHas, class... Arguments>
+DEVICE void multiply_in_row(Arguments&&... arguments) {
+    if constexpr (kHas) multiply_all(arguments...);
+}
+
 KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b_map,
                         GRID_CONSTANT TensorMap out_map, void* out, const void* bias,
                         const void* residual, const float* scale_a, const float* scale_b,
@@ -166,36 +172,35 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
         work.place.skip(turn * num_k_tiles);
         int box = 0;
         const int row = work.row + warp % 4 * kWarpRows;
-        const auto store = [&](const TileFactors& factors, const RowFactors& rows, const TileSums& sums) {
+        const auto store = [&](const TileFactors& factors, const RowFactors& rows,
+                               const TileSums& sums) {
             const EpilogueParams& p = params.epilogue;
             const Bytes<16> place = factors.place;
             const int out_row = int(place.words[0]) + row, col = int(place.words[1]);
             if (p.out_dtype == kHalf) {
-                store_plain<half>(storage.staging[warp], box, out_map, factors, rows, p.alpha, out_row, col,
-                                  int(place.words[2]), sums);
+                store_plain<half>(storage.staging[warp], box, out_map, factors, rows, p.alpha,
+                                  out_row, col, int(place.words[2]), sums);
             } else {
-                store_plain<bf16>(storage.staging[warp], box, out_map, factors, rows, p.alpha, out_row, col,
-                                  int(place.words[2]), sums);
+                store_plain<bf16>(storage.staging[warp], box, out_map, factors, rows, p.alpha,
+                                  out_row, col, int(place.words[2]), sums);
             }
         };
         const bool in_row = kInRow && plain && !by_block;
-        if constexpr (kInRow) {
-            if (in_row) {
-                TileFactors& factors = storage.factors[0];
-                const int rest = num_parts - first;
-                TileSums sums;
-                RowFactors rows;
-                multiply_all(
-                    ring, work, rest > 0 ? (rest + step - 1) / step : 0, sums,
-                    [&] {
-                        factors.full.wait(work.count & 1);
-                        rows.load(factors, row);
-                    },
-                    [&] {
-                        store(factors, rows, sums);
-                        factors.release();
-                    });
-            }
+        if (in_row) {
+            TileFactors& factors = storage.factors[0];
+            const int rest = num_parts - first;
+            TileSums sums;
+            RowFactors rows;
+            multiply_in_row<kInRow>(
+                ring, work, rest > 0 ? (rest + step - 1) / step : 0, sums,
+                [&] {
+                    factors.full.wait(work.count & 1);
+                    rows.load(factors, row);
+                },
+                [&] {
+                    store(factors, rows, sums);
+                    factors.release();
+                });
         }
         if (!in_row) do {
             const int part = first + (turn + work.count * turns) * step;

@@ -89,9 +89,9 @@ FAULTS = {
         "bias of rows",
     ),
     "the promotion left out": Fault(PROMOTED, _PRODUCTS, _UNPROMOTED, "same sign"),
-    "the scales of the first stage": Fault(PROMOTED, "            from[i] += kAtOnce * step[i];\n", "", "blocks"),
+    "the scales of the first stage": Fault(PROMOTED, "            from[i] += step[i];\n", "", "blocks"),
     "scales of the stage before": Fault(
-        PROMOTED, "slots[index / kAtOnce % 2];", "slots[0];", "blocks"
+        PROMOTED, "slots[(copied + 1) % kSlots];", "slots[copied % kSlots];", "blocks"
     ),
     "the scales of the first block's columns": Fault(
         PROMOTED, ": work.first_col + (number - 16 * kBlocks)", ": (number - 16 * kBlocks)", "blocks"
@@ -99,14 +99,11 @@ FAULTS = {
     "the scales of the first rows": Fault(
         PROMOTED, "rows[block * 2 + i / 2 % 2] * cols", "rows[block * 2] * cols", "blocks"
     ),
-    "the scales of the first of four stages": Fault(
-        PROMOTED, "at = index % kAtOnce;", "at = 0;", "blocks"
-    ),
     "scales that other lanes have not yet copied": Fault(
-        PROMOTED, "            copy_async_wait<0>();\n", "", "blocks"
+        PROMOTED, "        copy_async_wait<kSlots - 2>();\n", "", "blocks"
     ),
     "scales over those that other lanes still read": Fault(
-        PROMOTED, "            sync_warp();  // all lanes'", "            // all lanes'", "blocks"
+        PROMOTED, "        sync_warp();  // all lanes'", "        // all lanes'", "blocks"
     ),
     "scales over sums of the other warpgroup": Fault(
         "gemm_hopper.cu", "if (kPromotes && warpgroup == 1) named_barrier(2, 128);", "", "few rows in blocks"
@@ -179,8 +176,8 @@ FAULTS = {
     "registers of the products under way converted": Fault(
         CONVERTED, "wgmma_wait<1>(next);", "", "mixed (N, K)"
     ),
-    "the numbers of the step before": Fault(
-        CONVERTED, "(step + 1) * kDepth);", "step * kDepth);", "mixed (N, K)"
+    "the numbers of the first step twice": Fault(
+        CONVERTED, "(step + kAhead - kSteps) * kDepth);", "0);", "mixed (N, K)"
     ),
     "no wait for the next stage to convert": Fault(
         CONVERTED, "                ring.full[then.place.stage].wait(then.place.parity);\n", "", "mixed (N, K)"

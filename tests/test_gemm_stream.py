@@ -19,6 +19,7 @@ from cupykern.gemm.product import FP4, INNER, OUTER, STRIDED, GemmTask
 from cupykern.gemm.scaled_problem import ScaledProblem
 from cupykern.op import as_tuple
 from cupykern.targets import host
+from cupykern.tools import gate
 
 E4M3, NVFP4 = "float8_e4m3fn", "float4_e2m1fn"
 CONFIG = StreamConfig(32, 128, 4, 3)
@@ -142,6 +143,16 @@ def test_few_rows_are_streamed(arch, dtype, dtype_b, layout_b, _):
     assert narrow.warps == (8 if converted and arch == "sm_90a" else 4)
     for change in ({"m": 17}, {"batch": 2}, {"k": 8200 if a.itemsize == 1 else 8196}):
         assert not isinstance(gemm.choose_config(replace(task, **change), arch), StreamConfig)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(("dtype", "dtype_b", "layout_b", "_"), PAIRS)
+def test_variants_of_every_kind_compile(dtype, dtype_b, layout_b, _):
+    a, b = dtypes.NAMES[dtype], dtypes.NAMES[dtype_b or dtype]
+    task = GemmTask(1, 16, 8192, 8192, a, b, INNER, INNER if layout_b == "F" else OUTER)
+    config = gemm.choose_config(task, "sm_90a")
+    row = gate.compile_row(gemm.variant(task, config), "sm_90a")
+    assert gate.failure(row) is None
 
 
 TASK = GemmTask(1, 5, 64, 1024, dtypes.float16, dtypes.float8_e4m3fn, INNER, INNER)

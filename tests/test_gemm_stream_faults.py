@@ -43,9 +43,6 @@ FAULTS = {
     "scales of the first words only": Fault(
         FILE, "            next[i] += next_stage;\n", "", "nvfp4"
     ),
-    "scales of columns that are not there": Fault(
-        FILE, "word % kLineWords * kWordK < numbers;", "true;", "nvfp4"
-    ),
     "a line's scales in each other's place": Fault(
         FILE, "tile.words[line][word % kLineWords];", "tile.words[line][0];", "nvfp4"
     ),

@@ -64,7 +64,7 @@ class HopperConfig:
             factors = 8 * self.tile_n + 4 * self.tile_m if scales else 4 * self.tile_n + 16
             ring += (factors + 32) * (2 if self.ping_pong else 1)
             if self.split_k and task.a in FP8:  # scales of blocks on their way
-                ring += 4 * self.warpgroups * 32 * (16 + -(-self.tile_n // BLOCK))
+                ring += 4 * self.warpgroups * 16 * (16 + -(-self.tile_n // BLOCK))
         logits = task.kernel == "dequant_softmax"
         staging = self._logits_staging() if logits else self.warpgroups * _STAGING
         if task.kernel == "dual_gemm":

@@ -2,7 +2,8 @@
 // wgmma's A, whose numbers each thread reads from shared memory and converts in registers, kDepth of
 // k ahead of the products under way; A^T is wgmma's B and is read from shared memory as it is.
 // What is read and converted is the Rows of parts/rows_*_hopper.cuh, which the variant includes
-// before.
+// before.  With Rows::kFetches they are read another kDepth ahead: products wait for conversions
+// only.
 #include "parts/ring_hopper.cuh"
 
 static_assert(kConverts && kBlocks == 1 && !kPingPong && kLead == 0, "64 rows a warpgroup");
@@ -10,15 +11,22 @@ static_assert(kConverts && kBlocks == 1 && !kPingPong && kLead == 0, "64 rows a 
 constexpr int kSteps = kTileK / kDepth;  // of a stage
 static_assert(kSteps % 2 == 0, "the steps alternate between two sets of registers");
 
-DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
-    const int row = work.row + threadIdx.x / 32 % 4 * 16;
-    OwnStages own(work);
-    // The only stage is the other warpgroup's, or none is this block's.
-    if ((kShareK || kSplitK) && !own.there()) return clear(sums);
-    Rows rows(work, row);
+template <class AnyRows>
+DEVICE void multiply_rows(AnyRows& rows, Ring& ring, OwnStages own, TileSums& sums) {
+    constexpr int kAhead = AnyRows::kFetches ? 2 : 1;
     RowRegisters a[2];
+    typename AnyRows::Fetched fetched;
+    const auto take = [&](RowRegisters& into, const OwnStages& from, int k) {
+        const unsigned char* stage = ring.rows[from.place.stage];
+        if constexpr (AnyRows::kFetches) rows.fetch(fetched, stage, k);
+        else rows.load(into, stage, from.index, k);
+    };
     ring.full[own.place.stage].wait(own.place.parity);
-    rows.load(a[0], ring.rows[own.place.stage], own.index, 0);
+    take(a[0], own, 0);
+    if constexpr (AnyRows::kFetches) {
+        rows.convert(fetched, a[0]);
+        take(a[1], own, kDepth);
+    }
     bool first = true;
     int before = 0;
 #pragma unroll 1
@@ -38,13 +46,18 @@ DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
             wgmma_commit();
             wgmma_wait<1>(next);
             if (step == 0 && !first) ring.release(before);
-            if (step + 1 < kSteps) {
-                rows.load(next, ring.rows[stage], own.index, (step + 1) * kDepth);
+            if constexpr (AnyRows::kFetches) {
+                if (step + 1 < kSteps || !own.last()) rows.convert(fetched, next);
+            }
+            if (step + kAhead < kSteps) {
+                take(next, own, (step + kAhead) * kDepth);
             } else if (!own.last()) {
                 OwnStages then = own;
                 then.next();
-                ring.full[then.place.stage].wait(then.place.parity);
-                rows.load(next, ring.rows[then.place.stage], then.index, 0);
+                if (step + kAhead == kSteps) {
+                    ring.full[then.place.stage].wait(then.place.parity);
+                }
+                take(next, then, (step + kAhead - kSteps) * kDepth);
             }
         }
         first = false;
@@ -52,4 +65,13 @@ DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
     }
     wgmma_wait<0>(sums);
     ring.release(before);
+}
+
+DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
+    const int row = work.row + threadIdx.x / 32 % 4 * 16;
+    const OwnStages own(work);
+    // The only stage is the other warpgroup's, or none is this block's.
+    if ((kShareK || kSplitK) && !own.there()) return clear(sums);
+    Rows rows(work, row);
+    multiply_rows(rows, ring, own, sums);
 }

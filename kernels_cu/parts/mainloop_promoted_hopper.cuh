@@ -32,12 +32,10 @@ struct BlockFactors {
     }
 };
 
-// Those of a warp's rows and columns, on their way through shared memory, so that no register waits for
-// them: of kAtOnce stages at once, while those of the kAtOnce stages before are used.  A row's are neighbours
-// in memory as a rule: 16 bytes.  One number for each stage and row would take as many cycles of shared
-// memory, of which the tensor cores need most.  What lies beyond the matrix counts as its last.
-constexpr int kAtOnce = 4, kNumbers = kTurned ? kCols + 1 : 16 * kBlocks + kChunks;
-using FactorSlots = float[2][kNumbers][kAtOnce];
+// Those of a warp's rows and columns, on their way through shared memory: copies of kSlots - 1 stages are
+// under way, so that no register waits for one.  What lies beyond the matrix counts as its last.
+constexpr int kSlots = 4, kNumbers = kTurned ? kCols + 1 : 16 + kChunks;
+using FactorSlots = float[kSlots][kNumbers];
 static_assert(sizeof(FactorSlots) <= kFactorBytes, "the place that TileWork has");
 
 struct FactorsOfStages {
@@ -45,23 +43,23 @@ struct FactorsOfStages {
     FactorSlots& slots;
     const float* from[kCopies];  // null: 1
     int64_t step[kCopies];
-    int index, end;  // of the warpgroup's stages: the next one to use, those that there are
+    int copied, end;
 
     // Nothing reads the slots any more.
     DEVICE FactorsOfStages(const TileWork& work, int first)
-        : slots(*reinterpret_cast<FactorSlots*>(work.slots)), index(0) {
+        : slots(*reinterpret_cast<FactorSlots*>(work.slots)), copied(0) {
         end = (work.num_k_tiles - first + kStride - 1) / kStride;
         const BlockScales& scales = work.scales;
         const int64_t k = work.first_k_tile + first;
 #pragma unroll
         for (int i = 0; i < kCopies; ++i) {
             const int number = threadIdx.x % 32 + 32 * i;
-            const bool of_a = number < (kTurned ? kCols : 16 * kBlocks);
+            const bool of_a = number < (kTurned ? kCols : 16);
             const int64_t row = kTurned ? work.first_col + number
                                         : work.first_row + number / 16 * 64 + number % 16;
             const int64_t col =
                 (kTurned ? work.first_row
-                         : work.first_col + (number - 16 * kBlocks) * kProductCols) / kBlockK;
+                         : work.first_col + (number - 16) * kProductCols) / kBlockK;
             from[i] = nullptr;
             if (number >= kNumbers) continue;
             if (of_a && scales.a) {
@@ -71,50 +69,40 @@ struct FactorsOfStages {
                 from[i] = scales.b + (col < scales.last_block ? col : scales.last_block) * scales.b_col +
                           k * scales.b_k;
             } else {
-                for (int j = 0; j < 2 * kAtOnce; ++j) slots[j / kAtOnce][number][j % kAtOnce] = 1.0f;
+                for (int slot = 0; slot < kSlots; ++slot) slots[slot][number] = 1.0f;
             }
             step[i] = kStride * (of_a ? scales.a_k : scales.b_k);
         }
-        copy(0);
+        for (int i = 0; i < kSlots - 1; ++i) copy();
     }
-    // The kAtOnce stages' from stage `first` on are under way, as far as they are there.
-    DEVICE void copy(int first) {
+    // The next stage's are under way, if there is one.
+    DEVICE void copy() {
 #pragma unroll
         for (int i = 0; i < kCopies; ++i) {
-            if (from[i] == nullptr) continue;
-            float* to = slots[first / kAtOnce % 2][threadIdx.x % 32 + 32 * i];
-            if (step[i] == 1 && first + kAtOnce <= end && uintptr_t(from[i]) % 16 == 0) {
-                copy_async<16>(to, from[i]);
-            } else {
-#pragma unroll
-                for (int j = 0; j < kAtOnce; ++j) {
-                    if (first + j < end) copy_async<4>(to + j, from[i] + j * step[i]);
-                }
-            }
-            from[i] += kAtOnce * step[i];
+            if (from[i] == nullptr || copied >= end) continue;
+            copy_async<4>(&slots[copied % kSlots][threadIdx.x % 32 + 32 * i], from[i]);
+            from[i] += step[i];
         }
         copy_async_commit();
+        ++copied;
     }
     // The thread's own in the next stage.
     DEVICE BlockFactors next() {
-        const int lane = threadIdx.x % 32, at = index % kAtOnce;
-        if (at == 0) {
-            copy_async_wait<0>();
-            sync_warp();  // all lanes' have come, and those of the stages before are read
-            copy(index + kAtOnce);
-        }
-        const float(&slot)[kNumbers][kAtOnce] = slots[index / kAtOnce % 2];
+        const int lane = threadIdx.x % 32;
+        copy_async_wait<kSlots - 2>();
+        sync_warp();  // all lanes' have come, and those of the stage before are read
+        const float* slot = slots[(copied + 1) % kSlots];
         BlockFactors factors;
 #pragma unroll
         for (int i = 0; i < kRowScales; ++i) {
-            factors.rows[i] = slot[kTurned ? kCols : i / 2 * 16 + i % 2 * 8 + lane / 4][at];
+            factors.rows[i] = slot[kTurned ? kCols : i / 2 * 16 + i % 2 * 8 + lane / 4];
         }
 #pragma unroll
         for (int i = 0; i < kColScales; ++i) {
             factors.cols[i] =
-                slot[kTurned ? wgmma_col(lane, i % 2 + i / 2 * 4) : 16 * kBlocks + i][at];
+                slot[kTurned ? wgmma_col(lane, i % 2 + i / 2 * 4) : 16 + i];
         }
-        ++index;
+        copy();
         return factors;
     }
 };
@@ -249,6 +237,8 @@ DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
     else Promotion<false, Nothing>(ring, work, sums, nothing).run();
 }
 
+// A warpgroup's tiles one after another, with little between them.  `finish` is called for each, when
+// `sums` are there, and `before_last` while its last stage is multiplied.
 template <class BeforeLast, class Finish>
 DEVICE void multiply_all(Ring& ring, TileWork& work, int num_tiles, TileSums& sums,
                          const BeforeLast& before_last, const Finish& finish) {

@@ -230,7 +230,7 @@ DEVICE RowScales scales_of_rows(const GroupScales& groups, int first, int second
         aligned};
 }
 
-constexpr int kFactorBytes = 32 * (kTurned ? kCols + 1 : 16 + (kCols + kBlockK - 1) / kBlockK);
+constexpr int kFactorBytes = 16 * (kTurned ? kCols + 1 : 16 + (kCols + kBlockK - 1) / kBlockK);
 
 // What a warpgroup computes of one tile.
 struct TileWork {
@@ -263,12 +263,7 @@ struct OwnStages {
     }
 };
 
-// Of FP8 operands: a warpgroup's tiles one after another, with little between them.  `finish` is called
-// for each, when `sums` are there, and `before_last` while its last stage is multiplied.
-constexpr bool kInRow = kPromotes && kShareRows && !kSplitK && !kTurned;
-template <class BeforeLast, class Finish>
-DEVICE void multiply_all(Ring& ring, TileWork& work, int num_tiles, TileSums& sums,
-                         const BeforeLast& before_last, const Finish& finish);
+constexpr bool kInRow = kPromotes && kShareRows && !kSplitK && !kTurned;  // multiply_all is for those
 
 DEVICE void clear(TileSums& sums) {
 #pragma unroll

@@ -13,6 +13,8 @@ using RowRegisters = uint32_t[kDepth / kStepK][4];
 constexpr int kWordsAhead = 4;  // words of scales that four lanes with the same rows hold at once
 
 struct Rows {
+    static constexpr bool kFetches = false;
+    struct Fetched {};
     const RowScales& scales;
     int line, other;               // in a stage, of the thread's two rows; the second one after it
     int first;                     // word of the warpgroup's first stage

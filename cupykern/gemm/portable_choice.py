@@ -1,0 +1,148 @@
+"""Which configs of the portable main loop compute a task, by what was measured."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+
+from .. import dtypes
+from ..targets.limits import max_shared_bytes, multiprocessors
+from .portable_config import FP8_ARCHS, GemmConfig, refusal
+from .product import FLOAT16S, FP4, FP8, INNER, OUTER, STRIDED, GemmTask, compute_dtype
+
+_MAX_SPLITS = 64
+
+
+@cache
+def _tiles(
+    arch: str,
+    a: np.dtype,
+    b: np.dtype,
+    layout_a: int,
+    layout_b: int,
+    block_scales: bool,
+    kernel: str = "gemm",
+) -> tuple[GemmConfig, ...]:
+    """The tiles for operands of these dtypes and layouts, the largest first.
+
+    Few for what is rare: each is a variant for every pair of dtypes and layouts.  Hopper's main loops have
+    tiles of few rows for FP8 and for what is converted, but logits have so many columns that several small
+    blocks on a multiprocessor stream them.
+    """
+    compute = compute_dtype(a, b)
+    gfx = arch.startswith("gfx")
+    gfx11 = arch.startswith("gfx11")  # whose fragments take twice as many registers
+    roomy = max_shared_bytes(arch) >= 160 * 1024
+    few = 2 if gfx else 3  # stages
+    small = GemmConfig(16, 64, 128, 1, 1, 4, stages=2 if gfx and a.itemsize == 2 else 4)
+    if STRIDED in (layout_a, layout_b) and b != FP4:
+        warps_n = 4 if gfx11 and block_scales else 2
+        return (GemmConfig(64, 64, 128 // compute.itemsize, 2, warps_n, stages=2),)
+    if compute == dtypes.float32:
+        return (GemmConfig(64, 64, 32, 2, 2, stages=few),)
+    e5m2 = dtypes.float8_e5m2 in (a, b)
+    if b == FP4:
+        cols = 64 if gfx else 128
+        large = GemmConfig(64, cols, 64, 2, 4 if gfx11 else 2, stages=4 if roomy else few)
+        if arch == "sm_90a" and layout_a != STRIDED:
+            # Hopper's main loop takes more rows.  (16, 8192, 8192) in 47.7 us, with 128 of k in 52.9 (H200).
+            return (replace(small, tile_k=256, stages=3),)
+        return (large,) if gfx11 or layout_a == STRIDED else (large, small)
+    if a.itemsize == b.itemsize == 1:
+        converted = GemmConfig(64, 64, 128, 2, 2, stages=few)
+        if gfx11 and a in FP8:
+            converted = GemmConfig(64, 64, 64, 2, 4, stages=2)
+        native = replace(converted, fp8=True)
+        large = (converted,)
+        if a in FP8 and arch in FP8_ARCHS:
+            large = (native, converted) if arch == "host" else (native,)
+        few_tiles = e5m2 or block_scales or (arch == "sm_90a" and a in FP8)
+        return large if few_tiles else (*large, small)
+    if b.itemsize == 1:
+        if gfx11:
+            return (GemmConfig(32, 64, 64, 2, 4, stages=2),)
+        # Scaled blocks have their sums twice, of the products and of the blocks.
+        cols = 64 if gfx or block_scales else 128
+        large = GemmConfig(64, cols, 64, 2, 2, stages=4 if roomy else few)
+        hopper = arch == "sm_90a" and kernel == "gemm"
+        if kernel == "dequant_softmax" and roomy:
+            small = replace(
+                small, tile_k=256, stages=3
+            )  # (16, 128256, 4096) in 155 us, not 173 (H200)
+        return (large,) if e5m2 or block_scales or hopper else (large, small)
+    if gfx:
+        large = GemmConfig(128, 128, 32, 2, 4, stages=2, finish_rounds=2)
+        medium = GemmConfig(64, 64, 64, 2, 2, stages=2)
+    else:
+        large = GemmConfig(128, 128, 64, 2, 4, stages=3)
+        medium = GemmConfig(64, 128, 64, 2, 2, stages=4 if roomy else 3)
+    if layout_a == OUTER:
+        return (large,)
+    return (large, small) if arch == "sm_90a" else (large, medium, small)
+
+
+@cache
+def _dual_tiles(
+    arch: str, a: np.dtype, b: np.dtype, layout_a: int, layout_b: int, block_scales: bool
+) -> tuple[GemmConfig, ...]:
+    """As `_tiles`, for two products: a block has tile_n columns of each."""
+    gfx, gfx11 = arch.startswith("gfx"), arch.startswith("gfx11")
+    roomy = max_shared_bytes(arch) >= 160 * 1024
+    few = 2 if gfx else 3
+    if STRIDED in (layout_a, layout_b) and b != FP4:
+        wide = dtypes.int8 not in (a, b) or a != b
+        rows, cols, warps_n = (32 if block_scales else 64, 64, 4) if gfx11 else (64, 32, 2)
+        return (GemmConfig(rows, cols, 64 if wide else 128, 2, warps_n, stages=2),)
+    if a in FLOAT16S and a == b:
+        large = GemmConfig(128, 64, 64, 2, 4, stages=3 if roomy else 2)
+        if gfx:
+            large = GemmConfig(64, 64, 32, 2, 4, stages=2, finish_rounds=2)
+        small = GemmConfig(16, 32, 128, 1, 1, 4, stages=4 if roomy else 2)
+        keeps_small = (
+            layout_b == INNER and not gfx and arch != "sm_90a"
+        )  # where it is for odd strides
+        return (large, small) if keeps_small else (large,)
+    large = GemmConfig(64, 32 if gfx else 64, 64, 2, 2, stages=4 if roomy else few)
+    if gfx11:
+        large = GemmConfig(32, 32, 64, 2, 2, stages=2)
+    if a.itemsize == 1 and a != FP4 and not gfx:
+        large = replace(large, tile_k=128, stages=few)
+    if block_scales:
+        return (replace(large, tile_n=32),)
+    small = GemmConfig(16, 32, 128, 1, 1, 4, stages=4 if roomy else 2)
+    keeps_small = not gfx and b != dtypes.int8 and layout_a == INNER
+    if arch == "sm_90a" and b == FP4 and keeps_small:
+        # As above: (16, 14336, 4096) in 77 us instead of 84.
+        return (replace(small, tile_k=256, stages=3),)
+    return (large, small) if keeps_small else (large,)
+
+
+@cache
+def configs(task: GemmTask, arch: str) -> tuple[GemmConfig, ...]:
+    kinds = (arch, task.a, task.b, task.layout_a, task.layout_b, task.block_scales)
+    tiles = _dual_tiles(*kinds) if task.products == 2 else _tiles(*kinds, task.kernel)
+    if task.half_sums:  # few variants for what is rare
+        tiles = tiles[:1]
+    fitting = [tile for tile in tiles if refusal(tile, task, arch) is None]
+    chosen = next((tile for tile in fitting if _fills(tile, task)), fitting[-1])
+    split = _split(chosen, task, arch)
+    return (split, *(tile for tile in fitting if tile != split))
+
+
+def _fills(tile: GemmConfig, task: GemmTask) -> bool:
+    """Whether there are enough rows, and of the largest tile also columns, for a tile as large."""
+    wide_enough = tile.tile_m <= 64 or task.n > tile.tile_n // 2
+    return task.m > tile.tile_m // 2 and wide_enough
+
+
+def _split(tile: GemmConfig, task: GemmTask, arch: str) -> GemmConfig:
+    """`tile` with so many splits, each of at least 512 of k, that every multiprocessor has a block, or
+    two of 64 rows: (64, 8192, 8192) of FP16 by E4M3 takes 50 us instead of 58 so (H200).
+    """
+    tiles = task.batch * math.ceil(task.m / tile.tile_m) * math.ceil(task.n / tile.tile_n)
+    blocks = multiprocessors(arch) * (2 if tile.tile_m == 64 else 1)
+    splits = max(1, min(blocks // max(tiles, 1), task.k // 512, _MAX_SPLITS))
+    return replace(tile, splits=splits)
