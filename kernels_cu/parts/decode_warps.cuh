@@ -223,8 +223,8 @@ struct Queries {
         // Two sums of a single fragment, so that fewer products wait for the one before.
         constexpr int kChains = Scores::kM * Scores::kN == 1 ? 2 : 1;
         Scores sums[kChains] = {};
-        // No more: a compiler for gfx12 asks for all keys first, and has no registers left.
-        constexpr int kAtOnce = kSteps < 8 ? kSteps : 8;
+        // AMD's compiler asks for the keys of all steps first, and has no registers left then.
+        constexpr int kAtOnce = kNumThreads > 128 && kSteps > 8 ? 4 : kSteps;
 #pragma unroll kAtOnce
         for (int step = 0; step < kSteps; ++step) {
             Scores& sum = sums[step % kChains];
