@@ -176,6 +176,8 @@ def clock():
 @pytest.mark.parametrize("op", cupykern.OPS, ids=lambda op: op.name)
 def test_a_warm_call_costs_little(gpu, clock, op):
     """At most 5 us of host time beyond the launches of its kernels, by RawKernels, and cupy.empty."""
+    if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
+        pytest.skip("host time is measured alone: without -n")
     tried = [bench.host_times((op,), gpu, clock, 1)[op.name] for _ in range(3)]
     beyond = [times["call"] - times["own launches"] - times["cupy.empty"] for times in tried]
     assert min(beyond) <= 5, tried  # what else the machine does only adds

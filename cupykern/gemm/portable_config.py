@@ -124,7 +124,7 @@ def types_of(
     return tuple(wide if layout == STRIDED else x for layout, wide, x in layouts), compute
 
 
-def elementtypes_of(task: GemmTask, config: GemmConfig) -> tuple[np.dtype, np.dtype]:
+def element_types(task: GemmTask, config: GemmConfig) -> tuple[np.dtype, np.dtype]:
     """a and b as they lie in shared memory."""
     return types_of(task, config)[0]
 

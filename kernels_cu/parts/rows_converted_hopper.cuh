@@ -5,7 +5,7 @@ constexpr int kDepth = kTileK < 128 ? 32 : 64;  // of k that are converted at on
 using RowRegisters = uint32_t[kDepth / kStepK][4];
 
 struct Rows {
-    static constexpr bool kFetches = true;
+    static constexpr bool kFetches = !kShareK;  // there memory binds, not conversions
     using Fetched = uint32_t[kOuterMajorRows ? kDepth / 8 : kDepth / 4];
     int row;  // the warp's first one of 16, in the tile
 
@@ -35,6 +35,11 @@ struct Rows {
                 numbers[2 * i + 1] = *reinterpret_cast<const uint16_t*>(p + 8);
             }
         }
+    }
+    DEVICE void load(RowRegisters& a, const unsigned char* stage, int, int k) const {
+        Fetched numbers;
+        fetch(numbers, stage, k);
+        convert(numbers, a);
     }
     DEVICE void convert(const Fetched& numbers, RowRegisters& a) const {
 #pragma unroll
