@@ -52,7 +52,7 @@ _SUMS: dict[int, _Table] = {
 # the row, wait in registers, of which few large blocks leave enough.
 _CLUSTERS: dict[tuple[bool, bool], dict[int, _ClusterTable]] = {
     (False, False): {
-        2: (*((256, 8, size, 3, 1, True) for size in (2, 4, 8)), (256, 8, 16, 4, 1, True)),
+        2: tuple((256, 8, size, 3, 1, True) for size in (2, 4, 8, 16)),
         4: (*((512, 4, size, 3, 1, True) for size in (4, 8, 16)), (512, 8, 16, 2, 1, True)),
     },
     (True, False): {
