@@ -121,6 +121,20 @@ def test_an_array_indexed_at_run_time_in_a_tuned_variant_fails(arch):
     assert f"{row.local_bytes} bytes of local memory" in gate.failure(row)
 
 
+@pytest.mark.compile
+def test_an_asynchronous_copy_that_has_no_encoding_fails():
+    """An illegal instruction on the GPU; with three blocks on a multiprocessor there is none."""
+    if offline.compiler_name("sm_90a") != "NVRTC 13.0":
+        pytest.skip("what other versions of ptxas make is not known")
+    op = next(op for op in OPS if op.name == "rms_norm")
+    problem = op.bench_problem((2048, 262144), "float16")
+    config = op.configs(problem, "sm_90a")[0]
+    for blocks, broken in ((3, False), (4, True)):
+        variant = op.variant(problem, replace(config, min_blocks=blocks))
+        found = gate.failure(gate.compile_row(variant, "sm_90a"))
+        assert ("asynchronous copies" in (found or "")) == broken, found
+
+
 def test_an_unknown_architecture_is_skipped():
     row = gate.compile_row(planted("x[0] = 1;"), "sm_999")
     assert "does not know sm_999" in row.skipped and gate.failure(row) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,8 @@ from functools import cache
 from importlib import util
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from kernels_cu import Variant, source_text
 
@@ -98,6 +101,29 @@ def _nvrtc() -> Any:
     return nvrtc
 
 
+_BROKEN = (
+    "{} asynchronous copies with a uniform register in their shared address: an illegal instruction"
+)
+
+
+def broken_copies(cubin: bytes) -> int:
+    """How many instructions `LDGSTS [R + UR + offset], desc[UR]` the code has, for which a GPU has no encoding.
+
+    Some versions of ptxas make them of cp.async with a cache policy (13.0), with 0 for the registers.
+    """
+    (headers,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, count, names = struct.unpack_from("<3H", cubin, 0x3A)
+    # Section headers: name, type, flags, address, offset, size.
+    sections = [struct.unpack_from("<2I4Q", cubin, headers + i * size) for i in range(count)]
+    found = 0
+    for name, *_, offset, length in sections:
+        if not cubin.startswith(b".text.", sections[names][4] + name):
+            continue
+        code = np.frombuffer(cubin, "<u8", length // 8, offset).reshape(-1, 2)
+        found += int(((code[:, 0] & 0xFFF == 0xDAE) & (code[:, 1] & 0x3F == 0)).sum())
+    return found
+
+
 def _compile_cuda(variant: Variant, arch: str) -> Usage:
     nvrtc = _nvrtc()
     options = (
@@ -113,6 +139,8 @@ def _compile_cuda(variant: Variant, arch: str) -> Usage:
     try:
         nvrtc.compileProgram(program, options)
         log = nvrtc.getProgramLog(program)
+        known = arch.startswith(("sm_8", "sm_9"))  # whose encoding broken_copies reads
+        copies = broken_copies(nvrtc.getCUBIN(program)) if known else 0
     except nvrtc.NVRTCError:
         log = nvrtc.getProgramLog(program)
         if "--gpu-architecture" in log:
@@ -130,7 +158,7 @@ def _compile_cuda(variant: Variant, arch: str) -> Usage:
         # Of the kernel and of each function that was not inlined.
         local_bytes=sum(map(int, frames)),
         shared_bytes=int(shared[1]) if shared else 0,
-        warnings=tuple(_WARNINGS.findall(log)),
+        warnings=(*_WARNINGS.findall(log), *([_BROKEN.format(copies)] if copies else ())),
     )
 
 
