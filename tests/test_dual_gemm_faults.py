@@ -327,9 +327,11 @@ def _check_blocked_scales() -> None:
     )
     x = NvFp4(nvfp4.pack_e2m1(np.ones((rows, k))), scale)
     picks = np.repeat(np.eye(k // 16), 16, 1).astype(np.float16)
+    expected = 16 * scale.astype(np.float64).T
     for y in (x, x.to("blocked")):
-        sums = cupykern.scaled_mm(picks, y, out_dtype="float32")
-        assert (16 * scale.astype(np.float64) == sums.T).all()
+        for copies in (1, 2):  # up to 16 rows are another kernel's
+            sums = cupykern.scaled_mm(np.tile(picks, (copies, 1)), y, out_dtype="float32")
+            assert (np.tile(expected, (copies, 1)) == sums).all()
 
 
 def _check_padding() -> None:
