@@ -5,7 +5,8 @@ constexpr int kDepth = kTileK < 128 ? 32 : 64;  // of k that are converted at on
 using RowRegisters = uint32_t[kDepth / kStepK][4];
 
 struct Rows {
-    static constexpr bool kFetches = !kShareK;  // there memory binds, not conversions
+    // Where warpgroups share k it gains nothing, and gave wrong sums on an H200 (docs/experiments.md).
+    static constexpr bool kFetches = !kShareK;
     using Fetched = uint32_t[kOuterMajorRows ? kDepth / 8 : kDepth / 4];
     int row;  // the warp's first one of 16, in the tile
 
