@@ -203,84 +203,86 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                 });
         }
         if (!in_row) do {
-            const int part = first + (turn + work.count * turns) * step;
-            if (part >= num_parts) break;
-            if (kBlocks * kCols / kChunk % 2 == 0) box = 0;  // which it is, without a register
-            // Where the tile lies takes divisions, which the short epilogue need not wait for.
-            const bool finds = kTurned || !plain || by_block || kConverts;
-            GemmTask task{};
-            if (finds) task = !kPromotes && work.count == 0 ? first_task : task_of(part);
-            const auto offset = [&](Operand operand) {
-                return params.batch.offset(operand, task.batch);
-            };
-            work.first_row = first_row(task) + work.row + warp % 4 * kWarpRows;
-            work.first_col = first_col(task);
-            if (kPromotes && by_block) {
-                // What the tile before has there is stored.
-                if (threadIdx.x % (kTurned ? 128 : 32) == 0) tma_store_wait_read<0>();
-                if (kTurned) named_barrier(1 + warpgroup, 128);
-                else sync_warp();
-                work.slots = kSlotsApart ? static_cast<void*>(storage.slots + warp * kFactorBytes)
-                                         : storage.staging[warp].boxes;
-                const MatrixStrides &a = params.block_scales_a, &b = params.block_scales_b;
-                work.scales = {scale_a ? scale_a + offset(kScaleA) : nullptr,
-                               scale_b ? scale_b + offset(kScaleB) : nullptr,
-                               a.row,
-                               a.col,
-                               b.row,
-                               b.col,
-                               int(params.epilogue.m) - 1,
-                               int(params.epilogue.n - 1) / kBlockK};
-            }
-            if constexpr (kSame<RowElement, e2m1x2>) {
-                const GroupScales groups{groups_b + offset(kGroupsB), params.groups.block,
-                                         params.groups.quarter, params.groups.row,
-                                         params.groups.word};
-                const int col = work.first_row + int(threadIdx.x) % 32 / 4;
-                work.row_scales = scales_of_rows(groups, col, col + 8, int(params.epilogue.n) - 1,
-                                                 int(params.num_groups));
-            }
-            TileSums sums;
-            TileFactors& factors = storage.factors[kPingPong ? warpgroup : 0];
-            multiply(ring, work, sums);
-            const int count = work.count++;
-            work.place.skip(turns * num_k_tiles);
-            if (kShareK) {
-                add_shared_sums(storage, warpgroup, sums);
-                if (warpgroup > 0) continue;
-            }
-            if constexpr (kSplitK) {
-                void* place = kSplitInStaging ? static_cast<void*>(storage.staging) : &ring;
-                add_split_sums<1, kSplitInStaging>(place, warpgroup, sums);
-            }
-            if (plain) {
-                const EpilogueParams& p = params.epilogue;
-                factors.full.wait(count & 1);
-                if (kTurned || (kActivates && p.activation != kNoActivation)) {
-                    const Bytes<16> place = factors.place;
-                    if (!kTurned) work.first_row = int(place.words[0]) + row;
-                    if (!kTurned) work.first_col = int(place.words[1]);
-                    const int batch = kTurned ? int(offset(kOut)) : int(place.words[2]);
-                    store_parts(storage.staging, box, out_map, factors, p, row, work.first_row,
-                                work.first_col, batch, sums);
-                } else {
-                    RowFactors rows;
-                    rows.load(factors, row);
-                    store(factors, rows, sums);
+                const int part = first + (turn + work.count * turns) * step;
+                if (part >= num_parts) break;
+                if (kBlocks * kCols / kChunk % 2 == 0) box = 0;  // which it is, without a register
+                // Where the tile lies takes divisions, which the short epilogue need not wait for.
+                const bool finds = kTurned || !plain || by_block || kConverts;
+                GemmTask task{};
+                if (finds) task = !kPromotes && work.count == 0 ? first_task : task_of(part);
+                const auto offset = [&](Operand operand) {
+                    return params.batch.offset(operand, task.batch);
+                };
+                work.first_row = first_row(task) + work.row + warp % 4 * kWarpRows;
+                work.first_col = first_col(task);
+                if (kPromotes && by_block) {
+                    // What the tile before has there is stored.
+                    if (threadIdx.x % (kTurned ? 128 : 32) == 0) tma_store_wait_read<0>();
+                    if (kTurned) named_barrier(1 + warpgroup, 128);
+                    else sync_warp();
+                    work.slots = kSlotsApart
+                                     ? static_cast<void*>(storage.slots + warp * kFactorBytes)
+                                     : storage.staging[warp].boxes;
+                    const MatrixStrides &a = params.block_scales_a, &b = params.block_scales_b;
+                    work.scales = {scale_a ? scale_a + offset(kScaleA) : nullptr,
+                                   scale_b ? scale_b + offset(kScaleB) : nullptr,
+                                   a.row,
+                                   a.col,
+                                   b.row,
+                                   b.col,
+                                   int(params.epilogue.m) - 1,
+                                   int(params.epilogue.n - 1) / kBlockK};
                 }
-                factors.release();
-                continue;
-            }
-            const Epilogue epilogue = epilogue_of(task);
-            if (!params.tma_stores) {
-                store_runs(storage.staging[warp], epilogue, work.first_row, work.first_col, sums);
-                continue;
-            }
-            TileVectors vectors;
-            vectors.load(epilogue, work.first_row, work.first_col);
-            store_boxes(storage.staging, box, out_map, epilogue, vectors, work.first_row,
-                        work.first_col, int(offset(kOut)), sums);
-        } while (!kSplitK);
+                if constexpr (kSame<RowElement, e2m1x2>) {
+                    const GroupScales groups{groups_b + offset(kGroupsB), params.groups.block,
+                                             params.groups.quarter, params.groups.row,
+                                             params.groups.word};
+                    const int col = work.first_row + int(threadIdx.x) % 32 / 4;
+                    work.row_scales = scales_of_rows(
+                        groups, col, col + 8, int(params.epilogue.n) - 1, int(params.num_groups));
+                }
+                TileSums sums;
+                TileFactors& factors = storage.factors[kPingPong ? warpgroup : 0];
+                multiply(ring, work, sums);
+                const int count = work.count++;
+                work.place.skip(turns * num_k_tiles);
+                if (kShareK) {
+                    add_shared_sums(storage, warpgroup, sums);
+                    if (warpgroup > 0) continue;
+                }
+                if constexpr (kSplitK) {
+                    void* place = kSplitInStaging ? static_cast<void*>(storage.staging) : &ring;
+                    add_split_sums<1, kSplitInStaging>(place, warpgroup, sums);
+                }
+                if (plain) {
+                    const EpilogueParams& p = params.epilogue;
+                    factors.full.wait(count & 1);
+                    if (kTurned || (kActivates && p.activation != kNoActivation)) {
+                        const Bytes<16> place = factors.place;
+                        if (!kTurned) work.first_row = int(place.words[0]) + row;
+                        if (!kTurned) work.first_col = int(place.words[1]);
+                        const int batch = kTurned ? int(offset(kOut)) : int(place.words[2]);
+                        store_parts(storage.staging, box, out_map, factors, p, row, work.first_row,
+                                    work.first_col, batch, sums);
+                    } else {
+                        RowFactors rows;
+                        rows.load(factors, row);
+                        store(factors, rows, sums);
+                    }
+                    factors.release();
+                    continue;
+                }
+                const Epilogue epilogue = epilogue_of(task);
+                if (!params.tma_stores) {
+                    store_runs(storage.staging[warp], epilogue, work.first_row, work.first_col,
+                               sums);
+                    continue;
+                }
+                TileVectors vectors;
+                vectors.load(epilogue, work.first_row, work.first_col);
+                store_boxes(storage.staging, box, out_map, epilogue, vectors, work.first_row,
+                            work.first_col, int(offset(kOut)), sums);
+            } while (!kSplitK);
         if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();
         sync_warp();
     }

@@ -278,7 +278,7 @@ KERNEL void nonfinite(const Element* x, int64_t* buffer, uint32_t* counters, int
     double sum = 0.0;
     Extremes extremes = Extremes::none();
     const int64_t step = int64_t(gridDim.x) * kNumThreads;
-    const auto load = [&](int64_t item, Items (&batch)[kBatch]) {
+    const auto load = [&](int64_t item, Items(&batch)[kBatch]) {
         if (item >= num_items) return;
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) {

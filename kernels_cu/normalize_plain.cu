@@ -109,7 +109,8 @@ struct Held {
                     registers[r][i].fill(from_float<Element>(0.0f));
                     if (there) registers[r][i].load(p + at.position(i), policy...);
                 } else if (there) {
-                    copy_async<16>(&shared->vectors[r][i][threadIdx.x], p + at.position(i), policy...);
+                    copy_async<16>(&shared->vectors[r][i][threadIdx.x], p + at.position(i),
+                                   policy...);
                 } else {
                     shared->vectors[r][i][threadIdx.x].fill(from_float<Element>(0.0f));
                 }
@@ -214,7 +215,7 @@ DEVICE Statistic warp_statistic(Sums& s, int r, const Places<kWhole>& at,
         squares = mine.squares_about(mean);
     } else {
         float largest = 0.0f;  // a NaN is in the squares
-#pragma unroll(kQuantized && kWeightsFirst ? kVectorsPerThread : kUnrolled<Sums::kTight>)
+#pragma unroll(kQuantized&& kWeightsFirst ? kVectorsPerThread : kUnrolled<Sums::kTight>)
         for (int i = 0; i < kVectorsPerThread; ++i) {
             float values[kVectorWidth], part = 0.0f;
             s.get(r, i, values);

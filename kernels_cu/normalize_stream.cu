@@ -84,8 +84,8 @@ DEVICE void merge(Part part, const Count* counts, const Count* all, MeanAndSquar
     // Distances from one of the means, so that a mean far from zero loses nothing.
     const float origin = part(0).mean;
     const auto distance = [&](int i) { return part(i).mean - origin; };
-    const float step = sum_over<kCount>([&](int i) { return counts[i].count * distance(i); }) *
-                       all->reciprocal;
+    const float step =
+        sum_over<kCount>([&](int i) { return counts[i].count * distance(i); }) * all->reciprocal;
     merged = {origin + step, sum_over<kCount>([&](int i) {
                   const float from_mean = distance(i) - step;
                   return part(i).squares + counts[i].count * (from_mean * from_mean);
@@ -218,8 +218,8 @@ struct Stream {
                 Statistic found;
                 merge<kClusterSize>([&](int i) { return parts[i]; }, counts.of_blocks,
                                     counts.of_row, found);
-                task.rstd = reciprocal_square_root(
-                    squares_of(found) * counts.of_row->reciprocal + params.eps);
+                task.rstd = reciprocal_square_root(squares_of(found) * counts.of_row->reciprocal +
+                                                   params.eps);
                 task.shift = -mean_of(found) * task.rstd;
             }
             if (lane_id() == 0) {
@@ -277,7 +277,7 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
     const SlicePlace place = SlicePlace::here(num_cols);
     const auto ring = RowRing<1 + kHasResidual>::make(pieces, barriers, place, params.stages);
     const auto exchange = Exchange<Statistic>::make(barriers);
-    const Stream<kHasResidual> stream{x,      residual, weight, bias,     y,      sum,
+    const Stream<kHasResidual> stream{x,      residual, weight,   bias,   y,    sum,
                                       params, ring,     exchange, counts, tasks};
     const Role role = role_of_warp();
     if (role == kWriter) {

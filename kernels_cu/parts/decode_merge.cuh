@@ -94,7 +94,8 @@ struct Merge {
     // loads, and twice as long for both.
     DEVICE void start_sum(int i, int node) const {
         const bool valid = has_row && node < count;
-        copy_async<8>(&sums[i][threadIdx.x], nodes.sum_place(first + (valid ? node : 0), row), valid);
+        copy_async<8>(&sums[i][threadIdx.x], nodes.sum_place(first + (valid ? node : 0), row),
+                      valid);
     }
     DEVICE PartialSum sum(int i, int node) const {
         if (!has_row || node >= count) return {-kInfinity, 0.0f};

@@ -139,8 +139,8 @@ struct RunResults {
     }
     // After the last chunk.  memory, sums: that nobody uses any more, MergeValues and MergeSums.
     template <class Memory, class Sums, class Pair>
-    DEVICE void finish(Memory& memory, Sums& sums, Pair& pair, int& told, uint32_t* counters, Element* out,
-                       float* lse) {
+    DEVICE void finish(Memory& memory, Sums& sums, Pair& pair, int& told, uint32_t* counters,
+                       Element* out, float* lse) {
         const bool of_chunks = params.chunks_per_block == 1;
         const RowOutput output = {params, task, out, lse};
         if (of_chunks ? task.num_chunks == 1 : task.num_groups == 1) {
@@ -197,15 +197,15 @@ struct RunResults {
     }
     // give(valid, row, col, merged) for this thread's quads of all rows, by add(merge) of nodes.
     template <class Add, class Give>
-    DEVICE void merge_rows(MergeSums& sums, int64_t first, int count, const Add& add, const Give& give) {
+    DEVICE void merge_rows(MergeSums& sums, int64_t first, int count, const Add& add,
+                           const Give& give) {
         const OwnQuad own;
         const int num_rows = task.num_rows < kRows ? task.num_rows : kRows;
 #pragma unroll 1
         for (int begin = 0; begin < num_rows; begin += kRowsAtOnce) {
             const int row = begin + own.row;
             const bool has_row = row < num_rows;
-            const Merge merge = {nodes, first, count, has_row ? row : 0,
-                                 own.col, has_row, sums};
+            const Merge merge = {nodes, first, count, has_row ? row : 0, own.col, has_row, sums};
             give(has_row, row, own.col, add(merge));
         }
     }
@@ -234,7 +234,8 @@ struct RunResults {
             const float other = exp2_approx(second.exponent - finite);
             const float sum = multiply_add(total.sum, mine, 0.0f);
             total = {largest, sum + multiply_add(second.sum, other, 0.0f)};
-            const auto& others = reinterpret_cast<const Bytes<16>&>(pair.values[row][Layout::col(0, 0)]);
+            const auto& others =
+                reinterpret_cast<const Bytes<16>&>(pair.values[row][Layout::col(0, 0)]);
             float added[4];
             memcpy(added, &others, 16);
 #pragma unroll

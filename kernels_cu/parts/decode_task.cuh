@@ -36,7 +36,7 @@ struct DecodeParams {
     int32_t heads_per_kv_head;
     int32_t num_rows;  // of one KV head: heads_per_kv_head * queries, query fastest
     int32_t dim, dim_v;
-    int32_t max_keys;  // of a sequence
+    int32_t max_keys;   // of a sequence
     int32_t doublings;  // from the least chunk to that of sequences of up to kMaxChunks
     int32_t chunks_per_block;
     // Of kRows rows of a sequence: nodes of chunks, nodes in all, counters (of the sequence, then
@@ -61,7 +61,8 @@ struct Chunks {
         int last = num_keys > 0 ? num_keys - 1 : 0, doublings = 0;
         params.least_chunk.take_from(last);
 #pragma unroll 1
-        while (last >> doublings >= (doublings < params.doublings ? kGroup : kMaxChunks)) ++doublings;
+        while (last >> doublings >= (doublings < params.doublings ? kGroup : kMaxChunks))
+            ++doublings;
         size = params.least_chunk.by << doublings;
         count = (last >> doublings) + 1;
     }

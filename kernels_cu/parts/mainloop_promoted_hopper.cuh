@@ -55,18 +55,20 @@ struct FactorsOfStages {
         for (int i = 0; i < kCopies; ++i) {
             const int number = threadIdx.x % 32 + 32 * i;
             const bool of_a = number < (kTurned ? kCols : 16);
-            const int64_t row = kTurned ? work.first_col + number
-                                        : work.first_row + number / 16 * 64 + number % 16;
+            const int64_t row =
+                kTurned ? work.first_col + number : work.first_row + number / 16 * 64 + number % 16;
             const int64_t col =
-                (kTurned ? work.first_row
-                         : work.first_col + (number - 16) * kProductCols) / kBlockK;
+                (kTurned ? work.first_row : work.first_col + (number - 16) * kProductCols) /
+                kBlockK;
             from[i] = nullptr;
             if (number >= kNumbers) continue;
             if (of_a && scales.a) {
-                from[i] = scales.a + (row < scales.last_row ? row : scales.last_row) * scales.a_row +
+                from[i] = scales.a +
+                          (row < scales.last_row ? row : scales.last_row) * scales.a_row +
                           k * scales.a_k;
             } else if (!of_a && scales.b) {
-                from[i] = scales.b + (col < scales.last_block ? col : scales.last_block) * scales.b_col +
+                from[i] = scales.b +
+                          (col < scales.last_block ? col : scales.last_block) * scales.b_col +
                           k * scales.b_k;
             } else {
                 for (int slot = 0; slot < kSlots; ++slot) slots[slot][number] = 1.0f;
@@ -99,8 +101,7 @@ struct FactorsOfStages {
         }
 #pragma unroll
         for (int i = 0; i < kColScales; ++i) {
-            factors.cols[i] =
-                slot[kTurned ? wgmma_col(lane, i % 2 + i / 2 * 4) : 16 + i];
+            factors.cols[i] = slot[kTurned ? wgmma_col(lane, i % 2 + i / 2 * 4) : 16 + i];
         }
         copy();
         return factors;
@@ -123,10 +124,10 @@ struct Promotion {
     Ring& ring;
     const TileWork& work;
     TileSums& sums;
-    OwnStages given;         // of the products to be given to the tensor cores next
-    BlockFactors factors;    // of the stage that is added
-    Source source;           // of the stage that is added next
-    int turn;  // the stage of its first tile after which the next warpgroup begins
+    OwnStages given;       // of the products to be given to the tensor cores next
+    BlockFactors factors;  // of the stage that is added
+    Source source;         // of the stage that is added next
+    int turn;              // the stage of its first tile after which the next warpgroup begins
 
     DEVICE Promotion(Ring& ring, const TileWork& work, TileSums& sums,
                      const BeforeLast& before_last)

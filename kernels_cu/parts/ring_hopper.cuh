@@ -263,7 +263,8 @@ struct OwnStages {
     }
 };
 
-constexpr bool kInRow = kPromotes && kShareRows && !kSplitK && !kTurned;  // multiply_all is for those
+constexpr bool kInRow =
+    kPromotes && kShareRows && !kSplitK && !kTurned;  // multiply_all is for those
 
 DEVICE void clear(TileSums& sums) {
 #pragma unroll

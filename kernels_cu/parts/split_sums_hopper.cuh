@@ -71,7 +71,8 @@ DEVICE void add_split_sums(void* place, int warpgroup, TileSums& sums) {
 #pragma unroll
         for (int from = 0; from < kClusterSize; ++from) {
             Bytes<16> part{};
-            if (from != rank) part = theirs[from < rank ? from : from - 1][warpgroup][i / 4][thread];
+            if (from != rank)
+                part = theirs[from < rank ? from : from - 1][warpgroup][i / 4][thread];
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 total[j] += from == rank ? sum_of(rank, i + j) : bit_cast<SumType>(part.words[j]);
@@ -81,8 +82,7 @@ DEVICE void add_split_sums(void* place, int warpgroup, TileSums& sums) {
         for (int j = 0; j < 4; ++j) {
 #pragma unroll
             for (int known = 0; known < kClusterSize; ++known) {
-                SumType& sum =
-                    sums[i / kOwnSums][own_sum<kProducts>(known, (i + j) % kOwnSums)];
+                SumType& sum = sums[i / kOwnSums][own_sum<kProducts>(known, (i + j) % kOwnSums)];
                 if (kProducts > 1 ? known == 0 : known == rank) sum = total[j];
             }
         }

@@ -127,8 +127,7 @@ DEVICE void bulk_load(void* shared, const void* global, int bytes, Barrier& to) 
         "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(to.address())
         : "memory");
 }
-DEVICE void bulk_load(void* shared, const void* global, int bytes, Barrier& to,
-                      LoadPolicy policy) {
+DEVICE void bulk_load(void* shared, const void* global, int bytes, Barrier& to, LoadPolicy policy) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
         "[%0], [%1], %2, [%3], %4;" ::"r"(hopper::shared_address(shared)),
