@@ -105,9 +105,11 @@ def choose_config(arch: str, itemsize: int, walk: Walk) -> NonfiniteConfig:
 def configs_of(arch: str, itemsize: int) -> tuple[NonfiniteConfig, ...]:
     """For single elements, for one stretch of vectors, for vectors of several dims."""
     width = _VECTOR_BYTES // itemsize
+    # Elsewhere NVRTC wants a few registers more than two blocks leave.
+    blocks = 2 if arch in ("sm_90a", "host") or arch.startswith("gfx") else 1
     return (
         NonfiniteConfig(256, 8, 1, False, 3),
-        NonfiniteConfig(512, 4, width, True, 2),
+        NonfiniteConfig(512, 4, width, True, blocks),
         NonfiniteConfig(256, 4, width, False, 3),
     )
 
