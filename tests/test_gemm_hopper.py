@@ -362,7 +362,7 @@ _MIXED = {"b": dtypes.float8_e4m3fn}
         ({"tile_m": 256}, _FP8, "sm_90a", "do not hold 256 x 256 sums"),
         ({"tile_n": 320}, _FP8, "sm_90a", "do not hold 128 x 320 sums"),
         ({"share_k": True, "tile_n": 64}, {}, "sm_90a", "tiles of at most 64 x 64"),
-        ({}, _MIXED, "sm_90a", "64 columns per warpgroup"),
+        ({"tile_n": 512}, _MIXED, "sm_90a", "64 columns per warpgroup"),
         ({"tile_n": 128, "ping_pong": True}, _MIXED, "sm_90a", "no ping_pong or lead"),
         ({"stages": 1}, {}, "sm_90a", "at least 2"),
         ({"lead": 5}, {}, "sm_90a", "5 stages ahead in a ring of 4"),

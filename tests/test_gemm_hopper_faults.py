@@ -177,7 +177,7 @@ FAULTS = {
         CONVERTED, "wgmma_wait<1>(next);", "", "mixed (N, K)"
     ),
     "the numbers of the first step twice": Fault(
-        CONVERTED, "(step + kAhead - kSteps) * kDepth);", "0);", "mixed (N, K)"
+        CONVERTED, "step + kAhead - kSteps);", "0);", "mixed (N, K)"
     ),
     "no wait for the next stage to convert": Fault(
         CONVERTED, "                ring.full[then.place.stage].wait(then.place.parity);\n", "", "mixed (N, K)"
@@ -186,8 +186,8 @@ FAULTS = {
         CONVERTED_ROWS, "reinterpret_cast<const uint16_t*>(p + 8)", "reinterpret_cast<const uint16_t*>(p)", "mixed (N, K)"
     ),
     "the swizzle of (K, N) left out": Fault(
-        CONVERTED_ROWS, "stage + RowStage::place(k + 32 * i + lane, row)",
-        "stage + (k + 32 * i + lane) * RowStage::kLine + row", "mixed (K, N)"
+        CONVERTED_ROWS, "RowStage::place(k + 32 * i + lane, first % RowStage::kLine)",
+        "(k + 32 * i + lane) * RowStage::kLine + first % RowStage::kLine", "mixed (K, N)"
     ),
     "columns in the order of registers": Fault(
         EPILOGUE, "kPairedRows ? lane / 4 * 2 + half :", "false ? 0 :", "mixed (K, N)"

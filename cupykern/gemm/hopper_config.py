@@ -64,7 +64,8 @@ class HopperConfig:
             factors = 8 * self.tile_n + 4 * self.tile_m if scales else 4 * self.tile_n + 16
             ring += (factors + 32) * (2 if self.ping_pong else 1)
             if self.split_k and task.a in FP8:  # scales of blocks on their way
-                ring += 4 * self.warpgroups * 16 * (16 + -(-self.tile_n // BLOCK))
+                numbers = self.tile_m + 1 if self.turned else 16 + -(-self.tile_n // BLOCK)
+                ring += 4 * self.warpgroups * 16 * numbers
         logits = task.kernel == "dequant_softmax"
         staging = self._logits_staging() if logits else self.warpgroups * _STAGING
         if task.kernel == "dual_gemm":
@@ -201,8 +202,8 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         return f"tiles must be multiples of {needed[0]} x {needed[1]}; got {c.tile_m} x {c.tile_n}"
     if converts(task) and (c.ping_pong or c.lead):
         return "the loop that converts has no ping_pong or lead"
-    if turned and own != 64:
-        return "turned products have 64 columns per warpgroup"
+    if turned and own != 64 and not (own == 128 and converts(task) and not fp4):
+        return "turned products have 64 columns per warpgroup, or 128 that are converted"
     if max(rows, cols) > 256 or own // 64 * cols > 256:
         return f"the registers of two warpgroups do not hold {c.tile_m} x {c.tile_n} sums"
     if fp8 and (c.ping_pong or c.lines != 1 or own != 64 or (cols > BLOCK and cols % BLOCK)):
@@ -212,8 +213,10 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         )
     if c.cluster != 1 and (task.kernel == "dequant_softmax" or (dual and fp4)):
         return "logits and two products of NVFP4 have no clusters"
-    unit = 8 if (task.layout_a if turned else task.layout_b) == INNER and not c.split_k else 64
-    unit = 32 if dual and c.split_k else unit
+    unit = 8 if (task.layout_a if turned else task.layout_b) == INNER else 64
+    if c.split_k:  # the columns that a block finishes are few, or whole chunks
+        few_own = turned and not dual and cols // c.cluster in (16, 32)
+        unit = 32 if dual else 16 if few_own else 64
     if c.cluster not in (1, 2, 4) or cols % (c.cluster * unit if c.cluster > 1 else 1):
         return f"a cluster of 1, 2 or 4 blocks shares {cols} columns; got {c.cluster}"
     if c.split_k and (c.cluster == 1 or not shared_rows or cols % (unit * c.cluster)):

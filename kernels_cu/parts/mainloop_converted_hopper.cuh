@@ -6,9 +6,9 @@
 // only.
 #include "parts/ring_hopper.cuh"
 
-static_assert(kConverts && kBlocks == 1 && !kPingPong && kLead == 0, "64 rows a warpgroup");
+static_assert(kConverts && !kPingPong && kLead == 0, "the warpgroups are alike");
 
-constexpr int kSteps = kTileK / kDepth;  // of a stage
+constexpr int kSteps = kTileK / kDepth * kBlocks;  // of a stage: of k, and for each of the blocks
 static_assert(kSteps % 2 == 0, "the steps alternate between two sets of registers");
 
 template <class AnyRows>
@@ -16,16 +16,17 @@ DEVICE void multiply_rows(AnyRows& rows, Ring& ring, OwnStages own, TileSums& su
     constexpr int kAhead = AnyRows::kFetches ? 2 : 1;
     RowRegisters a[2];
     typename AnyRows::Fetched fetched;
-    const auto take = [&](RowRegisters& into, const OwnStages& from, int k) {
+    const auto take = [&](RowRegisters& into, const OwnStages& from, int step) {
         const unsigned char* stage = ring.rows[from.place.stage];
-        if constexpr (AnyRows::kFetches) rows.fetch(fetched, stage, k);
-        else rows.load(into, stage, from.index, k);
+        const int k = step / kBlocks * kDepth, block = step % kBlocks;
+        if constexpr (AnyRows::kFetches) rows.fetch(fetched, stage, block, k);
+        else rows.load(into, stage, block, from.index, k);
     };
     ring.full[own.place.stage].wait(own.place.parity);
     take(a[0], own, 0);
     if constexpr (AnyRows::kFetches) {
         rows.convert(fetched, a[0]);
-        take(a[1], own, kDepth);
+        take(a[1], own, 1);
     }
     bool first = true;
     int before = 0;
@@ -39,9 +40,9 @@ DEVICE void multiply_rows(AnyRows& rows, Ring& ring, OwnStages own, TileSums& su
 #pragma unroll
             for (int i = 0; i < kDepth / kStepK; ++i) {
                 wgmma<ColElement, ColElement, kMajorK, ColStage::kMajor>(
-                    sums[0], now[i],
-                    ColStage::tile(ring.cols[stage], 0, step * kDepth + i * kStepK),
-                    !first || step > 0 || i > 0);
+                    sums[step % kBlocks], now[i],
+                    ColStage::tile(ring.cols[stage], 0, step / kBlocks * kDepth + i * kStepK),
+                    !first || step >= kBlocks || i > 0);
             }
             wgmma_commit();
             wgmma_wait<1>(next);
@@ -50,14 +51,14 @@ DEVICE void multiply_rows(AnyRows& rows, Ring& ring, OwnStages own, TileSums& su
                 if (step + 1 < kSteps || !own.last()) rows.convert(fetched, next);
             }
             if (step + kAhead < kSteps) {
-                take(next, own, (step + kAhead) * kDepth);
+                take(next, own, step + kAhead);
             } else if (!own.last()) {
                 OwnStages then = own;
                 then.next();
                 if (step + kAhead == kSteps) {
                     ring.full[then.place.stage].wait(then.place.parity);
                 }
-                take(next, then, (step + kAhead - kSteps) * kDepth);
+                take(next, then, step + kAhead - kSteps);
             }
         }
         first = false;
