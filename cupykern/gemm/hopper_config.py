@@ -202,8 +202,8 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         return f"tiles must be multiples of {needed[0]} x {needed[1]}; got {c.tile_m} x {c.tile_n}"
     if converts(task) and (c.ping_pong or c.lead):
         return "the loop that converts has no ping_pong or lead"
-    if turned and own != 64 and not (own == 128 and converts(task) and not fp4):
-        return "turned products have 64 columns per warpgroup, or 128 that are converted"
+    if turned and own not in ((64,) if fp8 or fp4 else (64, 128)):
+        return "turned products have 64 columns per warpgroup, or 128 but for FP8 and NVFP4"
     if max(rows, cols) > 256 or own // 64 * cols > 256:
         return f"the registers of two warpgroups do not hold {c.tile_m} x {c.tile_n} sums"
     if fp8 and (c.ping_pong or c.lines != 1 or own != 64 or (cols > BLOCK and cols % BLOCK)):
