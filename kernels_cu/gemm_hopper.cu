@@ -38,6 +38,7 @@ constexpr int kFactors = kPingPong ? kConsumers : 1;  // of tiles whose sums are
 struct HopperStorage {
     Staging staging[4 * kConsumers];
     Ring ring;
+    SplitBarriers split;
     TileFactors factors[kFactors];
     // Of scales of blocks on their way, where other blocks write to `staging` at any time.
     alignas(16) unsigned char slots[kSlotsApart ? 4 * kConsumers * kFactorBytes : 1];
@@ -74,8 +75,8 @@ DEVICE int first_of_k(int tile, int num_k_tiles) {
     return kSpreads ? int(uint64_t(uint32_t(tile) * 0x9e3779b9u) * uint32_t(num_k_tiles) >> 32) : 0;
 }
 
-// With kSplitK: the other blocks' sums go to the staging, if it is large enough.
-constexpr bool kSplitInStaging = sizeof(SplitSums) <= sizeof(Staging) * 4 * kConsumers;
+// With kSplitK: the other blocks' sums go to a warpgroup's staging, if it is large enough.
+constexpr bool kSplitInStaging = sizeof(SplitSums) <= 4 * sizeof(Staging);
 
 // multiply_all, where the main loop has it.
 template <bool kHas, class... Arguments>
@@ -97,6 +98,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
     }
     if (warp == 0 && elect_one()) {
         for (TileFactors& factors : storage.factors) factors.init();
+        if constexpr (kSplitK) storage.split.init();
         ring.init();
     }
     // Tiles, each kClusterSize times: a cluster's blocks have parts of the same one.
@@ -160,7 +162,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
             }
         }
         sync_warp();
-        if constexpr (kSplitK) skip_split_sums<kSplitInStaging>();
+        if constexpr (kSplitK) sync_before_split_sums<kSplitInStaging>();
     } else {
         increase_registers<kConsumerRegisters>();
         constexpr int turns = kPingPong ? kConsumers : 1;
@@ -251,8 +253,10 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                     if (warpgroup > 0) continue;
                 }
                 if constexpr (kSplitK) {
-                    void* place = kSplitInStaging ? static_cast<void*>(storage.staging) : &ring;
-                    add_split_sums<1, kSplitInStaging>(place, warpgroup, sums);
+                    void* place = kSplitInStaging
+                                      ? static_cast<void*>(&storage.staging[4 * warpgroup])
+                                      : ring.rows[0] + warpgroup * sizeof(SplitSums);
+                    add_split_sums<1, kSplitInStaging>(place, storage.split, warpgroup, sums);
                 }
                 if (plain) {
                     const EpilogueParams& p = params.epilogue;

@@ -229,7 +229,7 @@ FAULTS = {
         SPLIT, "i / kOwn * (kCols / 2 / kProducts) + rank", "rank", "split"
     ),
     "stages are overwritten while they are read": Fault(
-        SPLIT, "else sync_cluster();                  // and no stage is read any more", "", "split"
+        SPLIT, "if constexpr (!kFree) cluster_arrive();  // no stage is read any more\n    cluster_wait();", "", "split"
     ),
     "every block has all of k": Fault(
         "dual_gemm_hopper.cu", "kSplitK ? rank * all_k_tiles / kClusterSize : 0;", "0;", "split"

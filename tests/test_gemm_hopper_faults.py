@@ -221,7 +221,7 @@ FAULTS = {
         FP4_ROWS, "(work.first_k_tile + (kShareK ? work.consumer : 0))", "(kShareK ? work.consumer : 0)", "nvfp4, split k"
     ),
     "sums stored before the others are read": Fault(
-        SPLIT, "if (kFree) named_barrier(3, 128 * kConsumers);", "", "nvfp4, split k"
+        SPLIT, "if (kFree) named_barrier(1 + warpgroup, 128);", "", "nvfp4, split k"
     ),
     "gelu of the first columns": Fault(
         PLAIN, "for (int i = 0; i < kValues; ++i) values[i] = gelu_of_twice(values[i]);",

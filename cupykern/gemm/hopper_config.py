@@ -58,7 +58,8 @@ class HopperConfig:
         task, line = multiplied(task, self), self.lines * LINE
         of_b = line * task.b.itemsize // task.a.itemsize // (2 if task.b == FP4 else 1)
         stage = self.tile_m * line + self.tile_n * of_b
-        ring = -(-(self.stages * (stage + 16) + 16) // 128) * 128
+        barriers = 16 * self.stages + 16 + 8 * self.warpgroups  # Ring's and SplitBarriers'
+        ring = -(-(self.stages * stage + barriers) // 128) * 128
         if task.kernel == "gemm":  # its factors
             scales = task.b.itemsize == 1
             factors = 8 * self.tile_n + 4 * self.tile_m if scales else 4 * self.tile_n + 16
