@@ -33,37 +33,46 @@ struct HopperParams {
     struct { int64_t block, quarter, row, word; } groups;  // GroupScales
 };
 
-constexpr bool kSlotsApart = kPromotes && kSplitK;
+constexpr int kStagings = kShareK ? 2 : kConsumers;  // the first warpgroup's, and one for sums
+constexpr bool kSlotsApart = kPromotes && (kSplitK || kStagings < kConsumers);
 constexpr int kFactors = kPingPong ? kConsumers : 1;  // of tiles whose sums are under way
 struct HopperStorage {
-    Staging staging[4 * kConsumers];
+    Staging staging[4 * kStagings];
     Ring ring;
     SplitBarriers split;
     TileFactors factors[kFactors];
-    // Of scales of blocks on their way, where other blocks write to `staging` at any time.
+    // Of scales of blocks on their way, where other blocks write to `staging` at any time, or where
+    // there are more warps.
     alignas(16) unsigned char slots[kSlotsApart ? 4 * kConsumers * kFactorBytes : 1];
 };
 
 constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
 constexpr int kConsumerRegisters = consumer_registers(kProducerRegisters);
 
-// With kShareK: the first warpgroup's sums, plus those of the other one.
+// With kShareK: the first warpgroup's sums, plus those of the others, one after the other.
 DEVICE void add_shared_sums(HopperStorage& storage, int warpgroup, TileSums& sums) {
     using Slices = SumType[kBlocks * kCols / 2][128];
     static_assert(!kShareK || sizeof(Slices) <= sizeof(storage.staging) / 2, "half of the staging");
     // The second warpgroup's, which stores nothing.
     Slices& slices = *reinterpret_cast<Slices*>(&storage.staging[4]);
     if (kPromotes && warpgroup == 1) named_barrier(2, 128);  // scales that lie there are read
+#pragma unroll 1
+    for (int other = 1; other < kConsumers; ++other) {
 #pragma unroll
-    for (int i = 0; i < kBlocks * kCols / 2; ++i) {
-        if (warpgroup == 1) slices[i][threadIdx.x % 128] = sums[i / (kCols / 2)][i % (kCols / 2)];
-    }
-    named_barrier(3, 128 * kConsumers);
+        for (int i = 0; i < kBlocks * kCols / 2; ++i) {
+            if (warpgroup == other) {
+                slices[i][threadIdx.x % 128] = sums[i / (kCols / 2)][i % (kCols / 2)];
+            }
+        }
+        named_barrier(3, 128 * kConsumers);
 #pragma unroll
-    for (int i = 0; i < kBlocks * kCols / 2; ++i) {
-        if (warpgroup == 0) sums[i / (kCols / 2)][i % (kCols / 2)] += slices[i][threadIdx.x % 128];
+        for (int i = 0; i < kBlocks * kCols / 2; ++i) {
+            if (warpgroup == 0) {
+                sums[i / (kCols / 2)][i % (kCols / 2)] += slices[i][threadIdx.x % 128];
+            }
+        }
+        named_barrier(3, 128 * kConsumers);  // read, before the next one's
     }
-    named_barrier(3, 128 * kConsumers);  // read, before the next tile's
 }
 
 // Where blocks stream 8-bit rows, these are as far apart as they are long, and all blocks go along k

@@ -171,7 +171,7 @@ FAULTS = {
         "shared k",
     ),
     "every stage for both warpgroups": Fault(
-        RING, "if (kShareK && work.consumer > 0) next(1);", "", "shared k"
+        RING, "if (kShareK && work.consumer > 0) {", "if (false) {", "shared k"
     ),
     "registers of the products under way converted": Fault(
         CONVERTED, "wgmma_wait<1>(next);", "", "mixed (N, K)"

@@ -64,11 +64,16 @@ class HopperConfig:
             scales = task.b.itemsize == 1
             factors = 8 * self.tile_n + 4 * self.tile_m if scales else 4 * self.tile_n + 16
             ring += (factors + 32) * (2 if self.ping_pong else 1)
-            if self.split_k and task.a in FP8:  # scales of blocks on their way
+            apart = self.split_k or (self.share_k and self.warpgroups > 2)
+            if apart and task.a in FP8:  # scales of blocks on their way
                 numbers = self.tile_m + 1 if self.turned else 16 + -(-self.tile_n // BLOCK)
                 ring += 4 * self.warpgroups * 16 * numbers
         logits = task.kernel == "dequant_softmax"
-        staging = self._logits_staging() if logits else self.warpgroups * _STAGING
+        staging = (
+            self._logits_staging()
+            if logits
+            else (2 if self.share_k else self.warpgroups) * _STAGING
+        )
         if task.kernel == "dual_gemm":
             staging = self._dual_staging(task)
         return staging + -(-ring // 1024) * 1024
@@ -187,8 +192,9 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
     if c.streams:
         return _refusal_of_stream(c, task, arch)
     shared_rows = not (c.ping_pong or c.share_k)
-    if c.warpgroups != 2 and not (c.warpgroups == 3 and fp8 and shared_rows and c.tile_n <= BLOCK):
-        return "three warpgroups share the rows of FP8's tiles of at most 128 columns, else two"
+    three = c.warpgroups == 3 and fp8 and shared_rows and c.tile_n <= BLOCK
+    if c.warpgroups != 2 and not three and not (c.warpgroups == 4 and c.share_k):
+        return "three warpgroups share the rows of FP8's tiles of at most 128 columns, four a k, else two"
     turned = is_turned(c, task)
     if c.turned and (task.kernel == "dequant_softmax" or (dual and fp8)):
         return "turned products are not logits, nor two of FP8"
@@ -231,8 +237,11 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         return "either ping_pong or share_k"
     if c.stages < 2:
         return "a stage is released after the next one has come: at least 2"
-    if c.share_k and (c.stages % 2 or c.stages < 4 or rows * cols > 64 * 64):
-        return "share_k needs an even number of stages, at least 4, and tiles of at most 64 x 64"
+    if c.share_k and (c.stages % c.warpgroups or c.stages < 2 * c.warpgroups or rows * cols > 4096):
+        return (
+            "share_k needs a multiple of the warpgroups' number for stages, two each at least, "
+            "and tiles of at most 64 x 64"
+        )
     leads = (c.stages - 1) // (c.warpgroups - 1) if fp8 else c.stages
     if c.lead not in range(leads + 1 if shared_rows else 1):
         return f"no warpgroup is {c.lead} stages ahead in a ring of {c.stages}, or with ping_pong"

@@ -46,14 +46,16 @@ constexpr int kBlocks = kConsumerRows / 64;  // of rows, each an instruction's
 static_assert(kBlocks * 64 == kConsumerRows && kBlocks * kCols <= 256, "sums fit into registers");
 static_assert(!(kPingPong && kShareK), "the warpgroups have tiles of their own, or share one");
 static_assert(!kShareK || kStages % kConsumers == 0, "a stage belongs to one warpgroup");
-static_assert(kStages >= (kShareK ? 4 : 2), "a stage is released when the next one is multiplied");
-static_assert(kNumThreads == 128 * (kConsumers + 1) && (kConsumers == 2 || kShareRows),
-              "two warpgroups multiply, or three that share the rows, and one loads");
+static_assert(kStages >= (kShareK ? 2 * kConsumers : 2),
+              "a stage is released when the next one is multiplied");
+static_assert(kNumThreads == 128 * (kConsumers + 1) && (kConsumers == 2 || !kPingPong),
+              "two warpgroups multiply, or more that share a tile, and one loads");
 static_assert(!kSplitK || (kClusterSize > 1 && kShareRows), "a cluster's blocks split k");
 // Of a consumer's thread, where the producer's have `of_producer`: a block of 384 threads begins
-// with 3 * 168, one of 512 with 4 * 128.
+// with 3 * 168, one of 512 with 4 * 128, one of 640 with 5 * 96.
 DEVICE constexpr int consumer_registers(int of_producer) {
-    return ((kConsumers == 2 ? 3 * 168 : 4 * 128) - of_producer) / kConsumers;
+    constexpr int kAll = kConsumers == 2 ? 3 * 168 : kConsumers == 3 ? 4 * 128 : 5 * 96;
+    return (kAll - of_producer) / kConsumers;
 }
 constexpr bool kMulticasts = kClusterSize > 1 && !kSplitK;
 
@@ -252,7 +254,10 @@ struct OwnStages {
     int index, end;
 
     DEVICE OwnStages(const TileWork& work) : place(work.place), index(0), end(work.num_k_tiles) {
-        if (kShareK && work.consumer > 0) next(1);
+        if (kShareK && work.consumer > 0) {
+            index = work.consumer;
+            place.skip(work.consumer);
+        }
     }
     DEVICE bool there() const { return index < end; }
     DEVICE bool last() const { return index + kStride >= end; }
