@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import test_decode_attention as properties
-from planted import Fault, caught_by, first_failure
+from planted import Fault, fault_tests
 
 from cupykern.attention.decode_problem import OP, DecodeProblem
 from cupykern.targets import host
@@ -353,13 +353,6 @@ CHECKS = {
 }
 
 
-def test_nothing_fails_without_a_fault():
-    assert first_failure(_problems, CHECKS) is None
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("name", FAULTS)
-def test_caught(name, tmp_path_factory):
-    fault = FAULTS[name]
-    # Memory that is overwritten may end the process first.
-    assert caught_by(fault, tmp_path_factory, _problems, CHECKS) in (fault.caught, "a crash")
+test_nothing_fails_without_a_fault, test_caught = fault_tests(
+    FAULTS, _problems, CHECKS, may_crash=True
+)

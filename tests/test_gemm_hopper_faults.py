@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-from planted import Fault, caught_by, first_failure
+from planted import Fault, fault_tests
 from test_gemm_hopper import FP4, compute, fp8, mixed
 
 from cupykern.gemm.hopper_config import HopperConfig
@@ -313,12 +312,4 @@ def _check(name: str) -> None:
 CHECKS = {name: (lambda name=name: _check(name)) for name in PROBLEMS}
 
 
-def test_nothing_is_caught_where_nothing_is_planted():
-    assert first_failure(tuple, CHECKS) is None
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_planted(name, tmp_path_factory):
-    fault = FAULTS[name]
-    checks = {fault.caught: CHECKS[fault.caught]}
-    assert caught_by(fault, tmp_path_factory, tuple, checks) == fault.caught
+test_nothing_fails_without_a_fault, test_caught = fault_tests(FAULTS, checks=CHECKS)
