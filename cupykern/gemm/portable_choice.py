@@ -31,7 +31,8 @@ def _tiles(
     Few for what is rare: each is a variant for every pair of dtypes and layouts.  Hopper's main loops have
     tiles of few rows for FP8 and for what is converted, but logits have so many columns that several small
     blocks on a multiprocessor stream them.  Where nothing is measured those of 16 rows are left out: what
-    tensor cores do for nothing in 64 rows is hidden by the reading of b.
+    tensor cores do for nothing in 64 rows is hidden by the reading of b; and what is rare is gathered,
+    as operands of any strides are.
     """
     few_rows = is_measured(arch)
     compute = compute_dtype(a, b)
@@ -40,12 +41,15 @@ def _tiles(
     roomy = max_shared_bytes(arch) >= 160 * 1024
     few = 2 if gfx else 3  # stages
     small = GemmConfig(16, 64, 128, 1, 1, 4, stages=4)
-    if STRIDED in (layout_a, layout_b) and b != FP4:
+    e5m2 = dtypes.float8_e5m2 in (a, b)
+    rare = e5m2 or (block_scales and layout_b == OUTER) or (layout_a, layout_b) == (OUTER, INNER)
+    gathers = rare and STRIDED not in (layout_a, layout_b) and not is_measured(arch)
+    if gathers or (STRIDED in (layout_a, layout_b) and b != FP4):
         warps_n = 4 if gfx11 and block_scales else 2
-        return (GemmConfig(64, 64, 128 // compute.itemsize, 2, warps_n, stages=2),)
+        tile_k = 128 // compute.itemsize
+        return (GemmConfig(64, 64, tile_k, 2, warps_n, stages=2, gathers=gathers),)
     if compute == dtypes.float32:
         return (GemmConfig(64, 64, 32, 2, 2, stages=few),)
-    e5m2 = dtypes.float8_e5m2 in (a, b)
     if b == FP4:
         cols = 64 if gfx else 128
         large = GemmConfig(64, cols, 64, 2, 4 if gfx11 else 2, stages=4 if roomy else few)
