@@ -13,7 +13,7 @@ from kernels_cu import Variant
 from .. import dtypes
 from ..choice import choose
 from ..targets import Target
-from ..targets.limits import max_cluster_size, max_shared_bytes, multiprocessors
+from ..targets.limits import is_measured, max_cluster_size, max_shared_bytes, multiprocessors
 
 MAX_QUERIES = 16
 MAX_DIM = 256
@@ -108,23 +108,25 @@ class DecodeTask(NamedTuple):
 
 @cache
 def _tiles(arch: str, dim: int) -> tuple[DecodeConfig, DecodeConfig]:
-    """For up to 16 rows, and for more.  Two blocks fit on a multiprocessor of an H200."""
+    """For up to 16 rows, and for more.  Two blocks fit on a multiprocessor of an H200.
+
+    Where nothing is measured rows beyond 16 are further blocks', which find the keys in the L2 cache.
+    """
     if arch.startswith("gfx"):
         # More rows would take more registers than gfx11 has.
         few = DecodeConfig(16, 64, 2)
         if dim > 64:
             few = DecodeConfig(16, 32, 2 if dim < MAX_DIM else 1, threads=256)
         return few, few
-    if max_shared_bytes(arch) >= 160 * 1024:
-        many = DecodeConfig(64, 64, 3 if dim == 64 else 2) if dim < MAX_DIM else None
-        few = DecodeConfig(16, 8192 // dim, 2 if dim == 64 else 3)
-        many = many or DecodeConfig(32, 32, 2, threads=256)
-        # Measured on an H200; elsewhere not.
-        return (
-            tuple(replace(c, chunk=512) for c in (few, many)) if arch == "sm_90a" else (few, many)
-        )
-    many = DecodeConfig(64, 32, 2) if dim < MAX_DIM else DecodeConfig(32, 32, 2, threads=256)
-    return DecodeConfig(16, 8192 // dim, 2), many
+    roomy = max_shared_bytes(arch) >= 160 * 1024
+    few = DecodeConfig(16, 8192 // dim, 3 if roomy and dim > 64 else 2)
+    if not is_measured(arch):
+        return few, few
+    many = DecodeConfig(64, 64, 3 if dim == 64 else 2)
+    if dim == MAX_DIM:
+        many = DecodeConfig(32, 32, 2, threads=256)
+    # Measured on an H200.
+    return tuple(replace(c, chunk=512) for c in (few, many)) if arch == "sm_90a" else (few, many)
 
 
 def _busy_tiles(arch: str, dim: int) -> tuple[DecodeConfig, ...]:
