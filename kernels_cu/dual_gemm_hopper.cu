@@ -49,7 +49,6 @@ union HopperStaging {
 struct HopperStorage {
     HopperStaging staging;
     alignas(1024) Ring ring;
-    SplitBarriers split;
 };
 
 constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
@@ -181,10 +180,7 @@ KERNEL void dual_gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT Tensor
         prefetch_tensor_map(b1_map);
         prefetch_tensor_map(b2_map);
     }
-    if (threadIdx.x == 0) {
-        if constexpr (kSplitK) storage.split.init();
-        ring.init();
-    }
+    if (threadIdx.x == 0) ring.init();
     // Tiles, each kClusterSize times: a cluster's blocks have parts of the same one.
     const int num_parts = int(params.tiles_m * params.tiles_n * params.batch_size) * kClusterSize;
     const int rank = kClusterSize > 1 ? cluster_rank() : 0;
@@ -230,7 +226,7 @@ KERNEL void dual_gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT Tensor
             }
         }
         sync_warp();
-        if constexpr (kSplitK) sync_before_split_sums<false>();
+        if constexpr (kSplitK) skip_split_sums<false>();
     } else {
         increase_registers<kConsumerRegisters>();
         const int turn = kPingPong ? warpgroup : 0, turns = kPingPong ? kConsumers : 1;
@@ -269,10 +265,7 @@ KERNEL void dual_gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT Tensor
             multiply(ring, work, sums);
             const int count = work.count++;
             work.place.skip(turns * num_k_tiles);
-            if constexpr (kSplitK) {
-                add_split_sums<2, false>(ring.rows[0] + warpgroup * sizeof(SplitSums),
-                                         storage.split, warpgroup, sums);
-            }
+            if constexpr (kSplitK) add_split_sums<2, false>(&ring, warpgroup, sums);
             const auto epilogue = [&](int product, const float* scale_b, Operand operand) {
                 return Epilogue::of_matrix(params.epilogues[product], out, nullptr, nullptr,
                                            scale_a, scale_b, offset(kOut), 0, 0, offset(kScaleA),

@@ -28,51 +28,43 @@ struct HopperParams {
     int32_t tma_stores, group_height;  // in tiles (GemmTask::of_block)
     int32_t has_block_scales;  // what scale_a and scale_b then are; they are the main loop's
     int32_t row_bytes;         // of the rows of a stage that exist
-    int32_t plain, padding;    // whether the short epilogue does
+    int32_t plain;             // whether the short epilogue does
+    int32_t line_bytes;        // of b along k, of which L2 is asked ahead; 0: it is not
+    int64_t line_pitch;
     int64_t num_groups;        // of NVFP4's k
     struct { int64_t block, quarter, row, word; } groups;  // GroupScales
 };
 
-constexpr int kStagings = kShareK ? 2 : kConsumers;  // the first warpgroup's, and one for sums
-constexpr bool kSlotsApart = kPromotes && (kSplitK || kStagings < kConsumers);
+constexpr bool kSlotsApart = kPromotes && kSplitK;
 constexpr int kFactors = kPingPong ? kConsumers : 1;  // of tiles whose sums are under way
 struct HopperStorage {
-    Staging staging[4 * kStagings];
+    Staging staging[4 * kConsumers];
     Ring ring;
-    SplitBarriers split;
     TileFactors factors[kFactors];
-    // Of scales of blocks on their way, where other blocks write to `staging` at any time, or where
-    // there are more warps.
+    // Of scales of blocks on their way, where other blocks write to `staging` at any time.
     alignas(16) unsigned char slots[kSlotsApart ? 4 * kConsumers * kFactorBytes : 1];
 };
 
 constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
 constexpr int kConsumerRegisters = consumer_registers(kProducerRegisters);
 
-// With kShareK: the first warpgroup's sums, plus those of the others, one after the other.
+// With kShareK: the first warpgroup's sums, plus those of the other one.
 DEVICE void add_shared_sums(HopperStorage& storage, int warpgroup, TileSums& sums) {
     using Slices = SumType[kBlocks * kCols / 2][128];
     static_assert(!kShareK || sizeof(Slices) <= sizeof(storage.staging) / 2, "half of the staging");
     // The second warpgroup's, which stores nothing.
     Slices& slices = *reinterpret_cast<Slices*>(&storage.staging[4]);
     if (kPromotes && warpgroup == 1) named_barrier(2, 128);  // scales that lie there are read
-#pragma unroll 1
-    for (int other = 1; other < kConsumers; ++other) {
 #pragma unroll
-        for (int i = 0; i < kBlocks * kCols / 2; ++i) {
-            if (warpgroup == other) {
-                slices[i][threadIdx.x % 128] = sums[i / (kCols / 2)][i % (kCols / 2)];
-            }
-        }
-        named_barrier(3, 128 * kConsumers);
-#pragma unroll
-        for (int i = 0; i < kBlocks * kCols / 2; ++i) {
-            if (warpgroup == 0) {
-                sums[i / (kCols / 2)][i % (kCols / 2)] += slices[i][threadIdx.x % 128];
-            }
-        }
-        named_barrier(3, 128 * kConsumers);  // read, before the next one's
+    for (int i = 0; i < kBlocks * kCols / 2; ++i) {
+        if (warpgroup == 1) slices[i][threadIdx.x % 128] = sums[i / (kCols / 2)][i % (kCols / 2)];
     }
+    named_barrier(3, 128 * kConsumers);
+#pragma unroll
+    for (int i = 0; i < kBlocks * kCols / 2; ++i) {
+        if (warpgroup == 0) sums[i / (kCols / 2)][i % (kCols / 2)] += slices[i][threadIdx.x % 128];
+    }
+    named_barrier(3, 128 * kConsumers);  // read, before the next tile's
 }
 
 // Where blocks stream 8-bit rows, these are as far apart as they are long, and all blocks go along k
@@ -84,8 +76,8 @@ DEVICE int first_of_k(int tile, int num_k_tiles) {
     return kSpreads ? int(uint64_t(uint32_t(tile) * 0x9e3779b9u) * uint32_t(num_k_tiles) >> 32) : 0;
 }
 
-// With kSplitK: the other blocks' sums go to a warpgroup's staging, if it is large enough.
-constexpr bool kSplitInStaging = sizeof(SplitSums) <= 4 * sizeof(Staging);
+// With kSplitK: the other blocks' sums go to the staging, if it is large enough.
+constexpr bool kSplitInStaging = sizeof(SplitSums) <= sizeof(Staging) * 4 * kConsumers;
 
 // multiply_all, where the main loop has it.
 template <bool kHas, class... Arguments>
@@ -96,7 +88,7 @@ DEVICE void multiply_in_row(Arguments&&... arguments) {
 KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b_map,
                         GRID_CONSTANT TensorMap out_map, void* out, const void* bias,
                         const void* residual, const float* scale_a, const float* scale_b,
-                        const e4m3* groups_b, const HopperParams params) {
+                        const e4m3* groups_b, const unsigned char* b, const HopperParams params) {
     SHARED_STORAGE(HopperStorage, storage);
     Ring& ring = storage.ring;
     // From one lane, so that the compiler knows that they are alike in all.
@@ -107,7 +99,6 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
     }
     if (warp == 0 && elect_one()) {
         for (TileFactors& factors : storage.factors) factors.init();
-        if constexpr (kSplitK) storage.split.init();
         ring.init();
     }
     // Tiles, each kClusterSize times: a cluster's blocks have parts of the same one.
@@ -159,7 +150,10 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                            params.row_bytes, first_k_tile, num_k_tiles, first_row(task),
                            first_col(task), int(params.batch.offset(kTurned ? kB : kA, task.batch)),
                            int(params.batch.offset(kTurned ? kA : kB, task.batch)),
-                           first_of_k(int(task.col) / kTileN, num_k_tiles));
+                           first_of_k(int(task.col) / kTileN, num_k_tiles),
+                           {b + task.col * params.line_pitch, params.line_pitch,
+                            params.line_bytes > 0 ? int(params.epilogue.n - task.col) : 0,
+                            params.line_bytes});
             }
         }
         if (plain && warp == 4 * kConsumers + 1) {
@@ -171,7 +165,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
             }
         }
         sync_warp();
-        if constexpr (kSplitK) sync_before_split_sums<kSplitInStaging>();
+        if constexpr (kSplitK) skip_split_sums<kSplitInStaging>();
     } else {
         increase_registers<kConsumerRegisters>();
         constexpr int turns = kPingPong ? kConsumers : 1;
@@ -262,10 +256,8 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                     if (warpgroup > 0) continue;
                 }
                 if constexpr (kSplitK) {
-                    void* place = kSplitInStaging
-                                      ? static_cast<void*>(&storage.staging[4 * warpgroup])
-                                      : ring.rows[0] + warpgroup * sizeof(SplitSums);
-                    add_split_sums<1, kSplitInStaging>(place, storage.split, warpgroup, sums);
+                    void* place = kSplitInStaging ? static_cast<void*>(storage.staging) : &ring;
+                    add_split_sums<1, kSplitInStaging>(place, warpgroup, sums);
                 }
                 if (plain) {
                     const EpilogueParams& p = params.epilogue;

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-import pytest
-from planted import Fault, caught_by, first_failure
+from planted import Fault, fault_tests
 
 import cupykern
 from cupykern import OPS, check
@@ -229,7 +228,7 @@ FAULTS = {
         SPLIT, "i / kOwn * (kCols / 2 / kProducts) + rank", "rank", "split"
     ),
     "stages are overwritten while they are read": Fault(
-        SPLIT, "if constexpr (!kFree) cluster_arrive();  // no stage is read any more\n    cluster_wait();", "", "split"
+        SPLIT, "else sync_cluster();                  // and no stage is read any more", "", "split"
     ),
     "every block has all of k": Fault(
         "dual_gemm_hopper.cu", "kSplitK ? rank * all_k_tiles / kClusterSize : 0;", "0;", "split"
@@ -526,13 +525,6 @@ CHECKS = {
 }
 
 
-def test_nothing_fails_without_a_fault():
-    assert first_failure(_problems, CHECKS) is None
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("name", FAULTS)
-def test_caught(name, tmp_path_factory):
-    fault = FAULTS[name]
-    # Memory that is overwritten may end the process first.
-    assert caught_by(fault, tmp_path_factory, _problems, CHECKS) in (fault.caught, "a crash")
+test_nothing_fails_without_a_fault, test_caught = fault_tests(
+    FAULTS, _problems, CHECKS, may_crash=True
+)

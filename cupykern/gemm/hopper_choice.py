@@ -34,7 +34,10 @@ _FP8 = {
 }
 """Measured so at 8192 cubed and (4096, 14336, 4096); those with fewer sums at (256, 4096, 7168) and few rows."""
 _E5M2 = {HopperConfig(128, 128, 6): 13.3}
-_INT8 = {HopperConfig(128, 256, 4): 27.0}
+_INT8 = {
+    HopperConfig(128, 256, 4): 27.0,
+    HopperConfig(64, 64, 12, share_k=True): 9.0,
+}
 _MIXED = {
     HopperConfig(256, 128, 4, cluster=2): 47.5,
     HopperConfig(128, 128, 4, lines=2, cluster=2, split_k=True): 15.0,

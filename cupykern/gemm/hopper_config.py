@@ -21,8 +21,7 @@ class HopperConfig:
 
     Two warpgroups compute tile_m x tile_n sums from `stages` stages of `lines` times 128 bytes of k of
     a: each half of the rows of the sums (which are b's columns, where b is converted); or, with
-    ping_pong, all of every other tile; or, with share_k, all of every other stage.  lead: stages that
-    the first one is ahead of the other one, so that one finishes its rows while the other multiplies.
+    ping_pong, all of every other tile; or, with share_k, all of every other stage.
     cluster: so many blocks compute tiles below each other, and load the columns together; with
     split_k, one tile, each of a part of k.
     turned: rows and columns of the sums change places, as where b is converted (then always): for few
@@ -36,7 +35,6 @@ class HopperConfig:
     tile_n: int
     stages: int
     ping_pong: bool = False
-    lead: int = 0
     share_k: bool = False
     lines: int = 1
     cluster: int = 1
@@ -58,22 +56,16 @@ class HopperConfig:
         task, line = multiplied(task, self), self.lines * LINE
         of_b = line * task.b.itemsize // task.a.itemsize // (2 if task.b == FP4 else 1)
         stage = self.tile_m * line + self.tile_n * of_b
-        barriers = 16 * self.stages + 16 + 8 * self.warpgroups  # Ring's and SplitBarriers'
-        ring = -(-(self.stages * stage + barriers) // 128) * 128
+        ring = -(-(self.stages * (stage + 16) + 16) // 128) * 128
         if task.kernel == "gemm":  # its factors
             scales = task.b.itemsize == 1
             factors = 8 * self.tile_n + 4 * self.tile_m if scales else 4 * self.tile_n + 16
             ring += (factors + 32) * (2 if self.ping_pong else 1)
-            apart = self.split_k or (self.share_k and self.warpgroups > 2)
-            if apart and task.a in FP8:  # scales of blocks on their way
+            if self.split_k and task.a in FP8:  # scales of blocks on their way
                 numbers = self.tile_m + 1 if self.turned else 16 + -(-self.tile_n // BLOCK)
                 ring += 4 * self.warpgroups * 16 * numbers
         logits = task.kernel == "dequant_softmax"
-        staging = (
-            self._logits_staging()
-            if logits
-            else (2 if self.share_k else self.warpgroups) * _STAGING
-        )
+        staging = self._logits_staging() if logits else self.warpgroups * _STAGING
         if task.kernel == "dual_gemm":
             staging = self._dual_staging(task)
         return staging + -(-ring // 1024) * 1024
@@ -192,9 +184,8 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
     if c.streams:
         return _refusal_of_stream(c, task, arch)
     shared_rows = not (c.ping_pong or c.share_k)
-    three = c.warpgroups == 3 and fp8 and shared_rows and c.tile_n <= BLOCK
-    if c.warpgroups != 2 and not three and not (c.warpgroups == 4 and c.share_k):
-        return "three warpgroups share the rows of FP8's tiles of at most 128 columns, four a k, else two"
+    if c.warpgroups != 2 and not (c.warpgroups == 3 and fp8 and shared_rows and c.tile_n <= BLOCK):
+        return "three warpgroups share the rows of FP8's tiles of at most 128 columns, else two"
     turned = is_turned(c, task)
     if c.turned and (task.kernel == "dequant_softmax" or (dual and fp8)):
         return "turned products are not logits, nor two of FP8"
@@ -207,10 +198,10 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         unit = 128 if shared_rows else 64
         needed = (64, unit) if turned else (unit, 64)
         return f"tiles must be multiples of {needed[0]} x {needed[1]}; got {c.tile_m} x {c.tile_n}"
-    if converts(task) and (c.ping_pong or c.lead):
-        return "the loop that converts has no ping_pong or lead"
-    if turned and own not in ((64,) if fp8 or fp4 else (64, 128)):
-        return "turned products have 64 columns per warpgroup, or 128 but for FP8 and NVFP4"
+    if converts(task) and c.ping_pong:
+        return "the loop that converts has no ping_pong"
+    if turned and own != 64:
+        return "turned products have 64 columns per warpgroup"
     if max(rows, cols) > 256 or own // 64 * cols > 256:
         return f"the registers of two warpgroups do not hold {c.tile_m} x {c.tile_n} sums"
     if fp8 and (c.ping_pong or c.lines != 1 or own != 64 or (cols > BLOCK and cols % BLOCK)):
@@ -237,14 +228,8 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         return "either ping_pong or share_k"
     if c.stages < 2:
         return "a stage is released after the next one has come: at least 2"
-    if c.share_k and (c.stages % c.warpgroups or c.stages < 2 * c.warpgroups or rows * cols > 4096):
-        return (
-            "share_k needs a multiple of the warpgroups' number for stages, two each at least, "
-            "and tiles of at most 64 x 64"
-        )
-    leads = (c.stages - 1) // (c.warpgroups - 1) if fp8 else c.stages
-    if c.lead not in range(leads + 1 if shared_rows else 1):
-        return f"no warpgroup is {c.lead} stages ahead in a ring of {c.stages}, or with ping_pong"
+    if c.share_k and (c.stages % 2 or c.stages < 4 or rows * cols > 64 * 64):
+        return "share_k needs an even number of stages, at least 4, and tiles of at most 64 x 64"
     needed, limit = c.shared_bytes(task), max_shared_bytes(arch)
     if needed > limit:
         return f"{needed} bytes of shared memory are more than the {limit} of {arch}"

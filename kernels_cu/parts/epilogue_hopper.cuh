@@ -203,6 +203,8 @@ DEVICE void pack_pairs(const float (&values)[kValues], int dtype, uint32_t (&pac
 }
 
 constexpr int kPartsOfBox = kChunk / kPart;
+static_assert(!kTurned || kBlocks == 1, "a warpgroup fills its boxes together");
+
 // Part `part` of the warp's sums to its place in box `box`, which TMA stores when it is whole: 16
 // rows of 64 columns; with kTurned 64 rows of the warpgroup, each of the columns a line.  (row,
 // col): of the warp's first sum of the part.

@@ -6,9 +6,9 @@
 // only.
 #include "parts/ring_hopper.cuh"
 
-static_assert(kConverts && !kPingPong && kLead == 0, "the warpgroups are alike");
+static_assert(kConverts && kBlocks == 1 && !kPingPong, "64 rows a warpgroup");
 
-constexpr int kSteps = kTileK / kDepth * kBlocks;  // of a stage: of k, and for each of the blocks
+constexpr int kSteps = kTileK / kDepth;  // of a stage
 static_assert(kSteps % 2 == 0, "the steps alternate between two sets of registers");
 
 template <class AnyRows>
@@ -16,17 +16,16 @@ DEVICE void multiply_rows(AnyRows& rows, Ring& ring, OwnStages own, TileSums& su
     constexpr int kAhead = AnyRows::kFetches ? 2 : 1;
     RowRegisters a[2];
     typename AnyRows::Fetched fetched;
-    const auto take = [&](RowRegisters& into, const OwnStages& from, int step) {
+    const auto take = [&](RowRegisters& into, const OwnStages& from, int k) {
         const unsigned char* stage = ring.rows[from.place.stage];
-        const int k = step / kBlocks * kDepth, block = step % kBlocks;
-        if constexpr (AnyRows::kFetches) rows.fetch(fetched, stage, block, k);
-        else rows.load(into, stage, block, from.index, k);
+        if constexpr (AnyRows::kFetches) rows.fetch(fetched, stage, k);
+        else rows.load(into, stage, from.index, k);
     };
     ring.full[own.place.stage].wait(own.place.parity);
     take(a[0], own, 0);
     if constexpr (AnyRows::kFetches) {
         rows.convert(fetched, a[0]);
-        take(a[1], own, 1);
+        take(a[1], own, kDepth);
     }
     bool first = true;
     int before = 0;
@@ -40,9 +39,9 @@ DEVICE void multiply_rows(AnyRows& rows, Ring& ring, OwnStages own, TileSums& su
 #pragma unroll
             for (int i = 0; i < kDepth / kStepK; ++i) {
                 wgmma<ColElement, ColElement, kMajorK, ColStage::kMajor>(
-                    sums[step % kBlocks], now[i],
-                    ColStage::tile(ring.cols[stage], 0, step / kBlocks * kDepth + i * kStepK),
-                    !first || step >= kBlocks || i > 0);
+                    sums[0], now[i],
+                    ColStage::tile(ring.cols[stage], 0, step * kDepth + i * kStepK),
+                    !first || step > 0 || i > 0);
             }
             wgmma_commit();
             wgmma_wait<1>(next);
@@ -51,14 +50,14 @@ DEVICE void multiply_rows(AnyRows& rows, Ring& ring, OwnStages own, TileSums& su
                 if (step + 1 < kSteps || !own.last()) rows.convert(fetched, next);
             }
             if (step + kAhead < kSteps) {
-                take(next, own, step + kAhead);
+                take(next, own, (step + kAhead) * kDepth);
             } else if (!own.last()) {
                 OwnStages then = own;
                 then.next();
                 if (step + kAhead == kSteps) {
                     ring.full[then.place.stage].wait(then.place.parity);
                 }
-                take(next, then, step + kAhead - kSteps);
+                take(next, then, (step + kAhead - kSteps) * kDepth);
             }
         }
         first = false;

@@ -46,16 +46,14 @@ constexpr int kBlocks = kConsumerRows / 64;  // of rows, each an instruction's
 static_assert(kBlocks * 64 == kConsumerRows && kBlocks * kCols <= 256, "sums fit into registers");
 static_assert(!(kPingPong && kShareK), "the warpgroups have tiles of their own, or share one");
 static_assert(!kShareK || kStages % kConsumers == 0, "a stage belongs to one warpgroup");
-static_assert(kStages >= (kShareK ? 2 * kConsumers : 2),
-              "a stage is released when the next one is multiplied");
-static_assert(kNumThreads == 128 * (kConsumers + 1) && (kConsumers == 2 || !kPingPong),
-              "two warpgroups multiply, or more that share a tile, and one loads");
+static_assert(kStages >= (kShareK ? 4 : 2), "a stage is released when the next one is multiplied");
+static_assert(kNumThreads == 128 * (kConsumers + 1) && (kConsumers == 2 || kShareRows),
+              "two warpgroups multiply, or three that share the rows, and one loads");
 static_assert(!kSplitK || (kClusterSize > 1 && kShareRows), "a cluster's blocks split k");
 // Of a consumer's thread, where the producer's have `of_producer`: a block of 384 threads begins
-// with 3 * 168, one of 512 with 4 * 128, one of 640 with 5 * 96.
+// with 3 * 168, one of 512 with 4 * 128.
 DEVICE constexpr int consumer_registers(int of_producer) {
-    constexpr int kAll = kConsumers == 2 ? 3 * 168 : kConsumers == 3 ? 4 * 128 : 5 * 96;
-    return (kAll - of_producer) / kConsumers;
+    return ((kConsumers == 2 ? 3 * 168 : 4 * 128) - of_producer) / kConsumers;
 }
 constexpr bool kMulticasts = kClusterSize > 1 && !kSplitK;
 
@@ -173,12 +171,41 @@ struct RingPlace {
     }
 };
 
+// B's lines along k, of a tile.  Stages have 128 bytes of each, which memory gives slower than longer
+// pieces of them: L2 is asked for those, the part of a stage with every stage, one piece ahead.
+constexpr int kAskedBytes = 1024;
+constexpr bool kAsks = kShareK && !kOuterMajorB;
+struct LinesAhead {
+    const unsigned char* lines;
+    int64_t pitch;
+    int count, bytes;  // how many exist, and of each; no count: L2 is not asked
+
+    // With stage `stage` of k.
+    DEVICE void ask(int stage) const {
+        constexpr int kBytes = kTileK * int(sizeof(ElementB)) / (kSame<ElementB, e2m1x2> ? 2 : 1);
+        constexpr int kStagesOfPiece = kAskedBytes / kBytes;
+        constexpr int kLinesOfStage = kTileN / kStagesOfPiece;
+        static_assert(kStagesOfPiece * kBytes == kAskedBytes &&
+                          kStagesOfPiece * kLinesOfStage == kTileN,
+                      "whole stages and lines");
+        const int byte = (stage / kStagesOfPiece + 1) * kAskedBytes;
+        const int size = bytes - byte < kAskedBytes ? (bytes - byte) / 16 * 16 : kAskedBytes;
+        if (size <= 0) return;
+        const int first = stage % kStagesOfPiece * kLinesOfStage;
+#pragma unroll 1
+        for (int line = first; line < first + kLinesOfStage && line < count; ++line) {
+            prefetch_bulk(lines + line * pitch + byte, size);
+        }
+    }
+};
+
 // By one thread: brings the tiles of the rows from `row` on and of the columns from `col` on,
 // `num_k_tiles` of k from tile `first` on, the `ahead` first ones after the others.  row_bytes: what
 // a stage gets of the rows; others keep what they had.
 DEVICE void load_tiles(Ring& ring, RingPlace& place, const TensorMap& row_map,
                        const TensorMap& col_map, int row_bytes, int first, int num_k_tiles, int row,
-                       int col, int row_batch, int col_batch, int ahead = 0) {
+                       int col, int row_batch, int col_batch, int ahead = 0,
+                       const LinesAhead& lines = {}) {
 #pragma unroll 1
     for (int i = 0; i < num_k_tiles; ++i) {
         const int at = i + ahead < num_k_tiles ? i + ahead : i + ahead - num_k_tiles;
@@ -193,6 +220,7 @@ DEVICE void load_tiles(Ring& ring, RingPlace& place, const TensorMap& row_map,
         } else {
             ColStage::load(ring.cols[place.stage], col_map, full, k, col, col_batch);
         }
+        if constexpr (kAsks) lines.ask(at);
         place.advance();
     }
 }
@@ -254,10 +282,7 @@ struct OwnStages {
     int index, end;
 
     DEVICE OwnStages(const TileWork& work) : place(work.place), index(0), end(work.num_k_tiles) {
-        if (kShareK && work.consumer > 0) {
-            index = work.consumer;
-            place.skip(work.consumer);
-        }
+        if (kShareK && work.consumer > 0) next(1);
     }
     DEVICE bool there() const { return index < end; }
     DEVICE bool last() const { return index + kStride >= end; }

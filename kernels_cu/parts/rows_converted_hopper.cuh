@@ -8,21 +8,19 @@ struct Rows {
     // Where warpgroups share k it gains nothing, and gave wrong sums on an H200 (docs/experiments.md).
     static constexpr bool kFetches = !kShareK;
     using Fetched = uint32_t[kOuterMajorRows ? kDepth / 8 : kDepth / 4];
-    int row;  // the warp's first one of 16 of the first block, in the tile
+    int row;  // the warp's first one of 16, in the tile
 
     DEVICE Rows(const TileWork&, int row) : row(row) {}
-    // B^T's numbers of a stage, of a block and of k from `k` on: four in a word, or, where they are
-    // neighbours along k, two.
-    DEVICE void fetch(Fetched& numbers, const unsigned char* stage, int block, int k) const {
+    // B^T's numbers of a stage, of k from `k` on: four in a word, or, where they are neighbours along
+    // k, two.
+    DEVICE void fetch(Fetched& numbers, const unsigned char* stage, int k) const {
         const int lane = threadIdx.x % 32;
         if constexpr (kOuterMajorRows) {
-            const int first = row + 64 * block;  // of a box as wide as a line
-            stage += first / RowStage::kLine * RowStage::kBoxBytes;
+            static_assert(kRows <= kLineBytes, "a line has all rows");
 #pragma unroll
             for (int i = 0; i < kDepth / 32; ++i) {
                 uint32_t bytes[4];  // k 0-7, 8-15, 16-23, 24-31
-                load_matrix<true>(
-                    bytes, stage + RowStage::place(k + 32 * i + lane, first % RowStage::kLine));
+                load_matrix<true>(bytes, stage + RowStage::place(k + 32 * i + lane, row));
 #pragma unroll
                 for (int j = 0; j < 4; ++j) numbers[4 * i + j] = bytes[j];
             }
@@ -30,18 +28,18 @@ struct Rows {
 #pragma unroll
             for (int i = 0; i < kDepth / 8; ++i) {  // of 16 of k, the first rows and the others
                 const int at = k + i / 2 * kStepK;
-                const unsigned char* p = stage + at / RowStage::kLine * RowStage::kBoxBytes +
-                                         RowStage::place(row + 64 * block + lane / 4,
-                                                         at % RowStage::kLine + lane % 4 * 2) +
-                                         i % 2 * 8 * RowStage::kLine;
+                const unsigned char* p =
+                    stage + at / RowStage::kLine * RowStage::kBoxBytes +
+                    RowStage::place(row + lane / 4, at % RowStage::kLine + lane % 4 * 2) +
+                    i % 2 * 8 * RowStage::kLine;
                 numbers[2 * i] = *reinterpret_cast<const uint16_t*>(p);
                 numbers[2 * i + 1] = *reinterpret_cast<const uint16_t*>(p + 8);
             }
         }
     }
-    DEVICE void load(RowRegisters& a, const unsigned char* stage, int block, int, int k) const {
+    DEVICE void load(RowRegisters& a, const unsigned char* stage, int, int k) const {
         Fetched numbers;
-        fetch(numbers, stage, block, k);
+        fetch(numbers, stage, k);
         convert(numbers, a);
     }
     DEVICE void convert(const Fetched& numbers, RowRegisters& a) const {

@@ -8,7 +8,6 @@
 
 // Of k that are converted at once: the more, the more warps have to do while they wait.
 constexpr int kDepth = kTileK < 128 ? 32 : kTileK < 256 ? 64 : 128;
-static_assert(kBlocks == 1, "a thread has the scales of two rows");
 constexpr int kStageWords = kTileK / kWordK;  // words of scales
 using RowRegisters = uint32_t[kDepth / kStepK][4];
 constexpr int kWordsAhead = 4;  // words of scales that four lanes with the same rows hold at once
@@ -48,7 +47,7 @@ struct Rows {
         }
     }
     // Of the tile's stage `index`, of k from `k` on; in their order.
-    DEVICE void load(RowRegisters& a, const unsigned char* stage, int, int index, int k) {
+    DEVICE void load(RowRegisters& a, const unsigned char* stage, int index, int k) {
         const int lane = threadIdx.x % 32, word = index / kStride * kStageWords + k / kWordK;
         if (k % kWordK == 0 && word % kWordsAhead == 0) {
             words[0] = coming[0];
