@@ -123,6 +123,8 @@ def norm_configs(
 @cache
 def quantized_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
     """The same for quantized results of rms_norm."""
+    if not is_measured(arch):
+        return _with_options(arch, itemsize)
     return (
         *_plain(arch, itemsize, _QUANTIZED[itemsize]),
         *_clusters(arch, itemsize, _QUANTIZED_CLUSTERS[itemsize]),
@@ -134,7 +136,7 @@ def _with_options(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
     """For calls with options, and strides of all kinds: fewer, since such calls are rarer."""
     sizes = {VECTOR_BYTES // itemsize: (8, 32, 128, 512), 1: (16, 256)}  # threads of one row
     if not is_measured(arch):
-        sizes = {VECTOR_BYTES // itemsize: (256,), 1: ()}
+        sizes = {VECTOR_BYTES // itemsize: (512,), 1: ()}
     return tuple(
         config
         for config in row_configs(arch, itemsize)
