@@ -46,7 +46,7 @@ def take(target: Target, num_bytes: int, num_counters: int) -> tuple[Any, Any]:
     return partials, counters
 
 
-_GRID_WORDS = 4
+GRID_WORDS = 4  # of take_for_grid, before what is of anything
 
 
 def take_for_grid(target: Target, num_bytes: int) -> Any:
@@ -60,15 +60,15 @@ def take_for_grid(target: Target, num_bytes: int) -> Any:
         _of_graphs.append((made,))
         return made
     kept = _kept_for_grids.get(key)
-    if kept is None or kept.nbytes < 4 * _GRID_WORDS + num_bytes:
+    if kept is None or kept.nbytes < 4 * GRID_WORDS + num_bytes:
         kept = _kept_for_grids[key] = _make_for_grid(target, num_bytes)
     return kept
 
 
 def _make_for_grid(target: Target, num_bytes: int) -> Any:
-    made = target.xp.zeros(_GRID_WORDS + -(-num_bytes // 4), np.uint32)
+    made = target.xp.zeros(GRID_WORDS + -(-num_bytes // 4), np.uint32)
     if target.name == "host":
-        made[_GRID_WORDS:] = 0xFFFFFFFF
+        made[GRID_WORDS:] = 0xFFFFFFFF
     return made
 
 
