@@ -89,7 +89,6 @@ DEVICE void store_logits(float* place, bool kept, const Epilogue& epilogue, int 
     const EpilogueParams& params = epilogue.params;
     const MergeMaxSum merge{kLog2E};
     const int lane = threadIdx.x % 32;
-    sync_warp();  // what was here has been read
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
 #pragma unroll

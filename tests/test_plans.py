@@ -206,7 +206,7 @@ COSTS = {
     "matmul": Cost(8, 1, 1),
     "scaled_mm": Cost(12, 1, 1),
     "dual_gemm_silu": Cost(16, 1, 1),
-    "dequant_softmax": Cost(18, 1, 2),
+    "dequant_softmax": Cost(18, 1, 1),
     "decode_attention": Cost(4, 1, 1),
     "attention": Cost(8, 1, 1),
     "attention_varlen": Cost(10, 1, 1),

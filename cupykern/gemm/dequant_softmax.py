@@ -25,6 +25,7 @@ from .product import INNER, OUTER, STRIDED, GemmTask, Matrix
 
 _OUTPUTS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
+
 def dequant_softmax(
     a: Any,
     w: Any,
@@ -111,12 +112,10 @@ def dequant_softmax(
             x is None or address_of(x) == address_of(given[name]) for name, x in operands.items()
         )
         if found is not None and same and flat is not None:
-            launches = found[1].launches
-            if launches is not None:
-                in_place = logits is result
-                plan = _Plan(target, (), found[2], memory, in_place, shape, y_dtype)
-                launches = tuple(one.of(plan.arrays) for one in launches)
-                plans.remember(key, plan._replace(launches=launches))
+            _, made, pick, *_ = found
+            plan = _Plan(target, made, (), pick, memory, logits is result, shape, y_dtype)
+            launches = tuple(one.of(plan.arrays) for one in made.launches)
+            plans.remember(key, plan._replace(launches=launches))
     return y
 
 
@@ -128,7 +127,8 @@ class _Plan(NamedTuple):
     """The launches of a call whose operands need no copies."""
 
     target: Target
-    launches: tuple[Repeated, ...]
+    product: Any
+    launches: tuple[Repeated, ...]  # of the product; none where each call takes more memory
     pick: Callable[[tuple[Any, ...]], tuple[Any, ...]]  # matmul.run's
     memory: LogitsMemory
     in_place: bool  # logits lie in the result
@@ -140,6 +140,9 @@ class _Plan(NamedTuple):
         target = self.target
         y = target.xp.ndarray(self.shape, self.dtype) if out is None else out
         barrier, alone = self.memory.take(target)
+        if not self.launches:
+            self.product.launch(target.xp, self.arrays(a, w, bias, scale, y, barrier, alone))
+            return y
         try:
             places = (
                 a.data.ptr,

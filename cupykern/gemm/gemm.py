@@ -212,9 +212,9 @@ class GemmPlan(NamedTuple):
                 self.kernel(grid, (*args, number), self.shared_bytes)
 
     @property
-    def launches(self) -> tuple[Repeated, ...] | None:
+    def launches(self) -> tuple[Repeated, ...]:
         """None where each call takes memory for partial sums."""
-        return self.repeated if self.splits == 1 else None
+        return self.repeated if self.splits == 1 else ()
 
 
 def gemm_plan(

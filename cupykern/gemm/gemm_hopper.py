@@ -36,7 +36,6 @@ from .operand_maps import map_plan, operand_map, tma_stores
 from .product import (
     BATCH,
     EPILOGUE,
-    FLOAT16S,
     FP4,
     FP8,
     INNER,
