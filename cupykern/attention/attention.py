@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from .. import arguments, plans
+from ..arrays import maker
 from ..numerics import namespace
 from .attention_arguments import (
     arrays_of,
@@ -36,6 +37,7 @@ from .block_mask import BlockMask
 
 _find = plans.finder("attention", arrays=4, options=11)
 _find_blocks = plans.finder("attention", arrays=5, options=11)
+_NO_MASK = (None,) * 7  # no statistics, nor a mask's arrays
 _find_varlen = plans.finder("attention_varlen", arrays=5, options=7)
 
 
@@ -96,14 +98,14 @@ def attention(
         arrays = q, k, v, mask.block_mask_types, mask.partial_tiles
     options = (causal, causal_align, input_pos, scale, layout, qk_accumulate, return_lse,
                return_row_stats, algorithm, config, sizes)  # fmt: skip
-    key, known = (_find if sizes is None else _find_blocks)(*arrays, *options, out)
+    key, known, places = (_find if sizes is None else _find_blocks)(*arrays, *options, out)
     if known is not None:
         # Where its arrays lie decides about all checks: one look-up.
         target, out_shape, stats_shape, plan = known
-        y = target.xp.ndarray(out_shape, q.dtype) if out is None else out
+        y = maker(target.xp)(out_shape, q.dtype) if out is None else out
         if not (return_lse or return_row_stats or sizes):
             if mask is None:
-                plan.launch(target.xp, (q, k, v, y))
+                plan.launch(target.xp, (q, k, v, y), (*places, y.data.ptr))
             else:
                 nothing = None, None, None, array_mask, None, None, None, None, None, None
                 plan.launch(target.xp, (q, k, v, y, *nothing))
@@ -190,12 +192,14 @@ def attention_varlen(
     """
     options = max_seqlen_q, max_seqlen_k, causal, causal_align, scale, return_lse, config
     given = q, k, v, cu_seqlens_q, cu_seqlens_k
-    key, known = _find_varlen(*given, *options, out)
+    key, known, places = _find_varlen(*given, *options, out)
     if known is not None:
         target, out_shape, plan = known
-        y = target.xp.ndarray(out_shape, q.dtype) if out is None else out
-        lse = target.xp.ndarray(out_shape[1::-1], np.float32) if return_lse else None
-        plan.launch(target.xp, (q, k, v, y, lse, *(None,) * 7, cu_seqlens_q, cu_seqlens_k))
+        y = maker(target.xp)(out_shape, q.dtype) if out is None else out
+        lse = maker(target.xp)(out_shape[1::-1], np.float32) if return_lse else None
+        places = (*places, y.data.ptr, lse.data.ptr if return_lse else None)
+        given = (q, k, v, y, lse, *_NO_MASK, cu_seqlens_q, cu_seqlens_k)
+        plan.launch(target.xp, given, places)
         return (y, lse) if return_lse else y
     target = arguments.target_of("q", q)
     check_operands(q, k, v, 3)

@@ -240,13 +240,16 @@ class AttentionHopperPlan(NamedTuple):
     num_counters: int  # that tiles are taken by
     repeated: Repeated
 
-    def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
-        """arrays: as AttentionPlan.launch takes them."""
-        counter = None
+    def launch(self, xp: Any, arrays: tuple[Any, ...], places: Any = None) -> None:
+        """As AttentionPlan.launch."""
         if self.num_counters:
             _, counter = workspace.take(self.target, 0, self.num_counters)
             arrays = (*arrays, counter)
-        self.repeated.launch(arrays)
+            places = places and (*places, counter.data.ptr)
+        if places is None:
+            self.repeated.launch(arrays)
+        else:
+            self.repeated.launch_at(places, arrays)
 
 
 def hopper_plan(

@@ -266,9 +266,9 @@ class AttentionPlan(NamedTuple):
     naive_grids: tuple[int, int, int] | None
     scores: int  # and sums of rows, of the naive algorithm
 
-    def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
+    def launch(self, xp: Any, arrays: tuple[Any, ...], places: Any = None) -> None:
         """arrays: q, k, v and out; then, or none of these, lse, row_max, row_sum, the mask's five and both
-        cu_seqlens; None where absent."""
+        cu_seqlens; None where absent.  places: what addresses of all CuPy's arrays follow from."""
         if len(arrays) == 4:
             arrays += (None,) * 10
         if self.naive_grids is None:

@@ -12,7 +12,7 @@ import numpy as np
 from kernels_cu import Variant
 
 from .. import arguments, dtypes, inputs, plans, reference
-from ..arrays import address_of
+from ..arrays import address_of, maker
 from ..op import Call, Draw, Op, Work
 from ..targets import Target
 from ..targets.repeated import Repeated
@@ -57,9 +57,9 @@ def dequant_softmax(
     `reference.dequant_softmax_bound`.
     """
     is_number = scale_w is None or isinstance(scale_w, (int, float))
-    key, known = _find(a, w, bias, scale_w, dtype, config, out)
+    key, known, places = _find(a, w, bias, scale_w, dtype, config, out)
     if known is not None:
-        return known.launch(a, w, bias, scale_w, out)
+        return known.launch(places, a, w, bias, scale_w, out)
     given = {"a": a, "b": w, "bias": bias, "scale_b": None if is_number else scale_w}
     target = arguments.target_of("a", a)
     arguments.same_place("w", w, a, "a")
@@ -135,26 +135,18 @@ class _Plan(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype
 
-    def launch(self, a: Any, w: Any, bias: Any, scale: Any, out: Any) -> Any:
-        """Of CuPy's arrays."""
+    def launch(
+        self, places: tuple[Any, ...], a: Any, w: Any, bias: Any, scale: Any, out: Any
+    ) -> Any:
+        """Of CuPy's arrays; places: where they lie."""
         target = self.target
-        y = target.xp.ndarray(self.shape, self.dtype) if out is None else out
+        y = maker(target.xp)(self.shape, self.dtype) if out is None else out
         barrier, alone = self.memory.take(target)
         if not self.launches:
             self.product.launch(target.xp, self.arrays(a, w, bias, scale, y, barrier, alone))
             return y
-        try:
-            places = (
-                a.data.ptr,
-                w.data.ptr,
-                y.data.ptr,
-                barrier.data.ptr,
-                None if bias is None else bias.data.ptr,
-                scale if scale.__class__ is float else scale.data.ptr,
-                None if alone is None else alone.data.ptr,
-            )
-        except AttributeError:  # a number of another type
-            places = None
+        alone_place = None if alone is None else alone.data.ptr
+        places = (*places, y.data.ptr, barrier.data.ptr, alone_place)
         for one in self.launches:
             one.launch_at(places, a, w, bias, scale, y, barrier, alone)
         return y
