@@ -66,8 +66,9 @@ def finder(
         lines += [
             f"   d = {x}.data",
             f"   p{x} = d.ptr",
-            f"   k{x} = ({x}.dtype, {x}.shape, {x}.strides, p{x} % {_ALIGNMENT}, d.device_id,"
-            f" {x}.__class__)",
+            # Sooner than strides, which follow from the shape then.
+            f"   k{x} = ({x}.dtype, {x}.shape, {x}._c_contiguous or {x}.strides,"
+            f" p{x} % {_ALIGNMENT}, d.device_id, {x}.__class__)",
         ]
     # 1, 1.0 and True are equal, but not all of them are legal everywhere.
     keys = [f"k{x}" for x in places] + [f"{o}, {o}.__class__" for o in others]
@@ -77,7 +78,7 @@ def finder(
         "  if out is not None:",  # whose overlaps follow from the distances
         "   d = out.data",
         "   start = d.ptr",
-        f"   key += (out.dtype, out.shape, out.strides, start % {_ALIGNMENT}, d.device_id,"
+        f"   key += (out.dtype, out.shape, out._c_contiguous or out.strides, start % {_ALIGNMENT}, d.device_id,"
         " out.__class__,",
         *(f"    0 if p{x} is None else p{x} - start," for x in places),
         "   )",
