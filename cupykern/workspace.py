@@ -46,6 +46,15 @@ def take(target: Target, num_bytes: int, num_counters: int) -> tuple[Any, Any]:
     return partials, counters
 
 
+def take_counters(target: Target, num_counters: int) -> Any:
+    """`take`'s, without bytes."""
+    if target.name != "host":
+        kept = _kept.get(_stream(target))
+        if kept is not None and num_counters <= kept[1].size:
+            return kept[1]
+    return take(target, 0, num_counters)[1]
+
+
 GRID_WORDS = 4  # of take_for_grid, before what is of anything
 
 
@@ -72,10 +81,12 @@ def _make_for_grid(target: Target, num_bytes: int) -> Any:
     return made
 
 
-def _stream(target: Target) -> tuple[int, int, int | None] | None:
+def _stream(target: Target) -> int | tuple[int, int, int | None] | None:
     """The current stream, as what is kept for it is found; None while it is captured."""
     cuda = target.xp.cuda
     stream = cuda.get_current_stream().ptr
+    if stream == 0:
+        return target.device_id
     if stream not in _NEVER_CAPTURED and cuda.runtime.streamIsCapturing(stream):
         return None
     thread = threading.get_ident() if stream == _PER_THREAD_STREAM else None

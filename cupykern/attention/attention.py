@@ -37,7 +37,6 @@ from .block_mask import BlockMask
 
 _find = plans.finder("attention", arrays=4, options=11)
 _find_blocks = plans.finder("attention", arrays=5, options=11)
-_NO_MASK = (None,) * 7  # no statistics, nor a mask's arrays
 _find_varlen = plans.finder("attention_varlen", arrays=5, options=7)
 
 
@@ -194,12 +193,11 @@ def attention_varlen(
     given = q, k, v, cu_seqlens_q, cu_seqlens_k
     key, known, places = _find_varlen(*given, *options, out)
     if known is not None:
-        target, out_shape, plan = known
+        target, out_shape, launch = known
         y = maker(target.xp)(out_shape, q.dtype) if out is None else out
         lse = maker(target.xp)(out_shape[1::-1], np.float32) if return_lse else None
         places = (*places, y.data.ptr, lse.data.ptr if return_lse else None)
-        given = (q, k, v, y, lse, *_NO_MASK, cu_seqlens_q, cu_seqlens_k)
-        plan.launch(target.xp, given, places)
+        launch(places, q, k, v, y, lse, cu_seqlens_q, cu_seqlens_k)
         return (y, lse) if return_lse else y
     target = arguments.target_of("q", q)
     check_operands(q, k, v, 3)
@@ -244,8 +242,13 @@ def attention_varlen(
             if place is not into:
                 into[...] = place
             elif all(a is b for a, b in zip((q, k, v, place, cu_q, cu_k), here, strict=True)):
-                plans.remember(key, (target, out_shape, plan))
+                plans.remember(key, (target, out_shape, plan.launcher(target.xp, _packed)))
     return (y, lse) if return_lse else y
+
+
+def _packed(q: Any, k: Any, v: Any, y: Any, lse: Any, cu_q: Any, cu_k: Any) -> tuple[Any, ...]:
+    """As AttentionPlan.launch takes them: without statistics of rows, or a mask's arrays."""
+    return (q, k, v, y, lse, *(None,) * 7, cu_q, cu_k)
 
 
 def scaled_dot_product_attention(

@@ -6,6 +6,7 @@ The Python half of kernels_cu/attention.cu and attention_naive.cu.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -277,6 +278,10 @@ class AttentionPlan(NamedTuple):
         scores = xp.empty(self.scores, np.float32)
         for step, grid in enumerate(self.naive_grids):
             self.kernel(grid, (*arrays[:12], scores, self.params, np.int64(step)))
+
+    def launcher(self, xp: Any, arrays: Callable[..., tuple[Any, ...]]) -> Callable[..., None]:
+        """launch(places, *given): `launch` of arrays(*given)."""
+        return lambda places, *given: self.launch(xp, arrays(*given))
 
 
 @plans.cached

@@ -217,7 +217,7 @@ def _run(x: Any, config: NonfiniteConfig | None = None) -> tuple[Any, Any]:
 
 def _launch(target: Target, plan: _Plan, x: Any, places: tuple[Any, ...]) -> tuple[Any, Any]:
     """places: where x lies."""
-    _, counter = workspace.take(target, 0, 1)
+    counter = workspace.take_counters(target, 1)
     if target.name == "host":
         buffer = np.full(plan.num_bytes // 8, -1)  # an earlier call's sums would hide a fault
         plan.repeated.launch((x, buffer, counter))

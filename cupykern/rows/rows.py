@@ -63,7 +63,7 @@ class RowPlan(NamedTuple):
         addresses of all CuPy's arrays follow from; None: their own."""
         if not self.split:
             if self.counted:
-                self.repeated.launch((*arrays, workspace.take(self.target, 0, 1)[1]))
+                self.repeated.launch((*arrays, workspace.take_counters(self.target, 1)))
             elif places is None:
                 self.repeated.launch(arrays)
             else:

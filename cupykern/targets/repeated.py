@@ -34,7 +34,7 @@ class Repeated:
         self._known: dict[Any, Callable[[], None]] = {}
 
     def of(self, make: Callable[..., tuple[Any, ...]]) -> Repeated:
-        """The same launch, of what `make` makes of what it is launched with."""
+        """The same launch, of arrays that `make` makes of what it is launched with."""
         arguments = self._arguments
         return Repeated(
             self._kernel, self._grid, self._shared_bytes, lambda *given: arguments(make(*given))

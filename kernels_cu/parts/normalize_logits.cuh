@@ -60,40 +60,47 @@ DEVICE void normalize_columns(const float* logits, Out* y, const NormalizeParams
 template <class Out>
 DEVICE void scale_shares(Out* y, const MaxSum* sets, const NormalizeParams& p, MaxSum* of_warps,
                          int64_t begin, int64_t end) {
-    constexpr int kAtOnce = 4;  // runs that are loaded before the first one is stored
+    constexpr int kAtOnce = 4;
     constexpr int64_t kStep = kAtOnce * kNumThreads;
     const int64_t whole = end / kNormalRun;
-    Vector<Out, kNormalRun> runs[kAtOnce];
-    float largest[kAtOnce];
-    const auto load = [&](int64_t run) {
+    struct Runs {
+        Vector<Out, kNormalRun> values[kAtOnce];
+        float largest[kAtOnce];
+    };
+    const auto load = [&](Runs& runs, int64_t run) {
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
             const int64_t at = run + i * kNumThreads;
-            if (at < whole) runs[i].load(y + at * kNormalRun);
-            largest[i] = at < whole ? sets[at * kNormalRun / kSetColumns].max : 0.0f;
+            if (at < whole) runs.values[i].load(y + at * kNormalRun);
+            runs.largest[i] = at < whole ? sets[at * kNormalRun / kSetColumns].max : 0.0f;
         }
     };
     int64_t run = begin / kNormalRun + threadIdx.x;
-    load(run);  // under way while the row's statistics are merged
+    Runs runs, next;
+    load(runs, run);  // under way while the row's statistics are merged
     const MaxSum total = row_statistics(sets, p.num_sets, of_warps);
     const float factor = 1.0f / total.sum;
     const auto scale_of = [&](float largest) {
         return exp2_approx((largest - total.max) * kLog2E) * factor;
     };
-    while (run < whole) {
+    const auto store = [&](Runs& runs, int64_t run) {
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
             const int64_t at = run + i * kNumThreads;
             if (at >= whole) break;
-            const float scale = scale_of(largest[i]);
+            const float scale = scale_of(runs.largest[i]);
             float values[kNormalRun];
 #pragma unroll
-            for (int j = 0; j < kNormalRun; ++j) values[j] = runs[i][j] * scale;
-            runs[i].from_floats(values);
-            runs[i].store(y + at * kNormalRun);
+            for (int j = 0; j < kNormalRun; ++j) values[j] = runs.values[i][j] * scale;
+            runs.values[i].from_floats(values);
+            runs.values[i].store(y + at * kNormalRun);
         }
-        run += kStep;
-        load(run);
+    };
+    for (; run < whole; run += 2 * kStep) {
+        load(next, run + kStep);
+        store(runs, run);
+        load(runs, run + 2 * kStep);
+        store(next, run + kStep);
     }
     const int64_t col = whole * kNormalRun + threadIdx.x;
     if (col < end) {
