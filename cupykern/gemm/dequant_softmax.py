@@ -47,9 +47,10 @@ def dequant_softmax(
 
     w is converted inside the kernel and sums are in FP32, as in `scaled_mm`.  The logits stay in FP32, in
     `out` if that is FP32, else in memory of their own; their largest and their sums of exponentials come
-    from the product's epilogue, so that they are read once.  On Hopper, for many rows, results of 16 bits
-    and no bias but one of columns, they stay in registers: the result gets their exponentials over the
-    largest of 64 columns, and then what these are multiplied with.  A row that holds NaN or +inf, or -inf alone,
+    from the product's epilogue, so that they are read once, when all blocks of the launch have met (on
+    AMD, by a second launch).  On Hopper they stay on the chip: of up to 16 rows in shared memory, as many
+    as fit; of many rows, with results of 16 bits and no bias but one of columns, in registers: the result
+    gets their exponentials over the largest of 64 columns, and then what these are multiplied with.  A row that holds NaN or +inf, or -inf alone,
     gives NaN.  a and bias are copied if they do not merge to a matrix of all rows, and the result is if
     `out` does not.
 
