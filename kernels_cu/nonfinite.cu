@@ -2,10 +2,9 @@
 // -infinity, the first of them in C order, and the smallest, the largest and the mean of the
 // others.
 //
-// A thread has kBatch vectors of kVectorWidth elements under way, each of which makes way for the next
-// one.  A vector's sum, in FP32 and pairwise, is finite if all of it are (otherwise, also if it
-// overflows, they are inspected one by one).  The sums of a batch are added in the same way, those of
-// batches, threads and blocks in FP64.  Smallest and largest are found among the
+// A thread has kBatch vectors of kVectorWidth elements under way.  Their sum, in FP32 and pairwise,
+// is finite if all of them are (otherwise, also if it overflows, they are inspected one by one);
+// sums of batches, threads and blocks are added in FP64.  Smallest and largest are found among the
 // codes, as integers (struct Extremes), so that subnormals are not flushed.  Counts and the first
 // place, which a batch rarely changes, wait in shared memory.
 //   kPlain: the elements fill one stretch of memory, in any order of the dims; head and tail of it,
@@ -22,6 +21,7 @@
 #include "parts/vector.cuh"
 
 constexpr int64_t kNowhere = 0x7fffffffffffffffll;
+constexpr bool kRehearsed = true;
 
 // A 64-bit division costs some hundred instructions, a 32-bit one twenty.
 DEVICE uint64_t quotient(uint64_t a, uint64_t b) {
@@ -304,11 +304,20 @@ KERNEL void nonfinite(const Element* x, int64_t* buffer, uint32_t* counters, int
     // How many are this thread's.
     const int64_t last = num_items - 1 - item;
     int count = last < 0 ? 0 : int(quotient(uint64_t(last), uint64_t(step))) + 1;
-    Items items[kBatch];
+    // A batch of which `there` vectors are there.  Behind the end the first one again, which changes no
+    // extreme and is not added.
+    const auto load = [&](Items(&batch)[kBatch], int64_t first, int there) {
+        if (kPlain && there >= kBatch) {
+            const Element* p = at(first);
 #pragma unroll
-    for (int j = 0; j < kBatch; ++j) {
-        if (j < count) items[j].load(at(item + j * step));
-    }
+            for (int j = 0; j < kBatch; ++j, p += step * kVectorWidth) batch[j].load(p);
+        } else if (there > 0) {
+#pragma unroll
+            for (int j = 0; j < kBatch; ++j) batch[j].load(at(first + (j < there ? j * step : 0)));
+        }
+    };
+    Items next[kBatch];
+    load(next, item, count);
 
     Summary* of_blocks = reinterpret_cast<Summary*>(buffer + 7);
     Summary found = Summary::none();
@@ -316,39 +325,31 @@ KERNEL void nonfinite(const Element* x, int64_t* buffer, uint32_t* counters, int
     // what it writes is written again.  Then the threads of this block, then, in the last one, the
     // blocks: by the same code.
 #pragma unroll 1
-    for (int level = -1;; ++level) {
+    for (int level = kRehearsed ? -1 : 0;; ++level) {
         if (level == 0) {
             double sum = 0.0;
             Extremes extremes = Extremes::none();
 #pragma unroll 1
             for (; count > 0; count -= kBatch, item += kBatch * step) {
-                float parts[kBatch];
-                uint32_t bad = 0;
+                Items batch[kBatch];
+                float sums[kBatch];
+#pragma unroll
+                for (int j = 0; j < kBatch; ++j) batch[j] = next[j];
+                load(next, item + kBatch * step, count - kBatch);
 #pragma unroll
                 for (int j = 0; j < kBatch; ++j) {
-                    parts[j] = 0.0f;
-                    if (j >= count) continue;
-                    const float part = sum_of(items[j]);
-                    if (is_finite(part)) {
-                        parts[j] = part;
-                        take(items[j], extremes);
-                    } else {
-                        bad |= 1u << j;
-                    }
-                    if (j + kBatch < count) {
-                        items[j].load(at(item + (j + kBatch) * step));
-                    }
+                    const float part = sum_of(batch[j]);
+                    sums[j] = j < count ? part : 0.0f;
                 }
-                const float batch_sum = sum_pairwise<kBatch>(parts);
+                const float batch_sum = sum_pairwise<kBatch>(sums);
                 if (is_finite(batch_sum)) {
                     sum += double(batch_sum);
-                } else {
 #pragma unroll
-                    for (int j = 0; j < kBatch; ++j) sum += double(parts[j]);
+                    for (int j = 0; j < kBatch; ++j) take(batch[j], extremes);
+                    continue;
                 }
 #pragma unroll 1
-                for (int j = 0; bad >> j; ++j) {
-                    if (!(bad >> j & 1)) continue;
+                for (int j = 0; j < kBatch && j < count; ++j) {
                     const int64_t i = item + j * step;
                     inspect(at(i), head + i * kVectorWidth, kVectorWidth);
                 }
