@@ -21,12 +21,6 @@
 #include "parts/vector.cuh"
 
 constexpr int64_t kNowhere = 0x7fffffffffffffffll;
-constexpr bool kRehearsed = true;
-
-// A 64-bit division costs some hundred instructions, a 32-bit one twenty.
-DEVICE uint64_t quotient(uint64_t a, uint64_t b) {
-    return (a | b) >> 32 ? a / b : uint32_t(a) / uint32_t(b);
-}
 
 // The array's dims in the order in which elements are walked, innermost first; the element of
 // digits d is at start + sum(d * strides) from x's first, and number first + sum(d * weights) in C
@@ -41,7 +35,9 @@ struct NonfiniteParams {
 #pragma unroll 1
         for (int d = 0; d + 1 < int(num_dims); ++d) {
             const uint64_t size = uint64_t(sizes[d]);
-            const uint64_t next = quotient(rest, size);
+            // A 64-bit division costs some hundred instructions, a 32-bit one twenty.
+            const uint64_t next =
+                (rest | size) >> 32 ? rest / size : uint32_t(rest) / uint32_t(size);
             place += int64_t(rest - next * size) * steps[d];
             rest = next;
         }
@@ -232,9 +228,8 @@ DEVICE void take(const Items& items, Extremes& extremes) {
 
 DEVICE bool is_finite(float x) { return (bit_cast<uint32_t>(x) & 0x7fffffffu) < 0x7f800000u; }
 
-// What all threads of the block have found, in its first warp.  rehearsal: the first warp alone runs
-// through the code, of what it has found itself.
-DEVICE Summary merge_threads(Summary mine, bool rehearsal) {
+// What all threads of the block have found, in its first warp.
+DEVICE Summary merge_threads(Summary mine) {
     constexpr int kWarps = kNumThreads / kWarpSize;
     SHARED(Summary, of_warps, [kWarps]);
     const int warp = int(threadIdx.x) / kWarpSize;
@@ -244,26 +239,11 @@ DEVICE Summary merge_threads(Summary mine, bool rehearsal) {
         mine.merge_lanes();
         if (level == 1) break;
         if (lane_id() == 0) of_warps[warp] = mine;
-        if (!rehearsal) sync_block();
+        sync_block();
         if (warp != 0) break;
-        mine = lane_id() < (rehearsal ? 1 : kWarps) ? of_warps[lane_id()] : Summary::none();
+        mine = lane_id() < kWarps ? of_warps[lane_id()] : Summary::none();
     }
     return mine;
-}
-
-// The figures of all of the array, in seven words.
-DEVICE void write_figures(int64_t* figures, const Summary& found, int64_t num_elements) {
-    figures[0] = found.num_nan;
-    figures[1] = found.num_positive;
-    figures[2] = found.num_negative;
-    figures[3] = found.first;
-    const int64_t num_finite =
-        num_elements - found.num_nan - found.num_positive - found.num_negative;
-    double* statistics = reinterpret_cast<double*>(figures + 4);
-    const double nan = __builtin_bit_cast(double, 0x7ff8000000000000ull);
-    statistics[0] = num_finite ? to_double(found.extremes.smallest()) : nan;
-    statistics[1] = num_finite ? to_double(found.extremes.largest()) : nan;
-    statistics[2] = num_finite ? found.sum / double(num_finite) : nan;
 }
 
 KERNEL void nonfinite(const Element* x, int64_t* buffer, uint32_t* counters, int64_t slot,
@@ -295,83 +275,61 @@ KERNEL void nonfinite(const Element* x, int64_t* buffer, uint32_t* counters, int
         }
     }
 
+    double sum = 0.0;
+    Extremes extremes = Extremes::none();
     const int64_t step = int64_t(gridDim.x) * kNumThreads;
-    const auto at = [&](int64_t item) {
-        const int64_t element = head + item * kVectorWidth;
-        return data + (kPlain ? element : params.locate(element, params.strides));
+    const auto load = [&](int64_t item, Items(&batch)[kBatch]) {
+        if (item >= num_items) return;
+#pragma unroll
+        for (int j = 0; j < kBatch; ++j) {
+            // Behind the end the first one again, which changes no extreme and is not added.
+            const int64_t there = item + j * step < num_items ? item + j * step : item;
+            const int64_t element = head + there * kVectorWidth;
+            batch[j].load(data + (kPlain ? element : params.locate(element, params.strides)));
+        }
     };
     int64_t item = int64_t(blockIdx.x) * kNumThreads + tid;
-    // How many are this thread's.
-    const int64_t last = num_items - 1 - item;
-    int count = last < 0 ? 0 : int(quotient(uint64_t(last), uint64_t(step))) + 1;
-    // A batch of which `there` vectors are there.  Behind the end the first one again, which changes no
-    // extreme and is not added.
-    const auto load = [&](Items(&batch)[kBatch], int64_t first, int there) {
-        if (kPlain && there >= kBatch) {
-            const Element* p = at(first);
-#pragma unroll
-            for (int j = 0; j < kBatch; ++j, p += step * kVectorWidth) batch[j].load(p);
-        } else if (there > 0) {
-#pragma unroll
-            for (int j = 0; j < kBatch; ++j) batch[j].load(at(first + (j < there ? j * step : 0)));
-        }
-    };
     Items next[kBatch];
-    load(next, item, count);
+    load(item, next);
+#pragma unroll 1
+    for (; item < num_items; item += kBatch * step) {
+        Items batch[kBatch];
+        float sums[kBatch];
+#pragma unroll
+        for (int j = 0; j < kBatch; ++j) batch[j] = next[j];
+        load(item + kBatch * step, next);
+#pragma unroll
+        for (int j = 0; j < kBatch; ++j) {
+            const float part = sum_of(batch[j]);
+            sums[j] = item + j * step < num_items ? part : 0.0f;
+        }
+        const float batch_sum = sum_pairwise<kBatch>(sums);
+        if (is_finite(batch_sum)) {
+            sum += double(batch_sum);
+#pragma unroll
+            for (int j = 0; j < kBatch; ++j) take(batch[j], extremes);
+        } else {
+#pragma unroll 1
+            for (int64_t i = item; i < num_items && i < item + kBatch * step; i += step) {
+                const int64_t element = head + i * kVectorWidth;
+                const int64_t place = kPlain ? element : params.locate(element, params.strides);
+                inspect(data + place, element, kVectorWidth);
+            }
+        }
+    }
+    Summary found = Summary::none();
+    if (counted) found = mine;
+    extremes.merge(found.extremes);
+    extremes.merge_pairs();
+    found.extremes = extremes;
+    found.sum += sum;
 
     Summary* of_blocks = reinterpret_cast<Summary*>(buffer + 7);
-    Summary found = Summary::none();
-    // First the end is rehearsed, while the first vectors come: its code comes from memory too, and
-    // what it writes is written again.  Then the threads of this block, then, in the last one, the
-    // blocks: by the same code.
+    // First the threads of this block, then, in the last one, the blocks: by the same code.
 #pragma unroll 1
-    for (int level = kRehearsed ? -1 : 0;; ++level) {
-        if (level == 0) {
-            double sum = 0.0;
-            Extremes extremes = Extremes::none();
-#pragma unroll 1
-            for (; count > 0; count -= kBatch, item += kBatch * step) {
-                Items batch[kBatch];
-                float sums[kBatch];
-#pragma unroll
-                for (int j = 0; j < kBatch; ++j) batch[j] = next[j];
-                load(next, item + kBatch * step, count - kBatch);
-#pragma unroll
-                for (int j = 0; j < kBatch; ++j) {
-                    const float part = sum_of(batch[j]);
-                    sums[j] = j < count ? part : 0.0f;
-                }
-                const float batch_sum = sum_pairwise<kBatch>(sums);
-                if (is_finite(batch_sum)) {
-                    sum += double(batch_sum);
-#pragma unroll
-                    for (int j = 0; j < kBatch; ++j) take(batch[j], extremes);
-                    continue;
-                }
-#pragma unroll 1
-                for (int j = 0; j < kBatch && j < count; ++j) {
-                    const int64_t i = item + j * step;
-                    inspect(at(i), head + i * kVectorWidth, kVectorWidth);
-                }
-            }
-            found = counted ? mine : Summary::none();
-            extremes.merge(found.extremes);
-            extremes.merge_pairs();
-            found.extremes = extremes;
-            found.sum += sum;
-        } else if (level < 0 && tid >= kWarpSize) {
-            continue;
-        }
-        found = merge_threads(found, level < 0);
-        if (level != 0) {
-            if (tid == 0) {
-                int64_t* figures =
-                    level < 0 ? reinterpret_cast<int64_t*>(of_blocks + blockIdx.x) : buffer;
-                write_figures(figures, found, params.num_elements);
-            }
-            if (level == 1) break;
-            continue;
-        }
+    for (int level = 0;; ++level) {
+        found = merge_threads(found);
+        if (level == 1) break;
         if (tid == 0) {
             of_blocks[blockIdx.x] = found;
             is_last[0] = atomic_add_acq_rel(counters + slot, 1) == gridDim.x - 1;
@@ -382,5 +340,18 @@ KERNEL void nonfinite(const Element* x, int64_t* buffer, uint32_t* counters, int
 #pragma unroll 1
         for (int i = tid; i < int(gridDim.x); i += kNumThreads) found.merge(of_blocks[i]);
     }
-    if (tid == 0) counters[slot] = 0;
+    if (tid == 0) {
+        counters[slot] = 0;
+        buffer[0] = found.num_nan;
+        buffer[1] = found.num_positive;
+        buffer[2] = found.num_negative;
+        buffer[3] = found.first;
+        const int64_t num_finite =
+            params.num_elements - found.num_nan - found.num_positive - found.num_negative;
+        double* statistics = reinterpret_cast<double*>(buffer + 4);
+        const double nan = __builtin_bit_cast(double, 0x7ff8000000000000ull);
+        statistics[0] = num_finite ? to_double(found.extremes.smallest()) : nan;
+        statistics[1] = num_finite ? to_double(found.extremes.largest()) : nan;
+        statistics[2] = num_finite ? found.sum / double(num_finite) : nan;
+    }
 }

@@ -110,7 +110,7 @@ def configs_of(arch: str, itemsize: int) -> tuple[NonfiniteConfig, ...]:
     return (
         NonfiniteConfig(256, 8, 1, False, 3),
         NonfiniteConfig(512, 4, width, True, blocks),
-        NonfiniteConfig(256, 4, width, False, 1 + blocks),
+        NonfiniteConfig(256, 4, width, False, 3),
     )
 
 
