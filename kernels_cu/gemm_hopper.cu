@@ -28,9 +28,7 @@ struct HopperParams {
     int32_t tma_stores, group_height;  // in tiles (GemmTask::of_block)
     int32_t has_block_scales;  // what scale_a and scale_b then are; they are the main loop's
     int32_t row_bytes;         // of the rows of a stage that exist
-    int32_t plain;             // whether the short epilogue does
-    int32_t line_bytes;        // of b along k, of which L2 is asked ahead; 0: it is not
-    int64_t line_pitch;
+    int32_t plain, padding;    // whether the short epilogue does
     int64_t num_groups;        // of NVFP4's k
     struct { int64_t block, quarter, row, word; } groups;  // GroupScales
 };
@@ -88,7 +86,7 @@ DEVICE void multiply_in_row(Arguments&&... arguments) {
 KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b_map,
                         GRID_CONSTANT TensorMap out_map, void* out, const void* bias,
                         const void* residual, const float* scale_a, const float* scale_b,
-                        const e4m3* groups_b, const unsigned char* b, const HopperParams params) {
+                        const e4m3* groups_b, const HopperParams params) {
     SHARED_STORAGE(HopperStorage, storage);
     Ring& ring = storage.ring;
     // From one lane, so that the compiler knows that they are alike in all.
@@ -150,10 +148,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                            params.row_bytes, first_k_tile, num_k_tiles, first_row(task),
                            first_col(task), int(params.batch.offset(kTurned ? kB : kA, task.batch)),
                            int(params.batch.offset(kTurned ? kA : kB, task.batch)),
-                           first_of_k(int(task.col) / kTileN, num_k_tiles),
-                           {b + task.col * params.line_pitch, params.line_pitch,
-                            params.line_bytes > 0 ? int(params.epilogue.n - task.col) : 0,
-                            params.line_bytes});
+                           first_of_k(int(task.col) / kTileN, num_k_tiles));
             }
         }
         if (plain && warp == 4 * kConsumers + 1) {

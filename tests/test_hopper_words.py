@@ -124,7 +124,6 @@ KERNEL void word(const uint32_t* x, uint32_t* y, int count) {
     SHARED_STORAGE(Storage, s);
     const int i = threadIdx.x;
     if (i == 0) {
-        prefetch_bulk(x + 128, 512 * (count - 1));
         for (int stage = 0; stage < 2; ++stage) s.full[stage].init(1);
         fence_barrier_init();
         for (int line = 0; line < 2; ++line) {
@@ -645,8 +644,6 @@ _PRODUCT = (
         ("if (t == 0) s.first.arrive_remote(1);", "no such rank"),
         ("if (t == 0) bulk_load(s.tile, s.tile + 4, 16, s.first);", r"6: bulk_load: .* of 16"),
         ("if (t == 0) bulk_load(s.tile, s.tile, 24, s.first);", r"word.cu:6: bulk_load: .* of 16"),
-        ("if (t == 0) prefetch_bulk(s.tile, 24);", r"word.cu:6: prefetch_bulk: .* of 16"),
-        ("if (t == 0) prefetch_bulk(s.tile + 4, 16);", "word.cu:6: an access is not aligned"),
         (
             "if (t == 0) bulk_load(s.tile + 4096, s.tile, 4096, s.first);",
             "word.cu:6: bulk_load: the copy is larger than the rest of shared memory",

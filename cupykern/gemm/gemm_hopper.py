@@ -56,8 +56,7 @@ _PARAMS = np.dtype(  # gemm_hopper.cu: HopperParams
         *(("block_scales_a", STRIDES), ("block_scales_b", STRIDES)),
         ("epilogue", EPILOGUE),
         *((name, np.int32) for name in ("tma_stores", "group_height", "has_block_scales")),
-        *(("row_bytes", np.int32), ("plain", np.int32), ("line_bytes", np.int32)),
-        ("line_pitch", np.int64),
+        *(("row_bytes", np.int32), ("plain", np.int32), ("padding", np.int32)),
         *(("num_groups", np.int64), ("groups", np.int64, (1, 4))),
     ]
 )
@@ -155,7 +154,7 @@ def is_plain(product: Product, turned: bool) -> bool:
 
 
 _PLACES = {  # in product.ARRAYS, of what the kernels take beside tensor maps
-    "gemm": (2, 3, 4, 5, 6, 8, 1),
+    "gemm": (2, 3, 4, 5, 6, 8),
     "dual_gemm": (3, 4, 5, 6, 8, 9),
     "dequant_softmax": (2, 3, 4, 5, 6, 7),
 }
@@ -285,9 +284,6 @@ def hopper_plan(
         row_bytes = (c.tile_n if turned else rows_a) * depth * rows.dtype.itemsize
         params["row_bytes"] = row_bytes // (2 if rows.dtype == FP4 else 1)
         params["plain"] = plain
-        if c.share_k and task.batch == 1 and task.layout_b == INNER:
-            params["line_bytes"] = p.k * p.b.dtype.itemsize // (2 if p.b.dtype == FP4 else 1)
-            params["line_pitch"] = p.b.col * p.b.dtype.itemsize
     params["num_groups"] = p.k // 16
     for i, groups in enumerate((p.groups_b, p.groups_b2)[: task.products]):
         if groups is not None:

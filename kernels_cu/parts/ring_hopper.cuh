@@ -171,41 +171,12 @@ struct RingPlace {
     }
 };
 
-// B's lines along k, of a tile.  Stages have 128 bytes of each, which memory gives slower than longer
-// pieces of them: L2 is asked for those, the part of a stage with every stage, one piece ahead.
-constexpr int kAskedBytes = 1024;
-constexpr bool kAsks = kShareK && !kOuterMajorB;
-struct LinesAhead {
-    const unsigned char* lines;
-    int64_t pitch;
-    int count, bytes;  // how many exist, and of each; no count: L2 is not asked
-
-    // With stage `stage` of k.
-    DEVICE void ask(int stage) const {
-        constexpr int kBytes = kTileK * int(sizeof(ElementB)) / (kSame<ElementB, e2m1x2> ? 2 : 1);
-        constexpr int kStagesOfPiece = kAskedBytes / kBytes;
-        constexpr int kLinesOfStage = kTileN / kStagesOfPiece;
-        static_assert(kStagesOfPiece * kBytes == kAskedBytes &&
-                          kStagesOfPiece * kLinesOfStage == kTileN,
-                      "whole stages and lines");
-        const int byte = (stage / kStagesOfPiece + 1) * kAskedBytes;
-        const int size = bytes - byte < kAskedBytes ? (bytes - byte) / 16 * 16 : kAskedBytes;
-        if (size <= 0) return;
-        const int first = stage % kStagesOfPiece * kLinesOfStage;
-#pragma unroll 1
-        for (int line = first; line < first + kLinesOfStage && line < count; ++line) {
-            prefetch_bulk(lines + line * pitch + byte, size);
-        }
-    }
-};
-
 // By one thread: brings the tiles of the rows from `row` on and of the columns from `col` on,
 // `num_k_tiles` of k from tile `first` on, the `ahead` first ones after the others.  row_bytes: what
 // a stage gets of the rows; others keep what they had.
 DEVICE void load_tiles(Ring& ring, RingPlace& place, const TensorMap& row_map,
                        const TensorMap& col_map, int row_bytes, int first, int num_k_tiles, int row,
-                       int col, int row_batch, int col_batch, int ahead = 0,
-                       const LinesAhead& lines = {}) {
+                       int col, int row_batch, int col_batch, int ahead = 0) {
 #pragma unroll 1
     for (int i = 0; i < num_k_tiles; ++i) {
         const int at = i + ahead < num_k_tiles ? i + ahead : i + ahead - num_k_tiles;
@@ -220,7 +191,6 @@ DEVICE void load_tiles(Ring& ring, RingPlace& place, const TensorMap& row_map,
         } else {
             ColStage::load(ring.cols[place.stage], col_map, full, k, col, col_batch);
         }
-        if constexpr (kAsks) lines.ask(at);
         place.advance();
     }
 }

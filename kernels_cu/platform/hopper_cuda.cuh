@@ -135,14 +135,6 @@ DEVICE void bulk_load(void* shared, const void* global, int bytes, Barrier& to, 
         : "memory");
 }
 
-// By one thread: asks L2 for `bytes` neighbours from `global` on, both multiples of 16.
-DEVICE void prefetch_bulk(const void* global, int bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(
-                     __cvta_generic_to_global(global)),
-                 "r"(bytes)
-                 : "memory");
-}
-
 // --- TMA -------------------------------------------------------------------------------------
 // The box of an array of 1 to 5 dimensions that one instruction moves; made by
 // cupykern.targets.tensor_map.  Coordinates are {innermost, ..., outermost}, in elements; what lies

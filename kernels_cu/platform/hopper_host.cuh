@@ -57,14 +57,6 @@ DEVICE void bulk_load(void* shared, const void* global, int bytes, Barrier& to, 
     bulk_load(shared, global, bytes, to, place);
 }
 
-DEVICE void prefetch_bulk(const void* global, int bytes, HOST_PLACE) {
-    host::check_alignment(global, 16, place);
-    if (bytes <= 0 || bytes % 16 != 0) {
-        host::runtime->fail("prefetch_bulk: a positive multiple of 16 bytes", place);
-    }
-    host::touch(global, bytes);
-}
-
 // --- TMA -------------------------------------------------------------------------------------
 using TensorMap = host::TensorMap;
 enum CacheHint { kEvictNormal, kEvictFirst, kEvictLast };
