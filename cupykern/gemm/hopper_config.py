@@ -129,10 +129,12 @@ def cluster_sizes(config: HopperConfig, task: GemmTask) -> tuple[int, int]:
 def splits_epilogues(task: GemmTask, config: HopperConfig) -> bool:
     """Whether there is a kernel for the short epilogue and one for the other, not one with both.
 
-    Where a tile takes most of the launch, in 16 bits: other kernels are so many already.
+    Where a tile takes most of the launch, in 16 bits: other kernels are so many already.  The code comes
+    from memory: (64, 8192, 256) of FP16 by E4M3 takes 10.1 us instead of 12.9 (H200).
     """
     few = config.tile_m * config.tile_n <= 64 * 64
-    return task.a in FLOAT16S and (config.split_k or (task.a == task.b and not few))
+    pays = task.b.itemsize == 1 if few else task.a == task.b
+    return task.a in FLOAT16S and (config.split_k or (pays and task.b != FP4))
 
 
 def converts(task: GemmTask) -> bool:
