@@ -25,7 +25,6 @@ from .tools.options import (
     parse_archs,
     parse_dtypes,
     parse_op,
-    parse_part,
     parse_shapes,
     write_json,
 )
@@ -171,14 +170,12 @@ def cache(clear: bool) -> int:
 @cli.command("compile")
 @ops_argument
 @click.option("--arch", "archs", callback=parse_archs, help="Names, with commas.  Default: all.")
-@click.option("--part", callback=parse_part, help='As "7/3": a third; any 3 successive are all.')
 @click.option("--only-failures", is_flag=True, help="In the table.")
 @click.option("--jobs", type=click.IntRange(1), default=os.cpu_count(), show_default="all cores")
 @json_option
 def compile_(
     ops: list[Op],
     archs: tuple[str, ...],
-    part: tuple[int, int] | None,
     only_failures: bool,
     jobs: int,
     json_path: str | None,
@@ -194,8 +191,6 @@ def compile_(
     from .tools import gate
 
     todo = gate.tasks(ops, archs)
-    if part is not None:
-        todo = gate.part(todo, *part)
     rows = []
     with progress(len(todo), "compile") as advance:
         for row in gate.compile_all(todo, jobs):
