@@ -371,12 +371,6 @@ _LOGITS = {"b": dtypes.int8, "kernel": "dequant_softmax"}
         ({"stages": 0}, {}, "sm_90a", "must be positive"),
         ({"tile_n": 64, "ping_pong": True, "share_k": True}, {}, "sm_90a", "ping_pong or share_k"),
         ({"cluster": 3}, {}, "sm_90a", "a cluster of 1, 2 or 4 blocks"),
-        (
-            {"cluster": 4, "tile_n": 64, "split_k": True},
-            {},
-            "sm_90a",
-            "shares chunks of 64 columns",
-        ),
         ({"split_k": True}, {}, "sm_90a", "split_k needs a cluster"),
         ({"cluster": 2, "split_k": True, "stages": 2}, {}, "sm_90a", "fill more than the stages"),
         ({"share_k": True}, _LOGITS, "sm_90a", "of whole sums, without share_k"),
