@@ -78,7 +78,9 @@ for _module in (commands_measure, commands_tune):
 @cli.command("list")
 @json_option
 def list_(json_path: str | None) -> int:
-    """List ops, dtypes, targets and the config that each op's first bench shape gets.
+    """List ops with their dtypes, targets and configs.
+
+    The config is what the op's first bench shape gets.
 
     \b
     Example: cupykern list
@@ -146,9 +148,9 @@ def doctor() -> int:
 @cli.command()
 @click.option("--clear", is_flag=True, help="Remove the compiled kernels.")
 def cache(clear: bool) -> int:
-    """Show where compiled host kernels are kept and how large that is; --clear removes them.
+    """Show where compiled host kernels are kept, or remove them.
 
-    Kernels for GPUs are in CuPy's own cache, which stays as it is.
+    And how large they are.  Kernels for GPUs are in CuPy's own cache, which stays as it is.
 
     \b
     Example: cupykern cache --clear
@@ -178,9 +180,9 @@ def compile_(
     jobs: int,
     json_path: str | None,
 ) -> int:
-    """Compile every variant for GPUs that need not be here; show registers, local and shared memory.
+    """Compile every variant for GPUs that need not be here.
 
-    Local memory is slow: spilled registers, and arrays that are indexed at run time.  Exits with 1 if a
+    Shows registers, local and shared memory.  Local memory is slow: spilled registers, and arrays that are indexed at run time.  Exits with 1 if a
     variant does not compile, or needs some although it is tuned.
 
     \b

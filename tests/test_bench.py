@@ -92,10 +92,19 @@ def test_compare_of_nothing_and_of_wrong_shapes():
 @pytest.mark.parametrize("fault", ["value", "unwritten", "guard", "elsewhere", "input", "raises"])
 def test_check_finds_faults(fault, host):
     cases = list(check.run_cases([make_op(fault)], host, cases=20, seed=3))
-    assert any(case.error for case in cases)
+    (summary,) = check.summarize(cases)
+    assert summary.failed == sum(case.error is not None for case in cases) > 0
     failed = next(case for case in cases if case.error)
     (again,) = check.run_cases([make_op(fault)], host, cases=1, seed=failed.seed)
     assert (again.problem, bool(again.error)) == (failed.problem, True)
+
+
+def test_the_worse_of_two_comparisons_counts():
+    bad = check.Comparison(2.0, 0.1, output=1, index=(3,), got=5.0)
+    good = check.Comparison(0.5, 4.0, output=0, index=(7,), got=6.0)
+    for merged in (bad.merge(good), good.merge(bad)):
+        assert (merged.error_over_bound, merged.rms_ratio) == (2.0, 4.0)
+        assert (merged.output, merged.index, merged.got) == (1, (3,), 5.0)
 
 
 def test_check_passes_what_is_right(host):

@@ -253,6 +253,13 @@ def test_every_command_has_help_with_an_example(name, capsys):
             assert param.help or param.show_default, f"{name} {param.opts[0]} says nothing"
 
 
+def test_what_each_command_does_fits_a_line(capsys):
+    code, out, _ = _run(capsys, "--help")
+    lines = out[out.index("Commands:") :].splitlines()[1:]
+    assert code == 0 and [line.split()[0] for line in lines] == sorted(cli.cli.commands)
+    assert all(line.endswith(".") and not line.endswith("...") for line in lines)
+
+
 def _subprocess(*args: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "cli.py"), *args]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
