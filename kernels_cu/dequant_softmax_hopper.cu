@@ -133,10 +133,7 @@ KERNEL void dequant_softmax_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
     Ring& ring = storage.ring;
     // From one lane, so that the compiler knows that they are alike in all.
     const int warp = shuffle(int(threadIdx.x / 32), 0), warpgroup = warp / 4;
-    if ((warp == 4 * kConsumers && elect_one()) || read_lines_ahead(params, warp)) {
-        prefetch_tensor_map(a_map);
-        prefetch_tensor_map(b_map);
-    }
+    prefetch_maps(params, warp, 4 * kConsumers, a_map, b_map);
     if (threadIdx.x == 0) ring.init();
     sync_block();
     const int num_tiles = int(params.tiles_m * params.tiles_n),
