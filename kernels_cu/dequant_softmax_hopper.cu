@@ -41,7 +41,7 @@ struct WarpLogits {
 union LogitsStaging {
     WarpLogits warps[4 * kConsumers];
     SharesStorage shares[kConsumers];
-    MaxSum of_warps[kBlockWarps];
+    MaxSum totals[kTotals];
 };
 struct HopperStorage {
     LogitsStaging staging;
@@ -205,5 +205,12 @@ KERNEL void dequant_softmax_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
         decrease_registers<kRegisters>();
     }
     sync_grid(barrier);
-    normalize_rows(logits, statistics, y, params.normalize, storage.staging.of_warps);
+    const NormalizeParams& p = params.normalize;
+    if (logits) {
+        normalize_rows(logits, statistics, y, p, storage.staging.totals);
+    } else if (p.dtype == kHalf) {
+        scale_shares(static_cast<half*>(y), statistics, p, storage.staging.totals);
+    } else {
+        scale_shares(static_cast<bf16*>(y), statistics, p, storage.staging.totals);
+    }
 }

@@ -4,6 +4,7 @@
 #include "parts/epilogue.cuh"
 #include "parts/math.cuh"
 #include "parts/max_sum.cuh"
+#include "parts/normalize_logits.cuh"
 #include "parts/ring_hopper.cuh"
 
 constexpr int kRowsAtOnce = kCols < 128 ? kCols : 128;  // of the logits, at once
@@ -158,5 +159,115 @@ DEVICE void store_shares(SharesStorage& to, const TensorMap& map, const Epilogue
         // The next part's to where this one's are: the loop's code is long.
 #pragma unroll
         for (int i = 0; i < kCols / 2 - kRowSums; ++i) sums[0][i] = sums[0][i + kRowSums];
+    }
+}
+
+constexpr int kTotals = 512;  // rows whose statistics a block knows at once
+
+// Rows' largest logit and what exponentials over it are multiplied with; by all warps, each a row.
+DEVICE void merge_totals(MaxSum* totals, const MaxSum* statistics, int64_t num_sets, int rows) {
+    const MergeMaxSum merge{kLog2E};
+    for (int row = threadIdx.x / 32; row < rows; row += kBlockWarps) {
+        MaxSum total{-kInfinity, 0.0f};
+        const MaxSum* sets = statistics + row * num_sets;
+#pragma unroll 8
+        for (int64_t i = threadIdx.x % 32; i < num_sets; i += 32) total = merge(total, sets[i]);
+        total = merge.across_lanes(total, 1, 32);
+        if (threadIdx.x % 32 == 0) totals[row] = {total.max, 1.0f / total.sum};
+    }
+}
+
+// Rows of runs of kNormalRun columns, one after another.
+struct RunPlace {
+    int row, run;
+
+    DEVICE void advance(int runs_of_row) {
+        run += kNumThreads;
+        if (run >= runs_of_row) {
+            row += run / runs_of_row;
+            run %= runs_of_row;
+        }
+    }
+};
+
+// Shares of sets become shares of the rows, in y: of neighbouring columns, its rows aligned to 16
+// bytes.  The blocks of the grid share the rows.  totals: kTotals, in shared memory.
+template <class Out>
+DEVICE void scale_shares(Out* y, const MaxSum* statistics, const NormalizeParams& p,
+                         MaxSum* totals) {
+    constexpr int kAtOnce = 4, kPieceRuns = kPieceColumns / kNormalRun;
+    struct Runs {
+        Vector<Out, kNormalRun> values[kAtOnce];
+        float largest[kAtOnce];
+    };
+    const int whole = int(p.n / kNormalRun), runs_of_row = whole > 0 ? whole : 1;
+    OwnPieces pieces = OwnPieces::here(p);
+    while (pieces.next < pieces.last) {
+        const int64_t top = pieces.next / pieces.of_row, below = top + kTotals;
+        const int64_t first = pieces.next;
+        pieces.next = below * pieces.of_row < pieces.last ? below * pieces.of_row : pieces.last;
+        // In rows from `top` on, the last one's runs up to `last_run`.
+        const int last_row = int((pieces.next - 1) / pieces.of_row - top);
+        const int64_t of_last = pieces.next - (top + last_row) * pieces.of_row;
+        const int last_run = of_last * kPieceRuns < whole ? int(of_last) * kPieceRuns : whole;
+        Out* rows = y + top * p.y.row;
+        const MaxSum* sets = statistics + top * p.num_sets;
+        const auto is_own = [&](const RunPlace& place) {
+            return whole > 0 &&
+                   (place.row < last_row || (place.row == last_row && place.run < last_run));
+        };
+        const auto load = [&](Runs& runs, RunPlace& place) {
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) {
+                if (is_own(place)) {
+                    runs.values[i].load(rows + place.row * p.y.row + place.run * kNormalRun);
+                    runs.largest[i] =
+                        sets[place.row * p.num_sets + place.run * kNormalRun / kSetColumns].max;
+                }
+                place.advance(runs_of_row);
+            }
+        };
+        const auto store = [&](Runs& runs, RunPlace& place) {
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) {
+                if (is_own(place)) {
+                    const MaxSum total = totals[place.row];
+                    const float scale =
+                        exp2_approx((runs.largest[i] - total.max) * kLog2E) * total.sum;
+                    float values[kNormalRun];
+#pragma unroll
+                    for (int j = 0; j < kNormalRun; ++j) values[j] = runs.values[i][j] * scale;
+                    runs.values[i].from_floats(values);
+                    runs.values[i].store(rows + place.row * p.y.row + place.run * kNormalRun);
+                }
+                place.advance(runs_of_row);
+            }
+        };
+        RunPlace ahead{0, int(first - top * pieces.of_row) * kPieceRuns + int(threadIdx.x)};
+        if (ahead.run >= runs_of_row) {
+            ahead = {ahead.run / runs_of_row, ahead.run % runs_of_row};
+        }
+        RunPlace place = ahead;
+        Runs runs, next;
+        load(runs, ahead);  // under way while statistics are merged
+        sync_block();       // the totals before have been read
+        merge_totals(totals, sets, p.num_sets, last_row + 1);
+        sync_block();
+        while (is_own(place)) {
+            load(next, ahead);
+            store(runs, place);
+            load(runs, ahead);
+            store(next, place);
+        }
+        // Columns behind the last whole run.
+        for (int i = threadIdx.x; i < (last_row + 1) * kNormalRun; i += kNumThreads) {
+            const int row = i / kNormalRun, col = whole * kNormalRun + i % kNormalRun;
+            const int64_t piece = (top + row + 1) * pieces.of_row - 1;
+            if (col >= p.n || piece < first || piece >= pieces.next) continue;
+            const float largest = sets[row * p.num_sets + col / kSetColumns].max;
+            const float scale = exp2_approx((largest - totals[row].max) * kLog2E) * totals[row].sum;
+            Out& share = rows[row * p.y.row + col];
+            share = from_float<Out>(to_float(share) * scale);
+        }
     }
 }
