@@ -41,7 +41,7 @@ struct WarpLogits {
 union LogitsStaging {
     WarpLogits warps[4 * kConsumers];
     SharesStorage shares[kConsumers];
-    MaxSum totals[kTotals];
+    MaxSum of_warps[kBlockWarps];
 };
 struct HopperStorage {
     LogitsStaging staging;
@@ -207,10 +207,10 @@ KERNEL void dequant_softmax_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
     sync_grid(barrier);
     const NormalizeParams& p = params.normalize;
     if (logits) {
-        normalize_rows(logits, statistics, y, p, storage.staging.totals);
+        normalize_rows(logits, statistics, y, p, storage.staging.of_warps);
     } else if (p.dtype == kHalf) {
-        scale_shares(static_cast<half*>(y), statistics, p, storage.staging.totals);
+        scale_shares(static_cast<half*>(y), statistics, p, storage.staging.of_warps);
     } else {
-        scale_shares(static_cast<bf16*>(y), statistics, p, storage.staging.totals);
+        scale_shares(static_cast<bf16*>(y), statistics, p, storage.staging.of_warps);
     }
 }

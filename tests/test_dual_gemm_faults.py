@@ -132,7 +132,7 @@ FAULTS = {
         "for (int i = kBlockWarps; i < kBlockWarps; ++i) total", "many columns",
     ),
     "a block's part of a row is every block's": Fault(
-        NORMALIZE, "{of_row, blockIdx.x * all / gridDim.x,", "{of_row, 0,", "softmax"
+        NORMALIZE, "int64_t piece = blockIdx.x * all / gridDim.x;", "int64_t piece = 0;", "softmax"
     ),
     "groups past the scale's rounding": Fault(
         "quantize_nvfp4.cu", "1.0f / (kLargestCode * global)", "1.0f / (kLargestScale * global)", "quantised"
@@ -276,20 +276,13 @@ FAULTS = {
         "to.warp_sum[warp][merged(i)] = values[i];", "shares",
     ),
     "shares of the row's first set": Fault(
-        SHARES, "place.run * kNormalRun / kSetColumns].max", "0].max", "shares"
+        SHARES, "sets[at * kNormalRun / kSetColumns].max", "sets[0].max", "shares"
     ),
     "the ragged last run stays as it is": Fault(
-        SHARES, "if (col >= p.n || piece < first", "if (col >= 0 || piece < first", "shares"
+        SHARES, "if (col < end) {", "if (false) {", "shares"
     ),
-    "shares of a lane's sets": Fault(
-        SHARES, "total = merge.across_lanes(total, 1, 32);", "", "shares"
-    ),
-    "rows of shares left out": Fault(
-        SHARES, "row += run / runs_of_row;", "row += run / runs_of_row + 1;", "shares"
-    ),
-    "totals before all warps have theirs": Fault(
-        SHARES, "merge_totals(totals, sets, p.num_sets, last_row + 1);\n        sync_block();",
-        "merge_totals(totals, sets, p.num_sets, last_row + 1);", "shares",
+    "a row's statistics before all warps have theirs": Fault(
+        NORMALIZE, "= total;\n    sync_block();", "= total;", "shares"
     ),
     "shares on Hopper: blocks that do not meet": Fault(
         "dequant_softmax_hopper.cu", "    sync_grid(barrier);", "if (logits) sync_grid(barrier);", "shares"

@@ -54,29 +54,29 @@ DEVICE void normalize_columns(const float* logits, Out* y, const NormalizeParams
     }
 }
 
-// The pieces of kPieceColumns of all rows that are the block's, which follow each other.
-struct OwnPieces {
-    int64_t of_row, next, last;  // `next` is changed by who has done with pieces
-
-    DEVICE static OwnPieces here(const NormalizeParams& p) {
-        const int64_t of_row = (p.n + kPieceColumns - 1) / kPieceColumns, all = p.m * of_row;
-        return {of_row, blockIdx.x * all / gridDim.x, (blockIdx.x + 1) * all / gridDim.x};
+// Calls f(row, begin, end) for the columns of rows that are the block's: the blocks of the grid share
+// the pieces of all rows, each has as many that follow each other.
+template <class F>
+DEVICE void for_each_own_row(const NormalizeParams& p, F f) {
+    const int64_t pieces = (p.n + kPieceColumns - 1) / kPieceColumns, all = p.m * pieces;
+    int64_t piece = blockIdx.x * all / gridDim.x;
+    const int64_t last = (blockIdx.x + 1) * all / gridDim.x;
+    while (piece < last) {
+        const int64_t row = piece / pieces, first = piece - row * pieces;
+        const int64_t rest = pieces - first, own = last - piece, count = rest < own ? rest : own;
+        const int64_t begin = first * kPieceColumns, end = begin + count * kPieceColumns;
+        f(row, begin, end < p.n ? end : p.n);
+        piece += count;
     }
-};
+}
 
-// The blocks of a grid share the rows.  of_warps: kBlockWarps, in shared memory.
+// of_warps: kBlockWarps, in shared memory.
 DEVICE void normalize_rows(const float* logits, const MaxSum* statistics, void* y,
                            const NormalizeParams& p, MaxSum* of_warps) {
-    OwnPieces pieces = OwnPieces::here(p);
-    while (pieces.next < pieces.last) {
-        const int64_t row = pieces.next / pieces.of_row, first = pieces.next - row * pieces.of_row;
-        const int64_t rest = pieces.of_row - first, own = pieces.last - pieces.next;
-        const int64_t count = rest < own ? rest : own;
-        const int64_t begin = first * kPieceColumns, after = begin + count * kPieceColumns;
-        const int64_t end = after < p.n ? after : p.n, offset = row * p.y.row;
-        pieces.next += count;
+    for_each_own_row(p, [&](int64_t row, int64_t begin, int64_t end) {
         const MaxSum total = row_statistics(statistics + row * p.num_sets, p.num_sets, of_warps);
         const float* from = logits + row * p.logits.row;
+        const int64_t offset = row * p.y.row;
         if (p.dtype == kFloat) {
             normalize_columns(from, static_cast<float*>(y) + offset, p, total, begin, end);
         } else if (p.dtype == kHalf) {
@@ -84,5 +84,5 @@ DEVICE void normalize_rows(const float* logits, const MaxSum* statistics, void* 
         } else {
             normalize_columns(from, static_cast<bf16*>(y) + offset, p, total, begin, end);
         }
-    }
+    });
 }

@@ -162,112 +162,65 @@ DEVICE void store_shares(SharesStorage& to, const TensorMap& map, const Epilogue
     }
 }
 
-constexpr int kTotals = 512;  // rows whose statistics a block knows at once
-
-// Rows' largest logit and what exponentials over it are multiplied with; by all warps, each a row.
-DEVICE void merge_totals(MaxSum* totals, const MaxSum* statistics, int64_t num_sets, int rows) {
-    const MergeMaxSum merge{kLog2E};
-    for (int row = threadIdx.x / 32; row < rows; row += kBlockWarps) {
-        MaxSum total{-kInfinity, 0.0f};
-        const MaxSum* sets = statistics + row * num_sets;
-#pragma unroll 8
-        for (int64_t i = threadIdx.x % 32; i < num_sets; i += 32) total = merge(total, sets[i]);
-        total = merge.across_lanes(total, 1, 32);
-        if (threadIdx.x % 32 == 0) totals[row] = {total.max, 1.0f / total.sum};
-    }
-}
-
-// Rows of runs of kNormalRun columns, one after another.
-struct RunPlace {
-    int row, run;
-
-    DEVICE void advance(int runs_of_row) {
-        run += kNumThreads;
-        if (run >= runs_of_row) {
-            row += run / runs_of_row;
-            run %= runs_of_row;
-        }
-    }
-};
-
-// Shares of sets become shares of the rows, in y: of neighbouring columns, its rows aligned to 16
-// bytes.  The blocks of the grid share the rows.  totals: kTotals, in shared memory.
+// Shares of sets become shares of the row, of columns [begin, end).  y: of neighbouring columns,
+// aligned to 16 bytes.
 template <class Out>
-DEVICE void scale_shares(Out* y, const MaxSum* statistics, const NormalizeParams& p,
-                         MaxSum* totals) {
-    constexpr int kAtOnce = 4, kPieceRuns = kPieceColumns / kNormalRun;
+DEVICE void scale_row(Out* y, const MaxSum* sets, int64_t num_sets, MaxSum* of_warps, int64_t begin,
+                      int64_t end) {
+    constexpr int kAtOnce = 4;
+    constexpr int64_t kStep = kAtOnce * kNumThreads;
+    const int64_t whole = end / kNormalRun;
     struct Runs {
         Vector<Out, kNormalRun> values[kAtOnce];
         float largest[kAtOnce];
     };
-    const int whole = int(p.n / kNormalRun), runs_of_row = whole > 0 ? whole : 1;
-    OwnPieces pieces = OwnPieces::here(p);
-    while (pieces.next < pieces.last) {
-        const int64_t top = pieces.next / pieces.of_row, below = top + kTotals;
-        const int64_t first = pieces.next;
-        pieces.next = below * pieces.of_row < pieces.last ? below * pieces.of_row : pieces.last;
-        // In rows from `top` on, the last one's runs up to `last_run`.
-        const int last_row = int((pieces.next - 1) / pieces.of_row - top);
-        const int64_t of_last = pieces.next - (top + last_row) * pieces.of_row;
-        const int last_run = of_last * kPieceRuns < whole ? int(of_last) * kPieceRuns : whole;
-        Out* rows = y + top * p.y.row;
-        const MaxSum* sets = statistics + top * p.num_sets;
-        const auto is_own = [&](const RunPlace& place) {
-            return whole > 0 &&
-                   (place.row < last_row || (place.row == last_row && place.run < last_run));
-        };
-        const auto load = [&](Runs& runs, RunPlace& place) {
+    const auto load = [&](Runs& runs, int64_t run) {
 #pragma unroll
-            for (int i = 0; i < kAtOnce; ++i) {
-                if (is_own(place)) {
-                    runs.values[i].load(rows + place.row * p.y.row + place.run * kNormalRun);
-                    runs.largest[i] =
-                        sets[place.row * p.num_sets + place.run * kNormalRun / kSetColumns].max;
-                }
-                place.advance(runs_of_row);
-            }
-        };
-        const auto store = [&](Runs& runs, RunPlace& place) {
+        for (int i = 0; i < kAtOnce; ++i) {
+            const int64_t at = run + i * kNumThreads;
+            if (at < whole) runs.values[i].load(y + at * kNormalRun);
+            runs.largest[i] = at < whole ? sets[at * kNormalRun / kSetColumns].max : 0.0f;
+        }
+    };
+    int64_t run = begin / kNormalRun + threadIdx.x;
+    Runs runs, next;
+    load(runs, run);  // under way while the row's statistics are merged
+    const MaxSum total = row_statistics(sets, num_sets, of_warps);
+    const float factor = 1.0f / total.sum;
+    const auto scale_of = [&](float largest) {
+        return exp2_approx((largest - total.max) * kLog2E) * factor;
+    };
+    const auto store = [&](Runs& runs, int64_t run) {
 #pragma unroll
-            for (int i = 0; i < kAtOnce; ++i) {
-                if (is_own(place)) {
-                    const MaxSum total = totals[place.row];
-                    const float scale =
-                        exp2_approx((runs.largest[i] - total.max) * kLog2E) * total.sum;
-                    float values[kNormalRun];
+        for (int i = 0; i < kAtOnce; ++i) {
+            const int64_t at = run + i * kNumThreads;
+            if (at >= whole) break;
+            const float scale = scale_of(runs.largest[i]);
+            float values[kNormalRun];
 #pragma unroll
-                    for (int j = 0; j < kNormalRun; ++j) values[j] = runs.values[i][j] * scale;
-                    runs.values[i].from_floats(values);
-                    runs.values[i].store(rows + place.row * p.y.row + place.run * kNormalRun);
-                }
-                place.advance(runs_of_row);
-            }
-        };
-        RunPlace ahead{0, int(first - top * pieces.of_row) * kPieceRuns + int(threadIdx.x)};
-        if (ahead.run >= runs_of_row) {
-            ahead = {ahead.run / runs_of_row, ahead.run % runs_of_row};
+            for (int j = 0; j < kNormalRun; ++j) values[j] = runs.values[i][j] * scale;
+            runs.values[i].from_floats(values);
+            runs.values[i].store(y + at * kNormalRun);
         }
-        RunPlace place = ahead;
-        Runs runs, next;
-        load(runs, ahead);  // under way while statistics are merged
-        sync_block();       // the totals before have been read
-        merge_totals(totals, sets, p.num_sets, last_row + 1);
-        sync_block();
-        while (is_own(place)) {
-            load(next, ahead);
-            store(runs, place);
-            load(runs, ahead);
-            store(next, place);
-        }
-        // Columns behind the last whole run.
-        for (int i = threadIdx.x; i < (last_row + 1) * kNormalRun; i += kNumThreads) {
-            const int row = i / kNormalRun, col = whole * kNormalRun + i % kNormalRun;
-            const int64_t piece = (top + row + 1) * pieces.of_row - 1;
-            if (col >= p.n || piece < first || piece >= pieces.next) continue;
-            const float largest = sets[row * p.num_sets + col / kSetColumns].max;
-            const float scale = exp2_approx((largest - totals[row].max) * kLog2E) * totals[row].sum;
-            Out& share = rows[row * p.y.row + col];
-            share = from_float<Out>(to_float(share) * scale);
-        }
+    };
+    for (; run < whole; run += 2 * kStep) {
+        load(next, run + kStep);
+        store(runs, run);
+        load(runs, run + 2 * kStep);
+        store(next, run + kStep);
     }
+    const int64_t col = whole * kNormalRun + threadIdx.x;
+    if (col < end) {
+        y[col] = from_float<Out>(to_float(y[col]) * scale_of(sets[col / kSetColumns].max));
+    }
+}
+
+// The blocks of the grid share the rows.  of_warps: kBlockWarps, in shared memory.
+template <class Out>
+DEVICE void scale_shares(Out* y, const MaxSum* statistics, const NormalizeParams& p,
+                         MaxSum* of_warps) {
+    for_each_own_row(p, [&](int64_t row, int64_t begin, int64_t end) {
+        scale_row(y + row * p.y.row, statistics + row * p.num_sets, p.num_sets, of_warps, begin,
+                  end);
+    });
 }
