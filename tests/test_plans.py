@@ -304,6 +304,17 @@ def test_arrays_made_sooner_are_what_cupy_makes(gpu):
     assert arrays_of_cupykern.maker(np) is np.ndarray
 
 
+def test_operands_that_are_copied_are_not_kept(gpu, monkeypatch):
+    """The plan is one for the copies, which lie elsewhere in other steps."""
+    monkeypatch.setattr(gpu.xp, "array", lambda x, order: gpu.array(x.shape, x.dtype))
+    x, w = gpu.array((64, 1024), "float16"), gpu.array((64, 2048), "uint8")
+    scale = gpu.array((64, 64), "uint8").view(dtypes.float8_e4m3fn)
+    for data, kept in ((w[:, :512], 1), (w[:, :1024:2], 0)):
+        known = len(plans._warm)
+        cupykern.scaled_mm(x, cupykern.NvFp4.unchecked(data, scale, "plain", 1.0))
+        assert len(plans._warm) - known == kept
+
+
 def test_what_was_illegal_stays_so(gpu):
     x, residual, weight, bias = arrays(gpu)
     for _ in range(2):
