@@ -185,22 +185,18 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                                   out_row, col, int(place.words[2]), sums);
             }
         };
-        const bool in_row = kInRow && plain && !by_block;
+        const bool in_row = kInRow && plain && !by_block && num_k_tiles % 2 == 0;
         if (in_row) {
             TileFactors& factors = storage.factors[0];
             const int rest = num_parts - first;
             TileSums sums;
-            RowFactors rows;
-            multiply_in_row<kInRow>(
-                ring, work, rest > 0 ? (rest + step - 1) / step : 0, sums,
-                [&] {
-                    factors.full.wait(work.count & 1);
-                    rows.load(factors, row);
-                },
-                [&] {
-                    store(factors, rows, sums);
-                    factors.release();
-                });
+            multiply_in_row<kInRow>(ring, work, rest > 0 ? (rest + step - 1) / step : 0, sums, [&] {
+                factors.full.wait(work.count & 1);
+                RowFactors rows;
+                rows.load(factors, row);
+                store(factors, rows, sums);
+                factors.release();
+            });
         }
         if (!in_row) do {
                 const int part = first + (turn + work.count * turns) * step;

@@ -112,15 +112,23 @@ struct NoFactors {
     DEVICE NoFactors(const TileWork&, int) {}
     DEVICE BlockFactors next() { return {}; }
 };
-struct Nothing {
-    DEVICE void operator()() const {}
-};
 
-// What a warpgroup does for the sums of its tile, and, before_last, while its last stage is multiplied.
-template <bool kByBlock, class BeforeLast>
+// Under way: products of the stage at `place`, which is there.
+DEVICE void begin_products(const Ring& ring, const RingPlace& place, int row, int col,
+                           float (&products)[kProducts]) {
+    const uint64_t rows = RowStage::tile(ring.rows[place.stage], row, 0);
+    const uint64_t cols = ColStage::tile(ring.cols[place.stage], col, 0);
+#pragma unroll
+    for (int k = 0; k < kTileK; k += kStepK) {
+        wgmma<RowElement, ColElement>(products, advance(rows, k), advance(cols, k), k > 0);
+    }
+    wgmma_commit();
+}
+
+// What a warpgroup does for the sums of its tile.
+template <bool kByBlock>
 struct Promotion {
     using Source = typename Choose<kByBlock, FactorsOfStages, NoFactors>::Type;
-    const BeforeLast& before_last;
     Ring& ring;
     const TileWork& work;
     TileSums& sums;
@@ -129,14 +137,8 @@ struct Promotion {
     Source source;         // of the stage that is added next
     int turn;              // the stage of its first tile after which the next warpgroup begins
 
-    DEVICE Promotion(Ring& ring, const TileWork& work, TileSums& sums,
-                     const BeforeLast& before_last)
-        : before_last(before_last),
-          ring(ring),
-          work(work),
-          sums(sums),
-          given(work),
-          source(work, given.index) {
+    DEVICE Promotion(Ring& ring, const TileWork& work, TileSums& sums)
+        : ring(ring), work(work), sums(sums), given(work), source(work, given.index) {
         turn = work.count > 0 ? -1 : (kLead < given.end ? kLead : given.end) - 1;
     }
     DEVICE void wait() { ring.full[given.place.stage].wait(given.place.parity); }
@@ -149,15 +151,9 @@ struct Promotion {
     }
     // Set number `set` of the products of the next stage, which is there, is under way.
     DEVICE void give(int set, float (&products)[kProducts]) {
-        const int stage = given.place.stage, row = work.row + set / kChunks * 64;
-        const uint64_t rows = RowStage::tile(ring.rows[stage], row, 0);
-        const uint64_t cols = ColStage::tile(ring.cols[stage], set % kChunks * kProductCols, 0);
         wgmma_fence(products);
-#pragma unroll
-        for (int k = 0; k < kTileK; k += kStepK) {
-            wgmma<RowElement, ColElement>(products, advance(rows, k), advance(cols, k), k > 0);
-        }
-        wgmma_commit();
+        begin_products(ring, given.place, work.row + set / kChunks * 64,
+                       set % kChunks * kProductCols, products);
         if (set < kSets - 1) return;
         given.next();
     }
@@ -180,7 +176,6 @@ struct Promotion {
         added.next();
     }
     DEVICE void last(const OwnStages& added, float (&products)[kProducts]) {
-        before_last();
         wgmma_wait<0>(products);
         release(added.place.stage, added.index);
         add(0, products);
@@ -206,13 +201,11 @@ struct Promotion {
         wait();
 #pragma unroll 1
         while (given.there()) {
-            const bool last = given.last();
             const int stage = given.place.stage, index = given.index;
 #pragma unroll
             for (int set = 0; set < kSets; ++set) {
                 float products[kProducts];
                 give(set, products);
-                if (set == 0 && last) before_last();
                 wgmma_wait<0>(products);
                 if (set == kSets - 1) {
                     release(stage, index);
@@ -233,23 +226,52 @@ DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
     if (!OwnStages(work).there())
         return;  // the only stage is another warpgroup's, or another block's
     if (kLead > 0 && work.count == 0 && work.consumer > 0) ring.turn[work.consumer - 1].wait(0);
-    const Nothing nothing;
-    if (work.scales.there()) Promotion<true, Nothing>(ring, work, sums, nothing).run();
-    else Promotion<false, Nothing>(ring, work, sums, nothing).run();
+    if (work.scales.there()) Promotion<true>(ring, work, sums).run();
+    else Promotion<false>(ring, work, sums).run();
 }
 
-// A warpgroup's tiles one after another, with little between them.  `finish` is called for each, when
-// `sums` are there, and `before_last` while its last stage is multiplied.
-template <class BeforeLast, class Finish>
+// A warpgroup's tiles one after another, each of an even number of stages.  Two sets of products are
+// always under way, at a tile's end those of the next one's first stages: `finish`, which is called for
+// each when `sums` are there, runs beside them.  After the last tile they are of what the ring happens to
+// hold, and nothing reads them.
+template <class Finish>
 DEVICE void multiply_all(Ring& ring, TileWork& work, int num_tiles, TileSums& sums,
-                         const BeforeLast& before_last, const Finish& finish) {
-    if (kLead > 0 && work.consumer > 0 && num_tiles > 0) ring.turn[work.consumer - 1].wait(0);
+                         const Finish& finish) {
+    if (num_tiles <= 0) return;
+    RingPlace given = work.place, added = work.place;
+    int rest = num_tiles * work.num_k_tiles;  // stages to be given
+    const auto give = [&](float (&products)[kProducts]) {
+        if (rest-- > 0) ring.full[given.stage].wait(given.parity);
+        wgmma_fence(products);
+        begin_products(ring, given, work.row, 0, products);
+        given.advance();
+    };
+    const auto add = [&](float (&products)[kProducts]) {
+        wgmma_wait<1>(products);
+        ring.release(added.stage);
+        added.advance();
+#pragma unroll
+        for (int j = 0; j < kProducts; ++j) sums[0][j] += products[j];
+        wgmma_settle(sums[0]);
+    };
+    float even[kProducts], odd[kProducts];
+    give(even);
+    give(odd);
 #pragma unroll 1
     for (; work.count < num_tiles; ++work.count) {
         clear(sums);
-        Promotion<false, BeforeLast> promotion(ring, work, sums, before_last);
-        promotion.run();
-        work.place = promotion.given.place;
+        int pairs = work.num_k_tiles / 2;
+#pragma unroll 1
+        do {
+            add(even);
+            give(even);
+            add(odd);
+            give(odd);
+        } while (--pairs > 0);
         finish();
     }
+    // Where all ways lead to one wait for everything, ptxas takes that for the end of all products, and
+    // with C7514 has no two under way at once: so there are two ways, of which one is never taken.
+    if (given.parity != 0) wgmma_wait<0>(even);
+    else wgmma_wait<0>(odd);
 }

@@ -34,23 +34,31 @@ struct TileFactors {
             // multiplies with both alone.
             const float of_rows = kTurned || scale_a ? 1.0f : p.alpha;
             const float of_cols = kTurned || scale_b || !scale_a ? 1.0f : p.alpha;
-            fill<kOfCol>(&cols[0][0], kTileN, scale_b, of_cols, batch.offset(kScaleB, task.batch),
-                         p.scale_b_stride, kFloat, int(task.col), int(p.n));
-            fill<1>(rows, kRowScales, scale_a, of_rows, batch.offset(kScaleA, task.batch),
-                    p.scale_a_stride, kFloat, int(task.row), int(p.m));
+            fill<kOfCol, 4>(&cols[0][0], kTileN, scale_b, of_cols,
+                            batch.offset(kScaleB, task.batch), p.scale_b_stride, kFloat,
+                            int(task.col), int(p.n));
+            fill<1, 4>(rows, kRowScales, scale_a, of_rows, batch.offset(kScaleA, task.batch),
+                       p.scale_a_stride, kFloat, int(task.row), int(p.m));
         }
         sync_warp();
         if (threadIdx.x % 32 == 0) full.arrive();
     }
-    template <int kStep>
+    template <int kStep, int kBatch = 1>
     DEVICE static void fill(float* to, int count, const void* from, float absent, int64_t offset,
                             int64_t stride, int dtype, int first, int last, float factor = 1.0f) {
+        // Loads of a batch are all under way before the first one is stored.
 #pragma unroll 1
-        for (int i = threadIdx.x % 32; i < count; i += 32) {
-            const bool there = from && first + i < last;
-            const float x =
-                there ? load_number(from, offset + (first + i) * stride, dtype) : absent;
-            to[i * kStep] = x * factor;
+        for (int i = threadIdx.x % 32; i < count; i += 32 * kBatch) {
+            float x[kBatch];
+#pragma unroll
+            for (int j = 0; j < kBatch; ++j) {
+                const int at = first + i + 32 * j;
+                x[j] = from && at < last ? load_number(from, offset + at * stride, dtype) : absent;
+            }
+#pragma unroll
+            for (int j = 0; j < kBatch; ++j) {
+                if (i + 32 * j < count) to[(i + 32 * j) * kStep] = x[j] * factor;
+            }
         }
     }
     // By a warp that has read them.

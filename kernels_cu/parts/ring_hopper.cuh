@@ -263,8 +263,9 @@ struct OwnStages {
     }
 };
 
-constexpr bool kInRow =
-    kPromotes && kShareRows && !kSplitK && !kTurned;  // multiply_all is for those
+// multiply_all is for those.
+constexpr bool kInRow = kPromotes && kShareRows && !kSplitK && !kTurned && kConsumers == 2 &&
+                        kBlocks == 1 && kCols <= 128 && kLead == 0;
 
 DEVICE void clear(TileSums& sums) {
 #pragma unroll
