@@ -107,14 +107,17 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
     const int first_k_tile = kSplitK ? rank * all_k_tiles / kClusterSize : 0;
     const int num_k_tiles =
         (kSplitK ? (rank + 1) * all_k_tiles / kClusterSize : all_k_tiles) - first_k_tile;
-    constexpr int kBeside = kMulticasts ? kClusterSize : 1;
+    // Tiles of a cluster below each other, and beside.
+    constexpr int kBelow = kSharesColumns ? kClusterSize : 1;
+    constexpr int kBeside = kMulticasts && !kSharesColumns ? kClusterSize : 1;
     const auto task_of = [&](int part) {
         const int tile = part / kClusterSize;
-        GemmTask task =
-            GemmTask::of_block(tile, uint32_t(params.tiles_m), uint32_t(params.tiles_n),
-                               uint32_t(params.batch_size), kTurned ? kTileM : kTileM * kBeside,
-                               kTurned ? kTileN * kBeside : kTileN, uint32_t(params.group_height));
-        if constexpr (kMulticasts) (kTurned ? task.col : task.row) += cluster_rank() * kRows;
+        GemmTask task = GemmTask::of_block(
+            tile, uint32_t(params.tiles_m), uint32_t(params.tiles_n), uint32_t(params.batch_size),
+            kTurned ? kTileM : kTileM * kBelow, kTurned ? kTileN * kBelow : kTileN * kBeside,
+            uint32_t(params.group_height));
+        if constexpr (kSharesColumns) (kTurned ? task.col : task.row) += cluster_rank() * kRows;
+        else if constexpr (kMulticasts) task.col += cluster_rank() * kCols;
         return task;
     };
     const auto first_row = [](const GemmTask& task) { return int(kTurned ? task.col : task.row); };
@@ -128,6 +131,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
     const bool by_block = kPromotes && params.has_block_scales != 0;
     static_assert(kPlain || kGeneral, "an end of a tile");
     const bool plain = kPlain && (!kGeneral || params.plain != 0);
+    const bool in_row = kInRow && plain && !by_block && num_k_tiles % kUnderWay == 0;
     const auto epilogue_of = [&](const GemmTask& task) {
         const auto offset = [&](Operand operand) {
             return params.batch.offset(operand, task.batch);
@@ -150,6 +154,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                            int(params.batch.offset(kTurned ? kA : kB, task.batch)),
                            first_of_k(int(task.col) / kTileN, num_k_tiles));
             }
+            if (in_row) end_tiles(ring, place);
         }
         if (plain && warp == 4 * kConsumers + 1) {
             int count = 0;
@@ -185,7 +190,6 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                                   out_row, col, int(place.words[2]), sums);
             }
         };
-        const bool in_row = kInRow && plain && !by_block && num_k_tiles % 2 == 0;
         if (in_row) {
             TileFactors& factors = storage.factors[0];
             const int rest = num_parts - first;

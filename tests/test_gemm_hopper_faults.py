@@ -146,18 +146,23 @@ FAULTS = {
         PROMOTED, "work.row + set / kChunks * 64,", "set / kChunks * 64,", "blocks"
     ),
     "FP8's sums of the tile before": Fault(
-        PROMOTED, "        clear(sums);\n        int pairs", "        int pairs", "tiles in a row"
+        PROMOTED, "        clear(sums);\n        int rounds", "        int rounds", "tiles in a row"
     ),
     "products of the stage after": Fault(
-        PROMOTED, "            add(even);\n            give(even);\n            add(odd);\n            give(odd);",
-        "            add(even);\n            give(even);\n            add(even);\n            give(odd);", "tiles in a row"
+        PROMOTED, "add(products[i]);", "add(products[(i + 1) % kUnderWay]);", "tiles in a row"
     ),
     "a stage of tiles in a row released while it is multiplied": Fault(
-        PROMOTED, "        wgmma_wait<1>(products);\n        ring.release(added.stage);",
-        "        ring.release(added.stage);\n        wgmma_wait<1>(products);", "tiles in a row"
+        PROMOTED, "        wgmma_wait<kUnderWay - 1>(products);\n        ring.release(added.stage);",
+        "        ring.release(added.stage);\n        wgmma_wait<kUnderWay - 1>(products);", "tiles in a row"
     ),
     "no wait for the bytes of tiles in a row": Fault(
-        PROMOTED, "        if (rest-- > 0) ring.full[given.stage].wait(given.parity);\n", "", "tiles in a row"
+        PROMOTED, "        ring.full[given.stage].wait(given.parity);\n", "", "tiles in a row"
+    ),
+    "products under way that no stage is there for": Fault(
+        "gemm_hopper.cu", "            if (in_row) end_tiles(ring, place);\n", "", "tiles in a row"
+    ),
+    "the columns of the cluster's first block": Fault(
+        "gemm_hopper.cu", "task.col += cluster_rank() * kCols;", "task.col += 0;", "shared rows"
     ),
     "the k of the cluster's first block": Fault(
         "gemm_hopper.cu", "first_k_tile = kSplitK ? rank * all_k_tiles / kClusterSize : 0",
@@ -287,6 +292,7 @@ PROBLEMS = {
     "led blocks": (HopperConfig(128, 128, 4, lead=1), fp8(136, 392, 656, "blocks")),
     "split k": (HopperConfig(128, 128, 2, cluster=2, split_k=True), fp8(136, 136, 656, "blocks")),
     "cluster": (HopperConfig(128, 128, 2, cluster=2), fp8(648, 264, 656, "rows")),
+    "shared rows": (HopperConfig(128, 64, 4, cluster=2), fp8(136, 264, 512, "rows")),
     "activated": (
         HopperConfig(128, 128, 2),
         MatmulProblem(136, 264, 64, bias=(264,), activation="gelu"),

@@ -230,48 +230,48 @@ DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
     else Promotion<false>(ring, work, sums).run();
 }
 
-// A warpgroup's tiles one after another, each of an even number of stages.  Two sets of products are
-// always under way, at a tile's end those of the next one's first stages: `finish`, which is called for
-// each when `sums` are there, runs beside them.  After the last tile they are of what the ring happens to
-// hold, and nothing reads them.
+// A warpgroup's tiles one after another, each of a number of stages that kUnderWay divides.  kUnderWay
+// sets of products are always under way, at a tile's end those of the next one's first stages: `finish`,
+// which is called for each when `sums` are there, runs beside them.  After the last tile they are of the
+// stages that the producer says are there (end_tiles), and nothing reads them.
 template <class Finish>
 DEVICE void multiply_all(Ring& ring, TileWork& work, int num_tiles, TileSums& sums,
                          const Finish& finish) {
     if (num_tiles <= 0) return;
     RingPlace given = work.place, added = work.place;
-    int rest = num_tiles * work.num_k_tiles;  // stages to be given
     const auto give = [&](float (&products)[kProducts]) {
-        if (rest-- > 0) ring.full[given.stage].wait(given.parity);
+        ring.full[given.stage].wait(given.parity);
         wgmma_fence(products);
         begin_products(ring, given, work.row, 0, products);
         given.advance();
     };
     const auto add = [&](float (&products)[kProducts]) {
-        wgmma_wait<1>(products);
+        wgmma_wait<kUnderWay - 1>(products);
         ring.release(added.stage);
         added.advance();
 #pragma unroll
         for (int j = 0; j < kProducts; ++j) sums[0][j] += products[j];
         wgmma_settle(sums[0]);
     };
-    float even[kProducts], odd[kProducts];
-    give(even);
-    give(odd);
+    float products[kUnderWay][kProducts];
+#pragma unroll
+    for (int i = 0; i < kUnderWay; ++i) give(products[i]);
 #pragma unroll 1
     for (; work.count < num_tiles; ++work.count) {
         clear(sums);
-        int pairs = work.num_k_tiles / 2;
+        int rounds = work.num_k_tiles / kUnderWay;
 #pragma unroll 1
         do {
-            add(even);
-            give(even);
-            add(odd);
-            give(odd);
-        } while (--pairs > 0);
+#pragma unroll
+            for (int i = 0; i < kUnderWay; ++i) {
+                add(products[i]);
+                give(products[i]);
+            }
+        } while (--rounds > 0);
         finish();
     }
     // Where all ways lead to one wait for everything, ptxas takes that for the end of all products, and
-    // with C7514 has no two under way at once: so there are two ways, of which one is never taken.
-    if (given.parity != 0) wgmma_wait<0>(even);
-    else wgmma_wait<0>(odd);
+    // with C7514 has no two under way at once: so there are two ways.
+    if (given.parity != 0) wgmma_wait<0>(products[0]);
+    else wgmma_wait<0>(products[1]);
 }
