@@ -182,13 +182,8 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
             const EpilogueParams& p = params.epilogue;
             const Bytes<16> place = factors.place;
             const int out_row = int(place.words[0]) + row, col = int(place.words[1]);
-            if (p.out_dtype == kHalf) {
-                store_plain<half>(storage.staging[warp], box, out_map, factors, rows, p.alpha,
-                                  out_row, col, int(place.words[2]), sums);
-            } else {
-                store_plain<bf16>(storage.staging[warp], box, out_map, factors, rows, p.alpha,
-                                  out_row, col, int(place.words[2]), sums);
-            }
+            store_plain(storage.staging[warp], box, out_map, factors, rows, p.alpha, p.out_dtype,
+                        out_row, col, int(place.words[2]), sums);
         };
         if (in_row) {
             TileFactors& factors = storage.factors[0];

@@ -137,7 +137,7 @@ FAULTS = {
         "                if (set == 0) {\n                    release", "wide blocks",
     ),
     "a place of the first columns": Fault(
-        "gemm_hopper.cu", "col = int(place.words[1]);\n            if", "col = 0;\n            if", "plain"
+        "gemm_hopper.cu", "col = int(place.words[1]);\n            store", "col = 0;\n            store", "plain"
     ),
     "products of the stage before": Fault(
         PROMOTED, "advance(cols, k), k > 0);", "advance(cols, k), true);", "blocks",

@@ -116,8 +116,11 @@ struct NoFactors {
 // Under way: products of the stage at `place`, which is there.
 DEVICE void begin_products(const Ring& ring, const RingPlace& place, int row, int col,
                            float (&products)[kProducts]) {
-    const uint64_t rows = RowStage::tile(ring.rows[place.stage], row, 0);
-    const uint64_t cols = ColStage::tile(ring.cols[place.stage], col, 0);
+    // From the first stage's, which stay the same, by one multiplication each.
+    const uint64_t rows =
+        advance(RowStage::tile(ring.rows[0], row, 0), place.stage * RowStage::kBytes);
+    const uint64_t cols =
+        advance(ColStage::tile(ring.cols[0], col, 0), place.stage * ColStage::kBytes);
 #pragma unroll
     for (int k = 0; k < kTileK; k += kStepK) {
         wgmma<RowElement, ColElement>(products, advance(rows, k), advance(cols, k), k > 0);
