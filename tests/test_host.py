@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cupykern import cli, targets
+from cupykern import cache, cli, jit, targets
 from cupykern.rows.softmax import OP
 from cupykern.targets import CompileError, UnavailableError, host, host_compiler
 from cupykern.tools import doctor
@@ -196,11 +196,51 @@ def test_a_cache_that_cannot_be_written(place, tmp_path, monkeypatch):
     assert "cannot be written" in found
 
 
+def test_the_size_of_a_cache_that_another_process_fills(tmp_path, monkeypatch):
+    """Folders of compilers' scratch files come and go while it is added up."""
+    monkeypatch.setenv("CUPYKERN_CACHE_DIR", str(tmp_path))
+    kernel, passing = tmp_path / "host" / "kernel.so", tmp_path / "host" / "scratch" / "kernel.cpp"
+    for path in (kernel, passing):
+        path.parent.mkdir()
+        path.write_bytes(b"1234")
+    assert cache.size() == 8
+    look = os.scandir
+
+    def scandir(path):
+        if Path(path) == passing.parent:
+            passing.unlink()
+            passing.parent.rmdir()
+        return look(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert cache.size() == 4
+
+
 # --- compilers -----------------------------------------------------------------------------------
 
 
 def _variant() -> Variant:
     return OP.variants("host")[0]
+
+
+def test_each_target_has_kernels_of_its_own():
+    """Else what is tested at one size of a warp would run at another."""
+    text = "KERNEL void warp_size(int* out) { out[threadIdx.x] = kWarpSize; }\n"
+    variant = Variant("warp_size", (), (), 128, text=text)
+    for warp_size in (32, 64, 32):
+        with host.use(warp_size=warp_size) as target:
+            out = np.zeros(128, np.int32)
+            jit.get_kernel(target, variant)(1, (out,))
+        assert (out == warp_size).all()
+
+
+@pytest.mark.parametrize("grid", [-2, 0, 3])
+def test_a_grid_is_of_whole_clusters(grid):
+    text = "KERNEL void nothing(int* out) {}\n"
+    kernel = host.current().compile(Variant("nothing", (), (), 128, cluster_size=2, text=text))
+    kernel(2, (None,))
+    with pytest.raises(ValueError, match=f"positive multiple of 2; got {grid}"):
+        kernel(grid, (None,))
 
 
 def test_a_compile_error_names_op_variant_target_and_line():

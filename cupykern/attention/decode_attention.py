@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from .. import arguments, dtypes, plans
+from ..arrays import maker
 from ..rows.rows import operand
 from ..targets import Target, is_cupy
-from . import decode
-from .decode import MAX_DIM, MAX_KEYS, MAX_QUERIES, DecodeCall, DecodeConfig, DecodePlan
+from .decode_config import MAX_DIM, MAX_KEYS, MAX_QUERIES, DecodeConfig
+from .decode_plan import DecodeCall, DecodePlan, has_vectors, make_plan
 
 DTYPES = (dtypes.float16, dtypes.bfloat16)
 
@@ -60,12 +61,12 @@ def decode_attention(
     `reference.decode_attention_bound`.
     """
     arrays = (q, k_cache, v_cache, seq_lens, block_table)
-    key, known = _find(*arrays, causal, scale, return_lse, config, out)
+    key, known, _ = _find(*arrays, causal, scale, return_lse, config, out)
     if known is not None:
         # Where its arrays lie decides about all checks but those of numpy's values: one look-up.
         target, plan = known
-        y = target.xp.ndarray(plan.shape, q.dtype) if out is None else out
-        lse = target.xp.ndarray(plan.shape[:3], np.float32) if return_lse else None
+        y = maker(target.xp)(plan.shape, q.dtype) if out is None else out
+        lse = maker(target.xp)(plan.shape[:3], np.float32) if return_lse else None
         plan.launch(target, *arrays, y, lse)
         return (y, lse) if return_lse else y
     target = arguments.target_of("q", q)
@@ -118,7 +119,7 @@ def run(
     places = [operand(x) for x in (q, k, v, y)]
     inputs = [q, k, v]
     for i, x in enumerate(inputs):
-        if x.size and not decode.has_vectors(places[i], x.shape):
+        if x.size and not has_vectors(places[i], x.shape):
             inputs[i], is_copy = target.xp.array(x, order="C"), True
             places[i] = operand(inputs[i])
     q, k, v = inputs
@@ -140,7 +141,7 @@ def run(
 
 @plans.cached
 def _plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> DecodePlan:
-    return decode.make_plan(target, call, config)
+    return make_plan(target, call, config)
 
 
 # --- arguments -----------------------------------------------------------------------------------

@@ -55,12 +55,12 @@ def scaled_mm(
     if isinstance(a, NvFp4) or isinstance(b, NvFp4):
         arrays, numbers = arrays_and_numbers(a=(a, scale_a), b=(b, scale_b))
         names, given = (*arrays, "bias"), (*arrays.values(), bias)
-        key, known = plans.find(
+        key, known, _ = plans.find(
             "scaled_mm", given, (*names, *numbers, activation, out_dtype, config), out
         )
     else:
         names, given = ("a", "b", "bias", "scale_a", "scale_b"), (a, b, bias, scale_a, scale_b)
-        key, known = _find(*given, activation, out_dtype, config, out)
+        key, known, _ = _find(*given, activation, out_dtype, config, out)
     if known is not None:
         return matmul.launch_known(known, given, out)
     if isinstance(a, NvFp4) and not isinstance(b, NvFp4):
@@ -293,7 +293,7 @@ def _check_scale_shape(
 ) -> None:
     if scale is None or scale.size == 1:
         return
-    fits = scale.ndim >= 2 and scale.shape[-2:] == wanted and scale.ndim <= len(batch) + 2
+    fits = scale.ndim >= 2 and scale.shape[-2:] == wanted
     try:
         if fits and np.broadcast_shapes(scale.shape[:-2], batch) == batch:
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from ..targets.limits import max_shared_bytes
-from .row_configs import STATIC_SHARED_BYTES, VECTOR_BYTES, RowConfig, fitting, row_configs
+from .row_configs import STATIC_SHARED_BYTES, VECTOR_BYTES, RowConfig, few_of, fitting, row_configs
 from .rows import RowLayout
 
 # For plain calls, rows in registers, by the elements' bytes and rising length of the row:
@@ -15,7 +15,7 @@ _REGISTERS = {
         (128, 2, 8, 12),
         (128, 8, 8, 12),
         (128, 32, 8, 12),
-        (128, 32, 32, 8),
+        (128, 64, 16, 10),
         (128, 64, 32, 8),
         (128, 128, 32, 8),
         (256, 256, 32, 4),
@@ -25,7 +25,7 @@ _REGISTERS = {
         (128, 2, 4, 12),
         (128, 8, 4, 12),
         (128, 32, 4, 12),
-        (128, 64, 16, 8),
+        (64, 64, 16, 16),
         (128, 128, 16, 8),
         (512, 512, 8, 2),
         (512, 512, 16, 2),
@@ -47,7 +47,7 @@ def softmax_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
                 plain=True,
                 in_registers=True,
             )
-            for threads, threads_per_row, elements, blocks in _REGISTERS[itemsize]
+            for threads, threads_per_row, elements, blocks in few_of(arch, _REGISTERS[itemsize])
         ),
         *(c for c in row_configs(arch, itemsize) if not c.plain or c.cluster_size > 1),
     )

@@ -129,7 +129,7 @@ constexpr int kReleases =
 
 // multiply_all is for those, with so many sets of products under way.
 constexpr bool kInRow = kPromotes && kShareRows && !kSplitK && !kTurned && kConsumers == 2 &&
-                        kBlocks == 1 && kCols <= 128 && kLead == 0;
+                        kBlocks == 1 && kCols <= 128;
 constexpr int kUnderWay = 2;
 
 // full: a stage's bytes are there; empty: its consumers are done; turn: see the main loops.
