@@ -107,17 +107,14 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
     const int first_k_tile = kSplitK ? rank * all_k_tiles / kClusterSize : 0;
     const int num_k_tiles =
         (kSplitK ? (rank + 1) * all_k_tiles / kClusterSize : all_k_tiles) - first_k_tile;
-    // Tiles of a cluster below each other, and beside.
-    constexpr int kBelow = kSharesColumns ? kClusterSize : 1;
-    constexpr int kBeside = kMulticasts && !kSharesColumns ? kClusterSize : 1;
+    constexpr int kBeside = kMulticasts ? kClusterSize : 1;
     const auto task_of = [&](int part) {
         const int tile = part / kClusterSize;
-        GemmTask task = GemmTask::of_block(
-            tile, uint32_t(params.tiles_m), uint32_t(params.tiles_n), uint32_t(params.batch_size),
-            kTurned ? kTileM : kTileM * kBelow, kTurned ? kTileN * kBelow : kTileN * kBeside,
-            uint32_t(params.group_height));
-        if constexpr (kSharesColumns) (kTurned ? task.col : task.row) += cluster_rank() * kRows;
-        else if constexpr (kMulticasts) task.col += cluster_rank() * kCols;
+        GemmTask task =
+            GemmTask::of_block(tile, uint32_t(params.tiles_m), uint32_t(params.tiles_n),
+                               uint32_t(params.batch_size), kTurned ? kTileM : kTileM * kBeside,
+                               kTurned ? kTileN * kBeside : kTileN, uint32_t(params.group_height));
+        if constexpr (kMulticasts) (kTurned ? task.col : task.row) += cluster_rank() * kRows;
         return task;
     };
     const auto first_row = [](const GemmTask& task) { return int(kTurned ? task.col : task.row); };
@@ -131,7 +128,6 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
     const bool by_block = kPromotes && params.has_block_scales != 0;
     static_assert(kPlain || kGeneral, "an end of a tile");
     const bool plain = kPlain && (!kGeneral || params.plain != 0);
-    const bool in_row = kInRow && plain && !by_block && num_k_tiles % kUnderWay == 0;
     const auto epilogue_of = [&](const GemmTask& task) {
         const auto offset = [&](Operand operand) {
             return params.batch.offset(operand, task.batch);
@@ -154,7 +150,6 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                            int(params.batch.offset(kTurned ? kA : kB, task.batch)),
                            first_of_k(int(task.col) / kTileN, num_k_tiles));
             }
-            if (in_row) end_tiles(ring, place);
         }
         if (plain && warp == 4 * kConsumers + 1) {
             int count = 0;
@@ -182,20 +177,30 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
             const EpilogueParams& p = params.epilogue;
             const Bytes<16> place = factors.place;
             const int out_row = int(place.words[0]) + row, col = int(place.words[1]);
-            store_plain(storage.staging[warp], box, out_map, factors, rows, p.alpha, p.out_dtype,
-                        out_row, col, int(place.words[2]), sums);
+            if (p.out_dtype == kHalf) {
+                store_plain<half>(storage.staging[warp], box, out_map, factors, rows, p.alpha,
+                                  out_row, col, int(place.words[2]), sums);
+            } else {
+                store_plain<bf16>(storage.staging[warp], box, out_map, factors, rows, p.alpha,
+                                  out_row, col, int(place.words[2]), sums);
+            }
         };
+        const bool in_row = kInRow && plain && !by_block;
         if (in_row) {
             TileFactors& factors = storage.factors[0];
             const int rest = num_parts - first;
             TileSums sums;
-            multiply_in_row<kInRow>(ring, work, rest > 0 ? (rest + step - 1) / step : 0, sums, [&] {
-                factors.full.wait(work.count & 1);
-                RowFactors rows;
-                rows.load(factors, row);
-                store(factors, rows, sums);
-                factors.release();
-            });
+            RowFactors rows;
+            multiply_in_row<kInRow>(
+                ring, work, rest > 0 ? (rest + step - 1) / step : 0, sums,
+                [&] {
+                    factors.full.wait(work.count & 1);
+                    rows.load(factors, row);
+                },
+                [&] {
+                    store(factors, rows, sums);
+                    factors.release();
+                });
         }
         if (!in_row) do {
                 const int part = first + (turn + work.count * turns) * step;

@@ -17,10 +17,10 @@ CONVERTED = "parts/mainloop_converted_hopper.cuh"
 EPILOGUE = "parts/epilogue_hopper.cuh"
 PLAIN, SPLIT = "parts/plain_epilogue_hopper.cuh", "parts/split_sums_hopper.cuh"
 # The products added up by the tensor cores alone, but for the two sets.
-_CALL = """        begin_products(ring, given.place, work.row + set / kChunks * 64,
-                       set % kChunks * kProductCols, products);
-"""
-_REST = """        if (set < kSets - 1) return;
+_PRODUCTS = """            wgmma<RowElement, ColElement>(products, advance(rows, k), advance(cols, k), k > 0);
+        }
+        wgmma_commit();
+        if (set < kSets - 1) return;
         given.next();
     }
     DEVICE void add(int set, const float (&products)[kProducts]) {
@@ -28,14 +28,9 @@ _REST = """        if (set < kSets - 1) return;
 #pragma unroll
         for (int j = 0; j < kProducts; ++j) {
 """
-_UNPROMOTED = """        const uint64_t rows = RowStage::tile(ring.rows[given.place.stage], work.row, 0);
-        const uint64_t cols = ColStage::tile(ring.cols[given.place.stage], 0, 0);
-        for (int k = 0; k < kTileK; k += kStepK) {
-            const bool adds = k > 0 || given.index >= 2 * kStride;
-            wgmma<RowElement, ColElement>(products, advance(rows, k), advance(cols, k), adds);
-        }
-        wgmma_commit();
-""" + _REST.replace("++j) {", "++j) {\n            if (given.there()) continue;")
+_UNPROMOTED = _PRODUCTS.replace("k > 0", "k > 0 || given.index >= 2 * kStride").replace(
+    "++j) {", "++j) {\n            if (given.there()) continue;"
+)
 FAULTS = {
     "the first stage's parity": Fault(
         RING, "wait(place.parity ^ 1)", "wait(place.parity)", "shared tiles"
@@ -92,7 +87,7 @@ FAULTS = {
         EPILOGUE, "values[i] * params.alpha + row_bias[i / 2 % 2]", "values[i] * params.alpha + row_bias[0]",
         "bias of rows",
     ),
-    "the promotion left out": Fault(PROMOTED, _CALL + _REST, _UNPROMOTED, "same sign"),
+    "the promotion left out": Fault(PROMOTED, _PRODUCTS, _UNPROMOTED, "same sign"),
     "the scales of the first stage": Fault(PROMOTED, "            from[i] += step[i];\n", "", "blocks"),
     "scales of the stage before": Fault(
         PROMOTED, "slots[(copied + 1) % kSlots];", "slots[copied % kSlots];", "blocks"
@@ -126,39 +121,21 @@ FAULTS = {
         "blocks",
     ),
     "the columns of the first chunk": Fault(
-        PROMOTED, "set % kChunks * kProductCols, products);", "0, products);", "wide blocks"
+        PROMOTED, "ColStage::tile(ring.cols[0], set % kChunks * kProductCols, 0)", "ColStage::tile(ring.cols[0], 0, 0)",
+        "wide blocks",
     ),
     "a stage released before its last chunk": Fault(
         PROMOTED, "                if (set == kSets - 1) {\n                    ring.release",
         "                if (set == 0) {\n                    ring.release", "wide blocks",
     ),
     "a place of the first columns": Fault(
-        "gemm_hopper.cu", "col = int(place.words[1]);\n            store", "col = 0;\n            store", "plain"
+        "gemm_hopper.cu", "col = int(place.words[1]);\n            if", "col = 0;\n            if", "plain"
     ),
     "products of the stage before": Fault(
         PROMOTED, "advance(cols, k), k > 0);", "advance(cols, k), true);", "blocks",
     ),
     "the rows of the first warpgroup": Fault(
-        PROMOTED, "work.row + set / kChunks * 64,", "set / kChunks * 64,", "blocks"
-    ),
-    "FP8's sums of the tile before": Fault(
-        PROMOTED, "        clear(sums);\n        int rounds", "        int rounds", "tiles in a row"
-    ),
-    "products of the stage after": Fault(
-        PROMOTED, "add(products[i]);", "add(products[(i + 1) % kUnderWay]);", "tiles in a row"
-    ),
-    "a stage of tiles in a row released while it is multiplied": Fault(
-        PROMOTED, "        wgmma_wait<kUnderWay - 1>(products);\n        ring.release(added.stage);",
-        "        ring.release(added.stage);\n        wgmma_wait<kUnderWay - 1>(products);", "tiles in a row"
-    ),
-    "no wait for the bytes of tiles in a row": Fault(
-        PROMOTED, "        ring.full[given.stage].wait(given.parity);\n", "", "tiles in a row"
-    ),
-    "products under way that no stage is there for": Fault(
-        "gemm_hopper.cu", "            if (in_row) end_tiles(ring, place);\n", "", "tiles in a row"
-    ),
-    "the columns of the cluster's first block": Fault(
-        "gemm_hopper.cu", "task.col += cluster_rank() * kCols;", "task.col += 0;", "shared rows"
+        PROMOTED, "row = work.row + set / kChunks * 64;", "row = set / kChunks * 64;", "blocks"
     ),
     "the k of the cluster's first block": Fault(
         "gemm_hopper.cu", "first_k_tile = kSplitK ? rank * all_k_tiles / kClusterSize : 0",
@@ -283,11 +260,9 @@ PROBLEMS = {
         fp8(20, 136, 1200, "blocks"),
     ),
     "plain": (HopperConfig(128, 128, 2), fp8(648, 392, 272, "rows", bias=(392,))),
-    "tiles in a row": (HopperConfig(128, 128, 3), fp8(648, 392, 512, "rows")),
     "plain, alpha": (HopperConfig(128, 128, 2), fp8(136, 392, 272, "numbers")),
     "split k": (HopperConfig(128, 128, 2, cluster=2, split_k=True), fp8(136, 136, 656, "blocks")),
     "cluster": (HopperConfig(128, 128, 2, cluster=2), fp8(648, 264, 656, "rows")),
-    "shared rows": (HopperConfig(128, 64, 4, cluster=2), fp8(136, 264, 512, "rows")),
     "activated": (
         HopperConfig(128, 128, 2),
         MatmulProblem(136, 264, 64, bias=(264,), activation="gelu"),

@@ -22,9 +22,8 @@ class HopperConfig:
     Two warpgroups compute tile_m x tile_n sums from `stages` stages of `lines` times 128 bytes of k of
     a: each half of the rows of the sums (which are b's columns, where b is converted); or, with
     ping_pong, all of every other tile; or, with share_k, all of every other stage.
-    cluster: so many blocks compute tiles below each other, and load the columns together, or, where
-    tiles have more rows than columns, beside each other, and load the rows; with split_k, one tile, each
-    of a part of k.
+    cluster: so many blocks compute tiles below each other, and load the columns together; with
+    split_k, one tile, each of a part of k.
     turned: rows and columns of the sums change places, as where b is converted (then always): for few
     rows of a.
     decoded: NVFP4 weights are decoded in memory before, not in registers.
@@ -123,15 +122,7 @@ def cluster_sizes(config: HopperConfig, task: GemmTask) -> tuple[int, int]:
     """Rows and columns that a cluster computes."""
     c, turned = config, is_turned(config, task)
     tiles = 1 if c.split_k else c.cluster
-    beside = turned or shares_rows(config, task)
-    return c.tile_m * (1 if beside else tiles), c.tile_n // task.products * (tiles if beside else 1)
-
-
-def shares_rows(config: HopperConfig, task: GemmTask) -> bool:
-    """Whether a cluster's blocks share rows of a, not columns of b (ring_hopper.cuh: kSharesColumns)."""
-    c = config
-    below = c.split_k or is_turned(c, task) or task.products > 1
-    return c.cluster > 1 and not below and c.tile_m > c.tile_n
+    return c.tile_m * (1 if turned else tiles), c.tile_n // task.products * (tiles if turned else 1)
 
 
 def splits_epilogues(task: GemmTask, config: HopperConfig) -> bool:

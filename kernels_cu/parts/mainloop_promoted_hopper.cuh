@@ -107,26 +107,15 @@ struct NoFactors {
     DEVICE NoFactors(const TileWork&, int) {}
     DEVICE BlockFactors next() { return {}; }
 };
+struct Nothing {
+    DEVICE void operator()() const {}
+};
 
-// Under way: products of the stage at `place`, which is there.
-DEVICE void begin_products(const Ring& ring, const RingPlace& place, int row, int col,
-                           float (&products)[kProducts]) {
-    // From the first stage's, which stay the same, by one multiplication each.
-    const uint64_t rows =
-        advance(RowStage::tile(ring.rows[0], row, 0), place.stage * RowStage::kBytes);
-    const uint64_t cols =
-        advance(ColStage::tile(ring.cols[0], col, 0), place.stage * ColStage::kBytes);
-#pragma unroll
-    for (int k = 0; k < kTileK; k += kStepK) {
-        wgmma<RowElement, ColElement>(products, advance(rows, k), advance(cols, k), k > 0);
-    }
-    wgmma_commit();
-}
-
-// What a warpgroup does for the sums of its tile.
-template <bool kByBlock>
+// What a warpgroup does for the sums of its tile, and, before_last, while its last stage is multiplied.
+template <bool kByBlock, class BeforeLast>
 struct Promotion {
     using Source = typename Choose<kByBlock, FactorsOfStages, NoFactors>::Type;
+    const BeforeLast& before_last;
     Ring& ring;
     const TileWork& work;
     TileSums& sums;
@@ -134,14 +123,29 @@ struct Promotion {
     BlockFactors factors;  // of the stage that is added
     Source source;         // of the stage that is added next
 
-    DEVICE Promotion(Ring& ring, const TileWork& work, TileSums& sums)
-        : ring(ring), work(work), sums(sums), given(work), source(work, given.index) {}
+    DEVICE Promotion(Ring& ring, const TileWork& work, TileSums& sums,
+                     const BeforeLast& before_last)
+        : before_last(before_last),
+          ring(ring),
+          work(work),
+          sums(sums),
+          given(work),
+          source(work, given.index) {}
     DEVICE void wait() { ring.full[given.place.stage].wait(given.place.parity); }
     // Set number `set` of the products of the next stage, which is there, is under way.
     DEVICE void give(int set, float (&products)[kProducts]) {
+        const int stage = given.place.stage, row = work.row + set / kChunks * 64;
+        // From the first stage's, which stay the same, by one multiplication each.
+        const uint64_t rows =
+            advance(RowStage::tile(ring.rows[0], row, 0), stage * RowStage::kBytes);
+        const uint64_t cols = advance(ColStage::tile(ring.cols[0], set % kChunks * kProductCols, 0),
+                                      stage * ColStage::kBytes);
         wgmma_fence(products);
-        begin_products(ring, given.place, work.row + set / kChunks * 64,
-                       set % kChunks * kProductCols, products);
+#pragma unroll
+        for (int k = 0; k < kTileK; k += kStepK) {
+            wgmma<RowElement, ColElement>(products, advance(rows, k), advance(cols, k), k > 0);
+        }
+        wgmma_commit();
         if (set < kSets - 1) return;
         given.next();
     }
@@ -164,6 +168,7 @@ struct Promotion {
         added.next();
     }
     DEVICE void last(const OwnStages& added, float (&products)[kProducts]) {
+        before_last();
         wgmma_wait<0>(products);
         ring.release(added.place.stage);
         add(0, products);
@@ -189,11 +194,13 @@ struct Promotion {
         wait();
 #pragma unroll 1
         while (given.there()) {
+            const bool last = given.last();
             const int stage = given.place.stage;
 #pragma unroll
             for (int set = 0; set < kSets; ++set) {
                 float products[kProducts];
                 give(set, products);
+                if (set == 0 && last) before_last();
                 wgmma_wait<0>(products);
                 if (set == kSets - 1) {
                     ring.release(stage);
@@ -213,52 +220,22 @@ DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
     clear(sums);
     if (!OwnStages(work).there())
         return;  // the only stage is another warpgroup's, or another block's
-    if (work.scales.there()) Promotion<true>(ring, work, sums).run();
-    else Promotion<false>(ring, work, sums).run();
+    const Nothing nothing;
+    if (work.scales.there()) Promotion<true, Nothing>(ring, work, sums, nothing).run();
+    else Promotion<false, Nothing>(ring, work, sums, nothing).run();
 }
 
-// A warpgroup's tiles one after another, each of a number of stages that kUnderWay divides.  kUnderWay
-// sets of products are always under way, at a tile's end those of the next one's first stages: `finish`,
-// which is called for each when `sums` are there, runs beside them.  After the last tile they are of the
-// stages that the producer says are there (end_tiles), and nothing reads them.
-template <class Finish>
+// A warpgroup's tiles one after another, with little between them.  `finish` is called for each, when
+// `sums` are there, and `before_last` while its last stage is multiplied.
+template <class BeforeLast, class Finish>
 DEVICE void multiply_all(Ring& ring, TileWork& work, int num_tiles, TileSums& sums,
-                         const Finish& finish) {
-    if (num_tiles <= 0) return;
-    RingPlace given = work.place, added = work.place;
-    const auto give = [&](float (&products)[kProducts]) {
-        ring.full[given.stage].wait(given.parity);
-        wgmma_fence(products);
-        begin_products(ring, given, work.row, 0, products);
-        given.advance();
-    };
-    const auto add = [&](float (&products)[kProducts]) {
-        wgmma_wait<kUnderWay - 1>(products);
-        ring.release(added.stage);
-        added.advance();
-#pragma unroll
-        for (int j = 0; j < kProducts; ++j) sums[0][j] += products[j];
-        wgmma_settle(sums[0]);
-    };
-    float products[kUnderWay][kProducts];
-#pragma unroll
-    for (int i = 0; i < kUnderWay; ++i) give(products[i]);
+                         const BeforeLast& before_last, const Finish& finish) {
 #pragma unroll 1
     for (; work.count < num_tiles; ++work.count) {
         clear(sums);
-        int rounds = work.num_k_tiles / kUnderWay;
-#pragma unroll 1
-        do {
-#pragma unroll
-            for (int i = 0; i < kUnderWay; ++i) {
-                add(products[i]);
-                give(products[i]);
-            }
-        } while (--rounds > 0);
+        Promotion<false, BeforeLast> promotion(ring, work, sums, before_last);
+        promotion.run();
+        work.place = promotion.given.place;
         finish();
     }
-    // Where all ways lead to one wait for everything, ptxas takes that for the end of all products, and
-    // with C7514 has no two under way at once: so there are two ways.
-    if (given.parity != 0) wgmma_wait<0>(products[0]);
-    else wgmma_wait<0>(products[1]);
 }

@@ -34,31 +34,23 @@ struct TileFactors {
             // multiplies with both alone.
             const float of_rows = kTurned || scale_a ? 1.0f : p.alpha;
             const float of_cols = kTurned || scale_b || !scale_a ? 1.0f : p.alpha;
-            fill<kOfCol, 4>(&cols[0][0], kTileN, scale_b, of_cols,
-                            batch.offset(kScaleB, task.batch), p.scale_b_stride, kFloat,
-                            int(task.col), int(p.n));
-            fill<1, 4>(rows, kRowScales, scale_a, of_rows, batch.offset(kScaleA, task.batch),
-                       p.scale_a_stride, kFloat, int(task.row), int(p.m));
+            fill<kOfCol>(&cols[0][0], kTileN, scale_b, of_cols, batch.offset(kScaleB, task.batch),
+                         p.scale_b_stride, kFloat, int(task.col), int(p.n));
+            fill<1>(rows, kRowScales, scale_a, of_rows, batch.offset(kScaleA, task.batch),
+                    p.scale_a_stride, kFloat, int(task.row), int(p.m));
         }
         sync_warp();
         if (threadIdx.x % 32 == 0) full.arrive();
     }
-    template <int kStep, int kBatch = 1>
+    template <int kStep>
     DEVICE static void fill(float* to, int count, const void* from, float absent, int64_t offset,
                             int64_t stride, int dtype, int first, int last, float factor = 1.0f) {
-        // Loads of a batch are all under way before the first one is stored.
 #pragma unroll 1
-        for (int i = threadIdx.x % 32; i < count; i += 32 * kBatch) {
-            float x[kBatch];
-#pragma unroll
-            for (int j = 0; j < kBatch; ++j) {
-                const int at = first + i + 32 * j;
-                x[j] = from && at < last ? load_number(from, offset + at * stride, dtype) : absent;
-            }
-#pragma unroll
-            for (int j = 0; j < kBatch; ++j) {
-                if (i + 32 * j < count) to[(i + 32 * j) * kStep] = x[j] * factor;
-            }
+        for (int i = threadIdx.x % 32; i < count; i += 32) {
+            const bool there = from && first + i < last;
+            const float x =
+                there ? load_number(from, offset + (first + i) * stride, dtype) : absent;
+            to[i * kStep] = x * factor;
         }
     }
     // By a warp that has read them.
@@ -122,58 +114,49 @@ struct RowFactors {
 // The warp's sums, in boxes of 16 rows x 64 columns.  (out_row, col): its first sum in the output.  box:
 // the box to fill next.  Where the boxes hold all sums they are filled and stored together, so that
 // the warp waits once for what it did with them before, and once until TMA may read them.
+template <class Out>
 DEVICE void store_plain(Staging& staging, int& box, const TensorMap& map,
-                        const TileFactors& factors, const RowFactors& rows, float alpha, int dtype,
+                        const TileFactors& factors, const RowFactors& rows, float alpha,
                         int out_row, int col, int batch, const TileSums& sums) {
     constexpr int kTogether = kBlocks == 1 && !kSplitK && kCols == 2 * kChunk ? 2 : 1;
     const int lane = opaque(threadIdx.x % 32);
     const OwnChunks own;
     const auto pack_chunk = [&](int block, int chunk, uint32_t (&packed)[kChunk / 16][4]) {
-        float values[kChunk / 4][2];
 #pragma unroll
         for (int i = 0; i < kChunk / 2; i += 4) {
             const int at = chunk * kChunk + wgmma_col(lane, i);
             const auto pair =
                 *reinterpret_cast<const Bytes<8 * TileFactors::kOfCol>*>(factors.cols[at]);
+            float values[4];
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 const int word = j % 2 * TileFactors::kOfCol;
                 const float bias = bit_cast<float>(pair.words[word + TileFactors::kOfCol - 1]);
                 float x = float(sums[block][chunk * kChunk / 2 + i + j]);
                 if (kScales) x *= bit_cast<float>(pair.words[word]);
-                values[(i + j) / 2][j % 2] =
-                    x * (kScales ? rows.of_block[block][j / 2] : alpha) + bias;
+                values[j] = x * (kScales ? rows.of_block[block][j / 2] : alpha) + bias;
             }
-        }
-        // One branch for all, and little in it: a tile's end in two copies takes registers.
-        if (dtype == kHalf) {
-#pragma unroll
-            for (int i = 0; i < kChunk / 4; ++i)
-                packed[i / 4][i % 4] = pack<half>(values[i][0], values[i][1]);
-        } else {
-#pragma unroll
-            for (int i = 0; i < kChunk / 4; ++i)
-                packed[i / 4][i % 4] = pack<bf16>(values[i][0], values[i][1]);
+            packed[i / 8][i / 4 % 2 * 2] = pack<Out>(values[0], values[1]);
+            packed[i / 8][i / 4 % 2 * 2 + 1] = pack<Out>(values[2], values[3]);
         }
     };
 #pragma unroll
     for (int first = 0; first < kBlocks * kCols / kChunk; first += kTogether) {
         const int block = first / (kCols / kChunk), chunk = first % (kCols / kChunk);
         if (!own.has(chunk)) continue;
+        uint32_t packed[kTogether][kChunk / 16][4];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) pack_chunk(block, chunk + i, packed[i]);
+        if (lane == 0) tma_store_wait_read<2 - kTogether>();
+        sync_warp();
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
-            uint32_t packed[kChunk / 16][4];
-            pack_chunk(block, chunk + i, packed);
-            if (i == 0) {
-                if (lane == 0) tma_store_wait_read<2 - kTogether>();
-                sync_warp();
-            }
 #pragma unroll
             for (int j = 0; j < kChunk / 16; ++j) {
                 const int line = lane % 16, place = 2 * j + lane / 16;
                 store_matrix(staging.boxes[kTogether == 2 ? i : box] + line * kLineBytes +
                                  (place ^ line % 8) * 16,
-                             packed[j]);
+                             packed[i][j]);
             }
         }
         fence_async_proxy();

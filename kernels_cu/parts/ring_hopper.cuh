@@ -19,8 +19,7 @@
 //                        neither, they share the rows of every tile.
 //   kClusterSize         blocks of a cluster compute tiles with the same columns and neighbouring
 //                        rows (of the accumulators): each loads its rows, and a part of the columns
-//                        for all of them.  Where tiles have more rows than columns, and are not
-//                        turned, the other way round.
+//                        for all of them.
 //   kSplitK              they compute one tile instead, each the sums of a part of k, and each
 //                        finishes a part of the columns; the grid has a cluster for every tile.
 #include "parts/nvfp4.cuh"
@@ -57,7 +56,6 @@ DEVICE constexpr int consumer_registers(int of_producer) {
     return ((kConsumers == 2 ? 3 * 168 : 4 * 128) - of_producer) / kConsumers;
 }
 constexpr bool kMulticasts = kClusterSize > 1 && !kSplitK;
-constexpr bool kSharesColumns = kMulticasts && (kTurned || kRows <= kCols);
 
 using SumType = typename Choose<kSame<ElementA, int8_t>, int, float>::Type;
 using TileSums = SumType[kBlocks][kCols / 2];
@@ -127,11 +125,6 @@ constexpr int kReleasing = kThreadsRead ? 32 : 128;
 constexpr int kReleases =
     (kShareRows ? kConsumers : 1) * 128 / kReleasing * (kMulticasts ? kClusterSize : 1);
 
-// multiply_all is for those, with so many sets of products under way.
-constexpr bool kInRow = kPromotes && kShareRows && !kSplitK && !kTurned && kConsumers == 2 &&
-                        kBlocks == 1 && kCols <= 128;
-constexpr int kUnderWay = 2;
-
 // full: a stage's bytes are there; empty: its consumers are done; turn: see the main loops.
 struct Ring {
     unsigned char rows[kStages][RowStage::kBytes];
@@ -191,28 +184,13 @@ DEVICE void load_tiles(Ring& ring, RingPlace& place, const TensorMap& row_map,
         Barrier& full = ring.full[place.stage];
         ring.empty[place.stage].wait(place.parity ^ 1);  // in all blocks of the cluster
         full.arrive_expect_tx(row_bytes + ColStage::kBytes);
-        if constexpr (kMulticasts && !kSharesColumns) {
-            RowStage::load_for_all(ring.rows[place.stage], row_map, full, k, row, row_batch,
-                                   cluster_rank());
-        } else {
-            RowStage::load(ring.rows[place.stage], row_map, full, k, row, row_batch);
-        }
-        if constexpr (kSharesColumns) {
+        RowStage::load(ring.rows[place.stage], row_map, full, k, row, row_batch);
+        if constexpr (kMulticasts) {
             ColStage::load_for_all(ring.cols[place.stage], col_map, full, k, col, col_batch,
                                    cluster_rank());
         } else {
             ColStage::load(ring.cols[place.stage], col_map, full, k, col, col_batch);
         }
-        place.advance();
-    }
-}
-
-// After the last tile, as many stages as products are under way: they hold what they held.
-DEVICE void end_tiles(Ring& ring, RingPlace& place) {
-#pragma unroll 1
-    for (int i = 0; i < kUnderWay; ++i) {
-        ring.empty[place.stage].wait(place.parity ^ 1);
-        ring.full[place.stage].arrive();
         place.advance();
     }
 }
@@ -284,6 +262,9 @@ struct OwnStages {
         for (int i = 0; i < count; ++i) place.advance();
     }
 };
+
+constexpr bool kInRow =
+    kPromotes && kShareRows && !kSplitK && !kTurned;  // multiply_all is for those
 
 DEVICE void clear(TileSums& sums) {
 #pragma unroll

@@ -7,7 +7,6 @@
 //     wgmma<half>(d, a_tile, b_tile, true);      // D += A B, under way
 //     wgmma_commit();                            // the ones so far are a group
 //     wgmma_wait<0>(d);                          // d is there, the tiles may be overwritten
-//     wgmma_settle(sums);                        // what the thread adds to sums is added here
 //
 // A's registers are the products' until the wait, too.  convert_bytes<Stored, T>(bytes, low, high)
 // makes pairs of T of four 8-bit numbers, permute_bytes<0x3210>(bytes) picks a byte by each

@@ -21,12 +21,6 @@ DEVICE void wgmma_fence(D&... d) {
     (hopper::pin(d), ...);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
-// What the thread computes of `d` is computed here: where only later code needs it, the compiler may
-// move it there, past wgmma that overwrite what it comes from.
-template <class... D>
-DEVICE void wgmma_settle(D&... d) {
-    (hopper::pin(d), ...);
-}
 // Until all but the last N groups are done; `d` are accumulators that the thread reads next.
 template <int N, class... D>
 DEVICE void wgmma_wait(D&... d) {

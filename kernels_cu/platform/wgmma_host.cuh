@@ -25,8 +25,6 @@ template <class... D>
 DEVICE void wgmma_fence(D&... d) {
     host::runtime->wgmma_fence();
 }
-template <class... D>
-DEVICE void wgmma_settle(D&... d) {}
 DEVICE void wgmma_commit() { host::runtime->wgmma_commit(); }
 template <int N>
 DEVICE void wgmma_wait(HOST_PLACE) {
