@@ -121,7 +121,7 @@ FAULTS = {
         "blocks",
     ),
     "the columns of the first chunk": Fault(
-        PROMOTED, "ColStage::tile(ring.cols[stage], set % kChunks * kProductCols, 0)", "ColStage::tile(ring.cols[stage], 0, 0)",
+        PROMOTED, "ColStage::tile(ring.cols[0], set % kChunks * kProductCols, 0)", "ColStage::tile(ring.cols[0], 0, 0)",
         "wide blocks",
     ),
     "a stage released before its last chunk": Fault(

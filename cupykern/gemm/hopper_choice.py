@@ -26,7 +26,7 @@ _16_BIT_FEW_ROWS = {
     HopperConfig(64, 64, 12, share_k=True): 9.0,
 }
 _FP8 = {
-    HopperConfig(192, 128, 4, warpgroups=3): 19.8,
+    HopperConfig(128, 128, 6, cluster=2): 12.6,
     HopperConfig(128, 128, 6): 12.8,
     HopperConfig(128, 64, 8): 8.5,
     HopperConfig(64, 64, 12, share_k=True): 8.7,

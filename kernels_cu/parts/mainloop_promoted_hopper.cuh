@@ -135,8 +135,11 @@ struct Promotion {
     // Set number `set` of the products of the next stage, which is there, is under way.
     DEVICE void give(int set, float (&products)[kProducts]) {
         const int stage = given.place.stage, row = work.row + set / kChunks * 64;
-        const uint64_t rows = RowStage::tile(ring.rows[stage], row, 0);
-        const uint64_t cols = ColStage::tile(ring.cols[stage], set % kChunks * kProductCols, 0);
+        // From the first stage's, which stay the same, by one multiplication each.
+        const uint64_t rows =
+            advance(RowStage::tile(ring.rows[0], row, 0), stage * RowStage::kBytes);
+        const uint64_t cols = advance(ColStage::tile(ring.cols[0], set % kChunks * kProductCols, 0),
+                                      stage * ColStage::kBytes);
         wgmma_fence(products);
 #pragma unroll
         for (int k = 0; k < kTileK; k += kStepK) {
