@@ -133,7 +133,7 @@ FAULTS = {
         "                if (set == 0) {\n                    release", "wide blocks",
     ),
     "a place of the first columns": Fault(
-        "gemm_hopper.cu", "col = int(place.words[1]);\n            if", "col = 0;\n            if", "plain"
+        PLAIN, "col = int(place.words[1]), batch", "col = 0, batch", "plain"
     ),
     "products of the stage before": Fault(
         PROMOTED, "advance(cols, k), k > 0);", "advance(cols, k), true);", "blocks",
@@ -224,8 +224,8 @@ FAULTS = {
         SPLIT, "if (kFree) named_barrier(3, 128 * kConsumers);", "", "nvfp4, split k"
     ),
     "gelu of the first columns": Fault(
-        PLAIN, "for (int i = 0; i < kValues; ++i) values[i] = gelu_of_twice(values[i]);",
-        "for (int i = 1; i < kValues; ++i) values[i] = gelu_of_twice(values[i]);", "activated",
+        PLAIN, "values[i + j] = kGelus ? gelu_of_twice(x) : x;",
+        "values[i + j] = kGelus && i > 0 ? gelu_of_twice(x) : x;", "activated",
     ),
     "the whole bias to half a sum": Fault(
         PLAIN, "p.activation == kGelu ? 0.5f : 1.0f", "1.0f", "activated"
