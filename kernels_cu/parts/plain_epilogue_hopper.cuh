@@ -220,19 +220,18 @@ DEVICE void store_parts(Staging* warps, int& box, const TensorMap& map, const Ti
         store_part(warps, box, map, part, out_row + part / kParts * 64, col + part % kParts * kPart,
                    batch, params.out_dtype, values);
     };
-    if (!kActivates || params.activation == kNoActivation) {
+    if constexpr (kTurned) {  // others: store_plain
+        if (!kActivates || params.activation == kNoActivation) {
 #pragma unroll
-        for (int part = 0; part < kBlocks * kParts; ++part) {
-            if (!own.has(part % kParts / kPartsOfBox)) continue;
-            pick(part);
-            finish(part, params.alpha);
-            store(part);
+            for (int part = 0; part < kBlocks * kParts; ++part) {
+                if (!own.has(part % kParts / kPartsOfBox)) continue;
+                pick(part);
+                finish(part, params.alpha);
+                store(part);
+            }
+            return;
         }
-        return;
-    }
-    if constexpr (kTurned) {
-        // The same: picking sums at run time takes as long as gelu.  Others: store_plain.
-        if (params.activation == kGelu) {
+        if (params.activation == kGelu) {  // the same: picking sums at run time takes as long
 #pragma unroll
             for (int part = 0; part < kBlocks * kParts; ++part) {
                 if (!own.has(part % kParts / kPartsOfBox)) continue;
