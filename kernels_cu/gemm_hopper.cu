@@ -83,6 +83,12 @@ DEVICE void multiply_in_row(Arguments&&... arguments) {
     if constexpr (kHas) multiply_all(arguments...);
 }
 
+// multiply_in_halves, where the main loop has it.
+template <bool kHas, class... Arguments>
+DEVICE void multiply_by_halves(Arguments&&... arguments) {
+    if constexpr (kHas) multiply_in_halves(arguments...);
+}
+
 KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b_map,
                         GRID_CONSTANT TensorMap out_map, void* out, const void* bias,
                         const void* residual, const float* scale_a, const float* scale_b,
@@ -235,7 +241,22 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                 }
                 TileSums sums;
                 TileFactors& factors = storage.factors[kPingPong ? warpgroup : 0];
-                multiply(ring, work, sums);
+                constexpr bool kHalves = kTailStages > 0 && !kGeneral;
+                constexpr int kHalf = kHalves ? kAllChunks / 2 : 0;  // of the chunks
+                const EpilogueParams& p = params.epilogue;
+                const bool short_one = !kTurned && (!kActivates || p.activation == kNoActivation ||
+                                                    p.activation == kGelu);
+                if constexpr (kHalves) {
+                    multiply_by_halves<kHalves>(ring, work, sums, [&] {
+                        factors.full.wait(work.count & 1);
+                        if (short_one) {
+                            store_plain<0, kHalf>(storage.staging[warp], box, out_map, factors,
+                                                  RowFactors(), p, row, sums);
+                        }
+                    });
+                } else {
+                    multiply(ring, work, sums);
+                }
                 const int count = work.count++;
                 work.place.skip(turns * num_k_tiles);
                 if (kShareK) {
@@ -247,10 +268,8 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                     add_split_sums<1, kSplitInStaging>(place, warpgroup, sums);
                 }
                 if (plain) {
-                    const EpilogueParams& p = params.epilogue;
-                    factors.full.wait(count & 1);
-                    if (kTurned ||
-                        (kActivates && p.activation != kNoActivation && p.activation != kGelu)) {
+                    if (!kHalves) factors.full.wait(count & 1);
+                    if (!short_one) {
                         const Bytes<16> place = factors.place;
                         if (!kTurned) work.first_row = int(place.words[0]) + row;
                         if (!kTurned) work.first_col = int(place.words[1]);
@@ -260,7 +279,8 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                     } else {
                         RowFactors rows;
                         rows.load(factors, row);
-                        store(factors, rows, sums);
+                        store_plain<kHalf>(storage.staging[warp], box, out_map, factors, rows, p,
+                                           row, sums);
                     }
                     factors.release();
                     continue;

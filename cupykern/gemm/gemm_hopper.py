@@ -47,6 +47,7 @@ from .product import (
     fill_epilogues,
 )
 
+TAIL_STAGES = 2  # ring_hopper.cuh: kTailStages
 _GROUP_ROWS = 2048  # of tiles that blocks compute at the same time, below each other
 _PARAMS = np.dtype(  # gemm_hopper.cu: HopperParams
     [
@@ -123,6 +124,13 @@ def variant(task: GemmTask, config: HopperConfig) -> Variant:
         c.cluster,
         parts=_main_loop(task),
     )
+
+
+def ends_in_halves(config: HopperConfig, task: GemmTask) -> bool:
+    """Whether a tile's first half of columns is finished while the other is multiplied."""
+    c, kinds = config, (task.a, task.b)
+    shared_rows = not (c.ping_pong or c.share_k or c.split_k or is_turned(c, task))
+    return shared_rows and c.tile_n == 256 and all(kind in FLOAT16S for kind in kinds)
 
 
 _SMALLEST_HALVED = 2.0**-125  # whose half FP32 does not flush to zero
@@ -239,6 +247,8 @@ def hopper_plan(
     shared = c.shared_bytes(task)
     group_height = max(1, _GROUP_ROWS // cluster_sizes(c, task)[0])
     num_k_tiles, places = math.ceil(p.k / depth), _PLACES[p.kernel]
+    if plain and ends_in_halves(c, task):  # stages beyond k are zeros
+        num_k_tiles = max(num_k_tiles, TAIL_STAGES)
     if p.kernel == "dequant_softmax":
         params = np.zeros((), _LOGITS_PARAMS)
         params["num_k_tiles"], params["group_height"] = num_k_tiles, group_height

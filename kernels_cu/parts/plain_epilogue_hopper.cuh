@@ -111,61 +111,66 @@ struct RowFactors {
     }
 };
 
-// The warp's sums in boxes of 16 rows x 64 columns.  kGelus: their gelu, for which alpha and the bias
-// are halved.  halves: FP16 results, else BF16.  (out_row, col): its first sum in the output.  box:
+// Chunks kFirst to kEnd of the warp's sums, as numbers of `Out`, in boxes of 16 rows x 64 columns.
+// kGelus: their gelu, for which alpha and the bias are halved.  (out_row, col): its first sum in the output.  box:
 // the box to fill next.  Where the boxes hold all sums they are filled and stored together, so that
 // the warp waits once for what it did with them before, and once until TMA may read them.
-template <bool kGelus>
+template <class Out, bool kGelus, int kFirst, int kEnd>
 DEVICE void store_chunks(Staging& staging, int& box, const TensorMap& map,
                          const TileFactors& factors, const RowFactors& rows, float alpha,
-                         bool halves, int out_row, int col, int batch, const TileSums& sums) {
+                         int out_row, int col, int batch, const TileSums& sums) {
     constexpr int kTogether = kBlocks == 1 && !kSplitK && kCols == 2 * kChunk ? 2 : 1;
+    // Columns in registers at once: gelu leaves few beside the sums.
+    constexpr int kAtOnce = kGelus ? 16 : kChunk, kWords = kAtOnce / 16;
     const int lane = opaque(threadIdx.x % 32);
     const OwnChunks own;
-    const auto pack_chunk = [&](int block, int chunk, uint32_t (&packed)[kChunk / 16][4]) {
-        float values[kChunk / 2];
+    // Of the columns of block `block` from `begin` on.
+    const auto pack_columns = [&](int block, int begin, uint32_t (&packed)[kWords][4]) {
+        float values[kAtOnce / 2];
 #pragma unroll
-        for (int i = 0; i < kChunk / 2; i += 4) {
-            const int at = chunk * kChunk + wgmma_col(lane, i);
+        for (int i = 0; i < kAtOnce / 2; i += 4) {
+            const int at = begin + wgmma_col(lane, i);
             const auto pair =
                 *reinterpret_cast<const Bytes<8 * TileFactors::kOfCol>*>(factors.cols[at]);
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 const int word = j % 2 * TileFactors::kOfCol;
                 const float bias = bit_cast<float>(pair.words[word + TileFactors::kOfCol - 1]);
-                float x = float(sums[block][chunk * kChunk / 2 + i + j]);
+                float x = float(sums[block][begin / 2 + i + j]);
                 if (kScales) x *= bit_cast<float>(pair.words[word]);
                 x = x * (kScales ? rows.of_block[block][j / 2] : alpha) + bias;
                 values[i + j] = kGelus ? gelu_of_twice(x) : x;
             }
         }
-        if (halves) {  // one branch for all
 #pragma unroll
-            for (int i = 0; i < kChunk / 4; ++i)
-                packed[i / 4][i % 4] = pack<half>(values[2 * i], values[2 * i + 1]);
-        } else {
+        for (int i = 0; i < kAtOnce / 4; ++i)
+            packed[i / 4][i % 4] = pack<Out>(values[2 * i], values[2 * i + 1]);
+    };
+    // The same to a box, from its column `begin` on.
+    const auto fill = [&](unsigned char* to, int begin, const uint32_t (&packed)[kWords][4]) {
 #pragma unroll
-            for (int i = 0; i < kChunk / 4; ++i)
-                packed[i / 4][i % 4] = pack<bf16>(values[2 * i], values[2 * i + 1]);
+        for (int j = 0; j < kWords; ++j) {
+            const int line = lane % 16, place = begin / 8 + 2 * j + lane / 16;
+            store_matrix(to + line * kLineBytes + (place ^ line % 8) * 16, packed[j]);
         }
     };
 #pragma unroll
-    for (int first = 0; first < kBlocks * kCols / kChunk; first += kTogether) {
+    for (int first = kFirst; first < kEnd; first += kTogether) {
         const int block = first / (kCols / kChunk), chunk = first % (kCols / kChunk);
         if (!own.has(chunk)) continue;
-        uint32_t packed[kTogether][kChunk / 16][4];
+        uint32_t packed[kTogether][kWords][4];
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) pack_chunk(block, chunk + i, packed[i]);
+        for (int i = 0; i < kTogether; ++i) pack_columns(block, (chunk + i) * kChunk, packed[i]);
         if (lane == 0) tma_store_wait_read<2 - kTogether>();
         sync_warp();
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
+            unsigned char* to = staging.boxes[kTogether == 2 ? i : box];
+            fill(to, 0, packed[i]);
 #pragma unroll
-            for (int j = 0; j < kChunk / 16; ++j) {
-                const int line = lane % 16, place = 2 * j + lane / 16;
-                store_matrix(staging.boxes[kTogether == 2 ? i : box] + line * kLineBytes +
-                                 (place ^ line % 8) * 16,
-                             packed[i][j]);
+            for (int begin = kAtOnce; begin < kChunk; begin += kAtOnce) {
+                pack_columns(block, (chunk + i) * kChunk + begin, packed[i]);
+                fill(to, begin, packed[i]);
             }
         }
         fence_async_proxy();
@@ -182,20 +187,34 @@ DEVICE void store_chunks(Staging& staging, int& box, const TensorMap& map,
     }
 }
 
+constexpr int kAllChunks = kBlocks * kCols / kChunk;
+
 // The same by params.  row: the warp's first one in the tile.
+template <int kFirst = 0, int kEnd = kAllChunks>
 DEVICE void store_plain(Staging& staging, int& box, const TensorMap& map,
                         const TileFactors& factors, const RowFactors& rows,
                         const EpilogueParams& params, int row, const TileSums& sums) {
     const Bytes<16> place = factors.place;
     const int out_row = int(place.words[0]) + row, col = int(place.words[1]),
               batch = int(place.words[2]);
-    const bool halves = params.out_dtype == kHalf;
-    if (kActivates && params.activation == kGelu) {
-        store_chunks<kActivates>(staging, box, map, factors, rows, 0.5f * params.alpha, halves,
-                                 out_row, col, batch, sums);
+    const bool gelus = kActivates && params.activation == kGelu;
+    const float alpha = gelus ? 0.5f * params.alpha : params.alpha;
+    // One branch for all: results of either type in the same registers would leave wgmma, which is
+    // under way, too few.
+    if (params.out_dtype == kHalf) {
+        if (gelus) {
+            store_chunks<half, kActivates, kFirst, kEnd>(staging, box, map, factors, rows, alpha,
+                                                         out_row, col, batch, sums);
+        } else {
+            store_chunks<half, false, kFirst, kEnd>(staging, box, map, factors, rows, alpha,
+                                                    out_row, col, batch, sums);
+        }
+    } else if (gelus) {
+        store_chunks<bf16, kActivates, kFirst, kEnd>(staging, box, map, factors, rows, alpha,
+                                                     out_row, col, batch, sums);
     } else {
-        store_chunks<false>(staging, box, map, factors, rows, params.alpha, halves, out_row, col,
-                            batch, sums);
+        store_chunks<bf16, false, kFirst, kEnd>(staging, box, map, factors, rows, alpha, out_row,
+                                                col, batch, sums);
     }
 }
 

@@ -105,9 +105,12 @@ struct OperandStage {
     }
     // Of the 16-bit numbers, or 8-bit ones along k, from (outer, k) on, for one wgmma.
     DEVICE static uint64_t tile(const unsigned char* stage, int outer, int k) {
+        return matrix_descriptor<kLine>(stage + offset(outer, k), kOuterMajor ? kBoxBytes : 0,
+                                        8 * kLine);
+    }
+    DEVICE static constexpr int offset(int outer, int k) {
         const int inner = (kOuterMajor ? outer : k) * kSize, line = kOuterMajor ? k : outer;
-        const unsigned char* p = stage + inner / kLine * kBoxBytes + line * kLine + inner % kLine;
-        return matrix_descriptor<kLine>(p, kOuterMajor ? kBoxBytes : 0, 8 * kLine);
+        return inner / kLine * kBoxBytes + line * kLine + inner % kLine;
     }
     // Where byte `byte` of line `line` of the first box lies; 8 lines further it is 8 * kLine more.
     DEVICE static int place(int line, int byte) {
@@ -265,6 +268,11 @@ struct OwnStages {
 
 constexpr bool kInRow =
     kPromotes && kShareRows && !kSplitK && !kTurned;  // multiply_all is for those
+
+// Where the warpgroups share a tile's rows, 256 columns are two halves in its last stages: one is
+// finished while the other is still multiplied.
+constexpr int kTailStages =
+    kShareRows && !kSplitK && !kConverts && !kPromotes && kCols == 256 && sizeof(ElementA) == 2 ? 2 : 0;
 
 DEVICE void clear(TileSums& sums) {
 #pragma unroll
