@@ -114,13 +114,16 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
     const int num_k_tiles =
         (kSplitK ? (rank + 1) * all_k_tiles / kClusterSize : all_k_tiles) - first_k_tile;
     constexpr int kBeside = kMulticasts ? kClusterSize : 1;
+    constexpr bool kAlongN = kTurned != kAcross;  // a cluster's tiles
     const auto task_of = [&](int part) {
         const int tile = part / kClusterSize;
         GemmTask task =
             GemmTask::of_block(tile, uint32_t(params.tiles_m), uint32_t(params.tiles_n),
-                               uint32_t(params.batch_size), kTurned ? kTileM : kTileM * kBeside,
-                               kTurned ? kTileN * kBeside : kTileN, uint32_t(params.group_height));
-        if constexpr (kMulticasts) (kTurned ? task.col : task.row) += cluster_rank() * kRows;
+                               uint32_t(params.batch_size), kAlongN ? kTileM : kTileM * kBeside,
+                               kAlongN ? kTileN * kBeside : kTileN, uint32_t(params.group_height));
+        if constexpr (kMulticasts) {
+            (kAlongN ? task.col : task.row) += cluster_rank() * (kAlongN ? kTileN : kTileM);
+        }
         return task;
     };
     const auto first_row = [](const GemmTask& task) { return int(kTurned ? task.col : task.row); };

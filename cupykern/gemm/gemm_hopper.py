@@ -113,6 +113,7 @@ def variant(task: GemmTask, config: HopperConfig) -> Variant:
             ("kLead", c.lead),
             ("kSplitK", c.split_k),
             ("kTurned", is_turned(c, task)),
+            ("kAcross", c.across),
             *([("kTwoProducts", task.products == 2)] if task.b == FP4 else []),
             *(
                 [("kPlain", both or task.plain), ("kGeneral", both or not task.plain)]
@@ -212,18 +213,21 @@ def hopper_plan(
     task = replace(task, plain=plain)
     cols = c.tile_n // task.products  # of each
     tiles_m, tiles_n = cluster_tiles(c, task, p.m, p.n)
-    # Of the columns of the sums, each block of a cluster loads a part.
+    # Of the columns of the sums, or with across the rows, each block of a cluster loads a part.
     turned = is_turned(c, task)
     parts_a, parts_b = (
-        c.cluster if layout == INNER and is_cols and not c.split_k else 1
-        for layout, is_cols in ((task.layout_a, turned), (task.layout_b, not turned))
+        c.cluster if layout == INNER and is_shared and not c.split_k else 1
+        for layout, is_shared in (
+            (task.layout_a, turned != c.across),
+            (task.layout_b, turned == c.across),
+        )
     )
     tiles = task.batch * tiles_m * tiles_n
     if tiles * c.cluster >= 2**30 or max(p.m, p.n) >= 2**31 - 512:
         raise ValueError(f"a product of {p.m} x {p.n} is too large for Hopper's main loop")
     depth = tile_k(c, task)
     rows_a = c.tile_m // parts_a
-    if task.layout_a == INNER and not turned and p.b2 is None:
+    if task.layout_a == INNER and not turned and p.b2 is None and parts_a == 1:
         # Rows that are not there take TMA as long as others: they are left out.
         rows_a = min(rows_a, -(-p.m // 8) * 8)
     map_a = operand_map(p.a, p.batch, task.layout_a, p.m, p.a.row, p.k, p.a.col, rows_a, depth)
@@ -285,7 +289,7 @@ def hopper_plan(
     params["group_height"] = group_height
     if p.b2 is None:
         rows = p.b if turned else p.a
-        row_bytes = (c.tile_n if turned else rows_a) * depth * rows.dtype.itemsize
+        row_bytes = (c.tile_n if turned else rows_a * parts_a) * depth * rows.dtype.itemsize
         params["row_bytes"] = row_bytes // (2 if rows.dtype == FP4 else 1)
         params["plain"] = plain
     params["num_groups"] = p.k // 16

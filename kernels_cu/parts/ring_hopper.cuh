@@ -20,6 +20,7 @@
 //   kClusterSize         blocks of a cluster compute tiles with the same columns and neighbouring
 //                        rows (of the accumulators): each loads its rows, and a part of the columns
 //                        for all of them.
+//   kAcross              the other way round: the same rows and neighbouring columns.
 //   kSplitK              they compute one tile instead, each the sums of a part of k, and each
 //                        finishes a part of the columns; the grid has a cluster for every tile.
 #include "parts/nvfp4.cuh"
@@ -187,8 +188,13 @@ DEVICE void load_tiles(Ring& ring, RingPlace& place, const TensorMap& row_map,
         Barrier& full = ring.full[place.stage];
         ring.empty[place.stage].wait(place.parity ^ 1);  // in all blocks of the cluster
         full.arrive_expect_tx(row_bytes + ColStage::kBytes);
-        RowStage::load(ring.rows[place.stage], row_map, full, k, row, row_batch);
-        if constexpr (kMulticasts) {
+        if constexpr (kMulticasts && kAcross) {
+            RowStage::load_for_all(ring.rows[place.stage], row_map, full, k, row, row_batch,
+                                   cluster_rank());
+        } else {
+            RowStage::load(ring.rows[place.stage], row_map, full, k, row, row_batch);
+        }
+        if constexpr (kMulticasts && !kAcross) {
             ColStage::load_for_all(ring.cols[place.stage], col_map, full, k, col, col_batch,
                                    cluster_rank());
         } else {
@@ -271,8 +277,8 @@ constexpr bool kInRow =
 
 // Where the warpgroups share a tile's rows, 256 columns are two halves in its last stages: one is
 // finished while the other is still multiplied.
-constexpr int kTailStages =
-    kShareRows && !kSplitK && !kConverts && !kPromotes && kCols == 256 && sizeof(ElementA) == 2 ? 2 : 0;
+constexpr bool kHasTail = kShareRows && !kSplitK && !kConverts && sizeof(ElementA) == 2;
+constexpr int kTailStages = kHasTail && kCols == 256 ? 2 : 0;
 
 DEVICE void clear(TileSums& sums) {
 #pragma unroll
