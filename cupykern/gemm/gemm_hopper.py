@@ -131,7 +131,8 @@ def ends_in_halves(config: HopperConfig, task: GemmTask) -> bool:
     """Whether a tile's first half of columns is finished while the other is multiplied."""
     c, kinds = config, (task.a, task.b)
     shared_rows = not (c.ping_pong or c.share_k or c.split_k or is_turned(c, task))
-    return shared_rows and c.tile_n == 256 and all(kind in FLOAT16S for kind in kinds)
+    of_halves = c.tile_n == 256 and task.layout_a == INNER
+    return shared_rows and of_halves and all(kind in FLOAT16S for kind in kinds)
 
 
 _SMALLEST_HALVED = 2.0**-125  # whose half FP32 does not flush to zero

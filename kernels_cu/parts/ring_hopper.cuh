@@ -277,7 +277,9 @@ constexpr bool kInRow =
 
 // Where the warpgroups share a tile's rows, 256 columns are two halves in its last stages: one is
 // finished while the other is still multiplied.
-constexpr bool kHasTail = kShareRows && !kSplitK && !kConverts && sizeof(ElementA) == 2;
+// Not of rows that are neighbours in memory, which leave ptxas too few registers.
+constexpr bool kHasTail =
+    kShareRows && !kSplitK && !kConverts && sizeof(ElementA) == 2 && !kOuterMajorRows;
 constexpr int kTailStages = kHasTail && kCols == 256 ? 2 : 0;
 
 DEVICE void clear(TileSums& sums) {
