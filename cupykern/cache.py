@@ -27,12 +27,10 @@ def _cache_dir(own: str | None, base: str | None, home: str | None) -> Path:
 def size() -> int:
     """Bytes in the cache."""
     total = 0
-    for path in cache_dir().rglob("*"):
-        try:
-            if path.is_file():
-                total += path.stat().st_size
-        except OSError:  # another process removed it
-            pass
+    for folder, _, names in os.walk(cache_dir()):
+        for name in names:
+            with suppress(OSError):  # another process removed it
+                total += os.path.getsize(os.path.join(folder, name))
     return total
 
 

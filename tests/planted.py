@@ -7,9 +7,12 @@ import multiprocessing
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, NamedTuple
+
+import pytest
 
 import kernels_cu
 from cupykern import check, jit, plans
@@ -67,7 +70,7 @@ def planted(fault: Fault, tmp_path_factory: Any) -> Iterator[None]:
 
 
 Problems = Callable[[], Iterable[tuple[str, Op, Any]]]
-Checks = dict[str, Callable[[], None]]
+Checks = Mapping[str, Callable[[], None]]
 
 
 def first_failure(problems: Problems, checks: Checks, wanted: str = "") -> str | None:
@@ -118,3 +121,27 @@ def caught_by(fault: Fault, tmp_path_factory: Any, problems: Problems, checks: C
         process.kill()
         return "a crash"  # of a kind: what was overwritten keeps the process from its end
     return "a crash" if process.exitcode < 0 else results.get()
+
+
+def fault_tests(
+    faults: dict[str, Fault],
+    problems: Problems = tuple,
+    checks: Checks = MappingProxyType({}),
+    may_crash: bool = False,
+) -> tuple[Callable[..., None], Callable[..., None]]:
+    """A module's two tests: nothing fails without a fault; each fault fails the check that it names.
+    may_crash: memory that a fault overwrites may end the process first."""
+
+    def test_nothing_fails_without_a_fault() -> None:
+        failure = first_failure(problems, checks)
+        assert failure is None, failure
+
+    @pytest.mark.faults
+    @pytest.mark.parametrize("name", faults)
+    def test_caught(name: str, tmp_path_factory: Any) -> None:
+        wanted = faults[name].caught
+        caught = caught_by(faults[name], tmp_path_factory, problems, checks)
+        if caught != wanted and not (may_crash and caught == "a crash"):
+            pytest.fail(f"caught by {caught!r}, not by {wanted!r}")
+
+    return test_nothing_fails_without_a_fault, test_caught

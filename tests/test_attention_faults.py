@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-import pytest
-from planted import Fault, caught_by, first_failure
+from planted import Fault, fault_tests
 
 import cupykern
 from cupykern import OPS, check, dtypes, inputs
@@ -246,13 +245,6 @@ CHECKS = {
 }
 
 
-def test_nothing_fails_without_a_fault():
-    assert first_failure(_problems, CHECKS) is None
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("name", FAULTS)
-def test_caught(name, tmp_path_factory):
-    fault = FAULTS[name]
-    # Memory that is overwritten may end the process first.
-    assert caught_by(fault, tmp_path_factory, _problems, CHECKS) in (fault.caught, "a crash")
+test_nothing_fails_without_a_fault, test_caught = fault_tests(
+    FAULTS, _problems, CHECKS, may_crash=True
+)

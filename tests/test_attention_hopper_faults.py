@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import test_attention_hopper as properties
-from planted import Fault, caught_by, first_failure
+from planted import Fault, fault_tests
 from test_attention_hopper import PROBLEMS, compare, hopper
 
 from cupykern import check
@@ -134,13 +133,4 @@ CHECKS["growing"] = lambda: (
 )
 
 
-def test_nothing_is_caught_where_nothing_is_planted():
-    assert first_failure(tuple, CHECKS) is None
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("name", FAULTS)
-def test_caught(name, tmp_path_factory):
-    fault = FAULTS[name]
-    checks = {fault.caught: CHECKS[fault.caught]}
-    assert caught_by(fault, tmp_path_factory, tuple, checks) in (fault.caught, "a crash")
+test_nothing_fails_without_a_fault, test_caught = fault_tests(FAULTS, checks=CHECKS, may_crash=True)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
+from functools import partial
+
 import numpy as np
 import pytest
 from fake_op import make_op
@@ -143,12 +147,26 @@ def test_a_missing_library_is_no_error():
     assert "no_such_library" in Peer("x", "no_such_library.y", lambda op, call: None).missing()
 
 
-def test_rounds_are_interleaved(host):
-    order = []
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_each_function_runs_once_a_round_and_follows_each_other(count, host):
+    clock, num_rounds, ran = timing.HostClock(host), 40, []
+    clock.min_rounds = clock.max_rounds = num_rounds
+    functions = [partial(ran.append, i) for i in range(count)]
+    assert [t.runs for t in timing.time_rounds(clock, functions, 1, 1)] == [num_rounds] * count
+    orders = [ran[i : i + count] for i in range(0, len(ran), count)]
+    assert all(sorted(order) == list(range(count)) for order in orders)
+    follows = Counter(pair for order in orders[-num_rounds:] for pair in itertools.pairwise(order))
+    assert set(follows) == set(itertools.permutations(range(count), 2))
+    assert max(follows.values()) <= 3 * num_rounds / count <= 9 * min(follows.values())
+
+
+def test_times_stand_at_their_functions_places(host):
     clock = timing.HostClock(host)
-    for first in range(3):
-        clock.round([lambda: order.append("a"), lambda: order.append("b")], first)
-    assert "".join(order) == "abbaab"
+    functions = (lambda: None), (lambda: sum(range(200_000))), (lambda: None)
+    orders = {tuple(timing.order_of_round(3, number)) for number in range(60)}
+    assert orders == set(itertools.permutations(range(3)))
+    for number in range(20):
+        assert np.argmax(clock.round(functions, number)) == 1
 
 
 def test_one_benchmark_at_a_time(tmp_path, monkeypatch):

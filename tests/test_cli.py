@@ -311,3 +311,17 @@ def test_progress_says_how_much_time_is_left(monkeypatch, capsys):
         "sweep: 2 of 8 in 12 s, about 36 s left  b",
         "sweep: 4 of 8 in 24 s, about 24 s left  d",
     ]
+
+
+def test_the_first_of_many_parts_says_not_yet_how_much_time_is_left(monkeypatch, capsys):
+    """Of kernels, it may have waited for a compiler that first builds its own library."""
+    now = iter((0.0, 99.0, 110.0, 121.0))
+    monkeypatch.setattr(tables.time, "monotonic", lambda: next(now))
+    with tables.progress(60, "compile") as advance:
+        for _ in range(3):
+            advance()
+    assert [", about" in line for line in capsys.readouterr().err.splitlines()] == [
+        False,
+        False,
+        True,
+    ]

@@ -10,9 +10,9 @@ import pytest
 
 import cupykern
 from cupykern import check, dtypes, inputs, reference, workspace
-from cupykern.attention import decode
-from cupykern.attention.decode import DecodeConfig, DecodeTask
+from cupykern.attention import decode_config
 from cupykern.attention.decode_attention import run as run_unchecked
+from cupykern.attention.decode_config import DecodeConfig, DecodeTask
 from cupykern.attention.decode_problem import LAYOUTS, OP, DecodeProblem
 from cupykern.targets import host, of_array
 from cupykern.targets.limits import max_cluster_size
@@ -312,7 +312,7 @@ def test_the_counters_are_zero_again(monkeypatch):
 def test_blocks_fill_the_device_and_runs_share_long_work():
     def runs(batch, kv_heads, keys):
         task = DecodeTask(FP16, batch, kv_heads, 4, 128, 128, keys)
-        config = decode.choose_config(task, "sm_90a", 132)
+        config = decode_config.choose_config(task, "sm_90a", 132)
         return task.num_tasks(config), config.chunks_per_block
 
     assert runs(1, 8, 8192) == (128, 1)
@@ -322,15 +322,15 @@ def test_blocks_fill_the_device_and_runs_share_long_work():
         for dim in (8, 64, 72, 128, 256):
             for rows in (1, 16, 17, 100):
                 task = DecodeTask(FP16, 2, 3, rows, dim, dim, 1000)
-                for config in decode.configs(task, arch):
-                    decode.check_config(config, task, arch)
+                for config in decode_config.configs(task, arch):
+                    decode_config.check_config(config, task, arch)
 
 
 def test_two_blocks_of_each_config_fit_on_hopper():
     for dim in (64, 128, 256):
         for batch, rows in ((1, 4), (1, 64), (16, 4), (64, 4)):  # alone, and where others wait
             task = DecodeTask(FP16, batch, 8, rows, dim, dim, 8192)
-            config = decode.choose_config(task, "sm_90a", 132)
+            config = decode_config.choose_config(task, "sm_90a", 132)
             assert 2 * (config.shared_bytes(dim) + 1024) <= 228 * 1024
             assert config.pairs == (dim == 128 and batch > 1)  # of two groups each
 

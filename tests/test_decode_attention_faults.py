@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 import test_decode_attention as properties
-from planted import Fault, caught_by, first_failure
+from planted import Fault, fault_tests
 
 from cupykern.attention.decode_problem import OP, DecodeProblem
 from cupykern.targets import host
 
-WARPS, SOFTMAX = "parts/decode_warps.cuh", "parts/online_softmax.cuh"
+WARPS, PRODUCTS = "parts/decode_warps.cuh", "parts/decode_products.cuh"
+SOFTMAX = "parts/online_softmax.cuh"
 TASK, RESULTS = "parts/decode_task.cuh", "parts/decode_results.cuh"
 SOURCE, QUERIES = "parts/decode_source.cuh", "parts/decode_queries.cuh"
 MERGE, MERGE_KERNEL = "parts/decode_merge.cuh", "decode_merge.cu"
@@ -57,10 +58,10 @@ FAULTS = {
         SOURCE, "has_k = vector * 8 < params.dim,", "has_k = true,", "padded rows"
     ),
     "a query sees one key less": Fault(
-        WARPS, "params.queries.by - 1 - query", "params.queries.by - query", "lengths"
+        PRODUCTS, "params.queries.by - 1 - query", "params.queries.by - query", "lengths"
     ),
     "queries and heads swapped": Fault(
-        WARPS,
+        PRODUCTS,
         "const int query = params.queries.take_from(head); ends[m][r]",
         "params.queries.take_from(head); const int query = head; ends[m][r]",
         "lengths",
@@ -248,7 +249,7 @@ FAULTS = {
         WARPS, "key + first_key_of_warp()", "key", "lengths"
     ),
     "all warps have the first keys": Fault(
-        WARPS, "keys(first_key_of_warp())", "keys(0)", "lengths"
+        PRODUCTS, "keys(first_key_of_warp())", "keys(0)", "lengths"
     ),
     "many rows: the first rows of each part": Fault(
         MERGE_KERNEL,
@@ -266,10 +267,10 @@ FAULTS = {
         "rows",
     ),
     "all warps have the first columns": Fault(
-        WARPS, "return first_col_of_warp() + n * 16", "return n * 16", "columns"
+        PRODUCTS, "return first_col_of_warp() + n * 16", "return n * 16", "columns"
     ),
     "the second half of the scores is left out": Fault(
-        WARPS, "+= sums[1].at(0, 0).values[i];", "+= 0.0f;", "lengths"
+        PRODUCTS, "+= sums[1].at(0, 0).values[i];", "+= 0.0f;", "lengths"
     ),
     "a pair's first block does not wait for the second": Fault(
         RESULTS, "if (!is_first) return; cluster_wait();", "if (!is_first) return;", "pairs"
@@ -287,22 +288,22 @@ FAULTS = {
         RESULTS, "second = pair.totals[row];", "second = pair.totals[0];", "pairs"
     ),
     "many rows: a key too many": Fault(
-        WARPS, "if (key >= ends[m][Rows::slot(i)])", "if (key > ends[m][Rows::slot(i)])", "rows"
+        PRODUCTS, "if (key >= ends[m][Rows::slot(i)])", "if (key > ends[m][Rows::slot(i)])", "rows"
     ),
     "many rows: only the last tile is masked": Fault(
         WARPS, "(params.causal ? params.queries.by - 1 : 0);", "0;", "rows"
     ),
     "many rows: all see what the last query sees": Fault(
-        WARPS, "params.queries.by - 1 - query", "0 * query", "rows"
+        PRODUCTS, "params.queries.by - 1 - query", "0 * query", "rows"
     ),
     "many rows: values are not rescaled": Fault(
-        WARPS, "value *= factors[m][Rows::slot(i)];", "(void)factors, (void)m;", "rows"
+        PRODUCTS, "value *= factors[m][Rows::slot(i)];", "(void)factors, (void)m;", "rows"
     ),
     "many rows: sums are not rescaled": Fault(
-        WARPS, "of[m].rescale(factors[m]);", "(void)factors;", "rows"
+        PRODUCTS, "of[m].rescale(factors[m]);", "(void)factors;", "rows"
     ),
     "many rows: a negative scale for a positive one": Fault(
-        WARPS,
+        PRODUCTS,
         "const float before = scale > 0.0f ? 1.0f : scale;",
         "const float before = 1.0f;",
         "rows",
@@ -353,13 +354,6 @@ CHECKS = {
 }
 
 
-def test_nothing_fails_without_a_fault():
-    assert first_failure(_problems, CHECKS) is None
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("name", FAULTS)
-def test_caught(name, tmp_path_factory):
-    fault = FAULTS[name]
-    # Memory that is overwritten may end the process first.
-    assert caught_by(fault, tmp_path_factory, _problems, CHECKS) in (fault.caught, "a crash")
+test_nothing_fails_without_a_fault, test_caught = fault_tests(
+    FAULTS, _problems, CHECKS, may_crash=True
+)

@@ -6,8 +6,7 @@ import mmap
 from collections.abc import Iterator
 
 import numpy as np
-import pytest
-from planted import Fault, caught_by, first_failure
+from planted import Fault, fault_tests
 
 from cupykern import check, inputs
 from cupykern import softmax as softmax_function
@@ -263,12 +262,4 @@ CHECKS = {
 }
 
 
-def test_nothing_fails_without_a_fault():
-    assert first_failure(_problems, CHECKS) is None
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("name", FAULTS)
-def test_caught(name, tmp_path_factory):
-    fault = FAULTS[name]
-    assert caught_by(fault, tmp_path_factory, _problems, CHECKS) == fault.caught
+test_nothing_fails_without_a_fault, test_caught = fault_tests(FAULTS, _problems, CHECKS)

@@ -27,7 +27,7 @@ from cupykern.tools import gate
 OP, SCALED = (next(op for op in OPS if op.name == name) for name in ("matmul", "scaled_mm"))
 CONFIGS = (
     *(config for config in hopper_choice.CONFIGS if not config.turned),  # FEW_ROWS
-    HopperConfig(256, 128, 2, lead=2),
+    HopperConfig(256, 128, 2),
     HopperConfig(128, 128, 3, cluster=2),
 )
 
@@ -92,7 +92,7 @@ FP8 = (
         HopperConfig(128, 128, 3, cluster=2, split_k=True),
         HopperConfig(64, 64, 4, share_k=True),
         HopperConfig(16, 64, 4, share_k=True, turned=True),
-        HopperConfig(192, 128, 4, lead=1, warpgroups=3),
+        HopperConfig(192, 128, 4, warpgroups=3),
     ),
 )
 INT8 = (
@@ -363,10 +363,8 @@ _MIXED = {"b": dtypes.float8_e4m3fn}
         ({"tile_n": 320}, _FP8, "sm_90a", "do not hold 128 x 320 sums"),
         ({"share_k": True, "tile_n": 64}, {}, "sm_90a", "tiles of at most 64 x 64"),
         ({}, _MIXED, "sm_90a", "64 columns per warpgroup"),
-        ({"tile_n": 128, "ping_pong": True}, _MIXED, "sm_90a", "no ping_pong or lead"),
+        ({"tile_n": 128, "ping_pong": True}, _MIXED, "sm_90a", "no ping_pong"),
         ({"stages": 1}, {}, "sm_90a", "at least 2"),
-        ({"lead": 5}, {}, "sm_90a", "5 stages ahead in a ring of 4"),
-        ({"tile_n": 128, "ping_pong": True, "lead": 1}, {}, "sm_90a", "or with ping_pong"),
         ({"stages": 5}, {}, "sm_90a", "bytes of shared memory are more than"),
     ],
 )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-from planted import Fault, caught_by, first_failure
+from planted import Fault, fault_tests
 from test_gemm_stream import CONFIG, E4M3, NVFP4, WIDE, check_problem_of
 
 FILE = "gemm_stream.cu"
@@ -75,17 +74,4 @@ CHECKS = {
 }  # fmt: skip
 
 
-def _problems():
-    return ()
-
-
-def test_nothing_fails_without_a_fault():
-    assert first_failure(_problems, CHECKS) is None
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("name", FAULTS)
-def test_caught(name, tmp_path_factory):
-    fault = FAULTS[name]
-    # Memory that is overwritten may end the process first.
-    assert caught_by(fault, tmp_path_factory, _problems, CHECKS) in (fault.caught, "a crash")
+test_nothing_fails_without_a_fault, test_caught = fault_tests(FAULTS, checks=CHECKS, may_crash=True)

@@ -21,7 +21,7 @@ from cupykern.gemm.matmul_problem import (
     task_of,
     with_layout,
 )
-from cupykern.gemm.product import INNER, OUTER, STRIDED, GemmTask, by_vectors
+from cupykern.gemm.product import FP4, INNER, OUTER, STRIDED, GemmTask, by_vectors
 from cupykern.gemm.scaled_problem import PAIRS as SCALED_PAIRS
 from cupykern.gemm.scaled_problem import SCALES, ScaledProblem
 from cupykern.numerics import as_float64
@@ -549,6 +549,33 @@ def test_configs_that_do_not_fit(change, says):
     with pytest.raises(ValueError, match=f"config does not fit: .*{says}"):
         cupykern.matmul(a, a.T, config=config)
     assert gemm.refusal(FITS, TASK, "sm_90a") is None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dtype_b", "layout_a", "layout_b"),
+    [
+        ("float16", "float8_e5m2", "C", "F"),
+        ("float8_e5m2", "float8_e4m3fn", "C", "F"),
+        ("bfloat16", None, "F", "F"),
+    ],
+)
+def test_operands_of_any_layout_can_be_gathered(target, dtype, dtype_b, layout_a, layout_b):
+    """As where nothing is measured those of rare dtypes and layouts are."""
+    problem = MatmulProblem(80, 144, 272, dtype, dtype_b, layout_a=layout_a, layout_b=layout_b)
+    task = task_of(problem)
+    (config,) = (c for c in gemm.configs(task, "sm_86") if isinstance(c, GemmConfig))
+    assert config.gathers and STRIDED not in (task.layout_a, task.layout_b)
+    call = MATMUL.inputs(problem, 1, target.xp)
+    assert compare(MATMUL, *call.args, config=replace(config, splits=2)).ok
+
+
+def test_gathered_operands_have_scales_of_blocks(target):
+    a, b = random(target, (70, 272), "float16", 1), random(target, (272, 144), "int8", 2)
+    scale = target.xp.asarray(np.random.default_rng(3).uniform(0.5, 1.5, (3, 2)), np.float32)
+    config = GemmConfig(64, 64, 64, 2, 2, stages=2, gathers=True)
+    assert compare(SCALED, a, b, None, scale, config=config).ok
+    task = replace(TASK, a=FP4, b=FP4)
+    assert "NVFP4 is not read" in gemm.refusal(config, task, "sm_90a")
 
 
 def test_fp8_needs_hardware_that_multiplies_it():

@@ -6,8 +6,7 @@ import mmap
 from collections.abc import Iterator
 
 import numpy as np
-import pytest
-from planted import Fault, caught_by, first_failure
+from planted import Fault, fault_tests
 
 import cupykern
 from cupykern import dtypes
@@ -175,12 +174,4 @@ CHECKS = {
 }
 
 
-def test_nothing_fails_without_a_fault():
-    assert first_failure(_problems, CHECKS) is None
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("name", FAULTS)
-def test_caught(name, tmp_path_factory):
-    fault = FAULTS[name]
-    assert caught_by(fault, tmp_path_factory, _problems, CHECKS) == fault.caught
+test_nothing_fails_without_a_fault, test_caught = fault_tests(FAULTS, _problems, CHECKS)

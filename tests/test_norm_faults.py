@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import pytest
-from planted import Fault, caught_by, first_failure
+from planted import Fault, fault_tests
 
 from cupykern import check, inputs, layer_norm, rms_norm
 from cupykern.op import Call, as_tuple
@@ -231,12 +230,4 @@ CHECKS = {
 }
 
 
-def test_nothing_fails_without_a_fault():
-    assert first_failure(_problems, CHECKS) is None
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("name", FAULTS)
-def test_caught(name, tmp_path_factory):
-    fault = FAULTS[name]
-    assert caught_by(fault, tmp_path_factory, _problems, CHECKS) == fault.caught
+test_nothing_fails_without_a_fault, test_caught = fault_tests(FAULTS, _problems, CHECKS)

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import pytest
-from planted import Fault, caught_by, first_failure
+from planted import Fault, fault_tests
 
 from cupykern.rows.quantize_ops import OP, QuantizeProblem
 
@@ -127,12 +126,4 @@ def _problems() -> Iterator[tuple[str, object, QuantizeProblem]]:
     yield "large tiles", OP, problem((130, 72), "e4m3", "block", (128, 24))
 
 
-def test_nothing_fails_without_a_fault():
-    assert first_failure(_problems, {}) is None
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("name", FAULTS)
-def test_caught(name, tmp_path_factory):
-    fault = FAULTS[name]
-    assert caught_by(fault, tmp_path_factory, _problems, {}) == fault.caught
+test_nothing_fails_without_a_fault, test_caught = fault_tests(FAULTS, _problems)

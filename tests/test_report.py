@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -113,10 +114,29 @@ def test_the_latest_result_of_a_row_counts():
     assert "| 19.0 |" in table and "| 20.0 |" not in table and "torch" not in table
 
 
+def test_rows_stand_as_the_bench_has_them_whenever_they_were_measured():
+    """Two files of one op, the older one with shapes that come later in the bench's list."""
+    documents = []
+    for shapes in (([2048, 262144], [7, 7]), ([32768, 1024], [4096, 4096])):
+        rows = [DOCUMENT["rows"][0] | {"shape": shape} for shape in shapes]
+        documents.append(DOCUMENT | {"rows": rows})
+    table = report.tables(documents)["softmax"]
+    order = [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| ")]
+    expected = ["4096 x 4096", "32768 x 1024", "2048 x 262144", "7 x 7"]
+    assert order[2:] == [f"| {shape}" for shape in expected]
+
+
 def test_host_time_has_its_own_table():
     text = README + "<!-- table: host time -->\n<!-- end -->\n"
     (written,) = report.update([text], report.tables([DOCUMENT]))
     assert "| softmax | 11.5 | 5.00 | 2.00 |" in written
+
+
+def test_host_times_stand_as_the_ops_do():
+    times = dict.fromkeys(("matmul", "gone", "softmax"), DOCUMENT["host_time_us"]["softmax"])
+    table = report.tables([DOCUMENT | {"host_time_us": times}])["host time"]
+    ops = re.findall(r"^\| (\w+) \|", table, re.MULTILINE)
+    assert ops == ["op", "softmax", "matmul", "gone"]
 
 
 def test_profiles_have_a_table_of_the_latest_of_each_call(tmp_path):

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-import pytest
-from planted import Fault, caught_by, first_failure
+from planted import Fault, fault_tests
 from test_row_stream import CONFIGS, OPS, problem_of
 
 from cupykern import check
@@ -104,12 +103,4 @@ NAMES = sorted({fault.caught for fault in FAULTS.values()} | {"layer_norm bfloat
 CHECKS: dict[str, Callable[[], None]] = {name: partial(_check, *name.split()) for name in NAMES}
 
 
-def test_nothing_fails_without_a_fault():
-    assert first_failure(lambda: (), CHECKS) is None
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("name", FAULTS)
-def test_caught(name, tmp_path_factory):
-    fault = FAULTS[name]
-    assert caught_by(fault, tmp_path_factory, lambda: (), CHECKS) in (fault.caught, "a crash")
+test_nothing_fails_without_a_fault, test_caught = fault_tests(FAULTS, checks=CHECKS, may_crash=True)

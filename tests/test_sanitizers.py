@@ -16,7 +16,7 @@ pytestmark = pytest.mark.sanitizer
 _CHECK = """
 import sys
 from cupykern import OPS, check
-from cupykern.attention.decode import DecodeConfig
+from cupykern.attention.decode_config import DecodeConfig
 from cupykern.op import RandomDraw, as_tuple
 from cupykern.rows.row_configs import RowConfig
 from cupykern.targets import host

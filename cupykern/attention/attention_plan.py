@@ -18,7 +18,7 @@ from ..choice import choose
 from ..jit import get_kernel
 from ..rows.rows import DTYPE_CODES
 from ..targets import Kernel, Target
-from ..targets.limits import max_shared_bytes
+from ..targets.limits import is_measured, max_shared_bytes
 from . import attention_hopper
 from .attention_hopper import AttentionHopperConfig, AttentionHopperPlan
 
@@ -124,7 +124,7 @@ def configs(
     small = AttentionConfig(64, 64, 4)
     if arch == "host":
         found = large, AttentionConfig(128, 32, 4)
-    elif arch.startswith("gfx") or mode:
+    elif mode or not is_measured(arch):
         found = (large,)
     else:
         found = (small, large) if sq <= small.tile_m else (large, small)

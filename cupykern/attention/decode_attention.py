@@ -10,8 +10,8 @@ import numpy as np
 from .. import arguments, dtypes, plans
 from ..rows.rows import operand
 from ..targets import Target, is_cupy
-from . import decode
-from .decode import MAX_DIM, MAX_KEYS, MAX_QUERIES, DecodeCall, DecodeConfig, DecodePlan
+from .decode_config import MAX_DIM, MAX_KEYS, MAX_QUERIES, DecodeConfig
+from .decode_plan import DecodeCall, DecodePlan, has_vectors, make_plan
 
 DTYPES = (dtypes.float16, dtypes.bfloat16)
 
@@ -118,7 +118,7 @@ def run(
     places = [operand(x) for x in (q, k, v, y)]
     inputs = [q, k, v]
     for i, x in enumerate(inputs):
-        if x.size and not decode.has_vectors(places[i], x.shape):
+        if x.size and not has_vectors(places[i], x.shape):
             inputs[i], is_copy = target.xp.array(x, order="C"), True
             places[i] = operand(inputs[i])
     q, k, v = inputs
@@ -140,7 +140,7 @@ def run(
 
 @plans.cached
 def _plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> DecodePlan:
-    return decode.make_plan(target, call, config)
+    return make_plan(target, call, config)
 
 
 # --- arguments -----------------------------------------------------------------------------------

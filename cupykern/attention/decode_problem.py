@@ -9,9 +9,9 @@ import numpy as np
 
 from .. import dtypes, inputs, reference
 from ..op import Call, Draw, Op, Work
-from . import decode
-from .decode import DecodeTask
+from . import decode_config
 from .decode_attention import DTYPES, decode_attention
+from .decode_config import DecodeTask
 
 
 @dataclass(frozen=True)
@@ -194,9 +194,9 @@ OP = Op(
     bench_shapes=_bench_shapes,
     inputs=_inputs,
     work=_work,
-    variants=decode.variants,
-    configs=lambda problem, arch: decode.configs(_task(problem), arch),
-    variant=lambda problem, config: decode.variant(
+    variants=decode_config.variants,
+    configs=lambda problem, arch: decode_config.configs(_task(problem), arch),
+    variant=lambda problem, config: decode_config.variant(
         dtypes.NAMES[problem.dtype], _task(problem).padded_dim, config, problem.page is not None
     ),
     sample=_sample,

@@ -138,6 +138,7 @@ def variant(task: GemmTask, config: AnyConfig) -> Variant:
     if isinstance(config, StreamConfig):
         return gemm_stream.variant(task, config)
     elements, computes = portable_config.types_of(task, config)
+    layout_a, layout_b = portable_config.layouts_of(task, config)
     names = ("ElementA", "ElementB", "ComputeA", "ComputeB")
     c = config
     return Variant(
@@ -154,8 +155,8 @@ def variant(task: GemmTask, config: AnyConfig) -> Variant:
             ("kWarpsN", c.warps_n),
             ("kWarpsK", c.warps_k),
             ("kStages", c.stages),
-            ("kLayoutA", task.layout_a),
-            ("kLayoutB", task.layout_b),
+            ("kLayoutA", layout_a),
+            ("kLayoutB", layout_b),
             ("kFinishRounds", c.finish_rounds),
             ("kPromoteK", portable_config.promote_k(task, c)),
             ("kHalfSums", task.half_sums),

@@ -110,7 +110,6 @@ def variant(task: GemmTask, config: HopperConfig) -> Variant:
             ("kOuterMajorB", task.layout_b == OUTER),
             ("kPingPong", c.ping_pong),
             ("kShareK", c.share_k),
-            ("kLead", c.lead),
             ("kSplitK", c.split_k),
             ("kTurned", is_turned(c, task)),
             ("kAcross", c.across),

@@ -21,8 +21,7 @@ class HopperConfig:
 
     Two warpgroups compute tile_m x tile_n sums from `stages` stages of `lines` times 128 bytes of k of
     a: each half of the rows of the sums (which are b's columns, where b is converted); or, with
-    ping_pong, all of every other tile; or, with share_k, all of every other stage.  lead: stages that
-    the first one is ahead of the other one, so that one finishes its rows while the other multiplies.
+    ping_pong, all of every other tile; or, with share_k, all of every other stage.
     cluster: so many blocks compute tiles below each other, and load the columns together; with
     split_k, one tile, each of a part of k; with across, tiles beside each other, and load the rows together.
     turned: rows and columns of the sums change places, as where b is converted (then always): for few
@@ -36,7 +35,6 @@ class HopperConfig:
     tile_n: int
     stages: int
     ping_pong: bool = False
-    lead: int = 0
     share_k: bool = False
     lines: int = 1
     cluster: int = 1
@@ -203,8 +201,8 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         unit = 128 if shared_rows else 64
         needed = (64, unit) if turned else (unit, 64)
         return f"tiles must be multiples of {needed[0]} x {needed[1]}; got {c.tile_m} x {c.tile_n}"
-    if converts(task) and (c.ping_pong or c.lead):
-        return "the loop that converts has no ping_pong or lead"
+    if converts(task) and c.ping_pong:
+        return "the loop that converts has no ping_pong"
     if turned and own != 64:
         return "turned products have 64 columns per warpgroup"
     if max(rows, cols) > 256 or own // 64 * cols > 256:
@@ -238,9 +236,6 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         return "a stage is released after the next one has come: at least 2"
     if c.share_k and (c.stages % 2 or c.stages < 4 or rows * cols > 64 * 64):
         return "share_k needs an even number of stages, at least 4, and tiles of at most 64 x 64"
-    leads = (c.stages - 1) // (c.warpgroups - 1) if fp8 else c.stages
-    if c.lead not in range(leads + 1 if shared_rows else 1):
-        return f"no warpgroup is {c.lead} stages ahead in a ring of {c.stages}, or with ping_pong"
     needed, limit = c.shared_bytes(task), max_shared_bytes(arch)
     if needed > limit:
         return f"{needed} bytes of shared memory are more than the {limit} of {arch}"

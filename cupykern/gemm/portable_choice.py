@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 
 from .. import dtypes
-from ..targets.limits import max_shared_bytes, multiprocessors
+from ..targets.limits import is_measured, max_shared_bytes, multiprocessors
 from .portable_config import FP8_ARCHS, GemmConfig, refusal
 from .product import FLOAT16S, FP4, FP8, INNER, OUTER, STRIDED, GemmTask, compute_dtype
 
@@ -30,27 +30,33 @@ def _tiles(
 
     Few for what is rare: each is a variant for every pair of dtypes and layouts.  Hopper's main loops have
     tiles of few rows for FP8 and for what is converted, but logits have so many columns that several small
-    blocks on a multiprocessor stream them.
+    blocks on a multiprocessor stream them.  Where nothing is measured those of 16 rows are left out: what
+    tensor cores do for nothing in 64 rows is hidden by the reading of b; and what is rare is gathered,
+    as operands of any strides are.
     """
+    few_rows = is_measured(arch)
     compute = compute_dtype(a, b)
     gfx = arch.startswith("gfx")
     gfx11 = arch.startswith("gfx11")  # whose fragments take twice as many registers
     roomy = max_shared_bytes(arch) >= 160 * 1024
     few = 2 if gfx else 3  # stages
-    small = GemmConfig(16, 64, 128, 1, 1, 4, stages=2 if gfx and a.itemsize == 2 else 4)
-    if STRIDED in (layout_a, layout_b) and b != FP4:
+    small = GemmConfig(16, 64, 128, 1, 1, 4, stages=4)
+    e5m2 = dtypes.float8_e5m2 in (a, b)
+    rare = e5m2 or (block_scales and layout_b == OUTER) or (layout_a, layout_b) == (OUTER, INNER)
+    gathers = rare and STRIDED not in (layout_a, layout_b) and not is_measured(arch)
+    if gathers or (STRIDED in (layout_a, layout_b) and b != FP4):
         warps_n = 4 if gfx11 and block_scales else 2
-        return (GemmConfig(64, 64, 128 // compute.itemsize, 2, warps_n, stages=2),)
+        tile_k = 128 // compute.itemsize
+        return (GemmConfig(64, 64, tile_k, 2, warps_n, stages=2, gathers=gathers),)
     if compute == dtypes.float32:
         return (GemmConfig(64, 64, 32, 2, 2, stages=few),)
-    e5m2 = dtypes.float8_e5m2 in (a, b)
     if b == FP4:
         cols = 64 if gfx else 128
         large = GemmConfig(64, cols, 64, 2, 4 if gfx11 else 2, stages=4 if roomy else few)
         if arch == "sm_90a" and layout_a != STRIDED:
             # Hopper's main loop takes more rows.  (16, 8192, 8192) in 47.7 us, with 128 of k in 52.9 (H200).
             return (replace(small, tile_k=256, stages=3),)
-        return (large,) if gfx11 or layout_a == STRIDED else (large, small)
+        return (large, small) if few_rows and layout_a != STRIDED else (large,)
     if a.itemsize == b.itemsize == 1:
         converted = GemmConfig(64, 64, 128, 2, 2, stages=few)
         if gfx11 and a in FP8:
@@ -59,8 +65,8 @@ def _tiles(
         large = (converted,)
         if a in FP8 and arch in FP8_ARCHS:
             large = (native, converted) if arch == "host" else (native,)
-        few_tiles = e5m2 or block_scales or (arch == "sm_90a" and a in FP8)
-        return large if few_tiles else (*large, small)
+        few_rows = few_rows and not (e5m2 or block_scales or (arch == "sm_90a" and a in FP8))
+        return (*large, small) if few_rows else large
     if b.itemsize == 1:
         if gfx11:
             return (GemmConfig(32, 64, 64, 2, 4, stages=2),)
@@ -68,11 +74,10 @@ def _tiles(
         cols = 64 if gfx or block_scales else 128
         large = GemmConfig(64, cols, 64, 2, 2, stages=4 if roomy else few)
         hopper = arch == "sm_90a" and kernel == "gemm"
-        if kernel == "dequant_softmax" and roomy:
-            small = replace(
-                small, tile_k=256, stages=3
-            )  # (16, 128256, 4096) in 155 us, not 173 (H200)
-        return (large,) if e5m2 or block_scales or hopper else (large, small)
+        if kernel == "dequant_softmax":  # (16, 128256, 4096) in 155 us, not 173 (H200)
+            small = replace(small, tile_k=256, stages=3)
+        few_rows = few_rows and not (e5m2 or block_scales or hopper)
+        return (large, small) if few_rows else (large,)
     if gfx:
         large = GemmConfig(128, 128, 32, 2, 4, stages=2, finish_rounds=2)
         medium = GemmConfig(64, 64, 64, 2, 2, stages=2)
@@ -81,7 +86,9 @@ def _tiles(
         medium = GemmConfig(64, 128, 64, 2, 2, stages=4 if roomy else 3)
     if layout_a == OUTER:
         return (large,)
-    return (large, small) if arch == "sm_90a" else (large, medium, small)
+    if arch == "sm_90a":
+        return large, small
+    return (large, medium, small) if few_rows else (large, medium)
 
 
 @cache
@@ -100,11 +107,9 @@ def _dual_tiles(
         large = GemmConfig(128, 64, 64, 2, 4, stages=3 if roomy else 2)
         if gfx:
             large = GemmConfig(64, 64, 32, 2, 4, stages=2, finish_rounds=2)
-        small = GemmConfig(16, 32, 128, 1, 1, 4, stages=4 if roomy else 2)
-        keeps_small = (
-            layout_b == INNER and not gfx and arch != "sm_90a"
-        )  # where it is for odd strides
-        return (large, small) if keeps_small else (large,)
+        # On Hopper it is for odd strides, elsewhere not measured.
+        small = GemmConfig(16, 32, 128, 1, 1, 4, stages=4)
+        return (large, small) if layout_b == INNER and arch == "host" else (large,)
     large = GemmConfig(64, 32 if gfx else 64, 64, 2, 2, stages=4 if roomy else few)
     if gfx11:
         large = GemmConfig(32, 32, 64, 2, 2, stages=2)
@@ -112,8 +117,8 @@ def _dual_tiles(
         large = replace(large, tile_k=128, stages=few)
     if block_scales:
         return (replace(large, tile_n=32),)
-    small = GemmConfig(16, 32, 128, 1, 1, 4, stages=4 if roomy else 2)
-    keeps_small = not gfx and b != dtypes.int8 and layout_a == INNER
+    small = GemmConfig(16, 32, 128, 1, 1, 4, stages=4)
+    keeps_small = is_measured(arch) and b != dtypes.int8 and layout_a == INNER
     if arch == "sm_90a" and b == FP4 and keeps_small:
         # As above: (16, 14336, 4096) in 77 us instead of 84.
         return (replace(small, tile_k=256, stages=3),)

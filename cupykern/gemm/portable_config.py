@@ -26,6 +26,7 @@ class GemmConfig:
     through `stages` buffers; `splits` blocks share the k of a tile.  finish_rounds: in how many parts
     a warp's sums go through shared memory to the epilogue.  fp8: FP8 operands are multiplied as they
     are, with sums promoted every 128 of k; otherwise as FP16.
+    gathers: both operands are read element by element, as those of STRIDED layouts are, whatever theirs.
     """
 
     tile_m: int
@@ -38,6 +39,7 @@ class GemmConfig:
     splits: int = 1
     finish_rounds: int = 1
     fp8: bool = False
+    gathers: bool = False
 
     @property
     def num_threads(self) -> int:
@@ -69,9 +71,10 @@ def refusal(config: GemmConfig, task: GemmTask, arch: str) -> str | None:
     step = 4 if compute == dtypes.float32 else 32 // compute.itemsize
     if element_a.itemsize + element_b.itemsize < 2 * compute.itemsize:
         step = 32  # mainloop.cuh: kConverts
-    if c.fp8 and not (
-        task.a in FP8 and task.b in FP8 and STRIDED not in (task.layout_a, task.layout_b)
-    ):
+    layouts = layouts_of(task, c)
+    if c.gathers and FP4 in (task.a, task.b):
+        return "NVFP4 is not read element by element"
+    if c.fp8 and not (task.a in FP8 and task.b in FP8 and STRIDED not in layouts):
         return "fp8 is for two FP8 operands that lie along k"
     if task.half_sums and not task.a == task.b == dtypes.float16:
         return f"only FP16 products are summed in FP16; got {task.a} and {task.b}"
@@ -94,9 +97,8 @@ def refusal(config: GemmConfig, task: GemmTask, arch: str) -> str | None:
     fragments = c.tile_m * c.tile_n // (256 * c.warps_m * c.warps_n)
     if fragments % c.finish_rounds:
         return f"finish_rounds must divide a warp's {fragments} fragments; got {c.finish_rounds}"
-    for layout, outer, element in (
-        (task.layout_a, c.tile_m, element_a),
-        (task.layout_b, c.tile_n, element_b),
+    for layout, outer, element in zip(
+        layouts, (c.tile_m, c.tile_n), (element_a, element_b), strict=True
     ):
         if element == FP4 and c.tile_k % 64:
             return f"tile_k must be a multiple of 64 for NVFP4; got {c.tile_k}"
@@ -112,6 +114,11 @@ def refusal(config: GemmConfig, task: GemmTask, arch: str) -> str | None:
     return None
 
 
+def layouts_of(task: GemmTask, config: GemmConfig) -> tuple[int, int]:
+    """How the main loop reads a and b."""
+    return (STRIDED, STRIDED) if config.gathers else (task.layout_a, task.layout_b)
+
+
 def types_of(
     task: GemmTask, config: GemmConfig
 ) -> tuple[tuple[np.dtype, np.dtype], tuple[np.dtype, np.dtype]]:
@@ -120,8 +127,8 @@ def types_of(
         return (task.a, task.b), (task.a, task.b)
     compute = (compute_dtype(task.a, task.b),) * 2
     # What lies in any strides is converted on the way to shared memory.
-    layouts = (task.layout_a, compute[0], task.a), (task.layout_b, compute[0], task.b)
-    return tuple(wide if layout == STRIDED else x for layout, wide, x in layouts), compute
+    operands = zip(layouts_of(task, config), compute, (task.a, task.b), strict=True)
+    return tuple(wide if layout == STRIDED else x for layout, wide, x in operands), compute
 
 
 def element_types(task: GemmTask, config: GemmConfig) -> tuple[np.dtype, np.dtype]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from ..targets.limits import max_cluster_size
-from .row_configs import MAX_STAGES, VECTOR_BYTES, RowConfig, fitting, row_configs
+from ..targets.limits import is_measured
+from .row_configs import MAX_STAGES, VECTOR_BYTES, RowConfig, few_of, fitting, row_configs
 from .rows import RowLayout
 
 _Table = tuple[tuple[int, int, int, int, int, int, bool], ...]
@@ -133,6 +133,8 @@ def quantized_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
 def _with_options(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
     """For calls with options, and strides of all kinds: fewer, since such calls are rarer."""
     sizes = {VECTOR_BYTES // itemsize: (8, 32, 128, 512), 1: (16, 256)}  # threads of one row
+    if not is_measured(arch):
+        sizes = {VECTOR_BYTES // itemsize: (256,), 1: ()}
     return tuple(
         config
         for config in row_configs(arch, itemsize)
@@ -143,7 +145,6 @@ def _with_options(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
 
 
 def _plain(arch: str, itemsize: int, table: _Table) -> tuple[RowConfig, ...]:
-    limit = max_cluster_size(arch)
     return tuple(
         RowConfig(
             *(threads, threads_per_row, VECTOR_BYTES // itemsize, vectors, cluster),
@@ -153,13 +154,15 @@ def _plain(arch: str, itemsize: int, table: _Table) -> tuple[RowConfig, ...]:
             rows_per_thread=rows,
             in_registers=in_registers,
         )
-        for threads, threads_per_row, vectors, cluster, blocks, rows, in_registers in table
-        if cluster <= limit
+        for threads, threads_per_row, vectors, cluster, blocks, rows, in_registers in few_of(
+            arch, table
+        )
     )
 
 
 def _clusters(arch: str, itemsize: int, table: _ClusterTable) -> tuple[RowConfig, ...]:
-    limit = max_cluster_size(arch)
+    if not is_measured(arch):
+        return ()
     return tuple(
         RowConfig(
             *(threads, threads, VECTOR_BYTES // itemsize, vectors, cluster),
@@ -169,7 +172,6 @@ def _clusters(arch: str, itemsize: int, table: _ClusterTable) -> tuple[RowConfig
             weights_first=weights_first,
         )
         for threads, vectors, cluster, blocks, rows, weights_first in table
-        if cluster <= limit
     )
 
 

@@ -13,7 +13,7 @@ from .. import arrays
 from ..choice import choose
 from ..jit import get_kernel
 from ..targets import Target
-from ..targets.limits import max_cluster_size, max_shared_bytes
+from ..targets.limits import is_measured, max_cluster_size, max_shared_bytes
 from .quantize_rows import Launch, scale_shape
 from .quantize_tiles import in_vectors, tile_params
 from .row_configs import VECTOR_BYTES, RowConfig
@@ -35,7 +35,8 @@ def column_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
 
     Of RowConfig's words "row" stands for a column: threads_per_row lie under each other.
     """
-    limit, width = max_cluster_size(arch), VECTOR_BYTES // itemsize
+    limit = max_cluster_size(arch) if is_measured(arch) else 1
+    width = VECTOR_BYTES // itemsize
     return tuple(
         RowConfig(
             *(threads, under, width, vectors, size, blocks if arch == "sm_90a" else 1),

@@ -109,7 +109,7 @@ def _variants(arch: str) -> tuple[Variant, ...]:
     tiles = (
         tile_variant(dtype, config)
         for dtype in DTYPES
-        for config in all_tile_configs(dtype.itemsize)
+        for config in all_tile_configs(arch, dtype.itemsize)
     )
     columns = (
         column_variant(dtype, config)
@@ -124,7 +124,7 @@ def _configs(problem: QuantizeProblem, arch: str) -> tuple[RowConfig, ...]:
     if problem.granularity == "block":
         width = VECTOR_BYTES // itemsize
         vectors = problem.block[1] % width == 0 and problem.shape[-1] % width == 0
-        return tile_configs(TileShape(itemsize, problem.block, vectors))
+        return tile_configs(TileShape(itemsize, problem.block, vectors), arch)
     shape, axis = problem.shape, len(problem.shape) - 1
     if problem.granularity == "tensor":
         shape, axis = (1, math.prod(shape)), 1

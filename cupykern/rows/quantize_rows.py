@@ -9,6 +9,7 @@ import numpy as np
 
 from .. import arrays, dtypes
 from ..targets import Target
+from ..targets.limits import is_measured
 from .row_configs import (
     VECTOR_BYTES,
     RowConfig,
@@ -54,12 +55,15 @@ def scale_shape(
 
 
 def all_row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
-    """Every config of quantize.cu on `arch`: of softmax's every second plain one, and clusters only for
-    such and for strides."""
+    """Every config of quantize.cu on `arch`: of the plain ones every second, and clusters only for
+    such and for strides; where nothing is measured both plain ones."""
     rows = row_configs(arch, itemsize)
     plain = [config for config in rows if config.plain]
-    others = (c for c in rows if not c.plain and (c.cluster_size == 1 or c.vector_width == 1))
-    return (stretch_config(itemsize), *plain[1::2], *others)
+    plain = plain[1::2] if is_measured(arch) else plain
+    others = [c for c in rows if not c.plain and (c.cluster_size == 1 or c.vector_width == 1)]
+    if not is_measured(arch):  # rows in vectors that are not plain are rare
+        others = [c for c in others if c.split_rows or c.vector_width == 1]
+    return (stretch_config(itemsize), *plain, *others)
 
 
 def quantize_configs(

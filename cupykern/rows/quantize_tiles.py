@@ -13,7 +13,7 @@ from ..choice import choose
 from ..jit import get_kernel
 from ..targets import Target
 from .quantize_rows import Launch, scale_shape
-from .row_configs import VECTOR_BYTES, RowConfig
+from .row_configs import VECTOR_BYTES, RowConfig, few_of
 from .rows import (
     DTYPE_CODES,
     MAX_OUTER_DIMS,
@@ -54,16 +54,16 @@ class TileShape(NamedTuple):
     vectors: bool
 
 
-def tile_configs(tiles: TileShape) -> tuple[RowConfig, ...]:
-    """The configs for such tiles, the fastest first."""
-    configs = [c for c in all_tile_configs(tiles.itemsize) if _refusal(c, tiles) is None]
+def tile_configs(tiles: TileShape, arch: str) -> tuple[RowConfig, ...]:
+    """The configs for such tiles on `arch`, the fastest first."""
+    configs = [c for c in all_tile_configs(arch, tiles.itemsize) if _refusal(c, tiles) is None]
     size = tiles.block[0] * tiles.block[1]
     few = [c for c in configs if not c.plain and c.threads_per_row * 4 * c.vector_width >= size]
     rest = [c for c in configs if not c.plain and c not in few]
     return (*(c for c in configs if c.plain), *few, *reversed(rest))
 
 
-def all_tile_configs(itemsize: int) -> tuple[RowConfig, ...]:
+def all_tile_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
     """plain: tiles of up to threads_per_row * vectors_per_thread vectors, held in registers
     (quantize_held_tiles.cu), where one vector of a tile means eight tiles for each thread."""
     width, factor = VECTOR_BYTES // itemsize, itemsize // 2
@@ -74,8 +74,11 @@ def all_tile_configs(itemsize: int) -> tuple[RowConfig, ...]:
         (256 * factor, 256 * factor, 8, 4 - factor),
     )
     return (
-        *(RowConfig(n, t, width, v, min_blocks=blocks, plain=True) for n, t, v, blocks in held),
-        *(RowConfig(256, threads, w, 1) for w in (width, 1) for threads in (16, 256)),
+        *(
+            RowConfig(n, t, width, v, min_blocks=blocks, plain=True)
+            for n, t, v, blocks in few_of(arch, held)
+        ),
+        *(RowConfig(256, threads, w, 1) for w in (width, 1) for threads in few_of(arch, (16, 256))),
     )
 
 
@@ -145,7 +148,7 @@ def run_tiles(
             target,
             {"tiles": scale.size, "rows": block[0], "cols": block[1]},
             {"dtype": x.dtype.name, "vectors": vectors},
-            lambda: tile_configs(tiles),
+            lambda: tile_configs(tiles, target.arch),
             lambda config: tile_variant(x.dtype, config),
         )
     elif not isinstance(config, RowConfig):

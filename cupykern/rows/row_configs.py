@@ -13,7 +13,7 @@ from kernels_cu import Variant
 
 from ..choice import choose
 from ..targets import Target
-from ..targets.limits import max_cluster_size, max_shared_bytes
+from ..targets.limits import is_measured, max_cluster_size, max_shared_bytes
 
 if TYPE_CHECKING:
     from .rows import RowLayout
@@ -145,14 +145,22 @@ _ACROSS = ((256, 8, 16, 1), (512, 16, 32, 1))
 def row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
     """Every config on `arch` for elements of `itemsize` bytes, in the order of preference."""
     blocks, clusters = _BLOCKS[itemsize], CLUSTERS[itemsize]
+    shared, elements, across = blocks[1::2] + clusters[1::2], _ELEMENTS, _ACROSS
+    if not is_measured(arch):  # a warp or two on a row, or a block
+        blocks = shared = (blocks[3], blocks[6])
+        clusters, elements, across = (), _ELEMENTS[1:2], _ACROSS[:1]
     width = VECTOR_BYTES // itemsize
-    shared = _whole_rows(arch, blocks[1::2] + clusters[1::2], width)
     return (
         *_whole_rows(arch, blocks + clusters, width, plain=True),
-        *_rows_of_any_length(arch, itemsize, shared),
-        *_rows_of_any_length(arch, itemsize, _whole_rows(arch, _ELEMENTS, 1)),
-        *_rows_of_any_length(arch, itemsize, _whole_rows(arch, _ACROSS, 1, lanes_across_rows=True)),
+        *_rows_of_any_length(arch, itemsize, _whole_rows(arch, shared, width)),
+        *_rows_of_any_length(arch, itemsize, _whole_rows(arch, elements, 1)),
+        *_rows_of_any_length(arch, itemsize, _whole_rows(arch, across, 1, lanes_across_rows=True)),
     )
+
+
+def few_of(arch: str, table: tuple[Any, ...]) -> tuple[Any, ...]:
+    """`table`, of rising size; where nothing is measured every second one of it, the largest among them."""
+    return table if is_measured(arch) else table[(len(table) - 1) % 2 :: 2]
 
 
 def _whole_rows(

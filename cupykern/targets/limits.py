@@ -23,6 +23,15 @@ _MULTIPROCESSORS = {
 of one architecture agree bit for bit."""
 
 
+_MEASURED = ("sm_90a", "host")
+
+
+def is_measured(arch: str) -> bool:
+    """Whether configs were measured on `arch`, or it is the host, which runs the same ones; elsewhere each
+    op has few, which reason alone chose."""
+    return arch in _MEASURED
+
+
 def multiprocessors(arch: str) -> int:
     """How many blocks run at once on a chip of `arch`; of an unknown one and the host, few."""
     return _MULTIPROCESSORS.get(arch, 4)

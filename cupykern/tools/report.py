@@ -7,10 +7,11 @@ counters said.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +163,7 @@ def _caption(device: str, rows: Iterable[tuple[dict[str, Any], Any]]) -> str:
 
 
 def _op_table(device: str, rows: Iterable[tuple[dict[str, Any], dict[str, Any]]]) -> str:
-    rows = [row for _, row in rows]
+    rows = _in_order([row for _, row in rows])
     peers = list(
         dict.fromkeys(
             result["name"]
@@ -192,6 +193,15 @@ def _op_table(device: str, rows: Iterable[tuple[dict[str, Any], dict[str, Any]]]
     if any(map(_mark, rows)):
         notes.append(f"{_FELL} the clocks fell below {FALLEN:.0%} while it was measured.")
     return "\n".join((markdown(lines, left=2), *(f"{note}\n" for note in notes)))
+
+
+def _in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As the op's bench has its shapes, in whatever order they were measured; others come last."""
+    from .. import OPS
+
+    shapes = [op.bench_shapes("cuda") for op in OPS if op.name == rows[0]["op"]]
+    places = {shape: i for i, shape in enumerate(itertools.chain(*shapes))}
+    return sorted(rows, key=lambda row: places.get(tuple(row["shape"]), len(places)))
 
 
 def _mark(row: dict[str, Any]) -> str:
@@ -224,10 +234,18 @@ _HOST_TIMES = {
 def _host_time_table(rows: dict[str, tuple[dict[str, Any], dict[str, float]]]) -> str:
     names = [name for name in _HOST_TIMES if any(name in times for _, times in rows.values())]
     lines = [("op", *map(_HOST_TIMES.get, names))]
-    for op, (_, times) in rows.items():
-        cells = (times.get(name) for name in names)
+    for op in sorted(rows, key=_place_of_op()):
+        cells = (rows[op][1].get(name) for name in names)
         lines.append((op, *(str(x) if isinstance(x, int) else number(x) for x in cells)))
     return markdown(lines, left=1)
+
+
+def _place_of_op() -> Callable[[str], int]:
+    """By an op's name: where `cupykern.OPS` has it; ops of earlier releases come last."""
+    from .. import OPS
+
+    places = {op.name: i for i, op in enumerate(OPS)}
+    return lambda name: places.get(name, len(places))
 
 
 def _profile_table(documents: Iterable[dict[str, Any]]) -> str:

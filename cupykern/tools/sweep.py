@@ -114,7 +114,9 @@ def expand(configs: Sequence[Any], grid: dict[str, tuple[Any, ...]]) -> tuple[An
     found = dict.fromkeys(configs)
     known = {f.name for c in configs if dataclasses.is_dataclass(c) for f in fields(c)}
     if unknown := grid.keys() - known:
-        raise ValueError(f"no config has a field {min(unknown)!r}; fields are {', '.join(known)}")
+        raise ValueError(
+            f"no config has a field {min(unknown)!r}; fields are {', '.join(sorted(known))}"
+        )
     for config in configs:
         if not dataclasses.is_dataclass(config):
             continue

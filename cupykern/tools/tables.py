@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 _LINE_S = 10.0
+_FIRST_GUESS = 20  # of so many parts one is done: the first one may have waited for what all need
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
@@ -92,6 +93,7 @@ def _lines(length: int | None, label: str) -> Any:
             share, left = f"{done}", ""
             if length is not None:
                 share = f"{done} of {length}"
+            if length is not None and _FIRST_GUESS * done >= length:
                 left = f", about {(now - begun) * (length - done) / done:.0f} s left"
             line = f"{label}: {share} in {now - begun:.0f} s{left}  {text}"
             click.echo(line.rstrip(), err=True)

@@ -35,8 +35,8 @@ class Clock(Protocol):
     min_rounds: int
     max_rounds: int
 
-    def round(self, functions: Sequence[Function], first: int = 0) -> list[float]:
-        """Run each function once, beginning with number `first`; the microseconds of each."""
+    def round(self, functions: Sequence[Function], number: int = 0) -> list[float]:
+        """Run each function once, in the order of round `number`; the microseconds of each."""
 
     def copy(self, nbytes: int) -> Function:
         """A plain copy that reads nbytes / 2 and writes nbytes / 2."""
@@ -48,8 +48,9 @@ class Clock(Protocol):
 def time_rounds(
     clock: Clock, functions: Sequence[Function], warmup_ms: float, rep_ms: float
 ) -> list[Timing]:
-    """Time the functions side by side: each round runs all of them, so a drift of the clocks hits
-    all alike, and each round begins with the next one, so each follows each.
+    """Time the functions side by side: each round runs all of them, so that a drift of the clocks hits
+    all alike, in an order of its own, so that what a function leaves behind (heat, clocks, caches)
+    does not always hit the same other one.
 
     There are as many rounds as functions[0] can be run in rep_ms, within the clock's limits.
     """
@@ -59,10 +60,15 @@ def time_rounds(
     def rounds(ms: float, least: int) -> int:
         return int(np.clip(ms / max(estimate, 1e-6), least, clock.max_rounds))
 
-    for first in range(rounds(warmup_ms, 1)):
-        clock.round(functions, first)
-    times = [clock.round(functions, first) for first in range(rounds(rep_ms, clock.min_rounds))]
+    for number in range(rounds(warmup_ms, 1)):
+        clock.round(functions, number)
+    times = [clock.round(functions, number) for number in range(rounds(rep_ms, clock.min_rounds))]
     return [summarize(column) for column in zip(*times, strict=True)]
+
+
+def order_of_round(count: int, number: int) -> list[int]:
+    """A permutation of range(count), the same in every process."""
+    return np.random.default_rng(number).permutation(count).tolist()
 
 
 _READ = r"""
@@ -123,7 +129,7 @@ class GpuClock:
         args = (data, np.int64(data.nbytes // 16), self._sink)
         self._read_kernel((self._read_grid,), (512,), args)
 
-    def round(self, functions: Sequence[Function], first: int = 0) -> list[float]:
+    def round(self, functions: Sequence[Function], number: int = 0) -> list[float]:
         # The GPU begins when the host has enqueued about the whole round, so that between two
         # events it never waits for the host: a peer of several launches takes that a while.
         cupy, count = self._cupy, len(functions)
@@ -131,8 +137,7 @@ class GpuClock:
             self._events.append(cupy.cuda.Event())
         begun = time.perf_counter()
         self._wait_kernel((1,), (1,), (np.int64(_TICKS_PER_US * self._head_start_us),))
-        for offset in range(count):
-            i = (first + offset) % count
+        for i in order_of_round(count, number):
             self.flush()
             self._events[2 * i].record()
             functions[i]()
@@ -196,8 +201,7 @@ class GpuClock:
             function()
         times = np.zeros((rounds, len(functions)))
         for number in range(rounds):
-            for offset in range(len(functions)):
-                i = (number + offset) % len(functions)
+            for i in order_of_round(len(functions), number):
                 function = functions[i]
                 self._cupy.cuda.get_current_stream().synchronize()
                 start = time.perf_counter()
@@ -256,10 +260,9 @@ class HostClock:
     def __init__(self, target: Target):
         self._target = target
 
-    def round(self, functions: Sequence[Function], first: int = 0) -> list[float]:
+    def round(self, functions: Sequence[Function], number: int = 0) -> list[float]:
         times = [0.0] * len(functions)
-        for offset in range(len(functions)):
-            i = (first + offset) % len(functions)
+        for i in order_of_round(len(functions), number):
             start = time.process_time()
             functions[i]()
             times[i] = 1e6 * (time.process_time() - start)

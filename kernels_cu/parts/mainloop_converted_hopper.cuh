@@ -6,7 +6,7 @@
 // only.
 #include "parts/ring_hopper.cuh"
 
-static_assert(kConverts && kBlocks == 1 && !kPingPong && kLead == 0, "64 rows a warpgroup");
+static_assert(kConverts && kBlocks == 1 && !kPingPong, "64 rows a warpgroup");
 
 constexpr int kSteps = kTileK / kDepth;  // of a stage
 static_assert(kSteps % 2 == 0, "the steps alternate between two sets of registers");

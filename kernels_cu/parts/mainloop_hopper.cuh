@@ -1,21 +1,11 @@
 // The sums of a tile whose operands are multiplied as they are: 16-bit numbers, or int8.
-//
-//   kLead    stages that the first warpgroup is ahead of the other one where they share a tile's
-//            rows:
-//            each finishes its rows while the other one still, or already, multiplies.
 #include "parts/ring_hopper.cuh"
 
-static_assert(kLead <= kStages && !(!kShareRows && kLead > 0), "a lead within the ring");
-
 // ring.turn: with kPingPong, a warpgroup has begun its last stage of a tile, so that the other
-// one's full stages are the next ones; else, the first one is kLead stages ahead.
+// one's full stages are the next ones.
 DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
     const int consumer = work.consumer, count = work.count;
-    // Then the first warpgroup gives no turn twice before the other one has taken it: the stage
-    // that it gives the next one at is free only when the other one has released one of this tile.
-    const bool leads = kLead > 0 && work.num_k_tiles >= kStages;
     if (kPingPong) ring.turn[consumer ^ 1].wait((consumer ^ 1 ^ count) & 1);
-    if (leads && consumer == 1) ring.turn[0].wait(count & 1);
     bool first = true;
     int before = 0;
 #pragma unroll 1
@@ -33,9 +23,6 @@ DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
             }
         }
         wgmma_commit();
-        if (leads && consumer == 0 && own.index == kLead - 1 && threadIdx.x % 128 == 0) {
-            ring.turn[0].arrive();
-        }
         wgmma_wait<1>();
         if (!first) ring.release(before);
         first = false;

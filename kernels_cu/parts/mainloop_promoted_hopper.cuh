@@ -4,14 +4,9 @@
 //
 // A warpgroup with registers for two sets of products adds one to the sums while the tensor cores
 // compute the other.  With one set they compute another warpgroup's meanwhile.
-//
-//   kLead    stages of its first tile that a warpgroup multiplies before the next one begins, so that
-//            they do not promote, or finish a tile, at the same time.
 #include "parts/ring_hopper.cuh"
 
 static_assert(kTileK == kBlockK && !kPingPong && kBlocks == 1, "a stage is a block of scales");
-static_assert((kConsumers - 1) * kLead < kStages && !(!kShareRows && kLead > 0),
-              "the stages of a warpgroup's lead come before any is released");
 constexpr int kProductCols = kCols < kBlockK ? kCols : kBlockK;
 constexpr int kProducts = kProductCols / 2, kChunks = kCols / kProductCols;
 constexpr int kSets = kBlocks * kChunks;  // of products, which make a stage's
@@ -127,7 +122,6 @@ struct Promotion {
     OwnStages given;       // of the products to be given to the tensor cores next
     BlockFactors factors;  // of the stage that is added
     Source source;         // of the stage that is added next
-    int turn;              // the stage of its first tile after which the next warpgroup begins
 
     DEVICE Promotion(Ring& ring, const TileWork& work, TileSums& sums,
                      const BeforeLast& before_last)
@@ -136,17 +130,8 @@ struct Promotion {
           work(work),
           sums(sums),
           given(work),
-          source(work, given.index) {
-        turn = work.count > 0 ? -1 : (kLead < given.end ? kLead : given.end) - 1;
-    }
+          source(work, given.index) {}
     DEVICE void wait() { ring.full[given.place.stage].wait(given.place.parity); }
-    // A stage is read: it may be overwritten, and the next warpgroup may begin, while this one adds.
-    DEVICE void release(int stage, int index) {
-        ring.release(stage);
-        if (kLead > 0 && index == turn && threadIdx.x % 128 == 0) {
-            ring.turn[work.consumer].arrive();
-        }
-    }
     // Set number `set` of the products of the next stage, which is there, is under way.
     DEVICE void give(int set, float (&products)[kProducts]) {
         const int stage = given.place.stage, row = work.row + set / kChunks * 64;
@@ -170,19 +155,19 @@ struct Promotion {
                 kByBlock ? products[j] * factors.of_sum(block, number) : products[j];
         }
     }
-    // `next` are under way while `products` are added.
+    // `next` are under way while `products`, whose stage may then be overwritten, are added.
     DEVICE void step(OwnStages& added, float (&products)[kProducts], float (&next)[kProducts]) {
         wait();
         give(0, next);
         wgmma_wait<1>(products);
-        release(added.place.stage, added.index);
+        ring.release(added.place.stage);
         add(0, products);
         added.next();
     }
     DEVICE void last(const OwnStages& added, float (&products)[kProducts]) {
         before_last();
         wgmma_wait<0>(products);
-        release(added.place.stage, added.index);
+        ring.release(added.place.stage);
         add(0, products);
     }
     DEVICE void with_two_sets() {
@@ -207,7 +192,7 @@ struct Promotion {
 #pragma unroll 1
         while (given.there()) {
             const bool last = given.last();
-            const int stage = given.place.stage, index = given.index;
+            const int stage = given.place.stage;
 #pragma unroll
             for (int set = 0; set < kSets; ++set) {
                 float products[kProducts];
@@ -215,7 +200,7 @@ struct Promotion {
                 if (set == 0 && last) before_last();
                 wgmma_wait<0>(products);
                 if (set == kSets - 1) {
-                    release(stage, index);
+                    ring.release(stage);
                     if (given.there()) wait();
                 }
                 add(set, products);
@@ -232,7 +217,6 @@ DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
     clear(sums);
     if (!OwnStages(work).there())
         return;  // the only stage is another warpgroup's, or another block's
-    if (kLead > 0 && work.count == 0 && work.consumer > 0) ring.turn[work.consumer - 1].wait(0);
     const Nothing nothing;
     if (work.scales.there()) Promotion<true, Nothing>(ring, work, sums, nothing).run();
     else Promotion<false, Nothing>(ring, work, sums, nothing).run();
@@ -243,7 +227,6 @@ DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
 template <class BeforeLast, class Finish>
 DEVICE void multiply_all(Ring& ring, TileWork& work, int num_tiles, TileSums& sums,
                          const BeforeLast& before_last, const Finish& finish) {
-    if (kLead > 0 && work.consumer > 0 && num_tiles > 0) ring.turn[work.consumer - 1].wait(0);
 #pragma unroll 1
     for (; work.count < num_tiles; ++work.count) {
         clear(sums);

@@ -1,8 +1,7 @@
-"""Configs and plans of attention for decoding: chunks of keys, their groups, and where these meet."""
+"""Configs of attention for decoding: chunks of keys, their groups, and where these meet."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -11,20 +10,18 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from .. import dtypes, workspace
+from .. import dtypes
 from ..choice import choose
-from ..jit import get_kernel
-from ..rows.rows import Operand
-from ..targets import Kernel, Target
-from ..targets.limits import max_cluster_size, max_shared_bytes, multiprocessors
+from ..targets import Target
+from ..targets.limits import is_measured, max_cluster_size, max_shared_bytes, multiprocessors
 
 MAX_QUERIES = 16
 MAX_DIM = 256
 MAX_KEYS = 2**30
 _DIMS = (64, 128, MAX_DIM)
-_MAX_CHUNKS = 256  # of a sequence
-_GROUP = 8  # chunks that are folded into one, before those of a sequence are added up
-_NUM_THREADS = 128
+MAX_CHUNKS = 256  # of a sequence
+GROUP = 8  # chunks that are folded into one, before those of a sequence are added up
+NUM_THREADS = 128
 _BLOCKS_AT_ONCE = 2  # on a multiprocessor
 _BLOCKS_PER_PLACE = 4  # so that the last ones to end are short
 
@@ -49,7 +46,7 @@ class DecodeConfig:
     stages: int
     chunk: int = 256
     chunks_per_block: int = 1
-    threads: int = _NUM_THREADS
+    threads: int = NUM_THREADS
     least_chunk: int = 128
     pairs: bool = False
 
@@ -60,27 +57,27 @@ class DecodeConfig:
 
     def shared_bytes(self, dim: int) -> int:
         """sizeof(DecodeStorage), for warps of 32 threads; of 64 it is less."""
-        warps, most_groups = self.threads // 32, _MAX_CHUNKS // _GROUP
+        warps, most_groups = self.threads // 32, MAX_CHUNKS // GROUP
         own_rows = self.rows >= 16 * warps
         key_warps = min(warps, self.tile_k // 16)
         size = self.stages * 4 * self.tile_k * dim
         if not self.merges_later:
             node = 16 * self.threads
-            size = max(size, node * min(max(size // node // _GROUP, 1) * _GROUP, most_groups))
+            size = max(size, node * min(max(size // node // GROUP, 1) * GROUP, most_groups))
         size += self.rows * 2 * dim
         if not own_rows:
             rows_at_once = 4 * self.threads // dim
             of_warps = 8 * key_warps * self.rows + 4 * key_warps * rows_at_once * (dim + 8)
-            size += max(of_warps, 0 if self.merges_later else _merge_sums(dim, self.threads))
+            size += max(of_warps, 0 if self.merges_later else merge_sums_bytes(dim, self.threads))
         if self.pairs:
             size += self.rows * (8 + 4 * dim)
         return -(-(size + 80) // 16) * 16
 
 
-def _merge_sums(dim: int, threads: int) -> int:
+def merge_sums_bytes(dim: int, threads: int) -> int:
     """sizeof(MergeSums)."""
-    groups_of_lane = -(-(_MAX_CHUNKS // _GROUP) // min(dim // 4, 32))
-    return 8 * _GROUP * groups_of_lane * threads
+    groups_of_lane = -(-(MAX_CHUNKS // GROUP) // min(dim // 4, 32))
+    return 8 * GROUP * groups_of_lane * threads
 
 
 class DecodeTask(NamedTuple):
@@ -101,8 +98,8 @@ class DecodeTask(NamedTuple):
 
     def max_chunks(self, config: DecodeConfig) -> int:
         """Of a sequence of any length up to max_keys."""
-        short = min(-(-self.max_keys // config.least_chunk), _GROUP)
-        return max(1, short, min(-(-self.max_keys // config.chunk), _MAX_CHUNKS))
+        short = min(-(-self.max_keys // config.least_chunk), GROUP)
+        return max(1, short, min(-(-self.max_keys // config.chunk), MAX_CHUNKS))
 
     def num_tasks(self, config: DecodeConfig) -> int:
         runs = -(-self.max_chunks(config) // config.chunks_per_block)
@@ -111,23 +108,25 @@ class DecodeTask(NamedTuple):
 
 @cache
 def _tiles(arch: str, dim: int) -> tuple[DecodeConfig, DecodeConfig]:
-    """For up to 16 rows, and for more.  Two blocks fit on a multiprocessor of an H200."""
+    """For up to 16 rows, and for more.  Two blocks fit on a multiprocessor of an H200.
+
+    Where nothing is measured rows beyond 16 are further blocks', which find the keys in the L2 cache.
+    """
     if arch.startswith("gfx"):
         # More rows would take more registers than gfx11 has.
         few = DecodeConfig(16, 64, 2)
         if dim > 64:
             few = DecodeConfig(16, 32, 2 if dim < MAX_DIM else 1, threads=256)
         return few, few
-    if max_shared_bytes(arch) >= 160 * 1024:
-        many = DecodeConfig(64, 64, 3 if dim == 64 else 2) if dim < MAX_DIM else None
-        few = DecodeConfig(16, 8192 // dim, 2 if dim == 64 else 3)
-        many = many or DecodeConfig(32, 32, 2, threads=256)
-        # Measured on an H200; elsewhere not.
-        return (
-            tuple(replace(c, chunk=512) for c in (few, many)) if arch == "sm_90a" else (few, many)
-        )
-    many = DecodeConfig(64, 32, 2) if dim < MAX_DIM else DecodeConfig(32, 32, 2, threads=256)
-    return DecodeConfig(16, 8192 // dim, 2), many
+    roomy = max_shared_bytes(arch) >= 160 * 1024
+    few = DecodeConfig(16, 8192 // dim, 3 if roomy and dim > 64 else 2)
+    if not is_measured(arch):
+        return few, few
+    many = DecodeConfig(64, 64, 3 if dim == 64 else 2)
+    if dim == MAX_DIM:
+        many = DecodeConfig(32, 32, 2, threads=256)
+    # Measured on an H200.
+    return tuple(replace(c, chunk=512) for c in (few, many)) if arch == "sm_90a" else (few, many)
 
 
 def _busy_tiles(arch: str, dim: int) -> tuple[DecodeConfig, ...]:
@@ -136,7 +135,7 @@ def _busy_tiles(arch: str, dim: int) -> tuple[DecodeConfig, ...]:
     if arch != "sm_90a" or dim != 128:
         return ()
     tile = replace(_tiles(arch, dim)[0], stages=2)
-    return replace(tile, chunks_per_block=_GROUP, pairs=True), tile
+    return replace(tile, chunks_per_block=GROUP, pairs=True), tile
 
 
 def configs(task: DecodeTask, arch: str, blocks: int | None = None) -> tuple[DecodeConfig, ...]:
@@ -155,16 +154,16 @@ def configs(task: DecodeTask, arch: str, blocks: int | None = None) -> tuple[Dec
     # Whole groups, as many as leave each place some blocks; single chunks where that would leave places
     # without any.
     at_once = _BLOCKS_AT_ONCE * places
-    groups = max(1, task.num_tasks(tile) // _GROUP // (_BLOCKS_PER_PLACE * at_once))
-    run = _GROUP << (groups.bit_length() - 1)
+    groups = max(1, task.num_tasks(tile) // GROUP // (_BLOCKS_PER_PLACE * at_once))
+    run = GROUP << (groups.bit_length() - 1)
     # Measured on an H200: a block on nearly every multiprocessor is enough for whole groups.
-    if 10 * task.num_tasks(replace(tile, chunks_per_block=_GROUP)) < 9 * places:
+    if 10 * task.num_tasks(replace(tile, chunks_per_block=GROUP)) < 9 * places:
         run = 1
     busy = _busy_tiles(arch, task.padded_dim) if tile is few else ()
     found: dict[DecodeConfig, None] = {}
     for n in (run, 1, 8, 16, 32):
         config = replace(tile, chunks_per_block=n)
-        others = [replace(c, chunks_per_block=n) for c in busy if not c.pairs or n == _GROUP]
+        others = [replace(c, chunks_per_block=n) for c in busy if not c.pairs or n == GROUP]
         others = [c for c in others if not _refusal_of_pairs(c, task, arch)]
         if task.num_tasks(config) > places:
             found |= dict.fromkeys((*others, config))
@@ -216,10 +215,10 @@ def _refusal(config: DecodeConfig, dim: int, arch: str) -> str | None:
         return "pairs must be a bool"
     if c.rows not in (16, 32, 64):
         return "rows must be 16, 32 or 64"
-    if c.threads != _NUM_THREADS and not (
+    if c.threads != NUM_THREADS and not (
         c.threads == 256 and dim > 64 and c.rows < 64 and c.tile_k >= 32
     ):
-        return f"threads must be {_NUM_THREADS}, or 256 of dims above 64, rows below 64 and tile_k above 16"
+        return f"threads must be {NUM_THREADS}, or 256 of dims above 64, rows below 64 and tile_k above 16"
     if c.tile_k not in (16, 32, 64, 128):
         return "tile_k must be 16, 32, 64 or 128"
     if c.chunk % c.tile_k or c.chunk > MAX_KEYS:
@@ -227,8 +226,8 @@ def _refusal(config: DecodeConfig, dim: int, arch: str) -> str | None:
     times = c.chunk // c.least_chunk
     if c.least_chunk % c.tile_k or times * c.least_chunk != c.chunk or times & (times - 1):
         return "chunk must be least_chunk, a multiple of tile_k, times a power of two"
-    if c.chunks_per_block > 1 and c.chunks_per_block % _GROUP:
-        return f"chunks_per_block must be 1 or a multiple of {_GROUP}"
+    if c.chunks_per_block > 1 and c.chunks_per_block % GROUP:
+        return f"chunks_per_block must be 1 or a multiple of {GROUP}"
     if c.shared_bytes(dim) > max_shared_bytes(arch):
         return f"it needs {c.shared_bytes(dim)} bytes of shared memory, of {max_shared_bytes(arch)}"
     return None
@@ -240,7 +239,7 @@ def _refusal_of_pairs(config: DecodeConfig, task: DecodeTask, arch: str) -> str 
     chunks = task.max_chunks(config)
     if max_cluster_size(arch) < 2:
         return f"{arch} has no clusters"
-    if config.chunks_per_block != _GROUP or not _GROUP < chunks <= 2 * _GROUP:
+    if config.chunks_per_block != GROUP or not GROUP < chunks <= 2 * GROUP:
         return f"pairs are for two groups of chunks, and blocks of one; there are {chunks} chunks"
     if config.merges_later or task.rows > config.rows:
         return "pairs are for rows that one block of 16 has"
@@ -254,8 +253,8 @@ def variant(dtype: np.dtype, dim: int, config: DecodeConfig, paged: bool = False
         "kDim": dim,
         "kTileK": config.tile_k,
         "kStages": config.stages,
-        "kMaxChunks": _MAX_CHUNKS,
-        "kGroup": _GROUP,
+        "kMaxChunks": MAX_CHUNKS,
+        "kGroup": GROUP,
         "kPaged": paged,
     }
     return Variant(
@@ -264,15 +263,15 @@ def variant(dtype: np.dtype, dim: int, config: DecodeConfig, paged: bool = False
         tuple(constants.items()),
         config.threads,
         cluster_size=2 if config.pairs else 1,
-        min_blocks=_BLOCKS_AT_ONCE if config.threads == _NUM_THREADS else 1,
+        min_blocks=_BLOCKS_AT_ONCE if config.threads == NUM_THREADS else 1,
     )
 
 
 def merge_variant(dtype: np.dtype, dim: int, config: DecodeConfig) -> Variant:
     """The kernel that adds up what that of `config` leaves, if it `merges_later`."""
-    constants = {"kRows": config.rows, "kDim": dim, "kMaxChunks": _MAX_CHUNKS, "kGroup": _GROUP}
+    constants = {"kRows": config.rows, "kDim": dim, "kMaxChunks": MAX_CHUNKS, "kGroup": GROUP}
     types = (("Element", dtypes.CPP_NAMES[dtype]),)
-    return Variant("decode_merge", types, tuple(constants.items()), _NUM_THREADS)
+    return Variant("decode_merge", types, tuple(constants.items()), NUM_THREADS)
 
 
 def variants(arch: str) -> tuple[Variant, ...]:
@@ -285,160 +284,4 @@ def variants(arch: str) -> tuple[Variant, ...]:
     return (
         *(variant(*kind, paged) for kind in kinds for paged in (False, True)),
         *(merge_variant(*kind) for kind in kinds if kind[-1].merges_later),
-    )
-
-
-# --- plans -------------------------------------------------------------------------------------
-
-_DIVISOR = np.dtype([("by", np.int32), ("reciprocal", np.uint32)])
-_DIVISORS = ("row_blocks", "runs", "kv_heads", "queries", "least_chunk", "page_size")
-_PARAMS = np.dtype(  # parts/decode_task.cuh: DecodeParams
-    [
-        *((name, np.int64, (4,)) for name in ("q", "out")),
-        *((name, np.int64, (3,)) for name in ("k", "v")),
-        *((name, np.int64) for name in ("table_stride", "num_nodes")),
-        *((name, _DIVISOR) for name in _DIVISORS),
-        *(
-            (name, np.int32)
-            for name in (
-                *("num_pages", "heads_per_kv_head", "num_rows", "dim", "dim_v", "max_keys"),
-                *("doublings", "chunks_per_block", "chunk_nodes", "nodes", "counters", "causal"),
-            )
-        ),
-        ("exponent_scale", np.float32),
-        ("padding", np.int32),
-    ]
-)
-
-
-class DecodeCall(NamedTuple):
-    """A checked call: shapes, strides and options.
-
-    q, out: (B, H, Sq, D); k, v: (B or pages, Hkv, keys, D), rows of which are contiguous and aligned.
-    table_stride: of the block table, in elements; None: there is none.
-    """
-
-    dtype: np.dtype
-    q_shape: tuple[int, ...]
-    k_shape: tuple[int, ...]
-    dim_v: int
-    max_keys: int
-    q: Operand
-    k: Operand
-    v: Operand
-    out: Operand
-    table_stride: int | None
-    causal: bool
-    scale: float
-
-
-class DecodePlan(NamedTuple):
-    """The launch of a call.  shape: the result's.  num_partials: bytes of partial results; num_counters: that it needs.
-    merge: a second launch that makes results of these, of merge_grid blocks, if any."""
-
-    kernel: Kernel
-    merge: Kernel | None
-    merge_grid: int
-    merge_shared_bytes: int
-    shape: tuple[int, ...]
-    grid: int
-    shared_bytes: int
-    params: Any
-    num_partials: int
-    num_counters: int
-
-    def launch(
-        self, target: Target, q: Any, k: Any, v: Any, lens: Any, table: Any, out: Any, lse: Any
-    ) -> None:
-        partials = counters = None
-        if self.num_partials:
-            partials, counters = workspace.take(target, self.num_partials, self.num_counters)
-        args = (q, k, v, lens, table, out, lse, partials, counters, self.params)
-        self.kernel(self.grid, args, self.shared_bytes)
-        if self.merge is not None:
-            args = (lens, out, lse, partials, self.params)
-            self.merge(self.merge_grid, args, self.merge_shared_bytes)
-
-
-def has_vectors(x: Operand, shape: tuple[int, ...]) -> bool:
-    """Whether rows of 8 or more 16-bit numbers are contiguous and begin at multiples of 16 bytes."""
-    outer = zip(shape[:-1], x.strides[:-1], strict=True)
-    aligned = x.offset % 16 == 0 and all(n <= 1 or stride % 16 == 0 for n, stride in outer)
-    return aligned and x.strides[-1] == x.itemsize
-
-
-def make_plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> DecodePlan:
-    """Raises TypeError and ValueError for a config that does not fit, or too large a grid."""
-    batch, num_heads, num_queries, dim = call.q_shape
-    num_kv_heads, page_size = call.k_shape[1:3]
-    rows = num_heads // num_kv_heads * num_queries
-    task = DecodeTask(call.dtype, batch, num_kv_heads, rows, dim, call.dim_v, call.max_keys)
-    if config is None:
-        config = tuned_config(task, target)
-    check_config(config, task, target.arch)
-    max_chunks = task.max_chunks(config)
-    num_tasks = task.num_tasks(config)
-    if num_tasks >= 2**30:
-        raise ValueError(f"the call has {num_tasks} tasks, more than 2^30")
-
-    params = np.zeros((), _PARAMS)
-    for name, x in (("q", call.q), ("out", call.out), ("k", call.k), ("v", call.v)):
-        count = params[name].size
-        params[name] = [stride // x.itemsize for stride in x.strides[:count]]
-    row_blocks = -(-rows // config.rows)
-    groups = -(-max_chunks // _GROUP)
-    chunk_nodes = max_chunks if config.chunks_per_block == 1 else 0
-    nodes = chunk_nodes + groups
-    # Nothing is left for others where one block does all of a sequence.
-    leaves = max_chunks > max(1, config.chunks_per_block) or groups > 1
-    counters = (
-        0
-        if config.merges_later or config.pairs or not leaves
-        else 1 + (groups if chunk_nodes else 0)
-    )
-    places = batch * num_kv_heads * row_blocks
-    divisors = {
-        "row_blocks": row_blocks,
-        "runs": -(-max_chunks // config.chunks_per_block),
-        "kv_heads": num_kv_heads,
-        "queries": num_queries,
-        "least_chunk": config.least_chunk,
-        "page_size": max(1, page_size),
-    }
-    values = {
-        "table_stride": call.table_stride or 0,
-        "num_nodes": places * nodes,
-        **{name: (by, (2**32 - 1) // by) for name, by in divisors.items()},
-        "num_pages": call.k_shape[0],
-        "heads_per_kv_head": num_heads // num_kv_heads,
-        "num_rows": rows,
-        "dim": dim,
-        "dim_v": call.dim_v,
-        "max_keys": call.max_keys,
-        "doublings": (config.chunk // config.least_chunk).bit_length() - 1,
-        "chunks_per_block": config.chunks_per_block,
-        "chunk_nodes": chunk_nodes,
-        "nodes": nodes,
-        "counters": counters,
-        "causal": call.causal,
-        "exponent_scale": call.scale * math.log2(math.e),
-    }
-    for name, value in values.items():
-        params[name] = value
-    kind = call.dtype, task.padded_dim, config
-    merge, merge_parts = None, config.rows * task.padded_dim // (4 * _NUM_THREADS)
-    if leaves and config.merges_later:
-        merge = get_kernel(target, merge_variant(*kind))
-    return DecodePlan(
-        kernel=get_kernel(target, variant(*kind, call.table_stride is not None)),
-        merge=merge,
-        merge_grid=places * merge_parts,
-        merge_shared_bytes=16 * _NUM_THREADS * (_MAX_CHUNKS // _GROUP)
-        + _merge_sums(task.padded_dim, _NUM_THREADS),
-        shape=(*call.q_shape[:3], call.dim_v),
-        grid=num_tasks,
-        shared_bytes=config.shared_bytes(task.padded_dim),
-        params=target.by_value(params),
-        num_partials=places * nodes * config.rows * (4 * task.padded_dim + 8) if leaves else 0,
-        num_counters=places * counters,
     )

@@ -1,0 +1,115 @@
+// The barriers of a block, a warp, a cluster and a grid, as host_runtime.cpp runs them.
+
+void reset_barrier(Barrier& b, Scope scope, int expected) {
+    b.scope = scope;
+    b.arrived = 0;
+    b.expected = expected;
+}
+
+// Returns when `expected` of the fibers in [fibers, fibers + count) are here.  The last to arrive
+// combines their payloads, if they exchange any, and goes on at once.
+void meet(Barrier& b, Fiber* fibers, int count, int expected, const char* word, Place place,
+          bool one_line, bool orders_memory = true, Combine combine = nullptr) {
+    Fiber* self = worker->current;
+    if (b.arrived == 0) {
+        b.expected = expected;
+        b.word = word;
+        b.place = place;
+        b.combine = combine;
+    } else if (expected != b.expected) {
+        fail_at("named_barrier: its threads differ in the count", place);
+    } else if (one_line && !(same_place(place, b.place) && combine == b.combine)) {
+        self->waiting_for = &b;
+        self->word = word;
+        self->place = place;
+        fail_diverged(&b);
+    }
+    TSAN(long long* sync = &b.sync[b.phase % 2]; if (orders_memory) __tsan_release(sync));
+    if (++b.arrived < expected) {
+        wait_for(self, b, word, place);
+    } else {
+        // Who waits asks this too, but where one thread is all of them, nobody waits.
+        if (worker->launch->stopped()) abandon();
+        if (combine) {
+            void* payloads[128] = {};
+            for (int i = 0; i < count; ++i) payloads[i] = fibers[i].payload;
+            Unobserved unobserved;
+            combine(payloads);
+        }
+        b.arrived = 0;
+        ++b.phase;
+        wake(b, fibers, count);
+    }
+    TSAN(if (orders_memory) __tsan_acquire(sync));
+}
+
+void sync_block(Place place) {
+    Block& block = *worker->current->owner;
+    const int count = worker->cluster.num_threads;
+    meet(block.barriers[0], block.threads, count, count, "sync_block", place, true);
+}
+
+void sync_warp(Place place) {
+    Warp& warp = *worker->current->warp;
+    meet(warp.barrier, warp.lanes, warp.num_lanes, warp.num_lanes, "sync_warp", place, true);
+}
+
+void named_barrier(int id, int count, Place place) {
+    Cluster& cluster = worker->cluster;
+    if (id < 1 || id >= kNumBarriers) fail_at("named_barrier: the id is not in 1 to 15", place);
+    if (count < 1 || count > cluster.num_threads || count % cluster.warp_size != 0) {
+        fail_at("named_barrier: the count is not that of some whole warps of the block", place);
+    }
+    Block& block = *worker->current->owner;
+    meet(block.barriers[id], block.threads, cluster.num_threads, count, "named_barrier", place,
+         false);
+}
+
+void exchange(const char* word, void* payload, Combine combine, Place place) {
+    Warp& warp = *worker->current->warp;
+    worker->current->payload = payload;
+    // Like a GPU's, an exchange orders no memory.
+    meet(warp.barrier, warp.lanes, warp.num_lanes, warp.num_lanes, word, place, true, false,
+         combine);
+}
+
+void cluster_arrive(Place place) {
+    Fiber* self = worker->current;
+    Cluster& cluster = worker->cluster;
+    Barrier& b = cluster.barrier;
+    if (self->arrived_at_cluster) fail_at("cluster_arrive twice without cluster_wait", place);
+    self->arrived_at_cluster = true;
+    self->cluster_phase = b.phase;
+    TSAN(__tsan_release(&b.sync[b.phase % 2]));
+    if (++b.arrived < b.expected) return;
+    b.arrived = 0;
+    ++b.phase;
+    wake(b, cluster.fibers, cluster.num_fibers());
+}
+
+void wait_for_cluster(const char* word, Place place) {
+    Fiber* self = worker->current;
+    Barrier& b = worker->cluster.barrier;
+    if (b.phase == self->cluster_phase) {
+        b.place = place;
+        wait_for(self, b, word, place);
+    }
+    self->arrived_at_cluster = false;
+    TSAN(__tsan_acquire(&b.sync[self->cluster_phase % 2]));
+}
+
+void cluster_wait(Place place) {
+    if (!worker->current->arrived_at_cluster) {
+        fail_at("cluster_wait without cluster_arrive", place);
+    }
+    wait_for_cluster("cluster_wait", place);
+}
+
+// The blocks of a cooperative launch are one cluster.
+void sync_grid(Place place) {
+    if (worker->cluster.size != worker->launch->grid) {
+        fail_at("sync_grid: the launch is not a cooperative one", place);
+    }
+    cluster_arrive(place);
+    wait_for_cluster("sync_grid", place);
+}
