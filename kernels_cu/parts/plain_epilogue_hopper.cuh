@@ -119,9 +119,11 @@ template <class Out, bool kGelus, int kFirst, int kEnd>
 DEVICE void store_chunks(Staging& staging, int& box, const TensorMap& map,
                          const TileFactors& factors, const RowFactors& rows, float alpha,
                          int out_row, int col, int batch, const TileSums& sums) {
+    constexpr int kChunks = kCols / kChunk;  // beside each other
     constexpr int kTogether = kBlocks == 1 && !kSplitK && kCols == 2 * kChunk ? 2 : 1;
-    // Columns in registers at once: gelu leaves few beside the sums.
-    constexpr int kAtOnce = kGelus ? 16 : kChunk, kWords = kAtOnce / 16;
+    // Columns at once.  Beside the other warpgroup's products, few values of gelu: many independent
+    // instructions in a row keep the tensor cores from their registers.
+    constexpr int kAtOnce = kGelus && kPingPong ? 16 : kChunk, kWords = kAtOnce / 16;
     const int lane = opaque(threadIdx.x % 32);
     const OwnChunks own;
     // Of the columns of block `block` from `begin` on.
@@ -154,25 +156,37 @@ DEVICE void store_chunks(Staging& staging, int& box, const TensorMap& map,
             store_matrix(to + line * kLineBytes + (place ^ line % 8) * 16, packed[j]);
         }
     };
+    // Where one chunk follows another, it is worked out while the one before is on its way to shared
+    // memory.
+    constexpr bool kAhead = !kSplitK && kTogether == 1 && kAtOnce == kChunk;
+    uint32_t packed[2][kTogether][kWords][4];
+    const auto pack_first = [&](int first) {
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+            const int chunk = first + i;
+            pack_columns(chunk / kChunks, chunk % kChunks * kChunk,
+                         packed[kAhead ? first % 2 : 0][i]);
+        }
+    };
 #pragma unroll
     for (int first = kFirst; first < kEnd; first += kTogether) {
-        const int block = first / (kCols / kChunk), chunk = first % (kCols / kChunk);
+        const int block = first / kChunks, chunk = first % kChunks;
         if (!own.has(chunk)) continue;
-        uint32_t packed[kTogether][kWords][4];
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) pack_columns(block, (chunk + i) * kChunk, packed[i]);
+        if (!kAhead || first == kFirst) pack_first(first);
         if (lane == 0) tma_store_wait_read<2 - kTogether>();
         sync_warp();
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
+            auto& words = packed[kAhead ? first % 2 : 0][i];
             unsigned char* to = staging.boxes[kTogether == 2 ? i : box];
-            fill(to, 0, packed[i]);
+            fill(to, 0, words);
 #pragma unroll
             for (int begin = kAtOnce; begin < kChunk; begin += kAtOnce) {
-                pack_columns(block, (chunk + i) * kChunk + begin, packed[i]);
-                fill(to, begin, packed[i]);
+                pack_columns(block, (chunk + i) * kChunk + begin, words);
+                fill(to, begin, words);
             }
         }
+        if (kAhead && first + 1 < kEnd) pack_first(first + 1);
         fence_async_proxy();
         sync_warp();
         if (lane == 0) {

@@ -280,7 +280,7 @@ constexpr bool kInRow =
 // Not of rows that are neighbours in memory, which leave ptxas too few registers.
 constexpr bool kHasTail =
     kShareRows && !kSplitK && !kConverts && sizeof(ElementA) == 2 && !kOuterMajorRows;
-constexpr int kTailStages = kHasTail && kCols == 256 ? 2 : 0;
+constexpr int kTailStages = kHasTail && kCols == 256 ? 0 : 0;
 
 DEVICE void clear(TileSums& sums) {
 #pragma unroll
