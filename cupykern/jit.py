@@ -43,6 +43,9 @@ class _NoKernel:
     def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
         pass
 
+    def blocks_at_once(self, shared_bytes: int) -> int:
+        return 1
+
 
 _recorded: ContextVar[dict[Variant, None] | None] = ContextVar("cupykern_recorded", default=None)
 

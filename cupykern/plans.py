@@ -43,7 +43,8 @@ _cuda = SimpleNamespace(runtime=None)  # CuPy's, once there is something to find
 def finder(
     function: str, arrays: int, options: int, either: int = 0
 ) -> Callable[..., tuple[tuple[Any, ...] | None, Any]]:
-    """find(*arrays, *either, *options, out): (key, what `remember` kept for a call like this, or None).
+    """find(*arrays, *either, *options, out): (key, what `remember` kept for a call like this, or None, where
+    the arrays, what is either and out lie, None for what is none).
 
     arrays: how many arguments are arrays, the first of which is always given, others may be None.
     either: how many are arrays, numbers or None.  options: how many others there are.  What is found is
@@ -59,31 +60,34 @@ def finder(
     for i, x in enumerate(places):
         if i >= arrays:
             lines += [f"  if {x} is None or isinstance({x}, numbers):"]
-            lines += [f"   k{x} = {x}, {x}.__class__", "  else:"]
+            lines += [f"   k{x} = {x}, {x}.__class__", f"   p{x} = None", "  else:"]
         else:
-            lines += [f"  if {x} is None: k{x} = None", "  else:"]
+            lines += [f"  if {x} is None: k{x} = p{x} = None", "  else:"]
         lines += [
             f"   d = {x}.data",
-            f"   k{x} = ({x}.dtype, {x}.shape, {x}.strides, d.ptr % {_ALIGNMENT}, d.device_id,"
-            f" {x}.__class__)",
+            f"   p{x} = d.ptr",
+            # Sooner than strides, which follow from the shape then.
+            f"   k{x} = ({x}.dtype, {x}.shape, {x}._c_contiguous or {x}.strides,"
+            f" p{x} % {_ALIGNMENT}, d.device_id, {x}.__class__)",
         ]
     # 1, 1.0 and True are equal, but not all of them are legal everywhere.
     keys = [f"k{x}" for x in places] + [f"{o}, {o}.__class__" for o in others]
     lines += [
         f"  key = (function, {', '.join(keys)})",
+        "  start = None",
         "  if out is not None:",  # whose overlaps follow from the distances
         "   d = out.data",
         "   start = d.ptr",
-        f"   key += (out.dtype, out.shape, out.strides, start % {_ALIGNMENT}, d.device_id,"
+        f"   key += (out.dtype, out.shape, out._c_contiguous or out.strides, start % {_ALIGNMENT}, d.device_id,"
         " out.__class__,",
-        *(f"    {x}.data.ptr - start if k{x} and len(k{x}) > 2 else 0," for x in places),
+        *(f"    0 if p{x} is None else p{x} - start," for x in places),
         "   )",
         "  known = get(key)",
         # Rare: on another device for a while, after all checks.
         "  if known is not None and kx0[4] != cuda.runtime.getDevice(): known = None",
-        "  return key, known",
+        f"  return key, known, ({', '.join(f'p{x}' for x in places)}, start)",
         " except (AttributeError, TypeError, ValueError):",  # no CuPy arrays; numpy's x.data
-        "  return None, None",
+        "  return None, None, None",
     ]
     scope = {"get": _warm.get, "function": function, "numbers": (int, float), "cuda": _cuda}
     exec(compile("\n".join(lines), f"{__file__}, find of {function}", "exec"), scope)

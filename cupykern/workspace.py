@@ -46,7 +46,16 @@ def take(target: Target, num_bytes: int, num_counters: int) -> tuple[Any, Any]:
     return partials, counters
 
 
-_GRID_WORDS = 4
+def take_counters(target: Target, num_counters: int) -> Any:
+    """`take`'s, without bytes."""
+    if target.name != "host":
+        kept = _kept.get(_stream(target))
+        if kept is not None and num_counters <= kept[1].size:
+            return kept[1]
+    return take(target, 0, num_counters)[1]
+
+
+GRID_WORDS = 4  # of take_for_grid, before what is of anything
 
 
 def take_for_grid(target: Target, num_bytes: int) -> Any:
@@ -60,22 +69,24 @@ def take_for_grid(target: Target, num_bytes: int) -> Any:
         _of_graphs.append((made,))
         return made
     kept = _kept_for_grids.get(key)
-    if kept is None or kept.nbytes < 4 * _GRID_WORDS + num_bytes:
+    if kept is None or kept.nbytes < 4 * GRID_WORDS + num_bytes:
         kept = _kept_for_grids[key] = _make_for_grid(target, num_bytes)
     return kept
 
 
 def _make_for_grid(target: Target, num_bytes: int) -> Any:
-    made = target.xp.zeros(_GRID_WORDS + -(-num_bytes // 4), np.uint32)
+    made = target.xp.zeros(GRID_WORDS + -(-num_bytes // 4), np.uint32)
     if target.name == "host":
-        made[_GRID_WORDS:] = 0xFFFFFFFF
+        made[GRID_WORDS:] = 0xFFFFFFFF
     return made
 
 
-def _stream(target: Target) -> tuple[int, int, int | None] | None:
+def _stream(target: Target) -> int | tuple[int, int, int | None] | None:
     """The current stream, as what is kept for it is found; None while it is captured."""
     cuda = target.xp.cuda
     stream = cuda.get_current_stream().ptr
+    if stream == 0:
+        return target.device_id
     if stream not in _NEVER_CAPTURED and cuda.runtime.streamIsCapturing(stream):
         return None
     thread = threading.get_ident() if stream == _PER_THREAD_STREAM else None

@@ -30,7 +30,8 @@ class Variant:
     tuned: a variant that choose_config picks; the compile gates refuse local memory in it.
     text: the kernel's source, for one that is no file of kernels_cu (the tests' small kernels).
     parts: files that are included before the kernel: which of several that give the same words.
-    cooperative: all blocks of a launch run at once, so that they can meet (sync_grid).
+    cooperative: all blocks of a launch run at once, so that they can meet (sync_grid), on targets that
+        have such launches (targets.limits).
     """
 
     kernel: str

@@ -26,6 +26,23 @@ DEVICE void keep_order(HopperAttention& storage, QueryPlace place) {
     storage.queries_full[place.stage].wait(place.parity);
 }
 
+// The scores of the keys at `next` and what the probabilities make of the values at `at`, side by side;
+// then the probabilities of these scores.
+DEVICE void step(HopperAttention& storage, WarpgroupRows& rows, const QueryTile& tile,
+                 QueryPlace place, const StagePlace& at, const StagePlace& next) {
+    rows.begin_scores(storage, place.stage, next.stage);
+    storage.values_full[at.stage].wait(at.parity);
+    rows.begin_outputs(storage, at.stage);
+    wgmma_wait<1>(rows.scores);
+    release(storage.keys_empty[next.stage]);
+    const bool grown = rows.exponentiate(tile);
+    keep_order(storage, place);
+    wgmma_wait<0>(rows.outputs);
+    release(storage.values_empty[at.stage]);
+    if (grown) rows.rescale();
+    rows.to_fragments();
+}
+
 // All of a tile of queries needs the same tiles of keys.
 DEVICE void consume_together(HopperAttention& storage, const TensorMap& out_map,
                              const AttentionParams& params, const MaskArrays& arrays,
@@ -68,17 +85,7 @@ DEVICE void consume_together(HopperAttention& storage, const TensorMap& out_map,
                 const StagePlace before(number), at(++number);
                 storage.keys_full[at.stage].wait(at.parity);
                 rows.look_up(storage, at.stage, rows.state);
-                rows.begin_scores(storage, place.stage, at.stage);
-                storage.values_full[before.stage].wait(before.parity);
-                rows.begin_outputs(storage, before.stage);
-                wgmma_wait<1>(rows.scores);
-                release(storage.keys_empty[at.stage]);
-                const bool grown = rows.exponentiate(storage.tiles[count % kTiles]);
-                keep_order(storage, place);
-                wgmma_wait<0>(rows.outputs);
-                release(storage.values_empty[before.stage]);
-                if (grown) rows.rescale();
-                rows.to_fragments();
+                step(storage, rows, storage.tiles[count % kTiles], place, before, at);
             }
             const StagePlace before(number++);
             const QueryTile& tile = storage.tiles[count % kTiles];
@@ -160,17 +167,7 @@ DEVICE void consume_apart(HopperAttention& storage, const TensorMap& out_map,
                     break;
                 }
                 ++number;
-                rows.begin_scores(storage, place.stage, next.stage);
-                storage.values_full[at.stage].wait(at.parity);
-                rows.begin_outputs(storage, at.stage);
-                wgmma_wait<1>(rows.scores);
-                release(storage.keys_empty[next.stage]);
-                const bool grown = rows.exponentiate(storage.tiles[count % kTiles]);
-                keep_order(storage, place);
-                wgmma_wait<0>(rows.outputs);
-                release(storage.values_empty[at.stage]);
-                if (grown) rows.rescale();
-                rows.to_fragments();
+                step(storage, rows, tile, place, at, next);
                 at = next;
             }
             storage.values_full[at.stage].wait(at.parity);

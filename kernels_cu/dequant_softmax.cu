@@ -1,46 +1,44 @@
-// dequant_softmax.cu: logits = A @ (scale_b * B) + bias in FP32, and for every row and kColumns
-// columns their largest and the sum of exp(logit - largest): the first half of a softmax along the
-// columns (normalize_logits.cu is the other one), which need not read the logits for it.
+// dequant_softmax.cu: y = softmax(A @ (scale_b * B) + bias).
+//
+// Blocks take tiles in turns; of a tile they leave the logits in FP32, and for every row and
+// kSetColumns columns their largest and the sum of exp(logit - largest).  When all have met, they
+// share the rows and finish y (parts/normalize_logits.cuh).  Where blocks cannot meet, the pass
+// kNormalize does that in a launch of its own.
 // Constants: those of parts/mainloop.cuh but kProducts.
-// Launch: as gemm.cu's.  statistics: (m, ceil(n / kColumns)).
+// Launch: grid (any), cooperative if params.meets; else as gemm.cu's.  Dynamic shared memory
+// sizeof(GemmStorage).  statistics: (m, ceil(n / kSetColumns)).
 constexpr int kProducts = 1;
 #include "parts/epilogue.cuh"
 #include "parts/gemm_tile.cuh"
-#include "parts/max_sum.cuh"
+#include "parts/normalize_logits.cuh"
 
-constexpr int kColumns = 64;
-static_assert(kTileN % kColumns == 0, "a tile has whole sets of columns");
+constexpr int kNormalize = kReduce + 1;
+static_assert(kTileN % kSetColumns == 0, "a tile has whole sets of columns");
 
 struct LogitsParams {
     TileParams tile;
-    EpilogueParams epilogue;
+    EpilogueParams epilogue;  // its `out`: logits
+    NormalizeParams normalize;
+    int64_t meets;
 };
+using FragmentStatistics = MaxSum[kTileM][kTileN / 16];
 
-KERNEL void dequant_softmax(const void* a, const void* b, float* logits, const void* bias,
-                            const float* scale_b, MaxSum* statistics, SumType* partials,
-                            const LogitsParams params, int64_t pass) {
-    SHARED_STORAGE(GemmStorage, storage);
-    SHARED(MaxSum, of_fragments, [kTileM][kTileN / 16]);
-    const WarpPlace warp = WarpPlace::here();
-    const GemmTask task = task_of(params.tile);
-    AllSums acc{};
-    sum_tile(storage, params.tile, task, warp, {a, nullptr, nullptr}, {{b, scale_b, nullptr}},
-             partials, pass, acc);
-    if (pass == kPartial) return;
-    const Epilogue epilogue = Epilogue::of_matrix(params.epilogue, logits, bias, nullptr, nullptr,
-                                                  scale_b, 0, 0, 0, 0, 0);
+// Finishes a tile's logits and stores them and their statistics.
+DEVICE void store_logits(GemmStorage& storage, FragmentStatistics& of_fragments,
+                         const WarpPlace& warp, const GemmTask& task, const Epilogue& epilogue,
+                         const AllSums& acc, MaxSum* statistics) {
+    const EpilogueParams& params = epilogue.params;
     const MergeMaxSum merge{kLog2E};
     for_each_run(storage, warp, acc, [&](int row, int col, const SumType(&runs)[1][kRun]) {
         const int64_t at_row = task.row + row, at_col = task.col + col;
-        const int64_t cols = params.tile.n - at_col;
-        const int count = at_row < params.tile.m ? clamp_to(cols, kRun) : 0;
+        const int count = at_row < params.m ? clamp_to(params.n - at_col, kRun) : 0;
         MaxSum run{-kInfinity, 0.0f};
         if (count > 0) {
             float values[kRun];
             epilogue.scale(at_row, at_col, count, runs[0], values);
-            if (bias) {
-                Epilogue::add(bias, params.epilogue.bias_dtype, params.epilogue.bias, at_row,
-                              at_col, count, values);
+            if (epilogue.bias) {
+                Epilogue::add(epilogue.bias, params.bias_dtype, params.bias, at_row, at_col, count,
+                              values);
             }
             epilogue.write(at_row, at_col, count, values);
             run.max = -kLargestFloat;
@@ -56,11 +54,11 @@ KERNEL void dequant_softmax(const void* a, const void* b, float* logits, const v
         if (col % 16 == 0) of_fragments[row][col / 16] = run;
     });
     sync_block();
-    constexpr int kSets = kTileN / kColumns, kFragmentsOfSet = kColumns / 16;
-    const int64_t num_sets = (params.tile.n + kColumns - 1) / kColumns;
+    constexpr int kSets = kTileN / kSetColumns, kFragmentsOfSet = kSetColumns / 16;
+    const int64_t num_sets = (params.n + kSetColumns - 1) / kSetColumns;
     for (int i = int(threadIdx.x); i < kTileM * kSets; i += kNumThreads) {
-        const int64_t row = task.row + i / kSets, set = task.col / kColumns + i % kSets;
-        if (row >= params.tile.m || set >= num_sets) continue;
+        const int64_t row = task.row + i / kSets, set = task.col / kSetColumns + i % kSets;
+        if (row >= params.m || set >= num_sets) continue;
         MaxSum total{-kInfinity, 0.0f};
 #pragma unroll
         for (int j = 0; j < kFragmentsOfSet; ++j) {
@@ -68,4 +66,33 @@ KERNEL void dequant_softmax(const void* a, const void* b, float* logits, const v
         }
         statistics[row * num_sets + set] = total;
     }
+}
+
+KERNEL void dequant_softmax(const void* a, const void* b, void* y, const void* bias,
+                            const float* scale_b, float* logits, MaxSum* statistics,
+                            uint32_t* barrier, SumType* partials, const LogitsParams params,
+                            int64_t pass) {
+    SHARED_STORAGE(GemmStorage, storage);
+    SHARED(MaxSum, of_fragments, [kTileM][kTileN / 16]);
+    SHARED(MaxSum, of_warps, [kBlockWarps]);
+    const WarpPlace warp = WarpPlace::here();
+    if (pass != kNormalize) {
+        const Epilogue epilogue = Epilogue::of_matrix(params.epilogue, logits, bias, nullptr,
+                                                      nullptr, scale_b, 0, 0, 0, 0, 0);
+        const TileParams& p = params.tile;
+        const int64_t tiles = p.tiles_m * p.tiles_n * (pass == kPartial ? p.splits : 1);
+#pragma unroll 1
+        for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
+            const GemmTask task = task_of(p, uint32_t(index));
+            AllSums acc{};
+            sync_block();  // another tile's stages and statistics have been read
+            sum_tile(storage, p, task, warp, {a, nullptr, nullptr}, {{b, scale_b, nullptr}},
+                     partials, pass, acc);
+            if (pass == kPartial) continue;
+            store_logits(storage, of_fragments, warp, task, epilogue, acc, statistics);
+        }
+        if (pass == kPartial || !params.meets) return;
+        sync_grid(barrier);
+    }
+    normalize_rows(logits, statistics, y, params.normalize, of_warps);
 }

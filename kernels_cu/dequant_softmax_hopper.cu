@@ -1,28 +1,31 @@
-// dequant_softmax_hopper.cu: dequant_softmax.cu's logits and statistics on Hopper.
+// dequant_softmax_hopper.cu: y = softmax(A @ (scale_b * B) + bias) on Hopper.
 //
 // The main loop that converts computes the transposed product: a thread's sums are columns of the
-// logits.  Where the output is of 16 bits and TMA stores it, it gets the logits' exponentials, to be
-// scaled (parts/shares_hopper.cuh); else `out` is of FP32 and gets the logits: a warp's 16 columns of
-// a row go through shared memory, so that a lane finishes a run of them.
+// logits.  Where y is of 16 bits and TMA stores it, it gets the logits' exponentials, to be scaled
+// (parts/shares_hopper.cuh); else `logits`, of FP32, get them: a warp's 16 columns of a row go through
+// shared memory, so that a lane finishes a run of them.  When all blocks have met, they share the
+// rows and finish y.
 // Constants: those of parts/ring_hopper.cuh and of parts/mainloop_converted_hopper.cuh, which the
 // variant includes before this file, without kShareK.
-// Launch: grid (any), block (kNumThreads = 384), dynamic shared memory sizeof(HopperStorage).
-// Tensor maps as gemm_hopper.cu's of A and B, without a batch; of a 16-bit out, boxes of 64 x 64.
+// Launch: cooperative, grid (any), block (kNumThreads = 384), dynamic shared memory
+// sizeof(HopperStorage).  Tensor maps as gemm_hopper.cu's of A and B, without a batch; of a 16-bit y
+// without logits, boxes of 64 x 64.
 // statistics: (m, ceil(n / kColumns)).
 #include "parts/epilogue.cuh"
 #include "parts/gemm_task.cuh"
-#include "parts/max_sum.cuh"
+#include "parts/normalize_logits.cuh"
 #include "parts/read_ahead.cuh"
 #include "parts/ring_hopper.cuh"
 #include "parts/shares_hopper.cuh"
 
-constexpr int kColumns = 64;  // of a set of the statistics: what a warpgroup has of the logits
+constexpr int kColumns = kSetColumns;  // what a warpgroup has of the logits
 static_assert(kConverts && !kShareK && kConsumerRows == kColumns,
               "a warpgroup has one set of columns");
 
 struct LogitsHopperParams {
     int64_t num_k_tiles, tiles_m, tiles_n, group_height;  // height: in tiles (GemmTask::of_block)
-    EpilogueParams epilogue;
+    EpilogueParams epilogue;                              // its `out`: logits, or y
+    NormalizeParams normalize;
 };
 
 constexpr int kWarpColumns = 16, kRun = 8;
@@ -38,15 +41,16 @@ struct WarpLogits {
 union LogitsStaging {
     WarpLogits warps[4 * kConsumers];
     SharesStorage shares[kConsumers];
+    MaxSum of_warps[kBlockWarps];
 };
 struct HopperStorage {
     LogitsStaging staging;
     alignas(1024) Ring ring;
 };
 
-// A block of 384 threads begins with 3 * 168 a thread.
+constexpr int kRegisters = 168;  // that a thread of a block of 384 begins with
 constexpr int kProducerRegisters = 40;
-constexpr int kConsumerRegisters = (3 * 168 - kProducerRegisters) / kConsumers;
+constexpr int kConsumerRegisters = (3 * kRegisters - kProducerRegisters) / kConsumers;
 
 // Finishes and stores the warp's logits from column `col` on, and leaves their statistics in
 // `to.rows`.
@@ -122,9 +126,9 @@ DEVICE void store_logits(WarpLogits& to, const Epilogue& epilogue, int first_row
 }
 
 KERNEL void dequant_softmax_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b_map,
-                                   GRID_CONSTANT TensorMap out_map, void* out, const void* bias,
-                                   const float* scale_b, MaxSum* statistics,
-                                   const LogitsHopperParams params) {
+                                   GRID_CONSTANT TensorMap y_map, void* y, const void* bias,
+                                   const float* scale_b, float* logits, MaxSum* statistics,
+                                   uint32_t* barrier, const LogitsHopperParams params) {
     SHARED_STORAGE(HopperStorage, storage);
     Ring& ring = storage.ring;
     // From one lane, so that the compiler knows that they are alike in all.
@@ -153,10 +157,11 @@ KERNEL void dequant_softmax_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
             }
         }
         sync_warp();
+        increase_registers<kRegisters>();
     } else {
         increase_registers<kConsumerRegisters>();
-        const Epilogue epilogue = Epilogue::of_matrix(params.epilogue, out, bias, nullptr, nullptr,
-                                                      scale_b, 0, 0, 0, 0, 0);
+        const Epilogue epilogue = Epilogue::of_matrix(params.epilogue, logits, bias, nullptr,
+                                                      nullptr, scale_b, 0, 0, 0, 0, 0);
         const MergeMaxSum merge{kLog2E};
         const int64_t num_sets = (params.epilogue.n + kColumns - 1) / kColumns;
         TileWork work{};
@@ -166,21 +171,20 @@ KERNEL void dequant_softmax_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
         for (int tile = blockIdx.x; tile < num_tiles; tile += step) {
             const GemmTask task = task_of(tile);
             const int first_row = int(task.row), first_col = int(task.col) + work.row;
-            const bool in_fp32 = params.epilogue.out_dtype == kFloat;
             ShareColumns columns{};
-            if (!in_fp32) columns.load(epilogue, first_col);
+            if (!logits) columns.load(epilogue, first_col);
             TileSums sums;
             clear(sums);
             multiply(ring, work, sums);
             work.place.skip(num_k_tiles);
             SharesStorage& shares = storage.staging.shares[warpgroup];
-            if (params.epilogue.out_dtype == kHalf) {
-                store_shares<half>(shares, out_map, params.epilogue, columns, statistics, num_sets,
+            if (!logits && params.epilogue.out_dtype == kHalf) {
+                store_shares<half>(shares, y_map, params.epilogue, columns, statistics, num_sets,
                                    first_row, first_col, sums);
                 continue;
             }
-            if (!in_fp32) {
-                store_shares<bf16>(shares, out_map, params.epilogue, columns, statistics, num_sets,
+            if (!logits) {
+                store_shares<bf16>(shares, y_map, params.epilogue, columns, statistics, num_sets,
                                    first_row, first_col, sums);
                 continue;
             }
@@ -199,7 +203,10 @@ KERNEL void dequant_softmax_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
             }
             named_barrier(1 + warpgroup, 128);  // read, before the next tile's
         }
-        if (threadIdx.x % 128 == 0) tma_store_wait_read<0>();
+        if (threadIdx.x % 128 == 0) tma_store_wait<0>();
         sync_warp();
+        decrease_registers<kRegisters>();
     }
+    sync_grid(barrier);
+    normalize_rows(logits, statistics, y, params.normalize, storage.staging.of_warps);
 }

@@ -1,19 +1,21 @@
-// dequant_softmax_stream.cu: dequant_softmax.cu's logits and statistics for up to 16 rows on Hopper,
-// where the time is that of reading B: one warp brings tiles of A and B by TMA through a ring of
-// kStages stages, across the ends of tiles of columns, and the others multiply them by mma, each
-// kWarpCols columns.  All blocks have as many sets of columns, but for one, so that they end
-// together: a block's last tile may have fewer than the others.
+// dequant_softmax_stream.cu: y = softmax(A @ (scale_b * B) + bias) for up to 16 rows on Hopper, where
+// the time is that of reading B: one warp brings tiles of A and B by TMA through a ring of kStages
+// stages, across the ends of tiles of columns, and the others multiply them by mma, each kWarpCols
+// columns.  All blocks have as many sets of columns, but for one, so that they end together: a
+// block's last tile may have fewer than the others.  A block's first kept_sets sets of logits stay in
+// shared memory, others go to `logits`, until all blocks have met with what they know of the rows.
 // Constants: ElementA (16-bit), ElementB (8-bit), kTileN, kStages.
-// Launch: grid (any), block (kNumThreads = kTileN + 32), dynamic shared memory
-// sizeof(StreamStorage).  Tensor maps without a batch: A in boxes of 8 or 16 rows x 64 numbers, B in
-// boxes of kColumns columns x 128 numbers, both along k.  statistics: (m, gridDim.x), of a
-// block's columns.
+// Launch: cooperative, grid (any), block (kNumThreads = kTileN + 32), dynamic shared memory
+// sizeof(StreamStorage) and behind it places for the kept sets and, where not all are, for a tile's,
+// each of 2 * rows * kPitch words.  Tensor maps without a batch: A in boxes of `rows` (8 or 16) rows x
+// 64 numbers, B in boxes of kColumns columns x 128 numbers, both along k.  statistics: (m, gridDim.x),
+// of a block's columns.
 #include "parts/epilogue.cuh"
 #include "parts/gemm_task.cuh"
-#include "parts/max_sum.cuh"
+#include "parts/normalize_logits.cuh"
 #include "parts/read_ahead.cuh"
 
-constexpr int kColumns = 64;  // of a set: two warps'
+constexpr int kColumns = kSetColumns;  // of two warps
 constexpr int kTileM = 16, kWarpCols = 32, kWarps = kTileN / kWarpCols;
 constexpr int kDepth = 128, kLineBytes = 128;  // numbers of k of a stage; B's lines
 constexpr int kRun = 16, kPitch = kWarpCols + 4;
@@ -22,8 +24,9 @@ static_assert(sizeof(ElementA) == 2 && sizeof(ElementB) == 1, "a stage's lines")
 
 struct StreamParams {
     int64_t num_k_tiles;
-    int32_t rows, padding;  // rows of A that its boxes bring
-    EpilogueParams epilogue;
+    int32_t rows, kept_sets;
+    EpilogueParams epilogue;  // its `out`: logits
+    NormalizeParams normalize;
 };
 
 // Lines of 128 bytes as TMA swizzles them, in boxes of kLines lines beside each other.
@@ -40,15 +43,13 @@ struct StreamStage {
     BoxesTile<kTileN> cols;
     BoxesTile<kTileM> rows[2];
 };
-struct WarpLogits {
-    alignas(16) uint32_t sums[kTileM][kPitch];
-    MaxSum rows[kTileM];  // of the block's columns that are the warp's
-};
 struct StreamStorage {
     StreamStage stages[kStages];
-    WarpLogits warps[kWarps];
+    MaxSum of_warps[kWarps][kTileM];  // of the block's columns that are the warp's
+    MaxSum rows[kTileM];              // of all columns
     Barrier full[kStages], empty[kStages];
 };
+static_assert(sizeof(StreamStorage) % 16 == 0, "what is behind it is aligned");
 static_assert(sizeof(StreamStage) % 1024 == 0, "stages are aligned");
 
 struct StreamPlace {
@@ -79,21 +80,21 @@ DEVICE void multiply_stage(const StreamStage& stage, int col, Accumulator<Elemen
     }
 }
 
-// Finishes and stores the warp's logits from column `first_col` on; `seen` becomes what they are
-// merged with, of row lane / 2.
-DEVICE void store_logits(WarpLogits& mine, const Epilogue& epilogue, int64_t first_col,
-                         const Accumulator<ElementA> (&acc)[1][2], MaxSum& seen) {
+// Finishes the warp's logits from column `first_col` on: in `place`, if they are kept, else by way of
+// it in memory.  `seen` becomes what they are merged with, of row lane / 2.
+DEVICE void store_logits(float* place, bool kept, const Epilogue& epilogue, int rows,
+                         int64_t first_col, const Accumulator<ElementA> (&acc)[1][2],
+                         MaxSum& seen) {
+    using Acc = Accumulator<ElementA>;
     const EpilogueParams& params = epilogue.params;
     const MergeMaxSum merge{kLog2E};
     const int lane = threadIdx.x % 32;
-    sync_warp();  // what was here has been read
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
 #pragma unroll
-        for (int i = 0; i < Accumulator<ElementA>::kCount; ++i) {
-            mine.sums[Accumulator<ElementA>::row(lane, i)]
-                     [j * 16 + Accumulator<ElementA>::col(lane, i)] =
-                bit_cast<uint32_t>(acc[0][j].values[i]);
+        for (int i = 0; i < Acc::kCount; ++i) {
+            const int row = Acc::row(lane, i);
+            if (row < rows) place[row * kPitch + j * 16 + Acc::col(lane, i)] = acc[0][j].values[i];
         }
     }
     sync_warp();
@@ -102,19 +103,22 @@ DEVICE void store_logits(WarpLogits& mine, const Epilogue& epilogue, int64_t fir
     const int count = row >= params.m || rest < 0 ? 0 : rest < kRun ? int(rest) : kRun;
     MaxSum total{-kInfinity, 0.0f};
     if (count > 0) {
+        Vector<float, kRun> run;
+        float* at = place + row * kPitch + lane % 2 * kRun;
+        run.load(at);
         float sums[kRun], values[kRun];
 #pragma unroll
-        for (int i = 0; i < kRun; i += 4) {
-            const auto four =
-                *reinterpret_cast<const Bytes<16>*>(&mine.sums[row][lane % 2 * kRun + i]);
-#pragma unroll
-            for (int j = 0; j < 4; ++j) sums[i + j] = bit_cast<float>(four.words[j]);
-        }
+        for (int i = 0; i < kRun; ++i) sums[i] = run[i];
         epilogue.scale(row, col, count, sums, values);
         if (epilogue.bias) {
             Epilogue::add(epilogue.bias, params.bias_dtype, params.bias, row, col, count, values);
         }
-        epilogue.write(row, col, count, values);
+        if (kept) {
+            run.from_floats(values);
+            run.store(at);
+        } else {
+            epilogue.write(row, col, count, values);
+        }
         total.max = -kLargestFloat;
 #pragma unroll
         for (int i = 0; i < kRun; ++i) {
@@ -128,10 +132,38 @@ DEVICE void store_logits(WarpLogits& mine, const Epilogue& epilogue, int64_t fir
     seen = merge(seen, merge.across_lanes(total, 1, 2));
 }
 
+// The block's own columns, from set first_set on: what no other block has seen.
+template <class Out>
+DEVICE void normalize_own(const float* places, const MaxSum* rows, const float* logits, Out* y,
+                          const StreamParams& params, int first_set, int num_sets) {
+    constexpr int kRuns = kColumns / kNormalRun;  // of a set
+    const NormalizeParams& p = params.normalize;
+    const uint32_t runs = num_sets * kRuns, all = runs * uint32_t(p.m);
+    for (uint32_t i = threadIdx.x; i < all; i += kNumThreads) {
+        const uint32_t row = i / runs, run = i - row * runs, set = run / kRuns;
+        const int64_t col = int64_t(first_set) * kColumns + run * kNormalRun;
+        const int64_t rest = p.n - col;
+        if (rest <= 0) continue;
+        const int count = rest < kNormalRun ? int(rest) : kNormalRun;
+        float values[kNormalRun];
+        if (set < params.kept_sets) {
+            const uint32_t place = run * kNormalRun / kWarpCols,
+                           from = run * kNormalRun % kWarpCols;
+            load_run(places + (place * params.rows + row) * kPitch + from, 1, kNormalRun, values);
+        } else {
+            load_run(logits + row * p.logits.row + col * p.logits.col, p.logits.col, count, values);
+        }
+        normalize_run(rows[row], values);
+        store_run(y + row * p.y.row + col * p.y.col, p.y.col, count, values);
+    }
+}
+
 KERNEL void dequant_softmax_stream(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b_map,
-                                   float* logits, const void* bias, const float* scale_b,
-                                   MaxSum* statistics, const StreamParams params) {
+                                   void* y, const void* bias, const float* scale_b, float* logits,
+                                   MaxSum* statistics, uint32_t* barrier,
+                                   const StreamParams params) {
     SHARED_STORAGE(StreamStorage, storage);
+    float* places = reinterpret_cast<float*>(&storage + 1);
     const int warp = threadIdx.x / 32;
     if ((warp == kWarps && elect_one()) || read_lines_ahead(params, warp)) {
         prefetch_tensor_map(a_map);
@@ -149,7 +181,8 @@ KERNEL void dequant_softmax_stream(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
     constexpr int kTileSets = kTileN / kColumns;
     const int64_t num_sets = (params.epilogue.n + kColumns - 1) / kColumns;
     const int first_set = int(blockIdx.x * num_sets / gridDim.x),
-              last_set = int((blockIdx.x + 1) * num_sets / gridDim.x);
+              last_set = int((blockIdx.x + 1) * num_sets / gridDim.x),
+              num_own = last_set - first_set;
     const int num_k_tiles = int(params.num_k_tiles);
     StreamPlace place;
     if (warp == kWarps) {
@@ -172,35 +205,60 @@ KERNEL void dequant_softmax_stream(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
             }
         }
         sync_warp();
-        return;
-    }
-    const Epilogue epilogue = Epilogue::of_matrix(params.epilogue, logits, bias, nullptr, nullptr,
-                                                  scale_b, 0, 0, 0, 0, 0);
-    MaxSum seen{-kInfinity, 0.0f};
-    for (int set = first_set; set < last_set; set += kTileSets) {
-        const int own_set = set + warp * kWarpCols / kColumns;
-        const bool works = own_set < last_set;
-        Accumulator<ElementA> acc[1][2] = {};
+    } else {
+        const Epilogue epilogue = Epilogue::of_matrix(params.epilogue, logits, bias, nullptr,
+                                                      nullptr, scale_b, 0, 0, 0, 0, 0);
+        const int place_size = params.rows * kPitch;
+        MaxSum seen{-kInfinity, 0.0f};
+        for (int set = first_set; set < last_set; set += kTileSets) {
+            const int own = set - first_set + warp * kWarpCols / kColumns;
+            const bool works = own < num_own;
+            Accumulator<ElementA> acc[1][2] = {};
 #pragma unroll 1
-        for (int i = 0; i < num_k_tiles; ++i, place.advance()) {
-            const StreamStage& stage = storage.stages[place.stage];
-            storage.full[place.stage].wait(place.parity);
-            if (works) multiply_stage(stage, warp * kWarpCols, acc);
-            sync_warp();
-            if (threadIdx.x % 32 == 0) storage.empty[place.stage].arrive();
+            for (int i = 0; i < num_k_tiles; ++i, place.advance()) {
+                const StreamStage& stage = storage.stages[place.stage];
+                storage.full[place.stage].wait(place.parity);
+                if (works) multiply_stage(stage, warp * kWarpCols, acc);
+                sync_warp();
+                if (threadIdx.x % 32 == 0) storage.empty[place.stage].arrive();
+            }
+            if (!works) continue;
+            const bool kept = own < params.kept_sets;
+            const int at = kept ? own * (kColumns / kWarpCols) + warp % (kColumns / kWarpCols)
+                                : params.kept_sets * (kColumns / kWarpCols) + warp;
+            store_logits(places + at * place_size, kept, epilogue, params.rows,
+                         int64_t(set) * kColumns + warp * kWarpCols, acc, seen);
         }
-        if (!works) continue;
-        store_logits(storage.warps[warp], epilogue, int64_t(set) * kColumns + warp * kWarpCols, acc,
-                     seen);
+        const int lane = threadIdx.x % 32;
+        if (lane % 2 == 0) storage.of_warps[warp][lane / 2] = seen;
     }
+    sync_block();
     const MergeMaxSum merge{kLog2E};
-    const int lane = threadIdx.x % 32;
-    if (lane % 2 == 0) storage.warps[warp].rows[lane / 2] = seen;
-    named_barrier(1, 32 * kWarps);
-    const int row = threadIdx.x;
-    if (row >= kTileM || row >= params.epilogue.m) return;
-    MaxSum total = storage.warps[0].rows[row];
+    const int m = int(params.epilogue.m);
+    if (threadIdx.x < m) {
+        MaxSum total = storage.of_warps[0][threadIdx.x];
 #pragma unroll
-    for (int i = 1; i < kWarps; ++i) total = merge(total, storage.warps[i].rows[row]);
-    statistics[int64_t(row) * gridDim.x + blockIdx.x] = total;
+        for (int i = 1; i < kWarps; ++i) total = merge(total, storage.of_warps[i][threadIdx.x]);
+        statistics[threadIdx.x * gridDim.x + blockIdx.x] = total;
+    }
+    sync_grid(barrier);
+    for (int row = warp; row < m; row += kWarps + 1) {
+        MaxSum total{-kInfinity, 0.0f};
+        for (int i = threadIdx.x % 32; i < int(gridDim.x); i += 32) {
+            total = merge(total, statistics[row * gridDim.x + i]);
+        }
+        total = merge.across_lanes(total, 1, 32);
+        if (threadIdx.x % 32 == 0) storage.rows[row] = total;
+    }
+    sync_block();
+    if (params.normalize.dtype == kFloat) {
+        normalize_own(places, storage.rows, logits, static_cast<float*>(y), params, first_set,
+                      num_own);
+    } else if (params.normalize.dtype == kHalf) {
+        normalize_own(places, storage.rows, logits, static_cast<half*>(y), params, first_set,
+                      num_own);
+    } else {
+        normalize_own(places, storage.rows, logits, static_cast<bf16*>(y), params, first_set,
+                      num_own);
+    }
 }

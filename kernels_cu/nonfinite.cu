@@ -10,12 +10,12 @@
 //   kPlain: the elements fill one stretch of memory, in any order of the dims; head and tail of it,
 //     which are no whole vectors, are inspected.  Otherwise each vector's place follows from the
 //     dims.
-// The last block to end merges what all have found, in a fixed order, and sets its counter back to
+// The last block to end merges what all have found, in a fixed order, and sets the counter back to
 //   0.
 //   buffer   [0, 4): NaN, +inf, -inf, the first place (kNowhere: none); [4, 7), as doubles:
 //            smallest, largest, mean (NaN without finite elements); [7, ...): a Summary for each
 //            block.
-//   counters[slot]  0 at the start of every launch, and no other launch's at that time.
+//   counter  0 at the start of every launch, and no other launch's at that time.
 // Constants: Element, kVectorWidth, kBatch, kPlain, kMaxDims.  Launch: any grid, block
 // (kNumThreads).
 #include "parts/vector.cuh"
@@ -246,7 +246,7 @@ DEVICE Summary merge_threads(Summary mine) {
     return mine;
 }
 
-KERNEL void nonfinite(const Element* x, int64_t* buffer, uint32_t* counters, int64_t slot,
+KERNEL void nonfinite(const Element* x, int64_t* buffer, uint32_t* counter,
                       const NonfiniteParams params) {
     SHARED(Summary, summaries, [kNumThreads]);
     SHARED(bool, is_last, [1]);
@@ -332,7 +332,7 @@ KERNEL void nonfinite(const Element* x, int64_t* buffer, uint32_t* counters, int
         if (level == 1) break;
         if (tid == 0) {
             of_blocks[blockIdx.x] = found;
-            is_last[0] = atomic_add_acq_rel(counters + slot, 1) == gridDim.x - 1;
+            is_last[0] = atomic_add_acq_rel(counter, 1) == gridDim.x - 1;
         }
         sync_block();
         if (!is_last[0]) return;
@@ -341,7 +341,7 @@ KERNEL void nonfinite(const Element* x, int64_t* buffer, uint32_t* counters, int
         for (int i = tid; i < int(gridDim.x); i += kNumThreads) found.merge(of_blocks[i]);
     }
     if (tid == 0) {
-        counters[slot] = 0;
+        *counter = 0;
         buffer[0] = found.num_nan;
         buffer[1] = found.num_positive;
         buffer[2] = found.num_negative;

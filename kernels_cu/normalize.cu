@@ -22,13 +22,14 @@
 template <bool kHasResidual>
 struct Sums {
     RowVectors<Element> x, residual;
+    bool has_residual;
 
     // `outside` where the row has no elements.
     DEVICE void get(int i, float outside, float (&values)[kVectorWidth]) const {
         const Vector<Element, kVectorWidth> a = x[i];
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) values[j] = a[j];
-        if constexpr (kHasResidual) {
+        if (kHasResidual && (!kCompact || has_residual)) {
             const Vector<Element, kVectorWidth> b = residual[i];
 #pragma unroll
             for (int j = 0; j < kVectorWidth; ++j) values[j] += b[j];
@@ -355,9 +356,13 @@ KERNEL void normalize(const Element* x, const Element* residual, const void* wei
     }
     const Outputs out{y, sum, mean, rstd, row_scale, statistics};
     // Once for both, not at every vector: the loops are bound by their instructions.
-    if (residual) {
-        normalize_row(Sums<true>{xs, residuals}, task, weight, bias, out, params);
+    const bool has_residual = residual != nullptr;
+    const Sums<true> sums{xs, residuals, has_residual};
+    if constexpr (kCompact) {
+        normalize_row(sums, task, weight, bias, out, params);
+    } else if (has_residual) {
+        normalize_row(sums, task, weight, bias, out, params);
     } else {
-        normalize_row(Sums<false>{xs, residuals}, task, weight, bias, out, params);
+        normalize_row(Sums<false>{xs, residuals, false}, task, weight, bias, out, params);
     }
 }

@@ -65,7 +65,7 @@ struct Places {
 
     DEVICE int position(int i) const { return t.position(i); }
     DEVICE bool holds(int i) const { return kWhole || position(i) < num_cols; }
-    DEVICE float one_over_cols() const { return 1.0f / float(num_cols); }
+    DEVICE float one_over_cols() const { return 1.0f / float(kWhole ? kChunk : num_cols); }
     DEVICE int warp() const { return t.lane / kWarpSize; }
     // The elements of part number `part`: of a warp in some block of the cluster.
     DEVICE float count_of(int part) const {

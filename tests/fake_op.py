@@ -38,7 +38,7 @@ def make_op(
     fault: str | None = None, flops: int = 0, configs: tuple[Config, ...] = (Config(1),)
 ) -> Op:
     """y = x / 3.  fault: "value" (one element is off), "unwritten" (the last one), "guard" (writes
-    past the end), "input" (changes x), "raises", "interrupt", "crash", "slow" or "hang".  A config has
+    past the end), "elsewhere" (returns another array than `out`), "input" (changes x), "raises", "interrupt", "crash", "slow" or "hang".  A config has
     its own.
     """
     op_fault = fault
@@ -59,6 +59,8 @@ def make_op(
         elif fault == "guard" and out is not None:
             address = out.__array_interface__["data"][0] + out.nbytes
             np.ctypeslib.as_array(_bytes_at(address), (1,))[0] = 0
+        elif fault == "elsewhere":
+            return y.copy()
         elif fault == "input":
             x += 1
         elif fault == "raises":

@@ -25,8 +25,8 @@ FAULTS = {
     ),
     "values are released before they are multiplied": Fault(
         MAIN,
-        "wgmma_wait<0>(rows.outputs); release(storage.values_empty[before.stage]); if (grown)",
-        "release(storage.values_empty[before.stage]); wgmma_wait<0>(rows.outputs); if (grown)",
+        "wgmma_wait<0>(rows.outputs); release(storage.values_empty[at.stage]); if (grown)",
+        "release(storage.values_empty[at.stage]); wgmma_wait<0>(rows.outputs); if (grown)",
         "full",
     ),
     "scores are read too early": Fault(MAIN, "wgmma_wait<1>(rows.scores);", "wgmma_wait<2>(rows.scores);", "full"),

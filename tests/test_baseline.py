@@ -114,6 +114,27 @@ def test_what_would_be_rejected():
     assert 0.01 < seen < 0.05
 
 
+@pytest.mark.parametrize("num_looks, num_rows", [(1, 1), (5, 1), (5, 3)])
+def test_the_level_of_a_test_is_that_of_all_rows_and_looks(num_looks, num_rows):
+    """At changes on both sides of it, by the p that the verdict tells."""
+    level = 0.025 / num_looks / num_rows
+    now = _row([100, 101, 99, 100.5], [20] * 4)
+    near = set()
+    for change in np.linspace(1.01, 1.08, 200).tolist():
+        then = _record(_row([time / change for time in (100, 100.7, 99.3, 100)], [20] * 4))
+        verdict, *_ = baseline.verdicts([now] * num_rows, then, num_looks)
+        assert verdict.word == ("reject" if verdict.p <= level else "noise")
+        near |= {verdict.word} if level / 2 < verdict.p < 2 * level else set()
+    assert near == {"reject", "noise"}
+
+
+def test_what_is_not_sure_of_the_machine_is_not_sure_of_the_row():
+    now, then = [math.log(110 + i % 2) for i in range(8)], [math.log(100 + i % 2) for i in range(8)]
+    assert baseline.judge(now, then).word == "reject"
+    verdict = baseline.judge(now, then, drift_error2=0.1**2)
+    assert verdict.word == "noise" and not verdict.decided
+
+
 def test_looks():
     assert baseline.looks(None) == baseline.LOOKS
     assert baseline.looks(2) == (2,) and baseline.looks(10) == (6, 8, 10)

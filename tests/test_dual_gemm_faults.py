@@ -29,6 +29,7 @@ DUAL, LOGITS, QUANTIZE = (
 HOST = "platform/mma_host.cuh"
 GATED, SPLIT = "parts/gated_epilogue_hopper.cuh", "parts/split_sums_hopper.cuh"
 SHARES, STREAM = "parts/shares_hopper.cuh", "dequant_softmax_stream.cu"
+NORMALIZE = "parts/normalize_logits.cuh"
 
 FAULTS = {
     "nibbles in the wrong order": Fault(
@@ -124,15 +125,14 @@ FAULTS = {
         "dequant_softmax.cu", " || set >= num_sets) continue;", ") continue;", "softmax"
     ),
     "a lane's statistics for all": Fault(
-        "normalize_logits.cu", "total = merge.across_lanes(total, 1, kWarpSize);", "", "softmax"
+        NORMALIZE, "total = merge.across_lanes(total, 1, kWarpSize);", "", "softmax"
     ),
     "the first warp's statistics for all": Fault(
-        "normalize_logits.cu", "for (int i = 1; i < kWarps; ++i) total", "for (int i = kWarps; i < kWarps; ++i) total",
-        "many columns",
+        NORMALIZE, "for (int i = 1; i < kBlockWarps; ++i) total",
+        "for (int i = kBlockWarps; i < kBlockWarps; ++i) total", "many columns",
     ),
     "a block's part of a row is every block's": Fault(
-        "normalize_logits.cu", "(part * kNumThreads + threadIdx.x) * kRun", "(threadIdx.x) * kRun",
-        "many columns",
+        NORMALIZE, "int64_t piece = blockIdx.x * all / gridDim.x;", "int64_t piece = 0;", "softmax"
     ),
     "groups past the scale's rounding": Fault(
         "quantize_nvfp4.cu", "1.0f / (kLargestCode * global)", "1.0f / (kLargestScale * global)", "quantised"
@@ -276,12 +276,26 @@ FAULTS = {
         "to.warp_sum[warp][merged(i)] = values[i];", "shares",
     ),
     "shares of the row's first set": Fault(
-        "normalize_logits.cu", "sets[at * kRun / kColumns].max", "sets[0].max", "shares"
+        NORMALIZE, "sets[at * kNormalRun / kSetColumns].max", "sets[0].max", "shares"
     ),
     "the ragged last run stays as it is": Fault(
-        "normalize_logits.cu", "if (part == 0 && col < p.n) {", "if (false) {", "shares"
+        NORMALIZE, "if (col < end) {", "if (false) {", "shares"
     ),
-    "streams: warps without columns count": Fault(STREAM, "own_set < last_set;", "true;", "streams"),
+    "logits: blocks that do not meet": Fault("dequant_softmax.cu", "        sync_grid(barrier);", "", "softmax"),
+    "logits on Hopper: blocks that do not meet": Fault(
+        "dequant_softmax_hopper.cu", "    sync_grid(barrier);", "", "logits"
+    ),
+    "streams: blocks that do not meet": Fault(STREAM, "    sync_grid(barrier);", "", "streams"),
+    "streams: the first blocks' columns are all": Fault(
+        STREAM, "i < int(gridDim.x); i += 32", "i < int(gridDim.x) - 1; i += 32", "streams"
+    ),
+    "streams: logits are kept where others are": Fault(
+        STREAM, "kept ? own * (kColumns / kWarpCols)", "kept ? 0 * (kColumns / kWarpCols)", "streams"
+    ),
+    "streams: all logits have been kept": Fault(
+        STREAM, "if (set < params.kept_sets)", "if (set < 1000u)", "many streams"
+    ),
+    "streams: warps without columns count": Fault(STREAM, "own < num_own;", "true;", "streams"),
     "streams: statistics of one warp": Fault(
         STREAM, "for (int i = 1; i < kWarps; ++i) total", "for (int i = kWarps; i < kWarps; ++i) total", "streams"
     ),
@@ -440,6 +454,17 @@ def _check_streams() -> None:
     assert check.compare((y,), references, bounds).ok
 
 
+def _check_many_streams() -> None:
+    """More logits than shared memory keeps."""
+    if host.current().warp_size != 32:
+        return
+    call = LOGITS.inputs(LogitsProblem(9, 12_300, 16, layout_w="F"), 1, np)
+    references = LOGITS.reference(*call.args, **call.kwargs)
+    bounds = LOGITS.bound(*call.args, **call.kwargs, reference=references)
+    y = LOGITS.run(*call.args, **call.kwargs, config=HopperConfig(16, 128, 2, streams=True))
+    assert check.compare((y,), references, bounds).ok
+
+
 def _check_shares() -> None:
     """Results of 16 bits on Hopper: ragged tiles, both parts of a tile's rows, both orders of w."""
     if host.current().warp_size != 32:
@@ -517,6 +542,7 @@ CHECKS = {
     "few rows": _check_few_rows,
     "shares": _check_shares,
     "streams": _check_streams,
+    "many streams": _check_many_streams,
     "blocked scales": _check_blocked_scales,
     "padding": _check_padding,
     "policies": _check_policies,

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupykern import OPS, check, dtypes
-from cupykern.gemm import gemm, hopper_choice
+from cupykern.gemm import gemm, hopper_choice, product
 from cupykern.gemm.dequant_softmax import LogitsProblem
 from cupykern.gemm.dual_gemm import NVFP4, DualProblem
 from cupykern.gemm.hopper_config import HopperConfig
@@ -322,6 +322,20 @@ def test_tiles_of_other_dtypes(changes, tile, share_k):
     assert (config.tile_m, config.tile_n) == tile
     for blocks in (132, 114):  # the sums are the same
         assert gemm.choose_config(task(**changes), "sm_90a", blocks).share_k == share_k
+
+
+@given(
+    m=st.integers(1, 4096),
+    n=st.integers(16, 20000),
+    k=st.integers(256, 20000),
+    b=st.sampled_from([dtypes.float16, dtypes.float8_e4m3fn, product.FP4]),
+    kernel=st.sampled_from(["gemm", "dual_gemm"]),
+)
+def test_gpus_of_other_sizes_have_the_same_sums(m, n, k, b, kernel):
+    """k is split in the same way, whatever number of multiprocessors decides about the tiles."""
+    of_call = task(m=m, n=n, k=k, b=b, kernel=kernel)
+    found = [hopper_choice.configs(of_call, "sm_90a", blocks)[:1] for blocks in (132, 114, 78, 20)]
+    assert len({tuple((c.split_k, c.share_k) for c in first) for first in found}) == 1
 
 
 @pytest.mark.parametrize(

@@ -23,12 +23,27 @@ class HypothesisDraw:
         return self._data.draw(st.sampled_from(options))
 
 
+_NEAR = {"nonfinite_report": (0.0, 0.0)}  # nearly all of its results are exact
+
+
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-@given(data=st.data(), seed=st.integers(0, 2**20))
-def test_errors_are_within_the_bound(op, target, data, seed):
-    problem = op.draw_problem(HypothesisDraw(data))
-    comparison = check.check_problem(op, problem, seed, target.xp)
-    assert comparison.ok, f"{problem!r}: {comparison}"
+def test_errors_are_within_the_bound(op, target):
+    """And the bound is not much larger than it need be, nor is the error that it expects: else no
+    comparison could fail.  Of some problem, as one rounding to the result's format is part of all bounds.
+    """
+    worst = check.Comparison()
+
+    @given(data=st.data(), seed=st.integers(0, 2**20))
+    def within(data, seed):
+        nonlocal worst
+        problem = op.draw_problem(HypothesisDraw(data))
+        comparison = check.check_problem(op, problem, seed, target.xp)
+        assert comparison.ok, f"{problem!r}: {comparison}"
+        worst = worst.merge(comparison)
+
+    within()
+    near, expected = _NEAR.get(op.name, (0.3, 0.4))
+    assert worst.error_over_bound >= near and worst.rms_ratio >= expected, worst
 
 
 @pytest.mark.parametrize("schedule", ["lifo", "sticky:1", "sticky:2"])

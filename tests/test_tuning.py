@@ -108,10 +108,22 @@ def test_built_in_rows_are_asked_last(op, monkeypatch, tmp_path):
     try:
         assert [row["config"] for row in rows.values()] == [repr(FAST)]
         assert chosen(op) == repr(FAST)
+        store.put({request.key: {"config": repr(WRONG), "digest": request.digest}})
+        assert chosen(op) == repr(WRONG)
         monkeypatch.setenv("CUPYKERN_TUNE", "0")
         assert chosen(op) == repr(FAST)
     finally:
         store.built_in.cache_clear()
+
+
+def test_calls_that_differ_in_size_or_kind_alone_have_configs_of_their_own():
+    def choose(n, dtype):
+        sizes, kind = {"n": n}, {"dtype": dtype}
+        configs = (f"of {n} {dtype}",)
+        return choice.choose("f", targets.get("host"), sizes, kind, lambda: configs, None)
+
+    for n, dtype in ((8, "a"), (8, "b"), (9, "a")):
+        assert choose(n, dtype) == f"of {n} {dtype}"
 
 
 def test_built_in_rows_are_whole():

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from .. import arguments, plans
+from ..arrays import maker
 from ..numerics import namespace
 from .attention_arguments import (
     arrays_of,
@@ -96,14 +97,14 @@ def attention(
         arrays = q, k, v, mask.block_mask_types, mask.partial_tiles
     options = (causal, causal_align, input_pos, scale, layout, qk_accumulate, return_lse,
                return_row_stats, algorithm, config, sizes)  # fmt: skip
-    key, known = (_find if sizes is None else _find_blocks)(*arrays, *options, out)
+    key, known, places = (_find if sizes is None else _find_blocks)(*arrays, *options, out)
     if known is not None:
         # Where its arrays lie decides about all checks: one look-up.
         target, out_shape, stats_shape, plan = known
-        y = target.xp.ndarray(out_shape, q.dtype) if out is None else out
+        y = maker(target.xp)(out_shape, q.dtype) if out is None else out
         if not (return_lse or return_row_stats or sizes):
             if mask is None:
-                plan.launch(target.xp, (q, k, v, y))
+                plan.launch(target.xp, (q, k, v, y), (*places, y.data.ptr))
             else:
                 nothing = None, None, None, array_mask, None, None, None, None, None, None
                 plan.launch(target.xp, (q, k, v, y, *nothing))
@@ -190,12 +191,13 @@ def attention_varlen(
     """
     options = max_seqlen_q, max_seqlen_k, causal, causal_align, scale, return_lse, config
     given = q, k, v, cu_seqlens_q, cu_seqlens_k
-    key, known = _find_varlen(*given, *options, out)
+    key, known, places = _find_varlen(*given, *options, out)
     if known is not None:
-        target, out_shape, plan = known
-        y = target.xp.ndarray(out_shape, q.dtype) if out is None else out
-        lse = target.xp.ndarray(out_shape[1::-1], np.float32) if return_lse else None
-        plan.launch(target.xp, (q, k, v, y, lse, *(None,) * 7, cu_seqlens_q, cu_seqlens_k))
+        target, out_shape, launch = known
+        y = maker(target.xp)(out_shape, q.dtype) if out is None else out
+        lse = maker(target.xp)(out_shape[1::-1], np.float32) if return_lse else None
+        places = (*places, y.data.ptr, lse.data.ptr if return_lse else None)
+        launch(places, q, k, v, y, lse, cu_seqlens_q, cu_seqlens_k)
         return (y, lse) if return_lse else y
     target = arguments.target_of("q", q)
     check_operands(q, k, v, 3)
@@ -240,8 +242,13 @@ def attention_varlen(
             if place is not into:
                 into[...] = place
             elif all(a is b for a, b in zip((q, k, v, place, cu_q, cu_k), here, strict=True)):
-                plans.remember(key, (target, out_shape, plan))
+                plans.remember(key, (target, out_shape, plan.launcher(target.xp, _packed)))
     return (y, lse) if return_lse else y
+
+
+def _packed(q: Any, k: Any, v: Any, y: Any, lse: Any, cu_q: Any, cu_k: Any) -> tuple[Any, ...]:
+    """As AttentionPlan.launch takes them: without statistics of rows, or a mask's arrays."""
+    return (q, k, v, y, lse, *(None,) * 7, cu_q, cu_k)
 
 
 def scaled_dot_product_attention(

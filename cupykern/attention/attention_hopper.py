@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -240,13 +241,32 @@ class AttentionHopperPlan(NamedTuple):
     num_counters: int  # that tiles are taken by
     repeated: Repeated
 
-    def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
-        """arrays: as AttentionPlan.launch takes them."""
-        counter = None
+    def launch(self, xp: Any, arrays: tuple[Any, ...], places: Any = None) -> None:
+        """As AttentionPlan.launch."""
         if self.num_counters:
-            _, counter = workspace.take(self.target, 0, self.num_counters)
+            counter = workspace.take_counters(self.target, self.num_counters)
             arrays = (*arrays, counter)
-        self.repeated.launch(arrays)
+            places = places and (*places, counter.data.ptr)
+        if places is None:
+            self.repeated.launch(arrays)
+        else:
+            self.repeated.launch_at(places, arrays)
+
+    def launcher(self, xp: Any, arrays: Callable[..., tuple[Any, ...]]) -> Callable[..., None]:
+        """launch(places, *given): `launch` of arrays(*given), which are made only where places are new."""
+        if not self.num_counters:
+            return self.repeated.of(arrays).launch_at
+
+        def with_counter(counter: Any, *given: Any) -> tuple[Any, ...]:
+            return (*arrays(*given), counter)
+
+        target, launch_at = self.target, self.repeated.of(with_counter).launch_at
+
+        def launch(places: tuple[Any, ...], *given: Any) -> None:
+            counter = workspace.take_counters(target, self.num_counters)
+            launch_at((*places, counter.data.ptr), counter, *given)
+
+        return launch
 
 
 def hopper_plan(

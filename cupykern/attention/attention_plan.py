@@ -6,6 +6,7 @@ The Python half of kernels_cu/attention.cu and attention_naive.cu.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -266,9 +267,9 @@ class AttentionPlan(NamedTuple):
     naive_grids: tuple[int, int, int] | None
     scores: int  # and sums of rows, of the naive algorithm
 
-    def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
+    def launch(self, xp: Any, arrays: tuple[Any, ...], places: Any = None) -> None:
         """arrays: q, k, v and out; then, or none of these, lse, row_max, row_sum, the mask's five and both
-        cu_seqlens; None where absent."""
+        cu_seqlens; None where absent.  places: what addresses of all CuPy's arrays follow from."""
         if len(arrays) == 4:
             arrays += (None,) * 10
         if self.naive_grids is None:
@@ -277,6 +278,10 @@ class AttentionPlan(NamedTuple):
         scores = xp.empty(self.scores, np.float32)
         for step, grid in enumerate(self.naive_grids):
             self.kernel(grid, (*arrays[:12], scores, self.params, np.int64(step)))
+
+    def launcher(self, xp: Any, arrays: Callable[..., tuple[Any, ...]]) -> Callable[..., None]:
+        """launch(places, *given): `launch` of arrays(*given)."""
+        return lambda places, *given: self.launch(xp, arrays(*given))
 
 
 @plans.cached

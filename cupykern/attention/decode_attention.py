@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import arguments, dtypes, plans
+from ..arrays import maker
 from ..rows.rows import operand
 from ..targets import Target, is_cupy
 from .decode_config import MAX_DIM, MAX_KEYS, MAX_QUERIES, DecodeConfig
@@ -60,12 +61,12 @@ def decode_attention(
     `reference.decode_attention_bound`.
     """
     arrays = (q, k_cache, v_cache, seq_lens, block_table)
-    key, known = _find(*arrays, causal, scale, return_lse, config, out)
+    key, known, _ = _find(*arrays, causal, scale, return_lse, config, out)
     if known is not None:
         # Where its arrays lie decides about all checks but those of numpy's values: one look-up.
         target, plan = known
-        y = target.xp.ndarray(plan.shape, q.dtype) if out is None else out
-        lse = target.xp.ndarray(plan.shape[:3], np.float32) if return_lse else None
+        y = maker(target.xp)(plan.shape, q.dtype) if out is None else out
+        lse = maker(target.xp)(plan.shape[:3], np.float32) if return_lse else None
         plan.launch(target, *arrays, y, lse)
         return (y, lse) if return_lse else y
     target = arguments.target_of("q", q)

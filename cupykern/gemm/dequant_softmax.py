@@ -11,29 +11,19 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from .. import arguments, dtypes, inputs, plans, reference, workspace
-from ..arrays import address_of
-from ..jit import get_kernel
+from .. import arguments, dtypes, inputs, plans, reference
+from ..arrays import address_of, maker
 from ..op import Call, Draw, Op, Work
-from ..rows.rows import DTYPE_CODES
 from ..targets import Target
-from ..targets.repeated import Repeated, places_of
+from ..targets.repeated import Repeated
 from . import gemm, gemm_hopper, matmul, matmul_problem, product
 from .gemm import AnyConfig
 from .hopper_config import HopperConfig
+from .logits import SET_COLUMNS, LogitsMemory, contiguous, logits_memory
 from .operand_maps import tma_stores
-from .product import INNER, OUTER, STRIDED, STRIDES, GemmTask
+from .product import INNER, OUTER, STRIDED, GemmTask, Matrix
 
 _OUTPUTS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
-_COLUMNS = 64  # dequant_softmax.cu: kColumns
-_NUM_THREADS = 256
-_BLOCK_COLUMNS = 2048  # at least, of a row that several blocks share
-_PARAMS = np.dtype(  # normalize_logits.cu: NormalizeParams
-    [
-        *((name, np.int64) for name in ("n", "num_sets", "blocks_per_row")),
-        *(("logits", STRIDES), ("y", STRIDES), ("dtype", np.int64)),
-    ]
-)
 
 
 def dequant_softmax(
@@ -57,9 +47,10 @@ def dequant_softmax(
 
     w is converted inside the kernel and sums are in FP32, as in `scaled_mm`.  The logits stay in FP32, in
     `out` if that is FP32, else in memory of their own; their largest and their sums of exponentials come
-    from the product's epilogue, so that they are read once.  On Hopper, for many rows, results of 16 bits
-    and no bias but one of columns, they stay in registers: the result gets their exponentials over the
-    largest of 64 columns, and then what these are multiplied with.  A row that holds NaN or +inf, or -inf alone,
+    from the product's epilogue, so that they are read once, when all blocks of the launch have met (on
+    AMD, by a second launch).  On Hopper they stay on the chip: of up to 16 rows in shared memory, as many
+    as fit; of many rows, with results of 16 bits and no bias but one of columns, in registers: the result
+    gets their exponentials over the largest of 64 columns, and then what these are multiplied with.  A row that holds NaN or +inf, or -inf alone,
     gives NaN.  a and bias are copied if they do not merge to a matrix of all rows, and the result is if
     `out` does not.
 
@@ -67,9 +58,9 @@ def dequant_softmax(
     `reference.dequant_softmax_bound`.
     """
     is_number = scale_w is None or isinstance(scale_w, (int, float))
-    key, known = _find(a, w, bias, scale_w, dtype, config, out)
+    key, known, places = _find(a, w, bias, scale_w, dtype, config, out)
     if known is not None:
-        return known.launch((a, w, bias, scale_w), out)
+        return known.launch(places, a, w, bias, scale_w, out)
     given = {"a": a, "b": w, "bias": bias, "scale_b": None if is_number else scale_w}
     target = arguments.target_of("a", a)
     arguments.same_place("w", w, a, "a")
@@ -100,27 +91,21 @@ def dequant_softmax(
         flat = _matrix_view(y, rows, n)
         result = xp.empty((rows, n), y_dtype) if flat is None else flat
         flat_a = a.reshape(rows, a.shape[-1])
-        hopper = _hopper_config(target, flat_a, w, config)
-        streams = hopper is not None and hopper.streams
-        in_place = y_dtype == dtypes.float32 or (
-            hopper is not None and not streams and _takes_shares(result, bias)
+        result_place = product.matrix(result, ())
+        memory, logits_place, num_sets = _memory(
+            target, _hopper_config(target, flat_a, w, config), result, result_place, bias
         )
-        num_sets = gemm_hopper.stream_blocks(n, target) if streams else -(-n // _COLUMNS)
-        logits_bytes = 0 if in_place else -(-4 * rows * n // 512) * 512
-        set_bytes = 8 * rows * num_sets
-        scratch = _scratch(target, logits_bytes + set_bytes)
-        floats = scratch[: logits_bytes + set_bytes].view(np.float32)
-        statistics = floats[logits_bytes // 4 :].reshape(rows, num_sets, 2)
-        logits = result if in_place else floats[: rows * n].reshape(rows, n)
+        barrier, alone = memory.take(target)
+        logits, statistics = memory.parts(barrier, alone)
+        if logits_place == result_place:
+            logits = result
         operands = {"a": flat_a, "b": w, "bias": bias, "scale_b": scale}
         inner = None if key is None else ("logits", *key)
         matmul.run(
-            target, operands, (rows, n), logits.dtype, logits, config, inner,
-            (*given, "statistics"), alpha=number, kernel="dequant_softmax",
-            extra={"statistics": statistics},
+            target, operands, (rows, n), y_dtype, result, config, inner, _GIVEN, alpha=number,
+            kernel="dequant_softmax", logits=logits_place, num_sets=num_sets,
+            extra={"logits": logits, "statistics": statistics, "barrier": barrier},
         )  # fmt: skip
-        normalize = _normalize_plan(target, logits, num_sets, result)
-        normalize.launch(logits, statistics, result)
         if flat is None:
             y[...] = result.reshape(shape)
         found = plans.recall(inner)
@@ -128,11 +113,14 @@ def dequant_softmax(
             x is None or address_of(x) == address_of(given[name]) for name, x in operands.items()
         )
         if found is not None and same and flat is not None:
-            sizes = logits_bytes, logits_bytes + set_bytes
-            plans.remember(key, _Plan(target, found[1], found[2], normalize, shape, y_dtype, sizes))
+            _, made, pick, *_ = found
+            plan = _Plan(target, made, (), pick, memory, logits is result, shape, y_dtype)
+            launches = tuple(one.of(plan.arrays) for one in made.launches)
+            plans.remember(key, plan._replace(launches=launches))
     return y
 
 
+_GIVEN = ("a", "b", "bias", "scale_b", "logits", "statistics", "barrier")
 _find = plans.finder("dequant_softmax", arrays=3, either=1, options=2)
 
 
@@ -141,35 +129,54 @@ class _Plan(NamedTuple):
 
     target: Target
     product: Any
+    launches: tuple[Repeated, ...]  # of the product; none where each call takes more memory
     pick: Callable[[tuple[Any, ...]], tuple[Any, ...]]  # matmul.run's
-    normalize: _NormalizePlan
+    memory: LogitsMemory
+    in_place: bool  # logits lie in the result
     shape: tuple[int, ...]
     dtype: np.dtype
-    sizes: tuple[
-        int, int
-    ]  # bytes of the logits, 0 where they lie in the result, and with the statistics
 
-    def launch(self, given: tuple[Any, ...], out: Any) -> Any:
-        """given: a, w, bias and scale_w, of CuPy."""
-        target, (logits_bytes, num_bytes) = self.target, self.sizes
-        xp = target.xp
-        y = xp.ndarray(self.shape, self.dtype) if out is None else out
-        scratch = _scratch(target, num_bytes)
-        a, w, bias, scale = given
-        logits, statistics = y, scratch
-        if logits_bytes:  # in one piece of memory
-            logits, statistics = scratch, scratch.data + logits_bytes
-        places = places_of((a, w, bias, scale if hasattr(scale, "data") else None, y, scratch))
-        self.product.launch(xp, self.pick((*given, statistics, None, logits)), places)
-        self.normalize.launch(logits, statistics, y, places)
+    def launch(
+        self, places: tuple[Any, ...], a: Any, w: Any, bias: Any, scale: Any, out: Any
+    ) -> Any:
+        """Of CuPy's arrays; places: where they lie."""
+        target = self.target
+        y = maker(target.xp)(self.shape, self.dtype) if out is None else out
+        barrier, alone = self.memory.take(target)
+        if not self.launches:
+            self.product.launch(target.xp, self.arrays(a, w, bias, scale, y, barrier, alone))
+            return y
+        alone_place = None if alone is None else alone.data.ptr
+        places = (*places, y.data.ptr, barrier.data.ptr, alone_place)
+        for one in self.launches:
+            one.launch_at(places, a, w, bias, scale, y, barrier, alone)
         return y
 
+    def arrays(
+        self, a: Any, w: Any, bias: Any, scale: Any, y: Any, barrier: Any, alone: Any
+    ) -> tuple[Any, ...]:
+        """What the kernels take."""
+        logits, statistics = self.memory.parts(barrier, alone)
+        if self.in_place:
+            logits = y
+        return self.pick((a, w, bias, scale, logits, statistics, barrier, None, y))
 
-def _scratch(target: Target, num_bytes: int) -> Any:
-    """uint8: what the stream keeps, or new memory where that is much."""
-    if num_bytes > workspace.MOST_KEPT:
-        return target.xp.ndarray(num_bytes, np.uint8)
-    return workspace.take(target, num_bytes, 1)[0]
+
+def _memory(
+    target: Target, hopper: HopperConfig | None, y: Any, place: Matrix, bias: Any
+) -> tuple[LogitsMemory, Matrix | None, int]:
+    """(what the call takes, where logits lie in memory, of how many sets of columns there are statistics);
+    place: y's."""
+    rows, n = y.shape
+    num_sets = -(-n // SET_COLUMNS)
+    if hopper is not None and hopper.streams:
+        stream = gemm_hopper.stream_memory(hopper, rows, n, target)
+        num_sets, stays = stream.blocks, stream.keeps_all
+    else:
+        stays = hopper is not None and _takes_shares(y, bias)
+    logits = None if stays else place if y.dtype == dtypes.float32 else contiguous(n)
+    own = logits is not None and y.dtype != dtypes.float32
+    return logits_memory(rows, n, num_sets, own), logits, num_sets
 
 
 def _hopper_config(target: Target, a: Any, w: Any, config: Any) -> HopperConfig | None:
@@ -220,36 +227,6 @@ def _matrix_view(y: Any, rows: int, n: int) -> Any:
     view = y.reshape(rows, n)
     same = address_of(view) == address_of(y) and arguments.overlap(view, y)
     return view if same and product.matrix(view, ()) is not None else None
-
-
-class _NormalizePlan(NamedTuple):
-    repeated: Repeated
-    shares: bool  # y holds exponentials of the logits: it is scaled
-
-    def launch(self, logits: Any, statistics: Any, y: Any, places: Any = None) -> None:
-        """places: addresses that those of the arrays follow from."""
-        self.repeated.launch_at(places, None if self.shares else logits, statistics, y)
-
-
-def _normalize_plan(target: Target, logits: Any, num_sets: int, y: Any) -> _NormalizePlan:
-    rows, n = y.shape
-    params = np.zeros((), _PARAMS)
-    # Enough blocks for all multiprocessors, as long as each has some thousand columns.
-    blocks = min(-(-8 * target.multiprocessors // rows), -(-n // _BLOCK_COLUMNS))
-    blocks = max(1, min(blocks, (2**31 - 1) // rows))
-    params["n"], params["num_sets"], params["blocks_per_row"] = n, num_sets, blocks
-    for name, x in (("logits", logits), ("y", y)):
-        place = product.matrix(x, ())
-        params[name] = (place.row, place.col)
-    params["dtype"] = DTYPE_CODES[y.dtype]
-    struct = target.by_value(params)
-    repeated = Repeated(
-        get_kernel(target, _NORMALIZE), rows * blocks, 0, lambda *arrays: (*arrays, struct)
-    )
-    return _NormalizePlan(repeated, logits.dtype != dtypes.float32)
-
-
-_NORMALIZE = Variant("normalize_logits", (), (), _NUM_THREADS)
 
 
 # --- the op's record -----------------------------------------------------------------------------
@@ -351,10 +328,11 @@ def _tasks() -> tuple[GemmTask, ...]:
 
 
 def _variants(arch: str) -> tuple[Variant, ...]:
-    found = dict.fromkeys(
-        gemm.variant(task, config) for task in _tasks() for config in gemm.configs(task, arch)
+    return tuple(
+        dict.fromkeys(
+            gemm.variant(task, config) for task in _tasks() for config in gemm.configs(task, arch)
+        )
     )
-    return (*found, _NORMALIZE)
 
 
 def _task(problem: LogitsProblem) -> GemmTask:

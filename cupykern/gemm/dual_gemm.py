@@ -67,13 +67,13 @@ def dual_gemm_silu(
     if any(isinstance(x, NvFp4) for x in (a, b1, b2)):
         arrays, numbers = arrays_and_numbers(a=(a, scale_a), b=(b1, scale_b1), b2=(b2, scale_b2))
         names, given = tuple(arrays), tuple(arrays.values())
-        key, known = plans.find(
+        key, known, _ = plans.find(
             "dual_gemm_silu", given, (*names, *numbers, policy, out_dtype, config), out
         )
     else:
         names = ("a", "b", "b2", "scale_a", "scale_b", "scale_b2")
         given = a, b1, b2, scale_a, scale_b1, scale_b2
-        key, known = _find(*given, policy, out_dtype, config, out)
+        key, known, _ = _find(*given, policy, out_dtype, config, out)
     if known is not None:
         return matmul.launch_known(known, given, out)
     target = arguments.target_of("a", a.data if isinstance(a, NvFp4) else a)

@@ -18,7 +18,7 @@ from .. import dtypes
 from ..choice import choose
 from ..jit import get_kernel
 from ..targets import Kernel, Target
-from ..targets.limits import multiprocessors
+from ..targets.limits import has_cooperative_launches, multiprocessors
 from ..targets.repeated import Repeated
 from . import (
     gemm_hopper,
@@ -31,6 +31,7 @@ from . import (
 from .dequantize_nvfp4 import DecodedPlan, decoded_plan
 from .gemm_stream import StreamConfig, StreamPlan
 from .hopper_config import HopperConfig
+from .logits import NORMALIZE, fill_logits, num_pieces
 from .portable_config import GemmConfig
 from .product import (
     BATCH,
@@ -52,6 +53,7 @@ from .product import (
 )
 
 _WHOLE, _PARTIAL, _REDUCE = (np.int64(i) for i in range(3))  # gemm_tile.cuh: Pass
+_NORMALIZE = np.int64(3)  # dequant_softmax.cu
 
 
 # --- configs -----------------------------------------------------------------------------------
@@ -162,6 +164,7 @@ def variant(task: GemmTask, config: AnyConfig) -> Variant:
             ("kHalfSums", task.half_sums),
         ),
         c.num_threads,
+        cooperative=task.kernel == "dequant_softmax",
     )
 
 
@@ -179,6 +182,9 @@ def _params_dtype(kernel: str) -> np.dtype:
         *(("a", OPERAND), ("b", OPERAND, products)),
         ("has_block_scales", np.int64),
     ]
+    if kernel == "dequant_softmax":
+        last = [("epilogue", EPILOGUE), ("normalize", NORMALIZE), ("meets", np.int64)]
+        return np.dtype([("tile", tile), *last])
     last = [("policy", np.int64)] if products == 2 else []
     return np.dtype([("tile", tile), ("epilogues", EPILOGUE, products), *last])
 
@@ -187,25 +193,29 @@ class GemmPlan(NamedTuple):
     """The launches of a product, as shapes, strides, dtypes and config decide them."""
 
     kernel: Kernel
-    tiles: int
+    grids: tuple[int, int, int]  # of tiles and splits, of tiles, and of the rows of logits or 0
     splits: int
     partial_size: int
     shared_bytes: int
     params: Any
-    repeated: Repeated  # where k is not split
+    repeated: tuple[Repeated, ...]  # where k is not split
 
-    def launch(self, xp: Any, arrays: tuple[Any, ...], places: Any = None) -> None:
-        """arrays: the kernel's, from a on; None where absent.  places: as HopperPlan's."""
+    def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
+        """arrays: the kernel's, from a on; None where absent."""
         if self.splits == 1:
-            if places is None:
-                self.repeated.launch(arrays)
-            else:
-                self.repeated.launch_at(places, arrays)
+            for one in self.repeated:
+                one.launch(arrays)
             return
         partials = xp.empty(self.partial_size, np.uint32)  # FP32 or int32
         args = (*arrays, partials, self.params)
-        self.kernel(self.tiles * self.splits, (*args, _PARTIAL), self.shared_bytes)
-        self.kernel(self.tiles, (*args, _REDUCE), self.shared_bytes)
+        for grid, number in zip(self.grids, (_PARTIAL, _REDUCE, _NORMALIZE), strict=True):
+            if grid:
+                self.kernel(grid, (*args, number), self.shared_bytes)
+
+    @property
+    def launches(self) -> tuple[Repeated, ...]:
+        """None where each call takes memory for partial sums."""
+        return self.repeated if self.splits == 1 else ()
 
 
 def gemm_plan(
@@ -265,20 +275,36 @@ def gemm_plan(
     tile["has_block_scales"] = p.block_scales
     fill_operand(tile["a"], p.a, p.scale_a, p.groups_a)
     fill_operand(tile["b"][0], p.b, p.scale_b, p.groups_b)
-    if p.b2 is None:
+    kernel = get_kernel(target, variant(task, config))
+    shared = config.shared_bytes(*elements, task.products)
+    grids, passes = (tiles * config.splits, tiles, 0), (_WHOLE,)
+    if p.kernel == "dequant_softmax":
+        fill_logits(params, p)
+        params["meets"] = meets = has_cooperative_launches(target.arch)
+        pieces = num_pieces(p)
+        if meets:
+            most = kernel.blocks_at_once(shared)
+            grids = min(grids[0], most), min(max(tiles, pieces), most), 0
+        else:
+            grids = (*grids[:2], min(pieces, 8 * target.multiprocessors))
+            passes = (_WHOLE, _NORMALIZE)
+    elif p.b2 is None:
         fill_epilogue(params["epilogues"][0], p)
     else:
         fill_operand(tile["b"][1], p.b2, p.scale_b2, p.groups_b2)
         fill_epilogues(params["epilogues"], p)
         params["policy"] = p.policy
-    kernel, struct = get_kernel(target, variant(task, config)), target.by_value(params)
-    shared = config.shared_bytes(*elements, task.products)
+    struct = target.by_value(params)
+
+    def repeated(grid: int, number: np.int64) -> Repeated:
+        return Repeated(kernel, grid, shared, lambda arrays: (*arrays, None, struct, number))
+
     return GemmPlan(
         kernel=kernel,
-        tiles=tiles,
+        grids=grids,
         splits=config.splits,
         partial_size=tiles * config.tile_m * config.tile_n * config.splits * task.products,
         shared_bytes=shared,
         params=struct,
-        repeated=Repeated(kernel, tiles, shared, lambda arrays: (*arrays, None, struct, _WHOLE)),
+        repeated=tuple(map(repeated, grids[1:], passes)),
     )

@@ -16,6 +16,7 @@ from kernels_cu import Variant
 from .. import dtypes
 from ..jit import get_kernel
 from ..targets import Kernel, Target
+from ..targets.limits import max_shared_bytes
 from ..targets.map_plan import MapPlan, encoded_maps
 from ..targets.repeated import Repeated
 from .hopper_config import (
@@ -30,11 +31,11 @@ from .hopper_config import (
     splits_epilogues,
     tile_k,
 )
+from .logits import NORMALIZE, SET_COLUMNS, fill_logits
 from .operand_maps import map_plan, operand_map, tma_stores
 from .product import (
     BATCH,
     EPILOGUE,
-    FLOAT16S,
     FP4,
     FP8,
     INNER,
@@ -72,11 +73,14 @@ _DUAL_PARAMS = np.dtype(  # dual_gemm_hopper.cu: DualHopperParams
 _LOGITS_PARAMS = np.dtype(  # dequant_softmax_hopper.cu: LogitsHopperParams
     [
         *((name, np.int64) for name in ("num_k_tiles", "tiles_m", "tiles_n", "group_height")),
-        ("epilogue", EPILOGUE),
+        *(("epilogue", EPILOGUE), ("normalize", NORMALIZE)),
     ]
 )
 _STREAM_PARAMS = np.dtype(  # dequant_softmax_stream.cu: StreamParams
-    [("num_k_tiles", np.int64), ("rows", np.int32), ("padding", np.int32), ("epilogue", EPILOGUE)]
+    [
+        *(("num_k_tiles", np.int64), ("rows", np.int32), ("kept_sets", np.int32)),
+        *(("epilogue", EPILOGUE), ("normalize", NORMALIZE)),
+    ]
 )
 _A, _B, _OUT, _B2 = 0, 1, 2, 9  # gemm_task.cuh: Operand
 
@@ -97,6 +101,7 @@ def variant(task: GemmTask, config: HopperConfig) -> Variant:
             (("ElementA", dtypes.CPP_NAMES[task.a]), ("ElementB", dtypes.CPP_NAMES[task.b])),
             (("kTileN", c.tile_n), ("kStages", c.stages)),
             c.num_threads,
+            cooperative=True,
         )
     return Variant(
         f"{task.kernel}_hopper",
@@ -123,6 +128,7 @@ def variant(task: GemmTask, config: HopperConfig) -> Variant:
         c.num_threads,
         c.cluster,
         parts=_main_loop(task),
+        cooperative=task.kernel == "dequant_softmax",
     )
 
 
@@ -160,7 +166,7 @@ def is_plain(product: Product, turned: bool) -> bool:
 _PLACES = {  # in product.ARRAYS, of what the kernels take beside tensor maps
     "gemm": (2, 3, 4, 5, 6, 8),
     "dual_gemm": (3, 4, 5, 6, 8, 9),
-    "dequant_softmax": (2, 3, 4, 5),
+    "dequant_softmax": (2, 3, 4, 5, 6, 7),
 }
 
 
@@ -169,13 +175,13 @@ class HopperPlan(NamedTuple):
 
     repeated: Repeated
 
-    def launch(self, xp: Any, arrays: tuple[Any, ...], places: Any = None) -> None:
-        """arrays: product.ARRAYS, of which some are None; those that the maps are of come first.  places:
-        addresses that theirs follow from; None: their own."""
-        if places is None:
-            self.repeated.launch(arrays)
-        else:
-            self.repeated.launch_at(places, arrays)
+    def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
+        """arrays: product.ARRAYS, of which some are None; those that the maps are of come first."""
+        self.repeated.launch(arrays)
+
+    @property
+    def launches(self) -> tuple[Repeated, ...]:
+        return (self.repeated,)
 
 
 def _launch(
@@ -257,9 +263,9 @@ def hopper_plan(
         params = np.zeros((), _LOGITS_PARAMS)
         params["num_k_tiles"], params["group_height"] = num_k_tiles, group_height
         params["tiles_m"], params["tiles_n"] = tiles_m, tiles_n
-        fill_epilogue(params["epilogue"], p)
+        fill_logits(params, p)
         map_out = None
-        if p.out.dtype in FLOAT16S:  # shares_hopper.cuh
+        if p.logits is None:  # shares_hopper.cuh
             map_out = map_plan(p.out, p.batch, (p.m, p.n), (p.out.row, 1), (1, 64, 64))
         maps = (map_a, *maps_b, map_out)
         return _launch(target, kernel, (grid, shared), maps, places, target.by_value(params))
@@ -305,22 +311,42 @@ def hopper_plan(
     return _launch(target, kernel, (grid, shared), maps, places, target.by_value(params))
 
 
-def stream_blocks(n: int, target: Target) -> int:
-    """Blocks that share n columns of logits in sets of 64, as evenly as that goes."""
-    return min(math.ceil(n / 64), target.multiprocessors)
+class StreamMemory(NamedTuple):
+    """How many blocks share the columns, each as many sets of SET_COLUMNS as another, but for one; the first
+    ones of a block's that stay in shared memory; and the bytes of that."""
+
+    blocks: int
+    kept_sets: int
+    keeps_all: bool
+    shared_bytes: int
+
+
+def stream_memory(config: HopperConfig, m: int, n: int, target: Target) -> StreamMemory:
+    """Of m x n logits."""
+    sets = math.ceil(n / SET_COLUMNS)
+    blocks, rows = min(sets, target.multiprocessors), _stream_rows(m)
+    own, of_none = math.ceil(sets / blocks), config.stream_bytes(0, rows)
+    room = (max_shared_bytes(target.arch) - of_none) // (config.stream_bytes(1, rows) - of_none)
+    keeps_all = own <= room
+    kept = own if keeps_all else room - config.tile_n // SET_COLUMNS
+    return StreamMemory(blocks, kept, keeps_all, config.stream_bytes(min(own, room), rows))
+
+
+def _stream_rows(m: int) -> int:
+    """Rows that are not there take TMA as long as others: they are left out."""
+    return 8 if m <= 8 else 16
 
 
 def _stream_plan(target: Target, p: Product, task: GemmTask, config: HopperConfig) -> HopperPlan:
     """dequant_softmax_stream.cu's."""
-    # Rows that are not there take TMA as long as others: they are left out.
-    rows = 8 if p.m <= 8 else 16
+    rows, memory = _stream_rows(p.m), stream_memory(config, p.m, p.n, target)
     maps = (
         operand_map(p.a, (), INNER, p.m, p.a.row, p.k, 1, rows, 64),
-        operand_map(p.b, (), INNER, p.n, p.b.col, p.k, 1, 64, LINE),
+        operand_map(p.b, (), INNER, p.n, p.b.col, p.k, 1, SET_COLUMNS, LINE),
     )
     params = np.zeros((), _STREAM_PARAMS)
     params["num_k_tiles"], params["rows"] = math.ceil(p.k / LINE), rows
-    fill_epilogue(params["epilogue"], p)
-    kernel = get_kernel(target, variant(task, config))
-    sizes = stream_blocks(p.n, target), config.shared_bytes(task)
+    params["kept_sets"] = memory.kept_sets
+    fill_logits(params, p)
+    kernel, sizes = get_kernel(target, variant(task, config)), (memory.blocks, memory.shared_bytes)
     return _launch(target, kernel, sizes, maps, _PLACES[p.kernel], target.by_value(params))

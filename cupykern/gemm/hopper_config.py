@@ -52,8 +52,7 @@ class HopperConfig:
     def shared_bytes(self, task: GemmTask) -> int:
         """Dynamic shared memory of a block (gemm_hopper.cu and others: HopperStorage)."""
         if self.streams:  # dequant_softmax_stream.cu: StreamStorage
-            stages = self.stages * (self.tile_n * 128 + 16 * 256 + 16)
-            return stages + self.tile_n // 32 * (16 * 36 * 4 + 16 * 8)
+            return self.stream_bytes(self.tile_n // 64, 16)
         task, line = multiplied(task, self), self.lines * LINE
         of_b = line * task.b.itemsize // task.a.itemsize // (2 if task.b == FP4 else 1)
         stage = self.tile_m * line + self.tile_n * of_b
@@ -69,6 +68,11 @@ class HopperConfig:
         if task.kernel == "dual_gemm":
             staging = self._dual_staging(task)
         return staging + -(-ring // 1024) * 1024
+
+    def stream_bytes(self, sets: int, rows: int) -> int:
+        """With places for so many sets of columns and rows of logits."""
+        storage = self.stages * (self.tile_n * 128 + 16 * 256 + 16) + (self.tile_n // 32 + 1) * 128
+        return storage + 2 * 36 * 4 * rows * sets
 
     def _logits_staging(self) -> int:
         """dequant_softmax_hopper.cu: LogitsStaging, aligned."""

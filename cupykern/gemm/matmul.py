@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .. import arguments, dtypes, plans
+from ..arrays import maker
 from ..numerics import namespace
 from ..targets import Target
 from . import gemm, product
@@ -68,7 +69,9 @@ def matmul(
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, alpha, config, devices) and
     NotImplementedError.  Error bound: `reference.matmul_bound`.
     """
-    key, known = _find(a, b, bias, residual, activation, alpha, out_dtype, accumulate, config, out)
+    key, known, _ = _find(
+        a, b, bias, residual, activation, alpha, out_dtype, accumulate, config, out
+    )
     if known is not None:
         return launch_known(known, (a, b, bias, residual), out)
     target = arguments.target_of("a", a)
@@ -97,7 +100,7 @@ _find = plans.finder("matmul", arrays=4, options=5)
 def launch_known(known: tuple[Any, ...], given: tuple[Any, ...], out: Any) -> Any:
     """The result of a call that plans.find knows.  given: the arrays, in the order that `run` was told."""
     target, plan, pick, shape, out_dtype = known
-    y = target.xp.ndarray(shape, out_dtype) if out is None else out
+    y = maker(target.xp)(shape, out_dtype) if out is None else out
     plan.launch(target.xp, pick((*given, None, y)))
     return y
 

@@ -42,12 +42,15 @@ def _tiles(
     few = 2 if gfx else 3  # stages
     small = GemmConfig(16, 64, 128, 1, 1, 4, stages=4)
     e5m2 = dtypes.float8_e5m2 in (a, b)
-    rare = e5m2 or (block_scales and layout_b == OUTER) or (layout_a, layout_b) == (OUTER, INNER)
-    gathers = rare and STRIDED not in (layout_a, layout_b) and not is_measured(arch)
-    if gathers or (STRIDED in (layout_a, layout_b) and b != FP4):
-        warps_n = 4 if gfx11 and block_scales else 2
-        tile_k = 128 // compute.itemsize
-        return (GemmConfig(64, 64, tile_k, 2, warps_n, stages=2, gathers=gathers),)
+    strided = STRIDED in (layout_a, layout_b) and b != FP4
+    rare = e5m2 or (block_scales and (layout_b == OUTER or a == dtypes.int8))
+    rare = rare or (layout_a, layout_b) == (OUTER, INNER)
+    gathers = rare and not strided and not is_measured(arch)
+    if gathers or strided:
+        promotes = compute in FLOAT16S and not is_measured(arch)
+        warps_n = 4 if gfx11 and (block_scales or promotes) else 2
+        tile = GemmConfig(64, 64, 128 // compute.itemsize, 2, warps_n, stages=2)
+        return (replace(tile, gathers=gathers, promotes=promotes),)
     if compute == dtypes.float32:
         return (GemmConfig(64, 64, 32, 2, 2, stages=few),)
     if b == FP4:
@@ -61,7 +64,9 @@ def _tiles(
         converted = GemmConfig(64, 64, 128, 2, 2, stages=few)
         if gfx11 and a in FP8:
             converted = GemmConfig(64, 64, 64, 2, 4, stages=2)
-        native = replace(converted, fp8=True)
+        if a in FP8 and not is_measured(arch):
+            converted = replace(converted, promotes=True)
+        native = replace(converted, fp8=True, promotes=False)
         large = (converted,)
         if a in FP8 and arch in FP8_ARCHS:
             large = (native, converted) if arch == "host" else (native,)
@@ -88,7 +93,9 @@ def _tiles(
         return (large,)
     if arch == "sm_90a":
         return large, small
-    return (large, medium, small) if few_rows else (large, medium)
+    if few_rows:
+        return large, medium, small
+    return (large, medium) if layout_b == INNER else (large,)
 
 
 @cache
@@ -101,8 +108,12 @@ def _dual_tiles(
     few = 2 if gfx else 3
     if STRIDED in (layout_a, layout_b) and b != FP4:
         wide = dtypes.int8 not in (a, b) or a != b
-        rows, cols, warps_n = (32 if block_scales else 64, 64, 4) if gfx11 else (64, 32, 2)
-        return (GemmConfig(rows, cols, 64 if wide else 128, 2, warps_n, stages=2),)
+        promotes = wide and not is_measured(arch)
+        rows, cols, warps_n = (64, 32, 2)
+        if gfx11:
+            rows, cols, warps_n = 32 if block_scales or promotes else 64, 64, 4
+        tile = GemmConfig(rows, cols, 64 if wide else 128, 2, warps_n, stages=2)
+        return (replace(tile, promotes=promotes),)
     if a in FLOAT16S and a == b:
         large = GemmConfig(128, 64, 64, 2, 4, stages=3 if roomy else 2)
         if gfx:
@@ -131,6 +142,9 @@ def configs(task: GemmTask, arch: str) -> tuple[GemmConfig, ...]:
     tiles = _dual_tiles(*kinds) if task.products == 2 else _tiles(*kinds, task.kernel)
     if task.half_sums:  # few variants for what is rare
         tiles = tiles[:1]
+        if task.layout_b == OUTER and not is_measured(arch):
+            tiles = _tiles(arch, task.a, task.b, STRIDED, STRIDED, task.block_scales)
+            tiles = (replace(tiles[0], gathers=True),)
     fitting = [tile for tile in tiles if refusal(tile, task, arch) is None]
     chosen = next((tile for tile in fitting if _fills(tile, task)), fitting[-1])
     split = _split(chosen, task, arch)

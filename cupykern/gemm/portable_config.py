@@ -26,7 +26,8 @@ class GemmConfig:
     through `stages` buffers; `splits` blocks share the k of a tile.  finish_rounds: in how many parts
     a warp's sums go through shared memory to the epilogue.  fp8: FP8 operands are multiplied as they
     are, with sums promoted every 128 of k; otherwise as FP16.
-    gathers: both operands are read element by element, as those of STRIDED layouts are, whatever theirs.
+    gathers: both operands are read element by element, as those of STRIDED layouts are, whatever theirs.  promotes: sums are promoted as scales of blocks need it, whether there are
+    any: one variant for both.
     """
 
     tile_m: int
@@ -40,6 +41,7 @@ class GemmConfig:
     finish_rounds: int = 1
     fp8: bool = False
     gathers: bool = False
+    promotes: bool = False
 
     @property
     def num_threads(self) -> int:
@@ -76,6 +78,8 @@ def refusal(config: GemmConfig, task: GemmTask, arch: str) -> str | None:
         return "NVFP4 is not read element by element"
     if c.fp8 and not (task.a in FP8 and task.b in FP8 and STRIDED not in layouts):
         return "fp8 is for two FP8 operands that lie along k"
+    if c.promotes and compute in (dtypes.int8, dtypes.float32):
+        return f"promotes is for sums of 16-bit numbers; got {compute}"
     if task.half_sums and not task.a == task.b == dtypes.float16:
         return f"only FP16 products are summed in FP16; got {task.a} and {task.b}"
     if task.half_sums and arch.startswith("gfx"):
@@ -139,4 +143,4 @@ def element_types(task: GemmTask, config: GemmConfig) -> tuple[np.dtype, np.dtyp
 def promote_k(task: GemmTask, config: GemmConfig) -> int:
     if task.half_sums:
         return _ALL_OF_K
-    return BLOCK if config.fp8 or task.block_scales else 0
+    return BLOCK if config.fp8 or config.promotes or task.block_scales else 0

@@ -152,7 +152,10 @@ ARRAYS = {  # what kernels take, in their order
         *("a", "b", "b2", "out", "scale_a", "scale_b", "scale_b2"),
         *("groups_a", "groups_b", "groups_b2"),
     ),
-    "dequant_softmax": ("a", "b", "out", "bias", "scale_b", "statistics"),
+    "dequant_softmax": (
+        *("a", "b", "out", "bias", "scale_b"),
+        *("logits", "statistics", "barrier"),
+    ),
 }
 
 
@@ -164,6 +167,8 @@ class Product(NamedTuple):
     block_scales: scale_a and scale_b hold one number for every 128 of k (and 128 columns of b).
     half_sums: FP16 products are summed in FP16.
     groups_a, groups_b, groups_b2: of NVFP4 operands.  policy: dual_gemm.cu's.
+    logits: of dequant_softmax, where they are in memory (logits.py); num_sets: of columns that a row has
+    statistics of.
     """
 
     batch: tuple[int, ...]
@@ -189,6 +194,8 @@ class Product(NamedTuple):
     alpha2: float = 1.0
     policy: int = 0
     kernel: str = "gemm"
+    logits: Matrix | None = None
+    num_sets: int = 0
 
 
 @dataclass(frozen=True)

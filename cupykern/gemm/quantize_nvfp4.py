@@ -88,9 +88,9 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None 
     Raises TypeError (types, dtypes) and ValueError (shape, layout, config).  Error bound:
     `reference.quantize_nvfp4_bound`.
     """
-    key, plan = _find(x, layout, config)
+    key, plan, places = _find(x, layout, config)
     if plan is not None:
-        return plan.launch(x)
+        return plan.launch(x, places)
     target = arguments.target_of("x", x)
     dtypes.resolve(x.dtype, "x's dtype", DTYPES)
     if layout not in nvfp4.LAYOUTS:
@@ -132,7 +132,7 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None 
         scale_dtype = np.dtype(np.uint8) if of_bytes else _E4M3
         plan = _Plan(target, launches, 4 * grid, shape, scale_shape, layout, places, scale_dtype)
         plans.remember(key if address_of(flat) == address_of(x) else None, plan)
-        return plan.launch(flat)
+        return plan.launch(flat, (address_of(flat),))
 
 
 def _launch_of(kernel: Kernel, grid: int, shared_bytes: int, params: Any, number: Any) -> Repeated:
@@ -155,24 +155,27 @@ class _Plan(NamedTuple):
     places: tuple[int, int, int]  # _places'
     scale_dtype: np.dtype  # which CuPy makes an array of
 
-    def launch(self, x: Any) -> NvFp4:
-        target, places = self.target, None
+    def launch(self, x: Any, places: tuple[Any, ...]) -> NvFp4:
+        """places: where x lies."""
+        target = self.target
         xp = target.xp
         if xp is np:
             data = np.empty(self.shape, np.uint8)
             scale = arrays.empty_of(np, self.scale_shape, dtypes.float8_e4m3fn)
             global_scale = np.empty((), np.float32)
             barrier = workspace.take_for_grid(target, self.partial_bytes)
+            places = None
         else:  # in one piece of memory: they are used together
             first, second, size = self.places
             memory = xp.cuda.alloc(size)
-            data = xp.ndarray(self.shape, np.uint8, memory)
-            scale = xp.ndarray(self.scale_shape, self.scale_dtype, memory + first)
+            make = arrays.maker(xp)
+            data = make(self.shape, np.uint8, memory)
+            scale = make(self.scale_shape, self.scale_dtype, memory + first)
             if self.scale_dtype is not _E4M3:
                 scale = scale.view(_E4M3)
-            global_scale = xp.ndarray((), np.float32, memory + second)
+            global_scale = make((), np.float32, memory + second)
             barrier = workspace.take_for_grid(target, self.partial_bytes)
-            places = x.data.ptr, memory.ptr, barrier.data.ptr
+            places = (*places, memory.ptr, barrier.data.ptr)
         for one in self.passes:
             one.launch_at(places, x, data, scale, global_scale, barrier)
         return NvFp4.unchecked(data, scale, self.layout, global_scale)

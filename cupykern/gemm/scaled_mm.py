@@ -55,12 +55,12 @@ def scaled_mm(
     if isinstance(a, NvFp4) or isinstance(b, NvFp4):
         arrays, numbers = arrays_and_numbers(a=(a, scale_a), b=(b, scale_b))
         names, given = (*arrays, "bias"), (*arrays.values(), bias)
-        key, known = plans.find(
+        key, known, _ = plans.find(
             "scaled_mm", given, (*names, *numbers, activation, out_dtype, config), out
         )
     else:
         names, given = ("a", "b", "bias", "scale_a", "scale_b"), (a, b, bias, scale_a, scale_b)
-        key, known = _find(*given, activation, out_dtype, config, out)
+        key, known, _ = _find(*given, activation, out_dtype, config, out)
     if known is not None:
         return matmul.launch_known(known, given, out)
     if isinstance(a, NvFp4) and not isinstance(b, NvFp4):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 from functools import cache
@@ -10,11 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import arguments, dtypes, inputs, plans, reference
+from .. import arguments, arrays, dtypes, inputs, plans, reference, workspace
+from ..arrays import address_of
 from ..choice import choose
 from ..jit import get_kernel
 from ..op import Call, Draw, Op, Work
-from ..targets import Kernel, Target
+from ..targets import Target
+from ..targets.repeated import Repeated
 from .nonfinite_walk import (
     MAX_DIMS,
     NonfiniteConfig,
@@ -100,8 +101,11 @@ def nonfinite_report(x: Any, *, config: NonfiniteConfig | None = None) -> Nonfin
             "nonfinite_report reads its result back, which ends the capture of a stream: call it "
             "before or after"
         )
-    figures = _run(x, config)[:_SUMMARY_WORDS]
-    figures = figures if isinstance(figures, np.ndarray) else figures.get()
+    xp, buffer = _run(x, config)
+    if xp is np:
+        figures = buffer[:_SUMMARY_WORDS]
+    else:
+        figures = xp.ndarray((_SUMMARY_WORDS,), np.int64, buffer).get()
     num_nan, num_posinf, num_neginf, first = (int(n) for n in figures[:4])
     low, high, mean = (float(s) for s in figures[4:].view(np.float64))
     index = None
@@ -114,17 +118,13 @@ def nonfinite_arrays(x: Any, *, config: NonfiniteConfig | None = None) -> tuple[
     """nonfinite_report's figures, where x is and without waiting for them.
 
     Returns int64 (4,): NaN, +inf, -inf, the first's number in C order (2^63 - 1: none), and float64
-    (3,): min, max, mean.  On a GPU at most 1024 calls may be under way at once.  Raises TypeError and
-    ValueError (config).
+    (3,): min, max, mean.  Raises TypeError and ValueError (config).
     """
-    return _split(_run(x, config))
-
-
-def _split(buffer: Any) -> tuple[Any, Any]:
-    if isinstance(buffer, np.ndarray):
+    xp, buffer = _run(x, config)
+    if xp is np:
         return buffer[:4], buffer[4:_SUMMARY_WORDS].view(np.float64)
-    array, memory = type(buffer), buffer.data  # sooner than slices
-    return array((4,), np.int64, memory), array((_SUMMARY_WORDS - 4,), np.float64, memory + 32)
+    make = arrays.maker(xp)
+    return make((4,), np.int64, buffer), make((_SUMMARY_WORDS - 4,), np.float64, buffer + 32)
 
 
 def is_capturing(target: Target) -> bool:
@@ -145,9 +145,8 @@ def _check(x: Any) -> Target:
 
 
 class _Plan(NamedTuple):
-    kernel: Kernel
-    grid: int
-    params: np.ndarray
+    repeated: Repeated
+    num_bytes: int  # of the figures and what blocks have found
 
 
 @plans.cached
@@ -180,7 +179,9 @@ def _plan(
         params["sizes"][d], params["strides"][d], params["weights"][d] = size, stride, weight
     per_block = config.num_threads * config.batch * config.vector_width
     grid = min(-(-walk.num_elements // per_block), _max_blocks(target, config))
-    return _Plan(get_kernel(target, walk_variant(dtype, config)), grid, target.by_value(params))
+    kernel, struct = get_kernel(target, walk_variant(dtype, config)), target.by_value(params)
+    repeated = Repeated(kernel, grid, 0, lambda arrays: (*arrays, struct))
+    return _Plan(repeated, 8 * _SUMMARY_WORDS * (1 + grid))
 
 
 @cache
@@ -191,49 +192,39 @@ def _max_blocks(target: Target, config: NonfiniteConfig) -> int:
     return target.multiprocessors * config.min_blocks
 
 
-_NUM_COUNTERS = 1024
-_calls = itertools.count()
-
-
-@cache
-def _counters(target: Target) -> Any:
-    """What the last block of a launch is found by: zero between launches."""
-    counters = target.xp.zeros(_NUM_COUNTERS, np.uint32)
-    target.xp.cuda.get_current_stream().synchronize()  # other streams use them too
-    return counters
-
-
 _find = plans.finder("nonfinite", arrays=1, options=1)
 
 
-def _run(x: Any, config: NonfiniteConfig | None = None) -> Any:
-    """The kernel's buffer, whose first words are the figures."""
-    key, known = _find(x, config)
+def _run(x: Any, config: NonfiniteConfig | None = None) -> tuple[Any, Any]:
+    """(numpy or CuPy, the kernel's buffer), whose first words are the figures: int64 of numpy, or CuPy's pointer to it."""
+    key, known, places = _find(x, config)
     if known is not None:
-        xp, plan, counters, size = known
-        buffer = xp.ndarray(size, np.int64)
-        slot = np.int64(next(_calls) % _NUM_COUNTERS)
-        plan.kernel(plan.grid, (x, buffer, counters, slot, plan.params))
-        return buffer
+        return _launch(*known, x, places)
     target = _check(x)
     xp = target.xp
     with arguments.on_device(target):
         if x.size == 0:
             nan = int(np.array(np.nan).view(np.int64))
-            return xp.asarray(np.array([0, 0, 0, _NOWHERE, nan, nan, nan], np.int64))
+            found = xp.asarray(np.array([0, 0, 0, _NOWHERE, nan, nan, nan], np.int64))
+            return xp, found if xp is np else found.data
         plan = _plan(target, x.shape, x.dtype, operand(x), config)
         if plan is None:  # rare: strides that the kernel can't walk
             codes = x.view(f"u{x.itemsize}")  # CuPy copies no FP8
             return _run(xp.array(codes, order="C").view(x.dtype), config)
-        buffer = xp.empty(_SUMMARY_WORDS * (1 + plan.grid), np.int64)
-        if target.name == "host":
-            buffer.fill(-1)  # an earlier call's sums, in the same memory, would hide a fault
-            counters, slot = np.zeros(1, np.uint32), 0
-        else:
-            counters, slot = _counters(target), next(_calls) % _NUM_COUNTERS
-            plans.remember(key, (xp, plan, counters, buffer.size))
-        plan.kernel(plan.grid, (x, buffer, counters, np.int64(slot), plan.params))
-    return buffer
+        plans.remember(key, (target, plan))
+        return _launch(target, plan, x, (address_of(x),))
+
+
+def _launch(target: Target, plan: _Plan, x: Any, places: tuple[Any, ...]) -> tuple[Any, Any]:
+    """places: where x lies."""
+    counter = workspace.take_counters(target, 1)
+    if target.name == "host":
+        buffer = np.full(plan.num_bytes // 8, -1)  # an earlier call's sums would hide a fault
+        plan.repeated.launch((x, buffer, counter))
+        return np, buffer
+    memory = target.xp.cuda.alloc(plan.num_bytes)
+    plan.repeated.launch_at((*places, memory.ptr, counter.data.ptr), (x, memory, counter))
+    return target.xp, memory
 
 
 # --- the op's record -----------------------------------------------------------------------------

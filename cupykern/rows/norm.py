@@ -111,7 +111,7 @@ def _run(
     config: RowConfig | None = None,
 ) -> Any:
     """options: the arguments of `_checked_options`."""
-    key, known = _find(x, weight, bias, residual, *options, eps, dtype, config, out)
+    key, known, places = _find(x, weight, bias, residual, *options, eps, dtype, config, out)
     if known is None:
         return _run_checked(key, x, weight, bias, eps, residual, options, dtype, out, config)
     target, norm = known
@@ -119,11 +119,17 @@ def _run(
         y, total = arrays.empty_twins(target.xp, x, norm.y_dtype)
         if not norm.simple:
             return _launch(target, norm, x, weight, bias, residual, y, total)
-        norm.plan.launch(target.xp, (x, residual, weight, bias, y, total, None, None, None))
+        norm.plan.launch(
+            target.xp,
+            (x, residual, weight, bias, y, total, None, None, None),
+            (*places, y.data.ptr, total.data.ptr),
+        )
         return y, total
     y = arrays.empty_of(target.xp, x.shape, norm.y_dtype) if out is None else out
     if norm.simple and not norm.has_residual:
-        norm.plan.launch(target.xp, (x, None, weight, bias, y, None, None, None, None))
+        norm.plan.launch(
+            target.xp, (x, None, weight, bias, y, None, None, None, None), (*places, y.data.ptr)
+        )
         return y
     return _launch(target, norm, x, weight, bias, residual, y, None)
 
@@ -238,13 +244,13 @@ def _launch(
     """Launch a plan whose results, but for y, are new; returns them all."""
     xp, options = target.xp, norm.options
     if norm.has_residual and total is None:
-        total = xp.ndarray(x.shape, x.dtype)
+        total = arrays.maker(xp)(x.shape, x.dtype)
     mean = rstd = row_scale = None
     if options.return_stats:
-        rstd = xp.ndarray(x.shape[:-1], np.float32)
-        mean = xp.ndarray(x.shape[:-1], np.float32) if options.centered else None
+        rstd = arrays.maker(xp)(x.shape[:-1], np.float32)
+        mean = arrays.maker(xp)(x.shape[:-1], np.float32) if options.centered else None
     if options.quantized is not None:
-        row_scale = xp.ndarray((*x.shape[:-1], 1), np.float32)
+        row_scale = arrays.maker(xp)((*x.shape[:-1], 1), np.float32)
     norm.plan.launch(xp, (x, residual, weight, bias, y, total, mean, rstd, row_scale))
     return _outputs(y, row_scale, total, mean, rstd)
 

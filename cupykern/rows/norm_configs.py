@@ -8,43 +8,63 @@ from ..targets.limits import is_measured
 from .row_configs import MAX_STAGES, VECTOR_BYTES, RowConfig, few_of, fitting, row_configs
 from .rows import RowLayout
 
-_Table = tuple[tuple[int, int, int, int, int, int, bool], ...]
+_Table = tuple[tuple[int, int, int, int, int, str], ...]
 _ClusterTable = tuple[tuple[int, int, int, int, int, bool], ...]
 
-# For plain calls, by the elements' bytes and rising length of the row: (num_threads, threads_per_row,
-# vectors_per_thread, cluster_size, min_blocks, rows_per_thread, in_registers); the first that holds a
-# row wins.  Several rows at once share what a thread reads of weights, and their exchanges.
-_BLOCKS: dict[int, _Table] = {
-    2: (
-        (128, 8, 1, 1, 8, 1, True),
-        (128, 32, 1, 1, 8, 4, True),
-        (128, 128, 1, 1, 8, 4, True),
-        (256, 256, 2, 1, 4, 2, True),
-        (512, 512, 2, 1, 2, 2, True),
-        (512, 512, 4, 1, 3, 1, False),
-    ),
-    4: (
-        (128, 8, 1, 1, 8, 1, True),
-        (128, 32, 1, 1, 8, 4, True),
-        (128, 64, 4, 1, 8, 1, True),
-        (256, 256, 4, 1, 4, 1, True),
-        (512, 512, 4, 1, 2, 1, True),
-        (1024, 1024, 4, 1, 2, 1, False),
-    ),
+# For plain calls, by `centered`, the elements' bytes and rising length of the row: (num_threads,
+# threads_per_row, vectors_per_thread, min_blocks, rows_per_thread, where); the first that holds a row
+# wins.  Several rows at once share what a thread reads of weights, and their exchanges.
+# where: rows lie in registers (R) or shared memory (S); W: weights come with the row.
+_BLOCKS: dict[bool, dict[int, _Table]] = {
+    False: {
+        2: (
+            (128, 8, 1, 8, 1, "R"),
+            (128, 32, 1, 8, 4, "R"),
+            (128, 64, 2, 8, 1, "RW"),
+            (256, 256, 2, 4, 2, "R"),
+            (512, 512, 2, 2, 2, "R"),
+            (512, 512, 4, 3, 1, "S"),
+        ),
+        4: (
+            (128, 8, 1, 8, 1, "R"),
+            (128, 32, 1, 8, 4, "R"),
+            (64, 64, 4, 16, 1, "R"),
+            (256, 256, 4, 4, 1, "R"),
+            (512, 512, 4, 2, 1, "R"),
+            (1024, 1024, 4, 2, 1, "S"),
+        ),
+    },
+    True: {
+        2: (
+            (128, 8, 1, 8, 1, "R"),
+            (128, 32, 1, 8, 4, "R"),
+            (128, 64, 2, 8, 2, "RW"),
+            (256, 256, 2, 4, 2, "R"),
+            (512, 512, 2, 2, 2, "R"),
+            (512, 512, 4, 3, 1, "S"),
+        ),
+        4: (
+            (128, 8, 1, 8, 1, "R"),
+            (128, 32, 1, 8, 4, "R"),
+            (128, 128, 2, 12, 1, "R"),
+            (256, 256, 4, 4, 1, "R"),
+            (512, 512, 4, 2, 1, "R"),
+        ),
+    },
 }
 # The same with a residual.
 _SUMS: dict[int, _Table] = {
     2: (
-        (128, 8, 1, 1, 8, 1, True),
-        (128, 32, 4, 1, 5, 1, True),
-        (128, 128, 4, 1, 8, 1, False),
-        (512, 512, 4, 1, 2, 1, False),
+        (128, 8, 1, 8, 1, "R"),
+        (128, 128, 1, 8, 2, "R"),
+        (128, 128, 4, 8, 1, "S"),
+        (512, 512, 4, 2, 1, "S"),
     ),
     4: (
-        (128, 8, 1, 1, 8, 1, True),
-        (128, 128, 2, 1, 8, 2, True),
-        (256, 256, 4, 1, 4, 1, True),
-        (1024, 1024, 4, 1, 1, 1, True),
+        (128, 8, 1, 8, 1, "R"),
+        (128, 128, 2, 8, 2, "R"),
+        (256, 256, 4, 4, 1, "R"),
+        (1024, 1024, 4, 1, 1, "R"),
     ),
 }
 # Of longer rows, by (centered, has_residual): (num_threads, vectors_per_thread, cluster_size,
@@ -57,7 +77,7 @@ _CLUSTERS: dict[tuple[bool, bool], dict[int, _ClusterTable]] = {
     },
     (True, False): {
         2: tuple((256, 8, size, 2, 2, True) for size in (2, 4, 8, 16)),
-        4: (*((256, 8, size, 2, 2, True) for size in (4, 8, 16)), (512, 8, 16, 2, 1, False)),
+        4: (*((256, 8, size, 2, 2, True) for size in (2, 4, 8, 16)), (512, 8, 16, 2, 1, False)),
     },
     (False, True): {
         2: (*((256, 8, size, 3, 1, True) for size in (2, 4, 8)), (512, 4, 16, 2, 1, True)),
@@ -79,15 +99,15 @@ _STREAMS: dict[tuple[bool, bool], dict[int, tuple[tuple[int, int, int], ...]]] =
 # To FP8 and int8.
 _QUANTIZED: dict[int, _Table] = {
     2: (
-        (128, 8, 1, 1, 8, 1, True),
-        (128, 32, 4, 1, 6, 1, True),
-        (128, 128, 4, 1, 8, 2, False),
+        (128, 8, 1, 8, 1, "R"),
+        (128, 32, 4, 6, 1, "R"),
+        (128, 128, 4, 8, 2, "S"),
     ),
     4: (
-        (128, 8, 1, 1, 8, 1, True),
-        (128, 32, 8, 1, 4, 1, True),
-        (128, 128, 8, 1, 8, 1, False),
-        (512, 512, 8, 1, 2, 1, False),
+        (128, 8, 1, 8, 1, "R"),
+        (128, 32, 8, 4, 1, "R"),
+        (128, 128, 8, 8, 1, "S"),
+        (512, 512, 8, 2, 1, "S"),
     ),
 }
 _QUANTIZED_CLUSTERS: dict[int, _ClusterTable] = {
@@ -108,7 +128,7 @@ def norm_configs(
     """Every config on `arch` of elements of `itemsize` bytes, for results that are not quantized."""
     streams = _STREAMS[centered, has_residual][itemsize] if arch == "sm_90a" else ()
     width = VECTOR_BYTES // itemsize
-    blocks = _SUMS if has_residual else _BLOCKS
+    blocks = _SUMS if has_residual else _BLOCKS[centered]
     return (
         *(
             RowConfig(threads, threads, width, vectors, cluster, plain=True, stages=MAX_STAGES)
@@ -123,6 +143,8 @@ def norm_configs(
 @cache
 def quantized_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
     """The same for quantized results of rms_norm."""
+    if not is_measured(arch):
+        return _with_options(arch, itemsize)
     return (
         *_plain(arch, itemsize, _QUANTIZED[itemsize]),
         *_clusters(arch, itemsize, _QUANTIZED_CLUSTERS[itemsize]),
@@ -134,7 +156,7 @@ def _with_options(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
     """For calls with options, and strides of all kinds: fewer, since such calls are rarer."""
     sizes = {VECTOR_BYTES // itemsize: (8, 32, 128, 512), 1: (16, 256)}  # threads of one row
     if not is_measured(arch):
-        sizes = {VECTOR_BYTES // itemsize: (256,), 1: ()}
+        sizes = {VECTOR_BYTES // itemsize: (512,), 1: ()}
     return tuple(
         config
         for config in row_configs(arch, itemsize)
@@ -147,16 +169,15 @@ def _with_options(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
 def _plain(arch: str, itemsize: int, table: _Table) -> tuple[RowConfig, ...]:
     return tuple(
         RowConfig(
-            *(threads, threads_per_row, VECTOR_BYTES // itemsize, vectors, cluster),
+            *(threads, threads_per_row, VECTOR_BYTES // itemsize, vectors),
             # A cap on registers, measured on Hopper; elsewhere it may spill.
             min_blocks=blocks if arch == "sm_90a" else 1,
             plain=True,
             rows_per_thread=rows,
-            in_registers=in_registers,
+            in_registers="R" in where,
+            weights_first="W" in where,
         )
-        for threads, threads_per_row, vectors, cluster, blocks, rows, in_registers in few_of(
-            arch, table
-        )
+        for threads, threads_per_row, vectors, blocks, rows, where in few_of(arch, table)
     )
 
 

@@ -47,7 +47,7 @@ def quantize(
     Raises TypeError (types, dtypes) and ValueError (dims, granularity, block, config).  Error bound:
     `reference.quantize_bound`.
     """
-    key, known = _find(x, dtype, granularity, block, config)
+    key, known, _ = _find(x, dtype, granularity, block, config)
     if known is not None:
         target, code, shape, launch = known
         values, scale = arrays.empty_pair(target.xp, x, code, shape)

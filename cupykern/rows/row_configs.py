@@ -137,6 +137,9 @@ CLUSTERS: dict[int, Table] = {
         (512, 512, 32, 16),
     ),
 }
+# Where nothing is measured: two warps on a row, or a block.  Few vectors for each thread: what a kernel does
+# with them is compiled for every one.
+_FEW_BLOCKS: Table = ((128, 64, 16, 1), (512, 512, 16, 1))
 _ELEMENTS = ((128, 32, 16, 1), (256, 256, 16, 1), (512, 512, 32, 1))
 _ACROSS = ((256, 8, 16, 1), (512, 16, 32, 1))
 
@@ -146,8 +149,8 @@ def row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
     """Every config on `arch` for elements of `itemsize` bytes, in the order of preference."""
     blocks, clusters = _BLOCKS[itemsize], CLUSTERS[itemsize]
     shared, elements, across = blocks[1::2] + clusters[1::2], _ELEMENTS, _ACROSS
-    if not is_measured(arch):  # a warp or two on a row, or a block
-        blocks = shared = (blocks[3], blocks[6])
+    if not is_measured(arch):
+        blocks = shared = _FEW_BLOCKS
         clusters, elements, across = (), _ELEMENTS[1:2], _ACROSS[:1]
     width = VECTOR_BYTES // itemsize
     return (

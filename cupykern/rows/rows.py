@@ -58,12 +58,16 @@ class RowPlan(NamedTuple):
     params: Any
     repeated: Repeated  # of whole rows
 
-    def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
-        """Launch the kernel, whose parameters are `arrays`, the statistics, params and the pass."""
+    def launch(self, xp: Any, arrays: tuple[Any, ...], places: Any = None) -> None:
+        """Launch the kernel, whose parameters are `arrays`, the statistics, params and the pass.  places: what
+        addresses of all CuPy's arrays follow from; None: their own."""
         if not self.split:
             if self.counted:
-                arrays = (*arrays, workspace.take(self.target, 0, 1)[1])
-            self.repeated.launch(arrays)
+                self.repeated.launch((*arrays, workspace.take_counters(self.target, 1)))
+            elif places is None:
+                self.repeated.launch(arrays)
+            else:
+                self.repeated.launch_at(places, arrays)
             return
         num_statistics = self.num_rows * (self.num_chunks + 1)
         statistics = xp.empty((num_statistics, self.statistic_bytes), np.uint8)

@@ -12,6 +12,7 @@ import numpy as np
 from kernels_cu import Variant
 
 from .. import arguments, dtypes, inputs, plans, reference
+from ..arrays import maker
 from ..op import Call, Draw, Op, Work
 from ..targets import Target, of_array
 from .row_configs import (
@@ -167,12 +168,12 @@ def _run(
     log: bool,
     config: RowConfig | None = None,
 ) -> Any:
-    key, known = _find(x, mask, axis, scale, dtype, log, config, out)
+    key, known, places = _find(x, mask, axis, scale, dtype, log, config, out)
     if known is None:
         return _run_checked(key, x, axis, mask, scale, dtype, out, log, config)
     target, y_dtype, plan = known
-    y = target.xp.ndarray(x.shape, y_dtype) if out is None else out
-    plan.launch(target.xp, (x, mask, y))
+    y = maker(target.xp)(x.shape, y_dtype) if out is None else out
+    plan.launch(target.xp, (x, mask, y), (*places, y.data.ptr))
     return y
 
 

@@ -33,6 +33,13 @@ class Repeated:
         self._pack = getattr(kernel, "pack", None)
         self._known: dict[Any, Callable[[], None]] = {}
 
+    def of(self, make: Callable[..., tuple[Any, ...]]) -> Repeated:
+        """The same launch, of arrays that `make` makes of what it is launched with."""
+        arguments = self._arguments
+        return Repeated(
+            self._kernel, self._grid, self._shared_bytes, lambda *given: arguments(make(*given))
+        )
+
     def launch(self, arrays: tuple[Any, ...]) -> None:
         """With what `arguments` makes of `arrays`, of which some may be None."""
         # As places_of, without a call.

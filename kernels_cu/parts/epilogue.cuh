@@ -35,6 +35,18 @@ DEVICE void activate_all(float (&values)[kCount], int activation) {
     }
 }
 
+// The same in turns: the code of one for all.
+template <int kCount>
+DEVICE void activate_in_turn(float (&values)[kCount], int activation) {
+#pragma unroll 1
+    for (int i = 0; i < kCount; ++i) {
+        const float y = activate(values[0], activation);
+#pragma unroll
+        for (int j = 1; j < kCount; ++j) values[j - 1] = values[j];
+        values[kCount - 1] = y;
+    }
+}
+
 // Of one matrix of a batch: the pointers are at its element (0, 0).  Null: absent.
 struct Epilogue {
     const EpilogueParams& params;
@@ -134,8 +146,12 @@ struct Epilogue {
         scale(row, col, count, sums, values);
         if (bias) add(bias, params.bias_dtype, params.bias, row, col, count, values);
         if (params.activation != kNoActivation) {
+            if constexpr (kCompact) {
+                activate_in_turn(values, params.activation);
+            } else {
 #pragma unroll
-            for (int i = 0; i < kRun; ++i) values[i] = activate(values[i], params.activation);
+                for (int i = 0; i < kRun; ++i) values[i] = activate(values[i], params.activation);
+            }
         }
         if (residual)
             add(residual, params.residual_dtype, params.residual, row, col, count, values);

@@ -17,13 +17,26 @@ DEVICE float gate(float x, float y, int policy) {
     const float sigmoid_half = round_to_half(1.0f / round_to_half(1.0f + power));
     return round_to_half(round_to_half(x_half * sigmoid_half) * round_to_half(y));
 }
-// One branch for all.
+// One branch for all; if compact, the code of one, in turns.
 template <int kCount>
-DEVICE void gate_all(float (&values)[kCount], const float (&factors)[kCount], int policy) {
+DEVICE void gate_all(float (&values)[kCount], float (&factors)[kCount], int policy) {
+    if constexpr (kCompact) {
+#pragma unroll 1
+        for (int i = 0; i < kCount; ++i) {
+            const float y = gate(values[0], factors[0], policy);
 #pragma unroll
-    for (int known = kAllFp32; known <= kAllFp16; ++known) {
-        if (policy != known) continue;
+            for (int j = 1; j < kCount; ++j) {
+                values[j - 1] = values[j];
+                factors[j - 1] = factors[j];
+            }
+            values[kCount - 1] = y;
+        }
+    } else {
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) values[i] = gate(values[i], factors[i], known);
+        for (int known = kAllFp32; known <= kAllFp16; ++known) {
+            if (policy != known) continue;
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) values[i] = gate(values[i], factors[i], known);
+        }
     }
 }

@@ -93,8 +93,8 @@ DEVICE void for_each_sum(const WarpPlace& warp, AllSums& acc, F f) {
     }
 }
 
-DEVICE GemmTask task_of(const TileParams& params) {
-    return GemmTask::of_block(blockIdx.x, uint32_t(params.tiles_m), uint32_t(params.tiles_n),
+DEVICE GemmTask task_of(const TileParams& params, uint32_t index = blockIdx.x) {
+    return GemmTask::of_block(index, uint32_t(params.tiles_m), uint32_t(params.tiles_n),
                               uint32_t(params.batch_size), kTileM, kTileN);
 }
 

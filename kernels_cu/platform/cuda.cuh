@@ -25,6 +25,9 @@ using uintptr_t = unsigned long long;
 #include "platform/common.cuh"
 
 constexpr int kWarpSize = 32;
+// Whether one loop with a uniform branch does for several that are each for a case: where nobody has
+// measured what those gain, they only take compilers longer.
+constexpr bool kCompact = __CUDA_ARCH__ != 900;
 
 // --- barriers, shuffles, votes, atomics ------------------------------------------------------
 // All threads of the block, warp or barrier take part; shuffles move any 4- or 8-byte type.

@@ -25,6 +25,7 @@ constexpr int kWarpSize = 64;
 #else
 constexpr int kWarpSize = 32;
 #endif
+constexpr bool kCompact = true;  // cuda.cuh
 
 namespace hip {
 struct Index { unsigned x, y, z; };

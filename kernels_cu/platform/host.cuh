@@ -67,6 +67,8 @@ using uintptr_t = unsigned long long;
 #include "platform/common.cuh"
 
 constexpr int kWarpSize = HOST_WARP_SIZE;
+constexpr bool kCompact =
+    kWarpSize == 64;  // cuda.cuh: one warp size as on Hopper, one as elsewhere
 
 // --- barriers, shuffles, votes, atomics ------------------------------------------------------
 DEVICE int lane_id() { return host::runtime->thread()->lane; }

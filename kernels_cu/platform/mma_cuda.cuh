@@ -322,11 +322,11 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
     }
 }
 
-// Eight e2m1 numbers, the first in the lowest bits, times an e4m3 scale: four pairs of T, which
-// holds them.
+// Eight e2m1 numbers, the first in the lowest bits, those of either half times a factor: four pairs of
+// T, which holds the products.
 template <class T>
-DEVICE void decode_scaled(uint32_t codes, e4m3 scale, uint32_t (&pairs)[4]) {
-    const __half2 factor = __half2half2(__half(scale));
+DEVICE void decode_eight(uint32_t codes, __half2 low_factor, __half2 high_factor,
+                        uint32_t (&pairs)[4]) {
     // A byte permutation finds the upper bytes of four magnitudes in FP16 by their codes.
     const uint32_t magnitudes = codes & 0x77777777u, firsts = codes << 4;
 #pragma unroll
@@ -337,7 +337,8 @@ DEVICE void decode_scaled(uint32_t codes, e4m3 scale, uint32_t (&pairs)[4]) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
             const uint32_t two = __byte_perm(tops, 0, j == 0 ? 0x1404 : 0x3424);
-            const __half2 scaled = __hmul2(bit_cast<__half2>(two), factor);
+            const __half2 scaled =
+                __hmul2(bit_cast<__half2>(two), i == 0 ? low_factor : high_factor);
             if constexpr (kSame<T, half>) {
                 pairs[2 * i + j] = bit_cast<uint32_t>(scaled);
             } else {
@@ -346,6 +347,11 @@ DEVICE void decode_scaled(uint32_t codes, e4m3 scale, uint32_t (&pairs)[4]) {
             }
         }
     }
+}
+template <class T>
+DEVICE void decode_scaled(uint32_t codes, e4m3 scale, uint32_t (&pairs)[4]) {
+    const __half2 factor = __half2half2(__half(scale));
+    decode_eight<T>(codes, factor, factor, pairs);
 }
 
 // 32 of k of e2m1 numbers as two fragments in kEights' order, each number times the e4m3 scale of

@@ -184,23 +184,5 @@ DEVICE void decode_bytes(const uint32_t (&words)[4], int byte, uint32_t scales,
     const uint32_t select = 0x40 + 0x11 * byte;
     const uint32_t bytes = __byte_perm(__byte_perm(words[0], words[1], select),
                                        __byte_perm(words[2], words[3], select), 0x5410);
-    // A byte permutation finds the upper bytes of four magnitudes in FP16 by their codes.
-    const uint32_t codes = bytes & 0x77777777u, firsts = bytes << 4;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const uint32_t magnitudes = __byte_perm(0x3e3c3800u, 0x46444240u, codes >> 16 * i);
-        const uint32_t signs = __byte_perm(firsts, bytes, i == 0 ? 0x5140 : 0x7362) & 0x80808080u;
-        const __half2 factor = i == 0 ? __low2half2(factors) : __high2half2(factors);
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-            const uint32_t two = __byte_perm(magnitudes | signs, 0, j == 0 ? 0x1404 : 0x3424);
-            const __half2 scaled = __hmul2(bit_cast<__half2>(two), factor);
-            if constexpr (kSame<T, half>) {
-                pairs[2 * i + j] = bit_cast<uint32_t>(scaled);
-            } else {
-                const float2 x = __half22float2(scaled);
-                pairs[2 * i + j] = pack<T>(x.x, x.y);
-            }
-        }
-    }
+    decode_eight<T>(bytes, __low2half2(factors), __high2half2(factors), pairs);
 }

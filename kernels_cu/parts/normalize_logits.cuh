@@ -1,0 +1,143 @@
+// The second half of a softmax along rows of logits: y = exp(logit - max) / sum, from the statistics
+// of sets of their columns.  The logits are read once; y may be the logits.  Without logits y holds
+// exp(logit - max of the set) already, and is scaled (parts/shares_hopper.cuh): a set has kSetColumns.
+#include "parts/dtype.cuh"
+#include "parts/gemm_task.cuh"
+#include "parts/math.cuh"
+#include "parts/max_sum.cuh"
+#include "parts/vector.cuh"
+
+struct NormalizeParams {
+    int64_t m, n, num_sets;
+    MatrixStrides logits, y;
+    int64_t dtype;  // of y
+};
+
+constexpr int kSetColumns = 64;
+constexpr int kNormalRun = 8;        // columns that a thread takes at once
+constexpr int kPieceColumns = 2048;  // of a row: what blocks share
+constexpr int kBlockWarps = kNumThreads / kWarpSize;
+
+// Merges the statistics of a row, in an order that does not depend on the rest; for all threads.
+DEVICE MaxSum row_statistics(const MaxSum* sets, int64_t num_sets, MaxSum* of_warps) {
+    const MergeMaxSum merge{kLog2E};
+    MaxSum total{-kInfinity, 0.0f};
+    for (int64_t i = threadIdx.x; i < num_sets; i += kNumThreads) total = merge(total, sets[i]);
+    total = merge.across_lanes(total, 1, kWarpSize);
+    sync_block();  // another row's have been read
+    if (lane_id() == 0) of_warps[threadIdx.x / kWarpSize] = total;
+    sync_block();
+    total = of_warps[0];
+#pragma unroll
+    for (int i = 1; i < kBlockWarps; ++i) total = merge(total, of_warps[i]);
+    return total;
+}
+
+DEVICE void normalize_run(const MaxSum& total, float (&values)[kNormalRun]) {
+    const float factor = 1.0f / total.sum;
+#pragma unroll
+    for (int i = 0; i < kNormalRun; ++i) {
+        values[i] = exp2_approx((values[i] - total.max) * kLog2E) * factor;
+    }
+}
+
+// Columns [begin, end) of a row.
+template <class Out>
+DEVICE void normalize_columns(const float* logits, Out* y, const NormalizeParams& p,
+                              const MaxSum& total, int64_t begin, int64_t end) {
+    constexpr int64_t kStep = kNumThreads * kNormalRun;
+    for (int64_t col = begin + threadIdx.x * kNormalRun; col < end; col += kStep) {
+        const int count = end - col < kNormalRun ? int(end - col) : kNormalRun;
+        float values[kNormalRun];
+        load_run(logits + col * p.logits.col, p.logits.col, count, values);
+        normalize_run(total, values);
+        store_run(y + col * p.y.col, p.y.col, count, values);
+    }
+}
+
+// Shares of a set become shares of the row, of columns [begin, end).  y: of neighbouring columns,
+// aligned to 16 bytes.
+template <class Out>
+DEVICE void scale_shares(Out* y, const MaxSum* sets, const NormalizeParams& p, MaxSum* of_warps,
+                         int64_t begin, int64_t end) {
+    constexpr int kAtOnce = 4;
+    constexpr int64_t kStep = kAtOnce * kNumThreads;
+    const int64_t whole = end / kNormalRun;
+    struct Runs {
+        Vector<Out, kNormalRun> values[kAtOnce];
+        float largest[kAtOnce];
+    };
+    const auto load = [&](Runs& runs, int64_t run) {
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            const int64_t at = run + i * kNumThreads;
+            if (at < whole) runs.values[i].load(y + at * kNormalRun);
+            runs.largest[i] = at < whole ? sets[at * kNormalRun / kSetColumns].max : 0.0f;
+        }
+    };
+    int64_t run = begin / kNormalRun + threadIdx.x;
+    Runs runs, next;
+    load(runs, run);  // under way while the row's statistics are merged
+    const MaxSum total = row_statistics(sets, p.num_sets, of_warps);
+    const float factor = 1.0f / total.sum;
+    const auto scale_of = [&](float largest) {
+        return exp2_approx((largest - total.max) * kLog2E) * factor;
+    };
+    const auto store = [&](Runs& runs, int64_t run) {
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            const int64_t at = run + i * kNumThreads;
+            if (at >= whole) break;
+            const float scale = scale_of(runs.largest[i]);
+            float values[kNormalRun];
+#pragma unroll
+            for (int j = 0; j < kNormalRun; ++j) values[j] = runs.values[i][j] * scale;
+            runs.values[i].from_floats(values);
+            runs.values[i].store(y + at * kNormalRun);
+        }
+    };
+    for (; run < whole; run += 2 * kStep) {
+        load(next, run + kStep);
+        store(runs, run);
+        load(runs, run + 2 * kStep);
+        store(next, run + kStep);
+    }
+    const int64_t col = whole * kNormalRun + threadIdx.x;
+    if (col < end) {
+        y[col] = from_float<Out>(to_float(y[col]) * scale_of(sets[col / kSetColumns].max));
+    }
+}
+
+// The blocks of a grid share the pieces of all rows: each has as many that follow each other.
+// of_warps: kBlockWarps, in shared memory.
+DEVICE void normalize_rows(const float* logits, const MaxSum* statistics, void* y,
+                           const NormalizeParams& p, MaxSum* of_warps) {
+    const int64_t pieces = (p.n + kPieceColumns - 1) / kPieceColumns, all = p.m * pieces;
+    int64_t piece = blockIdx.x * all / gridDim.x;
+    const int64_t last = (blockIdx.x + 1) * all / gridDim.x;
+    while (piece < last) {
+        const int64_t row = piece / pieces, first = piece - row * pieces;
+        const int64_t rest = pieces - first, own = last - piece, count = rest < own ? rest : own;
+        const int64_t begin = first * kPieceColumns, after = begin + count * kPieceColumns;
+        const int64_t end = after < p.n ? after : p.n, offset = row * p.y.row;
+        const MaxSum* sets = statistics + row * p.num_sets;
+        piece += count;
+        if (!logits) {
+            if (p.dtype == kHalf) {
+                scale_shares(static_cast<half*>(y) + offset, sets, p, of_warps, begin, end);
+            } else {
+                scale_shares(static_cast<bf16*>(y) + offset, sets, p, of_warps, begin, end);
+            }
+            continue;
+        }
+        const MaxSum total = row_statistics(sets, p.num_sets, of_warps);
+        const float* from = logits + row * p.logits.row;
+        if (p.dtype == kFloat) {
+            normalize_columns(from, static_cast<float*>(y) + offset, p, total, begin, end);
+        } else if (p.dtype == kHalf) {
+            normalize_columns(from, static_cast<half*>(y) + offset, p, total, begin, end);
+        } else {
+            normalize_columns(from, static_cast<bf16*>(y) + offset, p, total, begin, end);
+        }
+    }
+}
