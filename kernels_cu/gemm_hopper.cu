@@ -83,12 +83,6 @@ DEVICE void multiply_in_row(Arguments&&... arguments) {
     if constexpr (kHas) multiply_all(arguments...);
 }
 
-// multiply_in_halves, where the main loop has it.
-template <bool kHas, class... Arguments>
-DEVICE void multiply_by_halves(Arguments&&... arguments) {
-    if constexpr (kHas) multiply_in_halves(arguments...);
-}
-
 KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b_map,
                         GRID_CONSTANT TensorMap out_map, void* out, const void* bias,
                         const void* residual, const float* scale_a, const float* scale_b,
@@ -114,16 +108,13 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
     const int num_k_tiles =
         (kSplitK ? (rank + 1) * all_k_tiles / kClusterSize : all_k_tiles) - first_k_tile;
     constexpr int kBeside = kMulticasts ? kClusterSize : 1;
-    constexpr bool kAlongN = kTurned != kAcross;  // a cluster's tiles
     const auto task_of = [&](int part) {
         const int tile = part / kClusterSize;
         GemmTask task =
             GemmTask::of_block(tile, uint32_t(params.tiles_m), uint32_t(params.tiles_n),
-                               uint32_t(params.batch_size), kAlongN ? kTileM : kTileM * kBeside,
-                               kAlongN ? kTileN * kBeside : kTileN, uint32_t(params.group_height));
-        if constexpr (kMulticasts) {
-            (kAlongN ? task.col : task.row) += cluster_rank() * (kAlongN ? kTileN : kTileM);
-        }
+                               uint32_t(params.batch_size), kTurned ? kTileM : kTileM * kBeside,
+                               kTurned ? kTileN * kBeside : kTileN, uint32_t(params.group_height));
+        if constexpr (kMulticasts) (kTurned ? task.col : task.row) += cluster_rank() * kRows;
         return task;
     };
     const auto first_row = [](const GemmTask& task) { return int(kTurned ? task.col : task.row); };
@@ -244,22 +235,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                 }
                 TileSums sums;
                 TileFactors& factors = storage.factors[kPingPong ? warpgroup : 0];
-                constexpr bool kHalves = kTailStages > 0 && !kGeneral;
-                constexpr int kHalf = kHalves ? kAllChunks / 2 : 0;  // of the chunks
-                const EpilogueParams& p = params.epilogue;
-                const bool short_one = !kTurned && (!kActivates || p.activation == kNoActivation ||
-                                                    p.activation == kGelu);
-                if constexpr (kHalves) {
-                    multiply_by_halves<kHalves>(ring, work, sums, [&] {
-                        factors.full.wait(work.count & 1);
-                        if (short_one) {
-                            store_plain<0, kHalf>(storage.staging[warp], box, out_map, factors,
-                                                  RowFactors(), p, row, sums);
-                        }
-                    });
-                } else {
-                    multiply(ring, work, sums);
-                }
+                multiply(ring, work, sums);
                 const int count = work.count++;
                 work.place.skip(turns * num_k_tiles);
                 if (kShareK) {
@@ -271,8 +247,10 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                     add_split_sums<1, kSplitInStaging>(place, warpgroup, sums);
                 }
                 if (plain) {
-                    if (!kHalves) factors.full.wait(count & 1);
-                    if (!short_one) {
+                    const EpilogueParams& p = params.epilogue;
+                    factors.full.wait(count & 1);
+                    if (kTurned ||
+                        (kActivates && p.activation != kNoActivation && p.activation != kGelu)) {
                         const Bytes<16> place = factors.place;
                         if (!kTurned) work.first_row = int(place.words[0]) + row;
                         if (!kTurned) work.first_col = int(place.words[1]);
@@ -282,8 +260,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                     } else {
                         RowFactors rows;
                         rows.load(factors, row);
-                        store_plain<kHalf>(storage.staging[warp], box, out_map, factors, rows, p,
-                                           row, sums);
+                        store(factors, rows, sums);
                     }
                     factors.release();
                     continue;

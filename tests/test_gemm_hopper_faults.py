@@ -56,20 +56,6 @@ FAULTS = {
     "turns without order": Fault(
         MAIN_LOOP, "    if (kPingPong) ring.turn[consumer ^ 1].wait((consumer ^ 1 ^ count) & 1);\n", "", "ping-pong"
     ),
-    "the left half's columns for both": Fault(
-        MAIN_LOOP, "give(right, kCols / 2, false);", "give(right, 0, false);", "halves"
-    ),
-    "no wait for the left half": Fault(MAIN_LOOP, "    wgmma_wait<1>(left);\n", "", "halves"),
-    "sums of the tile before in halves": Fault(
-        MAIN_LOOP, "!first || i > 0 || k > 0", "true", "halves alone"
-    ),
-    "a chunk of the left half left out": Fault(
-        "gemm_hopper.cu", "store_plain<0, kHalf>(", "store_plain<1, kHalf>(", "halves"
-    ),
-    "the cluster's first rows for all": Fault(
-        RING, "full, k, row, row_batch,\n                                   cluster_rank());",
-        "full, k, row, row_batch,\n                                   0);", "across",
-    ),
     "stages of the other warpgroup's tile": Fault(
         "gemm_hopper.cu", "work.place.skip(turns * num_k_tiles);", "work.place.skip(num_k_tiles);", "ping-pong"
     ),
@@ -169,7 +155,7 @@ FAULTS = {
     ),
     "the first block's columns for all": Fault(RING, "rank * (kOuter / kClusterSize)", "0", "cluster"),
     "the rows of the cluster's first block": Fault(
-        "gemm_hopper.cu", "+= cluster_rank() * (kAlongN", "+= 0 * (kAlongN", "cluster"
+        "gemm_hopper.cu", "+= cluster_rank() * kRows;", "+= 0;", "cluster"
     ),
     "the other warpgroup's half left out": Fault(
         "gemm_hopper.cu", "                add_shared_sums(storage, warpgroup, sums);\n", "", "shared k"
@@ -277,15 +263,6 @@ PROBLEMS = {
     "plain, alpha": (HopperConfig(128, 128, 2), fp8(136, 392, 272, "numbers")),
     "split k": (HopperConfig(128, 128, 2, cluster=2, split_k=True), fp8(136, 136, 656, "blocks")),
     "cluster": (HopperConfig(128, 128, 2, cluster=2), fp8(648, 264, 656, "rows")),
-    "halves": (
-        HopperConfig(128, 256, 2),
-        MatmulProblem(136, 520, 200, layout_b="F", bias=(520,), activation="gelu"),
-    ),
-    "halves alone": (HopperConfig(128, 256, 2), MatmulProblem(520, 520, 104, layout_b="F")),
-    "across": (
-        HopperConfig(128, 64, 3, cluster=2, across=True),
-        MatmulProblem(136, 264, 200, layout_b="F"),
-    ),
     "activated": (
         HopperConfig(128, 128, 2),
         MatmulProblem(136, 264, 64, bias=(264,), activation="gelu"),

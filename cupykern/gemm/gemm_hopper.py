@@ -48,7 +48,6 @@ from .product import (
     fill_epilogues,
 )
 
-TAIL_STAGES = 0  # ring_hopper.cuh: kTailStages
 _GROUP_ROWS = 2048  # of tiles that blocks compute at the same time, below each other
 _PARAMS = np.dtype(  # gemm_hopper.cu: HopperParams
     [
@@ -117,7 +116,6 @@ def variant(task: GemmTask, config: HopperConfig) -> Variant:
             ("kShareK", c.share_k),
             ("kSplitK", c.split_k),
             ("kTurned", is_turned(c, task)),
-            ("kAcross", c.across),
             *([("kTwoProducts", task.products == 2)] if task.b == FP4 else []),
             *(
                 [("kPlain", both or task.plain), ("kGeneral", both or not task.plain)]
@@ -130,14 +128,6 @@ def variant(task: GemmTask, config: HopperConfig) -> Variant:
         parts=_main_loop(task),
         cooperative=task.kernel == "dequant_softmax",
     )
-
-
-def ends_in_halves(config: HopperConfig, task: GemmTask) -> bool:
-    """Whether a tile's first half of columns is finished while the other is multiplied."""
-    c, kinds = config, (task.a, task.b)
-    shared_rows = not (c.ping_pong or c.share_k or c.split_k or is_turned(c, task))
-    of_halves = c.tile_n == 256 and task.layout_a == INNER
-    return shared_rows and of_halves and all(kind in FLOAT16S for kind in kinds)
 
 
 _SMALLEST_HALVED = 2.0**-125  # whose half FP32 does not flush to zero
@@ -219,21 +209,18 @@ def hopper_plan(
     task = replace(task, plain=plain)
     cols = c.tile_n // task.products  # of each
     tiles_m, tiles_n = cluster_tiles(c, task, p.m, p.n)
-    # Of the columns of the sums, or with across the rows, each block of a cluster loads a part.
+    # Of the columns of the sums, each block of a cluster loads a part.
     turned = is_turned(c, task)
     parts_a, parts_b = (
-        c.cluster if layout == INNER and is_shared and not c.split_k else 1
-        for layout, is_shared in (
-            (task.layout_a, turned != c.across),
-            (task.layout_b, turned == c.across),
-        )
+        c.cluster if layout == INNER and is_cols and not c.split_k else 1
+        for layout, is_cols in ((task.layout_a, turned), (task.layout_b, not turned))
     )
     tiles = task.batch * tiles_m * tiles_n
     if tiles * c.cluster >= 2**30 or max(p.m, p.n) >= 2**31 - 512:
         raise ValueError(f"a product of {p.m} x {p.n} is too large for Hopper's main loop")
     depth = tile_k(c, task)
     rows_a = c.tile_m // parts_a
-    if task.layout_a == INNER and not turned and p.b2 is None and parts_a == 1:
+    if task.layout_a == INNER and not turned and p.b2 is None:
         # Rows that are not there take TMA as long as others: they are left out.
         rows_a = min(rows_a, -(-p.m // 8) * 8)
     map_a = operand_map(p.a, p.batch, task.layout_a, p.m, p.a.row, p.k, p.a.col, rows_a, depth)
@@ -257,8 +244,6 @@ def hopper_plan(
     shared = c.shared_bytes(task)
     group_height = max(1, _GROUP_ROWS // cluster_sizes(c, task)[0])
     num_k_tiles, places = math.ceil(p.k / depth), _PLACES[p.kernel]
-    if plain and ends_in_halves(c, task):  # stages beyond k are zeros
-        num_k_tiles = max(num_k_tiles, TAIL_STAGES)
     if p.kernel == "dequant_softmax":
         params = np.zeros((), _LOGITS_PARAMS)
         params["num_k_tiles"], params["group_height"] = num_k_tiles, group_height
@@ -295,7 +280,7 @@ def hopper_plan(
     params["group_height"] = group_height
     if p.b2 is None:
         rows = p.b if turned else p.a
-        row_bytes = (c.tile_n if turned else rows_a * parts_a) * depth * rows.dtype.itemsize
+        row_bytes = (c.tile_n if turned else rows_a) * depth * rows.dtype.itemsize
         params["row_bytes"] = row_bytes // (2 if rows.dtype == FP4 else 1)
         params["plain"] = plain
     params["num_groups"] = p.k // 16

@@ -23,7 +23,7 @@ class HopperConfig:
     a: each half of the rows of the sums (which are b's columns, where b is converted); or, with
     ping_pong, all of every other tile; or, with share_k, all of every other stage.
     cluster: so many blocks compute tiles below each other, and load the columns together; with
-    split_k, one tile, each of a part of k; with across, tiles beside each other, and load the rows together.
+    split_k, one tile, each of a part of k.
     turned: rows and columns of the sums change places, as where b is converted (then always): for few
     rows of a.
     decoded: NVFP4 weights are decoded in memory before, not in registers.
@@ -43,7 +43,6 @@ class HopperConfig:
     decoded: bool = False
     streams: bool = False
     warpgroups: int = 2
-    across: bool = False
 
     @property
     def num_threads(self) -> int:
@@ -121,12 +120,9 @@ def cluster_tiles(config: HopperConfig, task: GemmTask, m: int, n: int) -> tuple
 
 def cluster_sizes(config: HopperConfig, task: GemmTask) -> tuple[int, int]:
     """Rows and columns that a cluster computes."""
-    c, along_n = config, is_turned(config, task) != config.across
+    c, turned = config, is_turned(config, task)
     tiles = 1 if c.split_k else c.cluster
-    return (
-        c.tile_m * (1 if along_n else tiles),
-        c.tile_n // task.products * (tiles if along_n else 1),
-    )
+    return c.tile_m * (1 if turned else tiles), c.tile_n // task.products * (tiles if turned else 1)
 
 
 def splits_epilogues(task: GemmTask, config: HopperConfig) -> bool:
@@ -218,15 +214,10 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         )
     if c.cluster != 1 and (task.kernel == "dequant_softmax" or (dual and fp4)):
         return "logits and two products of NVFP4 have no clusters"
-    if c.across and (c.cluster == 1 or c.split_k or task.kernel != "gemm" or converts(task)):
-        return "across is for clusters that share the rows of one product's sums"
-    shared = rows if c.across else cols
-    layout = task.layout_a if turned != c.across else task.layout_b
-    unit = 8 if layout == INNER and not c.split_k else 64
+    unit = 8 if (task.layout_a if turned else task.layout_b) == INNER and not c.split_k else 64
     unit = 32 if dual and c.split_k else unit
-    if c.cluster not in (1, 2, 4) or shared % (c.cluster * unit if c.cluster > 1 else 1):
-        kind = "rows" if c.across else "columns"
-        return f"a cluster of 1, 2 or 4 blocks shares {shared} {kind}; got {c.cluster}"
+    if c.cluster not in (1, 2, 4) or cols % (c.cluster * unit if c.cluster > 1 else 1):
+        return f"a cluster of 1, 2 or 4 blocks shares {cols} columns; got {c.cluster}"
     if c.split_k and (c.cluster == 1 or not shared_rows or cols % (unit * c.cluster)):
         return "split_k needs a cluster that shares chunks of 64 columns, and no other way to share"
     stage = (c.tile_m * task.a.itemsize + c.tile_n * task.b.itemsize) * tile_k(c, task)

@@ -111,14 +111,14 @@ struct RowFactors {
     }
 };
 
-// Chunks kFirst to kEnd of the warp's sums, as numbers of `Out`, in boxes of 16 rows x 64 columns.
-// kGelus: their gelu, for which alpha and the bias are halved.  (out_row, col): its first sum in the output.  box:
+// The warp's sums in boxes of 16 rows x 64 columns.  kGelus: their gelu, for which alpha and the bias
+// are halved.  halves: FP16 results, else BF16.  (out_row, col): its first sum in the output.  box:
 // the box to fill next.  Where the boxes hold all sums they are filled and stored together, so that
 // the warp waits once for what it did with them before, and once until TMA may read them.
-template <class Out, bool kGelus, int kFirst, int kEnd>
+template <bool kGelus>
 DEVICE void store_chunks(Staging& staging, int& box, const TensorMap& map,
                          const TileFactors& factors, const RowFactors& rows, float alpha,
-                         int out_row, int col, int batch, const TileSums& sums) {
+                         bool halves, int out_row, int col, int batch, const TileSums& sums) {
     constexpr int kChunks = kCols / kChunk;  // beside each other
     constexpr int kTogether = kBlocks == 1 && !kSplitK && kCols == 2 * kChunk ? 2 : 1;
     // Columns at once.  Beside the other warpgroup's products, few values of gelu: many independent
@@ -144,9 +144,15 @@ DEVICE void store_chunks(Staging& staging, int& box, const TensorMap& map,
                 values[i + j] = kGelus ? gelu_of_twice(x) : x;
             }
         }
+        if (halves) {  // one branch for all
 #pragma unroll
-        for (int i = 0; i < kAtOnce / 4; ++i)
-            packed[i / 4][i % 4] = pack<Out>(values[2 * i], values[2 * i + 1]);
+            for (int i = 0; i < kAtOnce / 4; ++i)
+                packed[i / 4][i % 4] = pack<half>(values[2 * i], values[2 * i + 1]);
+        } else {
+#pragma unroll
+            for (int i = 0; i < kAtOnce / 4; ++i)
+                packed[i / 4][i % 4] = pack<bf16>(values[2 * i], values[2 * i + 1]);
+        }
     };
     // The same to a box, from its column `begin` on.
     const auto fill = [&](unsigned char* to, int begin, const uint32_t (&packed)[kWords][4]) {
@@ -169,10 +175,10 @@ DEVICE void store_chunks(Staging& staging, int& box, const TensorMap& map,
         }
     };
 #pragma unroll
-    for (int first = kFirst; first < kEnd; first += kTogether) {
+    for (int first = 0; first < kBlocks * kChunks; first += kTogether) {
         const int block = first / kChunks, chunk = first % kChunks;
         if (!own.has(chunk)) continue;
-        if (!kAhead || first == kFirst) pack_first(first);
+        if (!kAhead || first == 0) pack_first(first);
         if (lane == 0) tma_store_wait_read<2 - kTogether>();
         sync_warp();
 #pragma unroll
@@ -186,7 +192,7 @@ DEVICE void store_chunks(Staging& staging, int& box, const TensorMap& map,
                 fill(to, begin, words);
             }
         }
-        if (kAhead && first + 1 < kEnd) pack_first(first + 1);
+        if (kAhead && first + 1 < kBlocks * kChunks) pack_first(first + 1);
         fence_async_proxy();
         sync_warp();
         if (lane == 0) {
@@ -201,34 +207,20 @@ DEVICE void store_chunks(Staging& staging, int& box, const TensorMap& map,
     }
 }
 
-constexpr int kAllChunks = kBlocks * kCols / kChunk;
-
 // The same by params.  row: the warp's first one in the tile.
-template <int kFirst = 0, int kEnd = kAllChunks>
 DEVICE void store_plain(Staging& staging, int& box, const TensorMap& map,
                         const TileFactors& factors, const RowFactors& rows,
                         const EpilogueParams& params, int row, const TileSums& sums) {
     const Bytes<16> place = factors.place;
     const int out_row = int(place.words[0]) + row, col = int(place.words[1]),
               batch = int(place.words[2]);
-    const bool gelus = kActivates && params.activation == kGelu;
-    const float alpha = gelus ? 0.5f * params.alpha : params.alpha;
-    // One branch for all: results of either type in the same registers would leave wgmma, which is
-    // under way, too few.
-    if (params.out_dtype == kHalf) {
-        if (gelus) {
-            store_chunks<half, kActivates, kFirst, kEnd>(staging, box, map, factors, rows, alpha,
-                                                         out_row, col, batch, sums);
-        } else {
-            store_chunks<half, false, kFirst, kEnd>(staging, box, map, factors, rows, alpha,
-                                                    out_row, col, batch, sums);
-        }
-    } else if (gelus) {
-        store_chunks<bf16, kActivates, kFirst, kEnd>(staging, box, map, factors, rows, alpha,
-                                                     out_row, col, batch, sums);
+    const bool halves = params.out_dtype == kHalf;
+    if (kActivates && params.activation == kGelu) {
+        store_chunks<kActivates>(staging, box, map, factors, rows, 0.5f * params.alpha, halves,
+                                 out_row, col, batch, sums);
     } else {
-        store_chunks<bf16, false, kFirst, kEnd>(staging, box, map, factors, rows, alpha, out_row,
-                                                col, batch, sums);
+        store_chunks<false>(staging, box, map, factors, rows, params.alpha, halves, out_row, col,
+                            batch, sums);
     }
 }
 

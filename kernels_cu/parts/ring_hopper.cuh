@@ -20,7 +20,6 @@
 //   kClusterSize         blocks of a cluster compute tiles with the same columns and neighbouring
 //                        rows (of the accumulators): each loads its rows, and a part of the columns
 //                        for all of them.
-//   kAcross              the other way round: the same rows and neighbouring columns.
 //   kSplitK              they compute one tile instead, each the sums of a part of k, and each
 //                        finishes a part of the columns; the grid has a cluster for every tile.
 #include "parts/nvfp4.cuh"
@@ -106,12 +105,9 @@ struct OperandStage {
     }
     // Of the 16-bit numbers, or 8-bit ones along k, from (outer, k) on, for one wgmma.
     DEVICE static uint64_t tile(const unsigned char* stage, int outer, int k) {
-        return matrix_descriptor<kLine>(stage + offset(outer, k), kOuterMajor ? kBoxBytes : 0,
-                                        8 * kLine);
-    }
-    DEVICE static constexpr int offset(int outer, int k) {
         const int inner = (kOuterMajor ? outer : k) * kSize, line = kOuterMajor ? k : outer;
-        return inner / kLine * kBoxBytes + line * kLine + inner % kLine;
+        const unsigned char* p = stage + inner / kLine * kBoxBytes + line * kLine + inner % kLine;
+        return matrix_descriptor<kLine>(p, kOuterMajor ? kBoxBytes : 0, 8 * kLine);
     }
     // Where byte `byte` of line `line` of the first box lies; 8 lines further it is 8 * kLine more.
     DEVICE static int place(int line, int byte) {
@@ -188,13 +184,8 @@ DEVICE void load_tiles(Ring& ring, RingPlace& place, const TensorMap& row_map,
         Barrier& full = ring.full[place.stage];
         ring.empty[place.stage].wait(place.parity ^ 1);  // in all blocks of the cluster
         full.arrive_expect_tx(row_bytes + ColStage::kBytes);
-        if constexpr (kMulticasts && kAcross) {
-            RowStage::load_for_all(ring.rows[place.stage], row_map, full, k, row, row_batch,
-                                   cluster_rank());
-        } else {
-            RowStage::load(ring.rows[place.stage], row_map, full, k, row, row_batch);
-        }
-        if constexpr (kMulticasts && !kAcross) {
+        RowStage::load(ring.rows[place.stage], row_map, full, k, row, row_batch);
+        if constexpr (kMulticasts) {
             ColStage::load_for_all(ring.cols[place.stage], col_map, full, k, col, col_batch,
                                    cluster_rank());
         } else {
@@ -274,13 +265,6 @@ struct OwnStages {
 
 constexpr bool kInRow =
     kPromotes && kShareRows && !kSplitK && !kTurned;  // multiply_all is for those
-
-// Where the warpgroups share a tile's rows, 256 columns are two halves in its last stages: one is
-// finished while the other is still multiplied.
-// Not of rows that are neighbours in memory, which leave ptxas too few registers.
-constexpr bool kHasTail =
-    kShareRows && !kSplitK && !kConverts && sizeof(ElementA) == 2 && !kOuterMajorRows;
-constexpr int kTailStages = kHasTail && kCols == 256 ? 0 : 0;
 
 DEVICE void clear(TileSums& sums) {
 #pragma unroll
