@@ -205,7 +205,7 @@ FAULTS = {
     "the first part for all": Fault(PLAIN, "if (known == part) pick(known);", "if (known == 0) pick(known);", "silu"),
     "the factors of the first columns": Fault(
         PLAIN, "part % kParts * kPart, values);\n    };\n    const auto store", "0, values);\n    };\n    const auto store",
-        "activated",
+        "silu",
     ),
     "a turned bias of the first rows": Fault(
         PLAIN, "(cols[row + row_of_half(lane, half)])", "(cols[row + row_of_half(lane, 0)])", "few rows"
