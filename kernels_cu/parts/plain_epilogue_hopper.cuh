@@ -121,9 +121,10 @@ DEVICE void store_chunks(Staging& staging, int& box, const TensorMap& map,
                          bool halves, int out_row, int col, int batch, const TileSums& sums) {
     constexpr int kChunks = kCols / kChunk;  // beside each other
     constexpr int kTogether = kBlocks == 1 && !kSplitK && kCols == 2 * kChunk ? 2 : 1;
-    // Columns at once.  Beside the other warpgroup's products, few values of gelu: many independent
-    // instructions in a row keep the tensor cores from their registers.
-    constexpr int kAtOnce = kGelus && kPingPong ? 16 : kChunk, kWords = kAtOnce / 16;
+    // Columns at once.  Where tiles are large there is another one, whose products are beside gelu: many
+    // of its instructions in a row, independent of each other, would keep the tensor cores from the
+    // registers.
+    constexpr int kAtOnce = kGelus && kPingPong && kBlocks > 1 ? 16 : kChunk, kWords = kAtOnce / 16;
     const int lane = opaque(threadIdx.x % 32);
     const OwnChunks own;
     // Of the columns of block `block` from `begin` on.
@@ -162,37 +163,25 @@ DEVICE void store_chunks(Staging& staging, int& box, const TensorMap& map,
             store_matrix(to + line * kLineBytes + (place ^ line % 8) * 16, packed[j]);
         }
     };
-    // Where one chunk follows another, it is worked out while the one before is on its way to shared
-    // memory.
-    constexpr bool kAhead = !kSplitK && kTogether == 1 && kAtOnce == kChunk;
-    uint32_t packed[2][kTogether][kWords][4];
-    const auto pack_first = [&](int first) {
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-            const int chunk = first + i;
-            pack_columns(chunk / kChunks, chunk % kChunks * kChunk,
-                         packed[kAhead ? first % 2 : 0][i]);
-        }
-    };
 #pragma unroll
     for (int first = 0; first < kBlocks * kChunks; first += kTogether) {
         const int block = first / kChunks, chunk = first % kChunks;
         if (!own.has(chunk)) continue;
-        if (!kAhead || first == 0) pack_first(first);
+        uint32_t packed[kTogether][kWords][4];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) pack_columns(block, (chunk + i) * kChunk, packed[i]);
         if (lane == 0) tma_store_wait_read<2 - kTogether>();
         sync_warp();
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
-            auto& words = packed[kAhead ? first % 2 : 0][i];
             unsigned char* to = staging.boxes[kTogether == 2 ? i : box];
-            fill(to, 0, words);
+            fill(to, 0, packed[i]);
 #pragma unroll
             for (int begin = kAtOnce; begin < kChunk; begin += kAtOnce) {
-                pack_columns(block, (chunk + i) * kChunk + begin, words);
-                fill(to, begin, words);
+                pack_columns(block, (chunk + i) * kChunk + begin, packed[i]);
+                fill(to, begin, packed[i]);
             }
         }
-        if (kAhead && first + 1 < kBlocks * kChunks) pack_first(first + 1);
         fence_async_proxy();
         sync_warp();
         if (lane == 0) {
