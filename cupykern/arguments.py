@@ -21,7 +21,7 @@ def target_of(name: str, array: Any) -> Target:
     if not (isinstance(array, np.ndarray) or is_cupy(array)) or isinstance(
         array, np.ma.MaskedArray
     ):
-        kind = f"{type(array).__module__}.{type(array).__qualname__}"
+        kind = f"{type(array).__module__}.{type(array).__qualname__}".removeprefix("builtins.")
         raise TypeError(f"{name} must be a cupy or numpy array; got {kind}")
     return of_array(array)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -90,17 +90,27 @@ def empty_pair(xp: Any, x: Any, dtype: np.dtype, scale_shape: tuple[int, ...]) -
 _SMALL = 2**20  # bytes
 
 
-def empty_twins(xp: Any, x: Any, dtype: np.dtype) -> tuple[Any, Any]:
-    """For CuPy: uninitialised arrays of x's shape, of `dtype` and of x's dtype.
+class Twins(NamedTuple):
+    """Two arrays of one shape that begin at `size` bytes of memory and at `place` of it."""
 
-    Small ones in one piece of memory, which one allocation gets; large ones can be freed one by one.
-    """
-    shape, size = x.shape, x.nbytes
-    if size > _SMALL or dtype in _ONE_BYTE:
-        return empty_of(xp, shape, dtype), maker(xp)(shape, x.dtype)
-    place = -(-x.size * dtype.itemsize // 512) * 512
-    memory, make = xp.cuda.alloc(place + size), maker(xp)
-    return make(shape, dtype, memory), make(shape, x.dtype, memory + place)
+    shape: tuple[int, ...]
+    dtypes: tuple[np.dtype, np.dtype]
+    place: int
+    size: int
+
+    def at(self, xp: Any, memory: Any) -> tuple[Any, Any]:
+        """For CuPy."""
+        make, (first, second) = maker(xp), self.dtypes
+        return make(self.shape, first, memory), make(self.shape, second, memory + self.place)
+
+
+def small_twins(shape: tuple[int, ...], first: np.dtype, second: np.dtype) -> Twins | None:
+    """Of small arrays, which one allocation gets; None: large ones, that can be freed one by one, or FP8."""
+    place, size = (math.prod(shape) * dtype.itemsize for dtype in (first, second))
+    if size > _SMALL or first in _ONE_BYTE:
+        return None
+    place = -(-place // 512) * 512
+    return Twins(shape, (first, second), place, place + size)
 
 
 def empty_like_of(xp: Any, x: Any, dtype: np.dtype) -> Any:

@@ -25,7 +25,6 @@ from .tools.options import (
     parse_archs,
     parse_dtypes,
     parse_op,
-    parse_part,
     parse_shapes,
     write_json,
 )
@@ -79,7 +78,9 @@ for _module in (commands_measure, commands_tune):
 @cli.command("list")
 @json_option
 def list_(json_path: str | None) -> int:
-    """List ops, dtypes, targets and the config that each op's first bench shape gets.
+    """List ops with their dtypes, targets and configs.
+
+    The config is what the op's first bench shape gets.
 
     \b
     Example: cupykern list
@@ -147,9 +148,9 @@ def doctor() -> int:
 @cli.command()
 @click.option("--clear", is_flag=True, help="Remove the compiled kernels.")
 def cache(clear: bool) -> int:
-    """Show where compiled host kernels are kept and how large that is; --clear removes them.
+    """Show where compiled host kernels are kept, or remove them.
 
-    Kernels for GPUs are in CuPy's own cache, which stays as it is.
+    And how large they are.  Kernels for GPUs are in CuPy's own cache, which stays as it is.
 
     \b
     Example: cupykern cache --clear
@@ -169,21 +170,19 @@ def cache(clear: bool) -> int:
 @cli.command("compile")
 @ops_argument
 @click.option("--arch", "archs", callback=parse_archs, help="Names, with commas.  Default: all.")
-@click.option("--part", callback=parse_part, help='As "7/3": a third; any 3 successive are all.')
 @click.option("--only-failures", is_flag=True, help="In the table.")
 @click.option("--jobs", type=click.IntRange(1), default=os.cpu_count(), show_default="all cores")
 @json_option
 def compile_(
     ops: list[Op],
     archs: tuple[str, ...],
-    part: tuple[int, int] | None,
     only_failures: bool,
     jobs: int,
     json_path: str | None,
 ) -> int:
-    """Compile every variant for GPUs that need not be here; show registers, local and shared memory.
+    """Compile every variant for GPUs that need not be here.
 
-    Local memory is slow: spilled registers, and arrays that are indexed at run time.  Exits with 1 if a
+    Shows registers, local and shared memory.  Local memory is slow: spilled registers, and arrays that are indexed at run time.  Exits with 1 if a
     variant does not compile, or needs some although it is tuned.
 
     \b
@@ -192,8 +191,6 @@ def compile_(
     from .tools import gate
 
     todo = gate.tasks(ops, archs)
-    if part is not None:
-        todo = gate.part(todo, *part)
     rows = []
     with progress(len(todo), "compile") as advance:
         for row in gate.compile_all(todo, jobs):

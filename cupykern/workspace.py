@@ -16,7 +16,7 @@ from .targets import Target
 MOST_KEPT = 2**23  # bytes of partial results that a stream keeps
 _NEVER_CAPTURED = (0, 1)  # the default stream
 _PER_THREAD_STREAM = 2  # CUDA's and HIP's handle: every thread's own stream
-_kept: dict[Any, tuple[Any, Any]] = {}
+_kept: dict[Any, tuple[Any, Any]] = {}  # partial results, counters
 _kept_for_grids: dict[Any, Any] = {}
 _of_graphs: list[tuple[Any, ...]] = []
 

@@ -133,10 +133,7 @@ KERNEL void dequant_softmax_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
     Ring& ring = storage.ring;
     // From one lane, so that the compiler knows that they are alike in all.
     const int warp = shuffle(int(threadIdx.x / 32), 0), warpgroup = warp / 4;
-    if ((warp == 4 * kConsumers && elect_one()) || read_lines_ahead(params, warp)) {
-        prefetch_tensor_map(a_map);
-        prefetch_tensor_map(b_map);
-    }
+    prefetch_maps(params, warp, 4 * kConsumers, a_map, b_map);
     if (threadIdx.x == 0) ring.init();
     sync_block();
     const int num_tiles = int(params.tiles_m * params.tiles_n),
@@ -208,5 +205,12 @@ KERNEL void dequant_softmax_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
         decrease_registers<kRegisters>();
     }
     sync_grid(barrier);
-    normalize_rows(logits, statistics, y, params.normalize, storage.staging.of_warps);
+    const NormalizeParams& p = params.normalize;
+    if (logits) {
+        normalize_rows(logits, statistics, y, p, storage.staging.of_warps);
+    } else if (p.dtype == kHalf) {
+        scale_shares(static_cast<half*>(y), statistics, p, storage.staging.of_warps);
+    } else {
+        scale_shares(static_cast<bf16*>(y), statistics, p, storage.staging.of_warps);
+    }
 }

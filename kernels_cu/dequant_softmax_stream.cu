@@ -165,10 +165,7 @@ KERNEL void dequant_softmax_stream(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
     SHARED_STORAGE(StreamStorage, storage);
     float* places = reinterpret_cast<float*>(&storage + 1);
     const int warp = threadIdx.x / 32;
-    if ((warp == kWarps && elect_one()) || read_lines_ahead(params, warp)) {
-        prefetch_tensor_map(a_map);
-        prefetch_tensor_map(b_map);
-    }
+    prefetch_maps(params, warp, kWarps, a_map, b_map);
     if (threadIdx.x == 0) {
         for (int i = 0; i < kStages; ++i) {
             storage.full[i].init(1);

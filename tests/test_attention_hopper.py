@@ -218,6 +218,11 @@ def test_more_sequences_than_it_orders():
             {"mask": BlockMask.from_dense(np.ones((70, 90), bool), 64, 128)},
             "one block",
         ),
+        (
+            AttentionHopperConfig(128, 64),
+            {"mask": BlockMask.from_dense(np.ones((70, 90), bool), 64, 64), "scale": -0.3},
+            "scales up to 0",
+        ),
     ],
 )
 def test_what_it_does_not_take(config, options, says):
@@ -230,6 +235,16 @@ def test_only_positive_strides():
     q, k, v = (np.ones((1, 2, n, 64), np.float16) for n in (70, 90, 90))
     with pytest.raises(ValueError, match="positive strides"):
         cupykern.attention(q[:, ::-1], k, v, config=AttentionHopperConfig(128, 128))
+
+
+@pytest.mark.parametrize("mask", [None, "bool", "bias", "block"])
+@pytest.mark.parametrize("scale", [-0.3, 0.0, 0.5])
+def test_what_is_chosen_on_hopper_fits(mask, scale, target):
+    """The kernels of some masks find the largest score before it is scaled."""
+    skip_unless_hopper(target)
+    problem = AttentionProblem(1, 2, 1, 130, 200, 64, 64, scale=scale, mask=mask, **STATS)
+    for config in OP.configs(problem, "sm_90a"):
+        assert compare(target, problem, config).ok, config
 
 
 def test_other_chips_have_none():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from slowed import slowed
 
 import cupykern
-from cupykern import cli, targets
+from cupykern import check, cli, targets
 from cupykern.tools import baseline, bench, options, results, timing
 
 
@@ -209,6 +209,23 @@ def test_merged_runs():
     assert [run["median_us"] for run in row.repeats] == [10, 30, 20]
 
 
+def test_merged_runs_have_the_worst_clocks_and_errors():
+    runs = [_row([10], [1]) for _ in range(3)]
+    for run, fell, error in zip(runs, (False, True, False), (0.5, 0.25, 0.75), strict=True):
+        run.clocks = {"fell": fell}
+        run.results[0].error_over_bound = error
+    merged = results.merged(runs)
+    assert merged.clocks["fell"] and merged.results[0].error_over_bound == 0.75
+    assert not results.merged(runs[::2]).clocks["fell"]
+
+
+def test_a_result_keeps_its_worst_errors():
+    result = results.Result("third")
+    for error in (0.25, 0.75, 0.5):
+        result.compared(check.Comparison(error_over_bound=error, rms_ratio=1 - error))
+    assert (result.error_over_bound, result.rms_ratio, result.note) == (0.75, 0.75, None)
+
+
 @pytest.fixture
 def commands(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("CUPYKERN_CACHE_DIR", str(tmp_path))
@@ -256,8 +273,8 @@ def test_ctrl_c_leaves_the_runs_so_far(commands, tmp_path, monkeypatch):
         return baseline.Verdict("noise", False, 0.0, 0.01, 0.5, 0.2, (6, 3))
 
     monkeypatch.setattr(baseline, "judge", judge)
-    code, _, err = commands(None, "--baseline", path, "--json", found)
-    assert (code, err) == (130, "interrupted\n")
+    code, out, err = commands(None, "--baseline", path, "--json", found)
+    assert (code, err) == (130, "interrupted\n") and "cupykern" in out
     document = json.loads(found.read_text())
     assert document["interrupted"] and document["verdicts"][0]["decided"] is False
     assert len(document["rows"][0]["repeats"]) == baseline.LOOKS[1]

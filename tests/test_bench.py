@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -92,10 +94,19 @@ def test_compare_of_nothing_and_of_wrong_shapes():
 @pytest.mark.parametrize("fault", ["value", "unwritten", "guard", "elsewhere", "input", "raises"])
 def test_check_finds_faults(fault, host):
     cases = list(check.run_cases([make_op(fault)], host, cases=20, seed=3))
-    assert any(case.error for case in cases)
+    (summary,) = check.summarize(cases)
+    assert summary.failed == sum(case.error is not None for case in cases) > 0
     failed = next(case for case in cases if case.error)
     (again,) = check.run_cases([make_op(fault)], host, cases=1, seed=failed.seed)
     assert (again.problem, bool(again.error)) == (failed.problem, True)
+
+
+def test_the_worse_of_two_comparisons_counts():
+    bad = check.Comparison(2.0, 0.1, output=1, index=(3,), got=5.0)
+    good = check.Comparison(0.5, 4.0, output=0, index=(7,), got=6.0)
+    for merged in (bad.merge(good), good.merge(bad)):
+        assert (merged.error_over_bound, merged.rms_ratio) == (2.0, 4.0)
+        assert (merged.output, merged.index, merged.got) == (1, (3,), 5.0)
 
 
 def test_check_passes_what_is_right(host):
@@ -234,6 +245,27 @@ def test_kernels_of_cases_are_known_before_they_run(host, monkeypatch):
     compiled = {v for v, _, error in compile_ahead.compile_ahead(host, variants, 2) if not error}
     assert compiled == set(variants)
     assert not [case for case in check.run_cases(ops, host, 3, 0) if case.error]
+
+
+@pytest.mark.parametrize("found", [0, 200])
+def test_an_interrupt_ends_compiling_ahead(found):
+    """While variants are found, or while they are compiled: none begins after that."""
+    compiled = []
+
+    def compile_slowly(variant):
+        compiled.append(variant)
+        time.sleep(0.02)
+
+    def variants():
+        yield from range(200)
+        if not found:
+            raise KeyboardInterrupt
+
+    target = SimpleNamespace(name="host", compile=compile_slowly)
+    with pytest.raises(KeyboardInterrupt):
+        for _ in compile_ahead.compile_ahead(target, variants(), 2):
+            raise KeyboardInterrupt
+    assert len(compiled) < 20
 
 
 @pytest.mark.parametrize("nbytes", [1, 8, 4000, 1 << 16])

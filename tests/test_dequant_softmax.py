@@ -142,6 +142,8 @@ def check_hopper(xp) -> None:
         (HOPPER[1], LogitsProblem(3, 400, 528, layout_w="C", out_dtype="float32", bias=(3, 400))),
         (HOPPER[0], LogitsProblem(130, 1000, 144, layout_w="F", kind="special")),
         (HOPPER[0], LogitsProblem(130, 203, 144, layout_w="F", kind="special", bias=(203,))),
+        (HOPPER[1], LogitsProblem(2100, 75, 16, layout_w="F")),
+        (HOPPER[1], LogitsProblem(70, 5, 16, layout_w="F")),
         (STREAM, LogitsProblem(3, 400, 528, layout_w="F", out_dtype="float32", bias=(3, 400))),
         (STREAM, LogitsProblem(16, 1100, 80, layout_w="F", kind="special")),
     )

@@ -276,10 +276,16 @@ FAULTS = {
         "to.warp_sum[warp][merged(i)] = values[i];", "shares",
     ),
     "shares of the row's first set": Fault(
-        NORMALIZE, "sets[at * kNormalRun / kSetColumns].max", "sets[0].max", "shares"
+        SHARES, "sets[at * kNormalRun / kSetColumns].max", "sets[0].max", "shares"
     ),
     "the ragged last run stays as it is": Fault(
-        NORMALIZE, "if (col < end) {", "if (false) {", "shares"
+        SHARES, "if (col < end) {", "if (false) {", "shares"
+    ),
+    "a row's statistics before all warps have theirs": Fault(
+        NORMALIZE, "= total;\n    sync_block();", "= total;", "shares"
+    ),
+    "shares on Hopper: blocks that do not meet": Fault(
+        "dequant_softmax_hopper.cu", "    sync_grid(barrier);", "if (logits) sync_grid(barrier);", "shares"
     ),
     "logits: blocks that do not meet": Fault("dequant_softmax.cu", "        sync_grid(barrier);", "", "softmax"),
     "logits on Hopper: blocks that do not meet": Fault(

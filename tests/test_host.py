@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cupykern import cache, cli, targets
+from cupykern import cache, cli, jit, targets
 from cupykern.rows.softmax import OP
 from cupykern.targets import CompileError, UnavailableError, host, host_compiler
 from cupykern.tools import doctor
@@ -221,6 +221,26 @@ def test_the_size_of_a_cache_that_another_process_fills(tmp_path, monkeypatch):
 
 def _variant() -> Variant:
     return OP.variants("host")[0]
+
+
+def test_each_target_has_kernels_of_its_own():
+    """Else what is tested at one size of a warp would run at another."""
+    text = "KERNEL void warp_size(int* out) { out[threadIdx.x] = kWarpSize; }\n"
+    variant = Variant("warp_size", (), (), 128, text=text)
+    for warp_size in (32, 64, 32):
+        with host.use(warp_size=warp_size) as target:
+            out = np.zeros(128, np.int32)
+            jit.get_kernel(target, variant)(1, (out,))
+        assert (out == warp_size).all()
+
+
+@pytest.mark.parametrize("grid", [-2, 0, 3])
+def test_a_grid_is_of_whole_clusters(grid):
+    text = "KERNEL void nothing(int* out) {}\n"
+    kernel = host.current().compile(Variant("nothing", (), (), 128, cluster_size=2, text=text))
+    kernel(2, (None,))
+    with pytest.raises(ValueError, match=f"positive multiple of 2; got {grid}"):
+        kernel(grid, (None,))
 
 
 def test_a_compile_error_names_op_variant_target_and_line():

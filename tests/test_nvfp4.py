@@ -155,6 +155,20 @@ def test_integers_are_exact(target):
             np.testing.assert_array_equal(to_numpy(product), a @ b.T / 16)
 
 
+def test_scales_with_a_step(target):
+    x = nvfp4.random("normal", (20, 48), 3, np, "C").to("plain")
+    stepped = np.zeros((20, 6), np.uint8)
+    stepped[:, ::2] = raw(x.scale)
+    scale = here(target, stepped).view(E4M3)[:, ::2]
+    a = here(target, np.random.default_rng(1).standard_normal((7, 48)).astype(np.float16))
+    number = here(target, np.asarray(x.global_scale))
+    products = [
+        to_numpy(cupykern.scaled_mm(a, NvFp4(here(target, x.data), s, "plain", number)))
+        for s in (here(target, x.scale), scale)
+    ]
+    np.testing.assert_array_equal(*products)
+
+
 def test_views_and_scales_that_hold_something_else_behind(target):
     """Rows at multiples of 8 bytes; bytes with a step; padding of NaN; another matrix's bytes behind."""
     x = nvfp4.random("normal", (20, 48), 3, np, "C")
@@ -221,8 +235,9 @@ def test_every_variant_is_chosen_by_some_product():
         for a in (FP4, dtypes.float16, dtypes.bfloat16):
             for layout in (INNER,) if a == FP4 else (INNER, STRIDED):
                 for m, k in ((1, 4096), (1, 4112), (64, 4096), (4096, 4096)):
-                    task = GemmTask(1, m, 4096, k, a, FP4, layout, INNER)
-                    chosen.add(gemm.variant(task, gemm.choose_config(task, arch)))
+                    for plain in (True, False):
+                        task = GemmTask(1, m, 4096, k, a, FP4, layout, INNER, plain=plain)
+                        chosen.add(gemm.variant(task, gemm.choose_config(task, arch)))
         portable = {v for v in nvfp4_variants(arch) if v.kernel == "gemm"}
         assert portable <= chosen <= set(nvfp4_variants(arch)) and len(portable) <= 8
 

@@ -12,7 +12,7 @@ from fake_op import make_op
 import cupykern
 from cupykern import check, dtypes, targets
 from cupykern.op import Call, as_tuple
-from cupykern.peers import Peer, all_peers, cupyx, flash_attn, nvmath
+from cupykern.peers import Peer, all_peers, cupyx, flash_attn, norm_arguments, nvmath
 from cupykern.peers.torch_attention import self_attention
 from cupykern.tools import bench, bench_command, results, timing
 
@@ -23,6 +23,18 @@ def bench_row(peer: Peer):
     tasks = bench.tasks([make_op()], "host", [(8, 16)], ("float32",))
     settings = bench.Settings(warmup_ms=0, rep_ms=0)
     return bench.bench_task(tasks[0], HOST, timing.clock_of(HOST), settings, [peer])
+
+
+@pytest.mark.parametrize(
+    ("op", "options", "eps"),
+    [("layer_norm", {}, 1e-5), ("rms_norm", {}, 2.0**-10), ("rms_norm", {"eps": 1e-6}, 1e-6)],
+)
+def test_norms_of_peers_have_our_default_eps(op, options, eps):
+    call = Call((np.ones((2, 4), np.float16),), options)
+    assert norm_arguments(op, call).eps == eps
+    ours = {"layer_norm": cupykern.layer_norm, "rms_norm": cupykern.rms_norm}[op]
+    x = np.full((1, 4), 2.0**-8, np.float16)  # which is as large as the square root of some eps
+    assert (ours(x, **options) == ours(x, eps=eps)).all()
 
 
 def third(op, call):

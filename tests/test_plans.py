@@ -12,6 +12,7 @@ import pytest
 from fake_gpu import fake_gpu
 
 import cupykern
+from cupykern import arrays as arrays_of_cupykern
 from cupykern import dtypes, plans, targets, workspace
 from cupykern.gemm.hopper_config import HopperConfig
 from cupykern.rows import nonfinite
@@ -281,6 +282,37 @@ def test_other_arrays_are_cold_again(gpu):
     assert added(lambda: cupykern.softmax(x[:, 2:4095], out=gpu.array((64, 4093), "float16"))) == 1
     # The strides of its result are CuPy's choice.
     assert added(lambda: cupykern.softmax(x.T)) == 0
+
+
+def test_arrays_made_sooner_are_what_cupy_makes(gpu):
+    memory, make = gpu.allocate(4096), arrays_of_cupykern.maker(cupy)
+    assert make is not cupy.ndarray
+    for shape, dtype in (
+        ((3, 5, 7), np.float16),
+        ((), np.float32),
+        ((4, 1), np.dtype("u1")),
+        ((0, 3), np.int64),
+    ):
+        for where in (memory, memory + 512, None):
+            found, wanted = make(shape, dtype, where), cupy.ndarray(shape, dtype, where)
+            assert type(found) is cupy.ndarray and found.base is None
+            for name in ("shape", "strides", "dtype", "size", "nbytes", "ndim"):
+                assert getattr(found, name) == getattr(wanted, name)
+            assert str(found.flags) == str(wanted.flags)
+            assert where is None or found.data.ptr == where.ptr
+            assert found.T.strides == wanted.T.strides and found.reshape(-1).shape == (found.size,)
+    assert arrays_of_cupykern.maker(np) is np.ndarray
+
+
+def test_operands_that_are_copied_are_not_kept(gpu, monkeypatch):
+    """The plan is one for the copies, which lie elsewhere in other steps."""
+    monkeypatch.setattr(gpu.xp, "array", lambda x, order: gpu.array(x.shape, x.dtype))
+    x, w = gpu.array((64, 1024), "float16"), gpu.array((64, 2048), "uint8")
+    scale = gpu.array((64, 64), "uint8").view(dtypes.float8_e4m3fn)
+    for data, kept in ((w[:, :512], 1), (w[:, :1024:2], 0)):
+        known = len(plans._warm)
+        cupykern.scaled_mm(x, cupykern.NvFp4.unchecked(data, scale, "plain", 1.0))
+        assert len(plans._warm) - known == kept
 
 
 def test_what_was_illegal_stays_so(gpu):

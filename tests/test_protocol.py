@@ -57,6 +57,8 @@ def test_clocks():
     fallen = protocol.summarize_clocks(_samples(1980, 1500, 1500, 1980), 1, 2)
     assert (fallen["sm_mhz"], fallen["best_sm_mhz"], fallen["fell"]) == (1500, 1980, True)
     assert protocol.summarize_clocks(_samples(1980), 5, 6) is None
+    memory = [(0.0, 1980.0, 3201.0, 40.0, 100.0), (1.0, 1980.0, 2619.0, 40.0, 100.0)]
+    assert protocol.summarize_clocks(memory, 1, 1)["fell"]
 
 
 class _Cuda:
@@ -87,6 +89,9 @@ def nvidia_smi(tmp_path, monkeypatch):
 def test_nvidia_smi_is_asked(nvidia_smi, monkeypatch):
     monkeypatch.setattr(protocol, "_process_exists", lambda pid: True)
     assert len(protocol.other_processes(_Cuda)) == 2
+    monkeypatch.setattr(protocol, "_ancestors", lambda: iter((4711,)))
+    (other,) = protocol.other_processes(_Cuda)
+    assert "pid 123," in other
     start = time.monotonic()
     with protocol.Monitor(_Cuda) as monitor:
         while len(monitor.samples) < 2:

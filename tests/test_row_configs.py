@@ -152,3 +152,12 @@ def test_every_variant_is_some_rows_choice(name, arch):
                     chosen.add(norm_variant(dtype, centered, config, quantized, held == 2))
     listed = set(OPS[name].variants(arch))
     assert {v for v in listed if ("Element", "bf16") not in v.types} <= chosen <= listed
+
+
+def test_a_stream_has_no_more_stages_than_its_kernel_counts():
+    """row_stream.cuh: kMaxRows rows on their way, however much shared memory there is."""
+    config = RowConfig(128, 128, 8, 1, plain=True, stages=32)
+    assert config.stages_that_fit("sm_90a", 2048) == 6
+    assert replace(config, vectors_per_thread=4).stages_that_fit("sm_90a", 2048) == 24
+    assert replace(config, stages=4).stages_that_fit("sm_90a", 2048) == 4
+    assert config.stages_that_fit("sm_90a", 100 * 1024) == 2

@@ -21,6 +21,7 @@ import cupykern
 from cupykern import OPS, choice, cli, plans, store, targets
 from cupykern.op import Call, as_tuple
 from cupykern.tools import options, sweep, tuning, winners
+from cupykern.tools import trials as trials_module
 from cupykern.tools.trace import document
 from cupykern.tools.trials import Trial
 
@@ -139,6 +140,34 @@ def test_the_default_stays_unless_another_is_clearly_faster():
     other.median_us = 97.0
     assert winners.winner([other, trial]) is other
     assert winners.winner([replace(trial, reason="wrong")]) is None
+
+
+def test_of_problems_that_share_a_row_the_one_that_gains_most_counts():
+    default = Trial("third", (8,), "float32", "a", True, "third size=8", "0", verified=True)
+    default.median_us = default.default_us = 100.0
+    trials = []
+    for size, config, median_us in ((8, "b", 80.0), (7, "c", 60.0), (6, "d", 70.0)):
+        trials += [replace(default, shape=(size,))]
+        trials += [
+            replace(default, shape=(size,), config=config, default=False, median_us=median_us)
+        ]
+    (row,) = winners.worth_of_sweeps(trials).rows.values()
+    assert (row["config"], row["median_us"]) == ("c", 60.0)
+
+
+def test_finalists_come_first_and_what_is_wrong_last():
+    """A time in the finals is one beside the other best ones."""
+    trial = Trial("third", (8,), "float32", "a", verified=True, default_us=100.0)
+    found = [
+        replace(trial, config="wrong", verified=False, median_us=1.0),
+        replace(trial, config="not timed"),
+        replace(trial, config="early", median_us=40.0),
+        replace(trial, config="final", median_us=60.0, final=True),
+        replace(trial, config="better", median_us=30.0),
+        replace(trial, config="better", median_us=50.0, final=True),
+    ]
+    names = [trial.config for trial in trials_module.ranking(found)]
+    assert names[:3] == ["better", "final", "early"] and set(names[3:]) == {"wrong", "not timed"}
 
 
 def test_tune_refuses_what_is_no_op():

@@ -19,6 +19,7 @@ class Stream:
 def gpu(monkeypatch):
     """A target whose arrays are numpy's; `stream` is its current one."""
     monkeypatch.setattr(workspace, "_kept", {})
+    monkeypatch.setattr(workspace, "_kept_for_grids", {})
     monkeypatch.setattr(workspace, "_of_graphs", [])
     target = SimpleNamespace(name="cuda", device_id=0, stream=Stream(7))
     runtime = SimpleNamespace(streamIsCapturing=lambda ptr: target.stream.capturing)
@@ -53,6 +54,15 @@ def test_much_is_not_kept(gpu):
     partials, counters = workspace.take(gpu, 2**24, 3)
     other, same = workspace.take(gpu, 2**24, 3)
     assert other is not partials and same is counters
+
+
+def test_cooperative_launches_share_what_is_large_enough(gpu):
+    first = workspace.take_for_grid(gpu, 100)
+    assert first.nbytes >= 116 and not first.any() and workspace.take_for_grid(gpu, 50) is first
+    more = workspace.take_for_grid(gpu, 1000)
+    assert more.nbytes >= 1016 and workspace.take_for_grid(gpu, 100) is more
+    gpu.stream.capturing = True
+    assert workspace.take_for_grid(gpu, 100) is not more
 
 
 def test_a_graph_has_its_own_for_good(gpu):

@@ -189,13 +189,14 @@ def attention_varlen(
     Returns (rows, H, Dv) of q's dtype; with return_lse also FP32 (H, rows).  The rest as for `attention`.
     Error bound: `reference.attention_varlen_bound`.
     """
-    options = max_seqlen_q, max_seqlen_k, causal, causal_align, scale, return_lse, config
-    given = q, k, v, cu_seqlens_q, cu_seqlens_k
-    key, known, places = _find_varlen(*given, *options, out)
+    key, known, places = _find_varlen(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, causal_align,
+        scale, return_lse, config, out,
+    )  # fmt: skip
     if known is not None:
-        target, out_shape, launch = known
-        y = maker(target.xp)(out_shape, q.dtype) if out is None else out
-        lse = maker(target.xp)(out_shape[1::-1], np.float32) if return_lse else None
+        make, out_shape, launch = known
+        y = make(out_shape, q.dtype) if out is None else out
+        lse = make(out_shape[1::-1], np.float32) if return_lse else None
         places = (*places, y.data.ptr, lse.data.ptr if return_lse else None)
         launch(places, q, k, v, y, lse, cu_seqlens_q, cu_seqlens_k)
         return (y, lse) if return_lse else y
@@ -242,7 +243,8 @@ def attention_varlen(
             if place is not into:
                 into[...] = place
             elif all(a is b for a, b in zip((q, k, v, place, cu_q, cu_k), here, strict=True)):
-                plans.remember(key, (target, out_shape, plan.launcher(target.xp, _packed)))
+                launch = plan.launcher(target.xp, _packed)
+                plans.remember(key, (maker(target.xp), out_shape, launch))
     return (y, lse) if return_lse else y
 
 

@@ -130,8 +130,8 @@ def unfit(task: AttentionTask, config: AttentionHopperConfig | None = None) -> s
         return "a tile of keys lies in one block of a mask"
     if task.naive or task.half_scores:
         return "FP16 sums are the portable kernel's"
-    if kind.packed and kind.mode:
-        return "packed sequences with scales up to 0 are the portable kernel's"
+    if task.prescale and (kind.packed or kind.mode == 2):
+        return "scales up to 0 of packed sequences and masks of blocks are the portable kernel's"
     if kind.packed and task.batch > MOST_SEQUENCES:
         return f"more than {MOST_SEQUENCES} packed sequences are the portable kernel's"
     sizes = _sizes(task)

@@ -273,6 +273,7 @@ def hopper_kind(problem: Any) -> attention_hopper.Kind | None:
         fits = fits and 0 < len(p.lengths) <= attention_hopper.MOST_SEQUENCES
         return attention_hopper.Kind(packed=True) if fits and p.mode == 0 else None
     one_list = p.mode == 2 and p.blocks == (128, 128)
+    fits = fits and (p.mode != 2 or p.scale is None or p.scale > 0)
     return attention_hopper.Kind(p.mode, one_list) if fits and p.sq and p.sk else None
 
 

@@ -293,7 +293,7 @@ def _check_scale_shape(
 ) -> None:
     if scale is None or scale.size == 1:
         return
-    fits = scale.ndim >= 2 and scale.shape[-2:] == wanted and scale.ndim <= len(batch) + 2
+    fits = scale.ndim >= 2 and scale.shape[-2:] == wanted
     try:
         if fits and np.broadcast_shapes(scale.shape[:-2], batch) == batch:
             return

@@ -153,8 +153,11 @@ def nvfp4_variants(arch: str, kernel: str = "gemm") -> tuple[Variant, ...]:
                 1, 4096, 4096, 4096, a, fp4, layout_a, product.INNER, kernel=kernel
             )
             streams = gemm_stream.configs(replace(task, m=1), arch)
-            for config in (*streams, *gemm.configs(task, arch)):
+            for config in streams:
                 found[gemm.variant(task, config)] = None
+            for ends in (task, replace(task, plain=False)):
+                for config in gemm.configs(ends, arch):
+                    found[gemm.variant(ends, config)] = None
     if arch in hopper_config.ARCHS:
         found.update(dict.fromkeys(dequantize_nvfp4.variants()))
     return tuple(found)

@@ -116,14 +116,16 @@ def _run(
         return _run_checked(key, x, weight, bias, eps, residual, options, dtype, out, config)
     target, norm = known
     if out is None and norm.has_residual:
-        y, total = arrays.empty_twins(target.xp, x, norm.y_dtype)
+        xp, twins = target.xp, norm.twins
+        if twins is None:
+            y = arrays.empty_of(xp, x.shape, norm.y_dtype)
+            return _launch(target, norm, x, weight, bias, residual, y, None)
+        memory = xp.cuda.alloc(twins.size)
+        y, total = twins.at(xp, memory)
         if not norm.simple:
             return _launch(target, norm, x, weight, bias, residual, y, total)
-        norm.plan.launch(
-            target.xp,
-            (x, residual, weight, bias, y, total, None, None, None),
-            (*places, y.data.ptr, total.data.ptr),
-        )
+        given = x, residual, weight, bias, y, total, None, None, None
+        norm.plan.launch(xp, given, (*places, memory.ptr))
         return y, total
     y = arrays.empty_of(target.xp, x.shape, norm.y_dtype) if out is None else out
     if norm.simple and not norm.has_residual:

@@ -10,6 +10,7 @@ import numpy as np
 from kernels_cu import Variant
 
 from .. import dtypes
+from ..arrays import Twins, small_twins
 from ..targets import Target
 from .norm_configs import admissible_norm_configs, quantizes, streams_fit
 from .row_configs import (
@@ -63,13 +64,15 @@ class Options(NamedTuple):
 
 @dataclass(frozen=True)
 class Norm:
-    """A call's plan, and what it returns.  simple: y, and the sum with the residual if there is one."""
+    """A call's plan, and what it returns.  simple: y, and the sum with the residual if there is one.  twins:
+    both of these, if they are small."""
 
     plan: RowPlan
     y_dtype: np.dtype
     options: Options
     has_residual: bool
     simple: bool
+    twins: Twins | None
 
 
 def make_norm(
@@ -147,7 +150,8 @@ def make_norm(
     statistic_bytes = 16 if options.centered else 4
     plan = row_plan(target, variant, config, layout, params, statistic_bytes, shared_bytes)
     simple = not (options.return_stats or options.quantized)
-    return Norm(plan, y.dtype, options, has_residual, simple)
+    twins = small_twins(x.shape, y.dtype, x.dtype) if has_residual else None
+    return Norm(plan, y.dtype, options, has_residual, simple, twins)
 
 
 def norm_variant(

@@ -58,9 +58,9 @@ def check(
     jobs: int,
     json_path: str | None,
 ) -> int:
-    """Compare random cases with FP64, elementwise, within each op's derived error bound.
+    """Compare random cases with FP64, within derived error bounds.
 
-    Case i is drawn from SEED + i alone.  Exits with 1 on a violation, and says how to reproduce it.
+    Elementwise.  Case i is drawn from SEED + i alone.  Exits with 1 on a violation, and says how to reproduce it.
     A unit in the last place (ulp) is the gap between neighbouring numbers of the result's format:
     rounding alone costs up to half of one.
 
@@ -189,9 +189,9 @@ def bench(
     seed: int,
     wait: bool,
 ) -> int:
-    """Time ops side by side with a plain copy of the same bytes, and with peers.
+    """Time ops beside a plain copy of their bytes, and peers.
 
-    Every result is verified against FP64 before and after it is timed; L2 is flushed before every
+    Without OP, all of them.  Every result is verified against FP64 before and after it is timed; L2 is flushed before every
     run; times are medians with 20% and 80% quantiles.  Exits with 1 if a result is wrong, or with
     --baseline if a row got slower by more than its noise: rows are run again until that is decided.
     A baseline should have runs of its own to compare with: measure it with --repeats 12.
@@ -240,9 +240,9 @@ def _baseline(path: Path, target: targets.Target) -> dict[tuple[Any, ...], dict[
 @click.option("--page", type=click.Path(dir_okay=False), default="docs/results.html",
               show_default=True, help="The page with plots (needs matplotlib).")  # fmt: skip
 def report(only_check: bool, tables: tuple[str, ...], results: str, page: str) -> int:
-    """Write the tables of README and docs, and a page with plots, from the results in a folder.
+    """Write the tables and plots of README and docs.
 
-    The folder holds what `bench`, `sweep`, `tune`, `profile` and `check --report` wrote with --json.
+    From the results in a folder, which holds what `bench`, `sweep`, `tune`, `profile` and `check --report` wrote with --json.
     The page is one file that loads nothing: roofs, speed against size beside the peers, errors against
     the bound, heat maps of sweeps, tuned calls, comparisons, profiles.
 

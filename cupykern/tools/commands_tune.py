@@ -194,9 +194,9 @@ def tune(
     json_path: str | None,
     wait: bool,
 ) -> int:
-    """Find the fastest config of an op's problems on this machine and keep it for later calls.
+    """Find the fastest configs on this machine, for later calls.
 
-    What is kept is in a file of your cache directory.  A later call of the op with the same dtypes and
+    Of an op's problems.  What is kept is in a file of your cache directory.  A later call of the op with the same dtypes and
     about the same sizes uses it, until the kernels' source changes.  CUPYKERN_TUNE=0 ignores the file,
     CUPYKERN_TUNE=1 tunes what it lacks at the first call.  Without --shapes and --sizes it is the op's
     first bench shape.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -90,20 +89,6 @@ def tasks(ops: Iterable[Op], archs: Sequence[str]) -> list[tuple[Variant, str]]:
         (variant, arch)
         for arch in archs
         for variant in dict.fromkeys(variant for op in ops for variant in op.variants(arch))
-    ]
-
-
-def part(todo: Sequence[tuple[Variant, str]], index: int, count: int) -> list[tuple[Variant, str]]:
-    """One of `count` parts of `todo`; `count` successive indices have every task once, whatever else there is.
-
-    A part has about as many of every kernel on every architecture, and a variant comes on neighbouring
-    architectures in neighbouring parts: of three parts each has what is for all 11 on 3 or 4 of them.
-    """
-    archs = list(dict.fromkeys(arch for _, arch in todo))
-    return [
-        (variant, arch)
-        for variant, arch in todo
-        if (zlib.crc32(str(variant).encode()) + archs.index(arch) - index) % count == 0
     ]
 
 

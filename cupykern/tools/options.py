@@ -94,17 +94,6 @@ def parse_archs(ctx: click.Context, param: click.Parameter, text: str | None) ->
     return names or ARCHS
 
 
-def parse_part(
-    ctx: click.Context, param: click.Parameter, text: str | None
-) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    index, _, count = text.partition("/")
-    if not (index.isdecimal() and count.isdecimal() and int(count)):
-        raise click.UsageError(f'{param.opts[0]} must be two numbers, as "1/3"; got {text!r}')
-    return int(index), int(count)
-
-
 def parse_dtypes(
     ctx: click.Context, param: click.Parameter, text: str | None
 ) -> tuple[str, ...] | None:

@@ -1,6 +1,5 @@
 // The second half of a softmax along rows of logits: y = exp(logit - max) / sum, from the statistics
-// of sets of their columns.  The logits are read once; y may be the logits.  Without logits y holds
-// exp(logit - max of the set) already, and is scaled (parts/shares_hopper.cuh): a set has kSetColumns.
+// of sets of kSetColumns columns.  The logits are read once; y may be the logits.
 #include "parts/dtype.cuh"
 #include "parts/gemm_task.cuh"
 #include "parts/math.cuh"
@@ -55,83 +54,29 @@ DEVICE void normalize_columns(const float* logits, Out* y, const NormalizeParams
     }
 }
 
-// Shares of a set become shares of the row, of columns [begin, end).  y: of neighbouring columns,
-// aligned to 16 bytes.
-template <class Out>
-DEVICE void scale_shares(Out* y, const MaxSum* sets, const NormalizeParams& p, MaxSum* of_warps,
-                         int64_t begin, int64_t end) {
-    constexpr int kAtOnce = 4;
-    constexpr int64_t kStep = kAtOnce * kNumThreads;
-    const int64_t whole = end / kNormalRun;
-    struct Runs {
-        Vector<Out, kNormalRun> values[kAtOnce];
-        float largest[kAtOnce];
-    };
-    const auto load = [&](Runs& runs, int64_t run) {
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-            const int64_t at = run + i * kNumThreads;
-            if (at < whole) runs.values[i].load(y + at * kNormalRun);
-            runs.largest[i] = at < whole ? sets[at * kNormalRun / kSetColumns].max : 0.0f;
-        }
-    };
-    int64_t run = begin / kNormalRun + threadIdx.x;
-    Runs runs, next;
-    load(runs, run);  // under way while the row's statistics are merged
-    const MaxSum total = row_statistics(sets, p.num_sets, of_warps);
-    const float factor = 1.0f / total.sum;
-    const auto scale_of = [&](float largest) {
-        return exp2_approx((largest - total.max) * kLog2E) * factor;
-    };
-    const auto store = [&](Runs& runs, int64_t run) {
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-            const int64_t at = run + i * kNumThreads;
-            if (at >= whole) break;
-            const float scale = scale_of(runs.largest[i]);
-            float values[kNormalRun];
-#pragma unroll
-            for (int j = 0; j < kNormalRun; ++j) values[j] = runs.values[i][j] * scale;
-            runs.values[i].from_floats(values);
-            runs.values[i].store(y + at * kNormalRun);
-        }
-    };
-    for (; run < whole; run += 2 * kStep) {
-        load(next, run + kStep);
-        store(runs, run);
-        load(runs, run + 2 * kStep);
-        store(next, run + kStep);
-    }
-    const int64_t col = whole * kNormalRun + threadIdx.x;
-    if (col < end) {
-        y[col] = from_float<Out>(to_float(y[col]) * scale_of(sets[col / kSetColumns].max));
-    }
-}
-
-// The blocks of a grid share the pieces of all rows: each has as many that follow each other.
-// of_warps: kBlockWarps, in shared memory.
-DEVICE void normalize_rows(const float* logits, const MaxSum* statistics, void* y,
-                           const NormalizeParams& p, MaxSum* of_warps) {
+// Calls f(row, begin, end) for the columns of rows that are the block's: the blocks of the grid share
+// the pieces of all rows, each has as many that follow each other.
+template <class F>
+DEVICE void for_each_own_row(const NormalizeParams& p, F f) {
     const int64_t pieces = (p.n + kPieceColumns - 1) / kPieceColumns, all = p.m * pieces;
     int64_t piece = blockIdx.x * all / gridDim.x;
     const int64_t last = (blockIdx.x + 1) * all / gridDim.x;
     while (piece < last) {
         const int64_t row = piece / pieces, first = piece - row * pieces;
         const int64_t rest = pieces - first, own = last - piece, count = rest < own ? rest : own;
-        const int64_t begin = first * kPieceColumns, after = begin + count * kPieceColumns;
-        const int64_t end = after < p.n ? after : p.n, offset = row * p.y.row;
-        const MaxSum* sets = statistics + row * p.num_sets;
+        const int64_t begin = first * kPieceColumns, end = begin + count * kPieceColumns;
+        f(row, begin, end < p.n ? end : p.n);
         piece += count;
-        if (!logits) {
-            if (p.dtype == kHalf) {
-                scale_shares(static_cast<half*>(y) + offset, sets, p, of_warps, begin, end);
-            } else {
-                scale_shares(static_cast<bf16*>(y) + offset, sets, p, of_warps, begin, end);
-            }
-            continue;
-        }
-        const MaxSum total = row_statistics(sets, p.num_sets, of_warps);
+    }
+}
+
+// of_warps: kBlockWarps, in shared memory.
+DEVICE void normalize_rows(const float* logits, const MaxSum* statistics, void* y,
+                           const NormalizeParams& p, MaxSum* of_warps) {
+    for_each_own_row(p, [&](int64_t row, int64_t begin, int64_t end) {
+        const MaxSum total = row_statistics(statistics + row * p.num_sets, p.num_sets, of_warps);
         const float* from = logits + row * p.logits.row;
+        const int64_t offset = row * p.y.row;
         if (p.dtype == kFloat) {
             normalize_columns(from, static_cast<float*>(y) + offset, p, total, begin, end);
         } else if (p.dtype == kHalf) {
@@ -139,5 +84,5 @@ DEVICE void normalize_rows(const float* logits, const MaxSum* statistics, void* 
         } else {
             normalize_columns(from, static_cast<bf16*>(y) + offset, p, total, begin, end);
         }
-    }
+    });
 }
