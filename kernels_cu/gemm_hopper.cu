@@ -174,16 +174,8 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
         const int row = work.row + warp % 4 * kWarpRows;
         const auto store = [&](const TileFactors& factors, const RowFactors& rows,
                                const TileSums& sums) {
-            const EpilogueParams& p = params.epilogue;
-            const Bytes<16> place = factors.place;
-            const int out_row = int(place.words[0]) + row, col = int(place.words[1]);
-            if (p.out_dtype == kHalf) {
-                store_plain<half>(storage.staging[warp], box, out_map, factors, rows, p.alpha,
-                                  out_row, col, int(place.words[2]), sums);
-            } else {
-                store_plain<bf16>(storage.staging[warp], box, out_map, factors, rows, p.alpha,
-                                  out_row, col, int(place.words[2]), sums);
-            }
+            store_plain(storage.staging[warp], box, out_map, factors, rows, params.epilogue, row,
+                        sums);
         };
         const bool in_row = kInRow && plain && !by_block;
         if (in_row) {
@@ -257,7 +249,8 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                 if (plain) {
                     const EpilogueParams& p = params.epilogue;
                     factors.full.wait(count & 1);
-                    if (kTurned || (kActivates && p.activation != kNoActivation)) {
+                    if (kTurned ||
+                        (kActivates && p.activation != kNoActivation && p.activation != kGelu)) {
                         const Bytes<16> place = factors.place;
                         if (!kTurned) work.first_row = int(place.words[0]) + row;
                         if (!kTurned) work.first_col = int(place.words[1]);

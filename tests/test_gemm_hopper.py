@@ -300,7 +300,8 @@ def test_hopper_is_chosen_where_it_pays(layout):
     for arch in ("sm_80", "sm_120a", "gfx942", "host"):
         assert not isinstance(gemm.choose_config(large, arch), HopperConfig)
     known = hopper_choice.CONFIGS[: None if layout == INNER else 2]
-    assert set(known) < set(gemm.configs(large, "host"))
+    either = [gemm.configs(replace(large, plain=plain), "host") for plain in (True, False)]
+    assert set(known) < {config for configs in either for config in configs}
     assert not isinstance(gemm.choose_config(task(m=16), "sm_90a"), HopperConfig)
 
 
@@ -349,12 +350,21 @@ def test_gpus_of_other_sizes_have_the_same_sums(m, n, k, b, kernel):
         (4096, 14336, 132, (128, 128)),  # many rounds: their ends are hidden
         (1024, 2048, 132, (128, 128)),
         (4096, 4096, 114, (128, 128)),
+        (256, 4096, 132, (64, 128)),
         (64, 8192, 132, (64, 64)),
     ],
 )
 def test_tiles_that_fill_the_gpu(m, n, blocks, tile):
     config = gemm.choose_config(task(m=m, n=n), "sm_90a", blocks)
     assert (config.tile_m, config.tile_n) == tile
+
+
+def test_ping_pong_for_activations_and_plain_ends_alone():
+    """It hides an activation beside products, and has no kernel for ends that are not plain."""
+    assert gemm.choose_config(task(activates=True), "sm_90a", 132).ping_pong
+    for m, tile in ((4096, (128, 256)), (256, (128, 64))):
+        config = gemm.choose_config(task(m=m, activates=True, plain=False), "sm_90a", 132)
+        assert (config.tile_m, config.tile_n, config.ping_pong) == (*tile, False)
 
 
 _FP8 = {"a": dtypes.float8_e4m3fn, "b": dtypes.float8_e4m3fn}

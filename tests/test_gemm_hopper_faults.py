@@ -129,7 +129,7 @@ FAULTS = {
         "                if (set == 0) {\n                    ring.release", "wide blocks",
     ),
     "a place of the first columns": Fault(
-        "gemm_hopper.cu", "col = int(place.words[1]);\n            if", "col = 0;\n            if", "plain"
+        PLAIN, "col = int(place.words[1]), batch", "col = 0, batch", "plain"
     ),
     "products of the stage before": Fault(
         PROMOTED, "advance(cols, k), k > 0);", "advance(cols, k), true);", "blocks",
@@ -148,7 +148,7 @@ FAULTS = {
     "factors overwritten before they are read": Fault(PLAIN, "        empty.wait((count & 1) ^ 1);\n", "", "plain"),
     "the factors of the warp's first rows": Fault(PLAIN, "/ 4 + 8 * (i % 2);", "/ 4;", "plain"),
     "the factors of the first chunk's columns": Fault(
-        PLAIN, "const int at = chunk * kChunk + wgmma_col(lane, i);", "const int at = wgmma_col(lane, i);", "plain"
+        PLAIN, "const int at = begin + wgmma_col(lane, i);", "const int at = wgmma_col(lane, i);", "plain"
     ),
     "a stage that the cluster's other block still reads": Fault(
         RING, "empty[stage].release_remote(thread);", "empty[stage].arrive();", "cluster"
@@ -205,7 +205,7 @@ FAULTS = {
     "the first part for all": Fault(PLAIN, "if (known == part) pick(known);", "if (known == 0) pick(known);", "silu"),
     "the factors of the first columns": Fault(
         PLAIN, "part % kParts * kPart, values);\n    };\n    const auto store", "0, values);\n    };\n    const auto store",
-        "activated",
+        "silu",
     ),
     "a turned bias of the first rows": Fault(
         PLAIN, "(cols[row + row_of_half(lane, half)])", "(cols[row + row_of_half(lane, 0)])", "few rows"
@@ -220,8 +220,8 @@ FAULTS = {
         SPLIT, "if (kFree) named_barrier(3, 128 * kConsumers);", "", "nvfp4, split k"
     ),
     "gelu of the first columns": Fault(
-        PLAIN, "for (int i = 0; i < kValues; ++i) values[i] = gelu_of_twice(values[i]);",
-        "for (int i = 1; i < kValues; ++i) values[i] = gelu_of_twice(values[i]);", "activated",
+        PLAIN, "values[i + j] = kGelus ? gelu_of_twice(x) : x;",
+        "values[i + j] = kGelus && i > 0 ? gelu_of_twice(x) : x;", "activated",
     ),
     "the whole bias to half a sum": Fault(
         PLAIN, "p.activation == kGelu ? 0.5f : 1.0f", "1.0f", "activated"

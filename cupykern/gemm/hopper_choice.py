@@ -17,12 +17,14 @@ _16_BIT = {
 activation, which ping_pong hides; and for what a launch with ping_pong takes more, if it is not of one
 tile a block.  From an H200, so that the order is the measured one at 4096 and 8192 cubed, (4096, 7168,
 2048), (4096, 14336, 4096) and (512, 4096, 7168)."""
-_END, _ACTIVATION, _PING_PONG = 2.2, 1.0, 11.0
+_END, _ACTIVATION, _PING_PONG = 2.2, 1.3, 11.0
 
-# The first measured at (256, 4096, 7168) and (512, 4096, 7168), the others not yet: by arithmetic, from
-# the rate of the tensor cores that was measured with 16-bit operands and 64 bytes a cycle from L2.
+# The first two measured at (256, 4096, 7168) and (128, 7168, 16384), the last one not yet: by arithmetic,
+# from the rate of the tensor cores that was measured with 16-bit operands and 64 bytes a cycle from L2.
+_WITH_ANY_END = HopperConfig(128, 64, 8)  # slower: only where the short epilogue does not do
 _16_BIT_FEW_ROWS = {
-    HopperConfig(128, 64, 8): 14.3,
+    HopperConfig(64, 128, 8, ping_pong=True): 13.5,
+    _WITH_ANY_END: 14.3,
     HopperConfig(64, 64, 12, share_k=True): 9.0,
 }
 _FP8 = {
@@ -123,8 +125,7 @@ def configs(task: GemmTask, arch: str, blocks: int) -> tuple[HopperConfig, ...]:
     fitting = [
         config
         for config in _tile_times(task)
-        # That has a kernel only for the short epilogue.
-        if refusal(config, task, arch) is None and (task.plain or not config.ping_pong)
+        if refusal(config, task, arch) is None and _has_kernel(config, task)
     ]
 
     def other(c: HopperConfig) -> bool:
@@ -137,6 +138,13 @@ def configs(task: GemmTask, arch: str, blocks: int) -> tuple[HopperConfig, ...]:
         return other(c), c.split_k != split, _estimate(c, task, blocks)
 
     return tuple(sorted(fitting, key=order))
+
+
+def _has_kernel(config: HopperConfig, task: GemmTask) -> bool:
+    """Ping-pong has one only for the short epilogue, and there takes the place of another config."""
+    if config.ping_pong:
+        return task.plain
+    return not (task.plain and task.a == task.b in FLOAT16S and config == _WITH_ANY_END)
 
 
 def _num_tiles(config: HopperConfig, task: GemmTask) -> int:
@@ -152,7 +160,7 @@ def _estimate(config: HopperConfig, task: GemmTask, blocks: int) -> float:
     if ends and not config.ping_pong:
         tile += _END + _ACTIVATION * task.activates
     rounds = math.ceil(_num_tiles(config, task) / blocks)
-    start = _PING_PONG if config.ping_pong and rounds > 1 else 0.0
+    start = _PING_PONG if ends and config.ping_pong and rounds > 1 else 0.0
     return decoding + start + rounds * tile
 
 

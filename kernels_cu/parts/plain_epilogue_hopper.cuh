@@ -111,52 +111,75 @@ struct RowFactors {
     }
 };
 
-// The warp's sums, in boxes of 16 rows x 64 columns.  (out_row, col): its first sum in the output.  box:
+// The warp's sums in boxes of 16 rows x 64 columns.  kGelus: their gelu, for which alpha and the bias
+// are halved.  halves: FP16 results, else BF16.  (out_row, col): its first sum in the output.  box:
 // the box to fill next.  Where the boxes hold all sums they are filled and stored together, so that
 // the warp waits once for what it did with them before, and once until TMA may read them.
-template <class Out>
-DEVICE void store_plain(Staging& staging, int& box, const TensorMap& map,
-                        const TileFactors& factors, const RowFactors& rows, float alpha,
-                        int out_row, int col, int batch, const TileSums& sums) {
+template <bool kGelus>
+DEVICE void store_chunks(Staging& staging, int& box, const TensorMap& map,
+                         const TileFactors& factors, const RowFactors& rows, float alpha,
+                         bool halves, int out_row, int col, int batch, const TileSums& sums) {
+    constexpr int kChunks = kCols / kChunk;  // beside each other
     constexpr int kTogether = kBlocks == 1 && !kSplitK && kCols == 2 * kChunk ? 2 : 1;
+    // Columns at once.  Where tiles are large there is another one, whose products are beside gelu: many
+    // of its instructions in a row, independent of each other, would keep the tensor cores from the
+    // registers.
+    constexpr int kAtOnce = kGelus && kPingPong && kBlocks > 1 ? 16 : kChunk, kWords = kAtOnce / 16;
     const int lane = opaque(threadIdx.x % 32);
     const OwnChunks own;
-    const auto pack_chunk = [&](int block, int chunk, uint32_t (&packed)[kChunk / 16][4]) {
+    // Of the columns of block `block` from `begin` on.
+    const auto pack_columns = [&](int block, int begin, uint32_t (&packed)[kWords][4]) {
+        float values[kAtOnce / 2];
 #pragma unroll
-        for (int i = 0; i < kChunk / 2; i += 4) {
-            const int at = chunk * kChunk + wgmma_col(lane, i);
+        for (int i = 0; i < kAtOnce / 2; i += 4) {
+            const int at = begin + wgmma_col(lane, i);
             const auto pair =
                 *reinterpret_cast<const Bytes<8 * TileFactors::kOfCol>*>(factors.cols[at]);
-            float values[4];
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 const int word = j % 2 * TileFactors::kOfCol;
                 const float bias = bit_cast<float>(pair.words[word + TileFactors::kOfCol - 1]);
-                float x = float(sums[block][chunk * kChunk / 2 + i + j]);
+                float x = float(sums[block][begin / 2 + i + j]);
                 if (kScales) x *= bit_cast<float>(pair.words[word]);
-                values[j] = x * (kScales ? rows.of_block[block][j / 2] : alpha) + bias;
+                x = x * (kScales ? rows.of_block[block][j / 2] : alpha) + bias;
+                values[i + j] = kGelus ? gelu_of_twice(x) : x;
             }
-            packed[i / 8][i / 4 % 2 * 2] = pack<Out>(values[0], values[1]);
-            packed[i / 8][i / 4 % 2 * 2 + 1] = pack<Out>(values[2], values[3]);
+        }
+        if (halves) {  // one branch for all
+#pragma unroll
+            for (int i = 0; i < kAtOnce / 4; ++i)
+                packed[i / 4][i % 4] = pack<half>(values[2 * i], values[2 * i + 1]);
+        } else {
+#pragma unroll
+            for (int i = 0; i < kAtOnce / 4; ++i)
+                packed[i / 4][i % 4] = pack<bf16>(values[2 * i], values[2 * i + 1]);
+        }
+    };
+    // The same to a box, from its column `begin` on.
+    const auto fill = [&](unsigned char* to, int begin, const uint32_t (&packed)[kWords][4]) {
+#pragma unroll
+        for (int j = 0; j < kWords; ++j) {
+            const int line = lane % 16, place = begin / 8 + 2 * j + lane / 16;
+            store_matrix(to + line * kLineBytes + (place ^ line % 8) * 16, packed[j]);
         }
     };
 #pragma unroll
-    for (int first = 0; first < kBlocks * kCols / kChunk; first += kTogether) {
-        const int block = first / (kCols / kChunk), chunk = first % (kCols / kChunk);
+    for (int first = 0; first < kBlocks * kChunks; first += kTogether) {
+        const int block = first / kChunks, chunk = first % kChunks;
         if (!own.has(chunk)) continue;
-        uint32_t packed[kTogether][kChunk / 16][4];
+        uint32_t packed[kTogether][kWords][4];
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) pack_chunk(block, chunk + i, packed[i]);
+        for (int i = 0; i < kTogether; ++i) pack_columns(block, (chunk + i) * kChunk, packed[i]);
         if (lane == 0) tma_store_wait_read<2 - kTogether>();
         sync_warp();
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
+            unsigned char* to = staging.boxes[kTogether == 2 ? i : box];
+            fill(to, 0, packed[i]);
 #pragma unroll
-            for (int j = 0; j < kChunk / 16; ++j) {
-                const int line = lane % 16, place = 2 * j + lane / 16;
-                store_matrix(staging.boxes[kTogether == 2 ? i : box] + line * kLineBytes +
-                                 (place ^ line % 8) * 16,
-                             packed[i][j]);
+            for (int begin = kAtOnce; begin < kChunk; begin += kAtOnce) {
+                pack_columns(block, (chunk + i) * kChunk + begin, packed[i]);
+                fill(to, begin, packed[i]);
             }
         }
         fence_async_proxy();
@@ -173,7 +196,24 @@ DEVICE void store_plain(Staging& staging, int& box, const TensorMap& map,
     }
 }
 
-// The warp's sums, with an activation or kTurned.  row: the warp's first one in the tile; (out_row,
+// The same by params.  row: the warp's first one in the tile.
+DEVICE void store_plain(Staging& staging, int& box, const TensorMap& map,
+                        const TileFactors& factors, const RowFactors& rows,
+                        const EpilogueParams& params, int row, const TileSums& sums) {
+    const Bytes<16> place = factors.place;
+    const int out_row = int(place.words[0]) + row, col = int(place.words[1]),
+              batch = int(place.words[2]);
+    const bool halves = params.out_dtype == kHalf;
+    if (kActivates && params.activation == kGelu) {
+        store_chunks<kActivates>(staging, box, map, factors, rows, 0.5f * params.alpha, halves,
+                                 out_row, col, batch, sums);
+    } else {
+        store_chunks<false>(staging, box, map, factors, rows, params.alpha, halves, out_row, col,
+                            batch, sums);
+    }
+}
+
+// The warp's sums, with another activation or kTurned.  row: the warp's first one in the tile; (out_row,
 // col): its first sum in the output.  box: the box to fill next.
 DEVICE void store_parts(Staging* warps, int& box, const TensorMap& map, const TileFactors& factors,
                         const EpilogueParams& params, int row, int out_row, int col, int batch,
@@ -194,27 +234,29 @@ DEVICE void store_parts(Staging* warps, int& box, const TensorMap& map, const Ti
         store_part(warps, box, map, part, out_row + part / kParts * 64, col + part % kParts * kPart,
                    batch, params.out_dtype, values);
     };
-    if (!kActivates || params.activation == kNoActivation) {
+    if constexpr (kTurned) {  // others: store_plain
+        if (!kActivates || params.activation == kNoActivation) {
 #pragma unroll
-        for (int part = 0; part < kBlocks * kParts; ++part) {
-            if (!own.has(part % kParts / kPartsOfBox)) continue;
-            pick(part);
-            finish(part, params.alpha);
-            store(part);
+            for (int part = 0; part < kBlocks * kParts; ++part) {
+                if (!own.has(part % kParts / kPartsOfBox)) continue;
+                pick(part);
+                finish(part, params.alpha);
+                store(part);
+            }
+            return;
         }
-        return;
-    }
-    if (params.activation == kGelu) {  // the same: picking sums at run time takes as long as gelu
+        if (params.activation == kGelu) {  // the same: picking sums at run time takes as long
 #pragma unroll
-        for (int part = 0; part < kBlocks * kParts; ++part) {
-            if (!own.has(part % kParts / kPartsOfBox)) continue;
-            pick(part);
-            finish(part, 0.5f * params.alpha);  // and half the bias
+            for (int part = 0; part < kBlocks * kParts; ++part) {
+                if (!own.has(part % kParts / kPartsOfBox)) continue;
+                pick(part);
+                finish(part, 0.5f * params.alpha);  // and half the bias
 #pragma unroll
-            for (int i = 0; i < kValues; ++i) values[i] = gelu_of_twice(values[i]);
-            store(part);
+                for (int i = 0; i < kValues; ++i) values[i] = gelu_of_twice(values[i]);
+                store(part);
+            }
+            return;
         }
-        return;
     }
     // One at a time: the activations are many instructions.
 #pragma unroll 1
