@@ -39,6 +39,7 @@ OPS = {op.name: op for op in cupykern.OPS}
         ({"cluster_size": 2, "threads_per_row": 64, "split_rows": True}, "not for clusters"),
         ({"lanes_across_rows": True}, "lanes_across_rows must be False"),
         ({"vectors_per_thread": 512}, "shared memory"),
+        ({"in_registers": True}, "in_registers is for plain, whole rows"),
     ],
 )
 def test_refused(changes, says):
@@ -53,6 +54,8 @@ def test_plain_is_for_plain_calls():
             getattr(cupykern, name)(X, scale=0.5, config=plain)
     with pytest.raises(ValueError, match="plain is for calls without options"):
         cupykern.layer_norm(X, return_stats=True, config=plain)
+    with pytest.raises(ValueError, match="plain rows of the norms are whole"):
+        cupykern.layer_norm(X, config=replace(plain, split_rows=True))
 
 
 def test_more_rows_than_a_warp_has_lanes():

@@ -13,7 +13,8 @@ import cupykern
 from cupykern import check, inputs, workspace
 from cupykern.op import Op, as_tuple
 from cupykern.rows.norm_ops import ADD_OP, LAYER_OP, RMS_OP, NormProblem
-from cupykern.rows.row_configs import RowConfig
+from cupykern.rows.row_configs import RowConfig, refusal
+from cupykern.rows.rows import contiguous_operand, row_layout
 
 SMALL = RowConfig(128, 128, 8, 2, plain=True, stages=5)
 CONFIGS = {  # few and small: each is compiled for every op and dtype that it meets
@@ -128,6 +129,13 @@ def test_refused(changes, says):
     x = np.ones((3, 512), np.float16)
     with pytest.raises(ValueError, match=f"config does not fit: .*{says}"):
         cupykern.rms_norm(x, config=replace(SMALL, **changes))
+
+
+def test_streams_are_for_hopper():
+    place = contiguous_operand((3, 512), 2)
+    layout = row_layout((3, 512), 1, (place,) * 5, (1, 2, 3))
+    for arch, says in (("sm_80", "stages need one of sm_90a, host; got sm_80"), ("sm_90a", None)):
+        assert refusal(SMALL, arch, 2, layout, True, norms=True) == says
 
 
 def test_streams_are_for_plain_calls_of_some_ops():
