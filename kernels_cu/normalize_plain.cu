@@ -41,6 +41,9 @@ constexpr int kUnrolled = kInRegisters                        ? 16
                                                               : 1;
 constexpr int kParts = kClusterSize * kWarpsPerRow;
 
+// One row in the registers of one warp, which knows its mean before the squares about it.
+constexpr bool kRowInWarp = kInRegisters && kParts == 1 && kRowsPerThread == 1;
+
 // A warp's, a block's or a row's: the mean, or of kQuantized the largest |s * weight|; the squares
 // about the mean, or about zero.
 struct alignas(8) Statistic { float first, squares; };
@@ -121,7 +124,7 @@ struct Held {
     DEVICE RowVector get(int r, int i) {
         if constexpr (kInRegisters) {
             // Packed until it is used again, instead of as twice the registers.
-            keep_packed(registers[r][i]);
+            if constexpr (!kRowInWarp) keep_packed(registers[r][i]);
             return registers[r][i];
         } else {
             return shared->vectors[r][i][threadIdx.x];
@@ -202,7 +205,31 @@ template <class Sums, bool kWhole>
 DEVICE Statistic warp_statistic(Sums& s, int r, const Places<kWhole>& at,
                                 Columns<kWhole>& columns) {
     float mean = 0.0f, squares = 0.0f;
-    if constexpr (kCentered) {
+    if constexpr (kCentered && kRowInWarp) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < kVectorsPerThread; ++i) {
+            float values[kVectorWidth];
+            s.get(r, i, values);
+            float parts[2] = {0.0f, 0.0f};
+#pragma unroll
+            for (int j = 0; j < kVectorWidth; ++j) parts[j % 2] += values[j];
+            sum += parts[0] + parts[1];
+        }
+        mean = reduce_in_warp(sum, Sum()) * at.one_over_count;
+#pragma unroll
+        for (int i = 0; i < kVectorsPerThread; ++i) {
+            if (!at.holds(i)) break;
+            float values[kVectorWidth], parts[2] = {0.0f, 0.0f};
+            s.get(r, i, values);
+#pragma unroll
+            for (int j = 0; j < kVectorWidth; ++j) {
+                const float distance = values[j] - mean;
+                parts[j % 2] += distance * distance;
+            }
+            squares += parts[0] + parts[1];
+        }
+    } else if constexpr (kCentered) {
         VectorMoments<kVectorWidth> mine;
 #pragma unroll(kUnrolled<Sums::kTight>)
         for (int i = 0; i < kVectorsPerThread; ++i) {

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -243,6 +245,27 @@ def test_kernels_of_cases_are_known_before_they_run(host, monkeypatch):
     compiled = {v for v, _, error in compile_ahead.compile_ahead(host, variants, 2) if not error}
     assert compiled == set(variants)
     assert not [case for case in check.run_cases(ops, host, 3, 0) if case.error]
+
+
+@pytest.mark.parametrize("found", [0, 200])
+def test_an_interrupt_ends_compiling_ahead(found):
+    """While variants are found, or while they are compiled: none begins after that."""
+    compiled = []
+
+    def compile_slowly(variant):
+        compiled.append(variant)
+        time.sleep(0.02)
+
+    def variants():
+        yield from range(200)
+        if not found:
+            raise KeyboardInterrupt
+
+    target = SimpleNamespace(name="host", compile=compile_slowly)
+    with pytest.raises(KeyboardInterrupt):
+        for _ in compile_ahead.compile_ahead(target, variants(), 2):
+            raise KeyboardInterrupt
+    assert len(compiled) < 20
 
 
 @pytest.mark.parametrize("nbytes", [1, 8, 4000, 1 << 16])

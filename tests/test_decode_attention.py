@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -328,6 +329,17 @@ def test_blocks_fill_the_device_and_runs_share_long_work():
                     decode_config.check_config(config, task, arch)
 
 
+@pytest.mark.parametrize(
+    ("rows", "arch", "says"),
+    [(4, "sm_80", "sm_80 has no clusters"), (17, "sm_90a", "one block of 16"), (4, "sm_90a", None)],
+)
+def test_where_pairs_are_refused(rows, arch, says):
+    task = DecodeTask(FP16, 1, 1, rows, 64, 64, 4096)
+    config = DecodeConfig(16, 64, 2, chunks_per_block=8, pairs=True)
+    with pytest.raises(ValueError, match=says) if says else nullcontext():
+        decode_config.check_config(config, task, arch)
+
+
 def test_two_blocks_of_each_config_fit_on_hopper():
     for dim in (64, 128, 256):
         for batch, rows in ((1, 4), (1, 64), (16, 4), (64, 4)):  # alone, and where others wait
@@ -378,7 +390,9 @@ WRONG = [
     (TypeError, "config must be a DecodeConfig", {"config": (16, 64, 3)}),
     (ValueError, "rows must be", {"config": DecodeConfig(24, 64, 3)}),
     (ValueError, "tile_k must be", {"config": DecodeConfig(16, 48, 3)}),
-    (ValueError, "chunk must be", {"config": DecodeConfig(16, 64, 3, chunk=96)}),
+    (ValueError, "a power of two", {"config": DecodeConfig(16, 64, 3, chunk=96)}),
+    (ValueError, "at most 1073741824", {"config": DecodeConfig(16, 64, 3, chunk=2**31)}),
+    (ValueError, "1 or a multiple of 8", {"config": DecodeConfig(16, 64, 3, chunks_per_block=3)}),
     (ValueError, "positive", {"config": DecodeConfig(16, 64, 3, chunks_per_block=0)}),
     (ValueError, "a power of two", {"config": DecodeConfig(16, 64, 3, chunk=384)}),
     (ValueError, "a power of two", {"config": DecodeConfig(16, 64, 3, chunk=64)}),

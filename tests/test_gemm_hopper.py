@@ -355,6 +355,7 @@ def test_tiles_that_fill_the_gpu(m, n, blocks, tile):
 
 _FP8 = {"a": dtypes.float8_e4m3fn, "b": dtypes.float8_e4m3fn}
 _MIXED = {"b": dtypes.float8_e4m3fn}
+_LOGITS = {"b": dtypes.int8, "kernel": "dequant_softmax"}
 
 
 @pytest.mark.parametrize(
@@ -366,6 +367,15 @@ _MIXED = {"b": dtypes.float8_e4m3fn}
         ({}, {"layout_a": STRIDED, "layout_b": STRIDED}, "sm_90a", "multiples of 16 bytes"),
         ({}, {"tma": False}, "sm_90a", "multiples of 16 bytes"),
         ({}, {"k": 0}, "sm_90a", "no dims of size 0"),
+        ({}, {"half_sums": True}, "sm_90a", "sum in FP32"),
+        ({"stages": 0}, {}, "sm_90a", "must be positive"),
+        ({"tile_n": 64, "ping_pong": True, "share_k": True}, {}, "sm_90a", "ping_pong or share_k"),
+        ({"cluster": 3}, {}, "sm_90a", "a cluster of 1, 2 or 4 blocks"),
+        ({"split_k": True}, {}, "sm_90a", "split_k needs a cluster"),
+        ({"cluster": 2, "split_k": True, "stages": 2}, {}, "sm_90a", "fill more than the stages"),
+        ({"share_k": True}, _LOGITS, "sm_90a", "of whole sums, without share_k"),
+        ({"turned": True}, _LOGITS, "sm_90a", "turned products are not logits"),
+        ({"tile_m": 256, "tile_n": 128, "cluster": 2}, _LOGITS, "sm_90a", "have no clusters"),
         ({"tile_m": 64}, {}, "sm_90a", "multiples of 128 x 64; got 64 x 256"),
         ({"tile_n": 96}, {}, "sm_90a", "multiples of 128 x 64; got 128 x 96"),
         ({"ping_pong": True}, {}, "sm_90a", "do not hold 128 x 256 sums"),

@@ -9,7 +9,7 @@ import pytest
 from cupykern import dtypes
 from cupykern.gemm import nvfp4
 from cupykern.targets import host
-from cupykern.targets.limits import max_cluster_size
+from cupykern.targets.limits import is_measured, max_cluster_size
 from kernels_cu import Variant
 
 F32, U32 = np.float32, np.uint32
@@ -278,6 +278,16 @@ def test_shuffles_and_votes(target):
     np.testing.assert_array_equal(y[384:512], i % warp)
     np.testing.assert_array_equal(y[512:], i // warp - 7)
     np.testing.assert_array_equal(z, (i ^ 1) + 0.5)
+
+
+def test_code_is_compact_where_nothing_is_measured(target):
+    """And at one of the host's two warp sizes, so that the tests run both."""
+    (y,) = run(
+        target, "KERNEL void word(int* y) { y[threadIdx.x] = kCompact; }", np.full(64, 7, np.int32)
+    )
+    on_host = target.warp_size == 64
+    compact = on_host if target.name == "host" else not is_measured(target.arch)
+    np.testing.assert_array_equal(y, np.full(64, compact, np.int32))
 
 
 def test_shared_memory_and_barriers(target):

@@ -78,7 +78,10 @@ def all_tile_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
             RowConfig(n, t, width, v, min_blocks=blocks, plain=True)
             for n, t, v, blocks in few_of(arch, held)
         ),
-        *(RowConfig(256, threads, w, 1) for w in (width, 1) for threads in few_of(arch, (16, 256))),
+        *(
+            RowConfig(256, threads, w, 1)
+            for w, threads in ((width, 256), *((1, n) for n in few_of(arch, (16, 256))))
+        ),
     )
 
 

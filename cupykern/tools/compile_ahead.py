@@ -58,13 +58,12 @@ def compile_ahead(
     with _pool(target, jobs) as pool:
         here = isinstance(pool, ThreadPoolExecutor)
         where = target if here else target.name
-        tasks = {pool.submit(_compile, where, variant): variant for variant in variants}
         try:
+            tasks = {pool.submit(_compile, where, variant): variant for variant in variants}
             for task in as_completed(tasks):
                 yield tasks[task], *task.result()
-        except BaseException:
-            for task in tasks:
-                task.cancel()
+        except BaseException:  # Ctrl-C, also while variants are found: what has not begun does not
+            pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 

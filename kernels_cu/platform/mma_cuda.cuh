@@ -326,7 +326,7 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
 // T, which holds the products.
 template <class T>
 DEVICE void decode_eight(uint32_t codes, __half2 low_factor, __half2 high_factor,
-                        uint32_t (&pairs)[4]) {
+                         uint32_t (&pairs)[4]) {
     // A byte permutation finds the upper bytes of four magnitudes in FP16 by their codes.
     const uint32_t magnitudes = codes & 0x77777777u, firsts = codes << 4;
 #pragma unroll
