@@ -143,6 +143,7 @@ FP4 = (
     (
         HopperConfig(16, 64, 4, share_k=True, lines=4),
         HopperConfig(128, 128, 2, lines=2, cluster=2, split_k=True),
+        HopperConfig(64, 128, 2, lines=4, cluster=2, split_k=True),
     ),
 )
 
@@ -309,6 +310,9 @@ def test_hopper_is_chosen_where_it_pays(layout):
         ({"b": dtypes.float8_e4m3fn}, (256, 128), False),
         ({"b": dtypes.int8, "m": 256, "layout_b": OUTER}, (128, 128), False),
         ({"b": dtypes.float8_e4m3fn, "m": 64, "n": 8192}, (64, 64), True),
+        ({"b": product.FP4, "m": 64, "n": 8192}, (64, 128), False),
+        ({"a": product.FP4, "b": product.FP4, "m": 64, "n": 8192}, (64, 64), True),
+        ({"a": dtypes.int8, "b": dtypes.int8, "m": 64, "n": 8192}, (64, 64), True),
         ({"a": dtypes.float8_e4m3fn, "b": dtypes.float8_e4m3fn}, (128, 128), False),
         (
             {"a": dtypes.float8_e4m3fn, "b": dtypes.float8_e4m3fn, "m": 16, "n": 8192, "batch": 2},

@@ -257,7 +257,8 @@ def hopper_plan(
     map_out = None
     in_registers = p.b2 is not None and turned  # then threads store single numbers
     if tma_stores(p.out, p.m, p.n) and not in_registers:
-        box = (1, min(c.tile_m, 64) if turned else 16, 64)  # epilogue_hopper.cuh
+        own = c.tile_m // (c.cluster if c.split_k else 1)
+        box = (1, min(own, 64) if turned else 16, 64)  # epilogue_hopper.cuh
         if p.b2 is not None:  # gated_epilogue_hopper.cuh: kBoxCols
             box = (1, 16, math.gcd(own_columns(c), 64))
         map_out = map_plan(p.out, p.batch, (p.m, p.n), (p.out.row, 1), box)

@@ -5,12 +5,13 @@
 #include "parts/epilogue.cuh"
 #include "parts/ring_hopper.cuh"
 
+constexpr int kOwnCols = kCols / (kSplitK ? kClusterSize : 1);  // that a block finishes
 constexpr int kChunk =
-    kCols < 64 ? kCols : 64;  // columns that a warp takes through shared memory at once
+    kOwnCols < 64 ? kOwnCols : 64;  // columns that a warp takes through shared memory at once
 constexpr int kWarpRows = 16;
-constexpr int kPart = kCols < 32 ? kCols : 32,
+constexpr int kPart = kChunk < 32 ? kChunk : 32,
               kValues = kPart / 2;  // columns that a warp finishes at once; a lane's numbers
-static_assert(kCols % kChunk == 0 && kChunk % kPart == 0 && (kTurned || kChunk == 64),
+static_assert(kOwnCols % kChunk == 0 && kChunk % kPart == 0 && (kTurned || kChunk == 64),
               "whole chunks");
 
 // A warp's way to memory: boxes that it fills in turn and TMA stores, or one chunk in FP32.  With
@@ -58,9 +59,7 @@ constexpr bool kScales = sizeof(ElementB) == 1;  // others come with one of all,
 
 // The chunks of its columns that a block finishes.
 struct OwnChunks {
-    static constexpr int kCount = kCols / kChunk / (kSplitK ? kClusterSize : 1);
-    static_assert(kCount * kChunk * (kSplitK ? kClusterSize : 1) == kCols,
-                  "whole chunks for every block");
+    static constexpr int kCount = kOwnCols / kChunk;
     int first;
 
     DEVICE OwnChunks() : first(kSplitK ? cluster_rank() * kCount : 0) {}
