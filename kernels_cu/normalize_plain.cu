@@ -373,6 +373,13 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
         const int64_t stride = layout.outer_strides[operand][0];
         if constexpr (kQuantized && kRegisters <= 64) {  // of which none is left
             held.start(p, stride, at, live);
+        } else if constexpr (kInRegisters && kThreadsPerRow < 512) {
+            // Without any policy few short rows are faster; more threads have no registers for it.
+            if (params.evict_last) {
+                held.start(p, stride, at, live, load_policy(true));
+            } else {
+                held.start(p, stride, at, live);
+            }
         } else {
             held.start(p, stride, at, live, load_policy(params.evict_last));
         }
