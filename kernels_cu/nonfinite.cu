@@ -2,11 +2,11 @@
 // -infinity, the first of them in C order, and the smallest, the largest and the mean of the
 // others.
 //
-// A thread has kAhead batches of kBatch vectors of kVectorWidth elements under way.  A batch's sum,
-// in FP32 and pairwise, is finite if all of it are (otherwise, also if it overflows, they are
-// inspected one by one); sums of batches, threads and blocks are added in FP64.  Smallest and largest
-// are found among the codes, as integers (struct Extremes), so that subnormals are not flushed.
-// Counts and the first place, which a batch rarely changes, wait in shared memory.
+// A thread has kBatch vectors of kVectorWidth elements under way.  Their sum, in FP32 and pairwise,
+// is finite if all of them are (otherwise, also if it overflows, they are inspected one by one);
+// sums of batches, threads and blocks are added in FP64.  Smallest and largest are found among the
+// codes, as integers (struct Extremes), so that subnormals are not flushed.  Counts and the first
+// place, which a batch rarely changes, wait in shared memory.
 //   kPlain: the elements fill one stretch of memory, in any order of the dims; head and tail of it,
 //     which are no whole vectors, are inspected.  Otherwise each vector's place follows from the
 //     dims.
@@ -17,7 +17,7 @@
 //            block.
 //   counter  0 at the start of every launch, and no other launch's at that time.
 // Constants: Element, kVectorWidth, kBatch, kPlain, kMaxDims.  Launch: any grid, block
-// (kNumThreads), dynamic shared memory sizeof(Stages), none for single elements.
+// (kNumThreads).
 #include "parts/vector.cuh"
 
 constexpr int64_t kNowhere = 0x7fffffffffffffffll;
@@ -183,16 +183,6 @@ struct Summary {
 // --- vectors ---------------------------------------------------------------------------------
 using Items = Vector<Element, kVectorWidth>;
 
-// Batches under way wait in shared memory, where they need no registers; single elements, which are
-// too small for asynchronous copies, in registers.
-constexpr bool kStaged = kVectorWidth > 1;
-constexpr int kAhead = kStaged ? 3 : 1;
-struct Stages { Items items[kAhead][kBatch][kNumThreads]; };
-DEVICE Stages& stages() {
-    SHARED_STORAGE(Stages, all);
-    return all;
-}
-
 // values[0] + ... pairwise: log2(kCount) roundings for each.
 template <int kCount>
 DEVICE float sum_pairwise(const float* values) {
@@ -288,43 +278,26 @@ KERNEL void nonfinite(const Element* x, int64_t* buffer, uint32_t* counter,
     double sum = 0.0;
     Extremes extremes = Extremes::none();
     const int64_t step = int64_t(gridDim.x) * kNumThreads;
-    [[maybe_unused]] Items next[kStaged ? 1 : kBatch];
-    const auto ask_for = [&](int64_t item, int stage) {
-        if (item < num_items) {
-#pragma unroll
-            for (int j = 0; j < kBatch; ++j) {
-                // Behind the end the first one again, which changes no extreme and is not added.
-                const int64_t there = item + j * step < num_items ? item + j * step : item;
-                const int64_t element = head + there * kVectorWidth;
-                const Element* from =
-                    data + (kPlain ? element : params.locate(element, params.strides));
-                if constexpr (kStaged) {
-                    copy_async<16>(&stages().items[stage][j][tid], from);
-                } else {
-                    next[j].load(from);
-                }
-            }
-        }
-        if constexpr (kStaged) copy_async_commit();
-    };
-    int64_t item = int64_t(blockIdx.x) * kNumThreads + tid;
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) ask_for(item + i * kBatch * step, i);
-    int stage = 0;
-#pragma unroll 1
-    for (; item < num_items; item += kBatch * step, stage = (stage + 1) % kAhead) {
-        Items batch[kBatch];
-        float sums[kBatch];
-        if constexpr (kStaged) copy_async_wait<kAhead - 1>();
+    const auto load = [&](int64_t item, Items(&batch)[kBatch]) {
+        if (item >= num_items) return;
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) {
-            if constexpr (kStaged) {
-                batch[j] = stages().items[stage][j][tid];
-            } else {
-                batch[j] = next[j];
-            }
+            // Behind the end the first one again, which changes no extreme and is not added.
+            const int64_t there = item + j * step < num_items ? item + j * step : item;
+            const int64_t element = head + there * kVectorWidth;
+            batch[j].load(data + (kPlain ? element : params.locate(element, params.strides)));
         }
-        ask_for(item + kAhead * kBatch * step, stage);
+    };
+    int64_t item = int64_t(blockIdx.x) * kNumThreads + tid;
+    Items next[kBatch];
+    load(item, next);
+#pragma unroll 1
+    for (; item < num_items; item += kBatch * step) {
+        Items batch[kBatch];
+        float sums[kBatch];
+#pragma unroll
+        for (int j = 0; j < kBatch; ++j) batch[j] = next[j];
+        load(item + kBatch * step, next);
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) {
             const float part = sum_of(batch[j]);

@@ -34,9 +34,6 @@ FAULTS = {
         "unaligned",
     ),
     "the tail begins late": Fault(FILE, "tid - head + tail;", "tid - head + tail + 1;", "dense"),
-    "what comes is not waited for": Fault(
-        FILE, "copy_async_wait<kAhead - 1>();", "copy_async_wait<kAhead>();", "blocks"
-    ),
     "what is read twice counts twice": Fault(
         FILE, "sums[j] = item + j * step < num_items ? part : 0.0f;", "sums[j] = part;", "blocks"
     ),

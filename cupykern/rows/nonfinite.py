@@ -170,8 +170,7 @@ def _plan(
             lambda config: walk_variant(dtype, config),
         )
     else:
-        default = choose_config(target.arch, x.itemsize, walk)
-        check_config(config, default, target.arch, x.itemsize)
+        check_config(config, choose_config(target.arch, x.itemsize, walk))
     params = np.zeros((), _PARAMS)
     for name in ("num_elements", "start", "first"):
         params[name] = getattr(walk, name)
@@ -181,8 +180,7 @@ def _plan(
     per_block = config.num_threads * config.batch * config.vector_width
     grid = min(-(-walk.num_elements // per_block), _max_blocks(target, config))
     kernel, struct = get_kernel(target, walk_variant(dtype, config)), target.by_value(params)
-    shared_bytes = config.shared_bytes(x.itemsize)
-    repeated = Repeated(kernel, grid, shared_bytes, lambda arrays: (*arrays, struct))
+    repeated = Repeated(kernel, grid, 0, lambda arrays: (*arrays, struct))
     return _Plan(repeated, 8 * _SUMMARY_WORDS * (1 + grid))
 
 

@@ -13,20 +13,16 @@ import numpy as np
 from kernels_cu import Variant
 
 from .. import dtypes
-from ..targets.limits import is_measured, max_shared_bytes
 from .rows import Operand
 
 MAX_DIMS = 8
 _VECTOR_BYTES = 16
-_AHEAD = 3  # batches (nonfinite.cu: kAhead)
-_STATIC_BYTES = 64  # of shared memory for each thread, at most
 
 
 @dataclass(frozen=True)
 class NonfiniteConfig:
-    """num_threads threads per block, each with three batches of `batch` vectors of vector_width elements
-    under way (of single elements one batch); min_blocks blocks on a multiprocessor.  plain: the
-    elements fill one stretch of memory.
+    """num_threads threads per block, each with `batch` vectors of vector_width elements under way;
+    min_blocks blocks on a multiprocessor.  plain: the elements fill one stretch of memory.
     """
 
     num_threads: int
@@ -34,12 +30,6 @@ class NonfiniteConfig:
     vector_width: int
     plain: bool
     min_blocks: int
-
-    def shared_bytes(self, itemsize: int) -> int:
-        """Dynamic shared memory of a block, in bytes (nonfinite.cu: Stages)."""
-        if self.vector_width == 1:
-            return 0
-        return _AHEAD * self.batch * self.num_threads * self.vector_width * itemsize
 
 
 class Walk(NamedTuple):
@@ -115,16 +105,16 @@ def choose_config(arch: str, itemsize: int, walk: Walk) -> NonfiniteConfig:
 def configs_of(arch: str, itemsize: int) -> tuple[NonfiniteConfig, ...]:
     """For single elements, for one stretch of vectors, for vectors of several dims."""
     width = _VECTOR_BYTES // itemsize
-    # 512 threads take 78 KB, which two blocks elsewhere do not have.
-    threads = 512 if is_measured(arch) else 256
+    # Elsewhere NVRTC wants a few registers more than two blocks leave.
+    blocks = 2 if arch in ("sm_90a", "host") or arch.startswith("gfx") else 1
     return (
         NonfiniteConfig(256, 8, 1, False, 3),
-        NonfiniteConfig(threads, 2, width, True, 2),
-        NonfiniteConfig(256, 2, width, False, 3 if is_measured(arch) else 2),
+        NonfiniteConfig(512, 4, width, True, blocks),
+        NonfiniteConfig(256, 4, width, False, 3),
     )
 
 
-def check_config(config: Any, default: NonfiniteConfig, arch: str, itemsize: int) -> None:
+def check_config(config: Any, default: NonfiniteConfig) -> None:
     """Raises TypeError and ValueError for a config that cannot walk what `default` walks."""
     if not isinstance(config, NonfiniteConfig):
         raise TypeError(f"config must be a NonfiniteConfig; got {type(config).__name__}")
@@ -138,12 +128,6 @@ def check_config(config: Any, default: NonfiniteConfig, arch: str, itemsize: int
         raise ValueError(
             "config does not fit: num_threads must be a power of two from 32 to 1024, batch and "
             f"min_blocks positive; got {c}"
-        )
-    needed = c.num_threads * _STATIC_BYTES + c.shared_bytes(itemsize)
-    if needed > max_shared_bytes(arch):
-        raise ValueError(
-            f"config does not fit: a block has {max_shared_bytes(arch)} bytes of shared memory on "
-            f"{arch}; {c} needs {needed}"
         )
 
 
