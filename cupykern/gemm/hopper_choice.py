@@ -36,10 +36,8 @@ _FP8 = {
 }
 """Measured so at 8192 cubed and (4096, 14336, 4096); those with fewer sums at (256, 4096, 7168) and few rows."""
 _E5M2 = {HopperConfig(128, 128, 6): 13.3}
-_INT8 = {
-    HopperConfig(128, 256, 4): 27.0,
-    HopperConfig(64, 64, 12, share_k=True): 9.0,
-}
+_INT8 = {HopperConfig(128, 256, 4): 27.0}
+_INT8_FEW_ROWS = {HopperConfig(64, 64, 12, share_k=True): 9.0}
 _MIXED = {
     HopperConfig(256, 128, 4, cluster=2): 47.5,
     HopperConfig(128, 128, 4, lines=2, cluster=2, split_k=True): 15.0,
@@ -77,7 +75,8 @@ def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:
     if a == b and a in FLOAT16S:
         return {**_16_BIT, **_16_BIT_FEW_ROWS} if task.layout_a == INNER else _16_BIT
     if a == b:
-        return _INT8 if a == dtypes.int8 else {}
+        few = _INT8_FEW_ROWS if task.m <= _ROWS_SHARED else {}  # else they would count as tiles
+        return {**_INT8, **few} if a == dtypes.int8 else {}
     return _MIXED if b in (dtypes.float8_e4m3fn, dtypes.int8) else {}
 
 
@@ -113,6 +112,8 @@ FEW_ROWS = 16
 """Up to which the portable main loop streams two products' NVFP4 weights, and int8 ones of logits, faster:
 (16, 128256, 4096) of int8 in 155 us instead of 220 (H200)."""
 
+_ROWS_SHARED = 64  # up to which warpgroups share k
+
 CONFIGS = (*_16_BIT, *_16_BIT_FEW_ROWS)
 
 
@@ -121,7 +122,7 @@ def configs(task: GemmTask, arch: str, blocks: int) -> tuple[HopperConfig, ...]:
 
     With share_k and split_k the sums are other ones: the task alone decides about them.
     """
-    few = task.m <= (FEW_ROWS if task.kernel == "dual_gemm" else 64)
+    few = task.m <= (FEW_ROWS if task.kernel == "dual_gemm" else _ROWS_SHARED)
     fitting = [
         config
         for config in _tile_times(task)
