@@ -15,19 +15,18 @@ _ClusterTable = tuple[tuple[int, int, int, int, int, bool], ...]
 # threads_per_row, vectors_per_thread, min_blocks, rows_per_thread, where); the first that holds a row
 # wins.  Several rows at once share what a thread reads of weights, and their exchanges.
 # where: rows lie in registers (R) or shared memory (S); W: weights come with the row.
+_SHORT: _Table = ((128, 8, 1, 8, 1, "R"), (128, 32, 1, 8, 4, "R"))  # rows, of any of these
 _BLOCKS: dict[bool, dict[int, _Table]] = {
     False: {
         2: (
-            (128, 8, 1, 8, 1, "R"),
-            (128, 32, 1, 8, 4, "R"),
+            *_SHORT,
             (128, 64, 2, 8, 1, "RW"),
             (256, 256, 2, 4, 2, "R"),
             (512, 512, 2, 2, 2, "R"),
             (512, 512, 4, 3, 1, "S"),
         ),
         4: (
-            (128, 8, 1, 8, 1, "R"),
-            (128, 32, 1, 8, 4, "R"),
+            *_SHORT,
             (64, 64, 4, 16, 1, "R"),
             (256, 256, 4, 5, 1, "R"),
             (512, 512, 4, 2, 1, "R"),
@@ -36,16 +35,14 @@ _BLOCKS: dict[bool, dict[int, _Table]] = {
     },
     True: {
         2: (
-            (128, 8, 1, 8, 1, "R"),
-            (128, 32, 1, 8, 4, "R"),
+            *_SHORT,
             (128, 64, 2, 8, 2, "RW"),
             (128, 128, 4, 8, 2, "S"),
             (512, 512, 2, 2, 2, "R"),
             (512, 512, 4, 3, 1, "S"),
         ),
         4: (
-            (128, 8, 1, 8, 1, "R"),
-            (128, 32, 1, 8, 4, "R"),
+            *_SHORT,
             (128, 128, 2, 12, 1, "R"),
             (256, 256, 4, 5, 1, "R"),
             (512, 512, 4, 2, 1, "R"),
