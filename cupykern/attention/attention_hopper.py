@@ -247,10 +247,7 @@ class AttentionHopperPlan(NamedTuple):
             counter = workspace.take_counters(self.target, self.num_counters)
             arrays = (*arrays, counter)
             places = places and (*places, counter.data.ptr)
-        if places is None:
-            self.repeated.launch(arrays)
-        else:
-            self.repeated.launch_at(places, arrays)
+        self.repeated.launch(arrays, places)
 
     def launcher(self, xp: Any, arrays: Callable[..., tuple[Any, ...]]) -> Callable[..., None]:
         """launch(places, *given): `launch` of arrays(*given), which are made only where places are new."""

@@ -63,11 +63,9 @@ class RowPlan(NamedTuple):
         addresses of all CuPy's arrays follow from; None: their own."""
         if not self.split:
             if self.counted:
-                self.repeated.launch((*arrays, workspace.take_counters(self.target, 1)))
-            elif places is None:
-                self.repeated.launch(arrays)
-            else:
-                self.repeated.launch_at(places, arrays)
+                counter = workspace.take_counters(self.target, 1)
+                arrays, places = (*arrays, counter), None
+            self.repeated.launch(arrays, places)
             return
         num_statistics = self.num_rows * (self.num_chunks + 1)
         statistics = xp.empty((num_statistics, self.statistic_bytes), np.uint8)

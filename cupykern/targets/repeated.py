@@ -40,13 +40,17 @@ class Repeated:
             self._kernel, self._grid, self._shared_bytes, lambda *given: arguments(make(*given))
         )
 
-    def launch(self, arrays: tuple[Any, ...]) -> None:
-        """With what `arguments` makes of `arrays`, of which some may be None."""
-        # As places_of, without a call.
-        try:
-            places = tuple([x if x is None else x.data.ptr for x in arrays])
-        except (AttributeError, TypeError, ValueError):
-            places = None
+    def launch(self, arrays: tuple[Any, ...], places: Any = None) -> None:
+        """With what `arguments` makes of `arrays`, of which some may be None.
+
+        places: what the addresses of all of them follow from; None to look.
+        """
+        if places is None:
+            # As places_of, without a call.
+            try:
+                places = tuple([x if x is None else x.data.ptr for x in arrays])
+            except (AttributeError, TypeError, ValueError):
+                places = None
         known = self._known.get(places)
         if known is None or known is _seen:
             self._launch(places, known, (arrays,))
