@@ -53,15 +53,16 @@ def finite_float(name: str, value: Any, default: float) -> float:
     """
     if value is None:
         return default
-    if isinstance(value, np.ndarray) or is_cupy(value):
+    if isinstance(value, (np.ndarray, np.generic)) or is_cupy(value):
         if value.ndim:
             raise ValueError(f"{name} must be a number or a 0-d array; got shape {value.shape}")
-        value = value.item()
-    if isinstance(value, (bool, np.bool_)) or not isinstance(
-        value, (int, float, np.integer, np.floating)
-    ):
+        value = value.item()  # ml_dtypes' scalars are no np.floating
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.floating)):
         raise TypeError(f"{name} must be a real number; got {type(value).__name__}")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # of an int
+        number = math.inf
     if not math.isfinite(number) or abs(number) > _LARGEST_FLOAT:
         raise ValueError(f"{name} must be finite in FP32; got {number}")
     return number
@@ -108,8 +109,11 @@ def _check_result(
         raise ValueError(f"out must have shape {tuple(shape)}; got {out.shape}")
     if isinstance(out, np.ndarray) and not out.flags.writeable:
         raise ValueError("out must be writable; it is read-only")
-    if any(n > 1 and stride == 0 for n, stride in zip(out.shape, out.strides, strict=True)):
-        raise ValueError("out must not hold one element twice (a stride of 0)")
+    extent = out.itemsize
+    for stride, size in sorted((abs(s), n) for n, s in zip(out.shape, out.strides, strict=True)):
+        if size > 1 and stride < extent:
+            raise ValueError(f"out must not hold one element twice; got strides {out.strides}")
+        extent += (size - 1) * stride
 
 
 def _check_apart(out: Any, others: dict[str, Any], unless: str = "") -> None:

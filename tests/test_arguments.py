@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -32,12 +33,14 @@ CASES = [
     (TypeError, "axis must be", lambda: (X, [1])),
     (TypeError, "dtype must be", lambda: (X, -1, {"dtype": "float64"})),
     (TypeError, "dtype must be", lambda: (X, -1, {"dtype": []})),
+    (TypeError, "dtype must be", lambda: (X, -1, {"dtype": {"names": ["a"], "formats": []}})),
     (TypeError, "scale must be", lambda: (X, -1, {"scale": "1"})),
     (TypeError, "scale must be", lambda: (X, -1, {"scale": 1j})),
     (TypeError, "scale must be", lambda: (X, -1, {"scale": True})),
     (ValueError, "scale must be finite", lambda: (X, -1, {"scale": np.inf})),
     (ValueError, "scale must be finite", lambda: (X, -1, {"scale": np.nan})),
     (ValueError, "scale must be finite", lambda: (X, -1, {"scale": 1e39})),
+    (ValueError, "scale must be finite", lambda: (X, -1, {"scale": 10**400})),
     (ValueError, "scale must be", lambda: (X, -1, {"scale": np.ones(2)})),
     (TypeError, "mask must be", lambda: (X, -1, {"mask": [True] * 6})),
     (TypeError, "mask must have dtype bool", lambda: (X, -1, {"mask": np.ones(6, np.int8)})),
@@ -51,6 +54,11 @@ CASES = [
         ValueError,
         "out must not hold one element twice",
         lambda: (X, -1, {"out": np.lib.stride_tricks.as_strided(X.copy(), (4, 6), (0, 4))}),
+    ),
+    (
+        ValueError,
+        "out must not hold one element twice",
+        lambda: (X, -1, {"out": np.lib.stride_tricks.as_strided(X.copy(), (4, 6), (8, 4))}),
     ),
 ]
 
@@ -92,6 +100,14 @@ def test_interleaved_out_is_no_overlap():
     cupykern.softmax(memory[:, ::2], out=memory[:, 1::2])
     assert (memory[:, ::2] == X).all()
     assert (memory[:, 1::2] == cupykern.softmax(X)).all()
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [np.float16(0.5), np.array(0.5), ml_dtypes.bfloat16(0.5), np.array(0.5, ml_dtypes.bfloat16)],
+)
+def test_any_scalar_is_a_number(scale):
+    assert (cupykern.softmax(X, scale=scale) == cupykern.softmax(X, scale=0.5)).all()
 
 
 def test_numpy_mask_with_cupy_x(gpu):

@@ -311,6 +311,13 @@ def test_numbers_at_odd_addresses(target):
     for quantize in (None, "int8"):
         comparison = run_and_compare(RMS_OP, Call((x,), {"quantize": quantize}))
         assert comparison.ok, comparison
+    row = np.lib.stride_tricks.as_strided(np.array(x[0]), (1, 8), (3, 4))
+    assert row.flags.c_contiguous  # all the same
+    comparison = run_and_compare(RMS_OP, Call((row,)))
+    assert comparison.ok, comparison
+    out = np.zeros_like(memory)[1:].view(np.float32).reshape(4, 8)
+    cupykern.rms_norm(x, out=out)
+    assert (out == cupykern.rms_norm(x)).all()
 
 
 def test_bitwise_repeatable(target):

@@ -15,9 +15,7 @@ from .quantize import quantize as _quantize
 from .row_configs import (
     RowConfig,
 )
-from .rows import (
-    operand,
-)
+from .rows import contiguous_operand, operand
 
 
 def layer_norm(
@@ -172,10 +170,10 @@ def _run_checked(
         if x.size == 0:
             return _of_nothing(target, x, residual, options, y)
         norm = make_norm(target, x, weight, bias, eps, residual, options, y, total, config)
-        if norm is None:  # rare: strides that the kernel can't walk
-            outputs = _run_otherwise(target, x, weight, bias, eps, residual, options, dtype, config)
-            if out is None:
-                return outputs
+        if norm is None and out is None:
+            return _run_otherwise(target, x, weight, bias, eps, residual, options, dtype, config)
+        if norm is None:  # rare: strides that the kernel can't walk, perhaps out's
+            outputs = _run(x, weight, bias, eps, residual, options, dtype, None, config)
             first, *rest = as_tuple(outputs)
             if y.itemsize == 1:  # CuPy cannot assign FP8
                 y.view(np.uint8)[...] = first.view(np.uint8)
@@ -229,8 +227,13 @@ def _run_otherwise(
     """The results for arrays that the kernel cannot walk, from copies; those of rows too long to be
     quantised in one go, by way of FP32."""
     xp = target.xp
-    given = [a for a in (x, residual) if a is not None]
-    walkable = all(a.flags.c_contiguous and operand(a).offset % a.itemsize == 0 for a in given)
+    # By its strides, not its flags: where a size is 1, any stride counts as contiguous.
+    walkable = all(
+        a.strides == contiguous_operand(a.shape, a.itemsize).strides
+        and operand(a).offset % a.itemsize == 0
+        for a in (x, residual)
+        if a is not None
+    )
     if not walkable:
         x, residual = (a if a is None else xp.array(a, order="C") for a in (x, residual))
         return _run(x, weight, bias, eps, residual, options, dtype, None, config)
