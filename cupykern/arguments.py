@@ -14,6 +14,7 @@ from .targets import Target, is_cupy, of_array
 
 _NO_CHANGE = nullcontext()
 _LARGEST_FLOAT = float(np.finfo(np.float32).max)
+_SMALLEST_FLOAT = float(np.finfo(np.float32).tiny)  # normal
 
 
 def target_of(name: str, array: Any) -> Target:
@@ -49,11 +50,12 @@ def same_place(name: str, array: Any, x: Any, x_name: str = "x") -> None:
 def finite_float(name: str, value: Any, default: float) -> float:
     """`value` (a Python or numpy number, or a 0-d array) as a float that FP32 can hold.
 
-    Raises TypeError for anything else and ValueError for what is not finite in FP32.
+    Raises TypeError for anything else and ValueError for what is not finite in FP32, or subnormal.
     """
     if value is None:
         return default
-    if isinstance(value, (np.ndarray, np.generic)) or is_cupy(value):
+    is_array = isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray)
+    if is_array or isinstance(value, np.generic) or is_cupy(value):
         if value.ndim:
             raise ValueError(f"{name} must be a number or a 0-d array; got shape {value.shape}")
         value = value.item()  # ml_dtypes' scalars are no np.floating
@@ -63,9 +65,24 @@ def finite_float(name: str, value: Any, default: float) -> float:
         number = float(value)
     except OverflowError:  # of an int
         number = math.inf
+    check_float(name, number)
+    return number
+
+
+def check_float(name: str, number: float) -> None:
+    """Raise ValueError unless `number` is 0 or a normal number in FP32: kernels flush subnormal ones."""
     if not math.isfinite(number) or abs(number) > _LARGEST_FLOAT:
         raise ValueError(f"{name} must be finite in FP32; got {number}")
-    return number
+    if 0 < abs(number) < _SMALLEST_FLOAT:
+        raise ValueError(f"{name} must be 0 or of a magnitude of at least 2^-126; got {number}")
+
+
+def is_number(value: Any, beside: Any) -> bool:
+    """Whether a factor of the array `beside` is to be read as a number: what is no array, and numpy's 0-d
+    arrays that a kernel cannot read there as FP32."""
+    if isinstance(value, np.ndarray):
+        return value.ndim == 0 and (is_cupy(beside) or value.dtype != np.float32)
+    return isinstance(value, np.generic) or not hasattr(value, "dtype")
 
 
 def normalize_axis(axis: Any, ndim: int) -> int:

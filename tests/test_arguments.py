@@ -41,6 +41,8 @@ CASES = [
     (ValueError, "scale must be finite", lambda: (X, -1, {"scale": np.nan})),
     (ValueError, "scale must be finite", lambda: (X, -1, {"scale": 1e39})),
     (ValueError, "scale must be finite", lambda: (X, -1, {"scale": 10**400})),
+    (ValueError, "scale must be 0 or", lambda: (X, -1, {"scale": 2.0**-127})),
+    (TypeError, "scale must be", lambda: (X, -1, {"scale": np.ma.masked})),
     (ValueError, "scale must be", lambda: (X, -1, {"scale": np.ones(2)})),
     (TypeError, "mask must be", lambda: (X, -1, {"mask": [True] * 6})),
     (TypeError, "mask must have dtype bool", lambda: (X, -1, {"mask": np.ones(6, np.int8)})),

@@ -312,6 +312,12 @@ def test_overflow_and_not_a_number(target):
     assert np.isinf(product[10, 11]) and np.isnan(product[3, 9]) and np.isnan(product[4]).all()
 
 
+def test_sums_beyond_fp32(target):
+    """Where FP64 would come back: the edge of what is promised."""
+    large = target.xp.asarray([[3e38, 3e38, -3e38, -3e38]], np.float32)
+    assert not np.isfinite(to_numpy(cupykern.matmul(large, target.xp.ones((4, 1), np.float32))))
+
+
 def test_sums_of_splits_are_bitwise_repeatable(target):
     a, b = random(target, (20, 3000), "float16", 1), random(target, (3000, 70), "float16", 2)
     task = GemmTask(1, 20, 70, 3000, dtypes.float16, dtypes.float16, INNER, OUTER)
@@ -424,6 +430,15 @@ def test_scales_of_every_pair(target, dtype, dtype_b, scales):
             m, n, k, dtype, dtype_b, layout_b=layout_b, bias=(n,), activation="silu"
         )
         check_problem(SCALED, ScaledProblem(product, scales), target)
+
+
+def test_numbers_as_arrays(target):
+    """numpy's 0-d arrays are numbers, of any dtype and on any target."""
+    xp = target.xp
+    a, b = xp.asarray(A), xp.asarray(E4M3.view(np.uint8)).view(E4M3.dtype)
+    expected = to_numpy(cupykern.scaled_mm(a, b, 2.0, 3))
+    for scale_a, scale_b in ((np.array(2.0), np.array(3)), (np.float16(2), np.array(3, "f4"))):
+        assert (to_numpy(cupykern.scaled_mm(a, b, scale_a, scale_b)) == expected).all()
 
 
 def test_scales_in_any_strides_and_batches(target):
@@ -602,6 +617,7 @@ E4M3 = B.astype(dtypes.float8_e4m3fn)
         (TypeError, "a and b must both be", (A.astype(np.int8), E4M3), {}),
         (TypeError, "out_dtype must be one of", (A, B), {"out_dtype": "int32"}),
         (TypeError, "out_dtype must be one of", (A, B), {"out_dtype": "float64"}),
+        (TypeError, "out_dtype must be one of", (A, B), {"out_dtype": []}),
         (TypeError, "bias must be float16", (A, B), {"bias": np.ones(6)}),
         (TypeError, "residual must be a cupy or numpy array", (A, B), {"residual": 1.0}),
         (TypeError, "activation must be a string", (A, B), {"activation": 3}),
@@ -615,8 +631,10 @@ E4M3 = B.astype(dtypes.float8_e4m3fn)
         (ValueError, "residual must broadcast", (A, B), {"residual": np.ones((2, 4, 6), np.float16)}),
         (ValueError, "activation must be one of", (A, B), {"activation": "swish"}),
         (ValueError, "alpha must be finite", (A, B), {"alpha": math.inf}),
+        (ValueError, "alpha must be 0 or", (A, B), {"alpha": 1e-40}),
         (ValueError, "alpha must be a number or a 0-d", (A, B), {"alpha": np.ones(2)}),
         (ValueError, "accumulate must be", (A, B), {"accumulate": "float64"}),
+        (ValueError, "accumulate must be", (A, B), {"accumulate": np.ones(2)}),
         (
             *(NotImplementedError, "accumulate='float16' is for", (A.astype(dtypes.bfloat16),) * 2),
             {"accumulate": "float16"},
@@ -641,6 +659,7 @@ def test_illegal_arguments(error, says, args, kwargs):
         (TypeError, "scale_b must be a real number", (A, E4M3, None, "1"), {}),
         (ValueError, "scale_a must be finite", (A, E4M3, math.nan), {}),
         (ValueError, "scale_a \\* scale_b must be finite", (A, E4M3, 1e30, 1e30), {}),
+        (ValueError, "scale_a \\* scale_b must be 0 or", (A, E4M3, 1e-30, 1e-30), {}),
         (ValueError, "scale_a must have one element or shape", (A, E4M3, np.ones((6, 1), np.float32)), {}),
         (ValueError, "scale_b must have one element or shape", (A, E4M3, None, np.ones((6, 1), np.float32)), {}),
         (ValueError, "scale_b must have one element or shape", (A, E4M3, None, np.ones(6, np.float32)), {}),

@@ -200,6 +200,15 @@ def test_no_variance(target):
     assert np.abs(to_numpy(cupykern.layer_norm(x, compensated=True))).max() < 1e-4
 
 
+def test_squares_beyond_fp32(target):
+    """The edges of what is promised: squares that are infinite, or 0 with nothing added."""
+    large, small = (target.xp.asarray([[1, x]], np.float32) for x in (1e20, 1e-30))
+    assert not to_numpy(cupykern.rms_norm(large)).any()
+    assert not to_numpy(cupykern.layer_norm(large)).any()
+    assert not np.isfinite(to_numpy(cupykern.rms_norm(small[:, 1:], eps=0))).any()
+    assert to_numpy(cupykern.rms_norm(small[:, 1:], eps=2.0**-126)) < 1e-10
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_one_column(target, dtype):
     x = random(target, (33, 1), dtype)

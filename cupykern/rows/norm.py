@@ -36,7 +36,8 @@ def layer_norm(
     x: float16, bfloat16 or float32 array of at least one dim and any strides (cupy: on its GPU, on the
         current stream; numpy: on the host target).
     weight, bias: arrays of shape (x.shape[-1],), each of any of the three dtypes; None: 1 and 0.
-    eps: a finite number of at least 0 (None: 1e-5), added to the (biased) variance in FP32.
+    eps: a finite number of at least 0 (None: 1e-5), added to the (biased) variance in FP32, where squares
+        below 2^-126 are 0 and those from 2^128 on infinite.
     residual: array of x's shape and dtype.  s is not rounded before it is normalised.
     compensated: the mean in two parts.  For rows whose mean is a thousand times their spread and more.
     return_stats: also return mean and rstd = 1 / sqrt(var + eps), float32 of shape x.shape[:-1].
