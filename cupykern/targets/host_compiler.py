@@ -89,10 +89,15 @@ def kernel_flags(
     """level: of optimization; None: CUPYKERN_HOST_OPTIMIZE's.  Raises ValueError for one that is none."""
     if sanitizer:
         return _flags(compiler, sanitizer, _SANITIZER_FLAGS[sanitizer])
-    level = level or os.environ.get("CUPYKERN_HOST_OPTIMIZE", "2")
+    return _flags(compiler, None, _OPTIMIZE_FLAGS[level or optimization()])
+
+
+def optimization() -> str:
+    """CUPYKERN_HOST_OPTIMIZE.  Raises ValueError for what is no level."""
+    level = os.environ.get("CUPYKERN_HOST_OPTIMIZE", "2")
     if level not in _OPTIMIZE_FLAGS:
         raise ValueError(f"CUPYKERN_HOST_OPTIMIZE must be 0, 1 or 2; got {level!r}")
-    return _flags(compiler, None, _OPTIMIZE_FLAGS[level])
+    return level
 
 
 @cache
