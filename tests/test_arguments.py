@@ -117,6 +117,15 @@ def test_numpy_mask_with_cupy_x(gpu):
         cupykern.softmax(gpu.xp.asarray(X), mask=np.ones(6, bool))
 
 
+def test_finfo():
+    for dtype in ("float8_e5m2", ml_dtypes.bfloat16, np.float64):
+        info = cupykern.finfo(dtype)
+        assert info.max == float(ml_dtypes.finfo(info.dtype).max)
+    for dtype in ("float17", None, int, []):
+        with pytest.raises(TypeError, match="dtype must be one of"):
+            cupykern.finfo(dtype)
+
+
 def test_asarray_and_empty():
     x = cupykern.asarray([0.5, 448.0, np.nan], "float8_e4m3fn", "host")
     assert x.dtype.name == "float8_e4m3fn" and x.astype(np.float32)[1] == 448
