@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,17 @@ def is_number(value: Any, beside: Any) -> bool:
     if isinstance(value, np.ndarray):
         return value.ndim == 0 and (is_cupy(beside) or value.dtype != np.float32)
     return isinstance(value, np.generic) or not hasattr(value, "dtype")
+
+
+def check_fields(config: Any, *kinds: type) -> None:
+    """Raise TypeError unless `config` is one of the dataclasses `kinds`, whose fields are integers."""
+    if not isinstance(config, kinds):
+        names = " or ".join(", ".join(kind.__name__ for kind in kinds).rsplit(", ", 1))
+        raise TypeError(f"config must be a {names}; got {type(config).__name__}")
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if not isinstance(value, int):
+            raise TypeError(f"config's {field.name} must be an integer; got {value!r}")
 
 
 def normalize_axis(axis: Any, ndim: int) -> int:
