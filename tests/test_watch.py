@@ -240,7 +240,7 @@ def test_every_config(target):
         (np.s_[:], {"vector_width": 4}, None, "width 1 or 8$"),
         (np.s_[:], {"num_threads": 1024}, None, "from 32 to 512"),
         (np.s_[:], {"num_threads": 96}, None, "power of two"),
-        (np.s_[:], {"batch": 0}, None, "from 1 to 32"),
+        (np.s_[:], {"batch": 3}, None, "batch must be a power of two"),
         (np.s_[:], {"min_blocks": 33}, None, "from 1 to 32"),
         (np.s_[:], {"batch": "4"}, TypeError, "config's batch must be an integer"),
     ],

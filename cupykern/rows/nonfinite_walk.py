@@ -131,8 +131,10 @@ def check_config(config: Any, itemsize: int, walk: Walk) -> None:
         )
     if c.num_threads not in (32, 64, 128, 256, 512):  # static shared memory ends at 48 KB
         raise ValueError("config does not fit: num_threads must be a power of two from 32 to 512")
-    if not (1 <= c.batch <= 32 and 1 <= c.min_blocks <= 32):
-        raise ValueError("config does not fit: batch and min_blocks must be from 1 to 32")
+    if c.batch not in (1, 2, 4, 8, 16, 32):
+        raise ValueError("config does not fit: batch must be a power of two up to 32")
+    if not 1 <= c.min_blocks <= 32:
+        raise ValueError("config does not fit: min_blocks must be from 1 to 32")
 
 
 def walk_variant(dtype: np.dtype, config: NonfiniteConfig) -> Variant:
