@@ -66,16 +66,17 @@ def finite_float(name: str, value: Any, default: float) -> float:
         number = float(value)
     except OverflowError:  # of an int
         number = math.inf
-    check_float(name, number)
-    return number
+    return checked_float(name, number)
 
 
-def check_float(name: str, number: float) -> None:
-    """Raise ValueError unless `number` is 0 or a normal number in FP32: kernels flush subnormal ones."""
+def checked_float(name: str, number: float) -> float:
+    """`number`, -0.0 as 0.0, which is the same to plans that are kept.  Raises ValueError unless it is 0 or a
+    normal number in FP32: kernels flush subnormal ones."""
     if not math.isfinite(number) or abs(number) > _LARGEST_FLOAT:
         raise ValueError(f"{name} must be finite in FP32; got {number}")
     if 0 < abs(number) < _SMALLEST_FLOAT:
         raise ValueError(f"{name} must be 0 or of a magnitude of at least 2^-126; got {number}")
+    return number + 0.0
 
 
 def is_number(value: Any, beside: Any) -> bool:

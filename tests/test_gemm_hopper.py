@@ -403,6 +403,7 @@ _LOGITS = {"b": dtypes.int8, "kernel": "dequant_softmax"}
         ({}, {"k": 0}, "sm_90a", "no dims of size 0"),
         ({}, {"half_sums": True}, "sm_90a", "sum in FP32"),
         ({"stages": 0}, {}, "sm_90a", "must be positive"),
+        ({"cluster": 0, "split_k": True}, {}, "sm_90a", "must be positive"),
         ({"tile_n": 64, "ping_pong": True, "share_k": True}, {}, "sm_90a", "ping_pong or share_k"),
         ({"cluster": 3}, {}, "sm_90a", "a cluster of 1, 2 or 4 blocks"),
         ({"split_k": True}, {}, "sm_90a", "split_k needs a cluster"),

@@ -228,9 +228,7 @@ def _walks(x: Any, alignment: int) -> bool:
 
 def product_of_scales(a: ReadOperand, b: ReadOperand) -> float:
     """Of those that are numbers.  Raises ValueError if FP32 cannot hold it."""
-    alpha = a.number * b.number
-    arguments.check_float(f"scale_{a.name} * scale_{b.name}", alpha)
-    return alpha
+    return arguments.checked_float(f"scale_{a.name} * scale_{b.name}", a.number * b.number)
 
 
 def check_scales(operands: tuple[ReadOperand, ...], batch: tuple[int, ...], m: int, n: int) -> bool:
