@@ -38,6 +38,7 @@ def _run(cwd: Path, code: str, **environment: str) -> subprocess.CompletedProces
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     """Built from a copy: setuptools writes beside what it reads."""
+    pytest.importorskip("build")
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     for name in ("cupykern", "kernels_cu"):
