@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import cupykern
+from cupykern import arguments
 
 X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 6)
 
@@ -102,6 +103,14 @@ def test_interleaved_out_is_no_overlap():
     cupykern.softmax(memory[:, ::2], out=memory[:, 1::2])
     assert (memory[:, ::2] == X).all()
     assert (memory[:, 1::2] == cupykern.softmax(X)).all()
+
+
+def test_strides_whose_overlap_takes_long_to_find():
+    """numpy's own example, a minute of work."""
+    memory = np.zeros(192163377, np.int8)
+    x = np.lib.stride_tricks.as_strided(memory, (1050,) * 3, (36674, 61119, 85569))
+    y = np.lib.stride_tricks.as_strided(memory[64023025:], (1050, 1050, 1), (12223, 12224, 1))
+    assert arguments.overlap(x, y)
 
 
 @pytest.mark.parametrize(
