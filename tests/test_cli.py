@@ -161,6 +161,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(args, says, capsys):
         ("CUPYKERN_HOST_SCHEDULE", "random"),
         ("CUPYKERN_HOST_SANITIZER", "all"),
         ("CUPYKERN_HOST_OPTIMIZE", "3"),
+        ("CXX", "g++ '-O1"),
         ("CUPYKERN_TUNE", "2"),
     ],
 )

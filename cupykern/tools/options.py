@@ -26,6 +26,14 @@ PLOTS = (".png", ".svg")
 Shape = tuple[int, ...]
 
 
+_OF_ENVIRONMENT = (
+    host.current,
+    host_compiler.own_command,
+    host_compiler.optimization,
+    choice.mode,
+)
+
+
 class Failure(click.ClickException):
     """One line on stderr and an exit code."""
 
@@ -38,11 +46,11 @@ class Group(click.Group):
     """Turns what commands may meet into one line; what it does not know is a bug's traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        for of_environment in (host.current, host_compiler.optimization, choice.mode):
-            try:
-                of_environment()
-            except ValueError as error:
-                raise click.UsageError(str(error)) from None
+        try:
+            for read in _OF_ENVIRONMENT:
+                read()
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
