@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from .targets import Target, is_cupy, of_array
 
 _NO_CHANGE = nullcontext()
 _LARGEST_FLOAT = float(np.finfo(np.float32).max)
+_SMALLEST_FLOAT = float(np.finfo(np.float32).tiny)  # normal
 
 
 def target_of(name: str, array: Any) -> Target:
@@ -49,22 +51,51 @@ def same_place(name: str, array: Any, x: Any, x_name: str = "x") -> None:
 def finite_float(name: str, value: Any, default: float) -> float:
     """`value` (a Python or numpy number, or a 0-d array) as a float that FP32 can hold.
 
-    Raises TypeError for anything else and ValueError for what is not finite in FP32.
+    Raises TypeError for anything else and ValueError for what is not finite in FP32, or subnormal.
     """
     if value is None:
         return default
-    if isinstance(value, np.ndarray) or is_cupy(value):
+    is_array = isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray)
+    if is_array or isinstance(value, np.generic) or is_cupy(value):
         if value.ndim:
             raise ValueError(f"{name} must be a number or a 0-d array; got shape {value.shape}")
-        value = value.item()
-    if isinstance(value, (bool, np.bool_)) or not isinstance(
-        value, (int, float, np.integer, np.floating)
-    ):
+        value = value.item()  # ml_dtypes' scalars are no np.floating
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.floating)):
         raise TypeError(f"{name} must be a real number; got {type(value).__name__}")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # of an int
+        number = math.inf
+    return checked_float(name, number)
+
+
+def checked_float(name: str, number: float) -> float:
+    """`number`, -0.0 as 0.0, which is the same to plans that are kept.  Raises ValueError unless it is 0 or a
+    normal number in FP32: kernels flush subnormal ones."""
     if not math.isfinite(number) or abs(number) > _LARGEST_FLOAT:
         raise ValueError(f"{name} must be finite in FP32; got {number}")
-    return number
+    if 0 < abs(number) < _SMALLEST_FLOAT:
+        raise ValueError(f"{name} must be 0 or of a magnitude of at least 2^-126; got {number}")
+    return number + 0.0
+
+
+def is_number(value: Any, beside: Any) -> bool:
+    """Whether a factor of the array `beside` is to be read as a number: what is no array, and numpy's 0-d
+    arrays that a kernel cannot read there as FP32."""
+    if isinstance(value, np.ndarray):
+        return value.ndim == 0 and (is_cupy(beside) or value.dtype != np.float32)
+    return isinstance(value, np.generic) or not hasattr(value, "dtype")
+
+
+def check_fields(config: Any, *kinds: type) -> None:
+    """Raise TypeError unless `config` is one of the dataclasses `kinds`, whose fields are integers."""
+    if not isinstance(config, kinds):
+        names = " or ".join(", ".join(kind.__name__ for kind in kinds).rsplit(", ", 1))
+        raise TypeError(f"config must be a {names}; got {type(config).__name__}")
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if not isinstance(value, int):
+            raise TypeError(f"config's {field.name} must be an integer; got {value!r}")
 
 
 def normalize_axis(axis: Any, ndim: int) -> int:
@@ -108,8 +139,11 @@ def _check_result(
         raise ValueError(f"out must have shape {tuple(shape)}; got {out.shape}")
     if isinstance(out, np.ndarray) and not out.flags.writeable:
         raise ValueError("out must be writable; it is read-only")
-    if any(n > 1 and stride == 0 for n, stride in zip(out.shape, out.strides, strict=True)):
-        raise ValueError("out must not hold one element twice (a stride of 0)")
+    extent = out.itemsize
+    for stride, size in sorted((abs(s), n) for n, s in zip(out.shape, out.strides, strict=True)):
+        if size > 1 and stride < extent:
+            raise ValueError(f"out must not hold one element twice; got strides {out.strides}")
+        extent += (size - 1) * stride
 
 
 def _check_apart(out: Any, others: dict[str, Any], unless: str = "") -> None:
@@ -136,7 +170,10 @@ def overlap(a: Any, b: Any) -> bool:
     if a_high <= b_low or b_high <= a_low:
         return False
     # Interleaved views (x[::2], x[1::2]) share a range but no byte: numpy decides by strides alone.
-    return np.shares_memory(_shadow(a), _shadow(b))
+    try:
+        return np.shares_memory(_shadow(a), _shadow(b), max_work=100_000)
+    except np.exceptions.TooHardError:  # of no views by slices
+        return True
 
 
 def _shadow(array: Any) -> np.ndarray:

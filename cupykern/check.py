@@ -34,6 +34,7 @@ class Comparison:
     rms_ratio: the largest sqrt(mean((error / expected rms)^2)) of an output.
     max_abs, max_rel: the largest |error| and |error / reference|, of finite elements.
     ulps: the largest |error| in units of the output's last place at the reference.
+    relative_l2: the largest |error| / |reference| of an output, both as vectors of their finite elements.
     """
 
     error_over_bound: float = 0.0
@@ -41,6 +42,7 @@ class Comparison:
     max_abs: float = 0.0
     max_rel: float = 0.0
     ulps: float = 0.0
+    relative_l2: float = 0.0
     output: int = 0
     index: tuple[int, ...] = ()
     got: float = 0.0
@@ -59,7 +61,7 @@ class Comparison:
     def merge(self, other: Comparison) -> Comparison:
         """The worse of both in every figure."""
         worst = self if self.error_over_bound >= other.error_over_bound else other
-        names = ("rms_ratio", "max_abs", "max_rel", "ulps")
+        names = ("rms_ratio", "max_abs", "max_rel", "ulps", "relative_l2")
         return replace(worst, **{n: max(getattr(self, n), getattr(other, n)) for n in names})
 
 
@@ -103,6 +105,7 @@ def _compare_one(number: int, output: Any, reference: Any, bound: Bound) -> Comp
         squares = xp.where(expects, (error / bound.rms) ** 2, 0.0)
         relative = xp.where(both & (reference != 0), error / xp.abs(reference), 0.0)
         ulps = error / _ulp(xp, reference, output.dtype)
+        length = xp.sqrt(xp.sum(xp.where(both, reference, 0.0) ** 2))
     worst = int(xp.argmax(ratio))
     return Comparison(
         error_over_bound=float(ratio.reshape(-1)[worst]),
@@ -110,6 +113,7 @@ def _compare_one(number: int, output: Any, reference: Any, bound: Bound) -> Comp
         max_abs=float(xp.max(error)),
         max_rel=float(xp.max(relative)),
         ulps=float(xp.max(xp.where(both, ulps, 0.0))),
+        relative_l2=float(xp.sqrt(xp.sum(error**2)) / length) if length else 0.0,
         output=number,
         index=tuple(int(i) for i in np.unravel_index(worst, output.shape)),
         got=float(y.reshape(-1)[worst]),

@@ -15,6 +15,7 @@ from . import OPS, __version__, targets
 from .op import Op
 from .tools import commands_measure, commands_tune
 from .tools.options import (
+    ARCHS_OF,
     DEFAULT_ARCHS,
     TARGETS,
     Group,
@@ -236,12 +237,14 @@ def compile_(
 @click.argument("op", callback=parse_op)
 @click.option("--target", type=click.Choice(TARGETS), default="cuda", show_default=True)
 @click.option("--shape", "shapes", callback=parse_shapes, help="Default: the first bench shape.")
+@click.option("--cols", type=click.IntRange(0), help="The shape's last size.")
 @click.option("--dtype", "dtype_names", callback=parse_dtypes, help="Default: the op's first.")
 @click.option("--arch", help="Default: sm_90a, gfx942 or host, by target.")
 def source(
     op: Op,
     target: str,
     shapes: list[Shape] | None,
+    cols: int | None,
     dtype_names: tuple[str, ...] | None,
     arch: str | None,
 ) -> int:
@@ -251,6 +254,11 @@ def source(
     Example: cupykern source softmax --shape 4096,4096 --dtype bfloat16 --target host
     """
     arch = arch or DEFAULT_ARCHS[target]
+    if arch not in ARCHS_OF[target]:
+        known = ", ".join(ARCHS_OF[target])
+        raise click.UsageError(f"unknown arch {arch!r}; those of {target} are {known}")
+    if cols is not None:
+        shapes = [(*(shapes or op.bench_shapes(target))[0][:-1], cols)]
     task = bench_tasks([op], target, shapes, dtype_names or op.dtypes[:1])[0]
     try:
         config = op.configs(task.problem, arch)[0]

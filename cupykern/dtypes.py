@@ -43,9 +43,10 @@ def resolve(dtype, argument: str, allowed: tuple[np.dtype, ...]) -> np.dtype:
     """`dtype` (a name, type or dtype) as one of `allowed`.  Raises TypeError naming `argument`."""
     try:
         resolved = NAMES[dtype] if isinstance(dtype, str) and dtype in NAMES else np.dtype(dtype)
-    except TypeError:
+    except (TypeError, ValueError, SyntaxError):  # numpy's, of what it cannot read
         resolved = None
-    if resolved not in allowed:
+    # To numpy None is float64, and equals it.
+    if dtype is None or resolved is None or resolved not in allowed:
         names = ", ".join(str(d) for d in allowed)
         raise TypeError(f"{argument} must be one of {names}; got {dtype!r}")
     return resolved

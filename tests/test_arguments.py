@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import cupykern
+from cupykern import arguments
 
 X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 6)
 
@@ -32,12 +34,16 @@ CASES = [
     (TypeError, "axis must be", lambda: (X, [1])),
     (TypeError, "dtype must be", lambda: (X, -1, {"dtype": "float64"})),
     (TypeError, "dtype must be", lambda: (X, -1, {"dtype": []})),
+    (TypeError, "dtype must be", lambda: (X, -1, {"dtype": {"names": ["a"], "formats": []}})),
     (TypeError, "scale must be", lambda: (X, -1, {"scale": "1"})),
     (TypeError, "scale must be", lambda: (X, -1, {"scale": 1j})),
     (TypeError, "scale must be", lambda: (X, -1, {"scale": True})),
     (ValueError, "scale must be finite", lambda: (X, -1, {"scale": np.inf})),
     (ValueError, "scale must be finite", lambda: (X, -1, {"scale": np.nan})),
     (ValueError, "scale must be finite", lambda: (X, -1, {"scale": 1e39})),
+    (ValueError, "scale must be finite", lambda: (X, -1, {"scale": 10**400})),
+    (ValueError, "scale must be 0 or", lambda: (X, -1, {"scale": 2.0**-127})),
+    (TypeError, "scale must be", lambda: (X, -1, {"scale": np.ma.masked})),
     (ValueError, "scale must be", lambda: (X, -1, {"scale": np.ones(2)})),
     (TypeError, "mask must be", lambda: (X, -1, {"mask": [True] * 6})),
     (TypeError, "mask must have dtype bool", lambda: (X, -1, {"mask": np.ones(6, np.int8)})),
@@ -51,6 +57,11 @@ CASES = [
         ValueError,
         "out must not hold one element twice",
         lambda: (X, -1, {"out": np.lib.stride_tricks.as_strided(X.copy(), (4, 6), (0, 4))}),
+    ),
+    (
+        ValueError,
+        "out must not hold one element twice",
+        lambda: (X, -1, {"out": np.lib.stride_tricks.as_strided(X.copy(), (4, 6), (8, 4))}),
     ),
 ]
 
@@ -94,9 +105,34 @@ def test_interleaved_out_is_no_overlap():
     assert (memory[:, 1::2] == cupykern.softmax(X)).all()
 
 
+def test_strides_whose_overlap_takes_long_to_find():
+    """numpy's own example, a minute of work."""
+    memory = np.zeros(192163377, np.int8)
+    x = np.lib.stride_tricks.as_strided(memory, (1050,) * 3, (36674, 61119, 85569))
+    y = np.lib.stride_tricks.as_strided(memory[64023025:], (1050, 1050, 1), (12223, 12224, 1))
+    assert arguments.overlap(x, y)
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [np.float16(0.5), np.array(0.5), ml_dtypes.bfloat16(0.5), np.array(0.5, ml_dtypes.bfloat16)],
+)
+def test_any_scalar_is_a_number(scale):
+    assert (cupykern.softmax(X, scale=scale) == cupykern.softmax(X, scale=0.5)).all()
+
+
 def test_numpy_mask_with_cupy_x(gpu):
     with pytest.raises(TypeError, match="mask must be a cupy array"):
         cupykern.softmax(gpu.xp.asarray(X), mask=np.ones(6, bool))
+
+
+def test_finfo():
+    for dtype in ("float8_e5m2", ml_dtypes.bfloat16, np.float64):
+        info = cupykern.finfo(dtype)
+        assert info.max == float(ml_dtypes.finfo(info.dtype).max)
+    for dtype in ("float17", None, int, []):
+        with pytest.raises(TypeError, match="dtype must be one of"):
+            cupykern.finfo(dtype)
 
 
 def test_asarray_and_empty():

@@ -45,6 +45,7 @@ def test_compare_finds_the_worst_element():
     assert found.max_abs == 0.5 and found.max_rel == 0.125
     assert found.rms_ratio == pytest.approx(np.sqrt((0.25 + 1) / 4))
     assert found.ulps == 0.5 / 2.0**-21
+    assert found.relative_l2 == pytest.approx(np.sqrt(0.25**2 + 0.5**2) / np.sqrt(31.0625))
     assert not found.ok
 
 

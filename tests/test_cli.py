@@ -139,7 +139,11 @@ def test_two_benchmarks_at_once(fake_ops, capsys, monkeypatch, tmp_path):
         (["bench", "softmax", "--dtype", "int8"], "float16, bfloat16, float32"),
         (["bench", "--against", "nobody"], "unknown peer 'nobody'"),
         (["bench", "--target", "host", "--against", "torch"], "needs a GPU"),
+        (["bench", "--dtype", ","], "--dtype must be names"),
+        (["bench", "--rep-ms", "nan"], "--rep-ms must be a number"),
+        (["bench", "--warmup-ms", "-1"], "--warmup-ms must be a number"),
         (["source"], "OP"),
+        (["source", "softmax", "--arch", "gfx942"], "those of cuda are sm_80"),
         (["source", "nope"], "unknown op"),
         (["compile", "--arch", "sm_1"], "sm_1"),
     ],
@@ -148,6 +152,24 @@ def test_wrong_usage_is_one_line_and_exit_code_2(args, says, capsys):
     code, out, err = _run(capsys, *args)
     assert (code, out) == (2, "")
     assert err.startswith("error: ") and err.count("\n") == 1 and says in err
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("CUPYKERN_HOST_WARP_SIZE", "33"),
+        ("CUPYKERN_HOST_SCHEDULE", "random"),
+        ("CUPYKERN_HOST_SANITIZER", "all"),
+        ("CUPYKERN_HOST_OPTIMIZE", "3"),
+        ("CXX", "g++ '-O1"),
+        ("CUPYKERN_TUNE", "2"),
+    ],
+)
+def test_a_wrong_environment_variable_is_wrong_usage(name, value, capsys, monkeypatch):
+    monkeypatch.setenv(name, value)
+    code, out, err = _run(capsys, "cache")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ") and err.count("\n") == 1 and value in err
 
 
 def test_a_shape_that_the_op_refuses(fake_ops, capsys):
@@ -196,6 +218,8 @@ def test_source_is_the_variants_string(capsys):
         problem = op.bench_problem(shape, "bfloat16")
         variant = op.variant(problem, op.configs(problem, arch)[0])
         assert code == 0 and out == cli.source_text(variant, target)
+    wide = _run(capsys, "source", op.name, "--cols", "100000")[1]
+    assert wide == _run(capsys, "source", op.name, "--shape", f"{shape[0]},100000")[1] != out
 
 
 @pytest.mark.parametrize("local_bytes, code", [(0, 0), (8, 1)])

@@ -219,6 +219,26 @@ def test_any_problem(target, data):
     compute(target, problem if scales == "none" else ScaledProblem(problem, scales), config)
 
 
+@pytest.mark.parametrize("kind", ["normal", "same_sign"])
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: f"{family[0][0]}-{family[1]}")
+def test_gates(target, family, kind):
+    """Of the errors of a product as a whole, by both main loops."""
+    skip_unless_hopper(target)
+    (a, b), layout_b, recipes, config = family
+    for out_dtype, most in (("float16", 5e-4), ("bfloat16", 4e-3)):
+        problem = MatmulProblem(
+            72, 144, 1040, a, b, layout_b=layout_b, kind=kind, out_dtype=out_dtype
+        )
+        op, problem = (OP, problem) if b is None else (SCALED, ScaledProblem(problem, recipes[-1]))
+        call = op.inputs(problem, 1, target.xp)
+        references = op.reference(*call.args, **call.kwargs)
+        bounds = op.bound(*call.args, **call.kwargs, reference=references)
+        for chosen in (None, config):
+            y = op.run(*call.args, **call.kwargs, config=chosen)
+            comparison = check.compare((y,), references, bounds)
+            assert comparison.ok and comparison.relative_l2 <= most, comparison
+
+
 def test_batches_whose_strides_have_a_common_factor(target):
     """Views of a batch that is no one dim of the array: every second matrix, in another order."""
     skip_unless_hopper(target)
@@ -383,6 +403,7 @@ _LOGITS = {"b": dtypes.int8, "kernel": "dequant_softmax"}
         ({}, {"k": 0}, "sm_90a", "no dims of size 0"),
         ({}, {"half_sums": True}, "sm_90a", "sum in FP32"),
         ({"stages": 0}, {}, "sm_90a", "must be positive"),
+        ({"cluster": 0, "split_k": True}, {}, "sm_90a", "must be positive"),
         ({"tile_n": 64, "ping_pong": True, "share_k": True}, {}, "sm_90a", "ping_pong or share_k"),
         ({"cluster": 3}, {}, "sm_90a", "a cluster of 1, 2 or 4 blocks"),
         ({"split_k": True}, {}, "sm_90a", "split_k needs a cluster"),

@@ -173,6 +173,7 @@ TASK = GemmTask(1, 5, 64, 1024, dtypes.float16, dtypes.float8_e4m3fn, INNER, INN
         ({}, {"layout_b": STRIDED}, "by vectors"),
         ({}, {"k": 1032}, "whole vectors"),
         ({}, {"k": 0}, "whole vectors"),
+        ({}, {"k": 2**31 - 64}, "32 bits"),
         ({"tile_n": 64, "depth": 64}, {"layout_b": OUTER, "n": 72}, "whole vectors"),
         ({"stages": 1}, {}, "at least 2"),
         ({"warps": 3}, {}, "even number of warps"),

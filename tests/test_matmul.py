@@ -264,9 +264,10 @@ EXACT = {  # largest magnitudes such that sum |a b| < 2^24 (FP8: 2^13 per 128 of
 
 @pytest.mark.parametrize("pair", EXACT, ids=lambda pair: f"{pair[0]} x {pair[1] or pair[0]}")
 def test_integers_are_exact(target, pair):
-    """Random shapes, layouts, batches and splits, bit-equal to int64 arithmetic."""
+    """Random shapes, layouts, batches and splits, bit-equal to int64 arithmetic: 1,000 on the host, where
+    each warp size has its own."""
     (dtype, dtype_b), (largest_a, largest_b) = pair, EXACT[pair]
-    rng = np.random.default_rng(7)
+    rng = np.random.default_rng((7, list(EXACT).index(pair), target.warp_size))
     for _ in range(50):
         m, n, k = (
             int(rng.integers(1, top)) for top in (90, 150, 1000 if rng.random() < 0.3 else 200)
@@ -310,6 +311,12 @@ def test_overflow_and_not_a_number(target):
     assert compare(MATMUL, x, y).ok
     product = to_numpy(cupykern.matmul(x, y))
     assert np.isinf(product[10, 11]) and np.isnan(product[3, 9]) and np.isnan(product[4]).all()
+
+
+def test_sums_beyond_fp32(target):
+    """Where FP64 would come back: the edge of what is promised."""
+    large = target.xp.asarray([[3e38, 3e38, -3e38, -3e38]], np.float32)
+    assert not np.isfinite(to_numpy(cupykern.matmul(large, target.xp.ones((4, 1), np.float32))))
 
 
 def test_sums_of_splits_are_bitwise_repeatable(target):
@@ -424,6 +431,15 @@ def test_scales_of_every_pair(target, dtype, dtype_b, scales):
             m, n, k, dtype, dtype_b, layout_b=layout_b, bias=(n,), activation="silu"
         )
         check_problem(SCALED, ScaledProblem(product, scales), target)
+
+
+def test_numbers_as_arrays(target):
+    """numpy's 0-d arrays are numbers, of any dtype and on any target."""
+    xp = target.xp
+    a, b = xp.asarray(A), xp.asarray(E4M3.view(np.uint8)).view(E4M3.dtype)
+    expected = to_numpy(cupykern.scaled_mm(a, b, 2.0, 3))
+    for scale_a, scale_b in ((np.array(2.0), np.array(3)), (np.float16(2), np.array(3, "f4"))):
+        assert (to_numpy(cupykern.scaled_mm(a, b, scale_a, scale_b)) == expected).all()
 
 
 def test_scales_in_any_strides_and_batches(target):
@@ -602,6 +618,7 @@ E4M3 = B.astype(dtypes.float8_e4m3fn)
         (TypeError, "a and b must both be", (A.astype(np.int8), E4M3), {}),
         (TypeError, "out_dtype must be one of", (A, B), {"out_dtype": "int32"}),
         (TypeError, "out_dtype must be one of", (A, B), {"out_dtype": "float64"}),
+        (TypeError, "out_dtype must be one of", (A, B), {"out_dtype": []}),
         (TypeError, "bias must be float16", (A, B), {"bias": np.ones(6)}),
         (TypeError, "residual must be a cupy or numpy array", (A, B), {"residual": 1.0}),
         (TypeError, "activation must be a string", (A, B), {"activation": 3}),
@@ -615,8 +632,10 @@ E4M3 = B.astype(dtypes.float8_e4m3fn)
         (ValueError, "residual must broadcast", (A, B), {"residual": np.ones((2, 4, 6), np.float16)}),
         (ValueError, "activation must be one of", (A, B), {"activation": "swish"}),
         (ValueError, "alpha must be finite", (A, B), {"alpha": math.inf}),
+        (ValueError, "alpha must be 0 or", (A, B), {"alpha": 1e-40}),
         (ValueError, "alpha must be a number or a 0-d", (A, B), {"alpha": np.ones(2)}),
         (ValueError, "accumulate must be", (A, B), {"accumulate": "float64"}),
+        (ValueError, "accumulate must be", (A, B), {"accumulate": np.ones(2)}),
         (
             *(NotImplementedError, "accumulate='float16' is for", (A.astype(dtypes.bfloat16),) * 2),
             {"accumulate": "float16"},
@@ -641,6 +660,7 @@ def test_illegal_arguments(error, says, args, kwargs):
         (TypeError, "scale_b must be a real number", (A, E4M3, None, "1"), {}),
         (ValueError, "scale_a must be finite", (A, E4M3, math.nan), {}),
         (ValueError, "scale_a \\* scale_b must be finite", (A, E4M3, 1e30, 1e30), {}),
+        (ValueError, "scale_a \\* scale_b must be 0 or", (A, E4M3, 1e-30, 1e-30), {}),
         (ValueError, "scale_a must have one element or shape", (A, E4M3, np.ones((6, 1), np.float32)), {}),
         (ValueError, "scale_b must have one element or shape", (A, E4M3, None, np.ones((6, 1), np.float32)), {}),
         (ValueError, "scale_b must have one element or shape", (A, E4M3, None, np.ones(6, np.float32)), {}),

@@ -200,6 +200,15 @@ def test_no_variance(target):
     assert np.abs(to_numpy(cupykern.layer_norm(x, compensated=True))).max() < 1e-4
 
 
+def test_squares_beyond_fp32(target):
+    """The edges of what is promised: squares that are infinite, or 0 with nothing added."""
+    large, small = (target.xp.asarray([[1, x]], np.float32) for x in (1e20, 1e-30))
+    assert not to_numpy(cupykern.rms_norm(large)).any()
+    assert not to_numpy(cupykern.layer_norm(large)).any()
+    assert not np.isfinite(to_numpy(cupykern.rms_norm(small[:, 1:], eps=0))).any()
+    assert to_numpy(cupykern.rms_norm(small[:, 1:], eps=2.0**-126)) < 1e-10
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_one_column(target, dtype):
     x = random(target, (33, 1), dtype)
@@ -311,6 +320,13 @@ def test_numbers_at_odd_addresses(target):
     for quantize in (None, "int8"):
         comparison = run_and_compare(RMS_OP, Call((x,), {"quantize": quantize}))
         assert comparison.ok, comparison
+    row = np.lib.stride_tricks.as_strided(np.array(x[0]), (1, 8), (3, 4))
+    assert row.flags.c_contiguous  # all the same
+    comparison = run_and_compare(RMS_OP, Call((row,)))
+    assert comparison.ok, comparison
+    out = np.zeros_like(memory)[1:].view(np.float32).reshape(4, 8)
+    cupykern.rms_norm(x, out=out)
+    assert (out == cupykern.rms_norm(x)).all()
 
 
 def test_bitwise_repeatable(target):

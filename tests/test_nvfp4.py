@@ -359,7 +359,7 @@ HALF = np.ones((4, 32), np.float16)
         (TypeError, "x's dtype must be one of", lambda: cupykern.quantize_nvfp4(DATA)),
         (ValueError, "K a multiple of 16", lambda: cupykern.quantize_nvfp4(HALF[:, :20])),
         (ValueError, "layout must be", lambda: cupykern.quantize_nvfp4(HALF, layout="tiled")),
-        (TypeError, "config must be an NvFp4Config", lambda: cupykern.quantize_nvfp4(HALF, config=256)),
+        (TypeError, "config must be a NvFp4Config", lambda: cupykern.quantize_nvfp4(HALF, config=256)),
         (ValueError, "multiple of 64", lambda: cupykern.quantize_nvfp4(HALF, config=NvFp4Config(96))),
         (ValueError, "num_blocks must be", lambda: cupykern.quantize_nvfp4(HALF, config=NvFp4Config(64, 0))),
     ],

@@ -765,9 +765,19 @@ BODY}
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("if (threadIdx.x < 40) sync_block();", "word.cu:2"),
-        ("if (threadIdx.x < 40) sync_block();\n else sync_block();", "word.cu:[23]"),
-        ("if (threadIdx.x % 2) x[0] = shuffle_xor(x[0], 1);", "word.cu:2"),
+        (
+            "if (threadIdx.x < 40) sync_block();",
+            "word.cu:2: sync_block: 40 of 64 threads of block 0 arrived; "
+            r"24 threads \(40-63\) left the kernel",
+        ),
+        (
+            "if (threadIdx.x < 40) sync_block();\n else sync_block();",
+            r"word.cu:[23]: sync_block: [0-9]+ of 64 threads .* wait at word.cu:[23]: sync_block",
+        ),
+        (
+            "if (threadIdx.x % 2) x[0] = shuffle_xor(x[0], 1);",
+            "word.cu:2: shuffle_xor: (16 of 32|32 of 64) lanes of warp 0 of block 0 arrived",
+        ),
     ],
 )
 @pytest.mark.parametrize("schedule", ["fifo", "lifo", "sticky:1"])

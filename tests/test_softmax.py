@@ -148,6 +148,15 @@ def test_large_numbers_give_no_nan(target, dtype):
     assert (y == [[1.0, 0.0]]).all()  # the difference may overflow: still no NaN
 
 
+def test_a_scale_that_makes_subnormal_numbers_matter(target):
+    """The kernel flushes them: the bound says so, and is one."""
+    x = array(target, [[1.0, 2.0], [0.0, 1e-38], [0.0, 0.0]])
+    for op in OP_OF.values():
+        call = Call((x,), {"scale": 2e38})
+        comparison = compare(op, call, op.run(x, **call.kwargs))
+        assert comparison.ok, comparison
+
+
 def test_non_finite_rows(target):
     nan, inf = np.nan, np.inf
     rows = [[1, nan, 2], [1, inf, 2], [-inf, -inf, -inf], [1, -inf, 2], [1, 2, 3]]

@@ -6,6 +6,7 @@ import logging
 import mmap
 import threading
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -140,7 +141,7 @@ def test_vectors_where_they_can_be_had():
     ):
         start = view.ctypes.data - x.ctypes.data
         walk = make_walk(view.shape, operand(view)._replace(offset=start % 64))
-        assert (walk.plain, walk.vectors) == (plain, vectors), view.strides
+        assert (walk.plain, walk.plain or walk.whole) == (plain, vectors), view.strides
 
 
 def test_strides_that_cannot_be_walked(target):
@@ -228,6 +229,29 @@ def test_every_config(target):
             bounds = OP.bound(here, reference=references)
             comparison = check.compare(outputs, references, bounds)
             assert comparison.ok, f"{config}: {comparison}"
+
+
+@pytest.mark.parametrize(
+    ("view", "change", "error", "says"),
+    [
+        (np.s_[:, :31], {"vector_width": 8, "plain": False}, None, "width 1$"),
+        (np.s_[:, :31], {"vector_width": 1, "plain": True}, None, "one stretch"),
+        (np.s_[0, :5], {"vector_width": 8, "plain": False}, None, "or 8, if it is plain"),
+        (np.s_[:], {"vector_width": 4}, None, "width 1 or 8$"),
+        (np.s_[:], {"num_threads": 1024}, None, "from 32 to 512"),
+        (np.s_[:], {"num_threads": 96}, None, "power of two"),
+        (np.s_[:], {"batch": 3}, None, "batch must be a power of two"),
+        (np.s_[:], {"min_blocks": 33}, None, "from 1 to 32"),
+        (np.s_[:], {"batch": "4"}, TypeError, "config's batch must be an integer"),
+    ],
+)
+def test_configs_that_do_not_fit(view, change, error, says):
+    x = np.ones((4, 32), np.float16)[view]
+    config = replace(configs_of("host", 2)[1], **change)
+    with pytest.raises(error or ValueError, match=says):
+        cupykern.nonfinite_report(x, config=config)
+    with pytest.raises(TypeError, match="config must be a NonfiniteConfig"):
+        cupykern.nonfinite_report(x, config=256)
 
 
 def test_bitwise_repeatable(target):

@@ -15,6 +15,7 @@ import numpy as np
 from kernels_cu import Variant
 
 from .. import dtypes, plans
+from ..arguments import check_fields
 from ..choice import choose
 from ..jit import get_kernel
 from ..rows.rows import DTYPE_CODES
@@ -293,12 +294,10 @@ def attention_plan(
     head_dim = padded_head_dim(t.head_dim, t.head_dim_v)
     if config is None:
         config = _chosen(target, t, head_dim)
-    elif not isinstance(config, (AttentionConfig, AttentionHopperConfig)):
-        raise TypeError(
-            f"config must be an AttentionConfig or AttentionHopperConfig; got {type(config).__name__}"
-        )
-    elif reason := refusal(config, head_dim, t.mode, target.arch):
-        raise ValueError(f"config does not fit: {reason}")
+    else:
+        check_fields(config, AttentionConfig, AttentionHopperConfig)
+        if reason := refusal(config, head_dim, t.mode, target.arch):
+            raise ValueError(f"config does not fit: {reason}")
     hopper = isinstance(config, AttentionHopperConfig)
     if hopper and (reason := attention_hopper.unfit(t, config)):
         raise ValueError(f"config does not fit: {reason}")

@@ -11,6 +11,7 @@ import numpy as np
 from kernels_cu import Variant
 
 from .. import dtypes
+from ..arguments import check_fields
 from ..choice import choose
 from ..targets import Target
 from ..targets.limits import is_measured, max_cluster_size, max_shared_bytes, multiprocessors
@@ -198,8 +199,7 @@ def tuned_config(task: DecodeTask, target: Target) -> DecodeConfig:
 
 def check_config(config: Any, task: DecodeTask, arch: str) -> None:
     """Raises TypeError and ValueError, with the reason, for a config that cannot compute `task`."""
-    if not isinstance(config, DecodeConfig):
-        raise TypeError(f"config must be a DecodeConfig; got {type(config).__name__}")
+    check_fields(config, DecodeConfig)
     reason = _refusal(config, task.padded_dim, arch)
     reason = reason or _refusal_of_pairs(config, task, arch)
     if reason:

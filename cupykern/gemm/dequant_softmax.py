@@ -198,7 +198,7 @@ def _takes_shares(y: Any, bias: Any) -> bool:
 
 def _check_scale(scale: Any, a: Any, n: int) -> tuple[float, Any]:
     """(a number, an array that broadcasts to (1, n)), of which one is 1 or None."""
-    if not hasattr(scale, "dtype") or isinstance(scale, np.generic):
+    if arguments.is_number(scale, a):
         if scale is None:
             raise TypeError("scale_w must be a number or a float32 array; got None")
         return arguments.finite_float("scale_w", scale, 1.0), None

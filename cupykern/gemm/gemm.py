@@ -15,6 +15,7 @@ import numpy as np
 from kernels_cu import Variant
 
 from .. import dtypes
+from ..arguments import check_fields
 from ..choice import choose
 from ..jit import get_kernel
 from ..targets import Kernel, Target
@@ -85,10 +86,7 @@ def half_sums_task(task: GemmTask) -> GemmTask:
 
 def check_config(config: Any, task: GemmTask, arch: str) -> None:
     """Raises TypeError and ValueError, with the reason, for a config that cannot compute `task`."""
-    if not isinstance(config, AnyConfig):
-        raise TypeError(
-            f"config must be a GemmConfig, HopperConfig or StreamConfig; got {type(config).__name__}"
-        )
+    check_fields(config, GemmConfig, HopperConfig, StreamConfig)
     if reason := refusal(config, task, arch):
         raise ValueError(f"config does not fit: {reason}")
 

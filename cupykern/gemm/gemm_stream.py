@@ -85,8 +85,10 @@ def refusal(config: StreamConfig, task: GemmTask, arch: str) -> str | None:
     if t.layout_a != INNER or STRIDED in (t.layout_a, t.layout_b):
         return "streams read neighbours along k of a, and of b along k or n, by vectors"
     lines = ((t.k, t.a), (t.n if t.layout_b == OUTER else t.k, t.b))
-    if any(_line_bytes(x, size) % ALIGNMENT for size, x in lines) or not 0 < t.k < 2**31:
+    if any(_line_bytes(x, size) % ALIGNMENT for size, x in lines) or not t.k:
         return f"streams read lines of whole vectors of {ALIGNMENT} bytes"
+    if t.k > 2**30:  # they step past its end
+        return f"streams count k in 32 bits; got {t.k}"
     if t.b == FP4 and (t.k % 64 or not t.tma_codes):
         return "streams read NVFP4's codes by vectors, and four scales at once"
     if min(c.tile_n, c.depth, c.warps) < 1 or c.stages < 2 or c.warps % 2 or c.warps > 32:

@@ -148,6 +148,8 @@ def is_turned(config: HopperConfig, task: GemmTask) -> bool:
 def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
     """Why `config` cannot compute `task` on `arch`; None: it can."""
     c = config
+    if min(c.tile_m, c.tile_n, c.stages, c.lines, c.cluster, c.warpgroups) < 1:
+        return "tiles, stages, lines, clusters and warpgroups must be positive"
     if config.decoded and task.b != FP4:
         return "decoded is for NVFP4 weights"
     if config.decoded and task.scaled:
@@ -185,8 +187,6 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         return "TMA takes operands with neighbours along one dim and positive multiples of 16 bytes"
     if task.k == 0:
         return "a tensor map has no dims of size 0"
-    if min(c.tile_m, c.tile_n, c.stages, c.lines) < 1:
-        return "tiles, stages and lines must be positive"
     if c.streams:
         return _refusal_of_stream(c, task, arch)
     shared_rows = not (c.ping_pong or c.share_k)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
@@ -187,7 +186,7 @@ def _plan(
 
 def _check_accumulate(accumulate: Any, a: np.dtype, b: np.dtype, target: Target) -> bool:
     """Whether to sum in FP16.  Raises ValueError, NotImplementedError."""
-    if accumulate not in ("float32", "float16"):
+    if not isinstance(accumulate, str) or accumulate not in ("float32", "float16"):
         raise ValueError(f"accumulate must be 'float32' or 'float16'; got {accumulate!r}")
     if accumulate == "float32":
         return False
@@ -200,7 +199,6 @@ def _check_accumulate(accumulate: Any, a: np.dtype, b: np.dtype, target: Target)
     return True
 
 
-@lru_cache(maxsize=1024)
 def result_dtype(a: np.dtype, b: np.dtype, out_dtype: Any, plain: bool) -> np.dtype:
     """The result's dtype.  Raises TypeError for a pair of dtypes that cannot be multiplied."""
     for name, dtype in (("a", a), ("b", b)):

@@ -213,8 +213,7 @@ def _check_config(config: Any, target: Target, x: Any, layout: str) -> NvFp4Conf
             lambda: configs(x.dtype, target.arch),
             lambda config: _variant_of(x.dtype, config),
         )
-    if not isinstance(config, NvFp4Config):
-        raise TypeError(f"config must be an NvFp4Config; got {type(config).__name__}")
+    arguments.check_fields(config, NvFp4Config)
     if config.num_threads not in range(64, 1025, 64):
         raise ValueError(
             f"config does not fit: num_threads must be a multiple of 64 up to 1024; "

@@ -14,7 +14,6 @@ from .gemm import BLOCK, AnyConfig
 from .nvfp4 import NvFp4
 
 QUANTIZED = (dtypes.float8_e4m3fn, dtypes.float8_e5m2, dtypes.int8, product.FP4)
-_LARGEST_FLOAT = float(np.finfo(np.float32).max)
 
 
 def scaled_mm(
@@ -229,10 +228,7 @@ def _walks(x: Any, alignment: int) -> bool:
 
 def product_of_scales(a: ReadOperand, b: ReadOperand) -> float:
     """Of those that are numbers.  Raises ValueError if FP32 cannot hold it."""
-    alpha = a.number * b.number
-    if abs(alpha) > _LARGEST_FLOAT:
-        raise ValueError(f"scale_{a.name} * scale_{b.name} must be finite in FP32; got {alpha}")
-    return alpha
+    return arguments.checked_float(f"scale_{a.name} * scale_{b.name}", a.number * b.number)
 
 
 def check_scales(operands: tuple[ReadOperand, ...], batch: tuple[int, ...], m: int, n: int) -> bool:
@@ -258,7 +254,7 @@ def _scale(name: str, scale: Any, a: Any) -> tuple[float, Any]:
     """`scale` as a number and an array, of which the other is 1 or None.  Raises TypeError, ValueError."""
     if scale is None:
         return 1.0, None
-    if not hasattr(scale, "dtype") or isinstance(scale, np.generic):
+    if arguments.is_number(scale, a):
         return arguments.finite_float(name, scale, 1.0), None
     arguments.same_place(name, scale, a, "a")
     if scale.dtype != dtypes.float32:

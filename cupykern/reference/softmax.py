@@ -112,7 +112,8 @@ def softmax_bound(
         _, _, _, exponent, total = _errors(x, axis, mask, scale)
         relative = exponent[0] + 4 * EXP2_ULPS * u + total[0] + 4 * u + info.unit_roundoff
         floor = 2 * 2.0**-126 + info.underflow_error
-        worst = y * relative / (1 - relative) + floor
+        # Beyond the series: both are shares of 1.
+        worst = xp.where(relative < 1, y * relative / (1 - relative), 1.0) + floor
         relative_rms = xp.sqrt(
             exponent[1] ** 2 + total[1] ** 2 + (4 * u) ** 2 / 2 + info.unit_roundoff**2 / 3
         )
@@ -137,7 +138,8 @@ def log_softmax_bound(
     with np.errstate(all="ignore"):
         distance, _, log_sum, exponent, total = _errors(x, axis, mask, scale)
         log_error = 2 * LOG_ULPS * u * xp.abs(log_sum)
-        worst = exponent[0] + total[0] / (1 - total[0]) + log_error + u * y
+        of_sum = xp.where(total[0] < 1, total[0] / (1 - total[0]), np.inf)
+        worst = exponent[0] + of_sum + log_error + u * y
         worst = worst + info.unit_roundoff * (y + worst) + info.underflow_error
         rms = xp.sqrt(
             exponent[1] ** 2

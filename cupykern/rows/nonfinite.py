@@ -165,12 +165,12 @@ def _plan(
             "nonfinite",
             target,
             {"elements": walk.num_elements},
-            {"dtype": dtype.name, "vectors": walk.vectors, "plain": walk.plain},
+            {"dtype": dtype.name, "vectors": walk.plain or walk.whole, "plain": walk.plain},
             lambda: (choose_config(target.arch, x.itemsize, walk),),
             lambda config: walk_variant(dtype, config),
         )
     else:
-        check_config(config, choose_config(target.arch, x.itemsize, walk))
+        check_config(config, x.itemsize, walk)
     params = np.zeros((), _PARAMS)
     for name in ("num_elements", "start", "first"):
         params[name] = getattr(walk, name)

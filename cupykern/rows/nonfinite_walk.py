@@ -13,6 +13,7 @@ import numpy as np
 from kernels_cu import Variant
 
 from .. import dtypes
+from ..arguments import check_fields
 from .rows import Operand
 
 MAX_DIMS = 8
@@ -37,6 +38,8 @@ class Walk(NamedTuple):
 
     dims: (size, stride, weight) innermost first, strides in elements and not negative; `start` is the
     first element's place, `first` its number in C order, weights the steps of that number.
+    plain: the elements fill one stretch of memory, whose ends need not be whole vectors.  whole: the
+    innermost dim is of whole vectors.
     """
 
     num_elements: int
@@ -44,7 +47,7 @@ class Walk(NamedTuple):
     first: int
     dims: tuple[tuple[int, int, int], ...]
     plain: bool
-    vectors: bool
+    whole: bool
 
 
 def make_walk(shape: Sequence[int], x: Operand) -> Walk | None:
@@ -84,21 +87,21 @@ def make_walk(shape: Sequence[int], x: Operand) -> Walk | None:
         return None
     merged = merged or [(1, 1, 1)]
     width = _VECTOR_BYTES // x.itemsize
-    vectors = plain or (
+    whole = (
         merged[0][1] == 1
         and merged[0][0] % width == 0
         and (x.offset // x.itemsize + start) % width == 0
         and all(stride % width == 0 for _, stride, _ in merged[1:])
     )
-    return Walk(math.prod(shape), start, first, tuple(merged), plain, vectors)
+    return Walk(math.prod(shape), start, first, tuple(merged), plain, whole)
 
 
 def choose_config(arch: str, itemsize: int, walk: Walk) -> NonfiniteConfig:
     """The config for elements of `itemsize` bytes."""
     elements, one_stretch, several_dims = configs_of(arch, itemsize)
-    if not walk.vectors:
-        return elements
-    return one_stretch if walk.plain else several_dims
+    if walk.plain:
+        return one_stretch
+    return several_dims if walk.whole else elements
 
 
 @cache
@@ -114,21 +117,24 @@ def configs_of(arch: str, itemsize: int) -> tuple[NonfiniteConfig, ...]:
     )
 
 
-def check_config(config: Any, default: NonfiniteConfig) -> None:
-    """Raises TypeError and ValueError for a config that cannot walk what `default` walks."""
-    if not isinstance(config, NonfiniteConfig):
-        raise TypeError(f"config must be a NonfiniteConfig; got {type(config).__name__}")
-    c = config
-    if c.vector_width not in (1, default.vector_width) or (c.plain and not default.plain):
+def check_config(config: Any, itemsize: int, walk: Walk) -> None:
+    """Raises TypeError and ValueError, with the reason, for a config that cannot walk the array."""
+    check_fields(config, NonfiniteConfig)
+    c, width = config, _VECTOR_BYTES // itemsize
+    if c.plain and not walk.plain:
+        raise ValueError("config does not fit: the array is not one stretch of memory")
+    if c.vector_width != 1 and not (c.vector_width == width and (c.plain or walk.whole)):
+        wide = f" or {width}" if walk.plain or walk.whole else ""
         raise ValueError(
-            f"config does not fit: these strides allow vector_width 1 or {default.vector_width}"
-            + ("" if default.plain else ", and are not plain")
+            f"config does not fit: these strides allow vector_width 1{wide}"
+            + (", if it is plain" if wide and not walk.whole else "")
         )
-    if c.num_threads not in (32, 64, 128, 256, 512, 1024) or min(c.batch, c.min_blocks) < 1:
-        raise ValueError(
-            "config does not fit: num_threads must be a power of two from 32 to 1024, batch and "
-            f"min_blocks positive; got {c}"
-        )
+    if c.num_threads not in (32, 64, 128, 256, 512):  # static shared memory ends at 48 KB
+        raise ValueError("config does not fit: num_threads must be a power of two from 32 to 512")
+    if c.batch not in (1, 2, 4, 8, 16, 32):
+        raise ValueError("config does not fit: batch must be a power of two up to 32")
+    if not 1 <= c.min_blocks <= 32:
+        raise ValueError("config does not fit: min_blocks must be from 1 to 32")
 
 
 def walk_variant(dtype: np.dtype, config: NonfiniteConfig) -> Variant:

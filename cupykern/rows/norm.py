@@ -15,9 +15,7 @@ from .quantize import quantize as _quantize
 from .row_configs import (
     RowConfig,
 )
-from .rows import (
-    operand,
-)
+from .rows import contiguous_operand, operand
 
 
 def layer_norm(
@@ -38,7 +36,8 @@ def layer_norm(
     x: float16, bfloat16 or float32 array of at least one dim and any strides (cupy: on its GPU, on the
         current stream; numpy: on the host target).
     weight, bias: arrays of shape (x.shape[-1],), each of any of the three dtypes; None: 1 and 0.
-    eps: a finite number of at least 0 (None: 1e-5), added to the (biased) variance in FP32.
+    eps: a finite number of at least 0 (None: 1e-5), added to the (biased) variance in FP32, where squares
+        below 2^-126 are 0 and those from 2^128 on infinite.
     residual: array of x's shape and dtype.  s is not rounded before it is normalised.
     compensated: the mean in two parts.  For rows whose mean is a thousand times their spread and more.
     return_stats: also return mean and rstd = 1 / sqrt(var + eps), float32 of shape x.shape[:-1].
@@ -172,10 +171,10 @@ def _run_checked(
         if x.size == 0:
             return _of_nothing(target, x, residual, options, y)
         norm = make_norm(target, x, weight, bias, eps, residual, options, y, total, config)
-        if norm is None:  # rare: strides that the kernel can't walk
-            outputs = _run_otherwise(target, x, weight, bias, eps, residual, options, dtype, config)
-            if out is None:
-                return outputs
+        if norm is None and out is None:
+            return _run_otherwise(target, x, weight, bias, eps, residual, options, dtype, config)
+        if norm is None:  # rare: strides that the kernel can't walk, perhaps out's
+            outputs = _run(x, weight, bias, eps, residual, options, dtype, None, config)
             first, *rest = as_tuple(outputs)
             if y.itemsize == 1:  # CuPy cannot assign FP8
                 y.view(np.uint8)[...] = first.view(np.uint8)
@@ -229,8 +228,13 @@ def _run_otherwise(
     """The results for arrays that the kernel cannot walk, from copies; those of rows too long to be
     quantised in one go, by way of FP32."""
     xp = target.xp
-    given = [a for a in (x, residual) if a is not None]
-    walkable = all(a.flags.c_contiguous and operand(a).offset % a.itemsize == 0 for a in given)
+    # By its strides, not its flags: where a size is 1, any stride counts as contiguous.
+    walkable = all(
+        a.strides == contiguous_operand(a.shape, a.itemsize).strides
+        and operand(a).offset % a.itemsize == 0
+        for a in (x, residual)
+        if a is not None
+    )
     if not walkable:
         x, residual = (a if a is None else xp.array(a, order="C") for a in (x, residual))
         return _run(x, weight, bias, eps, residual, options, dtype, None, config)

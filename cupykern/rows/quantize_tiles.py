@@ -8,7 +8,7 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from .. import arrays
+from .. import arguments, arrays
 from ..choice import choose
 from ..jit import get_kernel
 from ..targets import Target
@@ -154,10 +154,10 @@ def run_tiles(
             lambda: tile_configs(tiles, target.arch),
             lambda config: tile_variant(x.dtype, config),
         )
-    elif not isinstance(config, RowConfig):
-        raise TypeError(f"config must be a RowConfig; got {type(config).__name__}")
-    elif reason := _refusal(config, tiles):
-        raise ValueError(f"config does not fit: {reason}")
+    else:
+        arguments.check_fields(config, RowConfig)
+        if reason := _refusal(config, tiles):
+            raise ValueError(f"config does not fit: {reason}")
     stacked = tiles_per_thread(config)
     scale_rows, col_tiles = scale.shape[-2:]
     row_tiles = -(-scale_rows // stacked)

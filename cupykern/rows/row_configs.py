@@ -11,6 +11,7 @@ import numpy as np
 
 from kernels_cu import Variant
 
+from ..arguments import check_fields
 from ..choice import choose
 from ..targets import Target
 from ..targets.limits import is_measured, max_cluster_size, max_shared_bytes
@@ -302,8 +303,7 @@ def check_config(
     norms: bool = False,
 ) -> RowConfig:
     """`config`, if it can walk the rows.  Raises TypeError and ValueError, with the reason."""
-    if not isinstance(config, RowConfig):
-        raise TypeError(f"config must be a RowConfig; got {type(config).__name__}")
+    check_fields(config, RowConfig)
     if reason := refusal(config, arch, itemsize, layout, plain, arrays_held, norms):
         raise ValueError(f"config does not fit: {reason}")
     return config

@@ -33,13 +33,22 @@ class Compiler:
 
 
 def find_compiler() -> Compiler | None:
-    """$CXX, g++, clang++ or ziglang's, whichever comes first; None: there is none."""
-    return _find_compiler(os.environ.get("CXX", ""), os.environ.get("PATH", ""))
+    """$CXX, g++, clang++ or ziglang's, whichever comes first; None: there is none.  Raises ValueError."""
+    return _find_compiler(own_command(), os.environ.get("PATH", ""))
+
+
+def own_command() -> tuple[str, ...]:
+    """CXX.  Raises ValueError for what is no command."""
+    cxx = os.environ.get("CXX", "")
+    try:
+        return tuple(shlex.split(cxx))
+    except ValueError as error:
+        raise ValueError(f"CXX must be a command; got {cxx!r}: {error}") from None
 
 
 @cache
-def _find_compiler(cxx: str, path: str) -> Compiler | None:
-    for command in (tuple(shlex.split(cxx)), ("g++",), ("clang++",)):
+def _find_compiler(own: tuple[str, ...], path: str) -> Compiler | None:
+    for command in (own, ("g++",), ("clang++",)):
         if not command or not shutil.which(command[0], path=path):
             continue
         asked = subprocess.run([*command, "--version"], capture_output=True, text=True)
@@ -89,10 +98,15 @@ def kernel_flags(
     """level: of optimization; None: CUPYKERN_HOST_OPTIMIZE's.  Raises ValueError for one that is none."""
     if sanitizer:
         return _flags(compiler, sanitizer, _SANITIZER_FLAGS[sanitizer])
-    level = level or os.environ.get("CUPYKERN_HOST_OPTIMIZE", "2")
+    return _flags(compiler, None, _OPTIMIZE_FLAGS[level or optimization()])
+
+
+def optimization() -> str:
+    """CUPYKERN_HOST_OPTIMIZE.  Raises ValueError for what is no level."""
+    level = os.environ.get("CUPYKERN_HOST_OPTIMIZE", "2")
     if level not in _OPTIMIZE_FLAGS:
         raise ValueError(f"CUPYKERN_HOST_OPTIMIZE must be 0, 1 or 2; got {level!r}")
-    return _flags(compiler, None, _OPTIMIZE_FLAGS[level])
+    return level
 
 
 @cache

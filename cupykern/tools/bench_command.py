@@ -92,7 +92,7 @@ def bench(
         raise
     finally:  # also of a run that something else ended
         rows = [results.merged(same) for same in runs if same]
-        if rows or not interrupted:
+        if rows:
             _print(rows, target, host_time_us)
         state["after"] = doctor.gpu_state(target)
         if outputs.json is not None:

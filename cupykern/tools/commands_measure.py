@@ -19,6 +19,7 @@ from .options import (
     json_option,
     need_matplotlib,
     ops_argument,
+    parse_ms,
     parse_names,
     parse_output,
     parse_plot,
@@ -168,9 +169,9 @@ def _check_policies(where: targets.Target, seed: int, json_path: str | None) -> 
               help="Compare with this JSON of an earlier bench: keep, reject or noise per row.")  # fmt: skip
 @click.option("--repeats", type=click.IntRange(1),
               help="Runs of all rows, in turns.  Default: 1, with --baseline up to 24.")  # fmt: skip
-@click.option("--rep-ms", type=click.FloatRange(0), default=100, show_default=True,
+@click.option("--rep-ms", type=float, callback=parse_ms, default=100, show_default=True,
               help="Timed ms of the op's own time per row.")  # fmt: skip
-@click.option("--warmup-ms", type=click.FloatRange(0), default=25, show_default=True)
+@click.option("--warmup-ms", type=float, callback=parse_ms, default=25, show_default=True)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the inputs.")
 @click.option("--wait", is_flag=True, help="Wait for another benchmark's end.")
 def bench(

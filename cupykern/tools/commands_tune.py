@@ -19,6 +19,7 @@ from .options import (
     dtypes_option,
     json_option,
     parse_dtypes,
+    parse_ms,
     parse_op,
     parse_op_or_none,
     parse_output,
@@ -78,7 +79,7 @@ sizes_option = click.option(
     "--sizes", callback=_parse_sizes, help='Shapes whose dims are all alike, as "4096,8192".'
 )
 rep_option = click.option(
-    "--rep-ms", type=click.FloatRange(0), default=25, show_default=True,
+    "--rep-ms", type=float, callback=parse_ms, default=25, show_default=True,
     help="Timed ms of each config; the best get four times as much.",
 )  # fmt: skip
 jobs_option = click.option(

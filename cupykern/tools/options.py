@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from pathlib import Path
 from typing import Any
 
 import click
 
-from .. import OPS, dtypes, targets
+from .. import OPS, choice, dtypes, targets
 from ..op import Op
+from ..targets import host, host_compiler
 from .tables import one_line, to_json
 
 TARGETS = ("cuda", "hip", "host")
 DEFAULT_ARCHS = {"cuda": "sm_90a", "hip": "gfx942", "host": "host"}
-ARCHS = (
-    *("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"),
-    *("gfx90a", "gfx942", "gfx1100", "gfx1151", "gfx1201"),
-)
+ARCHS_OF = {
+    "cuda": ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"),
+    "hip": ("gfx90a", "gfx942", "gfx1100", "gfx1151", "gfx1201"),
+    "host": ("host",),
+}
+ARCHS = (*ARCHS_OF["cuda"], *ARCHS_OF["hip"])
 PLOTS = (".png", ".svg")
 Shape = tuple[int, ...]
+
+
+_OF_ENVIRONMENT = (
+    host.current,
+    host_compiler.own_command,
+    host_compiler.optimization,
+    choice.mode,
+)
 
 
 class Failure(click.ClickException):
@@ -34,6 +46,11 @@ class Group(click.Group):
     """Turns what commands may meet into one line; what it does not know is a bug's traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        try:
+            for read in _OF_ENVIRONMENT:
+                read()
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -83,7 +100,20 @@ def parse_shapes(
 def parse_names(
     ctx: click.Context, param: click.Parameter, text: str | None
 ) -> tuple[str, ...] | None:
-    return None if text is None else tuple(name.strip() for name in text.split(",") if name.strip())
+    """Raises click.UsageError."""
+    if text is None:
+        return None
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise click.UsageError(f"{param.opts[0]} must be names with commas; got {text!r}")
+    return names
+
+
+def parse_ms(ctx: click.Context, param: click.Parameter, value: float) -> float:
+    """Raises click.UsageError."""
+    if not 0 <= value < math.inf:
+        raise click.UsageError(f"{param.opts[0]} must be a number of at least 0; got {value}")
+    return value
 
 
 def parse_archs(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[str, ...]:

@@ -41,6 +41,7 @@ class Result:
     max_abs: float | None = None
     max_rel: float | None = None
     ulps: float | None = None
+    relative_l2: float | None = None
     note: str | None = None
     parts_us: dict[str, float] | None = None
 
@@ -86,7 +87,7 @@ class Row:
 
 
 _TIMES = ("median_us", "q20_us", "q80_us", "gbps", "tflops", "speed_percent")
-_ERRORS = ("error_over_bound", "rms_ratio", "max_abs", "max_rel", "ulps")
+_ERRORS = ("error_over_bound", "rms_ratio", "max_abs", "max_rel", "ulps", "relative_l2")
 
 
 def merged(runs: Sequence[Row]) -> Row:
@@ -129,7 +130,7 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 COLUMNS = (
     "op", "shape", "dtype", "by", "median us", "q20", "q80", "speed", "% of plain", "time / ours",
-    "error/bound", "max abs", "max rel", "ulps", "verified",
+    "error/bound", "max abs", "max rel", "ulps", "rel L2", "verified",
 )  # fmt: skip
 
 
@@ -161,6 +162,7 @@ def table_rows(rows: Iterable[Row]) -> Iterator[tuple[str, ...]]:
                 number(result.max_abs),
                 number(result.max_rel),
                 number(result.ulps),
+                number(result.relative_l2),
                 "yes" if result.verified else "NO",
             )
 
