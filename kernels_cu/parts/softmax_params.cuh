@@ -4,10 +4,10 @@
 enum Operand { kX, kY, kMask, kOperands };
 
 struct SoftmaxParams {
+    int32_t loads_last, stores_last;  // nonzero: evicted last
     RowLayout<kOperands> layout;
     int64_t num_chunks;
     float scale;
     int32_t dtype;
-    int32_t log;         // nonzero: log_softmax
-    int32_t evict_last;  // nonzero: so are loads
+    int32_t log, padding;  // nonzero: log_softmax
 };
