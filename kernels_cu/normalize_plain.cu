@@ -482,10 +482,7 @@ template <bool kHasResidual>
 DEVICE void normalize_any_rows(const Element* x, const Element* residual, const void* weight,
                                const void* bias, void* y, Element* sum, float* row_scale,
                                const NormParams& params) {
-    const auto& layout = params.layout;
-    const bool whole = layout.num_cols == kChunk && weight && (!kCentered || bias) &&
-                       layout.num_rows % (kRowsPerBlock * kRowsPerThread) == 0;
-    if (whole) {
+    if (params.whole) {
         normalize_rows<kHasResidual, true>(x, residual, weight, bias, y, sum, row_scale, params);
     } else {
         normalize_rows<kHasResidual, false>(x, residual, weight, bias, y, sum, row_scale, params);

@@ -80,8 +80,7 @@ DEVICE void normalize_row(const Element* x, Element* y, const SoftmaxParams& par
 
 KERNEL void softmax_plain(const Element* x, const uint8_t*, void* y, MaxSum*,
                           const SoftmaxParams params, int64_t) {
-    const auto& layout = params.layout;
-    if (layout.num_cols == kChunk && layout.num_rows % kRowsPerBlock == 0) {
+    if (params.whole) {
         normalize_row<true>(x, static_cast<Element*>(y), params);
     } else {
         normalize_row<false>(x, static_cast<Element*>(y), params);
