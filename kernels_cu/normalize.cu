@@ -345,7 +345,7 @@ KERNEL void normalize(const Element* x, const Element* residual, const void* wei
     const RowVectors<Element> xs{storage, t, c}, residuals{(&storage)[1], t, c};
     if (task.pass != kMerge) {
         const Element zero = from_float<Element>(0.0f);
-        const LoadPolicy policy = load_policy(params.evict_last);
+        const LoadPolicy policy = load_policy(params.loads_last);
         if (residual) {
             const int64_t stride = layout.col_strides[kResidual];
             const int64_t offset = row_offset(layout, kResidual, task.row) + c.first_col * stride;

@@ -40,6 +40,9 @@ constexpr int kUnrolled = kInRegisters                        ? 16
                           : kRegisters >= (kTight ? 64 : 40)  ? 2
                                                               : 1;
 constexpr int kParts = kClusterSize * kWarpsPerRow;
+// A policy takes registers, of which two rows in shared memory with means and biases leave none.
+constexpr bool kStoresHavePolicy =
+    kInRegisters || kRegisters > 64 || !(kCentered && kRowsPerThread > 1);
 
 // One row in the registers of one warp, which knows its mean before the squares about it.
 constexpr bool kRowInWarp = kInRegisters && kParts == 1 && kRowsPerThread == 1;
@@ -370,18 +373,18 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
     }
     const auto start = [&](Held& held, const Element* p, int operand) {
         p += row_offset(layout, operand, row);
-        const int64_t stride = layout.outer_strides[operand][0];
+        const int64_t stride = layout.outer_strides[0][operand];
         if constexpr (kQuantized && kRegisters <= 64) {  // of which none is left
             held.start(p, stride, at, live);
         } else if constexpr (kInRegisters && kThreadsPerRow < 512) {
             // Without any policy few short rows are faster; more threads have no registers for it.
-            if (params.evict_last) {
+            if (params.loads_last) {
                 held.start(p, stride, at, live, load_policy(true));
             } else {
                 held.start(p, stride, at, live);
             }
         } else {
-            held.start(p, stride, at, live, load_policy(params.evict_last));
+            held.start(p, stride, at, live, load_policy(params.loads_last));
         }
     };
     start(s.x, x, kX);
@@ -424,6 +427,13 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
         }
     }
 
+    const auto store = [&](const RowVector& vector, Element* to) {
+        if constexpr (kStoresHavePolicy) {
+            vector.store(to, store_policy(params.stores_last));
+        } else {
+            vector.store(to);
+        }
+    };
 #pragma unroll(kWeightsFirst ? kVectorsPerThread : kUnrolled<Sums<kHasResidual>::kTight>)
     for (int i = 0; i < kVectorsPerThread; ++i) {
         if (!at.holds(i)) continue;
@@ -439,7 +449,7 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
             RowVector vector;
             if constexpr (kHasResidual) {
                 vector.from_floats(values);
-                vector.store(sum + row_offset(layout, kSum, row + r) + position);
+                store(vector, sum + row_offset(layout, kSum, row + r) + position);
             }
 #pragma unroll
             for (int j = 0; j < kVectorWidth; ++j) {
@@ -462,7 +472,7 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
                 }
             } else {
                 vector.from_floats(values);
-                vector.store(static_cast<Element*>(y) + to_y);
+                store(vector, static_cast<Element*>(y) + to_y);
             }
         }
     }
@@ -472,10 +482,7 @@ template <bool kHasResidual>
 DEVICE void normalize_any_rows(const Element* x, const Element* residual, const void* weight,
                                const void* bias, void* y, Element* sum, float* row_scale,
                                const NormParams& params) {
-    const auto& layout = params.layout;
-    const bool whole = layout.num_cols == kChunk && weight && (!kCentered || bias) &&
-                       layout.num_rows % (kRowsPerBlock * kRowsPerThread) == 0;
-    if (whole) {
+    if (params.whole) {
         normalize_rows<kHasResidual, true>(x, residual, weight, bias, y, sum, row_scale, params);
     } else {
         normalize_rows<kHasResidual, false>(x, residual, weight, bias, y, sum, row_scale, params);

@@ -167,7 +167,7 @@ struct Stream {
         if constexpr (kClusterSize > 1) names = cluster_rank() == 0;
         RowOrder<RowRing<kArrays>> order{ring, counter, params.layout.num_rows, !names};
         order.start();
-        const LoadPolicy policy = load_policy(params.evict_last);
+        const LoadPolicy policy = load_policy(params.loads_last);
         RingPlace at{0, 0};
         for (int turn = 0;; ++turn) {
             ring.await_name(turn);

@@ -148,7 +148,7 @@ KERNEL void softmax(const Element* x, const uint8_t* mask, void* y, MaxSum* stat
     if (task.pass != kMerge) {
         const Element fill = from_float<Element>(-sign * kInfinity);
         const int64_t x_stride = layout.col_strides[kX];
-        row.start(x_row + c.first_col * x_stride, x_stride, fill, load_policy(params.evict_last));
+        row.start(x_row + c.first_col * x_stride, x_stride, fill, load_policy(params.loads_last));
         row.finish();
         if (!kPlain && params.scale == 0.0f) multiply_by_zero(row, fill);
         bool any = c.holds_any(t.position(0));

@@ -28,7 +28,7 @@ DEVICE void normalize_row(const Element* x, Element* y, const SoftmaxParams& par
     const int rest = num_cols - t.position(0);  // vector i is in the row if i * kStep < rest
 
     RowVector packed[kVectorsPerThread];
-    const LoadPolicy policy = load_policy(params.evict_last);
+    const LoadPolicy policy = load_policy(params.loads_last);
     const Element* from = x + row_offset(layout, kX, row) + t.position(0);
 #pragma unroll
     for (int i = 0; i < kVectorsPerThread; ++i) {
@@ -74,14 +74,13 @@ DEVICE void normalize_row(const Element* x, Element* y, const SoftmaxParams& par
             value = kLog ? value - total.max - log_sum : value * factor;
         }
         packed[i].from_floats(values[i]);
-        packed[i].store(to + i * kStep);
+        packed[i].store(to + i * kStep, store_policy(params.stores_last));
     }
 }
 
 KERNEL void softmax_plain(const Element* x, const uint8_t*, void* y, MaxSum*,
                           const SoftmaxParams params, int64_t) {
-    const auto& layout = params.layout;
-    if (layout.num_cols == kChunk && layout.num_rows % kRowsPerBlock == 0) {
+    if (params.whole) {
         normalize_row<true>(x, static_cast<Element*>(y), params);
     } else {
         normalize_row<false>(x, static_cast<Element*>(y), params);

@@ -64,8 +64,8 @@ FAULTS = {
     ),
     "32-bit row offset": Fault(
         "parts/row.cuh",
-        "return row * layout.outer_strides[operand][0];",
-        "return int(row * layout.outer_strides[operand][0]);",
+        "return row * layout.outer_strides[0][operand];",
+        "return int(row * layout.outer_strides[0][operand]);",
         "a crash",
     ),
     "outer dims in the wrong order": Fault(

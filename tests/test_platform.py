@@ -330,8 +330,8 @@ def test_copies(target, size):
 
 
 @pytest.mark.parametrize("evict_last", [False, True])
-def test_load_policies(target, evict_last):
-    """They bring the same bytes as loads without one."""
+def test_cache_policies(target, evict_last):
+    """They bring and leave the same bytes as loads and stores without one."""
     text = (
         "struct Storage { Bytes<16> values[64]; };\n"
         "KERNEL void word(const Bytes<16>* x, Bytes<16>* y, const int* last) {\n"
@@ -339,7 +339,7 @@ def test_load_policies(target, evict_last):
         "    const LoadPolicy policy = load_policy(*last != 0);\n"
         "    copy_async<16>(&storage.values[i], x + i, policy);\n    copy_async_commit();\n"
         "    copy_async_wait<0>();\n    sync_block();\n    y[i] = storage.values[63 - i];\n"
-        "    store_vector<16>(y + 64 + i, load_vector<16>(x + i, policy));\n}\n"
+        "    store_vector<16>(y + 64 + i, load_vector<16>(x + i, policy), store_policy(*last != 0));\n}\n"
     )
     x = np.random.default_rng(5).integers(0, 2**32, (64, 4), dtype=U32)
     y = np.zeros((128, 4), U32)

@@ -68,6 +68,10 @@ class RowConfig:
         vectors = self.cluster_size * self.threads_per_row * self.vectors_per_thread
         return vectors * self.vector_width
 
+    def is_whole(self, layout: RowLayout) -> bool:
+        """Whether all vectors of all threads have elements, in all rows of all blocks."""
+        return layout.num_cols == self.chunk and layout.num_rows % self.rows_per_block == 0
+
     def shared_bytes(self, itemsize: int) -> int:
         """Dynamic shared memory of a block, in bytes (row.cuh: RowStorage); with stages, of one."""
         if self.in_registers:

@@ -21,7 +21,9 @@ from ..targets.repeated import Repeated
 from .row_configs import VECTOR_BYTES, RowConfig
 
 MAX_OUTER_DIMS = 6  # row.cuh: kMaxOuterDims
-_EVICT_LAST_BYTES = 96 * 2**20  # measured on an H200: no gain below
+# Measured on an H200.  Below there is no gain; results of more than L2 holds many times leave it anyway.
+_LOADS_LAST_BYTES = 96 * 2**20
+_STORES_LAST_BYTES = range(48 * 2**20, 384 * 2**20)
 
 
 WHOLE_ROW, STATISTICS, MERGE, APPLY = (np.int64(i) for i in range(4))  # row.cuh: Pass
@@ -132,9 +134,11 @@ def row_variant(
     )
 
 
-def evicts_last(read_bytes: int) -> bool:
-    """Whether a call's loads are evicted last from L2 (cuda.cuh: load_policy), by what it reads in all."""
-    return read_bytes >= _EVICT_LAST_BYTES
+def evicts_last(params: np.ndarray, num_bytes: int) -> None:
+    """Set whether a call's loads and its stores are evicted last from L2 (cuda.cuh: load_policy), by how
+    much it reads and writes of each."""
+    params["loads_last"] = num_bytes >= _LOADS_LAST_BYTES
+    params["stores_last"] = num_bytes in _STORES_LAST_BYTES
 
 
 _LAYOUT_DTYPES: dict[int, np.dtype] = {}
@@ -147,10 +151,10 @@ def layout_dtype(num_operands: int) -> np.dtype:
             [
                 ("num_rows", np.int64),
                 ("num_cols", np.int64),
+                ("outer_strides", np.int64, (MAX_OUTER_DIMS, num_operands)),
+                ("col_strides", np.int64, num_operands),
                 ("num_outer_dims", np.int64),
                 ("outer_sizes", np.int64, MAX_OUTER_DIMS),
-                ("outer_strides", np.int64, (num_operands, MAX_OUTER_DIMS)),
-                ("col_strides", np.int64, num_operands),
             ]
         )
     return _LAYOUT_DTYPES[num_operands]
@@ -205,7 +209,7 @@ class RowLayout:
         struct["num_outer_dims"] = len(self.outer)
         for d, (size, strides) in enumerate(self.outer):
             struct["outer_sizes"][d] = size
-            struct["outer_strides"][:, d] = strides
+            struct["outer_strides"][d] = strides
         struct["col_strides"] = self.col_strides
         return struct
 

@@ -26,13 +26,14 @@ constexpr int kMaxOuterDims = 6;
 // row's, and kApply reads the row a second time.  All others take one, kWholeRow.
 enum Pass { kWholeRow, kStatistics, kMerge, kApply };
 
-// Where the rows of kOperands arrays lie, in elements; the outer dims are innermost first.
+// Where the rows of kOperands arrays lie, in elements; the outer dims are innermost first.  What
+// plain rows need lies together: a kernel's parameters come from memory too, line by line.
 template <int kOperands>
 struct RowLayout {
-    int64_t num_rows, num_cols, num_outer_dims;
-    int64_t outer_sizes[kMaxOuterDims];
-    int64_t outer_strides[kOperands][kMaxOuterDims];
+    int64_t num_rows, num_cols;
+    int64_t outer_strides[kMaxOuterDims][kOperands];
     int64_t col_strides[kOperands];
+    int64_t num_outer_dims, outer_sizes[kMaxOuterDims];
 };
 
 // This thread's place: which row, and which of the row's vectors.
@@ -114,16 +115,16 @@ DEVICE uint64_t quotient(uint64_t a, uint64_t b) {
 // Element offset of row `row` in operand `operand`.
 template <int kOperands>
 DEVICE int64_t row_offset(const RowLayout<kOperands>& layout, int operand, int64_t row) {
-    if (kPlain || layout.num_outer_dims <= 1) return row * layout.outer_strides[operand][0];
+    if (kPlain || layout.num_outer_dims <= 1) return row * layout.outer_strides[0][operand];
     int64_t offset = 0;
     uint64_t rest = uint64_t(row);
     for (int d = 0; d + 1 < int(layout.num_outer_dims); ++d) {
         const uint64_t size = uint64_t(layout.outer_sizes[d]);
         const uint64_t next = quotient(rest, size);
-        offset += int64_t(rest - next * size) * layout.outer_strides[operand][d];
+        offset += int64_t(rest - next * size) * layout.outer_strides[d][operand];
         rest = next;
     }
-    return offset + int64_t(rest) * layout.outer_strides[operand][layout.num_outer_dims - 1];
+    return offset + int64_t(rest) * layout.outer_strides[layout.num_outer_dims - 1][operand];
 }
 
 // Chunk `chunk` of row `row`; x_row points at the row's first element.

@@ -82,6 +82,13 @@ struct Vector {
             store_vector<kAccess>(reinterpret_cast<char*>(p) + i * kAccess, bytes[i]);
         }
     }
+    DEVICE void store(T* p, StorePolicy policy) const {
+        static_assert(kAccess == 16, "policies are for stores of 16 bytes");
+#pragma unroll
+        for (int i = 0; i < kAccesses; ++i) {
+            store_vector<kAccess>(reinterpret_cast<char*>(p) + i * kAccess, bytes[i], policy);
+        }
+    }
     DEVICE void from_elements(const T (&values)[kWidth]) { memcpy(bytes, values, sizeof(bytes)); }
     DEVICE void from_floats(const float (&values)[kWidth]) {
         if constexpr (sizeof(T) == 2 && kWidth % 2 == 0) {

@@ -199,6 +199,13 @@ DEVICE LoadPolicy load_policy_once() {
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
     return {first};
 }
+// The same of stores.  evict_last: of 64 MB and more that a kernel writes, L2 then still holds more
+// when it ends, which memory need not take before that.
+struct StorePolicy { uint64_t bits; };
+// What createpolicy makes: constants need fewer registers.
+DEVICE StorePolicy store_policy(bool evict_last) {
+    return {evict_last ? 0x14f0000000000000ull : 0x1000000000000000ull};
+}
 // N bytes in one access, aligned to N.  No other cache hints: stores that leave no trace in L1 or L2
 // made rows slower, and loads that are evicted first as well.
 template <int N>
@@ -228,6 +235,14 @@ DEVICE Bytes<N> load_vector_read_only(const void* p) {
 template <int N>
 DEVICE void store_vector(void* p, const Bytes<N>& b) {
     *static_cast<Bytes<N>*>(p) = b;
+}
+template <int N>
+DEVICE void store_vector(void* p, const Bytes<N>& b, StorePolicy policy) {
+    static_assert(N == 16, "policies are for stores of 16 bytes");
+    asm volatile("st.global.L2::cache_hint.v4.b32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(p),
+                 "r"(b.words[0]), "r"(b.words[1]), "r"(b.words[2]), "r"(b.words[3]),
+                 "l"(policy.bits)
+                 : "memory");
 }
 
 // --- async copies, global -> shared ----------------------------------------------------------

@@ -147,6 +147,8 @@ template <> struct Word<16> { typedef uint32_t Type __attribute__((ext_vector_ty
 struct LoadPolicy {};  // not heeded
 DEVICE LoadPolicy load_policy(bool) { return {}; }
 DEVICE LoadPolicy load_policy_once() { return {}; }
+struct StorePolicy {};
+DEVICE StorePolicy store_policy(bool) { return {}; }
 template <int N>
 DEVICE Bytes<N> load_vector(const void* p) {
     using Word = typename hip::Word<N>::Type;
@@ -164,6 +166,10 @@ template <int N>
 DEVICE void store_vector(void* p, const Bytes<N>& b) {
     using Word = typename hip::Word<N>::Type;
     __builtin_nontemporal_store(bit_cast<Word>(b), static_cast<Word*>(p));
+}
+template <int N>
+DEVICE void store_vector(void* p, const Bytes<N>& b, StorePolicy) {
+    store_vector<N>(p, b);
 }
 
 // --- async copies, global -> shared ----------------------------------------------------------

@@ -201,6 +201,8 @@ DEVICE Bytes<N> load_vector(const void* p, HOST_PLACE) {
 struct LoadPolicy {};  // of nothing
 DEVICE LoadPolicy load_policy(bool) { return {}; }
 DEVICE LoadPolicy load_policy_once() { return {}; }
+struct StorePolicy {};
+DEVICE StorePolicy store_policy(bool) { return {}; }
 template <int N>
 DEVICE Bytes<N> load_vector(const void* p, LoadPolicy, HOST_PLACE) {
     static_assert(N == 16, "policies are for loads of 16 bytes");
@@ -214,6 +216,11 @@ template <int N>
 DEVICE void store_vector(void* p, const Bytes<N>& b, HOST_PLACE) {
     host::check_alignment(p, N, place);
     *static_cast<Bytes<N>*>(p) = b;
+}
+template <int N>
+DEVICE void store_vector(void* p, const Bytes<N>& b, StorePolicy, HOST_PLACE) {
+    static_assert(N == 16, "policies are for stores of 16 bytes");
+    store_vector<N>(p, b, place);
 }
 
 // --- async copies, global -> shared ----------------------------------------------------------
