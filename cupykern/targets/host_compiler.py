@@ -72,7 +72,12 @@ _FLAGS = [
     "-fno-math-errno",
     "-w",
 ]
-_OPTIMIZE_FLAGS = {"2": ("-O2",), "1": ("-O1", "-ftree-vectorize"), "0": ("-Og",)}
+# DEVICE: platform/host.cuh.
+_OPTIMIZE_FLAGS = {
+    "2": ("-O2",),
+    "1": ("-O1", "-ftree-vectorize", "-DDEVICE=inline"),
+    "0": ("-Og", "-DDEVICE=inline"),
+}
 _SANITIZER_FLAGS = {
     "address": (
         # Null pointers and the ends of objects are AddressSanitizer's.
