@@ -108,7 +108,8 @@ def _flags(compiler: Compiler, sanitizer: str | None, more: tuple[str, ...]) -> 
     elif compiler.kind == "zig":
         flags.append("-mcpu=baseline")  # not the compiling machine's own
     if compiler.kind == "zig":
-        flags.append("-fno-sanitize=undefined")
+        # Nothing is taken from the C++ library, which zig would first have to build.
+        flags += ["-fno-sanitize=undefined", "-nostdlib++"]
     if compiler.kind == "clang" and sanitizer == "address":
         flags.append("-shared-libsan")
     return tuple(flags)

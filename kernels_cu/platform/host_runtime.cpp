@@ -15,7 +15,6 @@
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
-#include <new>
 
 #include "platform/host_runtime.h"
 #define DEVICE inline
