@@ -11,7 +11,7 @@ import os
 # that wait for each other take ten times as long.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Most of the tests' time goes into compiling kernels for problems that are small.
-os.environ.setdefault("CUPYKERN_HOST_OPTIMIZE", "1")
+os.environ.setdefault("CUPYKERN_HOST_OPTIMIZE", "0")
 
 import pytest
 from hypothesis import HealthCheck, settings

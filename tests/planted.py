@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import multiprocessing
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -43,8 +42,7 @@ def _forget() -> None:
 
 @contextmanager
 def planted(fault: Fault, tmp_path_factory: Any) -> Iterator[None]:
-    """Within the block, kernels are compiled from a copy of kernels_cu with one line changed, and as fast
-    as may be: each runs a few times at most."""
+    """Within the block, kernels are compiled from a copy of kernels_cu with one line changed."""
     root = tmp_path_factory.mktemp("kernels") / "kernels_cu"
     shutil.copytree(kernels_cu.ROOT, root)
     text = (root / fault.file).read_text()
@@ -55,17 +53,11 @@ def planted(fault: Fault, tmp_path_factory: Any) -> Iterator[None]:
     (root / fault.file).write_text(text)
     before = kernels_cu.ROOT
     kernels_cu.ROOT = root
-    level = os.environ.get("CUPYKERN_HOST_OPTIMIZE")
-    os.environ["CUPYKERN_HOST_OPTIMIZE"] = "0"
     _forget()
     try:
         yield
     finally:
         kernels_cu.ROOT = before
-        if level is None:
-            del os.environ["CUPYKERN_HOST_OPTIMIZE"]
-        else:
-            os.environ["CUPYKERN_HOST_OPTIMIZE"] = level
         _forget()
 
 

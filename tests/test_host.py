@@ -278,7 +278,7 @@ needs_zig = pytest.mark.skipif(util.find_spec("ziglang") is None, reason="ziglan
 
 @needs_zig
 def test_ziglang_alone(tmp_path):
-    """The first time takes a minute: zig then builds its C++ library."""
+    """The first time takes some seconds more: zig then builds what it links with."""
     found = run_python(
         "from cupykern.targets import host_compiler; print(host_compiler.find_compiler().kind)\n"
         + ONE_CALL,

@@ -45,8 +45,9 @@ class QuantizeProblem:
 def _draw_problem(draw: Draw) -> QuantizeProblem:
     ndim = draw.choice((2, 2, 2, 3, 4))
     num_cols = draw.choice((0, 1, 2, 7, 8, 9, 31, 64, 65, 128, 255, 257, 1000, 1024, 4097))
+    sizes = (0, 1, 2, 3, 5, 17, 40)[: 9 - ndim]  # 40 in each of three dims would be 64000 rows
     return QuantizeProblem(
-        shape=(*(draw.choice((0, 1, 2, 3, 5, 17, 40)) for _ in range(ndim - 1)), num_cols),
+        shape=(*(draw.choice(sizes) for _ in range(ndim - 1)), num_cols),
         dtype=draw.choice(OP.dtypes),
         to=draw.choice(tuple(dtypes.QUANTIZED)),
         granularity=draw.choice(GRANULARITIES),

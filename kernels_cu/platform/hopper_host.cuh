@@ -121,10 +121,11 @@ DEVICE void decrease_registers() {
 // --- 8 x 8 matrices of 16-bit numbers: the inverse of load_matrix -----------------------------
 template <bool kTransposed = false, int kCount>
 DEVICE void store_matrix(void* row, const uint32_t (&r)[kCount], HOST_PLACE) {
+    static_assert(kCount == 1 || kCount == 2 || kCount == 4, "1, 2 or 4 matrices");
     const bool has_row = lane_id() % 32 < 8 * kCount;
     if (has_row) host::check_alignment(row, 16, place);
     if (has_row) host::overwrite(row, 16);
     if (has_row) host::runtime->matrix_stored(row);
-    host::MoveMatrix<kTransposed, kCount, true> mine{(uint16_t*)row, (uint32_t*)r};
-    host::runtime->exchange("store_matrix", &mine, mine.combine, place);
+    host::MoveMatrix mine{true, kTransposed, kCount, (uint16_t*)row, (uint32_t*)r};
+    host::runtime->move_matrix(&mine, place);
 }

@@ -1,11 +1,15 @@
 // The vocabulary on the host: C++17 for g++ and clang, threads as fibers (host_runtime.cpp).
 //
 // Like a GPU under -ftz=true, arithmetic takes and gives no FP32 subnormals; the compiler may
-// contract a * b + c to one rounding, or not.  Compiled with -DHOST_WARP_SIZE=32 or 64.
+// contract a * b + c to one rounding, or not.  Compiled with -DHOST_WARP_SIZE=32 or 64, and with
+// -DDEVICE=inline where it is to be compiled fast: a function that is inlined everywhere is
+// compiled as often.
 #include "platform/host_runtime.h"
 
 // --- kernels ---------------------------------------------------------------------------------
+#ifndef DEVICE
 #define DEVICE inline __attribute__((always_inline))
+#endif
 #define KERNEL static
 #define CLUSTER_DIMS(n)
 #define HOST_EXPORT extern "C" __attribute__((visibility("default")))

@@ -32,12 +32,13 @@ void run_clusters(Launch& launch);
 
 class Pool {
   public:
+    static void* operator new(size_t size) noexcept { return malloc(size); }
     // Of this process: threads do not survive a fork.
     static Pool& get() {
         static Pool* pool;
         Pool* p = __atomic_load_n(&pool, __ATOMIC_ACQUIRE);
         while (!p || p->pid_ != getpid()) {
-            Pool* fresh = new (malloc(sizeof(Pool))) Pool();
+            Pool* fresh = new Pool();
             if (__atomic_compare_exchange_n(&pool, &p, fresh, false, __ATOMIC_ACQ_REL,
                                             __ATOMIC_ACQUIRE)) {
                 fresh->start_workers();

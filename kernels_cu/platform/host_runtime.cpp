@@ -15,7 +15,6 @@
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
-#include <new>
 
 #include "platform/host_runtime.h"
 #define DEVICE inline
@@ -118,6 +117,7 @@ void wake(const Barrier& barrier, Fiber* fibers, int count) {
 
 #include "platform/host_barriers.h"
 #include "platform/host_memory.h"
+#include "platform/host_mma.h"
 #include "platform/host_hopper.h"
 #include "platform/host_wgmma.h"
 
@@ -125,42 +125,19 @@ void wake(const Barrier& barrier, Fiber* fibers, int count) {
 const ThreadView* this_thread() { return worker->current; }
 
 const Runtime kRuntime = {
-    this_thread,
-    sync_block,
-    sync_warp,
-    named_barrier,
-    exchange,
-    cluster_arrive,
-    cluster_wait,
-    sync_grid,
-    shared,
-    dynamic_shared,
-    cluster_shared,
-    copy_async,
-    copy_async_commit,
-    copy_async_wait,
-    barrier_init,
-    barrier_arrive,
-    barrier_wait,
-    store_async,
-    bulk_check,
-    bulk_load,
-    tma_check,
-    tma_load,
-    tma_store,
-    tma_store_commit,
-    tma_store_source,
-    tma_store_wait,
-    shared_address,
-    matrix_stored,
-    fence_async_proxy,
-    wgmma_fence,
-    wgmma,
-    wgmma_commit,
-    wgmma_wait,
-    wgmma_under_way,
-    wgmma_source,
-    fail_at,
+    this_thread,       sync_block,       sync_warp,
+    named_barrier,     exchange,         mma,
+    move_matrix,       cluster_arrive,   cluster_wait,
+    sync_grid,         shared,           dynamic_shared,
+    cluster_shared,    copy_async,       copy_async_commit,
+    copy_async_wait,   barrier_init,     barrier_arrive,
+    barrier_wait,      store_async,      bulk_check,
+    bulk_load,         tma_check,        tma_load,
+    tma_store,         tma_store_commit, tma_store_source,
+    tma_store_wait,    shared_address,   matrix_stored,
+    fence_async_proxy, wgmma_fence,      wgmma,
+    wgmma_commit,      wgmma_wait,       wgmma_under_way,
+    wgmma_source,      fail_at,
 };
 
 // A fiber's life: one thread of the kernel after the other.

@@ -5,7 +5,6 @@ constexpr int kTileBytes = 32;  // along K
 constexpr int kMaxN = 256;
 
 bool is_int(const Wgmma& op) { return op.types[0] == kInt8; }
-int item_bytes(NumberType type) { return type == kHalf || type == kBf16 ? 2 : 1; }
 int row_of(int thread, int i) { return thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8; }
 int col_of(int thread, int i) { return i / 4 * 8 + thread % 4 * 2 + i % 2; }
 
@@ -92,25 +91,9 @@ T decode(NumberType type, const unsigned char* p) {
     return T(int8_t(code));
 }
 
-// --- products --------------------------------------------------------------------------------
-// d (64 x n) += a (64 x k) b (k x n)
-template <class T>
-void multiply(T* d, const T* a, const T* b, int n, int k) {
-    typedef T Vector __attribute__((vector_size(32), aligned(4), may_alias));
-    for (int row = 0; row < kTileRows; ++row) {
-        for (int col = 0; col < n; col += 8) {
-            Vector& sum = *reinterpret_cast<Vector*>(d + row * n + col);
-            Vector s = sum;
-            for (int i = 0; i < k; ++i) {
-                s += a[row * k + i] * *reinterpret_cast<const Vector*>(b + i * n + col);
-            }
-            sum = s;
-        }
-    }
-}
-
-// The same of FP8 as Hopper adds: the products and the sum are aligned to the largest of them, 2^e
-// to 2^(e + 1), and what is below 2^(e - 13) is cut (arXiv 2511.10909).
+// --- products (see host_mma.h) -----------------------------------------------------------------
+// d (64 x n) += a (64 x k) b (k x n) of FP8 as Hopper adds: the products and the sum are aligned to
+// the largest of them, 2^e to 2^(e + 1), and what is below 2^(e - 13) is cut (arXiv 2511.10909).
 void multiply_fp8(float* d, const float* a, const float* b, int n, int k) {
     typedef float Vector __attribute__((vector_size(32), aligned(4), may_alias));
     typedef int Ints __attribute__((vector_size(32), aligned(4), may_alias));
@@ -155,5 +138,5 @@ void multiply_tiles(const Wgmma& op, const unsigned char* a_image, const unsigne
     if constexpr (kSame<T, float>) {
         if (item_bytes(op.types[0]) == 1) return multiply_fp8(d, a, b, op.n, k);
     }
-    multiply(d, a, b, op.n, k);
+    multiply(d, a, b, kTileRows, op.n, k);
 }

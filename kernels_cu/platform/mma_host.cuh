@@ -1,40 +1,17 @@
 // Matrix words on the host: each lane reads its own elements, and the last lane to arrive
-// multiplies for the warp.  Products are exact, sums are rounded to FP32 one after another along k.
+// multiplies for the warp (host_mma.h).  Products are exact, sums are rounded to FP32 one after
+// another along k.
 #include "platform/mma_float.cuh"
 
 // --- 8 x 8 matrices of 16-bit numbers --------------------------------------------------------
-namespace host {
-// One lane's part; lanes work in groups of 32.
-template <bool kTransposed, int kCount, bool kStore>
-struct MoveMatrix {
-    static_assert(kCount == 1 || kCount == 2 || kCount == 4, "1, 2 or 4 matrices");
-    uint16_t* row;
-    uint32_t* registers;
-
-    static void combine(void** payloads) {
-        for (int lane = 0; lane < kWarpSize; ++lane) {
-            for (int n = 0; payloads[lane] && n < 2 * kCount; ++n) {
-                const int matrix = n / 2, from = lane % 32 / 4, to = lane % 4 * 2 + n % 2;
-                const int source = lane / 32 * 32 + matrix * 8 + (kTransposed ? to : from);
-                if (!payloads[source]) continue;
-                uint16_t* number =
-                    static_cast<MoveMatrix*>(payloads[source])->row + (kTransposed ? from : to);
-                uint32_t& r = static_cast<MoveMatrix*>(payloads[lane])->registers[matrix];
-                if (kStore) *number = uint16_t(r >> n % 2 * 16);
-                else r = n % 2 ? uint32_t(*number) << 16 | (r & 0xffff) : *number;
-            }
-        }
-    }
-};
-}  // namespace host
-
 template <bool kTransposed = false, int kCount>
 DEVICE void load_matrix(uint32_t (&r)[kCount], const void* row, HOST_PLACE) {
+    static_assert(kCount == 1 || kCount == 2 || kCount == 4, "1, 2 or 4 matrices");
     const bool has_row = lane_id() % 32 < 8 * kCount;
     if (has_row) host::check_alignment(row, 16, place);
     if (has_row) host::touch(row, 16);
-    host::MoveMatrix<kTransposed, kCount, false> mine{(uint16_t*)row, r};
-    host::runtime->exchange("load_matrix", &mine, mine.combine, place);
+    host::MoveMatrix mine{false, kTransposed, kCount, (uint16_t*)row, r};
+    host::runtime->move_matrix(&mine, place);
 }
 
 // --- fragments and their products ------------------------------------------------------------
@@ -46,18 +23,13 @@ template <class T, Side kSide> struct Fragment {
 };
 
 namespace host {
-// As mma.sync has it in a warp of 32, as MFMA has it in one of 64.
 template <class T> struct Sums {
     using Sum = T;
     static constexpr int kCount = 256 / kWarpSize;
     T values[kCount];
 
-    DEVICE static constexpr int row(int lane, int i) {
-        return kWarpSize == 32 ? lane / 4 + i % 4 / 2 * 8 : lane / 16 * 4 + i;
-    }
-    DEVICE static constexpr int col(int lane, int i) {
-        return kWarpSize == 32 ? i / 4 * 8 + lane % 4 * 2 + i % 2 : lane % 16;
-    }
+    DEVICE static constexpr int row(int lane, int i) { return sum_row(kWarpSize, lane, i); }
+    DEVICE static constexpr int col(int lane, int i) { return sum_col(kWarpSize, lane, i); }
 };
 }  // namespace host
 template <class T> struct Accumulator : host::Sums<float> {};
@@ -91,67 +63,20 @@ struct FragmentLoader {
 };
 
 namespace host {
-template <class T> struct Product { using Type = float; };
-template <> struct Product<int8_t> { using Type = int; };
-
-template <class A, class B, int kM, int kN> struct Multiply {
-    using Sum = typename Product<A>::Type;
-    Accumulator<A> (*acc)[kN];
-    const FragmentA<A>* a;
-    const FragmentB<B>* b;
-
-    template <class Number, class Fragment>
-    static void gather(Sum* out, const Fragment& f, int lane, int outer_stride, int k_stride) {
-        Sum* p = out + lane % 16 * outer_stride + lane / 16 * Fragment::kCount * k_stride;
-        for (int i = 0; i < Fragment::kCount; ++i) {
-            if constexpr (kSame<Sum, int>) p[i * k_stride] = f.values[i];
-            else p[i * k_stride] = to_float(f.values[i]);
-        }
-    }
-    static void combine(void** payloads) {
-        constexpr int kDepth = kFragmentK<A>, kColumns = 16 * kN;
-        Sum a_rows[kM * 16][kDepth], b_rows[kDepth][kColumns], sums[16][kColumns];
-        for (int lane = 0; lane < kWarpSize; ++lane) {
-            const Multiply& mine = *static_cast<const Multiply*>(payloads[lane]);
-            for (int m = 0; m < kM; ++m) gather<A>(a_rows[m * 16], mine.a[m], lane, kDepth, 1);
-            for (int n = 0; n < kN; ++n)
-                gather<B>(&b_rows[0][n * 16], mine.b[n], lane, 1, kColumns);
-        }
-        for (int m = 0; m < kM; ++m) {
-            exchange_sums<true>(payloads, m, sums);
-            for (int row = 0; row < 16; ++row) {
-                for (int k = 0; k < kDepth; ++k) {
-                    const Sum factor = a_rows[m * 16 + row][k];
-                    for (int col = 0; col < kColumns; ++col)
-                        sums[row][col] += factor * b_rows[k][col];
-                }
-            }
-            exchange_sums<false>(payloads, m, sums);
-        }
-    }
-    template <bool kGather>
-    static void exchange_sums(void** payloads, int m, Sum (*sums)[16 * kN]) {
-        for (int lane = 0; lane < kWarpSize; ++lane) {
-            const Multiply& mine = *static_cast<const Multiply*>(payloads[lane]);
-            for (int n = 0; n < kN; ++n) {
-                for (int i = 0; i < Accumulator<A>::kCount; ++i) {
-                    Sum& here =
-                        sums[Accumulator<A>::row(lane, i)][n * 16 + Accumulator<A>::col(lane, i)];
-                    Sum& there = mine.acc[m][n].values[i];
-                    if constexpr (kGather) here = there;
-                    else there = here;
-                }
-            }
-        }
-    }
-};
+template <class T> constexpr NumberType kNumberType = kSame<T, half>   ? kHalf
+                                                      : kSame<T, bf16> ? kBf16
+                                                      : kSame<T, e4m3> ? kE4m3
+                                                      : kSame<T, e5m2> ? kE5m2
+                                                                       : kInt8;
 }  // namespace host
 
 template <class A, class B, int kM, int kN>
 DEVICE void mma(Accumulator<A> (&acc)[kM][kN], const FragmentA<A> (&a)[kM],
                 const FragmentB<B> (&b)[kN], HOST_PLACE) {
-    host::Multiply<A, B, kM, kN> payload{acc, a, b};
-    host::runtime->exchange("mma", &payload, host::Multiply<A, B, kM, kN>::combine, place);
+    static_assert(sizeof(A) == sizeof(B), "fragments have the same of k");
+    static_assert(kM <= host::kMaxFragments && kN <= host::kMaxFragments, "host_mma.h has room");
+    host::Mma mine{{host::kNumberType<A>, host::kNumberType<B>}, {kM, kN}, {a, b}, acc};
+    host::runtime->mma(&mine, place);
 }
 
 // --- sums as an operand of the next product (see mma_cuda.cuh) --------------------------------

@@ -2,12 +2,6 @@
 // says where a tile has changed while wgmma read it.
 
 namespace hopper {
-template <class T> constexpr host::NumberType kNumberType = kSame<T, half>   ? host::kHalf
-                                                            : kSame<T, bf16> ? host::kBf16
-                                                            : kSame<T, e4m3> ? host::kE4m3
-                                                            : kSame<T, e5m2> ? host::kE5m2
-                                                                             : host::kInt8;
-
 DEVICE void touch_sources(const host::Wgmma* op, int groups) {
 #ifdef __SANITIZE_THREAD__
     for (int i = 0; const void* p = host::runtime->wgmma_source(op, groups, i); ++i)
@@ -51,7 +45,7 @@ DEVICE void multiply(D (&d)[kRegisters], uint64_t a, const uint32_t* a_registers
     static_assert(kSame<D, int> == kSame<A, int8_t>, "int8 has int32 accumulators, others float");
     static_assert(sizeof(A) == 1 ? kA == kMajorK && kB == kMajorK : kSame<A, B>,
                   "16-bit operands are of one type, 8-bit ones K-major");
-    const host::Wgmma op = {{kNumberType<A>, kNumberType<B>},
+    const host::Wgmma op = {{host::kNumberType<A>, host::kNumberType<B>},
                             {kA == kMajorMN, kB == kMajorMN},
                             2 * kRegisters,
                             accumulate,
