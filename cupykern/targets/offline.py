@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
-from functools import cache
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -74,20 +73,6 @@ _SHARED = re.compile(r"(\d+) bytes smem")
 _WARNINGS = re.compile(r"C75(?:08|10)[^\n]*")  # setmaxnreg ignored, wgmma serialised
 
 
-@cache
-def cuda_include_dir() -> str:
-    """Where cuda_fp16.h is.  Raises UnavailableError."""
-    try:
-        from cuda.pathfinder import find_nvidia_header_directory
-
-        directory = find_nvidia_header_directory("cudart")
-    except ImportError:
-        directory = None
-    if directory is None or not Path(directory, "cuda_fp16.h").exists():
-        raise UnavailableError("no CUDA headers: pip install 'cupykern[cuda13]'")
-    return str(directory)
-
-
 def _nvrtc() -> Any:
     """CuPy's module, whose library is there.  Raises UnavailableError."""
     try:
@@ -131,7 +116,6 @@ def _compile_cuda(variant: Variant, arch: str) -> Usage:
         f"-arch={arch}",
         "-ftz=true",
         "--ptxas-options=-v",
-        f"-I{cuda_include_dir()}",
         # What comes out of a cache comes without ptxas' words.
         *(("--no-cache",) if nvrtc.getVersion() >= (12, 8) else ()),
     )
