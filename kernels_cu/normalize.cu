@@ -131,10 +131,13 @@ struct Columns {
         const uintptr_t address =
             reinterpret_cast<uintptr_t>(first) + (dtype == kFloat ? col * 4 : col * 2);
         if (kVectorWidth == 1 || stride != 1 || address % 16 != 0 || !c.holds_all(position)) {
-#pragma unroll
+#pragma unroll 1  // in turns: the code of one
             for (int j = 0; j < kVectorWidth; ++j) {
                 const bool inside = c.holds(position + j);
-                values[j] = inside ? load_number(first, (col + j) * stride, dtype) : 0.0f;
+                const float x = inside ? load_number(first, (col + j) * stride, dtype) : 0.0f;
+#pragma unroll
+                for (int k = 1; k < kVectorWidth; ++k) values[k - 1] = values[k];
+                values[kVectorWidth - 1] = x;
             }
         } else if (dtype == kFloat) {
             load<float>(col, values);
@@ -180,27 +183,23 @@ struct Normalizer {
     }
     // s of the vector at `position` becomes y.
     DEVICE void apply(int position, const RowChunk& c, float (&values)[kVectorWidth]) const {
-        float factors[kVectorWidth];
-        if (weight.first) {
-            weight.get(position, c, factors);
-        } else {
-#pragma unroll
-            for (int j = 0; j < kVectorWidth; ++j) factors[j] = 1.0f;
-        }
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) {
-            float y;
-            if (kCentered) {
-                y = (values[j] - mean - mean_low) * rstd;
-            } else {
-                y = values[j] * rstd;
-            }
-            values[j] = y * factors[j];
+            if (kCentered) values[j] = (values[j] - mean - mean_low) * rstd;
+            else values[j] *= rstd;
         }
-        if (kCentered && bias.first) {
-            bias.get(position, c, factors);
+        Columns columns = weight;
+#pragma unroll 1  // one code for both
+        for (int i = 0; i < (kCentered ? 2 : 1); ++i) {
+            if (columns.first) {
+                float numbers[kVectorWidth] = {};
+                columns.get(position, c, numbers);
 #pragma unroll
-            for (int j = 0; j < kVectorWidth; ++j) values[j] += factors[j];
+                for (int j = 0; j < kVectorWidth; ++j) {
+                    values[j] = i == 0 ? values[j] * numbers[j] : values[j] + numbers[j];
+                }
+            }
+            columns = bias;
         }
     }
 };

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import struct
@@ -158,7 +159,11 @@ _DEFINITION = re.compile(r"^([A-Za-z_][\w.]*):", re.MULTILINE)
 
 def find_clang() -> tuple[str, ...] | None:
     """The command of ziglang's clang, else of clang-19, clang-20 or clang; None: there is none."""
-    if util.find_spec("ziglang"):
+    if zig := util.find_spec("ziglang"):
+        # What `python -m ziglang` runs, without a Python for each variant.
+        binary = Path(zig.origin or "").with_name("zig.exe" if os.name == "nt" else "zig")
+        if binary.exists():
+            return (str(binary), "clang")
         return (sys.executable, "-m", "ziglang", "clang")
     for name in ("clang-19", "clang-20", "clang"):
         if shutil.which(name):
