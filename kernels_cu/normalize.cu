@@ -19,7 +19,6 @@
 #include "parts/quantize.cuh"
 
 // One thread's part of s.
-template <bool kHasResidual>
 struct Sums {
     RowVectors<Element> x, residual;
     bool has_residual;
@@ -29,7 +28,7 @@ struct Sums {
         const Vector<Element, kVectorWidth> a = x[i];
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) values[j] = a[j];
-        if (kHasResidual && (!kCompact || has_residual)) {
+        if (has_residual) {
             const Vector<Element, kVectorWidth> b = residual[i];
 #pragma unroll
             for (int j = 0; j < kVectorWidth; ++j) values[j] += b[j];
@@ -64,7 +63,6 @@ constexpr int kSquaresUnrolled = kCentered && kClusterSize > 1 && sizeof(Element
 
 // The squares of the warp's distances from `mean`; not null, `rest` becomes the sum of the
 // distances.
-template <class Sums>
 DEVICE float warp_squares(const Sums& s, float mean, float* rest) {
     float squares = 0.0f, distances = 0.0f;
 #pragma unroll(kSquaresUnrolled)
@@ -84,7 +82,6 @@ DEVICE float warp_squares(const Sums& s, float mean, float* rest) {
     return reduce_in_warp(squares, Sum());
 }
 
-template <class Sums>
 DEVICE float warp_sum(const Sums& s) {
     float sum = 0.0f;
 #pragma unroll 2
@@ -98,11 +95,9 @@ DEVICE float warp_sum(const Sums& s) {
     return reduce_in_warp(sum, Sum());
 }
 
-template <class Sums>
 DEVICE void warp_statistic(const Sums& s, bool, float& squares) {
     squares = warp_squares(s, 0.0f, nullptr);
 }
-template <class Sums>
 DEVICE void warp_statistic(const Sums& s, bool compensated, Moments& m) {
     m.count = count_in_warp(s.x.thread, s.x.chunk);
     const float one_over_count = 1.0f / (m.count > 0.0f ? m.count : 1.0f);
@@ -136,10 +131,13 @@ struct Columns {
         const uintptr_t address =
             reinterpret_cast<uintptr_t>(first) + (dtype == kFloat ? col * 4 : col * 2);
         if (kVectorWidth == 1 || stride != 1 || address % 16 != 0 || !c.holds_all(position)) {
-#pragma unroll
+#pragma unroll 1  // in turns: the code of one
             for (int j = 0; j < kVectorWidth; ++j) {
                 const bool inside = c.holds(position + j);
-                values[j] = inside ? load_number(first, (col + j) * stride, dtype) : 0.0f;
+                const float x = inside ? load_number(first, (col + j) * stride, dtype) : 0.0f;
+#pragma unroll
+                for (int k = 1; k < kVectorWidth; ++k) values[k - 1] = values[k];
+                values[kVectorWidth - 1] = x;
             }
         } else if (dtype == kFloat) {
             load<float>(col, values);
@@ -166,7 +164,6 @@ struct Normalizer {
         take(m.m2, count, eps);
     }
     // Of a row in one block: its mean, then the squares about it.
-    template <class Sums>
     DEVICE void take_mean_first(const Sums& s, float count, float eps, bool compensated) {
         const RowThread& t = s.x.thread;
         const MergeFloats<Sum> merge;
@@ -186,27 +183,23 @@ struct Normalizer {
     }
     // s of the vector at `position` becomes y.
     DEVICE void apply(int position, const RowChunk& c, float (&values)[kVectorWidth]) const {
-        float factors[kVectorWidth];
-        if (weight.first) {
-            weight.get(position, c, factors);
-        } else {
-#pragma unroll
-            for (int j = 0; j < kVectorWidth; ++j) factors[j] = 1.0f;
-        }
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) {
-            float y;
-            if (kCentered) {
-                y = (values[j] - mean - mean_low) * rstd;
-            } else {
-                y = values[j] * rstd;
-            }
-            values[j] = y * factors[j];
+            if (kCentered) values[j] = (values[j] - mean - mean_low) * rstd;
+            else values[j] *= rstd;
         }
-        if (kCentered && bias.first) {
-            bias.get(position, c, factors);
+        Columns columns = weight;
+#pragma unroll 1  // one code for both
+        for (int i = 0; i < (kCentered ? 2 : 1); ++i) {
+            if (columns.first) {
+                float numbers[kVectorWidth] = {};
+                columns.get(position, c, numbers);
 #pragma unroll
-            for (int j = 0; j < kVectorWidth; ++j) values[j] += factors[j];
+                for (int j = 0; j < kVectorWidth; ++j) {
+                    values[j] = i == 0 ? values[j] * numbers[j] : values[j] + numbers[j];
+                }
+            }
+            columns = bias;
         }
     }
 };
@@ -224,7 +217,6 @@ struct Destination {
         store_row_vector(static_cast<T*>(y) + y_offset, y_stride, position, c, values);
     }
     // y times `factor`.
-    template <class Sums>
     DEVICE void write(const Sums& s, const Normalizer& normalizer, float factor) const {
         const RowChunk& c = s.x.chunk;
 #pragma unroll 1
@@ -255,7 +247,6 @@ struct Destination {
 };
 
 // The scale of the row's y in a narrow format.
-template <class Sums>
 DEVICE QuantizeScale row_quantize_scale(const Sums& s, const Normalizer& normalizer,
                                         int32_t dtype) {
     Largest largest;
@@ -286,7 +277,6 @@ struct Outputs {
     Statistic* statistics;
 };
 
-template <class Sums>
 DEVICE void normalize_row(const Sums& s, const RowTask& task, const void* weight, const void* bias,
                           const Outputs& out, const NormParams& params) {
     const auto& layout = params.layout;
@@ -355,14 +345,5 @@ KERNEL void normalize(const Element* x, const Element* residual, const void* wei
         xs.start(x_row + c.first_col * stride, stride, zero, policy);
     }
     const Outputs out{y, sum, mean, rstd, row_scale, statistics};
-    // Once for both, not at every vector: the loops are bound by their instructions.
-    const bool has_residual = residual != nullptr;
-    const Sums<true> sums{xs, residuals, has_residual};
-    if constexpr (kCompact) {
-        normalize_row(sums, task, weight, bias, out, params);
-    } else if (has_residual) {
-        normalize_row(sums, task, weight, bias, out, params);
-    } else {
-        normalize_row(Sums<false>{xs, residuals, false}, task, weight, bias, out, params);
-    }
+    normalize_row(Sums{xs, residuals, residual != nullptr}, task, weight, bias, out, params);
 }

@@ -93,9 +93,7 @@ def _tiles(
         return (large,)
     if arch == "sm_90a":
         return large, small
-    if few_rows:
-        return large, medium, small
-    return (large, medium) if layout_b == INNER else (large,)
+    return (large, medium, small) if few_rows else (large,)
 
 
 @cache

@@ -14,6 +14,7 @@ from kernels_cu import Variant
 
 from .. import dtypes
 from ..arguments import check_fields
+from ..targets.limits import is_measured
 from .rows import Operand
 
 MAX_DIMS = 8
@@ -98,23 +99,25 @@ def make_walk(shape: Sequence[int], x: Operand) -> Walk | None:
 
 def choose_config(arch: str, itemsize: int, walk: Walk) -> NonfiniteConfig:
     """The config for elements of `itemsize` bytes."""
-    elements, one_stretch, several_dims = configs_of(arch, itemsize)
+    elements, one_stretch, *several_dims = configs_of(arch, itemsize)
     if walk.plain:
         return one_stretch
-    return several_dims if walk.whole else elements
+    return several_dims[0] if walk.whole and several_dims else elements
 
 
 @cache
 def configs_of(arch: str, itemsize: int) -> tuple[NonfiniteConfig, ...]:
-    """For single elements, for one stretch of vectors, for vectors of several dims."""
+    """For single elements, for one stretch of vectors, for vectors of several dims, which are single
+    elements where nothing is measured."""
     width = _VECTOR_BYTES // itemsize
     # Elsewhere NVRTC wants a few registers more than two blocks leave.
     blocks = 2 if arch in ("sm_90a", "host") or arch.startswith("gfx") else 1
-    return (
+    configs = (
         NonfiniteConfig(256, 8, 1, False, 3),
         NonfiniteConfig(512, 4, width, True, blocks),
         NonfiniteConfig(256, 4, width, False, 3),
     )
+    return configs if is_measured(arch) else configs[:2]
 
 
 def check_config(config: Any, itemsize: int, walk: Walk) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import struct
@@ -9,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
-from functools import cache
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -74,20 +74,6 @@ _SHARED = re.compile(r"(\d+) bytes smem")
 _WARNINGS = re.compile(r"C75(?:08|10)[^\n]*")  # setmaxnreg ignored, wgmma serialised
 
 
-@cache
-def cuda_include_dir() -> str:
-    """Where cuda_fp16.h is.  Raises UnavailableError."""
-    try:
-        from cuda.pathfinder import find_nvidia_header_directory
-
-        directory = find_nvidia_header_directory("cudart")
-    except ImportError:
-        directory = None
-    if directory is None or not Path(directory, "cuda_fp16.h").exists():
-        raise UnavailableError("no CUDA headers: pip install 'cupykern[cuda13]'")
-    return str(directory)
-
-
 def _nvrtc() -> Any:
     """CuPy's module, whose library is there.  Raises UnavailableError."""
     try:
@@ -131,7 +117,6 @@ def _compile_cuda(variant: Variant, arch: str) -> Usage:
         f"-arch={arch}",
         "-ftz=true",
         "--ptxas-options=-v",
-        f"-I{cuda_include_dir()}",
         # What comes out of a cache comes without ptxas' words.
         *(("--no-cache",) if nvrtc.getVersion() >= (12, 8) else ()),
     )
@@ -174,7 +159,11 @@ _DEFINITION = re.compile(r"^([A-Za-z_][\w.]*):", re.MULTILINE)
 
 def find_clang() -> tuple[str, ...] | None:
     """The command of ziglang's clang, else of clang-19, clang-20 or clang; None: there is none."""
-    if util.find_spec("ziglang"):
+    if zig := util.find_spec("ziglang"):
+        # What `python -m ziglang` runs, without a Python for each variant.
+        binary = Path(zig.origin or "").with_name("zig.exe" if os.name == "nt" else "zig")
+        if binary.exists():
+            return (str(binary), "clang")
         return (sys.executable, "-m", "ziglang", "clang")
     for name in ("clang-19", "clang-20", "clang"):
         if shutil.which(name):

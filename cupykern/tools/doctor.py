@@ -96,7 +96,7 @@ def _find_gpu() -> list[Finding]:
 
 
 def _find_headers() -> Finding:
-    """Can NVRTC compile what the kernels include?  Needs no GPU."""
+    """Can NVRTC compile what CuPy's own kernels include (ours include nothing)?  Needs no GPU."""
     from cupy._core.core import assemble_cupy_compiler_options
     from cupy.cuda import nvrtc
 

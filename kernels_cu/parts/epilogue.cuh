@@ -144,17 +144,17 @@ struct Epilogue {
         }
         float values[kRun];
         scale(row, col, count, sums, values);
-        if (bias) add(bias, params.bias_dtype, params.bias, row, col, count, values);
-        if (params.activation != kNoActivation) {
-            if constexpr (kCompact) {
+#pragma unroll 1  // one code for both addends
+        for (int i = 0; i < 2; ++i) {
+            const bool first = i == 0;
+            if (const void* p = first ? bias : residual) {
+                add(p, first ? params.bias_dtype : params.residual_dtype,
+                    first ? params.bias : params.residual, row, col, count, values);
+            }
+            if (first && params.activation != kNoActivation) {
                 activate_in_turn(values, params.activation);
-            } else {
-#pragma unroll
-                for (int i = 0; i < kRun; ++i) values[i] = activate(values[i], params.activation);
             }
         }
-        if (residual)
-            add(residual, params.residual_dtype, params.residual, row, col, count, values);
         write(row, col, count, values);
     }
 };

@@ -177,13 +177,19 @@ DEVICE void finish_part(const Epilogue& epilogue, const TileVectors& vectors, in
             values[i] += added;
             values[i + 2] += added;
         }
-    } else if (epilogue.bias && !epilogue.bias_of_rows() && !epilogue.bias_of_cols()) {
-        add_matrix(epilogue.bias, params.bias_dtype, params.bias, params, row, col, values);
     }
-    activate_all(values, params.activation);
-    if (epilogue.residual) {
-        add_matrix(epilogue.residual, params.residual_dtype, params.residual, params, row, col,
-                   values);
+    const bool bias_matrix = epilogue.bias && !epilogue.bias_of_rows() && !epilogue.bias_of_cols();
+#pragma unroll 1  // one code for both addends
+    for (int i = 0; i < 2; ++i) {
+        const bool first = i == 0;
+        if (first ? bias_matrix : epilogue.residual != nullptr) {
+            add_matrix(first ? epilogue.bias : epilogue.residual,
+                       first ? params.bias_dtype : params.residual_dtype,
+                       first ? params.bias : params.residual, params, row, col, values);
+        }
+        if (first && params.activation != kNoActivation) {
+            activate_in_turn(values, params.activation);
+        }
     }
 }
 

@@ -1,8 +1,5 @@
 // The vocabulary on CUDA (NVRTC, sm_80 and up): the only CUDA file that holds PTX or builtins.
 // hip.cuh and host.cuh give the same words; tests/test_platform.py holds each word against numpy.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_fp8.h>
 
 // --- kernels ---------------------------------------------------------------------------------
 // KERNEL void name(...): the module's one entry.  The variant's lines define kNumThreads,
@@ -79,69 +76,7 @@ DEVICE uint32_t load_acquire(const uint32_t* address) {
 #include "platform/grid.cuh"
 
 // --- numbers ---------------------------------------------------------------------------------
-using bf16 = __nv_bfloat16;
-using e4m3 = __nv_fp8_e4m3;
-using e5m2 = __nv_fp8_e5m2;
-
-DEVICE float to_float(float x) { return x; }
-DEVICE float to_float(int8_t x) { return float(x); }
-DEVICE float to_float(half x) { return __half2float(x); }
-DEVICE float to_float(bf16 x) { return __bfloat162float(x); }
-DEVICE float to_float(e4m3 x) { return float(x); }
-DEVICE float to_float(e5m2 x) { return float(x); }
-
-// Round to nearest even.  The fp8 formats saturate, infinities too; NaN stays NaN.
-// int8 saturates as well; NaN gives 0.
-template <class T>
-DEVICE T from_float(float x) {
-    if constexpr (kSame<T, half>) {
-        return __float2half_rn(x);
-    } else if constexpr (kSame<T, bf16>) {
-        return __float2bfloat16_rn(x);
-    } else if constexpr (kSame<T, int8_t>) {
-        int y;
-        asm("cvt.rni.sat.s8.f32 %0, %1;" : "=r"(y) : "f"(x));
-        return int8_t(y);
-    } else {
-        return T(x);
-    }
-}
-template <class T> struct PairOf;
-template <> struct PairOf<half> { using Type = __half2; };
-template <> struct PairOf<bf16> { using Type = __nv_bfloat162; };
-
-// Two numbers in one register, `low` in the lower half; e4m3 and e5m2: in the lower 16 bits.
-template <class T>
-DEVICE uint32_t pack(float low, float high) {
-    static_assert(sizeof(T) <= 2 && !kSame<T, int8_t>, "pack makes two numbers of 8 or 16 bits");
-    if constexpr (sizeof(T) == 1) {
-        constexpr auto kFormat = kSame<T, e4m3> ? __NV_E4M3 : __NV_E5M2;
-        return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, kFormat);
-    } else if constexpr (kSame<T, half>) {
-        return bit_cast<uint32_t>(__floats2half2_rn(low, high));
-    } else {
-        return bit_cast<uint32_t>(__floats2bfloat162_rn(low, high));
-    }
-}
-
-// The two numbers of a pack; e4m3 and e5m2: of the lower 16 bits.
-template <class T>
-DEVICE void unpack(uint32_t pair, float& low, float& high) {
-    if constexpr (kSame<T, bf16>) {
-        low = bit_cast<float>(pair << 16);
-        high = bit_cast<float>(pair & 0xffff0000u);
-    } else {
-        __half2 halves;
-        if constexpr (kSame<T, half>) {
-            halves = bit_cast<__half2>(pair);
-        } else {
-            constexpr auto kFormat = kSame<T, e4m3> ? __NV_E4M3 : __NV_E5M2;
-            halves = __half2(__nv_cvt_fp8x2_to_halfraw2(__nv_fp8x2_storage_t(pair), kFormat));
-        }
-        low = __low2float(halves);
-        high = __high2float(halves);
-    }
-}
+#include "platform/numbers_cuda.cuh"
 
 // Two 16-bit integers in each of a and b: the larger or smaller ones.
 DEVICE uint32_t max_unsigned_pair(uint32_t a, uint32_t b) { return __vmaxu2(a, b); }
@@ -157,12 +92,6 @@ DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t select) {
 DEVICE float maximum(float a, float b) { return fmaxf(a, b); }
 // a * b + c, rounded once: whatever a compiler makes of sums of products elsewhere.
 DEVICE float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
-// The same for two pairs of 16-bit numbers (see pack).
-template <class T>
-DEVICE uint32_t maximum_pair(uint32_t a, uint32_t b) {
-    using Pair = typename PairOf<T>::Type;
-    return bit_cast<uint32_t>(__hmax2(bit_cast<Pair>(a), bit_cast<Pair>(b)));
-}
 // Within 2 ulps of 1 / sqrt(x).
 DEVICE float reciprocal_square_root(float x) {
     float y;

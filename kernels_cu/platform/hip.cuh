@@ -115,6 +115,21 @@ DEVICE uint32_t load_acquire(const uint32_t* address) {
 
 // --- numbers ---------------------------------------------------------------------------------
 #define half half_number  // the `half` of hiprtc's header is another type
+#include "platform/formats.cuh"
+// FP16 is the one format of which all of them have conversions (subnormals are kept, NaN stays NaN),
+// and FP8 numbers are FP16's, those of e4m3 2^-8 of them.
+template <> DEVICE float numbers::Half::decode(uint32_t code) {
+    return bit_cast<_Float16>(uint16_t(code));
+}
+template <> DEVICE uint32_t numbers::Half::encode(float x) {
+    return bit_cast<uint16_t>(_Float16(x));
+}
+template <> DEVICE float numbers::E5m2::decode(uint32_t code) { return Half::decode(code << 8); }
+template <> DEVICE float numbers::E4m3::decode(uint32_t code) {
+    const uint32_t magnitude = code & 0x7f;
+    const float x = 256.0f * Half::decode((code & 0x80) << 8 | magnitude << 7);
+    return magnitude == 0x7f ? bit_cast<float>(0x7fc00000u) : x;
+}
 #include "platform/numbers.cuh"
 
 // The larger of two; a NaN is ignored if the other is a number.

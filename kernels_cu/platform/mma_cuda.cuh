@@ -177,8 +177,7 @@ struct HalfAccumulator {
     uint32_t words[4];
 
     DEVICE float value(int i) const {
-        const __half2 pair = bit_cast<__half2>(words[i / 2]);
-        return i % 2 ? __high2float(pair) : __low2float(pair);
+        return i % 2 ? cuda::high_float(words[i / 2]) : cuda::low_float(words[i / 2]);
     }
 };
 template <int kM, int kN>
@@ -213,8 +212,8 @@ DEVICE void convert_e4m3(uint32_t bytes, uint32_t& low, uint32_t& high) {
         : "=r"(low), "=r"(high)
         : "r"(bytes));
 #else
-    low = bit_cast<uint32_t>(__nv_cvt_fp8x2_to_halfraw2(uint16_t(bytes), __NV_E4M3));
-    high = bit_cast<uint32_t>(__nv_cvt_fp8x2_to_halfraw2(uint16_t(bytes >> 16), __NV_E4M3));
+    low = halves_of<e4m3>(bytes);
+    high = halves_of<e4m3>(bytes >> 16);
 #endif
 }
 // Four neighbouring bytes as two pairs.
@@ -223,18 +222,13 @@ DEVICE void convert_bytes(uint32_t bytes, uint32_t& low, uint32_t& high) {
     if constexpr (kSame<Stored, int8_t> && kSame<T, half>) {
         // 0x6400 + u is 1024 + u in FP16, u = x + 128 the byte with its sign bit flipped.
         bytes ^= 0x80808080u;
-        const __half2 offset = bit_cast<__half2>(0x64806480u);
-        const auto subtract = [&](uint32_t pair) {
-            return bit_cast<uint32_t>(__hsub2(bit_cast<__half2>(pair), offset));
-        };
-        low = subtract(__byte_perm(bytes, 0x64646464u, 0x4140));
-        high = subtract(__byte_perm(bytes, 0x64646464u, 0x4342));
+        low = subtract_halves(__byte_perm(bytes, 0x64646464u, 0x4140), 0x64806480u);
+        high = subtract_halves(__byte_perm(bytes, 0x64646464u, 0x4342), 0x64806480u);
     } else if constexpr (kSame<Stored, int8_t>) {
         // In BF16 0x4300 + u is 128 + u for 7 bits u, and 0x4380 is 256: with the sign bit apart, x is
         // 128 + u minus 128 or 256.
         const auto subtract = [](uint32_t pair) {
-            return bit_cast<uint32_t>(__hsub2(bit_cast<__nv_bfloat162>(pair & 0xff7fff7fu),
-                                              bit_cast<__nv_bfloat162>(pair & 0xff80ff80u)));
+            return subtract_bf16s(pair & 0xff7fff7fu, pair & 0xff80ff80u);
         };
         low = subtract(__byte_perm(bytes, 0x43434343u, 0x4140));
         high = subtract(__byte_perm(bytes, 0x43434343u, 0x4342));
@@ -247,10 +241,8 @@ DEVICE void convert_bytes(uint32_t bytes, uint32_t& low, uint32_t& high) {
         }
     } else {
         convert_bytes<Stored, half>(bytes, low, high);
-        const float2 x = __half22float2(bit_cast<__half2>(low));
-        const float2 y = __half22float2(bit_cast<__half2>(high));
-        low = pack<T>(x.x, x.y);
-        high = pack<T>(y.x, y.y);
+        low = pack<T>(low_float(low), high_float(low));
+        high = pack<T>(low_float(high), high_float(high));
     }
 }
 }  // namespace cuda
@@ -322,10 +314,10 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
     }
 }
 
-// Eight e2m1 numbers, the first in the lowest bits, those of either half times a factor: four pairs of
-// T, which holds the products.
+// Eight e2m1 numbers, the first in the lowest bits, those of either half times a factor, an FP16
+// number twice: four pairs of T, which holds the products.
 template <class T>
-DEVICE void decode_eight(uint32_t codes, __half2 low_factor, __half2 high_factor,
+DEVICE void decode_eight(uint32_t codes, uint32_t low_factor, uint32_t high_factor,
                          uint32_t (&pairs)[4]) {
     // A byte permutation finds the upper bytes of four magnitudes in FP16 by their codes.
     const uint32_t magnitudes = codes & 0x77777777u, firsts = codes << 4;
@@ -337,20 +329,18 @@ DEVICE void decode_eight(uint32_t codes, __half2 low_factor, __half2 high_factor
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
             const uint32_t two = __byte_perm(tops, 0, j == 0 ? 0x1404 : 0x3424);
-            const __half2 scaled =
-                __hmul2(bit_cast<__half2>(two), i == 0 ? low_factor : high_factor);
+            const uint32_t scaled = cuda::multiply_halves(two, i == 0 ? low_factor : high_factor);
             if constexpr (kSame<T, half>) {
-                pairs[2 * i + j] = bit_cast<uint32_t>(scaled);
+                pairs[2 * i + j] = scaled;
             } else {
-                const float2 x = __half22float2(scaled);
-                pairs[2 * i + j] = pack<T>(x.x, x.y);
+                pairs[2 * i + j] = pack<T>(cuda::low_float(scaled), cuda::high_float(scaled));
             }
         }
     }
 }
 template <class T>
 DEVICE void decode_scaled(uint32_t codes, e4m3 scale, uint32_t (&pairs)[4]) {
-    const __half2 factor = __half2half2(__half(scale));
+    const uint32_t factor = __byte_perm(cuda::halves_of<e4m3>(scale.code), 0, 0x1010);
     decode_eight<T>(codes, factor, factor, pairs);
 }
 

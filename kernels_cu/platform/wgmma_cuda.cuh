@@ -180,9 +180,9 @@ DEVICE uint32_t permute_bytes(uint32_t bytes) {
 template <class T>
 DEVICE void decode_bytes(const uint32_t (&words)[4], int byte, uint32_t scales,
                          uint32_t (&pairs)[4]) {
-    const __half2 factors(__nv_cvt_fp8x2_to_halfraw2(__nv_fp8x2_storage_t(scales), __NV_E4M3));
+    const uint32_t factors = cuda::halves_of<e4m3>(scales);
     const uint32_t select = 0x40 + 0x11 * byte;
     const uint32_t bytes = __byte_perm(__byte_perm(words[0], words[1], select),
                                        __byte_perm(words[2], words[3], select), 0x5410);
-    decode_eight<T>(bytes, __low2half2(factors), __high2half2(factors), pairs);
+    decode_eight<T>(bytes, __byte_perm(factors, 0, 0x1010), __byte_perm(factors, 0, 0x3232), pairs);
 }
