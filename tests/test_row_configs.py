@@ -15,7 +15,7 @@ from cupykern.rows.nonfinite_walk import NonfiniteConfig
 from cupykern.rows.norm_configs import admissible_norm_configs
 from cupykern.rows.norm_plan import norm_variant
 from cupykern.rows.row_configs import RowConfig
-from cupykern.rows.rows import Operand, row_layout
+from cupykern.rows.rows import Operand, contiguous_operand, evicts_last, row_layout
 from cupykern.rows.softmax_configs import admissible_configs
 
 X = inputs.values("normal", (37, 200), np.dtype(np.float16), 1)
@@ -155,6 +155,22 @@ def test_every_variant_is_some_rows_choice(name, arch):
                     chosen.add(norm_variant(dtype, centered, config, quantized, held == 2))
     listed = set(OPS[name].variants(arch))
     assert {v for v in listed if ("Element", "bf16") not in v.types} <= chosen <= listed
+
+
+@pytest.mark.parametrize("shape, whole", [((64, 256), 1), ((63, 256), 0), ((64, 248), 0)])
+def test_whole_rows(shape, whole):
+    layout = row_layout(shape, 1, (contiguous_operand(shape, 2),) * 3, (1,))
+    assert GOOD.is_whole(layout) == whole
+
+
+@pytest.mark.parametrize(
+    "megabytes, loads, stores",
+    [(47, 0, 0), (48, 0, 1), (95, 0, 1), (96, 1, 1), (383, 1, 1), (384, 1, 0)],
+)
+def test_what_is_evicted_last(megabytes, loads, stores):
+    params = np.zeros((), [("loads_last", np.int32), ("stores_last", np.int32)])
+    evicts_last(params, megabytes * 2**20)
+    assert params.item() == (loads, stores)
 
 
 def test_a_stream_has_no_more_stages_than_its_kernel_counts():
