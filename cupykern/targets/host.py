@@ -5,8 +5,8 @@ Settings, by `use(...)` or the environment:
     schedule    CUPYKERN_HOST_SCHEDULE    fifo (default), lifo or sticky:<seed>: which thread runs next
     sanitizer   CUPYKERN_HOST_SANITIZER   address (and undefined behaviour) or thread: build kernels with it
 And by the environment alone:
-                CUPYKERN_HOST_OPTIMIZE    2 (default), 1: compile in two thirds of the time kernels that take up
-                                          to a third longer, or 0: in half the time, two to three times as long
+                CUPYKERN_HOST_OPTIMIZE    2 (default), 1: compile in two thirds of the time kernels that are
+                                          somewhat slower, or 0: in less than half, slower still
 Schedules differ in the races that they expose.  A barrier or shuffle that not all threads reach ends
 in HostKernelError, never in a hang.
 """

@@ -3,43 +3,50 @@
 int item_bytes(NumberType type) { return type == kHalf || type == kBf16 ? 2 : 1; }
 
 // --- products --------------------------------------------------------------------------------
-// d (rows x n) += a (rows x k) b (k x n); n is a multiple of 8.
+// d (rows x n) += a (rows x k) b (k x n); rows is a multiple of 4, n of 8.
 template <class T>
 void multiply(T* d, const T* a, const T* b, int rows, int n, int k) {
     typedef T Vector __attribute__((vector_size(32), aligned(4), may_alias));
-    for (int row = 0; row < rows; ++row) {
+    for (int row = 0; row < rows; row += 4) {
         for (int col = 0; col < n; col += 8) {
-            Vector& sum = *reinterpret_cast<Vector*>(d + row * n + col);
-            Vector s = sum;
-            for (int i = 0; i < k; ++i) {
-                s += a[row * k + i] * *reinterpret_cast<const Vector*>(b + i * n + col);
+            const auto sum = [&](int r) -> Vector& {
+                return *reinterpret_cast<Vector*>(d + (row + r) * n + col);
+            };
+            Vector s0 = sum(0), s1 = sum(1), s2 = sum(2), s3 = sum(3);
+            const T* of_a = a + row * k;
+            for (int i = 0; i < k; ++i, ++of_a) {
+                const Vector of_b = *reinterpret_cast<const Vector*>(b + i * n + col);
+                s0 += of_a[0] * of_b;
+                s1 += of_a[k] * of_b;
+                s2 += of_a[2 * k] * of_b;
+                s3 += of_a[3 * k] * of_b;
             }
-            sum = s;
+            sum(0) = s0, sum(1) = s1, sum(2) = s2, sum(3) = s3;
         }
     }
 }
 
 // The operand's fragments of all lanes.
-template <class Number, class T>
+template <int kLanes, class Number, class T>
 void gather(T* out, void** payloads, int operand, int outer_stride, int k_stride) {
-    const int lanes = worker->cluster.warp_size, count = 512 / lanes / int(sizeof(Number));
-    for (int lane = 0; lane < lanes; ++lane) {
+    constexpr int kCount = 512 / kLanes / int(sizeof(Number));
+    for (int lane = 0; lane < kLanes; ++lane) {
         const Mma& mine = *static_cast<const Mma*>(payloads[lane]);
         const Number* from = static_cast<const Number*>(mine.fragments[operand]);
-        for (int f = 0; f < mine.counts[operand]; ++f) {
-            T* to = out + (f * 16 + lane % 16) * outer_stride + lane / 16 * count * k_stride;
-            for (int i = 0; i < count; ++i, ++from) {
-                if constexpr (kSame<T, int>) to[i * k_stride] = *from;
-                else to[i * k_stride] = to_float(*from);
+        for (int f = 0; f < mine.counts[operand]; ++f, from += kCount) {
+            T* to = out + (f * 16 + lane % 16) * outer_stride + lane / 16 * kCount * k_stride;
+            for (int i = 0; i < kCount; ++i) {
+                if constexpr (kSame<T, int>) to[i * k_stride] = from[i];
+                else to[i * k_stride] = to_float(from[i]);
             }
         }
     }
 }
-template <class T>
+template <int kLanes, class T>
 void gather(T* out, void** payloads, int operand, int outer_stride, int k_stride) {
     const NumberType type = static_cast<const Mma*>(payloads[0])->types[operand];
     const auto of = [&](auto number) {
-        gather<decltype(number)>(out, payloads, operand, outer_stride, k_stride);
+        gather<kLanes, decltype(number)>(out, payloads, operand, outer_stride, k_stride);
     };
     if constexpr (kSame<T, int>) of(int8_t());
     else if (type == kHalf) of(half());
@@ -49,43 +56,47 @@ void gather(T* out, void** payloads, int operand, int outer_stride, int k_stride
 }
 
 // The sums of row `m` of fragments.
-template <bool kGather, class T>
+template <bool kGather, int kLanes, class T>
 void exchange_sums(void** payloads, int m, T* d, int n) {
-    const int lanes = worker->cluster.warp_size, count = 256 / lanes;
-    for (int lane = 0; lane < lanes; ++lane) {
+    constexpr int kCount = 256 / kLanes;
+    for (int lane = 0; lane < kLanes; ++lane) {
         const Mma& mine = *static_cast<const Mma*>(payloads[lane]);
-        T* sums = static_cast<T*>(mine.sums) + m * n / 16 * count;
-        for (int f = 0; f < n / 16; ++f) {
-            for (int i = 0; i < count; ++i, ++sums) {
-                T& here = d[sum_row(lanes, lane, i) * n + f * 16 + sum_col(lanes, lane, i)];
-                if constexpr (kGather) here = *sums;
-                else *sums = here;
+        T* sums = static_cast<T*>(mine.sums) + m * n / 16 * kCount;
+        for (int f = 0; f < n / 16; ++f, sums += kCount) {
+            for (int i = 0; i < kCount; ++i) {
+                T& here = d[sum_row(kLanes, lane, i) * n + f * 16 + sum_col(kLanes, lane, i)];
+                if constexpr (kGather) here = sums[i];
+                else sums[i] = here;
             }
         }
     }
 }
 
-template <class T>
+template <class T, int kLanes>
 void combine_mma(void** payloads) {
     // Too large for a fiber's stack; none is switched to meanwhile.
     static thread_local T a[kMaxFragments * 16 * 32], b[32 * kMaxFragments * 16];
     static thread_local T d[16 * kMaxFragments * 16];
     const Mma& op = *static_cast<const Mma*>(payloads[0]);
     const int k = 32 / item_bytes(op.types[0]), n = op.counts[1] * 16;
-    gather(a, payloads, 0, k, 1);
-    gather(b, payloads, 1, 1, n);
+    gather<kLanes>(a, payloads, 0, k, 1);
+    gather<kLanes>(b, payloads, 1, 1, n);
     for (int m = 0; m < op.counts[0]; ++m) {
-        exchange_sums<true>(payloads, m, d, n);
+        exchange_sums<true, kLanes>(payloads, m, d, n);
         multiply(d, a + m * 16 * k, b, 16, n, k);
-        exchange_sums<false>(payloads, m, d, n);
+        exchange_sums<false, kLanes>(payloads, m, d, n);
     }
 }
 
 void mma(Mma* op, Place place) {
-    if (worker->current->warp->num_lanes != worker->cluster.warp_size) {
-        fail_at("mma is for whole warps", place);
-    }
-    exchange("mma", op, op->types[0] == kInt8 ? combine_mma<int> : combine_mma<float>, place);
+    const int lanes = worker->cluster.warp_size;
+    if (worker->current->warp->num_lanes != lanes) fail_at("mma is for whole warps", place);
+    const auto of = [&](auto number) {
+        using T = decltype(number);
+        exchange("mma", op, lanes == 32 ? combine_mma<T, 32> : combine_mma<T, 64>, place);
+    };
+    if (op->types[0] == kInt8) of(int());
+    else of(float());
 }
 
 // --- matrices of 8 x 8 numbers -----------------------------------------------------------------
