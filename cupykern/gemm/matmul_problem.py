@@ -204,8 +204,9 @@ def variants(
                 if STRIDED not in layouts and not product.by_vectors(a, b, *layouts, block_scales):
                     continue
                 task = GemmTask(1, 4096, 4096, 4096, a, b, *layouts, block_scales)
-                for config in gemm_stream.configs(replace(task, m=1), arch):
-                    found[gemm.variant(task, config)] = None
+                for m in (1, gemm_stream.ROWS):
+                    for config in gemm_stream.configs(replace(task, m=m), arch):
+                        found[gemm.variant(task, config)] = None
                 for plain in (True, False):
                     ends = replace(task, plain=plain)
                     for config in gemm.configs(ends, arch):
