@@ -69,7 +69,8 @@ def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:
             return {}
         if a in FLOAT16S:
             return {**_DUAL, **_DUAL_FEW_ROWS} if task.layout_b == INNER else _DUAL_OUTER
-        return _DUAL_FP8 if a == dtypes.float8_e4m3fn else {}
+        few = _DUAL_FP8_FEW_ROWS if task.m <= FEW_ROWS else {}  # else they would count as tiles
+        return {**_DUAL_FP8, **few} if a == dtypes.float8_e4m3fn else {}
     if a in FP8 and b in FP8:
         return _FP8 if a == b == dtypes.float8_e4m3fn else _E5M2
     if a == b and a in FLOAT16S:
@@ -90,6 +91,7 @@ _DUAL = {
 _DUAL_OUTER = {HopperConfig(128, 256, 4): 45.5, HopperConfig(128, 128, 6): 24.0}
 _DUAL_FEW_ROWS = {HopperConfig(16, 64, 10, share_k=True, lines=2, turned=True): 9.0}
 _DUAL_FP8 = {HopperConfig(192, 128, 4, warpgroups=3): 22.8, HopperConfig(128, 128, 6): 15.8}
+_DUAL_FP8_FEW_ROWS = {HopperConfig(16, 64, 18, share_k=True, turned=True): 9.0}
 
 # NVFP4's, measured on an H200 like the others; what decoding before costs is in _estimate.
 _NVFP4 = {
