@@ -14,6 +14,7 @@ from kernels_cu import Variant
 from .. import dtypes, inputs, reference
 from ..op import Call, Draw, Op, Work
 from . import gemm, gemm_stream, product
+from .hopper_config import HopperConfig
 from .matmul import FLOATS, check_shapes, matmul, result_dtype
 from .product import ACTIVATIONS, INNER, OUTER, STRIDED, GemmTask
 
@@ -209,7 +210,9 @@ def variants(
                         found[gemm.variant(task, config)] = None
                 for plain in (True, False):
                     ends = replace(task, plain=plain)
-                    for config in gemm.configs(ends, arch):
+                    few = gemm.configs(replace(ends, m=64), arch)
+                    of_few = (config for config in few if isinstance(config, HopperConfig))
+                    for config in (*gemm.configs(ends, arch), *of_few):
                         found[gemm.variant(ends, config)] = None
                 half_sums = gemm.half_sums_task(task)
                 for config in (
