@@ -153,7 +153,7 @@ def configs(task: GemmTask, arch: str, blocks: int) -> tuple[HopperConfig, ...]:
 def _splits_few_rows(task: GemmTask) -> bool:
     """Of 16 bits by 8, whether clusters of two split k of up to 64 rows."""
     one_wave = 2 * task.batch * math.ceil(task.n / 128) <= multiprocessors("sm_90a")
-    slow = task.b == dtypes.int8 or task.layout_b != INNER
+    slow = task.b == dtypes.int8 or task.layout_b != INNER or task.a == dtypes.bfloat16
     return task.m <= _ROWS_SHARED and slow and one_wave and task.k >= 4096
 
 
