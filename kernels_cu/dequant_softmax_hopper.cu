@@ -149,8 +149,8 @@ KERNEL void dequant_softmax_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
             RingPlace place;
             for (int tile = blockIdx.x; tile < num_tiles; tile += step) {
                 const GemmTask task = task_of(tile);
-                load_tiles(ring, place, b_map, a_map, RowStage::kBytes, 0, num_k_tiles,
-                           int(task.col), int(task.row), 0, 0);
+                load_tiles(ring, place, b_map, a_map, RowStage::kBytes + ColStage::kBytes, 0,
+                           num_k_tiles, int(task.col), int(task.row), 0, 0);
             }
         }
         sync_warp();

@@ -27,7 +27,7 @@ struct HopperParams {
     EpilogueParams epilogue;
     int32_t tma_stores, group_height;  // in tiles (GemmTask::of_block)
     int32_t has_block_scales;  // what scale_a and scale_b then are; they are the main loop's
-    int32_t row_bytes;         // of the rows of a stage that exist
+    int32_t stage_bytes;       // of a stage, without rows of A that do not exist
     int32_t plain, padding;    // whether the short epilogue does
     int64_t num_groups;        // of NVFP4's k
     struct { int64_t block, quarter, row, word; } groups;  // GroupScales
@@ -145,7 +145,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
             for (int part = first; part < num_parts; part += step) {
                 const GemmTask task = part == first ? first_task : task_of(part);
                 load_tiles(ring, place, kTurned ? b_map : a_map, kTurned ? a_map : b_map,
-                           params.row_bytes, first_k_tile, num_k_tiles, first_row(task),
+                           params.stage_bytes, first_k_tile, num_k_tiles, first_row(task),
                            first_col(task), int(params.batch.offset(kTurned ? kB : kA, task.batch)),
                            int(params.batch.offset(kTurned ? kA : kB, task.batch)),
                            first_of_k(int(task.col) / kTileN, num_k_tiles));

@@ -6,8 +6,10 @@
 // of A by asynchronous copies through kStages stages of its own.  What the epilogue needs is loaded
 // while the first stages are on their way, and there is little code besides: a lone wave of blocks waits
 // for every instruction that it meets for the first time.
-// Constants: ElementA, ElementB; Compute, what they are multiplied as; kTileN, kDepth, kStages;
-// kOuterMajorB: neighbours along n are neighbours in memory, else along k, as of A.  Lines begin at
+// The transposed product is computed, since the matrix unit's second operand can have 8 rows: up to 8
+// rows of A are read and multiplied as 8.
+// Constants: ElementA, ElementB; Compute, what they are multiplied as; kRows, 8 or 16, that A has at
+// most; kTileN, kDepth, kStages; kOuterMajorB: neighbours along n are neighbours in memory, else along k, as of A.  Lines begin at
 // multiples of 16 bytes and are whole chunks of 16.
 // Launch: grid (ceil(n / kTileN)), block (kNumThreads), dynamic shared memory sizeof(StreamStorage).
 #include "parts/epilogue.cuh"
@@ -21,7 +23,7 @@ struct StreamParams {
     EpilogueParams epilogue;
 };
 
-constexpr int kRows = 16, kWarps = kNumThreads / kWarpSize, kColFragments = kTileN / 16;
+constexpr int kWarps = kNumThreads / kWarpSize, kColFragments = kTileN / 16;
 // Operands are converted on the way from shared memory to fragments, two of them at once.
 constexpr bool kConverts = sizeof(ElementA) < sizeof(Compute) || sizeof(ElementB) < sizeof(Compute);
 constexpr bool kScaled = kSame<ElementB, e2m1x2>;  // NVFP4: a byte has two numbers along k
@@ -32,10 +34,16 @@ constexpr LaneOrder kLaneOrder =
         : LaneOrder::kPairs;
 constexpr int kStep = kConverts ? 32 : kFragmentK<Compute>;
 static_assert(kDepth % kStep == 0 && kTileN % 16 == 0, "whole fragments");
+static_assert(kRows == 8 || kRows == 16, "one fragment, or half of one");
 using Sums = Accumulator<Compute>;
 using SumType = typename Sums::Sum;
 
-using TileA = SharedTile<kRows, kDepth* int(sizeof(ElementA))>;
+// Of 8 rows a fragment has each twice; what becomes of the second ones nobody reads.
+struct TileA : SharedTile<kRows, kDepth* int(sizeof(ElementA))> {
+    DEVICE const void* operator()(int line, int chunk) const {
+        return &this->chunks[this->place(line % kRows, chunk)];
+    }
+};
 constexpr int kPerElement = kScaled ? 2 : 1;  // numbers of an element of B
 using CodesB = SharedTile<kOuterMajorB ? kDepth : kTileN,
                           (kOuterMajorB ? kTileN : kDepth / kPerElement) * int(sizeof(ElementB))>;
@@ -55,7 +63,7 @@ struct StreamStage {
 struct StreamStorage {
     union Warp {
         StreamStage stages[kStages];
-        SumType sums[kRows][kTileN + 8];
+        SumType sums[kRows][kTileN + 4];
     } warps[kWarps];
 };
 
@@ -155,19 +163,19 @@ DEVICE void load_step(Fragment* fragments, int stride, const Tile& tile, int fir
     }
 }
 
-DEVICE void multiply_stage(const StreamStage& stage, Sums (&sums)[1][kColFragments]) {
+DEVICE void multiply_stage(const StreamStage& stage, Sums (&sums)[kColFragments][1]) {
 #pragma unroll
     for (int k = 0; k < kDepth; k += kStep) {
         constexpr int kCount = kConverts ? 2 : 1;
-        FragmentA<Compute> a[kCount][1];
-        FragmentB<Compute> b[kCount][kColFragments];
-        load_step<ElementA, false>(&a[0][0], 1, stage.a, 0, k);
+        FragmentA<Compute> cols[kCount][kColFragments];
+        FragmentB<Compute> rows[kCount][1];
+        load_step<ElementA, false>(&rows[0][0], 1, stage.a, 0, k);
 #pragma unroll
         for (int n = 0; n < kColFragments; ++n) {
-            load_step<ElementB, kOuterMajorB>(&b[0][n], kColFragments, stage.b, n * 16, k);
+            load_step<ElementB, kOuterMajorB>(&cols[0][n], kColFragments, stage.b, n * 16, k);
         }
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) mma(sums, a[i], b[i]);
+        for (int i = 0; i < kCount; ++i) mma(sums, cols[i], rows[i]);
     }
 }
 
@@ -267,7 +275,7 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
     for (int i = 0; i < kOwnRuns; ++i) {
         runs[i].prepare(epilogue, int(threadIdx.x) + i * kNumThreads, first_col);
     }
-    Sums sums[1][kColFragments] = {};
+    Sums sums[kColFragments][1] = {};
     int stage = 0;
 #pragma unroll 1
     for (int k = first_k; k < params.k; k += kStride) {
@@ -283,8 +291,10 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
     for (int n = 0; n < kColFragments; ++n) {
 #pragma unroll
         for (int i = 0; i < Sums::kCount; ++i) {
-            const int col = stored_column<ElementB, Compute, kOuterMajorB>(Sums::col(lane_id(), i));
-            own.sums[Sums::row(lane_id(), i)][n * 16 + col] = sums[0][n].values[i];
+            const int row = Sums::col(lane_id(), i);
+            if (row >= kRows) continue;
+            const int col = stored_column<ElementB, Compute, kOuterMajorB>(Sums::row(lane_id(), i));
+            own.sums[row][n * 16 + col] = sums[n][0].values[i];
         }
     }
     sync_block();

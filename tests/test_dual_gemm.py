@@ -205,6 +205,8 @@ HOPPER = (
     DualProblem(260, 140, 272, "float8_e4m3fn", "float8_e4m3fn", scales="tensor", out_dtype="bfloat16"),
     DualProblem(140, 136, 96, NVFP4, NVFP4, batch_a=(2, 1), batch_b=(3,)),
     DualProblem(9, 200, 272, "bfloat16", "bfloat16", batch_a=(2,), policy="hybrid"),
+    DualProblem(9, 200, 272, "float8_e4m3fn", "float8_e4m3fn", batch_a=(2,), scales="rows"),
+    DualProblem(16, 300, 1040, "float8_e4m3fn", "float8_e4m3fn", scales="tensor", policy="hybrid"),
 )  # fmt: skip
 
 

@@ -331,6 +331,10 @@ def test_hopper_is_chosen_where_it_pays(layout):
         ({"b": dtypes.float8_e4m3fn}, (256, 128), False),
         ({"b": dtypes.int8, "m": 256, "layout_b": OUTER}, (128, 128), False),
         ({"b": dtypes.float8_e4m3fn, "m": 64, "n": 8192}, (64, 64), True),
+        ({"b": dtypes.int8, "m": 64, "n": 8192}, (64, 128), False),
+        ({"b": dtypes.float8_e4m3fn, "layout_b": OUTER, "m": 17, "n": 8192}, (64, 128), False),
+        ({"b": dtypes.int8, "m": 64, "n": 28672}, (64, 64), True),
+        ({"b": dtypes.int8, "m": 64, "n": 8192, "k": 2048}, (64, 64), True),
         ({"b": product.FP4, "m": 64, "n": 8192}, (64, 128), False),
         ({"a": product.FP4, "b": product.FP4, "m": 64, "n": 8192}, (64, 64), True),
         ({"a": dtypes.int8, "b": dtypes.int8, "m": 64, "n": 8192}, (64, 64), True),
@@ -353,7 +357,7 @@ def test_tiles_of_other_dtypes(changes, tile, share_k):
     m=st.integers(1, 4096),
     n=st.integers(16, 20000),
     k=st.integers(256, 20000),
-    b=st.sampled_from([dtypes.float16, dtypes.float8_e4m3fn, product.FP4]),
+    b=st.sampled_from([dtypes.float16, dtypes.float8_e4m3fn, dtypes.int8, product.FP4]),
     kernel=st.sampled_from(["gemm", "dual_gemm"]),
 )
 def test_gpus_of_other_sizes_have_the_same_sums(m, n, k, b, kernel):

@@ -76,7 +76,7 @@ FAULTS = {
         RING, "{kOuterMajor ? outer + inner :", "{kOuterMajor ? outer :", "ping-pong"
     ),
     "half of a stage's bytes expected": Fault(
-        RING, "arrive_expect_tx(row_bytes + ColStage::kBytes)", "arrive_expect_tx(row_bytes)",
+        RING, "arrive_expect_tx(stage_bytes)", "arrive_expect_tx(RowStage::kBytes)",
         "shared tiles",
     ),
     "the bias of the next column": Fault(

@@ -57,6 +57,8 @@ def test_any_problem(target, data, seed):
     epilogues; scales of rows and columns."""
     dtype, dtype_b, layout_b, config = data.draw(st.sampled_from(PAIRS))
     m, n = data.draw(st.integers(1, 16)), data.draw(st.integers(1, 150))
+    if m <= 8 and data.draw(st.booleans()):
+        config = replace(config, rows=8)
     n = -(-n // 16) * 16 if layout_b == "C" else n
     k = 16 * data.draw(st.sampled_from((1, 3, 4, 15, 16, 17, 33, 64, 67)))
     k = -(-k // 64) * 64 if dtype_b == NVFP4 else k
@@ -102,9 +104,9 @@ def test_rows_do_not_touch_each_other(target):
     config = replace(CONFIG, depth=64)
     a, b = random(target, (11, 320), "bfloat16", 1), random(target, (40, 320), "bfloat16", 2).T
     whole = to_numpy(cupykern.matmul(a, b, config=config))
-    for first, last in ((0, 1), (3, 9), (8, 11)):
-        part = to_numpy(cupykern.matmul(a[first:last], b, config=config))
-        np.testing.assert_array_equal(part, whole[first:last])
+    for first, last, rows in ((0, 1, 8), (3, 9, 8), (3, 9, 16), (8, 11, 8)):
+        part = cupykern.matmul(a[first:last], b, config=replace(config, rows=rows))
+        np.testing.assert_array_equal(to_numpy(part), whole[first:last])
     a[4], b[7, 9] = np.nan, np.inf
     bad = np.zeros((11, 40), bool)
     bad[4], bad[:, 9] = True, True
@@ -136,7 +138,10 @@ def test_few_rows_are_streamed(arch, dtype, dtype_b, layout_b, _):
     task = GemmTask(1, 16, 8192, 8192, a, b, INNER, INNER if layout_b == "F" else OUTER)
     chosen = gemm.choose_config(task, arch)
     assert isinstance(chosen, StreamConfig)
-    assert gemm.choose_config(replace(task, m=1), arch) == chosen
+    assert chosen.rows == 16
+    few = gemm.choose_config(replace(task, m=8), arch)
+    assert few.rows == 8 and few.stages >= chosen.stages
+    assert replace(few, rows=16, stages=chosen.stages) == chosen  # the same sums
     narrow = gemm.choose_config(replace(task, n=1024), arch)
     assert isinstance(narrow, StreamConfig)
     converted = a.itemsize > b.itemsize and layout_b == "F" and dtype_b != NVFP4
@@ -147,9 +152,10 @@ def test_few_rows_are_streamed(arch, dtype, dtype_b, layout_b, _):
 
 @pytest.mark.compile
 @pytest.mark.parametrize(("dtype", "dtype_b", "layout_b", "_"), PAIRS)
-def test_variants_of_every_kind_compile(dtype, dtype_b, layout_b, _):
+@pytest.mark.parametrize("m", [1, 16])
+def test_variants_of_every_kind_compile(m, dtype, dtype_b, layout_b, _):
     a, b = dtypes.NAMES[dtype], dtypes.NAMES[dtype_b or dtype]
-    task = GemmTask(1, 16, 8192, 8192, a, b, INNER, INNER if layout_b == "F" else OUTER)
+    task = GemmTask(1, m, 8192, 8192, a, b, INNER, INNER if layout_b == "F" else OUTER)
     config = gemm.choose_config(task, "sm_90a")
     row = gate.compile_row(gemm.variant(task, config), "sm_90a")
     assert gate.failure(row) is None
@@ -168,6 +174,8 @@ TASK = GemmTask(1, 5, 64, 1024, dtypes.float16, dtypes.float8_e4m3fn, INNER, INN
         ({}, {"b": dtypes.float16, "half_sums": True}, "sum in FP32"),
         ({}, {"block_scales": True}, "without scales of blocks"),
         ({}, {"m": 17}, "up to 16 rows; got 17"),
+        ({"rows": 8}, {"m": 9}, "up to 8 rows; got 9"),
+        ({"rows": 12}, {}, "8 or 16 rows"),
         ({}, {"batch": 3}, "3 of them"),
         ({}, {"layout_a": OUTER}, "neighbours along k of a"),
         ({}, {"layout_b": STRIDED}, "by vectors"),

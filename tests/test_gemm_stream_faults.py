@@ -21,6 +21,7 @@ FAULTS = {
     "all warps take the same k": Fault(
         FILE, "const int first_k = warp * kDepth;", "const int first_k = 0;", "k along lines"
     ),
+    "rows of a in others' place": Fault(FILE, "line % kRows", "line % 4", "8 rows"),
     "chunks of the first lines only": Fault(
         FILE, "first < Tile::kLines;", "first < kAtOnce;", "k along lines"
     ),
@@ -66,6 +67,7 @@ def _check(*args, **options):
 
 CHECKS = {
     "k along lines": _check(16, 40, 1104, "float16", E4M3, "F", CONFIG),
+    "8 rows": _check(8, 40, 304, "float16", E4M3, "F", replace(CONFIG, rows=8)),
     "nvfp4": _check(5, 40, 576, "float16", NVFP4, "F", replace(CONFIG, stages=2), kind="normal"),
     "n along lines": _check(5, 80, 304, "float16", E4M3, "C", WIDE),
     "epilogues": _check(

@@ -307,9 +307,10 @@ def _variants(arch: str) -> tuple[Variant, ...]:
     for a, b in ((dtypes.NAMES[x], dtypes.NAMES[y]) for x, y in PAIRS):
         for blocks in (False, True) if b not in (*product.FLOAT16S, product.FP4) else (False,):
             for layouts in task_layouts(a, b, blocks):
-                task = GemmTask(1, 4096, 4096, 4096, a, b, *layouts, blocks, kernel="dual_gemm")
-                for config in gemm.configs(task, arch):
-                    found[gemm.variant(task, config)] = None
+                for m in (1, 4096):
+                    task = GemmTask(1, m, 4096, 4096, a, b, *layouts, blocks, kernel="dual_gemm")
+                    for config in gemm.configs(task, arch):
+                        found[gemm.variant(task, config)] = None
     if arch in hopper_config.ARCHS:
         found.update(dict.fromkeys(dequantize_nvfp4.variants()))
     return tuple(found)

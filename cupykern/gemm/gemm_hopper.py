@@ -56,7 +56,7 @@ _PARAMS = np.dtype(  # gemm_hopper.cu: HopperParams
         *(("block_scales_a", STRIDES), ("block_scales_b", STRIDES)),
         ("epilogue", EPILOGUE),
         *((name, np.int32) for name in ("tma_stores", "group_height", "has_block_scales")),
-        *(("row_bytes", np.int32), ("plain", np.int32), ("padding", np.int32)),
+        *(("stage_bytes", np.int32), ("plain", np.int32), ("padding", np.int32)),
         *(("num_groups", np.int64), ("groups", np.int64, (1, 4))),
     ]
 )
@@ -220,8 +220,8 @@ def hopper_plan(
         raise ValueError(f"a product of {p.m} x {p.n} is too large for Hopper's main loop")
     depth = tile_k(c, task)
     rows_a = c.tile_m // parts_a
-    if task.layout_a == INNER and not turned and p.b2 is None:
-        # Rows that are not there take TMA as long as others: they are left out.
+    if task.layout_a == INNER and parts_a == 1 and p.kernel == "gemm":
+        # Rows that are not there take TMA as long as others, or longer: they are left out.
         rows_a = min(rows_a, -(-p.m // 8) * 8)
     map_a = operand_map(p.a, p.batch, task.layout_a, p.m, p.a.row, p.k, p.a.col, rows_a, depth)
     maps_b = [
@@ -280,9 +280,8 @@ def hopper_plan(
     params["tma_stores"] = map_out is not None
     params["group_height"] = group_height
     if p.b2 is None:
-        rows = p.b if turned else p.a
-        row_bytes = (c.tile_n if turned else rows_a) * depth * rows.dtype.itemsize
-        params["row_bytes"] = row_bytes // (2 if rows.dtype == FP4 else 1)
+        of_b = c.tile_n * depth * p.b.dtype.itemsize // (2 if p.b.dtype == FP4 else 1)
+        params["stage_bytes"] = rows_a * parts_a * depth * p.a.dtype.itemsize + of_b
         params["plain"] = plain
     params["num_groups"] = p.k // 16
     for i, groups in enumerate((p.groups_b, p.groups_b2)[: task.products]):

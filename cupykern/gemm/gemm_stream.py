@@ -31,7 +31,7 @@ from .product import (
     fill_epilogue,
 )
 
-ROWS = 16  # gemm_stream.cu: kRows
+ROWS = 16  # at most
 GROUP = 16  # nvfp4.cuh: kGroup
 _PARAMS = np.dtype(  # gemm_stream.cu: StreamParams
     [
@@ -44,13 +44,15 @@ _PARAMS = np.dtype(  # gemm_stream.cu: StreamParams
 @dataclass(frozen=True)
 class StreamConfig:
     """tile_n columns for a block, whose `warps` warps share k: each has every warps-th part of `depth`, and
-    `stages` stages of its own for them.  min_blocks: that a multiprocessor is to hold at once."""
+    `stages` stages of its own for them.  min_blocks: that a multiprocessor is to hold at once.  rows: of a,
+    that are read and multiplied, 8 or 16; the sums do not depend on it."""
 
     tile_n: int
     depth: int
     warps: int
     stages: int
     min_blocks: int = 1
+    rows: int = ROWS
 
     @property
     def num_threads(self) -> int:
@@ -60,8 +62,8 @@ class StreamConfig:
         """Dynamic shared memory of a block (gemm_stream.cu: StreamStorage), at either warp size."""
         task = multiplied(task)
         of_b = _line_bytes(task.b, self.depth) + (self.depth // GROUP if task.b == FP4 else 0)
-        stages = self.stages * (ROWS * _line_bytes(task.a, self.depth) + self.tile_n * of_b)
-        return self.warps * max(stages, 4 * ROWS * (self.tile_n + 8))
+        stages = self.stages * (self.rows * _line_bytes(task.a, self.depth) + self.tile_n * of_b)
+        return self.warps * max(stages, 4 * self.rows * (self.tile_n + 4))
 
 
 def multiplied(task: GemmTask) -> GemmTask:
@@ -80,8 +82,10 @@ def refusal(config: StreamConfig, task: GemmTask, arch: str) -> str | None:
         return "streams are single products of up to 16 bits"
     if t.half_sums or t.block_scales:
         return "streams sum in FP32 or int32, without scales of blocks"
-    if t.m > ROWS or t.batch != 1:
-        return f"streams are of one matrix of up to {ROWS} rows; got {t.m}, {t.batch} of them"
+    if c.rows not in (8, ROWS):
+        return f"a fragment has 8 or {ROWS} rows; got {c.rows}"
+    if t.m > c.rows or t.batch != 1:
+        return f"streams are of one matrix of up to {c.rows} rows; got {t.m}, {t.batch} of them"
     if t.layout_a != INNER or STRIDED in (t.layout_a, t.layout_b):
         return "streams read neighbours along k of a, and of b along k or n, by vectors"
     lines = ((t.k, t.a), (t.n if t.layout_b == OUTER else t.k, t.b))
@@ -117,13 +121,13 @@ def configs(task: GemmTask, arch: str) -> tuple[StreamConfig, ...]:
         return ()
     outer = task.layout_b == OUTER
     tile_n, depth = (64, 64 // task.b.itemsize) if outer else (32, 128 // task.b.itemsize)
-    task = multiplied(task)
-    stage = StreamConfig(tile_n, depth, 4, 1).shared_bytes(task)
+    task, rows = multiplied(task), 8 if task.m <= 8 else ROWS
+    stage = StreamConfig(tile_n, depth, 4, 1, rows=rows).shared_bytes(task)
     stages = max(2, min(4, (max_shared_bytes(arch) // 2 - 1024) // stage))
-    found = [StreamConfig(tile_n, depth, 4, stages, 2)]
+    found = [StreamConfig(tile_n, depth, 4, stages, 2, rows)]
     if arch == "sm_90a" and not outer and task.a.itemsize > task.b.itemsize and task.b != FP4:
         alone = math.ceil(task.n / tile_n) <= multiprocessors(arch)
-        found.insert(0 if alone else 1, StreamConfig(tile_n, depth, 8, stages))
+        found.insert(0 if alone else 1, StreamConfig(tile_n, depth, 8, stages, rows=rows))
     return tuple(config for config in found if refusal(config, task, arch) is None)
 
 
@@ -138,6 +142,7 @@ def variant(task: GemmTask, config: StreamConfig) -> Variant:
         "gemm_stream",
         tuple((name, dtypes.CPP_NAMES[dtype]) for name, dtype in types),
         (
+            ("kRows", c.rows),
             ("kTileN", c.tile_n),
             ("kDepth", c.depth),
             ("kStages", c.stages),

@@ -69,7 +69,8 @@ def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:
             return {}
         if a in FLOAT16S:
             return {**_DUAL, **_DUAL_FEW_ROWS} if task.layout_b == INNER else _DUAL_OUTER
-        return _DUAL_FP8 if a == dtypes.float8_e4m3fn else {}
+        few = _DUAL_FP8_FEW_ROWS if task.m <= FEW_ROWS else {}  # else they would count as tiles
+        return {**_DUAL_FP8, **few} if a == dtypes.float8_e4m3fn else {}
     if a in FP8 and b in FP8:
         return _FP8 if a == b == dtypes.float8_e4m3fn else _E5M2
     if a == b and a in FLOAT16S:
@@ -77,7 +78,9 @@ def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:
     if a == b:
         few = _INT8_FEW_ROWS if task.m <= _ROWS_SHARED else {}  # else they would count as tiles
         return {**_INT8, **few} if a == dtypes.int8 else {}
-    return _MIXED if b in (dtypes.float8_e4m3fn, dtypes.int8) else {}
+    if b not in (dtypes.float8_e4m3fn, dtypes.int8):
+        return {}
+    return {**_MIXED, **(_SPLIT_FEW_ROWS if _splits_few_rows(task) else {})}
 
 
 # Of two products, tile_n the columns of both, measured by whole products on an H200.
@@ -90,6 +93,7 @@ _DUAL = {
 _DUAL_OUTER = {HopperConfig(128, 256, 4): 45.5, HopperConfig(128, 128, 6): 24.0}
 _DUAL_FEW_ROWS = {HopperConfig(16, 64, 10, share_k=True, lines=2, turned=True): 9.0}
 _DUAL_FP8 = {HopperConfig(192, 128, 4, warpgroups=3): 22.8, HopperConfig(128, 128, 6): 15.8}
+_DUAL_FP8_FEW_ROWS = {HopperConfig(16, 64, 18, share_k=True, turned=True): 9.0}
 
 # NVFP4's, measured on an H200 like the others; what decoding before costs is in _estimate.
 _NVFP4 = {
@@ -100,7 +104,12 @@ _NVFP4 = {
     HopperConfig(128, 256, 4, decoded=True): 43.0,
 }
 # 38.4 to 35.8 us (64 x 8192 x 8192), 33.5 to 30.0 (64 x 4096 x 7168); with an NVFP4 a 43.7 to 44.7.
-_NVFP4_FEW_ROWS = {HopperConfig(64, 128, 3, lines=4, cluster=2, split_k=True): 15.0}
+_SPLIT = HopperConfig(64, 128, 3, lines=4, cluster=2, split_k=True)
+_NVFP4_FEW_ROWS = {_SPLIT: 15.0}
+# Where conversions take longer, of one wave: 29.1 to 27.8 us (64 x 8192 x 8192 of FP16 by int8), 27.4 to
+# 26.4 (by E4M3 whose columns are neighbours), 22.6 to 21.0 (64 x 4096 x 7168); but (64, 28672, 4096) 47.0 to
+# 54.2, (48, 7168, 2048) 13.5 to 13.8.
+_SPLIT_FEW_ROWS = {_SPLIT: 7.0}
 _DUAL_NVFP4 = {
     HopperConfig(256, 128, 3, lines=2): 60.0,
     HopperConfig(128, 128, 2, lines=4): 45.0,
@@ -130,7 +139,7 @@ def configs(task: GemmTask, arch: str, blocks: int) -> tuple[HopperConfig, ...]:
     ]
 
     def other(c: HopperConfig) -> bool:
-        return (c.share_k or c in _NVFP4_FEW_ROWS) != few
+        return (c.share_k or c == _SPLIT) != few
 
     fitting.sort(key=lambda c: (other(c), _estimate(c, task, multiprocessors("sm_90a"))))
     split = bool(fitting) and fitting[0].split_k
@@ -139,6 +148,13 @@ def configs(task: GemmTask, arch: str, blocks: int) -> tuple[HopperConfig, ...]:
         return other(c), c.split_k != split, _estimate(c, task, blocks)
 
     return tuple(sorted(fitting, key=order))
+
+
+def _splits_few_rows(task: GemmTask) -> bool:
+    """Of 16 bits by 8, whether clusters of two split k of up to 64 rows."""
+    one_wave = 2 * task.batch * math.ceil(task.n / 128) <= multiprocessors("sm_90a")
+    slow = task.b == dtypes.int8 or task.layout_b != INNER or task.a == dtypes.bfloat16
+    return task.m <= _ROWS_SHARED and slow and one_wave and task.k >= 4096
 
 
 def _has_kernel(config: HopperConfig, task: GemmTask) -> bool:

@@ -193,8 +193,8 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
     if c.warpgroups != 2 and not (c.warpgroups == 3 and fp8 and shared_rows and c.tile_n <= BLOCK):
         return "three warpgroups share the rows of FP8's tiles of at most 128 columns, else two"
     turned = is_turned(c, task)
-    if c.turned and (task.kernel == "dequant_softmax" or (dual and fp8)):
-        return "turned products are not logits, nor two of FP8"
+    if c.turned and task.kernel == "dequant_softmax":
+        return "turned products are not logits"
     if c.turned and dual and task.layout_b != INNER:
         return "two turned products need neighbours along k"
     rows, cols = (c.tile_n, c.tile_m) if turned else (c.tile_m, c.tile_n)

@@ -14,6 +14,7 @@ from kernels_cu import Variant
 from .. import dtypes, inputs, reference
 from ..op import Call, Draw, Op, Work
 from . import gemm, gemm_stream, product
+from .hopper_config import HopperConfig
 from .matmul import FLOATS, check_shapes, matmul, result_dtype
 from .product import ACTIVATIONS, INNER, OUTER, STRIDED, GemmTask
 
@@ -204,11 +205,14 @@ def variants(
                 if STRIDED not in layouts and not product.by_vectors(a, b, *layouts, block_scales):
                     continue
                 task = GemmTask(1, 4096, 4096, 4096, a, b, *layouts, block_scales)
-                for config in gemm_stream.configs(replace(task, m=1), arch):
-                    found[gemm.variant(task, config)] = None
+                for m in (1, gemm_stream.ROWS):
+                    for config in gemm_stream.configs(replace(task, m=m), arch):
+                        found[gemm.variant(task, config)] = None
                 for plain in (True, False):
                     ends = replace(task, plain=plain)
-                    for config in gemm.configs(ends, arch):
+                    few = gemm.configs(replace(ends, m=64), arch)
+                    of_few = (config for config in few if isinstance(config, HopperConfig))
+                    for config in (*gemm.configs(ends, arch), *of_few):
                         found[gemm.variant(ends, config)] = None
                 half_sums = gemm.half_sums_task(task)
                 for config in (

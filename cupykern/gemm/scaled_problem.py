@@ -152,9 +152,9 @@ def nvfp4_variants(arch: str, kernel: str = "gemm") -> tuple[Variant, ...]:
             task = product.GemmTask(
                 1, 4096, 4096, 4096, a, fp4, layout_a, product.INNER, kernel=kernel
             )
-            streams = gemm_stream.configs(replace(task, m=1), arch)
-            for config in streams:
-                found[gemm.variant(task, config)] = None
+            for m in (1, gemm_stream.ROWS):
+                for config in gemm_stream.configs(replace(task, m=m), arch):
+                    found[gemm.variant(task, config)] = None
             for ends in (task, replace(task, plain=False)):
                 for config in gemm.configs(ends, arch):
                     found[gemm.variant(ends, config)] = None

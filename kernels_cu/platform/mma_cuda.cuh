@@ -278,12 +278,18 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
             for (int i = 0; i < 2; ++i) {
                 const char* chunk =
                     static_cast<const char*>(tile(first + row + 8 * i, k / 8 + 2 * j + t / 2));
-                // One word after the other, into the registers where a product wants them: two at
-                // once come side by side, and each product's copies of them took more time.
-                const auto* two = reinterpret_cast<const volatile uint32_t*>(chunk + t % 2 * 8);
                 uint32_t (&words)[4] = (j == 0 ? low : high).words;
-                words[low.word(i, 0)] = two[0];
-                words[low.word(i, 1)] = two[1];
+                if constexpr (kSide == kSideB) {
+                    const auto two = *reinterpret_cast<const Bytes<8>*>(chunk + t % 2 * 8);
+                    words[low.word(i, 0)] = two.words[0];
+                    words[low.word(i, 1)] = two.words[1];
+                } else {
+                    // One word after the other, into the registers where a product wants them: two at
+                    // once come side by side, and each product's copies of them took more time.
+                    const auto* two = reinterpret_cast<const volatile uint32_t*>(chunk + t % 2 * 8);
+                    words[low.word(i, 0)] = two[0];
+                    words[low.word(i, 1)] = two[1];
+                }
             }
         }
     } else if constexpr (!kOuterMajor) {
