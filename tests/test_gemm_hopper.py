@@ -18,7 +18,7 @@ from cupykern.gemm import gemm, hopper_choice, product
 from cupykern.gemm.dequant_softmax import LogitsProblem
 from cupykern.gemm.dual_gemm import NVFP4, DualProblem
 from cupykern.gemm.hopper_config import HopperConfig
-from cupykern.gemm.matmul_problem import MatmulProblem
+from cupykern.gemm.matmul_problem import MatmulProblem, task_of
 from cupykern.gemm.product import INNER, OUTER, STRIDED, GemmTask
 from cupykern.gemm.scaled_problem import ScaledProblem
 from cupykern.targets import Target, UnavailableError, host, host_compiler
@@ -381,6 +381,15 @@ def test_gpus_of_other_sizes_have_the_same_sums(m, n, k, b, kernel):
 def test_tiles_that_fill_the_gpu(m, n, blocks, tile):
     config = gemm.choose_config(task(m=m, n=n), "sm_90a", blocks)
     assert (config.tile_m, config.tile_n) == tile
+
+
+def test_clusters_for_rows_that_begin_anywhere():
+    """L2 reads two lines for one of theirs, and blocks that share columns ask it for fewer."""
+    for m in (1024, 4096):
+        config = gemm.choose_config(task(m=m, k=4104, in_lines=False), "sm_90a", 132)
+        assert config == HopperConfig(128, 256, 4, cluster=2)
+    for k, in_lines in ((64, True), (72, False)):
+        assert task_of(MatmulProblem(64, 64, k, layout_b="F")).in_lines == in_lines
 
 
 def test_ping_pong_for_activations_and_plain_ends_alone():

@@ -107,6 +107,7 @@ def tuned_config(task: GemmTask, target: Target) -> AnyConfig:
             "half_sums": t.half_sums,
             **({"activates": True} if t.activates else {}),
             **({} if t.plain else {"plain": False}),
+            **({} if t.in_lines else {"in_lines": False}),
         },
         lambda: configs(task, target.arch, target.multiprocessors),
         lambda config: variant(task, config),

@@ -18,6 +18,7 @@ from ..rows.rows import DTYPE_CODES
 MAX_BATCH_DIMS = 4  # gemm_task.cuh: kMaxBatchDims
 INNER, OUTER, STRIDED = range(3)  # mainloop.cuh: Layout
 BLOCK = 128  # of scales along k and n; mainloop.cuh, ring_hopper.cuh: kBlockK
+_LINE = 128  # bytes, that L2 reads at once
 ALIGNMENT = 16  # bytes, of what asynchronous copies move
 ACTIVATIONS = (None, "relu", "gelu", "gelu_tanh", "silu")  # epilogue.cuh: Activation
 
@@ -207,6 +208,8 @@ class GemmTask:
     kernel: which computes it; of dual_gemm, n is one product's.
     activates: whether an activation of many instructions follows.
     plain: whether one bias of columns and an activation are all that follows (gemm_hopper.py: is_plain).
+    in_lines: whether the rows of a 16-bit a and the columns of b, if their numbers are neighbours, begin
+    with lines of 128 bytes.  From others, L2 reads two lines for one.
     tma_codes, scaled: of an NVFP4 b: whether TMA walks its codes, and whether the other operand has scales
     of rows or columns.
     """
@@ -227,6 +230,7 @@ class GemmTask:
     scaled: bool = False
     activates: bool = False
     plain: bool = True
+    in_lines: bool = True
 
     @property
     def products(self) -> int:
@@ -267,6 +271,9 @@ def make_task(
     # Hopper's epilogue of 16-bit operands takes one scale of all.
     tma = tma and not (scaled and b.dtype in FLOAT16S)
     task = GemmTask(batch, m, n, k, a.dtype, b.dtype, layout_a, layout_b, block_scales, tma, kernel)
+    if b.dtype in FLOAT16S and (layout_a, layout_b) == (INNER, INNER):
+        steps = a.row * a.dtype.itemsize, b.col * b.dtype.itemsize
+        task = replace(task, in_lines=not any(step % _LINE for step in steps))
     if b.dtype != FP4:
         return task
     codes = all(

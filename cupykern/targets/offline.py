@@ -71,7 +71,8 @@ def compiler_name(arch: str) -> str:
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _STACK_FRAME = re.compile(r"(\d+) bytes stack frame")
 _SHARED = re.compile(r"(\d+) bytes smem")
-_WARNINGS = re.compile(r"C75(?:08|10)[^\n]*")  # setmaxnreg ignored, wgmma serialised
+# setmaxnreg ignored; wgmma serialised, for which there are several numbers.
+_WARNINGS = re.compile(r"C7508[^\n]*|C75\d\d[^\n]*serialized[^\n]*")
 
 
 def _nvrtc() -> Any:

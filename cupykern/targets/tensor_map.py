@@ -36,7 +36,7 @@ _DATA_TYPES = {
     dtypes.bfloat16: 9,
 }
 _INTERLEAVE_NONE = 0
-_L2_PROMOTION_256B = 3
+_L2_PROMOTION_128B, _L2_PROMOTION_256B = 2, 3
 _OUTSIDE_IS_ZERO = 0
 
 # The host target's map: host_runtime.h, TensorMap.
@@ -194,6 +194,9 @@ def _encode_cuda(
     swizzle: int,
 ) -> _CudaMap:
     rank, made = len(shape), _CudaMap()
+    # Of long rows that begin anywhere in a line of memory, boxes are parts of lines, and the rest of 256
+    # bytes is another box's: (4096, 4096, 4104) in 190 us instead of 197 (bf16, H200).
+    anywhere = strides[-2] % 128 != 0 and shape[-1] * dtype.itemsize > 512
     error = _driver().cuTensorMapEncodeTiled(
         made.address,
         _DATA_TYPES[dtype],
@@ -205,7 +208,7 @@ def _encode_cuda(
         (ctypes.c_uint32 * rank)(*[1] * rank),
         _INTERLEAVE_NONE,
         SWIZZLES.index(swizzle),
-        _L2_PROMOTION_256B,
+        _L2_PROMOTION_128B if anywhere else _L2_PROMOTION_256B,
         _OUTSIDE_IS_ZERO,
     )
     if error:
