@@ -7,7 +7,8 @@
 // the variant includes before this file.  kPlain, kGeneral: which ends of a tile the kernel has, the
 // short one of parts/plain_epilogue_hopper.cuh, the other one, or both, of which params.plain picks
 // one.  A kernel with one of them is short, and most of the time its code is not in any cache: the
-// instructions that are not run take time too, because those that are lie apart.
+// instructions that are not run take time too, because those that are lie apart.  FP8's kernel with the
+// short end alone is for products without scales of blocks.
 // Launch: grid (any; clusters of kClusterSize), block (kNumThreads = 384 or 512), dynamic shared memory
 // sizeof(HopperStorage).  Tensor maps:
 // (batch, m, k) of A and (batch, n, k) of B, or with their last two dims swapped where kOuterMajor;
@@ -125,7 +126,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
     if constexpr (kMulticasts) sync_cluster();
     else sync_block();
     if constexpr (kSplitK) begin_split_sums<kSplitInStaging>();
-    const bool by_block = kPromotes && params.has_block_scales != 0;
+    const bool by_block = kPromotes && kGeneral && params.has_block_scales != 0;
     static_assert(kPlain || kGeneral, "an end of a tile");
     const bool plain = kPlain && (!kGeneral || params.plain != 0);
     const auto epilogue_of = [&](const GemmTask& task) {

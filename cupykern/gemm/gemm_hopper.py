@@ -27,6 +27,7 @@ from .hopper_config import (
     converts,
     is_turned,
     multiplied,
+    only_plain,
     own_columns,
     splits_epilogues,
     tile_k,
@@ -94,6 +95,7 @@ def _main_loop(task: GemmTask) -> tuple[str, ...]:
 def variant(task: GemmTask, config: HopperConfig) -> Variant:
     c, task = config, multiplied(task, config)
     both = not splits_epilogues(task, config)  # of one kernel
+    general = not only_plain(task, config) and (both or not task.plain)
     if c.streams:
         return Variant(
             f"{task.kernel}_stream",
@@ -118,7 +120,7 @@ def variant(task: GemmTask, config: HopperConfig) -> Variant:
             ("kTurned", is_turned(c, task)),
             *([("kTwoProducts", task.products == 2)] if task.b == FP4 else []),
             *(
-                [("kPlain", both or task.plain), ("kGeneral", both or not task.plain)]
+                [("kPlain", both or task.plain), ("kGeneral", general)]
                 if task.kernel == "gemm"
                 else []
             ),
