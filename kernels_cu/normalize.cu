@@ -183,23 +183,27 @@ struct Normalizer {
     }
     // s of the vector at `position` becomes y.
     DEVICE void apply(int position, const RowChunk& c, float (&values)[kVectorWidth]) const {
+        float factors[kVectorWidth];
+        if (weight.first) {
+            weight.get(position, c, factors);
+        } else {
+#pragma unroll
+            for (int j = 0; j < kVectorWidth; ++j) factors[j] = 1.0f;
+        }
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) {
-            if (kCentered) values[j] = (values[j] - mean - mean_low) * rstd;
-            else values[j] *= rstd;
-        }
-        Columns columns = weight;
-#pragma unroll 1  // one code for both
-        for (int i = 0; i < (kCentered ? 2 : 1); ++i) {
-            if (columns.first) {
-                float numbers[kVectorWidth] = {};
-                columns.get(position, c, numbers);
-#pragma unroll
-                for (int j = 0; j < kVectorWidth; ++j) {
-                    values[j] = i == 0 ? values[j] * numbers[j] : values[j] + numbers[j];
-                }
+            float y;
+            if (kCentered) {
+                y = (values[j] - mean - mean_low) * rstd;
+            } else {
+                y = values[j] * rstd;
             }
-            columns = bias;
+            values[j] = y * factors[j];
+        }
+        if (kCentered && bias.first) {
+            bias.get(position, c, factors);
+#pragma unroll
+            for (int j = 0; j < kVectorWidth; ++j) values[j] += factors[j];
         }
     }
 };
