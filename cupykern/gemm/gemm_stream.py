@@ -16,7 +16,7 @@ from kernels_cu import Variant
 from .. import dtypes
 from ..jit import get_kernel
 from ..targets import Target
-from ..targets.limits import max_shared_bytes, multiprocessors
+from ..targets.limits import is_measured, max_shared_bytes, multiprocessors
 from ..targets.repeated import Repeated
 from .product import (
     ALIGNMENT,
@@ -121,7 +121,8 @@ def configs(task: GemmTask, arch: str) -> tuple[StreamConfig, ...]:
         return ()
     outer = task.layout_b == OUTER
     tile_n, depth = (64, 64 // task.b.itemsize) if outer else (32, 128 // task.b.itemsize)
-    task, rows = multiplied(task), 8 if task.m <= 8 else ROWS
+    halves = task.m <= 8 and task.b.itemsize == 1 and is_measured(arch)  # else it gains little
+    task, rows = multiplied(task), 8 if halves else ROWS
     stage = StreamConfig(tile_n, depth, 4, 1, rows=rows).shared_bytes(task)
     stages = max(2, min(4, (max_shared_bytes(arch) // 2 - 1024) // stage))
     found = [StreamConfig(tile_n, depth, 4, stages, 2, rows)]

@@ -19,6 +19,8 @@ tile a block.  From an H200, so that the order is the measured one at 4096 and 8
 2048), (4096, 14336, 4096) and (512, 4096, 7168)."""
 _END, _ACTIVATION, _PING_PONG = 2.2, 1.5, 11.0
 
+_16_BIT_OUTER = {HopperConfig(128, 256, 4): 42.0}  # of columns of a: rarer, so one
+
 _SHARED_COLUMNS = HopperConfig(128, 256, 4, cluster=2)
 _16_BIT_SHARED = {_SHARED_COLUMNS: 41.85}
 """180.2 instead of 180.9 us, 180.3 instead of 181.0, 181.4 instead of 182.0, 178.6 instead of
@@ -89,6 +91,8 @@ def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:
     if a in FP8 and b in FP8:
         return _FP8 if a == b == dtypes.float8_e4m3fn else _E5M2
     if a == b and a in FLOAT16S:
+        if task.layout_a != INNER:
+            return _16_BIT_OUTER
         if not task.in_lines:
             # Not those of which a block would have no rows: (128, 7168, 16392) in 127 instead of 148 us.
             return {
@@ -96,9 +100,8 @@ def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:
                 for c, time in _16_BIT_ANYWHERE.items()
                 if (c.cluster - 1) * c.tile_m < task.m
             }
-        if (task.layout_a, task.layout_b) == (INNER, INNER):
-            return {**_16_BIT, **_16_BIT_SHARED, **_16_BIT_FEW_ROWS}
-        return {**_16_BIT, **_16_BIT_FEW_ROWS} if task.layout_a == INNER else _16_BIT
+        shared = _16_BIT_SHARED if task.layout_b == INNER else {}
+        return {**_16_BIT, **shared, **_16_BIT_FEW_ROWS}
     if a == b:
         few = _INT8_FEW_ROWS if task.m <= _ROWS_SHARED else {}  # else they would count as tiles
         return {**_INT8, **few} if a == dtypes.int8 else {}
@@ -175,10 +178,11 @@ def configs(task: GemmTask, arch: str, blocks: int) -> tuple[HopperConfig, ...]:
 
 
 def _splits_few_rows(task: GemmTask) -> bool:
-    """Of 16 bits by 8, whether clusters of two split k of up to 64 rows."""
+    """Of 16 bits by 8, whether clusters of two split k of up to 64 rows.  Not with what only the general
+    epilogue does, which is rare."""
     one_wave = 2 * task.batch * math.ceil(task.n / 128) <= multiprocessors("sm_90a")
     slow = task.b == dtypes.int8 or task.layout_b != INNER or task.a == dtypes.bfloat16
-    return task.m <= _ROWS_SHARED and slow and one_wave and task.k >= 4096
+    return task.m <= _ROWS_SHARED and task.plain and slow and one_wave and task.k >= 4096
 
 
 def _has_kernel(config: HopperConfig, task: GemmTask) -> bool:

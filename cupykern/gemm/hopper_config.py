@@ -133,19 +133,19 @@ def splits_epilogues(task: GemmTask, config: HopperConfig) -> bool:
     from memory: (64, 8192, 256) of FP16 by E4M3 takes 10.1 us instead of 12.9 (H200).
     """
     few = config.tile_m * config.tile_n <= 64 * 64
-    pays = task.b.itemsize == 1 if few else task.a == task.b
+    pays = task.b.itemsize == 1 if few else task.a == task.b and task.layout_a == INNER
     return task.a in FLOAT16S and (config.split_k or (pays and task.b != FP4))
 
 
 def only_plain(task: GemmTask, config: HopperConfig) -> bool:
-    """Whether FP8's products have a kernel for the short epilogue alone, without scales of blocks: where tiles
+    """Whether products of E4M3 have a kernel for the short epilogue alone, without scales of blocks: where tiles
     follow each other in a row (ring_hopper.cuh: kInRow).
 
     (4096, 7168, 2048) takes 98.1 us instead of 99.9, (256, 4096, 7168) 19.7 instead of 20.9 (H200).
     """
-    c, fp8 = config, task.a in FP8 and task.b in FP8
+    c, e4m3 = config, task.a == task.b == dtypes.float8_e4m3fn
     in_row = not (c.ping_pong or c.share_k or c.split_k or c.turned)
-    return task.kernel == "gemm" and fp8 and in_row and task.plain and not task.block_scales
+    return task.kernel == "gemm" and e4m3 and in_row and task.plain and not task.block_scales
 
 
 def converts(task: GemmTask) -> bool:

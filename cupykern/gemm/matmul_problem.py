@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -208,8 +209,8 @@ def variants(
                 for m in (1, gemm_stream.ROWS):
                     for config in gemm_stream.configs(replace(task, m=m), arch):
                         found[gemm.variant(task, config)] = None
-                for plain in (True, False):
-                    ends = replace(task, plain=plain)
+                for plain, in_lines in itertools.product((True, False), repeat=2):
+                    ends = replace(task, plain=plain, in_lines=in_lines)
                     few = gemm.configs(replace(ends, m=64), arch)
                     of_few = (config for config in few if isinstance(config, HopperConfig))
                     for config in (*gemm.configs(ends, arch), *of_few):
