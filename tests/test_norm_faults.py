@@ -47,7 +47,7 @@ FAULTS = {
         "residual",
     ),
     "weight and bias exchanged": Fault(
-        "normalize.cu", "columns = bias;", "columns = weight;",
+        "normalize.cu", "if (kCentered && bias.first) {\n            bias.get", "if (kCentered && bias.first) {\n            weight.get",
         "weights",
     ),
     "a weight's stride ignored": Fault(

@@ -94,7 +94,12 @@ def test_fp8_by_tensor(name):
 @pytest.mark.parametrize("name", ["torch", "torch.fast"])
 def test_fp8_by_row_and_column(name):
     scales = np.full((32, 1), 0.5, np.float32), np.full((1, 48), -2, np.float32)
-    check(name, "scaled_mm", Call((*operands("float8_e4m3fn", "float8_e4m3fn"), *scales)))
+    try:
+        check(name, "scaled_mm", Call((*operands("float8_e4m3fn", "float8_e4m3fn"), *scales)))
+    except RuntimeError as error:
+        if "per-tensor scaling for CPU" not in str(error):
+            raise
+        pytest.skip("this torch has none on a CPU")
 
 
 @pytest.mark.parametrize("causal", [False, True])

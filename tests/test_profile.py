@@ -152,9 +152,9 @@ def test_profilers_are_run(kind, tool, body, label, monkeypatch, tmp_path):
 
 
 def test_what_runs_under_a_profiler():
-    """The program itself, on the host."""
+    """The program itself, on what is here."""
     problem = OPS[0].bench_problem((4, 64), "float16")
-    config = repr(OPS[0].configs(problem, "host")[0])
+    config = repr(OPS[0].configs(problem, targets.get().arch)[0])
     profile.call("softmax", (4, 64), "float16", 0, config)
     with pytest.raises(KeyError):
         profile.call("softmax", (4, 64), "float16", 0, "none")

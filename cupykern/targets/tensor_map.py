@@ -196,7 +196,7 @@ def _encode_cuda(
     rank, made = len(shape), _CudaMap()
     # Of long rows that begin anywhere in a line of memory, boxes are parts of lines, and the rest of 256
     # bytes is another box's: (4096, 4096, 4104) in 190 us instead of 197 (bf16, H200).
-    anywhere = strides[-2] % 128 != 0 and shape[-1] * dtype.itemsize > 512
+    anywhere = rank > 1 and strides[-2] % 128 != 0 and shape[-1] * dtype.itemsize > 512
     error = _driver().cuTensorMapEncodeTiled(
         made.address,
         _DATA_TYPES[dtype],
