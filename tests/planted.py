@@ -20,11 +20,12 @@ from cupykern.targets import host
 
 SCHEDULES = (("fifo", 32), ("sticky:1", 32), ("lifo", 64))
 SECONDS = 120
+A_CRASH = "a crash"
 
 
 class Fault(NamedTuple):
     """In `file`, `old` becomes `new`; spaces and ends of lines are as the formatter likes them.  caught:
-    the name of a check that fails, or "a crash"."""
+    the name of a check that fails."""
 
     file: str
     old: str
@@ -93,7 +94,7 @@ def _holds(op: Op, problem: Any, target: host.HostTarget) -> bool:
 
 
 def caught_by(fault: Fault, tmp_path_factory: Any, problems: Problems, checks: Checks) -> str:
-    """The check that catches the fault; "": none.  In a process that a wild access may kill."""
+    """The check that catches the fault; "": none.  In a process that a wild access may kill: A_CRASH."""
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
 
@@ -111,18 +112,17 @@ def caught_by(fault: Fault, tmp_path_factory: Any, problems: Problems, checks: C
     process.join(SECONDS)
     if process.exitcode is None:
         process.kill()
-        return "a crash"  # of a kind: what was overwritten keeps the process from its end
-    return "a crash" if process.exitcode < 0 else results.get()
+        return A_CRASH  # of a kind: what was overwritten keeps the process from its end
+    return A_CRASH if process.exitcode < 0 else results.get()
 
 
 def fault_tests(
     faults: dict[str, Fault],
     problems: Problems = tuple,
     checks: Checks = MappingProxyType({}),
-    may_crash: bool = False,
 ) -> tuple[Callable[..., None], Callable[..., None]]:
-    """A module's two tests: nothing fails without a fault; each fault fails the check that it names.
-    may_crash: memory that a fault overwrites may end the process first."""
+    """A module's two tests: nothing fails without a fault; each fault fails the check that it names,
+    or ends its process before that check looks: what the memory held that it overwrote is chance."""
 
     def test_nothing_fails_without_a_fault() -> None:
         failure = first_failure(problems, checks)
@@ -133,7 +133,7 @@ def fault_tests(
     def test_caught(name: str, tmp_path_factory: Any) -> None:
         wanted = faults[name].caught
         caught = caught_by(faults[name], tmp_path_factory, problems, checks)
-        if caught != wanted and not (may_crash and caught == "a crash"):
+        if caught not in (wanted, A_CRASH):
             pytest.fail(f"caught by {caught!r}, not by {wanted!r}")
 
     return test_nothing_fails_without_a_fault, test_caught

@@ -133,4 +133,4 @@ CHECKS["growing"] = lambda: (
 )
 
 
-test_nothing_fails_without_a_fault, test_caught = fault_tests(FAULTS, checks=CHECKS, may_crash=True)
+test_nothing_fails_without_a_fault, test_caught = fault_tests(FAULTS, checks=CHECKS)

@@ -76,4 +76,4 @@ CHECKS = {
 }  # fmt: skip
 
 
-test_nothing_fails_without_a_fault, test_caught = fault_tests(FAULTS, checks=CHECKS, may_crash=True)
+test_nothing_fails_without_a_fault, test_caught = fault_tests(FAULTS, checks=CHECKS)

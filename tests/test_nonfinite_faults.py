@@ -50,7 +50,7 @@ FAULTS = {
         FILE,
         "return place + int64_t(rest) * steps[num_dims - 1];",
         "return int(place + int64_t(rest) * steps[num_dims - 1]);",
-        "a crash",
+        "large offsets",
     ),
     "outer dims in the wrong order": Fault(
         FILE, "place += int64_t(rest - next * size)", "place += int64_t(next)", "F"

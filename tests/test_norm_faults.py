@@ -90,7 +90,7 @@ FAULTS = {
     "the first row's statistics for all": Fault(
         PLAIN, "merge_parts_of_row(mine[r], at)", "merge_parts_of_row(mine[0], at)", "plain rows"
     ),
-    "rows that are not there": Fault(PLAIN, "if (!kWhole && row + r >= layout.num_rows) continue;", "", "a crash"),
+    "rows that are not there": Fault(PLAIN, "if (!kWhole && row + r >= layout.num_rows) continue;", "", "plain rows"),
     "no squares between the warps' means": Fault(
         PLAIN, "s.squares += at.count_of(i) * (distance * distance);", "", "ends of rows"
     ),

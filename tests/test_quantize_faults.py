@@ -72,7 +72,7 @@ FAULTS = {
         HELD, "(kTiles == 1 || first < height) && ", "", "stacked tiles"
     ),
     "columns of the next row": Fault(
-        HELD, "&& col < stack.num_cols", "", "a crash"
+        HELD, "&& col < stack.num_cols", "", "stacked tiles"
     ),
     "only the lower halves' largest": Fault(
         SCALE, "low > high ? low : high", "low", "held tiles"
@@ -97,7 +97,7 @@ FAULTS = {
     ),
     "rows below the last": Fault(
         COLUMNS, "col < strip.num_cols ? strip.num_rows - row : 0;", "kVectorsPerThread * kThreadsPerRow;",
-        "a crash",
+        "strips",
     ),
     "every block the first rows": Fault(
         COLUMNS, "t.rank * (kThreadsPerRow * kVectorsPerThread) + t.lane", "t.lane", "strips"
