@@ -6,6 +6,7 @@ import os
 import sys
 from collections import Counter
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
@@ -173,12 +174,27 @@ def cache(clear: bool) -> int:
 @click.option("--arch", "archs", callback=parse_archs, help="Names, with commas.  Default: all.")
 @click.option("--only-failures", is_flag=True, help="In the table.")
 @click.option("--jobs", type=click.IntRange(1), default=os.cpu_count(), show_default="all cores")
+@click.option(
+    "--record",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Compile only what this file does not have; note there what passes.  Default: compile all.",
+)
+@click.option(
+    "--again",
+    type=click.FloatRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="MINUTES",
+    help="Then compile some of what the record has, in random order, for so long.",
+)
 @json_option
 def compile_(
     ops: list[Op],
     archs: tuple[str, ...],
     only_failures: bool,
     jobs: int,
+    record: Path | None,
+    again: float,
     json_path: str | None,
 ) -> int:
     """Compile every variant for GPUs that need not be here.
@@ -189,14 +205,20 @@ def compile_(
     \b
     Example: cupykern compile softmax --arch sm_90a,gfx942
     """
-    from .tools import gate
+    from .tools import gate, gate_record
 
+    if again and record is None:
+        raise click.UsageError("--again needs --record")
     todo = gate.tasks(ops, archs)
+    known = gate_record.read(record)
     rows = []
-    with progress(len(todo), "compile") as advance:
-        for row in gate.compile_all(todo, jobs):
-            rows.append(row)
-            advance(f"{row.variant.kernel}, {row.arch}")
+    try:
+        with progress(len(todo), "compile") as advance:
+            for row in gate_record.compile_new(todo, known, jobs, 60 * again):
+                rows.append(row)
+                advance(f"{row.variant.kernel}, {row.arch}")
+    finally:  # also of what Ctrl-C ends
+        gate_record.update(record, known, rows, gate.tasks(OPS, archs))
     failures = [gate.failure(row) for row in rows]
     shown = [
         (
@@ -222,6 +244,8 @@ def compile_(
         seconds[row.variant.kernel] += row.seconds
     most = (f"{kernel} {spent:.0f}" for kernel, spent in seconds.most_common(3))
     click.echo(f"{seconds.total():.0f} s of all jobs, of which {', '.join(most) or 'nothing'}")
+    if record is not None:
+        click.echo(f"{len(todo) - len(rows)} on record, not compiled")
     click.echo(f"{len(rows)} variants, {failed} failed, {skipped} skipped")
     write_json(
         json_path,

@@ -1,11 +1,14 @@
 """Which targets the tests run on: `pytest --target host|cuda|hip|all`, default all that are here.
 
-`--exhaustive` adds the tests over every code of a format.
+`--exhaustive` adds what is left out to save time: tests over every code of a format, the other warp
+size of tests that take the two in turn, and cases of tests that take every second or third.
 """
 
 from __future__ import annotations
 
 import os
+from collections import defaultdict
+from typing import Any
 
 # Before numpy is imported.  FP64 products of tests are small, and the threads of several test processes
 # that wait for each other take ten times as long.
@@ -56,9 +59,25 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("exhaustive"):
         return
-    for item in items:
-        if "exhaustive" in item.keywords:
-            item.add_marker(pytest.mark.skip(reason="needs --exhaustive"))
+    cases: dict[str, dict[Any, int]] = defaultdict(dict)
+    left_out = [item for item in items if _is_left_out(item, cases[item.nodeid.partition("[")[0]])]
+    config.hook.pytest_deselected(items=left_out)
+    gone = set(left_out)
+    items[:] = [item for item in items if item not in gone]
+
+
+def _is_left_out(item: pytest.Item, cases: dict[Any, int]) -> bool:
+    """By the markers exhaustive, in_turn and thinned.  cases: the test's own, numbered as they come."""
+    callspec = getattr(item, "callspec", None)
+    indices = dict(callspec.indices) if callspec else {}
+    indices.pop("target", None)
+    number = cases.setdefault(tuple(indices.items()), len(cases))
+    thinned = item.get_closest_marker("thinned")
+    if "exhaustive" in item.keywords or (thinned and number % thinned.args[0]):
+        return True
+    target = callspec.params.get("target") if callspec else None
+    in_turn = "in_turn" in item.keywords and target in _HOST
+    return in_turn and target != list(_HOST)[sum(indices.values()) % len(_HOST)]
 
 
 def _gpu() -> targets.Target | None:

@@ -13,7 +13,7 @@ import pytest
 
 from cupykern import OPS
 from cupykern.targets import CompileError, offline
-from cupykern.tools import gate, options
+from cupykern.tools import gate, gate_record, options
 from kernels_cu import Variant, source_text
 
 ARCHS = options.ARCHS
@@ -22,11 +22,52 @@ HIPRTC_NAMES = Path(__file__).with_name("hiprtc.h")
 
 @pytest.mark.compile
 def test_variants_compile_without_local_memory():
-    """A few for each architecture; `cupykern compile` compiles them all."""
-    rows = list(gate.compile_all(gate.tasks(OPS, ARCHS)[::211], os.cpu_count() or 1))
+    """One for each architecture; `cupykern compile` compiles them all."""
+    some = [gate.tasks(OPS, (arch,))[9 * i] for i, arch in enumerate(ARCHS)]
+    rows = list(gate.compile_all(some, os.cpu_count() or 1))
     failures = [f"{row.arch} {row.variant}: {gate.failure(row)}" for row in rows]
     assert not [text for text, row in zip(failures, rows, strict=True) if gate.failure(row)]
     assert {row.arch for row in rows if row.skipped is None} == set(ARCHS)
+
+
+def test_what_is_on_record_is_not_compiled(tmp_path, monkeypatch):
+    path, compiled = tmp_path / "record.txt", []
+
+    def compile_all(todo, jobs):
+        for variant, arch in todo:
+            compiled.append((variant, arch))
+            yield gate.Row(variant, arch, 0.1, registers, None, 0, 0)
+
+    monkeypatch.setattr(gate, "compile_all", compile_all)
+    first, second, third = ((planted(f"x[0] = {i};"), "sm_80") for i in range(3))
+
+    def run(todo, again=0.0):
+        compiled.clear()
+        known = gate_record.read(path)
+        rows = list(gate_record.compile_new(todo, known, 1, again))
+        gate_record.update(path, known, rows, todo)
+        return [gate.failure(row) for row in rows]
+
+    registers = 40
+    assert run([first, second]) == [None, None] and compiled == [first, second]
+    assert run([first, second]) == [] == compiled
+    assert run([first, second, third]) == [None] and compiled == [third]
+    # Other lines and comments are the same code; another architecture, constant or use is not.
+    text = "// why\n\n" + first[0].text.replace("{\n", "{\n    // what\n")
+    assert run([(replace(first[0], text=text), "sm_80"), second, third]) == []
+    for other in (
+        (first[0], "sm_86"),
+        (replace(first[0], constants=(("kOther", 1),)), "sm_80"),
+        (replace(first[0], tuned=False), "sm_80"),
+    ):
+        assert run([other, second]) == [None] and compiled == [other]
+    # Of what is gone nothing stays, but for architectures that were not asked for.
+    assert {key.arch for key in gate_record.read(path)} == {"sm_80", "sm_86"}
+    assert run([third]) == [None]
+    assert run([third], again=60.0) == [None] and compiled == [third]
+    registers = 48
+    assert run([third], again=60.0) == ["48 registers, 40 on record"]
+    assert run([third]) == [None]  # what failed is not on record
 
 
 def test_there_are_few_variants():

@@ -32,6 +32,7 @@ def compare(*args, outputs, **kwargs) -> check.Comparison:
     return check.compare((outputs,), references, bounds)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_every_variant(target, dtype):
     for m, n, layout in (
@@ -62,6 +63,7 @@ def test_a_ragged_last_tile_counts_once(target, n):
         np.testing.assert_allclose(y, 1 / n, rtol=1e-6)
 
 
+@pytest.mark.in_turn
 def test_many_columns(target):
     """262144 and one more: more sets of columns than a block has threads, several blocks for a row."""
     xp, n, k = target.xp, 262145, 16

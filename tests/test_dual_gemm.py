@@ -44,6 +44,7 @@ def silu(x: np.ndarray) -> np.ndarray:
     return x / (1 + np.exp(-x))
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("dtype", "dtype_b"), PAIRS)
 def test_every_config_of_every_pair(target, dtype, dtype_b):
     """Tails in all three sizes; vectors of both orders and element by element; split k."""

@@ -152,6 +152,7 @@ def test_few_rows_are_streamed(arch, dtype, dtype_b, layout_b, _):
 
 
 @pytest.mark.compile
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(("dtype", "dtype_b", "layout_b", "_"), PAIRS)
 @pytest.mark.parametrize("m", [1, 16])
 def test_variants_of_every_kind_compile(m, dtype, dtype_b, layout_b, _):

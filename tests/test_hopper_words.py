@@ -401,6 +401,7 @@ PRODUCTS = [
 ]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("a", "b", "n", "span", "major_a", "major_b", "registers"), PRODUCTS)
 def test_wgmma(target, a, b, n, span, major_a, major_b, registers):
     size = NUMBERS[a].itemsize

@@ -65,6 +65,7 @@ def check_problem(op, problem, target, seed: int = 1) -> None:
 # --- sizes, layouts, dtypes ----------------------------------------------------------------------
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("dtype", "dtype_b"), PAIRS)
 def test_every_config_of_every_pair(target, dtype, dtype_b):
     """Tails in all three sizes; vectors of both orders and element by element; split k."""
@@ -87,6 +88,7 @@ def test_every_config_of_every_pair(target, dtype, dtype_b):
     assert len(seen) > 1
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", ["float16", "float32", "int8"])
 @pytest.mark.parametrize("m", [1, 15, 16, 17, 65])
 @pytest.mark.parametrize("n", [1, 9, 130])
@@ -95,6 +97,7 @@ def test_tails(target, m, n, dtype):
         check_problem(MATMUL, MatmulProblem(m, n, k, dtype, kind="same_sign"), target)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("layout_b", ["C", "F"])
 @pytest.mark.parametrize(("dtype", "dtype_b"), PAIRS)
 def test_vectors_that_end_in_what_is_not_the_operands(target, dtype, dtype_b, layout_b):
@@ -229,6 +232,7 @@ def test_every_code_converts_exactly(target, dtype, dtype_b, layout):
         np.testing.assert_array_equal(product[5, ~finite], expected[~finite])
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", FP8)
 @pytest.mark.parametrize("dtype_b", FP8)
 def test_every_fp8_code_of_both_operands(target, dtype, dtype_b):
@@ -423,6 +427,7 @@ def test_out_between_the_operands_columns(target):
 # --- scaled_mm -----------------------------------------------------------------------------------
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("scales", SCALES)
 @pytest.mark.parametrize(("dtype", "dtype_b"), SCALED_PAIRS)
 def test_scales_of_every_pair(target, dtype, dtype_b, scales):

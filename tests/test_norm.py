@@ -39,6 +39,7 @@ def random(target, shape, dtype="float32", seed=1, kind="normal"):
     return target.xp.asarray(inputs.values(kind, shape, dtypes.NAMES[dtype], seed))
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", OPS)
 def test_every_config_holds_what_it_admits(target, name, dtype):
@@ -78,6 +79,7 @@ def test_every_config_holds_what_it_admits(target, name, dtype):
                 assert comparison.ok, f"{config}, {num_cols}: {comparison}"
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("name", OPS)
 def test_rows_that_fill_their_threads(target, name):
     """Which have code of their own, as have those beside them."""
@@ -93,6 +95,7 @@ def test_rows_that_fill_their_threads(target, name):
         assert comparison.ok, comparison
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("quantize", [None, "int8"])
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
 def test_two_rows_a_thread_whose_weights_come_first(target, name, quantize):
@@ -126,6 +129,7 @@ def test_two_rows_a_thread_whose_weights_come_first(target, name, quantize):
     check_one()
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("layout", inputs.LAYOUTS)
 @pytest.mark.parametrize("name", OPS)
 def test_every_layout(target, name, layout):
@@ -137,6 +141,7 @@ def test_every_layout(target, name, layout):
         assert comparison.ok, comparison
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", OPS)
 def test_long_rows(target, name, dtype):
@@ -148,6 +153,7 @@ def test_long_rows(target, name, dtype):
         assert comparison.ok, comparison
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("weight_dtype", DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_weights_of_another_dtype(target, dtype, weight_dtype):
@@ -329,6 +335,7 @@ def test_numbers_at_odd_addresses(target):
     assert (out == cupykern.rms_norm(x)).all()
 
 
+@pytest.mark.in_turn
 def test_bitwise_repeatable(target):
     x = random(target, (5, 40_000), "float16")
     first = [cupykern.layer_norm(x), *cupykern.rms_norm(x, quantize="e4m3")]

@@ -133,6 +133,7 @@ def test_every_scale_counts_where_it_should(target):
         np.testing.assert_array_equal(to_numpy(product).T, expected)
 
 
+@pytest.mark.in_turn
 def test_integers_are_exact(target):
     """Codes that are whole numbers, scales that are powers of two: any K and layout, bit for bit."""
     rng = np.random.default_rng(5)

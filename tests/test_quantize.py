@@ -25,6 +25,7 @@ def run_and_compare(call: Call) -> check.Comparison:
     return check.compare(OP.run(*call.args, **call.kwargs), references, bounds)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("granularity", ["tensor", "row", "column"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_every_config_holds_what_it_admits(target, dtype, granularity):
@@ -40,6 +41,7 @@ def test_every_config_holds_what_it_admits(target, dtype, granularity):
             assert comparison.ok, f"{config}, {num_cols}: {comparison}"
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("layout", inputs.LAYOUTS)
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_every_layout(target, granularity, layout):
@@ -49,6 +51,7 @@ def test_every_layout(target, granularity, layout):
         assert comparison.ok, comparison
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_large_groups(target, granularity):
     problem = QuantizeProblem((2, 1_000_003), "float16", "e4m3", granularity, (2, 400_000))

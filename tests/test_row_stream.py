@@ -53,6 +53,7 @@ def run_and_compare(op: Op, problem, target, config: RowConfig, seed: int = 1) -
     return check.compare(outputs, references, bounds)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", CONFIGS)
 @pytest.mark.parametrize("name", OPS)
 def test_rows_of_any_number_and_length(target, name, dtype):

@@ -30,6 +30,7 @@ def to_numpy(x) -> np.ndarray:
     return (x if isinstance(x, np.ndarray) else x.get()).astype(np.float64)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", OP_OF)
 def test_every_config_holds_what_it_admits(target, name, dtype):
@@ -44,6 +45,7 @@ def test_every_config_holds_what_it_admits(target, name, dtype):
             assert comparison.ok, f"{config}, {num_cols}: {comparison}"
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("layout", inputs.LAYOUTS)
 @pytest.mark.parametrize("axis", [0, 1, 2, 3])
 def test_every_axis_and_layout(target, axis, layout):
@@ -59,6 +61,7 @@ def test_long_columns(target, num_cols):
     assert comparison.ok, comparison
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_million_columns(target, dtype):
     problem = SoftmaxProblem((2, 2**20 + 3), dtype=dtype)

@@ -337,7 +337,7 @@ def _variants(arch: str) -> tuple[Variant, ...]:
 
 def _task(problem: LogitsProblem) -> GemmTask:
     a, w, _ = _inputs(problem, 0, np).args
-    a = a.reshape(-1, a.shape[-1])
+    a = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
     operands = product.matrix(a, ()), product.matrix(w, ())
     return product.make_task(
         *operands, 1, a.shape[0], w.shape[1], w.shape[0], kernel="dequant_softmax"

@@ -55,6 +55,13 @@ def compile_offline(variant: Variant, arch: str) -> Usage:
     return (_compile_hip if arch.startswith("gfx") else _compile_cuda)(variant, arch)
 
 
+def options(arch: str) -> tuple[str, ...]:
+    """The compiler's, but for those that only make it say more."""
+    if arch.startswith("gfx"):
+        return (*CLANG_FLAGS, f"--offload-arch={arch}")
+    return (*OPTIONS, f"-arch={arch}", "-ftz=true")
+
+
 def compiler_name(arch: str) -> str:
     """What compile_offline compiles for `arch` with, as "NVRTC 13.0".  Raises UnavailableError."""
     if not arch.startswith("gfx"):
@@ -113,17 +120,15 @@ def broken_copies(cubin: bytes) -> int:
 
 def _compile_cuda(variant: Variant, arch: str) -> Usage:
     nvrtc = _nvrtc()
-    options = (
-        *OPTIONS,
-        f"-arch={arch}",
-        "-ftz=true",
+    asked = (
+        *options(arch),
         "--ptxas-options=-v",
         # What comes out of a cache comes without ptxas' words.
         *(("--no-cache",) if nvrtc.getVersion() >= (12, 8) else ()),
     )
     program = nvrtc.createProgram(source_text(variant, "cuda"), "variant.cu", (), ())
     try:
-        nvrtc.compileProgram(program, options)
+        nvrtc.compileProgram(program, asked)
         log = nvrtc.getProgramLog(program)
         known = arch.startswith(("sm_8", "sm_9"))  # whose encoding broken_copies reads
         copies = broken_copies(nvrtc.getCUBIN(program)) if known else 0
@@ -180,7 +185,7 @@ def _compile_hip(variant: Variant, arch: str) -> Usage:
         source, assembly = Path(scratch, "variant.hip"), Path(scratch, "variant.s")
         source.write_text(source_text(variant, "hip"))
         done = subprocess.run(
-            [*clang, *CLANG_FLAGS, f"--offload-arch={arch}", str(source), "-o", str(assembly)],
+            [*clang, *options(arch), str(source), "-o", str(assembly)],
             capture_output=True,
             text=True,
         )

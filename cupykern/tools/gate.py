@@ -73,8 +73,13 @@ def compile_row(variant: Variant, arch: str) -> Row:
         usage.local_bytes,
         usage.shared_bytes,
         usage.warnings,
-        compiler=_compiler(arch[:3]),
+        compiler=compiler(arch),
     )
+
+
+def compiler(arch: str) -> str:
+    """Name and version.  Raises UnavailableError where there is none for `arch`."""
+    return _compiler("gfx" if arch.startswith("gfx") else "sm")
 
 
 @cache
