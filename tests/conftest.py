@@ -1,7 +1,8 @@
 """Which targets the tests run on: `pytest --target host|cuda|hip|all`, default all that are here.
 
 `--exhaustive` adds what is left out to save time: tests over every code of a format, the other warp
-size of tests that take the two in turn, and cases of tests that take every second or third.
+size of tests that take the two in turn, cases of tests that take every second or third, and hypothesis'
+examples.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ settings.register_profile(
     "repository",
     deadline=None,
     derandomize=True,
-    max_examples=40,
+    max_examples=25,
     print_blob=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
+settings.register_profile("exhaustive", settings.get_profile("repository"), max_examples=200)
 settings.load_profile("repository")
 
 os.environ["CUPYKERN_TUNE"] = "0"  # what somebody tuned on this machine is nothing for the tests
@@ -54,6 +56,11 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     if no_say and not (option.usepdb or "PYTEST_XDIST_WORKER" in os.environ) and _gpu() is None:
         option.numprocesses = os.cpu_count()
         option.dist = "worksteal"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("exhaustive"):
+        settings.load_profile("exhaustive")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -173,8 +173,10 @@ CASES = [
 @pytest.mark.parametrize(
     ("problems", "config"), CASES, ids=[f"{p[0].dtype}-{config}" for p, config in CASES]
 )
-def test_errors_are_within_the_bound(target, problems, config):
+def test_errors_are_within_the_bound(request, target, problems, config):
     skip_unless_hopper(target)
+    if CASES.index((problems, config)) % 2 and not request.config.getoption("exhaustive"):
+        problems = problems[:3]
     for i, problem in enumerate(problems):
         if config.split_k and getattr(problem, "product", problem).k <= 128:
             continue  # each block of the cluster has a stage

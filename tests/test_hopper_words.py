@@ -704,6 +704,8 @@ def _check(sanitizer: str, mistake: str) -> subprocess.CompletedProcess:
         added = host_compiler.sanitizer_environment(sanitizer)
     except UnavailableError as error:
         pytest.skip(str(error))
+    if "TSAN_OPTIONS" in added:
+        added["TSAN_OPTIONS"] += " halt_on_error=1"  # each report takes long
     return subprocess.run(
         [sys.executable, "-c", _RACE_CHECK, sanitizer, mistake],
         env={**os.environ, **added, "PYTHONPATH": os.pathsep.join(sys.path)},

@@ -210,6 +210,7 @@ def test_more_than_two_to_the_31_elements():
 # --- numbers -------------------------------------------------------------------------------------
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("layout", ["C", "F"])
 @pytest.mark.parametrize("dtype_b", [*FP8, "int8"])
 @pytest.mark.parametrize("dtype", SIXTEEN)

@@ -36,7 +36,7 @@ def to_numpy(x) -> np.ndarray:
 def test_every_config_holds_what_it_admits(target, name, dtype):
     """Also rows that need a cluster or chunks, aligned and not, masked, of other strides."""
     op = OP_OF[name]
-    for num_cols in (5, 100, 1024, 5000, 40_000):
+    for num_cols in (5, 1024, 5000, 40_000):
         problem = SoftmaxProblem((3, num_cols), dtype=dtype, mask_shape=(1, num_cols), scale=0.5)
         call = op.inputs(problem, num_cols, target.xp)
         for config in op.configs(problem, target.arch):
