@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -66,7 +67,7 @@ Problems = Callable[[], Iterable[tuple[str, Op, Any]]]
 Checks = Mapping[str, Callable[[], None]]
 
 
-def first_failure(problems: Problems, checks: Checks, wanted: str = "") -> str | None:
+def first_failure(problems: Problems, checks: Checks, wanted: str) -> str | None:
     """The name of the first check that fails, or None: the problems against their bounds, then
     functions that raise AssertionError.  The check `wanted` goes before all others: each variant that
     a fault changes is compiled again."""
@@ -74,16 +75,28 @@ def first_failure(problems: Problems, checks: Checks, wanted: str = "") -> str |
     for chosen in ({wanted} & names, names - {wanted}):
         for schedule, warp_size in SCHEDULES if chosen else ():
             with host.use(schedule=schedule, warp_size=warp_size) as target:
-                for name, op, problem in problems():
-                    if name in chosen and not _holds(op, problem, target):
-                        return name
-                for name in checks:
-                    try:
-                        if name in chosen:
-                            checks[name]()
-                    except (AssertionError, host.HostKernelError):
+                for name, holds in _all(problems, checks, target):
+                    if name in chosen and not holds():
                         return name
     return None
+
+
+def _all(
+    problems: Problems, checks: Checks, target: host.HostTarget
+) -> Iterator[tuple[str, Callable[[], bool]]]:
+    """Names, and whether a problem's or a check's kernels do what they should, if asked."""
+    for name, op, problem in problems():
+        yield name, partial(_holds, op, problem, target)
+    for name, check_all in checks.items():
+        yield name, partial(_passes, check_all)
+
+
+def _passes(check_all: Callable[[], None]) -> bool:
+    try:
+        check_all()
+    except (AssertionError, host.HostKernelError):
+        return False
+    return True
 
 
 def _holds(op: Op, problem: Any, target: host.HostTarget) -> bool:
@@ -126,9 +139,14 @@ def fault_tests(
     or ends its process before that check looks: what the memory held that it overwrote is chance.
     Of the faults only some (every third) without --exhaustive: each compiles kernels of its own."""
 
-    def test_nothing_fails_without_a_fault() -> None:
-        failure = first_failure(problems, checks)
-        assert failure is None, failure
+    @pytest.mark.parametrize("first", range(len(SCHEDULES)))
+    @pytest.mark.thinned(len(SCHEDULES))
+    def test_nothing_fails_without_a_fault(first: int) -> None:
+        """Each check under one of the schedules in turn; under all of them with --exhaustive."""
+        for i, (schedule, warp_size) in enumerate(SCHEDULES):
+            with host.use(schedule=schedule, warp_size=warp_size) as target:
+                for number, (name, holds) in enumerate(_all(problems, checks, target)):
+                    assert (number + first) % len(SCHEDULES) != i or holds(), name
 
     @pytest.mark.faults
     @pytest.mark.thinned(every)

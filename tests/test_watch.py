@@ -189,7 +189,7 @@ def test_the_first_index(target, dtype):
     number = dtypes.NAMES[dtype]
     nan = np.array(np.nan).astype(number)
     rng = np.random.default_rng(4)
-    for place in (0, 1, 15, 16, 63, 64, 8191, 8192, 99_998, 99_999, *rng.integers(0, 100_000, 2)):
+    for place in (0, 1, 15, 64, 8191, 8192, 99_999, *rng.integers(0, 100_000, 2)):
         flat = np.ones(100_000, number)
         flat[place] = nan
         flat[min(place + 17, 99_999) :: 511] = nan
