@@ -210,15 +210,15 @@ def compile_(
     if again and record is None:
         raise click.UsageError("--again needs --record")
     todo = gate.tasks(ops, archs)
-    known = gate_record.read(record)
+    if record is None:
+        compiled = gate.compile_all(todo, jobs)
+    else:
+        compiled = gate_record.compile_new(todo, gate.tasks(OPS, archs), record, jobs, 60 * again)
     rows = []
-    try:
-        with progress(len(todo), "compile") as advance:
-            for row in gate_record.compile_new(todo, known, jobs, 60 * again):
-                rows.append(row)
-                advance(f"{row.variant.kernel}, {row.arch}")
-    finally:  # also of what Ctrl-C ends
-        gate_record.update(record, known, rows, gate.tasks(OPS, archs))
+    with progress(len(todo), "compile") as advance:
+        for row in compiled:
+            rows.append(row)
+            advance(f"{row.variant.kernel}, {row.arch}")
     failures = [gate.failure(row) for row in rows]
     shown = [
         (

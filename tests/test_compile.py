@@ -43,9 +43,7 @@ def test_what_is_on_record_is_not_compiled(tmp_path, monkeypatch):
 
     def run(todo, again=0.0):
         compiled.clear()
-        known = gate_record.read(path)
-        rows = list(gate_record.compile_new(todo, known, 1, again))
-        gate_record.update(path, known, rows, todo)
+        rows = gate_record.compile_new(todo, todo, path, 1, again)
         return [gate.failure(row) for row in rows]
 
     registers = 40
@@ -62,7 +60,8 @@ def test_what_is_on_record_is_not_compiled(tmp_path, monkeypatch):
     ):
         assert run([other, second]) == [None] and compiled == [other]
     # Of what is gone nothing stays, but for architectures that were not asked for.
-    assert {key.arch for key in gate_record.read(path)} == {"sm_80", "sm_86"}
+    lines = path.read_text().splitlines()[1:]
+    assert {line.split()[0] for line in lines} == {"sm_80", "sm_86"}
     assert run([third]) == [None]
     assert run([third], again=60.0) == [None] and compiled == [third]
     registers = 48

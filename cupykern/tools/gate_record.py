@@ -26,6 +26,7 @@ from . import gate
 # Lines that no compiler sees: comments, which lines they were, nothing.
 _UNSEEN = re.compile(r"^[ \t]*(//.*|#line .*)?\n", re.MULTILINE)
 _ASKED = 1  # one more whenever gate.failure comes to refuse more: all is compiled again
+_SECONDS = 20.0  # between the record's writings
 _HEADER = "# architecture, kernel, digest of source and compiler, registers of a thread\n"
 
 
@@ -50,22 +51,43 @@ def _digest(variant: Variant, target: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def read(path: Path | None) -> dict[Key, int]:
-    """The registers of what is on record, by whole lines; nothing without a file.  Raises OSError."""
-    if path is None or not path.exists():
-        return {}
-    rows = (line.split() for line in path.read_text().splitlines())
-    return {Key(*row[:3]): int(row[3]) for row in rows if len(row) == 4 and row[3].isdigit()}
-
-
 def compile_new(
-    todo: Sequence[tuple[Variant, str]], record: dict[Key, int], jobs: int, again: float = 0
+    todo: Sequence[tuple[Variant, str]],
+    current: Iterable[tuple[Variant, str]],
+    path: Path,
+    jobs: int,
+    again: float = 0,
 ) -> Iterator[gate.Row]:
-    """A Row for each of `todo` that is not on record, then for others in random order, for `again` seconds.
+    """A Row for each of `todo` that is not on the record `path`, then for others in random order, for
+    `again` seconds.  Of those it is an error that they need other registers than on record.
 
-    Of those it is an error that they need other registers than on record.  Raises UnavailableError.
+    The record is written now and then, and at the end, with what passed, without what failed and what is
+    no longer among `current`; of architectures that `current` does not have, everything stays.
+    Raises UnavailableError and OSError.
     """
-    known = [task for task in todo if key(*task) in record] if record else []
+    record = _read(path)
+    keys = {key(*task) for task in current}
+    archs = {of.arch for of in keys}
+    kept = {of: n for of, n in record.items() if of.arch not in archs or of in keys}
+    written = time.monotonic()
+    try:
+        for row in _rows(todo, record, jobs, again):
+            of_row = key(row.variant, row.arch)
+            kept.pop(of_row, None)
+            if gate.failure(row) is None and row.registers is not None:
+                kept[of_row] = row.registers
+            if time.monotonic() > written + _SECONDS:
+                _write(path, kept)
+                written = time.monotonic()
+            yield row
+    finally:
+        _write(path, kept)
+
+
+def _rows(
+    todo: Sequence[tuple[Variant, str]], record: dict[Key, int], jobs: int, again: float
+) -> Iterator[gate.Row]:
+    known = [task for task in todo if key(*task) in record]
     there = set(known)
     yield from gate.compile_all([task for task in todo if task not in there], jobs)
     if not again:
@@ -82,24 +104,13 @@ def compile_new(
                 return
 
 
-def update(
-    path: Path | None,
-    record: dict[Key, int],
-    rows: Iterable[gate.Row],
-    current: Iterable[tuple[Variant, str]],
-) -> None:
-    """Write the record with what passed, without what failed and what is no longer among `current`.
+def _read(path: Path) -> dict[Key, int]:
+    """By whole lines; nothing without a file."""
+    if not path.exists():
+        return {}
+    rows = (line.split() for line in path.read_text().splitlines())
+    return {Key(*row[:3]): int(row[3]) for row in rows if len(row) == 4 and row[3].isdigit()}
 
-    Of architectures that `current` does not have, everything stays.  Raises OSError.
-    """
-    if path is None:
-        return
-    keys = {key(*task) for task in current}
-    archs = {known.arch for known in keys}
-    kept = {known: n for known, n in record.items() if known.arch not in archs or known in keys}
-    for row in rows:
-        of_row = key(row.variant, row.arch)
-        kept.pop(of_row, None)
-        if gate.failure(row) is None and row.registers is not None:
-            kept[of_row] = row.registers
-    path.write_text(_HEADER + "".join(f"{' '.join(of)} {kept[of]}\n" for of in sorted(kept)))
+
+def _write(path: Path, record: dict[Key, int]) -> None:
+    path.write_text(_HEADER + "".join(f"{' '.join(of)} {record[of]}\n" for of in sorted(record)))
