@@ -1,6 +1,6 @@
 """The record of the compile gate: which sources have passed it, by which compiler.
 
-Compiling everything takes 20 to 45 minutes of a core; of a change most variants' sources are the same as
+Compiling everything takes 25 to 50 minutes of a core; of a change most variants' sources are the same as
 before.  The record is a text file with a line for each variant and architecture that passed, so that what
 a change does to registers is in its diff: architecture, kernel, digest, registers of a thread.
 """
