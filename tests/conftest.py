@@ -117,6 +117,12 @@ def target(request: pytest.FixtureRequest):
 
 
 @pytest.fixture
+def exhaustive(request: pytest.FixtureRequest) -> bool:
+    """Whether a test is to do all that it can (--exhaustive)."""
+    return request.config.getoption("exhaustive")
+
+
+@pytest.fixture
 def gpu(request: pytest.FixtureRequest):
     """The GPU's Target; the test is skipped without one."""
     here = _gpu()

@@ -70,7 +70,7 @@ def test_what_is_on_record_is_not_compiled(tmp_path, monkeypatch):
 
 
 def test_there_are_few_variants():
-    """CI compiles all of them."""
+    """CI compiles those that are not on record, and some of the others again."""
     # Where configs are measured: clusters, and Hopper's main loops beside the portable one.  The host
     # target, which compiles what is called, has the portable configs of small arrays as well.
     most = {"sm_90a": (168, 770), "host": (176, 795)}

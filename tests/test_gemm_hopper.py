@@ -173,15 +173,15 @@ CASES = [
 @pytest.mark.parametrize(
     ("problems", "config"), CASES, ids=[f"{p[0].dtype}-{config}" for p, config in CASES]
 )
-def test_errors_are_within_the_bound(request, target, problems, config):
+def test_errors_are_within_the_bound(target, problems, config, exhaustive):
     skip_unless_hopper(target)
-    if CASES.index((problems, config)) % 2 and not request.config.getoption("exhaustive"):
+    if CASES.index((problems, config)) % 2 and not exhaustive:
         problems = problems[:2]
     for i, problem in enumerate(problems):
         if config.split_k and getattr(problem, "product", problem).k <= 128:
             continue  # each block of the cluster has a stage
         y = compute(target, problem, config)
-        for schedule in SCHEDULES[1:] if target.name == "host" and i < 1 else ():
+        for schedule in SCHEDULES[1:] if target.name == "host" and i < 1 + exhaustive else ():
             with host.use(schedule=schedule) as here:
                 assert compute(here, problem, config) == y, f"{schedule} changes {problem!r}"
 
@@ -500,22 +500,25 @@ def run(target, number):
     OPS[name].run(*call.args, **call.kwargs, config=config)
 
 
-step = {"thread": 1, "address": 2}[sys.argv[1]]
+everything = len(sys.argv) > 2
+step = 2 if sys.argv[1] == "address" and not everything else 1
 for number in range(0, len(CHECKED) + len(OTHER_OPS), step):
-    with host.use(sanitizer=sys.argv[1], schedule=("fifo", "lifo")[number // step % 2]) as target:
-        run(target, number)
+    for turn in range(1 + everything):
+        schedule = ("fifo", "lifo")[(number // step + turn) % 2]
+        with host.use(sanitizer=sys.argv[1], schedule=schedule) as target:
+            run(target, number)
 """
 
 
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("sanitizer", host.SANITIZERS)
-def test_the_checkers_find_nothing(sanitizer):
+def test_the_checkers_find_nothing(sanitizer, exhaustive):
     try:
         added = host_compiler.sanitizer_environment(sanitizer)
     except UnavailableError as error:
         pytest.skip(str(error))
     done = subprocess.run(
-        [sys.executable, "-c", _RUN, sanitizer],
+        [sys.executable, "-c", _RUN, sanitizer, *(["all"] if exhaustive else [])],
         env={
             **os.environ,
             **added,

@@ -28,9 +28,10 @@ def run_and_compare(call: Call) -> check.Comparison:
 @pytest.mark.in_turn
 @pytest.mark.parametrize("granularity", ["tensor", "row", "column"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_every_config_holds_what_it_admits(target, dtype, granularity):
+def test_every_config_holds_what_it_admits(target, dtype, granularity, exhaustive):
     # Columns are blocks' strips, each of which some configs give 8192 threads.
-    for num_cols in (5, 100, 256) if granularity == "column" else (5, 1024, 40_000):
+    lengths = (5, 100, 256) if granularity == "column" else (5, 1024, 40_000)
+    for num_cols in (*lengths, 100, 5000) if exhaustive and granularity != "column" else lengths:
         problem = QuantizeProblem((3, num_cols), dtype, granularity=granularity)
         call = OP.inputs(problem, 1, target.xp)
         references = OP.reference(*call.args, **call.kwargs)

@@ -82,12 +82,13 @@ warp_size = int(sys.argv[2])
 schedule = {32: "fifo", 64: "lifo"}[warp_size]
 ops = [op for op in OPS if op.name in sys.argv[1].split(",")]
 covered = set()
-with host.use(sanitizer=sys.argv[3], schedule=schedule, warp_size=warp_size) as target:
+everything = sys.argv[3] == "all"
+with host.use(sanitizer=sys.argv[4], schedule=schedule, warp_size=warp_size) as target:
     for op in ops:
         large = op.bench_problem(LARGE.get(op.name, (1, 30_000)), op.dtypes[0])
-        if op is ops[0] or op.name in LARGE:  # else the same kernels
+        if everything or op is ops[0] or op.name in LARGE:  # else the same kernels
             run(op, large, target)
-        for problem in drawn(op, covered, 1):
+        for problem in drawn(op, covered, 5 if everything else 1):
             run(op, problem, target)
         if op.name in ("softmax", "log_softmax"):  # rows in registers
             run(op, op.bench_problem((2, 4096), "float16"), target)
@@ -163,8 +164,9 @@ def test_every_op_is_in_a_group():
     ],
 )
 @pytest.mark.parametrize("group", GROUPS, ids=",".join)
-def test_clean(group, sanitizer, warp_size):
-    done = run(sanitizer, _CHECK, ",".join(group), str(warp_size))
+def test_clean(group, sanitizer, warp_size, exhaustive):
+    count = "all" if exhaustive else "few"
+    done = run(sanitizer, _CHECK, ",".join(group), str(warp_size), count)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "Sanitizer" not in done.stderr, done.stderr[-3000:]
 

@@ -184,12 +184,15 @@ def test_nothing_is_finite(target):
 
 @pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_first_index(target, dtype):
+def test_the_first_index(target, dtype, exhaustive):
     """In C order whatever the layout; wherever in a vector, a batch or a block."""
     number = dtypes.NAMES[dtype]
     nan = np.array(np.nan).astype(number)
     rng = np.random.default_rng(4)
-    for place in (0, 1, 15, 64, 8191, 8192, 99_999, *rng.integers(0, 100_000, 2)):
+    places = (0, 1, 15, 64, 8191, 8192, 99_999, *rng.integers(0, 100_000, 2))
+    if exhaustive:
+        places += (16, 63, 99_998, *rng.integers(0, 100_000, 4))
+    for place in places:
         flat = np.ones(100_000, number)
         flat[place] = nan
         flat[min(place + 17, 99_999) :: 511] = nan

@@ -38,6 +38,7 @@ class Key(NamedTuple):
     digest: str
 
 
+@cache
 def key(variant: Variant, arch: str) -> Key:
     """Raises UnavailableError where there is no compiler for `arch`."""
     text = _digest(variant, "hip" if arch.startswith("gfx") else "cuda")
@@ -88,8 +89,7 @@ def _rows(
     todo: Sequence[tuple[Variant, str]], record: dict[Key, int], jobs: int, again: float
 ) -> Iterator[gate.Row]:
     known = [task for task in todo if key(*task) in record]
-    there = set(known)
-    yield from gate.compile_all([task for task in todo if task not in there], jobs)
+    yield from gate.compile_all([task for task in todo if key(*task) not in record], jobs)
     if not again:
         return
     end = time.monotonic() + again
