@@ -45,7 +45,7 @@ class CudaTarget:
         """Compile, or take from CuPy's disk cache, and load.  Raises CompileError."""
         cupy = self.xp
         # CuPy appends its own -arch=sm_90; the first one given wins, and wgmma needs the "a".
-        options = (*OPTIONS, f"-arch={self.arch}")
+        options = (*OPTIONS, f"-arch={self.arch}", *_checked_options())
         module = cupy.RawModule(code=source_text(variant, "cuda"), options=options)
         with cupy.cuda.Device(self.device_id):
             try:
@@ -128,6 +128,13 @@ class CooperativeCudaKernel(CudaKernel):
 
     def launch_plainly(self, grid: int, args: tuple[Any, ...], shared_bytes: int) -> None:
         self._launch((grid,), (self._num_threads,), args, shared_bytes, None, True)
+
+
+def _checked_options() -> tuple[str, ...]:
+    """With CUPYKERN_CUDA_CHECKED=1, what compute-sanitizer's racecheck needs: every thread's own arrival at
+    barriers (hopper_cuda.cuh), and lines for its reports."""
+    checked = os.environ.get("CUPYKERN_CUDA_CHECKED") == "1"
+    return ("-DEVERY_THREAD_ARRIVES", "-lineinfo") if checked else ()
 
 
 @contextmanager

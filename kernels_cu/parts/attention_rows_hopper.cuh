@@ -24,16 +24,14 @@ struct Statistics {
     DEVICE bool wanted() const { return lse || row_max || row_sum; }
 };
 
-DEVICE void release(Barrier& empty) {
-    if (threadIdx.x % 128 == 0) empty.arrive();
-}
+DEVICE void release(Barrier& empty) { empty.arrive_for<128>(); }
 // The values of a tile that only other warpgroups keep.  Not before they are there: a phase of
 // `empty` is to have one arrival of each warpgroup.  Warps that do not release do not wait: they may
 // be late by more than a phase.
 DEVICE void release_unused(HopperAttention& storage, StagePlace at) {
-    if (threadIdx.x % 128 == 0) {
+    if (kEveryThreadArrives || threadIdx.x % 128 == 0) {
         storage.values_full[at.stage].wait(at.parity);
-        storage.values_empty[at.stage].arrive();
+        release(storage.values_empty[at.stage]);
     }
     sync_warp();
 }
@@ -288,10 +286,9 @@ struct WarpgroupRows {
     }
     // When what `finish` has stored is read.
     DEVICE static void release_queries(HopperAttention& storage, int query_stage) {
-        if (threadIdx.x % 32 == 0) {
-            tma_store_wait_read<0>();
-            storage.queries_empty[query_stage].arrive();
-        }
+        if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();
+        if (kEveryThreadArrives) sync_warp();
+        storage.queries_empty[query_stage].arrive_for<32>();
         sync_warp();
     }
 };

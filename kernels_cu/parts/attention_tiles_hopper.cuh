@@ -92,13 +92,13 @@ struct HopperAttention {
     DEVICE void init() {
         for (int i = 0; i < kQueryTiles; ++i) {
             queries_full[i].init(1);
-            queries_empty[i].init(4 * kConsumers);
+            queries_empty[i].init(4 * kConsumers, 32);
         }
         for (int i = 0; i < kStages; ++i) {
             keys_full[i].init(1);
             values_full[i].init(1);
-            keys_empty[i].init(kConsumers);
-            values_empty[i].init(kConsumers);
+            keys_empty[i].init(kConsumers, 128);
+            values_empty[i].init(kConsumers, 128);
         }
         fence_barrier_init();
     }

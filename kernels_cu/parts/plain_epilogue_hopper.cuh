@@ -14,8 +14,8 @@ struct TileFactors {
     Barrier full, empty;
 
     DEVICE void init() {
-        full.init(1);
-        empty.init(4 * (kShareRows ? kConsumers : 1));  // warps that store a tile
+        full.init(1, 32);
+        empty.init(4 * (kShareRows ? kConsumers : 1), 32);  // warps that store a tile
     }
     // By one warp: those of a task's tile, when the ones before have been read.  No scales: 1.  For
     // gelu_of_twice, half the bias.
@@ -40,7 +40,7 @@ struct TileFactors {
                     p.scale_a_stride, kFloat, int(task.row), int(p.m));
         }
         sync_warp();
-        if (threadIdx.x % 32 == 0) full.arrive();
+        full.arrive_for<32>();
     }
     template <int kStep>
     DEVICE static void fill(float* to, int count, const void* from, float absent, int64_t offset,
@@ -56,7 +56,7 @@ struct TileFactors {
     // By a warp that has read them.
     DEVICE void release() {
         sync_warp();
-        if (threadIdx.x % 32 == 0) empty.arrive();
+        empty.arrive_for<32>();
     }
     // A part finished but for the activation.  row, col: of its first sum in the tile.
     DEVICE void finish(const SumType (&sums)[kValues], float alpha, int row, int col,

@@ -21,16 +21,31 @@ DEVICE uint32_t cluster_address(const void* p, int rank) {
 // A phase is complete when `count` arrivals and all expected bytes are in; then the next begins.
 // Phases have parity 0, 1, 0, ...: wait(parity) returns when the last phase of that parity is
 // complete, at once on a fresh barrier for parity 1.
+//
+// EVERY_THREAD_ARRIVES: for compute-sanitizer's racecheck, which does not see that the accesses of
+// threads that have met (sync_warp, wgmma) come before the arrival of one of them.
+#ifdef EVERY_THREAD_ARRIVES
+constexpr bool kEveryThreadArrives = true;
+#else
+constexpr bool kEveryThreadArrives = false;
+#endif
 struct alignas(8) Barrier {
     uint64_t state;
 
-    // By one thread; then fence_barrier_init() and a barrier of the block or cluster.
-    DEVICE void init(int count) {
+    // By one thread; then fence_barrier_init() and a barrier of the block or cluster.  threads: that
+    // each arrival is for (arrive_for).
+    DEVICE void init(int count, int threads = 1) {
+        if (kEveryThreadArrives) count *= threads;
         asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address()), "r"(count)
                      : "memory");
     }
     DEVICE void arrive() {
         asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address()) : "memory");
+    }
+    // By a warp or warpgroup, whose threads have met since their accesses: one arrival for all.
+    template <int kThreads>
+    DEVICE void arrive_for() {
+        if (kEveryThreadArrives || threadIdx.x % kThreads == 0) arrive();
     }
     // At this barrier in the block of rank `rank`; seen there by wait_cluster.
     DEVICE void arrive_remote(int rank) {

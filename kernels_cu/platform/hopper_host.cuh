@@ -9,14 +9,20 @@ DEVICE unsigned shared_address(const void* p) { return host::runtime->shared_add
 }  // namespace hopper
 
 // --- barriers in shared memory ---------------------------------------------------------------
+constexpr bool kEveryThreadArrives = false;
 struct alignas(8) Barrier {
     uint64_t state;
 
-    DEVICE void init(int count, HOST_PLACE) {
+    DEVICE void init(int count, HOST_PLACE) { init(count, 1, place); }
+    DEVICE void init(int count, int, HOST_PLACE) {
         host::overwrite(this, 8);
         host::runtime->barrier_init(this, count, place);
     }
     DEVICE void arrive(HOST_PLACE) { arrive_expect_tx(0, place); }
+    template <int kThreads>
+    DEVICE void arrive_for(HOST_PLACE) {
+        if (threadIdx.x % kThreads == 0) arrive(place);
+    }
     DEVICE void arrive_remote(int rank, HOST_PLACE) {
         host::runtime->barrier_arrive(cluster_shared(this, rank, place), 0, place);
     }
