@@ -54,7 +54,7 @@ FAULTS = {
         ROWS, "queries.along_dims(warpgroup * 64)", "queries.along_dims(0)", "full"
     ),
     "outputs are overwritten while they are stored": Fault(
-        ROWS, "tma_store_wait_read<0>(); storage.queries_empty", "storage.queries_empty", "full"
+        ROWS, "if (threadIdx.x % 32 == 0) tma_store_wait_read<0>(); sync_warp(); storage.queries", "storage.queries", "full"
     ),
     "outputs are stored without a fence": Fault(ROWS, "fence_async_proxy(); sync_warp();", "sync_warp();", "full"),
     "probabilities in another order": Fault(
@@ -80,8 +80,7 @@ FAULTS = {
         ROWS, "return vote_any(type() != kMaskedBlock);", "return true;", "blocks"
     ),
     "a skipped stage is released at once": Fault(
-        ROWS, "storage.values_full[at.stage].wait(at.parity); storage.values_empty", "storage.values_empty",
-        "blocks",
+        ROWS, "storage.values_full[at.stage].wait(at.parity); release(", "release(", "blocks"
     ),
     "a block's causality is left out": Fault(
         ROWS, "block_end = first_row + params.mask.causal_offset + 1;", ";", "blocks"
