@@ -381,6 +381,7 @@ def test_gpus_of_other_sizes_have_the_same_sums(m, n, k, b, kernel):
         (4096, 4096, 132, (128, 256)),  # 4 rounds instead of 6 or 8 smaller ones
         (4096, 14336, 132, (128, 176)),  # many rounds: their ends are hidden
         (1024, 2048, 132, (128, 128)),
+        (768, 4096, 132, (128, 192)),  # one round
         (4096, 4096, 114, (128, 128)),
         (256, 4096, 132, (64, 128)),
         (64, 8192, 132, (64, 64)),
