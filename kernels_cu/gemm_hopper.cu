@@ -198,7 +198,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
         if (!in_row) do {
                 const int part = first + (turn + work.count * turns) * step;
                 if (part >= num_parts) break;
-                if (kBlocks * kCols / kChunk % 2 == 0) box = 0;  // which it is, without a register
+                if (kBlocks * kTileChunks % 2 == 0) box = 0;  // which it is, without a register
                 // Where the tile lies takes divisions, which the short epilogue need not wait for.
                 const bool finds = kTurned || !plain || by_block || kConverts;
                 GemmTask task{};

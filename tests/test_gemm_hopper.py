@@ -29,9 +29,11 @@ CONFIGS = (
     *(config for config in hopper_choice.CONFIGS if not config.turned),  # FEW_ROWS
     HopperConfig(256, 128, 2),
     HopperConfig(128, 128, 3, cluster=2),
+    HopperConfig(256, 104, 2),  # chunks of columns that overlap, by either end of a tile
 )
 
-# By dtype and layouts, which make variants: all configs have the first group, and one of the others.
+# By dtype and layouts, which make variants: all configs have the first group, and one of the others that
+# they can compute.
 PROBLEMS = (
     MatmulProblem(136, 264, 192, layout_b="F", kind="exact"),
     MatmulProblem(392, 520, 640, layout_b="F", out_dtype="bfloat16", alpha=-3.7),
@@ -101,7 +103,7 @@ INT8 = (
         MatmulProblem(72, 136, 144, "int8", layout_b="F", bias=(136,), out_dtype="float16"),
         ScaledProblem(MatmulProblem(65, 264, 1040, "int8", layout_b="F"), "rows"),
     ),
-    (HopperConfig(128, 256, 4), HopperConfig(64, 64, 4, share_k=True)),
+    (HopperConfig(128, 64, 4), HopperConfig(64, 64, 4, share_k=True)),
 )
 
 
@@ -161,7 +163,10 @@ def compute(target: Target, problem: MatmulProblem | ScaledProblem, config: Hopp
 
 
 CASES = [
-    *((PROBLEMS + OTHERS[i % len(OTHERS)], config) for i, config in enumerate(CONFIGS)),
+    *(
+        (PROBLEMS + OTHERS[2 if config.tile_n % 64 else i % len(OTHERS)], config)
+        for i, config in enumerate(CONFIGS)
+    ),
     *(
         (problems, config)
         for problems, configs in (FEW_ROWS, FP8, INT8, MIXED, FP4)
@@ -340,6 +345,7 @@ def test_hopper_is_chosen_where_it_pays(layout):
         ({"b": product.FP4, "m": 64, "n": 8192}, (64, 128), False),
         ({"a": product.FP4, "b": product.FP4, "m": 64, "n": 8192}, (64, 64), True),
         ({"a": dtypes.int8, "b": dtypes.int8, "m": 64, "n": 8192}, (64, 64), True),
+        ({"a": dtypes.int8, "b": dtypes.int8, "m": 256}, (128, 64), False),
         ({"a": dtypes.float8_e4m3fn, "b": dtypes.float8_e4m3fn}, (128, 128), False),
         (
             {"a": dtypes.float8_e4m3fn, "b": dtypes.float8_e4m3fn, "m": 16, "n": 8192, "batch": 2},
@@ -373,8 +379,9 @@ def test_gpus_of_other_sizes_have_the_same_sums(m, n, k, b, kernel):
     ("m", "n", "blocks", "tile"),
     [
         (4096, 4096, 132, (128, 256)),  # 4 rounds instead of 6 or 8 smaller ones
-        (4096, 14336, 132, (128, 128)),  # many rounds: their ends are hidden
+        (4096, 14336, 132, (128, 176)),  # many rounds: their ends are hidden
         (1024, 2048, 132, (128, 128)),
+        (768, 4096, 132, (128, 192)),  # one round
         (4096, 4096, 114, (128, 128)),
         (256, 4096, 132, (64, 128)),
         (64, 8192, 132, (64, 64)),
@@ -426,8 +433,10 @@ _LOGITS = {"b": dtypes.int8, "kernel": "dequant_softmax"}
         ({"share_k": True}, _LOGITS, "sm_90a", "of whole sums, without share_k"),
         ({"turned": True}, _LOGITS, "sm_90a", "turned products are not logits"),
         ({"tile_m": 256, "tile_n": 128, "cluster": 2}, _LOGITS, "sm_90a", "have no clusters"),
-        ({"tile_m": 64}, {}, "sm_90a", "multiples of 128 x 64; got 64 x 256"),
-        ({"tile_n": 96}, {}, "sm_90a", "multiples of 128 x 64; got 128 x 96"),
+        ({"tile_m": 64}, {}, "sm_90a", "multiples of 128 x 8; got 64 x 256"),
+        ({"tile_n": 100}, {}, "sm_90a", "multiples of 128 x 8; got 128 x 100"),
+        ({"tile_n": 96}, {"layout_b": OUTER}, "sm_90a", "multiples of 128 x 64; got 128 x 96"),
+        ({"tile_n": 40}, {}, "sm_90a", "multiples of 128 x 64; got 128 x 40"),
         ({"ping_pong": True}, {}, "sm_90a", "do not hold 128 x 256 sums"),
         ({"tile_n": 192}, _FP8, "sm_90a", "shares columns with whole blocks"),
         ({"warpgroups": 3, "tile_m": 192, "tile_n": 128}, {}, "sm_90a", "three warpgroups share"),
@@ -454,7 +463,10 @@ def test_hopper_has_warps_of_32_lanes():
 
 
 # Of each main loop the tile with the most registers.
-_TASKS = (({"layout_b": OUTER}, CONFIGS[::2]), (_FP8, FP8[1][:1]), (_MIXED, MIXED[1][:1]))
+_TASKS = (
+    *(({"layout_b": OUTER}, CONFIGS[:6:2]), ({}, CONFIGS[6:7])),
+    *((_FP8, FP8[1][:1]), (_MIXED, MIXED[1][:1])),
+)
 
 
 @pytest.mark.compile
@@ -475,7 +487,7 @@ CHECKED = (
     (FP8[0][0], FP8[1][1]),
     (MIXED[0][3], MIXED[1][1]),
     (PROBLEMS[2], CONFIGS[0]),
-    (PROBLEMS[1], CONFIGS[2]),
+    (PROBLEMS[1], CONFIGS[6]),
 )
 # Of other ops: logits, NVFP4 decoded in registers and before.
 OTHER_OPS = (

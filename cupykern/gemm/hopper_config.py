@@ -211,15 +211,18 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
     rows, cols = (c.tile_n, c.tile_m) if turned else (c.tile_m, c.tile_n)
     own = rows // c.warpgroups if shared_rows else rows
     few_cols = turned and cols in (16, 32) and task.layout_a == INNER
-    if own % 64 or (shared_rows and rows % c.warpgroups) or (cols % 64 and not few_cols):
-        unit = 128 if shared_rows else 64
-        needed = (64, unit) if turned else (unit, 64)
+    # Where chunks of 64 columns may overlap (epilogue_hopper.cuh: chunk_col).
+    overlap = task.kernel == "gemm" and task.a in FLOAT16S and task.layout_b == INNER and not turned
+    unit = 8 if overlap and cols > 64 else 64
+    if own % 64 or (shared_rows and rows % c.warpgroups) or (cols % unit and not few_cols):
+        of_rows = 128 if shared_rows else 64
+        needed = (64, of_rows) if turned else (of_rows, unit)
         return f"tiles must be multiples of {needed[0]} x {needed[1]}; got {c.tile_m} x {c.tile_n}"
     if converts(task) and c.ping_pong:
         return "the loop that converts has no ping_pong"
     if turned and own != 64:
         return "turned products have 64 columns per warpgroup"
-    if max(rows, cols) > 256 or own // 64 * cols > 256:
+    if max(rows, cols) > 256 or own // 64 * cols > (352 if overlap else 256):
         return f"the registers of two warpgroups do not hold {c.tile_m} x {c.tile_n} sums"
     if fp8 and (c.ping_pong or c.lines != 1 or own != 64 or (cols > BLOCK and cols % BLOCK)):
         return (

@@ -11,8 +11,19 @@ constexpr int kChunk =
 constexpr int kWarpRows = 16;
 constexpr int kPart = kChunk < 32 ? kChunk : 32,
               kValues = kPart / 2;  // columns that a warp finishes at once; a lane's numbers
-static_assert(kOwnCols % kChunk == 0 && kChunk % kPart == 0 && (kTurned || kChunk == 64),
-              "whole chunks");
+static_assert(kChunk % kPart == 0 && (kTurned || kChunk == 64), "whole parts");
+static_assert(kOwnCols % kChunk == 0 || (!kTurned && !kSplitK && kOwnCols % 8 == 0),
+              "whole chunks, or columns that store_matrix takes at once");
+// A tile's chunks, and their parts.  The last chunk ends where the tile does: if they are not whole ones,
+// it stores again what the one before has of it.
+constexpr int kTileChunks = (kCols + kChunk - 1) / kChunk, kPartsOfBox = kChunk / kPart,
+              kTileParts = kTileChunks * kPartsOfBox;
+DEVICE constexpr int chunk_col(int chunk) {
+    return chunk * kChunk < kCols - kChunk ? chunk * kChunk : kCols - kChunk;
+}
+DEVICE constexpr int part_col(int part) {
+    return chunk_col(part / kPartsOfBox) + part % kPartsOfBox * kPart;
+}
 
 // A warp's way to memory: boxes that it fills in turn and TMA stores, or one chunk in FP32.  With
 // kTurned a warpgroup has its boxes together.
@@ -31,13 +42,13 @@ DEVICE int row_of_half(int lane, int half) {
 
 // Numbers of a tile's columns, those of a chunk spread over a warp's lanes; absent ones are zero.
 struct ColumnNumbers {
-    float pairs[kCols / kChunk][2];
+    float pairs[kTileChunks][2];
 
     DEVICE void load(const void* p, int64_t stride, int dtype, int col, int64_t num_cols) {
         col += 2 * int(threadIdx.x % 32);
 #pragma unroll
-        for (int i = 0; i < kCols / kChunk * 2; ++i) {
-            const int at = col + i / 2 * kChunk + i % 2;
+        for (int i = 0; i < kTileChunks * 2; ++i) {
+            const int at = col + chunk_col(i / 2) + i % 2;
             pairs[i / 2][i % 2] = p && at < num_cols ? load_number(p, at * stride, dtype) : 0.0f;
         }
     }
@@ -117,29 +128,29 @@ DEVICE void add_matrix(const void* p, int dtype, const MatrixStrides& strides,
 // The warp's sums of part `part`, finished.  (row, col): of the warp's first sum of that part.
 DEVICE void finish_part(const Epilogue& epilogue, const TileVectors& vectors, int part, int row,
                         int col, const TileSums& sums, float (&values)[kValues]) {
-    constexpr int kParts = kCols / kPart, kPartsOfChunk = kChunk / kPart;
     const EpilogueParams& params = epilogue.params;
     float col_bias[2] = {}, col_scale[2] = {}, row_bias[2] = {}, row_scale[2] = {};
     SumType picked[kValues] = {};  // else those of the tile before hold registers
 #pragma unroll
-    for (int p = 0; p < kBlocks * kParts; ++p) {
+    for (int p = 0; p < kBlocks * kTileParts; ++p) {
         if (p != part) continue;
 #pragma unroll
-        for (int i = 0; i < kValues; ++i) picked[i] = sums[p / kParts][p % kParts * kValues + i];
+        for (int i = 0; i < kValues; ++i)
+            picked[i] = sums[p / kTileParts][part_col(p % kTileParts) / 2 + i];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            col_bias[i] = vectors.col_bias.pairs[p % kParts / kPartsOfChunk][i];
-            row_bias[i] = vectors.row_bias.rows[p / kParts][i];
+            col_bias[i] = vectors.col_bias.pairs[p % kTileParts / kPartsOfBox][i];
+            row_bias[i] = vectors.row_bias.rows[p / kTileParts][i];
             if (!kScales) continue;
-            col_scale[i] = vectors.col_scale.pairs[p % kParts / kPartsOfChunk][i];
-            row_scale[i] = vectors.row_scale.rows[p / kParts][i];
+            col_scale[i] = vectors.col_scale.pairs[p % kTileParts / kPartsOfBox][i];
+            row_scale[i] = vectors.row_scale.rows[p / kTileParts][i];
         }
     }
 #pragma unroll
     for (int i = 0; i < kValues; ++i) values[i] = float(picked[i]);
     // The factors and addends of value i's column, which is value i + 2's too.
     const auto of_col = [&](const float (&pair)[2], int i) {
-        const int lane = part % kPartsOfChunk * kPart / 2 + i / 4 * 4 + threadIdx.x % 4;
+        const int lane = part % kPartsOfBox * kPart / 2 + i / 4 * 4 + threadIdx.x % 4;
         return shuffle(pair[i % 2], lane);
     };
     if (!kScales && epilogue.scale_b) {
@@ -208,7 +219,6 @@ DEVICE void pack_pairs(const float (&values)[kValues], int dtype, uint32_t (&pac
     }
 }
 
-constexpr int kPartsOfBox = kChunk / kPart;
 static_assert(!kTurned || kBlocks == 1, "a warpgroup fills its boxes together");
 
 // Part `part` of the warp's sums to its place in box `box`, which TMA stores when it is whole: 16
@@ -271,12 +281,12 @@ DEVICE void store_part(Staging* warps, int& box, const TensorMap& map, int part,
 DEVICE void store_boxes(Staging* warps, int& box, const TensorMap& map, const Epilogue& epilogue,
                         const TileVectors& vectors, int row, int col, int batch,
                         const TileSums& sums) {
-    constexpr int kParts = kCols / kPart;
     const OwnChunks own;
 #pragma unroll 1
-    for (int part = 0; part < kBlocks * kParts; ++part) {
-        if (!own.has(part % kParts / kPartsOfBox)) continue;
-        const int first_row = row + part / kParts * 64, first_col = col + part % kParts * kPart;
+    for (int part = 0; part < kBlocks * kTileParts; ++part) {
+        if (!own.has(part % kTileParts / kPartsOfBox)) continue;
+        const int first_row = row + part / kTileParts * 64,
+                  first_col = col + part_col(part % kTileParts);
         float values[kValues];
         finish_part(epilogue, vectors, part, first_row, first_col, sums, values);
         store_part(warps, box, map, part, first_row, first_col, batch, epilogue.params.out_dtype,
@@ -287,7 +297,7 @@ DEVICE void store_boxes(Staging* warps, int& box, const TensorMap& map, const Ep
 // The epilogue of the warp's sums, by way of shared memory.
 DEVICE void store_runs(Staging& staging, const Epilogue& epilogue, int row, int col,
                        const TileSums& sums) {
-    constexpr int kChunks = kCols / kChunk, kRun = 8;
+    constexpr int kRun = 8;
     // Lines are rows, or with kTurned columns, in runs of neighbours in the output.
     constexpr int kRuns = (kTurned ? kWarpRows : kChunk) / kRun,
                   kNumLines = kWarpRows * kChunk / kRun / kRuns;
@@ -299,15 +309,15 @@ DEVICE void store_runs(Staging& staging, const Epilogue& epilogue, int row, int 
     };
     const OwnChunks own;
 #pragma unroll 1
-    for (int chunk = 0; chunk < kBlocks * kChunks; ++chunk) {
-        if (!own.has(chunk % kChunks)) continue;
+    for (int chunk = 0; chunk < kBlocks * kTileChunks; ++chunk) {
+        if (!own.has(chunk % kTileChunks)) continue;
         sync_warp();  // what was here has been read
 #pragma unroll
-        for (int c = 0; c < kBlocks * kChunks; ++c) {
+        for (int c = 0; c < kBlocks * kTileChunks; ++c) {
             if (c != chunk) continue;
 #pragma unroll
             for (int i = 0; i < kChunk / 2; i += 2) {
-                const SumType* pair = &sums[c / kChunks][c % kChunks * kChunk / 2 + i];
+                const SumType* pair = &sums[c / kTileChunks][chunk_col(c % kTileChunks) / 2 + i];
                 const Bytes<8> bits = {bit_cast<uint32_t>(pair[0]), bit_cast<uint32_t>(pair[1])};
                 const int r = row_of_half(lane, i / 2 % 2), at = wgmma_col(lane, i);
                 if constexpr (kTurned) {
@@ -319,8 +329,8 @@ DEVICE void store_runs(Staging& staging, const Epilogue& epilogue, int row, int 
             }
         }
         sync_warp();
-        const int first_row = row + chunk / kChunks * 64,
-                  first_col = col + chunk % kChunks * kChunk;
+        const int first_row = row + chunk / kTileChunks * 64,
+                  first_col = col + chunk_col(chunk % kTileChunks);
 #pragma unroll 1
         for (int line = lane / kRuns; line < kNumLines; line += 32 / kRuns) {
             const int at = lane % kRuns * kRun;

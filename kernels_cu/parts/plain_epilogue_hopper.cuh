@@ -119,7 +119,6 @@ template <bool kGelus>
 DEVICE void store_chunks(Staging& staging, int& box, const TensorMap& map,
                          const TileFactors& factors, const RowFactors& rows, float alpha,
                          bool halves, int out_row, int col, int batch, const TileSums& sums) {
-    constexpr int kChunks = kCols / kChunk;  // beside each other
     constexpr int kTogether = kBlocks == 1 && !kSplitK && kCols == 2 * kChunk ? 2 : 1;
     // Columns at once.  Where tiles are large there is another one, whose products are beside gelu: many
     // of its instructions in a row, independent of each other, would keep the tensor cores from the
@@ -164,12 +163,12 @@ DEVICE void store_chunks(Staging& staging, int& box, const TensorMap& map,
         }
     };
 #pragma unroll
-    for (int first = 0; first < kBlocks * kChunks; first += kTogether) {
-        const int block = first / kChunks, chunk = first % kChunks;
+    for (int first = 0; first < kBlocks * kTileChunks; first += kTogether) {
+        const int block = first / kTileChunks, chunk = first % kTileChunks;
         if (!own.has(chunk)) continue;
         uint32_t packed[kTogether][kWords][4];
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) pack_columns(block, (chunk + i) * kChunk, packed[i]);
+        for (int i = 0; i < kTogether; ++i) pack_columns(block, chunk_col(chunk + i), packed[i]);
         if (lane == 0) tma_store_wait_read<2 - kTogether>();
         sync_warp();
 #pragma unroll
@@ -178,7 +177,7 @@ DEVICE void store_chunks(Staging& staging, int& box, const TensorMap& map,
             fill(to, 0, packed[i]);
 #pragma unroll
             for (int begin = kAtOnce; begin < kChunk; begin += kAtOnce) {
-                pack_columns(block, (chunk + i) * kChunk + begin, packed[i]);
+                pack_columns(block, chunk_col(chunk + i) + begin, packed[i]);
                 fill(to, begin, packed[i]);
             }
         }
@@ -188,7 +187,7 @@ DEVICE void store_chunks(Staging& staging, int& box, const TensorMap& map,
 #pragma unroll
             for (int i = 0; i < kTogether; ++i) {
                 tma_store(map, staging.boxes[kTogether == 2 ? i : box],
-                          {col + (chunk + i) * kChunk, out_row + 64 * block, batch});
+                          {col + chunk_col(chunk + i), out_row + 64 * block, batch});
             }
             tma_store_commit();
         }
@@ -218,27 +217,27 @@ DEVICE void store_plain(Staging& staging, int& box, const TensorMap& map,
 DEVICE void store_parts(Staging* warps, int& box, const TensorMap& map, const TileFactors& factors,
                         const EpilogueParams& params, int row, int out_row, int col, int batch,
                         const TileSums& sums) {
-    constexpr int kParts = kCols / kPart;
     const OwnChunks own;
     SumType picked[kValues];
     float values[kValues];
     const auto pick = [&](int part) {
 #pragma unroll
         for (int i = 0; i < kValues; ++i)
-            picked[i] = sums[part / kParts][part % kParts * kValues + i];
+            picked[i] = sums[part / kTileParts][part_col(part % kTileParts) / 2 + i];
     };
     const auto finish = [&](int part, float alpha) {
-        factors.finish(picked, alpha, row + part / kParts * 64, part % kParts * kPart, values);
+        factors.finish(picked, alpha, row + part / kTileParts * 64, part_col(part % kTileParts),
+                       values);
     };
     const auto store = [&](int part) {
-        store_part(warps, box, map, part, out_row + part / kParts * 64, col + part % kParts * kPart,
-                   batch, params.out_dtype, values);
+        store_part(warps, box, map, part, out_row + part / kTileParts * 64,
+                   col + part_col(part % kTileParts), batch, params.out_dtype, values);
     };
     if constexpr (kTurned) {  // others: store_plain
         if (!kActivates || params.activation == kNoActivation) {
 #pragma unroll
-            for (int part = 0; part < kBlocks * kParts; ++part) {
-                if (!own.has(part % kParts / kPartsOfBox)) continue;
+            for (int part = 0; part < kBlocks * kTileParts; ++part) {
+                if (!own.has(part % kTileParts / kPartsOfBox)) continue;
                 pick(part);
                 finish(part, params.alpha);
                 store(part);
@@ -247,8 +246,8 @@ DEVICE void store_parts(Staging* warps, int& box, const TensorMap& map, const Ti
         }
         if (params.activation == kGelu) {  // the same: picking sums at run time takes as long
 #pragma unroll
-            for (int part = 0; part < kBlocks * kParts; ++part) {
-                if (!own.has(part % kParts / kPartsOfBox)) continue;
+            for (int part = 0; part < kBlocks * kTileParts; ++part) {
+                if (!own.has(part % kTileParts / kPartsOfBox)) continue;
                 pick(part);
                 finish(part, 0.5f * params.alpha);  // and half the bias
 #pragma unroll
@@ -260,11 +259,11 @@ DEVICE void store_parts(Staging* warps, int& box, const TensorMap& map, const Ti
     }
     // One at a time: the activations are many instructions.
 #pragma unroll 1
-    for (int part = 0; part < kBlocks * kParts; ++part) {
-        if (!own.has(part % kParts / kPartsOfBox)) continue;
+    for (int part = 0; part < kBlocks * kTileParts; ++part) {
+        if (!own.has(part % kTileParts / kPartsOfBox)) continue;
         pick(0);  // even if it is another one: else those of the tile before hold registers
 #pragma unroll
-        for (int known = 1; known < kBlocks * kParts; ++known) {
+        for (int known = 1; known < kBlocks * kTileParts; ++known) {
             if (known == part) pick(known);
         }
         finish(part, params.alpha);
