@@ -11,7 +11,6 @@ from .product import BLOCK, FLOAT16S, FP4, FP8, INNER, OUTER, STRIDED, GemmTask
 
 ARCHS = ("sm_90a", "host")
 LINE = 128  # ring_hopper.cuh: kLineBytes
-_STAGING = 4 * 4096  # of a warpgroup; gemm_hopper.cu: HopperStorage.staging
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class HopperConfig:
                 numbers = self.tile_m + 1 if self.turned else 16 + -(-self.tile_n // BLOCK)
                 ring += 4 * self.warpgroups * 16 * numbers
         logits = task.kernel == "dequant_softmax"
-        staging = self._logits_staging() if logits else self.warpgroups * _STAGING
+        staging = self._logits_staging() if logits else 256 * self.warpgroups * box_columns(self)
         if task.kernel == "dual_gemm":
             staging = self._dual_staging(task)
         return staging + -(-ring // 1024) * 1024
@@ -100,6 +99,11 @@ def multiplied(task: GemmTask, config: HopperConfig) -> GemmTask:
 def tile_k(config: HopperConfig, task: GemmTask) -> int:
     """Numbers along k of a stage."""
     return config.lines * LINE // task.a.itemsize
+
+
+def box_columns(config: HopperConfig) -> int:
+    """Of the boxes by which TMA stores tiles that are not turned (epilogue_hopper.cuh: kBoxCols)."""
+    return 64 if config.tile_n % 64 == 0 or config.tile_n < 64 else config.tile_n // 2
 
 
 def own_columns(config: HopperConfig) -> int:
@@ -211,7 +215,9 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
     rows, cols = (c.tile_n, c.tile_m) if turned else (c.tile_m, c.tile_n)
     own = rows // c.warpgroups if shared_rows else rows
     few_cols = turned and cols in (16, 32) and task.layout_a == INNER
-    if own % 64 or (shared_rows and rows % c.warpgroups) or (cols % 64 and not few_cols):
+    halves = only_plain(task, c) and BLOCK < cols <= 192 and cols % 16 == 0
+    any_cols = few_cols or halves
+    if own % 64 or (shared_rows and rows % c.warpgroups) or (cols % 64 and not any_cols):
         unit = 128 if shared_rows else 64
         needed = (64, unit) if turned else (unit, 64)
         return f"tiles must be multiples of {needed[0]} x {needed[1]}; got {c.tile_m} x {c.tile_n}"
@@ -221,10 +227,12 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         return "turned products have 64 columns per warpgroup"
     if max(rows, cols) > 256 or own // 64 * cols > 256:
         return f"the registers of two warpgroups do not hold {c.tile_m} x {c.tile_n} sums"
-    if fp8 and (c.ping_pong or c.lines != 1 or own != 64 or (cols > BLOCK and cols % BLOCK)):
+    whole_blocks = cols <= BLOCK or cols % BLOCK == 0
+    if fp8 and (c.ping_pong or c.lines != 1 or own != 64 or not (whole_blocks or halves)):
         return (
             "FP8's main loop has no ping_pong or lines, 64 rows a warpgroup and shares columns "
-            "with whole blocks"
+            "with whole blocks, or, of E4M3 with the short epilogue and no scales of blocks, in "
+            "halves of up to 96"
         )
     if c.cluster != 1 and (task.kernel == "dequant_softmax" or (dual and fp4)):
         return "logits and two products of NVFP4 have no clusters"

@@ -12,7 +12,7 @@ from . import Target, tensor_map
 
 
 class MapPlan(NamedTuple):
-    """A tensor map without its address (tensor_map.encode), swizzled by the box's lines."""
+    """A tensor map without its address (tensor_map.encode), swizzled by the box's lines where TMA can."""
 
     dtype: np.dtype
     shape: tuple[int, int, int]
@@ -20,9 +20,10 @@ class MapPlan(NamedTuple):
     box: tuple[int, int, int]
 
     def encode(self, target: Target, address: int) -> Any:
+        line = self.box[-1] * self.dtype.itemsize
         return tensor_map.encode(
             target.name, address, self.dtype, self.shape, self.strides, self.box,
-            self.box[-1] * self.dtype.itemsize,
+            line if line in tensor_map.SWIZZLES else 0,
         )  # fmt: skip
 
 

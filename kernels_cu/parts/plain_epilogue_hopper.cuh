@@ -111,7 +111,7 @@ struct RowFactors {
     }
 };
 
-// The warp's sums in boxes of 16 rows x 64 columns.  kGelus: their gelu, for which alpha and the bias
+// The warp's sums in boxes of 16 rows x kBoxCols columns.  kGelus: their gelu, for which alpha and the bias
 // are halved.  halves: FP16 results, else BF16.  (out_row, col): its first sum in the output.  box:
 // the box to fill next.  Where the boxes hold all sums they are filled and stored together, so that
 // the warp waits once for what it did with them before, and once until TMA may read them.
@@ -124,7 +124,8 @@ DEVICE void store_chunks(Staging& staging, int& box, const TensorMap& map,
     // Columns at once.  Where tiles are large there is another one, whose products are beside gelu: many
     // of its instructions in a row, independent of each other, would keep the tensor cores from the
     // registers.
-    constexpr int kAtOnce = kGelus && kPingPong && kBlocks > 1 ? 16 : kChunk, kWords = kAtOnce / 16;
+    constexpr int kAtOnce = kGelus && kPingPong && kBlocks > 1 ? 16 : kChunk,
+                  kWords = (kAtOnce + 8) / 16;
     const int lane = opaque(threadIdx.x % 32);
     const OwnChunks own;
     // Of the columns of block `block` from `begin` on.
@@ -160,7 +161,12 @@ DEVICE void store_chunks(Staging& staging, int& box, const TensorMap& map,
 #pragma unroll
         for (int j = 0; j < kWords; ++j) {
             const int line = lane % 16, place = begin / 8 + 2 * j + lane / 16;
-            store_matrix(to + line * kLineBytes + (place ^ line % 8) * 16, packed[j]);
+            // Lines that are not swizzled spread over the banks if they have an odd number of 16 bytes.
+            unsigned char* p =
+                to + line * kBoxCols * 2 + (kSwizzles ? place ^ line % 8 : place) * 16;
+            const uint32_t last[2] = {packed[j][0], packed[j][1]};  // of 8 columns
+            if (16 * j + 8 < kAtOnce) store_matrix(p, packed[j]);
+            else store_matrix(p, last);
         }
     };
 #pragma unroll
