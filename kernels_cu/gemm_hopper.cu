@@ -12,7 +12,7 @@
 // Launch: grid (any; clusters of kClusterSize), block (kNumThreads = 384 or 512), dynamic shared memory
 // sizeof(HopperStorage).  Tensor maps:
 // (batch, m, k) of A and (batch, n, k) of B, or with their last two dims swapped where kOuterMajor;
-// (batch, m, n) of out, boxes of 16 x kBoxCols, or with kTurned up to 64 x 64.  The maps' batch is
+// (batch, m, n) of out, boxes of 16 x 64, or with kTurned up to 64 x 64.  The maps' batch is
 // BatchLayout's offset of kA, kB and kOut.
 #include "parts/epilogue_hopper.cuh"
 #include "parts/gemm_task.cuh"
@@ -34,7 +34,7 @@ struct HopperParams {
     struct { int64_t block, quarter, row, word; } groups;  // GroupScales
 };
 
-static_assert(kChunk % 16 == 0 || !(kGeneral || kActivates), "parts are of whole matrices");
+static_assert(kWholeChunks || !(kGeneral || kActivates), "other ends take whole chunks");
 constexpr bool kSlotsApart = kPromotes && kSplitK;
 constexpr int kFactors = kPingPong ? kConsumers : 1;  // of tiles whose sums are under way
 struct HopperStorage {

@@ -142,9 +142,11 @@ FAULTS = {
         PROMOTED, "ColStage::tile(ring.cols[0], set % kChunks * kProductCols, 0)", "ColStage::tile(ring.cols[0], 0, 0)",
         "halves",
     ),
-    "lines of 64 columns in a wider box": Fault(PLAIN, "line * kBoxCols * 2 +", "line * kLineBytes +", "halves"),
-    "a box's last 8 columns left out": Fault(
-        PLAIN, "            else store_matrix(p, last);\n", "", "halves"
+    "columns beyond whole chunks left out": Fault(
+        PLAIN, "(kCols + kChunk - 1) / kChunk;", "kCols / kChunk;", "halves"
+    ),
+    "the last chunk where a whole one would be": Fault(
+        PLAIN, "{col + first_of(chunk + i), out_row", "{col + (chunk + i) * kChunk, out_row", "halves"
     ),
     "a place of the first columns": Fault(
         PLAIN, "col = int(place.words[1]), batch", "col = 0, batch", "plain"

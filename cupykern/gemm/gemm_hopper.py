@@ -22,7 +22,6 @@ from ..targets.repeated import Repeated
 from .hopper_config import (
     LINE,
     HopperConfig,
-    box_columns,
     cluster_sizes,
     cluster_tiles,
     converts,
@@ -261,8 +260,7 @@ def hopper_plan(
     in_registers = p.b2 is not None and turned  # then threads store single numbers
     if tma_stores(p.out, p.m, p.n) and not in_registers:
         own = c.tile_m // (c.cluster if c.split_k else 1)
-        # epilogue_hopper.cuh
-        box = (1, min(own, 64), 64) if turned else (1, 16, box_columns(c))
+        box = (1, min(own, 64) if turned else 16, 64)  # epilogue_hopper.cuh
         if p.b2 is not None:  # gated_epilogue_hopper.cuh: kBoxCols
             box = (1, 16, math.gcd(own_columns(c), 64))
         map_out = map_plan(p.out, p.batch, (p.m, p.n), (p.out.row, 1), box)

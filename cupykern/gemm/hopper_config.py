@@ -11,6 +11,7 @@ from .product import BLOCK, FLOAT16S, FP4, FP8, INNER, OUTER, STRIDED, GemmTask
 
 ARCHS = ("sm_90a", "host")
 LINE = 128  # ring_hopper.cuh: kLineBytes
+_STAGING = 4 * 4096  # of a warpgroup; gemm_hopper.cu: HopperStorage.staging
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class HopperConfig:
                 numbers = self.tile_m + 1 if self.turned else 16 + -(-self.tile_n // BLOCK)
                 ring += 4 * self.warpgroups * 16 * numbers
         logits = task.kernel == "dequant_softmax"
-        staging = self._logits_staging() if logits else 256 * self.warpgroups * box_columns(self)
+        staging = self._logits_staging() if logits else self.warpgroups * _STAGING
         if task.kernel == "dual_gemm":
             staging = self._dual_staging(task)
         return staging + -(-ring // 1024) * 1024
@@ -99,11 +100,6 @@ def multiplied(task: GemmTask, config: HopperConfig) -> GemmTask:
 def tile_k(config: HopperConfig, task: GemmTask) -> int:
     """Numbers along k of a stage."""
     return config.lines * LINE // task.a.itemsize
-
-
-def box_columns(config: HopperConfig) -> int:
-    """Of the boxes by which TMA stores tiles that are not turned (epilogue_hopper.cuh: kBoxCols)."""
-    return 64 if config.tile_n % 64 == 0 or config.tile_n < 64 else config.tile_n // 2
 
 
 def own_columns(config: HopperConfig) -> int:

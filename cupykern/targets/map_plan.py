@@ -12,7 +12,7 @@ from . import Target, tensor_map
 
 
 class MapPlan(NamedTuple):
-    """A tensor map without its address (tensor_map.encode), swizzled by the box's lines where TMA can."""
+    """A tensor map without its address (tensor_map.encode), swizzled by the box's lines."""
 
     dtype: np.dtype
     shape: tuple[int, int, int]
@@ -20,10 +20,9 @@ class MapPlan(NamedTuple):
     box: tuple[int, int, int]
 
     def encode(self, target: Target, address: int) -> Any:
-        line = self.box[-1] * self.dtype.itemsize
         return tensor_map.encode(
             target.name, address, self.dtype, self.shape, self.strides, self.box,
-            line if line in tensor_map.SWIZZLES else 0,
+            self.box[-1] * self.dtype.itemsize,
         )  # fmt: skip
 
 

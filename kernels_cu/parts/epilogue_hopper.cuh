@@ -6,21 +6,21 @@
 #include "parts/ring_hopper.cuh"
 
 constexpr int kOwnCols = kCols / (kSplitK ? kClusterSize : 1);  // that a block finishes
-// Columns that a warp takes through shared memory at once: 64, in lines that are swizzled, or half of
-// those that are no multiple of 64.
-constexpr int kChunk = kOwnCols < 64 ? kOwnCols : kOwnCols % 64 == 0 ? 64 : kOwnCols / 2;
-constexpr bool kSwizzles = kTurned || kChunk == 64;
+constexpr int kChunk =
+    kOwnCols < 64 ? kOwnCols : 64;  // columns that a warp takes through shared memory at once
+constexpr bool kWholeChunks = kOwnCols % kChunk == 0;
 constexpr int kWarpRows = 16;
-constexpr int kPart = kChunk % 32 == 0 ? 32 : kChunk,
+constexpr int kPart = kChunk < 32 ? kChunk : 32,
               kValues = kPart / 2;  // columns that a warp finishes at once; a lane's numbers
-static_assert(kOwnCols % kChunk == 0 && (kSwizzles || kChunk % 8 == 0), "whole chunks");
+static_assert((kWholeChunks || !kTurned) && kChunk % kPart == 0 && (kTurned || kChunk == 64),
+              "whole chunks");
 
 // A warp's way to memory: boxes that it fills in turn and TMA stores, or one chunk in FP32.  With
 // kTurned a warpgroup has its boxes together.
-constexpr int kBoxCols = kSwizzles ? 64 : kChunk, kBoxBytes = kWarpRows * kBoxCols * 2;
+constexpr int kBoxBytes = kWarpRows * 64 * 2;
 union Staging {
     unsigned char boxes[2][kBoxBytes];
-    alignas(16) uint32_t chunk[kWarpRows * kBoxCols];
+    alignas(16) uint32_t chunk[kWarpRows * 64];
 };
 
 // Pairs of columns of 8-bit numbers come in one register (mainloop_converted_hopper.cuh).

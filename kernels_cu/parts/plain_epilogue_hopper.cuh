@@ -111,7 +111,7 @@ struct RowFactors {
     }
 };
 
-// The warp's sums in boxes of 16 rows x kBoxCols columns.  kGelus: their gelu, for which alpha and the bias
+// The warp's sums in boxes of 16 rows x 64 columns.  kGelus: their gelu, for which alpha and the bias
 // are halved.  halves: FP16 results, else BF16.  (out_row, col): its first sum in the output.  box:
 // the box to fill next.  Where the boxes hold all sums they are filled and stored together, so that
 // the warp waits once for what it did with them before, and once until TMA may read them.
@@ -119,13 +119,17 @@ template <bool kGelus>
 DEVICE void store_chunks(Staging& staging, int& box, const TensorMap& map,
                          const TileFactors& factors, const RowFactors& rows, float alpha,
                          bool halves, int out_row, int col, int batch, const TileSums& sums) {
-    constexpr int kChunks = kCols / kChunk;  // beside each other
+    // Beside each other.  The last one ends with the tile: where chunks are not whole, some columns are
+    // stored twice.
+    constexpr int kChunks = (kCols + kChunk - 1) / kChunk;
+    const auto first_of = [](int chunk) {
+        return chunk < kChunks - 1 ? chunk * kChunk : kCols - kChunk;
+    };
     constexpr int kTogether = kBlocks == 1 && !kSplitK && kCols == 2 * kChunk ? 2 : 1;
     // Columns at once.  Where tiles are large there is another one, whose products are beside gelu: many
     // of its instructions in a row, independent of each other, would keep the tensor cores from the
     // registers.
-    constexpr int kAtOnce = kGelus && kPingPong && kBlocks > 1 ? 16 : kChunk,
-                  kWords = (kAtOnce + 8) / 16;
+    constexpr int kAtOnce = kGelus && kPingPong && kBlocks > 1 ? 16 : kChunk, kWords = kAtOnce / 16;
     const int lane = opaque(threadIdx.x % 32);
     const OwnChunks own;
     // Of the columns of block `block` from `begin` on.
@@ -161,12 +165,7 @@ DEVICE void store_chunks(Staging& staging, int& box, const TensorMap& map,
 #pragma unroll
         for (int j = 0; j < kWords; ++j) {
             const int line = lane % 16, place = begin / 8 + 2 * j + lane / 16;
-            // Lines that are not swizzled spread over the banks if they have an odd number of 16 bytes.
-            unsigned char* p =
-                to + line * kBoxCols * 2 + (kSwizzles ? place ^ line % 8 : place) * 16;
-            const uint32_t last[2] = {packed[j][0], packed[j][1]};  // of 8 columns
-            if (16 * j + 8 < kAtOnce) store_matrix(p, packed[j]);
-            else store_matrix(p, last);
+            store_matrix(to + line * kLineBytes + (place ^ line % 8) * 16, packed[j]);
         }
     };
 #pragma unroll
@@ -175,7 +174,7 @@ DEVICE void store_chunks(Staging& staging, int& box, const TensorMap& map,
         if (!own.has(chunk)) continue;
         uint32_t packed[kTogether][kWords][4];
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) pack_columns(block, (chunk + i) * kChunk, packed[i]);
+        for (int i = 0; i < kTogether; ++i) pack_columns(block, first_of(chunk + i), packed[i]);
         if (lane == 0) tma_store_wait_read<2 - kTogether>();
         sync_warp();
 #pragma unroll
@@ -184,7 +183,7 @@ DEVICE void store_chunks(Staging& staging, int& box, const TensorMap& map,
             fill(to, 0, packed[i]);
 #pragma unroll
             for (int begin = kAtOnce; begin < kChunk; begin += kAtOnce) {
-                pack_columns(block, (chunk + i) * kChunk + begin, packed[i]);
+                pack_columns(block, first_of(chunk + i) + begin, packed[i]);
                 fill(to, begin, packed[i]);
             }
         }
@@ -194,7 +193,7 @@ DEVICE void store_chunks(Staging& staging, int& box, const TensorMap& map,
 #pragma unroll
             for (int i = 0; i < kTogether; ++i) {
                 tma_store(map, staging.boxes[kTogether == 2 ? i : box],
-                          {col + (chunk + i) * kChunk, out_row + 64 * block, batch});
+                          {col + first_of(chunk + i), out_row + 64 * block, batch});
             }
             tma_store_commit();
         }
