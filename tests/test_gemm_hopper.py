@@ -440,7 +440,12 @@ _LOGITS = {"b": dtypes.int8, "kernel": "dequant_softmax"}
         ({"tile_m": 64}, {}, "sm_90a", "multiples of 128 x 64; got 64 x 256"),
         ({"tile_n": 96}, {}, "sm_90a", "multiples of 128 x 64; got 128 x 96"),
         ({"ping_pong": True}, {}, "sm_90a", "do not hold 128 x 256 sums"),
-        ({"tile_n": 192}, {**_FP8, "block_scales": True}, "sm_90a", "shares columns with whole blocks"),
+        (
+            {"tile_n": 192},
+            {**_FP8, "block_scales": True},
+            "sm_90a",
+            "shares columns with whole blocks",
+        ),
         ({"tile_n": 192}, {**_FP8, "plain": False}, "sm_90a", "shares columns with whole blocks"),
         ({"tile_n": 176}, {**_FP8, "block_scales": True}, "sm_90a", "got 128 x 176"),
         ({"tile_n": 224}, _FP8, "sm_90a", "got 128 x 224"),
@@ -469,7 +474,11 @@ def test_hopper_has_warps_of_32_lanes():
 
 
 # Of each main loop the tile with the most registers.
-_TASKS = (({"layout_b": OUTER}, CONFIGS[::2]), (_FP8, (*FP8[1][:1], *HALVES[1])), (_MIXED, MIXED[1][:1]))
+_TASKS = (
+    ({"layout_b": OUTER}, CONFIGS[::2]),
+    (_FP8, (*FP8[1][:1], *HALVES[1])),
+    (_MIXED, MIXED[1][:1]),
+)
 
 
 @pytest.mark.compile

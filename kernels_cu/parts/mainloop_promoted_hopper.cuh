@@ -8,7 +8,7 @@
 #include "parts/ring_hopper.cuh"
 
 static_assert(kTileK == kBlockK && !kPingPong && kBlocks == 1, "a stage is a block of scales");
-constexpr bool kHalves = kCols > kBlockK&& kCols <= 192;  // without scales of blocks
+constexpr bool kHalves = kCols <= 192 && kCols > kBlockK;  // without scales of blocks
 constexpr int kProductCols = kHalves ? kCols / 2 : kCols < kBlockK ? kCols : kBlockK;
 constexpr int kProducts = kProductCols / 2, kChunks = kCols / kProductCols;
 constexpr int kSets = kBlocks * kChunks;  // of products, which make a stage's
