@@ -97,6 +97,17 @@ FP8 = (
         HopperConfig(192, 128, 4, warpgroups=3),
     ),
 )
+# Halves of the columns, for the short epilogue alone.
+HALVES = (
+    (
+        fp8(392, 392, 656, "rows", bias=(392,)),
+        fp8(72, 264, 144, "tensor", batch_a=(2,), kind="same_sign", out_dtype="bfloat16"),
+        fp8(136, 72, 272, "none", kind="exact"),
+        fp8(1, 16, 16, "tensor"),
+        fp8(64, 64, 128, "none", kind="special"),
+    ),
+    (HopperConfig(128, 176, 2, cluster=2), HopperConfig(128, 192, 3)),
+)
 INT8 = (
     (
         MatmulProblem(136, 264, 400, "int8", layout_b="F"),
@@ -169,7 +180,7 @@ CASES = [
     ),
     *(
         (problems, config)
-        for problems, configs in (FEW_ROWS, FP8, INT8, MIXED, FP4)
+        for problems, configs in (FEW_ROWS, FP8, HALVES, INT8, MIXED, FP4)
         for config in configs
     ),
 ]
@@ -438,7 +449,16 @@ _LOGITS = {"b": dtypes.int8, "kernel": "dequant_softmax"}
         ({"tile_n": 96}, {"layout_b": OUTER}, "sm_90a", "multiples of 128 x 64; got 128 x 96"),
         ({"tile_n": 40}, {}, "sm_90a", "multiples of 128 x 64; got 128 x 40"),
         ({"ping_pong": True}, {}, "sm_90a", "do not hold 128 x 256 sums"),
-        ({"tile_n": 192}, _FP8, "sm_90a", "shares columns with whole blocks"),
+        (
+            {"tile_n": 192},
+            {**_FP8, "block_scales": True},
+            "sm_90a",
+            "shares columns with whole blocks",
+        ),
+        ({"tile_n": 192}, {**_FP8, "plain": False}, "sm_90a", "shares columns with whole blocks"),
+        ({"tile_n": 176}, {**_FP8, "block_scales": True}, "sm_90a", "got 128 x 176"),
+        ({"tile_n": 224}, _FP8, "sm_90a", "got 128 x 224"),
+        ({"tile_n": 168}, _FP8, "sm_90a", "got 128 x 168"),
         ({"warpgroups": 3, "tile_m": 192, "tile_n": 128}, {}, "sm_90a", "three warpgroups share"),
         ({"warpgroups": 3, "tile_m": 192}, _FP8, "sm_90a", "three warpgroups share"),
         ({"warpgroups": 3, "tile_n": 128}, _FP8, "sm_90a", "multiples of"),
@@ -465,7 +485,7 @@ def test_hopper_has_warps_of_32_lanes():
 # Of each main loop the tile with the most registers.
 _TASKS = (
     *(({"layout_b": OUTER}, CONFIGS[:6:2]), ({}, CONFIGS[6:7])),
-    *((_FP8, FP8[1][:1]), (_MIXED, MIXED[1][:1])),
+    *((_FP8, (*FP8[1][:1], *HALVES[1])), (_MIXED, MIXED[1][:1])),
 )
 
 
@@ -485,6 +505,7 @@ def test_compiles_without_spills(changes, config):
 # Few: a checker's build of a variant takes seconds.
 CHECKED = (
     (FP8[0][0], FP8[1][1]),
+    (HALVES[0][0], HALVES[1][0]),
     (MIXED[0][3], MIXED[1][1]),
     (PROBLEMS[2], CONFIGS[0]),
     (PROBLEMS[1], CONFIGS[6]),

@@ -128,6 +128,26 @@ FAULTS = {
         PROMOTED, "                if (set == kSets - 1) {\n                    ring.release",
         "                if (set == 0) {\n                    ring.release", "wide blocks",
     ),
+    "the right half added before it is there": Fault(
+        PROMOTED, "            wgmma_wait<1>(right);\n", "", "halves"
+    ),
+    "a stage released before its right half is read": Fault(
+        PROMOTED, "            wgmma_wait<1>(right);\n            ring.release(stage);\n",
+        "            ring.release(stage);\n            wgmma_wait<1>(right);\n", "halves",
+    ),
+    "no wait for the bytes of halves": Fault(
+        PROMOTED, "            wait();\n            give(0, left);", "            give(0, left);", "halves"
+    ),
+    "the left half's columns for both": Fault(
+        PROMOTED, "ColStage::tile(ring.cols[0], set % kChunks * kProductCols, 0)", "ColStage::tile(ring.cols[0], 0, 0)",
+        "halves",
+    ),
+    "columns beyond whole chunks left out": Fault(
+        PLAIN, "(kCols + kChunk - 1) / kChunk;", "kCols / kChunk;", "halves"
+    ),
+    "the last chunk where a whole one would be": Fault(
+        PLAIN, "{col + first_of(chunk + i), out_row", "{col + (chunk + i) * kChunk, out_row", "halves"
+    ),
     "a place of the first columns": Fault(
         PLAIN, "col = int(place.words[1]), batch", "col = 0, batch", "plain"
     ),
@@ -255,6 +275,7 @@ PROBLEMS = {
     "bias of rows": (HopperConfig(128, 128, 2), MatmulProblem(136, 264, 64, bias=(136, 1))),
     "blocks": (HopperConfig(128, 128, 2), fp8(136, 392, 656, "blocks")),
     "wide blocks": (HopperConfig(128, 256, 2), fp8(136, 392, 656, "blocks")),
+    "halves": (HopperConfig(128, 176, 2, cluster=2), fp8(392, 392, 656, "rows")),
     "few rows in blocks": (
         HopperConfig(16, 64, 4, share_k=True, turned=True),
         fp8(20, 136, 1200, "blocks"),

@@ -213,8 +213,10 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
     few_cols = turned and cols in (16, 32) and task.layout_a == INNER
     # Where chunks of 64 columns may overlap (epilogue_hopper.cuh: chunk_col).
     overlap = task.kernel == "gemm" and task.a in FLOAT16S and task.layout_b == INNER and not turned
+    halves = only_plain(task, c) and BLOCK < cols <= 192 and cols % 16 == 0
     unit = 8 if overlap and cols > 64 else 64
-    if own % 64 or (shared_rows and rows % c.warpgroups) or (cols % unit and not few_cols):
+    any_cols = few_cols or halves
+    if own % 64 or (shared_rows and rows % c.warpgroups) or (cols % unit and not any_cols):
         of_rows = 128 if shared_rows else 64
         needed = (64, of_rows) if turned else (of_rows, unit)
         return f"tiles must be multiples of {needed[0]} x {needed[1]}; got {c.tile_m} x {c.tile_n}"
@@ -224,10 +226,12 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         return "turned products have 64 columns per warpgroup"
     if max(rows, cols) > 256 or own // 64 * cols > (352 if overlap else 256):
         return f"the registers of two warpgroups do not hold {c.tile_m} x {c.tile_n} sums"
-    if fp8 and (c.ping_pong or c.lines != 1 or own != 64 or (cols > BLOCK and cols % BLOCK)):
+    whole_blocks = cols <= BLOCK or cols % BLOCK == 0
+    if fp8 and (c.ping_pong or c.lines != 1 or own != 64 or not (whole_blocks or halves)):
         return (
             "FP8's main loop has no ping_pong or lines, 64 rows a warpgroup and shares columns "
-            "with whole blocks"
+            "with whole blocks, or, of E4M3 with the short epilogue and no scales of blocks, in "
+            "halves of up to 96"
         )
     if c.cluster != 1 and (task.kernel == "dequant_softmax" or (dual and fp4)):
         return "logits and two products of NVFP4 have no clusters"

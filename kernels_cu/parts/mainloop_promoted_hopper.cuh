@@ -3,11 +3,13 @@
 // to others in FP32.
 //
 // A warpgroup with registers for two sets of products adds one to the sums while the tensor cores
-// compute the other.  With one set they compute another warpgroup's meanwhile.
+// compute the other: that of the next stage, or, of wide tiles, of the other half of the columns.
+// With one set they compute another warpgroup's meanwhile.
 #include "parts/ring_hopper.cuh"
 
 static_assert(kTileK == kBlockK && !kPingPong && kBlocks == 1, "a stage is a block of scales");
-constexpr int kProductCols = kCols < kBlockK ? kCols : kBlockK;
+constexpr bool kHalves = kCols <= 192 && kCols > kBlockK;  // without scales of blocks
+constexpr int kProductCols = kHalves ? kCols / 2 : kCols < kBlockK ? kCols : kBlockK;
 constexpr int kProducts = kProductCols / 2, kChunks = kCols / kProductCols;
 constexpr int kSets = kBlocks * kChunks;  // of products, which make a stage's
 constexpr bool kTwoSets = kConsumers == 2 && kSets == 1;
@@ -190,6 +192,37 @@ struct Promotion {
             last(added, even);
         }
     }
+    DEVICE void with_halves() {
+        float left[kProducts], right[kProducts];
+        wait();
+        give(0, left);
+#pragma unroll 1
+        while (given.there() && !given.last()) {
+            const int stage = given.place.stage;
+            give(1, right);
+            wgmma_wait<1>(left);
+            add(0, left);
+            wait();
+            give(0, left);
+            wgmma_wait<1>(right);
+            ring.release(stage);
+            add(1, right);
+        }
+        const int stage = given.place.stage;
+        if (given.there()) {
+            give(1, right);
+            wgmma_wait<1>(left);
+            add(0, left);
+            before_last();
+            wgmma_wait<0>(right);
+            ring.release(stage);
+            add(1, right);
+        } else {  // never: ptxas takes a wait for everything on the only way for the end of all products
+            before_last();
+            wgmma_wait<0>(left);
+            add(0, left);
+        }
+    }
     DEVICE void with_one_set() {
         wait();
 #pragma unroll 1
@@ -211,7 +244,8 @@ struct Promotion {
         }
     }
     DEVICE void run() {
-        if constexpr (kTwoSets) with_two_sets();
+        if constexpr (kHalves) with_halves();
+        else if constexpr (kTwoSets) with_two_sets();
         else with_one_set();
     }
 };
