@@ -138,6 +138,7 @@ MIXED = (
         HopperConfig(256, 128, 3),
         HopperConfig(128, 128, 2, lines=2, cluster=2, split_k=True),
         HopperConfig(64, 64, 4, share_k=True, lines=2, cluster=2),
+        HopperConfig(32, 64, 4, share_k=True, lines=4),
         HopperConfig(16, 64, 4, share_k=True, lines=2),
     ),
 )

@@ -198,6 +198,16 @@ FAULTS = {
     "no wait for the next stage to convert": Fault(
         CONVERTED, "                ring.full[then.place.stage].wait(then.place.parity);\n", "", "mixed (N, K)"
     ),
+    "turns without stages are not passed on": Fault(
+        CONVERTED, "    turns.pass_rest();\n", "", "turns"
+    ),
+    "a tile's turns begin anew": Fault(CONVERTED, "next = work.count * of_tile;", "next = 0;", "turns"),
+    "no wait for the stage of a turn": Fault(
+        CONVERTED, "        ring.full[stage].wait(own.place.parity);\n", "", "turns"
+    ),
+    "a turn's stage is released while it is multiplied": Fault(
+        CONVERTED, "        wgmma_wait<0>(sums, a);\n", "", "turns"
+    ),
     "the upper 8 of k twice": Fault(
         CONVERTED_ROWS, "reinterpret_cast<const uint16_t*>(p + 8)", "reinterpret_cast<const uint16_t*>(p)", "mixed (N, K)"
     ),
@@ -312,6 +322,10 @@ PROBLEMS = {
     "mixed, few rows": (
         HopperConfig(16, 64, 4, share_k=True, lines=2),
         mixed(20, 136, 656, layout_b="F", bias=(136,)),
+    ),
+    "turns": (
+        HopperConfig(64, 64, 4, share_k=True, lines=2),
+        mixed(264, 392, 656, "int8", "bfloat16", layout_b="F"),
     ),
     "nvfp4, shared k": (FP4[1][0], FP4[0][0]),
     "nvfp4, split k": (FP4[1][1], FP4[0][2]),

@@ -72,6 +72,10 @@ _MIXED = {
     HopperConfig(64, 64, 8, share_k=True, lines=2): 7.5,
 }
 
+# Up to 32 rows (x 8192 x 8192): 26.2 to 25.0 us (FP16 by E4M3), 27.4 to 25.5 (by int8), 28.8 to 25.6 (BF16
+# by E4M3): stages of fewer rows of a are more of the weights.
+_MIXED_FEWER_ROWS = {HopperConfig(32, 64, 6, share_k=True, lines=4): 7.0}
+
 _LOGITS = {
     HopperConfig(256, 128, 4): 50.0,
     HopperConfig(64, 128, 6, lines=2): 13.0,
@@ -118,6 +122,8 @@ def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:
         return {**_INT8, **few} if a == dtypes.int8 else {}
     if b not in (dtypes.float8_e4m3fn, dtypes.int8):
         return {}
+    if task.m <= _FEWER_ROWS and task.layout_b == INNER:
+        return {**_MIXED, **_MIXED_FEWER_ROWS}
     return {**_MIXED, **(_SPLIT_FEW_ROWS if _splits_few_rows(task) else {})}
 
 
@@ -144,9 +150,8 @@ _NVFP4 = {
 # 38.4 to 35.8 us (64 x 8192 x 8192), 33.5 to 30.0 (64 x 4096 x 7168); with an NVFP4 a 43.7 to 44.7.
 _SPLIT = HopperConfig(64, 128, 3, lines=4, cluster=2, split_k=True)
 _NVFP4_FEW_ROWS = {_SPLIT: 15.0}
-# Where conversions take longer, of one wave: 29.1 to 27.8 us (64 x 8192 x 8192 of FP16 by int8), 27.4 to
-# 26.4 (by E4M3 whose columns are neighbours), 22.6 to 21.0 (64 x 4096 x 7168); but (64, 28672, 4096) 47.0 to
-# 54.2, (48, 7168, 2048) 13.5 to 13.8.
+# Where columns are neighbours, of one wave: 27.4 to 26.4 us (64 x 8192 x 8192 of FP16 by E4M3), 22.6 to 21.0
+# (64 x 4096 x 7168); but (64, 28672, 4096) 47.0 to 54.2, (48, 7168, 2048) 13.5 to 13.8.
 _SPLIT_FEW_ROWS = {_SPLIT: 7.0}
 _DUAL_NVFP4 = {
     HopperConfig(256, 128, 3, lines=2): 60.0,
@@ -160,6 +165,7 @@ FEW_ROWS = 16
 (16, 128256, 4096) of int8 in 155 us instead of 220 (H200)."""
 
 _ROWS_SHARED = 64  # up to which warpgroups share k
+_FEWER_ROWS = 32  # of a tile of its own
 
 CONFIGS = (*_16_BIT, *_16_BIT_FEW_ROWS, *_16_BIT_INNER)
 
@@ -192,8 +198,8 @@ def _splits_few_rows(task: GemmTask) -> bool:
     """Of 16 bits by 8, whether clusters of two split k of up to 64 rows.  Not with what only the general
     epilogue does, which is rare."""
     one_wave = 2 * task.batch * math.ceil(task.n / 128) <= multiprocessors("sm_90a")
-    slow = task.b == dtypes.int8 or task.layout_b != INNER or task.a == dtypes.bfloat16
-    return task.m <= _ROWS_SHARED and task.plain and slow and one_wave and task.k >= 4096
+    outer = task.layout_b != INNER
+    return task.m <= _ROWS_SHARED and task.plain and outer and one_wave and task.k >= 4096
 
 
 def _has_kernel(config: HopperConfig, task: GemmTask) -> bool:

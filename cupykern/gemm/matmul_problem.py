@@ -211,7 +211,7 @@ def variants(
                         found[gemm.variant(task, config)] = None
                 for plain, in_lines in itertools.product((True, False), repeat=2):
                     ends = replace(task, plain=plain, in_lines=in_lines)
-                    few = gemm.configs(replace(ends, m=64), arch)
+                    few = (c for m in (32, 64) for c in gemm.configs(replace(ends, m=m), arch))
                     of_few = (config for config in few if isinstance(config, HopperConfig))
                     for config in (*gemm.configs(ends, arch), *of_few):
                         found[gemm.variant(ends, config)] = None

@@ -136,7 +136,7 @@ struct Ring {
             full[i].init(1);
             empty[i].init(kReleases);
         }
-        for (int i = 0; i < kConsumers; ++i) turn[i].init(1);
+        for (int i = 0; i < kConsumers; ++i) turn[i].init(128 / kReleasing);
         fence_barrier_init();
     }
     // By a consumer that has read the stage.
