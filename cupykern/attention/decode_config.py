@@ -246,8 +246,8 @@ def _refusal_of_pairs(config: DecodeConfig, task: DecodeTask, arch: str) -> str 
     return None
 
 
-def variant(dtype: np.dtype, dim: int, config: DecodeConfig, paged: bool = False) -> Variant:
-    """The kernel of `config`, for padded dims of `dim`, and caches with a block table if `paged`."""
+def variant(dtype: np.dtype, dim: int, config: DecodeConfig) -> Variant:
+    """The kernel of `config`, for padded dims of `dim`."""
     constants = {
         "kRows": config.rows,
         "kDim": dim,
@@ -255,7 +255,6 @@ def variant(dtype: np.dtype, dim: int, config: DecodeConfig, paged: bool = False
         "kStages": config.stages,
         "kMaxChunks": MAX_CHUNKS,
         "kGroup": GROUP,
-        "kPaged": paged,
     }
     return Variant(
         "decode_attention",
@@ -282,6 +281,6 @@ def variants(arch: str) -> tuple[Variant, ...]:
         for tile in dict.fromkeys((*_tiles(arch, dim), *_busy_tiles(arch, dim)))
     ]
     return (
-        *(variant(*kind, paged) for kind in kinds for paged in (False, True)),
+        *(variant(*kind) for kind in kinds),
         *(merge_variant(*kind) for kind in kinds if kind[-1].merges_later),
     )

@@ -1,7 +1,6 @@
 // How keys and values get into shared memory, by threads: any strides.  Warps with keys of their
 // own bring these, else all threads share all.
-// Constants: Element, kDim (at least those of q and v), kTileK (keys of a tile), kStages, kPaged:
-// whether there is a block table.
+// Constants: Element, kDim (at least those of q and v), kTileK (keys of a tile), kStages.
 #include "parts/decode_queries.cuh"
 #include "parts/decode_shape.cuh"
 
@@ -30,7 +29,7 @@ struct KeyArrays {
 struct KeySource {
     const Element* k;  // contiguous: of this thread's first key in the next tile; paged: of no key
     const Element* v;
-    const int* table;  // of this sequence
+    const int* table;  // of this sequence; null: not paged
     int64_t k_page, v_page, k_row, v_row;
     Divisor page_size;
     int last_page, end, line, vector;
@@ -40,7 +39,7 @@ struct KeySource {
 
     DEVICE KeySource(const DecodeParams& params, const DecodeTask& task, const KeyArrays& caches,
                      const int* block_table)
-        : policy(load_policy_once()) {
+        : policy(block_table ? load_policy(false) : load_policy_once()) {
         const int index = int(threadIdx.x) % kSharers;
         line = (kOwnKeys ? first_key_of_warp() : 0) + index / kVectors, vector = index % kVectors;
         k_page = params.k[0], v_page = params.v[0], k_row = params.k[2], v_row = params.v[2];
@@ -49,8 +48,9 @@ struct KeySource {
         k = caches.k + task.kv_head * params.k[1] + vector * 8;
         v = caches.v + task.kv_head * params.v[1] + vector * 8;
         end = task.end;
-        if constexpr (kPaged) {
-            table = block_table + task.batch * params.table_stride;
+        table = block_table;
+        if (table) {
+            table += task.batch * params.table_stride;
             if constexpr (kPagesAhead) find_pages(task.first);
         } else {
             k += task.batch * k_page + (task.first + line) * k_row;
@@ -70,12 +70,10 @@ struct KeySource {
     }
     // Other sequences may have the same pages, and other rows have the same keys.
     DEVICE void copy_line(void* to, const Element* from, bool valid) const {
-        constexpr bool kReadOnce = !kPaged && kRows == 16;
-        if constexpr (kReadOnce) copy_async<16>(to, from, valid, policy);
+        if constexpr (kRows == 16) copy_async<16>(to, from, valid, policy);
         else copy_async<16>(to, from, valid);
     }
     DEVICE void load(DecodeStage& stage, int first_key) {
-        if constexpr (kPaged && !kPagesAhead) find_pages(first_key);
         // Lines a whole number of periods apart have the same places.
         constexpr int kPeriod = KeyColumn::kPeriod;
         constexpr int kPlaces = kLinesAtOnce < kPeriod ? kPeriod / kLinesAtOnce : 1;
@@ -84,30 +82,31 @@ struct KeySource {
 #pragma unroll
         for (int i = 0; i < kPlaces; ++i)
             places[i] = KeyColumn::place(line + i * kLinesAtOnce, vector);
-        const auto copy = [&](int i, const Element* from_k, const Element* from_v) {
+        if constexpr (!kPagesAhead) {
+            if (table) find_pages(first_key);
+        }
+#pragma unroll
+        for (int i = 0; i < kCopies; ++i) {
+            const Element *from_k = k, *from_v = v;
+            if (table) {
+                const int page = pages[i] < 0 ? 0 : pages[i] < last_page ? pages[i] : last_page;
+                int key = first_key + i * kLinesAtOnce + line;
+                const int within = page_size.take_from(key);  // again: eight registers less
+                from_k += page * k_page + within * k_row, from_v += page * v_page + within * v_row;
+            } else {
+                k += kLinesAtOnce * k_row, v += kLinesAtOnce * v_row;
+            }
             const int place = places[i % kPlaces] + i / kPlaces * kPlaces * kLinesAtOnce * kVectors;
             // What is not there is zero: a weight of zero does not hide NaN.
             const bool valid = first_key + i * kLinesAtOnce + line < end;
             copy_line(&stage.k.columns[0].chunks[place], from_k, has_k && valid);
             copy_line(&stage.v.columns[0].chunks[place], from_v, has_v && valid);
-        };
-#pragma unroll
-        for (int i = 0; i < kCopies; ++i) {
-            if constexpr (kPaged) {
-                const int page = pages[i] < 0 ? 0 : pages[i] < last_page ? pages[i] : last_page;
-                int key = first_key + i * kLinesAtOnce + line;
-                const int within = page_size.take_from(key);  // again: eight registers less
-                copy(i, k + page * k_page + within * k_row, v + page * v_page + within * v_row);
-            } else {
-                copy(i, k, v);
-                k += kLinesAtOnce * k_row, v += kLinesAtOnce * v_row;
-            }
         }
-        if constexpr (kPaged) {
-            if constexpr (kPagesAhead) find_pages(first_key + kTileK);
-        } else {
+        if (!table) {
             constexpr int kOthers = kTileK - kCopies * kLinesAtOnce;  // keys
             k += kOthers * k_row, v += kOthers * v_row;
+        } else if constexpr (kPagesAhead) {
+            find_pages(first_key + kTileK);
         }
     }
 };
