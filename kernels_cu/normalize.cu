@@ -1,9 +1,10 @@
-// normalize.cu: layer_norm (kCentered) and rms_norm of rows, s = x + residual (FP32, not rounded):
+// normalize.cu: layer_norm (centered) and rms_norm of rows, s = x + residual (FP32, not rounded):
 //   layer_norm  y = (s - mean) / sqrt(var + eps) * weight + bias
 //   rms_norm    y = s / sqrt(mean(s^2) + eps) * weight
 // A row is read once into shared memory (parts/row.cuh), where its squares are summed, in
 // layer_norm about the mean.  Within a block that is known before; in a cluster, or a row of
 // several chunks, each warp takes the mean of its own part, and parts/moments.cuh merges them.
+// rms_norm has a mean of 0 instead.
 //   weight, bias     of any of the three types, along the row; null: none.  rms_norm has no bias.
 //   sum              s rounded to Element.  mean, rstd: FP32, one for each row.  Null: not wanted.
 //   row_scale        not null: y is FP8 or int8, the row's largest |y| over the format's largest
@@ -11,7 +12,7 @@
 //   compensated      the rest that a mean leaves is measured along with the squares, and both parts
 //                    of the mean are subtracted.
 // For rows and calls of all kinds; normalize_plain.cu and normalize_stream.cu are for most.
-// Constants: Element, kCentered and those of parts/row.cuh.
+// Constants: Element and those of parts/row.cuh.
 // Launch: grid (ceil(rows / kRowsPerBlock) * chunks * kClusterSize), block (kNumThreads), dynamic
 // shared memory sizeof(RowStorage<Element>), twice that with a residual.
 #include "parts/moments.cuh"
@@ -42,24 +43,10 @@ struct Sums {
     }
 };
 
-constexpr bool kMeanFirst = kCentered && kClusterSize == 1 && !kSplitRows;
-
-// What the warps, blocks or chunks of a row tell each other, and what comes of it.
-template <bool moments>
-struct StatisticOf {
-    using Type = Moments;
-    using Merge = MergeMoments;
-};
-template <>
-struct StatisticOf<false> {
-    using Type = float;  // the sum of squares
-    using Merge = MergeFloats<Sum>;
-};
-using Statistic = StatisticOf<kCentered && !kMeanFirst>::Type;
-using MergeStatistics = StatisticOf<kCentered && !kMeanFirst>::Merge;
+constexpr bool kMeanFirst = kClusterSize == 1;  // of whole rows
 
 // Moments of FP32 elements leave no registers for a second vector under way.
-constexpr int kSquaresUnrolled = kCentered && kClusterSize > 1 && sizeof(Element) == 4 ? 1 : 2;
+constexpr int kSquaresUnrolled = kClusterSize > 1 && sizeof(Element) == 4 ? 1 : 2;
 
 // The squares of the warp's distances from `mean`; not null, `rest` becomes the sum of the
 // distances.
@@ -95,14 +82,11 @@ DEVICE float warp_sum(const Sums& s) {
     return reduce_in_warp(sum, Sum());
 }
 
-DEVICE void warp_statistic(const Sums& s, bool, float& squares) {
-    squares = warp_squares(s, 0.0f, nullptr);
-}
-DEVICE void warp_statistic(const Sums& s, bool compensated, Moments& m) {
+DEVICE void warp_moments(const Sums& s, const NormParams& params, Moments& m) {
     m.count = count_in_warp(s.x.thread, s.x.chunk);
     const float one_over_count = 1.0f / (m.count > 0.0f ? m.count : 1.0f);
-    m.mean = warp_sum(s) * one_over_count;
-    if (compensated) {
+    if (params.centered) m.mean = warp_sum(s) * one_over_count;
+    if (params.compensated) {
         float rest;
         m.m2 = warp_squares(s, m.mean, &rest);
         m.mean_low = rest * one_over_count;
@@ -164,13 +148,13 @@ struct Normalizer {
         take(m.m2, count, eps);
     }
     // Of a row in one block: its mean, then the squares about it.
-    DEVICE void take_mean_first(const Sums& s, float count, float eps, bool compensated) {
+    DEVICE void take_mean_first(const Sums& s, float count, const NormParams& params) {
         const RowThread& t = s.x.thread;
         const MergeFloats<Sum> merge;
         const float one_over_count = 1.0f / count;
-        mean = merge_across_warps<0>(warp_sum(s), t, merge) * one_over_count;
+        if (params.centered) mean = merge_across_warps<0>(warp_sum(s), t, merge) * one_over_count;
         float squares;
-        if (compensated) {
+        if (params.compensated) {
             float rest;
             squares = merge_across_warps<1>(warp_squares(s, mean, &rest), t, merge);
             rest = merge_across_warps<2>(rest, t, merge);
@@ -179,7 +163,7 @@ struct Normalizer {
         } else {
             squares = merge_across_warps<1>(warp_squares(s, mean, nullptr), t, merge);
         }
-        take(squares, count, eps);
+        take(squares, count, params.eps);
     }
     // s of the vector at `position` becomes y.
     DEVICE void apply(int position, const RowChunk& c, float (&values)[kVectorWidth]) const {
@@ -192,15 +176,9 @@ struct Normalizer {
         }
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) {
-            float y;
-            if (kCentered) {
-                y = (values[j] - mean - mean_low) * rstd;
-            } else {
-                y = values[j] * rstd;
-            }
-            values[j] = y * factors[j];
+            values[j] = (values[j] - mean - mean_low) * rstd * factors[j];
         }
-        if (kCentered && bias.first) {
+        if (bias.first) {
             bias.get(position, c, factors);
 #pragma unroll
             for (int j = 0; j < kVectorWidth; ++j) values[j] += factors[j];
@@ -278,7 +256,7 @@ struct Outputs {
     void* y;
     Element* sum;
     float *mean, *rstd, *row_scale;
-    Statistic* statistics;
+    Moments* statistics;
 };
 
 DEVICE void normalize_row(const Sums& s, const RowTask& task, const void* weight, const void* bias,
@@ -292,18 +270,16 @@ DEVICE void normalize_row(const Sums& s, const RowTask& task, const void* weight
                  {weight, params.weight_stride, c.first_col, params.weight_dtype},
                  {bias, params.bias_stride, c.first_col, params.bias_dtype}};
     const float count = float(layout.num_cols);
-    const bool compensated = params.compensated != 0;
     if (task.pass != kMerge) s.x.finish();
-    if constexpr (kMeanFirst) {
-        n.take_mean_first(s, count, params.eps, compensated);
+    if (kMeanFirst && task.pass == kWholeRow) {
+        n.take_mean_first(s, count, params);
     } else {
-        Statistic statistic{};
-        if (task.pass != kMerge && task.pass != kApply) warp_statistic(s, compensated, statistic);
-        if (!merge_row(task, t, c.live, layout.num_rows, out.statistics, MergeStatistics(),
-                       statistic)) {
+        Moments moments{};
+        if (task.pass != kMerge && task.pass != kApply) warp_moments(s, params, moments);
+        if (!merge_row(task, t, c.live, layout.num_rows, out.statistics, MergeMoments(), moments)) {
             return;
         }
-        n.take(statistic, count, params.eps);
+        n.take(moments, count, params.eps);
     }
 
     Destination to{out.y,   row_offset(layout, kY, task.row), layout.col_strides[kY], params.dtype,
@@ -316,7 +292,7 @@ DEVICE void normalize_row(const Sums& s, const RowTask& task, const void* weight
     // With an infinity in it the row is NaN, whatever its sums have become.
     if (writes && out.mean) out.mean[offset] = n.rstd != n.rstd ? n.rstd : n.mean + n.mean_low;
     if (writes && out.rstd) out.rstd[offset] = n.rstd;
-    if (!kSplitRows && out.row_scale) {
+    if (out.row_scale) {
         const QuantizeScale scale = row_quantize_scale(s, n, params.dtype);
         if (writes) out.row_scale[offset] = scale.decode;
         factor = scale.encode;
@@ -326,7 +302,7 @@ DEVICE void normalize_row(const Sums& s, const RowTask& task, const void* weight
 
 KERNEL void normalize(const Element* x, const Element* residual, const void* weight,
                       const void* bias, void* y, Element* sum, float* mean, float* rstd,
-                      float* row_scale, Statistic* statistics, const NormParams params,
+                      float* row_scale, Moments* statistics, const NormParams params,
                       int64_t pass) {
     announce_to_cluster();
     SHARED_STORAGE(RowStorage<Element>, storage);

@@ -168,7 +168,7 @@ def _variants(arch: str, centered: bool) -> tuple[Variant, ...]:
         for config in quantized_configs(arch, dtype.itemsize)
         if config.plain and not centered and has_room(config, arch, dtype.itemsize)
     )
-    return (*own, *quantized)
+    return tuple(dict.fromkeys((*own, *quantized)))
 
 
 def _configs(problem: NormProblem, arch: str, centered: bool) -> tuple[RowConfig, ...]:

@@ -46,11 +46,14 @@ _PARAMS = np.dtype(  # norm_params.cuh: NormParams
         ("dtype", np.int32),
         ("weight_dtype", np.int32),
         ("bias_dtype", np.int32),
+        ("centered", np.int32),
         ("compensated", np.int32),
         ("stages", np.int32),
-        ("padding", np.int32),
     ]
 )
+
+
+_MOMENTS_BYTES = 16  # moments.cuh: Moments
 
 
 class Options(NamedTuple):
@@ -145,13 +148,12 @@ def make_norm(
         if array is not None:
             params[f"{name}_dtype"] = DTYPE_CODES[array.dtype]
             params[f"{name}_stride"] = array.strides[0] // array.itemsize
-    params["compensated"] = options.compensated
+    params["centered"], params["compensated"] = options.centered, options.compensated
     params["whole"] = config.is_whole(layout) and len(columns) == 1 + options.centered
     evicts_last(params, held * x.size * x.itemsize)
     variant = norm_variant(x.dtype, options.centered, config, quantized, has_residual)
     shared_bytes = held * config.shared_bytes(x.itemsize)
-    statistic_bytes = 16 if options.centered else 4
-    plan = row_plan(target, variant, config, layout, params, statistic_bytes, shared_bytes)
+    plan = row_plan(target, variant, config, layout, params, _MOMENTS_BYTES, shared_bytes)
     simple = not (options.return_stats or options.quantized)
     twins = small_twins(x.shape, y.dtype, x.dtype) if has_residual else None
     return Norm(plan, y.dtype, options, has_residual, simple, twins)
@@ -161,8 +163,10 @@ def norm_variant(
     dtype: np.dtype, centered: bool, config: RowConfig, quantized: bool, has_residual: bool
 ) -> Variant:
     """The variant of a norm; quantized: its results are."""
+    if not config.plain:
+        return row_variant("normalize", dtype, config)
     constants: tuple[tuple[str, int], ...] = (("kCentered", centered),)
-    if not config.plain or config.stages:  # variants that do either, or neither
+    if config.stages:
         return row_variant("normalize", dtype, config, constants)
     constants += (
         ("kQuantized", quantized),

@@ -34,8 +34,10 @@ class RowConfig:
     num_threads threads per block, threads_per_row of them on one row, which they walk in vectors of
     vector_width elements, vectors_per_thread each; cluster_size blocks on one row.
     min_blocks: that a multiprocessor must hold, a cap on registers.
-    lanes_across_rows: neighbouring threads on neighbouring rows.  split_rows: rows of any length, cut
-    into chunks, in three launches.  plain: for calls without options, whose rows lie at one stride in whole, aligned vectors.
+    lanes_across_rows: neighbouring threads on neighbouring rows.
+    split_rows: rows of any length, cut into chunks, in three launches; unless plain, by the variant that
+    also has whole rows.
+    plain: for calls without options, whose rows lie at one stride in whole, aligned vectors.
     in_registers: rows lie there, not in shared memory; of plain calls, softmax's without clusters.
     Of plain calls of the norms only:
     stages: not 0: blocks stay for many rows (row_stream.cuh), of which shared memory holds up to so many
@@ -96,7 +98,7 @@ class RowConfig:
             ("kVectorWidth", self.vector_width),
             ("kVectorsPerThread", self.vectors_per_thread),
             ("kLanesAcrossRows", self.lanes_across_rows),
-            ("kSplitRows", self.split_rows),
+            ("kSplitRows", self.split_rows or not (self.plain or self.cluster_size > 1)),
             ("kPlain", self.plain),
         )
 

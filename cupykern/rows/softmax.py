@@ -326,12 +326,13 @@ def _work(problem: SoftmaxProblem) -> Work:
 
 
 def _variants(arch: str, log: bool = False) -> tuple[Variant, ...]:
-    return tuple(
+    found = (
         _variant(dtype, config, log)
         for dtype in DTYPES
         for config in softmax_configs(arch, dtype.itemsize)
         if has_room(config, arch, dtype.itemsize)
     )
+    return tuple(dict.fromkeys(found))
 
 
 def _configs(problem: SoftmaxProblem, arch: str) -> tuple[RowConfig, ...]:
