@@ -164,7 +164,7 @@ def make_plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> 
     if leaves and config.merges_later:
         merge = get_kernel(target, merge_variant(*kind))
     return DecodePlan(
-        kernel=get_kernel(target, variant(*kind)),
+        kernel=get_kernel(target, variant(*kind, call.table_stride is not None)),
         merge=merge,
         merge_grid=places * merge_parts,
         merge_shared_bytes=16 * NUM_THREADS * (MAX_CHUNKS // GROUP)

@@ -1,6 +1,7 @@
 // How keys and values get into shared memory, by threads: any strides.  Warps with keys of their
 // own bring these, else all threads share all.
-// Constants: Element, kDim (at least those of q and v), kTileK (keys of a tile), kStages.
+// Constants: Element, kDim (at least those of q and v), kTileK (keys of a tile), kStages, kPaged:
+// whether there is a block table (enum Paged).
 #include "parts/decode_queries.cuh"
 #include "parts/decode_shape.cuh"
 
@@ -25,11 +26,13 @@ struct KeyArrays {
     const Element* v;
 };
 
+enum Paged { kNever, kAlways, kEither };
+
 // Brings the tiles of keys and values, one after another.
 struct KeySource {
     const Element* k;  // contiguous: of this thread's first key in the next tile; paged: of no key
     const Element* v;
-    const int* table;  // of this sequence; null: not paged
+    const int* table;  // of this sequence; null: none
     int64_t k_page, v_page, k_row, v_row;
     Divisor page_size;
     int last_page, end, line, vector;
@@ -39,7 +42,7 @@ struct KeySource {
 
     DEVICE KeySource(const DecodeParams& params, const DecodeTask& task, const KeyArrays& caches,
                      const int* block_table)
-        : policy(block_table ? load_policy(false) : load_policy_once()) {
+        : policy(load_policy_once()) {
         const int index = int(threadIdx.x) % kSharers;
         line = (kOwnKeys ? first_key_of_warp() : 0) + index / kVectors, vector = index % kVectors;
         k_page = params.k[0], v_page = params.v[0], k_row = params.k[2], v_row = params.v[2];
@@ -49,7 +52,7 @@ struct KeySource {
         v = caches.v + task.kv_head * params.v[1] + vector * 8;
         end = task.end;
         table = block_table;
-        if (table) {
+        if (paged()) {
             table += task.batch * params.table_stride;
             if constexpr (kPagesAhead) find_pages(task.first);
         } else {
@@ -57,6 +60,7 @@ struct KeySource {
             v += task.batch * v_page + (task.first + line) * v_row;
         }
     }
+    DEVICE bool paged() const { return kPaged == kEither ? table != nullptr : kPaged == kAlways; }
     // One tile ahead, so that nothing waits for the table, where there are registers for it.
     static constexpr bool kPagesAhead = kDim <= 128;
     DEVICE void find_pages(int first_key) {
@@ -69,8 +73,9 @@ struct KeySource {
         }
     }
     // Other sequences may have the same pages, and other rows have the same keys.
-    DEVICE void copy_line(void* to, const Element* from, bool valid) const {
-        if constexpr (kRows == 16) copy_async<16>(to, from, valid, policy);
+    DEVICE void copy_line(void* to, const Element* from, bool valid, bool pages) const {
+        const bool read_once = !pages && kRows == 16;
+        if (read_once) copy_async<16>(to, from, valid, policy);
         else copy_async<16>(to, from, valid);
     }
     DEVICE void load(DecodeStage& stage, int first_key) {
@@ -82,31 +87,32 @@ struct KeySource {
 #pragma unroll
         for (int i = 0; i < kPlaces; ++i)
             places[i] = KeyColumn::place(line + i * kLinesAtOnce, vector);
-        if constexpr (!kPagesAhead) {
-            if (table) find_pages(first_key);
-        }
-#pragma unroll
-        for (int i = 0; i < kCopies; ++i) {
-            const Element *from_k = k, *from_v = v;
-            if (table) {
-                const int page = pages[i] < 0 ? 0 : pages[i] < last_page ? pages[i] : last_page;
-                int key = first_key + i * kLinesAtOnce + line;
-                const int within = page_size.take_from(key);  // again: eight registers less
-                from_k += page * k_page + within * k_row, from_v += page * v_page + within * v_row;
-            } else {
-                k += kLinesAtOnce * k_row, v += kLinesAtOnce * v_row;
-            }
+        const auto copy = [&](int i, const Element* from_k, const Element* from_v, bool pages) {
             const int place = places[i % kPlaces] + i / kPlaces * kPlaces * kLinesAtOnce * kVectors;
             // What is not there is zero: a weight of zero does not hide NaN.
             const bool valid = first_key + i * kLinesAtOnce + line < end;
-            copy_line(&stage.k.columns[0].chunks[place], from_k, has_k && valid);
-            copy_line(&stage.v.columns[0].chunks[place], from_v, has_v && valid);
-        }
-        if (!table) {
+            copy_line(&stage.k.columns[0].chunks[place], from_k, has_k && valid, pages);
+            copy_line(&stage.v.columns[0].chunks[place], from_v, has_v && valid, pages);
+        };
+        if (paged()) {
+            if constexpr (!kPagesAhead) find_pages(first_key);
+#pragma unroll
+            for (int i = 0; i < kCopies; ++i) {
+                const int page = pages[i] < 0 ? 0 : pages[i] < last_page ? pages[i] : last_page;
+                int key = first_key + i * kLinesAtOnce + line;
+                const int within = page_size.take_from(key);  // again: eight registers less
+                copy(i, k + page * k_page + within * k_row, v + page * v_page + within * v_row,
+                     true);
+            }
+            if constexpr (kPagesAhead) find_pages(first_key + kTileK);
+        } else {
+#pragma unroll
+            for (int i = 0; i < kCopies; ++i) {
+                copy(i, k, v, false);
+                k += kLinesAtOnce * k_row, v += kLinesAtOnce * v_row;
+            }
             constexpr int kOthers = kTileK - kCopies * kLinesAtOnce;  // keys
             k += kOthers * k_row, v += kOthers * v_row;
-        } else if constexpr (kPagesAhead) {
-            find_pages(first_key + kTileK);
         }
     }
 };
