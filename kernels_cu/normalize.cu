@@ -82,11 +82,12 @@ DEVICE float warp_sum(const Sums& s) {
     return reduce_in_warp(sum, Sum());
 }
 
-DEVICE void warp_moments(const Sums& s, const NormParams& params, Moments& m) {
+template <bool kCentered>
+DEVICE void warp_moments(const Sums& s, bool compensated, Moments& m) {
     m.count = count_in_warp(s.x.thread, s.x.chunk);
     const float one_over_count = 1.0f / (m.count > 0.0f ? m.count : 1.0f);
-    if (params.centered) m.mean = warp_sum(s) * one_over_count;
-    if (params.compensated) {
+    if (kCentered) m.mean = warp_sum(s) * one_over_count;
+    if (kCentered && compensated) {
         float rest;
         m.m2 = warp_squares(s, m.mean, &rest);
         m.mean_low = rest * one_over_count;
@@ -134,6 +135,7 @@ struct Columns {
 };
 
 // What makes y of s.
+template <bool kCentered>
 struct Normalizer {
     float mean, mean_low, rstd;
     Columns weight, bias;
@@ -152,9 +154,9 @@ struct Normalizer {
         const RowThread& t = s.x.thread;
         const MergeFloats<Sum> merge;
         const float one_over_count = 1.0f / count;
-        if (params.centered) mean = merge_across_warps<0>(warp_sum(s), t, merge) * one_over_count;
+        if (kCentered) mean = merge_across_warps<0>(warp_sum(s), t, merge) * one_over_count;
         float squares;
-        if (params.compensated) {
+        if (kCentered && params.compensated) {
             float rest;
             squares = merge_across_warps<1>(warp_squares(s, mean, &rest), t, merge);
             rest = merge_across_warps<2>(rest, t, merge);
@@ -176,9 +178,10 @@ struct Normalizer {
         }
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) {
-            values[j] = (values[j] - mean - mean_low) * rstd * factors[j];
+            if (kCentered) values[j] = values[j] - mean - mean_low;
+            values[j] = values[j] * rstd * factors[j];
         }
-        if (bias.first) {
+        if (kCentered && bias.first) {
             bias.get(position, c, factors);
 #pragma unroll
             for (int j = 0; j < kVectorWidth; ++j) values[j] += factors[j];
@@ -199,7 +202,8 @@ struct Destination {
         store_row_vector(static_cast<T*>(y) + y_offset, y_stride, position, c, values);
     }
     // y times `factor`.
-    DEVICE void write(const Sums& s, const Normalizer& normalizer, float factor) const {
+    template <class N>
+    DEVICE void write(const Sums& s, const N& normalizer, float factor) const {
         const RowChunk& c = s.x.chunk;
 #pragma unroll 1
         for (int i = 0; i < kVectorsPerThread; ++i) {
@@ -229,8 +233,8 @@ struct Destination {
 };
 
 // The scale of the row's y in a narrow format.
-DEVICE QuantizeScale row_quantize_scale(const Sums& s, const Normalizer& normalizer,
-                                        int32_t dtype) {
+template <class N>
+DEVICE QuantizeScale row_quantize_scale(const Sums& s, const N& normalizer, int32_t dtype) {
     Largest largest;
 #pragma unroll 1
     for (int i = 0; i < kVectorsPerThread; ++i) {
@@ -259,23 +263,25 @@ struct Outputs {
     Moments* statistics;
 };
 
+template <bool kCentered>
 DEVICE void normalize_row(const Sums& s, const RowTask& task, const void* weight, const void* bias,
                           const Outputs& out, const NormParams& params) {
     const auto& layout = params.layout;
     const RowThread& t = s.x.thread;
     const RowChunk& c = s.x.chunk;
-    Normalizer n{0.0f,
-                 0.0f,
-                 0.0f,
-                 {weight, params.weight_stride, c.first_col, params.weight_dtype},
-                 {bias, params.bias_stride, c.first_col, params.bias_dtype}};
+    Normalizer<kCentered> n{0.0f,
+                            0.0f,
+                            0.0f,
+                            {weight, params.weight_stride, c.first_col, params.weight_dtype},
+                            {bias, params.bias_stride, c.first_col, params.bias_dtype}};
     const float count = float(layout.num_cols);
     if (task.pass != kMerge) s.x.finish();
     if (kMeanFirst && task.pass == kWholeRow) {
         n.take_mean_first(s, count, params);
     } else {
         Moments moments{};
-        if (task.pass != kMerge && task.pass != kApply) warp_moments(s, params, moments);
+        if (task.pass != kMerge && task.pass != kApply)
+            warp_moments<kCentered>(s, params.compensated != 0, moments);
         if (!merge_row(task, t, c.live, layout.num_rows, out.statistics, MergeMoments(), moments)) {
             return;
         }
@@ -325,5 +331,10 @@ KERNEL void normalize(const Element* x, const Element* residual, const void* wei
         xs.start(x_row + c.first_col * stride, stride, zero, policy);
     }
     const Outputs out{y, sum, mean, rstd, row_scale, statistics};
-    normalize_row(Sums{xs, residuals, residual != nullptr}, task, weight, bias, out, params);
+    const Sums s{xs, residuals, residual != nullptr};
+    if (params.centered) {
+        normalize_row<true>(s, task, weight, bias, out, params);
+    } else {
+        normalize_row<false>(s, task, weight, bias, out, params);
+    }
 }

@@ -47,7 +47,7 @@ FAULTS = {
         "residual",
     ),
     "weight and bias exchanged": Fault(
-        "normalize.cu", "if (bias.first) {\n            bias.get", "if (bias.first) {\n            weight.get",
+        "normalize.cu", "if (kCentered && bias.first) {\n            bias.get", "if (kCentered && bias.first) {\n            weight.get",
         "weights",
     ),
     "a weight's stride ignored": Fault(
@@ -57,7 +57,7 @@ FAULTS = {
         "normalize.cu", "const int64_t col = first_col + position;", "const int64_t col = position;", "weights"
     ),
     "the second part of the mean left out": Fault(
-        "normalize.cu", "(values[j] - mean - mean_low)", "(values[j] - mean)", "compensated"
+        "normalize.cu", "values[j] - mean - mean_low", "values[j] - mean", "compensated"
     ),
     "counts not summed": Fault(
         "parts/moments.cuh", "s.count += shuffle_xor(s.count, bit);", "", "clusters and chunks"
