@@ -12,6 +12,7 @@ from kernels_cu import Variant
 from .. import dtypes
 from ..arrays import Twins, small_twins
 from ..targets import Target
+from ..targets.limits import is_measured
 from .norm_configs import admissible_norm_configs, quantizes, streams_fit
 from .row_configs import (
     RowConfig,
@@ -106,6 +107,8 @@ def make_norm(
     layout = row_layout(x.shape, x.ndim - 1, operands, vectored=(1, 2, 3))
     if layout is None:
         return None
+    if layout.lanes_across_rows and config is None and not is_measured(target.arch):
+        return None  # which is rare
     columns = [array for array in (weight, bias) if array is not None]
     quantized = options.quantized is not None
     plain = (
@@ -173,7 +176,8 @@ def norm_variant(
         ("kRowsPerThread", config.rows_per_thread),
         ("kInRegisters", config.in_registers),
         ("kWeightsFirst", config.weights_first),
-        ("kSums", 2 if quantized else int(has_residual)),  # normalize_plain.cu: HasResidual
+        # normalize_plain.cu: HasResidual
+        ("kSums", 2 if quantized or config.sums_or_not else int(has_residual)),
     )
     return row_variant("normalize_plain", dtype, config, constants)
 

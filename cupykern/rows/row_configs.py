@@ -40,6 +40,7 @@ class RowConfig:
     plain: for calls without options, whose rows lie at one stride in whole, aligned vectors.
     in_registers: rows lie there, not in shared memory; of plain calls, softmax's without clusters.
     Of plain calls of the norms only:
+    sums_or_not: the variant is for calls with a residual and without.
     stages: not 0: blocks stay for many rows (row_stream.cuh), of which shared memory holds up to so many
     vectors of each thread; num_threads write, half as many take statistics, others do the rest.
     rows_per_thread: neighbouring rows of which a thread has the same places.
@@ -59,6 +60,7 @@ class RowConfig:
     rows_per_thread: int = 1
     in_registers: bool = False
     weights_first: bool = False
+    sums_or_not: bool = False
 
     @property
     def rows_per_block(self) -> int:
@@ -144,9 +146,12 @@ CLUSTERS: dict[int, Table] = {
         (512, 512, 32, 16),
     ),
 }
-# Where nothing is measured: two warps on a row, or a block.  Few vectors for each thread: what a kernel does
-# with them is compiled for every one.
-_FEW_BLOCKS: Table = ((128, 64, 16, 1), (512, 512, 16, 1))
+# Where nothing is measured: few vectors for each thread, since what a kernel does with them is compiled for
+# every one.  The first one is for plain calls, too.
+_FEW_BLOCKS: dict[int, Table] = {
+    2: ((128, 128, 32, 1), (256, 256, 32, 1)),
+    4: ((128, 128, 16, 1), (256, 256, 16, 1)),
+}
 _ELEMENTS = ((128, 32, 16, 1), (256, 256, 16, 1), (512, 512, 32, 1))
 _ACROSS = ((256, 8, 16, 1), (512, 16, 32, 1))
 
@@ -157,8 +162,9 @@ def row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
     blocks, clusters = _BLOCKS[itemsize], CLUSTERS[itemsize]
     shared, elements, across = blocks[1::2] + clusters[1::2], _ELEMENTS, _ACROSS
     if not is_measured(arch):
-        blocks = shared = _FEW_BLOCKS
-        clusters, elements, across = (), _ELEMENTS[1:2], _ACROSS[:1]
+        shared = _FEW_BLOCKS[itemsize]
+        blocks, clusters = shared[:1], ()
+        elements, across = _ELEMENTS[1:2], _ACROSS[:1]
     width = VECTOR_BYTES // itemsize
     return (
         *_whole_rows(arch, blocks + clusters, width, plain=True),
@@ -168,9 +174,9 @@ def row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
     )
 
 
-def few_of(arch: str, table: tuple[Any, ...]) -> tuple[Any, ...]:
-    """`table`, of rising size; where nothing is measured every second one of it, the largest among them."""
-    return table if is_measured(arch) else table[(len(table) - 1) % 2 :: 2]
+def few_of(arch: str, table: tuple[Any, ...], step: int = 2) -> tuple[Any, ...]:
+    """`table`, of rising size; where nothing is measured each `step`th of it, the largest among them."""
+    return table if is_measured(arch) else table[(len(table) - 1) % step :: step]
 
 
 def _whole_rows(
@@ -181,6 +187,9 @@ def _whole_rows(
     **kind: bool,
 ) -> tuple[RowConfig, ...]:
     limit = max_cluster_size(arch)
+    # 40 registers: 1536 threads at once.  Measured on Hopper; elsewhere it may spill, as there with options
+    # and FP32.
+    capped = arch == "sm_90a" and (plain or vector_width != 4) and not kind
     return tuple(
         RowConfig(
             num_threads,
@@ -188,8 +197,7 @@ def _whole_rows(
             vector_width,
             elements // vector_width,
             cluster_size,
-            # 40 registers: 1536 threads at once.  Measured on Hopper; elsewhere it may spill.
-            1536 // num_threads if arch == "sm_90a" and plain else 1,
+            1536 // num_threads if capped else 1,
             plain=plain,
             **kind,
         )
@@ -207,7 +215,7 @@ def _rows_of_any_length(
         for config in configs
         if config.cluster_size == 1 and 3 * config.shared_bytes(itemsize) < max_shared_bytes(arch)
     ][-1]
-    return (*configs, replace(block, min_blocks=1, split_rows=True))
+    return (*configs, replace(block, split_rows=True))
 
 
 def has_room(config: RowConfig, arch: str, itemsize: int, arrays_held: int = 1) -> bool:
@@ -259,8 +267,9 @@ def refusal(
     if not c.split_rows and c.chunk < needed:
         return f"{c.chunk} elements are fewer than a row's {needed}"
     whole = c.plain and not c.split_rows and not c.lanes_across_rows
-    if (c.stages or c.rows_per_thread > 1 or c.weights_first) and not (norms and whole):
-        return "stages, rows_per_thread and weights_first are for plain, whole rows of the norms"
+    of_norms = c.stages or c.rows_per_thread > 1 or c.weights_first or c.sums_or_not
+    if of_norms and not (norms and whole):
+        return "stages, rows_per_thread, weights_first and sums_or_not are for plain, whole rows of the norms"
     if c.in_registers and not (whole and (norms or c.cluster_size == 1)):
         return "in_registers is for plain, whole rows; softmax's without clusters"
     if norms and c.plain and (c.split_rows or c.lanes_across_rows):
