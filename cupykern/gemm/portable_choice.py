@@ -83,8 +83,8 @@ def _tiles(
         promotes = promotes and not e5m2  # which has no scales of blocks
         # Scaled blocks have their sums twice, of the products and of the blocks.
         cols = 64 if gfx or hopper or (block_scales and arch == "host") else 128
-        stages = 4 if roomy else few
-        large = GemmConfig(64, cols, 64, 2, 2, stages=stages, promotes=promotes)
+        warps_n = 4 if promotes and cols == 128 else 2
+        large = GemmConfig(64, cols, 64, 2, warps_n, stages=4 if roomy else few, promotes=promotes)
         if kernel == "dequant_softmax":  # (16, 128256, 4096) in 155 us, not 173 (H200)
             small = replace(small, tile_k=256, stages=3)
         few_rows = few_rows and not (e5m2 or block_scales or hopper)
