@@ -110,12 +110,27 @@ struct Columns {
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) values[j] = vector[j];
     }
+    template <class T>
+    DEVICE void load_each(int64_t col, float (&values)[kVectorWidth]) const {
+#pragma unroll
+        for (int j = 0; j < kVectorWidth; ++j)
+            values[j] = to_float(static_cast<const T*>(first)[col + j]);
+    }
     // Those of the vector at `position`, of which the chunk holds something; any number elsewhere.
     DEVICE void get(int position, const RowChunk& c, float (&values)[kVectorWidth]) const {
         const int64_t col = first_col + position;
         const uintptr_t address =
             reinterpret_cast<uintptr_t>(first) + (dtype == kFloat ? col * 4 : col * 2);
-        if (kVectorWidth == 1 || stride != 1 || address % 16 != 0 || !c.holds_all(position)) {
+        const bool whole = kVectorWidth > 1 && stride == 1 && c.holds_all(position);
+        if (whole && address % 16 != 0) {
+            if (dtype == kFloat) {
+                load_each<float>(col, values);
+            } else if (dtype == kHalf) {
+                load_each<half>(col, values);
+            } else {
+                load_each<bf16>(col, values);
+            }
+        } else if (!whole) {
 #pragma unroll 1  // in turns: the code of one
             for (int j = 0; j < kVectorWidth; ++j) {
                 const bool inside = c.holds(position + j);

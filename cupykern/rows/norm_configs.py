@@ -159,15 +159,13 @@ def quantized_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
 def _with_options(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
     """For calls with options, and strides of all kinds: fewer, since such calls are rarer.  Where nothing
     is measured, rows whose elements lie further apart than they do are copied."""
-    sizes = {VECTOR_BYTES // itemsize: (32, 64, 512), 1: (256,)}  # threads of one row
-    if not is_measured(arch):
-        sizes = dict.fromkeys((VECTOR_BYTES // itemsize, 1), (256,))
     return tuple(
         replace(config, min_blocks=1024 // config.num_threads if arch == "sm_90a" else 1)
         for config in row_configs(arch, itemsize)
         if not config.plain
         and config.cluster_size == 1
-        and (config.split_rows or config.threads_per_row in sizes[config.vector_width])
+        and (config.split_rows or config.vector_width > 1 or config.threads_per_row == 256)
+        and (config.threads_per_row >= 32 or config.lanes_across_rows)
         and (is_measured(arch) or not config.lanes_across_rows)
     )
 

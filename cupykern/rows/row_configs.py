@@ -108,7 +108,7 @@ class RowConfig:
 Table = tuple[tuple[int, int, int, int], ...]
 
 # (num_threads, threads_per_row, elements_per_thread, cluster_size), by rising length of the row: the
-# first that holds it wins.  For plain calls of quantize; all others share every second one.
+# first that holds it wins.  For plain calls of quantize.
 _BLOCKS: dict[int, Table] = {  # by the elements' bytes
     2: (
         (128, 2, 8, 1),
@@ -146,11 +146,16 @@ CLUSTERS: dict[int, Table] = {
         (512, 512, 32, 16),
     ),
 }
-# Where nothing is measured: few vectors for each thread, since what a kernel does with them is compiled for
-# every one.  The first one is for plain calls, too.
+# For calls with options, and rows that do not begin or end with vectors: the fewer threads have a row, the
+# more rows are under way.
+_OTHERS: dict[int, Table] = {
+    2: ((128, 8, 8, 1), (128, 32, 32, 1), (128, 64, 64, 1), (128, 128, 64, 1), (256, 256, 64, 1)),
+    4: ((128, 8, 4, 1), (128, 32, 16, 1), (128, 64, 32, 1), (128, 128, 32, 1), (512, 512, 32, 1)),
+}
+# Where nothing is measured.  The last one is for plain calls, too.
 _FEW_BLOCKS: dict[int, Table] = {
-    2: ((128, 128, 32, 1), (256, 256, 32, 1)),
-    4: ((128, 128, 16, 1), (256, 256, 16, 1)),
+    2: ((128, 32, 32, 1), (128, 128, 64, 1)),
+    4: ((128, 32, 16, 1), (128, 128, 32, 1)),
 }
 _ELEMENTS = ((128, 32, 16, 1), (256, 256, 16, 1), (512, 512, 32, 1))
 _ACROSS = ((256, 8, 16, 1), (512, 16, 32, 1))
@@ -160,10 +165,10 @@ _ACROSS = ((256, 8, 16, 1), (512, 16, 32, 1))
 def row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
     """Every config on `arch` for elements of `itemsize` bytes, in the order of preference."""
     blocks, clusters = _BLOCKS[itemsize], CLUSTERS[itemsize]
-    shared, elements, across = blocks[1::2] + clusters[1::2], _ELEMENTS, _ACROSS
+    shared, elements, across = _OTHERS[itemsize] + clusters[1::2], _ELEMENTS, _ACROSS
     if not is_measured(arch):
         shared = _FEW_BLOCKS[itemsize]
-        blocks, clusters = shared[:1], ()
+        blocks, clusters = shared[1:], ()
         elements, across = _ELEMENTS[1:2], _ACROSS[:1]
     width = VECTOR_BYTES // itemsize
     return (
