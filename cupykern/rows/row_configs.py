@@ -149,15 +149,30 @@ CLUSTERS: dict[int, Table] = {
 # For calls with options, and rows that do not begin or end with vectors: the fewer threads have a row, the
 # more rows are under way.
 _OTHERS: dict[int, Table] = {
-    2: ((128, 8, 8, 1), (128, 32, 32, 1), (128, 64, 64, 1), (128, 128, 64, 1), (256, 256, 64, 1)),
-    4: ((128, 8, 4, 1), (128, 32, 16, 1), (128, 64, 32, 1), (128, 128, 32, 1), (512, 512, 32, 1)),
+    2: (
+        (128, 8, 32, 1),
+        (128, 32, 32, 1),
+        (128, 64, 32, 1),
+        (128, 64, 64, 1),
+        (128, 128, 64, 1),
+        (256, 256, 64, 1),
+    ),
+    4: (
+        (128, 8, 16, 1),
+        (128, 32, 16, 1),
+        (128, 64, 16, 1),
+        (128, 64, 32, 1),
+        (128, 128, 32, 1),
+        (256, 256, 32, 1),
+        (512, 512, 32, 1),
+    ),
 }
 # Where nothing is measured.  The last one is for plain calls, too.
 _FEW_BLOCKS: dict[int, Table] = {
     2: ((128, 32, 32, 1), (128, 128, 64, 1)),
     4: ((128, 32, 16, 1), (128, 128, 32, 1)),
 }
-_ELEMENTS = ((128, 32, 16, 1), (256, 256, 16, 1), (512, 512, 32, 1))
+_ELEMENTS = ((256, 256, 16, 1), (512, 512, 32, 1))
 _ACROSS = ((256, 8, 16, 1), (512, 16, 32, 1))
 
 
@@ -169,7 +184,7 @@ def row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
     if not is_measured(arch):
         shared = _FEW_BLOCKS[itemsize]
         blocks, clusters = shared[1:], ()
-        elements, across = _ELEMENTS[1:2], _ACROSS[:1]
+        elements, across = _ELEMENTS[:1], _ACROSS[:1]
     width = VECTOR_BYTES // itemsize
     return (
         *_whole_rows(arch, blocks + clusters, width, plain=True),
