@@ -429,7 +429,7 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
 
     const auto store = [&](const RowVector& vector, Element* to) {
         if constexpr (kStoresHavePolicy) {
-            vector.store(to, store_policy(params.stores_last));
+            vector.store(to, store_policy(row >= params.stores_last_from));
         } else {
             vector.store(to);
         }

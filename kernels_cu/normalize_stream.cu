@@ -241,6 +241,7 @@ struct Stream {
             const Task task = tasks[slot_of(turn)];
             if (task.row < 0) return;
             Element* y_row = y + row_offset(params.layout, kY, task.row);
+            const StorePolicy policy = store_policy(task.row >= params.stores_last_from);
 #pragma unroll
             for (int i = 0; i < kVectorsPerThread; ++i, at.advance(ring.stages)) {
                 ring.wait_full(at);  // as readers have: no wait
@@ -251,11 +252,12 @@ struct Stream {
                     RowVector out;
                     if constexpr (kHasResidual) {
                         out.from_floats(values);
-                        out.store(sum + row_offset(params.layout, kSum, task.row) + position);
+                        out.store(sum + row_offset(params.layout, kSum, task.row) + position,
+                                  policy);
                     }
                     factors.apply(i, task.shift, task.rstd, values);
                     out.from_floats(values);
-                    out.store(y_row + position);
+                    out.store(y_row + position, policy);
                 }
                 ring.release(at);
             }

@@ -35,10 +35,9 @@ DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
 _PARAMS = np.dtype(  # norm_params.cuh: NormParams
     [
+        ("stores_last_from", np.int64),
         ("loads_last", np.int32),
-        ("stores_last", np.int32),
         ("whole", np.int32),
-        ("eps", np.float32),
         ("layout", layout_dtype(5)),
         ("num_chunks", np.int64),
         ("weight_stride", np.int64),
@@ -48,7 +47,7 @@ _PARAMS = np.dtype(  # norm_params.cuh: NormParams
         ("bias_dtype", np.int32),
         ("compensated", np.int32),
         ("stages", np.int32),
-        ("padding", np.int32),
+        ("eps", np.float32),
     ]
 )
 
@@ -147,7 +146,7 @@ def make_norm(
             params[f"{name}_stride"] = array.strides[0] // array.itemsize
     params["compensated"] = options.compensated
     params["whole"] = config.is_whole(layout) and len(columns) == 1 + options.centered
-    evicts_last(params, held * x.size * x.itemsize)
+    evicts_last(params, layout, held * x.itemsize, y.itemsize + has_residual * x.itemsize)
     variant = norm_variant(x.dtype, options.centered, config, quantized, has_residual)
     shared_bytes = held * config.shared_bytes(x.itemsize)
     statistic_bytes = 16 if options.centered else 4
