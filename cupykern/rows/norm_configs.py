@@ -151,7 +151,7 @@ def quantized_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
 
 def _with_options(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
     """For calls with options, and strides of all kinds: fewer, since such calls are rarer."""
-    sizes = {VECTOR_BYTES // itemsize: (32, 64, 128, 256, 512), 1: (256,)}  # threads of one row
+    sizes = {VECTOR_BYTES // itemsize: (32, 64, 512), 1: (256,)}  # threads of one row
     if not is_measured(arch):
         sizes = {VECTOR_BYTES // itemsize: (512,), 1: ()}
     return tuple(

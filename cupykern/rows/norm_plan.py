@@ -106,7 +106,7 @@ def make_norm(
     quantized = options.quantized is not None
     plain = (
         (y.dtype == x.dtype or quantized)
-        and not (options.compensated or options.return_stats)
+        and not options.compensated
         and all(a.dtype == x.dtype and _is_aligned(operand(a)) for a in columns)
     )
     has_residual = residual is not None
