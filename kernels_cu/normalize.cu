@@ -1,4 +1,4 @@
-// normalize.cu: layer_norm (centered) and rms_norm of rows, s = x + residual (FP32, not rounded):
+// normalize.cu: layer_norm (kCentered) and rms_norm of rows, s = x + residual (FP32, not rounded):
 //   layer_norm  y = (s - mean) / sqrt(var + eps) * weight + bias
 //   rms_norm    y = s / sqrt(mean(s^2) + eps) * weight
 // A row is read once into shared memory (parts/row.cuh), where its squares are summed, in
@@ -12,7 +12,7 @@
 //   compensated      the rest that a mean leaves is measured along with the squares, and both parts
 //                    of the mean are subtracted.
 // For rows and calls of all kinds; normalize_plain.cu and normalize_stream.cu are for most.
-// Constants: Element and those of parts/row.cuh.
+// Constants: Element, kCentered and those of parts/row.cuh.
 // Launch: grid (ceil(rows / kRowsPerBlock) * chunks * kClusterSize), block (kNumThreads), dynamic
 // shared memory sizeof(RowStorage<Element>), twice that with a residual.
 #include "parts/moments.cuh"
@@ -82,7 +82,6 @@ DEVICE float warp_sum(const Sums& s) {
     return reduce_in_warp(sum, Sum());
 }
 
-template <bool kCentered>
 DEVICE void warp_moments(const Sums& s, bool compensated, Moments& m) {
     m.count = count_in_warp(s.x.thread, s.x.chunk);
     const float one_over_count = 1.0f / (m.count > 0.0f ? m.count : 1.0f);
@@ -150,7 +149,6 @@ struct Columns {
 };
 
 // What makes y of s.
-template <bool kCentered>
 struct Normalizer {
     float mean, mean_low, rstd;
     Columns weight, bias;
@@ -217,8 +215,7 @@ struct Destination {
         store_row_vector(static_cast<T*>(y) + y_offset, y_stride, position, c, values);
     }
     // y times `factor`.
-    template <class N>
-    DEVICE void write(const Sums& s, const N& normalizer, float factor) const {
+    DEVICE void write(const Sums& s, const Normalizer& normalizer, float factor) const {
         const RowChunk& c = s.x.chunk;
 #pragma unroll 1
         for (int i = 0; i < kVectorsPerThread; ++i) {
@@ -248,8 +245,8 @@ struct Destination {
 };
 
 // The scale of the row's y in a narrow format.
-template <class N>
-DEVICE QuantizeScale row_quantize_scale(const Sums& s, const N& normalizer, int32_t dtype) {
+DEVICE QuantizeScale row_quantize_scale(const Sums& s, const Normalizer& normalizer,
+                                        int32_t dtype) {
     Largest largest;
 #pragma unroll 1
     for (int i = 0; i < kVectorsPerThread; ++i) {
@@ -278,17 +275,16 @@ struct Outputs {
     Moments* statistics;
 };
 
-template <bool kCentered>
 DEVICE void normalize_row(const Sums& s, const RowTask& task, const void* weight, const void* bias,
                           const Outputs& out, const NormParams& params) {
     const auto& layout = params.layout;
     const RowThread& t = s.x.thread;
     const RowChunk& c = s.x.chunk;
-    Normalizer<kCentered> n{0.0f,
-                            0.0f,
-                            0.0f,
-                            {weight, params.weight_stride, c.first_col, params.weight_dtype},
-                            {bias, params.bias_stride, c.first_col, params.bias_dtype}};
+    Normalizer n{0.0f,
+                 0.0f,
+                 0.0f,
+                 {weight, params.weight_stride, c.first_col, params.weight_dtype},
+                 {bias, params.bias_stride, c.first_col, params.bias_dtype}};
     const float count = float(layout.num_cols);
     if (task.pass != kMerge) s.x.finish();
     if (kMeanFirst && task.pass == kWholeRow) {
@@ -296,7 +292,7 @@ DEVICE void normalize_row(const Sums& s, const RowTask& task, const void* weight
     } else {
         Moments moments{};
         if (task.pass != kMerge && task.pass != kApply)
-            warp_moments<kCentered>(s, params.compensated != 0, moments);
+            warp_moments(s, params.compensated != 0, moments);
         if (!merge_row(task, t, c.live, layout.num_rows, out.statistics, MergeMoments(), moments)) {
             return;
         }
@@ -346,10 +342,5 @@ KERNEL void normalize(const Element* x, const Element* residual, const void* wei
         xs.start(x_row + c.first_col * stride, stride, zero, policy);
     }
     const Outputs out{y, sum, mean, rstd, row_scale, statistics};
-    const Sums s{xs, residuals, residual != nullptr};
-    if (params.centered) {
-        normalize_row<true>(s, task, weight, bias, out, params);
-    } else {
-        normalize_row<false>(s, task, weight, bias, out, params);
-    }
+    normalize_row(Sums{xs, residuals, residual != nullptr}, task, weight, bias, out, params);
 }

@@ -176,13 +176,17 @@ def test_whole_rows(shape, whole):
 
 
 @pytest.mark.parametrize(
-    "megabytes, loads, stores",
-    [(47, 0, 0), (48, 0, 1), (95, 0, 1), (96, 1, 1), (383, 1, 1), (384, 1, 0)],
+    "megabytes, loads, stores_from",
+    [(47, 0, 47), (48, 0, 0), (95, 0, 47), (96, 1, 48), (4096, 1, 4048)],
 )
-def test_what_is_evicted_last(megabytes, loads, stores):
-    params = np.zeros((), [("loads_last", np.int32), ("stores_last", np.int32)])
-    evicts_last(params, megabytes * 2**20)
-    assert params.item() == (loads, stores)
+def test_what_is_evicted_last(megabytes, loads, stores_from):
+    """Rows of one MB."""
+    layout = row_layout(
+        (megabytes, 2**18), 1, (contiguous_operand((megabytes, 2**18), 4),) * 2, (1,)
+    )
+    params = np.zeros((), [("loads_last", np.int32), ("stores_last_from", np.int64)])
+    evicts_last(params, layout, 4, 4)
+    assert params.item() == (loads, stores_from)
 
 
 def test_a_stream_has_no_more_stages_than_its_kernel_counts():

@@ -36,10 +36,9 @@ DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
 _PARAMS = np.dtype(  # norm_params.cuh: NormParams
     [
+        ("stores_last_from", np.int64),
         ("loads_last", np.int32),
-        ("stores_last", np.int32),
         ("whole", np.int32),
-        ("eps", np.float32),
         ("layout", layout_dtype(5)),
         ("num_chunks", np.int64),
         ("weight_stride", np.int64),
@@ -47,9 +46,9 @@ _PARAMS = np.dtype(  # norm_params.cuh: NormParams
         ("dtype", np.int32),
         ("weight_dtype", np.int32),
         ("bias_dtype", np.int32),
-        ("centered", np.int32),
         ("compensated", np.int32),
         ("stages", np.int32),
+        ("eps", np.float32),
     ]
 )
 
@@ -113,7 +112,7 @@ def make_norm(
     quantized = options.quantized is not None
     plain = (
         (y.dtype == x.dtype or quantized)
-        and not (options.compensated or options.return_stats)
+        and not options.compensated
         and all(a.dtype == x.dtype and _is_aligned(operand(a)) for a in columns)
     )
     has_residual = residual is not None
@@ -151,9 +150,9 @@ def make_norm(
         if array is not None:
             params[f"{name}_dtype"] = DTYPE_CODES[array.dtype]
             params[f"{name}_stride"] = array.strides[0] // array.itemsize
-    params["centered"], params["compensated"] = options.centered, options.compensated
+    params["compensated"] = options.compensated
     params["whole"] = config.is_whole(layout) and len(columns) == 1 + options.centered
-    evicts_last(params, held * x.size * x.itemsize)
+    evicts_last(params, layout, held * x.itemsize, y.itemsize + has_residual * x.itemsize)
     variant = norm_variant(x.dtype, options.centered, config, quantized, has_residual)
     shared_bytes = held * config.shared_bytes(x.itemsize)
     plan = row_plan(target, variant, config, layout, params, _MOMENTS_BYTES, shared_bytes)
@@ -166,10 +165,8 @@ def norm_variant(
     dtype: np.dtype, centered: bool, config: RowConfig, quantized: bool, has_residual: bool
 ) -> Variant:
     """The variant of a norm; quantized: its results are."""
-    if not config.plain:
-        return row_variant("normalize", dtype, config)
     constants: tuple[tuple[str, int], ...] = (("kCentered", centered),)
-    if config.stages:
+    if not config.plain or config.stages:
         return row_variant("normalize", dtype, config, constants)
     constants += (
         ("kQuantized", quantized),

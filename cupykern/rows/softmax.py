@@ -41,14 +41,15 @@ DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
 _PARAMS = np.dtype(  # softmax_params.cuh: SoftmaxParams
     [
+        ("stores_last_from", np.int64),
         ("loads_last", np.int32),
-        ("stores_last", np.int32),
         ("whole", np.int32),
-        ("log", np.int32),
         ("layout", layout_dtype(3)),
         ("num_chunks", np.int64),
         ("scale", np.float32),
         ("dtype", np.int32),
+        ("log", np.int32),
+        ("padding", np.int32),
     ]
 )
 
@@ -153,7 +154,7 @@ def _plan(
     params["dtype"] = DTYPE_CODES[y_dtype]
     params["log"] = log
     params["whole"] = config.is_whole(layout)
-    evicts_last(params, layout.num_rows * layout.num_cols * x_dtype.itemsize)
+    evicts_last(params, layout, x_dtype.itemsize, y_dtype.itemsize)
     variant = _variant(x_dtype, config, log)
     shared_bytes = config.shared_bytes(x_dtype.itemsize)
     return row_plan(target, variant, config, layout, params, 8, shared_bytes)

@@ -223,13 +223,13 @@ struct RowVectors {
 };
 
 // Store the vector at `position` of a row, rounded to T; p is the element at position 0.
-template <class T>
+template <class T, class... Policy>
 DEVICE void store_row_vector(T* p, int64_t stride, int position, const RowChunk& c,
-                             const float (&values)[kVectorWidth]) {
+                             const float (&values)[kVectorWidth], Policy... policy) {
     if (kVectorWidth > 1 && c.holds_all(position)) {
         Vector<T, kVectorWidth> vector;
         vector.from_floats(values);
-        vector.store(p + position);
+        vector.store(p + position, policy...);
     } else if (!kPlain) {
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) {
