@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 
 from ..targets.limits import is_measured
@@ -163,7 +162,7 @@ def _with_options(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
     if not is_measured(arch):
         sizes = dict.fromkeys((VECTOR_BYTES // itemsize, 1), (256,))
     return tuple(
-        replace(config, min_blocks=1024 // config.num_threads if arch == "sm_90a" else 1)
+        config
         for config in row_configs(arch, itemsize)
         if not config.plain
         and config.cluster_size == 1
@@ -182,7 +181,7 @@ def _plain(arch: str, itemsize: int, table: _Table) -> tuple[RowConfig, ...]:
             rows_per_thread=rows,
             in_registers="R" in where,
             weights_first="W" in where,
-            sums_or_not=not is_measured(arch),
+            shared=not is_measured(arch),
         )
         for threads, threads_per_row, vectors, blocks, rows, where in table
     )

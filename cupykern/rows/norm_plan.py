@@ -166,10 +166,9 @@ def norm_variant(
     dtype: np.dtype, centered: bool, config: RowConfig, quantized: bool, has_residual: bool
 ) -> Variant:
     """The variant of a norm; quantized: its results are."""
-    if not config.plain:
-        return row_variant("normalize", dtype, config)
-    constants: tuple[tuple[str, int], ...] = (("kCentered", centered),)
-    if config.stages:
+    either = config.shared and not config.plain
+    constants: tuple[tuple[str, int], ...] = (("kCentered", 2 if either else centered),)
+    if not config.plain or config.stages:
         return row_variant("normalize", dtype, config, constants)
     constants += (
         ("kQuantized", quantized),
@@ -177,7 +176,7 @@ def norm_variant(
         ("kInRegisters", config.in_registers),
         ("kWeightsFirst", config.weights_first),
         # normalize_plain.cu: HasResidual
-        ("kSums", 2 if quantized or config.sums_or_not else int(has_residual)),
+        ("kSums", 2 if quantized or config.shared else int(has_residual)),
     )
     return row_variant("normalize_plain", dtype, config, constants)
 
