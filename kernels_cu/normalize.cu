@@ -1,10 +1,10 @@
-// normalize.cu: layer_norm (kCentered) and rms_norm of rows, s = x + residual (FP32, not rounded):
+// normalize.cu: layer_norm (kCentered: 1), rms_norm (0), or either (2), of rows, s = x + residual
+// (FP32, not rounded):
 //   layer_norm  y = (s - mean) / sqrt(var + eps) * weight + bias
 //   rms_norm    y = s / sqrt(mean(s^2) + eps) * weight
 // A row is read once into shared memory (parts/row.cuh), where its squares are summed, in
 // layer_norm about the mean.  Within a block that is known before; in a cluster, or a row of
 // several chunks, each warp takes the mean of its own part, and parts/moments.cuh merges them.
-// rms_norm has a mean of 0 instead.
 //   weight, bias     of any of the three types, along the row; null: none.  rms_norm has no bias.
 //   sum              s rounded to Element.  mean, rstd: FP32, one for each row.  Null: not wanted.
 //   row_scale        not null: y is FP8 or int8, the row's largest |y| over the format's largest
@@ -43,10 +43,23 @@ struct Sums {
     }
 };
 
-constexpr bool kMeanFirst = kClusterSize == 1;  // of whole rows
+// Of layer_norm, if the row is whole.
+constexpr bool kMeanFirst = kClusterSize == 1 && kSplitRows != 1;
+
+// What the warps, blocks or chunks of a row tell each other, and what comes of it.
+template <bool kOfMeans>
+struct StatisticOf {
+    using Type = Moments;
+    using Merge = MergeMoments;
+};
+template <>
+struct StatisticOf<false> {
+    using Type = float;  // the sum of squares
+    using Merge = MergeFloats<Sum>;
+};
 
 // Moments of FP32 elements leave no registers for a second vector under way.
-constexpr int kSquaresUnrolled = kClusterSize > 1 && sizeof(Element) == 4 ? 1 : 2;
+constexpr int kSquaresUnrolled = kCentered && kClusterSize > 1 && sizeof(Element) == 4 ? 1 : 2;
 
 // The squares of the warp's distances from `mean`; not null, `rest` becomes the sum of the
 // distances.
@@ -82,11 +95,14 @@ DEVICE float warp_sum(const Sums& s) {
     return reduce_in_warp(sum, Sum());
 }
 
-DEVICE void warp_moments(const Sums& s, bool compensated, Moments& m) {
+DEVICE void warp_statistic(const Sums& s, bool, float& squares) {
+    squares = warp_squares(s, 0.0f, nullptr);
+}
+DEVICE void warp_statistic(const Sums& s, bool compensated, Moments& m) {
     m.count = count_in_warp(s.x.thread, s.x.chunk);
     const float one_over_count = 1.0f / (m.count > 0.0f ? m.count : 1.0f);
-    if (kCentered) m.mean = warp_sum(s) * one_over_count;
-    if (kCentered && compensated) {
+    m.mean = warp_sum(s) * one_over_count;
+    if (compensated) {
         float rest;
         m.m2 = warp_squares(s, m.mean, &rest);
         m.mean_low = rest * one_over_count;
@@ -149,6 +165,7 @@ struct Columns {
 };
 
 // What makes y of s.
+template <bool kOfMeans>
 struct Normalizer {
     float mean, mean_low, rstd;
     Columns weight, bias;
@@ -163,13 +180,13 @@ struct Normalizer {
         take(m.m2, count, eps);
     }
     // Of a row in one block: its mean, then the squares about it.
-    DEVICE void take_mean_first(const Sums& s, float count, const NormParams& params) {
+    DEVICE void take_mean_first(const Sums& s, float count, float eps, bool compensated) {
         const RowThread& t = s.x.thread;
         const MergeFloats<Sum> merge;
         const float one_over_count = 1.0f / count;
-        if (kCentered) mean = merge_across_warps<0>(warp_sum(s), t, merge) * one_over_count;
+        mean = merge_across_warps<0>(warp_sum(s), t, merge) * one_over_count;
         float squares;
-        if (kCentered && params.compensated) {
+        if (compensated) {
             float rest;
             squares = merge_across_warps<1>(warp_squares(s, mean, &rest), t, merge);
             rest = merge_across_warps<2>(rest, t, merge);
@@ -178,7 +195,7 @@ struct Normalizer {
         } else {
             squares = merge_across_warps<1>(warp_squares(s, mean, nullptr), t, merge);
         }
-        take(squares, count, params.eps);
+        take(squares, count, eps);
     }
     // s of the vector at `position` becomes y.
     DEVICE void apply(int position, const RowChunk& c, float (&values)[kVectorWidth]) const {
@@ -191,10 +208,15 @@ struct Normalizer {
         }
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) {
-            if (kCentered) values[j] = values[j] - mean - mean_low;
-            values[j] = values[j] * rstd * factors[j];
+            float y;
+            if (kOfMeans) {
+                y = (values[j] - mean - mean_low) * rstd;
+            } else {
+                y = values[j] * rstd;
+            }
+            values[j] = y * factors[j];
         }
-        if (kCentered && bias.first) {
+        if (kOfMeans && bias.first) {
             bias.get(position, c, factors);
 #pragma unroll
             for (int j = 0; j < kVectorWidth; ++j) values[j] += factors[j];
@@ -215,7 +237,8 @@ struct Destination {
         store_row_vector(static_cast<T*>(y) + y_offset, y_stride, position, c, values);
     }
     // y times `factor`.
-    DEVICE void write(const Sums& s, const Normalizer& normalizer, float factor) const {
+    template <bool kOfMeans>
+    DEVICE void write(const Sums& s, const Normalizer<kOfMeans>& normalizer, float factor) const {
         const RowChunk& c = s.x.chunk;
 #pragma unroll 1
         for (int i = 0; i < kVectorsPerThread; ++i) {
@@ -245,7 +268,8 @@ struct Destination {
 };
 
 // The scale of the row's y in a narrow format.
-DEVICE QuantizeScale row_quantize_scale(const Sums& s, const Normalizer& normalizer,
+template <bool kOfMeans>
+DEVICE QuantizeScale row_quantize_scale(const Sums& s, const Normalizer<kOfMeans>& normalizer,
                                         int32_t dtype) {
     Largest largest;
 #pragma unroll 1
@@ -262,8 +286,9 @@ DEVICE QuantizeScale row_quantize_scale(const Sums& s, const Normalizer& normali
         }
     }
     const float of_warp = reduce_in_warp(largest.value(), Larger());
-    const float of_row =
-        merge_across_warps<kMeanFirst ? 3 : 1>(of_warp, s.x.thread, MergeFloats<Larger>());
+    constexpr int kExchange = kOfMeans && kMeanFirst ? 3 : 1;
+    const MergeFloats<Larger> merge;
+    const float of_row = merge_across_warps<kExchange>(of_warp, s.x.thread, merge);
     return QuantizeScale(of_row, largest_number(dtype));
 }
 
@@ -272,31 +297,32 @@ struct Outputs {
     void* y;
     Element* sum;
     float *mean, *rstd, *row_scale;
-    Moments* statistics;
+    void* statistics;
 };
 
+template <bool kOfMeans>
 DEVICE void normalize_row(const Sums& s, const RowTask& task, const void* weight, const void* bias,
                           const Outputs& out, const NormParams& params) {
     const auto& layout = params.layout;
     const RowThread& t = s.x.thread;
     const RowChunk& c = s.x.chunk;
-    Normalizer n{0.0f,
-                 0.0f,
-                 0.0f,
-                 {weight, params.weight_stride, c.first_col, params.weight_dtype},
-                 {bias, params.bias_stride, c.first_col, params.bias_dtype}};
+    Normalizer<kOfMeans> n{0.0f,
+                           0.0f,
+                           0.0f,
+                           {weight, params.weight_stride, c.first_col, params.weight_dtype},
+                           {bias, params.bias_stride, c.first_col, params.bias_dtype}};
     const float count = float(layout.num_cols);
+    const bool compensated = params.compensated != 0;
     if (task.pass != kMerge) s.x.finish();
-    if (kMeanFirst && task.pass == kWholeRow) {
-        n.take_mean_first(s, count, params);
+    if (kOfMeans && kMeanFirst && task.pass == kWholeRow) {
+        n.take_mean_first(s, count, params.eps, compensated);
     } else {
-        Moments moments{};
-        if (task.pass != kMerge && task.pass != kApply)
-            warp_moments(s, params.compensated != 0, moments);
-        if (!merge_row(task, t, c.live, layout.num_rows, out.statistics, MergeMoments(), moments)) {
-            return;
-        }
-        n.take(moments, count, params.eps);
+        using Statistic = typename StatisticOf<kOfMeans>::Type;
+        const typename StatisticOf<kOfMeans>::Merge merge;
+        Statistic statistic{}, *statistics = static_cast<Statistic*>(out.statistics);
+        if (task.pass != kMerge && task.pass != kApply) warp_statistic(s, compensated, statistic);
+        if (!merge_row(task, t, c.live, layout.num_rows, statistics, merge, statistic)) return;
+        n.take(statistic, count, params.eps);
     }
 
     Destination to{out.y,   row_offset(layout, kY, task.row), layout.col_strides[kY], params.dtype,
@@ -309,7 +335,7 @@ DEVICE void normalize_row(const Sums& s, const RowTask& task, const void* weight
     // With an infinity in it the row is NaN, whatever its sums have become.
     if (writes && out.mean) out.mean[offset] = n.rstd != n.rstd ? n.rstd : n.mean + n.mean_low;
     if (writes && out.rstd) out.rstd[offset] = n.rstd;
-    if (out.row_scale) {
+    if (kSplitRows != 1 && out.row_scale) {
         const QuantizeScale scale = row_quantize_scale(s, n, params.dtype);
         if (writes) out.row_scale[offset] = scale.decode;
         factor = scale.encode;
@@ -319,8 +345,7 @@ DEVICE void normalize_row(const Sums& s, const RowTask& task, const void* weight
 
 KERNEL void normalize(const Element* x, const Element* residual, const void* weight,
                       const void* bias, void* y, Element* sum, float* mean, float* rstd,
-                      float* row_scale, Moments* statistics, const NormParams params,
-                      int64_t pass) {
+                      float* row_scale, void* statistics, const NormParams params, int64_t pass) {
     announce_to_cluster();
     SHARED_STORAGE(RowStorage<Element>, storage);
     const auto& layout = params.layout;
@@ -342,5 +367,12 @@ KERNEL void normalize(const Element* x, const Element* residual, const void* wei
         xs.start(x_row + c.first_col * stride, stride, zero, policy);
     }
     const Outputs out{y, sum, mean, rstd, row_scale, statistics};
-    normalize_row(Sums{xs, residuals, residual != nullptr}, task, weight, bias, out, params);
+    const Sums s{xs, residuals, residual != nullptr};
+    if constexpr (kCentered != 2) {
+        normalize_row<kCentered == 1>(s, task, weight, bias, out, params);
+    } else if (params.centered) {
+        normalize_row<true>(s, task, weight, bias, out, params);
+    } else {
+        normalize_row<false>(s, task, weight, bias, out, params);
+    }
 }

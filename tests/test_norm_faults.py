@@ -57,7 +57,7 @@ FAULTS = {
         "normalize.cu", "const int64_t col = first_col + position;", "const int64_t col = position;", "weights"
     ),
     "the second part of the mean left out": Fault(
-        "normalize.cu", "values[j] - mean - mean_low", "values[j] - mean", "compensated"
+        "normalize.cu", "(values[j] - mean - mean_low)", "(values[j] - mean)", "compensated"
     ),
     "counts not summed": Fault(
         "parts/moments.cuh", "s.count += shuffle_xor(s.count, bit);", "", "clusters and chunks"

@@ -78,13 +78,26 @@ def test_a_config_of_ones_own(name, x, config):
     assert check.compare(as_tuple(op.run(x, config=config)), references, bounds).ok
 
 
-@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
-@pytest.mark.parametrize("options", [{}, {"residual": X[::-1].copy()}])
-def test_one_variant_with_a_residual_and_without(name, options):
-    op, config = OPS[name], replace(GOOD, plain=True, sums_or_not=True)
-    references = op.reference(X, **options)
-    bounds = op.bound(X, **options, reference=references)
-    outputs = as_tuple(op.run(X, **options, config=config))
+SHARED = replace(GOOD, shared=True)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [SHARED, replace(SHARED, threads_per_row=16, split_rows=True), replace(SHARED, plain=True)],
+)
+@pytest.mark.parametrize(
+    "name, options",
+    [
+        *((name, {}) for name in ("softmax", "layer_norm", "rms_norm")),
+        ("quantize", {"granularity": "row"}),
+        *((name, {"residual": X[::-1].copy()}) for name in ("layer_norm", "rms_norm")),
+    ],
+)
+def test_variants_that_calls_of_several_kinds_share(name, options, config):
+    op, args = OPS[name], (X, "int8") if name == "quantize" else (X,)
+    references = op.reference(*args, **options)
+    bounds = op.bound(*args, **options, reference=references)
+    outputs = as_tuple(op.run(*args, **options, config=config))
     assert check.compare(outputs, references, bounds).ok
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 
 from ..targets.limits import is_measured
@@ -160,7 +159,7 @@ def _with_options(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
     """For calls with options, and strides of all kinds: fewer, since such calls are rarer.  Where nothing
     is measured, rows whose elements lie further apart than they do are copied."""
     return tuple(
-        replace(config, min_blocks=1024 // config.num_threads if arch == "sm_90a" else 1)
+        config
         for config in row_configs(arch, itemsize)
         if not config.plain
         and config.cluster_size == 1
@@ -180,7 +179,7 @@ def _plain(arch: str, itemsize: int, table: _Table) -> tuple[RowConfig, ...]:
             rows_per_thread=rows,
             in_registers="R" in where,
             weights_first="W" in where,
-            sums_or_not=not is_measured(arch),
+            shared=not is_measured(arch),
         )
         for threads, threads_per_row, vectors, blocks, rows, where in table
     )

@@ -46,9 +46,11 @@ _PARAMS = np.dtype(  # norm_params.cuh: NormParams
         ("dtype", np.int32),
         ("weight_dtype", np.int32),
         ("bias_dtype", np.int32),
+        ("centered", np.int32),
         ("compensated", np.int32),
         ("stages", np.int32),
         ("eps", np.float32),
+        ("padding", np.int32),
     ]
 )
 
@@ -150,7 +152,7 @@ def make_norm(
         if array is not None:
             params[f"{name}_dtype"] = DTYPE_CODES[array.dtype]
             params[f"{name}_stride"] = array.strides[0] // array.itemsize
-    params["compensated"] = options.compensated
+    params["centered"], params["compensated"] = options.centered, options.compensated
     params["whole"] = config.is_whole(layout) and len(columns) == 1 + options.centered
     evicts_last(params, layout, held * x.itemsize, y.itemsize + has_residual * x.itemsize)
     variant = norm_variant(x.dtype, options.centered, config, quantized, has_residual)
@@ -165,7 +167,8 @@ def norm_variant(
     dtype: np.dtype, centered: bool, config: RowConfig, quantized: bool, has_residual: bool
 ) -> Variant:
     """The variant of a norm; quantized: its results are."""
-    constants: tuple[tuple[str, int], ...] = (("kCentered", centered),)
+    either = config.shared and not config.plain
+    constants: tuple[tuple[str, int], ...] = (("kCentered", 2 if either else centered),)
     if not config.plain or config.stages:
         return row_variant("normalize", dtype, config, constants)
     constants += (
@@ -174,7 +177,7 @@ def norm_variant(
         ("kInRegisters", config.in_registers),
         ("kWeightsFirst", config.weights_first),
         # normalize_plain.cu: HasResidual
-        ("kSums", 2 if quantized or config.sums_or_not else int(has_residual)),
+        ("kSums", 2 if quantized or config.shared else int(has_residual)),
     )
     return row_variant("normalize_plain", dtype, config, constants)
 

@@ -87,7 +87,11 @@ def stretch_config(arch: str, itemsize: int) -> RowConfig:
     plain = is_measured(arch)
     blocks = 4 if plain else 1
     return RowConfig(
-        256, 256, VECTOR_BYTES // itemsize, 8, min_blocks=blocks, split_rows=True, plain=plain
+        *(256, 256, VECTOR_BYTES // itemsize, 8),
+        min_blocks=blocks,
+        split_rows=True,
+        plain=plain,
+        shared=not plain,
     )
 
 

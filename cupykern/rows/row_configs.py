@@ -35,12 +35,12 @@ class RowConfig:
     vector_width elements, vectors_per_thread each; cluster_size blocks on one row.
     min_blocks: that a multiprocessor must hold, a cap on registers.
     lanes_across_rows: neighbouring threads on neighbouring rows.
-    split_rows: rows of any length, cut into chunks, in three launches; unless plain, by the variant that
-    also has whole rows.
+    split_rows: rows of any length, cut into chunks, in three launches.
     plain: for calls without options, whose rows lie at one stride in whole, aligned vectors.
+    shared: one variant is for whole rows and for split ones, for both norms, and for sums and none; where
+    nothing is measured.
     in_registers: rows lie there, not in shared memory; of plain calls, softmax's without clusters.
     Of plain calls of the norms only:
-    sums_or_not: the variant is for calls with a residual and without.
     stages: not 0: blocks stay for many rows (row_stream.cuh), of which shared memory holds up to so many
     vectors of each thread; num_threads write, half as many take statistics, others do the rest.
     rows_per_thread: neighbouring rows of which a thread has the same places.
@@ -60,7 +60,7 @@ class RowConfig:
     rows_per_thread: int = 1
     in_registers: bool = False
     weights_first: bool = False
-    sums_or_not: bool = False
+    shared: bool = False
 
     @property
     def rows_per_block(self) -> int:
@@ -100,7 +100,7 @@ class RowConfig:
             ("kVectorWidth", self.vector_width),
             ("kVectorsPerThread", self.vectors_per_thread),
             ("kLanesAcrossRows", self.lanes_across_rows),
-            ("kSplitRows", self.split_rows or not (self.plain or self.cluster_size > 1)),
+            ("kSplitRows", 2 if self.shared and not self.plain else self.split_rows),
             ("kPlain", self.plain),
         )
 
@@ -207,9 +207,6 @@ def _whole_rows(
     **kind: bool,
 ) -> tuple[RowConfig, ...]:
     limit = max_cluster_size(arch)
-    # 40 registers: 1536 threads at once.  Measured on Hopper; elsewhere it may spill, as there with options
-    # and FP32.
-    capped = arch == "sm_90a" and (plain or vector_width != 4) and not kind
     return tuple(
         RowConfig(
             num_threads,
@@ -217,8 +214,10 @@ def _whole_rows(
             vector_width,
             elements // vector_width,
             cluster_size,
-            1536 // num_threads if capped else 1,
+            # 40 registers: 1536 threads at once.  Measured on Hopper; elsewhere it may spill.
+            1536 // num_threads if arch == "sm_90a" and plain else 1,
             plain=plain,
+            shared=not (plain or is_measured(arch)),
             **kind,
         )
         for num_threads, threads_per_row, elements, cluster_size in table
@@ -235,7 +234,7 @@ def _rows_of_any_length(
         for config in configs
         if config.cluster_size == 1 and 3 * config.shared_bytes(itemsize) < max_shared_bytes(arch)
     ][-1]
-    return (*configs, replace(block, split_rows=True))
+    return (*configs, replace(block, min_blocks=1, split_rows=True))
 
 
 def has_room(config: RowConfig, arch: str, itemsize: int, arrays_held: int = 1) -> bool:
@@ -287,9 +286,8 @@ def refusal(
     if not c.split_rows and c.chunk < needed:
         return f"{c.chunk} elements are fewer than a row's {needed}"
     whole = c.plain and not c.split_rows and not c.lanes_across_rows
-    of_norms = c.stages or c.rows_per_thread > 1 or c.weights_first or c.sums_or_not
-    if of_norms and not (norms and whole):
-        return "stages, rows_per_thread, weights_first and sums_or_not are for plain, whole rows of the norms"
+    if (c.stages or c.rows_per_thread > 1 or c.weights_first) and not (norms and whole):
+        return "stages, rows_per_thread and weights_first are for plain, whole rows of the norms"
     if c.in_registers and not (whole and (norms or c.cluster_size == 1)):
         return "in_registers is for plain, whole rows; softmax's without clusters"
     if norms and c.plain and (c.split_rows or c.lanes_across_rows):

@@ -10,6 +10,7 @@ struct NormParams {
     RowLayout<kOperands> layout;
     int64_t num_chunks, weight_stride, bias_stride;
     int32_t dtype, weight_dtype, bias_dtype;
-    int32_t compensated, stages;
+    int32_t centered, compensated, stages;
     float eps;
+    int32_t padding;
 };

@@ -13,7 +13,8 @@
 //   kPlain: rows lie at one stride, all vectors are whole and aligned, and the call has none of the
 //     options that its kernel names.  That keeps the code small: with everything in it a kernel is
 //     several times as long, and up to a quarter slower for the instruction cache's misses.
-//   kSplitRows: a row longer than a block holds is cut into chunks of kChunk elements.
+//   kSplitRows: 1: rows, longer than a block or cluster holds, are cut into chunks of kChunk
+//     elements; 2: where the launch says so.
 #include "parts/dtype.cuh"
 #include "parts/math.cuh"
 #include "parts/vector.cuh"
@@ -63,7 +64,7 @@ struct RowTask {
     DEVICE static RowTask here(int64_t pass, int64_t num_chunks, const RowThread& t) {
         RowTask task{kWholeRow, 0, 0, 1};
         int64_t group = blockIdx.x / kClusterSize;
-        if (kSplitRows && pass != kWholeRow) {
+        if (kSplitRows == 1 || (kSplitRows == 2 && pass != kWholeRow)) {
             task.pass = Pass(pass);
             task.num_chunks = num_chunks;
             // What was read last comes first: it is still in L2.
