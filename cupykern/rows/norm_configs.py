@@ -164,7 +164,6 @@ def _with_options(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
         if not config.plain
         and config.cluster_size == 1
         and (config.split_rows or config.vector_width > 1 or config.threads_per_row == 256)
-        and (config.threads_per_row >= 32 or config.lanes_across_rows)
         and (is_measured(arch) or not config.lanes_across_rows)
     )
 
