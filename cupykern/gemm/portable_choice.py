@@ -95,10 +95,8 @@ def _tiles(
     else:
         large = GemmConfig(128, 128, 64, 2, 4, stages=3)
         medium = GemmConfig(64, 128, 64, 2, 2, stages=4 if roomy else 3)
-    if layout_a == OUTER:
+    if layout_a == OUTER or arch == "sm_90a":
         return (large,)
-    if arch == "sm_90a":
-        return large, small
     return (large, medium, small) if few_rows else (large,)
 
 
