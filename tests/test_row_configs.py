@@ -53,7 +53,7 @@ def test_plain_is_for_plain_calls():
         with pytest.raises(ValueError, match="plain is for calls without options"):
             getattr(cupykern, name)(X, scale=0.5, config=plain)
     with pytest.raises(ValueError, match="plain is for calls without options"):
-        cupykern.layer_norm(X, return_stats=True, config=plain)
+        cupykern.layer_norm(X, compensated=True, config=plain)
     with pytest.raises(ValueError, match="plain rows of the norms are whole"):
         cupykern.layer_norm(X, config=replace(plain, split_rows=True))
 
