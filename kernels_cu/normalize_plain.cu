@@ -44,6 +44,11 @@ constexpr int kParts = kClusterSize * kWarpsPerRow;
 constexpr bool kStoresHavePolicy =
     kInRegisters || kRegisters > 64 || !(kCentered && kRowsPerThread > 1);
 
+// Statistics are stored in the end, made of a row's parts again, where that takes fewer registers than
+// to store them before.
+constexpr bool kStatisticsLast =
+    kParts > 1 && (kInRegisters ? kNumThreads < 1024 : kRowsPerThread == 1);
+
 // One row in the registers of one warp, which knows its mean before the squares about it.
 constexpr bool kRowInWarp = kInRegisters && kParts == 1 && kRowsPerThread == 1;
 
@@ -359,24 +364,16 @@ struct RowNumbers { float *mean, *rstd, *scale; };
 // What rows are multiplied by, and what is added, before the weights.
 struct RowFactors { float rstd, shift, encode; };
 
-// In the end, from shared memory: before that they would take registers.
+// Of a row, by one of its threads.
 template <bool kWhole>
-DEVICE void store_statistics(const Statistic (&of_rows)[kRowsPerThread], int64_t row,
-                             const Places<kWhole>& at, const RowNumbers& numbers,
-                             const NormParams& params) {
-#pragma unroll
-    for (int r = 0; r < kRowsPerThread; ++r) {
-        Statistic s = of_rows[r];
-        if constexpr (kParts > 1) s = merge_parts_of_row(parts_of_rows()[at.t.row_in_block][r], at);
-        if (at.t.lane != 0 || at.t.rank != 0) continue;
-        if (!kWhole && row + r >= params.layout.num_rows) continue;
-        const float variance = s.squares * at.one_over_cols();
-        const float rstd = reciprocal_square_root(variance + params.eps);
-        const int64_t to = row_offset(params.layout, kStatistic, row + r);
-        // With an infinity in it the row is NaN, whatever its sums have become.
-        if constexpr (kCentered) numbers.mean[to] = rstd != rstd ? rstd : s.first;
-        numbers.rstd[to] = rstd;
-    }
+DEVICE void store_statistic(const Statistic& s, int64_t row, const Places<kWhole>& at,
+                            const RowNumbers& numbers, const NormParams& params) {
+    if (at.t.lane != 0 || at.t.rank != 0 || (!kWhole && row >= params.layout.num_rows)) return;
+    const float rstd = reciprocal_square_root(s.squares * at.one_over_cols() + params.eps);
+    const int64_t to = row_offset(params.layout, kStatistic, row);
+    // With an infinity in it the row is NaN, whatever its sums have become.
+    if constexpr (kCentered) numbers.mean[to] = rstd != rstd ? rstd : s.first;
+    numbers.rstd[to] = rstd;
 }
 
 template <class Code>
@@ -436,6 +433,9 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
         const float variance = statistics[r].squares * at.one_over_cols();
         const float rstd = reciprocal_square_root(variance + params.eps);
         factors[r] = {rstd, -mean * rstd, 1.0f};
+        if (!kStatisticsLast && numbers.rstd) {
+            store_statistic(statistics[r], row + r, at, numbers, params);
+        }
         if constexpr (kQuantized) {
             const float product = statistics[r].first;
             const bool safe = product >= 0x1p-60f && product < kInfinity;
@@ -505,7 +505,13 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
             }
         }
     }
-    if (numbers.rstd) store_statistics(statistics, row, at, numbers, params);
+    if (kStatisticsLast && numbers.rstd) {
+#pragma unroll
+        for (int r = 0; r < kRowsPerThread; ++r) {
+            const Statistic s = merge_parts_of_row(parts_of_rows()[at.t.row_in_block][r], at);
+            store_statistic(s, row + r, at, numbers, params);
+        }
+    }
 }
 
 template <bool kHasResidual>

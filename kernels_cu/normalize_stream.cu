@@ -226,9 +226,9 @@ struct Stream {
                 if constexpr (kClusterSize > 1) writes = writes && cluster_rank() == 0;
                 if (writes) {
                     const int64_t to = row_offset(params.layout, kStatistic, row);
-                    if constexpr (kCentered)
-                        mean_out[to] = task.rstd != task.rstd ? task.rstd : mean_of(found);
-                    rstd_out[to] = task.rstd;
+                    const float rstd = task.rstd;
+                    if constexpr (kCentered) mean_out[to] = rstd != rstd ? rstd : mean_of(found);
+                    rstd_out[to] = rstd;
                 }
             }
             if (lane_id() == 0) {
