@@ -8,8 +8,8 @@
 // element by element, in a loop of their own; tiles that no query of the block keeps are not
 // loaded.
 // Constants: Element; kHeadDim, to which the head sizes of q, k and v are padded with zeros in
-// shared memory; kTileM, kTileN; kMaskMode: 0 no mask, 1 an array, or scores that are scaled before
-// the softmax, 2 blocks; kHalfScores: q k^T is summed in FP16.
+// shared memory; kTileM, kTileN; kMasked: there may be a mask, and scores that are scaled before the
+// softmax; kHalfScores: q k^T is summed in FP16.
 // Launch: grid (tiles of queries * heads * batch), block (kNumThreads), dynamic shared memory
 // sizeof(AttentionStorage).
 #include "parts/attention_products.cuh"
@@ -34,14 +34,12 @@ DEVICE void for_each_score(Scores& scores, int first_row, int first_key, F f) {
 DEVICE void mask_scores(Scores& scores, const AttentionParams& params, const AttentionHead& head,
                         const HeadMask& mask, int first_row, int first_key, int block_type) {
     int limit = head.limit(params, first_row);
-    if constexpr (kMaskMode > 0) {
+    if constexpr (kMasked) {
         if (params.prescale) {
             for_each_score(scores, first_row, first_key,
                            [&](float& x, int, int) { x *= params.score_scale; });
         }
-    }
-    if constexpr (kArrayMask) {
-        if (params.mask.kind != kNoMask) {
+        if (params.mask.kind == kBoolMask || params.mask.kind == kBiasMask) {
             // What is beyond the end is not used, or is masked below.
             const int last_row = head.sq - 1, last_key = head.sk - 1;
             for_each_score(scores, first_row, first_key, [&](float& x, int row, int col) {
@@ -49,8 +47,6 @@ DEVICE void mask_scores(Scores& scores, const AttentionParams& params, const Att
                                   col < last_key ? col : last_key);
             });
         }
-    }
-    if constexpr (kBlocks) {
         if (block_type == kPartialBlock) {
             const uint8_t* tile = mask.partial(first_row, first_key);
             for_each_score(scores, 0, 0, [&](float& x, int row, int col) {
@@ -68,7 +64,7 @@ DEVICE void mask_scores(Scores& scores, const AttentionParams& params, const Att
         for (int i = 0; i < Layout::kCount; ++i) {
             const int row = first_row + 16 * m + Layout::row(lane, i);
             int end = head.limit(params, row);
-            if constexpr (kBlocks) {
+            if constexpr (kMasked) {
                 const int block_limit = mask.block_limit(row, block_type);
                 end = end < block_limit ? end : block_limit;
             }
@@ -149,7 +145,7 @@ struct Walk {
     const AttentionHead& head;
     const HeadMask& mask;
     const TileCopier<Element, KeyTile>&keys, &values;
-    KeyTiles<kTileM, kTileN, kBlocks, true>& tiles;
+    KeyTiles<kTileM, kTileN, kMasked, true>& tiles;
     Loaders& loaders;
     WarpRows& rows;
     int first_row, end;
@@ -159,9 +155,10 @@ struct Walk {
 
     DEVICE void look() {
         block_type = kFullBlock;
-        if constexpr (kBlocks) {
+        if constexpr (kMasked) {
             const int row = first_row + first_row_of_warp();
-            if (more && row < head.sq) block_type = mask.block_type(row, tiles.key);
+            const bool blocks = params.mask.kind == kBlockMask;
+            if (blocks && more && row < head.sq) block_type = mask.block_type(row, tiles.key);
         }
     }
     // One tile, whose keys are on their way.  kWhole: all of it exists, and all rows see it.
@@ -172,7 +169,7 @@ struct Walk {
         sync_block();  // the keys are there, and the values before these have been read by all
         values.template start<kWhole>(storage.values, key, end - key);
         copy_async_commit();
-        if constexpr (kMaskMode == 0 && kHeadDim < 256) loaders.forget();
+        if constexpr (!kMasked && kHeadDim < 256) loaders.forget();
         bool seen = true;  // by the warp's last row
         if constexpr (!kWhole) {
             const int last = first_row + first_row_of_warp() + kWarpRows - 1;
@@ -279,7 +276,7 @@ KERNEL void attention(const Element* q, const Element* k, const Element* v, Elem
     const TileCopier<Element, KeyTile> keys(k_origin, int(params.k.row), dim);
     const TileCopier<Element, KeyTile> values(v_origin, int(params.v.row), dim_v);
     copy_tile(storage.queries, q_origin, params.q.row, rows, dim);
-    KeyTiles<kTileM, kTileN, kBlocks, true> tiles(mask, row, head.sq, end);
+    KeyTiles<kTileM, kTileN, kMasked, true> tiles(mask, row, head.sq, end);
     bool more = tiles.next();
     if (more) keys.start<false>(storage.keys, tiles.key, end - tiles.key);
     copy_async_commit();
@@ -300,7 +297,7 @@ KERNEL void attention(const Element* q, const Element* k, const Element* v, Elem
         while (walk.more) walk.step<true>();
     }
     copy_async_wait<0>();
-    if (end <= 0 || kBlocks) sync_block();  // no tile may have waited for the queries
+    if (end <= 0 || kMasked) sync_block();  // no tile may have waited for the queries
     // Worked out anew, so that the loop does not keep it in registers.
     const AttentionPlace here = AttentionPlace::of(params, uint32_t(opaque(int(blockIdx.x))));
     const AttentionHead same = AttentionHead::of(params, cu_seqlens_q, cu_seqlens_k, here.head);

@@ -277,31 +277,33 @@ KERNEL void nonfinite(const Element* x, int64_t* buffer, uint32_t* counter,
 
     double sum = 0.0;
     Extremes extremes = Extremes::none();
-    const int64_t step = int64_t(gridDim.x) * kNumThreads;
+    // A block's vectors of a batch lie side by side.
+    constexpr int kStep = kNumThreads;
+    const int64_t step = int64_t(gridDim.x) * kStep * kBatch;
     const auto load = [&](int64_t item, Items(&batch)[kBatch]) {
         if (item >= num_items) return;
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) {
             // Behind the end the first one again, which changes no extreme and is not added.
-            const int64_t there = item + j * step < num_items ? item + j * step : item;
+            const int64_t there = item + j * kStep < num_items ? item + j * kStep : item;
             const int64_t element = head + there * kVectorWidth;
             batch[j].load(data + (kPlain ? element : params.locate(element, params.strides)));
         }
     };
-    int64_t item = int64_t(blockIdx.x) * kNumThreads + tid;
+    int64_t item = int64_t(blockIdx.x) * kStep * kBatch + tid;
     Items next[kBatch];
     load(item, next);
 #pragma unroll 1
-    for (; item < num_items; item += kBatch * step) {
+    for (; item < num_items; item += step) {
         Items batch[kBatch];
         float sums[kBatch];
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) batch[j] = next[j];
-        load(item + kBatch * step, next);
+        load(item + step, next);
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) {
             const float part = sum_of(batch[j]);
-            sums[j] = item + j * step < num_items ? part : 0.0f;
+            sums[j] = item + j * kStep < num_items ? part : 0.0f;
         }
         const float batch_sum = sum_pairwise<kBatch>(sums);
         if (is_finite(batch_sum)) {
@@ -310,7 +312,7 @@ KERNEL void nonfinite(const Element* x, int64_t* buffer, uint32_t* counter,
             for (int j = 0; j < kBatch; ++j) take(batch[j], extremes);
         } else {
 #pragma unroll 1
-            for (int64_t i = item; i < num_items && i < item + kBatch * step; i += step) {
+            for (int64_t i = item; i < num_items && i < item + kBatch * kStep; i += kStep) {
                 const int64_t element = head + i * kVectorWidth;
                 const int64_t place = kPlain ? element : params.locate(element, params.strides);
                 inspect(data + place, element, kVectorWidth);

@@ -1,4 +1,5 @@
-// normalize.cu: layer_norm (kCentered) and rms_norm of rows, s = x + residual (FP32, not rounded):
+// normalize.cu: layer_norm (kCentered: 1), rms_norm (0), or either (2), of rows, s = x + residual
+// (FP32, not rounded):
 //   layer_norm  y = (s - mean) / sqrt(var + eps) * weight + bias
 //   rms_norm    y = s / sqrt(mean(s^2) + eps) * weight
 // A row is read once into shared memory (parts/row.cuh), where its squares are summed, in
@@ -42,10 +43,11 @@ struct Sums {
     }
 };
 
-constexpr bool kMeanFirst = kCentered && kClusterSize == 1 && !kSplitRows;
+// Of layer_norm, if the row is whole.
+constexpr bool kMeanFirst = kClusterSize == 1 && kSplitRows != 1;
 
 // What the warps, blocks or chunks of a row tell each other, and what comes of it.
-template <bool moments>
+template <bool kOfMeans>
 struct StatisticOf {
     using Type = Moments;
     using Merge = MergeMoments;
@@ -55,8 +57,6 @@ struct StatisticOf<false> {
     using Type = float;  // the sum of squares
     using Merge = MergeFloats<Sum>;
 };
-using Statistic = StatisticOf<kCentered && !kMeanFirst>::Type;
-using MergeStatistics = StatisticOf<kCentered && !kMeanFirst>::Merge;
 
 // Moments of FP32 elements leave no registers for a second vector under way.
 constexpr int kSquaresUnrolled = kCentered && kClusterSize > 1 && sizeof(Element) == 4 ? 1 : 2;
@@ -125,12 +125,27 @@ struct Columns {
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) values[j] = vector[j];
     }
+    template <class T>
+    DEVICE void load_each(int64_t col, float (&values)[kVectorWidth]) const {
+#pragma unroll
+        for (int j = 0; j < kVectorWidth; ++j)
+            values[j] = to_float(static_cast<const T*>(first)[col + j]);
+    }
     // Those of the vector at `position`, of which the chunk holds something; any number elsewhere.
     DEVICE void get(int position, const RowChunk& c, float (&values)[kVectorWidth]) const {
         const int64_t col = first_col + position;
         const uintptr_t address =
             reinterpret_cast<uintptr_t>(first) + (dtype == kFloat ? col * 4 : col * 2);
-        if (kVectorWidth == 1 || stride != 1 || address % 16 != 0 || !c.holds_all(position)) {
+        const bool whole = kVectorWidth > 1 && stride == 1 && c.holds_all(position);
+        if (whole && address % 16 != 0) {
+            if (dtype == kFloat) {
+                load_each<float>(col, values);
+            } else if (dtype == kHalf) {
+                load_each<half>(col, values);
+            } else {
+                load_each<bf16>(col, values);
+            }
+        } else if (!whole) {
 #pragma unroll 1  // in turns: the code of one
             for (int j = 0; j < kVectorWidth; ++j) {
                 const bool inside = c.holds(position + j);
@@ -150,6 +165,7 @@ struct Columns {
 };
 
 // What makes y of s.
+template <bool kOfMeans>
 struct Normalizer {
     float mean, mean_low, rstd;
     Columns weight, bias;
@@ -193,14 +209,14 @@ struct Normalizer {
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) {
             float y;
-            if (kCentered) {
+            if (kOfMeans) {
                 y = (values[j] - mean - mean_low) * rstd;
             } else {
                 y = values[j] * rstd;
             }
             values[j] = y * factors[j];
         }
-        if (kCentered && bias.first) {
+        if (kOfMeans && bias.first) {
             bias.get(position, c, factors);
 #pragma unroll
             for (int j = 0; j < kVectorWidth; ++j) values[j] += factors[j];
@@ -221,7 +237,8 @@ struct Destination {
         store_row_vector(static_cast<T*>(y) + y_offset, y_stride, position, c, values);
     }
     // y times `factor`.
-    DEVICE void write(const Sums& s, const Normalizer& normalizer, float factor) const {
+    template <bool kOfMeans>
+    DEVICE void write(const Sums& s, const Normalizer<kOfMeans>& normalizer, float factor) const {
         const RowChunk& c = s.x.chunk;
 #pragma unroll 1
         for (int i = 0; i < kVectorsPerThread; ++i) {
@@ -251,7 +268,8 @@ struct Destination {
 };
 
 // The scale of the row's y in a narrow format.
-DEVICE QuantizeScale row_quantize_scale(const Sums& s, const Normalizer& normalizer,
+template <bool kOfMeans>
+DEVICE QuantizeScale row_quantize_scale(const Sums& s, const Normalizer<kOfMeans>& normalizer,
                                         int32_t dtype) {
     Largest largest;
 #pragma unroll 1
@@ -268,8 +286,9 @@ DEVICE QuantizeScale row_quantize_scale(const Sums& s, const Normalizer& normali
         }
     }
     const float of_warp = reduce_in_warp(largest.value(), Larger());
-    const float of_row =
-        merge_across_warps<kMeanFirst ? 3 : 1>(of_warp, s.x.thread, MergeFloats<Larger>());
+    constexpr int kExchange = kOfMeans && kMeanFirst ? 3 : 1;
+    const MergeFloats<Larger> merge;
+    const float of_row = merge_across_warps<kExchange>(of_warp, s.x.thread, merge);
     return QuantizeScale(of_row, largest_number(dtype));
 }
 
@@ -278,31 +297,31 @@ struct Outputs {
     void* y;
     Element* sum;
     float *mean, *rstd, *row_scale;
-    Statistic* statistics;
+    void* statistics;
 };
 
+template <bool kOfMeans>
 DEVICE void normalize_row(const Sums& s, const RowTask& task, const void* weight, const void* bias,
                           const Outputs& out, const NormParams& params) {
     const auto& layout = params.layout;
     const RowThread& t = s.x.thread;
     const RowChunk& c = s.x.chunk;
-    Normalizer n{0.0f,
-                 0.0f,
-                 0.0f,
-                 {weight, params.weight_stride, c.first_col, params.weight_dtype},
-                 {bias, params.bias_stride, c.first_col, params.bias_dtype}};
+    Normalizer<kOfMeans> n{0.0f,
+                           0.0f,
+                           0.0f,
+                           {weight, params.weight_stride, c.first_col, params.weight_dtype},
+                           {bias, params.bias_stride, c.first_col, params.bias_dtype}};
     const float count = float(layout.num_cols);
     const bool compensated = params.compensated != 0;
     if (task.pass != kMerge) s.x.finish();
-    if constexpr (kMeanFirst) {
+    if (kOfMeans && kMeanFirst && task.pass == kWholeRow) {
         n.take_mean_first(s, count, params.eps, compensated);
     } else {
-        Statistic statistic{};
+        using Statistic = typename StatisticOf<kOfMeans>::Type;
+        const typename StatisticOf<kOfMeans>::Merge merge;
+        Statistic statistic{}, *statistics = static_cast<Statistic*>(out.statistics);
         if (task.pass != kMerge && task.pass != kApply) warp_statistic(s, compensated, statistic);
-        if (!merge_row(task, t, c.live, layout.num_rows, out.statistics, MergeStatistics(),
-                       statistic)) {
-            return;
-        }
+        if (!merge_row(task, t, c.live, layout.num_rows, statistics, merge, statistic)) return;
         n.take(statistic, count, params.eps);
     }
 
@@ -316,7 +335,7 @@ DEVICE void normalize_row(const Sums& s, const RowTask& task, const void* weight
     // With an infinity in it the row is NaN, whatever its sums have become.
     if (writes && out.mean) out.mean[offset] = n.rstd != n.rstd ? n.rstd : n.mean + n.mean_low;
     if (writes && out.rstd) out.rstd[offset] = n.rstd;
-    if (!kSplitRows && out.row_scale) {
+    if (kSplitRows != 1 && out.row_scale) {
         const QuantizeScale scale = row_quantize_scale(s, n, params.dtype);
         if (writes) out.row_scale[offset] = scale.decode;
         factor = scale.encode;
@@ -326,8 +345,7 @@ DEVICE void normalize_row(const Sums& s, const RowTask& task, const void* weight
 
 KERNEL void normalize(const Element* x, const Element* residual, const void* weight,
                       const void* bias, void* y, Element* sum, float* mean, float* rstd,
-                      float* row_scale, Statistic* statistics, const NormParams params,
-                      int64_t pass) {
+                      float* row_scale, void* statistics, const NormParams params, int64_t pass) {
     announce_to_cluster();
     SHARED_STORAGE(RowStorage<Element>, storage);
     const auto& layout = params.layout;
@@ -349,5 +367,12 @@ KERNEL void normalize(const Element* x, const Element* residual, const void* wei
         xs.start(x_row + c.first_col * stride, stride, zero, policy);
     }
     const Outputs out{y, sum, mean, rstd, row_scale, statistics};
-    normalize_row(Sums{xs, residuals, residual != nullptr}, task, weight, bias, out, params);
+    const Sums s{xs, residuals, residual != nullptr};
+    if constexpr (kCentered != 2) {
+        normalize_row<kCentered == 1>(s, task, weight, bias, out, params);
+    } else if (params.centered) {
+        normalize_row<true>(s, task, weight, bias, out, params);
+    } else {
+        normalize_row<false>(s, task, weight, bias, out, params);
+    }
 }

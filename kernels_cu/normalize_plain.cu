@@ -44,6 +44,11 @@ constexpr int kParts = kClusterSize * kWarpsPerRow;
 constexpr bool kStoresHavePolicy =
     kInRegisters || kRegisters > 64 || !(kCentered && kRowsPerThread > 1);
 
+// Statistics are stored in the end, made of a row's parts again, where that takes fewer registers than
+// to store them before.
+constexpr bool kStatisticsLast =
+    kParts > 1 && (kInRegisters ? kNumThreads < 1024 : kRowsPerThread == 1);
+
 // One row in the registers of one warp, which knows its mean before the squares about it.
 constexpr bool kRowInWarp = kInRegisters && kParts == 1 && kRowsPerThread == 1;
 
@@ -298,12 +303,18 @@ DEVICE Statistic merge_parts_of_row(const Statistic* parts, const Places<kWhole>
     return s;
 }
 
+// Of a block's rows, where a row has several.
+using Parts = Statistic[kRowsPerThread][kParts];
+DEVICE Parts* parts_of_rows() {
+    SHARED(Parts, parts, [kRowsPerBlock]);
+    return parts;
+}
+
 // `s`, the warp's, becomes the rows'.
 template <bool kWhole>
 DEVICE void exchange(Statistic (&s)[kRowsPerThread], const Places<kWhole>& at) {
     if constexpr (kParts > 1) {
-        SHARED(Statistic, parts, [kRowsPerBlock][kRowsPerThread][kParts]);
-        auto& mine = parts[at.t.row_in_block];
+        Parts& mine = parts_of_rows()[at.t.row_in_block];
         if constexpr (kClusterSize > 1) {
             Barrier& full = exchange_barriers()[0];
             if (threadIdx.x == 0) {
@@ -347,8 +358,23 @@ DEVICE float largest_result(Sums& s, int r, const Places<kWhole>& at, float rstd
     return reduce_in_warp(largest.value(), Larger());
 }
 
+// FP32 numbers of each row; null: not wanted.
+struct RowNumbers { float *mean, *rstd, *scale; };
+
 // What rows are multiplied by, and what is added, before the weights.
 struct RowFactors { float rstd, shift, encode; };
+
+// Of a row, by one of its threads.
+template <bool kWhole>
+DEVICE void store_statistic(const Statistic& s, int64_t row, const Places<kWhole>& at,
+                            const RowNumbers& numbers, const NormParams& params) {
+    if (at.t.lane != 0 || at.t.rank != 0 || (!kWhole && row >= params.layout.num_rows)) return;
+    const float rstd = reciprocal_square_root(s.squares * at.one_over_cols() + params.eps);
+    const int64_t to = row_offset(params.layout, kStatistic, row);
+    // With an infinity in it the row is NaN, whatever its sums have become.
+    if constexpr (kCentered) numbers.mean[to] = rstd != rstd ? rstd : s.first;
+    numbers.rstd[to] = rstd;
+}
 
 template <class Code>
 DEVICE void store_codes(void* y, int64_t offset, const float (&values)[kVectorWidth]) {
@@ -359,7 +385,7 @@ DEVICE void store_codes(void* y, int64_t offset, const float (&values)[kVectorWi
 
 template <bool kHasResidual, bool kWhole>
 DEVICE void normalize_rows(const Element* x, const Element* residual, const void* weight,
-                           const void* bias, void* y, Element* sum, float* row_scale,
+                           const void* bias, void* y, Element* sum, const RowNumbers& numbers,
                            const NormParams& params) {
     const auto& layout = params.layout;
     const auto at = Places<kWhole>::here(layout.num_cols);
@@ -407,6 +433,9 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
         const float variance = statistics[r].squares * at.one_over_cols();
         const float rstd = reciprocal_square_root(variance + params.eps);
         factors[r] = {rstd, -mean * rstd, 1.0f};
+        if (!kStatisticsLast && numbers.rstd) {
+            store_statistic(statistics[r], row + r, at, numbers, params);
+        }
         if constexpr (kQuantized) {
             const float product = statistics[r].first;
             const bool safe = product >= 0x1p-60f && product < kInfinity;
@@ -422,14 +451,14 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
             const QuantizeScale scale(largest, largest_number(params.dtype));
             factors[r].encode = scale.encode;
             if ((kWhole || row + r < layout.num_rows) && at.t.lane == 0 && at.t.rank == 0) {
-                row_scale[row_offset(layout, kStatistic, row + r)] = scale.decode;
+                numbers.scale[row_offset(layout, kStatistic, row + r)] = scale.decode;
             }
         }
     }
 
     const auto store = [&](const RowVector& vector, Element* to) {
         if constexpr (kStoresHavePolicy) {
-            vector.store(to, store_policy(params.stores_last));
+            vector.store(to, store_policy(row >= params.stores_last_from));
         } else {
             vector.store(to);
         }
@@ -476,29 +505,38 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
             }
         }
     }
+    if (kStatisticsLast && numbers.rstd) {
+#pragma unroll
+        for (int r = 0; r < kRowsPerThread; ++r) {
+            const Statistic s = merge_parts_of_row(parts_of_rows()[at.t.row_in_block][r], at);
+            store_statistic(s, row + r, at, numbers, params);
+        }
+    }
 }
 
 template <bool kHasResidual>
 DEVICE void normalize_any_rows(const Element* x, const Element* residual, const void* weight,
-                               const void* bias, void* y, Element* sum, float* row_scale,
+                               const void* bias, void* y, Element* sum, const RowNumbers& numbers,
                                const NormParams& params) {
     if (params.whole) {
-        normalize_rows<kHasResidual, true>(x, residual, weight, bias, y, sum, row_scale, params);
+        normalize_rows<kHasResidual, true>(x, residual, weight, bias, y, sum, numbers, params);
     } else {
-        normalize_rows<kHasResidual, false>(x, residual, weight, bias, y, sum, row_scale, params);
+        normalize_rows<kHasResidual, false>(x, residual, weight, bias, y, sum, numbers, params);
     }
 }
 
 KERNEL void normalize_plain(const Element* x, const Element* residual, const void* weight,
-                            const void* bias, void* y, Element* sum, float*, float*,
-                            float* row_scale, void*, const NormParams params, int64_t) {
+                            const void* bias, void* y, Element* sum, float* mean_out,
+                            float* rstd_out, float* row_scale, void*, const NormParams params,
+                            int64_t) {
     announce_to_cluster();
+    const RowNumbers numbers{mean_out, rstd_out, row_scale};
     if constexpr (kSums != kEither) {
         constexpr bool kHasResidual = kSums == kAlways;
-        normalize_any_rows<kHasResidual>(x, residual, weight, bias, y, sum, row_scale, params);
+        normalize_any_rows<kHasResidual>(x, residual, weight, bias, y, sum, numbers, params);
     } else if (residual) {
-        normalize_any_rows<true>(x, residual, weight, bias, y, sum, row_scale, params);
+        normalize_any_rows<true>(x, residual, weight, bias, y, sum, numbers, params);
     } else {
-        normalize_any_rows<false>(x, residual, weight, bias, y, sum, row_scale, params);
+        normalize_any_rows<false>(x, residual, weight, bias, y, sum, numbers, params);
     }
 }

@@ -160,6 +160,7 @@ struct Stream {
     Exchange<Statistic> exchange;
     Counts counts;
     Task* tasks;
+    float *mean_out, *rstd_out;  // null: not wanted
 
     DEVICE void load_rows(uint32_t* counter) const {
         if (lane_id() != 0) return;
@@ -221,6 +222,14 @@ struct Stream {
                 task.rstd = reciprocal_square_root(squares_of(found) * counts.of_row->reciprocal +
                                                    params.eps);
                 task.shift = -mean_of(found) * task.rstd;
+                bool writes = rstd_out && lane_id() == 0;
+                if constexpr (kClusterSize > 1) writes = writes && cluster_rank() == 0;
+                if (writes) {
+                    const int64_t to = row_offset(params.layout, kStatistic, row);
+                    const float rstd = task.rstd;
+                    if constexpr (kCentered) mean_out[to] = rstd != rstd ? rstd : mean_of(found);
+                    rstd_out[to] = rstd;
+                }
             }
             if (lane_id() == 0) {
                 tasks[slot_of(turn)] = task;
@@ -241,6 +250,7 @@ struct Stream {
             const Task task = tasks[slot_of(turn)];
             if (task.row < 0) return;
             Element* y_row = y + row_offset(params.layout, kY, task.row);
+            const StorePolicy policy = store_policy(task.row >= params.stores_last_from);
 #pragma unroll
             for (int i = 0; i < kVectorsPerThread; ++i, at.advance(ring.stages)) {
                 ring.wait_full(at);  // as readers have: no wait
@@ -251,11 +261,12 @@ struct Stream {
                     RowVector out;
                     if constexpr (kHasResidual) {
                         out.from_floats(values);
-                        out.store(sum + row_offset(params.layout, kSum, task.row) + position);
+                        out.store(sum + row_offset(params.layout, kSum, task.row) + position,
+                                  policy);
                     }
                     factors.apply(i, task.shift, task.rstd, values);
                     out.from_floats(values);
-                    out.store(y_row + position);
+                    out.store(y_row + position, policy);
                 }
                 ring.release(at);
             }
@@ -268,8 +279,9 @@ constexpr bool kUnevenRegisters = kWriters == 512;
 
 template <bool kHasResidual>
 DEVICE void normalize_rows(const Element* x, const Element* residual, const void* weight,
-                           const void* bias, Element* y, Element* sum, uint32_t* counter,
-                           Piece* pieces, const NormParams& params) {
+                           const void* bias, Element* y, Element* sum, float* mean_out,
+                           float* rstd_out, uint32_t* counter, Piece* pieces,
+                           const NormParams& params) {
     SHARED(Task, tasks, [kSlots]);
     const int64_t num_cols = params.layout.num_cols;
     const Counts counts = Counts::of(num_cols);
@@ -277,8 +289,8 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
     const SlicePlace place = SlicePlace::here(num_cols);
     const auto ring = RowRing<1 + kHasResidual>::make(pieces, barriers, place, params.stages);
     const auto exchange = Exchange<Statistic>::make(barriers);
-    const Stream<kHasResidual> stream{x,      residual, weight,   bias,   y,    sum,
-                                      params, ring,     exchange, counts, tasks};
+    const Stream<kHasResidual> stream{x,    residual, weight, bias,  y,        sum,     params,
+                                      ring, exchange, counts, tasks, mean_out, rstd_out};
     const Role role = role_of_warp();
     if (role == kWriter) {
         if constexpr (kUnevenRegisters) increase_registers<96>();
@@ -296,15 +308,18 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
 }
 
 KERNEL void normalize_stream(const Element* x, const Element* residual, const void* weight,
-                             const void* bias, void* y, Element* sum, float*, float*, float*,
-                             uint32_t* counter, const NormParams params, int64_t) {
+                             const void* bias, void* y, Element* sum, float* mean_out,
+                             float* rstd_out, float*, uint32_t* counter, const NormParams params,
+                             int64_t) {
     SHARED_STORAGE(Piece, pieces);
     Element* to = static_cast<Element*>(y);
     if constexpr (!kCentered) {
         if (residual) {
-            normalize_rows<true>(x, residual, weight, bias, to, sum, counter, &pieces, params);
+            normalize_rows<true>(x, residual, weight, bias, to, sum, mean_out, rstd_out, counter,
+                                 &pieces, params);
             return;
         }
     }
-    normalize_rows<false>(x, residual, weight, bias, to, sum, counter, &pieces, params);
+    normalize_rows<false>(x, residual, weight, bias, to, sum, mean_out, rstd_out, counter, &pieces,
+                          params);
 }

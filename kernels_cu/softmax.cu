@@ -102,8 +102,8 @@ struct Normalizer {
     }
 };
 
-template <bool kLog, class Out>
-DEVICE void write(Out* y, int64_t stride, const Row& row, const Normalizer& n) {
+template <bool kLog, class Out, class... Policy>
+DEVICE void write(Out* y, int64_t stride, const Row& row, const Normalizer& n, Policy... policy) {
 #pragma unroll 2
     for (int i = 0; i < kVectorsPerThread; ++i) {
         const int position = row.thread.position(i);
@@ -116,16 +116,17 @@ DEVICE void write(Out* y, int64_t stride, const Row& row, const Normalizer& n) {
             values[j] = kLog ? distance * n.scale - n.log_sum
                              : exp2_approx(distance * n.exponent_scale) * n.factor;
         }
-        store_row_vector(y, stride, position, row.chunk, values);
+        store_row_vector(y, stride, position, row.chunk, values, policy...);
     }
 }
 
-template <class Out>
-DEVICE void write(Out* y, int64_t stride, const Row& row, const Normalizer& normalizer, bool log) {
+template <class Out, class... Policy>
+DEVICE void write(Out* y, int64_t stride, const Row& row, const Normalizer& normalizer, bool log,
+                  Policy... policy) {
     if (log) {
-        write<true>(y, stride, row, normalizer);
+        write<true>(y, stride, row, normalizer, policy...);
     } else {
-        write<false>(y, stride, row, normalizer);
+        write<false>(y, stride, row, normalizer, policy...);
     }
 }
 
@@ -169,8 +170,9 @@ KERNEL void softmax(const Element* x, const uint8_t* mask, void* y, MaxSum* stat
     const Normalizer normalizer(total, sign, scale, log);
     const int64_t stride = layout.col_strides[kY];
     const int64_t offset = row_offset(layout, kY, task.row) + c.first_col * stride;
-    if (kPlain) {
-        write(static_cast<Element*>(y) + offset, stride, row, normalizer, log);
+    if constexpr (kPlain) {
+        write(static_cast<Element*>(y) + offset, stride, row, normalizer, log,
+              store_policy(task.row >= params.stores_last_from));
     } else if (params.dtype == kFloat) {
         write(static_cast<float*>(y) + offset, stride, row, normalizer, log);
     } else if (params.dtype == kHalf) {

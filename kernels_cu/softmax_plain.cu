@@ -65,6 +65,7 @@ DEVICE void normalize_row(const Element* x, Element* y, const SoftmaxParams& par
     float factor = reciprocal_approx(total.sum);
     if constexpr (kWarpsPerRow > 1) factor *= merge.rescale(max, total.max);
     Element* to = y + row_offset(layout, kY, row) + t.position(0);
+    const StorePolicy policy_of_stores = store_policy(row >= params.stores_last_from);
 #pragma unroll
     for (int i = 0; i < kVectorsPerThread; ++i) {
         if (!kWhole && i * kStep >= rest) continue;
@@ -74,7 +75,7 @@ DEVICE void normalize_row(const Element* x, Element* y, const SoftmaxParams& par
             value = kLog ? value - total.max - log_sum : value * factor;
         }
         packed[i].from_floats(values[i]);
-        packed[i].store(to + i * kStep, store_policy(params.stores_last));
+        packed[i].store(to + i * kStep, policy_of_stores);
     }
 }
 

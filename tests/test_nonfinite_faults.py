@@ -35,7 +35,7 @@ FAULTS = {
     ),
     "the tail begins late": Fault(FILE, "tid - head + tail;", "tid - head + tail + 1;", "dense"),
     "what is read twice counts twice": Fault(
-        FILE, "sums[j] = item + j * step < num_items ? part : 0.0f;", "sums[j] = part;", "blocks"
+        FILE, "sums[j] = item + j * kStep < num_items ? part : 0.0f;", "sums[j] = part;", "blocks"
     ),
     "a sum that is not finite is taken": Fault(
         FILE, "if (is_finite(batch_sum))", "if (true)", "special"
@@ -44,7 +44,7 @@ FAULTS = {
         FILE, "& 0x7fffffffu) < 0x7f800000u; }", "& 0x7fffffffu) <= 0x7f800000u; }", "special"
     ),
     "only a batch's first vector is inspected": Fault(
-        FILE, "i < item + kBatch * step; i += step", "i < item + step; i += step", "special"
+        FILE, "i < item + kBatch * kStep; i += kStep", "i < item + kStep; i += kStep", "special"
     ),
     "places of 32 bits": Fault(
         FILE,

@@ -53,7 +53,7 @@ def test_plain_is_for_plain_calls():
         with pytest.raises(ValueError, match="plain is for calls without options"):
             getattr(cupykern, name)(X, scale=0.5, config=plain)
     with pytest.raises(ValueError, match="plain is for calls without options"):
-        cupykern.layer_norm(X, return_stats=True, config=plain)
+        cupykern.layer_norm(X, compensated=True, config=plain)
     with pytest.raises(ValueError, match="plain rows of the norms are whole"):
         cupykern.layer_norm(X, config=replace(plain, split_rows=True))
 
@@ -76,6 +76,29 @@ def test_a_config_of_ones_own(name, x, config):
     references = op.reference(x)
     bounds = op.bound(x, reference=references)
     assert check.compare(as_tuple(op.run(x, config=config)), references, bounds).ok
+
+
+SHARED = replace(GOOD, shared=True)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [SHARED, replace(SHARED, threads_per_row=16, split_rows=True), replace(SHARED, plain=True)],
+)
+@pytest.mark.parametrize(
+    "name, options",
+    [
+        *((name, {}) for name in ("softmax", "layer_norm", "rms_norm")),
+        ("quantize", {"granularity": "row"}),
+        *((name, {"residual": X[::-1].copy()}) for name in ("layer_norm", "rms_norm")),
+    ],
+)
+def test_variants_that_calls_of_several_kinds_share(name, options, config):
+    op, args = OPS[name], (X, "int8") if name == "quantize" else (X,)
+    references = op.reference(*args, **options)
+    bounds = op.bound(*args, **options, reference=references)
+    outputs = as_tuple(op.run(*args, **options, config=config))
+    assert check.compare(outputs, references, bounds).ok
 
 
 def test_tiles_and_nonfinite_reports():
@@ -149,6 +172,8 @@ def test_every_variant_is_some_rows_choice(name, arch):
                     chosen.add(OPS[name].variant(problem, config))
                     continue
                 layout = row_layout((4096, num_cols), 1, (place,) * 5, (1, 2, 3))
+                if layout.lanes_across_rows:  # copied
+                    continue
                 for held, quantized in ((1, False), (2, False), (1, True))[: 2 if centered else 3]:
                     how = (arch, size, layout, plain, held, centered, quantized)
                     config = admissible_norm_configs(*how)[0]
@@ -164,13 +189,17 @@ def test_whole_rows(shape, whole):
 
 
 @pytest.mark.parametrize(
-    "megabytes, loads, stores",
-    [(47, 0, 0), (48, 0, 1), (95, 0, 1), (96, 1, 1), (383, 1, 1), (384, 1, 0)],
+    "megabytes, loads, stores_from",
+    [(47, 0, 47), (48, 0, 0), (95, 0, 47), (96, 1, 48), (4096, 1, 4048)],
 )
-def test_what_is_evicted_last(megabytes, loads, stores):
-    params = np.zeros((), [("loads_last", np.int32), ("stores_last", np.int32)])
-    evicts_last(params, megabytes * 2**20)
-    assert params.item() == (loads, stores)
+def test_what_is_evicted_last(megabytes, loads, stores_from):
+    """Rows of one MB."""
+    layout = row_layout(
+        (megabytes, 2**18), 1, (contiguous_operand((megabytes, 2**18), 4),) * 2, (1,)
+    )
+    params = np.zeros((), [("loads_last", np.int32), ("stores_last_from", np.int64)])
+    evicts_last(params, layout, 4, 4)
+    assert params.item() == (loads, stores_from)
 
 
 def test_a_stream_has_no_more_stages_than_its_kernel_counts():

@@ -253,7 +253,7 @@ def test_every_config(target):
 )
 def test_configs_that_do_not_fit(view, change, error, says):
     x = np.ones((4, 32), np.float16)[view]
-    config = replace(configs_of("host", 2)[1], **change)
+    config = replace(configs_of("host", 2)[0], **change)
     with pytest.raises(error or ValueError, match=says):
         cupykern.nonfinite_report(x, config=config)
     with pytest.raises(TypeError, match="config must be a NonfiniteConfig"):

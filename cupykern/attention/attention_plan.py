@@ -20,7 +20,7 @@ from ..choice import choose
 from ..jit import get_kernel
 from ..rows.rows import DTYPE_CODES
 from ..targets import Kernel, Target
-from ..targets.limits import is_measured, max_shared_bytes
+from ..targets.limits import max_shared_bytes
 from . import attention_hopper
 from .attention_hopper import AttentionHopperConfig, AttentionHopperPlan
 
@@ -48,8 +48,8 @@ class AttentionConfig:
 
 
 def mask_mode(kind: int, scale: float | None) -> int:
-    """kMaskMode of attention.cu: 2 for blocks, 1 for arrays and for scores that are scaled before the
-    softmax, else 0."""
+    """kMaskMode of attention_hopper.cu: 2 for blocks, 1 for arrays and for scores that are scaled before the
+    softmax, else 0; attention.cu tells only 0 from the others."""
     if kind == BLOCK_MASK:
         return 2
     return int(kind != NO_MASK or (scale is not None and scale <= 0))
@@ -72,7 +72,7 @@ def refusal(
         return f"{c.num_warps} warps are more than 32"
     if c.tile_m not in (16, 32, 64, 128) or c.tile_n not in (16, 32, 64, 128):
         return f"tile_m must be 16 to 128 and tile_n 16 to 128, powers of two; got {c.tile_m}, {c.tile_n}"
-    if mode == 2 and c.tile_n > 64:
+    if mode and c.tile_n > 64:
         return f"tile_n must divide a mask's block of 64 keys; got {c.tile_n}"
     if c.tile_m % (16 * c.num_warps) or c.tile_m // c.num_warps > 32 or c.num_warps % 2:
         return f"an even number of warps must share {c.tile_m} queries, 16 or 32 each; got {c.num_warps}"
@@ -82,10 +82,8 @@ def refusal(
     return None
 
 
-def choose_config(
-    head_dim: int, mode: int, arch: str, half_scores: bool = False
-) -> AttentionConfig:
-    """The config for heads that are padded to head_dim; mode: mask_mode's; half_scores: as AttentionTask's.
+def choose_config(head_dim: int, mode: int, arch: str) -> AttentionConfig:
+    """The config for heads that are padded to head_dim; mode: mask_mode's.
 
     Warps of 32 queries read keys and values from shared memory half as often as those of 16; where their
     registers do not hold that, or a block's shared memory, tiles are smaller.
@@ -99,15 +97,11 @@ def choose_config(
         return less if head_dim == 128 and arch.startswith("gfx9") else least
     if mode and head_dim <= 128 and arch != "sm_90a":
         return less
-    if head_dim == 256:
+    if mode or head_dim == 256:
         return AttentionConfig(64, 64, 4)
     if arch != "sm_90a":  # registers do not hold as many sums
         return AttentionConfig(128, 64 if head_dim == 64 else 32, 4)
-    if mode and (half_scores or (head_dim == 64 and mode == 2)):
-        return AttentionConfig(64, 64, 4)
-    if head_dim == 128 and mode == 1:
-        return AttentionConfig(128, 32, 4)
-    return AttentionConfig(128, 128 if head_dim == 64 and not mode else 64, 4)
+    return AttentionConfig(128, 128 if head_dim == 64 else 64, 4)
 
 
 def configs(
@@ -122,14 +116,12 @@ def configs(
 
     hopper: which of attention_hopper.cu's kinds it is; None: TMA or that kernel cannot do it.
     """
-    large = choose_config(head_dim, mode, arch, half_scores)
     small = AttentionConfig(64, 64, 4)
+    found = (choose_config(head_dim, mode, arch),)
     if arch == "host":
-        found = large, AttentionConfig(128, 32, 4)
-    elif mode or not is_measured(arch):
-        found = (large,)
-    else:
-        found = (small, large) if sq <= small.tile_m else (large, small)
+        found = *found, AttentionConfig(128, 32, 4)
+    elif arch == "sm_90a" and not half_scores:  # of few queries, and of what TMA cannot do
+        found = (small,)
     fast = attention_hopper.configs(head_dim, hopper) if hopper and arch in _HOPPER else ()
     first = arch != "host" and sq > small.tile_m
     return tuple(dict.fromkeys((*fast, *found) if first else (*found, *fast)))
@@ -153,7 +145,7 @@ def flash_variant(
             ("kHeadDim", head_dim),
             ("kTileM", config.tile_m),
             ("kTileN", config.tile_n),
-            ("kMaskMode", mode),
+            ("kMasked", mode > 0),
             ("kHalfScores", half_scores),
         ),
         32 * config.num_warps,
@@ -170,7 +162,7 @@ def variants(arch: str) -> tuple[Variant, ...]:
         flash_variant(dtype, head_dim, mode, half_scores, config)
         for dtype in DTYPES
         for head_dim in HEAD_DIMS
-        for mode in range(3)
+        for mode in (0, 1)
         for half_scores in ((False, True) if has_half_scores(dtype, arch) else (False,))
         for config in configs(head_dim, mode, arch, half_scores=half_scores)
     ]
@@ -360,7 +352,7 @@ def _chosen(
 ) -> AttentionConfig | AttentionHopperConfig:
     t = task
     if t.naive:
-        return choose_config(head_dim, t.mode, target.arch, t.half_scores)
+        return choose_config(head_dim, t.mode, target.arch)
     sizes = {"heads": t.batch * t.heads, "sq": t.sq, "sk": t.sk}
     kind = {
         "dtype": t.dtype.name, "d": t.head_dim, "dv": t.head_dim_v, "causal": t.offset is not None,

@@ -39,7 +39,8 @@ class DecodeConfig:
     threads: of a block; 256 take fewer registers each where rows have more than 64 numbers.
     pairs: two blocks, neighbours in a cluster, have the two groups that sequences have at most, and add
         them up without going through memory.
-    stages, chunks_per_block and pairs change no bit of a result.
+    paged_or_not: the variant is for caches with a block table and without.
+    stages, chunks_per_block, pairs and paged_or_not change no bit of a result.
     """
 
     rows: int
@@ -50,6 +51,7 @@ class DecodeConfig:
     threads: int = NUM_THREADS
     least_chunk: int = 128
     pairs: bool = False
+    paged_or_not: bool = False
 
     @property
     def merges_later(self) -> bool:
@@ -115,14 +117,14 @@ def _tiles(arch: str, dim: int) -> tuple[DecodeConfig, DecodeConfig]:
     """
     if arch.startswith("gfx"):
         # More rows would take more registers than gfx11 has.
-        few = DecodeConfig(16, 64, 2)
+        few = DecodeConfig(16, 64, 2, paged_or_not=True)
         if dim > 64:
-            few = DecodeConfig(16, 32, 2 if dim < MAX_DIM else 1, threads=256)
+            few = replace(few, tile_k=32, stages=2 if dim < MAX_DIM else 1, threads=256)
         return few, few
     roomy = max_shared_bytes(arch) >= 160 * 1024
     few = DecodeConfig(16, 8192 // dim, 3 if roomy and dim > 64 else 2)
     if not is_measured(arch):
-        return few, few
+        return (replace(few, paged_or_not=True),) * 2
     many = DecodeConfig(64, 64, 3 if dim == 64 else 2)
     if dim == MAX_DIM:
         many = DecodeConfig(32, 32, 2, threads=256)
@@ -255,7 +257,7 @@ def variant(dtype: np.dtype, dim: int, config: DecodeConfig, paged: bool = False
         "kStages": config.stages,
         "kMaxChunks": MAX_CHUNKS,
         "kGroup": GROUP,
-        "kPaged": paged,
+        "kPaged": 2 if config.paged_or_not else int(paged),  # decode_source.cuh: Paged
     }
     return Variant(
         "decode_attention",
@@ -282,6 +284,6 @@ def variants(arch: str) -> tuple[Variant, ...]:
         for tile in dict.fromkeys((*_tiles(arch, dim), *_busy_tiles(arch, dim)))
     ]
     return (
-        *(variant(*kind, paged) for kind in kinds for paged in (False, True)),
+        *dict.fromkeys(variant(*kind, paged) for kind in kinds for paged in (False, True)),
         *(merge_variant(*kind) for kind in kinds if kind[-1].merges_later),
     )

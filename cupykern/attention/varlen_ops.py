@@ -130,7 +130,7 @@ def _varlen_variants(arch: str) -> tuple[Variant, ...]:
     return tuple(
         v
         for v in attention_plan.variants(arch)
-        if (v.kernel == "attention" and dict(v.constants)["kMaskMode"] < 2)
+        if v.kernel == "attention"
         or (v.kernel == "attention_hopper" and dict(v.constants)["kPacked"])
     )
 

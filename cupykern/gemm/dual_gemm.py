@@ -319,7 +319,7 @@ def _variants(arch: str) -> tuple[Variant, ...]:
 def task_layouts(a: np.dtype, b: np.dtype, blocks: bool) -> tuple[tuple[int, int], ...]:
     """What product.layouts gives of two products of a and b."""
     if b == product.FP4:
-        return ((INNER, INNER),) if a == b else ((INNER, INNER), (STRIDED, INNER))
+        return ((INNER, INNER),)
     return tuple(
         layouts
         for layouts in ((INNER, INNER), (INNER, OUTER), (STRIDED, STRIDED))

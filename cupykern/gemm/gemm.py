@@ -123,7 +123,7 @@ def configs(task: GemmTask, arch: str, blocks: int | None = None) -> tuple[AnyCo
     portable = portable_choice.configs(task, arch)
     hopper = hopper_choice.configs(task, arch, blocks or multiprocessors(arch))
     streams = gemm_stream.configs(task, arch)
-    if arch != "host" and hopper_choice.pays(task):
+    if arch != "host" and (hopper_choice.pays(task) or portable[0].gathers):
         return (*streams, *hopper, *portable)
     return (*streams, *portable, *hopper)
 

@@ -139,8 +139,16 @@ def run(
             return y
         arrays = {name: x for name, x in operands.items() if x is not None}
         matrices = {name: product.matrix(x, shape[:-2]) for name, x in arrays.items()}
+        fields = {"alpha": 1.0, "activation": None, "bias": None, "residual": None}
+        fields |= {"scale_a": None, "scale_b": None, **options}
+        k, blocked = fields.pop("k", None), fields.pop("blocked", ())
+        extra = fields.pop("extra", {})
+        k = arrays["a"].shape[-1] if k is None else k
         for name, found in matrices.items():
-            if found is None:  # rare: a stride of some odd number of bytes
+            # Rare: a stride of some odd number of bytes, and odd strides beside NVFP4.
+            if found is None or (
+                name == "a" and product.must_be_copied(found, matrices["b"], k, shape[-2])
+            ):
                 key = None
                 arrays[name] = target.xp.array(arrays[name], order="C")
                 matrices[name] = product.matrix(arrays[name], shape[:-2])
@@ -148,11 +156,6 @@ def run(
         if place is None:
             y[...] = run(target, operands, shape, out_dtype, None, config, **options)
             return y
-        fields = {"alpha": 1.0, "activation": None, "bias": None, "residual": None}
-        fields |= {"scale_a": None, "scale_b": None, **options}
-        k, blocked = fields.pop("k", None), fields.pop("blocked", ())
-        extra = fields.pop("extra", {})
-        k = arrays["a"].shape[-1] if k is None else k
         for name, found in matrices.items():
             if name in product.GROUPS:
                 found = product.groups(found, k, name in blocked)

@@ -42,12 +42,15 @@ def _tiles(
     few = 2 if gfx else 3  # stages
     small = GemmConfig(16, 64, 128, 1, 1, 4, stages=4)
     e5m2 = dtypes.float8_e5m2 in (a, b)
-    strided = STRIDED in (layout_a, layout_b) and b != FP4
-    rare = e5m2 or (block_scales and (layout_b == OUTER or a == dtypes.int8))
-    rare = rare or (layout_a, layout_b) == (OUTER, INNER)
-    gathers = rare and not strided and not is_measured(arch)
+    strided = STRIDED in (layout_a, layout_b)
+    # What Hopper's main loops have, but where TMA does not walk the strides; and what nothing else has.
+    gathers = (e5m2 and a.itemsize == 1) or (block_scales and a == dtypes.int8)
+    if not is_measured(arch):
+        rare = e5m2 or (block_scales and layout_b == OUTER)
+        gathers = gathers or rare or (layout_a, layout_b) == (OUTER, INNER)
+    gathers = gathers and not strided and arch != "host"
     if gathers or strided:
-        promotes = compute in FLOAT16S and not is_measured(arch)
+        promotes = compute in FLOAT16S and arch != "host"
         warps_n = 4 if gfx11 and (block_scales or promotes) else 2
         tile = GemmConfig(64, 64, 128 // compute.itemsize, 2, warps_n, stages=2)
         return (replace(tile, gathers=gathers, promotes=promotes),)
@@ -56,15 +59,15 @@ def _tiles(
     if b == FP4:
         cols = 64 if gfx else 128
         large = GemmConfig(64, cols, 64, 2, 4 if gfx11 else 2, stages=4 if roomy else few)
-        if arch == "sm_90a" and layout_a != STRIDED:
+        if arch == "sm_90a":
             # Hopper's main loop takes more rows.  (16, 8192, 8192) in 47.7 us, with 128 of k in 52.9 (H200).
             return (replace(small, tile_k=256, stages=3),)
-        return (large, small) if few_rows and layout_a != STRIDED else (large,)
+        return (large, small) if few_rows else (large,)
     if a.itemsize == b.itemsize == 1:
         converted = GemmConfig(64, 64, 128, 2, 2, stages=few)
         if gfx11 and a in FP8:
             converted = GemmConfig(64, 64, 64, 2, 4, stages=2)
-        if a in FP8 and not is_measured(arch):
+        if a in FP8 and arch != "host":
             converted = replace(converted, promotes=True)
         native = replace(converted, fp8=True, promotes=False)
         large = (converted,)
@@ -75,10 +78,13 @@ def _tiles(
     if b.itemsize == 1:
         if gfx11:
             return (GemmConfig(32, 64, 64, 2, 4, stages=2),)
-        # Scaled blocks have their sums twice, of the products and of the blocks.
-        cols = 64 if gfx or block_scales else 128
-        large = GemmConfig(64, cols, 64, 2, 2, stages=4 if roomy else few)
         hopper = arch == "sm_90a" and kernel == "gemm"
+        promotes = hopper or (kernel == "gemm" and layout_b == INNER and not is_measured(arch))
+        promotes = promotes and not e5m2  # which has no scales of blocks
+        # Scaled blocks have their sums twice, of the products and of the blocks.
+        cols = 64 if gfx or hopper or (block_scales and arch == "host") else 128
+        warps_n = 4 if promotes and cols == 128 else 2
+        large = GemmConfig(64, cols, 64, 2, warps_n, stages=4 if roomy else few, promotes=promotes)
         if kernel == "dequant_softmax":  # (16, 128256, 4096) in 155 us, not 173 (H200)
             small = replace(small, tile_k=256, stages=3)
         few_rows = few_rows and not (e5m2 or block_scales or hopper)
@@ -89,10 +95,8 @@ def _tiles(
     else:
         large = GemmConfig(128, 128, 64, 2, 4, stages=3)
         medium = GemmConfig(64, 128, 64, 2, 2, stages=4 if roomy else 3)
-    if layout_a == OUTER:
+    if layout_a == OUTER or arch == "sm_90a":
         return (large,)
-    if arch == "sm_90a":
-        return large, small
     return (large, medium, small) if few_rows else (large,)
 
 
@@ -104,9 +108,9 @@ def _dual_tiles(
     gfx, gfx11 = arch.startswith("gfx"), arch.startswith("gfx11")
     roomy = max_shared_bytes(arch) >= 160 * 1024
     few = 2 if gfx else 3
-    if STRIDED in (layout_a, layout_b) and b != FP4:
+    if STRIDED in (layout_a, layout_b):
         wide = dtypes.int8 not in (a, b) or a != b
-        promotes = wide and not is_measured(arch)
+        promotes = wide and arch != "host"
         rows, cols, warps_n = (64, 32, 2)
         if gfx11:
             rows, cols, warps_n = 32 if block_scales or promotes else 64, 64, 4
@@ -124,10 +128,10 @@ def _dual_tiles(
         large = GemmConfig(32, 32, 64, 2, 2, stages=2)
     if a.itemsize == 1 and a != FP4 and not gfx:
         large = replace(large, tile_k=128, stages=few)
-    if block_scales:
-        return (replace(large, tile_n=32),)
+    if block_scales or (a in FP8 and arch != "host"):
+        return (replace(large, tile_n=32, promotes=arch != "host"),)
     small = GemmConfig(16, 32, 128, 1, 1, 4, stages=4)
-    keeps_small = is_measured(arch) and b != dtypes.int8 and layout_a == INNER
+    keeps_small = is_measured(arch) and b != dtypes.int8
     if arch == "sm_90a" and b == FP4 and keeps_small:
         # As above: (16, 14336, 4096) in 77 us instead of 84.
         return (replace(small, tile_k=256, stages=3),)

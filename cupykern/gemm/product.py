@@ -87,13 +87,17 @@ class Groups(NamedTuple):
     word: int
 
 
+def must_be_copied(a: Matrix, b: Matrix, k: int, m: int) -> bool:
+    """Whether the main loops, which read what NVFP4 is multiplied with by vectors along k, cannot read a so."""
+    return b.dtype == FP4 != a.dtype and _layout(a, a.col, a.row, k, m) != INNER
+
+
 def layouts(
     a: Matrix, b: Matrix, k: int, m: int, n: int, block_scales: bool = False
 ) -> tuple[int, int]:
     """How the main loop reads the operands: both by vectors, or both element by element."""
     if b.dtype == FP4:
-        inner = a.dtype == FP4 or _layout(a, a.col, a.row, k, m) == INNER
-        return (INNER if inner else STRIDED), INNER
+        return INNER, INNER
     found = _layout(a, a.col, a.row, k, m), _layout(b, b.row, b.col, k, n)
     vectors = by_vectors(a.dtype, b.dtype, *found, block_scales)
     return found if vectors else (STRIDED, STRIDED)

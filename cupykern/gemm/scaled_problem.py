@@ -148,16 +148,14 @@ def nvfp4_variants(arch: str, kernel: str = "gemm") -> tuple[Variant, ...]:
     fp4 = product.FP4
     found: dict[Variant, None] = {}
     for a in (fp4, *product.FLOAT16S):
-        for layout_a in (product.INNER,) if a == fp4 else (product.INNER, product.STRIDED):
-            task = product.GemmTask(
-                1, 4096, 4096, 4096, a, fp4, layout_a, product.INNER, kernel=kernel
-            )
-            for m in (1, gemm_stream.ROWS):
-                for config in gemm_stream.configs(replace(task, m=m), arch):
-                    found[gemm.variant(task, config)] = None
-            for ends in (task, replace(task, plain=False)):
-                for config in gemm.configs(ends, arch):
-                    found[gemm.variant(ends, config)] = None
+        layouts = product.INNER, product.INNER
+        task = product.GemmTask(1, 4096, 4096, 4096, a, fp4, *layouts, kernel=kernel)
+        for m in (1, gemm_stream.ROWS):
+            for config in gemm_stream.configs(replace(task, m=m), arch):
+                found[gemm.variant(task, config)] = None
+        for ends in (task, replace(task, plain=False)):
+            for config in gemm.configs(ends, arch):
+                found[gemm.variant(ends, config)] = None
     if arch in hopper_config.ARCHS:
         found.update(dict.fromkeys(dequantize_nvfp4.variants()))
     return tuple(found)

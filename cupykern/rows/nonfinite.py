@@ -15,6 +15,7 @@ from ..choice import choose
 from ..jit import get_kernel
 from ..op import Call, Draw, Op, Work
 from ..targets import Target
+from ..targets.limits import is_measured
 from ..targets.repeated import Repeated
 from .nonfinite_walk import (
     MAX_DIMS,
@@ -158,7 +159,7 @@ def _plan(
     config: NonfiniteConfig | None,
 ) -> _Plan | None:
     walk = make_walk(shape, x)
-    if walk is None:
+    if walk is None or not (walk.plain or config or is_measured(target.arch)):
         return None
     if config is None:
         config = choose(
@@ -208,7 +209,7 @@ def _run(x: Any, config: NonfiniteConfig | None = None) -> tuple[Any, Any]:
             found = xp.asarray(np.array([0, 0, 0, _NOWHERE, nan, nan, nan], np.int64))
             return xp, found if xp is np else found.data
         plan = _plan(target, x.shape, x.dtype, operand(x), config)
-        if plan is None:  # rare: strides that the kernel can't walk
+        if plan is None:  # rare: strides that the kernel can't walk, or has no variant for
             codes = x.view(f"u{x.itemsize}")  # CuPy copies no FP8
             return _run(xp.array(codes, order="C").view(x.dtype), config)
         plans.remember(key, (target, plan))
@@ -279,7 +280,7 @@ def _inputs(problem: NonfiniteProblem, seed: int, xp: Any) -> Call:
 
 def _problem_config(problem: NonfiniteProblem, arch: str) -> NonfiniteConfig:
     itemsize = dtypes.NAMES[problem.dtype].itemsize
-    return configs_of(arch, itemsize)[1]
+    return configs_of(arch, itemsize)[0]
 
 
 OP = Op(

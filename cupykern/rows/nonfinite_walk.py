@@ -99,25 +99,23 @@ def make_walk(shape: Sequence[int], x: Operand) -> Walk | None:
 
 def choose_config(arch: str, itemsize: int, walk: Walk) -> NonfiniteConfig:
     """The config for elements of `itemsize` bytes."""
-    elements, one_stretch, *several_dims = configs_of(arch, itemsize)
-    if walk.plain:
-        return one_stretch
-    return several_dims[0] if walk.whole and several_dims else elements
+    one_stretch, *several_dims = configs_of(arch, itemsize)
+    return one_stretch if walk.plain else several_dims[walk.whole]
 
 
 @cache
 def configs_of(arch: str, itemsize: int) -> tuple[NonfiniteConfig, ...]:
-    """For single elements, for one stretch of vectors, for vectors of several dims, which are single
-    elements where nothing is measured."""
+    """For one stretch of vectors; where configs are measured also for single elements, and for vectors, of
+    several dims."""
     width = _VECTOR_BYTES // itemsize
     # Elsewhere NVRTC wants a few registers more than two blocks leave.
     blocks = 2 if arch in ("sm_90a", "host") or arch.startswith("gfx") else 1
     configs = (
-        NonfiniteConfig(256, 8, 1, False, 3),
         NonfiniteConfig(512, 4, width, True, blocks),
+        NonfiniteConfig(256, 8, 1, False, 3),
         NonfiniteConfig(256, 4, width, False, 3),
     )
-    return configs if is_measured(arch) else configs[:2]
+    return configs if is_measured(arch) else configs[:1]
 
 
 def check_config(config: Any, itemsize: int, walk: Walk) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from ..targets.limits import is_measured
-from .row_configs import MAX_STAGES, VECTOR_BYTES, RowConfig, few_of, fitting, row_configs
+from .row_configs import MAX_STAGES, VECTOR_BYTES, RowConfig, fitting, row_configs
 from .rows import RowLayout
 
 _Table = tuple[tuple[int, int, int, int, int, str], ...]
@@ -63,6 +63,11 @@ _SUMS: dict[int, _Table] = {
         (256, 256, 4, 4, 1, "R"),
         (1024, 1024, 4, 1, 1, "R"),
     ),
+}
+# Where nothing is measured, of both norms, with a residual and without.
+_FEW: dict[int, _Table] = {
+    2: ((128, 32, 1, 1, 4, "R"), (128, 128, 4, 1, 2, "S"), (512, 512, 4, 1, 1, "R")),
+    4: ((128, 32, 1, 1, 4, "R"), (256, 256, 4, 1, 1, "R"), (1024, 1024, 4, 1, 1, "R")),
 }
 # Of longer rows, by (centered, has_residual): (num_threads, vectors_per_thread, cluster_size,
 # min_blocks, rows_per_thread, weights_first).  Many bytes must be under way: weights, which come with
@@ -126,6 +131,7 @@ def norm_configs(
     streams = _STREAMS[centered, has_residual][itemsize] if arch == "sm_90a" else ()
     width = VECTOR_BYTES // itemsize
     blocks = _SUMS if has_residual else _BLOCKS[centered]
+    blocks = blocks if is_measured(arch) else _FEW
     return (
         *(
             RowConfig(threads, threads, width, vectors, cluster, plain=True, stages=MAX_STAGES)
@@ -150,16 +156,15 @@ def quantized_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
 
 
 def _with_options(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
-    """For calls with options, and strides of all kinds: fewer, since such calls are rarer."""
-    sizes = {VECTOR_BYTES // itemsize: (32, 64, 512), 1: (256,)}  # threads of one row
-    if not is_measured(arch):
-        sizes = {VECTOR_BYTES // itemsize: (512,), 1: ()}
+    """For calls with options, and strides of all kinds: fewer, since such calls are rarer.  Where nothing
+    is measured, rows whose elements lie further apart than they do are copied."""
     return tuple(
         config
         for config in row_configs(arch, itemsize)
         if not config.plain
         and config.cluster_size == 1
-        and (config.split_rows or config.threads_per_row in sizes[config.vector_width])
+        and (config.split_rows or config.vector_width > 1 or config.threads_per_row == 256)
+        and (is_measured(arch) or not config.lanes_across_rows)
     )
 
 
@@ -173,8 +178,9 @@ def _plain(arch: str, itemsize: int, table: _Table) -> tuple[RowConfig, ...]:
             rows_per_thread=rows,
             in_registers="R" in where,
             weights_first="W" in where,
+            shared=not is_measured(arch),
         )
-        for threads, threads_per_row, vectors, blocks, rows, where in few_of(arch, table)
+        for threads, threads_per_row, vectors, blocks, rows, where in table
     )
 
 

@@ -168,7 +168,7 @@ def _variants(arch: str, centered: bool) -> tuple[Variant, ...]:
         for config in quantized_configs(arch, dtype.itemsize)
         if config.plain and not centered and has_room(config, arch, dtype.itemsize)
     )
-    return (*own, *quantized)
+    return tuple(dict.fromkeys((*own, *quantized)))
 
 
 def _configs(problem: NormProblem, arch: str, centered: bool) -> tuple[RowConfig, ...]:
@@ -176,7 +176,7 @@ def _configs(problem: NormProblem, arch: str, centered: bool) -> tuple[RowConfig
     x = contiguous_operand(problem.shape, itemsize)
     layout = row_layout(problem.shape, len(problem.shape) - 1, (x,) * 5, (1, 2, 3))
     plain = (
-        not (problem.compensated or problem.return_stats)
+        not problem.compensated
         and problem.out_dtype in (None, problem.dtype)
         and {problem.weight_dtype, problem.bias_dtype} <= {None, problem.dtype}
     )

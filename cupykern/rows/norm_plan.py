@@ -12,6 +12,7 @@ from kernels_cu import Variant
 from .. import dtypes
 from ..arrays import Twins, small_twins
 from ..targets import Target
+from ..targets.limits import is_measured
 from .norm_configs import admissible_norm_configs, quantizes, streams_fit
 from .row_configs import (
     RowConfig,
@@ -35,10 +36,9 @@ DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
 _PARAMS = np.dtype(  # norm_params.cuh: NormParams
     [
+        ("stores_last_from", np.int64),
         ("loads_last", np.int32),
-        ("stores_last", np.int32),
         ("whole", np.int32),
-        ("eps", np.float32),
         ("layout", layout_dtype(5)),
         ("num_chunks", np.int64),
         ("weight_stride", np.int64),
@@ -46,11 +46,16 @@ _PARAMS = np.dtype(  # norm_params.cuh: NormParams
         ("dtype", np.int32),
         ("weight_dtype", np.int32),
         ("bias_dtype", np.int32),
+        ("centered", np.int32),
         ("compensated", np.int32),
         ("stages", np.int32),
+        ("eps", np.float32),
         ("padding", np.int32),
     ]
 )
+
+
+_MOMENTS_BYTES = 16  # moments.cuh: Moments
 
 
 class Options(NamedTuple):
@@ -103,11 +108,13 @@ def make_norm(
     layout = row_layout(x.shape, x.ndim - 1, operands, vectored=(1, 2, 3))
     if layout is None:
         return None
+    if layout.lanes_across_rows and config is None and not is_measured(target.arch):
+        return None  # which is rare
     columns = [array for array in (weight, bias) if array is not None]
     quantized = options.quantized is not None
     plain = (
         (y.dtype == x.dtype or quantized)
-        and not (options.compensated or options.return_stats)
+        and not options.compensated
         and all(a.dtype == x.dtype and _is_aligned(operand(a)) for a in columns)
     )
     has_residual = residual is not None
@@ -145,13 +152,12 @@ def make_norm(
         if array is not None:
             params[f"{name}_dtype"] = DTYPE_CODES[array.dtype]
             params[f"{name}_stride"] = array.strides[0] // array.itemsize
-    params["compensated"] = options.compensated
+    params["centered"], params["compensated"] = options.centered, options.compensated
     params["whole"] = config.is_whole(layout) and len(columns) == 1 + options.centered
-    evicts_last(params, held * x.size * x.itemsize)
+    evicts_last(params, layout, held * x.itemsize, y.itemsize + has_residual * x.itemsize)
     variant = norm_variant(x.dtype, options.centered, config, quantized, has_residual)
     shared_bytes = held * config.shared_bytes(x.itemsize)
-    statistic_bytes = 16 if options.centered else 4
-    plan = row_plan(target, variant, config, layout, params, statistic_bytes, shared_bytes)
+    plan = row_plan(target, variant, config, layout, params, _MOMENTS_BYTES, shared_bytes)
     simple = not (options.return_stats or options.quantized)
     twins = small_twins(x.shape, y.dtype, x.dtype) if has_residual else None
     return Norm(plan, y.dtype, options, has_residual, simple, twins)
@@ -161,15 +167,17 @@ def norm_variant(
     dtype: np.dtype, centered: bool, config: RowConfig, quantized: bool, has_residual: bool
 ) -> Variant:
     """The variant of a norm; quantized: its results are."""
-    constants: tuple[tuple[str, int], ...] = (("kCentered", centered),)
-    if not config.plain or config.stages:  # variants that do either, or neither
+    either = config.shared and not config.plain
+    constants: tuple[tuple[str, int], ...] = (("kCentered", 2 if either else centered),)
+    if not config.plain or config.stages:
         return row_variant("normalize", dtype, config, constants)
     constants += (
         ("kQuantized", quantized),
         ("kRowsPerThread", config.rows_per_thread),
         ("kInRegisters", config.in_registers),
         ("kWeightsFirst", config.weights_first),
-        ("kSums", 2 if quantized else int(has_residual)),  # normalize_plain.cu: HasResidual
+        # normalize_plain.cu: HasResidual
+        ("kSums", 2 if quantized or config.shared else int(has_residual)),
     )
     return row_variant("normalize_plain", dtype, config, constants)
 

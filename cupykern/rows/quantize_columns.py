@@ -31,13 +31,14 @@ _STRIPS = (
 
 
 def column_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
-    """Every config of quantize_columns.cu on `arch`, those of the shortest columns first.
+    """Every config of quantize_columns.cu on `arch`, those of the shortest columns first; where nothing is
+    measured that of the longest.
 
     Of RowConfig's words "row" stands for a column: threads_per_row lie under each other.
     """
     limit = max_cluster_size(arch) if is_measured(arch) else 1
     width = VECTOR_BYTES // itemsize
-    return tuple(
+    configs = tuple(
         RowConfig(
             *(threads, under, width, vectors, size, blocks if arch == "sm_90a" else 1),
             lanes_across_rows=True,
@@ -48,6 +49,7 @@ def column_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
         if size <= limit
         and threads * vectors * VECTOR_BYTES + _STATIC_BYTES <= max_shared_bytes(arch)
     )
+    return configs if is_measured(arch) else configs[-1:]
 
 
 _STATIC_BYTES = 12 * 1024  # at most: what warps and blocks tell each other

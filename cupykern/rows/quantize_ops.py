@@ -117,7 +117,7 @@ def _variants(arch: str) -> tuple[Variant, ...]:
         for dtype in DTYPES
         for config in column_configs(arch, dtype.itemsize)
     )
-    return (*rows, *tiles, *columns)
+    return tuple(dict.fromkeys((*rows, *tiles, *columns)))
 
 
 def _configs(problem: QuantizeProblem, arch: str) -> tuple[RowConfig, ...]:

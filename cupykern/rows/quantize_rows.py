@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -56,34 +57,42 @@ def scale_shape(
 
 def all_row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
     """Every config of quantize.cu on `arch`: of the plain ones every second, and clusters only for
-    such and for strides; where nothing is measured both plain ones."""
-    rows = row_configs(arch, itemsize)
+    such; of the others not the smallest, which are rare.  Where nothing is measured a plain one, and one
+    variant for a stretch and for other rows in vectors."""
+    rows, stretch = row_configs(arch, itemsize), stretch_config(arch, itemsize)
     plain = [config for config in rows if config.plain]
-    plain = plain[1::2] if is_measured(arch) else plain
-    others = [c for c in rows if not c.plain and (c.cluster_size == 1 or c.vector_width == 1)]
-    if not is_measured(arch):  # rows in vectors that are not plain are rare
-        others = [c for c in others if c.split_rows or c.vector_width == 1]
-    return (stretch_config(itemsize), *plain, *others)
+    if not is_measured(arch):
+        others = [c for c in rows if not c.plain and c.vector_width == 1]
+        return (stretch, *plain, replace(stretch, split_rows=False), *others)
+    others = [c for c in rows if not c.plain and c.cluster_size == 1 and c.threads_per_row > 8]
+    return (stretch, *plain[1::2], *others)
 
 
 def quantize_configs(
     arch: str, itemsize: int, layout: RowLayout, granularity: str
 ) -> tuple[RowConfig, ...]:
     """The fastest first; a tensor that one block cannot hold is spread over all of them."""
-    stretch = stretch_config(itemsize)
+    stretch = stretch_config(arch, itemsize)
     configs = fitting(all_row_configs(arch, itemsize), arch, itemsize, layout, plain=True)
     whole = [c for c in configs if not c.split_rows]
-    split = [c for c in configs if c.split_rows and c != stretch]
+    split = [c for c in configs if c.split_rows and not (c == stretch and c.plain)]
     if granularity != "tensor":
         return (*whole, *split)
     whole = [c for c in whole if c.cluster_size == 1]
     return (*whole, *(c for c in configs if c == stretch), *split)
 
 
-def stretch_config(itemsize: int) -> RowConfig:
+def stretch_config(arch: str, itemsize: int) -> RowConfig:
     """For a tensor that lies in one stretch of memory: chunks of 32 KB, in three launches."""
-    width = VECTOR_BYTES // itemsize
-    return RowConfig(256, 256, width, 8, min_blocks=4, split_rows=True, plain=True)
+    plain = is_measured(arch)
+    blocks = 4 if plain else 1
+    return RowConfig(
+        *(256, 256, VECTOR_BYTES // itemsize, 8),
+        min_blocks=blocks,
+        split_rows=True,
+        plain=plain,
+        shared=not plain,
+    )
 
 
 def _layout(x: Any, y: Any, scale: Any, granularity: str) -> RowLayout | None:

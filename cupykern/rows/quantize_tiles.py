@@ -12,6 +12,7 @@ from .. import arguments, arrays
 from ..choice import choose
 from ..jit import get_kernel
 from ..targets import Target
+from ..targets.limits import is_measured
 from .quantize_rows import Launch, scale_shape
 from .row_configs import VECTOR_BYTES, RowConfig, few_of
 from .rows import (
@@ -57,6 +58,8 @@ class TileShape(NamedTuple):
 def tile_configs(tiles: TileShape, arch: str) -> tuple[RowConfig, ...]:
     """The configs for such tiles on `arch`, the fastest first."""
     configs = [c for c in all_tile_configs(arch, tiles.itemsize) if _refusal(c, tiles) is None]
+    if not configs:
+        return tile_configs(tiles._replace(vectors=False), arch)
     size = tiles.block[0] * tiles.block[1]
     few = [c for c in configs if not c.plain and c.threads_per_row * 4 * c.vector_width >= size]
     rest = [c for c in configs if not c.plain and c not in few]
@@ -65,7 +68,8 @@ def tile_configs(tiles: TileShape, arch: str) -> tuple[RowConfig, ...]:
 
 def all_tile_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
     """plain: tiles of up to threads_per_row * vectors_per_thread vectors, held in registers
-    (quantize_held_tiles.cu), where one vector of a tile means eight tiles for each thread."""
+    (quantize_held_tiles.cu), where one vector of a tile means eight tiles for each thread.  Larger ones
+    are rare: where nothing is measured they are read element by element."""
     width, factor = VECTOR_BYTES // itemsize, itemsize // 2
     held = (
         (256, 4 * factor, 1, 3),
@@ -79,10 +83,8 @@ def all_tile_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
             RowConfig(n, t, width, v, min_blocks=blocks if arch == "sm_90a" else 1, plain=True)
             for n, t, v, blocks in few_of(arch, held)
         ),
-        *(
-            RowConfig(256, threads, w, 1)
-            for w, threads in ((width, 256), *((1, n) for n in few_of(arch, (16, 256))))
-        ),
+        *((RowConfig(256, 256, width, 1),) if is_measured(arch) else ()),
+        RowConfig(256, 256, 1, 1),
     )
 
 

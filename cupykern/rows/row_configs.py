@@ -34,8 +34,11 @@ class RowConfig:
     num_threads threads per block, threads_per_row of them on one row, which they walk in vectors of
     vector_width elements, vectors_per_thread each; cluster_size blocks on one row.
     min_blocks: that a multiprocessor must hold, a cap on registers.
-    lanes_across_rows: neighbouring threads on neighbouring rows.  split_rows: rows of any length, cut
-    into chunks, in three launches.  plain: for calls without options, whose rows lie at one stride in whole, aligned vectors.
+    lanes_across_rows: neighbouring threads on neighbouring rows.
+    split_rows: rows of any length, cut into chunks, in three launches.
+    plain: for calls without options, whose rows lie at one stride in whole, aligned vectors.
+    shared: one variant is for whole rows and for split ones, for both norms, and for sums and none; where
+    nothing is measured.
     in_registers: rows lie there, not in shared memory; of plain calls, softmax's without clusters.
     Of plain calls of the norms only:
     stages: not 0: blocks stay for many rows (row_stream.cuh), of which shared memory holds up to so many
@@ -57,6 +60,7 @@ class RowConfig:
     rows_per_thread: int = 1
     in_registers: bool = False
     weights_first: bool = False
+    shared: bool = False
 
     @property
     def rows_per_block(self) -> int:
@@ -96,7 +100,7 @@ class RowConfig:
             ("kVectorWidth", self.vector_width),
             ("kVectorsPerThread", self.vectors_per_thread),
             ("kLanesAcrossRows", self.lanes_across_rows),
-            ("kSplitRows", self.split_rows),
+            ("kSplitRows", 2 if self.shared and not self.plain else self.split_rows),
             ("kPlain", self.plain),
         )
 
@@ -104,7 +108,7 @@ class RowConfig:
 Table = tuple[tuple[int, int, int, int], ...]
 
 # (num_threads, threads_per_row, elements_per_thread, cluster_size), by rising length of the row: the
-# first that holds it wins.  For plain calls of quantize; all others share every second one.
+# first that holds it wins.  For plain calls of quantize.
 _BLOCKS: dict[int, Table] = {  # by the elements' bytes
     2: (
         (128, 2, 8, 1),
@@ -142,10 +146,33 @@ CLUSTERS: dict[int, Table] = {
         (512, 512, 32, 16),
     ),
 }
-# Where nothing is measured: two warps on a row, or a block.  Few vectors for each thread: what a kernel does
-# with them is compiled for every one.
-_FEW_BLOCKS: Table = ((128, 64, 16, 1), (512, 512, 16, 1))
-_ELEMENTS = ((128, 32, 16, 1), (256, 256, 16, 1), (512, 512, 32, 1))
+# For calls with options, and rows that do not begin or end with vectors: the fewer threads have a row, the
+# more rows are under way.
+_OTHERS: dict[int, Table] = {
+    2: (
+        (128, 8, 32, 1),
+        (128, 32, 32, 1),
+        (128, 64, 32, 1),
+        (128, 64, 64, 1),
+        (128, 128, 64, 1),
+        (256, 256, 64, 1),
+    ),
+    4: (
+        (128, 8, 16, 1),
+        (128, 32, 16, 1),
+        (128, 64, 16, 1),
+        (128, 64, 32, 1),
+        (128, 128, 32, 1),
+        (256, 256, 32, 1),
+        (512, 512, 32, 1),
+    ),
+}
+# Where nothing is measured.  The last one is for plain calls, too.
+_FEW_BLOCKS: dict[int, Table] = {
+    2: ((128, 32, 32, 1), (128, 128, 64, 1)),
+    4: ((128, 32, 16, 1), (128, 128, 32, 1)),
+}
+_ELEMENTS = ((256, 256, 16, 1), (512, 512, 32, 1))
 _ACROSS = ((256, 8, 16, 1), (512, 16, 32, 1))
 
 
@@ -153,10 +180,11 @@ _ACROSS = ((256, 8, 16, 1), (512, 16, 32, 1))
 def row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
     """Every config on `arch` for elements of `itemsize` bytes, in the order of preference."""
     blocks, clusters = _BLOCKS[itemsize], CLUSTERS[itemsize]
-    shared, elements, across = blocks[1::2] + clusters[1::2], _ELEMENTS, _ACROSS
+    shared, elements, across = _OTHERS[itemsize] + clusters[1::2], _ELEMENTS, _ACROSS
     if not is_measured(arch):
-        blocks = shared = _FEW_BLOCKS
-        clusters, elements, across = (), _ELEMENTS[1:2], _ACROSS[:1]
+        shared = _FEW_BLOCKS[itemsize]
+        blocks, clusters = shared[1:], ()
+        elements, across = _ELEMENTS[:1], _ACROSS[:1]
     width = VECTOR_BYTES // itemsize
     return (
         *_whole_rows(arch, blocks + clusters, width, plain=True),
@@ -166,9 +194,9 @@ def row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
     )
 
 
-def few_of(arch: str, table: tuple[Any, ...]) -> tuple[Any, ...]:
-    """`table`, of rising size; where nothing is measured every second one of it, the largest among them."""
-    return table if is_measured(arch) else table[(len(table) - 1) % 2 :: 2]
+def few_of(arch: str, table: tuple[Any, ...], step: int = 2) -> tuple[Any, ...]:
+    """`table`, of rising size; where nothing is measured each `step`th of it, the largest among them."""
+    return table if is_measured(arch) else table[(len(table) - 1) % step :: step]
 
 
 def _whole_rows(
@@ -189,6 +217,7 @@ def _whole_rows(
             # 40 registers: 1536 threads at once.  Measured on Hopper; elsewhere it may spill.
             1536 // num_threads if arch == "sm_90a" and plain else 1,
             plain=plain,
+            shared=not (plain or is_measured(arch)),
             **kind,
         )
         for num_threads, threads_per_row, elements, cluster_size in table

@@ -21,9 +21,9 @@ from ..targets.repeated import Repeated
 from .row_configs import VECTOR_BYTES, RowConfig
 
 MAX_OUTER_DIMS = 6  # row.cuh: kMaxOuterDims
-# Measured on an H200.  Below there is no gain; results of more than L2 holds many times leave it anyway.
+# Measured on an H200.  Below there is no gain.  Of stores only the last ones: L2 has room for no more.
 _LOADS_LAST_BYTES = 96 * 2**20
-_STORES_LAST_BYTES = range(48 * 2**20, 384 * 2**20)
+_STORES_LAST_BYTES = 48 * 2**20
 
 
 WHOLE_ROW, STATISTICS, MERGE, APPLY = (np.int64(i) for i in range(4))  # row.cuh: Pass
@@ -134,11 +134,16 @@ def row_variant(
     )
 
 
-def evicts_last(params: np.ndarray, num_bytes: int) -> None:
-    """Set whether a call's loads and its stores are evicted last from L2 (cuda.cuh: load_policy), by how
-    much it reads and writes of each."""
-    params["loads_last"] = num_bytes >= _LOADS_LAST_BYTES
-    params["stores_last"] = num_bytes in _STORES_LAST_BYTES
+def evicts_last(params: np.ndarray, layout: RowLayout, read: int, written: int) -> None:
+    """Set whether a call's loads are evicted last from L2 (cuda.cuh: load_policy), and from which row on its
+    stores are.
+
+    read, written: bytes for each element.
+    """
+    rows, row_bytes = layout.num_rows, layout.num_cols * written
+    params["loads_last"] = rows * layout.num_cols * read >= _LOADS_LAST_BYTES
+    many = rows * row_bytes >= _STORES_LAST_BYTES
+    params["stores_last_from"] = rows - _STORES_LAST_BYTES // row_bytes if many else rows
 
 
 _LAYOUT_DTYPES: dict[int, np.dtype] = {}

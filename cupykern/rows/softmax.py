@@ -15,6 +15,7 @@ from .. import arguments, dtypes, inputs, plans, reference
 from ..arrays import maker
 from ..op import Call, Draw, Op, Work
 from ..targets import Target, of_array
+from ..targets.limits import is_measured
 from .row_configs import (
     RowConfig,
     check_config,
@@ -40,14 +41,15 @@ DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
 _PARAMS = np.dtype(  # softmax_params.cuh: SoftmaxParams
     [
+        ("stores_last_from", np.int64),
         ("loads_last", np.int32),
-        ("stores_last", np.int32),
         ("whole", np.int32),
-        ("log", np.int32),
         ("layout", layout_dtype(3)),
         ("num_chunks", np.int64),
         ("scale", np.float32),
         ("dtype", np.int32),
+        ("log", np.int32),
+        ("padding", np.int32),
     ]
 )
 
@@ -114,6 +116,11 @@ def _resolve(
     return arguments.normalize_axis(axis, ndim), scale, y_dtype
 
 
+def _has_plain(arch: str, log: bool) -> bool:
+    """Whether there are variants for plain calls: where nothing is measured, not of logarithms."""
+    return is_measured(arch) or not log
+
+
 @plans.cached
 def _plan(
     target: Target,
@@ -133,6 +140,7 @@ def _plan(
         return None
     x_dtype, y_dtype = dtypes_
     plain = mask is None and scale == 1.0 and x_dtype == y_dtype
+    plain = plain and _has_plain(target.arch, log)
     if config is not None:
         check_config(config, target.arch, x_dtype.itemsize, layout, plain)
     else:
@@ -146,7 +154,7 @@ def _plan(
     params["dtype"] = DTYPE_CODES[y_dtype]
     params["log"] = log
     params["whole"] = config.is_whole(layout)
-    evicts_last(params, layout.num_rows * layout.num_cols * x_dtype.itemsize)
+    evicts_last(params, layout, x_dtype.itemsize, y_dtype.itemsize)
     variant = _variant(x_dtype, config, log)
     shared_bytes = config.shared_bytes(x_dtype.itemsize)
     return row_plan(target, variant, config, layout, params, 8, shared_bytes)
@@ -326,21 +334,23 @@ def _work(problem: SoftmaxProblem) -> Work:
 
 
 def _variants(arch: str, log: bool = False) -> tuple[Variant, ...]:
-    return tuple(
+    found = (
         _variant(dtype, config, log)
         for dtype in DTYPES
         for config in softmax_configs(arch, dtype.itemsize)
-        if has_room(config, arch, dtype.itemsize)
+        if has_room(config, arch, dtype.itemsize) and (not config.plain or _has_plain(arch, log))
     )
+    return tuple(dict.fromkeys(found))
 
 
-def _configs(problem: SoftmaxProblem, arch: str) -> tuple[RowConfig, ...]:
+def _configs(problem: SoftmaxProblem, arch: str, log: bool = False) -> tuple[RowConfig, ...]:
     x = contiguous_operand(problem.shape, dtypes.NAMES[problem.dtype].itemsize)
     layout = row_layout(problem.shape, problem.axis % len(problem.shape), (x,) * 3, (1,))
     plain = (
         problem.mask_shape is None
         and problem.scale in (None, 1.0)
         and problem.out_dtype in (None, problem.dtype)
+        and _has_plain(arch, log)
     )
     return admissible_configs(arch, x.itemsize, layout, plain)
 
@@ -383,5 +393,6 @@ LOG_OP = replace(
     reference=reference.log_softmax,
     bound=reference.log_softmax_bound,
     variants=lambda arch: _variants(arch, log=True),
+    configs=lambda problem, arch: _configs(problem, arch, log=True),
     variant=lambda problem, config: _variant(dtypes.NAMES[problem.dtype], config, True),
 )

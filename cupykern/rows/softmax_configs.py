@@ -47,7 +47,7 @@ def softmax_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
                 plain=True,
                 in_registers=True,
             )
-            for threads, threads_per_row, elements, blocks in few_of(arch, _REGISTERS[itemsize])
+            for threads, threads_per_row, elements, blocks in few_of(arch, _REGISTERS[itemsize], 3)
         ),
         *(c for c in row_configs(arch, itemsize) if not c.plain or c.cluster_size > 1),
     )

@@ -4,22 +4,20 @@
 #include "parts/online_softmax.cuh"
 #include "parts/shared_tile.cuh"
 
-constexpr bool kArrayMask = kMaskMode == 1, kBlocks = kMaskMode == 2;
-
 constexpr int kNumWarps = kNumThreads / kWarpSize;
 constexpr int kWarpRows = kTileM / kNumWarps;
 constexpr int kRowFragments = kWarpRows / 16, kKeyFragments = kTileN / 16,
               kDimFragments = kHeadDim / 16;
 static_assert(kRowFragments * 16 * kNumWarps == kTileM && kKeyFragments * 16 == kTileN,
               "warps share a tile in fragments of 16 x 16");
-static_assert(kWarpRows <= 64 && 64 % kWarpRows == 0 && (!kBlocks || 64 % kTileN == 0),
+static_assert(kWarpRows <= 64 && 64 % kWarpRows == 0 && (!kMasked || 64 % kTileN == 0),
               "a warp's part of a tile lies in one block of a mask");
 static_assert(!kHalfScores || kHasHalfSums, "sums in FP16");
 
 // Queries by keys, or by the values' elements: whichever way round the platform multiplies them.
 constexpr bool kRowsStay = kSumsSide == kSideA;
 // Tiles that nothing masks have a loop of their own, but where lanes have no registers left for it.
-constexpr bool kTwoLoops = kMaskMode == 0 && (kHeadDim < 256 || kRowsStay);
+constexpr bool kTwoLoops = !kMasked && (kHeadDim < 256 || kRowsStay);
 using RowFragment = Fragment<Element, kSumsSide>;
 constexpr Side kColSide = kRowsStay ? kSideB : kSideA;
 using ColFragment = Fragment<Element, kColSide>;

@@ -89,7 +89,7 @@ struct AttentionPlace {
 
 // The tiles of keys that a tile of queries needs, in descending order: those below `end`, and of a
 // block mask those of blocks that at least one of its rows of blocks keeps.  The first one alone
-// may reach beyond `end`.  kWarps: whole warps walk together.
+// may reach beyond `end`.  kWarps: whole warps walk together, also where the mask is not of blocks.
 template <int kTileM, int kTileN, bool kBlocks, bool kWarps = false>
 struct KeyTiles {
     int key;  // the first one of the tile
@@ -119,6 +119,13 @@ struct KeyTiles<kTileM, kTileN, true, kWarps> {
           first_key(0x7fffffff),
           kv_shift(mask.params.kv_shift),
           list_step(mask.params.kv_blocks) {
+        if (kWarps && mask.params.kind != kBlockMask) {  // one block, of all keys
+            key = end > 0 ? (end + kTileN - 1) & -kTileN : 0;
+            first_key = 0;
+#pragma unroll
+            for (int i = 0; i < kMaxLists; ++i) left[i] = 0, last[i] = kNone;
+            return;
+        }
         const int q_block = row >> mask.params.q_shift;
         indices = mask.arrays.kv_indices + mask.block(q_block, 0);
 #pragma unroll

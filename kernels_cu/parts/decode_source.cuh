@@ -1,7 +1,7 @@
 // How keys and values get into shared memory, by threads: any strides.  Warps with keys of their
 // own bring these, else all threads share all.
 // Constants: Element, kDim (at least those of q and v), kTileK (keys of a tile), kStages, kPaged:
-// whether there is a block table.
+// whether there is a block table (enum Paged).
 #include "parts/decode_queries.cuh"
 #include "parts/decode_shape.cuh"
 
@@ -26,11 +26,13 @@ struct KeyArrays {
     const Element* v;
 };
 
+enum Paged { kNever, kAlways, kEither };
+
 // Brings the tiles of keys and values, one after another.
 struct KeySource {
     const Element* k;  // contiguous: of this thread's first key in the next tile; paged: of no key
     const Element* v;
-    const int* table;  // of this sequence
+    const int* table;  // of this sequence; null: none
     int64_t k_page, v_page, k_row, v_row;
     Divisor page_size;
     int last_page, end, line, vector;
@@ -49,14 +51,16 @@ struct KeySource {
         k = caches.k + task.kv_head * params.k[1] + vector * 8;
         v = caches.v + task.kv_head * params.v[1] + vector * 8;
         end = task.end;
-        if constexpr (kPaged) {
-            table = block_table + task.batch * params.table_stride;
+        table = block_table;
+        if (paged()) {
+            table += task.batch * params.table_stride;
             if constexpr (kPagesAhead) find_pages(task.first);
         } else {
             k += task.batch * k_page + (task.first + line) * k_row;
             v += task.batch * v_page + (task.first + line) * v_row;
         }
     }
+    DEVICE bool paged() const { return kPaged == kEither ? table != nullptr : kPaged == kAlways; }
     // One tile ahead, so that nothing waits for the table, where there are registers for it.
     static constexpr bool kPagesAhead = kDim <= 128;
     DEVICE void find_pages(int first_key) {
@@ -69,13 +73,12 @@ struct KeySource {
         }
     }
     // Other sequences may have the same pages, and other rows have the same keys.
-    DEVICE void copy_line(void* to, const Element* from, bool valid) const {
-        constexpr bool kReadOnce = !kPaged && kRows == 16;
-        if constexpr (kReadOnce) copy_async<16>(to, from, valid, policy);
+    DEVICE void copy_line(void* to, const Element* from, bool valid, bool pages) const {
+        const bool read_once = !pages && kRows == 16;
+        if (read_once) copy_async<16>(to, from, valid, policy);
         else copy_async<16>(to, from, valid);
     }
     DEVICE void load(DecodeStage& stage, int first_key) {
-        if constexpr (kPaged && !kPagesAhead) find_pages(first_key);
         // Lines a whole number of periods apart have the same places.
         constexpr int kPeriod = KeyColumn::kPeriod;
         constexpr int kPlaces = kLinesAtOnce < kPeriod ? kPeriod / kLinesAtOnce : 1;
@@ -84,28 +87,30 @@ struct KeySource {
 #pragma unroll
         for (int i = 0; i < kPlaces; ++i)
             places[i] = KeyColumn::place(line + i * kLinesAtOnce, vector);
-        const auto copy = [&](int i, const Element* from_k, const Element* from_v) {
+        const auto copy = [&](int i, const Element* from_k, const Element* from_v, bool pages) {
             const int place = places[i % kPlaces] + i / kPlaces * kPlaces * kLinesAtOnce * kVectors;
             // What is not there is zero: a weight of zero does not hide NaN.
             const bool valid = first_key + i * kLinesAtOnce + line < end;
-            copy_line(&stage.k.columns[0].chunks[place], from_k, has_k && valid);
-            copy_line(&stage.v.columns[0].chunks[place], from_v, has_v && valid);
+            copy_line(&stage.k.columns[0].chunks[place], from_k, has_k && valid, pages);
+            copy_line(&stage.v.columns[0].chunks[place], from_v, has_v && valid, pages);
         };
+        if (paged()) {
+            if constexpr (!kPagesAhead) find_pages(first_key);
 #pragma unroll
-        for (int i = 0; i < kCopies; ++i) {
-            if constexpr (kPaged) {
+            for (int i = 0; i < kCopies; ++i) {
                 const int page = pages[i] < 0 ? 0 : pages[i] < last_page ? pages[i] : last_page;
                 int key = first_key + i * kLinesAtOnce + line;
                 const int within = page_size.take_from(key);  // again: eight registers less
-                copy(i, k + page * k_page + within * k_row, v + page * v_page + within * v_row);
-            } else {
-                copy(i, k, v);
-                k += kLinesAtOnce * k_row, v += kLinesAtOnce * v_row;
+                copy(i, k + page * k_page + within * k_row, v + page * v_page + within * v_row,
+                     true);
             }
-        }
-        if constexpr (kPaged) {
             if constexpr (kPagesAhead) find_pages(first_key + kTileK);
         } else {
+#pragma unroll
+            for (int i = 0; i < kCopies; ++i) {
+                copy(i, k, v, false);
+                k += kLinesAtOnce * k_row, v += kLinesAtOnce * v_row;
+            }
             constexpr int kOthers = kTileK - kCopies * kLinesAtOnce;  // keys
             k += kOthers * k_row, v += kOthers * v_row;
         }

@@ -4,11 +4,13 @@
 enum Operand { kX, kResidual, kY, kSum, kStatistic, kOperands };
 
 struct NormParams {
-    int32_t loads_last, stores_last;  // nonzero: evicted last
+    int64_t stores_last_from;  // the first row whose results are evicted last
+    int32_t loads_last;        // nonzero: evicted last
     int32_t whole;  // nonzero: all of a thread's vectors, rows, weights and biases are there
-    float eps;
     RowLayout<kOperands> layout;
     int64_t num_chunks, weight_stride, bias_stride;
     int32_t dtype, weight_dtype, bias_dtype;
-    int32_t compensated, stages, padding;
+    int32_t centered, compensated, stages;
+    float eps;
+    int32_t padding;
 };

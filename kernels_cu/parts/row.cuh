@@ -13,7 +13,8 @@
 //   kPlain: rows lie at one stride, all vectors are whole and aligned, and the call has none of the
 //     options that its kernel names.  That keeps the code small: with everything in it a kernel is
 //     several times as long, and up to a quarter slower for the instruction cache's misses.
-// A row longer than a block or cluster holds is cut into chunks of kChunk elements.
+//   kSplitRows: 1: rows, longer than a block or cluster holds, are cut into chunks of kChunk
+//     elements; 2: where the launch says so.
 #include "parts/dtype.cuh"
 #include "parts/math.cuh"
 #include "parts/vector.cuh"
@@ -63,7 +64,7 @@ struct RowTask {
     DEVICE static RowTask here(int64_t pass, int64_t num_chunks, const RowThread& t) {
         RowTask task{kWholeRow, 0, 0, 1};
         int64_t group = blockIdx.x / kClusterSize;
-        if constexpr (kSplitRows) {
+        if (kSplitRows == 1 || (kSplitRows == 2 && pass != kWholeRow)) {
             task.pass = Pass(pass);
             task.num_chunks = num_chunks;
             // What was read last comes first: it is still in L2.
@@ -71,7 +72,7 @@ struct RowTask {
         }
         int64_t row_group = group;
         if constexpr (kSplitRows) {
-            if (pass != kMerge) {
+            if (task.pass == kStatistics || task.pass == kApply) {
                 row_group = group / num_chunks;
                 task.chunk = group % num_chunks;
             }
@@ -223,13 +224,13 @@ struct RowVectors {
 };
 
 // Store the vector at `position` of a row, rounded to T; p is the element at position 0.
-template <class T>
+template <class T, class... Policy>
 DEVICE void store_row_vector(T* p, int64_t stride, int position, const RowChunk& c,
-                             const float (&values)[kVectorWidth]) {
+                             const float (&values)[kVectorWidth], Policy... policy) {
     if (kVectorWidth > 1 && c.holds_all(position)) {
         Vector<T, kVectorWidth> vector;
         vector.from_floats(values);
-        vector.store(p + position);
+        vector.store(p + position, policy...);
     } else if (!kPlain) {
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) {

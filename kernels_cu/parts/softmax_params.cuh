@@ -4,11 +4,12 @@
 enum Operand { kX, kY, kMask, kOperands };
 
 struct SoftmaxParams {
-    int32_t loads_last, stores_last;  // nonzero: evicted last
-    int32_t whole;                    // nonzero: all of a thread's vectors and rows are there
-    int32_t log;                      // nonzero: log_softmax
+    int64_t stores_last_from;  // the first row whose results are evicted last
+    int32_t loads_last;        // nonzero: evicted last
+    int32_t whole;             // nonzero: all of a thread's vectors and rows are there
     RowLayout<kOperands> layout;
     int64_t num_chunks;
     float scale;
     int32_t dtype;
+    int32_t log, padding;  // nonzero: log_softmax
 };

@@ -128,8 +128,8 @@ DEVICE LoadPolicy load_policy_once() {
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
     return {first};
 }
-// The same of stores.  evict_last: of 64 MB and more that a kernel writes, L2 then still holds more
-// when it ends, which memory need not take before that.
+// The same of stores.  evict_last: of what a kernel writes in the end, some 48 MB, L2 then still holds
+// more when it ends, which memory need not take before that.
 struct StorePolicy { uint64_t bits; };
 // What createpolicy makes: constants need fewer registers.
 DEVICE StorePolicy store_policy(bool evict_last) {
