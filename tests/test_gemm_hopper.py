@@ -404,6 +404,24 @@ def test_tiles_that_fill_the_gpu(m, n, blocks, tile):
     assert (config.tile_m, config.tile_n) == tile
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "k", "cols"),
+    [
+        (4096, 7168, 2048, 176),  # 10 rounds instead of 14
+        (4096, 14336, 4096, 176),
+        (8192, 8192, 8192, 192),
+        (4096, 4096, 4096, 128),
+        (512, 4096, 7168, 128),
+        (256, 4096, 7168, 64),
+    ],
+)
+def test_columns_of_fp8(m, n, k, cols):
+    sizes = task(m=m, n=n, k=k, **_FP8)
+    assert gemm.choose_config(sizes, "sm_90a", 132).tile_n == cols
+    for other in (replace(sizes, plain=False), replace(sizes, block_scales=True)):
+        assert gemm.choose_config(other, "sm_90a", 132).tile_n == min(cols, 128)
+
+
 def test_clusters_for_rows_that_begin_anywhere():
     """L2 reads two lines for one of theirs, and blocks that share columns ask it for fewer."""
     for m in (1024, 4096):
