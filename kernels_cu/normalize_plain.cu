@@ -47,7 +47,7 @@ constexpr bool kStoresHavePolicy =
 // Statistics are stored in the end, made of a row's parts again, where that takes fewer registers than
 // to store them before.
 constexpr bool kStatisticsLast =
-    kParts > 1 && (kInRegisters ? kNumThreads < 1024 : kRowsPerThread == 1);
+    kParts > 1 && (kInRegisters ? kNumThreads < 1024 : kRowsPerThread == 1 && !kWeightsFirst);
 
 // One row in the registers of one warp, which knows its mean before the squares about it.
 constexpr bool kRowInWarp = kInRegisters && kParts == 1 && kRowsPerThread == 1;
