@@ -111,7 +111,7 @@ def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:
         return {**_INT8, **few} if a == dtypes.int8 else {}
     if b not in (dtypes.float8_e4m3fn, dtypes.int8):
         return {}
-    if task.m <= _FEWER_ROWS:
+    if task.m <= _FEWER_ROWS and task.plain:
         return {**_MIXED, **_MIXED_FEWER_ROWS}
     return {**_MIXED, **(_SPLIT_FEW_ROWS if _splits_few_rows(task) else {})}
 
@@ -154,7 +154,7 @@ FEW_ROWS = 16
 (16, 128256, 4096) of int8 in 155 us instead of 220 (H200)."""
 
 _ROWS_SHARED = 64  # up to which warpgroups share k
-_FEWER_ROWS = 32  # of a tile of its own
+_FEWER_ROWS = 32  # of a tile of its own, with the short epilogue: the other is rarer
 
 CONFIGS = (*_16_BIT, *_16_BIT_FEW_ROWS, *_16_BIT_SHARED)
 
