@@ -20,7 +20,7 @@ from ..choice import choose
 from ..jit import get_kernel
 from ..rows.rows import DTYPE_CODES
 from ..targets import Kernel, Target
-from ..targets.limits import max_shared_bytes
+from ..targets.limits import is_measured, max_shared_bytes
 from . import attention_hopper
 from .attention_hopper import AttentionHopperConfig, AttentionHopperPlan
 
@@ -116,12 +116,14 @@ def configs(
 
     hopper: which of attention_hopper.cu's kinds it is; None: TMA or that kernel cannot do it.
     """
+    large = choose_config(head_dim, mode, arch)
     small = AttentionConfig(64, 64, 4)
-    found = (choose_config(head_dim, mode, arch),)
     if arch == "host":
-        found = *found, AttentionConfig(128, 32, 4)
-    elif arch == "sm_90a" and not half_scores:  # of few queries, and of what TMA cannot do
-        found = (small,)
+        found = large, AttentionConfig(128, 32, 4)
+    elif mode or half_scores or not is_measured(arch):
+        found = (large,)
+    else:
+        found = (small, large) if sq <= small.tile_m else (large, small)
     fast = attention_hopper.configs(head_dim, hopper) if hopper and arch in _HOPPER else ()
     first = arch != "host" and sq > small.tile_m
     return tuple(dict.fromkeys((*fast, *found) if first else (*found, *fast)))

@@ -231,9 +231,9 @@ def _estimate(config: HopperConfig, task: GemmTask, blocks: int) -> float:
 
 
 def pays(task: GemmTask) -> bool:
-    """Whether the tiles are enough to keep most of a GPU busy.  Of 16-bit rows any are: 13.6 to 8.1 us
-    (256 x 256 x 256 of FP16), 16.6 to 9.4 (64 x 512 x 1024 of FP16 by E4M3); but (32, 1024, 4096) 15.6 to
-    16.5 (H200)."""
+    """Whether the tiles are enough to keep most of a GPU busy, or rows of 16 bits are not few: 13.6 to 8.1
+    us (256 x 256 x 256 of FP16), 17.5 to 9.7 (64 x 512 x 1024 of FP16 by E4M3); but of FP16 8.0 to 9.5 (64 x
+    64 x 64), 16.2 to 23.7 (24 x 512 x 8192) (H200)."""
     of_logits = task.kernel == "dequant_softmax" and task.layout_b != INNER
     streams = of_logits or (task.b == FP4 and task.kernel == "dual_gemm")
     if streams and task.m <= FEW_ROWS:
@@ -241,7 +241,8 @@ def pays(task: GemmTask) -> bool:
     times = _tile_times(task)
     tiles = max((_num_tiles(config, task) for config in times), default=0)
     if times and task.kernel == "gemm" and task.a in FLOAT16S and task.layout_a == INNER:
-        if task.b != FP4:
+        narrow = task.b.itemsize == 1 and task.b != FP4
+        if narrow or (task.b != FP4 and (task.m > 64 or (task.m > 32 and task.k >= 512))):
             return True
         # Also those of up to 64 rows that hold few: tiles of 16 would be as many as this.
         tiles = max(tiles, task.batch * math.ceil(task.m / 16) * math.ceil(task.n / 64))

@@ -50,7 +50,7 @@ def _tiles(
         gathers = gathers or rare or (layout_a, layout_b) == (OUTER, INNER)
     gathers = gathers and not strided and arch != "host"
     if gathers or strided:
-        promotes = compute in FLOAT16S and arch != "host"
+        promotes = compute in FLOAT16S and not is_measured(arch)
         warps_n = 4 if gfx11 and (block_scales or promotes) else 2
         tile = GemmConfig(64, 64, 128 // compute.itemsize, 2, warps_n, stages=2)
         return (replace(tile, gathers=gathers, promotes=promotes),)
@@ -67,7 +67,7 @@ def _tiles(
         converted = GemmConfig(64, 64, 128, 2, 2, stages=few)
         if gfx11 and a in FP8:
             converted = GemmConfig(64, 64, 64, 2, 4, stages=2)
-        if a in FP8 and arch != "host":
+        if a in FP8 and not is_measured(arch):
             converted = replace(converted, promotes=True)
         native = replace(converted, fp8=True, promotes=False)
         large = (converted,)
@@ -82,7 +82,7 @@ def _tiles(
         promotes = hopper or (kernel == "gemm" and layout_b == INNER and not is_measured(arch))
         promotes = promotes and not e5m2  # which has no scales of blocks
         # Scaled blocks have their sums twice, of the products and of the blocks.
-        cols = 64 if gfx or hopper or (block_scales and arch == "host") else 128
+        cols = 64 if gfx or (hopper and promotes) or (block_scales and arch == "host") else 128
         warps_n = 4 if promotes and cols == 128 else 2
         large = GemmConfig(64, cols, 64, 2, warps_n, stages=4 if roomy else few, promotes=promotes)
         if kernel == "dequant_softmax":  # (16, 128256, 4096) in 155 us, not 173 (H200)
@@ -95,8 +95,10 @@ def _tiles(
     else:
         large = GemmConfig(128, 128, 64, 2, 4, stages=3)
         medium = GemmConfig(64, 128, 64, 2, 2, stages=4 if roomy else 3)
-    if layout_a == OUTER or arch == "sm_90a":
+    if layout_a == OUTER:
         return (large,)
+    if arch == "sm_90a":
+        return large, small
     return (large, medium, small) if few_rows else (large,)
 
 
@@ -110,7 +112,7 @@ def _dual_tiles(
     few = 2 if gfx else 3
     if STRIDED in (layout_a, layout_b):
         wide = dtypes.int8 not in (a, b) or a != b
-        promotes = wide and arch != "host"
+        promotes = wide and not is_measured(arch)
         rows, cols, warps_n = (64, 32, 2)
         if gfx11:
             rows, cols, warps_n = 32 if block_scales or promotes else 64, 64, 4
@@ -128,8 +130,8 @@ def _dual_tiles(
         large = GemmConfig(32, 32, 64, 2, 2, stages=2)
     if a.itemsize == 1 and a != FP4 and not gfx:
         large = replace(large, tile_k=128, stages=few)
-    if block_scales or (a in FP8 and arch != "host"):
-        return (replace(large, tile_n=32, promotes=arch != "host"),)
+    if block_scales or (a in FP8 and not is_measured(arch)):
+        return (replace(large, tile_n=32, promotes=not is_measured(arch)),)
     small = GemmConfig(16, 32, 128, 1, 1, 4, stages=4)
     keeps_small = is_measured(arch) and b != dtypes.int8
     if arch == "sm_90a" and b == FP4 and keeps_small:

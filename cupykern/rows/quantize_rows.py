@@ -57,14 +57,14 @@ def scale_shape(
 
 def all_row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
     """Every config of quantize.cu on `arch`: of the plain ones every second, and clusters only for
-    such; of the others not the smallest, which are rare.  Where nothing is measured a plain one, and one
-    variant for a stretch and for other rows in vectors."""
+    such and for strides; where nothing is measured a plain one, and one variant for a stretch and
+    for other rows in vectors."""
     rows, stretch = row_configs(arch, itemsize), stretch_config(arch, itemsize)
     plain = [config for config in rows if config.plain]
     if not is_measured(arch):
         others = [c for c in rows if not c.plain and c.vector_width == 1]
         return (stretch, *plain, replace(stretch, split_rows=False), *others)
-    others = [c for c in rows if not c.plain and c.cluster_size == 1 and c.threads_per_row > 8]
+    others = [c for c in rows if not c.plain and (c.cluster_size == 1 or c.vector_width == 1)]
     return (stretch, *plain[1::2], *others)
 
 

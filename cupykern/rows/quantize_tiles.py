@@ -84,7 +84,7 @@ def all_tile_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
             for n, t, v, blocks in few_of(arch, held)
         ),
         *((RowConfig(256, 256, width, 1),) if is_measured(arch) else ()),
-        RowConfig(256, 256, 1, 1),
+        *(RowConfig(256, threads, 1, 1) for threads in few_of(arch, (16, 256))),
     )
 
 

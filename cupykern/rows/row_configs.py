@@ -172,7 +172,7 @@ _FEW_BLOCKS: dict[int, Table] = {
     2: ((128, 32, 32, 1), (128, 128, 64, 1)),
     4: ((128, 32, 16, 1), (128, 128, 32, 1)),
 }
-_ELEMENTS = ((256, 256, 16, 1), (512, 512, 32, 1))
+_ELEMENTS = ((128, 32, 16, 1), (256, 256, 16, 1), (512, 512, 32, 1))
 _ACROSS = ((256, 8, 16, 1), (512, 16, 32, 1))
 
 
@@ -184,7 +184,7 @@ def row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
     if not is_measured(arch):
         shared = _FEW_BLOCKS[itemsize]
         blocks, clusters = shared[1:], ()
-        elements, across = _ELEMENTS[:1], _ACROSS[:1]
+        elements, across = _ELEMENTS[1:2], _ACROSS[:1]
     width = VECTOR_BYTES // itemsize
     return (
         *_whole_rows(arch, blocks + clusters, width, plain=True),
