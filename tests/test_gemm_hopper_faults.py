@@ -143,10 +143,10 @@ FAULTS = {
         "halves",
     ),
     "columns beyond whole chunks left out": Fault(
-        PLAIN, "(kCols + kChunk - 1) / kChunk;", "kCols / kChunk;", "halves"
+        EPILOGUE, "kTileChunks = (kCols + kChunk - 1) / kChunk", "kTileChunks = kCols / kChunk", "halves"
     ),
     "the last chunk where a whole one would be": Fault(
-        PLAIN, "{col + first_of(chunk + i), out_row", "{col + (chunk + i) * kChunk, out_row", "halves"
+        PLAIN, "{col + chunk_col(chunk + i), out_row", "{col + (chunk + i) * kChunk, out_row", "halves"
     ),
     "a place of the first columns": Fault(
         PLAIN, "col = int(place.words[1]), batch", "col = 0, batch", "plain"
@@ -199,9 +199,8 @@ FAULTS = {
         CONVERTED, "                ring.full[then.place.stage].wait(then.place.parity);\n", "", "mixed (N, K)"
     ),
     "turns without stages are not passed on": Fault(
-        CONVERTED, "    turns.pass_rest();\n", "", "turns"
+        CONVERTED, "    turns.pass_rest();\n", "", "odd turns"
     ),
-    "a tile's turns begin anew": Fault(CONVERTED, "next = work.count * of_tile;", "next = 0;", "turns"),
     "no wait for the stage of a turn": Fault(
         CONVERTED, "        ring.full[stage].wait(own.place.parity);\n", "", "turns"
     ),
@@ -234,7 +233,8 @@ FAULTS = {
     ),
     "the first part for all": Fault(PLAIN, "if (known == part) pick(known);", "if (known == 0) pick(known);", "silu"),
     "the factors of the first columns": Fault(
-        PLAIN, "part % kParts * kPart, values);\n    };\n    const auto store", "0, values);\n    };\n    const auto store",
+        PLAIN, "part_col(part % kTileParts), values);\n    };\n    const auto store",
+        "0, values);\n    };\n    const auto store",
         "silu",
     ),
     "a turned bias of the first rows": Fault(
@@ -326,6 +326,10 @@ PROBLEMS = {
     "turns": (
         HopperConfig(64, 64, 4, share_k=True, lines=2),
         mixed(264, 392, 656, "int8", "bfloat16", layout_b="F"),
+    ),
+    "odd turns": (
+        HopperConfig(64, 64, 4, share_k=True, lines=2),
+        mixed(264, 392, 528, "int8", "bfloat16", layout_b="F"),
     ),
     "nvfp4, shared k": (FP4[1][0], FP4[0][0]),
     "nvfp4, split k": (FP4[1][1], FP4[0][2]),

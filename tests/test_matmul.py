@@ -85,7 +85,7 @@ def test_every_config_of_every_pair(target, dtype, dtype_b):
             config = replace(config, splits=1 + len(seen) % 3)
             comparison = compare(MATMUL, *call.args, config=config)
             assert comparison.ok, f"{problem!r} {config}: {comparison}"
-    assert len(seen) > 1
+    assert seen
 
 
 @pytest.mark.in_turn
@@ -243,7 +243,7 @@ def test_every_fp8_code_of_both_operands(target, dtype, dtype_b):
     a[:, 7], b[7] = codes.view(a.dtype), codes.view(b.dtype)
     x, y = with_layout(a, "C", target.xp), with_layout(b, "F", target.xp)
     for config in gemm.configs(
-        GemmTask(1, 256, 256, 16, a.dtype, b.dtype, INNER, INNER), target.arch
+        GemmTask(1, 256, 256, 16, a.dtype, b.dtype, INNER, INNER, plain=False), target.arch
     ):
         if isinstance(config, GemmConfig):
             config = replace(config, splits=1)

@@ -182,15 +182,19 @@ def with_layout(x: np.ndarray, layout: str, xp: Any) -> Any:
     return inputs.with_layout(np.ascontiguousarray(x).view(np.uint8), layout, xp).view(x.dtype)
 
 
+def _is_product(p: MatmulProblem) -> bool:
+    """Whether nothing follows the product."""
+    return p.bias is None and p.residual is None and p.activation is None and p.alpha == 1.0
+
+
 def _work(problem: MatmulProblem) -> Work:
     p = problem
     batch = math.prod(np.broadcast_shapes(p.batch_a, p.batch_b))
     dtype, dtype_b = dtypes.NAMES[p.dtype], dtypes.NAMES[p.dtype_b or p.dtype]
-    out = p.out_dtype and dtypes.NAMES[p.out_dtype]
-    plain = p.bias is None and p.residual is None and p.activation is None and p.alpha == 1.0
     read = math.prod(p.batch_a) * p.m * p.k * dtype.itemsize
     read += math.prod(p.batch_b) * p.k * p.n * dtype_b.itemsize
-    written = batch * p.m * p.n * result_dtype(dtype, dtype_b, out, plain).itemsize
+    out = result_dtype(dtype, dtype_b, p.out_dtype, _is_product(p))
+    written = batch * p.m * p.n * out.itemsize
     return Work(read, written, 2 * batch * p.m * p.n * p.k)
 
 
@@ -235,7 +239,7 @@ def task_of(problem: MatmulProblem, block_scales: bool = False) -> GemmTask:
     batch, m, n = check_shapes(a, b)
     operands = product.matrix(a, batch), product.matrix(b, batch)
     task = product.make_task(*operands, math.prod(batch), m, n, a.shape[-1], block_scales)
-    dtype = dtypes.NAMES[problem.out_dtype] if problem.out_dtype else a.dtype
+    dtype = result_dtype(a.dtype, b.dtype, problem.out_dtype, _is_product(problem))
     plain = problem.residual is None and problem.bias in (None, (n,))
     plain = plain and dtype in product.FLOAT16S and n * dtype.itemsize % product.ALIGNMENT == 0
     return replace(task, activates=gemm.activates(problem.activation), plain=plain)
