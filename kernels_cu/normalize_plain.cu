@@ -456,9 +456,11 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
         }
     }
 
+    // Of the block's first row, so that the policy is the block's and takes no registers.
+    const int64_t first_row = int64_t(blockIdx.x) / kClusterSize * (kRowsPerBlock * kRowsPerThread);
     const auto store = [&](const RowVector& vector, Element* to) {
         if constexpr (kStoresHavePolicy) {
-            vector.store(to, store_policy(row >= params.stores_last_from));
+            vector.store(to, store_policy(first_row >= params.stores_last_from));
         } else {
             vector.store(to);
         }

@@ -65,7 +65,9 @@ DEVICE void normalize_row(const Element* x, Element* y, const SoftmaxParams& par
     float factor = reciprocal_approx(total.sum);
     if constexpr (kWarpsPerRow > 1) factor *= merge.rescale(max, total.max);
     Element* to = y + row_offset(layout, kY, row) + t.position(0);
-    const StorePolicy policy_of_stores = store_policy(row >= params.stores_last_from);
+    // Of the block's first row, so that the policy is the block's and takes no registers.
+    const int64_t first_row = int64_t(blockIdx.x) * kRowsPerBlock;
+    const StorePolicy policy_of_stores = store_policy(first_row >= params.stores_last_from);
 #pragma unroll
     for (int i = 0; i < kVectorsPerThread; ++i) {
         if (!kWhole && i * kStep >= rest) continue;

@@ -286,8 +286,11 @@ struct WarpgroupRows {
     }
     // When what `finish` has stored is read.
     DEVICE static void release_queries(HopperAttention& storage, int query_stage) {
-        if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();
+        if (threadIdx.x % 32 == 0) {
+            tma_store_wait_read<0>();
+            if (!kEveryThreadArrives) storage.queries_empty[query_stage].arrive();
+        }
         sync_warp();
-        storage.queries_empty[query_stage].arrive_for<32>();
+        if (kEveryThreadArrives) storage.queries_empty[query_stage].arrive();
     }
 };
