@@ -456,8 +456,9 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
         }
     }
 
-    // Of the block's first row, so that the policy is the block's and takes no registers.
-    const int64_t first_row = int64_t(blockIdx.x) / kClusterSize * (kRowsPerBlock * kRowsPerThread);
+    // The block's policy takes no registers; but with several rows a thread ptxas then spills.
+    const int64_t first_row =
+        kRowsPerThread > 1 ? row : int64_t(blockIdx.x) / kClusterSize * kRowsPerBlock;
     const auto store = [&](const RowVector& vector, Element* to) {
         if constexpr (kStoresHavePolicy) {
             vector.store(to, store_policy(first_row >= params.stores_last_from));
