@@ -146,7 +146,7 @@ FAULTS = {
         "lengths",
     ),
     "the first sequence's pages": Fault(
-        SOURCE, "block_table + task.batch * params.table_stride", "block_table", "pages"
+        SOURCE, "table += task.batch * params.table_stride;", "", "pages"
     ),
     "pages that there are not": Fault(
         SOURCE, "pages[i] < last_page ? pages[i] : last_page", "pages[i]", "clamped"

@@ -35,7 +35,7 @@ FAULTS = {
     ),
     "the tail begins late": Fault(FILE, "tid - head + tail;", "tid - head + tail + 1;", "dense"),
     "what is read twice counts twice": Fault(
-        FILE, "sums[j] = item + j * kStep < num_items ? part : 0.0f;", "sums[j] = part;", "blocks"
+        FILE, "sums[j] = item + j * kStep < num_items ? part : 0.0f;", "sums[j] = part;", "dense"
     ),
     "a sum that is not finite is taken": Fault(
         FILE, "if (is_finite(batch_sum))", "if (true)", "special"

@@ -47,7 +47,7 @@ FAULTS = {
         "residual",
     ),
     "weight and bias exchanged": Fault(
-        "normalize.cu", "if (kCentered && bias.first) {\n            bias.get", "if (kCentered && bias.first) {\n            weight.get",
+        "normalize.cu", "if (kOfMeans && bias.first) {\n            bias.get", "if (kOfMeans && bias.first) {\n            weight.get",
         "weights",
     ),
     "a weight's stride ignored": Fault(
