@@ -18,6 +18,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("CUPYKERN_HOST_OPTIMIZE", "0")
 
 import pytest
+from hopper_kernels import skip_unless_hopper
 from hypothesis import HealthCheck, settings
 
 from cupykern import targets
@@ -114,6 +115,13 @@ def target(request: pytest.FixtureRequest):
         return
     with host.use(**_HOST[request.param]) as here:
         yield here
+
+
+@pytest.fixture
+def hopper(request: pytest.FixtureRequest) -> None:
+    """Skips a test's targets that have not Hopper's words."""
+    if "target" in request.fixturenames:
+        skip_unless_hopper(request.getfixturevalue("target"))
 
 
 @pytest.fixture

@@ -1,20 +1,189 @@
-"""What wgmma's A in registers is made of, and how FP8 sums are cut."""
+"""wgmma: its products, what its A in registers is made of, and how FP8 sums are cut."""
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 import pytest
 import record_golden
-from hopper_kernels import NUMBERS, integers, launch_all, skip_unless_hopper, variant
+from hopper_kernels import (
+    NUMBERS,
+    Map,
+    integers,
+    launch_all,
+    variant,
+)
 
 from cupykern.gemm import nvfp4
 from cupykern.reference.matmul import MMA_FP8_ERROR
 
+F32, I32 = np.float32, np.int32
 
-@pytest.fixture(autouse=True)
-def _hopper(request):
-    if "target" in request.fixturenames:
-        skip_unless_hopper(request.getfixturevalue("target"))
+
+pytestmark = pytest.mark.usefixtures("hopper")
+
+
+# --- products -----------------------------------------------------------------------------------
+
+# A product of tiles with 128 bytes of K: TMA brings the tiles in boxes whose lines have kSwizzle bytes,
+# without swizzle 16.
+PRODUCT = """
+constexpr int kSize = sizeof(A), kK = 128 / kSize, kLine = kSwizzle ? kSwizzle : 16;
+constexpr int kStep = 32 / kSize;
+struct Storage {
+    alignas(1024) unsigned char a[64 * 128], b[kN * 128];
+    Barrier full;
+};
+
+// The tile's descriptor for the numbers from k on, of kRows rows.
+template <Major kMajor, int kRows>
+DEVICE uint64_t descriptor(const unsigned char* tile, int k) {
+    if (kMajor == kMajorK) {
+        const unsigned char* p = tile + k * kSize / kLine * kLine * kRows + k * kSize % kLine;
+        return matrix_descriptor<kSwizzle>(p, kLine * kRows, 8 * kLine);
+    }
+    const unsigned char* p = tile + k * kLine;
+    if (kSwizzle) return matrix_descriptor<kSwizzle>(p, kK * kLine, 8 * kLine);
+    return matrix_descriptor<kSwizzle>(p, 8 * kLine, kK * kLine);
+}
+
+template <Major kMajor, int kRows>
+DEVICE void load(unsigned char* tile, const TensorMap& map, Barrier& full) {
+    constexpr int kLines = kMajor == kMajorK ? kRows : kK;
+    constexpr int kWidth = kMajor == kMajorK ? kK : kRows;
+    for (int i = 0; i < kWidth * kSize / kLine; ++i) {
+        tma_load(tile + i * kLine * kLines, map, full, {i * kLine / kSize, 0});
+    }
+}
+
+KERNEL void word(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b_map, const A* a, D* y) {
+    SHARED_STORAGE(Storage, s);
+    const int t = threadIdx.x;
+    if (t == 0) {
+        s.full.init(1);
+        fence_barrier_init();
+        s.full.arrive_expect_tx(sizeof(s.a) + sizeof(s.b));
+        load<kMajorA, 64>(s.a, a_map, s.full);
+        load<kMajorB, kN>(s.b, b_map, s.full);
+    }
+    sync_block();
+    s.full.wait(0);
+    D d[kN / 2];
+    for (int i = 0; i < kN / 2; ++i) d[i] = D(wgmma_row(t, i) - wgmma_col(t, i));
+    uint32_t registers[kK / kStep][4];
+    wgmma_fence(d);
+#pragma unroll
+    for (int k = 0; k < kK; k += kStep) {
+        const uint64_t b_tile = descriptor<kMajorB, kN>(s.b, k);
+        if (kInRegisters) {
+            uint32_t(&now)[4] = registers[k / kStep];
+            for (int i = 0; i < 4; ++i) {
+                const int row = wgmma_row(t, 2 * (i % 2)), col = k + t % 4 * (4 / kSize);
+                memcpy(&now[i], a + row * kK + col + i / 2 * (16 / kSize), 4);
+            }
+            wgmma_fence(d);
+            wgmma<A, B, kMajorK, kMajorB>(d, now, b_tile, true);
+        } else {
+            wgmma<A, B, kMajorA, kMajorB>(d, descriptor<kMajorA, 64>(s.a, k), b_tile, true);
+        }
+    }
+    wgmma_commit();
+    wgmma_wait<0>(d);
+    for (int i = 0; i < kN / 2; ++i) y[wgmma_row(t, i) * kN + wgmma_col(t, i)] = d[i];
+}
+"""
+
+PRODUCTS = [
+    # A, B, N, swizzle, major of A, of B, A in registers
+    *(("half", "half", n, 128, "K", "K", False) for n in range(8, 257, 8)),
+    *(
+        (a, a, 64, span, major_a, major_b, registers)
+        for a in ("half", "bf16")
+        for span in (0, 32, 64, 128)
+        for major_a, major_b, registers in (
+            *(("K", "K", False), ("K", "MN", False), ("MN", "K", False), ("MN", "MN", False)),
+            *(("K", "K", True), ("K", "MN", True)),
+        )
+    ),
+    ("half", "half", 256, 64, "MN", "MN", False),
+    *(
+        (a, b, n, span, "K", "K", registers)
+        for a, b in itertools.product(("e4m3", "e5m2"), repeat=2)
+        for n, span, registers in ((8, 0, False), (96, 32, False), (256, 64, True))
+    ),
+    *(
+        ("int8_t", "int8_t", n, span, "K", "K", registers)
+        for n, span, registers in ((8, 0, True), (96, 32, False), (256, 64, False))
+    ),
+]
+
+
+@pytest.mark.thinned(3)
+@pytest.mark.parametrize(("a", "b", "n", "span", "major_a", "major_b", "registers"), PRODUCTS)
+def test_wgmma(target, a, b, n, span, major_a, major_b, registers):
+    size = NUMBERS[a].itemsize
+    k, line = 128 // size, (span or 16) // size
+    a_values, b_values = integers((64, k), NUMBERS[a]), integers((n, k), NUMBERS[b], seed=2)
+    a_stored = a_values if major_a == "K" else np.ascontiguousarray(a_values.T)
+    b_stored = b_values if major_b == "K" else np.ascontiguousarray(b_values.T)
+    constants = (
+        f"constexpr int kN = {n}, kSwizzle = {span};\n"
+        f"constexpr bool kInRegisters = {'true' if registers else 'false'};\n"
+        f"constexpr Major kMajorA = kMajor{major_a}, kMajorB = kMajor{major_b};\n"
+    )
+    out = "int" if a == "int8_t" else "float"
+    kernel = variant(constants + PRODUCT, A=a, B=b, D=out)
+    y = np.zeros((64, n), I32 if out == "int" else F32)
+    arrays = {"a": a_stored, "b": b_stored, "y": y}
+    maps = (Map(x, (arrays[x].shape[0], line), span) for x in ("a", "b"))
+    y = launch_all(target, kernel, arrays, (*maps, "a", "y"), shared=128 * (72 + n))["y"]
+    expected = a_values.astype(F32) @ b_values.astype(F32).T
+    np.testing.assert_array_equal(y, expected + np.arange(64)[:, None] - np.arange(n))
+
+
+def test_two_products_under_way(target):
+    """The first is waited for while the second goes on; its tile may then be overwritten."""
+    text = """
+struct Storage { alignas(1024) half a[2][64 * 64], b[64 * 64]; Barrier full; };
+KERNEL void word(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b_map, float* y) {
+    SHARED_STORAGE(Storage, s);
+    const int t = threadIdx.x;
+    if (t == 0) {
+        s.full.init(1);
+        fence_barrier_init();
+        s.full.arrive_expect_tx(sizeof(s.a) + sizeof(s.b));
+        tma_load(s.a[0], a_map, s.full, {0, 0});
+        tma_load(s.a[1], a_map, s.full, {0, 64});
+        tma_load(s.b, b_map, s.full, {0, 0});
+    }
+    sync_block();
+    s.full.wait(0);
+    float d[2][32];
+    for (int i = 0; i < 2; ++i) {
+        wgmma_fence(d[i]);
+        for (int k = 0; k < 4; ++k) {
+            wgmma<half>(d[i], advance(matrix_descriptor<128>(s.a[i], 16, 1024), 32 * k),
+                        advance(matrix_descriptor<128>(s.b, 16, 1024), 32 * k), k > 0);
+        }
+        wgmma_commit();
+    }
+    wgmma_wait<1>(d[0]);
+    sync_block();
+    s.a[0][t] = half();
+    for (int i = 0; i < 32; ++i) y[wgmma_row(t, i) * 64 + wgmma_col(t, i)] = d[0][i];
+    wgmma_wait<0>(d[1]);
+    for (int i = 0; i < 32; ++i) y[(64 + wgmma_row(t, i)) * 64 + wgmma_col(t, i)] = d[1][i];
+}
+"""
+    a, b = integers((128, 64), NUMBERS["half"]), integers((64, 64), NUMBERS["half"], seed=2)
+    arrays = {"a": a, "b": b, "y": np.zeros((128, 64), F32)}
+    args = (Map("a", (64, 64), 128), Map("b", (64, 64), 128), "y")
+    y = launch_all(target, variant(text), arrays, args, shared=25 * 1024)["y"]
+    np.testing.assert_array_equal(y, a.astype(F32) @ b.astype(F32).T)
+
+
+# --- A in registers, and sums --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stored", ["e4m3", "e5m2", "int8_t"])
