@@ -1,5 +1,6 @@
 // The vocabulary on CUDA (NVRTC, sm_80 and up): the only CUDA file that holds PTX or builtins.
-// hip.cuh and host.cuh give the same words; tests/test_platform.py holds each word against numpy.
+// hip.cuh and host.cuh give the same words; tests/test_platform.py, test_numbers.py and
+// test_fragments.py hold each word against numpy.
 
 // --- kernels ---------------------------------------------------------------------------------
 // KERNEL void name(...): the module's one entry.  The variant's lines define kNumThreads,
