@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_matmul import MATMUL, SCALED, compare, random, to_numpy
+from products import MATMUL, SCALED, compare, random, to_numpy
 
 import cupykern
 from cupykern import check, dtypes

@@ -1,0 +1,44 @@
+"""Products to test: their operands, run and compared with FP64 within their bounds."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cupykern import OPS, check, dtypes
+from cupykern.gemm.matmul_problem import (
+    operand_values,
+    with_layout,
+)
+from cupykern.numerics import as_float64
+
+MATMUL, SCALED = (next(op for op in OPS if op.name == name) for name in ("matmul", "scaled_mm"))
+FP8 = ("float8_e4m3fn", "float8_e5m2")
+SIXTEEN = ("float16", "bfloat16")
+ACTIVATIONS = (None, "relu", "gelu", "gelu_tanh", "silu")
+
+
+def to_numpy(x) -> np.ndarray:
+    x = as_float64(x)
+    return x if isinstance(x, np.ndarray) else x.get()
+
+
+def array(target, values, dtype: str, layout: str = "C"):
+    return with_layout(np.asarray(values).astype(dtypes.NAMES[dtype]), layout, target.xp)
+
+
+def random(target, shape, dtype: str, seed: int, kind: str = "normal"):
+    x = operand_values(kind, shape, dtypes.NAMES[dtype], seed)
+    return with_layout(x, "C", target.xp)
+
+
+def compare(op, *args, outputs=None, **kwargs) -> check.Comparison:
+    if outputs is None:
+        outputs = op.run(*args, **kwargs)
+    references = op.reference(*args, **kwargs)
+    bounds = op.bound(*args, **kwargs, reference=references)
+    return check.compare((outputs,), references, bounds)
+
+
+def check_problem(op, problem, target, seed: int = 1) -> None:
+    comparison = check.check_problem(op, problem, seed, target.xp)
+    assert comparison.ok, f"{problem!r}: {comparison}"
