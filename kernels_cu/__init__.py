@@ -15,6 +15,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 TARGETS = ("cuda", "hip", "host")
 
+# What a constant says of an option that some calls have: asked at run time (parts/presence.cuh).
+# False and True are the other two.
+EITHER = 2
+
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 
 

@@ -1,4 +1,4 @@
-// normalize.cu: layer_norm (kCentered: 1), rms_norm (0), or either (2), of rows, s = x + residual
+// normalize.cu: layer_norm (kCentered: parts/presence.cuh) or rms_norm of rows, s = x + residual
 // (FP32, not rounded):
 //   layer_norm  y = (s - mean) / sqrt(var + eps) * weight + bias
 //   rms_norm    y = s / sqrt(mean(s^2) + eps) * weight
@@ -44,7 +44,7 @@ struct Sums {
 };
 
 // Of layer_norm, if the row is whole.
-constexpr bool kMeanFirst = kClusterSize == 1 && kSplitRows != 1;
+constexpr bool kMeanFirst = kClusterSize == 1 && kSplitRows != kAlways;
 
 // What the warps, blocks or chunks of a row tell each other, and what comes of it.
 template <bool kOfMeans>
@@ -335,7 +335,7 @@ DEVICE void normalize_row(const Sums& s, const RowTask& task, const void* weight
     // With an infinity in it the row is NaN, whatever its sums have become.
     if (writes && out.mean) out.mean[offset] = n.rstd != n.rstd ? n.rstd : n.mean + n.mean_low;
     if (writes && out.rstd) out.rstd[offset] = n.rstd;
-    if (kSplitRows != 1 && out.row_scale) {
+    if (kSplitRows != kAlways && out.row_scale) {
         const QuantizeScale scale = row_quantize_scale(s, n, params.dtype);
         if (writes) out.row_scale[offset] = scale.decode;
         factor = scale.encode;
@@ -368,8 +368,8 @@ KERNEL void normalize(const Element* x, const Element* residual, const void* wei
     }
     const Outputs out{y, sum, mean, rstd, row_scale, statistics};
     const Sums s{xs, residuals, residual != nullptr};
-    if constexpr (kCentered != 2) {
-        normalize_row<kCentered == 1>(s, task, weight, bias, out, params);
+    if constexpr (kCentered != kEither) {
+        normalize_row<kCentered == kAlways>(s, task, weight, bias, out, params);
     } else if (params.centered) {
         normalize_row<true>(s, task, weight, bias, out, params);
     } else {

@@ -8,12 +8,11 @@
 // comes with the squares; it is the largest |y| but for the factor rstd.
 // The other arguments are those of normalize.cu, where they are not null there either.
 // Constants: Element, kCentered, kQuantized, kRowsPerThread, kInRegisters, kSums (whether there is
-// a residual: none of what the other kind needs is in the code) and those of parts/row.cuh.
+// a residual, parts/presence.cuh: none of what the other kind needs is in the code) and those of parts/row.cuh.
 // Launch: grid (ceil(rows / (kRowsPerBlock * kRowsPerThread)) * kClusterSize), block (kNumThreads),
 // dynamic shared memory sizeof(Storage), twice that with a residual; none with kInRegisters.
-#include "parts/norm_params.cuh"
+#include "parts/held_rows.cuh"
 #include "parts/quantize.cuh"
-#include "parts/vector_moments.cuh"
 
 static_assert(kPlain && !kSplitRows && !kLanesAcrossRows, "whole rows without options");
 static_assert(!(kCentered && kQuantized), "layer_norm does not quantize");
@@ -21,25 +20,6 @@ static_assert(!kQuantized || kRowsPerThread <= 2,
               "each row's largest may need an exchange of its own");
 static_assert(!kQuantized || kRowsPerBlock == 1 || kWarpsPerRow == 1, "in which all take part");
 
-enum HasResidual { kNever, kAlways, kEither };
-
-using RowVector = Vector<Element, kVectorWidth>;
-struct Storage { RowVector vectors[kRowsPerThread][kVectorsPerThread][kNumThreads]; };
-DEVICE Storage* storage() {
-    SHARED_STORAGE(Storage, rows);
-    return &rows;
-}
-
-// Vectors whose values are under way at once: as registers allow, of which sums for layer_norm take
-// the most.  All of those that lie there, and a count above theirs: NVRTC 12.4 takes a count of one,
-// where there is one, for the loop over rows inside too.
-constexpr int kRegisters = 65536 / (kNumThreads * kMinBlocks);
-template <bool kTight>
-constexpr int kUnrolled = kInRegisters                        ? 16
-                          : kRegisters >= (kTight ? 128 : 64) ? 4
-                          : kRegisters >= (kTight ? 64 : 40)  ? 2
-                                                              : 1;
-constexpr int kParts = kClusterSize * kWarpsPerRow;
 // A policy takes registers, of which two rows in shared memory with means and biases leave none.
 constexpr bool kStoresHavePolicy =
     kInRegisters || kRegisters > 64 || !(kCentered && kRowsPerThread > 1);
@@ -49,164 +29,9 @@ constexpr bool kStoresHavePolicy =
 constexpr bool kStatisticsLast =
     kParts > 1 && (kInRegisters ? kNumThreads < 1024 : kRowsPerThread == 1 && !kWeightsFirst);
 
-// One row in the registers of one warp, which knows its mean before the squares about it.
-constexpr bool kRowInWarp = kInRegisters && kParts == 1 && kRowsPerThread == 1;
-
 // A warp's, a block's or a row's: the mean, or of kQuantized the largest |s * weight|; the squares
 // about the mean, or about zero.
 struct alignas(8) Statistic { float first, squares; };
-
-// Where a thread's vectors are in all of its rows.  kWhole: all of them are there, of all rows, and
-// there are weights and biases, which saves the questions.
-template <bool kWhole>
-struct Places {
-    RowThread t;
-    int num_cols;
-    float one_over_count;  // of this warp's elements
-
-    DEVICE static Places here(int64_t num_cols) {
-        Places at{RowThread::here(), int(num_cols), 0.0f};
-        // What follows from it is not worked out before it is known whether rows are whole: of what is
-        // the same in both cases a compiler holds too much.
-        at.t.lane = opaque(at.t.lane);
-        const float count = at.count_of(at.t.rank * kWarpsPerRow + at.warp());
-        at.one_over_count = 1.0f / (count > 0.0f ? count : 1.0f);
-        return at;
-    }
-
-    DEVICE int position(int i) const { return t.position(i); }
-    DEVICE bool holds(int i) const { return kWhole || position(i) < num_cols; }
-    DEVICE float one_over_cols() const { return 1.0f / float(kWhole ? kChunk : num_cols); }
-    DEVICE int warp() const { return t.lane / kWarpSize; }
-    // The elements of part number `part`: of a warp in some block of the cluster.
-    DEVICE float count_of(int part) const {
-        if (kParts == 1) return float(num_cols);
-        if (kWhole || num_cols == kChunk) return float(kChunk / kParts);
-        const int total = num_cols / kVectorWidth;
-        const int rank = part / kWarpsPerRow, first = part % kWarpsPerRow * kWarpSize;
-        int vectors = 0;
-#pragma unroll
-        for (int i = 0; i < kVectorsPerThread; ++i) {
-            const int rest = total - (i * kClusterSize + rank) * kThreadsPerRow - first;
-            vectors += rest < 0 ? 0 : rest < kWarpSize ? rest : kWarpSize;
-        }
-        return float(vectors * kVectorWidth);
-    }
-};
-
-DEVICE void keep_packed(RowVector& vector) {
-#pragma unroll
-    for (auto& access : vector.bytes) {
-#pragma unroll
-        for (uint32_t& word : access.words) word = uint32_t(opaque(int(word)));
-    }
-}
-
-// This thread's part of an array's rows; zeros where they have no elements.
-struct Held {
-    RowVector registers[kInRegisters ? kRowsPerThread : 1][kInRegisters ? kVectorsPerThread : 1];
-    Storage* shared;
-
-    // p: the first row's; rows from `live` on are not there.  policy: a LoadPolicy or none.
-    template <bool kWhole, class... Policy>
-    DEVICE void start(const Element* p, int64_t stride, const Places<kWhole>& at, int live,
-                      Policy... policy) {
-#pragma unroll
-        for (int r = 0; r < kRowsPerThread; ++r, p += stride) {
-#pragma unroll
-            for (int i = 0; i < kVectorsPerThread; ++i) {
-                const bool there = kWhole || (r < live && at.holds(i));
-                if constexpr (kInRegisters) {
-                    registers[r][i].fill(from_float<Element>(0.0f));
-                    if (there) registers[r][i].load(p + at.position(i), policy...);
-                } else if (there) {
-                    copy_async<16>(&shared->vectors[r][i][threadIdx.x], p + at.position(i),
-                                   policy...);
-                } else {
-                    shared->vectors[r][i][threadIdx.x].fill(from_float<Element>(0.0f));
-                }
-            }
-        }
-        if constexpr (!kInRegisters) copy_async_commit();
-    }
-    DEVICE RowVector get(int r, int i) {
-        if constexpr (kInRegisters) {
-            // Packed until it is used again, instead of as twice the registers.
-            if constexpr (!kRowInWarp) keep_packed(registers[r][i]);
-            return registers[r][i];
-        } else {
-            return shared->vectors[r][i][threadIdx.x];
-        }
-    }
-};
-
-template <bool kHasResidual>
-struct Sums {
-    static constexpr bool kTight = kCentered && kHasResidual;
-    Held x, residual;
-
-    DEVICE void get(int r, int i, float (&values)[kVectorWidth]) {
-        const RowVector a = x.get(r, i);
-#pragma unroll
-        for (int j = 0; j < kVectorWidth; ++j) values[j] = a[j];
-        if constexpr (kHasResidual) {
-            const RowVector b = residual.get(r, i);
-#pragma unroll
-            for (int j = 0; j < kVectorWidth; ++j) values[j] += b[j];
-        }
-    }
-};
-
-// Those of the vector at `position`, or else `otherwise`.
-template <bool kWhole>
-DEVICE RowVector load_columns(const void* from, int position, float otherwise) {
-    RowVector vector;
-    if constexpr (!kWhole) vector.fill(from_float<Element>(otherwise));
-    if (kWhole || from) vector.load_read_only(static_cast<const Element*>(from) + position);
-    return vector;
-}
-
-// A thread's weights and biases, which it asks for with the row (kWeightsFirst) or where it uses them.
-template <bool kWhole>
-struct Columns {
-    static constexpr int kHeld = kWeightsFirst ? kVectorsPerThread : 1;
-    const void *weight, *bias;
-    RowVector weights[kHeld], biases[kCentered ? kHeld : 1];
-
-    DEVICE void start(const Places<kWhole>& at) {
-        if constexpr (kWeightsFirst) {
-#pragma unroll
-            for (int i = 0; i < kVectorsPerThread; ++i) load(i, at, i);
-        }
-    }
-    // They are here now, and stay as they are in memory.
-    DEVICE void finish() {
-        if constexpr (kWeightsFirst) {
-#pragma unroll
-            for (int i = 0; i < kVectorsPerThread; ++i) keep(i);
-        }
-    }
-    DEVICE void load(int to, const Places<kWhole>& at, int i) {
-        const bool there = at.holds(i);
-        weights[to] = load_columns<kWhole>(there ? weight : nullptr, at.position(i), 1.0f);
-        if constexpr (kCentered) {
-            biases[to] = load_columns<kWhole>(there ? bias : nullptr, at.position(i), 0.0f);
-        }
-    }
-    // Of vector i alone.
-    DEVICE RowVector weights_of(const Places<kWhole>& at, int i) {
-        if constexpr (kWeightsFirst) {
-            keep_packed(weights[i]);
-            return weights[i];
-        } else {
-            return load_columns<kWhole>(weight, at.position(i), 1.0f);
-        }
-    }
-    DEVICE void keep(int i) {
-        keep_packed(weights[i]);
-        if constexpr (kCentered) keep_packed(biases[i]);
-    }
-};
 
 // The warp's part of row r.
 template <class Sums, bool kWhole>

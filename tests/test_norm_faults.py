@@ -14,7 +14,8 @@ from cupykern.rows.norm_ops import LAYER_OP, RMS_OP, NormProblem
 from cupykern.rows.norm_plan import Options
 from cupykern.rows.row_configs import RowConfig
 
-PLAIN, VECTORS = "normalize_plain.cu", "parts/vector_moments.cuh"
+PLAIN, HELD = "normalize_plain.cu", "parts/held_rows.cuh"
+VECTORS = "parts/vector_moments.cuh"
 FAULTS = {
     "no barrier between warps": Fault("parts/row.cuh", "        sync_block();\n", "\n", "far from zero"),
     "one exchange for two": Fault(
@@ -95,7 +96,7 @@ FAULTS = {
         PLAIN, "s.squares += at.count_of(i) * (distance * distance);", "", "ends of rows"
     ),
     "every warp as many elements": Fault(
-        PLAIN, "if (kWhole || num_cols == kChunk) return", "return", "ends of rows"
+        HELD, "if (kWhole || num_cols == kChunk) return", "return", "ends of rows"
     ),
     "squares of zeros at a row's end": Fault(
         PLAIN, "if (!at.holds(i)) break;", "", "ends of rows"

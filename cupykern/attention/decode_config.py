@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernels_cu import Variant
+from kernels_cu import EITHER, Variant
 
 from .. import dtypes
 from ..arguments import check_fields
@@ -257,7 +257,7 @@ def variant(dtype: np.dtype, dim: int, config: DecodeConfig, paged: bool = False
         "kStages": config.stages,
         "kMaxChunks": MAX_CHUNKS,
         "kGroup": GROUP,
-        "kPaged": 2 if config.paged_or_not else int(paged),  # decode_source.cuh: Paged
+        "kPaged": EITHER if config.paged_or_not else int(paged),
     }
     return Variant(
         "decode_attention",

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernels_cu import Variant
+from kernels_cu import EITHER, Variant
 
 from .. import dtypes
 from ..arrays import Twins, small_twins
@@ -168,7 +168,7 @@ def norm_variant(
 ) -> Variant:
     """The variant of a norm; quantized: its results are."""
     either = config.shared and not config.plain
-    constants: tuple[tuple[str, int], ...] = (("kCentered", 2 if either else centered),)
+    constants: tuple[tuple[str, int], ...] = (("kCentered", EITHER if either else centered),)
     if not config.plain or config.stages:
         return row_variant("normalize", dtype, config, constants)
     constants += (
@@ -176,8 +176,7 @@ def norm_variant(
         ("kRowsPerThread", config.rows_per_thread),
         ("kInRegisters", config.in_registers),
         ("kWeightsFirst", config.weights_first),
-        # normalize_plain.cu: HasResidual
-        ("kSums", 2 if quantized or config.shared else int(has_residual)),
+        ("kSums", EITHER if quantized or config.shared else int(has_residual)),
     )
     return row_variant("normalize_plain", dtype, config, constants)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kernels_cu import Variant
+from kernels_cu import EITHER, Variant
 
 from ..arguments import check_fields
 from ..choice import choose
@@ -100,7 +100,7 @@ class RowConfig:
             ("kVectorWidth", self.vector_width),
             ("kVectorsPerThread", self.vectors_per_thread),
             ("kLanesAcrossRows", self.lanes_across_rows),
-            ("kSplitRows", 2 if self.shared and not self.plain else self.split_rows),
+            ("kSplitRows", EITHER if self.shared and not self.plain else self.split_rows),
             ("kPlain", self.plain),
         )
 

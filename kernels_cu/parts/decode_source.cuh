@@ -1,9 +1,10 @@
 // How keys and values get into shared memory, by threads: any strides.  Warps with keys of their
 // own bring these, else all threads share all.
 // Constants: Element, kDim (at least those of q and v), kTileK (keys of a tile), kStages, kPaged:
-// whether there is a block table (enum Paged).
+// whether there is a block table (parts/presence.cuh).
 #include "parts/decode_queries.cuh"
 #include "parts/decode_shape.cuh"
+#include "parts/presence.cuh"
 
 // Of the keys of a tile that some threads share, those that they copy at once: a thread copies one
 // vector of each of kCopies keys.
@@ -25,8 +26,6 @@ struct KeyArrays {
     const Element* k;
     const Element* v;
 };
-
-enum Paged { kNever, kAlways, kEither };
 
 // Brings the tiles of keys and values, one after another.
 struct KeySource {

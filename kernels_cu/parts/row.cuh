@@ -13,10 +13,11 @@
 //   kPlain: rows lie at one stride, all vectors are whole and aligned, and the call has none of the
 //     options that its kernel names.  That keeps the code small: with everything in it a kernel is
 //     several times as long, and up to a quarter slower for the instruction cache's misses.
-//   kSplitRows: 1: rows, longer than a block or cluster holds, are cut into chunks of kChunk
-//     elements; 2: where the launch says so.
+//   kSplitRows (parts/presence.cuh): rows, longer than a block or cluster holds, are cut into chunks
+//     of kChunk elements.
 #include "parts/dtype.cuh"
 #include "parts/math.cuh"
+#include "parts/presence.cuh"
 #include "parts/vector.cuh"
 
 constexpr int kRowsPerBlock = kNumThreads / kThreadsPerRow;
@@ -64,7 +65,7 @@ struct RowTask {
     DEVICE static RowTask here(int64_t pass, int64_t num_chunks, const RowThread& t) {
         RowTask task{kWholeRow, 0, 0, 1};
         int64_t group = blockIdx.x / kClusterSize;
-        if (kSplitRows == 1 || (kSplitRows == 2 && pass != kWholeRow)) {
+        if (kSplitRows == kAlways || (kSplitRows == kEither && pass != kWholeRow)) {
             task.pass = Pass(pass);
             task.num_chunks = num_chunks;
             // What was read last comes first: it is still in L2.
