@@ -1,0 +1,178 @@
+"""Planted faults in NVFP4: its codes, its products, quantising and decoding, each of which a check must catch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from planted import Fault, fault_tests
+
+import cupykern
+from cupykern import OPS, check
+from cupykern.gemm import nvfp4
+from cupykern.gemm.dual_gemm import DualProblem
+from cupykern.gemm.hopper_config import HopperConfig
+from cupykern.gemm.nvfp4 import NvFp4
+from cupykern.gemm.quantize_nvfp4 import NvFp4Problem
+from cupykern.gemm.scaled_problem import NVFP4
+from cupykern.targets import host
+
+DUAL, QUANTIZE = (
+    next(op for op in OPS if op.name == name) for name in ("dual_gemm_silu", "quantize_nvfp4")
+)
+HOST = "platform/mma_host.cuh"
+
+FAULTS = {
+    "nibbles in the wrong order": Fault(
+        HOST, "chunk[at % 32 / 2] >> at % 2 * 4 & 0xf", "chunk[at % 32 / 2] >> (1 - at % 2) * 4 & 0xf",
+        "codes",
+    ),
+    "the scale of the next group": Fault(
+        HOST, "to_float(tile.scale(outer, at / 16))", "to_float(tile.scale(outer, at / 16 ^ 1))", "codes"
+    ),
+    "the scale of another row": Fault(
+        HOST, "to_float(tile.scale(outer, at / 16))", "to_float(tile.scale(outer ^ 8, at / 16))", "codes"
+    ),
+    "an e2m1 subnormal is zero": Fault(
+        "platform/common.cuh", "mantissa * 0x3f000000u", "0u", "codes"
+    ),
+    "e2m1's sign is lost": Fault(
+        "platform/common.cuh", "magnitude | code >> 3 << 31", "magnitude", "codes"
+    ),
+    "blocks of 128 rows as far apart as quarters": Fault(
+        "parts/nvfp4.cuh", "line / 128 * block", "line / 128 * quarter", "blocked scales"
+    ),
+    "quarters of a block left out": Fault(
+        "parts/nvfp4.cuh", "line % 128 / 32 * quarter", "0", "codes"
+    ),
+    "the next word of scales": Fault(
+        "parts/nvfp4.cuh", "k / kWordK * word", "0", "blocked scales"
+    ),
+    "scales behind the last group are read": Fault(
+        "parts/nvfp4.cuh",
+        "clamp_to(num_k / kGroup - word * kWord, kWord)",
+        "kWord",
+        "padding",
+    ),
+    "tiles begin at the first scale": Fault(
+        "parts/nvfp4.cuh", "groups.at(first_line + line,", "groups.at(line,", "blocked scales"
+    ),
+    "bytes of 8 where there are 16": Fault(
+        "parts/nvfp4.cuh", "piece % 2 * 8;", "0;", "padding"
+    ),
+    "groups past the scale's rounding": Fault(
+        "quantize_nvfp4.cu", "1.0f / (kLargestCode * global)", "1.0f / (kLargestScale * global)", "quantised"
+    ),
+    "codes of the unrounded scale": Fault(
+        "quantize_nvfp4.cu", "0x1p-14f * reciprocal_approx(factor)", "0x1p-14f", "quantised"
+    ),
+    "NaN is not the group's": Fault(
+        "quantize_nvfp4.cu", "bits < kInfinityBits ? number_of_bits(bits) * of_codes : nan",
+        "number_of_bits(bits) * of_codes", "not finite",
+    ),
+    "infinities are the largest": Fault(
+        "quantize_nvfp4.cu", "if (largest < kInfinityBits) return largest;", "return largest;", "not finite"
+    ),
+    "codes beyond 6": Fault(
+        "quantize_nvfp4.cu", "min_unsigned_pair(pair & 0x7fff7fffu, 0x0e000e00u)", "(pair & 0x7fff7fffu)",
+        "saturated",
+    ),
+    "blocks that do not meet": Fault("quantize_nvfp4.cu", "sync_grid(barrier);", "", "quantised"),
+    "ties to odd": Fault("quantize_nvfp4.cu", "1.5f * 0x1p22f", "1.5f * 0x1p21f", "quantised"),
+    "the last lines are not decoded": Fault(
+        "dequantize_nvfp4.cu", "if (at >= lines) continue;\n            Bytes", "if (i > 0) continue;\n            Bytes",
+        "decoded",
+    ),
+    "every batch decodes the first matrix": Fault(
+        "dequantize_nvfp4.cu", "from += p.batch.offset(kA, matrix);", "", "decoded"
+    ),
+    "the other row's codes": Fault(
+        "parts/rows_nvfp4_hopper.cuh", "half * other * RowStage::kLine", "0", "nvfp4"
+    ),
+    "the same words of scales for ever": Fault(
+        "parts/rows_nvfp4_hopper.cuh", "fetch(word + kWordsAhead)", "fetch(0)", "nvfp4"
+    ),
+    "b2's scales in b1's order": Fault(
+        "dual_gemm_hopper.cu", "work.row_scales.steps[1] = others.steps[0];", "", "nvfp4"
+    ),
+    "both products' columns are the first one's": Fault(
+        "dual_gemm_hopper.cu", "products[i / 2 % 2][i / 4 * 2 + i % 2]", "products[i % 2][i / 4 * 2 + i / 2 % 2]", "nvfp4"
+    ),
+}  # fmt: skip
+
+
+def _problems() -> Iterator[tuple[str, object, object]]:
+    yield "codes", DUAL, DualProblem(70, 40, 80, "float16", NVFP4)
+    yield "not finite", QUANTIZE, NvFp4Problem((5, 64), kind="special")
+    yield "quantised", QUANTIZE, NvFp4Problem((33, 80), "float32", "blocked")
+
+
+def _check_blocked_scales() -> None:
+    """Rows and groups of more than one block, each with a scale of its own."""
+    rows, k = 300, 192
+    scale = (2.0 ** np.random.default_rng(1).integers(-6, 8, (rows, k // 16))).astype(
+        "float8_e4m3fn"
+    )
+    x = NvFp4(nvfp4.pack_e2m1(np.ones((rows, k))), scale)
+    picks = np.repeat(np.eye(k // 16), 16, 1).astype(np.float16)
+    expected = 16 * scale.astype(np.float64).T
+    for y in (x, x.to("blocked")):
+        for copies in (1, 2):  # up to 16 rows are another kernel's
+            sums = cupykern.scaled_mm(np.tile(picks, (copies, 1)), y, out_dtype="float32")
+            assert (np.tile(expected, (copies, 1)) == sums).all()
+
+
+def _check_padding() -> None:
+    """K = 48 in blocks of 64 and rows of 24 bytes; padding is NaN."""
+    rng = np.random.default_rng(2)
+    numbers = rng.choice((-2.0, 1.0, 3.0, 6.0), (20, 48))
+    x = NvFp4(nvfp4.pack_e2m1(numbers), np.ones((20, 3), "float8_e4m3fn")).to("blocked")
+    padded = x.scale.view(np.uint8).copy()
+    padded[padded == 0] = 0x7F
+    x = NvFp4(x.data, padded.view("float8_e4m3fn"), "blocked")
+    a = rng.integers(-4, 5, (5, 48)).astype(np.float16)
+    assert (cupykern.scaled_mm(a, x, out_dtype="float32") == a.astype(np.float64) @ numbers.T).all()
+
+
+def _check_decoded() -> None:
+    """NVFP4 operands of products on Hopper, batches of which some are broadcast."""
+    if host.current().warp_size != 32:
+        return
+    problem = DualProblem(140, 136, 80, NVFP4, NVFP4, batch_a=(2, 1), batch_b=(3,))
+    for seed in (1, 2):
+        call = DUAL.inputs(problem, seed, np)
+        references = DUAL.reference(*call.args, **call.kwargs)
+        bounds = DUAL.bound(*call.args, **call.kwargs, reference=references)
+        y = DUAL.run(*call.args, **call.kwargs, config=HopperConfig(128, 128, 6, decoded=True))
+        assert check.compare((y,), references, bounds).ok
+
+
+def _check_nvfp4() -> None:
+    """NVFP4 weights, one in plain and one in blocked order, decoded in registers on Hopper."""
+    if host.current().warp_size != 32:
+        return
+    call = DUAL.inputs(DualProblem(70, 136, 544, NVFP4, NVFP4, out_dtype="float32"), 1, np)
+    references = DUAL.reference(*call.args, **call.kwargs)
+    bounds = DUAL.bound(*call.args, **call.kwargs, reference=references)
+    y = DUAL.run(*call.args, **call.kwargs, config=HopperConfig(64, 128, 3, lines=2))
+    assert check.compare((y,), references, bounds).ok
+
+
+def _check_saturated() -> None:
+    """A group whose scale, a subnormal e4m3 number, is rounded down by a third."""
+    x = np.full((1, 32), 2688.0, np.float32)
+    x[0, 16:] = 1.49 * 2.0**-9 * 6
+    y = cupykern.quantize_nvfp4(x).dequantize()
+    assert (y[0, 16:] == 2.0**-9 * 6).all()
+
+
+CHECKS = {
+    "decoded": _check_decoded,
+    "nvfp4": _check_nvfp4,
+    "saturated": _check_saturated,
+    "blocked scales": _check_blocked_scales,
+    "padding": _check_padding,
+}
+
+
+test_nothing_fails_without_a_fault, test_caught = fault_tests(FAULTS, _problems, CHECKS, every=4)
