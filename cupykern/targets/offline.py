@@ -78,8 +78,8 @@ def compiler_name(arch: str) -> str:
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _STACK_FRAME = re.compile(r"(\d+) bytes stack frame")
 _SHARED = re.compile(r"(\d+) bytes smem")
-# setmaxnreg ignored; wgmma serialised, for which there are several numbers.
-_WARNINGS = re.compile(r"C7508[^\n]*|C75\d\d[^\n]*serialized[^\n]*")
+# setmaxnreg ignored; wgmma serialised, for which there are several numbers, or waited for.
+_WARNINGS = re.compile(r"C7508[^\n]*|C75\d\d[^\n]*(?:serialized|injected)[^\n]*")
 
 
 def _nvrtc() -> Any:

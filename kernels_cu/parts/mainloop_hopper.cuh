@@ -8,6 +8,9 @@ DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
     if (kPingPong) ring.turn[consumer ^ 1].wait((consumer ^ 1 ^ count) & 1);
     bool first = true;
     int before = 0;
+    // The only stage may be the other warpgroup's.  Sums that are cleared after the loop would make
+    // every stage wait for its own products (ptxas: C7517).
+    if (kShareK) clear(sums);
 #pragma unroll 1
     for (OwnStages own(work); own.there(); own.next()) {
         const int stage = own.place.stage;
@@ -19,7 +22,7 @@ DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
             for (int block = 0; block < kBlocks; ++block) {
                 wgmma<RowElement, ColElement, RowStage::kMajor, ColStage::kMajor>(
                     sums[block], RowStage::tile(ring.rows[stage], work.row + 64 * block, k),
-                    ColStage::tile(ring.cols[stage], 0, k), !first || k > 0);
+                    ColStage::tile(ring.cols[stage], 0, k), kShareK || !first || k > 0);
             }
         }
         wgmma_commit();
@@ -30,6 +33,5 @@ DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
     }
     if (kPingPong && threadIdx.x % 128 == 0) ring.turn[consumer].arrive();
     wgmma_wait<0>(sums);
-    if (kShareK && first) return clear(sums);  // the only stage is the other warpgroup's
-    ring.release(before);
+    if (!kShareK || !first) ring.release(before);
 }
