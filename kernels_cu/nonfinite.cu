@@ -230,14 +230,28 @@ KERNEL void nonfinite(const Element* x, uint64_t* figures, uint64_t* words,
     // A block's vectors of a batch lie side by side.
     constexpr int kStep = kNumThreads;
     const int64_t step = int64_t(gridDim.x) * kStep * kBatch;
+    const auto at = [&](int64_t item) {
+        const int64_t element = head + item * kVectorWidth;
+        return data + (kPlain ? element : params.locate(element, params.strides));
+    };
+    // How many vectors there are from `item` on, at most those of a block's batch.
+    const auto count_from = [&](int64_t item) {
+        const int64_t count = num_items - item;
+        return count < kBatch * kStep ? int(count) : kBatch * kStep;
+    };
     const auto load = [&](int64_t item, Items(&batch)[kBatch]) {
-        if (item >= num_items) return;
+        const int count = count_from(item);
+        if (count <= 0) return;
+        if (kPlain && count > (kBatch - 1) * kStep) {
+            const Element* const first = at(item);
+#pragma unroll
+            for (int j = 0; j < kBatch; ++j) batch[j].load(first + j * kStep * kVectorWidth);
+            return;
+        }
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) {
             // Behind the end the first one again, which changes no extreme and is not added.
-            const int64_t there = item + j * kStep < num_items ? item + j * kStep : item;
-            const int64_t element = head + there * kVectorWidth;
-            batch[j].load(data + (kPlain ? element : params.locate(element, params.strides)));
+            batch[j].load(at(item + (j * kStep < count ? j * kStep : 0)));
         }
     };
     int64_t item = int64_t(blockIdx.x) * kStep * kBatch + tid;
@@ -291,10 +305,11 @@ KERNEL void nonfinite(const Element* x, uint64_t* figures, uint64_t* words,
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) batch[j] = next[j];
         load(item + step, next);
+        const int count = count_from(item);
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) {
             const float part = sum_of(batch[j]);
-            sums[j] = item + j * kStep < num_items ? part : 0.0f;
+            sums[j] = j * kStep < count ? part : 0.0f;
         }
         const float batch_sum = sum_pairwise<kBatch>(sums);
         if (is_finite(batch_sum)) {
@@ -303,10 +318,8 @@ KERNEL void nonfinite(const Element* x, uint64_t* figures, uint64_t* words,
             for (int j = 0; j < kBatch; ++j) take(batch[j], extremes);
         } else {
 #pragma unroll 1
-            for (int64_t i = item; i < num_items && i < item + kBatch * kStep; i += kStep) {
-                const int64_t element = head + i * kVectorWidth;
-                const int64_t place = kPlain ? element : params.locate(element, params.strides);
-                inspect(data + place, element, kVectorWidth);
+            for (int j = 0; j < count; j += kStep) {
+                inspect(at(item + j), head + (item + j) * kVectorWidth, kVectorWidth);
             }
         }
     }
