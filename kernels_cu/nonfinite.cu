@@ -356,6 +356,7 @@ KERNEL void nonfinite(const Element* x, uint64_t* figures, uint64_t* words,
             store_relaxed(word(kKeys, blockIdx.x), uint64_t(found.largest) << 32 | found.smallest);
         }
         if (!is_last[0]) return;
+        sync_block();  // a warp that waits may keep others from what it waits for
         // While the others end.
         per_element = 1.0 / double(params.num_elements);
         found = Finite::none();
