@@ -207,10 +207,10 @@ DEVICE bool is_finite(float x) { return (bit_cast<uint32_t>(x) & 0x7fffffffu) < 
 KERNEL void nonfinite(const Element* x, uint64_t* figures, uint64_t* words,
                       const NonfiniteParams params) {
     constexpr int kWarps = kNumThreads / kWarpSize;
-    SHARED(Finite, of_warps, [2][kWarps]);
-    SHARED(uint32_t, counts, [kKinds]);  // of this block
-    SHARED(uint64_t,
-           special, [kSpecialWords]);  // of all blocks; the first place of this one before
+    SHARED(Finite, of_warps, [kWarps]);
+    // What is special in this block; the place of its first, and then what is in all blocks.
+    SHARED(uint32_t, counts, [kKinds]);
+    SHARED(uint64_t, special, [kSpecialWords]);
     SHARED(bool, is_last, [1]);
     const int tid = int(threadIdx.x), warp = tid / kWarpSize, lane = lane_id();
     uint32_t* const num_begun = reinterpret_cast<uint32_t*>(words);
@@ -240,8 +240,8 @@ KERNEL void nonfinite(const Element* x, uint64_t* figures, uint64_t* words,
         return count < kBatch * kStep ? int(count) : kBatch * kStep;
     };
     const auto load = [&](int64_t item, Items(&batch)[kBatch]) {
+        if (item >= num_items) return;
         const int count = count_from(item);
-        if (count <= 0) return;
         if (kPlain && count > (kBatch - 1) * kStep) {
             const Element* const first = at(item);
 #pragma unroll
@@ -336,7 +336,7 @@ KERNEL void nonfinite(const Element* x, uint64_t* figures, uint64_t* words,
 #pragma unroll 1
     for (int level = 0;; ++level) {
         found.merge_lanes();
-        if (lane == 0) of_warps[level][warp] = found;
+        if (lane == 0) of_warps[warp] = found;
         sync_block();
         // Meanwhile by another warp; counts, of which there are none as a rule, after the place.
         if (level == 0 && warp == kWarps - 1) {
@@ -347,7 +347,7 @@ KERNEL void nonfinite(const Element* x, uint64_t* figures, uint64_t* words,
             }
         }
         if (warp == 0) {
-            found = lane < kWarps ? of_warps[level][lane] : Finite::none();
+            found = lane < kWarps ? of_warps[lane] : Finite::none();
             found.merge_lanes();
         }
         if (level == 1) break;

@@ -20,8 +20,8 @@ FAULTS = {
     # name: (file, old, new, the check that catches it first)
     "no barrier between the merges": Fault(
         FILE,
-        "of_warps[level][warp] = found;\n        sync_block();",
-        "of_warps[level][warp] = found;",
+        "of_warps[warp] = found;\n        sync_block();",
+        "of_warps[warp] = found;",
         "blocks",
     ),
     "no barrier before what is counted": Fault(
@@ -41,7 +41,7 @@ FAULTS = {
     ),
     "the tail begins late": Fault(FILE, "tid - head + tail;", "tid - head + tail + 1;", "dense"),
     "what is read twice counts twice": Fault(
-        FILE, "sums[j] = item + j * kStep < num_items ? part : 0.0f;", "sums[j] = part;", "dense"
+        FILE, "sums[j] = j * kStep < count ? part : 0.0f;", "sums[j] = part;", "dense"
     ),
     "a sum that is not finite is taken": Fault(
         FILE, "if (is_finite(batch_sum))", "if (true)", "special"
@@ -50,7 +50,7 @@ FAULTS = {
         FILE, "& 0x7fffffffu) < 0x7f800000u; }", "& 0x7fffffffu) <= 0x7f800000u; }", "special"
     ),
     "only a batch's first vector is inspected": Fault(
-        FILE, "i < item + kBatch * kStep; i += kStep", "i < item + kStep; i += kStep", "special"
+        FILE, "j < count; j += kStep", "j < 1; j += kStep", "special"
     ),
     "places of 32 bits": Fault(
         FILE,
@@ -65,7 +65,7 @@ FAULTS = {
         FILE, "params.first + params.locate(begin + i, params.weights)", "begin + i", "F"
     ),
     "the last for the first": Fault(
-        FILE, "first = place < first ? place : first;", "first = place;", "strided"
+        FILE, "first = place < first ? place : first;", "first = place;", "neighbours"
     ),
     "the first of the first thread": Fault(
         FILE, "atomic_min(&special[kFirst], first);", "special[kFirst] = first;", "special"
@@ -156,6 +156,14 @@ def _check_subnormals() -> None:
         _agrees((-tiny * np.arange(1.0, 50)).astype(dtype))
 
 
+def _check_neighbours() -> None:
+    """Two of one vector."""
+    x = np.ones((8, 8), np.float16)
+    x[3, 5:7] = np.nan
+    for view, first in ((x, (3, 5)), (x[::-1, ::-1], (4, 1)), (x.T, (5, 3))):
+        assert cupykern.nonfinite_report(view).first_index == first
+
+
 def _check_quotients() -> None:
     """As divisions give them: the mean of equal numbers is that number."""
     for size in (3, 49, 98, 103, 107, 161, 187, 196, 197, 206):
@@ -189,6 +197,7 @@ def _check_large_offsets() -> None:
 CHECKS = {
     "signs": _check_signs,
     "subnormals": _check_subnormals,
+    "neighbours": _check_neighbours,
     "quotients": _check_quotients,
     "words": _check_words,
     "large offsets": _check_large_offsets,

@@ -38,7 +38,7 @@ DTYPES = (
 # nonfinite.cu: figures, and the words of a block
 _FIGURES, _WORDS = 7, 6
 _NOWHERE = 2**63 - 1
-_MOST_OF_BLOCK = 2**31  # elements: a block counts in 32 bits
+_MOST_OF_BLOCK = 2**31  # elements, which a block counts in 32 bits
 
 _PARAMS = np.dtype(  # nonfinite.cu: NonfiniteParams
     [
