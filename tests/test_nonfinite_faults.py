@@ -19,13 +19,19 @@ FILE = "nonfinite.cu"
 FAULTS = {
     # name: (file, old, new, the check that catches it first)
     "no barrier between the merges": Fault(
-        FILE, "of_warps[warp] = mine;\n    sync_block();", "of_warps[warp] = mine;", "blocks"
-    ),
-    "no barrier before the last block is known": Fault(
         FILE,
-        "        sync_block();\n        if (!is_last[0])",
-        "        if (!is_last[0])",
+        "of_warps[warp] = found;\n        sync_block();",
+        "of_warps[warp] = found;",
         "blocks",
+    ),
+    "no barrier before what is counted": Fault(
+        FILE,
+        "special[tid] = tid == kFirst ? kNowhere : 0;\n    sync_block();",
+        "sync_block();\n    special[tid] = tid == kFirst ? kNowhere : 0;",
+        "special",
+    ),
+    "what all blocks have found is left too": Fault(
+        FILE, "if (level == 0 && warp", "if (warp", "words"
     ),
     "the head is no vector": Fault(
         FILE,
@@ -35,7 +41,7 @@ FAULTS = {
     ),
     "the tail begins late": Fault(FILE, "tid - head + tail;", "tid - head + tail + 1;", "dense"),
     "what is read twice counts twice": Fault(
-        FILE, "sums[j] = item + j * kStep < num_items ? part : 0.0f;", "sums[j] = part;", "dense"
+        FILE, "sums[j] = j * kStep < count ? part : 0.0f;", "sums[j] = part;", "dense"
     ),
     "a sum that is not finite is taken": Fault(
         FILE, "if (is_finite(batch_sum))", "if (true)", "special"
@@ -44,7 +50,7 @@ FAULTS = {
         FILE, "& 0x7fffffffu) < 0x7f800000u; }", "& 0x7fffffffu) <= 0x7f800000u; }", "special"
     ),
     "only a batch's first vector is inspected": Fault(
-        FILE, "i < item + kBatch * kStep; i += kStep", "i < item + kStep; i += kStep", "special"
+        FILE, "j < count; j += kStep", "j < 1; j += kStep", "special"
     ),
     "places of 32 bits": Fault(
         FILE,
@@ -59,10 +65,10 @@ FAULTS = {
         FILE, "params.first + params.locate(begin + i, params.weights)", "begin + i", "F"
     ),
     "the last for the first": Fault(
-        FILE, "first = place < first ? place : first;", "first = place;", "strided"
+        FILE, "first = place < first ? place : first;", "first = place;", "neighbours"
     ),
     "the first of the first thread": Fault(
-        FILE, "first = other.first < first ? other.first : first;", "", "special"
+        FILE, "atomic_min(&special[kFirst], first);", "special[kFirst] = first;", "special"
     ),
     "no largest without a positive number": Fault(
         FILE, "most_signed >> 31 ? least : most_signed", "most_signed", "signs"
@@ -84,16 +90,28 @@ FAULTS = {
     "NaN of e4m3 is a number": Fault(FILE, ": 0x7fu;", ": 0x80u;", "bytes"),
     "subnormals flushed": Fault(FILE, "if (magnitude >= 0x00800000u)", "if (true)", "subnormals"),
     "a mean of all": Fault(
-        FILE, "found.sum / double(num_finite)", "mine.sum / double(params.num_elements)", "special"
+        FILE,
+        "if (num_finite != params.num_elements) per_element",
+        "if (false) per_element",
+        "special",
+    ),
+    "a quotient that nobody corrects": Fault(
+        FILE, "quotient + rest * per_element", "quotient", "quotients"
     ),
     "no block is the last": Fault(FILE, "== gridDim.x - 1;", "== gridDim.x;", "blocks"),
-    "a block is not merged": Fault(
-        FILE,
-        "i < int(gridDim.x); i += kNumThreads",
-        "i < int(gridDim.x) - 1; i += kNumThreads",
-        "blocks",
+    "a block is not merged": Fault(FILE, "if (block < grid)", "if (block < grid - 1)", "blocks"),
+    "the first place of this block": Fault(
+        FILE, "if (counted) atomic_min(&special[kFirst], place - 1);", "", "special"
     ),
-    "the counter stays": Fault(FILE, "        *counter = 0;\n", "", "counters"),
+    "counts of the first of 32 blocks": Fault(
+        FILE,
+        "const double of_warp = sum_of_warp(double(count - 1));",
+        "const double of_warp = double(count - 1);",
+        "special",
+    ),
+    "the number of blocks stays": Fault(FILE, "        *num_begun = 0;\n", "", "words"),
+    "a sum stays": Fault(FILE, "store_relaxed(word(kSum, block), 0);", "", "words"),
+    "a count stays": Fault(FILE, "if (counted) store_relaxed(word(kind, block), 0);", "", "words"),
     "halves swapped in unpack": Fault(
         "platform/numbers.cuh",
         "high = to_float(T{uint16_t(pair >> 16)});",
@@ -138,17 +156,31 @@ def _check_subnormals() -> None:
         _agrees((-tiny * np.arange(1.0, 50)).astype(dtype))
 
 
-def _check_counters() -> None:
-    """Launches one after the other that share a counter."""
+def _check_neighbours() -> None:
+    """Two of one vector."""
+    x = np.ones((8, 8), np.float16)
+    x[3, 5:7] = np.nan
+    for view, first in ((x, (3, 5)), (x[::-1, ::-1], (4, 1)), (x.T, (5, 3))):
+        assert cupykern.nonfinite_report(view).first_index == first
+
+
+def _check_quotients() -> None:
+    """As divisions give them: the mean of equal numbers is that number."""
+    for size in (3, 49, 98, 103, 107, 161, 187, 196, 197, 206):
+        assert cupykern.nonfinite_report(np.ones(size, np.float32)).mean == 1
+
+
+def _check_words() -> None:
+    """Launches one after the other that share what is zero before and after each."""
     x = np.ones((700, 1000), np.float32)
     x[600, 7] = np.nan
     plan = nonfinite._plan(host.current(), x.shape, x.dtype, operand(x), None)
-    counter, size = np.zeros(1, np.uint32), plan.num_bytes // 8
-    assert size > 2 * 7  # several blocks
+    words = np.zeros(plan.num_counters, np.uint32)
+    assert words.size > 2 * (1 + nonfinite._WORDS)  # several blocks
     for _ in range(3):
-        buffer = np.full(size, -1, np.int64)
-        plan.repeated.launch((x, buffer, counter))
-        assert list(buffer[:4]) == [1, 0, 0, 600_007] and counter[0] == 0
+        figures = np.full(7, -1)
+        plan.repeated.launch((x, figures, words))
+        assert list(figures[:4]) == [1, 0, 0, 600_007] and not words.any()
 
 
 def _check_large_offsets() -> None:
@@ -165,7 +197,9 @@ def _check_large_offsets() -> None:
 CHECKS = {
     "signs": _check_signs,
     "subnormals": _check_subnormals,
-    "counters": _check_counters,
+    "neighbours": _check_neighbours,
+    "quotients": _check_quotients,
+    "words": _check_words,
     "large offsets": _check_large_offsets,
 }
 

@@ -27,6 +27,54 @@ def test_atomic_add_acq_rel(target):
     assert (count[0], total[0]) == (100, 5050)
 
 
+def test_what_lanes_have_together(target):
+    """Every lane gets the largest and the sum."""
+    rng = np.random.default_rng(4)
+    a = rng.integers(0, 2**32, 128, U32)
+    b = rng.integers(-(2**40), 2**40, 128).astype(np.float64)
+    text = (
+        "KERNEL void word(const uint32_t* a, const double* b, uint32_t* largest, double* sums) {\n"
+        "    const int i = threadIdx.x;\n"
+        "    largest[i] = maximum_of_warp(a[i]);\n    sums[i] = sum_of_warp(b[i]);\n}\n"
+    )
+    zeros = np.zeros(128, U32), np.zeros(128)
+    *_, largest, sums = run(target, text, a, b, *zeros, threads=128)
+    warp = target.warp_size
+    np.testing.assert_array_equal(largest, a.reshape(-1, warp).max(1).repeat(warp))
+    np.testing.assert_array_equal(sums, b.reshape(-1, warp).sum(1).repeat(warp))
+
+
+def test_atomic_min(target):
+    text = (
+        "KERNEL void word(const uint64_t* x, uint64_t* least) {\n"
+        "    SHARED(uint64_t, of_block, [1]);\n"
+        "    const uint64_t mine = x[blockIdx.x * blockDim.x + threadIdx.x];\n"
+        "    if (threadIdx.x == 0) of_block[0] = mine;\n    sync_block();\n"
+        "    atomic_min(of_block, mine);\n    sync_block();\n"
+        "    if (threadIdx.x == 0) atomic_min(least, of_block[0]);\n}\n"
+    )
+    x = np.random.default_rng(5).integers(0, 2**64, 7 * 64, np.uint64)
+    _, least = run(target, text, x, np.array([2**64 - 1], np.uint64), grid=7)
+    assert least[0] == x.min()
+
+
+def test_words_that_blocks_leave_for_one(target):
+    """Relaxed stores, which the block that was the last to begin waits for."""
+    text = (
+        "KERNEL void word(uint32_t* num_begun, uint64_t* words, uint64_t* sum) {\n"
+        "    if (threadIdx.x != 0) return;\n"
+        "    const bool is_last = atomic_add(num_begun, 1u) == gridDim.x - 1;\n"
+        "    store_relaxed(words + blockIdx.x, (uint64_t(blockIdx.x) << 32) + 1);\n"
+        "    for (int i = 0; is_last && i < int(gridDim.x); ++i) {\n"
+        "        uint64_t word = 0;\n"
+        "        while (word == 0) word = load_relaxed(words + i);\n"
+        "        *sum += word;\n    }\n}\n"
+    )
+    zeros = np.zeros(1, U32), np.zeros(100, np.uint64), np.zeros(1, np.uint64)
+    *_, total = run(target, text, *zeros, grid=100)
+    assert total[0] == (4950 << 32) + 100
+
+
 MEETING = (
     "KERNEL void word(uint32_t* counter, const uint32_t* given, uint32_t* written, uint32_t* sums) {\n"
     "    for (int time = 0; time < 2; ++time) {\n"

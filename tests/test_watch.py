@@ -244,7 +244,7 @@ def test_every_config(target):
         (np.s_[:, :31], {"vector_width": 1, "plain": True}, None, "one stretch"),
         (np.s_[0, :5], {"vector_width": 8, "plain": False}, None, "or 8, if it is plain"),
         (np.s_[:], {"vector_width": 4}, None, "width 1 or 8$"),
-        (np.s_[:], {"num_threads": 1024}, None, "from 32 to 512"),
+        (np.s_[:], {"num_threads": 1024}, None, "from 64 to 512"),
         (np.s_[:], {"num_threads": 96}, None, "power of two"),
         (np.s_[:], {"batch": 3}, None, "batch must be a power of two"),
         (np.s_[:], {"min_blocks": 33}, None, "from 1 to 32"),

@@ -35,8 +35,10 @@ DTYPES = (
     dtypes.float8_e4m3fn,
     dtypes.float8_e5m2,
 )
-_SUMMARY_WORDS = 7  # nonfinite.cu: Summary, and the results before the first one
+# nonfinite.cu: figures, and the words of a block
+_FIGURES, _WORDS = 7, 6
 _NOWHERE = 2**63 - 1
+_MOST_OF_BLOCK = 2**31  # elements, which a block counts in 32 bits
 
 _PARAMS = np.dtype(  # nonfinite.cu: NonfiniteParams
     [
@@ -103,10 +105,7 @@ def nonfinite_report(x: Any, *, config: NonfiniteConfig | None = None) -> Nonfin
             "before or after"
         )
     xp, buffer = _run(x, config)
-    if xp is np:
-        figures = buffer[:_SUMMARY_WORDS]
-    else:
-        figures = xp.ndarray((_SUMMARY_WORDS,), np.int64, buffer).get()
+    figures = buffer if xp is np else xp.ndarray((_FIGURES,), np.int64, buffer).get()
     num_nan, num_posinf, num_neginf, first = (int(n) for n in figures[:4])
     low, high, mean = (float(s) for s in figures[4:].view(np.float64))
     index = None
@@ -123,9 +122,9 @@ def nonfinite_arrays(x: Any, *, config: NonfiniteConfig | None = None) -> tuple[
     """
     xp, buffer = _run(x, config)
     if xp is np:
-        return buffer[:4], buffer[4:_SUMMARY_WORDS].view(np.float64)
+        return buffer[:4], buffer[4:].view(np.float64)
     make = arrays.maker(xp)
-    return make((4,), np.int64, buffer), make((_SUMMARY_WORDS - 4,), np.float64, buffer + 32)
+    return make((4,), np.int64, buffer), make((_FIGURES - 4,), np.float64, buffer + 32)
 
 
 def is_capturing(target: Target) -> bool:
@@ -147,7 +146,7 @@ def _check(x: Any) -> Target:
 
 class _Plan(NamedTuple):
     repeated: Repeated
-    num_bytes: int  # of the figures and what blocks have found
+    num_counters: int  # two for each word of its blocks
 
 
 @plans.cached
@@ -180,9 +179,10 @@ def _plan(
         params["sizes"][d], params["strides"][d], params["weights"][d] = size, stride, weight
     per_block = config.num_threads * config.batch * config.vector_width
     grid = min(-(-walk.num_elements // per_block), _max_blocks(target, config))
+    grid = max(grid, walk.num_elements // _MOST_OF_BLOCK)
     kernel, struct = get_kernel(target, walk_variant(dtype, config)), target.by_value(params)
     repeated = Repeated(kernel, grid, 0, lambda arrays: (*arrays, struct))
-    return _Plan(repeated, 8 * _SUMMARY_WORDS * (1 + grid))
+    return _Plan(repeated, 2 * (1 + _WORDS * grid))
 
 
 @cache
@@ -197,7 +197,7 @@ _find = plans.finder("nonfinite", arrays=1, options=1)
 
 
 def _run(x: Any, config: NonfiniteConfig | None = None) -> tuple[Any, Any]:
-    """(numpy or CuPy, the kernel's buffer), whose first words are the figures: int64 of numpy, or CuPy's pointer to it."""
+    """(numpy or CuPy, the kernel's figures): int64 of numpy, or CuPy's pointer to them."""
     key, known, places = _find(x, config)
     if known is not None:
         return _launch(*known, x, places)
@@ -218,13 +218,13 @@ def _run(x: Any, config: NonfiniteConfig | None = None) -> tuple[Any, Any]:
 
 def _launch(target: Target, plan: _Plan, x: Any, places: tuple[Any, ...]) -> tuple[Any, Any]:
     """places: where x lies."""
-    counter = workspace.take_counters(target, 1)
+    words = workspace.take_counters(target, plan.num_counters)
     if target.name == "host":
-        buffer = np.full(plan.num_bytes // 8, -1)  # an earlier call's sums would hide a fault
-        plan.repeated.launch((x, buffer, counter))
-        return np, buffer
-    memory = target.xp.cuda.alloc(plan.num_bytes)
-    plan.repeated.launch_at((*places, memory.ptr, counter.data.ptr), (x, memory, counter))
+        figures = np.full(_FIGURES, -1)
+        plan.repeated.launch((x, figures, words))
+        return np, figures
+    memory = target.xp.cuda.alloc(8 * _FIGURES)
+    plan.repeated.launch_at((*places, memory.ptr, words.data.ptr), (x, memory, words))
     return target.xp, memory
 
 
@@ -293,7 +293,7 @@ OP = Op(
     bench_shapes=_bench_shapes,
     inputs=_inputs,
     work=lambda problem: Work(
-        math.prod(problem.shape) * dtypes.NAMES[problem.dtype].itemsize, 8 * _SUMMARY_WORDS
+        math.prod(problem.shape) * dtypes.NAMES[problem.dtype].itemsize, 8 * _FIGURES
     ),
     variants=lambda arch: tuple(
         walk_variant(dtype, config)

@@ -130,8 +130,8 @@ def check_config(config: Any, itemsize: int, walk: Walk) -> None:
             f"config does not fit: these strides allow vector_width 1{wide}"
             + (", if it is plain" if wide and not walk.whole else "")
         )
-    if c.num_threads not in (32, 64, 128, 256, 512):  # static shared memory ends at 48 KB
-        raise ValueError("config does not fit: num_threads must be a power of two from 32 to 512")
+    if c.num_threads not in (64, 128, 256, 512):  # a warp of AMD's; with 1024 it is slower
+        raise ValueError("config does not fit: num_threads must be a power of two from 64 to 512")
     if c.batch not in (1, 2, 4, 8, 16, 32):
         raise ValueError("config does not fit: batch must be a power of two up to 32")
     if not 1 <= c.min_blocks <= 32:

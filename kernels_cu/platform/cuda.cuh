@@ -54,9 +54,27 @@ DEVICE int opaque(int x) {
 // lane.
 DEVICE int uniform(int x) { return int(__reduce_or_sync(0xffffffffu, unsigned(x))); }
 DEVICE bool vote_any(bool p) { return __any_sync(0xffffffffu, p); }
+// Of all lanes; each of them gets it.
+DEVICE uint32_t maximum_of_warp(uint32_t x) { return __reduce_max_sync(0xffffffffu, x); }
+// The same, by two products with ones: a third of the time of five shuffles and additions.
+DEVICE double sum_of_warp(double x) {
+    const auto multiply = [](double a, double b, double& low, double& high) {
+        asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%4, %4};"
+            : "=d"(low), "=d"(high)
+            : "d"(a), "d"(b), "d"(0.0));
+    };
+    double low, high;
+    multiply(1.0, x, low, high);  // of lanes 4 i on, i = 2 * (lane % 4) and the next
+    multiply(low + high, 1.0, low, high);
+    return low;
+}
 template <class T>
 DEVICE T atomic_add(T* address, T value) {
     return atomicAdd(address, value);
+}
+template <class T>
+DEVICE void atomic_min(T* address, T value) {
+    atomicMin(address, value);
 }
 // What this thread wrote before is there for whoever sees the sum, and what others wrote before
 // theirs for this thread.
@@ -73,6 +91,15 @@ DEVICE uint32_t load_acquire(const uint32_t* address) {
     uint32_t value;
     asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
     return value;
+}
+// Of one word, in which another block leaves something: nothing is said of what else it wrote.
+DEVICE uint64_t load_relaxed(const uint64_t* address) {
+    uint64_t value;
+    asm volatile("ld.relaxed.gpu.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+    return value;
+}
+DEVICE void store_relaxed(uint64_t* address, uint64_t value) {
+    asm volatile("st.relaxed.gpu.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 #include "platform/grid.cuh"
 

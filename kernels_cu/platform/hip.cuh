@@ -98,9 +98,27 @@ DEVICE bool vote_any(bool p) {
         return __builtin_amdgcn_ballot_w32(p) != 0;
     }
 }
+// Of all lanes; each of them gets it.
+DEVICE uint32_t maximum_of_warp(uint32_t x) {
+#pragma unroll
+    for (int bit = 1; bit < kWarpSize; bit *= 2) {
+        const uint32_t other = shuffle_xor(x, bit);
+        x = other > x ? other : x;
+    }
+    return x;
+}
+DEVICE double sum_of_warp(double x) {
+#pragma unroll
+    for (int bit = 1; bit < kWarpSize; bit *= 2) x += shuffle_xor(x, bit);
+    return x;
+}
 template <class T>
 DEVICE T atomic_add(T* address, T value) {
     return __hip_atomic_fetch_add(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+template <class T>
+DEVICE void atomic_min(T* address, T value) {
+    __hip_atomic_fetch_min(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
 // What this thread wrote before is there for whoever sees the sum, and what others wrote before
 // theirs for this thread.
@@ -110,6 +128,13 @@ DEVICE uint32_t atomic_add_acq_rel(uint32_t* address, uint32_t value) {
 // What others wrote before they changed this number is there for this thread.
 DEVICE uint32_t load_acquire(const uint32_t* address) {
     return __hip_atomic_load(address, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT);
+}
+// Of one word, in which another block leaves something: nothing is said of what else it wrote.
+DEVICE uint64_t load_relaxed(const uint64_t* address) {
+    return __hip_atomic_load(address, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+DEVICE void store_relaxed(uint64_t* address, uint64_t value) {
+    __hip_atomic_store(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
 #include "platform/grid.cuh"
 

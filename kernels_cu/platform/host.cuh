@@ -129,6 +129,18 @@ DEVICE bool vote_any(bool p, HOST_PLACE) {
     host::runtime->exchange("vote_any", &p, host::combine_any, place);
     return p;
 }
+// Of all lanes; each of them gets it.
+DEVICE uint32_t maximum_of_warp(uint32_t x, HOST_PLACE) {
+    for (int bit = 1; bit < kWarpSize; bit *= 2) {
+        const uint32_t other = shuffle_xor(x, bit, place);
+        x = other > x ? other : x;
+    }
+    return x;
+}
+DEVICE double sum_of_warp(double x, HOST_PLACE) {
+    for (int bit = 1; bit < kWarpSize; bit *= 2) x += shuffle_xor(x, bit, place);
+    return x;
+}
 template <class T>
 DEVICE T atomic_add(T* address, T value) {
     T old, sum;
@@ -139,6 +151,13 @@ DEVICE T atomic_add(T* address, T value) {
         !__atomic_compare_exchange(address, &old, &sum, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
     return old;
 }
+template <class T>
+DEVICE void atomic_min(T* address, T value) {
+    T old = __atomic_load_n(address, __ATOMIC_RELAXED);
+    while (value < old && !__atomic_compare_exchange_n(address, &old, value, true, __ATOMIC_RELAXED,
+                                                       __ATOMIC_RELAXED)) {
+    }
+}
 // What this thread wrote before is there for whoever sees the sum, and what others wrote before
 // theirs for this thread.
 DEVICE uint32_t atomic_add_acq_rel(uint32_t* address, uint32_t value) {
@@ -146,6 +165,13 @@ DEVICE uint32_t atomic_add_acq_rel(uint32_t* address, uint32_t value) {
 }
 DEVICE uint32_t load_acquire(const uint32_t* address) {
     return __atomic_load_n(address, __ATOMIC_ACQUIRE);
+}
+// Of one word, in which another block leaves something: nothing is said of what else it wrote.
+DEVICE uint64_t load_relaxed(const uint64_t* address) {
+    return __atomic_load_n(address, __ATOMIC_RELAXED);
+}
+DEVICE void store_relaxed(uint64_t* address, uint64_t value) {
+    __atomic_store_n(address, value, __ATOMIC_RELAXED);
 }
 // All blocks of the launch meet, which is a cooperative one (Variant.cooperative).  counter: of this
 // launch alone, its lower 31 bits zero before and after.
