@@ -176,7 +176,7 @@ def compute(target: Target, problem: MatmulProblem | ScaledProblem, config: Hopp
 
 CASES = [
     *(
-        (PROBLEMS + OTHERS[2 if config.tile_n % 64 else i % len(OTHERS)], config)
+        (PROBLEMS + OTHERS[2 if 128 < config.tile_n < 256 else i % len(OTHERS)], config)
         for i, config in enumerate(CONFIGS)
     ),
     *(
