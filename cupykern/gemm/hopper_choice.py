@@ -17,8 +17,8 @@ _16_BIT = {
 }
 """Us that a multiprocessor takes for k = 4096 of a tile; for the end of 128 x 256 sums, and of an
 activation, which ping_pong hides; and for what a launch with ping_pong takes more, if it is not of one
-tile a block, whose end one of its warpgroups has alone.  From an H200, so that the order is the measured one at 4096 and 8192 cubed, (4096, 7168,
-2048), (4096, 14336, 4096) and (512, 4096, 7168)."""
+tile a block, whose end one of its warpgroups has alone.  From an H200, so that the order is the measured
+one at 4096 and 8192 cubed, (4096, 7168, 2048), (4096, 14336, 4096) and (512, 4096, 7168)."""
 _END, _ACTIVATION, _PING_PONG = 2.2, 1.5, 11.0
 
 _16_BIT_OUTER = {_OWN_COLUMNS: 42.0}  # of columns of a: rarer, so one
@@ -35,8 +35,8 @@ _16_BIT_INNER = {
 """128 x 256: 180.2 instead of 180.9 us, 180.3 instead of 181.0, 181.4 instead of 182.0, 178.6 instead of
 179.1 (4096 cubed bf16, in four runs).  The others where their rounds compute less that is not there.  128 x 176 takes
 1.35 times what 128 x 128 takes: 624.8 instead of 637.7 us, of 20 instead of 28 rounds ((4096, 14336, 4096)).  128 x 192:
-79.5 instead of 88.6 us (3072 cubed), 39.5 instead of 48.7 in one round ((768, 4096, 4096)).  128 x 160: 350.5 instead of 368.2 us (5120 cubed), 74.5 instead of 80.5 by 128 x 176
-((1024, 5120, 5120))."""
+79.5 instead of 88.6 us (3072 cubed), 39.5 instead of 48.7 in one round ((768, 4096, 4096)).  128 x 160: 350.5
+instead of 368.2 us (5120 cubed), 74.5 instead of 80.5 by 128 x 176 ((1024, 5120, 5120))."""
 
 # The first two measured at (256, 4096, 7168) and (128, 7168, 16384), the last one not yet: by arithmetic,
 # from the rate of the tensor cores that was measured with 16-bit operands and 64 bytes a cycle from L2.

@@ -87,8 +87,9 @@ DEVICE float tanh_accurate(float x) {
                            -0.0055147768f};
     const float t = magnitude(x);
     const float s = t * t;
-    const float y = t < 0.65f ? t + t * (s * polynomial(p, s))
-                              : 1.0f - 2.0f * reciprocal_approx(1.0f + exp2_approx(t * (2.0f * kLog2E)));
+    const float y = t < 0.65f
+                        ? t + t * (s * polynomial(p, s))
+                        : 1.0f - 2.0f * reciprocal_approx(1.0f + exp2_approx(t * (2.0f * kLog2E)));
     return with_sign(y, x);
 }
 
