@@ -43,7 +43,8 @@ constexpr int kConsumers = kNumThreads / 128 - 1;  // warpgroups; the producer i
 constexpr bool kShareRows = !kPingPong && !kShareK;
 constexpr int kConsumerRows = kShareRows ? kRows / kConsumers : kRows;
 constexpr int kBlocks = kConsumerRows / 64;  // of rows, each an instruction's
-static_assert(kBlocks * 64 == kConsumerRows && kBlocks * kCols <= 352, "sums fit into registers");
+static_assert(kBlocks * 64 == kConsumerRows && kBlocks * kCols <= (kPingPong ? 384 : 352),
+              "sums fit into registers");
 static_assert(!(kPingPong && kShareK), "the warpgroups have tiles of their own, or share one");
 static_assert(!kShareK || kStages % kConsumers == 0, "a stage belongs to one warpgroup");
 static_assert(kStages >= (kShareK ? 4 : 2), "a stage is released when the next one is multiplied");
