@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupykern import OPS, check, dtypes
-from cupykern.gemm import gemm, hopper_choice, product
+from cupykern.gemm import gemm, hopper_choice, hopper_config, product
 from cupykern.gemm.dequant_softmax import LogitsProblem
 from cupykern.gemm.dual_gemm import NVFP4, DualProblem
 from cupykern.gemm.hopper_config import HopperConfig
@@ -421,7 +421,9 @@ def test_tiles_that_fill_the_gpu(m, n, blocks, tile):
 )
 def test_columns_of_fp8(m, n, k, cols):
     sizes = task(m=m, n=n, k=k, **_FP8)
-    assert gemm.choose_config(sizes, "sm_90a", 132).tile_n == cols
+    config = gemm.choose_config(sizes, "sm_90a", 132)
+    assert config.tile_n == cols
+    assert hopper_config.in_halves(config, sizes) == (cols > 128)
     for other in (replace(sizes, plain=False), replace(sizes, block_scales=True)):
         assert gemm.choose_config(other, "sm_90a", 132).tile_n == min(cols, 128)
 

@@ -149,6 +149,11 @@ def only_plain(task: GemmTask, config: HopperConfig) -> bool:
     return task.kernel == "gemm" and e4m3 and in_row and task.plain and not task.block_scales
 
 
+def in_halves(config: HopperConfig, task: GemmTask) -> bool:
+    """Whether FP8's columns are multiplied in two halves (mainloop_promoted_hopper.cuh: kHalves)."""
+    return only_plain(task, config) and BLOCK < config.tile_n <= 192
+
+
 def converts(task: GemmTask) -> bool:
     return task.a.itemsize != task.b.itemsize
 
@@ -214,7 +219,7 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
     few_cols = turned and cols in (16, 32) and task.layout_a == INNER
     # Where chunks of 64 columns may overlap (epilogue_hopper.cuh: chunk_col).
     overlap = task.kernel == "gemm" and task.a in FLOAT16S and task.layout_b == INNER and not turned
-    halves = only_plain(task, c) and BLOCK < cols <= 192 and cols % 16 == 0
+    halves = in_halves(c, task) and cols % 16 == 0
     unit = 8 if overlap and cols > 64 else 64
     any_cols = few_cols or halves
     if own % 64 or (shared_rows and rows % c.warpgroups) or (cols % unit and not any_cols):
