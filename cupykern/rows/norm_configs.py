@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from ..targets.limits import is_measured
-from .row_configs import MAX_STAGES, VECTOR_BYTES, RowConfig, fitting, row_configs
+from .row_configs import MAX_STAGES, VECTOR_BYTES, RowConfig, fitting, row_configs, stretch_configs
 from .rows import RowLayout
 
 _Table = tuple[tuple[int, int, int, int, int, str], ...]
@@ -139,6 +139,7 @@ def norm_configs(
         ),
         *_plain(arch, itemsize, blocks[itemsize]),
         *_clusters(arch, itemsize, _CLUSTERS[centered, has_residual][itemsize]),
+        *stretch_configs(arch, itemsize),
         *_with_options(arch, itemsize),
     )
 

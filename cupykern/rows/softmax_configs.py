@@ -5,7 +5,15 @@ from __future__ import annotations
 from functools import cache
 
 from ..targets.limits import max_shared_bytes
-from .row_configs import STATIC_SHARED_BYTES, VECTOR_BYTES, RowConfig, few_of, fitting, row_configs
+from .row_configs import (
+    STATIC_SHARED_BYTES,
+    VECTOR_BYTES,
+    RowConfig,
+    few_of,
+    fitting,
+    row_configs,
+    stretch_configs,
+)
 from .rows import RowLayout
 
 # For plain calls, rows in registers, by the elements' bytes and rising length of the row:
@@ -49,6 +57,7 @@ def softmax_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
             )
             for threads, threads_per_row, elements, blocks in few_of(arch, _REGISTERS[itemsize], 3)
         ),
+        *stretch_configs(arch, itemsize),
         *(c for c in row_configs(arch, itemsize) if not c.plain or c.cluster_size > 1),
     )
 
