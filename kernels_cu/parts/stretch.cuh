@@ -147,12 +147,13 @@ struct RowPart {
         single_col = t.lane == 0 ? 0 : num_cols - 1;
         single = has_single ? elements + begin + single_col : nullptr;
     }
+    static constexpr int kGroup = kWords / 4;  // asked for together whether a thread has them
     // body(i), i a constant, for all of a thread's words, and some that it does not have.
     template <class Body>
     DEVICE void for_words(Body body) const {
 #pragma unroll
         for (int i = 0; i < kWords; ++i) {
-            if (i % 4 == 0 && i >= most) break;
+            if (i % kGroup == 0 && i >= most) break;
             body(i);
         }
     }
@@ -183,7 +184,10 @@ struct RowPart {
     // body(number, what `columns` has for its column).
     template <class T, class Body>
     DEVICE void for_columns(RowNumbers& numbers, const T* columns, Body body) const {
-        const T* first = columns + first_col;
+        // 32 bits beside an address that all threads share: few registers, few instructions.
+        const char* bytes = reinterpret_cast<const char*>(columns);
+        const T* first =
+            reinterpret_cast<const T*>(bytes + uint32_t(first_col) * uint32_t(sizeof(T)));
         for_words([&](int i) {
             T found[kPack] = {};
 #pragma unroll
