@@ -213,13 +213,13 @@ def row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
 
 @cache
 def stretch_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
-    """Those for rows that lie side by side, of any length up to 4096; where nothing is measured none."""
+    """Those for rows that lie side by side, of up to 10,000 elements; where nothing is measured none."""
     if not is_measured(arch):
         return ()
     width = VECTOR_BYTES // itemsize
     # A cap on registers, measured on Hopper; elsewhere it may spill.
-    blocks = 9 if arch == "sm_90a" else 1
-    return (RowConfig(128, 128, width, 32 // width, min_blocks=blocks, stretch=True),)
+    blocks = 4 if arch == "sm_90a" else 1
+    return (RowConfig(256, 256, width, 40 // width, min_blocks=blocks, stretch=True),)
 
 
 def few_of(arch: str, table: tuple[Any, ...], step: int = 2) -> tuple[Any, ...]:
