@@ -139,7 +139,7 @@ def norm_configs(
         ),
         *_plain(arch, itemsize, blocks[itemsize]),
         *_clusters(arch, itemsize, _CLUSTERS[centered, has_residual][itemsize]),
-        *stretch_configs(arch, itemsize),
+        *stretch_configs(arch, itemsize)[:1],
         *_with_options(arch, itemsize),
     )
 

@@ -211,15 +211,25 @@ def row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
     )
 
 
+# For rows that lie side by side, by the elements' bytes: (num_threads, elements of a thread, min_blocks).
+# The norms have the first alone.
+_STRETCHES = {2: ((128, 32, 9), (128, 40, 8)), 4: ((256, 32, 4),)}
+
+
 @cache
 def stretch_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
-    """Those for rows that lie side by side, of up to 10,000 elements; where nothing is measured none."""
-    if not is_measured(arch):
-        return ()
+    """Those for rows that lie side by side; where nothing is measured none."""
     width = VECTOR_BYTES // itemsize
-    # A cap on registers, measured on Hopper; elsewhere it may spill.
-    blocks = 4 if arch == "sm_90a" else 1
-    return (RowConfig(256, 256, width, 40 // width, min_blocks=blocks, stretch=True),)
+    return tuple(
+        RowConfig(
+            *(threads, threads, width, elements // width),
+            # A cap on registers, measured on Hopper; elsewhere it may spill.
+            min_blocks=blocks if arch == "sm_90a" else 1,
+            stretch=True,
+        )
+        for threads, elements, blocks in _STRETCHES[itemsize]
+        if is_measured(arch)
+    )
 
 
 def few_of(arch: str, table: tuple[Any, ...], step: int = 2) -> tuple[Any, ...]:
