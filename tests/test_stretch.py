@@ -10,12 +10,12 @@ import pytest
 import cupykern
 from cupykern import check, dtypes, inputs
 from cupykern.rows.norm_ops import ADD_OP, LAYER_OP, RMS_OP, NormProblem
-from cupykern.rows.row_configs import stretch_configs
 from cupykern.rows.rows import RowLayout, contiguous_operand, operand, row_layout
 from cupykern.rows.softmax import LOG_OP, OP, SoftmaxProblem
+from cupykern.rows.softmax_configs import softmax_configs
 
 # One thread a row and several, a warp, several warps; one element, even and odd, the most.
-CONFIG = stretch_configs("host", 2)[0]
+CONFIG = next(config for config in softmax_configs("host", 2) if config.stretch)
 MOST = CONFIG.chunk - 7  # a row may begin with the last element of a vector
 LENGTHS = (1, 2, 3, 17, 32, 33, 63, 100, 301, 1001, 1025, 2047, 4097, MOST)
 DTYPES = ("float16", "bfloat16", "float32")

@@ -211,14 +211,13 @@ def row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
     )
 
 
-# For rows that lie side by side, by the elements' bytes: (num_threads, elements of a thread, min_blocks).
-# The norms have the first alone.
-_STRETCHES = {2: ((128, 32, 9), (128, 40, 8)), 4: ((256, 32, 4),)}
+def stretch_configs(
+    arch: str, itemsize: int, table: tuple[tuple[int, int, int], ...]
+) -> tuple[RowConfig, ...]:
+    """Those for rows that lie side by side; where nothing is measured none.
 
-
-@cache
-def stretch_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
-    """Those for rows that lie side by side; where nothing is measured none."""
+    table: (num_threads, elements of a thread, min_blocks).
+    """
     width = VECTOR_BYTES // itemsize
     return tuple(
         RowConfig(
@@ -227,7 +226,7 @@ def stretch_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
             min_blocks=blocks if arch == "sm_90a" else 1,
             stretch=True,
         )
-        for threads, elements, blocks in _STRETCHES[itemsize]
+        for threads, elements, blocks in table
         if is_measured(arch)
     )
 

@@ -41,6 +41,9 @@ _REGISTERS = {
     ),
 }
 
+# For rows that lie side by side, of any length: (num_threads, elements of a thread, min_blocks).
+_STRETCHES = {2: ((128, 32, 9), (128, 40, 8)), 4: ((256, 40, 4),)}
+
 
 @cache
 def softmax_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
@@ -57,7 +60,7 @@ def softmax_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
             )
             for threads, threads_per_row, elements, blocks in few_of(arch, _REGISTERS[itemsize], 3)
         ),
-        *stretch_configs(arch, itemsize),
+        *stretch_configs(arch, itemsize, _STRETCHES[itemsize]),
         *(c for c in row_configs(arch, itemsize) if not c.plain or c.cluster_size > 1),
     )
 
