@@ -131,17 +131,17 @@ FAULTS = {
 
 def _problems() -> Iterator[tuple[str, object, NormProblem]]:
     for op in (LAYER_OP, RMS_OP):
-        bias = "float32" if op is LAYER_OP else None
+        bias = "bfloat16" if op is LAYER_OP else None
         yield "plain rows", op, NormProblem((5, 2048), "float16", weight_dtype="float16")
         yield "short rows", op, NormProblem((70, 16), "float32", kind="uniform")
         yield "ends of rows", op, NormProblem((6, 1032), "float16", mean=-2.0)
-        yield "eps", op, NormProblem((6, 33), "bfloat16", eps=0.5)
-        yield "far from zero", op, NormProblem((9, 1003), "float32", mean=-100.0)
+        yield "eps", op, NormProblem((6, 33), "bfloat16", out_dtype="float32", eps=0.5)
+        yield "far from zero", op, NormProblem((5, 11_003), "float32", mean=-100.0)
         yield "residual", op, NormProblem((4, 1000), "bfloat16", out_dtype="float32", residual=True)
         yield (
             "weights",
             op,
-            NormProblem((4, 515), "float16", weight_dtype="float32", bias_dtype=bias),
+            NormProblem((4, 515), "float16", weight_dtype="bfloat16", bias_dtype=bias),
         )
         yield "statistics", op, NormProblem((7, 4097), "float32", return_stats=True)
         yield "special", op, NormProblem((40, 8), "float32", kind="special")

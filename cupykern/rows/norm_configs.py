@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from ..targets.limits import is_measured
-from .row_configs import MAX_STAGES, VECTOR_BYTES, RowConfig, fitting, row_configs
+from .row_configs import MAX_STAGES, VECTOR_BYTES, RowConfig, fitting, row_configs, stretch_configs
 from .rows import RowLayout
 
 _Table = tuple[tuple[int, int, int, int, int, str], ...]
@@ -98,6 +98,8 @@ _STREAMS: dict[tuple[bool, bool], dict[int, tuple[tuple[int, int, int], ...]]] =
     (False, True): {2: ((512, 4, 16),), 4: ((512, 8, 16),)},
     (True, True): {2: (), 4: ()},
 }
+# For rows that lie side by side, of any length: (num_threads, elements of a thread, min_blocks).
+_STRETCHES = {2: ((128, 32, 9),), 4: ((256, 32, 4),)}
 # To FP8 and int8.
 _QUANTIZED: dict[int, _Table] = {
     2: (
@@ -139,6 +141,7 @@ def norm_configs(
         ),
         *_plain(arch, itemsize, blocks[itemsize]),
         *_clusters(arch, itemsize, _CLUSTERS[centered, has_residual][itemsize]),
+        *stretch_configs(arch, itemsize, _STRETCHES[itemsize]),
         *_with_options(arch, itemsize),
     )
 

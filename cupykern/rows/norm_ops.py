@@ -180,8 +180,15 @@ def _configs(problem: NormProblem, arch: str, centered: bool) -> tuple[RowConfig
         and problem.out_dtype in (None, problem.dtype)
         and {problem.weight_dtype, problem.bias_dtype} <= {None, problem.dtype}
     )
-    held = 1 + problem.residual
     quantized = problem.quantize is not None
+    if (
+        quantized
+        or problem.compensated
+        or problem.out_dtype not in (None, problem.dtype)
+        or not {problem.weight_dtype, problem.bias_dtype} <= {None, problem.dtype, "float32"}
+    ):
+        layout = layout.for_options()
+    held = 1 + problem.residual
     return admissible_norm_configs(arch, itemsize, layout, plain, held, centered, quantized)
 
 

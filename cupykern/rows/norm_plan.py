@@ -50,7 +50,7 @@ _PARAMS = np.dtype(  # norm_params.cuh: NormParams
         ("compensated", np.int32),
         ("stages", np.int32),
         ("eps", np.float32),
-        ("padding", np.int32),
+        ("threads_log2", np.int32),
     ]
 )
 
@@ -117,6 +117,14 @@ def make_norm(
         and not options.compensated
         and all(a.dtype == x.dtype and _is_aligned(operand(a)) for a in columns)
     )
+    if not (
+        y.dtype == x.dtype
+        and not options.compensated
+        and all(
+            a.dtype in (x.dtype, dtypes.float32) and a.strides[0] == a.itemsize for a in columns
+        )
+    ):
+        layout = layout.for_options()
     has_residual = residual is not None
     held = 1 + has_residual
     if config is not None:
@@ -169,6 +177,8 @@ def norm_variant(
     """The variant of a norm; quantized: its results are."""
     either = config.shared and not config.plain
     constants: tuple[tuple[str, int], ...] = (("kCentered", EITHER if either else centered),)
+    if config.stretch:
+        return row_variant("normalize_stretch", dtype, config, constants)
     if not config.plain or config.stages:
         return row_variant("normalize", dtype, config, constants)
     constants += (

@@ -40,6 +40,8 @@ class RowConfig:
     shared: one variant is for whole rows and for split ones, for both norms, and for sums and none; where
     nothing is measured.
     in_registers: rows lie there, not in shared memory; of plain calls, softmax's without clusters.
+    stretch: for calls without options whose rows lie side by side, of any length up to `chunk`
+    (stretch.cuh); threads_per_row is num_threads, and a row has as many of them as its length takes.
     Of plain calls of the norms only:
     stages: not 0: blocks stay for many rows (row_stream.cuh), of which shared memory holds up to so many
     vectors of each thread; num_threads write, half as many take statistics, others do the rest.
@@ -61,6 +63,19 @@ class RowConfig:
     in_registers: bool = False
     weights_first: bool = False
     shared: bool = False
+    stretch: bool = False
+
+    def threads_log2(self, num_cols: int) -> int:
+        """Of the threads that share a row of a stretch.  Two at least of 16 bits: a row has up to two
+        elements that share their words with other rows."""
+        elements = self.vectors_per_thread * self.vector_width
+        return max((-(-num_cols // elements) - 1).bit_length(), int(self.vector_width == 8))
+
+    def rows_at_once(self, num_cols: int) -> int:
+        """The rows of a block, if they have so many columns."""
+        if self.stretch:
+            return self.num_threads >> self.threads_log2(num_cols)
+        return self.rows_per_block
 
     @property
     def rows_per_block(self) -> int:
@@ -80,6 +95,8 @@ class RowConfig:
         """Dynamic shared memory of a block, in bytes (row.cuh: RowStorage); with stages, of one."""
         if self.in_registers:
             return 0
+        if self.stretch:
+            return (self.num_threads * self.vectors_per_thread + 1) * VECTOR_BYTES
         held = 1 if self.stages else self.vectors_per_thread * self.rows_per_thread
         return self.num_threads * held * self.vector_width * itemsize
 
@@ -194,6 +211,26 @@ def row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
     )
 
 
+def stretch_configs(
+    arch: str, itemsize: int, table: tuple[tuple[int, int, int], ...]
+) -> tuple[RowConfig, ...]:
+    """Those for rows that lie side by side; where nothing is measured none.
+
+    table: (num_threads, elements of a thread, min_blocks).
+    """
+    width = VECTOR_BYTES // itemsize
+    return tuple(
+        RowConfig(
+            *(threads, threads, width, elements // width),
+            # A cap on registers, measured on Hopper; elsewhere it may spill.
+            min_blocks=blocks if arch == "sm_90a" else 1,
+            stretch=True,
+        )
+        for threads, elements, blocks in table
+        if is_measured(arch)
+    )
+
+
 def few_of(arch: str, table: tuple[Any, ...], step: int = 2) -> tuple[Any, ...]:
     """`table`, of rising size; where nothing is measured each `step`th of it, the largest among them."""
     return table if is_measured(arch) else table[(len(table) - 1) % step :: step]
@@ -292,6 +329,11 @@ def refusal(
         return "in_registers is for plain, whole rows; softmax's without clusters"
     if norms and c.plain and (c.split_rows or c.lanes_across_rows):
         return "plain rows of the norms are whole"
+    if c.stretch and not layout.side_by_side:
+        return "stretch is for calls without options, of rows that lie side by side"
+    others = c.split_rows or c.plain or c.lanes_across_rows or c.cluster_size > 1
+    if c.stretch and (others or c.threads_per_row != c.num_threads):
+        return "stretch is for whole rows, not plain ones, and threads_per_row is num_threads"
     if c.stages and (c.rows_per_thread > 1 or c.in_registers):
         return "blocks with stages have one row at a time, in shared memory"
     if c.stages:
@@ -361,6 +403,7 @@ def tuned_config(
         "across": layout.lanes_across_rows,
         "head": layout.max_head,
         "held": arrays_held,
+        "side_by_side": layout.side_by_side,
         **options,
     }
     sizes = {"rows": layout.num_rows, "cols": layout.num_cols}

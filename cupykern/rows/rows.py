@@ -6,7 +6,7 @@ The Python half of kernels_cu/parts/row.cuh, shared by every op that reduces alo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -86,13 +86,16 @@ def row_plan(
     statistic_bytes: int,
     shared_bytes: int,
 ) -> RowPlan:
-    """The plan of a row kernel; sets the fields `layout`, `num_chunks` and `stages` of `params`.
+    """The plan of a row kernel; sets the fields `layout`, `num_chunks`, `stages` and `threads_log2` of
+    `params`.
 
     shared_bytes: of a block; with stages, of one.
     """
     kernel = get_kernel(target, variant)
     num_chunks = -(-(layout.num_cols + layout.max_head) // config.chunk)
-    num_groups = -(-layout.num_rows // config.rows_per_block)
+    num_groups = -(-layout.num_rows // config.rows_at_once(layout.num_cols))
+    if config.stretch:
+        params["threads_log2"] = config.threads_log2(layout.num_cols)
     params["layout"] = layout.struct()
     params["num_chunks"] = num_chunks
     if config.stages:  # no block waits for another to end
@@ -196,6 +199,7 @@ class RowLayout:
     max_head: how many elements a row's first vector may lack.
     lanes_across_rows: x's rows are closer together than the elements of one.
     plain: rows lie at one stride, and all vectors are whole and aligned.
+    side_by_side: of each operand that is walked in vectors a row begins where another one ends.
     """
 
     num_rows: int
@@ -206,6 +210,11 @@ class RowLayout:
     max_head: int
     lanes_across_rows: bool
     plain: bool
+    side_by_side: bool
+
+    def for_options(self) -> RowLayout:
+        """The same for a call with options that the kernels of rows side by side lack."""
+        return replace(self, side_by_side=False)
 
     def struct(self) -> np.ndarray:
         """The layout as row.cuh's struct, a 0-d structured array."""
@@ -267,8 +276,19 @@ def row_layout(
     across = not vectors and bool(outer) and abs(outer[0][1][0]) < abs(col_strides[0])
     max_head = 0 if aligned or not vectors else width - 1
     plain = vectors and aligned and num_cols % width == 0 and len(outer) <= 1
+    side_by_side = vectors and all(
+        len(outer) <= 1 and strides[i] == num_cols for _, strides in outer for i in (0, *vectored)
+    )
     return RowLayout(
-        num_rows, num_cols, tuple(outer), col_strides, vectors, max_head, across, plain
+        num_rows,
+        num_cols,
+        tuple(outer),
+        col_strides,
+        vectors,
+        max_head,
+        across,
+        plain,
+        side_by_side,
     )
 
 

@@ -49,7 +49,7 @@ _PARAMS = np.dtype(  # softmax_params.cuh: SoftmaxParams
         ("scale", np.float32),
         ("dtype", np.int32),
         ("log", np.int32),
-        ("padding", np.int32),
+        ("threads_log2", np.int32),
     ]
 )
 
@@ -140,6 +140,8 @@ def _plan(
         return None
     x_dtype, y_dtype = dtypes_
     plain = mask is None and scale == 1.0 and x_dtype == y_dtype
+    if not plain:
+        layout = layout.for_options()
     plain = plain and _has_plain(target.arch, log)
     if config is not None:
         check_config(config, target.arch, x_dtype.itemsize, layout, plain)
@@ -161,6 +163,8 @@ def _plan(
 
 
 def _variant(x_dtype: np.dtype, config: RowConfig, log: bool) -> Variant:
+    if config.stretch:
+        return row_variant("softmax_stretch", x_dtype, config)
     if config.in_registers:
         return row_variant("softmax_plain", x_dtype, config, (("kLog", log),))
     return row_variant("softmax", x_dtype, config)
@@ -350,8 +354,10 @@ def _configs(problem: SoftmaxProblem, arch: str, log: bool = False) -> tuple[Row
         problem.mask_shape is None
         and problem.scale in (None, 1.0)
         and problem.out_dtype in (None, problem.dtype)
-        and _has_plain(arch, log)
     )
+    if not plain:
+        layout = layout.for_options()
+    plain = plain and _has_plain(arch, log)
     return admissible_configs(arch, x.itemsize, layout, plain)
 
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from functools import cache
 
 from ..targets.limits import max_shared_bytes
-from .row_configs import STATIC_SHARED_BYTES, VECTOR_BYTES, RowConfig, few_of, fitting, row_configs
+from .row_configs import (
+    STATIC_SHARED_BYTES,
+    VECTOR_BYTES,
+    RowConfig,
+    few_of,
+    fitting,
+    row_configs,
+    stretch_configs,
+)
 from .rows import RowLayout
 
 # For plain calls, rows in registers, by the elements' bytes and rising length of the row:
@@ -33,6 +41,9 @@ _REGISTERS = {
     ),
 }
 
+# For rows that lie side by side, of any length: (num_threads, elements of a thread, min_blocks).
+_STRETCHES = {2: ((128, 32, 9), (128, 40, 8)), 4: ((256, 40, 4),)}
+
 
 @cache
 def softmax_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
@@ -49,6 +60,7 @@ def softmax_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
             )
             for threads, threads_per_row, elements, blocks in few_of(arch, _REGISTERS[itemsize], 3)
         ),
+        *stretch_configs(arch, itemsize, _STRETCHES[itemsize]),
         *(c for c in row_configs(arch, itemsize) if not c.plain or c.cluster_size > 1),
     )
 
@@ -62,4 +74,9 @@ def admissible_configs(
     # Of clusters those first of which a multiprocessor holds three blocks.
     crowded = [c for c in configs if c.cluster_size > 1 and 3 * c.shared_bytes(itemsize) > most]
     roomy = [c for c in configs if c not in crowded and not c.split_rows]
-    return (*roomy, *crowded, *(c for c in configs if c.split_rows))
+    # Of a stretch the fewest threads a row: more bytes are under way (301 columns of 16 bits by 8 instead of
+    # 16 threads 75% to 99% of a copy).
+    stretches = [c for c in roomy if c.stretch]
+    stretches.sort(key=lambda c: c.threads_log2(layout.num_cols))
+    plain, others = ([c for c in roomy if c.plain == p and not c.stretch] for p in (True, False))
+    return (*plain, *stretches, *others, *crowded, *(c for c in configs if c.split_rows))

@@ -12,5 +12,5 @@ struct NormParams {
     int32_t dtype, weight_dtype, bias_dtype;
     int32_t centered, compensated, stages;
     float eps;
-    int32_t padding;
+    int32_t threads_log2;
 };

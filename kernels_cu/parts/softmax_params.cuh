@@ -11,5 +11,5 @@ struct SoftmaxParams {
     int64_t num_chunks;
     float scale;
     int32_t dtype;
-    int32_t log, padding;  // nonzero: log_softmax
+    int32_t log, threads_log2;  // nonzero: log_softmax
 };
