@@ -213,7 +213,7 @@ KERNEL void dual_gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT Tensor
     // The divisions for the first loads, while another warp initialises the barriers.
     GemmTask first_task{};
     if (warp == 4 * kConsumers) first_task = task_of(begin);
-    if constexpr (kClusterSize > 1) sync_cluster();
+    if constexpr (kClusterSize > 1) begin_cluster();
     else sync_block();
     if (warpgroup == kConsumers) {
         decrease_registers<kProducerRegisters>();
@@ -224,6 +224,7 @@ KERNEL void dual_gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT Tensor
                 load_pairs(ring, place, a_map, b1_map, b2_map, params, task, units_of(part),
                            first_k_tile, num_k_tiles);
             }
+            if (kMulticasts) drain(ring, place);
         }
         sync_warp();
         if constexpr (kSplitK) skip_split_sums<false>();
@@ -302,5 +303,4 @@ KERNEL void dual_gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT Tensor
         if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();
         sync_warp();
     }
-    if constexpr (kMulticasts) sync_cluster();  // blocks arrive at each other's barriers
 }

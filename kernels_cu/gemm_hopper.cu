@@ -123,8 +123,26 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
     const int turn = kPingPong && warpgroup < kConsumers ? warpgroup : 0;
     // Before the barrier, while another warp makes the ring's.
     const GemmTask first_task = task_of(first + turn * step);
-    if constexpr (kMulticasts) sync_cluster();
-    else sync_block();
+    const TensorMap &row_map = kTurned ? b_map : a_map, &col_map = kTurned ? a_map : b_map;
+    const auto row_batch = [&](const GemmTask& task) {
+        return int(params.batch.offset(kTurned ? kB : kA, task.batch));
+    };
+    const auto col_batch = [&](const GemmTask& task) {
+        return int(params.batch.offset(kTurned ? kA : kB, task.batch));
+    };
+    if constexpr (kMulticasts) {
+        // Memory answers while the blocks meet.
+        if (warp == 4 * kConsumers && elect_one()) {
+            RowStage::prefetch(row_map, first_row(first_task), row_batch(first_task));
+            ColStage::prefetch(col_map,
+                               first_col(first_task) + cluster_rank() * (kCols / kClusterSize),
+                               col_batch(first_task));
+        }
+        sync_warp();
+        begin_cluster();
+    } else {
+        sync_block();
+    }
     if constexpr (kSplitK) begin_split_sums<kSplitInStaging>();
     const bool by_block = kPromotes && kGeneral && params.has_block_scales != 0;
     static_assert(kPlain || kGeneral, "an end of a tile");
@@ -145,12 +163,11 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
             RingPlace place;
             for (int part = first; part < num_parts; part += step) {
                 const GemmTask task = part == first ? first_task : task_of(part);
-                load_tiles(ring, place, kTurned ? b_map : a_map, kTurned ? a_map : b_map,
-                           params.stage_bytes, first_k_tile, num_k_tiles, first_row(task),
-                           first_col(task), int(params.batch.offset(kTurned ? kB : kA, task.batch)),
-                           int(params.batch.offset(kTurned ? kA : kB, task.batch)),
-                           first_of_k(int(task.col) / kTileN, num_k_tiles));
+                load_tiles(ring, place, row_map, col_map, params.stage_bytes, first_k_tile,
+                           num_k_tiles, first_row(task), first_col(task), row_batch(task),
+                           col_batch(task), first_of_k(int(task.col) / kTileN, num_k_tiles));
             }
+            if (kMulticasts) drain(ring, place);
         }
         if (plain && warp == 4 * kConsumers + 1) {
             int count = 0;
@@ -283,5 +300,4 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
         if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();
         sync_warp();
     }
-    if constexpr (kMulticasts) sync_cluster();  // blocks arrive at each other's barriers
 }

@@ -134,6 +134,7 @@ KERNEL void word(GRID_CONSTANT TensorMap map, unsigned char* y, int bytes) {{
     SHARED_STORAGE(Storage, s);
     if (threadIdx.x == 0) {{
         prefetch_tensor_map(map);
+        tma_prefetch(map, {coordinates(at)});
         s.full.init(1);
         fence_barrier_init();
         s.full.arrive_expect_tx(bytes);

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupykern import OPS, check, dtypes
-from cupykern.gemm import gemm, hopper_choice, product
+from cupykern.gemm import gemm, hopper_choice, hopper_config, product
 from cupykern.gemm.dequant_softmax import LogitsProblem
 from cupykern.gemm.dual_gemm import NVFP4, DualProblem
 from cupykern.gemm.hopper_config import HopperConfig
@@ -176,7 +176,7 @@ def compute(target: Target, problem: MatmulProblem | ScaledProblem, config: Hopp
 
 CASES = [
     *(
-        (PROBLEMS + OTHERS[2 if config.tile_n % 64 else i % len(OTHERS)], config)
+        (PROBLEMS + OTHERS[2 if config.tile_n % 128 else i % len(OTHERS)], config)
         for i, config in enumerate(CONFIGS)
     ),
     *(
@@ -396,6 +396,8 @@ def test_gpus_of_other_sizes_have_the_same_sums(m, n, k, b, kernel):
         (4096, 14336, 132, (128, 176)),  # many rounds: their ends are hidden
         (1024, 2048, 132, (128, 128)),
         (768, 4096, 132, (128, 192)),  # one round
+        (3072, 3072, 132, (128, 192)),
+        (5120, 5120, 132, (128, 160)),
         (4096, 4096, 114, (128, 128)),
         (256, 4096, 132, (64, 128)),
         (64, 8192, 132, (64, 64)),
@@ -419,7 +421,9 @@ def test_tiles_that_fill_the_gpu(m, n, blocks, tile):
 )
 def test_columns_of_fp8(m, n, k, cols):
     sizes = task(m=m, n=n, k=k, **_FP8)
-    assert gemm.choose_config(sizes, "sm_90a", 132).tile_n == cols
+    config = gemm.choose_config(sizes, "sm_90a", 132)
+    assert config.tile_n == cols
+    assert hopper_config.in_halves(config, sizes) == (cols > 128)
     for other in (replace(sizes, plain=False), replace(sizes, block_scales=True)):
         assert gemm.choose_config(other, "sm_90a", 132).tile_n == min(cols, 128)
 
@@ -436,7 +440,10 @@ def test_clusters_for_rows_that_begin_anywhere():
 def test_ping_pong_for_activations_and_plain_ends_alone():
     """It hides an activation beside products, and has no kernel for ends that are not plain."""
     assert gemm.choose_config(task(activates=True), "sm_90a", 132).ping_pong
-    for m, tile in ((4096, (128, 256)), (256, (128, 64))):
+    for m, ping_pong in ((768, False), (1536, True)):  # one round, of which nothing is hidden
+        config = gemm.choose_config(task(m=m), "sm_90a", 132)
+        assert (config.tile_n, config.ping_pong) == (192, ping_pong)
+    for m, tile in ((4096, (128, 256)), (256, (128, 64)), (64, (128, 64))):
         config = gemm.choose_config(task(m=m, activates=True, plain=False), "sm_90a", 132)
         assert (config.tile_m, config.tile_n, config.ping_pong) == (*tile, False)
 

@@ -52,6 +52,9 @@ FAULTS = {
     "the first stage of B for all": Fault(
         MAIN_LOOP, "ColStage::tile(ring.cols[stage], 0, k)", "ColStage::tile(ring.cols[0], 0, k)", "shared tiles"
     ),
+    "sums of k that a warpgroup has no stage of": Fault(
+        MAIN_LOOP, "    if (kShareK) clear(sums);\n", "", "shared k"
+    ),
     "sums of the tile before": Fault(MAIN_LOOP, "!first || k > 0", "true", "shared tiles"),
     "turns without order": Fault(
         MAIN_LOOP, "    if (kPingPong) ring.turn[consumer ^ 1].wait((consumer ^ 1 ^ count) & 1);\n", "", "ping-pong"

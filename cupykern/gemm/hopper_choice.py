@@ -9,29 +9,34 @@ from ..targets.limits import multiprocessors
 from .hopper_config import HopperConfig, cluster_tiles, refusal
 from .product import FLOAT16S, FP4, FP8, INNER, GemmTask
 
+_OWN_COLUMNS = HopperConfig(128, 256, 4)
+_ONE_ROUND = HopperConfig(128, 192, 4)  # of which both warpgroups finish a tile
 _16_BIT = {
-    HopperConfig(128, 256, 4): 42.0,
+    _OWN_COLUMNS: 42.0,
     HopperConfig(128, 128, 6, ping_pong=True, cluster=2): 21.3,
 }
 """Us that a multiprocessor takes for k = 4096 of a tile; for the end of 128 x 256 sums, and of an
 activation, which ping_pong hides; and for what a launch with ping_pong takes more, if it is not of one
-tile a block.  From an H200, so that the order is the measured one at 4096 and 8192 cubed, (4096, 7168,
-2048), (4096, 14336, 4096) and (512, 4096, 7168)."""
+tile a block, whose end one of its warpgroups has alone.  From an H200, so that the order is the measured
+one at 4096 and 8192 cubed, (4096, 7168, 2048), (4096, 14336, 4096) and (512, 4096, 7168)."""
 _END, _ACTIVATION, _PING_PONG = 2.2, 1.5, 11.0
 
-_16_BIT_OUTER = {HopperConfig(128, 256, 4): 42.0}  # of columns of a: rarer, so one
+_16_BIT_OUTER = {_OWN_COLUMNS: 42.0}  # of columns of a: rarer, so one
 
 _SHARED_COLUMNS = HopperConfig(128, 256, 4, cluster=2)
-_THREE_QUARTERS = HopperConfig(128, 192, 4)  # of 128 x 256
+_16_BIT_SHARED = {_SHARED_COLUMNS: 41.85}
 _16_BIT_INNER = {
-    _SHARED_COLUMNS: 41.85,
+    **_16_BIT_SHARED,
+    HopperConfig(128, 192, 4, ping_pong=True): 31.7,
+    _ONE_ROUND: 31.5,
     HopperConfig(128, 176, 5, ping_pong=True): 28.9,
-    _THREE_QUARTERS: 31.5,
+    HopperConfig(128, 160, 5, ping_pong=True): 26.6,
 }
 """128 x 256: 180.2 instead of 180.9 us, 180.3 instead of 181.0, 181.4 instead of 182.0, 178.6 instead of
 179.1 (4096 cubed bf16, in four runs).  The others where their rounds compute less that is not there.  128 x 176 takes
 1.35 times what 128 x 128 takes: 624.8 instead of 637.7 us, of 20 instead of 28 rounds ((4096, 14336, 4096)).  128 x 192:
-81.2 instead of 88.6 us (3072 cubed), 39.3 instead of 44.4 ((768, 4096, 4096))."""
+79.5 instead of 88.6 us (3072 cubed), 39.5 instead of 48.7 in one round ((768, 4096, 4096)).  128 x 160: 350.5
+instead of 368.2 us (5120 cubed), 74.5 instead of 80.5 by 128 x 176 ((1024, 5120, 5120))."""
 
 # The first two measured at (256, 4096, 7168) and (128, 7168, 16384), the last one not yet: by arithmetic,
 # from the rate of the tensor cores that was measured with 16-bit operands and 64 bytes a cycle from L2.
@@ -43,7 +48,7 @@ _16_BIT_FEW_ROWS = {
 }
 _16_BIT_ANYWHERE = {
     _SHARED_COLUMNS: 45.5,
-    HopperConfig(128, 256, 4): 59.3,
+    _OWN_COLUMNS: 59.3,
     HopperConfig(128, 128, 6, ping_pong=True, cluster=2): 28.5,
     HopperConfig(64, 128, 8, ping_pong=True): 33.0,
     _WITH_ANY_END: 34.0,
@@ -118,8 +123,8 @@ def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:
                 for c, time in _16_BIT_ANYWHERE.items()
                 if (c.cluster - 1) * c.tile_m < task.m
             }
-        inner = _16_BIT_INNER if task.layout_b == INNER else {}
-        return {**_16_BIT, **inner, **_16_BIT_FEW_ROWS}
+        others = _16_BIT_INNER if task.layout_b == INNER else {} if task.plain else _16_BIT_SHARED
+        return {**_16_BIT, **others, **_16_BIT_FEW_ROWS}
     if a == b:
         few = _INT8_FEW_ROWS if task.m <= _ROWS_SHARED else {}  # else they would count as tiles
         return {**_INT8, **few} if a == dtypes.int8 else {}
@@ -207,10 +212,15 @@ def _splits_few_rows(task: GemmTask) -> bool:
 
 def _has_kernel(config: HopperConfig, task: GemmTask) -> bool:
     """Ping-pong has one only for the short epilogue, and there takes the place of another config; so do
-    tiles of 128 x 192, which are rare."""
-    if config.ping_pong or config == _THREE_QUARTERS:
+    tiles of 128 x 192, which are rare.  The other epilogue is rarer too: in 16 bits it has one kernel of
+    128 x 256, and none of few rows."""
+    if config.ping_pong or (config == _ONE_ROUND and task.a in FLOAT16S):
         return task.plain
-    return not (task.plain and task.a == task.b in FLOAT16S and config == _WITH_ANY_END)
+    if not task.a == task.b in FLOAT16S or task.layout_a != INNER:
+        return True
+    if task.plain:
+        return config != _WITH_ANY_END
+    return config != _OWN_COLUMNS and not config.share_k
 
 
 def _num_tiles(config: HopperConfig, task: GemmTask) -> int:
@@ -223,10 +233,14 @@ def _estimate(config: HopperConfig, task: GemmTask, blocks: int) -> float:
     decoding = _LAUNCH + task.products * task.n * task.k * _DECODING if config.decoded else 0.0
     tile = _tile_times(task)[config] * task.k / 4096
     ends = config in _16_BIT or (task.products == 1 and (config in _16_BIT_INNER or config.decoded))
-    if ends and not config.ping_pong:
-        tile += _END + _ACTIVATION * task.activates
     rounds = math.ceil(_num_tiles(config, task) / blocks)
-    start = _PING_PONG if ends and config.ping_pong and rounds > 1 else 0.0
+    if config == _ONE_ROUND and ends and rounds > 1:
+        return math.inf  # ping-pong hides the ends
+    hidden = config.ping_pong and rounds > 1
+    if ends and not hidden:
+        alone = config.tile_n / 128 if config.ping_pong else 1.0
+        tile += (_END + _ACTIVATION * task.activates) * alone
+    start = _PING_PONG if ends and hidden else 0.0
     return decoding + start + rounds * tile
 
 

@@ -15,8 +15,8 @@ LOG_ULPS = 1
 ERF_ULPS = 2
 """erf_accurate; 1.31 measured, 1.70 with the worst exp2_approx."""
 
-TANH_ULPS = 3
-"""tanh_accurate; 1.59 measured, 2.83 with the worst exp2_approx."""
+TANH_ULPS = 4
+"""tanh_accurate; 1.59 measured, 3.35 with the worst exp2_approx and reciprocal_approx."""
 
 GELU_ERROR = 3
 """gelu, times 2^-24 |x|; 1.87 measured, 2.65 with the worst exp2_approx."""

@@ -122,8 +122,9 @@ DEVICE void store_chunks(Staging& staging, int& box, const TensorMap& map,
     constexpr int kTogether = kBlocks == 1 && !kSplitK && kCols == 2 * kChunk ? 2 : 1;
     // Columns at once.  Where tiles are large there is another one, whose products are beside gelu: many
     // of its instructions in a row, independent of each other, would keep the tensor cores from the
-    // registers.
-    constexpr int kAtOnce = kGelus && kPingPong && kBlocks > 1 ? 16 : kChunk, kWords = kAtOnce / 16;
+    // registers.  The largest tiles' sums leave no registers for more either.
+    constexpr bool kFewAtOnce = kPingPong && kBlocks > 1 && (kGelus || kBlocks * kCols > 352);
+    constexpr int kAtOnce = kFewAtOnce ? 16 : kChunk, kWords = kAtOnce / 16;
     const int lane = opaque(threadIdx.x % 32);
     const OwnChunks own;
     // Of the columns of block `block` from `begin` on.

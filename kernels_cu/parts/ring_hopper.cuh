@@ -43,7 +43,8 @@ constexpr int kConsumers = kNumThreads / 128 - 1;  // warpgroups; the producer i
 constexpr bool kShareRows = !kPingPong && !kShareK;
 constexpr int kConsumerRows = kShareRows ? kRows / kConsumers : kRows;
 constexpr int kBlocks = kConsumerRows / 64;  // of rows, each an instruction's
-static_assert(kBlocks * 64 == kConsumerRows && kBlocks * kCols <= 352, "sums fit into registers");
+static_assert(kBlocks * 64 == kConsumerRows && kBlocks * kCols <= (kPingPong ? 384 : 352),
+              "sums fit into registers");
 static_assert(!(kPingPong && kShareK), "the warpgroups have tiles of their own, or share one");
 static_assert(!kShareK || kStages % kConsumers == 0, "a stage belongs to one warpgroup");
 static_assert(kStages >= (kShareK ? 4 : 2), "a stage is released when the next one is multiplied");
@@ -103,6 +104,10 @@ struct OperandStage {
                                (1 << kClusterSize) - 1);
         }
     }
+    // The first box from k = 0 on is on its way to L2: a part's, if `outer` is where that begins.
+    DEVICE static void prefetch(const TensorMap& map, int outer, int batch) {
+        tma_prefetch(map, {kOuterMajor ? outer : 0, kOuterMajor ? 0 : outer, batch});
+    }
     // Of the 16-bit numbers, or 8-bit ones along k, from (outer, k) on, for one wgmma.
     DEVICE static uint64_t tile(const unsigned char* stage, int outer, int k) {
         const int inner = (kOuterMajor ? outer : k) * kSize, line = kOuterMajor ? k : outer;
@@ -154,6 +159,11 @@ DEVICE void sync_cluster() {
     cluster_arrive();
     cluster_wait();
 }
+// The same at the kernel's begin: of barriers alone, which Ring::init has fenced.
+DEVICE void begin_cluster() {
+    cluster_arrive_relaxed();
+    cluster_wait();
+}
 
 struct RingPlace {
     int stage = 0, parity = 0;
@@ -170,6 +180,16 @@ struct RingPlace {
         stage = next % kStages;
     }
 };
+
+// By the thread that has loaded all: until each stage is released by all blocks of the cluster, so that
+// no other one arrives at this block's barriers any more.
+DEVICE void drain(Ring& ring, RingPlace place) {
+#pragma unroll 1
+    for (int i = 0; i < kStages; ++i) {
+        ring.empty[place.stage].wait(place.parity ^ 1);
+        place.advance();
+    }
+}
 
 // By one thread: brings the tiles of the rows from `row` on and of the columns from `col` on,
 // `num_k_tiles` of k from tile `first` on, the `ahead` first ones after the others.  stage_bytes: what

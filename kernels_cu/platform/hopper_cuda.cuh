@@ -199,6 +199,9 @@ DEVICE void prefetch_tensor_map(const TensorMap& map) {
     asm volatile("cp.async.bulk.tensor." #D                        \
                  "d.global.shared::cta.bulk_group.L2::cache_hint " \
                  "[%1, " TMA_AT_##D "], [%0], %2;" TMA_OPERANDS(D))
+#define TMA_PREFETCH(D)                                                                            \
+    asm volatile("cp.async.bulk.prefetch.tensor." #D "d.L2.global.L2::cache_hint [%1, " TMA_AT_##D \
+                 "], %2;" TMA_OPERANDS(D))
 #define TMA_BY_RANK(INSTRUCTION)                     \
     static_assert(kRank <= 5, "1 to 5 coordinates"); \
     if constexpr (kRank == 1) INSTRUCTION(1);        \
@@ -223,6 +226,13 @@ DEVICE void tma_load_multicast(void* shared, const TensorMap& map, Barrier& to,
     const uint32_t address = hopper::shared_address(shared), barrier = to.address();
     const uint16_t mask = uint16_t(ranks);
     TMA_BY_RANK(TMA_LOAD_MULTICAST);
+}
+// By one thread: the box at `at` is on its way to L2.
+template <CacheHint kHint = kEvictNormal, int kRank>
+DEVICE void tma_prefetch(const TensorMap& map, const int (&at)[kRank]) {
+    const uint32_t address = 0, barrier = 0;
+    const uint16_t mask = 0;
+    TMA_BY_RANK(TMA_PREFETCH);
 }
 // By one thread, which then commits and waits: stores the box from `shared` to `at`.
 template <CacheHint kHint = kEvictNormal, int kRank>

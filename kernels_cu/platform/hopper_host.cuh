@@ -69,6 +69,8 @@ enum CacheHint { kEvictNormal, kEvictFirst, kEvictLast };
 
 DEVICE void prefetch(const void*) {}
 DEVICE void prefetch_tensor_map(const TensorMap&) {}
+template <CacheHint kHint = kEvictNormal, int kRank>
+DEVICE void tma_prefetch(const TensorMap&, const int (&)[kRank]) {}
 
 template <CacheHint kHint = kEvictNormal, int kRank>
 DEVICE void tma_load_multicast(void* shared, const TensorMap& map, Barrier& to,
