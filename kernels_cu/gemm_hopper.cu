@@ -253,6 +253,9 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                 }
                 TileSums sums;
                 TileFactors& factors = storage.factors[kPingPong ? warpgroup : 0];
+                if (!plain) {
+                    prefetch_residual(epilogue_of(task), work.first_row, work.first_col);
+                }
                 multiply(ring, work, sums);
                 const int count = work.count++;
                 work.place.skip(turns * num_k_tiles);

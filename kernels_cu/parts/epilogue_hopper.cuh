@@ -103,25 +103,52 @@ struct TileVectors {
     }
 };
 
-// values += the numbers of the output's matrix `p` at the sums from (row, col) on.
+// The residual of the warp's sums comes to L2 while they are made.  (row, col): of the first one.
+DEVICE void prefetch_residual(const Epilogue& e, int row, int col) {
+    if (!e.residual) return;
+    const EpilogueParams& p = e.params;
+    // Of neighbours in the output, what lies in one line of 128 bytes.
+    const int line = 128 / dtype_size(p.residual_dtype);
+    const int along = kTurned ? kWarpRows : kCols, across = kTurned ? kCols : kBlocks * kWarpRows;
+    const int lines = (along + line - 1) / line;
+#pragma unroll 1
+    for (int i = threadIdx.x % 32; i < across * lines; i += 32) {
+        const int far = i / lines, near = i % lines * line;
+        const int64_t at_m = kTurned ? col + far : row + far / kWarpRows * 64 + far % kWarpRows,
+                      at_n = kTurned ? row + near : col + near;
+        if (at_m >= p.m || at_n >= p.n) continue;
+        const int64_t offset = at_m * p.residual.row + at_n * p.residual.col;
+        prefetch(element_address(e.residual, offset, p.residual_dtype));
+    }
+}
+
+// values += the numbers of the output's matrix `p` at the sums from (row, col) on, all of which are
+// under way before the first one is added.
+template <class T>
+DEVICE void add_numbers(const T* p, const MatrixStrides& strides, const EpilogueParams& params,
+                        int row, int col, float (&values)[kValues]) {
+    const int lane = opaque(threadIdx.x % 32);
+    const int64_t by_row = kTurned ? strides.col : strides.row,
+                  by_col = kTurned ? strides.row : strides.col,
+                  rows = kTurned ? params.n : params.m, cols = kTurned ? params.m : params.n;
+    T added[kValues];
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+        const int at_row = row + row_of_half(lane, i / 2 % 2), at_col = col + wgmma_col(lane, i);
+        const bool there = at_row < rows && at_col < cols;
+        added[i] = there ? p[at_row * by_row + at_col * by_col] : from_float<T>(0.0f);
+    }
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) values[i] += to_float(added[i]);
+}
 DEVICE void add_matrix(const void* p, int dtype, const MatrixStrides& strides,
                        const EpilogueParams& params, int row, int col, float (&values)[kValues]) {
-    const int lane = opaque(threadIdx.x % 32);
-#pragma unroll
-    for (int i = 0; i < kValues; i += 2) {
-        const int at_row = row + row_of_half(lane, i / 2 % 2);
-        const int at_col = col + wgmma_col(lane, i);
-        float pair[2] = {values[i], values[i + 1]};
-        if constexpr (kTurned) {
-            if (at_row >= params.n || at_col >= params.m) continue;
-            const MatrixStrides turned = {strides.col, strides.row};
-            Epilogue::add(p, dtype, turned, at_row, at_col, at_col + 1 < params.m ? 2 : 1, pair);
-        } else {
-            if (at_row >= params.m || at_col >= params.n) continue;
-            Epilogue::add(p, dtype, strides, at_row, at_col, at_col + 1 < params.n ? 2 : 1, pair);
-        }
-        values[i] = pair[0];
-        values[i + 1] = pair[1];
+    if (dtype == kHalf) {
+        add_numbers(static_cast<const half*>(p), strides, params, row, col, values);
+    } else if (dtype == kBf16) {
+        add_numbers(static_cast<const bf16*>(p), strides, params, row, col, values);
+    } else {
+        add_numbers(static_cast<const float*>(p), strides, params, row, col, values);
     }
 }
 

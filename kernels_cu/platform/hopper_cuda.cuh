@@ -164,6 +164,10 @@ enum CacheHint : uint64_t {
     kEvictLast = 0x14f0000000000000,
 };
 
+// The line of `address`, in global memory, comes to L2.
+DEVICE void prefetch(const void* address) {
+    asm volatile("prefetch.L2 [%0];" ::"l"(address) : "memory");
+}
 DEVICE void prefetch_tensor_map(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }

@@ -67,6 +67,7 @@ DEVICE void bulk_load(void* shared, const void* global, int bytes, Barrier& to, 
 using TensorMap = host::TensorMap;
 enum CacheHint { kEvictNormal, kEvictFirst, kEvictLast };
 
+DEVICE void prefetch(const void*) {}
 DEVICE void prefetch_tensor_map(const TensorMap&) {}
 template <CacheHint kHint = kEvictNormal, int kRank>
 DEVICE void tma_prefetch(const TensorMap&, const int (&)[kRank]) {}
