@@ -143,7 +143,7 @@ def _problems() -> Iterator[tuple[str, object, NormProblem]]:
             op,
             NormProblem((4, 515), "float16", weight_dtype="bfloat16", bias_dtype=bias),
         )
-        yield "statistics", op, NormProblem((7, 4097), "float32", return_stats=True)
+        yield "statistics", op, NormProblem((7, 9001), "float32", return_stats=True)
         yield "special", op, NormProblem((40, 8), "float32", kind="special")
     yield (
         "quantized plain rows",

@@ -11,10 +11,8 @@ from .product import FLOAT16S, FP4, FP8, INNER, GemmTask
 
 _OWN_COLUMNS = HopperConfig(128, 256, 4)
 _ONE_ROUND = HopperConfig(128, 192, 4)  # of which both warpgroups finish a tile
-_16_BIT = {
-    _OWN_COLUMNS: 42.0,
-    HopperConfig(128, 128, 6, ping_pong=True, cluster=2): 21.3,
-}
+_HIDDEN_ENDS = HopperConfig(128, 128, 6, ping_pong=True, cluster=2)
+_16_BIT = {_OWN_COLUMNS: 42.0, _HIDDEN_ENDS: 21.3}
 """Us that a multiprocessor takes for k = 4096 of a tile; for the end of 128 x 256 sums, and of an
 activation, which ping_pong hides; and for what a launch with ping_pong takes more, if it is not of one
 tile a block, whose end one of its warpgroups has alone.  From an H200, so that the order is the measured
@@ -211,16 +209,13 @@ def _splits_few_rows(task: GemmTask) -> bool:
 
 
 def _has_kernel(config: HopperConfig, task: GemmTask) -> bool:
-    """Ping-pong has one only for the short epilogue, and there takes the place of another config; so do
-    tiles of 128 x 192, which are rare.  The other epilogue is rarer too: in 16 bits it has one kernel of
-    128 x 256, and none of few rows."""
-    if config.ping_pong or (config == _ONE_ROUND and task.a in FLOAT16S):
-        return task.plain
+    """Of 16 bits by 16, where some have only the short epilogue, one the other alone, which is rarer, and long:
+    ping-pong hides it, and for few rows there is no other."""
     if not task.a == task.b in FLOAT16S or task.layout_a != INNER:
         return True
     if task.plain:
         return config != _WITH_ANY_END
-    return config != _OWN_COLUMNS and not config.share_k
+    return config in (_HIDDEN_ENDS, _WITH_ANY_END)
 
 
 def _num_tiles(config: HopperConfig, task: GemmTask) -> int:
