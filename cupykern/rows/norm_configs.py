@@ -28,6 +28,7 @@ _BLOCKS: dict[bool, dict[int, _Table]] = {
         4: (
             *_SHORT,
             (64, 64, 4, 16, 1, "R"),
+            (64, 64, 8, 8, 1, "R"),
             (128, 128, 8, 8, 1, "R"),
             (512, 512, 2, 4, 1, "R"),
             (512, 512, 4, 2, 1, "R"),
@@ -50,8 +51,8 @@ _BLOCKS: dict[bool, dict[int, _Table]] = {
         ),
     },
 }
-# Of rms_norm's FP32 rows, up to which the first of two configs for 4096 columns is the faster one: 32.3 instead
-# of 32.8 us (4096 rows; torch.compile 33.0), 61.8 instead of 62.3 (8192), but 247.5 instead of 246.6 (32768; 248.1).
+# Of rms_norm's FP32 rows of 4096 columns, up to which the first of two configs is the faster one: 32.3 instead of
+# 32.8 us (4096 rows; torch.compile 33.0), 61.8 instead of 62.3 (8192), but 247.5 instead of 246.6 (32768; 248.1).
 _FEWER_ROWS = 16384
 # The same with a residual.
 _SUMS: dict[int, _Table] = {
@@ -227,7 +228,7 @@ def admissible_norm_configs(
     streams = [c for c in configs if c.stages and streams_fit(centered, arrays_held)]
     for_this = [c for c in streams if 2 * layout.num_cols > c.chunk]
     whole = [c for c in configs if not c.stages and not c.split_rows]
-    if not (centered or quantized) and layout.num_rows > _FEWER_ROWS:
+    if not (centered or quantized) and layout.num_rows > _FEWER_ROWS and layout.num_cols == 4096:
         whole.sort(key=lambda c: c.in_registers and c.chunk == 4096 and c.num_threads == 128)
     split = [c for c in configs if c.split_rows]
     return (*for_this, *whole, *split, *(c for c in streams if c not in for_this))
