@@ -22,9 +22,8 @@ _END, _ACTIVATION, _PING_PONG = 2.2, 1.5, 11.0
 _16_BIT_OUTER = {_OWN_COLUMNS: 42.0}  # of columns of a: rarer, so one
 
 _SHARED_COLUMNS = HopperConfig(128, 256, 4, cluster=2)
-_16_BIT_SHARED = {_SHARED_COLUMNS: 41.85}
 _16_BIT_INNER = {
-    **_16_BIT_SHARED,
+    _SHARED_COLUMNS: 41.85,
     HopperConfig(128, 192, 4, ping_pong=True): 31.7,
     _ONE_ROUND: 31.5,
     HopperConfig(128, 176, 5, ping_pong=True): 28.9,
@@ -47,7 +46,7 @@ _16_BIT_FEW_ROWS = {
 _16_BIT_ANYWHERE = {
     _SHARED_COLUMNS: 45.5,
     _OWN_COLUMNS: 59.3,
-    HopperConfig(128, 128, 6, ping_pong=True, cluster=2): 28.5,
+    _HIDDEN_ENDS: 28.5,
     HopperConfig(64, 128, 8, ping_pong=True): 33.0,
     _WITH_ANY_END: 34.0,
     HopperConfig(64, 64, 12, share_k=True): 30.0,
@@ -121,8 +120,8 @@ def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:
                 for c, time in _16_BIT_ANYWHERE.items()
                 if (c.cluster - 1) * c.tile_m < task.m
             }
-        others = _16_BIT_INNER if task.layout_b == INNER else {} if task.plain else _16_BIT_SHARED
-        return {**_16_BIT, **others, **_16_BIT_FEW_ROWS}
+        inner = _16_BIT_INNER if task.layout_b == INNER else {}
+        return {**_16_BIT, **inner, **_16_BIT_FEW_ROWS}
     if a == b:
         few = _INT8_FEW_ROWS if task.m <= _ROWS_SHARED else {}  # else they would count as tiles
         return {**_INT8, **few} if a == dtypes.int8 else {}

@@ -74,7 +74,7 @@ struct Stretch {
         s.first -= s.begin;
         return s;
     }
-    // copied() comes before the first use.
+    // loaded() comes before the first use.
     DEVICE void load(Place* tile, const Element* x, LoadPolicy policy) const {
         const Element* from = x + first;
         for (int i = first_whole() + int(threadIdx.x); i < end_of_whole(); i += kNumThreads) {
