@@ -13,6 +13,7 @@ from ..arrays import maker
 from ..numerics import namespace
 from ..targets import Target
 from . import gemm, product
+from .copied_plan import CopiedPlan, Copy, copies
 from .dequantize_nvfp4 import DecodedPlan
 from .gemm import AnyConfig, GemmPlan
 from .gemm_hopper import HopperPlan
@@ -62,8 +63,10 @@ def matmul(
 
     Sums in FP32 (int8: in int32, exactly, so K is at most 131071), FP32 inputs without TF32; the
     epilogue in FP32, one rounding at the end.  K = 0 gives the epilogue of zero.  Any strides: operands
-    whose neighbours lie along a row or column, at multiples of 16 bytes, are read by vectors, others
-    element by element.  Operands are copied only if a byte stride is no multiple of the itemsize.
+    whose neighbours lie along a row or column (of 8-bit ones, along K), and whose rows or columns begin at
+    multiples of 16 bytes, are read by vectors, others element by element.  Of products of at least 2^24
+    multiplications these others are copied before, into memory of their size that the call frees again;
+    so is an operand whose byte strides are no multiples of its itemsize.
 
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, alpha, config, devices) and
     NotImplementedError.  Error bound: `reference.matmul_bound`.
@@ -152,6 +155,11 @@ def run(
                 key = None
                 arrays[name] = target.xp.array(arrays[name], order="C")
                 matrices[name] = product.matrix(arrays[name], shape[:-2])
+        copied: tuple[Copy, ...] = ()
+        if config is None:
+            blocks = options.get("block_scales", False)
+            copied = copies(arrays, matrices, *shape[-2:], k, blocks)
+            matrices |= {copy.name: copy.matrix(shape[:-2]) for copy in copied}
         place = product.matrix(y, shape[:-2])
         if place is None:
             y[...] = run(target, operands, shape, out_dtype, None, config, **options)
@@ -172,6 +180,8 @@ def run(
             return y
         arrays |= {"out": y, **extra}
         names = product.ARRAYS[call.kernel]
+        if copied:
+            plan = CopiedPlan(tuple((names.index(copy.name), copy) for copy in copied), plan)
         plans.remember(key, (target, plan, _picker(names, given, arrays), shape, out_dtype))
         plan.launch(target.xp, tuple(map(arrays.get, names)))
     return y

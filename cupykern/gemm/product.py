@@ -89,7 +89,7 @@ class Groups(NamedTuple):
 
 def must_be_copied(a: Matrix, b: Matrix, k: int, m: int) -> bool:
     """Whether the main loops, which read what NVFP4 is multiplied with by vectors along k, cannot read a so."""
-    return b.dtype == FP4 != a.dtype and _layout(a, a.col, a.row, k, m) != INNER
+    return b.dtype == FP4 != a.dtype and layout_of(a, a.col, a.row, k, m) != INNER
 
 
 def layouts(
@@ -98,7 +98,7 @@ def layouts(
     """How the main loop reads the operands: both by vectors, or both element by element."""
     if b.dtype == FP4:
         return INNER, INNER
-    found = _layout(a, a.col, a.row, k, m), _layout(b, b.row, b.col, k, n)
+    found = layout_of(a, a.col, a.row, k, m), layout_of(b, b.row, b.col, k, n)
     vectors = by_vectors(a.dtype, b.dtype, *found, block_scales)
     return found if vectors else (STRIDED, STRIDED)
 
@@ -130,7 +130,8 @@ def dual_by_vectors(
     return layout_b == INNER and dtypes.float8_e5m2 not in (a, b)
 
 
-def _layout(x: Matrix, k_step: int, outer_step: int, k: int, outer: int) -> int:
+def layout_of(x: Matrix, k_step: int, outer_step: int, k: int, outer: int) -> int:
+    """How the main loop can read an operand alone: by vectors along k or along its other dim, or not."""
     per_vector = ALIGNMENT // x.dtype.itemsize
     if x.aligned and (k_step == 1 or k == 1) and outer_step % per_vector == 0:
         return INNER
