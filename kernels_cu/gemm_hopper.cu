@@ -5,15 +5,15 @@
 // begin while it finishes one.
 // Constants: those of parts/ring_hopper.cuh and of the main loop, parts/mainloop*_hopper.cuh, that
 // the variant includes before this file.  kPlain, kGeneral: which ends of a tile the kernel has, the
-// short one of parts/plain_epilogue_hopper.cuh, the other one, or both, of which params.plain picks
-// one.  A kernel with one of them is short, and most of the time its code is not in any cache: the
+// short one of parts/plain_epilogue_hopper.cuh, the other one and the short one with more, or all, of
+// which params.end picks one.  A kernel with one of them is short, and most of the time its code is not in any cache: the
 // instructions that are not run take time too, because those that are lie apart.  FP8's kernel with the
 // short end alone is for products without scales of blocks.
 // Launch: grid (any; clusters of kClusterSize), block (kNumThreads = 384 or 512), dynamic shared memory
 // sizeof(HopperStorage).  Tensor maps:
 // (batch, m, k) of A and (batch, n, k) of B, or with their last two dims swapped where kOuterMajor;
-// (batch, m, n) of out, boxes of 16 x 64, or with kTurned up to 64 x 64.  The maps' batch is
-// BatchLayout's offset of kA, kB and kOut.
+// (batch, m, n) of out, boxes of 16 x 64 (FP32: 32), or with kTurned up to 64 x 64; for kBoxedEnd the same
+// of the residual.  The maps' batch is BatchLayout's offset of kA, kB, kOut and, there, kResidual.
 #include "parts/epilogue_hopper.cuh"
 #include "parts/gemm_task.cuh"
 #include "parts/plain_epilogue_hopper.cuh"
@@ -29,10 +29,14 @@ struct HopperParams {
     int32_t tma_stores, group_height;  // in tiles (GemmTask::of_block)
     int32_t has_block_scales;  // what scale_a and scale_b then are; they are the main loop's
     int32_t stage_bytes;       // of a stage, without rows of A that do not exist
-    int32_t plain, padding;    // whether the short epilogue does
+    int32_t end, padding;      // which one: End
     int64_t num_groups;        // of NVFP4's k
     struct { int64_t block, quarter, row, word; } groups;  // GroupScales
 };
+
+// kBoxedEnd: the short end with a residual or FP32 results, which kernels with kGeneral have: its code, and
+// the barriers, would cost those without them 1% to 5%.
+enum End { kGeneralEnd, kPlainEnd, kBoxedEnd };
 
 constexpr bool kSlotsApart = kPromotes && kSplitK;
 constexpr int kFactors = kPingPong ? kConsumers : 1;  // of tiles whose sums are under way
@@ -40,6 +44,7 @@ struct HopperStorage {
     Staging staging[4 * kConsumers];
     Ring ring;
     TileFactors factors[kFactors];
+    Barrier residual[kGeneral ? 4 * kConsumers : 1][2];  // of the warps' boxes
     // Of scales of blocks on their way, where other blocks write to `staging` at any time.
     alignas(16) unsigned char slots[kSlotsApart ? 4 * kConsumers * kFactorBytes : 1];
 };
@@ -85,9 +90,9 @@ DEVICE void multiply_in_row(Arguments&&... arguments) {
 }
 
 KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b_map,
-                        GRID_CONSTANT TensorMap out_map, void* out, const void* bias,
-                        const void* residual, const float* scale_a, const float* scale_b,
-                        const e4m3* groups_b, const HopperParams params) {
+                        GRID_CONSTANT TensorMap out_map, GRID_CONSTANT TensorMap residual_map,
+                        void* out, const void* bias, const void* residual, const float* scale_a,
+                        const float* scale_b, const e4m3* groups_b, const HopperParams params) {
     SHARED_STORAGE(HopperStorage, storage);
     Ring& ring = storage.ring;
     // From one lane, so that the compiler knows that they are alike in all.
@@ -98,6 +103,11 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
     }
     if (warp == 0 && elect_one()) {
         for (TileFactors& factors : storage.factors) factors.init();
+        if constexpr (kGeneral) {
+            for (auto& of_warp : storage.residual) {
+                for (Barrier& full : of_warp) full.init(1);
+            }
+        }
         ring.init();
     }
     // Tiles, each kClusterSize times: a cluster's blocks have parts of the same one.
@@ -146,7 +156,8 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
     if constexpr (kSplitK) begin_split_sums<kSplitInStaging>();
     const bool by_block = kPromotes && kGeneral && params.has_block_scales != 0;
     static_assert(kPlain || kGeneral, "an end of a tile");
-    const bool plain = kPlain && (!kGeneral || params.plain != 0);
+    const bool plain = kPlain && (!kGeneral || params.end == kPlainEnd);
+    const bool boxed = kGeneral && params.end == kBoxedEnd, is_short = plain || boxed;
     const auto epilogue_of = [&](const GemmTask& task) {
         const auto offset = [&](Operand operand) {
             return params.batch.offset(operand, task.batch);
@@ -169,7 +180,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
             }
             if (kMulticasts) drain(ring, place);
         }
-        if (plain && warp == 4 * kConsumers + 1) {
+        if (is_short && warp == 4 * kConsumers + 1) {
             int count = 0;
             for (int part = first; part < num_parts; part += step, ++count) {
                 storage.factors[count % kFactors].load(
@@ -190,12 +201,18 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
         work.place.skip(turn * num_k_tiles);
         int box = 0;
         const int row = work.row + warp % 4 * kWarpRows;
-        const auto store = [&](const TileFactors& factors, const RowFactors& rows,
+        const int of_boxes = kTurned ? 4 * warpgroup : warp;
+        const Residual boxes{residual_map, storage.residual[kGeneral ? of_boxes : 0],
+                             &storage.staging[of_boxes]};
+        const bool adds = boxed && residual != nullptr;
+        const auto store = [&](const TileFactors& factors, const RowFactors& rows, int count,
                                const TileSums& sums) {
-            store_plain(storage.staging[warp], box, out_map, factors, rows, params.epilogue, row,
-                        sums);
+            const PlainEnd end{storage.staging[warp], box, out_map, factors, rows,
+                               params.epilogue,       row, count,   boxes};
+            if (!boxed) end.store<false>(sums);
+            else if constexpr (kGeneral) end.store<true>(sums);
         };
-        const bool in_row = kInRow && plain && !by_block;
+        const bool in_row = kInRow && is_short && !by_block;
         if (in_row) {
             TileFactors& factors = storage.factors[0];
             const int rest = num_parts - first;
@@ -206,9 +223,14 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                 [&] {
                     factors.full.wait(work.count & 1);
                     rows.load(factors, row);
+                    if (adds) {
+                        const Bytes<16> place = factors.place;
+                        boxes.begin(work.count, int(place.words[0]) + row, int(place.words[1]),
+                                    int(place.words[3]));
+                    }
                 },
                 [&] {
-                    store(factors, rows, sums);
+                    store(factors, rows, work.count, sums);
                     factors.release();
                 });
         }
@@ -217,7 +239,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                 if (part >= num_parts) break;
                 if (kBlocks * kTileChunks % 2 == 0) box = 0;  // which it is, without a register
                 // Where the tile lies takes divisions, which the short epilogue need not wait for.
-                const bool finds = kTurned || !plain || by_block || kConverts;
+                const bool finds = kTurned || !is_short || by_block || kConverts || adds;
                 GemmTask task{};
                 if (finds) task = !kPromotes && work.count == 0 ? first_task : task_of(part);
                 const auto offset = [&](Operand operand) {
@@ -254,8 +276,15 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                 TileSums sums;
                 TileFactors& factors = storage.factors[kPingPong ? warpgroup : 0];
                 if constexpr (!kPlain) {  // beside a short end it costs those without a residual 3%
-                    prefetch_residual(epilogue_of(task), work.first_row, work.first_col);
+                    if (!boxed)
+                        prefetch_residual(epilogue_of(task), work.first_row, work.first_col);
                 }
+                const auto begin_residual = [&](int count) {
+                    if (!adds) return;
+                    boxes.begin(count, work.first_row, work.first_col, int(offset(kResidual)));
+                };
+                // Where k is split, other sums come to the boxes before.
+                if (!kSplitK && !(kShareK && warpgroup > 0)) begin_residual(work.count);
                 multiply(ring, work, sums);
                 const int count = work.count++;
                 work.place.skip(turns * num_k_tiles);
@@ -266,22 +295,22 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                 if constexpr (kSplitK) {
                     void* place = kSplitInStaging ? static_cast<void*>(storage.staging) : &ring;
                     add_split_sums<1, kSplitInStaging>(place, warpgroup, sums);
+                    if (adds) fence_async_proxy();
+                    begin_residual(count);
                 }
-                if (plain) {
-                    const EpilogueParams& p = params.epilogue;
+                if (is_short) {
                     factors.full.wait(count & 1);
-                    if (kTurned ||
-                        (kActivates && p.activation != kNoActivation && p.activation != kGelu)) {
-                        const Bytes<16> place = factors.place;
-                        if (!kTurned) work.first_row = int(place.words[0]) + row;
-                        if (!kTurned) work.first_col = int(place.words[1]);
-                        const int batch = kTurned ? int(offset(kOut)) : int(place.words[2]);
-                        store_parts(storage.staging, box, out_map, factors, p, row, work.first_row,
-                                    work.first_col, batch, sums);
+                    if constexpr (kTurned) {
+                        const TurnedEnd end{
+                            storage.staging,   box,   out_map,        factors,
+                            params.epilogue,   row,   work.first_row, work.first_col,
+                            int(offset(kOut)), count, boxes};
+                        if (!boxed) end.store<false>(sums);
+                        else if constexpr (kGeneral) end.store<true>(sums);
                     } else {
                         RowFactors rows;
                         rows.load(factors, row);
-                        store(factors, rows, sums);
+                        store(factors, rows, count, sums);
                     }
                     factors.release();
                     continue;

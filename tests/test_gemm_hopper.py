@@ -40,6 +40,10 @@ PROBLEMS = (
     MatmulProblem(
         *(200, 328, 200), layout_b="F", bias=(328,), residual=(200, 328), activation="gelu", alpha=0.125,
     ),
+    MatmulProblem(
+        *(328, 520, 136), layout_b="F", batch_a=(2,), residual=(2, 328, 520), activation="gelu_tanh",
+        out_dtype="bfloat16",
+    ),
     MatmulProblem(1, 8, 8, layout_b="F"),
     MatmulProblem(300, 257, 136, layout_b="F", out_dtype="bfloat16"),
     MatmulProblem(64, 64, 128, layout_b="F", kind="special"),
@@ -47,7 +51,7 @@ PROBLEMS = (
 OTHERS = (
     (
         MatmulProblem(136, 264, 520, "bfloat16", out_dtype="float32"),
-        MatmulProblem(72, 136, 136, "bfloat16", batch_a=(2, 1), batch_b=(3,)),
+        MatmulProblem(72, 136, 136, "bfloat16", batch_a=(2, 1), batch_b=(3,), residual=(72, 136)),
         MatmulProblem(65, 136, 64, "bfloat16", batch_a=(3,), bias=(65, 1), activation="silu"),
         MatmulProblem(136, 264, 640, "bfloat16", batch_a=(2,), batch_b=(2,)),
     ),
@@ -86,6 +90,7 @@ FP8 = (
         fp8(72, 136, 784, "blocks", batch_a=(2,), kind="same_sign", out_dtype="float32"),
         fp8(136, 264, 272, "rows", bias=(264,), activation="gelu"),
         fp8(1, 16, 16, "tensor"),
+        MatmulProblem(392, 264, 272, E4M3, layout_b="F", residual=(392, 264)),
         fp8(136, 72, 144, "none", kind="exact"),
         fp8(64, 64, 128, "none", kind="special"),
     ),
@@ -113,6 +118,12 @@ INT8 = (
         MatmulProblem(136, 264, 400, "int8", layout_b="F"),
         MatmulProblem(72, 136, 144, "int8", layout_b="F", bias=(136,), out_dtype="float16"),
         ScaledProblem(MatmulProblem(65, 264, 1040, "int8", layout_b="F"), "rows"),
+        MatmulProblem(
+            *(72, 136, 144, "int8"),
+            layout_b="F",
+            residual=(72, 136),
+            out_dtype="bfloat16",
+        ),
     ),
     (HopperConfig(128, 64, 4), HopperConfig(64, 64, 4, share_k=True)),
 )
@@ -132,6 +143,8 @@ MIXED = (
         mixed(136, 272, 208, layout_b="C", out_dtype="float32"),
         mixed(64, 64, 128, layout_b="C", kind="special"),
         mixed(1, 16, 16, "int8", "bfloat16", layout_b="F"),
+        mixed(392, 144, 272, a="bfloat16", layout_b="F", residual=(392, 144), activation="relu"),
+        mixed(72, 272, 144, a="bfloat16", layout_b="C", batch_a=(3,), residual=(3, 72, 272)),
         ScaledProblem(mixed(65, 144, 272, "int8", "bfloat16", layout_b="F"), "rows"),
     ),
     (
@@ -537,6 +550,8 @@ CHECKED = (
     (MIXED[0][3], MIXED[1][1]),
     (PROBLEMS[2], CONFIGS[0]),
     (PROBLEMS[1], CONFIGS[6]),
+    (PROBLEMS[3], CONFIGS[0]),
+    (MIXED[0][-2], MIXED[1][0]),
 )
 # Of other ops: logits, NVFP4 decoded in registers and before.
 OTHER_OPS = (

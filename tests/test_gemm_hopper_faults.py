@@ -149,10 +149,10 @@ FAULTS = {
         EPILOGUE, "kTileChunks = (kCols + kChunk - 1) / kChunk", "kTileChunks = kCols / kChunk", "halves"
     ),
     "the last chunk where a whole one would be": Fault(
-        PLAIN, "{col + chunk_col(chunk + i), out_row", "{col + (chunk + i) * kChunk, out_row", "halves"
+        PLAIN, "{out_col + chunk_col(chunk + i), out_row", "{out_col + (chunk + i) * kChunk, out_row", "halves"
     ),
     "a place of the first columns": Fault(
-        PLAIN, "col = int(place.words[1]), batch", "col = 0, batch", "plain"
+        PLAIN, "out_col = int(place.words[1]),", "out_col = 0,", "plain"
     ),
     "products of the stage before": Fault(
         PROMOTED, "advance(cols, k), k > 0);", "advance(cols, k), true);", "blocks",
@@ -171,7 +171,7 @@ FAULTS = {
     "factors overwritten before they are read": Fault(PLAIN, "        empty.wait((count & 1) ^ 1);\n", "", "plain"),
     "the factors of the warp's first rows": Fault(PLAIN, "/ 4 + 8 * (i % 2);", "/ 4;", "plain"),
     "the factors of the first chunk's columns": Fault(
-        PLAIN, "const int at = begin + wgmma_col(lane, i);", "const int at = wgmma_col(lane, i);", "plain"
+        PLAIN, "const int at = first + wgmma_col(lane, i);", "const int at = wgmma_col(lane, i);", "plain"
     ),
     "a stage that the cluster's other block still reads": Fault(
         RING, "empty[stage].release_remote(thread);", "empty[stage].arrive();", "cluster"
@@ -221,11 +221,11 @@ FAULTS = {
         EPILOGUE, "kPairedRows ? lane / 4 * 2 + half :", "false ? 0 :", "mixed (K, N)"
     ),
     "the two columns of a register exchanged": Fault(
-        EPILOGUE, "pack<half>(values[pair(i)], values[pair(i) + kApart])", "pack<half>(values[pair(i) + kApart], values[pair(i)])",
-        "mixed (K, N)",
+        EPILOGUE, "pack<half>(values[first_of_pair(i)], values[first_of_pair(i) + kApart])",
+        "pack<half>(values[first_of_pair(i) + kApart], values[first_of_pair(i)])", "mixed (K, N)",
     ),
     "the turn left out": Fault(
-        EPILOGUE, "store_matrix<true>(place(", "store_matrix<false>(place(", "mixed (N, K)"
+        EPILOGUE, "store_matrix<kTurned>(row, four)", "store_matrix<false>(row, four)", "mixed (N, K)"
     ),
     "a box stored before all warps have filled it": Fault(
         EPILOGUE, "    fence_async_proxy();\n    sync();\n",
@@ -234,12 +234,7 @@ FAULTS = {
     "a box filled before it is stored": Fault(
         EPILOGUE, "if (stores) tma_store_wait_read<1>();", "", "mixed (N, K)"
     ),
-    "the first part for all": Fault(PLAIN, "if (known == part) pick(known);", "if (known == 0) pick(known);", "silu"),
-    "the factors of the first columns": Fault(
-        PLAIN, "part_col(part % kTileParts), values);\n    };\n    const auto store",
-        "0, values);\n    };\n    const auto store",
-        "silu",
-    ),
+    "the first part for all": Fault(PLAIN, "if (known == part) pick(known);", "if (known == 0) pick(known);", "mixed (K, N)"),
     "a turned bias of the first rows": Fault(
         PLAIN, "(cols[row + row_of_half(lane, half)])", "(cols[row + row_of_half(lane, 0)])", "few rows"
     ),
@@ -253,9 +248,42 @@ FAULTS = {
         SPLIT, "if (kFree) named_barrier(3, 128 * kConsumers);", "", "nvfp4, split k"
     ),
     "gelu of the first columns": Fault(
-        PLAIN, "values[i + j] = kGelus ? gelu_of_twice(x) : x;",
-        "values[i + j] = kGelus && i > 0 ? gelu_of_twice(x) : x;", "activated",
+        PLAIN, "values[i + j] = activate_plain<kActivation>(x);",
+        "values[i + j] = i > 0 ? activate_plain<kActivation>(x) : x;", "activated",
     ),
+    "a residual's boxes of the tile before": Fault(
+        PLAIN, "        full[number % 2].wait(number / 2 & 1);\n", "        full[number % 2].wait(0);\n", "residual"
+    ),
+    "a residual added before it is there": Fault(
+        PLAIN, "            if constexpr (kAdds) residual.wait(count, number + i);\n", "", "residual"
+    ),
+    "a residual over results that are not yet stored": Fault(
+        PLAIN, "        tma_store_wait_read<0>();\n        load(count, i + 2, row, col, batch);",
+        "        load(count, i + 2, row, col, batch);", "residual",
+    ),
+    "a residual over results of the tile before": Fault(
+        PLAIN, "            tma_store_wait_read<0>();\n#pragma unroll\n            for (int i = 0; i < kTileBoxes",
+        "#pragma unroll\n            for (int i = 0; i < kTileBoxes", "residual",
+    ),
+    "a residual's first columns for all": Fault(
+        PLAIN, "chunk_col(OwnChunks().first + i % OwnChunks::kCount)", "chunk_col(OwnChunks().first)", "residual"
+    ),
+    "a residual's box of the cluster's first block": Fault(
+        PLAIN, "chunk_col(OwnChunks().first + i % OwnChunks::kCount)", "chunk_col(i % OwnChunks::kCount)",
+        "residual, split k",
+    ),
+    "the two columns of a residual's register exchanged": Fault(
+        EPILOGUE, "values[first_of_pair(i)] += low;\n        values[first_of_pair(i) + kApart] += high;",
+        "values[first_of_pair(i)] += high;\n        values[first_of_pair(i) + kApart] += low;",
+        "residual, turned",
+    ),
+    "a residual of the batch's first matrix": Fault(
+        PLAIN, "uint32_t(batch.offset(kResidual, task.batch))", "0", "residual"
+    ),
+    "FP32 results where lines are not permuted": Fault(
+        PLAIN, "(col / 4 ^ line % 8)", "(col / 4)", "floats"
+    ),
+    "FP32 results of the first columns": Fault(PLAIN, "{out_col + first, out_row", "{out_col, out_row", "floats"),
     "the whole bias to half a sum": Fault(
         PLAIN, "p.activation == kGelu ? 0.5f : 1.0f", "1.0f", "activated"
     ),
@@ -301,9 +329,27 @@ PROBLEMS = {
         HopperConfig(128, 128, 2),
         MatmulProblem(136, 264, 64, bias=(264,), activation="gelu"),
     ),
-    "silu": (
-        HopperConfig(128, 128, 2),
-        MatmulProblem(136, 264, 64, bias=(264,), activation="silu"),
+    "floats": (
+        HopperConfig(128, 176, 2, ping_pong=True),
+        MatmulProblem(136, 264, 64, layout_b="F", bias=(264,), out_dtype="float32"),
+    ),
+    "residual": (
+        HopperConfig(128, 256, 2),
+        MatmulProblem(
+            *(648, 520, 64, "bfloat16"),
+            batch_a=(2,),
+            batch_b=(2,),
+            residual=(2, 648, 520),
+            activation="silu",
+        ),
+    ),
+    "residual, split k": (
+        HopperConfig(128, 128, 2, cluster=2, split_k=True),
+        MatmulProblem(136, 136, 264, "bfloat16", layout_b="F", residual=(136, 136)),
+    ),
+    "residual, turned": (
+        HopperConfig(256, 128, 2),
+        mixed(264, 264, 272, a="bfloat16", layout_b="F", residual=(264, 264)),
     ),
     "few rows": (
         HopperConfig(16, 64, 4, share_k=True, turned=True),

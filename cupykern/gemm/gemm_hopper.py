@@ -6,6 +6,7 @@ The Python half of kernels_cu/gemm_hopper.cu.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -61,7 +62,7 @@ _PARAMS = np.dtype(  # gemm_hopper.cu: HopperParams
         *(("block_scales_a", STRIDES), ("block_scales_b", STRIDES)),
         ("epilogue", EPILOGUE),
         *((name, np.int32) for name in ("tma_stores", "group_height", "has_block_scales")),
-        *(("stage_bytes", np.int32), ("plain", np.int32), ("padding", np.int32)),
+        *(("stage_bytes", np.int32), ("end", np.int32), ("padding", np.int32)),
         *(("num_groups", np.int64), ("groups", np.int64, (1, 4))),
     ]
 )
@@ -86,7 +87,8 @@ _STREAM_PARAMS = np.dtype(  # dequant_softmax_stream.cu: StreamParams
         *(("epilogue", EPILOGUE), ("normalize", NORMALIZE)),
     ]
 )
-_A, _B, _OUT, _B2 = 0, 1, 2, 9  # gemm_task.cuh: Operand
+_GENERAL, _PLAIN, _BOXED = range(3)  # gemm_hopper.cu: End
+_A, _B, _OUT, _RESIDUAL, _B2 = 0, 1, 2, 4, 9  # gemm_task.cuh: Operand
 
 
 def _main_loop(task: GemmTask) -> tuple[str, ...]:
@@ -140,17 +142,30 @@ _SMALLEST_HALVED = 2.0**-125  # whose half FP32 does not flush to zero
 
 
 def is_plain(product: Product, turned: bool) -> bool:
-    """Whether the short epilogue of parts/plain_epilogue_hopper.cuh does.  turned: HopperConfig's, or
-    that b is converted."""
+    """Whether the short epilogue of parts/plain_epilogue_hopper.cuh does, of 16-bit results without a residual.
+    turned: HopperConfig's, or that b is converted."""
     p = product
+    return p.residual is None and tma_stores(p.out, p.m, p.n) and _is_short(p, turned)
+
+
+def _is_boxed(product: Product, turned: bool) -> bool:
+    """Whether it does for a residual of the output's dtype, or for FP32 results."""
+    p = product
+    if p.residual is None:
+        floats = not turned and p.activation is None
+        return floats and tma_stores(p.out, p.m, p.n, (dtypes.float32,)) and _is_short(p, turned)
+    same = p.residual.dtype == p.out.dtype and not p.block_scales  # whose slots the boxes would be
+    both = same and all(tma_stores(x, p.m, p.n) for x in (p.out, p.residual))
+    return both and _is_short(p, turned)
+
+
+def _is_short(p: Product, turned: bool) -> bool:
     scales = [None if p.block_scales else scale for scale in (p.scale_a, p.scale_b)]
     one_scale = not turned or scales[0] is None or scales[0].row == 0
     if p.b.dtype.itemsize > 1:
         one_scale = scales == [None, None]
     return (
         one_scale
-        and tma_stores(p.out, p.m, p.n)
-        and p.residual is None
         # alpha takes the place of a scale, or stands alone.
         and (turned or p.b.dtype.itemsize > 1 or p.alpha == 1 or None in scales)
         and (p.bias is None or (p.bias.row == 0 and p.bias.col != 0))
@@ -187,12 +202,14 @@ def _launch(
     maps: tuple[MapPlan | None, ...],
     places: tuple[int, ...],
     params: Any,
+    mapped: Sequence[int] = range(4),
 ) -> HopperPlan:
-    """sizes: blocks, and the bytes of their shared memory.  places: of _PLACES."""
+    """sizes: blocks, and the bytes of their shared memory.  places: of _PLACES.  mapped: where the arrays of
+    the maps are."""
 
     def arguments(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
         others = [arrays[i] for i in places]
-        return (*encoded_maps(target, maps, arrays), *others, params)
+        return (*encoded_maps(target, maps, [arrays[i] for i in mapped]), *others, params)
 
     return HopperPlan(Repeated(kernel, *sizes, arguments))
 
@@ -211,8 +228,11 @@ def hopper_plan(
         raise ValueError(f"Hopper's main loop needs warps of 32 lanes; got {target.warp_size}")
     if c.streams:
         return _stream_plan(target, p, task, c)
-    plain = p.kernel == "gemm" and is_plain(p, is_turned(c, task))
-    task = replace(task, plain=plain)
+    end = _GENERAL
+    if p.kernel == "gemm":
+        turned = is_turned(c, task)
+        end = _PLAIN if is_plain(p, turned) else _BOXED if _is_boxed(p, turned) else _GENERAL
+    task = replace(task, plain=end == _PLAIN)
     cols = c.tile_n // task.products  # of each
     tiles_m, tiles_n = cluster_tiles(c, task, p.m, p.n)
     # Of the columns of the sums, each block of a cluster loads a part.
@@ -261,16 +281,21 @@ def hopper_plan(
             map_out = map_plan(p.out, p.batch, (p.m, p.n), (p.out.row, 1), (1, 64, 64))
         maps = (map_a, *maps_b, map_out)
         return _launch(target, kernel, (grid, shared), maps, places, target.by_value(params))
-    map_out = None
+    map_out = map_residual = None
     in_registers = p.b2 is not None and turned  # then threads store single numbers
-    if tma_stores(p.out, p.m, p.n) and not in_registers:
+    if (end == _BOXED or tma_stores(p.out, p.m, p.n)) and not in_registers:
         own = c.tile_m // (c.cluster if c.split_k else 1)
-        box = (1, min(own, 64) if turned else 16, 64)  # epilogue_hopper.cuh
+        # epilogue_hopper.cuh, plain_epilogue_hopper.cuh
+        box = (1, min(own, 64) if turned else 16, LINE // max(2, p.out.dtype.itemsize))
         if p.b2 is not None:  # gated_epilogue_hopper.cuh: kBoxCols
             box = (1, 16, math.gcd(own_columns(c), 64))
         map_out = map_plan(p.out, p.batch, (p.m, p.n), (p.out.row, 1), box)
+        if end == _BOXED and p.residual is not None:
+            map_residual = map_plan(p.residual, p.batch, (p.m, p.n), (p.residual.row, 1), box)
 
     maps = {_A: map_a, **dict(zip((_B, _B2), maps_b, strict=False)), _OUT: map_out}
+    if p.b2 is None:
+        maps[_RESIDUAL] = map_residual
     params = np.zeros((), _PARAMS if p.b2 is None else _DUAL_PARAMS)
     fill_batch(params["batch"], dims)
     for operand, plan in maps.items():
@@ -289,7 +314,7 @@ def hopper_plan(
     if p.b2 is None:
         of_b = c.tile_n * depth * p.b.dtype.itemsize // (2 if p.b.dtype == FP4 else 1)
         params["stage_bytes"] = rows_a * parts_a * depth * p.a.dtype.itemsize + of_b
-        params["plain"] = plain
+        params["end"] = end
     params["num_groups"] = p.k // 16
     for i, groups in enumerate((p.groups_b, p.groups_b2)[: task.products]):
         if groups is not None:
@@ -300,7 +325,8 @@ def hopper_plan(
             if x is not None:
                 params[f"block_scales_{name}"] = (x.row, x.col)
     maps = tuple(maps.values())
-    return _launch(target, kernel, (grid, shared), maps, places, target.by_value(params))
+    mapped = range(4) if p.b2 is not None else (0, 1, 2, 4)
+    return _launch(target, kernel, (grid, shared), maps, places, target.by_value(params), mapped)
 
 
 class StreamMemory(NamedTuple):

@@ -208,8 +208,8 @@ def _splits_few_rows(task: GemmTask) -> bool:
 
 
 def _has_kernel(config: HopperConfig, task: GemmTask) -> bool:
-    """Of 16 bits by 16, where some have only the short epilogue, one the other alone, which is rarer, and long:
-    ping-pong hides it, and for few rows there is no other."""
+    """Of 16 bits by 16, where some have only the short epilogue, two the others alone, which are rarer, and
+    longer: ping-pong hides them, and for few rows there is no other."""
     if not task.a == task.b in FLOAT16S or task.layout_a != INNER:
         return True
     if task.plain:

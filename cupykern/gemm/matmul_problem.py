@@ -14,7 +14,7 @@ from kernels_cu import Variant
 
 from .. import dtypes, inputs, reference
 from ..op import Call, Draw, Op, Work
-from . import gemm, gemm_stream, product
+from . import gemm, gemm_hopper, gemm_stream, hopper_config, product
 from .hopper_config import HopperConfig
 from .matmul import FLOATS, check_shapes, matmul, result_dtype
 from .product import ACTIVATIONS, INNER, OUTER, STRIDED, GemmTask
@@ -234,14 +234,26 @@ def sums_in_half(task: GemmTask, arch: str) -> bool:
 
 
 def task_of(problem: MatmulProblem, block_scales: bool = False) -> GemmTask:
+    """Without scales of rows or columns."""
     call = _inputs(problem, 0, np)
     a, b = call.args
     batch, m, n = check_shapes(a, b)
-    operands = product.matrix(a, batch), product.matrix(b, batch)
-    task = product.make_task(*operands, math.prod(batch), m, n, a.shape[-1], block_scales)
+    k, shape = a.shape[-1], (*batch, m, n)
     dtype = result_dtype(a.dtype, b.dtype, problem.out_dtype, _is_product(problem))
-    plain = problem.residual is None and problem.bias in (None, (n,))
-    plain = plain and dtype in product.FLOAT16S and n * dtype.itemsize % product.ALIGNMENT == 0
+
+    def matrix(x: np.ndarray | None) -> product.Matrix | None:
+        return None if x is None else product.matrix(x, batch)
+
+    def addend(name: str) -> product.Matrix | None:
+        x = call.kwargs.get(name)
+        return matrix(None if x is None else np.broadcast_to(x, shape))
+
+    whole = product.Product(
+        *(batch, m, n, k, matrix(a), matrix(b), matrix(np.empty(shape, dtype))),
+        *(addend("bias"), addend("residual"), None, None, problem.alpha, problem.activation),
+    )
+    task = product.make_task(whole.a, whole.b, math.prod(batch), m, n, k, block_scales)
+    plain = gemm_hopper.is_plain(whole, hopper_config.converts(task))
     return replace(task, activates=gemm.activates(problem.activation), plain=plain)
 
 

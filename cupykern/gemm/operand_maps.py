@@ -51,11 +51,11 @@ def operand_map(
     return map_plan(x, batch, (k, outer), (k_step, 1), (1, tile_k, line))
 
 
-def tma_stores(out: Matrix, m: int, n: int) -> bool:
-    """Whether m x n numbers can be stored by TMA."""
+def tma_stores(out: Matrix, m: int, n: int, dtypes: tuple[np.dtype, ...] = FLOAT16S) -> bool:
+    """Whether m x n numbers of one of these dtypes can be stored by TMA."""
     per_line = ALIGNMENT // out.dtype.itemsize
     return (
-        out.dtype in FLOAT16S
+        out.dtype in dtypes
         and out.aligned
         and (out.col == 1 or n == 1)
         and (m == 1 or (out.row > 0 and out.row % per_line == 0))

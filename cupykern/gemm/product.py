@@ -212,7 +212,8 @@ class GemmTask:
     STRIDED, and there are no scales that their epilogue does not know.
     kernel: which computes it; of dual_gemm, n is one product's.
     activates: whether an activation of many instructions follows.
-    plain: whether one bias of columns and an activation are all that follows (gemm_hopper.py: is_plain).
+    plain: whether one bias of columns and an activation are all that follows, to 16 bits (gemm_hopper.py:
+    is_plain).
     in_lines: whether the rows of a 16-bit a and the columns of b, if their numbers are neighbours, begin
     with lines of 128 bytes.  From others, L2 reads two lines for one.
     tma_codes, scaled: of an NVFP4 b: whether TMA walks its codes, and whether the other operand has scales

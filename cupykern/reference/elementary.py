@@ -15,9 +15,6 @@ LOG_ULPS = 1
 ERF_ULPS = 2
 """erf_accurate; 1.31 measured, 1.70 with the worst exp2_approx."""
 
-TANH_ULPS = 4
-"""tanh_accurate; 1.59 measured, 3.35 with the worst exp2_approx and reciprocal_approx."""
-
 GELU_ERROR = 3
 """gelu, times 2^-24 |x|; 1.87 measured, 2.65 with the worst exp2_approx."""
 
@@ -33,3 +30,8 @@ division, 5.06 with the worst exp2_approx; reciprocal_approx adds at most 1.
 The exponent -x * log2 e takes the roundings of the product and of log2 e, 2^-24 and 0.23 * 2^-24 of
 it, which the exponential makes relative errors |x| times as large.
 """
+
+GELU_TANH_ULPS = 9
+GELU_TANH_ULPS_PER_UNIT = 5
+"""gelu_tanh: GELU_TANH_ULPS + GELU_TANH_ULPS_PER_UNIT * max(-2 t, 0), where it is x times the sigmoid of 2 t.
+The exponent takes up to five roundings of products, sums and constants."""

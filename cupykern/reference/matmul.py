@@ -11,7 +11,14 @@ from .. import dtypes
 from ..gemm.nvfp4 import NvFp4
 from ..numerics import UNIT_ROUNDOFF_32, as_float64, finfo, namespace
 from ..op import Bound
-from .elementary import GELU_ERROR, GELU_OF_TWICE, SIGMOID_ULPS, SIGMOID_ULPS_PER_UNIT, TANH_ULPS
+from .elementary import (
+    GELU_ERROR,
+    GELU_OF_TWICE,
+    GELU_TANH_ULPS,
+    GELU_TANH_ULPS_PER_UNIT,
+    SIGMOID_ULPS,
+    SIGMOID_ULPS_PER_UNIT,
+)
 
 _FLOOR = 2.0**-126  # what FP32 loses below its smallest normal number
 _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
@@ -252,8 +259,13 @@ def activate(xp: Any, x: Any, activation: str | None) -> Any:
     if activation == "gelu":
         return 0.5 * x * (1 + erf(xp, x / math.sqrt(2)))
     if activation == "gelu_tanh":
-        return 0.5 * x * (1 + xp.tanh(_SQRT_2_OVER_PI * (x + 0.044715 * x**3)))
+        return x / (1 + xp.exp(-_twice_t(x)))  # x / 2 (1 + tanh(t))
     return x / (1 + xp.exp(-x))
+
+
+def _twice_t(x: Any) -> Any:
+    """gelu_tanh's."""
+    return 2 * _SQRT_2_OVER_PI * (x + 0.044715 * x**3)
 
 
 def erf(xp: Any, x: Any) -> Any:
@@ -275,22 +287,17 @@ def activation_error(xp: Any, x: Any, activation: str | None, narrow: bool = Fal
     if activation in (None, "relu"):
         return xp.zeros_like(x)
     size = xp.abs(x)
-    if activation == "silu":
-        ulps = SIGMOID_ULPS + SIGMOID_ULPS_PER_UNIT * xp.maximum(-x, 0)
-        # A sigmoid below 2^-126 is zero.
-        return xp.abs(activate(xp, x, "silu")) * (2 * ulps + 1) * u + 2 * _FLOOR * (size + 1)
     if activation == "gelu":
         error = GELU_ERROR * u * size + _FLOOR * (1 + size)
         # Half of x, or of a bias, may be flushed to zero.
         short = GELU_OF_TWICE * xp.abs(activate(xp, x, "gelu")) + 2 * _FLOOR if narrow else 0.0
         return error + short
-    t = _SQRT_2_OVER_PI * (size + 0.044715 * size**3)
-    value = xp.tanh(t)
-    # t takes three roundings in the cube, its factor and the addition, and four more of constants and
-    # products.
-    inner = 7 * u * t * (1 - value**2) + 2 * TANH_ULPS * u * value
-    # 1 + tanh is rounded, and so is the product with x / 2.
-    return 0.5 * size * (inner + u * (1 + value)) + u * size + _FLOOR * (1 + size)
+    if activation == "silu":
+        ulps = SIGMOID_ULPS + SIGMOID_ULPS_PER_UNIT * xp.maximum(-x, 0)
+    else:
+        ulps = GELU_TANH_ULPS + GELU_TANH_ULPS_PER_UNIT * xp.maximum(-_twice_t(x), 0)
+    # A sigmoid below 2^-126 is zero.
+    return xp.abs(activate(xp, x, activation)) * (2 * ulps + 1) * u + 2 * _FLOOR * (size + 1)
 
 
 def epilogue_bound(

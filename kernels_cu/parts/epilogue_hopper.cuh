@@ -70,7 +70,7 @@ constexpr bool kScales = sizeof(ElementB) == 1;  // others come with one of all,
 
 // The chunks of its columns that a block finishes.
 struct OwnChunks {
-    static constexpr int kCount = kOwnCols / kChunk;
+    static constexpr int kCount = kSplitK ? kOwnCols / kChunk : kTileChunks;
     int first;
 
     DEVICE OwnChunks() : first(kSplitK ? cluster_rank() * kCount : 0) {}
@@ -231,29 +231,81 @@ DEVICE void finish_part(const Epilogue& epilogue, const TileVectors& vectors, in
     }
 }
 
+// Of a lane's numbers, pair `i`, of neighbours in the output: the first one, and how far the second one is.
+DEVICE constexpr int first_of_pair(int i) { return kPairedRows ? i / 2 * 4 + i % 2 : 2 * i; }
+constexpr int kApart = kPairedRows ? 2 : 1;
+
 DEVICE void pack_pairs(const float (&values)[kValues], int dtype, uint32_t (&packed)[kValues / 2]) {
-    // Of neighbours in the output.
-    const auto pair = [](int i) { return kPairedRows ? i / 2 * 4 + i % 2 : 2 * i; };
-    constexpr int kApart = kPairedRows ? 2 : 1;
     if (dtype == kHalf) {  // one branch for all
 #pragma unroll
         for (int i = 0; i < kValues / 2; ++i)
-            packed[i] = pack<half>(values[pair(i)], values[pair(i) + kApart]);
+            packed[i] = pack<half>(values[first_of_pair(i)], values[first_of_pair(i) + kApart]);
     } else {
 #pragma unroll
         for (int i = 0; i < kValues / 2; ++i)
-            packed[i] = pack<bf16>(values[pair(i)], values[pair(i) + kApart]);
+            packed[i] = pack<bf16>(values[first_of_pair(i)], values[first_of_pair(i) + kApart]);
     }
+}
+// values += the same pairs.
+template <class T>
+DEVICE void add_pairs(const uint32_t (&added)[kValues / 2], float (&values)[kValues]) {
+#pragma unroll
+    for (int i = 0; i < kValues / 2; ++i) {
+        float low, high;
+        unpack<T>(added[i], low, high);
+        values[first_of_pair(i)] += low;
+        values[first_of_pair(i) + kApart] += high;
+    }
+}
+DEVICE void add_pairs(const uint32_t (&added)[kValues / 2], int dtype, float (&values)[kValues]) {
+    if (dtype == kHalf) add_pairs<half>(added, values);
+    else add_pairs<bf16>(added, values);
 }
 
 static_assert(!kTurned || kBlocks == 1, "a warpgroup fills its boxes together");
+
+// A part's pairs to (kLoads: from) their places in the box `to`, of which it is part `part_of_box`.
+template <bool kLoads, class Pairs>
+DEVICE void move_part(unsigned char* to, int part_of_box, Pairs& packed) {
+    const int lane = opaque(threadIdx.x % 32), warp = threadIdx.x / 32;
+    // 16 bytes of a line.
+    const auto place = [&](int line, int i) {
+        return to + line * kLineBytes + (i ^ line % 8) * 16;
+    };
+    if constexpr (kPairedRows) {  // two rows of a column are one word
+#pragma unroll
+        for (int i = 0; i < kValues / 2; ++i) {
+            const int line = part_of_box * kPart + wgmma_col(lane, i / 2 * 4 + i % 2);
+            unsigned char* words = place(line, warp % 4 * 2 + lane / 16);
+            auto& word = *reinterpret_cast<uint32_t*>(words + lane / 4 % 4 * 4);
+            if constexpr (kLoads) packed[i] = word;
+            else word = packed[i];
+        }
+    } else {
+#pragma unroll
+        for (int j = 0; j < kPart / 16; ++j) {
+            const int line = part_of_box * kPart + j * 16 + lane / 16 * 8 + lane % 8;
+            unsigned char* row =
+                kTurned ? place(line, warp % 4 * 2 + lane / 8 % 2)
+                        : place(lane % 16, part_of_box * (kPart / 8) + 2 * j + lane / 16);
+            uint32_t four[4];
+            if constexpr (kLoads) load_matrix<kTurned>(four, row);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                if constexpr (kLoads) packed[4 * j + i] = four[i];
+                else four[i] = packed[4 * j + i];
+            }
+            if constexpr (!kLoads) store_matrix<kTurned>(row, four);
+        }
+    }
+}
 
 // Part `part` of the warp's sums to its place in box `box`, which TMA stores when it is whole: 16
 // rows of 64 columns; with kTurned 64 rows of the warpgroup, each of the columns a line.  (row,
 // col): of the warp's first sum of the part.
 DEVICE void store_part(Staging* warps, int& box, const TensorMap& map, int part, int row, int col,
                        int batch, int dtype, const float (&values)[kValues]) {
-    const int lane = opaque(threadIdx.x % 32), warp = threadIdx.x / 32, warpgroup = warp / 4;
+    const int warp = threadIdx.x / 32, warpgroup = warp / 4;
     const int part_of_box = part % kPartsOfBox;
     unsigned char* to =
         warps[kTurned ? 4 * warpgroup : warp].boxes[0] + box * (kTurned ? 4 : 1) * kBoxBytes;
@@ -262,36 +314,13 @@ DEVICE void store_part(Staging* warps, int& box, const TensorMap& map, int part,
         if constexpr (kTurned) named_barrier(1 + warpgroup, 128);
         else sync_warp();
     };
-    // 16 bytes of a line.
-    const auto place = [&](int line, int i) {
-        return to + line * kLineBytes + (i ^ line % 8) * 16;
-    };
     uint32_t packed[kValues / 2];
     pack_pairs(values, dtype, packed);
     if (part_of_box == 0) {
         if (stores) tma_store_wait_read<1>();
         sync();
     }
-    if constexpr (kPairedRows) {  // two rows of a column are one word
-#pragma unroll
-        for (int i = 0; i < kValues / 2; ++i) {
-            const int line = part_of_box * kPart + wgmma_col(lane, i / 2 * 4 + i % 2);
-            unsigned char* words = place(line, warp % 4 * 2 + lane / 16);
-            *reinterpret_cast<uint32_t*>(words + lane / 4 % 4 * 4) = packed[i];
-        }
-    } else {
-#pragma unroll
-        for (int j = 0; j < kPart / 16; ++j) {
-            const uint32_t four[4] = {packed[4 * j], packed[4 * j + 1], packed[4 * j + 2],
-                                      packed[4 * j + 3]};
-            if constexpr (kTurned) {
-                const int line = part_of_box * kPart + j * 16 + lane / 16 * 8 + lane % 8;
-                store_matrix<true>(place(line, warp % 4 * 2 + lane / 8 % 2), four);
-            } else {
-                store_matrix(place(lane % 16, part_of_box * (kPart / 8) + 2 * j + lane / 16), four);
-            }
-        }
-    }
+    move_part<false>(to, part_of_box, packed);
     if (part_of_box < kPartsOfBox - 1) return;
     fence_async_proxy();
     sync();

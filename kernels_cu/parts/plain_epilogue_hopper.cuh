@@ -1,6 +1,7 @@
 // The short way of a warpgroup's sums to memory, in registers:
-//     out = activation(alpha * (scale_a * (scale_b * sum)) + bias of its column)
-// where TMA stores the output and nothing else is to be done (gemm_hopper.py: is_plain).
+//     out = activation(alpha * (scale_a * (scale_b * sum)) + bias of its column) + residual
+// where TMA stores the output, nothing else is to be done and, if there is a residual, TMA loads it
+// (gemm_hopper.py: is_plain, _is_boxed).
 #include "parts/epilogue_hopper.cuh"
 
 // A tile's bias and scales wait in shared memory, where one of the producer's warps has put them
@@ -10,7 +11,8 @@ struct TileFactors {
     static constexpr int kRowScales = !kScales ? 0 : kTurned ? 1 : kRows;  // turned: one of all
     alignas(16) float cols[kTileN][kOfCol];       // scale_b, if there are scales, and bias
     float rows[kRowScales > 0 ? kRowScales : 1];  // scale_a
-    Bytes<16> place;  // row and column of the tile's first number, and which of the batch
+    // Row and column of the tile's first number, which of the batch, and of the residual's.
+    Bytes<16> place;
     Barrier full, empty;
 
     DEVICE void init() {
@@ -24,7 +26,8 @@ struct TileFactors {
         empty.wait((count & 1) ^ 1);
         if (threadIdx.x % 32 == 0) {
             place = {uint32_t(task.row), uint32_t(task.col),
-                     uint32_t(batch.offset(kOut, task.batch)), 0};
+                     uint32_t(batch.offset(kOut, task.batch)),
+                     kGeneral ? uint32_t(batch.offset(kResidual, task.batch)) : 0};
         }
         fill<kOfCol>(&cols[0][kOfCol - 1], kTileN, bias, 0.0f, batch.offset(kBias, task.batch),
                      p.bias.col, p.bias_dtype, int(task.col), int(p.n),
@@ -58,38 +61,21 @@ struct TileFactors {
         sync_warp();
         empty.arrive_for<32>();
     }
-    // A part finished but for the activation.  row, col: of its first sum in the tile.
-    DEVICE void finish(const SumType (&sums)[kValues], float alpha, int row, int col,
+    // With kTurned: a part finished but for the activation.  row: of its first sum in the tile.
+    DEVICE void finish(const SumType (&sums)[kValues], float alpha, int row,
                        float (&values)[kValues]) const {
         const int lane = threadIdx.x % 32;
-        if constexpr (kTurned) {
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const auto of_row = *reinterpret_cast<const Bytes<4 * kOfCol>*>(
-                    cols[row + row_of_half(lane, half)]);
-                const float added = bit_cast<float>(of_row.words[kOfCol - 1]);
+        for (int half = 0; half < 2; ++half) {
+            const auto of_row =
+                *reinterpret_cast<const Bytes<4 * kOfCol>*>(cols[row + row_of_half(lane, half)]);
+            const float added = bit_cast<float>(of_row.words[kOfCol - 1]);
 #pragma unroll
-                for (int i = 0; i < kValues; ++i) {
-                    if (i / 2 % 2 != half) continue;
-                    float x = float(sums[i]);
-                    if constexpr (kScales) x = x * bit_cast<float>(of_row.words[0]) * rows[0];
-                    values[i] = x * alpha + added;
-                }
-            }
-            return;
-        }
-#pragma unroll
-        for (int i = 0; i < kValues; i += 4) {
-            const auto pair =
-                *reinterpret_cast<const Bytes<8 * kOfCol>*>(cols[col + wgmma_col(lane, i)]);
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const int at = j % 2 * kOfCol;
-                float x = float(sums[i + j]);
-                if constexpr (kScales) {
-                    x = x * bit_cast<float>(pair.words[at]) * rows[row + lane / 4 + j / 2 * 8];
-                }
-                values[i + j] = x * alpha + bit_cast<float>(pair.words[at + kOfCol - 1]);
+            for (int i = 0; i < kValues; ++i) {
+                if (i / 2 % 2 != half) continue;
+                float x = float(sums[i]);
+                if constexpr (kScales) x = x * bit_cast<float>(of_row.words[0]) * rows[0];
+                values[i] = x * alpha + added;
             }
         }
     }
@@ -111,164 +97,331 @@ struct RowFactors {
     }
 };
 
-// The warp's sums in boxes of 16 rows x 64 columns.  kGelus: their gelu, for which alpha and the bias
-// are halved.  halves: FP16 results, else BF16.  (out_row, col): its first sum in the output.  box:
-// the box to fill next.  Where the boxes hold all sums they are filled and stored together, so that
-// the warp waits once for what it did with them before, and once until TMA may read them.
-template <bool kGelus>
-DEVICE void store_chunks(Staging& staging, int& box, const TensorMap& map,
-                         const TileFactors& factors, const RowFactors& rows, float alpha,
-                         bool halves, int out_row, int col, int batch, const TileSums& sums) {
-    constexpr int kTogether = kBlocks == 1 && !kSplitK && kCols == 2 * kChunk ? 2 : 1;
-    // Columns at once.  Where tiles are large there is another one, whose products are beside gelu: many
-    // of its instructions in a row, independent of each other, would keep the tensor cores from the
-    // registers.  The largest tiles' sums leave no registers for more either.
-    constexpr bool kFewAtOnce = kPingPong && kBlocks > 1 && (kGelus || kBlocks * kCols > 352);
-    constexpr int kAtOnce = kFewAtOnce ? 16 : kChunk, kWords = kAtOnce / 16;
-    const int lane = opaque(threadIdx.x % 32);
-    const OwnChunks own;
-    // Of the columns of block `block` from `begin` on.
-    const auto pack_columns = [&](int block, int begin, uint32_t (&packed)[kWords][4]) {
-        float values[kAtOnce / 2];
+// A warp's residual, or with kTurned a warpgroup's, of the output's dtype: each box comes by TMA to where
+// its results leave from, a tile's first two while its sums are under way, every other one when TMA has
+// read the results that were there.
+struct Residual {
+    static constexpr int kTileBoxes = kBlocks * OwnChunks::kCount;
+    const TensorMap& map;
+    Barrier (&full)[2];
+    Staging* staging;
+
+    // By one thread, which also stores the boxes.
+    DEVICE static bool loads() { return threadIdx.x % (kTurned ? 128 : 32) == 0; }
+    // Which box of a tile has a chunk of the columns of block `block`.
+    DEVICE static int box_of(int block, int chunk) {
+        return block * OwnChunks::kCount + chunk - OwnChunks().first;
+    }
+    // Where box `i` of tile number `count` is.
+    DEVICE unsigned char* box(int count, int i) const {
+        return staging->boxes[0] + (count * kTileBoxes + i) % 2 * (kTurned ? 4 : 1) * kBoxBytes;
+    }
+    DEVICE void wait(int count, int i) const {
+        const int number = count * kTileBoxes + i;
+        full[number % 2].wait(number / 2 & 1);
+    }
+    // (row, col): of the tile's first sum.
+    DEVICE void load(int count, int i, int row, int col, int batch) const {
+        Barrier& barrier = full[(count * kTileBoxes + i) % 2];
+        barrier.arrive_expect_tx(kTurned ? kChunk * kLineBytes : kBoxBytes);
+        const auto at = place(i, row, col, batch);
+        tma_load(box(count, i), map, barrier, at.of);
+    }
+    // Before tile number `count` is stored: the boxes that there is a place for, the others to L2.
+    DEVICE void begin(int count, int row, int col, int batch) const {
+        if (loads()) {
+            tma_store_wait_read<0>();
 #pragma unroll
-        for (int i = 0; i < kAtOnce / 2; i += 4) {
-            const int at = begin + wgmma_col(lane, i);
+            for (int i = 0; i < kTileBoxes; ++i) {
+                if (i < 2) load(count, i, row, col, batch);
+                else tma_prefetch(map, place(i, row, col, batch).of);
+            }
+        }
+        sync_warp();
+    }
+    // When box `i` is being stored: what takes its place.
+    DEVICE void follow(int count, int i, int row, int col, int batch) const {
+        if (i + 2 >= kTileBoxes) return;
+        tma_store_wait_read<0>();
+        load(count, i + 2, row, col, batch);
+    }
+    struct Place { int of[3]; };
+    DEVICE static Place place(int i, int row, int col, int batch) {
+        row += i / OwnChunks::kCount * 64;
+        col += chunk_col(OwnChunks().first + i % OwnChunks::kCount);
+        return {{kTurned ? row : col, kTurned ? col : row, batch}};
+    }
+};
+
+// Of 16-bit results, where gelu is of twice its argument.
+template <int kActivation>
+DEVICE float activate_plain(float x) {
+    return kActivation == kGelu ? gelu_of_twice(x) : activate(x, kActivation);
+}
+
+// values[2 i] and values[2 i + 1] += the two numbers of word i; and packed to it.
+template <class T, int kWords>
+DEVICE void add_pairs(float (&values)[8 * kWords], const uint32_t (&added)[kWords][4]) {
+#pragma unroll
+    for (int i = 0; i < 4 * kWords; ++i) {
+        float low, high;
+        unpack<T>(added[i / 4][i % 4], low, high);
+        values[2 * i] += low;
+        values[2 * i + 1] += high;
+    }
+}
+template <class T, int kWords>
+DEVICE void pack_pairs(const float (&values)[8 * kWords], uint32_t (&packed)[kWords][4]) {
+#pragma unroll
+    for (int i = 0; i < 4 * kWords; ++i)
+        packed[i / 4][i % 4] = pack<T>(values[2 * i], values[2 * i + 1]);
+}
+
+// The end of a warp's sums, in boxes of 16 lines of 128 bytes.  row: its first one in the tile, count: the
+// tile's number; box: to fill next.
+struct PlainEnd {
+    Staging& staging;
+    int& box;
+    const TensorMap& map;
+    const TileFactors& factors;
+    const RowFactors& rows;
+    const EpilogueParams& params;
+    int row, count;
+    const Residual& residual;
+
+    // A lane's numbers of kCount columns of block `block`, from column `first` on, but for the residual.  For
+    // gelu, alpha and the bias are halved.
+    template <int kActivation, int kCount>
+    DEVICE void finish(const TileSums& sums, int lane, int block, int first, float alpha,
+                       float (&values)[kCount]) const {
+#pragma unroll
+        for (int i = 0; i < kCount; i += 4) {
+            const int at = first + wgmma_col(lane, i);
             const auto pair =
                 *reinterpret_cast<const Bytes<8 * TileFactors::kOfCol>*>(factors.cols[at]);
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 const int word = j % 2 * TileFactors::kOfCol;
                 const float bias = bit_cast<float>(pair.words[word + TileFactors::kOfCol - 1]);
-                float x = float(sums[block][begin / 2 + i + j]);
+                float x = float(sums[block][first / 2 + i + j]);
                 if (kScales) x *= bit_cast<float>(pair.words[word]);
                 x = x * (kScales ? rows.of_block[block][j / 2] : alpha) + bias;
-                values[i + j] = kGelus ? gelu_of_twice(x) : x;
+                values[i + j] = activate_plain<kActivation>(x);
             }
         }
-        if (halves) {  // one branch for all
+    }
+    // 16-bit results.  Where the boxes hold all sums they are filled and stored together, so that the warp
+    // waits once for what it did with them before, and once until TMA may read them.
+    template <int kActivation, bool kAdds>
+    DEVICE void store_pairs(const TileSums& sums) const {
+        constexpr int kTogether = kBlocks == 1 && !kSplitK && kCols == 2 * kChunk ? 2 : 1;
+        // Columns at once.  Where tiles are large there is another one, whose products are beside the
+        // activation: many of its instructions in a row, independent of each other, would keep the tensor
+        // cores from the registers.  The largest tiles' sums leave no registers for more either.
+        constexpr bool kFewAtOnce =
+            kPingPong && kBlocks > 1 && (kActivation > kRelu || kBlocks * kCols >= 352);
+        constexpr int kAtOnce = kFewAtOnce ? 16 : kChunk, kWords = kAtOnce / 16;
+        using Values = float[kAtOnce / 2];
+        const Bytes<16> place = factors.place;
+        const int out_row = int(place.words[0]) + row, out_col = int(place.words[1]),
+                  batch = int(place.words[2]);
+        const int lane = opaque(threadIdx.x % 32);
+        const bool halves = params.out_dtype == kHalf;
+        const float alpha = (kActivation == kGelu ? 0.5f : 1.0f) * params.alpha;
+        const OwnChunks own;
+        // 16 x 16 numbers of a box, from its column `begin` on.
+        const auto matrix = [&](unsigned char* from, int begin) {
+            const int line = lane % 16;
+            return from + line * kLineBytes + ((begin / 8 + lane / 16) ^ line % 8) * 16;
+        };
+        // Of a chunk of the columns of block `block`, from its column `begin` on.  to: its box.
+        const auto pack_columns = [&](int block, int chunk, int begin, unsigned char* to,
+                                      uint32_t (&packed)[kWords][4]) {
+            Values values;
+            finish<kActivation>(sums, lane, block, chunk_col(chunk) + begin, alpha, values);
+            if constexpr (kAdds) {
+                uint32_t added[kWords][4];
 #pragma unroll
-            for (int i = 0; i < kAtOnce / 4; ++i)
-                packed[i / 4][i % 4] = pack<half>(values[2 * i], values[2 * i + 1]);
-        } else {
-#pragma unroll
-            for (int i = 0; i < kAtOnce / 4; ++i)
-                packed[i / 4][i % 4] = pack<bf16>(values[2 * i], values[2 * i + 1]);
-        }
-    };
-    // The same to a box, from its column `begin` on.
-    const auto fill = [&](unsigned char* to, int begin, const uint32_t (&packed)[kWords][4]) {
-#pragma unroll
-        for (int j = 0; j < kWords; ++j) {
-            const int line = lane % 16, place = begin / 8 + 2 * j + lane / 16;
-            store_matrix(to + line * kLineBytes + (place ^ line % 8) * 16, packed[j]);
-        }
-    };
-#pragma unroll
-    for (int first = 0; first < kBlocks * kTileChunks; first += kTogether) {
-        const int block = first / kTileChunks, chunk = first % kTileChunks;
-        if (!own.has(chunk)) continue;
-        uint32_t packed[kTogether][kWords][4];
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) pack_columns(block, chunk_col(chunk + i), packed[i]);
-        if (lane == 0) tma_store_wait_read<2 - kTogether>();
-        sync_warp();
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-            unsigned char* to = staging.boxes[kTogether == 2 ? i : box];
-            fill(to, 0, packed[i]);
-#pragma unroll
-            for (int begin = kAtOnce; begin < kChunk; begin += kAtOnce) {
-                pack_columns(block, chunk_col(chunk + i) + begin, packed[i]);
-                fill(to, begin, packed[i]);
+                for (int j = 0; j < kWords; ++j) load_matrix(added[j], matrix(to, begin + 16 * j));
+                if (halves) add_pairs<half>(values, added);
+                else add_pairs<bf16>(values, added);
             }
-        }
-        fence_async_proxy();
-        sync_warp();
-        if (lane == 0) {
+            if (halves) pack_pairs<half>(values, packed);  // one branch for all
+            else pack_pairs<bf16>(values, packed);
+        };
+        const auto fill = [&](unsigned char* to, int begin, const uint32_t (&packed)[kWords][4]) {
+#pragma unroll
+            for (int j = 0; j < kWords; ++j) store_matrix(matrix(to, begin + 16 * j), packed[j]);
+        };
+#pragma unroll
+        for (int first = 0; first < kBlocks * kTileChunks; first += kTogether) {
+            const int block = first / kTileChunks, chunk = first % kTileChunks;
+            if (!own.has(chunk)) continue;
+            const int number = Residual::box_of(block, chunk);
+            unsigned char* to[kTogether];
+            uint32_t packed[kTogether][kWords][4];
 #pragma unroll
             for (int i = 0; i < kTogether; ++i) {
-                tma_store(map, staging.boxes[kTogether == 2 ? i : box],
-                          {col + chunk_col(chunk + i), out_row + 64 * block, batch});
+                to[i] = staging.boxes[kTogether == 2 ? i : box];
+                if constexpr (kAdds) residual.wait(count, number + i);
+                pack_columns(block, chunk + i, 0, to[i], packed[i]);
             }
-            tma_store_commit();
+            if (lane == 0) tma_store_wait_read<2 - kTogether>();
+            sync_warp();
+#pragma unroll
+            for (int i = 0; i < kTogether; ++i) {
+                fill(to[i], 0, packed[i]);
+#pragma unroll
+                for (int begin = kAtOnce; begin < kChunk; begin += kAtOnce) {
+                    pack_columns(block, chunk + i, begin, to[i], packed[i]);
+                    fill(to[i], begin, packed[i]);
+                }
+            }
+            fence_async_proxy();
+            sync_warp();
+            if (lane == 0) {
+#pragma unroll
+                for (int i = 0; i < kTogether; ++i) {
+                    tma_store(map, to[i],
+                              {out_col + chunk_col(chunk + i), out_row + 64 * block, batch});
+                }
+                tma_store_commit();
+                if constexpr (kAdds) {
+                    residual.follow(count, number, out_row, out_col, int(place.words[3]));
+                }
+            }
+            if (kTogether == 1) box ^= 1;
         }
-        if (kTogether == 1) box ^= 1;
     }
-}
-
-// The same by params.  row: the warp's first one in the tile.
-DEVICE void store_plain(Staging& staging, int& box, const TensorMap& map,
-                        const TileFactors& factors, const RowFactors& rows,
-                        const EpilogueParams& params, int row, const TileSums& sums) {
-    const Bytes<16> place = factors.place;
-    const int out_row = int(place.words[0]) + row, col = int(place.words[1]),
-              batch = int(place.words[2]);
-    const bool halves = params.out_dtype == kHalf;
-    if (kActivates && params.activation == kGelu) {
-        store_chunks<kActivates>(staging, box, map, factors, rows, 0.5f * params.alpha, halves,
-                                 out_row, col, batch, sums);
-    } else {
-        store_chunks<false>(staging, box, map, factors, rows, params.alpha, halves, out_row, col,
-                            batch, sums);
+    // FP32 results, 32 columns a box.
+    DEVICE void store_floats(const TileSums& sums) const {
+        constexpr int kFloats = 32, kBoxes = (kCols + kFloats - 1) / kFloats;
+        const Bytes<16> place = factors.place;
+        const int out_row = int(place.words[0]) + row, out_col = int(place.words[1]),
+                  batch = int(place.words[2]);
+        const int lane = opaque(threadIdx.x % 32);
+        const OwnChunks own;
+#pragma unroll
+        for (int i = 0; i < kBlocks * kBoxes; ++i) {
+            const int block = i / kBoxes, at = i % kBoxes * kFloats;
+            if (!own.has(at / kChunk)) continue;
+            const int first = at < kCols - kFloats ? at : kCols - kFloats;
+            if (lane == 0) tma_store_wait_read<1>();
+            sync_warp();
+            unsigned char* to = staging.boxes[box];
+#pragma unroll
+            for (int begin = 0; begin < kFloats; begin += 16) {
+                float values[8];
+                finish<kNoActivation>(sums, lane, block, first + begin, params.alpha, values);
+#pragma unroll
+                for (int j = 0; j < 8; j += 2) {
+                    const int line = lane / 4 + j / 2 % 2 * 8, col = begin + wgmma_col(lane, j);
+                    unsigned char* four = to + line * kLineBytes + (col / 4 ^ line % 8) * 16;
+                    *reinterpret_cast<Bytes<8>*>(four + col % 4 * 4) = {
+                        bit_cast<uint32_t>(values[j]), bit_cast<uint32_t>(values[j + 1])};
+                }
+            }
+            fence_async_proxy();
+            sync_warp();
+            if (lane == 0) {
+                tma_store(map, to, {out_col + first, out_row + 64 * block, batch});
+                tma_store_commit();
+            }
+            box ^= 1;
+        }
     }
-}
+    // kBoxed: with a residual, or FP32 results.
+    template <bool kBoxed>
+    DEVICE void store(const TileSums& sums) const {
+        if constexpr (kBoxed) {
+            if (params.out_dtype == kFloat) return store_floats(sums);
+        }
+        if constexpr (kActivates) {
+            if (params.activation == kRelu) return store_pairs<kRelu, kBoxed>(sums);
+            if (params.activation == kGelu) return store_pairs<kGelu, kBoxed>(sums);
+            if (params.activation == kGeluTanh) return store_pairs<kGeluTanh, kBoxed>(sums);
+            if (params.activation == kSilu) return store_pairs<kSilu, kBoxed>(sums);
+        }
+        store_pairs<kNoActivation, kBoxed>(sums);
+    }
+};
 
-// The warp's sums, with another activation or kTurned.  row: the warp's first one in the tile; (out_row,
-// col): its first sum in the output.  box: the box to fill next.
-DEVICE void store_parts(Staging* warps, int& box, const TensorMap& map, const TileFactors& factors,
-                        const EpilogueParams& params, int row, int out_row, int col, int batch,
-                        const TileSums& sums) {
-    const OwnChunks own;
-    SumType picked[kValues];
-    float values[kValues];
-    const auto pick = [&](int part) {
+// The same with kTurned.  (out_row, col): of the warp's first sum in the output.
+struct TurnedEnd {
+    Staging* warps;
+    int& box;
+    const TensorMap& map;
+    const TileFactors& factors;
+    const EpilogueParams& params;
+    int row, out_row, col, batch, count;
+    const Residual& residual;
+
+    // kBoxed: with a residual.
+    template <bool kBoxed>
+    DEVICE void store(const TileSums& sums) const {
+        const OwnChunks own;
+        SumType picked[kValues];
+        float values[kValues];
+        const auto pick = [&](int part) {
 #pragma unroll
-        for (int i = 0; i < kValues; ++i)
-            picked[i] = sums[part / kTileParts][part_col(part % kTileParts) / 2 + i];
-    };
-    const auto finish = [&](int part, float alpha) {
-        factors.finish(picked, alpha, row + part / kTileParts * 64, part_col(part % kTileParts),
-                       values);
-    };
-    const auto store = [&](int part) {
-        store_part(warps, box, map, part, out_row + part / kTileParts * 64,
-                   col + part_col(part % kTileParts), batch, params.out_dtype, values);
-    };
-    if constexpr (kTurned) {  // others: store_plain
-        if (!kActivates || params.activation == kNoActivation) {
+            for (int i = 0; i < kValues; ++i) picked[i] = sums[0][part_col(part) / 2 + i];
+        };
+        const auto finish = [&](float alpha) { factors.finish(picked, alpha, row, values); };
+        const auto store = [&](int part) {
+            const int number = Residual::box_of(0, part / kPartsOfBox);
+            if constexpr (kBoxed) {
+                residual.wait(count, number);
+                uint32_t added[kValues / 2];
+                move_part<true>(residual.box(count, number), part % kPartsOfBox, added);
+                add_pairs(added, params.out_dtype, values);
+            }
+            store_part(warps, box, map, part, out_row, col + part_col(part), batch,
+                       params.out_dtype, values);
+            if (kBoxed && part % kPartsOfBox == kPartsOfBox - 1 && residual.loads()) {
+                residual.follow(count, number, out_row, col, int(factors.place.words[3]));
+            }
+        };
+        if (!kBoxed && (!kActivates || params.activation == kNoActivation)) {
 #pragma unroll
-            for (int part = 0; part < kBlocks * kTileParts; ++part) {
-                if (!own.has(part % kTileParts / kPartsOfBox)) continue;
+            for (int part = 0; part < kTileParts; ++part) {
+                if (!own.has(part / kPartsOfBox)) continue;
                 pick(part);
-                finish(part, params.alpha);
+                finish(params.alpha);
                 store(part);
             }
             return;
         }
-        if (params.activation == kGelu) {  // the same: picking sums at run time takes as long
+        const bool gelus = kActivates && params.activation == kGelu;
+        if (!kBoxed && gelus) {  // the same: picking sums at run time takes as long
 #pragma unroll
-            for (int part = 0; part < kBlocks * kTileParts; ++part) {
-                if (!own.has(part % kTileParts / kPartsOfBox)) continue;
+            for (int part = 0; part < kTileParts; ++part) {
+                if (!own.has(part / kPartsOfBox)) continue;
                 pick(part);
-                finish(part, 0.5f * params.alpha);  // and half the bias
+                finish(0.5f * params.alpha);  // and half the bias
 #pragma unroll
                 for (int i = 0; i < kValues; ++i) values[i] = gelu_of_twice(values[i]);
                 store(part);
             }
             return;
         }
-    }
-    // One at a time: the activations are many instructions.
+        // One at a time: the activations are many instructions.
 #pragma unroll 1
-    for (int part = 0; part < kBlocks * kTileParts; ++part) {
-        if (!own.has(part % kTileParts / kPartsOfBox)) continue;
-        pick(0);  // even if it is another one: else those of the tile before hold registers
+        for (int part = 0; part < kTileParts; ++part) {
+            if (!own.has(part / kPartsOfBox)) continue;
+            pick(0);  // even if it is another one: else those of the tile before hold registers
 #pragma unroll
-        for (int known = 1; known < kBlocks * kTileParts; ++known) {
-            if (known == part) pick(known);
+            for (int known = 1; known < kTileParts; ++known) {
+                if (known == part) pick(known);
+            }
+            if (kBoxed && gelus) {
+                finish(0.5f * params.alpha);
+#pragma unroll
+                for (int i = 0; i < kValues; ++i) values[i] = gelu_of_twice(values[i]);
+            } else {
+                finish(params.alpha);
+                if (kActivates) activate_all(values, params.activation);
+            }
+            store(part);
         }
-        finish(part, params.alpha);
-        activate_all(values, params.activation);
-        store(part);
     }
-}
+};
