@@ -3,7 +3,8 @@
 // memory; a thread has the same places of kRowsPerThread neighbouring rows, for which it reads its
 // weights once.
 //   One exchange between warps and blocks: each warp has the mean of its own elements and the
-// squares about it, and all merge them (as parts/moments.cuh, without its second part of the mean).
+// squares about it (in registers first the mean), and all merge them (as parts/moments.cuh, without
+// its second part of the mean).
 //   kQuantized: rms_norm, y is FP8 or int8, row_scale decodes it.  The row's largest |s * weight|
 // comes with the squares; it is the largest |y| but for the factor rstd.
 // The other arguments are those of normalize.cu, where they are not null there either.
@@ -38,7 +39,7 @@ template <class Sums, bool kWhole>
 DEVICE Statistic warp_statistic(Sums& s, int r, const Places<kWhole>& at,
                                 Columns<kWhole>& columns) {
     float mean = 0.0f, squares = 0.0f;
-    if constexpr (kCentered && kRowInWarp) {
+    if constexpr (kCentered && kInRegisters) {
         float sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < kVectorsPerThread; ++i) {
@@ -192,10 +193,10 @@ struct RowFactors { float rstd, shift, encode; };
 // Of a row, by one of its threads.
 template <bool kWhole>
 DEVICE void store_statistic(const Statistic& s, int64_t row, const Places<kWhole>& at,
-                            const RowNumbers& numbers, const NormParams& params) {
-    if (at.t.lane != 0 || at.t.rank != 0 || (!kWhole && row >= params.layout.num_rows)) return;
+                            const RowNumbers& numbers, const PlainParams& params) {
+    if (at.t.lane != 0 || at.t.rank != 0 || (!kWhole && row >= params.num_rows)) return;
     const float rstd = reciprocal_square_root(s.squares * at.one_over_cols() + params.eps);
-    const int64_t to = row_offset(params.layout, kStatistic, row);
+    const int64_t to = row * params.statistic_stride;
     // With an infinity in it the row is NaN, whatever its sums have become.
     if constexpr (kCentered) numbers.mean[to] = rstd != rstd ? rstd : s.first;
     numbers.rstd[to] = rstd;
@@ -211,20 +212,18 @@ DEVICE void store_codes(void* y, int64_t offset, const float (&values)[kVectorWi
 template <bool kHasResidual, bool kWhole>
 DEVICE void normalize_rows(const Element* x, const Element* residual, const void* weight,
                            const void* bias, void* y, Element* sum, const RowNumbers& numbers,
-                           const NormParams& params) {
-    const auto& layout = params.layout;
-    const auto at = Places<kWhole>::here(layout.num_cols);
+                           const PlainParams& params) {
+    const auto at = Places<kWhole>::here(params.num_cols);
     const int64_t group = int64_t(blockIdx.x) / kClusterSize * kRowsPerBlock + at.t.row_in_block;
-    const int64_t row = group * kRowsPerThread, rest = layout.num_rows - row;
+    const int64_t row = group * kRowsPerThread, rest = params.num_rows - row;
     const int live = rest < kRowsPerThread ? int(rest) : kRowsPerThread;
     Sums<kHasResidual> s;
     if constexpr (!kInRegisters) {
         s.x.shared = storage();
         s.residual.shared = storage() + 1;
     }
-    const auto start = [&](Held& held, const Element* p, int operand) {
-        p += row_offset(layout, operand, row);
-        const int64_t stride = layout.outer_strides[0][operand];
+    const auto start = [&](Held& held, const Element* p, int64_t stride) {
+        p += row * stride + at.first();
         if constexpr (kQuantized && kRegisters <= 64) {  // of which none is left
             held.start(p, stride, at, live);
         } else if constexpr (kInRegisters && kThreadsPerRow < 512) {
@@ -238,10 +237,13 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
             held.start(p, stride, at, live, load_policy(params.loads_last));
         }
     };
-    start(s.x, x, kX);
-    if constexpr (kHasResidual) start(s.residual, residual, kResidual);
     Columns<kWhole> columns{weight, bias};
-    columns.start(at);
+    // Before the rows, whose ways of loading part the code: ptxas puts loads that come behind them behind
+    // the first sums.
+    if constexpr (kInRegisters) columns.start(at);
+    start(s.x, x, params.x_stride);
+    if constexpr (kHasResidual) start(s.residual, residual, params.residual_stride);
+    if constexpr (!kInRegisters) columns.start(at);
     if constexpr (!kInRegisters) copy_async_wait<0>();
 
     Statistic statistics[kRowsPerThread];
@@ -275,8 +277,8 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
             }
             const QuantizeScale scale(largest, largest_number(params.dtype));
             factors[r].encode = scale.encode;
-            if ((kWhole || row + r < layout.num_rows) && at.t.lane == 0 && at.t.rank == 0) {
-                numbers.scale[row_offset(layout, kStatistic, row + r)] = scale.decode;
+            if ((kWhole || row + r < params.num_rows) && at.t.lane == 0 && at.t.rank == 0) {
+                numbers.scale[(row + r) * params.statistic_stride] = scale.decode;
             }
         }
     }
@@ -294,19 +296,20 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
 #pragma unroll(kWeightsFirst ? kVectorsPerThread : kUnrolled<Sums<kHasResidual>::kTight>)
     for (int i = 0; i < kVectorsPerThread; ++i) {
         if (!at.holds(i)) continue;
-        const int position = at.position(i), held = kWeightsFirst ? i : 0;
+        const int held = kWeightsFirst ? i : 0;
         if constexpr (!kWeightsFirst) columns.load(0, at, i);
 #pragma unroll
         for (int r = 0; r < kRowsPerThread; ++r) {
-            if (!kWhole && row + r >= layout.num_rows) continue;
+            if (!kWhole && row + r >= params.num_rows) continue;
             if constexpr ((kHasResidual && kCentered) || kWeightsFirst) columns.keep(held);
-            const int64_t to_y = row_offset(layout, kY, row + r) + position;
+            const int64_t to_y = (row + r) * params.y_stride + at.first();
             float values[kVectorWidth];
             s.get(r, i, values);
             RowVector vector;
             if constexpr (kHasResidual) {
                 vector.from_floats(values);
-                store(vector, sum + row_offset(layout, kSum, row + r) + position);
+                Element* const to = sum + (row + r) * params.sum_stride + at.first();
+                store(vector, to + at.step(i));
             }
 #pragma unroll
             for (int j = 0; j < kVectorWidth; ++j) {
@@ -321,22 +324,24 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
 #pragma unroll
                 for (int j = 0; j < kVectorWidth; ++j) values[j] *= factors[r].encode;
                 if (params.dtype == kE4m3) {
-                    store_codes<e4m3>(y, to_y, values);
+                    store_codes<e4m3>(y, to_y + at.step(i), values);
                 } else if (params.dtype == kE5m2) {
-                    store_codes<e5m2>(y, to_y, values);
+                    store_codes<e5m2>(y, to_y + at.step(i), values);
                 } else {
-                    store_codes<int8_t>(y, to_y, values);
+                    store_codes<int8_t>(y, to_y + at.step(i), values);
                 }
             } else {
                 vector.from_floats(values);
-                store(vector, static_cast<Element*>(y) + to_y);
+                store(vector, static_cast<Element*>(y) + to_y + at.step(i));
             }
         }
     }
     if (kStatisticsLast && numbers.rstd) {
 #pragma unroll
         for (int r = 0; r < kRowsPerThread; ++r) {
-            const Statistic s = merge_parts_of_row(parts_of_rows()[at.t.row_in_block][r], at);
+            // Not what has been read before, which would take registers until now.
+            const int place = opaque(at.t.row_in_block);
+            const Statistic s = merge_parts_of_row(parts_of_rows()[place][r], at);
             store_statistic(s, row + r, at, numbers, params);
         }
     }
@@ -345,7 +350,7 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
 template <bool kHasResidual>
 DEVICE void normalize_any_rows(const Element* x, const Element* residual, const void* weight,
                                const void* bias, void* y, Element* sum, const RowNumbers& numbers,
-                               const NormParams& params) {
+                               const PlainParams& params) {
     if (params.whole) {
         normalize_rows<kHasResidual, true>(x, residual, weight, bias, y, sum, numbers, params);
     } else {
@@ -355,8 +360,7 @@ DEVICE void normalize_any_rows(const Element* x, const Element* residual, const 
 
 KERNEL void normalize_plain(const Element* x, const Element* residual, const void* weight,
                             const void* bias, void* y, Element* sum, float* mean_out,
-                            float* rstd_out, float* row_scale, void*, const NormParams params,
-                            int64_t) {
+                            float* rstd_out, float* row_scale, const PlainParams params) {
     announce_to_cluster();
     const RowNumbers numbers{mean_out, rstd_out, row_scale};
     if constexpr (kSums != kEither) {

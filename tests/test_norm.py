@@ -97,6 +97,22 @@ def test_rows_that_fill_their_threads(target, name):
 
 
 @pytest.mark.in_turn
+@pytest.mark.parametrize("residual", [False, True])
+def test_rows_at_strides_of_their_own(target, residual):
+    """x, the residual, y and the sum: none may be walked at another's."""
+    x, other = (random(target, (16, columns), seed=columns) for columns in (640, 768))
+    args, kwargs = (x[:, :512], random(target, (512,), seed=3)), {}
+    if residual:
+        kwargs["residual"] = other[:, 128:640]
+    out = random(target, (16, 1024))[:, 512:]
+    call = Call(args, kwargs)
+    op = ADD_OP if residual else RMS_OP
+    outputs = as_tuple(op.run(*args, **kwargs, out=out))
+    assert outputs[0] is out
+    assert compare(op, call, outputs).ok
+
+
+@pytest.mark.in_turn
 @pytest.mark.parametrize("quantize", [None, "int8"])
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
 def test_two_rows_a_thread_whose_weights_come_first(target, name, quantize):

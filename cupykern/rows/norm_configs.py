@@ -14,21 +14,27 @@ _ClusterTable = tuple[tuple[int, int, int, int, int, bool], ...]
 # For plain calls, by `centered`, the elements' bytes and rising length of the row: (num_threads,
 # threads_per_row, vectors_per_thread, min_blocks, rows_per_thread, where); the first that holds a row
 # wins.  Several rows at once share what a thread reads of weights, and their exchanges.
-# where: rows lie in registers (R) or shared memory (S); W: weights come with the row.
-_SHORT: _Table = ((128, 8, 1, 8, 1, "R"), (128, 32, 1, 8, 4, "R"))  # rows, of any of these
+# where: rows lie in registers (R) or shared memory (S); W: weights come with the row, which is what a
+# small matrix gains by: it waits for memory once.
+_SHORT: _Table = ((128, 8, 1, 8, 1, "R"),)  # rows, of any of these
 _BLOCKS: dict[bool, dict[int, _Table]] = {
     False: {
         2: (
             *_SHORT,
-            (64, 32, 4, 16, 1, "R"),
-            (128, 128, 4, 8, 2, "S"),
+            (128, 16, 2, 9, 1, "RW"),
+            (128, 16, 4, 7, 1, "RW"),
+            (64, 32, 4, 14, 1, "RW"),
+            (64, 64, 4, 14, 1, "RW"),
+            (128, 128, 4, 7, 1, "RW"),
             (512, 512, 2, 2, 2, "R"),
             (512, 512, 4, 3, 1, "S"),
         ),
         4: (
             *_SHORT,
-            (64, 64, 4, 16, 1, "R"),
-            (64, 64, 8, 8, 1, "R"),
+            (128, 16, 4, 8, 1, "RW"),
+            (128, 32, 4, 8, 1, "RW"),
+            (128, 32, 8, 5, 1, "RW"),
+            (128, 128, 4, 8, 1, "RW"),
             (128, 128, 8, 8, 1, "R"),
             (512, 512, 2, 4, 1, "R"),
             (512, 512, 4, 2, 1, "R"),
@@ -38,14 +44,20 @@ _BLOCKS: dict[bool, dict[int, _Table]] = {
     True: {
         2: (
             *_SHORT,
-            (128, 64, 2, 8, 2, "RW"),
+            (128, 16, 2, 8, 1, "RW"),
+            (128, 16, 4, 5, 1, "RW"),
+            (64, 32, 4, 11, 1, "RW"),
+            (64, 64, 4, 11, 1, "RW"),
             (128, 128, 4, 8, 2, "S"),
             (512, 512, 2, 2, 2, "R"),
             (512, 512, 4, 3, 1, "S"),
         ),
         4: (
             *_SHORT,
-            (128, 128, 2, 12, 1, "R"),
+            (128, 16, 4, 6, 1, "RW"),
+            (64, 32, 4, 13, 1, "RW"),
+            (64, 64, 4, 13, 1, "RW"),
+            (128, 128, 4, 6, 1, "RW"),
             (128, 128, 8, 8, 1, "R"),
             (512, 512, 4, 2, 1, "R"),
         ),
@@ -55,19 +67,39 @@ _BLOCKS: dict[bool, dict[int, _Table]] = {
 # 32.8 us (4096 rows; torch.compile 33.0), 61.8 instead of 62.3 (8192), but 247.5 instead of 246.6 (32768; 248.1).
 _FEWER_ROWS = 16384
 # The same with a residual.
-_SUMS: dict[int, _Table] = {
-    2: (
-        (128, 8, 1, 8, 1, "R"),
-        (128, 128, 1, 8, 2, "R"),
-        (128, 128, 4, 8, 1, "S"),
-        (512, 512, 4, 2, 1, "S"),
-    ),
-    4: (
-        (128, 8, 1, 8, 1, "R"),
-        (128, 128, 2, 8, 2, "R"),
-        (256, 256, 4, 4, 1, "R"),
-        (1024, 1024, 4, 1, 1, "R"),
-    ),
+_SUMS: dict[bool, dict[int, _Table]] = {
+    False: {
+        2: (
+            *_SHORT,
+            (128, 16, 4, 5, 1, "RW"),
+            (64, 32, 4, 14, 1, "R"),
+            (64, 64, 4, 11, 1, "RW"),
+            (128, 128, 4, 8, 1, "S"),
+            (512, 512, 4, 2, 1, "S"),
+        ),
+        4: (
+            *_SHORT,
+            (64, 32, 4, 13, 1, "RW"),
+            (64, 64, 4, 13, 1, "RW"),
+            (128, 128, 4, 8, 1, "R"),
+            (256, 256, 4, 4, 1, "R"),
+            (1024, 1024, 4, 1, 1, "R"),
+        ),
+    },
+    True: {
+        2: (
+            *_SHORT,
+            (128, 128, 1, 8, 2, "R"),
+            (128, 128, 4, 8, 1, "S"),
+            (512, 512, 4, 2, 1, "S"),
+        ),
+        4: (
+            *_SHORT,
+            (128, 128, 2, 8, 2, "R"),
+            (256, 256, 4, 4, 1, "R"),
+            (1024, 1024, 4, 1, 1, "R"),
+        ),
+    },
 }
 # Where nothing is measured, of both norms, with a residual and without.
 _FEW: dict[int, _Table] = {
@@ -137,7 +169,7 @@ def norm_configs(
     """Every config on `arch` of elements of `itemsize` bytes, for results that are not quantized."""
     streams = _STREAMS[centered, has_residual][itemsize] if arch == "sm_90a" else ()
     width = VECTOR_BYTES // itemsize
-    blocks = _SUMS if has_residual else _BLOCKS[centered]
+    blocks = (_SUMS if has_residual else _BLOCKS)[centered]
     blocks = blocks if is_measured(arch) else _FEW
     return (
         *(
@@ -229,7 +261,7 @@ def admissible_norm_configs(
     for_this = [c for c in streams if 2 * layout.num_cols > c.chunk]
     whole = [c for c in configs if not c.stages and not c.split_rows]
     if not (centered or quantized) and layout.num_rows > _FEWER_ROWS and layout.num_cols == 4096:
-        whole.sort(key=lambda c: c.in_registers and c.chunk == 4096 and c.num_threads == 128)
+        whole.sort(key=lambda c: c.in_registers and c.vectors_per_thread == 8)
     split = [c for c in configs if c.split_rows]
     return (*for_this, *whole, *split, *(c for c in streams if c not in for_this))
 

@@ -37,8 +37,7 @@ DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 _PARAMS = np.dtype(  # norm_params.cuh: NormParams
     [
         ("stores_last_from", np.int64),
-        ("loads_last", np.int32),
-        ("whole", np.int32),
+        ("loads_last", np.int64),
         ("layout", layout_dtype(5)),
         ("num_chunks", np.int64),
         ("weight_stride", np.int64),
@@ -54,6 +53,24 @@ _PARAMS = np.dtype(  # norm_params.cuh: NormParams
     ]
 )
 
+_PLAIN_PARAMS = np.dtype(  # held_rows.cuh: PlainParams
+    [
+        ("whole", np.int32),
+        ("loads_last", np.int32),
+        ("eps", np.float32),
+        ("dtype", np.int32),
+        ("stores_last_from", np.int64),
+        ("x_stride", np.int64),
+        ("y_stride", np.int64),
+        ("residual_stride", np.int64),
+        ("sum_stride", np.int64),
+        ("statistic_stride", np.int64),
+        ("num_rows", np.int64),
+        ("num_cols", np.int64),
+    ]
+)
+# The strides of the operands of a layout.
+_STRIDES = ("x_stride", "residual_stride", "y_stride", "sum_stride", "statistic_stride")
 
 _MOMENTS_BYTES = 16  # moments.cuh: Moments
 
@@ -153,15 +170,22 @@ def make_norm(
         )
     if config.split_rows and quantized:
         return None  # a row's scale is known only when all of it has been normalised
-    params = np.zeros((), _PARAMS)
+    own = config.plain and not config.stages
+    params = np.zeros((), _PLAIN_PARAMS if own else _PARAMS)
     params["eps"] = eps
     params["dtype"] = DTYPE_CODES[y.dtype]
-    for name, array in (("weight", weight), ("bias", bias)):
-        if array is not None:
-            params[f"{name}_dtype"] = DTYPE_CODES[array.dtype]
-            params[f"{name}_stride"] = array.strides[0] // array.itemsize
-    params["centered"], params["compensated"] = options.centered, options.compensated
-    params["whole"] = config.is_whole(layout) and len(columns) == 1 + options.centered
+    if own:
+        params["whole"] = config.is_whole(layout) and len(columns) == 1 + options.centered
+        params["num_rows"], params["num_cols"] = layout.num_rows, layout.num_cols
+        for _, strides in layout.outer:  # one dim, or there is one row
+            for name, stride in zip(_STRIDES, strides, strict=True):
+                params[name] = stride
+    else:
+        for name, array in (("weight", weight), ("bias", bias)):
+            if array is not None:
+                params[f"{name}_dtype"] = DTYPE_CODES[array.dtype]
+                params[f"{name}_stride"] = array.strides[0] // array.itemsize
+        params["centered"], params["compensated"] = options.centered, options.compensated
     evicts_last(params, layout, held * x.itemsize, y.itemsize + has_residual * x.itemsize)
     variant = norm_variant(x.dtype, options.centered, config, quantized, has_residual)
     shared_bytes = held * config.shared_bytes(x.itemsize)

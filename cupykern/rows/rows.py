@@ -87,7 +87,7 @@ def row_plan(
     shared_bytes: int,
 ) -> RowPlan:
     """The plan of a row kernel; sets the fields `layout`, `num_chunks`, `stages` and `threads_log2` of
-    `params`.
+    `params`.  A kernel whose params have no layout has neither statistics nor passes.
 
     shared_bytes: of a block; with stages, of one.
     """
@@ -96,8 +96,10 @@ def row_plan(
     num_groups = -(-layout.num_rows // config.rows_at_once(layout.num_cols))
     if config.stretch:
         params["threads_log2"] = config.threads_log2(layout.num_cols)
-    params["layout"] = layout.struct()
-    params["num_chunks"] = num_chunks
+    passes = "layout" in params.dtype.names
+    if passes:
+        params["layout"] = layout.struct()
+        params["num_chunks"] = num_chunks
     if config.stages:  # no block waits for another to end
         params["stages"] = config.stages_that_fit(target.arch, shared_bytes)
         shared_bytes *= int(params["stages"])
@@ -105,7 +107,7 @@ def row_plan(
     struct, counted = target.by_value(params), config.stages > 0
     whole_row = target.by_value(WHOLE_ROW)
     # The counter comes behind the arrays.
-    rest = (struct, whole_row) if counted else (None, struct, whole_row)
+    rest = (struct, whole_row) if counted else (None, struct, whole_row) if passes else (struct,)
     grid = num_groups * num_chunks * config.cluster_size
     return RowPlan(
         target=target,

@@ -1,8 +1,21 @@
 // The rows of normalize_plain.cu: where a thread's vectors are, in registers (kInRegisters) or in
 // shared memory, and the weights and biases of its places, which it reads once for all its rows.
 // Constants: those of normalize_plain.cu.
-#include "parts/norm_params.cuh"
+#include "parts/row.cuh"
 #include "parts/vector_moments.cuh"
+
+// What the kernel is told of a call (cupykern/rows/norm_plan.py: _PLAIN_PARAMS).  Little, and what all
+// calls ask for first: of a small launch that is a part of the time, and so is each line of constants
+// that is not in its cache yet.
+struct PlainParams {
+    int32_t whole;       // nonzero: all of a thread's vectors, rows, weights and biases are there
+    int32_t loads_last;  // nonzero: evicted last
+    float eps;
+    int32_t dtype;
+    int64_t stores_last_from;  // the first row whose results are evicted last
+    int64_t x_stride, y_stride, residual_stride, sum_stride, statistic_stride;  // of rows
+    int64_t num_rows, num_cols;
+};
 
 using RowVector = Vector<Element, kVectorWidth>;
 struct Storage { RowVector vectors[kRowsPerThread][kVectorsPerThread][kNumThreads]; };
@@ -21,7 +34,7 @@ constexpr int kUnrolled = kInRegisters                        ? 16
                           : kRegisters >= (kTight ? 64 : 40)  ? 2
                                                               : 1;
 constexpr int kParts = kClusterSize * kWarpsPerRow;
-// One row in the registers of one warp, which knows its mean before the squares about it.
+// One row in the registers of one warp, whose numbers are unpacked once.
 constexpr bool kRowInWarp = kInRegisters && kParts == 1 && kRowsPerThread == 1;
 
 // Where a thread's vectors are in all of its rows.  kWhole: all of them are there, of all rows, and
@@ -42,14 +55,18 @@ struct Places {
         return at;
     }
 
-    DEVICE int position(int i) const { return t.position(i); }
-    DEVICE bool holds(int i) const { return kWhole || position(i) < num_cols; }
+    // Of vector 0, and how much further vector i is: addresses of one base with constant offsets.
+    DEVICE int first() const { return t.position(0); }
+    DEVICE static constexpr int step(int i) {
+        return i * (kClusterSize * kThreadsPerRow * kVectorWidth);
+    }
+    DEVICE bool holds(int i) const { return kWhole || first() + step(i) < num_cols; }
     DEVICE float one_over_cols() const { return 1.0f / float(kWhole ? kChunk : num_cols); }
     DEVICE int warp() const { return t.lane / kWarpSize; }
     // The elements of part number `part`: of a warp in some block of the cluster.
     DEVICE float count_of(int part) const {
-        if (kParts == 1) return float(num_cols);
         if (kWhole || num_cols == kChunk) return float(kChunk / kParts);
+        if (kParts == 1) return float(num_cols);
         const int total = num_cols / kVectorWidth;
         const int rank = part / kWarpsPerRow, first = part % kWarpsPerRow * kWarpSize;
         int vectors = 0;
@@ -75,7 +92,8 @@ struct Held {
     RowVector registers[kInRegisters ? kRowsPerThread : 1][kInRegisters ? kVectorsPerThread : 1];
     Storage* shared;
 
-    // p: the first row's; rows from `live` on are not there.  policy: a LoadPolicy or none.
+    // p: the first row's at the first place; rows from `live` on are not there.  policy: a LoadPolicy
+    // or none.
     template <bool kWhole, class... Policy>
     DEVICE void start(const Element* p, int64_t stride, const Places<kWhole>& at, int live,
                       Policy... policy) {
@@ -86,10 +104,9 @@ struct Held {
                 const bool there = kWhole || (r < live && at.holds(i));
                 if constexpr (kInRegisters) {
                     registers[r][i].fill(from_float<Element>(0.0f));
-                    if (there) registers[r][i].load(p + at.position(i), policy...);
+                    if (there) registers[r][i].load(p + at.step(i), policy...);
                 } else if (there) {
-                    copy_async<16>(&shared->vectors[r][i][threadIdx.x], p + at.position(i),
-                                   policy...);
+                    copy_async<16>(&shared->vectors[r][i][threadIdx.x], p + at.step(i), policy...);
                 } else {
                     shared->vectors[r][i][threadIdx.x].fill(from_float<Element>(0.0f));
                 }
@@ -125,12 +142,14 @@ struct Sums {
     }
 };
 
-// Those of the vector at `position`, or else `otherwise`.
+// Those of vector i, or else `otherwise`.
 template <bool kWhole>
-DEVICE RowVector load_columns(const void* from, int position, float otherwise) {
+DEVICE RowVector load_columns(const void* from, const Places<kWhole>& at, int i, float otherwise) {
     RowVector vector;
     if constexpr (!kWhole) vector.fill(from_float<Element>(otherwise));
-    if (kWhole || from) vector.load_read_only(static_cast<const Element*>(from) + position);
+    if (kWhole || from) {
+        vector.load_read_only(static_cast<const Element*>(from) + at.first() + at.step(i));
+    }
     return vector;
 }
 
@@ -156,9 +175,9 @@ struct Columns {
     }
     DEVICE void load(int to, const Places<kWhole>& at, int i) {
         const bool there = at.holds(i);
-        weights[to] = load_columns<kWhole>(there ? weight : nullptr, at.position(i), 1.0f);
+        weights[to] = load_columns<kWhole>(there ? weight : nullptr, at, i, 1.0f);
         if constexpr (kCentered) {
-            biases[to] = load_columns<kWhole>(there ? bias : nullptr, at.position(i), 0.0f);
+            biases[to] = load_columns<kWhole>(there ? bias : nullptr, at, i, 0.0f);
         }
     }
     // Of vector i alone.
@@ -167,7 +186,7 @@ struct Columns {
             keep_packed(weights[i]);
             return weights[i];
         } else {
-            return load_columns<kWhole>(weight, at.position(i), 1.0f);
+            return load_columns<kWhole>(weight, at, i, 1.0f);
         }
     }
     DEVICE void keep(int i) {

@@ -44,9 +44,9 @@ struct RowThread {
 
     DEVICE static RowThread here() {
         RowThread t;
-        const int tid = int(threadIdx.x);
-        t.row_in_block = kLanesAcrossRows ? tid % kRowsPerBlock : tid / kThreadsPerRow;
-        t.lane = kLanesAcrossRows ? tid / kRowsPerBlock : tid % kThreadsPerRow;
+        const unsigned tid = threadIdx.x;  // of which quotients take one instruction
+        t.row_in_block = int(kLanesAcrossRows ? tid % kRowsPerBlock : tid / kThreadsPerRow);
+        t.lane = int(kLanesAcrossRows ? tid / kRowsPerBlock : tid % kThreadsPerRow);
         t.rank = 0;
         if constexpr (kClusterSize > 1) t.rank = cluster_rank();
         return t;
