@@ -171,8 +171,9 @@ FAULTS = {
     "factors overwritten before they are read": Fault(PLAIN, "        empty.wait((count & 1) ^ 1);\n", "", "plain"),
     "the factors of the warp's first rows": Fault(PLAIN, "/ 4 + 8 * (i % 2);", "/ 4;", "plain"),
     "the factors of the first chunk's columns": Fault(
-        PLAIN, "const int at = first + wgmma_col(lane, i);", "const int at = wgmma_col(lane, i);", "plain"
+        PLAIN, "first + wgmma_col(lane, i / 4 * 4)", "wgmma_col(lane, i / 4 * 4)", "plain"
     ),
+    "a bias left out": Fault(PLAIN, "uint32_t(bias != nullptr)", "0u", "plain"),
     "a stage that the cluster's other block still reads": Fault(
         RING, "empty[stage].release_remote(thread);", "empty[stage].arrive();", "cluster"
     ),
@@ -236,7 +237,7 @@ FAULTS = {
     ),
     "the first part for all": Fault(PLAIN, "if (known == part) pick(known);", "if (known == 0) pick(known);", "mixed (K, N)"),
     "a turned bias of the first rows": Fault(
-        PLAIN, "(cols[row + row_of_half(lane, half)])", "(cols[row + row_of_half(lane, 0)])", "few rows"
+        PLAIN, "of_row = row + row_of_half(lane, half);", "of_row = row + row_of_half(lane, 0);", "few rows"
     ),
     "scales of the stage between": Fault(
         FP4_ROWS, "own / kStageWords * kStride * kStageWords", "own / kStageWords * kStageWords", "nvfp4, shared k"
@@ -248,8 +249,8 @@ FAULTS = {
         SPLIT, "if (kFree) named_barrier(3, 128 * kConsumers);", "", "nvfp4, split k"
     ),
     "gelu of the first columns": Fault(
-        PLAIN, "values[i + j] = activate_plain<kActivation>(x);",
-        "values[i + j] = i > 0 ? activate_plain<kActivation>(x) : x;", "activated",
+        PLAIN, "values[i] = activate_plain<kActivation>(values[i]);",
+        "if (i > 3) values[i] = activate_plain<kActivation>(values[i]);", "activated",
     ),
     "a residual's boxes of the tile before": Fault(
         PLAIN, "        full[number % 2].wait(number / 2 & 1);\n", "        full[number % 2].wait(0);\n", "residual"

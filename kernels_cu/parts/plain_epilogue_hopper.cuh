@@ -4,14 +4,17 @@
 // (gemm_hopper.py: is_plain, _is_boxed).
 #include "parts/epilogue_hopper.cuh"
 
+struct alignas(8) ColumnPair { float numbers[2]; };
+
 // A tile's bias and scales wait in shared memory, where one of the producer's warps has put them
 // while the sums were under way.  Rows and columns are the output's.
 struct TileFactors {
     static constexpr int kOfCol = kScales ? 2 : 1;
     static constexpr int kRowScales = !kScales ? 0 : kTurned ? 1 : kRows;  // turned: one of all
-    alignas(16) float cols[kTileN][kOfCol];       // scale_b, if there are scales, and bias
+    alignas(16) float cols[kOfCol][kTileN];       // scale_b, if there are scales, and bias
     float rows[kRowScales > 0 ? kRowScales : 1];  // scale_a
-    // Row and column of the tile's first number, which of the batch, and of the residual's.
+    // Row and column of the tile's first number, which of the batch, and of the residual's, or, where
+    // there is none, whether there is a bias.
     Bytes<16> place;
     Barrier full, empty;
 
@@ -27,25 +30,24 @@ struct TileFactors {
         if (threadIdx.x % 32 == 0) {
             place = {uint32_t(task.row), uint32_t(task.col),
                      uint32_t(batch.offset(kOut, task.batch)),
-                     kGeneral ? uint32_t(batch.offset(kResidual, task.batch)) : 0};
+                     kGeneral ? uint32_t(batch.offset(kResidual, task.batch))
+                              : uint32_t(bias != nullptr)};
         }
-        fill<kOfCol>(&cols[0][kOfCol - 1], kTileN, bias, 0.0f, batch.offset(kBias, task.batch),
-                     p.bias.col, p.bias_dtype, int(task.col), int(p.n),
-                     p.activation == kGelu ? 0.5f : 1.0f);
+        fill(cols[kOfCol - 1], kTileN, bias, 0.0f, batch.offset(kBias, task.batch), p.bias.col,
+             p.bias_dtype, int(task.col), int(p.n), p.activation == kGelu ? 0.5f : 1.0f);
         if constexpr (kScales) {
             // alpha, exactly, in the place of a scale that is not there (is_plain): `store_plain`
             // multiplies with both alone.
             const float of_rows = kTurned || scale_a ? 1.0f : p.alpha;
             const float of_cols = kTurned || scale_b || !scale_a ? 1.0f : p.alpha;
-            fill<kOfCol>(&cols[0][0], kTileN, scale_b, of_cols, batch.offset(kScaleB, task.batch),
-                         p.scale_b_stride, kFloat, int(task.col), int(p.n));
-            fill<1>(rows, kRowScales, scale_a, of_rows, batch.offset(kScaleA, task.batch),
-                    p.scale_a_stride, kFloat, int(task.row), int(p.m));
+            fill(cols[0], kTileN, scale_b, of_cols, batch.offset(kScaleB, task.batch),
+                 p.scale_b_stride, kFloat, int(task.col), int(p.n));
+            fill(rows, kRowScales, scale_a, of_rows, batch.offset(kScaleA, task.batch),
+                 p.scale_a_stride, kFloat, int(task.row), int(p.m));
         }
         sync_warp();
         full.arrive_for<32>();
     }
-    template <int kStep>
     DEVICE static void fill(float* to, int count, const void* from, float absent, int64_t offset,
                             int64_t stride, int dtype, int first, int last, float factor = 1.0f) {
 #pragma unroll 1
@@ -53,9 +55,15 @@ struct TileFactors {
             const bool there = from && first + i < last;
             const float x =
                 there ? load_number(from, offset + (first + i) * stride, dtype) : absent;
-            to[i * kStep] = x * factor;
+            to[i] = x * factor;
         }
     }
+    // Those of two neighbours, from an even column on.
+    DEVICE ColumnPair pair(int which, int col) const {
+        return *reinterpret_cast<const ColumnPair*>(&cols[which][col]);
+    }
+    // Whether a bias is to be read; not so only where kernels have the short end alone.
+    DEVICE bool biased() const { return !kPromotes || kGeneral || place.words[3] != 0; }
     // By a warp that has read them.
     DEVICE void release() {
         sync_warp();
@@ -67,14 +75,13 @@ struct TileFactors {
         const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const auto of_row =
-                *reinterpret_cast<const Bytes<4 * kOfCol>*>(cols[row + row_of_half(lane, half)]);
-            const float added = bit_cast<float>(of_row.words[kOfCol - 1]);
+            const int of_row = row + row_of_half(lane, half);
+            const float added = cols[kOfCol - 1][of_row];
 #pragma unroll
             for (int i = 0; i < kValues; ++i) {
                 if (i / 2 % 2 != half) continue;
                 float x = float(sums[i]);
-                if constexpr (kScales) x = x * bit_cast<float>(of_row.words[0]) * rows[0];
+                if constexpr (kScales) x = x * cols[0][of_row] * rows[0];
                 values[i] = x * alpha + added;
             }
         }
@@ -159,7 +166,8 @@ DEVICE float activate_plain(float x) {
     return kActivation == kGelu ? gelu_of_twice(x) : activate(x, kActivation);
 }
 
-// values[2 i] and values[2 i + 1] += the two numbers of word i; and packed to it.
+// values[2 i] and values[2 i + 1] += the two numbers of word i; and packed to it, but for those of kept
+// columns.
 template <class T, int kWords>
 DEVICE void add_pairs(float (&values)[8 * kWords], const uint32_t (&added)[kWords][4]) {
 #pragma unroll
@@ -171,10 +179,10 @@ DEVICE void add_pairs(float (&values)[8 * kWords], const uint32_t (&added)[kWord
     }
 }
 template <class T, int kWords>
-DEVICE void pack_pairs(const float (&values)[8 * kWords], uint32_t (&packed)[kWords][4]) {
+DEVICE void pack_pairs(const float (&values)[8 * kWords], uint32_t (&packed)[kWords][4], int kept) {
 #pragma unroll
     for (int i = 0; i < 4 * kWords; ++i)
-        packed[i / 4][i % 4] = pack<T>(values[2 * i], values[2 * i + 1]);
+        if (i >= 4 * kept) packed[i / 4][i % 4] = pack<T>(values[2 * i], values[2 * i + 1]);
 }
 
 // The end of a warp's sums, in boxes of 16 lines of 128 bytes.  row: its first one in the tile, count: the
@@ -189,25 +197,38 @@ struct PlainEnd {
     int row, count;
     const Residual& residual;
 
-    // A lane's numbers of kCount columns of block `block`, from column `first` on, but for the residual.  For
-    // gelu, alpha and the bias are halved.
+    // A lane's numbers of kCount columns of block `block`, from column `first` on, but for the residual and
+    // the first 16 * kept columns.  For gelu, alpha and the bias are halved.  Where an end is little else,
+    // shared memory gives factors no faster than the sums can take them: a bias that is not there is not
+    // read.
     template <int kActivation, int kCount>
     DEVICE void finish(const TileSums& sums, int lane, int block, int first, float alpha,
-                       float (&values)[kCount]) const {
+                       float (&values)[kCount], int kept = 0) const {
+        const auto of_col = [&](int which, int i) {
+            return factors.pair(which, first + wgmma_col(lane, i / 4 * 4)).numbers[i % 2];
+        };
+        const auto of_row = [&](int i) {
+            return kScales ? rows.of_block[block][i / 2 % 2] : alpha;
+        };
 #pragma unroll
-        for (int i = 0; i < kCount; i += 4) {
-            const int at = first + wgmma_col(lane, i);
-            const auto pair =
-                *reinterpret_cast<const Bytes<8 * TileFactors::kOfCol>*>(factors.cols[at]);
+        for (int i = 0; i < kCount; ++i) {
+            if (i < 8 * kept) continue;
+            values[i] = float(sums[block][first / 2 + i]);
+            if (kScales) values[i] *= of_col(0, i);
+        }
+        if (factors.biased()) {
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const int word = j % 2 * TileFactors::kOfCol;
-                const float bias = bit_cast<float>(pair.words[word + TileFactors::kOfCol - 1]);
-                float x = float(sums[block][first / 2 + i + j]);
-                if (kScales) x *= bit_cast<float>(pair.words[word]);
-                x = x * (kScales ? rows.of_block[block][j / 2] : alpha) + bias;
-                values[i + j] = activate_plain<kActivation>(x);
-            }
+            for (int i = 0; i < kCount; ++i)
+                if (i >= 8 * kept)
+                    values[i] = values[i] * of_row(i) + of_col(TileFactors::kOfCol - 1, i);
+        } else {
+#pragma unroll
+            for (int i = 0; i < kCount; ++i)
+                if (i >= 8 * kept) values[i] *= of_row(i);
+        }
+        if constexpr (kActivation != kNoActivation) {
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) values[i] = activate_plain<kActivation>(values[i]);
         }
     }
     // 16-bit results.  Where the boxes hold all sums they are filled and stored together, so that the warp
@@ -236,9 +257,9 @@ struct PlainEnd {
         };
         // Of a chunk of the columns of block `block`, from its column `begin` on.  to: its box.
         const auto pack_columns = [&](int block, int chunk, int begin, unsigned char* to,
-                                      uint32_t (&packed)[kWords][4]) {
+                                      uint32_t (&packed)[kWords][4], int kept = 0) {
             Values values;
-            finish<kActivation>(sums, lane, block, chunk_col(chunk) + begin, alpha, values);
+            finish<kActivation>(sums, lane, block, chunk_col(chunk) + begin, alpha, values, kept);
             if constexpr (kAdds) {
                 uint32_t added[kWords][4];
 #pragma unroll
@@ -246,25 +267,31 @@ struct PlainEnd {
                 if (halves) add_pairs<half>(values, added);
                 else add_pairs<bf16>(values, added);
             }
-            if (halves) pack_pairs<half>(values, packed);  // one branch for all
-            else pack_pairs<bf16>(values, packed);
+            if (halves) pack_pairs<half>(values, packed, kept);  // one branch for all
+            else pack_pairs<bf16>(values, packed, kept);
         };
         const auto fill = [&](unsigned char* to, int begin, const uint32_t (&packed)[kWords][4]) {
 #pragma unroll
             for (int j = 0; j < kWords; ++j) store_matrix(matrix(to, begin + 16 * j), packed[j]);
         };
+        uint32_t packed[kTogether][kWords][4];
 #pragma unroll
         for (int first = 0; first < kBlocks * kTileChunks; first += kTogether) {
             const int block = first / kTileChunks, chunk = first % kTileChunks;
             if (!own.has(chunk)) continue;
             const int number = Residual::box_of(block, chunk);
             unsigned char* to[kTogether];
-            uint32_t packed[kTogether][kWords][4];
+            // 16 columns each that the chunk before has too.
+            const int kept =
+                kPromotes && kTogether == 1 ? (chunk * kChunk - chunk_col(chunk)) / 16 : 0;
+#pragma unroll
+            for (int i = 0; i < 4 * kept; ++i)
+                packed[0][i / 4][i % 4] = packed[0][kWords - kept + i / 4][i % 4];
 #pragma unroll
             for (int i = 0; i < kTogether; ++i) {
                 to[i] = staging.boxes[kTogether == 2 ? i : box];
                 if constexpr (kAdds) residual.wait(count, number + i);
-                pack_columns(block, chunk + i, 0, to[i], packed[i]);
+                pack_columns(block, chunk + i, 0, to[i], packed[i], kept);
             }
             if (lane == 0) tma_store_wait_read<2 - kTogether>();
             sync_warp();
