@@ -36,6 +36,8 @@ class Variant:
     parts: files that are included before the kernel: which of several that give the same words.
     cooperative: all blocks of a launch run at once, so that they can meet (sync_grid), on targets that
         have such launches (targets.limits).
+    launched: (threads of a block, blocks of a cluster) of the launches, where the source takes any numbers
+        up to num_threads and cluster_size: it is the same for all of them.
     """
 
     kernel: str
@@ -48,6 +50,12 @@ class Variant:
     text: str | None = None
     parts: tuple[str, ...] = ()
     cooperative: bool = False
+    launched: tuple[int, int] | None = None
+
+    @property
+    def launch_sizes(self) -> tuple[int, int]:
+        """The threads of a block and the blocks of a cluster of a launch."""
+        return self.launched or (self.num_threads, self.cluster_size)
 
     def __str__(self) -> str:
         words = [f"{name}={value}" for name, value in (*self.types, *self.constants)]
@@ -61,7 +69,8 @@ class Variant:
 
     def header(self) -> str:
         """The variant's lines of C++, the same on every target."""
-        cluster = f"CLUSTER_DIMS({self.cluster_size})" if self.cluster_size > 1 else ""
+        has_clusters = self.cluster_size > 1 and self.launched is None
+        cluster = f"CLUSTER_DIMS({self.cluster_size})" if has_clusters else ""
         lines = [f"#define KERNEL_CLUSTER {cluster}".rstrip()]
         lines += [f"using {name} = {cpp};" for name, cpp in self.types]
         sizes = (

@@ -90,8 +90,9 @@ with host.use(sanitizer=sys.argv[4], schedule=schedule, warp_size=warp_size) as 
             run(op, large, target)
         for problem in drawn(op, covered, 5 if everything else 1):
             run(op, problem, target)
-        if op.name in ("softmax", "log_softmax"):  # rows in registers
+        if op.name in ("softmax", "log_softmax"):  # rows in registers, and long ones with ends
             run(op, op.bench_problem((2, 4096), "float16"), target)
+            run(op, op.bench_problem((2, 12_345), "float16"), target)
         if op.name == "decode_attention":  # pairs of blocks
             config = DecodeConfig(16, 64, 2, 64, 8, least_chunk=64, pairs=True)
             run_with(op, large, target, config)

@@ -24,6 +24,7 @@ _STREAM_STATIC_BYTES = 8 * 1024  # what the system takes of each block's include
 _STREAM_ARCHS = ("sm_90a", "host")
 MAX_STAGES, _MAX_ROWS = 32, 6  # row_stream.cuh: kMaxStages, kMaxRows
 _OTHER_THREADS = 128  # row_stream.cuh: kOtherThreads
+LONG_ROW_THREADS = 512  # the most of a block, of long rows
 STATIC_SHARED_BYTES = 20 * 1024  # at most: what the warps and blocks of 32 rows exchange
 
 
@@ -42,6 +43,8 @@ class RowConfig:
     in_registers: rows lie there, not in shared memory; of plain calls, softmax's without clusters.
     stretch: for calls without options whose rows lie side by side, of any length up to `chunk`
     (stretch.cuh); threads_per_row is num_threads, and a row has as many of them as its length takes.
+    long_row: for softmax without options, of rows of any length, of vectors, at one stride (softmax_long.cu);
+    num_threads is any number of whole warps, and all configs of a dtype are one variant.
     Of plain calls of the norms only:
     stages: not 0: blocks stay for many rows (row_stream.cuh), of which shared memory holds up to so many
     vectors of each thread; num_threads write, half as many take statistics, others do the rest.
@@ -64,6 +67,7 @@ class RowConfig:
     weights_first: bool = False
     shared: bool = False
     stretch: bool = False
+    long_row: bool = False
 
     def threads_log2(self, num_cols: int) -> int:
         """Of the threads that share a row of a stretch.  Two at least of 16 bits: a row has up to two
@@ -302,7 +306,8 @@ def refusal(
             "num_threads must be a multiple of threads_per_row and of 32, and at most 1024; got "
             f"{c.num_threads} and {c.threads_per_row}"
         )
-    if any(n & (n - 1) for n in (c.threads_per_row, c.num_threads, c.cluster_size)):
+    powers = (c.cluster_size,) if c.long_row else (c.threads_per_row, c.num_threads, c.cluster_size)
+    if any(n & (n - 1) for n in powers):
         return "threads_per_row, num_threads and cluster_size must be powers of two"
     if c.cluster_size > max_cluster_size(arch):
         return (
@@ -331,6 +336,13 @@ def refusal(
         return "plain rows of the norms are whole"
     if c.stretch and not layout.side_by_side:
         return "stretch is for calls without options, of rows that lie side by side"
+    if c.long_row and (norms or not (plain and layout.vectors and len(layout.outer) <= 1)):
+        return "long_row is for softmax without options, of rows of vectors at one stride"
+    if c.long_row and c.num_threads > LONG_ROW_THREADS:
+        return f"long rows have at most {LONG_ROW_THREADS} threads of a block; got {c.num_threads}"
+    others = c.split_rows or c.plain or c.lanes_across_rows or c.stretch
+    if c.long_row and (others or c.in_registers or c.threads_per_row != c.num_threads):
+        return "long_row is for whole rows, not plain ones, and threads_per_row is num_threads"
     others = c.split_rows or c.plain or c.lanes_across_rows or c.cluster_size > 1
     if c.stretch and (others or c.threads_per_row != c.num_threads):
         return "stretch is for whole rows, not plain ones, and threads_per_row is num_threads"

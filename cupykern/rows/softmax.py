@@ -35,7 +35,7 @@ from .rows import (
     row_plan,
     row_variant,
 )
-from .softmax_configs import admissible_configs, softmax_configs
+from .softmax_configs import LONG_ROWS, admissible_configs, softmax_configs
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
@@ -50,7 +50,9 @@ _PARAMS = np.dtype(  # softmax_params.cuh: SoftmaxParams
         ("dtype", np.int32),
         ("log", np.int32),
         ("threads_log2", np.int32),
-    ]
+        ("blocks", np.int32),
+    ],
+    align=True,
 )
 
 
@@ -155,6 +157,7 @@ def _plan(
     params["scale"] = scale
     params["dtype"] = DTYPE_CODES[y_dtype]
     params["log"] = log
+    params["blocks"] = config.cluster_size
     params["whole"] = config.is_whole(layout)
     evicts_last(params, layout, x_dtype.itemsize, y_dtype.itemsize)
     variant = _variant(x_dtype, config, log)
@@ -163,6 +166,11 @@ def _plan(
 
 
 def _variant(x_dtype: np.dtype, config: RowConfig, log: bool) -> Variant:
+    if config.long_row:
+        variant = row_variant(
+            "softmax_long", x_dtype, replace(LONG_ROWS[2], vector_width=config.vector_width)
+        )
+        return replace(variant, launched=(config.num_threads, config.cluster_size))
     if config.stretch:
         return row_variant("softmax_stretch", x_dtype, config)
     if config.in_registers:
@@ -338,12 +346,18 @@ def _work(problem: SoftmaxProblem) -> Work:
 
 
 def _variants(arch: str, log: bool = False) -> tuple[Variant, ...]:
-    found = (
+    found = [
         _variant(dtype, config, log)
         for dtype in DTYPES
         for config in softmax_configs(arch, dtype.itemsize)
         if has_room(config, arch, dtype.itemsize) and (not config.plain or _has_plain(arch, log))
-    )
+    ]
+    if is_measured(arch):
+        found += (
+            _variant(dtype, LONG_ROWS[dtype.itemsize], log)
+            for dtype in DTYPES
+            if dtype.itemsize in LONG_ROWS
+        )
     return tuple(dict.fromkeys(found))
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 
-from ..targets.limits import max_shared_bytes
+from ..targets.limits import is_measured, max_shared_bytes
 from .row_configs import (
+    LONG_ROW_THREADS,
     STATIC_SHARED_BYTES,
     VECTOR_BYTES,
     RowConfig,
@@ -44,6 +45,19 @@ _REGISTERS = {
 # For rows that lie side by side, of any length: (num_threads, elements of a thread, min_blocks).
 _STRETCHES = {2: ((128, 32, 9), (128, 40, 8)), 4: ((256, 40, 4),)}
 
+# The one variant for long rows, with the most threads and blocks that a row has, by the elements' bytes.
+LONG_ROWS = {
+    itemsize: RowConfig(
+        LONG_ROW_THREADS,
+        LONG_ROW_THREADS,
+        *(VECTOR_BYTES // itemsize, 1, 16),
+        min_blocks=3,
+        long_row=True,
+    )
+    for itemsize in (2,)
+}
+_LEAST_LONG_THREADS, _LONG_ROW_BEST = 128, 256
+
 
 @cache
 def softmax_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
@@ -61,8 +75,28 @@ def softmax_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
             for threads, threads_per_row, elements, blocks in few_of(arch, _REGISTERS[itemsize], 3)
         ),
         *stretch_configs(arch, itemsize, _STRETCHES[itemsize]),
-        *(c for c in row_configs(arch, itemsize) if not c.plain or c.cluster_size > 1),
+        # Aligned long rows of FP32, of which softmax_long.cu has but 60% of a copy's speed.
+        *(
+            c
+            for c in row_configs(arch, itemsize)
+            if not c.plain or (c.cluster_size > 1 and itemsize == 4)
+        ),
     )
+
+
+def long_row_configs(arch: str, itemsize: int, num_elements: int) -> tuple[RowConfig, ...]:
+    """Those for long rows of up to so many elements; where nothing is measured none."""
+    width = VECTOR_BYTES // itemsize
+    num_vectors = -(-num_elements // width)
+    found = []
+    for blocks in (1, 2, 4, 8, 16) if is_measured(arch) and itemsize in LONG_ROWS else ():
+        of_block = -(-num_vectors // blocks)
+        # The fewest vectors a thread, from eight on, of which the block has threads enough.
+        vectors = max(8, -(-of_block // LONG_ROW_THREADS))
+        threads = -(-of_block // (64 * vectors)) * 64
+        if threads >= _LEAST_LONG_THREADS:
+            found.append(RowConfig(threads, threads, width, vectors, blocks, long_row=True))
+    return tuple(found)
 
 
 def admissible_configs(
@@ -70,13 +104,25 @@ def admissible_configs(
 ) -> tuple[RowConfig, ...]:
     """The configs that can walk the rows of `layout`, the fastest measured first."""
     most = max_shared_bytes(arch) - STATIC_SHARED_BYTES
-    configs = fitting(softmax_configs(arch, itemsize), arch, itemsize, layout, plain)
+    configs = (
+        *softmax_configs(arch, itemsize),
+        *long_row_configs(arch, itemsize, layout.num_cols + layout.max_head),
+    )
+    configs = fitting(configs, arch, itemsize, layout, plain)
     # Of clusters those first of which a multiprocessor holds three blocks.
-    crowded = [c for c in configs if c.cluster_size > 1 and 3 * c.shared_bytes(itemsize) > most]
+    crowded = [
+        c
+        for c in configs
+        if c.cluster_size > 1 and not c.long_row and 3 * c.shared_bytes(itemsize) > most
+    ]
     roomy = [c for c in configs if c not in crowded and not c.split_rows]
     # Of a stretch the fewest threads a row: more bytes are under way (301 columns of 16 bits by 8 instead of
     # 16 threads 75% to 99% of a copy).
     stretches = [c for c in roomy if c.stretch]
     stretches.sort(key=lambda c: c.threads_log2(layout.num_cols))
-    plain, others = ([c for c in roomy if c.plain == p and not c.stretch] for p in (True, False))
-    return (*plain, *stretches, *others, *crowded, *(c for c in configs if c.split_rows))
+    long_rows = [c for c in configs if c.long_row]
+    long_rows.sort(key=lambda c: abs(c.num_threads - _LONG_ROW_BEST))
+    known = {*stretches, *long_rows}
+    plain, others = ([c for c in roomy if c.plain == p and c not in known] for p in (True, False))
+    split = [c for c in configs if c.split_rows]
+    return (*plain, *stretches, *long_rows, *others, *crowded, *split)

@@ -1,8 +1,10 @@
-"""How many clusters of a kernel's blocks a CUDA device runs at once, which CuPy does not tell."""
+"""What CuPy has no words for: launches in clusters whose size the launch says, and how many clusters a CUDA
+device runs at once."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 _CLUSTER_DIMENSION = 4  # cuda.h: CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 _UINT = ctypes.c_uint
@@ -32,20 +34,55 @@ def max_active_clusters(function: int, size: int, num_threads: int, shared_bytes
 
     Raises RuntimeError with the driver's error.
     """
-    driver = ctypes.CDLL("libcuda.so.1")
-    attribute = _Attribute(_CLUSTER_DIMENSION, 0, (_UINT * 16)(size, 1, 1))
-    config = _LaunchConfig(
-        (_UINT * 3)(size, 1, 1),
-        (_UINT * 3)(num_threads, 1, 1),
-        shared_bytes,
-        None,
-        ctypes.addressof(attribute),
-        1,
-    )
+    config = _ClusterLaunch(size, (size, num_threads, shared_bytes), None)
     count = ctypes.c_int(0)
-    error = driver.cuOccupancyMaxActiveClusters(
-        ctypes.byref(count), ctypes.c_void_p(function), ctypes.byref(config)
+    error = _driver().cuOccupancyMaxActiveClusters(
+        ctypes.byref(count), ctypes.c_void_p(function), ctypes.c_void_p(config.address)
     )
     if error:
         raise RuntimeError(f"cuOccupancyMaxActiveClusters gives error {error}")
     return count.value
+
+
+def cluster_launcher(
+    function: int, size: int, sizes: tuple[int, int, int]
+) -> Callable[[int, int], None]:
+    """What launches the CUfunction, which says nothing of clusters, in clusters of `size` blocks: called with
+    a stream and the address of the arguments' addresses.
+
+    sizes: blocks, threads of a block, bytes of dynamic shared memory.  Raises RuntimeError with the driver's
+    error.
+    """
+    launch_kernel = _driver().cuLaunchKernelEx
+    launch_kernel.argtypes = [ctypes.c_void_p] * 4
+    configs: dict[int, _ClusterLaunch] = {}  # by stream: two threads may launch at once
+
+    def launch(stream: int, arguments: int) -> None:
+        config = configs.get(stream)
+        if config is None:
+            config = configs[stream] = _ClusterLaunch(size, sizes, stream)
+        if error := launch_kernel(config.address, function, arguments, None):
+            raise RuntimeError(f"cuLaunchKernelEx gives error {error}")
+
+    return launch
+
+
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+class _ClusterLaunch:
+    """A CUlaunchConfig, at `address`, and the attribute that it names."""
+
+    def __init__(self, size: int, sizes: tuple[int, int, int], stream: int | None):
+        grid, num_threads, shared_bytes = sizes
+        self._attribute = _Attribute(_CLUSTER_DIMENSION, 0, (_UINT * 16)(size, 1, 1))
+        self._config = _LaunchConfig(
+            (_UINT * 3)(grid, 1, 1),
+            (_UINT * 3)(num_threads, 1, 1),
+            shared_bytes,
+            stream,
+            ctypes.addressof(self._attribute),
+            1,
+        )
+        self.address = ctypes.addressof(self._config)

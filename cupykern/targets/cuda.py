@@ -13,6 +13,7 @@ from kernels_cu import Variant, source_text
 
 from . import CompileError, Usage, by_value, launch_argument
 from .clusters import max_active_clusters
+from .limits import max_shared_bytes
 from .packed import pack
 
 OPTIONS = ("-std=c++17",)
@@ -57,6 +58,8 @@ class CudaTarget:
             except cupy.cuda.compiler.CompileException as error:
                 raise CompileError(variant, self.arch, error.get_message()) from None
             kind = CooperativeCudaKernel if variant.cooperative else CudaKernel
+            if variant.launched:
+                kind = ClusterCudaKernel
             return kind(cupy, function, variant, self)
 
     def by_value(self, struct: np.ndarray) -> Any:
@@ -70,7 +73,7 @@ class CudaKernel:
         self._function = function
         self._launch = function.kernel
         self._driver = cupy.cuda.driver
-        self._cluster_size = variant.cluster_size
+        self._num_threads, self._cluster_size = variant.launch_sizes
         self._multiprocessors, self._device_id = target.multiprocessors, target.device_id
         self._cooperative = variant.cooperative
         if variant.cluster_size > 8:
@@ -78,7 +81,6 @@ class CudaKernel:
                 self._launch.ptr, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1
             )
         self._launch_linear = function.kernel.linear_launch
-        self._num_threads = variant.num_threads
         self.usage = Usage(function.num_regs, function.local_size_bytes, function.shared_size_bytes)
         # More, static shared memory included, must be asked for.
         self._max_shared_bytes = 48 * 1024 - function.shared_size_bytes
@@ -128,6 +130,24 @@ class CooperativeCudaKernel(CudaKernel):
 
     def launch_plainly(self, grid: int, args: tuple[Any, ...], shared_bytes: int) -> None:
         self._launch((grid,), (self._num_threads,), args, shared_bytes, None, True)
+
+
+class ClusterCudaKernel(CudaKernel):
+    """One of which the launch says how many threads a block has and how many blocks a cluster."""
+
+    def __init__(self, cupy: Any, function: Any, variant: Variant, target: CudaTarget):
+        super().__init__(cupy, function, variant, target)
+        # CuPy loads a source once: what a function is allowed holds for the launches of all sizes.
+        self._allow(max_shared_bytes(target.arch) - function.shared_size_bytes)
+
+    def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
+        self.pack(grid, args, shared_bytes)()
+
+    def pack(self, grid: int, args: tuple[Any, ...], shared_bytes: int) -> Callable[[], None]:
+        sizes = grid, self._num_threads, shared_bytes
+        return pack(self._launch, self._device_id, sizes, args, False, self._cluster_size)
+
+    launch_plainly = __call__
 
 
 def _checked_options() -> tuple[str, ...]:

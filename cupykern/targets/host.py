@@ -156,8 +156,7 @@ class HostKernel:
         self._runtime = runtime
         self._config = (
             ctypes.cast(library.host_entry, ctypes.c_void_p).value,
-            variant.num_threads,
-            variant.cluster_size,
+            *variant.launch_sizes,
             target.warp_size,
             order,
             seed,
@@ -182,10 +181,9 @@ class HostKernel:
         Raises TypeError for arguments that do not fit the kernel's parameters, ValueError for a grid
         that is not a multiple of the cluster, and HostKernelError.
         """
-        if grid <= 0 or grid % self._variant.cluster_size:
-            raise ValueError(
-                f"grid must be a positive multiple of {self._variant.cluster_size}; got {grid}"
-            )
+        _, cluster_size = self._variant.launch_sizes
+        if grid <= 0 or grid % cluster_size:
+            raise ValueError(f"grid must be a positive multiple of {cluster_size}; got {grid}")
         addresses = self._pack(args)
         runtime = self._runtime
         launch = runtime.host_create(*self._config_of(grid), shared_bytes, grid, addresses)
@@ -200,7 +198,7 @@ class HostKernel:
 
     def blocks_at_once(self, shared_bytes: int) -> int:
         """A few clusters, so that blocks that stay for many rows have some."""
-        return (4 if self._variant.cooperative else 2) * self._variant.cluster_size
+        return (4 if self._variant.cooperative else 2) * self._variant.launch_sizes[1]
 
     def _pack(self, args: tuple[Any, ...]) -> ctypes.Array:
         """The arguments' addresses, then the values of pointers and scalars."""

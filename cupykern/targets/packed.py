@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from .clusters import cluster_launcher
+
 
 def pack(
     kernel: Any,
@@ -16,11 +18,13 @@ def pack(
     sizes: tuple[int, int, int],
     args: tuple[Any, ...],
     cooperative: bool,
+    cluster_size: int = 1,
 ) -> Callable[[], None]:
     """What launches CuPy's `kernel` (a Function) on the stream that is current when it is called.
 
     sizes: blocks, threads of a block, bytes of dynamic shared memory.  args: as Kernel takes them; of arrays
-    the address alone is kept.  The current device is `device_id`.
+    the address alone is kept.  The current device is `device_id`.  cluster_size: of the launch, where the
+    kernel does not say it.
     """
     import cupy
 
@@ -37,7 +41,17 @@ def pack(
             _thread.devices.add(device_id)
         launch_kernel(*launch_sizes, get_stream().ptr, arguments.address, *last)
 
-    return launch
+    if cluster_size == 1:
+        return launch
+    launch_in_clusters = cluster_launcher(kernel.ptr, cluster_size, sizes)
+
+    def launch_clusters() -> None:
+        if device_id not in _thread.devices:
+            memory_info()
+            _thread.devices.add(device_id)
+        launch_in_clusters(get_stream().ptr, arguments.address)
+
+    return launch_clusters
 
 
 class _Thread(threading.local):

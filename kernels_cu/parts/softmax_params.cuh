@@ -11,5 +11,7 @@ struct SoftmaxParams {
     int64_t num_chunks;
     float scale;
     int32_t dtype;
-    int32_t log, threads_log2;  // nonzero: log_softmax
+    int32_t log;           // nonzero: log_softmax
+    int32_t threads_log2;  // of a stretch, that share a row
+    int32_t blocks;        // of a cluster, of long rows
 };

@@ -1,0 +1,156 @@
+"""Long rows of any length, anywhere (kernels_cu/softmax_long.cu): softmax and log_softmax."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import cupykern
+from cupykern import check, dtypes, inputs
+from cupykern.rows.row_configs import RowConfig
+from cupykern.rows.softmax import LOG_OP, OP, SoftmaxProblem, _run
+from cupykern.rows.softmax_configs import LONG_ROWS
+
+DTYPES = ("float16", "bfloat16", "float32")
+OPS = [OP, LOG_OP]
+
+
+def config_of(itemsize: int, num_threads: int, blocks: int, num_cols: int) -> RowConfig:
+    width = 16 // itemsize
+    vectors = -(-num_cols // (width * num_threads * blocks)) + 1
+    return RowConfig(num_threads, num_threads, width, vectors, blocks, long_row=True)
+
+
+def compare(op, x, y) -> check.Comparison:
+    references = op.reference(x)
+    return check.compare((y,), references, op.bound(x, reference=references))
+
+
+def test_which_rows():
+    """The vocabularies of language models; not calls with options, nor what no vector can walk."""
+    for arch, long in (("sm_90a", True), ("sm_80", False)):
+        for num_cols in (32000, 32001, 50257, 50304, 128256, 151669, 151936, 256000, 262144):
+            for dtype in DTYPES:
+                problem = SoftmaxProblem((64, num_cols), dtype=dtype)
+                wanted = long and dtype != "float32"  # of which the kernel is slow
+                assert OP.configs(problem, arch)[0].long_row == wanted, (arch, problem)
+                assert not OP.configs(replace(problem, scale=0.5), arch)[0].long_row
+    assert not OP.configs(SoftmaxProblem((64, 301)), "sm_90a")[0].long_row
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_all_are_one_variant(op):
+    for dtype in DTYPES[:2]:
+        listed = [
+            variant
+            for variant in op.variants("sm_90a")
+            if variant.kernel == "softmax_long" and variant.types[0][1] == OP_CPP[dtype]
+        ]
+        found = {
+            replace(op.variant(problem, op.configs(problem, "sm_90a")[0]), launched=None)
+            for problem in (SoftmaxProblem((9, n), dtype=dtype) for n in (32001, 65536, 2**18))
+        }
+        assert found == {replace(variant, launched=None) for variant in listed}
+
+
+OP_CPP = {"float16": "half", "bfloat16": "bf16", "float32": "float"}
+
+
+@pytest.mark.in_turn
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_any_length(target, op, dtype):
+    """By few threads and many, one block and several, also some that have nothing of the row."""
+    itemsize = dtypes.NAMES[dtype].itemsize
+    lengths = (1, 2, 7, 8, 9, 15, 17, 255, 257, 1023, 1024, 1025, 4095, 4097, 10_001)
+    for i, num_cols in enumerate(lengths):
+        problem = SoftmaxProblem((3, num_cols), dtype=dtype, kind="wide")
+        x = op.inputs(problem, num_cols, target.xp).args[0]
+        num_threads, blocks = ((64, 1), (192, 2), (128, 4), (64, 16))[i % 4]
+        config = config_of(itemsize, num_threads, blocks, num_cols)
+        y = _run(x, -1, None, None, None, None, op is LOG_OP, config)
+        comparison = compare(op, x, y)
+        assert comparison.ok, f"{problem}: {comparison}"
+
+
+@pytest.mark.in_turn
+@pytest.mark.parametrize("num_cols", [2**15 - 1, 2**15 + 1, 50257])
+def test_as_they_come(target, num_cols):
+    for op, dtype in ((OP, "float16"), (LOG_OP, "float32")):
+        problem = SoftmaxProblem((2, num_cols), dtype=dtype)
+        comparison = check.check_problem(op, problem, 1, target.xp)
+        assert comparison.ok, f"{problem}: {comparison}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_that_begin_anywhere(target, dtype):
+    """Every place in a vector; nothing around the rows is touched; rows with gaps between them; in place."""
+    xp, itemsize = target.xp, dtypes.NAMES[dtype].itemsize
+    num_rows, num_cols, width = 3, 1023, 16 // itemsize
+    values = inputs.values("normal", (4096,), dtypes.NAMES[dtype], 1)
+    config = config_of(itemsize, 64, 2, num_cols)
+    for offset in range(width):
+        for gap in (0, 5, width):
+            step, size = num_cols + gap, num_rows * (num_cols + gap)
+            memory, out = xp.asarray(values), xp.full(4096, 7, values.dtype)
+            x, y = (
+                a[offset : offset + size].reshape(num_rows, step)[:, :num_cols]
+                for a in (memory, out)
+            )
+            cupykern.softmax(x, out=y, config=config)
+            comparison = compare(OP, x, y)
+            assert comparison.ok, f"{offset}, {gap}: {comparison}"
+            before = y.copy()
+            y[...] = 7
+            assert bool((out == 7).all())
+            cupykern.softmax(x, out=x, config=config)
+            assert bool((x == before).all())
+            x[...] = xp.asarray(values)[offset : offset + size].reshape(num_rows, step)[
+                :, :num_cols
+            ]
+            assert bool((memory == xp.asarray(values)).all())
+
+
+def test_non_finite_rows(target):
+    """Also at the elements that are no part of a vector; neighbours are as they were."""
+    x = inputs.values("normal", (9, 1025), dtypes.float16, 1)
+    config = config_of(2, 64, 2, 1025)
+    expected = cupykern.softmax(target.xp.asarray(x), config=config)
+    x[1, 0], x[3, 1024], x[5, 500], x[7] = np.nan, np.inf, np.nan, -np.inf
+    y = cupykern.softmax(target.xp.asarray(x), config=config)
+    assert bool((y[::2] == expected[::2]).all())
+    assert bool(target.xp.isnan(y[1::2]).all())
+    z = cupykern.log_softmax(target.xp.asarray(x), config=config)
+    assert bool(target.xp.isnan(z[1::2]).all()) and bool(target.xp.isfinite(z[::2]).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_large_numbers_give_no_nan(target, dtype):
+    large = 6e4 if dtype == "float16" else 3e38
+    x = np.full((3, 1025), -large, dtypes.NAMES[dtype])
+    x[0, 0] = x[1, 1024] = x[2, 512] = large
+    config = config_of(x.itemsize, 64, 4, 1025)
+    y = cupykern.softmax(target.xp.asarray(x), config=config)
+    assert bool((y == target.xp.asarray((x > 0).astype(x.dtype))).all())
+
+
+def test_what_does_not_fit(target):
+    x = target.xp.asarray(inputs.values("normal", (3, 1025), dtypes.float16, 1))
+    config = config_of(2, 64, 2, 1025)
+    for changes, says in (
+        ({"num_threads": 1024, "threads_per_row": 1024}, "at most 512 threads"),
+        ({"num_threads": 128}, "threads_per_row must be num_threads"),
+        ({"cluster_size": 3}, "powers of two"),
+        ({"split_rows": True, "cluster_size": 1, "vectors_per_thread": 9}, "for whole rows"),
+        ({"vectors_per_thread": 1}, "elements are fewer than a row's"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            cupykern.softmax(x, config=replace(config, **changes))
+    for options in ({"scale": 0.5}, {"mask": x > 0}):
+        with pytest.raises(ValueError, match="softmax without options"):
+            cupykern.softmax(x, **options, config=config)
+    with pytest.raises(ValueError, match="softmax without options"):
+        cupykern.rms_norm(x, config=config)
+    assert LONG_ROWS[2].num_threads == 512
