@@ -95,3 +95,13 @@ def test_a_small_product_and_a_given_config_copy_nothing(made, monkeypatch):
     monkeypatch.setattr(copied_plan, "_MANY", 2**24)
     check(a, b)
     assert not made
+
+
+def test_logits_too(made):
+    x, w = numbers((5, 17), np.float16, "C"), numbers((17, 9), np.int8, "C", 2)
+    wide = 0.25 * (x.astype(np.float64) @ w.astype(np.float64))
+    wide = np.exp(wide - wide.max(1, keepdims=True))
+    for _ in range(2):
+        found = cupykern.dequant_softmax(x, w, 0.25)
+        np.testing.assert_allclose(found, wide / wide.sum(1, keepdims=True), rtol=2e-3, atol=1e-3)
+    assert [name for name, _ in made] == ["a", "b"] * 2

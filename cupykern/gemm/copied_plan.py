@@ -96,6 +96,7 @@ class CopiedPlan(NamedTuple):
 
     copies: tuple[tuple[int, Copy], ...]
     plan: Any
+    launches: tuple[Any, ...] = ()  # each call takes memory
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
         """arrays: the kernel's, of which copied ones need only begin where the operands do."""
