@@ -52,7 +52,7 @@ def dequant_softmax(
     as fit; of many rows, with results of 16 bits and no bias but one of columns, in registers: the result
     gets their exponentials over the largest of 64 columns, and then what these are multiplied with.  A row that holds NaN or +inf, or -inf alone,
     gives NaN.  a and bias are copied if they do not merge to a matrix of all rows, and the result is if
-    `out` does not.
+    `out` does not; a and w also where `matmul` copies operands.
 
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, scale_w, config, devices).  Error bound:
     `reference.dequant_softmax_bound`.

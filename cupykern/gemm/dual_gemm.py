@@ -59,7 +59,7 @@ def dual_gemm_silu(
     config: a GemmConfig or HopperConfig; None: the default one.
 
     Neither product is written to memory: a block computes the same tile of both.  Sums in FP32, int8 exactly in int32.  Layouts and copies as for
-    `scaled_mm`; b1 and b2 of different layouts are read element by element.
+    `scaled_mm`; b1 and b2 of different layouts count as read element by element.
 
     Raises TypeError (types, dtypes) and ValueError (shapes, overlap, scales, policy, config, devices).
     Error bound: `reference.dual_gemm_silu_bound`.
