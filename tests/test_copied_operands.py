@@ -73,6 +73,9 @@ def test_batches_views_and_products_of_two(made):
         ("a", (3, 64))
     ]
     made.clear()
+    check(np.broadcast_to(a[0], (5, 3, 33)), numbers((5, 33, 8), np.float16, "C", 2))
+    assert [x.shape for _, x in made] == [(1, 3, 64)]
+    made.clear()
     x, w = numbers((4, 17), np.float16, "C"), numbers((17, 5), np.float16, "C", 3)
     found = cupykern.dual_gemm_silu(x, w, w)
     assert [name for name, _ in made] == ["a", "b", "b2"]

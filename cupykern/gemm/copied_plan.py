@@ -83,12 +83,15 @@ def copies(
         for name, x in others.items():
             if layout_of(x, x.row, x.col, k, n) != to_b:
                 found[name] = to_b == INNER
-        return tuple(
-            Copy(name, x.dtype, x.shape, x.strides, columns)
-            for name, columns in found.items()
-            for x in (arrays[name],)
-        )
+        return tuple(_copy_of(name, arrays[name], columns) for name, columns in found.items())
     return ()
+
+
+def _copy_of(name: str, x: Any, columns: bool) -> Copy:
+    """Of a batch that is broadcast each matrix once."""
+    batch = zip(x.shape[:-2], x.strides[:-2], strict=True)
+    shape = *(1 if stride == 0 else size for size, stride in batch), *x.shape[-2:]
+    return Copy(name, x.dtype, shape, x.strides, columns)
 
 
 class CopiedPlan(NamedTuple):
