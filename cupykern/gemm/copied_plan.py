@@ -67,8 +67,8 @@ def copies(
 ) -> tuple[Copy, ...]:
     """Of which operands of a product copies are made, so that all can be read by vectors.
 
-    None of small products: (257, 259, 261) of FP16 takes 17 us so instead of 41, (4095, 4096, 4097) 277
-    instead of 4450 (H200).
+    None of small products: (257, 259, 261) of FP16 takes 17 us so instead of 41, (1001, 1003, 1005) 27
+    instead of 133 (H200).
     """
     a, others = matrices["a"], {x: matrices[x] for x in ("b", "b2") if x in matrices}
     b = others["b"]
