@@ -1,7 +1,7 @@
 """Which targets the tests run on: `pytest --target host|cuda|hip|all`, default all that are here.
 
 `--exhaustive` adds what is left out to save time: tests over every code of a format, the other warp
-size of tests that take the two in turn, cases of tests that take every second or third, and hypothesis'
+size of tests that take the two in turn, cases of tests that take every second to sixth, and hypothesis'
 examples.
 """
 
