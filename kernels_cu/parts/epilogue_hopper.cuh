@@ -33,6 +33,10 @@ union Staging {
     alignas(16) uint32_t chunk[kWarpRows * 64];
 };
 
+// The thread's, worked out where it is asked for: what comes of it would hold registers while sums are made.
+// As the compiler knows that it is not negative, divisions are shifts.
+DEVICE int lane_anew() { return opaque(threadIdx.x % 32) & 31; }
+
 // Pairs of columns of 8-bit numbers come in one register (mainloop_converted_hopper.cuh).
 constexpr bool kPairedRows = kConverts && kOuterMajorRows;
 // Where the first (half 0) or the second 8 rows that a lane has a number of are among a warp's 16.
@@ -127,7 +131,7 @@ DEVICE void prefetch_residual(const Epilogue& e, int row, int col) {
 template <class T>
 DEVICE void add_numbers(const T* p, const MatrixStrides& strides, const EpilogueParams& params,
                         int row, int col, float (&values)[kValues]) {
-    const int lane = opaque(threadIdx.x % 32);
+    const int lane = lane_anew();
     const int64_t by_row = kTurned ? strides.col : strides.row,
                   by_col = kTurned ? strides.row : strides.col,
                   rows = kTurned ? params.n : params.m, cols = kTurned ? params.m : params.n;
@@ -267,7 +271,7 @@ static_assert(!kTurned || kBlocks == 1, "a warpgroup fills its boxes together");
 // A part's pairs to (kLoads: from) their places in the box `to`, of which it is part `part_of_box`.
 template <bool kLoads, class Pairs>
 DEVICE void move_part(unsigned char* to, int part_of_box, Pairs& packed) {
-    const int lane = opaque(threadIdx.x % 32), warp = threadIdx.x / 32;
+    const int lane = lane_anew(), warp = threadIdx.x / 32;
     // 16 bytes of a line.
     const auto place = [&](int line, int i) {
         return to + line * kLineBytes + (i ^ line % 8) * 16;
@@ -357,7 +361,7 @@ DEVICE void store_runs(Staging& staging, const Epilogue& epilogue, int row, int 
     // Lines are rows, or with kTurned columns, in runs of neighbours in the output.
     constexpr int kRuns = (kTurned ? kWarpRows : kChunk) / kRun,
                   kNumLines = kWarpRows * kChunk / kRun / kRuns;
-    const int lane = opaque(threadIdx.x % 32);
+    const int lane = lane_anew();
     // A run's place in its line is permuted, so that lanes spread over the banks.
     const auto place = [&](int line, int run) {
         const int bits = kTurned ? line / 2 % 2 : line % 8;

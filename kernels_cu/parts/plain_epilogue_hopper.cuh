@@ -246,14 +246,14 @@ struct PlainEnd {
         const Bytes<16> place = factors.place;
         const int out_row = int(place.words[0]) + row, out_col = int(place.words[1]),
                   batch = int(place.words[2]);
-        const int lane = opaque(threadIdx.x % 32);
+        const int lane = lane_anew();
         const bool halves = params.out_dtype == kHalf;
         const float alpha = (kActivation == kGelu ? 0.5f : 1.0f) * params.alpha;
         const OwnChunks own;
         // 16 x 16 numbers of a box, from its column `begin` on.
+        const int place_of_lane = lane % 16 * kLineBytes + (lane / 16 ^ lane % 8) * 16;
         const auto matrix = [&](unsigned char* from, int begin) {
-            const int line = lane % 16;
-            return from + line * kLineBytes + ((begin / 8 + lane / 16) ^ line % 8) * 16;
+            return from + (place_of_lane ^ begin * 2);
         };
         // Of a chunk of the columns of block `block`, from its column `begin` on.  to: its box.
         const auto pack_columns = [&](int block, int chunk, int begin, unsigned char* to,
@@ -326,7 +326,7 @@ struct PlainEnd {
         const Bytes<16> place = factors.place;
         const int out_row = int(place.words[0]) + row, out_col = int(place.words[1]),
                   batch = int(place.words[2]);
-        const int lane = opaque(threadIdx.x % 32);
+        const int lane = lane_anew();
         const OwnChunks own;
 #pragma unroll
         for (int i = 0; i < kBlocks * kBoxes; ++i) {
