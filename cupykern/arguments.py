@@ -139,6 +139,8 @@ def _check_result(
         raise ValueError(f"out must have shape {tuple(shape)}; got {out.shape}")
     if isinstance(out, np.ndarray) and not out.flags.writeable:
         raise ValueError("out must be writable; it is read-only")
+    if out.size == 0:
+        return
     extent = out.itemsize
     for stride, size in sorted((abs(s), n) for n, s in zip(out.shape, out.strides, strict=True)):
         if size > 1 and stride < extent:

@@ -125,6 +125,11 @@ def address_of(array: Any) -> int:
     return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
 
 
+def in_elements(array: Any) -> bool:
+    """Whether a cupy or numpy array begins at, and steps by, whole elements, as kernels count."""
+    return not any(step % array.dtype.itemsize for step in (address_of(array), *array.strides))
+
+
 def asarray(x: Any, dtype: Any = None, target: str | None = None) -> Any:
     """x (an array or nested sequence of numbers) as an array of `dtype` on `target`.
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .. import arguments, plans
-from ..arrays import maker
+from ..arrays import in_elements, maker
 from ..numerics import namespace
 from .attention_arguments import (
     arrays_of,
@@ -233,8 +233,8 @@ def attention_varlen(
             )  # fmt: skip
             cu_q, cu_k = (
                 x
-                if namespace(x) is xp and x.flags.c_contiguous
-                else xp.ascontiguousarray(xp.asarray(x))
+                if namespace(x) is xp and x.flags.c_contiguous and in_elements(x)
+                else xp.array(x, order="C")
                 for x in (cu_q, cu_k)
             )
             plan = attention_plan(target, task, config)

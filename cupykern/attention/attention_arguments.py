@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import arguments, dtypes
-from ..arrays import address_of
+from ..arrays import address_of, in_elements
 from ..numerics import namespace
 from ..targets import Target
 from .attention_plan import (
@@ -110,7 +110,7 @@ def check_array_mask(mask: Any, q: Any, shape: tuple[int, ...]) -> Any:
         mask = xp.broadcast_to(mask, shape)
     except ValueError:
         raise ValueError(f"mask must broadcast to {shape}; got shape {mask.shape}") from None
-    if any(step % mask.dtype.itemsize for step in (address_of(mask), *mask.strides)):
+    if not in_elements(mask):
         mask = xp.array(mask, order="C")
     return mask
 

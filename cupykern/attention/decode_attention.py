@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import arguments, dtypes, plans
-from ..arrays import maker
+from ..arrays import in_elements, maker
 from ..rows.rows import operand
 from ..targets import Target, is_cupy
 from .decode_config import MAX_DIM, MAX_KEYS, MAX_QUERIES, DecodeConfig
@@ -92,10 +92,13 @@ def decode_attention(
         lse = target.xp.empty(shape[:3], np.float32) if return_lse else None
         if y.size:
             steering = _steering(target, seq_lens), _steering(target, block_table)
+            place = y if in_elements(y) else target.xp.empty(out_shape, q.dtype)
             plan = run(
-                target, (q, k_cache, v_cache), steering, y, lse, max_keys, causal, scale, config
+                target, (q, k_cache, v_cache), steering, place, lse, max_keys, causal, scale, config
             )
-            if plan is not None:
+            if place is not y:
+                y[...] = place
+            elif plan is not None:
                 plans.remember(key, (target, plan))
     return (y, lse) if return_lse else y
 
@@ -123,11 +126,11 @@ def run(
             inputs[i], is_copy = target.xp.array(x, order="C"), True
             places[i] = operand(inputs[i])
     q, k, v = inputs
-    if lens is not None and lens.strides[0] != 4:
+    if lens is not None and (lens.strides[0] != 4 or not in_elements(lens)):
         lens, is_copy = target.xp.array(lens, order="C"), True
     table_stride = None
     if table is not None:
-        if table.strides[1] != 4 or table.strides[0] % 4:
+        if table.strides[1] != 4 or not in_elements(table):
             table, is_copy = target.xp.array(table, order="C"), True
         table_stride = table.strides[0] // 4
     call = DecodeCall(

@@ -147,7 +147,7 @@ def run(
         k, blocked = fields.pop("k", None), fields.pop("blocked", ())
         extra = fields.pop("extra", {})
         k = arrays["a"].shape[-1] if k is None else k
-        for name, found in matrices.items():
+        for name, found in reversed(matrices.items()):  # b before a
             # Rare: a stride of some odd number of bytes, and odd strides beside NVFP4.
             if found is None or (
                 name == "a" and product.must_be_copied(found, matrices["b"], k, shape[-2])

@@ -158,6 +158,10 @@ def _run_checked(
         arguments.check_out(out, x, x.shape, y_dtype, others)
     with arguments.on_device(target):
         xp = target.xp
+        columns = [a if a is None or arrays.in_elements(a) else xp.array(a) for a in (weight, bias)]
+        if columns[0] is not weight or columns[1] is not bias:
+            key = None
+        weight, bias = columns
         contiguous = bool(x.flags.c_contiguous)
         if out is not None:
             y = out
