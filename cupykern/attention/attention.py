@@ -9,6 +9,7 @@ import numpy as np
 from .. import arguments, plans
 from ..arrays import in_elements, maker
 from ..numerics import namespace
+from ..targets import is_cupy
 from .attention_arguments import (
     arrays_of,
     block_arrays,
@@ -215,7 +216,10 @@ def attention_varlen(
             f"cu_seqlens_q and cu_seqlens_k must have one shape; got {cu_q.shape}, {cu_k.shape}"
         )
     if out is not None:
-        arguments.check_new_out(out, (rows, heads, dim_v), q.dtype, {"q": q, "k": k, "v": v})
+        steering = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
+        there = {name: x for name, x in steering.items() if is_cupy(x) == is_cupy(out)}
+        others = {"q": q, "k": k, "v": v, **there}
+        arguments.check_new_out(out, (rows, heads, dim_v), q.dtype, others)
     with arguments.on_device(target):
         xp = target.xp
         out_shape = rows, heads, dim_v

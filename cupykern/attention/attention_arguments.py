@@ -10,7 +10,7 @@ import numpy as np
 from .. import arguments, dtypes
 from ..arrays import address_of, in_elements
 from ..numerics import namespace
-from ..targets import Target
+from ..targets import Target, is_cupy
 from .attention_plan import (
     BIAS_MASK,
     BLOCK_MASK,
@@ -137,7 +137,8 @@ def check_length(name: str, value: Any) -> int:
 
 def check_cu_seqlens(name: str, cu: Any, q: Any, rows: int, longest: int) -> Any:
     """Raises TypeError and ValueError; contents are looked at in numpy arrays only."""
-    if not isinstance(cu, np.ndarray):
+    arguments.target_of(name, cu)
+    if is_cupy(cu):
         arguments.same_place(name, cu, q, "q")
     if cu.dtype != np.int32:
         raise TypeError(f"{name} must be int32; got {cu.dtype}")
