@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .. import arguments, plans
-from ..arrays import in_elements, maker
+from ..arrays import assign, in_elements, maker, packed
 from ..numerics import namespace
 from ..targets import is_cupy
 from .attention_arguments import (
@@ -141,7 +141,7 @@ def attention(
         y = xp.empty(out_shape, q.dtype) if out is None else out
         stats = _empty_stats(xp, shape[:3], return_lse, return_row_stats)
         if 0 not in shape:
-            q, k, v = (walkable(xp, x) for x in heads_first)
+            q, k, v = (walkable(x) for x in heads_first)
             into = y.transpose(places)
             place = into if walks(into) else xp.empty(shape, q.dtype)
             arrays, mask_place = mask_arrays(mask)
@@ -154,7 +154,7 @@ def attention(
             plan = attention_plan(target, task, config)
             plan.launch(xp, (q, k, v, place, *stats, *arrays, None, None))
             if place is not into:
-                into[...] = place
+                assign(into, place)
             elif not copied and (array_mask is None or starts_at(mask, array_mask)):
                 plans.remember(key, (target, out_shape, shape[:3], plan))
     return _results(y, stats)
@@ -227,7 +227,7 @@ def attention_varlen(
         lse = xp.empty((heads, rows), np.float32) if return_lse else None
         batch = cu_q.size - 1
         if y.size and batch and longest_q:
-            q, k, v = (walkable(xp, x) for x in heads_first)
+            q, k, v = (walkable(x) for x in heads_first)
             into = y[None].transpose(0, 2, 1, 3)
             place = into if walks(into) else xp.empty(into.shape, q.dtype)
             task = AttentionTask(
@@ -238,14 +238,14 @@ def attention_varlen(
             cu_q, cu_k = (
                 x
                 if namespace(x) is xp and x.flags.c_contiguous and in_elements(x)
-                else xp.array(x, order="C")
+                else packed(xp.asarray(x))
                 for x in (cu_q, cu_k)
             )
             plan = attention_plan(target, task, config)
             plan.launch(xp, (q, k, v, place, lse, *(None,) * 7, cu_q, cu_k))
             here = *heads_first, into, cu_seqlens_q, cu_seqlens_k
             if place is not into:
-                into[...] = place
+                assign(into, place)
             elif all(a is b for a, b in zip((q, k, v, place, cu_q, cu_k), here, strict=True)):
                 launch = plan.launcher(target.xp, _packed)
                 plans.remember(key, (maker(target.xp), out_shape, launch))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import arguments, dtypes
-from ..arrays import address_of, in_elements
+from ..arrays import address_of, in_elements, packed
 from ..numerics import namespace
 from ..targets import Target, is_cupy
 from .attention_plan import (
@@ -111,7 +111,7 @@ def check_array_mask(mask: Any, q: Any, shape: tuple[int, ...]) -> Any:
     except ValueError:
         raise ValueError(f"mask must broadcast to {shape}; got shape {mask.shape}") from None
     if not in_elements(mask):
-        mask = xp.array(mask, order="C")
+        mask = packed(mask)
     return mask
 
 
@@ -174,8 +174,8 @@ def starts_at(mask: Any, given: Any) -> bool:
     return given is not None and address_of(mask) == address_of(given)
 
 
-def walkable(xp: Any, x: Any) -> Any:
-    return x if x.size == 0 or walks(x) else xp.array(x, order="C")
+def walkable(x: Any) -> Any:
+    return x if x.size == 0 or walks(x) else packed(x)
 
 
 def steps(x: Any) -> tuple[int, int, int]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import arguments, dtypes, plans
-from ..arrays import in_elements, maker
+from ..arrays import assign, in_elements, maker, packed
 from ..rows.rows import operand
 from ..targets import Target, is_cupy
 from .decode_config import MAX_DIM, MAX_KEYS, MAX_QUERIES, DecodeConfig
@@ -97,7 +97,7 @@ def decode_attention(
                 target, (q, k_cache, v_cache), steering, place, lse, max_keys, causal, scale, config
             )
             if place is not y:
-                y[...] = place
+                assign(y, place)
             elif plan is not None:
                 plans.remember(key, (target, plan))
     return (y, lse) if return_lse else y
@@ -123,15 +123,15 @@ def run(
     inputs = [q, k, v]
     for i, x in enumerate(inputs):
         if x.size and not has_vectors(places[i], x.shape):
-            inputs[i], is_copy = target.xp.array(x, order="C"), True
+            inputs[i], is_copy = packed(x), True
             places[i] = operand(inputs[i])
     q, k, v = inputs
     if lens is not None and (lens.strides[0] != 4 or not in_elements(lens)):
-        lens, is_copy = target.xp.array(lens, order="C"), True
+        lens, is_copy = packed(lens), True
     table_stride = None
     if table is not None:
         if table.strides[1] != 4 or not in_elements(table):
-            table, is_copy = target.xp.array(table, order="C"), True
+            table, is_copy = packed(table), True
         table_stride = table.strides[0] // 4
     call = DecodeCall(
         *(q.dtype, q.shape, k.shape, v.shape[3], max_keys, *places),

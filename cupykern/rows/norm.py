@@ -158,7 +158,9 @@ def _run_checked(
         arguments.check_out(out, x, x.shape, y_dtype, others)
     with arguments.on_device(target):
         xp = target.xp
-        columns = [a if a is None or arrays.in_elements(a) else xp.array(a) for a in (weight, bias)]
+        columns = [
+            a if a is None or arrays.in_elements(a) else arrays.packed(a) for a in (weight, bias)
+        ]
         if columns[0] is not weight or columns[1] is not bias:
             key = None
         weight, bias = columns
@@ -176,14 +178,14 @@ def _run_checked(
             return _of_nothing(target, x, residual, options, y)
         norm = make_norm(target, x, weight, bias, eps, residual, options, y, total, config)
         if norm is None and out is None:
-            return _run_otherwise(target, x, weight, bias, eps, residual, options, dtype, config)
+            return _run_otherwise(x, weight, bias, eps, residual, options, dtype, config)
         if norm is None:  # rare: strides that the kernel can't walk, perhaps out's
             outputs = _run(x, weight, bias, eps, residual, options, dtype, None, config)
             first, *rest = as_tuple(outputs)
             if y.itemsize == 1:  # CuPy cannot assign FP8
                 y.view(np.uint8)[...] = first.view(np.uint8)
             else:
-                y[...] = first
+                arrays.assign(y, first)
             return (y, *rest) if rest else y
         if contiguous:  # else the strides of the results are CuPy's choice
             plans.remember(key, (target, norm))
@@ -219,7 +221,6 @@ def _check(
 
 
 def _run_otherwise(
-    target: Target,
     x: Any,
     weight: Any,
     bias: Any,
@@ -231,7 +232,6 @@ def _run_otherwise(
 ) -> Any:
     """The results for arrays that the kernel cannot walk, from copies; those of rows too long to be
     quantised in one go, by way of FP32."""
-    xp = target.xp
     # By its strides, not its flags: where a size is 1, any stride counts as contiguous.
     walkable = all(
         a.strides == contiguous_operand(a.shape, a.itemsize).strides
@@ -240,7 +240,7 @@ def _run_otherwise(
         if a is not None
     )
     if not walkable:
-        x, residual = (a if a is None else xp.array(a, order="C") for a in (x, residual))
+        x, residual = (a if a is None else arrays.packed(a) for a in (x, residual))
         return _run(x, weight, bias, eps, residual, options, dtype, None, config)
     plain = options._replace(quantize=None)
     outputs = _run(x, weight, bias, eps, residual, plain, np.float32, None, config)
