@@ -414,6 +414,8 @@ def test_more_than_two_to_the_31_elements(gpu):
         (lambda x: ((x,), {"dtype": "int8"}), TypeError, "dtype must be one of"),
         (lambda x: ((x,), {"dtype": []}), TypeError, "dtype must be one of"),
         (lambda x: ((x,), {"quantize": "fp8"}), ValueError, "quantize must be one of"),
+        (lambda x: ((x,), {"quantize": ["int8"]}), ValueError, "quantize must be one of"),
+        (lambda x: ((x,), {"return_stats": 1}), TypeError, "return_stats must be a bool"),
         (lambda x: ((x,), {"quantize": "int8", "dtype": "f2"}), ValueError, "dtype must be None"),
         (lambda x: ((x,), {"out": x[:, ::-1]}), ValueError, "out must not overlap x"),
         (lambda x: ((x, x[0]), {"out": x}), ValueError, "out must not overlap weight"),

@@ -70,8 +70,7 @@ def check_causal(causal: Any, align: Any, input_pos: Any, sq: int, sk: int) -> i
         raise TypeError(f"input_pos must be an integer; got {type(input_pos).__name__}")
     if input_pos < 0:
         raise ValueError(f"input_pos must not be negative; got {input_pos}")
-    if not isinstance(causal, (bool, np.bool_)):
-        raise TypeError(f"causal must be a bool; got {type(causal).__name__}")
+    arguments.check_flags(causal=causal)
     if not causal:
         return None
     offset = int(input_pos) + (sk - sq if align == "bottom_right" else 0)

@@ -74,9 +74,7 @@ def decode_attention(
     seq_lens = _check_lens(seq_lens, q, max_keys)
     if block_table is not None:
         _check_table(block_table, seq_lens, k_cache.shape[0], k_cache.shape[2])
-    for name, flag in (("causal", causal), ("return_lse", return_lse)):
-        if not isinstance(flag, (bool, np.bool_)):
-            raise TypeError(f"{name} must be a bool; got {type(flag).__name__}")
+    arguments.check_flags(causal=causal, return_lse=return_lse)
     scale = arguments.finite_float("scale", scale, 1.0 / math.sqrt(shape[3]))
     if abs(scale) * math.log2(math.e) > float(np.finfo(np.float32).max):
         raise ValueError(f"scale * log2(e) must be finite in FP32; got scale {scale}")

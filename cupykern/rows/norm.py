@@ -88,7 +88,9 @@ def rms_norm(
 
 
 def _checked_options(centered: bool, compensated: Any, return_stats: Any, quantize: Any) -> Options:
-    if quantize is not None and quantize not in dtypes.QUANTIZED:
+    arguments.check_flags(compensated=compensated, return_stats=return_stats)
+    known = isinstance(quantize, str) and quantize in dtypes.QUANTIZED
+    if quantize is not None and not known:
         raise ValueError(
             f"quantize must be one of {', '.join(dtypes.QUANTIZED)} or None; got {quantize!r}"
         )
