@@ -49,7 +49,8 @@ def decode_attention(
     out: array to write into, (B, H, Sq, Dv) of q's dtype, apart from all inputs.
     config: a DecodeConfig; None: the default one.
 
-    Returns out, or (out, lse).  A query that sees no key gives zeros, and lse -inf.
+    Returns out, or (out, lse).  A query that sees no key gives zeros, and lse -inf; but a NaN or infinity of
+    v_cache at a key that a later query of the sequence sees may make NaN of it (0 * NaN).
 
     A sequence's result depends on its own queries, keys and length: bit for bit the same alone and in any
     batch, contiguous or paged, in a cache of any size.  seq_lens and block_table in numpy arrays are
