@@ -205,6 +205,15 @@ def test_a_mean_of_ten_thousand_times_the_spread(target):
     assert errors[False] <= 5e-3 and errors[True] <= 1e-5
 
 
+@pytest.mark.parametrize(("shape", "turned"), [((40, 33), True), ((3, 40_001), False)])
+def test_compensated_means_of_rows_in_parts(target, shape, turned):
+    """Of rows that are merged from chunks: neighbours in memory are of several rows, or rows are long."""
+    x = _far_from_zero(target, shape[::-1]).T if turned else _far_from_zero(target, shape)
+    (expected,) = (to_numpy(y) for y in LAYER_OP.reference(x))
+    y = to_numpy(cupykern.layer_norm(x, compensated=True))
+    assert np.abs(y - expected).max() <= 1e-5
+
+
 def test_squares_less_the_square_of_the_mean_fail_there(target):
     """E[x^2] - E[x]^2 in FP32, which kernels with one pass take, is outside of the bound."""
     x = to_numpy(_far_from_zero(target)).astype(np.float32)
