@@ -79,6 +79,13 @@ def checked_float(name: str, number: float) -> float:
     return number + 0.0
 
 
+def check_flags(**flags: Any) -> None:
+    """Raises TypeError for what is no bool."""
+    for name, flag in flags.items():
+        if not isinstance(flag, (bool, np.bool_)):
+            raise TypeError(f"{name} must be a bool; got {type(flag).__name__}")
+
+
 def is_number(value: Any, beside: Any) -> bool:
     """Whether a factor of the array `beside` is to be read as a number: what is no array, and numpy's 0-d
     arrays that a kernel cannot read there as FP32."""
@@ -139,6 +146,8 @@ def _check_result(
         raise ValueError(f"out must have shape {tuple(shape)}; got {out.shape}")
     if isinstance(out, np.ndarray) and not out.flags.writeable:
         raise ValueError("out must be writable; it is read-only")
+    if out.size == 0:
+        return
     extent = out.itemsize
     for stride, size in sorted((abs(s), n) for n, s in zip(out.shape, out.strides, strict=True)):
         if size > 1 and stride < extent:

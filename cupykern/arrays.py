@@ -125,6 +125,32 @@ def address_of(array: Any) -> int:
     return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
 
 
+def in_elements(array: Any) -> bool:
+    """Whether a cupy or numpy array begins at, and steps by, whole elements, as kernels count."""
+    return not any(step % array.dtype.itemsize for step in (address_of(array), *array.strides))
+
+
+def packed(x: Any) -> Any:
+    """A C-contiguous copy of a cupy or numpy array."""
+    if isinstance(x, np.ndarray) or in_elements(x):
+        return x.copy(order="C")
+    return _bytes(x).copy(order="C").view(x.dtype).reshape(x.shape)
+
+
+def assign(y: Any, x: Any) -> None:
+    """y[...] = x, of the same shape and dtype."""
+    if isinstance(y, np.ndarray) or in_elements(y):
+        y[...] = x
+    else:
+        _bytes(y)[...] = _bytes(x)
+
+
+def _bytes(x: Any) -> Any:
+    """The bytes of CuPy's x, along a last dim: CuPy's own kernels would read and write elements at any address,
+    which faults."""
+    return type(x)((*x.shape, x.itemsize), np.uint8, x.data, (*x.strides, 1))
+
+
 def asarray(x: Any, dtype: Any = None, target: str | None = None) -> Any:
     """x (an array or nested sequence of numbers) as an array of `dtype` on `target`.
 

@@ -56,6 +56,8 @@ class Watch:
     """What `watch` returns: a context manager with the `records` of what was found."""
 
     def __init__(self, callback: Callable[[WatchRecord], Any] | None = None):
+        if callback is not None and not callable(callback):
+            raise TypeError(f"callback must be callable; got {type(callback).__name__}")
         self.records: list[WatchRecord] = []
         self._callback = callback
         self._token: Token[tuple[Watch, ...]] | None = None

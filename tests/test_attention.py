@@ -368,6 +368,7 @@ def test_device_offsets_are_clamped(monkeypatch):
         ({"cu_q": np.array([0, 20, 20, 49], np.int32)}, ValueError, "grow"),
         ({"cu_k": np.array([0, 10, 25, 60])}, TypeError, "int32"),
         ({"cu_k": np.zeros((4, 1), np.int32)}, ValueError, "cu_seqlens_k"),
+        ({"cu_k": np.ma.masked_array(np.array([0, 10, 25, 60], np.int32))}, TypeError, "numpy"),
         ({"max_seqlen_q": 29}, ValueError, "longer than 29"),
         ({"max_seqlen_k": 34.0}, TypeError, "max_seqlen_k"),
         ({"max_seqlen_k": -1}, ValueError, "max_seqlen_k"),
@@ -382,6 +383,18 @@ def test_illegal_packed_arguments(change, error, says):
             a["q"], k, v, a["cu_q"], a["cu_k"],
             max_seqlen_q=a["max_seqlen_q"], max_seqlen_k=a["max_seqlen_k"],
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["cu_seqlens_q", "cu_seqlens_k"])
+def test_packed_results_beside_their_offsets(name):
+    q, k, v, *cu = packed()
+    memory = np.zeros(q.size + 8, np.float16)
+    out, offsets = memory[: q.size].reshape(q.shape), memory[q.size - 8 :].view(np.int32)[:4]
+    i = name == "cu_seqlens_k"
+    offsets[:] = cu[i]
+    cu[i] = offsets
+    with pytest.raises(ValueError, match=f"overlap {name}"):
+        varlen(q, k, v, *cu, max_seqlen_q=30, max_seqlen_k=35, out=out)
 
 
 def test_packed_sequences_are_those_alone():

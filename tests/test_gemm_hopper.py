@@ -294,15 +294,18 @@ def test_gelu_of_the_smallest_alpha(target):
     assert bool((abs(y.astype(np.float32) - 0.8413447) < 2.0**-11).all())
 
 
-def test_rows_apart_from_each_other(target):
+@pytest.mark.parametrize("config", [CONFIGS[0], FEW_ROWS[1][0]], ids=str)
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_rows_apart_from_each_other(target, config, dtype):
     """The output's and an operand's rows are parts of longer ones, which keep their other numbers."""
     skip_unless_hopper(target)
-    whole = target.xp.full((100, 256), 7, np.float16)
+    whole = target.xp.full((100, 256), 7, dtype)
     a = target.xp.ones((200, 128), np.float16)[::2, :64]
     b = target.xp.ones((96, 128), np.float16)[:, 64:].T
-    for columns in (slice(64, 160), slice(65, 161)):  # aligned for TMA, and not
-        out = whole[:, columns]
-        OP.run(a, b, out=out, config=CONFIGS[0])
+    # For TMA: aligned; not; rows end within 16 bytes.
+    for rows, first, last in ((100, 64, 160), (100, 65, 161), (100, 64, 157), (1, 64, 157)):
+        out = whole[:rows, first:last]
+        OP.run(a[:rows], b[:, : last - first], out=out, out_dtype=dtype, config=config)
         assert bool((out == 64).all())
         out[...] = 7
         assert bool((whole == 7).all())

@@ -202,6 +202,10 @@ _PRODUCT = (
             "word.cu:6: TMA: the innermost coordinate must be a multiple of 16 bytes",
         ),
         (
+            "if (t == 0) { TensorMap odd = map; odd.shape[0] = 60; tma_store(odd, s.tile, {8, 0}); }",
+            "word.cu:6: tma_store: lines must be of whole 16 bytes, which are all written",
+        ),
+        (
             "if (t == 0) tma_store(map, s.tile, {8, -1});",
             "word.cu:6: tma_store: no coordinate may be negative",
         ),

@@ -205,6 +205,15 @@ def test_a_mean_of_ten_thousand_times_the_spread(target):
     assert errors[False] <= 5e-3 and errors[True] <= 1e-5
 
 
+@pytest.mark.parametrize(("shape", "turned"), [((40, 33), True), ((3, 40_001), False)])
+def test_compensated_means_of_rows_in_parts(target, shape, turned):
+    """Of rows that are merged from chunks: neighbours in memory are of several rows, or rows are long."""
+    x = _far_from_zero(target, shape[::-1]).T if turned else _far_from_zero(target, shape)
+    (expected,) = (to_numpy(y) for y in LAYER_OP.reference(x))
+    y = to_numpy(cupykern.layer_norm(x, compensated=True))
+    assert np.abs(y - expected).max() <= 1e-5
+
+
 def test_squares_less_the_square_of_the_mean_fail_there(target):
     """E[x^2] - E[x]^2 in FP32, which kernels with one pass take, is outside of the bound."""
     x = to_numpy(_far_from_zero(target)).astype(np.float32)
@@ -414,6 +423,8 @@ def test_more_than_two_to_the_31_elements(gpu):
         (lambda x: ((x,), {"dtype": "int8"}), TypeError, "dtype must be one of"),
         (lambda x: ((x,), {"dtype": []}), TypeError, "dtype must be one of"),
         (lambda x: ((x,), {"quantize": "fp8"}), ValueError, "quantize must be one of"),
+        (lambda x: ((x,), {"quantize": ["int8"]}), ValueError, "quantize must be one of"),
+        (lambda x: ((x,), {"return_stats": 1}), TypeError, "return_stats must be a bool"),
         (lambda x: ((x,), {"quantize": "int8", "dtype": "f2"}), ValueError, "dtype must be None"),
         (lambda x: ((x,), {"out": x[:, ::-1]}), ValueError, "out must not overlap x"),
         (lambda x: ((x, x[0]), {"out": x}), ValueError, "out must not overlap weight"),

@@ -59,7 +59,11 @@ def test_tma_load(target, dtype, shape, box, at, span):
 
 @pytest.mark.parametrize(
     ("dtype", "shape", "box", "at", "span"),
-    [(*box, tuple(max(i, 0) for i in at), span) for *box, at, span in BOXES],
+    [
+        (dtype, shape, box, tuple(max(i, 0) for i in at), span)
+        for dtype, shape, box, at, span in BOXES
+        if shape[-1] * np.dtype(dtype).itemsize % 16 == 0  # which a store writes whole
+    ],
 )
 def test_tma_store(target, dtype, shape, box, at, span):
     text = f"""

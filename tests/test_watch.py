@@ -442,6 +442,11 @@ def test_an_exception_ends_the_watch(x):
     assert len(w.records) == 2
 
 
+def test_a_callback_is_callable():
+    with pytest.raises(TypeError, match="callback must be callable; got int"):
+        cupykern.watch(3)
+
+
 def test_callback(x):
     seen = []
 

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from .. import arguments, plans
-from ..arrays import maker
+from ..arrays import assign, in_elements, maker, packed
 from ..numerics import namespace
+from ..targets import is_cupy
 from .attention_arguments import (
     arrays_of,
     block_arrays,
@@ -125,6 +126,7 @@ def attention(
     heads_first = tuple(x.transpose(places) for x in (q, k, v))
     batch, heads, sq, dim, kv_heads, sk, dim_v = check_shapes(*heads_first)
     offset = check_causal(causal, causal_align, input_pos, sq, sk)
+    arguments.check_flags(return_lse=return_lse, return_row_stats=return_row_stats)
     scale = check_scale(scale, dim)
     half_scores = check_accumulate(qk_accumulate, q.dtype, target)
     shape = (batch, heads, sq, dim_v)
@@ -140,7 +142,7 @@ def attention(
         y = xp.empty(out_shape, q.dtype) if out is None else out
         stats = _empty_stats(xp, shape[:3], return_lse, return_row_stats)
         if 0 not in shape:
-            q, k, v = (walkable(xp, x) for x in heads_first)
+            q, k, v = (walkable(x) for x in heads_first)
             into = y.transpose(places)
             place = into if walks(into) else xp.empty(shape, q.dtype)
             arrays, mask_place = mask_arrays(mask)
@@ -153,7 +155,7 @@ def attention(
             plan = attention_plan(target, task, config)
             plan.launch(xp, (q, k, v, place, *stats, *arrays, None, None))
             if place is not into:
-                into[...] = place
+                assign(into, place)
             elif not copied and (array_mask is None or starts_at(mask, array_mask)):
                 plans.remember(key, (target, out_shape, shape[:3], plan))
     return _results(y, stats)
@@ -205,6 +207,7 @@ def attention_varlen(
     heads_first = tuple(x[None].transpose(0, 2, 1, 3) for x in (q, k, v))
     _, heads, rows, dim, kv_heads, key_rows, dim_v = check_shapes(*heads_first)
     check_causal(causal, causal_align, 0, rows, key_rows)
+    arguments.check_flags(return_lse=return_lse)
     scale = check_scale(scale, dim)
     longest_q = check_length("max_seqlen_q", max_seqlen_q)
     longest_k = check_length("max_seqlen_k", max_seqlen_k)
@@ -215,7 +218,10 @@ def attention_varlen(
             f"cu_seqlens_q and cu_seqlens_k must have one shape; got {cu_q.shape}, {cu_k.shape}"
         )
     if out is not None:
-        arguments.check_new_out(out, (rows, heads, dim_v), q.dtype, {"q": q, "k": k, "v": v})
+        steering = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
+        there = {name: x for name, x in steering.items() if is_cupy(x) == is_cupy(out)}
+        others = {"q": q, "k": k, "v": v, **there}
+        arguments.check_new_out(out, (rows, heads, dim_v), q.dtype, others)
     with arguments.on_device(target):
         xp = target.xp
         out_shape = rows, heads, dim_v
@@ -223,7 +229,7 @@ def attention_varlen(
         lse = xp.empty((heads, rows), np.float32) if return_lse else None
         batch = cu_q.size - 1
         if y.size and batch and longest_q:
-            q, k, v = (walkable(xp, x) for x in heads_first)
+            q, k, v = (walkable(x) for x in heads_first)
             into = y[None].transpose(0, 2, 1, 3)
             place = into if walks(into) else xp.empty(into.shape, q.dtype)
             task = AttentionTask(
@@ -233,15 +239,15 @@ def attention_varlen(
             )  # fmt: skip
             cu_q, cu_k = (
                 x
-                if namespace(x) is xp and x.flags.c_contiguous
-                else xp.ascontiguousarray(xp.asarray(x))
+                if namespace(x) is xp and x.flags.c_contiguous and in_elements(x)
+                else packed(xp.asarray(x))
                 for x in (cu_q, cu_k)
             )
             plan = attention_plan(target, task, config)
             plan.launch(xp, (q, k, v, place, lse, *(None,) * 7, cu_q, cu_k))
             here = *heads_first, into, cu_seqlens_q, cu_seqlens_k
             if place is not into:
-                into[...] = place
+                assign(into, place)
             elif all(a is b for a, b in zip((q, k, v, place, cu_q, cu_k), here, strict=True)):
                 launch = plan.launcher(target.xp, _packed)
                 plans.remember(key, (maker(target.xp), out_shape, launch))

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from .. import arguments, dtypes
-from ..arrays import address_of
+from ..arrays import address_of, in_elements, packed
 from ..numerics import namespace
-from ..targets import Target
+from ..targets import Target, is_cupy
 from .attention_plan import (
     BIAS_MASK,
     BLOCK_MASK,
@@ -70,8 +70,7 @@ def check_causal(causal: Any, align: Any, input_pos: Any, sq: int, sk: int) -> i
         raise TypeError(f"input_pos must be an integer; got {type(input_pos).__name__}")
     if input_pos < 0:
         raise ValueError(f"input_pos must not be negative; got {input_pos}")
-    if not isinstance(causal, (bool, np.bool_)):
-        raise TypeError(f"causal must be a bool; got {type(causal).__name__}")
+    arguments.check_flags(causal=causal)
     if not causal:
         return None
     offset = int(input_pos) + (sk - sq if align == "bottom_right" else 0)
@@ -110,8 +109,8 @@ def check_array_mask(mask: Any, q: Any, shape: tuple[int, ...]) -> Any:
         mask = xp.broadcast_to(mask, shape)
     except ValueError:
         raise ValueError(f"mask must broadcast to {shape}; got shape {mask.shape}") from None
-    if any(step % mask.dtype.itemsize for step in (address_of(mask), *mask.strides)):
-        mask = xp.array(mask, order="C")
+    if not in_elements(mask):
+        mask = packed(mask)
     return mask
 
 
@@ -137,7 +136,8 @@ def check_length(name: str, value: Any) -> int:
 
 def check_cu_seqlens(name: str, cu: Any, q: Any, rows: int, longest: int) -> Any:
     """Raises TypeError and ValueError; contents are looked at in numpy arrays only."""
-    if not isinstance(cu, np.ndarray):
+    arguments.target_of(name, cu)
+    if is_cupy(cu):
         arguments.same_place(name, cu, q, "q")
     if cu.dtype != np.int32:
         raise TypeError(f"{name} must be int32; got {cu.dtype}")
@@ -173,8 +173,8 @@ def starts_at(mask: Any, given: Any) -> bool:
     return given is not None and address_of(mask) == address_of(given)
 
 
-def walkable(xp: Any, x: Any) -> Any:
-    return x if x.size == 0 or walks(x) else xp.array(x, order="C")
+def walkable(x: Any) -> Any:
+    return x if x.size == 0 or walks(x) else packed(x)
 
 
 def steps(x: Any) -> tuple[int, int, int]:

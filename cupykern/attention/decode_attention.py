@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import arguments, dtypes, plans
-from ..arrays import maker
+from ..arrays import assign, in_elements, maker, packed
 from ..rows.rows import operand
 from ..targets import Target, is_cupy
 from .decode_config import MAX_DIM, MAX_KEYS, MAX_QUERIES, DecodeConfig
@@ -49,7 +49,8 @@ def decode_attention(
     out: array to write into, (B, H, Sq, Dv) of q's dtype, apart from all inputs.
     config: a DecodeConfig; None: the default one.
 
-    Returns out, or (out, lse).  A query that sees no key gives zeros, and lse -inf.
+    Returns out, or (out, lse).  A query that sees no key gives zeros, and lse -inf; but a NaN or infinity of
+    v_cache at a key that a later query of the sequence sees may make NaN of it (0 * NaN).
 
     A sequence's result depends on its own queries, keys and length: bit for bit the same alone and in any
     batch, contiguous or paged, in a cache of any size.  seq_lens and block_table in numpy arrays are
@@ -74,9 +75,7 @@ def decode_attention(
     seq_lens = _check_lens(seq_lens, q, max_keys)
     if block_table is not None:
         _check_table(block_table, seq_lens, k_cache.shape[0], k_cache.shape[2])
-    for name, flag in (("causal", causal), ("return_lse", return_lse)):
-        if not isinstance(flag, (bool, np.bool_)):
-            raise TypeError(f"{name} must be a bool; got {type(flag).__name__}")
+    arguments.check_flags(causal=causal, return_lse=return_lse)
     scale = arguments.finite_float("scale", scale, 1.0 / math.sqrt(shape[3]))
     if abs(scale) * math.log2(math.e) > float(np.finfo(np.float32).max):
         raise ValueError(f"scale * log2(e) must be finite in FP32; got scale {scale}")
@@ -92,10 +91,13 @@ def decode_attention(
         lse = target.xp.empty(shape[:3], np.float32) if return_lse else None
         if y.size:
             steering = _steering(target, seq_lens), _steering(target, block_table)
+            place = y if in_elements(y) else target.xp.empty(out_shape, q.dtype)
             plan = run(
-                target, (q, k_cache, v_cache), steering, y, lse, max_keys, causal, scale, config
+                target, (q, k_cache, v_cache), steering, place, lse, max_keys, causal, scale, config
             )
-            if plan is not None:
+            if place is not y:
+                assign(y, place)
+            elif plan is not None:
                 plans.remember(key, (target, plan))
     return (y, lse) if return_lse else y
 
@@ -120,15 +122,15 @@ def run(
     inputs = [q, k, v]
     for i, x in enumerate(inputs):
         if x.size and not has_vectors(places[i], x.shape):
-            inputs[i], is_copy = target.xp.array(x, order="C"), True
+            inputs[i], is_copy = packed(x), True
             places[i] = operand(inputs[i])
     q, k, v = inputs
-    if lens is not None and lens.strides[0] != 4:
-        lens, is_copy = target.xp.array(lens, order="C"), True
+    if lens is not None and (lens.strides[0] != 4 or not in_elements(lens)):
+        lens, is_copy = packed(lens), True
     table_stride = None
     if table is not None:
-        if table.strides[1] != 4 or table.strides[0] % 4:
-            table, is_copy = target.xp.array(table, order="C"), True
+        if table.strides[1] != 4 or not in_elements(table):
+            table, is_copy = packed(table), True
         table_stride = table.strides[0] // 4
     call = DecodeCall(
         *(q.dtype, q.shape, k.shape, v.shape[3], max_keys, *places),

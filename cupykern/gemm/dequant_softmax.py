@@ -12,7 +12,7 @@ import numpy as np
 from kernels_cu import Variant
 
 from .. import arguments, dtypes, inputs, plans, reference
-from ..arrays import address_of, maker
+from ..arrays import address_of, assign, maker
 from ..op import Call, Draw, Op, Work
 from ..targets import Target
 from ..targets.repeated import Repeated
@@ -107,7 +107,7 @@ def dequant_softmax(
             extra={"logits": logits, "statistics": statistics, "barrier": barrier},
         )  # fmt: skip
         if flat is None:
-            y[...] = result.reshape(shape)
+            assign(y, result.reshape(shape))
         found = plans.recall(inner)
         same = all(
             x is None or address_of(x) == address_of(given[name]) for name, x in operands.items()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import arguments, dtypes, plans
-from ..arrays import maker
+from ..arrays import assign, maker, packed
 from ..numerics import namespace
 from ..targets import Target
 from . import gemm, product
@@ -147,13 +147,13 @@ def run(
         k, blocked = fields.pop("k", None), fields.pop("blocked", ())
         extra = fields.pop("extra", {})
         k = arrays["a"].shape[-1] if k is None else k
-        for name, found in matrices.items():
+        for name, found in reversed(matrices.items()):  # b before a
             # Rare: a stride of some odd number of bytes, and odd strides beside NVFP4.
             if found is None or (
                 name == "a" and product.must_be_copied(found, matrices["b"], k, shape[-2])
             ):
                 key = None
-                arrays[name] = target.xp.array(arrays[name], order="C")
+                arrays[name] = packed(arrays[name])
                 matrices[name] = product.matrix(arrays[name], shape[:-2])
         copied: tuple[Copy, ...] = ()
         if config is None:
@@ -162,7 +162,7 @@ def run(
             matrices |= {copy.name: copy.matrix(shape[:-2]) for copy in copied}
         place = product.matrix(y, shape[:-2])
         if place is None:
-            y[...] = run(target, operands, shape, out_dtype, None, config, **options)
+            assign(y, run(target, operands, shape, out_dtype, None, config, **options))
             return y
         for name, found in matrices.items():
             if name in product.GROUPS:

@@ -52,12 +52,14 @@ def operand_map(
 
 
 def tma_stores(out: Matrix, m: int, n: int, dtypes: tuple[np.dtype, ...] = FLOAT16S) -> bool:
-    """Whether m x n numbers of one of these dtypes can be stored by TMA."""
+    """Whether m x n numbers of one of these dtypes can be stored by TMA, which writes 16 bytes whole, also
+    beyond the end of a row within them."""
     per_line = ALIGNMENT // out.dtype.itemsize
     return (
         out.dtype in dtypes
         and out.aligned
-        and (out.col == 1 or n == 1)
+        and out.col == 1
+        and n % per_line == 0
         and (m == 1 or (out.row > 0 and out.row % per_line == 0))
         and all(stride >= 0 for stride in out.batch_strides)
         and max(out.row, *out.batch_strides, 0, 0) * out.dtype.itemsize < 2**40

@@ -108,11 +108,9 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None 
         batch = math.prod(outer)
         if batch * (rows + 127) >= 2**32:
             raise ValueError(f"x must have less than 2^32 rows; got {batch * rows}")
-        flat = x.reshape(batch, rows, k)
+        # Rarely of a stride of some odd number of bytes.
+        flat = (x if arrays.in_elements(x) else arrays.packed(x)).reshape(batch, rows, k)
         place = matrix(flat, (batch,))
-        if place is None:  # rare: a stride of some odd number of bytes
-            flat = xp.array(flat, order="C")
-            place = matrix(flat, (batch,))
         steps = groups(place._replace(row=k // GROUP), k, layout == "blocked")
         params = _params(batch, rows, k, place, steps, math.prod(scale_shape) // batch, layout)
         threads = batch * int(params["scale_rows"] * params["scale_groups"])

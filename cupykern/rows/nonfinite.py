@@ -211,7 +211,7 @@ def _run(x: Any, config: NonfiniteConfig | None = None) -> tuple[Any, Any]:
         plan = _plan(target, x.shape, x.dtype, operand(x), config)
         if plan is None:  # rare: strides that the kernel can't walk, or has no variant for
             codes = x.view(f"u{x.itemsize}")  # CuPy copies no FP8
-            return _run(xp.array(codes, order="C").view(x.dtype), config)
+            return _run(arrays.packed(codes).view(x.dtype), config)
         plans.remember(key, (target, plan))
         return _launch(target, plan, x, (address_of(x),))
 

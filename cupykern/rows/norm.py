@@ -88,7 +88,9 @@ def rms_norm(
 
 
 def _checked_options(centered: bool, compensated: Any, return_stats: Any, quantize: Any) -> Options:
-    if quantize is not None and quantize not in dtypes.QUANTIZED:
+    arguments.check_flags(compensated=compensated, return_stats=return_stats)
+    known = isinstance(quantize, str) and quantize in dtypes.QUANTIZED
+    if quantize is not None and not known:
         raise ValueError(
             f"quantize must be one of {', '.join(dtypes.QUANTIZED)} or None; got {quantize!r}"
         )
@@ -158,6 +160,12 @@ def _run_checked(
         arguments.check_out(out, x, x.shape, y_dtype, others)
     with arguments.on_device(target):
         xp = target.xp
+        columns = [
+            a if a is None or arrays.in_elements(a) else arrays.packed(a) for a in (weight, bias)
+        ]
+        if columns[0] is not weight or columns[1] is not bias:
+            key = None
+        weight, bias = columns
         contiguous = bool(x.flags.c_contiguous)
         if out is not None:
             y = out
@@ -172,14 +180,14 @@ def _run_checked(
             return _of_nothing(target, x, residual, options, y)
         norm = make_norm(target, x, weight, bias, eps, residual, options, y, total, config)
         if norm is None and out is None:
-            return _run_otherwise(target, x, weight, bias, eps, residual, options, dtype, config)
+            return _run_otherwise(x, weight, bias, eps, residual, options, dtype, config)
         if norm is None:  # rare: strides that the kernel can't walk, perhaps out's
             outputs = _run(x, weight, bias, eps, residual, options, dtype, None, config)
             first, *rest = as_tuple(outputs)
             if y.itemsize == 1:  # CuPy cannot assign FP8
                 y.view(np.uint8)[...] = first.view(np.uint8)
             else:
-                y[...] = first
+                arrays.assign(y, first)
             return (y, *rest) if rest else y
         if contiguous:  # else the strides of the results are CuPy's choice
             plans.remember(key, (target, norm))
@@ -215,7 +223,6 @@ def _check(
 
 
 def _run_otherwise(
-    target: Target,
     x: Any,
     weight: Any,
     bias: Any,
@@ -227,7 +234,6 @@ def _run_otherwise(
 ) -> Any:
     """The results for arrays that the kernel cannot walk, from copies; those of rows too long to be
     quantised in one go, by way of FP32."""
-    xp = target.xp
     # By its strides, not its flags: where a size is 1, any stride counts as contiguous.
     walkable = all(
         a.strides == contiguous_operand(a.shape, a.itemsize).strides
@@ -236,7 +242,7 @@ def _run_otherwise(
         if a is not None
     )
     if not walkable:
-        x, residual = (a if a is None else xp.array(a, order="C") for a in (x, residual))
+        x, residual = (a if a is None else arrays.packed(a) for a in (x, residual))
         return _run(x, weight, bias, eps, residual, options, dtype, None, config)
     plain = options._replace(quantize=None)
     outputs = _run(x, weight, bias, eps, residual, plain, np.float32, None, config)

@@ -64,7 +64,7 @@ def quantize(
         else:
             found = run_columns(target, x, code, config) if granularity == "column" else None
             values, scale, launch = found or run_rows(target, x, code, granularity, config)
-        if x.flags.c_contiguous:  # else there may have been a copy
+        if x.flags.c_contiguous and arrays.in_elements(x):  # else there may have been a copy
             plans.remember(key, (target, code, scale.shape, launch))
         return values, scale
 

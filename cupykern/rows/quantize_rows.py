@@ -115,12 +115,12 @@ def run_rows(
         y = arrays.empty_like_of(xp, x, code)
     rows_x, rows_y = x, y
     if granularity == "tensor":  # one row
-        rows_x = xp.ascontiguousarray(x).reshape(1, -1)
+        rows_x = (x if x.flags.c_contiguous else arrays.packed(x)).reshape(1, -1)
         rows_y = y.reshape(1, -1)
     scale = xp.empty(scale_shape(rows_x.shape, granularity.replace("tensor", "row"), (1, 1)), "f4")
     layout = _layout(rows_x, rows_y, scale, granularity)
     if layout is None:  # rare: strides that the kernel can't walk
-        return run_rows(target, xp.array(x, order="C"), code, granularity, config)
+        return run_rows(target, arrays.packed(x), code, granularity, config)
     if config is not None:
         check_config(config, target.arch, x.itemsize, layout, plain=True)
     else:

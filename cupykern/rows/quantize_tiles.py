@@ -142,7 +142,7 @@ def run_tiles(
     x_place = operand(x)
     steps = (x_place.offset, *x_place.strides)
     if x.ndim - 2 > MAX_OUTER_DIMS or any(step % x.itemsize for step in steps):
-        x = xp.array(x, order="C").reshape(-1, *x.shape[-2:])
+        x = arrays.packed(x).reshape(-1, *x.shape[-2:])
         x_place = operand(x)
     y_view = y.reshape(x.shape)
     y_place = operand(y_view)

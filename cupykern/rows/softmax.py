@@ -12,7 +12,7 @@ import numpy as np
 from kernels_cu import Variant
 
 from .. import arguments, dtypes, inputs, plans, reference
-from ..arrays import maker
+from ..arrays import assign, maker, packed
 from ..op import Call, Draw, Op, Work
 from ..targets import Target, of_array
 from ..targets.limits import is_measured
@@ -265,9 +265,8 @@ def _run_on_copies(
     log: bool,
     config: RowConfig | None,
 ) -> Any:
-    xp = of_array(x).xp
-    mask = None if mask is None else xp.array(mask, order="C")
-    y[...] = _run(xp.array(x, order="C"), axis, mask, scale, y_dtype, None, log, config)
+    mask = None if mask is None else packed(mask)
+    assign(y, _run(packed(x), axis, mask, scale, y_dtype, None, log, config))
     return y
 
 

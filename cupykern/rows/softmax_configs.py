@@ -94,8 +94,8 @@ def long_row_configs(arch: str, itemsize: int, num_elements: int) -> tuple[RowCo
         # At least eight vectors a thread, and of 256 threads, or of 384, a few more.
         fewest = min(-(-of_block // (64 * 8)) * 64, LONG_ROW_THREADS)
         threads = next((t for t in (256, 384) if t < fewest and of_block <= 12.5 * t), fewest)
-        vectors = -(-of_block // threads)
         if threads >= _LEAST_LONG_THREADS:
+            vectors = -(-of_block // threads)
             found.append(RowConfig(threads, threads, width, vectors, blocks, long_row=True))
     return tuple(found)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +24,7 @@ _ARCHS_WITH_OWN_INSTRUCTIONS = {
     "103": "sm_103a",
     "120": "sm_120a",
 }
+_allowing = threading.Lock()
 _NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14  # CU_FUNC_ATTRIBUTE_*, for clusters of more than 8 blocks
 
 
@@ -97,9 +99,10 @@ class CudaKernel:
         return size * max(count, 1)
 
     def _allow(self, shared_bytes: int) -> None:
-        if shared_bytes > self._max_shared_bytes:
-            self._function.max_dynamic_shared_size_bytes = shared_bytes
-            self._max_shared_bytes = shared_bytes
+        with _allowing:  # or another thread's smaller launch might take back what this one asks for
+            if shared_bytes > self._max_shared_bytes:
+                self._function.max_dynamic_shared_size_bytes = shared_bytes
+                self._max_shared_bytes = shared_bytes
 
     def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
         if shared_bytes > self._max_shared_bytes:

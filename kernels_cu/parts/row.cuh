@@ -367,7 +367,8 @@ DEVICE bool merge_row(const RowTask& task, const RowThread& t, bool live, int64_
     }
     if (task.pass == kMerge) {
         for (int64_t i = t.lane; live && i < task.num_chunks; i += kThreadsPerRow) {
-            s = merge(s, chunks[i]);
+            // The first one as it is: merged with nothing, a mean in two parts would become one.
+            s = i < kThreadsPerRow ? chunks[i] : merge(s, chunks[i]);
         }
         s = merge.across_lanes(s, kFirstLaneBit, kLastLaneBit);
     }

@@ -245,6 +245,9 @@ void tma_check(const TensorMap* map, const int* at, int num_coordinates, const v
     if ((long long)at[0] * map->item_bytes % 16 != 0) {
         fail_at("TMA: the innermost coordinate must be a multiple of 16 bytes", place);
     }
+    if (store && map->shape[0] * map->item_bytes % 16 != 0) {
+        fail_at("tma_store: lines must be of whole 16 bytes, which are all written", place);
+    }
     for (int i = 0; i < map->rank; ++i) {
         if (store && at[i] < 0) fail_at("tma_store: no coordinate may be negative", place);
     }

@@ -1,0 +1,71 @@
+"""Any array of any op may have strides, and an address, of some odd number of bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import cupykern
+from cupykern import arrays, check, inputs
+from cupykern.numerics import to_numpy
+from cupykern.op import Op, RandomDraw, as_tuple
+
+
+def by_odd_bytes(x, before):
+    """x's elements side by side at an odd address, or each with a byte `before` it."""
+    if not before:
+        made = np.zeros(x.nbytes + 1, np.uint8)[1:].view(x.dtype).reshape(x.shape)
+    else:
+        fields = {"names": ["x"], "formats": [x.dtype], "offsets": [1], "itemsize": x.itemsize + 1}
+        made = np.zeros(x.shape, np.dtype(fields))["x"]
+    made[...] = x
+    return made
+
+
+def arrays_of(op: Op, cases: int):
+    """(call, arguments, the keyword or place of one that is an array of wide elements), of seeded problems."""
+    found: dict[str | int, int] = {}
+    for seed in range(40):
+        problem = op.draw_problem(RandomDraw(seed))
+        call = op.inputs(problem, seed, np)
+        arguments = {**dict(enumerate(call.args)), **call.kwargs}
+        simple = not any(isinstance(x, cupykern.NvFp4 | cupykern.BlockMask) for x in call.args)
+        full = all(getattr(x, "size", 1) for x in arguments.values())
+        for name, x in arguments.items():
+            wide = isinstance(x, np.ndarray) and x.itemsize > 1
+            usual = simple and full and "special" not in repr(problem)
+            if wide and usual and found.get(name, 0) < cases:
+                found[name] = found.get(name, 0) + 1
+                yield call, arguments, name
+
+
+@pytest.mark.in_turn
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("op", cupykern.OPS, ids=lambda op: op.name)
+def test_elements_at_odd_bytes(target, op, before):
+    xp = target.xp
+
+    def move(x):
+        return inputs._upload(x, xp) if xp is not np and isinstance(x, np.ndarray) else x
+
+    for call, arguments, name in arrays_of(op, 2):
+        options = arguments | {name: by_odd_bytes(arguments[name], before)}
+        args = [options.pop(i) for i in range(len(call.args))]
+        references = op.reference(*args, **options)
+        bounds = op.bound(*args, **options, reference=references)
+        args, options = [move(x) for x in args], {name: move(x) for name, x in options.items()}
+        for _ in range(2):  # a warm call too
+            outputs = [to_numpy(y) for y in as_tuple(op.run(*args, **options))]
+            assert check.compare(outputs, references, bounds).ok, name
+        if check.accepts_out(op) and outputs[0].size and outputs[0].itemsize > 1:
+            y = move(by_odd_bytes(np.zeros_like(outputs[0]), before))
+            first, *rest = as_tuple(op.run(*args, **options, out=y))
+            assert first is y
+            outputs = [to_numpy(x) for x in (arrays.packed(y), *rest)]
+            assert check.compare(outputs, references, bounds).ok, name
+
+
+def test_an_empty_result_has_any_strides():
+    x = np.zeros((3, 0), np.float32)
+    out = np.lib.stride_tricks.as_strided(x, strides=(0, 0))
+    assert cupykern.softmax(x, out=out) is out
