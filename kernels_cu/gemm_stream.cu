@@ -10,8 +10,10 @@
 // rows of A are read and multiplied as 8.
 // Constants: ElementA, ElementB; Compute, what they are multiplied as; kRows, 8 or 16, that A has at
 // most; kTileN, kDepth, kStages; kOuterMajorB: neighbours along n are neighbours in memory, else along k, as of A.  Lines begin at
-// multiples of 16 bytes and are whole chunks of 16.
+// multiples of 16 bytes and are whole chunks of 16; kCovered: of 16-bit numbers, and only the operands
+// begin so, lines of any length anywhere.
 // Launch: grid (ceil(n / kTileN)), block (kNumThreads), dynamic shared memory sizeof(StreamStorage).
+#include "parts/covered_tile.cuh"
 #include "parts/epilogue.cuh"
 #include "parts/nvfp4.cuh"
 #include "parts/shared_tile.cuh"
@@ -34,19 +36,23 @@ constexpr LaneOrder kLaneOrder =
         : LaneOrder::kPairs;
 constexpr int kStep = kConverts ? 32 : kFragmentK<Compute>;
 static_assert(kDepth % kStep == 0 && kTileN % 16 == 0, "whole fragments");
-static_assert(kRows == 8 || kRows == 16, "one fragment, or half of one");
+static_assert(kRows == 8 || kRows % 16 == 0, "whole fragments, or half of one");
+constexpr int kRowFragments = (kRows + 15) / 16;
 using Sums = Accumulator<Compute>;
 using SumType = typename Sums::Sum;
 
 // Of 8 rows a fragment has each twice; what becomes of the second ones nobody reads.
-struct TileA : SharedTile<kRows, kDepth* int(sizeof(ElementA))> {
+struct AlignedA : SharedTile<kRows, kDepth* int(sizeof(ElementA))> {
     DEVICE const void* operator()(int line, int chunk) const {
         return &this->chunks[this->place(line % kRows, chunk)];
     }
 };
 constexpr int kPerElement = kScaled ? 2 : 1;  // numbers of an element of B
-using CodesB = SharedTile<kOuterMajorB ? kDepth : kTileN,
-                          (kOuterMajorB ? kTileN : kDepth / kPerElement) * int(sizeof(ElementB))>;
+constexpr int kLinesB = kOuterMajorB ? kDepth : kTileN,
+              kLineB = kOuterMajorB ? kTileN : kDepth / kPerElement;
+using TileA = typename Choose<kCovered, CoveredTile<ElementA, kRows, kDepth>, AlignedA>::Type;
+using CodesB = typename Choose<kCovered, CoveredTile<ElementB, kLinesB, kLineB>,
+                               SharedTile<kLinesB, kLineB * int(sizeof(ElementB))>>::Type;
 template <bool kScaled> struct TileOf {
     using Type = CodesB;
     DEVICE static CodesB& codes(CodesB& tile) { return tile; }
@@ -101,6 +107,9 @@ struct LaneCopier {
     }
 };
 
+template <class T, class Tile>
+using CopierOf = typename Choose<kCovered, CoveredCopier<T, Tile>, LaneCopier<T, Tile>>::Type;
+
 // Words of scales beside NVFP4's codes, that a lane copies.
 template <class Tile>
 struct ScaleCopier {
@@ -152,8 +161,14 @@ template <bool kScaled>
 using ScalesOf = typename Choose<kScaled, ScaleCopier<TileB>, NoScales>::Type;
 
 template <class Stored, bool kOuterMajor, class Fragment, class Tile>
-DEVICE void load_step(Fragment* fragments, int stride, const Tile& tile, int first, int k) {
-    if constexpr (kSame<Stored, e2m1x2>) {
+DEVICE void load_step(Fragment* fragments, int stride, const Tile& tile, const LinePhases& phases,
+                      int first, int k) {
+    if constexpr (kCovered) {
+        collect_fragment(fragments[0], [&](int outer, int i) {
+            return kOuterMajor ? phases.line(tile, k + i)[first + outer]
+                               : phases.line(tile, first + outer)[k + i];
+        });
+    } else if constexpr (kSame<Stored, e2m1x2>) {
         load_scaled(fragments[0], fragments[stride], tile, first, k);
     } else if constexpr (kConverts) {
         load_converted<Stored, kOuterMajor, kLaneOrder>(fragments[0], fragments[stride], tile,
@@ -163,16 +178,20 @@ DEVICE void load_step(Fragment* fragments, int stride, const Tile& tile, int fir
     }
 }
 
-DEVICE void multiply_stage(const StreamStage& stage, Sums (&sums)[kColFragments][1]) {
+DEVICE void multiply_stage(const StreamStage& stage, const LinePhases& of_a, const LinePhases& of_b,
+                           Sums (&sums)[kColFragments][kRowFragments]) {
 #pragma unroll
     for (int k = 0; k < kDepth; k += kStep) {
         constexpr int kCount = kConverts ? 2 : 1;
         FragmentA<Compute> cols[kCount][kColFragments];
-        FragmentB<Compute> rows[kCount][1];
-        load_step<ElementA, false>(&rows[0][0], 1, stage.a, 0, k);
+        FragmentB<Compute> rows[kCount][kRowFragments];
+#pragma unroll
+        for (int m = 0; m < kRowFragments; ++m) {
+            load_step<ElementA, false>(&rows[0][m], kRowFragments, stage.a, of_a, m * 16, k);
+        }
 #pragma unroll
         for (int n = 0; n < kColFragments; ++n) {
-            load_step<ElementB, kOuterMajorB>(&cols[0][n], kColFragments, stage.b, n * 16, k);
+            load_step<ElementB, kOuterMajorB>(&cols[0][n], kColFragments, stage.b, of_b, n * 16, k);
         }
 #pragma unroll
         for (int i = 0; i < kCount; ++i) mma(sums, cols[i], rows[i]);
@@ -246,11 +265,12 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
     const int first_k = warp * kDepth;
     const int rows = int(params.epilogue.m), cols = clamp_to(params.epilogue.n - first_col, kTileN);
     constexpr int kStride = kWarps * kDepth;
-    LaneCopier<ElementA, TileA> of_a(a + first_k, params.a_row, kStride);
-    LaneCopier<ElementB, CodesB> of_b(
-        b + (kOuterMajorB ? first_col + first_k * params.b_line
-                          : first_col * params.b_line + first_k / kPerElement),
-        params.b_line, kOuterMajorB ? kStride * params.b_line : kStride / kPerElement);
+    const ElementA* own_a = a + first_k;
+    const ElementB* own_b = b + (kOuterMajorB ? first_col + first_k * params.b_line
+                                              : first_col * params.b_line + first_k / kPerElement);
+    CopierOf<ElementA, TileA> of_a(own_a, params.a_row, kStride);
+    CopierOf<ElementB, CodesB> of_b(
+        own_b, params.b_line, kOuterMajorB ? kStride * params.b_line : kStride / kPerElement);
     const auto& groups = params.groups;
     ScalesOf<kScaled> of_scales({groups_b, groups.block, groups.quarter, groups.row, groups.word},
                                 first_col, first_k, kStride);
@@ -275,26 +295,28 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
     for (int i = 0; i < kOwnRuns; ++i) {
         runs[i].prepare(epilogue, int(threadIdx.x) + i * kNumThreads, first_col);
     }
-    Sums sums[kColFragments][1] = {};
+    Sums sums[kColFragments][kRowFragments] = {};
     int stage = 0;
 #pragma unroll 1
     for (int k = first_k; k < params.k; k += kStride) {
         copy_async_wait<kStages - 2>();
         sync_warp();  // this stage is whole, and the one before it has been read by all lanes
         load_next();
-        multiply_stage(own.stages[stage], sums);
+        multiply_stage(own.stages[stage], LinePhases::of(own_a, params.a_row),
+                       LinePhases::of(own_b, params.b_line), sums);
         stage = stage + 1 < kStages ? stage + 1 : 0;
     }
     copy_async_wait<0>();
     sync_warp();  // the sums take the stages' place
 #pragma unroll
-    for (int n = 0; n < kColFragments; ++n) {
+    for (int f = 0; f < kColFragments * kRowFragments; ++f) {
+        const int n = f / kRowFragments, m = f % kRowFragments;
 #pragma unroll
         for (int i = 0; i < Sums::kCount; ++i) {
-            const int row = Sums::col(lane_id(), i);
+            const int row = m * 16 + Sums::col(lane_id(), i);
             if (row >= kRows) continue;
             const int col = stored_column<ElementB, Compute, kOuterMajorB>(Sums::row(lane_id(), i));
-            own.sums[row][n * 16 + col] = sums[n][0].values[i];
+            own.sums[row][n * 16 + col] = sums[n][m].values[i];
         }
     }
     sync_block();

@@ -12,9 +12,10 @@ from products import MATMUL, SCALED, compare, random, to_numpy
 
 import cupykern
 from cupykern import check, dtypes
+from cupykern.arrays import address_of
 from cupykern.gemm import gemm, gemm_stream
 from cupykern.gemm.gemm_stream import StreamConfig
-from cupykern.gemm.matmul_problem import MatmulProblem
+from cupykern.gemm.matmul_problem import MatmulProblem, operand_values
 from cupykern.gemm.product import FP4, INNER, OUTER, STRIDED, GemmTask
 from cupykern.gemm.scaled_problem import ScaledProblem
 from cupykern.op import as_tuple
@@ -24,6 +25,7 @@ from cupykern.tools import gate
 E4M3, NVFP4 = "float8_e4m3fn", "float4_e2m1fn"
 CONFIG = StreamConfig(32, 128, 4, 3)
 WIDE = StreamConfig(64, 64, 2, 2)
+LINES = replace(CONFIG, depth=64)
 PAIRS = (  # of dtypes, how b lies in memory, and a config
     *(("float16", E4M3, "F", CONFIG), ("float16", E4M3, "C", WIDE), ("bfloat16", "int8", "F", CONFIG)),
     *(("bfloat16", None, "F", replace(CONFIG, depth=64)), ("bfloat16", None, "C", WIDE)),
@@ -80,6 +82,36 @@ def test_any_problem(target, data, seed):
         problem = replace(problem, residual=residual, alpha=data.draw(st.sampled_from((1.0, -0.3))))
     comparison = holds(op, problem, config, target, seed)
     assert comparison.ok, f"{problem!r} {config}: {comparison}"
+
+
+def lines(xp, shape, dtype, gap: int, seed: int):
+    """Numbers in lines with a gap behind each, between NaN on all sides; they begin at a multiple of 16 bytes."""
+    count, size = shape
+    values = operand_values("same_sign", shape, dtypes.NAMES[dtype], seed)
+    frame = xp.full(count * (size + gap) + 24, np.nan, values.dtype)
+    first = 8 + -address_of(frame) // 2 % 8
+    x = xp.lib.stride_tricks.as_strided(frame[first:], shape, (2 * (size + gap), 2))
+    x[...] = xp.asarray(values)
+    return x
+
+
+@settings(max_examples=60)
+@given(
+    sizes=st.tuples(st.integers(1, 16), st.integers(1, 150), st.integers(1, 700)),
+    gaps=st.tuples(st.integers(0, 9), st.integers(0, 9)),
+    dtype=st.sampled_from(("float16", "bfloat16")),
+    layout_b=st.sampled_from("CF"),
+)
+def test_lines_of_any_length(target, sizes, gaps, dtype, layout_b):
+    """Lines that begin in every place of 16 bytes; what lies before, between and behind them is not
+    multiplied."""
+    m, n, k = sizes
+    a = lines(target.xp, (m, k), dtype, gaps[0], 1)
+    along_k = layout_b == "F"
+    b = lines(target.xp, (n, k) if along_k else (k, n), dtype, gaps[1], 2)
+    b = b.T if along_k else b
+    outputs = cupykern.matmul(a, b, out_dtype="float32", config=LINES if along_k else WIDE)
+    assert compare(MATMUL, a, b, outputs=outputs, out_dtype="float32").ok
 
 
 @pytest.mark.parametrize("layout", ["F", "sliced", "negative"])

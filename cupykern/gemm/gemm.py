@@ -108,6 +108,7 @@ def tuned_config(task: GemmTask, target: Target) -> AnyConfig:
             **({"activates": True} if t.activates else {}),
             **({} if t.plain else {"plain": False}),
             **({} if t.in_lines else {"in_lines": False}),
+            **({} if t.lines_b == STRIDED else {"lines_b": t.lines_b}),
         },
         lambda: configs(task, target.arch, target.multiprocessors),
         lambda config: variant(task, config),

@@ -61,8 +61,11 @@ class StreamConfig:
     def shared_bytes(self, task: GemmTask) -> int:
         """Dynamic shared memory of a block (gemm_stream.cu: StreamStorage), at either warp size."""
         task = multiplied(task)
-        of_b = _line_bytes(task.b, self.depth) + (self.depth // GROUP if task.b == FP4 else 0)
-        stages = self.stages * (self.rows * _line_bytes(task.a, self.depth) + self.tile_n * of_b)
+        covered = ALIGNMENT if is_covered(task) else 0  # bytes of a line besides its own
+        lines_a = self.rows * (_line_bytes(task.a, self.depth) + covered)
+        lines_b, size = _lines_of_b(self, task)
+        lines_b *= size + covered + (self.depth // GROUP if task.b == FP4 else 0)
+        stages = self.stages * (lines_a + lines_b)
         return self.warps * max(stages, 4 * self.rows * (self.tile_n + 4))
 
 
@@ -75,6 +78,22 @@ def _line_bytes(dtype: np.dtype, numbers: int) -> int:
     return numbers // 2 if dtype == FP4 else numbers * dtype.itemsize
 
 
+def is_covered(task: GemmTask) -> bool:
+    """Whether lines begin anywhere (gemm_stream.cu: kCovered)."""
+    return task.lines_b != STRIDED
+
+
+def _outer(task: GemmTask) -> bool:
+    return (task.lines_b if is_covered(task) else task.layout_b) == OUTER
+
+
+def _lines_of_b(config: StreamConfig, task: GemmTask) -> tuple[int, int]:
+    """Of a stage, and the bytes of each."""
+    c = config
+    lines, size = (c.depth, c.tile_n) if _outer(task) else (c.tile_n, c.depth)
+    return lines, _line_bytes(task.b, size)
+
+
 def refusal(config: StreamConfig, task: GemmTask, arch: str) -> str | None:
     """Why `config` cannot compute `task` on `arch`; None: it can."""
     c, t = config, multiplied(task)
@@ -82,14 +101,17 @@ def refusal(config: StreamConfig, task: GemmTask, arch: str) -> str | None:
         return "streams are single products of up to 16 bits"
     if t.half_sums or t.block_scales:
         return "streams sum in FP32 or int32, without scales of blocks"
-    if c.rows not in (8, ROWS):
+    if c.rows not in (8, ROWS, 32, 64):
         return f"a fragment has 8 or {ROWS} rows; got {c.rows}"
     if t.m > c.rows or t.batch != 1:
         return f"streams are of one matrix of up to {c.rows} rows; got {t.m}, {t.batch} of them"
-    if t.layout_a != INNER or STRIDED in (t.layout_a, t.layout_b):
+    covered = is_covered(t)
+    if not covered and (t.layout_a != INNER or t.layout_b == STRIDED):
         return "streams read neighbours along k of a, and of b along k or n, by vectors"
+    if covered and c.rows < ROWS:
+        return f"streams of lines that begin anywhere have {ROWS} rows; got {c.rows}"
     lines = ((t.k, t.a), (t.n if t.layout_b == OUTER else t.k, t.b))
-    if any(_line_bytes(x, size) % ALIGNMENT for size, x in lines) or not t.k:
+    if not t.k or (not covered and any(_line_bytes(x, size) % ALIGNMENT for size, x in lines)):
         return f"streams read lines of whole vectors of {ALIGNMENT} bytes"
     if t.k > 2**30:  # they step past its end
         return f"streams count k in 32 bits; got {t.k}"
@@ -99,11 +121,7 @@ def refusal(config: StreamConfig, task: GemmTask, arch: str) -> str | None:
         return "columns, depth and an even number of warps must be positive, stages at least 2"
     if c.depth % 32 or c.tile_n % 16:
         return f"fragments have 16 columns and 32 of k; got {c.tile_n} and {c.depth}"
-    of_a, of_b = (
-        _line_bytes(t.a, c.depth),
-        _line_bytes(t.b, c.tile_n if t.layout_b == OUTER else c.depth),
-    )
-    for line in (of_a, of_b):
+    for line in (_line_bytes(t.a, c.depth), _lines_of_b(c, t)[1]):
         if not 64 <= line <= 512 or line & (line - 1):
             return f"a line of {line} bytes in shared memory is no power of two from 64 to 512"
     needed, limit = c.shared_bytes(t), max_shared_bytes(arch)
@@ -119,7 +137,7 @@ def configs(task: GemmTask, arch: str) -> tuple[StreamConfig, ...]:
     """
     if arch.startswith("gfx") or dtypes.float8_e5m2 in (task.a, task.b):  # which is rare
         return ()
-    outer = task.layout_b == OUTER
+    outer = _outer(task)
     tile_n, depth = (64, 64 // task.b.itemsize) if outer else (32, 128 // task.b.itemsize)
     halves = task.m <= 8 and task.b.itemsize == 1 and is_measured(arch)  # else it gains little
     task, rows = multiplied(task), 8 if halves else ROWS
@@ -147,7 +165,8 @@ def variant(task: GemmTask, config: StreamConfig) -> Variant:
             ("kTileN", c.tile_n),
             ("kDepth", c.depth),
             ("kStages", c.stages),
-            ("kOuterMajorB", task.layout_b == OUTER),
+            ("kOuterMajorB", _outer(task)),
+            ("kCovered", is_covered(task)),
         ),
         c.num_threads,
         min_blocks=c.min_blocks,
@@ -170,7 +189,7 @@ def stream_plan(
     """product: of a task that `refusal` does not refuse, an NVFP4 a decoded."""
     params = np.zeros((), _PARAMS)
     params["a_row"] = product.a.row
-    params["b_line"] = product.b.row if task.layout_b == OUTER else product.b.col
+    params["b_line"] = product.b.row if _outer(task) else product.b.col
     params["k"] = product.k
     if product.groups_b is not None:
         params["groups"] = product.groups_b[1:]
