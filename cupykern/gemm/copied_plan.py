@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from kernels_cu import Variant
+
 from ..arrays import maker
-from .product import FP4, INNER, OUTER, Matrix, by_vectors, dual_by_vectors, layout_of
+from ..jit import get_kernel
+from ..targets import Target
+from ..targets.repeated import Repeated
+from .product import (
+    ALIGNMENT,
+    FP4,
+    INNER,
+    OUTER,
+    Matrix,
+    by_vectors,
+    dual_by_vectors,
+    layout_of,
+    merge_batch,
+)
 
 _LINE = 128  # bytes, that L2 reads at once
 _MANY = 2**24  # multiplications
+COPY_LINES = Variant("copy_lines", (), (), 256)
+_PARAMS = np.dtype(  # copy_lines.cu: CopyParams
+    [
+        *(("source_line", np.int64), ("result_line", np.int64), ("source_bytes", np.int64)),
+        *(("num_chunks", np.int64), ("line_chunks", np.int32), ("padding", np.int32)),
+    ]
+)
 
 
 class Copy(NamedTuple):
@@ -40,26 +64,44 @@ class Copy(NamedTuple):
         steps = [0] * (len(batch) + 2 - len(steps)) + steps
         return Matrix(self.dtype, tuple(steps[:-2]), steps[-2], steps[-1], True)
 
-    def make(self, xp: Any, x: Any) -> Any:
-        """The copy's memory.  x: an array that begins where the operand does."""
-        bits, itemsize = np.dtype(f"u{self.dtype.itemsize}"), self.dtype.itemsize
+    def copier(self, target: Target) -> Callable[[Any], Any]:
+        """What makes the copy's memory of an array that begins where the operand does."""
+        xp, itemsize = target.xp, self.dtype.itemsize
         shape, strides = self.shape, self.strides
         if self.columns:
             shape, strides = ((*t[:-2], t[-1], t[-2]) for t in (shape, strides))
-        size = shape[-1] * itemsize
-        made = maker(xp)((*shape[:-1], self.pitch // itemsize), bits)
-        if xp is np:
-            made[..., : shape[-1]] = np.lib.stride_tricks.as_strided(x.view(bits), shape, strides)
-        elif len(shape) == 2 and strides[1] == itemsize and size <= strides[0] < 2**31:
-            # 47 instead of 83 us of 4096 x 4097 16-bit numbers (H200).
-            runtime, stream = xp.cuda.runtime, xp.cuda.get_current_stream()
-            runtime.memcpy2DAsync(
-                *(made.data.ptr, self.pitch, x.data.ptr, strides[0], size, shape[0]),
-                *(runtime.memcpyDeviceToDevice, stream.ptr),
-            )
-        else:
-            made[..., : shape[-1]] = xp.ndarray(shape, bits, x.data, strides)
-        return made
+        bits, size = np.dtype(f"u{itemsize}"), shape[-1] * itemsize
+        empty, made_shape = maker(xp), (*shape[:-1], self.pitch // itemsize)
+        chunks, lines = -(-size // ALIGNMENT), merge_batch(shape[:-1], (strides[:-1],))
+        num_chunks = math.prod(shape[:-1]) * chunks
+        count, (step,) = lines[0] if lines else (1, (0,))
+        if len(lines) > 1 or step < 0 or strides[-1] != itemsize or num_chunks >= 2**32:
+
+            def assign(x: Any) -> Any:
+                made = empty(made_shape, bits)
+                if xp is np:
+                    source = np.lib.stride_tricks.as_strided(x.view(bits), shape, strides)
+                else:
+                    source = xp.ndarray(shape, bits, x.data, strides)
+                made[..., : shape[-1]] = source
+                return made
+
+            return assign
+        params = np.zeros((), _PARAMS)
+        params["source_line"], params["result_line"] = step, self.pitch
+        params["source_bytes"] = (count - 1) * step + size
+        params["num_chunks"], params["line_chunks"] = num_chunks, chunks
+        threads = COPY_LINES.num_threads
+        grid = min(-(-num_chunks // threads), 16 * target.multiprocessors)
+        kernel, struct = get_kernel(target, COPY_LINES), target.by_value(params)
+        repeated = Repeated(kernel, grid, 0, lambda arrays: (*arrays, struct))
+
+        def launch(x: Any) -> Any:
+            made = empty(made_shape, bits)
+            repeated.launch((x, made))
+            return made
+
+        return launch
 
 
 def copies(
@@ -95,15 +137,15 @@ def _copy_of(name: str, x: Any, columns: bool) -> Copy:
 
 
 class CopiedPlan(NamedTuple):
-    """The launch of a product, and where its arrays are that are copied before."""
+    """The launch of a product, and where its arrays are that are copied before, and by what."""
 
-    copies: tuple[tuple[int, Copy], ...]
+    copiers: tuple[tuple[int, Callable[[Any], Any]], ...]
     plan: Any
     launches: tuple[Any, ...] = ()  # each call takes memory
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
         """arrays: the kernel's, of which copied ones need only begin where the operands do."""
         made = list(arrays)
-        for place, copy in self.copies:
-            made[place] = copy.make(xp, made[place])
+        for place, copy in self.copiers:
+            made[place] = copy(made[place])
         self.plan.launch(xp, tuple(made))

@@ -33,6 +33,7 @@ from .product import (
 
 ROWS = 16  # at most
 GROUP = 16  # nvfp4.cuh: kGroup
+_PARTS = 8  # gemm_stream.cu: kParts
 _PARAMS = np.dtype(  # gemm_stream.cu: StreamParams
     [
         *(("a_row", np.int64), ("b_line", np.int64), ("k", np.int32), ("padding", np.int32)),
@@ -62,10 +63,10 @@ class StreamConfig:
         """Dynamic shared memory of a block (gemm_stream.cu: StreamStorage), at either warp size."""
         task = multiplied(task)
         covered = ALIGNMENT if is_covered(task) else 0  # bytes of a line besides its own
-        lines_a = self.rows * (_line_bytes(task.a, self.depth) + covered)
+        lines_a = self.rows * (_line_bytes(task.a, self.depth) + covered * (not _outer(task)))
         lines_b, size = _lines_of_b(self, task)
-        lines_b *= size + covered + (self.depth // GROUP if task.b == FP4 else 0)
-        stages = self.stages * (lines_a + lines_b)
+        size += covered * _outer(task) + (self.depth // GROUP if task.b == FP4 else 0)
+        stages = self.stages * (lines_a + lines_b * size)
         return self.warps * max(stages, 4 * self.rows * (self.tile_n + 4))
 
 
@@ -105,13 +106,11 @@ def refusal(config: StreamConfig, task: GemmTask, arch: str) -> str | None:
         return f"a fragment has 8 or {ROWS} rows; got {c.rows}"
     if t.m > c.rows or t.batch != 1:
         return f"streams are of one matrix of up to {c.rows} rows; got {t.m}, {t.batch} of them"
-    covered = is_covered(t)
-    if not covered and (t.layout_a != INNER or t.layout_b == STRIDED):
+    if not is_covered(t) and (t.layout_a != INNER or t.layout_b == STRIDED):
         return "streams read neighbours along k of a, and of b along k or n, by vectors"
-    if covered and c.rows < ROWS:
-        return f"streams of lines that begin anywhere have {ROWS} rows; got {c.rows}"
     lines = ((t.k, t.a), (t.n if t.layout_b == OUTER else t.k, t.b))
-    if not t.k or (not covered and any(_line_bytes(x, size) % ALIGNMENT for size, x in lines)):
+    parts = any(_line_bytes(x, size) % ALIGNMENT for size, x in lines)
+    if not t.k or (parts and not is_covered(t)):
         return f"streams read lines of whole vectors of {ALIGNMENT} bytes"
     if t.k > 2**30:  # they step past its end
         return f"streams count k in 32 bits; got {t.k}"
@@ -195,5 +194,7 @@ def stream_plan(
         params["groups"] = product.groups_b[1:]
     fill_epilogue(params["epilogue"], product)
     kernel, struct = get_kernel(target, variant(task, config)), target.by_value(params)
-    sizes = math.ceil(product.n / config.tile_n), config.shared_bytes(task)
+    parts = _PARTS if is_covered(task) and not _outer(task) else 1
+    grid = parts * math.ceil(product.n / (parts * config.tile_n))
+    sizes = grid, config.shared_bytes(task)
     return StreamPlan(Repeated(kernel, *sizes, lambda arrays: (*arrays, struct)))

@@ -149,7 +149,8 @@ def lines_of(a: Matrix, b: Matrix, m: int, n: int, k: int) -> int:
         return STRIDED
     if (b.row == 1 or k == 1) and b.col >= 0:
         return INNER
-    return OUTER if (b.col == 1 or n == 1) and b.row >= 0 else STRIDED
+    outer = (b.col == 1 or n == 1) and b.row >= 0
+    return OUTER if outer and layout_of(a, a.col, a.row, k, m) == INNER else STRIDED
 
 
 def groups(scales: Matrix, k: int, blocked: bool) -> Groups:
@@ -229,8 +230,8 @@ class GemmTask:
     with lines of 128 bytes.  From others, L2 reads two lines for one.
     tma_codes, scaled: of an NVFP4 b: whether TMA walks its codes, and whether the other operand has scales
     of rows or columns.
-    lines_b: of 16-bit operands whose lines are not all of whole vectors: where neighbours along k of a are neighbours
-    in memory, and those of b along k or n (INNER, OUTER).
+    lines_b: where neighbours of a 16-bit b are neighbours in memory, along k or n (INNER, OUTER), in lines that begin
+    anywhere, of a the same along k, with lines that begin anywhere (INNER) or are read by vectors (OUTER).
     """
 
     batch: int
