@@ -6,8 +6,9 @@
 #include "parts/shared_tile.cuh"
 
 struct CopyParams {
-    int64_t source_line, result_line, source_bytes;  // from a line to the next; of all of the source
-    int64_t num_chunks;                              // of the result, less than 2^32
+    int64_t source_line, result_line,
+        source_bytes;    // from a line to the next; of all of the source
+    int64_t num_chunks;  // of the result, less than 2^32
     int32_t line_chunks, padding;
 };
 

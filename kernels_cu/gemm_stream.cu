@@ -12,7 +12,8 @@
 // most; kTileN, kDepth, kStages; kOuterMajorB: neighbours along n are neighbours in memory, else along k, as of A.  Lines begin at
 // multiples of 16 bytes and are whole chunks of 16; kCovered: of 16-bit numbers, and only the operands
 // begin so, lines of any length anywhere.
-// Launch: grid (ceil(n / kTileN)), block (kNumThreads), dynamic shared memory sizeof(StreamStorage).
+// Launch: grid (kParts * ceil(n / (kParts * kTileN))), block (kNumThreads), dynamic shared memory
+// sizeof(StreamStorage).
 #include "parts/covered_tile.cuh"
 #include "parts/epilogue.cuh"
 #include "parts/nvfp4.cuh"
@@ -35,12 +36,11 @@ constexpr LaneOrder kLaneOrder =
         ? LaneOrder::kFours
         : LaneOrder::kPairs;
 constexpr int kStep = kConverts ? 32 : kFragmentK<Compute>;
-// Of lines along k that begin anywhere, every eighth begins in the same place of its 16 bytes: blocks
-// share columns so, and read a as if it began there too.
+// Of lines along k that begin anywhere every eighth begins at the same place of its first chunk.  A block
+// has such columns: it reads B's chunks from their beginning, and A as if its rows began as far before.
 constexpr int kParts = kCovered && !kOuterMajorB ? 8 : 1;
 static_assert(kDepth % kStep == 0 && kTileN % 16 == 0, "whole fragments");
-static_assert(kRows == 8 || kRows % 16 == 0, "whole fragments, or half of one");
-constexpr int kRowFragments = (kRows + 15) / 16;
+static_assert(kRows == 8 || kRows == 16, "one fragment, or half of one");
 using Sums = Accumulator<Compute>;
 using SumType = typename Sums::Sum;
 
@@ -55,7 +55,7 @@ constexpr int kLinesB = kOuterMajorB ? kDepth : kTileN,
               kLineB = kOuterMajorB ? kTileN : kDepth / kPerElement;
 using TileA = typename Choose<(kParts > 1), CoveredTile<ElementA, kRows, kDepth>, AlignedA>::Type;
 using CodesB = typename Choose<kCovered && kOuterMajorB, CoveredTile<ElementB, kLinesB, kLineB>,
-                               SharedTile<kLinesB, kLineB * int(sizeof(ElementB))>>::Type;
+                               SharedTile<kLinesB, kLineB* int(sizeof(ElementB))>>::Type;
 template <bool kScaled> struct TileOf {
     using Type = CodesB;
     DEVICE static CodesB& codes(CodesB& tile) { return tile; }
@@ -83,8 +83,8 @@ struct LaneCopier {
     static constexpr int kAtOnce = kWarpSize / kChunks;  // lines
     static_assert(kAtOnce * kChunks == kWarpSize && Tile::kLines % kAtOnce == 0,
                   "lanes share lines in whole");
-    // Of a line in memory that neighbours of the block bring the rest of.
-    static constexpr int kPart = kChunks < 8 ? 128 : 0;
+    // Of a line in memory that neighbours of the warp or of the block bring the rest of.
+    static constexpr int kPart = kCovered || kChunks < 8 ? 128 : 0;
     const T* next;  // the first chunk of the next stage
     int64_t next_line, next_stage;
     int line, chunk, place;
@@ -105,8 +105,8 @@ struct LaneCopier {
         for (int first = 0; first < Tile::kLines; first += kAtOnce, from += next_line) {
             // The bits of `line` are below those of `first`.
             void* to = &tile.chunks[(place ^ Tile::swizzle(first)) + first * kChunks];
-            if constexpr (kCovered) copy_async_part<kPart>(to, from, first + line < own ? bytes : 0);
-            else copy_async<16, kPart>(to, from, first + line < own);
+            if constexpr (!kCovered) copy_async<16, kPart>(to, from, first + line < own);
+            else copy_async_part<kPart>(to, from, first + line < own ? bytes : 0);
         }
         next += next_stage;
     }
@@ -185,16 +185,13 @@ DEVICE void load_step(Fragment* fragments, int stride, const Tile& tile, const L
 }
 
 DEVICE void multiply_stage(const StreamStage& stage, const LinePhases& of_a, const LinePhases& of_b,
-                           Sums (&sums)[kColFragments][kRowFragments]) {
+                           Sums (&sums)[kColFragments][1]) {
 #pragma unroll
     for (int k = 0; k < kDepth; k += kStep) {
         constexpr int kCount = kConverts ? 2 : 1;
         FragmentA<Compute> cols[kCount][kColFragments];
-        FragmentB<Compute> rows[kCount][kRowFragments];
-#pragma unroll
-        for (int m = 0; m < kRowFragments; ++m) {
-            load_step<ElementA, false>(&rows[0][m], kRowFragments, stage.a, of_a, m * 16, k);
-        }
+        FragmentB<Compute> rows[kCount][1];
+        load_step<ElementA, false>(&rows[0][0], 1, stage.a, of_a, 0, k);
 #pragma unroll
         for (int n = 0; n < kColFragments; ++n) {
             load_step<ElementB, kOuterMajorB>(&cols[0][n], kColFragments, stage.b, of_b, n * 16, k);
@@ -300,9 +297,9 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
     const int rows = int(ends.m), cols = clamp_to(ends.n - first_col, kTileN);
     constexpr int kStride = kWarps * kDepth;
     const ElementA* own_a = a + first_k - before;
-    const ElementB* own_b = first_b - before + (kOuterMajorB
-                             ? first_col + first_k * b_line
-                             : first_col * b_line + first_k / kPerElement);
+    const ElementB* own_b =
+        first_b - before +
+        (kOuterMajorB ? first_col + first_k * b_line : first_col * b_line + first_k / kPerElement);
     CopierOf<ElementA, TileA> of_a(a, own_a, params.a_row, kStride);
     CopierOf<ElementB, CodesB> of_b(b, own_b, b_line,
                                     kOuterMajorB ? kStride * b_line : kStride / kPerElement);
@@ -335,7 +332,7 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
     for (int i = 0; i < kOwnRuns; ++i) {
         runs[i].prepare(epilogue, int(threadIdx.x) + i * kNumThreads, first_col);
     }
-    Sums sums[kColFragments][kRowFragments] = {};
+    Sums sums[kColFragments][1] = {};
     int stage = 0;
 #pragma unroll 1
     for (int k = first_k; k < last_k; k += kStride) {
@@ -354,14 +351,13 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
     copy_async_wait<0>();
     sync_warp();  // the sums take the stages' place
 #pragma unroll
-    for (int f = 0; f < kColFragments * kRowFragments; ++f) {
-        const int n = f / kRowFragments, m = f % kRowFragments;
+    for (int n = 0; n < kColFragments; ++n) {
 #pragma unroll
         for (int i = 0; i < Sums::kCount; ++i) {
-            const int row = m * 16 + Sums::col(lane_id(), i);
+            const int row = Sums::col(lane_id(), i);
             if (row >= kRows) continue;
             const int col = stored_column<ElementB, Compute, kOuterMajorB>(Sums::row(lane_id(), i));
-            own.sums[row][n * 16 + col] = sums[n][m].values[i];
+            own.sums[row][n * 16 + col] = sums[n][0].values[i];
         }
     }
     sync_block();

@@ -25,7 +25,7 @@ from cupykern.tools import gate
 E4M3, NVFP4 = "float8_e4m3fn", "float4_e2m1fn"
 CONFIG = StreamConfig(32, 128, 4, 3)
 WIDE = StreamConfig(64, 64, 2, 2)
-LINES = replace(CONFIG, depth=64)
+LINES = replace(CONFIG, depth=64)  # that begin anywhere
 PAIRS = (  # of dtypes, how b lies in memory, and a config
     *(("float16", E4M3, "F", CONFIG), ("float16", E4M3, "C", WIDE), ("bfloat16", "int8", "F", CONFIG)),
     *(("bfloat16", None, "F", replace(CONFIG, depth=64)), ("bfloat16", None, "C", WIDE)),
@@ -84,6 +84,14 @@ def test_any_problem(target, data, seed):
     assert comparison.ok, f"{problem!r} {config}: {comparison}"
 
 
+def check_lines(m: int, n: int, k: int, layout_b: str) -> None:
+    """Raises AssertionError.  Lines with NaN in the gaps."""
+    a = lines(np, (m, k), "float16", 1 if layout_b == "F" else -k % 8, 1)
+    b = lines(np, (n, k), "float16", 1, 2).T if layout_b == "F" else lines(np, (k, n), "float16", 1, 2)
+    comparison = compare(MATMUL, a, b, config=LINES if layout_b == "F" else WIDE)
+    assert comparison.ok, f"{m, n, k, layout_b}: {comparison}"
+
+
 def lines(xp, shape, dtype, gap: int, seed: int):
     """Numbers in lines with a gap behind each, between NaN on all sides; they begin at a multiple of 16 bytes."""
     count, size = shape
@@ -97,7 +105,7 @@ def lines(xp, shape, dtype, gap: int, seed: int):
 
 @settings(max_examples=60)
 @given(
-    sizes=st.tuples(st.integers(1, 16), st.integers(1, 150), st.integers(1, 700)),
+    sizes=st.tuples(st.integers(1, 16), st.integers(2, 150), st.integers(2, 700)),
     gaps=st.tuples(st.integers(0, 9), st.integers(0, 9)),
     dtype=st.sampled_from(("float16", "bfloat16")),
     layout_b=st.sampled_from("CF"),
@@ -106,9 +114,10 @@ def test_lines_of_any_length(target, sizes, gaps, dtype, layout_b):
     """Lines that begin in every place of 16 bytes; what lies before, between and behind them is not
     multiplied."""
     m, n, k = sizes
-    a = lines(target.xp, (m, k), dtype, gaps[0], 1)
     along_k = layout_b == "F"
-    b = lines(target.xp, (n, k) if along_k else (k, n), dtype, gaps[1], 2)
+    a = lines(target.xp, (m, k), dtype, gaps[0] if along_k else -k % 8, 1)
+    shape = (n, k) if along_k else (k, n)
+    b = lines(target.xp, shape, dtype, gaps[1] + ((shape[1] + gaps[1]) % 8 == 0), 2)
     b = b.T if along_k else b
     outputs = cupykern.matmul(a, b, out_dtype="float32", config=LINES if along_k else WIDE)
     assert compare(MATMUL, a, b, outputs=outputs, out_dtype="float32").ok

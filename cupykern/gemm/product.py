@@ -142,10 +142,9 @@ def layout_of(x: Matrix, k_step: int, outer_step: int, k: int, outer: int) -> in
 
 
 def lines_of(a: Matrix, b: Matrix, m: int, n: int, k: int) -> int:
-    """How neighbours of b lie in memory, if those of a lie along k and both are 16-bit operands that begin at
-    multiples of 16 bytes; else STRIDED."""
-    along_k = a.dtype == b.dtype in FLOAT16S and a.aligned and b.aligned
-    if not along_k or not (a.col == 1 or k == 1) or a.row < 0:
+    """GemmTask.lines_b of operands that begin at multiples of 16 bytes; else STRIDED."""
+    aligned = a.dtype == b.dtype in FLOAT16S and a.aligned and b.aligned
+    if not aligned or not (a.col == 1 or k == 1) or a.row < 0:
         return STRIDED
     if (b.row == 1 or k == 1) and b.col >= 0:
         return INNER
@@ -230,8 +229,8 @@ class GemmTask:
     with lines of 128 bytes.  From others, L2 reads two lines for one.
     tma_codes, scaled: of an NVFP4 b: whether TMA walks its codes, and whether the other operand has scales
     of rows or columns.
-    lines_b: where neighbours of a 16-bit b are neighbours in memory, along k or n (INNER, OUTER), in lines that begin
-    anywhere, of a the same along k, with lines that begin anywhere (INNER) or are read by vectors (OUTER).
+    lines_b: of STRIDED layouts of 16 bits, along which dim neighbours of b are neighbours in memory, if those of a are
+    along k: INNER, lines of both begin anywhere; OUTER, of b alone.
     """
 
     batch: int
@@ -292,8 +291,7 @@ def make_task(
     # Hopper's epilogue of 16-bit operands takes one scale of all.
     tma = tma and not (scaled and b.dtype in FLOAT16S)
     task = GemmTask(batch, m, n, k, a.dtype, b.dtype, layout_a, layout_b, block_scales, tma, kernel)
-    parts = k % 8 or (layout_b == OUTER and n % 8)  # of vectors, at the ends of 16-bit lines
-    if b2 is None and (layout_b == STRIDED or parts):
+    if layout_b == STRIDED and b2 is None:
         task = replace(task, lines_b=lines_of(a, b, m, n, k))
     if b.dtype in FLOAT16S and (layout_a, layout_b) == (INNER, INNER):
         steps = a.row * a.dtype.itemsize, b.col * b.dtype.itemsize

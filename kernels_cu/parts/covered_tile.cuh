@@ -25,7 +25,8 @@ struct LinePhases {
     template <class Tile>
     DEVICE typename Tile::Element* line(Tile& tile, uint32_t i) const {
         char* chunks = reinterpret_cast<char*>(tile.chunks[i % Tile::kLines]);
-        return reinterpret_cast<typename Tile::Element*>(chunks + (first + i % Tile::kLines * step) % 16);
+        return reinterpret_cast<typename Tile::Element*>(chunks +
+                                                         (first + i % Tile::kLines * step) % 16);
     }
     template <class Tile>
     DEVICE const typename Tile::Element* line(const Tile& tile, uint32_t i) const {
@@ -45,8 +46,7 @@ struct CoveredCopier {
     const T* next;  // the first line of the next stage
     int64_t line_stride, stage_stride;
 
-    DEVICE CoveredCopier(const T* begin, const T* origin, int64_t line_stride,
-                         int64_t stage_stride)
+    DEVICE CoveredCopier(const T* begin, const T* origin, int64_t line_stride, int64_t stage_stride)
         : begin(begin), next(origin), line_stride(line_stride), stage_stride(stage_stride) {}
     DEVICE void copy(Tile& tile, int line, int chunk, int lines, int elements) const {
         const char* from = reinterpret_cast<const char*>(next + line * line_stride);
