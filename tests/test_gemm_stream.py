@@ -13,7 +13,7 @@ from products import MATMUL, SCALED, compare, random, to_numpy
 import cupykern
 from cupykern import check, dtypes
 from cupykern.arrays import address_of
-from cupykern.gemm import gemm, gemm_stream
+from cupykern.gemm import gemm, gemm_stream, product
 from cupykern.gemm.gemm_stream import StreamConfig
 from cupykern.gemm.matmul_problem import MatmulProblem, operand_values
 from cupykern.gemm.product import FP4, INNER, OUTER, STRIDED, GemmTask
@@ -87,7 +87,11 @@ def test_any_problem(target, data, seed):
 def check_lines(m: int, n: int, k: int, layout_b: str) -> None:
     """Raises AssertionError.  Lines with NaN in the gaps."""
     a = lines(np, (m, k), "float16", 1 if layout_b == "F" else -k % 8, 1)
-    b = lines(np, (n, k), "float16", 1, 2).T if layout_b == "F" else lines(np, (k, n), "float16", 1, 2)
+    b = (
+        lines(np, (n, k), "float16", 1, 2).T
+        if layout_b == "F"
+        else lines(np, (k, n), "float16", 1, 2)
+    )
     comparison = compare(MATMUL, a, b, config=LINES if layout_b == "F" else WIDE)
     assert comparison.ok, f"{m, n, k, layout_b}: {comparison}"
 
@@ -190,6 +194,32 @@ def test_few_rows_are_streamed(arch, dtype, dtype_b, layout_b, _):
     assert narrow.warps == (8 if converted and arch == "sm_90a" else 4)
     for change in ({"m": 17}, {"batch": 2}, {"k": 8200 if a.itemsize == 1 else 8196}):
         assert not isinstance(gemm.choose_config(replace(task, **change), arch), StreamConfig)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90a", "sm_120a", "host"])
+@pytest.mark.parametrize("lines_b", [INNER, OUTER])
+def test_few_rows_of_any_length_are_streamed(arch, lines_b):
+    half = dtypes.float16
+    task = GemmTask(1, 16, 4095, 4097, half, half, STRIDED, STRIDED, lines_b=lines_b)
+    assert isinstance(gemm.choose_config(task, arch), StreamConfig)
+    for change in ({"m": 17}, {"batch": 2}, {"half_sums": True}, {"lines_b": STRIDED}):
+        assert not isinstance(gemm.choose_config(replace(task, **change), arch), StreamConfig)
+
+
+def test_lines_that_are_read_where_they_lie(target):
+    """Operands that begin at a multiple of 16 bytes."""
+
+    def lines_of(a, b):
+        (m, k), n = a.shape, b.shape[1]
+        return product.lines_of(*(product.matrix(x, ()) for x in (a, b)), m, n, k)
+
+    a, b = (lines(target.xp, shape, "float16", 0, 1) for shape in ((5, 33), (9, 33)))
+    even, wide = (lines(target.xp, shape, "float16", 0, 1) for shape in ((5, 32), (32, 9)))
+    assert lines_of(a, b.T) == lines_of(even, b[:, :32].T) == lines_of(a[:1], b[:1].T) == INNER
+    assert lines_of(even, wide) == OUTER
+    assert lines_of(a[:, :32], wide) == STRIDED  # of a by vectors alone
+    for x, y in ((a[:, ::2], b[:, :17].T), (a[1:], b.T), (a, b[1:].T), (a[::-1][:, ::-1], b.T)):
+        assert lines_of(x, y) == STRIDED
 
 
 @pytest.mark.compile
