@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -64,18 +63,30 @@ class Copy(NamedTuple):
         steps = [0] * (len(batch) + 2 - len(steps)) + steps
         return Matrix(self.dtype, tuple(steps[:-2]), steps[-2], steps[-1], True)
 
+    @property
+    def in_memory(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shape and strides, lines before their numbers."""
+        if not self.columns:
+            return self.shape, self.strides
+        shape, strides = ((*t[:-2], t[-1], t[-2]) for t in (self.shape, self.strides))
+        return shape, strides
+
+    @property
+    def lines(self) -> tuple[int, int] | None:
+        """How many there are and the bytes from one to the next, if copy_lines.cu copies them."""
+        shape, strides = self.in_memory
+        dims = merge_batch(shape[:-1], (strides[:-1],))
+        count, (step,) = dims[0] if dims else (1, (0,))
+        known = len(dims) <= 1 and step >= 0 and strides[-1] == self.dtype.itemsize
+        return (count, step) if known and count * self.pitch < 2**36 else None
+
     def copier(self, target: Target) -> Callable[[Any], Any]:
         """What makes the copy's memory of an array that begins where the operand does."""
-        xp, itemsize = target.xp, self.dtype.itemsize
-        shape, strides = self.shape, self.strides
-        if self.columns:
-            shape, strides = ((*t[:-2], t[-1], t[-2]) for t in (shape, strides))
+        xp, itemsize, lines = target.xp, self.dtype.itemsize, self.lines
+        shape, strides = self.in_memory
         bits, size = np.dtype(f"u{itemsize}"), shape[-1] * itemsize
         empty, made_shape = maker(xp), (*shape[:-1], self.pitch // itemsize)
-        chunks, lines = -(-size // ALIGNMENT), merge_batch(shape[:-1], (strides[:-1],))
-        num_chunks = math.prod(shape[:-1]) * chunks
-        count, (step,) = lines[0] if lines else (1, (0,))
-        if len(lines) > 1 or step < 0 or strides[-1] != itemsize or num_chunks >= 2**32:
+        if lines is None:
 
             def assign(x: Any) -> Any:
                 made = empty(made_shape, bits)
@@ -87,12 +98,13 @@ class Copy(NamedTuple):
                 return made
 
             return assign
+        count, step = lines
         params = np.zeros((), _PARAMS)
         params["source_line"], params["result_line"] = step, self.pitch
         params["source_bytes"] = (count - 1) * step + size
-        params["num_chunks"], params["line_chunks"] = num_chunks, chunks
-        threads = COPY_LINES.num_threads
-        grid = min(-(-num_chunks // threads), 16 * target.multiprocessors)
+        params["line_chunks"] = chunks = -(-size // ALIGNMENT)
+        params["num_chunks"] = count * chunks
+        grid = min(-(-count * chunks // COPY_LINES.num_threads), 16 * target.multiprocessors)
         kernel, struct = get_kernel(target, COPY_LINES), target.by_value(params)
         repeated = Repeated(kernel, grid, 0, lambda arrays: (*arrays, struct))
 
@@ -109,12 +121,12 @@ def copies(
 ) -> tuple[Copy, ...]:
     """Of which operands of a product copies are made, so that all can be read by vectors.
 
-    None of small products: (257, 259, 261) of FP16 takes 17 us so instead of 41, (1001, 1003, 1005) 27
-    instead of 133 (H200).
+    None of small products: of lines that copy_lines.cu copies an eighth is small.  FP16 (128, 129, 131) takes 19
+    us so instead of 26, (17, 333, 335) 16 instead of 42, (1001, 1003, 1005) 25 instead of 133 (H200).
     """
     a, others = matrices["a"], {x: matrices[x] for x in ("b", "b2") if x in matrices}
     b = others["b"]
-    if m * n * k < _MANY or FP4 in (a.dtype, b.dtype):
+    if FP4 in (a.dtype, b.dtype):
         return ()
     vectors = dual_by_vectors if "b2" in others else by_vectors
     own = OUTER if a.row == 1 else INNER, OUTER if b.col == 1 else INNER
@@ -125,7 +137,9 @@ def copies(
         for name, x in others.items():
             if layout_of(x, x.row, x.col, k, n) != to_b:
                 found[name] = to_b == INNER
-        return tuple(_copy_of(name, arrays[name], columns) for name, columns in found.items())
+        made = tuple(_copy_of(name, arrays[name], columns) for name, columns in found.items())
+        least = _MANY // 8 if all(copy.lines for copy in made) else _MANY
+        return made if m * n * k >= least else ()
     return ()
 
 

@@ -65,8 +65,8 @@ def matmul(
     epilogue in FP32, one rounding at the end.  K = 0 gives the epilogue of zero.  Any strides: operands
     whose neighbours lie along a row or column (of 8-bit ones, along K), and whose rows or columns begin at
     multiples of 16 bytes, are read by vectors, others element by element.  Of products of at least 2^24
-    multiplications these others are copied before, into memory of their size that the call frees again,
-    but 16-bit ones of up to 16 rows where only lines, not arrays, begin elsewhere; so is an operand whose byte strides are no multiples of its itemsize.
+    multiplications (2^21 where neighbours lie so) these others are copied before, into memory of their size
+    that the call frees again, but 16-bit ones of up to 16 rows where only lines, not arrays, begin elsewhere; so is an operand whose byte strides are no multiples of its itemsize.
 
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, alpha, config, devices) and
     NotImplementedError.  Error bound: `reference.matmul_bound`.
