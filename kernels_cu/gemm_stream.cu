@@ -10,8 +10,11 @@
 // rows of A are read and multiplied as 8.
 // Constants: ElementA, ElementB; Compute, what they are multiplied as; kRows, 8 or 16, that A has at
 // most; kTileN, kDepth, kStages; kOuterMajorB: neighbours along n are neighbours in memory, else along k, as of A.  Lines begin at
-// multiples of 16 bytes and are whole chunks of 16.
-// Launch: grid (ceil(n / kTileN)), block (kNumThreads), dynamic shared memory sizeof(StreamStorage).
+// multiples of 16 bytes and are whole chunks of 16; kCovered: of 16-bit numbers, and only the operands
+// begin so, lines of any length anywhere.
+// Launch: grid (kParts * ceil(n / (kParts * kTileN))), block (kNumThreads), dynamic shared memory
+// sizeof(StreamStorage).
+#include "parts/covered_tile.cuh"
 #include "parts/epilogue.cuh"
 #include "parts/nvfp4.cuh"
 #include "parts/shared_tile.cuh"
@@ -33,20 +36,26 @@ constexpr LaneOrder kLaneOrder =
         ? LaneOrder::kFours
         : LaneOrder::kPairs;
 constexpr int kStep = kConverts ? 32 : kFragmentK<Compute>;
+// Of lines along k that begin anywhere every eighth begins at the same place of its first chunk.  A block
+// has such columns: it reads B's chunks from their beginning, and A as if its rows began as far before.
+constexpr int kParts = kCovered && !kOuterMajorB ? 8 : 1;
 static_assert(kDepth % kStep == 0 && kTileN % 16 == 0, "whole fragments");
 static_assert(kRows == 8 || kRows == 16, "one fragment, or half of one");
 using Sums = Accumulator<Compute>;
 using SumType = typename Sums::Sum;
 
 // Of 8 rows a fragment has each twice; what becomes of the second ones nobody reads.
-struct TileA : SharedTile<kRows, kDepth* int(sizeof(ElementA))> {
+struct AlignedA : SharedTile<kRows, kDepth* int(sizeof(ElementA))> {
     DEVICE const void* operator()(int line, int chunk) const {
         return &this->chunks[this->place(line % kRows, chunk)];
     }
 };
 constexpr int kPerElement = kScaled ? 2 : 1;  // numbers of an element of B
-using CodesB = SharedTile<kOuterMajorB ? kDepth : kTileN,
-                          (kOuterMajorB ? kTileN : kDepth / kPerElement) * int(sizeof(ElementB))>;
+constexpr int kLinesB = kOuterMajorB ? kDepth : kTileN,
+              kLineB = kOuterMajorB ? kTileN : kDepth / kPerElement;
+using TileA = typename Choose<(kParts > 1), CoveredTile<ElementA, kRows, kDepth>, AlignedA>::Type;
+using CodesB = typename Choose<kCovered && kOuterMajorB, CoveredTile<ElementB, kLinesB, kLineB>,
+                               SharedTile<kLinesB, kLineB* int(sizeof(ElementB))>>::Type;
 template <bool kScaled> struct TileOf {
     using Type = CodesB;
     DEVICE static CodesB& codes(CodesB& tile) { return tile; }
@@ -74,13 +83,13 @@ struct LaneCopier {
     static constexpr int kAtOnce = kWarpSize / kChunks;  // lines
     static_assert(kAtOnce * kChunks == kWarpSize && Tile::kLines % kAtOnce == 0,
                   "lanes share lines in whole");
-    // Of a line in memory that neighbours of the block bring the rest of.
-    static constexpr int kPart = kChunks < 8 ? 128 : 0;
+    // Of a line in memory that neighbours of the warp or of the block bring the rest of.
+    static constexpr int kPart = kCovered || kChunks < 8 ? 128 : 0;
     const T* next;  // the first chunk of the next stage
     int64_t next_line, next_stage;
     int line, chunk, place;
 
-    DEVICE LaneCopier(const T* origin, int64_t line_stride, int64_t stage_stride)
+    DEVICE LaneCopier(const T*, const T* origin, int64_t line_stride, int64_t stage_stride)
         : next_line(kAtOnce * line_stride), next_stage(stage_stride) {
         chunk = lane_id() % kChunks;
         line = opaque(lane_id() / kChunks);  // or the loop would work it out again
@@ -91,15 +100,21 @@ struct LaneCopier {
     DEVICE void start(Tile& tile, int lines, int elements) {
         const T* from = next;
         const int own = chunk * kPerChunk < elements ? lines : 0;
+        const int bytes = clamp_to(elements - chunk * kPerChunk, kPerChunk) * int(sizeof(T));
 #pragma unroll
         for (int first = 0; first < Tile::kLines; first += kAtOnce, from += next_line) {
             // The bits of `line` are below those of `first`.
             void* to = &tile.chunks[(place ^ Tile::swizzle(first)) + first * kChunks];
-            copy_async<16, kPart>(to, from, first + line < own);
+            if constexpr (!kCovered) copy_async<16, kPart>(to, from, first + line < own);
+            else copy_async_part<kPart>(to, from, first + line < own ? bytes : 0);
         }
         next += next_stage;
     }
 };
+
+template <class T, class Tile>
+using CopierOf =
+    typename Choose<kIsCovered<Tile>, CoveredCopier<T, Tile>, LaneCopier<T, Tile>>::Type;
 
 // Words of scales beside NVFP4's codes, that a lane copies.
 template <class Tile>
@@ -152,8 +167,14 @@ template <bool kScaled>
 using ScalesOf = typename Choose<kScaled, ScaleCopier<TileB>, NoScales>::Type;
 
 template <class Stored, bool kOuterMajor, class Fragment, class Tile>
-DEVICE void load_step(Fragment* fragments, int stride, const Tile& tile, int first, int k) {
-    if constexpr (kSame<Stored, e2m1x2>) {
+DEVICE void load_step(Fragment* fragments, int stride, const Tile& tile, const LinePhases& phases,
+                      int first, int k) {
+    if constexpr (kIsCovered<Tile>) {
+        collect_fragment(fragments[0], [&](int outer, int i) {
+            return kOuterMajor ? phases.line(tile, k + i)[first + outer]
+                               : phases.line(tile, first + outer)[k + i];
+        });
+    } else if constexpr (kSame<Stored, e2m1x2>) {
         load_scaled(fragments[0], fragments[stride], tile, first, k);
     } else if constexpr (kConverts) {
         load_converted<Stored, kOuterMajor, kLaneOrder>(fragments[0], fragments[stride], tile,
@@ -163,19 +184,32 @@ DEVICE void load_step(Fragment* fragments, int stride, const Tile& tile, int fir
     }
 }
 
-DEVICE void multiply_stage(const StreamStage& stage, Sums (&sums)[kColFragments][1]) {
+DEVICE void multiply_stage(const StreamStage& stage, const LinePhases& of_a, const LinePhases& of_b,
+                           Sums (&sums)[kColFragments][1]) {
 #pragma unroll
     for (int k = 0; k < kDepth; k += kStep) {
         constexpr int kCount = kConverts ? 2 : 1;
         FragmentA<Compute> cols[kCount][kColFragments];
         FragmentB<Compute> rows[kCount][1];
-        load_step<ElementA, false>(&rows[0][0], 1, stage.a, 0, k);
+        load_step<ElementA, false>(&rows[0][0], 1, stage.a, of_a, 0, k);
 #pragma unroll
         for (int n = 0; n < kColFragments; ++n) {
-            load_step<ElementB, kOuterMajorB>(&cols[0][n], kColFragments, stage.b, n * 16, k);
+            load_step<ElementB, kOuterMajorB>(&cols[0][n], kColFragments, stage.b, of_b, n * 16, k);
         }
 #pragma unroll
         for (int i = 0; i < kCount; ++i) mma(sums, cols[i], rows[i]);
+    }
+}
+
+// Of the first stage, whose lines begin `count` numbers before their operands do.
+template <class Stage>
+DEVICE void clear_heads(Stage& stage, const LinePhases& of_a, int count) {
+    for (int line = lane_id(); line < kTileN; line += kWarpSize) {
+        auto* b = static_cast<ElementB*>(stage.b(line, 0));
+        for (int i = 0; i < count; ++i) b[i] = ElementB();
+    }
+    for (int line = lane_id(); line < kRows; line += kWarpSize) {
+        for (int i = 0; i < count; ++i) of_a.line(stage.a, line)[i] = ElementA();
     }
 }
 
@@ -242,19 +276,39 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
     SHARED_STORAGE(StreamStorage, storage);
     const int warp = int(threadIdx.x) / kWarpSize;
     auto& own = storage.warps[warp];
-    const int64_t first_col = int64_t(blockIdx.x) * kTileN;
-    const int first_k = warp * kDepth;
-    const int rows = int(params.epilogue.m), cols = clamp_to(params.epilogue.n - first_col, kTileN);
+    const int part = int(blockIdx.x % kParts);
+    const int64_t first_col = int64_t(blockIdx.x / kParts) * kTileN;
+    EpilogueParams ends = params.epilogue;
+    int64_t b_line = params.b_line;
+    int before = 0;  // numbers of a line's first chunk that are not of the line
+    const ElementB* first_b = b;
+    if constexpr (kParts > 1) {
+        first_b += part * b_line;
+        before = int(uintptr_t(first_b) % 16 / sizeof(ElementB));
+        b_line *= kParts;
+        ends.n = (ends.n - part + kParts - 1) / kParts;
+        if (first_col >= ends.n) return;
+        ends.out.col *= kParts;
+        ends.bias.col *= kParts;
+        ends.residual.col *= kParts;
+        ends.scale_b_stride *= kParts;
+    }
+    const int first_k = warp * kDepth, last_k = params.k + before;
+    const int rows = int(ends.m), cols = clamp_to(ends.n - first_col, kTileN);
     constexpr int kStride = kWarps * kDepth;
-    LaneCopier<ElementA, TileA> of_a(a + first_k, params.a_row, kStride);
-    LaneCopier<ElementB, CodesB> of_b(
-        b + (kOuterMajorB ? first_col + first_k * params.b_line
-                          : first_col * params.b_line + first_k / kPerElement),
-        params.b_line, kOuterMajorB ? kStride * params.b_line : kStride / kPerElement);
+    const ElementA* own_a = a + first_k - before;
+    const ElementB* own_b =
+        first_b - before +
+        (kOuterMajorB ? first_col + first_k * b_line : first_col * b_line + first_k / kPerElement);
+    CopierOf<ElementA, TileA> of_a(a, own_a, params.a_row, kStride);
+    CopierOf<ElementB, CodesB> of_b(b, own_b, b_line,
+                                    kOuterMajorB ? kStride * b_line : kStride / kPerElement);
+    const LinePhases phases_a = LinePhases::of(own_a, params.a_row),
+                     phases_b = LinePhases::of(own_b, b_line);
     const auto& groups = params.groups;
     ScalesOf<kScaled> of_scales({groups_b, groups.block, groups.quarter, groups.row, groups.word},
                                 first_col, first_k, kStride);
-    int to_load = params.k - first_k, next_stage = 0;
+    int to_load = last_k - first_k, next_stage = 0;
     const auto load_next = [&] {
         if (to_load > 0) {
             StreamStage& stage = own.stages[next_stage];
@@ -269,7 +323,10 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
     };
 #pragma unroll 1
     for (int i = 0; i < kStages - 1; ++i) load_next();
-    const Epilogue epilogue{params.epilogue, out, bias, residual, scale_a, scale_b};
+    const EpilogueParams& whole = params.epilogue;
+    const Epilogue epilogue = Epilogue::of_matrix(
+        ends, out, bias, residual, scale_a, scale_b, part * whole.out.col, part * whole.bias.col,
+        part * whole.residual.col, 0, part * whole.scale_b_stride);
     FinishedRun runs[kOwnRuns];
 #pragma unroll
     for (int i = 0; i < kOwnRuns; ++i) {
@@ -278,11 +335,17 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
     Sums sums[kColFragments][1] = {};
     int stage = 0;
 #pragma unroll 1
-    for (int k = first_k; k < params.k; k += kStride) {
+    for (int k = first_k; k < last_k; k += kStride) {
         copy_async_wait<kStages - 2>();
         sync_warp();  // this stage is whole, and the one before it has been read by all lanes
         load_next();
-        multiply_stage(own.stages[stage], sums);
+        if constexpr (kParts > 1) {
+            if (k == 0 && before > 0) {
+                clear_heads(own.stages[stage], phases_a, before);
+                sync_warp();
+            }
+        }
+        multiply_stage(own.stages[stage], phases_a, phases_b, sums);
         stage = stage + 1 < kStages ? stage + 1 : 0;
     }
     copy_async_wait<0>();

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import cupykern
 from cupykern.gemm import copied_plan
@@ -18,12 +22,16 @@ def made(monkeypatch):
     """The copies that calls make, of all products with as many multiplications as two."""
     made = []
 
-    def make(copy, xp, x):
-        made.append((copy.name, original(copy, xp, x)))
-        return made[-1][1]
+    def copier(copy, target):
+        def make(x):
+            made.append((copy.name, copied(x)))
+            return made[-1][1]
 
-    original = copied_plan.Copy.make
-    monkeypatch.setattr(copied_plan.Copy, "make", make)
+        copied = original(copy, target)
+        return make
+
+    original = copied_plan.Copy.copier
+    monkeypatch.setattr(copied_plan.Copy, "copier", copier)
     monkeypatch.setattr(copied_plan, "_MANY", 2)
     return made
 
@@ -38,11 +46,42 @@ def check(a, b):
     np.testing.assert_array_equal(found, a.astype(np.float64) @ b.astype(np.float64))
 
 
+def check_copy(target, shape, dtype, gap: int, first: int, columns: bool = False) -> None:
+    """Raises AssertionError.  shape: of lines in memory, with `gap` numbers behind each, `first` ones before."""
+    *batch, count, size = shape
+    whole = math.prod(batch) * count * (size + gap)
+    bits = np.dtype(f"u{np.dtype(dtype).itemsize}")
+    values = np.arange(first + whole, dtype=np.int64).astype(bits)
+    memory = target.xp.asarray(values)
+    steps = np.cumprod([bits.itemsize, size + gap, count, *batch[::-1]])[: len(shape)][::-1]
+    steps = tuple(map(int, steps))
+    x = memory[first:].view(dtype)
+    given, strides = ((*t[:-2], t[-1], t[-2]) if columns else tuple(t) for t in (shape, steps))
+    made = copied_plan.Copy("b", np.dtype(dtype), given, strides, columns).copier(target)(x)
+    assert made.shape[-1] * bits.itemsize % 128 == 0
+    expected = np.lib.stride_tricks.as_strided(values[first:], shape, steps)
+    made = made if isinstance(made, np.ndarray) else made.get()
+    np.testing.assert_array_equal(made[..., :size], expected)
+
+
+@settings(max_examples=60)
+@given(
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 40), st.integers(1, 200)),
+    dtype=st.sampled_from((np.float16, np.float32, np.int8)),
+    gap=st.integers(0, 20),
+    first=st.integers(0, 20),
+    columns=st.booleans(),
+)
+def test_lines_are_copied_from_anywhere(target, shape, dtype, gap, first, columns):
+    check_copy(target, shape if shape[0] > 1 else shape[1:], dtype, gap, first, columns)
+
+
 @pytest.mark.parametrize(
     ("dtypes", "orders", "shape", "copied"),
     [
-        ((np.float16, np.float16), "CC", (5, 9, 16), "b"),
-        ((np.float16, np.float16), "CC", (5, 8, 17), "a"),
+        ((np.float16, np.float16), "CC", (25, 9, 16), "b"),
+        ((np.float16, np.float16), "CC", (25, 8, 17), "a"),
+        ((np.float16, np.float16), "CC", (5, 9, 17), "a"),
         ((np.float16, np.float16), "FF", (16, 7, 24), ""),
         ((np.float16, np.float16), "FC", (9, 11, 13), "ab"),
         ((ml_dtypes.bfloat16, E4M3), "CF", (4, 5, 17), "ab"),

@@ -119,6 +119,35 @@ def test_products_of_fragments(target, a, b, outer_major):
     np.testing.assert_array_equal(product, expected)
 
 
+@pytest.mark.parametrize("side", ["kSideA", "kSideB"])
+@pytest.mark.parametrize("number", ["half", "bf16"])
+def test_fragments_of_single_elements(target, number, side):
+    """What load_fragment makes of a tile, when each lane asks for its elements."""
+    text = f"""{_MATRICES}
+struct Storage {{ Lines<32, 64> tile; }};
+KERNEL void word(const T* x, uint32_t* y) {{
+    SHARED_STORAGE(Storage, s);
+    s.tile.fill(x);
+    sync_block();
+    for (int first = 0; first < 32; first += 16) for (int k = 0; k < 32; k += 16) {{
+        Fragment<T, {side}> f, g;
+        collect_fragment(f, [&](int outer, int i) {{ return x[(first + outer) * 32 + k + i]; }});
+        load_fragment<false>(g, s.tile, first, k);
+        uint32_t a[sizeof(f) / 4], b[sizeof(f) / 4];
+        memcpy(a, &f, sizeof(f));
+        memcpy(b, &g, sizeof(g));
+        for (int i = 0; i < int(sizeof(f) / 4); ++i) y[threadIdx.x] += a[i] == b[i];
+    }}
+}}
+"""
+    x, y = np.arange(1024, dtype=np.uint16), np.zeros(target.warp_size, U32)
+    variant = Variant("word", (("T", number),), (), target.warp_size, text=text)
+    here = [target.xp.asarray(a) for a in (x, y)]
+    target.compile(variant)(1, tuple(here), x.nbytes)
+    same = here[1] if target.name == "host" else here[1].get()
+    assert (same == same[0]).all() and same[0] >= 4 * 2 and same[0] % 4 == 0
+
+
 @pytest.mark.parametrize("outer_major", [0, 1])
 @pytest.mark.parametrize("chunks", [8, 16])
 def test_loaders_load_fragments(target, chunks, outer_major):

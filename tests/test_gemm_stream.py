@@ -12,9 +12,10 @@ from products import MATMUL, SCALED, compare, random, to_numpy
 
 import cupykern
 from cupykern import check, dtypes
-from cupykern.gemm import gemm, gemm_stream
+from cupykern.arrays import address_of
+from cupykern.gemm import gemm, gemm_stream, product
 from cupykern.gemm.gemm_stream import StreamConfig
-from cupykern.gemm.matmul_problem import MatmulProblem
+from cupykern.gemm.matmul_problem import MatmulProblem, operand_values
 from cupykern.gemm.product import FP4, INNER, OUTER, STRIDED, GemmTask
 from cupykern.gemm.scaled_problem import ScaledProblem
 from cupykern.op import as_tuple
@@ -24,6 +25,7 @@ from cupykern.tools import gate
 E4M3, NVFP4 = "float8_e4m3fn", "float4_e2m1fn"
 CONFIG = StreamConfig(32, 128, 4, 3)
 WIDE = StreamConfig(64, 64, 2, 2)
+LINES = replace(CONFIG, depth=64)  # that begin anywhere
 PAIRS = (  # of dtypes, how b lies in memory, and a config
     *(("float16", E4M3, "F", CONFIG), ("float16", E4M3, "C", WIDE), ("bfloat16", "int8", "F", CONFIG)),
     *(("bfloat16", None, "F", replace(CONFIG, depth=64)), ("bfloat16", None, "C", WIDE)),
@@ -80,6 +82,49 @@ def test_any_problem(target, data, seed):
         problem = replace(problem, residual=residual, alpha=data.draw(st.sampled_from((1.0, -0.3))))
     comparison = holds(op, problem, config, target, seed)
     assert comparison.ok, f"{problem!r} {config}: {comparison}"
+
+
+def check_lines(m: int, n: int, k: int, layout_b: str) -> None:
+    """Raises AssertionError.  Lines with NaN in the gaps."""
+    a = lines(np, (m, k), "float16", 1 if layout_b == "F" else -k % 8, 1)
+    b = (
+        lines(np, (n, k), "float16", 1, 2).T
+        if layout_b == "F"
+        else lines(np, (k, n), "float16", 1, 2)
+    )
+    comparison = compare(MATMUL, a, b, config=LINES if layout_b == "F" else WIDE)
+    assert comparison.ok, f"{m, n, k, layout_b}: {comparison}"
+
+
+def lines(xp, shape, dtype, gap: int, seed: int):
+    """Numbers in lines with a gap behind each, between NaN on all sides; they begin at a multiple of 16 bytes."""
+    count, size = shape
+    values = operand_values("same_sign", shape, dtypes.NAMES[dtype], seed)
+    frame = xp.full(count * (size + gap) + 24, np.nan, values.dtype)
+    first = 8 + -address_of(frame) // 2 % 8
+    x = xp.lib.stride_tricks.as_strided(frame[first:], shape, (2 * (size + gap), 2))
+    x[...] = xp.asarray(values)
+    return x
+
+
+@settings(max_examples=60)
+@given(
+    sizes=st.tuples(st.integers(1, 16), st.integers(2, 150), st.integers(2, 700)),
+    gaps=st.tuples(st.integers(0, 9), st.integers(0, 9)),
+    dtype=st.sampled_from(("float16", "bfloat16")),
+    layout_b=st.sampled_from("CF"),
+)
+def test_lines_of_any_length(target, sizes, gaps, dtype, layout_b):
+    """Lines that begin in every place of 16 bytes; what lies before, between and behind them is not
+    multiplied."""
+    m, n, k = sizes
+    along_k = layout_b == "F"
+    a = lines(target.xp, (m, k), dtype, gaps[0] if along_k else -k % 8, 1)
+    shape = (n, k) if along_k else (k, n)
+    b = lines(target.xp, shape, dtype, gaps[1] + ((shape[1] + gaps[1]) % 8 == 0), 2)
+    b = b.T if along_k else b
+    outputs = cupykern.matmul(a, b, out_dtype="float32", config=LINES if along_k else WIDE)
+    assert compare(MATMUL, a, b, outputs=outputs, out_dtype="float32").ok
 
 
 @pytest.mark.parametrize("layout", ["F", "sliced", "negative"])
@@ -149,6 +194,32 @@ def test_few_rows_are_streamed(arch, dtype, dtype_b, layout_b, _):
     assert narrow.warps == (8 if converted and arch == "sm_90a" else 4)
     for change in ({"m": 17}, {"batch": 2}, {"k": 8200 if a.itemsize == 1 else 8196}):
         assert not isinstance(gemm.choose_config(replace(task, **change), arch), StreamConfig)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90a", "sm_120a", "host"])
+@pytest.mark.parametrize("lines_b", [INNER, OUTER])
+def test_few_rows_of_any_length_are_streamed(arch, lines_b):
+    half = dtypes.float16
+    task = GemmTask(1, 16, 4095, 4097, half, half, STRIDED, STRIDED, lines_b=lines_b)
+    assert isinstance(gemm.choose_config(task, arch), StreamConfig)
+    for change in ({"m": 17}, {"batch": 2}, {"half_sums": True}, {"lines_b": STRIDED}):
+        assert not isinstance(gemm.choose_config(replace(task, **change), arch), StreamConfig)
+
+
+def test_lines_that_are_read_where_they_lie(target):
+    """Operands that begin at a multiple of 16 bytes."""
+
+    def lines_of(a, b):
+        (m, k), n = a.shape, b.shape[1]
+        return product.lines_of(*(product.matrix(x, ()) for x in (a, b)), m, n, k)
+
+    a, b = (lines(target.xp, shape, "float16", 0, 1) for shape in ((5, 33), (9, 33)))
+    even, wide = (lines(target.xp, shape, "float16", 0, 1) for shape in ((5, 32), (32, 9)))
+    assert lines_of(a, b.T) == lines_of(even, b[:, :32].T) == lines_of(a[:1], b[:1].T) == INNER
+    assert lines_of(even, wide) == OUTER
+    assert lines_of(a[:, :32], wide) == STRIDED  # of a by vectors alone
+    for x, y in ((a[:, ::2], b[:, :17].T), (a[1:], b.T), (a, b[1:].T), (a[::-1][:, ::-1], b.T)):
+        assert lines_of(x, y) == STRIDED
 
 
 @pytest.mark.compile

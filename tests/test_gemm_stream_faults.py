@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planted import Fault, fault_tests
-from test_gemm_stream import CONFIG, E4M3, NVFP4, WIDE, check_problem_of
+from test_gemm_stream import CONFIG, E4M3, NVFP4, WIDE, check_lines, check_problem_of
 
 FILE = "gemm_stream.cu"
+COVERED = "parts/covered_tile.cuh"
 FAULTS = {
     "a stage is read before all lanes have it": Fault(
         FILE, "sync_warp();  // this stage is whole", "// this stage is whole", "k along lines"
@@ -19,7 +20,7 @@ FAULTS = {
         FILE, "i < kStages - 1; ++i) load_next();", "i < kStages; ++i) load_next();", "k along lines"
     ),
     "all warps take the same k": Fault(
-        FILE, "const int first_k = warp * kDepth;", "const int first_k = 0;", "k along lines"
+        FILE, "first_k = warp * kDepth,", "first_k = 0,", "k along lines"
     ),
     "rows of a in others' place": Fault(FILE, "line % kRows", "line % 4", "8 rows"),
     "chunks of the first lines only": Fault(
@@ -39,6 +40,39 @@ FAULTS = {
     ),
     "a warp's sums are left out": Fault(
         FILE, "for (int from = 0; from < kWarps;", "for (int from = 1; from < kWarps;", "k along lines"
+    ),
+    "what lies before lines of b is multiplied": Fault(
+        FILE, "b[i] = ElementB();", ";", "lines along k"
+    ),
+    "what lies before lines of a is multiplied": Fault(
+        FILE, "of_a.line(stage.a, line)[i] = ElementA();", ";", "lines along k"
+    ),
+    "lines are cleared while others read them": Fault(
+        FILE, "clear_heads(own.stages[stage], phases_a, before);\n sync_warp();", "clear_heads(own.stages[stage], phases_a, before);", "lines along k"
+    ),
+    "a does not begin where b does": Fault(
+        FILE, "own_a = a + first_k - before;", "own_a = a + first_k;", "lines along k"
+    ),
+    "k ends as if it began with a chunk": Fault(
+        FILE, "last_k = params.k + before;", "last_k = params.k;", "lines along k"
+    ),
+    "what lies behind lines is copied": Fault(
+        FILE, "first + line < own ? bytes : 0", "first + line < own ? 16 : 0", "lines along k"
+    ),
+    "results of other columns": Fault(
+        FILE, "part * whole.out.col", "0 * whole.out.col", "lines along k"
+    ),
+    "columns of all parts": Fault(
+        FILE, "ends.n = (ends.n - part + kParts - 1) / kParts;", "", "lines along k"
+    ),
+    "lines begin as the first one does": Fault(
+        COVERED, "i % Tile::kLines * step", "0", "lines along n"
+    ),
+    "lines without their last chunk": Fault(
+        COVERED, "copy(tile, line, kChunks, lines, elements);", ";", "lines along n"
+    ),
+    "what lies behind rows of a is copied": Fault(
+        COVERED, "clamp_to(bytes, 16) : 0", "16 : 0", "lines along k"
     ),
     "scales of the first words only": Fault(
         FILE, "            next[i] += next_stage;\n", "", "nvfp4"
@@ -70,6 +104,8 @@ CHECKS = {
     "8 rows": _check(8, 40, 304, "float16", E4M3, "F", replace(CONFIG, rows=8)),
     "nvfp4": _check(5, 40, 576, "float16", NVFP4, "F", replace(CONFIG, stages=2), kind="normal"),
     "n along lines": _check(5, 80, 304, "float16", E4M3, "C", WIDE),
+    "lines along k": lambda: check_lines(5, 300, 329, "F"),
+    "lines along n": lambda: check_lines(5, 81, 304, "C"),
     "epilogues": _check(
         5, 72, 64, "float16", E4M3, "F", CONFIG, bias=(72,), residual=(5, 72), activation="silu", kind="normal",
     ),

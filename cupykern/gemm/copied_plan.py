@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from kernels_cu import Variant
+
 from ..arrays import maker
-from .product import FP4, INNER, OUTER, Matrix, by_vectors, dual_by_vectors, layout_of
+from ..jit import get_kernel
+from ..targets import Target
+from ..targets.repeated import Repeated
+from .product import (
+    ALIGNMENT,
+    FP4,
+    INNER,
+    OUTER,
+    Matrix,
+    by_vectors,
+    dual_by_vectors,
+    layout_of,
+    merge_batch,
+)
 
 _LINE = 128  # bytes, that L2 reads at once
 _MANY = 2**24  # multiplications
+COPY_LINES = Variant("copy_lines", (), (), 256)
+_PARAMS = np.dtype(  # copy_lines.cu: CopyParams
+    [
+        *(("source_line", np.int64), ("result_line", np.int64), ("source_bytes", np.int64)),
+        *(("num_chunks", np.int64), ("line_chunks", np.int32), ("padding", np.int32)),
+    ]
+)
 
 
 class Copy(NamedTuple):
@@ -40,26 +63,57 @@ class Copy(NamedTuple):
         steps = [0] * (len(batch) + 2 - len(steps)) + steps
         return Matrix(self.dtype, tuple(steps[:-2]), steps[-2], steps[-1], True)
 
-    def make(self, xp: Any, x: Any) -> Any:
-        """The copy's memory.  x: an array that begins where the operand does."""
-        bits, itemsize = np.dtype(f"u{self.dtype.itemsize}"), self.dtype.itemsize
-        shape, strides = self.shape, self.strides
-        if self.columns:
-            shape, strides = ((*t[:-2], t[-1], t[-2]) for t in (shape, strides))
-        size = shape[-1] * itemsize
-        made = maker(xp)((*shape[:-1], self.pitch // itemsize), bits)
-        if xp is np:
-            made[..., : shape[-1]] = np.lib.stride_tricks.as_strided(x.view(bits), shape, strides)
-        elif len(shape) == 2 and strides[1] == itemsize and size <= strides[0] < 2**31:
-            # 47 instead of 83 us of 4096 x 4097 16-bit numbers (H200).
-            runtime, stream = xp.cuda.runtime, xp.cuda.get_current_stream()
-            runtime.memcpy2DAsync(
-                *(made.data.ptr, self.pitch, x.data.ptr, strides[0], size, shape[0]),
-                *(runtime.memcpyDeviceToDevice, stream.ptr),
-            )
-        else:
-            made[..., : shape[-1]] = xp.ndarray(shape, bits, x.data, strides)
-        return made
+    @property
+    def in_memory(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shape and strides, lines before their numbers."""
+        if not self.columns:
+            return self.shape, self.strides
+        shape, strides = ((*t[:-2], t[-1], t[-2]) for t in (self.shape, self.strides))
+        return shape, strides
+
+    @property
+    def lines(self) -> tuple[int, int] | None:
+        """How many there are and the bytes from one to the next, if copy_lines.cu copies them."""
+        shape, strides = self.in_memory
+        dims = merge_batch(shape[:-1], (strides[:-1],))
+        count, (step,) = dims[0] if dims else (1, (0,))
+        known = len(dims) <= 1 and step >= 0 and strides[-1] == self.dtype.itemsize
+        return (count, step) if known and count * self.pitch < 2**36 else None
+
+    def copier(self, target: Target) -> Callable[[Any], Any]:
+        """What makes the copy's memory of an array that begins where the operand does."""
+        xp, itemsize, lines = target.xp, self.dtype.itemsize, self.lines
+        shape, strides = self.in_memory
+        bits, size = np.dtype(f"u{itemsize}"), shape[-1] * itemsize
+        empty, made_shape = maker(xp), (*shape[:-1], self.pitch // itemsize)
+        if lines is None:
+
+            def assign(x: Any) -> Any:
+                made = empty(made_shape, bits)
+                if xp is np:
+                    source = np.lib.stride_tricks.as_strided(x.view(bits), shape, strides)
+                else:
+                    source = xp.ndarray(shape, bits, x.data, strides)
+                made[..., : shape[-1]] = source
+                return made
+
+            return assign
+        count, step = lines
+        params = np.zeros((), _PARAMS)
+        params["source_line"], params["result_line"] = step, self.pitch
+        params["source_bytes"] = (count - 1) * step + size
+        params["line_chunks"] = chunks = -(-size // ALIGNMENT)
+        params["num_chunks"] = count * chunks
+        grid = min(-(-count * chunks // COPY_LINES.num_threads), 16 * target.multiprocessors)
+        kernel, struct = get_kernel(target, COPY_LINES), target.by_value(params)
+        repeated = Repeated(kernel, grid, 0, lambda arrays: (*arrays, struct))
+
+        def launch(x: Any) -> Any:
+            made = empty(made_shape, bits)
+            repeated.launch((x, made))
+            return made
+
+        return launch
 
 
 def copies(
@@ -67,12 +121,12 @@ def copies(
 ) -> tuple[Copy, ...]:
     """Of which operands of a product copies are made, so that all can be read by vectors.
 
-    None of small products: (257, 259, 261) of FP16 takes 17 us so instead of 41, (1001, 1003, 1005) 27
-    instead of 133 (H200).
+    None of small products: of lines that copy_lines.cu copies an eighth is small.  FP16 (128, 129, 131) takes 19
+    us so instead of 26, (17, 333, 335) 16 instead of 42, (1001, 1003, 1005) 25 instead of 133 (H200).
     """
     a, others = matrices["a"], {x: matrices[x] for x in ("b", "b2") if x in matrices}
     b = others["b"]
-    if m * n * k < _MANY or FP4 in (a.dtype, b.dtype):
+    if FP4 in (a.dtype, b.dtype):
         return ()
     vectors = dual_by_vectors if "b2" in others else by_vectors
     own = OUTER if a.row == 1 else INNER, OUTER if b.col == 1 else INNER
@@ -83,7 +137,9 @@ def copies(
         for name, x in others.items():
             if layout_of(x, x.row, x.col, k, n) != to_b:
                 found[name] = to_b == INNER
-        return tuple(_copy_of(name, arrays[name], columns) for name, columns in found.items())
+        made = tuple(_copy_of(name, arrays[name], columns) for name, columns in found.items())
+        least = _MANY // 8 if all(copy.lines for copy in made) else _MANY
+        return made if m * n * k >= least else ()
     return ()
 
 
@@ -95,15 +151,15 @@ def _copy_of(name: str, x: Any, columns: bool) -> Copy:
 
 
 class CopiedPlan(NamedTuple):
-    """The launch of a product, and where its arrays are that are copied before."""
+    """The launch of a product, and where its arrays are that are copied before, and by what."""
 
-    copies: tuple[tuple[int, Copy], ...]
+    copiers: tuple[tuple[int, Callable[[Any], Any]], ...]
     plan: Any
     launches: tuple[Any, ...] = ()  # each call takes memory
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
         """arrays: the kernel's, of which copied ones need only begin where the operands do."""
         made = list(arrays)
-        for place, copy in self.copies:
-            made[place] = copy.make(xp, made[place])
+        for place, copy in self.copiers:
+            made[place] = copy(made[place])
         self.plan.launch(xp, tuple(made))

@@ -108,6 +108,7 @@ def tuned_config(task: GemmTask, target: Target) -> AnyConfig:
             **({"activates": True} if t.activates else {}),
             **({} if t.plain else {"plain": False}),
             **({} if t.in_lines else {"in_lines": False}),
+            **({} if t.lines_b == STRIDED else {"lines_b": t.lines_b}),
         },
         lambda: configs(task, target.arch, target.multiprocessors),
         lambda config: variant(task, config),
@@ -217,6 +218,22 @@ class GemmPlan(NamedTuple):
         return self.repeated if self.splits == 1 else ()
 
 
+def task_of(product: Product) -> GemmTask:
+    p = product
+    size = math.prod(p.batch)
+    scales = (p.scale_a, p.scale_b, p.scale_b2)
+    scaled = any(scale is not None and (scale.row, scale.col) != (0, 0) for scale in scales)
+    task = make_task(p.a, p.b, size, p.m, p.n, p.k, p.block_scales, p.kernel, p.b2, scaled)
+    plain = gemm_hopper.is_plain(p, hopper_config.converts(task))
+    task = replace(task, activates=activates(p.activation), plain=plain)
+    return half_sums_task(task) if p.half_sums else task
+
+
+def streams(target: Target, product: Product) -> bool:
+    """Whether the operands of `product` are streamed from where they lie."""
+    return isinstance(tuned_config(task_of(product), target), StreamConfig)
+
+
 def gemm_plan(
     target: Target, product: Product, config: AnyConfig | None
 ) -> GemmPlan | gemm_hopper.HopperPlan | StreamPlan | DecodedPlan | None:
@@ -228,14 +245,7 @@ def gemm_plan(
     dims = product_dims(p)
     if len(dims) > MAX_BATCH_DIMS:
         return None
-    size = math.prod(p.batch)
-    scales = (p.scale_a, p.scale_b, p.scale_b2)
-    scaled = any(scale is not None and (scale.row, scale.col) != (0, 0) for scale in scales)
-    task = make_task(p.a, p.b, size, p.m, p.n, p.k, p.block_scales, p.kernel, p.b2, scaled)
-    plain = gemm_hopper.is_plain(p, hopper_config.converts(task))
-    task = replace(task, activates=activates(p.activation), plain=plain)
-    if p.half_sums:
-        task = half_sums_task(task)
+    task = task_of(p)
     if config is None:
         config = tuned_config(task, target)
     check_config(config, task, target.arch)

@@ -65,8 +65,8 @@ def matmul(
     epilogue in FP32, one rounding at the end.  K = 0 gives the epilogue of zero.  Any strides: operands
     whose neighbours lie along a row or column (of 8-bit ones, along K), and whose rows or columns begin at
     multiples of 16 bytes, are read by vectors, others element by element.  Of products of at least 2^24
-    multiplications these others are copied before, into memory of their size that the call frees again;
-    so is an operand whose byte strides are no multiples of its itemsize.
+    multiplications (2^21 where neighbours lie so) these others are copied before, into memory of their size
+    that the call frees again, but 16-bit ones of up to 16 rows where only lines, not arrays, begin elsewhere; so is an operand whose byte strides are no multiples of its itemsize.
 
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, alpha, config, devices) and
     NotImplementedError.  Error bound: `reference.matmul_bound`.
@@ -155,11 +155,6 @@ def run(
                 key = None
                 arrays[name] = packed(arrays[name])
                 matrices[name] = product.matrix(arrays[name], shape[:-2])
-        copied: tuple[Copy, ...] = ()
-        if config is None:
-            blocks = options.get("block_scales", False)
-            copied = copies(arrays, matrices, *shape[-2:], k, blocks)
-            matrices |= {copy.name: copy.matrix(shape[:-2]) for copy in copied}
         place = product.matrix(y, shape[:-2])
         if place is None:
             assign(y, run(target, operands, shape, out_dtype, None, config, **options))
@@ -169,6 +164,15 @@ def run(
                 found = product.groups(found, k, name in blocked)
             fields[name] = found
         call = Product(batch=shape[:-2], m=shape[-2], n=shape[-1], k=k, out=place, **fields)
+        copied: tuple[Copy, ...] = ()
+        if config is None:
+            blocks = options.get("block_scales", False)
+            all_copied = copies(arrays, matrices, *shape[-2:], k, blocks)
+            for copied in ((), all_copied[:1], all_copied):
+                found = {copy.name: copy.matrix(shape[:-2]) for copy in copied}
+                if copied == all_copied or gemm.streams(target, call._replace(**found)):
+                    call = call._replace(**found)
+                    break
         plan = _plan(target, call, config)
         if plan is None:  # rare: a batch of many dims that do not merge
             for i in range(shape[0]):
@@ -181,7 +185,8 @@ def run(
         arrays |= {"out": y, **extra}
         names = product.ARRAYS[call.kernel]
         if copied:
-            plan = CopiedPlan(tuple((names.index(copy.name), copy) for copy in copied), plan)
+            copiers = ((names.index(copy.name), copy.copier(target)) for copy in copied)
+            plan = CopiedPlan(tuple(copiers), plan)
         plans.remember(key, (target, plan, _picker(names, given, arrays), shape, out_dtype))
         plan.launch(target.xp, tuple(map(arrays.get, names)))
     return y

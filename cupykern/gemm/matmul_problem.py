@@ -15,6 +15,7 @@ from kernels_cu import Variant
 from .. import dtypes, inputs, reference
 from ..op import Call, Draw, Op, Work
 from . import gemm, gemm_hopper, gemm_stream, hopper_config, product
+from .copied_plan import COPY_LINES
 from .hopper_config import HopperConfig
 from .matmul import FLOATS, check_shapes, matmul, result_dtype
 from .product import ACTIVATIONS, INNER, OUTER, STRIDED, GemmTask
@@ -202,7 +203,7 @@ def variants(
     arch: str, pairs: Sequence[tuple[str, str | None]] = PAIRS, block_scales: bool = False
 ) -> tuple[Variant, ...]:
     """Every variant of products of these pairs of dtypes."""
-    found: dict[Variant, None] = {}
+    found: dict[Variant, None] = {COPY_LINES: None}
     for a_name, b_name in pairs:
         a, b = dtypes.NAMES[a_name], dtypes.NAMES[b_name or a_name]
         for layout_a, layout_b in ((i, j) for i in (INNER, OUTER) for j in (INNER, OUTER)):
@@ -210,9 +211,11 @@ def variants(
                 if STRIDED not in layouts and not product.by_vectors(a, b, *layouts, block_scales):
                     continue
                 task = GemmTask(1, 4096, 4096, 4096, a, b, *layouts, block_scales)
+                of_lines = STRIDED in layouts and a == b in product.FLOAT16S
+                few_rows = replace(task, lines_b=layout_b if of_lines else STRIDED)
                 for m in (1, gemm_stream.ROWS):
-                    for config in gemm_stream.configs(replace(task, m=m), arch):
-                        found[gemm.variant(task, config)] = None
+                    for config in gemm_stream.configs(replace(few_rows, m=m), arch):
+                        found[gemm.variant(few_rows, config)] = None
                 for plain, in_lines in itertools.product((True, False), repeat=2):
                     ends = replace(task, plain=plain, in_lines=in_lines)
                     few = (c for m in (32, 64) for c in gemm.configs(replace(ends, m=m), arch))

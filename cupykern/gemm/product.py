@@ -141,6 +141,17 @@ def layout_of(x: Matrix, k_step: int, outer_step: int, k: int, outer: int) -> in
     return STRIDED
 
 
+def lines_of(a: Matrix, b: Matrix, m: int, n: int, k: int) -> int:
+    """GemmTask.lines_b of operands that begin at multiples of 16 bytes; else STRIDED."""
+    aligned = a.dtype == b.dtype in FLOAT16S and a.aligned and b.aligned
+    if not aligned or not (a.col == 1 or k == 1) or a.row < 0:
+        return STRIDED
+    if (b.row == 1 or k == 1) and b.col >= 0:
+        return INNER
+    outer = (b.col == 1 or n == 1) and b.row >= 0
+    return OUTER if outer and layout_of(a, a.col, a.row, k, m) == INNER else STRIDED
+
+
 def groups(scales: Matrix, k: int, blocked: bool) -> Groups:
     """scales: a batch of (rows, K / 16), or, blocked, of (1, all of them)."""
     if blocked:
@@ -218,6 +229,8 @@ class GemmTask:
     with lines of 128 bytes.  From others, L2 reads two lines for one.
     tma_codes, scaled: of an NVFP4 b: whether TMA walks its codes, and whether the other operand has scales
     of rows or columns.
+    lines_b: of STRIDED layouts of 16 bits, along which dim neighbours of b are neighbours in memory, if those of a are
+    along k: INNER, lines of both begin anywhere; OUTER, of b alone.
     """
 
     batch: int
@@ -237,6 +250,7 @@ class GemmTask:
     activates: bool = False
     plain: bool = True
     in_lines: bool = True
+    lines_b: int = STRIDED
 
     @property
     def products(self) -> int:
@@ -277,6 +291,8 @@ def make_task(
     # Hopper's epilogue of 16-bit operands takes one scale of all.
     tma = tma and not (scaled and b.dtype in FLOAT16S)
     task = GemmTask(batch, m, n, k, a.dtype, b.dtype, layout_a, layout_b, block_scales, tma, kernel)
+    if layout_b == STRIDED and b2 is None:
+        task = replace(task, lines_b=lines_of(a, b, m, n, k))
     if b.dtype in FLOAT16S and (layout_a, layout_b) == (INNER, INNER):
         steps = a.row * a.dtype.itemsize, b.col * b.dtype.itemsize
         task = replace(task, in_lines=not any(step % _LINE for step in steps))

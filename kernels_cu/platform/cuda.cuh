@@ -241,11 +241,19 @@ DEVICE void copy_async(void* shared, const void* global, bool valid, LoadPolicy 
                  : "memory");
 }
 // The first `bytes` of 16, 0 to 16; the others become zero, and are not read.
+template <int kLine = 0>
 DEVICE void copy_async_part(void* shared, const void* global, int bytes) {
     const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global),
-                 "r"(bytes)
-                 : "memory");
+    static_assert(kLine == 0 || kLine == 128, "lines of L2");
+    if constexpr (kLine == 128) {
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(address),
+                     "l"(global), "r"(bytes)
+                     : "memory");
+    } else {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global),
+                     "r"(bytes)
+                     : "memory");
+    }
 }
 DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most N of this thread's committed groups are under way.

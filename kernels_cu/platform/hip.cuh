@@ -231,6 +231,7 @@ DEVICE void copy_async(void* shared, const void* global, bool valid, LoadPolicy)
     copy_async<N>(shared, global, valid);
 }
 // The first `bytes` of 16, 0 to 16; the others become zero, and are not read.
+template <int kLine = 0>
 DEVICE void copy_async_part(void* shared, const void* global, int bytes) {
     Bytes<16> b{};
     if (bytes == 16) {

@@ -276,6 +276,7 @@ DEVICE void copy_async(void* shared, const void* global, bool valid, LoadPolicy,
     copy_async<N>(shared, global, valid, place);
 }
 // The first `bytes` of 16, 0 to 16; the others become zero, and are not read.
+template <int kLine = 0>
 DEVICE void copy_async_part(void* shared, const void* global, int bytes, HOST_PLACE) {
     host::check_alignment(shared, 16, place);
     if (bytes > 0) {

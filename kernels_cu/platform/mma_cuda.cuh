@@ -117,6 +117,19 @@ DEVICE void load_fragment(Fragment<T, kSide>& f, const Tile& tile, int first, in
     }
 }
 
+// 16 of k by way of at(row or column, k), of which a lane asks for its own numbers.
+template <class T, Side kSide, class At>
+DEVICE void collect_fragment(Fragment<T, kSide>& f, const At& at) {
+    static_assert(sizeof(T) == 2, "pairs of 16-bit numbers");
+    const int row = lane_id() / 4, k = lane_id() % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const T pair[] = {at(row + f.row_half(i) * 8, k + f.k_half(i) * 8),
+                          at(row + f.row_half(i) * 8, k + f.k_half(i) * 8 + 1)};
+        memcpy(&f.words[i], pair, 4);
+    }
+}
+
 // load_fragment for many fragments of one tile, whose place in its lane is worked out once.  first:
 // as in load_fragment, of the first fragment, and with kOuterMajor 0; outer, k: of others from
 // there on, multiples of 16.  Of a Tile that is Bytes<16> chunks[] at a multiple of 128 bytes,

@@ -94,6 +94,15 @@ DEVICE void load_fragment(Fragment<T, kSide>& f, const Tile& tile, int first, in
     }
 }
 
+// 16 of k by way of at(row or column, k) (see mma_cuda.cuh).
+template <class T, Side kSide, class At>
+DEVICE void collect_fragment(Fragment<T, kSide>& f, const At& at) {
+    constexpr int kCount = Fragment<T, kSide>::kCount;
+    for (int i = 0; i < kCount; ++i) {
+        f.values[i] = at(lane_id() % 16, lane_id() / 16 % kGroups * kCount + i);
+    }
+}
+
 // load_fragment for many fragments of one tile (see mma_cuda.cuh).
 template <bool kOuterMajor, class T, Side kSide, class Tile>
 struct FragmentLoader {

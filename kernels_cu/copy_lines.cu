@@ -1,0 +1,54 @@
+// copy_lines.cu: lines of bytes that begin anywhere, to lines that begin at multiples of 16 bytes.
+//
+// A thread shifts what it reads in the two chunks of 16 bytes, at multiples of 16, that its own lies
+// in.  What is not of the source is not read; behind a line's end the result has anything.
+// Launch: grid (any), block (kNumThreads).
+#include "parts/shared_tile.cuh"
+
+struct CopyParams {
+    int64_t source_line, result_line,
+        source_bytes;    // from a line to the next; of all of the source
+    int64_t num_chunks;  // of the result, less than 2^32
+    int32_t line_chunks, padding;
+};
+
+// The 16 bytes from the `first`-th one on, 0 to 15.
+DEVICE Bytes<16> shifted(const Bytes<16>& low, const Bytes<16>& high, int first) {
+    uint32_t words[8];
+    memcpy(words, &low, 16);
+    memcpy(words + 4, &high, 16);
+    if (first & 8) {
+#pragma unroll
+        for (int i = 0; i < 6; ++i) words[i] = words[i + 2];
+    }
+    if (first & 4) {
+#pragma unroll
+        for (int i = 0; i < 5; ++i) words[i] = words[i + 1];
+    }
+    Bytes<16> found;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        found.words[i] = pick_bytes(words[i], words[i + 1], 0x3210 + first % 4 * 0x1111);
+    }
+    return found;
+}
+
+KERNEL void copy_lines(const char* source, char* result, const CopyParams params) {
+    const int64_t step = int64_t(gridDim.x) * kNumThreads;
+    int64_t number = int64_t(blockIdx.x) * kNumThreads + threadIdx.x;
+    for (; number < params.num_chunks; number += step) {
+        const uint32_t line = uint32_t(number) / uint32_t(params.line_chunks);
+        const uint32_t chunk = uint32_t(number) - line * uint32_t(params.line_chunks);
+        const int64_t from = line * params.source_line + int64_t(chunk) * 16;
+        char* to = result + line * params.result_line + int64_t(chunk) * 16;
+        const int first = int(uintptr_t(source + from) % 16);
+        if (from >= first && from - first + 32 <= params.source_bytes) {
+            const char* chunks = source + from - first;
+            store_vector<16>(to, shifted(load_vector_read_only<16>(chunks),
+                                         load_vector_read_only<16>(chunks + 16), first));
+        } else {
+            const int rest = clamp_to(params.source_bytes - from, 16);
+            for (int i = 0; i < rest; ++i) to[i] = source[from + i];
+        }
+    }
+}

@@ -1,0 +1,73 @@
+// Lines of an operand that begin anywhere, in shared memory: with them come the whole chunks of 16
+// bytes that they lie in, and who reads a line begins where it does.
+#include "parts/shared_tile.cuh"
+
+template <class T, int kLines_, int kElements>
+struct CoveredTile {
+    using Element = T;
+    static constexpr int kLines = kLines_, kChunks = kElements * int(sizeof(T)) / 16;
+    static constexpr int kLineElements = kElements;
+    Bytes<16> chunks[kLines][kChunks + 1];  // lines in different banks
+};
+
+template <class Tile> constexpr bool kIsCovered = false;
+template <class T, int kLines, int kElements>
+constexpr bool kIsCovered<CoveredTile<T, kLines, kElements>> = true;
+
+// Where the lines of an operand begin in their first chunks.  They stay there from stage to stage.
+struct LinePhases {
+    uint32_t first, step;  // in bytes
+
+    template <class T>
+    DEVICE static LinePhases of(const T* first, int64_t line_stride) {
+        return {uint32_t(uintptr_t(first)), uint32_t(line_stride) * uint32_t(sizeof(T))};
+    }
+    template <class Tile>
+    DEVICE typename Tile::Element* line(Tile& tile, uint32_t i) const {
+        char* chunks = reinterpret_cast<char*>(tile.chunks[i % Tile::kLines]);
+        return reinterpret_cast<typename Tile::Element*>(chunks +
+                                                         (first + i % Tile::kLines * step) % 16);
+    }
+    template <class Tile>
+    DEVICE const typename Tile::Element* line(const Tile& tile, uint32_t i) const {
+        return line(const_cast<Tile&>(tile), i);
+    }
+};
+
+// The chunks that a lane copies into one stage after the other.  The operand begins at a multiple of
+// 16 bytes, or there would be a chunk that begins before it; of a line nothing is read behind its end,
+// and of the first one nothing before it.
+template <class T, class Tile>
+struct CoveredCopier {
+    static constexpr int kChunks = Tile::kChunks, kAtOnce = kWarpSize / kChunks;
+    static_assert(kAtOnce * kChunks == kWarpSize && Tile::kLines % kAtOnce == 0,
+                  "lanes share lines in whole");
+    const void* begin;
+    const T* next;  // the first line of the next stage
+    int64_t line_stride, stage_stride;
+
+    DEVICE CoveredCopier(const T* begin, const T* origin, int64_t line_stride, int64_t stage_stride)
+        : begin(begin), next(origin), line_stride(line_stride), stage_stride(stage_stride) {}
+    DEVICE void copy(Tile& tile, int line, int chunk, int lines, int elements) const {
+        const char* from = reinterpret_cast<const char*>(next + line * line_stride);
+        const int phase = int(uintptr_t(from) % 16);
+        const int bytes = elements * int(sizeof(T)) + phase - 16 * chunk;
+        from += 16 * chunk - phase;
+        copy_async_part(&tile.chunks[line][chunk], from,
+                        line < lines && from >= begin ? clamp_to(bytes, 16) : 0);
+    }
+    // Of `lines` lines of `elements`; the rest of the tile becomes zero.
+    DEVICE void start(Tile& tile, int lines, int elements) {
+        elements = elements < Tile::kLineElements ? elements : Tile::kLineElements;
+#pragma unroll
+        for (int first = 0; first < Tile::kLines; first += kAtOnce) {
+            copy(tile, first + lane_id() / kChunks, lane_id() % kChunks, lines, elements);
+        }
+#pragma unroll
+        for (int first = 0; first < Tile::kLines; first += kWarpSize) {
+            const int line = first + lane_id();
+            if (line < Tile::kLines) copy(tile, line, kChunks, lines, elements);
+        }
+        next += stage_stride;
+    }
+};
