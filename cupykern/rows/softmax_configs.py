@@ -54,7 +54,7 @@ LONG_ROWS = {
         min_blocks=3,
         long_row=True,
     )
-    for itemsize in (2,)
+    for itemsize in (2, 4)
 }
 _LEAST_LONG_THREADS = 128
 
@@ -75,12 +75,7 @@ def softmax_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
             for threads, threads_per_row, elements, blocks in few_of(arch, _REGISTERS[itemsize], 3)
         ),
         *stretch_configs(arch, itemsize, _STRETCHES[itemsize]),
-        # Aligned long rows of FP32, of which softmax_long.cu has but 60% of a copy's speed.
-        *(
-            c
-            for c in row_configs(arch, itemsize)
-            if not c.plain or (c.cluster_size > 1 and itemsize == 4)
-        ),
+        *(c for c in row_configs(arch, itemsize) if not c.plain),
     )
 
 
@@ -122,10 +117,15 @@ def admissible_configs(
     stretches = [c for c in roomy if c.stretch]
     stretches.sort(key=lambda c: c.threads_log2(layout.num_cols))
     long_rows = [c for c in configs if c.long_row]
-    # Rows of 262144 by eight blocks of 384 threads instead of 16 of 256 99.2% to 99.9% of a copy, of 50257 by
-    # two of 256 instead of four 92.7% to 93.9%, of 151936 by eight of 256 instead of 320 96.7% to 102% (H200).
+    # 16 bits: rows of 262144 by eight blocks of 384 threads instead of 16 of 256 98.0% to 101.2% of a copy, of
+    # 50257 by two of 256 instead of four 99.6% to 100.4%.  FP32, in 50 KB of a block instead of 80: of 151669 by
+    # 16 of 256 instead of eight of 384 100.2% to 101.3%, of 50257 by eight instead of four 100.7% to 101.5% (H200).
     long_rows.sort(
-        key=lambda c: (c.num_threads > 384, c.cluster_size == 16, abs(c.num_threads - 256))
+        key=lambda c: (
+            c.num_threads > 384,
+            c.cluster_size == 16 if itemsize == 2 else c.shared_bytes(itemsize) > 50 * 1024,
+            abs(c.num_threads - 256),
+        )
     )
     known = {*stretches, *long_rows}
     plain, others = ([c for c in roomy if c.plain == p and c not in known] for p in (True, False))
