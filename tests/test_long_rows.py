@@ -36,7 +36,24 @@ def test_which_rows():
                 problem = SoftmaxProblem((64, num_cols), dtype=dtype)
                 assert OP.configs(problem, arch)[0].long_row == long, (arch, problem)
                 assert not OP.configs(replace(problem, scale=0.5), arch)[0].long_row
-    assert not OP.configs(SoftmaxProblem((64, 301)), "sm_90a")[0].long_row
+    for num_cols, dtype, wanted in (
+        (1001, "float16", False),
+        (1501, "float16", True),
+        (1501, "float32", False),
+        (2047, "float32", True),
+    ):
+        problem = SoftmaxProblem((64, num_cols), dtype=dtype)
+        assert OP.configs(problem, "sm_90a")[0].long_row == wanted, problem
+
+
+def test_few_rows_take_more_blocks():
+    """If that is more than many rows take."""
+    for dtype, num_cols in (("float16", 50257), ("float32", 10001), ("float16", 151936)):
+        blocks = [
+            OP.configs(SoftmaxProblem((rows, num_cols), dtype=dtype), "sm_90a")[0].cluster_size
+            for rows in (1, 8, 132, 4096)
+        ]
+        assert blocks[0] >= blocks[1] > blocks[2] == blocks[3], (dtype, num_cols, blocks)
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
