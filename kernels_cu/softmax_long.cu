@@ -16,6 +16,7 @@
 #include "parts/softmax_params.cuh"
 
 using RowVector = Vector<Element, kVectorWidth>;
+constexpr int kVectorsOfLine = 128 / int(sizeof(RowVector));
 
 // This thread's part of a row: the vectors first, first + step, ... of `num_vectors`, and perhaps a
 // single element.
@@ -26,30 +27,35 @@ struct RowPart {
     int column;  // of the single element; negative: none
 
     DEVICE RowPart(RowVector& tile, const Element* x_row, int num_cols, int rank, int blocks) {
-        const int thread = int(threadIdx.x);
-        mine = &tile + thread;
+        mine = &tile + int(threadIdx.x);
         num_threads = int(blockDim.x);
-        first = rank * num_threads + thread;
+        const int place = rank * num_threads + int(threadIdx.x);
         step = blocks * num_threads;
-        const int behind = int(reinterpret_cast<uintptr_t>(x_row) / sizeof(Element) % kVectorWidth);
-        head = behind == 0 ? 0 : kVectorWidth - behind;
+        const unsigned begin = unsigned(reinterpret_cast<uintptr_t>(x_row) / sizeof(Element));
+        head = int(-begin % kVectorWidth);
         if (head > num_cols) head = num_cols;
         num_vectors = (num_cols - head) / kVectorWidth;
+        // Warps begin where lines of memory do; all have as many turns as without that.
+        first = place - int((begin + head) / kVectorWidth % kVectorsOfLine);
+        if (first < 0) first += step;
         const int tail = head + num_vectors * kVectorWidth;
         column = -1;
-        if (first < head) column = first;
-        const int at = tail + first - kVectorWidth;
+        if (place < head) column = place;
+        const int at = tail + place - kVectorWidth;
         if (at >= tail && at < num_cols) column = at;
     }
-    // body(vector in shared memory, the row's element at which it begins).
+    // body(vector in shared memory, the row's element at which it begins).  Passes that read it take
+    // a copy: of a reference NVRTC forgets the alignment, and loads FP32 byte by byte.
     template <class Body>
     DEVICE void for_vectors(Body body) const {
         RowVector* at = mine;
-#pragma unroll 2
-        for (int i = first; i < num_vectors; i += step) {
+        int i = first;
+        for (; i + step < num_vectors; i += 2 * step) {
             body(*at, head + i * kVectorWidth);
-            at += num_threads;
+            body(at[num_threads], head + (i + step) * kVectorWidth);
+            at += 2 * num_threads;
         }
+        if (i < num_vectors) body(*at, head + i * kVectorWidth);
     }
 };
 
@@ -69,6 +75,7 @@ DEVICE MaxSum merge_cluster(const MaxSum& of_warp, int rank, int blocks, const M
         full.wait(0);
     }
     MaxSum total{-kLargestFloat, 0.0f};
+#pragma unroll 1
     for (int i = lane_id(); i < count; i += kWarpSize) total = merge(total, parts[i]);
     return merge.across_lanes(total, 1, kWarpSize);
 }
@@ -82,13 +89,12 @@ DEVICE void write(Element* y_row, const RowPart& part, float single, const MaxSu
         const float distance = value - total.max;
         return kLog ? distance - log_sum : exp2_approx(distance * kLog2E) * factor;
     };
-    part.for_vectors([&](const RowVector& vector, int column) {
+    part.for_vectors([&](RowVector vector, int column) {
         float values[kVectorWidth];
-        RowVector x = vector;
 #pragma unroll
-        for (int j = 0; j < kVectorWidth; ++j) values[j] = result(x[j]);
-        x.from_floats(values);
-        x.store(y_row + column, policy);
+        for (int j = 0; j < kVectorWidth; ++j) values[j] = result(vector[j]);
+        vector.from_floats(values);
+        vector.store(y_row + column, policy);
     });
     if (part.column >= 0) y_row[part.column] = from_float<Element>(result(single));
 }
@@ -101,27 +107,27 @@ KERNEL void softmax_long(const Element* x, const uint8_t*, void* y, MaxSum*,
     const int64_t row = int(blockIdx.x) / blocks;
     const Element* x_row = x + row * params.layout.outer_strides[0][kX];
     const RowPart part(tile, x_row, int(params.layout.num_cols), rank, blocks);
+    // Before the vectors: asked for behind them, it would come after all of them.
+    float single = -kInfinity;
+    if (part.column >= 0) single = to_float(x_row[part.column]);
     const LoadPolicy policy = load_policy(params.loads_last);
     part.for_vectors(
         [&](RowVector& vector, int column) { copy_async<16>(&vector, x_row + column, policy); });
     copy_async_commit();
-    float single = -kInfinity;
-    if (part.column >= 0) single = to_float(x_row[part.column]);
     copy_async_wait<0>();
 
     RowVector larger;
     larger.fill(from_float<Element>(-kInfinity));
-    part.for_vectors([&](const RowVector& vector, int) { larger.take_larger(vector, false); });
+    part.for_vectors([&](RowVector vector, int) { larger.take_larger(vector, false); });
     float max = maximum(single, -kLargestFloat);
 #pragma unroll
     for (int j = 0; j < kVectorWidth; ++j) max = maximum(max, larger[j]);
     max = reduce_in_warp(max, Max());
     float sum = exp2_approx((single - max) * kLog2E);
-    part.for_vectors([&](const RowVector& vector, int) {
-        const RowVector found = vector;
+    part.for_vectors([&](RowVector vector, int) {
         float some = 0.0f;
 #pragma unroll
-        for (int j = 0; j < kVectorWidth; ++j) some += exp2_approx((found[j] - max) * kLog2E);
+        for (int j = 0; j < kVectorWidth; ++j) some += exp2_approx((vector[j] - max) * kLog2E);
         sum += some;
     });
     const MergeMaxSum merge{kLog2E};

@@ -34,15 +34,31 @@ def test_which_rows():
         for num_cols in (32000, 32001, 50257, 50304, 128256, 151669, 151936, 256000, 262144):
             for dtype in DTYPES:
                 problem = SoftmaxProblem((64, num_cols), dtype=dtype)
-                wanted = long and dtype != "float32"  # of which the kernel is slow
-                assert OP.configs(problem, arch)[0].long_row == wanted, (arch, problem)
+                assert OP.configs(problem, arch)[0].long_row == long, (arch, problem)
                 assert not OP.configs(replace(problem, scale=0.5), arch)[0].long_row
-    assert not OP.configs(SoftmaxProblem((64, 301)), "sm_90a")[0].long_row
+    for num_cols, dtype, wanted in (
+        (1001, "float16", False),
+        (1501, "float16", True),
+        (1501, "float32", False),
+        (2047, "float32", True),
+    ):
+        problem = SoftmaxProblem((64, num_cols), dtype=dtype)
+        assert OP.configs(problem, "sm_90a")[0].long_row == wanted, problem
+
+
+def test_few_rows_take_more_blocks():
+    """If that is more than many rows take."""
+    for dtype, num_cols in (("float16", 50257), ("float32", 10001), ("float16", 151936)):
+        blocks = [
+            OP.configs(SoftmaxProblem((rows, num_cols), dtype=dtype), "sm_90a")[0].cluster_size
+            for rows in (1, 8, 132, 4096)
+        ]
+        assert blocks[0] >= blocks[1] > blocks[2] == blocks[3], (dtype, num_cols, blocks)
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_all_are_one_variant(op):
-    for dtype in DTYPES[:2]:
+    for dtype in DTYPES:
         listed = [
             variant
             for variant in op.variants("sm_90a")
@@ -64,7 +80,7 @@ OP_CPP = {"float16": "half", "bfloat16": "bf16", "float32": "float"}
 def test_any_length(target, op, dtype):
     """By few threads and many, one block and several, also some that have nothing of the row."""
     itemsize = dtypes.NAMES[dtype].itemsize
-    lengths = (1, 2, 7, 8, 9, 15, 17, 255, 257, 1023, 1024, 1025, 4095, 4097, 10_001)
+    lengths = (1, 2, *(2**k + i for k in range(3, 14) for i in (-1, 1)), 8, 1024, 10_001)
     for i, num_cols in enumerate(lengths):
         problem = SoftmaxProblem((3, num_cols), dtype=dtype, kind="wide")
         x = op.inputs(problem, num_cols, target.xp).args[0]
@@ -86,12 +102,13 @@ def test_as_they_come(target, num_cols):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_that_begin_anywhere(target, dtype):
-    """Every place in a vector; nothing around the rows is touched; rows with gaps between them; in place."""
+    """Every place in a vector, every vector of a line; nothing around the rows is touched; rows with gaps
+    between them; in place."""
     xp, itemsize = target.xp, dtypes.NAMES[dtype].itemsize
     num_rows, num_cols, width = 3, 1023, 16 // itemsize
     values = inputs.values("normal", (4096,), dtypes.NAMES[dtype], 1)
     config = config_of(itemsize, 64, 2, num_cols)
-    for offset in range(width):
+    for offset in (*range(width), *range(2 * width - 1, 128 // itemsize, width)):
         for gap in (0, 5, width):
             step, size = num_cols + gap, num_rows * (num_cols + gap)
             memory, out = xp.asarray(values), xp.full(4096, 7, values.dtype)
@@ -113,10 +130,11 @@ def test_rows_that_begin_anywhere(target, dtype):
             assert bool((memory == xp.asarray(values)).all())
 
 
-def test_non_finite_rows(target):
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_non_finite_rows(target, dtype):
     """Also at the elements that are no part of a vector; neighbours are as they were."""
-    x = inputs.values("normal", (9, 1025), dtypes.float16, 1)
-    config = config_of(2, 64, 2, 1025)
+    x = inputs.values("normal", (9, 1025), dtypes.NAMES[dtype], 1)
+    config = config_of(x.itemsize, 64, 2, 1025)
     expected = cupykern.softmax(target.xp.asarray(x), config=config)
     x[1, 0], x[3, 1024], x[5, 500], x[7] = np.nan, np.inf, np.nan, -np.inf
     y = cupykern.softmax(target.xp.asarray(x), config=config)

@@ -17,7 +17,7 @@ LONG = "softmax_long.cu"
 FAULTS = {
     "no wait for the copies": Fault(LONG, "copy_async_wait<0>();", ";", "one block"),
     "the elements before the first vector": Fault(
-        LONG, "if (first < head) column = first;", "", "places"
+        LONG, "if (place < head) column = place;", "", "places"
     ),
     "the elements behind the last vector": Fault(
         LONG, "at >= tail && at < num_cols", "false", "one block"
@@ -26,17 +26,29 @@ FAULTS = {
         LONG, "at >= tail && at < num_cols", "at >= tail && at <= num_cols", "places"
     ),
     "every block has the single elements": Fault(
-        LONG, "if (first < head) column = first;", "if (thread < head) column = thread;", "places"
+        LONG,
+        "if (place < head) column = place;",
+        "if (int(threadIdx.x) < head) column = int(threadIdx.x);",
+        "places",
     ),
     "a vector that is not aligned": Fault(
-        LONG, "behind == 0 ? 0 : kVectorWidth - behind", "behind", "places"
+        LONG, "int(-begin % kVectorWidth)", "int(begin % kVectorWidth)", "places"
     ),
     "a vector behind the row": Fault(
-        LONG, "i < num_vectors; i += step", "i <= num_vectors; i += step", "one block"
+        LONG, "if (i < num_vectors) body", "if (i <= num_vectors) body", "one block"
     ),
-    "blocks do the same": Fault(
-        LONG, "first = rank * num_threads + thread;", "first = thread;", "cluster"
+    "a pair of vectors behind the row": Fault(
+        LONG, "i + step < num_vectors;", "i < num_vectors;", "one block"
     ),
+    "a pair's first vector twice": Fault(
+        LONG, "body(at[num_threads], head", "body(at[0], head", "one block"
+    ),
+    "pairs overlap": Fault(LONG, "at += 2 * num_threads;", "at += num_threads;", "one block"),
+    "vectors before the row": Fault(LONG, "if (first < 0) first += step;", "", "places"),
+    "a turn more than there is room for": Fault(
+        LONG, "if (first < 0) first += step;", "if (first < 0) first = place;", "full"
+    ),
+    "blocks do the same": Fault(LONG, "first = place -", "first = int(threadIdx.x) -", "cluster"),
     "the first warps' statistics alone": Fault(
         LONG, "i < count; i +=", "i < warps; i +=", "cluster"
     ),
@@ -77,9 +89,9 @@ def _problems() -> Iterator[tuple[str, Op, object]]:
         yield "one block", op, SoftmaxProblem((3, 11_003), dtype="float32")
 
 
-def _hold(op: Op, x: np.ndarray, y: np.ndarray, blocks: int) -> None:
+def _hold(op: Op, x: np.ndarray, y: np.ndarray, blocks: int, spare: int = 1) -> None:
     width = 16 // x.itemsize
-    vectors = -(-x.shape[1] // (64 * blocks * width)) + 1
+    vectors = -(-x.shape[1] // (64 * blocks * width)) + spare
     config = RowConfig(64, 64, width, vectors, blocks, long_row=True)
     (cupykern.log_softmax if op is LOG_OP else cupykern.softmax)(x, out=y, config=config)
     references = op.reference(x)
@@ -120,7 +132,16 @@ def _check_shifted() -> None:
         _hold(op, x, np.empty_like(x), 2)
 
 
+def _check_full() -> None:
+    """The row takes all of the memory, and begins within a line."""
+    memory = inputs.values("normal", (1024 + 32,), np.dtype(np.float32), 1)
+    begin = next(i for i in range(32) if memory[i:].ctypes.data % 128 == 16)
+    x = memory[begin : begin + 1024].reshape(1, 1024)
+    _hold(OP, x, np.empty_like(x), 2, spare=0)
+
+
 CHECKS = {
+    "full": _check_full,
     "places": _check_places,
     "cluster": _check_cluster,
     "large ends": _check_large_ends,

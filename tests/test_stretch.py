@@ -17,7 +17,7 @@ from cupykern.rows.softmax_configs import softmax_configs
 # One thread a row and several, a warp, several warps; one element, even and odd, the most.
 CONFIG = next(config for config in softmax_configs("host", 2) if config.stretch)
 MOST = CONFIG.chunk - 7  # a row may begin with the last element of a vector
-LENGTHS = (1, 2, 3, 17, 32, 33, 63, 100, 301, 1001, 1025, 2047, 4097, MOST)
+LENGTHS = (1, 2, 3, 17, 32, 33, 63, 100, 301, 1001, 1025, 1501, 2047, 4097, MOST)
 DTYPES = ("float16", "bfloat16", "float32")
 
 

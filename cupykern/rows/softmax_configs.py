@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from ..targets.limits import is_measured, max_shared_bytes
+from ..targets.limits import is_measured, max_shared_bytes, multiprocessors
 from .row_configs import (
     LONG_ROW_THREADS,
     STATIC_SHARED_BYTES,
@@ -54,9 +54,12 @@ LONG_ROWS = {
         min_blocks=3,
         long_row=True,
     )
-    for itemsize in (2,)
+    for itemsize in (2, 4)
 }
-_LEAST_LONG_THREADS = 128
+
+# Of a long row, by the elements' bytes: FP16 of 1500 columns 80% to 96% of a copy, of 1001 90% to 85%, FP32 of 2047
+# 97% to 103%, of 1500 104% to 103%.
+_FEWEST_VECTORS = {2: 161, 4: 385}
 
 
 @cache
@@ -75,29 +78,48 @@ def softmax_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
             for threads, threads_per_row, elements, blocks in few_of(arch, _REGISTERS[itemsize], 3)
         ),
         *stretch_configs(arch, itemsize, _STRETCHES[itemsize]),
-        # Aligned long rows of FP32, of which softmax_long.cu has but 60% of a copy's speed.
-        *(
-            c
-            for c in row_configs(arch, itemsize)
-            if not c.plain or (c.cluster_size > 1 and itemsize == 4)
-        ),
+        *(c for c in row_configs(arch, itemsize) if not c.plain),
     )
 
 
-def long_row_configs(arch: str, itemsize: int, num_elements: int) -> tuple[RowConfig, ...]:
-    """Those for long rows of up to so many elements; where nothing is measured none."""
+def long_row_configs(
+    arch: str, itemsize: int, num_elements: int, num_rows: int
+) -> tuple[RowConfig, ...]:
+    """Those for long rows of up to so many elements, the fastest measured first; where nothing is measured
+    none."""
+    if not is_measured(arch):
+        return ()
     width = VECTOR_BYTES // itemsize
     num_vectors = -(-num_elements // width)
+
+    def config(threads: int, blocks: int) -> RowConfig:
+        vectors = -(-num_vectors // (threads * blocks))
+        return RowConfig(threads, threads, width, vectors, blocks, long_row=True)
+
+    warp = 64 if arch == "host" else 32  # of 32 or 64 threads
     found = []
-    for blocks in (1, 2, 4, 8, 16) if is_measured(arch) and itemsize in LONG_ROWS else ():
+    for blocks in (1, 2, 4, 8, 16):
         of_block = -(-num_vectors // blocks)
-        # At least eight vectors a thread, and of 256 threads, or of 384, a few more.
+        # At least eight vectors a thread, and of fewer threads than that takes a few more.
         fewest = min(-(-of_block // (64 * 8)) * 64, LONG_ROW_THREADS)
-        threads = next((t for t in (256, 384) if t < fewest and of_block <= 12.5 * t), fewest)
-        if threads >= _LEAST_LONG_THREADS:
-            vectors = -(-of_block // threads)
-            found.append(RowConfig(threads, threads, width, vectors, blocks, long_row=True))
-    return tuple(found)
+        some = (warp, 64, 128, 256, 384) if blocks == 1 else (256, 384)
+        threads = next((t for t in some if t < fewest and of_block <= 12.5 * t), fewest)
+        if of_block >= (_FEWEST_VECTORS[itemsize] if blocks == 1 else 513):
+            found.append(config(threads, blocks))
+    # 16 bits: rows of 262144 by eight blocks of 384 threads instead of 16 of 256 98.0% to 101.2% of a copy, of
+    # 50257 by two of 256 instead of four 99.6% to 100.4%.  FP32, in 50 KB of a block instead of 80: of 151669 by
+    # 16 of 256 instead of eight of 384 100.2% to 101.3%, of 50257 by eight instead of four 100.7% to 101.5% (H200).
+    found.sort(
+        key=lambda c: (
+            c.num_threads > 384,
+            c.cluster_size == 16 if itemsize == 2 else c.shared_bytes(itemsize) > 50 * 1024,
+            abs(c.num_threads - 256),
+        )
+    )
+    # Few rows by more multiprocessors: one of 50257 in 16 bits 8.7 to 6.9 us, of 151936 8.4 to 7.7.
+    most = min(multiprocessors(arch) // max(num_rows, 1), num_vectors // 256)
+    more = [b for b in (16, 8, 4, 2) if found and found[0].cluster_size < b <= most]
+    return tuple(dict.fromkeys((*(config(256, blocks) for blocks in more[:1]), *found)))
 
 
 def admissible_configs(
@@ -107,7 +129,7 @@ def admissible_configs(
     most = max_shared_bytes(arch) - STATIC_SHARED_BYTES
     configs = (
         *softmax_configs(arch, itemsize),
-        *long_row_configs(arch, itemsize, layout.num_cols + layout.max_head),
+        *long_row_configs(arch, itemsize, layout.num_cols + layout.max_head, layout.num_rows),
     )
     configs = fitting(configs, arch, itemsize, layout, plain)
     # Of clusters those first of which a multiprocessor holds three blocks.
@@ -122,12 +144,7 @@ def admissible_configs(
     stretches = [c for c in roomy if c.stretch]
     stretches.sort(key=lambda c: c.threads_log2(layout.num_cols))
     long_rows = [c for c in configs if c.long_row]
-    # Rows of 262144 by eight blocks of 384 threads instead of 16 of 256 99.2% to 99.9% of a copy, of 50257 by
-    # two of 256 instead of four 92.7% to 93.9%, of 151936 by eight of 256 instead of 320 96.7% to 102% (H200).
-    long_rows.sort(
-        key=lambda c: (c.num_threads > 384, c.cluster_size == 16, abs(c.num_threads - 256))
-    )
     known = {*stretches, *long_rows}
     plain, others = ([c for c in roomy if c.plain == p and c not in known] for p in (True, False))
     split = [c for c in configs if c.split_rows]
-    return (*plain, *stretches, *long_rows, *others, *crowded, *split)
+    return (*plain, *long_rows, *stretches, *others, *crowded, *split)
