@@ -157,8 +157,8 @@ def run(
                 matrices[name] = product.matrix(arrays[name], shape[:-2])
         copied: tuple[Copy, ...] = ()
         if config is None:
-            blocks = options.get("block_scales", False)
-            copied = copies(arrays, matrices, *shape[-2:], k, blocks)
+            kinds = (options.get(name, False) for name in ("block_scales", "half_sums"))
+            copied = copies(arrays, matrices, *shape[-2:], k, *kinds)
             matrices |= {copy.name: copy.matrix(shape[:-2]) for copy in copied}
         place = product.matrix(y, shape[:-2])
         if place is None:
