@@ -63,10 +63,11 @@ def matmul(
 
     Sums in FP32 (int8: in int32, exactly, so K is at most 131071), FP32 inputs without TF32; the
     epilogue in FP32, one rounding at the end.  K = 0 gives the epilogue of zero.  Any strides: operands
-    whose neighbours lie along a row or column (of 8-bit ones, along K), and whose rows or columns begin at
-    multiples of 16 bytes, are read by vectors, others element by element.  Of products of at least 2^24
-    multiplications these others are copied before, into memory of their size that the call frees again;
-    so is an operand whose byte strides are no multiples of its itemsize.
+    whose neighbours lie along a row or column (of 8-bit ones and FP16 sums, along K), and whose rows or
+    columns follow each other at multiples of 16 bytes, are read by vectors, others element by element.  Of
+    products of at least 2^24 multiplications these others are copied before, into memory of their size that
+    the call frees again, and so are up to 256 rows of an a that lies in columns; so is an operand whose byte
+    strides are no multiples of its itemsize.
 
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, alpha, config, devices) and
     NotImplementedError.  Error bound: `reference.matmul_bound`.
