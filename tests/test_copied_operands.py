@@ -33,6 +33,7 @@ def made(monkeypatch):
     original = copied_plan.Copy.copier
     monkeypatch.setattr(copied_plan.Copy, "copier", copier)
     monkeypatch.setattr(copied_plan, "_MANY", 2)
+    monkeypatch.setattr(copied_plan, "_FEW_ROWS", 2)
     return made
 
 
@@ -100,6 +101,24 @@ def test_what_vectors_do_not_read_is_copied(made, dtypes, orders, shape, copied)
         for _, x in made:
             assert x.shape[-1] * x.itemsize % 128 == 0
         made.clear()
+
+
+def test_few_rows_steps_that_are_not_positive_and_half_sums(made, monkeypatch):
+    a, b = numbers((16, 24), np.float16, "C"), numbers((24, 16), np.float16, "F", 2)
+    check(np.asfortranarray(a), b)
+    assert not made
+    monkeypatch.setattr(copied_plan, "_FEW_ROWS", 16)
+    check(np.asfortranarray(a), b)
+    check(a[::-1], b)
+    check(np.broadcast_to(a[3], (16, 24)), b)
+    check(np.stack([a, 2 * a])[::-1], b)
+    check(a, b[:, ::-1])
+    assert [name for name, _ in made] == ["a", "a", "a", "a", "b"]
+    made.clear()
+    for order, copied in (("F", []), ("C", ["b"])):
+        found = cupykern.matmul(a, np.asarray(b, order=order), accumulate="float16")
+        np.testing.assert_array_equal(found, a.astype(np.float64) @ b.astype(np.float64))
+        assert [name for name, _ in made] == copied
 
 
 def test_batches_views_and_products_of_two(made):

@@ -78,10 +78,10 @@ def activates(activation: str | None) -> bool:
 
 
 def half_sums_task(task: GemmTask) -> GemmTask:
-    """`task` with sums in FP16: with columns of a in memory it is rare, and has no variants of its own."""
-    layouts = (task.layout_a, task.layout_b)
-    layouts = layouts if task.layout_a == INNER else (STRIDED, STRIDED)
-    return replace(task, half_sums=True, layout_a=layouts[0], layout_b=layouts[1])
+    """`task` with sums in FP16, which is rare: only neighbours along k are read by vectors."""
+    inner = (task.layout_a, task.layout_b) == (INNER, INNER)
+    layout = INNER if inner else STRIDED
+    return replace(task, half_sums=True, layout_a=layout, layout_b=layout)
 
 
 def check_config(config: Any, task: GemmTask, arch: str) -> None:
@@ -124,7 +124,8 @@ def configs(task: GemmTask, arch: str, blocks: int | None = None) -> tuple[AnyCo
     portable = portable_choice.configs(task, arch)
     hopper = hopper_choice.configs(task, arch, blocks or multiprocessors(arch))
     streams = gemm_stream.configs(task, arch)
-    if arch != "host" and (hopper_choice.pays(task) or portable[0].gathers):
+    on_hopper = arch != "host" and hopper
+    if on_hopper and (portable[0].gathers or hopper_choice.pays(task, hopper[0])):
         return (*streams, *hopper, *portable)
     return (*streams, *portable, *hopper)
 

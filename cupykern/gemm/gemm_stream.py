@@ -138,7 +138,8 @@ def configs(task: GemmTask, arch: str) -> tuple[StreamConfig, ...]:
         return ()
     outer = _outer(task)
     tile_n, depth = (64, 64 // task.b.itemsize) if outer else (32, 128 // task.b.itemsize)
-    halves = task.m <= 8 and task.b.itemsize == 1 and is_measured(arch)  # else it gains little
+    # Else it gains little.
+    halves = task.m <= 8 and task.b.itemsize == 1 and is_measured(arch) and not outer
     task, rows = multiplied(task), 8 if halves else ROWS
     stage = StreamConfig(tile_n, depth, 4, 1, rows=rows).shared_bytes(task)
     stages = max(2, min(4, (max_shared_bytes(arch) // 2 - 1024) // stage))

@@ -56,7 +56,6 @@ _16_BIT_ANYWHERE = {
 _FP8 = {
     HopperConfig(128, 192, 4, cluster=2): 18.8,
     HopperConfig(128, 176, 4, cluster=2): 17.2,
-    HopperConfig(128, 128, 6, cluster=2): 12.6,
     HopperConfig(128, 128, 6): 12.8,
     HopperConfig(128, 64, 8): 8.5,
     HopperConfig(64, 64, 12, share_k=True): 8.7,
@@ -69,13 +68,16 @@ _INT8 = {
     HopperConfig(128, 256, 4): 27.0,
     HopperConfig(128, 128, 6): 17.4,
     HopperConfig(128, 64, 8): 12.7,
+    HopperConfig(64, 64, 12, share_k=True): 9.0,
 }
-_INT8_FEW_ROWS = {HopperConfig(64, 64, 12, share_k=True): 9.0}
 _MIXED = {
     HopperConfig(256, 128, 4, cluster=2): 47.5,
     HopperConfig(128, 128, 4, lines=2, cluster=2, split_k=True): 15.0,
     HopperConfig(64, 64, 8, share_k=True, lines=2): 7.5,
 }
+# Rare, so one: (64, 4096, 7168) in 24 instead of 32 us by the portable main loop, 4096 cubed in 321 instead of 528
+# (by tiles of 256 x 128 in 184, H200).
+_MIXED_E5M2 = {HopperConfig(64, 64, 8, share_k=True, lines=2): 7.5}
 
 # Stages of fewer rows of a are more of the weights: 26.7 to 24.6 us (32 x 8192 x 8192 of FP16 by E4M3), 26.6 to
 # 24.5 where columns are neighbours, 23.5 to 19.3 (32 x 4096 x 7168), 47.3 to 40.7 (32 x 28672 x 4096).
@@ -91,7 +93,7 @@ _FEW_LOGITS = {HopperConfig(16, 256, 4, streams=True): 13.0}
 def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:
     """The configs for a task, with the time that a multiprocessor takes for a tile.
 
-    Few for what is rare: none for E5M2 that is converted, although the main loop could.
+    Few for what is rare.
     """
     a, b = task.a, task.b
     if b == FP4 and task.kernel == "gemm":
@@ -106,8 +108,7 @@ def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:
             return {}
         if a in FLOAT16S:
             return {**_DUAL, **_DUAL_FEW_ROWS} if task.layout_b == INNER else _DUAL_OUTER
-        few = _DUAL_FP8_FEW_ROWS if task.m <= FEW_ROWS else {}  # else they would count as tiles
-        return {**_DUAL_FP8, **few} if a == dtypes.float8_e4m3fn else {}
+        return _DUAL_FP8 if a == dtypes.float8_e4m3fn else {}
     if a in FP8 and b in FP8:
         return _FP8 if a == b == dtypes.float8_e4m3fn else _E5M2
     if a == b and a in FLOAT16S:
@@ -123,8 +124,9 @@ def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:
         inner = _16_BIT_INNER if task.layout_b == INNER else {}
         return {**_16_BIT, **inner, **_16_BIT_FEW_ROWS}
     if a == b:
-        few = _INT8_FEW_ROWS if task.m <= _ROWS_SHARED else {}  # else they would count as tiles
-        return {**_INT8, **few} if a == dtypes.int8 else {}
+        return _INT8 if a == dtypes.int8 else {}
+    if b == dtypes.float8_e5m2:
+        return _MIXED_E5M2
     if b not in (dtypes.float8_e4m3fn, dtypes.int8):
         return {}
     if task.m <= _FEWER_ROWS and task.plain:
@@ -141,8 +143,11 @@ _DUAL = {
 }
 _DUAL_OUTER = {HopperConfig(128, 256, 4): 45.5, HopperConfig(128, 128, 6): 24.0}
 _DUAL_FEW_ROWS = {HopperConfig(16, 64, 10, share_k=True, lines=2, turned=True): 9.0}
-_DUAL_FP8 = {HopperConfig(192, 128, 4, warpgroups=3): 22.8, HopperConfig(128, 128, 6): 15.8}
-_DUAL_FP8_FEW_ROWS = {HopperConfig(16, 64, 18, share_k=True, turned=True): 9.0}
+_DUAL_FP8 = {
+    HopperConfig(192, 128, 4, warpgroups=3): 22.8,
+    HopperConfig(128, 128, 6): 15.8,
+    HopperConfig(16, 64, 18, share_k=True, turned=True): 9.0,
+}
 
 # NVFP4's, measured on an H200 like the others; what decoding before costs is in _estimate.
 _NVFP4 = {
@@ -180,12 +185,12 @@ def configs(task: GemmTask, arch: str, blocks: int) -> tuple[HopperConfig, ...]:
 
     With share_k and split_k the sums are other ones: the task alone decides about them.
     """
-    few = task.m <= (FEW_ROWS if task.kernel == "dual_gemm" else _ROWS_SHARED)
     fitting = [
         config
         for config in _tile_times(task)
         if refusal(config, task, arch) is None and _has_kernel(config, task)
     ]
+    few = _shares_k(task)
 
     def other(c: HopperConfig) -> bool:
         return (c.share_k or c == _SPLIT) != few
@@ -197,6 +202,22 @@ def configs(task: GemmTask, arch: str, blocks: int) -> tuple[HopperConfig, ...]:
         return other(c), c.split_k != split, _estimate(c, task, blocks)
 
     return tuple(sorted(fitting, key=order))
+
+
+def _shares_k(task: GemmTask) -> bool:
+    """Whether warpgroups do: of few rows, and where tiles of 64 x 64 are one wave, of 16 bits at most half of
+    one if the last rows are fewer.
+
+    (128, 4096, 7168) of FP16 takes 23.1 us instead of 27.0, by E4M3 24.8 instead of 29.7, int8 20.7 instead of
+    24.2; but (100, 4096, 5120) of FP16 23.2 instead of 22.0 (H200).
+    """
+    if task.m <= (FEW_ROWS if task.kernel == "dual_gemm" else _ROWS_SHARED):
+        return True
+    if task.kernel != "gemm" or task.b == FP4 or task.a in FP8 or not task.in_lines:
+        return False
+    tiles = task.batch * math.ceil(task.m / 64) * math.ceil(task.n / 64)
+    fewer = task.b in FLOAT16S and task.m % 64 != 0
+    return tiles * (2 if fewer else 1) <= multiprocessors("sm_90a")
 
 
 def _splits_few_rows(task: GemmTask) -> bool:
@@ -238,20 +259,17 @@ def _estimate(config: HopperConfig, task: GemmTask, blocks: int) -> float:
     return decoding + start + rounds * tile
 
 
-def pays(task: GemmTask) -> bool:
-    """Whether the tiles are enough to keep most of a GPU busy, or rows of 16 bits are not few: 13.6 to 8.1
-    us (256 x 256 x 256 of FP16), 17.5 to 9.7 (64 x 512 x 1024 of FP16 by E4M3); but of FP16 8.0 to 9.5 (64 x
-    64 x 64), 16.2 to 23.7 (24 x 512 x 8192) (H200)."""
+def pays(task: GemmTask, best: HopperConfig) -> bool:
+    """Whether `best` is faster than what the portable main loop reads by vectors: where tiles are enough to
+    keep most of a GPU busy, and of rows of 16 bits unless k is long and tiles are few, of which it splits k:
+    13.1 to 8.8 us (17 x 1024 x 1024 of FP16), but 15.4 to 19.4 (24 x 512 x 8192) (H200).
+    """
+    blocks = multiprocessors("sm_90a")
     of_logits = task.kernel == "dequant_softmax" and task.layout_b != INNER
     streams = of_logits or (task.b == FP4 and task.kernel == "dual_gemm")
     if streams and task.m <= FEW_ROWS:
         return False
-    times = _tile_times(task)
-    tiles = max((_num_tiles(config, task) for config in times), default=0)
-    if times and task.kernel == "gemm" and task.a in FLOAT16S and task.layout_a == INNER:
-        narrow = task.b.itemsize == 1 and task.b != FP4
-        if narrow or (task.b != FP4 and (task.m > 64 or (task.m > 32 and task.k >= 512))):
-            return True
-        # Also those of up to 64 rows that hold few: tiles of 16 would be as many as this.
-        tiles = max(tiles, task.batch * math.ceil(task.m / 16) * math.ceil(task.n / 64))
-    return 2 * tiles >= multiprocessors("sm_90a")
+    if task.kernel == "gemm" and task.a == task.b in FLOAT16S and task.layout_a == INNER:
+        tiles = task.batch * math.ceil(task.m / 16) * math.ceil(task.n / 64)
+        return 4 * tiles > blocks or _estimate(best, task, blocks) < 10.0
+    return 2 * max(_num_tiles(config, task) for config in _tile_times(task)) >= blocks

@@ -136,7 +136,7 @@ def splits_epilogues(task: GemmTask, config: HopperConfig) -> bool:
     """
     few = config.tile_m * config.tile_n <= 64 * 64
     pays = few or (task.a == task.b and task.layout_a == INNER)
-    return task.a in FLOAT16S and (config.split_k or (pays and task.b != FP4))
+    return task.a in FLOAT16S and (config.split_k or (pays and task.b not in (FP4, FP8[1])))
 
 
 def only_plain(task: GemmTask, config: HopperConfig) -> bool:

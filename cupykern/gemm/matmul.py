@@ -63,10 +63,12 @@ def matmul(
 
     Sums in FP32 (int8: in int32, exactly, so K is at most 131071), FP32 inputs without TF32; the
     epilogue in FP32, one rounding at the end.  K = 0 gives the epilogue of zero.  Any strides: operands
-    whose neighbours lie along a row or column (of 8-bit ones, along K), and whose rows or columns begin at
-    multiples of 16 bytes, are read by vectors, others element by element.  Of products of at least 2^24
-    multiplications (2^21 where neighbours lie so) these others are copied before, into memory of their size
-    that the call frees again, but 16-bit ones of up to 16 rows where only lines, not arrays, begin elsewhere; so is an operand whose byte strides are no multiples of its itemsize.
+    whose neighbours lie along a row or column (of 8-bit ones and FP16 sums, along K), and whose rows or
+    columns begin at multiples of 16 bytes, are read by vectors, others element by element.  Of products of at
+    least 2^24 multiplications (2^21 where neighbours lie so) these others are copied before, into memory of
+    their size that the call frees again, but 16-bit ones of up to 16 rows where only lines, not arrays, begin
+    elsewhere; and so are up to 256 rows of an a that lies in columns, and an operand whose byte strides are no
+    multiples of its itemsize.
 
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, alpha, config, devices) and
     NotImplementedError.  Error bound: `reference.matmul_bound`.
@@ -166,8 +168,8 @@ def run(
         call = Product(batch=shape[:-2], m=shape[-2], n=shape[-1], k=k, out=place, **fields)
         copied: tuple[Copy, ...] = ()
         if config is None:
-            blocks = options.get("block_scales", False)
-            all_copied = copies(arrays, matrices, *shape[-2:], k, blocks)
+            kinds = (options.get(name, False) for name in ("block_scales", "half_sums"))
+            all_copied = copies(arrays, matrices, *shape[-2:], k, *kinds)
             for copied in ((), all_copied[:1], all_copied):
                 found = {copy.name: copy.matrix(shape[:-2]) for copy in copied}
                 if copied == all_copied or gemm.streams(target, call._replace(**found)):

@@ -216,7 +216,9 @@ def variants(
                 for m in (1, gemm_stream.ROWS):
                     for config in gemm_stream.configs(replace(few_rows, m=m), arch):
                         found[gemm.variant(few_rows, config)] = None
-                for plain, in_lines in itertools.product((True, False), repeat=2):
+                # Other layouts' rows count as beginning with lines.
+                lines = (True, False) if layouts == (INNER, INNER) else (True,)
+                for plain, in_lines in itertools.product((True, False), lines):
                     ends = replace(task, plain=plain, in_lines=in_lines)
                     few = (c for m in (32, 64) for c in gemm.configs(replace(ends, m=m), arch))
                     of_few = (config for config in few if isinstance(config, HopperConfig))

@@ -25,14 +25,15 @@ def _tiles(
     layout_b: int,
     block_scales: bool,
     kernel: str = "gemm",
+    half_sums: bool = False,
 ) -> tuple[GemmConfig, ...]:
     """The tiles for operands of these dtypes and layouts, the largest first.
 
-    Few for what is rare: each is a variant for every pair of dtypes and layouts.  Hopper's main loops have
-    tiles of few rows for FP8 and for what is converted, but logits have so many columns that several small
-    blocks on a multiprocessor stream them.  Where nothing is measured those of 16 rows are left out: what
-    tensor cores do for nothing in 64 rows is hidden by the reading of b; and what is rare is gathered,
-    as operands of any strides are.
+    Few for what is rare: each is a variant for every pair of dtypes and layouts.  What Hopper's main loops
+    multiply is gathered there, as operands of any strides are: it is what TMA does not count.  Left are
+    those of which k is split (hopper_choice.pays), and logits, which have so many columns that several small
+    blocks on a multiprocessor stream them.  Where nothing is measured tiles of 16 rows are left out: what
+    tensor cores do for nothing in 64 rows is hidden by the reading of b; and what is rare is gathered.
     """
     few_rows = is_measured(arch)
     compute = compute_dtype(a, b)
@@ -43,17 +44,22 @@ def _tiles(
     small = GemmConfig(16, 64, 128, 1, 1, 4, stages=4)
     e5m2 = dtypes.float8_e5m2 in (a, b)
     strided = STRIDED in (layout_a, layout_b)
-    # What Hopper's main loops have, but where TMA does not walk the strides; and what nothing else has.
-    gathers = (e5m2 and a.itemsize == 1) or (block_scales and a == dtypes.int8)
-    if not is_measured(arch):
-        rare = e5m2 or (block_scales and layout_b == OUTER)
-        gathers = gathers or rare or (layout_a, layout_b) == (OUTER, INNER)
-    gathers = gathers and not strided and arch != "host"
+    outer = (layout_a, layout_b) == (OUTER, OUTER)
+    if arch == "sm_90a" and kernel == "gemm":
+        alone = half_sums or outer or b == FP4 or (block_scales and a in FLOAT16S)
+        gathers = not alone and compute != dtypes.float32
+    else:
+        rare = e5m2 or (block_scales and (layout_b == OUTER or a == dtypes.int8))
+        gathers = not is_measured(arch) and (rare or (layout_a, layout_b) == (OUTER, INNER))
+    promotes = compute in FLOAT16S and not is_measured(arch)
+    warps_n = 4 if gfx11 and (block_scales or promotes) else 2
+    gathered = GemmConfig(
+        *(64, 64, 128 // compute.itemsize, 2, warps_n),
+        stages=2, gathers=not strided, promotes=promotes,
+    )  # fmt: skip
     if gathers or strided:
-        promotes = compute in FLOAT16S and not is_measured(arch)
-        warps_n = 4 if gfx11 and (block_scales or promotes) else 2
-        tile = GemmConfig(64, 64, 128 // compute.itemsize, 2, warps_n, stages=2)
-        return (replace(tile, gathers=gathers, promotes=promotes),)
+        inner = arch == "sm_90a" and (layout_a, layout_b) == (INNER, INNER)
+        return (gathered, small) if inner and a == b in FLOAT16S else (gathered,)
     if compute == dtypes.float32:
         return (GemmConfig(64, 64, 32, 2, 2, stages=few),)
     if b == FP4:
@@ -73,21 +79,20 @@ def _tiles(
         large = (converted,)
         if a in FP8 and arch in FP8_ARCHS:
             large = (native, converted) if arch == "host" else (native,)
-        few_rows = few_rows and not (e5m2 or block_scales or (arch == "sm_90a" and a in FP8))
+        few_rows = few_rows and not (e5m2 or block_scales)
         return (*large, small) if few_rows else large
     if b.itemsize == 1:
         if gfx11:
             return (GemmConfig(32, 64, 64, 2, 4, stages=2),)
-        hopper = arch == "sm_90a" and kernel == "gemm"
-        promotes = hopper or (kernel == "gemm" and layout_b == INNER and not is_measured(arch))
+        promotes = kernel == "gemm" and layout_b == INNER and not is_measured(arch)
         promotes = promotes and not e5m2  # which has no scales of blocks
         # Scaled blocks have their sums twice, of the products and of the blocks.
-        cols = 64 if gfx or (hopper and promotes) or (block_scales and arch == "host") else 128
+        cols = 64 if gfx or (block_scales and is_measured(arch)) else 128
         warps_n = 4 if promotes and cols == 128 else 2
         large = GemmConfig(64, cols, 64, 2, warps_n, stages=4 if roomy else few, promotes=promotes)
         if kernel == "dequant_softmax":  # (16, 128256, 4096) in 155 us, not 173 (H200)
             small = replace(small, tile_k=256, stages=3)
-        few_rows = few_rows and not (e5m2 or block_scales or hopper)
+        few_rows = few_rows and not (e5m2 or block_scales)
         return (large, small) if few_rows else (large,)
     if gfx:
         large = GemmConfig(128, 128, 32, 2, 4, stages=2, finish_rounds=2)
@@ -95,11 +100,7 @@ def _tiles(
     else:
         large = GemmConfig(128, 128, 64, 2, 4, stages=3)
         medium = GemmConfig(64, 128, 64, 2, 2, stages=4 if roomy else 3)
-    if layout_a == OUTER:
-        return (large,)
-    if arch == "sm_90a":
-        return large, small
-    return (large, medium, small) if few_rows else (large,)
+    return (large, medium, small) if few_rows and layout_a == INNER else (large,)
 
 
 @cache
@@ -110,19 +111,22 @@ def _dual_tiles(
     gfx, gfx11 = arch.startswith("gfx"), arch.startswith("gfx11")
     roomy = max_shared_bytes(arch) >= 160 * 1024
     few = 2 if gfx else 3
-    if STRIDED in (layout_a, layout_b):
+    strided = STRIDED in (layout_a, layout_b)
+    on_hopper = (
+        a == b and a not in (dtypes.int8, FP4) and not block_scales
+    )  # hopper_choice has them
+    if strided or (on_hopper and arch == "sm_90a"):
         wide = dtypes.int8 not in (a, b) or a != b
         promotes = wide and not is_measured(arch)
         rows, cols, warps_n = (64, 32, 2)
         if gfx11:
             rows, cols, warps_n = 32 if block_scales or promotes else 64, 64, 4
         tile = GemmConfig(rows, cols, 64 if wide else 128, 2, warps_n, stages=2)
-        return (replace(tile, promotes=promotes),)
+        return (replace(tile, gathers=not strided, promotes=promotes),)
     if a in FLOAT16S and a == b:
         large = GemmConfig(128, 64, 64, 2, 4, stages=3 if roomy else 2)
         if gfx:
             large = GemmConfig(64, 64, 32, 2, 4, stages=2, finish_rounds=2)
-        # On Hopper it is for odd strides, elsewhere not measured.
         small = GemmConfig(16, 32, 128, 1, 1, 4, stages=4)
         return (large, small) if layout_b == INNER and arch == "host" else (large,)
     large = GemmConfig(64, 32 if gfx else 64, 64, 2, 2, stages=4 if roomy else few)
@@ -143,12 +147,12 @@ def _dual_tiles(
 @cache
 def configs(task: GemmTask, arch: str) -> tuple[GemmConfig, ...]:
     kinds = (arch, task.a, task.b, task.layout_a, task.layout_b, task.block_scales)
-    tiles = _dual_tiles(*kinds) if task.products == 2 else _tiles(*kinds, task.kernel)
+    if task.products == 2:
+        tiles = _dual_tiles(*kinds)
+    else:
+        tiles = _tiles(*kinds, task.kernel, task.half_sums)
     if task.half_sums:  # few variants for what is rare
         tiles = tiles[:1]
-        if task.layout_b == OUTER and not is_measured(arch):
-            tiles = _tiles(arch, task.a, task.b, STRIDED, STRIDED, task.block_scales)
-            tiles = (replace(tiles[0], gathers=True),)
     fitting = [tile for tile in tiles if refusal(tile, task, arch) is None]
     chosen = next((tile for tile in fitting if _fills(tile, task)), fitting[-1])
     split = _split(chosen, task, arch)

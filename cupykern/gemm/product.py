@@ -131,14 +131,19 @@ def dual_by_vectors(
 
 
 def layout_of(x: Matrix, k_step: int, outer_step: int, k: int, outer: int) -> int:
-    """How the main loop can read an operand alone: by vectors along k or along its other dim, or not."""
-    per_vector = ALIGNMENT // x.dtype.itemsize
-    if x.aligned and (k_step == 1 or k == 1) and outer_step % per_vector == 0:
+    """How the main loop can read an operand alone: by vectors along k or along its other dim, at positive
+    steps, or not.
+    """
+    if not x.aligned or min(x.batch_strides, default=0) < 0:
+        return STRIDED
+
+    def in_lines(near: int, near_size: int, step: int, size: int) -> bool:
+        whole = step % (ALIGNMENT // x.dtype.itemsize) == 0
+        return (near == 1 or near_size == 1) and whole and (step > 0 or size == 1)
+
+    if in_lines(k_step, k, outer_step, outer):
         return INNER
-    neighbours = outer_step == 1 or outer == 1
-    if x.aligned and neighbours and k_step % per_vector == 0:
-        return OUTER
-    return STRIDED
+    return OUTER if in_lines(outer_step, outer, k_step, k) else STRIDED
 
 
 def lines_of(a: Matrix, b: Matrix, m: int, n: int, k: int) -> int:
@@ -219,8 +224,8 @@ class Product(NamedTuple):
 class GemmTask:
     """What decides about configs: sizes, dtypes and the layouts of the operands.
 
-    tma: whether Hopper's main loops can: TMA walks the operands' strides, if their layouts are not
-    STRIDED, and there are no scales that their epilogue does not know.
+    tma: whether Hopper's main loops can: TMA counts so far, if layouts are not STRIDED, and there are no
+    scales that their epilogue does not know.
     kernel: which computes it; of dual_gemm, n is one product's.
     activates: whether an activation of many instructions follows.
     plain: whether one bias of columns and an activation are all that follows, to 16 bits (gemm_hopper.py:
@@ -299,8 +304,7 @@ def make_task(
     if b.dtype != FP4:
         return task
     codes = all(
-        x.aligned
-        and x.col % ALIGNMENT == 0
+        layout_of(x, 1, x.col, k, n) == INNER
         and _tma_walks(x._replace(row=x.col, col=x.row), INNER, n, k)
         for x in (b, b2)
         if x is not None
@@ -309,14 +313,10 @@ def make_task(
 
 
 def _tma_walks(x: Matrix, layout: int, outer: int, k: int) -> bool:
-    """x: (outer, k)."""
-    step, size = (x.row, outer) if layout == INNER else (x.col, k)
-    return (
-        (size == 1 or step > 0)
-        and all(stride >= 0 for stride in x.batch_strides)
-        and max(outer, k) < 2**31
-        and max(step, *x.batch_strides, 0, 0) * x.dtype.itemsize < 2**40
-    )
+    """x: (outer, k), of which layout_of says so."""
+    step = x.row if layout == INNER else x.col
+    most = max(step, *x.batch_strides, 0, 0) * x.dtype.itemsize
+    return max(outer, k) < 2**31 and most < 2**40
 
 
 # --- what kernels take -------------------------------------------------------------------------

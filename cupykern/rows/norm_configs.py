@@ -112,15 +112,15 @@ _FEW: dict[int, _Table] = {
 _CLUSTERS: dict[tuple[bool, bool], dict[int, _ClusterTable]] = {
     (False, False): {
         2: tuple((256, 8, size, 3, 1, True) for size in (2, 4, 8, 16)),
-        4: (*((512, 4, size, 3, 1, True) for size in (4, 8, 16)), (512, 8, 16, 2, 1, True)),
+        4: tuple((512, 4, size, 3, 1, True) for size in (4, 8, 16)),
     },
     (True, False): {
-        2: tuple((256, 8, size, 2, 2, True) for size in (2, 4, 8, 16)),
-        4: (*((256, 8, size, 2, 2, True) for size in (2, 4, 8, 16)), (512, 8, 16, 2, 1, False)),
+        2: tuple((256, 8, size, 2, 2, True) for size in (2, 4, 8)),
+        4: tuple((256, 8, size, 2, 2, True) for size in (2, 4, 8, 16)),
     },
     (False, True): {
-        2: (*((256, 8, size, 3, 1, True) for size in (2, 4, 8)), (512, 4, 16, 2, 1, True)),
-        4: (*((512, 4, size, 2, 1, False) for size in (4, 8, 16)), (512, 8, 16, 1, 1, True)),
+        2: tuple((256, 8, size, 3, 1, True) for size in (2, 4, 8)),
+        4: tuple((512, 4, size, 2, 1, False) for size in (4, 8, 16)),
     },
     (True, True): {
         2: tuple((512, 4, size, 2, 1, False) for size in (4, 16)),
