@@ -34,8 +34,8 @@ struct HopperParams {
     struct { int64_t block, quarter, row, word; } groups;  // GroupScales
 };
 
-// kBoxedEnd: the short end with a residual or FP32 results, which kernels with kGeneral have: its code, and
-// the barriers, would cost those without them 1% to 5%.
+// kBoxedEnd: the short end with a residual, FP32 results or scales of 16-bit operands, which kernels with
+// kGeneral have: its code, and the barriers, would cost those without them 1% to 5%.
 enum End { kGeneralEnd, kPlainEnd, kBoxedEnd };
 
 constexpr bool kSlotsApart = kPromotes && kSplitK;
@@ -202,9 +202,9 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
         int box = 0;
         const int row = work.row + warp % 4 * kWarpRows;
         const int of_boxes = kTurned ? 4 * warpgroup : warp;
-        const Residual boxes{residual_map, storage.residual[kGeneral ? of_boxes : 0],
-                             &storage.staging[of_boxes]};
         const bool adds = boxed && residual != nullptr;
+        const Residual boxes{residual_map, storage.residual[kGeneral ? of_boxes : 0],
+                             &storage.staging[of_boxes], adds};
         const auto store = [&](const TileFactors& factors, const RowFactors& rows, int count,
                                const TileSums& sums) {
             const PlainEnd end{storage.staging[warp], box, out_map, factors, rows,

@@ -6,13 +6,16 @@
 
 struct alignas(8) ColumnPair { float numbers[2]; };
 
+// 16-bit operands may have a scale each, of all numbers of a matrix, if there is no residual.
+constexpr bool kScalesOfAll = kGeneral && !kScales && !kTurned;
+
 // A tile's bias and scales wait in shared memory, where one of the producer's warps has put them
 // while the sums were under way.  Rows and columns are the output's.
 struct TileFactors {
     static constexpr int kOfCol = kScales ? 2 : 1;
     static constexpr int kRowScales = !kScales ? 0 : kTurned ? 1 : kRows;  // turned: one of all
     alignas(16) float cols[kOfCol][kTileN];       // scale_b, if there are scales, and bias
-    float rows[kRowScales > 0 ? kRowScales : 1];  // scale_a
+    float rows[kRowScales > 0 ? kRowScales : 2];  // scale_a; with kScalesOfAll scale_b and scale_a
     // Row and column of the tile's first number, which of the batch, and of the residual's, or, where
     // there is none, whether there is a bias.
     Bytes<16> place;
@@ -44,6 +47,10 @@ struct TileFactors {
                  p.scale_b_stride, kFloat, int(task.col), int(p.n));
             fill(rows, kRowScales, scale_a, of_rows, batch.offset(kScaleA, task.batch),
                  p.scale_a_stride, kFloat, int(task.row), int(p.m));
+        }
+        if constexpr (kScalesOfAll) {
+            fill(rows, 1, scale_b, 1.0f, batch.offset(kScaleB, task.batch), 0, kFloat, 0, 1);
+            fill(rows + 1, 1, scale_a, 1.0f, batch.offset(kScaleA, task.batch), 0, kFloat, 0, 1);
         }
         sync_warp();
         full.arrive_for<32>();
@@ -112,6 +119,7 @@ struct Residual {
     const TensorMap& map;
     Barrier (&full)[2];
     Staging* staging;
+    bool there;
 
     // By one thread, which also stores the boxes.
     DEVICE static bool loads() { return threadIdx.x % (kTurned ? 128 : 32) == 0; }
@@ -201,7 +209,7 @@ struct PlainEnd {
     // the first 16 * kept columns.  For gelu, alpha and the bias are halved.  Where an end is little else,
     // shared memory gives factors no faster than the sums can take them: a bias that is not there is not
     // read.
-    template <int kActivation, int kCount>
+    template <int kActivation, bool kScaled, int kCount>
     DEVICE void finish(const TileSums& sums, int lane, int block, int first, float alpha,
                        float (&values)[kCount], int kept = 0) const {
         const auto of_col = [&](int which, int i) {
@@ -215,6 +223,11 @@ struct PlainEnd {
             if (i < 8 * kept) continue;
             values[i] = float(sums[block][first / 2 + i]);
             if (kScales) values[i] *= of_col(0, i);
+        }
+        if (kScaled && !residual.there) {
+            const float of_b = factors.rows[0], of_a = factors.rows[1];
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) values[i] = values[i] * of_b * of_a;
         }
         if (factors.biased()) {
 #pragma unroll
@@ -233,8 +246,9 @@ struct PlainEnd {
     }
     // 16-bit results.  Where the boxes hold all sums they are filled and stored together, so that the warp
     // waits once for what it did with them before, and once until TMA may read them.
-    template <int kActivation, bool kAdds>
+    template <int kActivation, bool kBoxed>
     DEVICE void store_pairs(const TileSums& sums) const {
+        const bool adds = kBoxed && (!kScalesOfAll || residual.there);
         constexpr int kTogether = kBlocks == 1 && !kSplitK && kCols == 2 * kChunk ? 2 : 1;
         // Columns at once.  Where tiles are large there is another one, whose products are beside the
         // activation: many of its instructions in a row, independent of each other, would keep the tensor
@@ -259,8 +273,9 @@ struct PlainEnd {
         const auto pack_columns = [&](int block, int chunk, int begin, unsigned char* to,
                                       uint32_t (&packed)[kWords][4], int kept = 0) {
             Values values;
-            finish<kActivation>(sums, lane, block, chunk_col(chunk) + begin, alpha, values, kept);
-            if constexpr (kAdds) {
+            finish<kActivation, kScalesOfAll && kBoxed>(sums, lane, block, chunk_col(chunk) + begin,
+                                                        alpha, values, kept);
+            if (adds) {
                 uint32_t added[kWords][4];
 #pragma unroll
                 for (int j = 0; j < kWords; ++j) load_matrix(added[j], matrix(to, begin + 16 * j));
@@ -290,7 +305,7 @@ struct PlainEnd {
 #pragma unroll
             for (int i = 0; i < kTogether; ++i) {
                 to[i] = staging.boxes[kTogether == 2 ? i : box];
-                if constexpr (kAdds) residual.wait(count, number + i);
+                if (adds) residual.wait(count, number + i);
                 pack_columns(block, chunk + i, 0, to[i], packed[i], kept);
             }
             if (lane == 0) tma_store_wait_read<2 - kTogether>();
@@ -313,7 +328,7 @@ struct PlainEnd {
                               {out_col + chunk_col(chunk + i), out_row + 64 * block, batch});
                 }
                 tma_store_commit();
-                if constexpr (kAdds) {
+                if (adds) {
                     residual.follow(count, number, out_row, out_col, int(place.words[3]));
                 }
             }
@@ -339,7 +354,8 @@ struct PlainEnd {
 #pragma unroll
             for (int begin = 0; begin < kFloats; begin += 16) {
                 float values[8];
-                finish<kNoActivation>(sums, lane, block, first + begin, params.alpha, values);
+                finish<kNoActivation, kScalesOfAll>(sums, lane, block, first + begin, params.alpha,
+                                                    values);
 #pragma unroll
                 for (int j = 0; j < 8; j += 2) {
                     const int line = lane / 4 + j / 2 % 2 * 8, col = begin + wgmma_col(lane, j);
@@ -357,7 +373,7 @@ struct PlainEnd {
             box ^= 1;
         }
     }
-    // kBoxed: with a residual, or FP32 results.
+    // kBoxed: what only kernels with kGeneral know.
     template <bool kBoxed>
     DEVICE void store(const TileSums& sums) const {
         if constexpr (kBoxed) {
