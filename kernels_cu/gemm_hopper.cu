@@ -202,14 +202,14 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
         int box = 0;
         const int row = work.row + warp % 4 * kWarpRows;
         const int of_boxes = kTurned ? 4 * warpgroup : warp;
-        const bool adds = boxed && residual != nullptr;
         const Residual boxes{residual_map, storage.residual[kGeneral ? of_boxes : 0],
-                             &storage.staging[of_boxes], adds};
+                             &storage.staging[of_boxes]};
+        const bool adds = boxed && residual != nullptr;
         const auto store = [&](const TileFactors& factors, const RowFactors& rows, int count,
                                const TileSums& sums) {
             const PlainEnd end{storage.staging[warp], box, out_map, factors, rows,
                                params.epilogue,       row, count,   boxes};
-            if (!boxed) end.store<false>(sums);
+            if (!adds) end.store<false>(sums);
             else if constexpr (kGeneral) end.store<true>(sums);
         };
         const bool in_row = kInRow && is_short && !by_block;

@@ -256,7 +256,7 @@ FAULTS = {
         PLAIN, "        full[number % 2].wait(number / 2 & 1);\n", "        full[number % 2].wait(0);\n", "residual"
     ),
     "a residual added before it is there": Fault(
-        PLAIN, "                if (adds) residual.wait(count, number + i);\n", "", "residual"
+        PLAIN, "            if constexpr (kAdds) residual.wait(count, number + i);\n", "", "residual"
     ),
     "a residual over results that are not yet stored": Fault(
         PLAIN, "        tma_store_wait_read<0>();\n        load(count, i + 2, row, col, batch);",

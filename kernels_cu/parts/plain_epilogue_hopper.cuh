@@ -119,7 +119,6 @@ struct Residual {
     const TensorMap& map;
     Barrier (&full)[2];
     Staging* staging;
-    bool there;
 
     // By one thread, which also stores the boxes.
     DEVICE static bool loads() { return threadIdx.x % (kTurned ? 128 : 32) == 0; }
@@ -224,7 +223,7 @@ struct PlainEnd {
             values[i] = float(sums[block][first / 2 + i]);
             if (kScales) values[i] *= of_col(0, i);
         }
-        if (kScaled && !residual.there) {
+        if constexpr (kScaled) {
             const float of_b = factors.rows[0], of_a = factors.rows[1];
 #pragma unroll
             for (int i = 0; i < kCount; ++i) values[i] = values[i] * of_b * of_a;
@@ -246,9 +245,8 @@ struct PlainEnd {
     }
     // 16-bit results.  Where the boxes hold all sums they are filled and stored together, so that the warp
     // waits once for what it did with them before, and once until TMA may read them.
-    template <int kActivation, bool kBoxed>
+    template <int kActivation, bool kAdds>
     DEVICE void store_pairs(const TileSums& sums) const {
-        const bool adds = kBoxed && (!kScalesOfAll || residual.there);
         constexpr int kTogether = kBlocks == 1 && !kSplitK && kCols == 2 * kChunk ? 2 : 1;
         // Columns at once.  Where tiles are large there is another one, whose products are beside the
         // activation: many of its instructions in a row, independent of each other, would keep the tensor
@@ -273,9 +271,9 @@ struct PlainEnd {
         const auto pack_columns = [&](int block, int chunk, int begin, unsigned char* to,
                                       uint32_t (&packed)[kWords][4], int kept = 0) {
             Values values;
-            finish<kActivation, kScalesOfAll && kBoxed>(sums, lane, block, chunk_col(chunk) + begin,
+            finish<kActivation, kScalesOfAll && !kAdds>(sums, lane, block, chunk_col(chunk) + begin,
                                                         alpha, values, kept);
-            if (adds) {
+            if constexpr (kAdds) {
                 uint32_t added[kWords][4];
 #pragma unroll
                 for (int j = 0; j < kWords; ++j) load_matrix(added[j], matrix(to, begin + 16 * j));
@@ -305,7 +303,7 @@ struct PlainEnd {
 #pragma unroll
             for (int i = 0; i < kTogether; ++i) {
                 to[i] = staging.boxes[kTogether == 2 ? i : box];
-                if (adds) residual.wait(count, number + i);
+                if constexpr (kAdds) residual.wait(count, number + i);
                 pack_columns(block, chunk + i, 0, to[i], packed[i], kept);
             }
             if (lane == 0) tma_store_wait_read<2 - kTogether>();
@@ -328,7 +326,7 @@ struct PlainEnd {
                               {out_col + chunk_col(chunk + i), out_row + 64 * block, batch});
                 }
                 tma_store_commit();
-                if (adds) {
+                if constexpr (kAdds) {
                     residual.follow(count, number, out_row, out_col, int(place.words[3]));
                 }
             }
@@ -373,19 +371,19 @@ struct PlainEnd {
             box ^= 1;
         }
     }
-    // kBoxed: what only kernels with kGeneral know.
-    template <bool kBoxed>
+    // kAdds: a residual, to results that are not FP32.
+    template <bool kAdds>
     DEVICE void store(const TileSums& sums) const {
-        if constexpr (kBoxed) {
+        if constexpr (kGeneral && !kAdds) {
             if (params.out_dtype == kFloat) return store_floats(sums);
         }
         if constexpr (kActivates) {
-            if (params.activation == kRelu) return store_pairs<kRelu, kBoxed>(sums);
-            if (params.activation == kGelu) return store_pairs<kGelu, kBoxed>(sums);
-            if (params.activation == kGeluTanh) return store_pairs<kGeluTanh, kBoxed>(sums);
-            if (params.activation == kSilu) return store_pairs<kSilu, kBoxed>(sums);
+            if (params.activation == kRelu) return store_pairs<kRelu, kAdds>(sums);
+            if (params.activation == kGelu) return store_pairs<kGelu, kAdds>(sums);
+            if (params.activation == kGeluTanh) return store_pairs<kGeluTanh, kAdds>(sums);
+            if (params.activation == kSilu) return store_pairs<kSilu, kAdds>(sums);
         }
-        store_pairs<kNoActivation, kBoxed>(sums);
+        store_pairs<kNoActivation, kAdds>(sums);
     }
 };
 
