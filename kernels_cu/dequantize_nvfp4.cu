@@ -1,22 +1,25 @@
-// dequantize_nvfp4.cu: y = code * scale of a batch of NVFP4 matrices, exact in FP16 and BF16; their
-// FP32 scale is not part of it.
+// dequantize_nvfp4.cu: y = code * scale of batches of NVFP4 matrices, all operands of a product that are to be
+// decoded, exact in FP16 and BF16; their FP32 scale is not part of it.
 // Constants: Element, of y: (batch, rows, 8 * words), its matrices and rows one after another.
 // Launch: grid (any), block (kNumThreads).
 #include "parts/gemm_task.cuh"
 #include "parts/nvfp4.cuh"
 
-struct DequantizeParams {
+struct OperandParams {
     BatchLayout batch;                // kA: of the codes, kGroupsA: of the scales
     int64_t batch_size, rows, words;  // eight numbers in a word
     int64_t row_stride;               // of the codes
     struct { int64_t block, quarter, row, word; } groups;  // GroupScales
 };
+constexpr int kMostDecoded = 3;
+struct DequantizeParams { OperandParams operands[kMostDecoded]; };
 
 constexpr int kAtOnce = 4;  // loads that a thread has under way
 
-KERNEL void dequantize_nvfp4(const uint8_t* codes, const e4m3* scales, Element* y,
-                             const DequantizeParams params) {
-    const DequantizeParams& p = params;
+// Null codes: none.
+DEVICE void decode_operand(const uint8_t* codes, const e4m3* scales, Element* y,
+                           const OperandParams& p) {
+    if (!codes) return;
     const uint32_t rows = uint32_t(p.rows), words = uint32_t(p.words),
                    lines = rows * uint32_t(p.batch_size);
     for_each_in_lines<kAtOnce>(lines, words, [&](uint32_t line, uint32_t word, uint32_t next) {
@@ -49,4 +52,13 @@ KERNEL void dequantize_nvfp4(const uint8_t* codes, const e4m3* scales, Element* 
             store_vector<16>(y + (int64_t(at) * words + word) * 8, eight);
         }
     });
+}
+
+KERNEL void dequantize_nvfp4(const uint8_t* codes0, const e4m3* scales0, Element* y0,
+                             const uint8_t* codes1, const e4m3* scales1, Element* y1,
+                             const uint8_t* codes2, const e4m3* scales2, Element* y2,
+                             const DequantizeParams params) {
+    decode_operand(codes0, scales0, y0, params.operands[0]);
+    decode_operand(codes1, scales1, y1, params.operands[1]);
+    decode_operand(codes2, scales2, y2, params.operands[2]);
 }

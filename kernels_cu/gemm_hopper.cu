@@ -34,8 +34,8 @@ struct HopperParams {
     struct { int64_t block, quarter, row, word; } groups;  // GroupScales
 };
 
-// kBoxedEnd: the short end with a residual or FP32 results, which kernels with kGeneral have: its code, and
-// the barriers, would cost those without them 1% to 5%.
+// kBoxedEnd: the short end with a residual, FP32 results or scales of 16-bit operands, which kernels with
+// kGeneral have: its code, and the barriers, would cost those without them 1% to 5%.
 enum End { kGeneralEnd, kPlainEnd, kBoxedEnd };
 
 constexpr bool kSlotsApart = kPromotes && kSplitK;
@@ -209,7 +209,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                                const TileSums& sums) {
             const PlainEnd end{storage.staging[warp], box, out_map, factors, rows,
                                params.epilogue,       row, count,   boxes};
-            if (!boxed) end.store<false>(sums);
+            if (!adds) end.store<false>(sums);
             else if constexpr (kGeneral) end.store<true>(sums);
         };
         const bool in_row = kInRow && is_short && !by_block;

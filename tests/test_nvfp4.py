@@ -8,6 +8,7 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
+from hopper_kernels import skip_unless_hopper
 
 import cupykern
 from cupykern import OPS, arrays, check, dtypes, inputs
@@ -221,6 +222,38 @@ def test_either_side_and_its_epilogue(target):
         assert check.compare((out,), references, bounds).ok
 
 
+# Of a, its scale's and NvFp4 b's columns; what else the call has.
+DECODED = (
+    (NVFP4, (300,), {}),
+    (NVFP4, (300,), {"out_dtype": "float16", "bias": (200,), "activation": "gelu"}),
+    ("bfloat16", (140,), {"bias": (200,), "activation": "silu"}),
+    ("float16", (2, 140), {"out_dtype": "float32", "bias": (200,)}),
+    ("float16", (3, 1), {}),  # each matrix has a scale of its own
+)
+
+
+@pytest.mark.parametrize(("dtype", "rows", "options"), DECODED)
+def test_scales_of_all_of_decoded_operands(target, dtype, rows, options):
+    """Each in an array, by the short end of a tile where the other ones are."""
+    skip_unless_hopper(target)
+    xp, rng = target.xp, np.random.default_rng(4)
+    b = nvfp4.random("normal", (200, 208), 5, xp, "C")
+    a = nvfp4.random("normal", (*rows, 208), 3, xp, "C")
+    scales = ()
+    if dtype != NVFP4:
+        a = arrays.asarray(rng.standard_normal((*rows, 208)), dtypes.NAMES[dtype], target.name)
+        shape = (3, 1, 1) if rows == (3, 1) else (1,)
+        scales = (xp.asarray(rng.uniform(-2, -0.5, shape), np.float32),)
+    options = dict(options)
+    if "bias" in options:
+        options["bias"] = xp.asarray(rng.standard_normal(options["bias"]), np.float16)
+    config = HopperConfig(128, 128, 3, ping_pong=True, cluster=2, decoded=True)
+    y = cupykern.scaled_mm(a, b, *scales, **options, config=config)
+    references = SCALED.reference(a, b, *scales, **options)
+    bounds = SCALED.bound(a, b, *scales, **options, reference=references)
+    assert check.compare((y,), references, bounds).ok
+
+
 def test_the_results_dtype(target):
     xp = target.xp
     x = nvfp4.random("normal", (16, 32), 1, xp, "C")
@@ -306,8 +339,8 @@ def test_what_hoppers_main_loop_refuses():
     for config, changes, says in (
         (HopperConfig(64, 128, 3, lines=5), {}, "at most 4 lines"),
         (HopperConfig(64, 128, 8, lines=2), {"tma_codes": False}, "TMA's strides"),
-        (HopperConfig(128, 256, 4, decoded=True), {"scaled": True}, "one scale of all"),
-        (HopperConfig(128, 256, 4, decoded=True), {"b": dtypes.float16}, "decoded is for NVFP4"),
+        (HopperConfig(128, 128, 4, decoded=True), {"scaled": True}, "one scale of all"),
+        (HopperConfig(128, 128, 4, decoded=True), {"b": dtypes.float16}, "decoded is for NVFP4"),
         (HopperConfig(128, 128, 4), {"layout_a": STRIDED}, "TMA takes operands"),
     ):
         assert says in gemm.refusal(config, replace(task, **changes), "sm_90a")

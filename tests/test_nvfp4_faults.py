@@ -86,6 +86,16 @@ FAULTS = {
     "every batch decodes the first matrix": Fault(
         "dequantize_nvfp4.cu", "from += p.batch.offset(kA, matrix);", "", "decoded"
     ),
+    "one scale of all for both operands": Fault(
+        "parts/plain_epilogue_hopper.cuh", "fill(rows + 1, 1, scale_a,", "fill(rows + 1, 1, scale_b,", "scales of all"
+    ),
+    "only b's scale of all": Fault(
+        "parts/plain_epilogue_hopper.cuh", "values[i] * of_b * of_a", "values[i] * of_b", "scales of all"
+    ),
+    "the first matrix's scale for the batch": Fault(
+        "parts/plain_epilogue_hopper.cuh", "batch.offset(kScaleA, task.batch), 0, kFloat", "0, 0, kFloat",
+        "scales of all",
+    ),
     "the other row's codes": Fault(
         "parts/rows_nvfp4_hopper.cuh", "half * other * RowStage::kLine", "0", "nvfp4"
     ),
@@ -147,6 +157,23 @@ def _check_decoded() -> None:
         assert check.compare((y,), references, bounds).ok
 
 
+def _check_scales_of_all() -> None:
+    """Of decoded operands; of a one for each matrix of the batch."""
+    if host.current().warp_size != 32:
+        return
+    rng = np.random.default_rng(1)
+    a = rng.integers(-4, 5, (3, 1, 64)).astype(np.float16)
+    numbers = rng.choice((-2.0, 1.0, 3.0, 6.0), (72, 64))
+    ones = np.ones((72, 4), "float8_e4m3fn")
+    b = NvFp4(nvfp4.pack_e2m1(numbers), ones, global_scale=np.float32([0.5]))
+    scale = np.float32([1, -2, 4]).reshape(3, 1, 1)
+    config = HopperConfig(128, 128, 3, ping_pong=True, cluster=2, decoded=True)
+    expected = scale * (a.astype(np.float32) @ numbers.T) * 0.5
+    for dtype in ("float32", "float16"):
+        y = cupykern.scaled_mm(a, b, scale, out_dtype=dtype, config=config)
+        assert (y == expected).all()
+
+
 def _check_nvfp4() -> None:
     """NVFP4 weights, one in plain and one in blocked order, decoded in registers on Hopper."""
     if host.current().warp_size != 32:
@@ -168,6 +195,7 @@ def _check_saturated() -> None:
 
 CHECKS = {
     "decoded": _check_decoded,
+    "scales of all": _check_scales_of_all,
     "nvfp4": _check_nvfp4,
     "saturated": _check_saturated,
     "blocked scales": _check_blocked_scales,

@@ -31,13 +31,15 @@ from .product import (
 _CODES, _GROUPS = 0, 7  # gemm_task.cuh: Operand
 _NUM_THREADS, _BLOCKS = 256, 8  # of a multiprocessor
 _PER_THREAD = 4 * 8  # numbers that a thread loads at once; dequantize_nvfp4.cu: kAtOnce
-_PARAMS = np.dtype(  # dequantize_nvfp4.cu: DequantizeParams
+_MOST = 3  # operands; dequantize_nvfp4.cu: kMostDecoded
+_OPERAND = np.dtype(  # OperandParams
     [
         ("batch", BATCH),
         *((name, np.int64) for name in ("batch_size", "rows", "words", "row_stride")),
         ("groups", np.int64, 4),
     ]
 )
+_PARAMS = np.dtype([("operands", _OPERAND, _MOST)])
 
 
 def variant(dtype: np.dtype) -> Variant:
@@ -50,33 +52,31 @@ def variants() -> tuple[Variant, ...]:
     return tuple(map(variant, FLOAT16S))
 
 
-class DecodePlan(NamedTuple):
-    """The launch that decodes an operand's (..., rows, k) numbers into memory of its own."""
+class DecodedPlan(NamedTuple):
+    """A product's launch after the one that decodes operands into memory of their own.
+
+    operands: the names of their codes and scales.  sizes: how many numbers of `dtype` each has.
+    """
 
     kernel: Kernel
     grid: int
     dtype: np.dtype
-    size: int
-    params: np.ndarray
-
-    def launch(self, xp: Any, codes: Any, groups: Any) -> Any:
-        y = xp.empty(self.size, self.dtype)
-        self.kernel(self.grid, (codes, groups, y, self.params))
-        return y
-
-
-class DecodedPlan(NamedTuple):
-    """A product's launch after those that decode operands: (names of codes and scales, DecodePlan)."""
-
-    decodes: tuple[tuple[tuple[str, str], DecodePlan], ...]
+    operands: tuple[tuple[str, str], ...]
+    sizes: tuple[int, ...]
+    params: Any
     names: tuple[str, ...]
     product: Any
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
         """arrays: product.ARRAYS."""
         found = dict(zip(self.names, arrays, strict=True))
-        for (codes, groups), plan in self.decodes:
-            found[codes] = plan.launch(xp, found[codes], found[groups])
+        args: list[Any] = []
+        for (codes, groups), size in zip(self.operands, self.sizes, strict=True):
+            y = xp.empty(size, self.dtype)
+            args += found[codes], found[groups], y
+            found[codes] = y
+        absent = [None] * 3 * (_MOST - len(self.sizes))
+        self.kernel(self.grid, (*args, *absent, self.params))
         self.product.launch(xp, tuple(found.values()))
 
 
@@ -89,29 +89,53 @@ def decoded_plan(
     """
     p = product
     dtype = compute_dtype(p.a.dtype, p.b.dtype)
-    decodes, fields = [], {}
+    params = np.zeros((), _PARAMS)
+    operands: dict[tuple[str, str], int] = {}
+    fields: dict[str, Matrix | None] = {}
     for name, rows in (("a", p.m), ("b", p.n), ("b2", p.n)):
-        x, groups = getattr(p, name), getattr(p, f"groups_{name}")
+        x, groups = getattr(p, name), f"groups_{name}"
         if name not in names or x is None or x.dtype != FP4:
             continue
         turned = name != "a"
-        along_k = _turned(x) if turned else x
-        plan, made = _decode_plan(target, along_k, groups, p.batch, rows, p.k, dtype)
-        decodes.append(((name, f"groups_{name}"), plan))
-        fields[name] = _turned(made) if turned else made
-        fields[f"groups_{name}"] = None
-    return DecodedPlan(tuple(decodes), ARRAYS[p.kernel], plan_of(p._replace(**fields)))
+        made, size = _fill_operand(
+            params["operands"][len(operands)],
+            _turned(x) if turned else x,
+            getattr(p, groups),
+            p.batch,
+            (rows, p.k),
+            dtype,
+        )
+        operands[name, groups] = size
+        fields |= {name: _turned(made) if turned else made, groups: None}
+    sizes = tuple(operands.values())
+    blocks = -(-sum(sizes) // (_PER_THREAD * _NUM_THREADS))
+    return DecodedPlan(
+        kernel=get_kernel(target, variant(dtype)),
+        grid=min(blocks, _BLOCKS * target.multiprocessors),
+        dtype=dtype,
+        operands=tuple(operands),
+        sizes=sizes,
+        params=target.by_value(params),
+        names=ARRAYS[p.kernel],
+        product=plan_of(p._replace(**fields)),
+    )
 
 
 def _turned(x: Matrix) -> Matrix:
     return x._replace(row=x.col, col=x.row)
 
 
-def _decode_plan(
-    target: Target, x: Matrix, groups: Groups, batch: tuple[int, ...], rows: int, k: int, dtype: Any
-) -> tuple[DecodePlan, Matrix]:
-    """(the plan, what it makes) of a batch of (rows, k) numbers; of one that is broadcast each is decoded
-    once.  Raises ValueError."""
+def _fill_operand(
+    operand: np.ndarray,
+    x: Matrix,
+    groups: Groups,
+    batch: tuple[int, ...],
+    shape: tuple[int, int],
+    dtype: np.dtype,
+) -> tuple[Matrix, int]:
+    """(what is made, how many numbers) of a batch of (rows, k) numbers; of one that is broadcast each is
+    decoded once.  operand: of _PARAMS, zeros.  Raises ValueError."""
+    rows, k = shape
     own = [
         i
         for i, size in enumerate(batch)
@@ -125,16 +149,11 @@ def _decode_plan(
     for i in reversed(own):
         strides[i] = step
         step *= batch[i]
-    params = np.zeros((), _PARAMS)
     dims = merge_batch(sizes, [[s.batch_strides[i] for i in own] for s in (x, groups)])
-    fill_batch(params["batch"], [(size, _of_operands(*steps)) for size, steps in dims])
-    params["batch_size"], params["rows"], params["words"] = count, rows, k // 8
-    params["row_stride"], params["groups"] = x.row, groups[1:]
-    size = count * rows * k
-    grid = min(-(-size // (_PER_THREAD * _NUM_THREADS)), _BLOCKS * target.multiprocessors)
-    kernel = get_kernel(target, variant(dtype))
-    plan = DecodePlan(kernel, grid, dtype, size, target.by_value(params))
-    return plan, Matrix(dtype, tuple(strides), k, 1, True)
+    fill_batch(operand["batch"], [(size, _of_operands(*steps)) for size, steps in dims])
+    operand["batch_size"], operand["rows"], operand["words"] = count, rows, k // 8
+    operand["row_stride"], operand["groups"] = x.row, groups[1:]
+    return Matrix(dtype, tuple(strides), k, 1, True), count * rows * k
 
 
 def _of_operands(codes: int, scales: int) -> np.ndarray:

@@ -145,25 +145,31 @@ def is_plain(product: Product, turned: bool) -> bool:
     """Whether the short epilogue of parts/plain_epilogue_hopper.cuh does, of 16-bit results without a residual.
     turned: HopperConfig's, or that b is converted."""
     p = product
-    return p.residual is None and tma_stores(p.out, p.m, p.n) and _is_short(p, turned)
+    alone = p.residual is None and not _has_scales_of_all(p)
+    return alone and tma_stores(p.out, p.m, p.n) and _is_short(p, turned)
 
 
 def _is_boxed(product: Product, turned: bool) -> bool:
-    """Whether it does for a residual of the output's dtype, or for FP32 results."""
-    p = product
+    """Whether it does for a residual of the output's dtype, or for FP32 results, or for scales of 16-bit operands."""
+    p, scaled = product, _has_scales_of_all(product)
     if p.residual is None:
-        floats = not turned and p.activation is None
-        return floats and tma_stores(p.out, p.m, p.n, (dtypes.float32,)) and _is_short(p, turned)
-    same = p.residual.dtype == p.out.dtype and not p.block_scales  # whose slots the boxes would be
+        floats = p.activation is None and tma_stores(p.out, p.m, p.n, (dtypes.float32,))
+        boxed = floats or (scaled and tma_stores(p.out, p.m, p.n))
+        return boxed and not turned and _is_short(p, turned)
+    # The boxes would be the slots of scales of blocks.
+    same = p.residual.dtype == p.out.dtype and not (p.block_scales or scaled)
     both = same and all(tma_stores(x, p.m, p.n) for x in (p.out, p.residual))
     return both and _is_short(p, turned)
+
+
+def _has_scales_of_all(p: Product) -> bool:
+    """Of 16-bit operands, which have no others."""
+    return p.b.dtype.itemsize > 1 and (p.scale_a, p.scale_b) != (None, None)
 
 
 def _is_short(p: Product, turned: bool) -> bool:
     scales = [None if p.block_scales else scale for scale in (p.scale_a, p.scale_b)]
     one_scale = not turned or scales[0] is None or scales[0].row == 0
-    if p.b.dtype.itemsize > 1:
-        one_scale = scales == [None, None]
     return (
         one_scale
         # alpha takes the place of a scale, or stands alone.

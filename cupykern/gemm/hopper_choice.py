@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from .. import dtypes
 from ..targets.limits import multiprocessors
@@ -149,13 +150,13 @@ _DUAL_FP8 = {
     HopperConfig(16, 64, 18, share_k=True, turned=True): 9.0,
 }
 
-# NVFP4's, measured on an H200 like the others; what decoding before costs is in _estimate.
+# NVFP4's, measured on an H200 like the others; what decoding before and ends cost is in _estimate.
 _NVFP4 = {
-    HopperConfig(256, 128, 4): 52.0,
-    HopperConfig(128, 128, 4, lines=2, cluster=2, split_k=True): 20.0,
+    HopperConfig(256, 128, 4): 48.0,
+    HopperConfig(128, 128, 4, lines=2, cluster=2, split_k=True): 16.0,
     HopperConfig(64, 64, 4, share_k=True, lines=4): 16.0,
     HopperConfig(16, 64, 12, share_k=True, lines=4): 14.0,
-    HopperConfig(128, 256, 4, decoded=True): 43.0,
+    replace(_HIDDEN_ENDS, decoded=True): 21.3,
 }
 # 38.4 to 35.8 us (64 x 8192 x 8192), 33.5 to 30.0 (64 x 4096 x 7168); with an NVFP4 a 43.7 to 44.7.
 _SPLIT = HopperConfig(64, 128, 3, lines=4, cluster=2, split_k=True)
@@ -169,7 +170,12 @@ _DUAL_NVFP4 = {
     HopperConfig(64, 128, 4, lines=4): 39.0,
     HopperConfig(128, 256, 4, cluster=2, decoded=True): 45.5,
 }
-_DECODING, _LAUNCH = 9.7e-7, 8.0  # us for a number, and of the launch before
+_DECODING = {"gemm": (7.1e-7, 2.5), "dual_gemm": (9.7e-7, 8.0)}
+"""Us for a number, and of the launch before.  With _NVFP4, of FP16, decoded or not, in 16 bits and in FP32: 173.9 and
+197.1, 175.8 and 263.0 ((4096, 7168, 2048)); 197.3 and 214.5, 201.6 and 249.6 (4096 cubed); 113.4 and 113.5, 111.4 and
+129.6 ((2048, 4096, 4096)); 63.4 and 60.0, 63.7 and 67.8 ((1024, 4096, 4096)); 72.5 and 72.0, 71.7 and 77.6 ((512,
+4096, 7168)); 233 and 207, 234 and 227 ((1024, 8192, 8192))."""
+_NVFP4_END, _NVFP4_LONG_END = 2.6, 11.5  # us, of 256 x 128 sums that are decoded on the way
 FEW_ROWS = 16
 """Up to which the portable main loop streams two products' NVFP4 weights, and int8 ones of logits, faster:
 (16, 128256, 4096) of int8 in 155 us instead of 220 (H200)."""
@@ -245,9 +251,15 @@ def _num_tiles(config: HopperConfig, task: GemmTask) -> int:
 
 def _estimate(config: HopperConfig, task: GemmTask, blocks: int) -> float:
     """In which time the busiest block computes its tiles; of NVFP4 that is decoded before, with that."""
-    decoding = _LAUNCH + task.products * task.n * task.k * _DECODING if config.decoded else 0.0
+    decoding = 0.0
     tile = _tile_times(task)[config] * task.k / 4096
-    ends = config in _16_BIT or (task.products == 1 and (config in _16_BIT_INNER or config.decoded))
+    if config.decoded:
+        of_number, launch = _DECODING[task.kernel]
+        decoding = launch + task.products * task.n * task.k * of_number
+    elif task.b == FP4 and task.products == 1:
+        own = config.tile_m * config.tile_n / (config.cluster if config.split_k else 1)
+        tile += (_NVFP4_END if task.plain else _NVFP4_LONG_END) * own / (256 * 128)
+    ends = config in _16_BIT or (task.products == 1 and config in _16_BIT_INNER)
     rounds = math.ceil(_num_tiles(config, task) / blocks)
     if config == _ONE_ROUND and ends and rounds > 1:
         return math.inf  # ping-pong hides the ends

@@ -6,13 +6,16 @@
 
 struct alignas(8) ColumnPair { float numbers[2]; };
 
+// 16-bit operands may have a scale each, of all numbers of a matrix, if there is no residual.
+constexpr bool kScalesOfAll = kGeneral && !kScales && !kTurned;
+
 // A tile's bias and scales wait in shared memory, where one of the producer's warps has put them
 // while the sums were under way.  Rows and columns are the output's.
 struct TileFactors {
     static constexpr int kOfCol = kScales ? 2 : 1;
     static constexpr int kRowScales = !kScales ? 0 : kTurned ? 1 : kRows;  // turned: one of all
     alignas(16) float cols[kOfCol][kTileN];       // scale_b, if there are scales, and bias
-    float rows[kRowScales > 0 ? kRowScales : 1];  // scale_a
+    float rows[kRowScales > 0 ? kRowScales : 2];  // scale_a; with kScalesOfAll scale_b and scale_a
     // Row and column of the tile's first number, which of the batch, and of the residual's, or, where
     // there is none, whether there is a bias.
     Bytes<16> place;
@@ -44,6 +47,10 @@ struct TileFactors {
                  p.scale_b_stride, kFloat, int(task.col), int(p.n));
             fill(rows, kRowScales, scale_a, of_rows, batch.offset(kScaleA, task.batch),
                  p.scale_a_stride, kFloat, int(task.row), int(p.m));
+        }
+        if constexpr (kScalesOfAll) {
+            fill(rows, 1, scale_b, 1.0f, batch.offset(kScaleB, task.batch), 0, kFloat, 0, 1);
+            fill(rows + 1, 1, scale_a, 1.0f, batch.offset(kScaleA, task.batch), 0, kFloat, 0, 1);
         }
         sync_warp();
         full.arrive_for<32>();
@@ -201,7 +208,7 @@ struct PlainEnd {
     // the first 16 * kept columns.  For gelu, alpha and the bias are halved.  Where an end is little else,
     // shared memory gives factors no faster than the sums can take them: a bias that is not there is not
     // read.
-    template <int kActivation, int kCount>
+    template <int kActivation, bool kScaled, int kCount>
     DEVICE void finish(const TileSums& sums, int lane, int block, int first, float alpha,
                        float (&values)[kCount], int kept = 0) const {
         const auto of_col = [&](int which, int i) {
@@ -215,6 +222,11 @@ struct PlainEnd {
             if (i < 8 * kept) continue;
             values[i] = float(sums[block][first / 2 + i]);
             if (kScales) values[i] *= of_col(0, i);
+        }
+        if constexpr (kScaled) {
+            const float of_b = factors.rows[0], of_a = factors.rows[1];
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) values[i] = values[i] * of_b * of_a;
         }
         if (factors.biased()) {
 #pragma unroll
@@ -259,7 +271,8 @@ struct PlainEnd {
         const auto pack_columns = [&](int block, int chunk, int begin, unsigned char* to,
                                       uint32_t (&packed)[kWords][4], int kept = 0) {
             Values values;
-            finish<kActivation>(sums, lane, block, chunk_col(chunk) + begin, alpha, values, kept);
+            finish<kActivation, kScalesOfAll && !kAdds>(sums, lane, block, chunk_col(chunk) + begin,
+                                                        alpha, values, kept);
             if constexpr (kAdds) {
                 uint32_t added[kWords][4];
 #pragma unroll
@@ -339,7 +352,8 @@ struct PlainEnd {
 #pragma unroll
             for (int begin = 0; begin < kFloats; begin += 16) {
                 float values[8];
-                finish<kNoActivation>(sums, lane, block, first + begin, params.alpha, values);
+                finish<kNoActivation, kScalesOfAll>(sums, lane, block, first + begin, params.alpha,
+                                                    values);
 #pragma unroll
                 for (int j = 0; j < 8; j += 2) {
                     const int line = lane / 4 + j / 2 % 2 * 8, col = begin + wgmma_col(lane, j);
@@ -357,19 +371,19 @@ struct PlainEnd {
             box ^= 1;
         }
     }
-    // kBoxed: with a residual, or FP32 results.
-    template <bool kBoxed>
+    // kAdds: a residual, to results that are not FP32.
+    template <bool kAdds>
     DEVICE void store(const TileSums& sums) const {
-        if constexpr (kBoxed) {
+        if constexpr (kGeneral && !kAdds) {
             if (params.out_dtype == kFloat) return store_floats(sums);
         }
         if constexpr (kActivates) {
-            if (params.activation == kRelu) return store_pairs<kRelu, kBoxed>(sums);
-            if (params.activation == kGelu) return store_pairs<kGelu, kBoxed>(sums);
-            if (params.activation == kGeluTanh) return store_pairs<kGeluTanh, kBoxed>(sums);
-            if (params.activation == kSilu) return store_pairs<kSilu, kBoxed>(sums);
+            if (params.activation == kRelu) return store_pairs<kRelu, kAdds>(sums);
+            if (params.activation == kGelu) return store_pairs<kGelu, kAdds>(sums);
+            if (params.activation == kGeluTanh) return store_pairs<kGeluTanh, kAdds>(sums);
+            if (params.activation == kSilu) return store_pairs<kSilu, kAdds>(sums);
         }
-        store_pairs<kNoActivation, kBoxed>(sums);
+        store_pairs<kNoActivation, kAdds>(sums);
     }
 };
 
