@@ -193,10 +193,11 @@ struct RowFactors { float rstd, shift, encode; };
 // Of a row, by one of its threads.
 template <bool kWhole>
 DEVICE void store_statistic(const Statistic& s, int64_t row, const Places<kWhole>& at,
-                            const RowNumbers& numbers, const PlainParams& params) {
-    if (at.t.lane != 0 || at.t.rank != 0 || (!kWhole && row >= params.num_rows)) return;
+                            const RowNumbers& numbers, const PlainParams& params,
+                            const RareParams& rare) {
+    if (at.t.lane != 0 || at.t.rank != 0 || (!kWhole && row >= rare.num_rows)) return;
     const float rstd = reciprocal_square_root(s.squares * at.one_over_cols() + params.eps);
-    const int64_t to = row * params.statistic_stride;
+    const int64_t to = row * rare.statistic_stride;
     // With an infinity in it the row is NaN, whatever its sums have become.
     if constexpr (kCentered) numbers.mean[to] = rstd != rstd ? rstd : s.first;
     numbers.rstd[to] = rstd;
@@ -212,10 +213,10 @@ DEVICE void store_codes(void* y, int64_t offset, const float (&values)[kVectorWi
 template <bool kHasResidual, bool kWhole>
 DEVICE void normalize_rows(const Element* x, const Element* residual, const void* weight,
                            const void* bias, void* y, Element* sum, const RowNumbers& numbers,
-                           const PlainParams& params) {
-    const auto at = Places<kWhole>::here(params.num_cols);
+                           const PlainParams& params, const RareParams& rare) {
+    const auto at = Places<kWhole>::here(rare.num_cols);
     const int64_t group = int64_t(blockIdx.x) / kClusterSize * kRowsPerBlock + at.t.row_in_block;
-    const int64_t row = group * kRowsPerThread, rest = params.num_rows - row;
+    const int64_t row = group * kRowsPerThread, rest = rare.num_rows - row;
     const int live = rest < kRowsPerThread ? int(rest) : kRowsPerThread;
     Sums<kHasResidual> s;
     if constexpr (!kInRegisters) {
@@ -251,6 +252,34 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
     for (int r = 0; r < kRowsPerThread; ++r) {
         statistics[r] = warp_statistic(s, r, at, columns);
     }
+    // The block's policy takes no registers; but with several rows a thread ptxas then spills.
+    const int64_t first_row =
+        kRowsPerThread > 1 ? row : int64_t(blockIdx.x) / kClusterSize * kRowsPerBlock;
+    const auto store = [&](const RowVector& vector, Element* to) {
+        if constexpr (kStoresHavePolicy) {
+            vector.store(to, store_policy(first_row >= params.stores_last_from));
+        } else {
+            vector.store(to);
+        }
+    };
+    // While the row's threads meet.  Of other rows in the end: what they ask takes registers.
+    constexpr bool kSumsFirst = kHasResidual && kWhole && kInRegisters && !kQuantized;
+    const auto store_sum = [&](int r, int i, const float (&values)[kVectorWidth]) {
+        RowVector vector;
+        vector.from_floats(values);
+        store(vector, sum + (row + r) * params.sum_stride + at.first() + at.step(i));
+    };
+    if constexpr (kSumsFirst) {
+#pragma unroll
+        for (int r = 0; r < kRowsPerThread; ++r) {
+#pragma unroll
+            for (int i = 0; i < kVectorsPerThread; ++i) {
+                float values[kVectorWidth];
+                s.get(r, i, values);
+                store_sum(r, i, values);
+            }
+        }
+    }
     columns.finish();
     exchange(statistics, at);
     RowFactors factors[kRowsPerThread];
@@ -261,7 +290,7 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
         const float rstd = reciprocal_square_root(variance + params.eps);
         factors[r] = {rstd, -mean * rstd, 1.0f};
         if (!kStatisticsLast && numbers.rstd) {
-            store_statistic(statistics[r], row + r, at, numbers, params);
+            store_statistic(statistics[r], row + r, at, numbers, params, rare);
         }
         if constexpr (kQuantized) {
             const float product = statistics[r].first;
@@ -275,24 +304,14 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
                                           : merge_across_warps<2>(of_warp, at.t, merge);
                 largest = safe ? largest : anew;
             }
-            const QuantizeScale scale(largest, largest_number(params.dtype));
+            const QuantizeScale scale(largest, largest_number(rare.dtype));
             factors[r].encode = scale.encode;
-            if ((kWhole || row + r < params.num_rows) && at.t.lane == 0 && at.t.rank == 0) {
-                numbers.scale[(row + r) * params.statistic_stride] = scale.decode;
+            if ((kWhole || row + r < rare.num_rows) && at.t.lane == 0 && at.t.rank == 0) {
+                numbers.scale[(row + r) * rare.statistic_stride] = scale.decode;
             }
         }
     }
 
-    // The block's policy takes no registers; but with several rows a thread ptxas then spills.
-    const int64_t first_row =
-        kRowsPerThread > 1 ? row : int64_t(blockIdx.x) / kClusterSize * kRowsPerBlock;
-    const auto store = [&](const RowVector& vector, Element* to) {
-        if constexpr (kStoresHavePolicy) {
-            vector.store(to, store_policy(first_row >= params.stores_last_from));
-        } else {
-            vector.store(to);
-        }
-    };
 #pragma unroll(kWeightsFirst ? kVectorsPerThread : kUnrolled<Sums<kHasResidual>::kTight>)
     for (int i = 0; i < kVectorsPerThread; ++i) {
         if (!at.holds(i)) continue;
@@ -300,17 +319,12 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
         if constexpr (!kWeightsFirst) columns.load(0, at, i);
 #pragma unroll
         for (int r = 0; r < kRowsPerThread; ++r) {
-            if (!kWhole && row + r >= params.num_rows) continue;
+            if (!kWhole && row + r >= rare.num_rows) continue;
             if constexpr ((kHasResidual && kCentered) || kWeightsFirst) columns.keep(held);
             const int64_t to_y = (row + r) * params.y_stride + at.first();
             float values[kVectorWidth];
             s.get(r, i, values);
-            RowVector vector;
-            if constexpr (kHasResidual) {
-                vector.from_floats(values);
-                Element* const to = sum + (row + r) * params.sum_stride + at.first();
-                store(vector, to + at.step(i));
-            }
+            if constexpr (kHasResidual && !kSumsFirst) store_sum(r, i, values);
 #pragma unroll
             for (int j = 0; j < kVectorWidth; ++j) {
                 if constexpr (kCentered) {
@@ -323,14 +337,15 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
             if constexpr (kQuantized) {
 #pragma unroll
                 for (int j = 0; j < kVectorWidth; ++j) values[j] *= factors[r].encode;
-                if (params.dtype == kE4m3) {
+                if (rare.dtype == kE4m3) {
                     store_codes<e4m3>(y, to_y + at.step(i), values);
-                } else if (params.dtype == kE5m2) {
+                } else if (rare.dtype == kE5m2) {
                     store_codes<e5m2>(y, to_y + at.step(i), values);
                 } else {
                     store_codes<int8_t>(y, to_y + at.step(i), values);
                 }
             } else {
+                RowVector vector;
                 vector.from_floats(values);
                 store(vector, static_cast<Element*>(y) + to_y + at.step(i));
             }
@@ -342,7 +357,7 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
             // Not what has been read before, which would take registers until now.
             const int place = opaque(at.t.row_in_block);
             const Statistic s = merge_parts_of_row(parts_of_rows()[place][r], at);
-            store_statistic(s, row + r, at, numbers, params);
+            store_statistic(s, row + r, at, numbers, params, rare);
         }
     }
 }
@@ -350,25 +365,29 @@ DEVICE void normalize_rows(const Element* x, const Element* residual, const void
 template <bool kHasResidual>
 DEVICE void normalize_any_rows(const Element* x, const Element* residual, const void* weight,
                                const void* bias, void* y, Element* sum, const RowNumbers& numbers,
-                               const PlainParams& params) {
+                               const PlainParams& params, const RareParams& rare) {
     if (params.whole) {
-        normalize_rows<kHasResidual, true>(x, residual, weight, bias, y, sum, numbers, params);
+        normalize_rows<kHasResidual, true>(x, residual, weight, bias, y, sum, numbers, params,
+                                           rare);
     } else {
-        normalize_rows<kHasResidual, false>(x, residual, weight, bias, y, sum, numbers, params);
+        normalize_rows<kHasResidual, false>(x, residual, weight, bias, y, sum, numbers, params,
+                                            rare);
     }
 }
 
-KERNEL void normalize_plain(const Element* x, const Element* residual, const void* weight,
-                            const void* bias, void* y, Element* sum, float* mean_out,
-                            float* rstd_out, float* row_scale, const PlainParams params) {
+// In the order in which they are asked for (parts/held_rows.cuh).
+KERNEL void normalize_plain(const Element* x, const void* weight, const Element* residual,
+                            const PlainParams params, const void* bias, void* y, Element* sum,
+                            float* rstd_out, float* mean_out, float* row_scale,
+                            const RareParams rare) {
     announce_to_cluster();
     const RowNumbers numbers{mean_out, rstd_out, row_scale};
     if constexpr (kSums != kEither) {
         constexpr bool kHasResidual = kSums == kAlways;
-        normalize_any_rows<kHasResidual>(x, residual, weight, bias, y, sum, numbers, params);
+        normalize_any_rows<kHasResidual>(x, residual, weight, bias, y, sum, numbers, params, rare);
     } else if (residual) {
-        normalize_any_rows<true>(x, residual, weight, bias, y, sum, numbers, params);
+        normalize_any_rows<true>(x, residual, weight, bias, y, sum, numbers, params, rare);
     } else {
-        normalize_any_rows<false>(x, residual, weight, bias, y, sum, numbers, params);
+        normalize_any_rows<false>(x, residual, weight, bias, y, sum, numbers, params, rare);
     }
 }

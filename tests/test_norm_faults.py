@@ -91,7 +91,7 @@ FAULTS = {
     "the first row's statistics for all": Fault(
         PLAIN, "merge_parts_of_row(mine[r], at)", "merge_parts_of_row(mine[0], at)", "a cluster"
     ),
-    "rows that are not there": Fault(PLAIN, "if (!kWhole && row + r >= params.num_rows) continue;", "", "short rows"),
+    "rows that are not there": Fault(PLAIN, "if (!kWhole && row + r >= rare.num_rows) continue;", "", "short rows"),
     "no squares between the warps' means": Fault(
         PLAIN, "s.squares += at.count_of(i) * (distance * distance);", "", "ends of rows"
     ),

@@ -209,3 +209,18 @@ def test_a_stream_has_no_more_stages_than_its_kernel_counts():
     assert replace(config, vectors_per_thread=4).stages_that_fit("sm_90a", 2048) == 24
     assert replace(config, stages=4).stages_that_fit("sm_90a", 2048) == 4
     assert config.stages_that_fit("sm_90a", 100 * 1024) == 2
+
+
+@pytest.mark.parametrize("centered, cols, threads", [(False, 512, 32), (True, 1024, 64)])
+def test_rows_of_small_matrices(centered, cols, threads):
+    """By configs of their own up to 8 MB, where a row fills them."""
+
+    def threads_of(rows, cols):
+        operand = contiguous_operand((rows, cols), 2)
+        layout = row_layout((rows, cols), 1, (operand,) * 5, (1, 2, 3))
+        how = "sm_90a", 2, layout, True, 1, centered, False
+        return admissible_norm_configs(*how)[0].threads_per_row
+
+    most = 2**22 // cols
+    assert threads_of(most, cols) == threads != threads_of(most + 4, cols)
+    assert threads_of(most, cols - 8) == threads_of(most + 4, cols - 8) != threads

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -55,19 +56,18 @@ _PARAMS = np.dtype(  # norm_params.cuh: NormParams
 
 _PLAIN_PARAMS = np.dtype(  # held_rows.cuh: PlainParams
     [
-        ("whole", np.int32),
-        ("loads_last", np.int32),
-        ("eps", np.float32),
-        ("dtype", np.int32),
-        ("stores_last_from", np.int64),
         ("x_stride", np.int64),
-        ("y_stride", np.int64),
         ("residual_stride", np.int64),
+        ("whole", np.uint16),
+        ("loads_last", np.uint16),
+        ("eps", np.float32),
+        ("y_stride", np.int64),
         ("sum_stride", np.int64),
-        ("statistic_stride", np.int64),
-        ("num_rows", np.int64),
-        ("num_cols", np.int64),
+        ("stores_last_from", np.int64),
     ]
+)
+_RARE_PARAMS = np.dtype(  # held_rows.cuh: RareParams
+    [(name, np.int64) for name in ("statistic_stride", "num_rows", "num_cols", "dtype")]
 )
 # The strides of the operands of a layout.
 _STRIDES = ("x_stride", "residual_stride", "y_stride", "sum_stride", "statistic_stride")
@@ -171,28 +171,44 @@ def make_norm(
     if config.split_rows and quantized:
         return None  # a row's scale is known only when all of it has been normalised
     own = config.plain and not config.stages
-    params = np.zeros((), _PLAIN_PARAMS if own else _PARAMS)
+    params, arguments = np.zeros((), _PLAIN_PARAMS if own else _PARAMS), None
     params["eps"] = eps
-    params["dtype"] = DTYPE_CODES[y.dtype]
     if own:
+        rare = np.zeros((), _RARE_PARAMS)
         params["whole"] = config.is_whole(layout) and len(columns) == 1 + options.centered
-        params["num_rows"], params["num_cols"] = layout.num_rows, layout.num_cols
+        rare["num_rows"], rare["num_cols"] = layout.num_rows, layout.num_cols
+        rare["dtype"] = DTYPE_CODES[y.dtype]
         for _, strides in layout.outer:  # one dim, or there is one row
             for name, stride in zip(_STRIDES, strides, strict=True):
-                params[name] = stride
+                (rare if name == "statistic_stride" else params)[name] = stride
     else:
+        params["dtype"] = DTYPE_CODES[y.dtype]
         for name, array in (("weight", weight), ("bias", bias)):
             if array is not None:
                 params[f"{name}_dtype"] = DTYPE_CODES[array.dtype]
                 params[f"{name}_stride"] = array.strides[0] // array.itemsize
         params["centered"], params["compensated"] = options.centered, options.compensated
     evicts_last(params, layout, held * x.itemsize, y.itemsize + has_residual * x.itemsize)
+    if own:
+        arguments = _plain_arguments(target.by_value(params), target.by_value(rare))
     variant = norm_variant(x.dtype, options.centered, config, quantized, has_residual)
     shared_bytes = held * config.shared_bytes(x.itemsize)
-    plan = row_plan(target, variant, config, layout, params, _MOMENTS_BYTES, shared_bytes)
+    plan = row_plan(
+        target, variant, config, layout, params, _MOMENTS_BYTES, shared_bytes, arguments
+    )
     simple = not (options.return_stats or options.quantized)
     twins = small_twins(x.shape, y.dtype, x.dtype) if has_residual else None
     return Norm(plan, y.dtype, options, has_residual, simple, twins)
+
+
+def _plain_arguments(params: Any, rare: Any) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """What normalize_plain takes: of normalize's arrays."""
+
+    def arguments(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+        x, residual, weight, bias, y, total, mean, rstd, row_scale = arrays
+        return x, weight, residual, params, bias, y, total, rstd, mean, row_scale, rare
+
+    return arguments
 
 
 def norm_variant(

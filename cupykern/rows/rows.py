@@ -5,7 +5,7 @@ The Python half of kernels_cu/parts/row.cuh, shared by every op that reduces alo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -85,11 +85,13 @@ def row_plan(
     params: np.ndarray,
     statistic_bytes: int,
     shared_bytes: int,
+    arguments: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None,
 ) -> RowPlan:
     """The plan of a row kernel; sets the fields `layout`, `num_chunks`, `stages` and `threads_log2` of
     `params`.  A kernel whose params have no layout has neither statistics nor passes.
 
-    shared_bytes: of a block; with stages, of one.
+    shared_bytes: of a block; with stages, of one.  arguments: the kernel's, of its arrays; None: these, and
+    `params` after them.
     """
     kernel = get_kernel(target, variant)
     num_chunks = -(-(layout.num_cols + layout.max_head) // config.chunk)
@@ -121,7 +123,9 @@ def row_plan(
         shared_bytes=shared_bytes,
         statistic_bytes=statistic_bytes,
         params=struct,
-        repeated=Repeated(kernel, grid, shared_bytes, lambda arrays: (*arrays, *rest)),
+        repeated=Repeated(
+            kernel, grid, shared_bytes, arguments or (lambda arrays: (*arrays, *rest))
+        ),
     )
 
 

@@ -4,18 +4,20 @@
 #include "parts/row.cuh"
 #include "parts/vector_moments.cuh"
 
-// What the kernel is told of a call (cupykern/rows/norm_plan.py: _PLAIN_PARAMS).  Little, and what all
-// calls ask for first: of a small launch that is a part of the time, and so is each line of constants
-// that is not in its cache yet.
+// What the kernel is told of a call (cupykern/rows/norm_plan.py: _PLAIN_PARAMS, _RARE_PARAMS), among its
+// arrays (normalize_plain.cu).  Parameters come from memory, too: in lines of 64 bytes, one after the
+// other as the code asks for them.  What a row's loads ask for is on the first line, which has room
+// for 48 bytes of them; what its stores ask for is on the second.
 struct PlainParams {
-    int32_t whole;       // nonzero: all of a thread's vectors, rows, weights and biases are there
-    int32_t loads_last;  // nonzero: evicted last
+    int64_t x_stride, residual_stride;  // of rows
+    uint16_t whole;       // nonzero: all of a thread's vectors, rows, weights and biases are there
+    uint16_t loads_last;  // nonzero: evicted last
     float eps;
-    int32_t dtype;
+    int64_t y_stride, sum_stride;
     int64_t stores_last_from;  // the first row whose results are evicted last
-    int64_t x_stride, y_stride, residual_stride, sum_stride, statistic_stride;  // of rows
-    int64_t num_rows, num_cols;
 };
+// What some calls ask for.
+struct RareParams { int64_t statistic_stride, num_rows, num_cols, dtype; };
 
 using RowVector = Vector<Element, kVectorWidth>;
 struct Storage { RowVector vectors[kRowsPerThread][kVectorsPerThread][kNumThreads]; };
@@ -34,8 +36,10 @@ constexpr int kUnrolled = kInRegisters                        ? 16
                           : kRegisters >= (kTight ? 64 : 40)  ? 2
                                                               : 1;
 constexpr int kParts = kClusterSize * kWarpsPerRow;
-// One row in the registers of one warp, whose numbers are unpacked once.
-constexpr bool kRowInWarp = kInRegisters && kParts == 1 && kRowsPerThread == 1;
+// One row in registers whose numbers are unpacked once: those of one warp, and sums, of which there are half
+// as many as of what they are made of.
+template <bool kHasResidual>
+constexpr bool kUnpackedOnce = kInRegisters && kRowsPerThread == 1 && (kParts == 1 || kHasResidual);
 
 // Where a thread's vectors are in all of its rows.  kWhole: all of them are there, of all rows, and
 // there are weights and biases, which saves the questions.
@@ -114,10 +118,11 @@ struct Held {
         }
         if constexpr (!kInRegisters) copy_async_commit();
     }
+    template <bool kOnce>
     DEVICE RowVector get(int r, int i) {
         if constexpr (kInRegisters) {
             // Packed until it is used again, instead of as twice the registers.
-            if constexpr (!kRowInWarp) keep_packed(registers[r][i]);
+            if constexpr (!kOnce) keep_packed(registers[r][i]);
             return registers[r][i];
         } else {
             return shared->vectors[r][i][threadIdx.x];
@@ -131,11 +136,12 @@ struct Sums {
     Held x, residual;
 
     DEVICE void get(int r, int i, float (&values)[kVectorWidth]) {
-        const RowVector a = x.get(r, i);
+        constexpr bool kOnce = kUnpackedOnce<kHasResidual>;
+        const RowVector a = x.template get<kOnce>(r, i);
 #pragma unroll
         for (int j = 0; j < kVectorWidth; ++j) values[j] = a[j];
         if constexpr (kHasResidual) {
-            const RowVector b = residual.get(r, i);
+            const RowVector b = residual.template get<kOnce>(r, i);
 #pragma unroll
             for (int j = 0; j < kVectorWidth; ++j) values[j] += b[j];
         }
