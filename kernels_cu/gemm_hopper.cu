@@ -188,6 +188,14 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                     by_block ? nullptr : scale_b, bias, count / kFactors);
             }
         }
+        if (kOwnBoxes && warp == 4 * kConsumers + 2) {
+            int count = 0;
+            for (int part = first; part < num_parts; part += step, ++count) {
+                const GemmTask task = task_of(part);
+                storage.factors[0].store(storage.staging, out_map, task,
+                                         int(params.batch.offset(kOut, task.batch)), count);
+            }
+        }
         sync_warp();
         if constexpr (kSplitK) skip_split_sums<kSplitInStaging>();
     } else {
@@ -205,10 +213,13 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
         const Residual boxes{residual_map, storage.residual[kGeneral ? of_boxes : 0],
                              &storage.staging[of_boxes]};
         const bool adds = boxed && residual != nullptr;
-        const auto store = [&](const TileFactors& factors, const RowFactors& rows, int count,
+        const auto end_of = [&](TileFactors& factors, const RowFactors& rows, int count) {
+            return PlainEnd{storage.staging[warp], box, out_map, factors, rows,
+                            params.epilogue,       row, count,   boxes};
+        };
+        const auto store = [&](TileFactors& factors, const RowFactors& rows, int count,
                                const TileSums& sums) {
-            const PlainEnd end{storage.staging[warp], box, out_map, factors, rows,
-                               params.epilogue,       row, count,   boxes};
+            const PlainEnd end = end_of(factors, rows, count);
             if (!boxed) end.store<false>(sums);
             else if constexpr (kGeneral) end.store<true>(sums);
         };
@@ -218,11 +229,15 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
             const int rest = num_parts - first;
             TileSums sums;
             RowFactors rows;
+            uint32_t packed[kChunk / 16][4];
             multiply_in_row<kInRow>(
                 ring, work, rest > 0 ? (rest + step - 1) / step : 0, sums,
                 [&] {
                     factors.full.wait(work.count & 1);
                     rows.load(factors, row);
+                    if constexpr (kOwnBoxes) {  // its sums are there
+                        end_of(factors, rows, work.count).template fill_own<0>(sums, packed);
+                    }
                     if (adds) {
                         const Bytes<16> place = factors.place;
                         boxes.begin(work.count, int(place.words[0]) + row, int(place.words[1]),
@@ -230,7 +245,13 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                     }
                 },
                 [&] {
-                    store(factors, rows, work.count, sums);
+                    if constexpr (kOwnBoxes) {
+                        const PlainEnd end = end_of(factors, rows, work.count);
+                        end.template fill_own<1>(sums, packed);
+                        end.template fill_own<2>(sums, packed);
+                    } else {
+                        store(factors, rows, work.count, sums);
+                    }
                     factors.release();
                 });
         }
