@@ -12,7 +12,7 @@
 // Launch: grid (any; clusters of kClusterSize), block (kNumThreads = 384 or 512), dynamic shared memory
 // sizeof(HopperStorage).  Tensor maps:
 // (batch, m, k) of A and (batch, n, k) of B, or with their last two dims swapped where kOuterMajor;
-// (batch, m, n) of out, boxes of 16 x 64 (FP32: 32), or with kTurned up to 64 x 64; for kBoxedEnd the same
+// (batch, m, n) of out, boxes of 16 x 64 (FP32: 32), with kOwnBoxes 64 x 64, with kTurned up to that; for kBoxedEnd the same
 // of the residual.  The maps' batch is BatchLayout's offset of kA, kB, kOut and, there, kResidual.
 #include "parts/epilogue_hopper.cuh"
 #include "parts/gemm_task.cuh"
