@@ -12,7 +12,7 @@
 // Launch: grid (any; clusters of kClusterSize), block (kNumThreads = 384 or 512), dynamic shared memory
 // sizeof(HopperStorage).  Tensor maps:
 // (batch, m, k) of A and (batch, n, k) of B, or with their last two dims swapped where kOuterMajor;
-// (batch, m, n) of out, boxes of 16 x 64 (FP32: 32), with kOwnBoxes 64 x 64, with kTurned up to that; for kBoxedEnd the same
+// (batch, m, n) of out, boxes of 16 x 64 (FP32: 32), or with kTurned up to 64 x 64; for kBoxedEnd the same
 // of the residual.  The maps' batch is BatchLayout's offset of kA, kB, kOut and, there, kResidual.
 #include "parts/epilogue_hopper.cuh"
 #include "parts/gemm_task.cuh"
@@ -188,14 +188,6 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                     by_block ? nullptr : scale_b, bias, count / kFactors);
             }
         }
-        if (kOwnBoxes && warp == 4 * kConsumers + 2) {
-            int count = 0;
-            for (int part = first; part < num_parts; part += step, ++count) {
-                const GemmTask task = task_of(part);
-                storage.factors[0].store(storage.staging, out_map, task,
-                                         int(params.batch.offset(kOut, task.batch)), count);
-            }
-        }
         sync_warp();
         if constexpr (kSplitK) skip_split_sums<kSplitInStaging>();
     } else {
@@ -213,13 +205,10 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
         const Residual boxes{residual_map, storage.residual[kGeneral ? of_boxes : 0],
                              &storage.staging[of_boxes]};
         const bool adds = boxed && residual != nullptr;
-        const auto end_of = [&](TileFactors& factors, const RowFactors& rows, int count) {
-            return PlainEnd{storage.staging[warp], box, out_map, factors, rows,
-                            params.epilogue,       row, count,   boxes};
-        };
-        const auto store = [&](TileFactors& factors, const RowFactors& rows, int count,
+        const auto store = [&](const TileFactors& factors, const RowFactors& rows, int count,
                                const TileSums& sums) {
-            const PlainEnd end = end_of(factors, rows, count);
+            const PlainEnd end{storage.staging[warp], box, out_map, factors, rows,
+                               params.epilogue,       row, count,   boxes};
             if (!boxed) end.store<false>(sums);
             else if constexpr (kGeneral) end.store<true>(sums);
         };
@@ -229,15 +218,11 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
             const int rest = num_parts - first;
             TileSums sums;
             RowFactors rows;
-            uint32_t packed[kChunk / 16][4];
             multiply_in_row<kInRow>(
                 ring, work, rest > 0 ? (rest + step - 1) / step : 0, sums,
                 [&] {
                     factors.full.wait(work.count & 1);
                     rows.load(factors, row);
-                    if constexpr (kOwnBoxes) {  // its sums are there
-                        end_of(factors, rows, work.count).template fill_own<0>(sums, packed);
-                    }
                     if (adds) {
                         const Bytes<16> place = factors.place;
                         boxes.begin(work.count, int(place.words[0]) + row, int(place.words[1]),
@@ -245,13 +230,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                     }
                 },
                 [&] {
-                    if constexpr (kOwnBoxes) {
-                        const PlainEnd end = end_of(factors, rows, work.count);
-                        end.template fill_own<1>(sums, packed);
-                        end.template fill_own<2>(sums, packed);
-                    } else {
-                        store(factors, rows, work.count, sums);
-                    }
+                    store(factors, rows, work.count, sums);
                     factors.release();
                 });
         }

@@ -70,7 +70,7 @@ FAULTS = {
         "shared tiles",
     ),
     "a box overwritten before it is stored": Fault(
-        PLAIN, "if (lane == 0) tma_store_wait_read<2 - kTogether>();", "", "shared tiles"
+        PLAIN, "if (lane == 0) tma_store_wait_read<kOwnBoxes ? 0 : 2 - kTogether>();", "", "shared tiles"
     ),
     "every box to the same place": Fault(
         RING, "tma_load(stage + i * step, map", "tma_load(stage, map", "ping-pong"
@@ -149,20 +149,7 @@ FAULTS = {
         EPILOGUE, "kTileChunks = (kCols + kChunk - 1) / kChunk", "kTileChunks = kCols / kChunk", "halves"
     ),
     "the last chunk where a whole one would be": Fault(
-        PLAIN, "{int(task.col) + chunk_col(chunk), int(", "{int(task.col) + chunk * kChunk, int(", "halves"
-    ),
-    "boxes stored before all warps have filled them": Fault(
-        PLAIN, "            filled[row / 64][chunk].wait(count & 1);\n", "", "halves"
-    ),
-    "a warp's boxes told without a fence": Fault(
-        PLAIN, "        fence_async_proxy();\n        sync_warp();\n        filled", "        sync_warp();\n        filled",
-        "halves",
-    ),
-    "boxes filled before TMA has read the last tile's": Fault(
-        PLAIN, "        if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();\n", "", "halves"
-    ),
-    "the columns that a box has again are the wrong ones": Fault(
-        PLAIN, "packed[kChunk / 16 - kKept + i / 4][i % 4]", "packed[i / 4][i % 4]", "halves"
+        PLAIN, "{out_col + chunk_col(chunk + i), out_row", "{out_col + (chunk + i) * kChunk, out_row", "halves"
     ),
     "a place of the first columns": Fault(
         PLAIN, "out_col = int(place.words[1]),", "out_col = 0,", "plain"

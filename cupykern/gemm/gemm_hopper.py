@@ -286,8 +286,7 @@ def hopper_plan(
     if (end == _BOXED or tma_stores(p.out, p.m, p.n)) and not in_registers:
         own = c.tile_m // (c.cluster if c.split_k else 1)
         # epilogue_hopper.cuh, plain_epilogue_hopper.cuh
-        rows = min(own, 64) if turned else 64 if in_halves(c, task) else 16
-        box = (1, rows, LINE // max(2, p.out.dtype.itemsize))
+        box = (1, min(own, 64) if turned else 16, LINE // max(2, p.out.dtype.itemsize))
         if p.b2 is not None:  # gated_epilogue_hopper.cuh: kBoxCols
             box = (1, 16, math.gcd(own_columns(c), 64))
         map_out = map_plan(p.out, p.batch, (p.m, p.n), (p.out.row, 1), box)

@@ -218,6 +218,7 @@ struct Promotion {
             ring.release(stage);
             add(1, right);
         } else {  // never: ptxas takes a wait for everything on the only way for the end of all products
+            before_last();
             wgmma_wait<0>(left);
             add(0, left);
         }

@@ -17,15 +17,9 @@ struct TileFactors {
     // there is none, whether there is a bias.
     Bytes<16> place;
     Barrier full, empty;
-    Barrier filled[kOwnBoxes ? kConsumers : 1][kStagedBoxes];  // a warpgroup's boxes, by its warps
 
     DEVICE void init() {
-        full.init(kOwnBoxes ? 2 : 1, 32);
-        if constexpr (kOwnBoxes) {
-            for (auto& of_warpgroup : filled) {
-                for (Barrier& of_box : of_warpgroup) of_box.init(4, 32);
-            }
-        }
+        full.init(1, 32);
         empty.init(4 * (kShareRows ? kConsumers : 1), 32);  // warps that store a tile
     }
     // By one warp: those of a task's tile, when the ones before have been read.  No scales: 1.  For
@@ -70,34 +64,6 @@ struct TileFactors {
     }
     // Whether a bias is to be read; not so only where kernels have the short end alone.
     DEVICE bool biased() const { return !kPromotes || kGeneral || place.words[3] != 0; }
-    // With kOwnBoxes: where the warp of the tile's rows from `row` on has its part of box `i`; that the warp has
-    // filled it.
-    DEVICE static unsigned char* box(Staging* of_warp, int row, int i) {
-        const int warp = row % 64 / kWarpRows;
-        return of_warp[-warp].boxes[0] + (4 * i + warp) * kBoxBytes;
-    }
-    DEVICE void tell(int row, int i) {
-        fence_async_proxy();
-        sync_warp();
-        filled[row / 64][i].arrive_for<32>();
-    }
-    // By another warp than `load`: a tile's boxes may be filled, and are stored.  staging: of all warps.
-    DEVICE void store(Staging* staging, const TensorMap& map, const GemmTask& task, int batch,
-                      int count) {
-        full.arrive_for<32>();
-#pragma unroll
-        for (int i = 0; i < kTileChunks * kConsumers; ++i) {
-            const int chunk = i / kConsumers, row = i % kConsumers * 64;
-            filled[row / 64][chunk].wait(count & 1);
-            if (threadIdx.x % 32 == 0) {
-                tma_store(map, box(&staging[row / kWarpRows], row, chunk),
-                          {int(task.col) + chunk_col(chunk), int(task.row) + row, batch});
-                tma_store_commit();
-            }
-        }
-        if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();
-        sync_warp();
-    }
     // By a warp that has read them.
     DEVICE void release() {
         sync_warp();
@@ -213,8 +179,7 @@ DEVICE void add_pairs(float (&values)[8 * kWords], const uint32_t (&added)[kWord
     }
 }
 template <class T, int kWords>
-DEVICE void pack_pairs(const float (&values)[8 * kWords], uint32_t (&packed)[kWords][4],
-                       int kept = 0) {
+DEVICE void pack_pairs(const float (&values)[8 * kWords], uint32_t (&packed)[kWords][4], int kept) {
 #pragma unroll
     for (int i = 0; i < 4 * kWords; ++i)
         if (i >= 4 * kept) packed[i / 4][i % 4] = pack<T>(values[2 * i], values[2 * i + 1]);
@@ -226,7 +191,7 @@ struct PlainEnd {
     Staging& staging;
     int& box;
     const TensorMap& map;
-    TileFactors& factors;
+    const TileFactors& factors;
     const RowFactors& rows;
     const EpilogueParams& params;
     int row, count;
@@ -266,35 +231,12 @@ struct PlainEnd {
             for (int i = 0; i < kCount; ++i) values[i] = activate_plain<kActivation>(values[i]);
         }
     }
-    // Where a lane's part is of 16 x 16 numbers of a box, from its column `begin` on.
-    DEVICE static unsigned char* matrix_of_lane(unsigned char* box, int lane, int begin) {
-        const int line = lane % 16;
-        return box + line * kLineBytes + ((begin / 8 + lane / 16) ^ line % 8) * 16;
-    }
-    // With kOwnBoxes, 16-bit results of chunk kBox: the warp fills its box and goes on.  packed: the chunk's
-    // before, of which some may be this one's too.
-    template <int kBox>
-    DEVICE void fill_own(const TileSums& sums, uint32_t (&packed)[kChunk / 16][4]) const {
-        constexpr int kKept = (kBox * kChunk - chunk_col(kBox)) / 16;  // times 16 columns
-        const int lane = opaque(threadIdx.x % 32);
-        float values[kChunk / 2];
-#pragma unroll
-        for (int i = 0; i < 4 * kKept; ++i)
-            packed[i / 4][i % 4] = packed[kChunk / 16 - kKept + i / 4][i % 4];
-        finish<kNoActivation>(sums, lane, 0, chunk_col(kBox), params.alpha, values, kKept);
-        if (params.out_dtype == kHalf) pack_pairs<half>(values, packed, kKept);
-        else pack_pairs<bf16>(values, packed, kKept);
-        unsigned char* to = factors.box(&staging, row, kBox);
-#pragma unroll
-        for (int i = 0; i < kChunk / 16; ++i)
-            store_matrix(matrix_of_lane(to, lane, 16 * i), packed[i]);
-        factors.tell(row, kBox);
-    }
     // 16-bit results.  Where the boxes hold all sums they are filled and stored together, so that the warp
     // waits once for what it did with them before, and once until TMA may read them.
     template <int kActivation, bool kAdds>
     DEVICE void store_pairs(const TileSums& sums) const {
         constexpr int kTogether = kBlocks == 1 && !kSplitK && kCols == 2 * kChunk ? 2 : 1;
+        constexpr bool kOwnBoxes = kStagedBoxes > 2;  // every chunk has its own
         // Columns at once.  Where tiles are large there is another one, whose products are beside the
         // activation: many of its instructions in a row, independent of each other, would keep the tensor
         // cores from the registers.  The largest tiles' sums leave no registers for more either.
@@ -309,14 +251,16 @@ struct PlainEnd {
         const bool halves = params.out_dtype == kHalf;
         const float alpha = (kActivation == kGelu ? 0.5f : 1.0f) * params.alpha;
         const OwnChunks own;
+        // 16 x 16 numbers of a box, from its column `begin` on.
         const auto matrix = [&](unsigned char* from, int begin) {
-            return matrix_of_lane(from, lane, begin);
+            const int line = lane % 16;
+            return from + line * kLineBytes + ((begin / 8 + lane / 16) ^ line % 8) * 16;
         };
         // Of a chunk of the columns of block `block`, from its column `begin` on.  to: its box.
         const auto pack_columns = [&](int block, int chunk, int begin, unsigned char* to,
-                                      uint32_t (&packed)[kWords][4]) {
+                                      uint32_t (&packed)[kWords][4], int kept = 0) {
             Values values;
-            finish<kActivation>(sums, lane, block, chunk_col(chunk) + begin, alpha, values);
+            finish<kActivation>(sums, lane, block, chunk_col(chunk) + begin, alpha, values, kept);
             if constexpr (kAdds) {
                 uint32_t added[kWords][4];
 #pragma unroll
@@ -324,8 +268,8 @@ struct PlainEnd {
                 if (halves) add_pairs<half>(values, added);
                 else add_pairs<bf16>(values, added);
             }
-            if (halves) pack_pairs<half>(values, packed);  // one branch for all
-            else pack_pairs<bf16>(values, packed);
+            if (halves) pack_pairs<half>(values, packed, kept);  // one branch for all
+            else pack_pairs<bf16>(values, packed, kept);
         };
         const auto fill = [&](unsigned char* to, int begin, const uint32_t (&packed)[kWords][4]) {
 #pragma unroll
@@ -338,14 +282,22 @@ struct PlainEnd {
             if (!own.has(chunk)) continue;
             const int number = Residual::box_of(block, chunk);
             unsigned char* to[kTogether];
+            // 16 columns each that the chunk before has too.
+            const int kept =
+                kPromotes && kTogether == 1 ? (chunk * kChunk - chunk_col(chunk)) / 16 : 0;
+#pragma unroll
+            for (int i = 0; i < 4 * kept; ++i)
+                packed[0][i / 4][i % 4] = packed[0][kWords - kept + i / 4][i % 4];
 #pragma unroll
             for (int i = 0; i < kTogether; ++i) {
-                to[i] = staging.boxes[kTogether == 2 ? i : box];
+                to[i] = staging.boxes[kTogether == 2 ? i : kOwnBoxes ? first : box];
                 if constexpr (kAdds) residual.wait(count, number + i);
-                pack_columns(block, chunk + i, 0, to[i], packed[i]);
+                pack_columns(block, chunk + i, 0, to[i], packed[i], kept);
             }
-            if (lane == 0) tma_store_wait_read<2 - kTogether>();
-            sync_warp();
+            if (!kOwnBoxes || first == 0) {
+                if (lane == 0) tma_store_wait_read<kOwnBoxes ? 0 : 2 - kTogether>();
+                sync_warp();
+            }
 #pragma unroll
             for (int i = 0; i < kTogether; ++i) {
                 fill(to[i], 0, packed[i]);
@@ -368,7 +320,7 @@ struct PlainEnd {
                     residual.follow(count, number, out_row, out_col, int(place.words[3]));
                 }
             }
-            if (kTogether == 1) box ^= 1;
+            if (kTogether == 1 && !kOwnBoxes) box ^= 1;
         }
     }
     // FP32 results, 32 columns a box.
