@@ -70,7 +70,7 @@ FAULTS = {
         "shared tiles",
     ),
     "a box overwritten before it is stored": Fault(
-        PLAIN, "if (lane == 0) tma_store_wait_read<2 - kTogether>();", "", "shared tiles"
+        PLAIN, "if (lane == 0) tma_store_wait_read<kOwnBoxes ? 0 : 2 - kTogether>();", "", "shared tiles"
     ),
     "every box to the same place": Fault(
         RING, "tma_load(stage + i * step, map", "tma_load(stage, map", "ping-pong"

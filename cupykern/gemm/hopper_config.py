@@ -11,7 +11,7 @@ from .product import BLOCK, FLOAT16S, FP4, FP8, INNER, OUTER, STRIDED, GemmTask
 
 ARCHS = ("sm_90a", "host")
 LINE = 128  # ring_hopper.cuh: kLineBytes
-_STAGING = 4 * 4096  # of a warpgroup; gemm_hopper.cu: HopperStorage.staging
+_BOXES = 4 * 2048  # of a warpgroup's warps, one each; epilogue_hopper.cuh: Staging
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,8 @@ class HopperConfig:
                 numbers = self.tile_m + 1 if self.turned else 16 + -(-self.tile_n // BLOCK)
                 ring += 4 * self.warpgroups * 16 * numbers
         logits = task.kernel == "dequant_softmax"
-        staging = self._logits_staging() if logits else self.warpgroups * _STAGING
+        boxes = 3 if in_halves(self, task) else 2
+        staging = self._logits_staging() if logits else self.warpgroups * boxes * _BOXES
         if task.kernel == "dual_gemm":
             staging = self._dual_staging(task)
         return staging + -(-ring // 1024) * 1024

@@ -26,10 +26,12 @@ DEVICE constexpr int part_col(int part) {
 }
 
 // A warp's way to memory: boxes that it fills in turn and TMA stores, or one chunk in FP32.  With
-// kTurned a warpgroup has its boxes together.
+// kTurned a warpgroup has its boxes together.  FP8's tiles of three chunks have one for each, so that
+// a chunk need not wait until TMA has read another one of the tile.
 constexpr int kBoxBytes = kWarpRows * 64 * 2;
+constexpr int kStagedBoxes = kPromotes && !kTurned && kTileChunks == 3 ? 3 : 2;
 union Staging {
-    unsigned char boxes[2][kBoxBytes];
+    unsigned char boxes[kStagedBoxes][kBoxBytes];
     alignas(16) uint32_t chunk[kWarpRows * 64];
 };
 

@@ -248,6 +248,7 @@ struct PlainEnd {
     template <int kActivation, bool kAdds>
     DEVICE void store_pairs(const TileSums& sums) const {
         constexpr int kTogether = kBlocks == 1 && !kSplitK && kCols == 2 * kChunk ? 2 : 1;
+        constexpr bool kOwnBoxes = kStagedBoxes > 2;  // every chunk has its own
         // Columns at once.  Where tiles are large there is another one, whose products are beside the
         // activation: many of its instructions in a row, independent of each other, would keep the tensor
         // cores from the registers.  The largest tiles' sums leave no registers for more either.
@@ -302,12 +303,14 @@ struct PlainEnd {
                 packed[0][i / 4][i % 4] = packed[0][kWords - kept + i / 4][i % 4];
 #pragma unroll
             for (int i = 0; i < kTogether; ++i) {
-                to[i] = staging.boxes[kTogether == 2 ? i : box];
+                to[i] = staging.boxes[kTogether == 2 ? i : kOwnBoxes ? first : box];
                 if constexpr (kAdds) residual.wait(count, number + i);
                 pack_columns(block, chunk + i, 0, to[i], packed[i], kept);
             }
-            if (lane == 0) tma_store_wait_read<2 - kTogether>();
-            sync_warp();
+            if (!kOwnBoxes || first == 0) {
+                if (lane == 0) tma_store_wait_read<kOwnBoxes ? 0 : 2 - kTogether>();
+                sync_warp();
+            }
 #pragma unroll
             for (int i = 0; i < kTogether; ++i) {
                 fill(to[i], 0, packed[i]);
@@ -330,7 +333,7 @@ struct PlainEnd {
                     residual.follow(count, number, out_row, out_col, int(place.words[3]));
                 }
             }
-            if (kTogether == 1) box ^= 1;
+            if (kTogether == 1 && !kOwnBoxes) box ^= 1;
         }
     }
     // FP32 results, 32 columns a box.
