@@ -153,7 +153,7 @@ _DUAL_FP8 = {
 # NVFP4's, measured on an H200 like the others; what decoding before and ends cost is in _estimate.
 _NVFP4 = {
     HopperConfig(256, 128, 4): 48.0,
-    HopperConfig(128, 128, 4, lines=2, cluster=2, split_k=True): 16.0,
+    HopperConfig(128, 128, 4, lines=2, cluster=2, split_k=True): 18.8,
     HopperConfig(64, 64, 4, share_k=True, lines=4): 16.0,
     HopperConfig(16, 64, 12, share_k=True, lines=4): 14.0,
     replace(_HIDDEN_ENDS, decoded=True): 21.3,
@@ -174,7 +174,8 @@ _DECODING = {"gemm": (7.1e-7, 2.5), "dual_gemm": (9.7e-7, 8.0)}
 """Us for a number, and of the launch before.  With _NVFP4, of FP16, decoded or not, in 16 bits and in FP32: 173.9 and
 197.1, 175.8 and 263.0 ((4096, 7168, 2048)); 197.3 and 214.5, 201.6 and 249.6 (4096 cubed); 113.4 and 113.5, 111.4 and
 129.6 ((2048, 4096, 4096)); 63.4 and 60.0, 63.7 and 67.8 ((1024, 4096, 4096)); 72.5 and 72.0, 71.7 and 77.6 ((512,
-4096, 7168)); 233 and 207, 234 and 227 ((1024, 8192, 8192))."""
+4096, 7168)); 233 and 207, 234 and 227 ((1024, 8192, 8192)); 62.0 and 58.5, 62.4 and 66.1 ((768, 4096, 4096)); 83.8 and
+69.5, 84.0 and 76.4 ((384, 4096, 7168))."""
 _NVFP4_END, _NVFP4_LONG_END = 2.6, 11.5  # us, of 256 x 128 sums that are decoded on the way
 FEW_ROWS = 16
 """Up to which the portable main loop streams two products' NVFP4 weights, and int8 ones of logits, faster:
@@ -256,6 +257,9 @@ def _estimate(config: HopperConfig, task: GemmTask, blocks: int) -> float:
     if config.decoded:
         of_number, launch = _DECODING[task.kernel]
         decoding = launch + task.products * task.n * task.k * of_number
+        if task.products == 1:  # TMA takes longer for rows that are not there
+            rows = config.cluster * config.tile_m
+            tile *= math.ceil(task.m / rows) * rows / max(task.m, 1)
     elif task.b == FP4 and task.products == 1:
         own = config.tile_m * config.tile_n / (config.cluster if config.split_k else 1)
         tile += (_NVFP4_END if task.plain else _NVFP4_LONG_END) * own / (256 * 128)
