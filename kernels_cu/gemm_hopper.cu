@@ -20,6 +20,7 @@
 #include "parts/read_ahead.cuh"
 #include "parts/ring_hopper.cuh"
 #include "parts/split_sums_hopper.cuh"
+#include "parts/turned_epilogue_hopper.cuh"
 
 struct HopperParams {
     BatchLayout batch;
