@@ -235,7 +235,9 @@ FAULTS = {
     "a box filled before it is stored": Fault(
         EPILOGUE, "if (stores) tma_store_wait_read<1>();", "", "mixed (N, K)"
     ),
-    "the first part for all": Fault(PLAIN, "if (known == part) pick(known);", "if (known == 0) pick(known);", "mixed (K, N)"),
+    "the first part for all": Fault(
+        "parts/turned_epilogue_hopper.cuh", "if (known == part) pick(known);", "if (known == 0) pick(known);", "mixed (K, N)"
+    ),
     "a turned bias of the first rows": Fault(
         PLAIN, "of_row = row + row_of_half(lane, half);", "of_row = row + row_of_half(lane, 0);", "few rows"
     ),
