@@ -162,8 +162,8 @@ DEVICE void store_shares(SharesStorage& to, const TensorMap& map, const Epilogue
     }
 }
 
-// Shares of sets become shares of the row, of columns [begin, end).  y: of neighbouring columns,
-// aligned to 16 bytes.
+// Shares of sets become shares of the row, of columns [begin, end), which are whole runs, as TMA has
+// stored them.  y: of neighbouring columns, aligned to 16 bytes.
 template <class Out>
 DEVICE void scale_row(Out* y, const MaxSum* sets, int64_t num_sets, MaxSum* of_warps, int64_t begin,
                       int64_t end) {
@@ -208,10 +208,6 @@ DEVICE void scale_row(Out* y, const MaxSum* sets, int64_t num_sets, MaxSum* of_w
         store(runs, run);
         load(runs, run + 2 * kStep);
         store(next, run + kStep);
-    }
-    const int64_t col = whole * kNormalRun + threadIdx.x;
-    if (col < end) {
-        y[col] = from_float<Out>(to_float(y[col]) * scale_of(sets[col / kSetColumns].max));
     }
 }
 
