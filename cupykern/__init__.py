@@ -26,7 +26,7 @@ from .numerics import finfo
 from .rows import nonfinite as _nonfinite
 from .rows import norm_ops as _norm
 from .rows import quantize_ops as _quantize
-from .rows import softmax as _softmax
+from .rows import softmax_ops as _softmax
 from .rows.nonfinite import NonfiniteReport, nonfinite_report
 from .rows.norm import layer_norm, rms_norm
 from .rows.quantize import quantize

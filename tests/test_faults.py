@@ -10,7 +10,8 @@ from planted import Fault, fault_tests
 
 from cupykern import check, inputs
 from cupykern import softmax as softmax_function
-from cupykern.rows.softmax import LOG_OP, OP, SoftmaxProblem, _run
+from cupykern.rows.softmax import _run
+from cupykern.rows.softmax_ops import LOG_OP, OP, SoftmaxProblem
 
 FAULTS = {
     # name: (file, old, new, the check that catches it first)

@@ -5,21 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hopper_kernels import SCHEDULES, skip_unless_hopper
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_hopper_choice import OF_FP8, OF_MIXED, task
 
 from cupykern import OPS, check, dtypes
-from cupykern.gemm import gemm, hopper_choice, hopper_config, product
+from cupykern.gemm import gemm, hopper_choice
 from cupykern.gemm.dequant_softmax import LogitsProblem
 from cupykern.gemm.dual_gemm import NVFP4, DualProblem
 from cupykern.gemm.hopper_config import HopperConfig
-from cupykern.gemm.matmul_problem import MatmulProblem, task_of
-from cupykern.gemm.product import INNER, OUTER, STRIDED, GemmTask
+from cupykern.gemm.matmul_problem import MatmulProblem
+from cupykern.gemm.product import OUTER
 from cupykern.gemm.scaled_problem import ScaledProblem
 from cupykern.targets import Target, UnavailableError, host, host_compiler
 from cupykern.tools import gate
@@ -343,183 +343,6 @@ def test_numbers_and_arrays_of_scales_are_the_same(target):
         assert y.tobytes() == expected.tobytes()
 
 
-def task(**changes) -> GemmTask:
-    sizes = GemmTask(1, 4096, 4096, 4096, dtypes.float16, dtypes.float16, INNER, INNER)
-    return replace(sizes, **changes)
-
-
-@pytest.mark.parametrize("layout", [INNER, OUTER])
-def test_hopper_is_chosen_where_it_pays(layout):
-    large = task(layout_a=layout, layout_b=layout)
-    assert isinstance(gemm.choose_config(large, "sm_90a"), HopperConfig)
-    for arch in ("sm_80", "sm_120a", "gfx942", "host"):
-        assert not isinstance(gemm.choose_config(large, arch), HopperConfig)
-    known = hopper_choice.CONFIGS[: None if layout == INNER else 1]
-    either = [gemm.configs(replace(large, plain=plain), "host") for plain in (True, False)]
-    assert set(known) < {config for configs in either for config in configs}
-    assert not isinstance(gemm.choose_config(task(m=16), "sm_90a"), HopperConfig)
-
-
-@pytest.mark.parametrize(
-    ("changes", "tile", "share_k"),
-    [
-        ({"b": dtypes.float8_e4m3fn}, (256, 128), False),
-        ({"b": dtypes.int8, "m": 256, "layout_b": OUTER}, (128, 128), False),
-        ({"b": dtypes.float8_e4m3fn, "m": 64, "n": 8192}, (64, 64), True),
-        ({"b": dtypes.int8, "m": 64, "n": 8192}, (64, 64), True),
-        ({"b": dtypes.float8_e4m3fn, "layout_b": OUTER, "m": 33, "n": 8192}, (64, 128), False),
-        ({"b": dtypes.float8_e4m3fn, "layout_b": OUTER, "m": 32, "n": 8192}, (32, 64), True),
-        ({"b": dtypes.int8, "m": 17, "n": 28672}, (32, 64), True),
-        ({"b": dtypes.int8, "m": 64, "n": 28672}, (64, 64), True),
-        ({"b": dtypes.int8, "m": 64, "n": 8192, "k": 2048}, (64, 64), True),
-        ({"b": product.FP4, "m": 64, "n": 8192}, (64, 128), False),
-        ({"a": product.FP4, "b": product.FP4, "m": 64, "n": 8192}, (64, 64), True),
-        ({"a": dtypes.int8, "b": dtypes.int8, "m": 64, "n": 8192}, (64, 64), True),
-        ({"a": dtypes.int8, "b": dtypes.int8, "m": 256}, (128, 64), False),
-        ({"a": dtypes.float8_e4m3fn, "b": dtypes.float8_e4m3fn}, (128, 128), False),
-        (
-            {"a": dtypes.float8_e4m3fn, "b": dtypes.float8_e4m3fn, "m": 16, "n": 8192, "batch": 2},
-            (16, 64),
-            True,
-        ),
-    ],
-)
-def test_tiles_of_other_dtypes(changes, tile, share_k):
-    config = gemm.choose_config(task(**changes), "sm_90a", 132)
-    assert (config.tile_m, config.tile_n) == tile
-    for blocks in (132, 114):  # the sums are the same
-        assert gemm.choose_config(task(**changes), "sm_90a", blocks).share_k == share_k
-
-
-@given(
-    m=st.integers(1, 4096),
-    n=st.integers(16, 20000),
-    k=st.integers(256, 20000),
-    b=st.sampled_from([dtypes.float16, dtypes.float8_e4m3fn, dtypes.int8, product.FP4]),
-    kernel=st.sampled_from(["gemm", "dual_gemm"]),
-)
-def test_gpus_of_other_sizes_have_the_same_sums(m, n, k, b, kernel):
-    """k is split in the same way, whatever number of multiprocessors decides about the tiles."""
-    of_call = task(m=m, n=n, k=k, b=b, kernel=kernel)
-    found = [hopper_choice.configs(of_call, "sm_90a", blocks)[:1] for blocks in (132, 114, 78, 20)]
-    assert len({tuple((c.split_k, c.share_k) for c in first) for first in found}) == 1
-
-
-@pytest.mark.parametrize(
-    ("m", "n", "blocks", "tile"),
-    [
-        (4096, 4096, 132, (128, 256)),  # 4 rounds instead of 6 or 8 smaller ones
-        (4096, 14336, 132, (128, 176)),  # many rounds: their ends are hidden
-        (1024, 2048, 132, (128, 128)),
-        (768, 4096, 132, (128, 192)),  # one round
-        (3072, 3072, 132, (128, 192)),
-        (5120, 5120, 132, (128, 160)),
-        (4096, 4096, 114, (128, 128)),
-        (256, 4096, 132, (64, 128)),
-        (64, 8192, 132, (64, 64)),
-    ],
-)
-def test_tiles_that_fill_the_gpu(m, n, blocks, tile):
-    config = gemm.choose_config(task(m=m, n=n), "sm_90a", blocks)
-    assert (config.tile_m, config.tile_n) == tile
-
-
-@pytest.mark.parametrize(
-    ("m", "n", "k", "cols"),
-    [
-        (4096, 7168, 2048, 176),  # 10 rounds instead of 14
-        (4096, 14336, 4096, 176),
-        (8192, 8192, 8192, 192),
-        (4096, 4096, 4096, 128),
-        (512, 4096, 7168, 128),
-        (256, 4096, 7168, 64),
-    ],
-)
-def test_columns_of_fp8(m, n, k, cols):
-    sizes = task(m=m, n=n, k=k, **_FP8)
-    config = gemm.choose_config(sizes, "sm_90a", 132)
-    assert config.tile_n == cols
-    assert hopper_config.in_halves(config, sizes) == (cols > 128)
-    for other in (replace(sizes, plain=False), replace(sizes, block_scales=True)):
-        assert gemm.choose_config(other, "sm_90a", 132).tile_n == min(cols, 128)
-
-
-def test_clusters_for_rows_that_begin_anywhere():
-    """L2 reads two lines for one of theirs, and blocks that share columns ask it for fewer."""
-    for m in (1024, 4096):
-        config = gemm.choose_config(task(m=m, k=4104, in_lines=False), "sm_90a", 132)
-        assert config == HopperConfig(128, 256, 4, cluster=2)
-    for k, in_lines in ((64, True), (72, False)):
-        assert task_of(MatmulProblem(64, 64, k, layout_b="F")).in_lines == in_lines
-
-
-def test_ping_pong_for_what_ends_take_long():
-    """It hides them beside products: of activations, and those that are not plain."""
-    assert gemm.choose_config(task(activates=True), "sm_90a", 132).ping_pong
-    for m, ping_pong in ((768, False), (1536, True)):  # one round, of which nothing is hidden
-        config = gemm.choose_config(task(m=m), "sm_90a", 132)
-        assert (config.tile_n, config.ping_pong) == (192, ping_pong)
-    for m, tile_n in ((4096, 128), (256, 64), (64, 64)):
-        config = gemm.choose_config(task(m=m, activates=True, plain=False), "sm_90a", 132)
-        assert (config.tile_m, config.tile_n, config.ping_pong) == (128, tile_n, tile_n == 128)
-
-
-_FP8 = {"a": dtypes.float8_e4m3fn, "b": dtypes.float8_e4m3fn}
-_MIXED = {"b": dtypes.float8_e4m3fn}
-_LOGITS = {"b": dtypes.int8, "kernel": "dequant_softmax"}
-
-
-@pytest.mark.parametrize(
-    ("config", "changes", "arch", "said"),
-    [
-        ({}, {}, "sm_80", "sm_80 has neither TMA nor wgmma"),
-        ({}, {"a": dtypes.float32, "b": dtypes.float32}, "sm_90a", "do not multiply float32"),
-        ({}, {"block_scales": True}, "sm_90a", "scales of blocks for FP8 only"),
-        ({}, {"layout_a": STRIDED, "layout_b": STRIDED}, "sm_90a", "multiples of 16 bytes"),
-        ({}, {"tma": False}, "sm_90a", "multiples of 16 bytes"),
-        ({}, {"k": 0}, "sm_90a", "no dims of size 0"),
-        ({}, {"half_sums": True}, "sm_90a", "sum in FP32"),
-        ({"stages": 0}, {}, "sm_90a", "must be positive"),
-        ({"cluster": 0, "split_k": True}, {}, "sm_90a", "must be positive"),
-        ({"tile_n": 64, "ping_pong": True, "share_k": True}, {}, "sm_90a", "ping_pong or share_k"),
-        ({"cluster": 3}, {}, "sm_90a", "a cluster of 1, 2 or 4 blocks"),
-        ({"split_k": True}, {}, "sm_90a", "split_k needs a cluster"),
-        ({"cluster": 2, "split_k": True, "stages": 2}, {}, "sm_90a", "fill more than the stages"),
-        ({"share_k": True}, _LOGITS, "sm_90a", "of whole sums, without share_k"),
-        ({"turned": True}, _LOGITS, "sm_90a", "turned products are not logits"),
-        ({"tile_m": 256, "tile_n": 128, "cluster": 2}, _LOGITS, "sm_90a", "have no clusters"),
-        ({"tile_m": 64}, {}, "sm_90a", "multiples of 128 x 8; got 64 x 256"),
-        ({"tile_n": 100}, {}, "sm_90a", "multiples of 128 x 8; got 128 x 100"),
-        ({"tile_n": 96}, {"layout_b": OUTER}, "sm_90a", "multiples of 128 x 64; got 128 x 96"),
-        ({"tile_n": 40}, {}, "sm_90a", "multiples of 128 x 64; got 128 x 40"),
-        ({"ping_pong": True}, {}, "sm_90a", "do not hold 128 x 256 sums"),
-        (
-            {"tile_n": 192},
-            {**_FP8, "block_scales": True},
-            "sm_90a",
-            "shares columns with whole blocks",
-        ),
-        ({"tile_n": 192}, {**_FP8, "plain": False}, "sm_90a", "shares columns with whole blocks"),
-        ({"tile_n": 176}, {**_FP8, "block_scales": True}, "sm_90a", "got 128 x 176"),
-        ({"tile_n": 224}, _FP8, "sm_90a", "got 128 x 224"),
-        ({"tile_n": 168}, _FP8, "sm_90a", "got 128 x 168"),
-        ({"warpgroups": 3, "tile_m": 192, "tile_n": 128}, {}, "sm_90a", "three warpgroups share"),
-        ({"warpgroups": 3, "tile_m": 192}, _FP8, "sm_90a", "three warpgroups share"),
-        ({"warpgroups": 3, "tile_n": 128}, _FP8, "sm_90a", "multiples of"),
-        ({"tile_m": 256}, _FP8, "sm_90a", "do not hold 256 x 256 sums"),
-        ({"tile_n": 320}, _FP8, "sm_90a", "do not hold 128 x 320 sums"),
-        ({"share_k": True, "tile_n": 64}, {}, "sm_90a", "tiles of at most 64 x 64"),
-        ({}, _MIXED, "sm_90a", "64 columns per warpgroup"),
-        ({"tile_n": 128, "ping_pong": True}, _MIXED, "sm_90a", "no ping_pong"),
-        ({"stages": 1}, {}, "sm_90a", "at least 2"),
-        ({"stages": 5}, {}, "sm_90a", "bytes of shared memory are more than"),
-    ],
-)
-def test_refusals(config, changes, arch, said):
-    reason = gemm.refusal(replace(CONFIGS[0], **config), task(**changes), arch)
-    assert reason is not None and said in reason
-
-
 def test_hopper_has_warps_of_32_lanes():
     x = np.ones((8, 8), np.float16)
     with host.use(warp_size=64), pytest.raises(ValueError, match="warps of 32 lanes; got 64"):
@@ -529,7 +352,7 @@ def test_hopper_has_warps_of_32_lanes():
 # Of each main loop the tile with the most registers.
 _TASKS = (
     *(({"layout_b": OUTER}, CONFIGS[:6:2]), ({}, CONFIGS[6:7])),
-    *((_FP8, (*FP8[1][:1], *HALVES[1])), (_MIXED, MIXED[1][:1])),
+    *((OF_FP8, (*FP8[1][:1], *HALVES[1])), (OF_MIXED, MIXED[1][:1])),
 )
 
 

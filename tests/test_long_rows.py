@@ -10,8 +10,9 @@ import pytest
 import cupykern
 from cupykern import check, dtypes, inputs
 from cupykern.rows.row_configs import RowConfig
-from cupykern.rows.softmax import LOG_OP, OP, SoftmaxProblem, _run
+from cupykern.rows.softmax import _run
 from cupykern.rows.softmax_configs import LONG_ROWS
+from cupykern.rows.softmax_ops import LOG_OP, OP, SoftmaxProblem
 
 DTYPES = ("float16", "bfloat16", "float32")
 OPS = [OP, LOG_OP]

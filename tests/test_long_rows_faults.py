@@ -11,7 +11,7 @@ import cupykern
 from cupykern import check, inputs
 from cupykern.op import Op
 from cupykern.rows.row_configs import RowConfig
-from cupykern.rows.softmax import LOG_OP, OP, SoftmaxProblem
+from cupykern.rows.softmax_ops import LOG_OP, OP, SoftmaxProblem
 
 LONG = "softmax_long.cu"
 FAULTS = {

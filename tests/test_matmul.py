@@ -29,7 +29,8 @@ from cupykern.gemm.matmul_problem import (
     task_of,
     with_layout,
 )
-from cupykern.gemm.product import INNER, OUTER, STRIDED, GemmTask
+from cupykern.gemm.product import INNER, OUTER, STRIDED
+from cupykern.gemm.task import GemmTask
 from cupykern.targets import host
 
 # --- sizes, layouts, dtypes ----------------------------------------------------------------------

@@ -13,7 +13,8 @@ import cupykern
 from cupykern import check, inputs, workspace
 from cupykern.op import Op, as_tuple
 from cupykern.rows.norm_ops import ADD_OP, LAYER_OP, RMS_OP, NormProblem
-from cupykern.rows.row_configs import RowConfig, refusal
+from cupykern.rows.row_configs import RowConfig
+from cupykern.rows.row_fit import refusal
 from cupykern.rows.rows import contiguous_operand, row_layout
 
 SMALL = RowConfig(128, 128, 8, 2, plain=True, stages=5)

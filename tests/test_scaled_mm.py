@@ -28,9 +28,10 @@ from cupykern.gemm.matmul_problem import (
     sums_in_half,
     task_of,
 )
-from cupykern.gemm.product import FP4, INNER, STRIDED, GemmTask, by_vectors
+from cupykern.gemm.product import FP4, INNER, STRIDED, by_vectors
 from cupykern.gemm.scaled_problem import PAIRS as SCALED_PAIRS
 from cupykern.gemm.scaled_problem import SCALES, ScaledProblem, nvfp4_variants
+from cupykern.gemm.task import GemmTask
 from cupykern.op import Call, RandomDraw
 from cupykern.tools import options
 

@@ -10,7 +10,8 @@ import pytest
 import cupykern
 from cupykern import check, dtypes, inputs
 from cupykern.op import Call
-from cupykern.rows.softmax import LOG_OP, OP, SoftmaxProblem, _run
+from cupykern.rows.softmax import _run
+from cupykern.rows.softmax_ops import LOG_OP, OP, SoftmaxProblem
 
 DTYPES = ("float16", "bfloat16", "float32")
 OP_OF = {op.name: op for op in (OP, LOG_OP)}

@@ -11,8 +11,8 @@ import cupykern
 from cupykern import check, dtypes, inputs
 from cupykern.rows.norm_ops import ADD_OP, LAYER_OP, RMS_OP, NormProblem
 from cupykern.rows.rows import RowLayout, contiguous_operand, operand, row_layout
-from cupykern.rows.softmax import LOG_OP, OP, SoftmaxProblem
 from cupykern.rows.softmax_configs import softmax_configs
+from cupykern.rows.softmax_ops import LOG_OP, OP, SoftmaxProblem
 
 # One thread a row and several, a warp, several warps; one element, even and odd, the most.
 CONFIG = next(config for config in softmax_configs("host", 2) if config.stretch)

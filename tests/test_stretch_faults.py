@@ -8,7 +8,7 @@ from planted import Fault, fault_tests
 
 from cupykern.op import Op
 from cupykern.rows.norm_ops import LAYER_OP, RMS_OP, NormProblem
-from cupykern.rows.softmax import LOG_OP, OP, SoftmaxProblem
+from cupykern.rows.softmax_ops import LOG_OP, OP, SoftmaxProblem
 
 PART, SOFTMAX, NORM = "parts/stretch.cuh", "softmax_stretch.cu", "normalize_stretch.cu"
 FAULTS = {

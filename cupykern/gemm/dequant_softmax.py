@@ -21,7 +21,8 @@ from .gemm import AnyConfig
 from .hopper_config import HopperConfig
 from .logits import SET_COLUMNS, LogitsMemory, contiguous, logits_memory
 from .operand_maps import tma_stores
-from .product import INNER, OUTER, STRIDED, GemmTask, Matrix
+from .product import INNER, OUTER, STRIDED, Matrix
+from .task import GemmTask, make_task
 
 _OUTPUTS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
@@ -184,7 +185,7 @@ def _hopper_config(target: Target, a: Any, w: Any, config: Any) -> HopperConfig 
     of_a, of_w = product.matrix(a, ()), product.matrix(w, ())
     if config is None and of_a is not None and of_w is not None:
         (rows, k), n = a.shape, w.shape[1]
-        task = product.make_task(of_a, of_w, 1, rows, n, k, kernel="dequant_softmax")
+        task = make_task(of_a, of_w, 1, rows, n, k, kernel="dequant_softmax")
         config = gemm.tuned_config(task, target)
     return config if isinstance(config, HopperConfig) else None
 
@@ -339,9 +340,7 @@ def _task(problem: LogitsProblem) -> GemmTask:
     a, w, _ = _inputs(problem, 0, np).args
     a = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
     operands = product.matrix(a, ()), product.matrix(w, ())
-    return product.make_task(
-        *operands, 1, a.shape[0], w.shape[1], w.shape[0], kernel="dequant_softmax"
-    )
+    return make_task(*operands, 1, a.shape[0], w.shape[1], w.shape[0], kernel="dequant_softmax")
 
 
 def _sample(

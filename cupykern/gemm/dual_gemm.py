@@ -15,7 +15,7 @@ from ..op import Call, Draw, Op, Work
 from . import dequantize_nvfp4, gemm, hopper_config, matmul, matmul_problem, nvfp4, product
 from .gemm import AnyConfig
 from .nvfp4 import NvFp4
-from .product import INNER, OUTER, STRIDED, GemmTask
+from .product import INNER, OUTER, STRIDED
 from .scaled_mm import (
     ReadOperand,
     arrays_and_numbers,
@@ -27,6 +27,7 @@ from .scaled_mm import (
     scale_shapes,
 )
 from .scaled_problem import NVFP4
+from .task import GemmTask, make_task
 
 POLICIES = ("fp32", "hybrid", "fp16")  # dual_gemm.cu: Policy
 _OUTPUTS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
@@ -338,7 +339,7 @@ def _task(problem: DualProblem) -> GemmTask:
     a, b1, b2 = (product.matrix(x.array, tuple(batch)) for x in operands)
     k = operands[0].shape[-1]
     scaled = any(getattr(x.scale, "size", 1) > 1 for x in operands)
-    return product.make_task(a, b1, math.prod(batch), m, n, k, blocks, "dual_gemm", b2, scaled)
+    return make_task(a, b1, math.prod(batch), m, n, k, blocks, "dual_gemm", b2, scaled)
 
 
 def _sample(

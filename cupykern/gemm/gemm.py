@@ -43,15 +43,14 @@ from .product import (
     MAX_BATCH_DIMS,
     OPERAND,
     STRIDED,
-    GemmTask,
     Product,
     fill_batch,
     fill_epilogue,
     fill_epilogues,
     fill_operand,
-    make_task,
     product_dims,
 )
+from .task import GemmTask, make_task
 
 _WHOLE, _PARTIAL, _REDUCE = (np.int64(i) for i in range(3))  # gemm_tile.cuh: Pass
 _NORMALIZE = np.int64(3)  # dequant_softmax.cu

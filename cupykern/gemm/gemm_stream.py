@@ -25,11 +25,11 @@ from .product import (
     INNER,
     OUTER,
     STRIDED,
-    GemmTask,
     Product,
     compute_dtype,
     fill_epilogue,
 )
+from .task import GemmTask
 
 ROWS = 16  # at most
 GROUP = 16  # nvfp4.cuh: kGroup

@@ -18,7 +18,8 @@ from . import gemm, gemm_hopper, gemm_stream, hopper_config, product
 from .copied_plan import COPY_LINES
 from .hopper_config import HopperConfig
 from .matmul import FLOATS, check_shapes, matmul, result_dtype
-from .product import ACTIVATIONS, INNER, OUTER, STRIDED, GemmTask
+from .product import ACTIVATIONS, INNER, OUTER, STRIDED
+from .task import GemmTask, make_task
 
 
 @dataclass(frozen=True)
@@ -257,7 +258,7 @@ def task_of(problem: MatmulProblem, block_scales: bool = False) -> GemmTask:
         *(batch, m, n, k, matrix(a), matrix(b), matrix(np.empty(shape, dtype))),
         *(addend("bias"), addend("residual"), None, None, problem.alpha, problem.activation),
     )
-    task = product.make_task(whole.a, whole.b, math.prod(batch), m, n, k, block_scales)
+    task = make_task(whole.a, whole.b, math.prod(batch), m, n, k, block_scales)
     plain = gemm_hopper.is_plain(whole, hopper_config.converts(task))
     return replace(task, activates=gemm.activates(problem.activation), plain=plain)
 

@@ -11,7 +11,8 @@ import numpy as np
 from .. import dtypes
 from ..targets.limits import is_measured, max_shared_bytes, multiprocessors
 from .portable_config import FP8_ARCHS, GemmConfig, refusal
-from .product import FLOAT16S, FP4, FP8, INNER, OUTER, STRIDED, GemmTask, compute_dtype
+from .product import FLOAT16S, FP4, FP8, INNER, OUTER, STRIDED, compute_dtype
+from .task import GemmTask
 
 _MAX_SPLITS = 64
 

@@ -24,6 +24,7 @@ from . import (
 )
 from .nvfp4 import NvFp4
 from .scaled_mm import QUANTIZED, by_block, read_operand, scale_shapes, scaled_mm
+from .task import GemmTask, make_task
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ def nvfp4_variants(arch: str, kernel: str = "gemm") -> tuple[Variant, ...]:
     found: dict[Variant, None] = {}
     for a in (fp4, *product.FLOAT16S):
         layouts = product.INNER, product.INNER
-        task = product.GemmTask(1, 4096, 4096, 4096, a, fp4, *layouts, kernel=kernel)
+        task = GemmTask(1, 4096, 4096, 4096, a, fp4, *layouts, kernel=kernel)
         for m in (1, gemm_stream.ROWS):
             for config in gemm_stream.configs(replace(task, m=m), arch):
                 found[gemm.variant(task, config)] = None
@@ -161,7 +162,7 @@ def nvfp4_variants(arch: str, kernel: str = "gemm") -> tuple[Variant, ...]:
     return tuple(found)
 
 
-def _task(problem: ScaledProblem) -> product.GemmTask:
+def _task(problem: ScaledProblem) -> GemmTask:
     args = _inputs(problem, 0, np).args
     p = problem.product
     if NVFP4 in (p.dtype, p.dtype_b):
@@ -171,7 +172,7 @@ def _task(problem: ScaledProblem) -> product.GemmTask:
         x, y = read_operand("a", a, None, a), read_operand("b", b, None, a)
         batch, m, n = matmul.check_shapes(x, y)
         matrices = (product.matrix(z.array, batch) for z in (x, y))
-        return product.make_task(*matrices, math.prod(batch), m, n, x.shape[-1])
+        return make_task(*matrices, math.prod(batch), m, n, x.shape[-1])
     arrays = [x if isinstance(x, np.ndarray) else None for x in (*args[2:], None, None)[:2]]
     return matmul_problem.task_of(p, by_block(*arrays, p.m, p.n, p.k))
 

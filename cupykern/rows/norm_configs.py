@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 from ..targets.limits import is_measured
-from .row_configs import MAX_STAGES, VECTOR_BYTES, RowConfig, fitting, row_configs, stretch_configs
+from .row_configs import MAX_STAGES, VECTOR_BYTES, RowConfig, row_configs, stretch_configs
+from .row_fit import fitting
 from .rows import RowLayout
 
 _Table = tuple[tuple[int, int, int, int, int, str], ...]

@@ -15,11 +15,8 @@ from ..arrays import Twins, small_twins
 from ..targets import Target
 from ..targets.limits import is_measured
 from .norm_configs import admissible_norm_configs, quantizes, streams_fit
-from .row_configs import (
-    RowConfig,
-    check_config,
-    tuned_config,
-)
+from .row_configs import RowConfig, tuned_config
+from .row_fit import check_config
 from .rows import (
     DTYPE_CODES,
     Operand,

@@ -11,14 +11,8 @@ import numpy as np
 from .. import arrays, dtypes
 from ..targets import Target
 from ..targets.limits import is_measured
-from .row_configs import (
-    VECTOR_BYTES,
-    RowConfig,
-    check_config,
-    fitting,
-    row_configs,
-    tuned_config,
-)
+from .row_configs import VECTOR_BYTES, RowConfig, row_configs, tuned_config
+from .row_fit import check_config, fitting
 from .rows import (
     DTYPE_CODES,
     RowLayout,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -11,23 +11,16 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from .. import arguments, dtypes, inputs, plans, reference
+from .. import arguments, dtypes, plans
 from ..arrays import assign, maker, packed
-from ..op import Call, Draw, Op, Work
 from ..targets import Target, of_array
 from ..targets.limits import is_measured
-from .row_configs import (
-    RowConfig,
-    check_config,
-    has_room,
-    tuned_config,
-)
+from .row_configs import RowConfig, tuned_config
+from .row_fit import check_config
 from .rows import (
     DTYPE_CODES,
     Operand,
     RowPlan,
-    bench_shapes,
-    contiguous_operand,
     evicts_last,
     layout_dtype,
     operand,
@@ -35,7 +28,7 @@ from .rows import (
     row_plan,
     row_variant,
 )
-from .softmax_configs import LONG_ROWS, admissible_configs, softmax_configs
+from .softmax_configs import LONG_ROWS, admissible_configs
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
@@ -118,7 +111,7 @@ def _resolve(
     return arguments.normalize_axis(axis, ndim), scale, y_dtype
 
 
-def _has_plain(arch: str, log: bool) -> bool:
+def has_plain(arch: str, log: bool) -> bool:
     """Whether there are variants for plain calls: where nothing is measured, not of logarithms."""
     return is_measured(arch) or not log
 
@@ -144,14 +137,14 @@ def _plan(
     plain = mask is None and scale == 1.0 and x_dtype == y_dtype
     if not plain:
         layout = layout.for_options()
-    plain = plain and _has_plain(target.arch, log)
+    plain = plain and has_plain(target.arch, log)
     if config is not None:
         check_config(config, target.arch, x_dtype.itemsize, layout, plain)
     else:
         config = tuned_config(
             *("softmax", target, x_dtype, layout, plain, 1),
             lambda: admissible_configs(target.arch, x_dtype.itemsize, layout, plain),
-            lambda config: _variant(x_dtype, config, log),
+            lambda config: softmax_variant(x_dtype, config, log),
         )
     params = np.zeros((), _PARAMS)
     params["scale"] = scale
@@ -160,12 +153,12 @@ def _plan(
     params["blocks"] = config.cluster_size
     params["whole"] = config.is_whole(layout)
     evicts_last(params, layout, x_dtype.itemsize, y_dtype.itemsize)
-    variant = _variant(x_dtype, config, log)
+    variant = softmax_variant(x_dtype, config, log)
     shared_bytes = config.shared_bytes(x_dtype.itemsize)
     return row_plan(target, variant, config, layout, params, 8, shared_bytes)
 
 
-def _variant(x_dtype: np.dtype, config: RowConfig, log: bool) -> Variant:
+def softmax_variant(x_dtype: np.dtype, config: RowConfig, log: bool) -> Variant:
     if config.long_row:
         variant = row_variant(
             "softmax_long", x_dtype, replace(LONG_ROWS[2], vector_width=config.vector_width)
@@ -268,150 +261,3 @@ def _run_on_copies(
     mask = None if mask is None else packed(mask)
     assign(y, _run(packed(x), axis, mask, scale, y_dtype, None, log, config))
     return y
-
-
-# --- the ops' records --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class SoftmaxProblem:
-    """One call, without its numbers."""
-
-    shape: tuple[int, ...]
-    axis: int = -1
-    dtype: str = "float16"
-    out_dtype: str | None = None
-    scale: float | None = None
-    mask_shape: tuple[int, ...] | None = None
-    kind: str = "normal"
-    layout: str = "C"
-
-    def __str__(self) -> str:
-        return f"{'x'.join(map(str, self.shape))} {self.dtype}"
-
-
-def _draw_problem(draw: Draw) -> SoftmaxProblem:
-    ndim = draw.choice((1, 2, 2, 2, 3, 4))
-    num_cols = draw.choice((0, 1, 2, 7, 8, 9, 31, 63, 64, 65, 255, 257, 1000, 1024, 1031, 4097))
-    shape = [draw.choice((0, 1, 2, 3, 5, 17)) for _ in range(ndim)]
-    axis = draw.integer(-ndim, ndim - 1)
-    shape[axis] = num_cols
-    mask_shape = None
-    if draw.choice((False, False, True)):
-        mask_shape = tuple(draw.choice((1, n)) for n in shape)[draw.choice((0, 0, ndim - 1)) :]
-    return SoftmaxProblem(
-        shape=tuple(shape),
-        axis=axis,
-        dtype=draw.choice(OP.dtypes),
-        out_dtype=draw.choice((None, None, *OP.dtypes)),
-        scale=draw.choice((None, None, 1.0, 0.125, -1.0, 3.5, 0.0)),
-        mask_shape=mask_shape,
-        kind=draw.choice(inputs.KINDS),
-        layout=draw.choice(("C", "C", *inputs.LAYOUTS)),
-    )
-
-
-def _bench_problem(shape: tuple[int, ...], dtype: str) -> SoftmaxProblem:
-    if not shape:
-        raise ValueError("softmax needs a shape of at least one dim")
-    dtypes.resolve(dtype, "dtype", DTYPES)
-    return SoftmaxProblem(shape=shape, dtype=dtype, kind="bench")
-
-
-def _inputs(problem: SoftmaxProblem, seed: int, xp: Any) -> Call:
-    dtype = dtypes.NAMES[problem.dtype]
-    if problem.kind == "bench":
-        return Call((inputs.bench_values(problem.shape, dtype, seed, xp),))
-    x = inputs.values(problem.kind, problem.shape, dtype, seed)
-    kwargs: dict[str, Any] = {"axis": problem.axis}
-    if problem.mask_shape is not None:
-        rng = np.random.default_rng(seed + 1)
-        kwargs["mask"] = xp.asarray(rng.random(problem.mask_shape) < rng.choice((0.1, 0.5, 0.9)))
-    if problem.scale is not None:
-        kwargs["scale"] = problem.scale
-    if problem.out_dtype is not None:
-        kwargs["dtype"] = problem.out_dtype
-    return Call((inputs.with_layout(x, problem.layout, xp),), kwargs)
-
-
-def _work(problem: SoftmaxProblem) -> Work:
-    size = math.prod(problem.shape)
-    out_dtype = problem.out_dtype or problem.dtype
-    return Work(
-        bytes_read=size * dtypes.NAMES[problem.dtype].itemsize
-        + math.prod(problem.mask_shape or (0,)),
-        bytes_written=size * dtypes.NAMES[out_dtype].itemsize,
-    )
-
-
-def _variants(arch: str, log: bool = False) -> tuple[Variant, ...]:
-    found = [
-        _variant(dtype, config, log)
-        for dtype in DTYPES
-        for config in softmax_configs(arch, dtype.itemsize)
-        if has_room(config, arch, dtype.itemsize) and (not config.plain or _has_plain(arch, log))
-    ]
-    if is_measured(arch):
-        found += (
-            _variant(dtype, LONG_ROWS[dtype.itemsize], log)
-            for dtype in DTYPES
-            if dtype.itemsize in LONG_ROWS
-        )
-    return tuple(dict.fromkeys(found))
-
-
-def _configs(problem: SoftmaxProblem, arch: str, log: bool = False) -> tuple[RowConfig, ...]:
-    x = contiguous_operand(problem.shape, dtypes.NAMES[problem.dtype].itemsize)
-    layout = row_layout(problem.shape, problem.axis % len(problem.shape), (x,) * 3, (1,))
-    plain = (
-        problem.mask_shape is None
-        and problem.scale in (None, 1.0)
-        and problem.out_dtype in (None, problem.dtype)
-    )
-    if not plain:
-        layout = layout.for_options()
-    plain = plain and _has_plain(arch, log)
-    return admissible_configs(arch, x.itemsize, layout, plain)
-
-
-def _sample(
-    call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
-) -> tuple[Call, tuple[Any, ...]]:
-    x = call.args[0]
-    rows = None
-    if x.ndim > 1 and call.kwargs.get("axis", -1) not in (0, -x.ndim):
-        rows = inputs.sample_rows(x, max_elements, seed)
-    if rows is None:
-        return call, outputs
-    kwargs = dict(call.kwargs)
-    mask = kwargs.get("mask")
-    if mask is not None and mask.ndim == x.ndim and mask.shape[0] == x.shape[0]:
-        kwargs["mask"] = mask[rows]
-    return Call((x[rows],), kwargs), tuple(y[rows] for y in outputs)
-
-
-OP = Op(
-    name="softmax",
-    run=softmax,
-    reference=reference.softmax,
-    bound=reference.softmax_bound,
-    draw_problem=_draw_problem,
-    bench_problem=_bench_problem,
-    bench_shapes=bench_shapes,
-    inputs=_inputs,
-    work=_work,
-    variants=_variants,
-    configs=_configs,
-    variant=lambda problem, config: _variant(dtypes.NAMES[problem.dtype], config, False),
-    sample=_sample,
-)
-LOG_OP = replace(
-    OP,
-    name="log_softmax",
-    run=log_softmax,
-    reference=reference.log_softmax,
-    bound=reference.log_softmax_bound,
-    variants=lambda arch: _variants(arch, log=True),
-    configs=lambda problem, arch: _configs(problem, arch, log=True),
-    variant=lambda problem, config: _variant(dtypes.NAMES[problem.dtype], config, True),
-)

@@ -11,10 +11,10 @@ from .row_configs import (
     VECTOR_BYTES,
     RowConfig,
     few_of,
-    fitting,
     row_configs,
     stretch_configs,
 )
+from .row_fit import fitting
 from .rows import RowLayout
 
 # For plain calls, rows in registers, by the elements' bytes and rising length of the row:
