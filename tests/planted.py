@@ -133,11 +133,11 @@ def fault_tests(
     faults: dict[str, Fault],
     problems: Problems = tuple,
     checks: Checks = MappingProxyType({}),
-    every: int = 4,
+    every: int = 8,
 ) -> tuple[Callable[..., None], Callable[..., None]]:
     """A module's two tests: nothing fails without a fault; each fault fails the check that it names,
     or ends its process before that check looks: what the memory held that it overwrote is chance.
-    Of the faults only some (every fourth) without --exhaustive: each compiles kernels of its own."""
+    Of the faults only some (every eighth) without --exhaustive: each compiles kernels of its own."""
 
     @pytest.mark.parametrize("first", range(len(SCHEDULES)))
     @pytest.mark.thinned(len(SCHEDULES))
