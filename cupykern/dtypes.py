@@ -24,6 +24,17 @@ CPP_NAMES = {
     float4_e2m1fn: "e2m1x2",  # two to a byte
 }
 
+CODES = {  # dtype.cuh: DType
+    float16: 0,
+    bfloat16: 1,
+    float32: 2,
+    float8_e4m3fn: 3,
+    float8_e5m2: 4,
+    int8: 5,
+    int32: 6,
+    float4_e2m1fn: 7,
+}
+
 QUANTIZED = {"e4m3": float8_e4m3fn, "e5m2": float8_e5m2, "int8": int8}
 """The formats that are quantised to, by their short names."""
 

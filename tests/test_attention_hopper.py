@@ -13,6 +13,7 @@ from cupykern import BlockMask, check
 from cupykern.attention import attention_hopper, attention_ops, attention_plan
 from cupykern.attention.attention_hopper import AttentionHopperConfig
 from cupykern.attention.attention_ops import OP, AttentionProblem
+from cupykern.attention.attention_task import AttentionTask
 from cupykern.attention.varlen_ops import VARLEN_OP, VarlenProblem
 from cupykern.op import Call, as_tuple
 from cupykern.targets import host
@@ -117,9 +118,7 @@ def test_causal_tiles_are_shared_out(target):
     problem = AttentionProblem(1, 2, 2, 650, 650, 16, 16, causal=True, lse=True)
     assert compare(target, problem, AttentionHopperConfig(128, 128)).ok
     strides = (2 * 650 * 16, 650 * 16, 16)
-    task = attention_plan.AttentionTask(
-        np.dtype(np.float16), 1, 2, 2, 650, 650, 16, 16, *(strides,) * 4, 0.25, 0
-    )
+    task = AttentionTask(np.dtype(np.float16), 1, 2, 2, 650, 650, 16, 16, *(strides,) * 4, 0.25, 0)
     config = AttentionHopperConfig(128, 128)
     assert attention_hopper.schedule(task, config, np.arange(4), 4) is None
     order = attention_plan._order_of_tiles(10, 15, 4)
@@ -169,7 +168,7 @@ def test_lengths_that_a_kernel_clamps():
     with pytest.raises(ValueError, match="longer than 100"):
         cupykern.attention_varlen(q, q, v, cu, cu, max_seqlen_q=100, max_seqlen_k=100)
     strides = (0, 64, 64)
-    task = attention_plan.AttentionTask(
+    task = AttentionTask(
         q.dtype, 2, 1, 1, 100, 100, 64, 64, *(strides,) * 4, 0.125, None, totals=(190, 190)
     )
     config = AttentionHopperConfig(128, 128)

@@ -14,7 +14,7 @@ from cupykern import check, dtypes, inputs
 from cupykern.rows import nonfinite
 from cupykern.rows.nonfinite import OP, NonfiniteProblem, nonfinite_arrays
 from cupykern.rows.nonfinite_walk import configs_of, make_walk
-from cupykern.rows.rows import operand
+from cupykern.rows.row_layout import operand
 
 DTYPES = OP.dtypes
 

@@ -12,7 +12,7 @@ import cupykern
 from cupykern import dtypes
 from cupykern.rows import nonfinite
 from cupykern.rows.nonfinite import OP, NonfiniteProblem
-from cupykern.rows.rows import operand
+from cupykern.rows.row_layout import operand
 from cupykern.targets import host
 
 FILE = "nonfinite.cu"

@@ -15,7 +15,8 @@ from cupykern.rows.nonfinite_walk import NonfiniteConfig
 from cupykern.rows.norm_configs import admissible_norm_configs
 from cupykern.rows.norm_plan import norm_variant
 from cupykern.rows.row_configs import RowConfig
-from cupykern.rows.rows import Operand, contiguous_operand, evicts_last, row_layout
+from cupykern.rows.row_layout import Operand, contiguous_operand, row_layout
+from cupykern.rows.rows import evicts_last
 from cupykern.rows.softmax_configs import admissible_configs
 
 X = inputs.values("normal", (37, 200), np.dtype(np.float16), 1)

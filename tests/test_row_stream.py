@@ -15,7 +15,7 @@ from cupykern.op import Op, as_tuple
 from cupykern.rows.norm_ops import ADD_OP, LAYER_OP, RMS_OP, NormProblem
 from cupykern.rows.row_configs import RowConfig
 from cupykern.rows.row_fit import refusal
-from cupykern.rows.rows import contiguous_operand, row_layout
+from cupykern.rows.row_layout import contiguous_operand, row_layout
 
 SMALL = RowConfig(128, 128, 8, 2, plain=True, stages=5)
 CONFIGS = {  # few and small: each is compiled for every op and dtype that it meets

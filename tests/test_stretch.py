@@ -10,7 +10,7 @@ import pytest
 import cupykern
 from cupykern import check, dtypes, inputs
 from cupykern.rows.norm_ops import ADD_OP, LAYER_OP, RMS_OP, NormProblem
-from cupykern.rows.rows import RowLayout, contiguous_operand, operand, row_layout
+from cupykern.rows.row_layout import RowLayout, contiguous_operand, operand, row_layout
 from cupykern.rows.softmax_configs import softmax_configs
 from cupykern.rows.softmax_ops import LOG_OP, OP, SoftmaxProblem
 

@@ -29,11 +29,8 @@ from .attention_arguments import (
     walks,
 )
 from .attention_hopper import AttentionHopperConfig
-from .attention_plan import (
-    AttentionConfig,
-    AttentionTask,
-    attention_plan,
-)
+from .attention_plan import AttentionConfig, attention_plan
+from .attention_task import AttentionTask
 from .block_mask import BlockMask
 
 _find = plans.finder("attention", arrays=4, options=11)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,9 +16,7 @@ from ..targets import Kernel, Target
 from ..targets.limits import max_shared_bytes
 from ..targets.map_plan import MapPlan, encoded_maps
 from ..targets.repeated import Repeated
-
-if TYPE_CHECKING:
-    from .attention_plan import AttentionTask
+from .attention_task import AttentionTask
 
 _LINE_ELEMENTS = 64  # of 128 bytes, by which tiles in shared memory are swizzled
 _STORED_ROWS = 16  # a warp's
@@ -33,7 +31,7 @@ _MANY = 0x7FFF0000  # more than any coordinate
 
 
 class Kind(NamedTuple):
-    """What the variants of a task differ by.  mode: attention_plan.mask_mode's; one_list: a mask's blocks are
+    """What the variants of a task differ by.  mode: attention_task.mask_mode's; one_list: a mask's blocks are
     of 128 queries and keys; packed: sequences of different lengths."""
 
     mode: int = 0

@@ -15,6 +15,7 @@ from ..op import Call, Draw, Op, Work
 from . import attention_hopper, attention_plan
 from .attention import attention
 from .attention_plan import AttentionConfig
+from .attention_task import BLOCK_MASK, mask_mode, prescales
 from .block_mask import CAUSAL, FULL, MASKED, PARTIAL, BlockMask
 
 DTYPES = ("float16", "bfloat16")
@@ -61,8 +62,8 @@ class AttentionProblem:
 
     @property
     def mode(self) -> int:
-        kind = (None, "bool", "bias", "block").index(self.mask)  # attention_plan's numbers
-        return attention_plan.mask_mode(kind, self.scale)
+        kind = (None, "bool", "bias", "block").index(self.mask)  # attention_task's numbers
+        return mask_mode(kind, self.scale)
 
 
 def _draw_problem(draw: Draw) -> AttentionProblem:
@@ -273,7 +274,7 @@ def hopper_kind(problem: Any) -> attention_hopper.Kind | None:
         fits = fits and 0 < len(p.lengths) <= attention_hopper.MOST_SEQUENCES
         return attention_hopper.Kind(packed=True) if fits and p.mode == 0 else None
     one_list = p.mode == 2 and p.blocks == (128, 128)
-    fits = fits and (p.mode != 2 or p.scale is None or p.scale > 0)
+    fits = fits and not (p.mode == 2 and prescales(BLOCK_MASK, p.scale))
     return attention_hopper.Kind(p.mode, one_list) if fits and p.sq and p.sk else None
 
 

@@ -18,15 +18,14 @@ from .. import dtypes, plans
 from ..arguments import check_fields
 from ..choice import choose
 from ..jit import get_kernel
-from ..rows.rows import DTYPE_CODES
 from ..targets import Kernel, Target
 from ..targets.limits import is_measured, max_shared_bytes
 from . import attention_hopper
 from .attention_hopper import AttentionHopperConfig, AttentionHopperPlan
+from .attention_task import BLOCK_MASK, AttentionTask
 
 DTYPES = (dtypes.float16, dtypes.bfloat16)
 HEAD_DIMS = (64, 128, 256)  # what head sizes are padded to in shared memory
-NO_MASK, BOOL_MASK, BIAS_MASK, BLOCK_MASK = range(4)  # attention_mask.cuh: MaskKind
 _LOG2_E = math.log2(math.e)
 _L2_BYTES = 24 * 2**20  # keys and values that half of an L2 cache holds
 _NAIVE_THREADS = 256
@@ -45,14 +44,6 @@ class AttentionConfig:
     def shared_bytes(self, head_dim: int) -> int:
         """Dynamic shared memory (attention.cu: AttentionStorage)."""
         return 2 * head_dim * (self.tile_m + 2 * self.tile_n) + 4 * self.tile_m
-
-
-def mask_mode(kind: int, scale: float | None) -> int:
-    """kMaskMode of attention_hopper.cu: 2 for blocks, 1 for arrays and for scores that are scaled before the
-    softmax, else 0; attention.cu tells only 0 from the others."""
-    if kind == BLOCK_MASK:
-        return 2
-    return int(kind != NO_MASK or (scale is not None and scale <= 0))
 
 
 def padded_head_dim(head_dim: int, head_dim_v: int) -> int:
@@ -201,57 +192,6 @@ _PARAMS = np.dtype(  # attention_task.cuh: AttentionParams
 )  # fmt: skip
 
 
-class MaskPlace(NamedTuple):
-    """A mask without its arrays.  An array: strides in elements, of (B, H, Sq, Sk).  Blocks: the
-    logarithms of their sizes, how many there are along the keys, and the strides of b and h in rows of blocks."""
-
-    kind: int = NO_MASK
-    dtype: np.dtype | None = None
-    strides: tuple[int, ...] = (0, 0, 0, 0)
-    blocks: tuple[int, int, int] = (0, 0, 0)
-    block_strides: tuple[int, int] = (0, 0)
-    causal_offset: int = 0
-
-
-class AttentionTask(NamedTuple):
-    """A call without its arrays.  Strides, in elements: of the batch (or 0), the head and the row.
-
-    totals: (rows of q, rows of k) of packed sequences, whose sq and sk are the longest; else None.
-    offset: causal queries i keep keys j <= i + offset; None: not causal.  bottom_right: of packed
-    sequences, where each has an offset of its own.
-    """
-
-    dtype: np.dtype
-    batch: int
-    heads: int
-    kv_heads: int
-    sq: int
-    sk: int
-    head_dim: int
-    head_dim_v: int
-    q: tuple[int, int, int]
-    k: tuple[int, int, int]
-    v: tuple[int, int, int]
-    out: tuple[int, int, int]
-    scale: float
-    offset: int | None
-    mask: MaskPlace = MaskPlace()
-    totals: tuple[int, int] | None = None
-    bottom_right: bool = False
-    half_scores: bool = False
-    naive: bool = False
-
-    @property
-    def mode(self) -> int:
-        return mask_mode(self.mask.kind, self.scale)
-
-    @property
-    def prescale(self) -> bool:
-        """Whether scores are scaled before the largest is found: the sign of the scale matters there,
-        and a bias is added after it."""
-        return self.mask.kind == BIAS_MASK or self.scale <= 0
-
-
 class AttentionPlan(NamedTuple):
     """The launches of a task."""
 
@@ -312,7 +252,7 @@ def attention_plan(
         params["total_q"], params["total_k"] = t.totals
     m = t.mask
     params["mask_strides"], params["mask_kind"] = m.strides, m.kind
-    params["mask_dtype"] = DTYPE_CODES.get(m.dtype, 0)
+    params["mask_dtype"] = dtypes.CODES.get(m.dtype, 0)
     for name, value in zip(("q_shift", "kv_shift", "kv_blocks"), m.blocks, strict=True):
         params[name] = value
     params["block_stride_b"], params["block_stride_h"] = m.block_strides

@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import arguments, dtypes, plans
 from ..arrays import assign, in_elements, maker, packed
-from ..rows.rows import operand
+from ..rows.row_layout import operand
 from ..targets import Target, is_cupy
 from .decode_config import MAX_DIM, MAX_KEYS, MAX_QUERIES, DecodeConfig
 from .decode_plan import DecodeCall, DecodePlan, has_vectors, make_plan

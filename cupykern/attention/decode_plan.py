@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import workspace
 from ..jit import get_kernel
-from ..rows.rows import Operand
+from ..rows.row_layout import Operand
 from ..targets import Kernel, Target
 from .decode_config import (
     GROUP,

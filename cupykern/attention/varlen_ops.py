@@ -14,6 +14,7 @@ from ..op import Call, Draw, Work
 from . import attention_plan
 from .attention import attention_varlen
 from .attention_ops import DTYPES, KINDS, OP, bench_sizes, in_memory, values
+from .attention_task import NO_MASK, mask_mode
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class VarlenProblem:
 
     @property
     def mode(self) -> int:
-        return attention_plan.mask_mode(attention_plan.NO_MASK, self.scale)
+        return mask_mode(NO_MASK, self.scale)
 
 
 def _draw_varlen(draw: Draw) -> VarlenProblem:

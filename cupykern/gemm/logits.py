@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import dtypes, workspace
-from ..rows.rows import DTYPE_CODES
 from ..targets import Target
 from .product import STRIDES, Matrix, Product, fill_epilogue
 
@@ -32,7 +31,7 @@ def fill_logits(params: np.ndarray, product: Product) -> None:
     normalize = params["normalize"]
     normalize["m"], normalize["n"], normalize["num_sets"] = p.m, p.n, p.num_sets
     normalize["logits"] = (logits.row, logits.col)
-    normalize["y"], normalize["dtype"] = (p.out.row, p.out.col), DTYPE_CODES[p.out.dtype]
+    normalize["y"], normalize["dtype"] = (p.out.row, p.out.col), dtypes.CODES[p.out.dtype]
 
 
 def num_pieces(product: Product) -> int:

@@ -12,7 +12,6 @@ import numpy as np
 
 from .. import dtypes
 from ..arrays import address_of
-from ..rows.rows import DTYPE_CODES
 
 MAX_BATCH_DIMS = 4  # gemm_task.cuh: kMaxBatchDims
 INNER, OUTER, STRIDED = range(3)  # mainloop.cuh: Layout
@@ -287,7 +286,7 @@ def fill_operand(
 ) -> None:
     """operand: of dtype OPERAND, zeros.  scale: of blocks."""
     operand["strides"] = (x.row, x.col)
-    operand["dtype"] = DTYPE_CODES[x.dtype]
+    operand["dtype"] = dtypes.CODES[x.dtype]
     if scale is not None:
         operand["block_scales"] = (scale.row, scale.col)
     if groups is not None:
@@ -301,7 +300,7 @@ def fill_epilogue(epilogue: np.ndarray, product: Product) -> None:
     for name, x in (("out", p.out), ("bias", p.bias), ("residual", p.residual)):
         if x is not None:
             epilogue[name] = (x.row, x.col)
-            epilogue[f"{name}_dtype"] = DTYPE_CODES[x.dtype]
+            epilogue[f"{name}_dtype"] = dtypes.CODES[x.dtype]
     epilogue["scale_a_stride"] = 0 if p.scale_a is None else p.scale_a.row
     epilogue["scale_b_stride"] = 0 if p.scale_b is None else p.scale_b.col
     epilogue["alpha"] = p.alpha

@@ -26,7 +26,7 @@ from .nonfinite_walk import (
     make_walk,
     walk_variant,
 )
-from .rows import Operand, operand
+from .row_layout import Operand, operand
 
 DTYPES = (
     dtypes.float16,

@@ -15,7 +15,7 @@ from kernels_cu import Variant
 from .. import dtypes
 from ..arguments import check_fields
 from ..targets.limits import is_measured
-from .rows import Operand
+from .row_layout import Operand
 
 MAX_DIMS = 8
 _VECTOR_BYTES = 16

@@ -15,7 +15,7 @@ from .quantize import quantize as _quantize
 from .row_configs import (
     RowConfig,
 )
-from .rows import contiguous_operand, operand
+from .row_layout import contiguous_operand, operand
 
 
 def layer_norm(

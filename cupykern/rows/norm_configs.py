@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cache
 
 from ..targets.limits import is_measured
-from .row_configs import MAX_STAGES, VECTOR_BYTES, RowConfig, row_configs, stretch_configs
+from .row_configs import MAX_STAGES, RowConfig, row_configs, stretch_configs
 from .row_fit import fitting
-from .rows import RowLayout
+from .row_layout import VECTOR_BYTES, RowLayout
 
 _Table = tuple[tuple[int, int, int, int, int, str], ...]
 _ClusterTable = tuple[tuple[int, int, int, int, int, bool], ...]

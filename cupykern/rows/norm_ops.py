@@ -19,11 +19,8 @@ from .row_configs import (
     RowConfig,
     has_room,
 )
-from .rows import (
-    bench_shapes,
-    contiguous_operand,
-    row_layout,
-)
+from .row_layout import contiguous_operand, row_layout
+from .rows import bench_shapes
 
 
 @dataclass(frozen=True)

@@ -17,18 +17,8 @@ from ..targets.limits import is_measured
 from .norm_configs import admissible_norm_configs, quantizes, streams_fit
 from .row_configs import RowConfig, tuned_config
 from .row_fit import check_config
-from .rows import (
-    DTYPE_CODES,
-    Operand,
-    RowPlan,
-    contiguous_operand,
-    evicts_last,
-    layout_dtype,
-    operand,
-    row_layout,
-    row_plan,
-    row_variant,
-)
+from .row_layout import Operand, contiguous_operand, layout_dtype, operand, row_layout
+from .rows import RowPlan, evicts_last, row_plan, row_variant
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
@@ -174,15 +164,15 @@ def make_norm(
         rare = np.zeros((), _RARE_PARAMS)
         params["whole"] = config.is_whole(layout) and len(columns) == 1 + options.centered
         rare["num_rows"], rare["num_cols"] = layout.num_rows, layout.num_cols
-        rare["dtype"] = DTYPE_CODES[y.dtype]
+        rare["dtype"] = dtypes.CODES[y.dtype]
         for _, strides in layout.outer:  # one dim, or there is one row
             for name, stride in zip(_STRIDES, strides, strict=True):
                 (rare if name == "statistic_stride" else params)[name] = stride
     else:
-        params["dtype"] = DTYPE_CODES[y.dtype]
+        params["dtype"] = dtypes.CODES[y.dtype]
         for name, array in (("weight", weight), ("bias", bias)):
             if array is not None:
-                params[f"{name}_dtype"] = DTYPE_CODES[array.dtype]
+                params[f"{name}_dtype"] = dtypes.CODES[array.dtype]
                 params[f"{name}_stride"] = array.strides[0] // array.itemsize
         params["centered"], params["compensated"] = options.centered, options.compensated
     evicts_last(params, layout, held * x.itemsize, y.itemsize + has_residual * x.itemsize)

@@ -16,8 +16,9 @@ from ..targets import Target
 from ..targets.limits import is_measured, max_cluster_size, max_shared_bytes
 from .quantize_rows import Launch, scale_shape
 from .quantize_tiles import in_vectors, tile_params
-from .row_configs import VECTOR_BYTES, RowConfig
-from .rows import MAX_OUTER_DIMS, operand, row_variant
+from .row_configs import RowConfig
+from .row_layout import MAX_OUTER_DIMS, VECTOR_BYTES, operand
+from .rows import row_variant
 
 # (num_threads, threads under each other, vectors_per_thread, cluster_size, min_blocks), by rising
 # length of the columns: the first that holds them wins.  Two blocks on a multiprocessor have four of a

@@ -11,17 +11,10 @@ import numpy as np
 from .. import arrays, dtypes
 from ..targets import Target
 from ..targets.limits import is_measured
-from .row_configs import VECTOR_BYTES, RowConfig, row_configs, tuned_config
+from .row_configs import RowConfig, row_configs, tuned_config
 from .row_fit import check_config, fitting
-from .rows import (
-    DTYPE_CODES,
-    RowLayout,
-    layout_dtype,
-    operand,
-    row_layout,
-    row_plan,
-    row_variant,
-)
+from .row_layout import VECTOR_BYTES, RowLayout, layout_dtype, operand, row_layout
+from .rows import row_plan, row_variant
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 GRANULARITIES = ("tensor", "row", "column", "block")
@@ -125,7 +118,7 @@ def run_rows(
             granularity="tensor" if granularity == "tensor" else "rows",
         )
     params = np.zeros((), _PARAMS)
-    params["dtype"] = DTYPE_CODES[code]
+    params["dtype"] = dtypes.CODES[code]
     variant = row_variant("quantize", x.dtype, config)
     shared_bytes = config.shared_bytes(x.itemsize)
     plan = row_plan(target, variant, config, layout, params, 4, shared_bytes)

@@ -8,20 +8,15 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from .. import arguments, arrays
+from .. import arguments, arrays, dtypes
 from ..choice import choose
 from ..jit import get_kernel
 from ..targets import Target
 from ..targets.limits import is_measured
 from .quantize_rows import Launch, scale_shape
-from .row_configs import VECTOR_BYTES, RowConfig, few_of
-from .rows import (
-    DTYPE_CODES,
-    MAX_OUTER_DIMS,
-    Operand,
-    operand,
-    row_variant,
-)
+from .row_configs import RowConfig, few_of
+from .row_layout import MAX_OUTER_DIMS, VECTOR_BYTES, Operand, operand
+from .rows import row_variant
 
 _TILE_PARAMS = np.dtype(  # tiles.cuh: TileParams
     [
@@ -200,5 +195,5 @@ def tile_params(
         params["y_outer"][d] = y.strides[outer]
     params["x_row"], params["x_col"] = (stride // x.itemsize for stride in x.strides[-2:])
     params["y_row"], params["y_col"] = y.strides[-2:]
-    params["dtype"] = DTYPE_CODES[code]
+    params["dtype"] = dtypes.CODES[code]
     return params

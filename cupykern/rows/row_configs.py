@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,11 +14,8 @@ from kernels_cu import EITHER, Variant
 from ..choice import choose
 from ..targets import Target
 from ..targets.limits import is_measured, max_cluster_size, max_shared_bytes
+from .row_layout import VECTOR_BYTES, RowLayout
 
-if TYPE_CHECKING:
-    from .rows import RowLayout
-
-VECTOR_BYTES = 16
 _STREAM_STATIC_BYTES = 8 * 1024  # what the system takes of each block's included
 MAX_STAGES, _MAX_ROWS = 32, 6  # row_stream.cuh: kMaxStages, kMaxRows
 _OTHER_THREADS = 128  # row_stream.cuh: kOtherThreads

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..arguments import check_fields
 from ..targets.limits import max_cluster_size, max_shared_bytes
@@ -11,13 +11,10 @@ from .row_configs import (
     LONG_ROW_THREADS,
     MAX_STAGES,
     STATIC_SHARED_BYTES,
-    VECTOR_BYTES,
     RowConfig,
     has_room,
 )
-
-if TYPE_CHECKING:
-    from .rows import RowLayout
+from .row_layout import VECTOR_BYTES, RowLayout
 
 _STREAM_ARCHS = ("sm_90a", "host")
 

@@ -1,12 +1,8 @@
-"""Rows of strided arrays: how a row op walks them.
-
-The Python half of kernels_cu/parts/row.cuh, shared by every op that reduces along one axis.
-"""
+"""Launches of row kernels, shared by every op that reduces along one axis."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,29 +10,18 @@ import numpy as np
 from kernels_cu import Variant
 
 from .. import dtypes, workspace
-from ..arrays import address_of
 from ..jit import get_kernel
 from ..targets import Kernel, Target
 from ..targets.repeated import Repeated
-from .row_configs import VECTOR_BYTES, RowConfig
+from .row_configs import RowConfig
+from .row_layout import RowLayout
 
-MAX_OUTER_DIMS = 6  # row.cuh: kMaxOuterDims
 # Measured on an H200.  Below there is no gain.  Of stores only the last ones: L2 has room for no more.
 _LOADS_LAST_BYTES = 96 * 2**20
 _STORES_LAST_BYTES = 48 * 2**20
 
 
 WHOLE_ROW, STATISTICS, MERGE, APPLY = (np.int64(i) for i in range(4))  # row.cuh: Pass
-DTYPE_CODES = {  # dtype.cuh: DType
-    dtypes.float16: 0,
-    dtypes.bfloat16: 1,
-    dtypes.float32: 2,
-    dtypes.float8_e4m3fn: 3,
-    dtypes.float8_e5m2: 4,
-    dtypes.int8: 5,
-    dtypes.int32: 6,
-    dtypes.float4_e2m1fn: 7,
-}
 
 
 class RowPlan(NamedTuple):
@@ -153,149 +138,6 @@ def evicts_last(params: np.ndarray, layout: RowLayout, read: int, written: int) 
     params["loads_last"] = rows * layout.num_cols * read >= _LOADS_LAST_BYTES
     many = rows * row_bytes >= _STORES_LAST_BYTES
     params["stores_last_from"] = rows - _STORES_LAST_BYTES // row_bytes if many else rows
-
-
-_LAYOUT_DTYPES: dict[int, np.dtype] = {}
-
-
-def layout_dtype(num_operands: int) -> np.dtype:
-    """row.cuh's RowLayout<num_operands> as a numpy structured dtype."""
-    if num_operands not in _LAYOUT_DTYPES:
-        _LAYOUT_DTYPES[num_operands] = np.dtype(
-            [
-                ("num_rows", np.int64),
-                ("num_cols", np.int64),
-                ("outer_strides", np.int64, (MAX_OUTER_DIMS, num_operands)),
-                ("col_strides", np.int64, num_operands),
-                ("num_outer_dims", np.int64),
-                ("outer_sizes", np.int64, MAX_OUTER_DIMS),
-            ]
-        )
-    return _LAYOUT_DTYPES[num_operands]
-
-
-class Operand(NamedTuple):
-    """An array as a layout sees it: strides in bytes, and how far off a 64-byte line it starts."""
-
-    strides: tuple[int, ...]
-    offset: int
-    itemsize: int
-
-
-def operand(array: Any) -> Operand:
-    """`array` as an Operand."""
-    address = address_of(array)
-    return Operand(array.strides, address % 64, array.dtype.itemsize)
-
-
-def contiguous_operand(shape: Sequence[int], itemsize: int) -> Operand:
-    """A new C-contiguous array as an Operand."""
-    strides = [itemsize]
-    for size in shape[:0:-1]:
-        strides.append(strides[-1] * size)
-    return Operand(tuple(strides[::-1]), 0, itemsize)
-
-
-@dataclass(frozen=True)
-class RowLayout:
-    """The rows of several operands of one shape.
-
-    outer: (size, strides of each operand) of the dims but `axis`, innermost first.
-    vectors: the operands can be walked in aligned vectors along the row.
-    max_head: how many elements a row's first vector may lack.
-    lanes_across_rows: x's rows are closer together than the elements of one.
-    plain: rows lie at one stride, and all vectors are whole and aligned.
-    side_by_side: of each operand that is walked in vectors a row begins where another one ends.
-    """
-
-    num_rows: int
-    num_cols: int
-    outer: tuple[tuple[int, tuple[int, ...]], ...]
-    col_strides: tuple[int, ...]
-    vectors: bool
-    max_head: int
-    lanes_across_rows: bool
-    plain: bool
-    side_by_side: bool
-
-    def for_options(self) -> RowLayout:
-        """The same for a call with options that the kernels of rows side by side lack."""
-        return replace(self, side_by_side=False)
-
-    def struct(self) -> np.ndarray:
-        """The layout as row.cuh's struct, a 0-d structured array."""
-        struct = np.zeros((), layout_dtype(len(self.col_strides)))
-        struct["num_rows"], struct["num_cols"] = self.num_rows, self.num_cols
-        struct["num_outer_dims"] = len(self.outer)
-        for d, (size, strides) in enumerate(self.outer):
-            struct["outer_sizes"][d] = size
-            struct["outer_strides"][d] = strides
-        struct["col_strides"] = self.col_strides
-        return struct
-
-
-def row_layout(
-    shape: Sequence[int], axis: int, operands: Sequence[Operand], vectored: Sequence[int]
-) -> RowLayout | None:
-    """The layout of `operands` (x first), all of `shape`.
-
-    None where a kernel can't walk them: a stride or an offset that is no whole number of elements, or
-    more than MAX_OUTER_DIMS dims that don't merge.
-    vectored: which operands must be walked in the same vectors as x (y, a residual; not a mask).
-    """
-    if any(step % op.itemsize for op in operands for step in (op.offset, *op.strides)):
-        return None
-    num_cols = shape[axis]
-    # A single column has no neighbours: call them adjacent, so that vectors may be used.
-    col_strides = tuple(1 if num_cols == 1 else op.strides[axis] // op.itemsize for op in operands)
-    dims = [
-        (size, tuple(op.strides[d] // op.itemsize for op in operands))
-        for d, size in enumerate(shape)
-        if d != axis and size != 1
-    ]
-    dims.sort(key=lambda dim: abs(dim[1][0]))
-    outer: list[tuple[int, tuple[int, ...]]] = []
-    for size, strides in dims:
-        if outer and all(
-            stride == inner * outer[-1][0]
-            for stride, inner in zip(strides, outer[-1][1], strict=True)
-        ):
-            outer[-1] = (outer[-1][0] * size, outer[-1][1])
-        else:
-            outer.append((size, strides))
-    if len(outer) > MAX_OUTER_DIMS:
-        return None
-    num_rows = 1
-    for size, _ in dims:
-        num_rows *= size
-
-    # x's rows may start anywhere in a vector, but those of the other operands must start likewise.
-    width = VECTOR_BYTES // operands[0].itemsize
-    starts = [op.offset // op.itemsize for op in operands]
-    vectors = all(
-        col_strides[i] == 1
-        and (starts[i] - starts[0]) % width == 0
-        and all((strides[i] - strides[0]) % width == 0 for _, strides in outer)
-        for i in (0, *vectored)
-    )
-    aligned = starts[0] % width == 0 and all(strides[0] % width == 0 for _, strides in outer)
-    across = not vectors and bool(outer) and abs(outer[0][1][0]) < abs(col_strides[0])
-    max_head = 0 if aligned or not vectors else width - 1
-    plain = vectors and aligned and num_cols % width == 0 and len(outer) <= 1
-    side_by_side = vectors and all(
-        len(outer) <= 1 and strides[i] == num_cols for _, strides in outer for i in (0, *vectored)
-    )
-    return RowLayout(
-        num_rows,
-        num_cols,
-        tuple(outer),
-        col_strides,
-        vectors,
-        max_head,
-        across,
-        plain,
-        side_by_side,
-    )
 
 
 def bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:

@@ -17,17 +17,8 @@ from ..targets import Target, of_array
 from ..targets.limits import is_measured
 from .row_configs import RowConfig, tuned_config
 from .row_fit import check_config
-from .rows import (
-    DTYPE_CODES,
-    Operand,
-    RowPlan,
-    evicts_last,
-    layout_dtype,
-    operand,
-    row_layout,
-    row_plan,
-    row_variant,
-)
+from .row_layout import Operand, layout_dtype, operand, row_layout
+from .rows import RowPlan, evicts_last, row_plan, row_variant
 from .softmax_configs import LONG_ROWS, admissible_configs
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
@@ -148,7 +139,7 @@ def _plan(
         )
     params = np.zeros((), _PARAMS)
     params["scale"] = scale
-    params["dtype"] = DTYPE_CODES[y_dtype]
+    params["dtype"] = dtypes.CODES[y_dtype]
     params["log"] = log
     params["blocks"] = config.cluster_size
     params["whole"] = config.is_whole(layout)

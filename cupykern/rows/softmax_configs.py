@@ -8,14 +8,13 @@ from ..targets.limits import is_measured, max_shared_bytes, multiprocessors
 from .row_configs import (
     LONG_ROW_THREADS,
     STATIC_SHARED_BYTES,
-    VECTOR_BYTES,
     RowConfig,
     few_of,
     row_configs,
     stretch_configs,
 )
 from .row_fit import fitting
-from .rows import RowLayout
+from .row_layout import VECTOR_BYTES, RowLayout
 
 # For plain calls, rows in registers, by the elements' bytes and rising length of the row:
 # (num_threads, threads_per_row, elements_per_thread, min_blocks).

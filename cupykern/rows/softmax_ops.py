@@ -14,7 +14,8 @@ from .. import dtypes, inputs, reference
 from ..op import Call, Draw, Op, Work
 from ..targets.limits import is_measured
 from .row_configs import RowConfig, has_room
-from .rows import bench_shapes, contiguous_operand, row_layout
+from .row_layout import contiguous_operand, row_layout
+from .rows import bench_shapes
 from .softmax import DTYPES, has_plain, log_softmax, softmax, softmax_variant
 from .softmax_configs import LONG_ROWS, admissible_configs, softmax_configs
 

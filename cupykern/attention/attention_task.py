@@ -1,0 +1,72 @@
+"""What attention is asked for, without its arrays."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+NO_MASK, BOOL_MASK, BIAS_MASK, BLOCK_MASK = range(4)  # attention_mask.cuh: MaskKind
+
+
+def prescales(kind: int, scale: float | None) -> bool:
+    """Whether scores are scaled before the largest is found: the sign of the scale matters there,
+    and a bias is added after it.  scale: None, the default, is positive."""
+    return kind == BIAS_MASK or (scale is not None and scale <= 0)
+
+
+def mask_mode(kind: int, scale: float | None) -> int:
+    """kMaskMode of attention_hopper.cu: 2 for blocks, 1 for arrays and for scores that are scaled before the
+    softmax, else 0; attention.cu tells only 0 from the others."""
+    if kind == BLOCK_MASK:
+        return 2
+    return int(kind != NO_MASK or prescales(kind, scale))
+
+
+class MaskPlace(NamedTuple):
+    """A mask without its arrays.  An array: strides in elements, of (B, H, Sq, Sk).  Blocks: the
+    logarithms of their sizes, how many there are along the keys, and the strides of b and h in rows of blocks."""
+
+    kind: int = NO_MASK
+    dtype: np.dtype | None = None
+    strides: tuple[int, ...] = (0, 0, 0, 0)
+    blocks: tuple[int, int, int] = (0, 0, 0)
+    block_strides: tuple[int, int] = (0, 0)
+    causal_offset: int = 0
+
+
+class AttentionTask(NamedTuple):
+    """A call without its arrays.  Strides, in elements: of the batch (or 0), the head and the row.
+
+    totals: (rows of q, rows of k) of packed sequences, whose sq and sk are the longest; else None.
+    offset: causal queries i keep keys j <= i + offset; None: not causal.  bottom_right: of packed
+    sequences, where each has an offset of its own.
+    """
+
+    dtype: np.dtype
+    batch: int
+    heads: int
+    kv_heads: int
+    sq: int
+    sk: int
+    head_dim: int
+    head_dim_v: int
+    q: tuple[int, int, int]
+    k: tuple[int, int, int]
+    v: tuple[int, int, int]
+    out: tuple[int, int, int]
+    scale: float
+    offset: int | None
+    mask: MaskPlace = MaskPlace()
+    totals: tuple[int, int] | None = None
+    bottom_right: bool = False
+    half_scores: bool = False
+    naive: bool = False
+
+    @property
+    def mode(self) -> int:
+        return mask_mode(self.mask.kind, self.scale)
+
+    @property
+    def prescale(self) -> bool:
+        return prescales(self.mask.kind, self.scale)
