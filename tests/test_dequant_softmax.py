@@ -12,10 +12,10 @@ import cupykern
 from cupykern import OPS, check, dtypes
 from cupykern.gemm import gemm
 from cupykern.gemm.dequant_softmax import LogitsProblem, _tasks
+from cupykern.gemm.gemm_task import GemmTask
 from cupykern.gemm.hopper_config import HopperConfig
 from cupykern.gemm.matmul_problem import with_layout
 from cupykern.gemm.product import INNER, OUTER
-from cupykern.gemm.task import GemmTask
 from cupykern.numerics import as_float64
 from cupykern.targets import host
 

@@ -13,11 +13,11 @@ from cupykern import OPS, check, cli, dtypes, reference
 from cupykern.gemm import gemm, nvfp4
 from cupykern.gemm.dual_gemm import PAIRS, POLICIES, DualProblem, _task, task_layouts
 from cupykern.gemm.gemm import GemmConfig
+from cupykern.gemm.gemm_task import GemmTask
 from cupykern.gemm.hopper_config import ARCHS, HopperConfig
 from cupykern.gemm.matmul_problem import with_layout
 from cupykern.gemm.product import FLOAT16S, FP4
 from cupykern.gemm.scaled_problem import NVFP4
-from cupykern.gemm.task import GemmTask
 from cupykern.numerics import as_float64, finfo
 from cupykern.op import Call
 from cupykern.reference.dual_gemm import SLOPE, products

@@ -15,10 +15,10 @@ from cupykern import check, dtypes
 from cupykern.arrays import address_of
 from cupykern.gemm import gemm, gemm_stream, product
 from cupykern.gemm.gemm_stream import StreamConfig
+from cupykern.gemm.gemm_task import GemmTask
 from cupykern.gemm.matmul_problem import MatmulProblem, operand_values
 from cupykern.gemm.product import FP4, INNER, OUTER, STRIDED
 from cupykern.gemm.scaled_problem import ScaledProblem
-from cupykern.gemm.task import GemmTask
 from cupykern.op import as_tuple
 from cupykern.targets import host
 from cupykern.tools import gate

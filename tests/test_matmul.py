@@ -23,6 +23,7 @@ import cupykern
 from cupykern import check, dtypes, inputs
 from cupykern.gemm import gemm
 from cupykern.gemm.gemm import GemmConfig
+from cupykern.gemm.gemm_task import GemmTask
 from cupykern.gemm.matmul_problem import (
     PAIRS,
     MatmulProblem,
@@ -30,7 +31,6 @@ from cupykern.gemm.matmul_problem import (
     with_layout,
 )
 from cupykern.gemm.product import INNER, OUTER, STRIDED
-from cupykern.gemm.task import GemmTask
 from cupykern.targets import host
 
 # --- sizes, layouts, dtypes ----------------------------------------------------------------------

@@ -13,12 +13,12 @@ from hopper_kernels import skip_unless_hopper
 import cupykern
 from cupykern import OPS, arrays, check, dtypes, inputs
 from cupykern.gemm import gemm, nvfp4
+from cupykern.gemm.gemm_task import GemmTask, make_task
 from cupykern.gemm.hopper_config import ARCHS, HopperConfig
 from cupykern.gemm.nvfp4 import NUMBERS, NvFp4
 from cupykern.gemm.product import FP4, INNER, STRIDED, matrix
 from cupykern.gemm.quantize_nvfp4 import NvFp4Config
 from cupykern.gemm.scaled_problem import NVFP4, nvfp4_variants
-from cupykern.gemm.task import GemmTask, make_task
 from cupykern.numerics import as_float64
 from cupykern.op import Call, as_tuple
 

@@ -22,6 +22,7 @@ from cupykern import check, dtypes, inputs
 from cupykern.gemm import gemm
 from cupykern.gemm.copied_plan import COPY_LINES
 from cupykern.gemm.gemm import GemmConfig
+from cupykern.gemm.gemm_task import GemmTask
 from cupykern.gemm.matmul_problem import (
     PAIRS,
     MatmulProblem,
@@ -31,7 +32,6 @@ from cupykern.gemm.matmul_problem import (
 from cupykern.gemm.product import FP4, INNER, STRIDED, by_vectors
 from cupykern.gemm.scaled_problem import PAIRS as SCALED_PAIRS
 from cupykern.gemm.scaled_problem import SCALES, ScaledProblem, nvfp4_variants
-from cupykern.gemm.task import GemmTask
 from cupykern.op import Call, RandomDraw
 from cupykern.tools import options
 

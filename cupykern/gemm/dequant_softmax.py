@@ -18,11 +18,11 @@ from ..targets import Target
 from ..targets.repeated import Repeated
 from . import gemm, gemm_hopper, matmul, matmul_problem, product
 from .gemm import AnyConfig
+from .gemm_task import GemmTask, make_task
 from .hopper_config import HopperConfig
 from .logits import SET_COLUMNS, LogitsMemory, contiguous, logits_memory
 from .operand_maps import tma_stores
 from .product import INNER, OUTER, STRIDED, Matrix
-from .task import GemmTask, make_task
 
 _OUTPUTS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 

@@ -14,6 +14,7 @@ from .. import arguments, dtypes, inputs, plans, reference
 from ..op import Call, Draw, Op, Work
 from . import dequantize_nvfp4, gemm, hopper_config, matmul, matmul_problem, nvfp4, product
 from .gemm import AnyConfig
+from .gemm_task import GemmTask, make_task
 from .nvfp4 import NvFp4
 from .product import INNER, OUTER, STRIDED
 from .scaled_mm import (
@@ -27,7 +28,6 @@ from .scaled_mm import (
     scale_shapes,
 )
 from .scaled_problem import NVFP4
-from .task import GemmTask, make_task
 
 POLICIES = ("fp32", "hybrid", "fp16")  # dual_gemm.cu: Policy
 _OUTPUTS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)

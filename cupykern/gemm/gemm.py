@@ -31,6 +31,7 @@ from . import (
 )
 from .dequantize_nvfp4 import DecodedPlan, decoded_plan
 from .gemm_stream import StreamConfig, StreamPlan
+from .gemm_task import GemmTask, make_task
 from .hopper_config import HopperConfig
 from .logits import NORMALIZE, fill_logits, num_pieces
 from .portable_config import GemmConfig
@@ -50,7 +51,6 @@ from .product import (
     fill_operand,
     product_dims,
 )
-from .task import GemmTask, make_task
 
 _WHOLE, _PARTIAL, _REDUCE = (np.int64(i) for i in range(3))  # gemm_tile.cuh: Pass
 _NORMALIZE = np.int64(3)  # dequant_softmax.cu

@@ -20,6 +20,7 @@ from ..targets import Kernel, Target
 from ..targets.limits import max_shared_bytes
 from ..targets.map_plan import MapPlan, encoded_maps
 from ..targets.repeated import Repeated
+from .gemm_task import GemmTask
 from .hopper_config import (
     LINE,
     HopperConfig,
@@ -49,7 +50,6 @@ from .product import (
     fill_epilogue,
     fill_epilogues,
 )
-from .task import GemmTask
 
 # Of tiles that blocks compute at the same time, below each other.  FP8's wide tiles take 4096 where these are all,
 # so that b comes from memory once: 97.5 to 96.4 us at (4096, 7168, 2048), 336.8 to 335.9 at (4096, 14336, 4096), but

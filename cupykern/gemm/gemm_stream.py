@@ -18,6 +18,7 @@ from ..jit import get_kernel
 from ..targets import Target
 from ..targets.limits import is_measured, max_shared_bytes, multiprocessors
 from ..targets.repeated import Repeated
+from .gemm_task import GemmTask
 from .product import (
     ALIGNMENT,
     EPILOGUE,
@@ -29,7 +30,6 @@ from .product import (
     compute_dtype,
     fill_epilogue,
 )
-from .task import GemmTask
 
 ROWS = 16  # at most
 GROUP = 16  # nvfp4.cuh: kGroup

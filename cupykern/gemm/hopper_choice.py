@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from .. import dtypes
 from ..targets.limits import multiprocessors
+from .gemm_task import GemmTask
 from .hopper_config import HopperConfig, cluster_tiles, refusal
 from .product import FLOAT16S, FP4, FP8, INNER
-from .task import GemmTask
 
 _OWN_COLUMNS = HopperConfig(128, 256, 4)
 _ONE_ROUND = HopperConfig(128, 192, 4)  # of which both warpgroups finish a tile

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from .. import dtypes
 from ..targets.limits import max_shared_bytes
+from .gemm_task import GemmTask
 from .product import BLOCK, FLOAT16S, FP4, FP8, INNER, OUTER, STRIDED
-from .task import GemmTask
 
 ARCHS = ("sm_90a", "host")
 LINE = 128  # ring_hopper.cuh: kLineBytes

@@ -16,10 +16,10 @@ from .. import dtypes, inputs, reference
 from ..op import Call, Draw, Op, Work
 from . import gemm, gemm_hopper, gemm_stream, hopper_config, product
 from .copied_plan import COPY_LINES
+from .gemm_task import GemmTask, make_task
 from .hopper_config import HopperConfig
 from .matmul import FLOATS, check_shapes, matmul, result_dtype
 from .product import ACTIVATIONS, INNER, OUTER, STRIDED
-from .task import GemmTask, make_task
 
 
 @dataclass(frozen=True)

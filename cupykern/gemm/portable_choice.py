@@ -10,9 +10,9 @@ import numpy as np
 
 from .. import dtypes
 from ..targets.limits import is_measured, max_shared_bytes, multiprocessors
+from .gemm_task import GemmTask
 from .portable_config import FP8_ARCHS, GemmConfig, refusal
 from .product import FLOAT16S, FP4, FP8, INNER, OUTER, STRIDED, compute_dtype
-from .task import GemmTask
 
 _MAX_SPLITS = 64
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from .. import dtypes
 from ..targets.limits import max_shared_bytes
+from .gemm_task import GemmTask
 from .product import BLOCK, FP4, FP8, OUTER, STRIDED, compute_dtype
-from .task import GemmTask
 
 _ALL_OF_K = 2**30  # no sum is promoted before its end
 FP8_ARCHS = ("sm_89", "sm_100a", "sm_120a", "host")

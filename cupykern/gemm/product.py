@@ -16,7 +16,6 @@ from ..arrays import address_of
 MAX_BATCH_DIMS = 4  # gemm_task.cuh: kMaxBatchDims
 INNER, OUTER, STRIDED = range(3)  # mainloop.cuh: Layout
 BLOCK = 128  # of scales along k and n; mainloop.cuh, ring_hopper.cuh: kBlockK
-LINE = 128  # bytes, that L2 reads at once
 ALIGNMENT = 16  # bytes, of what asynchronous copies move
 ACTIVATIONS = (None, "relu", "gelu", "gelu_tanh", "silu")  # epilogue.cuh: Activation
 
@@ -162,7 +161,7 @@ def groups(scales: Matrix, k: int, blocked: bool) -> Groups:
     return Groups(scales.batch_strides, 128 * scales.row, 32 * scales.row, scales.row, 4)
 
 
-# --- products -------------------------------------------------------------------------------------
+# --- products ----------------------------------------------------------------------------------
 
 
 GROUPS = ("groups_a", "groups_b", "groups_b2")

@@ -22,9 +22,9 @@ from . import (
     nvfp4,
     product,
 )
+from .gemm_task import GemmTask, make_task
 from .nvfp4 import NvFp4
 from .scaled_mm import QUANTIZED, by_block, read_operand, scale_shapes, scaled_mm
-from .task import GemmTask, make_task
 
 
 @dataclass(frozen=True)

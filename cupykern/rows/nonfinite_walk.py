@@ -15,10 +15,9 @@ from kernels_cu import Variant
 from .. import dtypes
 from ..arguments import check_fields
 from ..targets.limits import is_measured
-from .row_layout import Operand
+from .row_layout import VECTOR_BYTES, Operand
 
 MAX_DIMS = 8
-_VECTOR_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def make_walk(shape: Sequence[int], x: Operand) -> Walk | None:
     if len(merged) > MAX_DIMS:
         return None
     merged = merged or [(1, 1, 1)]
-    width = _VECTOR_BYTES // x.itemsize
+    width = VECTOR_BYTES // x.itemsize
     whole = (
         merged[0][1] == 1
         and merged[0][0] % width == 0
@@ -107,7 +106,7 @@ def choose_config(arch: str, itemsize: int, walk: Walk) -> NonfiniteConfig:
 def configs_of(arch: str, itemsize: int) -> tuple[NonfiniteConfig, ...]:
     """For one stretch of vectors; where configs are measured also for single elements, and for vectors, of
     several dims."""
-    width = _VECTOR_BYTES // itemsize
+    width = VECTOR_BYTES // itemsize
     # Elsewhere NVRTC wants a few registers more than two blocks leave.
     blocks = 2 if arch in ("sm_90a", "host") or arch.startswith("gfx") else 1
     configs = (
@@ -121,7 +120,7 @@ def configs_of(arch: str, itemsize: int) -> tuple[NonfiniteConfig, ...]:
 def check_config(config: Any, itemsize: int, walk: Walk) -> None:
     """Raises TypeError and ValueError, with the reason, for a config that cannot walk the array."""
     check_fields(config, NonfiniteConfig)
-    c, width = config, _VECTOR_BYTES // itemsize
+    c, width = config, VECTOR_BYTES // itemsize
     if c.plain and not walk.plain:
         raise ValueError("config does not fit: the array is not one stretch of memory")
     if c.vector_width != 1 and not (c.vector_width == width and (c.plain or walk.whole)):

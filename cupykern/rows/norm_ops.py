@@ -15,10 +15,8 @@ from ..op import Call, Draw, Op, Work
 from .norm import layer_norm, rms_norm
 from .norm_configs import admissible_norm_configs, norm_configs, quantized_configs
 from .norm_plan import DTYPES, norm_variant
-from .row_configs import (
-    RowConfig,
-    has_room,
-)
+from .row_configs import RowConfig
+from .row_fit import has_room
 from .row_layout import contiguous_operand, row_layout
 from .rows import bench_shapes
 

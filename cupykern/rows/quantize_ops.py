@@ -14,7 +14,8 @@ from .quantize import quantize
 from .quantize_columns import admissible_column_configs, column_configs, column_variant
 from .quantize_rows import DTYPES, GRANULARITIES, all_row_configs, quantize_configs, scale_shape
 from .quantize_tiles import TileShape, all_tile_configs, tile_configs, tile_variant
-from .row_configs import RowConfig, has_room
+from .row_configs import RowConfig
+from .row_fit import has_room
 from .row_layout import VECTOR_BYTES, contiguous_operand, row_layout
 from .rows import row_variant
 

@@ -20,7 +20,6 @@ _STREAM_STATIC_BYTES = 8 * 1024  # what the system takes of each block's include
 MAX_STAGES, _MAX_ROWS = 32, 6  # row_stream.cuh: kMaxStages, kMaxRows
 _OTHER_THREADS = 128  # row_stream.cuh: kOtherThreads
 LONG_ROW_THREADS = 512  # the most of a block, of long rows
-STATIC_SHARED_BYTES = 20 * 1024  # at most: what the warps and blocks of 32 rows exchange
 
 
 @dataclass(frozen=True)
@@ -271,12 +270,6 @@ def _rows_of_any_length(
         if config.cluster_size == 1 and 3 * config.shared_bytes(itemsize) < max_shared_bytes(arch)
     ][-1]
     return (*configs, replace(block, min_blocks=1, split_rows=True))
-
-
-def has_room(config: RowConfig, arch: str, itemsize: int, arrays_held: int = 1) -> bool:
-    """Whether a block's shared memory on `arch` holds the rows of so many arrays."""
-    most = max_shared_bytes(arch) - STATIC_SHARED_BYTES
-    return arrays_held * config.shared_bytes(itemsize) <= most
 
 
 def tuned_config(

@@ -10,13 +10,18 @@ from ..targets.limits import max_cluster_size, max_shared_bytes
 from .row_configs import (
     LONG_ROW_THREADS,
     MAX_STAGES,
-    STATIC_SHARED_BYTES,
     RowConfig,
-    has_room,
 )
 from .row_layout import VECTOR_BYTES, RowLayout
 
 _STREAM_ARCHS = ("sm_90a", "host")
+_STATIC_SHARED_BYTES = 20 * 1024  # at most: what the warps and blocks of 32 rows exchange
+
+
+def has_room(config: RowConfig, arch: str, itemsize: int, arrays_held: int = 1) -> bool:
+    """Whether a block's shared memory on `arch` holds the rows of so many arrays."""
+    most = max_shared_bytes(arch) - _STATIC_SHARED_BYTES
+    return arrays_held * config.shared_bytes(itemsize) <= most
 
 
 def refusal(
@@ -86,7 +91,7 @@ def refusal(
     if c.stages:
         return _stream_refusal(c, arch, itemsize, layout, plain, arrays_held)
     if not has_room(c, arch, itemsize, arrays_held):
-        most = max_shared_bytes(arch) - STATIC_SHARED_BYTES
+        most = max_shared_bytes(arch) - _STATIC_SHARED_BYTES
         return (
             f"{arrays_held * c.shared_bytes(itemsize)} bytes of shared memory are more than {most}"
         )

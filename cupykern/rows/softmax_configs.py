@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from functools import cache
 
-from ..targets.limits import is_measured, max_shared_bytes, multiprocessors
+from ..targets.limits import is_measured, multiprocessors
 from .row_configs import (
     LONG_ROW_THREADS,
-    STATIC_SHARED_BYTES,
     RowConfig,
     few_of,
     row_configs,
     stretch_configs,
 )
-from .row_fit import fitting
+from .row_fit import fitting, has_room
 from .row_layout import VECTOR_BYTES, RowLayout
 
 # For plain calls, rows in registers, by the elements' bytes and rising length of the row:
@@ -125,7 +124,6 @@ def admissible_configs(
     arch: str, itemsize: int, layout: RowLayout, plain: bool
 ) -> tuple[RowConfig, ...]:
     """The configs that can walk the rows of `layout`, the fastest measured first."""
-    most = max_shared_bytes(arch) - STATIC_SHARED_BYTES
     configs = (
         *softmax_configs(arch, itemsize),
         *long_row_configs(arch, itemsize, layout.num_cols + layout.max_head, layout.num_rows),
@@ -135,7 +133,7 @@ def admissible_configs(
     crowded = [
         c
         for c in configs
-        if c.cluster_size > 1 and not c.long_row and 3 * c.shared_bytes(itemsize) > most
+        if c.cluster_size > 1 and not c.long_row and not has_room(c, arch, itemsize, 3)
     ]
     roomy = [c for c in configs if c not in crowded and not c.split_rows]
     # Of a stretch the fewest threads a row: more bytes are under way (301 columns of 16 bits by 8 instead of

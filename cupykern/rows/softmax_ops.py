@@ -13,7 +13,8 @@ from kernels_cu import Variant
 from .. import dtypes, inputs, reference
 from ..op import Call, Draw, Op, Work
 from ..targets.limits import is_measured
-from .row_configs import RowConfig, has_room
+from .row_configs import RowConfig
+from .row_fit import has_room
 from .row_layout import contiguous_operand, row_layout
 from .rows import bench_shapes
 from .softmax import DTYPES, has_plain, log_softmax, softmax, softmax_variant

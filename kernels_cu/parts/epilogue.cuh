@@ -1,7 +1,7 @@
 // What a product goes through on its way to memory, in FP32 with one rounding at the end:
 //     out = activation(alpha * (scale_a * (scale_b * sum)) + bias) + residual
 // Main loops call Epilogue::store for runs of neighbouring columns.  A new activation is a line in
-// `activate`, a constant in Activation and a name in cupykern/matmul.py.
+// `activate`, a constant in Activation and a name in cupykern/gemm/product.py: ACTIVATIONS.
 #include "parts/dtype.cuh"
 #include "parts/gemm_task.cuh"
 #include "parts/math.cuh"

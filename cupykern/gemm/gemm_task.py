@@ -10,7 +10,6 @@ from .product import (
     FLOAT16S,
     FP4,
     INNER,
-    LINE,
     STRIDED,
     Matrix,
     compute_dtype,
@@ -19,6 +18,8 @@ from .product import (
     layouts,
     lines_of,
 )
+
+_LINE = 128  # bytes, that L2 reads at once
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def make_task(
         task = replace(task, lines_b=lines_of(a, b, m, n, k))
     if b.dtype in FLOAT16S and (layout_a, layout_b) == (INNER, INNER):
         steps = a.row * a.dtype.itemsize, b.col * b.dtype.itemsize
-        task = replace(task, in_lines=not any(step % LINE for step in steps))
+        task = replace(task, in_lines=not any(step % _LINE for step in steps))
     if b.dtype != FP4:
         return task
     codes = all(
