@@ -147,6 +147,41 @@ def test_two_rows_a_thread_whose_weights_come_first(target, name, quantize):
 
 
 @pytest.mark.in_turn
+@pytest.mark.parametrize("threads", [32, 64])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
+def test_rows_that_fill_all_threads(target, name, residual, dtype, threads):
+    width = 16 // dtypes.NAMES[dtype].itemsize
+    config = RowConfig(
+        *(128, threads, width, 2),
+        plain=True,
+        in_registers=True,
+        weights_first=True,
+        filled=True,
+    )
+    op = OPS[name]
+    bias = {"bias_dtype": dtype} if name == "layer_norm" else {}
+    problem = NormProblem(
+        (2, 4, config.chunk), dtype, weight_dtype=dtype, residual=residual, mean=2.0, **bias
+    )
+    call = op.inputs(problem, 1, target.xp)
+    outputs = as_tuple(op.run(*call.args, **call.kwargs, config=config))
+    assert compare(op, call, outputs).ok
+    in_place = op.run(*call.args, **call.kwargs, config=config, out=call.args[0])
+    assert (as_tuple(in_place)[0] == outputs[0]).all()
+    without = {k: v for k, v in call.kwargs.items() if k != "weight"}
+    for others in (without, {**call.kwargs, "return_stats": True}):
+        with pytest.raises(ValueError, match="with weights and biases, without statistics"):
+            op.run(*call.args, **others, config=config)
+    fewer = (
+        {**call.kwargs, "residual": call.kwargs["residual"][:1, 1:]} if residual else call.kwargs
+    )
+    with pytest.raises(ValueError, match="side by side, of all threads"):
+        op.run(call.args[0][:1, 1:], **fewer, config=config)
+
+
+@pytest.mark.in_turn
 @pytest.mark.parametrize("layout", inputs.LAYOUTS)
 @pytest.mark.parametrize("name", OPS)
 def test_every_layout(target, name, layout):

@@ -14,7 +14,8 @@ from cupykern.rows.norm_ops import LAYER_OP, RMS_OP, NormProblem
 from cupykern.rows.norm_plan import Options
 from cupykern.rows.row_configs import RowConfig
 
-PLAIN, HELD = "normalize_plain.cu", "parts/held_rows.cuh"
+FILLED = "normalize_filled.cu"
+PLAIN, HELD = "parts/normalized_rows.cuh", "parts/held_rows.cuh"
 VECTORS = "parts/vector_moments.cuh"
 FAULTS = {
     "no barrier between warps": Fault("parts/row.cuh", "        sync_block();\n", "\n", "far from zero"),
@@ -91,6 +92,7 @@ FAULTS = {
     "the first row's statistics for all": Fault(
         PLAIN, "merge_parts_of_row(mine[r], at)", "merge_parts_of_row(mine[0], at)", "a cluster"
     ),
+    "sums at another stride": Fault(FILLED, "eps, kChunk, kChunk, 0", "eps, kChunk, 0, 0", "filled rows"),
     "rows that are not there": Fault(PLAIN, "if (!kWhole && row + r >= rare.num_rows) continue;", "", "short rows"),
     "no squares between the warps' means": Fault(
         PLAIN, "s.squares += at.count_of(i) * (distance * distance);", "", "ends of rows"
@@ -133,6 +135,18 @@ def _problems() -> Iterator[tuple[str, object, NormProblem]]:
     for op in (LAYER_OP, RMS_OP):
         bias = "bfloat16" if op is LAYER_OP else None
         yield "plain rows", op, NormProblem((5, 2048), "float16", weight_dtype="float16")
+        for residual in (False, True):
+            yield (
+                "filled rows",
+                op,
+                NormProblem(
+                    (8, 512),
+                    "float16",
+                    weight_dtype="float16",
+                    bias_dtype=bias and "float16",
+                    residual=residual,
+                ),
+            )
         yield "short rows", op, NormProblem((70, 16), "float32", kind="uniform")
         yield "ends of rows", op, NormProblem((6, 1032), "float16", mean=-2.0)
         yield "eps", op, NormProblem((6, 33), "bfloat16", out_dtype="float32", eps=0.5)

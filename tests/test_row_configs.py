@@ -176,7 +176,7 @@ def test_every_variant_is_some_rows_choice(name, arch):
                 if layout.lanes_across_rows:  # copied
                     continue
                 for held, quantized in ((1, False), (2, False), (1, True))[: 2 if centered else 3]:
-                    how = (arch, size, layout, plain, held, centered, quantized)
+                    how = (arch, size, layout, plain, held, centered, quantized, False)
                     config = admissible_norm_configs(*how)[0]
                     chosen.add(norm_variant(dtype, centered, config, quantized, held == 2))
     listed = set(OPS[name].variants(arch))
@@ -212,16 +212,19 @@ def test_a_stream_has_no_more_stages_than_its_kernel_counts():
     assert config.stages_that_fit("sm_90a", 100 * 1024) == 2
 
 
-@pytest.mark.parametrize("centered, cols, threads", [(False, 512, 32), (True, 1024, 64)])
-def test_rows_of_small_matrices(centered, cols, threads):
-    """By configs of their own up to 8 MB, where a row fills them."""
+@pytest.mark.parametrize("centered, cols", [(False, 512), (True, 1024)])
+def test_rows_of_small_matrices(centered, cols):
+    """By a kernel of their own up to 8 MB, where they fill all threads of a call that asks for nothing else."""
 
-    def threads_of(rows, cols):
+    def filled(rows, cols, bare=True):
         operand = contiguous_operand((rows, cols), 2)
         layout = row_layout((rows, cols), 1, (operand,) * 5, (1, 2, 3))
-        how = "sm_90a", 2, layout, True, 1, centered, False
-        return admissible_norm_configs(*how)[0].threads_per_row
+        how = "sm_90a", 2, layout, True, 1, centered, False, bare
+        return admissible_norm_configs(*how)[0].filled
 
     most = 2**22 // cols
-    assert threads_of(most, cols) == threads != threads_of(most + 4, cols)
-    assert threads_of(most, cols - 8) == threads_of(most + 4, cols - 8) != threads
+    assert filled(most, cols)
+    assert not filled(2 * most, cols)
+    assert not filled(most - 1, cols)
+    assert not filled(most, cols - 8)
+    assert not filled(most, cols, bare=False)

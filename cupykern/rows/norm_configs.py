@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 from ..targets.limits import is_measured
@@ -67,12 +68,21 @@ _BLOCKS: dict[bool, dict[int, _Table]] = {
 # Of rms_norm's FP32 rows of 4096 columns, up to which the first of two configs is the faster one: 32.3 instead of
 # 32.8 us (4096 rows; torch.compile 33.0), 61.8 instead of 62.3 (8192), but 247.5 instead of 246.6 (32768; 248.1).
 _FEWER_ROWS = 16384
-# Of small matrices without a residual, of 16 bits, whose rows fill it: 5.73 instead of 5.80 us (rms_norm 512 squared),
-# 6.92 instead of 7.02 and 9.30 instead of 9.44 (layer_norm, 1024 and 4096 rows of 1024 columns); but 34.2 instead of
-# 33.4 (65536 x 512), 35.8 instead of 33.6 (32768 x 1024).
-_SMALL: dict[bool, _Table] = {
-    False: ((256, 32, 2, 5, 1, "RW"),),
-    True: ((128, 64, 2, 9, 1, "RW"),),
+# Of small matrices whose rows fill them (RowConfig.filled), by (centered, has_residual).
+_SMALL: dict[tuple[bool, bool], dict[int, _Table]] = {
+    (False, False): {
+        2: ((256, 32, 2, 5, 1, "RW"), (64, 32, 4, 14, 1, "RW")),
+        4: ((128, 32, 4, 8, 1, "RW"), (64, 64, 4, 16, 1, "RW")),
+    },
+    (True, False): {
+        2: ((64, 32, 2, 18, 1, "RW"), (128, 64, 2, 9, 1, "RW")),
+        4: ((64, 32, 4, 12, 1, "RW"), (64, 64, 4, 12, 1, "RW")),
+    },
+    (False, True): {
+        2: ((256, 64, 1, 6, 1, "RW"), (256, 64, 2, 4, 1, "RW")),
+        4: ((128, 64, 2, 9, 1, "RW"), (64, 64, 4, 12, 1, "RW")),
+    },
+    (True, True): {2: (), 4: ()},
 }
 _SMALL_BYTES = 2**23
 # The same with a residual.
@@ -236,9 +246,10 @@ def _plain(arch: str, itemsize: int, table: _Table) -> tuple[RowConfig, ...]:
 
 
 def _small(arch: str, itemsize: int, centered: bool, has_residual: bool) -> tuple[RowConfig, ...]:
-    if has_residual or itemsize > 2 or not is_measured(arch):
+    if not is_measured(arch):
         return ()
-    return _plain(arch, itemsize, _SMALL[centered])
+    table = _SMALL[centered, has_residual][itemsize]
+    return tuple(replace(config, filled=True) for config in _plain(arch, itemsize, table))
 
 
 def _clusters(arch: str, itemsize: int, table: _ClusterTable) -> tuple[RowConfig, ...]:
@@ -264,24 +275,27 @@ def admissible_norm_configs(
     arrays_held: int,
     centered: bool,
     quantized: bool,
+    bare: bool,
 ) -> tuple[RowConfig, ...]:
     """The configs that can walk the rows of `layout`, the fastest measured first.
 
-    plain: the call has no options but `quantize`.  arrays_held: 2 with a residual.
+    plain: the call has no options but `quantize`.  arrays_held: 2 with a residual.  bare: it has weights, and
+    biases where there are some, and returns no statistics.
     """
     if quantized:
         configs = quantized_configs(arch, itemsize)
     else:
         configs = norm_configs(arch, itemsize, centered, arrays_held == 2)
     configs = fitting(configs, arch, itemsize, layout, plain, arrays_held, norms=True)
+    if not bare:
+        configs = tuple(config for config in configs if not config.filled)
     streams = [c for c in configs if c.stages and streams_fit(centered, arrays_held)]
     for_this = [c for c in streams if 2 * layout.num_cols > c.chunk]
     whole = [c for c in configs if not c.stages and not c.split_rows]
     if not (centered or quantized) and layout.num_rows > _FEWER_ROWS and layout.num_cols == 4096:
         whole.sort(key=lambda c: c.in_registers and c.vectors_per_thread == 8)
-    if not quantized and layout.num_rows * layout.num_cols * itemsize <= _SMALL_BYTES:
-        small = _small(arch, itemsize, centered, arrays_held == 2)
-        whole.sort(key=lambda c: c not in small or c.chunk != layout.num_cols)
+    if layout.num_rows * layout.num_cols * itemsize <= _SMALL_BYTES:
+        whole.sort(key=lambda c: not c.filled)
     split = [c for c in configs if c.split_rows]
     return (*for_this, *whole, *split, *(c for c in streams if c not in for_this))
 

@@ -184,7 +184,9 @@ def _configs(problem: NormProblem, arch: str, centered: bool) -> tuple[RowConfig
     ):
         layout = layout.for_options()
     held = 1 + problem.residual
-    return admissible_norm_configs(arch, itemsize, layout, plain, held, centered, quantized)
+    columns = [problem.weight_dtype, problem.bias_dtype][: 1 + centered]
+    bare = None not in columns and not (problem.return_stats or quantized)
+    return admissible_norm_configs(arch, itemsize, layout, plain, held, centered, quantized, bare)
 
 
 def _sample(

@@ -131,10 +131,15 @@ def make_norm(
         layout = layout.for_options()
     has_residual = residual is not None
     held = 1 + has_residual
+    bare = len(columns) == 1 + options.centered and not (options.return_stats or quantized)
     if config is not None:
         check_config(config, target.arch, x.itemsize, layout, plain, held, norms=True)
         if config.stages and not streams_fit(options.centered, held):
             raise ValueError("config does not fit: layer_norm has no stages with a residual")
+        if config.filled and not bare:
+            raise ValueError(
+                "config does not fit: filled is for calls with weights and biases, without statistics"
+            )
         if quantized and not quantizes(config):
             raise ValueError(
                 "config does not fit: plain rows are quantized by a block or a warp, up to two at a time"
@@ -150,10 +155,11 @@ def make_norm(
                 held,
             ),
             lambda: admissible_norm_configs(
-                target.arch, x.itemsize, layout, plain, held, options.centered, quantized
+                target.arch, x.itemsize, layout, plain, held, options.centered, quantized, bare
             ),
             lambda config: norm_variant(x.dtype, options.centered, config, quantized, has_residual),
             rounds="to FP32" if options.quantized is None else "by row",
+            bare=str(bare),
         )
     if config.split_rows and quantized:
         return None  # a row's scale is known only when all of it has been normalised
@@ -177,7 +183,10 @@ def make_norm(
         params["centered"], params["compensated"] = options.centered, options.compensated
     evicts_last(params, layout, held * x.itemsize, y.itemsize + has_residual * x.itemsize)
     if own:
-        arguments = _plain_arguments(target.by_value(params), target.by_value(rare))
+        if config.filled:
+            arguments = _filled_arguments(np.float32(eps))
+        else:
+            arguments = _plain_arguments(target.by_value(params), target.by_value(rare))
     variant = norm_variant(x.dtype, options.centered, config, quantized, has_residual)
     shared_bytes = held * config.shared_bytes(x.itemsize)
     plan = row_plan(
@@ -194,6 +203,16 @@ def _plain_arguments(params: Any, rare: Any) -> Callable[[tuple[Any, ...]], tupl
     def arguments(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
         x, residual, weight, bias, y, total, mean, rstd, row_scale = arrays
         return x, weight, residual, params, bias, y, total, rstd, mean, row_scale, rare
+
+    return arguments
+
+
+def _filled_arguments(eps: np.float32) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """What normalize_filled takes: of normalize's arrays."""
+
+    def arguments(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+        x, residual, weight, bias, y, total, *_ = arrays
+        return x, weight, bias if residual is None else residual, y, total, eps, bias
 
     return arguments
 
@@ -215,7 +234,8 @@ def norm_variant(
         ("kWeightsFirst", config.weights_first),
         ("kSums", EITHER if quantized or config.shared else int(has_residual)),
     )
-    return row_variant("normalize_plain", dtype, config, constants)
+    kernel = "normalize_filled" if config.filled else "normalize_plain"
+    return row_variant(kernel, dtype, config, constants)
 
 
 def _is_aligned(column: Operand) -> bool:

@@ -44,6 +44,8 @@ class RowConfig:
     vectors of each thread; num_threads write, half as many take statistics, others do the rest.
     rows_per_thread: neighbouring rows of which a thread has the same places.
     weights_first: weights are asked for together with the row, and wait in registers.
+    filled: for small matrices whose rows lie side by side and fill all threads, with weights and biases,
+    without statistics (normalize_filled.cu).
     """
 
     num_threads: int
@@ -59,6 +61,7 @@ class RowConfig:
     rows_per_thread: int = 1
     in_registers: bool = False
     weights_first: bool = False
+    filled: bool = False
     shared: bool = False
     stretch: bool = False
     long_row: bool = False

@@ -74,6 +74,9 @@ def refusal(
         return "in_registers is for plain, whole rows; softmax's without clusters"
     if norms and c.plain and (c.split_rows or c.lanes_across_rows):
         return "plain rows of the norms are whole"
+    short = c.plain and c.in_registers and c.cluster_size == 1 and not c.shared
+    if c.filled and not (norms and short and layout.side_by_side and c.is_whole(layout)):
+        return "filled is for plain rows of the norms in registers, side by side, of all threads"
     if c.stretch and not layout.side_by_side:
         return "stretch is for calls without options, of rows that lie side by side"
     if c.long_row and (norms or not (plain and layout.vectors and len(layout.outer) <= 1)):

@@ -1,6 +1,6 @@
-// The rows of normalize_plain.cu: where a thread's vectors are, in registers (kInRegisters) or in
+// The rows of normalized_rows.cuh: where a thread's vectors are, in registers (kInRegisters) or in
 // shared memory, and the weights and biases of its places, which it reads once for all its rows.
-// Constants: those of normalize_plain.cu.
+// Constants: those of normalized_rows.cuh.
 #include "parts/row.cuh"
 #include "parts/vector_moments.cuh"
 
@@ -154,7 +154,12 @@ DEVICE RowVector load_columns(const void* from, const Places<kWhole>& at, int i,
     RowVector vector;
     if constexpr (!kWhole) vector.fill(from_float<Element>(otherwise));
     if (kWhole || from) {
-        vector.load_read_only(static_cast<const Element*>(from) + at.first() + at.step(i));
+        const Element* p = static_cast<const Element*>(from) + at.first() + at.step(i);
+        if constexpr (kFilled) {
+            vector.load(p);  // stays before sync_warp
+        } else {
+            vector.load_read_only(p);
+        }
     }
     return vector;
 }
