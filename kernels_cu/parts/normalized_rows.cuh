@@ -30,6 +30,21 @@ constexpr bool kStatisticsLast =
 // about the mean, or about zero.
 struct alignas(8) Statistic { float first, squares; };
 
+constexpr float kOfLane = kVectorsPerThread * kVectorWidth;  // elements
+
+// Pair by pair, of as many elements each.
+DEVICE Statistic merge_lanes(Statistic s) {
+    float half_of_both = kOfLane / 2;
+#pragma unroll
+    for (int bit = kFirstLaneBit; bit < kLastLaneBit; bit *= 2, half_of_both *= 2) {
+        const float other = shuffle_xor(s.first, bit), distance = other - s.first;
+        s.squares += shuffle_xor(s.squares, bit);
+        s.squares += distance * distance * half_of_both;
+        s.first = 0.5f * (s.first + other);
+    }
+    return s;
+}
+
 // The warp's part of row r.
 template <class Sums, bool kWhole>
 DEVICE Statistic warp_statistic(Sums& s, int r, const Places<kWhole>& at,
@@ -46,7 +61,9 @@ DEVICE Statistic warp_statistic(Sums& s, int r, const Places<kWhole>& at,
             for (int j = 0; j < kVectorWidth; ++j) parts[j % 2] += values[j];
             sum += parts[0] + parts[1];
         }
-        mean = reduce_in_warp(sum, Sum()) * at.one_over_count;
+        // Whole rows about each lane's own mean first: one way across the warp instead of two.
+        if constexpr (kFilled) mean = sum / kOfLane;
+        else mean = reduce_in_warp(sum, Sum()) * at.one_over_count;
 #pragma unroll
         for (int i = 0; i < kVectorsPerThread; ++i) {
             if (!at.holds(i)) break;
@@ -59,6 +76,7 @@ DEVICE Statistic warp_statistic(Sums& s, int r, const Places<kWhole>& at,
             }
             squares += parts[0] + parts[1];
         }
+        if constexpr (kFilled) return merge_lanes({mean, squares});
     } else if constexpr (kCentered) {
         VectorMoments<kVectorWidth> mine;
 #pragma unroll(kUnrolled<Sums::kTight>)
