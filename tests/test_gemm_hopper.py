@@ -175,6 +175,21 @@ FP4 = (
 )
 
 
+# k in parts that another launch adds.
+SPLITS = (
+    (
+        MatmulProblem(136, 264, 512, layout_b="F", kind="exact"),
+        MatmulProblem(
+            *(20, 136, 768, "bfloat16"), bias=(136,), residual=(20, 136), activation="silu", alpha=-3.7,
+        ),
+        MatmulProblem(328, 132, 256, layout_a="F", bias=(328, 1), out_dtype="float32"),
+        MatmulProblem(136, 72, 512, "bfloat16", batch_a=(1,), layout_a="F", layout_b="F"),
+        MatmulProblem(64, 64, 256, layout_b="F", kind="special"),
+    ),
+    (HopperConfig(128, 64, 8, splits=4), HopperConfig(128, 128, 6, cluster=2, splits=2)),
+)  # fmt: skip
+
+
 def compute(target: Target, problem: MatmulProblem | ScaledProblem, config: HopperConfig) -> bytes:
     """Checks the output against the bound, and returns its bytes."""
     op = OP if isinstance(problem, MatmulProblem) else SCALED
@@ -194,7 +209,7 @@ CASES = [
     ),
     *(
         (problems, config)
-        for problems, configs in (FEW_ROWS, FP8, HALVES, INT8, MIXED, FP4)
+        for problems, configs in (FEW_ROWS, FP8, HALVES, INT8, MIXED, FP4, SPLITS)
         for config in configs
     ),
 ]

@@ -77,7 +77,7 @@ def test_gpus_of_other_sizes_have_the_same_sums(m, n, k, b, kernel):
     """k is split in the same way, whatever number of multiprocessors decides about the tiles."""
     of_call = task(m=m, n=n, k=k, b=b, kernel=kernel)
     found = [hopper_choice.configs(of_call, "sm_90a", blocks)[:1] for blocks in (132, 114, 78, 20)]
-    assert len({tuple((c.split_k, c.share_k) for c in first) for first in found}) == 1
+    assert len({tuple((c.split_k, c.share_k, c.splits) for c in first) for first in found}) == 1
 
 
 @pytest.mark.parametrize(
@@ -139,6 +139,27 @@ def test_ping_pong_for_what_ends_take_long():
         assert (config.tile_m, config.tile_n, config.ping_pong) == (128, tile_n, tile_n == 128)
 
 
+@pytest.mark.parametrize(
+    ("changes", "tile", "splits"),
+    [
+        ({"m": 512, "n": 512, "k": 16384}, (128, 128), 8),
+        ({"m": 512, "n": 512, "k": 16384, "layout_b": OUTER}, (128, 128), 8),
+        ({"m": 512, "n": 512, "k": 16384, "layout_a": OUTER}, (128, 256), 16),
+        ({"m": 512, "n": 512, "k": 16384, "layout_a": OUTER, "layout_b": OUTER}, (128, 256), 16),
+        ({"m": 24, "n": 512, "k": 8192, "layout_b": OUTER}, (128, 64), 16),
+        ({"m": 512, "n": 512, "k": 16384 + 64}, None, 1),  # no parts of whole lines
+        ({"m": 512, "n": 512, "k": 16384, "batch": 2}, None, 1),
+        ({"m": 512, "n": 512, "k": 1024}, None, 1),  # the second launch takes longer
+        ({"m": 4096, "n": 4096, "k": 16384}, None, 1),
+    ],
+)
+def test_few_tiles_and_long_k_are_split(changes, tile, splits):
+    for blocks in (132, 78):  # the sums are the same
+        config = gemm.choose_config(task(**changes), "sm_90a", blocks)
+        assert config.splits == splits
+        assert tile in (None, (config.tile_m, config.tile_n))
+
+
 OF_FP8 = {"a": dtypes.float8_e4m3fn, "b": dtypes.float8_e4m3fn}
 OF_MIXED = {"b": dtypes.float8_e4m3fn}
 _LOGITS = {"b": dtypes.int8, "kernel": "dequant_softmax"}
@@ -159,6 +180,11 @@ _LOGITS = {"b": dtypes.int8, "kernel": "dequant_softmax"}
         ({"tile_n": 64, "ping_pong": True, "share_k": True}, {}, "sm_90a", "ping_pong or share_k"),
         ({"cluster": 3}, {}, "sm_90a", "a cluster of 1, 2 or 4 blocks"),
         ({"split_k": True}, {}, "sm_90a", "split_k needs a cluster"),
+        ({"splits": 0}, {}, "sm_90a", "splits must be positive"),
+        ({"splits": 2}, {"batch": 2}, "sm_90a", "splits are of one 16-bit product"),
+        ({"splits": 4}, {"k": 4096 + 64}, "sm_90a", "is no 4 parts of whole stages"),
+        ({"splits": 64}, {"m": 16384}, "sm_90a", "take more memory than pays"),
+        ({"splits": 2}, {"tma": False}, "sm_90a", "multiples of 16 bytes"),
         ({"cluster": 2, "split_k": True, "stages": 2}, {}, "sm_90a", "fill more than the stages"),
         ({"share_k": True}, _LOGITS, "sm_90a", "of whole sums, without share_k"),
         ({"turned": True}, _LOGITS, "sm_90a", "turned products are not logits"),

@@ -32,6 +32,7 @@ from cupykern.gemm.matmul_problem import (
 from cupykern.gemm.product import FP4, INNER, STRIDED, by_vectors
 from cupykern.gemm.scaled_problem import PAIRS as SCALED_PAIRS
 from cupykern.gemm.scaled_problem import SCALES, ScaledProblem, nvfp4_variants
+from cupykern.gemm.split_plan import ADD_SPLITS
 from cupykern.op import Call, RandomDraw
 from cupykern.tools import options
 
@@ -155,6 +156,7 @@ def test_every_variant_on_hopper_is_chosen_by_some_product():
         *portable_variants("sm_90a"),
         *nvfp4_variants("sm_90a"),
         COPY_LINES,
+        ADD_SPLITS,
     }
     wanted = {v for v in wanted if ("kCovered", True) not in v.constants}
     draw = RandomDraw(1)

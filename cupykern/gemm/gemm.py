@@ -51,6 +51,7 @@ from .product import (
     fill_operand,
     product_dims,
 )
+from .split_plan import SplitPlan, split_plan
 
 _WHOLE, _PARTIAL, _REDUCE = (np.int64(i) for i in range(3))  # gemm_tile.cuh: Pass
 _NORMALIZE = np.int64(3)  # dequant_softmax.cu
@@ -236,7 +237,7 @@ def streams(target: Target, product: Product) -> bool:
 
 def gemm_plan(
     target: Target, product: Product, config: AnyConfig | None
-) -> GemmPlan | gemm_hopper.HopperPlan | StreamPlan | DecodedPlan | None:
+) -> GemmPlan | gemm_hopper.HopperPlan | StreamPlan | DecodedPlan | SplitPlan | None:
     """The plan of `product`; None where more than MAX_BATCH_DIMS dims of the batch do not merge.
 
     Raises TypeError and ValueError for a config that does not fit, or too large a grid.
@@ -249,6 +250,9 @@ def gemm_plan(
     if config is None:
         config = tuned_config(task, target)
     check_config(config, task, target.arch)
+    if isinstance(config, HopperConfig) and config.splits > 1:
+        of_parts = replace(config, splits=1)
+        return split_plan(target, p, config.splits, lambda x: gemm_plan(target, x, of_parts))
     if isinstance(config, HopperConfig):
 
         def plan_of(product: Product) -> gemm_hopper.HopperPlan:

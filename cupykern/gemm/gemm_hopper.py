@@ -30,6 +30,7 @@ from .hopper_config import (
     in_halves,
     is_turned,
     multiplied,
+    of_part,
     only_plain,
     own_columns,
     splits_epilogues,
@@ -99,6 +100,8 @@ def _main_loop(task: GemmTask) -> tuple[str, ...]:
 
 
 def variant(task: GemmTask, config: HopperConfig) -> Variant:
+    if config.splits > 1:
+        return variant(of_part(task, config.splits), replace(config, splits=1))
     c, task = config, multiplied(task, config)
     both = not splits_epilogues(task, config)  # of one kernel
     general = not only_plain(task, config) and (both or not task.plain)

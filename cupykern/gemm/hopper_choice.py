@@ -8,7 +8,7 @@ from dataclasses import replace
 from .. import dtypes
 from ..targets.limits import multiprocessors
 from .gemm_task import GemmTask
-from .hopper_config import HopperConfig, cluster_tiles, refusal
+from .hopper_config import HopperConfig, cluster_tiles, of_part, refusal
 from .product import FLOAT16S, FP4, FP8, INNER
 
 _OWN_COLUMNS = HopperConfig(128, 256, 4)
@@ -55,6 +55,12 @@ _16_BIT_ANYWHERE = {
 }
 """Of rows that do not begin with lines, of which L2 reads two for one: measured at (4096, 4096, 4104), (256,
 4096, 7176) and (64, 8192, 8200)."""
+_SPLITS = (2, 4, 8, 16)
+_PART = 512  # of k, at least
+"""Of what computes parts, whose sums are FP32 and so of the general epilogue: up to as many as the GPU has
+multiprocessors for.  Us for the second launch, and for a number that it reads."""
+_ADDITION, _OF_SUM = 4.0, 1e-6
+
 _FP8 = {
     HopperConfig(128, 192, 4, cluster=2): 18.8,
     HopperConfig(128, 176, 4, cluster=2): 17.2,
@@ -205,11 +211,28 @@ def configs(task: GemmTask, arch: str, blocks: int) -> tuple[HopperConfig, ...]:
 
     fitting.sort(key=lambda c: (other(c), _estimate(c, task, multiprocessors("sm_90a"))))
     split = bool(fitting) and fitting[0].split_k
+    parts = _split(task, arch, fitting[0]) if fitting else ()
 
     def order(c: HopperConfig) -> tuple[bool, bool, float]:
         return other(c), c.split_k != split, _estimate(c, task, blocks)
 
-    return tuple(sorted(fitting, key=order))
+    return (*parts, *sorted(fitting, key=order))
+
+
+def _split(task: GemmTask, arch: str, whole: HopperConfig) -> tuple[HopperConfig, ...]:
+    """The fastest config that splits k between blocks, if it is faster than `whole`."""
+    if not task.a == task.b in FLOAT16S or not task.in_lines:
+        return ()
+    blocks = multiprocessors("sm_90a")
+    found = [
+        replace(config, splits=splits)
+        for config in ((_HIDDEN_ENDS, _WITH_ANY_END) if task.layout_a == INNER else _16_BIT_OUTER)
+        for splits in _SPLITS
+        if task.k >= splits * _PART and splits * _num_tiles(config, task) <= blocks
+    ]
+    times = {c: _estimate(c, task, blocks) for c in found if refusal(c, task, arch) is None}
+    best = min(times, key=times.__getitem__, default=whole)
+    return (best,) if best != whole and times[best] < 0.9 * _estimate(whole, task, blocks) else ()
 
 
 def _shares_k(task: GemmTask) -> bool:
@@ -253,6 +276,9 @@ def _num_tiles(config: HopperConfig, task: GemmTask) -> int:
 
 def _estimate(config: HopperConfig, task: GemmTask, blocks: int) -> float:
     """In which time the busiest block computes its tiles; of NVFP4 that is decoded before, with that."""
+    if config.splits > 1:
+        parts = _estimate(replace(config, splits=1), of_part(task, config.splits), blocks)
+        return parts + _ADDITION + config.splits * task.m * task.n * _OF_SUM
     decoding = 0.0
     tile = _tile_times(task)[config] * task.k / 4096
     if config.decoded:
@@ -282,6 +308,8 @@ def pays(task: GemmTask, best: HopperConfig) -> bool:
     13.1 to 8.8 us (17 x 1024 x 1024 of FP16), but 15.4 to 19.4 (24 x 512 x 8192) (H200).
     """
     blocks = multiprocessors("sm_90a")
+    if best.splits > 1:  # instead of the portable main loop's
+        return True
     of_logits = task.kernel == "dequant_softmax" and task.layout_b != INNER
     streams = of_logits or (task.b == FP4 and task.kernel == "dual_gemm")
     if streams and task.m <= FEW_ROWS:

@@ -30,6 +30,7 @@ class HopperConfig:
     decoded: NVFP4 weights are decoded in memory before, not in registers.
     streams: 16 rows of logits by mma instead of wgmma, each warp 32 columns (dequant_softmax_stream.cu).
     warpgroups: that multiply: two, or three of which each has its third of the rows.
+    splits: so many tiles, each of a part of k, are in memory before another launch adds them (split_plan.py).
     """
 
     tile_m: int
@@ -44,6 +45,7 @@ class HopperConfig:
     decoded: bool = False
     streams: bool = False
     warpgroups: int = 2
+    splits: int = 1
 
     @property
     def num_threads(self) -> int:
@@ -98,6 +100,11 @@ def multiplied(task: GemmTask, config: HopperConfig) -> GemmTask:
     if task.b != FP4:
         return task
     return replace(task.decoded, b=task.decoded.b if config.decoded else FP4)
+
+
+def of_part(task: GemmTask, splits: int) -> GemmTask:
+    """The parts of `task`, as a batch."""
+    return replace(task, batch=splits, k=task.k // splits, plain=False, activates=False)
 
 
 def tile_k(config: HopperConfig, task: GemmTask) -> int:
@@ -170,6 +177,8 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
     c = config
     if min(c.tile_m, c.tile_n, c.stages, c.lines, c.cluster, c.warpgroups) < 1:
         return "tiles, stages, lines, clusters and warpgroups must be positive"
+    if c.splits != 1:
+        return _refusal_of_splits(c, task, arch)
     if config.decoded and task.b != FP4:
         return "decoded is for NVFP4 weights"
     if config.decoded and task.scaled:
@@ -268,6 +277,19 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
     if needed > limit:
         return f"{needed} bytes of shared memory are more than the {limit} of {arch}"
     return None
+
+
+def _refusal_of_splits(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
+    c = config
+    if c.splits < 1:
+        return f"splits must be positive; got {c.splits}"
+    if task.kernel != "gemm" or not task.a == task.b in FLOAT16S or task.batch != 1 or task.n % 4:
+        return "splits are of one 16-bit product, of a multiple of 4 columns"
+    if not task.k or task.k % (c.splits * tile_k(c, task)):
+        return f"k = {task.k} is no {c.splits} parts of whole stages"
+    if c.splits * task.m * task.n >= 2**31:
+        return f"{c.splits} parts of {task.m} x {task.n} sums take more memory than pays"
+    return refusal(replace(c, splits=1), of_part(task, c.splits), arch)
 
 
 def _refusal_of_stream(config: HopperConfig, task: GemmTask, arch: str) -> str | None:

@@ -19,6 +19,7 @@ from .gemm import AnyConfig, GemmPlan
 from .gemm_hopper import HopperPlan
 from .gemm_stream import StreamPlan
 from .product import ACTIVATIONS, Product
+from .split_plan import SplitPlan
 
 INPUTS = (
     dtypes.float16,
@@ -197,7 +198,7 @@ def run(
 @plans.cached
 def _plan(
     target: Target, call: Product, config: AnyConfig | None
-) -> GemmPlan | HopperPlan | StreamPlan | DecodedPlan | None:
+) -> GemmPlan | HopperPlan | StreamPlan | DecodedPlan | SplitPlan | None:
     return gemm.gemm_plan(target, call, config)
 
 

@@ -20,6 +20,7 @@ from .gemm_task import GemmTask, make_task
 from .hopper_config import HopperConfig
 from .matmul import FLOATS, check_shapes, matmul, result_dtype
 from .product import ACTIVATIONS, INNER, OUTER, STRIDED
+from .split_plan import ADD_SPLITS
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,8 @@ def variants(
     found: dict[Variant, None] = {COPY_LINES: None}
     for a_name, b_name in pairs:
         a, b = dtypes.NAMES[a_name], dtypes.NAMES[b_name or a_name]
+        if a == b in product.FLOAT16S and arch in hopper_config.ARCHS:
+            found[ADD_SPLITS] = None
         for layout_a, layout_b in ((i, j) for i in (INNER, OUTER) for j in (INNER, OUTER)):
             for layouts in ((layout_a, layout_b), (STRIDED, STRIDED)):
                 if STRIDED not in layouts and not product.by_vectors(a, b, *layouts, block_scales):

@@ -1,0 +1,30 @@
+// add_splits.cu: the end of a product whose k is split between launches' blocks: out = activation(alpha *
+// (the sum of its parts) + bias) + residual, the parts added in the order of k.
+// Launch: grid (any), block (kNumThreads).
+#include "parts/epilogue.cuh"
+
+struct SplitsParams {
+    EpilogueParams epilogue;  // n: a multiple of kRun
+    int64_t num_parts;        // m x n numbers each, one after another
+};
+
+constexpr int kRun = 4;
+
+KERNEL void add_splits(const float* parts, void* out, const void* bias, const void* residual,
+                       const float* scale_a, const float* scale_b, const SplitsParams params) {
+    const Epilogue epilogue =
+        Epilogue::of_matrix(params.epilogue, out, bias, residual, scale_a, scale_b, 0, 0, 0, 0, 0);
+    const int64_t row_runs = params.epilogue.n / kRun, num_runs = params.epilogue.m * row_runs;
+    const int64_t step = int64_t(gridDim.x) * kNumThreads;
+    int64_t run = int64_t(blockIdx.x) * kNumThreads + threadIdx.x;
+    for (; run < num_runs; run += step) {
+        float sums[kRun] = {};
+#pragma unroll 8  // loads under way at once
+        for (int64_t part = 0; part < params.num_parts; ++part) {
+            const Bytes<16> four = load_vector<16>(parts + (part * num_runs + run) * kRun);
+#pragma unroll
+            for (int i = 0; i < kRun; ++i) sums[i] += bit_cast<float>(four.words[i]);
+        }
+        epilogue.store(run / row_runs, run % row_runs * kRun, sums);
+    }
+}
