@@ -182,8 +182,8 @@ SPLITS = (
         MatmulProblem(
             *(20, 136, 768, "bfloat16"), bias=(136,), residual=(20, 136), activation="silu", alpha=-3.7,
         ),
-        MatmulProblem(328, 132, 256, layout_a="F", bias=(328, 1), out_dtype="float32"),
-        MatmulProblem(136, 72, 512, "bfloat16", batch_a=(1,), layout_a="F", layout_b="F"),
+        MatmulProblem(328, 132, 256, layout_a="F", layout_b="F", bias=(328, 1), out_dtype="float32"),
+        MatmulProblem(136, 72, 512, "bfloat16", batch_a=(1,), layout_a="F"),
         MatmulProblem(64, 64, 256, layout_b="F", kind="special"),
     ),
     (HopperConfig(128, 64, 8, splits=4), HopperConfig(128, 128, 6, cluster=2, splits=2)),
