@@ -1,0 +1,27 @@
+"""Planted faults in add_splits.cu, each of which a check must catch."""
+
+from __future__ import annotations
+
+from planted import Fault, fault_tests
+from test_gemm_hopper import compute
+
+from cupykern.gemm.hopper_config import HopperConfig
+from cupykern.gemm.matmul_problem import MatmulProblem
+from cupykern.targets import host
+
+FILE = "add_splits.cu"
+FAULTS = {
+    "the last part is left out": Fault(FILE, "part < params.num_parts", "part < 3", "splits"),
+    "the first part for all": Fault(FILE, "(part * num_runs + run)", "(run)", "splits"),
+    "the first row's columns": Fault(FILE, "run % row_runs * kRun", "0", "splits"),
+}
+
+
+def check_splits() -> None:
+    problem = MatmulProblem(24, 72, 256, layout_b="F", bias=(72,))
+    compute(host.current(), problem, HopperConfig(128, 64, 8, splits=4))
+
+
+test_nothing_fails_without_a_fault, test_caught = fault_tests(
+    FAULTS, checks={"splits": check_splits}
+)
