@@ -18,6 +18,8 @@ FAULTS = {
 
 
 def check_splits() -> None:
+    if host.current().warp_size != 32:
+        return  # Hopper's main loop has no others
     problem = MatmulProblem(24, 72, 256, layout_b="F", bias=(72,))
     compute(host.current(), problem, HopperConfig(128, 64, 8, splits=4))
 
