@@ -175,9 +175,11 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
             RingPlace place;
             for (int part = first; part < num_parts; part += step) {
                 const GemmTask task = part == first ? first_task : task_of(part);
+                const bool has_rows = !kMulticasts || kTurned || task.row < params.epilogue.m;
                 load_tiles(ring, place, row_map, col_map, params.stage_bytes, first_k_tile,
                            num_k_tiles, first_row(task), first_col(task), row_batch(task),
-                           col_batch(task), first_of_k(int(task.col) / kTileN, num_k_tiles));
+                           col_batch(task), first_of_k(int(task.col) / kTileN, num_k_tiles),
+                           has_rows);
             }
             if (kMulticasts) drain(ring, place);
         }

@@ -79,7 +79,7 @@ FAULTS = {
         RING, "{kOuterMajor ? outer + inner :", "{kOuterMajor ? outer :", "ping-pong"
     ),
     "half of a stage's bytes expected": Fault(
-        RING, "arrive_expect_tx(stage_bytes)", "arrive_expect_tx(RowStage::kBytes)",
+        RING, "has_rows ? stage_bytes : ", "has_rows ? RowStage::kBytes : ",
         "shared tiles",
     ),
     "the bias of the next column": Fault(
@@ -180,6 +180,9 @@ FAULTS = {
     "the first block's columns for all": Fault(RING, "rank * (kOuter / kClusterSize)", "0", "cluster"),
     "the rows of the cluster's first block": Fault(
         "gemm_hopper.cu", "+= cluster_rank() * kRows;", "+= 0;", "cluster"
+    ),
+    "the rows of the cluster's other blocks left out": Fault(
+        "gemm_hopper.cu", "kTurned || task.row < params.epilogue.m;", "kTurned || cluster_rank() == 0;", "cluster"
     ),
     "the other warpgroup's half left out": Fault(
         "gemm_hopper.cu", "                add_shared_sums(storage, warpgroup, sums);\n", "", "shared k"

@@ -193,18 +193,20 @@ DEVICE void drain(Ring& ring, RingPlace place) {
 
 // By one thread: brings the tiles of the rows from `row` on and of the columns from `col` on,
 // `num_k_tiles` of k from tile `first` on, the `ahead` first ones after the others.  stage_bytes: what
-// a stage gets of both; other rows of A keep what they had.
+// a stage gets of both; other rows of A keep what they had.  has_rows: whether any of the tile's exist; TMA
+// takes longer for others, and the cluster's other blocks would wait.
 DEVICE void load_tiles(Ring& ring, RingPlace& place, const TensorMap& row_map,
                        const TensorMap& col_map, int stage_bytes, int first, int num_k_tiles,
-                       int row, int col, int row_batch, int col_batch, int ahead = 0) {
+                       int row, int col, int row_batch, int col_batch, int ahead = 0,
+                       bool has_rows = true) {
 #pragma unroll 1
     for (int i = 0; i < num_k_tiles; ++i) {
         const int at = i + ahead < num_k_tiles ? i + ahead : i + ahead - num_k_tiles;
         const int k = (first + at) * kTileK;
         Barrier& full = ring.full[place.stage];
         ring.empty[place.stage].wait(place.parity ^ 1);  // in all blocks of the cluster
-        full.arrive_expect_tx(stage_bytes);
-        RowStage::load(ring.rows[place.stage], row_map, full, k, row, row_batch);
+        full.arrive_expect_tx(has_rows ? stage_bytes : int(ColStage::kBytes));
+        if (has_rows) RowStage::load(ring.rows[place.stage], row_map, full, k, row, row_batch);
         if constexpr (kMulticasts) {
             ColStage::load_for_all(ring.cols[place.stage], col_map, full, k, col, col_batch,
                                    cluster_rank());
