@@ -22,7 +22,7 @@ _16_BIT_FEW_ROWS = {
     HopperConfig(64, 64, 12, share_k=True): 9.0,
 }
 _16_BIT_INNER = {
-    _SHARED_COLUMNS: 40.4,
+    _SHARED_COLUMNS: 40.6,
     HopperConfig(128, 192, 4, ping_pong=True): 31.1,
     HopperConfig(128, 176, 5, ping_pong=True): 28.6,
     HopperConfig(128, 160, 5, ping_pong=True): 26.3,
@@ -36,13 +36,9 @@ an H200's times of each at 111 shapes (128 to 8192 rows, 2048 to 28672 columns):
 left, and what is chosen takes 0.2% longer than the best of these, 4% at most but at six shapes of odd rows."""
 _END, _ACTIVATION, _PING_PONG = 1.9, 1.5, 2.8
 
-# 128 x 256 here: 185.2 us instead of 187.6 (4096 cubed), but 96.9 instead of 95.8 by 64 x 192 (512, 14336, 4096), which
-# takes 38.1 instead of 43.5 (384, 4096, 7168).  A cluster would have no rows for its second block: 44.9.
-_16_BIT_OUTER_B = {
-    replace(_HIDDEN_ENDS, cluster=1): 21.4,
-    _FEWER_ROUNDS: 17.3,
-    **_16_BIT_FEW_ROWS,
-}
+# Not 128 x 256, which takes 185 us instead of 188 (4096 cubed), but 97 instead of 96 by 64 x 192 (512, 14336, 4096), which
+# takes 38 instead of 44 (384, 4096, 7168); nor 128 x 128 without a cluster: 195 us (4096 cubed).
+_16_BIT_OUTER_B = {_HIDDEN_ENDS: 21.4, _FEWER_ROUNDS: 17.3, **_16_BIT_FEW_ROWS}
 _16_BIT_OUTER = {_OWN_COLUMNS: 40.4}  # of columns of a: rarer, so one
 _16_BIT_ANYWHERE = {
     _SHARED_COLUMNS: 45.5,
@@ -73,7 +69,7 @@ _FP8 = {
 4096 cubed and (4096, 7168, 2048); those with fewer sums at (256, 4096, 7168) and few rows."""
 _E5M2 = {HopperConfig(128, 128, 6): 13.3}
 _INT8 = {
-    HopperConfig(128, 256, 4): 27.0,
+    HopperConfig(128, 256, 4): 27.3,
     HopperConfig(128, 128, 6): 17.4,
     HopperConfig(128, 64, 8): 12.7,
     HopperConfig(64, 64, 12, share_k=True): 9.0,
@@ -143,7 +139,7 @@ _DUAL = {
     HopperConfig(128, 128, 6): 24.0,
     HopperConfig(128, 192, 4, cluster=2, split_k=True): 22.5,
 }
-_DUAL_OUTER = {HopperConfig(128, 256, 4): 45.5, HopperConfig(128, 128, 6): 24.0}
+_DUAL_OUTER = {HopperConfig(128, 256, 4): 45.8, HopperConfig(128, 128, 6): 24.0}
 _DUAL_FEW_ROWS = {HopperConfig(16, 64, 10, share_k=True, lines=2, turned=True): 9.0}
 _DUAL_FP8 = {
     HopperConfig(192, 128, 4, warpgroups=3): 22.8,
@@ -220,13 +216,15 @@ def _split(task: GemmTask, arch: str, whole: HopperConfig) -> tuple[HopperConfig
     blocks = multiprocessors("sm_90a")
     found = [
         replace(config, splits=splits)
-        for config in ((_HIDDEN_ENDS, _WITH_ANY_END) if task.layout_a == INNER else _16_BIT_OUTER)
+        for config in _tile_times(task)
         for splits in _SPLITS
-        if task.k >= splits * _PART and splits * _num_tiles(config, task) <= blocks
+        if _has_kernel(config, replace(task, plain=False))
+        and task.k >= splits * _PART
+        and splits * _num_tiles(config, task) <= blocks
     ]
     times = {c: _estimate(c, task, blocks) for c in found if refusal(c, task, arch) is None}
     best = min(times, key=times.__getitem__, default=whole)
-    return (best,) if best != whole and times[best] < 0.95 * _estimate(whole, task, blocks) else ()
+    return (best,) if best != whole and times[best] < 0.97 * _estimate(whole, task, blocks) else ()
 
 
 def _shares_k(task: GemmTask) -> bool:
@@ -260,7 +258,7 @@ def _has_kernel(config: HopperConfig, task: GemmTask) -> bool:
         return True
     if task.plain:
         return config != _WITH_ANY_END
-    return config == _WITH_ANY_END or replace(config, cluster=2) == _HIDDEN_ENDS
+    return config in (_HIDDEN_ENDS, _WITH_ANY_END)
 
 
 def _num_tiles(config: HopperConfig, task: GemmTask) -> int:
