@@ -40,7 +40,9 @@ struct HopperParams {
 enum End { kGeneralEnd, kPlainEnd, kBoxedEnd };
 
 constexpr bool kSlotsApart = kPromotes && kSplitK;
-constexpr int kFactors = kPingPong ? kConsumers : 1;  // of tiles whose sums are under way
+// Of tiles whose sums are under way; of wide tiles of FP8 also of the next one, whose products may take
+// less than its factors.
+constexpr int kFactors = kPingPong ? kConsumers : kInRow && kStagedBoxes > 2 ? 2 : 1;
 struct HopperStorage {
     Staging staging[4 * kConsumers];
     Ring ring;
@@ -217,14 +219,14 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
         };
         const bool in_row = kInRow && is_short && !by_block;
         if (in_row) {
-            TileFactors& factors = storage.factors[0];
             const int rest = num_parts - first;
             TileSums sums;
             RowFactors rows;
             multiply_in_row<kInRow>(
                 ring, work, rest > 0 ? (rest + step - 1) / step : 0, sums,
                 [&] {
-                    factors.full.wait(work.count & 1);
+                    TileFactors& factors = storage.factors[work.count % kFactors];
+                    factors.full.wait(work.count / kFactors & 1);
                     rows.load(factors, row);
                     if (adds) {
                         const Bytes<16> place = factors.place;
@@ -233,6 +235,7 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                     }
                 },
                 [&] {
+                    TileFactors& factors = storage.factors[work.count % kFactors];
                     store(factors, rows, work.count, sums);
                     factors.release();
                 });

@@ -358,6 +358,26 @@ def test_numbers_and_arrays_of_scales_are_the_same(target):
         assert y.tobytes() == expected.tobytes()
 
 
+@pytest.mark.parametrize("config", [HALVES[1][0], FP8[1][0], FP8[1][3]], ids=str)
+def test_scales_wherever_they_lie(target, config):
+    """TMA brings neither those of a tile that are no whole 16 bytes nor what is not aligned or apart."""
+    skip_unless_hopper(target)
+    call = SCALED.inputs(fp8(390, 264, 272, "rows"), 1, target.xp)
+    *operands, scale_a, scale_b = call.args
+    for m in (390, 72):  # of clusters, the last block has fewer rows, or none
+        a, of_rows = operands[0][:m], scale_a[:m]
+        expected = None
+        for first, step in ((0, 1), (1, 1), (0, 2)):
+            views = []
+            for scale in (of_rows, scale_b):
+                whole = target.xp.full(first + step * scale.size, np.nan, np.float32)
+                whole[first::step] = scale.ravel()
+                views.append(whole[first::step].reshape(scale.shape))
+            y = SCALED.run(a, operands[1], *views, config=config)
+            expected = y if expected is None else expected
+            assert y.tobytes() == expected.tobytes()
+
+
 def test_hopper_has_warps_of_32_lanes():
     x = np.ones((8, 8), np.float16)
     with host.use(warp_size=64), pytest.raises(ValueError, match="warps of 32 lanes; got 64"):

@@ -169,6 +169,12 @@ FAULTS = {
     ),
     "the scales of the first part of k": Fault(PROMOTED, "k = work.first_k_tile + first;", "k = first;", "split k"),
     "factors overwritten before they are read": Fault(PLAIN, "        empty.wait((count & 1) ^ 1);\n", "", "plain"),
+    "scales that are still under way": Fault(PLAIN, "full.arrive_expect_tx(bytes);", "full.arrive();", "plain"),
+    "scales that TMA does not reach": Fault(PLAIN, "(reinterpret_cast<uint64_t>(from) | bytes) % 16 == 0", "true", "plain"),
+    "the next tile's factors": Fault(
+        "gemm_hopper.cu", "TileFactors& factors = storage.factors[work.count % kFactors];\n                    store",
+        "TileFactors& factors = storage.factors[(work.count + 1) % kFactors];\n                    store", "halves",
+    ),
     "the factors of the warp's first rows": Fault(PLAIN, "/ 4 + 8 * (i % 2);", "/ 4;", "plain"),
     "the factors of the first chunk's columns": Fault(
         PLAIN, "first + wgmma_col(lane, i / 4 * 4)", "wgmma_col(lane, i / 4 * 4)", "plain"
@@ -327,7 +333,7 @@ PROBLEMS = {
         HopperConfig(16, 64, 4, share_k=True, turned=True),
         fp8(20, 136, 1200, "blocks"),
     ),
-    "plain": (HopperConfig(128, 128, 2), fp8(648, 392, 272, "rows", bias=(392,))),
+    "plain": (HopperConfig(128, 128, 2), fp8(650, 392, 272, "rows", bias=(392,))),
     "plain, alpha": (HopperConfig(128, 128, 2), fp8(136, 392, 272, "numbers")),
     "split k": (HopperConfig(128, 128, 2, cluster=2, split_k=True), fp8(136, 136, 656, "blocks")),
     "cluster": (HopperConfig(128, 128, 2, cluster=2), fp8(648, 264, 656, "rows")),

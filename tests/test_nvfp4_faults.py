@@ -87,13 +87,13 @@ FAULTS = {
         "dequantize_nvfp4.cu", "from += p.batch.offset(kA, matrix);", "", "decoded"
     ),
     "one scale of all for both operands": Fault(
-        "parts/plain_epilogue_hopper.cuh", "fill(rows + 1, 1, scale_a,", "fill(rows + 1, 1, scale_b,", "scales of all"
+        "parts/plain_epilogue_hopper.cuh", "rows[1] = scale_a ? scale_a[", "rows[1] = scale_b ? scale_b[", "scales of all"
     ),
     "only b's scale of all": Fault(
         "parts/plain_epilogue_hopper.cuh", "values[i] * of_b * of_a", "values[i] * of_b", "scales of all"
     ),
     "the first matrix's scale for the batch": Fault(
-        "parts/plain_epilogue_hopper.cuh", "batch.offset(kScaleA, task.batch), 0, kFloat", "0, 0, kFloat",
+        "parts/plain_epilogue_hopper.cuh", "scale_a[batch.offset(kScaleA, task.batch)]", "scale_a[0]",
         "scales of all",
     ),
     "the other row's codes": Fault(

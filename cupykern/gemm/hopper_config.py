@@ -62,7 +62,7 @@ class HopperConfig:
         if task.kernel == "gemm":  # its factors
             scales = task.b.itemsize == 1
             factors = 8 * self.tile_n + 4 * self.tile_m if scales else 4 * self.tile_n + 16
-            ring += (factors + 32) * (2 if self.ping_pong else 1)
+            ring += (factors + 32) * (2 if self.ping_pong or in_halves(self, task) else 1)
             ring += 4 * self.warpgroups * 16  # barriers of a residual's boxes
             if self.split_k and task.a in FP8:  # scales of blocks on their way
                 numbers = self.tile_m + 1 if self.turned else 16 + -(-self.tile_n // BLOCK)

@@ -22,7 +22,7 @@ struct TileFactors {
     Barrier full, empty;
 
     DEVICE void init() {
-        full.init(1, 32);
+        full.init(kScales ? 3 : 1, 32);                     // both operands' scales and the rest
         empty.init(4 * (kShareRows ? kConsumers : 1), 32);  // warps that store a tile
     }
     // By one warp: those of a task's tile, when the ones before have been read.  No scales: 1.  For
@@ -36,33 +36,77 @@ struct TileFactors {
                      kGeneral ? uint32_t(batch.offset(kResidual, task.batch))
                               : uint32_t(bias != nullptr)};
         }
-        fill(cols[kOfCol - 1], kTileN, bias, 0.0f, batch.offset(kBias, task.batch), p.bias.col,
-             p.bias_dtype, int(task.col), int(p.n), p.activation == kGelu ? 0.5f : 1.0f);
+        const int cols_there = int(p.n) - int(task.col);
         if constexpr (kScales) {
             // alpha, exactly, in the place of a scale that is not there (is_plain): `store_plain`
             // multiplies with both alone.
             const float of_rows = kTurned || scale_a ? 1.0f : p.alpha;
             const float of_cols = kTurned || scale_b || !scale_a ? 1.0f : p.alpha;
-            fill(cols[0], kTileN, scale_b, of_cols, batch.offset(kScaleB, task.batch),
-                 p.scale_b_stride, kFloat, int(task.col), int(p.n));
-            fill(rows, kRowScales, scale_a, of_rows, batch.offset(kScaleA, task.batch),
-                 p.scale_a_stride, kFloat, int(task.row), int(p.m));
+            load_scales(cols[0], kTileN, scale_b, batch.offset(kScaleB, task.batch), task.col,
+                        p.scale_b_stride, cols_there, of_cols);
+            load_scales(rows, kRowScales, scale_a, batch.offset(kScaleA, task.batch), task.row,
+                        p.scale_a_stride, int(p.m) - int(task.row), of_rows);
         }
         if constexpr (kScalesOfAll) {
-            fill(rows, 1, scale_b, 1.0f, batch.offset(kScaleB, task.batch), 0, kFloat, 0, 1);
-            fill(rows + 1, 1, scale_a, 1.0f, batch.offset(kScaleA, task.batch), 0, kFloat, 0, 1);
+            if (threadIdx.x % 32 == 0) {
+                rows[0] = scale_b ? scale_b[batch.offset(kScaleB, task.batch)] : 1.0f;
+                rows[1] = scale_a ? scale_a[batch.offset(kScaleA, task.batch)] : 1.0f;
+            }
         }
+        load_bias(bias, batch.offset(kBias, task.batch) + task.col * p.bias.col, p.bias.col,
+                  p.bias_dtype, cols_there, p.activation == kGelu ? 0.5f : 1.0f);
         sync_warp();
         full.arrive_for<32>();
     }
-    DEVICE static void fill(float* to, int count, const void* from, float absent, int64_t offset,
-                            int64_t stride, int dtype, int first, int last, float factor = 1.0f) {
+    // Scales of the tile's rows or columns, of which there are `there`; those of others are anything.
+    // By TMA, where they lie side by side and aligned: one by one they take longer than the products of
+    // a tile with a small k, and loads of a lane that are all under way at once, or asynchronous copies,
+    // cost FP8's main loop 1% where k is large.
+    DEVICE void load_scales(float* to, int count, const float* scales, int64_t offset,
+                            int64_t first, int64_t stride, int there, float absent) {
+        const int lane = threadIdx.x % 32;
+        const bool any = scales && there > 0;
+        const float* from = scales + offset + first * stride;
+        const int bytes = 4 * (there < count ? there : count);
+        if (any && stride == 1 && (reinterpret_cast<uint64_t>(from) | bytes) % 16 == 0) {
+            if (lane == 0) {
+                full.arrive_expect_tx(bytes);
+                bulk_load(to, from, bytes, full);
+            } else if (kEveryThreadArrives) full.arrive();
+            return;
+        }
+        const float one = any ? *from : absent;
 #pragma unroll 1
-        for (int i = threadIdx.x % 32; i < count; i += 32) {
-            const bool there = from && first + i < last;
-            const float x =
-                there ? load_number(from, offset + (first + i) * stride, dtype) : absent;
-            to[i] = x * factor;
+        for (int i = lane; i < count; i += 32)
+            to[i] = any && stride != 0 && i < there ? from[i * stride] : one;
+        fence_async_proxy();  // another tile's may come by TMA
+        sync_warp();
+        full.arrive_for<32>();
+    }
+    // The bias times `factor`, of 16-bit operands with all numbers of a lane under way at once.
+    DEVICE void load_bias(const void* bias, int64_t offset, int64_t stride, int dtype, int there,
+                          float factor) {
+        constexpr int kAtOnce = kScales ? 1 : (kTileN + 31) / 32;
+#pragma unroll 1
+        for (int first = threadIdx.x % 32; first < kTileN; first += 32 * kAtOnce) {
+            uint32_t bits[kAtOnce];
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) {
+                const int col = first + 32 * i;
+                bits[i] = 0;
+                if (!bias || col >= there || col >= kTileN) continue;
+                const int64_t place = offset + col * stride;
+                bits[i] = dtype == kFloat ? static_cast<const uint32_t*>(bias)[place]
+                                          : static_cast<const uint16_t*>(bias)[place];
+            }
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) {
+                const int col = first + 32 * i;
+                float number = bit_cast<float>(bits[i]), other;
+                if (dtype == kHalf) unpack<half>(bits[i], number, other);
+                if (dtype == kBf16) unpack<bf16>(bits[i], number, other);
+                if (col < kTileN) cols[kOfCol - 1][col] = number * factor;
+            }
         }
     }
     // Those of two neighbours, from an even column on.
