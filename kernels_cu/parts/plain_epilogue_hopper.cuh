@@ -83,10 +83,10 @@ struct TileFactors {
         sync_warp();
         full.arrive_for<32>();
     }
-    // The bias times `factor`, of 16-bit operands with all numbers of a lane under way at once.
+    // The bias times `factor`; of 16-bit operands four of a lane's numbers are under way at once.
     DEVICE void load_bias(const void* bias, int64_t offset, int64_t stride, int dtype, int there,
                           float factor) {
-        constexpr int kAtOnce = kScales ? 1 : (kTileN + 31) / 32;
+        constexpr int kAtOnce = kScales ? 1 : 4;
 #pragma unroll 1
         for (int first = threadIdx.x % 32; first < kTileN; first += 32 * kAtOnce) {
             uint32_t bits[kAtOnce];
