@@ -61,7 +61,9 @@ DEVICE void add_shared_sums(HopperStorage& storage, int warpgroup, TileSums& sum
     static_assert(!kShareK || sizeof(Slices) <= sizeof(storage.staging) / 2, "half of the staging");
     // The second warpgroup's, which stores nothing.
     Slices& slices = *reinterpret_cast<Slices*>(&storage.staging[4]);
-    if (kPromotes && warpgroup == 1) named_barrier(2, 128);  // scales that lie there are read
+    // Scales that lie there are read.  (Of both, though the first one's lie elsewhere: compute-sanitizer
+    // reports races of what follows a barrier of the second one alone.)
+    if (kPromotes) named_barrier(3, 128 * kConsumers);
 #pragma unroll
     for (int i = 0; i < kBlocks * kCols / 2; ++i) {
         if (warpgroup == 1) slices[i][threadIdx.x % 128] = sums[i / (kCols / 2)][i % (kCols / 2)];
