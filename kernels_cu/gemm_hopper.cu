@@ -61,9 +61,6 @@ DEVICE void add_shared_sums(HopperStorage& storage, int warpgroup, TileSums& sum
     static_assert(!kShareK || sizeof(Slices) <= sizeof(storage.staging) / 2, "half of the staging");
     // The second warpgroup's, which stores nothing.
     Slices& slices = *reinterpret_cast<Slices*>(&storage.staging[4]);
-    // Scales that lie there are read.  (Of both, though the first one's lie elsewhere: compute-sanitizer
-    // reports races of what follows a barrier of the second one alone.)
-    if (kPromotes) named_barrier(3, 128 * kConsumers);
 #pragma unroll
     for (int i = 0; i < kBlocks * kCols / 2; ++i) {
         if (warpgroup == 1) slices[i][threadIdx.x % 128] = sums[i / (kCols / 2)][i % (kCols / 2)];
@@ -297,6 +294,9 @@ KERNEL void gemm_hopper(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b
                 const int count = work.count++;
                 work.place.skip(turns * num_k_tiles);
                 if (kShareK) {
+                    // Scales that lie where sums are to lie are read.  (By both, though only the second one's lie
+                    // there: racecheck reports races of what follows a barrier of that one alone.)
+                    if (kPromotes && by_block) named_barrier(3, 128 * kConsumers);
                     add_shared_sums(storage, warpgroup, sums);
                     if (warpgroup > 0) continue;
                 }

@@ -108,7 +108,7 @@ FAULTS = {
         PROMOTED, "        sync_warp();  // all lanes'", "        // all lanes'", "blocks"
     ),
     "scales over sums of the other warpgroup": Fault(
-        "gemm_hopper.cu", "if (kPromotes) named_barrier(3, 128 * kConsumers);", "", "few rows in blocks"
+        "gemm_hopper.cu", "if (kPromotes && by_block) named_barrier(3, 128 * kConsumers);", "", "few rows in blocks"
     ),
     "alpha left out": Fault(PLAIN, "kTurned || scale_a ? 1.0f : p.alpha;", "1.0f;", "plain, alpha"),
     "a scale for two columns": Fault(
