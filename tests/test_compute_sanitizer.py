@@ -27,7 +27,7 @@ SHAPES = {
     "quantize": _ROWS[:2],
     "quantize_nvfp4": ((256, 512),),
     "nonfinite_report": ((256, 1024), (1024, 1024)),
-    "matmul": (*_PRODUCTS, (2048, 2048, 128)),
+    "matmul": (*_PRODUCTS, (2048, 2048, 128), (128, 256, 4096)),
     "scaled_mm": (*_PRODUCTS, (2048, 2048, 128)),
     "dual_gemm_silu": _PRODUCTS[::3],
     "dequant_softmax": ((1, 2048, 256), (16, 2048, 256), (256, 2048, 256)),

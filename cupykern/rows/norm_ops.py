@@ -204,6 +204,13 @@ def _sample(
     return Call((x[rows],), kwargs), tuple(inputs.take_rows(y, rows) for y in outputs)
 
 
+_SMALL_SHAPES = ((512, 512), (1024, 1024), (2048, 2048))
+
+
+def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
+    return (*(_SMALL_SHAPES if target != "host" else ()), *bench_shapes(target))
+
+
 def _op(name: str, run: Any, centered: bool, residual: bool | None) -> Op:
     return Op(
         name=name,
@@ -212,7 +219,7 @@ def _op(name: str, run: Any, centered: bool, residual: bool | None) -> Op:
         bound=reference.layer_norm_bound if centered else reference.rms_norm_bound,
         draw_problem=lambda draw: _draw(draw, centered, residual),
         bench_problem=lambda shape, dtype: _bench_problem(shape, dtype, centered, bool(residual)),
-        bench_shapes=bench_shapes,
+        bench_shapes=_bench_shapes,
         inputs=_inputs,
         work=_work,
         variants=lambda arch: _variants(arch, centered),
