@@ -372,6 +372,10 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
                 totals[j] += storage.warps[from].sums[runs[i].row][runs[i].tile_col + j];
             }
         }
+        if constexpr (kScaled) {
+#pragma unroll
+            for (SumType& total : totals) total *= 1.0f / kScaledUnit<Compute>;
+        }
         runs[i].store(epilogue, totals);
     }
 }

@@ -342,7 +342,7 @@ def test_scaled_fragments(target, a, first):
     for (int m = 0; m < 2; ++m) for (int n = 0; n < 2; ++n) {
         for (int i = 0; i < Accumulator<A>::kCount; ++i) {
             const int row = Accumulator<A>::row(lane_id(), i), col = Accumulator<A>::col(lane_id(), i);
-            y[(m * 16 + row) * 32 + n * 16 + col] = acc[m][n].values[i];
+            y[(m * 16 + row) * 32 + n * 16 + col] = acc[m][n].values[i] / kScaledUnit<A> / (kPlain ? 1.0f : kScaledUnit<A>);
         }
     }
 """

@@ -210,7 +210,7 @@ KERNEL void word(const uint32_t* x, uint32_t* y) {
 def test_every_pair_of_codes_times_every_scale(target, number):
     """All bytes of two e2m1 codes times all e4m3 scales, NaN too, whichever byte and word it is."""
     text = """
-KERNEL void word(const uint32_t* scales, uint32_t* y) {
+KERNEL void word(const uint32_t* scales, uint32_t* y, float* unit) {
     for (int i = threadIdx.x; i < 128; i += 32) {
         for (int j = 0; j < 256; ++j) {
             uint32_t words[4], pairs[4];
@@ -220,6 +220,7 @@ KERNEL void word(const uint32_t* scales, uint32_t* y) {
             }
             decode_bytes<T>(words, j % 4, scales[i], pairs);
             for (int n = 0; n < 4; ++n) y[(i * 256 + j) * 4 + n] = pairs[n];
+            unit[0] = kScaledUnit<T>;
         }
     }
 }
@@ -227,14 +228,16 @@ KERNEL void word(const uint32_t* scales, uint32_t* y) {
     x = np.arange(256, dtype=np.uint8)
     scales = x.reshape(128, 2).astype(np.uint32) << np.array([0, 8], np.uint32)
     y = np.zeros((128, 256, 4, 2), NUMBERS[number])
-    arrays = {"scales": scales.sum(1).astype(np.uint32), "y": y}
+    unit = np.zeros(1, np.float32)
+    arrays = {"scales": scales.sum(1).astype(np.uint32), "y": y, "unit": unit}
     kernel = variant(text, threads=32, T=number)
-    y = launch_all(target, kernel, arrays, ("scales", "y"))["y"].astype(np.float32)
+    found = launch_all(target, kernel, arrays, ("scales", "y", "unit"))
+    y, unit = found["y"].astype(np.float32), found["unit"]
     numbers = nvfp4.unpack_e2m1(
         ((x[:, None] + 64 * np.arange(4)) % 256).astype(np.uint8)[..., None]
     )
     factors = x.view(NUMBERS["e4m3"]).astype(np.float32).reshape(128, 1, 2).repeat(2, -1)
-    np.testing.assert_array_equal(y, factors[..., None] * numbers)
+    np.testing.assert_array_equal(y, factors[..., None] * numbers * unit)
 
 
 @pytest.mark.parametrize(("a", "b"), [("e4m3", "e4m3"), ("e5m2", "e4m3")])

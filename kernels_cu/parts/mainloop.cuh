@@ -40,6 +40,9 @@ static_assert(kFragmentsM * kGridM * 16 == kTileM && kColFragments * kGridN * 16
 constexpr bool kConverts =
     sizeof(ElementA) < sizeof(ComputeA) || sizeof(ElementB) < sizeof(ComputeB);
 template <class Element> constexpr bool kScaled = kSame<Element, e2m1x2>;
+// What sums are to be multiplied by in the end (kScaledUnit).
+constexpr float kInUnits = (kScaled<ElementA> ? 1.0f / kScaledUnit<ComputeA> : 1.0f) *
+                           (kScaled<ElementB> ? 1.0f / kScaledUnit<ComputeB> : 1.0f);
 constexpr LaneOrder kLaneOrder = kScaled<ElementA> || kScaled<ElementB> ? LaneOrder::kEights
                                  : (sizeof(ElementA) < sizeof(ComputeA) && kLayoutA == kInner) ||
                                          (sizeof(ElementB) < sizeof(ComputeB) && kLayoutB == kInner)
@@ -221,7 +224,7 @@ struct BlockScales {
     }
 };
 
-// sums += A * B over k in [first_k, end_k).  Every thread of the block takes part.
+// sums = A * B over k in [first_k, end_k); they are zero before.  Every thread of the block takes part.
 template <class S>
 DEVICE void multiply(Stage (&stages)[kStages], const OperandSource& a,
                      const OperandSource (&b)[kProducts], const BlockScales& scales,
@@ -260,6 +263,16 @@ DEVICE void multiply(Stage (&stages)[kStages], const OperandSource& a,
         stage = stage + 1 < kStages ? stage + 1 : 0;
     }
     if constexpr (kHalfSums) scales.promote(first_k, warp, products, sums);
+    if constexpr (kInUnits != 1.0f) {
+#pragma unroll
+        for (auto& row : sums) {
+#pragma unroll
+            for (S& fragment : row) {
+#pragma unroll
+                for (auto& sum : fragment.values) sum *= kInUnits;
+            }
+        }
+    }
     copy_async_wait<0>();
     sync_block();  // the stages' memory is free
 }

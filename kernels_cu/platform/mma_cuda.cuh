@@ -263,7 +263,8 @@ DEVICE void convert_bytes(uint32_t bytes, uint32_t& low, uint32_t& high) {
 // 32 of k as two fragments, each number converted from Stored.
 // mma wants the k's 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of lane t of four (kPairs).  An operand whose
 // lines run along k has 4 neighbouring bytes in a lane, or 8 numbers of half a byte: lane t takes 4
-// t to 4 t + 3 of each 16 (kFours), or 8 t to 8 t + 7 of the 32 (kEights).
+// t to 4 t + 3 of each 16 (kFours), or 16 t to 16 t + 7 of 64, and 8 further on for the second 32 of
+// them (kEights), as pairs of its numbers 0 and 4, 2 and 6, 1 and 5, 3 and 7.
 template <class Stored, bool kOuterMajor, LaneOrder kOrder, class T, Side kSide, class Tile>
 DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
                            int first, int k) {
@@ -273,14 +274,15 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
         load_fragment<kOuterMajor>(high, tile, first, k + 16);
     } else if constexpr (kSame<Stored, T> && kOrder == LaneOrder::kEights) {
         static_assert(!kOuterMajor, "k runs along the lines");
-        const int row = lane_id() / 4, t = lane_id() % 4;
+        const int row = lane_id() / 4, chunk = k / 64 * 8 + lane_id() % 4 * 2 + k / 32 % 2;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const auto eight = *static_cast<const Bytes<16>*>(tile(first + row + 8 * i, k / 8 + t));
-            low.words[low.word(i, 0)] = eight.words[0];
-            low.words[low.word(i, 1)] = eight.words[1];
-            high.words[high.word(i, 0)] = eight.words[2];
-            high.words[high.word(i, 1)] = eight.words[3];
+            const auto eight = *static_cast<const Bytes<16>*>(tile(first + row + 8 * i, chunk));
+            const uint32_t(&pairs)[4] = eight.words;
+            low.words[low.word(i, 0)] = __byte_perm(pairs[0], pairs[2], 0x5410);
+            low.words[low.word(i, 1)] = __byte_perm(pairs[1], pairs[3], 0x5410);
+            high.words[high.word(i, 0)] = __byte_perm(pairs[0], pairs[2], 0x7632);
+            high.words[high.word(i, 1)] = __byte_perm(pairs[1], pairs[3], 0x7632);
         }
     } else if constexpr (kSame<Stored, T>) {
         static_assert(!kOuterMajor, "k runs along the lines");
@@ -363,19 +365,67 @@ DEVICE void decode_scaled(uint32_t codes, e4m3 scale, uint32_t (&pairs)[4]) {
     decode_eight<T>(codes, factor, factor, pairs);
 }
 
+// What decoded numbers are multiplied by besides their scales: FP16 of this size takes the fewest
+// instructions.
+template <class T> constexpr float kScaledUnit = kSame<T, half> ? 0x1p-14f : 1.0f;
+namespace cuda {
+// Of the eight e2m1 numbers of `codes` those of the bytes' lower halves, and the others: in the upper
+// bytes of FP16, 2^-14 of each.
+DEVICE void spread_codes(uint32_t codes, uint32_t& lower, uint32_t& upper) {
+    lower = (codes << 4 & 0x80808080u) | (codes << 1 & 0x0e0e0e0eu);
+    upper = (codes & 0x80808080u) | (codes >> 3 & 0x0e0e0e0eu);
+}
+// Either half twice; a product picks its half without an instruction.
+DEVICE void repeat_halves(uint32_t halves, uint32_t& low, uint32_t& high) {
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; mov.b32 %0, {l, l}; mov.b32 %1, {h, h}; }"
+        : "=r"(low), "=r"(high)
+        : "r"(halves));
+}
+// Eight e2m1 numbers times an e4m3 scale and kScaledUnit<T>, in kEights' pairs, which lie 16 bits apart
+// already.
+template <class T>
+DEVICE void decode_apart(uint32_t codes, e4m3 scale, uint32_t (&pairs)[4]) {
+    const uint32_t halves = halves_of<e4m3>(scale.code);
+    if constexpr (kSame<T, half>) {
+        uint32_t even, odd, factor, none;
+        spread_codes(codes, even, odd);
+        repeat_halves(halves, factor, none);
+        pairs[0] = __byte_perm(even, 0, 0x2404);
+        pairs[1] = even & 0xff00ff00u;
+        pairs[2] = __byte_perm(odd, 0, 0x2404);
+        pairs[3] = odd & 0xff00ff00u;
+#pragma unroll
+        for (uint32_t& pair : pairs) pair = multiply_halves(pair, factor);
+    } else {
+        // At the places of BF16's sign, exponent and mantissa they are 2^-126 of what they are.
+        constexpr uint32_t kSigns = 0x80008000u, kMagnitudes = 0x01c001c0u, k2To126 = 0x7e807e80u;
+        pairs[0] = (codes << 12 & kSigns) | (codes << 6 & kMagnitudes);
+        pairs[1] = (codes << 4 & kSigns) | (codes >> 2 & kMagnitudes);
+        pairs[2] = (codes << 8 & kSigns) | (codes << 2 & kMagnitudes);
+        pairs[3] = (codes & kSigns) | (codes >> 6 & kMagnitudes);
+        const float x = low_float(halves);
+        const uint32_t factor = pack<T>(x, x);
+#pragma unroll
+        for (uint32_t& pair : pairs) pair = multiply_bf16s(multiply_bf16s(pair, k2To126), factor);
+    }
+}
+}  // namespace cuda
+
 // 32 of k of e2m1 numbers as two fragments in kEights' order, each number times the e4m3 scale of
-// its 16 of k: a product that T holds exactly.  tile.codes: lines of bytes along k, two numbers in
-// each; tile.scale(line, k / 16).
+// its 16 of k and kScaledUnit<T>: a product that T holds exactly.  tile.codes: lines of bytes along
+// k, two numbers in each; tile.scale(line, k / 16).
 template <class T, Side kSide, class Tile>
 DEVICE void load_scaled(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
                         int first, int k) {
     const int row = first + lane_id() / 4, t = lane_id() % 4;
-    uint32_t codes[2];
-    load_matrix<false>(codes, tile.codes(first + lane_id() % 16, k / 32));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
+        // A lane's numbers in 64 of k are those of one scale: a step's neighbour asks for the same.
+        const char* chunk = static_cast<const char*>(tile.codes(row + 8 * i, k / 64 * 2 + t / 2));
+        const auto two = *reinterpret_cast<const Bytes<8>*>(chunk + t % 2 * 8);
         uint32_t pairs[4];
-        decode_scaled<T>(codes[i], tile.scale(row + 8 * i, k / 16 + t / 2), pairs);
+        cuda::decode_apart<T>(two.words[k / 32 % 2], tile.scale(row + 8 * i, k / 64 * 4 + t),
+                              pairs);
         low.words[low.word(i, 0)] = pairs[0];
         low.words[low.word(i, 1)] = pairs[1];
         high.words[high.word(i, 0)] = pairs[2];

@@ -184,9 +184,10 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
     }
 }
 
-// 32 of k of e2m1 numbers as two fragments, each times the e4m3 scale of its 16 of k: a product
-// that T holds exactly.  tile.codes: lines of bytes along k, two numbers in each; tile.scale(line,
-// k / 16).
+// 32 of k of e2m1 numbers as two fragments, each times the e4m3 scale of its 16 of k and
+// kScaledUnit<T>, 1 since gfx90a's matrix unit takes subnormals for zeros: a product that T holds
+// exactly.  tile.codes: lines of bytes along k, two numbers in each; tile.scale(line, k / 16).
+template <class T> constexpr float kScaledUnit = 1.0f;
 template <class T, Side kSide, class Tile>
 DEVICE void load_scaled(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
                         int first, int k) {
