@@ -347,6 +347,7 @@ def test_scaled_fragments(target, a, first):
     }
 """
     text = """
+#include "platform/nvfp4.cuh"
 struct alignas(16) Storage {
     unsigned char codes[2048];
     e4m3 scales[256];

@@ -146,6 +146,7 @@ def test_picked_bytes(target):
 def test_decoded_codes(target, number):
     """Eight e2m1 numbers, every code at every place, times every e4m3 scale."""
     text = (
+        '#include "platform/nvfp4.cuh"\n'
         "KERNEL void word(const uint32_t* codes, T* y) {\n"
         "    for (int i = threadIdx.x; i < 16 * 256; i += 64) {\n"
         "        uint32_t pairs[4];\n"

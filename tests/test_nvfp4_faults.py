@@ -20,7 +20,7 @@ from cupykern.targets import host
 DUAL, QUANTIZE = (
     next(op for op in OPS if op.name == name) for name in ("dual_gemm_silu", "quantize_nvfp4")
 )
-HOST = "platform/mma_host.cuh"
+HOST = "platform/nvfp4_host.cuh"
 
 FAULTS = {
     "nibbles in the wrong order": Fault(
@@ -101,6 +101,13 @@ FAULTS = {
     ),
     "the same words of scales for ever": Fault(
         "parts/rows_nvfp4_hopper.cuh", "fetch(word + kWordsAhead)", "fetch(0)", "nvfp4"
+    ),
+    "sums in units": Fault("parts/mainloop.cuh", "sum *= kInUnits", "sum *= 1.0f", "codes"),
+    "sums in units, of few rows": Fault(
+        "gemm_stream.cu", "total *= 1.0f / kScaledUnit<Compute>", "total *= 1.0f", "blocked scales"
+    ),
+    "sums in units, on Hopper": Fault(
+        "parts/mainloop_converted_hopper.cuh", "sum *= Rows::kInUnits", "sum *= 1.0f", "nvfp4"
     ),
     "b2's scales in b1's order": Fault(
         "dual_gemm_hopper.cu", "work.row_scales.steps[1] = others.steps[0];", "", "nvfp4"

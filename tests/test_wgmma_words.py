@@ -210,6 +210,7 @@ KERNEL void word(const uint32_t* x, uint32_t* y) {
 def test_every_pair_of_codes_times_every_scale(target, number):
     """All bytes of two e2m1 codes times all e4m3 scales, NaN too, whichever byte and word it is."""
     text = """
+#include "platform/nvfp4.cuh"
 KERNEL void word(const uint32_t* scales, uint32_t* y, float* unit) {
     for (int i = threadIdx.x; i < 128; i += 32) {
         for (int j = 0; j < 256; ++j) {

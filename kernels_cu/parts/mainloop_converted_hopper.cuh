@@ -135,11 +135,11 @@ DEVICE void multiply(Ring& ring, const TileWork& work, TileSums& sums) {
     if ((kShareK || kSplitK) && !own.there()) return clear(sums);
     Rows rows(work, row);
     multiply_rows(rows, ring, own, sums);
-    if constexpr (kSame<RowElement, e2m1x2> && kScaledUnit<ColElement> != 1.0f) {
+    if constexpr (Rows::kInUnits != 1.0f) {
 #pragma unroll
         for (auto& of_rows : sums) {
 #pragma unroll
-            for (auto& sum : of_rows) sum *= 1.0f / kScaledUnit<ColElement>;
+            for (auto& sum : of_rows) sum *= Rows::kInUnits;
         }
     }
 }

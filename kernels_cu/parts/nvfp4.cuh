@@ -1,5 +1,6 @@
 // NVFP4 operands: e2m1 numbers, two to a byte along k, and one e4m3 scale for every 16 of k.
 #include "parts/shared_tile.cuh"
+#include "platform/nvfp4.cuh"
 
 constexpr int kGroup = 16;             // numbers of k that share a scale
 constexpr int kWord = 4, kWordK = 64;  // scales that lie together, and their k

@@ -7,6 +7,7 @@ using RowRegisters = uint32_t[kDepth / kStepK][4];
 struct Rows {
     // Where warpgroups share k it gains nothing, and gave wrong sums on an H200 (docs/experiments.md).
     static constexpr bool kFetches = !kShareK;
+    static constexpr float kInUnits = 1.0f;
     using Fetched = uint32_t[kOuterMajorRows ? kDepth / 8 : kDepth / 4];
     int row;  // the warp's first one of 16, in the tile
 

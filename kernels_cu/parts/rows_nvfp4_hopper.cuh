@@ -14,6 +14,7 @@ constexpr int kWordsAhead = 4;  // words of scales that four lanes with the same
 
 struct Rows {
     static constexpr bool kFetches = false;
+    static constexpr float kInUnits = 1.0f / kScaledUnit<ColElement>;  // of sums
     struct Fetched {};
     const RowScales& scales;
     int line, other;               // in a stage, of the thread's two rows; the second one after it

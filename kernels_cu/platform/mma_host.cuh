@@ -156,25 +156,6 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
     }
 }
 
-// 32 of k of e2m1 numbers as two fragments, each times the e4m3 scale of its 16 of k and
-// kScaledUnit<T>: a product that T holds exactly.  tile.codes: lines of bytes along k, two numbers
-// in each; tile.scale(line, k / 16).  The unit is CUDA's.
-template <class T> constexpr float kScaledUnit = kSame<T, half> ? 0x1p-14f : 1.0f;
-template <class T, Side kSide, class Tile>
-DEVICE void load_scaled(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
-                        int first, int k) {
-    constexpr int kCount = Fragment<T, kSide>::kCount;
-    const int outer = first + lane_id() % 16;
-    k += lane_id() / 16 * kCount;
-    for (int i = 0; i < 2 * kCount; ++i) {
-        const int at = k + i % kCount + i / kCount * 16;
-        const uint8_t* chunk = static_cast<const uint8_t*>(tile.codes(outer, at / 32));
-        const uint32_t code = chunk[at % 32 / 2] >> at % 2 * 4 & 0xf;
-        const float x = decode_e2m1(code) * to_float(tile.scale(outer, at / 16));
-        (i < kCount ? low : high).values[i % kCount] = from_float<T>(x * kScaledUnit<T>);
-    }
-}
-
 // The column of B that stands at column `col` of a fragment.
 template <class Stored, class T, bool kOuterMajor>
 DEVICE int stored_column(int col) {

@@ -65,15 +65,3 @@ DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t select) {
         picked |= (uint32_t(both >> 8 * (select >> 4 * i & 7)) & 0xff) << 8 * i;
     return picked;
 }
-
-// Eight e2m1 numbers, the first in the lowest bits, times an e4m3 scale: four pairs of T, which
-// holds them.
-template <class T>
-DEVICE void decode_scaled(uint32_t codes, e4m3 scale, uint32_t (&pairs)[4]) {
-    const float factor = to_float(scale);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const uint32_t byte = codes >> 8 * i & 0xff;
-        pairs[i] = pack<T>(decode_e2m1(byte & 0xf) * factor, decode_e2m1(byte >> 4) * factor);
-    }
-}

@@ -16,13 +16,7 @@ BINARY_PAIR(multiply_halves, "mul.f16x2")
 BINARY_PAIR(subtract_halves, "sub.f16x2")
 #if __CUDA_ARCH__ >= 900
 BINARY_PAIR(subtract_bf16s, "sub.bf16x2")
-BINARY_PAIR(multiply_bf16s, "mul.bf16x2")
 #else
-DEVICE uint32_t multiply_bf16s(uint32_t a, uint32_t b) {
-    uint32_t y;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(0x80008000u));
-    return y;
-}
 DEVICE uint32_t subtract_bf16s(uint32_t a, uint32_t b) {
     uint32_t y;
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(b), "r"(0xbf80bf80u), "r"(a));

@@ -10,8 +10,7 @@
 //
 // A's registers are the products' until the wait, too.  convert_bytes<Stored, T>(bytes, low, high)
 // makes pairs of T of four 8-bit numbers, permute_bytes<0x3210>(bytes) picks a byte by each
-// hexadecimal digit; decode_bytes<T>(words, byte, scales, pairs) makes pairs of T of e2m1 numbers,
-// their scales and kScaledUnit<T>.
+// hexadecimal digit.
 
 // Which way a 16-bit operand lies in shared memory: its rows (of A, or columns of B) one after the
 // other along K, or the other way round.  8-bit operands are K-major.

@@ -174,31 +174,3 @@ template <int kSelect>
 DEVICE uint32_t permute_bytes(uint32_t bytes) {
     return __byte_perm(bytes, 0, kSelect);
 }
-
-// Byte `byte` of each of four words of e2m1 codes, two numbers each, times two e4m3 scales, in the
-// lower 16 bits of `scales`, one for two words, and kScaledUnit<T>: pairs of T, which holds the
-// products.
-template <class T>
-DEVICE void decode_bytes(const uint32_t (&words)[4], int byte, uint32_t scales,
-                         uint32_t (&pairs)[4]) {
-    const uint32_t factors = cuda::halves_of<e4m3>(scales);
-    const uint32_t select = 0x40 + 0x11 * byte;
-    const uint32_t bytes = __byte_perm(__byte_perm(words[0], words[1], select),
-                                       __byte_perm(words[2], words[3], select), 0x5410);
-    if constexpr (kSame<T, half>) {
-        uint32_t lower, upper, factor[2];
-        cuda::spread_codes(bytes, lower, upper);
-        cuda::repeat_halves(factors, factor[0], factor[1]);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            // Of two bytes: the second one's lower and upper number, then the first one's.
-            const uint32_t two = __byte_perm(lower, upper, i == 0 ? 0x4501 : 0x6723);
-            pairs[2 * i] = cuda::multiply_halves(two & 0xff00ff00u, factor[i]);
-            pairs[2 * i + 1] =
-                cuda::multiply_halves(__byte_perm(two, 0, 0x2404), factor[i]);
-        }
-    } else {
-        decode_eight<T>(bytes, __byte_perm(factors, 0, 0x1010), __byte_perm(factors, 0, 0x3232),
-                        pairs);
-    }
-}

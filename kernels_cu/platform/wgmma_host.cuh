@@ -81,18 +81,3 @@ DEVICE uint32_t permute_bytes(uint32_t bytes) {
     for (int i = 0; i < 4; ++i) result |= (bytes >> 8 * (kSelect >> 4 * i & 3) & 0xff) << 8 * i;
     return result;
 }
-
-// Byte `byte` of each of four words of e2m1 codes, two numbers each, times two e4m3 scales, in the
-// lower 16 bits of `scales`, one for two words, and kScaledUnit<T>: pairs of T, which holds the
-// products.
-template <class T>
-DEVICE void decode_bytes(const uint32_t (&words)[4], int byte, uint32_t scales,
-                         uint32_t (&pairs)[4]) {
-    float factors[2];
-    unpack<e4m3>(scales, factors[0], factors[1]);
-    for (int i = 0; i < 4; ++i) {
-        const uint32_t codes = words[i] >> 8 * byte & 0xff;
-        const float factor = factors[i / 2] * kScaledUnit<T>;
-        pairs[i] = pack<T>(decode_e2m1(codes & 0xf) * factor, decode_e2m1(codes >> 4) * factor);
-    }
-}

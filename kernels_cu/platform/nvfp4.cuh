@@ -1,0 +1,31 @@
+// Numbers of NVFP4: e2m1, times an e4m3 scale of 16 of k.  T, half or bf16, holds such products exactly,
+// and times kScaledUnit<T>, too.  Included by the kernels that decode them.
+//
+//     decode_scaled<T>(codes, scale, pairs)     eight numbers, the first in the lowest bits
+//     decode_bytes<T>(words, byte, scales, pairs)
+//         byte `byte` of each of four words, two numbers each, times two scales, in the lower 16 bits
+//         of `scales`, one for two words, and kScaledUnit<T>; not on HIP
+//     load_scaled(low, high, tile, first, k)
+//         32 of k as two fragments in kEights' order, times scales and kScaledUnit<T>; tile.codes(line,
+//         k / 32): 16 bytes along k; tile.scale(line, k / 16).  All 64 of k from a multiple on are
+//         multiplied, in whichever order
+//
+// pairs: four of T.  Sums of products are divided by kScaledUnit<T> in the end.
+#if defined(__CUDA_ARCH__)
+#include "platform/nvfp4_cuda.cuh"
+#else
+template <class T>
+DEVICE void decode_scaled(uint32_t codes, e4m3 scale, uint32_t (&pairs)[4]) {
+    const float factor = to_float(scale);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const uint32_t byte = codes >> 8 * i & 0xff;
+        pairs[i] = pack<T>(decode_e2m1(byte & 0xf) * factor, decode_e2m1(byte >> 4) * factor);
+    }
+}
+#if defined(HOST_WARP_SIZE)
+#include "platform/nvfp4_host.cuh"
+#else
+#include "platform/nvfp4_hip.cuh"
+#endif
+#endif

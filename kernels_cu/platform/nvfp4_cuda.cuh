@@ -1,0 +1,112 @@
+// NVFP4's words on CUDA.  A number's sign, exponent and mantissa at the places of FP16's are 2^-14 of it,
+// of BF16's 2^-126: moved there it takes fewer instructions than by any table or conversion.
+template <class T> constexpr float kScaledUnit = kSame<T, half> ? 0x1p-14f : 1.0f;
+
+namespace cuda {
+// Of eight numbers those of the bytes' lower halves and the others, as upper bytes of FP16.
+DEVICE void spread_codes(uint32_t codes, uint32_t& lower, uint32_t& upper) {
+    lower = (codes << 4 & 0x80808080u) | (codes << 1 & 0x0e0e0e0eu);
+    upper = (codes & 0x80808080u) | (codes >> 3 & 0x0e0e0e0eu);
+}
+// Neighbours as pairs of FP16.
+DEVICE void spread_pairs(uint32_t codes, uint32_t (&pairs)[4]) {
+    uint32_t lower, upper;
+    spread_codes(codes, lower, upper);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        // Of two bytes: the second one's lower and upper number, each behind the first one's.
+        const uint32_t two = __byte_perm(lower, upper, i == 0 ? 0x4501 : 0x6723);
+        pairs[2 * i] = two & 0xff00ff00u;
+        pairs[2 * i + 1] = __byte_perm(two, 0, 0x2404);
+    }
+}
+// Either half twice: a product picks its half without an instruction.
+DEVICE void repeat_halves(uint32_t halves, uint32_t& low, uint32_t& high) {
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; mov.b32 %0, {l, l}; mov.b32 %1, {h, h}; }"
+        : "=r"(low), "=r"(high)
+        : "r"(halves));
+}
+// A pair of spread_pairs times `factor`, as T; not kInUnits: the numbers themselves.
+template <class T, bool kInUnits>
+DEVICE uint32_t scaled_pair(uint32_t pair, uint32_t factor) {
+    if constexpr (!kInUnits) pair = multiply_halves(pair, 0x74007400u);  // 2^14
+    pair = multiply_halves(pair, factor);
+    if constexpr (kSame<T, half>) return pair;
+    else return pack<T>(low_float(pair), high_float(pair));
+}
+
+DEVICE uint32_t multiply_bf16s(uint32_t a, uint32_t b) {
+    uint32_t y;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(0x80008000u));
+    return y;
+}
+// Eight numbers times a scale and kScaledUnit<T>, in kEights' pairs, which lie 16 bits apart already.
+template <class T>
+DEVICE void decode_apart(uint32_t codes, e4m3 scale, uint32_t (&pairs)[4]) {
+    const uint32_t halves = halves_of<e4m3>(scale.code);
+    if constexpr (kSame<T, half>) {
+        uint32_t even, odd, factor, none;
+        spread_codes(codes, even, odd);
+        repeat_halves(halves, factor, none);
+        pairs[0] = __byte_perm(even, 0, 0x2404);
+        pairs[1] = even & 0xff00ff00u;
+        pairs[2] = __byte_perm(odd, 0, 0x2404);
+        pairs[3] = odd & 0xff00ff00u;
+#pragma unroll
+        for (uint32_t& pair : pairs) pair = multiply_halves(pair, factor);
+    } else {
+        constexpr uint32_t kSigns = 0x80008000u, kMagnitudes = 0x01c001c0u, k2To126 = 0x7e807e80u;
+        pairs[0] = (codes << 12 & kSigns) | (codes << 6 & kMagnitudes);
+        pairs[1] = (codes << 4 & kSigns) | (codes >> 2 & kMagnitudes);
+        pairs[2] = (codes << 8 & kSigns) | (codes << 2 & kMagnitudes);
+        pairs[3] = (codes & kSigns) | (codes >> 6 & kMagnitudes);
+        const float x = low_float(halves);
+        const uint32_t factor = pack<T>(x, x);
+#pragma unroll
+        for (uint32_t& pair : pairs) pair = multiply_bf16s(multiply_bf16s(pair, k2To126), factor);
+    }
+}
+}  // namespace cuda
+
+template <class T>
+DEVICE void decode_scaled(uint32_t codes, e4m3 scale, uint32_t (&pairs)[4]) {
+    uint32_t factor, none;
+    cuda::repeat_halves(cuda::halves_of<e4m3>(scale.code), factor, none);
+    cuda::spread_pairs(codes, pairs);
+#pragma unroll
+    for (uint32_t& pair : pairs) pair = cuda::scaled_pair<T, false>(pair, factor);
+}
+
+template <class T>
+DEVICE void decode_bytes(const uint32_t (&words)[4], int byte, uint32_t scales,
+                         uint32_t (&pairs)[4]) {
+    const uint32_t select = 0x40 + 0x11 * byte;
+    const uint32_t bytes = __byte_perm(__byte_perm(words[0], words[1], select),
+                                       __byte_perm(words[2], words[3], select), 0x5410);
+    uint32_t factors[2];
+    cuda::repeat_halves(cuda::halves_of<e4m3>(scales), factors[0], factors[1]);
+    cuda::spread_pairs(bytes, pairs);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        pairs[i] = cuda::scaled_pair<T, kSame<T, half>>(pairs[i], factors[i / 2]);
+    }
+}
+
+template <class T, Side kSide, class Tile>
+DEVICE void load_scaled(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const Tile& tile,
+                        int first, int k) {
+    const int row = first + lane_id() / 4, t = lane_id() % 4;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        // A lane's numbers in 64 of k have one scale: a step's neighbour asks for the same.
+        const char* chunk = static_cast<const char*>(tile.codes(row + 8 * i, k / 64 * 2 + t / 2));
+        const auto two = *reinterpret_cast<const Bytes<8>*>(chunk + t % 2 * 8);
+        uint32_t pairs[4];
+        cuda::decode_apart<T>(two.words[k / 32 % 2], tile.scale(row + 8 * i, k / 64 * 4 + t),
+                              pairs);
+        low.words[low.word(i, 0)] = pairs[0];
+        low.words[low.word(i, 1)] = pairs[1];
+        high.words[high.word(i, 0)] = pairs[2];
+        high.words[high.word(i, 1)] = pairs[3];
+    }
+}
