@@ -278,7 +278,7 @@ DEVICE void load_converted(Fragment<T, kSide>& low, Fragment<T, kSide>& high, co
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const auto eight = *static_cast<const Bytes<16>*>(tile(first + row + 8 * i, chunk));
-            const uint32_t(&pairs)[4] = eight.words;
+            const uint32_t (&pairs)[4] = eight.words;
             low.words[low.word(i, 0)] = __byte_perm(pairs[0], pairs[2], 0x5410);
             low.words[low.word(i, 1)] = __byte_perm(pairs[1], pairs[3], 0x5410);
             high.words[high.word(i, 0)] = __byte_perm(pairs[0], pairs[2], 0x7632);
