@@ -206,8 +206,9 @@ KERNEL void word(const uint32_t* x, uint32_t* y) {
     np.testing.assert_array_equal(y, expected)
 
 
+@pytest.mark.parametrize("in_units", [True, False])
 @pytest.mark.parametrize("number", ["half", "bf16"])
-def test_every_pair_of_codes_times_every_scale(target, number):
+def test_every_pair_of_codes_times_every_scale(target, number, in_units):
     """All bytes of two e2m1 codes times all e4m3 scales, NaN too, whichever byte and word it is."""
     text = """
 #include "platform/nvfp4.cuh"
@@ -219,9 +220,9 @@ KERNEL void word(const uint32_t* scales, uint32_t* y, float* unit) {
                 const uint32_t byte = j + 64 * n & 0xff, shift = j % 4 * 8;
                 words[n] = 0x5a5a5a5au & ~(0xffu << shift) | byte << shift;
             }
-            decode_bytes<T>(words, j % 4, scales[i], pairs);
+            decode_bytes<T, IN_UNITS>(words, j % 4, scales[i], pairs);
             for (int n = 0; n < 4; ++n) y[(i * 256 + j) * 4 + n] = pairs[n];
-            unit[0] = kScaledUnit<T>;
+            unit[0] = IN_UNITS ? kScaledUnit<T> : 1.0f;
         }
     }
 }
@@ -231,6 +232,7 @@ KERNEL void word(const uint32_t* scales, uint32_t* y, float* unit) {
     y = np.zeros((128, 256, 4, 2), NUMBERS[number])
     unit = np.zeros(1, np.float32)
     arrays = {"scales": scales.sum(1).astype(np.uint32), "y": y, "unit": unit}
+    text = text.replace("IN_UNITS", str(in_units).lower())
     kernel = variant(text, threads=32, T=number)
     found = launch_all(target, kernel, arrays, ("scales", "y", "unit"))
     y, unit = found["y"].astype(np.float32), found["unit"]

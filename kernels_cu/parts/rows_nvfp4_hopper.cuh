@@ -14,7 +14,9 @@ constexpr int kWordsAhead = 4;  // words of scales that four lanes with the same
 
 struct Rows {
     static constexpr bool kFetches = false;
-    static constexpr float kInUnits = 1.0f / kScaledUnit<ColElement>;  // of sums
+    // 256 columns' sums leave no register for what divides them in the end.
+    static constexpr bool kUnits = kCols < 256;
+    static constexpr float kInUnits = kUnits ? 1.0f / kScaledUnit<ColElement> : 1.0f;  // of sums
     struct Fetched {};
     const RowScales& scales;
     int line, other;               // in a stage, of the thread's two rows; the second one after it
@@ -67,7 +69,8 @@ struct Rows {
                 const Bytes<16> codes = *reinterpret_cast<const Bytes<16>*>(
                     stage + RowStage::place(line, at / 2) + half * other * RowStage::kLine);
                 uint32_t pairs[4];
-                decode_bytes<ColElement>(codes.words, lane % 4, four >> at % kWordK / 2, pairs);
+                decode_bytes<ColElement, kUnits>(codes.words, lane % 4, four >> at % kWordK / 2,
+                                                  pairs);
 #pragma unroll
                 for (int j = 0; j < 2; ++j) {
                     a[i + j][half] = pairs[2 * j];

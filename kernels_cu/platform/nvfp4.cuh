@@ -2,9 +2,9 @@
 // and times kScaledUnit<T>, too.  Included by the kernels that decode them.
 //
 //     decode_scaled<T>(codes, scale, pairs)     eight numbers, the first in the lowest bits
-//     decode_bytes<T>(words, byte, scales, pairs)
+//     decode_bytes<T, kUnits>(words, byte, scales, pairs)
 //         byte `byte` of each of four words, two numbers each, times two scales, in the lower 16 bits
-//         of `scales`, one for two words, and kScaledUnit<T>; not on HIP
+//         of `scales`, one for two words, and with kUnits kScaledUnit<T>; not on HIP
 //     load_scaled(low, high, tile, first, k)
 //         32 of k as two fragments in kEights' order, times scales and kScaledUnit<T>; tile.codes(line,
 //         k / 32): 16 bytes along k; tile.scale(line, k / 16).  All 64 of k from a multiple on are

@@ -26,10 +26,10 @@ DEVICE void repeat_halves(uint32_t halves, uint32_t& low, uint32_t& high) {
         : "=r"(low), "=r"(high)
         : "r"(halves));
 }
-// A pair of spread_pairs times `factor`, as T; not kInUnits: the numbers themselves.
-template <class T, bool kInUnits>
+// A pair of spread_pairs times `factor`, as T; not kUnits: the numbers themselves.
+template <class T, bool kUnits>
 DEVICE uint32_t scaled_pair(uint32_t pair, uint32_t factor) {
-    if constexpr (!kInUnits) pair = multiply_halves(pair, 0x74007400u);  // 2^14
+    if constexpr (!kUnits) pair = multiply_halves(pair, 0x74007400u);  // 2^14
     pair = multiply_halves(pair, factor);
     if constexpr (kSame<T, half>) return pair;
     else return pack<T>(low_float(pair), high_float(pair));
@@ -77,7 +77,7 @@ DEVICE void decode_scaled(uint32_t codes, e4m3 scale, uint32_t (&pairs)[4]) {
     for (uint32_t& pair : pairs) pair = cuda::scaled_pair<T, false>(pair, factor);
 }
 
-template <class T>
+template <class T, bool kUnits>
 DEVICE void decode_bytes(const uint32_t (&words)[4], int byte, uint32_t scales,
                          uint32_t (&pairs)[4]) {
     const uint32_t select = 0x40 + 0x11 * byte;
@@ -88,7 +88,7 @@ DEVICE void decode_bytes(const uint32_t (&words)[4], int byte, uint32_t scales,
     cuda::spread_pairs(bytes, pairs);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        pairs[i] = cuda::scaled_pair<T, kSame<T, half>>(pairs[i], factors[i / 2]);
+        pairs[i] = cuda::scaled_pair<T, kUnits && kSame<T, half>>(pairs[i], factors[i / 2]);
     }
 }
 
@@ -102,8 +102,9 @@ DEVICE void load_scaled(Fragment<T, kSide>& low, Fragment<T, kSide>& high, const
         const char* chunk = static_cast<const char*>(tile.codes(row + 8 * i, k / 64 * 2 + t / 2));
         const auto two = *reinterpret_cast<const Bytes<8>*>(chunk + t % 2 * 8);
         uint32_t pairs[4];
-        cuda::decode_apart<T>(two.words[k / 32 % 2], tile.scale(row + 8 * i, k / 64 * 4 + t),
-                              pairs);
+        // Not an index: of no array where k is known at run time only.
+        const uint32_t codes = k / 32 % 2 == 0 ? two.words[0] : two.words[1];
+        cuda::decode_apart<T>(codes, tile.scale(row + 8 * i, k / 64 * 4 + t), pairs);
         low.words[low.word(i, 0)] = pairs[0];
         low.words[low.word(i, 1)] = pairs[1];
         high.words[high.word(i, 0)] = pairs[2];

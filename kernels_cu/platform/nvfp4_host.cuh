@@ -1,14 +1,14 @@
 // NVFP4's words on the host, with CUDA's unit.
 template <class T> constexpr float kScaledUnit = kSame<T, half> ? 0x1p-14f : 1.0f;
 
-template <class T>
+template <class T, bool kUnits>
 DEVICE void decode_bytes(const uint32_t (&words)[4], int byte, uint32_t scales,
                          uint32_t (&pairs)[4]) {
     float factors[2];
     unpack<e4m3>(scales, factors[0], factors[1]);
     for (int i = 0; i < 4; ++i) {
         const uint32_t codes = words[i] >> 8 * byte & 0xff;
-        const float factor = factors[i / 2] * kScaledUnit<T>;
+        const float factor = factors[i / 2] * (kUnits ? kScaledUnit<T> : 1.0f);
         pairs[i] = pack<T>(decode_e2m1(codes & 0xf) * factor, decode_e2m1(codes >> 4) * factor);
     }
 }
