@@ -191,8 +191,10 @@ def test_few_rows_are_streamed(arch, dtype, dtype_b, layout_b, _):
     assert replace(few, rows=16, stages=chosen.stages) == chosen  # the same sums
     narrow = gemm.choose_config(replace(task, n=1024), arch)
     assert isinstance(narrow, StreamConfig)
-    converted = a.itemsize > b.itemsize and layout_b == "F" and dtype_b != NVFP4
-    assert narrow.warps == (8 if converted and arch == "sm_90a" else 4)
+    more_warps = layout_b == "F" and (
+        a.itemsize > b.itemsize or b.itemsize == 2 or dtype_b == NVFP4
+    )
+    assert narrow.warps == (8 if more_warps and arch == "sm_90a" else 4)
     for change in ({"m": 17}, {"batch": 2}, {"k": 8200 if a.itemsize == 1 else 8196}):
         assert not isinstance(gemm.choose_config(replace(task, **change), arch), StreamConfig)
 

@@ -212,17 +212,20 @@ def test_a_stream_has_no_more_stages_than_its_kernel_counts():
     assert config.stages_that_fit("sm_90a", 100 * 1024) == 2
 
 
-@pytest.mark.parametrize("centered, cols", [(False, 512), (True, 1024)])
-def test_rows_of_small_matrices(centered, cols):
-    """By a kernel of their own up to 8 MB, where they fill all threads of a call that asks for nothing else."""
+@pytest.mark.parametrize(
+    "centered, arrays_held, cols", [(False, 1, 512), (True, 1, 1024), (False, 2, 2048)]
+)
+def test_rows_of_small_matrices(centered, arrays_held, cols):
+    """By a kernel of their own up to 8 MB, of sums 16, where they fill all threads of a call that asks for
+    nothing else."""
 
     def filled(rows, cols, bare=True):
         operand = contiguous_operand((rows, cols), 2)
         layout = row_layout((rows, cols), 1, (operand,) * 5, (1, 2, 3))
-        how = "sm_90a", 2, layout, True, 1, centered, False, bare
+        how = "sm_90a", 2, layout, True, arrays_held, centered, False, bare
         return admissible_norm_configs(*how)[0].filled
 
-    most = 2**22 // cols
+    most = 2**22 * arrays_held // cols
     assert filled(most, cols)
     assert not filled(2 * most, cols)
     assert not filled(most - 1, cols)

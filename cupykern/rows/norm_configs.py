@@ -69,7 +69,8 @@ _BLOCKS: dict[bool, dict[int, _Table]] = {
 # 32.8 us (4096 rows; torch.compile 33.0), 61.8 instead of 62.3 (8192), but 247.5 instead of 246.6 (32768; 248.1).
 _FEWER_ROWS = 16384
 # Of small matrices whose rows fill them (RowConfig.filled), by (centered, has_residual): 512 and 1024 columns take 1.5%
-# to 4% less than by the others' configs, in 5 to 9 us (an empty kernel 4.2); add_rms_norm in FP32 0.5% to 2%.
+# to 4% less than by the others' configs, in 5 to 9 us (an empty kernel 4.2); add_rms_norm in FP32, and of 2048 columns
+# in BF16, 0.5% to 2%.
 _SMALL: dict[tuple[bool, bool], dict[int, _Table]] = {
     (False, False): {
         2: ((256, 32, 2, 5, 1, "RW"), (128, 64, 2, 10, 1, "RW")),
@@ -80,12 +81,12 @@ _SMALL: dict[tuple[bool, bool], dict[int, _Table]] = {
         4: ((128, 32, 4, 6, 1, "RW"), (64, 64, 4, 12, 1, "RW")),
     },
     (False, True): {
-        2: ((256, 32, 2, 4, 1, "RW"), (256, 32, 4, 4, 1, "RW")),
+        2: ((256, 32, 2, 4, 1, "RW"), (256, 32, 4, 4, 1, "RW"), (256, 128, 2, 4, 2, "RW")),
         4: ((64, 32, 4, 12, 1, "RW"), (128, 128, 2, 8, 1, "RW")),
     },
     (True, True): {2: (), 4: ()},
 }
-_SMALL_BYTES = 2**23
+_SMALL_BYTES = {False: 2**23, True: 2**24}  # of x, without and with a residual
 # The same with a residual.
 _SUMS: dict[bool, dict[int, _Table]] = {
     False: {
@@ -295,7 +296,7 @@ def admissible_norm_configs(
     whole = [c for c in configs if not c.stages and not c.split_rows]
     if not (centered or quantized) and layout.num_rows > _FEWER_ROWS and layout.num_cols == 4096:
         whole.sort(key=lambda c: c.in_registers and c.vectors_per_thread == 8)
-    if layout.num_rows * layout.num_cols * itemsize <= _SMALL_BYTES:
+    if layout.num_rows * layout.num_cols * itemsize <= _SMALL_BYTES[arrays_held == 2]:
         whole.sort(key=lambda c: not c.filled)
     split = [c for c in configs if c.split_rows]
     return (*for_this, *whole, *split, *(c for c in streams if c not in for_this))

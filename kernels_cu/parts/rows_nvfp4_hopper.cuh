@@ -70,7 +70,7 @@ struct Rows {
                     stage + RowStage::place(line, at / 2) + half * other * RowStage::kLine);
                 uint32_t pairs[4];
                 decode_bytes<ColElement, kUnits>(codes.words, lane % 4, four >> at % kWordK / 2,
-                                                  pairs);
+                                                 pairs);
 #pragma unroll
                 for (int j = 0; j < 2; ++j) {
                     a[i + j][half] = pairs[2 * j];

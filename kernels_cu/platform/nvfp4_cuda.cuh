@@ -86,9 +86,10 @@ DEVICE void decode_bytes(const uint32_t (&words)[4], int byte, uint32_t scales,
     uint32_t factors[2];
     cuda::repeat_halves(cuda::halves_of<e4m3>(scales), factors[0], factors[1]);
     cuda::spread_pairs(bytes, pairs);
+    constexpr bool kInUnits = kUnits && kSame<T, half>;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        pairs[i] = cuda::scaled_pair<T, kUnits && kSame<T, half>>(pairs[i], factors[i / 2]);
+        pairs[i] = cuda::scaled_pair<T, kInUnits>(pairs[i], factors[i / 2]);
     }
 }
 
