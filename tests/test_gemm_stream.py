@@ -26,12 +26,14 @@ from cupykern.tools import gate
 E4M3, NVFP4 = "float8_e4m3fn", "float4_e2m1fn"
 CONFIG = StreamConfig(32, 128, 4, 3)
 WIDE = StreamConfig(64, 64, 2, 2)
+NARROW = StreamConfig(16, 128, 8, 4)
 LINES = replace(CONFIG, depth=64)  # that begin anywhere
 PAIRS = (  # of dtypes, how b lies in memory, and a config
     *(("float16", E4M3, "F", CONFIG), ("float16", E4M3, "C", WIDE), ("bfloat16", "int8", "F", CONFIG)),
     *(("bfloat16", None, "F", replace(CONFIG, depth=64)), ("bfloat16", None, "C", WIDE)),
     *((E4M3, E4M3, "F", CONFIG), ("int8", None, "F", CONFIG)),
-    *(("float16", NVFP4, "F", replace(CONFIG, stages=2)), (NVFP4, NVFP4, "F", replace(CONFIG, stages=2))),
+    *(("float16", NVFP4, "F", NARROW), (NVFP4, NVFP4, "F", replace(CONFIG, stages=2))),
+    ("float16", None, "F", replace(NARROW, depth=64)),
 )  # fmt: skip
 
 
