@@ -150,13 +150,13 @@ def configs(task: GemmTask, arch: str) -> tuple[StreamConfig, ...]:
         # 68.1 to 56.7 us (16 x 8191 x 8191), 32.1 to 23.2 with n along lines (16 x 4097 x 4096).
         found = [StreamConfig(64, 32, 8, 2, 2) if outer else StreamConfig(32, 128, 8, 2)]
     if arch == "sm_90a" and not outer:
-        blocks = multiprocessors(arch)
-        if task.a.itemsize > task.b.itemsize:
-            alone = math.ceil(task.n / tile_n) <= blocks
-            found.insert(0 if alone else 1, StreamConfig(tile_n, depth, 8, stages, rows=rows))
+        alone = []  # on a multiprocessor, where each block has one
         if not is_covered(task) and (task.b == FP4 or task.b.itemsize == 2):
-            alone = math.ceil(task.n / 16) <= blocks
-            found.insert(0 if alone else len(found), StreamConfig(16, depth, 8, 4, rows=rows))
+            alone.append(StreamConfig(16, depth, 8, 4, rows=rows))
+        if task.a.itemsize > task.b.itemsize:
+            alone.append(StreamConfig(tile_n, depth, 8, stages, rows=rows))
+        fit = [c for c in alone if math.ceil(task.n / c.tile_n) <= multiprocessors(arch)]
+        found = [*fit, *found, *(c for c in alone if c not in fit)]
     return tuple(config for config in found if refusal(config, task, arch) is None)
 
 

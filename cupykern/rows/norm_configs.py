@@ -86,7 +86,7 @@ _SMALL: dict[tuple[bool, bool], dict[int, _Table]] = {
     },
     (True, True): {2: (), 4: ()},
 }
-_SMALL_BYTES = {False: 2**23, True: 2**24}  # of x, without and with a residual
+_SMALL_BYTES = 2**23  # of x, and of a residual as well
 # The same with a residual.
 _SUMS: dict[bool, dict[int, _Table]] = {
     False: {
@@ -296,7 +296,7 @@ def admissible_norm_configs(
     whole = [c for c in configs if not c.stages and not c.split_rows]
     if not (centered or quantized) and layout.num_rows > _FEWER_ROWS and layout.num_cols == 4096:
         whole.sort(key=lambda c: c.in_registers and c.vectors_per_thread == 8)
-    if layout.num_rows * layout.num_cols * itemsize <= _SMALL_BYTES[arrays_held == 2]:
+    if layout.num_rows * layout.num_cols * itemsize <= _SMALL_BYTES * arrays_held:
         whole.sort(key=lambda c: not c.filled)
     split = [c for c in configs if c.split_rows]
     return (*for_this, *whole, *split, *(c for c in streams if c not in for_this))

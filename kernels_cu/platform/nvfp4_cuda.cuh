@@ -26,10 +26,10 @@ DEVICE void repeat_halves(uint32_t halves, uint32_t& low, uint32_t& high) {
         : "=r"(low), "=r"(high)
         : "r"(halves));
 }
-// A pair of spread_pairs times `factor`, as T; not kUnits: the numbers themselves.
+// A pair of spread_pairs times `factor`, as T, and with kUnits times kScaledUnit<T>.
 template <class T, bool kUnits>
 DEVICE uint32_t scaled_pair(uint32_t pair, uint32_t factor) {
-    if constexpr (!kUnits) pair = multiply_halves(pair, 0x74007400u);  // 2^14
+    if constexpr (!kUnits || !kSame<T, half>) pair = multiply_halves(pair, 0x74007400u);  // 2^14
     pair = multiply_halves(pair, factor);
     if constexpr (kSame<T, half>) return pair;
     else return pack<T>(low_float(pair), high_float(pair));
@@ -86,10 +86,9 @@ DEVICE void decode_bytes(const uint32_t (&words)[4], int byte, uint32_t scales,
     uint32_t factors[2];
     cuda::repeat_halves(cuda::halves_of<e4m3>(scales), factors[0], factors[1]);
     cuda::spread_pairs(bytes, pairs);
-    constexpr bool kInUnits = kUnits && kSame<T, half>;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        pairs[i] = cuda::scaled_pair<T, kInUnits>(pairs[i], factors[i / 2]);
+        pairs[i] = cuda::scaled_pair<T, kUnits>(pairs[i], factors[i / 2]);
     }
 }
 
