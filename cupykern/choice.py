@@ -1,7 +1,11 @@
-"""Which config a call gets: its own, else the tuned one, else what the op's own rules say.
+"""Which config a task gets: the caller's, else the tuned one, else the estimated fastest.
 
-Asked when a plan is made, and never by a warm call.  CUPYKERN_TUNE: "readonly" (default) asks the
-store of tuned configs, "0" does not, "1" also tunes what it lacks at its first call (tune.py).
+A *task* is one frozen, hashable value: all that decides how a call is computed.  A `Family` is the kernels
+that compute tasks of one type.  Which configs are legal, which one is chosen and the key of every cache
+are functions of the task and the device alone, so that no call depends on earlier ones.
+
+CUPYKERN_TUNE: "readonly" (default) asks the store of tuned configs, "0" does not, "1" also tunes what it
+lacks at its first call (tools/tuning.py).
 """
 
 from __future__ import annotations
@@ -11,37 +15,89 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from kernels_cu import Variant
 
-from . import plans, store
-from .targets import Target
+from . import store
+from .arguments import check_fields
+from .targets import Device, Target, device_name, device_of
 
 MODES = ("readonly", "0", "1")
+
+Task = TypeVar("Task")
+Config = TypeVar("Config")
+
+
+class InternalError(RuntimeError):
+    """A config that cannot compute its task reached a launch: a defect of cupykern, not of the call."""
+
+
+@dataclass(frozen=True)
+class Family(Generic[Task, Config]):
+    """The kernels that compute tasks of one type.
+
+    A module-level constant: its functions see the task and the device, and nothing else of a call.
+
+    name: in the keys of the store of tuned configs.
+    config_types: the dataclasses that `config=` may be.
+    configs: (task, device) -> the legal configs, the estimated fastest first.
+    refusal: (config, task, device) -> why the config cannot compute the task; None: it can.
+    variant: (task, config) -> the variant that is launched (the first, if there are several).
+    traits: task -> (sizes, kinds): the store's key of a task.  Tasks whose sizes round to the same
+        buckets and whose kinds are equal share a tuned config, if it is legal for them.
+    """
+
+    name: str
+    config_types: tuple[type, ...]
+    configs: Callable[[Any, Device], tuple[Any, ...]]
+    refusal: Callable[[Any, Any, Device], str | None]
+    variant: Callable[[Any, Any], Variant]
+    traits: Callable[[Any], tuple[Mapping[str, int], Mapping[str, Any]]]
+
+    def config(self, task: Any, target: Target, given: Any = None) -> Any:
+        """`given` if it can compute `task` on `target`, or the tuned config, else the first of `configs`.
+
+        Raises TypeError and ValueError for a given config that cannot, InternalError for a chosen one.
+        """
+        hash(task)  # a task is a value
+        device = device_of(target)
+        if given is not None:
+            check_fields(given, *self.config_types)
+            if reason := self.refusal(given, task, device):
+                raise ValueError(f"config does not fit: {reason}")
+            return given
+        request = Request(self, task, target)
+        recorded = _recorder.get()
+        if recorded is not None:
+            recorded.append(request)
+        config = _tuned(request)
+        if reason := self.refusal(config, task, device):
+            raise InternalError(f"{self.name}: {config} was chosen for {task}: {reason}")
+        return config
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a plan asks for.
+    """What a plan asks for: the config of a task on a target."""
 
-    The arguments of `choose`: sizes are bucketed in the key, the kind is not.
-    """
-
-    family: str
+    family: Family[Any, Any]
+    task: Any
     target: Target
-    sizes: tuple[tuple[str, int], ...]
-    kind: tuple[tuple[str, Any], ...]
-    configs: Callable[[], tuple[Any, ...]]
-    variant: Callable[[Any], Variant]
+
+    def configs(self) -> tuple[Any, ...]:
+        return self.family.configs(self.task, device_of(self.target))
+
+    def variant(self, config: Any) -> Variant:
+        return self.family.variant(self.task, config)
 
     @property
     def key(self) -> str:
-        """Equal for calls that share a tuned config."""
-        words = [f"{name}={bucket(size)}" for name, size in self.sizes]
-        words += [f"{name}={value}" for name, value in self.kind]
-        return f"{self.family} {' '.join(words)} on {device_name(self.target)}"
+        """Equal for tasks that share a tuned config."""
+        sizes, kinds = self.family.traits(self.task)
+        parts = [f"{name}={bucket(size)}" for name, size in sizes.items()]
+        parts += [f"{name}={value}" for name, value in kinds.items()]
+        return f"{self.family.name} {' '.join(parts)} on {device_name(self.target)}"
 
     @property
     def digest(self) -> str:
@@ -57,50 +113,11 @@ def bucket(size: int) -> int:
     return -(-size // step) * step
 
 
-@cache
-def device_name(target: Target) -> str:
-    from .tools import doctor
-
-    try:
-        name = doctor.device_name(target)
-    except Exception:  # a driver that does not tell
-        name = target.name
-    return f"{name}, {target.arch}" + (f"{target.warp_size}" if target.name == "host" else "")
-
-
 _recorder: ContextVar[list[Request] | None] = ContextVar("cupykern_requests", default=None)
-_chosen = plans.table()
-
-
-def choose(
-    family: str,
-    target: Target,
-    sizes: Mapping[str, int],
-    kind: Mapping[str, Any],
-    configs: Callable[[], tuple[Any, ...]],
-    variant: Callable[[Any], Variant],
-) -> Any:
-    """The tuned config of a call, if there is one and the call admits it, else the first of configs.
-
-    family: the kernels', as "gemm".  configs: those that the call admits, the op's own choice first.
-    variant: of a config.  sizes and kind decide both: dtypes and layouts are kinds.  Calls of sizes in
-    one bucket share a tuned config.
-    """
-    place = (family, target, *sizes.values(), *kind.values())
-    recorded = _recorder.get()
-    if recorded is None and place in _chosen:
-        return _chosen[place]
-    sized, kinds = tuple(sizes.items()), tuple(kind.items())
-    request = Request(family, target, sized, kinds, configs, variant)
-    if recorded is not None:
-        recorded.append(request)
-    if len(_chosen) >= plans.MAX_PLANS:
-        _chosen.clear()
-    found = _chosen[place] = _tuned(request)
-    return found
 
 
 def _tuned(request: Request) -> Any:
+    """The first legal config among the store's, the package's and the family's own."""
     configs = request.configs()
     found = []
     if mode() != "0" and store.rows():

@@ -1,7 +1,15 @@
-"""Plans of launches, kept: what a call need not decide again, and what a warm call need not even check.
+"""Plans of launches.  Everything that one call keeps for later ones is listed here.
 
-`cached` and `table` keep what follows from checked arguments.  `finder`, `find` and `remember` skip the
-checks: arrays of the same types, shapes and strides, at addresses alike, pass them again.
+Two levels decide nothing and only save work:
+
+| cache | key | value |
+| --- | --- | --- |
+| `remember` (calls) | function, every option with its type, and of every array dtype, shape, strides, address modulo 64, device, distance to `out` | the plan, and the shape and dtype of the result |
+| `cached` (plans) | the target, the task (one frozen value, choice.py), the config if the caller gives one | grid, shared memory, parameters, the loaded kernel |
+
+Below them lie resources, each by its whole content: loaded kernels by target and variant (jit.py), tensor
+maps by all of their fields (targets/tensor_map.py), workspace by device and stream (workspace.py).
+`clear` empties both levels.  A call after it computes the same bits.
 """
 
 from __future__ import annotations
@@ -16,7 +24,7 @@ _clears: list[Callable[[], None]] = []
 
 
 def cached(function: Callable[..., Any]) -> Any:
-    """`function` with a cache of MAX_PLANS results that `clear` empties."""
+    """`function` of a target, a task and a given config, with a cache of MAX_PLANS results."""
     wrapped = lru_cache(maxsize=MAX_PLANS)(function)
     _clears.append(wrapped.cache_clear)
     return wrapped

@@ -45,10 +45,7 @@ def make_op(
 
     def run(x: Any, *, out: Any = None, config: Config | None = None) -> Any:
         if config is None:
-            config = choice.choose(
-                *("third", targets.get("host"), {"size": x.size}, {"of": str(configs)}),
-                *(lambda: configs, variant),
-            )
+            config = family.config(x.size, targets.get("host"))
         fault = op_fault or config.fault
         y = np.empty_like(x) if out is None else out
         y[...] = (x.astype(np.float64) / 3).astype(x.dtype)
@@ -82,6 +79,15 @@ def make_op(
         if config.fault == "compile":
             text = "KERNEL void third(float* y) { nothing; }\n"
         return Variant("third", (), (), 32, text=text)
+
+    family = choice.Family(
+        "third",
+        (Config,),
+        lambda size, device: configs,
+        lambda config, size, device: None if config in configs else "no such config",
+        lambda size, config: variant(config),
+        lambda size: ({"size": size}, {"of": str(configs)}),
+    )
 
     def bound(x: Any, *, reference: tuple[Any]) -> tuple[Bound]:
         info = finfo(x.dtype)

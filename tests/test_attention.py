@@ -13,6 +13,7 @@ from cupykern import BlockMask, check, dtypes, inputs
 from cupykern.attention import attention_plan
 from cupykern.attention.attention_ops import OP, AttentionProblem
 from cupykern.attention.attention_plan import AttentionConfig
+from cupykern.attention.attention_task import HEAD_DIMS
 from cupykern.attention.varlen_ops import VARLEN_OP, VarlenProblem
 from cupykern.targets import host
 
@@ -324,7 +325,7 @@ def test_the_name_that_torch_has():
     "arch", ["sm_80", "sm_86", "sm_90a", "sm_120a", "gfx942", "gfx1100", "host"]
 )
 def test_every_head_size_has_a_config(arch):
-    for head_dim in attention_plan.HEAD_DIMS:
+    for head_dim in HEAD_DIMS:
         for mode in range(3):
             for config in attention_plan.configs(head_dim, mode, arch):
                 assert attention_plan.refusal(config, head_dim, mode, arch) is None

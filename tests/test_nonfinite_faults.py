@@ -175,7 +175,8 @@ def _check_words() -> None:
     """Launches one after the other that share what is zero before and after each."""
     x = np.ones((700, 1000), np.float32)
     x[600, 7] = np.nan
-    plan = nonfinite._plan(host.current(), x.shape, x.dtype, operand(x), None)
+    task = nonfinite.NonfiniteTask(nonfinite.make_walk(x.shape, operand(x)), x.dtype)
+    plan = nonfinite._plan(host.current(), task, None)
     words = np.zeros(plan.num_counters, np.uint32)
     assert words.size > 2 * (1 + nonfinite._WORDS)  # several blocks
     for _ in range(3):

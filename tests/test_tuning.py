@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -117,14 +117,37 @@ def test_built_in_rows_are_asked_last(op, monkeypatch, tmp_path):
         store.built_in.cache_clear()
 
 
-def test_calls_that_differ_in_size_or_kind_alone_have_configs_of_their_own():
-    def choose(n, dtype):
-        sizes, kind = {"n": n}, {"dtype": dtype}
-        configs = (f"of {n} {dtype}",)
-        return choice.choose("f", targets.get("host"), sizes, kind, lambda: configs, None)
+@dataclass(frozen=True)
+class Number:
+    value: int
 
-    for n, dtype in ((8, "a"), (8, "b"), (9, "a")):
-        assert choose(n, dtype) == f"of {n} {dtype}"
+
+def numbers(configs, refusal=lambda config, task, device: None):
+    """A family whose tasks are numbers."""
+    traits = lambda task: ({"size": task}, {})  # noqa: E731
+    return choice.Family("f", (Number,), configs, refusal, None, traits)
+
+
+def test_a_config_is_a_function_of_the_task_alone():
+    """Tasks of one bucket of sizes share no config."""
+    family = numbers(lambda task, device: (Number(task),))
+    for task in (1000, 999, 1000, 7):
+        assert family.config(task, targets.get("host")) == Number(task)
+
+
+def test_a_chosen_config_that_is_not_legal_is_an_internal_error():
+    family = numbers(lambda task, device: (Number(1),), lambda config, task, device: "too slow")
+    with pytest.raises(choice.InternalError, match=r"f: Number.* was chosen for 5: too slow"):
+        family.config(5, targets.get("host"))
+    with pytest.raises(ValueError, match="config does not fit: too slow"):
+        family.config(5, targets.get("host"), Number(2))
+    with pytest.raises(TypeError, match="config must be a Number"):
+        family.config(5, targets.get("host"), "none such")
+
+
+def test_a_task_is_a_value():
+    with pytest.raises(TypeError, match="unhashable"):
+        numbers(lambda task, device: (Number(1),)).config([1], targets.get("host"))
 
 
 def test_built_in_rows_are_whole():

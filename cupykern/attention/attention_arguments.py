@@ -11,8 +11,8 @@ from .. import arguments, dtypes
 from ..arrays import address_of, in_elements, packed
 from ..numerics import namespace
 from ..targets import Target, is_cupy
-from .attention_plan import DTYPES, HEAD_DIMS, has_half_scores
-from .attention_task import BIAS_MASK, BLOCK_MASK, BOOL_MASK, MaskPlace
+from .attention_plan import DTYPES, has_half_scores
+from .attention_task import BIAS_MASK, BLOCK_MASK, BOOL_MASK, HEAD_DIMS, MaskPlace
 from .block_mask import BlockMask
 
 _ALIGNMENT = 16  # bytes, of what asynchronous copies move

@@ -15,7 +15,7 @@ from ..op import Call, Draw, Op, Work
 from . import attention_hopper, attention_plan
 from .attention import attention
 from .attention_plan import AttentionConfig
-from .attention_task import BLOCK_MASK, mask_mode, prescales
+from .attention_task import BLOCK_MASK, mask_mode, padded_head_dim, prescales
 from .block_mask import CAUSAL, FULL, MASKED, PARTIAL, BlockMask
 
 DTYPES = ("float16", "bfloat16")
@@ -249,7 +249,7 @@ def _work(problem: AttentionProblem) -> Work:
 
 
 def _head_dim(problem: Any) -> int:
-    return attention_plan.padded_head_dim(problem.d, problem.dv)
+    return padded_head_dim(problem.d, problem.dv)
 
 
 def _configs(problem: AttentionProblem, arch: str) -> tuple[AttentionConfig, ...]:

@@ -15,17 +15,15 @@ import numpy as np
 from kernels_cu import Variant
 
 from .. import dtypes, plans
-from ..arguments import check_fields
-from ..choice import choose
+from ..choice import Family
 from ..jit import get_kernel
-from ..targets import Kernel, Target
+from ..targets import Device, Kernel, Target
 from ..targets.limits import is_measured, max_shared_bytes
 from . import attention_hopper
 from .attention_hopper import AttentionHopperConfig, AttentionHopperPlan
-from .attention_task import BLOCK_MASK, AttentionTask
+from .attention_task import BLOCK_MASK, HEAD_DIMS, AttentionTask
 
 DTYPES = (dtypes.float16, dtypes.bfloat16)
-HEAD_DIMS = (64, 128, 256)  # what head sizes are padded to in shared memory
 _LOG2_E = math.log2(math.e)
 _L2_BYTES = 24 * 2**20  # keys and values that half of an L2 cache holds
 _NAIVE_THREADS = 256
@@ -44,10 +42,6 @@ class AttentionConfig:
     def shared_bytes(self, head_dim: int) -> int:
         """Dynamic shared memory (attention.cu: AttentionStorage)."""
         return 2 * head_dim * (self.tile_m + 2 * self.tile_n) + 4 * self.tile_m
-
-
-def padded_head_dim(head_dim: int, head_dim_v: int) -> int:
-    return next(size for size in HEAD_DIMS if max(head_dim, head_dim_v) <= size)
 
 
 def refusal(
@@ -174,6 +168,49 @@ def has_half_scores(dtype: np.dtype, arch: str) -> bool:
     return dtype == dtypes.float16 and not arch.startswith("gfx")
 
 
+AnyConfig = AttentionConfig | AttentionHopperConfig
+
+
+def _configs(task: AttentionTask, device: Device) -> tuple[AnyConfig, ...]:
+    """The legal configs, the fastest measured first."""
+    t, arch = task, device.arch
+    if t.naive:
+        return (choose_config(t.padded_head_dim, t.mode, arch),)
+    fits = device.warp_size == 32 and attention_hopper.unfit(t) is None
+    kind = attention_hopper.kind_of(t) if fits else None
+    return configs(t.padded_head_dim, t.mode, arch, t.sq, kind, t.half_scores)
+
+
+def _refusal(config: AnyConfig, task: AttentionTask, device: Device) -> str | None:
+    reason = refusal(config, task.padded_head_dim, task.mode, device.arch)
+    if reason or not isinstance(config, AttentionHopperConfig):
+        return reason
+    if device.warp_size != 32:
+        return f"Hopper's mainloop needs warps of 32 lanes; got {device.warp_size}"
+    return attention_hopper.unfit(task, config)
+
+
+def _variant(task: AttentionTask, config: AnyConfig) -> Variant:
+    t, kind = task, attention_hopper.kind_of(task)
+    return flash_variant(t.dtype, t.padded_head_dim, t.mode, t.half_scores, config, kind)
+
+
+def _traits(task: AttentionTask) -> tuple[dict[str, int], dict[str, Any]]:
+    t = task
+    kinds = {
+        "dtype": t.dtype.name, "d": t.head_dim, "dv": t.head_dim_v, "causal": t.offset is not None,
+        "mask": t.mask.kind, "blocks": t.mask.blocks[:2], "packed": t.totals is not None,
+        "half_scores": t.half_scores, "prescale": t.prescale,
+    }  # fmt: skip
+    return {"heads": t.batch * t.heads, "sq": t.sq, "sk": t.sk}, kinds
+
+
+FAMILY = Family(
+    *("attention", (AttentionConfig, AttentionHopperConfig)),
+    *(_configs, _refusal, _variant, _traits),
+)
+
+
 # --- plans -------------------------------------------------------------------------------------
 
 _STRIDES = np.dtype([(name, np.int64) for name in ("batch", "head", "row")])
@@ -221,20 +258,11 @@ class AttentionPlan(NamedTuple):
 
 @plans.cached
 def attention_plan(
-    target: Target, task: AttentionTask, config: AttentionConfig | AttentionHopperConfig | None
+    target: Target, task: AttentionTask, given: AttentionConfig | AttentionHopperConfig | None
 ) -> AttentionPlan | AttentionHopperPlan:
     """Raises TypeError and ValueError for a config that does not fit, or too large a grid."""
-    t = task
-    head_dim = padded_head_dim(t.head_dim, t.head_dim_v)
-    if config is None:
-        config = _chosen(target, t, head_dim)
-    else:
-        check_fields(config, AttentionConfig, AttentionHopperConfig)
-        if reason := refusal(config, head_dim, t.mode, target.arch):
-            raise ValueError(f"config does not fit: {reason}")
-    hopper = isinstance(config, AttentionHopperConfig)
-    if hopper and (reason := attention_hopper.unfit(t, config)):
-        raise ValueError(f"config does not fit: {reason}")
+    t, config = task, FAMILY.config(task, target, given)
+    head_dim, hopper = t.padded_head_dim, isinstance(config, AttentionHopperConfig)
     tiles = -(-t.sq // config.tile_m)
     grid = tiles * t.heads * t.batch
     if grid >= 2**31:
@@ -272,9 +300,7 @@ def attention_plan(
             raise ValueError(f"the naive algorithm has {rows * t.sk} scores, too many for it")
         kernel = get_kernel(target, naive_variant(t.dtype))
         return AttentionPlan(kernel, 0, 0, target.by_value(params), grids, rows * (t.sk + 1))
-    kind = attention_hopper.kind_of(t)
-    variant = flash_variant(t.dtype, head_dim, t.mode, t.half_scores, config, kind)
-    kernel = get_kernel(target, variant)
+    kernel = get_kernel(target, FAMILY.variant(t, config))
     if hopper:
         blocks, needed = min(grid, target.multiprocessors), config.shared_bytes(head_dim)
         planned = None
@@ -287,26 +313,6 @@ def attention_plan(
     return AttentionPlan(
         kernel, grid, config.shared_bytes(head_dim), target.by_value(params), None, 0
     )
-
-
-def _chosen(
-    target: Target, task: AttentionTask, head_dim: int
-) -> AttentionConfig | AttentionHopperConfig:
-    t = task
-    if t.naive:
-        return choose_config(head_dim, t.mode, target.arch)
-    sizes = {"heads": t.batch * t.heads, "sq": t.sq, "sk": t.sk}
-    kind = {
-        "dtype": t.dtype.name, "d": t.head_dim, "dv": t.head_dim_v, "causal": t.offset is not None,
-        "mask": t.mask.kind, "packed": t.totals is not None, "half_scores": t.half_scores,
-        "prescale": t.prescale,
-    }  # fmt: skip
-    hopper = None if attention_hopper.unfit(t) else attention_hopper.kind_of(t)
-    return choose(
-        "attention", target, sizes, kind,
-        lambda: configs(head_dim, t.mode, target.arch, t.sq, hopper, t.half_scores),
-        lambda config: flash_variant(t.dtype, head_dim, t.mode, t.half_scores, config, hopper),
-    )  # fmt: skip
 
 
 def _order_of_tiles(heads: int, tiles: int, heads_per_section: int) -> np.ndarray:

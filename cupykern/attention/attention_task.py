@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+HEAD_DIMS = (64, 128, 256)  # what head sizes are padded to in shared memory
 NO_MASK, BOOL_MASK, BIAS_MASK, BLOCK_MASK = range(4)  # attention_mask.cuh: MaskKind
 
 
@@ -21,6 +22,11 @@ def mask_mode(kind: int, scale: float | None) -> int:
     if kind == BLOCK_MASK:
         return 2
     return int(kind != NO_MASK or prescales(kind, scale))
+
+
+def padded_head_dim(head_dim: int, head_dim_v: int) -> int:
+    """The size that heads are padded to in shared memory."""
+    return next(size for size in HEAD_DIMS if max(head_dim, head_dim_v) <= size)
 
 
 class MaskPlace(NamedTuple):
@@ -62,6 +68,10 @@ class AttentionTask(NamedTuple):
     bottom_right: bool = False
     half_scores: bool = False
     naive: bool = False
+
+    @property
+    def padded_head_dim(self) -> int:
+        return padded_head_dim(self.head_dim, self.head_dim_v)
 
     @property
     def mode(self) -> int:

@@ -11,9 +11,7 @@ import numpy as np
 from kernels_cu import EITHER, Variant
 
 from .. import dtypes
-from ..arguments import check_fields
-from ..choice import choose
-from ..targets import Target
+from ..choice import Family
 from ..targets.limits import is_measured, max_cluster_size, max_shared_bytes, multiprocessors
 
 MAX_QUERIES = 16
@@ -180,32 +178,10 @@ def choose_config(task: DecodeTask, arch: str, blocks: int | None = None) -> Dec
     return configs(task, arch, blocks)[0]
 
 
-def tuned_config(task: DecodeTask, target: Target) -> DecodeConfig:
-    """The tuned config of `task` if there is one, else `choose_config`'s."""
-    t = task
-    return choose(
-        "decode_attention",
-        target,
-        {"batch": t.batch, "keys": t.max_keys},
-        {
-            "heads": t.num_kv_heads,
-            "rows": t.rows,
-            "dtype": t.dtype.name,
-            "dim": t.dim,
-            "dim_v": t.dim_v,
-        },
-        lambda: configs(task, target.arch, target.multiprocessors),
-        lambda config: variant(t.dtype, t.padded_dim, config),
-    )
-
-
-def check_config(config: Any, task: DecodeTask, arch: str) -> None:
-    """Raises TypeError and ValueError, with the reason, for a config that cannot compute `task`."""
-    check_fields(config, DecodeConfig)
-    reason = _refusal(config, task.padded_dim, arch)
-    reason = reason or _refusal_of_pairs(config, task, arch)
-    if reason:
-        raise ValueError(f"config does not fit: {reason}; got {config}")
+def refusal(config: DecodeConfig, task: DecodeTask, arch: str) -> str | None:
+    """Why `config` cannot compute `task` on `arch`; None: it can."""
+    reason = _refusal(config, task.padded_dim, arch) or _refusal_of_pairs(config, task, arch)
+    return reason and f"{reason}; got {config}"
 
 
 def _refusal(config: DecodeConfig, dim: int, arch: str) -> str | None:
@@ -287,3 +263,22 @@ def variants(arch: str) -> tuple[Variant, ...]:
         *dict.fromkeys(variant(*kind, paged) for kind in kinds for paged in (False, True)),
         *(merge_variant(*kind) for kind in kinds if kind[-1].merges_later),
     )
+
+
+def _traits(task: DecodeTask) -> tuple[dict[str, int], dict[str, Any]]:
+    t = task
+    kinds = {
+        "heads": t.num_kv_heads, "rows": t.rows, "dtype": t.dtype.name, "dim": t.dim,
+        "dim_v": t.dim_v,
+    }  # fmt: skip
+    return {"batch": t.batch, "keys": t.max_keys}, kinds
+
+
+FAMILY = Family(
+    "decode_attention",
+    (DecodeConfig,),
+    lambda task, device: configs(task, device.arch, device.multiprocessors),
+    lambda config, task, device: refusal(config, task, device.arch),
+    lambda task, config: variant(task.dtype, task.padded_dim, config),
+    _traits,
+)

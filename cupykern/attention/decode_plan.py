@@ -12,15 +12,14 @@ from ..jit import get_kernel
 from ..rows.row_layout import Operand
 from ..targets import Kernel, Target
 from .decode_config import (
+    FAMILY,
     GROUP,
     MAX_CHUNKS,
     NUM_THREADS,
     DecodeConfig,
     DecodeTask,
-    check_config,
     merge_sums_bytes,
     merge_variant,
-    tuned_config,
     variant,
 )
 
@@ -101,15 +100,13 @@ def has_vectors(x: Operand, shape: tuple[int, ...]) -> bool:
     return aligned and x.strides[-1] == x.itemsize
 
 
-def make_plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> DecodePlan:
+def make_plan(target: Target, call: DecodeCall, given: DecodeConfig | None) -> DecodePlan:
     """Raises TypeError and ValueError for a config that does not fit, or too large a grid."""
     batch, num_heads, num_queries, dim = call.q_shape
     num_kv_heads, page_size = call.k_shape[1:3]
     rows = num_heads // num_kv_heads * num_queries
     task = DecodeTask(call.dtype, batch, num_kv_heads, rows, dim, call.dim_v, call.max_keys)
-    if config is None:
-        config = tuned_config(task, target)
-    check_config(config, task, target.arch)
+    config = FAMILY.config(task, target, given)
     max_chunks = task.max_chunks(config)
     num_tasks = task.num_tasks(config)
     if num_tasks >= 2**30:

@@ -22,7 +22,7 @@ from .gemm_task import GemmTask, make_task
 from .hopper_config import HopperConfig
 from .logits import SET_COLUMNS, LogitsMemory, contiguous, logits_memory
 from .operand_maps import tma_stores
-from .product import INNER, OUTER, STRIDED, Matrix
+from .product import INNER, OUTER, STRIDED, Matrix, Product
 
 _OUTPUTS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
@@ -92,20 +92,24 @@ def dequant_softmax(
         flat = _matrix_view(y, rows, n)
         result = xp.empty((rows, n), y_dtype) if flat is None else flat
         flat_a = a.reshape(rows, a.shape[-1])
-        result_place = product.matrix(result, ())
-        memory, logits_place, num_sets = _memory(
-            target, _hopper_config(target, flat_a, w, config), result, result_place, bias
-        )
-        barrier, alone = memory.take(target)
-        logits, statistics = memory.parts(barrier, alone)
-        if logits_place == result_place:
-            logits = result
+        taken: list[Any] = []  # the call's memory, and whether logits are in the result
+
+        def complete(call: Product, config: AnyConfig) -> tuple[Product, dict[str, Any]]:
+            hopper = config if isinstance(config, HopperConfig) else None
+            memory, place, num_sets = _memory(target, hopper, result, call.out, bias)
+            barrier, alone = memory.take(target)
+            logits, statistics = memory.parts(barrier, alone)
+            if place == call.out:
+                logits = result
+            taken[:] = memory, logits is result
+            call = call._replace(logits=place, num_sets=num_sets)
+            return call, {"logits": logits, "statistics": statistics, "barrier": barrier}
+
         operands = {"a": flat_a, "b": w, "bias": bias, "scale_b": scale}
         inner = None if key is None else ("logits", *key)
         matmul.run(
             target, operands, (rows, n), y_dtype, result, config, inner, _GIVEN, alpha=number,
-            kernel="dequant_softmax", logits=logits_place, num_sets=num_sets,
-            extra={"logits": logits, "statistics": statistics, "barrier": barrier},
+            kernel="dequant_softmax", complete=complete,
         )  # fmt: skip
         if flat is None:
             assign(y, result.reshape(shape))
@@ -115,7 +119,8 @@ def dequant_softmax(
         )
         if found is not None and same and flat is not None:
             _, made, pick, *_ = found
-            plan = _Plan(target, made, (), pick, memory, logits is result, shape, y_dtype)
+            memory, in_place = taken
+            plan = _Plan(target, made, (), pick, memory, in_place, shape, y_dtype)
             launches = tuple(one.of(plan.arrays) for one in made.launches)
             plans.remember(key, plan._replace(launches=launches))
     return y
@@ -178,16 +183,6 @@ def _memory(
     logits = None if stays else place if y.dtype == dtypes.float32 else contiguous(n)
     own = logits is not None and y.dtype != dtypes.float32
     return logits_memory(rows, n, num_sets, own), logits, num_sets
-
-
-def _hopper_config(target: Target, a: Any, w: Any, config: Any) -> HopperConfig | None:
-    """Of the product of a matrix and w; None: another main loop's."""
-    of_a, of_w = product.matrix(a, ()), product.matrix(w, ())
-    if config is None and of_a is not None and of_w is not None:
-        (rows, k), n = a.shape, w.shape[1]
-        task = make_task(of_a, of_w, 1, rows, n, k, kernel="dequant_softmax")
-        config = gemm.tuned_config(task, target)
-    return config if isinstance(config, HopperConfig) else None
 
 
 def _takes_shares(y: Any, bias: Any) -> bool:

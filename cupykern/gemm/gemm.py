@@ -15,10 +15,9 @@ import numpy as np
 from kernels_cu import Variant
 
 from .. import dtypes
-from ..arguments import check_fields
-from ..choice import choose
+from ..choice import Family
 from ..jit import get_kernel
-from ..targets import Kernel, Target
+from ..targets import Device, Kernel, Target
 from ..targets.limits import has_cooperative_launches, multiprocessors
 from ..targets.repeated import Repeated
 from . import (
@@ -84,37 +83,6 @@ def half_sums_task(task: GemmTask) -> GemmTask:
     return replace(task, half_sums=True, layout_a=layout, layout_b=layout)
 
 
-def check_config(config: Any, task: GemmTask, arch: str) -> None:
-    """Raises TypeError and ValueError, with the reason, for a config that cannot compute `task`."""
-    check_fields(config, GemmConfig, HopperConfig, StreamConfig)
-    if reason := refusal(config, task, arch):
-        raise ValueError(f"config does not fit: {reason}")
-
-
-def tuned_config(task: GemmTask, target: Target) -> AnyConfig:
-    """The tuned config of `task` if there is one, else `choose_config`'s."""
-    t = task
-    return choose(
-        t.kernel,
-        target,
-        {"batch": t.batch, "m": t.m, "n": t.n, "k": t.k},
-        {
-            "a": t.a.name,
-            "b": t.b.name,
-            "layouts": f"{t.layout_a}{t.layout_b}",
-            "blocks": t.block_scales,
-            "tma": f"{t.tma}{t.tma_codes}{t.scaled}" if t.b == FP4 else t.tma,
-            "half_sums": t.half_sums,
-            **({"activates": True} if t.activates else {}),
-            **({} if t.plain else {"plain": False}),
-            **({} if t.in_lines else {"in_lines": False}),
-            **({} if t.lines_b == STRIDED else {"lines_b": t.lines_b}),
-        },
-        lambda: configs(task, target.arch, target.multiprocessors),
-        lambda config: variant(task, config),
-    )
-
-
 def configs(task: GemmTask, arch: str, blocks: int | None = None) -> tuple[AnyConfig, ...]:
     """The configs of `task` on `arch`, the measured one first.
 
@@ -167,6 +135,44 @@ def variant(task: GemmTask, config: AnyConfig) -> Variant:
         c.num_threads,
         cooperative=task.kernel == "dequant_softmax",
     )
+
+
+def _traits(task: GemmTask) -> tuple[dict[str, int], dict[str, Any]]:
+    t = task
+    kinds = {
+        "kernel": t.kernel,
+        "a": t.a.name,
+        "b": t.b.name,
+        "layouts": f"{t.layout_a}{t.layout_b}",
+        "blocks": t.block_scales,
+        "tma": f"{t.tma}{t.tma_codes}{t.scaled}" if t.b == FP4 else t.tma,
+        "half_sums": t.half_sums,
+        "activates": t.activates,
+        "plain": t.plain,
+        "in_lines": t.in_lines,
+        "lines_b": t.lines_b,
+    }
+    return {"batch": t.batch, "m": t.m, "n": t.n, "k": t.k}, kinds
+
+
+def _configs(task: GemmTask, device: Device) -> tuple[AnyConfig, ...]:
+    found = configs(task, device.arch, device.multiprocessors)
+    return tuple(c for c in found if not _refusal_of_device(c, device))
+
+
+def _refusal(config: AnyConfig, task: GemmTask, device: Device) -> str | None:
+    return _refusal_of_device(config, device) or refusal(config, task, device.arch)
+
+
+def _refusal_of_device(config: AnyConfig, device: Device) -> str | None:
+    if isinstance(config, HopperConfig) and device.warp_size != 32:
+        return f"Hopper's mainloop needs warps of 32 lanes; got {device.warp_size}"
+    return None
+
+
+FAMILY = Family(
+    "gemm", (GemmConfig, HopperConfig, StreamConfig), _configs, _refusal, variant, _traits
+)
 
 
 # --- plans -------------------------------------------------------------------------------------
@@ -232,7 +238,7 @@ def task_of(product: Product) -> GemmTask:
 
 def streams(target: Target, product: Product) -> bool:
     """Whether the operands of `product` are streamed from where they lie."""
-    return isinstance(tuned_config(task_of(product), target), StreamConfig)
+    return isinstance(FAMILY.config(task_of(product), target), StreamConfig)
 
 
 def gemm_plan(
@@ -247,9 +253,7 @@ def gemm_plan(
     if len(dims) > MAX_BATCH_DIMS:
         return None
     task = task_of(p)
-    if config is None:
-        config = tuned_config(task, target)
-    check_config(config, task, target.arch)
+    config = FAMILY.config(task, target, config)
     if isinstance(config, HopperConfig) and config.splits > 1:
         of_parts = replace(config, splits=1)
         return split_plan(target, p, config.splits, lambda x: gemm_plan(target, x, of_parts))

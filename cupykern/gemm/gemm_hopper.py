@@ -230,11 +230,8 @@ def hopper_plan(
     dims: list[tuple[int, tuple[int, ...]]],
     config: HopperConfig,
 ) -> HopperPlan:
-    """The plan of `product`, whose dims are product_dims'.  Raises ValueError for what its config
-    alone does not tell."""
+    """The plan of `product`, whose dims are product_dims'."""
     p, c = product, config
-    if target.warp_size != 32:
-        raise ValueError(f"Hopper's main loop needs warps of 32 lanes; got {target.warp_size}")
     if c.streams:
         return _stream_plan(target, p, task, c)
     end = _GENERAL
@@ -251,8 +248,6 @@ def hopper_plan(
         for layout, is_cols in ((task.layout_a, turned), (task.layout_b, not turned))
     )
     tiles = task.batch * tiles_m * tiles_n
-    if tiles * c.cluster >= 2**30 or max(p.m, p.n) >= 2**31 - 512:
-        raise ValueError(f"a product of {p.m} x {p.n} is too large for Hopper's main loop")
     depth = tile_k(c, task)
     rows_a = c.tile_m // parts_a
     if task.layout_a == INNER and parts_a == 1 and p.kernel == "gemm":

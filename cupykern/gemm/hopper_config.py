@@ -95,6 +95,9 @@ class HopperConfig:
         return 4 * self.warpgroups * warps
 
 
+_MAX_TILES, _MAX_SIZE = 2**30, 2**31 - 512  # int32 coordinates
+
+
 def multiplied(task: GemmTask, config: HopperConfig) -> GemmTask:
     """`task` as the main loop sees it: an NVFP4 a is decoded in memory before, b if the config says so."""
     if task.b != FP4:
@@ -216,6 +219,9 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
         return "TMA takes operands with neighbours along one dim and positive multiples of 16 bytes"
     if task.k == 0:
         return "a tensor map has no dims of size 0"
+    tiles = task.batch * math.prod(cluster_tiles(c, task, task.m, task.n))
+    if tiles * c.cluster >= _MAX_TILES or max(task.m, task.n) >= _MAX_SIZE:
+        return f"a product of {task.m} x {task.n} is too large for Hopper's mainloop"
     if c.streams:
         return _refusal_of_stream(c, task, arch)
     shared_rows = not (c.ping_pong or c.share_k)

@@ -135,7 +135,7 @@ def run(
     operands: the arrays of `product.ARRAYS`, absent or None where there is none.  key: that of plans.find,
     if these are the arrays that it was given, or views that begin where they do; given: their names, in
     the order in which `launch_known` will get them.  options: the other fields of Product; `blocked`, the names of operands that are scales in blocks; `k`, if a's columns
-    are not K; `extra`, other arrays that the kernel takes, by name.
+    are not K; `complete`, (product, config) -> the whole product, and other arrays that the kernel takes, by name.
     """
     if out is not None:
         arguments.check_new_out(out, shape, out_dtype, operands)
@@ -148,7 +148,7 @@ def run(
         fields = {"alpha": 1.0, "activation": None, "bias": None, "residual": None}
         fields |= {"scale_a": None, "scale_b": None, **options}
         k, blocked = fields.pop("k", None), fields.pop("blocked", ())
-        extra = fields.pop("extra", {})
+        complete = fields.pop("complete", None)
         k = arrays["a"].shape[-1] if k is None else k
         for name, found in reversed(matrices.items()):  # b before a
             # Rare: a stride of some odd number of bytes, and odd strides beside NVFP4.
@@ -176,6 +176,10 @@ def run(
                 if copied == all_copied or gemm.streams(target, call._replace(**found)):
                     call = call._replace(**found)
                     break
+        extra = {}
+        if complete is not None:
+            config = gemm.FAMILY.config(gemm.task_of(call), target, config)
+            call, extra = complete(call, config)
         plan = _plan(target, call, config)
         if plan is None:  # rare: a batch of many dims that do not merge
             for i in range(shape[0]):

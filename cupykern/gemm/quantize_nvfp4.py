@@ -12,16 +12,16 @@ from kernels_cu import Variant
 
 from .. import arguments, arrays, dtypes, inputs, plans, reference, workspace
 from ..arrays import address_of
-from ..choice import choose
+from ..choice import Family
 from ..jit import get_kernel
 from ..numerics import as_float64, namespace
 from ..op import Call, Draw, Op, Work
-from ..targets import Kernel, Target
+from ..targets import Device, Kernel, Target
 from ..targets.limits import has_cooperative_launches, max_shared_bytes
 from ..targets.repeated import Repeated
 from . import nvfp4
 from .nvfp4 import GROUP, NvFp4
-from .product import Groups, groups, matrix
+from .product import Groups, Matrix, groups, matrix
 
 _VECTOR_BYTES, _STATIC_BYTES = 16, 1024  # the kernel's static shared memory, at most
 _E4M3 = dtypes.float8_e4m3fn
@@ -57,6 +57,16 @@ class NvFp4Config:
         return _VECTOR_BYTES * self.num_threads * max(1, self.held * itemsize)
 
 
+@dataclass(frozen=True)
+class NvFp4Task:
+    """All that decides how an array is quantized.  Equal tasks have equal plans."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    x: Matrix  # of the array with one batch dim
+    layout: str
+
+
 def configs(dtype: np.dtype, arch: str) -> tuple[NvFp4Config, ...]:
     """Of inputs of `dtype`."""
     at_once = 2 if dtype.itemsize == 2 else 1
@@ -69,6 +79,50 @@ def configs(dtype: np.dtype, arch: str) -> tuple[NvFp4Config, ...]:
     if most < 8:  # vectors: little room
         return (NvFp4Config(256, 4, at_once, 1),)
     return (replace(one, held=most // dtype.itemsize // at_once * at_once),)
+
+
+def _refusal(config: NvFp4Config, task: NvFp4Task, device: Device) -> str | None:
+    c, arch = config, device.arch
+    if c.num_threads not in range(64, 1025, 64):
+        return f"num_threads must be a multiple of 64 up to 1024; got {c.num_threads}"
+    if c.num_blocks < 1:
+        return f"num_blocks must be positive; got {c.num_blocks}"
+    if c.at_once not in (1, 2, 4):
+        return f"at_once must be 1, 2 or 4; got {c.at_once}"
+    if c.launches not in (1, 2):
+        return f"launches must be 1 or 2; got {c.launches}"
+    if c.held < 0 or c.held % c.at_once or (c.held and c.launches == 2):
+        return f"held must be a multiple of at_once, and 0 with 2 launches; got {c.held}"
+    needed, most = c.shared_bytes(task.dtype.itemsize), max_shared_bytes(arch) - _STATIC_BYTES
+    if needed > most:
+        return f"{needed} bytes of shared memory are more than {most}"
+    if c.launches == 1 and not has_cooperative_launches(arch):
+        return f"{arch} has no cooperative launches"
+    return None
+
+
+def _variant_of(dtype: np.dtype, config: NvFp4Config) -> Variant:
+    types = (("Element", dtypes.CPP_NAMES[dtype]),)
+    together = (1536 if dtype.itemsize == 2 else 1024) // config.num_threads
+    blocks = max(1, min(config.num_blocks, together))
+    constants = (("kAtOnce", config.at_once), ("kHeld", config.held))
+    return Variant(
+        "quantize_nvfp4", types, constants, config.num_threads, min_blocks=blocks,
+        cooperative=config.launches == 1,
+    )  # fmt: skip
+
+
+FAMILY = Family(
+    "quantize_nvfp4",
+    (NvFp4Config,),
+    lambda task, device: configs(task.dtype, device.arch),
+    _refusal,
+    lambda task, config: _variant_of(task.dtype, config),
+    lambda task: (
+        {"size": math.prod(task.shape)},
+        {"dtype": task.dtype.name, "layout": task.layout},
+    ),
+)
 
 
 def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None = None) -> NvFp4:
@@ -97,7 +151,8 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None 
         raise ValueError(f"layout must be 'plain' or 'blocked'; got {layout!r}")
     if x.ndim < 2 or x.shape[-1] % GROUP:
         raise ValueError(f"x must have shape (..., rows, K), K a multiple of 16; got {x.shape}")
-    config = _check_config(config, target, x, layout)
+    if config is not None:
+        arguments.check_fields(config, NvFp4Config)
     xp, (*outer, rows, k) = target.xp, x.shape
     with arguments.on_device(target):
         scale_shape = nvfp4.scale_shape(x.shape, layout)
@@ -110,27 +165,36 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None 
             raise ValueError(f"x must have less than 2^32 rows; got {batch * rows}")
         # Rarely of a stride of some odd number of bytes.
         flat = (x if arrays.in_elements(x) else arrays.packed(x)).reshape(batch, rows, k)
-        place = matrix(flat, (batch,))
-        steps = groups(place._replace(row=k // GROUP), k, layout == "blocked")
-        params = _params(batch, rows, k, place, steps, math.prod(scale_shape) // batch, layout)
-        threads = batch * int(params["scale_rows"] * params["scale_groups"])
-        grid = min(-(-threads // config.num_threads), config.num_blocks * target.multiprocessors)
-        kernel = get_kernel(target, _variant_of(x.dtype, config))
-        passes, shared = (_LARGEST, _ENCODE), config.shared_bytes(x.itemsize)
-        if config.launches == 1:
-            passes, grid = (_BOTH,), min(grid, kernel.blocks_at_once(shared))
-        params["num_partials"] = grid
-        shape = (*outer, rows, k // 2)
-        struct = target.by_value(params)
-        launches = tuple(
-            _launch_of(kernel, grid, shared, struct, target.by_value(number)) for number in passes
-        )
-        places = _places(shape, scale_shape)
-        of_bytes = xp is not np and not arrays.takes_fp8(xp)
-        scale_dtype = np.dtype(np.uint8) if of_bytes else _E4M3
-        plan = _Plan(target, launches, 4 * grid, shape, scale_shape, layout, places, scale_dtype)
+        task = NvFp4Task(x.shape, x.dtype, matrix(flat, (batch,)), layout)
+        plan = _plan(target, task, config)
         plans.remember(key if address_of(flat) == address_of(x) else None, plan)
         return plan.launch(flat, (address_of(flat),))
+
+
+@plans.cached
+def _plan(target: Target, task: NvFp4Task, given: NvFp4Config | None) -> _Plan:
+    config, layout = FAMILY.config(task, target, given), task.layout
+    *outer, rows, k = task.shape
+    batch, scale_shape = math.prod(outer), nvfp4.scale_shape(task.shape, layout)
+    steps = groups(task.x._replace(row=k // GROUP), k, layout == "blocked")
+    params = _params(batch, rows, k, task.x, steps, math.prod(scale_shape) // batch, layout)
+    threads = batch * int(params["scale_rows"] * params["scale_groups"])
+    grid = min(-(-threads // config.num_threads), config.num_blocks * target.multiprocessors)
+    kernel = get_kernel(target, FAMILY.variant(task, config))
+    passes, shared = (_LARGEST, _ENCODE), config.shared_bytes(task.dtype.itemsize)
+    if config.launches == 1:
+        passes, grid = (_BOTH,), min(grid, kernel.blocks_at_once(shared))
+    params["num_partials"] = grid
+    shape = (*outer, rows, k // 2)
+    struct = target.by_value(params)
+    launches = tuple(
+        _launch_of(kernel, grid, shared, struct, target.by_value(number)) for number in passes
+    )
+    xp = target.xp
+    of_bytes = xp is not np and not arrays.takes_fp8(xp)
+    scale_dtype = np.dtype(np.uint8) if of_bytes else _E4M3
+    places = _places(shape, scale_shape)
+    return _Plan(target, launches, 4 * grid, shape, scale_shape, layout, places, scale_dtype)
 
 
 def _launch_of(kernel: Kernel, grid: int, shared_bytes: int, params: Any, number: Any) -> Repeated:
@@ -198,57 +262,6 @@ def _params(
         params[name] = getattr(steps, name)
     params["matrix_scales"] = matrix_scales
     return params
-
-
-def _check_config(config: Any, target: Target, x: Any, layout: str) -> NvFp4Config:
-    """`config`, or the tuned one for None.  Raises TypeError and ValueError."""
-    if config is None:
-        return choose(
-            "quantize_nvfp4",
-            target,
-            {"size": x.size},
-            {"dtype": x.dtype.name, "layout": layout},
-            lambda: configs(x.dtype, target.arch),
-            lambda config: _variant_of(x.dtype, config),
-        )
-    arguments.check_fields(config, NvFp4Config)
-    if config.num_threads not in range(64, 1025, 64):
-        raise ValueError(
-            f"config does not fit: num_threads must be a multiple of 64 up to 1024; "
-            f"got {config.num_threads}"
-        )
-    if config.num_blocks < 1:
-        raise ValueError(
-            f"config does not fit: num_blocks must be positive; got {config.num_blocks}"
-        )
-    if config.at_once not in (1, 2, 4):
-        raise ValueError(f"config does not fit: at_once must be 1, 2 or 4; got {config.at_once}")
-    if config.launches not in (1, 2):
-        raise ValueError(f"config does not fit: launches must be 1 or 2; got {config.launches}")
-    if config.held < 0 or config.held % config.at_once or (config.held and config.launches == 2):
-        raise ValueError(
-            "config does not fit: held must be a multiple of at_once, and 0 with 2 launches; "
-            f"got {config.held}"
-        )
-    needed, most = config.shared_bytes(x.itemsize), max_shared_bytes(target.arch) - _STATIC_BYTES
-    if needed > most:
-        raise ValueError(
-            f"config does not fit: {needed} bytes of shared memory are more than {most}"
-        )
-    if config.launches == 1 and not has_cooperative_launches(target.arch):
-        raise ValueError(f"config does not fit: {target.arch} has no cooperative launches")
-    return config
-
-
-def _variant_of(dtype: np.dtype, config: NvFp4Config) -> Variant:
-    types = (("Element", dtypes.CPP_NAMES[dtype]),)
-    together = (1536 if dtype.itemsize == 2 else 1024) // config.num_threads
-    blocks = max(1, min(config.num_blocks, together))
-    constants = (("kAtOnce", config.at_once), ("kHeld", config.held))
-    return Variant(
-        "quantize_nvfp4", types, constants, config.num_threads, min_blocks=blocks,
-        cooperative=config.launches == 1,
-    )  # fmt: skip
 
 
 # --- the op's record -----------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import arguments, arrays, dtypes, inputs, plans, reference, workspace
 from ..arrays import address_of
-from ..choice import choose
+from ..choice import Family
 from ..jit import get_kernel
 from ..op import Call, Draw, Op, Work
 from ..targets import Target
@@ -20,13 +20,14 @@ from ..targets.repeated import Repeated
 from .nonfinite_walk import (
     MAX_DIMS,
     NonfiniteConfig,
-    check_config,
+    Walk,
     choose_config,
     configs_of,
     make_walk,
+    refusal,
     walk_variant,
 )
-from .row_layout import Operand, operand
+from .row_layout import operand
 
 DTYPES = (
     dtypes.float16,
@@ -149,28 +150,34 @@ class _Plan(NamedTuple):
     num_counters: int  # two for each word of its blocks
 
 
+@dataclass(frozen=True)
+class NonfiniteTask:
+    """All that decides how an array is walked.  Equal tasks have equal plans."""
+
+    walk: Walk
+    dtype: np.dtype
+
+
+FAMILY = Family(
+    "nonfinite",
+    (NonfiniteConfig,),
+    lambda task, device: (choose_config(device.arch, task.dtype.itemsize, task.walk),),
+    lambda config, task, device: refusal(config, task.dtype.itemsize, task.walk),
+    lambda task, config: walk_variant(task.dtype, config),
+    lambda task: (
+        {"elements": task.walk.num_elements},
+        {
+            "dtype": task.dtype.name,
+            "vectors": task.walk.plain or task.walk.whole,
+            "plain": task.walk.plain,
+        },
+    ),
+)
+
+
 @plans.cached
-def _plan(
-    target: Target,
-    shape: tuple[int, ...],
-    dtype: np.dtype,
-    x: Operand,
-    config: NonfiniteConfig | None,
-) -> _Plan | None:
-    walk = make_walk(shape, x)
-    if walk is None or not (walk.plain or config or is_measured(target.arch)):
-        return None
-    if config is None:
-        config = choose(
-            "nonfinite",
-            target,
-            {"elements": walk.num_elements},
-            {"dtype": dtype.name, "vectors": walk.plain or walk.whole, "plain": walk.plain},
-            lambda: (choose_config(target.arch, x.itemsize, walk),),
-            lambda config: walk_variant(dtype, config),
-        )
-    else:
-        check_config(config, x.itemsize, walk)
+def _plan(target: Target, task: NonfiniteTask, given: NonfiniteConfig | None) -> _Plan:
+    walk, config = task.walk, FAMILY.config(task, target, given)
     params = np.zeros((), _PARAMS)
     for name in ("num_elements", "start", "first"):
         params[name] = getattr(walk, name)
@@ -180,7 +187,7 @@ def _plan(
     per_block = config.num_threads * config.batch * config.vector_width
     grid = min(-(-walk.num_elements // per_block), _max_blocks(target, config))
     grid = max(grid, walk.num_elements // _MOST_OF_BLOCK)
-    kernel, struct = get_kernel(target, walk_variant(dtype, config)), target.by_value(params)
+    kernel, struct = get_kernel(target, FAMILY.variant(task, config)), target.by_value(params)
     repeated = Repeated(kernel, grid, 0, lambda arrays: (*arrays, struct))
     return _Plan(repeated, 2 * (1 + _WORDS * grid))
 
@@ -208,10 +215,13 @@ def _run(x: Any, config: NonfiniteConfig | None = None) -> tuple[Any, Any]:
             nan = int(np.array(np.nan).view(np.int64))
             found = xp.asarray(np.array([0, 0, 0, _NOWHERE, nan, nan, nan], np.int64))
             return xp, found if xp is np else found.data
-        plan = _plan(target, x.shape, x.dtype, operand(x), config)
-        if plan is None:  # rare: strides that the kernel can't walk, or has no variant for
+        walk = make_walk(x.shape, operand(x))
+        if walk is None or not (
+            walk.plain or config or is_measured(target.arch)
+        ):  # rare: strides that the kernel can't walk, or has no variant for
             codes = x.view(f"u{x.itemsize}")  # CuPy copies no FP8
             return _run(arrays.packed(codes).view(x.dtype), config)
+        plan = _plan(target, NonfiniteTask(walk, x.dtype), config)
         plans.remember(key, (target, plan))
         return _launch(target, plan, x, (address_of(x),))
 

@@ -6,14 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from kernels_cu import Variant
 
 from .. import dtypes
-from ..arguments import check_fields
 from ..targets.limits import is_measured
 from .row_layout import VECTOR_BYTES, Operand
 
@@ -117,24 +116,23 @@ def configs_of(arch: str, itemsize: int) -> tuple[NonfiniteConfig, ...]:
     return configs if is_measured(arch) else configs[:1]
 
 
-def check_config(config: Any, itemsize: int, walk: Walk) -> None:
-    """Raises TypeError and ValueError, with the reason, for a config that cannot walk the array."""
-    check_fields(config, NonfiniteConfig)
+def refusal(config: NonfiniteConfig, itemsize: int, walk: Walk) -> str | None:
+    """Why `config` cannot walk the array; None: it can."""
     c, width = config, VECTOR_BYTES // itemsize
     if c.plain and not walk.plain:
-        raise ValueError("config does not fit: the array is not one stretch of memory")
+        return "the array is not one stretch of memory"
     if c.vector_width != 1 and not (c.vector_width == width and (c.plain or walk.whole)):
         wide = f" or {width}" if walk.plain or walk.whole else ""
-        raise ValueError(
-            f"config does not fit: these strides allow vector_width 1{wide}"
-            + (", if it is plain" if wide and not walk.whole else "")
+        return f"these strides allow vector_width 1{wide}" + (
+            ", if it is plain" if wide and not walk.whole else ""
         )
     if c.num_threads not in (64, 128, 256, 512):  # a warp of AMD's; with 1024 it is slower
-        raise ValueError("config does not fit: num_threads must be a power of two from 64 to 512")
+        return "num_threads must be a power of two from 64 to 512"
     if c.batch not in (1, 2, 4, 8, 16, 32):
-        raise ValueError("config does not fit: batch must be a power of two up to 32")
+        return "batch must be a power of two up to 32"
     if not 1 <= c.min_blocks <= 32:
-        raise ValueError("config does not fit: min_blocks must be from 1 to 32")
+        return "min_blocks must be from 1 to 32"
+    return None
 
 
 def walk_variant(dtype: np.dtype, config: NonfiniteConfig) -> Variant:

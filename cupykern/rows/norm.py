@@ -10,7 +10,7 @@ from .. import arguments, arrays, dtypes, plans
 from ..numerics import finfo
 from ..op import as_tuple
 from ..targets import Target
-from .norm_plan import DTYPES, Norm, Options, make_norm
+from .norm_plan import DTYPES, Norm, Options, make_norm, norm_task
 from .quantize import quantize as _quantize
 from .row_configs import (
     RowConfig,
@@ -178,7 +178,8 @@ def _run_checked(
             total = xp.empty_like(x, order="K")
         if x.size == 0:
             return _of_nothing(target, x, residual, options, y)
-        norm = make_norm(target, x, weight, bias, eps, residual, options, y, total, config)
+        task = norm_task(x, weight, bias, eps, residual, options, y, total)
+        norm = None if task is None else make_norm(target, task, x.shape, config)
         if norm is None and out is None:
             return _run_otherwise(x, weight, bias, eps, residual, options, dtype, config)
         if norm is None:  # rare: strides that the kernel can't walk, perhaps out's

@@ -12,9 +12,10 @@ from kernels_cu import Variant
 
 from .. import dtypes, inputs, reference
 from ..op import Call, Draw, Op, Work
+from ..targets import limits
 from .norm import layer_norm, rms_norm
-from .norm_configs import admissible_norm_configs, norm_configs, quantized_configs
-from .norm_plan import DTYPES, norm_variant
+from .norm_configs import norm_configs, quantized_configs
+from .norm_plan import DTYPES, Column, Options, configs, norm_variant, of_layout
 from .row_configs import RowConfig
 from .row_fit import has_room
 from .row_layout import contiguous_operand, row_layout
@@ -167,26 +168,20 @@ def _variants(arch: str, centered: bool) -> tuple[Variant, ...]:
 
 
 def _configs(problem: NormProblem, arch: str, centered: bool) -> tuple[RowConfig, ...]:
-    itemsize = dtypes.NAMES[problem.dtype].itemsize
-    x = contiguous_operand(problem.shape, itemsize)
-    layout = row_layout(problem.shape, len(problem.shape) - 1, (x,) * 5, (1, 2, 3))
-    plain = (
-        not problem.compensated
-        and problem.out_dtype in (None, problem.dtype)
-        and {problem.weight_dtype, problem.bias_dtype} <= {None, problem.dtype}
+    p, dtype = problem, dtypes.NAMES[problem.dtype]
+    x = contiguous_operand(p.shape, dtype.itemsize)
+    y_dtype = dtypes.QUANTIZED[p.quantize] if p.quantize else dtypes.NAMES[p.out_dtype or p.dtype]
+    y = contiguous_operand(p.shape, y_dtype.itemsize)
+    statistics = contiguous_operand((*p.shape[:-1], 1), 4)
+    statistics = statistics._replace(strides=(*statistics.strides[:-1], 0))
+    layout = row_layout(p.shape, len(p.shape) - 1, (x, x, y, x, statistics), (1, 2, 3))
+    columns = tuple(
+        None if name is None else Column(dtypes.NAMES[name], 1, True)
+        for name in (p.weight_dtype, p.bias_dtype if centered else None)
     )
-    quantized = problem.quantize is not None
-    if (
-        quantized
-        or problem.compensated
-        or problem.out_dtype not in (None, problem.dtype)
-        or not {problem.weight_dtype, problem.bias_dtype} <= {None, problem.dtype, "float32"}
-    ):
-        layout = layout.for_options()
-    held = 1 + problem.residual
-    columns = [problem.weight_dtype, problem.bias_dtype][: 1 + centered]
-    bare = None not in columns and not (problem.return_stats or quantized)
-    return admissible_norm_configs(arch, itemsize, layout, plain, held, centered, quantized, bare)
+    options = Options(centered, p.compensated, p.return_stats, p.quantize)
+    task = of_layout(layout, dtype, y_dtype, columns, p.eps or 0.0, options, p.residual)
+    return configs(task, limits.device(arch))
 
 
 def _sample(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,12 +12,20 @@ from kernels_cu import EITHER, Variant
 
 from .. import dtypes
 from ..arrays import Twins, small_twins
-from ..targets import Target
+from ..choice import Family
+from ..targets import Device, Target
 from ..targets.limits import is_measured
 from .norm_configs import admissible_norm_configs, quantizes, streams_fit
-from .row_configs import RowConfig, tuned_config
-from .row_fit import check_config
-from .row_layout import Operand, contiguous_operand, layout_dtype, operand, row_layout
+from .row_configs import RowConfig, row_traits
+from .row_fit import refusal
+from .row_layout import (
+    VECTOR_BYTES,
+    RowLayout,
+    contiguous_operand,
+    layout_dtype,
+    operand,
+    row_layout,
+)
 from .rows import RowPlan, evicts_last, row_plan, row_variant
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
@@ -73,6 +81,143 @@ class Options(NamedTuple):
         return None if self.quantize is None else dtypes.QUANTIZED[self.quantize]
 
 
+class Column(NamedTuple):
+    """A weight or a bias as a plan sees it: the stride in elements, and whether it starts at a vector."""
+
+    dtype: np.dtype
+    stride: int
+    aligned: bool
+
+    @staticmethod
+    def of(array: Any) -> Column | None:
+        if array is None:
+            return None
+        place = operand(array)
+        aligned = place.offset % VECTOR_BYTES == 0 and place.strides == (place.itemsize,)
+        return Column(array.dtype, array.strides[0] // array.itemsize, aligned)
+
+
+@dataclass(frozen=True)
+class NormTask:
+    """All that decides how rows are normalised.  Equal tasks have equal plans."""
+
+    layout: RowLayout  # of x, the residual, y, the sum and the statistics
+    x_dtype: np.dtype
+    y_dtype: np.dtype
+    weight: Column | None
+    bias: Column | None
+    eps: float
+    options: Options
+    has_residual: bool
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        return tuple(column for column in (self.weight, self.bias) if column is not None)
+
+    @property
+    def quantized(self) -> bool:
+        return self.options.quantize is not None
+
+    @property
+    def plain(self) -> bool:
+        """No options but `quantize`, and columns of x's dtype in aligned vectors."""
+        same = self.y_dtype == self.x_dtype or self.quantized
+        columns = all(c.dtype == self.x_dtype and c.aligned for c in self.columns)
+        return same and not self.options.compensated and columns
+
+    @property
+    def bare(self) -> bool:
+        """With all weights and biases that the op has, without statistics or quantized results."""
+        complete = len(self.columns) == 1 + self.options.centered
+        return complete and not (self.options.return_stats or self.quantized)
+
+    @property
+    def arrays_held(self) -> int:
+        return 1 + self.has_residual
+
+
+def norm_task(
+    x: Any, weight: Any, bias: Any, eps: float, residual: Any, options: Options, y: Any, total: Any
+) -> NormTask | None:
+    """None where the kernels cannot walk the arrays.  total: where the sum goes; None: to a new
+    C-contiguous array."""
+    place = operand(x)
+    total_place = contiguous_operand(x.shape, x.itemsize) if total is None else operand(total)
+    statistics = contiguous_operand((*x.shape[:-1], 1), 4)
+    operands = (
+        place,
+        place if residual is None else operand(residual),
+        operand(y),
+        place if residual is None else total_place,
+        statistics._replace(strides=(*statistics.strides[:-1], 0)),
+    )
+    layout = row_layout(x.shape, x.ndim - 1, operands, vectored=(1, 2, 3))
+    if layout is None:
+        return None
+    columns = Column.of(weight), Column.of(bias)
+    return of_layout(layout, x.dtype, y.dtype, columns, eps, options, residual is not None)
+
+
+def of_layout(
+    layout: RowLayout,
+    x_dtype: np.dtype,
+    y_dtype: np.dtype,
+    columns: tuple[Column | None, Column | None],
+    eps: float,
+    options: Options,
+    has_residual: bool,
+) -> NormTask:
+    """The task of rows of `layout`, which the contiguous-span kernels may walk if they have its options."""
+    task = NormTask(layout, x_dtype, y_dtype, *columns, eps, options, has_residual)
+    span = (
+        y_dtype == x_dtype
+        and not options.compensated
+        and all(c.dtype in (x_dtype, dtypes.float32) and c.stride == 1 for c in task.columns)
+    )
+    return task if span else replace(task, layout=layout.for_options())
+
+
+def configs(task: NormTask, device: Device) -> tuple[RowConfig, ...]:
+    """The legal configs, the fastest measured first."""
+    t = task
+    return admissible_norm_configs(
+        *(device.arch, t.x_dtype.itemsize, t.layout, t.plain, t.arrays_held),
+        *(t.options.centered, t.quantized, t.bare),
+    )
+
+
+def _refusal(config: RowConfig, task: NormTask, device: Device) -> str | None:
+    t, itemsize = task, task.x_dtype.itemsize
+    if reason := refusal(
+        config, device.arch, itemsize, t.layout, t.plain, t.arrays_held, norms=True
+    ):
+        return reason
+    if config.stages and not streams_fit(t.options.centered, t.arrays_held):
+        return "layer_norm has no stages with a residual"
+    if config.filled and not t.bare:
+        return "filled is for calls with weights and biases, without statistics"
+    if t.quantized and not quantizes(config):
+        return "plain rows are quantized by a block or a warp, up to two at a time"
+    return None
+
+
+def _variant(task: NormTask, config: RowConfig) -> Variant:
+    centered = task.options.centered
+    return norm_variant(task.x_dtype, centered, config, task.quantized, task.has_residual)
+
+
+def _traits(task: NormTask) -> tuple[dict[str, int], dict[str, Any]]:
+    return row_traits(
+        *(task.layout, task.x_dtype, task.plain, task.arrays_held),
+        op="layer_norm" if task.options.centered else "rms_norm",
+        rounds="by row" if task.quantized else "to FP32",
+        bare=str(task.bare),
+    )
+
+
+FAMILY = Family("norm", (RowConfig,), configs, _refusal, _variant, _traits)
+
+
 @dataclass(frozen=True)
 class Norm:
     """A call's plan, and what it returns.  simple: y, and the sum with the residual if there is one.  twins:
@@ -87,114 +232,48 @@ class Norm:
 
 
 def make_norm(
-    target: Target,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    eps: float,
-    residual: Any,
-    options: Options,
-    y: Any,
-    total: Any,
-    config: RowConfig | None,
+    target: Target, task: NormTask, shape: tuple[int, ...], given: RowConfig | None
 ) -> Norm | None:
-    """total: where s goes; None: to a new C-contiguous array."""
-    place = operand(x)
-    total_place = contiguous_operand(x.shape, x.itemsize) if total is None else operand(total)
-    statistics = contiguous_operand((*x.shape[:-1], 1), 4)
-    operands = (
-        place,
-        place if residual is None else operand(residual),
-        operand(y),
-        place if residual is None else total_place,
-        statistics._replace(strides=(*statistics.strides[:-1], 0)),
-    )
-    layout = row_layout(x.shape, x.ndim - 1, operands, vectored=(1, 2, 3))
-    if layout is None:
-        return None
-    if layout.lanes_across_rows and config is None and not is_measured(target.arch):
+    """The plan for arrays of `shape`; None where no kernel computes the task in one go."""
+    layout, options = task.layout, task.options
+    if layout.lanes_across_rows and given is None and not is_measured(target.arch):
         return None  # which is rare
-    columns = [array for array in (weight, bias) if array is not None]
-    quantized = options.quantized is not None
-    plain = (
-        (y.dtype == x.dtype or quantized)
-        and not options.compensated
-        and all(a.dtype == x.dtype and _is_aligned(operand(a)) for a in columns)
-    )
-    if not (
-        y.dtype == x.dtype
-        and not options.compensated
-        and all(
-            a.dtype in (x.dtype, dtypes.float32) and a.strides[0] == a.itemsize for a in columns
-        )
-    ):
-        layout = layout.for_options()
-    has_residual = residual is not None
-    held = 1 + has_residual
-    bare = len(columns) == 1 + options.centered and not (options.return_stats or quantized)
-    if config is not None:
-        check_config(config, target.arch, x.itemsize, layout, plain, held, norms=True)
-        if config.stages and not streams_fit(options.centered, held):
-            raise ValueError("config does not fit: layer_norm has no stages with a residual")
-        if config.filled and not bare:
-            raise ValueError(
-                "config does not fit: filled is for calls with weights and biases, without statistics"
-            )
-        if quantized and not quantizes(config):
-            raise ValueError(
-                "config does not fit: plain rows are quantized by a block or a warp, up to two at a time"
-            )
-    else:
-        config = tuned_config(
-            *(
-                "layer_norm" if options.centered else "rms_norm",
-                target,
-                x.dtype,
-                layout,
-                plain,
-                held,
-            ),
-            lambda: admissible_norm_configs(
-                target.arch, x.itemsize, layout, plain, held, options.centered, quantized, bare
-            ),
-            lambda config: norm_variant(x.dtype, options.centered, config, quantized, has_residual),
-            rounds="to FP32" if options.quantized is None else "by row",
-            bare=str(bare),
-        )
-    if config.split_rows and quantized:
+    config = FAMILY.config(task, target, given)
+    if config.split_rows and task.quantized:
         return None  # a row's scale is known only when all of it has been normalised
     own = config.plain and not config.stages
     params, arguments = np.zeros((), _PLAIN_PARAMS if own else _PARAMS), None
-    params["eps"] = eps
+    params["eps"] = task.eps
     if own:
         rare = np.zeros((), _RARE_PARAMS)
-        params["whole"] = config.is_whole(layout) and len(columns) == 1 + options.centered
+        params["whole"] = config.is_whole(layout) and len(task.columns) == 1 + options.centered
         rare["num_rows"], rare["num_cols"] = layout.num_rows, layout.num_cols
-        rare["dtype"] = dtypes.CODES[y.dtype]
+        rare["dtype"] = dtypes.CODES[task.y_dtype]
         for _, strides in layout.outer:  # one dim, or there is one row
             for name, stride in zip(_STRIDES, strides, strict=True):
                 (rare if name == "statistic_stride" else params)[name] = stride
     else:
-        params["dtype"] = dtypes.CODES[y.dtype]
-        for name, array in (("weight", weight), ("bias", bias)):
-            if array is not None:
-                params[f"{name}_dtype"] = dtypes.CODES[array.dtype]
-                params[f"{name}_stride"] = array.strides[0] // array.itemsize
+        params["dtype"] = dtypes.CODES[task.y_dtype]
+        for name, column in (("weight", task.weight), ("bias", task.bias)):
+            if column is not None:
+                params[f"{name}_dtype"] = dtypes.CODES[column.dtype]
+                params[f"{name}_stride"] = column.stride
         params["centered"], params["compensated"] = options.centered, options.compensated
-    evicts_last(params, layout, held * x.itemsize, y.itemsize + has_residual * x.itemsize)
+    itemsize, has_residual = task.x_dtype.itemsize, task.has_residual
+    held = task.arrays_held
+    evicts_last(params, layout, held * itemsize, task.y_dtype.itemsize + has_residual * itemsize)
     if own:
         if config.filled:
-            arguments = _filled_arguments(np.float32(eps))
+            arguments = _filled_arguments(np.float32(task.eps))
         else:
             arguments = _plain_arguments(target.by_value(params), target.by_value(rare))
-    variant = norm_variant(x.dtype, options.centered, config, quantized, has_residual)
-    shared_bytes = held * config.shared_bytes(x.itemsize)
     plan = row_plan(
-        target, variant, config, layout, params, _MOMENTS_BYTES, shared_bytes, arguments
+        *(target, FAMILY.variant(task, config), config, layout, params, _MOMENTS_BYTES),
+        *(held * config.shared_bytes(itemsize), arguments),
     )
-    simple = not (options.return_stats or options.quantized)
-    twins = small_twins(x.shape, y.dtype, x.dtype) if has_residual else None
-    return Norm(plan, y.dtype, options, has_residual, simple, twins)
+    simple = not (options.return_stats or task.quantized)
+    twins = small_twins(shape, task.y_dtype, task.x_dtype) if has_residual else None
+    return Norm(plan, task.y_dtype, options, has_residual, simple, twins)
 
 
 def _plain_arguments(params: Any, rare: Any) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
@@ -236,8 +315,3 @@ def norm_variant(
     )
     kernel = "normalize_filled" if config.filled else "normalize_plain"
     return row_variant(kernel, dtype, config, constants)
-
-
-def _is_aligned(column: Operand) -> bool:
-    """Whether a weight can be read in vectors."""
-    return column.offset % 16 == 0 and column.strides[0] == column.itemsize

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from kernels_cu import Variant
 
-from .. import arrays
-from ..choice import choose
+from .. import arrays, plans
+from ..choice import Family
 from ..jit import get_kernel
-from ..targets import Target
+from ..targets import Device, Target, device_of
 from ..targets.limits import is_measured, max_cluster_size, max_shared_bytes
 from .quantize_rows import Launch, scale_shape
 from .quantize_tiles import in_vectors, tile_params
 from .row_configs import RowConfig
-from .row_layout import MAX_OUTER_DIMS, VECTOR_BYTES, operand
+from .row_layout import MAX_OUTER_DIMS, VECTOR_BYTES, Operand, operand
 from .rows import row_variant
 
 # (num_threads, threads under each other, vectors_per_thread, cluster_size, min_blocks), by rising
@@ -78,46 +79,70 @@ def admissible_column_configs(arch: str, itemsize: int, num_rows: int) -> tuple[
     return tuple(c for c in column_configs(arch, itemsize) if held_rows(c) >= num_rows)
 
 
+@dataclass(frozen=True)
+class ColumnTask:
+    """All that decides how the columns of matrices in C order are quantized."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    code: np.dtype
+    x: Operand
+    y: Operand
+
+
+def configs(task: ColumnTask, device: Device) -> tuple[RowConfig, ...]:
+    """The legal configs, the fastest first; none for matrices that this kernel does not walk."""
+    if len(task.shape) - 2 > MAX_OUTER_DIMS or not in_vectors(task.x, task.y):
+        return ()
+    return admissible_column_configs(device.arch, task.dtype.itemsize, task.shape[-2])
+
+
+def _refusal(config: RowConfig, task: ColumnTask, device: Device) -> str | None:
+    legal = configs(task, device)
+    if config in legal:
+        return None
+    return (
+        f"plain lanes_across_rows is for columns of matrices in C order, here by {legal}; "
+        f"got {config}"
+    )
+
+
+FAMILY = Family(
+    "quantize_columns",
+    (RowConfig,),
+    configs,
+    _refusal,
+    lambda task, config: column_variant(task.dtype, config),
+    lambda task: ({"rows": task.shape[-2], "cols": task.shape[-1]}, {"dtype": task.dtype.name}),
+)
+
+
+@plans.cached
+def _plan(target: Target, task: ColumnTask, given: RowConfig | None) -> Launch:
+    config, shape = FAMILY.config(task, target, given), task.shape
+    columns = config.num_threads // config.threads_per_row * config.vector_width
+    col_tiles = -(-shape[-1] // columns)
+    params = tile_params(shape, task.x, task.y, task.code, (shape[-2], columns))
+    params["num_tiles"] = num_tiles = math.prod(shape[:-2]) * col_tiles
+    params["row_tiles"], params["col_tiles"] = 1, col_tiles
+    params["scale_rows"], params["scale_row_elements"] = 1, shape[-2]
+    kernel, struct = get_kernel(target, FAMILY.variant(task, config)), target.by_value(params)
+    grid = num_tiles * config.cluster_size
+    shared_bytes = config.num_threads * _stored(config) * VECTOR_BYTES
+    return lambda given: kernel(grid, (*given, struct), shared_bytes)
+
+
 def run_columns(
     target: Target, x: Any, code: np.dtype, config: RowConfig | None
 ) -> tuple[Any, Any, Launch] | None:
     """As `run_rows`; None where matrices or `config` are not for this kernel.  Raises ValueError."""
-    if config is not None and not (config.plain and config.lanes_across_rows):
+    if isinstance(config, RowConfig) and not (config.plain and config.lanes_across_rows):
         return None
     y = arrays.empty_of(target.xp, x.shape, code)
-    x_place, y_place = operand(x), operand(y)
-    configs = ()
-    if x.ndim - 2 <= MAX_OUTER_DIMS and in_vectors(x_place, y_place):
-        configs = admissible_column_configs(target.arch, x.itemsize, x.shape[-2])
-    if config is not None and config not in configs:
-        raise ValueError(
-            f"config does not fit: plain lanes_across_rows is for columns of matrices in C order, "
-            f"here by {configs}; got {config}"
-        )
-    if not configs:
+    task = ColumnTask(x.shape, x.dtype, code, operand(x), operand(y))
+    if config is None and not configs(task, device_of(target)):
         return None
-    if config is None:
-        config = choose(
-            "quantize_columns",
-            target,
-            {"rows": x.shape[-2], "cols": x.shape[-1]},
-            {"dtype": x.dtype.name},
-            lambda: configs,
-            lambda config: column_variant(x.dtype, config),
-        )
+    launch = _plan(target, task, config)
     scale = target.xp.empty(scale_shape(x.shape, "column", (1, 1)), np.float32)
-    columns = config.num_threads // config.threads_per_row * config.vector_width
-    col_tiles = -(-x.shape[-1] // columns)
-    params = tile_params(x.shape, x_place, y_place, code, (x.shape[-2], columns))
-    params["num_tiles"] = num_tiles = math.prod(x.shape[:-2]) * col_tiles
-    params["row_tiles"], params["col_tiles"] = 1, col_tiles
-    params["scale_rows"], params["scale_row_elements"] = 1, x.shape[-2]
-    kernel, struct = get_kernel(target, column_variant(x.dtype, config)), target.by_value(params)
-    grid = num_tiles * config.cluster_size
-    shared_bytes = config.num_threads * _stored(config) * VECTOR_BYTES
-
-    def launch(given: tuple[Any, Any, Any]) -> None:
-        kernel(grid, (*given, struct), shared_bytes)
-
     launch((x, y, scale))
     return y, scale, launch

@@ -10,13 +10,15 @@ from kernels_cu import Variant
 
 from .. import dtypes, inputs, reference
 from ..op import Call, Draw, Op, Work
+from ..targets import limits
+from . import quantize_columns, quantize_rows, quantize_tiles
 from .quantize import quantize
-from .quantize_columns import admissible_column_configs, column_configs, column_variant
-from .quantize_rows import DTYPES, GRANULARITIES, all_row_configs, quantize_configs, scale_shape
-from .quantize_tiles import TileShape, all_tile_configs, tile_configs, tile_variant
+from .quantize_columns import column_configs, column_variant
+from .quantize_rows import DTYPES, GRANULARITIES, all_row_configs, scale_shape
+from .quantize_tiles import all_tile_configs, tile_variant
 from .row_configs import RowConfig
 from .row_fit import has_room
-from .row_layout import VECTOR_BYTES, contiguous_operand, row_layout
+from .row_layout import contiguous_operand, row_layout
 from .rows import row_variant
 
 
@@ -115,22 +117,23 @@ def _variants(arch: str) -> tuple[Variant, ...]:
 
 
 def _configs(problem: QuantizeProblem, arch: str) -> tuple[RowConfig, ...]:
-    itemsize = dtypes.NAMES[problem.dtype].itemsize
-    if problem.granularity == "block":
-        width = VECTOR_BYTES // itemsize
-        vectors = problem.block[1] % width == 0 and problem.shape[-1] % width == 0
-        return tile_configs(TileShape(itemsize, problem.block, vectors), arch)
-    shape, axis = problem.shape, len(problem.shape) - 1
-    if problem.granularity == "tensor":
-        shape, axis = (1, math.prod(shape)), 1
+    p, dtype, device = problem, dtypes.NAMES[problem.dtype], limits.device(arch)
+    code, shape = dtypes.QUANTIZED[p.to], p.shape
+    if p.granularity == "tensor":
+        shape = 1, math.prod(shape)
+    x, y = contiguous_operand(shape, dtype.itemsize), contiguous_operand(shape, 1)
+    if p.granularity == "block":
+        task = quantize_tiles.TileTask(shape, p.block, dtype, code, x, y)
+        return quantize_tiles.configs(task, device)
     own: tuple[RowConfig, ...] = ()
-    if problem.granularity == "column":
+    axis = len(shape) - 1
+    if p.granularity == "column":
         axis -= 1
-        if shape[-1] % (VECTOR_BYTES // itemsize) == 0:
-            own = admissible_column_configs(arch, itemsize, shape[-2])
-    x = contiguous_operand(shape, itemsize)
-    layout = row_layout(shape, axis, (x,) * 3, (1,))
-    return own + quantize_configs(arch, itemsize, layout, problem.granularity)
+        columns = quantize_columns.ColumnTask(shape, dtype, code, x, y)
+        own = quantize_columns.configs(columns, device)
+    layout = row_layout(shape, axis, (x, y, x), (1,))
+    rows = quantize_rows.QuantizeRowsTask(layout, dtype, code, p.granularity)
+    return own + quantize_rows.configs(rows, device)
 
 
 def _variant(problem: QuantizeProblem, config: RowConfig) -> Variant:

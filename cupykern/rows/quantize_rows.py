@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from .. import arrays, dtypes
-from ..targets import Target
+from .. import arrays, dtypes, plans
+from ..choice import Family
+from ..targets import Device, Target
 from ..targets.limits import is_measured
-from .row_configs import RowConfig, row_configs, tuned_config
-from .row_fit import check_config, fitting
+from .row_configs import RowConfig, row_configs, row_traits
+from .row_fit import fitting, refusal
 from .row_layout import VECTOR_BYTES, RowLayout, layout_dtype, operand, row_layout
-from .rows import row_plan, row_variant
+from .rows import RowPlan, row_plan, row_variant
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 GRANULARITIES = ("tensor", "row", "column", "block")
@@ -91,6 +92,46 @@ def _layout(x: Any, y: Any, scale: Any, granularity: str) -> RowLayout | None:
     return row_layout(x.shape, axis, operands, vectored=(1,))
 
 
+@dataclass(frozen=True)
+class QuantizeRowsTask:
+    """All that decides how rows, columns or a tensor are quantized.  Equal tasks have equal plans."""
+
+    layout: RowLayout  # of x, the values and their scales
+    dtype: np.dtype
+    code: np.dtype
+    granularity: str
+
+
+def configs(task: QuantizeRowsTask, device: Device) -> tuple[RowConfig, ...]:
+    """The legal configs, the fastest first."""
+    t = task
+    return quantize_configs(device.arch, t.dtype.itemsize, t.layout, t.granularity)
+
+
+FAMILY = Family(
+    "quantize",
+    (RowConfig,),
+    configs,
+    lambda config, task, device: refusal(
+        config, device.arch, task.dtype.itemsize, task.layout, plain=True
+    ),
+    lambda task, config: row_variant("quantize", task.dtype, config),
+    lambda task: row_traits(
+        *(task.layout, task.dtype, True),
+        granularity="tensor" if task.granularity == "tensor" else "rows",
+    ),
+)
+
+
+@plans.cached
+def _plan(target: Target, task: QuantizeRowsTask, given: RowConfig | None) -> RowPlan:
+    config = FAMILY.config(task, target, given)
+    params = np.zeros((), _PARAMS)
+    params["dtype"] = dtypes.CODES[task.code]
+    variant, shared_bytes = FAMILY.variant(task, config), config.shared_bytes(task.dtype.itemsize)
+    return row_plan(target, variant, config, task.layout, params, 4, shared_bytes)
+
+
 def run_rows(
     target: Target, x: Any, code: np.dtype, granularity: str, config: RowConfig | None
 ) -> tuple[Any, Any, Launch]:
@@ -108,20 +149,7 @@ def run_rows(
     layout = _layout(rows_x, rows_y, scale, granularity)
     if layout is None:  # rare: strides that the kernel can't walk
         return run_rows(target, arrays.packed(x), code, granularity, config)
-    if config is not None:
-        check_config(config, target.arch, x.itemsize, layout, plain=True)
-    else:
-        config = tuned_config(
-            *("quantize", target, x.dtype, layout, True, 1),
-            lambda: quantize_configs(target.arch, x.itemsize, layout, granularity),
-            lambda config: row_variant("quantize", x.dtype, config),
-            granularity="tensor" if granularity == "tensor" else "rows",
-        )
-    params = np.zeros((), _PARAMS)
-    params["dtype"] = dtypes.CODES[code]
-    variant = row_variant("quantize", x.dtype, config)
-    shared_bytes = config.shared_bytes(x.itemsize)
-    plan = row_plan(target, variant, config, layout, params, 4, shared_bytes)
+    plan = _plan(target, QuantizeRowsTask(layout, x.dtype, code, granularity), config)
     plan.launch(xp, (rows_x, rows_y, scale))
     scale = scale.reshape(()) if granularity == "tensor" else scale
     return y, scale, lambda given: plan.launch(xp, given)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import math
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from kernels_cu import Variant
 
-from .. import arguments, arrays, dtypes
-from ..choice import choose
+from .. import arrays, dtypes, plans
+from ..choice import Family
 from ..jit import get_kernel
-from ..targets import Target
+from ..targets import Device, Target
 from ..targets.limits import is_measured
 from .quantize_rows import Launch, scale_shape
 from .row_configs import RowConfig, few_of
@@ -39,26 +41,40 @@ _TILE_PARAMS = np.dtype(  # tiles.cuh: TileParams
 MAX_HELD_VECTORS = 16  # of a thread
 
 
-class TileShape(NamedTuple):
-    """What decides which configs walk tiles of `block` = (rows, columns).
+@dataclass(frozen=True)
+class TileTask:
+    """All that decides how tiles of `block` = (rows, columns) of a matrix are quantized.
 
-    vectors: rows lie in aligned vectors; those of the matrix and of tiles are whole.
+    x, y: of the matrix and its values.  vectors: rows lie in aligned vectors; those of the matrix and of
+    tiles are whole.
     """
 
-    itemsize: int
+    shape: tuple[int, ...]
     block: tuple[int, int]
-    vectors: bool
+    dtype: np.dtype
+    code: np.dtype
+    x: Operand
+    y: Operand
+
+    @property
+    def vectors(self) -> bool:
+        return in_vectors(self.x, self.y) and self.block[1] % (VECTOR_BYTES // self.x.itemsize) == 0
 
 
-def tile_configs(tiles: TileShape, arch: str) -> tuple[RowConfig, ...]:
-    """The configs for such tiles on `arch`, the fastest first."""
-    configs = [c for c in all_tile_configs(arch, tiles.itemsize) if _refusal(c, tiles) is None]
-    if not configs:
-        return tile_configs(tiles._replace(vectors=False), arch)
-    size = tiles.block[0] * tiles.block[1]
-    few = [c for c in configs if not c.plain and c.threads_per_row * 4 * c.vector_width >= size]
-    rest = [c for c in configs if not c.plain and c not in few]
-    return (*(c for c in configs if c.plain), *few, *reversed(rest))
+def configs(task: TileTask, device: Device) -> tuple[RowConfig, ...]:
+    """The legal configs, the fastest first."""
+    for vectors in (task.vectors, False):
+        found = [
+            c
+            for c in all_tile_configs(device.arch, task.dtype.itemsize)
+            if _refusal(c, task, vectors) is None
+        ]
+        if found:
+            break
+    size = task.block[0] * task.block[1]
+    few = [c for c in found if not c.plain and c.threads_per_row * 4 * c.vector_width >= size]
+    rest = [c for c in found if not c.plain and c not in few]
+    return (*(c for c in found if c.plain), *few, *reversed(rest))
 
 
 def all_tile_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
@@ -93,9 +109,9 @@ def tile_variant(dtype: np.dtype, config: RowConfig) -> Variant:
     return row_variant("quantize_held_tiles" if config.plain else "quantize_tiles", dtype, config)
 
 
-def _refusal(c: RowConfig, tiles: TileShape) -> str | None:
-    """Why `c` cannot walk such tiles; None: it can."""
-    width = VECTOR_BYTES // tiles.itemsize if tiles.vectors else 1
+def _refusal(c: RowConfig, task: TileTask, vectors: bool) -> str | None:
+    """Why `c` cannot walk such tiles, in vectors or element by element; None: it can."""
+    width = VECTOR_BYTES // task.dtype.itemsize if vectors else 1
     if c.vector_width != width:
         return f"vector_width must be {width} for these tiles; got {c.vector_width}"
     powers = 32 <= c.num_threads <= 1024 and c.threads_per_row >= 1
@@ -114,9 +130,9 @@ def _refusal(c: RowConfig, tiles: TileShape) -> str | None:
         )
     if not c.plain:
         return None
-    if not tiles.vectors:
+    if not vectors:
         return "plain is for rows of aligned vectors"
-    rows, per_row = tiles.block[0], tiles.block[1] // width
+    rows, per_row = task.block[0], task.block[1] // width
     if c.threads_per_row % per_row or not 0 < c.vectors_per_thread <= MAX_HELD_VECTORS:
         return (
             f"a tile's {per_row} vectors of a row must divide threads_per_row, vectors_per_thread be 1 "
@@ -125,6 +141,48 @@ def _refusal(c: RowConfig, tiles: TileShape) -> str | None:
     if rows * per_row > c.threads_per_row * c.vectors_per_thread:
         return f"the threads hold fewer than a tile's {rows * per_row} vectors"
     return None
+
+
+def _refusal_of_task(config: RowConfig, task: TileTask, device: Device) -> str | None:
+    """Vectors may be read element by element, where no config has vectors for such tiles."""
+    reason = _refusal(config, task, task.vectors)
+    if reason and task.vectors and config in configs(task, device):
+        return None
+    return reason
+
+
+FAMILY = Family(
+    "quantize_tiles",
+    (RowConfig,),
+    configs,
+    _refusal_of_task,
+    lambda task, config: tile_variant(task.dtype, config),
+    lambda task: (
+        {
+            "tiles": math.prod(scale_shape(task.shape, "block", task.block)),
+            "rows": task.block[0],
+            "cols": task.block[1],
+        },
+        {"dtype": task.dtype.name, "vectors": task.vectors},
+    ),
+)
+
+
+@plans.cached
+def _plan(target: Target, task: TileTask, given: RowConfig | None) -> Launch:
+    config, block = FAMILY.config(task, target, given), task.block
+    stacked = tiles_per_thread(config)
+    scales = scale_shape(task.shape, "block", block)
+    scale_rows, col_tiles = scales[-2:]
+    row_tiles = -(-scale_rows // stacked)
+    num_tiles = math.prod(scales) // scale_rows * row_tiles
+    params = tile_params(task.shape, task.x, task.y, task.code, (stacked * block[0], block[1]))
+    params["num_tiles"] = num_tiles
+    params["row_tiles"], params["col_tiles"] = row_tiles, col_tiles
+    params["scale_rows"], params["scale_row_elements"] = scale_rows, block[0]
+    kernel = get_kernel(target, FAMILY.variant(task, config))
+    grid, struct = -(-num_tiles // config.rows_per_block), target.by_value(params)
+    return lambda given: kernel(grid, (*given, struct))
 
 
 def run_tiles(
@@ -140,34 +198,10 @@ def run_tiles(
         x = arrays.packed(x).reshape(-1, *x.shape[-2:])
         x_place = operand(x)
     y_view = y.reshape(x.shape)
-    y_place = operand(y_view)
-    vectors = in_vectors(x_place, y_place) and block[1] % (VECTOR_BYTES // x.itemsize) == 0
-    tiles = TileShape(x.itemsize, block, vectors)
-    if config is None:
-        config = choose(
-            "quantize_tiles",
-            target,
-            {"tiles": scale.size, "rows": block[0], "cols": block[1]},
-            {"dtype": x.dtype.name, "vectors": vectors},
-            lambda: tile_configs(tiles, target.arch),
-            lambda config: tile_variant(x.dtype, config),
-        )
-    else:
-        arguments.check_fields(config, RowConfig)
-        if reason := _refusal(config, tiles):
-            raise ValueError(f"config does not fit: {reason}")
-    stacked = tiles_per_thread(config)
-    scale_rows, col_tiles = scale.shape[-2:]
-    row_tiles = -(-scale_rows // stacked)
-    num_tiles = scale.size // scale_rows * row_tiles
-    params = tile_params(x.shape, x_place, y_place, code, (stacked * block[0], block[1]))
-    params["num_tiles"] = num_tiles
-    params["row_tiles"], params["col_tiles"] = row_tiles, col_tiles
-    params["scale_rows"], params["scale_row_elements"] = scale_rows, block[0]
-    kernel = get_kernel(target, tile_variant(x.dtype, config))
-    grid, struct = -(-num_tiles // config.rows_per_block), target.by_value(params)
-    kernel(grid, (x, y_view, scale, struct))
-    return y, scale, lambda given: kernel(grid, (*given, struct))
+    task = TileTask(x.shape, block, x.dtype, code, x_place, operand(y_view))
+    launch = _plan(target, task, config)
+    launch((x, y_view, scale))
+    return y, scale, launch
 
 
 def in_vectors(x: Operand, y: Operand) -> bool:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from kernels_cu import EITHER, Variant
+from kernels_cu import EITHER
 
-from ..choice import choose
-from ..targets import Target
 from ..targets.limits import is_measured, max_cluster_size, max_shared_bytes
 from .row_layout import VECTOR_BYTES, RowLayout
 
@@ -275,19 +272,11 @@ def _rows_of_any_length(
     return (*configs, replace(block, min_blocks=1, split_rows=True))
 
 
-def tuned_config(
-    family: str,
-    target: Target,
-    dtype: np.dtype,
-    layout: RowLayout,
-    plain: bool,
-    arrays_held: int,
-    configs: Callable[[], tuple[RowConfig, ...]],
-    variant: Callable[[RowConfig], Variant],
-    **options: str,
-) -> RowConfig:
-    """choice.choose for rows.  options: what else decides about the configs."""
-    kind = {
+def row_traits(
+    layout: RowLayout, dtype: np.dtype, plain: bool, arrays_held: int = 1, **options: Any
+) -> tuple[dict[str, int], dict[str, Any]]:
+    """choice.Family's traits of rows.  options: what else decides which config is fast."""
+    kinds = {
         "dtype": dtype.name,
         "plain": plain and layout.plain,
         "vectors": layout.vectors,
@@ -297,5 +286,4 @@ def tuned_config(
         "side_by_side": layout.side_by_side,
         **options,
     }
-    sizes = {"rows": layout.num_rows, "cols": layout.num_cols}
-    return choose(family, target, sizes, kind, configs, variant)
+    return {"rows": layout.num_rows, "cols": layout.num_cols}, kinds

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
-from ..arguments import check_fields
 from ..targets.limits import max_cluster_size, max_shared_bytes
 from .row_configs import (
     LONG_ROW_THREADS,
@@ -121,22 +119,6 @@ def _stream_refusal(
     if not (plain and layout.plain):
         return "plain is for calls without options, of aligned rows of whole vectors"
     return None
-
-
-def check_config(
-    config: Any,
-    arch: str,
-    itemsize: int,
-    layout: RowLayout,
-    plain: bool,
-    arrays_held: int = 1,
-    norms: bool = False,
-) -> RowConfig:
-    """`config`, if it can walk the rows.  Raises TypeError and ValueError, with the reason."""
-    check_fields(config, RowConfig)
-    if reason := refusal(config, arch, itemsize, layout, plain, arrays_held, norms):
-        raise ValueError(f"config does not fit: {reason}")
-    return config
 
 
 def fitting(

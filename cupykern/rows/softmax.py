@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,12 @@ from kernels_cu import Variant
 
 from .. import arguments, dtypes, plans
 from ..arrays import assign, maker, packed
-from ..targets import Target, of_array
+from ..choice import Family
+from ..targets import Device, Target, of_array
 from ..targets.limits import is_measured
-from .row_configs import RowConfig, tuned_config
-from .row_fit import check_config
-from .row_layout import Operand, layout_dtype, operand, row_layout
+from .row_configs import RowConfig, row_traits
+from .row_fit import refusal
+from .row_layout import Operand, RowLayout, layout_dtype, operand, row_layout
 from .rows import RowPlan, evicts_last, row_plan, row_variant
 from .softmax_configs import LONG_ROWS, admissible_configs
 
@@ -89,7 +89,6 @@ def log_softmax(
     return _run(x, axis, mask, scale, dtype, out, True, config)
 
 
-@lru_cache(maxsize=4096, typed=True)  # 1.0 and True equal 1, but are no axes
 def _resolve(
     x_dtype: np.dtype, ndim: int, axis: Any, scale: Any, dtype: Any
 ) -> tuple[int, float, np.dtype]:
@@ -102,14 +101,30 @@ def _resolve(
     return arguments.normalize_axis(axis, ndim), scale, y_dtype
 
 
-def has_plain(arch: str, log: bool) -> bool:
-    """Whether there are variants for plain calls: where nothing is measured, not of logarithms."""
-    return is_measured(arch) or not log
+# --- tasks and plans -----------------------------------------------------------------------------
 
 
-@plans.cached
-def _plan(
-    target: Target,
+@dataclass(frozen=True)
+class SoftmaxTask:
+    """All that decides how a softmax is computed.  Equal tasks have equal plans."""
+
+    layout: RowLayout  # of x, y and the mask
+    x_dtype: np.dtype
+    y_dtype: np.dtype
+    masked: bool
+    scale: float
+    log: bool
+
+    @property
+    def has_options(self) -> bool:
+        return self.masked or self.scale != 1.0 or self.x_dtype != self.y_dtype
+
+    def is_plain(self, arch: str) -> bool:
+        """Whether the kernels without options compute it, where `arch` has them."""
+        return not self.has_options and has_plain(arch, self.log)
+
+
+def softmax_task(
     shape: tuple[int, ...],
     axis: int,
     x: Operand,
@@ -118,35 +133,55 @@ def _plan(
     dtypes_: tuple[np.dtype, np.dtype],
     scale: float,
     log: bool,
-    config: RowConfig | None,
-) -> RowPlan | None:
-    """Config, kernel and parameters of a call; None if the arrays have too many dims to walk."""
+) -> SoftmaxTask | None:
+    """None if the arrays have too many dims to walk."""
     layout = row_layout(shape, axis, (x, y, mask or x), vectored=(1,))
     if layout is None:
         return None
-    x_dtype, y_dtype = dtypes_
-    plain = mask is None and scale == 1.0 and x_dtype == y_dtype
-    if not plain:
-        layout = layout.for_options()
-    plain = plain and has_plain(target.arch, log)
-    if config is not None:
-        check_config(config, target.arch, x_dtype.itemsize, layout, plain)
-    else:
-        config = tuned_config(
-            *("softmax", target, x_dtype, layout, plain, 1),
-            lambda: admissible_configs(target.arch, x_dtype.itemsize, layout, plain),
-            lambda config: softmax_variant(x_dtype, config, log),
-        )
+    task = SoftmaxTask(layout, *dtypes_, mask is not None, scale, log)
+    return replace(task, layout=layout.for_options()) if task.has_options else task
+
+
+def has_plain(arch: str, log: bool) -> bool:
+    """Whether there are variants for plain calls: where nothing is measured, not of logarithms."""
+    return is_measured(arch) or not log
+
+
+def configs(task: SoftmaxTask, device: Device) -> tuple[RowConfig, ...]:
+    """The legal configs, the fastest measured first."""
+    arch, t = device.arch, task
+    return admissible_configs(arch, t.x_dtype.itemsize, t.layout, t.is_plain(arch))
+
+
+def _refusal(config: RowConfig, task: SoftmaxTask, device: Device) -> str | None:
+    arch, t = device.arch, task
+    return refusal(config, arch, t.x_dtype.itemsize, t.layout, t.is_plain(arch))
+
+
+FAMILY = Family(
+    "softmax",
+    (RowConfig,),
+    configs,
+    _refusal,
+    lambda task, config: softmax_variant(task.x_dtype, config, task.log),
+    lambda task: row_traits(task.layout, task.x_dtype, not task.has_options),
+)
+
+
+@plans.cached
+def _plan(target: Target, task: SoftmaxTask, given: RowConfig | None) -> RowPlan:
+    """Config, kernel and parameters of a task."""
+    config = FAMILY.config(task, target, given)
+    layout, itemsize = task.layout, task.x_dtype.itemsize
     params = np.zeros((), _PARAMS)
-    params["scale"] = scale
-    params["dtype"] = dtypes.CODES[y_dtype]
-    params["log"] = log
+    params["scale"] = task.scale
+    params["dtype"] = dtypes.CODES[task.y_dtype]
+    params["log"] = task.log
     params["blocks"] = config.cluster_size
     params["whole"] = config.is_whole(layout)
-    evicts_last(params, layout, x_dtype.itemsize, y_dtype.itemsize)
-    variant = softmax_variant(x_dtype, config, log)
-    shared_bytes = config.shared_bytes(x_dtype.itemsize)
-    return row_plan(target, variant, config, layout, params, 8, shared_bytes)
+    evicts_last(params, layout, itemsize, task.y_dtype.itemsize)
+    variant = FAMILY.variant(task, config)
+    return row_plan(target, variant, config, layout, params, 8, config.shared_bytes(itemsize))
 
 
 def softmax_variant(x_dtype: np.dtype, config: RowConfig, log: bool) -> Variant:
@@ -196,12 +231,7 @@ def _run_checked(
     config: RowConfig | None,
 ) -> Any:
     target = arguments.target_of("x", x)
-    if not (scale is None or isinstance(scale, (int, float))):
-        scale = arguments.finite_float("scale", scale, 1.0)
-    try:
-        axis, scale, y_dtype = _resolve(x.dtype, x.ndim, axis, scale, dtype)
-    except TypeError:  # also what cannot be hashed, as dtype=[]
-        axis, scale, y_dtype = _resolve.__wrapped__(x.dtype, x.ndim, axis, scale, dtype)
+    axis, scale, y_dtype = _resolve(x.dtype, x.ndim, axis, scale, dtype)
     if mask is not None:
         mask = _check_mask(mask, x)
     if out is not None:
@@ -217,9 +247,10 @@ def _run_checked(
         if x.size == 0:
             return y
         operands = operand(x), operand(y), None if mask is None else operand(mask)
-        plan = _plan(target, x.shape, axis, *operands, (x.dtype, y_dtype), scale, log, config)
-        if plan is None:  # rare: strides that the kernel can't walk
+        task = softmax_task(x.shape, axis, *operands, (x.dtype, y_dtype), scale, log)
+        if task is None:  # rare: strides that the kernel can't walk
             return _run_on_copies(x, axis, mask, scale, y_dtype, y, log, config)
+        plan = _plan(target, task, config)
         if contiguous or out is not None:  # else the strides of the result are CuPy's choice
             plans.remember(key, (target, y_dtype, plan))
         plan.launch(target.xp, (x, mask, y))

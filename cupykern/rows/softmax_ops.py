@@ -12,13 +12,22 @@ from kernels_cu import Variant
 
 from .. import dtypes, inputs, reference
 from ..op import Call, Draw, Op, Work
+from ..targets import limits
 from ..targets.limits import is_measured
 from .row_configs import RowConfig
 from .row_fit import has_room
-from .row_layout import contiguous_operand, row_layout
+from .row_layout import contiguous_operand
 from .rows import bench_shapes
-from .softmax import DTYPES, has_plain, log_softmax, softmax, softmax_variant
-from .softmax_configs import LONG_ROWS, admissible_configs, softmax_configs
+from .softmax import (
+    DTYPES,
+    configs,
+    has_plain,
+    log_softmax,
+    softmax,
+    softmax_task,
+    softmax_variant,
+)
+from .softmax_configs import LONG_ROWS, softmax_configs
 
 
 @dataclass(frozen=True)
@@ -109,17 +118,15 @@ def _variants(arch: str, log: bool = False) -> tuple[Variant, ...]:
 
 
 def _configs(problem: SoftmaxProblem, arch: str, log: bool = False) -> tuple[RowConfig, ...]:
-    x = contiguous_operand(problem.shape, dtypes.NAMES[problem.dtype].itemsize)
-    layout = row_layout(problem.shape, problem.axis % len(problem.shape), (x,) * 3, (1,))
-    plain = (
-        problem.mask_shape is None
-        and problem.scale in (None, 1.0)
-        and problem.out_dtype in (None, problem.dtype)
-    )
-    if not plain:
-        layout = layout.for_options()
-    plain = plain and has_plain(arch, log)
-    return admissible_configs(arch, x.itemsize, layout, plain)
+    dtype = dtypes.NAMES[problem.dtype]
+    y_dtype = dtypes.NAMES[problem.out_dtype or problem.dtype]
+    x = contiguous_operand(problem.shape, dtype.itemsize)
+    y = contiguous_operand(problem.shape, y_dtype.itemsize)
+    mask = None if problem.mask_shape is None else contiguous_operand(problem.shape, 1)
+    scale = 1.0 if problem.scale is None else problem.scale
+    axis = problem.axis % len(problem.shape)
+    task = softmax_task(problem.shape, axis, x, y, mask, (dtype, y_dtype), scale, log)
+    return configs(task, limits.device(arch))
 
 
 def _sample(

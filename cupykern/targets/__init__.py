@@ -73,6 +73,50 @@ class Target(Protocol):
         """A kernel argument: `struct`'s bytes, passed by value.  Worth keeping for other launches."""
 
 
+class Device(NamedTuple):
+    """All of a device that decides how a task is computed: equal devices have equal plans."""
+
+    target: str  # "cuda", "hip" or "host"
+    arch: str
+    warp_size: int
+    multiprocessors: int
+
+
+def device_of(target: Target) -> Device:
+    """The device that `target` launches on."""
+    return Device(target.name, target.arch, target.warp_size, target.multiprocessors)
+
+
+@cache
+def device_name(target: Target) -> str:
+    """The GPU's name, of the host target the CPU's, and the architecture, as the store of tuned configs says it."""
+    try:
+        name = product_name(target)
+    except Exception:  # a driver that does not tell
+        name = target.name
+    return f"{name}, {target.arch}" + (f"{target.warp_size}" if target.name == "host" else "")
+
+
+def product_name(target: Target) -> str:
+    """The GPU's name; of the host target, the CPU's."""
+    if target.name == "host":
+        return cpu_name()
+    return target.xp.cuda.runtime.getDeviceProperties(target.device_id)["name"].decode()
+
+
+def cpu_name() -> str:
+    import platform
+
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
 def by_value(struct: np.ndarray) -> np.ndarray:
     """A kernel argument passed by value: `struct`'s bytes as one element of a plain void dtype."""
     data = np.ascontiguousarray(struct)

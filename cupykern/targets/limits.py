@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from . import Device
+
 _SHARED_KIB = {
     "sm_80": 163,
     "sm_86": 99,
@@ -35,6 +37,13 @@ def is_measured(arch: str) -> bool:
 def multiprocessors(arch: str) -> int:
     """How many blocks run at once on a chip of `arch`; of an unknown one and the host, few."""
     return _MULTIPROCESSORS.get(arch, 4)
+
+
+def device(arch: str, blocks: int | None = None) -> Device:
+    """A device of `arch` with `blocks` multiprocessors; None: as many as most of `arch` have."""
+    target = "host" if arch == "host" else "hip" if arch.startswith("gfx") else "cuda"
+    warp_size = 64 if arch.startswith("gfx9") else 32
+    return Device(target, arch, warp_size, blocks or multiprocessors(arch))
 
 
 def max_cluster_size(arch: str) -> int:

@@ -222,10 +222,10 @@ def bench(
 
 
 def _baseline(path: Path, target: targets.Target) -> dict[tuple[Any, ...], dict[str, Any]]:
-    from . import baseline, doctor
+    from . import baseline
 
     try:
-        return baseline.load(path, doctor.device_name(target))
+        return baseline.load(path, targets.product_name(target))
     except ValueError as error:
         raise Failure(f"--baseline: {error}") from None
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from .. import __version__, cache
-from ..targets import Target
+from ..targets import Target, cpu_name, product_name
 
 
 @dataclass(frozen=True)
@@ -154,8 +154,8 @@ def _line(error: Exception) -> str:
 def machine(target: Target) -> dict[str, Any]:
     """Device, versions and host, for a benchmark's record."""
     found: dict[str, Any] = {
-        "device": device_name(target),
-        "cpu": _cpu_name(),
+        "device": product_name(target),
+        "cpu": cpu_name(),
         "cpu_count": os.cpu_count(),
         "system": platform.platform(),
         "python": platform.python_version(),
@@ -175,24 +175,6 @@ def machine(target: Target) -> dict[str, Any]:
             if version := _version(name):
                 found[name] = version
     return found
-
-
-def device_name(target: Target) -> str:
-    """The GPU's name; of the host target, the CPU's."""
-    if target.name == "host":
-        return _cpu_name()
-    return target.xp.cuda.runtime.getDeviceProperties(target.device_id)["name"].decode()
-
-
-def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 _SMI_FIELDS = (

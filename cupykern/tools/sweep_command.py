@@ -15,8 +15,8 @@ from typing import Any
 
 import click
 
-from ..targets import Target
-from . import doctor, protocol, records
+from ..targets import Target, product_name
+from . import protocol, records
 from .bench import Task
 from .options import Failure
 from .sweep import ContextLost, Settings, subject, sweep
@@ -32,7 +32,7 @@ CONTEXT_LOST = 75  # exit code: the rest needs a new process
 
 def open_trace(path: Path, target: Target, settings: Settings, resume: bool) -> Trace:
     """A new trace, or the one to go on with.  Raises Failure."""
-    device = doctor.device_name(target)
+    device = product_name(target)
     if resume and path.exists():
         try:
             trace = Trace.load(path)
@@ -130,7 +130,7 @@ def _write(trace: Trace, json_path: str | None, csv_path: str | None) -> None:
 
 def show(trials: Sequence[Trial], top: int, target: Target) -> None:
     """Print the best of each problem, and how many failed why."""
-    where = f"{target.name} ({target.arch}): {doctor.device_name(target)}"
+    where = f"{target.name} ({target.arch}): {product_name(target)}"
     if target.name == "host":
         where = f"host emulation: times are not GPU times, but CPU times.  {where}"
     for name, group in by_problem(trials):
