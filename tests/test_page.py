@@ -187,12 +187,6 @@ def test_no_results(tmp_path):
     assert "Not measured yet." in page.make(tmp_path)
 
 
-def test_the_committed_page_is_of_the_committed_results():
-    assert page.is_current(ROOT / "docs" / "results.html", ROOT / "results"), (
-        "run `python cli.py report`"
-    )
-
-
 def test_stale_pages_are_found(folder, tmp_path, text):
     path = tmp_path / "page.html"
     assert not page.is_current(path, folder)

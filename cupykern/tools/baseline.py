@@ -26,7 +26,6 @@ over all such rows, is taken off; a row's own copy alone would add its own noise
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -34,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from . import stored
 from .results import Row
 
 FALSE_ALARMS = 0.05
@@ -68,10 +68,7 @@ def load(path: Path, device: str) -> dict[tuple[Any, ...], dict[str, Any]]:
 
     Raises ValueError if it is no benchmark, or was measured on another device.
     """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
+    document = stored.read(path)
     if not isinstance(document, dict) or document.get("kind") not in KINDS:
         raise ValueError(f"{path} is no benchmark's JSON")
     try:

@@ -16,7 +16,8 @@ from ..targets import Target
 from . import baseline, doctor, protocol, results
 from .bench import Settings, Task, host_times, run, variants
 from .compile_ahead import compile_ahead
-from .tables import number, one_line, print_table, progress, to_json
+from .stored import to_json
+from .tables import number, one_line, print_table, progress
 from .timing import Clock, clock_of
 
 

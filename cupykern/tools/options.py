@@ -12,7 +12,8 @@ import click
 from .. import OPS, choice, dtypes, targets
 from ..op import Op
 from ..targets import host, host_compiler
-from .tables import one_line, to_json
+from .stored import to_json
+from .tables import one_line
 
 TARGETS = ("cuda", "hip", "host")
 DEFAULT_ARCHS = {"cuda": "sm_90a", "hip": "gfx942", "host": "host"}

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import html
-import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import figures, report
+from . import figures, report, stored
 from .profile import MAX_STALLS
 from .tables import number
 from .trace import by_problem, read
@@ -179,7 +178,7 @@ def _device_sections(
 
 def _documents(folder: Path, kind: str) -> Iterator[tuple[Path, dict[str, Any]]]:
     for path in sorted(folder.glob("*.json")):
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = stored.read(path)
         if isinstance(document, dict) and document.get("kind") == kind:
             yield path, document
 

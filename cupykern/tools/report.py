@@ -8,13 +8,13 @@ counters said.
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from . import stored
 from .protocol import FALLEN
 from .tables import number
 
@@ -49,10 +49,7 @@ def load(folder: Path, kind: str = "bench") -> list[dict[str, Any]]:
     """The documents of `kind` from GPUs among folder/*.json, the oldest first.  Raises ValueError."""
     documents = []
     for path in sorted(folder.glob("*.json")):
-        try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path} is not JSON: {error}") from None
+        document = stored.read(path)
         wanted = isinstance(document, dict) and document.get("kind") == kind
         if wanted and document["target"] != "host":
             documents.append(document)

@@ -19,8 +19,9 @@ from ..targets import Target, product_name
 from . import protocol, records
 from .bench import Task
 from .options import Failure
+from .stored import to_json
 from .sweep import ContextLost, Settings, subject, sweep
-from .tables import number, one_line, print_table, progress, to_json
+from .tables import number, one_line, print_table, progress
 from .timing import Clock, clock_of
 from .trace import Trace, by_problem, document, under_way
 from .trials import Trial, ranking, short_names

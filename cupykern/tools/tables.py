@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import sys
 import time
@@ -121,19 +120,3 @@ def one_line(text: str) -> str:
     lines = [line.strip() for line in text.strip().splitlines()] or [""]
     error = next((line for line in lines[1:] if "error" in line), "")
     return f"{lines[0]} {error}".strip()
-
-
-def to_json(value: Any) -> str:
-    """`value` as JSON; numbers that JSON lacks become the strings "inf", "-inf" and "nan"."""
-    return json.dumps(plain_json(value), indent=1, allow_nan=False) + "\n"
-
-
-def plain_json(value: Any) -> Any:
-    """`value` as what JSON has; to_json says how."""
-    if isinstance(value, dict):
-        return {str(key): plain_json(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain_json(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value

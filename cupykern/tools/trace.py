@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .tables import plain_json
+from .stored import plain_json
 from .trials import Trial, from_record
 
 

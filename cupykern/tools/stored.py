@@ -1,0 +1,114 @@
+"""How measurements are stored: small JSON files that hold what was measured, and nothing that follows from it.
+
+A benchmark's row has its results by name, as lists of `columns`; `notes` say why a result is not verified.
+Speeds follow from times and bytes.  Floats keep 5 significant digits, and each record takes one line.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+COLUMNS = (
+    *("median_us", "q20_us", "q80_us", "runs"),
+    *("error_over_bound", "rms_ratio", "relative_l2"),
+)
+_DERIVED = ("problem", "results", "clocks", "repeats")  # of a row: stored otherwise or not at all
+
+
+def to_json(value: Any) -> str:
+    """`value` as JSON, a line for each record of a list; numbers that JSON lacks become "inf", "-inf", "nan"."""
+    value = pack(plain_json(value))
+    if not isinstance(value, dict):
+        return _line(value) + "\n"
+    fields = []
+    for name, item in value.items():
+        if isinstance(item, list) and item and isinstance(item[0], dict):
+            text = "[\n  " + ",\n  ".join(map(_line, item)) + "\n ]"
+        else:
+            text = _line(item)
+        fields.append(f" {json.dumps(name)}: {text}")
+    return "{\n" + ",\n".join(fields) + "\n}\n"
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def plain_json(value: Any) -> Any:
+    """`value` as what JSON has; to_json says how."""
+    if isinstance(value, dict):
+        return {str(key): plain_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_json(item) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.5g}") if math.isfinite(value) else str(value)
+    return value
+
+
+def pack(document: Any) -> Any:
+    """`document` with the rows of a benchmark as they are stored."""
+    if not isinstance(document, dict) or document.get("kind") not in ("bench", "comparison"):
+        return document
+    rows = [_pack_row(row) for row in document["rows"]]
+    return {**document, "columns": list(COLUMNS), "rows": rows}
+
+
+def _pack_row(row: dict[str, Any]) -> dict[str, Any]:
+    packed = {k: v for k, v in row.items() if k not in _DERIVED and v is not None}
+    packed["results"] = {
+        result["name"]: [result.get(name) for name in COLUMNS] for result in row["results"]
+    }
+    for name, field in (("notes", "note"), ("parts", "parts_us")):
+        found = {r["name"]: r.get(field) for r in row["results"] if r.get(field) is not None}
+        if name == "notes":
+            found |= {r["name"]: r["note"] or "" for r in row["results"] if not r["verified"]}
+        if found:
+            packed[name] = found
+    if row.get("clocks") and row["clocks"].get("fell"):
+        packed["clocks"] = row["clocks"]
+    if row.get("repeats"):
+        packed["repeats"] = row["repeats"]
+    return packed
+
+
+def read(path: Path) -> Any:
+    """What `to_json` wrote there, whole again.  Raises OSError, ValueError with the path."""
+    try:
+        return unpack(json.loads(path.read_text(encoding="utf-8")))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is no whole benchmark's JSON: {error!r}") from None
+
+
+def unpack(document: Any) -> Any:
+    """The document that `pack` was given, with the speeds of its results."""
+    if not isinstance(document, dict) or "columns" not in document:
+        return document
+    columns = document["columns"]
+    rows = [_unpack_row(row, columns) for row in document["rows"]]
+    return {**document, "rows": rows}
+
+
+def _unpack_row(row: dict[str, Any], columns: list[str]) -> dict[str, Any]:
+    notes, parts, plain_us = row.get("notes", {}), row.get("parts", {}), row.get("plain_us")
+    results = []
+    for name, values in row["results"].items():
+        result = dict(zip(columns, values, strict=True))
+        median = result["median_us"]
+        moved = row["bytes_read"] + row["bytes_written"]
+        result |= {
+            "name": name,
+            "gbps": moved / median / 1e3 if median else None,
+            "tflops": row["flops"] / median / 1e6 if median and row["flops"] else None,
+            "speed_percent": 100 * plain_us / median if median and plain_us else None,
+            "verified": name not in notes,
+            "note": notes.get(name) or None,
+            "parts_us": parts.get(name),
+        }
+        results.append(result)
+    defaults = {"plain_us": None, "clocks": None, "repeats": []}
+    return {**defaults, **row, "results": results}

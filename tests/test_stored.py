@@ -1,0 +1,56 @@
+"""Stored measurements: what is written is read back, and what follows from it is worked out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cupykern.tools import stored
+
+ROOT = Path(__file__).resolve().parents[1]
+OURS = {
+    "name": "cupykern", "median_us": 20.123456, "q20_us": 20.0, "q80_us": 21.0, "runs": 9,
+    "error_over_bound": 0.5, "rms_ratio": float("inf"), "relative_l2": 1e-3, "verified": True,
+    "note": None, "parts_us": None, "gbps": 1.0,
+}  # fmt: skip
+ABSENT = {**dict.fromkeys(OURS), "name": "torch", "runs": 0, "verified": False, "note": "absent"}
+ROW = {
+    "op": "softmax", "shape": (4, 8), "dtype": "float16", "problem": "P()", "bytes_read": 1000,
+    "bytes_written": 1000, "flops": 0, "plain": "copy", "plain_us": 10.0, "clocks": None,
+    "repeats": [], "results": [OURS, ABSENT],
+}  # fmt: skip
+
+
+def test_a_benchmark_is_read_as_it_was_written(tmp_path):
+    path = tmp_path / "b.json"
+    path.write_text(stored.to_json({"kind": "bench", "date": "now", "rows": [ROW]}))
+    assert len(path.read_text().splitlines()) == 8  # a record a line
+    (row,) = stored.read(path)["rows"]
+    ours, absent = row["results"]
+    assert ours["median_us"] == 20.123 and ours["verified"] and ours["note"] is None
+    assert ours["rms_ratio"] == "inf"
+    assert ours["gbps"] == pytest.approx(2000 / 20.123 / 1e3) and ours["tflops"] is None
+    assert ours["speed_percent"] == pytest.approx(100 * 10 / 20.123)
+    assert not absent["verified"] and absent["note"] == "absent" and absent["gbps"] is None
+
+
+def test_an_unverified_result_without_a_note_stays_unverified():
+    wrong = {**OURS, "verified": False}
+    text = stored.to_json({"kind": "bench", "rows": [{**ROW, "results": [wrong]}]})
+    (result,) = stored.unpack(json.loads(text))["rows"][0]["results"]
+    assert not result["verified"]
+
+
+def test_broken_files_name_themselves(tmp_path):
+    path = tmp_path / "b.json"
+    for text in ("{", '{"kind": "bench", "columns": [], "rows": [{"op": "a"}]}'):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"b\.json"):
+            stored.read(path)
+
+
+def test_committed_measurements_and_pages_are_small():
+    found = [*ROOT.glob("results/*.json"), ROOT / "docs" / "results.md"]
+    assert sum(path.stat().st_size for path in found) < 300 * 1024
