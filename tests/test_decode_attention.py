@@ -10,10 +10,11 @@ import pytest
 
 import cupykern
 from cupykern import check, dtypes, inputs, reference, workspace
+from cupykern.attention import decode_attention as module
 from cupykern.attention import decode_config
-from cupykern.attention.decode_attention import run as run_unchecked
+from cupykern.attention.decode_attention import LAYOUTS
 from cupykern.attention.decode_config import DecodeConfig, DecodeTask
-from cupykern.attention.decode_problem import LAYOUTS, OP, DecodeProblem
+from cupykern.attention.decode_problem import OP, VIEWS, DecodeProblem
 from cupykern.targets import host, of_array
 from cupykern.targets.limits import max_cluster_size
 
@@ -36,6 +37,10 @@ def caches(lens, keys, kv_heads=2, dim=128, seed=1):
         for b, length in enumerate(lens):
             x[b, :, length:] = np.nan
     return both
+
+
+Q, K, V = make((2, 4, 1, 64)), make((2, 2, 32, 64)), make((2, 2, 32, 72))
+LENS, TABLE = np.array((3, 32), np.int32), np.array(((0, 1), (1, 0)), np.int32)
 
 
 def to_target(target, *arrays):
@@ -145,10 +150,39 @@ def test_paged_caches_give_the_bits_of_contiguous_ones(target, page):
         assert all(same_bits(on_host(first), on_host(x)) for x in others)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts_give_the_same_bits(target, layout):
-    problem = DecodeProblem(*(2, 4, 2, 2, 150, 128), lens=(150, 70), layout=layout)
-    plain = OP.inputs(replace(problem, layout="C"), 5, target.xp)
+@pytest.mark.parametrize("page", [None, 1, 24])
+@pytest.mark.parametrize("view", VIEWS)
+def test_layouts_give_the_same_bits(target, view, page):
+    """Contiguous, and in pages of one key and of several."""
+    problem = DecodeProblem(*(2, 6, 2, 2, 150, 128), lens=(150, 70), view=view, page=page)
+    calls = [OP.inputs(replace(problem, layout=layout), 5, target.xp) for layout in LAYOUTS]
+    assert calls[0].args[1].shape == calls[1].args[1].swapaxes(1, 2).shape
+    hnd, nhd = (on_host(OP.run(*call.args, **call.kwargs)) for call in calls)
+    assert same_bits(hnd, nhd)
+
+
+@pytest.mark.parametrize("page", [None, 24])
+def test_nhd_caches_are_not_copied(target, page, monkeypatch):
+    problem = DecodeProblem(*(2, 6, 2, 2, 150, 128), lens=(150, 70), layout="nhd", page=page)
+    call = OP.inputs(problem, 5, target.xp)
+    monkeypatch.setattr(module, "packed", None)
+    OP.run(*call.args, **call.kwargs)
+
+
+@pytest.mark.parametrize("table", [None, TABLE])
+def test_wrong_layout_is_named_where_heads_do_not_fit(table):
+    nhd = [x.swapaxes(1, 2) for x in (K, V)]
+    dims = ("B", "Sk") if table is None else ("num_pages", "page")
+    taken = rf"k_cache \(2, 32, 2, 64\) is \({dims[0]}, Hkv, {dims[1]}, D\) with layout='hnd'"
+    other = rf"\({dims[0]}, {dims[1]}, Hkv, D\) with layout='nhd'"
+    with pytest.raises(ValueError, match=f"got 4 and 32: {taken}, or {other}"):
+        cupykern.decode_attention(Q, *nhd, block_table=table)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_views_give_the_same_bits(target, view):
+    problem = DecodeProblem(*(2, 4, 2, 2, 150, 128), lens=(150, 70), view=view)
+    plain = OP.inputs(replace(problem, view="C"), 5, target.xp)
     call = OP.inputs(problem, 5, target.xp)
     expected = cupykern.decode_attention(*plain.args, **plain.kwargs)
     out = target.xp.full((2, 2, 4, 256), 7, FP16).swapaxes(
@@ -225,7 +259,7 @@ def test_lengths_and_tables_of_the_device_are_clamped(target):
     def run(q, k, v, lens, table):
         args = to_target(target, q, k, v, lens, table)
         y = target.xp.full((3, 2, 1, 128), np.nan, FP16)
-        run_unchecked(here, args[:3], args[3:], y, None, 100, True, 0.1, None)
+        module.run(here, args[:3], args[3:], y, None, 100, True, 0.1, None)
         return on_host(y)
 
     assert same_bits(run(q, *pages, wrong, wrong_table), run(q, *pages, lens, table))
@@ -355,9 +389,6 @@ def test_two_blocks_of_each_config_fit_on_hopper():
 
 # --- wrong calls ---------------------------------------------------------------------------------
 
-Q, K, V = make((2, 4, 1, 64)), make((2, 2, 32, 64)), make((2, 2, 32, 72))
-LENS, TABLE = np.array((3, 32), np.int32), np.array(((0, 1), (1, 0)), np.int32)
-
 WRONG = [
     (TypeError, "q must be", {"q": [1.0]}),
     (TypeError, "q's dtype", {"q": Q.astype(np.float32)}),
@@ -371,6 +402,8 @@ WRONG = [
     (ValueError, "k_cache and v_cache differ", {"v_cache": V[:, :, :31]}),
     (ValueError, "k_cache's last dim must be q's", {"q": Q[..., :56]}),
     (ValueError, "heads must be a multiple", {"q": Q[:, :3]}),
+    (ValueError, "layout must be 'hnd' or 'nhd'; got 'bhsd'", {"layout": "bhsd"}),
+    (ValueError, "is .B, Sk, Hkv, D. with layout='nhd', or", {"layout": "nhd"}),
     (ValueError, "differ in the batch", {"q": Q[:1]}),
     (TypeError, "seq_lens must be", {"seq_lens": [3, 32]}),
     (TypeError, "seq_lens must have dtype int32", {"seq_lens": LENS.astype(np.float32)}),
@@ -446,6 +479,10 @@ def test_a_warm_call_is_checked_and_gives_the_same(gpu):
     for wrong in ({"return_lse": 1}, {"causal": 1}, {"scale": True}, {"seq_lens": lens[:1]}):
         with pytest.raises((TypeError, ValueError)):
             cupykern.decode_attention(*args, **{"seq_lens": lens, "return_lse": True, **wrong})
+    nhd = [x.swapaxes(1, 2) for x in args[1:]]
+    for _ in range(2):
+        y = cupykern.decode_attention(args[0], *nhd, layout="nhd", seq_lens=lens, return_lse=True)
+        assert all(same_bits(on_host(a), on_host(b)) for a, b in zip(y, cold, strict=True))
     for options in ({"causal": False}, {"scale": 0.5}, {"return_lse": False}):
         y = cupykern.decode_attention(*args, **{"return_lse": True, "seq_lens": lens, **options})
         expected = cupykern.decode_attention(

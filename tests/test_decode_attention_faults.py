@@ -322,7 +322,7 @@ def _problems() -> Iterator[tuple[str, object, object]]:
     yield "rows", *problem(1, 70, 1, 1, 300, 64, scale=-1.0, kind="normal")
     yield "rows", *problem(2, 20, 1, 3, 130, 64, lens=(129, 70), scale=0.3, kind="normal")
     yield "columns", *problem(1, 2, 1, 1, 100, 256, scale=0.02)
-    yield "padded rows", *problem(1, 2, 1, 1, 70, 72, layout="padded")
+    yield "padded rows", *problem(1, 2, 1, 1, 70, 72, view="padded")
 
 
 def _on_host(test, *args):

@@ -126,6 +126,12 @@ CALLS = {
     "decode_attention with lengths": lambda x, r, w, b: cupykern.decode_attention(
         heads(x)[0][:, :, :1], *heads(r, r), seq_lens=b.view(np.int32)[:2], return_lse=True
     ),
+    "decode_attention of nhd pages": lambda x, r, w, b: cupykern.decode_attention(
+        heads(x)[0][:, :, :1],
+        *(y.swapaxes(1, 2) for y in heads(r, r)),
+        layout="nhd",
+        block_table=b.view(np.int32)[:6].reshape(2, 3),
+    ),
     "rms_norm of a long row": lambda x, r, w, b: cupykern.rms_norm(x.reshape(1, -1)),
 }
 

@@ -16,8 +16,14 @@ from .decode_plan import DecodeCall, DecodePlan, has_vectors, make_plan
 
 DTYPES = (dtypes.float16, dtypes.bfloat16)
 
+LAYOUTS = ("hnd", "nhd")
+# The dims of a contiguous and of a paged cache, for messages.
+_DIMS = {
+    "hnd": ("(B, Hkv, Sk, D)", "(num_pages, Hkv, page, D)"),
+    "nhd": ("(B, Sk, Hkv, D)", "(num_pages, page, Hkv, D)"),
+}
 
-_find = plans.finder("decode_attention", arrays=5, options=4)
+_find = plans.finder("decode_attention", arrays=5, options=5)
 
 
 def decode_attention(
@@ -27,6 +33,7 @@ def decode_attention(
     *,
     seq_lens: Any = None,
     block_table: Any = None,
+    layout: str = "hnd",
     causal: bool = True,
     scale: Any = None,
     return_lse: bool = False,
@@ -42,6 +49,8 @@ def decode_attention(
     block_table: int32 (B, max_pages) for paged caches: k_cache is (num_pages, Hkv, page, D), v_cache
         likewise, and key j of sequence b is key j % page of page block_table[b, j // page]; then Sk is
         max_pages * page.  Any size of page.
+    layout: dims of the caches.  "hnd": as above.  "nhd": (B, Sk, Hkv, D), paged (num_pages, page, Hkv, D),
+        as vLLM and FlashInfer store them.  q and the result are (B, H, Sq, D) in both.
     causal: the queries are the last Sq of the sequence's positions: query i sees the keys
         j <= seq_len - Sq + i; otherwise each sees all.
     scale: a finite real number; None: 1 / sqrt(D).
@@ -62,7 +71,7 @@ def decode_attention(
     `reference.decode_attention_bound`.
     """
     arrays = (q, k_cache, v_cache, seq_lens, block_table)
-    key, known, _ = _find(*arrays, causal, scale, return_lse, config, out)
+    key, known, _ = _find(*arrays, layout, causal, scale, return_lse, config, out)
     if known is not None:
         # Where its arrays lie decides about all checks but those of numpy's values: one look-up.
         target, plan = known
@@ -71,10 +80,10 @@ def decode_attention(
         plan.launch(target, *arrays, y, lse)
         return (y, lse) if return_lse else y
     target = arguments.target_of("q", q)
-    shape, max_keys = _check_arrays(q, k_cache, v_cache, block_table)
+    shape, max_keys, k, v = _check_arrays(q, k_cache, v_cache, block_table, layout)
     seq_lens = _check_lens(seq_lens, q, max_keys)
     if block_table is not None:
-        _check_table(block_table, seq_lens, k_cache.shape[0], k_cache.shape[2])
+        _check_table(block_table, seq_lens, k.shape[0], k.shape[2])
     arguments.check_flags(causal=causal, return_lse=return_lse)
     scale = arguments.finite_float("scale", scale, 1.0 / math.sqrt(shape[3]))
     if abs(scale) * math.log2(math.e) > float(np.finfo(np.float32).max):
@@ -92,9 +101,7 @@ def decode_attention(
         if y.size:
             steering = _steering(target, seq_lens), _steering(target, block_table)
             place = y if in_elements(y) else target.xp.empty(out_shape, q.dtype)
-            plan = run(
-                target, (q, k_cache, v_cache), steering, place, lse, max_keys, causal, scale, config
-            )
+            plan = run(target, (q, k, v), steering, place, lse, max_keys, causal, scale, config)
             if place is not y:
                 assign(y, place)
             elif plan is not None:
@@ -113,8 +120,9 @@ def run(
     scale: float,
     config: DecodeConfig | None,
 ) -> DecodePlan | None:
-    """Launch a call whose arguments are checked.  arrays: q, k, v; steering: lengths and block table of
-    the target, which the kernel clamps.  Returns the plan; None where arrays had to be copied."""
+    """Launch a call whose arguments are checked.  arrays: q, and k and v with heads first ("hnd");
+    steering: lengths and block table of the target, which the kernel clamps.  Returns the plan; None
+    where arrays had to be copied."""
     q, k, v = arrays
     lens, table = steering
     is_copy = False
@@ -149,8 +157,10 @@ def _plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> Deco
 # --- arguments -----------------------------------------------------------------------------------
 
 
-def _check_arrays(q: Any, k: Any, v: Any, table: Any) -> tuple[tuple[int, ...], int]:
-    """(q's shape, keys of a sequence at most).  Raises TypeError and ValueError."""
+def _check_arrays(
+    q: Any, k: Any, v: Any, table: Any, layout: Any
+) -> tuple[tuple[int, ...], int, Any, Any]:
+    """(q's shape, the most keys of a sequence, k and v as "hnd").  Raises TypeError and ValueError."""
     dtypes.resolve(q.dtype, "q's dtype", DTYPES)
     for name, x in (("k_cache", k), ("v_cache", v)):
         arguments.same_place(name, x, q, "q")
@@ -169,9 +179,17 @@ def _check_arrays(q: Any, k: Any, v: Any, table: Any) -> tuple[tuple[int, ...], 
         raise ValueError(f"k_cache and v_cache differ beside their last dims: {k.shape}, {v.shape}")
     if k.shape[3] != q.shape[3]:
         raise ValueError(f"k_cache's last dim must be q's, {q.shape[3]}; got {k.shape[3]}")
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout must be 'hnd' or 'nhd'; got {layout!r}")
+    given = k.shape
+    if layout == "nhd":
+        k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
     if q.shape[1] and (not k.shape[1] or q.shape[1] % k.shape[1]):
+        dims = {name: _DIMS[name][table is not None] for name in (layout, *LAYOUTS)}
+        first, other = (f"{shape} with layout={name!r}" for name, shape in dims.items())
         raise ValueError(
-            f"q's heads must be a multiple of the caches'; got {q.shape[1]} and {k.shape[1]}"
+            f"q's heads must be a multiple of the caches'; got {q.shape[1]} and {k.shape[1]}: "
+            f"k_cache {given} is {first}, or {other}"
         )
     if table is None:
         if k.shape[0] != q.shape[0]:
@@ -186,7 +204,7 @@ def _check_arrays(q: Any, k: Any, v: Any, table: Any) -> tuple[tuple[int, ...], 
         max_keys = table.shape[1] * k.shape[2]
     if max_keys > MAX_KEYS:
         raise ValueError(f"sequences may have at most {MAX_KEYS} keys; got {max_keys}")
-    return q.shape, max_keys if k.shape[0] else 0
+    return q.shape, max_keys if k.shape[0] else 0, k, v
 
 
 def _check_integers(name: str, x: Any, q: Any) -> None:

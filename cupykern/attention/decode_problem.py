@@ -10,7 +10,7 @@ import numpy as np
 from .. import dtypes, inputs, reference
 from ..op import Call, Draw, Op, Work
 from . import decode_config
-from .decode_attention import DTYPES, decode_attention
+from .decode_attention import DTYPES, LAYOUTS, decode_attention
 from .decode_config import DecodeTask
 
 
@@ -19,8 +19,9 @@ class DecodeProblem:
     """One call, without its numbers.
 
     dim_v None: dim.  lens: of each sequence, or None; NaN lies behind them.  page: None where the caches
-    are contiguous.  layout: of q and the caches: "bshd" are views of (B, S, H, D), the rows of "padded"
-    lie 8 elements further apart, "offset" is not aligned.
+    are contiguous.  layout: the caches' dims, one of LAYOUTS.  view: how q and the caches are stored, one
+    of VIEWS: "swapped" is contiguous with dims 1 and 2 exchanged, rows of "padded" are 8 elements further
+    apart, "offset" starts one element off alignment.
     """
 
     batch: int
@@ -36,7 +37,8 @@ class DecodeProblem:
     causal: bool = True
     scale: float | None = None
     return_lse: bool = False
-    layout: str = "C"
+    layout: str = "hnd"
+    view: str = "C"
     kind: str = "normal"
 
     def __str__(self) -> str:
@@ -44,7 +46,7 @@ class DecodeProblem:
         return f"{self.batch}x{heads}x{self.queries}x{self.keys}x{self.dim} {self.dtype}"
 
 
-LAYOUTS = ("C", "bshd", "padded", "offset")
+VIEWS = ("C", "swapped", "padded", "offset")
 
 
 def _draw_problem(draw: Draw) -> DecodeProblem:
@@ -64,7 +66,8 @@ def _draw_problem(draw: Draw) -> DecodeProblem:
         causal=draw.choice((True, True, False)),
         scale=draw.choice((None, None, 0.0, 0.25, -0.1)),
         return_lse=draw.choice((False, True)),
-        layout=draw.choice(("C", *LAYOUTS)),
+        layout=draw.choice(LAYOUTS),
+        view=draw.choice(("C", *VIEWS)),
         kind=draw.choice(("normal", "uniform", "same_sign", "exact")),
     )
 
@@ -89,13 +92,13 @@ def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def _with_layout(x: np.ndarray, layout: str, xp: Any) -> Any:
-    if layout == "bshd":
+def _in_memory(x: np.ndarray, view: str, xp: Any) -> Any:
+    if view == "swapped":
         return xp.swapaxes(xp.ascontiguousarray(xp.swapaxes(xp.asarray(x), 1, 2)), 1, 2)
-    if layout == "padded":
+    if view == "padded":
         wide = xp.asarray(np.pad(x, ((0, 0),) * 3 + ((0, 8),), constant_values=np.nan))
         return wide[..., : x.shape[3]]
-    return inputs.with_layout(x, layout, xp)
+    return inputs.with_layout(x, view, xp)
 
 
 def _paged(caches: tuple[np.ndarray, ...], problem: DecodeProblem, rng: Any) -> tuple[Any, Any]:
@@ -142,13 +145,15 @@ def _inputs(problem: DecodeProblem, seed: int, xp: Any) -> Call:
             lens = lens or (p.keys,) * p.batch
     if lens is not None:
         kwargs["seq_lens"] = xp.asarray(np.array(lens, np.int32))
+    if p.layout == "nhd":
+        caches = [np.ascontiguousarray(x.swapaxes(1, 2)) for x in caches]
     for name, value, default in (
-        *(("causal", p.causal, True), ("scale", p.scale, None)),
+        *(("layout", p.layout, "hnd"), ("causal", p.causal, True), ("scale", p.scale, None)),
         ("return_lse", p.return_lse, False),
     ):
         if value != default:
             kwargs[name] = value
-    return Call(tuple(_with_layout(x, p.layout, xp) for x in (q, *caches)), kwargs)
+    return Call(tuple(_in_memory(x, p.view, xp) for x in (q, *caches)), kwargs)
 
 
 def _work(problem: DecodeProblem) -> Work:
@@ -175,11 +180,13 @@ def _sample(
     q, k, v = call.args
     if k.size <= 4 * max_elements or "block_table" in call.kwargs:
         return call, outputs
-    group = q.shape[1] // k.shape[1]
-    batches, heads = (sorted({0, n - 1}) for n in k.shape[:2])
+    axis = 2 if call.kwargs.get("layout") == "nhd" else 1  # of the caches' heads
+    group = q.shape[1] // k.shape[axis]
+    batches, heads = (sorted({0, n - 1}) for n in (k.shape[0], k.shape[axis]))
     q_heads = [head * group + i for head in heads for i in range(group)]
     kwargs = {name: x[batches] if name == "seq_lens" else x for name, x in call.kwargs.items()}
-    caches = (x[batches][:, heads] for x in (k, v))
+    some = (slice(None),) * axis + (heads,)
+    caches = (x[batches][some] for x in (k, v))
     part = Call((q[batches][:, q_heads], *caches), kwargs)
     return part, tuple(y[batches][:, q_heads] for y in outputs)
 

@@ -24,6 +24,7 @@ def decode_attention(
     *,
     seq_lens: Any = None,
     block_table: Any = None,
+    layout: str = "hnd",
     causal: bool = True,
     scale: Any = None,
     return_lse: bool = False,
@@ -31,7 +32,7 @@ def decode_attention(
 ) -> tuple[Any, ...]:
     """softmax(scale * q k^T over the keys that are seen) v, and its log-sum-exp, in FP64."""
     options = _options(causal, scale, return_lse)
-    sequences = _sequences(q, k_cache, v_cache, seq_lens, block_table)
+    sequences = _sequences(q, k_cache, v_cache, seq_lens, block_table, layout)
     return _stacked(q, v_cache, return_lse, [attention(*one, **options) for one in sequences])
 
 
@@ -42,6 +43,7 @@ def decode_attention_bound(
     *,
     seq_lens: Any = None,
     block_table: Any = None,
+    layout: str = "hnd",
     causal: bool = True,
     scale: Any = None,
     return_lse: bool = False,
@@ -58,7 +60,7 @@ def decode_attention_bound(
     """
     options = _options(causal, scale, return_lse)
     worst, rms = [], []
-    sequences = _sequences(q, k_cache, v_cache, seq_lens, block_table)
+    sequences = _sequences(q, k_cache, v_cache, seq_lens, block_table, layout)
     for b, (one_q, k, v) in enumerate(sequences):
         own = tuple(x[b : b + 1] for x in reference)
         bounds = attention_bound(one_q, k, v, reference=own, **options)
@@ -79,10 +81,12 @@ def _options(causal: bool, scale: Any, return_lse: bool) -> dict[str, Any]:
 
 
 def _sequences(
-    q: Any, k_cache: Any, v_cache: Any, seq_lens: Any, block_table: Any
+    q: Any, k_cache: Any, v_cache: Any, seq_lens: Any, block_table: Any, layout: str
 ) -> Iterator[tuple[Any, Any, Any]]:
     """(q, k, v) of each sequence, a batch of one; k and v end where it does."""
     xp = namespace(q)
+    if layout == "nhd":
+        k_cache, v_cache = k_cache.swapaxes(1, 2), v_cache.swapaxes(1, 2)
     num_pages, _, page = k_cache.shape[:3]
     for b in range(q.shape[0]):
         if block_table is None:
