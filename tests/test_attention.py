@@ -46,13 +46,16 @@ def right(*args, **kwargs) -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_heads_of_256(target, causal):
-    problem = AttentionProblem(1, 1, 1, 70, 90, 192, 256, causal=causal, lse=True, row_stats=True)
+    problem = AttentionProblem(
+        1, 1, 1, 70, 90, 192, 256, causal=causal, causal_align="top_left", lse=True, row_stats=True
+    )
     assert check.check_problem(OP, problem, 1, target.xp).ok
 
 
 def test_two_rows_of_fragments_for_each_warp():
     """As GPUs have them, where the host's own config has one."""
-    for kwargs in ({}, {"causal": True, "return_row_stats": True}):
+    causal = {"causal": True, "causal_align": "top_left", "return_row_stats": True}
+    for kwargs in ({}, causal):
         q, k, v = qkv(150, 170, 40)
         right(q, k, v, **kwargs, config=AttentionConfig(128, 32, 4))
 
@@ -69,7 +72,7 @@ def test_row_statistics_of_normal_numbers(accumulate):
 
 def test_an_output_that_is_all_zero_fails():
     for causal in (False, True):
-        args, kwargs = qkv(100, 200, 64), {"causal": causal}
+        args, kwargs = qkv(100, 200, 64), {"causal": causal, "causal_align": "top_left"}
         y = attention(*args, **kwargs)
         assert compared(args, kwargs, y).ok
         comparison = compared(args, kwargs, np.zeros_like(y))
@@ -102,11 +105,12 @@ def test_nan_beyond_the_end_stays_there():
 
 def test_the_same_in_both_layouts_and_for_groups():
     q, k, v = qkv(33, 40, 24, h=4, h_kv=2)
-    y = attention(q, k, v, causal=True)
+    causal = {"causal": True, "causal_align": "top_left"}
+    y = attention(q, k, v, **causal)
     swapped = (np.ascontiguousarray(x.transpose(0, 2, 1, 3)) for x in (q, k, v))
-    z = attention(*swapped, causal=True, layout="bshd")
+    z = attention(*swapped, **causal, layout="bshd")
     assert (z.transpose(0, 2, 1, 3) == y).all()
-    repeated = attention(q, k.repeat(2, 1), v.repeat(2, 1), causal=True)
+    repeated = attention(q, k.repeat(2, 1), v.repeat(2, 1), **causal)
     assert (repeated == y).all()
 
 
@@ -141,7 +145,8 @@ def test_nothing_to_do():
 
 def test_naive_agrees():
     q, k, v = qkv(40, 50, 24, dtype=dtypes.bfloat16)
-    right(q, k, v, causal=True, algorithm="naive", return_row_stats=True)
+    causal = {"causal": True, "causal_align": "bottom_right"}
+    right(q, k, v, **causal, algorithm="naive", return_row_stats=True)
 
 
 # --- masks of blocks -------------------------------------------------------------------------------
@@ -265,7 +270,8 @@ Q, K, V = qkv()
         ({"layout": "shbd"}, ValueError, "layout"),
         ({"algorithm": "fast"}, ValueError, "algorithm"),
         ({"causal": 1}, TypeError, "causal"),
-        ({"causal_align": "left"}, ValueError, "causal_align"),
+        ({"causal_align": "left"}, ValueError, "'top_left' or 'bottom_right' or None; got 'left'"),
+        ({"causal": True}, ValueError, "20 queries and 30 keys needs causal_align or input_pos"),
         ({"input_pos": 1.0}, TypeError, "input_pos"),
         ({"input_pos": -1}, ValueError, "input_pos"),
         ({"scale": "1"}, TypeError, "scale"),
@@ -290,6 +296,49 @@ def test_illegal_arguments(change, error, says):
         attention(**arguments)
 
 
+@pytest.mark.parametrize(
+    ("sq", "sk", "top_left", "bottom_right"),
+    [
+        (5, 12, "query 0 sees key 0, query 4 sees keys 0 to 4",
+         "query 0 sees keys 0 to 7, query 4 sees keys 0 to 11"),
+        (12, 5, "query 0 sees key 0, query 11 sees keys 0 to 4",
+         "query 0 sees no key, query 11 sees keys 0 to 4"),
+        (1, 3, "query 0 sees key 0", "query 0 sees keys 0 to 2"),
+        (0, 3, "there are no queries", "there are no queries"),
+        (2, 0, "query 0 sees no key, query 1 sees no key",
+         "query 0 sees no key, query 1 sees no key"),
+    ],
+)  # fmt: skip
+def test_causal_of_unequal_lengths_needs_an_alignment(sq, sk, top_left, bottom_right):
+    """The error says what each alignment means for the call; the masks hold what it says."""
+    q, k, v = qkv(sq, sk)
+    both = (
+        f"needs causal_align or input_pos: 'top_left' .{top_left}., 'bottom_right' .{bottom_right}."
+    )
+    for call in (attention, OP.reference):
+        with pytest.raises(ValueError, match=both if call is attention else f"{sq} queries"):
+            call(q, k, v, causal=True)
+    first = attention(q, k, v, causal=True, causal_align="top_left")
+    assert (attention(q, k, v, causal=True, input_pos=0) == first).all()
+    moved = attention(q, k, v, causal=True, input_pos=max(sk - sq, 0))
+    last = attention(q, k, v, causal=True, causal_align="bottom_right")
+    assert sq > sk or (moved == last).all()
+
+
+def test_causal_of_equal_lengths_needs_no_alignment():
+    q, k, v = qkv(20, 20)
+    y = attention(q, k, v, causal=True)
+    for align in ("top_left", "bottom_right"):
+        assert (attention(q, k, v, causal=True, causal_align=align) == y).all()
+    assert (attention(q, k, v, causal=True, input_pos=0) == y).all()
+
+
+def test_packed_sequences_name_an_alignment():
+    q, k, v, *cu = packed()
+    with pytest.raises(ValueError, match="'top_left' or 'bottom_right'; got None"):
+        varlen(q, k, v, *cu, max_seqlen_q=30, max_seqlen_k=35, causal=True, causal_align=None)
+
+
 def test_fp16_sums_are_for_fp16():
     q = normal(1, 1, 4, 8, dtype=dtypes.bfloat16)
     with pytest.raises(NotImplementedError, match="bfloat16"):
@@ -306,7 +355,8 @@ def test_out_must_not_overlap():
 def test_the_name_that_torch_has():
     sdpa = cupykern.scaled_dot_product_attention
     q, k, v = qkv(h_kv=2)
-    assert (sdpa(q, k, v, is_causal=True) == attention(q, k, v, causal=True)).all()
+    causal = attention(q, k, v, causal=True, causal_align="top_left")
+    assert (sdpa(q, k, v, is_causal=True) == causal).all()
     bias = normal(20, 30)
     assert (sdpa(q, k, v, bias, scale=0.5) == attention(q, k, v, mask=bias, scale=0.5)).all()
     assert (sdpa(Q, K, V, enable_gqa=True) == attention(Q, K, V)).all()
@@ -436,7 +486,7 @@ def test_where_work_is_skipped():
     with host.use(schedule="lifo"):
         q, k, v = qkv(64, 300, 64)
         k[:, :, 64:] = v[:, :, 64:] = np.nan
-        assert np.isfinite(attention(q, k, v, causal=True)).all()
+        assert np.isfinite(attention(q, k, v, causal=True, causal_align="top_left")).all()
 
 
 @pytest.mark.parametrize("mask", [2, 3, 4])

@@ -153,7 +153,10 @@ def _problems() -> Iterator[tuple[str, object, object]]:
         return ATTENTION, AttentionProblem(b, h, h_kv, sq, sk, d, dv, **options)
 
     stats = {"lse": True, "row_stats": True}
-    yield "tails", *problem(1, 2, 2, 100, 130, 40, 64, causal=True, **stats)
+    yield (
+        "tails",
+        *problem(1, 2, 2, 100, 130, 40, 64, causal=True, causal_align="top_left", **stats),
+    )
     yield "tails", *problem(1, 1, 1, 65, 97, 64, 64, **stats)
     yield "tails", *problem(1, 1, 1, 33, 96, 64, 64, view="padded", **stats)
     yield "growing", *problem(1, 1, 1, 64, 200, 64, 64, kind="peaked", scale=1.0, **stats)
@@ -230,7 +233,7 @@ def _check_sections() -> None:
     attention_plan.attention_plan.cache_clear()
     try:
         x = _normal(1, 3, 80, 8)
-        _compare(x, x[:, :, :40], x[:, :, :40], causal=True)
+        _compare(x, x[:, :, :40], x[:, :, :40], causal=True, causal_align="top_left")
     finally:
         attention_plan._L2_BYTES = before
         attention_plan.attention_plan.cache_clear()

@@ -21,13 +21,15 @@ from cupykern.targets import host
 STATS = {"lse": True, "row_stats": True}
 PROBLEMS = (
     AttentionProblem(2, 4, 2, 200, 300, 64, 64, **STATS),
-    AttentionProblem(1, 1, 1, 300, 130, 64, 40, causal=True, kind="peaked", **STATS),
+    AttentionProblem(1, 1, 1, 300, 130, 64, 40, causal=True, input_pos=0, kind="peaked", **STATS),
     AttentionProblem(
         1, 2, 1, 200, 300, 40, 64, causal=True, causal_align="bottom_right", layout="bshd", lse=True
     ),
     AttentionProblem(1, 2, 2, 130, 140, 64, 64, view="padded", kind="special"),
     AttentionProblem(2, 2, 1, 300, 1500, 64, 64, mask="block", **STATS),
-    AttentionProblem(2, 2, 1, 500, 700, 64, 64, mask="block", blocks=(64, 128), causal=True),
+    AttentionProblem(
+        2, 2, 1, 500, 700, 64, 64, mask="block", blocks=(64, 128), causal=True, input_pos=0
+    ),
     AttentionProblem(1, 2, 1, 500, 700, 64, 64, mask="block", blocks=(128, 128), **STATS),
     AttentionProblem(2, 4, 2, 200, 300, 64, 64, mask="bool", **STATS),
     AttentionProblem(
@@ -45,7 +47,9 @@ PROBLEMS = (
         kind="special",
         lse=True,
     ),
-    AttentionProblem(1, 2, 1, 130, 200, 64, 64, causal=True, scale=-0.3, kind="special", **STATS),
+    AttentionProblem(
+        1, 2, 1, 130, 200, 64, 64, causal=True, input_pos=0, scale=-0.3, kind="special", **STATS
+    ),
     # Tiles of queries without keys beside others: the first rows see none.
     AttentionProblem(1, 3, 1, 600, 200, 64, 64, causal=True, causal_align="bottom_right", lse=True),
     VarlenProblem(((70, 90), (0, 5), (300, 130), (65, 0), (200, 500)), 2, 1, 64, 40, lse=True),
@@ -92,7 +96,9 @@ def test_right(target, number, exhaustive):
 )
 def test_other_configs(target, head_dim, config):
     skip_unless_hopper(target)
-    problem = AttentionProblem(1, 2, 1, 150, 300, head_dim, head_dim - 8, causal=True, lse=True)
+    problem = AttentionProblem(
+        1, 2, 1, 150, 300, head_dim, head_dim - 8, causal=True, input_pos=0, lse=True
+    )
     comparison = compare(target, problem, config)
     assert comparison.ok, comparison
 

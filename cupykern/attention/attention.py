@@ -11,12 +11,14 @@ from ..arrays import assign, in_elements, maker, packed
 from ..numerics import namespace
 from ..targets import is_cupy
 from .attention_arguments import (
+    ALIGNMENTS,
     arrays_of,
     block_arrays,
     check_accumulate,
     check_array_mask,
     check_block_mask,
     check_causal,
+    check_causal_align,
     check_cu_seqlens,
     check_length,
     check_operands,
@@ -44,9 +46,9 @@ def attention(
     v: Any,
     *,
     causal: bool = False,
-    causal_align: str = "top_left",
+    causal_align: str | None = None,
     mask: Any = None,
-    input_pos: int = 0,
+    input_pos: int | None = None,
     scale: Any = None,
     layout: str = "bhsd",
     qk_accumulate: str = "float32",
@@ -61,8 +63,9 @@ def attention(
     q: (B, H, Sq, D).  k: (B, Hkv, Sk, D).  v: (B, Hkv, Sk, Dv).  All float16 or all bfloat16; H a multiple
         of Hkv: query head h has the keys and values of head h // (H // Hkv).  D and Dv: multiples of 8 up
         to 256.
-    causal: row i keeps keys j <= i + offset; offset: input_pos, with causal_align "bottom_right" (instead
-        of "top_left") Sk - Sq more.
+    causal: row i keeps keys j <= i + offset.  causal_align: "top_left", offset 0, or "bottom_right",
+        offset Sk - Sq.  input_pos: an integer >= 0 that is added to the offset.  Where Sq != Sk, one of
+        these two must be given; None of both: offset 0.
     mask: a bool array, True = keep, or a float16, bfloat16 or float32 bias, added to the scaled scores
         (-inf: not kept), that broadcasts to (B, H, Sq, Sk); or a `BlockMask` of the lengths Sq and Sk, whose
         masked blocks are skipped.  It applies beside causal.
@@ -203,8 +206,8 @@ def attention_varlen(
     check_operands(q, k, v, 3)
     heads_first = tuple(x[None].transpose(0, 2, 1, 3) for x in (q, k, v))
     _, heads, rows, dim, kv_heads, key_rows, dim_v = check_shapes(*heads_first)
-    check_causal(causal, causal_align, 0, rows, key_rows)
-    arguments.check_flags(return_lse=return_lse)
+    check_causal_align(causal_align, *ALIGNMENTS)
+    arguments.check_flags(causal=causal, return_lse=return_lse)
     scale = check_scale(scale, dim)
     longest_q = check_length("max_seqlen_q", max_seqlen_q)
     longest_k = check_length("max_seqlen_k", max_seqlen_k)
@@ -283,7 +286,9 @@ def scaled_dot_product_attention(
             f"query and key must have as many heads unless enable_gqa is set; got {shapes[0][1]} and "
             f"{shapes[1][1]}"
         )
-    return attention(query, key, value, causal=is_causal, mask=attn_mask, scale=scale)
+    return attention(
+        query, key, value, causal=is_causal, causal_align="top_left", mask=attn_mask, scale=scale
+    )
 
 
 _NO_STATS = None, None, None

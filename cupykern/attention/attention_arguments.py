@@ -15,6 +15,7 @@ from .attention_plan import DTYPES, has_half_scores
 from .attention_task import BIAS_MASK, BLOCK_MASK, BOOL_MASK, HEAD_DIMS, MaskPlace
 from .block_mask import BlockMask
 
+ALIGNMENTS = ("top_left", "bottom_right")
 _ALIGNMENT = 16  # bytes, of what asynchronous copies move
 _BIASES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 _LARGEST_STEP = 2**31 - 1  # elements from a row to the next, 32 bits in kernels
@@ -55,19 +56,43 @@ def check_shapes(q: Any, k: Any, v: Any) -> tuple[int, ...]:
     return batch, heads, sq, dim, kv_heads, sk, v.shape[3]
 
 
+def check_causal_align(align: Any, *allowed: str | None) -> None:
+    if align not in allowed:
+        raise ValueError(f"causal_align must be {' or '.join(map(repr, allowed))}; got {align!r}")
+
+
 def check_causal(causal: Any, align: Any, input_pos: Any, sq: int, sk: int) -> int | None:
     """The offset of causal attention, None without.  Raises TypeError and ValueError."""
-    if align not in ("top_left", "bottom_right"):
-        raise ValueError(f"causal_align must be 'top_left' or 'bottom_right'; got {align!r}")
-    if isinstance(input_pos, (bool, np.bool_)) or not isinstance(input_pos, (int, np.integer)):
-        raise TypeError(f"input_pos must be an integer; got {type(input_pos).__name__}")
-    if input_pos < 0:
-        raise ValueError(f"input_pos must not be negative; got {input_pos}")
+    check_causal_align(align, *ALIGNMENTS, None)
+    if input_pos is not None:
+        if isinstance(input_pos, (bool, np.bool_)) or not isinstance(input_pos, (int, np.integer)):
+            raise TypeError(f"input_pos must be an integer; got {type(input_pos).__name__}")
+        if input_pos < 0:
+            raise ValueError(f"input_pos must not be negative; got {input_pos}")
     arguments.check_flags(causal=causal)
     if not causal:
         return None
-    offset = int(input_pos) + (sk - sq if align == "bottom_right" else 0)
+    if align is None and input_pos is None and sq != sk:
+        ways = (f"{a!r} {_keys_seen(a, sq, sk)}" for a in ALIGNMENTS)
+        raise ValueError(
+            f"causal=True with {sq} queries and {sk} keys needs causal_align or input_pos: "
+            + ", ".join(ways)
+        )
+    offset = int(input_pos or 0) + (sk - sq if align == "bottom_right" else 0)
     return min(max(offset, -sq), sk)  # beyond: none, or all
+
+
+def _keys_seen(align: str, sq: int, sk: int) -> str:
+    """Which keys the first and the last query see."""
+    if not sq:
+        return "(there are no queries)"
+
+    def keys(query: int) -> str:
+        last = min(query + (sk - sq if align == "bottom_right" else 0), sk - 1)
+        return "no key" if last < 0 else f"keys 0 to {last}" if last else "key 0"
+
+    seen = (f"query {i} sees {keys(i)}" for i in dict.fromkeys((0, sq - 1)))
+    return f"({', '.join(seen)})"
 
 
 def check_scale(scale: Any, dim: int) -> float:

@@ -14,6 +14,7 @@ from .. import dtypes, inputs, reference
 from ..op import Call, Draw, Op, Work
 from . import attention_hopper, attention_plan
 from .attention import attention
+from .attention_arguments import ALIGNMENTS
 from .attention_plan import AttentionConfig
 from .attention_task import BLOCK_MASK, mask_mode, padded_head_dim, prescales
 from .block_mask import CAUSAL, FULL, MASKED, PARTIAL, BlockMask
@@ -40,8 +41,8 @@ class AttentionProblem:
     dv: int
     dtype: str = "float16"
     causal: bool = False
-    causal_align: str = "top_left"
-    input_pos: int = 0
+    causal_align: str | None = None
+    input_pos: int | None = None
     scale: float | None = None
     mask: str | None = None
     mask_dims: tuple[bool, ...] = (True, True, True, True)
@@ -75,14 +76,20 @@ def _draw_problem(draw: Draw) -> AttentionProblem:
     d, dv = draw.choice(dims), draw.choice(dims)
     half_sums = dtype == "float16" and not wide and draw.choice((False, False, False, True))
     mask = draw.choice((None, None, None, "bool", "bias", "block"))
+    sq = draw.choice((0, 1, 2, 16, 33, 64, 65, 100, 130))
+    sk = draw.choice((sq, 0, 1, 7, 31, 32, 33, 64, 65, 100, 130, 200))
+    align, input_pos = draw.choice(
+        (
+            *((None, None),) * (sq == sk),
+            *((None, n) for n in (0, 1, 20, 1000)),
+            *((align, n) for align in ALIGNMENTS for n in (None, None, 0, 1, 20, 1000)),
+        )
+    )
     return AttentionProblem(
-        draw.choice((1, 1, 2)), h, h_kv,
-        draw.choice((0, 1, 2, 16, 33, 64, 65, 100, 130)),
-        draw.choice((0, 1, 7, 31, 32, 33, 64, 65, 100, 130, 200)),
-        d, dv, dtype,
+        draw.choice((1, 1, 2)), h, h_kv, sq, sk, d, dv, dtype,
         causal=draw.choice((False, True)),
-        causal_align=draw.choice(("top_left", "bottom_right")),
-        input_pos=draw.choice((0, 0, 1, 20, 1000)),
+        causal_align=align,
+        input_pos=input_pos,
         scale=draw.choice((None, None, None, 1.0, 0.05, -0.3, 0.0)),
         mask=mask,
         mask_dims=tuple(draw.choice((True, True, False)) for _ in range(4)),
@@ -222,8 +229,8 @@ def _inputs(problem: AttentionProblem, seed: int, xp: Any) -> Call:
         )
     kwargs: dict[str, Any] = {} if p.mask is None else {"mask": _mask(p, seed + 3, xp)}
     for name, value, default in (
-        ("causal", p.causal, False), ("causal_align", p.causal_align, "top_left"),
-        ("input_pos", p.input_pos, 0), ("scale", p.scale, None), ("layout", p.layout, "bhsd"),
+        ("causal", p.causal, False), ("causal_align", p.causal_align, None),
+        ("input_pos", p.input_pos, None), ("scale", p.scale, None), ("layout", p.layout, "bhsd"),
         ("qk_accumulate", p.qk_accumulate, "float32"), ("algorithm", p.algorithm, "flash"),
         ("return_lse", p.lse, False), ("return_row_stats", p.row_stats, False),
     ):  # fmt: skip

@@ -33,9 +33,9 @@ def attention(
     v: Any,
     *,
     causal: bool = False,
-    causal_align: str = "top_left",
+    causal_align: str | None = None,
     mask: Any = None,
-    input_pos: int = 0,
+    input_pos: int | None = None,
     scale: Any = None,
     layout: str = "bhsd",
     return_lse: bool = False,
@@ -65,9 +65,9 @@ def attention_bound(
     v: Any,
     *,
     causal: bool = False,
-    causal_align: str = "top_left",
+    causal_align: str | None = None,
     mask: Any = None,
-    input_pos: int = 0,
+    input_pos: int | None = None,
     scale: Any = None,
     layout: str = "bhsd",
     qk_accumulate: str = "float32",
@@ -262,8 +262,8 @@ class _Problem:
 
     @classmethod
     def of(
-        cls, q: Any, k: Any, v: Any, causal: bool, causal_align: str, mask: Any, input_pos: int,
-        scale: Any, layout: str,
+        cls, q: Any, k: Any, v: Any, causal: bool, causal_align: str | None, mask: Any,
+        input_pos: int | None, scale: Any, layout: str,
     ) -> _Problem:  # fmt: skip
         xp = namespace(q)
         q, k, v = (as_float64(x) for x in (q, k, v))
@@ -273,7 +273,10 @@ class _Problem:
         q = q.reshape(q.shape[0], k.shape[1], groups, *q.shape[2:])
         limit = None
         if causal:
-            limit = input_pos + (k.shape[2] - q.shape[3] if causal_align == "bottom_right" else 0)
+            sq, sk = q.shape[3], k.shape[2]
+            if causal_align is None and input_pos is None and sq != sk:
+                raise ValueError(f"{sq} queries and {sk} keys need causal_align or input_pos")
+            limit = (input_pos or 0) + (sk - sq if causal_align == "bottom_right" else 0)
         if mask is not None:
             mask = mask if hasattr(mask, "dtype") else mask.to_dense(xp)
             mask = mask if mask.dtype == np.bool_ else as_float64(mask)
