@@ -70,6 +70,9 @@ def with_layout(x: Any, layout: str, xp: Any) -> Any:
     if layout == "negative":
         return xp.ascontiguousarray(x[..., ::-1])[..., ::-1]
     if layout == "offset":
+        if x.size == 0:  # `flat` has no element to start at
+            large = xp.empty([n + 2 for n in x.shape], x.dtype)
+            return large[..., 1:][tuple(map(slice, x.shape))]
         flat = xp.empty(x.size + 1, x.dtype)
         flat[1:] = x.ravel()
         return flat[1:].reshape(x.shape)

@@ -213,6 +213,29 @@ def test_what_lies_behind_the_end_is_not_read(target):
     assert np.isfinite(expected).all() and (expected[0] == 0).all()
 
 
+EMPTY = {  # caches that start 2 bytes off alignment, and the block table
+    "no keys": lambda xp: (xp.zeros((2, 2, 4, 24), FP16)[:, :, :0, 1:17], None),
+    "no pages": lambda xp: (xp.zeros((0, 2, 4, 24), FP16)[..., 1:17], xp.zeros((2, 0), np.int32)),
+    "pages of no keys": lambda xp: (
+        xp.zeros((3, 2, 4, 24), FP16)[:, :, :0, 1:17],
+        xp.zeros((2, 3), np.int32),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+@pytest.mark.parametrize("heads", [2, 64])
+def test_empty_caches_are_not_read(target, name, heads):
+    """A copy of 0 bytes needs an aligned address too: nothing is issued."""
+    cache, table = EMPTY[name](target.xp)
+    (q,) = to_target(target, make((2, heads, 1, 16)))
+    y, lse = cupykern.decode_attention(q, cache, cache, block_table=table, return_lse=True)
+    assert not on_host(y).any() and np.isneginf(on_host(lse)).all()
+    nhd = cache.swapaxes(1, 2)
+    again = cupykern.decode_attention(q, nhd, nhd, block_table=table, layout="nhd")
+    assert same_bits(on_host(again), on_host(y))
+
+
 def test_queries_that_see_no_key_give_zeros(target):
     q, (k, v) = make((3, 2, 4, 64)), caches((0, 2, 9), 9, dim=64)
     lens = np.array((0, 2, 9), np.int32)

@@ -99,11 +99,18 @@ FAULTS = {
     "groups end where their task ends": Fault(
         RESULTS, "chunk % kGroup == kGroup - 1 || is_last", "is_last", "who computes"
     ),
-    "nothing is loaded where there is no key": Fault(
-        SOURCE,
-        "end(task.end > task.first ? task.end : task.first + 1)",
-        "end(task.end)",
-        "lengths",
+    "tiles of a sequence without keys": Fault(
+        WARPS, "if (task.first < task.end) {", "if (true) {", "lengths"
+    ),
+    "copies for a sequence without keys": Fault(
+        WARPS,
+        "if (task.first < task.end) { TileLoads loads(params, task, caches, block_table);",
+        "if (true) { TileLoads loads(params, task, caches, block_table);"
+        " if (task.first == task.end) loads.end = task.first + 1;",
+        "empty caches",
+    ),
+    "the task is read before it is there": Fault(
+        WARPS, "sync_block();  // storage.task is written", "", "lengths"
     ),
     "rows past the last": Fault(
         RESULTS,
@@ -345,6 +352,7 @@ CHECKS = {
     "many rows, who computes": lambda: _who_computes(16, 64),
     "pairs": _on_host(properties.test_pairs_of_blocks_change_no_bit, 8),
     "clamped": _on_host(properties.test_lengths_and_tables_of_the_device_are_clamped),
+    "empty caches": lambda: properties.test_empty_caches_are_not_read(host.current(), "no keys", 2),
     "large caches": properties.test_caches_of_more_than_2_to_the_32_bytes,
     "many chunks": _on_host(properties.test_chunks_grow_with_the_length, 64 * 10),
     "most chunks": _on_host(properties.test_chunks_grow_with_the_length, 64 * 256),

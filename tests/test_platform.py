@@ -5,6 +5,8 @@ test_numbers.py and test_fragments.py have the others.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from platform_kernels import F32, U32, run
@@ -205,6 +207,32 @@ def test_copies(target, size):
     copied = np.where(np.arange(64)[:, None] % 3 != 0, x, 0)
     np.testing.assert_array_equal(y[:64], copied[::-1])
     np.testing.assert_array_equal(y[64:], x)
+
+
+@pytest.mark.parametrize("offset", [0, 4])
+@pytest.mark.parametrize(
+    "copy",
+    [
+        "copy_async<8>(to, from)",
+        "copy_async<16>(to, from)",
+        "copy_async<16>(to, from, false)",
+        "copy_async<16>(to, from, true, load_policy_once())",
+        "copy_async<16>(to, from, load_policy(false))",
+        "copy_async_part(to, from, 12)",
+        "copy_async_part(to, from, 0)",
+    ],
+)
+def test_misaligned_copies_are_an_error_that_names_the_line(copy, offset):
+    """A GPU faults on them, even where a copy brings no byte."""
+    text = (
+        "struct Storage { Bytes<16> to[1]; };\n"
+        "KERNEL void word(const char* x) {\n    SHARED_STORAGE(Storage, storage);\n"
+        f"    const void* from = x + {offset};\n    void* to = storage.to;\n"
+        f"    {copy};\n    copy_async_commit();\n    copy_async_wait<0>();\n}}\n"
+    )
+    says = r"word\.cu:6: an access is not aligned to its size"
+    with pytest.raises(host.HostKernelError, match=says) if offset else nullcontext():
+        run(host.current(), text, np.zeros(32, np.uint8), threads=1, shared=16)
 
 
 @pytest.mark.parametrize("evict_last", [False, True])

@@ -126,8 +126,7 @@ struct TileLoads {
                      const int* block_table)
         : source(params, task, caches, block_table),
           key(task.first),
-          // Where there is no key, one tile of zeros.
-          end(task.end > task.first ? task.end : task.first + 1),
+          end(task.end),
           next_stage(0) {}
     // The next tile, if there is one.  load_more() also comes with the first one.
     template <class LoadMore>

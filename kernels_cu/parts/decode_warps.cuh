@@ -143,7 +143,7 @@ DEVICE void end_chunk(Results& results, const WarpSoftmax& softmax, ValueSums<Wa
     results.end_chunk(is_last);
 }
 
-// All tiles of the block's task.
+// All tiles of the block's task, which has at least one key.
 template <class Results>
 DEVICE void attend_task(DecodeStorage& storage, const DecodeParams& params, const DecodeTask& task,
                         TileLoads& loads, const Element* q, Results& results) {
@@ -203,7 +203,11 @@ DEVICE void attend_rows(DecodeStorage& storage, const DecodeParams& params, cons
     RunResults<Choose<kOwnRows, WarpSums, ThreadSums>::Type> results(params, storage.task,
                                                                      partial_results);
     results.begin(task.first_chunk);
-    TileLoads loads(params, task, caches, block_table);
-    attend_task(storage, params, task, loads, q, results);
+    if (task.first < task.end) {
+        TileLoads loads(params, task, caches, block_table);
+        attend_task(storage, params, task, loads, q, results);
+    } else {
+        sync_block();  // storage.task is written
+    }
     results.finish(storage.values, storage.sums, storage.pair, storage.is_last, counters, out, lse);
 }

@@ -278,9 +278,10 @@ DEVICE void copy_async(void* shared, const void* global, bool valid, LoadPolicy,
 // The first `bytes` of 16, 0 to 16; the others become zero, and are not read.
 template <int kLine = 0>
 DEVICE void copy_async_part(void* shared, const void* global, int bytes, HOST_PLACE) {
+    // Also of 0 bytes: a GPU issues the instruction with this address.
     host::check_alignment(shared, 16, place);
+    host::check_alignment(global, 16, place);
     if (bytes > 0) {
-        host::check_alignment(global, 16, place);
         // Touched here, so that a sanitizer names this line.
         (void)*static_cast<const volatile char*>(global);
         (void)*(static_cast<const volatile char*>(global) + bytes - 1);
