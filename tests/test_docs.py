@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+import cupykern
 
 ROOT = Path(__file__).parent.parent
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -28,12 +31,17 @@ def test_examples(page):
         exec(compile(block, page, "exec"), namespace)
 
 
+@pytest.mark.parametrize("name", ["attention", "attention_varlen", "decode_attention", "BlockMask"])
+def test_examples_of_docstrings(name):
+    finder, runner = doctest.DocTestFinder(recurse=False), doctest.DocTestRunner()
+    (found,) = finder.find(getattr(cupykern, name), name, globs={"np": np, "cupykern": cupykern})
+    assert found.examples and not runner.run(found).failed
+
+
 def test_examples_for_a_gpu():
     cupy = pytest.importorskip("cupy")
     if not cupy.cuda.is_available():
         pytest.skip("no GPU")
-    import cupykern
-
     for block in _blocks("docs/users.md"):
         if block.lstrip().startswith("# GPU"):
             exec(compile(block, "docs/users.md", "exec"), {"cupykern": cupykern})

@@ -1,4 +1,4 @@
-"""attention, attention_varlen and scaled_dot_product_attention: fused, in one read of q, k and v."""
+"""attention, attention_varlen and scaled_dot_product_attention: fused attention kernels."""
 
 from __future__ import annotations
 
@@ -58,39 +58,60 @@ def attention(
     out: Any = None,
     config: AttentionConfig | AttentionHopperConfig | None = None,
 ) -> Any:
-    """softmax(scale * q k^T + bias, over the keys that are kept) v, for every batch and head.
+    """Scaled dot-product attention, softmax(scale * q k^T) v, in one kernel.
 
-    q: (B, H, Sq, D).  k: (B, Hkv, Sk, D).  v: (B, Hkv, Sk, Dv).  All float16 or all bfloat16; H a multiple
-        of Hkv: query head h has the keys and values of head h // (H // Hkv).  D and Dv: multiples of 8 up
-        to 256.
-    causal: row i keeps keys j <= i + offset.  causal_align: "top_left", offset 0, or "bottom_right",
-        offset Sk - Sq.  input_pos: an integer >= 0 that is added to the offset.  Where Sq != Sk, one of
-        these two must be given; None of both: offset 0.
-    mask: a bool array, True = keep, or a float16, bfloat16 or float32 bias, added to the scaled scores
-        (-inf: not kept), that broadcasts to (B, H, Sq, Sk); or a `BlockMask` of the lengths Sq and Sk, whose
-        masked blocks are skipped.  It applies beside causal.
-    scale: a finite real number.  None: 1 / sqrt(D).
-    layout: "bhsd", or "bshd": q (B, Sq, H, D), k and v (B, Sk, Hkv, D), the result alike.
-    qk_accumulate: "float16" sums q k^T in FP16, of float16 on NVIDIA GPUs and the host: less exact, and
-        infinite beyond 65504.
-    algorithm: "flash", or "naive": all scores in memory, in three kernels, for comparison.
-    out: array to write into, of the result's shape and dtype, apart from all operands.
-    config: an AttentionConfig or AttentionHopperConfig, or None, the tuned or default one; "naive" has none.
+    >>> q = np.ones((1, 8, 128, 64), np.float16)  # numpy: on the CPU; cupy: on the GPU
+    >>> k = v = np.ones((1, 2, 128, 64), np.float16)  # 4 query heads share a KV head
+    >>> cupykern.attention(q, k, v, causal=True).shape
+    (1, 8, 128, 64)
 
-    Returns (B, H, Sq, Dv) of q's dtype; with return_lse also the logarithm of the sum of the exponentials of
-    the scaled scores; with return_row_stats then row_max, the largest of these scores that is a number, and
-    row_sum, the sum of exp(score - row_max): FP32 (B, H, Sq), in either layout.
+    Arguments:
 
-    Scores, softmax and sums in FP32; probabilities are rounded to q's dtype before they are multiplied by v.
-    A row without keys gives zeros, -inf, -inf and 0.  Keys that a row does not keep do not reach it, whatever
-    they hold; a NaN or infinity of v at such a key may make NaN of it if the key's tile is computed and some
-    row keeps a key at or after it (0 * NaN), but not where v is beyond Sk or in blocks that are skipped.
-    Any strides: arrays whose rows are contiguous and begin at multiples of 16 bytes are read where they are,
-    others are copied.
+    q: (B, H, Sq, D), float16 or bfloat16.
+    k, v: (B, Hkv, Sk, D) and (B, Hkv, Sk, Dv), of q's dtype.  H is a multiple of Hkv; query head h
+        uses KV head h // (H // Hkv) (grouped-query attention).  D and Dv are multiples of 8 up to
+        256.
+    causal: query i sees keys j <= i + offset; default: every query sees all keys.
+    causal_align, input_pos: the offset.  causal_align="top_left": 0; "bottom_right": Sk - Sq, the
+        last query sees all keys.  input_pos, an integer >= 0, is added: the number of keys before
+        query 0.  Where Sq == Sk both may be None (offset 0); where Sq != Sk one of them is
+        required.
+    scale: finite real factor of the scores; None: 1 / sqrt(D).
+    mask: combined with causal.  One of:
+        a bool array that broadcasts to (B, H, Sq, Sk), True = keep;
+        a float16, bfloat16 or float32 array that broadcasts alike, added to the scaled scores; -inf
+        masks the key;
+        a `BlockMask` for Sq queries and Sk keys, whose masked blocks are skipped.
+    layout: "bhsd", the shapes above, or "bshd": q (B, Sq, H, D), k and v (B, Sk, Hkv, ...), result
+        (B, Sq, H, Dv).
+    return_lse: also return the log-sum-exp (natural log) of the scaled and biased scores of the
+        keys that a query sees.
+    return_row_stats: also return row_max, the largest of these scores that is not NaN, and row_sum,
+        the sum of exp(score - row_max); lse = row_max + log(row_sum).
+    out: array of the result's shape and dtype to write into; must not overlap an input.
+    qk_accumulate: "float16" accumulates q k^T in FP16: for float16 on NVIDIA GPUs and the CPU.
+        Less exact; scores beyond 65504 before the scale overflow.
+    algorithm: "flash", or "naive": three kernels that store all scores, for comparison.
+    config: AttentionConfig or AttentionHopperConfig; None: chosen for the shape.  Not with "naive".
 
-    Raises TypeError (types, dtypes), ValueError (shapes, overlap, scale, config, devices) and
-    NotImplementedError (float32, FP16 sums where there are none).  Error bound:
-    `reference.attention_bound`.
+    Returns out, (B, H, Sq, Dv) of q's dtype, or a tuple: out, lse if return_lse, then row_max and
+    row_sum if return_row_stats.  Statistics are float32 (B, H, Sq) in both layouts.
+
+    Scores, softmax and accumulators are FP32; probabilities are rounded to q's dtype before the
+    product with v.  A query that sees no key gives zeros, lse and row_max -inf, row_sum 0.
+
+    NaN and infinities of k reach only queries that see the key.  Those of v may also make NaN of
+    other queries of a tile that is computed (0 * NaN), but never from a skipped block.
+
+    Arrays may have any strides.  Those with rows that are not contiguous or not 16-byte aligned are
+    copied first.
+
+    Raises TypeError (wrong kind of argument or dtype), ValueError (shape, value, overlap, device,
+    config; causal with Sq != Sk and no alignment) and NotImplementedError (float32 inputs,
+    qk_accumulate="float16" where it is not supported).
+
+    Formula: Vaswani et al., Attention Is All You Need, arXiv:1706.03762.  Algorithm: Dao,
+    FlashAttention-2, arXiv:2307.08691.  Error bound: `reference.attention_bound`.
     """
     array_mask, arrays, sizes = mask, (q, k, v, mask), None
     if isinstance(mask, BlockMask):
@@ -177,19 +198,34 @@ def attention_varlen(
     out: Any = None,
     config: AttentionConfig | AttentionHopperConfig | None = None,
 ) -> Any:
-    """`attention` of sequences of different lengths, packed one after another.
+    """`attention` for a batch of sequences of different lengths, concatenated without padding.
 
-    q: (rows, H, D).  k: (rows of keys, Hkv, D).  v: (rows of keys, Hkv, Dv).
-    cu_seqlens_q, cu_seqlens_k: int32 (B + 1,): rows cu_seqlens[i] to cu_seqlens[i + 1] are sequence i.
-        numpy arrays are checked: from 0 to all rows, not decreasing, no sequence longer than its maximum.
-        cupy arrays are not read back: a kernel clamps them to the rows that there are and sequences to
-        their maximum, and rows of q that belong to no sequence are not written.
-    max_seqlen_q, max_seqlen_k: the longest sequences.
-    causal: row i of a sequence keeps keys j <= i + offset, with "bottom_right" its keys' number less its
-        queries'; with "top_left" 0.
+    >>> q = k = v = np.ones((5, 8, 64), np.float16)  # sequences of 2 and 3 tokens
+    >>> cu = np.array([0, 2, 5], np.int32)
+    >>> cupykern.attention_varlen(q, k, v, cu, cu, max_seqlen_q=3, max_seqlen_k=3).shape
+    (5, 8, 64)
 
-    Returns (rows, H, Dv) of q's dtype; with return_lse also FP32 (H, rows).  The rest as for `attention`.
-    Error bound: `reference.attention_varlen_bound`.
+    Arguments:
+
+    q: (total_q, H, D), float16 or bfloat16.  k, v: (total_k, Hkv, D) and (total_k, Hkv, Dv) of q's
+        dtype.  H, Hkv, D and Dv as for `attention`.
+    cu_seqlens_q, cu_seqlens_k: int32 (B + 1,), the first row of each sequence, and at the end the
+        number of rows: sequence i has rows cu_seqlens[i]:cu_seqlens[i + 1].
+    max_seqlen_q, max_seqlen_k: integers, upper limits of the sequences' lengths.
+    causal: query i of a sequence sees its keys j <= i + offset.  causal_align="bottom_right":
+        offset is the sequence's keys minus its queries; "top_left": 0.
+    scale, out, config: as for `attention`.
+    return_lse: also return the log-sum-exp, float32 (H, total_q).
+
+    Returns out, (total_q, H, Dv) of q's dtype, or (out, lse).
+
+    Offsets in numpy arrays are checked: they must rise from 0 to the number of rows, with no
+    sequence longer than its limit.  Offsets in cupy arrays are not read on the host: the kernel
+    clamps them to the rows there are and lengths to the limits.  Rows that belong to no sequence
+    are not written.  Accuracy, masked keys and strides as for `attention`.
+
+    Raises TypeError, ValueError and NotImplementedError as `attention`, and ValueError for offsets
+    that fail the checks.  Error bound: `reference.attention_varlen_bound`.
     """
     key, known, places = _find_varlen(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, causal_align,
@@ -269,11 +305,14 @@ def scaled_dot_product_attention(
     scale: Any = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """`attention` by the names of torch.nn.functional.scaled_dot_product_attention.
+    """`attention` with the signature of torch.nn.functional.scaled_dot_product_attention.
 
-    query: (B, H, Sq, D).  key: (B, Hkv, Sk, D).  value: (B, Hkv, Sk, Dv); Hkv is H unless enable_gqa.
-    attn_mask: bool, True = keep, or a bias; not together with is_causal, which keeps keys j <= i.
-    Raises NotImplementedError for dropout_p other than 0, ValueError for numbers of heads that differ
+    query: (B, H, Sq, D).  key, value: (B, Hkv, Sk, D) and (B, Hkv, Sk, Dv); Hkv = H without
+        enable_gqa.
+    attn_mask: bool array, True = keep, or a bias, added to the scores; None with is_causal.
+    is_causal: query i sees keys j <= i, as in torch also where Sq != Sk ("top_left").
+
+    Raises NotImplementedError for dropout_p other than 0, ValueError for unequal numbers of heads
     without enable_gqa and for attn_mask with is_causal, and what `attention` raises.
     """
     if dropout_p != 0:
@@ -283,8 +322,8 @@ def scaled_dot_product_attention(
     shapes = tuple(getattr(x, "shape", ()) for x in (query, key))
     if not enable_gqa and all(len(shape) == 4 for shape in shapes) and shapes[0][1] != shapes[1][1]:
         raise ValueError(
-            f"query and key must have as many heads unless enable_gqa is set; got {shapes[0][1]} and "
-            f"{shapes[1][1]}"
+            "query and key must have as many heads unless enable_gqa is set; got "
+            f"{shapes[0][1]} and {shapes[1][1]}"
         )
     return attention(
         query, key, value, causal=is_causal, causal_align="top_left", mask=attn_mask, scale=scale

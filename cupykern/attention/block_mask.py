@@ -1,4 +1,4 @@
-"""BlockMask: which blocks of queries and keys attention computes, and which it skips."""
+"""BlockMask: a block-sparse mask of attention."""
 
 from __future__ import annotations
 
@@ -15,19 +15,31 @@ SIZES = (64, 128)
 
 
 class BlockMask:
-    """A mask of queries by keys in blocks: masked, causal, full, or partial with a tile of its own.
+    """A mask of `attention` in blocks of queries by keys: masked, causal, full or partial.
 
-    Sizes: B and H are 1 or those of the call; Q and K are the blocks of seq_len_q queries and seq_len_k
-    keys, the last of which may be partly beyond the end.  Arrays, of one target:
+    >>> keep = np.tril(np.ones((256, 256), bool))  # True = keep, (Sq, Sk)
+    >>> mask = cupykern.BlockMask.from_dense(keep)  # blocks of 128 x 128
+    >>> mask.block_mask_types[0, 0].tolist()
+    [[1, 0], [2, 1]]
+    >>> q = np.ones((1, 2, 256, 64), np.float16)
+    >>> cupykern.attention(q, q, q, mask=mask).shape
+    (1, 2, 256, 64)
 
-    kv_num_blocks: int32 (B, H, Q), the number of key blocks that are not masked.
-    kv_indices: int32 (B, H, Q, K), their numbers in ascending order, then anything.
-    block_mask_types: uint8 (B, H, Q, K): 0 masked, 1 causal (the query at row i of all keeps keys j <= i +
-        causal_offset), 2 full, 3 partial.
-    partial_indices: int32 (B, H, Q, K), of a partial block the number of its tile, else anything.
+    Masked blocks are skipped: neither loaded nor computed.  `from_dense` classifies a bool array;
+    `causal`, `document` and `interleaved` make the usual masks.  The constructor takes the arrays.
+
+    Attributes.  B and H are 1 or those of the call; Q = ceil(seq_len_q / q_block) and
+    K = ceil(seq_len_k / kv_block); q_block and kv_block are 64 or 128.  The arrays are all
+    numpy's or all cupy's:
+
+    block_mask_types: uint8 (B, H, Q, K).  0: masked, 1: causal, 2: full, 3: partial.  In a causal
+        block query i keeps keys j <= i + causal_offset, i and j counted from the sequence's start.
+    kv_num_blocks: int32 (B, H, Q), the number of blocks in a row of blocks that are not masked.
+    kv_indices: int32 (B, H, Q, K), their indices in ascending order; the rest is undefined.
     partial_tiles: bool (P, q_block, kv_block), True = keep.
+    partial_indices: int32 (B, H, Q, K), the index of a partial block's tile; otherwise undefined.
 
-    Made by `from_dense`, `causal`, `document` or `interleaved`.
+    The idea is that of FlexAttention's BlockMask (Dong et al., arXiv:2412.05496).
     """
 
     def __init__(
@@ -41,10 +53,14 @@ class BlockMask:
         kv_block: int,
         causal_offset: int = 0,
     ):
-        """kv_num_blocks and kv_indices follow from block_mask_types.
+        """Make a mask from its arrays; kv_num_blocks and kv_indices follow from block_mask_types.
 
-        The contents of numpy arrays are checked; in cupy arrays unknown types, and partial blocks where
-        there are no tiles, become masked, and numbers of tiles are clamped to those that there are.
+        block_mask_types: uint8 (B, H, Q, K).  partial_indices: int32 of the same shape.
+        partial_tiles: bool (P, q_block, kv_block).  Shapes as in the class's description.
+
+        The contents of numpy arrays are checked.  Those of cupy arrays are not read: unknown types,
+        and partial blocks where there are no tiles, become masked; tile indices are clamped.
+
         Raises TypeError (dtypes, kinds of arrays) and ValueError (shapes, block sizes, contents).
         """
         _check_sizes(seq_len_q, seq_len_k, q_block, kv_block)
@@ -95,12 +111,12 @@ class BlockMask:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """All numbers that are not in the arrays."""
+        """The lengths, block sizes and causal_offset: all but the arrays."""
         return self.seq_len_q, self.seq_len_k, self.q_block, self.kv_block, self.causal_offset
 
     @property
     def num_blocks(self) -> int:
-        """How many blocks are computed.  Synchronises."""
+        """The number of blocks that are not masked.  Synchronises."""
         return int(self.kv_num_blocks.sum())
 
     def __repr__(self) -> str:
@@ -112,10 +128,13 @@ class BlockMask:
 
     @classmethod
     def from_dense(cls, mask: Any, q_block: int = 128, kv_block: int = 128) -> BlockMask:
-        """Classify the blocks of a bool (Sq, Sk) or (B, H, Sq, Sk) array, True = keep.
+        """Classify the blocks of a dense mask.
 
-        A block that keeps exactly j <= i becomes causal.  The contents are read on the host, which
-        synchronises.  Raises TypeError and ValueError.
+        mask: bool (Sq, Sk) or (B, H, Sq, Sk), True = keep.  q_block, kv_block: 64 or 128.
+
+        A block that keeps exactly the keys j <= i becomes causal; one that keeps some others,
+        partial.  The blocks' types are read on the host, which synchronises.  Raises TypeError and
+        ValueError.
         """
         arguments.target_of("mask", mask)
         if mask.dtype != np.bool_:
@@ -139,9 +158,10 @@ class BlockMask:
         kv_block: int = 128,
         target: str | None = None,
     ) -> BlockMask:
-        """Row i keeps keys j <= i + causal_offset.
+        """Query i keeps keys j <= i + causal_offset.
 
-        target: "cuda", "hip", "host" or None (the GPU if there is one).  Raises ValueError and
+        causal_offset: an integer; seq_len_k - seq_len_q aligns the last query with the last key.
+        target: "cuda", "hip", "host" or None, the GPU if there is one.  Raises ValueError and
         targets.UnavailableError.
         """
         _check_sizes(seq_len_q, seq_len_k, q_block, kv_block)
@@ -161,10 +181,11 @@ class BlockMask:
         q_block: int = 128,
         kv_block: int = 128,
     ) -> BlockMask:
-        """Query i keeps key j if both are of one document, and, if causal, j <= i.
+        """Query i keeps key j if both belong to one document and, if causal, j <= i.
 
-        document_ids: integers (S,) or (B, S), the document of each position.  They are read on the host,
-        which synchronises; the mask belongs to their target.  Raises TypeError and ValueError.
+        document_ids: integers (S,) or (B, S), the document of each position; the mask belongs to
+        their target.  The blocks' types are read on the host, which synchronises.  Raises TypeError
+        and ValueError.
         """
         arguments.target_of("document_ids", document_ids)
         xp = namespace(document_ids)
@@ -196,9 +217,10 @@ class BlockMask:
         kv_block: int = 128,
         target: str | None = None,
     ) -> BlockMask:
-        """Block (i, j) is kept if i - j is a multiple of `stride`; if causal, only j <= i of it.
+        """Keep block (i, j) if i - j is a multiple of `stride`; if causal, only its keys j <= i.
 
-        Raises ValueError and targets.UnavailableError.
+        stride: a positive integer.  target: as for `causal`.  Raises ValueError and
+        targets.UnavailableError.
         """
         if stride < 1:
             raise ValueError(f"stride must be positive; got {stride}")
@@ -211,7 +233,7 @@ class BlockMask:
         return _of_types(types, target, seq_len_q, seq_len_k, q_block, kv_block)
 
     def to_dense(self, xp: Any = None) -> Any:
-        """The bool (B, H, Sq, Sk) array that this mask stands for."""
+        """The mask as a bool array (B, H, Sq, Sk), True = keep, of `xp` or its own namespace."""
         xp = namespace(self.block_mask_types) if xp is None else xp
         types = self.block_mask_types[..., None, None]
         rows = xp.arange(types.shape[2] * self.q_block).reshape(-1, 1, self.q_block, 1)
@@ -233,13 +255,13 @@ def _check_sizes(seq_len_q: int, seq_len_k: int, q_block: int, kv_block: int) ->
 
 
 def _block_ends(size: int, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """The first and last position of every block."""
+    """The first and last position of each block."""
     first = np.arange(0, size, block)
     return first, np.minimum(first + block, size) - 1
 
 
 def _of_types(types: np.ndarray, target: str | None, *sizes: int) -> BlockMask:
-    """A mask without partial blocks."""
+    """A mask without partial blocks, of types (Q, K)."""
     xp = targets.get(target).xp
     types = xp.asarray(types[None, None])
     tiles = xp.zeros((0, *sizes[2:4]), bool)
@@ -255,7 +277,7 @@ def _classify(
     q_block: int,
     kv_block: int,
 ) -> BlockMask:
-    """The mask that `rows(first, end)`, bool (B, H, end - first, Sk), says row of blocks by row."""
+    """Classify the mask with rows [i, j) given by `rows(i, j)`, bool (B, H, j - i, Sk)."""
     _check_sizes(sq, sk, q_block, kv_block)
     num_q, num_k = -(-sq // q_block), -(-sk // kv_block)
     shape = (*batch_shape, num_q, num_k)

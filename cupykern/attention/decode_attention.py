@@ -1,4 +1,4 @@
-"""decode_attention: a few new queries against caches of keys and values, contiguous or paged."""
+"""decode_attention: the newest queries of each sequence against contiguous or paged KV caches."""
 
 from __future__ import annotations
 
@@ -40,34 +40,53 @@ def decode_attention(
     out: Any = None,
     config: DecodeConfig | None = None,
 ) -> Any:
-    """softmax(scale * q @ k^T) @ v of the newest queries of each sequence against its cache.
+    """Attention of the newest queries of each sequence against its cache of keys and values.
 
-    q: (B, H, Sq, D) of float16 or bfloat16, any strides.  Sq at most 16, D a multiple of 8 up to 256.
-    k_cache: (B, Hkv, Sk, D) of q's dtype, v_cache: (B, Hkv, Sk, Dv).  H is a multiple of Hkv: query
-        heads g * H / Hkv up to (g + 1) * H / Hkv share KV head g.  Dv as D, and may differ.
-    seq_lens: int32 (B,), how many keys each sequence has; None: Sk.  What lies behind them does not count.
-    block_table: int32 (B, max_pages) for paged caches: k_cache is (num_pages, Hkv, page, D), v_cache
-        likewise, and key j of sequence b is key j % page of page block_table[b, j // page]; then Sk is
-        max_pages * page.  Any size of page.
-    layout: dims of the caches.  "hnd": as above.  "nhd": (B, Sk, Hkv, D), paged (num_pages, page, Hkv, D),
-        as vLLM and FlashInfer store them.  q and the result are (B, H, Sq, D) in both.
-    causal: the queries are the last Sq of the sequence's positions: query i sees the keys
-        j <= seq_len - Sq + i; otherwise each sees all.
-    scale: a finite real number; None: 1 / sqrt(D).
-    return_lse: also log(sum(exp(scores))), FP32 (B, H, Sq), of the natural logarithm.
-    out: array to write into, (B, H, Sq, Dv) of q's dtype, apart from all inputs.
-    config: a DecodeConfig; None: the default one.
+    >>> q = np.ones((2, 8, 1, 64), np.float16)  # one new token for each of 2 sequences
+    >>> k = v = np.ones((2, 2, 512, 64), np.float16)  # room for 512 keys of 2 KV heads
+    >>> lens = np.array([100, 512], np.int32)
+    >>> cupykern.decode_attention(q, k, v, seq_lens=lens).shape
+    (2, 8, 1, 64)
 
-    Returns out, or (out, lse).  A query that sees no key gives zeros, and lse -inf; but a NaN or infinity of
-    v_cache at a key that a later query of the sequence sees may make NaN of it (0 * NaN).
+    Arguments:
 
-    A sequence's result depends on its own queries, keys and length: bit for bit the same alone and in any
-    batch, contiguous or paged, in a cache of any size.  seq_lens and block_table in numpy arrays are
-    checked (the table where it is used, if the lengths are known) and copied to the GPU; on the GPU they
-    are never read back: the kernel clamps them to [0, Sk] and to the pages that there are.
-    q and caches whose rows are not contiguous, or do not begin at multiples of 16 bytes, are copied.
+    q: (B, H, Sq, D), float16 or bfloat16, Sq at most 16; the new tokens' keys are in the cache
+        already.
+    k_cache, v_cache: (B, Hkv, Sk, D) and (B, Hkv, Sk, Dv) of q's dtype.  H is a multiple of Hkv;
+        query head h uses KV head h // (H // Hkv).  D and Dv are multiples of 8 up to 256.
+    seq_lens: int32 (numpy: also int64) (B,), the number of valid keys of each sequence; None: Sk.
+        What the cache holds after them never reaches a result.
+    block_table: int32 (numpy: also int64) (B, max_pages), for paged caches, which are
+        (num_pages, Hkv, page, D): key j of sequence b is key j % page of page
+        block_table[b, j // page].  Sk is max_pages * page; any page size.
+    layout: order of the caches' dims.  "hnd": as above.  "nhd": (B, Sk, Hkv, D), paged
+        (num_pages, page, Hkv, D), as vLLM and FlashInfer store them.  Neither is copied.
+    causal: the queries are the last Sq tokens of the sequence: query i sees keys
+        j <= seq_len - Sq + i.  False: each query sees all keys.
+    scale: finite real factor of the scores; None: 1 / sqrt(D).
+    return_lse: also return the log-sum-exp of the scores (natural log), float32 (B, H, Sq).
+    out: (B, H, Sq, Dv) array of q's dtype to write into; must not overlap an input.
+    config: DecodeConfig; None: chosen for the shape.
 
-    Raises TypeError (types, dtypes), ValueError (shapes, values, overlap, config, devices).  Error bound:
+    Returns out, (B, H, Sq, Dv) of q's dtype, or (out, lse).
+
+    The result of a sequence depends on its queries, keys and length alone: it is the same bit for
+    bit in any batch, in contiguous and paged caches, and in a cache of any size.
+
+    seq_lens and block_table in numpy arrays are checked (the table up to each length) and copied to
+    the GPU.  On the GPU they are not read on the host: the kernel clamps lengths to [0, Sk] and
+    pages to those there are.
+
+    A query that sees no key gives zeros and lse -inf.  NaN and infinities of k_cache reach only
+    queries that see the key; those of v_cache may also make NaN of earlier queries of the same
+    sequence (0 * NaN).  q and caches may have any strides; those with rows that are not contiguous
+    or not 16-byte aligned are copied first.
+
+    Raises TypeError (wrong kind of argument or dtype) and ValueError (shape, layout, value,
+    overlap, device, config).
+
+    Formula: Vaswani et al., arXiv:1706.03762.  The keys are split over blocks as in Flash-Decoding;
+    pages are those of PagedAttention (Kwon et al., arXiv:2309.06180).  Error bound:
     `reference.decode_attention_bound`.
     """
     arrays = (q, k_cache, v_cache, seq_lens, block_table)
@@ -121,8 +140,8 @@ def run(
     config: DecodeConfig | None,
 ) -> DecodePlan | None:
     """Launch a call whose arguments are checked.  arrays: q, and k and v with heads first ("hnd");
-    steering: lengths and block table of the target, which the kernel clamps.  Returns the plan; None
-    where arrays had to be copied."""
+    steering: lengths and block table of the target, which the kernel clamps.  Returns the plan;
+    None where arrays had to be copied."""
     q, k, v = arrays
     lens, table = steering
     is_copy = False
@@ -160,7 +179,7 @@ def _plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> Deco
 def _check_arrays(
     q: Any, k: Any, v: Any, table: Any, layout: Any
 ) -> tuple[tuple[int, ...], int, Any, Any]:
-    """(q's shape, the most keys of a sequence, k and v as "hnd").  Raises TypeError and ValueError."""
+    """(q's shape, maximum keys of a sequence, k and v as "hnd").  Raises TypeError, ValueError."""
     dtypes.resolve(q.dtype, "q's dtype", DTYPES)
     for name, x in (("k_cache", k), ("v_cache", v)):
         arguments.same_place(name, x, q, "q")
@@ -245,7 +264,8 @@ def _check_table(table: Any, seq_lens: Any, num_pages: int, page_size: int) -> N
     wrong = table[used & ((table < 0) | (table >= num_pages))]
     if wrong.size:
         raise ValueError(
-            f"block_table must hold pages from 0 to {num_pages - 1} where it is used; got {wrong[0]}"
+            f"block_table must hold pages from 0 to {num_pages - 1} where it is used; "
+            f"got {wrong[0]}"
         )
 
 
