@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cupykern import cli
-from cupykern.tools import report
+from cupykern.tools import headline, report
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -55,6 +55,29 @@ def test_readme_matches_the_committed_results():
     pages = [ROOT / "README.md", ROOT / "docs" / "results.md"]
     texts, wanted = report.report(pages, ROOT / "results")
     assert texts == wanted, "run `python cli.py report`"
+
+
+def test_the_pictures_are_of_the_committed_results():
+    for name, text in report.pictures(ROOT / "results").items():
+        assert (ROOT / "docs" / name).read_text() == text, "run `python cli.py report`"
+
+
+def test_the_headline_is_the_geometric_mean_over_the_fastest_library():
+    rows = [
+        {**DOCUMENT["rows"][0], "results": [_result("cupykern", 20.0), *peers]}
+        for peers in (
+            [_result("torch", 40.0), _result("quack", 80.0)],
+            [_result("torch", 10.0)],
+            [],
+        )
+    ]
+    found = headline.line("softmax", rows)
+    assert found.speedups == (2.0, 0.5) and found.speedup == pytest.approx(1.0)
+    assert found.ahead == 1 and found.copy == pytest.approx(90)
+    assert headline.table([found])[1] == (
+        *("`softmax`", "FP16", "90% of copy bandwidth", "1.00", "1 of 2"),
+    )
+    assert headline.line("softmax", []) is None
 
 
 def test_tables():

@@ -261,14 +261,18 @@ def report(only_check: bool, tables: tuple[str, ...], results: str, page: str) -
     except ValueError as error:
         raise Failure(f"{', '.join(tables)}: {error}") from None
     changed = {path: new for path, old, new in zip(paths, texts, wanted, strict=True) if old != new}
+    for name, picture in reports.pictures(folder).items():
+        place = Path(page).parent / name
+        if not place.exists() or place.read_text(encoding="utf-8") != picture:
+            changed[place] = picture
     if only_check and changed:
         raise Failure(f"{next(iter(changed))} differs from {results}: run `cupykern report`")
+    Path(page).parent.mkdir(parents=True, exist_ok=True)
     for path, text in changed.items():
         path.write_text(text, encoding="utf-8")
         click.echo(f"{path} written")
     if not only_check and not pages.is_current(Path(page), folder):
         need_matplotlib("the page")
-        Path(page).parent.mkdir(parents=True, exist_ok=True)
         Path(page).write_text(pages.make(folder), encoding="utf-8")
         click.echo(f"{page} written")
     return 0

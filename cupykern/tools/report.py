@@ -1,7 +1,7 @@
 """The tables of README and docs/results.md, written from the committed results/*.json.
 
 A table stands between `<!-- table: softmax -->` and `<!-- end -->`; its name is an op's, "summary"
-for a line an op and dtype, "host time" for the host time per call, or "profiles" for what hardware
+for a line an op and dtype, "headline" for a line an op, "host time" for the host time per call, or "profiles" for what hardware
 counters said.
 """
 
@@ -14,14 +14,15 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import stored
+from . import headline, stored
 from .protocol import FALLEN
 from .tables import number
 
 HOST_TIME = "host time"
 SUMMARY = "summary"
+HEADLINE = "headline"
 PROFILES = "profiles"
-_OTHERS = {HOST_TIME, SUMMARY, PROFILES}  # tables that are not of an op
+_OTHERS = {HOST_TIME, SUMMARY, HEADLINE, PROFILES}  # tables that are not of an op
 # Dense tensor throughput in TFLOP/s by the operands' bits (NVIDIA's data sheet of the H200, SXM,
 # without sparsity).
 _PEAK_TFLOPS = {"NVIDIA H200": {8: 1979.0, 16: 989.5}}
@@ -84,7 +85,37 @@ def tables(documents: Iterable[dict[str, Any]]) -> dict[str, str]:
     devices = dict.fromkeys(device for of_op in found.values() for device in of_op)
     if devices:
         written[SUMMARY] = "\n".join(_summary(device, found) for device in devices)
+        written[HEADLINE] = "\n".join(
+            _device_caption(device, found) + markdown(headline.table(lines), left=3)
+            for device, lines in headlines(found).items()
+        )
     return written
+
+
+def headlines(found: dict[str, dict[str, dict[Any, Any]]]) -> dict[str, list[headline.Line]]:
+    """A line an op, by device.  found: `latest`'s."""
+    lines: dict[str, list[headline.Line]] = {}
+    for op in sorted((op for op in found if op != HOST_TIME), key=_place_of_op()):
+        for device, rows in found[op].items():
+            one = headline.line(op, [row for _, row in rows.values()])
+            if one is not None:
+                lines.setdefault(device, []).append(one)
+    return lines
+
+
+def pictures(folder: Path) -> dict[str, str]:
+    """README's pictures by file name, of the first device that was measured."""
+    for device, lines in headlines(latest(load(folder))).items():
+        return {
+            f"speedup-{theme}.svg": headline.svg(lines, device, theme)
+            for theme in ("light", "dark")
+        }
+    return {}
+
+
+def _device_caption(device: str, found: dict[str, dict[str, dict[Any, Any]]]) -> str:
+    rows = [row for of_op in found.values() for row in of_op.get(device, {}).values()]
+    return _caption(device, rows)
 
 
 def floor_us(device: str, row: dict[str, Any]) -> float:

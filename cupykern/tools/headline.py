@@ -1,0 +1,144 @@
+"""README's headline: a line for each op, and the same as a picture for light and dark pages.
+
+The speedup of a row is the time of its fastest library over ours.  An op's speedup is the geometric mean
+over its rows.  The picture is written as SVG by hand: a few bars, the same bytes on every machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .tables import number
+
+_NAMES = {
+    "float16": "FP16", "bfloat16": "BF16", "float32": "FP32", "int8": "INT8",
+    "float8_e4m3fn": "FP8", "float8_e5m2": "FP8", "float4_e2m1fn": "NVFP4",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Line:
+    """An op's rows on one device.  speedups: a row each, of rows with peers.  copy: the median share of a
+    plain copy's bandwidth, of ops without a product; tflops: the largest, of the others."""
+
+    op: str
+    dtypes: tuple[str, ...]
+    speedups: tuple[float, ...]
+    copy: float | None
+    tflops: float | None
+    error_over_bound: float
+
+    @property
+    def speedup(self) -> float | None:
+        logs = [math.log(speedup) for speedup in self.speedups]
+        return math.exp(sum(logs) / len(logs)) if logs else None
+
+    @property
+    def ahead(self) -> int:
+        """Rows that are not behind by 2% or more."""
+        return sum(speedup > 0.98 for speedup in self.speedups)
+
+
+def line(op: str, rows: Sequence[dict[str, Any]]) -> Line | None:
+    """None if no row was timed."""
+    rows = [row for row in rows if row["results"] and row["results"][0]["median_us"]]
+    if not rows:
+        return None
+    speedups, copies, tflops, errors = [], [], [], []
+    for row in rows:
+        ours, *peers = row["results"]
+        if timed := [peer["median_us"] for peer in peers if peer["median_us"]]:
+            speedups.append(min(timed) / ours["median_us"])
+        copies.append(100 * row["plain_us"] / ours["median_us"] if row["plain_us"] else 0.0)
+        tflops.append(ours["tflops"] or 0.0)
+        errors.append(float(ours["error_over_bound"] or 0.0))
+    names = [name for row in rows for name in row["dtype"].partition(":")[0].split("*")]
+    computes = any(row["flops"] for row in rows)
+    return Line(
+        op=op,
+        dtypes=tuple(dict.fromkeys(_NAMES.get(name, name) for name in names)),
+        speedups=tuple(speedups),
+        copy=None if computes else sorted(copies)[len(copies) // 2],
+        tflops=max(tflops) if computes else None,
+        error_over_bound=max(errors),
+    )
+
+
+def table(lines: Iterable[Line]) -> list[tuple[str, ...]]:
+    """Cells, the head first."""
+    found = [("op", "dtypes", "speed", "speedup over the fastest library", "rows ahead or level")]
+    for x in lines:
+        speed = f"{x.copy:.0f}% of copy bandwidth" if x.copy is not None else ""
+        if x.tflops is not None:
+            speed = f"up to {number(x.tflops, 3)} TFLOP/s"
+        speedup = "-" if x.speedup is None else f"{x.speedup:.2f}"
+        rows = "-" if x.speedup is None else f"{x.ahead} of {len(x.speedups)}"
+        found.append((f"`{x.op}`", ", ".join(x.dtypes), speed, speedup, rows))
+    return found
+
+
+_THEMES = {"light": ("#1f2328", "#656d76", "#d0d7de"), "dark": ("#e6edf3", "#8d96a0", "#30363d")}
+_BAR, _BOUND = "#e4572e", "#3f86d4"
+_ROW, _TOP, _NAME, _LEFT, _RIGHT, _WIDTH = 24, 46, 132, 330, 200, 760
+_MOST = 16.0  # the axis of speedups ends there
+
+
+def svg(lines: Sequence[Line], device: str, theme: str) -> str:
+    """Two panels: bars of speedups on a logarithmic axis with the range over rows, and the worst error
+    over the derived bound.  theme: "light" or "dark"."""
+    ink, faint, rule = _THEMES[theme]
+    height = _TOP + _ROW * len(lines) + 30
+    right = _NAME + _LEFT + 70
+
+    def x_of(speedup: float) -> float:
+        low, high = math.log2(0.5), math.log2(_MOST)
+        at = (math.log2(min(max(speedup, 0.5), _MOST)) - low) / (high - low)
+        return round(_NAME + at * _LEFT, 1)
+
+    def text(x: float, y: float, words: str, color: str, anchor: str = "start") -> str:
+        return f'<text x="{x}" y="{y}" fill="{color}" text-anchor="{anchor}">{words}</text>'
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
+        f'width="{_WIDTH}" height="{height}" font-family="system-ui, sans-serif" font-size="12" '
+        f'role="img" aria-label="Speedup over the fastest library and error over bound, {device}">',
+        text(_NAME, 16, f"speedup over the fastest library, {device}", ink),
+        text(right, 16, "worst error / derived bound", ink),
+    ]
+    bottom = _TOP + _ROW * len(lines)
+    for tick in (0.5, 1, 2, 4, 8, 16):
+        x = x_of(tick)
+        width = 1.5 if tick == 1 else 0.7
+        parts.append(
+            f'<path d="M{x} {_TOP - 8}V{bottom}" stroke="{faint if tick == 1 else rule}" '
+            f'stroke-width="{width}"/>'
+        )
+        parts.append(text(x, bottom + 16, f"{tick}x", faint, "middle"))
+    for share in (0, 0.5, 1):
+        x = right + share * _RIGHT
+        parts.append(
+            f'<path d="M{x} {_TOP - 8}V{bottom}" stroke="{faint if share == 1 else rule}" '
+            f'stroke-width="{1.5 if share == 1 else 0.7}"/>'
+        )
+        parts.append(text(x, bottom + 16, f"{share:g}", faint, "middle"))
+    for i, one in enumerate(lines):
+        y = _TOP + _ROW * i
+        parts.append(text(_NAME - 8, y + 9, one.op, ink, "end"))
+        if one.speedup is not None:
+            start, end = sorted((x_of(1), x_of(one.speedup)))
+            least, most = x_of(min(one.speedups)), x_of(max(one.speedups))
+            parts.append(
+                f'<rect x="{start}" y="{y}" width="{max(end - start, 1.5):.1f}" height="10" '
+                f'fill="{_BAR}"/><path d="M{least} {y + 14}H{most}" stroke="{faint}"/>'
+            )
+            parts.append(text(_NAME + _LEFT + 12, y + 10, f"{one.speedup:.2f}", ink))
+        else:
+            parts.append(text(x_of(1) + 6, y + 10, "not compared", faint))
+        share = min(one.error_over_bound, 1.2) * _RIGHT
+        parts.append(
+            f'<rect x="{right}" y="{y}" width="{max(share, 1):.1f}" height="10" fill="{_BOUND}"/>'
+        )
+    return "\n".join((*parts, "</svg>")) + "\n"
