@@ -26,6 +26,7 @@ from .tools.options import (
     ops_argument,
     parse_archs,
     parse_dtypes,
+    parse_names,
     parse_op,
     parse_shapes,
     write_json,
@@ -187,10 +188,24 @@ def cache(clear: bool) -> int:
     metavar="MINUTES",
     help="Then compile some of what the record has, in random order, for so long.",
 )
+@click.option("--kernels", callback=parse_names, help="Files' names, with commas.  Default: all.")
+@click.option(
+    "--codes",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write digests of the machine code to this file.",
+)
+@click.option(
+    "--same-codes",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Fail where the machine code is not in this file, of --codes.",
+)
 @json_option
 def compile_(
     ops: list[Op],
     archs: tuple[str, ...],
+    kernels: tuple[str, ...] | None,
+    codes: Path | None,
+    same_codes: Path | None,
     only_failures: bool,
     jobs: int,
     record: Path | None,
@@ -205,11 +220,13 @@ def compile_(
     \b
     Example: cupykern compile softmax --arch sm_90a,gfx942
     """
-    from .tools import gate, gate_record
+    from .tools import gate, gate_record, machine_code
 
     if again and record is None:
         raise click.UsageError("--again needs --record")
     todo = gate.tasks(ops, archs)
+    if kernels is not None:
+        todo = [task for task in todo if task[0].kernel in kernels]
     if record is None:
         compiled = gate.compile_all(todo, jobs)
     else:
@@ -219,6 +236,10 @@ def compile_(
         for row in compiled:
             rows.append(row)
             advance(f"{row.variant.kernel}, {row.arch}")
+    if codes is not None:
+        machine_code.write(codes, rows)
+    if same_codes is not None:
+        rows = machine_code.compare(same_codes, rows)
     failures = [gate.failure(row) for row in rows]
     shown = [
         (

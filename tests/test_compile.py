@@ -13,7 +13,7 @@ import pytest
 
 from cupykern import OPS
 from cupykern.targets import CompileError, offline
-from cupykern.tools import gate, gate_record, options
+from cupykern.tools import gate, gate_record, machine_code, options
 from kernels_cu import Variant, source_text
 
 ARCHS = options.ARCHS
@@ -67,6 +67,25 @@ def test_what_is_on_record_is_not_compiled(tmp_path, monkeypatch):
     registers = 48
     assert run([third], again=60.0) == ["48 registers, 40 on record"]
     assert run([third]) == [None]  # what failed is not on record
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "gfx942"])
+def test_the_machine_code_of_a_rename_is_the_same(arch, tmp_path):
+    rows = [
+        gate.compile_row(planted(body, before), arch)
+        for before, body in (
+            ("DEVICE float twice(float y) { return y + y; }\n", "x[0] = twice(x[1]);"),
+            ("namespace a { DEVICE float b(float z) { return z + z; } }\n\n", "x[0] = a::b(x[1]);"),
+            ("", "x[0] = 3.0f * x[1];"),
+            ("", "x[0] = 5.0f * x[1];"),
+        )
+    ]
+    codes = [row.code for row in rows]
+    assert codes[0] == codes[1] and len(set(codes)) == 3 and all(codes)
+    path = tmp_path / "codes.txt"
+    machine_code.write(path, rows[:3])
+    compared = machine_code.compare(path, rows)
+    assert [gate.failure(row) is None for row in compared] == [True, True, True, False]
 
 
 def test_there_are_few_variants():

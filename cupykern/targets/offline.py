@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
@@ -38,6 +40,7 @@ class Usage:
     registers of a thread (VGPRs on AMD, whose scalar ones are sgprs), local_bytes of its local memory
     (the stack frame; AMD: scratch), spilled registers and arrays that are indexed at run time among
     them, static shared_bytes (LDS) of a block, warnings that mean a slower kernel.
+    code: digest of the machine code (code_digest; AMD: of the assembly); equal digests are equal kernels.
     """
 
     registers: int
@@ -45,6 +48,7 @@ class Usage:
     local_bytes: int
     shared_bytes: int
     warnings: tuple[str, ...] = ()
+    code: str = ""
 
 
 def compile_offline(variant: Variant, arch: str) -> Usage:
@@ -105,17 +109,44 @@ def broken_copies(cubin: bytes) -> int:
 
     Some versions of ptxas make them of cp.async with a cache policy (13.0), with 0 for the registers.
     """
+    found = 0
+    for name, content in _sections(cubin):
+        if not name.startswith(".text."):
+            continue
+        code = np.frombuffer(content, "<u8", len(content) // 8).reshape(-1, 2)
+        found += int(((code[:, 0] & 0xFFF == 0xDAE) & (code[:, 1] & 0x3F == 0)).sum())
+    return found
+
+
+_CODE_SECTIONS = (".text.", ".nv.constant", ".nv.info", ".nv.shared.")
+
+
+def code_digest(cubin: bytes) -> str:
+    """Of the sections that decide what a kernel does: instructions, constants, resources and launch attributes.
+
+    Names of kernels and files, line numbers and symbol tables do not count.
+    """
+    digest = hashlib.sha256()
+    for kind in _CODE_SECTIONS:
+        for name, content in _sections(cubin):
+            if name.startswith(kind):
+                digest.update(kind.encode() + struct.pack("<Q", len(content)) + content)
+    return digest.hexdigest()[:16]
+
+
+def _sections(cubin: bytes) -> Iterator[tuple[str, bytes]]:
+    """Names and contents of an ELF file's sections."""
     (headers,) = struct.unpack_from("<Q", cubin, 0x28)
     size, count, names = struct.unpack_from("<3H", cubin, 0x3A)
     # Section headers: name, type, flags, address, offset, size.
     sections = [struct.unpack_from("<2I4Q", cubin, headers + i * size) for i in range(count)]
-    found = 0
-    for name, *_, offset, length in sections:
-        if not cubin.startswith(b".text.", sections[names][4] + name):
-            continue
-        code = np.frombuffer(cubin, "<u8", length // 8, offset).reshape(-1, 2)
-        found += int(((code[:, 0] & 0xFFF == 0xDAE) & (code[:, 1] & 0x3F == 0)).sum())
-    return found
+    for name, kind, _, _, offset, length in sections:
+        at = sections[names][4] + name
+        text = cubin[at : cubin.index(b"\0", at)].decode()
+        yield text, b"" if kind == _NOBITS else cubin[offset : offset + length]
+
+
+_NOBITS = 8  # of sections without contents in the file, such as .nv.shared
 
 
 def _compile_cuda(variant: Variant, arch: str) -> Usage:
@@ -131,7 +162,8 @@ def _compile_cuda(variant: Variant, arch: str) -> Usage:
         nvrtc.compileProgram(program, asked)
         log = nvrtc.getProgramLog(program)
         known = arch.startswith(("sm_8", "sm_9"))  # whose encoding broken_copies reads
-        copies = broken_copies(nvrtc.getCUBIN(program)) if known else 0
+        cubin = nvrtc.getCUBIN(program)
+        copies = broken_copies(cubin) if known else 0
     except nvrtc.NVRTCError:
         log = nvrtc.getProgramLog(program)
         if "--gpu-architecture" in log:
@@ -150,6 +182,7 @@ def _compile_cuda(variant: Variant, arch: str) -> Usage:
         local_bytes=sum(map(int, frames)),
         shared_bytes=int(shared[1]) if shared else 0,
         warnings=(*_WARNINGS.findall(log), *([_BROKEN.format(copies)] if copies else ())),
+        code=code_digest(cubin),
     )
 
 
@@ -158,6 +191,8 @@ def _compile_cuda(variant: Variant, arch: str) -> Usage:
 _METADATA = re.compile(
     r"\.(vgpr_count|sgpr_count|private_segment_fixed_size|group_segment_fixed_size):\s+(\d+)"
 )
+# Of AMD's assembly: comments, file names and clang's identifier of the file.
+_COMMENTS = re.compile(r"[ \t]*;.*|^.*(?:\.file|\.ident|__hip_cuid_).*\n", re.MULTILINE)
 _SCRATCH_ACCESS = re.compile(r"^\s*(?:scratch|buffer)_(?:load|store)", re.MULTILINE)
 _REFERENCE = re.compile(r"\b([A-Za-z_][\w.]*)@(?:rel32|gotpcrel32|abs32)")
 _DEFINITION = re.compile(r"^([A-Za-z_][\w.]*):", re.MULTILINE)
@@ -206,4 +241,5 @@ def _compile_hip(variant: Variant, arch: str) -> Usage:
         sgprs=metadata["sgpr_count"],
         local_bytes=metadata["private_segment_fixed_size"] if used else 0,
         shared_bytes=metadata["group_segment_fixed_size"],
+        code=hashlib.sha256(_COMMENTS.sub("", text).encode()).hexdigest()[:16],
     )

@@ -25,6 +25,7 @@ class Row:
     """One variant on one architecture; figures are None if it did not compile.
 
     error: the compiler's message.  skipped: why this compiler cannot try.  compiler: its name and version.
+    code: digest of the machine code (offline.Usage).
     """
 
     variant: Variant
@@ -38,6 +39,7 @@ class Row:
     error: str | None = None
     skipped: str | None = None
     compiler: str | None = None
+    code: str | None = None
 
 
 def failure(row: Row) -> str | None:
@@ -74,6 +76,7 @@ def compile_row(variant: Variant, arch: str) -> Row:
         usage.shared_bytes,
         usage.warnings,
         compiler=compiler(arch),
+        code=usage.code,
     )
 
 
