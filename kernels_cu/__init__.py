@@ -33,6 +33,7 @@ class Variant:
     min_blocks: blocks that a multiprocessor holds at least, written as kMinBlocks: a register cap.
     tuned: a variant that choose_config picks; the compile gates refuse local memory in it.
     text: the kernel's source, for one that is no file of kernels_cu (the tests' small kernels).
+    includes: files that declare what `types` name; they come before these, after the launch's sizes.
     parts: files that are included before the kernel: which of several that give the same words.
     cooperative: all blocks of a launch run at once, so that they can meet (sync_grid), on targets that
         have such launches (targets.limits).
@@ -48,6 +49,7 @@ class Variant:
     min_blocks: int = 1
     tuned: bool = True
     text: str | None = None
+    includes: tuple[str, ...] = ()
     parts: tuple[str, ...] = ()
     cooperative: bool = False
     launched: tuple[int, int] | None = None
@@ -67,23 +69,32 @@ class Variant:
             words.append(f"kMinBlocks={self.min_blocks}")
         return f"{self.kernel}<{', '.join(words)}>"
 
-    def header(self) -> str:
-        """The variant's lines of C++, the same on every target."""
+    def launch_lines(self) -> list[str]:
+        """The sizes of a launch, in C++."""
         has_clusters = self.cluster_size > 1 and self.launched is None
         cluster = f"CLUSTER_DIMS({self.cluster_size})" if has_clusters else ""
-        lines = [f"#define KERNEL_CLUSTER {cluster}".rstrip()]
-        lines += [f"using {name} = {cpp};" for name, cpp in self.types]
         sizes = (
             ("kNumThreads", self.num_threads),
             ("kClusterSize", self.cluster_size),
             ("kMinBlocks", self.min_blocks),
         )
-        for name, value in (*self.constants, *sizes):
-            if isinstance(value, bool):
-                lines.append(f"constexpr bool {name} = {'true' if value else 'false'};")
-            else:
-                lines.append(f"constexpr int {name} = {value};")
-        return "\n".join(lines) + "\n"
+        return [f"#define KERNEL_CLUSTER {cluster}".rstrip(), *(_constant(*size) for size in sizes)]
+
+    def type_lines(self) -> list[str]:
+        """Types and constants, in C++."""
+        lines = [f"using {name} = {cpp};" for name, cpp in self.types]
+        return lines + [_constant(name, value) for name, value in self.constants]
+
+    def header(self) -> str:
+        """The variant's lines of C++, the same on every target."""
+        cluster, *sizes = self.launch_lines()
+        return "\n".join((cluster, *self.type_lines(), *sizes)) + "\n"
+
+
+def _constant(name: str, value: int) -> str:
+    if isinstance(value, bool):
+        return f"constexpr bool {name} = {'true' if value else 'false'};"
+    return f"constexpr int {name} = {value};"
 
 
 def source_text(variant: Variant, target: str) -> str:
@@ -95,13 +106,17 @@ def source_text(variant: Variant, target: str) -> str:
     """
     if target not in TARGETS:
         raise ValueError(f"target must be one of {', '.join(TARGETS)}; got {target!r}")
-    return (
-        _resolve(f"platform/{target}.cuh")
-        + f'#line 1 "variant of {variant.kernel}"\n'
-        + variant.header()
-        + _kernel_text(variant, frozenset(_files(f"platform/{target}.cuh")))
-        + f"REGISTER_KERNEL({variant.kernel})\n"
-    )
+    already = frozenset(_files(f"platform/{target}.cuh"))
+    text = _resolve(f"platform/{target}.cuh") + f'#line 1 "variant of {variant.kernel}"\n'
+    if variant.includes:
+        text += "\n".join(variant.launch_lines()) + "\n"
+        for name in variant.includes:
+            text += _resolve(name, already)
+            already |= frozenset(_files(name))
+        text += f'#line 1 "types of {variant.kernel}"\n' + "\n".join(variant.type_lines()) + "\n"
+    else:
+        text += variant.header()
+    return text + _kernel_text(variant, already) + f"REGISTER_KERNEL({variant.kernel})\n"
 
 
 def file_text(name: str) -> str:

@@ -9,8 +9,10 @@ from test_attention_hopper import PROBLEMS, compare, hopper
 from cupykern import check
 from cupykern.targets import host
 
-MAIN = "attention_hopper.cu"
-TILES, ROWS, ORDER = (f"parts/attention_{x}_hopper.cuh" for x in ("tiles", "rows", "order"))
+MAIN, MASK, EPILOGUE, PRODUCER, STORAGE, ORDER = (
+    f"attention/{x}_sm90.cuh"
+    for x in ("mainloop", "mask", "epilogue", "producer", "storage", "scheduler")
+)
 NAMES = (
     "full", "causal", "layout", "padded", "blocks", "causal blocks", "large blocks", "bool", "bias", "negative scale",
     "empty tiles", "packed", "causal packed",
@@ -18,89 +20,89 @@ NAMES = (
 
 FAULTS = {
     "keys of one stage alone": Fault(
-        TILES, "keys_empty[to.stage].wait(to.parity ^ 1);", "keys_empty[to.stage].wait(1);", "full"
+        PRODUCER, "keys_empty[to.stage].wait(to.phase ^ 1);", "keys_empty[to.stage].wait(1);", "full"
     ),
     "queries are loaded while outputs are there": Fault(
-        TILES, "storage.queries_empty[place.stage].wait(place.parity ^ 1); if (tile", "if (tile", "packed",
+        PRODUCER, "storage.queries_empty[place.stage].wait(place.phase ^ 1); if (tile", "if (tile", "packed",
     ),
     "values are released before they are multiplied": Fault(
         MAIN,
-        "wgmma_wait<0>(rows.outputs); release(storage.values_empty[at.stage]); if (grown)",
-        "release(storage.values_empty[at.stage]); wgmma_wait<0>(rows.outputs); if (grown)",
+        "wgmma_wait<0>(outputs); release(storage.values_empty[at.stage]); if (grown)",
+        "release(storage.values_empty[at.stage]); wgmma_wait<0>(outputs); if (grown)",
         "full",
     ),
-    "scores are read too early": Fault(MAIN, "wgmma_wait<1>(rows.scores);", "wgmma_wait<2>(rows.scores);", "full"),
-    "outputs are read too early": Fault(MAIN, "wgmma_wait<1>(rows.outputs);", "wgmma_wait<2>(rows.outputs);", "full"),
+    "scores are read too early": Fault(MAIN, "wgmma_wait<1>(scores);", "wgmma_wait<2>(scores);", "full"),
+    "outputs are read too early": Fault(MAIN, "wgmma_wait<1>(outputs);", "wgmma_wait<2>(outputs);", "full"),
     "the next tile's scores are read too early": Fault(
-        MAIN, "place = next; wgmma_wait<0>(rows.scores);", "place = next;", "full"
+        MAIN, "place = next; wgmma_wait<0>(scores);", "place = next;", "full"
     ),
     "the next tile's scores are of this tile's queries": Fault(
-        MAIN, "rows.begin_scores(storage, next.stage, at.stage);", "rows.begin_scores(storage, place.stage, at.stage);",
+        MAIN, "begin_scores(next.stage, at.stage);", "begin_scores(place.stage, at.stage);",
         "full",
     ),
     "values of the next tile": Fault(
         MAIN, "const StagePlace before(number), at(++number);", "const StagePlace before(++number), at(number);",
         "full",
     ),
-    "products are not rescaled": Fault(ROWS, "outputs[j] *= factors[j / 2 % 2];", "outputs[j] *= 1.0f;", "growing"),
+    "products are not rescaled": Fault(MAIN, "outputs[j] *= factors[j / 2 % 2];", "outputs[j] *= 1.0f;", "growing"),
     "rows of the other half are rescaled": Fault(
-        ROWS, "outputs[j] *= factors[j / 2 % 2];", "outputs[j] *= factors[j % 2];", "growing"
+        MAIN, "outputs[j] *= factors[j / 2 % 2];", "outputs[j] *= factors[j % 2];", "growing"
     ),
     "a tile at the end is not masked": Fault(
-        ROWS, "if (key + kTileN <= limit && key + kTileN <= sk()) return;", "return;", "causal"
+        MASK, "if (key + kTileN <= limit && key + kTileN <= sk) return;", "return;", "causal"
     ),
-    "one key too many": Fault(ROWS, "if (8 * n + i >= left)", "if (8 * n + i > left)", "causal"),
+    "one key too many": Fault(MASK, "if (8 * n + i >= left)", "if (8 * n + i > left)", "causal"),
     "queries of the first warpgroup": Fault(
-        ROWS, "queries.along_dims(warpgroup * 64)", "queries.along_dims(0)", "full"
+        MAIN, "q.k_major(warpgroup * 64)", "q.k_major(0)", "full"
     ),
     "outputs are overwritten while they are stored": Fault(
-        ROWS, "tma_store_wait_read<0>(); if (!kEvery", "if (!kEvery", "full"
+        EPILOGUE, "tma_store_wait_read<0>(); if (!kEvery", "if (!kEvery", "full"
     ),
-    "outputs are stored without a fence": Fault(ROWS, "fence_async_proxy(); sync_warp();", "sync_warp();", "full"),
+    "outputs are stored without a fence": Fault(EPILOGUE, "fence_async_proxy(); sync_warp();", "sync_warp();", "full"),
     "probabilities in another order": Fault(
-        ROWS, "scores[8 * i + 2 * j], scores[8 * i + 2 * j + 1]", "scores[8 * i + 2 * j + 1], scores[8 * i + 2 * j]",
+        MAIN, "scores[8 * i + 2 * j], scores[8 * i + 2 * j + 1]", "scores[8 * i + 2 * j + 1], scores[8 * i + 2 * j]",
         "full",
     ),
     "statistics of the other row": Fault(
-        ROWS, "Layout::row(lane, 2 * r); if", "Layout::row(lane, 2 - 2 * r); if", "full"
+        EPILOGUE, "Layout::row(lane, 2 * r); if", "Layout::row(lane, 2 - 2 * r); if", "full"
     ),
     "rows past the end have statistics": Fault(
-        ROWS, "lane % 4 == 0 && own < sq)", "lane % 4 == 0)", "full"
+        EPILOGUE, "lane % 4 == 0 && own < sq)", "lane % 4 == 0)", "full"
     ),
     "a tile without keys is left out": Fault(
         MAIN,
-        "rows.clear(); rows.finish(storage, out_map, place.stage, tile, statistics);",
-        "rows.clear();",
+        "clear(); finish(place.stage, tile);",
+        "clear();",
         "empty tiles",
     ),
     "a partial block's tile is transposed": Fault(
-        ROWS, "next_row + i / 4 * 8 + i % 2", "next_row + i / 4 * 4 + i % 2", "blocks"
+        MASK, "next_row + i / 4 * 8 + i % 2", "next_row + i / 4 * 4 + i % 2", "blocks"
     ),
     "a masked block is computed": Fault(
-        ROWS, "return vote_any(type() != kMaskedBlock);", "return true;", "blocks"
+        MASK, "return vote_any(type() != kMaskedBlock);", "return true;", "blocks"
     ),
     "a skipped stage is released at once": Fault(
-        ROWS, "storage.values_full[at.stage].wait(at.parity); release(", "release(", "blocks"
+        MAIN, "storage.values_full[at.stage].wait(at.phase); release(", "release(", "blocks"
     ),
     "a block's causality is left out": Fault(
-        ROWS, "block_end = first_row + params.mask.causal_offset + 1;", ";", "blocks"
+        MASK, "block_end = first_row + params.mask.causal_offset + 1;", ";", "blocks"
     ),
     "what is known of the block before": Fault(
-        MAIN, "rows.look_up(storage, at.stage, rows.state);", "rows.look_up(storage, before.stage, rows.state);",
+        MAIN, "keys.look_up(storage, at.stage, keys.state);", "keys.look_up(storage, before.stage, keys.state);",
         "large blocks",
     ),
-    "an element of the mask for the next key": Fault(ROWS, "change(score, at + i * step)", "change(score, at + step)", "bool"),
+    "an element of the mask for the next key": Fault(MASK, "change(score, at + i * step)", "change(score, at + step)", "bool"),
     "a mask's rows of the first warp": Fault(
-        ROWS, "tile.row + warp_row() + Layout::row(lane, 2 * half); const int row", "tile.row + Layout::row(lane, 2 * half); const int row", "bias"
+        MASK, "tile.row + warp_row() + Layout::row(lane, 2 * half); const int row", "tile.row + Layout::row(lane, 2 * half); const int row", "bias"
     ),
-    "a bias of -inf is added": Fault(ROWS, "bias == -kInfinity ? bias : x + bias", "x + bias", "bias"),
-    "scores are not scaled before": Fault(ROWS, "scores[i] *= params.score_scale;", "scores[i] *= 1.0f;", "negative scale"),
-    "the last block is not the last": Fault(TILES, "partial, !keys.more()", "partial, keys.more()", "large blocks"),
+    "a bias of -inf is added": Fault(MASK, "bias == -kInfinity ? bias : x + bias", "x + bias", "bias"),
+    "scores are not scaled before": Fault(MASK, "scores[i] *= params.score_scale;", "scores[i] *= 1.0f;", "negative scale"),
+    "the last block is not the last": Fault(PRODUCER, "partial, !keys.more()", "partial, keys.more()", "large blocks"),
     "keys of the next sequence": Fault(
-        TILES, "kRagged - p.length + p.row : p.row;", "kRagged / 2 - p.length + p.row : p.row;", "packed"
+        STORAGE, "kRagged - p.length + p.row : p.row;", "kRagged / 2 - p.length + p.row : p.row;", "packed"
     ),
     "rows of the sequence before": Fault(
-        TILES, "p.first + p.length : p.batch;", "p.first + p.length - 1 : p.batch;", "packed"
+        STORAGE, "p.first + p.length : p.batch;", "p.first + p.length - 1 : p.batch;", "packed"
     ),
     "sequences of one length count as one": Fault(
         ORDER, "other.longest == own.longest && j < i", "other.longest == own.longest && j < 0", "packed"
@@ -109,7 +111,7 @@ FAULTS = {
         ORDER, "((head.sq + kTileM - 1) / kTileM) * heads", "(head.sq / kTileM) * heads", "causal packed"
     ),
     "the offset of the sequences' batch": Fault(
-        ROWS, "warpgroup_row() + tile.head.offset + 1", "warpgroup_row() + params.offset + 1", "causal packed"
+        MASK, "warpgroup_row() + tile.head.offset + 1", "warpgroup_row() + params.offset + 1", "causal packed"
     ),
 }  # fmt: skip
 

@@ -22,10 +22,10 @@ _LINE_ELEMENTS = 64  # of 128 bytes, by which tiles in shared memory are swizzle
 _STORED_ROWS = 16  # a warp's
 _TILE_COST = 1.5  # of a tile of queries beside its tiles of keys, in theirs
 _MAX_SCHEDULED = 1 << 14  # tiles: of more, every block has many
-MOST_SEQUENCES = 384  # attention_order_hopper.cuh: kMostSequences
+MOST_SEQUENCES = 384  # attention/scheduler_sm90.cuh: kMaxSequences
 _STEP_BYTES, _TILES_BYTES = 16, 4 * 56  # KeyStep, kTiles QueryTile
 _SEQUENCES_BYTES = 16 + 6 * MOST_SEQUENCES  # SequenceOrder
-_RAGGED = 1 << 30  # attention_tiles_hopper.cuh: kRagged
+_RAGGED = 1 << 30  # attention/storage_sm90.cuh: kRagged
 _RAGGED_BYTES = 1 << 35  # _RAGGED of them are 0 modulo 2**64
 _MANY = 0x7FFF0000  # more than any coordinate
 
@@ -56,7 +56,7 @@ class AttentionHopperConfig:
         return 2 if self._shared_bytes(head_dim, 2) <= max_shared_bytes("sm_90a") else 1
 
     def shared_bytes(self, head_dim: int) -> int:
-        """Dynamic shared memory (attention_tiles_hopper.cuh: HopperAttention)."""
+        """Dynamic shared memory (attention/storage_sm90.cuh: SharedStorage)."""
         return self._shared_bytes(head_dim, self.query_tiles(head_dim))
 
     def _shared_bytes(self, head_dim: int, query_tiles: int) -> int:
@@ -145,20 +145,21 @@ def unfit(task: AttentionTask, config: AttentionHopperConfig | None = None) -> s
 
 
 def variant(dtype: np.dtype, head_dim: int, kind: Kind, config: AttentionHopperConfig) -> Variant:
+    c, stages = config, f"attention::Stages<{config.stages}, {config.query_tiles(head_dim)}>"
+    uniform = "true" if kind.one_list else "false"
+    mask = ("NoMask", "ArrayMask", f"BlockMask<{uniform}>")[kind.mode]
+    sequences = "Varlen" if kind.packed else "Batched"
+    traits = (
+        f"attention::TraitsSm90<{dtypes.CPP_NAMES[dtype]}, "
+        f"attention::Tile<{head_dim}, {c.tile_m}, {c.tile_n}>, {stages}, "
+        f"attention::{mask}, attention::{sequences}>"
+    )
     return Variant(
         "attention_hopper",
-        (("Element", dtypes.CPP_NAMES[dtype]),),
-        (
-            ("kHeadDim", head_dim),
-            ("kTileN", config.tile_n),
-            ("kStages", config.stages),
-            ("kQueryTiles", config.query_tiles(head_dim)),
-            ("kMaskMode", kind.mode),
-            ("kOneList", kind.one_list),
-            ("kPacked", kind.packed),
-            ("kCounts", kind.packed or kind.mode == 2),
-        ),
-        config.num_threads,
+        (("Traits", traits),),
+        (),
+        c.num_threads,
+        includes=("attention/policies_sm90.cuh",),
     )
 
 
@@ -192,7 +193,7 @@ def _map(dtype: np.dtype, shape: tuple[int, ...], steps: tuple[int, ...], rows: 
 def _ragged_map(
     dtype: np.dtype, shape: tuple[int, ...], steps: tuple[int, ...], rows: int
 ) -> MapPlan:
-    """Of packed sequences: (way back, row of all, head, row, dim), as attention_tiles_hopper.cuh says."""
+    """Of packed sequences: (way back, row of all, head, row, dim), as attention/storage_sm90.cuh says."""
     _, heads, total, dim = shape
     _, head, row = steps
     row = row if total > 1 else 16

@@ -132,7 +132,7 @@ def _varlen_variants(arch: str) -> tuple[Variant, ...]:
         v
         for v in attention_plan.variants(arch)
         if v.kernel == "attention"
-        or (v.kernel == "attention_hopper" and dict(v.constants)["kPacked"])
+        or (v.kernel == "attention_hopper" and "Varlen" in dict(v.types)["Traits"])
     )
 
 

@@ -1,0 +1,96 @@
+// The epilogue of Hopper attention: outputs over the row sums, by way of the queries' shared memory, to a TMA
+// store; log-sum-exp and row statistics by threads.
+#include "attention/mask_sm90.cuh"
+#include "parts/online_softmax.cuh"
+
+namespace attention {
+
+struct RowArrays {
+    float* lse;
+    float* row_max;
+    float* row_sum;
+
+    DEVICE bool wanted() const { return lse || row_max || row_sum; }
+};
+
+template <class Traits> struct EpilogueSm90 {
+    using Element = typename Traits::Element;
+    using Layout = FragmentLayout;
+    using Softmax = OnlineSoftmax<Element, Layout>;
+    using Outputs = float[Traits::kHeadDim / 2];
+    static constexpr int kBoxDims = Traits::kBoxDims, kLine = Traits::kSwizzleBytes;
+    const AttentionParams& params;
+    SharedStorage<Traits>& storage;
+    const TensorMap& out_map;
+    const RowArrays& statistics;
+
+    // The warp's 16 rows.  top: their largest scores.
+    DEVICE void store(int query_stage, const QueryTile& tile, const Softmax& softmax,
+                      const float (&top)[2], const Outputs& outputs) const {
+        const int lane = opaque(lane_id());
+        const AttentionHead& head = tile.head;
+        const int row = tile.row + warp_row(), sq = head.sq;
+        float inverse[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const float total = softmax.total(r);
+            inverse[r] = total == 0.0f ? 0.0f : 1.0f / total;
+            const int own = row + Layout::row(lane, 2 * r);
+            if (statistics.wanted() && lane % 4 == 0 && own < sq) {
+                const RowStatistics found =
+                    RowStatistics::of(top[r], Softmax::shifted(softmax.origin[r]), total,
+                                      params.exponent_scale, params.unit);
+                const int64_t i = head.q_offset(params.stats) + own * params.stats.row;
+                if (statistics.lse) statistics.lse[i] = found.log_sum_exp;
+                if (statistics.row_max) statistics.row_max[i] = found.top;
+                if (statistics.row_sum) statistics.row_sum[i] = found.sum;
+            }
+        }
+        named_barrier(1 + threadIdx.x / 128, 128);  // the warpgroup has read its queries
+        // Lane l addresses line l % 8 of the l / 8-th matrix: rows 0-7 and 8-15 of 8 dims, then of
+        // the next 8.
+        auto& staging = storage.queries[query_stage];
+        const int line = warp_row() + lane % 16;
+#pragma unroll
+        for (int dim = 0; dim < Traits::kHeadDim; dim += 16) {
+            uint32_t packed[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float* pair = outputs + dim / 2 + 2 * i;
+                packed[i] = pack<Element>(pair[0] * inverse[i % 2], pair[1] * inverse[i % 2]);
+            }
+            const int chunk = dim % kBoxDims / 8 + lane / 16;
+            store_matrix(staging.bytes + dim / kBoxDims * staging.kBoxBytes + line * kLine +
+                             (chunk ^ line % 8) * 16,
+                         packed);
+        }
+        fence_async_proxy();
+        sync_warp();
+        if (lane == 0) {
+            if (row < sq) {
+                const RowRange to{row, head.head, head.batch, int(head.q_first), sq};
+#pragma unroll
+                for (int i = 0; i < Traits::kBoxes; ++i) {
+                    if (i * kBoxDims < int(params.head_dim_v)) {
+                        const auto place = Coordinates<Traits::kVarlen>::of(to, i * kBoxDims);
+                        tma_store(out_map,
+                                  staging.bytes + i * staging.kBoxBytes + warp_row() * kLine,
+                                  place.at);
+                    }
+                }
+            }
+            tma_store_commit();
+        }
+    }
+    // When the TMA store has read what `store` wrote there.
+    DEVICE void release_queries(int query_stage) const {
+        if (threadIdx.x % 32 == 0) {
+            tma_store_wait_read<0>();
+            if (!kEveryThreadArrives) storage.queries_empty[query_stage].arrive();
+        }
+        sync_warp();
+        if (kEveryThreadArrives) storage.queries_empty[query_stage].arrive();
+    }
+};
+
+}  // namespace attention

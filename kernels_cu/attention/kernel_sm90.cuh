@@ -1,0 +1,68 @@
+// The warp-specialised role split of Hopper attention: one producer warpgroup, of which one thread issues TMA
+// loads, and consumer warpgroups of 64 queries each, persistently over the query tiles of a scheduler.
+#include "attention/mainloop_sm90.cuh"
+#include "attention/producer_sm90.cuh"
+
+namespace attention {
+
+struct ArgumentsSm90 {
+    const TensorMap &q_map, &k_map, &v_map, &out_map;
+    RowArrays statistics;
+    MaskArrays mask;
+    const int32_t *cu_seqlens_q, *cu_seqlens_k, *schedule;
+    uint32_t* counter;
+};
+
+template <class Traits> struct KernelSm90 {
+    using Params = AttentionParams;
+    using Storage = SharedStorage<Traits>;
+    using Scheduler = TileScheduler<Traits>;
+    static constexpr int kConsumers = Traits::kConsumers, kThreads = Traits::kThreads;
+    // Of a thread, of the 65536 of an SM.
+    static constexpr int kProducerRegisters = Traits::kDivergent ? 56 : kConsumers == 2 ? 40 : 32;
+    static constexpr int kConsumerRegisters = Traits::kDivergent ? 224
+                                              : kConsumers == 2  ? 232
+                                                                 : 160;
+
+    const Params& params;
+    const ArgumentsSm90& arguments;
+    Storage& storage;
+
+    DEVICE void run() {
+        const ArgumentsSm90& a = arguments;
+        if (threadIdx.x == 0) {
+            prefetch_tensor_map(a.q_map);
+            prefetch_tensor_map(a.k_map);
+            prefetch_tensor_map(a.v_map);
+            prefetch_tensor_map(a.out_map);
+            storage.init();
+        }
+        if constexpr (Traits::kVarlen) {
+            using Order = SequenceOrder<Traits::kVarlen>;
+            // In the memory of the first queries.
+            auto* scratch = reinterpret_cast<typename Order::Length*>(storage.queries[0].bytes);
+            storage.sequences.template make<Traits::kTileM, kThreads>(params, a.cu_seqlens_q,
+                                                                      a.cu_seqlens_k, scratch);
+            fence_async_proxy();
+        }
+        sync_block();
+        if (threadIdx.x / 128 == kConsumers) {
+            decrease_registers<kProducerRegisters>();
+            if (threadIdx.x / 32 == 4 * kConsumers && elect_one()) {
+                ProducerSm90<Traits>{storage, a.q_map, a.k_map, a.v_map, params, a.mask}.run(
+                    Scheduler::of(params, storage.sequences, a.schedule, a.counter, a.cu_seqlens_q,
+                                  a.cu_seqlens_k));
+            }
+            sync_warp();
+        } else {
+            increase_registers<kConsumerRegisters>();
+            MainloopSm90<Traits> mainloop(storage, a.out_map, params, a.mask, a.statistics);
+            if constexpr (Traits::kDivergent) mainloop.run_divergent();
+            else mainloop.run_uniform();
+            if (threadIdx.x % 32 == 0) tma_store_wait<0>();
+            sync_warp();
+        }
+    }
+};
+
+}  // namespace attention

@@ -1,0 +1,287 @@
+// The mainloop of a consumer warpgroup of Hopper attention: 64 queries of a tile.
+//
+// S = Q K^T and O += P V by wgmma; P stays in registers, as wgmma's A.  The softmax of one key tile runs
+// beside O += P V of the tile before.
+#include "attention/epilogue_sm90.cuh"
+
+namespace attention {
+
+DEVICE void release(Barrier& empty) { empty.arrive_for<128>(); }
+
+template <class Traits> struct MainloopSm90 {
+    using Element = typename Traits::Element;
+    using Mask = typename Traits::Mask;
+    using Storage = SharedStorage<Traits>;
+    using Epilogue = EpilogueSm90<Traits>;
+    using Softmax = typename Epilogue::Softmax;
+    using StagePlace = StageOf<Traits::kStages>;
+    using QueryPlace = StageOf<Traits::kQueryStages>;
+    static constexpr int kHeadDim = Traits::kHeadDim, kTileN = Traits::kTileN;
+    static constexpr int kSteps = Traits::kSteps, kStepK = Traits::kStepK;
+    static constexpr int kFragments = kTileN / 8;
+    using Scores = float[kTileN / 2];
+    using Outputs = float[kHeadDim / 2];
+    using Probabilities = uint32_t[kSteps][4];
+
+    Storage& storage;
+    const AttentionParams& params;
+    const MaskArrays& arrays;
+    Epilogue epilogue;
+    int warpgroup;  // in uniform registers
+    KeyRange<Traits> keys;
+    float top[2], factors[2];
+    Softmax softmax;
+    Scores scores;
+    Outputs outputs;
+    Probabilities p;
+
+    DEVICE MainloopSm90(Storage& storage, const TensorMap& out_map, const AttentionParams& params,
+                        const MaskArrays& arrays, const RowArrays& statistics)
+        : storage(storage),
+          params(params),
+          arrays(arrays),
+          epilogue{params, storage, out_map, statistics},
+          warpgroup(uniform(int(threadIdx.x) / 128)) {}
+
+    DEVICE void begin(const QueryTile& tile) {
+        keys.begin(params, tile);
+        top[0] = top[1] = -kInfinity;
+        softmax.reset();
+    }
+    DEVICE void clear() {
+#pragma unroll
+        for (int i = 0; i < kHeadDim / 2; ++i) outputs[i] = 0.0f;
+    }
+    // S = Q K^T
+    DEVICE void begin_scores(int query_stage, int stage) {
+        const auto& q = storage.queries[query_stage];
+        const auto& k = storage.keys[stage];
+        const uint64_t a = q.k_major(warpgroup * 64), b = k.k_major(0);
+        // Their values are not read: no register is kept, or copied, for them.
+#pragma unroll
+        for (int i = 0; i < kTileN / 2; ++i) scores[i] = 0.0f;
+        wgmma_fence(scores);
+#pragma unroll
+        for (int dim = 0; dim < kHeadDim; dim += kStepK) {
+            wgmma<Element>(scores, advance(a, q.to_dim(dim)), advance(b, k.to_dim(dim)), dim > 0);
+        }
+        wgmma_commit();
+    }
+    // O += P V
+    DEVICE void begin_outputs(int stage) {
+        const auto& values = storage.values[stage];
+        const uint64_t b = values.mn_major();
+        wgmma_fence(outputs);
+#pragma unroll
+        for (int i = 0; i < kSteps; ++i) {
+            wgmma<Element, Element, kMajorK, kMajorMN>(outputs, p[i],
+                                                       advance(b, values.to_row(i * kStepK)), true);
+        }
+        wgmma_commit();
+    }
+    // Scores become numerators of P; whether the outputs so far are to be multiplied by `factors`.
+    DEVICE bool exponentiate(const QueryTile& tile) {
+        const ScoreMask<Traits> mask{params, arrays, keys, scores};
+        if constexpr (Mask::kArray) mask.apply_array(tile);
+        mask.apply_limits(tile.row);
+        const auto at = [&](int n, int i) -> float& { return scores[4 * n + i]; };
+        float largest[2];
+        const bool grown =
+            softmax.template look<kFragments>(at, params.exponent_scale, largest, factors);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) top[r] = maximum(top[r], largest[r]);
+        softmax.rescale(factors);
+        softmax.template exponentiate<kFragments>(at, params.exponent_scale);
+        return vote_any(grown);
+    }
+    DEVICE void rescale() {
+#pragma unroll
+        for (int j = 0; j < kHeadDim / 2; ++j) outputs[j] *= factors[j / 2 % 2];
+    }
+    DEVICE void to_fragments() {
+#pragma unroll
+        for (int i = 0; i < kSteps; ++i) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                p[i][j] = pack<Element>(scores[8 * i + 2 * j], scores[8 * i + 2 * j + 1]);
+            }
+        }
+    }
+    DEVICE void finish(int query_stage, const QueryTile& tile) {
+        epilogue.store(query_stage, tile, softmax, top, outputs);
+    }
+    // The values of a key tile that only other warpgroups keep.  Not before they are there: a phase of
+    // `empty` has one arrival of each warpgroup.  Warps that do not release do not wait: they may be
+    // late by more than a phase.
+    DEVICE void release_unused(StagePlace at) {
+        if (kEveryThreadArrives || threadIdx.x % 128 == 0) {
+            storage.values_full[at.stage].wait(at.phase);
+            release(storage.values_empty[at.stage]);
+        }
+        sync_warp();
+    }
+    // The queries are there; but the compiler moves no wait for a GEMM across a possible loop, to before
+    // the exponentials that it follows, which read none of its registers.
+    DEVICE void keep_order(QueryPlace place) {
+        storage.queries_full[place.stage].wait(place.phase);
+    }
+
+    // The GEMM of the scores of the keys at `next` beside that of the outputs of the values at `at`;
+    // then the softmax of these scores.
+    DEVICE void step(const QueryTile& tile, QueryPlace place, const StagePlace& at,
+                     const StagePlace& next) {
+        begin_scores(place.stage, next.stage);
+        storage.values_full[at.stage].wait(at.phase);
+        begin_outputs(at.stage);
+        wgmma_wait<1>(scores);
+        release(storage.keys_empty[next.stage]);
+        const bool grown = exponentiate(tile);
+        keep_order(place);
+        wgmma_wait<0>(outputs);
+        release(storage.values_empty[at.stage]);
+        if (grown) rescale();
+        to_fragments();
+    }
+
+    // All warpgroups visit the same key tiles.  The first GEMM of the next query tile runs beside the
+    // epilogue of this one.
+    DEVICE void run_uniform() {
+        uint32_t number = 0, count = 0;  // of key tiles and of query tiles so far
+        int stored = -1;                 // the query stage that a TMA store still reads
+#pragma unroll 1
+        for (;;) {
+            // A tile after none, or after one whose epilogue nothing ran beside.
+            QueryPlace place(count);
+            storage.queries_full[place.stage].wait(place.phase);
+            const QueryTile& tile = storage.tiles[count % Storage::kTiles];
+            const int left = tile.num_steps;
+            if (left == kNoTile) return;
+            begin(tile);
+            if (left == 0) {
+                clear();
+                finish(place.stage, tile);
+                epilogue.release_queries(place.stage);
+                ++count;
+                continue;
+            }
+            const StagePlace at(number);
+            storage.keys_full[at.stage].wait(at.phase);
+            keys.look_up(storage, at.stage, left);
+            begin_scores(place.stage, at.stage);
+            wgmma_wait<0>(scores);
+#pragma unroll 1
+            for (;;) {
+                // The scores are those of the tile's first keys.
+                release(storage.keys_empty[StagePlace(number).stage]);
+                exponentiate(storage.tiles[count % Storage::kTiles]);
+                clear();
+                to_fragments();
+                if (Traits::kQueryStages == 2 && stored >= 0) epilogue.release_queries(stored);
+                stored = -1;
+#pragma unroll 1
+                while (keys.more()) {
+                    const StagePlace before(number), at(++number);
+                    storage.keys_full[at.stage].wait(at.phase);
+                    keys.look_up(storage, at.stage, keys.state);
+                    step(storage.tiles[count % Storage::kTiles], place, before, at);
+                }
+                const StagePlace before(number++);
+                const QueryTile& tile = storage.tiles[count % Storage::kTiles];
+                const QueryTile& next_tile = storage.tiles[++count % Storage::kTiles];
+                const QueryPlace next(count);
+                int next_left = 0;
+                if (Traits::kQueryStages == 2) {
+                    storage.queries_full[next.stage].wait(next.phase);
+                    next_left = next_tile.num_steps;
+                }
+                storage.values_full[before.stage].wait(before.phase);
+                if (next_left <= 0) {
+                    begin_outputs(before.stage);
+                    wgmma_wait<0>(outputs);
+                    release(storage.values_empty[before.stage]);
+                    finish(place.stage, tile);
+                    if (Traits::kQueryStages == 1 || next_left == 0)
+                        epilogue.release_queries(place.stage);
+                    break;
+                }
+                const StagePlace at(number);
+                storage.keys_full[at.stage].wait(at.phase);
+                keys.look_up(storage, at.stage, next_left);
+                begin_outputs(before.stage);
+                begin_scores(next.stage, at.stage);
+                wgmma_wait<1>(outputs);
+                release(storage.values_empty[before.stage]);
+                finish(place.stage, tile);
+                begin(next_tile);
+                stored = place.stage;
+                place = next;
+                wgmma_wait<0>(scores);
+            }
+        }
+    }
+
+    // Warpgroups skip key tiles that they do not keep.  A warpgroup goes by runs of tiles that it keeps:
+    // values that it has not multiplied yet must not keep others from being loaded.
+    DEVICE void run_divergent() {
+        uint32_t number = 0;
+#pragma unroll 1
+        for (uint32_t count = 0;; ++count) {
+            const QueryPlace place(count);
+            storage.queries_full[place.stage].wait(place.phase);
+            const QueryTile& tile = storage.tiles[count % Storage::kTiles];
+            if (tile.num_steps == kNoTile) return;
+            begin(tile);
+            clear();
+            bool more = tile.num_steps > 0;
+            bool pending = false;  // a tile after the run is skipped
+#pragma unroll 1
+            while (more) {
+                StagePlace at(number);
+                storage.keys_full[at.stage].wait(at.phase);
+                keys.look_up(storage, at.stage);
+                more = keys.more();
+                if (!keys.keeps()) {
+                    named_barrier(1 + threadIdx.x / 128, 128);  // all warps have looked it up
+                    release(storage.keys_empty[at.stage]);
+                    release_unused(at);
+                    ++number;
+                    continue;
+                }
+                begin_scores(place.stage, at.stage);
+                wgmma_wait<0>(scores);
+                release(storage.keys_empty[at.stage]);
+                if (exponentiate(storage.tiles[count % Storage::kTiles])) rescale();
+                to_fragments();
+#pragma unroll 1
+                while (more) {
+                    const StagePlace next(number + 1);
+                    storage.keys_full[next.stage].wait(next.phase);
+                    keys.look_up(storage, next.stage);
+                    more = keys.more();
+                    if (!keys.keeps()) {
+                        pending = true;
+                        break;
+                    }
+                    ++number;
+                    step(tile, place, at, next);
+                    at = next;
+                }
+                storage.values_full[at.stage].wait(at.phase);
+                begin_outputs(at.stage);
+                wgmma_wait<0>(outputs);
+                release(storage.values_empty[at.stage]);
+                ++number;
+                if (pending) {
+                    pending = false;
+                    const StagePlace skipped(number++);
+                    release(storage.keys_empty[skipped.stage]);
+                    release_unused(skipped);
+                }
+            }
+            finish(place.stage, tile);
+            epilogue.release_queries(place.stage);
+        }
+    }
+};
+
+}  // namespace attention

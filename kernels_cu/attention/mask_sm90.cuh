@@ -1,0 +1,153 @@
+// Masks of a warpgroup's accumulators of scores on Hopper: arrays, block masks, causality and the end of the
+// keys.  Only tiles that need it are masked.
+#include "attention/storage_sm90.cuh"
+#include "parts/dtype.cuh"
+
+namespace attention {
+
+// Four accumulators of a thread: two rows, 8 apart, with two neighbouring columns each.
+struct FragmentLayout {
+    static constexpr int kCount = 4;
+    DEVICE static constexpr int row(int lane, int i) { return lane / 4 + i / 2 * 8; }
+    DEVICE static constexpr int col(int lane, int i) { return lane % 4 * 2 + i % 2; }
+};
+
+constexpr int kUnlimited = 0x7fff0000;  // more than any key, also some rows further on
+constexpr uint32_t kMore = 4;           // more than the types of blocks
+
+// First rows in a query tile.  Rematerialised by each caller, so that they are not live across the mainloop.
+DEVICE int warpgroup_row() { return opaque(int(threadIdx.x)) / 128 * 64; }
+DEVICE int warp_row() { return opaque(int(threadIdx.x)) / 32 * 16; }
+
+// Which keys the next scores are of, and how far the warpgroup's first row sees.
+template <class Traits> struct KeyRange {
+    using Mask = typename Traits::Mask;
+    int seen;       // keys from here on are not kept by the first row, if causal
+    int own_sk;     // of the sequence, if packed
+    int block_key;  // the first key of the block's tile, with a block mask
+    // Key tiles after this one; with a block mask the block's type, whether there are any, and the
+    // number of its partial tile, in 2, 1 and 29 bits.
+    uint32_t state;
+
+    DEVICE void begin(const AttentionParams& params, const QueryTile& tile) {
+        if constexpr (Traits::kVarlen) own_sk = tile.head.sk;
+        seen = params.causal ? tile.row + warpgroup_row() + tile.head.offset + 1 : kUnlimited;
+    }
+    // remaining: key tiles with this one.  Before the GEMM: when a warpgroup's GEMM is complete, all of
+    // its warps have begun it, and `steps` may change.
+    DEVICE void look_up(const SharedStorage<Traits>& storage, int stage, int remaining = 0) {
+        if constexpr (Mask::kBlocks) {
+            const KeyStep step = storage.steps[stage][threadIdx.x / 128];
+            block_key = step.key;
+            state = uint32_t(step.partial) << 3 | (step.last ? 0 : kMore) | uint32_t(step.type);
+        } else {
+            state = remaining - 1;
+        }
+    }
+    DEVICE int sk(const AttentionParams& params) const {
+        return Traits::kVarlen ? own_sk : int(params.sk);
+    }
+    DEVICE int first_key() const { return Mask::kBlocks ? block_key : int(state) * Traits::kTileN; }
+    // Uniform in the warpgroup.
+    DEVICE bool more() const { return Mask::kBlocks ? state & kMore : state > 0; }
+    DEVICE int type() const { return int(state % kMore); }  // of the block
+    DEVICE bool keeps() const { return vote_any(type() != kMaskedBlock); }
+};
+
+template <class Traits> struct ScoreMask {
+    using Mask = typename Traits::Mask;
+    using Scores = float[Traits::kTileN / 2];
+    using Layout = FragmentLayout;
+    static constexpr int kTileN = Traits::kTileN, kFragments = kTileN / 8;
+    const AttentionParams& params;
+    const MaskArrays& arrays;
+    const KeyRange<Traits>& keys;
+    Scores& scores;
+
+    // Every score becomes change(score, element of the mask).
+    template <class Change> DEVICE void for_each(const QueryTile& tile,
+                                                 const Change& change) const {
+        const int lane = opaque(lane_id()), key = keys.first_key() + Layout::col(lane, 0);
+        const int64_t step = params.mask.strides[3];
+        const int there = keys.sk(params) - key;  // keys, from the lane's first one on
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int own = tile.row + warp_row() + Layout::row(lane, 2 * half);
+            const int row = own < tile.head.sq ? own : tile.head.sq - 1;
+            const HeadMask mask =
+                HeadMask::of(params.mask, arrays, tile.head.batch, tile.head.head);
+            int64_t at = mask.offset + row * params.mask.strides[2] + key * step;
+#pragma unroll
+            for (int n = 0; n < kFragments; ++n) {
+                if (n % 4 == 0) sync_warp();  // limits the loads in flight, which need registers
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    float& score = scores[4 * n + 2 * half + i];
+                    if (8 * n + i < there) score = change(score, at + i * step);
+                }
+                at += 8 * step;
+            }
+        }
+    }
+    template <class T> DEVICE void add_bias(const QueryTile& tile) const {
+        const T* biases = static_cast<const T*>(arrays.mask);
+        for_each(tile, [&](float x, int64_t i) {
+            const float bias = to_float(biases[i]);
+            return bias == -kInfinity ? bias : x + bias;
+        });
+    }
+    DEVICE void apply_array(const QueryTile& tile) const {
+        if (params.prescale) {
+#pragma unroll
+            for (int i = 0; i < kTileN / 2; ++i) scores[i] *= params.score_scale;
+        }
+        if (params.mask.kind == kBoolMask) {
+            const auto* keeps = static_cast<const uint8_t*>(arrays.mask);
+            for_each(tile, [&](float x, int64_t i) { return keeps[i] ? x : -kInfinity; });
+        } else if (params.mask.kind == kBiasMask) {
+            if (params.mask.dtype == kFloat) add_bias<float>(tile);
+            if (params.mask.dtype == kHalf) add_bias<half>(tile);
+            if (params.mask.dtype == kBf16) add_bias<bf16>(tile);
+        }
+    }
+    // Scores of keys that are not kept become -inf.  query_row: the tile's first one.
+    DEVICE void apply_limits(const int& query_row) const {
+        const int sk = keys.sk(params), key = keys.first_key();
+        const int end = keys.seen < sk ? keys.seen : sk;  // of the first row
+        if ((!Mask::kBlocks || keys.type() == kFullBlock) && key + kTileN <= end) return;
+        const int lane = opaque(lane_id()), row = warp_row() - warpgroup_row();
+        int block_end = kUnlimited;
+        if constexpr (Mask::kBlocks) {
+            const int first_row = query_row + warpgroup_row();
+            if (keys.type() == kPartialBlock) {
+                const HeadMask mask{params.mask, arrays, 0, 0};
+                const uint8_t* tile =
+                    mask.partial(keys.state >> 3, first_row + row + Layout::row(lane, 0),
+                                 key + Layout::col(lane, 0));
+                const int next_row = 8 << params.mask.kv_shift;
+#pragma unroll
+                for (int i = 0; i < kTileN / 2; ++i) {
+                    if (i % 16 == 0) sync_warp();  // limits the loads in flight
+                    if (!tile[i % 4 / 2 * next_row + i / 4 * 8 + i % 2]) scores[i] = -kInfinity;
+                }
+            }
+            if (keys.type() == kCausalBlock) block_end = first_row + params.mask.causal_offset + 1;
+        }
+        const int limit = keys.seen < block_end ? keys.seen : block_end;
+        if (key + kTileN <= limit && key + kTileN <= sk) return;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int own = limit + row + Layout::row(lane, 2 * half);
+            const int left = (own < sk ? own : sk) - key - Layout::col(lane, 0);
+#pragma unroll
+            for (int n = 0; n < kFragments; ++n) {
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    if (8 * n + i >= left) scores[4 * n + 2 * half + i] = -kInfinity;
+                }
+            }
+        }
+    }
+};
+
+}  // namespace attention

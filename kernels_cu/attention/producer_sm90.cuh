@@ -1,0 +1,100 @@
+// The producer of Hopper attention: one thread issues the TMA loads of queries, keys and values.
+//
+// It walks the query tiles of its scheduler and, for each, the key tiles that it needs; it alone reads the
+// lists of a block mask.  What consumers must know of a query tile or a key tile it writes beside it.
+#include "attention/storage_sm90.cuh"
+
+namespace attention {
+
+template <class Traits> struct ProducerSm90 {
+    using Mask = typename Traits::Mask;
+    using Storage = SharedStorage<Traits>;
+    // The tile's rows of blocks have a list each.
+    using KeyLists = KeyTiles<Mask::kUniform ? 64 : Traits::kTileM, Traits::kTileN, Mask::kBlocks>;
+    using StagePlace = StageOf<Traits::kStages>;
+    using QueryPlace = StageOf<Traits::kQueryStages>;
+    static constexpr int kConsumers = Traits::kConsumers;
+    Storage& storage;
+    const TensorMap &q_map, &k_map, &v_map;
+    const AttentionParams& params;
+    const MaskArrays& arrays;
+
+    DEVICE static RowRange keys_at(const AttentionHead& head, int key) {
+        return {key, head.kv_head, head.batch, int(head.k_first), head.sk};
+    }
+    // The key tile that `keys` is at, and what consumers must know of it.
+    DEVICE void load_keys(const AttentionHead& head, const HeadMask& mask, int row,
+                          const KeyLists& keys, uint32_t number) {
+        const StagePlace to(number);
+        KeyStep found[kConsumers];
+        if constexpr (Mask::kBlocks) {
+#pragma unroll
+            for (int i = 0; i < kConsumers; ++i) {
+                const int own = row + i * 64;  // of the warpgroup
+                if (i > 0 && Mask::kUniform) {
+                    found[i] = found[0];
+                    continue;
+                }
+                int type = kMaskedBlock, partial = 0;
+                if (own < head.sq) {
+                    type = mask.block_type(own, keys.key);
+                    if (type == kPartialBlock) partial = mask.partial_index(own, keys.key);
+                }
+                found[i] = {keys.key, type, partial, !keys.more()};
+            }
+        }
+        storage.keys_empty[to.stage].wait(to.phase ^ 1);
+        if constexpr (Mask::kBlocks) {
+#pragma unroll
+            for (int i = 0; i < kConsumers; ++i) storage.steps[to.stage][i] = found[i];
+        }
+        storage.keys[to.stage].load(k_map, storage.keys_full[to.stage], keys_at(head, keys.key));
+    }
+    DEVICE void find_tile(TileScheduler<Traits>& scheduler, uint32_t count) {
+        QueryTile tile;
+        tile.num_steps = kNoTile;
+        if (scheduler.next(params, storage.sequences, tile.head, tile.row)) {
+            const int last = tile.row + clamp_index(tile.head.sq - tile.row, 0, Traits::kTileM) - 1;
+            tile.end = tile.head.limit(params, last);
+            tile.num_steps = tile.end > 0 ? (tile.end - 1) / Traits::kTileN + 1 : 0;
+        }
+        storage.tiles[count % Storage::kTiles] = tile;
+    }
+    DEVICE void run(TileScheduler<Traits> scheduler) {
+        uint32_t number = 0;
+        find_tile(scheduler, 0);
+#pragma unroll 1
+        for (uint32_t count = 0;; ++count) {
+            const QueryPlace place(count);
+            QueryTile& tile = storage.tiles[count % Storage::kTiles];
+            storage.queries_empty[place.stage].wait(place.phase ^ 1);
+            if (tile.num_steps == kNoTile) {
+                storage.queries_full[place.stage].arrive();
+                return;
+            }
+            const AttentionHead head = tile.head;
+            const int row = tile.row;
+            const HeadMask mask = HeadMask::of(params.mask, arrays, head.batch, head.head);
+            KeyLists keys(mask, row, head.sq, tile.end);
+            bool more = keys.next();
+            if (Mask::kBlocks && !more) tile.num_steps = 0;
+            storage.queries[place.stage].load(
+                q_map, storage.queries_full[place.stage],
+                {row, head.head, head.batch, int(head.q_first), head.sq});
+            if (more) load_keys(head, mask, row, keys, number);
+            // Meanwhile, before anybody waits for it.
+            find_tile(scheduler, count + 1);
+            for (; more; ++number) {
+                const int key = keys.key;
+                more = keys.next();
+                if (more) load_keys(head, mask, row, keys, number + 1);
+                const StagePlace to(number);
+                storage.values_empty[to.stage].wait(to.phase ^ 1);
+                storage.values[to.stage].load(v_map, storage.values_full[to.stage],
+                                              keys_at(head, key));
+            }
+        }
+    }
+};
+
+}  // namespace attention
