@@ -160,12 +160,12 @@ def attention(
         arguments.check_new_out(out, out_shape, q.dtype, arrays_of(q, k, v, mask))
     with arguments.on_device(target):
         xp = target.xp
-        y = xp.empty(out_shape, q.dtype) if out is None else out
+        y = maker(xp)(out_shape, q.dtype) if out is None else out
         stats = _empty_stats(xp, shape[:3], return_lse, return_row_stats)
         if 0 not in shape:
             q, k, v = (walkable(x) for x in heads_first)
             into = y.transpose(places)
-            place = into if walks(into) else xp.empty(shape, q.dtype)
+            place = into if walks(into) else maker(xp)(shape, q.dtype)
             arrays, mask_place = mask_arrays(mask)
             copied = any(x is not y for x, y in zip((q, k, v), heads_first, strict=True))
             task = AttentionTask(
@@ -261,13 +261,13 @@ def attention_varlen(
     with arguments.on_device(target):
         xp = target.xp
         out_shape = rows, heads, dim_v
-        y = xp.empty(out_shape, q.dtype) if out is None else out
-        lse = xp.empty((heads, rows), np.float32) if return_lse else None
+        y = maker(xp)(out_shape, q.dtype) if out is None else out
+        lse = maker(xp)((heads, rows), np.float32) if return_lse else None
         batch = cu_q.size - 1
         if y.size and batch and longest_q:
             q, k, v = (walkable(x) for x in heads_first)
             into = y[None].transpose(0, 2, 1, 3)
-            place = into if walks(into) else xp.empty(into.shape, q.dtype)
+            place = into if walks(into) else maker(xp)(into.shape, q.dtype)
             task = AttentionTask(
                 *(q.dtype, batch, heads, kv_heads, min(longest_q, rows), min(longest_k, key_rows)),
                 *(dim, dim_v), *map(steps, (q, k, v, place)), scale, 0 if causal else None,
@@ -338,7 +338,7 @@ def _empty_stats(xp: Any, shape: tuple[int, ...], lse: bool, row_stats: bool) ->
     if not lse and not row_stats:
         return _NO_STATS
     wanted = lse, row_stats, row_stats
-    return tuple(xp.empty(shape, np.float32) if one else None for one in wanted)
+    return tuple(maker(xp)(shape, np.float32) if one else None for one in wanted)
 
 
 def _results(y: Any, stats: tuple[Any, ...]) -> Any:

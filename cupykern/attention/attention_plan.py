@@ -15,6 +15,7 @@ import numpy as np
 from kernels_cu import Variant
 
 from .. import dtypes, plans
+from ..arrays import maker
 from ..choice import Family
 from ..jit import get_kernel
 from ..targets import Device, Kernel, Target
@@ -247,7 +248,7 @@ class AttentionPlan(NamedTuple):
         if self.naive_grids is None:
             self.kernel(self.grid, (*arrays, self.params), self.shared_bytes)
             return
-        scores = xp.empty(self.scores, np.float32)
+        scores = maker(xp)((self.scores,), np.float32)
         for step, grid in enumerate(self.naive_grids):
             self.kernel(grid, (*arrays[:12], scores, self.params, np.int64(step)))
 

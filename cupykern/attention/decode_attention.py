@@ -115,11 +115,11 @@ def decode_attention(
                 others[name] = x
         arguments.check_new_out(out, out_shape, q.dtype, others)
     with arguments.on_device(target):
-        y = target.xp.empty(out_shape, q.dtype) if out is None else out
-        lse = target.xp.empty(shape[:3], np.float32) if return_lse else None
+        y = maker(target.xp)(out_shape, q.dtype) if out is None else out
+        lse = maker(target.xp)(shape[:3], np.float32) if return_lse else None
         if y.size:
             steering = _steering(target, seq_lens), _steering(target, block_table)
-            place = y if in_elements(y) else target.xp.empty(out_shape, q.dtype)
+            place = y if in_elements(y) else maker(target.xp)(out_shape, q.dtype)
             plan = run(target, (q, k, v), steering, place, lse, max_keys, causal, scale, config)
             if place is not y:
                 assign(y, place)

@@ -82,7 +82,7 @@ def dequant_softmax(
         )
     xp = target.xp
     with arguments.on_device(target):
-        y = xp.empty(shape, y_dtype) if out is None else out
+        y = maker(xp)(shape, y_dtype) if out is None else out
         if y.size == 0:
             return y
         rows = math.prod(shape[:-1])
@@ -90,7 +90,7 @@ def dequant_softmax(
             bias = bias[(0,) * (bias.ndim - 1)] if _is_row(bias) else bias.reshape(rows, n)
             bias = xp.broadcast_to(bias, (rows, n))
         flat = _matrix_view(y, rows, n)
-        result = xp.empty((rows, n), y_dtype) if flat is None else flat
+        result = maker(xp)((rows, n), y_dtype) if flat is None else flat
         flat_a = a.reshape(rows, a.shape[-1])
         taken: list[Any] = []  # the call's memory, and whether logits are in the result
 

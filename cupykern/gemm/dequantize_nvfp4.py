@@ -13,6 +13,7 @@ import numpy as np
 from kernels_cu import Variant
 
 from .. import dtypes
+from ..arrays import maker
 from ..jit import get_kernel
 from ..targets import Kernel, Target
 from .product import (
@@ -72,7 +73,7 @@ class DecodedPlan(NamedTuple):
         found = dict(zip(self.names, arrays, strict=True))
         args: list[Any] = []
         for (codes, groups), size in zip(self.operands, self.sizes, strict=True):
-            y = xp.empty(size, self.dtype)
+            y = maker(xp)((size,), self.dtype)
             args += found[codes], found[groups], y
             found[codes] = y
         absent = [None] * 3 * (_MOST - len(self.sizes))

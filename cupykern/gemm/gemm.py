@@ -15,6 +15,7 @@ import numpy as np
 from kernels_cu import Variant
 
 from .. import dtypes
+from ..arrays import maker
 from ..choice import Family
 from ..jit import get_kernel
 from ..targets import Device, Kernel, Target
@@ -213,7 +214,7 @@ class GemmPlan(NamedTuple):
             for one in self.repeated:
                 one.launch(arrays)
             return
-        partials = xp.empty(self.partial_size, np.uint32)  # FP32 or int32
+        partials = maker(xp)((self.partial_size,), np.uint32)  # FP32 or int32
         args = (*arrays, partials, self.params)
         for grid, number in zip(self.grids, (_PARTIAL, _REDUCE, _NORMALIZE), strict=True):
             if grid:

@@ -140,7 +140,7 @@ def run(
     if out is not None:
         arguments.check_new_out(out, shape, out_dtype, operands)
     with arguments.on_device(target):
-        y = target.xp.empty(shape, out_dtype) if out is None else out
+        y = maker(target.xp)(shape, out_dtype) if out is None else out
         if y.size == 0:
             return y
         arrays = {name: x for name, x in operands.items() if x is not None}

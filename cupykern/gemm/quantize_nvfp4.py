@@ -157,7 +157,7 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None 
     with arguments.on_device(target):
         scale_shape = nvfp4.scale_shape(x.shape, layout)
         if x.size == 0:
-            data = xp.empty((*outer, rows, k // 2), np.uint8)
+            data = arrays.empty_of(xp, (*outer, rows, k // 2), np.uint8)
             scale = arrays.empty_of(xp, scale_shape, dtypes.float8_e4m3fn)
             return NvFp4(data, scale, layout, xp.ones((), np.float32))
         batch = math.prod(outer)
@@ -222,9 +222,9 @@ class _Plan(NamedTuple):
         target = self.target
         xp = target.xp
         if xp is np:
-            data = np.empty(self.shape, np.uint8)
+            data = arrays.empty_of(np, self.shape, np.uint8)
             scale = arrays.empty_of(np, self.scale_shape, dtypes.float8_e4m3fn)
-            global_scale = np.empty((), np.float32)
+            global_scale = arrays.empty_of(np, (), np.float32)
             barrier = workspace.take_for_grid(target, self.partial_bytes)
             places = None
         else:  # in one piece of memory: they are used together

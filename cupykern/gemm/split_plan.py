@@ -12,6 +12,7 @@ import numpy as np
 from kernels_cu import Variant
 
 from .. import dtypes
+from ..arrays import maker
 from ..jit import get_kernel
 from ..targets import Kernel, Target
 from .product import EPILOGUE, Matrix, Product, fill_epilogue
@@ -35,7 +36,7 @@ class SplitPlan(NamedTuple):
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
         """arrays: product.ARRAYS."""
-        parts = xp.empty(self.num_parts * self.size, dtypes.float32)
+        parts = maker(xp)((self.num_parts * self.size,), dtypes.float32)
         absent = [None] * (len(arrays) - _OUT - 1)
         self.parts.launch(xp, (*arrays[:_OUT], parts, *absent))
         self.kernel(self.grid, (parts, *arrays[_ENDS], self.params))

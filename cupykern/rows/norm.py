@@ -175,7 +175,7 @@ def _run_checked(
             y = arrays.empty_like_of(xp, x, y_dtype)
         total = None
         if residual is not None and not contiguous:
-            total = xp.empty_like(x, order="K")
+            total = arrays.empty_like_of(xp, x, x.dtype)
         if x.size == 0:
             return _of_nothing(target, x, residual, options, y)
         task = norm_task(x, weight, bias, eps, residual, options, y, total)
@@ -281,7 +281,7 @@ def _of_nothing(target: Target, x: Any, residual: Any, options: Options, y: Any)
     return _outputs(
         y,
         None if options.quantized is None else xp.ones((*x.shape[:-1], 1), np.float32),
-        None if residual is None else xp.empty_like(x),
+        None if residual is None else arrays.empty_of(xp, x.shape, x.dtype),
         stats if options.centered else None,
         None if stats is None else stats.copy(),
     )

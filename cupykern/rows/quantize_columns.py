@@ -143,6 +143,6 @@ def run_columns(
     if config is None and not configs(task, device_of(target)):
         return None
     launch = _plan(target, task, config)
-    scale = target.xp.empty(scale_shape(x.shape, "column", (1, 1)), np.float32)
+    scale = arrays.empty_of(target.xp, scale_shape(x.shape, "column", (1, 1)), np.float32)
     launch((x, y, scale))
     return y, scale, launch

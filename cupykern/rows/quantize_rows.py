@@ -145,7 +145,8 @@ def run_rows(
     if granularity == "tensor":  # one row
         rows_x = (x if x.flags.c_contiguous else arrays.packed(x)).reshape(1, -1)
         rows_y = y.reshape(1, -1)
-    scale = xp.empty(scale_shape(rows_x.shape, granularity.replace("tensor", "row"), (1, 1)), "f4")
+    shape = scale_shape(rows_x.shape, granularity.replace("tensor", "row"), (1, 1))
+    scale = arrays.empty_of(xp, shape, np.float32)
     layout = _layout(rows_x, rows_y, scale, granularity)
     if layout is None:  # rare: strides that the kernel can't walk
         return run_rows(target, arrays.packed(x), code, granularity, config)

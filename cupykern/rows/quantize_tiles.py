@@ -191,7 +191,7 @@ def run_tiles(
     """As `run_rows`."""
     xp = target.xp
     y = arrays.empty_of(xp, x.shape, code)
-    scale = xp.empty(scale_shape(x.shape, "block", block), np.float32)
+    scale = arrays.empty_of(xp, scale_shape(x.shape, "block", block), np.float32)
     x_place = operand(x)
     steps = (x_place.offset, *x_place.strides)
     if x.ndim - 2 > MAX_OUTER_DIMS or any(step % x.itemsize for step in steps):

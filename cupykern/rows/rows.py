@@ -10,6 +10,7 @@ import numpy as np
 from kernels_cu import Variant
 
 from .. import dtypes, workspace
+from ..arrays import maker
 from ..jit import get_kernel
 from ..targets import Kernel, Target
 from ..targets.repeated import Repeated
@@ -55,7 +56,7 @@ class RowPlan(NamedTuple):
             self.repeated.launch(arrays, places)
             return
         num_statistics = self.num_rows * (self.num_chunks + 1)
-        statistics = xp.empty((num_statistics, self.statistic_bytes), np.uint8)
+        statistics = maker(xp)((num_statistics, self.statistic_bytes), np.uint8)
         args = (*arrays, statistics, self.params)
         self.kernel(self.grid, (*args, STATISTICS), self.shared_bytes)
         self.kernel(self.merge_grid, (*args, MERGE), self.shared_bytes)

@@ -11,7 +11,7 @@ import numpy as np
 from kernels_cu import Variant
 
 from .. import arguments, dtypes, plans
-from ..arrays import assign, maker, packed
+from ..arrays import assign, empty_like_of, maker, packed
 from ..choice import Family
 from ..targets import Device, Target, of_array
 from ..targets.limits import is_measured
@@ -241,9 +241,9 @@ def _run_checked(
         if out is not None:
             y = out
         elif contiguous:
-            y = target.xp.empty(x.shape, y_dtype)
+            y = maker(target.xp)(x.shape, y_dtype)
         else:
-            y = target.xp.empty_like(x, dtype=y_dtype, order="K")
+            y = empty_like_of(target.xp, x, y_dtype)
         if x.size == 0:
             return y
         operands = operand(x), operand(y), None if mask is None else operand(mask)
