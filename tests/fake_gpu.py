@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
+from fake_copies import replace_copies
 
 from cupykern import plans, targets, workspace
 from cupykern.targets import tensor_map
@@ -40,20 +41,23 @@ class FakeGpu:
     multiprocessors = 132
     device_id = 0
 
-    def __init__(self) -> None:
+    def __init__(self, size: int = _SIZE) -> None:
         import cupy
+
+        self._size = size
 
         self.xp = cupy
         self.launches: list[Launch] = []
-        self._buffer = ctypes.create_string_buffer(_SIZE + _PAGE)
-        start = -(-ctypes.addressof(self._buffer) // _PAGE) * _PAGE
-        self._memory = cupy.cuda.UnownedMemory(start, _SIZE, self._buffer, 0)
+        self.copies: list[tuple[Any, ...]] = []
+        self._buffer = ctypes.create_string_buffer(size + _PAGE)
+        self.begin = -(-ctypes.addressof(self._buffer) // _PAGE) * _PAGE
+        self._memory = cupy.cuda.UnownedMemory(self.begin, size, self._buffer, 0)
         self._next = 0
         self.num_allocations = 0
 
     def allocate(self, size: int) -> Any:
         self.num_allocations += 1
-        if self._next + size > _SIZE:
+        if self._next + size > self._size:
             self._next = 0
         pointer = self.xp.cuda.MemoryPointer(self._memory, self._next)
         self._next += -(-max(size, 1) // _PAGE) * _PAGE
@@ -105,9 +109,9 @@ def _move_map(encoded: bytes, address: int) -> bytes:
 
 
 @contextmanager
-def fake_gpu(monkeypatch: Any) -> Iterator[FakeGpu]:
+def fake_gpu(monkeypatch: Any, size: int = _SIZE) -> Iterator[FakeGpu]:
     """Within the block, CuPy's arrays lie in the memory of the FakeGpu given, and run on it."""
-    gpu = FakeGpu()
+    gpu = FakeGpu(size)
     monkeypatch.setattr(targets, "_gpu", lambda device_id: gpu)
     monkeypatch.setattr(gpu.xp.cuda.runtime, "getDevice", lambda: 0)
     monkeypatch.setattr(gpu.xp.cuda, "get_current_stream", lambda: _DEFAULT_STREAM)
@@ -119,6 +123,7 @@ def fake_gpu(monkeypatch: Any) -> Iterator[FakeGpu]:
     monkeypatch.setattr(
         tensor_map, "_argument", lambda made: targets.by_value(np.frombuffer(made, np.uint8))
     )
+    replace_copies(monkeypatch, gpu)
     gpu.xp.cuda.set_allocator(gpu.allocate)
     plans.clear()
     try:

@@ -1,0 +1,31 @@
+"""Sequences of random calls: a call's result must not depend on the calls before it.
+
+`rows`, `products` and `attention` say how the arguments of each op are drawn, `memory` places them in
+memory, `sequences` draws sequences of calls, `run` compares each call with the same call alone.
+"""
+
+from .draws import Config
+from .memory import Alias, Array, Blocks, Fp4, Integers
+from .run import Failure, Machine, Outcome, check_sequence, replay, run_sequences, shrink
+from .sequences import FAMILIES, Call, call, draw_sequence, names_of
+
+__all__ = [
+    "FAMILIES",
+    "Alias",
+    "Array",
+    "Blocks",
+    "Call",
+    "Config",
+    "Failure",
+    "Fp4",
+    "Integers",
+    "Machine",
+    "Outcome",
+    "call",
+    "check_sequence",
+    "draw_sequence",
+    "names_of",
+    "replay",
+    "run_sequences",
+    "shrink",
+]

@@ -1,0 +1,192 @@
+"""Random calls of the ops of attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...op import Draw
+from .draws import (
+    BEGINS,
+    FLOATS,
+    DrawValue,
+    Setting,
+    ShapeOf,
+    array,
+    family,
+    often_none,
+    one_of,
+    result,
+)
+from .memory import Alias, Array, Blocks, Integers, Shape
+
+_DTYPES = ("float16", "bfloat16")
+_ORDERS = ("bhsd", "bhsd", "bshd")
+_HEADS = (
+    *("C", "C", "C", "gap", "gap of 8", "shifted"),
+    *("rows negative", "heads negative", "heads inside", "broadcast"),
+)
+_PACKED = ("C", "C", "C", "gap", "gap of 8", "shifted", "heads negative")
+# (B, H, Hkv, Sq, Sk, D, Dv).  With as many heads as rows any layout is legal.
+_SIZES = ((1, 2, 2, 64, 64, 64, 64), (2, 4, 2, 40, 72, 16, 24), (1, 16, 16, 16, 16, 64, 64))
+_LARGE_SIZES = (
+    *((1, 8, 8, 256, 256, 128, 128), (1, 8, 4, 128, 384, 64, 64), (2, 4, 4, 256, 256, 256, 256)),
+)
+_DECODE_SIZES = (
+    *((1, 2, 1, 1, 40, 16, 16), (2, 4, 2, 1, 300, 64, 64), (1, 2, 2, 4, 64, 64, 24)),
+    (1, 2, 2, 1, 0, 16, 16),
+)
+_LARGE_DECODE_SIZES = (
+    *((2, 16, 2, 1, 1024, 128, 128), (1, 32, 1, 4, 2048, 64, 64), (2, 2, 2, 1, 1200, 256, 256)),
+)
+# D, and the lengths of queries and keys.
+_PACKS = ((16, (3, 40, 0), (5, 40, 7)),)
+_LARGE_PACKS = ((64, (100, 300, 1), (200, 300, 65)), (128, (128,) * 4, (128,) * 4))
+
+
+def _settings(
+    sizes: tuple[Shape, ...], layouts: tuple[str, ...] = ("bhsd",)
+) -> tuple[Setting, ...]:
+    names = "b", "h", "h_kv", "sq", "sk", "d", "dv", "dtype", "layout"
+    return tuple(
+        dict(zip(names, (*size, dtype, layout), strict=True))
+        | {"qk_accumulate": "float16" if dtype == "float16" else "float32"}
+        for size in sizes
+        for dtype in _DTYPES
+        for layout in layouts
+    )
+
+
+def _varlen_settings(packs: tuple[Any, ...]) -> tuple[Setting, ...]:
+    names = "h", "h_kv", "d", "lengths_q", "lengths_k", "dtype"
+    return tuple(
+        dict(zip(names, (4, 2, *pack, dtype), strict=True)) for pack in packs for dtype in _DTYPES
+    )
+
+
+def _decode_settings(
+    sizes: tuple[Shape, ...], pages: tuple[int | None, ...]
+) -> tuple[Setting, ...]:
+    return tuple({**setting, "page": page} for setting in _settings(sizes) for page in pages)
+
+
+def _bhsd(heads: str, length: str, dim: str) -> ShapeOf:
+    def shape(s: Setting) -> Shape:
+        rows = (s[heads], s[length]) if s["layout"] == "bhsd" else (s[length], s[heads])
+        return s["b"], *rows, s[dim]
+
+    return shape
+
+
+def _thd(heads: str, lengths: str, dim: str) -> ShapeOf:
+    return lambda s: (sum(s[lengths]), s[heads], s[dim])
+
+
+def _mask(draw: Draw, s: Setting) -> Any:
+    batch = draw.choice(((1, 1), (s["b"], 1), (s["b"], s["h"])))
+    if draw.choice((True, False)):
+        q_block, kv_block = draw.choice((64, 128)), draw.choice((64, 128))
+        return Blocks(batch, s["sq"], s["sk"], q_block, kv_block, draw.choice((0, 0, 3)))
+    shape = draw.choice(((*batch, s["sq"], s["sk"]), (s["sq"], s["sk"]), (*batch, 1, s["sk"])))
+    dtype = draw.choice(("bool", "bool", *FLOATS))
+    return Array(shape, dtype, draw.choice(("C", "C", "gap", "negative")), draw.choice(BEGINS))
+
+
+def _integers(draw: Draw, values: tuple[Any, ...]) -> Integers:
+    layout = draw.choice(("C", "C", "C", "every other", "gap"))
+    return Integers(values, draw.choice((True, True, False)), layout, draw.choice((0, 0, 1)))
+
+
+def _offsets(lengths: str) -> DrawValue:
+    return lambda draw, s: _integers(draw, tuple(np.cumsum((0, *s[lengths])).tolist()))
+
+
+def _longest(lengths: str) -> DrawValue:
+    return lambda draw, s: max(s[lengths]) + draw.choice((0, 0, 5, 64))
+
+
+def _num_pages(s: Setting) -> int:
+    return s["b"] * -(-s["sk"] // s["page"]) + 1
+
+
+def _cache(dim: str) -> DrawValue:
+    def shape(s: Setting) -> Shape:
+        if s["page"] is None:
+            return s["b"], s["h_kv"], s["sk"], s[dim]
+        return _num_pages(s), s["h_kv"], s["page"], s[dim]
+
+    return array(shape, "dtype", _HEADS)
+
+
+def _seq_lens(draw: Draw, s: Setting) -> Integers:
+    return _integers(draw, tuple(draw.choice((0, s["sk"] // 2, s["sk"])) for _ in range(s["b"])))
+
+
+def _block_table(draw: Draw, s: Setting) -> Integers | None:
+    if s["page"] is None:
+        return None
+    pages = np.arange(_num_pages(s) - 1)[:: draw.choice((1, -1))].reshape(s["b"], -1)
+    return _integers(draw, tuple(map(tuple, pages.tolist())))
+
+
+_SCALES = one_of(None, None, 1.0, 1, 0.3, -0.3, 0.0)
+_OUT = ("C", "gap", "gap of 8", "shifted", "heads inside")
+_ALIASES = Alias("q", "heads negative"), Alias("q")
+_ATTENTION: dict[str, DrawValue] = {
+    "q": array(_bhsd("h", "sq", "d"), "dtype", _HEADS),
+    "k": array(_bhsd("h_kv", "sk", "d"), "dtype", _HEADS),
+    "v": array(_bhsd("h_kv", "sk", "dv"), "dtype", _HEADS),
+    "causal": one_of(False, True),
+    "causal_align": one_of("top_left", "bottom_right"),
+    "mask": often_none(_mask),
+    "input_pos": one_of(0, 0, 0, 1, 20),
+    "scale": _SCALES,
+    "layout": lambda draw, s: draw.choice((*[s["layout"]] * 6, "bhsd", "bshd")),
+    "qk_accumulate": lambda draw, s: draw.choice(("float32", "float32", s["qk_accumulate"])),
+    "return_lse": one_of(False, False, True),
+    "return_row_stats": one_of(False, False, True),
+    "algorithm": one_of(*["flash"] * 5, "naive"),
+    "out": result(_bhsd("h", "sq", "dv"), "dtype", _OUT, *_ALIASES),
+}
+_VARLEN: dict[str, DrawValue] = {
+    "q": array(_thd("h", "lengths_q", "d"), "dtype", _PACKED),
+    "k": array(_thd("h_kv", "lengths_k", "d"), "dtype", _PACKED),
+    "v": array(_thd("h_kv", "lengths_k", "d"), "dtype", _PACKED),
+    "cu_seqlens_q": _offsets("lengths_q"),
+    "cu_seqlens_k": _offsets("lengths_k"),
+    "max_seqlen_q": _longest("lengths_q"),
+    "max_seqlen_k": _longest("lengths_k"),
+    "causal": one_of(False, True),
+    "causal_align": one_of("top_left", "bottom_right"),
+    "scale": _SCALES,
+    "return_lse": one_of(False, True),
+    "out": result(_thd("h", "lengths_q", "d"), "dtype", _OUT, *_ALIASES),
+}
+_DECODE: dict[str, DrawValue] = {
+    "q": array(_bhsd("h", "sq", "d"), "dtype", _HEADS),
+    "k_cache": _cache("d"),
+    "v_cache": _cache("dv"),
+    "seq_lens": often_none(_seq_lens),
+    "block_table": _block_table,
+    "causal": one_of(True, False),
+    "scale": _SCALES,
+    "return_lse": one_of(False, True),
+    "out": result(_bhsd("h", "sq", "dv"), "dtype", _OUT, *_ALIASES),
+}
+
+FAMILIES = {
+    "attention": family(
+        *("attention", _settings(_SIZES, _ORDERS), _settings(_LARGE_SIZES, _ORDERS), _ATTENTION),
+        ((1, 4, 256, 64), "float16"),
+    ),
+    "attention_varlen": family(
+        *("attention_varlen", _varlen_settings(_PACKS), _varlen_settings(_LARGE_PACKS), _VARLEN),
+        ((2, 4, 64, 64), "float16"),
+    ),
+    "decode_attention": family(
+        *("decode_attention", _decode_settings(_DECODE_SIZES, (None, None, 16))),
+        *(_decode_settings(_LARGE_DECODE_SIZES, (None, 64)), _DECODE),
+        ((1, 4, 2, 256, 64), "float16"),
+    ),
+}

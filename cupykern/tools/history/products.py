@@ -1,0 +1,180 @@
+"""Random calls of the ops that multiply matrices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...op import Draw
+from .draws import (
+    BEGINS,
+    FLOATS,
+    MATRICES,
+    DrawValue,
+    Setting,
+    array,
+    family,
+    often_none,
+    one_of,
+    result,
+)
+from .memory import Alias, Array, Fp4, Shape
+
+# (M, N, K), or with a batch of a before.
+_SIZES = ((8, 64, 257), (8, 64, 256), (1, 96, 64), (33, 40, 24), (3, 17, 16, 64))
+_LARGE_SIZES = (
+    *((512, 512, 512), (128, 1024, 1024), (16, 2048, 1024), (256, 257, 511)),
+    *((4, 128, 256, 256), (512, 1024, 128)),
+)
+# The dtypes of a, of b and of most results.
+_PLAIN = (
+    *(("float16", "float16", "float16"),) * 2,
+    ("bfloat16", "bfloat16", "bfloat16"),
+    ("float32", "float32", "float32"),
+    ("int8", "int8", "int32"),
+    ("float8_e4m3fn", "float8_e4m3fn", "bfloat16"),
+    ("float8_e5m2", "float8_e4m3fn", "bfloat16"),
+    ("float16", "float8_e4m3fn", "float16"),
+    ("bfloat16", "int8", "bfloat16"),
+)
+_SCALED = (
+    ("float8_e4m3fn", "float8_e4m3fn", "bfloat16"),
+    ("float8_e5m2", "float8_e4m3fn", "bfloat16"),
+    ("int8", "int8", "float32"),
+    ("float16", "int8", "float16"),
+    ("float16", "float8_e4m3fn", "float16"),
+    ("bfloat16", "float8_e5m2", "bfloat16"),
+    ("nvfp4", "nvfp4", "float32"),
+    ("float16", "nvfp4", "float16"),
+    ("nvfp4", "bfloat16", "float32"),
+)
+_DUAL = (
+    ("float16", "float16", "float16"),
+    *((a, b, a if a.endswith("float16") else "float16") for a, b, _ in _SCALED[:-1]),
+)
+_INT8_WEIGHTS = (("float16", "int8", "float16"), ("bfloat16", "int8", "bfloat16"))
+_OUT_LAYOUTS = ("C", "C", "gap", "gap of 8", "shifted", "F", "rows negative")
+
+
+def _settings(
+    sizes: tuple[Shape, ...], dtypes: tuple[tuple[str, str, str], ...]
+) -> tuple[Setting, ...]:
+    """An NvFp4 has a K that is a multiple of 16; it has no batch here."""
+    names = "batch", "m", "n", "k", "a", "b", "result"
+    return tuple(
+        dict(zip(names, (size[:-3], *size[-3:], *kinds), strict=True))
+        for size in sizes
+        for kinds in dtypes
+        if "nvfp4" not in kinds or (len(size) == 3 and size[-1] % 16 == 0)
+    )
+
+
+def _shape_of(name: str) -> Any:
+    if name == "a":
+        return lambda s: (*s["batch"], s["m"], s["k"])
+    return lambda s: (s["k"], s["n"])
+
+
+def _result_shape(s: Setting) -> Shape:
+    return *s["batch"], s["m"], s["n"]
+
+
+def _addend(draw: Draw, s: Setting) -> Array:
+    shape = draw.choice(((s["n"],), (s["m"], s["n"]), (s["m"], 1), _result_shape(s)))
+    layout = draw.choice(("C", "C", "gap", "gap of 8", "F", "negative"))
+    return Array(shape, draw.choice(FLOATS), layout, draw.choice(BEGINS))
+
+
+def _operand(name: str) -> DrawValue:
+    """a, b, b1, b2 or w; rows of an NvFp4 are columns of b."""
+    dtype, shape = name[0] if name != "w" else "b", _shape_of(name)
+    layouts = MATRICES if name == "a" else ("F", *MATRICES)  # K-major: the fastest
+    draw_array = array(shape, dtype, layouts)
+
+    def draw_operand(draw: Draw, s: Setting) -> Any:
+        if s[dtype] != "nvfp4":
+            return draw_array(draw, s)
+        rows_first = shape(s) if name == "a" else shape(s)[::-1]
+        layout, memory = draw.choice(("plain", "blocked")), draw.choice(("C", "C", *MATRICES[4:9]))
+        return Fp4(rows_first, layout, memory, draw.choice((1.0, 0.5, None)))
+
+    return draw_operand
+
+
+def _scale(name: str) -> DrawValue:
+    """None, a number, or an array: of one element, of rows or columns, or of blocks."""
+
+    def draw_scale(draw: Draw, s: Setting) -> Any:
+        if s[name[0]] == "nvfp4":
+            return None
+        m, n, blocks_k, blocks_n = s["m"], s["n"], -(-s["k"] // 128), -(-s["n"] // 128)
+        rows, blocks = ((m, 1), (m, blocks_k)) if name == "a" else ((1, n), (blocks_k, blocks_n))
+        one = draw.choice((None, 1.0, 1, 0.5, (), rows, rows, blocks))
+        if not isinstance(one, tuple):
+            return one
+        return Array(one, "float32", draw.choice(("C", "C", "F", "gap")), draw.choice((0, 0, 1)))
+
+    return draw_scale
+
+
+def _accumulate(draw: Draw, s: Setting) -> str:
+    return draw.choice(("float32", "float16" if s["a"] == s["b"] == "float16" else "float32"))
+
+
+def _scale_w(draw: Draw, s: Setting) -> Any:
+    one = draw.choice((0.5, 1.0, 1, (), (s["n"],), (1, s["n"])))
+    layouts = "C", "gap", "negative"
+    return Array(one, "float32", draw.choice(layouts)) if isinstance(one, tuple) else one
+
+
+_EPILOGUE: dict[str, DrawValue] = {
+    "bias": often_none(_addend),
+    "activation": one_of(None, None, "relu", "gelu", "gelu_tanh", "silu"),
+    "out_dtype": one_of(None, None, *FLOATS),
+    "out": result(_result_shape, "result", _OUT_LAYOUTS, Alias("a"), Alias("bias")),
+}
+_MATMUL = _EPILOGUE | {
+    "out_dtype": one_of(None, None, None, *FLOATS, "int32"),
+    "a": _operand("a"),
+    "b": _operand("b"),
+    "residual": often_none(_addend),
+    "alpha": one_of(1.0, 1.0, 1, 0.5, -2.0, Array((), "float32")),
+    "accumulate": _accumulate,
+}
+_SCALED_MM = _EPILOGUE | {
+    "a": _operand("a"),
+    "b": _operand("b"),
+    "scale_a": _scale("a"),
+    "scale_b": _scale("b"),
+}
+_DUAL_GEMM: dict[str, DrawValue] = {
+    "a": _operand("a"),
+    "b1": _operand("b1"),
+    "b2": _operand("b2"),
+    "scale_a": _scale("a"),
+    "scale_b1": _scale("b1"),
+    "scale_b2": _scale("b2"),
+    "policy": one_of("fp32", "fp32", "hybrid", "fp16"),
+    "out_dtype": one_of(None, None, *FLOATS),
+    "out": result(_result_shape, "result", _OUT_LAYOUTS, Alias("a")),
+}
+_DEQUANT_SOFTMAX: dict[str, DrawValue] = {
+    "a": _operand("a"),
+    "w": _operand("w"),
+    "scale_w": _scale_w,
+    "bias": often_none(_addend),
+    "dtype": one_of(None, None, *FLOATS),
+    "out": result(_result_shape, "result", _OUT_LAYOUTS, Alias("bias")),
+}
+
+FAMILIES = {
+    name: family(
+        *(name, _settings(_SIZES, dtypes), _settings(_LARGE_SIZES, dtypes), options),
+        ((64, 64, 256), dtypes[0][0]),
+    )
+    for name, dtypes, options in (
+        ("matmul", _PLAIN, _MATMUL),
+        ("scaled_mm", _SCALED, _SCALED_MM),
+        ("dual_gemm_silu", _DUAL, _DUAL_GEMM),
+        ("dequant_softmax", _INT8_WEIGHTS, _DEQUANT_SOFTMAX),
+    )
+}

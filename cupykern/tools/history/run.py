@@ -1,0 +1,251 @@
+"""Runs sequences of calls, and each call alone: both must give the same bits."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ... import plans, targets, workspace
+from ...arrays import empty_of
+from ...gemm.nvfp4 import NvFp4
+from ...op import RandomDraw, as_tuple
+from ...targets import Target
+from .draws import Config
+from .memory import Array, Image, Place, make_image
+from .sequences import FAMILIES, Call, defaults_of, draw_sequence
+
+_MOST_TRIES = 400  # to shrink a sequence
+_TOGETHER = 100  # sequences
+_LEGAL_ERRORS = (TypeError, ValueError, NotImplementedError)
+
+
+class Outcome(NamedTuple):
+    """What a call did.  error: a legal one.  outputs: (shape, strides, dtype, digest).  memory: digest
+    of the arguments' memory.  launches: of machines that note them.  fault: what no call may do."""
+
+    error: str | None = None
+    outputs: tuple[Any, ...] = ()
+    memory: str = ""
+    launches: tuple[Any, ...] = ()
+    fault: str | None = None
+
+    def difference(self, other: Outcome) -> str | None:
+        """Why a call with this outcome is not one with the other."""
+        if self.error != other.error:
+            return f"{self.error or 'no error'}; alone {other.error or 'no error'}"
+        for number, (mine, theirs) in enumerate(zip(self.outputs, other.outputs, strict=True)):
+            if mine != theirs:
+                return f"output {number} is {mine}; alone {theirs}"
+        for number, (mine, theirs) in enumerate(zip(self.launches, other.launches, strict=False)):
+            if mine != theirs:
+                return f"launch {number} is {mine}; alone {theirs}"
+        if len(self.launches) != len(other.launches):
+            return f"{len(self.launches)} launches; alone {len(other.launches)}"
+        return None if self == other else "other bytes in the memory of the arguments"
+
+
+class Machine:
+    """A target with memory for arguments."""
+
+    def __init__(self, target: Target):
+        self.target = target
+        self._arenas: dict[int, Any] = {}
+        self._alone: dict[Call, Outcome] = {}
+
+    def forget(self) -> None:
+        """Empty every cache that a call reads, but that of loaded kernels."""
+        plans.clear()
+        workspace._kept.clear()
+        workspace._kept_for_grids.clear()
+
+    def alone(self, call: Call) -> Outcome:
+        """The outcome of `call` with empty caches."""
+        if call not in self._alone:
+            self.forget()
+            self._alone[call] = self.run(call)
+        return self._alone[call]
+
+    def run(self, call: Call) -> Outcome:
+        image = make_image(call.arguments)
+        before = image.content()
+        arena = self._arena(call.place, image.size)
+        self._write(arena[: image.size], before)
+        arguments = image.build(lambda place: _array(arena, place))
+        function = FAMILIES[call.name].op.run
+        try:
+            outputs = as_arrays(function(**self.with_config(call.name, arguments)))
+        except _LEGAL_ERRORS as error:
+            return Outcome(f"{type(error).__name__}: {error}")
+        except Exception as error:  # caches that disagree, a kernel that fails
+            return Outcome(fault=f"{type(error).__name__}: {error}")
+        found = tuple((y.shape, y.strides, str(y.dtype), _digest(_to_numpy(y))) for y in outputs)
+        after = _to_numpy(arena)
+        fault = _written_elsewhere(image, before, after[: image.size])
+        return Outcome(outputs=found, memory=_digest(after[: image.size]), fault=fault)
+
+    def with_config(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """`arguments` with the config that a Config stands for."""
+        config = arguments.get("config")
+        if not isinstance(config, Config):
+            return arguments
+        configs = _configs(name, self.target.arch)
+        return {**arguments, "config": configs[config.number % len(configs)]}
+
+    def _arena(self, place: int, size: int) -> Any:
+        """At least `size` bytes, and a guard, at a multiple of ALIGNMENT; place 0 and 1 lie apart."""
+        if place not in self._arenas or self._arenas[place].size < size:
+            self._arenas[place] = empty_of(self.target.xp, max(size, 1 << 22), np.uint8)
+        return self._arenas[place]
+
+    def _write(self, memory: Any, content: np.ndarray) -> None:
+        if isinstance(memory, np.ndarray):
+            memory[...] = content
+        else:
+            memory.set(content)
+
+
+def as_arrays(outputs: Any) -> tuple[Any, ...]:
+    """The arrays of what a function returned."""
+    if isinstance(outputs, NvFp4):
+        outputs = outputs.data, outputs.scale, outputs.global_scale
+    return as_tuple(outputs)
+
+
+def _array(arena: Any, place: Place) -> Any:
+    offset, shape, strides, dtype = place
+    if isinstance(arena, np.ndarray):
+        return np.ndarray(shape, dtype, arena, offset, strides)
+    bits = np.dtype(np.uint8) if dtype.itemsize == 1 else dtype  # CuPy makes no FP8 arrays
+    return type(arena)(shape, bits, arena.data + offset, strides).view(dtype)
+
+
+def _to_numpy(x: Any) -> np.ndarray:
+    if isinstance(x, np.ndarray):
+        return x
+    return x.view(np.uint8).get() if x.dtype.itemsize == 1 else x.get()
+
+
+def _digest(x: np.ndarray) -> str:
+    return hashlib.blake2b(np.ascontiguousarray(x).tobytes(), digest_size=8).hexdigest()
+
+
+def _written_elsewhere(image: Image, before: np.ndarray, after: np.ndarray) -> str | None:
+    """What was written beyond `out`; None: nothing."""
+    changed = before != after
+    out = image.arguments.get("out")
+    if isinstance(out, Place):
+        bytes_of_out = np.ndarray(
+            (*out.shape, out.dtype.itemsize), np.bool_, changed, out.offset, (*out.strides, 1)
+        )
+        bytes_of_out[...] = False
+    if not changed.any():
+        return None
+    return f"{int(changed.sum())} bytes changed outside of out"
+
+
+@cache
+def _configs(name: str, arch: str) -> tuple[Any, ...]:
+    family = FAMILIES[name]
+    return family.op.configs(family.op.bench_problem(*family.bench), arch)
+
+
+# --- sequences -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A sequence whose last call has another outcome than alone."""
+
+    calls: tuple[Call, ...]
+    reason: str
+
+    def __str__(self) -> str:
+        calls = "".join(f"    {call},\n" for call in self.calls)
+        return (
+            f"{self.reason}\nafter the calls before it; reproduce it by\n"
+            f"  from cupykern.tools.history import *\n  replay(\n{calls}  )"
+        )
+
+
+def check_sequence(machine: Machine, calls: tuple[Call, ...]) -> Failure | None:
+    """The first call whose outcome depends on the calls before it."""
+    machine.forget()
+    outcomes = [machine.run(call) for call in calls]
+    for number, (call, found) in enumerate(zip(calls, outcomes, strict=True), 1):
+        reason = found.fault or machine.alone(call).fault
+        reason = reason or found.difference(machine.alone(call))
+        if reason:
+            return Failure(calls[:number], reason)
+    return None
+
+
+def shrink(machine: Machine, failure: Failure) -> Failure:
+    """A failure of fewer and simpler calls."""
+    *earlier, last = failure.calls
+    for one in sorted(earlier, key=lambda call: call.name != last.name):
+        found = check_sequence(machine, (one, last))
+        if found is not None:
+            failure = found
+            break
+    tries = 0
+    while True:
+        for calls in _simpler(failure.calls):
+            tries += 1
+            found = check_sequence(machine, calls) if tries < _MOST_TRIES else None
+            if found is not None:
+                failure = found
+                break
+        else:
+            return failure
+
+
+def _simpler(calls: tuple[Call, ...]) -> Iterator[tuple[Call, ...]]:
+    for i in range(len(calls) - 1):
+        yield (*calls[:i], *calls[i + 1 :])
+    for i, call in enumerate(calls):
+        for simpler in _simpler_calls(call):
+            yield (*calls[:i], simpler, *calls[i + 1 :])
+
+
+def _simpler_calls(call: Call) -> Iterator[Call]:
+    if call.place:
+        yield replace(call, place=0)
+    for i, (name, value) in enumerate(call.arguments):
+        before, after = call.arguments[:i], call.arguments[i + 1 :]
+        if name in defaults_of(call.name):
+            yield replace(call, arguments=(*before, *after))
+        if isinstance(value, Array):
+            for plain in (replace(value, layout="C"), replace(value, begin=0)):
+                if plain != value:
+                    yield replace(call, arguments=(*before, (name, plain), *after))
+
+
+def replay(*calls: Call, target: str | None = None) -> None:
+    """Raise AssertionError if a call's outcome depends on those before it.
+
+    target: "cuda", "hip", "host" or None, the GPU if there is one.
+    """
+    failure = check_sequence(Machine(targets.get(target)), calls)
+    if failure is not None:
+        raise AssertionError(failure.reason)
+
+
+def run_sequences(
+    machine: Machine, names: tuple[str, ...], sequences: int, seed: int, large: bool
+) -> Iterator[tuple[int, int, Failure | None]]:
+    """(sequences, calls, their first failure, shrunk), `_TOGETHER` sequences at a time.
+
+    Sequence i is drawn from seed + i alone.  Those together run one after the other, so that each has
+    a longer past.
+    """
+    for first in range(0, sequences, _TOGETHER):
+        numbers = range(first, min(first + _TOGETHER, sequences))
+        drawn = (draw_sequence(RandomDraw(seed + number), names, large) for number in numbers)
+        calls = tuple(call for sequence in drawn for call in sequence)
+        failure = check_sequence(machine, calls)
+        yield len(numbers), len(calls), failure and shrink(machine, failure)

@@ -1,0 +1,136 @@
+"""Random sequences of calls."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from typing import Any
+
+from ...op import Draw, Op
+from . import attention, products, rows
+from .draws import DrawValue, Family, Setting, with_fitting_out
+
+FAMILIES: dict[str, Family] = {**rows.FAMILIES, **products.FAMILIES, **attention.FAMILIES}
+_ARRAYS = {"x", "a", "b", "b1", "b2", "w", "q", "k", "v", "k_cache", "v_cache", "out"}
+
+Arguments = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of the function of FAMILIES[name], its arguments in memory at `place`, 0 or 1."""
+
+    name: str
+    arguments: tuple[tuple[str, Any], ...]
+    place: int = 0
+
+    def __str__(self) -> str:
+        words = [f"{name}={_text(value)}" for name, value in self.arguments]
+        if self.place:
+            words.append(f"place={self.place}")
+        return f"call({', '.join((repr(self.name), *words))})"
+
+
+def call(name: str, place: int = 0, **arguments: Any) -> Call:
+    return Call(name, tuple(arguments.items()), place)
+
+
+def _text(value: Any) -> str:
+    """repr, of dataclasses without the fields that are at their defaults."""
+    if not is_dataclass(value):
+        return repr(value)
+    given = ((f.name, getattr(value, f.name)) for f in fields(value))
+    defaults = {f.name: f.default for f in fields(value)}
+    words = [f"{name}={one!r}" for name, one in given if one != defaults[name]]
+    return f"{type(value).__name__}({', '.join(words)})"
+
+
+def names_of(ops: Iterable[Op]) -> tuple[str, ...]:
+    """The families of the functions of `ops`."""
+    functions = [op.run for op in ops]
+    return tuple(name for name, family in FAMILIES.items() if family.op.run in functions)
+
+
+def draw_sequence(
+    draw: Draw, names: tuple[str, ...] = tuple(FAMILIES), large: bool = False
+) -> tuple[Call, ...]:
+    """2 to 8 calls of one function.
+
+    Most arguments have their plainest value: plain calls have the fastest kernels, which the others
+    must not get.  large: also settings that are for GPUs only.
+    """
+    name = draw.choice(names)
+    family = FAMILIES[name]
+    setting = draw.choice(family.settings + family.large * large)
+    drawn = draw.choice((_options_in_turn, _changes))(draw, family.options, setting)
+    return tuple(
+        _without_defaults(name, with_fitting_out(draw, arguments), draw.choice((0, 0, 0, 1)))
+        for arguments in drawn
+    )
+
+
+def _options_in_turn(
+    draw: Draw, options: dict[str, DrawValue], setting: Setting
+) -> list[Arguments]:
+    """A call with all options at their plainest values, and calls with one other option each, of
+    arrays that lie in memory in the same way."""
+    plain = {option: draw_value(_PLAIN, setting) for option, draw_value in options.items()}
+    for option in options:
+        if option in _ARRAYS and draw.choice((True, False)):
+            plain[option] = options[option](draw, setting)
+    others = [option for option in options if option not in _ARRAYS] or list(options)
+    drawn = []
+    for _ in range(draw.integer(1, 7)):
+        option = draw.choice(others)
+        drawn.append({**plain, option: options[option](draw, setting)})
+    drawn.insert(draw.integer(0, len(drawn)), plain)
+    return drawn
+
+
+def _changes(draw: Draw, options: dict[str, DrawValue], setting: Setting) -> list[Arguments]:
+    """Calls that differ in up to three arguments from an earlier one."""
+    drawn = [
+        {
+            option: draw_value(draw if draw.choice((True, False)) else _PLAIN, setting)
+            for option, draw_value in options.items()
+        }
+    ]
+    for _ in range(draw.integer(1, 7)):
+        arguments = dict(draw.choice(drawn))
+        for _ in range(draw.choice((0, 1, 1, 2, 3))):
+            option = draw.choice(tuple(options))
+            arguments[option] = options[option](draw, setting)
+        drawn.append(arguments)
+    return drawn
+
+
+class _PlainDraw:
+    """The first of the values to choose from, which is the plainest."""
+
+    def integer(self, low: int, high: int) -> int:
+        return low
+
+    def choice(self, options: Sequence[Any]) -> Any:
+        return options[0]
+
+
+_PLAIN = _PlainDraw()
+
+
+def _without_defaults(name: str, arguments: Arguments, place: int) -> Call:
+    defaults = defaults_of(name)
+    given = (
+        (option, value)
+        for option, value in arguments.items()
+        if (value, type(value)) != defaults.get(option)
+    )
+    return Call(name, tuple(given), place)
+
+
+@cache
+def defaults_of(name: str) -> dict[str, tuple[Any, type]]:
+    """The optional arguments of a function, their defaults and these' types."""
+    parameters = inspect.signature(FAMILIES[name].op.run).parameters.values()
+    return {p.name: (p.default, type(p.default)) for p in parameters if p.default is not p.empty}
