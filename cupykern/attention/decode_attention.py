@@ -158,7 +158,7 @@ def run(
     if table is not None:
         if table.strides[1] != 4 or not in_elements(table):
             table, is_copy = packed(table), True
-        table_stride = table.strides[0] // 4
+        table_stride = 0 if len(table) == 1 else table.strides[0] // 4
     call = DecodeCall(
         *(q.dtype, q.shape, k.shape, v.shape[3], max_keys, *places),
         *(table_stride, bool(causal), scale),

@@ -100,6 +100,16 @@ def has_vectors(x: Operand, shape: tuple[int, ...]) -> bool:
     return aligned and x.strides[-1] == x.itemsize
 
 
+def _steps(x: Operand, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides in elements.  0 along dims of one and where there are no elements: there the
+    strides of equal calls may differ."""
+    empty = 0 in shape
+    return tuple(
+        0 if empty or size == 1 else stride // x.itemsize
+        for size, stride in zip(shape, x.strides, strict=True)
+    )
+
+
 def make_plan(target: Target, call: DecodeCall, given: DecodeConfig | None) -> DecodePlan:
     """Raises TypeError and ValueError for a config that does not fit, or too large a grid."""
     batch, num_heads, num_queries, dim = call.q_shape
@@ -113,9 +123,11 @@ def make_plan(target: Target, call: DecodeCall, given: DecodeConfig | None) -> D
         raise ValueError(f"the call has {num_tasks} tasks, more than 2^30")
 
     params = np.zeros((), _PARAMS)
-    for name, x in (("q", call.q), ("out", call.out), ("k", call.k), ("v", call.v)):
-        count = params[name].size
-        params[name] = [stride // x.itemsize for stride in x.strides[:count]]
+    for name, x, shape in (
+        *(("q", call.q, call.q_shape), ("out", call.out, call.q_shape)),
+        *(("k", call.k, call.k_shape), ("v", call.v, call.k_shape)),
+    ):
+        params[name] = _steps(x, shape)[: params[name].size]
     row_blocks = -(-rows // config.rows)
     groups = -(-max_chunks // GROUP)
     chunk_nodes = max_chunks if config.chunks_per_block == 1 else 0

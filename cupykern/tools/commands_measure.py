@@ -45,6 +45,9 @@ _SHOWN_FAILURES = 10
               help="Draw that distribution into this PNG or SVG (needs matplotlib).")  # fmt: skip
 @click.option("--policies", is_flag=True,
               help="Instead compare dual_gemm_silu's policies, at K = 7168.")  # fmt: skip
+@click.option("--history", type=click.IntRange(1), metavar="SEQUENCES",
+              help="Instead run random sequences of calls: the bits of a result must not depend on the "
+              "calls before it.  Sequence i is drawn from SEED + i.")  # fmt: skip
 @click.option("--jobs", type=click.IntRange(1), default=os.cpu_count(), show_default="all cores",
               help="How many kernels to compile at once.")  # fmt: skip
 @json_option
@@ -56,6 +59,7 @@ def check(
     precise: bool,
     plot_path: str | None,
     policies: bool,
+    history: int | None,
     jobs: int,
     json_path: str | None,
 ) -> int:
@@ -79,6 +83,10 @@ def check(
         if [op.name for op in ops] != ["dual_gemm_silu"]:
             raise click.UsageError("--policies is for dual_gemm_silu alone")
         return _check_policies(where, seed, json_path)
+    if history is not None:
+        from .history_command import check_history
+
+        return check_history(ops, where, history, seed, jobs, json_path)
     done = []
     collector = precision.Collector(seed) if precise or plot_path is not None else None
     variants = variants_of_cases(ops, where, cases, seed)

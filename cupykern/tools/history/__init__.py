@@ -6,7 +6,16 @@ memory, `sequences` draws sequences of calls, `run` compares each call with the 
 
 from .draws import Config
 from .memory import Alias, Array, Blocks, Fp4, Integers
-from .run import Failure, Machine, Outcome, check_sequence, replay, run_sequences, shrink
+from .run import (
+    Failure,
+    Machine,
+    Outcome,
+    check_sequence,
+    replay,
+    run_sequences,
+    shrink,
+    variants_of,
+)
 from .sequences import FAMILIES, Call, call, draw_sequence, names_of
 
 __all__ = [
@@ -28,4 +37,5 @@ __all__ = [
     "replay",
     "run_sequences",
     "shrink",
+    "variants_of",
 ]

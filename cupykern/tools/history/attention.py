@@ -68,7 +68,12 @@ def _varlen_settings(packs: tuple[Any, ...]) -> tuple[Setting, ...]:
 def _decode_settings(
     sizes: tuple[Shape, ...], pages: tuple[int | None, ...]
 ) -> tuple[Setting, ...]:
-    return tuple({**setting, "page": page} for setting in _settings(sizes) for page in pages)
+    return tuple(
+        {**setting, "page": page, "order": order}
+        for setting in _settings(sizes)
+        for page in pages
+        for order in ("hnd", "hnd", "nhd")
+    )
 
 
 def _bhsd(heads: str, length: str, dim: str) -> ShapeOf:
@@ -112,9 +117,9 @@ def _num_pages(s: Setting) -> int:
 
 def _cache(dim: str) -> DrawValue:
     def shape(s: Setting) -> Shape:
-        if s["page"] is None:
-            return s["b"], s["h_kv"], s["sk"], s[dim]
-        return _num_pages(s), s["h_kv"], s["page"], s[dim]
+        batch, keys = (s["b"], s["sk"]) if s["page"] is None else (_num_pages(s), s["page"])
+        rows = (s["h_kv"], keys) if s["order"] == "hnd" else (keys, s["h_kv"])
+        return batch, *rows, s[dim]
 
     return array(shape, "dtype", _HEADS)
 
@@ -138,7 +143,7 @@ _ATTENTION: dict[str, DrawValue] = {
     "k": array(_bhsd("h_kv", "sk", "d"), "dtype", _HEADS),
     "v": array(_bhsd("h_kv", "sk", "dv"), "dtype", _HEADS),
     "causal": one_of(False, True),
-    "causal_align": one_of("top_left", "bottom_right"),
+    "causal_align": one_of("top_left", "bottom_right", None),
     "mask": often_none(_mask),
     "input_pos": one_of(0, 0, 0, 1, 20),
     "scale": _SCALES,
@@ -169,6 +174,7 @@ _DECODE: dict[str, DrawValue] = {
     "v_cache": _cache("dv"),
     "seq_lens": often_none(_seq_lens),
     "block_table": _block_table,
+    "layout": lambda draw, s: draw.choice((*[s["order"]] * 6, "hnd", "nhd")),
     "causal": one_of(True, False),
     "scale": _SCALES,
     "return_lse": one_of(False, True),

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ... import plans, targets, workspace
+from kernels_cu import Variant
+
+from ... import jit, plans, targets, workspace
 from ...arrays import empty_of
 from ...gemm.nvfp4 import NvFp4
 from ...op import RandomDraw, as_tuple
@@ -56,6 +58,16 @@ class Machine:
         self.target = target
         self._arenas: dict[int, Any] = {}
         self._alone: dict[Call, Outcome] = {}
+
+    @property
+    def num_alone(self) -> int:
+        """How many different calls ran alone."""
+        return len(self._alone)
+
+    @property
+    def num_refused(self) -> int:
+        """How many of them raised a legal error."""
+        return sum(outcome.error is not None for outcome in self._alone.values())
 
     def forget(self) -> None:
         """Empty every cache that a call reads, but that of loaded kernels."""
@@ -235,17 +247,29 @@ def replay(*calls: Call, target: str | None = None) -> None:
         raise AssertionError(failure.reason)
 
 
+def variants_of(machine: Machine, call: Call) -> frozenset[Variant]:
+    """The variants that a call launches, without compiling them."""
+    with jit.recording() as variants:
+        machine.run(call)
+    return frozenset(variants)
+
+
+class Run(NamedTuple):
+    """Sequences that ran one after the other, the number of their calls and the first failure, shrunk."""
+
+    sequences: int
+    calls: int
+    failure: Failure | None
+
+
 def run_sequences(
     machine: Machine, names: tuple[str, ...], sequences: int, seed: int, large: bool
-) -> Iterator[tuple[int, int, Failure | None]]:
-    """(sequences, calls, their first failure, shrunk), `_TOGETHER` sequences at a time.
-
-    Sequence i is drawn from seed + i alone.  Those together run one after the other, so that each has
-    a longer past.
-    """
+) -> Iterator[Run]:
+    """Sequence i is drawn from seed + i alone.  `_TOGETHER` of them run without emptying caches, so that
+    the later ones have a long past."""
     for first in range(0, sequences, _TOGETHER):
         numbers = range(first, min(first + _TOGETHER, sequences))
         drawn = (draw_sequence(RandomDraw(seed + number), names, large) for number in numbers)
         calls = tuple(call for sequence in drawn for call in sequence)
         failure = check_sequence(machine, calls)
-        yield len(numbers), len(calls), failure and shrink(machine, failure)
+        yield Run(len(numbers), len(calls), failure and shrink(machine, failure))
