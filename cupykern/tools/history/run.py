@@ -217,24 +217,47 @@ def shrink(machine: Machine, failure: Failure) -> Failure:
 
 
 def _simpler(calls: tuple[Call, ...]) -> Iterator[tuple[Call, ...]]:
+    """Without one call; with a simpler argument in all calls, or in one."""
     for i in range(len(calls) - 1):
         yield (*calls[:i], *calls[i + 1 :])
-    for i, call in enumerate(calls):
-        for simpler in _simpler_calls(call):
-            yield (*calls[:i], simpler, *calls[i + 1 :])
+    ways = [(None, _at_place_0)]
+    for name in dict(one for call in calls for one in call.arguments):
+        ways += [(name, _drop), (name, _in_c_order), (name, _aligned)]
+    for name, way in ways:
+        changed = tuple(way(call, name) for call in calls)
+        if changed != calls:
+            yield changed
+            for i, one in enumerate(changed):
+                if one != calls[i]:
+                    yield (*calls[:i], one, *calls[i + 1 :])
 
 
-def _simpler_calls(call: Call) -> Iterator[Call]:
-    if call.place:
-        yield replace(call, place=0)
-    for i, (name, value) in enumerate(call.arguments):
-        before, after = call.arguments[:i], call.arguments[i + 1 :]
-        if name in defaults_of(call.name):
-            yield replace(call, arguments=(*before, *after))
-        if isinstance(value, Array):
-            for plain in (replace(value, layout="C"), replace(value, begin=0)):
-                if plain != value:
-                    yield replace(call, arguments=(*before, (name, plain), *after))
+def _at_place_0(call: Call, name: Any) -> Call:
+    return replace(call, place=0)
+
+
+def _drop(call: Call, name: str) -> Call:
+    if name not in defaults_of(call.name):
+        return call
+    return replace(call, arguments=tuple(one for one in call.arguments if one[0] != name))
+
+
+def _in_c_order(call: Call, name: str) -> Call:
+    return _with_array(call, name, layout="C")
+
+
+def _aligned(call: Call, name: str) -> Call:
+    return _with_array(call, name, begin=0)
+
+
+def _with_array(call: Call, name: str, **fields: Any) -> Call:
+    return replace(
+        call,
+        arguments=tuple(
+            (one, replace(value, **fields) if one == name and isinstance(value, Array) else value)
+            for one, value in call.arguments
+        ),
+    )
 
 
 def replay(*calls: Call, target: str | None = None) -> None:

@@ -1,0 +1,179 @@
+"""What a call computes and launches does not depend on the calls before it."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from functools import lru_cache
+
+import numpy as np
+import pytest
+from fake_gpu import fake_gpu
+from fake_machine import SIZE, FakeMachine
+
+from cupykern import OPS, choice, plans, targets
+from cupykern.op import RandomDraw
+from cupykern.rows import softmax as softmax_module
+from cupykern.tools import history
+from cupykern.tools.history import FAMILIES, Alias, Array, Machine, call, check_sequence
+from cupykern.tools.history.sequences import draw_sequence
+
+_SEQUENCES = 130  # of each function on the fake GPU; of all mixed as many as make 2,000
+_HOST_SEQUENCES = 25  # of each function
+_FEW_VARIANTS = 4  # of each function, where kernels are compiled
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    pytest.importorskip("cupy")
+    if targets.get().name != "host":
+        pytest.skip("there is a GPU")
+    with fake_gpu(monkeypatch, SIZE) as gpu:
+        yield FakeMachine(gpu, monkeypatch)
+
+
+# --- what is drawn -------------------------------------------------------------------------------
+
+
+def test_every_op_has_histories():
+    assert {FAMILIES[name].op.run for name in history.names_of(OPS)} == {op.run for op in OPS}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_argument_is_drawn(name):
+    """A new option belongs in cupykern/tools/history."""
+    family = FAMILIES[name]
+    assert set(family.options) == set(inspect.signature(family.op.run).parameters)
+    settings = family.settings + family.large
+    draw, drawn = RandomDraw(1), {option: set() for option in family.options}
+    for number in range(300):
+        for option, draw_value in family.options.items():
+            drawn[option].add(repr(draw_value(draw, settings[number % len(settings)])))
+    assert min(map(len, drawn.values())) > 1, drawn
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_most_calls_are_legal(machine, name):
+    calls = [c for seed in range(20) for c in draw_sequence(RandomDraw(seed), (name,), large=True)]
+    legal = sum(machine.alone(one).error is None for one in calls)
+    assert 0.6 * len(calls) < legal < len(calls) or name == "quantize_nvfp4"
+
+
+# --- histories -----------------------------------------------------------------------------------
+
+
+def run(machine: Machine, names: tuple[str, ...], sequences: int, large: bool) -> None:
+    for found in history.run_sequences(machine, names, sequences, 0, large):
+        assert found.failure is None, str(found.failure)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "all"])
+def test_launches_do_not_depend_on_earlier_calls(machine, name):
+    """2,000 sequences: variants, grids, shared memory, parameters, results and errors."""
+    mixed = 2000 - _SEQUENCES * len(FAMILIES)
+    names, sequences = (tuple(FAMILIES), mixed) if name == "all" else ((name,), _SEQUENCES)
+    run(machine, names, sequences, large=True)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_bits_do_not_depend_on_earlier_calls_on_the_host(name):
+    run_few_variants(Machine(targets.get("host")), name, _HOST_SEQUENCES, large=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FAMILIES)
+def test_bits_do_not_depend_on_earlier_calls_on_a_gpu(gpu, name):
+    run_few_variants(Machine(gpu), name, 3 * _HOST_SEQUENCES, large=True)
+
+
+def run_few_variants(machine: Machine, name: str, sequences: int, large: bool) -> None:
+    """Of random sequences the calls that launch the most frequent variants: compiling takes longest."""
+    drawn = [draw_sequence(RandomDraw(seed), (name,), large) for seed in range(sequences)]
+    variants = lru_cache(maxsize=None)(lambda one: history.variants_of(machine, one))
+    count = Counter(variant for calls in drawn for one in calls for variant in variants(one))
+    allowed = {variant for variant, _ in count.most_common(_FEW_VARIANTS)}
+    calls = tuple(one for calls in drawn for one in calls if variants(one) <= allowed)
+    assert len(set(calls)) > sequences // 2
+    failure = check_sequence(machine, calls)
+    assert failure is None, str(history.shrink(machine, failure))
+
+
+# --- that histories see what they are for ----------------------------------------------------------
+
+
+def forgets_scale(monkeypatch) -> None:
+    """Softmax's first cache without the scale."""
+    find = softmax_module._find
+    monkeypatch.setattr(
+        softmax_module,
+        "_find",
+        lambda x, mask, axis, scale, *rest: find(x, mask, axis, None, *rest),
+    )
+
+
+def test_a_failure_is_shrunk_to_a_reproducer(machine, monkeypatch):
+    forgets_scale(monkeypatch)
+    found = next(history.run_sequences(machine, ("softmax",), 40, 0, False))
+    first, last = (dict(one.arguments) for one in found.failure.calls)
+    different = {name for name in first | last if first.get(name) != last.get(name)}
+    assert different == {"scale"} and set(first) | set(last) <= {"x", "scale", "dtype"}
+    text = str(found.failure)
+    names = vars(history) | {"replay": lambda *calls: calls}
+    code = text[text.index("replay(") :]
+    assert eval(code, names) == found.failure.calls
+    assert check_sequence(machine, found.failure.calls) is not None
+
+
+def test_replay_raises(monkeypatch):
+    """On the host target, whose calls are never warm: the plan's cache forgets the scale."""
+    calls = (
+        call("softmax", x=Array((2, 64), "float32")),
+        call("softmax", x=Array((2, 64), "float32"), scale=4.0),
+    )
+    history.replay(*calls, target="host")
+    plan, kept = softmax_module._plan, {}
+    monkeypatch.setattr(
+        softmax_module,
+        "_plan",
+        lambda target, task, config: kept.setdefault(task.x_dtype, plan(target, task, config)),
+    )
+    monkeypatch.setattr(plans, "_clears", [*plans._clears, kept.clear])
+    with pytest.raises(AssertionError, match="output 0 is"):
+        history.replay(*calls, target="host")
+
+
+def test_a_write_beyond_out_is_seen(monkeypatch):
+    """Also where it is the same each time."""
+    softmax = FAMILIES["softmax"].op.run
+
+    def longer(x, *, out):
+        wider = np.ndarray(
+            (out.size + 3,), out.dtype, out.base, out.ctypes.data - address(out.base)
+        )
+        wider[-1] = 0
+        return softmax(x, out=out)
+
+    def address(x):
+        return x.ctypes.data
+
+    family = FAMILIES["softmax"]
+    patched = {**vars(family), "op": type("Op", (), {"run": staticmethod(longer)})}
+    monkeypatch.setitem(FAMILIES, "softmax", type(family)(**patched))
+    x = Array((2, 64), "float32")
+    failure = check_sequence(Machine(targets.get("host")), (call("softmax", x=x, out=x),))
+    assert failure is not None and "bytes changed outside of out" in failure.reason
+
+
+def test_an_internal_error_is_a_failure(machine, monkeypatch):
+    def refuse(*_):
+        raise choice.InternalError("a defect")
+
+    monkeypatch.setattr(softmax_module, "_plan", refuse)
+    failure = check_sequence(machine, (call("softmax", x=Array((2, 64))),))
+    assert failure is not None and "InternalError: a defect" in failure.reason
+
+
+def test_in_place_is_one_array():
+    image = history.run.make_image((("x", Array((2, 3))), ("out", Alias("x"))))
+    made = image.build(lambda place: object())
+    assert made["x"] is made["out"]
