@@ -2,60 +2,69 @@
 
 from __future__ import annotations
 
-import os as _os
-
 from .arrays import asarray, empty
-from .attention import attention_ops as _attention
+from .attention import attention as _attention
+from .attention import attention_ops as _attention_ops
+from .attention import decode_attention as _decode
 from .attention import decode_problem as _decode_problem
-from .attention import varlen_ops as _varlen
-from .attention.attention import attention, attention_varlen, scaled_dot_product_attention
+from .attention import varlen_ops as _varlen_ops
 from .attention.block_mask import BlockMask
-from .attention.decode_attention import decode_attention
 from .gemm import dequant_softmax as _dequant_softmax
 from .gemm import dual_gemm as _dual_gemm
+from .gemm import matmul as _matmul
 from .gemm import matmul_problem as _matmul_problem
 from .gemm import quantize_nvfp4 as _quantize_nvfp4
+from .gemm import scaled_mm as _scaled_mm
 from .gemm import scaled_problem as _scaled_problem
-from .gemm.dequant_softmax import dequant_softmax
-from .gemm.dual_gemm import dual_gemm_silu
-from .gemm.matmul import matmul
 from .gemm.nvfp4 import NvFp4
-from .gemm.quantize_nvfp4 import quantize_nvfp4
-from .gemm.scaled_mm import scaled_mm
 from .numerics import finfo
+from .public import public as _public
 from .rows import nonfinite as _nonfinite
-from .rows import norm_ops as _norm
-from .rows import quantize_ops as _quantize
-from .rows import softmax_ops as _softmax
+from .rows import norm as _norm
+from .rows import norm_ops as _norm_ops
+from .rows import quantize as _quantize
+from .rows import quantize_ops as _quantize_ops
+from .rows import softmax as _softmax
+from .rows import softmax_ops as _softmax_ops
 from .rows.nonfinite import NonfiniteReport, nonfinite_report
-from .rows.norm import layer_norm, rms_norm
-from .rows.quantize import quantize
-from .rows.softmax import log_softmax, softmax
 from .tools.tuning import tune
-from .tools.tuning import tuned_at_first as _tuned_at_first
 from .watch import Watch, WatchRecord, watch
-from .watch import watched as _watched
 
 __version__ = "0.1.0"
 
 OPS = (
-    _softmax.OP,
-    _softmax.LOG_OP,
-    _norm.LAYER_OP,
-    _norm.RMS_OP,
-    _norm.ADD_OP,
-    _quantize.OP,
+    _softmax_ops.OP,
+    _softmax_ops.LOG_OP,
+    _norm_ops.LAYER_OP,
+    _norm_ops.RMS_OP,
+    _norm_ops.ADD_OP,
+    _quantize_ops.OP,
     _quantize_nvfp4.OP,
     _matmul_problem.OP,
     _scaled_problem.OP,
     _dual_gemm.OP,
     _dequant_softmax.OP,
     _decode_problem.OP,
-    _attention.OP,
-    _varlen.VARLEN_OP,
+    _attention_ops.OP,
+    _varlen_ops.VARLEN_OP,
     _nonfinite.OP,
 )
 """Every op: what check, bench, compile and the property tests go through."""
+
+softmax = _public(_softmax.softmax, _softmax_ops.OP)
+log_softmax = _public(_softmax.log_softmax, _softmax_ops.LOG_OP)
+layer_norm = _public(_norm.layer_norm, _norm_ops.LAYER_OP)
+rms_norm = _public(_norm.rms_norm, _norm_ops.RMS_OP)
+quantize = _public(_quantize.quantize, _quantize_ops.OP)
+quantize_nvfp4 = _public(_quantize_nvfp4.quantize_nvfp4, _quantize_nvfp4.OP)
+matmul = _public(_matmul.matmul, _matmul_problem.OP)
+scaled_mm = _public(_scaled_mm.scaled_mm, _scaled_problem.OP)
+dual_gemm_silu = _public(_dual_gemm.dual_gemm_silu, _dual_gemm.OP)
+dequant_softmax = _public(_dequant_softmax.dequant_softmax, _dequant_softmax.OP)
+decode_attention = _public(_decode.decode_attention, _decode_problem.OP)
+attention = _public(_attention.attention, _attention_ops.OP)
+attention_varlen = _public(_attention.attention_varlen, _varlen_ops.VARLEN_OP)
+scaled_dot_product_attention = _public(_attention.scaled_dot_product_attention)
 
 __all__ = [
     "OPS",
@@ -85,12 +94,3 @@ __all__ = [
     "tune",
     "watch",
 ]
-
-# The public functions of all ops, also of those to come, are those that a watch looks at.
-for _op in OPS:
-    if _op.run.__name__ in __all__:
-        _function = _watched(_op.run)
-        if _os.environ.get("CUPYKERN_TUNE") == "1":
-            _function = _tuned_at_first(_op, _function)
-        globals()[_op.run.__name__] = _function
-scaled_dot_product_attention = _watched(scaled_dot_product_attention)  # another name of an op

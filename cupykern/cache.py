@@ -1,50 +1,260 @@
-"""The directory in which compiled host kernels, and tuned configs, are kept."""
+"""The cache directory: what is in it, who may have written it, and what to do without it.
+
+    host/<40 hex digits>.so     compiled host kernels (targets/host_compiler.py)
+    host/tmp-<pid>-<random>/    what a process is compiling; `sweep` removes abandoned ones
+    tuned-<version>.json        tuned configs (store.py), with a .lock
+    cupykern-bench.lock         the lock of benchmarks (tools/protocol.py)
+
+A shared object runs with the rights of the process that loads it.  So directories are made with mode
+0700, and nothing is read from a directory or a file that belongs to another user or that other users
+can write.  A process that cannot use the cache directory compiles in a directory of its own
+(`private_folder`) and warns once.
+"""
 
 from __future__ import annotations
 
+import atexit
 import os
+import re
 import shutil
-from contextlib import suppress
-from functools import cache
+import stat
+import tempfile
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-TUNED_NAME = "tuned.json"
+from .environment import cache_dir
+
+HOST = "host"
+BENCH_LOCK = "cupykern-bench.lock"
+
+_KERNEL = re.compile(r"[0-9a-f]{40}\.so")
+_SCRATCH = re.compile(r"tmp-(\d+)-\w{8}|tmp\w{8}")  # earlier versions named no process
+_SCRATCH_FILE = re.compile(r"kernel\.(cpp|so)[.\w]*")  # linkers have temporary files beside theirs
+_PRIVATE = re.compile(r"cupykern-(\d+)-\w{8}")
+_TUNED = re.compile(r"tuned(-\d+)?\.json[-.\w]*")
+_ABANDONED_S = 3600
 
 
-def cache_dir() -> Path:
-    """$CUPYKERN_CACHE_DIR, else $XDG_CACHE_HOME/cupykern, else ~/.cache/cupykern."""
-    names = "CUPYKERN_CACHE_DIR", "XDG_CACHE_HOME", "HOME"
-    return _cache_dir(*map(os.environ.get, names))
+# --- who may have written it -------------------------------------------------------------------
 
 
-@cache  # every new plan asks for it
-def _cache_dir(own: str | None, base: str | None, home: str | None) -> Path:
-    if own:
-        return Path(own)
-    return Path(base) / "cupykern" if base else Path("~/.cache/cupykern").expanduser()
+def folder(*parts: str) -> Path:
+    """The directory cache_dir()/parts, made where it is missing.
+
+    Raises PermissionError if another user could have written it or a parent up to cache_dir(), and
+    OSError if it cannot be made.
+    """
+    place = cache_dir()
+    _make(place)
+    for part in parts:
+        place = place / part
+        _make(place)
+    return place
+
+
+def read(path: Path) -> bytes:
+    """The bytes of a file.
+
+    Raises FileNotFoundError, PermissionError if another user could have written the file or changed
+    its directory, and OSError for what is no regular file.
+    """
+    check_private(path.parent)
+    # A FIFO would block until somebody writes.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(f"{path} is no regular file")
+        _check_private(path, found)
+        return file.read()
+
+
+def check_private(path: Path) -> None:
+    """Raise PermissionError if another user could have written `path`; OSError if it is not there."""
+    _check_private(path, os.stat(path))
+
+
+def _check_private(path: Path, found: os.stat_result) -> None:
+    if found.st_uid != os.geteuid():
+        raise PermissionError(f"{path} belongs to another user (id {found.st_uid})")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        mode = stat.S_IMODE(found.st_mode)
+        raise PermissionError(
+            f"{path} can be written by other users (mode {mode:o}; chmod go-w mends it)"
+        )
+
+
+def _make(place: Path) -> None:
+    missing = []
+    for path in (place, *place.parents):
+        if os.path.lexists(path):
+            break
+        missing.append(path)
+    for path in reversed(missing):
+        path.mkdir(mode=0o700, exist_ok=True)
+    if not place.is_dir():
+        raise NotADirectoryError(f"{place} is no directory")
+    check_private(place)
+
+
+# --- without it --------------------------------------------------------------------------------
+
+_private: dict[int, Path] = {}  # by process: a forked one makes its own
+
+
+def private_folder() -> Path:
+    """A directory of this process alone, removed when it ends.  Raises OSError."""
+    pid = os.getpid()
+    made = _private.get(pid)
+    if made is None or not made.is_dir():
+        sweep(Path(tempfile.gettempdir()), _PRIVATE)
+        made = _private[pid] = Path(tempfile.mkdtemp(prefix=f"cupykern-{pid}-"))
+        atexit.register(_remove_private, pid, made)
+    return made
+
+
+def _remove_private(pid: int, made: Path) -> None:
+    if os.getpid() == pid:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+_warned: set[Path] = set()
+
+
+def warn_once(reason: str) -> None:
+    """Warn, once in a process, that the cache directory or a file of it is not used."""
+    place = cache_dir()
+    if place not in _warned:
+        _warned.add(place)
+        named = reason if str(place) in reason else f"{place}: {reason}"
+        warnings.warn(f"cupykern does without its cache: {named}", RuntimeWarning, stacklevel=3)
+
+
+# --- scratch directories -------------------------------------------------------------------------
+
+
+@contextmanager
+def scratch(place: Path) -> Iterator[Path]:
+    """A new directory in `place` for what this process is writing.  Raises OSError."""
+    sweep(place)
+    made = tempfile.mkdtemp(prefix=f"tmp-{os.getpid()}-", dir=place)
+    try:
+        yield Path(made)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def sweep(place: Path, names: re.Pattern[str] = _SCRATCH, min_age_s: float = _ABANDONED_S) -> None:
+    """Remove the directories of these names in `place` whose process was killed.
+
+    min_age_s: only those that have not changed for so long.  A process of another machine or container,
+    with which `place` is shared, is not seen here.
+    """
+    for entry in _entries(place):
+        match = names.fullmatch(entry.name)
+        if match is None or not _is_own(entry, stat.S_ISDIR):
+            continue
+        with suppress(OSError):  # another process removed it
+            age = time.time() - entry.stat(follow_symlinks=False).st_mtime
+            old = age >= (min_age_s if match[1] else _ABANDONED_S)
+            if old and _process_of(entry.name) is None:
+                _remove_scratch(Path(entry.path))
+
+
+def _process_of(name: str) -> int | None:
+    """The living process that a scratch or private directory is of, by its name."""
+    match = _SCRATCH.fullmatch(name) or _PRIVATE.fullmatch(name)
+    pid = int(match[1]) if match and match[1] else None
+    try:
+        if pid:
+            os.kill(pid, 0)
+            return pid
+    except (ProcessLookupError, OverflowError):
+        pass
+    except PermissionError:  # another user's process has got the number
+        pass
+    return None
+
+
+def _remove_scratch(place: Path) -> None:
+    """Remove the files that a compile makes, and the directory if there are no others."""
+    for entry in _entries(place):
+        with suppress(OSError):
+            if _SCRATCH.fullmatch(entry.name) and _is_own(entry, stat.S_ISDIR):
+                _remove_scratch(Path(entry.path))
+            elif (_SCRATCH_FILE.fullmatch(entry.name) or _KERNEL.fullmatch(entry.name)) and (
+                _is_own(entry, stat.S_ISREG)
+            ):
+                os.unlink(entry.path)
+    with suppress(OSError):
+        place.rmdir()
+
+
+def _entries(place: Path) -> list[os.DirEntry[str]]:
+    """What is in a directory, by name; [] if there is none."""
+    try:
+        with os.scandir(place) as found:
+            return sorted(found, key=lambda entry: entry.name)
+    except OSError:
+        return []
+
+
+def _is_own(entry: os.DirEntry[str], kind: Callable[[int], bool]) -> bool:
+    """Whether it is of this kind (stat.S_ISREG, say), no link, and this user's."""
+    try:
+        found = entry.stat(follow_symlinks=False)
+    except OSError:  # another process removed it
+        return False
+    return kind(found.st_mode) and found.st_uid == os.geteuid()
+
+
+# --- cupykern cache ------------------------------------------------------------------------------
 
 
 def size() -> int:
-    """Bytes in the cache."""
+    """Bytes of the files that cupykern made."""
+    host = cache_dir() / HOST
+    found = [entry for entry in _entries(cache_dir()) if _TUNED.fullmatch(entry.name)]
+    for entry in _entries(host):
+        if _KERNEL.fullmatch(entry.name):
+            found.append(entry)
+        elif _SCRATCH.fullmatch(entry.name):
+            found += _entries(host / entry.name)
     total = 0
-    for folder, _, names in os.walk(cache_dir()):
-        for name in names:
-            with suppress(OSError):  # another process removed it
-                total += os.path.getsize(os.path.join(folder, name))
+    for entry in found:
+        with suppress(OSError):  # another process removed it
+            total += entry.stat(follow_symlinks=False).st_size
     return total
 
 
-def clear() -> None:
-    """Remove the compiled kernels; those that are loaded stay so, and so do tuned configs."""
-    folder = cache_dir()
-    try:
-        found = list(folder.iterdir())
-    except OSError:
-        return
-    for path in found:
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        elif not path.name.startswith(TUNED_NAME):
-            path.unlink(missing_ok=True)
-    with suppress(OSError):  # tuned configs are there
-        folder.rmdir()
+def clear() -> dict[str, list[str]]:
+    """Remove the compiled kernels; those that are loaded stay so.
+
+    Returns what is left in the directory: names by why they are.
+    """
+    host = cache_dir() / HOST
+    if not host.is_symlink():
+        sweep(host, min_age_s=0)
+        for entry in _entries(host):
+            if _KERNEL.fullmatch(entry.name) and _is_own(entry, stat.S_ISREG):
+                with suppress(OSError):
+                    os.unlink(entry.path)
+    with suppress(OSError):  # something is left
+        host.rmdir()
+    left = defaultdict(list)
+    for entry in _entries(cache_dir()):
+        inside = [f"{HOST}/{x.name}" for x in _entries(host)] if entry.name == HOST else []
+        for name in inside or [entry.name]:
+            left[_why_left(name)].append(name)
+    return dict(left)
+
+
+def _why_left(name: str) -> str:
+    if _SCRATCH.fullmatch(name.removeprefix(f"{HOST}/")):
+        return "being compiled"
+    if _TUNED.fullmatch(name):
+        return "tuned configs"
+    return "a lock" if name == BENCH_LOCK else "not made by cupykern"

@@ -148,12 +148,16 @@ def doctor() -> int:
     return 0 if here else 1
 
 
+_SHOWN = 10  # names of files that --clear leaves
+
+
 @cli.command()
 @click.option("--clear", is_flag=True, help="Remove the compiled kernels.")
 def cache(clear: bool) -> int:
     """Show where compiled host kernels are kept, or remove them.
 
-    And how large they are.  Kernels for GPUs are in CuPy's own cache, which stays as it is.
+    And how large they are.  --clear removes only files that cupykern compiled, and says what it leaves.
+    Kernels for GPUs are in CuPy's own cache, which stays as it is.
 
     \b
     Example: cupykern cache --clear
@@ -161,9 +165,15 @@ def cache(clear: bool) -> int:
     from . import cache as caches
 
     size = caches.size()
-    if clear:
-        caches.clear()
-    click.echo(f"{caches.cache_dir()}: {size / 2**20:.1f} MiB{', removed' if clear else ''}")
+    if not clear:
+        click.echo(f"{caches.cache_dir()}: {size / 2**20:.1f} MiB")
+        return 0
+    left = caches.clear()
+    removed = (size - caches.size()) / 2**20
+    click.echo(f"{caches.cache_dir()}: {removed:.1f} MiB removed")
+    for why, names in left.items():
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        click.echo(f"left: {', '.join(names[:_SHOWN])}{more} ({why})")
     return 0
 
 

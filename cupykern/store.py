@@ -1,4 +1,8 @@
-"""The store of tuned configs: a JSON file in the cache directory, and the rows that come with us."""
+"""The store of tuned configs: a JSON file in the cache directory, and the rows that come with us.
+
+The file's name holds the version of its format: cupykerns of two versions share a directory, each with
+a file of its own.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +19,11 @@ from typing import Any
 
 from kernels_cu import file_text
 
-from .cache import TUNED_NAME, cache_dir
+from . import cache as disk_cache
+from .environment import cache_dir
 
 _VERSION = 1
+_NAME = f"tuned-{_VERSION}.json"
 BUILT_IN = Path(__file__).with_name("tuned.json")
 _FIELDS = ("config", "digest")  # what every row must have, as strings
 _lock = threading.Lock()
@@ -31,7 +37,7 @@ def path() -> Path:
 
 @cache
 def _path(folder: Path) -> Path:
-    return folder / TUNED_NAME
+    return folder / _NAME
 
 
 def find(key: str) -> dict[str, Any] | None:
@@ -78,8 +84,7 @@ def forget(op: str | None = None) -> int:
 def _change(change: Any) -> None:
     import filelock
 
-    place = path()
-    place.parent.mkdir(parents=True, exist_ok=True)
+    place = disk_cache.folder() / _NAME
     with filelock.FileLock(str(place) + ".lock"):
         write(place, change(_read(place)))
     reload()
@@ -100,10 +105,14 @@ def write(place: Path, all_rows: Mapping[str, dict[str, Any]]) -> None:
 
 
 def _read(place: Path) -> dict[str, dict[str, Any]]:
-    """The file's rows.  A file that is none of ours is set aside, with a warning."""
+    """The file's rows.  A file of something else is set aside, with a warning; one that another user
+    could have written is not read, with a warning too."""
     try:
-        text = place.read_bytes()
-    except OSError:
+        text = disk_cache.read(place)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        disk_cache.warn_once(str(error))
         return {}
     try:
         return _parse(text)

@@ -22,6 +22,9 @@ class CompileError(RuntimeError):
         self.variant, self.arch, self.log = variant, arch, log
         super().__init__(f"{variant} does not compile for {arch}:\n{log}")
 
+    def __reduce__(self) -> tuple[Any, ...]:  # of a worker process to the one that waits for it
+        return CompileError, (self.variant, self.arch, self.log)
+
 
 class UnavailableError(RuntimeError):
     """A target cannot run here; the message says what is missing."""
@@ -219,7 +222,10 @@ def _current_gpu() -> Target | None:
 
 
 def available() -> list[str]:
-    """The names of the targets that can run here, the fastest first."""
+    """The names of the targets that can run here, the fastest first.
+
+    Raises ValueError where CXX is set and is no compiler.
+    """
     from . import host_compiler
 
     gpu = _current_gpu()

@@ -12,6 +12,7 @@ import numpy as np
 
 from kernels_cu import Variant, source_text
 
+from .. import environment
 from . import CompileError, Usage, by_value, launch_argument
 from .clusters import max_active_clusters
 from .limits import max_shared_bytes
@@ -156,8 +157,7 @@ class ClusterCudaKernel(CudaKernel):
 def _checked_options() -> tuple[str, ...]:
     """With CUPYKERN_CUDA_CHECKED=1, what compute-sanitizer's racecheck needs: every thread's own arrival at
     barriers (hopper_cuda.cuh), and lines for its reports."""
-    checked = os.environ.get("CUPYKERN_CUDA_CHECKED") == "1"
-    return ("-DEVERY_THREAD_ARRIVES", "-lineinfo") if checked else ()
+    return ("-DEVERY_THREAD_ARRIVES", "-lineinfo") if environment.cuda_checked() else ()
 
 
 @contextmanager

@@ -28,6 +28,7 @@ import numpy as np
 
 from kernels_cu import Variant, file_text, source_text
 
+from .. import environment
 from . import CompileError, by_value, limits
 from .host_compiler import (
     SANITIZERS,
@@ -40,6 +41,8 @@ from .host_compiler import (
 )
 
 _ORDERS = {"fifo": 0, "lifo": 1, "sticky": 2}  # host_block.h: Order
+_KERNEL_SYMBOLS = ("host_load", "host_parameters", "host_entry")
+_RUNTIME_SYMBOLS = ("host_runtime", "host_create", "host_run", "host_finish")
 _POLL_MS = 50  # how often a running launch lets Python see Ctrl-C
 
 
@@ -83,7 +86,7 @@ class HostTarget:
         flags = (*kernel_flags(compiler, self.sanitizer), f"-DHOST_WARP_SIZE={self.warp_size}")
         try:
             runtime = _load_runtime(compiler, self.sanitizer)
-            library = build(compiler, flags, source_text(variant, "host"))
+            library = build(compiler, flags, source_text(variant, "host"), _KERNEL_SYMBOLS)
         except CompilerFailed as failure:
             raise CompileError(variant, self.arch, failure.args[0]) from None
         return HostKernel(self, variant, runtime, library)
@@ -94,7 +97,7 @@ def _parse_schedule(schedule: str) -> tuple[int, int]:
     order, _, seed = schedule.partition(":")
     if (
         order not in _ORDERS
-        or (order == "sticky") != seed.isdigit()
+        or (order == "sticky") != seed.isdecimal()
         or (seed and order != "sticky")
     ):
         raise ValueError(f"schedule must be fifo, lifo or sticky:<seed>; got {schedule!r}")
@@ -108,18 +111,12 @@ _override: ContextVar[HostTarget | None] = ContextVar("cupykern_host_target", de
 
 def current() -> HostTarget:
     """The host target with the settings of `use`, else of the environment.  Raises ValueError."""
-    return _override.get() or _from_environment(
-        os.environ.get("CUPYKERN_HOST_WARP_SIZE", "32"),
-        os.environ.get("CUPYKERN_HOST_SCHEDULE", "fifo"),
-        os.environ.get("CUPYKERN_HOST_SANITIZER") or None,
+    return _override.get() or _target(
+        environment.host_warp_size(), environment.host_schedule(), environment.host_sanitizer()
     )
 
 
-@cache
-def _from_environment(warp_size: str, schedule: str, sanitizer: str | None) -> HostTarget:
-    if not warp_size.isdigit():
-        raise ValueError(f"CUPYKERN_HOST_WARP_SIZE must be 32 or 64; got {warp_size!r}")
-    return HostTarget(int(warp_size), schedule, sanitizer)
+_target = cache(HostTarget)
 
 
 @contextmanager
@@ -241,7 +238,8 @@ def _load_runtime(compiler: Compiler, sanitizer: str | None) -> ctypes.CDLL:
         if runtime is None:
             defines = {"address": ("-DHOST_ASAN",), "thread": ("-DHOST_TSAN",)}.get(sanitizer, ())
             flags = (*kernel_flags(compiler, None, "2"), *defines, "-pthread")
-            runtime = build(compiler, flags, file_text("platform/host_runtime.cpp"))
+            source = file_text("platform/host_runtime.cpp")
+            runtime = build(compiler, flags, source, _RUNTIME_SYMBOLS)
             c_int, c_void_p = ctypes.c_int, ctypes.c_void_p
             runtime.host_runtime.restype = c_void_p
             runtime.host_create.argtypes = (

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import atexit
+import _ctypes
 import ctypes
 import hashlib
 import os
 import platform
-import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata, util
 from pathlib import Path
 
-from ..cache import cache_dir
+from .. import cache as disk_cache
+from .. import environment
 from . import UnavailableError
 
 SANITIZERS = ("address", "thread")
@@ -33,32 +32,52 @@ class Compiler:
 
 
 def find_compiler() -> Compiler | None:
-    """$CXX, g++, clang++ or ziglang's, whichever comes first; None: there is none.  Raises ValueError."""
-    return _find_compiler(own_command(), os.environ.get("PATH", ""))
+    """$CXX, else g++, clang++ or ziglang's, whichever comes first; None: there is none.
+
+    Raises ValueError where CXX is set and is no compiler.
+    """
+    return own_compiler() or _find_compiler(os.environ.get("PATH", ""))
 
 
-def own_command() -> tuple[str, ...]:
-    """CXX.  Raises ValueError for what is no command."""
-    cxx = os.environ.get("CXX", "")
-    try:
-        return tuple(shlex.split(cxx))
-    except ValueError as error:
-        raise ValueError(f"CXX must be a command; got {cxx!r}: {error}") from None
+def own_compiler() -> Compiler | None:
+    """$CXX; None where it is unset.  Raises ValueError for what is no compiler."""
+    command = environment.compiler_command()
+    return _own_compiler(command, os.environ.get("PATH", "")) if command else None
 
 
 @cache
-def _find_compiler(own: tuple[str, ...], path: str) -> Compiler | None:
-    for command in (own, ("g++",), ("clang++",)):
-        if not command or not shutil.which(command[0], path=path):
-            continue
-        asked = subprocess.run([*command, "--version"], capture_output=True, text=True)
-        if asked.returncode == 0:
-            kind = "clang" if "clang" in asked.stdout else "gcc"
-            return Compiler(command, kind, asked.stdout)
+def _own_compiler(command: tuple[str, ...], path: str) -> Compiler:
+    text = " ".join(command)
+    if not shutil.which(command[0], path=path):
+        raise ValueError(f"CXX must be a C++ compiler; got {text!r}, which is not found")
+    compiler = _ask(command)
+    if compiler is None:
+        raise ValueError(f"CXX must be a C++ compiler; got {text!r}, which does not know --version")
+    return compiler
+
+
+@cache
+def _find_compiler(path: str) -> Compiler | None:
+    for command in (("g++",), ("clang++",)):
+        if shutil.which(command[0], path=path) and (compiler := _ask(command)):
+            return compiler
     if util.find_spec("ziglang"):
         command = (sys.executable, "-m", "ziglang", "c++")
         return Compiler(command, "zig", metadata.version("ziglang"))
     return None
+
+
+def _ask(command: tuple[str, ...]) -> Compiler | None:
+    """The compiler of a command that answers --version; None: it does not."""
+    try:
+        asked = subprocess.run(
+            [*command, "--version"], capture_output=True, stdin=subprocess.DEVNULL
+        )
+    except OSError:
+        return None
+    version = asked.stdout.decode(errors="replace")
+    kind = "clang" if "clang" in version else "gcc"
+    return Compiler(command, kind, version) if asked.returncode == 0 else None
 
 
 def the_compiler() -> Compiler:
@@ -100,18 +119,11 @@ _SANITIZER_FLAGS = {
 def kernel_flags(
     compiler: Compiler, sanitizer: str | None, level: str | None = None
 ) -> tuple[str, ...]:
-    """level: of optimization; None: CUPYKERN_HOST_OPTIMIZE's.  Raises ValueError for one that is none."""
+    """level: of optimization; None: CUPYKERN_HOST_OPTIMIZE's.  Raises ValueError for a wrong one."""
     if sanitizer:
         return _flags(compiler, sanitizer, _SANITIZER_FLAGS[sanitizer])
-    return _flags(compiler, None, _OPTIMIZE_FLAGS[level or optimization()])
-
-
-def optimization() -> str:
-    """CUPYKERN_HOST_OPTIMIZE.  Raises ValueError for what is no level."""
-    level = os.environ.get("CUPYKERN_HOST_OPTIMIZE", "2")
-    if level not in _OPTIMIZE_FLAGS:
-        raise ValueError(f"CUPYKERN_HOST_OPTIMIZE must be 0, 1 or 2; got {level!r}")
-    return level
+    level = level or environment.host_optimization()
+    return _flags(compiler, None, _OPTIMIZE_FLAGS[level])
 
 
 @cache
@@ -147,70 +159,90 @@ class CompilerFailed(Exception):
     """args[0]: what the compiler said."""
 
 
-def build(compiler: Compiler, flags: tuple[str, ...], source: str) -> ctypes.CDLL:
-    """The loaded library of `source`, from the cache if it is there and whole."""
+_FORMAT = "2"  # of the files: two versions of cupykern must not take them for their own
+_DIGEST_BYTES = 32
+
+
+def build(
+    compiler: Compiler, flags: tuple[str, ...], source: str, symbols: tuple[str, ...]
+) -> ctypes.CDLL:
+    """The loaded library of `source`, which defines `symbols`, from the cache if it is there and whole.
+
+    Without a cache directory, or where a compile in it fails, as it does on a full disk, the compile is
+    repeated in a private directory.  Raises CompilerFailed if that fails too, and OSError if there is no
+    such directory.
+    """
     key = hashlib.sha256()
-    for part in (*compiler.command, compiler.version, *flags, source):
+    for part in (_FORMAT, *compiler.command, compiler.version, *flags, source):
         key.update(part.encode() + b"\0")
     name = f"{key.hexdigest()[:40]}.so"
-    path = cache_dir() / "host" / name
-    library = _load(path)
-    if library is None:
-        try:
+
+    def build_in(folder: Path) -> ctypes.CDLL:
+        path = folder / name
+        library = _load(path, symbols)
+        if library is None:
             _compile(compiler, flags, source, path)
-            library = _load(path)
-        except OSError:  # the cache cannot be written
-            pass
-    if library is None:  # nor, perhaps, executed
-        path = _private_dir() / name
-        _compile(compiler, flags, source, path)
-        library = _load(path)
-    if library is None:
-        raise CompilerFailed(f"{path} cannot be loaded")
+            library = _load(path, symbols)
+        if library is None:
+            raise CompilerFailed(f"{path} cannot be loaded")
+        return library
+
+    try:
+        return build_in(disk_cache.folder(disk_cache.HOST))
+    except (OSError, CompilerFailed) as error:
+        reason = str(error).strip().partition("\n")[0]  # the name goes when the block ends
+    library = build_in(disk_cache.private_folder())
+    disk_cache.warn_once(reason)
     return library
 
 
-def _load(path: Path) -> ctypes.CDLL | None:
-    """The library at `path`; None if it is missing, damaged or cannot be loaded.
+def _load(path: Path, symbols: tuple[str, ...]) -> ctypes.CDLL | None:
+    """The library at `path`; None if it is missing, another one, damaged or cannot be loaded, or if
+    another user could have written it.
 
-    The SHA-256 of a library follows its bytes in the file: loading a truncated one can crash.
+    A digest of its name and its bytes follows these in the file: loading a truncated library can crash,
+    and another kernel's would be launched.
     """
     try:
-        data = path.read_bytes()
-        if hashlib.sha256(data[:-32]).digest() != data[-32:]:
+        data = disk_cache.read(path)
+        if _digest(path.name, data[:-_DIGEST_BYTES]) != data[-_DIGEST_BYTES:]:
             return None
-        return ctypes.CDLL(str(path))
+        library = ctypes.CDLL(str(path))
     except OSError:
         return None
+    if all(hasattr(library, symbol) for symbol in symbols):
+        return library
+    _ctypes.dlclose(library._handle)  # or the next load of this path would find it again
+    return None
+
+
+def _digest(name: str, library: bytes) -> bytes:
+    return hashlib.sha256(name.encode() + b"\0" + library).digest()
 
 
 def _compile(compiler: Compiler, flags: tuple[str, ...], source: str, path: Path) -> None:
     """Compile into `path`, at once or not at all.  Raises CompilerFailed and OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        source_path, library = Path(scratch, "kernel.cpp"), Path(scratch, "kernel.so")
+    with disk_cache.scratch(path.parent) as scratch:
+        source_path, library = scratch / "kernel.cpp", scratch / "kernel.so"
         source_path.write_text(source)
         command = [*compiler.command, *flags, str(source_path), "-o", str(library), "-lm"]
-        done = subprocess.run(command, capture_output=True, text=True, env=_environment())
-        if done.returncode != 0:
-            raise CompilerFailed(done.stdout + done.stderr)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", env=_environment()
+        )
+        if done.returncode != 0 or not library.exists():
+            said = done.stdout + done.stderr
+            raise CompilerFailed(said or f"{' '.join(compiler.command)} has made no library")
+        digest = _digest(path.name, library.read_bytes())
         with library.open("ab") as file:
-            file.write(hashlib.sha256(library.read_bytes()).digest())
+            file.write(digest)
+        library.chmod(0o600)
         os.replace(library, path)
 
 
 def _environment() -> dict[str, str]:
     """The compiler's: without a checker (sanitizer_environment), under which it takes three times as long."""
-    without = "LD_PRELOAD" if "CUPYKERN_HOST_SANITIZER" in os.environ else None
+    without = "LD_PRELOAD" if environment.host_sanitizer() else None
     return {name: value for name, value in os.environ.items() if name != without}
-
-
-@cache
-def _private_dir() -> Path:
-    """Where this process alone keeps what the cache cannot."""
-    directory = tempfile.mkdtemp(prefix="cupykern-")
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    return Path(directory)
 
 
 # --- sanitizers --------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -128,13 +129,22 @@ def _find_hip_compiler() -> Finding:
 
 def _find_cache() -> Finding:
     folder = cache.cache_dir()
-    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    found = f"{folder} ({cache.size() / 2**20:.1f} MiB{_cache_problem(folder)})"
+    return Finding("kernel cache", found)
+
+
+def _cache_problem(folder: Path) -> str:
+    nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    try:
+        if nearest == folder:
+            cache.check_private(folder)
+    except OSError as error:
+        return f", not used: {error}"
     try:  # os.access says yes to root, and to a file
         tempfile.TemporaryFile(dir=nearest).close()
-        writable = ""
     except OSError:
-        writable = ", cannot be written: kernels last a process"
-    return Finding("kernel cache", f"{folder} ({cache.size() / 2**20:.1f} MiB{writable})")
+        return ", cannot be written: kernels last a process"
+    return ""
 
 
 def _free_memory() -> str | None:

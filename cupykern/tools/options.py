@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from .. import OPS, choice, dtypes, targets
+from .. import OPS, choice, dtypes, environment, targets
 from ..op import Op
-from ..targets import host, host_compiler
+from ..targets import host_compiler
 from .stored import to_json
 from .tables import one_line
 
@@ -27,12 +27,7 @@ PLOTS = (".png", ".svg")
 Shape = tuple[int, ...]
 
 
-_OF_ENVIRONMENT = (
-    host.current,
-    host_compiler.own_command,
-    host_compiler.optimization,
-    choice.mode,
-)
+_ENVIRONMENT = environment.check, host_compiler.own_compiler, choice.mode
 
 
 class Failure(click.ClickException):
@@ -48,8 +43,8 @@ class Group(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            for read in _OF_ENVIRONMENT:
-                read()
+            for check in _ENVIRONMENT:
+                check()
         except ValueError as error:
             raise click.UsageError(str(error)) from None
         try:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..cache import cache_dir
+from ..cache import BENCH_LOCK, folder
 from ..targets import Target, UnavailableError
 
 FALLEN = 0.95  # of the fastest clock of a run: below it a row is marked
@@ -28,7 +28,7 @@ def lock(wait: bool) -> Iterator[None]:
     """Hold the machine's benchmark lock.  Raises UnavailableError if another process holds it."""
     import filelock
 
-    held = filelock.FileLock(_lock_dir() / "cupykern-bench.lock", timeout=-1 if wait else 0)
+    held = filelock.FileLock(_lock_path(), timeout=-1 if wait else 0)
     try:
         held.acquire()
     except filelock.Timeout:
@@ -41,15 +41,15 @@ def lock(wait: bool) -> Iterator[None]:
         held.release()
 
 
-def _lock_dir() -> Path:
-    folder = cache_dir()
+def _lock_path() -> Path:
+    """In the cache directory, else, with the user's id, where temporary files are."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            return folder
+        place = folder()
+        if os.access(place, os.W_OK):
+            return place / BENCH_LOCK
     except OSError:
         pass
-    return Path(tempfile.gettempdir())
+    return Path(tempfile.gettempdir()) / f"cupykern-bench-{os.geteuid()}.lock"
 
 
 # --- who else is there -------------------------------------------------------------------------
