@@ -95,23 +95,29 @@ def is_number(value: Any, beside: Any) -> bool:
 
 
 def check_fields(config: Any, *kinds: type) -> None:
-    """Raise TypeError unless `config` is one of the dataclasses `kinds`, whose fields are integers."""
+    """Raise TypeError unless `config` is one of the dataclasses `kinds`, with all fields integers."""
     if not isinstance(config, kinds):
         names = " or ".join(", ".join(kind.__name__ for kind in kinds).rsplit(", ", 1))
         raise TypeError(f"config must be a {names}; got {type(config).__name__}")
+    missing = [field.name for field in fields(config) if not hasattr(config, field.name)]
+    if missing:  # unpickled from another version, say
+        raise TypeError(f"config, a {type(config).__name__}, lacks {', '.join(missing)}")
     for field in fields(config):
         value = getattr(config, field.name)
         if not isinstance(value, int):
             raise TypeError(f"config's {field.name} must be an integer; got {value!r}")
 
 
-def normalize_axis(axis: Any, ndim: int) -> int:
-    """`axis` in [0, ndim).  Raises TypeError and numpy.exceptions.AxisError."""
+def normalize_axis(axis: Any, shape: tuple[int, ...]) -> int:
+    """`axis` of an array x of `shape`, in [0, its number of dims).
+
+    Raises TypeError and numpy.exceptions.AxisError.
+    """
     if isinstance(axis, (bool, np.bool_)) or not isinstance(axis, (int, np.integer)):
         raise TypeError(f"axis must be an integer; got {type(axis).__name__}")
-    if not -ndim <= axis < ndim:
-        raise np.exceptions.AxisError(int(axis), ndim, "axis")
-    return int(axis) % ndim
+    if not -len(shape) <= axis < len(shape):
+        raise np.exceptions.AxisError(int(axis), len(shape), f"x of shape {tuple(shape)}")
+    return int(axis) % len(shape)
 
 
 def check_out(

@@ -30,6 +30,7 @@ INPUTS = (
     dtypes.int8,
 )
 FLOATS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
+_MAX_K = 2**31
 _MAX_INT8_K = (2**31 - 1) // 128**2
 
 
@@ -63,7 +64,8 @@ def matmul(
         sum beyond 65504 is infinite.  Not on AMD.
 
     Sums in FP32 (int8: in int32, exactly, so K is at most 131071), FP32 inputs without TF32; the
-    epilogue in FP32, one rounding at the end.  K = 0 gives the epilogue of zero.  Any strides: operands
+    epilogue in FP32, one rounding at the end.  K = 0 gives the epilogue of zero; K must be less than
+    2^31, which Hopper's kernels count to.  Any strides: operands
     whose neighbours lie along a row or column (of 8-bit ones and FP16 sums, along K), and whose rows or
     columns begin at multiples of 16 bytes, are read by vectors, others element by element.  Of products of at
     least 2^24 multiplications (2^21 where neighbours lie so) these others are copied before, into memory of
@@ -235,6 +237,12 @@ def result_dtype(a: np.dtype, b: np.dtype, out_dtype: Any, plain: bool) -> np.dt
     return dtypes.resolve(out_dtype, "out_dtype", (*FLOATS, *((dtypes.int32,) if whole else ())))
 
 
+def check_depth(k: int) -> None:
+    """Raise ValueError for a K that Hopper's kernels, which count it in 32 bits, do not take."""
+    if k >= _MAX_K:
+        raise ValueError(f"K must be less than 2^31; got {k}")
+
+
 def check_shapes(a: Any, b: Any) -> tuple[tuple[int, ...], int, int]:
     """(batch, M, N).  Raises ValueError."""
     for name, x in (("a", a), ("b", b)):
@@ -242,6 +250,7 @@ def check_shapes(a: Any, b: Any) -> tuple[tuple[int, ...], int, int]:
             raise ValueError(f"{name} must have at least 2 dims; got shape {x.shape}")
     if a.shape[-1] != b.shape[-2]:
         raise ValueError(f"a's columns must be b's rows; got shapes {a.shape} and {b.shape}")
+    check_depth(a.shape[-1])
     if a.dtype == dtypes.int8 and a.shape[-1] > _MAX_INT8_K:
         raise ValueError(f"int32 sums are exact up to K = {_MAX_INT8_K}; got K = {a.shape[-1]}")
     try:

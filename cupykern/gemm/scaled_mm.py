@@ -202,6 +202,7 @@ def read_operand(name: str, x: Any, scale: Any, a: Any) -> ReadOperand:
     arguments.same_place(name, x.data, first, "a")
     if scale is not None:
         raise ValueError(f"scale_{name} must be None: {name} is NvFp4, which has its scales")
+    matmul.check_depth(x.shape[-1])  # before a copy
     xp = of_array(first).xp
     data, groups = x.data, x.scale
     if not _walks(data, 8):

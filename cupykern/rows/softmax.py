@@ -90,7 +90,7 @@ def log_softmax(
 
 
 def _resolve(
-    x_dtype: np.dtype, ndim: int, axis: Any, scale: Any, dtype: Any
+    x_dtype: np.dtype, shape: tuple[int, ...], axis: Any, scale: Any, dtype: Any
 ) -> tuple[int, float, np.dtype]:
     """The arguments that need no array, checked: axis, scale and the result's dtype."""
     dtypes.resolve(x_dtype, "x's dtype", DTYPES)
@@ -98,7 +98,7 @@ def _resolve(
     if abs(scale) * math.log2(math.e) > float(np.finfo(np.float32).max):
         raise ValueError(f"scale * log2(e) must be finite in FP32; got scale {scale}")
     y_dtype = x_dtype if dtype is None else dtypes.resolve(dtype, "dtype", DTYPES)
-    return arguments.normalize_axis(axis, ndim), scale, y_dtype
+    return arguments.normalize_axis(axis, shape), scale, y_dtype
 
 
 # --- tasks and plans -----------------------------------------------------------------------------
@@ -231,7 +231,7 @@ def _run_checked(
     config: RowConfig | None,
 ) -> Any:
     target = arguments.target_of("x", x)
-    axis, scale, y_dtype = _resolve(x.dtype, x.ndim, axis, scale, dtype)
+    axis, scale, y_dtype = _resolve(x.dtype, x.shape, axis, scale, dtype)
     if mask is not None:
         mask = _check_mask(mask, x)
     if out is not None:

@@ -9,7 +9,6 @@ import shutil
 import struct
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import util
@@ -216,19 +215,18 @@ def _compile_hip(variant: Variant, arch: str) -> Usage:
     clang = find_clang()
     if clang is None:
         raise UnavailableError("no clang for AMD GPUs: pip install 'cupykern[host]'")
-    with tempfile.TemporaryDirectory() as scratch:
-        source, assembly = Path(scratch, "variant.hip"), Path(scratch, "variant.s")
-        source.write_text(source_text(variant, "hip"))
-        done = subprocess.run(
-            [*clang, *options(arch), str(source), "-o", str(assembly)],
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode != 0:
-            if "unsupported HIP gpu architecture" in done.stderr:
-                raise UnknownArchError(f"this clang does not know {arch}")
-            raise CompileError(variant, arch, done.stderr)
-        text = assembly.read_text()
+    # Through pipes: no scratch file can be left, or find the disk full.
+    done = subprocess.run(
+        [*clang, *options(arch), "-", "-o", "-"],
+        input=source_text(variant, "hip"),
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode != 0:
+        if "unsupported HIP gpu architecture" in done.stderr:
+            raise UnknownArchError(f"this clang does not know {arch}")
+        raise CompileError(variant, arch, done.stderr)
+    text = done.stdout
     # Without a linker nobody else notices a call to a function that does not exist.
     undefined = set(_REFERENCE.findall(text)) - set(_DEFINITION.findall(text))
     if undefined:
