@@ -14,7 +14,7 @@ from kernels_cu import source_text
 
 from . import OPS, __version__, targets
 from .op import Op
-from .tools import commands_measure, commands_tune
+from .tools import commands_campaign, commands_measure, commands_tune
 from .tools.options import (
     ARCHS_OF,
     DEFAULT_ARCHS,
@@ -70,7 +70,7 @@ def cli(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for _module in (commands_measure, commands_tune):
+for _module in (commands_measure, commands_campaign, commands_tune):
     for _command in _module.COMMANDS:
         cli.add_command(_command)
 

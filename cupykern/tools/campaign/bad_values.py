@@ -1,0 +1,97 @@
+"""What no op takes, by the names of parameters: values of options, sizes and dtypes of arrays."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+_NO_NUMBERS = ("1", 1j, [1.0], (), True, np.zeros(2))
+_NUMBERS = (*_NO_NUMBERS, math.nan, math.inf, -math.inf, 1e39, -1e39, 1e-40)
+_DTYPES = ("float63", "float64", "complex64", np.float64, np.uint16, 7, [], object())
+_FLAGS = (0, 1, 1.0, "yes", None, [])
+_NAMES = ("", "nonsense", 1, [], b"float32", 1.5)
+_LENGTHS = (-1, 1.5, "8", None, True, [], 2**40)
+
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    "axis": (1.5, "0", None, True, [0], 99, -99, 2**40, math.nan),
+    "scale": _NUMBERS,
+    "alpha": _NUMBERS,
+    "eps": (*_NUMBERS, -1.0),
+    "scale_a": _NUMBERS,
+    "scale_b": _NUMBERS,
+    "scale_b1": _NUMBERS,
+    "scale_b2": _NUMBERS,
+    "scale_w": _NUMBERS,
+    "dtype": _DTYPES,
+    "out_dtype": (*_DTYPES, "int8"),
+    "compensated": _FLAGS,
+    "return_stats": _FLAGS,
+    "causal": _FLAGS,
+    "return_lse": _FLAGS,
+    "return_row_stats": _FLAGS,
+    "quantize": (*_NAMES, "e4m3fn", True),
+    "granularity": (*_NAMES, None, "col"),
+    "block": ((0, 128), (128,), (1, 2, 3), "128", None, (1.5, 2), (-1, 128), (2**20, 2**10), [1, 128]),
+    "layout": (*_NAMES, None, "bhds"),
+    "activation": (*_NAMES, "swish"),
+    "accumulate": (*_NAMES, None, "float64"),
+    "qk_accumulate": (*_NAMES, None, "float64"),
+    "policy": (*_NAMES, None, "fp8"),
+    "algorithm": (*_NAMES, None, "fast"),
+    "causal_align": (*_NAMES, "left"),
+    "input_pos": (-1, 1.5, "0", True, []),
+    "max_seqlen_q": _LENGTHS,
+    "max_seqlen_k": _LENGTHS,
+}  # fmt: skip
+"""Values of options, and of arguments that are a number or an array."""
+
+ONLY_WHERE = {"block": ("granularity", "block")}
+"""Options that are read only where another one has this value."""
+
+ALL_AXES = (0, 1, 2, 3)
+SIZES: dict[str, tuple[int, ...]] = {
+    "mask": ALL_AXES,
+    "weight": (-1,),
+    "bias": ALL_AXES,
+    "residual": ALL_AXES,
+    "a": (-1,),
+    "b": (-2,),
+    "b1": (-2, -1),
+    "b2": (-2, -1),
+    "w": (0,),
+    "scale_a": ALL_AXES,
+    "scale_b": ALL_AXES,
+    "scale_b1": ALL_AXES,
+    "scale_b2": ALL_AXES,
+    "scale_w": ALL_AXES,
+    "q": (-1,),
+    "k": ALL_AXES,
+    "v": ALL_AXES,
+    "k_cache": ALL_AXES,
+    "v_cache": ALL_AXES,
+    "seq_lens": (0,),
+    "block_table": (0,),
+    "cu_seqlens_q": (0,),
+    "cu_seqlens_k": (0,),
+}
+"""Axes of arrays whose size other arguments determine: one that is EXTRA larger fits nothing."""
+
+EXTRA = 7919
+DIMS = ("a", "b", "b1", "b2", "w", "weight", "q", "k", "v", "k_cache", "v_cache", "cu_seqlens_q",
+        "cu_seqlens_k", "seq_lens", "block_table")  # fmt: skip
+"""Arrays that need a number of dims, at least or exactly: a flat or a 3-d one of one fits nothing."""
+
+REQUIRED = ("x", "a", "b", "b1", "b2", "w", "scale_w", "q", "k", "v", "k_cache", "v_cache",
+            "cu_seqlens_q", "cu_seqlens_k")  # fmt: skip
+"""Arrays that cannot be None."""
+
+MAY_BE_NUMPY = ("seq_lens", "block_table", "cu_seqlens_q", "cu_seqlens_k")
+"""Arrays that a call on a GPU also takes from numpy, whose contents it then checks."""
+
+ARRAY_DTYPES = (np.float64, np.int16, np.complex64, np.uint16)
+"""No array has one of them."""
+
+SAME_DTYPE = {"residual": "x", "k": "q", "v": "q", "k_cache": "q", "v_cache": "q"}
+"""Arrays that must have another one's dtype."""

@@ -1,0 +1,137 @@
+"""Operands and scales whose products are integers that FP32 holds exactly."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ... import dtypes
+from ...gemm import nvfp4
+from ...gemm.matmul_problem import with_layout
+from ...gemm.nvfp4 import GROUP, NvFp4
+from ...gemm.scaled_mm import scale_shapes
+from ...gemm.scaled_problem import NVFP4
+from ...op import RandomDraw
+
+FP8 = ("float8_e4m3fn", "float8_e5m2")
+FP8_LARGEST = 64  # |a b|: 2^13 / 128
+_LARGEST = {  # up to here a format has every integer
+    "float16": 2**11,
+    "bfloat16": 2**8,
+    "float32": 2**24,
+    "float8_e4m3fn": 2**4,
+    "float8_e5m2": 2**3,
+    "int8": 127,
+}
+_E2M1 = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0)
+_E2M1_LARGEST = 24  # with a group's scale, 1 or 2, and a global one, 1 or 2
+_FACTORS = (1.0, 1.0, -1.0, 2.0, -2.0)
+
+
+class Operand(NamedTuple):
+    """array: what the op takes.  exact: its numbers in FP64, (..., M, K) or (..., K, N)."""
+
+    array: Any
+    exact: np.ndarray
+
+
+class Values(NamedTuple):
+    """Which integers an operand holds: multiples of `unit` up to most * unit."""
+
+    most: int
+    kind: str
+    unit: int = 1
+
+
+def integers(rng: Any, shape: tuple[int, ...], values: Values) -> np.ndarray:
+    """kind: "signed", "positive", or "largest" (all have the largest magnitude, one sign a row)."""
+    if values.kind == "largest":
+        signs = rng.choice((-1, 1), (*shape[:-1], 1)) if shape else 1
+        x = np.broadcast_to(values.most * signs, shape)
+    else:
+        x = rng.integers(0 if values.kind == "positive" else -values.most, values.most + 1, shape)
+    return np.asarray(x * values.unit, np.float64)
+
+
+def draw_values(
+    draw: RandomDraw, names: tuple[str, str], k: int, limit: int, units: tuple[int, int] = (1, 1)
+) -> tuple[Values, Values]:
+    """Values of a and b such that K times the product of the largest multiples is at most `limit`."""
+    budget = max(1, limit // max(k, 1))
+    if set(names) <= set(FP8):
+        budget = min(budget, FP8_LARGEST)
+    kind = draw.choice(("signed", "signed", "positive", "largest"))
+    largest = [_largest(name, unit) for name, unit in zip(names, units, strict=True)]
+    if names[1] == NVFP4:
+        most_a = min(largest[0], max(1, budget // _E2M1_LARGEST))
+    else:
+        most_a = min(largest[0], budget)
+    if names[0] != NVFP4:
+        most_a = draw.choice([most for most in (1, 2, 7, 8, most_a) if most <= most_a])
+    most_b = min(largest[1], max(1, budget // most_a))
+    return Values(most_a, kind, units[0]), Values(most_b, kind, units[1])
+
+
+def _largest(name: str, unit: int) -> int:
+    """Of the multiples of `unit`, a power of two: FP formats have the exponents for them."""
+    if name == NVFP4:
+        return _E2M1_LARGEST
+    return _LARGEST[name] // unit if name in ("float16", "int8") else _LARGEST[name]
+
+
+def operand(
+    name: str, shape: tuple[int, ...], values: Values, layout: str, rng: Any, xp: Any
+) -> Operand:
+    """Of a dtype's name, or NvFp4 whose rows are the last but one dim of `shape`."""
+    if name == NVFP4:
+        return _nvfp4_operand(shape, values.unit, layout, rng, xp)
+    exact = integers(rng, shape, values)
+    return Operand(with_layout(exact.astype(dtypes.NAMES[name]), layout, xp), exact)
+
+
+def transposed(x: Operand) -> Operand:
+    """An NvFp4 with N rows, as the matrix (K, N) for which it stands."""
+    return Operand(x.array, x.exact.swapaxes(-1, -2))
+
+
+def _nvfp4_operand(shape: tuple[int, ...], unit: int, layout: str, rng: Any, xp: Any) -> Operand:
+    codes = rng.choice(_E2M1, shape) * rng.choice((-1, 1), shape)
+    scale = unit * rng.choice((1.0, 2.0), (*shape[:-1], shape[-1] // GROUP))
+    factor = float(rng.choice((1.0, 2.0)))
+    data = with_layout(nvfp4.pack_e2m1(codes), "C" if layout == "F" else layout, xp)
+    in_memory = xp.asarray(scale.astype(dtypes.float8_e4m3fn).view(np.uint8))
+    array = NvFp4(
+        data, in_memory.view(dtypes.float8_e4m3fn),
+        global_scale=factor if rng.integers(2) else xp.asarray(factor, np.float32),
+    )  # fmt: skip
+    exact = codes * np.repeat(scale, GROUP, -1) * factor
+    return Operand(array.to("blocked") if rng.integers(2) else array, exact)
+
+
+class Scale(NamedTuple):
+    """argument: what the op takes.  exact: for every element of the operand, broadcast."""
+
+    argument: Any
+    exact: np.ndarray
+
+
+def draw_scales(
+    recipe: str, batch: tuple[int, ...], m: int, n: int, k: int, rng: Any, xp: Any
+) -> tuple[Scale, Scale]:
+    """Powers of two up to 2 for a (..., M, K) and b (K, N).  recipe: scaled_problem.SCALES."""
+    if recipe == "none":
+        return Scale(None, np.ones(())), Scale(None, np.ones(()))
+    if recipe == "numbers":
+        a, b = (float(rng.choice(_FACTORS)) for _ in range(2))
+        return Scale(a, np.asarray(a)), Scale(b, np.asarray(b))
+    shapes: tuple[tuple[int, ...], tuple[int, ...]] = ((), (1, 1))
+    if recipe != "tensor":
+        shapes = scale_shapes(m, n, k, recipe == "blocks")
+        shapes = (*batch, *shapes[0]), shapes[1]
+    a, b = (rng.choice(_FACTORS, shape) for shape in shapes)
+    arguments = (xp.asarray(x, np.float32) for x in (a, b))
+    if recipe == "blocks":
+        a = np.repeat(a, 128, -1)[..., :k]
+        b = np.repeat(np.repeat(b, 128, -1), 128, -2)[:k, :n]
+    return tuple(Scale(*pair) for pair in zip(arguments, (a, b), strict=True))

@@ -1,0 +1,157 @@
+"""NVIDIA's compute-sanitizer over a variant of each kernel: its four tools, in few processes.
+
+A tool's process first selects problems, without launching anything, until every kernel that the ops have
+on this GPU is among their launches.  memcheck and initcheck see allocations of exactly the bytes that a
+call asks for: CuPy's memory pool is off.  initcheck does not know stores by TMA, so nothing reads results
+under it.  racecheck follows kernels that are compiled with CUPYKERN_CUDA_CHECKED=1.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ... import check, jit, plans
+from ...op import Call, Op, RandomDraw
+from ...targets import Target
+from . import shapes
+from .tally import Tally, Task, find_op
+
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+GROUPS = 4  # of ops, each in a process of its own
+_DRAWN = 300  # problems that are looked at for kernels that SHAPES do not reach
+_FEWEST = 4  # problems of an op, if it has as many variants
+_SECONDS = 240  # of a process
+_REPORT = 9  # exit code
+
+
+def tasks(ops: Sequence[Op], count: int, seed: int, chunk: int) -> list[Task]:
+    """Those that run at once are of different groups, so that they compile different variants."""
+    groups = [" ".join(op.name for op in ops[i::GROUPS]) for i in range(GROUPS)]
+    return [
+        Task("sanitizers", f"{tool} {groups[(i + turn) % GROUPS]}", 0, 1, seed)
+        for turn in range(GROUPS)
+        for i, tool in enumerate(TOOLS)
+        if groups[(i + turn) % GROUPS] and count
+    ]
+
+
+def run(task: Task, target: Target) -> Tally:
+    tool, *names = task.subject.split()
+    tally = Tally()
+    sanitizer = shutil.which("compute-sanitizer")
+    if target.name != "cuda" or sanitizer is None:
+        reason = "no compute-sanitizer" if target.name == "cuda" else f"it is not for {target.name}"
+        tally.note(f"compute-sanitizer: not run, {reason}")
+        return tally
+    code, text = _run_tool(sanitizer, tool, names, task.seed)
+    if "Device not supported" in text:
+        tally.note("compute-sanitizer: not run, it does not support this GPU here")
+        return tally
+    for line in text.splitlines():
+        if line.startswith("checked "):
+            tally.add(line.split()[1], tool)
+    if code:
+        unfinished = next((n for n in names if f"finished {n}\n" not in text), names[-1])
+        tally.add(unfinished, tool)
+        tally.fail(unfinished, tool, task.seed, " ".join(names), _report(code, text))
+    return tally
+
+
+def _run_tool(sanitizer: str, tool: str, names: Sequence[str], seed: int) -> tuple[int, str]:
+    """(exit code, output); the process and what it started end with this one."""
+    call = f"sanitizers.calls({tool!r}, {names!r}, {seed})"
+    program = f"from cupykern.tools.campaign import sanitizers; {call}"
+    command = [sanitizer, "--tool", tool, "--error-exitcode", str(_REPORT)]
+    child = subprocess.Popen(
+        [*command, sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "PYTHONUNBUFFERED": "1",
+            "CUPYKERN_CUDA_CHECKED": "1" if tool == "racecheck" else "0",
+        },
+    )
+    try:
+        text = child.communicate(timeout=_SECONDS)[0]
+        return child.returncode, text
+    except subprocess.TimeoutExpired as error:
+        return -1, f"{error}\n"
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+
+
+def _report(code: int, text: str) -> str:
+    """The tool's first error, and how the process ended."""
+    lines = [line for line in text.splitlines() if line.startswith("=========")]
+    lines = [line for line in lines if "COMPUTE-SANITIZER" not in line]
+    return f"exit code {code}\n" + "\n".join([*lines[:12], *text.splitlines()[-5:]])
+
+
+# --- in the process that is checked -----------------------------------------------------------------
+
+
+def calls(tool: str, names: Sequence[str], seed: int) -> None:
+    """Run the selected calls of these ops, and print one line for each."""
+    from ... import targets
+
+    target = targets.get("cuda")
+    if tool in ("memcheck", "initcheck"):
+        target.xp.cuda.set_allocator(None)
+    for op in map(find_op, names):
+        for problem in select(op, target, seed):
+            if tool == "memcheck":
+                comparison = check.check_problem(op, problem, seed, target.xp)
+                assert comparison.ok, f"{problem!r}: {comparison}"
+            else:
+                _launch(op, op.inputs(problem, seed, target.xp))
+            target.xp.cuda.Device().synchronize()
+            print("checked", op.name, repr(problem))
+        print("finished", op.name)
+
+
+def _launch(op: Op, call: Call) -> None:
+    op.run(*call.args, **call.kwargs)
+
+
+def select(op: Op, target: Target, seed: int) -> list[Any]:
+    """Problems whose launches have every kernel of the op, and at least _FEWEST with new variants."""
+    wanted = {variant.kernel for variant in op.variants(target.arch)}
+    found, launched, kernels = [], set(), set()
+    for problem in _candidates(op, seed):
+        new = launches(op, problem, seed, target) - launched
+        if new and (len(found) < _FEWEST or {v.kernel for v in new} - kernels):
+            found.append(problem)
+            launched |= new
+            kernels |= {v.kernel for v in new}
+        if kernels >= wanted and len(found) >= _FEWEST:
+            break
+    return found
+
+
+def _candidates(op: Op, seed: int) -> Iterator[Any]:
+    yield from shapes.large(op)
+    yield from (op.draw_problem(RandomDraw(seed + i)) for i in range(_DRAWN))
+
+
+def launches(op: Op, problem: Any, seed: int, target: Target) -> set[Any]:
+    """The variants that a problem launches; none where it raises."""
+    try:
+        call = op.inputs(problem, seed, target.xp)
+        with jit.recording() as variants:
+            _launch(op, call)
+        return set(variants)
+    except Exception:
+        return set()
+    finally:
+        plans.clear()

@@ -1,0 +1,53 @@
+"""Calls that reach every way in which an op computes: rows from a warp to a cluster, skinny and split products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ...op import Op, RandomDraw
+from ...targets import Target
+
+_ROWS = ((64, 1024), (16, 4096), (4, 65536), (2, 262144))  # from a warp to a cluster
+_PRODUCTS = ((256, 256, 256), (300, 520, 264), (64, 512, 512), (16, 512, 512), (1, 512, 512))
+SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
+    "softmax": _ROWS,
+    "log_softmax": _ROWS,
+    "layer_norm": _ROWS,
+    "rms_norm": _ROWS,
+    "add_rms_norm": _ROWS,
+    "quantize": _ROWS[:2],
+    "quantize_nvfp4": ((256, 512),),
+    "nonfinite_report": ((256, 1024), (1024, 1024)),
+    "matmul": (*_PRODUCTS, (2048, 2048, 128), (128, 256, 4096)),
+    "scaled_mm": (*_PRODUCTS, (2048, 2048, 128)),
+    "dual_gemm_silu": (*_PRODUCTS[::3], (1024, 512, 256)),
+    "dequant_softmax": ((1, 2048, 256), (16, 2048, 256), (256, 2048, 256), (4, 32768, 128)),
+    "attention": ((1, 2, 256, 64), (1, 2, 256, 128, 1), (1, 2, 300, 256), (1, 2, 512, 128, 2)),
+    "attention_varlen": ((2, 2, 200, 128), (2, 2, 200, 128, 1)),
+    "decode_attention": ((1, 8, 2, 512, 128), (2, 8, 8, 300, 128)),
+}
+"""Of `Op.bench_problem`."""
+
+
+def large(op: Op) -> Iterator[Any]:
+    """The op's problems of SHAPES, of one dtype after the other."""
+    for dtype in op.dtypes:
+        for shape in SHAPES.get(op.name, ()):
+            try:
+                yield op.bench_problem(shape, dtype)
+            except (ValueError, TypeError):  # a K that a dtype does not take
+                continue
+
+
+def problems(op: Op, target: Target, count: int, seed: int) -> list[Any]:
+    """`count` problems that give results: on a GPU half of them from SHAPES, the others drawn."""
+    found = [] if target.name == "host" else list(large(op))
+    step = max(1, 2 * len(found) // count)
+    found = found[::step][: count // 2]
+    while len(found) < count:
+        problem = op.draw_problem(RandomDraw(seed))
+        seed += 1
+        if op.work(problem).bytes_written:
+            found.append(problem)
+    return found

@@ -1,0 +1,99 @@
+"""Processes that run tasks: one that crashes, hangs or loses its GPU is replaced by another."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from multiprocessing import connection, get_context
+from typing import Any
+
+from ... import targets
+from ...targets import Target
+from .parts import PARTS
+from .tally import Tally, Task, describe
+
+_ENDING = 5.0  # seconds that a process has to end
+
+
+def run_task(task: Task, target: Target) -> Tally:
+    """The part's tally; whatever it raises is a failure.  Waits for the GPU, so that errors are the task's."""
+    part = next(part for part in PARTS if part.name == task.part)
+    tally = Tally()
+    try:
+        tally = part.run(task, target)
+        if target.name != "host" and not tally.context_lost:
+            target.xp.cuda.Device().synchronize()
+    except Exception as error:
+        failed(tally, task, f"{describe(error)}\n{traceback.format_exc()}")
+    return tally
+
+
+def failed(tally: Tally, task: Task, error: str) -> None:
+    """Count a task that did not end as it should."""
+    tally.add(task.subject, "")
+    tally.fail(task.subject, "", task.seeds[0], task, error)
+
+
+class Worker:
+    """A process and the task that it has."""
+
+    def __init__(self, target: str) -> None:
+        context = get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, target), daemon=False)
+        self.process.start()
+        theirs.close()
+        self.task: Task | None = None
+        self.since = 0.0
+
+    def give(self, task: Task) -> None:
+        self.task, self.since = task, time.monotonic()
+        self.pipe.send(task)
+
+    def take(self) -> Tally:
+        """What came of the task; of a process that ended, that it did."""
+        task, self.task = self.task, None
+        assert task is not None
+        try:
+            return self.pipe.recv()
+        except EOFError:
+            self.process.join(_ENDING)
+            tally = Tally(context_lost=True)
+            failed(tally, task, f"the process ended with exit code {self.process.exitcode}")
+            return tally
+
+    def end(self) -> None:
+        """Ask for the process's end, and see to it."""
+        self.process.terminate()
+        self.process.join(_ENDING)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        self.pipe.close()
+
+
+def ready(workers: list[Worker], seconds: float) -> Iterator[Worker]:
+    """The workers that have something to say, within these seconds."""
+    busy: dict[Any, Worker] = {worker.pipe: worker for worker in workers if worker.task is not None}
+    for pipe in connection.wait(list(busy), seconds):
+        yield busy[pipe]
+
+
+def _serve(pipe: connection.Connection, target_name: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that began this one
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what a task started is ended, too
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    target = targets.get(target_name)
+    while True:
+        try:
+            task = pipe.recv()
+        except EOFError:
+            return
+        tally = run_task(task, target)
+        pipe.send(tally)
+        if tally.context_lost:
+            return
