@@ -95,7 +95,10 @@ def is_number(value: Any, beside: Any) -> bool:
 
 
 def check_fields(config: Any, *kinds: type) -> None:
-    """Raise TypeError unless `config` is one of the dataclasses `kinds`, with all fields integers."""
+    """Check a config's type and its fields, which are bools and integers that fit 31 bits.
+
+    Raises TypeError and ValueError.
+    """
     if not isinstance(config, kinds):
         names = " or ".join(", ".join(kind.__name__ for kind in kinds).rsplit(", ", 1))
         raise TypeError(f"config must be a {names}; got {type(config).__name__}")
@@ -104,8 +107,11 @@ def check_fields(config: Any, *kinds: type) -> None:
         raise TypeError(f"config, a {type(config).__name__}, lacks {', '.join(missing)}")
     for field in fields(config):
         value = getattr(config, field.name)
-        if not isinstance(value, int):
-            raise TypeError(f"config's {field.name} must be an integer; got {value!r}")
+        kind, wanted = (bool, "a bool") if field.type == "bool" else (int, "an integer")
+        if type(value) is not kind:
+            raise TypeError(f"config's {field.name} must be {wanted}; got {value!r}")
+        if not 0 <= value < 2**31:
+            raise ValueError(f"config's {field.name} must be from 0 to 2^31 - 1; got {value}")
 
 
 def normalize_axis(axis: Any, shape: tuple[int, ...]) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 from kernels_cu import Variant
 
 from .. import arrays, plans
+from ..arguments import check_fields
 from ..choice import Family
 from ..jit import get_kernel
 from ..targets import Device, Target, device_of
@@ -135,9 +136,14 @@ def _plan(target: Target, task: ColumnTask, given: RowConfig | None) -> Launch:
 def run_columns(
     target: Target, x: Any, code: np.dtype, config: RowConfig | None
 ) -> tuple[Any, Any, Launch] | None:
-    """As `run_rows`; None where matrices or `config` are not for this kernel.  Raises ValueError."""
-    if isinstance(config, RowConfig) and not (config.plain and config.lanes_across_rows):
-        return None
+    """As `run_rows`; None where matrices or `config` are not for this kernel.
+
+    Raises TypeError and ValueError.
+    """
+    if config is not None:
+        check_fields(config, RowConfig)
+        if not (config.plain and config.lanes_across_rows):
+            return None
     y = arrays.empty_of(target.xp, x.shape, code)
     task = ColumnTask(x.shape, x.dtype, code, operand(x), operand(y))
     if config is None and not configs(task, device_of(target)):
