@@ -172,7 +172,8 @@ def _task(problem: ScaledProblem) -> GemmTask:
         x, y = read_operand("a", a, None, a), read_operand("b", b, None, a)
         batch, m, n = matmul.check_shapes(x, y)
         matrices = (product.matrix(z.array, batch) for z in (x, y))
-        return make_task(*matrices, math.prod(batch), m, n, x.shape[-1])
+        scaled = any(getattr(scale, "size", 1) > 1 for scale in args[2:])
+        return make_task(*matrices, math.prod(batch), m, n, x.shape[-1], scaled=scaled)
     arrays = [x if isinstance(x, np.ndarray) else None for x in (*args[2:], None, None)[:2]]
     return matmul_problem.task_of(p, by_block(*arrays, p.m, p.n, p.k))
 
