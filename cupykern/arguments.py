@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -102,9 +102,7 @@ def check_fields(config: Any, *kinds: type) -> None:
     if not isinstance(config, kinds):
         names = " or ".join(", ".join(kind.__name__ for kind in kinds).rsplit(", ", 1))
         raise TypeError(f"config must be a {names}; got {type(config).__name__}")
-    missing = [field.name for field in fields(config) if not hasattr(config, field.name)]
-    if missing:  # unpickled from another version, say
-        raise TypeError(f"config, a {type(config).__name__}, lacks {', '.join(missing)}")
+    check_complete(config)
     for field in fields(config):
         value = getattr(config, field.name)
         kind, wanted = (bool, "a bool") if field.type == "bool" else (int, "an integer")
@@ -112,6 +110,15 @@ def check_fields(config: Any, *kinds: type) -> None:
             raise TypeError(f"config's {field.name} must be {wanted}; got {value!r}")
         if not 0 <= value < 2**31:
             raise ValueError(f"config's {field.name} must be from 0 to 2^31 - 1; got {value}")
+
+
+def check_complete(config: Any) -> None:
+    """Raise TypeError if `config` is a dataclass without all its fields: one unpickled from another
+    version, say."""
+    if is_dataclass(config):
+        missing = [field.name for field in fields(config) if not hasattr(config, field.name)]
+        if missing:
+            raise TypeError(f"config, a {type(config).__name__}, lacks {', '.join(missing)}")
 
 
 def normalize_axis(axis: Any, shape: tuple[int, ...]) -> int:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from . import arguments
 from .op import Op
 from .tools.tuning import tuned_at_first
-from .watch import watched
+from .watch import active, look
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -17,10 +19,22 @@ def public(function: Function, op: Op | None = None) -> Function:
     """`function` as users call it: active watches look at its outputs, and with CUPYKERN_TUNE=1 in the
     environment its first calls tune `op`.
 
-    It is an attribute of `cupykern`: pickle and help() find it there.
+    It is an attribute of `cupykern`: pickle and help() find it there.  Without a watch it costs a
+    ContextVar's look-up.
     """
-    found = watched(function)
+    is_watched = active.get
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            if is_watched():
+                return look(function, args, kwargs)
+            return function(*args, **kwargs)
+        except AttributeError:  # an incomplete config has no hash, by which plans are looked up
+            arguments.check_complete(kwargs.get("config"))
+            raise
+
     if op is not None and os.environ.get("CUPYKERN_TUNE") == "1":
-        found = tuned_at_first(op, found)
-    found.__module__ = __package__
-    return found
+        call = tuned_at_first(op, call)
+    call.__module__ = __package__
+    return call

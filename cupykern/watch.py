@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
 import warnings
@@ -49,7 +48,7 @@ class WatchRecord:
         return "; ".join(words)
 
 
-_active: ContextVar[tuple[Watch, ...]] = ContextVar("cupykern_watch", default=())
+active: ContextVar[tuple[Watch, ...]] = ContextVar("cupykern_watch", default=())
 
 
 class Watch:
@@ -66,24 +65,24 @@ class Watch:
     def __enter__(self) -> Watch:
         if self._token is not None:
             raise RuntimeError("this watch is active already; make another one")
-        self._token = _active.set((*_active.get(), self))
+        self._token = active.set((*active.get(), self))
         return self
 
     def __exit__(self, *_: object) -> None:
         token, self._token = self._token, None
         if token is not None:
-            _active.reset(token)
+            active.reset(token)
 
     def _take(self, record: WatchRecord) -> None:
         self.records.append(record)
         if len(self.records) == 1:
             _log.warning("%s", record)
         if self._callback is not None:
-            token = _active.set(())
+            token = active.set(())
             try:
                 self._callback(record)
             finally:
-                _active.reset(token)
+                active.reset(token)
 
     def _cannot_look(self, name: str) -> None:
         if not self._warned:
@@ -116,32 +115,20 @@ def watch(callback: Callable[[WatchRecord], Any] | None = None) -> Watch:
     return Watch(callback)
 
 
-def watched(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, whose outputs active watches look at.  Without one it costs a ContextVar's look-up."""
-    active = _active.get
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if active():
-            return _look(function, args, kwargs)
-        return function(*args, **kwargs)
-
-    return call
-
-
-def _look(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def look(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The results of a call, after all active watches have looked at them."""
     outputs = function(*args, **kwargs)
     for number, output in enumerate(as_tuple(outputs)):
         if not _is_array(output):
             continue
         if is_capturing(of_array(output)):
-            for w in _active.get():
+            for w in active.get():
                 w._cannot_look(function.__name__)
             break
         report = nonfinite_report(output)
         if report.num_nonfinite:
             record = _record(function, args, kwargs, number, output, report, as_tuple(outputs))
-            for w in _active.get():
+            for w in active.get():
                 w._take(record)
     return outputs
 

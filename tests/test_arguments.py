@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import tracemalloc
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 import cupykern
-from cupykern import arguments
+from cupykern import OPS, arguments
+from cupykern.tools.bench import tiny_problem
 
 X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 6)
 
@@ -27,9 +32,9 @@ CASES = [
     (TypeError, "x's dtype", lambda: (X.astype(object),)),
     (TypeError, "x's dtype", lambda: (X.astype(np.float64),)),
     (TypeError, "x's dtype", lambda: (X.astype(">f4"),)),
-    (np.exceptions.AxisError, "axis", lambda: (X, 2)),
-    (np.exceptions.AxisError, "axis", lambda: (X, -3)),
-    (np.exceptions.AxisError, "axis", lambda: (np.zeros((), np.float32),)),
+    (np.exceptions.AxisError, r"x of shape \(4, 6\): axis 2 is out of bounds", lambda: (X, 2)),
+    (np.exceptions.AxisError, r"x of shape \(4, 6\): axis -3", lambda: (X, -3)),
+    (np.exceptions.AxisError, r"x of shape \(\): axis -1", lambda: (np.zeros((), np.float32),)),
     (TypeError, "axis must be", lambda: (X, 1.0)),
     (TypeError, "axis must be", lambda: (X, [1])),
     (TypeError, "dtype must be", lambda: (X, -1, {"dtype": "float64"})),
@@ -119,6 +124,64 @@ def test_strides_whose_overlap_takes_long_to_find():
 )
 def test_any_scalar_is_a_number(scale):
     assert (cupykern.softmax(X, scale=scale) == cupykern.softmax(X, scale=0.5)).all()
+
+
+# --- configs ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "op", [op for op in OPS if op.run.__name__ in cupykern.__all__], ids=lambda op: op.name
+)
+def test_a_config_without_all_fields_says_which_it_lacks(op):
+    """One that was pickled by a version with fewer fields, say."""
+    problem = tiny_problem(op, "host")
+    config = copy.copy(op.configs(problem, "host")[0])
+    required = [x.name for x in dataclasses.fields(config) if x.default is dataclasses.MISSING]
+    for name in required:
+        del config.__dict__[name]
+    call = op.inputs(problem, 0, np)
+    lacks = f"config, a {type(config).__name__}, lacks {', '.join(required)}$"
+    with pytest.raises(TypeError, match=lacks):
+        getattr(cupykern, op.run.__name__)(*call.args, **call.kwargs, config=config)
+
+
+# --- K of products ---------------------------------------------------------------------------------
+
+
+def _long(rows: int, dtype: str) -> np.ndarray:
+    """(rows, 2^31) that takes no memory."""
+    return np.broadcast_to(np.ones((), dtype), (rows, 2**31))
+
+
+K_CALLS = {
+    "matmul": lambda: cupykern.matmul(_long(2, "f2"), _long(3, "f2").T),
+    "matmul fp32": lambda: cupykern.matmul(_long(2, "f4"), _long(3, "f4").T),
+    "scaled_mm": lambda: cupykern.scaled_mm(_long(2, "f2"), _long(3, "i1").T, 1.0, 1.0),
+    "scaled_mm of NVFP4": lambda: cupykern.scaled_mm(_long(2, "f2"), _nvfp4(3)),
+    "scaled_mm of NVFP4 first": lambda: cupykern.scaled_mm(_nvfp4(2), _long(3, "f2").T),
+    "dual_gemm_silu": lambda: cupykern.dual_gemm_silu(_long(2, "f2"), *[_long(3, "f2").T] * 2),
+    "dual_gemm_silu of NVFP4": lambda: cupykern.dual_gemm_silu(*[_nvfp4(3)] * 3),
+    "dequant_softmax": lambda: cupykern.dequant_softmax(_long(2, "f2"), _long(3, "i1").T, 1.0),
+}
+
+
+def _nvfp4(rows: int) -> cupykern.NvFp4:
+    """Of shape (rows, 2^31), whose codes a product would have to copy."""
+    codes = np.broadcast_to(np.zeros((), np.uint8), (rows, 2**30))
+    scales = np.broadcast_to(np.ones((), ml_dtypes.float8_e4m3fn), (rows, 2**27))
+    return cupykern.NvFp4(codes, scales)
+
+
+@pytest.mark.parametrize("name", K_CALLS)
+def test_a_k_of_2_to_the_31_is_refused_before_anything_is_copied(name):
+    """In the memory that a megabyte takes."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"K must be less than 2\^31; got 2147483648"):
+            K_CALLS[name]()
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def test_numpy_mask_with_cupy_x(gpu):
