@@ -113,12 +113,14 @@ def check_fields(config: Any, *kinds: type) -> None:
 
 
 def check_complete(config: Any) -> None:
-    """Raise TypeError if `config` is a dataclass without all its fields: one unpickled from another
-    version, say."""
+    """Raise TypeError if `config` has no hash, by which plans are looked up: a dataclass without all its
+    fields, as one unpickled from another version, or a dict, say."""
     if is_dataclass(config):
         missing = [field.name for field in fields(config) if not hasattr(config, field.name)]
         if missing:
             raise TypeError(f"config, a {type(config).__name__}, lacks {', '.join(missing)}")
+    if type(config).__hash__ is None:
+        raise TypeError(f"config must be a config of the op; got {type(config).__name__}")
 
 
 def normalize_axis(axis: Any, shape: tuple[int, ...]) -> int:

@@ -30,7 +30,7 @@ def public(function: Function, op: Op | None = None) -> Function:
             if is_watched():
                 return look(function, args, kwargs)
             return function(*args, **kwargs)
-        except AttributeError:  # an incomplete config has no hash, by which plans are looked up
+        except (AttributeError, TypeError):
             arguments.check_complete(kwargs.get("config"))
             raise
 

@@ -129,9 +129,11 @@ def test_any_scalar_is_a_number(scale):
 # --- configs ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "op", [op for op in OPS if op.run.__name__ in cupykern.__all__], ids=lambda op: op.name
-)
+# All fields of quantize_nvfp4's configs have defaults, which stand for missing ones.
+PUBLIC = [op for op in OPS if op.run.__name__ in cupykern.__all__ and op.name != "quantize_nvfp4"]
+
+
+@pytest.mark.parametrize("op", PUBLIC, ids=lambda op: op.name)
 def test_a_config_without_all_fields_says_which_it_lacks(op):
     """One that was pickled by a version with fewer fields, say."""
     problem = tiny_problem(op, "host")
@@ -141,8 +143,11 @@ def test_a_config_without_all_fields_says_which_it_lacks(op):
         del config.__dict__[name]
     call = op.inputs(problem, 0, np)
     lacks = f"config, a {type(config).__name__}, lacks {', '.join(required)}$"
+    run = getattr(cupykern, op.run.__name__)
     with pytest.raises(TypeError, match=lacks):
-        getattr(cupykern, op.run.__name__)(*call.args, **call.kwargs, config=config)
+        run(*call.args, **call.kwargs, config=config)
+    with pytest.raises(TypeError, match=r"config must be .*; got dict"):
+        run(*call.args, **call.kwargs, config=dict.fromkeys(required, 1))
 
 
 # --- K of products ---------------------------------------------------------------------------------
