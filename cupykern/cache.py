@@ -110,7 +110,7 @@ def private_folder() -> Path:
     pid = os.getpid()
     made = _private.get(pid)
     if made is None or not made.is_dir():
-        sweep(Path(tempfile.gettempdir()), _PRIVATE)
+        sweep(Path(tempfile.gettempdir()), _PRIVATE, shutil.rmtree)
         made = _private[pid] = Path(tempfile.mkdtemp(prefix=f"cupykern-{pid}-"))
         atexit.register(_remove_private, pid, made)
     return made
@@ -147,11 +147,16 @@ def scratch(place: Path) -> Iterator[Path]:
         shutil.rmtree(made, ignore_errors=True)
 
 
-def sweep(place: Path, names: re.Pattern[str] = _SCRATCH, min_age_s: float = _ABANDONED_S) -> None:
+def sweep(
+    place: Path,
+    names: re.Pattern[str] = _SCRATCH,
+    remove: Callable[[Path], None] | None = None,
+    min_age_s: float = _ABANDONED_S,
+) -> None:
     """Remove the directories of these names in `place` whose process was killed.
 
-    min_age_s: only those that have not changed for so long.  A process of another machine or container,
-    with which `place` is shared, is not seen here.
+    remove: one of them; None: only what a compile makes.  min_age_s: only those that have not changed for
+    so long.  A process of another machine or container, with which `place` is shared, is not seen here.
     """
     for entry in _entries(place):
         match = names.fullmatch(entry.name)
@@ -161,7 +166,7 @@ def sweep(place: Path, names: re.Pattern[str] = _SCRATCH, min_age_s: float = _AB
             age = time.time() - entry.stat(follow_symlinks=False).st_mtime
             old = age >= (min_age_s if match[1] else _ABANDONED_S)
             if old and _process_of(entry.name) is None:
-                _remove_scratch(Path(entry.path))
+                (remove or _remove_scratch)(Path(entry.path))
 
 
 def _process_of(name: str) -> int | None:
@@ -182,12 +187,8 @@ def _process_of(name: str) -> int | None:
 def _remove_scratch(place: Path) -> None:
     """Remove the files that a compile makes, and the directory if there are no others."""
     for entry in _entries(place):
-        with suppress(OSError):
-            if _SCRATCH.fullmatch(entry.name) and _is_own(entry, stat.S_ISDIR):
-                _remove_scratch(Path(entry.path))
-            elif (_SCRATCH_FILE.fullmatch(entry.name) or _KERNEL.fullmatch(entry.name)) and (
-                _is_own(entry, stat.S_ISREG)
-            ):
+        if _SCRATCH_FILE.fullmatch(entry.name) and _is_own(entry, stat.S_ISREG):
+            with suppress(OSError):
                 os.unlink(entry.path)
     with suppress(OSError):
         place.rmdir()

@@ -177,11 +177,11 @@ def build(
         key.update(part.encode() + b"\0")
     name = f"{key.hexdigest()[:40]}.so"
 
-    def build_in(folder: Path) -> ctypes.CDLL:
+    def build_in(folder: Path, **added: str) -> ctypes.CDLL:
         path = folder / name
         library = _load(path, symbols)
         if library is None:
-            _compile(compiler, flags, source, path)
+            _compile(compiler, flags, source, path, added)
             library = _load(path, symbols)
         if library is None:
             raise CompilerFailed(f"{path} cannot be loaded")
@@ -191,7 +191,8 @@ def build(
         return build_in(disk_cache.folder(disk_cache.HOST))
     except (OSError, CompilerFailed) as error:
         reason = str(error).strip().partition("\n")[0]  # the name goes when the block ends
-    library = build_in(disk_cache.private_folder())
+    private = disk_cache.private_folder()
+    library = build_in(private, ZIG_GLOBAL_CACHE_DIR=str(private / "zig"))  # else in HOME
     disk_cache.warn_once(reason)
     return library
 
@@ -220,14 +221,23 @@ def _digest(name: str, library: bytes) -> bytes:
     return hashlib.sha256(name.encode() + b"\0" + library).digest()
 
 
-def _compile(compiler: Compiler, flags: tuple[str, ...], source: str, path: Path) -> None:
-    """Compile into `path`, at once or not at all.  Raises CompilerFailed and OSError."""
+def _compile(
+    compiler: Compiler, flags: tuple[str, ...], source: str, path: Path, added: dict[str, str]
+) -> None:
+    """Compile into `path`, at once or not at all; added: to the environment of the compiler.
+
+    Raises CompilerFailed and OSError.
+    """
     with disk_cache.scratch(path.parent) as scratch:
         source_path, library = scratch / "kernel.cpp", scratch / "kernel.so"
         source_path.write_text(source)
         command = [*compiler.command, *flags, str(source_path), "-o", str(library), "-lm"]
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", env=_environment()
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env={**_environment(), **added},
         )
         if done.returncode != 0 or not library.exists():
             said = done.stdout + done.stderr
