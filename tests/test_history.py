@@ -19,7 +19,7 @@ from cupykern.tools.history import FAMILIES, Alias, Array, Machine, call, check_
 from cupykern.tools.history.sequences import draw_sequence
 
 _SEQUENCES = 130  # of each function on the fake GPU; of all mixed as many as make 2,000
-_HOST_SEQUENCES = 25  # of each function
+_HOST_SEQUENCES = 20  # of each function
 _FEW_VARIANTS = 4  # of each function, where kernels are compiled
 
 
