@@ -1,28 +1,25 @@
-// decode_attention.cu: out = softmax(scale * q k^T) v for few queries against caches of many keys.
+// decode_attention.cu: out = softmax(scale * q k^T) v of few queries against caches of many keys.
 //
-// Bound by one read of K and V.  The rows of one KV head, its query heads times the queries, share
-// that read.  A sequence's keys fall into chunks whose size follows from its length alone; every
-// chunk starts fresh.  The sums of kGroup neighbouring chunks are folded into their group's one
-// after another, then those of all groups are added up in their order.  So a sequence's result
-// depends neither on the rest of the batch nor on who computes what of it.
+// Bandwidth-bound: one read of K and V.  The query heads of a KV head, times the queries, share it.
+// The keys of a sequence are split into chunks whose size depends on the sequence's length alone.
+// Every chunk starts with a cleared state; kChunksPerGroup adjacent chunks are folded into a group
+// in their order, then all groups are merged in theirs.  So the bits of a sequence depend neither
+// on the batch nor on which block computes which chunk.
 //
-// A task is one chunk, or one or several whole groups, which are folded in registers.  Partial
-// results go to memory as threads hold them.  Whoever is the last of a group's chunks folds them,
-// and the last of a sequence's tasks adds up its groups: counters tell, which the last one sets
-// back to 0.
+// A block computes one chunk, or one or several whole groups, which it folds in registers
+// (parts/decode_mainloop.cuh).  Partial results go to memory; the last block of a group's chunks
+// folds them, the last block of a sequence merges its groups (parts/decode_epilogue.cuh).  Counters
+// tell which block is last; it sets them back to 0.
 //
-// A block streams the tiles of its task through kStages buffers (parts/decode_source.cuh);
-// parts/decode_warps.cuh is what its warps do with them.
-// Constants: Element, kRows (of a block), kDim (at least those of q and v), kTileK (keys of a
-// tile), kStages, kMaxChunks, kGroup.  Launch: grid (tasks), block
-// (kNumThreads), dynamic shared memory sizeof(DecodeStorage).  Counters are 0 at the start of a
-// launch.
-#include "parts/decode_warps.cuh"
+// Constants: Element, kTileM (rows of a block), kTileN (keys of a tile), kDim (D and Dv padded),
+// kStages, kMaxChunks, kChunksPerGroup, kPaged.  Launch: grid (work tiles), block (kNumThreads),
+// dynamic shared memory sizeof(DecodeStorage).  Counters are 0 before a launch.
+#include "parts/decode_mainloop.cuh"
 
 KERNEL void decode_attention(const Element* q, const Element* k_cache, const Element* v_cache,
                              const int* seq_lens, const int* block_table, Element* out, float* lse,
                              void* partial_results, uint32_t* counters, const DecodeParams params) {
     SHARED_STORAGE(DecodeStorage, storage);
-    attend_rows(storage, params, {k_cache, v_cache}, seq_lens, block_table, q, out, lse,
-                partial_results, counters);
+    decode_block(storage, params, {k_cache, v_cache}, seq_lens, block_table, q, out, lse,
+                 partial_results, counters);
 }

@@ -1,38 +1,41 @@
-// decode_merge.cu: what the blocks of decode_attention.cu have left of many rows becomes results.
+// decode_merge.cu: merges the partial results of decode_attention.cu for large row tiles.
 //
-// Its own launch, as a block that added up all rows of a sequence would take longer than all else.
-// The sums, and their order, are those of decode_attention.cu.
-// Constants: Element, kRows (of a block of decode_attention.cu), kDim, kMaxChunks, kGroup.
-// Launch: grid (places * kRows / kRowsAtOnce), block (kNumThreads), dynamic shared memory
+// A kernel of its own, with a block for each kRowsPerPass rows: one block for all rows of a
+// sequence would take longer than the rest.  The arithmetic and its order are those of
+// decode_attention.cu.
+// Constants: Element, kTileM (of decode_attention.cu), kDim, kMaxChunks, kChunksPerGroup.
+// Launch: grid (row tiles * kTileM / kRowsPerPass), block (kNumThreads), dynamic shared memory
 // sizeof(MergeStorage).
 #include "parts/decode_merge.cuh"
 
-constexpr int kValuesAtOnce = kMaxGroups;
+constexpr int kBatch = kMaxGroups;
 struct MergeStorage {
-    MergeValues<kValuesAtOnce> values;
-    MergeSums sums;
+    MergeValues<kBatch> values;
+    MergeStates states;
 };
 
 KERNEL void decode_merge(const int* seq_lens, Element* out, float* lse, void* partial_results,
                          const DecodeParams params) {
-    constexpr int kParts = kRows / kRowsAtOnce;
+    constexpr int kPasses = kTileM / kRowsPerPass;
     SHARED_STORAGE(MergeStorage, storage);
-    int place = int(blockIdx.x) / kParts;
-    const int row_block = params.row_blocks.take_from(place);
-    const int first_task = place * params.runs.by * params.row_blocks.by + row_block;
-    const DecodeTask task(params, seq_lens, first_task);
+    int row_tile = int(blockIdx.x) / kPasses;
+    const int row_tile_of_head = params.row_tiles.divide(row_tile);
+    // The first work tile of the row tile.
+    const int index =
+        row_tile * params.splits.divisor * params.row_tiles.divisor + row_tile_of_head;
+    const WorkTile work(params, seq_lens, index);
     const bool of_chunks = params.chunks_per_block == 1;
-    const int count = of_chunks ? task.num_chunks : task.num_groups;
-    const int begin = int(blockIdx.x) % kParts * kRowsAtOnce;
-    if (count == 1 || begin >= task.num_rows) return;
-    const OwnQuad own;
-    const bool has_row = begin + own.row < task.num_rows;
-    const int row = has_row ? begin + own.row : 0;
-    const Nodes nodes(params, partial_results);
-    const int64_t first = of_chunks ? task.chunk_node(params, 0) : task.group_node(params, 0);
-    const Merge merge = {nodes, first, count, row, own.col, has_row, storage.sums};
-    const MergedRow merged = of_chunks ? merge.add_chunks<kValuesAtOnce>(storage.values)
-                                       : merge.add_groups<kValuesAtOnce>(storage.values);
-    const RowOutput output = {params, task, out, lse};
-    output.write(has_row, row, own.col, merged.total, merged.values);
+    const int count = of_chunks ? work.num_chunks : work.num_groups;
+    const int begin = int(blockIdx.x) % kPasses * kRowsPerPass;
+    if (count == 1 || begin >= work.num_rows) return;
+    const ThreadQuad quad;
+    const bool has_row = begin + quad.row < work.num_rows;
+    const int row = has_row ? begin + quad.row : 0;
+    const Partials partials(params, partial_results);
+    const int64_t first = of_chunks ? work.chunk_partial(params, 0) : work.group_partial(params, 0);
+    const RowMerge merge = {partials, first, count, row, quad.col, has_row, storage.states};
+    const MergedRow merged = of_chunks ? merge.merge_chunks<kBatch>(storage.values)
+                                       : merge.merge_groups<kBatch>(storage.values);
+    const RowWriter writer = {params, work, out, lse};
+    writer.write(has_row, row, quad.col, merged.state, merged.values);
 }

@@ -19,7 +19,7 @@ from cupykern.targets import host, of_array
 from cupykern.targets.limits import max_cluster_size
 
 FP16 = dtypes.float16
-SMALL_CHUNKS = DecodeConfig(16, 64, 3, chunk=64, least_chunk=64)  # of head dim 128
+SMALL_CHUNKS = DecodeConfig(16, 64, 3, chunk=64, min_chunk=64)  # of head dim 128
 
 
 def make(shape, seed=0, dtype=FP16):
@@ -89,7 +89,7 @@ def test_who_computes_changes_no_bit(target, chunks_per_block, rows):
         y = cupykern.decode_attention(*args[:3], seq_lens=args[3], return_lse=True, config=config)
         return b"".join(on_host(x).tobytes() for x in y)
 
-    single = replace(SMALL_CHUNKS, rows=rows, stages=2)
+    single = replace(SMALL_CHUNKS, tile_m=rows, stages=2)
     config = replace(single, chunks_per_block=chunks_per_block)
     expected = run(single)
     assert run(config) == expected
@@ -101,7 +101,7 @@ def test_who_computes_changes_no_bit(target, chunks_per_block, rows):
 
 
 @pytest.mark.parametrize("heads", [8, 32])
-def test_pairs_of_blocks_change_no_bit(target, heads):
+def test_clusters_change_no_bit(target, heads):
     """Sequences of two groups, of one, and of none; in one pass over the rows, and in several."""
     if max_cluster_size(target.arch) < 2:
         pytest.skip("no clusters")
@@ -114,14 +114,14 @@ def test_pairs_of_blocks_change_no_bit(target, heads):
         y = cupykern.decode_attention(*args[:3], seq_lens=args[3], return_lse=True, config=config)
         return b"".join(on_host(x).tobytes() for x in y)
 
-    assert run(replace(config, pairs=True)) == run(config)
+    assert run(replace(config, cluster=2)) == run(config)
 
 
 def test_blocks_of_256_threads(target):
     q, (k, v) = make((1, 4, 2, 256)), caches((300,), 300, dim=256)
     args, config = (
         to_target(target, q, k, v),
-        DecodeConfig(16, 32, 1, chunk=64, least_chunk=64, threads=256),
+        DecodeConfig(16, 32, 1, chunk=64, min_chunk=64, threads=256),
     )
     outputs = (cupykern.decode_attention(*args, config=config),)
     references = reference.decode_attention(*args)
@@ -143,7 +143,7 @@ def test_paged_caches_give_the_bits_of_contiguous_ones(target, page):
     plain = OP.inputs(replace(problem, page=None), 5, target.xp)
     outputs = [cupykern.decode_attention(*call.args, **call.kwargs) for call in (paged, plain)]
     config = OP.configs(problem, target.arch)[0]
-    config = replace(config, paged_or_not=True)
+    config = replace(config, runtime_paging=True)
     for call in (paged, plain):
         outputs.append(cupykern.decode_attention(*call.args, **call.kwargs, config=config))
     for first, *others in zip(*outputs, strict=True):
@@ -282,7 +282,7 @@ def test_lengths_and_tables_of_the_device_are_clamped(target):
     def run(q, k, v, lens, table):
         args = to_target(target, q, k, v, lens, table)
         y = target.xp.full((3, 2, 1, 128), np.nan, FP16)
-        module.run(here, args[:3], args[3:], y, None, 100, True, 0.1, None)
+        module.run(here, args, y, None, 100, True, 0.1, None)
         return on_host(y)
 
     assert same_bits(run(q, *pages, wrong, wrong_table), run(q, *pages, lens, table))
@@ -343,7 +343,7 @@ def test_small_weights_are_not_lost(target):
 def test_chunks_grow_with_the_length(target, keys):
     """Some groups, the largest number of chunks, and one key more than twice that."""
     q, (k, v) = make((1, 2, 1, 8)), caches((keys,), keys, kv_heads=1, dim=8)
-    args, config = to_target(target, q, k, v), DecodeConfig(16, 64, 3, chunk=64, least_chunk=64)
+    args, config = to_target(target, q, k, v), DecodeConfig(16, 64, 3, chunk=64, min_chunk=64)
     outputs = (cupykern.decode_attention(*args, config=config),)
     whole_groups = cupykern.decode_attention(*args, config=replace(config, chunks_per_block=8))
     assert same_bits(on_host(outputs[0]), on_host(whole_groups))
@@ -375,7 +375,7 @@ def test_blocks_fill_the_device_and_runs_share_long_work():
     def runs(batch, kv_heads, keys):
         task = DecodeTask(FP16, batch, kv_heads, 4, 128, 128, keys)
         config = decode_config.choose_config(task, "sm_90a", 132)
-        return task.num_tasks(config), config.chunks_per_block
+        return task.num_work_tiles(config), config.chunks_per_block
 
     assert runs(1, 8, 8192) == (128, 1)
     blocks, chunks = runs(64, 8, 4096)
@@ -392,11 +392,15 @@ def test_blocks_fill_the_device_and_runs_share_long_work():
 
 @pytest.mark.parametrize(
     ("rows", "arch", "says"),
-    [(4, "sm_80", "sm_80 has no clusters"), (17, "sm_90a", "one block of 16"), (4, "sm_90a", None)],
+    [
+        (4, "sm_80", "sm_80 has no clusters"),
+        (17, "sm_90a", "a single row tile of 16 rows"),
+        (4, "sm_90a", None),
+    ],
 )
-def test_where_pairs_are_refused(rows, arch, says):
+def test_where_clusters_are_refused(rows, arch, says):
     task = DecodeTask(FP16, 1, 1, rows, 64, 64, 4096)
-    config = DecodeConfig(16, 64, 2, chunks_per_block=8, pairs=True)
+    config = DecodeConfig(16, 64, 2, chunks_per_block=8, cluster=2)
     reason = decode_config.refusal(config, task, arch)
     assert says in reason if says else reason is None
 
@@ -407,7 +411,7 @@ def test_two_blocks_of_each_config_fit_on_hopper():
             task = DecodeTask(FP16, batch, 8, rows, dim, dim, 8192)
             config = decode_config.choose_config(task, "sm_90a", 132)
             assert 2 * (config.shared_bytes(dim) + 1024) <= 228 * 1024
-            assert config.pairs == (dim == 128 and batch > 1)  # of two groups each
+            assert (config.cluster == 2) == (dim == 128 and batch > 1)  # two groups a sequence
 
 
 # --- wrong calls ---------------------------------------------------------------------------------
@@ -448,18 +452,18 @@ WRONG = [
     (ValueError, "out must have shape", {"out": np.zeros((2, 4, 1, 64), FP16)}),
     (ValueError, "out must not overlap q", {"v_cache": K, "out": Q}),
     (TypeError, "config must be a DecodeConfig", {"config": (16, 64, 3)}),
-    (ValueError, "rows must be", {"config": DecodeConfig(24, 64, 3)}),
-    (ValueError, "tile_k must be", {"config": DecodeConfig(16, 48, 3)}),
+    (ValueError, "tile_m must be", {"config": DecodeConfig(24, 64, 3)}),
+    (ValueError, "tile_n must be", {"config": DecodeConfig(16, 48, 3)}),
     (ValueError, "a power of two", {"config": DecodeConfig(16, 64, 3, chunk=96)}),
     (ValueError, "at most 1073741824", {"config": DecodeConfig(16, 64, 3, chunk=2**31)}),
     (ValueError, "1 or a multiple of 8", {"config": DecodeConfig(16, 64, 3, chunks_per_block=3)}),
     (ValueError, "positive", {"config": DecodeConfig(16, 64, 3, chunks_per_block=0)}),
     (ValueError, "a power of two", {"config": DecodeConfig(16, 64, 3, chunk=384)}),
     (ValueError, "a power of two", {"config": DecodeConfig(16, 64, 3, chunk=64)}),
-    (ValueError, "a power of two", {"config": DecodeConfig(16, 128, 3, least_chunk=64)}),
+    (ValueError, "a power of two", {"config": DecodeConfig(16, 128, 3, min_chunk=64)}),
     (ValueError, "shared memory", {"config": DecodeConfig(16, 128, 9)}),
-    (ValueError, "pairs must be", {"config": DecodeConfig(16, 64, 2, pairs=1)}),
-    (ValueError, "two groups", {"config": DecodeConfig(16, 64, 2, chunks_per_block=8, pairs=True)}),
+    (ValueError, "cluster must be", {"config": DecodeConfig(16, 64, 2, cluster=3)}),
+    (ValueError, "two groups", {"config": DecodeConfig(16, 64, 2, chunks_per_block=8, cluster=2)}),
 ]
 
 

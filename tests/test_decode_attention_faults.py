@@ -11,158 +11,164 @@ from planted import Fault, fault_tests
 from cupykern.attention.decode_problem import OP, DecodeProblem
 from cupykern.targets import host
 
-WARPS, PRODUCTS = "parts/decode_warps.cuh", "parts/decode_products.cuh"
+MAINLOOP, MMA = "parts/decode_mainloop.cuh", "parts/decode_mma.cuh"
 SOFTMAX = "parts/online_softmax.cuh"
-TASK, RESULTS = "parts/decode_task.cuh", "parts/decode_results.cuh"
-SOURCE, QUERIES = "parts/decode_source.cuh", "parts/decode_queries.cuh"
+WORK_TILE, EPILOGUE = "parts/decode_work_tile.cuh", "parts/decode_epilogue.cuh"
+LOAD_KV, LOAD_Q = "parts/decode_load_kv.cuh", "parts/decode_load_q.cuh"
 MERGE, MERGE_KERNEL = "parts/decode_merge.cuh", "decode_merge.cu"
 
 FAULTS = {
     "no barrier before a stage is read": Fault(
-        WARPS,
-        "copy_async_wait<kStages - 1>(); sync_tile();",
+        MAINLOOP,
+        "copy_async_wait<kStages - 1>(); sync_stage();",
         "copy_async_wait<kStages - 1>();",
         "lengths",
     ),
     "a stage too early": Fault(
-        WARPS,
+        MAINLOOP,
         "copy_async_wait<kStages - 1>();",
         "copy_async_wait<kStages>();",
         "lengths",
     ),
-    "queries read before they are there": Fault(
-        WARPS,
-        "if constexpr (kOwnKeys) sync_block();  // the queries",
+    "queries are read before they are loaded": Fault(
+        MAINLOOP,
+        "if constexpr (kWarpOwnsKeys) sync_block();  // the queries are loaded",
         "",
         "lengths",
     ),
-    "a stage is loaded over before it has been read": Fault(
-        WARPS,
-        "sync_tile();  // the stage has been read",
+    "a stage is refilled before it is empty": Fault(
+        MAINLOOP,
+        "sync_stage();  // the stage is empty",
         "",
         "many rows, who computes",
     ),
-    "a stage is loaded over while it is read": Fault(
-        SOURCE,
-        "next_stage = next_stage + 1 < kStages ?",
-        "next_stage = next_stage + 2 < kStages ?",
+    "a stage is refilled while it is read": Fault(
+        LOAD_KV,
+        "stage = stage + 1 < kStages ?",
+        "stage = stage + 2 < kStages ?",
         "lengths",
     ),
-    "values behind the end": Fault(
-        SOURCE,
+    "values past the end": Fault(
+        LOAD_KV,
         "has_v && valid",
         "has_v",
         "lengths",
     ),
-    "columns behind the last": Fault(
-        SOURCE, "has_k = vector * 8 < params.dim,", "has_k = true,", "padded rows"
+    "columns past the last": Fault(
+        LOAD_KV, "has_k = vector * 8 < params.dim,", "has_k = true,", "padded rows"
     ),
     "a query sees one key less": Fault(
-        PRODUCTS, "params.queries.by - 1 - query", "params.queries.by - query", "lengths"
+        MMA, "params.queries.divisor - 1 - query", "params.queries.divisor - query", "lengths"
     ),
     "queries and heads swapped": Fault(
-        PRODUCTS,
-        "const int query = params.queries.take_from(head); ends[m][r]",
-        "params.queries.take_from(head); const int query = head; ends[m][r]",
+        MMA,
+        "const int query = params.queries.divide(head); end_keys[m][r]",
+        "params.queries.divide(head); const int query = head; end_keys[m][r]",
         "lengths",
     ),
     "small weights in FP16's subnormals": Fault(
         SOFTMAX, "kSame<T, half> ? 7.0f : 0.0f", "0.0f", "small weights"
     ),
     "infinity minus infinity": Fault(
-        WARPS,
-        "const float finite = total.exponent == -kInfinity ? 0.0f : total.exponent;",
-        "const float finite = total.exponent;",
+        MAINLOOP,
+        "const float finite = state.exponent == -kInfinity ? 0.0f : state.exponent;",
+        "const float finite = state.exponent;",
         "lengths",
     ),
-    "a chunk goes on with the sums of the one before": Fault(
-        WARPS,
-        "softmax.restart(); values.restart(); chunk_end",
-        "softmax.restart(); chunk_end",
+    "a chunk keeps the accumulators of the one before": Fault(
+        MAINLOOP,
+        "softmax.reset(); output.clear(); chunk_end",
+        "softmax.reset(); chunk_end",
         "infinite value",
     ),
-    "a chunk goes on with the maximum of the one before": Fault(
-        WARPS,
-        "softmax.restart(); values.restart(); chunk_end",
-        "values.restart(); chunk_end",
+    "a chunk keeps the softmax of the one before": Fault(
+        MAINLOOP,
+        "softmax.reset(); output.clear(); chunk_end",
+        "output.clear(); chunk_end",
         "who computes",
     ),
-    "a group goes on with the chunks of the one before": Fault(
-        RESULTS,
-        "task.group_node(params, chunk / kGroup)); restart();",
-        "task.group_node(params, chunk / kGroup));",
+    "a group keeps the state of the one before": Fault(
+        EPILOGUE,
+        "work.group_partial(params, chunk / kChunksPerGroup)); clear();",
+        "work.group_partial(params, chunk / kChunksPerGroup));",
         "who computes",
     ),
-    "chunks end where their task ends": Fault(
-        WARPS, "if (ends || key >= chunk_end) {", "if (ends) {", "who computes"
+    "chunks end where their work tile ends": Fault(
+        MAINLOOP, "if (is_last || key >= chunk_end) {", "if (is_last) {", "who computes"
     ),
-    "groups end where their task ends": Fault(
-        RESULTS, "chunk % kGroup == kGroup - 1 || is_last", "is_last", "who computes"
+    "groups end where their work tile ends": Fault(
+        EPILOGUE,
+        "chunk % kChunksPerGroup == kChunksPerGroup - 1 || is_last",
+        "is_last",
+        "who computes",
     ),
     "tiles of a sequence without keys": Fault(
-        WARPS, "if (task.first < task.end) {", "if (true) {", "lengths"
+        MAINLOOP, "if (work.first_key < work.end_key) {", "if (true) {", "lengths"
     ),
     "copies for a sequence without keys": Fault(
-        WARPS,
-        "if (task.first < task.end) { TileLoads loads(params, task, caches, block_table);",
-        "if (true) { TileLoads loads(params, task, caches, block_table);"
-        " if (task.first == task.end) loads.end = task.first + 1;",
+        MAINLOOP,
+        "if (work.first_key < work.end_key) {"
+        " KvPipeline pipeline(params, work, cache, block_table);",
+        "if (true) { KvPipeline pipeline(params, work, cache, block_table);"
+        " if (work.first_key == work.end_key) pipeline.end_key = work.first_key + 1;",
         "empty caches",
     ),
-    "the task is read before it is there": Fault(
-        WARPS, "sync_block();  // storage.task is written", "", "lengths"
+    "the work tile is read before it is written": Fault(
+        MAINLOOP, "sync_block();  // storage.work is written", "", "lengths"
     ),
     "rows past the last": Fault(
-        RESULTS,
-        "if (row >= task.num_rows) break;",
+        EPILOGUE,
+        "if (row >= work.num_rows) break;",
         "",
         "lengths",
     ),
     "the last rows are those of the first block": Fault(
-        QUERIES,
-        "row = task.first_row + i / kVectors;",
+        LOAD_Q,
+        "row = work.first_row + i / kVectors;",
         "row = i / kVectors;",
         "rows",
     ),
     "a page's keys counted from the sequence's first": Fault(
-        SOURCE,
-        "const int within = page_size.take_from(key);",
-        "const int within = key;",
+        LOAD_KV,
+        "const int key_of_page = page_size.divide(key);",
+        "const int key_of_page = key;",
         "pages",
     ),
-    "a quotient too small": Fault(TASK, "if (rest >= by) ++quotient, rest -= by;", "", "lengths"),
+    "a quotient too small": Fault(
+        WORK_TILE, "if (remainder >= divisor) ++quotient, remainder -= divisor;", "", "lengths"
+    ),
     "the pages of the tile before": Fault(
-        SOURCE, "find_pages(first_key + kTileK);", "find_pages(first_key);", "pages"
+        LOAD_KV, "load_pages(tile_key + kTileN);", "load_pages(tile_key);", "pages"
     ),
     "a page's offset in 32 bits": Fault(
-        SOURCE,
-        "copy(i, k + page * k_page",
-        "copy(i, k + int(page * k_page)",
+        LOAD_KV,
+        "copy(i, k + page * k_page_stride",
+        "copy(i, k + int(page * k_page_stride)",
         "large caches",
     ),
     "the same keys again": Fault(
-        SOURCE,
-        "k += kLinesAtOnce * k_row, v +=",
+        LOAD_KV,
+        "k += kKeysPerPass * k_stride, v +=",
         "v +=",
         "lengths",
     ),
     "the keys of the warp behind": Fault(
-        SOURCE,
-        "k += kOthers * k_row, v += kOthers * v_row;",
+        LOAD_KV,
+        "k += kKeysOfOthers * k_stride, v += kKeysOfOthers * v_stride;",
         "",
         "lengths",
     ),
     "the first sequence's pages": Fault(
-        SOURCE, "table += task.batch * params.table_stride;", "", "pages"
+        LOAD_KV, "table += work.batch * params.table_stride;", "", "pages"
     ),
-    "pages that there are not": Fault(
-        SOURCE, "pages[i] < last_page ? pages[i] : last_page", "pages[i]", "clamped"
+    "pages that do not exist": Fault(
+        LOAD_KV, "pages[i] < last_page ? pages[i] : last_page", "pages[i]", "clamped"
     ),
-    "a key behind the cache": Fault(
-        TASK, "length < max_keys ? length", "length <= max_keys + 1 ? length", "clamped"
+    "a key past the cache": Fault(
+        WORK_TILE, "length < max_keys ? length", "length <= max_keys + 1 ? length", "clamped"
     ),
     "chunks by the longest length": Fault(
-        TASK, "chunks(params, num_keys);", "chunks(params, params.max_keys);", "any batch"
+        WORK_TILE, "chunks(params, num_keys);", "chunks(params, params.max_keys);", "any batch"
     ),
     "chunks weigh the same": Fault(
         MERGE, "exp2_approx(added.exponent - finite)};", "1.0f};", "lengths"
@@ -175,8 +181,8 @@ FAULTS = {
     ),
     "a group's sum is not rescaled": Fault(
         MERGE,
-        "multiply_add(total.sum, factors.before,",
-        "multiply_add(total.sum, 1.0f,",
+        "multiply_add(state.sum, factors.before,",
+        "multiply_add(state.sum, 1.0f,",
         "lengths",
     ),
     "the last chunk is left out": Fault(
@@ -185,22 +191,22 @@ FAULTS = {
         "if (first_chunk + i >= end - 1) continue;",
         "lengths",
     ),
-    "folded before all chunks are there": Fault(
+    "folded before all chunks are stored": Fault(
         MERGE, "uint32_t(count - 1);", "uint32_t(count - 2);", "who computes"
     ),
-    "told before it is known": Fault(
-        MERGE, "told = last; } sync_block();", "told = last; }", "who computes"
+    "the flag is read before it is written": Fault(
+        MERGE, "flag = last; } sync_block();", "flag = last; }", "who computes"
     ),
     "the counters stay": Fault(MERGE, "if (last) *counter = 0;", "", "counters"),
     "groups weigh the same": Fault(
         MERGE,
-        "weights[i] = exp2_approx(groups[i].exponent - finite);",
-        "weights[i] = 1.0f;",
+        "factors[i] = exp2_approx(groups[i].exponent - finite);",
+        "factors[i] = 1.0f;",
         "many chunks",
     ),
     "the largest exponent of one thread's groups": Fault(
         MERGE,
-        "largest = across_row<Max>(largest);",
+        "largest = reduce_row<Max>(largest);",
         "",
         "many chunks",
     ),
@@ -216,7 +222,7 @@ FAULTS = {
         "const float x = mine[0];",
         "most chunks",
     ),
-    "values read before they are there": Fault(
+    "values are read before they are copied": Fault(
         MERGE,
         "copy_async_wait<0>();",
         "",
@@ -224,95 +230,99 @@ FAULTS = {
     ),
     "the values of the chunks before": Fault(
         MERGE,
-        "if (begin > 0) start_values<kValuesAtOnce>(memory, begin);",
+        "if (begin > 0) copy_values<kBatch>(memory, begin);",
         "",
         "most chunks",
     ),
-    "warps' sums weigh the same": Fault(
-        WARPS,
+    "warps' parts weigh the same": Fault(
+        MAINLOOP,
         "exp2_approx(warps[w].exponent - finite)",
         "1.0f",
         "lengths",
     ),
-    "warps' sums read before they are there": Fault(
-        WARPS,
-        "store(mine, memory, m * kRowsAtOnce, num_rows); sync_block();",
-        "store(mine, memory, m * kRowsAtOnce, num_rows);",
+    "warps' parts are read before they are stored": Fault(
+        MAINLOOP,
+        "store(output, memory, m * kRowsPerPass, num_rows); sync_block();",
+        "store(output, memory, m * kRowsPerPass, num_rows);",
         "lengths",
     ),
-    "warps' sums stored over those that are read": Fault(
-        WARPS,
-        "if constexpr (kOwnKeys) sync_block();  // what lies there has been read since",
+    "warps' states are stored over those that are read": Fault(
+        MAINLOOP,
+        "if constexpr (kWarpOwnsKeys) sync_block();  // the last chunk's exchange has been read",
         "",
         "who computes",
     ),
     "rows stored over those that are read": Fault(
-        WARPS,
+        MAINLOOP,
         "if (m > 0) sync_block();",
         "",
         "one chunk",
     ),
     "a warp's keys counted from the tile's first": Fault(
-        WARPS, "key + first_key_of_warp()", "key", "lengths"
+        MAINLOOP, "key + warp_first_key()", "key", "lengths"
     ),
-    "all warps have the first keys": Fault(
-        PRODUCTS, "keys(first_key_of_warp())", "keys(0)", "lengths"
-    ),
+    "all warps have the first keys": Fault(MMA, "keys(warp_first_key())", "keys(0)", "lengths"),
     "many rows: the first rows of each part": Fault(
         MERGE_KERNEL,
-        "const int begin = int(blockIdx.x) % kParts * kRowsAtOnce;",
+        "const int begin = int(blockIdx.x) % kPasses * kRowsPerPass;",
         "const int begin = 0;",
         "rows",
     ),
-    "many rows: the first block's sums for all": Fault(
-        MERGE_KERNEL, "* params.row_blocks.by + row_block;", "* params.row_blocks.by;", "rows"
-    ),
-    "many rows: rows that there are not": Fault(
+    "many rows: the first row tile for all": Fault(
         MERGE_KERNEL,
-        "const bool has_row = begin + own.row < task.num_rows;",
+        "* params.row_tiles.divisor + row_tile_of_head;",
+        "* params.row_tiles.divisor;",
+        "rows",
+    ),
+    "many rows: rows that do not exist": Fault(
+        MERGE_KERNEL,
+        "const bool has_row = begin + quad.row < work.num_rows;",
         "const bool has_row = true;",
         "rows",
     ),
     "all warps have the first columns": Fault(
-        PRODUCTS, "return first_col_of_warp() + n * 16", "return n * 16", "columns"
+        MMA, "return warp_first_col() + n * 16", "return n * 16", "columns"
     ),
     "the second half of the scores is left out": Fault(
-        PRODUCTS, "+= sums[1].at(0, 0).values[i];", "+= 0.0f;", "lengths"
+        MMA, "+= chains[1].at(0, 0).values[i];", "+= 0.0f;", "lengths"
     ),
-    "a pair's first block does not wait for the second": Fault(
-        RESULTS, "if (!is_first) return; cluster_wait();", "if (!is_first) return;", "pairs"
+    "a cluster's first block does not wait for the second": Fault(
+        EPILOGUE, "if (!is_first) return; cluster_wait();", "if (!is_first) return;", "clusters"
     ),
-    "a pair's second group is left out": Fault(
-        RESULTS,
-        "multiply_add(added[j], other, multiply_add(value,",
+    "a cluster's second group is left out": Fault(
+        EPILOGUE,
+        "multiply_add(added[j], second_factor, multiply_add(value,",
         "(0.0f * added[j] + multiply_add(value,",
-        "pairs",
+        "clusters",
     ),
-    "a pair's groups weigh the same": Fault(
-        RESULTS, "exp2_approx(second.exponent - finite)", "1.0f", "pairs"
+    "a cluster's groups weigh the same": Fault(
+        EPILOGUE, "exp2_approx(second.exponent - finite)", "1.0f", "clusters"
     ),
-    "a pair's second group has the sum of the first row": Fault(
-        RESULTS, "second = pair.totals[row];", "second = pair.totals[0];", "pairs"
+    "a cluster's second group has the state of the first row": Fault(
+        EPILOGUE, "second = partial.states[row];", "second = partial.states[0];", "clusters"
     ),
     "many rows: a key too many": Fault(
-        PRODUCTS, "if (key >= ends[m][Rows::slot(i)])", "if (key > ends[m][Rows::slot(i)])", "rows"
+        MMA,
+        "if (key >= end_keys[m][Rows::slot(i)])",
+        "if (key > end_keys[m][Rows::slot(i)])",
+        "rows",
     ),
     "many rows: only the last tile is masked": Fault(
-        WARPS, "(params.causal ? params.queries.by - 1 : 0);", "0;", "rows"
+        MAINLOOP, "(params.causal ? params.queries.divisor - 1 : 0);", "0;", "rows"
     ),
     "many rows: all see what the last query sees": Fault(
-        PRODUCTS, "params.queries.by - 1 - query", "0 * query", "rows"
+        MMA, "params.queries.divisor - 1 - query", "0 * query", "rows"
     ),
     "many rows: values are not rescaled": Fault(
-        PRODUCTS, "value *= factors[m][Rows::slot(i)];", "(void)factors, (void)m;", "rows"
+        MMA, "value *= factors[m][Rows::slot(i)];", "(void)factors, (void)m;", "rows"
     ),
-    "many rows: sums are not rescaled": Fault(
-        PRODUCTS, "of[m].rescale(factors[m]);", "(void)factors;", "rows"
+    "many rows: row sums are not rescaled": Fault(
+        MMA, "softmax[m].rescale(factors[m]);", "(void)factors;", "rows"
     ),
     "many rows: a negative scale for a positive one": Fault(
-        PRODUCTS,
-        "const float before = scale > 0.0f ? 1.0f : scale;",
-        "const float before = 1.0f;",
+        MMA,
+        "const float score_scale = scale > 0.0f ? 1.0f : scale;",
+        "const float score_scale = 1.0f;",
         "rows",
     ),
 }
@@ -350,7 +360,7 @@ CHECKS = {
     "who computes": lambda: _who_computes(16, 16),
     "single chunks": lambda: _who_computes(1, 16),
     "many rows, who computes": lambda: _who_computes(16, 64),
-    "pairs": _on_host(properties.test_pairs_of_blocks_change_no_bit, 8),
+    "clusters": _on_host(properties.test_clusters_change_no_bit, 8),
     "clamped": _on_host(properties.test_lengths_and_tables_of_the_device_are_clamped),
     "empty caches": lambda: properties.test_empty_caches_are_not_read(host.current(), "no keys", 2),
     "large caches": properties.test_caches_of_more_than_2_to_the_32_bytes,

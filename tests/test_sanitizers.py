@@ -93,8 +93,8 @@ with host.use(sanitizer=sys.argv[4], schedule=schedule, warp_size=warp_size) as 
         if op.name in ("softmax", "log_softmax"):  # rows in registers, and long ones with ends
             run(op, op.bench_problem((2, 4096), "float16"), target)
             run(op, op.bench_problem((2, 12_345), "float16"), target)
-        if op.name == "decode_attention":  # pairs of blocks
-            config = DecodeConfig(16, 64, 2, 64, 8, least_chunk=64, pairs=True)
+        if op.name == "decode_attention":  # clusters of blocks
+            config = DecodeConfig(16, 64, 2, 64, 8, min_chunk=64, cluster=2)
             run_with(op, large, target, config)
         if op.name in ("layer_norm", "add_rms_norm"):  # blocks that stay for many rows
             config = RowConfig(128, 128, 8, 2, 2, plain=True, stages=3)

@@ -12,12 +12,12 @@ from ..arrays import assign, in_elements, maker, packed
 from ..rows.row_layout import operand
 from ..targets import Target, is_cupy
 from .decode_config import MAX_DIM, MAX_KEYS, MAX_QUERIES, DecodeConfig
-from .decode_plan import DecodeCall, DecodePlan, has_vectors, make_plan
+from .decode_plan import DecodeCall, DecodePlan, has_aligned_rows, make_plan
 
 DTYPES = (dtypes.float16, dtypes.bfloat16)
 
 LAYOUTS = ("hnd", "nhd")
-# The dims of a contiguous and of a paged cache, for messages.
+# Dims of a contiguous and of a paged cache.
 _DIMS = {
     "hnd": ("(B, Hkv, Sk, D)", "(num_pages, Hkv, page, D)"),
     "nhd": ("(B, Sk, Hkv, D)", "(num_pages, page, Hkv, D)"),
@@ -92,7 +92,7 @@ def decode_attention(
     arrays = (q, k_cache, v_cache, seq_lens, block_table)
     key, known, _ = _find(*arrays, layout, causal, scale, return_lse, config, out)
     if known is not None:
-        # Where its arrays lie decides about all checks but those of numpy's values: one look-up.
+        # Equal keys pass the same checks.  Contents are checked in numpy arrays, which have no key.
         target, plan = known
         y = maker(target.xp)(plan.shape, q.dtype) if out is None else out
         lse = maker(target.xp)(plan.shape[:3], np.float32) if return_lse else None
@@ -118,11 +118,12 @@ def decode_attention(
         y = maker(target.xp)(out_shape, q.dtype) if out is None else out
         lse = maker(target.xp)(shape[:3], np.float32) if return_lse else None
         if y.size:
-            steering = _steering(target, seq_lens), _steering(target, block_table)
-            place = y if in_elements(y) else maker(target.xp)(out_shape, q.dtype)
-            plan = run(target, (q, k, v), steering, place, lse, max_keys, causal, scale, config)
-            if place is not y:
-                assign(y, place)
+            lens, table = _as_int32(target, seq_lens), _as_int32(target, block_table)
+            result = y if in_elements(y) else maker(target.xp)(out_shape, q.dtype)
+            arrays = q, k, v, lens, table
+            plan = run(target, arrays, result, lse, max_keys, causal, scale, config)
+            if result is not y:
+                assign(y, result)
             elif plan is not None:
                 plans.remember(key, (target, plan))
     return (y, lse) if return_lse else y
@@ -130,8 +131,7 @@ def decode_attention(
 
 def run(
     target: Target,
-    arrays: tuple[Any, Any, Any],
-    steering: tuple[Any, Any],
+    arrays: tuple[Any, Any, Any, Any, Any],
     y: Any,
     lse: Any,
     max_keys: int,
@@ -139,18 +139,18 @@ def run(
     scale: float,
     config: DecodeConfig | None,
 ) -> DecodePlan | None:
-    """Launch a call whose arguments are checked.  arrays: q, and k and v with heads first ("hnd");
-    steering: lengths and block table of the target, which the kernel clamps.  Returns the plan;
-    None where arrays had to be copied."""
-    q, k, v = arrays
-    lens, table = steering
+    """Launch a call whose arguments are checked; contents of lengths and block table are not.
+
+    arrays: q, the caches as "hnd", lengths and block table as int32 of the target, or None.
+    Returns the plan, None where arrays had to be copied.
+    """
+    *inputs, lens, table = arrays
     is_copy = False
-    places = [operand(x) for x in (q, k, v, y)]
-    inputs = [q, k, v]
+    operands = [operand(x) for x in (*inputs, y)]
     for i, x in enumerate(inputs):
-        if x.size and not has_vectors(places[i], x.shape):
+        if x.size and not has_aligned_rows(operands[i], x.shape):
             inputs[i], is_copy = packed(x), True
-            places[i] = operand(inputs[i])
+            operands[i] = operand(inputs[i])
     q, k, v = inputs
     if lens is not None and (lens.strides[0] != 4 or not in_elements(lens)):
         lens, is_copy = packed(lens), True
@@ -160,7 +160,7 @@ def run(
             table, is_copy = packed(table), True
         table_stride = 0 if len(table) == 1 else table.strides[0] // 4
     call = DecodeCall(
-        *(q.dtype, q.shape, k.shape, v.shape[3], max_keys, *places),
+        *(q.dtype, q.shape, k.shape, v.shape[3], max_keys, *operands),
         *(table_stride, bool(causal), scale),
     )
     plan = _plan(target, call, config)
@@ -227,7 +227,7 @@ def _check_arrays(
 
 
 def _check_integers(name: str, x: Any, q: Any) -> None:
-    """int32 where q is, or a numpy array of integers.  Raises TypeError and ValueError."""
+    """Raises TypeError and ValueError unless x is int32 on q's device, or a numpy integer array."""
     arguments.target_of(name, x)
     if is_cupy(x):
         arguments.same_place(name, x, q, "q")
@@ -254,7 +254,8 @@ def _check_lens(seq_lens: Any, q: Any, max_keys: int) -> Any:
 
 
 def _check_table(table: Any, seq_lens: Any, num_pages: int, page_size: int) -> None:
-    """Raises ValueError where a numpy table is used and names no page."""
+    """Raises ValueError for a numpy table with a wrong page before a length; lengths on the GPU are
+    not read."""
     if is_cupy(table) or is_cupy(seq_lens):
         return
     used = np.ones(table.shape, bool)
@@ -269,10 +270,10 @@ def _check_table(table: Any, seq_lens: Any, num_pages: int, page_size: int) -> N
         )
 
 
-def _steering(target: Target, x: Any) -> Any:
-    """Lengths or a block table as int32 on `target`."""
+def _as_int32(target: Target, x: Any) -> Any:
+    """Lengths or a block table on `target`."""
     if x is None or is_cupy(x):
         return x
-    # What is not used may be anything.
+    # Unused entries of a table may hold any integer.
     info = np.iinfo(np.int32)
     return target.xp.asarray(np.clip(x, info.min, info.max).astype(np.int32))

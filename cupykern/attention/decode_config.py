@@ -1,4 +1,4 @@
-"""Configs of attention for decoding: chunks of keys, their groups, and where these meet."""
+"""Configs of decode attention: the tile of a block, its pipeline, and the split of the keys."""
 
 from __future__ import annotations
 
@@ -17,72 +17,79 @@ from ..targets.limits import is_measured, max_cluster_size, max_shared_bytes, mu
 MAX_QUERIES = 16
 MAX_DIM = 256
 MAX_KEYS = 2**30
-_DIMS = (64, 128, MAX_DIM)
+_PADDED_DIMS = (64, 128, MAX_DIM)
 MAX_CHUNKS = 256  # of a sequence
-GROUP = 8  # chunks that are folded into one, before those of a sequence are added up
+CHUNKS_PER_GROUP = 8
 NUM_THREADS = 128
-_BLOCKS_AT_ONCE = 2  # on a multiprocessor
-_BLOCKS_PER_PLACE = 4  # so that the last ones to end are short
+_BLOCKS_PER_SM = 2  # resident at once
+_WAVES = 4  # at least, where a block computes groups: the last wave is then short
 
 
 @dataclass(frozen=True)
 class DecodeConfig:
-    """A block takes `rows` queries and streams tiles of `tile_k` keys through `stages` buffers.
+    """A block computes `tile_m` rows of a KV head: tiles of `tile_n` keys, loaded in `stages`.
 
-    chunk: how many keys are summed up before they meet others, of sequences of up to 256 chunks; it
-        doubles with every further doubling of the length.
-    least_chunk: the same of short sequences, a power of two times less: of up to 8 chunks, it doubles too.
-    chunks_per_block: how many neighbouring chunks a block takes on, one after another: 1, or a multiple
-        of the 8 of a group.
-    threads: of a block; 256 take fewer registers each where rows have more than 64 numbers.
-    pairs: two blocks, neighbours in a cluster, have the two groups that sequences have at most, and add
-        them up without going through memory.
-    paged_or_not: the variant is for caches with a block table and without.
-    stages, chunks_per_block, pairs and paged_or_not change no bit of a result.
+    chunk: keys of a chunk, of sequences of up to 256 chunks; it doubles with each further doubling
+        of the length.
+    min_chunk: keys of a chunk of short sequences, chunk divided by a power of two; it doubles
+        before a sequence has more than 8 chunks.
+    chunks_per_block: adjacent chunks that a block computes one after another: 1, or a multiple of
+        the 8 of a group.
+    threads: of a block.  256 halve the accumulators of a thread where D is above 64.
+    cluster: 1, or 2 blocks that compute the two groups that a sequence has at most and merge them
+        through distributed shared memory.
+    runtime_paging: one variant for contiguous and paged caches.
+
+    stages, chunks_per_block, cluster and runtime_paging change no bit of a result.
     """
 
-    rows: int
-    tile_k: int
+    tile_m: int
+    tile_n: int
     stages: int
     chunk: int = 256
     chunks_per_block: int = 1
     threads: int = NUM_THREADS
-    least_chunk: int = 128
-    pairs: bool = False
-    paged_or_not: bool = False
+    min_chunk: int = 128
+    cluster: int = 1
+    runtime_paging: bool = False
 
     @property
-    def merges_later(self) -> bool:
-        """Whether a launch of its own adds up what blocks leave: kMergesLater."""
-        return self.rows > 16
+    def has_merge_kernel(self) -> bool:
+        """Whether decode_merge.cu merges the partial results: kHasMergeKernel."""
+        return self.tile_m > 16
 
     def shared_bytes(self, dim: int) -> int:
-        """sizeof(DecodeStorage), for warps of 32 threads; of 64 it is less."""
-        warps, most_groups = self.threads // 32, MAX_CHUNKS // GROUP
-        own_rows = self.rows >= 16 * warps
-        key_warps = min(warps, self.tile_k // 16)
-        size = self.stages * 4 * self.tile_k * dim
-        if not self.merges_later:
-            node = 16 * self.threads
-            size = max(size, node * min(max(size // node // GROUP, 1) * GROUP, most_groups))
-        size += self.rows * 2 * dim
-        if not own_rows:
-            rows_at_once = 4 * self.threads // dim
-            of_warps = 8 * key_warps * self.rows + 4 * key_warps * rows_at_once * (dim + 8)
-            size += max(of_warps, 0 if self.merges_later else merge_sums_bytes(dim, self.threads))
-        if self.pairs:
-            size += self.rows * (8 + 4 * dim)
+        """sizeof(DecodeStorage) for warps of 32 threads; with 64 it is less."""
+        warps, max_groups = self.threads // 32, MAX_CHUNKS // CHUNKS_PER_GROUP
+        warp_owns_rows = self.tile_m >= 16 * warps
+        key_warps = min(warps, self.tile_n // 16)
+        size = self.stages * 4 * self.tile_n * dim
+        if not self.has_merge_kernel:
+            partial = 16 * self.threads  # of MergeValues
+            whole_groups = size // partial // CHUNKS_PER_GROUP * CHUNKS_PER_GROUP
+            size = max(size, partial * min(max(whole_groups, CHUNKS_PER_GROUP), max_groups))
+        size += self.tile_m * 2 * dim
+        if not warp_owns_rows:
+            rows_per_pass = 4 * self.threads // dim
+            exchange = 8 * key_warps * self.tile_m + 4 * key_warps * rows_per_pass * (dim + 8)
+            merge = 0 if self.has_merge_kernel else merge_states_bytes(dim, self.threads)
+            size += max(exchange, merge)
+        if self.cluster > 1:
+            size += self.tile_m * (8 + 4 * dim)
         return -(-(size + 80) // 16) * 16
 
 
-def merge_sums_bytes(dim: int, threads: int) -> int:
-    """sizeof(MergeSums)."""
-    groups_of_lane = -(-(MAX_CHUNKS // GROUP) // min(dim // 4, 32))
-    return 8 * GROUP * groups_of_lane * threads
+def merge_states_bytes(dim: int, threads: int) -> int:
+    """sizeof(MergeStates)."""
+    groups_per_lane = -(-(MAX_CHUNKS // CHUNKS_PER_GROUP) // min(dim // 4, 32))
+    return 8 * CHUNKS_PER_GROUP * groups_per_lane * threads
 
 
 class DecodeTask(NamedTuple):
-    """What a call computes, as its shapes and dtype say.  rows: of a KV head."""
+    """All that decides how a call is computed.
+
+    rows: of a KV head, its query heads times the queries.  max_keys: of a sequence.
+    """
 
     dtype: np.dtype
     batch: int
@@ -94,160 +101,174 @@ class DecodeTask(NamedTuple):
 
     @property
     def padded_dim(self) -> int:
-        """Of queries, keys and values in shared memory."""
-        return next(dim for dim in _DIMS if dim >= max(self.dim, self.dim_v))
+        """kDim: D and Dv in shared memory."""
+        return next(dim for dim in _PADDED_DIMS if dim >= max(self.dim, self.dim_v))
 
     def max_chunks(self, config: DecodeConfig) -> int:
-        """Of a sequence of any length up to max_keys."""
-        short = min(-(-self.max_keys // config.least_chunk), GROUP)
+        """The most chunks of a sequence of any length up to max_keys."""
+        short = min(-(-self.max_keys // config.min_chunk), CHUNKS_PER_GROUP)
         return max(1, short, min(-(-self.max_keys // config.chunk), MAX_CHUNKS))
 
-    def num_tasks(self, config: DecodeConfig) -> int:
-        runs = -(-self.max_chunks(config) // config.chunks_per_block)
-        return self.batch * self.num_kv_heads * runs * -(-self.rows // config.rows)
+    def num_work_tiles(self, config: DecodeConfig) -> int:
+        """The blocks of the launch."""
+        splits = -(-self.max_chunks(config) // config.chunks_per_block)
+        return self.batch * self.num_kv_heads * splits * -(-self.rows // config.tile_m)
 
 
 @cache
 def _tiles(arch: str, dim: int) -> tuple[DecodeConfig, DecodeConfig]:
-    """For up to 16 rows, and for more.  Two blocks fit on a multiprocessor of an H200.
+    """(for up to 16 rows, for more).  Two blocks fit on an SM of an H200.
 
-    Where nothing is measured rows beyond 16 are further blocks', which find the keys in the L2 cache.
+    Where nothing is measured more rows are further blocks, which find the keys in the L2 cache.
     """
     if arch.startswith("gfx"):
-        # More rows would take more registers than gfx11 has.
-        few = DecodeConfig(16, 64, 2, paged_or_not=True)
+        # More rows would exceed the registers of gfx11.
+        small = DecodeConfig(16, 64, 2, runtime_paging=True)
         if dim > 64:
-            few = replace(few, tile_k=32, stages=2 if dim < MAX_DIM else 1, threads=256)
-        return few, few
-    roomy = max_shared_bytes(arch) >= 160 * 1024
-    few = DecodeConfig(16, 8192 // dim, 3 if roomy and dim > 64 else 2)
+            small = replace(small, tile_n=32, stages=2 if dim < MAX_DIM else 1, threads=256)
+        return small, small
+    three_stages = max_shared_bytes(arch) >= 160 * 1024 and dim > 64
+    small = DecodeConfig(16, 8192 // dim, 3 if three_stages else 2)
     if not is_measured(arch):
-        return (replace(few, paged_or_not=True),) * 2
-    many = DecodeConfig(64, 64, 3 if dim == 64 else 2)
+        return (replace(small, runtime_paging=True),) * 2
+    large = DecodeConfig(64, 64, 3 if dim == 64 else 2)
     if dim == MAX_DIM:
-        many = DecodeConfig(32, 32, 2, threads=256)
+        large = DecodeConfig(32, 32, 2, threads=256)
     # Measured on an H200.
-    return tuple(replace(c, chunk=512) for c in (few, many)) if arch == "sm_90a" else (few, many)
+    chunk = 512 if arch == "sm_90a" else small.chunk
+    return replace(small, chunk=chunk), replace(large, chunk=chunk)
 
 
-def _busy_tiles(arch: str, dim: int) -> tuple[DecodeConfig, ...]:
-    """For up to 16 rows where multiprocessors have more than a block each, as measured on an H200: in
-    pairs, which not all tasks allow, and alone.  Less is on its way then, to more of them."""
+def _full_sm_tiles(arch: str, dim: int) -> tuple[DecodeConfig, ...]:
+    """For up to 16 rows where SMs have more than one block each: in clusters, which not all tasks
+    allow, and without.  Two stages: with more blocks fewer loads in flight are enough.  Measured on
+    an H200."""
     if arch != "sm_90a" or dim != 128:
         return ()
     tile = replace(_tiles(arch, dim)[0], stages=2)
-    return replace(tile, chunks_per_block=GROUP, pairs=True), tile
+    return replace(tile, chunks_per_block=CHUNKS_PER_GROUP, cluster=2), tile
 
 
-def configs(task: DecodeTask, arch: str, blocks: int | None = None) -> tuple[DecodeConfig, ...]:
-    """The configs of `task` on `arch`, the default first; their results agree bit for bit, so that it
-    does not matter which of them a batch gets.
+def configs(task: DecodeTask, arch: str, num_sms: int | None = None) -> tuple[DecodeConfig, ...]:
+    """The configs of `task` on `arch`, the default first.  Their results agree bit for bit, so the
+    batch may decide which is used.
 
-    blocks: how many multiprocessors the device has; None: as most of `arch`.
+    num_sms: of the device; None: as most devices of `arch`.
     """
-    few, many = _tiles(arch, task.padded_dim)
-    tile = few if task.rows <= few.rows else many
-    if task.rows > tile.rows and arch == "sm_90a":
-        # Blocks of other rows read the same keys: the more chunks, the more blocks there are without
-        # that.  Measured on an H200.
-        tile = replace(tile, chunk=tile.least_chunk)
-    places = blocks or multiprocessors(arch)
-    # Whole groups, as many as leave each place some blocks; single chunks where that would leave places
-    # without any.
-    at_once = _BLOCKS_AT_ONCE * places
-    groups = max(1, task.num_tasks(tile) // GROUP // (_BLOCKS_PER_PLACE * at_once))
-    run = GROUP << (groups.bit_length() - 1)
-    # Measured on an H200: a block on nearly every multiprocessor is enough for whole groups.
-    if 10 * task.num_tasks(replace(tile, chunks_per_block=GROUP)) < 9 * places:
-        run = 1
-    busy = _busy_tiles(arch, task.padded_dim) if tile is few else ()
+    small, large = _tiles(arch, task.padded_dim)
+    tile = small if task.rows <= small.tile_m else large
+    if task.rows > tile.tile_m and arch == "sm_90a":
+        # Row tiles of a KV head read the same keys; smaller chunks give more blocks with keys of
+        # their own.  Measured on an H200.
+        tile = replace(tile, chunk=tile.min_chunk)
+    sms = num_sms or multiprocessors(arch)
+    # Blocks of whole groups, of as many as leave _WAVES waves.
+    resident = _BLOCKS_PER_SM * sms
+    groups = max(1, task.num_work_tiles(tile) // CHUNKS_PER_GROUP // (_WAVES * resident))
+    chunks = CHUNKS_PER_GROUP << (groups.bit_length() - 1)
+    # Blocks of single chunks where groups would leave SMs idle.  Measured on an H200: whole groups
+    # win from a block on nine of ten SMs.
+    if 10 * task.num_work_tiles(replace(tile, chunks_per_block=CHUNKS_PER_GROUP)) < 9 * sms:
+        chunks = 1
+    full = _full_sm_tiles(arch, task.padded_dim) if tile is small else ()
     found: dict[DecodeConfig, None] = {}
-    for n in (run, 1, 8, 16, 32):
+    for n in (chunks, 1, 8, 16, 32):
         config = replace(tile, chunks_per_block=n)
-        others = [replace(c, chunks_per_block=n) for c in busy if not c.pairs or n == GROUP]
-        others = [c for c in others if not _refusal_of_pairs(c, task, arch)]
-        if task.num_tasks(config) > places:
+        others = [
+            replace(c, chunks_per_block=n) for c in full if c.cluster == 1 or n == CHUNKS_PER_GROUP
+        ]
+        others = [c for c in others if not _cluster_refusal(c, task, arch)]
+        if task.num_work_tiles(config) > sms:
             found |= dict.fromkeys((*others, config))
         else:
             found |= dict.fromkeys((config, *others))
     return tuple(found)
 
 
-def choose_config(task: DecodeTask, arch: str, blocks: int | None = None) -> DecodeConfig:
-    """The config for `task` on `arch` with `blocks` multiprocessors."""
-    return configs(task, arch, blocks)[0]
+def choose_config(task: DecodeTask, arch: str, num_sms: int | None = None) -> DecodeConfig:
+    """The default config for `task` on a device of `arch` with `num_sms` SMs."""
+    return configs(task, arch, num_sms)[0]
 
 
 def refusal(config: DecodeConfig, task: DecodeTask, arch: str) -> str | None:
     """Why `config` cannot compute `task` on `arch`; None: it can."""
-    reason = _refusal(config, task.padded_dim, arch) or _refusal_of_pairs(config, task, arch)
+    reason = _refusal(config, task.padded_dim, arch) or _cluster_refusal(config, task, arch)
     return reason and f"{reason}; got {config}"
 
 
 def _refusal(config: DecodeConfig, dim: int, arch: str) -> str | None:
     c = config
-    sizes = (c.rows, c.tile_k, c.stages, c.chunk, c.least_chunk, c.chunks_per_block)
+    sizes = (c.tile_m, c.tile_n, c.stages, c.chunk, c.min_chunk, c.chunks_per_block)
     if not all(isinstance(size, int) and size > 0 for size in sizes):
         return "all sizes must be positive integers"
-    if not isinstance(c.pairs, bool):
-        return "pairs must be a bool"
-    if c.rows not in (16, 32, 64):
-        return "rows must be 16, 32 or 64"
+    if c.cluster not in (1, 2):
+        return "cluster must be 1 or 2"
+    if c.tile_m not in (16, 32, 64):
+        return "tile_m must be 16, 32 or 64"
     if c.threads != NUM_THREADS and not (
-        c.threads == 256 and dim > 64 and c.rows < 64 and c.tile_k >= 32
+        c.threads == 256 and dim > 64 and c.tile_m < 64 and c.tile_n >= 32
     ):
-        return f"threads must be {NUM_THREADS}, or 256 of dims above 64, rows below 64 and tile_k above 16"
-    if c.tile_k not in (16, 32, 64, 128):
-        return "tile_k must be 16, 32, 64 or 128"
+        return (
+            f"threads must be {NUM_THREADS}, or 256 where D is above 64, tile_m below 64 and "
+            "tile_n above 16"
+        )
+    if c.tile_n not in (16, 32, 64, 128):
+        return "tile_n must be 16, 32, 64 or 128"
     if c.chunk > MAX_KEYS:
         return f"chunk must be at most {MAX_KEYS}"
-    times = c.chunk // c.least_chunk
-    if c.least_chunk % c.tile_k or times * c.least_chunk != c.chunk or times & (times - 1):
-        return "chunk must be least_chunk, a multiple of tile_k, times a power of two"
-    if c.chunks_per_block > 1 and c.chunks_per_block % GROUP:
-        return f"chunks_per_block must be 1 or a multiple of {GROUP}"
+    factor = c.chunk // c.min_chunk
+    if c.min_chunk % c.tile_n or factor * c.min_chunk != c.chunk or factor & (factor - 1):
+        return "chunk must be min_chunk, a multiple of tile_n, times a power of two"
+    if c.chunks_per_block > 1 and c.chunks_per_block % CHUNKS_PER_GROUP:
+        return f"chunks_per_block must be 1 or a multiple of {CHUNKS_PER_GROUP}"
     if c.shared_bytes(dim) > max_shared_bytes(arch):
         return f"it needs {c.shared_bytes(dim)} bytes of shared memory, of {max_shared_bytes(arch)}"
     return None
 
 
-def _refusal_of_pairs(config: DecodeConfig, task: DecodeTask, arch: str) -> str | None:
-    if not config.pairs:
+def _cluster_refusal(config: DecodeConfig, task: DecodeTask, arch: str) -> str | None:
+    if config.cluster == 1:
         return None
     chunks = task.max_chunks(config)
     if max_cluster_size(arch) < 2:
         return f"{arch} has no clusters"
-    if config.chunks_per_block != GROUP or not GROUP < chunks <= 2 * GROUP:
-        return f"pairs are for two groups of chunks, and blocks of one; there are {chunks} chunks"
-    if config.merges_later or task.rows > config.rows:
-        return "pairs are for rows that one block of 16 has"
+    one_group = config.chunks_per_block == CHUNKS_PER_GROUP
+    if not one_group or not CHUNKS_PER_GROUP < chunks <= 2 * CHUNKS_PER_GROUP:
+        return f"a cluster needs two groups of chunks, one a block; there are {chunks} chunks"
+    if config.has_merge_kernel or task.rows > config.tile_m:
+        return "a cluster needs a single row tile of 16 rows"
     return None
 
 
 def variant(dtype: np.dtype, dim: int, config: DecodeConfig, paged: bool = False) -> Variant:
-    """The kernel of `config`, for padded dims of `dim`, and caches with a block table if `paged`."""
+    """The kernel of `config` for padded dims of `dim`; paged: for caches with a block table."""
     constants = {
-        "kRows": config.rows,
+        "kTileM": config.tile_m,
         "kDim": dim,
-        "kTileK": config.tile_k,
+        "kTileN": config.tile_n,
         "kStages": config.stages,
         "kMaxChunks": MAX_CHUNKS,
-        "kGroup": GROUP,
-        "kPaged": EITHER if config.paged_or_not else int(paged),
+        "kChunksPerGroup": CHUNKS_PER_GROUP,
+        "kPaged": EITHER if config.runtime_paging else int(paged),
     }
     return Variant(
         "decode_attention",
         (("Element", dtypes.CPP_NAMES[dtype]),),
         tuple(constants.items()),
         config.threads,
-        cluster_size=2 if config.pairs else 1,
-        min_blocks=_BLOCKS_AT_ONCE if config.threads == NUM_THREADS else 1,
+        cluster_size=config.cluster,
+        min_blocks=_BLOCKS_PER_SM if config.threads == NUM_THREADS else 1,
     )
 
 
 def merge_variant(dtype: np.dtype, dim: int, config: DecodeConfig) -> Variant:
-    """The kernel that adds up what that of `config` leaves, if it `merges_later`."""
-    constants = {"kRows": config.rows, "kDim": dim, "kMaxChunks": MAX_CHUNKS, "kGroup": GROUP}
+    """The kernel that merges the partial results of `config`, if it `has_merge_kernel`."""
+    constants = {
+        "kTileM": config.tile_m,
+        "kDim": dim,
+        "kMaxChunks": MAX_CHUNKS,
+        "kChunksPerGroup": CHUNKS_PER_GROUP,
+    }
     types = (("Element", dtypes.CPP_NAMES[dtype]),)
     return Variant("decode_merge", types, tuple(constants.items()), NUM_THREADS)
 
@@ -256,12 +277,12 @@ def variants(arch: str) -> tuple[Variant, ...]:
     kinds = [
         (t, dim, tile)
         for t in (dtypes.float16, dtypes.bfloat16)
-        for dim in _DIMS
-        for tile in dict.fromkeys((*_tiles(arch, dim), *_busy_tiles(arch, dim)))
+        for dim in _PADDED_DIMS
+        for tile in dict.fromkeys((*_tiles(arch, dim), *_full_sm_tiles(arch, dim)))
     ]
     return (
         *dict.fromkeys(variant(*kind, paged) for kind in kinds for paged in (False, True)),
-        *(merge_variant(*kind) for kind in kinds if kind[-1].merges_later),
+        *(merge_variant(*kind) for kind in kinds if kind[-1].has_merge_kernel),
     )
 
 

@@ -1,4 +1,4 @@
-"""Launches of attention for decoding: a call's parameters, its grid, and what its blocks leave for others."""
+"""Plans of decode attention: kernel parameters, grid, and memory of partial results."""
 
 from __future__ import annotations
 
@@ -12,33 +12,34 @@ from ..jit import get_kernel
 from ..rows.row_layout import Operand
 from ..targets import Kernel, Target
 from .decode_config import (
+    CHUNKS_PER_GROUP,
     FAMILY,
-    GROUP,
     MAX_CHUNKS,
     NUM_THREADS,
     DecodeConfig,
     DecodeTask,
-    merge_sums_bytes,
+    merge_states_bytes,
     merge_variant,
     variant,
 )
 
-_DIVISOR = np.dtype([("by", np.int32), ("reciprocal", np.uint32)])
-_DIVISORS = ("row_blocks", "runs", "kv_heads", "queries", "least_chunk", "page_size")
-_PARAMS = np.dtype(  # parts/decode_task.cuh: DecodeParams
+_FAST_DIVMOD = np.dtype([("divisor", np.int32), ("reciprocal", np.uint32)])
+_DIVISORS = ("row_tiles", "splits", "kv_heads", "queries", "min_chunk", "page_size")
+_PARAMS = np.dtype(  # parts/decode_work_tile.cuh: DecodeParams
     [
-        *((name, np.int64, (4,)) for name in ("q", "out")),
-        *((name, np.int64, (3,)) for name in ("k", "v")),
-        *((name, np.int64) for name in ("table_stride", "num_nodes")),
-        *((name, _DIVISOR) for name in _DIVISORS),
+        *((name, np.int64, (4,)) for name in ("q_strides", "out_strides")),
+        *((name, np.int64, (3,)) for name in ("k_strides", "v_strides")),
+        *((name, np.int64) for name in ("table_stride", "num_partials")),
+        *((name, _FAST_DIVMOD) for name in _DIVISORS),
         *(
             (name, np.int32)
             for name in (
                 *("num_pages", "heads_per_kv_head", "num_rows", "dim", "dim_v", "max_keys"),
-                *("doublings", "chunks_per_block", "chunk_nodes", "nodes", "counters", "causal"),
+                *("max_doublings", "chunks_per_block", "chunk_partials", "partials", "counters"),
+                "causal",
             )
         ),
-        ("exponent_scale", np.float32),
+        ("scale_log2", np.float32),
         ("padding", np.int32),
     ]
 )
@@ -47,8 +48,9 @@ _PARAMS = np.dtype(  # parts/decode_task.cuh: DecodeParams
 class DecodeCall(NamedTuple):
     """A checked call: shapes, strides and options.
 
-    q, out: (B, H, Sq, D); k, v: (B or pages, Hkv, keys, D), rows of which are contiguous and aligned.
-    table_stride: of the block table, in elements; None: there is none.
+    q, out: (B, H, Sq, D).  k, v: (B or num_pages, Hkv, keys, D).  Rows of q, k and v are contiguous
+    and 16-byte aligned.
+    table_stride: of the block table, in elements; None: contiguous caches.
     """
 
     dtype: np.dtype
@@ -66,8 +68,11 @@ class DecodeCall(NamedTuple):
 
 
 class DecodePlan(NamedTuple):
-    """The launch of a call.  shape: the result's.  num_partials: bytes of partial results; num_counters: that it needs.
-    merge: a second launch that makes results of these, of merge_grid blocks, if any."""
+    """The launches of a call.
+
+    merge: the second kernel, if any.  shape: of the result.  partial_bytes, num_counters: scratch
+    memory of partial results and counters.
+    """
 
     kernel: Kernel
     merge: Kernel | None
@@ -77,15 +82,15 @@ class DecodePlan(NamedTuple):
     grid: int
     shared_bytes: int
     params: Any
-    num_partials: int
+    partial_bytes: int
     num_counters: int
 
     def launch(
         self, target: Target, q: Any, k: Any, v: Any, lens: Any, table: Any, out: Any, lse: Any
     ) -> None:
         partials = counters = None
-        if self.num_partials:
-            partials, counters = workspace.take(target, self.num_partials, self.num_counters)
+        if self.partial_bytes:
+            partials, counters = workspace.take(target, self.partial_bytes, self.num_counters)
         args = (q, k, v, lens, table, out, lse, partials, counters, self.params)
         self.kernel(self.grid, args, self.shared_bytes)
         if self.merge is not None:
@@ -93,16 +98,16 @@ class DecodePlan(NamedTuple):
             self.merge(self.merge_grid, args, self.merge_shared_bytes)
 
 
-def has_vectors(x: Operand, shape: tuple[int, ...]) -> bool:
-    """Whether rows of 8 or more 16-bit numbers are contiguous and begin at multiples of 16 bytes."""
+def has_aligned_rows(x: Operand, shape: tuple[int, ...]) -> bool:
+    """Whether rows are contiguous and 16-byte aligned, as async copies of 16 bytes need."""
     outer = zip(shape[:-1], x.strides[:-1], strict=True)
     aligned = x.offset % 16 == 0 and all(n <= 1 or stride % 16 == 0 for n, stride in outer)
     return aligned and x.strides[-1] == x.itemsize
 
 
-def _steps(x: Operand, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides in elements.  0 along dims of one and where there are no elements: there the
-    strides of equal calls may differ."""
+def _element_strides(x: Operand, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides in elements; 0 along dims of one and in empty arrays, where equal calls may have
+    different strides."""
     empty = 0 in shape
     return tuple(
         0 if empty or size == 1 else stride // x.itemsize
@@ -118,70 +123,69 @@ def make_plan(target: Target, call: DecodeCall, given: DecodeConfig | None) -> D
     task = DecodeTask(call.dtype, batch, num_kv_heads, rows, dim, call.dim_v, call.max_keys)
     config = FAMILY.config(task, target, given)
     max_chunks = task.max_chunks(config)
-    num_tasks = task.num_tasks(config)
-    if num_tasks >= 2**30:
-        raise ValueError(f"the call has {num_tasks} tasks, more than 2^30")
+    grid = task.num_work_tiles(config)
+    if grid >= 2**30:
+        raise ValueError(f"the call has {grid} work tiles, more than 2^30")
 
-    params = np.zeros((), _PARAMS)
-    for name, x, shape in (
-        *(("q", call.q, call.q_shape), ("out", call.out, call.q_shape)),
-        *(("k", call.k, call.k_shape), ("v", call.v, call.k_shape)),
-    ):
-        params[name] = _steps(x, shape)[: params[name].size]
-    row_blocks = -(-rows // config.rows)
-    groups = -(-max_chunks // GROUP)
-    chunk_nodes = max_chunks if config.chunks_per_block == 1 else 0
-    nodes = chunk_nodes + groups
-    # Nothing is left for others where one block does all of a sequence.
-    leaves = max_chunks > max(1, config.chunks_per_block) or groups > 1
-    counters = (
-        0
-        if config.merges_later or config.pairs or not leaves
-        else 1 + (groups if chunk_nodes else 0)
-    )
-    places = batch * num_kv_heads * row_blocks
+    row_tiles_per_head = -(-rows // config.tile_m)
+    row_tiles = batch * num_kv_heads * row_tiles_per_head
+    groups = -(-max_chunks // CHUNKS_PER_GROUP)
+    chunk_partials = max_chunks if config.chunks_per_block == 1 else 0
+    partials = chunk_partials + groups
+    # None where one block computes a whole sequence.
+    has_partials = max_chunks > max(1, config.chunks_per_block) or groups > 1
+    counters = 0
+    if has_partials and not config.has_merge_kernel and config.cluster == 1:
+        counters = 1 + (groups if chunk_partials else 0)
     divisors = {
-        "row_blocks": row_blocks,
-        "runs": -(-max_chunks // config.chunks_per_block),
+        "row_tiles": row_tiles_per_head,
+        "splits": -(-max_chunks // config.chunks_per_block),
         "kv_heads": num_kv_heads,
         "queries": num_queries,
-        "least_chunk": config.least_chunk,
+        "min_chunk": config.min_chunk,
         "page_size": max(1, page_size),
     }
     values = {
         "table_stride": call.table_stride or 0,
-        "num_nodes": places * nodes,
-        **{name: (by, (2**32 - 1) // by) for name, by in divisors.items()},
+        "num_partials": row_tiles * partials,
+        **{name: (divisor, (2**32 - 1) // divisor) for name, divisor in divisors.items()},
         "num_pages": call.k_shape[0],
         "heads_per_kv_head": num_heads // num_kv_heads,
         "num_rows": rows,
         "dim": dim,
         "dim_v": call.dim_v,
         "max_keys": call.max_keys,
-        "doublings": (config.chunk // config.least_chunk).bit_length() - 1,
+        "max_doublings": (config.chunk // config.min_chunk).bit_length() - 1,
         "chunks_per_block": config.chunks_per_block,
-        "chunk_nodes": chunk_nodes,
-        "nodes": nodes,
+        "chunk_partials": chunk_partials,
+        "partials": partials,
         "counters": counters,
         "causal": call.causal,
-        "exponent_scale": call.scale * math.log2(math.e),
+        "scale_log2": call.scale * math.log2(math.e),
     }
+    params = np.zeros((), _PARAMS)
     for name, value in values.items():
         params[name] = value
+    for name, x, shape in (
+        *(("q_strides", call.q, call.q_shape), ("out_strides", call.out, call.q_shape)),
+        *(("k_strides", call.k, call.k_shape), ("v_strides", call.v, call.k_shape)),
+    ):
+        params[name] = _element_strides(x, shape)[: params[name].size]
     kind = call.dtype, task.padded_dim, config
-    merge, merge_parts = None, config.rows * task.padded_dim // (4 * NUM_THREADS)
-    if leaves and config.merges_later:
+    merge, merge_blocks = None, config.tile_m * task.padded_dim // (4 * NUM_THREADS)
+    if has_partials and config.has_merge_kernel:
         merge = get_kernel(target, merge_variant(*kind))
+    row_tile_bytes = partials * config.tile_m * (4 * task.padded_dim + 8)
     return DecodePlan(
         kernel=get_kernel(target, variant(*kind, call.table_stride is not None)),
         merge=merge,
-        merge_grid=places * merge_parts,
-        merge_shared_bytes=16 * NUM_THREADS * (MAX_CHUNKS // GROUP)
-        + merge_sums_bytes(task.padded_dim, NUM_THREADS),
+        merge_grid=row_tiles * merge_blocks,
+        merge_shared_bytes=16 * NUM_THREADS * (MAX_CHUNKS // CHUNKS_PER_GROUP)
+        + merge_states_bytes(task.padded_dim, NUM_THREADS),
         shape=(*call.q_shape[:3], call.dim_v),
-        grid=num_tasks,
+        grid=grid,
         shared_bytes=config.shared_bytes(task.padded_dim),
         params=target.by_value(params),
-        num_partials=places * nodes * config.rows * (4 * task.padded_dim + 8) if leaves else 0,
-        num_counters=places * counters,
+        partial_bytes=row_tiles * row_tile_bytes if has_partials else 0,
+        num_counters=row_tiles * counters,
     )

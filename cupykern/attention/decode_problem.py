@@ -1,4 +1,4 @@
-"""decode_attention's record: its problems, inputs and bench rows."""
+"""The Op record of decode_attention: problems, inputs and bench rows."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .decode_config import DecodeTask
 
 @dataclass(frozen=True)
 class DecodeProblem:
-    """One call, without its numbers.
+    """Shapes and options of a call.
 
-    dim_v None: dim.  lens: of each sequence, or None; NaN lies behind them.  page: None where the caches
-    are contiguous.  layout: the caches' dims, one of LAYOUTS.  view: how q and the caches are stored, one
-    of VIEWS: "swapped" is contiguous with dims 1 and 2 exchanged, rows of "padded" are 8 elements further
-    apart, "offset" starts one element off alignment.
+    dim_v: None: dim.  lens: keys of each sequence, None: all; the caches hold NaN after them.
+    page: keys of a page, None: contiguous caches.  layout: the caches' dims, one of LAYOUTS.
+    view: how q and the caches are stored, one of VIEWS: "swapped" is contiguous with dims 1 and 2
+    exchanged, "padded" has 8 more elements between rows, "offset" starts one element off alignment.
     """
 
     batch: int
@@ -102,18 +102,18 @@ def _in_memory(x: np.ndarray, view: str, xp: Any) -> Any:
 
 
 def _paged(caches: tuple[np.ndarray, ...], problem: DecodeProblem, rng: Any) -> tuple[Any, Any]:
-    """(caches as pages in random order, some of them in no use, the block table)."""
+    """(the caches as pages in random order, two of them unused; the block table)."""
     page, batch = problem.page, problem.batch
     per_sequence = -(-problem.keys // page)
-    places = rng.permutation(batch * per_sequence + 2)
-    table = places[: batch * per_sequence].reshape(batch, per_sequence).astype(np.int32)
+    order = rng.permutation(batch * per_sequence + 2)
+    table = order[: batch * per_sequence].reshape(batch, per_sequence).astype(np.int32)
     pages = []
     for x in caches:
-        whole = np.full((*x.shape[:2], per_sequence * page, x.shape[3]), np.nan, x.dtype)
-        whole[:, :, : problem.keys] = x
-        split = whole.reshape(batch, x.shape[1], per_sequence, page, x.shape[3])
+        padded = np.full((*x.shape[:2], per_sequence * page, x.shape[3]), np.nan, x.dtype)
+        padded[:, :, : problem.keys] = x
+        split = padded.reshape(batch, x.shape[1], per_sequence, page, x.shape[3])
         split = np.moveaxis(split, 2, 1).reshape(-1, x.shape[1], page, x.shape[3])
-        pages.append(np.full((len(places), *split.shape[1:]), np.nan, x.dtype))
+        pages.append(np.full((len(order), *split.shape[1:]), np.nan, x.dtype))
         pages[-1][table.reshape(-1)] = split
     lens = np.asarray(problem.lens or [problem.keys] * batch)
     unused = np.arange(per_sequence) >= -(-lens // page)[:, None]
@@ -161,7 +161,7 @@ def _work(problem: DecodeProblem) -> Work:
     keys = sum(p.lens) if p.lens is not None else p.batch * p.keys
     dim_v, queries = p.dim_v or p.dim, p.batch * p.heads * p.queries
     read = 2 * (keys * p.kv_heads * (p.dim + dim_v) + queries * p.dim)
-    # No arithmetic is counted: GB/s says what the call is about.
+    # Bandwidth-bound: FLOP are not counted.
     return Work(read, queries * (2 * dim_v + 4 * p.return_lse))
 
 
@@ -176,7 +176,7 @@ def _task(problem: DecodeProblem) -> DecodeTask:
 def _sample(
     call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
 ) -> tuple[Call, tuple[Any, ...]]:
-    """The first and last KV head of the first and last sequence, of large contiguous caches."""
+    """The first and last KV head of the first and last sequence; small or paged caches whole."""
     q, k, v = call.args
     if k.size <= 4 * max_elements or "block_table" in call.kwargs:
         return call, outputs

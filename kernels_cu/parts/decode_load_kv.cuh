@@ -1,0 +1,145 @@
+// Loads tiles of keys and values into shared memory by cp.async, from caches of any strides.
+//
+// Each warp loads the keys it owns (kWarpOwnsKeys), otherwise all threads load all keys.
+// Constants: Element, kDim (D and Dv padded), kTileN (keys of a tile), kStages, kPaged: whether
+// there is a block table (parts/presence.cuh).
+#include "parts/decode_load_q.cuh"
+#include "parts/decode_warp_layout.cuh"
+#include "parts/presence.cuh"
+
+// The threads that load the same keys.  In each of kPasses passes they load kKeysPerPass keys; a
+// thread loads one vector of a key.
+constexpr int kLoadThreads = kWarpOwnsKeys ? kWarpSize : kNumThreads;
+constexpr int kKeysPerPass = kLoadThreads / kVectors;
+constexpr int kPasses = kTileN / (kNumThreads / kLoadThreads) / kKeysPerPass;
+static_assert(kPasses * kKeysPerPass * kNumThreads == kTileN * kLoadThreads, "vectors of a tile");
+
+constexpr int kColumnDim = kDim;
+using KvColumn = SharedTile<kTileN, kDim * 2>;
+struct KvTile { KvColumn columns[1]; };
+struct KvStage { KvTile k, v; };
+struct KvCache {
+    const Element* k;
+    const Element* v;
+};
+
+// Loads tile after tile.
+struct KvLoader {
+    const Element* k;  // contiguous: this thread's first key of the next tile; paged: of page 0
+    const Element* v;
+    const int* table;  // block table of the sequence, or null
+    int64_t k_page_stride, v_page_stride, k_stride, v_stride;
+    FastDivmod page_size;
+    int last_page, end_key;
+    int first_key, vector;  // this thread's, in a pass
+    bool has_k, has_v;      // the vector is within D, within Dv
+    int pages[kPasses];     // of this thread's keys in the next tile
+    LoadPolicy policy;
+
+    DEVICE KvLoader(const DecodeParams& params, const WorkTile& work, const KvCache& cache,
+                    const int* block_table)
+        : policy(load_policy_once()) {
+        const int index = int(threadIdx.x) % kLoadThreads;
+        first_key = (kWarpOwnsKeys ? warp_first_key() : 0) + index / kVectors;
+        vector = index % kVectors;
+        k_page_stride = params.k_strides[0], v_page_stride = params.v_strides[0];
+        k_stride = params.k_strides[2], v_stride = params.v_strides[2];
+        page_size = params.page_size, last_page = params.num_pages - 1;
+        has_k = vector * 8 < params.dim, has_v = vector * 8 < params.dim_v;
+        k = cache.k + work.kv_head * params.k_strides[1] + vector * 8;
+        v = cache.v + work.kv_head * params.v_strides[1] + vector * 8;
+        end_key = work.end_key;
+        table = block_table;
+        if (paged()) {
+            table += work.batch * params.table_stride;
+            if constexpr (kPrefetchPages) load_pages(work.first_key);
+        } else {
+            k += work.batch * k_page_stride + (work.first_key + first_key) * k_stride;
+            v += work.batch * v_page_stride + (work.first_key + first_key) * v_stride;
+        }
+    }
+    DEVICE bool paged() const { return kPaged == kEither ? table != nullptr : kPaged == kAlways; }
+    // Read the block table one tile ahead, where registers allow it: copies do not wait for it.
+    static constexpr bool kPrefetchPages = kDim <= 128;
+    DEVICE void load_pages(int tile_key) {
+#pragma unroll
+        for (int i = 0; i < kPasses; ++i) {
+            const int key = tile_key + i * kKeysPerPass + first_key;
+            int page = key;
+            page_size.divide(page);
+            pages[i] = key < end_key ? table[page] : 0;
+        }
+    }
+    // Keys that only this block reads are evicted from L2 first.  Other sequences may share pages,
+    // and row tiles of the same KV head share keys.
+    DEVICE void copy_vector(void* to, const Element* from, bool valid, bool pages) const {
+        const bool read_once = !pages && kTileM == 16;
+        if (read_once) copy_async<16>(to, from, valid, policy);
+        else copy_async<16>(to, from, valid);
+    }
+    DEVICE void load(KvStage& stage, int tile_key) {
+        // The swizzle repeats every kPeriod keys: kOffsets offsets serve all passes.
+        constexpr int kPeriod = KvColumn::kPeriod;
+        constexpr int kOffsets = kKeysPerPass < kPeriod ? kPeriod / kKeysPerPass : 1;
+        static_assert(kOffsets * kKeysPerPass % kPeriod == 0, "offsets repeat");
+        int offsets[kOffsets];
+#pragma unroll
+        for (int i = 0; i < kOffsets; ++i)
+            offsets[i] = KvColumn::place(first_key + i * kKeysPerPass, vector);
+        const auto copy = [&](int i, const Element* from_k, const Element* from_v, bool pages) {
+            const int offset =
+                offsets[i % kOffsets] + i / kOffsets * kOffsets * kKeysPerPass * kVectors;
+            // Keys past the end become zero: a probability of zero does not hide NaN.
+            const bool valid = tile_key + i * kKeysPerPass + first_key < end_key;
+            copy_vector(&stage.k.columns[0].chunks[offset], from_k, has_k && valid, pages);
+            copy_vector(&stage.v.columns[0].chunks[offset], from_v, has_v && valid, pages);
+        };
+        if (paged()) {
+            if constexpr (!kPrefetchPages) load_pages(tile_key);
+#pragma unroll
+            for (int i = 0; i < kPasses; ++i) {
+                const int page = pages[i] < 0 ? 0 : pages[i] < last_page ? pages[i] : last_page;
+                int key = tile_key + i * kKeysPerPass + first_key;
+                // Divided again instead of kept, which saves eight registers.
+                const int key_of_page = page_size.divide(key);
+                copy(i, k + page * k_page_stride + key_of_page * k_stride,
+                     v + page * v_page_stride + key_of_page * v_stride, true);
+            }
+            if constexpr (kPrefetchPages) load_pages(tile_key + kTileN);
+        } else {
+#pragma unroll
+            for (int i = 0; i < kPasses; ++i) {
+                copy(i, k, v, false);
+                k += kKeysPerPass * k_stride, v += kKeysPerPass * v_stride;
+            }
+            constexpr int kKeysOfOthers = kTileN - kPasses * kKeysPerPass;
+            k += kKeysOfOthers * k_stride, v += kKeysOfOthers * v_stride;
+        }
+    }
+};
+
+// The producer side of the cp.async pipeline: loads of a work tile that has keys.
+struct KvPipeline {
+    KvLoader loader;
+    int next_key, end_key;  // of the next tile, and of the work tile
+    int stage;              // that the next tile goes to
+
+    DEVICE KvPipeline(const DecodeParams& params, const WorkTile& work, const KvCache& cache,
+                      const int* block_table)
+        : loader(params, work, cache, block_table),
+          next_key(work.first_key),
+          end_key(work.end_key),
+          stage(0) {}
+    // Issues the copies of the next tile, if there is one, and commits a group, which may be empty.
+    // load_more() issues copies that belong to the group of the first tile.
+    template <class LoadMore>
+    DEVICE void issue(KvStage (&stages)[kStages], bool is_first, const LoadMore& load_more) {
+        if (next_key < end_key) {
+            loader.load(stages[stage], next_key);
+            if (is_first) load_more();
+            next_key += kTileN;
+        }
+        copy_async_commit();
+        stage = stage + 1 < kStages ? stage + 1 : 0;
+    }
+};
