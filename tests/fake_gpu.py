@@ -63,6 +63,10 @@ class FakeGpu:
         self._next += -(-max(size, 1) // _PAGE) * _PAGE
         return pointer
 
+    def reuse(self) -> None:
+        """Give out the memory again from its beginning: no array is needed any more."""
+        self._next = 0
+
     def array(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """A CuPy array, of whatever was in memory: nothing reads it."""
         return self.xp.ndarray(shape, np.dtype(dtype))

@@ -48,8 +48,8 @@ def campaign(
     bad_calls   illegal arguments raise typed errors and leave memory untouched
     sanitizers  compute-sanitizer's four tools over each kernel
 
-    The numbers of each are for a GPU; on the host target they are small.  The JSON is written while it
-    runs.  Exits with 1 if anything failed.
+    On the host target there are few checks of each.  The JSON is written while it runs.  Exits with
+    1 if anything failed.
 
     \b
     Example: cupykern campaign --seconds 540 --json results/campaign.json

@@ -1,7 +1,7 @@
 """Calls with one illegal argument: each raises a typed error before anything is launched.
 
-A legal call is drawn, then broken in one of many ways.  Its inputs, and the memory that it gets as `out`,
-must keep every byte; on a GPU no CUDA error may come of it.
+A legal call is drawn, then broken in one of many ways.  Its inputs, and the memory that it gets as
+`out`, must keep every byte; on a GPU no CUDA error may come of it.
 """
 
 from __future__ import annotations

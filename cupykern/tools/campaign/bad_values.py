@@ -7,12 +7,21 @@ from typing import Any
 
 import numpy as np
 
-_NO_NUMBERS = ("1", 1j, [1.0], (), True, np.zeros(2))
+_NO_NUMBERS: tuple[Any, ...] = ("1", 1j, [1.0], (), True, np.zeros(2))
 _NUMBERS = (*_NO_NUMBERS, math.nan, math.inf, -math.inf, 1e39, -1e39, 1e-40)
-_DTYPES = ("float63", "float64", "complex64", np.float64, np.uint16, 7, [], object())
-_FLAGS = (0, 1, 1.0, "yes", None, [])
-_NAMES = ("", "nonsense", 1, [], b"float32", 1.5)
-_LENGTHS = (-1, 1.5, "8", None, True, [], 2**40)
+_DTYPES: tuple[Any, ...] = (
+    "float63",
+    "float64",
+    "complex64",
+    np.float64,
+    np.uint16,
+    7,
+    [],
+    object(),
+)
+_FLAGS: tuple[Any, ...] = (0, 1, 1.0, "yes", None, [])
+_NAMES: tuple[Any, ...] = ("", "nonsense", 1, [], b"float32", 1.5)
+_LENGTHS: tuple[Any, ...] = (-1, 1.5, "8", None, True, [], 2**40)
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "axis": (1.5, "0", None, True, [0], 99, -99, 2**40, math.nan),
@@ -33,7 +42,10 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "return_row_stats": _FLAGS,
     "quantize": (*_NAMES, "e4m3fn", True),
     "granularity": (*_NAMES, None, "col"),
-    "block": ((0, 128), (128,), (1, 2, 3), "128", None, (1.5, 2), (-1, 128), (2**20, 2**10), [1, 128]),
+    "block": (
+        *((0, 128), (128,), (1, 2, 3), (1.5, 2), (-1, 128), (2**20, 2**10)),
+        *("128", None, [1, 128]),
+    ),
     "layout": (*_NAMES, None, "bhds"),
     "activation": (*_NAMES, "swish"),
     "accumulate": (*_NAMES, None, "float64"),
@@ -81,7 +93,7 @@ SIZES: dict[str, tuple[int, ...]] = {
 EXTRA = 7919
 DIMS = ("a", "b", "b1", "b2", "w", "weight", "q", "k", "v", "k_cache", "v_cache", "cu_seqlens_q",
         "cu_seqlens_k", "seq_lens", "block_table")  # fmt: skip
-"""Arrays that need a number of dims, at least or exactly: a flat or a 3-d one of one fits nothing."""
+"""Arrays of a fixed or a least number of dims: neither () fits, nor (1,) or (1, 1, 1)."""
 
 REQUIRED = ("x", "a", "b", "b1", "b2", "w", "scale_w", "q", "k", "v", "k_cache", "v_cache",
             "cu_seqlens_q", "cu_seqlens_k")  # fmt: skip
@@ -90,7 +102,7 @@ REQUIRED = ("x", "a", "b", "b1", "b2", "w", "scale_w", "q", "k", "v", "k_cache",
 MAY_BE_NUMPY = ("seq_lens", "block_table", "cu_seqlens_q", "cu_seqlens_k")
 """Arrays that a call on a GPU also takes from numpy, whose contents it then checks."""
 
-ARRAY_DTYPES = (np.float64, np.int16, np.complex64, np.uint16)
+ARRAY_DTYPES: tuple[Any, ...] = (np.float64, np.int16, np.complex64, np.uint16)
 """No array has one of them."""
 
 SAME_DTYPE = {"residual": "x", "k": "q", "v": "q", "k_cache": "q", "v_cache": "q"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,7 +58,7 @@ def integers(rng: Any, shape: tuple[int, ...], values: Values) -> np.ndarray:
 def draw_values(
     draw: RandomDraw, names: tuple[str, str], k: int, limit: int, units: tuple[int, int] = (1, 1)
 ) -> tuple[Values, Values]:
-    """Values of a and b such that K times the product of the largest multiples is at most `limit`."""
+    """Values of a and b such that K times the product of the largest is at most `limit` units."""
     budget = max(1, limit // max(k, 1))
     if set(names) <= set(FP8):
         budget = min(budget, FP8_LARGEST)
@@ -68,7 +69,8 @@ def draw_values(
     else:
         most_a = min(largest[0], budget)
     if names[0] != NVFP4:
-        most_a = draw.choice([most for most in (1, 2, 7, 8, most_a) if most <= most_a])
+        choices = (1, 2, 7, 8, math.isqrt(budget), most_a)
+        most_a = draw.choice([most for most in choices if most <= most_a])
     most_b = min(largest[1], max(1, budget // most_a))
     return Values(most_a, kind, units[0]), Values(most_b, kind, units[1])
 
@@ -123,15 +125,15 @@ def draw_scales(
     if recipe == "none":
         return Scale(None, np.ones(())), Scale(None, np.ones(()))
     if recipe == "numbers":
-        a, b = (float(rng.choice(_FACTORS)) for _ in range(2))
-        return Scale(a, np.asarray(a)), Scale(b, np.asarray(b))
+        number_a, number_b = (float(rng.choice(_FACTORS)) for _ in range(2))
+        return Scale(number_a, np.asarray(number_a)), Scale(number_b, np.asarray(number_b))
     shapes: tuple[tuple[int, ...], tuple[int, ...]] = ((), (1, 1))
     if recipe != "tensor":
         shapes = scale_shapes(m, n, k, recipe == "blocks")
         shapes = (*batch, *shapes[0]), shapes[1]
     a, b = (rng.choice(_FACTORS, shape) for shape in shapes)
-    arguments = (xp.asarray(x, np.float32) for x in (a, b))
+    given_a, given_b = (xp.asarray(x, np.float32) for x in (a, b))
     if recipe == "blocks":
         a = np.repeat(a, 128, -1)[..., :k]
         b = np.repeat(np.repeat(b, 128, -1), 128, -2)[:k, :n]
-    return tuple(Scale(*pair) for pair in zip(arguments, (a, b), strict=True))
+    return Scale(given_a, a), Scale(given_b, b)

@@ -73,7 +73,7 @@ def take(x: Any, numbers: np.ndarray, axis: int = 0) -> Any:
     return codes(x)[(slice(None),) * axis + (numbers,)].view(x.dtype)
 
 
-# --- rows -----------------------------------------------------------------------------------------
+# --- rows ---------------------------------------------------------------------------------------
 
 
 def _columns_of_softmax(op: Op, elements: int, seed: int, xp: Any) -> Large:
@@ -89,7 +89,7 @@ def _columns_of_softmax(op: Op, elements: int, seed: int, xp: Any) -> Large:
 
 
 def _quantize(granularity: str, block: tuple[int, int] = (1, 128)) -> Make:
-    """The first row holds the largest number of every column, so that a part has the scales of all."""
+    """The first row holds the largest number of every column: a sample has the scales of all."""
 
     def make(op: Op, elements: int, seed: int, xp: Any) -> Large:
         rows = _rows(elements)[0]
@@ -128,14 +128,14 @@ def _quantize_nvfp4(op: Op, elements: int, seed: int, xp: Any) -> Large:
 
 
 def _nonfinite(op: Op, elements: int, seed: int, xp: Any) -> Large:
-    """NaN and infinities behind the 2^31st element alone.  The reference takes a part after the other."""
+    """NaN and infinities after the 2^31st element alone.  The reference takes it by parts."""
     x = inputs.bench_values((elements,), np.dtype(np.float16), seed, xp)
     for i, value in enumerate((np.nan, np.inf, -np.inf, np.nan)):
         x[elements - 7 * i - 1] = value
     return Large(Call((x,)), sample=lambda call, outputs: (call, outputs), on_device=True)
 
 
-# --- products -------------------------------------------------------------------------------------
+# --- products -----------------------------------------------------------------------------------
 
 
 def _large_a(elements: int) -> tuple[int, int, int]:
@@ -200,7 +200,7 @@ def _large_softmax(elements: int) -> tuple[int, int, int]:
     return elements // n + 3, n, 64
 
 
-# --- attention ------------------------------------------------------------------------------------
+# --- attention ----------------------------------------------------------------------------------
 
 
 def _sizes(elements: int, heads: int, batch: int) -> tuple[int, int, int]:

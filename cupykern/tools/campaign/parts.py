@@ -23,8 +23,8 @@ class Amount:
 class Part:
     """tasks(ops, count, seed, chunk).  at_once: how many of its tasks may run at a time.
 
-    share: of the campaign's seconds, after which no more of its tasks begin.  task_seconds: after which a
-    task counts as hung.
+    share: of the campaign's seconds, after which no more of its tasks begin.
+    task_seconds: after which a task counts as hung.
     """
 
     name: str
@@ -46,10 +46,11 @@ PARTS = (
     Part("sanitizers", sanitizers.tasks, sanitizers.run, Amount(1, 1), Amount(0, 1),
          share=0.75, at_once=len(sanitizers.TOOLS), task_seconds=300),
     Part("large", large.tasks, large.run, Amount(1, 1), Amount(1, 1), share=0.6, at_once=1),
-    Part("streams", streams.tasks, streams.run, Amount(10_000, 500), Amount(2, 2),
+    Part("streams", streams.tasks, streams.run, Amount(10_000, 1000), Amount(2, 2),
          share=0.8, at_once=1),
     Part("repeats", repeats.tasks, repeats.run, Amount(1000, 1000), Amount(3, 3), share=0.5),
-    Part("bad_calls", bad_calls.tasks, bad_calls.run, Amount(50_000, 50), Amount(600, 4), share=0.5),
+    Part("bad_calls", bad_calls.tasks, bad_calls.run, Amount(50_000, 50), Amount(600, 4),
+         share=0.5),
     Part("products", products.tasks, products.run, Amount(10_000, 40), Amount(92, 2), share=0.6),
     Part("cases", cases.tasks, cases.run, Amount(13_400, 100), Amount(10, 5), share=1.0),
 )  # fmt: skip

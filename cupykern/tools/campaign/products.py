@@ -1,11 +1,11 @@
 """Products of integers, which are exact: results equal an integer reference in every element.
 
-The sum of |a b|, with what the epilogue adds, stays below 2^24, what FP32 holds (2^11 with accumulation
-in FP16; 2^13 for each 128 of K of FP8 by FP8, whose partial sums Hopper keeps with 13 fractional bits;
-unscaled int8 by int8 has no limit).  Scales are powers of two.
+The sum of |a b|, with what the epilogue adds, stays below 2^24, what FP32 holds (2^11 with
+accumulation in FP16; 2^13 for each 128 of K of FP8 by FP8, whose accumulators have 13 fractional
+bits on Hopper; unscaled int8 by int8 has no limit).  Scales are powers of two.
 
-silu(x) is x or 0 in FP32 where |x| >= 256.  So dual_gemm_silu gets multiples of 16 as a and b1, for which
-every element of a @ b1 is 0 or that large, and its result is one product of FP32 numbers.
+silu(x) is x or 0 in FP32 where |x| >= 256.  So dual_gemm_silu gets multiples of 16 as a and b1, for
+which every element of a @ b1 is 0 or that large, and its result is one product of FP32 numbers.
 """
 
 from __future__ import annotations
@@ -99,8 +99,10 @@ def run(task: Task, target: Target) -> Tally:
 
 
 def _difference(op: Op, product: _Product, seed: int, target: Target) -> str | None:
-    """How the result differs from the expected one; None: it does not.  Every second one is written to a
-    guarded `out`."""
+    """How the result differs from the expected one; None: it does not.
+
+    Every second one is written to a guarded `out`.
+    """
     call, expected = product.call, product.expected
     if seed % 2:
         guarded = GuardedArray(target.xp, expected.shape, expected.dtype)
@@ -121,7 +123,7 @@ def _difference(op: Op, product: _Product, seed: int, target: Target) -> str | N
     return f"{len(places)} of {x.size} differ; at {first}: got {x[first]}, expected {y[first]}"
 
 
-# --- drawing --------------------------------------------------------------------------------------
+# --- drawing ------------------------------------------------------------------------------------
 
 
 def draw(op: Op, names: tuple[str, str], seed: int, target: Target) -> _Product:
@@ -149,7 +151,7 @@ def _draw_base(draw: RandomDraw, names: tuple[str, str], target: Target) -> Matm
     if NVFP4 in names:
         k = -(-k // 16) * 16
     layouts = draw.choice(_LAYOUTS), draw.choice(_LAYOUTS)
-    return MatmulProblem(m, n, k, *names, *batches, *layouts)
+    return MatmulProblem(m, n, k, *names, batches[0], batches[1], layouts[0], layouts[1])
 
 
 def _operand(p: Any, name: str, values: Values, rng: Any, xp: Any) -> Operand:

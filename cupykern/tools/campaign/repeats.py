@@ -1,4 +1,4 @@
-"""The same call gives the same bits: in any order of calls, on any stream, from a cold plan or a warm one."""
+"""The same call gives the same bits: in any order, on any stream, by a new or a kept plan."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_POISON = 1 << 20  # bytes
 
 
 def tasks(ops: Sequence[Op], count: int, seed: int, chunk: int) -> list[Task]:
-    """count: repeats of each problem of an op.  A task takes other problems than the ones before it."""
+    """count: repeats of each problem of an op.  Every task of an op has other problems."""
     return [
         Task("repeats", op.name, first, min(chunk, count - first), seed)
         for first in range(0, count, chunk)

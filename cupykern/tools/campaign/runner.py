@@ -24,11 +24,15 @@ _WRITE_EVERY = 3.0
 
 @dataclass
 class Progress:
-    """A part's tasks and what came of them.  wanted: tasks at the beginning."""
+    """A part's tasks and what came of them.
+
+    wanted: tasks at the beginning.  last_seed: of every subject's cases.
+    """
 
     part: Part
     queue: deque[Task]
     wanted: int
+    last_seed: int | None
     tally: Tally = field(default_factory=Tally)
     finished: int = 0
     running: int = 0
@@ -38,7 +42,8 @@ class Progress:
 
     @classmethod
     def of(cls, part: Part, tasks: Sequence[Task]) -> Progress:
-        return cls(part, deque(tasks), len(tasks))
+        last = max((task.seeds[-1] for task in tasks), default=None)
+        return cls(part, deque(tasks), len(tasks), last)
 
     @property
     def done(self) -> bool:
@@ -77,6 +82,7 @@ class Progress:
             "state": self.state,
             "tasks": self.wanted,
             "tasks_finished": self.finished,
+            "last_seed": self.last_seed,
             "seconds": round(self.seconds, 1),
             "done": self.tally.done,
             "failed": self.tally.failed,

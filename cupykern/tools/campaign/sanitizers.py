@@ -1,9 +1,9 @@
 """NVIDIA's compute-sanitizer over a variant of each kernel: its four tools, in few processes.
 
-A tool's process first selects problems, without launching anything, until every kernel that the ops have
-on this GPU is among their launches.  memcheck and initcheck see allocations of exactly the bytes that a
-call asks for: CuPy's memory pool is off.  initcheck does not know stores by TMA, so nothing reads results
-under it.  racecheck follows kernels that are compiled with CUPYKERN_CUDA_CHECKED=1.
+A tool's process first selects problems, without launching anything, until every kernel that the ops
+have on this GPU is among their launches.  memcheck and initcheck see an allocation for each array:
+CuPy's memory pool is off.  initcheck does not know stores by TMA: nothing reads results under it.
+racecheck follows kernels that are compiled with CUPYKERN_CUDA_CHECKED=1.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
+
+from kernels_cu import Variant
 
 from ... import check, jit, plans
 from ...op import Call, Op, RandomDraw
@@ -28,6 +31,7 @@ _DRAWN = 300  # problems that are looked at for kernels that SHAPES do not reach
 _FEWEST = 4  # problems of an op, if it has as many variants
 _SECONDS = 240  # of a process
 _REPORT = 9  # exit code
+_VECTOR = 16  # bytes
 
 
 def tasks(ops: Sequence[Op], count: int, seed: int, chunk: int) -> list[Task]:
@@ -56,15 +60,17 @@ def run(task: Task, target: Target) -> Tally:
     for line in text.splitlines():
         if line.startswith("checked "):
             tally.add(line.split()[1], tool)
-    if code:
+    if code is None:
+        tally.note(f"{task.subject}: not finished in {_SECONDS} s")
+    elif code:
         unfinished = next((n for n in names if f"finished {n}\n" not in text), names[-1])
         tally.add(unfinished, tool)
         tally.fail(unfinished, tool, task.seed, " ".join(names), _report(code, text))
     return tally
 
 
-def _run_tool(sanitizer: str, tool: str, names: Sequence[str], seed: int) -> tuple[int, str]:
-    """(exit code, output); the process and what it started end with this one."""
+def _run_tool(sanitizer: str, tool: str, names: Sequence[str], seed: int) -> tuple[int | None, str]:
+    """(exit code, None if it took too long; output).  What it started ends with this process."""
     call = f"sanitizers.calls({tool!r}, {names!r}, {seed})"
     program = f"from cupykern.tools.campaign import sanitizers; {call}"
     command = [sanitizer, "--tool", tool, "--error-exitcode", str(_REPORT)]
@@ -84,8 +90,9 @@ def _run_tool(sanitizer: str, tool: str, names: Sequence[str], seed: int) -> tup
     try:
         text = child.communicate(timeout=_SECONDS)[0]
         return child.returncode, text
-    except subprocess.TimeoutExpired as error:
-        return -1, f"{error}\n"
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        return None, child.communicate()[0]
     finally:
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
@@ -98,7 +105,7 @@ def _report(code: int, text: str) -> str:
     return f"exit code {code}\n" + "\n".join([*lines[:12], *text.splitlines()[-5:]])
 
 
-# --- in the process that is checked -----------------------------------------------------------------
+# --- in the process that is checked -------------------------------------------------------------
 
 
 def calls(tool: str, names: Sequence[str], seed: int) -> None:
@@ -107,7 +114,7 @@ def calls(tool: str, names: Sequence[str], seed: int) -> None:
 
     target = targets.get("cuda")
     if tool in ("memcheck", "initcheck"):
-        target.xp.cuda.set_allocator(None)
+        target.xp.cuda.set_allocator(partial(_allocate, target.xp.cuda))
     for op in map(find_op, names):
         for problem in select(op, target, seed):
             if tool == "memcheck":
@@ -120,14 +127,28 @@ def calls(tool: str, names: Sequence[str], seed: int) -> None:
         print("finished", op.name)
 
 
+def _allocate(cuda: Any, size: int) -> Any:
+    """Memory of `size` bytes, rounded up to whole vectors.
+
+    cp.async reads the last vector of an array with its size in bytes, which the tools ignore.
+    """
+    whole = -(-size // _VECTOR) * _VECTOR
+    memory = cuda.MemoryPointer(cuda.Memory(whole), 0)
+    if whole > size:
+        cuda.runtime.memset(memory.ptr + size, 0, whole - size)
+    return memory
+
+
 def _launch(op: Op, call: Call) -> None:
     op.run(*call.args, **call.kwargs)
 
 
 def select(op: Op, target: Target, seed: int) -> list[Any]:
-    """Problems whose launches have every kernel of the op, and at least _FEWEST with new variants."""
+    """Problems that launch every kernel of the op, and at least _FEWEST with new variants."""
     wanted = {variant.kernel for variant in op.variants(target.arch)}
-    found, launched, kernels = [], set(), set()
+    found: list[Any] = []
+    launched: set[Variant] = set()
+    kernels: set[str] = set()
     for problem in _candidates(op, seed):
         new = launches(op, problem, seed, target) - launched
         if new and (len(found) < _FEWEST or {v.kernel for v in new} - kernels):
@@ -144,7 +165,7 @@ def _candidates(op: Op, seed: int) -> Iterator[Any]:
     yield from (op.draw_problem(RandomDraw(seed + i)) for i in range(_DRAWN))
 
 
-def launches(op: Op, problem: Any, seed: int, target: Target) -> set[Any]:
+def launches(op: Op, problem: Any, seed: int, target: Target) -> set[Variant]:
     """The variants that a problem launches; none where it raises."""
     try:
         call = op.inputs(problem, seed, target.xp)

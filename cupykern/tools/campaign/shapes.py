@@ -1,4 +1,4 @@
-"""Calls that reach every way in which an op computes: rows from a warp to a cluster, skinny and split products."""
+"""Problems that reach the kernels of an op: rows for a warp to a cluster, skinny products."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -48,9 +49,9 @@ def tasks(ops: Sequence[Op], count: int, seed: int, chunk: int) -> list[Task]:
 
 def run(task: Task, target: Target) -> Tally:
     subjects = _subjects([find_op(name) for name in task.subject.split()], target, task.seeds[0])
-    if target.name != "host":
-        target.xp.cuda.Device().synchronize()
     workers = [_Worker(number, task, target, subjects) for number in range(THREADS)]
+    if target.name != "host":
+        target.xp.cuda.Device().synchronize()  # what the threads read is there
     threads = [
         threading.Thread(target=contextvars.copy_context().run, args=(worker.work,))
         for worker in workers
@@ -76,21 +77,27 @@ def _subjects(ops: Sequence[Op], target: Target, seed: int) -> list[_Subject]:
     return found
 
 
+@cache
+def _streams(xp: Any, thread: int) -> tuple[Any, ...]:
+    """A thread's, for all tasks of the process: the library keeps memory for every stream."""
+    if xp is np:
+        return (nullcontext(),)
+    return tuple(xp.cuda.Stream(non_blocking=True) for _ in range(STREAMS))
+
+
 class _Worker:
     """One thread's calls; it takes its streams in turn."""
 
     def __init__(self, number: int, task: Task, target: Target, subjects: Sequence[_Subject]):
-        self._task, self._target, self._subjects = task, target, subjects
+        self._number, self._task, self._target = number, task, target
+        self._subjects = subjects
         self._rng = np.random.default_rng((task.seeds[0], number))
         self._mismatches = Mismatches(target.xp, len(subjects))
         self._calls = [0] * len(subjects)
         self._errors: list[tuple[_Subject, str]] = []
 
     def work(self) -> None:
-        streams: list[Any] = [nullcontext()]
-        if self._target.name != "host":
-            new_stream = self._target.xp.cuda.Stream
-            streams = [new_stream(non_blocking=True) for _ in range(STREAMS)]
+        streams = _streams(self._target.xp, self._number)
         for number in self._rng.integers(len(self._subjects), size=STREAMS * self._task.count):
             subject, stream = self._subjects[number], streams[sum(self._calls) % len(streams)]
             self._calls[number] += 1

@@ -71,10 +71,11 @@ class Tally:
         self, op: str, dtype: str, comparison: Comparison | None = None, count: int = 1
     ) -> None:
         """Count checks that were done, whatever came of them."""
-        ratios = (None, None)
+        row = Row(op, dtype, count)
         if comparison is not None:
-            ratios = (comparison.error_over_bound, comparison.rms_ratio)
-        self._merge_row(Row(op, dtype, count, 0, *ratios))
+            row.error_over_bound = comparison.error_over_bound
+            row.rms_ratio = comparison.rms_ratio
+        self._merge_row(row)
 
     def fail(
         self, op: str, dtype: str, seed: int, problem: Any, error: str, count: int = 1

@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from multiprocessing import connection, get_context
 from typing import Any
 
@@ -17,19 +18,28 @@ from .parts import PARTS
 from .tally import Tally, Task, describe
 
 _ENDING = 5.0  # seconds that a process has to end
+_MOST_KEPT = 2**30  # bytes of CuPy's pool
 
 
 def run_task(task: Task, target: Target) -> Tally:
-    """The part's tally; whatever it raises is a failure.  Waits for the GPU, so that errors are the task's."""
+    """The part's tally; what it raises is a failure.  Waits for the GPU's own errors."""
     part = next(part for part in PARTS if part.name == task.part)
     tally = Tally()
     try:
         tally = part.run(task, target)
         if target.name != "host" and not tally.context_lost:
-            target.xp.cuda.Device().synchronize()
+            _finish(target)
     except Exception as error:
         failed(tally, task, f"{describe(error)}\n{traceback.format_exc()}")
     return tally
+
+
+def _finish(target: Target) -> None:
+    """Wait, and leave the GPU's memory to the other processes."""
+    target.xp.cuda.Device().synchronize()
+    pool = target.xp.get_default_memory_pool()
+    if pool.total_bytes() > _MOST_KEPT:
+        pool.free_all_blocks()
 
 
 def failed(tally: Tally, task: Task, error: str) -> None:
@@ -52,7 +62,8 @@ class Worker:
 
     def give(self, task: Task) -> None:
         self.task, self.since = task, time.monotonic()
-        self.pipe.send(task)
+        with suppress(OSError):  # of a process that has ended: `take` says so
+            self.pipe.send(task)
 
     def take(self) -> Tally:
         """What came of the task; of a process that ended, that it did."""
@@ -60,7 +71,7 @@ class Worker:
         assert task is not None
         try:
             return self.pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):
             self.process.join(_ENDING)
             tally = Tally(context_lost=True)
             failed(tally, task, f"the process ended with exit code {self.process.exitcode}")
