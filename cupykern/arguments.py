@@ -95,7 +95,7 @@ def is_number(value: Any, beside: Any) -> bool:
 
 
 def check_fields(config: Any, *kinds: type) -> None:
-    """Check a config's type and its fields, which are bools and integers that fit 31 bits.
+    """Check a config's type and those of its fields, which are bools and integers of 32 bits.
 
     Raises TypeError and ValueError.
     """
@@ -108,8 +108,8 @@ def check_fields(config: Any, *kinds: type) -> None:
         kind, wanted = (bool, "a bool") if field.type == "bool" else (int, "an integer")
         if type(value) is not kind:
             raise TypeError(f"config's {field.name} must be {wanted}; got {value!r}")
-        if not 0 <= value < 2**31:
-            raise ValueError(f"config's {field.name} must be from 0 to 2^31 - 1; got {value}")
+        if value >= 2**31:
+            raise ValueError(f"config's {field.name} must be less than 2^31; got {value}")
 
 
 def check_complete(config: Any) -> None:

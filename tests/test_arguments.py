@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import tracemalloc
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -12,6 +13,8 @@ import pytest
 
 import cupykern
 from cupykern import OPS, arguments
+from cupykern.gemm.quantize_nvfp4 import NvFp4Config
+from cupykern.rows.row_configs import RowConfig
 from cupykern.tools.bench import tiny_problem
 
 X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 6)
@@ -211,3 +214,25 @@ def test_asarray_and_empty():
         cupykern.empty(3, "complex64", "host")
     with pytest.raises(ValueError, match="target must be"):
         cupykern.empty(3, "float16", "tpu")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({"num_threads": "8"}, TypeError, "num_threads must be an integer; got '8'"),
+        ({"num_threads": True}, TypeError, "num_threads must be an integer; got True"),
+        ({"plain": 1}, TypeError, "plain must be a bool; got 1"),
+        ({"min_blocks": 2**31}, ValueError, "min_blocks must be less than 2\\^31"),
+    ],
+)
+def test_a_configs_fields_have_types(changes, error, says):
+    config = replace(RowConfig(64, 32, 8, 1), **changes)
+    with pytest.raises(error, match=f"config's {says}"):
+        cupykern.softmax(np.zeros((4, 200), np.float16), config=config)
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "row", "column", "block"])
+def test_quantize_refuses_another_ops_config(granularity):
+    x = np.ones((16, 256), np.float16)
+    with pytest.raises(TypeError, match="config must be a RowConfig; got NvFp4Config"):
+        cupykern.quantize(x, "e4m3", granularity=granularity, config=NvFp4Config())

@@ -455,7 +455,7 @@ WRONG = [
     (ValueError, "tile_m must be", {"config": DecodeConfig(24, 64, 3)}),
     (ValueError, "tile_n must be", {"config": DecodeConfig(16, 48, 3)}),
     (ValueError, "a power of two", {"config": DecodeConfig(16, 64, 3, chunk=96)}),
-    (ValueError, "at most 1073741824", {"config": DecodeConfig(16, 64, 3, chunk=2**31)}),
+    (ValueError, "at most 1073741824", {"config": DecodeConfig(16, 64, 3, chunk=2**31 - 128)}),
     (ValueError, "1 or a multiple of 8", {"config": DecodeConfig(16, 64, 3, chunks_per_block=3)}),
     (ValueError, "positive", {"config": DecodeConfig(16, 64, 3, chunks_per_block=0)}),
     (ValueError, "a power of two", {"config": DecodeConfig(16, 64, 3, chunk=384)}),

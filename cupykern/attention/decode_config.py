@@ -199,8 +199,8 @@ def refusal(config: DecodeConfig, task: DecodeTask, arch: str) -> str | None:
 def _refusal(config: DecodeConfig, dim: int, arch: str) -> str | None:
     c = config
     sizes = (c.tile_m, c.tile_n, c.stages, c.chunk, c.min_chunk, c.chunks_per_block)
-    if not all(isinstance(size, int) and size > 0 for size in sizes):
-        return "all sizes must be positive integers"
+    if min(sizes) <= 0:
+        return "all sizes must be positive"
     if c.cluster not in (1, 2):
         return "cluster must be 1 or 2"
     if c.tile_m not in (16, 32, 64):

@@ -116,8 +116,10 @@ def refusal(config: StreamConfig, task: GemmTask, arch: str) -> str | None:
         return f"streams count k in 32 bits; got {t.k}"
     if t.b == FP4 and (t.k % 64 or not t.tma_codes):
         return "streams read NVFP4's codes by vectors, and four scales at once"
-    if min(c.tile_n, c.depth, c.warps) < 1 or c.stages < 2 or c.warps % 2 or c.warps > 32:
-        return "columns, depth and an even number of warps must be positive, stages at least 2"
+    if min(c.tile_n, c.depth, c.warps, c.min_blocks) < 1:
+        return "columns, depth, warps and blocks must be positive"
+    if c.stages < 2 or c.warps % 2 or c.warps > 32:
+        return "there must be an even number of warps, up to 32, and at least 2 stages"
     if c.depth % 32 or c.tile_n % 16:
         return f"fragments have 16 columns and 32 of k; got {c.tile_n} and {c.depth}"
     for line in (_line_bytes(t.a, c.depth), _lines_of_b(c, t)[1]):
