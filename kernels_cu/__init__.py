@@ -34,7 +34,6 @@ class Variant:
     tuned: a variant that choose_config picks; the compile gates refuse local memory in it.
     text: the kernel's source, for one that is no file of kernels_cu (the tests' small kernels).
     includes: files that declare what `types` name; they come before these, after the launch's sizes.
-    parts: files that are included before the kernel: which of several that give the same words.
     cooperative: all blocks of a launch run at once, so that they can meet (sync_grid), on targets that
         have such launches (targets.limits).
     launched: (threads of a block, blocks of a cluster) of the launches, where the source takes any numbers
@@ -50,7 +49,6 @@ class Variant:
     tuned: bool = True
     text: str | None = None
     includes: tuple[str, ...] = ()
-    parts: tuple[str, ...] = ()
     cooperative: bool = False
     launched: tuple[int, int] | None = None
 
@@ -61,7 +59,6 @@ class Variant:
 
     def __str__(self) -> str:
         words = [f"{name}={value}" for name, value in (*self.types, *self.constants)]
-        words += [f"parts={part}" for part in self.parts]
         words.append(f"kNumThreads={self.num_threads}")
         if self.cluster_size > 1:
             words.append(f"kClusterSize={self.cluster_size}")
@@ -73,12 +70,12 @@ class Variant:
         """The sizes of a launch, in C++."""
         has_clusters = self.cluster_size > 1 and self.launched is None
         cluster = f"CLUSTER_DIMS({self.cluster_size})" if has_clusters else ""
-        sizes = (
-            ("kNumThreads", self.num_threads),
-            ("kClusterSize", self.cluster_size),
-            ("kMinBlocks", self.min_blocks),
-        )
-        return [f"#define KERNEL_CLUSTER {cluster}".rstrip(), *(_constant(*size) for size in sizes)]
+        return [
+            f"#define KERNEL_CLUSTER {cluster}".rstrip(),
+            _constant("kNumThreads", self.num_threads),
+            _constant("kClusterSize", self.cluster_size),
+            _constant("kMinBlocks", self.min_blocks),
+        ]
 
     def type_lines(self) -> list[str]:
         """Types and constants, in C++."""
@@ -125,13 +122,9 @@ def file_text(name: str) -> str:
 
 
 def _kernel_text(variant: Variant, already: frozenset[str]) -> str:
-    parts = ""
-    for part in variant.parts:
-        parts += _resolve(part, already)
-        already |= frozenset(_files(part))
     if variant.text is None:
-        return parts + _resolve(f"{variant.kernel}.cu", already)
-    return parts + "".join(_expand_text(f"{variant.kernel}.cu", variant.text, set(already)))
+        return _resolve(f"{variant.kernel}.cu", already)
+    return "".join(_expand_text(f"{variant.kernel}.cu", variant.text, set(already)))
 
 
 @cache

@@ -12,8 +12,8 @@ constexpr int kRun = 4;
 
 KERNEL void add_splits(const float* parts, void* out, const void* bias, const void* residual,
                        const float* scale_a, const float* scale_b, const SplitsParams params) {
-    const Epilogue epilogue =
-        Epilogue::of_matrix(params.epilogue, out, bias, residual, scale_a, scale_b, 0, 0, 0, 0, 0);
+    const MatrixEpilogue epilogue = MatrixEpilogue::of_matrix(params.epilogue, out, bias, residual,
+                                                              scale_a, scale_b, 0, 0, 0, 0, 0);
     const int64_t row_runs = params.epilogue.n / kRun, num_runs = params.epilogue.m * row_runs;
     const int64_t step = int64_t(gridDim.x) * kNumThreads;
     int64_t run = int64_t(blockIdx.x) * kNumThreads + threadIdx.x;

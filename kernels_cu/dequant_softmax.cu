@@ -25,8 +25,8 @@ using FragmentStatistics = MaxSum[kTileM][kTileN / 16];
 
 // Finishes a tile's logits and stores them and their statistics.
 DEVICE void store_logits(GemmStorage& storage, FragmentStatistics& of_fragments,
-                         const WarpPlace& warp, const GemmTask& task, const Epilogue& epilogue,
-                         const AllSums& acc, MaxSum* statistics) {
+                         const WarpPlace& warp, const GemmTask& task,
+                         const MatrixEpilogue& epilogue, const AllSums& acc, MaxSum* statistics) {
     const EpilogueParams& params = epilogue.params;
     const MergeMaxSum merge{kLog2E};
     for_each_run(storage, warp, acc, [&](int row, int col, const SumType(&runs)[1][kRun]) {
@@ -37,8 +37,8 @@ DEVICE void store_logits(GemmStorage& storage, FragmentStatistics& of_fragments,
             float values[kRun];
             epilogue.scale(at_row, at_col, count, runs[0], values);
             if (epilogue.bias) {
-                Epilogue::add(epilogue.bias, params.bias_dtype, params.bias, at_row, at_col, count,
-                              values);
+                MatrixEpilogue::add(epilogue.bias, params.bias_dtype, params.bias, at_row, at_col,
+                                    count, values);
             }
             epilogue.write(at_row, at_col, count, values);
             run.max = -kLargestFloat;
@@ -77,8 +77,8 @@ KERNEL void dequant_softmax(const void* a, const void* b, void* y, const void* b
     SHARED(MaxSum, of_warps, [kBlockWarps]);
     const WarpPlace warp = WarpPlace::here();
     if (pass != kNormalize) {
-        const Epilogue epilogue = Epilogue::of_matrix(params.epilogue, logits, bias, nullptr,
-                                                      nullptr, scale_b, 0, 0, 0, 0, 0);
+        const MatrixEpilogue epilogue = MatrixEpilogue::of_matrix(
+            params.epilogue, logits, bias, nullptr, nullptr, scale_b, 0, 0, 0, 0, 0);
         const TileParams& p = params.tile;
         const int64_t tiles = p.tiles_m * p.tiles_n * (pass == kPartial ? p.splits : 1);
 #pragma unroll 1

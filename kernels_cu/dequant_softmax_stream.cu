@@ -82,7 +82,7 @@ DEVICE void multiply_stage(const StreamStage& stage, int col, Accumulator<Elemen
 
 // Finishes the warp's logits from column `first_col` on: in `place`, if they are kept, else by way of
 // it in memory.  `seen` becomes what they are merged with, of row lane / 2.
-DEVICE void store_logits(float* place, bool kept, const Epilogue& epilogue, int rows,
+DEVICE void store_logits(float* place, bool kept, const MatrixEpilogue& epilogue, int rows,
                          int64_t first_col, const Accumulator<ElementA> (&acc)[1][2],
                          MaxSum& seen) {
     using Acc = Accumulator<ElementA>;
@@ -111,7 +111,8 @@ DEVICE void store_logits(float* place, bool kept, const Epilogue& epilogue, int 
         for (int i = 0; i < kRun; ++i) sums[i] = run[i];
         epilogue.scale(row, col, count, sums, values);
         if (epilogue.bias) {
-            Epilogue::add(epilogue.bias, params.bias_dtype, params.bias, row, col, count, values);
+            MatrixEpilogue::add(epilogue.bias, params.bias_dtype, params.bias, row, col, count,
+                                values);
         }
         if (kept) {
             run.from_floats(values);
@@ -203,8 +204,8 @@ KERNEL void dequant_softmax_stream(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
         }
         sync_warp();
     } else {
-        const Epilogue epilogue = Epilogue::of_matrix(params.epilogue, logits, bias, nullptr,
-                                                      nullptr, scale_b, 0, 0, 0, 0, 0);
+        const MatrixEpilogue epilogue = MatrixEpilogue::of_matrix(
+            params.epilogue, logits, bias, nullptr, nullptr, scale_b, 0, 0, 0, 0, 0);
         const int place_size = params.rows * kPitch;
         MaxSum seen{-kInfinity, 0.0f};
         for (int set = first_set; set < last_set; set += kTileSets) {

@@ -29,11 +29,12 @@ KERNEL void dual_gemm(const void* a, const void* b1, const void* b2, void* out,
         return params.tile.batch.offset(operand, task.batch);
     };
     const auto epilogue = [&](int product, const float* scale_b, Operand operand) {
-        return Epilogue::of_matrix(params.epilogues[product], out, nullptr, nullptr,
-                                   by_block ? nullptr : scale_a, by_block ? nullptr : scale_b,
-                                   offset(kOut), 0, 0, offset(kScaleA), offset(operand));
+        return MatrixEpilogue::of_matrix(params.epilogues[product], out, nullptr, nullptr,
+                                         by_block ? nullptr : scale_a, by_block ? nullptr : scale_b,
+                                         offset(kOut), 0, 0, offset(kScaleA), offset(operand));
     };
-    const Epilogue first = epilogue(0, scale_b1, kScaleB), second = epilogue(1, scale_b2, kScaleB2);
+    const MatrixEpilogue first = epilogue(0, scale_b1, kScaleB),
+                         second = epilogue(1, scale_b2, kScaleB2);
     const int policy = int(params.policy);
     for_each_run(storage, warp, acc, [&](int row, int col, const SumType(&runs)[2][kRun]) {
         const int64_t at_row = task.row + row, at_col = task.col + col;

@@ -29,10 +29,10 @@ KERNEL void gemm(const void* a, const void* b, void* out, const void* bias, cons
     const auto offset = [&](Operand operand) {
         return params.tile.batch.offset(operand, task.batch);
     };
-    const Epilogue epilogue =
-        Epilogue::of_matrix(params.epilogue, out, bias, residual, by_block ? nullptr : scale_a,
-                            by_block ? nullptr : scale_b, offset(kOut), offset(kBias),
-                            offset(kResidual), offset(kScaleA), offset(kScaleB));
+    const MatrixEpilogue epilogue = MatrixEpilogue::of_matrix(
+        params.epilogue, out, bias, residual, by_block ? nullptr : scale_a,
+        by_block ? nullptr : scale_b, offset(kOut), offset(kBias), offset(kResidual),
+        offset(kScaleA), offset(kScaleB));
     for_each_run(storage, warp, acc, [&](int row, int col, const SumType(&runs)[1][kRun]) {
         epilogue.store(task.row + row, task.col + col, runs[0]);
     });

@@ -222,7 +222,7 @@ struct FinishedRun {
     int count;  // of its columns that exist
     float scales[kRun], bias[kRun] = {}, residual[kRun] = {}, factor = 1.0f;
 
-    DEVICE void prepare(const Epilogue& epilogue, int number, int64_t first_col) {
+    DEVICE void prepare(const MatrixEpilogue& epilogue, int number, int64_t first_col) {
         const EpilogueParams& p = epilogue.params;
         row = number / kRowRuns;
         tile_col = number % kRowRuns * kRun;
@@ -236,14 +236,14 @@ struct FinishedRun {
         }
         if (epilogue.scale_a) factor = epilogue.scale_a[row * p.scale_a_stride];
         if (epilogue.bias) {
-            Epilogue::add(epilogue.bias, p.bias_dtype, p.bias, row, col, count, bias);
+            MatrixEpilogue::add(epilogue.bias, p.bias_dtype, p.bias, row, col, count, bias);
         }
         if (epilogue.residual) {
-            Epilogue::add(epilogue.residual, p.residual_dtype, p.residual, row, col, count,
-                          residual);
+            MatrixEpilogue::add(epilogue.residual, p.residual_dtype, p.residual, row, col, count,
+                                residual);
         }
     }
-    DEVICE void store(const Epilogue& epilogue, const SumType (&sums)[kRun]) const {
+    DEVICE void store(const MatrixEpilogue& epilogue, const SumType (&sums)[kRun]) const {
         const EpilogueParams& p = epilogue.params;
         if constexpr (kSame<SumType, int>) {
             if (p.out_dtype == kInt32) return epilogue.store(row, col, sums);
@@ -324,7 +324,7 @@ KERNEL void gemm_stream(const ElementA* a, const ElementB* b, void* out, const v
 #pragma unroll 1
     for (int i = 0; i < kStages - 1; ++i) load_next();
     const EpilogueParams& whole = params.epilogue;
-    const Epilogue epilogue = Epilogue::of_matrix(
+    const MatrixEpilogue epilogue = MatrixEpilogue::of_matrix(
         ends, out, bias, residual, scale_a, scale_b, part * whole.out.col, part * whole.bias.col,
         part * whole.residual.col, 0, part * whole.scale_b_stride);
     FinishedRun runs[kOwnRuns];

@@ -13,7 +13,8 @@ from cupykern.gemm.hopper_config import HopperConfig
 from cupykern.targets import host
 
 LOGITS = next(op for op in OPS if op.name == "dequant_softmax")
-SHARES = "parts/shares_hopper.cuh"
+PARTIAL = "gemm/epilogue/partial_softmax.cuh"
+SCALE = "parts/scale_probabilities.cuh"
 STREAM = "dequant_softmax_stream.cu"
 NORMALIZE = "parts/normalize_logits.cuh"
 
@@ -44,54 +45,54 @@ FAULTS = {
         NORMALIZE, "int64_t piece = blockIdx.x * all / gridDim.x;", "int64_t piece = 0;", "softmax"
     ),
     "statistics of a warp's columns alone": Fault(
-        "dequant_softmax_hopper.cu", "for (int j = 1; j < 4; ++j) total", "for (int j = 4; j < 4; ++j) total", "logits"
+        PARTIAL, "for (int j = 1; j < 4; ++j) total", "for (int j = 4; j < 4; ++j) total", "logits"
     ),
     "logits of columns that are not there": Fault(
-        "dequant_softmax_hopper.cu", "if (i < count) total.sum +=", "total.sum +=", "logits"
+        PARTIAL, "if (i < count) total.sum +=", "total.sum +=", "logits"
     ),
     "sums before they are all there": Fault(
-        "dequant_softmax_hopper.cu", "        sync_warp();\n#pragma unroll 1\n        for (int line",
+        PARTIAL, "        sync_warp();\n#pragma unroll 1\n        for (int line",
         "#pragma unroll 1\n        for (int line", "logits",
     ),
     "statistics before the other warps have theirs": Fault(
-        "dequant_softmax_hopper.cu", "            named_barrier(1 + warpgroup, 128);\n            const int64_t set",
-        "            const int64_t set", "logits",
+        PARTIAL, "named_barrier(1 + warpgroup, 128);\n const MergeMaxSum merge{kLog2E};\n const int64_t set",
+        "const MergeMaxSum merge{kLog2E};\n const int64_t set", "logits",
     ),
     "the even columns are the first ones": Fault(
-        "dequant_softmax_hopper.cu", "kOuterMajorRows ? 2 * j + i / 4 : i + j", "i + j", "logits"
+        PARTIAL, "kMnMajorRows ? 2 * j + i / 4 : i + j", "i + j", "logits"
     ),
     "shares of a warp's largest": Fault(
-        SHARES, "max = maximum(max, to.warp_max[i][thread])", "max = to.warp_max[0][thread]", "shares"
+        PARTIAL, "max = maximum(max, to.warp_max[i][thread])", "max = to.warp_max[0][thread]", "shares"
     ),
     "sums of a warp's shares alone": Fault(
-        SHARES, "sum += to.warp_sum[i][thread]", "sum = to.warp_sum[0][thread]", "shares"
+        PARTIAL, "sum += to.warp_sum[i][thread]", "sum = to.warp_sum[0][thread]", "shares"
     ),
     "shares of columns that are not there": Fault(
-        SHARES, "there ? 0.0f : -kInfinity", "0.0f", "shares"
+        PARTIAL, "there ? 0.0f : -kInfinity", "0.0f", "shares"
     ),
     "the largest before all warps have theirs": Fault(
-        SHARES, "        named_barrier(barrier, 128);\n        if (thread < kRowsAtOnce) {",
-        "        if (thread < kRowsAtOnce) {", "shares",
+        PARTIAL, "        named_barrier(barrier, 128);\n        if (thread < kPassRows) {",
+        "        if (thread < kPassRows) {", "shares",
     ),
     "lanes merge the same half of their rows": Fault(
-        SHARES, "const float sent = upper ? values[i] : values[i + rest];",
+        PARTIAL, "const float sent = upper ? values[i] : values[i + rest];",
         "const float sent = upper ? values[i + rest] : values[i];", "shares",
     ),
     "all parts' rows are the first one's": Fault(
-        SHARES, "first_row + part * kRowsAtOnce", "first_row", "shares"
+        PARTIAL, "first_row + pass * kPassRows", "first_row", "shares"
     ),
     "the next part's sums stay where they are": Fault(
-        SHARES, "sums[0][i] = sums[0][i + kRowSums];", ";", "shares"
+        PARTIAL, "accumulator[0][i] = accumulator[0][i + kPassValues];", ";", "shares"
     ),
     "a box is stored before all warps have filled it": Fault(
-        SHARES, "to.warp_sum[warp][merged(i)] = values[i];\n        named_barrier(barrier, 128);",
+        PARTIAL, "to.warp_sum[warp][merged(i)] = values[i];\n        named_barrier(barrier, 128);",
         "to.warp_sum[warp][merged(i)] = values[i];", "shares",
     ),
     "shares of the row's first set": Fault(
-        SHARES, "sets[at * kNormalRun / kSetColumns].max", "sets[0].max", "shares"
+        SCALE, "sets[at * kNormalRun / kSetColumns].max", "sets[0].max", "shares"
     ),
     "a row's last run stays as it is": Fault(
-        SHARES, "if (at >= whole) break;", "if (at + 1 >= whole) break;", "shares"
+        SCALE, "if (at >= whole) break;", "if (at + 1 >= whole) break;", "shares"
     ),
     "a row's statistics before all warps have theirs": Fault(
         NORMALIZE, "= total;\n    sync_block();", "= total;", "shares"
@@ -128,7 +129,7 @@ FAULTS = {
         STREAM, "seen = merge(seen, merge", "seen = (merge", "streams"
     ),
     "the even columns of shares are the first ones": Fault(
-        SHARES, "pack<Out>(two[0], two[2])", "pack<Out>(two[2], two[0])", "shares"
+        PARTIAL, "pack<Out>(two[0], two[2])", "pack<Out>(two[2], two[0])", "shares"
     ),
 }  # fmt: skip
 

@@ -17,8 +17,8 @@ from cupykern.op import Call
 from cupykern.targets import host
 
 DUAL = next(op for op in OPS if op.name == "dual_gemm_silu")
-GATED = "parts/gated_epilogue_hopper.cuh"
-SPLIT = "parts/split_sums_hopper.cuh"
+GATED, REDUCE = "gemm/epilogue/gated.cuh", "gemm/reduce.cuh"
+LOADER, SCHEDULER = "gemm/load_pair.cuh", "gemm/scheduler.cuh"
 
 FAULTS = {
     "b2 is b1": Fault(
@@ -62,63 +62,62 @@ FAULTS = {
         "splits",
     ),
     "one scale of all is forgotten": Fault(
-        GATED, "factors[i] = b * a * e.params.alpha;", "factors[i] = e.params.alpha;", "hopper"
+        "gemm/epilogue/gated_scales.cuh", "factors[i] = b * a * e.params.alpha;", "factors[i] = e.params.alpha;", "hopper"
     ),
-    "one factor where there are many": Fault(GATED, "return fits;", "return true;", "hopper"),
+    "one factor where there are many": Fault("gemm/epilogue/gated_scales.cuh", "return fits;", "return true;", "hopper"),
     "b2's stage is b1's": Fault(
-        "dual_gemm_hopper.cu", "load_pair(pairs + kSecondPair, b2_map", "load_pair(pairs + kSecondPair, b1_map",
+        LOADER, "load_b(b + kSecond, arguments.b2_map", "load_b(b + kSecond, arguments.b1_map",
         "hopper",
     ),
     "b2 before b1": Fault(
-        "dual_gemm_hopper.cu", "load_pair(pairs, b1_map", "load_pair(pairs, b2_map", "hopper"
+        LOADER, "load_b(b, arguments.b1_map", "load_b(b, arguments.b2_map", "hopper"
     ),
     "the second product's sums are the first one's": Fault(
-        GATED, "float(sums[block][kCols / 4 + at]) * factors[1]", "float(sums[block][at]) * factors[1]",
+        GATED, "float(accumulator[m][kCols / 4 + at]) * factors[1]", "float(accumulator[m][at]) * factors[1]",
         "hopper",
     ),
     "tiles as wide as both products": Fault(
-        "dual_gemm_hopper.cu", "kTileM * kClusterSize : kTileM, kPair,",
-        "kTileM * kClusterSize : kTileM, kTileN,", "hopper",
+        SCHEDULER, "kTileN = kColumns * (kSwapAB", "kTileN = Mainloop::kTileN * (kSwapAB", "hopper",
     ),
     "the first one's scales for both products": Fault(
-        GATED, "GateScales::col(second, at)", "GateScales::col(first, at)", "hopper"
+        GATED, "GatedScales::col(second, at)", "GatedScales::col(first, at)", "hopper"
     ),
     "a stage of one product alone is waited for": Fault(
-        "dual_gemm_hopper.cu", "arrive_expect_tx(RowStage::kBytes + ColStage::kBytes - missing)",
-        "arrive_expect_tx(RowStage::kBytes + PairStage::kBytes)", "hopper",
+        LOADER, "arrive_expect_tx(StageRows::kBytes + StageCols::kBytes - missing)",
+        "arrive_expect_tx(StageRows::kBytes + StageUnit::kBytes)", "hopper",
     ),
     "the output's last column twice": Fault(
         GATED, "at_col + 1 < params.n ? 2 : 1, pair", "2, pair", "hopper"
     ),
     "a cluster's blocks finish the same columns": Fault(
-        "dual_gemm_hopper.cu", "(kSplitK ? rank * kOwnCols : 0)", "0", "split"
+        GATED, "(kSplitK ? cluster_rank() * kOwnCols : 0)", "0", "split"
     ),
     "the other block's part of k is left out": Fault(
-        SPLIT, "bit_cast<SumType>(part.words[j]);", "SumType(0);", "split"
+        REDUCE, "bit_cast<ElementAccumulator>(four.words[j]);", "ElementAccumulator(0);", "split"
     ),
     "the other block's columns of the first product for both": Fault(
-        SPLIT, "i / kOwn * (kCols / 2 / kProducts) + rank", "rank", "split"
+        REDUCE, "i / kOfProduct * (kThread / kProducts) + rank", "rank", "split"
     ),
     "stages are overwritten while they are read": Fault(
-        SPLIT, "else sync_cluster();                  // and no stage is read any more", "", "split"
+        REDUCE, "else sync_cluster();                       // and no stage is read any more", "", "split"
     ),
     "every block has all of k": Fault(
-        "dual_gemm_hopper.cu", "kSplitK ? rank * all_k_tiles / kClusterSize : 0;", "0;", "split"
+        SCHEDULER, "kSplitK ? rank * all / kClusterSize : 0;", "0;", "split"
     ),
     "the second warpgroup's stages are left out": Fault(
-        "dual_gemm_hopper.cu", "sums[0][i] + of_tile[i][128 + thread]", "sums[0][i]", "few rows"
+        GATED, "accumulator[0][i] + of_tile[i][128 + thread]", "accumulator[0][i]", "few rows"
     ),
     "few rows: columns of the next block": Fault(
-        "dual_gemm_hopper.cu", "end - part < kUnits ? end - part : kUnits", "true ? kUnits : end", "few rows"
+        SCHEDULER, "if (end - index < kUnits) tile.num_columns = (end - index) * kUnit;", "", "few rows"
     ),
     "few rows: the second unit's columns are the first one's": Fault(
-        "dual_gemm_hopper.cu", "map, full, k, col + i * kUnit,", "map, full, k, col,", "few rows"
+        LOADER, "col + i * kUnit, batch, kStep", "col, batch, kStep", "few rows"
     ),
     "few rows: the other half of the columns": Fault(
-        "dual_gemm_hopper.cu", "of_tile[i][64 + thread] +", "of_tile[i][32 + thread] +", "few rows"
+        GATED, "of_tile[i][64 + thread] +", "of_tile[i][32 + thread] +", "few rows"
     ),
     "few rows: sums before they are there": Fault(
-        "dual_gemm_hopper.cu", "named_barrier(3, 128 * kConsumers);", "", "few rows"
+        GATED, "named_barrier(3, 128 * kConsumers);", "", "few rows"
     ),
 }  # fmt: skip
 

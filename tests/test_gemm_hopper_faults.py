@@ -10,304 +10,308 @@ from cupykern.gemm.matmul_problem import MatmulProblem
 from cupykern.gemm.scaled_problem import ScaledProblem
 from cupykern.targets import host
 
-RING, MAIN_LOOP = "parts/ring_hopper.cuh", "parts/mainloop_hopper.cuh"
-CONVERTED_ROWS, FP4_ROWS = "parts/rows_converted_hopper.cuh", "parts/rows_nvfp4_hopper.cuh"
-PROMOTED = "parts/mainloop_promoted_hopper.cuh"
-CONVERTED = "parts/mainloop_converted_hopper.cuh"
-EPILOGUE = "parts/epilogue_hopper.cuh"
-PLAIN, SPLIT = "parts/plain_epilogue_hopper.cuh", "parts/split_sums_hopper.cuh"
-# The products added up by the tensor cores alone, but for the two sets.
-_PRODUCTS = """            wgmma<RowElement, ColElement>(products, advance(rows, k), advance(cols, k), k > 0);
+PIPELINE, STAGE = "pipeline/tma_pipeline.cuh", "gemm/stage_operand.cuh"
+KERNEL, SCHEDULER, LOADER = "gemm/kernel_sm90.cuh", "gemm/scheduler.cuh", "gemm/load_tile.cuh"
+MAINLOOP, SS = "gemm/mainloop_sm90.cuh", "gemm/mainloop_sm90_ss.cuh"
+FP8, RS = "gemm/mainloop_sm90_ss_fp8.cuh", "gemm/mainloop_sm90_rs.cuh"
+CONVERT_8BIT, CONVERT_NVFP4 = "gemm/convert_8bit.cuh", "gemm/convert_nvfp4.cuh"
+TILE, OPS, BOX = "gemm/epilogue/tile.cuh", "gemm/epilogue/ops.cuh", "gemm/epilogue/store_box.cuh"
+BROADCAST, RESIDUAL = "gemm/epilogue/broadcast.cuh", "gemm/epilogue/residual.cuh"
+STORE_TMA, SWAP_AB = "gemm/epilogue/store_tma.cuh", "gemm/epilogue/store_tma_swap_ab.cuh"
+EPILOGUE, REDUCE = "gemm/epilogue/matmul.cuh", "gemm/reduce.cuh"
+# The products added up by the tensor cores alone, but for the two partial accumulators.
+_PRODUCTS = """wgmma<RowElement, ColElement>(partial, advance(rows, k), advance(cols, k), k > 0);
+            }
+            wgmma_commit();
+            if (index < kPartials - 1) return;
+            issued.next();
         }
-        wgmma_commit();
-        if (set < kSets - 1) return;
-        given.next();
-    }
-    DEVICE void add(int set, const float (&products)[kProducts]) {
-        if (kByBlock && set == 0) factors = source.next();
+        DEVICE void promote(int index, const Partial& partial) {
+            if (kByBlock && index == 0) scales = source.next();
 #pragma unroll
-        for (int j = 0; j < kProducts; ++j) {
+            for (int j = 0; j < kPartialSize; ++j) {
 """
-_UNPROMOTED = _PRODUCTS.replace("k > 0", "k > 0 || given.index >= 2 * kStride").replace(
-    "++j) {", "++j) {\n            if (given.there()) continue;"
+_UNPROMOTED = _PRODUCTS.replace("k > 0", "k > 0 || issued.index >= 2 * kStride").replace(
+    "++j) {", "++j) {\n            if (issued.valid()) continue;"
 )
 FAULTS = {
     "the first stage's parity": Fault(
-        RING, "wait(place.parity ^ 1)", "wait(place.parity)", "shared tiles"
+        PIPELINE, "wait(state.phase ^ 1)", "wait(state.phase)", "shared tiles"
     ),
     "the parity of the next round": Fault(
-        RING, "            stage = 0;\n            parity ^= 1;", "            stage = 0;", "shared tiles"
+        PIPELINE, "            stage = 0;\n            phase ^= 1;", "            stage = 0;", "shared tiles"
     ),
     "no wait for a stage's bytes": Fault(
-        MAIN_LOOP, "        ring.full[stage].wait(own.place.parity);\n", "", "shared tiles"
+        SS, "storage.pipeline.consumer_wait(stages.state);", "", "shared tiles"
     ),
-    "no wait for the last sums": Fault(MAIN_LOOP, "    wgmma_wait<0>(sums);\n", "", "shared tiles"),
+    "no wait for the last sums": Fault(SS, "wgmma_wait<0>(accumulator);", "", "shared tiles"),
     "a stage released while it is multiplied": Fault(
-        MAIN_LOOP, "if (!first) ring.release(before);",
-        "ring.release(stage);", "shared tiles",
+        SS, "if (!first) storage.pipeline.consumer_release(before);",
+        "storage.pipeline.consumer_release(stage);", "shared tiles",
     ),
     "a stage free when one warpgroup is done": Fault(
-        RING, "empty[i].init(kReleases);", "empty[i].init(1);", "shared tiles"
+        PIPELINE, "empty[i].init(kArrivals);", "empty[i].init(1);", "shared tiles"
     ),
     "the first stage of B for all": Fault(
-        MAIN_LOOP, "ColStage::tile(ring.cols[stage], 0, k)", "ColStage::tile(ring.cols[0], 0, k)", "shared tiles"
+        SS, "StageCols::descriptor(storage.cols[stage], 0, k)", "StageCols::descriptor(storage.cols[0], 0, k)", "shared tiles"
     ),
     "sums of k that a warpgroup has no stage of": Fault(
-        MAIN_LOOP, "    if (kShareK) clear(sums);\n", "", "shared k"
+        SS, "if (kSlicedK) Base::clear(accumulator);", "", "shared k"
     ),
-    "sums of the tile before": Fault(MAIN_LOOP, "!first || k > 0", "true", "shared tiles"),
+    "sums of the tile before": Fault(SS, "!first || k > 0", "true", "shared tiles"),
     "turns without order": Fault(
-        MAIN_LOOP, "    if (kPingPong) ring.turn[consumer ^ 1].wait((consumer ^ 1 ^ count) & 1);\n", "", "ping-pong"
+        SS, "if (kPingPong) storage.order[consumer ^ 1].wait((consumer ^ 1 ^ count) & 1);", "", "ping-pong"
     ),
     "stages of the other warpgroup's tile": Fault(
-        "gemm_hopper.cu", "work.place.skip(turns * num_k_tiles);", "work.place.skip(num_k_tiles);", "ping-pong"
+        KERNEL, "work.state.skip(turns * num_k_tiles);", "work.state.skip(num_k_tiles);", "ping-pong"
     ),
     "the turn of every tile the first": Fault(
-        MAIN_LOOP, "(consumer ^ 1 ^ count) & 1", "(consumer ^ 1) & 1", "ping-pong"
+        SS, "(consumer ^ 1 ^ count) & 1", "(consumer ^ 1) & 1", "ping-pong"
     ),
     "the tail of k left out": Fault(
-        "gemm_hopper.cu", "int all_k_tiles = int(params.num_k_tiles)", "int all_k_tiles = int(params.num_k_tiles) - 1",
+        SCHEDULER, "int all = int(params.num_k_tiles)", "int all = int(params.num_k_tiles) - 1",
         "shared tiles",
     ),
     "a box overwritten before it is stored": Fault(
-        PLAIN, "if (lane == 0) tma_store_wait_read<kOwnBoxes ? 0 : 2 - kTogether>();", "", "shared tiles"
+        STORE_TMA, "if (lane == 0) tma_store_wait_read<kOwnBoxes ? 0 : 2 - kTogether>();", "", "shared tiles"
     ),
     "every box to the same place": Fault(
-        RING, "tma_load(stage + i * step, map", "tma_load(stage, map", "ping-pong"
+        STAGE, "tma_load(stage + i * step, map", "tma_load(stage, map", "ping-pong"
     ),
     "a box from beside the tile": Fault(
-        RING, "{kOuterMajor ? outer + inner :", "{kOuterMajor ? outer :", "ping-pong"
+        STAGE, "{kMnMajor ? extent + inner :", "{kMnMajor ? extent :", "ping-pong"
     ),
     "half of a stage's bytes expected": Fault(
-        RING, "has_rows ? stage_bytes : ", "has_rows ? RowStage::kBytes : ",
+        MAINLOOP, "has_rows ? stage_bytes : ", "has_rows ? StageRows::kBytes : ",
         "shared tiles",
     ),
     "the bias of the next column": Fault(
-        EPILOGUE, "const float added = of_col(col_bias, i);", "const float added = of_col(col_bias, i ^ 1);",
+        OPS, "const float added = of_col(col_bias, i);", "const float added = of_col(col_bias, i ^ 1);",
         "epilogue",
     ),
     "the bias of the first rows": Fault(
-        EPILOGUE, "values[i] * params.alpha + row_bias[i / 2 % 2]", "values[i] * params.alpha + row_bias[0]",
+        OPS, "values[i] * params.alpha + row_bias[i / 2 % 2]", "values[i] * params.alpha + row_bias[0]",
         "bias of rows",
     ),
-    "the promotion left out": Fault(PROMOTED, _PRODUCTS, _UNPROMOTED, "same sign"),
-    "the scales of the first stage": Fault(PROMOTED, "            from[i] += step[i];\n", "", "blocks"),
+    "the promotion left out": Fault(FP8, _PRODUCTS, _UNPROMOTED, "same sign"),
+    "the scales of the first stage": Fault(FP8, "from[i] += step[i];", "", "blocks"),
     "scales of the stage before": Fault(
-        PROMOTED, "slots[(copied + 1) % kSlots];", "slots[copied % kSlots];", "blocks"
+        FP8, "stages[(copied + 1) % kScaleStages];", "stages[copied % kScaleStages];", "blocks"
     ),
     "the scales of the first block's columns": Fault(
-        PROMOTED, ": work.first_col + (number - 16)", ": (number - 16)", "blocks"
+        FP8, ": work.first_col + (index - 16)", ": (index - 16)", "blocks"
     ),
     "the scales of the first rows": Fault(
-        PROMOTED, "rows[block * 2 + i / 2 % 2] * cols", "rows[block * 2] * cols", "blocks"
+        FP8, "rows[i / 2 % 2] * cols", "rows[0] * cols", "blocks"
     ),
     "scales that other lanes have not yet copied": Fault(
-        PROMOTED, "        copy_async_wait<kSlots - 2>();\n", "", "blocks"
+        FP8, "copy_async_wait<kScaleStages - 2>();", "", "blocks"
     ),
     "scales over those that other lanes still read": Fault(
-        PROMOTED, "        sync_warp();  // all lanes'", "        // all lanes'", "blocks"
+        FP8, "sync_warp();  // all lanes'", "// all lanes'", "blocks"
     ),
     "scales over sums of the other warpgroup": Fault(
-        "gemm_hopper.cu", "if (kPromotes && by_block) named_barrier(3, 128 * kConsumers);", "", "few rows in blocks"
+        EPILOGUE, "if (kFp8 && epilogue.by_block) named_barrier(3, 128 * kConsumers);", "", "few rows in blocks"
     ),
-    "alpha left out": Fault(PLAIN, "kTurned || scale_a ? 1.0f : p.alpha;", "1.0f;", "plain, alpha"),
+    "alpha left out": Fault(BROADCAST, "kSwapAB || scale_a ? 1.0f : p.alpha;", "1.0f;", "plain, alpha"),
     "a scale for two columns": Fault(
-        PROMOTED, "cols[i / 4 * 2 + i % 2]", "cols[i / 4 * 2]", "few rows in blocks"
+        FP8, "cols[i / 4 * 2 + i % 2]", "cols[i / 4 * 2]", "few rows in blocks"
     ),
     "no wait for FP8's bytes": Fault(
-        PROMOTED, "        wait();\n        give(0, next);", "        give(0, next);", "blocks"
+        FP8, "wait();\n issue(0, next);", "issue(0, next);", "blocks"
     ),
     "FP8's products added before they are there": Fault(
-        PROMOTED,
-        "        wgmma_wait<1>(products);\n        ring.release(added.place.stage);\n        add(0, products);",
-        "        add(0, products);\n        wgmma_wait<1>(products);\n        ring.release(added.place.stage);",
+        FP8,
+        "wgmma_wait<1>(partial);\n release(promoted.state.stage);\n promote(0, partial);",
+        "promote(0, partial);\n wgmma_wait<1>(partial);\n release(promoted.state.stage);",
         "blocks",
     ),
     "the columns of the first chunk": Fault(
-        PROMOTED, "ColStage::tile(ring.cols[0], set % kChunks * kProductCols, 0)", "ColStage::tile(ring.cols[0], 0, 0)",
+        FP8, "StageCols::descriptor(storage.cols[0], index % kPartials * kPartialCols, 0)",
+        "StageCols::descriptor(storage.cols[0], 0, 0)",
         "wide blocks",
     ),
     "a stage released before its last chunk": Fault(
-        PROMOTED, "                if (set == kSets - 1) {\n                    ring.release",
-        "                if (set == 0) {\n                    ring.release", "wide blocks",
+        FP8, "if (index == kPartials - 1) {\n release", "if (index == 0) {\n release", "wide blocks",
     ),
     "the right half added before it is there": Fault(
-        PROMOTED, "            wgmma_wait<1>(right);\n", "", "halves"
+        FP8, "wgmma_wait<1>(right);", "", "halves"
     ),
     "a stage released before its right half is read": Fault(
-        PROMOTED, "            wgmma_wait<1>(right);\n            ring.release(stage);\n",
-        "            ring.release(stage);\n            wgmma_wait<1>(right);\n", "halves",
+        FP8, "wgmma_wait<1>(right);\n release(stage);", "release(stage);\n wgmma_wait<1>(right);", "halves",
     ),
     "no wait for the bytes of halves": Fault(
-        PROMOTED, "            wait();\n            give(0, left);", "            give(0, left);", "halves"
+        FP8, "promote(0, left);\n wait();\n issue(0, left);", "promote(0, left);\n issue(0, left);", "halves"
     ),
     "the left half's columns for both": Fault(
-        PROMOTED, "ColStage::tile(ring.cols[0], set % kChunks * kProductCols, 0)", "ColStage::tile(ring.cols[0], 0, 0)",
+        FP8, "StageCols::descriptor(storage.cols[0], index % kPartials * kPartialCols, 0)",
+        "StageCols::descriptor(storage.cols[0], 0, 0)",
         "halves",
     ),
     "columns beyond whole chunks left out": Fault(
-        EPILOGUE, "kTileChunks = (kCols + kChunk - 1) / kChunk", "kTileChunks = kCols / kChunk", "halves"
+        TILE, "kChunks = (kCols + kChunk - 1) / kChunk", "kChunks = kCols / kChunk", "halves"
     ),
     "the last chunk where a whole one would be": Fault(
-        PLAIN, "{out_col + chunk_col(chunk + i), out_row", "{out_col + (chunk + i) * kChunk, out_row", "halves"
+        STORE_TMA, "{out_col + Tile::chunk_col(chunk + i), out_row", "{out_col + (chunk + i) * kChunk, out_row", "halves"
     ),
     "a place of the first columns": Fault(
-        PLAIN, "out_col = int(place.words[1]),", "out_col = 0,", "plain"
+        STORE_TMA, "out_col = int(origin.words[1]),", "out_col = 0,", "plain"
     ),
     "products of the stage before": Fault(
-        PROMOTED, "advance(cols, k), k > 0);", "advance(cols, k), true);", "blocks",
+        FP8, "advance(cols, k), k > 0);", "advance(cols, k), true);", "blocks",
     ),
     "the rows of the first warpgroup": Fault(
-        PROMOTED, "row = work.row + set / kChunks * 64;", "row = set / kChunks * 64;", "blocks"
+        FP8, "row = work.row;", "row = 0;", "blocks"
     ),
     "the k of the cluster's first block": Fault(
-        "gemm_hopper.cu", "first_k_tile = kSplitK ? rank * all_k_tiles / kClusterSize : 0",
-        "first_k_tile = 0", "split k",
+        SCHEDULER, "first_k_tile = kSplitK ? rank * all / kClusterSize : 0", "first_k_tile = 0", "split k",
     ),
     "the sums of the cluster's other blocks left out": Fault(
-        SPLIT, "bit_cast<SumType>(part.words[j]);", "SumType(0);", "split k",
+        REDUCE, "bit_cast<ElementAccumulator>(four.words[j]);", "ElementAccumulator(0);", "split k",
     ),
-    "the scales of the first part of k": Fault(PROMOTED, "k = work.first_k_tile + first;", "k = first;", "split k"),
-    "factors overwritten before they are read": Fault(PLAIN, "        empty.wait((count & 1) ^ 1);\n", "", "plain"),
-    "scales that are still under way": Fault(PLAIN, "full.arrive_expect_tx(bytes);", "full.arrive();", "plain"),
-    "scales that TMA does not reach": Fault(PLAIN, "(reinterpret_cast<uint64_t>(from) | bytes) % 16 == 0", "true", "plain"),
+    "the scales of the first part of k": Fault(FP8, "k = work.first_k_tile + first;", "k = first;", "split k"),
+    "factors overwritten before they are read": Fault(BROADCAST, "        empty.wait((count & 1) ^ 1);\n", "", "plain"),
+    "scales that are still under way": Fault(BROADCAST, "full.arrive_expect_tx(bytes);", "full.arrive();", "plain"),
+    "scales that TMA does not reach": Fault(BROADCAST, "(reinterpret_cast<uint64_t>(from) | bytes) % 16 == 0", "true", "plain"),
     "the next tile's factors": Fault(
-        "gemm_hopper.cu", "TileFactors& factors = storage.factors[work.count % kFactors];\n                    store",
-        "TileFactors& factors = storage.factors[(work.count + 1) % kFactors];\n                    store", "halves",
+        EPILOGUE, "Broadcast& broadcast = shared.broadcasts[work.count % kBroadcasts];\n store_tma",
+        "Broadcast& broadcast = shared.broadcasts[(work.count + 1) % kBroadcasts];\n store_tma", "halves",
     ),
-    "the factors of the warp's first rows": Fault(PLAIN, "/ 4 + 8 * (i % 2);", "/ 4;", "plain"),
+    "the factors of the warp's first rows": Fault(BROADCAST, "/ 4 + 8 * (i % 2);", "/ 4;", "plain"),
     "the factors of the first chunk's columns": Fault(
-        PLAIN, "first + wgmma_col(lane, i / 4 * 4)", "wgmma_col(lane, i / 4 * 4)", "plain"
+        STORE_TMA, "first + wgmma_col(lane, i / 4 * 4)", "wgmma_col(lane, i / 4 * 4)", "plain"
     ),
-    "a bias left out": Fault(PLAIN, "uint32_t(bias != nullptr)", "0u", "plain"),
+    "a bias left out": Fault(BROADCAST, "uint32_t(bias != nullptr)", "0u", "plain"),
     "a stage that the cluster's other block still reads": Fault(
-        RING, "empty[stage].release_remote(thread);", "empty[stage].arrive();", "cluster"
+        PIPELINE, "empty[stage].release_remote(thread);", "empty[stage].arrive();", "cluster"
     ),
-    "the first block's columns for all": Fault(RING, "rank * (kOuter / kClusterSize)", "0", "cluster"),
+    "the first block's columns for all": Fault(STAGE, "rank * (kExtent / kClusterSize)", "0", "cluster"),
     "the rows of the cluster's first block": Fault(
-        "gemm_hopper.cu", "+= cluster_rank() * kRows;", "+= 0;", "cluster"
+        SCHEDULER, "+= cluster_rank() * Mainloop::kRows;", "+= 0;", "cluster"
     ),
     "the rows of the cluster's other blocks left out": Fault(
-        "gemm_hopper.cu", "kTurned || task.row < params.epilogue.m;", "kTurned || cluster_rank() == 0;", "cluster"
+        LOADER, "kSwapAB || tile.row < arguments.m();", "kSwapAB || cluster_rank() == 0;", "cluster"
     ),
     "the other warpgroup's half left out": Fault(
-        "gemm_hopper.cu", "                add_shared_sums(storage, warpgroup, sums);\n", "", "shared k"
+        EPILOGUE, "Reduction::add(&staging[4], warpgroup, accumulator);", "", "shared k"
     ),
     "sums added before they are there": Fault(
-        "gemm_hopper.cu",
-        "    named_barrier(3, 128 * kConsumers);\n#pragma unroll\n    for (int i = 0; i < kBlocks * kCols / 2; ++i) {\n        if (warpgroup == 0)",
-        "#pragma unroll\n    for (int i = 0; i < kBlocks * kCols / 2; ++i) {\n        if (warpgroup == 0)",
+        REDUCE,
+        "named_barrier(3, 128 * Mainloop::kConsumers);\n#pragma unroll\n for (int i = 0; i < kSize; ++i) {\n if (warpgroup == 0)",
+        "\n#pragma unroll\n for (int i = 0; i < kSize; ++i) {\n if (warpgroup == 0)",
         "shared k",
     ),
     "every stage for both warpgroups": Fault(
-        RING, "if (kShareK && work.consumer > 0) next(1);", "", "shared k"
+        MAINLOOP, "if (kSlicedK && work.consumer > 0) next(1);", "", "shared k"
     ),
     "registers of the products under way converted": Fault(
-        CONVERTED, "wgmma_wait<1>(next);", "", "mixed (N, K)"
+        RS, "wgmma_wait<1>(next);", "", "mixed (N, K)"
     ),
     "the numbers of the first step twice": Fault(
-        CONVERTED, "(step + kAhead - kSteps) * kDepth);", "0);", "mixed (N, K)"
+        RS, "(step + kAhead - kSteps) * kDepth);", "0);", "mixed (N, K)"
     ),
     "no wait for the next stage to convert": Fault(
-        CONVERTED, "                ring.full[then.place.stage].wait(then.place.parity);\n", "", "mixed (N, K)"
+        RS, "if (step + kAhead == kSteps) storage.pipeline.consumer_wait(then.state);", "", "mixed (N, K)"
     ),
     "turns without stages are not passed on": Fault(
-        CONVERTED, "    turns.pass_rest();\n", "", "odd turns"
+        RS, "order.finish();", "", "odd turns"
     ),
     "no wait for the stage of a turn": Fault(
-        CONVERTED, "        ring.full[stage].wait(own.place.parity);\n", "", "turns"
+        RS, "Fragment a[kSteps];\n storage.pipeline.consumer_wait(stages.state);", "Fragment a[kSteps];", "turns"
     ),
     "a turn's stage is released while it is multiplied": Fault(
-        CONVERTED, "        wgmma_wait<0>(sums, a);\n", "", "turns"
+        RS, "wgmma_wait<0>(accumulator, a);", "", "turns"
     ),
     "the upper 8 of k twice": Fault(
-        CONVERTED_ROWS, "reinterpret_cast<const uint16_t*>(p + 8)", "reinterpret_cast<const uint16_t*>(p)", "mixed (N, K)"
+        CONVERT_8BIT, "reinterpret_cast<const uint16_t*>(p + 8)", "reinterpret_cast<const uint16_t*>(p)", "mixed (N, K)"
     ),
     "the swizzle of (K, N) left out": Fault(
-        CONVERTED_ROWS, "stage + RowStage::place(k + 32 * i + lane, row)",
-        "stage + (k + 32 * i + lane) * RowStage::kLine + row", "mixed (K, N)"
+        CONVERT_8BIT, "stage + Stage::offset(k + 32 * i + lane, row)",
+        "stage + (k + 32 * i + lane) * Stage::kLine + row", "mixed (K, N)"
     ),
     "columns in the order of registers": Fault(
-        EPILOGUE, "kPairedRows ? lane / 4 * 2 + half :", "false ? 0 :", "mixed (K, N)"
+        TILE, "kPairedRows ? lane / 4 * 2 + half :", "false ? 0 :", "mixed (K, N)"
     ),
     "the two columns of a register exchanged": Fault(
-        EPILOGUE, "pack<half>(values[first_of_pair(i)], values[first_of_pair(i) + kApart])",
+        BOX, "pack<half>(values[first_of_pair(i)], values[first_of_pair(i) + kApart])",
         "pack<half>(values[first_of_pair(i) + kApart], values[first_of_pair(i)])", "mixed (K, N)",
     ),
     "the turn left out": Fault(
-        EPILOGUE, "store_matrix<kTurned>(row, four)", "store_matrix<false>(row, four)", "mixed (N, K)"
+        BOX, "store_matrix<kSwapAB>(row, four)", "store_matrix<false>(row, four)", "mixed (N, K)"
     ),
     "a box stored before all warps have filled it": Fault(
-        EPILOGUE, "    fence_async_proxy();\n    sync();\n",
+        BOX, "    fence_async_proxy();\n    sync();\n",
         "    fence_async_proxy();\n", "mixed (K, N)",
     ),
     "a box filled before it is stored": Fault(
-        EPILOGUE, "if (stores) tma_store_wait_read<1>();", "", "mixed (N, K)"
+        BOX, "if (stores) tma_store_wait_read<1>();", "", "mixed (N, K)"
     ),
     "the first part for all": Fault(
-        "parts/turned_epilogue_hopper.cuh", "if (known == part) pick(known);", "if (known == 0) pick(known);", "mixed (K, N)"
+        SWAP_AB, "if (known == slice) pick(known);", "if (known == 0) pick(known);", "mixed (K, N)"
     ),
     "a turned bias of the first rows": Fault(
-        PLAIN, "of_row = row + row_of_half(lane, half);", "of_row = row + row_of_half(lane, 0);", "few rows"
+        SWAP_AB, "of_row = row + Tile::row_of_half(lane, half);", "of_row = row + Tile::row_of_half(lane, 0);", "few rows"
     ),
     "scales of the stage between": Fault(
-        FP4_ROWS, "own / kStageWords * kStride * kStageWords", "own / kStageWords * kStageWords", "nvfp4, shared k"
+        CONVERT_NVFP4, "own / kStageWords * kStride * kStageWords", "own / kStageWords * kStageWords", "nvfp4, shared k"
     ),
     "scales of the first part of k for all": Fault(
-        FP4_ROWS, "(work.first_k_tile + (kShareK ? work.consumer : 0))", "(kShareK ? work.consumer : 0)", "nvfp4, split k"
+        CONVERT_NVFP4, "(work.first_k_tile + (Mainloop::kSlicedK ? work.consumer : 0))",
+        "(Mainloop::kSlicedK ? work.consumer : 0)", "nvfp4, split k"
     ),
     "sums stored before the others are read": Fault(
-        SPLIT, "if (kFree) named_barrier(3, 128 * kConsumers);", "", "nvfp4, split k"
+        REDUCE, "if (kOwnMemory) named_barrier(3, 128 * Mainloop::kConsumers);", "", "nvfp4, split k"
     ),
     "gelu of the first columns": Fault(
-        PLAIN, "values[i] = activate_plain<kActivation>(values[i]);",
-        "if (i > 3) values[i] = activate_plain<kActivation>(values[i]);", "activated",
+        STORE_TMA, "values[i] = activate_16bit<kActivation>(values[i]);",
+        "if (i > 3) values[i] = activate_16bit<kActivation>(values[i]);", "activated",
     ),
     "a residual's boxes of the tile before": Fault(
-        PLAIN, "        full[number % 2].wait(number / 2 & 1);\n", "        full[number % 2].wait(0);\n", "residual"
+        RESIDUAL, "full[index % 2].wait(index / 2 & 1);", "full[index % 2].wait(0);", "residual"
     ),
     "a residual added before it is there": Fault(
-        PLAIN, "            if constexpr (kAdds) residual.wait(count, number + i);\n", "", "residual"
+        STORE_TMA, "if constexpr (kAdds) residual.wait(count, index + i);", "", "residual"
     ),
     "a residual over results that are not yet stored": Fault(
-        PLAIN, "        tma_store_wait_read<0>();\n        load(count, i + 2, row, col, batch);",
+        RESIDUAL, "        tma_store_wait_read<0>();\n        load(count, i + 2, row, col, batch);",
         "        load(count, i + 2, row, col, batch);", "residual",
     ),
     "a residual over results of the tile before": Fault(
-        PLAIN, "            tma_store_wait_read<0>();\n#pragma unroll\n            for (int i = 0; i < kTileBoxes",
+        RESIDUAL, "            tma_store_wait_read<0>();\n#pragma unroll\n            for (int i = 0; i < kTileBoxes",
         "#pragma unroll\n            for (int i = 0; i < kTileBoxes", "residual",
     ),
     "a residual's first columns for all": Fault(
-        PLAIN, "chunk_col(OwnChunks().first + i % OwnChunks::kCount)", "chunk_col(OwnChunks().first)", "residual"
+        RESIDUAL, "chunk_col(OwnChunks().first + i % OwnChunks::kCount)", "chunk_col(OwnChunks().first)", "residual"
     ),
     "a residual's box of the cluster's first block": Fault(
-        PLAIN, "chunk_col(OwnChunks().first + i % OwnChunks::kCount)", "chunk_col(i % OwnChunks::kCount)",
+        RESIDUAL, "chunk_col(OwnChunks().first + i % OwnChunks::kCount)", "chunk_col(i % OwnChunks::kCount)",
         "residual, split k",
     ),
     "the two columns of a residual's register exchanged": Fault(
-        EPILOGUE, "values[first_of_pair(i)] += low;\n        values[first_of_pair(i) + kApart] += high;",
+        BOX, "values[first_of_pair(i)] += low;\n        values[first_of_pair(i) + kApart] += high;",
         "values[first_of_pair(i)] += high;\n        values[first_of_pair(i) + kApart] += low;",
         "residual, turned",
     ),
     "a residual of the batch's first matrix": Fault(
-        PLAIN, "uint32_t(batch.offset(kResidual, task.batch))", "0", "residual"
+        BROADCAST, "uint32_t(batch.offset(kResidual, tile.batch))", "0", "residual"
     ),
     "FP32 results where lines are not permuted": Fault(
-        PLAIN, "(col / 4 ^ line % 8)", "(col / 4)", "floats"
+        STORE_TMA, "(col / 4 ^ line % 8)", "(col / 4)", "floats"
     ),
-    "FP32 results of the first columns": Fault(PLAIN, "{out_col + first, out_row", "{out_col, out_row", "floats"),
+    "FP32 results of the first columns": Fault(STORE_TMA, "{out_col + first, out_row", "{out_col, out_row", "floats"),
     "the whole bias to half a sum": Fault(
-        PLAIN, "p.activation == kGelu ? 0.5f : 1.0f", "1.0f", "activated"
+        BROADCAST, "p.activation == kGelu ? 0.5f : 1.0f", "1.0f", "activated"
     ),
     "k from its middle to its end": Fault(
-        RING, "i + ahead < num_k_tiles ? i + ahead : i + ahead - num_k_tiles", "i + ahead", "mixed, few rows"
+        MAINLOOP, "i + ahead < num_k_tiles ? i + ahead : i + ahead - num_k_tiles", "i + ahead", "mixed, few rows"
     ),
     "the tiles' factors all the first one's": Fault(
-        "gemm_hopper.cu", "params.epilogue, params.batch, task_of(part)", "params.epilogue, params.batch, first_task",
+        KERNEL, "epilogue.load(storage.epilogue, scheduler.tile(params, i), count)",
+        "epilogue.load(storage.epilogue, first_tile, count)",
         "plain",
     ),
     "scales of the other operand": Fault(
-        EPILOGUE, "row_scale.load(e.scale_b, p.scale_b_stride, kFloat, row, p.n);",
+        OPS, "row_scale.load(e.scale_b, p.scale_b_stride, kFloat, row, p.n);",
         "row_scale.load(e.scale_a, p.scale_a_stride, kFloat, row, p.n);", "mixed (N, K)",
     ),
 }  # fmt: skip

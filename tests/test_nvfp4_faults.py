@@ -87,33 +87,33 @@ FAULTS = {
         "dequantize_nvfp4.cu", "from += p.batch.offset(kA, matrix);", "", "decoded"
     ),
     "one scale of all for both operands": Fault(
-        "parts/plain_epilogue_hopper.cuh", "rows[1] = scale_a ? scale_a[", "rows[1] = scale_b ? scale_b[", "scales of all"
+        "gemm/epilogue/broadcast.cuh", "rows[1] = scale_a ? scale_a[", "rows[1] = scale_b ? scale_b[", "scales of all"
     ),
     "only b's scale of all": Fault(
-        "parts/plain_epilogue_hopper.cuh", "values[i] * of_b * of_a", "values[i] * of_b", "scales of all"
+        "gemm/epilogue/store_tma.cuh", "values[i] * of_b * of_a", "values[i] * of_b", "scales of all"
     ),
     "the first matrix's scale for the batch": Fault(
-        "parts/plain_epilogue_hopper.cuh", "scale_a[batch.offset(kScaleA, task.batch)]", "scale_a[0]",
+        "gemm/epilogue/broadcast.cuh", "scale_a[batch.offset(kScaleA, tile.batch)]", "scale_a[0]",
         "scales of all",
     ),
     "the other row's codes": Fault(
-        "parts/rows_nvfp4_hopper.cuh", "half * other * RowStage::kLine", "0", "nvfp4"
+        "gemm/convert_nvfp4.cuh", "half * other * Stage::kLine", "0", "nvfp4"
     ),
     "the same words of scales for ever": Fault(
-        "parts/rows_nvfp4_hopper.cuh", "fetch(word + kWordsAhead)", "fetch(0)", "nvfp4"
+        "gemm/convert_nvfp4.cuh", "fetch(word + kWordsAhead)", "fetch(0)", "nvfp4"
     ),
     "sums in units": Fault("parts/mainloop.cuh", "sum *= kInUnits", "sum *= 1.0f", "codes"),
     "sums in units, of few rows": Fault(
         "gemm_stream.cu", "total *= 1.0f / kScaledUnit<Compute>", "total *= 1.0f", "blocked scales"
     ),
     "sums in units, on Hopper": Fault(
-        "parts/mainloop_converted_hopper.cuh", "sum *= Rows::kInUnits", "sum *= 1.0f", "nvfp4"
+        "gemm/mainloop_sm90_rs.cuh", "value *= Converter::kUnit", "value *= 1.0f", "nvfp4"
     ),
     "b2's scales in b1's order": Fault(
-        "dual_gemm_hopper.cu", "work.row_scales.steps[1] = others.steps[0];", "", "nvfp4"
+        "gemm/epilogue/gated.cuh", "work.row_scales.steps[1] = others.steps[0];", "", "nvfp4"
     ),
     "both products' columns are the first one's": Fault(
-        "dual_gemm_hopper.cu", "products[i / 2 % 2][i / 4 * 2 + i % 2]", "products[i % 2][i / 4 * 2 + i / 2 % 2]", "nvfp4"
+        "gemm/epilogue/gated.cuh", "products[i / 2 % 2][i / 4 * 2 + i % 2]", "products[i % 2][i / 4 * 2 + i / 2 % 2]", "nvfp4"
     ),
 }  # fmt: skip
 

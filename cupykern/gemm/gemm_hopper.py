@@ -56,29 +56,29 @@ from .product import (
 # so that b comes from memory once: 97.5 to 96.4 us at (4096, 7168, 2048), 336.8 to 335.9 at (4096, 14336, 4096), but
 # 8192 cubed 769 to 785 (H200); 128 x 128 tiles 97.2 to 97.8.
 _GROUP_ROWS, _ALL_ROWS = 2048, 4096
-_PARAMS = np.dtype(  # gemm_hopper.cu: HopperParams
+_PARAMS = np.dtype(  # gemm/epilogue/matmul.cuh: MatmulParams
     [
         ("batch", BATCH),
         *((name, np.int64) for name in ("batch_size", "num_k_tiles", "tiles_m", "tiles_n")),
         *(("block_scales_a", STRIDES), ("block_scales_b", STRIDES)),
         ("epilogue", EPILOGUE),
-        *((name, np.int32) for name in ("tma_stores", "group_height", "has_block_scales")),
-        *(("stage_bytes", np.int32), ("end", np.int32), ("padding", np.int32)),
+        *((name, np.int32) for name in ("tma_stores", "swizzle", "has_block_scales")),
+        *(("stage_bytes", np.int32), ("epilogue_kind", np.int32), ("padding", np.int32)),
         *(("num_groups", np.int64), ("groups", np.int64, (1, 4))),
     ]
 )
-_DUAL_PARAMS = np.dtype(  # dual_gemm_hopper.cu: DualHopperParams
+_DUAL_PARAMS = np.dtype(  # gemm/epilogue/gated.cuh: DualParams
     [
         ("batch", BATCH),
         *((name, np.int64) for name in ("batch_size", "num_k_tiles", "tiles_m", "tiles_n")),
         ("epilogues", EPILOGUE, 2),
-        *(("tma_stores", np.int32), ("group_height", np.int32), ("policy", np.int64)),
+        *(("tma_stores", np.int32), ("swizzle", np.int32), ("policy", np.int64)),
         *(("num_groups", np.int64), ("groups", np.int64, (2, 4))),
     ]
 )
-_LOGITS_PARAMS = np.dtype(  # dequant_softmax_hopper.cu: LogitsHopperParams
+_LOGITS_PARAMS = np.dtype(  # gemm/epilogue/partial_softmax.cuh: LogitsParams
     [
-        *((name, np.int64) for name in ("num_k_tiles", "tiles_m", "tiles_n", "group_height")),
+        *((name, np.int64) for name in ("num_k_tiles", "tiles_m", "tiles_n", "swizzle")),
         *(("epilogue", EPILOGUE), ("normalize", NORMALIZE)),
     ]
 )
@@ -88,15 +88,39 @@ _STREAM_PARAMS = np.dtype(  # dequant_softmax_stream.cu: StreamParams
         *(("epilogue", EPILOGUE), ("normalize", NORMALIZE)),
     ]
 )
-_GENERAL, _PLAIN, _BOXED = range(3)  # gemm_hopper.cu: End
+_GENERAL, _PLAIN, _BOXED = range(3)  # gemm/epilogue/matmul.cuh: EpilogueKind
 _A, _B, _OUT, _RESIDUAL, _B2 = 0, 1, 2, 4, 9  # gemm_task.cuh: Operand
 
 
-def _main_loop(task: GemmTask) -> tuple[str, ...]:
+def _mainloop(task: GemmTask, config: HopperConfig) -> tuple[str, tuple[str, ...]]:
+    """The mainloop's type (gemm/policies.cuh), and the files that declare it."""
+    c, a, b = config, _operand(task.a, task.layout_a), _operand(task.b, task.layout_b)
+    if task.products == 2:
+        b = f"gemm::Pair<{b}>"
+    if c.ping_pong:
+        schedule = "gemm::PingPong"
+    else:
+        schedule = "gemm::SlicedK" if c.share_k else f"gemm::Cooperative<{c.warpgroups}>"
+    policies = (
+        f"gemm::{'SwapAB' if is_turned(c, task) else 'Operands'}<{a}, {b}>",
+        f"gemm::Tile<{c.tile_m}, {c.tile_n}, {tile_k(c, task)}>",
+        f"gemm::Stages<{c.stages}>",
+        schedule,
+        f"gemm::{'SplitK' if c.split_k else 'Cluster'}<{c.cluster}>",
+    )
     if converts(task):
-        rows = "nvfp4" if task.b == FP4 else "converted"
-        return f"parts/rows_{rows}_hopper.cuh", "parts/mainloop_converted_hopper.cuh"
-    return (f"parts/mainloop{'_promoted' if task.a in FP8 else ''}_hopper.cuh",)
+        name, file = ("Nvfp4", "nvfp4") if task.b == FP4 else ("8Bit", "8bit")
+        kind, policies = "RS", (f"gemm::Convert{name}", *policies)
+        includes = (f"gemm/convert_{file}.cuh", "gemm/mainloop_sm90_rs.cuh")
+    elif task.a in FP8:
+        kind, includes = "SSFp8", ("gemm/mainloop_sm90_ss_fp8.cuh",)
+    else:
+        kind, includes = "SS", ("gemm/mainloop_sm90_ss.cuh",)
+    return f"gemm::MainloopSm90{kind}<{', '.join(policies)}>", includes
+
+
+def _operand(dtype: np.dtype, layout: int) -> str:
+    return f"gemm::{'MnMajor' if layout == OUTER else 'KMajor'}<{dtypes.CPP_NAMES[dtype]}>"
 
 
 def variant(task: GemmTask, config: HopperConfig) -> Variant:
@@ -113,30 +137,27 @@ def variant(task: GemmTask, config: HopperConfig) -> Variant:
             c.num_threads,
             cooperative=True,
         )
+    mainloop, includes = _mainloop(task, c)
+    epilogue, file, scheduler = "gemm::GatedEpilogue<Mainloop>", "gated", "PersistentScheduler"
+    if task.kernel == "dual_gemm" and is_turned(c, task) and not converts(task):
+        scheduler = "EvenColumnsScheduler"
+    if task.kernel == "dequant_softmax":
+        epilogue, file = "gemm::PartialSoftmaxEpilogue<Mainloop>", "partial_softmax"
+    if task.kernel == "gemm":
+        kinds = ["gemm::TmaStore"] if both or task.plain else []
+        kinds += ["gemm::General"] if general else []
+        epilogue, file = f"gemm::MatmulEpilogue<{', '.join(['Mainloop', *kinds])}>", "matmul"
     return Variant(
         f"{task.kernel}_hopper",
-        (("ElementA", dtypes.CPP_NAMES[task.a]), ("ElementB", dtypes.CPP_NAMES[task.b])),
         (
-            ("kTileM", c.tile_m),
-            ("kTileN", c.tile_n),
-            ("kStages", c.stages),
-            ("kLines", c.lines),
-            ("kOuterMajorA", task.layout_a == OUTER),
-            ("kOuterMajorB", task.layout_b == OUTER),
-            ("kPingPong", c.ping_pong),
-            ("kShareK", c.share_k),
-            ("kSplitK", c.split_k),
-            ("kTurned", is_turned(c, task)),
-            *([("kTwoProducts", task.products == 2)] if task.b == FP4 else []),
-            *(
-                [("kPlain", both or task.plain), ("kGeneral", general)]
-                if task.kernel == "gemm"
-                else []
-            ),
+            ("Mainloop", mainloop),
+            ("Epilogue", epilogue),
+            ("Scheduler", f"gemm::{scheduler}<Mainloop>"),
         ),
+        (),
         c.num_threads,
         c.cluster,
-        parts=_main_loop(task),
+        includes=(*includes, f"gemm/epilogue/{file}.cuh", "gemm/scheduler.cuh"),
         cooperative=task.kernel == "dequant_softmax",
     )
 
@@ -145,7 +166,7 @@ _SMALLEST_HALVED = 2.0**-125  # whose half FP32 does not flush to zero
 
 
 def is_plain(product: Product, turned: bool) -> bool:
-    """Whether the short epilogue of parts/plain_epilogue_hopper.cuh does, of 16-bit results without a residual.
+    """Whether StoreTma (gemm/epilogue/store_tma.cuh) does, of 16-bit results without a residual.
     turned: HopperConfig's, or that b is converted."""
     p = product
     alone = p.residual is None and not _has_scales_of_all(p)
@@ -273,15 +294,15 @@ def hopper_plan(
     grid, kernel = clusters * c.cluster, get_kernel(target, variant(task, c))
     shared = c.shared_bytes(task)
     group_rows = _ALL_ROWS if in_halves(c, task) and p.m <= _ALL_ROWS else _GROUP_ROWS
-    group_height = max(1, group_rows // cluster_sizes(c, task)[0])
+    swizzle = max(1, group_rows // cluster_sizes(c, task)[0])
     num_k_tiles, places = math.ceil(p.k / depth), _PLACES[p.kernel]
     if p.kernel == "dequant_softmax":
         params = np.zeros((), _LOGITS_PARAMS)
-        params["num_k_tiles"], params["group_height"] = num_k_tiles, group_height
+        params["num_k_tiles"], params["swizzle"] = num_k_tiles, swizzle
         params["tiles_m"], params["tiles_n"] = tiles_m, tiles_n
         fill_logits(params, p)
         map_out = None
-        if p.logits is None:  # shares_hopper.cuh
+        if p.logits is None:  # PartialSoftmaxEpilogue: kBoxRows
             map_out = map_plan(p.out, p.batch, (p.m, p.n), (p.out.row, 1), (1, 64, 64))
         maps = (map_a, *maps_b, map_out)
         return _launch(target, kernel, (grid, shared), maps, places, target.by_value(params))
@@ -289,9 +310,9 @@ def hopper_plan(
     in_registers = p.b2 is not None and turned  # then threads store single numbers
     if (end == _BOXED or tma_stores(p.out, p.m, p.n)) and not in_registers:
         own = c.tile_m // (c.cluster if c.split_k else 1)
-        # epilogue_hopper.cuh, plain_epilogue_hopper.cuh
+        # MatmulArguments
         box = (1, min(own, 64) if turned else 16, LINE // max(2, p.out.dtype.itemsize))
-        if p.b2 is not None:  # gated_epilogue_hopper.cuh: kBoxCols
+        if p.b2 is not None:  # GatedEpilogue: kBoxCols
             box = (1, 16, math.gcd(own_columns(c), 64))
         map_out = map_plan(p.out, p.batch, (p.m, p.n), (p.out.row, 1), box)
         if end == _BOXED and p.residual is not None:
@@ -314,11 +335,11 @@ def hopper_plan(
     params["num_k_tiles"] = num_k_tiles
     params["tiles_m"], params["tiles_n"] = tiles_m, tiles_n
     params["tma_stores"] = map_out is not None
-    params["group_height"] = group_height
+    params["swizzle"] = swizzle
     if p.b2 is None:
         of_b = c.tile_n * depth * p.b.dtype.itemsize // (2 if p.b.dtype == FP4 else 1)
         params["stage_bytes"] = rows_a * parts_a * depth * p.a.dtype.itemsize + of_b
-        params["end"] = end
+        params["epilogue_kind"] = end
     params["num_groups"] = p.k // 16
     for i, groups in enumerate((p.groups_b, p.groups_b2)[: task.products]):
         if groups is not None:

@@ -11,13 +11,13 @@ from .gemm_task import GemmTask
 from .product import BLOCK, FLOAT16S, FP4, FP8, INNER, OUTER, STRIDED
 
 ARCHS = ("sm_90a", "host")
-LINE = 128  # ring_hopper.cuh: kLineBytes
-_BOXES = 4 * 2048  # of a warpgroup's warps, one each; epilogue_hopper.cuh: Staging
+LINE = 128  # gemm/stage_operand.cuh: kLineBytes
+_BOXES = 4 * 2048  # of a warpgroup's warps, one each; EpilogueTile::Staging
 
 
 @dataclass(frozen=True)
 class HopperConfig:
-    """A tile of Hopper's main loops (the constants of ring_hopper.cuh); of two products, tile_n has the
+    """A tile of Hopper's main loops (gemm/policies.cuh); of two products, tile_n has the
     columns of both.
 
     Two warpgroups compute tile_m x tile_n sums from `stages` stages of `lines` times 128 bytes of k of
@@ -52,7 +52,7 @@ class HopperConfig:
         return self.tile_n + 32 if self.streams else 128 * (self.warpgroups + 1)
 
     def shared_bytes(self, task: GemmTask) -> int:
-        """Dynamic shared memory of a block (gemm_hopper.cu and others: HopperStorage)."""
+        """Dynamic shared memory of a block (gemm/kernel_sm90.cuh: SharedStorage)."""
         if self.streams:  # dequant_softmax_stream.cu: StreamStorage
             return self.stream_bytes(self.tile_n // 64, 16)
         task, line = multiplied(task, self), self.lines * LINE
@@ -80,14 +80,14 @@ class HopperConfig:
         return storage + 2 * 36 * 4 * rows * sets
 
     def _logits_staging(self) -> int:
-        """dequant_softmax_hopper.cu: LogitsStaging, aligned."""
-        rows = min(self.tile_m, 128)  # shares_hopper.cuh: SharesStorage
+        """gemm/epilogue/partial_softmax.cuh: Staging, aligned."""
+        rows = min(self.tile_m, 128)  # PassStorage
         shares = (2 if self.tile_m > 64 else 1) * 8192 + 9 * 4 * rows
         logits = 8 * (32 * 20 * 4 + 8 * self.tile_m)
         return max(2 * -(-shares // 1024) * 1024, -(-logits // 1024) * 1024)
 
     def _dual_staging(self, task: GemmTask) -> int:
-        """dual_gemm_hopper.cu: HopperStaging, aligned."""
+        """gemm/epilogue/gated.cuh: Staging, aligned."""
         warps = 32 * own_columns(self)
         if is_turned(self, task):
             few = 0 if converts(task) else 1024 * self.tile_m
@@ -116,7 +116,7 @@ def tile_k(config: HopperConfig, task: GemmTask) -> int:
 
 
 def own_columns(config: HopperConfig) -> int:
-    """Of either of two products, that a block finishes (gated_epilogue_hopper.cuh: kOwnCols)."""
+    """Of either of two products, that a block finishes (GatedEpilogue::kOwnCols)."""
     return config.tile_n // 2 // (config.cluster if config.split_k else 1)
 
 
@@ -153,7 +153,7 @@ def splits_epilogues(task: GemmTask, config: HopperConfig) -> bool:
 
 def only_plain(task: GemmTask, config: HopperConfig) -> bool:
     """Whether products of E4M3 have a kernel for the short epilogue alone, without scales of blocks: where tiles
-    follow each other in a row (ring_hopper.cuh: kInRow).
+    follow each other in a row (MatmulEpilogue::kBackToBack).
 
     (4096, 7168, 2048) takes 98.1 us instead of 99.9, (256, 4096, 7168) 19.7 instead of 20.9 (H200).
     """
@@ -163,7 +163,7 @@ def only_plain(task: GemmTask, config: HopperConfig) -> bool:
 
 
 def in_halves(config: HopperConfig, task: GemmTask) -> bool:
-    """Whether FP8's columns are multiplied in two halves (mainloop_promoted_hopper.cuh: kHalves)."""
+    """Whether FP8's columns are multiplied in two halves (MainloopSm90SSFp8::kHalves)."""
     return only_plain(task, config) and BLOCK < config.tile_n <= 192
 
 
@@ -235,7 +235,7 @@ def refusal(config: HopperConfig, task: GemmTask, arch: str) -> str | None:
     rows, cols = (c.tile_n, c.tile_m) if turned else (c.tile_m, c.tile_n)
     own = rows // c.warpgroups if shared_rows else rows
     few_cols = turned and cols in (16, 32) and task.layout_a == INNER
-    # Where chunks of 64 columns may overlap (epilogue_hopper.cuh: chunk_col).
+    # Where chunks of 64 columns may overlap (EpilogueTile::chunk_col).
     overlap = task.kernel == "gemm" and task.a in FLOAT16S and task.layout_b == INNER and not turned
     halves = in_halves(c, task) and cols % 16 == 0
     unit = 8 if overlap and cols > 64 else 64

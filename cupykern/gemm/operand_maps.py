@@ -42,7 +42,7 @@ def operand_map(
     tile_outer: int,
     tile_k: int,
 ) -> MapPlan:
-    """Boxes as ring_hopper.cuh: OperandStage loads them."""
+    """Boxes as gemm/stage_operand.cuh: StageOperand loads them."""
     if x.dtype == FP4:
         x, k, tile_k = x._replace(dtype=np.dtype(np.uint8)), k // 2, tile_k // 2
     line = min(LINE // x.dtype.itemsize, tile_k if layout == INNER else tile_outer)

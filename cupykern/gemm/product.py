@@ -15,7 +15,7 @@ from ..arrays import address_of
 
 MAX_BATCH_DIMS = 4  # gemm_task.cuh: kMaxBatchDims
 INNER, OUTER, STRIDED = range(3)  # mainloop.cuh: Layout
-BLOCK = 128  # of scales along k and n; mainloop.cuh, ring_hopper.cuh: kBlockK
+BLOCK = 128  # of scales along k and n; mainloop.cuh, mainloop_sm90.cuh: kBlockK
 ALIGNMENT = 16  # bytes, of what asynchronous copies move
 ACTIVATIONS = (None, "relu", "gelu", "gelu_tanh", "silu")  # epilogue.cuh: Activation
 

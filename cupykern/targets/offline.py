@@ -117,20 +117,43 @@ def broken_copies(cubin: bytes) -> int:
     return found
 
 
-_CODE_SECTIONS = (".text.", ".nv.constant", ".nv.info", ".nv.shared.")
+_CODE_SECTIONS = (
+    ".text.",
+    ".nv.constant0",
+    ".nv.constant2",
+    ".nv.constant3",
+    ".nv.info",
+    ".nv.shared.",
+)
+# Attributes of .nv.info whose first four bytes are an index of the symbol table.
+_OF_SYMBOLS = (0x0A, 0x0F, 0x11, 0x12, 0x23, 0x2F)
 
 
 def code_digest(cubin: bytes) -> str:
     """Of the sections that decide what a kernel does: instructions, constants, resources and launch attributes.
 
-    Names of kernels and files, line numbers and symbol tables do not count.
+    Names of kernels and files, line numbers, symbol tables and addresses of variables do not count.
     """
     digest = hashlib.sha256()
     for kind in _CODE_SECTIONS:
         for name, content in _sections(cubin):
             if name.startswith(kind):
+                content = _without_symbols(content) if kind == ".nv.info" else content
                 digest.update(kind.encode() + struct.pack("<Q", len(content)) + content)
     return digest.hexdigest()[:16]
+
+
+def _without_symbols(info: bytes) -> bytes:
+    """.nv.info, in any order of the symbol table: (format, attribute, size or value, payload) entries."""
+    result, at = bytearray(info), 0
+    while at < len(info):
+        kind, attribute, size = struct.unpack_from("<2BH", info, at)
+        at += 4
+        if kind == 4:  # with a payload
+            if attribute in _OF_SYMBOLS:
+                result[at : at + 4] = bytes(4)
+            at += size
+    return bytes(result)
 
 
 def _sections(cubin: bytes) -> Iterator[tuple[str, bytes]]:

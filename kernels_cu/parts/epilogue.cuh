@@ -1,6 +1,6 @@
 // What a product goes through on its way to memory, in FP32 with one rounding at the end:
 //     out = activation(alpha * (scale_a * (scale_b * sum)) + bias) + residual
-// Main loops call Epilogue::store for runs of neighbouring columns.  A new activation is a line in
+// Main loops call MatrixEpilogue::store for runs of neighbouring columns.  A new activation is a line in
 // `activate`, a constant in Activation and a name in cupykern/gemm/product.py: ACTIVATIONS.
 #include "parts/dtype.cuh"
 #include "parts/gemm_task.cuh"
@@ -48,7 +48,7 @@ DEVICE void activate_in_turn(float (&values)[kCount], int activation) {
 }
 
 // Of one matrix of a batch: the pointers are at its element (0, 0).  Null: absent.
-struct Epilogue {
+struct MatrixEpilogue {
     const EpilogueParams& params;
     void* out;
     const void* bias;
@@ -57,11 +57,12 @@ struct Epilogue {
     const float* scale_b;
 
     // The offsets, in elements, are those of the matrix in the batch.
-    DEVICE static Epilogue of_matrix(const EpilogueParams& params, void* out, const void* bias,
-                                     const void* residual, const float* scale_a,
-                                     const float* scale_b, int64_t out_offset, int64_t bias_offset,
-                                     int64_t residual_offset, int64_t scale_a_offset,
-                                     int64_t scale_b_offset) {
+    DEVICE static MatrixEpilogue of_matrix(const EpilogueParams& params, void* out,
+                                           const void* bias, const void* residual,
+                                           const float* scale_a, const float* scale_b,
+                                           int64_t out_offset, int64_t bias_offset,
+                                           int64_t residual_offset, int64_t scale_a_offset,
+                                           int64_t scale_b_offset) {
         const auto place = [](const void* p, int64_t offset, int dtype) {
             return p ? element_address(p, offset, dtype) : p;
         };

@@ -1,0 +1,68 @@
+// 8-bit weights B^T on their way to wgmma's registers (gemm/mainloop_sm90_rs.cuh).
+#include "gemm/mainloop_sm90.cuh"
+
+namespace gemm {
+
+template <class Mainloop> struct Convert8Bit {
+    using Stage = typename Mainloop::StageRows;
+    using From = typename Mainloop::RowElement;
+    using To = typename Mainloop::ColElement;
+    static constexpr int kMmaK = Mainloop::kMmaK;
+    static constexpr bool kMnMajor = Mainloop::kMnMajorRows;
+    static constexpr int kDepth = Mainloop::kTileK < 128 ? 32 : 64;  // of k, converted at once
+    using Fragment = uint32_t[kDepth / kMmaK][4];
+    // With sliced K it gains nothing, and gave wrong results on an H200 (docs/experiments.md).
+    static constexpr bool kFetches = !Mainloop::kSlicedK;
+    static constexpr float kUnit = 1.0f;
+    using Fetched = uint32_t[kMnMajor ? kDepth / 8 : kDepth / 4];
+    int row;  // the warp's first one of 16, in the tile
+
+    DEVICE Convert8Bit(const typename Mainloop::WorkTile&, int row) : row(row) {}
+    // Elements of a stage, of k from `k` on: four in a word, or, K-major, two.
+    DEVICE void fetch(Fetched& fetched, const unsigned char* stage, int k) const {
+        const int lane = threadIdx.x % 32;
+        if constexpr (kMnMajor) {
+            static_assert(Mainloop::kRows <= kLineBytes, "a line has all rows");
+#pragma unroll
+            for (int i = 0; i < kDepth / 32; ++i) {
+                uint32_t bytes[4];  // k 0-7, 8-15, 16-23, 24-31
+                load_matrix<true>(bytes, stage + Stage::offset(k + 32 * i + lane, row));
+#pragma unroll
+                for (int j = 0; j < 4; ++j) fetched[4 * i + j] = bytes[j];
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < kDepth / 8; ++i) {  // of 16 of k, the first rows and the others
+                const int at = k + i / 2 * kMmaK;
+                const unsigned char* p =
+                    stage + at / Stage::kLine * Stage::kBoxBytes +
+                    Stage::offset(row + lane / 4, at % Stage::kLine + lane % 4 * 2) +
+                    i % 2 * 8 * Stage::kLine;
+                fetched[2 * i] = *reinterpret_cast<const uint16_t*>(p);
+                fetched[2 * i + 1] = *reinterpret_cast<const uint16_t*>(p + 8);
+            }
+        }
+    }
+    DEVICE void load(Fragment& a, const unsigned char* stage, int, int k) const {
+        Fetched fetched;
+        fetch(fetched, stage, k);
+        convert(fetched, a);
+    }
+    DEVICE void convert(const Fetched& fetched, Fragment& a) const {
+#pragma unroll
+        for (int i = 0; i < kDepth / 8; ++i) {
+            if constexpr (kMnMajor) {
+                // A 16-bit element of the transposed matrices is two rows' elements at one k: the
+                // even rows become wgmma's first 8 rows, the odd ones the others
+                // (EpilogueTile::row_of_half).
+                convert_bytes<From, To>(permute_bytes<0x3120>(fetched[i]), a[i / 2][i % 2 * 2],
+                                        a[i / 2][i % 2 * 2 + 1]);
+            } else {
+                convert_bytes<From, To>(fetched[2 * i] | fetched[2 * i + 1] << 16, a[i / 2][i % 2],
+                                        a[i / 2][i % 2 + 2]);
+            }
+        }
+    }
+};
+
+}  // namespace gemm

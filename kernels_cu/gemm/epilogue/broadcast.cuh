@@ -1,0 +1,142 @@
+// Row and column broadcasts of a tile: bias and scales in shared memory, loaded by a warp of the
+// producer warpgroup beside the mainloop.  Rows and columns are the output's.
+#include "gemm/epilogue/tile.cuh"
+#include "parts/epilogue.cuh"
+#include "parts/gemm_task.cuh"
+
+namespace gemm {
+
+struct alignas(8) ColumnPair { float values[2]; };
+
+template <class Tile> struct TileBroadcast {
+    using Mainloop = typename Tile::Mainloop;
+    static constexpr bool kScales = Tile::kScales, kSwapAB = Tile::kSwapAB;
+    static constexpr bool kGeneral = Tile::kGeneral;
+    static constexpr int kTileN = Mainloop::kTileN;
+    // 16-bit operands may have a scale each, of the whole matrix, if there is no residual.
+    static constexpr bool kMatrixScales = kGeneral && !kScales && !kSwapAB;
+    static constexpr int kColVectors = kScales ? 2 : 1;
+    static constexpr int kRowScales = !kScales ? 0 : kSwapAB ? 1 : Tile::kRows;  // SwapAB: one
+    alignas(16) float cols[kColVectors][kTileN];  // scale_b, if there are scales, and bias
+    float rows[kRowScales > 0 ? kRowScales : 2];  // scale_a; with kMatrixScales scale_b and scale_a
+    // Row and column of the tile in the output, its matrix of the batch, and the residual's, or,
+    // where there is none, whether there is a bias.
+    Bytes<16> origin;
+    Barrier full, empty;
+
+    DEVICE void init() {
+        full.init(kScales ? 3 : 1, 32);  // both operands' scales and the rest
+        // The warps that store a tile.
+        empty.init(4 * (Mainloop::kCooperative ? Mainloop::kConsumers : 1), 32);
+    }
+    // By one warp: those of a tile, when the ones before have been read.  No scales: 1.  For
+    // gelu_of_twice, half the bias.
+    DEVICE void load(const EpilogueParams& p, const BatchLayout& batch, const GemmTask& tile,
+                     const float* scale_a, const float* scale_b, const void* bias, int count) {
+        empty.wait((count & 1) ^ 1);
+        if (threadIdx.x % 32 == 0) {
+            origin = {uint32_t(tile.row), uint32_t(tile.col),
+                      uint32_t(batch.offset(kOut, tile.batch)),
+                      kGeneral ? uint32_t(batch.offset(kResidual, tile.batch))
+                               : uint32_t(bias != nullptr)};
+        }
+        const int cols_there = int(p.n) - int(tile.col);
+        if constexpr (kScales) {
+            // alpha, exactly, in the place of a scale that is absent (gemm_hopper.py): StoreTma
+            // multiplies by both alone.
+            const float of_rows = kSwapAB || scale_a ? 1.0f : p.alpha;
+            const float of_cols = kSwapAB || scale_b || !scale_a ? 1.0f : p.alpha;
+            load_scales(cols[0], kTileN, scale_b, batch.offset(kScaleB, tile.batch), tile.col,
+                        p.scale_b_stride, cols_there, of_cols);
+            load_scales(rows, kRowScales, scale_a, batch.offset(kScaleA, tile.batch), tile.row,
+                        p.scale_a_stride, int(p.m) - int(tile.row), of_rows);
+        }
+        if constexpr (kMatrixScales) {
+            if (threadIdx.x % 32 == 0) {
+                rows[0] = scale_b ? scale_b[batch.offset(kScaleB, tile.batch)] : 1.0f;
+                rows[1] = scale_a ? scale_a[batch.offset(kScaleA, tile.batch)] : 1.0f;
+            }
+        }
+        load_bias(bias, batch.offset(kBias, tile.batch) + tile.col * p.bias.col, p.bias.col,
+                  p.bias_dtype, cols_there, p.activation == kGelu ? 0.5f : 1.0f);
+        sync_warp();
+        full.arrive_for<32>();
+    }
+    // Scales of the tile's rows or columns, of which `there` exist; others are anything.  By TMA,
+    // where they are contiguous and aligned: one by one they take longer than the mainloop of a
+    // small k, and loads of a lane that are all under way at once, or cp.async, cost FP8's mainloop
+    // 1% where k is large.
+    DEVICE void load_scales(float* to, int count, const float* scales, int64_t offset,
+                            int64_t first, int64_t stride, int there, float absent) {
+        const int lane = threadIdx.x % 32;
+        const bool any = scales && there > 0;
+        const float* from = scales + offset + first * stride;
+        const int bytes = 4 * (there < count ? there : count);
+        if (any && stride == 1 && (reinterpret_cast<uint64_t>(from) | bytes) % 16 == 0) {
+            if (lane == 0) {
+                full.arrive_expect_tx(bytes);
+                bulk_load(to, from, bytes, full);
+            } else if (kEveryThreadArrives) full.arrive();
+            return;
+        }
+        const float one = any ? *from : absent;
+#pragma unroll 1
+        for (int i = lane; i < count; i += 32)
+            to[i] = any && stride != 0 && i < there ? from[i * stride] : one;
+        fence_async_proxy();  // another tile's may come by TMA
+        sync_warp();
+        full.arrive_for<32>();
+    }
+    // The bias times `factor`; of 16-bit operands a lane issues four loads at once.
+    DEVICE void load_bias(const void* bias, int64_t offset, int64_t stride, int dtype, int there,
+                          float factor) {
+        constexpr int kAtOnce = kScales ? 1 : 4;
+#pragma unroll 1
+        for (int first = threadIdx.x % 32; first < kTileN; first += 32 * kAtOnce) {
+            uint32_t bits[kAtOnce];
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) {
+                const int col = first + 32 * i;
+                bits[i] = 0;
+                if (!bias || col >= there || col >= kTileN) continue;
+                const int64_t at = offset + col * stride;
+                bits[i] = dtype == kFloat ? static_cast<const uint32_t*>(bias)[at]
+                                          : static_cast<const uint16_t*>(bias)[at];
+            }
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) {
+                const int col = first + 32 * i;
+                float value = bit_cast<float>(bits[i]), other;
+                if (dtype == kHalf) unpack<half>(bits[i], value, other);
+                if (dtype == kBf16) unpack<bf16>(bits[i], value, other);
+                if (col < kTileN) cols[kColVectors - 1][col] = value * factor;
+            }
+        }
+    }
+    // Those of two neighbouring columns, the first one even.
+    DEVICE ColumnPair pair(int vector, int col) const {
+        return *reinterpret_cast<const ColumnPair*>(&cols[vector][col]);
+    }
+    // Whether a bias is to be read; not so only where the general epilogue is not compiled in.
+    DEVICE bool biased() const { return !Mainloop::kFp8 || kGeneral || origin.words[3] != 0; }
+    // By a warp that has read them.
+    DEVICE void release() {
+        sync_warp();
+        empty.arrive_for<32>();
+    }
+};
+
+// scale_a of a lane's rows.  row: the warp's first one in the tile.
+template <class Tile> struct RowScaleFragment {
+    float rows[Tile::kMmasM][2];
+
+    DEVICE void load(const TileBroadcast<Tile>& broadcast, int row) {
+#pragma unroll
+        for (int i = 0; i < 2 * Tile::kMmasM; ++i) {
+            const int below = 64 * (i / 2) + int(threadIdx.x) % 32 / 4 + 8 * (i % 2);
+            rows[i / 2][i % 2] = Tile::kScales ? broadcast.rows[row + below] : 1.0f;
+        }
+    }
+};
+
+}  // namespace gemm

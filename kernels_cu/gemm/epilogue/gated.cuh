@@ -1,0 +1,390 @@
+// The gated epilogue of a dual GEMM: out = silu(d1) * d2 of the accumulators d1, d2 of both
+// products.
+//
+// A thread has accumulators of the same places of both, which meet in registers: those of kOwnCols
+// columns of the first product from 0 on, of the second from kCols / 4 on.  With SwapAB the columns
+// are the rows of the accumulators:
+//   - NVFP4 weights: ConvertNvfp4 takes 8 of either matrix in a warp, so that a thread has both as
+//     well;
+//   - few rows of A, with SlicedK: they are in different warps and meet in shared memory.
+#include "gemm/epilogue/gated_scales.cuh"
+#include "gemm/load_pair.cuh"
+#include "gemm/reduce.cuh"
+#include "gemm/scheduler.cuh"
+#include "parts/epilogue.cuh"
+#include "parts/gate.cuh"
+#include "parts/gemm_task.cuh"
+
+namespace gemm {
+
+struct DualParams {
+    BatchLayout batch;
+    int64_t batch_size, num_k_tiles, tiles_m, tiles_n;
+    EpilogueParams epilogues[2];  // of each product; the output is the first one's
+    int32_t tma_stores, swizzle;  // in tiles (GemmTask::of_block)
+    int64_t policy;
+    int64_t num_groups;                                       // of NVFP4's k
+    struct { int64_t block, quarter, row, word; } groups[2];  // GroupScales
+
+    DEVICE int64_t columns() const { return epilogues[0].n; }
+};
+
+// Tensor maps as MatmulArguments', of both matrices B with boxes of PairLoader::kUnit columns, of
+// the output with boxes of 16 x GatedEpilogue::kBoxCols.
+struct DualArguments {
+    const TensorMap &a_map, &b1_map, &b2_map, &out_map;
+    void* out;
+    const float* scale_a;
+    const float* scale_b1;
+    const float* scale_b2;
+    const e4m3* groups_b1;
+    const e4m3* groups_b2;
+    const DualParams& params;
+
+    DEVICE void prefetch_maps() const {
+        prefetch_tensor_map(a_map);
+        prefetch_tensor_map(b1_map);
+        prefetch_tensor_map(b2_map);
+    }
+    DEVICE int a_batch(const GemmTask& tile) const {
+        return int(params.batch.offset(kA, tile.batch));
+    }
+    DEVICE int b1_batch(const GemmTask& tile) const {
+        return int(params.batch.offset(kB, tile.batch));
+    }
+    DEVICE int b2_batch(const GemmTask& tile) const {
+        return int(params.batch.offset(kB2, tile.batch));
+    }
+};
+
+template <class Mainloop_> struct GatedEpilogue {
+    using Mainloop = Mainloop_;
+    using Params = DualParams;
+    using Arguments = DualArguments;
+    using Loader = PairLoader<Mainloop, Arguments>;
+    using Accumulator = typename Mainloop::Accumulator;
+    using WorkTile = typename Mainloop::WorkTile;
+    static constexpr bool kBackToBack = false, kContinues = false, kClears = false;
+    static constexpr bool kSwapAB = Mainloop::kSwapAB, kMixedInput = Mainloop::kMixedInput;
+    static constexpr bool kSplitK = Mainloop::kSplitK, kFewRows = Loader::kFewRows;
+    static constexpr int kConsumers = Mainloop::kConsumers, kMmasM = Mainloop::kMmasM;
+    static constexpr int kCols = Mainloop::kCols;
+    static_assert(Mainloop::kSlicedK == kFewRows, "sliced-K is for few rows");
+    // Columns of the output that the block finishes, in slices of a warp.
+    static constexpr int kOwnCols = Loader::kColumns / (kSplitK ? Mainloop::kClusterSize : 1);
+    static constexpr int kSlice = 16, kSlices = kOwnCols / kSlice;
+    // TMA stores a warp's rows in boxes of kBoxCols columns, swizzled by their lines.
+    static constexpr int kBoxCols = kOwnCols % 64 == 0 ? 64 : kOwnCols % 32 == 0 ? 32 : 16;
+    static constexpr int kBoxLine = 2 * kBoxCols, kBoxBytes = kWarpRows * kBoxLine;
+
+    // Few rows: what a thread has of a tile, and where all threads leave it, for every second tile.
+    static constexpr int kFew = kCols / 2;
+    using FewAccumulators = typename Mainloop::ElementAccumulator[kFew][128 * kConsumers];
+    union Staging {
+        unsigned char warps[kSwapAB ? 1 : 4 * kConsumers][kWarpRows * 2 * kOwnCols];
+        alignas(128) unsigned char few[kFewRows ? 2 * sizeof(FewAccumulators) : 128];
+    };
+    struct SharedStorage {
+        DEVICE void init() {}
+    };
+    static constexpr bool kSplitKInStaging = Mainloop::kExchangeBytes <= int(sizeof(Staging));
+    using Reduction = SplitKReduction<Mainloop, kSplitKInStaging>;
+
+    const Params& params;
+    const Arguments& arguments;
+
+    DEVICE GatedEpilogue(const Params& params, const Arguments& arguments)
+        : params(params), arguments(arguments) {}
+    DEVICE bool loads() const { return false; }
+    DEVICE void load(SharedStorage&, const GemmTask&, int) const {}
+
+    // Stages slice `slice`: 16 x 16 values as store_matrix takes them.
+    DEVICE static void stage_part(unsigned char* staging, int slice, const uint32_t (&packed)[4]) {
+        const int lane = threadIdx.x % 32, line = lane % 16, place = slice * 2 + lane / 16;
+        constexpr int kPlaces = kBoxLine / 16;
+        const int at = line * kBoxLine + place % kPlaces * 16;
+        store_matrix(staging + place / kPlaces * kBoxBytes + (at ^ (at >> 3 & (kBoxLine - 16))),
+                     packed);
+    }
+    // By the warp: stores the 16 rows that it has staged, from (row, col) on, by TMA.
+    DEVICE static void store_staged(const TensorMap& map, const unsigned char* staging, int row,
+                                    int col, int batch) {
+        fence_async_proxy();
+        sync_warp();
+        if (threadIdx.x % 32 == 0) {
+#pragma unroll
+            for (int i = 0; i < kOwnCols / kBoxCols; ++i) {
+                tma_store(map, staging + i * kBoxBytes, {col + i * kBoxCols, row, batch});
+            }
+            tma_store_commit();
+        }
+    }
+    // Until TMA has read what the warp staged before.
+    DEVICE static void wait_staged() {
+        if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();
+        sync_warp();
+    }
+
+    // With one factor for each product, in FP32 up to the output.  (row, col): of the warp's first
+    // accumulator in the output.
+    template <class Out>
+    DEVICE static void store_scaled(unsigned char* staging, const TensorMap& map,
+                                    const float (&factors)[2], int row, int col, int batch,
+                                    const Accumulator& accumulator) {
+#pragma unroll
+        for (int m = 0; m < kMmasM; ++m) {
+            wait_staged();
+#pragma unroll
+            for (int slice = 0; slice < kSlices; ++slice) {
+                float gated[8];
+#pragma unroll
+                for (int i = 0; i < 8; ++i) {
+                    const int at = slice * 8 + i;
+                    gated[i] = gate(float(accumulator[m][at]) * factors[0],
+                                    float(accumulator[m][kCols / 4 + at]) * factors[1], kAllFp32);
+                }
+                const uint32_t packed[4] = {
+                    pack<Out>(gated[0], gated[1]), pack<Out>(gated[2], gated[3]),
+                    pack<Out>(gated[4], gated[5]), pack<Out>(gated[6], gated[7])};
+                stage_part(staging, slice, packed);
+            }
+            store_staged(map, staging, row + 64 * m, col, batch);
+        }
+    }
+
+    // The same for all scales, policies and outputs; map: null where TMA cannot store the output.
+    template <class Sums>
+    DEVICE static void store_general(unsigned char* staging, const TensorMap* map,
+                                     const GatedScales& scales, int policy, int row, int col,
+                                     int batch, const Sums& accumulator) {
+        const MatrixEpilogue &first = scales.first, &second = scales.second;
+        const EpilogueParams& params = first.params;
+        const int lane = threadIdx.x % 32;
+#pragma unroll 1
+        for (int number = 0; number < kMmasM * kSlices; ++number) {
+            const int m = number / kSlices, slice = number % kSlices;
+            float values[8], others[8];
+#pragma unroll
+            for (int known = 0; known < kMmasM * kSlices; ++known) {
+                if (known != number) continue;
+#pragma unroll
+                for (int i = 0; i < 8; ++i) {
+                    const int at = known % kSlices * 8 + i;
+                    values[i] = float(accumulator[known / kSlices][at]);
+                    others[i] = float(accumulator[known / kSlices][kCols / 4 + at]);
+                }
+            }
+            const int first_row = row + 64 * m + lane / 4, first_col = col + slice * kSlice;
+            const float rows[2] = {GatedScales::row(first, first_row),
+                                   GatedScales::row(first, first_row + 8)};
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const int at = first_col + wgmma_col(lane, i);
+                const float factor = rows[i / 2 % 2];
+                values[i] = values[i] * GatedScales::col(first, at) * factor * params.alpha;
+                others[i] = others[i] * GatedScales::col(second, at) * factor * second.params.alpha;
+            }
+            gate_all(values, others, policy);
+            if (!map) {
+#pragma unroll
+                for (int i = 0; i < 8; i += 2) {
+                    const int at_row = first_row + i / 2 % 2 * 8;
+                    const int at_col = first_col + wgmma_col(lane, i);
+                    if (at_row >= params.m || at_col >= params.n) continue;
+                    const float pair[2] = {values[i], values[i + 1]};
+                    first.write(at_row, at_col, at_col + 1 < params.n ? 2 : 1, pair);
+                }
+                continue;
+            }
+            uint32_t packed[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                packed[i] = params.out_dtype == kHalf
+                                ? pack<half>(values[2 * i], values[2 * i + 1])
+                                : pack<bf16>(values[2 * i], values[2 * i + 1]);
+            }
+            if (slice == 0) wait_staged();
+            stage_part(staging, slice, packed);
+            if (slice == kSlices - 1) store_staged(*map, staging, row + 64 * m, col, batch);
+        }
+    }
+
+    // Mixed input: a thread's accumulators are of one column `col` of the output, of both products
+    // in turn, from row `row` on.
+    DEVICE static void store_column(const GatedScales& scales, int policy, int row, int col,
+                                    const Accumulator& accumulator) {
+        const EpilogueParams& params = scales.first.params;
+        constexpr int kNumbers = 16;  // of both products, finished at once
+        const int lane = threadIdx.x % 32;
+        if (col >= params.n) return;
+        const float factors[2] = {GatedScales::col(scales.first, col),
+                                  GatedScales::col(scales.second, col)};
+#pragma unroll 1
+        for (int slice = 0; slice < kCols / 2 / kNumbers; ++slice) {
+            float products[2][kNumbers / 2];
+#pragma unroll
+            for (int p = 0; p < kCols / 2 / kNumbers; ++p) {
+                if (p != slice) continue;
+#pragma unroll
+                for (int i = 0; i < kNumbers; ++i) {
+                    products[i / 2 % 2][i / 4 * 2 + i % 2] =
+                        float(accumulator[0][p * kNumbers + i]);
+                }
+            }
+            const auto row_of = [&](int i) {
+                return row + slice * kNumbers * 2 + i / 2 * 8 + lane % 4 * 2 + i % 2;
+            };
+#pragma unroll
+            for (int i = 0; i < kNumbers / 2; ++i) {
+                const float factor = GatedScales::row(scales.first, row_of(i));
+                products[0][i] = products[0][i] * factors[0] * factor * params.alpha;
+                products[1][i] = products[1][i] * factors[1] * factor * scales.second.params.alpha;
+            }
+            gate_all(products[0], products[1], policy);
+#pragma unroll
+            for (int i = 0; i < kNumbers / 2; ++i) {
+                const float one[1] = {products[0][i]};
+                if (row_of(i) < params.m) scales.first.write(row_of(i), col, 1, one);
+            }
+        }
+    }
+
+    // Few rows: both warpgroups have accumulators of every second stage; the first half of a
+    // warpgroup's warps has those of B1's columns, the other one those of B2's. last_col: one more
+    // than the tile's last column.
+    DEVICE static void store_few_rows(FewAccumulators& of_tile, const GatedScales& scales,
+                                      int policy, int row, int col, int last_col,
+                                      const Accumulator& accumulator) {
+        const EpilogueParams& params = scales.first.params;
+        const int thread = threadIdx.x, lane = thread % 32;
+        const bool finishes = thread < 64;
+#pragma unroll
+        for (int i = 0; i < kFew; ++i) {
+            if (!finishes) of_tile[i][thread] = accumulator[0][i];
+        }
+        named_barrier(3, 128 * kConsumers);
+        if (finishes) {
+            float values[kFew], others[kFew];
+#pragma unroll
+            for (int i = 0; i < kFew; ++i) {
+                const int at_row = row + wgmma_col(lane, i);
+                const int at_col = col + thread / 32 * 16 + lane / 4 + i / 2 % 2 * 8;
+                const float factor = GatedScales::row(scales.first, at_row);
+                values[i] = float(accumulator[0][i] + of_tile[i][128 + thread]) *
+                            GatedScales::col(scales.first, at_col) * factor * params.alpha;
+                others[i] = float(of_tile[i][64 + thread] + of_tile[i][192 + thread]) *
+                            GatedScales::col(scales.second, at_col) * factor *
+                            scales.second.params.alpha;
+            }
+            gate_all(values, others, policy);
+#pragma unroll
+            for (int i = 0; i < kFew; ++i) {
+                const int at_row = row + wgmma_col(lane, i);
+                const int at_col = col + thread / 32 * 16 + lane / 4 + i / 2 % 2 * 8;
+                const float one[1] = {values[i]};
+                if (at_row < params.m && at_col < last_col)
+                    scales.first.write(at_row, at_col, 1, one);
+            }
+        }
+    }
+
+    struct Consumer {
+        const GatedEpilogue& epilogue;
+        Staging& staging;
+        typename Mainloop::SharedStorage& mainloop;
+        WorkTile& work;
+        int warp, warpgroup;
+
+        template <class Storage>
+        DEVICE Consumer(const GatedEpilogue& epilogue, Storage& storage, WorkTile& work, int warp,
+                        int warpgroup)
+            : epilogue(epilogue),
+              staging(storage.staging),
+              mainloop(storage.mainloop),
+              work(work),
+              warp(warp),
+              warpgroup(warpgroup) {}
+        DEVICE bool needs_tile() const { return true; }
+        DEVICE int64_t offset(const GemmTask& tile, Operand operand) const {
+            return epilogue.params.batch.offset(operand, tile.batch);
+        }
+        // Mixed input: the thread's column of the output.
+        DEVICE int own_col(const GemmTask& tile) const {
+            return int(tile.col) + work.row / 2 + warp % 4 * 8 + int(threadIdx.x) % 32 / 4;
+        }
+        DEVICE RowScales row_scales(const e4m3* scales, Operand operand, int i,
+                                    const GemmTask& tile) const {
+            const DualParams& params = epilogue.params;
+            const auto& steps = params.groups[i];
+            const int col = own_col(tile);
+            return scales_of_rows(
+                {scales + offset(tile, operand), steps.block, steps.quarter, steps.row, steps.word},
+                col, col, int(params.columns()) - 1, int(params.num_groups));
+        }
+        DEVICE void begin(const GemmTask& tile) {
+            if constexpr (kMixedInput) {
+                const DualArguments& arguments = epilogue.arguments;
+                work.row_scales = row_scales(arguments.groups_b1, kGroupsB, 0, tile);
+                const RowScales others = row_scales(arguments.groups_b2, kGroupsB2, 1, tile);
+                work.row_scales.rows[1] = others.rows[0];
+                work.row_scales.steps[1] = others.steps[0];
+                work.row_scales.aligned = work.row_scales.aligned && others.aligned;
+            }
+        }
+        DEVICE bool reduce(const GemmTask&, int, Accumulator& accumulator) {
+            if constexpr (kSplitK) {
+                void* memory = kSplitKInStaging ? static_cast<void*>(&staging) : &mainloop;
+                Reduction::add(memory, warpgroup, accumulator);
+            }
+            return true;
+        }
+        template <class Scheduler>
+        DEVICE void store(const typename Scheduler::Tile& tile, int count,
+                          const Accumulator& accumulator) {
+            const DualParams& params = epilogue.params;
+            const DualArguments& arguments = epilogue.arguments;
+            const auto of_product = [&](int product, const float* scale_b, Operand operand) {
+                return MatrixEpilogue::of_matrix(params.epilogues[product], arguments.out, nullptr,
+                                                 nullptr, arguments.scale_a, scale_b,
+                                                 offset(tile, kOut), 0, 0, offset(tile, kScaleA),
+                                                 offset(tile, operand));
+            };
+            const MatrixEpilogue first = of_product(0, arguments.scale_b1, kScaleB);
+            const MatrixEpilogue second = of_product(1, arguments.scale_b2, kScaleB2);
+            const GatedScales scales{first, second};
+            const int policy = int(params.policy);
+            if constexpr (kMixedInput) {
+                store_column(scales, policy, int(tile.row), own_col(tile), accumulator);
+            } else if constexpr (kFewRows) {
+                FewAccumulators* few = reinterpret_cast<FewAccumulators*>(staging.few);
+                const int n = int(params.columns()),
+                          last = int(tile.col) + Scheduler::columns(tile);
+                store_few_rows(few[count % 2], scales, policy, int(tile.row), int(tile.col),
+                               last < n ? last : n, accumulator);
+            } else {
+                const int row = work.first_row, batch = int(offset(tile, kOut));
+                const int col = work.first_col + (kSplitK ? cluster_rank() * kOwnCols : 0);
+                unsigned char* own = staging.warps[warp];
+                float factors[2];
+                const bool scaled =
+                    params.tma_stores && policy == kAllFp32 && scales.plain(factors);
+                if (scaled && first.params.out_dtype == kHalf) {
+                    store_scaled<half>(own, arguments.out_map, factors, row, col, batch,
+                                       accumulator);
+                } else if (scaled) {
+                    store_scaled<bf16>(own, arguments.out_map, factors, row, col, batch,
+                                       accumulator);
+                } else {
+                    store_general(own, params.tma_stores ? &arguments.out_map : nullptr, scales,
+                                  policy, row, col, batch, accumulator);
+                }
+            }
+        }
+        DEVICE void finish() const {
+            if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();
+            sync_warp();
+        }
+    };
+};
+
+}  // namespace gemm

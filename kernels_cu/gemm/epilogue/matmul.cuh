@@ -1,0 +1,336 @@
+// The epilogues of matmul and scaled_mm on Hopper: which are compiled in, and what each does before
+// and after a tile's mainloop.
+#include "gemm/epilogue/broadcast.cuh"
+#include "gemm/epilogue/ops.cuh"
+#include "gemm/epilogue/residual.cuh"
+#include "gemm/epilogue/store_global.cuh"
+#include "gemm/epilogue/store_tma.cuh"
+#include "gemm/epilogue/store_tma_swap_ab.cuh"
+#include "gemm/load_tile.cuh"
+#include "gemm/reduce.cuh"
+#include "parts/epilogue.cuh"
+#include "parts/gemm_task.cuh"
+
+namespace gemm {
+
+// What MatmulEpilogue is made of; params.epilogue_kind selects one.  TmaStore: 16-bit outputs
+// without residual.  General: everything, and a TMA store with a residual, FP32 outputs or scales
+// of whole 16-bit matrices, whose code and barriers would cost TmaStore 1% to 5%.  A kernel of one
+// kind is short: code between what runs takes time too, because most of it is in no cache.  FP8's
+// kernel of TmaStore alone is for products without block scales.
+struct TmaStore {};
+struct General {};
+enum EpilogueKind { kGeneralEpilogue, kTmaStoreEpilogue, kTmaResidualEpilogue };
+
+struct MatmulParams {
+    BatchLayout batch;
+    int64_t batch_size, num_k_tiles, tiles_m, tiles_n;
+    MatrixStrides block_scales_a, block_scales_b;
+    EpilogueParams epilogue;
+    int32_t tma_stores, swizzle;  // in tiles (GemmTask::of_block)
+    int32_t has_block_scales;     // scale_a and scale_b are the mainloop's
+    int32_t stage_bytes;          // without rows of A that do not exist
+    int32_t epilogue_kind, padding;
+    int64_t num_groups;                                    // of NVFP4's k
+    struct { int64_t block, quarter, row, word; } groups;  // GroupScales
+};
+
+// Tensor maps of (batch, m, k) of A and (batch, n, k) of B, with their last two dims swapped where
+// they are MN-major; of (batch, m, n) of the output, boxes of 16 x 64 (FP32: 32), with SwapAB up to
+// 64 x 64; for kTmaResidualEpilogue the same of the residual.  The maps' batch is BatchLayout's
+// offset.
+struct MatmulArguments {
+    const TensorMap &a_map, &b_map, &out_map, &residual_map;
+    void* out;
+    const void* bias;
+    const void* residual;
+    const float* scale_a;
+    const float* scale_b;
+    const e4m3* groups_b;
+    const MatmulParams& params;
+
+    DEVICE void prefetch_maps() const {
+        prefetch_tensor_map(a_map);
+        prefetch_tensor_map(b_map);
+    }
+    DEVICE int a_batch(const GemmTask& tile) const {
+        return int(params.batch.offset(kA, tile.batch));
+    }
+    DEVICE int b_batch(const GemmTask& tile) const {
+        return int(params.batch.offset(kB, tile.batch));
+    }
+    DEVICE int stage_bytes() const { return params.stage_bytes; }
+    DEVICE int64_t m() const { return params.epilogue.m; }
+};
+
+template <class Mainloop_, class... Kinds> struct MatmulEpilogue {
+    using Mainloop = Mainloop_;
+    using Params = MatmulParams;
+    using Arguments = MatmulArguments;
+    using Loader = TileLoader<Mainloop, Arguments>;
+    using Accumulator = typename Mainloop::Accumulator;
+    using WorkTile = typename Mainloop::WorkTile;
+    static constexpr bool kTmaStore = (kSame<Kinds, TmaStore> || ...);
+    static constexpr bool kGeneral = (kSame<Kinds, General> || ...);
+    static_assert(kTmaStore || kGeneral, "an epilogue");
+    static constexpr bool kSwapAB = Mainloop::kSwapAB, kFp8 = Mainloop::kFp8;
+    static constexpr bool kSlicedK = Mainloop::kSlicedK, kSplitK = Mainloop::kSplitK;
+    static constexpr bool kPingPong = Mainloop::kPingPong, kContinues = false, kClears = false;
+    static constexpr int kConsumers = Mainloop::kConsumers;
+
+    using Tile = EpilogueTile<Mainloop, kGeneral>;
+    using Broadcast = TileBroadcast<Tile>;
+    using Staging = typename Tile::Staging[4 * kConsumers];
+    // Tiles back to back, whose epilogue runs in the mainloop's loop.
+    static constexpr bool kBackToBack = kFp8 && Mainloop::kCooperative && !kSplitK && !kSwapAB;
+    // Of tiles that warpgroups compute at the same time; of wide tiles of FP8 also of the next one,
+    // whose mainloop may take less than its broadcasts.
+    static constexpr int kBroadcasts = kPingPong                         ? kConsumers
+                                       : kBackToBack && Tile::kBoxes > 2 ? 2
+                                                                         : 1;
+    // Block scales have shared memory of their own where other blocks write to the staging at any
+    // time.
+    static constexpr bool kOwnScaleStages = kFp8 && kSplitK;
+    struct SharedStorage {
+        Broadcast broadcasts[kBroadcasts];
+        Barrier residual[kGeneral ? 4 * kConsumers : 1][2];  // of the warps' boxes
+        alignas(16) unsigned char scale_stages[kOwnScaleStages
+                                                   ? 4 * kConsumers * Mainloop::kBlockScaleBytes
+                                                   : 1];
+
+        DEVICE void init() {
+            for (Broadcast& broadcast : broadcasts) broadcast.init();
+            if constexpr (kGeneral) {
+                for (auto& of_warp : residual) {
+                    for (Barrier& full : of_warp) full.init(1);
+                }
+            }
+        }
+    };
+    // Cluster split-K: through the staging, if it is large enough.
+    static constexpr bool kSplitKInStaging = Mainloop::kExchangeBytes <= int(sizeof(Staging));
+    using Reduction = SplitKReduction<Mainloop, kSplitKInStaging>;
+
+    const Params& params;
+    const Arguments& arguments;
+    // short: one of the TMA-store epilogues.
+    bool by_block, is_tma_store, is_tma_residual, is_short;
+
+    DEVICE MatmulEpilogue(const Params& params, const Arguments& arguments)
+        : params(params),
+          arguments(arguments),
+          by_block(kFp8 && kGeneral && params.has_block_scales != 0),
+          is_tma_store(kTmaStore && (!kGeneral || params.epilogue_kind == kTmaStoreEpilogue)),
+          is_tma_residual(kGeneral && params.epilogue_kind == kTmaResidualEpilogue),
+          is_short(is_tma_store || is_tma_residual) {}
+
+    DEVICE int64_t offset(const GemmTask& tile, Operand operand) const {
+        return params.batch.offset(operand, tile.batch);
+    }
+    DEVICE bool loads() const { return is_short; }
+    DEVICE void load(SharedStorage& shared, const GemmTask& tile, int count) const {
+        shared.broadcasts[count % kBroadcasts].load(
+            params.epilogue, params.batch, tile, by_block ? nullptr : arguments.scale_a,
+            by_block ? nullptr : arguments.scale_b, arguments.bias, count / kBroadcasts);
+    }
+    DEVICE MatrixEpilogue of_matrix(const GemmTask& tile) const {
+        return MatrixEpilogue::of_matrix(params.epilogue, arguments.out, arguments.bias,
+                                         arguments.residual, by_block ? nullptr : arguments.scale_a,
+                                         by_block ? nullptr : arguments.scale_b, offset(tile, kOut),
+                                         offset(tile, kBias), offset(tile, kResidual),
+                                         offset(tile, kScaleA), offset(tile, kScaleB));
+    }
+
+    struct Consumer {
+        int box = 0;  // to fill next
+        const MatmulEpilogue& epilogue;
+        Staging& staging;
+        typename Mainloop::SharedStorage& mainloop;
+        SharedStorage& shared;
+        WorkTile& work;
+        int warp, warpgroup;
+        int row;  // the warp's first one in the tile
+        Residual<Tile> residual;
+        bool adds;
+
+        template <class Storage>
+        DEVICE Consumer(const MatmulEpilogue& epilogue, Storage& storage, WorkTile& work, int warp,
+                        int warpgroup)
+            : epilogue(epilogue),
+              staging(storage.staging),
+              mainloop(storage.mainloop),
+              shared(storage.epilogue),
+              work(work),
+              warp(warp),
+              warpgroup(warpgroup),
+              row(work.row + warp % 4 * kWarpRows),
+              residual{epilogue.arguments.residual_map,
+                       storage.epilogue.residual[kGeneral ? first_warp(warp, warpgroup) : 0],
+                       &storage.staging[first_warp(warp, warpgroup)]},
+              adds(epilogue.is_tma_residual && epilogue.arguments.residual != nullptr) {}
+        // Of the warps that share boxes.
+        DEVICE static int first_warp(int warp, int warpgroup) {
+            return kSwapAB ? 4 * warpgroup : warp;
+        }
+
+        DEVICE void store_tma(const Broadcast& broadcast, const RowScaleFragment<Tile>& scales,
+                              int count, const Accumulator& accumulator) {
+            const StoreTma<Tile> store{staging[warp], box,    epilogue.arguments.out_map,
+                                       broadcast,     scales, epilogue.params.epilogue,
+                                       row,           count,  residual};
+            if (!adds) store.template store<false>(accumulator);
+            else if constexpr (kGeneral) store.template store<true>(accumulator);
+        }
+        // All tiles of the block, where the epilogue and the mainloop are those that do; else
+        // false.
+        template <class Scheduler>
+        DEVICE bool run_back_to_back(const Scheduler& scheduler) {
+            const bool runs = epilogue.is_short && !epilogue.by_block;
+            if (!runs) return false;
+            const int rest = scheduler.end - scheduler.first;
+            Accumulator accumulator;
+            RowScaleFragment<Tile> scales;
+            Mainloop::mma_tiles(
+                mainloop, work, rest > 0 ? (rest + scheduler.step - 1) / scheduler.step : 0,
+                accumulator,
+                [&] {
+                    Broadcast& broadcast = shared.broadcasts[work.count % kBroadcasts];
+                    broadcast.full.wait(work.count / kBroadcasts & 1);
+                    scales.load(broadcast, row);
+                    if (adds) {
+                        const Bytes<16> origin = broadcast.origin;
+                        residual.begin(work.count, int(origin.words[0]) + row, int(origin.words[1]),
+                                       int(origin.words[3]));
+                    }
+                },
+                [&] {
+                    Broadcast& broadcast = shared.broadcasts[work.count % kBroadcasts];
+                    store_tma(broadcast, scales, work.count, accumulator);
+                    broadcast.release();
+                });
+            return true;
+        }
+
+        // Where a tile is takes divisions, which a short epilogue need not wait for.
+        DEVICE bool needs_tile() {
+            if (Tile::kMmasM * Tile::kChunks % 2 == 0) box = 0;  // known without a register
+            return kSwapAB || !epilogue.is_short || epilogue.by_block || Mainloop::kMixedInput ||
+                   adds;
+        }
+        DEVICE void begin_residual(const GemmTask& tile, int count) const {
+            if (!adds) return;
+            residual.begin(count, work.first_row, work.first_col,
+                           int(epilogue.offset(tile, kResidual)));
+        }
+        DEVICE void begin(const GemmTask& tile) {
+            const MatmulParams& params = epilogue.params;
+            const MatmulArguments& arguments = epilogue.arguments;
+            if (kFp8 && epilogue.by_block) begin_block_scales(tile);
+            if constexpr (kSame<typename Mainloop::RowElement, e2m1x2>) {
+                const GroupScales groups{arguments.groups_b + epilogue.offset(tile, kGroupsB),
+                                         params.groups.block, params.groups.quarter,
+                                         params.groups.row, params.groups.word};
+                const int col = work.first_row + int(threadIdx.x) % 32 / 4;
+                work.row_scales = scales_of_rows(groups, col, col + 8, int(params.epilogue.n) - 1,
+                                                 int(params.num_groups));
+            }
+            if constexpr (!kTmaStore) {  // beside TmaStore it costs those without a residual 3%
+                if (!epilogue.is_tma_residual)
+                    EpilogueOps<Tile>::prefetch_residual(epilogue.of_matrix(tile), work.first_row,
+                                                         work.first_col);
+            }
+            // With split-K, other blocks' accumulators come to the boxes before.
+            if (!kSplitK && !(kSlicedK && warpgroup > 0)) begin_residual(tile, work.count);
+        }
+        DEVICE void begin_block_scales(const GemmTask& tile) {
+            const MatmulParams& params = epilogue.params;
+            const MatmulArguments& arguments = epilogue.arguments;
+            // The tile before is stored from there.
+            if (threadIdx.x % (kSwapAB ? 128 : 32) == 0) tma_store_wait_read<0>();
+            if (kSwapAB) named_barrier(1 + warpgroup, 128);
+            else sync_warp();
+            work.scale_stages =
+                kOwnScaleStages
+                    ? static_cast<void*>(shared.scale_stages + warp * Mainloop::kBlockScaleBytes)
+                    : staging[warp].boxes;
+            const MatrixStrides &a = params.block_scales_a, &b = params.block_scales_b;
+            work.scales = {
+                arguments.scale_a ? arguments.scale_a + epilogue.offset(tile, kScaleA) : nullptr,
+                arguments.scale_b ? arguments.scale_b + epilogue.offset(tile, kScaleB) : nullptr,
+                a.row,
+                a.col,
+                b.row,
+                b.col,
+                int(params.epilogue.m) - 1,
+                int(params.epilogue.n - 1) / kBlockK};
+        }
+
+        // Adds the accumulators of other warpgroups and blocks; false: nothing is left to store.
+        DEVICE bool reduce(const GemmTask& tile, int count, Accumulator& accumulator) {
+            if constexpr (kSlicedK) {
+                using Reduction = SlicedKReduction<Mainloop>;
+                static_assert(sizeof(typename Reduction::Slices) <= sizeof(Staging) / 2,
+                              "half of the staging: the second warpgroup's, which stores nothing");
+                // Block scales there have been read.  (By both warpgroups, though only the second
+                // one's are there: racecheck reports races of what follows a barrier of that one
+                // alone.)
+                if (kFp8 && epilogue.by_block) named_barrier(3, 128 * kConsumers);
+                Reduction::add(&staging[4], warpgroup, accumulator);
+                if (warpgroup > 0) return false;
+            }
+            if constexpr (kSplitK) {
+                void* memory = kSplitKInStaging ? static_cast<void*>(staging) : &mainloop;
+                MatmulEpilogue::Reduction::add(memory, warpgroup, accumulator);
+                if (adds) fence_async_proxy();
+                begin_residual(tile, count);
+            }
+            return true;
+        }
+        template <class Scheduler>
+        DEVICE void store(const GemmTask& tile, int count, const Accumulator& accumulator) {
+            const MatmulParams& params = epilogue.params;
+            if (epilogue.is_short) {
+                Broadcast& broadcast = shared.broadcasts[kPingPong ? warpgroup : 0];
+                broadcast.full.wait(count & 1);
+                if constexpr (kSwapAB) {
+                    const StoreTmaSwapAB<Tile> store{staging,
+                                                     box,
+                                                     epilogue.arguments.out_map,
+                                                     broadcast,
+                                                     params.epilogue,
+                                                     row,
+                                                     work.first_row,
+                                                     work.first_col,
+                                                     int(epilogue.offset(tile, kOut)),
+                                                     count,
+                                                     residual};
+                    if (!epilogue.is_tma_residual) store.template store<false>(accumulator);
+                    else if constexpr (kGeneral) store.template store<true>(accumulator);
+                } else {
+                    RowScaleFragment<Tile> scales;
+                    scales.load(broadcast, row);
+                    store_tma(broadcast, scales, count, accumulator);
+                }
+                broadcast.release();
+                return;
+            }
+            const MatrixEpilogue matrix = epilogue.of_matrix(tile);
+            if (!params.tma_stores) {
+                StoreGlobal<Tile>::store(staging[warp], matrix, work.first_row, work.first_col,
+                                         accumulator);
+                return;
+            }
+            typename EpilogueOps<Tile>::Broadcasts broadcasts;
+            broadcasts.load(matrix, work.first_row, work.first_col);
+            EpilogueOps<Tile>::store_boxes(staging, box, epilogue.arguments.out_map, matrix,
+                                           broadcasts, work.first_row, work.first_col,
+                                           int(epilogue.offset(tile, kOut)), accumulator);
+        }
+        DEVICE void finish() const {
+            if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();
+            sync_warp();
+        }
+    };
+};
+
+}  // namespace gemm

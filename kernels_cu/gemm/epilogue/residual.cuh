@@ -1,0 +1,66 @@
+// The residual (C), of the output's dtype, loaded by TMA.
+#include "gemm/epilogue/tile.cuh"
+
+namespace gemm {
+
+// A warp's, or with SwapAB a warpgroup's: each box is loaded to where its results are stored from,
+// a tile's first two beside the mainloop, every other one when TMA has read the results that were
+// there.
+template <class Tile> struct Residual {
+    using OwnChunks = typename Tile::OwnChunks;
+    using Staging = typename Tile::Staging;
+    static constexpr bool kSwapAB = Tile::kSwapAB;
+    static constexpr int kBoxBytes = Tile::kBoxBytes;
+    static constexpr int kTileBoxes = Tile::kMmasM * OwnChunks::kCount;
+    const TensorMap& map;
+    Barrier (&full)[2];
+    Staging* staging;
+
+    // By one thread, which also stores the boxes.
+    DEVICE static bool loads() { return threadIdx.x % (kSwapAB ? 128 : 32) == 0; }
+    // Which box of a tile has a chunk of the columns of rows 64 * m on.
+    DEVICE static int box_of(int m, int chunk) {
+        return m * OwnChunks::kCount + chunk - OwnChunks().first;
+    }
+    // Where box `i` of tile `count` is.
+    DEVICE unsigned char* box(int count, int i) const {
+        return staging->boxes[0] + (count * kTileBoxes + i) % 2 * (kSwapAB ? 4 : 1) * kBoxBytes;
+    }
+    DEVICE void wait(int count, int i) const {
+        const int index = count * kTileBoxes + i;
+        full[index % 2].wait(index / 2 & 1);
+    }
+    // (row, col): of the tile's first accumulator.
+    DEVICE void load(int count, int i, int row, int col, int batch) const {
+        Barrier& barrier = full[(count * kTileBoxes + i) % 2];
+        barrier.arrive_expect_tx(kSwapAB ? Tile::kChunk * kLineBytes : kBoxBytes);
+        const auto at = coordinates(i, row, col, batch);
+        tma_load(box(count, i), map, barrier, at.of);
+    }
+    // Before tile `count` is stored: loads the boxes that there is room for, the others to L2.
+    DEVICE void begin(int count, int row, int col, int batch) const {
+        if (loads()) {
+            tma_store_wait_read<0>();
+#pragma unroll
+            for (int i = 0; i < kTileBoxes; ++i) {
+                if (i < 2) load(count, i, row, col, batch);
+                else tma_prefetch(map, coordinates(i, row, col, batch).of);
+            }
+        }
+        sync_warp();
+    }
+    // When box `i` is being stored: loads what takes its place.
+    DEVICE void follow(int count, int i, int row, int col, int batch) const {
+        if (i + 2 >= kTileBoxes) return;
+        tma_store_wait_read<0>();
+        load(count, i + 2, row, col, batch);
+    }
+    struct Coordinates { int of[3]; };
+    DEVICE static Coordinates coordinates(int i, int row, int col, int batch) {
+        row += i / OwnChunks::kCount * 64;
+        col += Tile::chunk_col(OwnChunks().first + i % OwnChunks::kCount);
+        return {{kSwapAB ? row : col, kSwapAB ? col : row, batch}};
+    }
+};
+
+}  // namespace gemm

@@ -1,0 +1,117 @@
+// A slice of accumulators to (or from) a box of shared memory, which TMA stores.
+#include "gemm/epilogue/tile.cuh"
+
+namespace gemm {
+
+template <class Tile> struct StoreBox {
+    using Staging = typename Tile::Staging;
+    static constexpr int kSlice = Tile::kSlice, kValues = Tile::kValues;
+    static constexpr int kSlicesOfChunk = Tile::kSlicesOfChunk, kBoxBytes = Tile::kBoxBytes;
+    static constexpr bool kSwapAB = Tile::kSwapAB, kPairedRows = Tile::kPairedRows;
+    using Values = float[kValues];
+    using Pairs = uint32_t[kValues / 2];
+
+    // Of a lane's values, pair `i`, neighbours in the output: the first one, and how far the second
+    // one is.
+    DEVICE static constexpr int first_of_pair(int i) {
+        return kPairedRows ? i / 2 * 4 + i % 2 : 2 * i;
+    }
+    static constexpr int kApart = kPairedRows ? 2 : 1;
+
+    DEVICE static void pack_pairs(const Values& values, int dtype, Pairs& packed) {
+        if (dtype == kHalf) {  // branch once per slice
+#pragma unroll
+            for (int i = 0; i < kValues / 2; ++i)
+                packed[i] = pack<half>(values[first_of_pair(i)], values[first_of_pair(i) + kApart]);
+        } else {
+#pragma unroll
+            for (int i = 0; i < kValues / 2; ++i)
+                packed[i] = pack<bf16>(values[first_of_pair(i)], values[first_of_pair(i) + kApart]);
+        }
+    }
+    // values += the same pairs.
+    template <class T> DEVICE static void add_pairs(const Pairs& added, Values& values) {
+#pragma unroll
+        for (int i = 0; i < kValues / 2; ++i) {
+            float low, high;
+            unpack<T>(added[i], low, high);
+            values[first_of_pair(i)] += low;
+            values[first_of_pair(i) + kApart] += high;
+        }
+    }
+    DEVICE static void add_pairs(const Pairs& added, int dtype, Values& values) {
+        if (dtype == kHalf) add_pairs<half>(added, values);
+        else add_pairs<bf16>(added, values);
+    }
+
+    // A slice's pairs to (kLoads: from) their places in `box`, of which it is slice `slice`.
+    template <bool kLoads, class Pairs>
+    DEVICE static void move_slice(unsigned char* box, int slice, Pairs& packed) {
+        const int lane = Tile::lane(), warp = threadIdx.x / 32;
+        // 16 bytes of a line.
+        const auto place = [&](int line, int i) {
+            return box + line * kLineBytes + (i ^ line % 8) * 16;
+        };
+        if constexpr (kPairedRows) {  // two rows of a column are one word
+#pragma unroll
+            for (int i = 0; i < kValues / 2; ++i) {
+                const int line = slice * kSlice + wgmma_col(lane, i / 2 * 4 + i % 2);
+                unsigned char* words = place(line, warp % 4 * 2 + lane / 16);
+                auto& word = *reinterpret_cast<uint32_t*>(words + lane / 4 % 4 * 4);
+                if constexpr (kLoads) packed[i] = word;
+                else word = packed[i];
+            }
+        } else {
+#pragma unroll
+            for (int j = 0; j < kSlice / 16; ++j) {
+                const int line = slice * kSlice + j * 16 + lane / 16 * 8 + lane % 8;
+                unsigned char* row =
+                    kSwapAB ? place(line, warp % 4 * 2 + lane / 8 % 2)
+                            : place(lane % 16, slice * (kSlice / 8) + 2 * j + lane / 16);
+                uint32_t four[4];
+                if constexpr (kLoads) load_matrix<kSwapAB>(four, row);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    if constexpr (kLoads) packed[4 * j + i] = four[i];
+                    else four[i] = packed[4 * j + i];
+                }
+                if constexpr (!kLoads) store_matrix<kSwapAB>(row, four);
+            }
+        }
+    }
+
+    // Slice `slice` of the warp's accumulators to its place in box `box`, which TMA stores when it
+    // is full: 16 rows of 64 columns; with SwapAB 64 rows of the warpgroup, each column a line.
+    // (row, col): of the slice's first accumulator.
+    DEVICE static void store_slice(Staging* warps, int& box, const TensorMap& map, int slice,
+                                   int row, int col, int batch, int dtype, const Values& values) {
+        const int warp = threadIdx.x / 32, warpgroup = warp / 4;
+        const int slice_of_box = slice % kSlicesOfChunk;
+        unsigned char* to =
+            warps[kSwapAB ? 4 * warpgroup : warp].boxes[0] + box * (kSwapAB ? 4 : 1) * kBoxBytes;
+        const bool stores = threadIdx.x % (kSwapAB ? 128 : 32) == 0;
+        const auto sync = [&] {
+            if constexpr (kSwapAB) named_barrier(1 + warpgroup, 128);
+            else sync_warp();
+        };
+        Pairs packed;
+        pack_pairs(values, dtype, packed);
+        if (slice_of_box == 0) {
+            if (stores) tma_store_wait_read<1>();
+            sync();
+        }
+        move_slice<false>(to, slice_of_box, packed);
+        if (slice_of_box < kSlicesOfChunk - 1) return;
+        fence_async_proxy();
+        sync();
+        if (stores) {
+            col -= slice_of_box * kSlice;
+            if constexpr (kSwapAB) tma_store(map, to, {row, col, batch});
+            else tma_store(map, to, {col, row, batch});
+            tma_store_commit();
+        }
+        box ^= 1;
+    }
+};
+
+}  // namespace gemm

@@ -1,0 +1,73 @@
+// The epilogue where TMA cannot store the output: through shared memory, so that each lane finishes
+// and stores runs of contiguous columns (parts/epilogue.cuh).
+#include "gemm/epilogue/tile.cuh"
+#include "parts/epilogue.cuh"
+
+namespace gemm {
+
+template <class Tile> struct StoreGlobal {
+    using Accumulator = typename Tile::Accumulator;
+    using ElementAccumulator = typename Tile::Mainloop::ElementAccumulator;
+    using Staging = typename Tile::Staging;
+    static constexpr bool kSwapAB = Tile::kSwapAB;
+    static constexpr int kMmasM = Tile::kMmasM, kChunk = Tile::kChunk, kChunks = Tile::kChunks;
+
+    // (row, col): of the warp's first accumulator.
+    DEVICE static void store(Staging& staging, const MatrixEpilogue& epilogue, int row, int col,
+                             const Accumulator& accumulator) {
+        constexpr int kRun = 8;
+        // Lines are rows, or with SwapAB columns, in runs of contiguous elements of the output.
+        constexpr int kRuns = (kSwapAB ? kWarpRows : kChunk) / kRun,
+                      kNumLines = kWarpRows * kChunk / kRun / kRuns;
+        const int lane = Tile::lane();
+        // Swizzled: lanes spread over the banks.
+        const auto place = [&](int line, int run) {
+            const int bits = kSwapAB ? line / 2 % 2 : line % 8;
+            return &staging.chunk[line * kRuns * kRun + (run ^ bits) * kRun];
+        };
+        const typename Tile::OwnChunks own;
+#pragma unroll 1
+        for (int chunk = 0; chunk < kMmasM * kChunks; ++chunk) {
+            if (!own.has(chunk % kChunks)) continue;
+            sync_warp();  // what was here has been read
+#pragma unroll
+            for (int c = 0; c < kMmasM * kChunks; ++c) {
+                if (c != chunk) continue;
+#pragma unroll
+                for (int i = 0; i < kChunk / 2; i += 2) {
+                    const ElementAccumulator* pair =
+                        &accumulator[c / kChunks][Tile::chunk_col(c % kChunks) / 2 + i];
+                    const Bytes<8> bits = {bit_cast<uint32_t>(pair[0]),
+                                           bit_cast<uint32_t>(pair[1])};
+                    const int r = Tile::row_of_half(lane, i / 2 % 2), at = wgmma_col(lane, i);
+                    if constexpr (kSwapAB) {
+                        place(at, r / kRun)[r % kRun] = bits.words[0];
+                        place(at + 1, r / kRun)[r % kRun] = bits.words[1];
+                    } else {
+                        *reinterpret_cast<Bytes<8>*>(&place(r, at / kRun)[at % kRun]) = bits;
+                    }
+                }
+            }
+            sync_warp();
+            const int first_row = row + chunk / kChunks * 64,
+                      first_col = col + Tile::chunk_col(chunk % kChunks);
+#pragma unroll 1
+            for (int line = lane / kRuns; line < kNumLines; line += 32 / kRuns) {
+                const int at = lane % kRuns * kRun;
+                const uint32_t* from = place(line, lane % kRuns);
+                ElementAccumulator run[kRun];
+#pragma unroll
+                for (int i = 0; i < kRun; i += 4) {
+                    const Bytes<16> four = *reinterpret_cast<const Bytes<16>*>(from + i);
+#pragma unroll
+                    for (int j = 0; j < 4; ++j)
+                        run[i + j] = bit_cast<ElementAccumulator>(four.words[j]);
+                }
+                if constexpr (kSwapAB) epilogue.store(first_col + line, first_row + at, run);
+                else epilogue.store(first_row + line, first_col + at, run);
+            }
+        }
+    }
+};
+
+}  // namespace gemm

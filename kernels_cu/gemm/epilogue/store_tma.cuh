@@ -1,0 +1,240 @@
+// The TMA-store epilogue of a warp's accumulators, in registers:
+//     out = activation(alpha * (scale_a * (scale_b * accumulator)) + bias of its column) + residual
+// where TMA stores the output, nothing else is to be done and, if there is a residual, TMA loads
+// it.
+#include "gemm/epilogue/broadcast.cuh"
+#include "gemm/epilogue/residual.cuh"
+#include "parts/epilogue.cuh"
+
+namespace gemm {
+
+// Of 16-bit outputs: gelu is of twice its argument.
+template <int kActivation> DEVICE float activate_16bit(float x) {
+    return kActivation == kGelu ? gelu_of_twice(x) : activate(x, kActivation);
+}
+
+// values[2 i] and values[2 i + 1] += the two elements of word i; or packed to it, but for those of
+// the first 16 * kept columns.
+template <class T, int kWords>
+DEVICE void add_words(float (&values)[8 * kWords], const uint32_t (&added)[kWords][4]) {
+#pragma unroll
+    for (int i = 0; i < 4 * kWords; ++i) {
+        float low, high;
+        unpack<T>(added[i / 4][i % 4], low, high);
+        values[2 * i] += low;
+        values[2 * i + 1] += high;
+    }
+}
+template <class T, int kWords>
+DEVICE void pack_words(const float (&values)[8 * kWords], uint32_t (&packed)[kWords][4], int kept) {
+#pragma unroll
+    for (int i = 0; i < 4 * kWords; ++i)
+        if (i >= 4 * kept) packed[i / 4][i % 4] = pack<T>(values[2 * i], values[2 * i + 1]);
+}
+
+// In boxes of 16 lines of 128 bytes.  row: the warp's first one in the tile, count: the tile's
+// number; box: to fill next.
+template <class Tile> struct StoreTma {
+    using Mainloop = typename Tile::Mainloop;
+    using Accumulator = typename Tile::Accumulator;
+    using Broadcast = TileBroadcast<Tile>;
+    static constexpr bool kScales = Tile::kScales, kGeneral = Tile::kGeneral;
+    static constexpr int kMmasM = Tile::kMmasM, kCols = Tile::kCols;
+    static constexpr int kChunk = Tile::kChunk, kChunks = Tile::kChunks, kBoxes = Tile::kBoxes;
+    // With scales of rows and columns besides, activations leave no registers.
+    static constexpr bool kActivates = sizeof(typename Mainloop::ElementA) == 2;
+
+    typename Tile::Staging& staging;
+    int& box;
+    const TensorMap& map;
+    const Broadcast& broadcast;
+    const RowScaleFragment<Tile>& row_scales;
+    const EpilogueParams& params;
+    int row, count;
+    const Residual<Tile>& residual;
+
+    // A lane's values of kCount columns from `first` on, of rows 64 * m on, but for the residual
+    // and the first 16 * kept columns.  For gelu, alpha and the bias are halved.  With a small k
+    // shared memory gives broadcasts no faster than accumulators take them: an absent bias is not
+    // read.
+    template <int kActivation, bool kScaled, int kCount>
+    DEVICE void finish(const Accumulator& accumulator, int lane, int m, int first, float alpha,
+                       float (&values)[kCount], int kept = 0) const {
+        const auto of_col = [&](int vector, int i) {
+            return broadcast.pair(vector, first + wgmma_col(lane, i / 4 * 4)).values[i % 2];
+        };
+        const auto of_row = [&](int i) { return kScales ? row_scales.rows[m][i / 2 % 2] : alpha; };
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+            if (i < 8 * kept) continue;
+            values[i] = float(accumulator[m][first / 2 + i]);
+            if (kScales) values[i] *= of_col(0, i);
+        }
+        if constexpr (kScaled) {
+            const float of_b = broadcast.rows[0], of_a = broadcast.rows[1];
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) values[i] = values[i] * of_b * of_a;
+        }
+        if (broadcast.biased()) {
+#pragma unroll
+            for (int i = 0; i < kCount; ++i)
+                if (i >= 8 * kept)
+                    values[i] = values[i] * of_row(i) + of_col(Broadcast::kColVectors - 1, i);
+        } else {
+#pragma unroll
+            for (int i = 0; i < kCount; ++i)
+                if (i >= 8 * kept) values[i] *= of_row(i);
+        }
+        if constexpr (kActivation != kNoActivation) {
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) values[i] = activate_16bit<kActivation>(values[i]);
+        }
+    }
+    // 16-bit outputs.  Where the boxes hold the whole tile they are filled and stored together: the
+    // warp waits once for TMA to have read them, and once until TMA may read them.
+    template <int kActivation, bool kAdds>
+    DEVICE void store_pairs(const Accumulator& accumulator) const {
+        constexpr int kTogether = kMmasM == 1 && !Tile::kSplitK && kCols == 2 * kChunk ? 2 : 1;
+        constexpr bool kOwnBoxes = kBoxes > 2;  // every chunk has its own
+        // Columns at once.  Beside the other warpgroup's large tile, many independent instructions
+        // of the activation in a row would keep the tensor cores from the registers.  The largest
+        // tiles' accumulators leave no registers for more either.
+        constexpr bool kFewAtOnce =
+            Mainloop::kPingPong && kMmasM > 1 && (kActivation > kRelu || kMmasM * kCols >= 352);
+        constexpr int kAtOnce = kFewAtOnce ? 16 : kChunk, kWords = kAtOnce / 16;
+        using Values = float[kAtOnce / 2];
+        const Bytes<16> origin = broadcast.origin;
+        const int out_row = int(origin.words[0]) + row, out_col = int(origin.words[1]),
+                  batch = int(origin.words[2]);
+        const int lane = Tile::lane();
+        const bool halves = params.out_dtype == kHalf;
+        const float alpha = (kActivation == kGelu ? 0.5f : 1.0f) * params.alpha;
+        const typename Tile::OwnChunks own;
+        // 16 x 16 elements of a box, from its column `begin` on.
+        const int place_of_lane = lane % 16 * kLineBytes + (lane / 16 ^ lane % 8) * 16;
+        const auto matrix = [&](unsigned char* from, int begin) {
+            return from + (place_of_lane ^ begin * 2);
+        };
+        // Of a chunk of the columns of rows 64 * m on, from its column `begin` on.  to: its box.
+        const auto pack_columns = [&](int m, int chunk, int begin, unsigned char* to,
+                                      uint32_t (&packed)[kWords][4], int kept = 0) {
+            Values values;
+            finish<kActivation, Broadcast::kMatrixScales && !kAdds>(
+                accumulator, lane, m, Tile::chunk_col(chunk) + begin, alpha, values, kept);
+            if constexpr (kAdds) {
+                uint32_t added[kWords][4];
+#pragma unroll
+                for (int j = 0; j < kWords; ++j) load_matrix(added[j], matrix(to, begin + 16 * j));
+                if (halves) add_words<half>(values, added);
+                else add_words<bf16>(values, added);
+            }
+            if (halves) pack_words<half>(values, packed, kept);  // branch once per fragment
+            else pack_words<bf16>(values, packed, kept);
+        };
+        const auto fill = [&](unsigned char* to, int begin, const uint32_t (&packed)[kWords][4]) {
+#pragma unroll
+            for (int j = 0; j < kWords; ++j) store_matrix(matrix(to, begin + 16 * j), packed[j]);
+        };
+        uint32_t packed[kTogether][kWords][4];
+#pragma unroll
+        for (int first = 0; first < kMmasM * kChunks; first += kTogether) {
+            const int m = first / kChunks, chunk = first % kChunks;
+            if (!own.has(chunk)) continue;
+            const int index = Residual<Tile>::box_of(m, chunk);
+            unsigned char* to[kTogether];
+            // 16 columns each that the chunk before has too.
+            const int kept = Mainloop::kFp8 && kTogether == 1
+                                 ? (chunk * kChunk - Tile::chunk_col(chunk)) / 16
+                                 : 0;
+#pragma unroll
+            for (int i = 0; i < 4 * kept; ++i)
+                packed[0][i / 4][i % 4] = packed[0][kWords - kept + i / 4][i % 4];
+#pragma unroll
+            for (int i = 0; i < kTogether; ++i) {
+                to[i] = staging.boxes[kTogether == 2 ? i : kOwnBoxes ? first : box];
+                if constexpr (kAdds) residual.wait(count, index + i);
+                pack_columns(m, chunk + i, 0, to[i], packed[i], kept);
+            }
+            if (!kOwnBoxes || first == 0) {
+                if (lane == 0) tma_store_wait_read<kOwnBoxes ? 0 : 2 - kTogether>();
+                sync_warp();
+            }
+#pragma unroll
+            for (int i = 0; i < kTogether; ++i) {
+                fill(to[i], 0, packed[i]);
+#pragma unroll
+                for (int begin = kAtOnce; begin < kChunk; begin += kAtOnce) {
+                    pack_columns(m, chunk + i, begin, to[i], packed[i]);
+                    fill(to[i], begin, packed[i]);
+                }
+            }
+            fence_async_proxy();
+            sync_warp();
+            if (lane == 0) {
+#pragma unroll
+                for (int i = 0; i < kTogether; ++i) {
+                    tma_store(map, to[i],
+                              {out_col + Tile::chunk_col(chunk + i), out_row + 64 * m, batch});
+                }
+                tma_store_commit();
+                if constexpr (kAdds) {
+                    residual.follow(count, index, out_row, out_col, int(origin.words[3]));
+                }
+            }
+            if (kTogether == 1 && !kOwnBoxes) box ^= 1;
+        }
+    }
+    // FP32 outputs, 32 columns a box.
+    DEVICE void store_floats(const Accumulator& accumulator) const {
+        constexpr int kFloats = 32, kFloatBoxes = (kCols + kFloats - 1) / kFloats;
+        const Bytes<16> origin = broadcast.origin;
+        const int out_row = int(origin.words[0]) + row, out_col = int(origin.words[1]),
+                  batch = int(origin.words[2]);
+        const int lane = Tile::lane();
+        const typename Tile::OwnChunks own;
+#pragma unroll
+        for (int i = 0; i < kMmasM * kFloatBoxes; ++i) {
+            const int m = i / kFloatBoxes, at = i % kFloatBoxes * kFloats;
+            if (!own.has(at / kChunk)) continue;
+            const int first = at < kCols - kFloats ? at : kCols - kFloats;
+            if (lane == 0) tma_store_wait_read<1>();
+            sync_warp();
+            unsigned char* to = staging.boxes[box];
+#pragma unroll
+            for (int begin = 0; begin < kFloats; begin += 16) {
+                float values[8];
+                finish<kNoActivation, Broadcast::kMatrixScales>(accumulator, lane, m, first + begin,
+                                                                params.alpha, values);
+#pragma unroll
+                for (int j = 0; j < 8; j += 2) {
+                    const int line = lane / 4 + j / 2 % 2 * 8, col = begin + wgmma_col(lane, j);
+                    unsigned char* four = to + line * kLineBytes + (col / 4 ^ line % 8) * 16;
+                    *reinterpret_cast<Bytes<8>*>(four + col % 4 * 4) = {
+                        bit_cast<uint32_t>(values[j]), bit_cast<uint32_t>(values[j + 1])};
+                }
+            }
+            fence_async_proxy();
+            sync_warp();
+            if (lane == 0) {
+                tma_store(map, to, {out_col + first, out_row + 64 * m, batch});
+                tma_store_commit();
+            }
+            box ^= 1;
+        }
+    }
+    // kAdds: a residual, to 16-bit outputs.
+    template <bool kAdds> DEVICE void store(const Accumulator& accumulator) const {
+        if constexpr (kGeneral && !kAdds) {
+            if (params.out_dtype == kFloat) return store_floats(accumulator);
+        }
+        if constexpr (kActivates) {
+            if (params.activation == kRelu) return store_pairs<kRelu, kAdds>(accumulator);
+            if (params.activation == kGelu) return store_pairs<kGelu, kAdds>(accumulator);
+            if (params.activation == kGeluTanh) return store_pairs<kGeluTanh, kAdds>(accumulator);
+            if (params.activation == kSilu) return store_pairs<kSilu, kAdds>(accumulator);
+        }
+        store_pairs<kNoActivation, kAdds>(accumulator);
+    }
+};
+
+}  // namespace gemm

@@ -1,0 +1,72 @@
+// The accumulators of one warp as the epilogues take them: in chunks of up to 64 columns, in slices
+// of up to 32, and through boxes of shared memory.  Rows and columns are those of the accumulators;
+// with SwapAB they are the output's columns and rows.
+#include "gemm/mainloop_sm90.cuh"
+
+namespace gemm {
+
+// kGeneral: the epilogue that does everything is compiled in.
+template <class Mainloop_, bool kGeneral_> struct EpilogueTile {
+    using Mainloop = Mainloop_;
+    using Accumulator = typename Mainloop::Accumulator;
+    static constexpr bool kGeneral = kGeneral_, kSwapAB = Mainloop::kSwapAB;
+    static constexpr bool kSplitK = Mainloop::kSplitK;
+    static constexpr int kRows = Mainloop::kRows, kCols = Mainloop::kCols;
+    static constexpr int kMmasM = Mainloop::kMmasM;
+    static_assert(!kSwapAB || kMmasM == 1, "a warpgroup fills its boxes together");
+
+    static constexpr int kOwnCols =
+        kCols / (kSplitK ? Mainloop::kClusterSize : 1);  // of this block
+    static constexpr int kChunk = kOwnCols < 64 ? kOwnCols : 64;
+    static constexpr int kSlice = kChunk < 32 ? kChunk : 32;
+    static constexpr int kValues = kSlice / 2;  // of a lane in a slice
+    static_assert(kChunk % kSlice == 0 && (kSwapAB || kChunk == 64), "whole slices");
+    static_assert(kOwnCols % kChunk == 0 || (!kSwapAB && !kSplitK && kOwnCols % 8 == 0),
+                  "whole chunks, or columns that store_matrix takes at once");
+    // If chunks do not divide a tile, the last one ends where the tile does and overlaps the one
+    // before.
+    static constexpr int kChunks = (kCols + kChunk - 1) / kChunk;
+    static constexpr int kSlicesOfChunk = kChunk / kSlice, kSlices = kChunks * kSlicesOfChunk;
+    DEVICE static constexpr int chunk_col(int chunk) {
+        return chunk * kChunk < kCols - kChunk ? chunk * kChunk : kCols - kChunk;
+    }
+    DEVICE static constexpr int slice_col(int slice) {
+        return chunk_col(slice / kSlicesOfChunk) + slice % kSlicesOfChunk * kSlice;
+    }
+    // The chunks that this block finishes.
+    struct OwnChunks {
+        static constexpr int kCount = kSplitK ? kOwnCols / kChunk : kChunks;
+        int first;
+
+        DEVICE OwnChunks() : first(kSplitK ? cluster_rank() * kCount : 0) {}
+        DEVICE bool has(int chunk) const {
+            return !kSplitK || (chunk >= first && chunk < first + kCount);
+        }
+    };
+
+    // A warp's shared memory: boxes that it fills one after the other and TMA stores, or one chunk
+    // in FP32.  With SwapAB a warpgroup has its boxes together.  FP8's tiles of three chunks have a
+    // box for each, so that no chunk waits until TMA has read another one.
+    static constexpr int kBoxBytes = kWarpRows * 64 * 2;
+    static constexpr int kBoxes = Mainloop::kFp8 && !kSwapAB && kChunks == 3 ? 3 : 2;
+    union Staging {
+        unsigned char boxes[kBoxes][kBoxBytes];
+        alignas(16) uint32_t chunk[kWarpRows * 64];
+    };
+
+    // Lane id, rematerialised so that it is not live across the mainloop.  The compiler knows that
+    // it is not negative: divisions are shifts.
+    DEVICE static int lane() { return opaque(threadIdx.x % 32) & 31; }
+
+    // 8-bit MN-major weights: pairs of columns come in one register (gemm/convert_8bit.cuh).
+    static constexpr bool kPairedRows = Mainloop::kMixedInput && Mainloop::kMnMajorRows;
+    // Which of a warp's 16 rows is a lane's in the first (half 0) or the second 8.
+    DEVICE static int row_of_half(int lane, int half) {
+        return kPairedRows ? lane / 4 * 2 + half : lane / 4 + half * 8;
+    }
+
+    // Other operands have one scale for the whole matrix, or none.
+    static constexpr bool kScales = sizeof(typename Mainloop::ElementB) == 1;
+};
+
+}  // namespace gemm

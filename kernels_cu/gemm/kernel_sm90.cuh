@@ -1,0 +1,138 @@
+// The warp-specialised role split of every GEMM on Hopper: one producer warpgroup issues TMA loads,
+// the consumer warpgroups run the mainloop and the epilogue, persistently over the tiles of a
+// scheduler.
+//
+// Epilogue gives what differs between the kernels: Params (numbers, by value), Arguments (tensor
+// maps and arrays), Loader, what is in shared memory, and
+//   load       the broadcasts of one tile, by the producer warpgroup's second warp, if loads()
+//   Consumer   a consumer's own state: begin, reduce and store see a tile before and after its
+//              mainloop, finish comes last
+//   kContinues whether all threads go on after run(), with as many registers each
+//   kClears    whether accumulators are cleared first: else ptxas serialises wgmma (C7517)
+#include "gemm/mainloop_sm90.cuh"
+#include "gemm/reduce.cuh"
+#include "gemm/scheduler.cuh"
+#include "parts/read_ahead.cuh"
+
+namespace gemm {
+
+template <class Mainloop_, class Epilogue_, class Scheduler_> struct KernelSm90 {
+    using Mainloop = Mainloop_;
+    using Epilogue = Epilogue_;
+    using Scheduler = Scheduler_;
+    using Params = typename Epilogue::Params;
+    using Arguments = typename Epilogue::Arguments;
+    using OutputTile = typename Scheduler::Tile;
+    using Loader = typename Epilogue::Loader;
+    using Accumulator = typename Mainloop::Accumulator;
+    static constexpr int kConsumers = Mainloop::kConsumers;
+    static constexpr int kThreads = 128 * (kConsumers + 1);
+    static constexpr bool kPingPong = Mainloop::kPingPong, kSplitK = Mainloop::kSplitK;
+    // Of a thread: what all begin with, then the producer's and the consumers'.
+    static constexpr int kThreadRegisters = kConsumers == 2 ? 168 : 128;
+    static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
+    static constexpr int kConsumerRegisters =
+        ((kConsumers + 1) * kThreadRegisters - kProducerRegisters) / kConsumers;
+
+    struct SharedStorage {
+        alignas(1024) typename Epilogue::Staging staging;
+        alignas(1024) typename Mainloop::SharedStorage mainloop;
+        typename Epilogue::SharedStorage epilogue;
+    };
+
+    const Params& params;
+    const Arguments& arguments;
+    SharedStorage& storage;
+
+    DEVICE void run() {
+        // From one lane, so that the compiler knows that they are uniform.
+        const int warp = shuffle(int(threadIdx.x / 32), 0), warpgroup = warp / 4;
+        if ((warp == 4 * kConsumers && elect_one()) || read_lines_ahead(params, warp))
+            arguments.prefetch_maps();
+        if (warp == 0 && elect_one()) {
+            storage.epilogue.init();
+            storage.mainloop.init();
+        }
+        const Scheduler scheduler(params);
+        const int turn = kPingPong && warpgroup < kConsumers ? warpgroup : 0;
+        // Before the barrier, while another warp initialises the pipeline's.
+        const OutputTile first_tile =
+            scheduler.tile(params, scheduler.first + turn * scheduler.step);
+        const Loader loader{arguments};
+        if constexpr (Mainloop::kMulticast) {
+            if constexpr (Loader::kPrefetches) {
+                if (warp == 4 * kConsumers && elect_one()) loader.prefetch(first_tile);
+                sync_warp();
+            }
+            sync_cluster_barriers();
+        } else {
+            sync_block();
+        }
+        if constexpr (kSplitK) Epilogue::Reduction::begin();
+        const Epilogue epilogue(params, arguments);
+        if (warpgroup == kConsumers) produce(scheduler, loader, epilogue, first_tile);
+        else consume(scheduler, epilogue, first_tile, warp, warpgroup, turn);
+    }
+
+    DEVICE void produce(const Scheduler& scheduler, const Loader& loader, const Epilogue& epilogue,
+                        OutputTile first_tile) {
+        decrease_registers<kProducerRegisters>();
+        const int warp = threadIdx.x / 32;
+        if (warp == 4 * kConsumers && elect_one()) {
+            typename Mainloop::PipelineState state;
+            for (int i = scheduler.first; i < scheduler.end; i += scheduler.step) {
+                const OutputTile tile =
+                    i == scheduler.first ? first_tile : scheduler.tile(params, i);
+                loader.load(scheduler, storage.mainloop, state, tile);
+            }
+            if (Mainloop::kMulticast) storage.mainloop.pipeline.producer_tail(state);
+        }
+        if (epilogue.loads() && warp == 4 * kConsumers + 1) {
+            int count = 0;
+            for (int i = scheduler.first; i < scheduler.end; i += scheduler.step, ++count)
+                epilogue.load(storage.epilogue, scheduler.tile(params, i), count);
+        }
+        sync_warp();
+        if constexpr (kSplitK) Epilogue::Reduction::skip();
+        if constexpr (Epilogue::kContinues) increase_registers<kThreadRegisters>();
+    }
+
+    DEVICE void consume(const Scheduler& scheduler, const Epilogue& epilogue, OutputTile first_tile,
+                        int warp, int warpgroup, int turn) {
+        increase_registers<kConsumerRegisters>();
+        constexpr int turns = kPingPong ? kConsumers : 1;
+        const int num_k_tiles = scheduler.num_k_tiles;
+        typename Mainloop::WorkTile work{};
+        work.num_k_tiles = num_k_tiles;
+        work.first_k_tile = scheduler.first_k_tile;
+        work.consumer = warpgroup;
+        work.row = Mainloop::kCooperative ? warpgroup * Mainloop::kConsumerRows : 0;
+        work.state.skip(turn * num_k_tiles);
+        typename Epilogue::Consumer consumer(epilogue, storage, work, warp, warpgroup);
+        bool done = false;
+        if constexpr (Epilogue::kBackToBack) done = consumer.run_back_to_back(scheduler);
+        if (!done) do {
+                const int index = scheduler.first + (turn + work.count * turns) * scheduler.step;
+                if (index >= scheduler.end) break;
+                OutputTile tile{};
+                if (consumer.needs_tile()) {
+                    const bool first = !Mainloop::kFp8 && work.count == 0;
+                    tile = first ? first_tile : scheduler.tile(params, index);
+                }
+                work.first_row = Loader::first_row(tile) + work.row + warp % 4 * kWarpRows;
+                work.first_col = Loader::first_col(tile);
+                Accumulator accumulator;
+                consumer.begin(tile);
+                if constexpr (Epilogue::kClears) Mainloop::clear(accumulator);
+                Mainloop::mma(storage.mainloop, work, accumulator);
+                const int count = work.count++;
+                work.state.skip(turns * num_k_tiles);
+                if (!consumer.reduce(tile, count, accumulator)) continue;
+                consumer.template store<Scheduler>(tile, count, accumulator);
+            } while (!kSplitK);
+        consumer.finish();
+        if constexpr (Epilogue::kContinues) decrease_registers<kThreadRegisters>();
+    }
+};
+
+}  // namespace gemm

@@ -1,0 +1,74 @@
+// What the producer of a dual GEMM loads for one output tile: a tile of A and the same columns of
+// both matrices B, which lie behind each other in a stage, as if they were one matrix's.
+#include "gemm/mainloop_sm90.cuh"
+#include "parts/gemm_task.cuh"
+
+namespace gemm {
+
+// Arguments: a_map, b1_map, b2_map, and a_batch, b1_batch, b2_batch of the problem.
+template <class Mainloop, class Arguments> struct PairLoader {
+    using Storage = typename Mainloop::SharedStorage;
+    using State = typename Mainloop::PipelineState;
+    using StageRows = typename Mainloop::StageRows;
+    using StageCols = typename Mainloop::StageCols;
+    using OperandB = typename Mainloop::Operands::B;
+    static constexpr bool kSwapAB = Mainloop::kSwapAB, kMulticast = Mainloop::kMulticast;
+    static constexpr bool kPrefetches = false;
+    static constexpr int kTileK = Mainloop::kTileK;
+    const Arguments& arguments;
+
+    // Columns of a box.  With SwapAB for few rows of A, tiles may have fewer boxes
+    // (EvenColumnsScheduler).
+    static constexpr int kColumns = Mainloop::kTileN / 2;  // of either matrix
+    static constexpr bool kFewRows = kSwapAB && !Mainloop::kMixedInput;
+    static constexpr int kUnit = kFewRows ? 16 : kColumns, kUnits = kColumns / kUnit;
+    using StageA = StageOperand<typename Mainloop::Operands::A, Mainloop::kTileM, kTileK>;
+    using StageUnit = StageOperand<OperandB, kUnit, kTileK>;
+    static constexpr int kBothBoxBytes = kSwapAB ? StageRows::kBoxBytes : StageCols::kBoxBytes;
+    static constexpr int kStep = OperandB::kMnMajor ? StageUnit::kBoxBytes : kBothBoxBytes;
+    static constexpr int kSecond = OperandB::kMnMajor ? StageUnit::kBytes : kBothBoxBytes / 2;
+    static_assert(StageUnit::kLine == (kSwapAB ? StageRows::kLine : StageCols::kLine),
+                  "the same lines");
+    static_assert(!kMulticast || StageUnit::kInnerBytes == kLineBytes,
+                  "a cluster's blocks load slices of one line");
+
+    DEVICE static int first_row(const GemmTask& tile) { return int(kSwapAB ? tile.col : tile.row); }
+    DEVICE static int first_col(const GemmTask& tile) { return int(kSwapAB ? tile.row : tile.col); }
+
+    template <class Scheduler>
+    DEVICE void load(const Scheduler& scheduler, Storage& storage, State& state,
+                     const typename Scheduler::Tile& tile) const {
+        const int row = int(tile.row), col = int(tile.col);
+        const int units = Scheduler::columns(tile) / kUnit;
+        const int first_k_tile = scheduler.first_k_tile, num_k_tiles = scheduler.num_k_tiles;
+        const int a_batch = arguments.a_batch(tile), b1_batch = arguments.b1_batch(tile),
+                  b2_batch = arguments.b2_batch(tile);
+#pragma unroll 1
+        for (int i = first_k_tile; i < first_k_tile + num_k_tiles; ++i) {
+            Barrier& full = storage.pipeline.full[state.stage];
+            const int k = i * kTileK;
+            const auto load_b = [&](unsigned char* to, const TensorMap& map, int batch) {
+                if constexpr (kMulticast) {
+                    StageUnit::template load_multicast<Mainloop::kClusterSize>(
+                        to, map, full, k, col, batch, cluster_rank());
+                } else {
+                    for (int i = 0; i < units; ++i) {
+                        StageUnit::load(to + i * StageUnit::kBoxBytes, map, full, k,
+                                        col + i * kUnit, batch, kStep);
+                    }
+                }
+            };
+            storage.pipeline.producer_acquire(state);
+            const int missing = 2 * (kUnits - units) * StageUnit::kBytes;
+            full.arrive_expect_tx(StageRows::kBytes + StageCols::kBytes - missing);
+            unsigned char *rows = storage.rows[state.stage], *cols = storage.cols[state.stage];
+            unsigned char* b = kSwapAB ? rows : cols;
+            StageA::load(kSwapAB ? cols : rows, arguments.a_map, full, k, row, a_batch);
+            load_b(b, arguments.b1_map, b1_batch);
+            load_b(b + kSecond, arguments.b2_map, b2_batch);
+            state.advance();
+        }
+    }
+};
+
+}  // namespace gemm

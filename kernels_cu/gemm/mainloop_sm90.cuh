@@ -1,0 +1,206 @@
+// What the Hopper mainloops share: a producer loads tiles of A and B by TMA through a pipeline of
+// stages; consumer warpgroups multiply them by wgmma.
+//
+// Each mainloop is a class template Mainloop<Operands, Tile, Stages, Schedule, Cluster> (the names
+// of gemm/policies.cuh) with a function `mma`, which accumulates one tile:
+//   MainloopSm90SS      both operands from shared memory: 16-bit elements, or int8
+//   MainloopSm90SSFp8   the same of FP8, whose partial accumulators are promoted to FP32
+//   MainloopSm90RS      mixed input: 8-bit or NVFP4 weights are converted in registers
+// Rows and columns are those of the accumulators; with SwapAB they are columns and rows of the
+// output.
+#include "gemm/policies.cuh"
+#include "gemm/stage_operand.cuh"
+#include "parts/nvfp4.cuh"
+#include "pipeline/tma_pipeline.cuh"
+#include "platform/wgmma.cuh"
+
+namespace gemm {
+
+constexpr int kWarpRows = 16;  // of the accumulators, per 64 of a warpgroup's
+constexpr int kBlockK = 128;   // of k, and of columns of B: what one scale of a block is for
+
+// Block scales: one for every kBlockK of k of a row of A, and of that and kBlockK columns of B;
+// null: 1.
+struct BlockScales {
+    const float* a;
+    const float* b;
+    int64_t a_row, a_k, b_k, b_col;  // strides: of a row, of a block
+    int last_row, last_block;        // of A, and of B's columns, that exist
+
+    DEVICE bool present() const { return a || b; }
+};
+
+// The e4m3 scales of an NVFP4 operand's two rows that a thread converts: words of four, each scale
+// for 16 of k.
+struct RowScales {
+    const e4m3* rows[2];
+    int64_t steps[2];  // from a word to the next
+    int count;         // scales of a row
+    bool aligned;      // words are
+};
+
+// Of the rows `first` and `second` of a matrix whose last one is `last`.
+DEVICE RowScales scales_of_rows(const GroupScales& groups, int first, int second, int last,
+                                int count) {
+    const bool aligned = (uintptr_t(groups.scales) | uintptr_t(groups.block) |
+                          uintptr_t(groups.quarter) | uintptr_t(groups.row)) %
+                             kWord ==
+                         0;
+    return {
+        {groups.at(first < last ? first : last, 0), groups.at(second < last ? second : last, 0)},
+        {groups.word, groups.word},
+        count,
+        aligned};
+}
+
+DEVICE void sync_cluster() {
+    cluster_arrive();
+    cluster_wait();
+}
+// At the kernel's begin: of barriers alone, which init has fenced.
+DEVICE void sync_cluster_barriers() {
+    cluster_arrive_relaxed();
+    cluster_wait();
+}
+
+template <class Operands_, class Tile_, class Stages_, class Schedule_, class Cluster_>
+struct MainloopSm90 {
+    using Operands = Operands_;
+    using ElementA = typename Operands::A::Element;
+    using ElementB = typename Operands::B::Element;
+    using RowElement = typename Operands::Rows::Element;
+    using ColElement = typename Operands::Cols::Element;
+    static constexpr bool kSwapAB = Operands::kSwapAB;
+    static constexpr bool kMnMajorRows = Operands::Rows::kMnMajor;
+    static constexpr bool kMixedInput = sizeof(ElementA) != sizeof(ElementB);
+    static constexpr bool kFp8 = sizeof(ElementA) == 1 && !kSame<ElementA, int8_t>;
+    static_assert(kSwapAB || !kMixedInput,
+                  "only wgmma's A, the accumulators' rows, is in registers");
+
+    static constexpr int kStages = Stages_::kCount;
+    static constexpr int kTileM = Tile_::kM, kTileN = Tile_::kN, kTileK = Tile_::kK;
+    static constexpr int kRows = kSwapAB ? kTileN : kTileM, kCols = kSwapAB ? kTileM : kTileN;
+    static constexpr int kMmaK = 32 / int(sizeof(ElementA));
+    static_assert(kTileK % (kLineBytes / int(sizeof(ElementA))) == 0, "whole lines of A");
+
+    static constexpr int kConsumers = Schedule_::kConsumers;
+    static constexpr bool kPingPong = Schedule_::kPingPong, kSlicedK = Schedule_::kSlicedK;
+    static constexpr bool kCooperative = !kPingPong && !kSlicedK;
+    static constexpr int kConsumerRows = kCooperative ? kRows / kConsumers : kRows;
+    static constexpr int kMmasM = kConsumerRows / 64;  // instructions along the rows
+    static_assert(kMmasM * 64 == kConsumerRows && kMmasM * kCols <= (kPingPong ? 384 : 352),
+                  "the accumulators fit into registers");
+    static_assert(!kSlicedK || kStages % kConsumers == 0, "a stage belongs to one warpgroup");
+    static_assert(kStages >= (kSlicedK ? 4 : 2),
+                  "a stage is released after the next one's products");
+
+    static constexpr int kClusterSize = Cluster_::kSize;
+    static constexpr bool kSplitK = Cluster_::kSplitK, kMulticast = Cluster_::kMulticast;
+    static_assert(!kSplitK || kCooperative, "cluster split-K is of cooperative warpgroups");
+    // Cluster split-K: what a block receives of the other ones' accumulators.
+    static constexpr int kExchangeBytes =
+        4 * (kClusterSize - 1) * kConsumers * kConsumerRows * kCols / kClusterSize;
+
+    using ElementAccumulator = typename Choose<kSame<ElementA, int8_t>, int, float>::Type;
+    using Accumulator = ElementAccumulator[kMmasM][kCols / 2];
+
+    using StageRows = StageOperand<typename Operands::Rows, kRows, kTileK>;
+    using StageCols = StageOperand<typename Operands::Cols, kCols, kTileK>;
+
+    static_assert(!kSplitK || kExchangeBytes <= kStages * (StageRows::kBytes + StageCols::kBytes),
+                  "the pipeline's stages hold what blocks exchange");
+
+    // One thread of a warpgroup releases a stage that wgmma has read, one of each warp what threads
+    // read themselves.
+    static constexpr int kThreadsPerArrival = kMixedInput || kFp8 ? 32 : 128;
+    static constexpr int kArrivals = (kCooperative ? kConsumers : 1) * 128 / kThreadsPerArrival *
+                                     (kMulticast ? kClusterSize : 1);
+    using Pipeline = pipeline::TmaPipeline<kStages, kThreadsPerArrival, kArrivals,
+                                           kMulticast ? kClusterSize : 1>;
+    using PipelineState = typename Pipeline::State;
+
+    // order: between warpgroups, where one waits for another one's turn (see the mainloops).
+    struct SharedStorage {
+        unsigned char rows[kStages][StageRows::kBytes];
+        unsigned char cols[kStages][StageCols::kBytes];
+        Pipeline pipeline;
+        Barrier order[kConsumers];
+
+        DEVICE void init() {
+            pipeline.init();
+            for (int i = 0; i < kConsumers; ++i) order[i].init(128 / kThreadsPerArrival);
+            fence_barrier_init();
+        }
+    };
+
+    // Shared memory of a warp's block scales on their way: four stages of a row of scales.
+    static constexpr int kBlockScaleBytes =
+        16 * (kSwapAB ? kCols + 1 : 16 + (kCols + kBlockK - 1) / kBlockK);
+
+    // What a warpgroup computes of one tile.
+    struct WorkTile {
+        PipelineState state;       // of the tile's first stage
+        int num_k_tiles;           // the tile's stages
+        int first_k_tile;          // which ones these are
+        int consumer, count;       // which warpgroup; how many tiles it has computed before
+        int row;                   // the warpgroup's first row in the tile
+        int first_row, first_col;  // of the warp's accumulators in the matrix
+        BlockScales scales;
+        void* scale_stages;  // the warp's, of kBlockScaleBytes
+        RowScales row_scales;
+    };
+
+    // The stages of a tile that a warpgroup multiplies: every kStride-th from its first one on.
+    static constexpr int kStride = kSlicedK ? kConsumers : 1;
+    struct ConsumerStages {
+        PipelineState state;
+        int index, end;
+
+        DEVICE ConsumerStages(const WorkTile& work)
+            : state(work.state), index(0), end(work.num_k_tiles) {
+            if (kSlicedK && work.consumer > 0) next(1);
+        }
+        DEVICE bool valid() const { return index < end; }
+        DEVICE bool last() const { return index + kStride >= end; }
+        DEVICE void next(int count = kStride) {
+            index += count;
+#pragma unroll
+            for (int i = 0; i < count; ++i) state.advance();
+        }
+    };
+
+    DEVICE static void clear(Accumulator& accumulator) {
+#pragma unroll
+        for (int i = 0; i < kMmasM * kCols / 2; ++i)
+            accumulator[i / (kCols / 2)][i % (kCols / 2)] = 0;
+    }
+
+    // By the producer thread: loads the tile at (row, col), `num_k_tiles` of k from tile `first`
+    // on, of which the `ahead` first ones come last.  stage_bytes: of both operands of a stage;
+    // rows of A beyond it keep what they had.  has_rows: whether any of the tile's rows exist; TMA
+    // takes longer for others, and the cluster's other blocks would wait.
+    DEVICE static void load(SharedStorage& storage, PipelineState& state, const TensorMap& row_map,
+                            const TensorMap& col_map, int stage_bytes, int first, int num_k_tiles,
+                            int row, int col, int row_batch, int col_batch, int ahead = 0,
+                            bool has_rows = true) {
+#pragma unroll 1
+        for (int i = 0; i < num_k_tiles; ++i) {
+            const int at = i + ahead < num_k_tiles ? i + ahead : i + ahead - num_k_tiles;
+            const int k = (first + at) * kTileK;
+            Barrier& full = storage.pipeline.full[state.stage];
+            storage.pipeline.producer_acquire(state);
+            full.arrive_expect_tx(has_rows ? stage_bytes : int(StageCols::kBytes));
+            if (has_rows)
+                StageRows::load(storage.rows[state.stage], row_map, full, k, row, row_batch);
+            if constexpr (kMulticast) {
+                StageCols::template load_multicast<kClusterSize>(
+                    storage.cols[state.stage], col_map, full, k, col, col_batch, cluster_rank());
+            } else {
+                StageCols::load(storage.cols[state.stage], col_map, full, k, col, col_batch);
+            }
+            state.advance();
+        }
+    }
+};
+
+}  // namespace gemm

@@ -1,0 +1,70 @@
+// The names that a variant of a Hopper GEMM is written in: operands, tile, schedule and cluster.
+
+namespace gemm {
+
+// An operand in memory: K-major (contiguous along k) or MN-major (along m of A, n of B).
+template <class Element_> struct KMajor {
+    using Element = Element_;
+    static constexpr bool kMnMajor = false;
+    static constexpr int kCount = 1;
+};
+template <class Element_> struct MnMajor {
+    using Element = Element_;
+    static constexpr bool kMnMajor = true;
+    static constexpr int kCount = 1;
+};
+// Two matrices B of a dual GEMM: a tile has half of its columns from each.
+template <class Operand> struct Pair : Operand { static constexpr int kCount = 2; };
+
+// Which operand has the accumulators' rows (wgmma's A).  Operands: A; the accumulators are A @ B.
+// SwapAB: B^T; they are the transposed product, so that few rows of A fill wgmma's columns.
+template <class A_, class B_> struct Operands {
+    using A = A_;
+    using B = B_;
+    using Rows = A;
+    using Cols = B;
+    static constexpr bool kSwapAB = false;
+};
+template <class A_, class B_> struct SwapAB {
+    using A = A_;
+    using B = B_;
+    using Rows = B;
+    using Cols = A;
+    static constexpr bool kSwapAB = true;
+};
+
+// Of the output, and elements along k of a stage.
+template <int kM_, int kN_, int kK_> struct Tile {
+    static constexpr int kM = kM_, kN = kN_, kK = kK_;
+};
+template <int kCount_> struct Stages { static constexpr int kCount = kCount_; };
+
+// How the consumer warpgroups share work.  Cooperative: each has a slice of the rows of every tile.
+// PingPong: each has every second tile, so that one's epilogue runs beside the other's mainloop.
+// SlicedK: each has every second stage of a tile; their accumulators are added.
+template <int kConsumers_> struct Cooperative {
+    static constexpr int kConsumers = kConsumers_;
+    static constexpr bool kPingPong = false, kSlicedK = false;
+};
+struct PingPong {
+    static constexpr int kConsumers = 2;
+    static constexpr bool kPingPong = true, kSlicedK = false;
+};
+struct SlicedK {
+    static constexpr int kConsumers = 2;
+    static constexpr bool kPingPong = false, kSlicedK = true;
+};
+
+// What the blocks of a cluster share.  Cluster: tiles with the same columns (of the accumulators);
+// each loads a slice of them and multicasts it.  SplitK: one tile, each block a range of k.
+template <int kSize_> struct Cluster {
+    static constexpr int kSize = kSize_;
+    static constexpr bool kMulticast = kSize > 1, kSplitK = false;
+};
+template <int kSize_> struct SplitK {
+    static constexpr int kSize = kSize_;
+    static constexpr bool kMulticast = false, kSplitK = true;
+    static_assert(kSize > 1, "split-K takes a cluster of several blocks");
+};
+
+}  // namespace gemm

@@ -1,0 +1,80 @@
+// Which tiles of the output a block computes, and which range of their k.
+//
+// A block computes tiles `first`, `first` + `step`, ... below `end`; Params is the kernel's.
+#include "gemm/mainloop_sm90.cuh"
+#include "parts/gemm_task.cuh"
+
+namespace gemm {
+
+// Persistent: as many clusters as the GPU runs at once walk through the tiles, in columns of
+// params.swizzle tiles (GemmTask::of_block).  With cluster split-K a cluster computes one tile.
+template <class Mainloop> struct PersistentScheduler {
+    static constexpr int kClusterSize = Mainloop::kClusterSize;
+    static constexpr bool kSplitK = Mainloop::kSplitK, kSwapAB = Mainloop::kSwapAB;
+    // Tiles beside each other that a cluster computes at once.
+    static constexpr int kMulticastTiles = Mainloop::kMulticast ? kClusterSize : 1;
+    static constexpr int kColumns = Mainloop::kTileN / Mainloop::Operands::B::kCount;
+    static constexpr int kTileM = Mainloop::kTileM * (kSwapAB ? 1 : kMulticastTiles);
+    static constexpr int kTileN = kColumns * (kSwapAB ? kMulticastTiles : 1);
+
+    using Tile = GemmTask;
+    DEVICE static int columns(const Tile&) { return kColumns; }
+    int end, first, step;           // tiles, each kClusterSize times
+    int first_k_tile, num_k_tiles;  // of this block: at least one
+
+    template <class Params>
+    DEVICE PersistentScheduler(const Params& params)
+        : end(int(params.tiles_m * params.tiles_n * params.batch_size) * kClusterSize),
+          first(blockIdx.x),
+          step(gridDim.x) {
+        const int rank = kSplitK ? cluster_rank() : 0;
+        const int all = int(params.num_k_tiles);
+        first_k_tile = kSplitK ? rank * all / kClusterSize : 0;
+        num_k_tiles = (kSplitK ? (rank + 1) * all / kClusterSize : all) - first_k_tile;
+    }
+    template <class Params> DEVICE static Tile tile(const Params& params, int index) {
+        Tile tile = GemmTask::of_block(index / kClusterSize, uint32_t(params.tiles_m),
+                                       uint32_t(params.tiles_n), uint32_t(params.batch_size),
+                                       kTileM, kTileN, uint32_t(params.swizzle));
+        if constexpr (Mainloop::kMulticast)
+            (kSwapAB ? tile.col : tile.row) += cluster_rank() * Mainloop::kRows;
+        return tile;
+    }
+};
+
+// Of a Pair with few rows of A, whose time is that of reading B: where all rows are one tile, every
+// block has as many columns, but for kUnit.
+template <class Mainloop> struct EvenColumnsScheduler {
+    static_assert(Mainloop::kClusterSize == 1, "no cluster");
+    using Persistent = PersistentScheduler<Mainloop>;
+    static constexpr int kUnit = 16, kUnits = Persistent::kColumns / kUnit;
+
+    struct Tile : GemmTask { int num_columns; };
+    DEVICE static int columns(const Tile& tile) { return tile.num_columns; }
+    bool even;
+    int end, first, step;  // tiles; where even, units of columns
+    int first_k_tile, num_k_tiles;
+
+    template <class Params>
+    DEVICE EvenColumnsScheduler(const Params& params)
+        : even(params.tiles_m * params.batch_size == 1),
+          first_k_tile(0),
+          num_k_tiles(int(params.num_k_tiles)) {
+        const int64_t units = (params.columns() + kUnit - 1) / kUnit;
+        const int tiles = int(params.tiles_m * params.tiles_n * params.batch_size);
+        first = even ? int(blockIdx.x * units / gridDim.x) : int(blockIdx.x);
+        end = even ? int((blockIdx.x + 1) * units / gridDim.x) : tiles;
+        step = even ? kUnits : int(gridDim.x);
+    }
+    template <class Params> DEVICE Tile tile(const Params& params, int index) const {
+        Tile tile{Persistent::tile(params, index), Persistent::kColumns};
+        if (even) {
+            tile.row = 0;
+            tile.col = int64_t(index) * kUnit;
+            if (end - index < kUnits) tile.num_columns = (end - index) * kUnit;
+        }
+        return tile;
+    }
+};
+
+}  // namespace gemm

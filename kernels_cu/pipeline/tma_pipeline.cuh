@@ -1,0 +1,67 @@
+// The pipeline between a producer that issues TMA loads and the warps that consume its stages.
+//
+//     producer                                 consumer
+//     pipeline.producer_acquire(state);        pipeline.consumer_wait(state);
+//     full[state.stage].arrive_expect_tx(n);   ... multiply ...
+//     tma_load(..., full[state.stage], ...);   pipeline.consumer_release(state.stage);
+//     state.advance();                         state.advance();
+//
+// A producer whose barriers other blocks of the cluster arrive at ends with producer_tail.
+
+namespace pipeline {
+
+// Which stage is next, and the phase of its barriers.
+template <int kStages> struct PipelineState {
+    int stage = 0, phase = 0;
+
+    DEVICE void advance() {
+        if (++stage == kStages) {
+            stage = 0;
+            phase ^= 1;
+        }
+    }
+    DEVICE void skip(int count) {
+        const int next = stage + count;
+        phase ^= next / kStages & 1;
+        stage = next % kStages;
+    }
+};
+
+// full: a stage's bytes are in shared memory; empty: its consumers have read it.
+// kThreadsPerArrival: one of so many threads arrives, kArrivals in all (of all blocks of a cluster
+// of kMulticastSize, which share their loads).
+template <int kStages, int kThreadsPerArrival, int kArrivals, int kMulticastSize>
+struct TmaPipeline {
+    using State = PipelineState<kStages>;
+    Barrier full[kStages], empty[kStages];
+
+    DEVICE void init() {
+        for (int i = 0; i < kStages; ++i) {
+            full[i].init(1);
+            empty[i].init(kArrivals);
+        }
+    }
+    // Until the consumers, in all blocks of the cluster, have released the stage.
+    DEVICE void producer_acquire(const State& state) { empty[state.stage].wait(state.phase ^ 1); }
+    DEVICE void consumer_wait(const State& state) { full[state.stage].wait(state.phase); }
+    // By a consumer that has read the stage.
+    DEVICE void consumer_release(int stage) {
+        if (kThreadsPerArrival == 32) sync_warp();
+        const int thread = threadIdx.x % kThreadsPerArrival;
+        if constexpr (kMulticastSize > 1) {
+            if (thread < kMulticastSize) empty[stage].release_remote(thread);
+        } else if (thread == 0) {
+            empty[stage].arrive();
+        }
+    }
+    // By the producer, after its last load: until no other block arrives at this block's barriers.
+    DEVICE void producer_tail(State state) {
+#pragma unroll 1
+        for (int i = 0; i < kStages; ++i) {
+            producer_acquire(state);
+            state.advance();
+        }
+    }
+};
+
+}  // namespace pipeline
