@@ -14,7 +14,7 @@ import pytest
 import cupykern
 from cupykern import OPS, arguments
 from cupykern.gemm.quantize_nvfp4 import NvFp4Config
-from cupykern.rows.row_configs import RowConfig
+from cupykern.rows.configs import SharedRows
 from cupykern.tools.bench import tiny_problem
 
 X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 6)
@@ -221,12 +221,12 @@ def test_asarray_and_empty():
     [
         ({"num_threads": "8"}, TypeError, "num_threads must be an integer; got '8'"),
         ({"num_threads": True}, TypeError, "num_threads must be an integer; got True"),
-        ({"plain": 1}, TypeError, "plain must be a bool; got 1"),
+        ({"chunked": 1}, TypeError, "chunked must be a bool; got 1"),
         ({"min_blocks": 2**31}, ValueError, "min_blocks must be less than 2\\^31"),
     ],
 )
 def test_a_configs_fields_have_types(changes, error, says):
-    config = replace(RowConfig(64, 32, 8, 1), **changes)
+    config = replace(SharedRows(64, 32, 8, 1), **changes)
     with pytest.raises(error, match=f"config's {says}"):
         cupykern.softmax(np.zeros((4, 200), np.float16), config=config)
 
@@ -234,5 +234,5 @@ def test_a_configs_fields_have_types(changes, error, says):
 @pytest.mark.parametrize("granularity", ["tensor", "row", "column", "block"])
 def test_quantize_refuses_another_ops_config(granularity):
     x = np.ones((16, 256), np.float16)
-    with pytest.raises(TypeError, match="config must be a RowConfig; got NvFp4Config"):
+    with pytest.raises(TypeError, match=r"config must be a .*(Rows|Tiles); got NvFp4Config"):
         cupykern.quantize(x, "e4m3", granularity=granularity, config=NvFp4Config())

@@ -9,19 +9,18 @@ import pytest
 
 import cupykern
 from cupykern import check, dtypes, inputs
-from cupykern.rows.row_configs import RowConfig
 from cupykern.rows.softmax import _run
-from cupykern.rows.softmax_configs import LONG_ROWS
+from cupykern.rows.softmax_configs import ClusterRows
 from cupykern.rows.softmax_ops import LOG_OP, OP, SoftmaxProblem
 
 DTYPES = ("float16", "bfloat16", "float32")
 OPS = [OP, LOG_OP]
 
 
-def config_of(itemsize: int, num_threads: int, blocks: int, num_cols: int) -> RowConfig:
+def config_of(itemsize: int, num_threads: int, blocks: int, num_cols: int) -> ClusterRows:
     width = 16 // itemsize
     vectors = -(-num_cols // (width * num_threads * blocks)) + 1
-    return RowConfig(num_threads, num_threads, width, vectors, blocks, long_row=True)
+    return ClusterRows(num_threads, width, vectors, blocks)
 
 
 def compare(op, x, y) -> check.Comparison:
@@ -35,8 +34,10 @@ def test_which_rows():
         for num_cols in (32000, 32001, 50257, 50304, 128256, 151669, 151936, 256000, 262144):
             for dtype in DTYPES:
                 problem = SoftmaxProblem((64, num_cols), dtype=dtype)
-                assert OP.configs(problem, arch)[0].long_row == long, (arch, problem)
-                assert not OP.configs(replace(problem, scale=0.5), arch)[0].long_row
+                first = OP.configs(problem, arch)[0]
+                assert isinstance(first, ClusterRows) == long, (arch, problem)
+                scaled = OP.configs(replace(problem, scale=0.5), arch)
+                assert not isinstance(scaled[0], ClusterRows)
     for num_cols, dtype, wanted in (
         (1001, "float16", False),
         (1501, "float16", True),
@@ -44,7 +45,8 @@ def test_which_rows():
         (2047, "float32", True),
     ):
         problem = SoftmaxProblem((64, num_cols), dtype=dtype)
-        assert OP.configs(problem, "sm_90a")[0].long_row == wanted, problem
+        first = OP.configs(problem, "sm_90a")[0]
+        assert isinstance(first, ClusterRows) == wanted, problem
 
 
 def test_few_rows_take_more_blocks():
@@ -159,17 +161,15 @@ def test_what_does_not_fit(target):
     x = target.xp.asarray(inputs.values("normal", (3, 1025), dtypes.float16, 1))
     config = config_of(2, 64, 2, 1025)
     for changes, says in (
-        ({"num_threads": 1024, "threads_per_row": 1024}, "at most 512 threads"),
-        ({"num_threads": 128}, "threads_per_row must be num_threads"),
+        ({"num_threads": 1024}, "at most 512; got 1024"),
+        ({"num_threads": 80}, "a multiple of 32"),
         ({"cluster_size": 3}, "powers of two"),
-        ({"split_rows": True, "cluster_size": 1, "vectors_per_thread": 9}, "for whole rows"),
         ({"vectors_per_thread": 1}, "elements are fewer than a row's"),
     ):
         with pytest.raises(ValueError, match=says):
             cupykern.softmax(x, config=replace(config, **changes))
     for options in ({"scale": 0.5}, {"mask": x > 0}):
-        with pytest.raises(ValueError, match="softmax without options"):
+        with pytest.raises(ValueError, match="calls without options"):
             cupykern.softmax(x, **options, config=config)
-    with pytest.raises(ValueError, match="softmax without options"):
+    with pytest.raises(TypeError, match="got ClusterRows"):
         cupykern.rms_norm(x, config=config)
-    assert LONG_ROWS[2].num_threads == 512

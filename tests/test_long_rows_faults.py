@@ -10,7 +10,7 @@ from planted import Fault, fault_tests
 import cupykern
 from cupykern import check, inputs
 from cupykern.op import Op
-from cupykern.rows.row_configs import RowConfig
+from cupykern.rows.softmax_configs import ClusterRows
 from cupykern.rows.softmax_ops import LOG_OP, OP, SoftmaxProblem
 
 LONG = "softmax_long.cu"
@@ -92,7 +92,7 @@ def _problems() -> Iterator[tuple[str, Op, object]]:
 def _hold(op: Op, x: np.ndarray, y: np.ndarray, blocks: int, spare: int = 1) -> None:
     width = 16 // x.itemsize
     vectors = -(-x.shape[1] // (64 * blocks * width)) + spare
-    config = RowConfig(64, 64, width, vectors, blocks, long_row=True)
+    config = ClusterRows(64, width, vectors, blocks)
     (cupykern.log_softmax if op is LOG_OP else cupykern.softmax)(x, out=y, config=config)
     references = op.reference(x)
     comparison = check.compare((y,), references, op.bound(x, reference=references))

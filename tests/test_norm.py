@@ -13,9 +13,9 @@ import cupykern
 from cupykern import check, dtypes, inputs, numerics
 from cupykern.op import Call, as_tuple
 from cupykern.rows.norm import _run
+from cupykern.rows.norm_configs import NormSharedRows, UnpredicatedRows
 from cupykern.rows.norm_ops import ADD_OP, LAYER_OP, RMS_OP, NormProblem
 from cupykern.rows.norm_plan import Options
-from cupykern.rows.row_configs import RowConfig
 
 DTYPES = ("float16", "bfloat16", "float32")
 OPS = {op.name: op for op in (LAYER_OP, RMS_OP, ADD_OP)}
@@ -120,7 +120,7 @@ def test_two_rows_a_thread_whose_weights_come_first(target, name, quantize):
     too small or too large to tell a row's largest result."""
     if target.arch not in ("sm_90a", "host") or (quantize and name == "layer_norm"):
         pytest.skip("no clusters, or nothing to quantize")
-    config = RowConfig(64, 64, 8, 2, 2, plain=True, rows_per_thread=2, weights_first=True)
+    config = NormSharedRows(64, 64, 8, 2, 2, rows_per_thread=2, weights_first=True)
     op, random = OPS[name], np.random.default_rng(3)
 
     @settings(max_examples=12, deadline=None)
@@ -153,13 +153,7 @@ def test_two_rows_a_thread_whose_weights_come_first(target, name, quantize):
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
 def test_rows_that_fill_all_threads(target, name, residual, dtype, threads):
     width = 16 // dtypes.NAMES[dtype].itemsize
-    config = RowConfig(
-        *(128, threads, width, 2),
-        plain=True,
-        in_registers=True,
-        weights_first=True,
-        filled=True,
-    )
+    config = UnpredicatedRows(128, threads, width, 2, weights_first=True)
     op = OPS[name]
     bias = {"bias_dtype": dtype} if name == "layer_norm" else {}
     problem = NormProblem(
@@ -177,7 +171,7 @@ def test_rows_that_fill_all_threads(target, name, residual, dtype, threads):
     fewer = (
         {**call.kwargs, "residual": call.kwargs["residual"][:1, 1:]} if residual else call.kwargs
     )
-    with pytest.raises(ValueError, match="side by side, of all threads"):
+    with pytest.raises(ValueError, match="contiguous rows that cover all threads"):
         op.run(call.args[0][:1, 1:], **fewer, config=config)
 
 

@@ -10,9 +10,9 @@ from planted import Fault, fault_tests
 from cupykern import check, inputs, layer_norm, rms_norm
 from cupykern.op import Call, as_tuple
 from cupykern.rows.norm import _run
+from cupykern.rows.norm_configs import NormSharedRows
 from cupykern.rows.norm_ops import LAYER_OP, RMS_OP, NormProblem
 from cupykern.rows.norm_plan import Options
-from cupykern.rows.row_configs import RowConfig
 
 FILLED = "normalize_filled.cu"
 PLAIN, HELD = "parts/normalized_rows.cuh", "parts/held_rows.cuh"
@@ -213,7 +213,7 @@ def _check_clusters_and_chunks() -> None:
 
 def _check_cluster() -> None:
     """Of two blocks with two rows each; the last ones hold less."""
-    config = RowConfig(64, 64, 8, 2, 2, plain=True, rows_per_thread=2, weights_first=True)
+    config = NormSharedRows(64, 64, 8, 2, 2, rows_per_thread=2, weights_first=True)
     for op in (LAYER_OP, RMS_OP):
         call = op.inputs(
             NormProblem((5, 1800), "float16", weight_dtype="float16", mean=-2.0), 1, np

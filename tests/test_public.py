@@ -17,7 +17,7 @@ import pytest
 import cupykern
 from cupykern import OPS
 from cupykern.gemm.portable_config import GemmConfig
-from cupykern.rows.row_configs import RowConfig
+from cupykern.rows.configs import SharedRows
 from cupykern.targets import CompileError, host
 from kernels_cu import Variant
 
@@ -99,7 +99,7 @@ def test_block_masks_cross_to_worker_processes(worker):
     assert y.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("config", [RowConfig(32, 32, 1, 1), GemmConfig(64, 64, 32, 2, 2)])
+@pytest.mark.parametrize("config", [SharedRows(32, 32, 1, 1), GemmConfig(64, 64, 32, 2, 2)])
 def test_configs_are_values(config):
     found = pickle.loads(pickle.dumps(config))
     assert found == config and hash(found) == hash(config)

@@ -11,17 +11,28 @@ import pytest
 import cupykern
 from cupykern import check, dtypes, inputs
 from cupykern.op import as_tuple
+from cupykern.rows.configs import Rows, SharedRows
 from cupykern.rows.nonfinite_walk import NonfiniteConfig
-from cupykern.rows.norm_configs import admissible_norm_configs
+from cupykern.rows.norm_configs import (
+    NormRegisterRows,
+    NormRows,
+    NormSharedRows,
+    PersistentRows,
+    UnpredicatedRows,
+)
+from cupykern.rows.norm_heuristic import norm_configs_of
 from cupykern.rows.norm_plan import norm_variant
-from cupykern.rows.row_configs import RowConfig
+from cupykern.rows.quantize_columns import SharedColumns
+from cupykern.rows.quantize_rows import EvenRows
+from cupykern.rows.quantize_tiles import GlobalTiles, RegisterTiles
 from cupykern.rows.row_layout import Operand, contiguous_operand, row_layout
 from cupykern.rows.rows import evicts_last
-from cupykern.rows.softmax_configs import admissible_configs
+from cupykern.rows.softmax_configs import RegisterRows
+from cupykern.rows.softmax_heuristic import softmax_configs_of
 
 X = inputs.values("normal", (37, 200), np.dtype(np.float16), 1)
 ACROSS = np.asfortranarray(X)  # softmax over the last axis: neighbouring rows are neighbours
-GOOD = RowConfig(64, 32, 8, 1)
+GOOD = SharedRows(64, 32, 8, 1)
 OPS = {op.name: op for op in cupykern.OPS}
 
 
@@ -37,10 +48,9 @@ OPS = {op.name: op for op in cupykern.OPS}
         ({"threads_per_row": 16}, "128 elements are fewer than a row's 200"),
         ({"cluster_size": 2}, "share one row"),
         ({"cluster_size": 32, "threads_per_row": 64}, "up to 16 blocks"),
-        ({"cluster_size": 2, "threads_per_row": 64, "split_rows": True}, "not for clusters"),
+        ({"cluster_size": 2, "threads_per_row": 64, "chunked": True}, "not for clusters"),
         ({"lanes_across_rows": True}, "lanes_across_rows must be False"),
         ({"vectors_per_thread": 512}, "shared memory"),
-        ({"in_registers": True}, "in_registers is for plain, whole rows"),
     ],
 )
 def test_refused(changes, says):
@@ -48,27 +58,38 @@ def test_refused(changes, says):
         cupykern.softmax(X, config=replace(GOOD, **changes))
 
 
-def test_plain_is_for_plain_calls():
-    plain = replace(GOOD, plain=True)
+def test_even_rows_are_of_calls_without_options():
     for name in ("softmax", "log_softmax"):
-        with pytest.raises(ValueError, match="plain is for calls without options"):
-            getattr(cupykern, name)(X, scale=0.5, config=plain)
-    with pytest.raises(ValueError, match="plain is for calls without options"):
-        cupykern.layer_norm(X, compensated=True, config=plain)
-    with pytest.raises(ValueError, match="plain rows of the norms are whole"):
-        cupykern.layer_norm(X, config=replace(plain, split_rows=True))
+        with pytest.raises(ValueError, match="RegisterRows is for calls without options"):
+            getattr(cupykern, name)(X, scale=0.5, config=RegisterRows(64, 32, 8, 1))
+    for family in (NormRegisterRows, NormSharedRows):
+        with pytest.raises(ValueError, match="is for calls without options"):
+            cupykern.layer_norm(X, compensated=True, config=family(64, 32, 8, 1))
+
+
+@pytest.mark.parametrize(
+    "name, config",
+    [
+        ("softmax", NormRegisterRows(64, 32, 8, 1)),
+        ("layer_norm", RegisterRows(64, 32, 8, 1)),
+        ("rms_norm", EvenRows(64, 32, 8, 1)),
+    ],
+)
+def test_configs_of_another_op_are_refused(name, config):
+    with pytest.raises(TypeError, match=f"got {type(config).__name__}"):
+        getattr(cupykern, name)(X, config=config)
 
 
 def test_more_rows_than_a_warp_has_lanes():
     with pytest.raises(ValueError, match="up to 32 neighbouring rows; got 64"):
-        cupykern.softmax(ACROSS, config=RowConfig(512, 8, 1, 32, lanes_across_rows=True))
+        cupykern.softmax(ACROSS, config=SharedRows(512, 8, 1, 32, lanes_across_rows=True))
 
 
 @pytest.mark.parametrize(
     "name, x, config",
     [
         ("softmax", X, GOOD),
-        ("softmax", ACROSS, RowConfig(64, 8, 1, 32, lanes_across_rows=True)),
+        ("softmax", ACROSS, SharedRows(64, 8, 1, 32, lanes_across_rows=True)),
         ("rms_norm", X, GOOD),
     ],
 )
@@ -79,12 +100,11 @@ def test_a_config_of_ones_own(name, x, config):
     assert check.compare(as_tuple(op.run(x, config=config)), references, bounds).ok
 
 
-SHARED = replace(GOOD, shared=True)
+GENERIC = replace(GOOD, generic=True)
 
 
 @pytest.mark.parametrize(
-    "config",
-    [SHARED, replace(SHARED, threads_per_row=16, split_rows=True), replace(SHARED, plain=True)],
+    "config", [GENERIC, replace(GENERIC, threads_per_row=16, chunked=True), "even"]
 )
 @pytest.mark.parametrize(
     "name, options",
@@ -96,6 +116,11 @@ SHARED = replace(GOOD, shared=True)
 )
 def test_variants_that_calls_of_several_kinds_share(name, options, config):
     op, args = OPS[name], (X, "int8") if name == "quantize" else (X,)
+    if config == "even":
+        family = {"softmax": RegisterRows, "quantize": EvenRows}.get(name, NormSharedRows)
+        config = family(64, 32, 8, 1)
+        if family is NormSharedRows:
+            config = replace(config, generic=True)
     references = op.reference(*args, **options)
     bounds = op.bound(*args, **options, reference=references)
     outputs = as_tuple(op.run(*args, **options, config=config))
@@ -105,29 +130,34 @@ def test_variants_that_calls_of_several_kinds_share(name, options, config):
 def test_tiles_and_nonfinite_reports():
     q, scale = cupykern.quantize(X, "int8", granularity="block", block=(1, 32))
     again = cupykern.quantize(
-        *(X, "int8"), granularity="block", block=(1, 32), config=RowConfig(128, 16, 8, 1)
+        *(X, "int8"), granularity="block", block=(1, 32), config=GlobalTiles(128, 16, 8)
     )
     assert (q == again[0]).all() and (scale == again[1]).all()
-    held = RowConfig(128, 4, 8, 1, plain=True)
+    held = RegisterTiles(128, 4, 8, 1)
     again = cupykern.quantize(X, "int8", granularity="block", block=(1, 32), config=held)
     assert (q == again[0]).all() and (scale == again[1]).all()
     for block, says in (((3, 32), "fewer than a tile's 12"), ((1, 20), "vector_width must be 1")):
         with pytest.raises(ValueError, match=says):
             cupykern.quantize(X, "int8", granularity="block", block=block, config=held)
-    scalar = RowConfig(128, 4, 1, 1, plain=True)
+    scalar = RegisterTiles(128, 4, 1, 1)
     with pytest.raises(ValueError, match="rows of aligned vectors"):
         cupykern.quantize(X[:, :60], "int8", granularity="block", block=(1, 32), config=scalar)
     for config, says in (
-        (RowConfig(128, 16, 4, 1), "vector_width"),
-        (RowConfig(96, 16, 8, 1), "powers of two"),
-        (RowConfig(32, 64, 8, 1), "multiple"),
-        (RowConfig(128, 16, 8, 2), "vectors_per_thread"),
-        (RowConfig(128, 2, 8, 2, plain=True), "must divide threads_per_row"),
-        (RowConfig(128, 4, 8, 17, plain=True), "vectors_per_thread be 1 to 16"),
-        (RowConfig(128, 16, 8, 1, cluster_size=2), "none of the flags"),
+        (GlobalTiles(128, 16, 4), "vector_width"),
+        (GlobalTiles(96, 16, 8), "powers of two"),
+        (GlobalTiles(32, 64, 8), "multiple"),
+        (GlobalTiles(16, 16, 8), "num_threads must be 32 to 1024"),
+        (GlobalTiles(128, 0, 8), "positive"),
+        (RegisterTiles(128, 2, 8, 2), "must divide threads_per_tile"),
+        (RegisterTiles(128, 4, 8, 17), "vectors_per_thread must be at most 16"),
     ):
         with pytest.raises(ValueError, match=says):
             cupykern.quantize(X, "int8", granularity="block", block=(1, 32), config=config)
+    columns = SharedColumns(256, 32, 8, 16)
+    with pytest.raises(TypeError, match="got SharedColumns"):
+        cupykern.quantize(X, "int8", granularity="block", block=(1, 32), config=columns)
+    with pytest.raises(ValueError, match="columns of matrices in C order"):
+        cupykern.quantize(ACROSS, "int8", granularity="column", config=columns)
     op = OPS["nonfinite_report"]
     references = op.reference(X)
     bounds = op.bound(X, reference=references)
@@ -164,11 +194,11 @@ def test_every_variant_is_some_rows_choice(name, arch):
     lengths = [length for n in range(20) for length in (2**n, 3 * 2**n, 2**n + 1)]
     for dtype in map(dtypes.NAMES.get, ("float16", "float32")):
         size = dtype.itemsize
-        for num_cols, plain in itertools.product(lengths, (False, True)):
+        for num_cols, has_options in itertools.product(lengths, (False, True)):
             for place in _places(4096, num_cols, size):
                 if name == "softmax":
                     layout = row_layout((4096, num_cols), 1, (place,) * 3, (1,))
-                    config = admissible_configs(arch, size, layout, plain)[0]
+                    config = softmax_configs_of(Rows(arch, size, layout, has_options))[0]
                     problem = OPS[name].bench_problem((4, 4), dtype.name)
                     chosen.add(OPS[name].variant(problem, config))
                     continue
@@ -176,8 +206,8 @@ def test_every_variant_is_some_rows_choice(name, arch):
                 if layout.lanes_across_rows:  # copied
                     continue
                 for held, quantized in ((1, False), (2, False), (1, True))[: 2 if centered else 3]:
-                    how = (arch, size, layout, plain, held, centered, quantized, False)
-                    config = admissible_norm_configs(*how)[0]
+                    rows = NormRows(arch, size, layout, has_options, held, centered, quantized)
+                    config = norm_configs_of(rows)[0]
                     chosen.add(norm_variant(dtype, centered, config, quantized, held == 2))
     listed = set(OPS[name].variants(arch))
     assert {v for v in listed if ("Element", "bf16") not in v.types} <= chosen <= listed
@@ -186,7 +216,7 @@ def test_every_variant_is_some_rows_choice(name, arch):
 @pytest.mark.parametrize("shape, whole", [((64, 256), 1), ((63, 256), 0), ((64, 248), 0)])
 def test_whole_rows(shape, whole):
     layout = row_layout(shape, 1, (contiguous_operand(shape, 2),) * 3, (1,))
-    assert GOOD.is_whole(layout) == whole
+    assert GOOD.covers(layout) == whole
 
 
 @pytest.mark.parametrize(
@@ -203,31 +233,30 @@ def test_what_is_evicted_last(megabytes, loads, stores_from):
     assert params.item() == (loads, stores_from)
 
 
-def test_a_stream_has_no_more_stages_than_its_kernel_counts():
+def test_persistent_rows_have_no_more_stages_than_the_kernel_counts():
     """row_stream.cuh: kMaxRows rows on their way, however much shared memory there is."""
-    config = RowConfig(128, 128, 8, 1, plain=True, stages=32)
-    assert config.stages_that_fit("sm_90a", 2048) == 6
-    assert replace(config, vectors_per_thread=4).stages_that_fit("sm_90a", 2048) == 24
-    assert replace(config, stages=4).stages_that_fit("sm_90a", 2048) == 4
-    assert config.stages_that_fit("sm_90a", 100 * 1024) == 2
+    config = PersistentRows(128, 8, 1)
+    assert config.num_stages("sm_90a", 2048) == 6
+    assert replace(config, vectors_per_thread=4).num_stages("sm_90a", 2048) == 24
+    assert replace(config, stages=4).num_stages("sm_90a", 2048) == 4
+    assert config.num_stages("sm_90a", 100 * 1024) == 2
 
 
 @pytest.mark.parametrize(
-    "centered, arrays_held, cols", [(False, 1, 512), (True, 1, 1024), (False, 2, 2048)]
+    "centered, num_arrays, cols", [(False, 1, 512), (True, 1, 1024), (False, 2, 2048)]
 )
-def test_rows_of_small_matrices(centered, arrays_held, cols):
-    """By a kernel of their own up to 8 MB, of sums 16, where they fill all threads of a call that asks for
-    nothing else."""
+def test_rows_of_small_matrices(centered, num_arrays, cols):
+    """UnpredicatedRows up to 8 MB, with a residual 16, where they cover all threads and the call has weights."""
 
-    def filled(rows, cols, bare=True):
+    def unpredicated(rows, cols, complete=True):
         operand = contiguous_operand((rows, cols), 2)
         layout = row_layout((rows, cols), 1, (operand,) * 5, (1, 2, 3))
-        how = "sm_90a", 2, layout, True, arrays_held, centered, False, bare
-        return admissible_norm_configs(*how)[0].filled
+        how = NormRows("sm_90a", 2, layout, False, num_arrays, centered, False, complete)
+        return isinstance(norm_configs_of(how)[0], UnpredicatedRows)
 
-    most = 2**22 * arrays_held // cols
-    assert filled(most, cols)
-    assert not filled(2 * most, cols)
-    assert not filled(most - 1, cols)
-    assert not filled(most, cols - 8)
-    assert not filled(most, cols, bare=False)
+    most = 2**22 * num_arrays // cols
+    assert unpredicated(most, cols)
+    assert not unpredicated(2 * most, cols)
+    assert not unpredicated(most - 1, cols)
+    assert not unpredicated(most, cols - 8)
+    assert not unpredicated(most, cols, complete=False)

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 import cupykern
 from cupykern import check, inputs, workspace
 from cupykern.op import Op, as_tuple
+from cupykern.rows.norm_configs import NormRows, PersistentRows
 from cupykern.rows.norm_ops import ADD_OP, LAYER_OP, RMS_OP, NormProblem
-from cupykern.rows.row_configs import RowConfig
-from cupykern.rows.row_fit import refusal
 from cupykern.rows.row_layout import contiguous_operand, row_layout
 
-SMALL = RowConfig(128, 128, 8, 2, plain=True, stages=5)
+SMALL = PersistentRows(128, 8, 2, stages=5)
 CONFIGS = {  # few and small: each is compiled for every op and dtype that it meets
     "float16": SMALL,  # a row in registers
     "bfloat16": replace(SMALL, vectors_per_thread=3, cluster_size=4, stages=3),  # read again
@@ -49,7 +48,9 @@ def problem_of(
     )
 
 
-def run_and_compare(op: Op, problem, target, config: RowConfig, seed: int = 1) -> check.Comparison:
+def run_and_compare(
+    op: Op, problem, target, config: PersistentRows, seed: int = 1
+) -> check.Comparison:
     call = op.inputs(problem, seed, target.xp)
     references = op.reference(*call.args, **call.kwargs)
     bounds = op.bound(*call.args, **call.kwargs, reference=references)
@@ -117,18 +118,15 @@ def test_the_same_bits_in_any_batch(target):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"stages": -1}, "positive"),
-        ({"stages": 33}, "at most 32 stages; got 33"),
+        ({"stages": 0}, "stages must be 1 to 32; got 0"),
+        ({"stages": 33}, "stages must be 1 to 32; got 33"),
         ({"stages": 1}, "the 2 stages of a row, 2048 bytes each, do not fit"),
         ({"vectors_per_thread": 120}, "the 120 stages of a row, 2048 bytes each, do not fit"),
-        ({"plain": False}, "are for plain, whole rows"),
-        ({"split_rows": True}, "are for plain, whole rows"),
-        ({"num_threads": 256}, "threads_per_row to be num_threads"),
-        ({"num_threads": 64, "threads_per_row": 64}, "multiple of 128 threads"),
-        ({"num_threads": 1024, "threads_per_row": 1024}, "at most 512; got 1024"),
-        ({"rows_per_thread": 2}, "one row at a time, in shared memory"),
-        ({"in_registers": True}, "one row at a time, in shared memory"),
-        ({"rows_per_thread": 0}, "positive"),
+        ({"num_threads": 64}, "a multiple of 128, at most 512; got 64"),
+        ({"num_threads": 1024}, "at most 512; got 1024"),
+        ({"num_threads": 384}, "powers of two"),
+        ({"vectors_per_thread": 0}, "positive"),
+        ({"cluster_size": 32}, "up to 16 blocks"),
     ],
 )
 def test_refused(changes, says):
@@ -140,17 +138,18 @@ def test_refused(changes, says):
 def test_streams_are_for_hopper():
     place = contiguous_operand((3, 512), 2)
     layout = row_layout((3, 512), 1, (place,) * 5, (1, 2, 3))
-    for arch, says in (("sm_80", "stages need one of sm_90a, host; got sm_80"), ("sm_90a", None)):
-        assert refusal(SMALL, arch, 2, layout, True, norms=True) == says
+    for arch, says in (("sm_80", "needs one of sm_90a, host; got sm_80"), ("sm_90a", None)):
+        reason = SMALL.refusal(NormRows(arch, 2, layout))
+        assert reason is None if says is None else says in reason
 
 
 def test_streams_are_for_plain_calls_of_some_ops():
     x = np.ones((3, 512), np.float16)
-    with pytest.raises(ValueError, match="plain is for calls without options"):
+    with pytest.raises(ValueError, match="for calls without options"):
         cupykern.layer_norm(x, compensated=True, config=SMALL)
     for call in (
         cupykern.softmax,
         lambda *args, **kwargs: cupykern.quantize(*args, "int8", granularity="row", **kwargs),
     ):
-        with pytest.raises(ValueError, match="are for plain, whole rows of the norms"):
+        with pytest.raises(TypeError, match="got PersistentRows"):
             call(x, config=SMALL)

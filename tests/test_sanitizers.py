@@ -29,7 +29,7 @@ import sys
 from cupykern import OPS, check
 from cupykern.attention.decode_config import DecodeConfig
 from cupykern.op import RandomDraw, as_tuple
-from cupykern.rows.row_configs import RowConfig
+from cupykern.rows.norm_configs import PersistentRows
 from cupykern.targets import host
 
 # A cluster of blocks, splits of k, chunks of keys.
@@ -96,8 +96,8 @@ with host.use(sanitizer=sys.argv[4], schedule=schedule, warp_size=warp_size) as 
         if op.name == "decode_attention":  # clusters of blocks
             config = DecodeConfig(16, 64, 2, 64, 8, min_chunk=64, cluster=2)
             run_with(op, large, target, config)
-        if op.name in ("layer_norm", "add_rms_norm"):  # blocks that stay for many rows
-            config = RowConfig(128, 128, 8, 2, 2, plain=True, stages=3)
+        if op.name in ("layer_norm", "add_rms_norm"):
+            config = PersistentRows(128, 8, 2, 2, stages=3)
             run_with(op, op.bench_problem((9, 3000), "float16"), target, config)
 """
 

@@ -9,13 +9,15 @@ import pytest
 
 import cupykern
 from cupykern import check, dtypes, inputs
+from cupykern.op import Op
+from cupykern.rows.configs import SpanRows
 from cupykern.rows.norm_ops import ADD_OP, LAYER_OP, RMS_OP, NormProblem
 from cupykern.rows.row_layout import RowLayout, contiguous_operand, operand, row_layout
-from cupykern.rows.softmax_configs import softmax_configs
+from cupykern.rows.softmax_heuristic import softmax_configs
 from cupykern.rows.softmax_ops import LOG_OP, OP, SoftmaxProblem
 
 # One thread a row and several, a warp, several warps; one element, even and odd, the most.
-CONFIG = next(config for config in softmax_configs("host", 2) if config.stretch)
+CONFIG = next(config for config in softmax_configs("host", 2) if isinstance(config, SpanRows))
 MOST = CONFIG.chunk - 7  # a row may begin with the last element of a vector
 LENGTHS = (1, 2, 3, 17, 32, 33, 63, 100, 301, 1001, 1025, 1501, 2047, 4097, MOST)
 DTYPES = ("float16", "bfloat16", "float32")
@@ -26,21 +28,23 @@ def rows_of(num_cols: int) -> tuple[int, int]:
     return 3, 2 * (CONFIG.chunk // num_cols) + 1
 
 
+def _spans(op: Op, problem: object) -> bool:
+    return isinstance(op.configs(problem, "sm_90a")[0], SpanRows)
+
+
 def test_which_rows():
     """Whole vectors go to plain rows' kernels, long rows and calls with options to the general ones."""
-    arch = "sm_90a"
-    for shape, stretch in (((64, 301), True), ((64, 296), False), ((64, 5200), False)):
-        config = OP.configs(SoftmaxProblem(shape), arch)[0]
-        assert config.stretch == stretch, (shape, config)
-    assert not OP.configs(SoftmaxProblem((64, 301), scale=0.5), arch)[0].stretch
-    assert LAYER_OP.configs(NormProblem((64, 301), weight_dtype="float32"), arch)[0].stretch
-    assert LAYER_OP.configs(NormProblem((64, 304), weight_dtype="float32"), arch)[0].stretch
+    for shape, spans in (((64, 301), True), ((64, 296), False), ((64, 5200), False)):
+        assert _spans(OP, SoftmaxProblem(shape)) == spans, shape
+    assert not _spans(OP, SoftmaxProblem((64, 301), scale=0.5))
+    assert _spans(LAYER_OP, NormProblem((64, 301), weight_dtype="float32"))
+    assert _spans(LAYER_OP, NormProblem((64, 304), weight_dtype="float32"))
     x = np.zeros((64, 640), np.float16)
-    assert row_layout_of(x[:, :301], 1).side_by_side is False
-    assert row_layout_of(np.broadcast_to(x[0, :301], (64, 301)), 1).side_by_side is False
-    assert row_layout_of(x[:, :301].copy(), 1).side_by_side is True
-    assert not LAYER_OP.configs(NormProblem((64, 301), compensated=True), arch)[0].stretch
-    assert not RMS_OP.configs(NormProblem((64, 301), quantize="e4m3"), arch)[0].stretch
+    assert row_layout_of(x[:, :301], 1).contiguous is False
+    assert row_layout_of(np.broadcast_to(x[0, :301], (64, 301)), 1).contiguous is False
+    assert row_layout_of(x[:, :301].copy(), 1).contiguous is True
+    assert not _spans(LAYER_OP, NormProblem((64, 301), compensated=True))
+    assert not _spans(RMS_OP, NormProblem((64, 301), quantize="e4m3"))
 
 
 def row_layout_of(x: np.ndarray, axis: int) -> RowLayout:
@@ -119,22 +123,18 @@ def test_a_config_of_ones_own(target):
     config = CONFIG
     expected = cupykern.softmax(x, config=config)
     for own in (
-        replace(config, num_threads=512, threads_per_row=512, min_blocks=1),
+        replace(config, num_threads=512, min_blocks=1),
         replace(config, vectors_per_thread=2),
     ):
         y = cupykern.softmax(x, config=own)
         references = OP.reference(x)
         assert check.compare((y,), references, OP.bound(x, reference=references)).ok
     for changes, says in (
-        ({"threads_per_row": 64}, "threads_per_row is num_threads"),
-        ({"split_rows": True}, "stretch is for whole rows"),
-        (
-            {"num_threads": 32, "threads_per_row": 32, "vectors_per_thread": 1},
-            "elements are fewer than a row's",
-        ),
+        ({"num_threads": 96}, "powers of two"),
+        ({"num_threads": 32, "vectors_per_thread": 1}, "elements are fewer than a row's"),
     ):
         with pytest.raises(ValueError, match=says):
             cupykern.softmax(x, config=replace(config, **changes))
-    with pytest.raises(ValueError, match="rows that lie side by side"):
+    with pytest.raises(ValueError, match="of contiguous rows"):
         cupykern.softmax(x, scale=0.5, config=config)
     assert bool((cupykern.softmax(x) == expected).all())

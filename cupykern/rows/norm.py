@@ -10,11 +10,9 @@ from .. import arguments, arrays, dtypes, plans
 from ..numerics import finfo
 from ..op import as_tuple
 from ..targets import Target
+from .configs import RowConfig
 from .norm_plan import DTYPES, Norm, Options, make_norm, norm_task
 from .quantize import quantize as _quantize
-from .row_configs import (
-    RowConfig,
-)
 from .row_layout import contiguous_operand, operand
 
 
@@ -43,7 +41,7 @@ def layer_norm(
     return_stats: also return mean and rstd = 1 / sqrt(var + eps), float32 of shape x.shape[:-1].
     dtype: float16, bfloat16 or float32, of the result; None: x's.
     out: array for the result, of x's shape: x itself, or apart from the other arrays.
-    config: a RowConfig; None: the measured one.
+    config: one of norm_plan.FAMILY's; None: the tuned or the measured one.
 
     Returns y; (y, s rounded to x's dtype) with a residual; mean and rstd follow.  A row with a NaN or
     an infinity is NaN throughout, its statistics too.  Means are taken first and squares about them,

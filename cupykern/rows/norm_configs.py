@@ -1,315 +1,170 @@
-"""Which configs hold the rows of a norm, the fastest measured first."""
+"""The config families of the norms alone."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass
 
-from ..targets.limits import is_measured
-from .row_configs import MAX_STAGES, RowConfig, row_configs, stretch_configs
-from .row_fit import fitting
-from .row_layout import VECTOR_BYTES, RowLayout
+from kernels_cu import EITHER
 
-_Table = tuple[tuple[int, int, int, int, int, str], ...]
-_ClusterTable = tuple[tuple[int, int, int, int, int, bool], ...]
+from ..targets.limits import max_shared_bytes
+from .configs import BlockRows, RowConfig, Rows
 
-# For plain calls, by `centered`, the elements' bytes and rising length of the row: (num_threads,
-# threads_per_row, vectors_per_thread, min_blocks, rows_per_thread, where); the first that holds a row
-# wins.  Several rows at once share what a thread reads of weights, and their exchanges.
-# where: rows lie in registers (R) or shared memory (S); W: weights come with the row, which is what a
-# small matrix gains by: it waits for memory once.
-_SHORT: _Table = ((128, 8, 1, 8, 1, "R"),)  # rows, of any of these
-_BLOCKS: dict[bool, dict[int, _Table]] = {
-    False: {
-        2: (
-            *_SHORT,
-            (128, 16, 2, 9, 1, "RW"),
-            (128, 16, 4, 7, 1, "RW"),
-            (64, 32, 4, 14, 1, "RW"),
-            (64, 64, 4, 14, 1, "RW"),
-            (128, 128, 4, 7, 1, "RW"),
-            (512, 512, 2, 2, 2, "R"),
-            (512, 512, 4, 3, 1, "S"),
-        ),
-        4: (
-            *_SHORT,
-            (128, 16, 4, 8, 1, "RW"),
-            (256, 32, 4, 4, 1, "RW"),
-            (64, 64, 4, 16, 1, "RW"),
-            (128, 128, 4, 8, 1, "RW"),
-            (128, 128, 8, 8, 1, "R"),
-            (512, 512, 2, 4, 1, "R"),
-            (512, 512, 4, 2, 1, "R"),
-            (1024, 1024, 4, 2, 1, "S"),
-        ),
-    },
-    True: {
-        2: (
-            *_SHORT,
-            (128, 16, 2, 8, 1, "RW"),
-            (64, 32, 2, 18, 1, "RW"),
-            (64, 32, 4, 11, 1, "RW"),
-            (64, 64, 4, 11, 1, "RW"),
-            (128, 128, 4, 8, 2, "S"),
-            (512, 512, 2, 2, 2, "R"),
-            (512, 512, 4, 3, 1, "S"),
-        ),
-        4: (
-            *_SHORT,
-            (128, 16, 4, 6, 1, "RW"),
-            (64, 32, 4, 13, 1, "RW"),
-            (64, 64, 4, 13, 1, "RW"),
-            (128, 128, 4, 6, 1, "RW"),
-            (128, 128, 8, 8, 1, "R"),
-            (512, 512, 4, 2, 1, "R"),
-        ),
-    },
-}
-# Of rms_norm's FP32 rows of 4096 columns, up to which the first of two configs is the faster one: 32.3 instead of
-# 32.8 us (4096 rows; torch.compile 33.0), 61.8 instead of 62.3 (8192), but 247.5 instead of 246.6 (32768; 248.1).
-_FEWER_ROWS = 16384
-# Of small matrices whose rows fill them (RowConfig.filled), by (centered, has_residual): 512 and 1024 columns take 1.5%
-# to 4% less than by the others' configs, in 5 to 9 us (an empty kernel 4.2); add_rms_norm in FP32, and of 2048 columns
-# in BF16, 0.5% to 2%.
-_SMALL: dict[tuple[bool, bool], dict[int, _Table]] = {
-    (False, False): {
-        2: ((256, 32, 2, 5, 1, "RW"), (128, 64, 2, 10, 1, "RW")),
-        4: ((256, 32, 4, 6, 1, "RW"), (64, 64, 4, 16, 1, "RW")),
-    },
-    (True, False): {
-        2: ((256, 32, 2, 4, 1, "RW"), (64, 32, 4, 11, 1, "RW")),
-        4: ((128, 32, 4, 6, 1, "RW"), (64, 64, 4, 12, 1, "RW")),
-    },
-    (False, True): {
-        2: ((256, 32, 2, 4, 1, "RW"), (256, 32, 4, 4, 1, "RW"), (256, 128, 2, 4, 2, "RW")),
-        4: ((64, 32, 4, 12, 1, "RW"), (128, 128, 2, 8, 1, "RW")),
-    },
-    (True, True): {2: (), 4: ()},
-}
-_SMALL_BYTES = 2**23  # of x, and of a residual as well
-# The same with a residual.
-_SUMS: dict[bool, dict[int, _Table]] = {
-    False: {
-        2: (
-            *_SHORT,
-            (256, 32, 1, 6, 1, "RW"),
-            (256, 64, 1, 6, 1, "RW"),
-            (128, 32, 4, 8, 1, "R"),
-            (128, 64, 4, 8, 1, "R"),
-            (128, 128, 4, 8, 1, "R"),
-            (512, 512, 4, 2, 1, "S"),
-        ),
-        4: (
-            *_SHORT,
-            (128, 64, 2, 9, 1, "RW"),
-            (64, 64, 4, 16, 1, "RW"),
-            (128, 128, 4, 8, 1, "R"),
-            (256, 256, 4, 4, 1, "R"),
-            (1024, 1024, 4, 1, 1, "R"),
-        ),
-    },
-    True: {
-        2: (
-            *_SHORT,
-            (128, 128, 1, 8, 2, "R"),
-            (128, 128, 4, 8, 1, "S"),
-            (512, 512, 4, 2, 1, "S"),
-        ),
-        4: (
-            *_SHORT,
-            (128, 128, 2, 8, 2, "R"),
-            (256, 256, 4, 4, 1, "R"),
-            (1024, 1024, 4, 1, 1, "R"),
-        ),
-    },
-}
-# Where nothing is measured, of both norms, with a residual and without.
-_FEW: dict[int, _Table] = {
-    2: ((128, 32, 1, 1, 4, "R"), (128, 128, 4, 1, 2, "S"), (512, 512, 4, 1, 1, "R")),
-    4: ((128, 32, 1, 1, 4, "R"), (256, 256, 4, 1, 1, "R"), (1024, 1024, 4, 1, 1, "R")),
-}
-# Of longer rows, by (centered, has_residual): (num_threads, vectors_per_thread, cluster_size,
-# min_blocks, rows_per_thread, weights_first).  Many bytes must be under way: weights, which come with
-# the row, wait in registers, of which few large blocks leave enough.
-_CLUSTERS: dict[tuple[bool, bool], dict[int, _ClusterTable]] = {
-    (False, False): {
-        2: tuple((256, 8, size, 3, 1, True) for size in (2, 4, 8, 16)),
-        4: tuple((512, 4, size, 3, 1, True) for size in (4, 8, 16)),
-    },
-    (True, False): {
-        2: tuple((256, 8, size, 2, 2, True) for size in (2, 4, 8)),
-        4: tuple((256, 8, size, 2, 2, True) for size in (2, 4, 8, 16)),
-    },
-    (False, True): {
-        2: tuple((256, 8, size, 3, 1, True) for size in (2, 4, 8)),
-        4: tuple((512, 4, size, 2, 1, False) for size in (4, 8, 16)),
-    },
-    (True, True): {
-        2: tuple((512, 4, size, 2, 1, False) for size in (4, 16)),
-        4: (*((512, 4, size, 2, 1, False) for size in (8, 16)), (1024, 4, 16, 1, 1, False)),
-    },
-}
-# Blocks that stay for many rows, of those that fill more than half: (num_threads, vectors_per_thread,
-# cluster_size).  Not layer_norm of sums, for want of registers.
-_STREAMS: dict[tuple[bool, bool], dict[int, tuple[tuple[int, int, int], ...]]] = {
-    (False, False): {2: (), 4: ((512, 8, 16),)},
-    (True, False): {2: ((512, 8, 8),), 4: ((512, 8, 16),)},
-    (False, True): {2: ((512, 4, 16),), 4: ((512, 8, 16),)},
-    (True, True): {2: (), 4: ()},
-}
-# For rows that lie side by side, of any length: (num_threads, elements of a thread, min_blocks).
-_STRETCHES = {2: ((128, 32, 9),), 4: ((256, 32, 4),)}
-# To FP8 and int8.
-_QUANTIZED: dict[int, _Table] = {
-    2: (
-        (128, 8, 1, 8, 1, "R"),
-        (128, 32, 4, 6, 1, "R"),
-        (128, 128, 4, 8, 2, "S"),
-    ),
-    4: (
-        (128, 8, 1, 8, 1, "R"),
-        (128, 32, 8, 4, 1, "R"),
-        (128, 128, 8, 8, 1, "S"),
-        (512, 512, 8, 2, 1, "S"),
-    ),
-}
-_QUANTIZED_CLUSTERS: dict[int, _ClusterTable] = {
-    2: (
-        (512, 4, 1, 2, 2, True),
-        *((256, 4, size, 4, 2, True) for size in (4, 8)),
-        (512, 4, 8, 2, 2, True),
-        (256, 8, 16, 3, 1, True),
-    ),
-    4: (*((256, 8, size, 2, 2, True) for size in (4, 8, 16)), (512, 8, 16, 2, 1, False)),
-}
+_STATIC_BYTES = 8 * 1024  # including what the system takes of each block's
+_ARCHS = ("sm_90a", "host")
+MAX_STAGES, _MAX_ROWS = 32, 6  # row_stream.cuh: kMaxStages, kMaxRows
+_OTHER_THREADS = 128  # row_stream.cuh: kOtherThreads
 
 
-@cache
-def norm_configs(
-    arch: str, itemsize: int, centered: bool, has_residual: bool
-) -> tuple[RowConfig, ...]:
-    """Every config on `arch` of elements of `itemsize` bytes, for results that are not quantized."""
-    streams = _STREAMS[centered, has_residual][itemsize] if arch == "sm_90a" else ()
-    width = VECTOR_BYTES // itemsize
-    blocks = (_SUMS if has_residual else _BLOCKS)[centered]
-    blocks = blocks if is_measured(arch) else _FEW
-    return (
-        *(
-            RowConfig(threads, threads, width, vectors, cluster, plain=True, stages=MAX_STAGES)
-            for threads, vectors, cluster in streams
-        ),
-        *_plain(arch, itemsize, blocks[itemsize]),
-        *_small(arch, itemsize, centered, has_residual),
-        *_clusters(arch, itemsize, _CLUSTERS[centered, has_residual][itemsize]),
-        *stretch_configs(arch, itemsize, _STRETCHES[itemsize]),
-        *_with_options(arch, itemsize),
-    )
+@dataclass(frozen=True)
+class NormRows(Rows):
+    """centered: of layer_norm.  quantized: results are.  complete: with all weights and biases that the op
+    has, without statistics or quantized results."""
+
+    centered: bool = False
+    quantized: bool = False
+    complete: bool = False
 
 
-@cache
-def quantized_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
-    """The same for quantized results of rms_norm."""
-    if not is_measured(arch):
-        return _with_options(arch, itemsize)
-    return (
-        *_plain(arch, itemsize, _QUANTIZED[itemsize]),
-        *_clusters(arch, itemsize, _QUANTIZED_CLUSTERS[itemsize]),
-        *_with_options(arch, itemsize),
-    )
+class EvenNormRows(RowConfig):
+    """Even rows without options, of which a thread has rows_per_thread neighbouring ones.
 
-
-def _with_options(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
-    """For calls with options, and strides of all kinds: fewer, since such calls are rarer.  Where nothing
-    is measured, rows whose elements lie further apart than they do are copied."""
-    return tuple(
-        config
-        for config in row_configs(arch, itemsize)
-        if not config.plain
-        and config.cluster_size == 1
-        and (config.split_rows or config.vector_width > 1 or config.threads_per_row == 256)
-        and (is_measured(arch) or not config.lanes_across_rows)
-    )
-
-
-def _plain(arch: str, itemsize: int, table: _Table) -> tuple[RowConfig, ...]:
-    return tuple(
-        RowConfig(
-            *(threads, threads_per_row, VECTOR_BYTES // itemsize, vectors),
-            # A cap on registers, measured on Hopper; elsewhere it may spill.
-            min_blocks=blocks if arch == "sm_90a" else 1,
-            plain=True,
-            rows_per_thread=rows,
-            in_registers="R" in where,
-            weights_first="W" in where,
-            shared=not is_measured(arch),
-        )
-        for threads, threads_per_row, vectors, blocks, rows, where in table
-    )
-
-
-def _small(arch: str, itemsize: int, centered: bool, has_residual: bool) -> tuple[RowConfig, ...]:
-    if not is_measured(arch):
-        return ()
-    table = _SMALL[centered, has_residual][itemsize]
-    return tuple(replace(config, filled=True) for config in _plain(arch, itemsize, table))
-
-
-def _clusters(arch: str, itemsize: int, table: _ClusterTable) -> tuple[RowConfig, ...]:
-    if not is_measured(arch):
-        return ()
-    return tuple(
-        RowConfig(
-            *(threads, threads, VECTOR_BYTES // itemsize, vectors, cluster),
-            min_blocks=blocks if arch == "sm_90a" else 1,
-            plain=True,
-            rows_per_thread=rows,
-            weights_first=weights_first,
-        )
-        for threads, vectors, cluster, blocks, rows, weights_first in table
-    )
-
-
-def admissible_norm_configs(
-    arch: str,
-    itemsize: int,
-    layout: RowLayout,
-    plain: bool,
-    arrays_held: int,
-    centered: bool,
-    quantized: bool,
-    bare: bool,
-) -> tuple[RowConfig, ...]:
-    """The configs that can walk the rows of `layout`, the fastest measured first.
-
-    plain: the call has no options but `quantize`.  arrays_held: 2 with a residual.  bare: it has weights, and
-    biases where there are some, and returns no statistics.
+    weights_first: weights are loaded together with the row, into registers: for small matrices, which wait
+        for memory once.
+    generic: one variant with and without a residual; where nothing is measured.
+    in_registers: whether rows are, as kernels spell it.
     """
-    if quantized:
-        configs = quantized_configs(arch, itemsize)
-    else:
-        configs = norm_configs(arch, itemsize, centered, arrays_held == 2)
-    configs = fitting(configs, arch, itemsize, layout, plain, arrays_held, norms=True)
-    if not bare:
-        configs = tuple(config for config in configs if not config.filled)
-    streams = [c for c in configs if c.stages and streams_fit(centered, arrays_held)]
-    for_this = [c for c in streams if 2 * layout.num_cols > c.chunk]
-    whole = [c for c in configs if not c.stages and not c.split_rows]
-    if not (centered or quantized) and layout.num_rows > _FEWER_ROWS and layout.num_cols == 4096:
-        whole.sort(key=lambda c: c.in_registers and c.vectors_per_thread == 8)
-    if layout.num_rows * layout.num_cols * itemsize <= _SMALL_BYTES * arrays_held:
-        whole.sort(key=lambda c: not c.filled)
-    split = [c for c in configs if c.split_rows]
-    return (*for_this, *whole, *split, *(c for c in streams if c not in for_this))
+
+    weights_first: bool
+    generic: bool = False
+    even = True
+    in_registers: bool
+    suffix = "_plain"
+
+    def norm_constants(
+        self, centered: bool, quantized: bool, has_residual: bool
+    ) -> tuple[tuple[str, int], ...]:
+        """Those that the kernel has besides `constants`."""
+        return (
+            ("kCentered", centered),
+            ("kQuantized", quantized),
+            ("kRowsPerThread", self.rows_per_thread),
+            ("kInRegisters", self.in_registers),
+            ("kWeightsFirst", self.weights_first),
+            ("kSums", EITHER if quantized or self.generic else int(has_residual)),
+        )
+
+    def _rows_refusal(self, rows: NormRows) -> str | None:
+        if rows.quantized:
+            within_warp = self.threads_per_row <= 32
+            if not within_warp and self.threads_per_row != self.num_threads:
+                return "rows are quantized by all threads of a block or lanes of a warp"
+            if self.rows_per_thread > 2:
+                return f"up to two rows of a thread are quantized; got {self.rows_per_thread}"
+        return super()._rows_refusal(rows)
 
 
-def streams_fit(centered: bool, arrays_held: int) -> bool:
-    """Whether blocks that stay for many rows can do it: not layer_norm of sums, for want of registers."""
-    return not (centered and arrays_held == 2)
+@dataclass(frozen=True)
+class NormRegisterRows(EvenNormRows):
+    """Even rows of one block in registers."""
+
+    num_threads: int
+    threads_per_row: int
+    vector_width: int
+    vectors_per_thread: int
+    min_blocks: int = 1
+    rows_per_thread: int = 1
+    weights_first: bool = False
+    generic: bool = False
+    in_registers = True
+
+    def shared_bytes(self, itemsize: int) -> int:
+        return 0
 
 
-def quantizes(config: RowConfig) -> bool:
-    """Whether rms_norm quantizes by `config`: up to two plain rows at a time, all threads that meet on one."""
-    if not config.plain:
-        return True
-    alone = config.threads_per_row in (config.num_threads, *(2**n for n in range(6)))
-    return alone and config.rows_per_thread <= 2 and not config.stages
+@dataclass(frozen=True)
+class UnpredicatedRows(EvenNormRows):
+    """NormRegisterRows of small contiguous matrices that cover all threads, with weights and biases, without
+    statistics: no predicates, and few parameters."""
+
+    num_threads: int
+    threads_per_row: int
+    vector_width: int
+    vectors_per_thread: int
+    min_blocks: int = 1
+    rows_per_thread: int = 1
+    weights_first: bool = False
+    in_registers = True
+    suffix = "_filled"
+
+    def shared_bytes(self, itemsize: int) -> int:
+        return 0
+
+    def _rows_refusal(self, rows: NormRows) -> str | None:
+        if not rows.complete:
+            return "UnpredicatedRows is for calls with weights and biases, without statistics"
+        if not (rows.layout.contiguous and self.covers(rows.layout)):
+            return "UnpredicatedRows is for contiguous rows that cover all threads"
+        return super()._rows_refusal(rows)
+
+
+@dataclass(frozen=True)
+class NormSharedRows(EvenNormRows):
+    """Even rows of a block or cluster in shared memory."""
+
+    num_threads: int
+    threads_per_row: int
+    vector_width: int
+    vectors_per_thread: int
+    cluster_size: int = 1
+    min_blocks: int = 1
+    rows_per_thread: int = 1
+    weights_first: bool = False
+    generic: bool = False
+    in_registers = False
+
+
+@dataclass(frozen=True)
+class PersistentRows(BlockRows):
+    """Even rows by persistent, warp-specialised blocks or clusters, which take rows by a counter; neither
+    quantized nor of layer_norm with a residual, for want of registers.
+
+    stages: at most so many, of a vector of each consumer, as shared memory holds.
+    num_threads write results, half as many take statistics, others load.
+    """
+
+    num_threads: int
+    vector_width: int
+    vectors_per_thread: int
+    cluster_size: int = 1
+    stages: int = MAX_STAGES
+    even = True
+    suffix = "_stream"
+
+    @property
+    def block_threads(self) -> int:
+        return self.num_threads * 3 // 2 + _OTHER_THREADS
+
+    def shared_bytes(self, itemsize: int) -> int:
+        """Of one stage."""
+        return self.num_threads * self.vector_width * itemsize
+
+    def num_stages(self, arch: str, stage_bytes: int) -> int:
+        room = max_shared_bytes(arch) // self.min_blocks - _STATIC_BYTES
+        return min(self.stages, room // stage_bytes, _MAX_ROWS * self.vectors_per_thread)
+
+    def _block_refusal(self, arch: str) -> str | None:
+        if arch not in _ARCHS:
+            return f"PersistentRows needs one of {', '.join(_ARCHS)}; got {arch}"
+        if not 1 <= self.stages <= MAX_STAGES:
+            return f"stages must be 1 to {MAX_STAGES}; got {self.stages}"
+        if self.num_threads % 128 or self.block_threads > 1024:
+            return f"num_threads must be a multiple of 128, at most 512; got {self.num_threads}"
+        return super()._block_refusal(arch)
+
+    def _rows_refusal(self, rows: NormRows) -> str | None:
+        if rows.quantized or (rows.centered and rows.num_arrays == 2):
+            return "PersistentRows neither quantizes nor computes layer_norm with a residual"
+        stage_bytes = rows.num_arrays * self.shared_bytes(rows.itemsize)
+        if self.num_stages(rows.arch, stage_bytes) < self.vectors_per_thread:
+            return f"the {self.vectors_per_thread} stages of a row, {stage_bytes} bytes each, do not fit"
+        return super()._rows_refusal(rows)

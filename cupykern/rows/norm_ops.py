@@ -13,11 +13,11 @@ from kernels_cu import Variant
 from .. import dtypes, inputs, reference
 from ..op import Call, Draw, Op, Work
 from ..targets import limits
+from .configs import RowConfig, SharedRows, SpanRows
 from .norm import layer_norm, rms_norm
-from .norm_configs import norm_configs, quantized_configs
+from .norm_configs import EvenNormRows
+from .norm_heuristic import norm_configs, quantized_configs
 from .norm_plan import DTYPES, Column, Options, configs, norm_variant, of_layout
-from .row_configs import RowConfig
-from .row_fit import has_room
 from .row_layout import contiguous_operand, row_layout
 from .rows import bench_shapes
 
@@ -155,14 +155,16 @@ def _variants(arch: str, centered: bool) -> tuple[Variant, ...]:
         for dtype in DTYPES
         for has_residual in (False, True)
         for config in norm_configs(arch, dtype.itemsize, centered, has_residual)
-        if (config.plain or not has_residual)
-        and has_room(config, arch, dtype.itemsize, 1 + has_residual)
+        if not (has_residual and isinstance(config, (SharedRows, SpanRows)))
+        and config.has_room(arch, dtype.itemsize, 1 + has_residual)
     )
     quantized = (
         norm_variant(dtype, centered, config, True, False)
         for dtype in DTYPES
         for config in quantized_configs(arch, dtype.itemsize)
-        if config.plain and not centered and has_room(config, arch, dtype.itemsize)
+        if isinstance(config, EvenNormRows)
+        and not centered
+        and config.has_room(arch, dtype.itemsize)
     )
     return tuple(dict.fromkeys((*own, *quantized)))
 

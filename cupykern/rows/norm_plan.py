@@ -15,9 +15,16 @@ from ..arrays import Twins, small_twins
 from ..choice import Family
 from ..targets import Device, Target
 from ..targets.limits import is_measured
-from .norm_configs import admissible_norm_configs, quantizes, streams_fit
-from .row_configs import RowConfig, row_traits
-from .row_fit import refusal
+from .configs import RowConfig, SharedRows, SpanRows, row_traits
+from .norm_configs import (
+    EvenNormRows,
+    NormRegisterRows,
+    NormRows,
+    NormSharedRows,
+    PersistentRows,
+    UnpredicatedRows,
+)
+from .norm_heuristic import norm_configs_of
 from .row_layout import (
     VECTOR_BYTES,
     RowLayout,
@@ -26,7 +33,7 @@ from .row_layout import (
     operand,
     row_layout,
 )
-from .rows import RowPlan, evicts_last, row_plan, row_variant
+from .rows import RowPlan, evicts_last, row_plan
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
@@ -49,7 +56,7 @@ _PARAMS = np.dtype(  # norm_params.cuh: NormParams
     ]
 )
 
-_PLAIN_PARAMS = np.dtype(  # held_rows.cuh: PlainParams
+_EVEN_PARAMS = np.dtype(  # held_rows.cuh: PlainParams
     [
         ("x_stride", np.int64),
         ("residual_stride", np.int64),
@@ -119,20 +126,20 @@ class NormTask:
         return self.options.quantize is not None
 
     @property
-    def plain(self) -> bool:
-        """No options but `quantize`, and columns of x's dtype in aligned vectors."""
-        same = self.y_dtype == self.x_dtype or self.quantized
+    def has_options(self) -> bool:
+        """Options but `quantize`, or columns that are not aligned vectors of x's dtype."""
+        converts = self.y_dtype != self.x_dtype and not self.quantized
         columns = all(c.dtype == self.x_dtype and c.aligned for c in self.columns)
-        return same and not self.options.compensated and columns
+        return converts or self.options.compensated or not columns
 
     @property
-    def bare(self) -> bool:
+    def complete(self) -> bool:
         """With all weights and biases that the op has, without statistics or quantized results."""
         complete = len(self.columns) == 1 + self.options.centered
         return complete and not (self.options.return_stats or self.quantized)
 
     @property
-    def arrays_held(self) -> int:
+    def num_arrays(self) -> int:
         return 1 + self.has_residual
 
 
@@ -177,28 +184,16 @@ def of_layout(
     return task if span else replace(task, layout=layout.for_options())
 
 
-def configs(task: NormTask, device: Device) -> tuple[RowConfig, ...]:
-    """The legal configs, the fastest measured first."""
-    t = task
-    return admissible_norm_configs(
-        *(device.arch, t.x_dtype.itemsize, t.layout, t.plain, t.arrays_held),
-        *(t.options.centered, t.quantized, t.bare),
+def _rows(task: NormTask, device: Device) -> NormRows:
+    return NormRows(
+        *(device.arch, task.x_dtype.itemsize, task.layout, task.has_options, task.num_arrays),
+        *(task.options.centered, task.quantized, task.complete),
     )
 
 
-def _refusal(config: RowConfig, task: NormTask, device: Device) -> str | None:
-    t, itemsize = task, task.x_dtype.itemsize
-    if reason := refusal(
-        config, device.arch, itemsize, t.layout, t.plain, t.arrays_held, norms=True
-    ):
-        return reason
-    if config.stages and not streams_fit(t.options.centered, t.arrays_held):
-        return "layer_norm has no stages with a residual"
-    if config.filled and not t.bare:
-        return "filled is for calls with weights and biases, without statistics"
-    if t.quantized and not quantizes(config):
-        return "plain rows are quantized by a block or a warp, up to two at a time"
-    return None
+def configs(task: NormTask, device: Device) -> tuple[RowConfig, ...]:
+    """The legal configs, the fastest measured first."""
+    return norm_configs_of(_rows(task, device))
 
 
 def _variant(task: NormTask, config: RowConfig) -> Variant:
@@ -208,14 +203,21 @@ def _variant(task: NormTask, config: RowConfig) -> Variant:
 
 def _traits(task: NormTask) -> tuple[dict[str, int], dict[str, Any]]:
     return row_traits(
-        *(task.layout, task.x_dtype, task.plain, task.arrays_held),
+        *(task.layout, task.x_dtype, task.has_options, task.num_arrays),
         op="layer_norm" if task.options.centered else "rms_norm",
         rounds="by row" if task.quantized else "to FP32",
-        bare=str(task.bare),
+        complete=task.complete,
     )
 
 
-FAMILY = Family("norm", (RowConfig,), configs, _refusal, _variant, _traits)
+FAMILY = Family(
+    "norm",
+    (SharedRows, NormRegisterRows, NormSharedRows, UnpredicatedRows, SpanRows, PersistentRows),
+    configs,
+    lambda config, task, device: config.refusal(_rows(task, device)),
+    _variant,
+    _traits,
+)
 
 
 @dataclass(frozen=True)
@@ -239,14 +241,14 @@ def make_norm(
     if layout.lanes_across_rows and given is None and not is_measured(target.arch):
         return None  # which is rare
     config = FAMILY.config(task, target, given)
-    if config.split_rows and task.quantized:
+    if config.chunked and task.quantized:
         return None  # a row's scale is known only when all of it has been normalised
-    own = config.plain and not config.stages
-    params, arguments = np.zeros((), _PLAIN_PARAMS if own else _PARAMS), None
+    even = isinstance(config, EvenNormRows)
+    params, arguments = np.zeros((), _EVEN_PARAMS if even else _PARAMS), None
     params["eps"] = task.eps
-    if own:
+    if even:
         rare = np.zeros((), _RARE_PARAMS)
-        params["whole"] = config.is_whole(layout) and len(task.columns) == 1 + options.centered
+        params["whole"] = config.covers(layout) and len(task.columns) == 1 + options.centered
         rare["num_rows"], rare["num_cols"] = layout.num_rows, layout.num_cols
         rare["dtype"] = dtypes.CODES[task.y_dtype]
         for _, strides in layout.outer:  # one dim, or there is one row
@@ -260,24 +262,26 @@ def make_norm(
                 params[f"{name}_stride"] = column.stride
         params["centered"], params["compensated"] = options.centered, options.compensated
     itemsize, has_residual = task.x_dtype.itemsize, task.has_residual
-    held = task.arrays_held
-    evicts_last(params, layout, held * itemsize, task.y_dtype.itemsize + has_residual * itemsize)
-    if own:
-        if config.filled:
-            arguments = _filled_arguments(np.float32(task.eps))
+    num_arrays = task.num_arrays
+    evicts_last(
+        params, layout, num_arrays * itemsize, task.y_dtype.itemsize + has_residual * itemsize
+    )
+    if even:
+        if isinstance(config, UnpredicatedRows):
+            arguments = _unpredicated_arguments(np.float32(task.eps))
         else:
-            arguments = _plain_arguments(target.by_value(params), target.by_value(rare))
+            arguments = _even_arguments(target.by_value(params), target.by_value(rare))
     plan = row_plan(
         *(target, FAMILY.variant(task, config), config, layout, params, _MOMENTS_BYTES),
-        *(held * config.shared_bytes(itemsize), arguments),
+        *(num_arrays * config.shared_bytes(itemsize), arguments),
     )
     simple = not (options.return_stats or task.quantized)
     twins = small_twins(shape, task.y_dtype, task.x_dtype) if has_residual else None
     return Norm(plan, task.y_dtype, options, has_residual, simple, twins)
 
 
-def _plain_arguments(params: Any, rare: Any) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """What normalize_plain takes: of normalize's arrays."""
+def _even_arguments(params: Any, rare: Any) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """The arguments of EvenNormRows' kernel, of normalize's arrays."""
 
     def arguments(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
         x, residual, weight, bias, y, total, mean, rstd, row_scale = arrays
@@ -286,8 +290,8 @@ def _plain_arguments(params: Any, rare: Any) -> Callable[[tuple[Any, ...]], tupl
     return arguments
 
 
-def _filled_arguments(eps: np.float32) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """What normalize_filled takes: of normalize's arrays."""
+def _unpredicated_arguments(eps: np.float32) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """The arguments of UnpredicatedRows' kernel, of normalize's arrays."""
 
     def arguments(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
         x, residual, weight, bias, y, total, *_ = arrays
@@ -300,18 +304,10 @@ def norm_variant(
     dtype: np.dtype, centered: bool, config: RowConfig, quantized: bool, has_residual: bool
 ) -> Variant:
     """The variant of a norm; quantized: its results are."""
-    either = config.shared and not config.plain
-    constants: tuple[tuple[str, int], ...] = (("kCentered", EITHER if either else centered),)
-    if config.stretch:
-        return row_variant("normalize_stretch", dtype, config, constants)
-    if not config.plain or config.stages:
-        return row_variant("normalize", dtype, config, constants)
-    constants += (
-        ("kQuantized", quantized),
-        ("kRowsPerThread", config.rows_per_thread),
-        ("kInRegisters", config.in_registers),
-        ("kWeightsFirst", config.weights_first),
-        ("kSums", EITHER if quantized or config.shared else int(has_residual)),
-    )
-    kernel = "normalize_filled" if config.filled else "normalize_plain"
-    return row_variant(kernel, dtype, config, constants)
+    if isinstance(config, EvenNormRows):
+        constants = config.norm_constants(centered, quantized, has_residual)
+    elif isinstance(config, SharedRows) and config.generic:
+        constants = (("kCentered", EITHER),)
+    else:
+        constants = (("kCentered", centered),)
+    return config.variant("normalize", dtype, constants)

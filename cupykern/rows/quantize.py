@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 
 from .. import arguments, arrays, dtypes, plans
+from .configs import RowConfig
 from .quantize_columns import run_columns
 from .quantize_rows import DTYPES, GRANULARITIES, run_rows, scale_shape
 from .quantize_tiles import run_tiles
-from .row_configs import (
-    RowConfig,
-)
 
 _MAX_TILE = 2**20  # elements: positions in a tile are 32-bit numbers
 
@@ -35,7 +33,8 @@ def quantize(
     dtype: "e4m3", "e5m2", "int8", or the dtype float8_e4m3fn, float8_e5m2 or int8.
     granularity: what shares a scale: everything ("tensor"), what differs only along the last axis
         ("row") or the last but one ("column"), or tiles of `block` = (rows, columns) of the last two.
-    config: a RowConfig; None: the measured one.
+    config: one of the FAMILY of quantize_rows, quantize_columns or quantize_tiles; None: the tuned or the
+        measured one.
 
     values: of x's shape.  scale: float32 of shape (), (..., M, 1), (..., 1, N) or
     (..., ceil(M / rows), ceil(N / columns)): the group's largest magnitude over the format's largest

@@ -12,14 +12,12 @@ from .. import dtypes, inputs, reference
 from ..op import Call, Draw, Op, Work
 from ..targets import limits
 from . import quantize_columns, quantize_rows, quantize_tiles
+from .configs import RowConfig
 from .quantize import quantize
-from .quantize_columns import column_configs, column_variant
+from .quantize_columns import SharedColumns, column_configs, column_variant
 from .quantize_rows import DTYPES, GRANULARITIES, all_row_configs, scale_shape
-from .quantize_tiles import all_tile_configs, tile_variant
-from .row_configs import RowConfig
-from .row_fit import has_room
+from .quantize_tiles import global_tiles, register_tiles, tile_variant
 from .row_layout import contiguous_operand, row_layout
-from .rows import row_variant
 
 
 @dataclass(frozen=True)
@@ -98,15 +96,16 @@ def _work(problem: QuantizeProblem) -> Work:
 
 def _variants(arch: str) -> tuple[Variant, ...]:
     rows = (
-        row_variant("quantize", dtype, config)
+        config.variant("quantize", dtype)
         for dtype in DTYPES
         for config in all_row_configs(arch, dtype.itemsize)
-        if has_room(config, arch, dtype.itemsize)
+        if config.has_room(arch, dtype.itemsize)
     )
     tiles = (
         tile_variant(dtype, config)
         for dtype in DTYPES
-        for config in all_tile_configs(arch, dtype.itemsize)
+        for make in (register_tiles, global_tiles)
+        for config in make(arch, dtype.itemsize)
     )
     columns = (
         column_variant(dtype, config)
@@ -140,9 +139,9 @@ def _variant(problem: QuantizeProblem, config: RowConfig) -> Variant:
     dtype = dtypes.NAMES[problem.dtype]
     if problem.granularity == "block":
         return tile_variant(dtype, config)
-    if config.plain and config.lanes_across_rows:
+    if isinstance(config, SharedColumns):
         return column_variant(dtype, config)
-    return row_variant("quantize", dtype, config)
+    return config.variant("quantize", dtype)
 
 
 def _sample(

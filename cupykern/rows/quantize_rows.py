@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,11 @@ import numpy as np
 from .. import arrays, dtypes, plans
 from ..choice import Family
 from ..targets import Device, Target
-from ..targets.limits import is_measured
-from .row_configs import RowConfig, row_configs, row_traits
-from .row_fit import fitting, refusal
+from ..targets.limits import is_measured, max_cluster_size
+from .configs import RowConfig, Rows, SharedRows, fitting, row_traits
+from .heuristic import CLUSTERS, FEW_VECTORS, Table, register_cap, shared_configs
 from .row_layout import VECTOR_BYTES, RowLayout, layout_dtype, operand, row_layout
-from .rows import RowPlan, row_plan, row_variant
+from .rows import RowPlan, row_plan
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 GRANULARITIES = ("tensor", "row", "column", "block")
@@ -43,44 +43,74 @@ def scale_shape(
     return (*shape[:-2], -(-shape[-2] // block[0]), -(-shape[-1] // block[1]))
 
 
-def all_row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
-    """Every config of quantize.cu on `arch`: of the plain ones every second, and clusters only for
-    such and for strides; where nothing is measured a plain one, and one variant for a stretch and
-    for other rows in vectors."""
-    rows, stretch = row_configs(arch, itemsize), stretch_config(arch, itemsize)
-    plain = [config for config in rows if config.plain]
+@dataclass(frozen=True)
+class EvenRows(RowConfig):
+    """Even rows in shared memory.  chunked: as of SharedRows."""
+
+    num_threads: int
+    threads_per_row: int
+    vector_width: int
+    vectors_per_thread: int
+    cluster_size: int = 1
+    min_blocks: int = 1
+    chunked: bool = False
+    even = True
+
+
+# (num_threads, threads_per_row, elements_per_thread, cluster_size), by rising length of the row.
+_EVEN: dict[int, Table] = {  # by the elements' bytes
+    2: ((128, 8, 8, 1), (128, 32, 32, 1), (128, 128, 32, 1), (512, 512, 32, 1)),
+    4: ((128, 8, 4, 1), (256, 64, 16, 1), (256, 256, 16, 1), (512, 512, 32, 1)),
+}
+
+
+def _even_configs(arch: str, itemsize: int) -> tuple[EvenRows, ...]:
+    table = _EVEN[itemsize] + CLUSTERS[itemsize][1::2]
     if not is_measured(arch):
-        others = [c for c in rows if not c.plain and c.vector_width == 1]
-        return (stretch, *plain, replace(stretch, split_rows=False), *others)
-    others = [c for c in rows if not c.plain and (c.cluster_size == 1 or c.vector_width == 1)]
-    return (stretch, *plain[1::2], *others)
-
-
-def quantize_configs(
-    arch: str, itemsize: int, layout: RowLayout, granularity: str
-) -> tuple[RowConfig, ...]:
-    """The fastest first; a tensor that one block cannot hold is spread over all of them."""
-    stretch = stretch_config(arch, itemsize)
-    configs = fitting(all_row_configs(arch, itemsize), arch, itemsize, layout, plain=True)
-    whole = [c for c in configs if not c.split_rows]
-    split = [c for c in configs if c.split_rows and not (c == stretch and c.plain)]
-    if granularity != "tensor":
-        return (*whole, *split)
-    whole = [c for c in whole if c.cluster_size == 1]
-    return (*whole, *(c for c in configs if c == stretch), *split)
-
-
-def stretch_config(arch: str, itemsize: int) -> RowConfig:
-    """For a tensor that lies in one stretch of memory: chunks of 32 KB, in three launches."""
-    plain = is_measured(arch)
-    blocks = 4 if plain else 1
-    return RowConfig(
-        *(256, 256, VECTOR_BYTES // itemsize, 8),
-        min_blocks=blocks,
-        split_rows=True,
-        plain=plain,
-        shared=not plain,
+        table = FEW_VECTORS[itemsize][1:]
+    width = VECTOR_BYTES // itemsize
+    return tuple(
+        EvenRows(
+            *(threads, threads_per_row, width, elements // width, cluster_size),
+            register_cap(arch, 1536 // threads),  # 40 registers: 1536 threads at once
+        )
+        for threads, threads_per_row, elements, cluster_size in table
+        if cluster_size <= max_cluster_size(arch)
     )
+
+
+def all_row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
+    """Every config of quantize.cu on `arch`; clusters only of even rows and of scalars.  Where nothing is
+    measured one of even rows, and one variant for a tensor and for other rows in vectors."""
+    tensor, even = tensor_config(arch, itemsize), _even_configs(arch, itemsize)
+    shared = shared_configs(arch, itemsize)
+    if not is_measured(arch):
+        scalars = [c for c in shared if c.vector_width == 1]
+        return (tensor, *even, _tensor_config(itemsize, chunked=False), *scalars)
+    return (tensor, *even, *(c for c in shared if c.cluster_size == 1 or c.vector_width == 1))
+
+
+def quantize_configs(rows: Rows, granularity: str) -> tuple[RowConfig, ...]:
+    """The fastest first; a tensor that one block cannot hold is spread over all of them."""
+    tensor = tensor_config(rows.arch, rows.itemsize)
+    configs = fitting(all_row_configs(rows.arch, rows.itemsize), rows)
+    whole = [c for c in configs if not c.chunked]
+    chunked = [c for c in configs if c.chunked and not (c == tensor and c.even)]
+    if granularity != "tensor":
+        return (*whole, *chunked)
+    whole = [c for c in whole if c.cluster_size == 1]
+    return (*whole, *(c for c in configs if c == tensor), *chunked)
+
+
+def tensor_config(arch: str, itemsize: int) -> RowConfig:
+    """For a contiguous tensor: chunks of 32 KB, in three launches."""
+    if not is_measured(arch):
+        return _tensor_config(itemsize, chunked=True)
+    return EvenRows(256, 256, VECTOR_BYTES // itemsize, 8, min_blocks=4, chunked=True)
+
+
+def _tensor_config(itemsize: int, chunked: bool) -> SharedRows:
+    return SharedRows(256, 256, VECTOR_BYTES // itemsize, 8, chunked=chunked, generic=True)
 
 
 def _layout(x: Any, y: Any, scale: Any, granularity: str) -> RowLayout | None:
@@ -102,22 +132,23 @@ class QuantizeRowsTask:
     granularity: str
 
 
+def _rows(task: QuantizeRowsTask, device: Device) -> Rows:
+    return Rows(device.arch, task.dtype.itemsize, task.layout)
+
+
 def configs(task: QuantizeRowsTask, device: Device) -> tuple[RowConfig, ...]:
     """The legal configs, the fastest first."""
-    t = task
-    return quantize_configs(device.arch, t.dtype.itemsize, t.layout, t.granularity)
+    return quantize_configs(_rows(task, device), task.granularity)
 
 
 FAMILY = Family(
     "quantize",
-    (RowConfig,),
+    (SharedRows, EvenRows),
     configs,
-    lambda config, task, device: refusal(
-        config, device.arch, task.dtype.itemsize, task.layout, plain=True
-    ),
-    lambda task, config: row_variant("quantize", task.dtype, config),
+    lambda config, task, device: config.refusal(_rows(task, device)),
+    lambda task, config: config.variant("quantize", task.dtype),
     lambda task: row_traits(
-        *(task.layout, task.dtype, True),
+        *(task.layout, task.dtype, False),
         granularity="tensor" if task.granularity == "tensor" else "rows",
     ),
 )

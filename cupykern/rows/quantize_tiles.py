@@ -15,10 +15,10 @@ from ..choice import Family
 from ..jit import get_kernel
 from ..targets import Device, Target
 from ..targets.limits import is_measured
+from .configs import RowConfig
+from .heuristic import few_of, register_cap
 from .quantize_rows import Launch, scale_shape
-from .row_configs import RowConfig, few_of
 from .row_layout import MAX_OUTER_DIMS, VECTOR_BYTES, Operand, operand
-from .rows import row_variant
 
 _TILE_PARAMS = np.dtype(  # tiles.cuh: TileParams
     [
@@ -38,15 +38,12 @@ _TILE_PARAMS = np.dtype(  # tiles.cuh: TileParams
     ]
 )
 
-MAX_HELD_VECTORS = 16  # of a thread
-
 
 @dataclass(frozen=True)
 class TileTask:
     """All that decides how tiles of `block` = (rows, columns) of a matrix are quantized.
 
-    x, y: of the matrix and its values.  vectors: rows lie in aligned vectors; those of the matrix and of
-    tiles are whole.
+    x, y: of the matrix and its values.  vectors: rows of the matrix and of tiles are whole, aligned vectors.
     """
 
     shape: tuple[int, ...]
@@ -61,101 +58,139 @@ class TileTask:
         return in_vectors(self.x, self.y) and self.block[1] % (VECTOR_BYTES // self.x.itemsize) == 0
 
 
-def configs(task: TileTask, device: Device) -> tuple[RowConfig, ...]:
-    """The legal configs, the fastest first."""
-    for vectors in (task.vectors, False):
-        found = [
-            c
-            for c in all_tile_configs(device.arch, task.dtype.itemsize)
-            if _refusal(c, task, vectors) is None
-        ]
-        if found:
-            break
-    size = task.block[0] * task.block[1]
-    few = [c for c in found if not c.plain and c.threads_per_row * 4 * c.vector_width >= size]
-    rest = [c for c in found if not c.plain and c not in few]
-    return (*(c for c in found if c.plain), *few, *reversed(rest))
+class _Tiles(RowConfig):
+    """Families whose rows are tiles: threads_per_tile threads on each."""
+
+    threads_per_tile: int
+
+    @property
+    def threads_per_row(self) -> int:  # type: ignore[override]
+        return self.threads_per_tile
+
+    @property
+    def tiles_per_thread(self) -> int:
+        """Tiles of x, one under the other, that the kernel takes for one."""
+        return 1
+
+    def refusal(self, task: TileTask) -> str | None:
+        """Why the config cannot walk the tiles of `task`, in vectors or element by element; None: it can."""
+        if not 32 <= self.num_threads <= 1024:
+            return f"num_threads must be 32 to 1024; got {self.num_threads}"
+        if min(self.threads_per_tile, self.vectors_per_thread, self.min_blocks) < 1:
+            return "threads, vectors and blocks must be positive"
+        if any(n & (n - 1) for n in (self.num_threads, self.threads_per_tile)):
+            return "num_threads and threads_per_tile must be powers of two"
+        if self.num_threads % self.threads_per_tile:
+            return (
+                "num_threads must be a multiple of threads_per_tile; got "
+                f"{self.num_threads} and {self.threads_per_tile}"
+            )
+        width = VECTOR_BYTES // task.dtype.itemsize
+        if self.vector_width != 1 and not (task.vectors and self.vector_width == width):
+            return (
+                f"vector_width must be {width if task.vectors else 1} for these tiles; "
+                f"got {self.vector_width}"
+            )
+        return None
 
 
-def all_tile_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
-    """plain: tiles of up to threads_per_row * vectors_per_thread vectors, held in registers
-    (quantize_held_tiles.cu), where one vector of a tile means eight tiles for each thread.  Larger ones
-    are rare: where nothing is measured they are read element by element."""
-    width, factor = VECTOR_BYTES // itemsize, itemsize // 2
-    held = (
+@dataclass(frozen=True)
+class GlobalTiles(_Tiles):
+    """Tiles of any size and strides, read from global memory twice (quantize_tiles.cu)."""
+
+    num_threads: int
+    threads_per_tile: int
+    vector_width: int
+    vectors_per_thread = 1
+    suffix = "_tiles"
+
+
+@dataclass(frozen=True)
+class RegisterTiles(_Tiles):
+    """Tiles of up to threads_per_tile * vectors_per_thread vectors, in registers (quantize_held_tiles.cu); of
+    one vector a thread has eight tiles, one under the other."""
+
+    num_threads: int
+    threads_per_tile: int
+    vector_width: int
+    vectors_per_thread: int
+    min_blocks: int = 1
+    even = True
+    suffix = "_held_tiles"
+
+    @property
+    def tiles_per_thread(self) -> int:
+        return 8 if self.vectors_per_thread == 1 else 1
+
+    def refusal(self, task: TileTask) -> str | None:
+        if reason := super().refusal(task):
+            return reason
+        if self.vector_width == 1 or not task.vectors:
+            return "RegisterTiles is for rows of aligned vectors"
+        if self.vectors_per_thread > _MAX_REGISTER_VECTORS:
+            return (
+                f"vectors_per_thread must be at most {_MAX_REGISTER_VECTORS}; "
+                f"got {self.vectors_per_thread}"
+            )
+        rows, per_row = task.block[0], task.block[1] // self.vector_width
+        if self.threads_per_tile % per_row:
+            return (
+                f"a tile's {per_row} vectors of a row must divide threads_per_tile; "
+                f"got {self.threads_per_tile}"
+            )
+        if rows * per_row > self.threads_per_tile * self.vectors_per_thread:
+            return f"the threads hold fewer than a tile's {rows * per_row} vectors"
+        return None
+
+
+_MAX_REGISTER_VECTORS = 16
+
+
+def register_tiles(arch: str, itemsize: int) -> tuple[RegisterTiles, ...]:
+    """By rising size."""
+    factor = itemsize // 2
+    table = (
         (256, 4 * factor, 1, 3),
         (256, 16 * factor, 1, 3),
         (256, 32, 8, 3),
         (256 * factor, 256 * factor, 8, 4 - factor),
     )
-    return (
-        *(
-            # A cap on registers, measured on Hopper; elsewhere it may spill.
-            RowConfig(n, t, width, v, min_blocks=blocks if arch == "sm_90a" else 1, plain=True)
-            for n, t, v, blocks in few_of(arch, held)
-        ),
-        *((RowConfig(256, 256, width, 1),) if is_measured(arch) else ()),
-        *(RowConfig(256, threads, 1, 1) for threads in few_of(arch, (16, 256))),
+    return tuple(
+        RegisterTiles(
+            threads, of_tile, VECTOR_BYTES // itemsize, vectors, register_cap(arch, blocks)
+        )
+        for threads, of_tile, vectors, blocks in few_of(arch, table)
     )
 
 
-def tiles_per_thread(config: RowConfig) -> int:
-    """Tiles of x, one under the other, that the kernel takes for one (quantize_held_tiles.cu: kTiles)."""
-    return 8 if config.plain and config.vectors_per_thread == 1 else 1
+def global_tiles(arch: str, itemsize: int) -> tuple[GlobalTiles, ...]:
+    """Those of vectors first; where nothing is measured, tiles that are not RegisterTiles are rare, and read
+    element by element."""
+    vectors = (GlobalTiles(256, 256, VECTOR_BYTES // itemsize),) if is_measured(arch) else ()
+    return (*vectors, *(GlobalTiles(256, threads, 1) for threads in few_of(arch, (16, 256))))
+
+
+def configs(task: TileTask, device: Device) -> tuple[_Tiles, ...]:
+    """The legal configs, the fastest first."""
+    arch, itemsize = device.arch, task.dtype.itemsize
+    registers = [c for c in register_tiles(arch, itemsize) if c.refusal(task) is None]
+    found = [c for c in global_tiles(arch, itemsize) if c.refusal(task) is None]
+    if registers or any(c.vector_width > 1 for c in found):
+        found = [c for c in found if c.vector_width > 1]
+    size = task.block[0] * task.block[1]
+    few = [c for c in found if c.threads_per_tile * 4 * c.vector_width >= size]
+    return (*registers, *few, *reversed([c for c in found if c not in few]))
 
 
 def tile_variant(dtype: np.dtype, config: RowConfig) -> Variant:
-    """The variant that walks tiles by `config`."""
-    return row_variant("quantize_held_tiles" if config.plain else "quantize_tiles", dtype, config)
-
-
-def _refusal(c: RowConfig, task: TileTask, vectors: bool) -> str | None:
-    """Why `c` cannot walk such tiles, in vectors or element by element; None: it can."""
-    width = VECTOR_BYTES // task.dtype.itemsize if vectors else 1
-    if c.vector_width != width:
-        return f"vector_width must be {width} for these tiles; got {c.vector_width}"
-    powers = 32 <= c.num_threads <= 1024 and c.threads_per_row >= 1
-    if not powers or any(n & (n - 1) for n in (c.num_threads, c.threads_per_row)):
-        return "num_threads and threads_per_row must be powers of two, num_threads 32 to 1024"
-    if c.num_threads % c.threads_per_row:
-        return f"num_threads must be a multiple of threads_per_row; got {c.num_threads} and {c.threads_per_row}"
-    taken = RowConfig(
-        *(c.num_threads, c.threads_per_row, c.vector_width, c.vectors_per_thread),
-        min_blocks=c.min_blocks,
-        plain=c.plain,
-    )
-    if c != taken or not (c.plain or c.vectors_per_thread == 1) or c.min_blocks < 1:
-        return (
-            "tiles take cluster_size 1, none of the flags but plain, and else vectors_per_thread 1"
-        )
-    if not c.plain:
-        return None
-    if not vectors:
-        return "plain is for rows of aligned vectors"
-    rows, per_row = task.block[0], task.block[1] // width
-    if c.threads_per_row % per_row or not 0 < c.vectors_per_thread <= MAX_HELD_VECTORS:
-        return (
-            f"a tile's {per_row} vectors of a row must divide threads_per_row, vectors_per_thread be 1 "
-            f"to {MAX_HELD_VECTORS}; got {c.threads_per_row} and {c.vectors_per_thread}"
-        )
-    if rows * per_row > c.threads_per_row * c.vectors_per_thread:
-        return f"the threads hold fewer than a tile's {rows * per_row} vectors"
-    return None
-
-
-def _refusal_of_task(config: RowConfig, task: TileTask, device: Device) -> str | None:
-    """Vectors may be read element by element, where no config has vectors for such tiles."""
-    reason = _refusal(config, task, task.vectors)
-    if reason and task.vectors and config in configs(task, device):
-        return None
-    return reason
+    return config.variant("quantize", dtype)
 
 
 FAMILY = Family(
     "quantize_tiles",
-    (RowConfig,),
+    (RegisterTiles, GlobalTiles),
     configs,
-    _refusal_of_task,
+    lambda config, task, device: config.refusal(task),
     lambda task, config: tile_variant(task.dtype, config),
     lambda task: (
         {
@@ -171,7 +206,7 @@ FAMILY = Family(
 @plans.cached
 def _plan(target: Target, task: TileTask, given: RowConfig | None) -> Launch:
     config, block = FAMILY.config(task, target, given), task.block
-    stacked = tiles_per_thread(config)
+    stacked = config.tiles_per_thread
     scales = scale_shape(task.shape, "block", block)
     scale_rows, col_tiles = scales[-2:]
     row_tiles = -(-scale_rows // stacked)
@@ -205,7 +240,7 @@ def run_tiles(
 
 
 def in_vectors(x: Operand, y: Operand) -> bool:
-    """Whether matrices' rows lie in aligned vectors of x's elements, in both arrays; y's are bytes."""
+    """Whether matrices' rows are aligned vectors of x's elements, in both arrays; y's elements are bytes."""
     width = VECTOR_BYTES // x.itemsize
     return (
         (x.strides[-1], y.strides[-1]) == (x.itemsize, 1)

@@ -64,8 +64,8 @@ class RowLayout:
     vectors: the operands can be walked in aligned vectors along the row.
     max_head: how many elements a row's first vector may lack.
     lanes_across_rows: x's rows are closer together than the elements of one.
-    plain: rows lie at one stride, and all vectors are whole and aligned.
-    side_by_side: of each operand that is walked in vectors a row begins where another one ends.
+    even: rows at one stride, of whole, aligned vectors.
+    contiguous: of each operand that is walked in vectors a row begins where another one ends.
     """
 
     num_rows: int
@@ -75,12 +75,12 @@ class RowLayout:
     vectors: bool
     max_head: int
     lanes_across_rows: bool
-    plain: bool
-    side_by_side: bool
+    even: bool
+    contiguous: bool
 
     def for_options(self) -> RowLayout:
-        """The same for a call with options that the kernels of rows side by side lack."""
-        return replace(self, side_by_side=False)
+        """The same for a call with options that the kernels of contiguous rows lack."""
+        return replace(self, contiguous=False)
 
     def struct(self) -> np.ndarray:
         """The layout as row.cuh's struct, a 0-d structured array."""
@@ -141,8 +141,8 @@ def row_layout(
     aligned = starts[0] % width == 0 and all(strides[0] % width == 0 for _, strides in outer)
     across = not vectors and bool(outer) and abs(outer[0][1][0]) < abs(col_strides[0])
     max_head = 0 if aligned or not vectors else width - 1
-    plain = vectors and aligned and num_cols % width == 0 and len(outer) <= 1
-    side_by_side = vectors and all(
+    even = vectors and aligned and num_cols % width == 0 and len(outer) <= 1
+    contiguous = vectors and all(
         len(outer) <= 1 and strides[i] == num_cols for _, strides in outer for i in (0, *vectored)
     )
     return RowLayout(
@@ -153,6 +153,6 @@ def row_layout(
         vectors,
         max_head,
         across,
-        plain,
-        side_by_side,
+        even,
+        contiguous,
     )

@@ -9,12 +9,12 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from .. import dtypes, workspace
+from .. import workspace
 from ..arrays import maker
 from ..jit import get_kernel
 from ..targets import Kernel, Target
 from ..targets.repeated import Repeated
-from .row_configs import RowConfig
+from .configs import RowConfig, SpanRows
 from .row_layout import RowLayout
 
 # Measured on an H200.  Below there is no gain.  Of stores only the last ones: L2 has room for no more.
@@ -22,7 +22,7 @@ _LOADS_LAST_BYTES = 96 * 2**20
 _STORES_LAST_BYTES = 48 * 2**20
 
 
-WHOLE_ROW, STATISTICS, MERGE, APPLY = (np.int64(i) for i in range(4))  # row.cuh: Pass
+_WHOLE_ROW, _STATISTICS, _MERGE, _APPLY = (np.int64(i) for i in range(4))  # row.cuh: Pass
 
 
 class RowPlan(NamedTuple):
@@ -30,14 +30,14 @@ class RowPlan(NamedTuple):
 
     counted: blocks ask a counter for rows.
 
-    statistic_bytes: of a row's or chunk's statistic, which the passes of a split row hand on.
+    statistic_bytes: of a row's or chunk's statistic, which the passes over a chunked row hand on.
     """
 
     target: Target
     kernel: Kernel
     num_rows: int
     num_chunks: int
-    split: bool
+    chunked: bool
     counted: bool
     grid: int
     merge_grid: int
@@ -49,7 +49,7 @@ class RowPlan(NamedTuple):
     def launch(self, xp: Any, arrays: tuple[Any, ...], places: Any = None) -> None:
         """Launch the kernel, whose parameters are `arrays`, the statistics, params and the pass.  places: what
         addresses of all CuPy's arrays follow from; None: their own."""
-        if not self.split:
+        if not self.chunked:
             if self.counted:
                 counter = workspace.take_counters(self.target, 1)
                 arrays, places = (*arrays, counter), None
@@ -58,9 +58,9 @@ class RowPlan(NamedTuple):
         num_statistics = self.num_rows * (self.num_chunks + 1)
         statistics = maker(xp)((num_statistics, self.statistic_bytes), np.uint8)
         args = (*arrays, statistics, self.params)
-        self.kernel(self.grid, (*args, STATISTICS), self.shared_bytes)
-        self.kernel(self.merge_grid, (*args, MERGE), self.shared_bytes)
-        self.kernel(self.grid, (*args, APPLY), self.shared_bytes)
+        self.kernel(self.grid, (*args, _STATISTICS), self.shared_bytes)
+        self.kernel(self.merge_grid, (*args, _MERGE), self.shared_bytes)
+        self.kernel(self.grid, (*args, _APPLY), self.shared_bytes)
 
 
 def row_plan(
@@ -76,34 +76,34 @@ def row_plan(
     """The plan of a row kernel; sets the fields `layout`, `num_chunks`, `stages` and `threads_log2` of
     `params`.  A kernel whose params have no layout has neither statistics nor passes.
 
-    shared_bytes: of a block; with stages, of one.  arguments: the kernel's, of its arrays; None: these, and
+    shared_bytes: of a block; of PersistentRows, of one stage.  arguments: the kernel's, of its arrays; None: these, and
     `params` after them.
     """
     kernel = get_kernel(target, variant)
     num_chunks = -(-(layout.num_cols + layout.max_head) // config.chunk)
     num_groups = -(-layout.num_rows // config.rows_at_once(layout.num_cols))
-    if config.stretch:
+    if isinstance(config, SpanRows):
         params["threads_log2"] = config.threads_log2(layout.num_cols)
     passes = "layout" in params.dtype.names
     if passes:
         params["layout"] = layout.struct()
         params["num_chunks"] = num_chunks
-    if config.stages:  # no block waits for another to end
-        params["stages"] = config.stages_that_fit(target.arch, shared_bytes)
-        shared_bytes *= int(params["stages"])
+    stages = config.num_stages(target.arch, shared_bytes)
+    if stages:  # no block waits for another to end
+        params["stages"] = stages
+        shared_bytes *= stages
         num_groups = min(num_groups, kernel.blocks_at_once(shared_bytes) // config.cluster_size)
-    struct, counted = target.by_value(params), config.stages > 0
-    whole_row = target.by_value(WHOLE_ROW)
+    struct, whole_row = target.by_value(params), target.by_value(_WHOLE_ROW)
     # The counter comes behind the arrays.
-    rest = (struct, whole_row) if counted else (None, struct, whole_row) if passes else (struct,)
+    rest = (struct, whole_row) if stages else (None, struct, whole_row) if passes else (struct,)
     grid = num_groups * num_chunks * config.cluster_size
     return RowPlan(
         target=target,
         kernel=kernel,
         num_rows=layout.num_rows,
         num_chunks=num_chunks,
-        split=config.split_rows,
-        counted=counted,
+        chunked=config.chunked,
+        counted=stages > 0,
         grid=grid,
         merge_grid=num_groups,
         shared_bytes=shared_bytes,
@@ -112,20 +112,6 @@ def row_plan(
         repeated=Repeated(
             kernel, grid, shared_bytes, arguments or (lambda arrays: (*arrays, *rest))
         ),
-    )
-
-
-def row_variant(
-    kernel: str, x_dtype: np.dtype, config: RowConfig, constants: tuple[tuple[str, int], ...] = ()
-) -> Variant:
-    """The variant of a row kernel; constants: those that it has besides row.cuh's."""
-    return Variant(
-        kernel + "_stream" if config.stages else kernel,
-        (("Element", dtypes.CPP_NAMES[x_dtype]),),
-        constants + config.constants,
-        config.block_threads,
-        config.cluster_size,
-        config.min_blocks,
     )
 
 

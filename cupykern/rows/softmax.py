@@ -15,11 +15,11 @@ from ..arrays import assign, empty_like_of, maker, packed
 from ..choice import Family
 from ..targets import Device, Target, of_array
 from ..targets.limits import is_measured
-from .row_configs import RowConfig, row_traits
-from .row_fit import refusal
+from .configs import RowConfig, Rows, SharedRows, SpanRows, row_traits
 from .row_layout import Operand, RowLayout, layout_dtype, operand, row_layout
-from .rows import RowPlan, evicts_last, row_plan, row_variant
-from .softmax_configs import LONG_ROWS, admissible_configs
+from .rows import RowPlan, evicts_last, row_plan
+from .softmax_configs import ClusterRows, RegisterRows
+from .softmax_heuristic import softmax_configs_of
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
@@ -59,7 +59,7 @@ def softmax(
     scale: a finite real number (default 1).  A 0-d cupy array is read back, which synchronises.
     dtype: float16, bfloat16 or float32, of the result; None: x's.
     out: array to write into, of x's shape and the result's dtype: x itself, or apart from x and mask.
-    config: a RowConfig; None: the measured one.
+    config: one of FAMILY's; None: the tuned or the measured one.
 
     A row of which nothing is kept gives zeros; one that keeps a NaN or an infinite score, or only
     scores of -inf, gives NaN.  Sums in FP32 whatever the dtypes.  x is copied only if a byte stride is
@@ -119,10 +119,6 @@ class SoftmaxTask:
     def has_options(self) -> bool:
         return self.masked or self.scale != 1.0 or self.x_dtype != self.y_dtype
 
-    def is_plain(self, arch: str) -> bool:
-        """Whether the kernels without options compute it, where `arch` has them."""
-        return not self.has_options and has_plain(arch, self.log)
-
 
 def softmax_task(
     shape: tuple[int, ...],
@@ -142,29 +138,28 @@ def softmax_task(
     return replace(task, layout=layout.for_options()) if task.has_options else task
 
 
-def has_plain(arch: str, log: bool) -> bool:
-    """Whether there are variants for plain calls: where nothing is measured, not of logarithms."""
+def has_registers(arch: str, log: bool) -> bool:
+    """Whether rows may be in registers: not of logarithms where nothing is measured."""
     return is_measured(arch) or not log
+
+
+def _rows(task: SoftmaxTask, device: Device) -> Rows:
+    has_options = task.has_options or not has_registers(device.arch, task.log)
+    return Rows(device.arch, task.x_dtype.itemsize, task.layout, has_options)
 
 
 def configs(task: SoftmaxTask, device: Device) -> tuple[RowConfig, ...]:
     """The legal configs, the fastest measured first."""
-    arch, t = device.arch, task
-    return admissible_configs(arch, t.x_dtype.itemsize, t.layout, t.is_plain(arch))
-
-
-def _refusal(config: RowConfig, task: SoftmaxTask, device: Device) -> str | None:
-    arch, t = device.arch, task
-    return refusal(config, arch, t.x_dtype.itemsize, t.layout, t.is_plain(arch))
+    return softmax_configs_of(_rows(task, device))
 
 
 FAMILY = Family(
     "softmax",
-    (RowConfig,),
+    (SharedRows, RegisterRows, ClusterRows, SpanRows),
     configs,
-    _refusal,
+    lambda config, task, device: config.refusal(_rows(task, device)),
     lambda task, config: softmax_variant(task.x_dtype, config, task.log),
-    lambda task: row_traits(task.layout, task.x_dtype, not task.has_options),
+    lambda task: row_traits(task.layout, task.x_dtype, task.has_options),
 )
 
 
@@ -178,23 +173,15 @@ def _plan(target: Target, task: SoftmaxTask, given: RowConfig | None) -> RowPlan
     params["dtype"] = dtypes.CODES[task.y_dtype]
     params["log"] = task.log
     params["blocks"] = config.cluster_size
-    params["whole"] = config.is_whole(layout)
+    params["whole"] = config.covers(layout)
     evicts_last(params, layout, itemsize, task.y_dtype.itemsize)
     variant = FAMILY.variant(task, config)
     return row_plan(target, variant, config, layout, params, 8, config.shared_bytes(itemsize))
 
 
 def softmax_variant(x_dtype: np.dtype, config: RowConfig, log: bool) -> Variant:
-    if config.long_row:
-        variant = row_variant(
-            "softmax_long", x_dtype, replace(LONG_ROWS[2], vector_width=config.vector_width)
-        )
-        return replace(variant, launched=(config.num_threads, config.cluster_size))
-    if config.stretch:
-        return row_variant("softmax_stretch", x_dtype, config)
-    if config.in_registers:
-        return row_variant("softmax_plain", x_dtype, config, (("kLog", log),))
-    return row_variant("softmax", x_dtype, config)
+    constants = (("kLog", log),) if isinstance(config, RegisterRows) else ()
+    return config.variant("softmax", x_dtype, constants)
 
 
 _find = plans.finder("softmax", arrays=2, options=5)

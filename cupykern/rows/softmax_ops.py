@@ -14,20 +14,20 @@ from .. import dtypes, inputs, reference
 from ..op import Call, Draw, Op, Work
 from ..targets import limits
 from ..targets.limits import is_measured
-from .row_configs import RowConfig
-from .row_fit import has_room
-from .row_layout import contiguous_operand
+from .configs import RowConfig
+from .row_layout import VECTOR_BYTES, contiguous_operand
 from .rows import bench_shapes
 from .softmax import (
     DTYPES,
     configs,
-    has_plain,
+    has_registers,
     log_softmax,
     softmax,
     softmax_task,
     softmax_variant,
 )
-from .softmax_configs import LONG_ROWS, softmax_configs
+from .softmax_configs import MAX_CLUSTER_THREADS, ClusterRows, RegisterRows
+from .softmax_heuristic import softmax_configs
 
 
 @dataclass(frozen=True)
@@ -106,13 +106,14 @@ def _variants(arch: str, log: bool = False) -> tuple[Variant, ...]:
         softmax_variant(dtype, config, log)
         for dtype in DTYPES
         for config in softmax_configs(arch, dtype.itemsize)
-        if has_room(config, arch, dtype.itemsize) and (not config.plain or has_plain(arch, log))
+        if config.has_room(arch, dtype.itemsize)
+        and (has_registers(arch, log) or not isinstance(config, RegisterRows))
     ]
     if is_measured(arch):
         found += (
-            softmax_variant(dtype, LONG_ROWS[dtype.itemsize], log)
+            softmax_variant(dtype, ClusterRows(MAX_CLUSTER_THREADS, width, 1, 16), log)
             for dtype in DTYPES
-            if dtype.itemsize in LONG_ROWS
+            for width in (VECTOR_BYTES // dtype.itemsize,)
         )
     return tuple(dict.fromkeys(found))
 

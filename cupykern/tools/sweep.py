@@ -120,7 +120,7 @@ def expand(configs: Sequence[Any], grid: dict[str, tuple[Any, ...]]) -> tuple[An
     for config in configs:
         if not dataclasses.is_dataclass(config):
             continue
-        own = [name for name in grid if hasattr(config, name)]
+        own = [f.name for f in fields(config) if f.name in grid]
         for values in itertools.product(*(grid[name] for name in own)):
             found[dataclasses.replace(config, **dict(zip(own, values, strict=True)))] = None
     return tuple(found)

@@ -1,0 +1,276 @@
+"""How blocks share rows: a dataclass for each family of row kernels.
+
+A config is the shape of a block's work.  `refusal` says why it cannot walk the rows of a task,
+`shared_bytes` what it takes of shared memory, `constants` how a variant spells it.  Families of one op
+alone stand beside it (softmax_configs.py, norm_configs.py, quantize_*.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from kernels_cu import EITHER, Variant
+
+from .. import dtypes
+from ..targets.limits import max_cluster_size, max_shared_bytes
+from .row_layout import VECTOR_BYTES, RowLayout
+
+_STATIC_BYTES = 20 * 1024  # at most: what the warps and blocks of 32 rows exchange
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows that a config must walk, and where.
+
+    itemsize: of x's elements.  has_options: the call has options that kernels of even rows lack.
+    num_arrays: how many rows a block holds of each; 2 with a residual.
+    """
+
+    arch: str
+    itemsize: int
+    layout: RowLayout
+    has_options: bool = False
+    num_arrays: int = 1
+
+    @property
+    def even(self) -> bool:
+        return self.layout.even and not self.has_options
+
+
+class RowConfig:
+    """What all families have.
+
+    num_threads threads per block, threads_per_row of them on one row, which they walk in vectors of
+    vector_width elements, vectors_per_thread each; cluster_size blocks share one row.
+    min_blocks: blocks per SM, a cap on registers.
+    rows_per_thread: neighbouring rows of which a thread has the same columns.
+    even, chunked, lanes_across_rows: as of EvenRows and SharedRows.
+    suffix: of the kernel's name, after the op's.
+    """
+
+    num_threads: int
+    threads_per_row: int
+    vector_width: int
+    vectors_per_thread: int
+    cluster_size: int = 1
+    min_blocks: int = 1
+    rows_per_thread: int = 1
+    even = False
+    chunked: bool = False
+    lanes_across_rows: bool = False
+    suffix = ""
+
+    @property
+    def rows_per_block(self) -> int:
+        return self.num_threads // self.threads_per_row * self.rows_per_thread
+
+    def rows_at_once(self, num_cols: int) -> int:
+        """The rows of a block, if they have so many columns."""
+        return self.rows_per_block
+
+    @property
+    def chunk(self) -> int:
+        """The elements of a row that one block or cluster holds."""
+        vectors = self.cluster_size * self.threads_per_row * self.vectors_per_thread
+        return vectors * self.vector_width
+
+    def covers(self, layout: RowLayout) -> bool:
+        """Whether all vectors of all threads have elements, in all rows of all blocks."""
+        return layout.num_cols == self.chunk and layout.num_rows % self.rows_per_block == 0
+
+    def shared_bytes(self, itemsize: int) -> int:
+        """Dynamic shared memory of a block for the rows of one array, in bytes."""
+        vectors = self.num_threads * self.vectors_per_thread * self.rows_per_thread
+        return vectors * self.vector_width * itemsize
+
+    def has_room(self, arch: str, itemsize: int, num_arrays: int = 1) -> bool:
+        """Whether a block's shared memory on `arch` holds the rows of so many arrays."""
+        return num_arrays * self.shared_bytes(itemsize) <= max_shared_bytes(arch) - _STATIC_BYTES
+
+    @property
+    def block_threads(self) -> int:
+        """All threads of a block."""
+        return self.num_threads
+
+    def num_stages(self, arch: str, stage_bytes: int) -> int:
+        """Of PersistentRows: how many stages a block has, whose `shared_bytes` are of one.  0: of others."""
+        return 0
+
+    @property
+    def constants(self) -> tuple[tuple[str, int], ...]:
+        return (
+            ("kThreadsPerRow", self.threads_per_row),
+            ("kVectorWidth", self.vector_width),
+            ("kVectorsPerThread", self.vectors_per_thread),
+            ("kLanesAcrossRows", self.lanes_across_rows),
+            ("kSplitRows", self.chunked),
+            ("kPlain", self.even),
+        )
+
+    def variant(
+        self, op: str, x_dtype: np.dtype, constants: tuple[tuple[str, int], ...] = ()
+    ) -> Variant:
+        """The variant of the family's kernel for `op`; constants: those of that kernel alone."""
+        return Variant(
+            op + self.suffix,
+            (("Element", dtypes.CPP_NAMES[x_dtype]),),
+            constants + self.constants,
+            self.block_threads,
+            self.cluster_size,
+            self.min_blocks,
+        )
+
+    def refusal(self, rows: Any) -> str | None:
+        """Why the config cannot walk `rows`; None: it can."""
+        return self._block_refusal(rows.arch) or self._rows_refusal(rows)
+
+    def _block_refusal(self, arch: str) -> str | None:
+        """What no block of `arch` is."""
+        sizes = (self.num_threads, self.threads_per_row, self.vectors_per_thread)
+        if min(*sizes, self.cluster_size, self.min_blocks, self.rows_per_thread) < 1:
+            return "threads, vectors, rows, blocks and clusters must be positive"
+        if self.num_threads > 1024 or self.num_threads % 32:
+            return f"num_threads must be a multiple of 32, at most 1024; got {self.num_threads}"
+        if self.num_threads % self.threads_per_row:
+            return (
+                "num_threads must be a multiple of threads_per_row; got "
+                f"{self.num_threads} and {self.threads_per_row}"
+            )
+        if any(n & (n - 1) for n in self._powers_of_two):
+            return "threads_per_row, num_threads and cluster_size must be powers of two"
+        most = max_cluster_size(arch)
+        if self.cluster_size > most:
+            return f"a cluster has up to {most} blocks on {arch}; got {self.cluster_size}"
+        if self.cluster_size > 1 and self.threads_per_row != self.num_threads:
+            return "the blocks of a cluster share one row: threads_per_row must be num_threads"
+        return None
+
+    @property
+    def _powers_of_two(self) -> tuple[int, ...]:
+        return self.threads_per_row, self.num_threads, self.cluster_size
+
+    def _rows_refusal(self, rows: Any) -> str | None:
+        """Rows of another kind, longer ones, or without room in shared memory."""
+        width = VECTOR_BYTES // rows.itemsize if rows.layout.vectors else 1
+        if self.vector_width != width:
+            return f"vector_width must be {width} for these strides; got {self.vector_width}"
+        needed = rows.layout.num_cols + rows.layout.max_head
+        if not self.chunked and self.chunk < needed:
+            return f"{self.chunk} elements are fewer than a row's {needed}"
+        if not self.has_room(rows.arch, rows.itemsize, rows.num_arrays):
+            held = rows.num_arrays * self.shared_bytes(rows.itemsize)
+            most = max_shared_bytes(rows.arch) - _STATIC_BYTES
+            return f"{held} bytes of shared memory are more than {most}"
+        if self.even and not rows.even:
+            name = type(self).__name__
+            return f"{name} is for calls without options, of aligned rows of whole vectors"
+        return None
+
+
+@dataclass(frozen=True)
+class SharedRows(RowConfig):
+    """Rows of any strides and alignment, with any options, in shared memory.
+
+    lanes_across_rows: neighbouring threads on neighbouring rows: where x's rows are closer together
+        than the elements of one.
+    chunked: rows of any length, cut into chunks, in three launches.
+    generic: one variant for whole and for chunked rows, and for both norms; where nothing is measured.
+    """
+
+    num_threads: int
+    threads_per_row: int
+    vector_width: int
+    vectors_per_thread: int
+    cluster_size: int = 1
+    min_blocks: int = 1
+    lanes_across_rows: bool = False
+    chunked: bool = False
+    generic: bool = False
+
+    @property
+    def constants(self) -> tuple[tuple[str, int], ...]:
+        split = ("kSplitRows", EITHER)
+        return tuple(
+            split if self.generic and name == split[0] else (name, value)
+            for name, value in super().constants
+        )
+
+    def _rows_refusal(self, rows: Rows) -> str | None:
+        if self.cluster_size > 1 and self.chunked:
+            return "chunked is for one block, not for clusters"
+        if self.lanes_across_rows != rows.layout.lanes_across_rows:
+            return (
+                f"lanes_across_rows must be {rows.layout.lanes_across_rows} for these strides; "
+                f"got {self.lanes_across_rows}"
+            )
+        if self.lanes_across_rows and self.rows_per_block > 32 and self.threads_per_row > 1:
+            return f"a warp holds up to 32 neighbouring rows; got {self.rows_per_block}"
+        return super()._rows_refusal(rows)
+
+
+class BlockRows(RowConfig):
+    """Families of which all threads of a block may share one row."""
+
+    @property
+    def threads_per_row(self) -> int:  # type: ignore[override]
+        return self.num_threads
+
+
+@dataclass(frozen=True)
+class SpanRows(BlockRows):
+    """Contiguous rows of any length up to `chunk`, without options: a block's rows are one span of memory.
+
+    A row has as many threads as its length takes.
+    """
+
+    num_threads: int
+    vector_width: int
+    vectors_per_thread: int
+    min_blocks: int = 1
+    suffix = "_stretch"
+
+    def threads_log2(self, num_cols: int) -> int:
+        """Of the threads that share a row.  Two threads at least of 16 bits: a row has up to two elements
+        that share their 32-bit words with other rows."""
+        elements = self.vectors_per_thread * self.vector_width
+        return max((-(-num_cols // elements) - 1).bit_length(), int(self.vector_width == 8))
+
+    def rows_at_once(self, num_cols: int) -> int:
+        return self.num_threads >> self.threads_log2(num_cols)
+
+    def shared_bytes(self, itemsize: int) -> int:
+        return (self.num_threads * self.vectors_per_thread + 1) * VECTOR_BYTES
+
+    def _rows_refusal(self, rows: Rows) -> str | None:
+        if not rows.layout.contiguous:
+            return "SpanRows is for calls without options, of contiguous rows"
+        return super()._rows_refusal(rows)
+
+
+Config = TypeVar("Config", bound=RowConfig)
+
+
+def fitting(configs: Iterable[Config], rows: Any) -> tuple[Config, ...]:
+    """Those of `configs` that can walk `rows`."""
+    return tuple(config for config in configs if config.refusal(rows) is None)
+
+
+def row_traits(
+    layout: RowLayout, dtype: np.dtype, has_options: bool, num_arrays: int = 1, **options: Any
+) -> tuple[dict[str, int], dict[str, Any]]:
+    """choice.Family's traits of rows.  options: what else decides which config is fast."""
+    kinds = {
+        "dtype": dtype.name,
+        "even": layout.even and not has_options,
+        "vectors": layout.vectors,
+        "across": layout.lanes_across_rows,
+        "head": layout.max_head,
+        "arrays": num_arrays,
+        "contiguous": layout.contiguous,
+        **options,
+    }
+    return {"rows": layout.num_rows, "cols": layout.num_cols}, kinds

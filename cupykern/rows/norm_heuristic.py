@@ -1,0 +1,286 @@
+"""Which configs walk the rows of a norm, the fastest measured first."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from ..targets.limits import is_measured
+from .configs import RowConfig, fitting
+from .heuristic import register_cap, shared_configs, span_configs
+from .norm_configs import (
+    NormRegisterRows,
+    NormRows,
+    NormSharedRows,
+    PersistentRows,
+    UnpredicatedRows,
+)
+from .row_layout import VECTOR_BYTES
+
+_Table = tuple[tuple[int, int, int, int, int, str], ...]
+_ClusterTable = tuple[tuple[int, int, int, int, int, bool], ...]
+
+# Even rows without a residual, by `centered`, the elements' bytes and rising length of the row: (num_threads,
+# threads_per_row, vectors_per_thread, min_blocks, rows_per_thread, where); the first that holds a row
+# wins.  Several rows of a thread share its loads of weights, and their reductions.
+# where: NormRegisterRows (R) or NormSharedRows (S); W: weights_first.
+_SHORT: _Table = ((128, 8, 1, 8, 1, "R"),)  # rows, of any of these
+_BLOCKS: dict[bool, dict[int, _Table]] = {
+    False: {
+        2: (
+            *_SHORT,
+            (128, 16, 2, 9, 1, "RW"),
+            (128, 16, 4, 7, 1, "RW"),
+            (64, 32, 4, 14, 1, "RW"),
+            (64, 64, 4, 14, 1, "RW"),
+            (128, 128, 4, 7, 1, "RW"),
+            (512, 512, 2, 2, 2, "R"),
+            (512, 512, 4, 3, 1, "S"),
+        ),
+        4: (
+            *_SHORT,
+            (128, 16, 4, 8, 1, "RW"),
+            (256, 32, 4, 4, 1, "RW"),
+            (64, 64, 4, 16, 1, "RW"),
+            (128, 128, 4, 8, 1, "RW"),
+            (128, 128, 8, 8, 1, "R"),
+            (512, 512, 2, 4, 1, "R"),
+            (512, 512, 4, 2, 1, "R"),
+            (1024, 1024, 4, 2, 1, "S"),
+        ),
+    },
+    True: {
+        2: (
+            *_SHORT,
+            (128, 16, 2, 8, 1, "RW"),
+            (64, 32, 2, 18, 1, "RW"),
+            (64, 32, 4, 11, 1, "RW"),
+            (64, 64, 4, 11, 1, "RW"),
+            (128, 128, 4, 8, 2, "S"),
+            (512, 512, 2, 2, 2, "R"),
+            (512, 512, 4, 3, 1, "S"),
+        ),
+        4: (
+            *_SHORT,
+            (128, 16, 4, 6, 1, "RW"),
+            (64, 32, 4, 13, 1, "RW"),
+            (64, 64, 4, 13, 1, "RW"),
+            (128, 128, 4, 6, 1, "RW"),
+            (128, 128, 8, 8, 1, "R"),
+            (512, 512, 4, 2, 1, "R"),
+        ),
+    },
+}
+# Of rms_norm's FP32 rows of 4096 columns, up to which the first of two configs is the faster one: 32.3 instead of
+# 32.8 us (4096 rows; torch.compile 33.0), 61.8 instead of 62.3 (8192), but 247.5 instead of 246.6 (32768; 248.1).
+_FEWER_ROWS = 16384
+# UnpredicatedRows, by (centered, has_residual): 512 and 1024 columns take 1.5%
+# to 4% less than by the others' configs, in 5 to 9 us (an empty kernel 4.2); add_rms_norm in FP32, and of 2048 columns
+# in BF16, 0.5% to 2%.
+_SMALL: dict[tuple[bool, bool], dict[int, _Table]] = {
+    (False, False): {
+        2: ((256, 32, 2, 5, 1, "RW"), (128, 64, 2, 10, 1, "RW")),
+        4: ((256, 32, 4, 6, 1, "RW"), (64, 64, 4, 16, 1, "RW")),
+    },
+    (True, False): {
+        2: ((256, 32, 2, 4, 1, "RW"), (64, 32, 4, 11, 1, "RW")),
+        4: ((128, 32, 4, 6, 1, "RW"), (64, 64, 4, 12, 1, "RW")),
+    },
+    (False, True): {
+        2: ((256, 32, 2, 4, 1, "RW"), (256, 32, 4, 4, 1, "RW"), (256, 128, 2, 4, 2, "RW")),
+        4: ((64, 32, 4, 12, 1, "RW"), (128, 128, 2, 8, 1, "RW")),
+    },
+    (True, True): {2: (), 4: ()},
+}
+_SMALL_BYTES = 2**23  # of x, and of a residual as well
+# The same with a residual.
+_WITH_RESIDUAL: dict[bool, dict[int, _Table]] = {
+    False: {
+        2: (
+            *_SHORT,
+            (256, 32, 1, 6, 1, "RW"),
+            (256, 64, 1, 6, 1, "RW"),
+            (128, 32, 4, 8, 1, "R"),
+            (128, 64, 4, 8, 1, "R"),
+            (128, 128, 4, 8, 1, "R"),
+            (512, 512, 4, 2, 1, "S"),
+        ),
+        4: (
+            *_SHORT,
+            (128, 64, 2, 9, 1, "RW"),
+            (64, 64, 4, 16, 1, "RW"),
+            (128, 128, 4, 8, 1, "R"),
+            (256, 256, 4, 4, 1, "R"),
+            (1024, 1024, 4, 1, 1, "R"),
+        ),
+    },
+    True: {
+        2: (
+            *_SHORT,
+            (128, 128, 1, 8, 2, "R"),
+            (128, 128, 4, 8, 1, "S"),
+            (512, 512, 4, 2, 1, "S"),
+        ),
+        4: (
+            *_SHORT,
+            (128, 128, 2, 8, 2, "R"),
+            (256, 256, 4, 4, 1, "R"),
+            (1024, 1024, 4, 1, 1, "R"),
+        ),
+    },
+}
+# Where nothing is measured, of both norms, with and without a residual.
+_FEW: dict[int, _Table] = {
+    2: ((128, 32, 1, 1, 4, "R"), (128, 128, 4, 1, 2, "S"), (512, 512, 4, 1, 1, "R")),
+    4: ((128, 32, 1, 1, 4, "R"), (256, 256, 4, 1, 1, "R"), (1024, 1024, 4, 1, 1, "R")),
+}
+# Of longer rows, by (centered, has_residual): (num_threads, vectors_per_thread, cluster_size,
+# min_blocks, rows_per_thread, weights_first).  Many bytes must be under way: weights, which come with
+# the row, wait in registers, of which few large blocks leave enough.
+_CLUSTERS: dict[tuple[bool, bool], dict[int, _ClusterTable]] = {
+    (False, False): {
+        2: tuple((256, 8, size, 3, 1, True) for size in (2, 4, 8, 16)),
+        4: tuple((512, 4, size, 3, 1, True) for size in (4, 8, 16)),
+    },
+    (True, False): {
+        2: tuple((256, 8, size, 2, 2, True) for size in (2, 4, 8)),
+        4: tuple((256, 8, size, 2, 2, True) for size in (2, 4, 8, 16)),
+    },
+    (False, True): {
+        2: tuple((256, 8, size, 3, 1, True) for size in (2, 4, 8)),
+        4: tuple((512, 4, size, 2, 1, False) for size in (4, 8, 16)),
+    },
+    (True, True): {
+        2: tuple((512, 4, size, 2, 1, False) for size in (4, 16)),
+        4: (*((512, 4, size, 2, 1, False) for size in (8, 16)), (1024, 4, 16, 1, 1, False)),
+    },
+}
+# PersistentRows, of rows that take more than half of a chunk: (num_threads, vectors_per_thread, cluster_size).
+_PERSISTENT: dict[tuple[bool, bool], dict[int, tuple[tuple[int, int, int], ...]]] = {
+    (False, False): {2: (), 4: ((512, 8, 16),)},
+    (True, False): {2: ((512, 8, 8),), 4: ((512, 8, 16),)},
+    (False, True): {2: ((512, 4, 16),), 4: ((512, 8, 16),)},
+    (True, True): {2: (), 4: ()},
+}
+# SpanRows: (num_threads, elements of a thread, min_blocks).
+_SPANS = {2: ((128, 32, 9),), 4: ((256, 32, 4),)}
+# To FP8 and int8.
+_QUANTIZED: dict[int, _Table] = {
+    2: (
+        (128, 8, 1, 8, 1, "R"),
+        (128, 32, 4, 6, 1, "R"),
+        (128, 128, 4, 8, 2, "S"),
+    ),
+    4: (
+        (128, 8, 1, 8, 1, "R"),
+        (128, 32, 8, 4, 1, "R"),
+        (128, 128, 8, 8, 1, "S"),
+        (512, 512, 8, 2, 1, "S"),
+    ),
+}
+_QUANTIZED_CLUSTERS: dict[int, _ClusterTable] = {
+    2: (
+        (512, 4, 1, 2, 2, True),
+        *((256, 4, size, 4, 2, True) for size in (4, 8)),
+        (512, 4, 8, 2, 2, True),
+        (256, 8, 16, 3, 1, True),
+    ),
+    4: (*((256, 8, size, 2, 2, True) for size in (4, 8, 16)), (512, 8, 16, 2, 1, False)),
+}
+
+
+@cache
+def norm_configs(
+    arch: str, itemsize: int, centered: bool, has_residual: bool
+) -> tuple[RowConfig, ...]:
+    """Every config on `arch` of elements of `itemsize` bytes, for results that are not quantized."""
+    persistent = _PERSISTENT[centered, has_residual][itemsize] if arch == "sm_90a" else ()
+    small = _SMALL[centered, has_residual][itemsize] if is_measured(arch) else ()
+    width = VECTOR_BYTES // itemsize
+    blocks = (_WITH_RESIDUAL if has_residual else _BLOCKS)[centered]
+    blocks = blocks if is_measured(arch) else _FEW
+    return (
+        *(
+            PersistentRows(threads, width, vectors, cluster)
+            for threads, vectors, cluster in persistent
+        ),
+        *_even(arch, itemsize, blocks[itemsize]),
+        *(
+            UnpredicatedRows(
+                *(threads, threads_per_row, width, vectors, register_cap(arch, blocks_)),
+                *(rows, "W" in where),
+            )
+            for threads, threads_per_row, vectors, blocks_, rows, where in small
+        ),
+        *_clusters(arch, itemsize, _CLUSTERS[centered, has_residual][itemsize]),
+        *span_configs(arch, itemsize, _SPANS[itemsize]),
+        *_with_options(arch, itemsize),
+    )
+
+
+@cache
+def quantized_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
+    """The same for quantized results of rms_norm."""
+    if not is_measured(arch):
+        return _with_options(arch, itemsize)
+    return (
+        *_even(arch, itemsize, _QUANTIZED[itemsize]),
+        *_clusters(arch, itemsize, _QUANTIZED_CLUSTERS[itemsize]),
+        *_with_options(arch, itemsize),
+    )
+
+
+def _with_options(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
+    """For calls with options, and strides of all kinds: fewer, since such calls are rarer.  Where nothing
+    is measured, rows whose elements lie further apart than they do are copied."""
+    return tuple(
+        config
+        for config in shared_configs(arch, itemsize)
+        if config.cluster_size == 1
+        and (config.chunked or config.vector_width > 1 or config.threads_per_row == 256)
+        and (is_measured(arch) or not config.lanes_across_rows)
+    )
+
+
+def _even(arch: str, itemsize: int, table: _Table) -> tuple[RowConfig, ...]:
+    width, generic = VECTOR_BYTES // itemsize, not is_measured(arch)
+    configs: list[RowConfig] = []
+    for threads, threads_per_row, vectors, min_blocks, rows, where in table:
+        tile = threads, threads_per_row, width, vectors
+        last = register_cap(arch, min_blocks), rows, "W" in where, generic
+        if "R" in where:
+            configs.append(NormRegisterRows(*tile, *last))
+        else:
+            configs.append(NormSharedRows(*tile, 1, *last))
+    return tuple(configs)
+
+
+def _clusters(arch: str, itemsize: int, table: _ClusterTable) -> tuple[RowConfig, ...]:
+    if not is_measured(arch):
+        return ()
+    return tuple(
+        NormSharedRows(
+            *(threads, threads, VECTOR_BYTES // itemsize, vectors, cluster),
+            *(register_cap(arch, blocks), rows, weights_first),
+        )
+        for threads, vectors, cluster, blocks, rows, weights_first in table
+    )
+
+
+def norm_configs_of(rows: NormRows) -> tuple[RowConfig, ...]:
+    """The legal configs, the fastest measured first."""
+    arch, itemsize, layout = rows.arch, rows.itemsize, rows.layout
+    if rows.quantized:
+        listed = quantized_configs(arch, itemsize)
+    else:
+        listed = norm_configs(arch, itemsize, rows.centered, rows.num_arrays == 2)
+    configs = fitting(listed, rows)
+    persistent = [c for c in configs if isinstance(c, PersistentRows)]
+    others = [c for c in configs if c not in persistent]
+    is_rms = not (rows.centered or rows.quantized)
+    if is_rms and layout.num_rows > _FEWER_ROWS and layout.num_cols == 4096:
+        others.sort(key=lambda c: isinstance(c, NormRegisterRows) and c.vectors_per_thread == 8)
+    if layout.num_rows * layout.num_cols * itemsize <= _SMALL_BYTES * rows.num_arrays:
+        others.sort(key=lambda c: not isinstance(c, UnpredicatedRows))
+    others.sort(key=lambda c: c.chunked)
+    first = [c for c in persistent if 2 * layout.num_cols > c.chunk]
+    return (*first, *others, *(c for c in persistent if c not in first))

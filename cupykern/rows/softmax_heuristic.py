@@ -1,0 +1,115 @@
+"""Which configs walk the rows of softmax, the fastest measured first."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from ..targets.limits import is_measured, multiprocessors
+from .configs import RowConfig, Rows, SharedRows, SpanRows, fitting
+from .heuristic import few_of, register_cap, shared_configs, span_configs
+from .row_layout import VECTOR_BYTES
+from .softmax_configs import MAX_CLUSTER_THREADS, ClusterRows, RegisterRows
+
+# RegisterRows, by the elements' bytes and rising length of the row:
+# (num_threads, threads_per_row, elements_per_thread, min_blocks).
+_REGISTERS = {
+    2: (
+        (128, 2, 8, 12),
+        (128, 8, 8, 12),
+        (128, 32, 8, 12),
+        (64, 32, 32, 16),
+        (128, 64, 32, 8),
+        (128, 128, 32, 8),
+        (256, 256, 32, 4),
+        (512, 512, 32, 2),
+    ),
+    4: (
+        (128, 2, 4, 12),
+        (128, 8, 4, 12),
+        (128, 32, 4, 12),
+        (64, 64, 16, 16),
+        (128, 128, 16, 8),
+        (128, 128, 32, 4),
+        (512, 512, 16, 2),
+        (512, 512, 32, 2),
+    ),
+}
+
+# SpanRows: (num_threads, elements of a thread, min_blocks).
+_SPANS = {2: ((128, 32, 9), (128, 40, 8)), 4: ((256, 40, 4),)}
+
+# The fewest vectors of ClusterRows' rows, by the elements' bytes: FP16 of 1500 columns 80% to 96% of a copy, of 1001
+# 90% to 85%, FP32 of 2047 97% to 103%, of 1500 104% to 103%.
+_FEWEST_VECTORS = {2: 161, 4: 385}
+
+
+@cache
+def softmax_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
+    """Every config on `arch` for elements of `itemsize` bytes but ClusterRows, in the order of preference."""
+    width = VECTOR_BYTES // itemsize
+    return (
+        *(
+            RegisterRows(
+                *(threads, threads_per_row, width, elements // width, register_cap(arch, blocks))
+            )
+            for threads, threads_per_row, elements, blocks in few_of(arch, _REGISTERS[itemsize], 3)
+        ),
+        *span_configs(arch, itemsize, _SPANS[itemsize]),
+        *shared_configs(arch, itemsize),
+    )
+
+
+def cluster_configs(rows: Rows) -> tuple[ClusterRows, ...]:
+    """Those for long rows, the fastest measured first; where nothing is measured none."""
+    if not is_measured(rows.arch):
+        return ()
+    itemsize, layout = rows.itemsize, rows.layout
+    width = VECTOR_BYTES // itemsize
+    num_vectors = -(-(layout.num_cols + layout.max_head) // width)
+
+    def config(threads: int, blocks: int) -> ClusterRows:
+        return ClusterRows(threads, width, -(-num_vectors // (threads * blocks)), blocks)
+
+    warp = 64 if rows.arch == "host" else 32  # of 32 or 64 threads
+    found = []
+    for blocks in (1, 2, 4, 8, 16):
+        of_block = -(-num_vectors // blocks)
+        # At least eight vectors a thread, and of fewer threads than that takes a few more.
+        fewest = min(-(-of_block // (64 * 8)) * 64, MAX_CLUSTER_THREADS)
+        some = (warp, 64, 128, 256, 384) if blocks == 1 else (256, 384)
+        threads = next((t for t in some if t < fewest and of_block <= 12.5 * t), fewest)
+        if of_block >= (_FEWEST_VECTORS[itemsize] if blocks == 1 else 513):
+            found.append(config(threads, blocks))
+    # 16 bits: rows of 262144 by eight blocks of 384 threads instead of 16 of 256 98.0% to 101.2% of a copy, of
+    # 50257 by two of 256 instead of four 99.6% to 100.4%.  FP32, in 50 KB of a block instead of 80: of 151669 by
+    # 16 of 256 instead of eight of 384 100.2% to 101.3%, of 50257 by eight instead of four 100.7% to 101.5% (H200).
+    found.sort(
+        key=lambda c: (
+            c.num_threads > 384,
+            c.cluster_size == 16 if itemsize == 2 else c.shared_bytes(itemsize) > 50 * 1024,
+            abs(c.num_threads - 256),
+        )
+    )
+    # Few rows by more SMs: one of 50257 in 16 bits 8.7 to 6.9 us, of 151936 8.4 to 7.7.
+    most = min(multiprocessors(rows.arch) // max(layout.num_rows, 1), num_vectors // 256)
+    more = [b for b in (16, 8, 4, 2) if found and found[0].cluster_size < b <= most]
+    return tuple(dict.fromkeys((*(config(256, blocks) for blocks in more[:1]), *found)))
+
+
+def softmax_configs_of(rows: Rows) -> tuple[RowConfig, ...]:
+    """The legal configs, the fastest measured first."""
+    configs = fitting(softmax_configs(rows.arch, rows.itemsize), rows)
+    registers = [c for c in configs if isinstance(c, RegisterRows)]
+    # Of SpanRows the fewest threads a row: more bytes are under way (301 columns of 16 bits by 8 instead of
+    # 16 threads 75% to 99% of a copy).
+    spans = [c for c in configs if isinstance(c, SpanRows)]
+    spans.sort(key=lambda c: c.threads_log2(rows.layout.num_cols))
+    shared = [c for c in configs if isinstance(c, SharedRows)]
+    # Of clusters those first of which an SM holds three blocks; chunks last.
+    shared.sort(
+        key=lambda c: (
+            c.chunked,
+            c.cluster_size > 1 and not c.has_room(rows.arch, rows.itemsize, 3),
+        )
+    )
+    return (*registers, *fitting(cluster_configs(rows), rows), *spans, *shared)
