@@ -14,119 +14,124 @@ from cupykern.rows.norm_configs import NormSharedRows
 from cupykern.rows.norm_ops import LAYER_OP, RMS_OP, NormProblem
 from cupykern.rows.norm_plan import Options
 
-FILLED = "normalize_filled.cu"
-PLAIN, HELD = "parts/normalized_rows.cuh", "parts/held_rows.cuh"
-VECTORS = "parts/vector_moments.cuh"
+SHARED = "rows/norm_shared.cuh"
+EVEN = "rows/norm_even.cuh"
+LOAD = "rows/load_even.cuh"
+VECTORS = "rows/vector_moments.cuh"
+MOMENTS = "rows/moments.cuh"
+QUANTIZE = "rows/quantize.cuh"
 FAULTS = {
-    "no barrier between warps": Fault("parts/row.cuh", "        sync_block();\n", "\n", "far from zero"),
+    "no barrier between warps": Fault("rows/reduce.cuh", "        sync_block();\n", "\n", "far from zero"),
     "one exchange for two": Fault(
-        "normalize.cu",
+        SHARED,
         "merge_across_warps<1>(warp_squares(s, mean, nullptr)",
         "merge_across_warps<0>(warp_squares(s, mean, nullptr)",
         "far from zero",
     ),
     "the sample's variance": Fault(
-        "normalize.cu", "squares / count + eps", "squares / (count - 1.0f) + eps", "eps"
+        SHARED, "squares / count + eps", "squares / (count - 1.0f) + eps", "eps"
     ),
-    "no eps": Fault("normalize.cu", "squares / count + eps", "squares / count", "eps"),
+    "no eps": Fault(SHARED, "squares / count + eps", "squares / count", "eps"),
     "squares about zero": Fault(
-        "normalize.cu", "const float distance = values[j] - mean;", "const float distance = values[j];",
+        SHARED, "const float distance = values[j] - mean;", "const float distance = values[j];",
         "far from zero",
     ),
     "elements outside of the row": Fault(
-        "normalize.cu",
+        SHARED,
         "if (!x.chunk.holds(position + j)) values[j] = outside;",
         "",
         "far from zero",
     ),
     "the residual left out of the statistics": Fault(
-        "normalize.cu", "values[j] += b[j];", "values[j] += 0.0f * b[j];", "residual"
+        SHARED, "values[j] += b[j];", "values[j] += 0.0f * b[j];", "residual"
     ),
     "the sum rounded before it is normalised": Fault(
-        "normalize.cu",
+        SHARED,
         "values[j] += b[j];",
         "values[j] = to_float(from_float<Element>(values[j] + b[j]));",
         "residual",
     ),
     "weight and bias exchanged": Fault(
-        "normalize.cu", "if (kOfMeans && bias.first) {\n            bias.get", "if (kOfMeans && bias.first) {\n            weight.get",
+        SHARED, "if (kOfMeans && bias.first) {\n            bias.get", "if (kOfMeans && bias.first) {\n            weight.get",
         "weights",
     ),
     "a weight's stride ignored": Fault(
-        "normalize.cu", "load_number(first, (col + j) * stride, dtype)", "load_number(first, col + j, dtype)", "weights"
+        SHARED, "load_number(first, (col + j) * stride, dtype)", "load_number(first, col + j, dtype)", "weights"
     ),
     "a chunk's weights from the row's start": Fault(
-        "normalize.cu", "const int64_t col = first_col + position;", "const int64_t col = position;", "weights"
+        SHARED, "const int64_t col = first_col + position;", "const int64_t col = position;", "weights"
     ),
     "the second part of the mean left out": Fault(
-        "normalize.cu", "(values[j] - mean - mean_low)", "(values[j] - mean)", "compensated"
+        SHARED, "(values[j] - mean - mean_low)", "(values[j] - mean)", "compensated"
     ),
     "counts not summed": Fault(
-        "parts/moments.cuh", "s.count += shuffle_xor(s.count, bit);", "", "clusters and chunks"
+        MOMENTS, "s.count += shuffle_xor(s.count, bit);", "", "clusters and chunks"
     ),
     "no squares between the means": Fault(
-        "parts/moments.cuh",
+        MOMENTS,
         "s.m2 = mine.m2 + mine.count * (from_mean * from_mean);",
         "s.m2 = mine.m2;",
         "clusters and chunks",
     ),
     "chunks' means not merged": Fault(
-        "parts/moments.cuh", "distance * distance * (a.count * share)", "0.0f", "clusters and chunks"
+        MOMENTS, "distance * distance * (a.count * share)", "0.0f", "clusters and chunks"
     ),
     "the largest with its sign": Fault(
-        "parts/quantize.cuh", "bit_cast<uint32_t>(x) & 0x7fffffffu;", "bit_cast<uint32_t>(x);", "quantized"
+        QUANTIZE, "bit_cast<uint32_t>(x) & 0x7fffffffu;", "bit_cast<uint32_t>(x);", "quantized"
     ),
     "NaN does not reach the scale": Fault(
-        "parts/quantize.cuh", "return a >= b || a != a ? a : b;", "return a >= b ? a : b;", "quantized"
+        QUANTIZE, "return a >= b || a != a ? a : b;", "return a >= b ? a : b;", "quantized"
     ),
     "the other format's largest number": Fault(
-        "parts/quantize.cuh", "dtype == kE4m3 ? 448.0f", "dtype == kE5m2 ? 448.0f", "quantized"
+        QUANTIZE, "dtype == kE4m3 ? 448.0f", "dtype == kE5m2 ? 448.0f", "quantized"
     ),
     "every block writes the statistics": Fault(
-        "normalize.cu", "out.rstd[offset] = n.rstd;", "out.rstd[offset + 1] = n.rstd;", "statistics"
+        SHARED, "out.rstd[offset] = n.rstd;", "out.rstd[offset + 1] = n.rstd;", "statistics"
     ),
-    "warps that do not meet": Fault(PLAIN, "            sync_block();\n", "", "plain rows"),
+    "warps that do not meet": Fault(EVEN, "            sync_block();\n", "", "plain rows"),
     "the warp's own part as the row's": Fault(
-        PLAIN, "s[r] = merge_parts_of_row(mine[r], at);", ";", "a cluster"
+        EVEN, "s[r] = merge_parts_of_row(mine[r], at);", ";", "a cluster"
     ),
     "the first row's statistics for all": Fault(
-        PLAIN, "merge_parts_of_row(mine[r], at)", "merge_parts_of_row(mine[0], at)", "a cluster"
+        EVEN, "merge_parts_of_row(mine[r], at)", "merge_parts_of_row(mine[0], at)", "a cluster"
     ),
-    "sums at another stride": Fault(FILLED, "eps, kChunk, kChunk, 0", "eps, kChunk, 0, 0", "filled rows"),
-    "rows that are not there": Fault(PLAIN, "if (!kWhole && row + r >= rare.num_rows) continue;", "", "short rows"),
+    "sums at another stride": Fault(
+        "normalize_unpredicated.cu", "eps, rows::kChunk, rows::kChunk, 0", "eps, rows::kChunk, 0, 0", "filled rows"
+    ),
+    "rows that are not there": Fault(EVEN, "if (!kUnpredicated && row + r >= cold.num_rows) continue;", "", "short rows"),
     "no squares between the warps' means": Fault(
-        PLAIN, "s.squares += at.count_of(i) * (distance * distance);", "", "ends of rows"
+        EVEN, "s.squares += at.count_of(i) * (distance * distance);", "", "ends of rows"
     ),
     "every warp as many elements": Fault(
-        HELD, "if (kWhole || num_cols == kChunk) return", "return", "ends of rows"
+        LOAD, "if (kUnpredicated || num_cols == kChunk) return", "return", "ends of rows"
     ),
     "squares of zeros at a row's end": Fault(
-        PLAIN, "if (!at.holds(i)) break;", "", "ends of rows"
+        EVEN, "if (!at.holds(i)) break;", "", "ends of rows"
     ),
     "no squares between the vectors' means": Fault(
         VECTORS, "part + step * step * (kWidth * (before * share))", "part", "a cluster"
     ),
     "the last vector's mean": Fault(VECTORS, "mean += step * share;", "mean += step;", "a cluster"),
     "the first vector's weights for all": Fault(
-        PLAIN, "held = kWeightsFirst ? i : 0;", "held = 0;", "a cluster"
+        EVEN, "loaded = kWeightsFirst ? i : 0;", "loaded = 0;", "a cluster"
     ),
     "the largest without the weights": Fault(
-        PLAIN, "magnitude(values[j] * weights[j])", "magnitude(values[j])", "quantized plain rows"
+        EVEN, "magnitude(values[j] * weights[j])", "magnitude(values[j])", "quantized plain rows"
     ),
     "the largest before it is normalised": Fault(
-        PLAIN, "float largest = product * rstd;", "float largest = product;", "quantized plain rows"
+        EVEN, "float largest = product * rstd;", "float largest = product;", "quantized plain rows"
     ),
     "products too small for a largest": Fault(
-        PLAIN, "product >= 0x1p-60f && product < kInfinity", "product < kInfinity", "small products"
+        EVEN, "product >= 0x1p-60f && product < kInfinity", "product < kInfinity", "small products"
     ),
     "codes that are not scaled": Fault(
-        PLAIN, "values[j] *= factors[r].encode;", "values[j] *= 1.0f;", "quantized plain rows"
+        EVEN, "values[j] *= factors[r].encode;", "values[j] *= 1.0f;", "quantized plain rows"
     ),
     "every block's statistics in one place": Fault(
-        PLAIN, "at.t.rank * kWarpsPerRow + at.warp()]", "at.warp()]", "a cluster"
+        EVEN, "at.t.rank * kWarpsPerRow + at.warp()]", "at.warp()]", "a cluster"
     ),
     "one row's bytes awaited": Fault(
-        PLAIN, "arrive_expect_tx(kRowsPerThread * kParts", "arrive_expect_tx(kParts", "a cluster"
+        EVEN, "arrive_expect_tx(kRowsPerThread * kParts", "arrive_expect_tx(kParts", "a cluster"
     ),
 }  # fmt: skip
 

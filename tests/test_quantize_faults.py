@@ -1,4 +1,4 @@
-"""Planted faults in quantize (tests/planted.py); those of parts/row.cuh are in test_faults.py, and of
+"""Planted faults in quantize (tests/planted.py); those of rows/tile.cuh and rows/reduce.cuh are in test_faults.py, and of
 the largest magnitude in test_norm_faults.py."""
 
 from __future__ import annotations
@@ -9,21 +9,27 @@ from planted import Fault, fault_tests
 
 from cupykern.rows.quantize_ops import OP, QuantizeProblem
 
-ROWS, TILES, SCALE = "quantize.cu", "quantize_tiles.cu", "parts/quantize.cuh"
-PLACES, HELD = "parts/tiles.cuh", "quantize_held_tiles.cu"
-COLUMNS = "quantize_columns.cu"
+SHARED = "rows/quantize_shared.cuh"
+GLOBAL_TILES = "rows/quantize_global_tiles.cuh"
+REGISTER_TILES = "rows/quantize_register_tiles.cuh"
+COLUMNS = "rows/quantize_columns.cuh"
+TILES = "rows/tiles.cuh"
+SCALE = "rows/quantize.cuh"
 FAULTS = {
     "a vector's first element missed": Fault(
-        ROWS, "numbers.take(x[j]);", "if (j > 0) numbers.take(x[j]);", "columns"
+        SHARED, "elements.take(x[j]);", "if (j > 0) elements.take(x[j]);", "columns"
     ),
     "decoded where it should be encoded": Fault(
-        ROWS, "row, scale.encode);", "row, scale.decode);", "rows"
+        SHARED, "row, scale.encode);", "row, scale.decode);", "rows"
     ),
     "a row's scale in the order of the launch": Fault(
-        ROWS, "scales[row_offset(layout, kScale, task.row)]", "scales[task.row]", "columns"
+        SHARED,
+        "scales[row_offset(layout, Params::kScale, task.row)]",
+        "scales[task.row]",
+        "columns",
     ),
     "a scale for the chunk, not for the row": Fault(
-        ROWS,
+        SHARED,
         "if (!merge_row(task, t, c.live, layout.num_rows, statistics, merge, largest)) return;",
         "float other = largest;\n"
         "if (!merge_row(task, t, c.live, layout.num_rows, statistics, merge, other)) return;",
@@ -37,42 +43,42 @@ FAULTS = {
     ),
     "e5m2 as int8": Fault(SCALE, "dtype == kE5m2 ? 57344.0f", "dtype == kE5m2 ? 127.0f", "rows"),
     "a tile's sides exchanged": Fault(
-        PLACES, "p.row_tiles) * p.tile_rows;", "p.row_tiles) * p.tile_cols;", "tiles"
+        TILES, "p.row_tiles) * p.tile_rows;", "p.row_tiles) * p.tile_cols;", "tiles"
     ),
     "no scale for the last tile": Fault(
-        TILES, "if (index >= params.num_tiles) return;", "if (index + 1 >= params.num_tiles) return;",
+        GLOBAL_TILES, "if (index >= params.num_tiles) return;", "if (index + 1 >= params.num_tiles) return;",
         "tiles",
     ),
     "the last rows' tiles as high as the others": Fault(
-        PLACES, "int(rows < p.tile_rows ? rows : p.tile_rows)", "int(p.tile_rows)", "tiles"
+        TILES, "int(rows < p.tile_rows ? rows : p.tile_rows)", "int(p.tile_rows)", "tiles"
     ),
-    "vectors that overlap": Fault(TILES, "(i - row * per_row) * kVectorWidth", "(i - row * per_row)", "tiles"),
+    "vectors that overlap": Fault(GLOBAL_TILES, "(i - row * per_row) * kVectorWidth", "(i - row * per_row)", "tiles"),
     "the first vector for all": Fault(
-        TILES, "store(y, p, at, encode, values);", "store(y, p, at, encode, first);", "large tiles"
+        GLOBAL_TILES, "store(y, p, at, encode, values);", "store(y, p, at, encode, first);", "large tiles"
     ),
     "codes where x lies": Fault(
-        PLACES, "next * p.outer_sizes[d]) * p.y_outer[d]", "next * p.outer_sizes[d]) * p.x_outer[d]", "matrices"
+        TILES, "next * p.outer_sizes[d]) * p.y_outer[d]", "next * p.outer_sizes[d]) * p.x_outer[d]", "matrices"
     ),
     "warps of a tile that do not meet": Fault(
-        TILES, "merge_across_warps<0>(of_warp, t, MergeFloats<Larger>())", "of_warp", "large tiles"
+        GLOBAL_TILES, "merge_across_warps<0>(of_warp, t, MergeFloats<Larger>())", "of_warp", "large tiles"
     ),
     "warps of a held tile that do not meet": Fault(
-        HELD, "largest[n].across_lanes(1, kWarpsPerRow);", "", "held tiles"
+        REGISTER_TILES, "largest[n].across_lanes(1, kWarpsPerRow);", "", "held tiles"
     ),
     "the same lane's scale for all tiles": Fault(
-        HELD, "(lane_id() & ~(kTiles - 1)) + i", "lane_id() & ~(kTiles - 1)", "stacked tiles"
+        REGISTER_TILES, "(lane_id() & ~(kTiles - 1)) + i", "lane_id() & ~(kTiles - 1)", "stacked tiles"
     ),
     "a tile for each word, wrongly picked": Fault(
-        HELD, "i & 2 ? fours", "i & 4 ? fours", "stacked tiles"
+        REGISTER_TILES, "i & 2 ? fours", "i & 4 ? fours", "stacked tiles"
     ),
     "scales of tiles that are not there": Fault(
-        HELD, "t.lane < kTiles && t.lane * held.height < held.stack.num_rows", "t.lane < kTiles", "stacked tiles"
+        REGISTER_TILES, "t.lane < kTiles && t.lane * tiles.height < tiles.stack.num_rows", "t.lane < kTiles", "stacked tiles"
     ),
     "rows of the next tile": Fault(
-        HELD, "(kTiles == 1 || first < height) && ", "", "stacked tiles"
+        REGISTER_TILES, "(kTiles == 1 || first < height) && ", "", "stacked tiles"
     ),
     "columns of the next row": Fault(
-        HELD, "&& col < stack.num_cols", "", "stacked tiles"
+        REGISTER_TILES, "&& col < stack.num_cols", "", "stacked tiles"
     ),
     "only the lower halves' largest": Fault(
         SCALE, "low > high ? low : high", "low", "held tiles"
@@ -90,7 +96,7 @@ FAULTS = {
         COLUMNS, "    sync_block();\n    float encode", "    float encode", "strips"
     ),
     "a column's neighbour": Fault(
-        COLUMNS, "column % 2 ? of_column.word >> 16", "column % 2 == 0 ? of_column.word >> 16", "strips"
+        COLUMNS, "column % 2 ? of_column.packed >> 16", "column % 2 == 0 ? of_column.packed >> 16", "strips"
     ),
     "the next matrix's scales": Fault(
         COLUMNS, "matrix * params.num_cols + first + column", "first + column", "strips"

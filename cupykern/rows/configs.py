@@ -62,7 +62,7 @@ class RowConfig:
     even = False
     chunked: bool = False
     lanes_across_rows: bool = False
-    suffix = ""
+    suffix = "_shared"
 
     @property
     def rows_per_block(self) -> int:
@@ -107,8 +107,8 @@ class RowConfig:
             ("kVectorWidth", self.vector_width),
             ("kVectorsPerThread", self.vectors_per_thread),
             ("kLanesAcrossRows", self.lanes_across_rows),
-            ("kSplitRows", self.chunked),
-            ("kPlain", self.even),
+            ("kChunked", self.chunked),
+            ("kEven", self.even),
         )
 
     def variant(
@@ -193,7 +193,7 @@ class SharedRows(RowConfig):
 
     @property
     def constants(self) -> tuple[tuple[str, int], ...]:
-        split = ("kSplitRows", EITHER)
+        split = ("kChunked", EITHER)
         return tuple(
             split if self.generic and name == split[0] else (name, value)
             for name, value in super().constants
@@ -231,7 +231,7 @@ class SpanRows(BlockRows):
     vector_width: int
     vectors_per_thread: int
     min_blocks: int = 1
-    suffix = "_stretch"
+    suffix = "_span"
 
     def threads_log2(self, num_cols: int) -> int:
         """Of the threads that share a row.  Two threads at least of 16 bits: a row has up to two elements

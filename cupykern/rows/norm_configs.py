@@ -11,8 +11,8 @@ from .configs import BlockRows, RowConfig, Rows
 
 _STATIC_BYTES = 8 * 1024  # including what the system takes of each block's
 _ARCHS = ("sm_90a", "host")
-MAX_STAGES, _MAX_ROWS = 32, 6  # row_stream.cuh: kMaxStages, kMaxRows
-_OTHER_THREADS = 128  # row_stream.cuh: kOtherThreads
+MAX_STAGES, _MAX_ROWS = 32, 6  # rows/persistent.cuh: kMaxStages, kMaxRows
+_OTHER_THREADS = 128  # rows/persistent.cuh: kOtherThreads
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class EvenNormRows(RowConfig):
     generic: bool = False
     even = True
     in_registers: bool
-    suffix = "_plain"
+    small = False
+    suffix = "_even"
 
     def norm_constants(
         self, centered: bool, quantized: bool, has_residual: bool
@@ -50,7 +51,8 @@ class EvenNormRows(RowConfig):
             ("kRowsPerThread", self.rows_per_thread),
             ("kInRegisters", self.in_registers),
             ("kWeightsFirst", self.weights_first),
-            ("kSums", EITHER if quantized or self.generic else int(has_residual)),
+            ("kResidual", EITHER if quantized or self.generic else int(has_residual)),
+            ("kSmall", self.small),
         )
 
     def _rows_refusal(self, rows: NormRows) -> str | None:
@@ -94,7 +96,8 @@ class UnpredicatedRows(EvenNormRows):
     rows_per_thread: int = 1
     weights_first: bool = False
     in_registers = True
-    suffix = "_filled"
+    small = True
+    suffix = "_unpredicated"
 
     def shared_bytes(self, itemsize: int) -> int:
         return 0
@@ -138,7 +141,7 @@ class PersistentRows(BlockRows):
     cluster_size: int = 1
     stages: int = MAX_STAGES
     even = True
-    suffix = "_stream"
+    suffix = "_persistent"
 
     @property
     def block_threads(self) -> int:

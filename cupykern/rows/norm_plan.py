@@ -37,7 +37,7 @@ from .rows import RowPlan, evicts_last, row_plan
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
-_PARAMS = np.dtype(  # norm_params.cuh: NormParams
+_PARAMS = np.dtype(  # rows/norm_params.cuh: NormParams
     [
         ("stores_last_from", np.int64),
         ("loads_last", np.int64),
@@ -56,11 +56,11 @@ _PARAMS = np.dtype(  # norm_params.cuh: NormParams
     ]
 )
 
-_EVEN_PARAMS = np.dtype(  # held_rows.cuh: PlainParams
+_EVEN_PARAMS = np.dtype(  # rows/load_even.cuh: EvenParams
     [
         ("x_stride", np.int64),
         ("residual_stride", np.int64),
-        ("whole", np.uint16),
+        ("unpredicated", np.uint16),
         ("loads_last", np.uint16),
         ("eps", np.float32),
         ("y_stride", np.int64),
@@ -68,7 +68,7 @@ _EVEN_PARAMS = np.dtype(  # held_rows.cuh: PlainParams
         ("stores_last_from", np.int64),
     ]
 )
-_RARE_PARAMS = np.dtype(  # held_rows.cuh: RareParams
+_COLD_PARAMS = np.dtype(  # rows/load_even.cuh: ColdParams
     [(name, np.int64) for name in ("statistic_stride", "num_rows", "num_cols", "dtype")]
 )
 # The strides of the operands of a layout.
@@ -247,13 +247,13 @@ def make_norm(
     params, arguments = np.zeros((), _EVEN_PARAMS if even else _PARAMS), None
     params["eps"] = task.eps
     if even:
-        rare = np.zeros((), _RARE_PARAMS)
-        params["whole"] = config.covers(layout) and len(task.columns) == 1 + options.centered
-        rare["num_rows"], rare["num_cols"] = layout.num_rows, layout.num_cols
-        rare["dtype"] = dtypes.CODES[task.y_dtype]
+        cold = np.zeros((), _COLD_PARAMS)
+        params["unpredicated"] = config.covers(layout) and len(task.columns) == 1 + options.centered
+        cold["num_rows"], cold["num_cols"] = layout.num_rows, layout.num_cols
+        cold["dtype"] = dtypes.CODES[task.y_dtype]
         for _, strides in layout.outer:  # one dim, or there is one row
             for name, stride in zip(_STRIDES, strides, strict=True):
-                (rare if name == "statistic_stride" else params)[name] = stride
+                (cold if name == "statistic_stride" else params)[name] = stride
     else:
         params["dtype"] = dtypes.CODES[task.y_dtype]
         for name, column in (("weight", task.weight), ("bias", task.bias)):
@@ -270,7 +270,7 @@ def make_norm(
         if isinstance(config, UnpredicatedRows):
             arguments = _unpredicated_arguments(np.float32(task.eps))
         else:
-            arguments = _even_arguments(target.by_value(params), target.by_value(rare))
+            arguments = _even_arguments(target.by_value(params), target.by_value(cold))
     plan = row_plan(
         *(target, FAMILY.variant(task, config), config, layout, params, _MOMENTS_BYTES),
         *(num_arrays * config.shared_bytes(itemsize), arguments),
@@ -280,12 +280,12 @@ def make_norm(
     return Norm(plan, task.y_dtype, options, has_residual, simple, twins)
 
 
-def _even_arguments(params: Any, rare: Any) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+def _even_arguments(params: Any, cold: Any) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
     """The arguments of EvenNormRows' kernel, of normalize's arrays."""
 
     def arguments(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
         x, residual, weight, bias, y, total, mean, rstd, row_scale = arrays
-        return x, weight, residual, params, bias, y, total, rstd, mean, row_scale, rare
+        return x, weight, residual, params, bias, y, total, rstd, mean, row_scale, cold
 
     return arguments
 

@@ -90,7 +90,7 @@ def column_configs(arch: str, itemsize: int) -> tuple[SharedColumns, ...]:
 
 
 def column_variant(dtype: np.dtype, config: SharedColumns) -> Variant:
-    return config.variant("quantize", dtype, (("kHeld", config.register_vectors),))
+    return config.variant("quantize", dtype, (("kInRegisters", config.register_vectors),))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""quantize with a scale for each row or column, or one for all: kernels_cu/quantize.cu."""
+"""quantize with a scale for each row or column, or one for all: kernels_cu/quantize_shared.cu."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 GRANULARITIES = ("tensor", "row", "column", "block")
 Launch = Callable[[tuple[Any, Any, Any]], None]
 
-_PARAMS = np.dtype(  # quantize.cu: QuantizeParams
+_PARAMS = np.dtype(  # rows/quantize_shared.cuh: QuantizeParams
     [
         ("layout", layout_dtype(3)),
         ("num_chunks", np.int64),
@@ -80,7 +80,7 @@ def _even_configs(arch: str, itemsize: int) -> tuple[EvenRows, ...]:
 
 
 def all_row_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
-    """Every config of quantize.cu on `arch`; clusters only of even rows and of scalars.  Where nothing is
+    """Every config of quantize_shared.cu on `arch`; clusters only of even rows and of scalars.  Where nothing is
     measured one of even rows, and one variant for a tensor and for other rows in vectors."""
     tensor, even = tensor_config(arch, itemsize), _even_configs(arch, itemsize)
     shared = shared_configs(arch, itemsize)

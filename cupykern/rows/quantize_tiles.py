@@ -1,4 +1,4 @@
-"""quantize with a scale for each tile: kernels_cu/quantize_tiles.cu and quantize_held_tiles.cu."""
+"""quantize with a scale for each tile: kernels_cu/quantize_*_tiles.cu."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .heuristic import few_of, register_cap
 from .quantize_rows import Launch, scale_shape
 from .row_layout import MAX_OUTER_DIMS, VECTOR_BYTES, Operand, operand
 
-_TILE_PARAMS = np.dtype(  # tiles.cuh: TileParams
+_TILE_PARAMS = np.dtype(  # rows/tiles.cuh: TileParams
     [
         *((name, np.int64) for name in ("num_tiles", "row_tiles", "col_tiles")),
         *((name, np.int64) for name in ("num_rows", "num_cols", "tile_rows", "tile_cols")),
@@ -96,18 +96,18 @@ class _Tiles(RowConfig):
 
 @dataclass(frozen=True)
 class GlobalTiles(_Tiles):
-    """Tiles of any size and strides, read from global memory twice (quantize_tiles.cu)."""
+    """Tiles of any size and strides, read from global memory twice (quantize_global_tiles.cu)."""
 
     num_threads: int
     threads_per_tile: int
     vector_width: int
     vectors_per_thread = 1
-    suffix = "_tiles"
+    suffix = "_global_tiles"
 
 
 @dataclass(frozen=True)
 class RegisterTiles(_Tiles):
-    """Tiles of up to threads_per_tile * vectors_per_thread vectors, in registers (quantize_held_tiles.cu); of
+    """Tiles of up to threads_per_tile * vectors_per_thread vectors, in registers (quantize_register_tiles.cu); of
     one vector a thread has eight tiles, one under the other."""
 
     num_threads: int
@@ -116,7 +116,7 @@ class RegisterTiles(_Tiles):
     vectors_per_thread: int
     min_blocks: int = 1
     even = True
-    suffix = "_held_tiles"
+    suffix = "_register_tiles"
 
     @property
     def tiles_per_thread(self) -> int:

@@ -1,6 +1,6 @@
 """Rows of strided arrays: how a row op walks them.
 
-The Python half of kernels_cu/parts/row.cuh.
+The Python half of kernels_cu/rows/tile.cuh.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy as np
 from ..arrays import address_of
 
 VECTOR_BYTES = 16
-MAX_OUTER_DIMS = 6  # row.cuh: kMaxOuterDims
+MAX_OUTER_DIMS = 6  # rows/tile.cuh: kMaxOuterDims
 _LAYOUT_DTYPES: dict[int, np.dtype] = {}
 
 
 def layout_dtype(num_operands: int) -> np.dtype:
-    """row.cuh's RowLayout<num_operands> as a numpy structured dtype."""
+    """rows/tile.cuh's RowLayout<num_operands> as a numpy structured dtype."""
     if num_operands not in _LAYOUT_DTYPES:
         _LAYOUT_DTYPES[num_operands] = np.dtype(
             [
@@ -83,7 +83,7 @@ class RowLayout:
         return replace(self, contiguous=False)
 
     def struct(self) -> np.ndarray:
-        """The layout as row.cuh's struct, a 0-d structured array."""
+        """The layout as the struct of rows/tile.cuh, a 0-d structured array."""
         struct = np.zeros((), layout_dtype(len(self.col_strides)))
         struct["num_rows"], struct["num_cols"] = self.num_rows, self.num_cols
         struct["num_outer_dims"] = len(self.outer)

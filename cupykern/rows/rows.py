@@ -22,7 +22,7 @@ _LOADS_LAST_BYTES = 96 * 2**20
 _STORES_LAST_BYTES = 48 * 2**20
 
 
-_WHOLE_ROW, _STATISTICS, _MERGE, _APPLY = (np.int64(i) for i in range(4))  # row.cuh: Pass
+_WHOLE_ROW, _STATISTICS, _MERGE, _APPLY = (np.int64(i) for i in range(4))  # rows/tile.cuh: Pass
 
 
 class RowPlan(NamedTuple):

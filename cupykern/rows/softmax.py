@@ -23,11 +23,11 @@ from .softmax_heuristic import softmax_configs_of
 
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
-_PARAMS = np.dtype(  # softmax_params.cuh: SoftmaxParams
+_PARAMS = np.dtype(  # rows/softmax_params.cuh: SoftmaxParams
     [
         ("stores_last_from", np.int64),
         ("loads_last", np.int32),
-        ("whole", np.int32),
+        ("unpredicated", np.int32),
         ("layout", layout_dtype(3)),
         ("num_chunks", np.int64),
         ("scale", np.float32),
@@ -173,7 +173,7 @@ def _plan(target: Target, task: SoftmaxTask, given: RowConfig | None) -> RowPlan
     params["dtype"] = dtypes.CODES[task.y_dtype]
     params["log"] = task.log
     params["blocks"] = config.cluster_size
-    params["whole"] = config.covers(layout)
+    params["unpredicated"] = config.covers(layout)
     evicts_last(params, layout, itemsize, task.y_dtype.itemsize)
     variant = FAMILY.variant(task, config)
     return row_plan(target, variant, config, layout, params, 8, config.shared_bytes(itemsize))

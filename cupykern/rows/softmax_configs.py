@@ -23,7 +23,7 @@ class RegisterRows(RowConfig):
     vectors_per_thread: int
     min_blocks: int = 1
     even = True
-    suffix = "_plain"
+    suffix = "_register"
 
     def shared_bytes(self, itemsize: int) -> int:
         return 0
@@ -41,7 +41,7 @@ class ClusterRows(BlockRows):
     vector_width: int
     vectors_per_thread: int
     cluster_size: int = 1
-    suffix = "_long"
+    suffix = "_cluster"
 
     def variant(
         self, op: str, x_dtype: np.dtype, constants: tuple[tuple[str, int], ...] = ()

@@ -14,7 +14,7 @@ struct Max {
 struct Sum {
     DEVICE float operator()(float a, float b) const { return a + b; }
 };
-// Numbers that Combine merges, as the statistic of a row (parts/row.cuh).
+// Floats that Combine merges, as the statistic of a row (rows/reduce.cuh).
 template <class Combine>
 struct MergeFloats {
     DEVICE float operator()(float a, float b) const { return Combine()(a, b); }

@@ -1,0 +1,26 @@
+// normalize_persistent.cu: layer_norm (kCentered) and rms_norm of even rows, without options, by
+// persistent, warp-specialised blocks or clusters; weights and biases stay in registers.
+//   sum         null without a residual; layer_norm has none.
+//   counter     zero, and zero again in the end.
+// The other arguments are those of normalize_shared.cu, where they are not null there either.
+// Constants: Element, kCentered and those of rows/persistent.cuh.
+// Launch: grid (blocks that run at once, or fewer), block (kNumThreads), dynamic shared memory
+// params.stages * sizeof(StageTile), twice that with a residual.
+#include "rows/norm_persistent.cuh"
+
+KERNEL void normalize_persistent(const Element* x, const Element* residual, const void* weight,
+                                 const void* bias, void* y, Element* sum, float* mean_out,
+                                 float* rstd_out, float*, uint32_t* counter,
+                                 const rows::NormParams params, int64_t) {
+    SHARED_STORAGE(rows::StageTile, tiles);
+    Element* to = static_cast<Element*>(y);
+    if constexpr (!kCentered) {
+        if (residual) {
+            rows::normalize_rows<true>(x, residual, weight, bias, to, sum, mean_out, rstd_out,
+                                       counter, &tiles, params);
+            return;
+        }
+    }
+    rows::normalize_rows<false>(x, residual, weight, bias, to, sum, mean_out, rstd_out, counter,
+                                &tiles, params);
+}

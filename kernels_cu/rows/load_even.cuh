@@ -1,0 +1,211 @@
+// Even rows in registers (kInRegisters) or shared memory, of which a thread has the same columns of
+// kRowsPerThread neighbouring ones, and loads their weights and biases once.
+// Constants: those of rows/norm_even.cuh.
+#include "rows/reduce.cuh"
+#include "rows/vector_moments.cuh"
+
+namespace rows {
+
+// Parameters (cupykern/rows/norm_plan.py: _EVEN_PARAMS, _COLD_PARAMS), among the arrays of
+// normalize_even.cu.  The constant bank is fetched in lines of 64 bytes, one after the other.  The loads
+// of rows need the first line alone, which has room for 48 bytes of these; their stores the second.
+struct EvenParams {
+    int64_t x_stride, residual_stride;  // of rows
+    uint16_t unpredicated;              // nonzero: all vectors, rows, weights and biases exist
+    uint16_t loads_last;                // nonzero: evicted last
+    float eps;
+    int64_t y_stride, sum_stride;
+    int64_t stores_last_from;  // the first row whose results are evicted last
+};
+// Those that few calls need.
+struct ColdParams { int64_t statistic_stride, num_rows, num_cols, dtype; };
+
+using RowVector = Vector<Element, kVectorWidth>;
+struct EvenStorage { RowVector vectors[kRowsPerThread][kVectorsPerThread][kNumThreads]; };
+DEVICE EvenStorage* storage() {
+    SHARED_STORAGE(EvenStorage, rows);
+    return &rows;
+}
+
+// How far loops over vectors are unrolled: as registers allow, of which layer_norm with a residual takes
+// the most.  In registers all, and a count above theirs: NVRTC 12.4 applies a count of one to the inner
+// loop over rows too.
+constexpr int kRegisters = 65536 / (kNumThreads * kMinBlocks);
+template <bool kTight>
+constexpr int kUnrolled = kInRegisters                        ? 16
+                          : kRegisters >= (kTight ? 128 : 64) ? 4
+                          : kRegisters >= (kTight ? 64 : 40)  ? 2
+                                                              : 1;
+constexpr int kParts = kClusterSize * kWarpsPerRow;
+// Whether a row in registers is unpacked to FP32 once: of one warp, and with a residual, whose sum takes half
+// the registers of its terms.
+template <bool kHasResidual>
+constexpr bool kUnpackOnce = kInRegisters && kRowsPerThread == 1 && (kParts == 1 || kHasResidual);
+
+// The columns of a thread's vectors, in all of its rows.  kUnpredicated: all vectors, rows, weights and biases
+// exist: no predicates.
+template <bool kUnpredicated>
+struct EvenTile {
+    RowThread t;
+    int num_cols;
+    float one_over_count;  // of this warp's elements
+
+    DEVICE static EvenTile here(int64_t num_cols) {
+        EvenTile at{RowThread::here(), int(num_cols), 0.0f};
+        // Keeps the compiler from hoisting what depends on it above the branch on `unpredicated`, where it
+        // would hold registers.
+        at.t.lane = opaque(at.t.lane);
+        const float count = at.count_of(at.t.rank * kWarpsPerRow + at.warp());
+        at.one_over_count = 1.0f / (count > 0.0f ? count : 1.0f);
+        return at;
+    }
+
+    // Of vector 0, and how much further vector i is: addresses of one base with constant offsets.
+    DEVICE int first() const { return t.position(0); }
+    DEVICE static constexpr int step(int i) {
+        return i * (kClusterSize * kThreadsPerRow * kVectorWidth);
+    }
+    DEVICE bool holds(int i) const { return kUnpredicated || first() + step(i) < num_cols; }
+    DEVICE float one_over_cols() const { return 1.0f / float(kUnpredicated ? kChunk : num_cols); }
+    DEVICE int warp() const { return t.lane / kWarpSize; }
+    // The elements of part number `part`: of a warp in some block of the cluster.
+    DEVICE float count_of(int part) const {
+        if (kUnpredicated || num_cols == kChunk) return float(kChunk / kParts);
+        if (kParts == 1) return float(num_cols);
+        const int total = num_cols / kVectorWidth;
+        const int rank = part / kWarpsPerRow, first = part % kWarpsPerRow * kWarpSize;
+        int vectors = 0;
+#pragma unroll
+        for (int i = 0; i < kVectorsPerThread; ++i) {
+            const int rest = total - (i * kClusterSize + rank) * kThreadsPerRow - first;
+            vectors += rest < 0 ? 0 : rest < kWarpSize ? rest : kWarpSize;
+        }
+        return float(vectors * kVectorWidth);
+    }
+};
+
+DEVICE void keep_packed(RowVector& vector) {
+#pragma unroll
+    for (auto& access : vector.bytes) {
+#pragma unroll
+        for (uint32_t& packed : access.words) packed = uint32_t(opaque(int(packed)));
+    }
+}
+
+// This thread's part of an array's rows, in registers or shared memory; zeros outside of the rows.
+struct EvenRows {
+    RowVector registers[kInRegisters ? kRowsPerThread : 1][kInRegisters ? kVectorsPerThread : 1];
+    EvenStorage* shared;
+
+    // p: the first row's at the first place; rows from `live` on are not there.  policy: a LoadPolicy
+    // or none.
+    template <bool kUnpredicated, class... Policy>
+    DEVICE void start(const Element* p, int64_t stride, const EvenTile<kUnpredicated>& at, int live,
+                      Policy... policy) {
+#pragma unroll
+        for (int r = 0; r < kRowsPerThread; ++r, p += stride) {
+#pragma unroll
+            for (int i = 0; i < kVectorsPerThread; ++i) {
+                const bool there = kUnpredicated || (r < live && at.holds(i));
+                if constexpr (kInRegisters) {
+                    registers[r][i].fill(from_float<Element>(0.0f));
+                    if (there) registers[r][i].load(p + at.step(i), policy...);
+                } else if (there) {
+                    copy_async<16>(&shared->vectors[r][i][threadIdx.x], p + at.step(i), policy...);
+                } else {
+                    shared->vectors[r][i][threadIdx.x].fill(from_float<Element>(0.0f));
+                }
+            }
+        }
+        if constexpr (!kInRegisters) copy_async_commit();
+    }
+    template <bool kOnce>
+    DEVICE RowVector get(int r, int i) {
+        if constexpr (kInRegisters) {
+            // Stays packed until it is used again: unpacked it takes twice the registers.
+            if constexpr (!kOnce) keep_packed(registers[r][i]);
+            return registers[r][i];
+        } else {
+            return shared->vectors[r][i][threadIdx.x];
+        }
+    }
+};
+
+template <bool kHasResidual>
+struct EvenInput {
+    static constexpr bool kTight = kCentered && kHasResidual;
+    EvenRows x, residual;
+
+    DEVICE void get(int r, int i, float (&values)[kVectorWidth]) {
+        constexpr bool kOnce = kUnpackOnce<kHasResidual>;
+        const RowVector a = x.template get<kOnce>(r, i);
+#pragma unroll
+        for (int j = 0; j < kVectorWidth; ++j) values[j] = a[j];
+        if constexpr (kHasResidual) {
+            const RowVector b = residual.template get<kOnce>(r, i);
+#pragma unroll
+            for (int j = 0; j < kVectorWidth; ++j) values[j] += b[j];
+        }
+    }
+};
+
+// Weights or biases of vector i, or `otherwise`.
+template <bool kUnpredicated>
+DEVICE RowVector load_columns(const void* from, const EvenTile<kUnpredicated>& at, int i,
+                              float otherwise) {
+    RowVector vector;
+    if constexpr (!kUnpredicated) vector.fill(from_float<Element>(otherwise));
+    if (kUnpredicated || from) {
+        const Element* p = static_cast<const Element*>(from) + at.first() + at.step(i);
+        if constexpr (kSmall) {
+            vector.load(p);  // stays before sync_warp
+        } else {
+            vector.load_read_only(p);
+        }
+    }
+    return vector;
+}
+
+// A thread's weights and biases, loaded with the row (kWeightsFirst) or where they are used.
+template <bool kUnpredicated>
+struct Affine {
+    static constexpr int kHeld = kWeightsFirst ? kVectorsPerThread : 1;
+    const void *weight, *bias;
+    RowVector weights[kHeld], biases[kCentered ? kHeld : 1];
+
+    DEVICE void start(const EvenTile<kUnpredicated>& at) {
+        if constexpr (kWeightsFirst) {
+#pragma unroll
+            for (int i = 0; i < kVectorsPerThread; ++i) load(i, at, i);
+        }
+    }
+    // Keeps them packed.
+    DEVICE void finish() {
+        if constexpr (kWeightsFirst) {
+#pragma unroll
+            for (int i = 0; i < kVectorsPerThread; ++i) keep(i);
+        }
+    }
+    DEVICE void load(int to, const EvenTile<kUnpredicated>& at, int i) {
+        const bool there = at.holds(i);
+        weights[to] = load_columns<kUnpredicated>(there ? weight : nullptr, at, i, 1.0f);
+        if constexpr (kCentered) {
+            biases[to] = load_columns<kUnpredicated>(there ? bias : nullptr, at, i, 0.0f);
+        }
+    }
+    // Of vector i alone.
+    DEVICE RowVector weights_of(const EvenTile<kUnpredicated>& at, int i) {
+        if constexpr (kWeightsFirst) {
+            keep_packed(weights[i]);
+            return weights[i];
+        } else {
+            return load_columns<kUnpredicated>(weight, at, i, 1.0f);
+        }
+    }
+    DEVICE void keep(int i) {
+        keep_packed(weights[i]);
+        if constexpr (kCentered) keep_packed(biases[i]);
+    }
+};
+
+}  // namespace rows

@@ -1,0 +1,103 @@
+// Rows in shared memory: asynchronous copies bring a row there once, where it stays for all passes over
+// it.  The bytes under way need no registers, so that many blocks run at once and the loads of some
+// overlap the arithmetic and the stores of others.  A thread only ever touches its own vectors: the
+// data itself needs no barrier.
+#include "rows/reduce.cuh"
+
+namespace rows {
+
+// Vectors exist only where neighbours along the row are neighbours in memory.
+DEVICE int64_t step(int position, int64_t stride) {
+    return kVectorWidth > 1 ? position : position * stride;
+}
+
+// The vector at `position` of a row, `fill` where that has no elements; p is the element at
+// position 0.
+template <class T>
+DEVICE Vector<T, kVectorWidth> load_row_vector(const T* p, int64_t stride, int position,
+                                               const RowChunk& c, T fill) {
+    Vector<T, kVectorWidth> vector;
+    if (kVectorWidth > 1 && c.holds_all(position)) {
+        vector.load(p + position);
+    } else if (kEven) {
+        vector.fill(fill);
+    } else {
+        T values[kVectorWidth];
+#pragma unroll
+        for (int j = 0; j < kVectorWidth; ++j) {
+            values[j] = c.holds(position + j) ? p[step(position + j, stride)] : fill;
+        }
+        vector.from_elements(values);
+    }
+    return vector;
+}
+
+// A block's rows in shared memory, one column of vectors for each thread.
+template <class T>
+struct SharedRowStorage {
+    Vector<T, kVectorWidth> vectors[kVectorsPerThread][kNumThreads];
+};
+
+// One thread's part of a row in shared memory.
+template <class T>
+struct SharedRow {
+    SharedRowStorage<T>& storage;
+    const RowThread& thread;
+    const RowChunk& chunk;
+
+    DEVICE Vector<T, kVectorWidth>& operator[](int i) const {
+        return storage.vectors[i][threadIdx.x];
+    }
+
+    // p: the element at position 0.  Places outside the row become `fill`.  finish() waits.
+    DEVICE void start(const T* p, int64_t stride, T fill,
+                      LoadPolicy policy = load_policy(false)) const {
+        if constexpr (kVectorWidth > 1) {
+#pragma unroll
+            for (int i = 0; i < kVectorsPerThread; ++i) {
+                const int position = thread.position(i);
+                if (chunk.holds_all(position)) {
+                    copy_async<kVectorWidth * sizeof(T)>(&(*this)[i], p + position, policy);
+                } else {
+                    (*this)[i] = load_row_vector(p, stride, position, chunk, fill);
+                }
+            }
+            copy_async_commit();
+        } else {
+            // Several loads under way before the first store to shared memory waits for one.
+            constexpr int kBatch = kVectorsPerThread < 8 ? kVectorsPerThread : 8;
+#pragma unroll 1
+            for (int i = 0; i < kVectorsPerThread; i += kBatch) {
+                T values[kBatch];
+#pragma unroll
+                for (int j = 0; j < kBatch; ++j) {
+                    const int position = thread.position(i + j);
+                    values[j] = chunk.holds(position) ? p[step(position, stride)] : fill;
+                }
+#pragma unroll
+                for (int j = 0; j < kBatch; ++j) (*this)[i + j].from_elements({values[j]});
+            }
+        }
+    }
+    DEVICE void finish() const {
+        if constexpr (kVectorWidth > 1) copy_async_wait<0>();
+    }
+};
+
+// Store the vector at `position` of a row, rounded to T; p is the element at position 0.
+template <class T, class... Policy>
+DEVICE void store_row_vector(T* p, int64_t stride, int position, const RowChunk& c,
+                             const float (&values)[kVectorWidth], Policy... policy) {
+    if (kVectorWidth > 1 && c.holds_all(position)) {
+        Vector<T, kVectorWidth> vector;
+        vector.from_floats(values);
+        vector.store(p + position, policy...);
+    } else if (!kEven) {
+#pragma unroll
+        for (int j = 0; j < kVectorWidth; ++j) {
+            if (c.holds(position + j)) p[step(position + j, stride)] = from_float<T>(values[j]);
+        }
+    }
+}
+
+}  // namespace rows

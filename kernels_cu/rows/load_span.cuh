@@ -1,0 +1,231 @@
+// Contiguous rows of any length that the threads of a block hold.
+//
+// A block's rows are one span of memory.  It comes to shared memory and leaves it by whole vectors but
+// for the elements at its two ends, wherever rows begin in it; threads load a row from there into
+// registers, and store its results in its place.  How many threads share a row the launch says: all
+// lengths run the same code.
+//
+// Threads load 32-bit words of shared memory.  Of 16 bits, a row's first and last element may share
+// theirs with other rows: one thread has the first of them besides its words, another one the last.
+// Constants: those of rows/tile.cuh, kThreadsPerRow the block's; a thread holds
+// kVectorsPerThread * kVectorWidth elements and one 32-bit word.
+#include "rows/tile.cuh"
+
+namespace rows {
+
+static_assert(kThreadsPerRow == kNumThreads && kVectorWidth > 1 && !kEven && !kLanesAcrossRows &&
+                  !kChunked && kClusterSize == 1,
+              "rows of one block");
+constexpr int kPack = 4 / int(sizeof(Element));
+using Packed = Vector<Element, kPack>;
+constexpr int kPackedPerThread = kVectorsPerThread * kVectorWidth / kPack + 1;
+static_assert(kPackedPerThread % 2 == 1,
+              "lanes with an odd number of 32-bit words each differ in their banks");
+
+// The block's rows, and the threads of one of them: 2^log2.
+struct RowThreads {
+    int log2, count;
+    int row_in_block, lane;  // of this thread
+    int64_t first_row;
+    int num_rows;
+
+    DEVICE static RowThreads of(int log2, int64_t num_rows) {
+        RowThreads t;
+        t.log2 = log2;
+        t.count = 1 << log2;
+        t.row_in_block = int(threadIdx.x) >> log2;
+        t.lane = int(threadIdx.x) & (t.count - 1);
+        const int most = kNumThreads >> log2;
+        t.first_row = int64_t(blockIdx.x) * most;
+        const int64_t rest = num_rows - t.first_row;
+        t.num_rows = rest < most ? int(rest) : most;
+        return t;
+    }
+    DEVICE bool live() const { return row_in_block < num_rows; }
+
+    // Of this warp's lanes on the row.
+    template <class Combine>
+    DEVICE float combine_in_warp(float value, Combine combine) const {
+        const int lanes = count < kWarpSize ? count : kWarpSize;
+        for (int bit = 1; bit < lanes; bit *= 2) value = combine(value, shuffle_xor(value, bit));
+        return value;
+    }
+    // Of the row's warps; merge.across_lanes as in parts/max_sum.cuh.  kExchange counts a kernel's
+    // calls from 0.
+    template <int kExchange, class Statistic, class Merge>
+    DEVICE Statistic merge_across_warps(const Statistic& mine, Merge merge) const {
+        if (count <= kWarpSize) return mine;
+        SHARED(Statistic, parts, [kNumThreads / kWarpSize]);
+        if (lane_id() == 0) parts[threadIdx.x / kWarpSize] = mine;
+        sync_block();
+        const int warps = count / kWarpSize;
+        return merge.across_lanes(parts[row_in_block * warps + lane_id() % warps], 1, warps);
+    }
+};
+
+// The elements of a block's rows; positions count from the first one's vector.
+struct Span {
+    using Vec = Vector<Element, kVectorWidth>;
+    int begin, end;
+    int64_t first;  // of position 0, from the array's beginning
+
+    DEVICE static Span of(const Element* x, const RowThreads& t, int num_cols) {
+        Span s;
+        s.first = t.first_row * num_cols;
+        s.begin = int(reinterpret_cast<uintptr_t>(x + s.first) / sizeof(Element) % kVectorWidth);
+        s.end = s.begin + t.num_rows * num_cols;
+        s.first -= s.begin;
+        return s;
+    }
+    // loaded() comes before the first use.
+    DEVICE void load(Vec* tile, const Element* x, LoadPolicy policy) const {
+        const Element* from = x + first;
+        for (int i = first_vector() + int(threadIdx.x); i < end_of_vectors(); i += kNumThreads) {
+            copy_async<16>(&tile[i], from + i * kVectorWidth, policy);
+        }
+        copy_async_commit();
+        const int position = at_end();
+        if (position >= 0) reinterpret_cast<Element*>(tile)[position] = from[position];
+    }
+    DEVICE static void loaded() {
+        copy_async_wait<0>();
+        sync_block();
+    }
+    // A barrier comes before.
+    DEVICE void store(const Vec* tile, Element* y, StorePolicy policy) const {
+        Element* to = y + first;
+        for (int i = first_vector() + int(threadIdx.x); i < end_of_vectors(); i += kNumThreads) {
+            tile[i].store(to + i * kVectorWidth, policy);
+        }
+        const int position = at_end();
+        if (position >= 0) to[position] = reinterpret_cast<const Element*>(tile)[position];
+    }
+
+  private:
+    DEVICE int first_vector() const { return begin > 0; }
+    DEVICE int end_of_vectors() const { return end / kVectorWidth; }
+    // The position outside of whole vectors that this thread moves; negative: none.
+    DEVICE int at_end() const {
+        const int thread = int(threadIdx.x);
+        if (thread < kVectorWidth) {
+            return first_vector() && thread >= begin && thread < end ? thread : -1;
+        }
+        const int position = (end_of_vectors() - 1) * kVectorWidth + thread;
+        const bool there = thread < 2 * kVectorWidth && end_of_vectors() >= first_vector();
+        return there && position < end ? position : -1;
+    }
+};
+
+// A block's rows in shared memory.
+struct SpanStorage { Span::Vec vectors[kNumThreads * kVectorsPerThread + 1]; };
+
+// A thread's part of a row in FP32.
+struct SpanValues { float packed[kPackedPerThread][kPack], single; };
+
+// This thread's part of a row.
+// kStep 1: a lane has neighbouring 32-bit words, an odd number: for rows that share a warp.
+// kWarpSize: neighbouring lanes have neighbouring words.
+template <int kStep>
+struct SpanRow {
+    Packed* mine;
+    int num_packed, most;  // of this thread, of any
+    int first_col;         // of the first of them
+    Element* single;       // null: none
+    int single_col;
+
+    // The row begins at `begin`.
+    DEVICE SpanRow(SpanStorage& storage, int begin, const RowThreads& t, int num_cols) {
+        Element* elements = reinterpret_cast<Element*>(&storage);
+        const int end = begin + num_cols;
+        const int first_packed = (begin + kPack - 1) / kPack,
+                  packed_of_row = end / kPack - first_packed;
+        most = ((num_cols + kPack - 1) / kPack + t.count - 1) >> t.log2;
+        if constexpr (kStep == 1) most |= 1;
+        const int skipped = t.lane / kStep * kStep * most + t.lane % kStep;
+        const int rest = (packed_of_row - skipped + kStep - 1) / kStep;
+        num_packed = !t.live() ? 0 : rest < most ? rest : most;
+        mine = reinterpret_cast<Packed*>(elements) + first_packed + skipped;
+        first_col = (first_packed + skipped) * kPack - begin;
+        const bool has_single = kPack == 2 && t.live() &&
+                                ((t.lane == 0 && begin % 2 != 0) || (t.lane == 1 && end % 2 != 0));
+        single_col = t.lane == 0 ? 0 : num_cols - 1;
+        single = has_single ? elements + begin + single_col : nullptr;
+    }
+    static constexpr int kGroup = kPackedPerThread / 4;  // whose end one branch tests
+    // body(i), i a constant, for all 32-bit words of a thread, and some that it does not have.
+    template <class Body>
+    DEVICE void for_packed(Body body) const {
+#pragma unroll
+        for (int i = 0; i < kPackedPerThread; ++i) {
+            if (i % kGroup == 0 && i >= most) break;
+            body(i);
+        }
+    }
+    template <class Body>
+    DEVICE void for_values(SpanValues& values, Body body) const {
+        for_packed([&](int i) {
+#pragma unroll
+            for (int j = 0; j < kPack; ++j) body(values.packed[i][j]);
+        });
+        if constexpr (kPack == 2) body(values.single);
+    }
+    template <class Body>
+    DEVICE void for_values_predicated(SpanValues& values, Body body) const {
+        for_packed([&](int i) {
+#pragma unroll
+            for (int j = 0; j < kPack; ++j) body(values.packed[i][j], i < num_packed);
+        });
+        if constexpr (kPack == 2) body(values.single, single != nullptr);
+    }
+    DEVICE void add_to(SpanValues& values) const {
+        for_packed([&](int i) {
+            const Packed found = get(i, 0.0f);
+#pragma unroll
+            for (int j = 0; j < kPack; ++j) values.packed[i][j] += found[j];
+        });
+        if (single) values.single += to_float(*single);
+    }
+    // body(value, what `columns` has for its column).
+    template <class T, class Body>
+    DEVICE void for_columns(SpanValues& values, const T* columns, Body body) const {
+        // 32 bits beside an address that all threads share: few registers, few instructions.
+        const char* bytes = reinterpret_cast<const char*>(columns);
+        const T* first =
+            reinterpret_cast<const T*>(bytes + uint32_t(first_col) * uint32_t(sizeof(T)));
+        for_packed([&](int i) {
+            T found[kPack] = {};
+#pragma unroll
+            for (int j = 0; j < kPack; ++j) {
+                if (i < num_packed) found[j] = first[i * kStep * kPack + j];
+            }
+#pragma unroll
+            for (int j = 0; j < kPack; ++j) body(values.packed[i][j], to_float(found[j]));
+        });
+        if (single) body(values.single, to_float(columns[single_col]));
+    }
+    // Number i of this thread's; of `outside` if there is none.
+    DEVICE Packed get(int i, float outside) const {
+        Packed packed;
+        packed.fill(from_float<Element>(outside));
+        if (i < num_packed) packed = mine[i * kStep];
+        return packed;
+    }
+    DEVICE void load(SpanValues& values, float outside) const {
+        for_packed([&](int i) {
+            const Packed found = get(i, outside);
+#pragma unroll
+            for (int j = 0; j < kPack; ++j) values.packed[i][j] = found[j];
+        });
+        values.single = single ? to_float(*single) : outside;
+    }
+    DEVICE void store(const SpanValues& values) const {
+        for_packed([&](int i) {
+            Packed packed;
+            packed.from_floats(values.packed[i]);
+            if (i < num_packed) mine[i * kStep] = packed;
+        });
+        if (single) *single = from_float<Element>(values.single);
+    }
+};
+
+}  // namespace rows

@@ -1,0 +1,55 @@
+// Number, mean and sum of squared distances from the mean, of a set; the mean in two parts, so that
+// one of 1e4 times the spread loses nothing: mean + mean_low.  Chan, Golub, LeVeque, The American
+// Statistician 37 (1983); Welford's update is the case of one element.
+#include "parts/math.cuh"
+
+namespace rows {
+
+struct alignas(16) Moments { float count, mean, mean_low, m2; };
+
+// sum + rest = a + b, exactly unless it overflows (Knuth).
+DEVICE void two_sum(float a, float b, float& sum, float& rest) {
+    sum = a + b;
+    const float from_b = sum - a;
+    rest = (a - (sum - from_b)) + (b - from_b);
+}
+
+struct MergeMoments {
+    DEVICE Moments operator()(const Moments& a, const Moments& b) const {
+        const float count = a.count + b.count;
+        if (b.count == 0.0f) return a;
+        const float share = b.count / count;
+        const float distance = (b.mean - a.mean) + (b.mean_low - a.mean_low);
+        Moments s;
+        s.count = count;
+        two_sum(a.mean, a.mean_low + distance * share, s.mean, s.mean_low);
+        s.m2 = a.m2 + b.m2 + distance * distance * (a.count * share);
+        return s;
+    }
+    // The lanes that differ in the bits [begin, end); each of them gets the same.  First the means
+    // as distances from one of them, then the squares about the common mean: no division for each
+    // pair.
+    DEVICE Moments across_lanes(const Moments& mine, int begin, int end) const {
+        Moments s;
+        // The first lane's mean: it holds the row's first elements, so there are some if there are
+        // any.
+        const float origin = shuffle(mine.mean, lane_id() & ~((end - 1) & ~(begin - 1)));
+        const float from_origin = (mine.mean - origin) + mine.mean_low;
+        float step = mine.count * from_origin;
+        s.count = mine.count;
+#pragma unroll
+        for (int bit = begin; bit < end; bit *= 2) {
+            s.count += shuffle_xor(s.count, bit);
+            step += shuffle_xor(step, bit);
+        }
+        step /= s.count > 0.0f ? s.count : 1.0f;
+        two_sum(origin, step, s.mean, s.mean_low);
+        const float from_mean = from_origin - step;
+        s.m2 = mine.m2 + mine.count * (from_mean * from_mean);
+#pragma unroll
+        for (int bit = begin; bit < end; bit *= 2) s.m2 += shuffle_xor(s.m2, bit);
+        return s;
+    }
+};
+
+}  // namespace rows

@@ -1,0 +1,394 @@
+// layer_norm and rms_norm of even rows without options, read once.
+//
+// One exchange between warps and blocks: each warp has the mean of its own elements and the squares
+// about it (in registers first the mean), and all merge them (as rows/moments.cuh, without its second
+// part of the mean).
+//   kQuantized: rms_norm, y is FP8 or int8, row_scale decodes it.  The row's largest |s * weight|
+// comes with the squares; it is the largest |y| but for the factor rstd.
+// Constants: those of normalize_even.cu, and kSmall: a small matrix that covers all threads of all blocks:
+// no cache hints, no predicates.
+#include "rows/load_even.cuh"
+#include "rows/quantize.cuh"
+
+namespace rows {
+
+static_assert(kEven && !kChunked && !kLanesAcrossRows, "unpredicated rows without options");
+static_assert(!(kCentered && kQuantized), "layer_norm does not quantize");
+static_assert(!kQuantized || kRowsPerThread <= 2,
+              "each row's largest may need an exchange of its own");
+static_assert(!kQuantized || kRowsPerBlock == 1 || kWarpsPerRow == 1, "in which all take part");
+
+// A policy takes registers, of which two rows in shared memory with means and biases leave none.
+constexpr bool kStoresHavePolicy =
+    !kSmall && (kInRegisters || kRegisters > 64 || !(kCentered && kRowsPerThread > 1));
+
+// Whether statistics are stored last, combined again from a row's parts: where that takes fewer registers.
+constexpr bool kStatisticsLast =
+    kParts > 1 && (kInRegisters ? kNumThreads < 1024 : kRowsPerThread == 1 && !kWeightsFirst);
+
+// A warp's, a block's or a row's: the mean, or of kQuantized the largest |s * weight|; the squares
+// about the mean, or about zero.
+struct alignas(8) Statistic { float first, squares; };
+
+constexpr float kOfLane = kVectorsPerThread * kVectorWidth;  // elements
+
+// Merges pairs of lanes, of as many elements each.
+DEVICE Statistic merge_lanes(Statistic s) {
+    float half_of_both = kOfLane / 2;
+#pragma unroll
+    for (int bit = kFirstLaneBit; bit < kLastLaneBit; bit *= 2, half_of_both *= 2) {
+        const float other = shuffle_xor(s.first, bit), distance = other - s.first;
+        s.squares += shuffle_xor(s.squares, bit);
+        s.squares += distance * distance * half_of_both;
+        s.first = 0.5f * (s.first + other);
+    }
+    return s;
+}
+
+// The warp's part of row r.
+template <class EvenInput, bool kUnpredicated>
+DEVICE Statistic warp_statistic(EvenInput& s, int r, const EvenTile<kUnpredicated>& at,
+                                Affine<kUnpredicated>& columns) {
+    float mean = 0.0f, squares = 0.0f;
+    if constexpr (kCentered && kInRegisters) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < kVectorsPerThread; ++i) {
+            float values[kVectorWidth];
+            s.get(r, i, values);
+            float parts[2] = {0.0f, 0.0f};
+#pragma unroll
+            for (int j = 0; j < kVectorWidth; ++j) parts[j % 2] += values[j];
+            sum += parts[0] + parts[1];
+        }
+        // Squares about each lane's own mean: one butterfly across the warp instead of two.
+        if constexpr (kSmall) mean = sum / kOfLane;
+        else mean = reduce_in_warp(sum, Sum()) * at.one_over_count;
+#pragma unroll
+        for (int i = 0; i < kVectorsPerThread; ++i) {
+            if (!at.holds(i)) break;
+            float values[kVectorWidth], parts[2] = {0.0f, 0.0f};
+            s.get(r, i, values);
+#pragma unroll
+            for (int j = 0; j < kVectorWidth; ++j) {
+                const float distance = values[j] - mean;
+                parts[j % 2] += distance * distance;
+            }
+            squares += parts[0] + parts[1];
+        }
+        if constexpr (kSmall) return merge_lanes({mean, squares});
+    } else if constexpr (kCentered) {
+        VectorMoments<kVectorWidth> mine;
+#pragma unroll(kUnrolled<EvenInput::kTight>)
+        for (int i = 0; i < kVectorsPerThread; ++i) {
+            if (!at.holds(i)) break;
+            float values[kVectorWidth];
+            s.get(r, i, values);
+            mine.template take<kInRegisters>(values);
+        }
+        mean = reduce_in_warp(mine.sum(), Sum()) * at.one_over_count;
+        squares = mine.squares_about(mean);
+    } else {
+        float largest = 0.0f;  // a NaN is in the squares
+#pragma unroll(kQuantized&& kWeightsFirst ? kVectorsPerThread : kUnrolled<EvenInput::kTight>)
+        for (int i = 0; i < kVectorsPerThread; ++i) {
+            float values[kVectorWidth], part = 0.0f;
+            s.get(r, i, values);
+#pragma unroll
+            for (int j = 0; j < kVectorWidth; ++j) part += values[j] * values[j];
+            squares += part;
+            if constexpr (kQuantized) {
+                if (!at.holds(i)) continue;
+                const RowVector weights = columns.weights_of(at, i);
+#pragma unroll
+                for (int j = 0; j < kVectorWidth; ++j) {
+                    largest = maximum(largest, magnitude(values[j] * weights[j]));
+                }
+            }
+        }
+        if constexpr (kQuantized) mean = reduce_in_warp(largest, Max());
+    }
+    squares = reduce_in_warp(squares, Sum());
+    return {mean, squares};
+}
+
+// Combine the statistics of a row's warps and blocks.
+template <bool kUnpredicated>
+DEVICE Statistic merge_parts_of_row(const Statistic* parts, const EvenTile<kUnpredicated>& at) {
+    constexpr int kLanes = kParts < kWarpSize ? kParts : kWarpSize;
+    const int lane = lane_id() % kLanes;
+    Statistic s{0.0f, 0.0f};
+    float origin = 0.0f;
+    if constexpr (kCentered) {
+        // Distances from one of the means, so that a mean far from zero loses nothing.
+        origin = parts[0].first;
+#pragma unroll
+        for (int i = lane; i < kParts; i += kLanes) {
+            s.first += at.count_of(i) * (parts[i].first - origin);
+        }
+        s.first = MergeFloats<Sum>().across_lanes(s.first, 1, kLanes) * at.one_over_cols();
+    }
+#pragma unroll
+    for (int i = lane; i < kParts; i += kLanes) {
+        s.squares += parts[i].squares;
+        if constexpr (kCentered) {
+            const float distance = (parts[i].first - origin) - s.first;
+            s.squares += at.count_of(i) * (distance * distance);
+        }
+        if constexpr (kQuantized) s.first = maximum(s.first, parts[i].first);
+    }
+    s.squares = MergeFloats<Sum>().across_lanes(s.squares, 1, kLanes);
+    if constexpr (kQuantized) s.first = MergeFloats<Max>().across_lanes(s.first, 1, kLanes);
+    s.first += origin;
+    return s;
+}
+
+// Statistics of a block's rows that have several parts.
+using Parts = Statistic[kRowsPerThread][kParts];
+DEVICE Parts* parts_of_rows() {
+    SHARED(Parts, parts, [kRowsPerBlock]);
+    return parts;
+}
+
+// Combine the rows' statistics across warps and blocks, in `s`.
+template <bool kUnpredicated>
+DEVICE void exchange(Statistic (&s)[kRowsPerThread], const EvenTile<kUnpredicated>& at) {
+    if constexpr (kParts > 1) {
+        Parts& mine = parts_of_rows()[at.t.row_in_block];
+        if constexpr (kClusterSize > 1) {
+            Barrier& full = exchange_barriers()[0];
+            if (threadIdx.x == 0) {
+                full.arrive_expect_tx(kRowsPerThread * kParts * int(sizeof(Statistic)));
+            }
+            cluster_wait();
+            if (lane_id() < kClusterSize) {
+#pragma unroll
+                for (int r = 0; r < kRowsPerThread; ++r) {
+                    Statistic* to = &mine[r][at.t.rank * kWarpsPerRow + at.warp()];
+                    store_async(to, s[r], full, lane_id());
+                }
+            }
+            full.wait(0);
+        } else {
+            if (lane_id() == 0) {
+#pragma unroll
+                for (int r = 0; r < kRowsPerThread; ++r) mine[r][at.warp()] = s[r];
+            }
+            sync_block();
+        }
+#pragma unroll
+        for (int r = 0; r < kRowsPerThread; ++r) s[r] = merge_parts_of_row(mine[r], at);
+    }
+}
+
+// The largest |y| of row r anew, where the products with weights alone are too small or too large.
+template <class EvenInput, bool kUnpredicated>
+DEVICE float largest_result(EvenInput& s, int r, const EvenTile<kUnpredicated>& at, float rstd,
+                            Affine<kUnpredicated>& columns) {
+    Largest largest;
+#pragma unroll(kInRegisters || kWeightsFirst ? kVectorsPerThread : 1)
+    for (int i = 0; i < kVectorsPerThread; ++i) {
+        if (!at.holds(i)) continue;
+        float values[kVectorWidth];
+        s.get(r, i, values);
+        const RowVector weights = columns.weights_of(at, i);
+#pragma unroll
+        for (int j = 0; j < kVectorWidth; ++j) largest.take(values[j] * rstd * weights[j]);
+    }
+    return reduce_in_warp(largest.value(), Larger());
+}
+
+// FP32 outputs of each row; null: not wanted.
+struct StatisticOutputs { float *mean, *rstd, *scale; };
+
+// y = (s * rstd + shift) * weight + bias, times `encode` where quantized.
+struct RowFactors { float rstd, shift, encode; };
+
+// Stores a row's statistics, by one of its threads.
+template <bool kUnpredicated>
+DEVICE void store_statistic(const Statistic& s, int64_t row, const EvenTile<kUnpredicated>& at,
+                            const StatisticOutputs& outputs, const EvenParams& params,
+                            const ColdParams& cold) {
+    if (at.t.lane != 0 || at.t.rank != 0 || (!kUnpredicated && row >= cold.num_rows)) return;
+    const float rstd = reciprocal_square_root(s.squares * at.one_over_cols() + params.eps);
+    const int64_t to = row * cold.statistic_stride;
+    // With an infinity in it the row is NaN, whatever its sums have become.
+    if constexpr (kCentered) outputs.mean[to] = rstd != rstd ? rstd : s.first;
+    outputs.rstd[to] = rstd;
+}
+
+template <class Code>
+DEVICE void store_codes(void* y, int64_t offset, const float (&values)[kVectorWidth]) {
+    Vector<Code, kVectorWidth> codes;
+    codes.from_floats(values);
+    codes.store(static_cast<Code*>(y) + offset);
+}
+
+template <bool kHasResidual, bool kUnpredicated>
+DEVICE void normalize_rows(const Element* x, const Element* residual, const void* weight,
+                           const void* bias, void* y, Element* sum, const StatisticOutputs& outputs,
+                           const EvenParams& params, const ColdParams& cold) {
+    const auto at = EvenTile<kUnpredicated>::here(cold.num_cols);
+    const int64_t group = int64_t(blockIdx.x) / kClusterSize * kRowsPerBlock + at.t.row_in_block;
+    const int64_t row = group * kRowsPerThread, rest = cold.num_rows - row;
+    const int live = rest < kRowsPerThread ? int(rest) : kRowsPerThread;
+    EvenInput<kHasResidual> s;
+    if constexpr (!kInRegisters) {
+        s.x.shared = storage();
+        s.residual.shared = storage() + 1;
+    }
+    const auto start = [&](EvenRows& loaded, const Element* p, int64_t stride) {
+        p += row * stride + at.first();
+        if constexpr (kQuantized && kRegisters <= 64) {  // of which none is left
+            loaded.start(p, stride, at, live);
+        } else if constexpr (kInRegisters && kThreadsPerRow < 512) {
+            // Without any policy few short rows are faster; more threads have no registers for it.
+            if (params.loads_last) {
+                loaded.start(p, stride, at, live, load_policy(true));
+            } else {
+                loaded.start(p, stride, at, live);
+            }
+        } else {
+            loaded.start(p, stride, at, live, load_policy(params.loads_last));
+        }
+    };
+    Affine<kUnpredicated> columns{weight, bias};
+    // Before the rows, whose load policy is a branch: ptxas would sink loads behind it to the first use.
+    if constexpr (kInRegisters) columns.start(at);
+    // Without that branch this keeps their order, at no cost.
+    if constexpr (kSmall) sync_warp();
+    start(s.x, x, params.x_stride);
+    if constexpr (kHasResidual) start(s.residual, residual, params.residual_stride);
+    if constexpr (!kInRegisters) columns.start(at);
+    if constexpr (!kInRegisters) copy_async_wait<0>();
+
+    Statistic statistics[kRowsPerThread];
+#pragma unroll
+    for (int r = 0; r < kRowsPerThread; ++r) {
+        statistics[r] = warp_statistic(s, r, at, columns);
+    }
+    // The block's policy takes no registers; but with several rows a thread ptxas then spills.
+    const int64_t first_row =
+        kRowsPerThread > 1 ? row : int64_t(blockIdx.x) / kClusterSize * kRowsPerBlock;
+    const auto store = [&](const RowVector& vector, Element* to) {
+        if constexpr (kStoresHavePolicy) {
+            vector.store(to, store_policy(first_row >= params.stores_last_from));
+        } else {
+            vector.store(to);
+        }
+    };
+    // Overlaps the barrier.  With predicates at the end: they would take registers.
+    constexpr bool kStoreSumFirst = kHasResidual && kUnpredicated && kInRegisters && !kQuantized;
+    const auto store_sum = [&](int r, int i, const float (&values)[kVectorWidth]) {
+        RowVector vector;
+        vector.from_floats(values);
+        store(vector, sum + (row + r) * params.sum_stride + at.first() + at.step(i));
+    };
+    if constexpr (kStoreSumFirst) {
+#pragma unroll
+        for (int r = 0; r < kRowsPerThread; ++r) {
+#pragma unroll
+            for (int i = 0; i < kVectorsPerThread; ++i) {
+                float values[kVectorWidth];
+                s.get(r, i, values);
+                store_sum(r, i, values);
+            }
+        }
+    }
+    columns.finish();
+    exchange(statistics, at);
+    RowFactors factors[kRowsPerThread];
+#pragma unroll
+    for (int r = 0; r < kRowsPerThread; ++r) {
+        const float mean = kCentered ? statistics[r].first : 0.0f;
+        const float variance = statistics[r].squares * at.one_over_cols();
+        const float rstd = reciprocal_square_root(variance + params.eps);
+        factors[r] = {rstd, -mean * rstd, 1.0f};
+        if (!kStatisticsLast && outputs.rstd) {
+            store_statistic(statistics[r], row + r, at, outputs, params, cold);
+        }
+        if constexpr (kQuantized) {
+            const float product = statistics[r].first;
+            const bool safe = product >= 0x1p-60f && product < kInfinity;
+            float largest = product * rstd;
+            // The same for all that share the row, and where rows share a warp for those.
+            if (kWarpsPerRow == 1 && kClusterSize == 1 ? vote_any(!safe) : !safe) {
+                const float of_warp = largest_result(s, r, at, rstd, columns);
+                const MergeFloats<Larger> merge;
+                const float anew = r == 0 ? merge_across_warps<1>(of_warp, at.t, merge)
+                                          : merge_across_warps<2>(of_warp, at.t, merge);
+                largest = safe ? largest : anew;
+            }
+            const QuantizeScale scale(largest, largest_number(cold.dtype));
+            factors[r].encode = scale.encode;
+            if ((kUnpredicated || row + r < cold.num_rows) && at.t.lane == 0 && at.t.rank == 0) {
+                outputs.scale[(row + r) * cold.statistic_stride] = scale.decode;
+            }
+        }
+    }
+
+#pragma unroll(kWeightsFirst ? kVectorsPerThread : kUnrolled<EvenInput<kHasResidual>::kTight>)
+    for (int i = 0; i < kVectorsPerThread; ++i) {
+        if (!at.holds(i)) continue;
+        const int loaded = kWeightsFirst ? i : 0;
+        if constexpr (!kWeightsFirst) columns.load(0, at, i);
+#pragma unroll
+        for (int r = 0; r < kRowsPerThread; ++r) {
+            if (!kUnpredicated && row + r >= cold.num_rows) continue;
+            if constexpr ((kHasResidual && kCentered) || kWeightsFirst) columns.keep(loaded);
+            const int64_t to_y = (row + r) * params.y_stride + at.first();
+            float values[kVectorWidth];
+            s.get(r, i, values);
+            if constexpr (kHasResidual && !kStoreSumFirst) store_sum(r, i, values);
+#pragma unroll
+            for (int j = 0; j < kVectorWidth; ++j) {
+                if constexpr (kCentered) {
+                    const float z = values[j] * factors[r].rstd + factors[r].shift;
+                    values[j] = z * columns.weights[loaded][j] + columns.biases[loaded][j];
+                } else {
+                    values[j] = values[j] * factors[r].rstd * columns.weights[loaded][j];
+                }
+            }
+            if constexpr (kQuantized) {
+#pragma unroll
+                for (int j = 0; j < kVectorWidth; ++j) values[j] *= factors[r].encode;
+                if (cold.dtype == kE4m3) {
+                    store_codes<e4m3>(y, to_y + at.step(i), values);
+                } else if (cold.dtype == kE5m2) {
+                    store_codes<e5m2>(y, to_y + at.step(i), values);
+                } else {
+                    store_codes<int8_t>(y, to_y + at.step(i), values);
+                }
+            } else {
+                RowVector vector;
+                vector.from_floats(values);
+                store(vector, static_cast<Element*>(y) + to_y + at.step(i));
+            }
+        }
+    }
+    if (kStatisticsLast && outputs.rstd) {
+#pragma unroll
+        for (int r = 0; r < kRowsPerThread; ++r) {
+            // Loaded again: kept, it would take registers until now.
+            const int place = opaque(at.t.row_in_block);
+            const Statistic s = merge_parts_of_row(parts_of_rows()[place][r], at);
+            store_statistic(s, row + r, at, outputs, params, cold);
+        }
+    }
+}
+
+template <bool kHasResidual>
+DEVICE void normalize_any_rows(const Element* x, const Element* residual, const void* weight,
+                               const void* bias, void* y, Element* sum,
+                               const StatisticOutputs& outputs, const EvenParams& params,
+                               const ColdParams& cold) {
+    if (params.unpredicated) {
+        normalize_rows<kHasResidual, true>(x, residual, weight, bias, y, sum, outputs, params,
+                                           cold);
+    } else {
+        normalize_rows<kHasResidual, false>(x, residual, weight, bias, y, sum, outputs, params,
+                                            cold);
+    }
+}
+
+}  // namespace rows

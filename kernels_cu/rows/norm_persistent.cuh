@@ -1,0 +1,307 @@
+// layer_norm and rms_norm by persistent blocks (rows/persistent.cuh).
+//   layer_norm  the mean of each warp's elements and the squares about it, then of the block's and the row's
+//               (as rows/moments.cuh, without its second part of the mean).
+// Constants: those of rows/persistent.cuh, kCentered.
+#include "rows/norm_params.cuh"
+#include "rows/persistent.cuh"
+#include "rows/vector_moments.cuh"
+
+namespace rows {
+
+struct alignas(8) MeanAndSquares { float mean, squares; };
+using Statistic = Choose<kCentered != 0, MeanAndSquares, float>::Type;
+DEVICE float mean_of(float) { return 0.0f; }
+DEVICE float mean_of(const MeanAndSquares& s) { return s.mean; }
+DEVICE float squares_of(float squares) { return squares; }
+DEVICE float squares_of(const MeanAndSquares& s) { return s.squares; }
+
+// s = x + residual of a vector of a full stage.
+template <bool kHasResidual>
+DEVICE void get_input(const RowPipeline<1 + kHasResidual>& pipeline, const PipelineState& at,
+                      int vector, float (&values)[kVectorWidth]) {
+    const RowVector a = pipeline.get(at, 0, vector);
+#pragma unroll
+    for (int j = 0; j < kVectorWidth; ++j) values[j] = a[j];
+    if constexpr (kHasResidual) {
+        const RowVector b = pipeline.get(at, 1, vector);
+#pragma unroll
+        for (int j = 0; j < kVectorWidth; ++j) values[j] += b[j];
+    }
+}
+
+// How many elements there are, and one over it: the same in all rows.
+struct alignas(8) Count {
+    float count, reciprocal;
+
+    DEVICE static Count of(float count) { return {count, count > 0.0f ? 1.0f / count : 0.0f}; }
+};
+// Of the reducers' warps, of the row's blocks, of this block and of the row.
+struct Counts {
+    const Count *of_warps, *of_blocks, *of_block, *of_row;
+
+    DEVICE static Counts of(int64_t num_cols) {
+        SHARED(Count, of_warps, [kReducerWarps]);
+        SHARED(Count, of_blocks, [kClusterSize]);
+        SHARED(Count, of_all, [2]);
+        const int thread = int(threadIdx.x);
+        const Slice slice = Slice::here(num_cols);
+        if (thread < kReducerWarps) {
+            int vectors = 0;
+            for (int i = 0; i < kVectorsPerThread; ++i) {
+                for (int first = 0; first < kConsumers; first += kReducers) {
+                    const int rest = slice.vectors(i) - first - thread * kWarpSize;
+                    vectors += rest < 0 ? 0 : rest < kWarpSize ? rest : kWarpSize;
+                }
+            }
+            of_warps[thread] = Count::of(float(vectors * kVectorWidth));
+        }
+        if (thread < kClusterSize) {
+            const Slice other = Slice::of_rank(num_cols, thread);
+            of_blocks[thread] = Count::of(float(other.count * kVectorWidth));
+        }
+        if (thread == 0) {
+            of_all[0] = Count::of(float(slice.count * kVectorWidth));
+            of_all[1] = Count::of(float(num_cols));
+        }
+        return {of_warps, of_blocks, of_all, of_all + 1};
+    }
+};
+
+// kCount parts, part(i), become one.  all: their elements; counts: those of each.
+template <int kCount, class Part>
+DEVICE void merge(Part part, const Count*, const Count*, float& merged) {
+    merged = sum_over<kCount>(part);
+}
+template <int kCount, class Part>
+DEVICE void merge(Part part, const Count* counts, const Count* all, MeanAndSquares& merged) {
+    // Distances from one of the means, so that a mean far from zero loses nothing.
+    const float origin = part(0).mean;
+    const auto distance = [&](int i) { return part(i).mean - origin; };
+    const float step =
+        sum_over<kCount>([&](int i) { return counts[i].count * distance(i); }) * all->reciprocal;
+    merged = {origin + step, sum_over<kCount>([&](int i) {
+                  const float from_mean = distance(i) - step;
+                  return part(i).squares + counts[i].count * (from_mean * from_mean);
+              })};
+}
+
+// A thread's statistic, and its warp's.
+struct SquaresOfVectors {
+    float sum = 0.0f;
+
+    DEVICE void take(const float (&values)[kVectorWidth]) {
+        float part = 0.0f;
+#pragma unroll
+        for (int j = 0; j < kVectorWidth; ++j) part += values[j] * values[j];
+        sum += part;
+    }
+};
+DEVICE float of_warp(const SquaresOfVectors& mine, const Count&) {
+    return reduce_in_warp(mine.sum, Sum());
+}
+DEVICE MeanAndSquares of_warp(const VectorMoments<kVectorWidth>& mine, const Count& count) {
+    const float mean = reduce_in_warp(mine.sum(), Sum()) * count.reciprocal;
+    return {mean, reduce_in_warp(mine.squares_about(mean), Sum())};
+}
+using ThreadMoments = Choose<kCentered != 0, VectorMoments<kVectorWidth>, SquaresOfVectors>::Type;
+
+// Weights and biases of a consumer.
+struct PersistentAffine {
+    RowVector weights[kVectorsPerThread], biases[kCentered ? kVectorsPerThread : 1];
+
+    DEVICE static void load(const void* from, float otherwise, const Slice& slice,
+                            RowVector* vectors) {
+        const int vector = int(threadIdx.x);
+#pragma unroll
+        for (int i = 0; i < kVectorsPerThread; ++i) {
+            vectors[i].fill(from_float<Element>(otherwise));
+            if (from && slice.holds(i, vector)) {
+                const Element* columns = static_cast<const Element*>(from);
+                vectors[i].load_read_only(columns + slice.position(i, vector));
+            }
+        }
+    }
+    DEVICE void apply(int i, float shift, float rstd, float (&values)[kVectorWidth]) {
+        keep_packed(weights[i]);
+#pragma unroll
+        for (int j = 0; j < kVectorWidth; ++j) {
+            const float y = kCentered ? values[j] * rstd + shift : values[j] * rstd;
+            values[j] = y * weights[i][j];
+        }
+        if constexpr (kCentered) {
+            keep_packed(biases[i]);
+#pragma unroll
+            for (int j = 0; j < kVectorWidth; ++j) values[j] += biases[i][j];
+        }
+    }
+};
+
+// What consumers need of a row.  row: -1 after the last one.
+struct alignas(16) RowScalars {
+    float rstd, shift;
+    int row, padding;
+};
+
+template <bool kHasResidual>
+struct PersistentNorm {
+    static constexpr int kArrays = 1 + kHasResidual;
+    const Element *x, *residual;
+    const void *weight, *bias;
+    Element *y, *sum;
+    const NormParams& params;
+    RowPipeline<kArrays> pipeline;
+    Exchange<Statistic> exchange;
+    Counts counts;
+    RowScalars* scalars_of_rows;
+    float *mean_out, *rstd_out;  // null: not wanted
+
+    DEVICE void produce(uint32_t* counter) const {
+        if (lane_id() != 0) return;
+        bool publishes = true;
+        if constexpr (kClusterSize > 1) publishes = cluster_rank() == 0;
+        DynamicScheduler<RowPipeline<kArrays>> scheduler{pipeline, counter, params.layout.num_rows,
+                                                         !publishes};
+        scheduler.start();
+        const LoadPolicy policy = load_policy(params.loads_last);
+        PipelineState at{0, 0};
+        for (int iteration = 0;; ++iteration) {
+            pipeline.expect_row(iteration);
+            const int row = pipeline.row(iteration);
+            if (row < 0) return;
+            const Element* from[kArrays];
+            from[0] = x + row_offset(params.layout, NormParams::kX, row);
+            if constexpr (kHasResidual) {
+                from[1] = residual + row_offset(params.layout, NormParams::kResidual, row);
+            }
+            pipeline.load(at, from, policy);
+            scheduler.advance(iteration);
+        }
+    }
+    DEVICE void reduce() const {
+        PipelineState at{0, 0};
+        const int first = int(threadIdx.x) - kConsumers;
+        const Count& count = counts.of_warps[Exchange<Statistic>::reducer_warp()];
+        for (int iteration = 0; pipeline.row(iteration) >= 0; ++iteration) {
+            ThreadMoments mine;
+#pragma unroll 1
+            for (int i = 0; i < kVectorsPerThread; ++i, at.advance(pipeline.stages)) {
+                pipeline.wait_full(at);
+#pragma unroll
+                for (int vector = first; vector < first + kConsumers; vector += kReducers) {
+                    if (!pipeline.slice.holds(i, vector)) continue;
+                    float values[kVectorWidth];
+                    get_input<kHasResidual>(pipeline, at, vector, values);
+                    mine.take(values);
+                }
+            }
+            exchange.send(iteration, of_warp(mine, count), [&](const Statistic* parts) {
+                Statistic merged;
+                merge<kReducerWarps>([&](int i) { return parts[i]; }, counts.of_warps,
+                                     counts.of_block, merged);
+                return merged;
+            });
+        }
+    }
+    // All messages are received before a block ends, so that nothing is written into its shared
+    // memory then.
+    DEVICE void merge_rows() const {
+        for (int iteration = 0;; ++iteration) {
+            const int row = pipeline.row(iteration);
+            RowScalars scalars{0.0f, 0.0f, row, 0};
+            if (row >= 0) {
+                const Statistic* parts = exchange.receive(iteration);
+                Statistic found;
+                merge<kClusterSize>([&](int i) { return parts[i]; }, counts.of_blocks,
+                                    counts.of_row, found);
+                scalars.rstd = reciprocal_square_root(
+                    squares_of(found) * counts.of_row->reciprocal + params.eps);
+                scalars.shift = -mean_of(found) * scalars.rstd;
+                bool writes = rstd_out && lane_id() == 0;
+                if constexpr (kClusterSize > 1) writes = writes && cluster_rank() == 0;
+                if (writes) {
+                    const int64_t to = row_offset(params.layout, NormParams::kStatistic, row);
+                    const float rstd = scalars.rstd;
+                    if constexpr (kCentered) mean_out[to] = rstd != rstd ? rstd : mean_of(found);
+                    rstd_out[to] = rstd;
+                }
+            }
+            if (lane_id() == 0) {
+                scalars_of_rows[slot_of(iteration)] = scalars;
+                pipeline.barriers.finished[slot_of(iteration)].arrive();
+            }
+            if (row < 0) return;
+        }
+    }
+    DEVICE void consume() const {
+        PersistentAffine factors;
+        PersistentAffine::load(weight, 1.0f, pipeline.slice, factors.weights);
+        if constexpr (kCentered) PersistentAffine::load(bias, 0.0f, pipeline.slice, factors.biases);
+        PipelineState at{0, 0};
+        const int vector = int(threadIdx.x);
+#pragma unroll 1
+        for (int iteration = 0;; ++iteration) {
+            pipeline.barriers.finished[slot_of(iteration)].wait(phase_of(iteration));
+            const RowScalars scalars = scalars_of_rows[slot_of(iteration)];
+            if (scalars.row < 0) return;
+            Element* y_row = y + row_offset(params.layout, NormParams::kY, scalars.row);
+            const StorePolicy policy = store_policy(scalars.row >= params.stores_last_from);
+#pragma unroll
+            for (int i = 0; i < kVectorsPerThread; ++i, at.advance(pipeline.stages)) {
+                pipeline.wait_full(at);  // reducers have waited: no wait
+                if (pipeline.slice.holds(i, vector)) {
+                    const int position = pipeline.slice.position(i, vector);
+                    float values[kVectorWidth];
+                    get_input<kHasResidual>(pipeline, at, vector, values);
+                    RowVector out;
+                    if constexpr (kHasResidual) {
+                        out.from_floats(values);
+                        out.store(sum + row_offset(params.layout, NormParams::kSum, scalars.row) +
+                                      position,
+                                  policy);
+                    }
+                    factors.apply(i, scalars.shift, scalars.rstd, values);
+                    out.from_floats(values);
+                    out.store(y_row + position, policy);
+                }
+                pipeline.release(at);
+            }
+        }
+    }
+};
+
+// Registers of a warpgroup, where roles have whole warpgroups: consumers need more, others less.
+constexpr bool kUnevenRegisters = kConsumers == 512;
+
+template <bool kHasResidual>
+DEVICE void normalize_rows(const Element* x, const Element* residual, const void* weight,
+                           const void* bias, Element* y, Element* sum, float* mean_out,
+                           float* rstd_out, uint32_t* counter, StageTile* tiles,
+                           const NormParams& params) {
+    SHARED(RowScalars, scalars_of_rows, [kSlots]);
+    const int64_t num_cols = params.layout.num_cols;
+    const Counts counts = Counts::of(num_cols);
+    const PersistentBarriers barriers = PersistentBarriers::make(params.stages);
+    const Slice slice = Slice::here(num_cols);
+    const auto pipeline =
+        RowPipeline<1 + kHasResidual>::make(tiles, barriers, slice, params.stages);
+    const auto exchange = Exchange<Statistic>::make(barriers);
+    const PersistentNorm<kHasResidual> norm{
+        x,        residual, weight,          bias,     y,       sum, params, pipeline,
+        exchange, counts,   scalars_of_rows, mean_out, rstd_out};
+    const Role role = role_of_warp();
+    if (role == kConsumer) {
+        if constexpr (kUnevenRegisters) increase_registers<96>();
+        norm.consume();
+        return;
+    }
+    if constexpr (kUnevenRegisters) decrease_registers<40>();
+    if (role == kReducer) {
+        norm.reduce();
+    } else if (role == kProducer) {
+        norm.produce(counter);
+    } else if (role == kMerger) {
+        norm.merge_rows();
+    }
+}
+
+}  // namespace rows

@@ -1,0 +1,292 @@
+// Persistent, warp-specialised rows: a block, or a cluster, takes one row after the other.  That saves what a
+// block for each row costs: as much traffic from L2 for a row's weights as for the row, and the time in
+// which nothing of a block's is under way.
+//
+// A block's warps have roles, so that no step of a row waits for one of another row:
+//   producer   loads tiles of rows into the stages of a pipeline by bulk copies, each as soon as its stage
+//              is empty; the first block's publishes to all blocks which rows come
+//   reducers   kThreadsPerRow / 2 threads, compute a row's statistics as its tiles come; one of their
+//              warps sends the block's to all blocks of the cluster
+//   merger     merges the statistics of all blocks to what consumers need
+//   consumers  kThreadsPerRow threads, write results, with weights and biases in their registers
+// Other threads have nothing to do.
+//
+// A block has the same kThreadsPerRow * kVectorsPerThread neighbouring vectors of every row, its slice; of a
+// cluster's blocks each has another one.  A stage holds one vector of each consumer.
+// Constants: Element and those of rows/tile.cuh, kEven; kNumThreads are one and a half times kThreadsPerRow
+// and kOtherThreads.
+#include "rows/reduce.cuh"
+
+namespace rows {
+
+static_assert(kEven, "rows without options");
+
+using RowVector = Vector<Element, kVectorWidth>;
+constexpr int kMaxStages = 32;
+constexpr int kConsumers = kThreadsPerRow, kReducers = kThreadsPerRow / 2, kOtherThreads = 128;
+constexpr int kReducerWarps = kReducers / kWarpSize;
+static_assert(kNumThreads == kConsumers + kReducers + kOtherThreads, "threads for all roles");
+static_assert(kReducers % kWarpSize == 0, "whole warps");
+
+enum Role { kConsumer, kReducer, kProducer, kMerger, kIdle };
+DEVICE Role role_of_warp() {
+    const int thread = int(threadIdx.x);
+    if (thread < kConsumers) return kConsumer;
+    if (thread < kConsumers + kReducers) return kReducer;
+    const int warp = (thread - (kConsumers + kReducers)) / kWarpSize;
+    return warp == 0 ? kProducer : warp == 1 ? kMerger : kIdle;
+}
+
+// One stage: a vector for each consumer.
+struct StageTile { RowVector vectors[kConsumers]; };
+
+// The vectors of a row that are this block's: `count` from number `first` on.
+struct Slice {
+    int first, count;
+
+    DEVICE static Slice of_rank(int64_t num_cols, int rank) {
+        constexpr int kMost = kConsumers * kVectorsPerThread;
+        Slice slice{rank * kMost, 0};
+        const int rest = int(num_cols / kVectorWidth) - slice.first;
+        slice.count = rest < 0 ? 0 : rest < kMost ? rest : kMost;
+        return slice;
+    }
+    DEVICE static Slice here(int64_t num_cols) {
+        int rank = 0;
+        if constexpr (kClusterSize > 1) rank = cluster_rank();
+        return of_rank(num_cols, rank);
+    }
+    // Whether tile i has a vector number `vector`.
+    DEVICE bool holds(int i, int vector) const { return i * kConsumers + vector < count; }
+    // Its first element, counted from the row's.
+    DEVICE int position(int i, int vector) const {
+        return (first + i * kConsumers + vector) * kVectorWidth;
+    }
+    // The vectors of tile i.
+    DEVICE int vectors(int i) const {
+        const int rest = count - i * kConsumers;
+        return rest < 0 ? 0 : rest < kConsumers ? rest : kConsumers;
+    }
+};
+
+// Keeps a loop-invariant vector packed: unpacked it takes twice the registers.
+DEVICE void keep_packed(RowVector& vector) {
+#pragma unroll
+    for (auto& access : vector.bytes) {
+#pragma unroll
+        for (uint32_t& word : access.words) word = uint32_t(opaque(int(word)));
+    }
+}
+
+// A stage of the pipeline, and the phase of its barriers.
+struct PipelineState {
+    int stage, phase;
+
+    DEVICE void advance(int stages) {
+        if (++stage < stages) return;
+        stage = 0;
+        phase ^= 1;
+    }
+};
+
+// What a row hands on is in the slot of its iteration.  A slot is reused kSlots iterations later, when
+// nobody needs it: a pipeline holds up to kMaxRows rows, so that no block is as many iterations ahead of
+// another one, and no role of another one.
+constexpr int kSlots = 16, kMaxRows = 6;
+static_assert(kSlots > 2 * kMaxRows + 3, "blocks may be kMaxRows rows apart, and a block's roles");
+DEVICE int slot_of(int iteration) { return iteration % kSlots; }
+DEVICE int phase_of(int iteration) { return iteration / kSlots % 2; }
+
+// All barriers, ready: first in a kernel.
+//   full, empty   of stages
+//   scheduled     of slots: the row is known
+//   in_block      the statistics of the reducers' warps are there
+//   exchanged     those of all blocks
+//   finished      what consumers need
+struct PersistentBarriers {
+    Barrier *full, *empty, *scheduled, *in_block, *exchanged, *finished;
+
+    DEVICE static PersistentBarriers make(int stages) {
+        SHARED(Barrier, full, [kMaxStages]);
+        SHARED(Barrier, empty, [kMaxStages]);
+        SHARED(Barrier, scheduled, [kSlots]);
+        SHARED(Barrier, in_block, [kSlots]);
+        SHARED(Barrier, exchanged, [kSlots]);
+        SHARED(Barrier, finished, [kSlots]);
+        if (threadIdx.x == 0) {
+            for (int i = 0; i < stages; ++i) {
+                full[i].init(1);
+                empty[i].init(kConsumers / kWarpSize);
+            }
+            for (int i = 0; i < kSlots; ++i) {
+                scheduled[i].init(1);
+                in_block[i].init(kReducerWarps);
+                exchanged[i].init(1);
+                finished[i].init(1);
+            }
+            fence_barrier_init();
+        }
+        if constexpr (kClusterSize > 1) {
+            // All have started before one writes into another's shared memory.
+            cluster_arrive_relaxed();
+            cluster_wait();
+        } else {
+            sync_block();
+        }
+        return {full, empty, scheduled, in_block, exchanged, finished};
+    }
+};
+
+// The stages of kArrays arrays' rows: a tile of x's, then another array's.
+template <int kArrays>
+struct RowPipeline {
+    StageTile* tiles;
+    int* rows;  // of slots; -1 after the last one
+    const PersistentBarriers& barriers;
+    Slice slice;
+    int stages;
+
+    DEVICE static RowPipeline make(StageTile* tiles, const PersistentBarriers& barriers,
+                                   const Slice& slice, int stages) {
+        SHARED(int, rows, [kSlots]);
+        return {tiles, rows, barriers, slice, stages};
+    }
+    // By the first block's producer: `row` is the row of `iteration`.
+    DEVICE void publish(int iteration, int row) const {
+        const int slot = slot_of(iteration);
+        if constexpr (kClusterSize > 1) {
+            for (int rank = 0; rank < kClusterSize; ++rank) {
+                store_async(&rows[slot], row, barriers.scheduled[slot], rank);
+            }
+        } else {
+            rows[slot] = row;
+            barriers.scheduled[slot].arrive();
+        }
+    }
+    // By the producer: so many bytes will arrive.
+    DEVICE void expect_row(int iteration) const {
+        if constexpr (kClusterSize > 1) {
+            barriers.scheduled[slot_of(iteration)].arrive_expect_tx(int(sizeof(int)));
+        }
+    }
+    // Waits until it is published.
+    DEVICE int row(int iteration) const {
+        barriers.scheduled[slot_of(iteration)].wait(phase_of(iteration));
+        return rows[slot_of(iteration)];
+    }
+    // By the producer: loads the next row.
+    DEVICE void load(PipelineState& at, const Element* const (&from)[kArrays],
+                     LoadPolicy policy) const {
+#pragma unroll 1
+        for (int i = 0; i < kVectorsPerThread; ++i, at.advance(stages)) {
+            barriers.empty[at.stage].wait(at.phase ^ 1);
+            Barrier& full = barriers.full[at.stage];
+            const int bytes = slice.vectors(i) * int(sizeof(RowVector));
+            full.arrive_expect_tx(kArrays * bytes);
+            if (bytes == 0) continue;
+#pragma unroll
+            for (int j = 0; j < kArrays; ++j) {
+                StageTile* to = &tiles[at.stage * kArrays + j];
+                bulk_load(to, from[j] + slice.position(i, 0), bytes, full, policy);
+            }
+        }
+    }
+    DEVICE void wait_full(const PipelineState& at) const { barriers.full[at.stage].wait(at.phase); }
+    // By each of the consumers' warps, once it is done with a stage.
+    DEVICE void release(const PipelineState& at) const {
+        sync_warp();
+        if (lane_id() == 0) barriers.empty[at.stage].arrive();
+    }
+    // A vector of a full stage.
+    DEVICE const RowVector& get(const PipelineState& at, int array, int vector) const {
+        return tiles[at.stage * kArrays + array].vectors[vector];
+    }
+};
+
+// Dynamic scheduler: a cluster (or block) takes two rows at first, and then one at a time by an atomic
+// counter, so that fast ones do not wait for the others in the end.  By the first block's producer, which
+// waits for the counter while its pipeline is full.
+template <class Ring>
+struct DynamicScheduler {
+    static constexpr int kRowsAhead = 2;  // iterations whose rows are known
+    const Ring& pipeline;
+    uint32_t* counter;  // 0 before and after the launch
+    const int64_t& num_rows;
+    bool ended;
+
+    DEVICE static int64_t groups() { return int64_t(gridDim.x) / kClusterSize; }
+    DEVICE void publish(int iteration, int64_t row) {
+        ended = row >= num_rows;
+        pipeline.publish(iteration, ended ? -1 : int(row));
+    }
+    DEVICE void start() {
+        for (int iteration = 0; iteration < kRowsAhead && !ended; ++iteration) {
+            publish(iteration, int64_t(blockIdx.x) / kClusterSize + iteration * groups());
+        }
+    }
+    // The row of `iteration` has been loaded.
+    DEVICE void advance(int iteration) {
+        if (ended) return;
+        // A cluster that got rows at first takes more until there are none.
+        const int64_t asked = num_rows - (kRowsAhead - 1) * groups();
+        const uint32_t taken = atomic_add(counter, 1u);
+        if (taken + 1 == uint32_t(asked)) atomic_add(counter, 0u - uint32_t(asked));
+        publish(iteration + kRowsAhead, kRowsAhead * groups() + taken);
+    }
+};
+
+// Statistics of the reducers' warps go to one of them, in rotation, which merges them and sends the block's to
+// the mergers of all blocks.
+template <class Statistic>
+struct Exchange {
+    Statistic (*of_warps)[kReducerWarps];
+    Statistic (*of_blocks)[kClusterSize];
+    const PersistentBarriers& barriers;
+
+    DEVICE static Exchange make(const PersistentBarriers& barriers) {
+        SHARED(Statistic, of_warps, [kSlots][kReducerWarps]);
+        SHARED(Statistic, of_blocks, [kSlots][kClusterSize]);
+        return {of_warps, of_blocks, barriers};
+    }
+    DEVICE static int reducer_warp() { return (int(threadIdx.x) - kConsumers) / kWarpSize; }
+    // By all reducers.  merge_warps(parts): of kReducerWarps parts, in every lane.
+    template <class Merge>
+    DEVICE void send(int iteration, const Statistic& of_warp, Merge merge_warps) const {
+        const int slot = slot_of(iteration);
+        sync_warp();  // all of them have read their tiles, which may then be overwritten
+        if (lane_id() == 0) {
+            of_warps[slot][reducer_warp()] = of_warp;
+            barriers.in_block[slot].arrive();
+        }
+        if (reducer_warp() != iteration % kReducerWarps) return;
+        barriers.in_block[slot].wait(phase_of(iteration));
+        const Statistic of_block = merge_warps(of_warps[slot]);
+        Barrier& all_here = barriers.exchanged[slot];
+        if constexpr (kClusterSize > 1) {
+            if (lane_id() == 0) all_here.arrive_expect_tx(kClusterSize * int(sizeof(Statistic)));
+            if (lane_id() < kClusterSize) {
+                store_async(&of_blocks[slot][cluster_rank()], of_block, all_here, lane_id());
+            }
+        } else if (lane_id() == 0) {
+            of_blocks[slot][0] = of_block;
+            all_here.arrive();
+        }
+    }
+    // Waits for the statistics of all blocks in `iteration`.
+    DEVICE const Statistic* receive(int iteration) const {
+        barriers.exchanged[slot_of(iteration)].wait(phase_of(iteration));
+        return of_blocks[slot_of(iteration)];
+    }
+};
+
+// A sum of use(i) over the parts that a warp has in its lanes; every lane gets it.
+template <int kCount, class Use>
+DEVICE float sum_over(Use use) {
+    constexpr int kLanes = kCount < kWarpSize ? kCount : kWarpSize;
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kCount; i += kLanes) sum += use(i + lane_id() % kLanes);
+    return MergeFloats<Sum>().across_lanes(sum, 1, kLanes);
+}
+
+}  // namespace rows

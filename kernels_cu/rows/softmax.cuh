@@ -1,0 +1,39 @@
+// Softmax and log_softmax of rows without options, whose elements stay in a thread's registers: each is
+// exponentiated once, over the maximum of its warp, and multiplied by one factor once the row's
+// maximum and sum are known.  log_softmax keeps the elements instead.
+#include "parts/math.cuh"
+#include "parts/max_sum.cuh"
+#include "rows/reduce.cuh"
+#include "rows/softmax_params.cuh"
+
+namespace rows {
+
+// exp(value - max), which replaces `value` unless kLog.
+template <bool kLog>
+DEVICE float exponentiate(float& value, float max) {
+    const float power = exp2_approx((value - max) * kLog2E);
+    if constexpr (!kLog) value = power;
+    return power;
+}
+
+// What makes results of exponentiated values.
+template <bool kLog>
+struct SoftmaxEpilogue {
+    float max, log_sum, factor;
+
+    // total: of the row.
+    DEVICE explicit SoftmaxEpilogue(const MaxSum& total)
+        : max(total.max),
+          log_sum(kLog ? log_accurate(total.sum) : 0.0f),
+          factor(reciprocal_approx(total.sum)) {}
+
+    // The values were exponentiated over `from`.
+    DEVICE void rescale(float from, const MergeMaxSum& merge) {
+        factor *= merge.rescale(from, max);
+    }
+    DEVICE float operator()(float value) const {
+        return kLog ? value - max - log_sum : value * factor;
+    }
+};
+
+}  // namespace rows

@@ -1,0 +1,37 @@
+// Statistics and results of long rows in a cluster (softmax_cluster.cu).
+#include "rows/load_cluster.cuh"
+#include "rows/softmax.cuh"
+
+namespace rows {
+
+// The warp's part of a row.  single: this thread's single element, -inf if it has none.
+DEVICE MaxSum warp_max_sum(const ClusterRow& row, float single) {
+    RowVector larger;
+    larger.fill(from_float<Element>(-kInfinity));
+    row.for_vectors([&](RowVector vector, int) { larger.take_larger(vector, false); });
+    float max = maximum(single, -kLargestFloat);
+#pragma unroll
+    for (int j = 0; j < kVectorWidth; ++j) max = maximum(max, larger[j]);
+    max = reduce_in_warp(max, Max());
+    float sum = exp2_approx((single - max) * kLog2E);
+    row.for_vectors([&](RowVector vector, int) {
+        float some = 0.0f;
+#pragma unroll
+        for (int j = 0; j < kVectorWidth; ++j) some += exp2_approx((vector[j] - max) * kLog2E);
+        sum += some;
+    });
+    return {max, reduce_in_warp(sum, Sum())};
+}
+
+template <bool kLog>
+DEVICE void store(Element* y_row, const ClusterRow& row, float single, const MaxSum& total,
+                  StorePolicy policy) {
+    const float log_sum = kLog ? log_accurate(total.sum) : 0.0f;
+    const float factor = reciprocal_approx(total.sum);
+    row.store(y_row, single, policy, [&](float value) {
+        const float distance = value - total.max;
+        return kLog ? distance - log_sum : exp2_approx(distance * kLog2E) * factor;
+    });
+}
+
+}  // namespace rows

@@ -1,0 +1,35 @@
+// Softmax of a thread's part of a contiguous row (rows/load_span.cuh).
+#include "rows/load_span.cuh"
+#include "rows/softmax.cuh"
+
+namespace rows {
+
+template <bool kLog, int kStep>
+DEVICE void softmax_span_row(const SpanRow<kStep>& row, const RowThreads& t) {
+    SpanValues x;
+    row.load(x, -kInfinity);
+    float max = -kLargestFloat;
+    row.for_values(x, [&](float value) { max = maximum(max, value); });
+    max = t.combine_in_warp(max, Max());
+    float sum = 0.0f;
+    row.for_values(x, [&](float& value) { sum += exponentiate<kLog>(value, max); });
+    const MergeMaxSum merge{kLog2E};
+    const MaxSum of_warp{max, t.combine_in_warp(sum, Sum())};
+    SoftmaxEpilogue<kLog> epilogue(t.merge_across_warps<0>(of_warp, merge));
+    epilogue.rescale(max, merge);
+
+    row.for_values(x, [&](float& value) { value = epilogue(value); });
+    row.store(x);
+}
+template <int kStep>
+DEVICE void softmax_span_row(SpanStorage& tile, int begin, const RowThreads& t, int num_cols,
+                             bool log) {
+    const SpanRow<kStep> row(tile, begin, t, num_cols);
+    if (log) {
+        softmax_span_row<true>(row, t);
+    } else {
+        softmax_span_row<false>(row, t);
+    }
+}
+
+}  // namespace rows

@@ -1,0 +1,149 @@
+// How the threads of a block, or of a cluster's blocks, share rows of any strided arrays.
+//
+// kThreadsPerRow threads (of each of kClusterSize blocks) share one row; a block has kNumThreads /
+// kThreadsPerRow rows, a thread kVectorsPerThread vectors of kVectorWidth elements.
+//   kVectorWidth > 1: neighbouring elements are neighbours in memory.  Rows may be misaligned: `head`
+//     elements are missing from a row's first vector, so that all others are aligned, and the
+//     vectors at the row's ends move element by element.
+//   kLanesAcrossRows: neighbouring threads have neighbouring rows (softmax over axis 0 of a C
+//     array); otherwise neighbouring threads have neighbouring vectors of one row.
+//   kEven: rows lie at one stride, all vectors are whole and aligned, and the call has none of the
+//     options that its kernel names.  That keeps the code small: with all options a kernel is
+//     several times as long, and up to a quarter slower for the instruction cache's misses.
+//   kChunked (parts/presence.cuh): rows, longer than a block or cluster holds, are cut into chunks
+//     of kChunk elements.
+// Constants: kThreadsPerRow, kVectorWidth, kVectorsPerThread, kLanesAcrossRows, kChunked, kEven.
+#include "parts/dtype.cuh"
+#include "parts/math.cuh"
+#include "parts/presence.cuh"
+#include "parts/vector.cuh"
+
+namespace rows {
+
+constexpr int kRowsPerBlock = kNumThreads / kThreadsPerRow;
+constexpr int kChunk = kClusterSize * kThreadsPerRow * kVectorsPerThread * kVectorWidth;
+constexpr int kMaxOuterDims = 6;
+
+// A chunked row takes three launches: kStatistics makes each chunk's statistic, kMerge makes one of a
+// row's, and kApply reads the row a second time.  All others take one, kWholeRow.
+enum Pass { kWholeRow, kStatistics, kMerge, kApply };
+
+// Sizes and strides, in elements, of the rows of kOperands arrays; the outer dims are innermost first.
+// Even rows' fields are neighbours: a kernel's parameters come from memory too, line by line.
+template <int kOperands>
+struct RowLayout {
+    int64_t num_rows, num_cols;
+    int64_t outer_strides[kMaxOuterDims][kOperands];
+    int64_t col_strides[kOperands];
+    int64_t num_outer_dims, outer_sizes[kMaxOuterDims];
+};
+
+// This thread's place: which row, and which of the row's vectors.
+struct RowThread {
+    int row_in_block, lane, rank;
+
+    DEVICE static RowThread here() {
+        RowThread t;
+        const unsigned tid = threadIdx.x;  // of which quotients take one instruction
+        t.row_in_block = int(kLanesAcrossRows ? tid % kRowsPerBlock : tid / kThreadsPerRow);
+        t.lane = int(kLanesAcrossRows ? tid / kRowsPerBlock : tid % kThreadsPerRow);
+        t.rank = 0;
+        if constexpr (kClusterSize > 1) t.rank = cluster_rank();
+        return t;
+    }
+    // The first element of this thread's vector i, counted from the chunk's start.
+    DEVICE int position(int i) const {
+        return ((i * kClusterSize + rank) * kThreadsPerRow + lane) * kVectorWidth;
+    }
+};
+
+// What this block does, and which row and chunk of it this thread works on.
+struct RowTask {
+    Pass pass;
+    int64_t row, chunk, num_chunks;
+
+    DEVICE static RowTask here(int64_t pass, int64_t num_chunks, const RowThread& t) {
+        RowTask task{kWholeRow, 0, 0, 1};
+        int64_t group = blockIdx.x / kClusterSize;
+        if (kChunked == kAlways || (kChunked == kEither && pass != kWholeRow)) {
+            task.pass = Pass(pass);
+            task.num_chunks = num_chunks;
+            // What was read last comes first: it is still in L2.
+            if (pass == kApply) group = int64_t(gridDim.x) - 1 - group;
+        }
+        int64_t row_group = group;
+        if constexpr (kChunked) {
+            if (task.pass == kStatistics || task.pass == kApply) {
+                row_group = group / num_chunks;
+                task.chunk = group % num_chunks;
+            }
+        }
+        task.row = row_group * kRowsPerBlock + t.row_in_block;
+        return task;
+    }
+};
+
+// The part of one row that a chunk covers.  Positions count from the chunk's first vector; those of
+// the row's elements are [low, high).
+struct RowChunk {
+    int64_t first_col;  // the column at position 0: negative by `head` in the first chunk
+    int low, high;
+    bool live;  // false: there is no such row
+
+    DEVICE bool holds(int position) const { return (kEven || position >= low) && position < high; }
+    DEVICE bool holds_all(int position) const {
+        return kEven ? position < high : position >= low && position + kVectorWidth <= high;
+    }
+    DEVICE bool holds_any(int position) const {
+        return (kEven || position + kVectorWidth > low) && position < high;
+    }
+    // The row's elements in a thread's vectors.
+    DEVICE int count(const RowThread& thread) const {
+        int sum = 0;
+        for (int i = 0; i < kVectorsPerThread; ++i) {
+            const int begin = thread.position(i), end = begin + kVectorWidth;
+            const int first = begin > low ? begin : low, last = end < high ? end : high;
+            if (last > first) sum += last - first;
+        }
+        return sum;
+    }
+};
+
+// A 64-bit division costs some hundred instructions, a 32-bit one twenty.
+DEVICE uint64_t quotient(uint64_t a, uint64_t b) {
+    return (a | b) >> 32 ? a / b : uint32_t(a) / uint32_t(b);
+}
+
+// Element offset of row `row` in operand `operand`.
+template <int kOperands>
+DEVICE int64_t row_offset(const RowLayout<kOperands>& layout, int operand, int64_t row) {
+    if (kEven || layout.num_outer_dims <= 1) return row * layout.outer_strides[0][operand];
+    int64_t offset = 0;
+    uint64_t rest = uint64_t(row);
+    for (int d = 0; d + 1 < int(layout.num_outer_dims); ++d) {
+        const uint64_t size = uint64_t(layout.outer_sizes[d]);
+        const uint64_t next = quotient(rest, size);
+        offset += int64_t(rest - next * size) * layout.outer_strides[d][operand];
+        rest = next;
+    }
+    return offset + int64_t(rest) * layout.outer_strides[layout.num_outer_dims - 1][operand];
+}
+
+// Chunk `chunk` of row `row`; x_row points at the row's first element.
+template <class T>
+DEVICE RowChunk row_chunk(const T* x_row, int64_t row, int64_t num_rows, int64_t num_cols,
+                          int64_t chunk) {
+    int head = 0;
+    if constexpr (kVectorWidth > 1 && !kEven) {
+        head = int(reinterpret_cast<uintptr_t>(x_row) / sizeof(T) % kVectorWidth);
+    }
+    RowChunk c;
+    c.live = row < num_rows;
+    c.first_col = chunk * kChunk - head;
+    const int64_t high = num_cols - c.first_col;
+    c.low = chunk == 0 ? head : 0;
+    c.high = !c.live ? 0 : high < kChunk ? int(high) : kChunk;
+    return c;
+}
+
+}  // namespace rows

@@ -1,0 +1,33 @@
+// softmax_cluster.cu: y = softmax(x), or log_softmax(x), of long rows of any length at one stride,
+// without options: a row is the work of a cluster (rows/load_cluster.cuh).
+// The other arguments are those of softmax_shared.cu.
+// Constants: Element and those of rows/tile.cuh; kNumThreads and kClusterSize are the most.
+// Launch: grid (rows * params.blocks), block (up to kNumThreads, whole warps), clusters of
+// params.blocks, dynamic shared memory a vector for each vector of the block's threads.
+#include "rows/softmax_cluster.cuh"
+
+KERNEL void softmax_cluster(const Element* x, const uint8_t*, void* y, MaxSum*,
+                            const rows::SoftmaxParams params, int64_t) {
+    rows::announce_to_cluster();
+    SHARED_STORAGE(rows::RowVector, tile);
+    const int rank = cluster_rank(), blocks = params.blocks;
+    const int64_t row = int(blockIdx.x) / blocks;
+    const Element* x_row = x + row * params.layout.outer_strides[0][rows::SoftmaxParams::kX];
+    const rows::ClusterRow part(tile, x_row, int(params.layout.num_cols), rank, blocks);
+    // Before the vectors: loaded behind them, it would come after all of them.
+    float single = -kInfinity;
+    if (part.column >= 0) single = to_float(x_row[part.column]);
+    part.load(x_row, load_policy(params.loads_last));
+
+    const MaxSum total =
+        rows::merge_cluster(rows::warp_max_sum(part, single), MaxSum{-kLargestFloat, 0.0f}, rank,
+                            blocks, MergeMaxSum{kLog2E});
+    Element* y_row =
+        static_cast<Element*>(y) + row * params.layout.outer_strides[0][rows::SoftmaxParams::kY];
+    const StorePolicy policy = store_policy(row >= params.stores_last_from);
+    if (params.log) {
+        rows::store<true>(y_row, part, single, total, policy);
+    } else {
+        rows::store<false>(y_row, part, single, total, policy);
+    }
+}
