@@ -341,6 +341,12 @@ def small(name, count=1, **changes):
     return replace(part(name), on_host=amount, **changes)
 
 
+def read(path):
+    """The record, and its parts by name."""
+    document = json.loads(path.read_text())
+    return document, {part["part"]: part for part in document["parts"]}
+
+
 def campaign(tmp_path, *chosen):
     path = tmp_path / "campaign.json"
     op = BY_NAME["quantize_nvfp4"]
@@ -351,10 +357,10 @@ def test_a_campaign_runs_its_parts_in_processes(tmp_path):
     run, path = campaign(tmp_path, small("large"), small("cases", 3))
     told = []
     run.run(2, 60, lambda progress: told.append(progress.part.name))
-    document = json.loads(path.read_text())
+    document, by_name = read(path)
     assert sorted(told) == ["cases", "large"]
     assert document["kind"] == "campaign" and document["seed"] == 5 and document["complete"]
-    found = document["parts"]["cases"]
+    found = by_name["cases"]
     assert (found["state"], found["done"], found["failed"]) == ("finished", 3, 0)
     assert (document["seed"], found["last_seed"]) == (5, 7)
     assert sum(row["done"] for row in found["rows"]) == 3
@@ -370,15 +376,15 @@ def test_an_interrupted_campaign_keeps_what_was_done(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         run.run(1, 60, tick=tick)
-    document = json.loads(path.read_text())
-    found = document["parts"]["cases"]
+    document, by_name = read(path)
+    found = by_name["cases"]
     assert found["state"] == "cut" and found["done"] >= 2 and not document["complete"]
 
 
 def test_a_campaign_ends_in_time(tmp_path):
     run, path = campaign(tmp_path, small("cases", 1000), small("repeats"))
     run.run(1, 3)
-    states = {name: p["state"] for name, p in json.loads(path.read_text())["parts"].items()}
+    states = {name: part["state"] for name, part in read(path)[1].items()}
     assert states == {"cases": "cut", "repeats": "not begun"} and run.seconds < 15
 
 
@@ -438,7 +444,7 @@ def test_the_command_writes_a_record(capsys, tmp_path):
     out = capsys.readouterr().out
     assert "sanitizers: finished, 0 done, 0 failed" in out
     assert out.splitlines()[-1].startswith("campaign: 0 of 0 checks failed")
-    assert json.loads(path.read_text())["parts"]["sanitizers"]["state"] == "finished"
+    assert read(path)[1]["sanitizers"]["state"] == "finished"
 
 
 def test_the_command_fails_if_a_check_does(capsys, monkeypatch):

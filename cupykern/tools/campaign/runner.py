@@ -13,7 +13,7 @@ from typing import Any
 from ...op import Op
 from ...targets import Target
 from .. import records
-from ..tables import to_json
+from ..stored import to_json
 from .parts import Part
 from .tally import Tally, Task
 from .workers import Worker, failed, ready
@@ -79,6 +79,7 @@ class Progress:
 
     def document(self) -> dict[str, Any]:
         return {
+            "part": self.part.name,
             "state": self.state,
             "tasks": self.wanted,
             "tasks_finished": self.finished,
@@ -197,5 +198,5 @@ class Campaign:
             "seconds": round(self.seconds, 1),
             "complete": all(progress.state == "finished" for progress in self.progress),
             "failed": self.failed,
-            "parts": {progress.part.name: progress.document() for progress in self.progress},
+            "parts": [progress.document() for progress in self.progress],
         }

@@ -99,7 +99,8 @@ class Tally:
 
     def document(self) -> dict[str, Any]:
         """For the record."""
-        rows = [asdict(row) for _, row in sorted(self.rows.items())]
+        found = (asdict(row) for _, row in sorted(self.rows.items()))
+        rows = [{name: x for name, x in row.items() if x is not None} for row in found]
         return {"rows": rows, "failures": self.failures, "notes": self.notes}
 
     def _merge_row(self, row: Row) -> None:
