@@ -34,7 +34,8 @@ def public(function: Function, op: Op | None = None) -> Function:
             arguments.check_complete(kwargs.get("config"))
             raise
 
+    found: Any = call
     if op is not None and os.environ.get("CUPYKERN_TUNE") == "1":
-        call = tuned_at_first(op, call)
-    call.__module__ = __package__
-    return call
+        found = tuned_at_first(op, call)
+    found.__module__ = __package__
+    return found

@@ -58,8 +58,8 @@ def _own_compiler(command: tuple[str, ...], path: str) -> Compiler:
 
 @cache
 def _find_compiler(path: str) -> Compiler | None:
-    for command in (("g++",), ("clang++",)):
-        if shutil.which(command[0], path=path) and (compiler := _ask(command)):
+    for name in ("g++", "clang++"):
+        if shutil.which(name, path=path) and (compiler := _ask((name,))):
             return compiler
     if util.find_spec("ziglang"):
         command = (sys.executable, "-m", "ziglang", "c++")
