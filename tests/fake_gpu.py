@@ -6,6 +6,7 @@ What the wrappers do before a launch can be tested so on any machine.
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -49,8 +50,8 @@ class FakeGpu:
         self.xp = cupy
         self.launches: list[Launch] = []
         self.copies: list[tuple[Any, ...]] = []
-        self._buffer = ctypes.create_string_buffer(size + _PAGE)
-        self.begin = -(-ctypes.addressof(self._buffer) // _PAGE) * _PAGE
+        self._buffer = mmap.mmap(-1, size)  # pages of memory, that are there once they are touched
+        self.begin = ctypes.addressof(ctypes.c_char.from_buffer(self._buffer))
         self._memory = cupy.cuda.UnownedMemory(self.begin, size, self._buffer, 0)
         self._next = 0
         self.num_allocations = 0

@@ -25,7 +25,7 @@ _OPS = {op.name: op for op in OPS}
 
 @dataclass(frozen=True)
 class Config:
-    """The config of this number, of those that the op has for its family's bench row."""
+    """The config of this number among the family's."""
 
     number: int
 
@@ -35,14 +35,14 @@ class Family:
     """The calls of one function.
 
     settings: small ones.  large: for GPUs only.  options: how each argument of the function is
-    drawn.  bench: shape and dtype of the bench row whose configs are taken.
+    drawn.  configs: of an architecture, legal for some calls.
     """
 
     op: Op
     settings: tuple[Setting, ...]
     large: tuple[Setting, ...]
     options: dict[str, DrawValue]
-    bench: tuple[Shape, str]
+    configs: Callable[[str], tuple[Any, ...]]
 
 
 def family(
@@ -51,9 +51,16 @@ def family(
     large: tuple[Setting, ...],
     options: dict[str, DrawValue],
     bench: tuple[Shape, str],
+    *more_configs: Any,
 ) -> Family:
+    """bench: shape and dtype of the bench row whose configs are taken, besides more_configs."""
+    op = _OPS[name]
+
+    def configs(arch: str) -> tuple[Any, ...]:
+        return (*op.configs(op.bench_problem(*bench), arch), *more_configs)
+
     config = one_of(*[None] * 9, Config(0), Config(1), Config(2))
-    return Family(_OPS[name], settings, large, {**options, "config": config}, bench)
+    return Family(op, settings, large, {**options, "config": config}, configs)
 
 
 def combine(**choices: tuple[Any, ...]) -> tuple[Setting, ...]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from ...gemm.quantize_nvfp4 import NvFp4Config
 from ...op import Draw
+from ...rows.nonfinite_walk import NonfiniteConfig
 from .draws import (
     ANY,
     FLOATS,
@@ -79,14 +81,17 @@ _NONFINITE: dict[str, DrawValue] = {
 }
 
 FAMILIES = {
-    name: family(name, _settings(shapes), _settings(large), options, _BENCH)
-    for name, shapes, large, options in (
+    name: family(name, _settings(shapes), _settings(large), options, _BENCH, *configs)
+    for name, shapes, large, options, *configs in (
         ("softmax", _SHAPES, _LARGE_SHAPES, _SOFTMAX),
         ("log_softmax", _SHAPES, _LARGE_SHAPES, _SOFTMAX),
         ("layer_norm", _SHAPES, _LARGE_SHAPES, _LAYER_NORM),
         ("rms_norm", _SHAPES, _LARGE_SHAPES, _RMS_NORM),
         ("quantize", _SHAPES, _LARGE_SHAPES, _QUANTIZE),
-        ("quantize_nvfp4", _NVFP4_SHAPES, ((512, 1024),), _NVFP4),
-        ("nonfinite_report", _SHAPES, _LARGE_SHAPES, _NONFINITE),
+        ("quantize_nvfp4", _NVFP4_SHAPES, ((512, 1024),), _NVFP4, NvFp4Config(256, 4, 1)),
+        (
+            *("nonfinite_report", _SHAPES, _LARGE_SHAPES, _NONFINITE),
+            NonfiniteConfig(256, 8, 1, False, 3),
+        ),
     )
 }

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,14 +41,13 @@ class Outcome(NamedTuple):
         """Why a call with this outcome is not one with the other."""
         if self.error != other.error:
             return f"{self.error or 'no error'}; alone {other.error or 'no error'}"
-        for number, (mine, theirs) in enumerate(zip(self.outputs, other.outputs, strict=True)):
-            if mine != theirs:
-                return f"output {number} is {mine}; alone {theirs}"
-        for number, (mine, theirs) in enumerate(zip(self.launches, other.launches, strict=False)):
-            if mine != theirs:
-                return f"launch {number} is {mine}; alone {theirs}"
-        if len(self.launches) != len(other.launches):
-            return f"{len(self.launches)} launches; alone {len(other.launches)}"
+        for kind, mine, theirs in (
+            ("output", self.outputs, other.outputs),
+            ("launch", self.launches, other.launches),
+        ):
+            for number, (one, another) in enumerate(zip_longest(mine, theirs)):
+                if one != another:
+                    return f"{kind} {number} is {one}; alone {another}"
         return None if self == other else "other bytes in the memory of the arguments"
 
 
@@ -162,8 +162,7 @@ def _written_elsewhere(image: Image, before: np.ndarray, after: np.ndarray) -> s
 
 @cache
 def _configs(name: str, arch: str) -> tuple[Any, ...]:
-    family = FAMILIES[name]
-    return family.op.configs(family.op.bench_problem(*family.bench), arch)
+    return FAMILIES[name].configs(arch)
 
 
 # --- sequences -----------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ def draw_sequence(
     setting = draw.choice(family.settings + family.large * large)
     drawn = draw.choice((_options_in_turn, _changes))(draw, family.options, setting)
     return tuple(
-        _without_defaults(name, with_fitting_out(draw, arguments), draw.choice((0, 0, 0, 1)))
+        call_of(name, with_fitting_out(draw, arguments), draw.choice((0, 0, 0, 1)))
         for arguments in drawn
     )
 
@@ -76,7 +76,7 @@ def _options_in_turn(
 ) -> list[Arguments]:
     """A call with all options at their plainest values, and calls with one other option each, of
     arrays that lie in memory in the same way."""
-    plain = {option: draw_value(_PLAIN, setting) for option, draw_value in options.items()}
+    plain = {option: draw_value(PLAIN, setting) for option, draw_value in options.items()}
     for option in options:
         if option in _ARRAYS and draw.choice((True, False)):
             plain[option] = options[option](draw, setting)
@@ -93,7 +93,7 @@ def _changes(draw: Draw, options: dict[str, DrawValue], setting: Setting) -> lis
     """Calls that differ in up to three arguments from an earlier one."""
     drawn = [
         {
-            option: draw_value(draw if draw.choice((True, False)) else _PLAIN, setting)
+            option: draw_value(draw if draw.choice((True, False)) else PLAIN, setting)
             for option, draw_value in options.items()
         }
     ]
@@ -116,10 +116,11 @@ class _PlainDraw:
         return options[0]
 
 
-_PLAIN = _PlainDraw()
+PLAIN = _PlainDraw()
 
 
-def _without_defaults(name: str, arguments: Arguments, place: int) -> Call:
+def call_of(name: str, arguments: Arguments, place: int) -> Call:
+    """The call, without those arguments that are at their defaults."""
     defaults = defaults_of(name)
     given = (
         (option, value)

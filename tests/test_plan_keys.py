@@ -1,0 +1,68 @@
+"""A call with another option is planned anew, on a fake GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from fake_gpu import fake_gpu
+from fake_machine import SIZE, FakeMachine
+
+from cupykern import arguments, targets
+from cupykern.op import RandomDraw
+from cupykern.tools.history import FAMILIES, Call, check_sequence
+from cupykern.tools.history.sequences import PLAIN, call_of
+
+_SEQUENCES = 600  # at most, until two values of an option give other launches
+OPTIONS = [
+    pytest.param(name, option, id=f"{name}-{option}")
+    for name, family in FAMILIES.items()
+    for option in family.options
+]
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    pytest.importorskip("cupy")
+    if targets.get().name != "host":
+        pytest.skip("there is a GPU")
+    with fake_gpu(monkeypatch, SIZE) as gpu:
+        yield FakeMachine(gpu, monkeypatch)
+
+
+def pairs(name: str, option: str) -> Iterator[tuple[Call, Call]]:
+    """Calls that differ in one option alone."""
+    family = FAMILIES[name]
+    for seed in range(_SEQUENCES):
+        draw, setting = RandomDraw(seed), family.settings[seed % len(family.settings)]
+        value = family.options[option](draw, setting)
+        arguments = {
+            one: draw_value(draw if draw.choice((True, False)) else PLAIN, setting)
+            for one, draw_value in family.options.items()
+        }
+        first = call_of(name, arguments, 0)
+        second = call_of(name, {**arguments, option: value}, 0)
+        if first != second:
+            yield first, second
+
+
+@pytest.mark.parametrize(("name", "option"), OPTIONS)
+def test_another_value_of_an_option_is_planned_anew(machine, name, option, monkeypatch):
+    """Two legal values, where the option decides what is launched: none does nothing at all."""
+    checked = []
+    target_of = arguments.target_of
+    monkeypatch.setattr(
+        arguments, "target_of", lambda *args: checked.append(args) or target_of(*args)
+    )
+    for first, second in pairs(name, option):
+        alone = [machine.alone(call) for call in (first, second)]
+        if any(outcome.error for outcome in alone) or alone[0] == alone[1]:
+            continue
+        assert check_sequence(machine, (first, second, first)) is None
+        machine.forget()
+        for call in first, second:
+            checked.clear()
+            machine.run(call)
+            assert checked, f"{call} found the plan of {first}"
+        return
+    pytest.fail(f"no two values of {option} give other launches")
