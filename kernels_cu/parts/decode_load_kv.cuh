@@ -128,7 +128,8 @@ struct KvPipeline {
                       const int* block_table)
         : loader(params, work, cache, block_table),
           next_key(work.first_key),
-          end_key(work.end_key),
+          // A work tile without keys still has one tile, of zeros.
+          end_key(work.end_key > work.first_key ? work.end_key : work.first_key + 1),
           stage(0) {}
     // Issues the copies of the next tile, if there is one, and commits a group, which may be empty.
     // load_more() issues copies that belong to the group of the first tile.

@@ -149,7 +149,7 @@ DEVICE void end_chunk(Epilogue& epilogue, const WarpSoftmax& softmax,
     epilogue.end_chunk(is_last);
 }
 
-// Computes a work tile that has keys.
+// Computes a work tile.
 template <class Epilogue>
 DEVICE void mainloop(DecodeStorage& storage, const DecodeParams& params, const WorkTile& work,
                      KvPipeline& pipeline, const Element* q, Epilogue& epilogue) {
@@ -211,12 +211,8 @@ DEVICE void decode_block(DecodeStorage& storage, const DecodeParams& params, con
     DecodeEpilogue<Choose<kWarpOwnsRows, WarpOutput, QuadOutput>::Type> epilogue(
         params, storage.work, partial_results);
     epilogue.begin(work.first_chunk);
-    if (work.first_key < work.end_key) {
-        KvPipeline pipeline(params, work, cache, block_table);
-        mainloop(storage, params, work, pipeline, q, epilogue);
-    } else {
-        sync_block();  // storage.work is written
-    }
+    KvPipeline pipeline(params, work, cache, block_table);
+    mainloop(storage, params, work, pipeline, q, epilogue);
     epilogue.finish(storage.merge_values, storage.merge_states, storage.cluster, storage.is_last,
                     counters, out, lse);
 }
