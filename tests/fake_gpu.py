@@ -74,7 +74,8 @@ class FakeGpu:
 
     def asarray(self, x: np.ndarray) -> Any:
         """A CuPy array of x's shape, strides and dtype, and whatever was in memory."""
-        memory = self.allocate(x.nbytes)
+        low, high = np.lib.array_utils.byte_bounds(x) if x.size else (x.ctypes.data,) * 2
+        memory = self.allocate(high - low) + (x.ctypes.data - low)  # strides may be negative
         if x.itemsize > 1:
             return self.xp.ndarray(x.shape, x.dtype, memory, x.strides)
         return self.xp.ndarray(x.shape, np.uint8, memory, x.strides).view(x.dtype)
