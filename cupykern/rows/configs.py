@@ -162,9 +162,9 @@ class RowConfig:
         if not self.chunked and self.chunk < needed:
             return f"{self.chunk} elements are fewer than a row's {needed}"
         if not self.has_room(rows.arch, rows.itemsize, rows.num_arrays):
-            held = rows.num_arrays * self.shared_bytes(rows.itemsize)
+            needed = rows.num_arrays * self.shared_bytes(rows.itemsize)
             most = max_shared_bytes(rows.arch) - _STATIC_BYTES
-            return f"{held} bytes of shared memory are more than {most}"
+            return f"{needed} bytes of shared memory are more than {most}"
         if self.even and not rows.even:
             name = type(self).__name__
             return f"{name} is for calls without options, of aligned rows of whole vectors"
@@ -193,9 +193,9 @@ class SharedRows(RowConfig):
 
     @property
     def constants(self) -> tuple[tuple[str, int], ...]:
-        split = ("kChunked", EITHER)
+        either = ("kChunked", EITHER)
         return tuple(
-            split if self.generic and name == split[0] else (name, value)
+            either if self.generic and name == either[0] else (name, value)
             for name, value in super().constants
         )
 

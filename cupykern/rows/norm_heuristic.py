@@ -231,7 +231,7 @@ def quantized_configs(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
 
 def _with_options(arch: str, itemsize: int) -> tuple[RowConfig, ...]:
     """For calls with options, and strides of all kinds: fewer, since such calls are rarer.  Where nothing
-    is measured, rows whose elements lie further apart than they do are copied."""
+    is measured, rows that are closer together than their elements are copied."""
     return tuple(
         config
         for config in shared_configs(arch, itemsize)

@@ -24,7 +24,7 @@ from .rows import bench_shapes
 
 @dataclass(frozen=True)
 class NormProblem:
-    """One call, without its numbers.  mean: added to x, before it is rounded."""
+    """The shapes, dtypes and options of one call, without data.  mean: added to x, before it is rounded."""
 
     shape: tuple[int, ...]
     dtype: str = "float16"

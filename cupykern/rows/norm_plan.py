@@ -1,4 +1,4 @@
-"""Which kernel normalises the rows of a call, and what it is told."""
+"""Tasks and plans of the norms: which kernel normalises the rows of a call, with which parameters."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from .quantize_columns import run_columns
 from .quantize_rows import DTYPES, GRANULARITIES, run_rows, scale_shape
 from .quantize_tiles import run_tiles
 
-_MAX_TILE = 2**20  # elements: positions in a tile are 32-bit numbers
+_MAX_TILE = 2**20  # elements: positions in a tile are 32-bit integers
 
 
 _find = plans.finder("quantize", arrays=1, options=4)

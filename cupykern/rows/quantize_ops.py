@@ -22,7 +22,7 @@ from .row_layout import contiguous_operand, row_layout
 
 @dataclass(frozen=True)
 class QuantizeProblem:
-    """One call, without its numbers."""
+    """The shapes, dtypes and options of one call, without data."""
 
     shape: tuple[int, ...]
     dtype: str = "float16"

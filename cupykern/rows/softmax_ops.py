@@ -32,7 +32,7 @@ from .softmax_heuristic import softmax_configs
 
 @dataclass(frozen=True)
 class SoftmaxProblem:
-    """One call, without its numbers."""
+    """The shapes, dtypes and options of one call, without data."""
 
     shape: tuple[int, ...]
     axis: int = -1
