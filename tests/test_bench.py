@@ -241,7 +241,7 @@ def test_kernels_of_cases_are_known_before_they_run(host, monkeypatch):
     ops = [op for op in OPS if op.name in ("softmax", "dequant_softmax")]
     monkeypatch.setattr(type(host), "compile", lambda *args: pytest.fail("compiled"))
     variants = list(compile_ahead.variants_of_cases(ops, host, 3, 0))
-    assert {v.kernel for v in variants} == {"softmax", "dequant_softmax"}
+    assert {v.kernel for v in variants} == {"softmax_shared", "dequant_softmax"}
     monkeypatch.undo()
     compiled = {v for v, _, error in compile_ahead.compile_ahead(host, variants, 2) if not error}
     assert compiled == set(variants)

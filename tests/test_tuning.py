@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import cupykern
 from cupykern import OPS, choice, cli, plans, store, targets
 from cupykern.op import Call, as_tuple
-from cupykern.tools import options, sweep, tuning, winners
+from cupykern.tools import options, stored, sweep, tuning, winners
 from cupykern.tools import trials as trials_module
 from cupykern.tools.trace import document
 from cupykern.tools.trials import Trial
@@ -316,7 +316,7 @@ def test_the_command(op, capsys, folder):
     out = capsys.readouterr().out
     assert f"kept: {FAST!r}\n" in out and "value" in out
     document = json.loads(path.read_text())
-    assert document["kind"] == "tune" and document["kept"] == store.rows()
+    assert document["kind"] == "tune" and document["kept"] == stored.plain_json(store.rows())
     configs = {trial["config"]: trial["reason"] is None for trial in document["trials"]}
     assert configs == {repr(SLOW): True, repr(FAST): True, repr(WRONG): False}
     assert cli.main(["tune", "--list"]) == 0
