@@ -107,8 +107,8 @@ FAULTS = {
     "the second warpgroup's stages are left out": Fault(
         GATED, "accumulator[0][i] + of_tile[i][128 + thread]", "accumulator[0][i]", "few rows"
     ),
-    "few rows: columns of the next block": Fault(
-        SCHEDULER, "if (end - index < kUnits) tile.num_columns = (end - index) * kUnit;", "", "few rows"
+    "few rows: a block's last columns are left out": Fault(
+        SCHEDULER, "num_columns = (end - index) * kUnit", "num_columns = (end - index - 1) * kUnit", "few rows"
     ),
     "few rows: the second unit's columns are the first one's": Fault(
         LOADER, "col + i * kUnit, batch, kStep", "col, batch, kStep", "few rows"
