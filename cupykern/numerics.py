@@ -114,6 +114,20 @@ def as_float64(x: Any) -> Any:
         return x.astype(np.float64)
 
 
+def power_of_two(x: Any) -> Any:
+    """The largest power of two up to |x|, x in FP64; 0 of zeros and subnormals, inf of inf and NaN."""
+    return (namespace(x).abs(x).view(np.int64) & (0x7FF << 52)).view(np.float64)
+
+
+def gap(x: Any, dtype: Any) -> Any:
+    """The distance between neighbouring numbers of `dtype` at |x|, x in FP64; 1 of integers."""
+    xp = namespace(x)
+    if np.dtype(dtype).kind in "iub":
+        return xp.ones_like(x)
+    info = finfo(dtype)
+    return xp.maximum(info.eps * power_of_two(x), info.eps * info.min_normal)
+
+
 def row_max(magnitudes: Any) -> Any:
     """The largest along the last axis, which stays with size 1; 0 where there is none."""
     xp = namespace(magnitudes)

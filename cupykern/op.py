@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -45,11 +46,19 @@ class Bound(NamedTuple):
     """What an output may differ from its FP64 reference.
 
     elementwise: array like the output: the largest |error| that the derivation allows.
-    rms: like elementwise: the error expected of each element, root mean square.
+    rms: like elementwise: the error expected of each element, root mean square, on the least exact
+        target; 0: none is expected, and only `elementwise` limits it.
+    shared: like rms, or a number: the part of `rms` that all elements along `axis` have in common,
+        as that of a row's sum.  The other parts are independent.
+    bias: like rms, or a number: how far the mean error may be from zero, of errors that count as
+        positive where |result| is too large; inf: no limit is derived.
     """
 
     elementwise: Any
     rms: Any
+    shared: Any = 0.0
+    bias: Any = math.inf
+    axis: int = -1
 
 
 class Work(NamedTuple):

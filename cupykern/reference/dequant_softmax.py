@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
 from ..numerics import UNIT_ROUNDOFF_32, as_float64, finfo, namespace
 from ..op import Bound
-from .elementary import EXP2_ULPS
+from .elementary import EXP2_BIAS, EXP2_RMS, EXP2_ULPS, RECIPROCAL_BIAS, RECIPROCAL_RMS
 from .matmul import sum_error
-from .softmax import _errors, softmax
+from .rounding import ROUNDING, rounding_rms, stored
+from .softmax import errors, softmax
 
 _ROUNDINGS = 2  # of a sum: its scale, and one that is a number
 
@@ -54,28 +54,39 @@ def dequant_softmax_bound(
     at least as deep; one rounding, or two of 16 bits: of the exponential over the largest of its
     columns, which loses least where it counts most, and of the result; underflow of both, because the
     last factor is at most 1.  exp(r) - 1 for errors r that are not small.
+
+    Expected: both roundings, of the first one as if all columns had the row's largest number.
     """
     xp, u = namespace(a), UNIT_ROUNDOFF_32
     y = xp.abs(reference[0])
-    info = finfo(dtype if dtype is not None else a.dtype)
+    dtype = dtype if dtype is not None else a.dtype
+    info = finfo(dtype)
     if y.size == 0:
         return (Bound(y, y),)
     with np.errstate(all="ignore"):
         logits, (worst, rms) = _logits(a, w, scale_w, bias)
-        _, _, _, exponent, total = _errors(logits, -1, None, None)
+        e = errors(logits, -1, None, None)
+        narrow = info.unit_roundoff > u
 
-        def of_sum(errors: Any) -> Any:
-            return xp.sum(xp.where(y > 0, y * errors, 0.0), axis=-1, keepdims=True)
+        def of_sum(terms: Any) -> Any:
+            return xp.sum(xp.where(y > 0, terms, 0.0), axis=-1, keepdims=True)
 
-        rounded = 2 if info.unit_roundoff > u else 1
         # Of the exponentials of both kinds, and the last factor.
-        own = 4 * EXP2_ULPS * u + 4 * u + rounded * info.unit_roundoff
-        relative = exponent[0] + total[0] + own
-        relative = xp.expm1(relative * (1 + 2.0**-10) + worst + of_sum(worst))
-        floor = 2 * 2.0**-126 + rounded * info.underflow_error
-        squares = exponent[1] ** 2 + total[1] ** 2 + (4 * u) ** 2
-        squares = squares + rounded * info.unit_roundoff**2 / 3
-        relative_rms = xp.sqrt(squares + rms**2 + of_sum(rms) ** 2)
+        own = 4 * EXP2_ULPS * u + 4 * u + narrow * info.unit_roundoff
+        relative = (e.exponent + e.total + own) * (1 + 2.0**-10)
+        relative = xp.expm1(relative + worst + of_sum(y * worst))
+        floor = 2 * 2.0**-126
         # A logit of -inf is a zero, whatever its error.
-        worst, rms = (xp.where(y > 0, y * part, 0.0) for part in (relative, relative_rms))
-        return (Bound(worst + floor, rms + floor / math.sqrt(3)),)
+        worst, rms = (xp.where(y > 0, part, 0.0) for part in (y * relative, rms))
+        shared = xp.sqrt(
+            e.total_rms**2 + of_sum((y * rms) ** 2) + (RECIPROCAL_RMS * u) ** 2
+        )
+        own = e.exponent_rms**2 + rms**2 + shared**2 + (EXP2_RMS * u) ** 2 + ROUNDING**2
+        expected, drift = y * xp.sqrt(own), e.constant * xp.abs(e.distance - e.mean_distance)
+        if narrow:
+            worst = worst + info.underflow_error
+            row_sum = xp.exp(e.log_sum)
+            expected = xp.sqrt(expected**2 + (rounding_rms(y * row_sum, dtype) / row_sum) ** 2)
+        bias = drift + (EXP2_BIAS + RECIPROCAL_BIAS) * u
+        return (stored(reference[0], dtype, worst, expected, floor=floor,
+                       shared=y * shared, bias=y * bias),)  # fmt: skip

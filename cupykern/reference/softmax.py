@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace
 from ..op import Bound
-from .elementary import EXP2_ULPS, LOG_ULPS
+from .elementary import (
+    EXP2_BIAS,
+    EXP2_RMS,
+    EXP2_ULPS,
+    LOG_ULPS,
+    RECIPROCAL_BIAS,
+    RECIPROCAL_RMS,
+)
+from .rounding import ROUNDING, inexact_rms, rounding_rms, stored, sum_variance
 
 
 def softmax(x: Any, axis: int = -1, *, mask: Any = None, scale: Any = None, **_: Any) -> tuple[Any]:
@@ -55,25 +63,39 @@ def _depth(num_cols: int) -> tuple[int, int]:
     return min(num_cols, 64) + merges, merges
 
 
-def _errors(
-    x: Any, axis: int, mask: Any, scale: Any
-) -> tuple[Any, Any, Any, tuple[float, Any], tuple[float, Any]]:
-    """(|s - max s|, keep, log of the sum, exponent errors, sum errors); errors (worst, rms).
+class Errors(NamedTuple):
+    """Relative errors of a row's exponentials and of their sum, as FP32 makes them."""
 
-    An exponent (x - x_max) * (scale * log2 e) takes a rounding each in the subtraction, log2 e and
+    distance: Any  # |s - max s|; 0 where nothing is kept
+    log_sum: Any
+    exponent: Any  # of an exponential by its exponent: the largest
+    total: Any  # of the sum: the largest
+    exponent_rms: Any
+    total_rms: Any
+    mean_distance: Any  # weighted by the terms' shares of the sum
+    constant: float  # the relative error of scale * log2 e, which all exponents have
+
+
+def errors(x: Any, axis: int, mask: Any, scale: Any) -> Errors:
+    """An exponent (x - x_max) * (scale * log2 e) takes a rounding each in the subtraction, log2 e and
     their product, two more with a scale, and what flushed subnormals lose; of two exponents that are
     added up, the distances are too.
+
+    Expected: the subtraction's rounding, if the difference is no FP32 number, the product's and the
+    exponential's; the constants' errors are known.  The sum has these weighted by the terms' shares, and
+    its additions' (rounding.sum_variance).
     """
     xp, u = namespace(x), UNIT_ROUNDOFF_32
     score, keep, sums, _ = _parts(x, axis, mask, scale)
-    distance = xp.abs(xp.where(keep & xp.isfinite(score), score, 0.0))
-    roundings = 3 if scale is None else 5
-    flushed = 6 * 2.0**-126 * (1.0 if scale is None else abs(float(scale)))
-    exponent = roundings * u * distance + flushed
-    exponent_rms = math.sqrt(roundings / 3) * u * distance + flushed
+    live = keep & xp.isfinite(score)
+    distance = xp.abs(xp.where(live, score, 0.0))
+    size = 1.0 if scale is None else abs(float(scale))
+    flushed = 6 * 2.0**-126 * size
+    exponent = (3 if scale is None else 5) * u * distance + flushed
 
-    additions, merges = _depth(x.shape[axis])
-    weights = xp.where(keep & xp.isfinite(score), xp.exp(score), 0.0) / sums
+    num_cols = x.shape[axis]
+    additions, merges = _depth(num_cols)
+    weights = xp.where(live, xp.exp(score), 0.0) / sums
     exp2_error = 2 * EXP2_ULPS * u
     total = (
         xp.sum(weights * exponent, axis=axis, keepdims=True)
@@ -81,10 +103,33 @@ def _errors(
         + (additions + merges) * u
         + merges * (exp2_error + u)
     )
-    total_rms = xp.sum(weights * exponent_rms, axis=axis, keepdims=True) + u * math.sqrt(
-        4 + math.log2(max(x.shape[axis], 1))
+
+    difference = inexact_rms(distance / size) * size if size else 0.0
+    product = math.log(2) * rounding_rms(distance / math.log(2))
+    own = difference**2 + product**2 + (EXP2_RMS * u) ** 2
+    own = xp.where(distance > 0, own, 0.0)
+    variance = ROUNDING**2 * sum_variance(
+        xp.sum(weights**2, axis=axis, keepdims=True), num_cols
+    ) + xp.sum(weights**2 * own, axis=axis, keepdims=True)
+    mean_distance = xp.sum(weights * distance, axis=axis, keepdims=True)
+    return Errors(
+        distance,
+        xp.log(sums),
+        exponent,
+        total,
+        xp.sqrt(own),
+        xp.sqrt(variance),
+        mean_distance,
+        _constant_error(scale),
     )
-    return distance, keep, xp.log(sums), (exponent, exponent_rms), (total, total_rms)
+
+
+def _constant_error(scale: Any) -> float:
+    """The relative error of scale * log2 e in FP32."""
+    with np.errstate(over="ignore", under="ignore"):
+        rounded = float(np.float32(1.0 if scale is None else scale) * np.float32(math.log2(math.e)))
+    exact = (1.0 if scale is None else float(scale)) * math.log2(math.e)
+    return abs(rounded / exact - 1) if exact else 0.0
 
 
 def softmax_bound(
@@ -104,20 +149,30 @@ def softmax_bound(
     First-order terms summed, then r / (1 - r) for the higher orders (Higham, Accuracy and Stability
     of Numerical Algorithms, 2nd ed., lemma 3.1; Blanchard, Higham, Higham, IMA J. Numer. Anal. 41
     (2021), for softmax).
+
+    Expected: an exponential's, that of its part's largest number over the row's and the product with it;
+    the row's sum and reciprocal are shared.  EXP2_BIAS cancels where all exponentials have it; nearer to
+    0 they have less.
     """
     xp, u = namespace(x), UNIT_ROUNDOFF_32
     y = xp.abs(reference[0])
-    info = finfo(dtype if dtype is not None else x.dtype)
+    dtype = dtype if dtype is not None else x.dtype
     with np.errstate(all="ignore"):
-        _, _, _, exponent, total = _errors(x, axis, mask, scale)
-        relative = exponent[0] + 4 * EXP2_ULPS * u + total[0] + 4 * u + info.unit_roundoff
-        floor = 2 * 2.0**-126 + info.underflow_error
+        e = errors(x, axis, mask, scale)
+        relative = e.exponent + 4 * EXP2_ULPS * u + e.total + 4 * u
         # Beyond the series: both are shares of 1.
-        worst = xp.where(relative < 1, y * relative / (1 - relative), 1.0) + floor
-        relative_rms = xp.sqrt(
-            exponent[1] ** 2 + total[1] ** 2 + (4 * u) ** 2 / 2 + info.unit_roundoff**2 / 3
-        )
-    return (Bound(worst, y * relative_rms + floor / math.sqrt(3)),)
+        rounded = relative + finfo(dtype).unit_roundoff
+        worst = xp.where(rounded < 1, y * relative / (1 - rounded), 1.0)
+        shared = xp.sqrt(e.total_rms**2 + (RECIPROCAL_RMS * u) ** 2)
+        of_part = xp.where(e.distance > 0, (EXP2_RMS * u) ** 2 + ROUNDING**2, 0.0)
+        drift = e.constant * xp.abs(e.distance - e.mean_distance)
+        rms = xp.sqrt(e.exponent_rms**2 + drift**2 + shared**2 + of_part)
+        bias = drift + (EXP2_BIAS + RECIPROCAL_BIAS) * u
+        bound = stored(
+            reference[0], dtype, worst, y * rms,
+            floor=2 * 2.0**-126, shared=y * shared, bias=y * bias, axis=axis,
+        )  # fmt: skip
+    return (bound,)
 
 
 def log_softmax_bound(
@@ -131,21 +186,29 @@ def log_softmax_bound(
     reference: tuple[Any],
 ) -> tuple[Bound]:
     """Elementwise, absolute: s - max s and the logarithm rounded, the sum's relative error, one
-    rounding to the output."""
+    rounding to the output.
+
+    Expected: the roundings of x - max x and, with a scale, of the product; the logarithm's and the sum's
+    relative error are shared, and EXP2_BIAS is the sum's too.
+    """
     xp, u = namespace(x), UNIT_ROUNDOFF_32
     y = xp.abs(reference[0])
-    info = finfo(dtype if dtype is not None else x.dtype)
+    dtype = dtype if dtype is not None else x.dtype
     with np.errstate(all="ignore"):
-        distance, _, log_sum, exponent, total = _errors(x, axis, mask, scale)
-        log_error = 2 * LOG_ULPS * u * xp.abs(log_sum)
-        of_sum = xp.where(total[0] < 1, total[0] / (1 - total[0]), np.inf)
-        worst = exponent[0] + of_sum + log_error + u * y
-        worst = worst + info.unit_roundoff * (y + worst) + info.underflow_error
-        rms = xp.sqrt(
-            exponent[1] ** 2
-            + total[1] ** 2
-            + (log_error / 2) ** 2
-            + (u * y) ** 2
-            + (info.unit_roundoff * y) ** 2 / 3
-        )
-    return (Bound(worst, rms + info.underflow_error / math.sqrt(3)),)
+        e = errors(x, axis, mask, scale)
+        log_error = 2 * LOG_ULPS * u * xp.abs(e.log_sum)
+        of_sum = xp.where(e.total < 1, e.total / (1 - e.total), np.inf)
+        worst = e.exponent + of_sum + log_error + u * y
+
+        size = 1.0 if scale is None else abs(float(scale))
+        own = inexact_rms(e.distance / size) * size if size else 0.0
+        drift = 0.0
+        if scale is not None:
+            own = xp.sqrt(own**2 + inexact_rms(e.distance) ** 2)
+            drift = abs(float(np.float32(scale)) / float(scale) - 1) * e.distance if size else 0.0
+        of_log = xp.where(e.log_sum > 0, rounding_rms(e.log_sum), 0.0)
+        shared = xp.sqrt(of_log**2 + e.total_rms**2)
+        bias = drift + e.constant * e.mean_distance + EXP2_BIAS * u
+        rms = xp.sqrt(own**2 + shared**2 + bias**2)
+        bound = stored(reference[0], dtype, worst, rms, shared=shared, bias=bias, axis=axis)
+    return (bound,)

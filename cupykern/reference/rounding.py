@@ -1,0 +1,94 @@
+"""The errors that FP32 arithmetic makes expected: root mean squares and means.
+
+Errors of roundings are taken as independent random numbers of mean zero (Higham and Mary, A new
+approach to probabilistic rounding error analysis, SIAM J. Sci. Comput. 41 (2019), model 2.1), each
+uniform over the gap between the neighbouring numbers of its result: gap / sqrt(12), root mean square.
+What a GPU's intrinsics add is measured (elementary.py).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ..numerics import UNIT_ROUNDOFF_32, finfo, gap, namespace
+from ..op import Bound
+
+RELATIVE_RMS = math.sqrt(1 / (8 * math.log(2)))
+"""A rounding's relative error in units of u, of a result whose logarithm is uniform over a binade: the
+gap is 2 u / m of the result, m in [1, 2) of density 1 / (m log 2), and the mean of 1 / m^2 is
+3 / (8 log 2).  Where the result is known, rounding_rms is exact."""
+
+ROUNDING = RELATIVE_RMS * UNIT_ROUNDOFF_32
+"""The same of FP32."""
+
+
+def rounding_rms(x: Any, dtype: Any = np.float32) -> Any:
+    """The error of rounding x, in FP64, to `dtype`."""
+    return gap(x, dtype) / math.sqrt(12)
+
+
+def inexact_rms(x: Any) -> Any:
+    """The same of FP32; 0 where x is an FP32 number, as most differences of 16-bit numbers are."""
+    xp = namespace(x)
+    with np.errstate(over="ignore"):
+        return xp.where(x == x.astype(np.float32), 0.0, rounding_rms(x))
+
+
+def sum_variance(concentration: Any, num_terms: int, chain: int = 16) -> Any:
+    """The variance of a sum's error over the sum's square, of terms of one sign, in units of ROUNDING^2.
+
+    concentration: the sum of the terms' squared shares.  A thread adds `chain` terms one after another (1 to 40),
+    then trees add up what threads and warps have.  Each addition's error is ROUNDING times its
+    partial sum.  m partial sums of a level, of terms in any order, have squares that add up to
+    (1 - concentration) / m + concentration of the whole's.  Over the levels of a tree that makes 2 and the
+    number of levels; along a chain of c terms c^2 / (3 n) and c / 2.
+    """
+    if num_terms < 2:
+        return 0.0 * concentration
+    chain = min(chain, num_terms)
+    levels = math.log2(num_terms / chain)
+    spread = min(2.0, 2.0 * levels) + chain**2 / (3 * num_terms)
+    return (1 - concentration) * spread + concentration * (levels + chain / 2)
+
+
+def stored(
+    y: Any,
+    dtype: Any,
+    worst: Any,
+    rms: Any,
+    *,
+    floor: Any = 0.0,
+    shared: Any = 0.0,
+    bias: Any = 0.0,
+    axis: int = -1,
+) -> Bound:
+    """The Bound of y, which had the errors worst, rms, shared and bias, rounded to `dtype`.
+
+    floor: what flushing subnormals to zero may add to `worst`.  Its error is no random one: where it may
+    exceed what is expected, and where results are rounded to zero, nothing is.
+
+    Where the density f of results varies over a gap, rounding has a mean error: -gap^2 / 12 f' / f (to
+    first order), which is at most gap^2 / (12 |y|) on average, because y f' integrates to -1 for every
+    density that vanishes at its ends.
+    """
+    xp, info, size = namespace(y), finfo(dtype), abs(y)
+    spacing = gap(y, dtype)
+    own = spacing**2 / 12
+    expected = xp.sqrt(rms**2 + own)
+    flushes = info.underflow_error > spacing_of_subnormals(info)
+    lost = floor + info.min_normal * flushes
+    vanishes = (size <= spacing_of_subnormals(info) / 2) | (lost > expected)
+    return Bound(
+        worst + info.unit_roundoff * (size + worst) + floor + info.underflow_error,
+        xp.where(vanishes, 0.0, expected),
+        shared,
+        xp.where(size > 0, bias + own / size, 0.0),
+        axis,
+    )
+
+
+def spacing_of_subnormals(info: Any) -> float:
+    return info.eps * info.min_normal
