@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..numerics import UNIT_ROUNDOFF_32, as_float64, namespace
+from ..numerics import UNIT_ROUNDOFF_32, as_float64, gap, namespace, to_numpy
 from ..op import Bound
+from .rounding import ROUNDING
 
 _PART = 2**24  # elements that are converted to FP64 at once
 _NOWHERE = float(2**63 - 1)
@@ -18,7 +19,8 @@ _BATCH = 4  # vectors of 16 bytes whose sum is in FP32
 
 
 class _Totals(NamedTuple):
-    """counts: NaN, +inf, -inf.  total, of_magnitudes, of_squares: sums of the finite elements."""
+    """counts: NaN, +inf, -inf.  total, of_magnitudes, of_squares: sums of the finite elements.
+    gaps: how many of them, which are not zero, have a last place of 2^(i - 1023)."""
 
     counts: tuple[int, int, int]
     first: float
@@ -27,6 +29,7 @@ class _Totals(NamedTuple):
     total: float
     of_magnitudes: float
     of_squares: float
+    gaps: np.ndarray
 
 
 def _totals(x: Any) -> _Totals:
@@ -34,7 +37,7 @@ def _totals(x: Any) -> _Totals:
     xp = namespace(x)
     flat = x.view(f"u{x.itemsize}").reshape(-1).view(x.dtype)  # codes: CuPy copies no FP8
     counts, first, low, high = [0, 0, 0], _NOWHERE, np.inf, -np.inf
-    sums = np.zeros(3)
+    sums, gaps = np.zeros(3), np.zeros(2048, np.int64)
     for begin in range(0, flat.size, _PART):
         part = as_float64(flat[begin : begin + _PART])
         finite = xp.isfinite(part)
@@ -46,7 +49,10 @@ def _totals(x: Any) -> _Totals:
         high = max(high, float(xp.max(xp.where(finite, part, -np.inf))))
         part = xp.where(finite, part, 0.0)
         sums += [float(xp.sum(terms)) for terms in (part, xp.abs(part), part * part)]
-    return _Totals((counts[0], counts[1], counts[2]), first, low, high, *(float(s) for s in sums))
+        exponents = gap(part[part != 0], x.dtype).view(np.int64) >> 52
+        gaps += to_numpy(xp.bincount(exponents, minlength=2048))
+    totals = (float(s) for s in sums)
+    return _Totals((counts[0], counts[1], counts[2]), first, low, high, *totals, gaps)
 
 
 def nonfinite(x: Any) -> tuple[Any, Any]:
@@ -68,9 +74,9 @@ def nonfinite_bound(x: Any, *, reference: tuple[Any, Any]) -> tuple[Bound, Bound
     flushed is less than 2^-126 of each number and of each sum of some, of which there are fewer than
     numbers.  FP64 adds n roundings at most, here and in the reference, and the quotient.
 
-    Expected: independent roundings, u / sqrt(3) of each partial sum.  At level l there are n / 2^l of
-    sums of 2^l numbers, at most 2^l times as large in root mean square, so that the sum of the squares
-    of all is at most 2 R n times the mean square.
+    Expected: independent roundings of the partial sums (rounding.py).  At level l there are n / 2^l sums
+    of 2^l numbers, whose mean square is 2^l times the variance and 4^l times the squared mean.  A sum is
+    exact unless one of its numbers has a last place below the sum's.
     """
     xp = namespace(x)
     zeros = xp.zeros(4)
@@ -80,10 +86,17 @@ def nonfinite_bound(x: Any, *, reference: tuple[Any, Any]) -> tuple[Bound, Bound
     if n:
         batch = _BATCH * 16 // x.itemsize
         levels = math.ceil(math.log2(min(n, batch))) if n > 1 else 0
-        size, square = totals.of_magnitudes / n, totals.of_squares / n
+        size, square = totals.of_magnitudes / n, (totals.total / n) ** 2
         in_fp64 = (2 * n + 2) * _UNIT_ROUNDOFF_64 * size
         worst = levels * UNIT_ROUNDOFF_32 * size * (1 + 2.0**-20) + 2 * _FLUSHED + in_fp64
-        share = math.sqrt(2 * min(n, batch) / (3 * n))
-        rms = UNIT_ROUNDOFF_32 * share * math.sqrt(square) + _FLUSHED + in_fp64
+        variance = max(totals.of_squares / n - square, 0.0)
+        squares = 0.0
+        for count in (2**level for level in range(1, levels + 1)):
+            partial = count * variance + count**2 * square  # its mean square
+            # Of sums up to four times as large, and of one number more: few of either make much.
+            place = max(math.frexp(4 * math.sqrt(partial))[1] - 1 - 23 + 1023, 0)
+            share = min((totals.gaps[:place].sum() + 1) / n, 1.0)
+            squares += (1 - (1 - share) ** count) * partial / count
+        rms = ROUNDING * math.sqrt(squares / n) + _FLUSHED + _UNIT_ROUNDOFF_64 * size
     mean = xp.asarray([0.0, 0.0, worst]), xp.asarray([0.0, 0.0, rms])
     return Bound(zeros, zeros), Bound(*mean)

@@ -15,7 +15,17 @@ import numpy as np
 from .. import dtypes
 from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace, row_max
 from ..op import Bound
+from .elementary import RSQRT_BIAS, RSQRT_RMS
 from .quantize import codes_bound, divide, scale_bound, scale_of
+from .rounding import (
+    RELATIVE_RMS,
+    ROUNDING,
+    SQUARES_BIAS,
+    inexact_rms,
+    rounding_rms,
+    stored,
+    sum_variance,
+)
 
 _U = UNIT_ROUNDOFF_32
 _FLUSHED = 2.0**-126
@@ -106,14 +116,24 @@ def _outputs(
 
 
 class _Errors(NamedTuple):
-    """Absolute errors of s, of the mean and of s - mean, relative ones of rstd; (worst, rms)."""
+    """Absolute errors of s and of the mean, relative ones of rstd: at most (worst, without what is
+    flushed in s) and expected (rms); those of the mean and rstd before their last rounding too.
+    """
 
+    flushed: float  # of s: what flushing subnormals to zero changes
     s: Any
-    mean: tuple[Any, Any]
-    rstd: tuple[Any, Any]
+    s_rms: Any
+    mean: Any
+    mean_rms: Any
+    sum_rms: Any  # of the mean: before it is rounded
+    constant: float  # the relative error of 1 / n
+    rstd: Any
+    rstd_rms: Any
+    variance_rms: Any  # of rstd: without the square root's and quotient's
+    rstd_bias: Any
 
 
-def _errors(row: _Row, residual: Any, centered: bool, compensated: bool) -> _Errors:
+def _errors(row: _Row, x: Any, residual: Any, centered: bool, compensated: bool) -> _Errors:
     """What FP32 makes of the statistics.
 
     A thread adds up to 32 elements one after another, or merges the means of 8 vectors whose 8
@@ -121,6 +141,10 @@ def _errors(row: _Row, residual: Any, centered: bool, compensated: bool) -> _Err
     the mean of a vector, which is off by up to 9 u rms(s), are moved to the row's.  A warp merges the moments of up to 256 warps: 4 by each
     lane, then 32 lanes (as distances from one of them) in 5 levels and at most 10 more roundings; a
     row's chunks are merged one after another before.
+
+    Expected: the roundings of the sums (rounding.sum_variance; of distances from the mean partial sums grow
+    as the root of their terms' number), of the product with 1 / n and of the sum with eps, half of them in
+    rstd.  An error d of the mean makes the variance larger by d^2, to first order not at all.
     """
     xp = namespace(row.s)
     n = row.s.shape[-1]
@@ -129,10 +153,15 @@ def _errors(row: _Row, residual: Any, centered: bool, compensated: bool) -> _Err
     spread = xp.sqrt(row.variance)
     largest = row_max(xp.abs(row.s - row.mean))
     size = xp.sqrt(row.variance + row.mean**2)  # root mean square
+    flushed = _flushed(x) + (0.0 if residual is None else _flushed(residual) + _flushed(x))
     s = _U * xp.abs(row.s) if residual is not None else xp.zeros_like(row.s)
-    of_s = _U * size if residual is not None else 0.0
+    s_rms = inexact_rms(row.s) if residual is not None else xp.zeros_like(row.s)
+    of_s = (_U * size if residual is not None else 0.0) + flushed
+    # The roundings of x + residual, of the mean of as many.
+    of_squares = xp.sum(s_rms**2, axis=-1, keepdims=True) / max(n, 1) ** 2
+    constant = abs(float(np.float32(1) / np.float32(n)) * n - 1) if n else 0.0
 
-    mean = mean_rms = xp.zeros_like(size)
+    mean = sum_rms = mean_rms = xp.zeros_like(size)
     warp_mean = 0.0  # the error of a warp's mean, which its squares are about
     if centered:
         warp_mean = depth * _U * size
@@ -141,7 +170,16 @@ def _errors(row: _Row, residual: Any, centered: bool, compensated: bool) -> _Err
         if compensated:
             lost = (depth + 2) * _U * (spread + warp_mean)
         mean = of_s + lost + merges * _U * largest + 4 * _FLUSHED
-        mean_rms = _U * (4 * spread if compensated else 2 * size) + of_s / 4
+        squares = row.variance * ROUNDING**2 * sum_variance(1.0, n) / max(n, 1) + of_squares
+        if compensated:
+            # Distances from a mean that is no 16-bit number are off by the same in a binade.
+            squares = squares + ROUNDING**2 * row.variance
+        else:
+            of_sum = ROUNDING**2 * sum_variance(1 / max(n, 1), n) + constant**2
+            squares = squares + row.mean**2 * of_sum
+        sum_rms = mean_rms = xp.sqrt(squares)
+        if not compensated:
+            mean_rms = xp.sqrt(squares + rounding_rms(row.mean) ** 2)
 
     # Squares about a mean that is off by d are off by 2 d |s - mean| and d^2 (Cauchy-Schwarz).
     vector_mean = min(n, 9) * _U * size if centered and n > 1 else 0.0
@@ -152,16 +190,38 @@ def _errors(row: _Row, residual: Any, centered: bool, compensated: bool) -> _Err
         + moved**2
         + (4 + merges) * _FLUSHED
     )
-    ratio = variance / (row.variance + row.eps)
+    whole = row.variance + row.eps
+    ratio = variance / whole
     # Whatever the variance is taken for, rstd is between 0 and 1 / sqrt(eps).
-    most = xp.maximum(1.0, xp.sqrt((row.variance + row.eps) / row.eps)) if row.eps else np.inf
+    most = xp.maximum(1.0, xp.sqrt(whole / row.eps)) if row.eps else np.inf
     rstd = xp.where(ratio < 0.5, xp.minimum(0.5 * ratio / (1 - ratio), most), most) + 4 * _U
     rstd = xp.where(xp.isfinite(row.variance), rstd, 0.0)  # an infinity's row: exactly 0, or NaN
-    share = row.variance / (row.variance + row.eps)
-    rstd_rms = _U * math.sqrt(6 + math.log2(max(n, 1)))
-    rstd_rms = rstd_rms + xp.where(spread > 0, share * mean_rms / spread, 0.0)
-    rstd_rms = xp.where(xp.isfinite(row.variance), rstd_rms, 0.0)
-    return _Errors(s, (mean, mean_rms), (rstd, rstd_rms))
+
+    share = row.variance / whole
+    terms = (row.s - row.mean) ** 2 / xp.where(row.variance > 0, n * row.variance, 1.0)
+    concentration = xp.sum(terms**2, axis=-1, keepdims=True)
+    # What is no random rounding: of 16-bit squares, of the mean, of 1 / n, and of subnormals.
+    biased = 0.0 if centered or x.dtype == dtypes.float32 else SQUARES_BIAS * row.variance
+    off = biased + constant * row.variance + flushed * (2 * spread + flushed)
+    off, off_by_mean = off / whole, mean_rms**2 / whole
+    roundings = share**2 * (sum_variance(concentration, n) + 1) + 1
+    of_sums = 4 * share * of_squares / whole
+    variance_rms = xp.sqrt(ROUNDING**2 * roundings + of_sums + off**2 + 3 * off_by_mean**2) / 2
+    rstd_rms = xp.sqrt(variance_rms**2 + (RSQRT_RMS * _U) ** 2)
+    rstd_bias = RSQRT_BIAS * _U + (off + off_by_mean) / 2
+    variance_rms, rstd_rms, rstd_bias = (
+        xp.where(xp.isfinite(row.variance), part, 0.0)
+        for part in (variance_rms, rstd_rms, rstd_bias)
+    )
+    return _Errors(
+        *(flushed, s, s_rms, mean, mean_rms, sum_rms, constant),
+        *(rstd, rstd_rms, variance_rms, rstd_bias),
+    )
+
+
+def _flushed(x: Any) -> float:
+    """What FP32 arithmetic that flushes subnormals may change of a number that x holds."""
+    return 0.0 if x is None or x.dtype == dtypes.float16 else _FLUSHED
 
 
 def layer_norm_bound(
@@ -181,13 +241,14 @@ def layer_norm_bound(
     errors of rstd and the products, one rounding to the output.
 
     Without `compensated` the mean is off by up to 52 u rms(s), with it by 52 u times the spread.
+    Expected: those of the mean, of -mean * rstd and of rstd are shared.
     """
     with np.errstate(all="ignore"):
         row = _row(x, residual, True, 1e-5 if eps is None else float(eps))
-        errors = _errors(row, residual, True, compensated)
-        worst, rms = _y_error(row, errors, weight, bias)
-        y = _rounded(worst, rms, reference[0], finfo(dtype if dtype is not None else x.dtype))
-        return _bounds(y, None, row, errors, x, residual, return_stats, True)
+        errors = _errors(row, x, residual, True, compensated)
+        y = _y_errors(row, errors, weight, bias, compensated)
+        stored_y = y.stored(reference[0], dtype if dtype is not None else x.dtype)
+        return _bounds(stored_y, None, row, errors, x, residual, return_stats, True)
 
 
 def rms_norm_bound(
@@ -210,52 +271,66 @@ def rms_norm_bound(
     xp = namespace(x)
     with np.errstate(all="ignore"):
         row = _row(x, residual, False, finfo(x.dtype).eps if eps is None else float(eps))
-        errors = _errors(row, residual, False, False)
-        worst, rms = _y_error(row, errors, weight, None)
+        errors = _errors(row, x, residual, False, False)
+        y = _y_errors(row, errors, weight, None, False)
         scale = None
         if quantize is None:
-            y = _rounded(worst, rms, reference[0], finfo(dtype if dtype is not None else x.dtype))
+            bound = y.stored(reference[0], dtype if dtype is not None else x.dtype)
         else:
             q, row_scale = reference[:2]
             format_ = dtypes.QUANTIZED[quantize]
+            worst = y.worst + y.floor
             size, largest_worst, largest_rms = (
-                row_max(part) for part in (xp.abs(q * row_scale), worst, rms)
+                row_max(part) for part in (xp.abs(q * row_scale), worst, y.rms)
             )
             scale = scale_bound(row_scale, size, largest_worst, largest_rms, format_)
-            y = codes_bound(q, row_scale, scale, worst, rms, format_)
-        return _bounds(y, scale, row, errors, x, residual, return_stats, False)
+            bound = codes_bound(q, row_scale, scale, worst, y.rms, format_)
+        return _bounds(bound, scale, row, errors, x, residual, return_stats, False)
 
 
-def _y_error(row: _Row, errors: _Errors, weight: Any, bias: Any) -> tuple[Any, Any]:
-    """(worst, rms) of y before it is rounded."""
+class _YErrors(NamedTuple):
+    """Of y before it is rounded."""
+
+    worst: Any
+    rms: Any
+    floor: Any
+    shared: Any
+    bias: Any
+
+    def stored(self, y: Any, dtype: Any) -> Bound:
+        return stored(y, dtype, self.worst, self.rms, floor=self.floor, shared=self.shared,
+                      bias=self.bias)  # fmt: skip
+
+
+def _y_errors(
+    row: _Row, errors: _Errors, weight: Any, bias: Any, compensated: bool
+) -> _YErrors:
+    """Kernels subtract the mean, or add -mean * rstd to s * rstd.  The last operation's rounding is the
+    result's own."""
     xp = namespace(row.s)
     distance = xp.abs(row.s - row.mean)
     z = distance * row.rstd
-    worst = row.rstd * (errors.s + errors.mean[0] + 2 * _U * distance) * (1 + errors.rstd[0])
-    worst = worst + z * (errors.rstd[0] + _U) + 2 * _FLUSHED
-    rms = xp.sqrt(
-        (row.rstd * errors.s / 2) ** 2
-        + (row.rstd * errors.mean[1]) ** 2
-        + (z * errors.rstd[1]) ** 2
-        + (z * _U) ** 2
+    worst = row.rstd * (errors.s + errors.mean + 2 * _U * distance) * (1 + errors.rstd)
+    worst = worst + z * (errors.rstd + _U)
+    floor = row.rstd * errors.flushed * (1 + errors.rstd) + 2 * _FLUSHED
+    shift = 0.0 if compensated else rounding_rms(row.mean * row.rstd) * (row.mean != 0)
+    shared = xp.sqrt(
+        (row.rstd * errors.mean_rms) ** 2 + (z * errors.rstd_rms) ** 2 + shift**2
     )
+    other = distance if compensated else xp.where(row.mean != 0, row.s, 0.0)
+    squares = (row.rstd * errors.s_rms) ** 2 + (rounding_rms(other * row.rstd) * (other != 0)) ** 2
+    mean_bias = row.rstd * errors.constant * xp.abs(row.mean)
+    mean_error = z * errors.rstd_bias + (0.0 if compensated else mean_bias)
     if weight is not None:
         w = xp.abs(weight.astype(np.float64))
-        worst, rms, z = w * (worst + _U * z) + _FLUSHED, w * (rms + _U * z / 2), z * w
+        squares = w**2 * (squares + rounding_rms(z) ** 2)
+        worst, floor = w * (worst + _U * z), w * floor + z * _flushed(weight) + _FLUSHED
+        shared, mean_error, z = w * shared, w * mean_error, z * w
     if bias is not None:
         b = xp.abs(bias.astype(np.float64))
-        worst, rms = worst + _U * (z + b), rms + _U * (z + b) / 2
-    return worst, rms
-
-
-def _rounded(worst: Any, rms: Any, y: Any, info: Any) -> Bound:
-    xp = namespace(y)
-    size = xp.abs(y)
-    u, floor = info.unit_roundoff, info.underflow_error
-    return Bound(
-        worst + u * (size + worst) + floor,
-        xp.sqrt(rms**2 + (u * size) ** 2 / 3) + floor / math.sqrt(3),
-    )
+        squares = squares + rounding_rms(z) ** 2
+        worst, floor = worst + _U * (z + b), floor + _flushed(bias)
+    return _YErrors(worst, xp.sqrt(squares + shared**2), floor, shared, mean_error)
 
 
 def _bounds(
@@ -270,12 +345,21 @@ def _bounds(
 ) -> tuple[Bound, ...]:
     bounds = [y] if scale is None else [y, scale]
     if residual is not None:
-        bounds.append(_rounded(errors.s, errors.s / 2, row.s, finfo(x.dtype)))
+        # FP32's sum is rounded once more to 16 bits.
+        rms = 0.0 if x.dtype == dtypes.float32 else errors.s_rms
+        bounds.append(stored(row.s, x.dtype, errors.s, rms, floor=errors.flushed))
     if return_stats:
-        info = finfo(np.float32)
         if centered:
-            mean, mean_rms = errors.mean
-            bounds.append(_rounded(mean[..., 0], mean_rms[..., 0], row.mean[..., 0], info))
-        rstd, (worst, rms) = row.rstd[..., 0], errors.rstd
-        bounds.append(_rounded(rstd * worst[..., 0], rstd * rms[..., 0], rstd, info))
+            mean, worst, rms = (
+                part[..., 0] for part in (row.mean, errors.mean, errors.sum_rms)
+            )
+            bias = errors.constant * abs(mean)
+            bounds.append(stored(mean, np.float32, worst, rms, bias=bias))
+        rstd, worst, rms, bias = (
+            part[..., 0]
+            for part in (row.rstd, errors.rstd, errors.variance_rms, errors.rstd_bias)
+        )
+        own = (RSQRT_RMS**2 - RELATIVE_RMS**2) * _U**2
+        rms = namespace(rstd).sqrt(rms**2 + own)
+        bounds.append(stored(rstd, np.float32, rstd * worst, rstd * rms, bias=rstd * bias))
     return tuple(bounds)

@@ -9,6 +9,7 @@ import numpy as np
 from .. import dtypes
 from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace
 from ..op import Bound
+from .rounding import ROUNDING, rounding_rms, stored
 
 LARGEST = {dtypes.float8_e4m3fn: 448.0, dtypes.float8_e5m2: 57344.0, dtypes.int8: 127.0}
 LEAST_SCALE = 2.0**-126
@@ -40,30 +41,37 @@ def scale_bound(scale: Any, largest: Any, worst: Any, rms: Any, dtype: np.dtype)
     limit = LARGEST[dtype]
     unsure = xp.abs(largest - limit * LEAST_SCALE) <= worst + 2**-22 * limit * LEAST_SCALE
     bound = worst / limit + 2 * UNIT_ROUNDOFF_32 * scale
-    bound_rms = rms / limit + UNIT_ROUNDOFF_32 * scale
-    return Bound(xp.where(unsure, np.inf, bound), xp.where(unsure, np.inf, bound_rms))
+    # A scale of 1 has no error.
+    bound_rms = xp.where(scale == 1, 0.0, xp.sqrt((rms / limit) ** 2 + rounding_rms(scale) ** 2))
+    return Bound(*(xp.where(unsure, np.inf, part) for part in (bound, bound_rms)), bias=bound_rms)
 
 
-def codes_bound(q: Any, scale: Any, bound: Bound, worst: Any, rms: Any, dtype: np.dtype) -> Bound:
-    """Of codes: the errors of y over the scale, the scale's, the format's rounding."""
+def codes_bound(
+    q: Any, scale: Any, bound: Bound, worst: Any, rms: Any, dtype: np.dtype, floor: Any = 0.0
+) -> Bound:
+    """Of codes: the errors of y over the scale, the scale's, the format's rounding.
+
+    floor: what flushed subnormals change of y.
+    """
     xp = namespace(q)
     u = UNIT_ROUNDOFF_32
     relative = bound.elementwise / scale + 2 * u  # a reciprocal and a product
-    relative_rms = bound.rms / scale + u
-    moved = (worst / scale + xp.abs(q) * relative) / (1 - relative) + 2.0**-126
-    moved_rms = rms / scale + xp.abs(q) * relative_rms
+    squares = (bound.rms / scale) ** 2 + 2 * ROUNDING**2
+    floor = floor / scale + 2.0**-126
+    moved = (worst / scale + xp.abs(q) * relative) / (1 - relative)
+    moved_rms = xp.sqrt((rms / scale) ** 2 + q**2 * squares)
     if dtype == dtypes.int8:
-        worst_code, rms_code = 0.5 + moved, xp.sqrt(1 / 12 + moved_rms**2)
-        nan = xp.isnan(scale)
-        worst_code, rms_code = (xp.where(nan, 0.0, code) for code in (worst_code, rms_code))
+        nan, size = xp.isnan(scale), xp.abs(q)
+        worst_code = xp.where(nan, 0.0, 0.5 + moved + floor)
+        # Less than half a unit becomes zero: no rounding that is as good as random.
+        random = ~nan & (size > 0.5) & (floor < 0.5)
+        rms_code = xp.where(random, xp.sqrt(1 / 12 + moved_rms**2), 0.0)
+        found = Bound(worst_code, rms_code, bias=moved_rms)
     else:
-        info = finfo(dtype)
-        size = xp.abs(q)
-        worst_code = moved + info.unit_roundoff * (size + moved) + info.underflow_error
-        rms_code = xp.sqrt(moved_rms**2 + (info.unit_roundoff * size) ** 2 / 3)
-        rms_code = rms_code + info.underflow_error / 3**0.5
+        found = stored(q, dtype, moved, moved_rms, floor=floor, bias=moved_rms)
     unsure = xp.isinf(bound.elementwise)
-    return Bound(xp.where(unsure, np.inf, worst_code), xp.where(unsure, np.inf, rms_code))
+    limits = (xp.where(unsure, np.inf, part) for part in found[:2])
+    return Bound(*limits, bias=found.bias)
 
 
 def _format(dtype: Any) -> np.dtype:
@@ -122,7 +130,9 @@ def quantize_bound(
     block: tuple[int, int] = (1, 128),
     reference: tuple[Any, Any],
 ) -> tuple[Bound, Bound]:
-    """The scale: one rounding.  Codes: that, those of a reciprocal and a product, the format's."""
+    """The scale: one rounding.  Codes: that, those of a reciprocal and a product, the format's; subnormal
+    numbers of x may count as zeros.
+    """
     xp, code = namespace(x), _format(dtype)
     q, scale = reference
     if x.size == 0:
@@ -132,7 +142,8 @@ def quantize_bound(
         of_scale = scale_bound(scale, largest, 0.0, 0.0, code)
         seen_scale = scale_of(seen, code)
         of_seen = scale_bound(seen_scale, seen, 0.0, 0.0, code)
-        return codes_bound(q, seen_scale, of_seen, 0.0, 0.0, code), of_scale
+        floor = 0.0 if x.dtype == dtypes.float16 else LEAST_SCALE
+        return codes_bound(q, seen_scale, of_seen, 0.0, 0.0, code, floor), of_scale
 
 
 # --- NVFP4 ---------------------------------------------------------------------------------------
@@ -182,8 +193,14 @@ def quantize_nvfp4_bound(
         worst = half_gap * high + beyond + 6 * u * (xp.abs(y) + high) + 4 * 2.0**-126
         # As far as 6 times the scale reaches, which is all where the scale is zero.
         worst = xp.where(low == 0, xp.maximum(xp.abs(y), worst), worst)
-    return (
-        Bound(worst, worst / 3**0.5),
-        Bound(of_scale, of_scale / 3**0.5),
-        Bound(of_global, of_global / 3**0.5),
-    )
+
+        # Expected: a rounding to e2m1 by the scale as it was before it was rounded.  Less than half the least
+        # code becomes zero, and so do all numbers of a scale that does.
+        size = xp.abs(y / seen)
+        own = (xp.where(size <= 2, 0.5, xp.where(size <= 4, 1.0, 2.0)) * seen) ** 2 / 12
+        random = (size > 0.25) & (low > 0) & (seen < np.inf) & ~unsure
+        rms = xp.where(random, xp.sqrt(own), 0.0)
+        numbers = Bound(worst, rms, bias=own / xp.abs(y))
+        scales = stored(scale, dtypes.float8_e4m3fn, moved, 0.0, floor=2.0**-126 / global_scale)
+        global_rms = xp.where(unsure | (global_scale == 1), 0.0, rounding_rms(global_scale))
+    return numbers, scales._replace(elementwise=of_scale), Bound(of_global, global_rms)
