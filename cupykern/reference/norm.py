@@ -154,8 +154,10 @@ def _errors(row: _Row, x: Any, residual: Any, centered: bool, compensated: bool)
     largest = row_max(xp.abs(row.s - row.mean))
     size = xp.sqrt(row.variance + row.mean**2)  # root mean square
     flushed = _flushed(x) + (0.0 if residual is None else _flushed(residual) + _flushed(x))
-    s = _U * xp.abs(row.s) if residual is not None else xp.zeros_like(row.s)
-    s_rms = inexact_rms(row.s) if residual is not None else xp.zeros_like(row.s)
+    s = s_rms = xp.zeros_like(row.s)
+    if residual is not None:
+        s_rms = inexact_rms(row.s)
+        s = math.sqrt(3) * s_rms  # half a gap
     of_s = (_U * size if residual is not None else 0.0) + flushed
     # The roundings of x + residual, of the mean of as many.
     of_squares = xp.sum(s_rms**2, axis=-1, keepdims=True) / max(n, 1) ** 2
@@ -205,6 +207,9 @@ def _errors(row: _Row, x: Any, residual: Any, centered: bool, compensated: bool)
     off = biased + constant * row.variance + flushed * (2 * spread + flushed)
     off, off_by_mean = off / whole, mean_rms**2 / whole
     roundings = share**2 * (sum_variance(concentration, n) + 1) + 1
+    if centered and not compensated:
+        # Means of parts of a row, about which squares are taken, are rounded too.
+        of_squares = of_squares + 3 * rounding_rms(row.mean) ** 2 / max(n, 1)
     of_sums = 4 * share * of_squares / whole
     variance_rms = xp.sqrt(ROUNDING**2 * roundings + of_sums + off**2 + 3 * off_by_mean**2) / 2
     rstd_rms = xp.sqrt(variance_rms**2 + (RSQRT_RMS * _U) ** 2)
@@ -279,12 +284,9 @@ def rms_norm_bound(
         else:
             q, row_scale = reference[:2]
             format_ = dtypes.QUANTIZED[quantize]
-            worst = y.worst + y.floor
-            size, largest_worst, largest_rms = (
-                row_max(part) for part in (xp.abs(q * row_scale), worst, y.rms)
-            )
-            scale = scale_bound(row_scale, size, largest_worst, largest_rms, format_)
-            bound = codes_bound(q, row_scale, scale, worst, y.rms, format_)
+            of_largest = (row_max(part) for part in (y.worst, y.rms, y.floor))
+            scale = scale_bound(row_scale, row_max(xp.abs(q * row_scale)), *of_largest, format_)
+            bound = codes_bound(q, row_scale, scale, y.worst, y.rms, y.floor, format_)
         return _bounds(bound, scale, row, errors, x, residual, return_stats, False)
 
 
@@ -346,8 +348,10 @@ def _bounds(
     bounds = [y] if scale is None else [y, scale]
     if residual is not None:
         # FP32's sum is rounded once more to 16 bits.
-        rms = 0.0 if x.dtype == dtypes.float32 else errors.s_rms
-        bounds.append(stored(row.s, x.dtype, errors.s, rms, floor=errors.flushed))
+        twice = float(x.dtype != dtypes.float32)
+        bounds.append(
+            stored(row.s, x.dtype, twice * errors.s, twice * errors.s_rms, floor=errors.flushed)
+        )
     if return_stats:
         if centered:
             mean, worst, rms = (

@@ -32,41 +32,44 @@ def divide(y: Any, scale: Any, dtype: np.dtype) -> Any:
     return namespace(y).where(namespace(y).isnan(q), 0.0, q) if dtype == dtypes.int8 else q
 
 
-def scale_bound(scale: Any, largest: Any, worst: Any, rms: Any, dtype: np.dtype) -> Bound:
-    """Of a scale, from the errors of the group's largest magnitude.
+def scale_bound(
+    scale: Any, largest: Any, worst: Any, rms: Any, floor: Any, dtype: np.dtype
+) -> Bound:
+    """Of a scale, from the errors of the group's largest magnitude; floor: what flushed subnormals change
+    of it.
 
     Infinite where rounding decides whether the scale is 1.
     """
     xp = namespace(scale)
     limit = LARGEST[dtype]
+    worst = worst + floor
     unsure = xp.abs(largest - limit * LEAST_SCALE) <= worst + 2**-22 * limit * LEAST_SCALE
     bound = worst / limit + 2 * UNIT_ROUNDOFF_32 * scale
+    expected = xp.sqrt((rms / limit) ** 2 + rounding_rms(scale) ** 2)
     # A scale of 1 has no error.
-    bound_rms = xp.where(scale == 1, 0.0, xp.sqrt((rms / limit) ** 2 + rounding_rms(scale) ** 2))
-    return Bound(*(xp.where(unsure, np.inf, part) for part in (bound, bound_rms)), bias=bound_rms)
+    expected = xp.where((scale == 1) | (floor / limit > expected), 0.0, expected)
+    bound, expected = (xp.where(unsure, np.inf, part) for part in (bound, expected))
+    return Bound(bound, expected, bias=expected)
 
 
 def codes_bound(
-    q: Any, scale: Any, bound: Bound, worst: Any, rms: Any, dtype: np.dtype, floor: Any = 0.0
+    q: Any, scale: Any, bound: Bound, worst: Any, rms: Any, floor: Any, dtype: np.dtype
 ) -> Bound:
-    """Of codes: the errors of y over the scale, the scale's, the format's rounding.
-
-    floor: what flushed subnormals change of y.
-    """
+    """Of codes: the errors of y over the scale, the scale's, the format's rounding."""
     xp = namespace(q)
     u = UNIT_ROUNDOFF_32
     relative = bound.elementwise / scale + 2 * u  # a reciprocal and a product
     squares = (bound.rms / scale) ** 2 + 2 * ROUNDING**2
-    floor = floor / scale + 2.0**-126
+    floor = floor / scale + LEAST_SCALE
     moved = (worst / scale + xp.abs(q) * relative) / (1 - relative)
     moved_rms = xp.sqrt((rms / scale) ** 2 + q**2 * squares)
     if dtype == dtypes.int8:
         nan, size = xp.isnan(scale), xp.abs(q)
         worst_code = xp.where(nan, 0.0, 0.5 + moved + floor)
+        expected = xp.sqrt(1 / 12 + moved_rms**2)
         # Less than half a unit becomes zero: no rounding that is as good as random.
-        random = ~nan & (size > 0.5) & (floor < 0.5)
-        rms_code = xp.where(random, xp.sqrt(1 / 12 + moved_rms**2), 0.0)
-        found = Bound(worst_code, rms_code, bias=moved_rms)
+        random = ~nan & (size > 0.5) & (floor < expected)
+        found = Bound(worst_code, xp.where(random, expected, 0.0), bias=moved_rms)
     else:
         found = stored(q, dtype, moved, moved_rms, floor=floor, bias=moved_rms)
     unsure = xp.isinf(bound.elementwise)
@@ -139,11 +142,11 @@ def quantize_bound(
         return Bound(xp.zeros_like(q), xp.zeros_like(q)), Bound(0 * scale, 0 * scale)
     with np.errstate(all="ignore"):
         largest, seen = _groups(x, granularity, block)
-        of_scale = scale_bound(scale, largest, 0.0, 0.0, code)
+        of_scale = scale_bound(scale, largest, 0.0, 0.0, 0.0, code)
         seen_scale = scale_of(seen, code)
-        of_seen = scale_bound(seen_scale, seen, 0.0, 0.0, code)
+        of_seen = scale_bound(seen_scale, seen, 0.0, 0.0, 0.0, code)
         floor = 0.0 if x.dtype == dtypes.float16 else LEAST_SCALE
-        return codes_bound(q, seen_scale, of_seen, 0.0, 0.0, code, floor), of_scale
+        return codes_bound(q, seen_scale, of_seen, 0.0, 0.0, floor, code), of_scale
 
 
 # --- NVFP4 ---------------------------------------------------------------------------------------
@@ -181,9 +184,9 @@ def quantize_nvfp4_bound(
         unsure = (xp.abs(global_scale - LEAST_SCALE) <= 2**-20 * LEAST_SCALE) & (x.size > 0)
         of_global = xp.where(unsure, np.inf, 2 * u * global_scale)
         # Three FP32 operations before the scale is rounded; flushed where they are subnormal.
-        moved = 4 * u * scale + 2.0**-126 / global_scale
-        of_scale = moved + _E4M3.unit_roundoff * (scale + moved) + _E4M3.underflow_error
-        of_scale = xp.where(unsure, np.inf, of_scale)
+        moved, floor = 4 * u * scale, 2.0**-126 / global_scale
+        scales = stored(scale, dtypes.float8_e4m3fn, moved, ROUNDING * scale, floor=floor)
+        of_scale = xp.where(unsure, np.inf, scales.elementwise)
         seen, error = (xp.repeat(part, 16, -1) * global_scale for part in (scale, of_scale))
         low, high = xp.maximum(seen - error, 0), seen + error
         code = xp.abs(y) / low * (1 + 4 * u)
@@ -201,6 +204,5 @@ def quantize_nvfp4_bound(
         random = (size > 0.25) & (low > 0) & (seen < np.inf) & ~unsure
         rms = xp.where(random, xp.sqrt(own), 0.0)
         numbers = Bound(worst, rms, bias=own / xp.abs(y))
-        scales = stored(scale, dtypes.float8_e4m3fn, moved, 0.0, floor=2.0**-126 / global_scale)
         global_rms = xp.where(unsure | (global_scale == 1), 0.0, rounding_rms(global_scale))
     return numbers, scales._replace(elementwise=of_scale), Bound(of_global, global_rms)

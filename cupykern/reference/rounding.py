@@ -47,18 +47,21 @@ def inexact_rms(x: Any) -> Any:
 def sum_variance(concentration: Any, num_terms: int, chain: int = 16) -> Any:
     """The variance of a sum's error over the sum's square, of terms of one sign, in units of ROUNDING^2.
 
-    concentration: the sum of the terms' squared shares.  A thread adds `chain` terms one after another (1 to 40),
-    then trees add up what threads and warps have.  Each addition's error is ROUNDING times its
-    partial sum.  m partial sums of a level, of terms in any order, have squares that add up to
-    (1 - concentration) / m + concentration of the whole's.  Over the levels of a tree that makes 2 and the
-    number of levels; along a chain of c terms c^2 / (3 n) and c / 2.
+    concentration: the sum of the terms' squared shares; 1, of terms of both signs, for the variance over
+    the sum of their squares.  A thread adds `chain` terms one after another (1 to 40), then trees add up
+    what threads and warps have.  Each addition's error is ROUNDING times its partial sum.  m partial sums of a
+    level, of terms in any order, have squares that add up to (1 - concentration) / m + concentration of
+    the whole's.  Over the levels of a tree that makes 2 and the number of levels; along a chain of c terms
+    c^2 / (3 n) and c / 2.  Partial sums that one term dominates have its gap, which may be the largest of a
+    binade: 1 / (3 RELATIVE_RMS^2) times as much.
     """
     if num_terms < 2:
         return 0.0 * concentration
     chain = min(chain, num_terms)
     levels = math.log2(num_terms / chain)
     spread = min(2.0, 2.0 * levels) + chain**2 / (3 * num_terms)
-    return (1 - concentration) * spread + concentration * (levels + chain / 2)
+    dominated = (levels + chain / 2) / (3 * RELATIVE_RMS**2)
+    return (1 - concentration) * spread + concentration * dominated
 
 
 def stored(

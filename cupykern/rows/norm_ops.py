@@ -69,14 +69,14 @@ def _draw(draw: Draw, centered: bool, residual: bool | None) -> NormProblem:
 def _bench_problem(
     shape: tuple[int, ...], dtype: str, centered: bool, residual: bool
 ) -> NormProblem:
-    """dtype: and after a colon options, with plus signs: "shifted" (a mean of 1e4); of layer_norm
-    "compensated", of rms_norm what it is quantized to.
+    """dtype: and after a colon options, with plus signs: "shifted" (a mean of 1e4), "stats"; of
+    layer_norm "compensated", of rms_norm what it is quantized to.
     """
     if not shape:
         raise ValueError("a norm needs a shape of at least one dim")
     name = "layer_norm" if centered else "rms_norm"
     own = ("compensated",) if centered else tuple(dtypes.QUANTIZED)
-    dtype, options = inputs.bench_options(name, dtype, ("shifted", *own))
+    dtype, options = inputs.bench_options(name, dtype, ("shifted", "stats", *own))
     dtypes.resolve(dtype, "dtype", DTYPES)
     formats = options & set(dtypes.QUANTIZED)
     if len(formats) > 1:
@@ -89,6 +89,7 @@ def _bench_problem(
         residual=residual,
         mean=1e4 if "shifted" in options else 0.0,
         compensated="compensated" in options,
+        return_stats="stats" in options,
         quantize=next(iter(formats), None),
         kind="bench",
     )

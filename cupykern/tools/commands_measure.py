@@ -48,6 +48,8 @@ _SHOWN_FAILURES = 10
 @click.option("--history", type=click.IntRange(1), metavar="SEQUENCES",
               help="Instead run random sequences of calls: the bits of a result must not depend on the "
               "calls before it.  Sequence i is drawn from SEED + i.")  # fmt: skip
+@click.option("--sensitivity", is_flag=True,
+              help="Instead say how small an error of all results would be found.")  # fmt: skip
 @click.option("--jobs", type=click.IntRange(1), default=os.cpu_count(), show_default="all cores",
               help="How many kernels to compile at once.")  # fmt: skip
 @json_option
@@ -60,6 +62,7 @@ def check(
     plot_path: str | None,
     policies: bool,
     history: int | None,
+    sensitivity: bool,
     jobs: int,
     json_path: str | None,
 ) -> int:
@@ -87,6 +90,8 @@ def check(
         from .history_command import check_history
 
         return check_history(ops, where, history, seed, jobs, json_path)
+    if sensitivity:
+        return _check_sensitivity(ops, where, seed, json_path)
     done = []
     collector = precision.Collector(seed) if precise or plot_path is not None else None
     variants = variants_of_cases(ops, where, cases, seed)
@@ -99,19 +104,19 @@ def check(
             advance(case.op)
     summaries = checks.summarize(done)
     print_table(
-        ("op", "dtype", "cases", "failed", "error/bound", "rms/expected"),
+        ("op", "dtype", "cases", "failed", "error/bound", "rms/expected", "bias/limit"),
         (
             (
                 *(summary.op, summary.dtype, summary.cases, summary.failed),
                 *(
                     number(getattr(summary.worst, figure, None))
-                    for figure in ("error_over_bound", "rms_ratio")
+                    for figure in ("error_over_bound", "rms_ratio", "bias_ratio")
                 ),
             )
             for summary in summaries
         ),
-        f"{where.name} ({where.arch}), seed {seed}: the worst of all cases; "
-        f"limits: error/bound 1, rms/expected {checks.RMS_LIMIT:g}",
+        f"{where.name} ({where.arch}), seed {seed}: the worst of all cases; limits: error/bound 1, "
+        f"rms/expected, beyond what chance may make of it, {checks.RMS_LIMIT:g}, bias/limit 1",
     )
     failures = [case for case in done if case.error is not None]
     for case in failures[:_SHOWN_FAILURES]:
@@ -157,6 +162,25 @@ def _check_policies(where: targets.Target, seed: int, json_path: str | None) -> 
     )
     write_json(json_path, [asdict(row) for row in rows])
     return 1 if any(row.error_over_bound > 1 for row in rows) else 0
+
+
+def _check_sensitivity(ops: list[Op], where: targets.Target, seed: int, path: str | None) -> int:
+    from . import records, sensitivity
+
+    found = []
+    with progress(len(ops), "plant") as advance:
+        for op in ops:
+            found += [asdict(row) for row in sensitivity.rows([op], where, seed)]
+            advance(op.name)
+    print_table(
+        sensitivity.HEAD,
+        map(sensitivity.cells, found),
+        f"{where.name} ({where.arch}), seed {seed}: the smallest error of all elements of a result that is "
+        "found; relative, of 8-bit results in units in the last place",
+    )
+    document = {**records.header("sensitivity", where), "seed": seed, "rows": found}
+    write_json(path, document)
+    return 0
 
 
 # --- bench -------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """The tables of README and docs/results.md, written from the committed results/*.json.
 
 A table stands between `<!-- table: softmax -->` and `<!-- end -->`; its name is an op's, "summary"
-for a line an op and dtype, "headline" for a line an op, "host time" for the host time per call, or "profiles" for what hardware
-counters said.
+for a line an op and dtype, "headline" for a line an op, "host time" for the host time per call, "profiles"
+for what hardware counters said, or "sensitivity" for the errors that `check` finds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import headline, stored
+from . import headline, sensitivity, stored
 from .protocol import FALLEN
 from .tables import number
 
@@ -22,7 +22,8 @@ HOST_TIME = "host time"
 SUMMARY = "summary"
 HEADLINE = "headline"
 PROFILES = "profiles"
-_OTHERS = {HOST_TIME, SUMMARY, HEADLINE, PROFILES}  # tables that are not of an op
+SENSITIVITY = "sensitivity"
+_OTHERS = {HOST_TIME, SUMMARY, HEADLINE, PROFILES, SENSITIVITY}  # tables that are not of an op
 # Dense tensor throughput in TFLOP/s by the operands' bits (NVIDIA's data sheet of the H200, SXM,
 # without sparsity).
 _PEAK_TFLOPS = {"NVIDIA H200": {8: 1979.0, 16: 989.5}}
@@ -46,13 +47,14 @@ _FELL = "†"
 _NOT_MEASURED = "Not measured yet.\n"
 
 
-def load(folder: Path, kind: str = "bench") -> list[dict[str, Any]]:
-    """The documents of `kind` from GPUs among folder/*.json, the oldest first.  Raises ValueError."""
+def load(folder: Path, kind: str = "bench", host: bool = False) -> list[dict[str, Any]]:
+    """The documents of `kind` from GPUs, and if wanted the host target, among folder/*.json, the oldest
+    first.  Raises ValueError."""
     documents = []
     for path in sorted(folder.glob("*.json")):
         document = stored.read(path)
         wanted = isinstance(document, dict) and document.get("kind") == kind
-        if wanted and document["target"] != "host":
+        if wanted and (host or document["target"] != "host"):
             documents.append(document)
     return sorted(documents, key=lambda document: document["date"])
 
@@ -292,6 +294,19 @@ def _profile_table(documents: Iterable[dict[str, Any]]) -> str:
     return markdown(lines, left=4)
 
 
+def _sensitivity_table(documents: Iterable[dict[str, Any]]) -> str:
+    """The latest of the host target and of each device.  documents: the oldest first."""
+    latest_of: dict[str, dict[str, Any]] = {}
+    for document in documents:
+        device = document["machine"]["device"]
+        latest_of["Host target" if document["target"] == "host" else device] = document
+    return "\n".join(
+        f"{device}, {document['date'][:10]}.\n\n"
+        + markdown([sensitivity.HEAD, *map(sensitivity.cells, document["rows"])], left=4)
+        for device, document in latest_of.items()
+    )
+
+
 def markdown(lines: Sequence[Sequence[str]], left: int) -> str:
     """lines: the first one the head.  left: how many columns are words."""
     rule = ["---"] * left + ["---:"] * (len(lines[0]) - left)
@@ -328,4 +343,6 @@ def report(pages: Sequence[Path], results: Path) -> tuple[list[str], list[str]]:
     written = tables(load(results))
     if profiles := load(results, "profile"):
         written[PROFILES] = _profile_table(profiles)
+    if found := load(results, "sensitivity", host=True):
+        written[SENSITIVITY] = _sensitivity_table(found)
     return texts, update(texts, written)

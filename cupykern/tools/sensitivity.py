@@ -1,0 +1,131 @@
+"""How small an error of an op's results `check` finds: check --sensitivity.
+
+Errors are planted into all elements of one result before it is compared: relative ones of 2^-s, of
+random sign, then all of one sign (results too large), rounded to the result's format as a kernel would
+do.  Of FP8 and integer results they are one unit in the last place (ulp).  The figure is the largest s
+that the comparison finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..check import compare_numbers
+from ..error_statistics import statistics
+from ..numerics import as_float64, gap, to_numpy
+from ..op import Bound, Op, as_tuple
+from ..targets import Target
+from .tables import number
+
+MOST = 32  # the largest s that is tried
+_ROWS, _PRODUCTS = (64, 1024), (64, 128, 1024)
+_SHAPES = {
+    **dict.fromkeys(("matmul", "scaled_mm", "dual_gemm_silu"), _PRODUCTS),
+    "dequant_softmax": (64, 1000, 256),
+    **dict.fromkeys(("softmax", "log_softmax", "layer_norm", "rms_norm", "add_rms_norm"), _ROWS),
+    **dict.fromkeys(("quantize", "quantize_nvfp4", "nonfinite_report"), _ROWS),
+}
+"""Of other ops the host's first bench shape."""
+_OPTIONS = {
+    "layer_norm": ("float32:stats", "float32:shifted", "float32:compensated"),
+    "rms_norm": ("float32:stats", "float16:e4m3", "float16:e5m2", "float16:int8"),
+    "quantize": ("float16:e4m3", "float16:e5m2", "float16:int8"),
+}
+"""Dtypes with options, beside the op's own."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One result of one call.
+
+    result: its place among several, and its dtype.  rms: its errors' root mean square over what is
+    expected.  unit: "relative" or "ulp".  random, one_sign: the largest s that is found, of ulps 0; None: not
+    even that.  single: the share of elements of which one alone that is off by one ulp, away from zero or
+    towards it, would be found.
+    """
+
+    op: str
+    shape: tuple[int, ...]
+    dtype: str
+    result: str
+    rms: float
+    unit: str
+    random: int | None
+    one_sign: int | None
+    single: float
+
+
+def rows(ops: Sequence[Op], target: Target, seed: int) -> Iterator[Row]:
+    """Of each op's dtypes.  Raises what the ops raise."""
+    for op in ops:
+        shape = _SHAPES.get(op.name) or op.bench_shapes("host")[0]
+        for dtype in dict.fromkeys((*op.dtypes, *_OPTIONS.get(op.name, ()))):
+            yield from rows_of(op, shape, dtype, target, seed)
+
+
+def rows_of(
+    op: Op, shape: tuple[int, ...], dtype: str, target: Target, seed: int
+) -> Iterator[Row]:
+    """A row for each result of a bench problem; none for results that are exact."""
+    problem = op.bench_problem(shape, dtype)
+    call, known = op.inputs(problem, seed, target.xp), op.inputs(problem, seed, np)
+    references = op.reference(*known.args, **known.kwargs)
+    bounds = op.bound(*known.args, **known.kwargs, reference=references)
+    outputs = [to_numpy(output) for output in as_tuple(op.run(*call.args, **call.kwargs))]
+    for i, (output, reference, bound) in enumerate(zip(outputs, references, bounds, strict=True)):
+        inexact = np.broadcast_to(bound.elementwise > 0, reference.shape)
+        if inexact.any():
+            result = f"{i}: {output.dtype}" if len(outputs) > 1 else str(output.dtype)
+            yield Row(op.name, shape, dtype, result, *_figures(output, reference, bound, seed))
+
+
+def _figures(output: np.ndarray, reference: Any, bound: Bound, seed: int) -> tuple[Any, ...]:
+    """Row's, from `rms` on."""
+    dtype, y = output.dtype, as_float64(output)
+    inexact = np.broadcast_to(bound.elementwise > 0, reference.shape)
+    ulp = np.where(inexact, gap(y, dtype), 0.0)
+    in_ulps = dtype.itemsize == 1
+    random = np.random.default_rng(seed).choice((-1.0, 1.0), reference.shape)
+
+    def is_found(s: int, signs: Any) -> bool:
+        if in_ulps:
+            planted = y + ulp * signs
+        else:
+            planted = as_float64(np.asarray(y * (1 + 2.0**-s * signs)).astype(dtype))
+        return not compare_numbers(np.where(inexact, planted, y), dtype, reference, bound).ok
+
+    planted = [_most(is_found, signs, 0 if in_ulps else MOST) for signs in (random, np.sign(y))]
+    found = [np.abs(y + sign * ulp - reference) > bound.elementwise for sign in (-1, 1)]
+    return (
+        statistics(y - reference, reference, bound, dtype).rms,
+        "ulp" if in_ulps else "relative",
+        *planted,
+        float(np.mean(found)),
+    )
+
+
+def _most(is_found: Any, signs: Any, most: int) -> int | None:
+    """The largest s up to `most` that is found, by bisection; None: not even 0."""
+    low, high = -1, most + 1  # found, not found
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if is_found(middle, signs) else (low, middle)
+    return low if low >= 0 else None
+
+
+HEAD = ("op", "dtype", "shape", "result", "rms/expected", "random sign", "one sign", "one element")
+
+
+def cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """Of a table.  row: a Row as JSON has it."""
+    words = {None: "none", 0: "1 ulp"} if row["unit"] == "ulp" else {None: "none"}
+    planted = (words.get(row[name], f"2^-{row[name]}") for name in ("random", "one_sign"))
+    shape = " x ".join(map(str, row["shape"]))
+    return (
+        *(row["op"], row["dtype"], shape, row["result"]),
+        *(number(row["rms"]), *planted, f"{row['single']:.1%}"),
+    )
