@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 from planted import Fault, fault_tests
+from test_nvfp4 import check_global_scales_of_one
 
 import cupykern
 from cupykern import OPS, check
@@ -23,6 +24,13 @@ DUAL, QUANTIZE = (
 HOST = "platform/nvfp4_host.cuh"
 
 FAULTS = {
+    "a normal global scale becomes one": Fault(
+        "quantize_nvfp4.cu", "largest >= kSmallestNormal ?", "largest > kSmallestNormal ?",
+        "global scales of one",
+    ),
+    "global scales become one too late": Fault(
+        "quantize_nvfp4.cu", "largest >= kSmallestNormal ?", "largest >= 0.0f ?", "global scales of one"
+    ),
     "nibbles in the wrong order": Fault(
         HOST, "chunk[at % 32 / 2] >> at % 2 * 4 & 0xf", "chunk[at % 32 / 2] >> (1 - at % 2) * 4 & 0xf",
         "codes",
@@ -201,6 +209,7 @@ def _check_saturated() -> None:
 
 
 CHECKS = {
+    "global scales of one": lambda: check_global_scales_of_one(np),
     "decoded": _check_decoded,
     "scales of all": _check_scales_of_all,
     "nvfp4": _check_nvfp4,

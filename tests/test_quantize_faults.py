@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 from planted import Fault, fault_tests
+from test_quantize import check_scales_of_one
 
 from cupykern.rows.quantize_ops import OP, QuantizeProblem
 
@@ -37,6 +39,18 @@ FAULTS = {
     ),
     "a scale of 0 for zeros": Fault(
         SCALE, ": decode(1.0f), encode(1.0f) {", ": decode(0.0f), encode(1.0f) {", "zeros"
+    ),
+    "a normal scale becomes one": Fault(
+        SCALE, "largest / largest_number >= kSmallestNormal", "largest / largest_number > kSmallestNormal",
+        "scales of one",
+    ),
+    "scales become one too early": Fault(
+        SCALE, "largest / largest_number >= kSmallestNormal",
+        "largest / largest_number >= 1.000002f * kSmallestNormal", "scales of one",
+    ),
+    "scales become one too late": Fault(
+        SCALE, "largest / largest_number >= kSmallestNormal", "largest / largest_number >= 0.0f",
+        "scales of one",
     ),
     "an infinity is scaled like any number": Fault(
         SCALE, "if (!(largest < kInfinity)) {", "if (largest != largest) {", "special"
@@ -132,4 +146,11 @@ def _problems() -> Iterator[tuple[str, object, QuantizeProblem]]:
     yield "large tiles", OP, problem((130, 72), "e4m3", "block", (128, 24))
 
 
-test_nothing_fails_without_a_fault, test_caught = fault_tests(FAULTS, _problems)
+def _scales_of_one() -> None:
+    for to in ("e4m3", "int8"):
+        check_scales_of_one(np, to, "row")
+
+
+test_nothing_fails_without_a_fault, test_caught = fault_tests(
+    FAULTS, _problems, {"scales of one": _scales_of_one}
+)

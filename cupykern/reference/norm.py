@@ -284,7 +284,9 @@ def rms_norm_bound(
         else:
             q, row_scale = reference[:2]
             format_ = dtypes.QUANTIZED[quantize]
-            of_largest = (row_max(part) for part in (y.worst, y.rms, y.floor))
+            of_largest = (
+                row_max(xp.broadcast_to(part, q.shape)) for part in (y.worst, y.rms, y.floor)
+            )
             scale = scale_bound(row_scale, row_max(xp.abs(q * row_scale)), *of_largest, format_)
             bound = codes_bound(q, row_scale, scale, y.worst, y.rms, y.floor, format_)
         return _bounds(bound, scale, row, errors, x, residual, return_stats, False)
