@@ -225,18 +225,23 @@ def check_problem(
     references = op.reference(*known.args, **known.kwargs)
     bounds = op.bound(*known.args, **known.kwargs, reference=references)
 
-    def compared(outputs: Sequence[Any], shown: Observer | None = None) -> Comparison:
-        if small:
-            outputs = [to_numpy(output) for output in outputs]
-        if shown is not None:
-            shown(op, problem, outputs, references, bounds)
-        return compare(outputs, references, bounds)
-
     outputs = as_tuple(op.run(*call.args, **call.kwargs))
-    result = compared(outputs, observe)
+    seen = [to_numpy(output) for output in outputs] if small else outputs
+    if observe is not None:
+        observe(op, problem, seen, references, bounds)
+    result = compare(seen, references, bounds)
     if accepts_out(op) and "out" not in call.kwargs:
-        result = result.merge(compared(guarded_run(op, call, outputs[0])))
+        again = guarded_run(op, call, outputs[0])
+        again = [to_numpy(output) for output in again] if small else again
+        if not all(map(_same_bits, seen, again)):
+            result = result.merge(compare(again, references, bounds))
     return result
+
+
+def _same_bits(x: Any, y: Any) -> bool:
+    if (x.shape, x.dtype) != (y.shape, y.dtype):
+        return False
+    return bool((x.view(f"u{x.itemsize}") == y.view(f"u{x.itemsize}")).all())
 
 
 @dataclass(frozen=True)

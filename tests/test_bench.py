@@ -43,7 +43,6 @@ def test_compare_finds_the_worst_element():
     found = _compare([[1, 2], [3, 4.5]], [[1, 2.25], [3, 4]], 0.25, rms=0.5)
     assert (found.index, found.error_over_bound, found.got, found.expected) == ((1, 1), 2, 4.5, 4)
     assert found.max_abs == 0.5 and found.max_rel == 0.125
-    assert found.rms_ratio == pytest.approx(np.sqrt((0.25 + 1) / 4))
     assert found.ulps == 0.5 / 2.0**-21
     assert found.relative_l2 == pytest.approx(np.sqrt(0.25**2 + 0.5**2) / np.sqrt(31.0625))
     assert not found.ok
@@ -74,12 +73,24 @@ def test_a_bound_that_bounds_nothing_fails():
     assert _compare([1.0], [1.0], 0.0).ok
 
 
-def test_rms_beyond_what_is_expected_fails():
-    assert not _compare([1.4, 1.4], [1, 1], 0.5, rms=0.1).ok
+@pytest.mark.parametrize("seed", [1, 2])
+def test_rms_and_bias_beyond_what_is_expected_fail(seed):
+    """Normal errors, 1.6 times as large as expected, then all of one sign."""
+    rng = np.random.default_rng(seed)
+    reference, errors = rng.uniform(1, 2, 100_000), 1e-3 * rng.standard_normal(100_000)
+    for error, fails in ((errors, ""), (1.6 * errors, "rms_ratio"), (np.abs(errors), "bias_ratio")):
+        bound = Bound(np.full(reference.shape, 1.0), np.full(reference.shape, 1e-3), bias=0.0)
+        found = check.compare([np.float32(reference + error)], [reference], [bound])
+        assert (found.rms_ratio > check.RMS_LIMIT, found.bias_ratio > 1) == (
+            fails == "rms_ratio",
+            fails == "bias_ratio",
+        )
+        assert found.ok is not bool(fails) and found.within_bound
 
 
-def test_rms_is_of_those_elements_alone_of_which_an_error_is_expected():
-    assert _compare([1.5, 7], [1, 7], 1, rms=[0.25, 0]).rms_ratio == 2
+def test_elements_of_which_no_error_is_expected_do_not_count():
+    alone = _compare([1.5], [1], 1, rms=[0.25]).rms_ratio
+    assert _compare([1.5, 7], [1, 7], 1, rms=[0.25, 0]).rms_ratio == alone > 0
 
 
 def test_ulps_below_the_smallest_normal_number_are_its():

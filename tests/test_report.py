@@ -179,6 +179,25 @@ def test_profiles_have_a_table_of_the_latest_of_each_call(tmp_path):
     assert "70.0" not in written and "60.0" not in written
 
 
+def test_sensitivity_has_a_table_of_the_latest_of_each_device(tmp_path):
+    row = {
+        "op": "softmax", "dtype": "float16", "shape": [8, 9], "result": "float16", "rms": 1.0,
+        "unit": "relative", "random": 11, "one_sign": 12, "single": 0.97,
+    }  # fmt: skip
+    for day, target, s in (("02", "host", 11), ("01", "host", 10), ("03", "cuda", 9)):
+        document = {
+            "kind": "sensitivity", "date": f"2026-01-{day}T00", "target": target,
+            "machine": {"device": "NVIDIA H200"}, "rows": [{**row, "random": s}],
+        }  # fmt: skip
+        (tmp_path / f"{day}.json").write_text(json.dumps(document))
+    page = tmp_path / "page.md"
+    page.write_text("<!-- table: sensitivity -->\n<!-- end -->\n")
+    (written,) = report.report([page], tmp_path)[1]
+    assert "Host target, 2026-01-02." in written and "NVIDIA H200, 2026-01-03." in written
+    assert "| softmax | float16 | 8 x 9 | float16 | 1.00 | 2^-11 | 2^-12 | 97.0% |" in written
+    assert "2^-9 |" in written and "2^-10" not in written
+
+
 def test_a_table_without_results_says_so():
     assert "Not measured yet." in report.update([README], {})[0]
 

@@ -1,0 +1,78 @@
+"""How small an error of its results each op's comparison finds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fake_op import make_op
+
+from cupykern import OPS, cli, targets
+from cupykern.tools import sensitivity
+from cupykern.tools.sensitivity import _OPTIONS, rows_of
+
+ROW_OPS = (
+    *("softmax", "log_softmax", "layer_norm", "rms_norm", "add_rms_norm"),
+    *("quantize", "quantize_nvfp4", "nonfinite_report"),
+)
+BY_NAME = {op.name: op for op in OPS}
+CALLS = [
+    (name, dtype)
+    for name in ROW_OPS
+    for dtype in dict.fromkeys((*BY_NAME[name].dtypes, *_OPTIONS.get(name, ())))
+    if "shifted" not in dtype  # whose results have few digits
+]
+# Relative errors of 2^-s, s at least so much: one unit in the last place of 16 bits is 2^-11 to 2^-10,
+# 2^-8 to 2^-7.
+GOALS = {"float16": 11, "bfloat16": 8, "float32": 20, "float64": 20}
+
+
+@pytest.mark.parametrize("name, dtype", CALLS)
+def test_small_errors_of_all_elements_are_found(name, dtype):
+    found = list(rows_of(BY_NAME[name], (64, 1024), dtype, targets.get("host"), 0))
+    assert found
+    for row in found:
+        decoded = name == "quantize_nvfp4" and row.result == "0: float32"  # of FP4
+        goal = 4 if decoded else GOALS.get(row.result.split(": ")[-1], 0)
+        for planted in (row.random, row.one_sign):
+            assert planted is not None and planted >= goal, row
+        if name != "nonfinite_report" and "2: " not in row.result:  # single numbers
+            assert 0.5 <= row.rms <= 1.2, row
+        if row.unit == "ulp" or row.result.endswith("float16"):
+            assert row.single >= 0.85, row
+
+
+def test_an_error_below_what_is_expected_is_not_found():
+    """One rounding to FP32."""
+    (row,) = rows_of(make_op(), (64, 1024), "float32", targets.get("host"), 0)
+    # Thirds lie a third of a gap off, or not at all; it expects u / sqrt(3) of the result.
+    assert row.rms == pytest.approx(0.7, abs=0.02)
+    assert row.random in (22, 23, 24) and row.unit == "relative"
+
+
+def test_results_that_are_exact_have_no_row():
+    rows = rows_of(BY_NAME["nonfinite_report"], (4, 64), "float16", targets.get("host"), 0)
+    assert [row.result for row in rows] == ["1: float64"]
+
+
+def test_the_most_is_found_by_bisection():
+    for most in (None, 0, 5, 31, 32):
+        assert sensitivity._most(lambda s, _: most is not None and s <= most, 0, 32) == most
+
+
+@pytest.mark.parametrize(
+    "unit, s, cell", [("ulp", 0, "1 ulp"), ("ulp", None, "none"), ("relative", 11, "2^-11")]
+)
+def test_cells(unit, s, cell):
+    row = sensitivity.Row("op", (2, 3), "float16", "float16", 1.0, unit, s, s, 0.5)
+    cells = sensitivity.cells(vars(row))
+    assert cells == ("op", "float16", "2 x 3", "float16", "1.00", cell, cell, "50.0%")
+    assert len(cells) == len(sensitivity.HEAD)
+
+
+def test_the_command(capsys, tmp_path, monkeypatch):
+    monkeypatch.setitem(sensitivity._SHAPES, "quantize", (8, 64))
+    path = tmp_path / "s.json"
+    command = ["check", "--sensitivity", "quantize", "--target", "host", "--json", str(path)]
+    assert cli.main(command) == 0
+    out = capsys.readouterr().out
+    assert "float16:int8" in out and "1 ulp" in out and np.all(path.read_text().count("single") > 5)
