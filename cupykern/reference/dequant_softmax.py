@@ -78,9 +78,7 @@ def dequant_softmax_bound(
         floor = 2 * 2.0**-126
         # A logit of -inf is a zero, whatever its error.
         worst, rms = (xp.where(y > 0, part, 0.0) for part in (y * relative, rms))
-        shared = xp.sqrt(
-            e.total_rms**2 + of_sum((y * rms) ** 2) + (RECIPROCAL_RMS * u) ** 2
-        )
+        shared = xp.sqrt(e.total_rms**2 + of_sum((y * rms) ** 2) + (RECIPROCAL_RMS * u) ** 2)
         own = e.exponent_rms**2 + rms**2 + shared**2 + (EXP2_RMS * u) ** 2 + ROUNDING**2
         expected, drift = y * xp.sqrt(own), e.constant * xp.abs(e.distance - e.mean_distance)
         if narrow:

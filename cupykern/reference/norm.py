@@ -306,9 +306,7 @@ class _YErrors(NamedTuple):
                       bias=self.bias)  # fmt: skip
 
 
-def _y_errors(
-    row: _Row, errors: _Errors, weight: Any, bias: Any, compensated: bool
-) -> _YErrors:
+def _y_errors(row: _Row, errors: _Errors, weight: Any, bias: Any, compensated: bool) -> _YErrors:
     """Kernels subtract the mean, or add -mean * rstd to s * rstd.  The last operation's rounding is the
     result's own."""
     xp = namespace(row.s)
@@ -318,9 +316,7 @@ def _y_errors(
     worst = worst + z * (errors.rstd + _U)
     floor = row.rstd * errors.flushed * (1 + errors.rstd) + 2 * _FLUSHED
     shift = 0.0 if compensated else rounding_rms(row.mean * row.rstd) * (row.mean != 0)
-    shared = xp.sqrt(
-        (row.rstd * errors.mean_rms) ** 2 + (z * errors.rstd_rms) ** 2 + shift**2
-    )
+    shared = xp.sqrt((row.rstd * errors.mean_rms) ** 2 + (z * errors.rstd_rms) ** 2 + shift**2)
     other = distance if compensated else xp.where(row.mean != 0, row.s, 0.0)
     squares = (row.rstd * errors.s_rms) ** 2 + (rounding_rms(other * row.rstd) * (other != 0)) ** 2
     mean_bias = row.rstd * errors.constant * xp.abs(row.mean)
@@ -356,14 +352,11 @@ def _bounds(
         )
     if return_stats:
         if centered:
-            mean, worst, rms = (
-                part[..., 0] for part in (row.mean, errors.mean, errors.sum_rms)
-            )
+            mean, worst, rms = (part[..., 0] for part in (row.mean, errors.mean, errors.sum_rms))
             bias = errors.constant * abs(mean)
             bounds.append(stored(mean, np.float32, worst, rms, bias=bias))
         rstd, worst, rms, bias = (
-            part[..., 0]
-            for part in (row.rstd, errors.rstd, errors.variance_rms, errors.rstd_bias)
+            part[..., 0] for part in (row.rstd, errors.rstd, errors.variance_rms, errors.rstd_bias)
         )
         own = (RSQRT_RMS**2 - RELATIVE_RMS**2) * _U**2
         rms = namespace(rstd).sqrt(rms**2 + own)

@@ -67,9 +67,7 @@ def rows(ops: Sequence[Op], target: Target, seed: int) -> Iterator[Row]:
             yield from rows_of(op, shape, dtype, target, seed)
 
 
-def rows_of(
-    op: Op, shape: tuple[int, ...], dtype: str, target: Target, seed: int
-) -> Iterator[Row]:
+def rows_of(op: Op, shape: tuple[int, ...], dtype: str, target: Target, seed: int) -> Iterator[Row]:
     """A row for each result of a bench problem; none for results that are exact."""
     problem = op.bench_problem(shape, dtype)
     call, known = op.inputs(problem, seed, target.xp), op.inputs(problem, seed, np)
