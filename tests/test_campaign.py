@@ -401,6 +401,16 @@ def test_a_hung_task_is_a_failure(tmp_path):
     assert found.tally.failed == 1 and "no answer" in found.tally.failures[0]["error"]
 
 
+def test_a_part_whose_tasks_all_break_gives_up(tmp_path):
+    run, path = campaign(tmp_path, small("cases", 1000))
+    progress = run.progress[0]
+    for _ in range(8):
+        broken = tally.Tally()
+        workers.failed(broken, progress.begin(), "no such luck")
+        progress.end(broken)
+    assert progress.done and progress.state == "cut" and "given up" in progress.tally.notes[0]
+
+
 def test_a_process_that_ends_is_a_failure():
     worker = workers.Worker("host")
     try:

@@ -48,7 +48,7 @@ _ADDENDS = Values(8, "signed")  # of bias and residual
 _LIMIT = 2**24 // 4 - 16  # alpha is at most 2, the product of two scales at most 4
 _HALF_LIMIT = 2**11 - 1  # accumulation in FP16
 _INT32_LIMIT = 2**31 - 1
-_CONFIG_EVERY, _HALF_EVERY = 8, 8  # products
+_CONFIG_EVERY, _HALF_EVERY = 3, 8  # products
 
 
 class _Product(NamedTuple):
@@ -135,22 +135,33 @@ def draw(op: Op, names: tuple[str, str], seed: int, target: Target) -> _Product:
     made = make(draw, base, rng, target.xp)
     if draw.integer(1, _CONFIG_EVERY) > 1 or "accumulate" in made.call.kwargs:
         return made
-    config = draw.choice(op.configs(made.problem, target.arch))
+    config = _draw_config(draw, op.configs(made.problem, target.arch))
     return made._replace(call=Call(made.call.args, {**made.call.kwargs, "config": config}))
 
 
+def _draw_config(draw: RandomDraw, configs: Sequence[Any]) -> Any:
+    """Of every main loop alike, however many configs it has."""
+    kind = draw.choice(tuple(dict.fromkeys(map(type, configs))))
+    return draw.choice([config for config in configs if type(config) is kind])
+
+
 def _draw_base(draw: RandomDraw, names: tuple[str, str], target: Target) -> MatmulProblem:
-    """Sizes, dtypes, batches and layouts; half of the problems are of multiples of 16."""
+    """Sizes, dtypes, batches and layouts.
+
+    In half of the problems N and K are multiples of 16, a is K-major and b is K-major or N-major,
+    as Hopper's main loops and the skinny GEMM require.
+    """
     m, n, k = draw.choice(_SIZES), draw.choice(_WIDTHS), draw.choice(_DEPTHS)
     batches = draw.choice((*[((), ())] * 6, ((2,), ()), ((), (3,)), ((2,), (2,))))
     most = _MOST_WORK_ON_HOST if target.name == "host" else _MOST_WORK
     while m * n * k > most:
         m, n, k = (-(-x // 2) if x == max(m, n, k) else x for x in (m, n, k))
+    layouts = draw.choice(_LAYOUTS), draw.choice(_LAYOUTS)
     if draw.choice((False, True)):
-        m, n, k = (-(-x // 16) * 16 for x in (m, n, k))
+        m, n, k = draw.choice((m, -(-m // 16) * 16)), *(-(-x // 16) * 16 for x in (n, k))
+        layouts = "C", draw.choice(("F", "F", "C"))
     if NVFP4 in names:
         k = -(-k // 16) * 16
-    layouts = draw.choice(_LAYOUTS), draw.choice(_LAYOUTS)
     return MatmulProblem(m, n, k, *names, batches[0], batches[1], layouts[0], layouts[1])
 
 

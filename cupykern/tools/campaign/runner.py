@@ -20,6 +20,7 @@ from .workers import Worker, failed, ready
 
 _POLL = 1.0  # seconds
 _WRITE_EVERY = 3.0
+_GIVES_UP = 8  # tasks that all broke: the part itself is at fault
 
 
 @dataclass
@@ -35,6 +36,7 @@ class Progress:
     last_seed: int | None
     tally: Tally = field(default_factory=Tally)
     finished: int = 0
+    broken: int = 0
     running: int = 0
     begun: float | None = None
     ended: float | None = None
@@ -75,7 +77,11 @@ class Progress:
         self.tally.merge(tally)
         self.running -= 1
         self.finished += 1
+        self.broken += tally.broken
         self.ended = time.monotonic()
+        if self.broken == self.finished == _GIVES_UP and self.queue:
+            self.queue.clear()
+            self.tally.note(f"given up: the first {_GIVES_UP} tasks all broke")
 
     def document(self) -> dict[str, Any]:
         return {

@@ -52,12 +52,16 @@ class Row:
 
 @dataclass
 class Tally:
-    """Counts, failures and notes.  context_lost: the process cannot use its GPU any more."""
+    """Counts, failures and notes.
+
+    context_lost: the process cannot use its GPU any more.  broken: the task did not end as it should.
+    """
 
     rows: dict[tuple[str, str], Row] = field(default_factory=dict)
     failures: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     context_lost: bool = False
+    broken: bool = False
 
     @property
     def done(self) -> int:

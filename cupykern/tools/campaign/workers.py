@@ -44,6 +44,7 @@ def _finish(target: Target) -> None:
 
 def failed(tally: Tally, task: Task, error: str) -> None:
     """Count a task that did not end as it should."""
+    tally.broken = True
     tally.add(task.subject, "")
     tally.fail(task.subject, "", task.seeds[0], task, error)
 
