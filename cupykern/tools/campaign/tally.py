@@ -54,7 +54,8 @@ class Row:
 class Tally:
     """Counts, failures and notes.
 
-    context_lost: the process cannot use its GPU any more.  broken: the task did not end as it should.
+    context_lost: the process cannot use its GPU any more.
+    broken: the task did not end as it should.
     """
 
     rows: dict[tuple[str, str], Row] = field(default_factory=dict)
