@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from hopper_kernels import BOXES, launch_all, tma_image, variant
+from hopper_kernels import BOXES, NUMBERS, launch_all, tma_image, variant
 
 from cupykern import targets
 from cupykern.targets import Target
@@ -56,8 +56,8 @@ KERNEL void word(const uint32_t* image, const uint64_t* tiles, const int* weight
     }
 }
 """
-# Sums of FP8 products in a tensor core, 128 of k: A's rows (64, 128) and B's (64, 128), 32 bytes of k after
-# the other, each a tile without swizzle.
+# Products of A's 64 rows of 128 bytes and B's in a tensor core: 32 bytes of k after the other, each a tile
+# without swizzle.
 _CUT = """
 struct Storage { alignas(1024) unsigned char a[4][64 * 32], b[4][64 * 32]; };
 
@@ -82,8 +82,6 @@ KERNEL void word(const uint32_t* a, const uint32_t* b, float* y) {
     for (int i = 0; i < 32; ++i) y[wgmma_row(t, i) * 64 + wgmma_col(t, i)] = d[i];
 }
 """
-CUT_UNITS = 4 * 2.0**-13
-"""Of the largest sum: by how much two ways to cut the four steps of `cut_sums` may differ."""
 _MODES = {0: 0, 128: 1, 64: 2, 32: 3}
 KINDS = [
     *(("half", "half", a, b) for a in ("K", "MN") for b in ("K", "MN")),
@@ -145,15 +143,25 @@ def products(
     return launch_all(target, kernel, arrays, args, shared=1 << 16)["y"]
 
 
-def cut_sums(target: Target, a: str, b: str) -> np.ndarray:
-    """(64, 64): sums of 128 products whose codes have exponents of a third of the range, one sign."""
+def cut_operand(name: str, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """(bytes of _CUT's tiles, the matrix (64, k) in FP64): numbers of many exponents, FP8 of one sign."""
+    if NUMBERS[name].itemsize == 1:
+        tiles = rng.integers(0x20, 0x50, (4, 2, 8, 8, 16)).astype(np.uint8).view(NUMBERS[name])
+    else:
+        sizes = np.exp2(rng.uniform(-9, 5, (4, 2, 8, 8, 8)))
+        tiles = (sizes * rng.choice((-1, 1, 1), sizes.shape)).astype(NUMBERS[name])
+    matrix = tiles.transpose(2, 3, 0, 1, 4).reshape(64, -1).astype(np.float64)
+    return tiles.view(np.uint8).reshape(-1), matrix
+
+
+def cut_sums(target: Target, a: str, b: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(a's matrix, b's, their product (64, 64) from four steps of wgmma)."""
     rng = np.random.default_rng(9)
-    codes = {
-        name: rng.integers(0x20, 0x50, (4, 2, 8, 8, 16)).astype(np.uint8).reshape(-1)
-        for name in "ab"
-    }
-    arrays = {"a": codes["a"], "b": codes["b"], "y": np.zeros((64, 64), np.float32)}
-    return launch_all(target, variant(_CUT, A=a, B=b), arrays, ("a", "b", "y"), shared=16384)["y"]
+    (a_tiles, a_matrix), (b_tiles, b_matrix) = cut_operand(a, rng), cut_operand(b, rng)
+    arrays = {"a": a_tiles, "b": b_tiles, "y": np.zeros((64, 64), np.float32)}
+    kernel = variant(_CUT, A=a, B=b)
+    y = launch_all(target, kernel, arrays, ("a", "b", "y"), shared=16384)["y"]
+    return a_matrix, b_matrix, y
 
 
 def vectors(target: Target) -> dict[str, np.ndarray]:
@@ -163,7 +171,7 @@ def vectors(target: Target) -> dict[str, np.ndarray]:
         for strides in ("whole", "any"):
             found["_".join((*kind, strides))] = products(target, *kind, strides)
     for a, b in (("e4m3", "e4m3"), ("e4m3", "e5m2"), ("e5m2", "e5m2")):
-        found[f"cut_{a}_{b}"] = cut_sums(target, a, b)
+        found[f"cut_{a}_{b}"] = cut_sums(target, a, b)[2]
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+import tensor_core
 from platform_kernels import F32, FORMATS, U32, run
 
 from kernels_cu import Variant
@@ -116,6 +117,32 @@ def test_products_of_fragments(target, a, b, outer_major):
     )  # fmt: skip
     expected = x.astype(np.float64) @ y.astype(np.float64).T
     expected += np.kron([[0, 1], [2, 3]], np.ones((16, 16)))
+    np.testing.assert_array_equal(product, expected)
+
+
+@pytest.mark.parametrize("a", ["half", "bf16", "e4m3", "e5m2"])
+def test_products_are_added_as_tensor_cores_do(target, a):
+    """Truncated after alignment, bit for bit."""
+    if target.name != "host":
+        pytest.skip("other matrix units align to other bits, and some multiply FP8 as FP16")
+    body = """
+    Accumulator<A> acc[2][2] = {};
+    for (int k = 0; k < kDepth; k += kFragmentK<A>) {
+        FragmentA<A> f[2];
+        FragmentB<A> g[2];
+        for (int i = 0; i < 2; ++i) {
+            load_fragment<false>(f[i], s.a, 16 * i, k);
+            load_fragment<false>(g[i], s.b, 16 * i, k);
+        }
+        mma(acc, f, g);
+    }
+""" + _STORE.replace("COLUMN", "col")
+    depth = 128 // np.dtype(MATRIX_FORMATS[a]).itemsize
+    rng = np.random.default_rng(3)
+    sizes = np.exp2(rng.uniform(-5, 5, (2, 32, depth)))
+    x, y = (sizes * rng.choice((-1, 1, 1), sizes.shape)).astype(MATRIX_FORMATS[a])
+    product = multiply(target, body, x, y, np.full((32, 32), -1, F32), (("A", a), ("Out", "float")))
+    expected = tensor_core.product(x.astype(np.float64), y.astype(np.float64), (a, a))
     np.testing.assert_array_equal(product, expected)
 
 

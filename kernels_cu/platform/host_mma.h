@@ -1,31 +1,10 @@
 // mma, load_matrix and store_matrix as host_runtime.cpp runs them, once a warp's last lane has come.
 
+#include "platform/host_products.h"
+
 int item_bytes(NumberType type) { return type == kHalf || type == kBf16 ? 2 : 1; }
 
 // --- products --------------------------------------------------------------------------------
-// d (rows x n) += a (rows x k) b (k x n); rows is a multiple of 4, n of 8.
-template <class T>
-void multiply(T* d, const T* a, const T* b, int rows, int n, int k) {
-    typedef T Vector __attribute__((vector_size(32), aligned(4), may_alias));
-    for (int row = 0; row < rows; row += 4) {
-        for (int col = 0; col < n; col += 8) {
-            const auto sum = [&](int r) -> Vector& {
-                return *reinterpret_cast<Vector*>(d + (row + r) * n + col);
-            };
-            Vector s0 = sum(0), s1 = sum(1), s2 = sum(2), s3 = sum(3);
-            const T* of_a = a + row * k;
-            for (int i = 0; i < k; ++i, ++of_a) {
-                const Vector of_b = *reinterpret_cast<const Vector*>(b + i * n + col);
-                s0 += of_a[0] * of_b;
-                s1 += of_a[k] * of_b;
-                s2 += of_a[2 * k] * of_b;
-                s3 += of_a[3 * k] * of_b;
-            }
-            sum(0) = s0, sum(1) = s1, sum(2) = s2, sum(3) = s3;
-        }
-    }
-}
-
 // The operand's fragments of all lanes.
 template <int kLanes, class Number, class T>
 void gather(T* out, void** payloads, int operand, int outer_stride, int k_stride) {
@@ -83,7 +62,7 @@ void combine_mma(void** payloads) {
     gather<kLanes>(b, payloads, 1, 1, n);
     for (int m = 0; m < op.counts[0]; ++m) {
         exchange_sums<true, kLanes>(payloads, m, d, n);
-        multiply(d, a + m * 16 * k, b, 16, n, k);
+        multiply(op.types, d, a + m * 16 * k, b, 16, n, k);
         exchange_sums<false, kLanes>(payloads, m, d, n);
     }
 }

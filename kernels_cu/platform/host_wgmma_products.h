@@ -91,37 +91,6 @@ T decode(NumberType type, const unsigned char* p) {
     return T(int8_t(code));
 }
 
-// --- products (see host_mma.h) -----------------------------------------------------------------
-// d (64 x n) += a (64 x k) b (k x n) of FP8 as Hopper adds: the products and the sum are aligned to
-// the largest of them, 2^e to 2^(e + 1), and what is below 2^(e - 13) is cut (arXiv 2511.10909).
-void multiply_fp8(float* d, const float* a, const float* b, int n, int k) {
-    typedef float Vector __attribute__((vector_size(32), aligned(4), may_alias));
-    typedef int Ints __attribute__((vector_size(32), aligned(4), may_alias));
-    constexpr int kBits = 13, kBias = 127, kExponent = 0x7f800000;
-    for (int row = 0; row < kTileRows; ++row) {
-        for (int col = 0; col < n; col += 8) {
-            Vector& sum = *reinterpret_cast<Vector*>(d + row * n + col);
-            Vector terms[kTileBytes + 1], plain = sum;
-            terms[k] = sum;
-            Ints largest = (Ints)sum & kExponent;
-            for (int i = 0; i < k; ++i) {
-                terms[i] = a[row * k + i] * *reinterpret_cast<const Vector*>(b + i * n + col);
-                plain += terms[i];
-                const Ints exponent = (Ints)terms[i] & kExponent;
-                largest = exponent > largest ? exponent : largest;
-            }
-            const Vector inverse_unit = (Vector)(((2 * kBias + kBits) << 23) - largest);
-            const Vector unit = (Vector)(largest - (kBits << 23));
-            Ints units = {};
-            for (int i = 0; i <= k; ++i)
-                units += __builtin_convertvector(terms[i] * inverse_unit, Ints);
-            const Ints usual =
-                (largest > kBits << 23) & (largest < kExponent);  // else 0, NaN or infinite
-            sum = usual ? __builtin_convertvector(units, Vector) * unit : plain;
-        }
-    }
-}
-
 template <class T>
 void multiply_tiles(const Wgmma& op, const unsigned char* a_image, const unsigned char* b_image,
                     T* d) {
@@ -135,8 +104,5 @@ void multiply_tiles(const Wgmma& op, const unsigned char* a_image, const unsigne
         }
     }
     if (!op.accumulate) memset(d, 0, kTileRows * op.n * sizeof(T));
-    if constexpr (kSame<T, float>) {
-        if (item_bytes(op.types[0]) == 1) return multiply_fp8(d, a, b, op.n, k);
-    }
-    multiply(d, a, b, kTileRows, op.n, k);
+    multiply(op.types, d, a, b, kTileRows, op.n, k);
 }

@@ -1,6 +1,5 @@
 // Matrix words on the host: each lane reads its own elements, and the last lane to arrive
-// multiplies for the warp (host_mma.h).  Products are exact, sums are rounded to FP32 one after
-// another along k.
+// multiplies for the warp (host_mma.h), which adds products as Hopper's tensor cores do.
 #include "platform/mma_float.cuh"
 
 // --- 8 x 8 matrices of 16-bit numbers --------------------------------------------------------
