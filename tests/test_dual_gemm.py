@@ -20,7 +20,8 @@ from cupykern.gemm.product import FLOAT16S, FP4
 from cupykern.gemm.scaled_problem import NVFP4
 from cupykern.numerics import as_float64, finfo
 from cupykern.op import Call
-from cupykern.reference.dual_gemm import SLOPE, products
+from cupykern.reference.dual_gemm import SLOPE
+from cupykern.reference.matmul import scaled_product
 from cupykern.targets import host
 from cupykern.tools import options, policies
 
@@ -81,8 +82,12 @@ def test_errors_are_those_of_the_sums(target, dtype, k):
         problem = DualProblem(33, 40, k, dtype, dtype, kind=kind, scales="numbers")
         call = DUAL.inputs(problem, 3, target.xp)
         (expected,) = map(to_numpy, DUAL.reference(*call.args, **call.kwargs))
-        scales = (call.kwargs[f"scale_{name}"] for name in ("a", "b1", "b2"))
-        (d1, tau1, _), (d2, tau2, _) = (map(to_numpy, p) for p in products(*call.args, *scales))
+        a, *bs = call.args
+        products = (
+            scaled_product(a, b, call.kwargs["scale_a"], call.kwargs[f"scale_{name}"])
+            for name, b in zip(("b1", "b2"), bs, strict=True)
+        )
+        (d1, tau1), (d2, tau2) = (map(to_numpy, (p.exact, p.worst)) for p in products)
         got = to_numpy(DUAL.run(*call.args, **call.kwargs))
         info = finfo(dtype)
         ulp = np.maximum(

@@ -4,12 +4,8 @@ References take an op's own arguments, in numpy or cupy, and return a tuple of F
 the same and return a `Bound` per output.
 """
 
-from .attention import (
-    attention,
-    attention_bound,
-    attention_varlen,
-    attention_varlen_bound,
-)
+from .attention import attention, attention_varlen
+from .attention_bound import attention_bound, attention_varlen_bound
 from .decode_attention import decode_attention, decode_attention_bound
 from .dequant_softmax import dequant_softmax, dequant_softmax_bound
 from .dual_gemm import dual_gemm_silu, dual_gemm_silu_bound

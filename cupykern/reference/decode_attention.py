@@ -9,7 +9,8 @@ import numpy as np
 
 from ..numerics import UNIT_ROUNDOFF_32, namespace
 from ..op import Bound
-from .attention import attention, attention_bound
+from .attention import attention
+from .attention_bound import attention_bound, joined
 from .elementary import EXP2_ULPS
 
 _SMALLEST_TILE = 16  # keys
@@ -59,7 +60,7 @@ def decode_attention_bound(
     other for their sum.  Warps, chunks and groups are added one after another.
     """
     options = _options(causal, scale, return_lse)
-    worst, rms = [], []
+    parts = []
     sequences = _sequences(q, k_cache, v_cache, seq_lens, block_table, layout)
     for b, (one_q, k, v) in enumerate(sequences):
         own = tuple(x[b : b + 1] for x in reference)
@@ -69,10 +70,16 @@ def decode_attention_bound(
         factors, sums = tiles + _GROUP + 2, _WARPS + _GROUP + _MOST_GROUPS
         relative = (factors * (2 * EXP2_ULPS + 2) + sums) * UNIT_ROUNDOFF_32
         added = (relative * (absolute + abs(own[0])), relative)
-        worst.append([x.elementwise + y for x, y in zip(bounds, added, strict=False)])
-        rms.append([x.rms for x in bounds])
-    both = (_stacked(q, v_cache, return_lse, parts) for parts in (worst, rms))
-    return tuple(Bound(*pair) for pair in zip(*both, strict=True))
+        parts.append(
+            tuple(
+                bound._replace(elementwise=bound.elementwise + more)
+                for bound, more in zip(bounds, added, strict=False)
+            )
+        )
+    if not parts:
+        none = _stacked(q, v_cache, return_lse, [])
+        return tuple(Bound(x, x) for x in none)
+    return joined(parts, lambda arrays: _stacked(q, v_cache, return_lse, arrays))
 
 
 def _options(causal: bool, scale: Any, return_lse: bool) -> dict[str, Any]:

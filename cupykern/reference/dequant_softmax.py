@@ -6,36 +6,25 @@ from typing import Any
 
 import numpy as np
 
-from ..numerics import UNIT_ROUNDOFF_32, as_float64, finfo, namespace
+from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace
 from ..op import Bound
+from .approximate import Approximate
 from .elementary import EXP2_BIAS, EXP2_RMS, EXP2_ULPS, RECIPROCAL_BIAS, RECIPROCAL_RMS
-from .matmul import sum_error
+from .matmul import scaled_product
 from .rounding import ROUNDING, rounding_rms, stored
 from .softmax import errors, softmax
-
-_ROUNDINGS = 2  # of a sum: its scale, and one that is a number
 
 
 def dequant_softmax(a: Any, w: Any, scale_w: Any, *, bias: Any = None, **_: Any) -> tuple[Any]:
     """softmax(a @ (scale_w * w) + bias) along the last axis in FP64."""
     with np.errstate(all="ignore"):
-        return softmax(_logits(a, w, scale_w, bias)[0])
+        return softmax(_logits(a, w, scale_w, bias).exact)
 
 
-def _logits(a: Any, w: Any, scale_w: Any, bias: Any) -> tuple[Any, tuple[Any, Any]]:
-    """(the logits, their (worst, rms) errors in FP32)"""
-    xp, u = namespace(a), UNIT_ROUNDOFF_32
-    scale = as_float64(scale_w) if hasattr(scale_w, "dtype") else float(scale_w)
-    total, (worst, rms) = sum_error(xp, as_float64(a), as_float64(w), False)
-    size = abs(scale)
-    total, worst, rms = total * scale, worst * size, rms * size
-    own = _ROUNDINGS * u * xp.abs(total)
-    worst, squares = worst + own, rms**2 + own**2 / 3
-    if bias is not None:
-        total = total + as_float64(bias)
-        worst = worst + u * (xp.abs(total) + worst)
-        squares = squares + (u * total) ** 2 / 3
-    return total, (worst, xp.sqrt(squares))
+def _logits(a: Any, w: Any, scale_w: Any, bias: Any) -> Approximate:
+    """The logits in FP32."""
+    value = scaled_product(a, w, None, scale_w)
+    return value if bias is None else value.plus(bias)
 
 
 def dequant_softmax_bound(
@@ -64,8 +53,9 @@ def dequant_softmax_bound(
     if y.size == 0:
         return (Bound(y, y),)
     with np.errstate(all="ignore"):
-        logits, (worst, rms) = _logits(a, w, scale_w, bias)
-        e = errors(logits, -1, None, None)
+        logits = _logits(a, w, scale_w, bias)
+        worst, rms = logits.worst + logits.floor, xp.sqrt(logits.square)
+        e = errors(logits.exact, -1, None, None)
         narrow = info.unit_roundoff > u
 
         def of_sum(terms: Any) -> Any:
@@ -85,6 +75,7 @@ def dequant_softmax_bound(
             worst = worst + info.underflow_error
             row_sum = xp.exp(e.log_sum)
             expected = xp.sqrt(expected**2 + (rounding_rms(y * row_sum, dtype) / row_sum) ** 2)
-        bias = drift + (EXP2_BIAS + RECIPROCAL_BIAS) * u
+        own_bias = xp.where(y > 0, logits.bias, 0.0)
+        bias = own_bias + of_sum(y * own_bias) + drift + (EXP2_BIAS + RECIPROCAL_BIAS) * u
         return (stored(reference[0], dtype, worst, expected, floor=floor,
                        shared=y * shared, bias=y * bias),)  # fmt: skip

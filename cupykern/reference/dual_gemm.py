@@ -8,23 +8,15 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes
-from ..numerics import UNIT_ROUNDOFF_32, finfo
+from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace
 from ..op import Bound
+from .approximate import FLOOR, Approximate
 from .elementary import EXP2_ULPS
-from .matmul import (
-    activate,
-    activation_error,
-    is_fp8,
-    operand_dtype,
-    operand_namespace,
-    product,
-    scaled,
-    sum_error,
-)
+from .epilogue import activate, activated, sigmoid, slope
+from .matmul import exact_product, operand_dtype, operand_namespace, scaled_product
+from .rounding import rounding_rms, stored
 
-_FLOOR = 2.0**-126
 _HALF = finfo(dtypes.float16)
-_ROUNDINGS = 4  # of a sum on its way through its scales
 SLOPE = 1.1
 """The largest derivative of silu, rounded up."""
 
@@ -42,27 +34,9 @@ def dual_gemm_silu(
     """silu((scale_a * a) @ (scale_b1 * b1)) * ((scale_a * a) @ (scale_b2 * b2)) in FP64."""
     xp = operand_namespace(a)
     with np.errstate(all="ignore"):
-        d1 = product(*scaled(a, b1, scale_a, scale_b1))
-        d2 = product(*scaled(a, b2, scale_a, scale_b2))
+        d1 = exact_product(a, b1, scale_a, scale_b1)
+        d2 = exact_product(a, b2, scale_a, scale_b2)
         return (activate(xp, d1, "silu") * d2,)
-
-
-def products(
-    a: Any, b1: Any, b2: Any, scale_a: Any, scale_b1: Any, scale_b2: Any
-) -> tuple[tuple[Any, Any, Any], ...]:
-    """Of each product: (its FP64 value, the worst and the rms error of the kernels' scaled FP32 one)."""
-    xp = operand_namespace(a)
-    dtype_a, dtype_b = operand_dtype(a), operand_dtype(b1)
-    exact = dtype_a == dtype_b == dtypes.int8
-    found = []
-    for b, scale_b in ((b1, scale_b1), (b2, scale_b2)):
-        blocks = scale_a is not None or scale_b is not None
-        total, (worst, rms) = sum_error(
-            xp, *scaled(a, b, scale_a, scale_b), exact and not blocks, is_fp8(dtype_a, dtype_b)
-        )
-        own = _ROUNDINGS * UNIT_ROUNDOFF_32 * xp.abs(total)
-        found.append((total, worst + own, xp.sqrt(rms**2 + own**2 / 3)))
-    return tuple(found)
 
 
 def dual_gemm_silu_bound(
@@ -88,51 +62,85 @@ def dual_gemm_silu_bound(
         dtype = operand_dtype(a)
         out_dtype = dtype if dtype in (dtypes.float16, dtypes.bfloat16) else dtypes.float16
     out_dtype = dtypes.NAMES.get(out_dtype, out_dtype)
-    u, half, tiny = UNIT_ROUNDOFF_32, _HALF.unit_roundoff, _HALF.underflow_error
+    narrow = policy != "fp32"
     with np.errstate(all="ignore"):
-        (d1, e1, r1), (d2, e2, r2) = products(a, b1, b2, scale_a, scale_b1, scale_b2)
-        size, s, y = xp.abs(d2), xp.abs(activate(xp, d1, "silu")), xp.abs(reference[0])
-        overflows = xp.zeros(y.shape, bool)
+        d1, d2 = (
+            scaled_product(a, b, scale_a, scale_b)
+            for b, scale_b in ((b1, scale_b1), (b2, scale_b2))
+        )
+        overflows = xp.zeros(reference[0].shape, bool)
         if policy == "fp16":
-            e1 = e1 + half * (xp.abs(d1) + e1) + tiny
-            r1 = xp.sqrt(r1**2 + (half * d1) ** 2 / 3)
-            own = _half_silu_error(xp, d1, s)
-            overflows = xp.abs(d1) + e1 >= _HALF.max
+            d1 = in_half(d1)
+            overflows = _overflows(d1)
+            gate = _half_silu(d1)
         else:
-            own = activation_error(xp, d1, "silu")
-        worst = SLOPE * e1 * (1 + 2.0**-10) + own * (1 + 2.0**-10)
-        rms = xp.sqrt((SLOPE * r1) ** 2 + own**2 / 3)
-        if policy != "fp32":
-            worst = worst + half * (s + worst) + tiny
-            rms = xp.sqrt(rms**2 + (half * s) ** 2 / 3)
-            e2 = e2 + half * (size + e2) + tiny
-            r2 = xp.sqrt(r2**2 + (half * size) ** 2 / 3)
-            overflows = overflows | (xp.maximum(s + worst, size + e2) >= _HALF.max)
-        worst = worst * (size + e2) + s * e2
-        rms = xp.sqrt((rms * size) ** 2 + (s * r2) ** 2)
-        # A product, of FP16 numbers or FP32 ones.
-        last, least = (half, tiny) if policy != "fp32" else (u, _FLOOR)
-        worst = worst + last * (y + worst) + least
-        rms = xp.sqrt(rms**2 + (last * y) ** 2 / 3)
-        info = finfo(out_dtype)
-        floor = info.underflow_error + least + 4 * _FLOOR
-        worst = worst + info.unit_roundoff * (y + worst) + floor
-        rms = xp.sqrt(rms**2 + (info.unit_roundoff * y) ** 2 / 3)
-        if policy != "fp32":
-            overflows = overflows | (y + worst >= _HALF.max)
-        worst = xp.where(overflows, np.inf, worst)
-    return (Bound(worst, rms + floor / math.sqrt(3)),)
+            gate = activated(d1, "silu")
+        if narrow:
+            gate, d2 = in_half(gate), in_half(d2)
+            overflows = overflows | _overflows(gate) | _overflows(d2)
+        y = _times(gate, d2, reference[0])
+        y = in_half(y) if narrow else y.rounded()
+        overflows = overflows | (narrow & _overflows(y))
+        bound = stored(
+            reference[0], out_dtype, y.worst, xp.sqrt(y.square), floor=y.floor + 4 * FLOOR, bias=y.bias
+        )  # fmt: skip
+        return (bound._replace(elementwise=xp.where(overflows, np.inf, bound.elementwise)),)
 
 
-def _half_silu_error(xp: Any, x: Any, s: Any) -> Any:
-    """What silu at an FP16 x loses in FP16 operations: the exponent's rounding, relative, is |x| times
-    as large in the exponential, and the sigmoid takes 1 - sigmoid of that; from -10.9 down the
-    exponential may overflow, which makes the sigmoid zero."""
-    half, tiny = _HALF.unit_roundoff, _HALF.underflow_error
-    size = xp.abs(x)
-    sigmoid = 1 / (1 + xp.exp(-x))
+def in_half(x: Approximate) -> Approximate:
+    """Rounded to FP16."""
+    size = abs(x.exact)
+    return x._replace(
+        worst=x.worst + _HALF.unit_roundoff * (size + x.worst) + _HALF.underflow_error,
+        square=x.square + rounding_rms(x.exact, dtypes.float16) ** 2,
+    )
+
+
+def _overflows(x: Approximate) -> Any:
+    """Whether an FP16 number may be infinite where FP64 is not."""
+    return abs(x.exact) + x.worst >= _HALF.max
+
+
+def _times(x: Approximate, y: Approximate, exact: Any) -> Approximate:
+    """Their product, before it is rounded; `exact` of what x and y should be."""
+    size_x, size_y = abs(x.exact), abs(y.exact)
+    return Approximate(
+        exact,
+        x.worst * (size_y + y.worst) + size_x * y.worst,
+        x.floor * (size_y + y.worst + y.floor) + (size_x + x.worst) * y.floor,
+        x.square * (size_y**2 + y.square) + size_x**2 * y.square,
+        x.bias * size_y + size_x * y.bias,
+    )
+
+
+def _half_silu(x: Approximate) -> Approximate:
+    """silu at an FP16 x in FP16 operations.
+
+    The power 2^p, p rounded to FP16, is rounded itself; its error weighs as much as 1 - sigmoid.  Then the
+    sum with 1 and the quotient are rounded; the caller rounds the product.  From -10.9 down the
+    exponential may overflow, which makes the sigmoid zero.
+    """
+    xp, half, tiny = namespace(x.exact), _HALF.unit_roundoff, _HALF.underflow_error
+    exact, size = x.exact, abs(x.exact)
+    y, share, rest = abs(activate(xp, exact, "silu")), sigmoid(xp, exact), sigmoid(xp, -exact)
     power = 1.1 * half * (size + 1) + 2 * EXP2_ULPS * UNIT_ROUNDOFF_32
-    relative = (1 - sigmoid) * power + 2.2 * half
     # The exponential's floor counts relative to 1 + it, the sigmoid's is multiplied with x.
-    error = s * relative + 1.1 * size * 2 * tiny
-    return xp.where(x < -10.9, s + size * tiny, error)
+    own = y * (rest * power + 2.2 * half) + 1.1 * size * 2 * tiny
+    own = xp.where(exact < -10.9, y + size * tiny, own)
+    log2_e = 1 / math.log(2)
+    of_power = rounding_rms(exact * log2_e, dtypes.float16) / log2_e
+    of_exponential = rounding_rms(1 / share - 1, dtypes.float16) * share
+    of_sum = rounding_rms(1 / share, dtypes.float16) * share
+    of_quotient = rounding_rms(share, dtypes.float16)
+    expected = (
+        y**2 * ((rest * of_power) ** 2 + of_exponential**2 + of_sum**2) + (size * of_quotient) ** 2
+    )
+    expected = xp.where(exact < -10.9, y**2, expected)
+    steepness = abs(slope(xp, exact, "silu"))
+    return Approximate(
+        activate(xp, exact, "silu"),
+        (SLOPE * x.worst + own) * (1 + 2.0**-10),
+        SLOPE * x.floor,
+        steepness**2 * x.square + expected,
+        steepness * x.bias + xp.sqrt(expected),
+    )

@@ -1,0 +1,254 @@
+"""How far a sum of products may be, and is expected to be, from the exact one, by the unit that adds them.
+
+Worst case: Blanchard, Higham, Lopez, Mary, Pranesh, SIAM J. Sci. Comput. 42 (2020), theorem 3.2: an error
+of every step, relative to the sum of the absolute values so far.
+
+Expected: rounding to nearest is probabilistic (Higham and Mary, SIAM J. Sci. Comput. 41 (2019)): errors of
+mean zero, independent, uniform within half a unit in the last place.  Tensor cores truncate, so that their
+errors have a mean, which adds up over the steps of a sum.  Both are relative to the partial sums.  These are
+not known, but what they are on average when k terms with the sum S and the sum of squares Q come in random
+order: E[S_j^2] = j / k Q + j (j - 1) / (k (k - 1)) (S^2 - Q).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import dtypes
+from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace
+from .approximate import FLOOR, Approximate
+from .rounding import RELATIVE_RMS, ROUNDING
+
+# Means of 1 / m and 1 / m^2 of significands m in [1, 2) whose logarithms are uniform: of a unit in the last
+# place, and of its square, over the number itself.
+_ULP = 0.5 / math.log(2)
+_ULP_SQUARED = 3 * RELATIVE_RMS**2
+
+
+def product(a: Any, b: Any) -> Any:
+    """a @ b of FP64 arrays; without cuBLAS, by numpy."""
+    xp = namespace(a)
+    if a.shape[-1] == 0:
+        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        return xp.zeros((*batch, a.shape[-2], b.shape[-1]))
+    try:
+        return xp.matmul(a, b)
+    except ImportError:
+        return xp.asarray(np.matmul(a.get(), b.get()))
+
+
+class Adder(NamedTuple):
+    """A unit that adds `depth` products to an accumulator of `fraction` fractional bits in one step.
+
+    worst: a step's error, relative to the sum of the absolute values so far.
+    aligned: of a tensor core, to how many fractional bits of the largest exponent it truncates the products
+        and the accumulator before it adds them exactly, and truncates the result.  None: the result is
+        rounded to nearest.
+    """
+
+    depth: int
+    fraction: int
+    worst: float
+    aligned: int | None = None
+
+
+FMA = Adder(1, 23, UNIT_ROUNDOFF_32)
+"""FP32 multiply-adds."""
+
+TENSOR_16 = Adder(16, 23, 24 * UNIT_ROUNDOFF_32, aligned=25)
+"""FP16 and BF16.  Hopper's tensor cores keep 25 bits of 16 products (arXiv 2511.10909), those from Ampere on 24
+of 8, twice: at worst 2 (9 * 2^-24 + 2^-23).  The other 2 * 2^-24 are for sums merged across warps, splits
+and promotions, each over at least 16 of k."""
+
+TENSOR_8 = Adder(32, 13, 34 * 2.0**-13, aligned=13)
+"""FP8 on Hopper and Ada: 33 addends and the result lose less than 2^-13 of the largest each."""
+
+HALF = Adder(16, 10, 2 * 2.0**-10)
+"""FP16 sums of FP16 products: rounded after 16 of them on Hopper, at worst truncated after 8."""
+
+PROMOTED_K = 128
+"""After so many of k the sums of FP8 products, and those that scales of blocks multiply, are added in FP32."""
+
+
+class Terms(NamedTuple):
+    """What is known of the k products of each element's sum, as FP64 arrays.
+
+    total: their sum.  sizes: the sum of their absolute values.  squares: the sum of their squares.
+    significand: the bits of a product.
+    """
+
+    total: Any
+    sizes: Any
+    squares: Any
+    k: int
+    significand: int
+
+    def squares_of_parts(self, size: int) -> Any:
+        """The expected sum of the squares of the sums of `size` terms each, in random order."""
+        share = (min(size, self.k) - 1) / max(self.k - 1, 1)
+        return np.maximum(self.squares + (self.total**2 - self.squares) * share, 0)
+
+
+class PartialSums(NamedTuple):
+    """The accumulators after every step, where each chunk of the terms begins at zero.
+
+    mean: of the sum of all of them.  variance: of that.  squares: the sum of their squares.
+    count: how many there are.
+    """
+
+    mean: Any
+    variance: Any
+    squares: Any
+    count: float
+
+    @classmethod
+    def of(cls, terms: Terms, depth: int, chunk: int) -> PartialSums:
+        chunk = min(chunk, terms.k)
+        steps = -(-chunk // depth)
+        of_chunks, of_steps = terms.squares_of_parts(chunk), terms.squares_of_parts(depth)
+        return cls(
+            mean=(steps + 1) / 2 * terms.total,
+            variance=steps * (steps + 1) / 12 * np.maximum(of_steps - of_chunks / steps, 0),
+            squares=(steps + 1) * (of_chunks / 3 + of_steps / 6),
+            count=steps * terms.k / chunk,
+        )
+
+
+def significand_bits(dtype: np.dtype) -> int:
+    """Of the numbers that operands of `dtype` are multiplied as."""
+    if dtype == dtypes.int8:
+        return 7
+    if dtype == dtypes.float4_e2m1fn:
+        return 6  # by an e4m3 scale
+    return 1 - round(math.log2(finfo(dtype).eps))
+
+
+def expected_error(adder: Adder, terms: Terms, chunk: int) -> tuple[Any, Any]:
+    """(mean square, size of the mean) of the errors of sums that `adder` adds, `chunk` of k on end."""
+    xp = namespace(terms.total)
+    if terms.k == 0:
+        return xp.zeros_like(terms.total), xp.zeros_like(terms.total)
+    sums = PartialSums.of(terms, adder.depth, chunk)
+    unit = 2.0**-adder.fraction
+    if adder.aligned is None:
+        return unit**2 * _ULP_SQUARED / 12 * sums.squares, xp.zeros_like(terms.total)
+    # The accumulator has about one bit more than its largest addend: what is cut is a multiple of so much
+    # of a unit in the last place.
+    step = 2.0 ** (adder.fraction - adder.aligned - 1)
+    cut = unit * _ULP * (1 - step) / 2  # the mean, of an accumulator of 1
+    cut_square = unit**2 * _ULP_SQUARED * (1 - step) * (2 - step) / 6
+    of_products, variance = _alignment_error(adder.aligned, adder.depth, terms, sums)
+    bias = cut * xp.abs(sums.mean) + of_products
+    own = cut**2 * sums.variance + (cut_square - cut**2) * sums.squares
+    return bias**2 + own + variance, bias
+
+
+def _alignment_error(aligned: int, depth: int, terms: Terms, sums: PartialSums) -> tuple[Any, Any]:
+    """(size of the mean, variance) of what the products of a sum lose when they are aligned to the largest
+    addend: up to 2^-aligned of it each, half of that on average, in the direction of the product's sign.
+
+    Only a product below 2^(significand - 2 - aligned) of the largest addend has bits to lose.  Their share is
+    taken as that of products of two uniform numbers, t (1 - log t).  The mean is that of products of one
+    size and sign, whose sums grow steadily.
+    """
+    xp = namespace(terms.total)
+    unit = 2.0**-aligned
+    typical = terms.sizes / terms.k
+    some = xp.where(typical > 0, typical, 1.0)
+    covered = 2.0 ** (aligned + 2 - terms.significand)  # the addend that cuts a product of 1
+    # The largest addend is the accumulator, or a product, whose square is half of its step's.
+    largest = sums.squares / sums.count + depth / 2 * terms.squares / terms.k
+    share = xp.sqrt(_ULP_SQUARED * largest) / (4 * some * covered)
+    share = xp.minimum(xp.maximum(share, 2.0**-64), 1.0)
+    variance = terms.k * share * (1 - xp.log(share)) * unit**2 / 3 * _ULP_SQUARED * largest
+    last = 2 * xp.abs(sums.mean) / sums.count
+    beyond = xp.maximum(last - typical * covered, 0.0)
+    cutting = beyond**2 / (2 * xp.where(last > 0, last, 1.0))  # the mean of accumulators that cut
+    more_of_one_sign = xp.abs(terms.total) / some
+    return unit / 2 * _ULP * more_of_one_sign * cutting, variance
+
+
+@dataclass(frozen=True)
+class Products:
+    """How a sum of products of two dtypes is added up.
+
+    half_sums: in FP16.  by_block: scales of blocks multiply the sums of PROMOTED_K of k.
+    """
+
+    a: np.dtype
+    b: np.dtype
+    half_sums: bool = False
+    by_block: bool = False
+
+    @property
+    def exact(self) -> bool:
+        """Whether the sums, or those of blocks, are integers."""
+        return self.a == self.b == dtypes.int8
+
+    @property
+    def adder(self) -> Adder:
+        if self.half_sums:
+            return HALF
+        if dtypes.float32 in (self.a, self.b):
+            return FMA
+        fp8 = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
+        return TENSOR_8 if self.a in fp8 and self.b in fp8 else TENSOR_16
+
+    def of(self, a: Any, b: Any) -> Approximate:
+        """a @ b of FP64 arrays."""
+        xp = namespace(a)
+        k = a.shape[-1]
+        total = product(a, b)
+        if self.exact and not self.by_block:
+            zeros = xp.zeros_like(total)
+            return Approximate(total, zeros, zeros, zeros, zeros)
+        a, b = (xp.where(xp.isfinite(x), xp.abs(x), 0.0) for x in (a, b))
+        sizes = product(a, b)
+        squares = product(a * a, b * b)
+        finite = xp.where(xp.isfinite(total), total, 0.0)
+        bits = significand_bits(self.a) + significand_bits(self.b)
+        terms = Terms(finite, sizes, squares, k, bits)
+        # Subnormal operands, products and partial sums may each count as zero.
+        flushed = 2 * k + xp.sum(a, axis=-1, keepdims=True) + xp.sum(b, axis=-2, keepdims=True)
+        floor = FLOOR * flushed + xp.zeros_like(total)
+        square, bias = self._expected(terms)
+        worst = sizes * self._relative(k) + self._underflow(k)
+        return Approximate(total, worst, floor, square, bias)
+
+    def _promoted(self) -> bool:
+        return self.by_block or self.adder is TENSOR_8
+
+    def _relative(self, k: int) -> float:
+        """The worst error of the sum relative to that of the absolute values."""
+        blocks, chunks = -(-k // TENSOR_16.depth), -(-k // PROMOTED_K)
+        gamma = blocks * TENSOR_16.worst  # FP8 may be multiplied as FP16
+        if self.exact:
+            gamma = (chunks + 2) * UNIT_ROUNDOFF_32
+        elif self.adder is FMA:
+            gamma = (k + 2) * UNIT_ROUNDOFF_32
+        elif self.adder is TENSOR_8:
+            gamma += min(-(-k // TENSOR_8.depth), PROMOTED_K // TENSOR_8.depth) * TENSOR_8.worst
+        elif self.half_sums:
+            steps = -(-k // HALF.depth)
+            return math.expm1(steps * math.log1p(HALF.worst + TENSOR_16.worst))
+        return gamma / (1 - gamma)
+
+    def _underflow(self, k: int) -> float:
+        """What FP16 sums lose below their smallest normal number."""
+        return -(-k // HALF.depth) * 2 * finfo(dtypes.float16).underflow_error * self.half_sums
+
+    def _expected(self, terms: Terms) -> tuple[Any, Any]:
+        chunk = PROMOTED_K if self._promoted() else max(terms.k, 1)
+        xp = namespace(terms.total)
+        square, bias = xp.zeros_like(terms.total), xp.zeros_like(terms.total)
+        if not self.exact:
+            square, bias = expected_error(self.adder, terms, chunk)
+        if chunk < terms.k or self.by_block:
+            chunks = terms._replace(k=-(-terms.k // chunk), squares=terms.squares_of_parts(chunk))
+            square = square + expected_error(FMA, chunks, chunks.k)[0]
+            square = square + 2 * self.by_block * ROUNDING**2 * chunks.squares
+        return square, bias

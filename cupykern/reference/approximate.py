@@ -1,0 +1,60 @@
+"""Values on their way through FP32 operations, and how far they may be from what they should be."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..numerics import UNIT_ROUNDOFF_32, as_float64, namespace
+from .rounding import rounding_rms
+
+FLOOR = 2.0**-126  # what FP32 loses below its smallest normal number
+
+
+class Approximate(NamedTuple):
+    """exact: in FP64.  worst: the largest error, but for `floor`: what flushed subnormals may add to it.
+    square: the expected square of the error.  bias: how far the mean error may be from zero.
+    """
+
+    exact: Any
+    worst: Any
+    floor: Any
+    square: Any
+    bias: Any
+
+    def scaled(self, factor: Any) -> Approximate:
+        """Times an exact factor."""
+        size = abs(factor)
+        return Approximate(
+            self.exact * factor, self.worst * size, self.floor * size, self.square * size**2,
+            self.bias * size,
+        )  # fmt: skip
+
+    def rounded(self, count: int = 1) -> Approximate:
+        """Rounded to FP32 so many times, by factors or addends that `exact` has already."""
+        xp = namespace(self.exact)
+        if count == 0:
+            return self
+        return self._replace(
+            worst=self.worst
+            + count * UNIT_ROUNDOFF_32 * (xp.abs(self.exact) + self.worst) * (1 + 2.0**-20),
+            floor=self.floor + count * FLOOR,
+            square=self.square + count * rounding_rms(self.exact) ** 2,
+        )
+
+    def times_number(self, number: float) -> Approximate:
+        """Rounded by a factor, which `exact` has already, and which is rounded to FP32 itself."""
+        significand, rounded = math.frexp(number)[0], float(np.float32(number))
+        if abs(significand) in (0.0, 0.5) and rounded == number:
+            return self
+        error = abs(rounded / number - 1)
+        size = namespace(self.exact).abs(self.exact) * error
+        return self._replace(
+            worst=self.worst + size, square=self.square + size**2, bias=self.bias + size
+        ).rounded()
+
+    def plus(self, addend: Any) -> Approximate:
+        """And an exact addend; rounded."""
+        return self._replace(exact=self.exact + as_float64(addend)).rounded()

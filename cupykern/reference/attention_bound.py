@@ -1,0 +1,293 @@
+"""How far the kernels' attention may be, and is expected to be, from attention in FP64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import dtypes
+from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace
+from ..op import Bound
+from .accumulation import HALF, TENSOR_16, Terms, expected_error, product, significand_bits
+from .approximate import FLOOR, Approximate
+from .attention import Problem, Rows, named, of_sequences, outputs, packed, sequences
+from .elementary import (
+    EXP2_BIAS,
+    EXP2_RMS,
+    EXP2_ULPS,
+    LOG_ULPS,
+    RECIPROCAL_BIAS,
+    RECIPROCAL_RMS,
+)
+from .rounding import RELATIVE_RMS, ROUNDING, rounding_rms, stored, sum_variance
+
+_U = UNIT_ROUNDOFF_32
+_LOG_2 = math.log(2)
+
+P_ERROR = 2.0**-25
+"""What an FP16 probability loses below FP16's smallest normal number at most, relative to the row's largest."""
+
+P_SHIFT = 7
+"""Kernels make FP16 probabilities 2^7 times as large (online_softmax.cuh: kShift): that much less is
+expected."""
+
+
+def attention_bound(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    causal_align: str | None = None,
+    mask: Any = None,
+    input_pos: int | None = None,
+    scale: Any = None,
+    layout: str = "bhsd",
+    qk_accumulate: str = "float32",
+    return_lse: bool = False,
+    return_row_stats: bool = False,
+    reference: tuple[Any, ...],
+    **_: Any,
+) -> tuple[Bound, ...]:
+    """Elementwise bounds of the outputs, to first order.
+
+    A probability exp(s - c) carries the relative error e of its exponent: the error of the score (see
+    `_scores`) and roundings of (s - c) * log2 e, of exp2 and of the factors that earlier sums are
+    rescaled by.  c is the same for a whole row, so that its own error cancels in the output.  With P the
+    exact probabilities (their sum is 1) and u_P the unit roundoff of the format that is fed to P V:
+        |error of O| <= (P e) |V| + |O| sum(P e) + (u_P + gamma) P |V| + eta_P sum |V| / row_sum + u_out |O|
+    gamma: of the sums over keys, on the tensor cores and in FP32 (as in accumulation.py).
+
+    Expected: e is in the row's sum too, and weighs as V - O; what rounding P to 16 bits makes is not.  Then
+    the errors of the sum over keys, of the row's sum and its reciprocal, and the last rounding.
+    """
+    problem = Problem.of(q, k, v, causal, causal_align, mask, input_pos, scale, layout)
+    bounds = _Bounds(problem, q.dtype, qk_accumulate == "float16")
+    xp = problem.xp
+    with np.errstate(all="ignore"):
+        worst, square, bias, shared, *stats = problem.by_rows(bounds.of_rows, 4, 6)
+        worst, square, bias, shared = map(problem.restore, (worst, square, bias, shared))
+        out = stored(
+            reference[0], q.dtype, worst * (1 + 2.0**-6), xp.sqrt(square),
+            floor=4 * FLOOR, shared=shared, bias=bias,
+        )  # fmt: skip
+        _, top, total, lse = named(reference, return_lse, return_row_stats)
+        of_top, of_sum, of_lse = (stats[i : i + 2] for i in (0, 2, 4))
+        return outputs(
+            out,
+            None if top is None else _of_stat(top, *of_top),
+            None if total is None else _of_stat(total, of_sum[0] * total, of_sum[1] * total),
+            None if lse is None else _of_lse(lse, *of_lse, k.shape[1 if layout == "bshd" else 2]),
+            return_lse,
+            return_row_stats,
+        )
+
+
+def _of_stat(y: Any, worst: Any, rms: Any) -> Bound:
+    return stored(y, dtypes.float32, worst * (1 + 2.0**-6), rms, floor=FLOOR, bias=rms)
+
+
+def _of_lse(lse: Any, worst: Any, rms: Any, sk: int) -> Bound:
+    """A log-sum-exp: the logarithm and the largest score, which it is added to, are rounded."""
+    xp = namespace(lse)
+    size = xp.where(xp.isfinite(lse), xp.abs(lse), 0.0)
+    of_log = 2 * LOG_ULPS * _U * math.log(sk + 2)
+    rms = xp.hypot(rms, ROUNDING * math.log(sk + 2))
+    return _of_stat(lse, worst + of_log + 2 * _U * size, rms)
+
+
+class _Exponents(NamedTuple):
+    """Relative errors of the exponentials, before they are rounded to 16 bits, and their mean."""
+
+    worst: Any
+    square: Any
+    bias: Any
+
+
+class _Bounds:
+    """Of the rows of a problem."""
+
+    def __init__(self, problem: Problem, dtype: np.dtype, half: bool):
+        self.problem, self.dtype, self.half = problem, dtype, half
+        self.sk = problem.k.shape[3]
+        xp = problem.xp
+        self.v = xp.where(xp.isfinite(problem.v), problem.v, 0.0)
+
+    def of_rows(self, part: Rows) -> tuple[Any, ...]:
+        """(worst, expected square, bias, shared part) of the output; (worst, rms) of the largest score; of the
+        sum, relative; of the log-sum-exp, but for its last roundings."""
+        xp = self.problem.xp
+        score = self._scores(part)
+        exponents = self._exponents(part, score)
+        p = xp.where(part.keep, part.weights, 0.0) / part.divisor
+        p = xp.where(xp.isfinite(p), p, 0.0)
+        weighted = xp.sum(p * exponents.worst, axis=-1, keepdims=True)
+        output = self._output(part, p, exponents, weighted)
+        top, top_rms = self._top(part, score)
+        origin = 4 * _U * xp.abs(part.finite_top)
+        constant = self._gamma_sum() + (2 * EXP2_ULPS + 8) * _U
+        # The origin of the exponents is rounded, and so is what it is multiplied by.
+        of_sum = weighted + top + origin + constant
+        of_lse = weighted + constant + origin
+        own = xp.sum(p**2 * exponents.square, axis=-1, keepdims=True)
+        drift = xp.sum(p * exponents.bias, axis=-1, keepdims=True) + EXP2_BIAS * _U
+        own = own + self._sum_variance(p) + self._origin_rms(part) ** 2 + drift**2
+        rms = xp.sqrt(own + top_rms**2)
+        stats = (top, top_rms, of_sum, rms, of_lse, rms)
+        return *output, *(x[..., 0] for x in stats)
+
+    # --- scores ------------------------------------------------------------------------------------
+    def _scores(self, part: Rows) -> Approximate:
+        """Of finite operands: the sum, and with a bias its scale and that."""
+        problem, xp = self.problem, self.problem.xp
+        q = problem.q[:, :, :, part.first : part.first + part.score.shape[3]]
+        q, k = (xp.where(xp.isfinite(x), xp.abs(x), 0.0) for x in (q, problem.k))
+        keys, depth = k.swapaxes(-1, -2), q.shape[-1]
+        sizes = product(q, keys)
+        total = xp.where(xp.isfinite(part.product), part.product, 0.0) / (problem.scale or 1.0)
+        bits = 2 * significand_bits(self.dtype)
+        terms = Terms(total, sizes, product(q * q, keys * keys), depth, bits)
+        adder = HALF if self.half else TENSOR_16
+        square, bias = expected_error(adder, terms, max(depth, 1))
+        steps = -(-depth // adder.depth)
+        lost = steps * 2.0**-23 * self.half  # FP16's smallest number, twice a step
+        flushed = 2 * depth + xp.sum(q, axis=-1, keepdims=True) + xp.sum(k, axis=-1)[..., None, :]
+        value = Approximate(
+            total, adder.worst * steps * sizes + lost, FLOOR * flushed, square, bias
+        )
+        value = value.scaled(problem.scale)
+        if problem.mask is None or problem.mask.dtype == np.bool_:
+            return value
+        finite = xp.where(xp.isfinite(part.score), part.score, 0.0)
+        return value.rounded()._replace(exact=finite).rounded()
+
+    def _top(self, part: Rows, score: Approximate) -> tuple[Any, Any]:
+        """(worst, rms) error of the largest score."""
+        xp = self.problem.xp
+        size = xp.abs(part.finite_top)
+
+        def largest(x: Any) -> Any:
+            return xp.max(xp.where(part.keep, x, 0.0), axis=-1, keepdims=True)
+
+        at_top = xp.where(part.weights == 1, score.square, 0.0)
+        worst = largest(score.worst) + 3 * _U * size + largest(score.floor) + 2 * FLOOR
+        unit = abs(float(np.float32(self.problem.scale)) / (self.problem.scale or 1.0) - 1)
+        return worst, xp.sqrt(largest(at_top) + (ROUNDING * size) ** 2 + (unit * size) ** 2)
+
+    def _exponents(self, part: Rows, score: Approximate) -> _Exponents:
+        xp = self.problem.xp
+        distance = xp.where(
+            part.keep, xp.abs(xp.where(part.keep, part.score - part.finite_top, 0)), 0
+        )
+        distance = xp.where(xp.isfinite(distance), distance, 0.0)
+        # log2 e * scale, the FMA before exp2, and twice what rescaling adds.
+        worst = score.worst + 4 * _U * distance + (2 * EXP2_ULPS + 8) * _U
+        # The product, where it is not fused, and the difference.
+        size = xp.where(xp.isfinite(part.score), xp.abs(part.score), 0.0)
+        roundings = (ROUNDING * size) ** 2 + (_LOG_2 * rounding_rms(distance / _LOG_2)) ** 2
+        square = score.square + roundings + (EXP2_RMS * _U) ** 2
+        return _Exponents(worst, square, self._constant_error() * distance)
+
+    def _constant_error(self) -> float:
+        """The relative error of scale * log2 e in FP32."""
+        exact = self.problem.scale / _LOG_2
+        return abs(float(np.float32(exact)) / exact - 1) if exact else 0.0
+
+    def _origin_rms(self, part: Rows) -> Any:
+        """What rounding the largest exponent makes of all exponentials."""
+        return _LOG_2 * rounding_rms(self.problem.xp.abs(part.finite_top) / _LOG_2)
+
+    # --- sums over keys ----------------------------------------------------------------------------
+    def _gamma_sum(self) -> float:
+        # A lane adds at most every second key of a row, then a few lanes merge.
+        return _U * min(self.sk, self.sk / 2 + 8)
+
+    def _sum_variance(self, p: Any) -> Any:
+        """Of a row's sum, relative; a lane adds every fourth key."""
+        concentration = self.problem.xp.sum(p**2, axis=-1, keepdims=True)
+        return ROUNDING**2 * sum_variance(concentration, self.sk, max(16, self.sk // 4))
+
+    def _rounding_of_p(self, part: Rows) -> Any:
+        """The expected square of the error of probabilities in 16 bits; none where the exponential is a power
+        of two."""
+        xp, info = self.problem.xp, finfo(self.dtype)
+        smallest = info.eps * info.min_normal / 2.0**P_SHIFT * (self.dtype == dtypes.float16)
+        own = xp.maximum(RELATIVE_RMS * info.unit_roundoff * part.weights, smallest / math.sqrt(12))
+        own = xp.where(part.keep & (part.weights != 1), own, 0.0) / part.divisor
+        return xp.where(xp.isfinite(own), own, 0.0) ** 2
+
+    def _output(self, part: Rows, p: Any, exponents: _Exponents, weighted: Any) -> tuple[Any, ...]:
+        xp, info, multiply = self.problem.xp, finfo(self.dtype), self.problem.multiply
+        v, v2 = self.v, self.v**2
+        sizes = xp.abs(v)
+        out = multiply(p, v)
+        gamma_v = TENSOR_16.worst * -(-self.sk // TENSOR_16.depth)
+        lost = P_ERROR if self.dtype == dtypes.float16 else FLOOR
+        worst = (
+            multiply(
+                p * (exponents.worst + info.unit_roundoff + gamma_v + self._gamma_sum() + 4 * _U),
+                sizes,
+            )
+            + weighted * xp.abs(out)
+            + (lost + 4 * FLOOR) / part.divisor * xp.sum(sizes, axis=-2, keepdims=True)
+        )
+        own = p**2 * (exponents.square + exponents.bias**2)
+        of_p = self._rounding_of_p(part)
+        terms = Terms(
+            out, multiply(p, sizes), multiply(p**2, v2), self.sk, 2 * significand_bits(self.dtype)
+        )
+        of_sum, bias = expected_error(TENSOR_16, terms, self.sk)
+        of_row = self._sum_variance(p) + (RECIPROCAL_RMS * _U) ** 2
+        sum_own = xp.sum(own, axis=-1, keepdims=True)
+        difference = multiply(own, v2) - 2 * out * multiply(own, v) + out**2 * sum_own
+        square = (
+            xp.maximum(difference, 0.0)
+            + multiply(of_p, v2)
+            + of_sum
+            + out**2 * (of_row + 2 * ROUNDING**2)
+        )
+        bias = bias + (EXP2_BIAS + RECIPROCAL_BIAS) * _U * xp.abs(out)
+        # A probability's error is in all elements of the row, in the directions of its key's values.
+        common = product(xp.sign(out), v.swapaxes(-1, -2)) / max(v.shape[-1], 1)
+        of_keys = xp.sum(of_p * common**2, axis=-1, keepdims=True)
+        return worst, square, bias, xp.sqrt(of_keys + out**2 * of_row)
+
+
+def attention_varlen_bound(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    *,
+    reference: tuple[Any, ...],
+    **options: Any,
+) -> tuple[Bound, ...]:
+    """`attention_bound` of every sequence by itself."""
+    xp, options = namespace(q), of_sequences(options)
+    parts, first = [], 0
+    for sequence in sequences(q, k, v, cu_seqlens_q, cu_seqlens_k):
+        end = first + sequence[0].shape[1]
+        own = (reference[0][None, first:end], *(x[None, :, first:end] for x in reference[1:]))
+        parts.append(attention_bound(*sequence, layout="bshd", reference=own, **options))
+        first = end
+    if not parts:
+        return tuple(Bound(xp.zeros_like(x), xp.zeros_like(x)) for x in reference)
+    return joined(parts, lambda arrays: packed(xp, arrays))
+
+
+def joined(parts: list[tuple[Bound, ...]], join: Callable[[list], tuple]) -> tuple[Bound, ...]:
+    """The Bounds of all sequences' outputs; join: of lists of arrays, one of each output."""
+
+    def field(bound: Bound, name: str) -> Any:
+        x = getattr(bound, name)
+        return namespace(bound.rms).full_like(bound.rms, x) if isinstance(x, float) else x
+
+    fields = (
+        join([tuple(field(bound, name) for bound in part) for part in parts])
+        for name in ("elementwise", "rms", "shared", "bias")
+    )
+    return tuple(Bound(*arrays) for arrays in zip(*fields, strict=True))

@@ -1,0 +1,148 @@
+"""What follows a product, bias, activation, residual and the last rounding: in FP64, and how far the kernels
+may be from it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes
+from ..numerics import UNIT_ROUNDOFF_32, namespace
+from ..op import Bound
+from .approximate import FLOOR, Approximate
+from .elementary import (
+    EXP2_RMS,
+    GELU_ERROR,
+    GELU_OF_TWICE,
+    GELU_RMS,
+    GELU_TANH_ULPS,
+    GELU_TANH_ULPS_PER_UNIT,
+    RECIPROCAL_RMS,
+    SIGMOID_ULPS,
+    SIGMOID_ULPS_PER_UNIT,
+)
+from .rounding import ROUNDING, stored
+
+_SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
+
+
+def activate(xp: Any, x: Any, activation: str | None) -> Any:
+    """The activation in FP64, by the kernel's formulas."""
+    if activation is None:
+        return x
+    if activation == "relu":
+        return xp.where(x < 0, 0.0, x)
+    if activation == "gelu":
+        return 0.5 * x * (1 + erf(xp, x / math.sqrt(2)))
+    return x * sigmoid(xp, _exponent(x, activation))
+
+
+def sigmoid(xp: Any, x: Any) -> Any:
+    return 1 / (1 + xp.exp(-x))
+
+
+def _exponent(x: Any, activation: str) -> Any:
+    """Of the sigmoid that x is multiplied with; gelu_tanh's is x / 2 (1 + tanh(t)) = x sigmoid(2 t)."""
+    return x if activation == "silu" else 2 * _SQRT_2_OVER_PI * (x + 0.044715 * x**3)
+
+
+def slope(xp: Any, x: Any, activation: str | None) -> Any:
+    """The activation's derivative."""
+    if activation is None:
+        return xp.ones_like(x)
+    if activation == "relu":
+        return xp.where(x < 0, 0.0, 1.0)
+    if activation == "gelu":
+        density = xp.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+        return 0.5 * (1 + erf(xp, x / math.sqrt(2))) + x * density
+    share = sigmoid(xp, _exponent(x, activation))
+    growth = 1.0 if activation == "silu" else 2 * _SQRT_2_OVER_PI * (1 + 3 * 0.044715 * x**2)
+    return share + x * growth * share * (1 - share)
+
+
+def erf(xp: Any, x: Any) -> Any:
+    if xp is not np:
+        from cupyx.scipy import special
+
+        return special.erf(x)
+    return np.vectorize(math.erf, otypes=[np.float64])(x) if x.size else x
+
+
+_LIPSCHITZ = {None: 1.0, "relu": 1.0, "gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.1}
+"""The largest derivative, rounded up."""
+
+
+def activation_error(xp: Any, x: Any, activation: str | None, narrow: bool = False) -> tuple:
+    """(the largest, what flushed subnormals add, the expected) error of the FP32 activation at x.
+
+    narrow: for results of 16 bits, which have a shorter gelu.  Expected, of x times a sigmoid: the error of
+    its exponential 2^p weighs as much as 1 - sigmoid; p is rounded (twice, of gelu_tanh), and so are the
+    sum, its reciprocal and the product.
+    """
+    u = UNIT_ROUNDOFF_32
+    zeros = xp.zeros_like(x)
+    if activation in (None, "relu"):
+        return zeros, zeros, zeros
+    size = xp.abs(x)
+    y = xp.abs(activate(xp, x, activation))
+    if activation == "gelu":
+        # Half of x, or of a bias, may be flushed to zero.
+        short = GELU_OF_TWICE * y if narrow else 0.0
+        floor = FLOOR * (1 + size + 2 * narrow)
+        return GELU_ERROR * u * size + short, floor, xp.hypot(GELU_RMS * u * size, short / 2)
+    exponent = _exponent(x, activation)
+    if activation == "silu":
+        ulps = SIGMOID_ULPS + SIGMOID_ULPS_PER_UNIT * xp.maximum(-exponent, 0)
+    else:
+        ulps = GELU_TANH_ULPS + GELU_TANH_ULPS_PER_UNIT * xp.maximum(-exponent, 0)
+    roundings = 1 if activation == "silu" else 2
+    power = xp.sqrt((EXP2_RMS * u) ** 2 + roundings * (ROUNDING * exponent) ** 2)
+    rest = (RECIPROCAL_RMS * u) ** 2 + 2 * ROUNDING**2
+    expected = xp.sqrt((sigmoid(xp, -exponent) * power) ** 2 + rest)
+    # A sigmoid below 2^-126 is zero.
+    return y * (2 * ulps + 1) * u, 2 * FLOOR * (size + 1), xp.where(y > 0, y * expected, 0.0)
+
+
+def activated(value: Approximate, activation: str | None, narrow: bool = False) -> Approximate:
+    """The activation of a value; narrow: see activation_error."""
+    if activation is None:
+        return value
+    xp, x = namespace(value.exact), value.exact
+    worst, floor, own = activation_error(xp, x, activation, narrow)
+    steepness, steepest = xp.abs(slope(xp, x, activation)), _LIPSCHITZ[activation]
+    found = Approximate(
+        activate(xp, x, activation),
+        # Its own error is that at an argument which is off.
+        (steepest * value.worst + worst) * (1 + 2.0**-10),
+        steepest * value.floor + floor,
+        steepness**2 * value.square + own**2,
+        steepness * value.bias + own,
+    )
+    # An infinite sum, which relu makes 0, has no error.
+    infinite = xp.isinf(x)
+    return Approximate(found.exact, *(xp.where(infinite, 0.0, error) for error in found[1:]))
+
+
+def epilogue_bound(
+    value: Approximate,
+    bias: Any,
+    activation: str | None,
+    residual: Any,
+    out_dtype: np.dtype,
+    reference: Any,
+) -> Bound:
+    """The Bound of the output, for a product with its scales."""
+    xp = namespace(reference)
+    if out_dtype == dtypes.int32:  # no rounding at all
+        return Bound(value.worst, xp.zeros_like(value.worst))
+    if bias is not None:
+        value = value.plus(bias)
+    value = activated(value, activation, out_dtype in (dtypes.float16, dtypes.bfloat16))
+    if residual is not None:
+        value = value.plus(residual)
+    return stored(
+        reference, out_dtype, value.worst, xp.sqrt(value.square),
+        floor=value.floor + 4 * FLOOR, bias=value.bias,
+    )  # fmt: skip
