@@ -103,6 +103,27 @@ def test_nan_beyond_the_end_stays_there():
     assert not np.isnan(attention(q, k[:, :, :], np.zeros_like(v), mask=mask)).any()
 
 
+def check_bias_over_nan(*shape: int, **options) -> None:
+    """A bias of -inf hides a key whatever it is: the result is that of a key that is a number."""
+    q, k, v = qkv(*shape)
+    bias = normal(shape[0], shape[1]).astype(np.float32)
+    bias[:, 3], bias[1::2, -1] = -np.inf, -np.inf
+    for dtype in (np.float32, np.float16, dtypes.bfloat16):
+        mask = bias.astype(dtype)
+        expected = attention(q, k, v, mask=mask, **options)
+        for value in (np.nan, np.inf, -np.inf):
+            hidden = k.copy()
+            hidden[:, :, 3], hidden[:, :, -1, 0] = value, value
+            y = attention(q, hidden, v, mask=mask, **options)
+            np.testing.assert_array_equal(y[:, :, 1::2], expected[:, :, 1::2])
+            assert np.isnan(y[:, :, ::2]).all(-1).any()  # those see the last key
+
+
+@pytest.mark.parametrize("algorithm", ["flash", "naive"])
+def test_a_bias_of_minus_infinity_hides_any_key(algorithm):
+    check_bias_over_nan(20, 70, 16, algorithm=algorithm)
+
+
 def test_the_same_in_both_layouts_and_for_groups():
     q, k, v = qkv(33, 40, 24, h=4, h_kv=2)
     causal = {"causal": True, "causal_align": "top_left"}

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 from planted import Fault, fault_tests
+from test_attention import check_bias_over_nan
 
 import cupykern
 from cupykern import OPS, check, dtypes, inputs
@@ -21,6 +22,10 @@ ATTENTION, VARLEN = (
 )
 
 FAULTS = {
+    "a bias of -inf is added": Fault(
+        "parts/attention_mask.cuh", "bias == -kInfinity ? bias : score + bias", "score + bias",
+        "hidden keys",
+    ),
     "causal, one key too many": Fault(
         "parts/attention_task.cuh", "row + offset + 1;", "row + offset + 2;", "tails"
     ),
@@ -245,6 +250,7 @@ CHECKS = {
     "empty rows": _check_empty_rows,
     "large offsets": _check_large_offsets,
     "sections": _check_sections,
+    "hidden keys": lambda: check_bias_over_nan(20, 70, 16),
 }
 
 

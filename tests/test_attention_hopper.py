@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 from hopper_kernels import skip_unless_hopper
+from test_attention import check_bias_over_nan
 
 import cupykern
 from cupykern import BlockMask, check
@@ -101,6 +102,11 @@ def test_other_configs(target, head_dim, config):
     )
     comparison = compare(target, problem, config)
     assert comparison.ok, comparison
+
+
+def test_a_bias_of_minus_infinity_hides_any_key():
+    with host.use():
+        check_bias_over_nan(70, 200, 64, config=AttentionHopperConfig(128, 128))
 
 
 def test_the_largest_score_grows_from_tile_to_tile(target):

@@ -257,6 +257,36 @@ def test_nan_of_a_key_reaches_those_who_see_it_alone(target):
     assert (np.isnan(y) == expected).all()
 
 
+@pytest.mark.parametrize("queries", [2, 3, 16])
+def test_no_query_sees_the_keys_of_those_behind_it(target, queries):
+    """The last keys' scores are so large that whoever sees one has its value; caches that end with a tile."""
+    for keys in (16, 64, 128, 256, 512):
+        q = np.ones((1, 2, queries, 64), FP16)
+        k, v = np.zeros((2, 1, 1, keys, 64), FP16)
+        last = np.arange(1, queries + 1)
+        k[..., -queries:, :] = 4 * last[:, None]
+        v[..., -queries:, :] = last[:, None]
+        y = on_host(cupykern.decode_attention(*to_target(target, q, k, v)))
+        np.testing.assert_array_equal(y, np.broadcast_to(last[:, None], y.shape))
+
+
+@pytest.mark.parametrize("rows", ["apart", "every other", "reversed", "shared"])
+def test_tables_of_any_stride_between_rows(target, rows):
+    """Rows of a wider table, with pages that exist between them."""
+    q, *pages = to_target(target, make((3, 4, 1, 64)), *(make((12, 2, 24, 64), i) for i in (1, 2)))
+    (wide,) = to_target(target, np.random.default_rng(3).integers(0, 12, (6, 9)).astype(np.int32))
+    table = {
+        "apart": wide[:3, 2:6],
+        "every other": wide[::2, :4],
+        "reversed": wide[2::-1, :4],
+        "shared": target.xp.broadcast_to(wide[0, :4], (3, 4)),
+    }[rows]
+    y, expected = (
+        on_host(cupykern.decode_attention(q, *pages, block_table=x)) for x in (table, table.copy())
+    )
+    assert same_bits(y, expected)
+
+
 def test_an_infinite_value_is_one_in_the_result(target):
     """However many chunks a block goes on with after it."""
     q, (k, v) = make((1, 2, 1, 128)), caches((300,), 300)

@@ -57,6 +57,18 @@ FAULTS = {
     "columns past the last": Fault(
         LOAD_KV, "has_k = vector * 8 < params.dim,", "has_k = true,", "padded rows"
     ),
+    "two queries see all keys": Fault(
+        MAINLOOP,
+        "params.causal ? params.queries.divisor - 1 : 0",
+        "params.causal && params.queries.divisor > 2 ? params.queries.divisor - 1 : 0",
+        "keys behind",
+    ),
+    "tables have no gaps between rows": Fault(
+        LOAD_KV,
+        "table += work.batch * params.table_stride;",
+        "table += work.batch * int64_t(params.max_keys / params.page_size.divisor);",
+        "tables",
+    ),
     "a query sees one key less": Fault(
         MMA, "params.queries.divisor - 1 - query", "params.queries.divisor - query", "lengths"
     ),
@@ -361,6 +373,8 @@ CHECKS = {
     "single chunks": lambda: _who_computes(1, 16),
     "many rows, who computes": lambda: _who_computes(16, 64),
     "clusters": _on_host(properties.test_clusters_change_no_bit, 8),
+    "keys behind": _on_host(properties.test_no_query_sees_the_keys_of_those_behind_it, 2),
+    "tables": _on_host(properties.test_tables_of_any_stride_between_rows, "apart"),
     "clamped": _on_host(properties.test_lengths_and_tables_of_the_device_are_clamped),
     "empty caches": lambda: properties.test_empty_caches_are_not_read(host.current(), "no keys", 2),
     "large caches": properties.test_caches_of_more_than_2_to_the_32_bytes,

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 from planted import Fault, fault_tests
+from test_dual_gemm import check_fp16_policy
 
 import cupykern
 from cupykern import OPS, check
@@ -50,6 +51,15 @@ FAULTS = {
     "policies mixed up": Fault(
         "parts/gate.cuh",
         "{ kAllFp32, kHybrid, kAllFp16 }", "{ kHybrid, kAllFp32, kAllFp16 }", "policies"
+    ),
+    "the power is not rounded": Fault(
+        "parts/gate.cuh",
+        "const float power = round_to_half(exp2_approx(round_to_half(-kLog2E * x_half)));",
+        "const float power = exp2_approx(round_to_half(-kLog2E * x_half));",
+        "fp16 policy",
+    ),
+    "the exponent is not rounded": Fault(
+        "parts/gate.cuh", "round_to_half(-kLog2E * x_half)", "-kLog2E * x_half", "fp16 policy"
     ),
     "hybrid rounds nothing": Fault(
         "parts/gate.cuh",
@@ -212,6 +222,7 @@ CHECKS = {
     "split": _check_split,
     "few rows": _check_few_rows,
     "policies": _check_policies,
+    "fp16 policy": lambda: check_fp16_policy(host.current()),
     "splits": _check_splits,
 }
 

@@ -231,6 +231,24 @@ def test_errors_are_within_the_bound(target, problems, config, exhaustive):
                 assert compute(here, problem, config) == y, f"{schedule} changes {problem!r}"
 
 
+def check_parts_of_k(splits: int) -> None:
+    """Every part counts once: products of ones, which are 4^i in the i-th of up to 12 parts."""
+    k = 64 * splits
+    a, b = np.ones((4, k), np.float16), np.ones((64, k), np.float16)
+    sizes = 4.0 ** (np.arange(splits) % 12)
+    a *= np.repeat(np.exp2(np.arange(splits) % 12), 64).astype(np.float16)
+    b *= np.repeat(np.exp2(np.arange(splits) % 12), 64).astype(np.float16)
+    y = OP.run(a, b.T, out_dtype="float32", config=HopperConfig(128, 64, 8, splits=splits))
+    np.testing.assert_array_equal(y, np.full((4, 64), 64 * sizes.sum()))
+
+
+@pytest.mark.parametrize("splits", [8, 9, 17])
+def test_every_part_of_k_is_added(splits):
+    """As many parts as are loaded at once, and more."""
+    with host.use():
+        check_parts_of_k(splits)
+
+
 # Variants that the tests above have compiled.
 FAMILIES = (
     (("float16", None), "F", ("none",), CONFIGS[8]),
@@ -331,14 +349,20 @@ def test_rows_apart_from_each_other(target, config, dtype):
 
 @pytest.mark.parametrize("config", FP8[1], ids=str)
 def test_integers_that_fp8_sums_exactly(target, config):
-    """sum |a b| <= 2^13 in every 128 of k: nothing is cut."""
+    """sum |a b| <= 2^13 in every 128 of k: nothing is cut.  Of one sign, 512 of k would not fit."""
     skip_unless_hopper(target)
+    check_fp8_integers(target, config, 72, 136, 2064)
+
+
+def check_fp8_integers(target: Target, config, m: int, n: int, k: int) -> None:
+    """Raises AssertionError unless FP8 products of integers are exact."""
     rng = np.random.default_rng(1)
-    a, b = (rng.integers(-8, 9, shape).astype(np.float32) for shape in ((72, 1040), (136, 1040)))
-    codes = [target.xp.asarray(x.astype(dtypes.float8_e4m3fn).view(np.uint8)) for x in (a, b)]
-    fp8_a, fp8_b = (x.view(dtypes.float8_e4m3fn) for x in codes)
-    y = SCALED.run(fp8_a, fp8_b.T, out_dtype="float32", config=config)
-    assert bool((target.xp.asarray(a @ b.T) == y).all())
+    for least in (-8, 7):
+        a, b = (rng.integers(least, 9, shape).astype(np.float32) for shape in ((m, k), (n, k)))
+        codes = [target.xp.asarray(x.astype(dtypes.float8_e4m3fn).view(np.uint8)) for x in (a, b)]
+        fp8_a, fp8_b = (x.view(dtypes.float8_e4m3fn) for x in codes)
+        y = SCALED.run(fp8_a, fp8_b.T, out_dtype="float32", config=config)
+        assert bool((target.xp.asarray(a @ b.T) == y).all())
 
 
 def test_numbers_and_arrays_of_scales_are_the_same(target):

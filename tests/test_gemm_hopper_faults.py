@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planted import Fault, fault_tests
-from test_gemm_hopper import FP4, compute, fp8, mixed
+from test_gemm_hopper import FP4, check_fp8_integers, compute, fp8, mixed
 
 from cupykern.gemm.hopper_config import HopperConfig
 from cupykern.gemm.matmul_problem import MatmulProblem
@@ -33,6 +33,11 @@ _PRODUCTS = """wgmma<RowElement, ColElement>(partial, advance(rows, k), advance(
 """
 _UNPROMOTED = _PRODUCTS.replace("k > 0", "k > 0 || issued.index >= 2 * kStride").replace(
     "++j) {", "++j) {\n            if (issued.valid()) continue;"
+)
+# Promoted after every fourth stage of a partial accumulator, 512 of k.
+_EVERY_512 = _PRODUCTS.replace("k > 0", "k > 0 || issued.index / kStride / 2 % 4 > 0").replace(
+    "++j) {",
+    "++j) {\n if (issued.valid() && (issued.index / kStride / 2 - 1) % 4 != 3) continue;",
 )
 FAULTS = {
     "the first stage's parity": Fault(
@@ -94,6 +99,7 @@ FAULTS = {
         "bias of rows",
     ),
     "the promotion left out": Fault(FP8, _PRODUCTS, _UNPROMOTED, "same sign"),
+    "promoted every 512 of k": Fault(FP8, _PRODUCTS, _EVERY_512, "fp8 integers"),
     "the scales of the first stage": Fault(FP8, "from[i] += step[i];", "", "blocks"),
     "scales of the stage before": Fault(
         FP8, "stages[(copied + 1) % kScaleStages];", "stages[copied % kScaleStages];", "blocks"
@@ -409,7 +415,13 @@ def _check(name: str) -> None:
             compute(target, PROBLEMS[name][1], PROBLEMS[name][0])
 
 
+def _check_fp8_integers() -> None:
+    if host.current().warp_size == 32:
+        check_fp8_integers(host.current(), HopperConfig(64, 64, 4, share_k=True), 64, 64, 2048)
+
+
 CHECKS = {name: (lambda name=name: _check(name)) for name in PROBLEMS}
+CHECKS["fp8 integers"] = _check_fp8_integers
 
 
 test_nothing_fails_without_a_fault, test_caught = fault_tests(FAULTS, checks=CHECKS)

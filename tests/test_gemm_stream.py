@@ -110,6 +110,23 @@ def lines(xp, shape, dtype, gap: int, seed: int):
     return x
 
 
+def check_epilogue_of_lines(name: str) -> None:
+    """Raises AssertionError.  Columns in parts, whose bias or residual differs from column to column."""
+    m, n, k = 5, 300, 329
+    a, b = (lines(np, shape, "float16", 1, i) for i, shape in enumerate(((m, k), (n, k))))
+    addend = np.arange(m * n).reshape(m, n).astype(np.float32)
+    addend = {"bias": addend[0], "residual": addend}[name]
+    plain = to_numpy(cupykern.matmul(a, b.T, out_dtype="float32", config=LINES))
+    y = cupykern.matmul(a, b.T, out_dtype="float32", config=LINES, **{name: addend})
+    np.testing.assert_allclose(to_numpy(y), plain + addend, rtol=2.0**-22)
+
+
+@pytest.mark.parametrize("name", ["bias", "residual"])
+def test_every_column_of_odd_lines_has_its_own_bias_and_residual(name):
+    with host.use():
+        check_epilogue_of_lines(name)
+
+
 @settings(max_examples=60)
 @given(
     sizes=st.tuples(st.integers(1, 16), st.integers(2, 150), st.integers(2, 700)),

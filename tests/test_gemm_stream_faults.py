@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planted import Fault, fault_tests
-from test_gemm_stream import CONFIG, E4M3, NVFP4, WIDE, check_lines, check_problem_of
+from test_gemm_stream import (
+    CONFIG,
+    E4M3,
+    NVFP4,
+    WIDE,
+    check_epilogue_of_lines,
+    check_lines,
+    check_problem_of,
+)
 
 FILE = "gemm_stream.cu"
 COVERED = "parts/covered_tile.cuh"
@@ -65,6 +73,12 @@ FAULTS = {
     "columns of all parts": Fault(
         FILE, "ends.n = (ends.n - part + kParts - 1) / kParts;", "", "lines along k"
     ),
+    "a bias of the columns beside": Fault(
+        FILE, "ends.bias.col *= kParts;", "", "bias of lines along k"
+    ),
+    "a residual of the columns beside": Fault(
+        FILE, "ends.residual.col *= kParts;", "", "residual of lines along k"
+    ),
     "lines begin as the first one does": Fault(
         COVERED, "i % Tile::kLines * step", "0", "lines along n"
     ),
@@ -105,6 +119,8 @@ CHECKS = {
     "nvfp4": _check(5, 40, 576, "float16", NVFP4, "F", replace(CONFIG, stages=2), kind="normal"),
     "n along lines": _check(5, 80, 304, "float16", E4M3, "C", WIDE),
     "lines along k": lambda: check_lines(5, 300, 329, "F"),
+    "bias of lines along k": lambda: check_epilogue_of_lines("bias"),
+    "residual of lines along k": lambda: check_epilogue_of_lines("residual"),
     "lines along n": lambda: check_lines(5, 81, 304, "C"),
     "epilogues": _check(
         5, 72, 64, "float16", E4M3, "F", CONFIG, bias=(72,), residual=(5, 72), activation="silu", kind="normal",

@@ -429,6 +429,19 @@ def test_sums_in_fp16(target, layout_a, layout_b, kind, k):
     assert bool((y == plain).all()) == (kind == "exact")
 
 
+def test_accumulate_is_each_calls_own(target):
+    """0.5 is lost when it is added to 2048 in FP16, in whichever order the calls come."""
+    if target.name == "hip":
+        pytest.skip("AMD's matrix cores do not sum in FP16")
+    a, b = np.zeros((16, 64), np.float16), np.ones((64, 16), np.float16)
+    a[:, 0], a[:, 16::16] = 2048, 0.5
+    a, b = map(target.xp.asarray, (a, b))
+    expected = {"float16": 2048.0, "float32": 2049.5}
+    for accumulate in ("float16", "float32", "float16", "float32"):
+        y = cupykern.matmul(a, b, accumulate=accumulate, out_dtype="float32")
+        assert (to_numpy(y) == expected[accumulate]).all(), accumulate
+
+
 def test_fp16_sums_overflow(target):
     if target.name == "hip":
         pytest.skip("AMD's matrix cores do not sum in FP16")

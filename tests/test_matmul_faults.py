@@ -8,11 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 from planted import Fault, fault_tests
+from test_scaled_mm import test_fp8_sums_of_128_of_k_are_exact as fp8_sums_are_exact
 
 from cupykern import OPS, check, dtypes, inputs
 from cupykern.gemm.gemm import GemmConfig
 from cupykern.gemm.matmul_problem import MatmulProblem, operand_values
 from cupykern.gemm.scaled_problem import ScaledProblem
+from cupykern.targets import host
 
 MATMUL, SCALED = (next(op for op in OPS if op.name == name) for name in ("matmul", "scaled_mm"))
 
@@ -170,6 +172,12 @@ FAULTS = {
         "end % kPromoteK == 0",
         "scales",
     ),
+    "FP8 is promoted every 512 of k": Fault(
+        "parts/mainloop.cuh",
+        "end % kPromoteK == 0 ||",
+        "end % (scales.a || scales.b[0] ? kPromoteK : 4 * kPromoteK) == 0 ||",
+        "fp8 integers",
+    ),
 }
 
 
@@ -242,7 +250,13 @@ def _check_large_offsets() -> None:
     assert check.compare((y,), references, MATMUL.bound(a, b, reference=references)).ok
 
 
+def _check_fp8_integers() -> None:
+    for dtype in ("float8_e4m3fn", "float8_e5m2"):
+        fp8_sums_are_exact(host.current(), dtype, "float8_e4m3fn")
+
+
 CHECKS = {
+    "fp8 integers": _check_fp8_integers,
     "padded rows": _check_padded_rows,
     "stages": _check_stages,
     "splits": _check_splits,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planted import Fault, fault_tests
-from test_gemm_hopper import compute
+from test_gemm_hopper import check_parts_of_k, compute
 
 from cupykern.gemm.hopper_config import HopperConfig
 from cupykern.gemm.matmul_problem import MatmulProblem
@@ -13,6 +13,15 @@ FILE = "add_splits.cu"
 FAULTS = {
     "the last part is left out": Fault(FILE, "part < params.num_parts", "part < 3", "splits"),
     "the first part for all": Fault(FILE, "(part * num_runs + run)", "(run)", "splits"),
+    "no more parts than are loaded at once": Fault(
+        FILE, "part < params.num_parts", "part < params.num_parts && part < 8", "many splits"
+    ),
+    "the rest of the parts left out": Fault(
+        FILE,
+        "part < params.num_parts",
+        "part < (params.num_parts < 8 ? params.num_parts : params.num_parts / 8 * 8)",
+        "many splits",
+    ),
     "the first row's columns": Fault(FILE, "run % row_runs * kRun", "0", "splits"),
 }
 
@@ -24,6 +33,11 @@ def check_splits() -> None:
     compute(host.current(), problem, HopperConfig(128, 64, 8, splits=4))
 
 
+def check_many_splits() -> None:
+    if host.current().warp_size == 32:
+        check_parts_of_k(9)
+
+
 test_nothing_fails_without_a_fault, test_caught = fault_tests(
-    FAULTS, checks={"splits": check_splits}
+    FAULTS, checks={"splits": check_splits, "many splits": check_many_splits}
 )

@@ -273,7 +273,7 @@ def _check_table(table: Any, seq_lens: Any, num_pages: int, page_size: int) -> N
 
 def _as_int32(target: Target, x: Any) -> Any:
     """Lengths or a block table on `target`."""
-    if x is None or is_cupy(x):
+    if x is None or is_cupy(x) or (target.xp is np and x.dtype == np.int32):
         return x
     # Unused entries of a table may hold any integer.
     info = np.iinfo(np.int32)
