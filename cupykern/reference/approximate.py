@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .. import dtypes
 from ..numerics import UNIT_ROUNDOFF_32, as_float64, namespace
-from .rounding import rounding_rms
+from ..op import Bound
+from .rounding import inexact_rms, rounding_rms, stored
 
 FLOOR = 2.0**-126  # what FP32 loses below its smallest normal number
 
@@ -37,24 +39,40 @@ class Approximate(NamedTuple):
         xp = namespace(self.exact)
         if count == 0:
             return self
+        own = xp.where(self.square > 0, rounding_rms(self.exact), inexact_rms(self.exact))
         return self._replace(
             worst=self.worst
             + count * UNIT_ROUNDOFF_32 * (xp.abs(self.exact) + self.worst) * (1 + 2.0**-20),
             floor=self.floor + count * FLOOR,
-            square=self.square + count * rounding_rms(self.exact) ** 2,
+            square=self.square + count * own**2,
         )
 
     def times_number(self, number: float) -> Approximate:
-        """Rounded by a factor, which `exact` has already, and which is rounded to FP32 itself."""
+        """Rounded by a factor, which `exact` has already, and which is rounded to FP32 itself.
+
+        Products of whole numbers with one factor have errors in a pattern, whose mean is not zero.
+        """
         significand, rounded = math.frexp(number)[0], float(np.float32(number))
         if abs(significand) in (0.0, 0.5) and rounded == number:
             return self
         error = abs(rounded / number - 1)
         size = namespace(self.exact).abs(self.exact) * error
         return self._replace(
-            worst=self.worst + size, square=self.square + size**2, bias=self.bias + size
+            worst=self.worst + size,
+            square=self.square + size**2,
+            bias=self.bias + size + rounding_rms(self.exact) / 2,
         ).rounded()
 
     def plus(self, addend: Any) -> Approximate:
         """And an exact addend; rounded."""
         return self._replace(exact=self.exact + as_float64(addend)).rounded()
+
+    def stored(self, reference: Any, dtype: np.dtype) -> Bound:
+        """The Bound of the value in memory: FP32 is not rounded again."""
+        xp, rms, floor = namespace(reference), namespace(reference).sqrt(self.square), self.floor
+        if dtype != dtypes.float32:
+            return stored(
+                reference, dtype, self.worst, rms, floor=floor + 4 * FLOOR, bias=self.bias
+            )
+        rms = xp.where(floor + 4 * FLOOR > rms, 0.0, rms)
+        return Bound(self.worst + floor + 4 * FLOOR, rms, 0.0, self.bias)

@@ -10,11 +10,11 @@ import numpy as np
 from .. import dtypes
 from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace
 from ..op import Bound
-from .approximate import FLOOR, Approximate
+from .approximate import Approximate
 from .elementary import EXP2_ULPS
 from .epilogue import activate, activated, sigmoid, slope
 from .matmul import exact_product, operand_dtype, operand_namespace, scaled_product
-from .rounding import rounding_rms, stored
+from .rounding import rounding_rms
 
 _HALF = finfo(dtypes.float16)
 SLOPE = 1.1
@@ -81,9 +81,7 @@ def dual_gemm_silu_bound(
         y = _times(gate, d2, reference[0])
         y = in_half(y) if narrow else y.rounded()
         overflows = overflows | (narrow & _overflows(y))
-        bound = stored(
-            reference[0], out_dtype, y.worst, xp.sqrt(y.square), floor=y.floor + 4 * FLOOR, bias=y.bias
-        )  # fmt: skip
+        bound = y.stored(reference[0], out_dtype)
         return (bound._replace(elementwise=xp.where(overflows, np.inf, bound.elementwise)),)
 
 

@@ -23,7 +23,7 @@ from .elementary import (
     SIGMOID_ULPS,
     SIGMOID_ULPS_PER_UNIT,
 )
-from .rounding import ROUNDING, stored
+from .rounding import ROUNDING
 
 _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 
@@ -142,7 +142,4 @@ def epilogue_bound(
     value = activated(value, activation, out_dtype in (dtypes.float16, dtypes.bfloat16))
     if residual is not None:
         value = value.plus(residual)
-    return stored(
-        reference, out_dtype, value.worst, xp.sqrt(value.square),
-        floor=value.floor + 4 * FLOOR, bias=value.bias,
-    )  # fmt: skip
+    return value.stored(reference, out_dtype)

@@ -62,7 +62,7 @@ def matmul_bound(
         value = products.of(as_float64(a), as_float64(b))
         if products.exact and out_dtype != dtypes.int32:
             value = value.rounded()
-        value = value.scaled(float(alpha)).times_number(float(alpha))
+        value = _of_repeated(value.scaled(float(alpha)).times_number(float(alpha)), a, b)
         return (epilogue_bound(value, bias, activation, residual, out_dtype, reference[0]),)
 
 
@@ -126,7 +126,8 @@ def scaled_product(a: Any, b: Any, scale_a: Any, scale_b: Any, whole: bool = Fal
         xp, stored = namespace(x), operands(a, b, None, None)[:2]
         sizes = (xp.nan_to_num(xp.abs(z), posinf=0.0) for z in stored)
         scale = max(1.0, _largest(scale_a)) * max(1.0, _largest(scale_b))
-        return value._replace(floor=value.floor * scale + FLOOR * product(*sizes))
+        value = value._replace(floor=value.floor * scale + FLOOR * product(*sizes))
+        return _of_repeated(value, a, b)
     if products.exact and not whole:
         value = value.rounded()
     scales = [
@@ -135,7 +136,16 @@ def scaled_product(a: Any, b: Any, scale_a: Any, scale_b: Any, whole: bool = Fal
     ]
     numbers = [float(x) for x in scales if x is not None and not _is_array(x)]
     value = value.scaled(factor).times_number(math.prod(numbers))
-    return value.rounded(sum(map(_is_array, scales)))
+    return _of_repeated(value.rounded(sum(map(_is_array, scales))), a, b)
+
+
+def _of_repeated(value: Approximate, *operands: Any) -> Approximate:
+    """Equal rows, or columns, have equal errors up to the last one: their mean is that of few."""
+    arrays = [x.data if isinstance(x, NvFp4) else x for x in operands]
+    sizes = ((n, step) for x in arrays for n, step in zip(x.shape, x.strides, strict=True))
+    if not any(n > 1 and step == 0 for n, step in sizes):
+        return value
+    return value._replace(bias=value.bias + namespace(arrays[0]).sqrt(value.square))
 
 
 def _is_array(scale: Any) -> bool:
@@ -157,7 +167,7 @@ def by_block(scale_a: Any, scale_b: Any, n: int) -> bool:
         return scale.shape[-2:] if getattr(scale, "ndim", 0) >= 2 else (1, 1)
 
     (_, a_k), (b_k, b_n) = shape(scale_a), shape(scale_b)
-    return a_k > 1 or b_k > 1 or b_n not in (1, n)
+    return a_k != 1 or b_k != 1 or b_n not in (1, n)
 
 
 def operand_namespace(x: Any) -> Any:
