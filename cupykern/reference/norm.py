@@ -7,6 +7,7 @@ The American Statistician 37 (1983) for the merged moments).
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np

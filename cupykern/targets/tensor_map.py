@@ -197,7 +197,8 @@ def _encode_cuda(
     # Of long rows that begin anywhere in a line of memory, boxes are parts of lines, and the rest of 256
     # bytes is another box's: (4096, 4096, 4104) in 190 us instead of 197 (bf16, H200).
     anywhere = rank > 1 and strides[-2] % 128 != 0 and shape[-1] * dtype.itemsize > 512
-    error = _driver().cuTensorMapEncodeTiled(
+    error = _called(
+        _driver().cuTensorMapEncodeTiled,
         made.address,
         _DATA_TYPES[dtype],
         rank,
@@ -223,10 +224,25 @@ def _replace_address(encoded: _CudaMap, address: int) -> _CudaMap:
     """The map of `encoded` at another address, a multiple of 16."""
     made = _CudaMap()
     ctypes.memmove(made.address, encoded.address, _MAP_BYTES)
-    error = _driver().cuTensorMapReplaceAddress(made.address, address)
+    error = _called(_driver().cuTensorMapReplaceAddress, made.address, address)
     if error:
         raise ValueError(f"cuTensorMapReplaceAddress gives error {error} for address {address:#x}")
     return made
+
+
+_INVALID_CONTEXT = 201  # cuda.h: CUDA_ERROR_INVALID_CONTEXT
+
+
+def _called(function: Any, *args: Any) -> int:
+    """The driver's error code.  A thread that has not used the runtime yet has no context: CuPy makes the
+    device's current."""
+    error = function(*args)
+    if error == _INVALID_CONTEXT:
+        import cupy
+
+        cupy.cuda.runtime.free(0)
+        error = function(*args)
+    return error
 
 
 @cache
