@@ -140,10 +140,7 @@ def check_out(
 ) -> None:
     """`check_new_out`, but `out` may be exactly x (same memory, strides and dtype)."""
     _check_result("out", out, x, shape, dtype)
-    in_place = (
-        _byte_range(out) == _byte_range(x) and out.strides == x.strides and out.dtype == x.dtype
-    )
-    if not in_place:
+    if not _same_elements(out, x):
         others = {"x": x, **others}
     _check_apart(out, others, " (only exactly in place, out=x)")
 
@@ -174,6 +171,13 @@ def _check_result(
         if size > 1 and stride < extent:
             raise ValueError(f"out must not hold one element twice; got strides {out.strides}")
         extent += (size - 1) * stride
+
+
+def _same_elements(out: Any, x: Any) -> bool:
+    """Whether every element of `out` is x's of the same index; both have one shape."""
+    steps = zip(out.shape, out.strides, x.strides, strict=True)
+    same_steps = all(size <= 1 or of_out == of_x for size, of_out, of_x in steps)
+    return same_steps and out.dtype == x.dtype and address_of(out) == address_of(x)
 
 
 def _check_apart(out: Any, others: dict[str, Any], unless: str = "") -> None:

@@ -10,6 +10,9 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
+from fake_gpu import fake_gpu
+from hypothesis import given
+from hypothesis import strategies as st
 
 import cupykern
 from cupykern import OPS, arguments
@@ -74,6 +77,41 @@ CASES = [
 ]
 
 
+SQUARE = np.linspace(-1, 1, 36, dtype=np.float32).reshape(6, 6)
+# Legal results for x in the same memory: (x, out) of an array of 8 x 6 x 6.
+IN_PLACE = {
+    "itself": lambda m: (m[0], m[0]),
+    "another view of it": lambda m: (m[0], m[:1].reshape(6, 6)),
+    "transposed both": lambda m: (m[0].T, m[0].T),
+    "reversed both": lambda m: (m[0, ::-1], m[0, ::-1]),
+    "one row, whose stride is nothing": lambda m: (m[0, :1], m[0, ::6]),
+}
+APART = {
+    "next to it": lambda m: (m[0], m[1]),
+    "before it, reversed": lambda m: (m[1], m[0, ::-1, ::-1]),
+    "behind it, reversed": lambda m: (m[1, ::-1, ::-1], m[2]),
+    "every other row": lambda m: (m[:2].reshape(12, 6)[::2], m[:2].reshape(12, 6)[1::2]),
+    "every other row, reversed": lambda m: (
+        m[:2].reshape(12, 6)[::2],
+        m[:2].reshape(12, 6)[::-1][::2],
+    ),
+}
+OVERLAPPING = {
+    "transposed": lambda m: (m[0], m[0].T),
+    "transposed x": lambda m: (m[0].T, m[0]),
+    "rows reversed": lambda m: (m[0], m[0, ::-1]),
+    "columns reversed": lambda m: (m[0], m[0, :, ::-1]),
+    "both reversed": lambda m: (m[0], m[0, ::-1, ::-1]),
+    "reversed x": lambda m: (m[0, ::-1], m[0]),
+    "a row further": lambda m: (m[:2].reshape(12, 6)[:6], m[:2].reshape(12, 6)[1:7]),
+    "a row before": lambda m: (m[:2].reshape(12, 6)[1:7], m[:2].reshape(12, 6)[:6]),
+    "a row further, reversed": lambda m: (m[:2].reshape(12, 6)[:6], m[:2].reshape(12, 6)[6:0:-1]),
+    "the last element, reversed": lambda m: (m[1], m.reshape(-1)[71:107][::-1].reshape(6, 6)),
+    "the first element, reversed": lambda m: (m[1], m.reshape(-1)[1:37][::-1].reshape(6, 6)),
+    "every other element": lambda m: (m[:2].reshape(6, 12)[:, ::2], m[0]),
+}
+
+
 def _overlapping():
     memory = np.zeros(30, np.float32)
     return memory[:24].reshape(4, 6), -1, {"out": memory[6:].reshape(4, 6)}
@@ -111,6 +149,79 @@ def test_interleaved_out_is_no_overlap():
     cupykern.softmax(memory[:, ::2], out=memory[:, 1::2])
     assert (memory[:, ::2] == X).all()
     assert (memory[:, 1::2] == cupykern.softmax(X)).all()
+
+
+def _views(name: str, memory, views):
+    x, out = views[name](memory)
+    x[...] = SQUARE[: len(x)]
+    return x, out
+
+
+@pytest.mark.parametrize("name", [*IN_PLACE, *APART])
+def test_out_may_be_x_or_apart_from_it(name):
+    memory = np.zeros((8, 6, 6), np.float32)
+    x, out = _views(name, memory, IN_PLACE | APART)
+    expected = cupykern.softmax(x.copy())
+    assert cupykern.softmax(x, out=out) is out
+    assert (out == expected).all()
+
+
+@pytest.mark.parametrize("name", OVERLAPPING)
+def test_out_that_overlaps_x_otherwise_is_refused(name):
+    """Rows are read after others are written."""
+    memory = np.zeros((8, 6, 6), np.float32)
+    x, out = _views(name, memory, OVERLAPPING)
+    before = memory.copy()
+    for function in cupykern.softmax, cupykern.log_softmax, cupykern.layer_norm, cupykern.rms_norm:
+        with pytest.raises(ValueError, match=r"out must not overlap x \(only exactly in place"):
+            function(x, out=out)
+    with pytest.raises(ValueError, match="out must not overlap a"):
+        cupykern.matmul(x, np.eye(6, dtype=np.float32), out=out)
+    assert (memory == before).all()
+
+
+@pytest.mark.parametrize("views", [IN_PLACE, APART, OVERLAPPING])
+def test_overlap_of_cupy_arrays(views, monkeypatch):
+    pytest.importorskip("cupy")
+    with fake_gpu(monkeypatch) as gpu:
+        for name, make in views.items():
+            x, out = make(gpu.array((8, 6, 6), "float32"))
+            assert arguments.overlap(x, out) == (views is not APART), name
+            assert arguments.overlap(out, x) == (views is not APART), name
+            if views is OVERLAPPING:
+                with pytest.raises(ValueError, match="out must not overlap x"):
+                    cupykern.softmax(x, out=out)
+            else:
+                cupykern.softmax(x, out=out)
+
+
+def test_out_of_another_dtype_in_x_is_refused():
+    x = SQUARE.astype(np.float16)
+    with pytest.raises(ValueError, match="out must not overlap x"):
+        cupykern.softmax(x, dtype="bfloat16", out=x.view(ml_dtypes.bfloat16))
+
+
+@given(data=st.data())
+def test_overlap_is_that_of_bytes(data):
+    """Of any two views of a small array, with steps in bytes."""
+    memory = np.zeros(96, np.uint8)
+    views, places = [], []
+    for _ in range(2):
+        shape = tuple(data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=3)))
+        strides = tuple(data.draw(st.integers(-9, 9)) for _ in shape)
+        steps = [(n - 1) * s for n, s in zip(shape, strides, strict=True)]
+        low, high = (sum(f(step, 0) for step in steps) for f in (min, max))
+        start = data.draw(st.integers(-low, len(memory) - 4 - high))
+        view = np.ndarray(shape, np.float32, memory, start, strides)
+        views.append(view)
+        places.append(
+            {
+                start + sum(i * s for i, s in zip(index, strides, strict=True)) + byte
+                for index in np.ndindex(shape)
+                for byte in range(4)
+            }
+        )
+    assert arguments.overlap(*views) == bool(places[0] & places[1])
 
 
 def test_strides_whose_overlap_takes_long_to_find():

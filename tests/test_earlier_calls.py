@@ -11,7 +11,7 @@ from fake_machine import SIZE, FakeMachine
 
 import cupykern
 from cupykern import plans, targets
-from cupykern.tools.history import Alias, Array, Blocks, Machine, call, check_sequence
+from cupykern.tools.history import Alias, Array, Blocks, Fp4, Machine, call, check_sequence
 
 # A vocabulary slice: rows of 1501 of 1512 columns, which begin at multiples of 16 bytes.
 SLICE = {"x": Array((4, 1501), "float16", "gap"), "out": Alias("x")}
@@ -19,9 +19,9 @@ LOGITS = Array((4, 50257), "float32", "gap of 8")
 NARROW = {"dtype": "float16", "out": Array((4, 50257), "float16", "gap of 8")}
 A, B = Array((8, 257)), Array((257, 64), layout="F")
 SHIFTED_A = Array((8, 257), begin=1)
+FP4 = Fp4((64, 256))
 HEADS = Array((1, 8, 256, 128))
 QKV = {"q": HEADS, "k": HEADS, "v": HEADS}
-PACKED = {"q": Array((256, 4, 64)), "k": Array((256, 4, 64)), "v": Array((256, 4, 64))}
 
 PAIRS = {
     f"{name} {what}": (call(name, **SLICE), call(name, **SLICE, **option))
@@ -29,6 +29,10 @@ PAIRS = {
     for what, option in (
         ("in place, then with a scale", {"scale": 4.0}),
         ("in place, then with a mask", {"mask": Array((4, 1501), "bool")}),
+        (
+            "in place, then with a mask of the same strides",
+            {"mask": Array((4, 1501), "bool", "gap")},
+        ),
         ("in place, then with a mask of columns", {"mask": Array((1501,), "bool")}),
     )
 }
@@ -48,6 +52,10 @@ PAIRS |= {
     "matmul, then of a shifted a to float32": (
         call("matmul", a=A, b=B),
         call("matmul", a=SHIFTED_A, b=B, out_dtype="float32"),
+    ),
+    "dual_gemm_silu of scales in rows, then in blocks": (
+        call("dual_gemm_silu", a=Array((8, 256)), b1=FP4, b2=FP4),
+        call("dual_gemm_silu", a=Array((8, 256)), b1=FP4, b2=Fp4((64, 256), "blocked")),
     ),
     "attention by blocks of 128, then of 64": (
         call("attention", **QKV, mask=Blocks((1, 1), 256, 256, 128, 128)),

@@ -230,7 +230,8 @@ def _launch(target: Target, plan: _Plan, x: Any, places: tuple[Any, ...]) -> tup
     """places: where x lies."""
     words = workspace.take_counters(target, plan.num_counters)
     if target.name == "host":
-        figures = np.full(_FIGURES, -1)
+        figures = arrays.empty_of(np, _FIGURES, np.int64)
+        figures.fill(-1)
         plan.repeated.launch((x, figures, words))
         return np, figures
     memory = target.xp.cuda.alloc(8 * _FIGURES)

@@ -29,12 +29,12 @@ _HEADS = (
 )
 _PACKED = ("C", "C", "C", "gap", "gap of 8", "shifted", "heads negative")
 # (B, H, Hkv, Sq, Sk, D, Dv).  With as many heads as rows any layout is legal.
-_SIZES = ((1, 2, 2, 64, 64, 64, 64), (2, 4, 2, 40, 72, 16, 24), (1, 16, 16, 16, 16, 64, 64))
+_SIZES = ((1, 2, 2, 64, 64, 64, 64), (2, 6, 2, 40, 72, 16, 24), (1, 16, 16, 16, 16, 64, 64))
 _LARGE_SIZES = (
     *((1, 8, 8, 256, 256, 128, 128), (1, 8, 4, 128, 384, 64, 64), (2, 4, 4, 256, 256, 256, 256)),
 )
 _DECODE_SIZES = (
-    *((1, 2, 1, 1, 40, 16, 16), (2, 4, 2, 1, 300, 64, 64), (1, 2, 2, 4, 64, 64, 24)),
+    *((1, 2, 1, 1, 40, 16, 16), (2, 6, 2, 1, 300, 64, 64), (1, 2, 2, 4, 64, 64, 24)),
     *((1, 2, 2, 1, 0, 16, 16), (1, 2, 2, 1, 2, 16, 16)),
 )
 _LARGE_DECODE_SIZES = (
@@ -184,15 +184,15 @@ _DECODE: dict[str, DrawValue] = {
 FAMILIES = {
     "attention": family(
         *("attention", _settings(_SIZES, _ORDERS), _settings(_LARGE_SIZES, _ORDERS), _ATTENTION),
-        ((1, 4, 256, 64), "float16"),
+        (((1, 4, 256, 64), "float16"), ((1, 4, 256, 64, 1), "float16")),
     ),
     "attention_varlen": family(
         *("attention_varlen", _varlen_settings(_PACKS), _varlen_settings(_LARGE_PACKS), _VARLEN),
-        ((2, 4, 64, 64), "float16"),
+        (((2, 4, 64, 64), "float16"), ((2, 4, 64, 128), "float16")),
     ),
     "decode_attention": family(
         *("decode_attention", _decode_settings(_DECODE_SIZES, (None, None, 16))),
         *(_decode_settings(_LARGE_DECODE_SIZES, (None, 64)), _DECODE),
-        ((1, 4, 2, 256, 64), "float16"),
+        (((1, 4, 2, 256, 64), "float16"), ((1, 4, 2, 4096, 64), "float16")),
     ),
 }

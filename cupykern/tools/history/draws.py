@@ -16,8 +16,8 @@ DrawValue = Callable[[Draw, Setting], Any]
 ShapeOf = Callable[[Setting], Shape]
 
 FLOATS = ("float16", "float32", "bfloat16")
-MATRICES = ("C", "C", "F", "F", *LAYOUTS[:8])
-ANY = ("C", "C", "C", "gap", "gap", "gap", *LAYOUTS[:8], "F", "broadcast")
+MATRICES = ("C", "C", "F", "F", *LAYOUTS[:9])
+ANY = ("C", "C", "C", "gap", "gap", "gap", *LAYOUTS[:9], "F", "broadcast")
 BEGINS = (0, 0, 0, 1, 8, 16)
 
 _OPS = {op.name: op for op in OPS}
@@ -50,16 +50,17 @@ def family(
     settings: tuple[Setting, ...],
     large: tuple[Setting, ...],
     options: dict[str, DrawValue],
-    bench: tuple[Shape, str],
+    benches: tuple[tuple[Shape, str], ...],
     *more_configs: Any,
 ) -> Family:
-    """bench: shape and dtype of the bench row whose configs are taken, besides more_configs."""
+    """benches: shapes and dtypes of bench rows; the first configs of each are taken."""
     op = _OPS[name]
 
     def configs(arch: str) -> tuple[Any, ...]:
-        return (*op.configs(op.bench_problem(*bench), arch), *more_configs)
+        found = (op.configs(op.bench_problem(*bench), arch)[:2] for bench in benches)
+        return tuple(dict.fromkeys((*(one for some in found for one in some), *more_configs)))
 
-    config = one_of(*[None] * 9, Config(0), Config(1), Config(2))
+    config = one_of(*[None] * 12, *map(Config, range(4)))
     return Family(op, settings, large, {**options, "config": config}, configs)
 
 
@@ -95,16 +96,18 @@ def array(
 
 
 def with_fitting_out(draw: Draw, arguments: dict[str, Any]) -> dict[str, Any]:
-    """`arguments`, where `out` mostly has the dtype that they ask for, and sometimes the layout of x."""
-    out, x = arguments.get("out"), arguments.get("x")
-    if not isinstance(out, Array):
-        return arguments
+    """`arguments`, where `out` mostly has the dtype that they ask for, and where `out` and the mask
+    sometimes lie in memory as x does."""
     dtype = arguments.get("dtype") or arguments.get("out_dtype")
-    if dtype is not None and draw.choice((True, True, True, False)):
+    out, mask, x = (arguments.get(name) for name in ("out", "mask", "x"))
+    if isinstance(out, Array) and dtype is not None and draw.choice((True, True, True, False)):
         out = replace(out, dtype=dtype)
-    if isinstance(x, Array) and draw.choice((True, False)):
-        out = replace(out, layout=x.layout, begin=x.begin)
-    return {**arguments, "out": out}
+    if isinstance(x, Array):
+        if isinstance(out, Array) and draw.choice((True, False)):
+            out = replace(out, layout=x.layout, begin=x.begin)
+        if isinstance(mask, Array) and mask.shape == x.shape and draw.choice((True, False)):
+            mask = replace(mask, layout=x.layout, begin=x.begin)
+    return arguments | {name: one for name, one in (("out", out), ("mask", mask)) if one}
 
 
 def result(shape: ShapeOf, dtype: str, layouts: tuple[str, ...], *aliases: Alias) -> DrawValue:

@@ -20,6 +20,7 @@ ALIGNMENT = 512  # bytes, of an argument with begin = 0
 GUARD = 4096  # bytes before, between and behind arguments
 _POISON = 0xA5
 _GAP = 11  # elements
+_TILES = 3  # of a mask of blocks
 _POOL = 65521  # random elements, a prime number, so that no two rows of an array are equal
 
 Shape = tuple[int, ...]
@@ -29,6 +30,7 @@ _LAYOUTS: dict[str, tuple[Callable[[Shape], Shape], Callable[[np.ndarray, Shape]
     "C": (lambda s: s, lambda m, s: m),
     "gap": (lambda s: (*s[:-1], s[-1] + _GAP), lambda m, s: m[..., : s[-1]]),
     "gap of 8": (lambda s: (*s[:-1], s[-1] // 8 * 8 + 16), lambda m, s: m[..., : s[-1]]),
+    "columns of 2048": (lambda s: (*s[:-1], max(s[-1], 2048)), lambda m, s: m[..., : s[-1]]),
     "shifted": (lambda s: (*s[:-1], s[-1] + _GAP), lambda m, s: m[..., 1 : s[-1] + 1]),
     "every other": (lambda s: (*s[:-1], 2 * s[-1]), lambda m, s: m[..., ::2]),
     "negative": (lambda s: s, lambda m, s: m[..., ::-1]),
@@ -36,10 +38,21 @@ _LAYOUTS: dict[str, tuple[Callable[[Shape], Shape], Callable[[np.ndarray, Shape]
     "heads negative": (lambda s: s, lambda m, s: m[:, ::-1]),
     "F": (lambda s: (*s[:-2], s[-1], s[-2]), lambda m, s: m.swapaxes(-1, -2)),
     "heads inside": (lambda s: (s[0], s[2], s[1], s[3]), lambda m, s: m.swapaxes(1, 2)),
+    "corner": (
+        lambda s: tuple(1 << n.bit_length() for n in s),
+        lambda m, s: m[tuple(map(slice, s))],
+    ),
     "broadcast": (lambda s: (1, *s[1:]), lambda m, s: np.broadcast_to(m, s)),
 }
 LAYOUTS = tuple(_LAYOUTS)
-_LEAST_DIMS = {"C": 0, "rows negative": 2, "heads negative": 2, "F": 2, "heads inside": 4}
+_LEAST_DIMS = {
+    "C": 0,
+    "corner": 0,
+    "rows negative": 2,
+    "heads negative": 2,
+    "F": 2,
+    "heads inside": 4,
+}
 
 
 @dataclass(frozen=True)
@@ -248,7 +261,7 @@ def _block_mask(spec: Blocks) -> BlockMask:
     rng = np.random.default_rng(spec.sq)
     shape = (*spec.batch_shape, -(-spec.sq // spec.q_block), -(-spec.sk // spec.kv_block))
     types = rng.choice((MASKED, CAUSAL, FULL, PARTIAL), shape).astype(np.uint8)
-    tiles = rng.random((types.size, spec.q_block, spec.kv_block)) < 0.5
-    numbers = np.arange(types.size, dtype=np.int32).reshape(shape)
+    tiles = rng.random((_TILES, spec.q_block, spec.kv_block)) < 0.5
+    numbers = rng.integers(0, _TILES, shape, np.int32)
     sizes = spec.sq, spec.sk, spec.q_block, spec.kv_block, spec.causal_offset
     return BlockMask(types, numbers, tiles, *sizes)

@@ -20,7 +20,7 @@ from .draws import (
 from .memory import Alias, Array, Fp4, Shape
 
 # (M, N, K), or with a batch of a before.
-_SIZES = ((8, 64, 257), (8, 64, 256), (1, 96, 64), (33, 40, 24), (3, 17, 16, 64))
+_SIZES = ((8, 64, 257), (8, 64, 256), (33, 64, 256), (1, 96, 64), (3, 17, 16, 64), (2, 17, 16, 64))
 _LARGE_SIZES = (
     *((512, 512, 512), (128, 1024, 1024), (16, 2048, 1024), (256, 257, 511)),
     *((4, 128, 256, 256), (512, 1024, 128)),
@@ -52,7 +52,7 @@ _DUAL = (
     *((a, b, a if a.endswith("float16") else "float16") for a, b, _ in _SCALED[:-1]),
 )
 _INT8_WEIGHTS = (("float16", "int8", "float16"), ("bfloat16", "int8", "bfloat16"))
-_OUT_LAYOUTS = ("C", "C", "gap", "gap of 8", "shifted", "F", "rows negative")
+_OUT_LAYOUTS = ("C", "C", "columns of 2048", "gap", "gap of 8", "shifted", "F", "rows negative")
 
 
 def _settings(
@@ -169,7 +169,7 @@ _DEQUANT_SOFTMAX: dict[str, DrawValue] = {
 FAMILIES = {
     name: family(
         *(name, _settings(_SIZES, dtypes), _settings(_LARGE_SIZES, dtypes), options),
-        ((64, 64, 256), dtypes[0][0]),
+        (((64, 64, 256), dtypes[0][0]), ((512, 512, 512), dtypes[0][0])),
     )
     for name, dtypes, options in (
         ("matmul", _PLAIN, _MATMUL),

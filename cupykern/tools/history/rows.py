@@ -19,10 +19,13 @@ from .draws import (
 )
 from .memory import Alias, Array, Shape
 
-_SHAPES = ((4, 1501), (2, 3, 1501), (16, 1024), (8, 8))
-_LARGE_SHAPES = ((4, 50257), (256, 2048))
+_SHAPES = ((4, 1501), (2, 3, 1501), (16, 1024), (4, 1024), (8, 8))
+_LARGE_SHAPES = ((4, 50257), (256, 2048), (1, 40000))
 _NVFP4_SHAPES = ((5, 64), (3, 33, 80), (130, 272))
-_BENCH = (64, 1024), "float16"
+_BENCHES = (((64, 1024), "float16"), ((64, 1501), "float16"), ((64, 1024), "float32"))
+_QUANTIZE_BENCHES = (
+    *(((16, 1024), "float16"), ((16, 1024), "float16:column"), ((16, 1024), "float16:block")),
+)
 _X_ALIASES = (*(Alias("x"), Alias("x", "next"), Alias("x", "rows negative"), Alias("x", "F")),)
 _OUT_LAYOUTS = ("C", "C", "gap", "gap", "gap of 8", "shifted", "F", "rows negative")
 
@@ -81,16 +84,19 @@ _NONFINITE: dict[str, DrawValue] = {
 }
 
 FAMILIES = {
-    name: family(name, _settings(shapes), _settings(large), options, _BENCH, *configs)
-    for name, shapes, large, options, *configs in (
-        ("softmax", _SHAPES, _LARGE_SHAPES, _SOFTMAX),
-        ("log_softmax", _SHAPES, _LARGE_SHAPES, _SOFTMAX),
-        ("layer_norm", _SHAPES, _LARGE_SHAPES, _LAYER_NORM),
-        ("rms_norm", _SHAPES, _LARGE_SHAPES, _RMS_NORM),
-        ("quantize", _SHAPES, _LARGE_SHAPES, _QUANTIZE),
-        ("quantize_nvfp4", _NVFP4_SHAPES, ((512, 1024),), _NVFP4, NvFp4Config(256, 4, 1)),
+    name: family(name, _settings(shapes), _settings(large), options, benches, *configs)
+    for name, shapes, large, options, benches, *configs in (
+        ("softmax", _SHAPES, _LARGE_SHAPES, _SOFTMAX, _BENCHES),
+        ("log_softmax", _SHAPES, _LARGE_SHAPES, _SOFTMAX, _BENCHES),
+        ("layer_norm", _SHAPES, _LARGE_SHAPES, _LAYER_NORM, _BENCHES),
+        ("rms_norm", _SHAPES, _LARGE_SHAPES, _RMS_NORM, _BENCHES),
+        ("quantize", _SHAPES, _LARGE_SHAPES, _QUANTIZE, _QUANTIZE_BENCHES),
         (
-            *("nonfinite_report", _SHAPES, _LARGE_SHAPES, _NONFINITE),
+            *("quantize_nvfp4", _NVFP4_SHAPES, ((512, 1024),), _NVFP4, _BENCHES[:1]),
+            NvFp4Config(256, 4, 1),
+        ),
+        (
+            *("nonfinite_report", _SHAPES, _LARGE_SHAPES, _NONFINITE, _BENCHES[:1]),
             NonfiniteConfig(256, 8, 1, False, 3),
         ),
     )

@@ -84,7 +84,8 @@ def _options_in_turn(
     drawn = []
     for _ in range(draw.integer(1, 7)):
         option = draw.choice(others)
-        drawn.append({**plain, option: options[option](draw, setting)})
+        tries = (options[option](draw, setting) for _ in range(4))
+        drawn.append({**plain, option: next((x for x in tries if x != plain[option]), None)})
     drawn.insert(draw.integer(0, len(drawn)), plain)
     return drawn
 
