@@ -90,7 +90,10 @@ class _Lines:
 def _tell(progress: Any) -> None:
     tally = progress.tally
     line = f"{progress.part.name}: {progress.state}, {tally.done} done, {tally.failed} failed"
-    for figure, name in (("error_over_bound", "error/bound"), ("rms_ratio", "rms/expected")):
+    for figure, name in (
+        *(("error_over_bound", "error/bound"), ("rms_ratio", "rms/expected")),
+        ("bias_ratio", "bias/limit"),
+    ):
         worst = [getattr(row, figure) for row in tally.rows.values()]
         worst = [ratio for ratio in worst if ratio is not None]
         if worst:

@@ -10,6 +10,7 @@ from ...check import Comparison
 from ...op import Op
 
 MOST_FAILURES = 50  # of a part, that are recorded with their text; all are counted
+RATIOS = ("error_over_bound", "rms_ratio", "bias_ratio")  # of check.Comparison
 _LONGEST = 1500  # characters of a failure's text
 
 
@@ -41,11 +42,12 @@ class Row:
     failed: int = 0
     error_over_bound: float | None = None
     rms_ratio: float | None = None
+    bias_ratio: float | None = None
 
     def merge(self, other: Row) -> None:
         self.done += other.done
         self.failed += other.failed
-        for name in ("error_over_bound", "rms_ratio"):
+        for name in RATIOS:
             ratios = [r for r in (getattr(self, name), getattr(other, name)) if r is not None]
             setattr(self, name, max(ratios, default=None))
 
@@ -78,8 +80,8 @@ class Tally:
         """Count checks that were done, whatever came of them."""
         row = Row(op, dtype, count)
         if comparison is not None:
-            row.error_over_bound = comparison.error_over_bound
-            row.rms_ratio = comparison.rms_ratio
+            for name in RATIOS:
+                setattr(row, name, getattr(comparison, name))
         self._merge_row(row)
 
     def fail(
