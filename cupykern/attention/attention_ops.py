@@ -20,7 +20,7 @@ from .attention_task import BLOCK_MASK, mask_mode, padded_head_dim, prescales
 from .block_mask import CAUSAL, FULL, MASKED, PARTIAL, BlockMask
 
 DTYPES = ("float16", "bfloat16")
-KINDS = ("normal", "uniform", "same_sign", "exact", "peaked", "special")
+KINDS = ("normal", "uniform", "same_sign", "exact", "peaked", "subnormal", "special")
 
 
 @dataclass(frozen=True)
@@ -145,8 +145,10 @@ def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
 
 
 def values(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int, name: str) -> np.ndarray:
-    """peaked: scores of which some are far above the others.  special: NaN and infinities in a few rows of
-    q and k."""
+    """peaked: scores of which some are far above the others.  subnormal: of q and v; k is normal.
+    special: NaN and infinities in a few rows of q and k."""
+    if kind == "subnormal" and name == "k":
+        kind = "normal"
     if kind == "peaked":
         x = inputs.values("normal", shape, dtype, seed)
         if name != "v" and shape[2]:

@@ -68,7 +68,7 @@ def _draw_problem(draw: Draw) -> DecodeProblem:
         return_lse=draw.choice((False, True)),
         layout=draw.choice(LAYOUTS),
         view=draw.choice(("C", *VIEWS)),
-        kind=draw.choice(("normal", "uniform", "same_sign", "exact")),
+        kind=draw.choice(("normal", "uniform", "same_sign", "exact", "subnormal")),
     )
 
 

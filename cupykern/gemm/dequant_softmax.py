@@ -259,7 +259,7 @@ def _draw_problem(draw: Draw) -> LogitsProblem:
         scale=draw.choice(("number", "tensor", "row", "flat")),
         bias=draw.choice((None, None, (n,), (m, 1), (*batch, m, n), (1, n))),
         out_dtype=draw.choice((None, None, "float32", "float16", "bfloat16")),
-        kind=draw.choice(("normal", "same_sign", "exact", "special")),
+        kind=draw.choice(("normal", "same_sign", "exact", "subnormal", "special")),
     )
 
 

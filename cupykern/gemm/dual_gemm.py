@@ -189,7 +189,7 @@ def _draw_problem(draw: Draw) -> DualProblem:
     fp4 = dtype_b == NVFP4
     batch_a, batch_b = draw.choice((*[((), ())] * 4, ((3,), ()), ((), (2,)), ((2, 1), (3,))))
     policy = draw.choice(("fp32", *POLICIES))
-    kind = draw.choice(("unit", "normal", "same_sign", "exact", "special"))
+    kind = draw.choice(("unit", "normal", "same_sign", "exact", "subnormal", "special"))
     if kind == "special" and policy != "fp32":
         kind = "normal"  # FP16 epilogues overflow where FP64 does not
     scales = draw.choice(SCALES[:-1] if fp4 else SCALES)
@@ -243,7 +243,9 @@ def _operand(p: DualProblem, name: str, shape: tuple[int, ...], seed: int, xp: A
         x = inputs.bench_values((shape[-1], shape[-2]), number, seed, xp)
         # CuPy's product of a transposed array would lie along n.
         return (x * xp.asarray(unit) if number in product.FLOAT16S else x).T
-    kind = {"unit": "normal", "special": "special" if name == "a" else "normal"}.get(p.kind, p.kind)
+    kind = "normal" if p.kind == "unit" else p.kind
+    if name != "a" and p.kind in ("subnormal", "special"):
+        kind = "normal"
     x = matmul_problem.operand_values(kind, shape, number, seed)
     if p.kind == "unit" and name != "a" and number in product.FLOAT16S:
         x = x * unit

@@ -52,7 +52,7 @@ PAIRS = (
     *((a, b) for a in ("float16", "bfloat16") for b in ("float8_e4m3fn", "float8_e5m2", "int8")),
     *((a, b) for a in ("float8_e4m3fn", "float8_e5m2") for b in ("float8_e4m3fn", "float8_e5m2")),
 )
-KINDS = ("normal", "uniform", "same_sign", "exact", "special")
+KINDS = ("normal", "uniform", "same_sign", "exact", "subnormal", "special")
 _SIZES = (0, 1, 2, 7, 8, 16, 17, 33, 64, 65, 127, 130)
 _DEPTHS = (0, 1, 3, 8, 16, 31, 64, 65, 100, 128, 136, 257, 512)
 
@@ -162,7 +162,8 @@ def _inputs(problem: MatmulProblem, seed: int, xp: Any) -> Call:
         options = {name: value for name, value in options.items() if value is not None}
         return Call((a, b if p.layout_b == "C" else b.T), options)
     a = operand_values(p.kind, shape_a, dtype, seed)
-    b = operand_values(p.kind if p.kind != "special" else "normal", shape_b, dtype_b, seed + 1)
+    kind_b = "normal" if p.kind in ("subnormal", "special") else p.kind
+    b = operand_values(kind_b, shape_b, dtype_b, seed + 1)
     kwargs: dict[str, Any] = {}
     for i, (name, shape) in enumerate((("bias", p.bias), ("residual", p.residual))):
         if shape is not None:
