@@ -483,3 +483,14 @@ def test_bench_problems_with_options():
             op.bench_problem((2, 8), text)
     x = LAYER_OP.inputs(LAYER_OP.bench_problem((4, 64), "float32:shifted"), 0, np).args[0]
     assert x.dtype == np.float32 and abs(x.mean() - 1e4) < 1
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
+def test_subnormal_inputs_are_within_the_bound(target, name, dtype):
+    """FP32 arithmetic may take them for zeros, which eps makes 316 times as large."""
+    x = np.full((3, 64), 1e-38, dtypes.NAMES[dtype])
+    x[1], x[2, ::2] = -9e-39, 2.0**-126
+    kwargs = {"eps": 1e-5, "return_stats": True}
+    found = run_and_compare(OPS[name], Call((target.xp.asarray(x),), kwargs))
+    assert found.ok, found

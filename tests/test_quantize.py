@@ -141,6 +141,16 @@ def test_a_scale_below_the_least_normal_number_is_one(target, to, granularity, d
     check_scales_of_one(target.xp, to, granularity, dtype)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("to", dtypes.QUANTIZED)
+def test_subnormal_elements_of_a_normal_scale_are_within_the_bound(target, to, dtype):
+    """They may count as zeros, which is up to a unit of a code."""
+    x = np.full((1, 64), 0.9 * 2.0**-126, dtypes.NAMES[dtype])
+    x[0, 0] = 1.5 * LARGEST[to] * 2.0**-126
+    found = run_and_compare(Call((target.xp.asarray(x), to), {"granularity": "row"}))
+    assert found.ok, found
+
+
 def test_no_elements(target):
     for shape, granularity, expected in (
         ((0, 5), "row", (0, 1)),
