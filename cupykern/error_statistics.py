@@ -64,7 +64,9 @@ def statistics(error: Any, reference: Any, bound: Bound, dtype: np.dtype) -> Sta
         # The variances of the mean square and of the mean: of independent errors, each as often as its
         # result comes, and of what elements share, as if rows were repeated as often; 1 at most, of one
         # error.
-        times = 1 + count * repeats(places[expects])
+        share = xp.minimum((gap(reference, dtype) * scale)[expects] ** 2 / 12, 1.0)
+        alike = float(xp.mean(share)) * repeats(places[expects])
+        times = 1 + count * max(alike, pairs(reference[expects]))
         of_squares, of_mean = (
             min(times * (1 / count + part), 1.0)
             for part in _shared(bound, scale, reference.shape, count)
@@ -122,15 +124,15 @@ def _shared(bound: Bound, scale: Any, shape: tuple[int, ...], count: int) -> tup
 def repeats(places: Any) -> float:
     """The share of pairs of results, beyond chance, that lie at the same place between their neighbours in
     the output's format: their roundings are alike.  So are those of equal results, of results that
-    differ by less than a gap, and of such that differ by whole gaps.  Of a sample, where results are many.
+    differ by less than a gap, and of such that differ by whole gaps.
     """
-    xp = namespace(places)
-    if places.size > _SAMPLE:
-        places = places[xp.asarray(np.random.default_rng(0).integers(places.size, size=_SAMPLE))]
-    size = places.size
-    if size < 2:
-        return 0.0
-    cells = np.rint(to_numpy(places) * _PLACES).astype(np.int64) % _PLACES
-    counts = np.bincount(cells).astype(np.float64)
-    found = (np.sum(counts**2) - size) / (size * (size - 1))
-    return max(float(found) - 1 / _PLACES, 0.0) / (1 - 1 / _PLACES)
+    found = pairs(namespace(places).rint(places * _PLACES) % _PLACES)
+    return max(found - 1 / _PLACES, 0.0) / (1 - 1 / _PLACES)
+
+
+def pairs(x: Any) -> float:
+    """The share of pairs of elements that are equal but for their signs.  Of a sample, where they are many."""
+    if x.size > _SAMPLE:
+        x = x[namespace(x).asarray(np.random.default_rng(0).integers(x.size, size=_SAMPLE))]
+    counts = np.unique(np.abs(to_numpy(x)), return_counts=True)[1].astype(np.float64)
+    return float(np.sum(counts * (counts - 1)) / max(x.size * (x.size - 1), 1))

@@ -70,6 +70,14 @@ def test_equal_results_count_once():
     assert statistics(2e-3 * apart, apart, bound(apart), F32).rms_ratio > check.RMS_LIMIT
 
 
+def test_places_of_results_that_are_not_rounded_there_do_not_count():
+    """FP32 numbers whose errors are a hundred times their gaps, and 1.7 times those expected."""
+    y = np.random.default_rng(5).uniform(1, 2, 4000).astype(np.float32).astype(F64)
+    error = 1.7e-5 * y * np.random.default_rng(6).choice((-1, 1), y.shape)
+    found = statistics(error, y, Bound(y, 1e-5 * y), F32)
+    assert found.rms_ratio > check.RMS_LIMIT and found.most_rms < 1.1
+
+
 @pytest.mark.parametrize("kind", ["equal", "whole gaps apart", "nearly equal", "of both signs"])
 def test_results_at_the_same_place_between_their_neighbours_repeat(kind):
     places = {
