@@ -31,6 +31,7 @@ from cupykern.gemm.matmul_problem import (
     with_layout,
 )
 from cupykern.gemm.product import INNER, OUTER, STRIDED
+from cupykern.numerics import finfo
 from cupykern.targets import host
 
 # --- sizes, layouts, dtypes ----------------------------------------------------------------------
@@ -396,6 +397,19 @@ def test_out_between_the_operands_columns(target):
     b = random(target, (16, 16), "float16", 2)
     expected = to_numpy(cupykern.matmul(a, b))
     np.testing.assert_array_equal(to_numpy(cupykern.matmul(a, b, out=out)), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_subnormal_operands(target, dtype):
+    """Each counts as itself or as zero, of float16 as itself."""
+    for k, residual in ((40, None), (500, (33, 40))):
+        problem = MatmulProblem(33, 40, k, dtype, kind="subnormal", residual=residual)
+        check_problem(MATMUL, problem, target)
+    a = np.full((16, 16), finfo(dtype).min_subnormal, dtypes.NAMES[dtype])
+    b = np.full((16, 16), 2.0**120 if dtype != "float16" else 1.0, dtypes.NAMES[dtype])
+    y = to_numpy(cupykern.matmul(*map(target.xp.asarray, (a, b)), out_dtype="float32"))
+    exact = 16 * float(a[0, 0]) * float(b[0, 0])
+    assert np.isin(y, (0.0, exact) if dtype != "float16" else (exact,)).all()
 
 
 # --- sums in FP16 --------------------------------------------------------------------------------

@@ -133,6 +133,9 @@ def _inputs(problem: DecodeProblem, seed: int, xp: Any) -> Call:
         return Call(tuple(arrays))
     rng = np.random.default_rng(seed + 3)
     q, *caches = (inputs.values(p.kind, shape, dtype, seed + i) for i, shape in enumerate(shapes))
+    if p.kind == "subnormal":  # scores are not
+        q = inputs.values("normal", shapes[0], dtype, seed)
+        q = q * np.asarray(2.0**110 if dtype == dtypes.bfloat16 else 1.0, dtype)
     for cache in caches:
         for b, length in enumerate(p.lens or ()):
             cache[b, :, length:] = np.nan

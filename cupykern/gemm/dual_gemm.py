@@ -204,7 +204,7 @@ def _draw_problem(draw: Draw) -> DualProblem:
         scales=scales,
         policy=policy,
         out_dtype=draw.choice((None, None, "float16", "bfloat16", "float32")),
-        kind="unit" if kind == "special" and fp4 else kind,
+        kind="unit" if kind in ("special", "subnormal") and fp4 else kind,
     )
 
 
@@ -244,8 +244,7 @@ def _operand(p: DualProblem, name: str, shape: tuple[int, ...], seed: int, xp: A
         # CuPy's product of a transposed array would lie along n.
         return (x * xp.asarray(unit) if number in product.FLOAT16S else x).T
     kind = "normal" if p.kind == "unit" else p.kind
-    if name != "a" and p.kind in ("subnormal", "special"):
-        kind = "normal"
+    kind = kind if name == "a" else matmul_problem.second_kind(kind)
     x = matmul_problem.operand_values(kind, shape, number, seed)
     if p.kind == "unit" and name != "a" and number in product.FLOAT16S:
         x = x * unit

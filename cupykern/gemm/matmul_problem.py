@@ -135,10 +135,20 @@ def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
     return (*bench_shapes(target), *largest)
 
 
+def second_kind(kind: str) -> str:
+    """Of the operands that those of `kind` are multiplied with."""
+    return {"special": "normal", "subnormal": "large"}.get(kind, kind)
+
+
 def operand_values(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.ndarray:
-    """inputs.values for any operand dtype, products of which FP32 can hold."""
+    """inputs.values for any operand dtype, products of which FP32 can hold.  large: normal, where FP32 has no
+    smaller numbers 2^110 times as large, so that their products with subnormal ones are not."""
     if dtype == dtypes.int8:
         return np.random.default_rng(seed).integers(-128, 128, shape).astype(dtype)
+    if kind == "large":
+        x = inputs.values("normal", shape, dtype, seed)
+        flushed = dtype in (dtypes.bfloat16, dtypes.float32)
+        return x * np.asarray(2.0**110, dtype) if flushed else x
     x = inputs.values(kind, shape, dtype, seed)
     if kind == "special":
         # +-max / 2 would overflow in FP32 where FP64 does not.
@@ -162,8 +172,7 @@ def _inputs(problem: MatmulProblem, seed: int, xp: Any) -> Call:
         options = {name: value for name, value in options.items() if value is not None}
         return Call((a, b if p.layout_b == "C" else b.T), options)
     a = operand_values(p.kind, shape_a, dtype, seed)
-    kind_b = "normal" if p.kind in ("subnormal", "special") else p.kind
-    b = operand_values(kind_b, shape_b, dtype_b, seed + 1)
+    b = operand_values(second_kind(p.kind), shape_b, dtype_b, seed + 1)
     kwargs: dict[str, Any] = {}
     for i, (name, shape) in enumerate((("bias", p.bias), ("residual", p.residual))):
         if shape is not None:

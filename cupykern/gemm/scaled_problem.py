@@ -56,7 +56,7 @@ def _draw_problem(draw: Draw) -> ScaledProblem:
     product = replace(product, alpha=1.0, residual=None)
     if NVFP4 not in (product.dtype, product.dtype_b):
         return ScaledProblem(product, draw.choice(SCALES))
-    kind = "normal" if product.kind == "special" else product.kind
+    kind = "normal" if product.kind in ("special", "subnormal") else product.kind
     product = replace(product, k=product.k // 16 * 16, kind=kind)
     return ScaledProblem(product, draw.choice(SCALES[:-1]))
 

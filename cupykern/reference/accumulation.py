@@ -41,6 +41,17 @@ def product(a: Any, b: Any) -> Any:
         return xp.asarray(np.matmul(a.get(), b.get()))
 
 
+def flushed(a: Any, b: Any) -> Any:
+    """What a @ b of absolute values may lose because subnormal operands, products and partial sums count
+    as zero."""
+    lost = 2 * a.shape[-1] * FLOOR
+    for x, y, of_a in ((a, b, True), (b, a, False)):
+        small = x * (x < FLOOR)
+        if bool((small > 0).any()):
+            lost = lost + (product(small, y) if of_a else product(y, small))
+    return lost
+
+
 class Adder(NamedTuple):
     """A unit that adds `depth` products to an accumulator of `fraction` fractional bits in one step.
 
@@ -212,9 +223,7 @@ class Products:
         finite = xp.where(xp.isfinite(total), total, 0.0)
         bits = significand_bits(self.a) + significand_bits(self.b)
         terms = Terms(finite, sizes, squares, k, bits)
-        # Subnormal operands, products and partial sums may each count as zero.
-        flushed = 2 * k + xp.sum(a, axis=-1, keepdims=True) + xp.sum(b, axis=-2, keepdims=True)
-        floor = FLOOR * flushed + xp.zeros_like(total)
+        floor = flushed(a, b) + xp.zeros_like(total)
         square, bias = self._expected(terms)
         worst = sizes * self._relative(k) + self._underflow(k)
         return Approximate(total, worst, floor, square, bias)

@@ -11,7 +11,15 @@ import numpy as np
 from .. import dtypes
 from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace
 from ..op import Bound
-from .accumulation import HALF, TENSOR_16, Terms, expected_error, product, significand_bits
+from .accumulation import (
+    HALF,
+    TENSOR_16,
+    Terms,
+    expected_error,
+    flushed,
+    product,
+    significand_bits,
+)
 from .approximate import FLOOR, Approximate
 from .attention import Problem, Rows, named, of_sequences, outputs, packed, sequences
 from .elementary import (
@@ -154,10 +162,8 @@ class _Bounds:
         square, bias = expected_error(adder, terms, max(depth, 1))
         steps = -(-depth // adder.depth)
         lost = steps * 2.0**-23 * self.half  # FP16's smallest number, twice a step
-        flushed = 2 * depth + xp.sum(q, axis=-1, keepdims=True) + xp.sum(k, axis=-1)[..., None, :]
-        value = Approximate(
-            total, adder.worst * steps * sizes + lost, FLOOR * flushed, square, bias
-        )
+        floor = flushed(q, keys) + xp.zeros_like(total)
+        value = Approximate(total, adder.worst * steps * sizes + lost, floor, square, bias)
         value = value.scaled(problem.scale)
         if problem.mask is None or problem.mask.dtype == np.bool_:
             return value
@@ -172,7 +178,7 @@ class _Bounds:
         def largest(x: Any) -> Any:
             return xp.max(xp.where(part.keep, x, 0.0), axis=-1, keepdims=True)
 
-        at_top = xp.where(part.weights == 1, score.square, 0.0)
+        at_top = xp.where(part.weights == 1, score.square + score.floor**2, 0.0)
         worst = largest(score.worst) + 3 * _U * size + largest(score.floor) + 2 * FLOOR
         unit = abs(float(np.float32(self.problem.scale)) / (self.problem.scale or 1.0) - 1)
         return worst, xp.sqrt(largest(at_top) + (ROUNDING * size) ** 2 + (unit * size) ** 2)
@@ -184,11 +190,11 @@ class _Bounds:
         )
         distance = xp.where(xp.isfinite(distance), distance, 0.0)
         # log2 e * scale, the FMA before exp2, and twice what rescaling adds.
-        worst = score.worst + 4 * _U * distance + (2 * EXP2_ULPS + 8) * _U
+        worst = score.worst + score.floor + 4 * _U * distance + (2 * EXP2_ULPS + 8) * _U
         # The product, where it is not fused, and the difference.
         size = xp.where(xp.isfinite(part.score), xp.abs(part.score), 0.0)
         roundings = (ROUNDING * size) ** 2 + (_LOG_2 * rounding_rms(distance / _LOG_2)) ** 2
-        square = score.square + roundings + (EXP2_RMS * _U) ** 2
+        square = score.square + score.floor**2 + roundings + (EXP2_RMS * _U) ** 2
         return _Exponents(worst, square, self._constant_error() * distance)
 
     def _constant_error(self) -> float:
@@ -224,6 +230,7 @@ class _Bounds:
         v, v2 = self.v, self.v**2
         sizes = xp.abs(v)
         out = multiply(p, v)
+        floor = flushed(p, sizes)
         gamma_v = TENSOR_16.worst * -(-self.sk // TENSOR_16.depth)
         lost = P_ERROR if self.dtype == dtypes.float16 else FLOOR
         worst = (
@@ -232,7 +239,8 @@ class _Bounds:
                 sizes,
             )
             + weighted * xp.abs(out)
-            + (lost + 4 * FLOOR) / part.divisor * xp.sum(sizes, axis=-2, keepdims=True)
+            + lost / part.divisor * xp.sum(sizes, axis=-2, keepdims=True)
+            + floor
         )
         own = p**2 * (exponents.square + exponents.bias**2)
         of_p = self._rounding_of_p(part)
@@ -247,6 +255,7 @@ class _Bounds:
             xp.maximum(difference, 0.0)
             + multiply(of_p, v2)
             + of_sum
+            + floor**2
             + out**2 * (of_row + 2 * ROUNDING**2)
         )
         bias = bias + (EXP2_BIAS + RECIPROCAL_BIAS) * _U * xp.abs(out)

@@ -86,11 +86,14 @@ def dual_gemm_silu_bound(
 
 
 def in_half(x: Approximate) -> Approximate:
-    """Rounded to FP16."""
-    size = abs(x.exact)
+    """Rounded to FP16: among its smallest numbers with a mean error."""
+    xp, size = namespace(x.exact), abs(x.exact)
+    own = rounding_rms(x.exact, dtypes.float16)
+    mean = xp.minimum(own**2 / xp.where(size > 0, size, 1.0), size)
     return x._replace(
+        bias=x.bias + mean,
         worst=x.worst + _HALF.unit_roundoff * (size + x.worst) + _HALF.underflow_error,
-        square=x.square + rounding_rms(x.exact, dtypes.float16) ** 2,
+        square=x.square + own**2,
     )
 
 
