@@ -82,15 +82,19 @@ def of_two_sizes(name: str) -> Iterator[tuple[Call, Call]]:
             if "nvfp4" in setting.values() or not isinstance(first, int):
                 continue
             for other in (first - 2, first - 1, first + 1, first + 8 * (first >= 8)):
-                changed = (max(other, 0), *rest) if isinstance(size, tuple) else max(other, 0)
+                changed = (max(other, 1), *rest) if isinstance(size, tuple) else max(other, 1)
                 yield corners(name, setting), corners(name, {**setting, key: changed})
 
 
 def corners(name: str, setting: Any) -> Call:
-    """A plain call on corners of larger arrays."""
-    arguments = {
-        option: draw_value(PLAIN, setting) for option, draw_value in FAMILIES[name].options.items()
-    }
+    """A plain call on corners of larger arrays, its result too."""
+    options = FAMILIES[name].options
+    arguments = {option: draw_value(PLAIN, setting) for option, draw_value in options.items()}
+    if "out" in options:
+        drawn = (options["out"](RandomDraw(seed), setting) for seed in range(100))
+        arguments["out"] = next(out for out in drawn if isinstance(out, Array))
+    if "return_lse" in options:
+        arguments["scale"] = 0.5  # which does not follow from D
     arrays = {
         option: replace(value, layout="corner")
         for option, value in arguments.items()
@@ -103,8 +107,9 @@ def draw_masks_of_blocks(monkeypatch) -> None:
     """In every call of attention."""
 
     def draw_blocks(draw: Any, s: Any) -> Blocks:
-        sizes = draw.choice((64, 128)), draw.choice((64, 128)), draw.choice((0, 0, 3))
-        return Blocks(draw.choice(((1, 1), (s["b"], s["h"]))), s["sq"], s["sk"], *sizes)
+        sizes = draw.choice(((64, 64), (64, 64), (128, 128)))
+        batch, offset = draw.choice(((1, 1), (s["b"], s["h"]))), draw.choice((0, 3, 5))
+        return Blocks(batch, s["sq"], s["sk"], *sizes, offset)
 
     monkeypatch.setitem(FAMILIES["attention"].options, "mask", draw_blocks)
 
