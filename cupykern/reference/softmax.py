@@ -17,7 +17,7 @@ from .elementary import (
     RECIPROCAL_BIAS,
     RECIPROCAL_RMS,
 )
-from .rounding import ROUNDING, inexact_rms, rounding_rms, stored, sum_variance
+from .rounding import ROUNDING, inexact_rms, rounding_rms, stored, sum_variance, unless_flushed
 
 
 def softmax(x: Any, axis: int = -1, *, mask: Any = None, scale: Any = None, **_: Any) -> tuple[Any]:
@@ -74,6 +74,7 @@ class Errors(NamedTuple):
     total_rms: Any
     mean_distance: Any  # weighted by the terms' shares of the sum
     constant: float  # the relative error of scale * log2 e, which all exponents have
+    flushed: float  # of an exponent, by flushed subnormals, at most; `exponent` has it too
 
 
 def errors(x: Any, axis: int, mask: Any, scale: Any) -> Errors:
@@ -121,6 +122,7 @@ def errors(x: Any, axis: int, mask: Any, scale: Any) -> Errors:
         xp.sqrt(variance),
         mean_distance,
         _constant_error(scale),
+        flushed,
     )
 
 
@@ -172,7 +174,7 @@ def softmax_bound(
             reference[0], dtype, worst, y * rms,
             floor=2 * 2.0**-126, shared=y * shared, bias=y * bias, axis=axis,
         )  # fmt: skip
-    return (bound,)
+        return (unless_flushed(bound, 2 * e.flushed * y),)
 
 
 def log_softmax_bound(
@@ -211,4 +213,4 @@ def log_softmax_bound(
         bias = drift + e.constant * e.mean_distance + EXP2_BIAS * u
         rms = xp.sqrt(own**2 + shared**2 + bias**2)
         bound = stored(reference[0], dtype, worst, rms, shared=shared, bias=bias, axis=axis)
-    return (bound,)
+        return (unless_flushed(bound, 2 * e.flushed),)
