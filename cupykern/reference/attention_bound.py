@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import dtypes
-from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace
+from ..numerics import UNIT_ROUNDOFF_32, finfo, gap, namespace
 from ..op import Bound
 from .accumulation import (
     HALF,
@@ -216,14 +216,20 @@ class _Bounds:
         concentration = self.problem.xp.sum(p**2, axis=-1, keepdims=True)
         return ROUNDING**2 * sum_variance(concentration, self.sk, max(16, self.sk // 4))
 
-    def _rounding_of_p(self, part: Rows) -> Any:
-        """The expected square of the error of probabilities in 16 bits; none where the exponential is a power
-        of two."""
+    def _rounding_of_p(self, part: Rows) -> tuple[Any, Any]:
+        """(expected square, itself if the row's largest score is its origin) of the error of probabilities in
+        16 bits; none where the exponential is a power of two."""
         xp, info = self.problem.xp, finfo(self.dtype)
-        smallest = info.eps * info.min_normal / 2.0**P_SHIFT * (self.dtype == dtypes.float16)
-        own = xp.maximum(RELATIVE_RMS * info.unit_roundoff * part.weights, smallest / math.sqrt(12))
-        own = xp.where(part.keep & (part.weights != 1), own, 0.0) / part.divisor
-        return xp.where(xp.isfinite(own), own, 0.0) ** 2
+        shift = 2.0**P_SHIFT if self.dtype == dtypes.float16 else 1.0
+        spacing = gap(part.weights * shift, self.dtype) / shift
+        error = xp.rint(part.weights / spacing) * spacing - part.weights
+        smallest = info.eps * info.min_normal / shift
+        expected = xp.maximum(
+            RELATIVE_RMS * info.unit_roundoff * part.weights, smallest / math.sqrt(12)
+        )
+        own = xp.where(part.keep & (part.weights != 1), xp.stack([expected, error]), 0.0)
+        own = xp.where(xp.isfinite(own), own, 0.0) / part.divisor
+        return own[0] ** 2, own[1]
 
     def _output(self, part: Rows, p: Any, exponents: _Exponents, weighted: Any) -> tuple[Any, ...]:
         xp, info, multiply = self.problem.xp, finfo(self.dtype), self.problem.multiply
@@ -243,7 +249,7 @@ class _Bounds:
             + floor
         )
         own = p**2 * (exponents.square + exponents.bias**2)
-        of_p = self._rounding_of_p(part)
+        of_p, error_of_p = self._rounding_of_p(part)
         terms = Terms(
             out, multiply(p, sizes), multiply(p**2, v2), self.sk, 2 * significand_bits(self.dtype)
         )
@@ -258,10 +264,12 @@ class _Bounds:
             + floor**2
             + out**2 * (of_row + 2 * ROUNDING**2)
         )
-        bias = bias + (EXP2_BIAS + RECIPROCAL_BIAS) * _U * xp.abs(out)
-        # A probability's error is in all elements of the row, in the directions of its key's values.
+        # A probability's error is in all elements of the row, in the directions of its key's values.  Nearly
+        # equal ones have the same.
         common = product(xp.sign(out), v.swapaxes(-1, -2)) / max(v.shape[-1], 1)
         of_keys = xp.sum(of_p * common**2, axis=-1, keepdims=True)
+        alike = xp.abs(xp.sum(error_of_p * common, axis=-1, keepdims=True))
+        bias = bias + (EXP2_BIAS + RECIPROCAL_BIAS) * _U * xp.abs(out) + alike
         return worst, square, bias, xp.sqrt(of_keys + out**2 * of_row)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,8 +11,9 @@ import numpy as np
 from ..numerics import UNIT_ROUNDOFF_32, namespace
 from ..op import Bound
 from .attention import attention
-from .attention_bound import attention_bound, joined
+from .attention_bound import P_SHIFT, attention_bound, joined
 from .elementary import EXP2_ULPS
+from .rounding import rounding_rms
 
 _SMALLEST_TILE = 16  # keys
 _WARPS = 8  # that share a chunk's keys, at most
@@ -65,6 +67,8 @@ def decode_attention_bound(
     for b, (one_q, k, v) in enumerate(sequences):
         own = tuple(x[b : b + 1] for x in reference)
         bounds = attention_bound(one_q, k, v, reference=own, **options)
+        if return_lse:
+            bounds = (bounds[0], _merged_lse(bounds[1], own[1], k))
         absolute = attention(one_q, k, abs(v.astype(np.float64)), **options)[0]
         tiles = -(-k.shape[2] // _SMALLEST_TILE)
         factors, sums = tiles + _GROUP + 2, _WARPS + _GROUP + _MOST_GROUPS
@@ -80,6 +84,17 @@ def decode_attention_bound(
         none = _stacked(q, v_cache, return_lse, [])
         return tuple(Bound(x, x) for x in none)
     return joined(parts, lambda arrays: _stacked(q, v_cache, return_lse, arrays))
+
+
+def _merged_lse(bound: Bound, lse: Any, k: Any) -> Bound:
+    """A log-sum-exp of the sum and the origin that chunks are merged in: both have FP16's shift, by which they
+    are larger."""
+    xp = namespace(lse)
+    size = math.log(k.shape[2] + 1) + P_SHIFT * math.log(2) * (k.dtype == np.float16)
+    of_origin = rounding_rms(xp.where(xp.isfinite(lse), xp.abs(lse), 0.0) + size)
+    more = xp.hypot(of_origin, rounding_rms(xp.full_like(lse, size)))
+    rms = xp.hypot(bound.rms, more)
+    return bound._replace(rms=xp.where(bound.rms > 0, rms, 0.0), bias=bound.bias + more)
 
 
 def _options(causal: bool, scale: Any, return_lse: bool) -> dict[str, Any]:
