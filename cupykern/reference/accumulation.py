@@ -73,7 +73,8 @@ FMA = Adder(1, 23, UNIT_ROUNDOFF_32)
 TENSOR_16 = Adder(16, 23, 24 * UNIT_ROUNDOFF_32, aligned=25)
 """FP16 and BF16.  Hopper's tensor cores keep 25 bits of 16 products (arXiv 2511.10909), those from Ampere on 24
 of 8, twice: at worst 2 (9 * 2^-24 + 2^-23).  The other 2 * 2^-24 are for sums merged across warps, splits
-and promotions, each over at least 16 of k."""
+and promotions, each over at least 16 of k.  What is expected is Hopper's and the host's; Ampere's and Ada's
+truncate twice as often, so that errors that have a mean are twice as large."""
 
 TENSOR_8 = Adder(32, 13, 34 * 2.0**-13, aligned=13)
 """FP8 on Hopper and Ada: 33 addends and the result lose less than 2^-13 of the largest each."""
