@@ -123,3 +123,22 @@ def test_quantiles_of_chi_square():
     """Two degrees of freedom: half the sum of squares is exponential; many: normal."""
     assert -math.log(1e-9) <= chi_square_quantile(2) <= -1.2 * math.log(1e-9)
     assert chi_square_quantile(1e6) == pytest.approx(1 + 6 * math.sqrt(2e-6), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "ok"),
+    [((0.5,), True), ((1.3, 0.9), True), ((1.3, 1.2, 0.9), True), ((1.3, 1.2, 1.1), False)],
+)
+def test_errors_of_one_sign_must_be_so_for_other_inputs(monkeypatch, ratios, ok):
+    found = iter(ratios)
+    monkeypatch.setattr(
+        check, "_check_once", lambda *args: check.Comparison(bias_ratio=next(found))
+    )
+    assert check.check_problem(None, None, 0, np).ok is ok
+    assert next(found, None) is None
+
+
+def test_an_error_beyond_the_bound_fails_at_once(monkeypatch):
+    found = iter((check.Comparison(error_over_bound=2.0, bias_ratio=3.0),))
+    monkeypatch.setattr(check, "_check_once", lambda *args: next(found))
+    assert not check.check_problem(None, None, 0, np).ok
