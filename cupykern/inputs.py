@@ -20,9 +20,9 @@ def values(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.
     """Random numbers of `kind`, rounded to `dtype`.
 
     normal: N(0, 1).  uniform: [-10, 10).  same_sign: [0.5, 1.5).  wide: exponents over a third of
-    the format's range.  exact: small integers.  subnormal: exponents from the smallest subnormal number's to
-    one of the next 16 above the smallest normal number's.  special: normal with NaN, infinities, zeros of both
-    signs, subnormals and +-max / 2 (differences stay finite) sprinkled in, not in every row.
+    the format's range.  exact: small integers.  subnormal: normal, times the smallest normal number and
+    a power of two from 1/8 to 4096.  special: normal with NaN, infinities, zeros of both signs, subnormals
+    and +-max / 2 (differences stay finite) sprinkled in, not in every row.
     """
     rng = np.random.default_rng(seed)
     info = finfo(dtype)
@@ -38,8 +38,7 @@ def values(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.
     elif kind == "exact":
         x = rng.integers(-8, 9, shape).astype(np.float64)
     elif kind == "subnormal":
-        low, high = np.log2(info.min_subnormal), np.log2(info.min_normal) + rng.integers(16)
-        x = np.exp2(rng.uniform(low, high, shape)) * rng.choice((-1.0, 1.0), shape)
+        x = rng.standard_normal(shape) * info.min_normal * 2.0 ** rng.integers(-3, 13)
     elif kind == "special":
         x = rng.standard_normal(shape)
         specials = (np.nan, np.inf, -np.inf, 0.0, -0.0, info.min_subnormal, -info.min_normal,
