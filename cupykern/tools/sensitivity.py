@@ -34,6 +34,7 @@ _OPTIONS = {
     "layer_norm": ("float32:stats", "float32:shifted", "float32:compensated"),
     "rms_norm": ("float32:stats", "float16:e4m3", "float16:e5m2", "float16:int8"),
     "quantize": ("float16:e4m3", "float16:e5m2", "float16:int8"),
+    "matmul": ("float32",),
 }
 """Dtypes with options, beside the op's own."""
 
