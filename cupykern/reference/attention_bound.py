@@ -218,7 +218,7 @@ class _Bounds:
 
     def _rounding_of_p(self, part: Rows) -> tuple[Any, Any]:
         """(expected square, itself if the row's largest score is its origin) of the error of probabilities in
-        16 bits; none where the exponential is a power of two."""
+        16 bits."""
         xp, info = self.problem.xp, finfo(self.dtype)
         shift = 2.0**P_SHIFT if self.dtype == dtypes.float16 else 1.0
         spacing = gap(part.weights * shift, self.dtype) / shift
@@ -227,7 +227,7 @@ class _Bounds:
         expected = xp.maximum(
             RELATIVE_RMS * info.unit_roundoff * part.weights, smallest / math.sqrt(12)
         )
-        own = xp.where(part.keep & (part.weights != 1), xp.stack([expected, error]), 0.0)
+        own = xp.where(part.keep, xp.stack([expected, error]), 0.0)
         own = xp.where(xp.isfinite(own), own, 0.0) / part.divisor
         return own[0] ** 2, own[1]
 
@@ -264,10 +264,16 @@ class _Bounds:
             + floor**2
             + out**2 * (of_row + 2 * ROUNDING**2)
         )
-        # A probability's error is in all elements of the row, in the directions of its key's values.  Nearly
-        # equal ones have the same.
+        # Probabilities' errors are in all elements of the row: the fewer of them count, the more alike are
+        # the elements' errors.  Nearly equal probabilities have the same error, which has a mean in the
+        # directions of their values.
+        few = xp.sqrt(xp.sum(of_p**2, axis=-1, keepdims=True)) / xp.maximum(
+            xp.sum(of_p, axis=-1, keepdims=True), 1e-300
+        )
         common = product(xp.sign(out), v.swapaxes(-1, -2)) / max(v.shape[-1], 1)
-        of_keys = xp.sum(of_p * common**2, axis=-1, keepdims=True)
+        of_keys = xp.maximum(
+            xp.sum(of_p * common**2, axis=-1, keepdims=True), few * multiply(of_p, v2)
+        )
         alike = xp.abs(xp.sum(error_of_p * common, axis=-1, keepdims=True))
         bias = bias + (EXP2_BIAS + RECIPROCAL_BIAS) * _U * xp.abs(out) + alike
         return worst, square, bias, xp.sqrt(of_keys + out**2 * of_row)
