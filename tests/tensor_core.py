@@ -8,8 +8,8 @@ import numpy as np
 
 
 class Adder(NamedTuple):
-    """`depth` products and an accumulator are truncated to `bits` fractional bits of the largest exponent and
-    added exactly; the accumulator keeps `fraction` fractional bits."""
+    """`depth` products and an accumulator are truncated to `bits` fractional bits of the largest
+    exponent and added exactly; the accumulator keeps `fraction` fractional bits."""
 
     depth: int
     bits: int

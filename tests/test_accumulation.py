@@ -1,4 +1,5 @@
-"""The expected errors of products and attention: against tensor cores in numpy, and what they let `check` see."""
+"""The expected errors of products and attention: against tensor cores in numpy, and what they let
+`check` see."""
 
 from __future__ import annotations
 
@@ -96,8 +97,8 @@ GOALS = [
 
 @pytest.mark.parametrize(("op", "dtype", "dtype_b", "out_dtype", "s"), GOALS)
 def test_relative_errors_that_are_caught(op, dtype, dtype_b, out_dtype, s):
-    """2^-s of every result, of random sign and of either sign: a unit in the last place of 16 bits, 2^-18 of
-    FP32 results of 1024 products."""
+    """2^-s of every result, of random sign and of either sign: a unit in the last place of 16 bits,
+    2^-18 of FP32 results of 1024 products."""
     kwargs = {} if out_dtype is None else {"out_dtype": out_dtype}
     if op is ATTENTION:
         args = tuple(

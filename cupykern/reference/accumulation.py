@@ -1,13 +1,14 @@
-"""How far a sum of products may be, and is expected to be, from the exact one, by the unit that adds them.
+"""How far a sum of products may be, and is expected to be, from the exact one, by how it is added.
 
-Worst case: Blanchard, Higham, Lopez, Mary, Pranesh, SIAM J. Sci. Comput. 42 (2020), theorem 3.2: an error
-of every step, relative to the sum of the absolute values so far.
+Worst case: Blanchard, Higham, Lopez, Mary, Pranesh, SIAM J. Sci. Comput. 42 (2020), theorem 3.2: an
+error of every step, relative to the sum of the absolute values so far.
 
-Expected: rounding to nearest is probabilistic (Higham and Mary, SIAM J. Sci. Comput. 41 (2019)): errors of
-mean zero, independent, uniform within half a unit in the last place.  Tensor cores truncate, so that their
-errors have a mean, which adds up over the steps of a sum.  Both are relative to the partial sums.  These are
-not known, but what they are on average when k terms with the sum S and the sum of squares Q come in random
-order: E[S_j^2] = j / k Q + j (j - 1) / (k (k - 1)) (S^2 - Q).
+Expected: rounding to nearest is probabilistic (Higham and Mary, SIAM J. Sci. Comput. 41 (2019)):
+errors of mean zero, independent, uniform within half a unit in the last place.  Tensor cores
+truncate, so that their errors have a mean, which adds up over the steps of a sum.  Both are
+relative to the partial sums.  These are not known, but what they are on average when k terms with
+the sum S and the sum of squares Q come in random order:
+    E[S_j^2] = j / k Q + j (j - 1) / (k (k - 1)) (S^2 - Q)
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from ..numerics import UNIT_ROUNDOFF_32, finfo, namespace
 from .approximate import FLOOR, Approximate
 from .rounding import RELATIVE_RMS, ROUNDING
 
-# Means of 1 / m and 1 / m^2 of significands m in [1, 2) whose logarithms are uniform: of a unit in the last
-# place, and of its square, over the number itself.
+# Means of 1 / m and 1 / m^2 of significands m in [1, 2) whose logarithms are uniform: of a unit in
+# the last place, and of its square, over the number itself.
 _ULP = 0.5 / math.log(2)
 _ULP_SQUARED = 3 * RELATIVE_RMS**2
 
@@ -42,8 +43,8 @@ def product(a: Any, b: Any) -> Any:
 
 
 def flushed(a: Any, b: Any) -> Any:
-    """What a @ b of absolute values may lose because subnormal operands, products and partial sums count
-    as zero."""
+    """What a @ b of absolute values may lose because subnormal operands, products and partial sums
+    count as zero."""
     lost = 2 * a.shape[-1] * FLOOR
     for x, y, of_a in ((a, b, True), (b, a, False)):
         small = x * (x < FLOOR)
@@ -53,12 +54,13 @@ def flushed(a: Any, b: Any) -> Any:
 
 
 class Adder(NamedTuple):
-    """A unit that adds `depth` products to an accumulator of `fraction` fractional bits in one step.
+    """A unit that adds `depth` products to an accumulator in one step.
 
+    fraction: the accumulator's fractional bits.
     worst: a step's error, relative to the sum of the absolute values so far.
-    aligned: of a tensor core, to how many fractional bits of the largest exponent it truncates the products
-        and the accumulator before it adds them exactly, and truncates the result.  None: the result is
-        rounded to nearest.
+    aligned: of a tensor core, to how many fractional bits of the largest exponent it truncates the
+        products and the accumulator before it adds them exactly, and truncates the result.  None:
+        the result is rounded to nearest.
     """
 
     depth: int
@@ -71,10 +73,11 @@ FMA = Adder(1, 23, UNIT_ROUNDOFF_32)
 """FP32 multiply-adds."""
 
 TENSOR_16 = Adder(16, 23, 24 * UNIT_ROUNDOFF_32, aligned=25)
-"""FP16 and BF16.  Hopper's tensor cores keep 25 bits of 16 products (arXiv 2511.10909), those from Ampere on 24
-of 8, twice: at worst 2 (9 * 2^-24 + 2^-23).  The other 2 * 2^-24 are for sums merged across warps, splits
-and promotions, each over at least 16 of k.  What is expected is Hopper's and the host's; Ampere's and Ada's
-truncate twice as often, so that errors that have a mean are twice as large."""
+"""FP16 and BF16.  Hopper's tensor cores keep 25 bits of 16 products (arXiv 2511.10909), those from
+Ampere on 24 of 8, twice: at worst 2 (9 * 2^-24 + 2^-23).  The other 2 * 2^-24 are for sums merged
+across warps, splits and promotions, each over at least 16 of k.  What is expected is Hopper's and
+the host's; Ampere's and Ada's truncate twice as often, so that errors that have a mean are twice as
+large."""
 
 TENSOR_8 = Adder(32, 13, 34 * 2.0**-13, aligned=13)
 """FP8 on Hopper and Ada: 33 addends and the result lose less than 2^-13 of the largest each."""
@@ -83,7 +86,7 @@ HALF = Adder(16, 10, 2 * 2.0**-10)
 """FP16 sums of FP16 products: rounded after 16 of them on Hopper, at worst truncated after 8."""
 
 PROMOTED_K = 128
-"""After so many of k the sums of FP8 products, and those that scales of blocks multiply, are added in FP32."""
+"""After so many of k sums of FP8 products, and those with scales of blocks, are added in FP32."""
 
 
 class Terms(NamedTuple):
@@ -140,7 +143,7 @@ def significand_bits(dtype: np.dtype) -> int:
 
 
 def expected_error(adder: Adder, terms: Terms, chunk: int) -> tuple[Any, Any]:
-    """(mean square, size of the mean) of the errors of sums that `adder` adds, `chunk` of k on end."""
+    """(mean square, size of the mean) of the errors of sums, every `chunk` of k by itself."""
     xp = namespace(terms.total)
     if terms.k == 0:
         return xp.zeros_like(terms.total), xp.zeros_like(terms.total)
@@ -148,8 +151,8 @@ def expected_error(adder: Adder, terms: Terms, chunk: int) -> tuple[Any, Any]:
     unit = 2.0**-adder.fraction
     if adder.aligned is None:
         return unit**2 * _ULP_SQUARED / 12 * sums.squares, xp.zeros_like(terms.total)
-    # The accumulator has about one bit more than its largest addend: what is cut is a multiple of so much
-    # of a unit in the last place.
+    # The accumulator has about one bit more than its largest addend: what is cut is a multiple of
+    # so much of a unit in the last place.
     step = 2.0 ** (adder.fraction - adder.aligned - 1)
     cut = unit * _ULP * (1 - step) / 2  # the mean, of an accumulator of 1
     cut_square = unit**2 * _ULP_SQUARED * (1 - step) * (2 - step) / 6
@@ -160,12 +163,13 @@ def expected_error(adder: Adder, terms: Terms, chunk: int) -> tuple[Any, Any]:
 
 
 def _alignment_error(aligned: int, depth: int, terms: Terms, sums: PartialSums) -> tuple[Any, Any]:
-    """(size of the mean, variance) of what the products of a sum lose when they are aligned to the largest
-    addend: up to 2^-aligned of it each, half of that on average, in the direction of the product's sign.
+    """(size of the mean, variance) of what the products of a sum lose when they are aligned to the
+    largest addend: up to 2^-aligned of it each, half of that on average, in the direction of the
+    product's sign.
 
-    Only a product below 2^(significand - 2 - aligned) of the largest addend has bits to lose.  Their share is
-    taken as that of products of two uniform numbers, t (1 - log t).  The mean is that of products of one
-    size and sign, whose sums grow steadily.
+    Only a product below 2^(significand - 2 - aligned) of the largest addend has bits to lose.
+    Their share is taken as that of products of two uniform numbers, t (1 - log t).  The mean is
+    that of products of one size and sign, whose sums grow steadily.
     """
     xp = namespace(terms.total)
     unit = 2.0**-aligned

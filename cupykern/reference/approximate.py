@@ -16,8 +16,10 @@ FLOOR = 2.0**-126  # what FP32 loses below its smallest normal number
 
 
 class Approximate(NamedTuple):
-    """exact: in FP64.  worst: the largest error, but for `floor`: what flushed subnormals may add to it.
-    square: the expected square of the error.  bias: how far the mean error may be from zero.
+    """exact: in FP64.
+    worst: the largest error, but for `floor`: what flushed subnormals may add to it.
+    square: the expected square of the error.
+    bias: how far the mean error may be from zero.
     """
 
     exact: Any

@@ -12,7 +12,7 @@ import numpy as np
 from ..numerics import as_float64, namespace
 from .accumulation import product
 
-_CHUNK = 2**25  # scores that are held at once
+_CHUNK = 2**24  # scores that are held at once
 
 
 def attention(

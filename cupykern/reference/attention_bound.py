@@ -36,11 +36,12 @@ _U = UNIT_ROUNDOFF_32
 _LOG_2 = math.log(2)
 
 P_ERROR = 2.0**-25
-"""What an FP16 probability loses below FP16's smallest normal number at most, relative to the row's largest."""
+"""What an FP16 probability loses at most below FP16's smallest normal number, relative to the
+row's largest."""
 
 P_SHIFT = 7
-"""Kernels make FP16 probabilities 2^7 times as large (online_softmax.cuh: kShift): that much less is
-expected."""
+"""Kernels make FP16 probabilities 2^7 times as large (online_softmax.cuh: kShift): that much less
+is expected."""
 
 
 def attention_bound(
@@ -62,15 +63,18 @@ def attention_bound(
 ) -> tuple[Bound, ...]:
     """Elementwise bounds of the outputs, to first order.
 
-    A probability exp(s - c) carries the relative error e of its exponent: the error of the score (see
-    `_scores`) and roundings of (s - c) * log2 e, of exp2 and of the factors that earlier sums are
-    rescaled by.  c is the same for a whole row, so that its own error cancels in the output.  With P the
-    exact probabilities (their sum is 1) and u_P the unit roundoff of the format that is fed to P V:
-        |error of O| <= (P e) |V| + |O| sum(P e) + (u_P + gamma) P |V| + eta_P sum |V| / row_sum + u_out |O|
+    A probability exp(s - c) carries the relative error e of its exponent: the error of the score
+    (see `_scores`) and roundings of (s - c) * log2 e, of exp2 and of the factors that earlier sums
+    are rescaled by.  c is the same for a whole row, so that its own error cancels in the output.
+    With P the exact probabilities (their sum is 1) and u_P the unit roundoff of the format that is
+    fed to P V:
+        |error of O| <= (P e) |V| + |O| sum(P e) + (u_P + gamma) P |V| + eta_P sum |V| / row_sum
+                        + u_out |O|
     gamma: of the sums over keys, on the tensor cores and in FP32 (as in accumulation.py).
 
-    Expected: e is in the row's sum too, and weighs as V - O; what rounding P to 16 bits makes is not.  Then
-    the errors of the sum over keys, of the row's sum and its reciprocal, and the last rounding.
+    Expected: e is in the row's sum too, and weighs as V - O; what rounding P to 16 bits makes is
+    not.  Then the errors of the sum over keys, of the row's sum and its reciprocal, and the last
+    rounding.
     """
     problem = Problem.of(q, k, v, causal, causal_align, mask, input_pos, scale, layout)
     bounds = _Bounds(problem, q.dtype, qk_accumulate == "float16")
@@ -125,8 +129,8 @@ class _Bounds:
         self.v = xp.where(xp.isfinite(problem.v), problem.v, 0.0)
 
     def of_rows(self, part: Rows) -> tuple[Any, ...]:
-        """(worst, expected square, bias, shared part) of the output; (worst, rms) of the largest score; of the
-        sum, relative; of the log-sum-exp, but for its last roundings."""
+        """(worst, expected square, bias, shared part) of the output; (worst, rms) of the largest
+        score; of the sum, relative; of the log-sum-exp, but for its last roundings."""
         xp = self.problem.xp
         score = self._scores(part)
         exponents = self._exponents(part, score)
@@ -147,7 +151,7 @@ class _Bounds:
         stats = (top, top_rms, of_sum, rms, of_lse, rms)
         return *output, *(x[..., 0] for x in stats)
 
-    # --- scores ------------------------------------------------------------------------------------
+    # --- scores ----------------------------------------------------------------------------------
     def _scores(self, part: Rows) -> Approximate:
         """Of finite operands: the sum, and with a bias its scale and that."""
         problem, xp = self.problem, self.problem.xp
@@ -206,7 +210,7 @@ class _Bounds:
         """What rounding the largest exponent makes of all exponentials."""
         return _LOG_2 * rounding_rms(self.problem.xp.abs(part.finite_top) / _LOG_2)
 
-    # --- sums over keys ----------------------------------------------------------------------------
+    # --- sums over keys --------------------------------------------------------------------------
     def _gamma_sum(self) -> float:
         # A lane adds at most every second key of a row, then a few lanes merge.
         return _U * min(self.sk, self.sk / 2 + 8)
@@ -217,8 +221,8 @@ class _Bounds:
         return ROUNDING**2 * sum_variance(concentration, self.sk, max(16, self.sk // 4))
 
     def _rounding_of_p(self, part: Rows) -> tuple[Any, Any]:
-        """(expected square, itself if the row's largest score is its origin) of the error of probabilities in
-        16 bits."""
+        """(expected square, itself if the row's largest score is its origin) of the error of
+        probabilities in 16 bits."""
         xp, info = self.problem.xp, finfo(self.dtype)
         shift = 2.0**P_SHIFT if self.dtype == dtypes.float16 else 1.0
         spacing = gap(part.weights * shift, self.dtype) / shift
@@ -264,9 +268,9 @@ class _Bounds:
             + floor**2
             + out**2 * (of_row + 2 * ROUNDING**2)
         )
-        # Probabilities' errors are in all elements of the row: the fewer of them count, the more alike are
-        # the elements' errors.  Nearly equal probabilities have the same error, which has a mean in the
-        # directions of their values.
+        # Probabilities' errors are in all elements of the row: the fewer of them count, the more
+        # alike are the elements' errors.  Nearly equal probabilities have the same error, which has
+        # a mean in the directions of their values.
         few = xp.sqrt(xp.sum(of_p**2, axis=-1, keepdims=True)) / xp.maximum(
             xp.sum(of_p, axis=-1, keepdims=True), 1e-300
         )

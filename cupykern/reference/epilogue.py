@@ -1,5 +1,5 @@
-"""What follows a product, bias, activation, residual and the last rounding: in FP64, and how far the kernels
-may be from it."""
+"""What follows a product, bias, activation, residual and the last rounding: in FP64, and how far
+the kernels may be from it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def sigmoid(xp: Any, x: Any) -> Any:
 
 
 def _exponent(x: Any, activation: str) -> Any:
-    """Of the sigmoid that x is multiplied with; gelu_tanh's is x / 2 (1 + tanh(t)) = x sigmoid(2 t)."""
+    """The sigmoid's argument; gelu_tanh is x / 2 (1 + tanh(t)) = x sigmoid(2 t)."""
     return x if activation == "silu" else 2 * _SQRT_2_OVER_PI * (x + 0.044715 * x**3)
 
 
@@ -77,9 +77,9 @@ _LIPSCHITZ = {None: 1.0, "relu": 1.0, "gelu": 1.13, "gelu_tanh": 1.13, "silu": 1
 def activation_error(xp: Any, x: Any, activation: str | None, narrow: bool = False) -> tuple:
     """(the largest, what flushed subnormals add, the expected) error of the FP32 activation at x.
 
-    narrow: for results of 16 bits, which have a shorter gelu.  Expected, of x times a sigmoid: the error of
-    its exponential 2^p weighs as much as 1 - sigmoid; p is rounded (twice, of gelu_tanh), and so are the
-    sum, its reciprocal and the product.
+    narrow: for results of 16 bits, which have a shorter gelu.  Expected, of x times a sigmoid: the
+    error of its exponential 2^p weighs as much as 1 - sigmoid; p is rounded (twice, of gelu_tanh),
+    and so are the sum, its reciprocal and the product.
     """
     u = UNIT_ROUNDOFF_32
     zeros = xp.zeros_like(x)

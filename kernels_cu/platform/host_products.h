@@ -1,5 +1,5 @@
-// Products of tiles in the matrix units: d (rows x n) += a (rows x k) b (k x n).  rows is a multiple
-// of 4 and at most kMostRows, n a multiple of 8, k at most kMostK.
+// Products of tiles in the matrix units: d (rows x n) += a (rows x k) b (k x n).  rows is a
+// multiple of 4 and at most kMostRows, n a multiple of 8, k at most kMostK.
 
 typedef float Floats __attribute__((vector_size(32), aligned(4), may_alias));
 typedef int Ints __attribute__((vector_size(32), aligned(4), may_alias));
@@ -61,10 +61,11 @@ struct Columns {
     }
 };
 
-// `sum` and a row of A times eight columns of B, as Hopper's tensor cores add them (arXiv 2511.10909;
-// the vectors of tests/golden/hopper.npz bit for bit).  The exponent of a product is the sum of its
-// factors' exponents; 2^e is that of the largest addend.  All addends are truncated to multiples of
-// 2^(e - kBits), added exactly, and the result is truncated to kFraction fractional bits.
+// `sum` and a row of A times eight columns of B, as Hopper's tensor cores add them (arXiv
+// 2511.10909; the vectors of tests/golden/hopper.npz bit for bit).  The exponent of a product is
+// the sum of its factors' exponents; 2^e is that of the largest addend.  All addends are truncated
+// to multiples of 2^(e - kBits), added exactly, and the result is truncated to kFraction fractional
+// bits.
 template <int kBits, int kFraction>
 Floats add_truncated(Floats sum, const float* a, const int* exponents, const Columns& b, int k) {
     Ints largest = (Ints)sum >> 23 & 0xff;
