@@ -146,9 +146,21 @@ def address_of(array: Any) -> int:
     return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
 
 
+def steps_of(array: Any) -> tuple[int, ...]:
+    """The strides in bytes, 0 along dims of one element and where there are no elements.
+
+    Nothing steps there, so that strides may be any, also those of C-contiguous arrays: arrays of one
+    shape that are C-contiguous have the same steps, and the same plans.
+    """
+    if array.size == 0:
+        return (0,) * array.ndim
+    steps = zip(array.shape, array.strides, strict=True)
+    return tuple(0 if size == 1 else stride for size, stride in steps)
+
+
 def in_elements(array: Any) -> bool:
     """Whether a cupy or numpy array begins at, and steps by, whole elements, as kernels count."""
-    return not any(step % array.dtype.itemsize for step in (address_of(array), *array.strides))
+    return not any(step % array.dtype.itemsize for step in (address_of(array), *steps_of(array)))
 
 
 def packed(x: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import arguments, dtypes
-from ..arrays import address_of, in_elements, packed
+from ..arrays import address_of, in_elements, packed, steps_of
 from ..numerics import namespace
 from ..targets import Target, is_cupy
 from .attention_plan import DTYPES, has_half_scores
@@ -197,8 +197,7 @@ def walkable(x: Any) -> Any:
 
 def steps(x: Any) -> tuple[int, int, int]:
     """Elements from a batch, head and row to the next; 0 along dims of one."""
-    steps = zip(x.shape[:3], x.strides, strict=False)
-    return tuple(0 if size <= 1 else s // x.dtype.itemsize for size, s in steps)
+    return tuple(step // x.dtype.itemsize for step in steps_of(x)[:3])
 
 
 def mask_arrays(mask: Any) -> tuple[tuple[Any, ...], MaskPlace]:
@@ -207,7 +206,7 @@ def mask_arrays(mask: Any) -> tuple[tuple[Any, ...], MaskPlace]:
         return (None,) * 5, MaskPlace()
     if not isinstance(mask, BlockMask):
         kind = BOOL_MASK if mask.dtype == np.bool_ else BIAS_MASK
-        strides = tuple(s // mask.dtype.itemsize for s in mask.strides)
+        strides = tuple(step // mask.dtype.itemsize for step in steps_of(mask))
         return (mask, None, None, None, None), MaskPlace(kind, mask.dtype, strides)
     types = mask.block_mask_types
     (b, h), (rows, cols) = types.shape[:2], types.shape[2:]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import arguments, dtypes, plans
-from ..arrays import assign, in_elements, maker, packed
+from ..arrays import assign, in_elements, maker, packed, steps_of
 from ..rows.row_layout import operand
 from ..targets import Target, is_cupy
 from .decode_config import MAX_DIM, MAX_KEYS, MAX_QUERIES, DecodeConfig
@@ -153,13 +153,13 @@ def run(
             inputs[i], is_copy = packed(x), True
             operands[i] = operand(inputs[i])
     q, k, v = inputs
-    if lens is not None and (lens.strides[0] != 4 or not in_elements(lens)):
+    if lens is not None and not (lens.flags.c_contiguous and in_elements(lens)):
         lens, is_copy = packed(lens), True
     table_stride = None
     if table is not None:
-        if table.strides[1] != 4 or not in_elements(table):
+        if (table.shape[1] > 1 and table.strides[1] != 4) or not in_elements(table):
             table, is_copy = packed(table), True
-        table_stride = 0 if len(table) == 1 else table.strides[0] // 4
+        table_stride = steps_of(table)[0] // 4
     call = DecodeCall(
         *(q.dtype, q.shape, k.shape, v.shape[3], max_keys, *operands),
         *(table_stride, bool(causal), scale),

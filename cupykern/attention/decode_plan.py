@@ -105,16 +105,6 @@ def has_aligned_rows(x: Operand, shape: tuple[int, ...]) -> bool:
     return aligned and x.strides[-1] == x.itemsize
 
 
-def _element_strides(x: Operand, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides in elements; 0 along dims of one and in empty arrays, where equal calls may have
-    different strides."""
-    empty = 0 in shape
-    return tuple(
-        0 if empty or size == 1 else stride // x.itemsize
-        for size, stride in zip(shape, x.strides, strict=True)
-    )
-
-
 def make_plan(target: Target, call: DecodeCall, given: DecodeConfig | None) -> DecodePlan:
     """Raises TypeError and ValueError for a config that does not fit, or too large a grid."""
     batch, num_heads, num_queries, dim = call.q_shape
@@ -166,11 +156,11 @@ def make_plan(target: Target, call: DecodeCall, given: DecodeConfig | None) -> D
     params = np.zeros((), _PARAMS)
     for name, value in values.items():
         params[name] = value
-    for name, x, shape in (
-        *(("q_strides", call.q, call.q_shape), ("out_strides", call.out, call.q_shape)),
-        *(("k_strides", call.k, call.k_shape), ("v_strides", call.v, call.k_shape)),
+    for name, x in (
+        *(("q_strides", call.q), ("out_strides", call.out)),
+        *(("k_strides", call.k), ("v_strides", call.v)),
     ):
-        params[name] = _element_strides(x, shape)[: params[name].size]
+        params[name] = [step // x.itemsize for step in x.strides[: params[name].size]]
     kind = call.dtype, task.padded_dim, config
     merge, merge_blocks = None, config.tile_m * task.padded_dim // (4 * NUM_THREADS)
     if has_partials and config.has_merge_kernel:

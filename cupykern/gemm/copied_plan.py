@@ -9,7 +9,7 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from ..arrays import maker
+from ..arrays import maker, steps_of
 from ..jit import get_kernel
 from ..targets import Target
 from ..targets.repeated import Repeated
@@ -78,7 +78,8 @@ class Copy(NamedTuple):
         shape, strides = self.in_memory
         dims = merge_batch(shape[:-1], (strides[:-1],))
         count, (step,) = dims[0] if dims else (1, (0,))
-        known = len(dims) <= 1 and step >= 0 and strides[-1] == self.dtype.itemsize
+        near = shape[-1] == 1 or strides[-1] == self.dtype.itemsize
+        known = len(dims) <= 1 and step >= 0 and near
         return (count, step) if known and count * self.pitch < 2**36 else None
 
     def copier(self, target: Target) -> Callable[[Any], Any]:
@@ -155,9 +156,10 @@ def copies(
 
 def _copy_of(name: str, x: Any, columns: bool) -> Copy:
     """Of a batch that is broadcast each matrix once."""
-    batch = zip(x.shape[:-2], x.strides[:-2], strict=True)
-    shape = *(1 if stride == 0 else size for size, stride in batch), *x.shape[-2:]
-    return Copy(name, x.dtype, shape, x.strides, columns)
+    steps = steps_of(x)
+    batch = zip(x.shape[:-2], steps[:-2], strict=True)
+    shape = *(1 if step == 0 else size for size, step in batch), *x.shape[-2:]
+    return Copy(name, x.dtype, shape, steps, columns)
 
 
 class CopiedPlan(NamedTuple):

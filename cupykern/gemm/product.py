@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import dtypes
-from ..arrays import address_of
+from ..arrays import address_of, steps_of
 
 MAX_BATCH_DIMS = 4  # gemm_task.cuh: kMaxBatchDims
 INNER, OUTER, STRIDED = range(3)  # mainloop.cuh: Layout
@@ -61,10 +61,7 @@ class Matrix(NamedTuple):
 
 def matrix(array: Any, batch: tuple[int, ...]) -> Matrix | None:
     """`array` broadcast to `batch` matrices; None if a stride is no whole number of elements."""
-    itemsize = array.dtype.itemsize
-    strides = [
-        0 if size == 1 else stride for size, stride in zip(array.shape, array.strides, strict=True)
-    ]
+    itemsize, strides = array.dtype.itemsize, steps_of(array)
     address = address_of(array)
     if any(step % itemsize for step in (address, *strides)):
         return None

@@ -101,7 +101,7 @@ class Column(NamedTuple):
             return None
         place = operand(array)
         aligned = place.offset % VECTOR_BYTES == 0 and place.strides == (place.itemsize,)
-        return Column(array.dtype, array.strides[0] // array.itemsize, aligned)
+        return Column(array.dtype, place.strides[0] // array.itemsize, aligned)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays import address_of
+from ..arrays import address_of, steps_of
 
 VECTOR_BYTES = 16
 MAX_OUTER_DIMS = 6  # rows/tile.cuh: kMaxOuterDims
@@ -35,7 +35,8 @@ def layout_dtype(num_operands: int) -> np.dtype:
 
 
 class Operand(NamedTuple):
-    """An array as a layout sees it: strides in bytes, and how far off a 64-byte line it starts."""
+    """An array as a layout sees it: strides in bytes (`steps_of`), and how far off a 64-byte line it
+    starts."""
 
     strides: tuple[int, ...]
     offset: int
@@ -45,7 +46,7 @@ class Operand(NamedTuple):
 def operand(array: Any) -> Operand:
     """`array` as an Operand."""
     address = address_of(array)
-    return Operand(array.strides, address % 64, array.dtype.itemsize)
+    return Operand(steps_of(array), address % 64, array.dtype.itemsize)
 
 
 def contiguous_operand(shape: Sequence[int], itemsize: int) -> Operand:
