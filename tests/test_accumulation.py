@@ -8,9 +8,9 @@ import pytest
 import tensor_core
 from products import MATMUL, SCALED
 
-from cupykern import OPS, check, dtypes, inputs
+from cupykern import OPS, check, dtypes, finfo, inputs
 from cupykern.numerics import as_float64
-from cupykern.reference.accumulation import FMA, Products, Terms, expected_error
+from cupykern.reference.accumulation import FMA, Products, Terms, aligned_sizes, expected_error
 from cupykern.targets import host
 
 NAMES = {"half": "float16", "bf16": "bfloat16", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
@@ -127,3 +127,13 @@ def test_relative_errors_that_are_caught(op, dtype, dtype_b, out_dtype, s):
     for sign in (np.random.default_rng(2).choice((-1, 1), y.shape), 1, -1):
         planted = y * (1 + sign * 2.0**-s)
         assert not check.compare_numbers(planted, dtype, references[0], bound).ok
+
+
+def test_subnormal_operands_are_aligned_as_the_smallest_normal_number():
+    """A product loses what lies below that exponent: the bound of a sum of subnormals says so."""
+    low = float(finfo("float16").min_normal)
+    a = np.array([[low / 8, 0.0, 2.0]])
+    b = np.array([[1.0], [1.0], [0.5]])
+    found = aligned_sizes(a, b, dtypes.float16, dtypes.int8, a @ b)
+    assert found[0, 0] == low + 1.0
+    assert aligned_sizes(a, b, dtypes.bfloat16, dtypes.int8, a @ b)[0, 0] == (a @ b)[0, 0]

@@ -15,6 +15,7 @@ from .accumulation import (
     HALF,
     TENSOR_16,
     Terms,
+    aligned_sizes,
     expected_error,
     flushed,
     product,
@@ -167,6 +168,7 @@ class _Bounds:
         steps = -(-depth // adder.depth)
         lost = steps * 2.0**-23 * self.half  # FP16's smallest number, twice a step
         floor = flushed(q, keys) + xp.zeros_like(total)
+        sizes = aligned_sizes(q, keys, self.dtype, self.dtype, sizes)
         value = Approximate(total, adder.worst * steps * sizes + lost, floor, square, bias)
         value = value.scaled(problem.scale)
         if problem.mask is None or problem.mask.dtype == np.bool_:
