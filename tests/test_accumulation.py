@@ -137,3 +137,16 @@ def test_subnormal_operands_are_aligned_as_the_smallest_normal_number():
     found = aligned_sizes(a, b, dtypes.float16, dtypes.int8, a @ b)
     assert found[0, 0] == low + 1.0
     assert aligned_sizes(a, b, dtypes.bfloat16, dtypes.int8, a @ b)[0, 0] == (a @ b)[0, 0]
+
+
+@pytest.mark.parametrize("low", [-6, -2, 0, 2])
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "silu"])
+def test_errors_of_activations_are_no_larger_than_expected(activation, low):
+    """One FP32 product each, which is exact; a GPU's exponential is less exact than the host's."""
+    x = np.random.default_rng(3).uniform(low, low + 2, (64, 64)).astype(np.float32)
+    eye, kwargs = np.eye(64, dtype=np.float32), {"activation": activation}
+    with host.use():
+        y = MATMUL.run(eye, x, **kwargs)
+    references = MATMUL.reference(eye, x, **kwargs)
+    (bound,) = MATMUL.bound(eye, x, **kwargs, reference=references)
+    assert 0.1 <= rms_ratio(as_float64(y), references[0], bound.rms**2) <= 1.0
