@@ -395,7 +395,9 @@ def test_a_part_gives_way_after_its_share_of_the_time(tmp_path):
 
 
 def test_a_hung_task_is_a_failure(tmp_path):
-    run, _ = campaign(tmp_path, small("cases", task_seconds=0))
+    run, _ = campaign(
+        tmp_path, replace(small("cases"), task_seconds=0, on_host=parts.Amount(1000, 1000))
+    )
     run.run(1, 60)
     found = run.progress[0]
     assert found.tally.failed == 1 and "no answer" in found.tally.failures[0]["error"]
@@ -458,7 +460,7 @@ def test_the_command_writes_a_record(capsys, tmp_path):
 
 
 def test_the_command_fails_if_a_check_does(capsys, monkeypatch):
-    hung = replace(part("cases"), task_seconds=0, on_host=parts.Amount(1, 1))
+    hung = replace(part("cases"), task_seconds=0, on_host=parts.Amount(1000, 1000))
     monkeypatch.setattr(parts, "PARTS", (hung,))
     args = ("--target", "host", "--only", "cases", "--jobs", "1", "--seconds", "2")
     assert cli.main(["campaign", *args]) == 1

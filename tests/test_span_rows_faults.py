@@ -68,6 +68,7 @@ def _problems() -> Iterator[tuple[str, Op, object]]:
         yield "softmax", op, SoftmaxProblem((70, 13), dtype="float16", kind="wide")
         yield "softmax", op, SoftmaxProblem((37, 63), dtype="bfloat16")
         yield "softmax", op, SoftmaxProblem((7, 301), dtype="float32")
+        yield "warps", op, SoftmaxProblem((5, 1501), dtype="float32")
         yield "warps", op, SoftmaxProblem((9, 1001), dtype="float16", kind="wide")
         yield "warps", op, SoftmaxProblem((5, 1501), dtype="float32", kind="wide")
     for op in (LAYER_OP, RMS_OP):

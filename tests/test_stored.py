@@ -53,4 +53,4 @@ def test_broken_files_name_themselves(tmp_path):
 
 def test_committed_measurements_and_pages_are_small():
     found = [*ROOT.glob("results/*.json"), ROOT / "docs" / "results.md"]
-    assert sum(path.stat().st_size for path in found) < 300 * 1024
+    assert sum(path.stat().st_size for path in found) < 360 * 1024

@@ -50,7 +50,7 @@ def flushed(a: Any, b: Any) -> Any:
         small = x * (x < FLOOR)
         if bool((small > 0).any()):
             lost = lost + (product(small, y) if of_a else product(y, small))
-    return lost
+    return lost * (1 + 2.0**-8)  # and the result's rounding of what is lost
 
 
 def aligned_sizes(a: Any, b: Any, dtype_a: np.dtype, dtype_b: np.dtype, sizes: Any) -> Any:
