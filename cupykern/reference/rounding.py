@@ -87,7 +87,7 @@ def stored(
     flushed = info.min_normal if info.underflow_error == info.min_normal else 0.0
     vanishes = (size <= info.min_subnormal / 2) | (floor + flushed > expected)
     return Bound(
-        worst + gap(size + worst, dtype) / 2 + floor + flushed,
+        worst + gap(size + worst + floor, dtype) / 2 + floor + flushed,
         xp.where(vanishes, 0.0, expected),
         shared,
         bias,
