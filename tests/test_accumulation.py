@@ -50,6 +50,23 @@ def test_errors_of_tensor_cores_are_those_expected(a, b, kind, least, k):
     assert abs(mean) <= np.mean(value.bias / np.sqrt(value.square)) + 6 / 64
 
 
+@pytest.mark.parametrize("kind", ["normal", "same_sign"])
+@pytest.mark.parametrize("a", ["half", "e4m3"])
+def test_errors_of_blocks_with_scales_of_either_sign(a, kind):
+    """Sums of one sign in each block, of either sign over all."""
+    x, y = (as_float64(values(kind, (64, 1000), NAMES[a], i)) for i in range(2))
+    rng = np.random.default_rng(5)
+    scales = rng.uniform(0.5, 2, (64, 8)).astype(np.float32) * rng.choice((-1, 1), (64, 8))
+    total = np.zeros((64, 64), np.float32)
+    for i in range(8):
+        part = slice(128 * i, 128 * i + 128)
+        block = tensor_core.product(x[:, part], y[:, part], (a, a)).astype(np.float32)
+        total += block * scales[:, i, None].astype(np.float32)
+    scaled = x * np.repeat(scales.astype(np.float64), 128, 1)[:, :1000]
+    value = Products(*[dtypes.NAMES[NAMES[a]]] * 2, by_block=True).of(scaled, y.T)
+    assert 0.4 <= rms_ratio(total, value.exact, value.square) <= 1.1
+
+
 @pytest.mark.parametrize("kind", ["normal", "uniform", "same_sign"])
 @pytest.mark.parametrize("k", [1, 3, 16, 100, 1000])
 def test_errors_of_fp32_sums_are_those_expected(kind, k):

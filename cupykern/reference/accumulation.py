@@ -238,21 +238,21 @@ class Products:
         if self.exact and not self.by_block:
             zeros = xp.zeros_like(total)
             return Approximate(total, zeros, zeros, zeros, zeros)
-        a, b = (xp.where(xp.isfinite(x), xp.abs(x), 0.0) for x in (a, b))
-        sizes = product(a, b)
-        squares = product(a * a, b * b)
-        finite = xp.where(xp.isfinite(total), total, 0.0)
-        bits = significand_bits(self.a) + significand_bits(self.b)
-        terms = Terms(finite, sizes, squares, k, bits)
+        a, b = (xp.where(xp.isfinite(x), x, 0.0) for x in (a, b))
+        terms = self._terms(a, b)
+        square, bias = self._of_blocks(a, b) if self.by_block else self._expected(terms)
+        a, b, sizes = xp.abs(a), xp.abs(b), terms.sizes
         floor = flushed(a, b) + xp.zeros_like(total)
-        square, bias = self._expected(terms)
         if self.adder is not FMA:
             sizes = aligned_sizes(a, b, self.a, self.b, sizes)
         worst = sizes * self._relative(k) + self._underflow(k)
         return Approximate(total, worst, floor, square, bias)
 
-    def _promoted(self) -> bool:
-        return self.by_block or self.adder is TENSOR_8
+    def _terms(self, a: Any, b: Any) -> Terms:
+        """Of finite arrays."""
+        sizes = product(abs(a), abs(b))
+        bits = significand_bits(self.a) + significand_bits(self.b)
+        return Terms(product(a, b), sizes, product(a * a, b * b), a.shape[-1], bits)
 
     def _relative(self, k: int) -> float:
         """The worst error of the sum relative to that of the absolute values."""
@@ -274,13 +274,27 @@ class Products:
         return -(-k // HALF.depth) * 2 * finfo(dtypes.float16).underflow_error * self.half_sums
 
     def _expected(self, terms: Terms) -> tuple[Any, Any]:
-        chunk = PROMOTED_K if self._promoted() else max(terms.k, 1)
-        xp = namespace(terms.total)
-        square, bias = xp.zeros_like(terms.total), xp.zeros_like(terms.total)
-        if not self.exact:
-            square, bias = expected_error(self.adder, terms, chunk)
-        if chunk < terms.k or self.by_block:
-            chunks = terms._replace(k=-(-terms.k // chunk), squares=terms.squares_of_parts(chunk))
-            square = square + expected_error(FMA, chunks, chunks.k)[0]
-            square = square + 2 * self.by_block * ROUNDING**2 * chunks.squares
-        return square, bias
+        """(square, bias)"""
+        if self.adder is not TENSOR_8 or terms.k <= PROMOTED_K:
+            return expected_error(self.adder, terms, max(terms.k, 1))
+        square, bias = expected_error(TENSOR_8, terms, PROMOTED_K)
+        chunks = terms._replace(
+            k=-(-terms.k // PROMOTED_K), squares=terms.squares_of_parts(PROMOTED_K)
+        )
+        return square + expected_error(FMA, chunks, chunks.k)[0], bias
+
+    def _of_blocks(self, a: Any, b: Any) -> tuple[Any, Any]:
+        """(square, bias) of sums of blocks, which scales of either sign multiply: their order is known."""
+        so_far = product(a[..., :0], b[..., :0, :])
+        xp, square, bias = namespace(a), so_far, so_far
+        for first in range(0, a.shape[-1], PROMOTED_K):
+            block = slice(first, first + PROMOTED_K)
+            terms = self._terms(a[..., block], b[..., block, :])
+            if not self.exact:
+                own, mean = expected_error(self.adder, terms, PROMOTED_K)
+                square = square + own - mean**2
+                bias = bias + xp.sign(terms.total) * mean
+            so_far = so_far + terms.total
+            # By two scales, and added.
+            square = square + ROUNDING**2 * (2 * terms.total**2 + so_far**2)
+        return square + bias**2, xp.abs(bias)
