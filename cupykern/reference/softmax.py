@@ -162,9 +162,11 @@ def softmax_bound(
     with np.errstate(all="ignore"):
         e = errors(x, axis, mask, scale)
         relative = e.exponent + 4 * EXP2_ULPS * u + e.total + 4 * u
-        # Beyond the series: both are shares of 1.
+        # Beyond the series: both are shares of 1, and exponentials at most those of the largest exponents;
+        # the sum has a term of 1.
         rounded = relative + finfo(dtype).unit_roundoff
-        worst = xp.where(rounded < 1, y * relative / (1 - rounded), 1.0)
+        most = xp.minimum(2 * xp.exp(e.exponent - e.distance), 1.0)
+        worst = xp.where(rounded < 1, y * relative / (1 - rounded), most)
         shared = xp.sqrt(e.total_rms**2 + (RECIPROCAL_RMS * u) ** 2)
         of_part = xp.where(e.distance > 0, (EXP2_RMS * u) ** 2 + ROUNDING**2, 0.0)
         drift = e.constant * xp.abs(e.distance - e.mean_distance)
