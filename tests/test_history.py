@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import json
+import pkgutil
 from collections import Counter
+from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import pytest
 from fake_gpu import fake_gpu
 from fake_machine import SIZE, FakeMachine
 
-from cupykern import OPS, choice, plans, targets
+import cupykern
+from cupykern import OPS, choice, cli, plans, targets, workspace
 from cupykern.op import RandomDraw
 from cupykern.rows import softmax as softmax_module
 from cupykern.tools import history
@@ -124,22 +130,41 @@ def test_a_failure_is_shrunk_to_a_reproducer(machine, monkeypatch):
     assert check_sequence(machine, found.failure.calls) is not None
 
 
+def forget_scales(monkeypatch) -> None:
+    """Softmax's cache of plans without the scale, on the host target too, whose calls are never warm."""
+    plan, kept = softmax_module._plan, {}
+
+    def forgetful(target: Any, task: Any, config: Any) -> Any:
+        key = target, replace(task, scale=1.0, layout=task.layout.for_options()), config
+        return kept.setdefault(key, plan(target, task, config))
+
+    monkeypatch.setattr(softmax_module, "_plan", forgetful)
+    monkeypatch.setattr(plans, "_clears", [*plans._clears, kept.clear])
+
+
 def test_replay_raises(monkeypatch):
-    """On the host target, whose calls are never warm: the plan's cache forgets the scale."""
     calls = (
         call("softmax", x=Array((2, 64), "float32")),
         call("softmax", x=Array((2, 64), "float32"), scale=4.0),
     )
     history.replay(*calls, target="host")
-    plan, kept = softmax_module._plan, {}
-    monkeypatch.setattr(
-        softmax_module,
-        "_plan",
-        lambda target, task, config: kept.setdefault(task.x_dtype, plan(target, task, config)),
-    )
-    monkeypatch.setattr(plans, "_clears", [*plans._clears, kept.clear])
+    forget_scales(monkeypatch)
     with pytest.raises(AssertionError, match="output 0 is"):
         history.replay(*calls, target="host")
+
+
+@pytest.mark.parametrize("faulty", [False, True])
+def test_the_command_says_what_it_found(faulty, monkeypatch, tmp_path, capsys):
+    if faulty:
+        forget_scales(monkeypatch)
+    path = tmp_path / "history.json"
+    args = ["check", "softmax", "--target", "host", "--history", "20"]
+    assert cli.main([*args, "--seed", "3", "--jobs", "1", "--json", str(path)]) == faulty
+    document, printed = json.loads(path.read_text()), capsys.readouterr().out
+    assert document["kind"] == "history" and document["sequences"] == 20
+    assert document["calls"] >= document["different"] > document["refused"]
+    assert bool(document["failures"]) == faulty == ("replay(" in printed)
+    assert f"20 sequences of {document['calls']} calls" in printed
 
 
 def test_a_write_beyond_out_is_seen(monkeypatch):
@@ -171,6 +196,55 @@ def test_an_internal_error_is_a_failure(machine, monkeypatch):
     monkeypatch.setattr(softmax_module, "_plan", refuse)
     failure = check_sequence(machine, (call("softmax", x=Array((2, 64))),))
     assert failure is not None and "InternalError: a defect" in failure.reason
+
+
+# Caches that `Machine.forget` leaves: of functions of an architecture, a dtype or a task alone, of the
+# environment and the machine, and of loaded code.
+KEPT = {
+    "arrays": {"maker", "takes_fp8"},
+    "attention.decode_config": {"_tiles"},
+    "cache": {"_private"},
+    "environment": {"_cache_dir"},
+    "gemm.gemm": {"_params_dtype"},
+    "gemm.portable_choice": {"_tiles", "_dual_tiles", "configs"},
+    "inputs": {"_normal_block"},
+    "jit": {"_kernels"},
+    "numerics": {"_finfo", "_widen"},
+    "plans": {"_finder"},
+    "rows.heuristic": {"shared_configs"},
+    "rows.nonfinite": {"_max_blocks"},
+    "rows.nonfinite_walk": {"configs_of"},
+    "rows.norm_heuristic": {"norm_configs", "quantized_configs"},
+    "rows.softmax_heuristic": {"softmax_configs"},
+    "store": {"_path", "built_in", "digest"},
+    "targets": {"device_name", "_launch_pointer", "_gpu"},
+    "targets.host": {"_target", "_runtimes"},
+    "targets.host_compiler": {
+        *("_own_compiler", "_find_compiler", "_flags", "_has_x86_64_v3", "_sanitizer_library")
+    },
+    "targets.map_plan": {"_no_map"},
+    "targets.tensor_map": {"_driver"},
+}
+
+
+def test_every_cache_of_calls_is_forgotten():
+    """Or a history would not see that a result comes from it."""
+    cleared = [*plans._clears, workspace._kept.clear, workspace._kept_for_grids.clear]
+    kept = {}
+    for info in pkgutil.walk_packages(cupykern.__path__, "cupykern."):
+        place = info.name.removeprefix("cupykern.")
+        if place.split(".")[0] in ("tools", "reference", "peers", "cli"):
+            continue
+        module = importlib.import_module(info.name)
+        caches = {
+            name: getattr(value, "cache_clear", None) or value.clear
+            for name, value in vars(module).items()
+            if (hasattr(value, "cache_clear") and value.__module__ == info.name)
+            or (isinstance(value, dict) and name[0] == "_" != name[1] and name.islower())
+        }
+        if found := {name for name, clear in caches.items() if clear not in cleared}:
+            kept[place] = found
+    assert kept == KEPT
 
 
 def test_in_place_is_one_array():

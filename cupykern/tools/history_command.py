@@ -51,7 +51,7 @@ def check_history(
         "refused": refused,
         "failures": failures,
     }
-    write_json(json_path, {**records.header("check --history", where), **found})
+    write_json(json_path, {**records.header("history", where), **found})
     return 1 if failures else 0
 
 
