@@ -74,7 +74,7 @@ def finder(
         lines += [
             f"   d = {x}.data",
             f"   p{x} = d.ptr",
-            # Sooner than strides, which follow from the shape then.
+            # Faster than strides; of C-contiguous arrays arrays.steps_of follows from the shape.
             f"   k{x} = ({x}.dtype, {x}.shape, {x}._c_contiguous or {x}.strides,"
             f" p{x} % {_ALIGNMENT}, d.device_id, {x}.__class__)",
         ]

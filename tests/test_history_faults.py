@@ -21,6 +21,7 @@ from cupykern.tools.history import (
     Blocks,
     Call,
     Config,
+    Fp4,
     call,
     check_sequence,
     draw_sequence,
@@ -61,11 +62,14 @@ PLANS = {
 
 
 COLUMNS = {"x": Array((16, 1024)), "dtype": "int8", "granularity": "column"}
+TILES = {**COLUMNS, "granularity": "block"}
 KEYS = Array((1, 2, 128, 64))
 CAUSAL = {"q": Array((1, 2, 64, 64)), "k": KEYS, "v": KEYS, "mask": Blocks((1, 1), 64, 128, 64, 64),
           "causal": True}  # fmt: skip
 RARE = (
     (call("quantize", **COLUMNS), call("quantize", **COLUMNS, config=Config(3))),
+    (call("quantize", **TILES), call("quantize", **TILES, config=Config(5))),
+    tuple(call("scaled_mm", a=Fp4((64, 256), x), b=Fp4((64, 256))) for x in ("plain", "blocked")),
     tuple(call("attention", **CAUSAL, causal_align=x) for x in ("top_left", "bottom_right")),
 )
 
