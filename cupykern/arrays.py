@@ -35,10 +35,11 @@ def empty_of(xp: Any, shape: int | Sequence[int], dtype: np.dtype) -> Any:
 
 @cache
 def maker(xp: Any) -> Callable[..., Any]:
-    """The function that allocates C-contiguous arrays: make(shape, dtype), of CuPy also make(shape, dtype, memory).
+    """The function that allocates C-contiguous arrays: make(shape, dtype), of CuPy also with memory.
 
     numpy: `_aligned_empty`.  CuPy: as cupy.ndarray, but faster where possible: its class passes the
-    arguments on twice before the undocumented `_init` takes them, a third of the time of small results.
+    arguments on twice before the undocumented `_init` takes them, a third of the time of small
+    results.
     """
     if xp is np:
         return _aligned_empty

@@ -20,8 +20,8 @@ _MAP = re.compile(rb"(.*) at (\d+)", re.DOTALL)  # fake_gpu's tensor maps
 
 
 class FakeMachine(run.Machine):
-    """Arguments and results of a call at one place always lie at the same addresses, so that launches
-    come again; a workspace lies apart."""
+    """Arguments and results of a call at one place always lie at the same addresses, so that
+    launches come again; a workspace lies apart."""
 
     def __init__(self, gpu: FakeGpu, monkeypatch: Any):
         super().__init__(gpu)
@@ -71,8 +71,8 @@ class FakeMachine(run.Machine):
 
 
 class _Names:
-    """Addresses by what lies there: offsets from the arguments' memory, "workspace", or the number of
-    a new array, in the order in which launches name them."""
+    """Addresses by what lies there: offsets from the arguments' memory, "workspace", or the number
+    of a new array, in the order in which launches name them."""
 
     def __init__(self, begin: int, end: int, workspace: int):
         self._begin, self._end, self._workspace = begin, end, workspace

@@ -93,7 +93,7 @@ def test_bits_do_not_depend_on_earlier_calls_on_a_gpu(gpu, name):
 
 
 def run_few_variants(machine: Machine, name: str, sequences: int, large: bool) -> None:
-    """Of random sequences the calls that launch the most frequent variants: compiling takes longest."""
+    """Of random sequences the calls of the most frequent variants: compiling takes longest."""
     drawn = [draw_sequence(RandomDraw(seed), (name,), large) for seed in range(sequences)]
     variants = lru_cache(maxsize=None)(lambda one: history.variants_of(machine, one))
     count = Counter(variant for calls in drawn for one in calls for variant in variants(one))
@@ -104,7 +104,7 @@ def run_few_variants(machine: Machine, name: str, sequences: int, large: bool) -
     assert failure is None, str(history.shrink(machine, failure))
 
 
-# --- that histories see what they are for ----------------------------------------------------------
+# --- that histories see what they are for --------------------------------------------------------
 
 
 def forgets_scale(monkeypatch) -> None:
@@ -131,7 +131,7 @@ def test_a_failure_is_shrunk_to_a_reproducer(machine, monkeypatch):
 
 
 def forget_scales(monkeypatch) -> None:
-    """Softmax's cache of plans without the scale, on the host target too, whose calls are never warm."""
+    """Softmax's cache of plans without the scale: the host target's calls have no other."""
     plan, kept = softmax_module._plan, {}
 
     def forgetful(target: Any, task: Any, config: Any) -> Any:
@@ -198,8 +198,8 @@ def test_an_internal_error_is_a_failure(machine, monkeypatch):
     assert failure is not None and "InternalError: a defect" in failure.reason
 
 
-# Caches that `Machine.forget` leaves: of functions of an architecture, a dtype or a task alone, of the
-# environment and the machine, and of loaded code.
+# Caches that `Machine.forget` leaves: of functions of an architecture, a dtype or a task alone, of
+# the environment and the machine, and of loaded code.
 KEPT = {
     "arrays": {"maker", "takes_fp8"},
     "attention.decode_config": {"_tiles"},

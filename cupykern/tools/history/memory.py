@@ -59,8 +59,8 @@ _LEAST_DIMS = {
 class Array:
     """An array of `shape` in memory of its own.
 
-    layout: of LAYOUTS, "C" where the shape has too few dims.  begin: elements from a multiple of 512
-    bytes to the beginning of the memory.
+    layout: of LAYOUTS, "C" where the shape has too few dims.  begin: elements from a multiple of
+    512 bytes to the beginning of the memory.
     """
 
     shape: Shape
@@ -71,8 +71,8 @@ class Array:
 
 @dataclass(frozen=True)
 class Alias:
-    """A view of the argument `of`: "C" is this argument itself, "next" one element further, others as in
-    LAYOUTS."""
+    """A view of the argument `of`: "C" is this argument itself, "next" one element further, others
+    as in LAYOUTS."""
 
     of: str
     layout: str = "C"
@@ -80,7 +80,7 @@ class Alias:
 
 @dataclass(frozen=True)
 class Integers:
-    """An int32 array of these values; a numpy array unless `on_target`.  layout, begin: as of Array."""
+    """An int32 array of these values; numpy's unless `on_target`.  layout, begin: as of Array."""
 
     values: tuple[Any, ...]
     on_target: bool = True

@@ -28,8 +28,10 @@ _LEGAL_ERRORS = (TypeError, ValueError, NotImplementedError)
 
 
 class Outcome(NamedTuple):
-    """What a call did.  error: a legal one.  outputs: (shape, strides, dtype, digest).  memory: digest
-    of the arguments' memory.  launches: of machines that note them.  fault: what no call may do."""
+    """What a call did.
+
+    error: a legal one.  outputs: (shape, strides, dtype, digest).  memory: digest of the arguments'
+    memory.  launches: of machines that note them.  fault: what no call may do."""
 
     error: str | None = None
     outputs: tuple[Any, ...] = ()
@@ -109,7 +111,7 @@ class Machine:
         return {**arguments, "config": configs[config.number % len(configs)]}
 
     def _arena(self, place: int, size: int) -> Any:
-        """At least `size` bytes, and a guard, at a multiple of ALIGNMENT; place 0 and 1 lie apart."""
+        """At least `size` bytes at a multiple of ALIGNMENT; places 0 and 1 lie apart."""
         if place not in self._arenas or self._arenas[place].size < size:
             self._arenas[place] = empty_of(self.target.xp, max(size, 1 << 22), np.uint8)
         return self._arenas[place]
@@ -277,7 +279,7 @@ def variants_of(machine: Machine, call: Call) -> frozenset[Variant]:
 
 
 class Run(NamedTuple):
-    """Sequences that ran one after the other, the number of their calls and the first failure, shrunk."""
+    """Sequences that ran one after the other, the number of their calls, the first failure shrunk."""
 
     sequences: int
     calls: int
@@ -287,8 +289,8 @@ class Run(NamedTuple):
 def run_sequences(
     machine: Machine, names: tuple[str, ...], sequences: int, seed: int, large: bool
 ) -> Iterator[Run]:
-    """Sequence i is drawn from seed + i alone.  `_TOGETHER` of them run without emptying caches, so that
-    the later ones have a long past."""
+    """Sequence i is drawn from seed + i alone.  `_TOGETHER` of them run without emptying caches, so
+    that the later ones have a long past."""
     for first in range(0, sequences, _TOGETHER):
         numbers = range(first, min(first + _TOGETHER, sequences))
         drawn = (draw_sequence(RandomDraw(seed + number), names, large) for number in numbers)
