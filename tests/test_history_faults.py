@@ -22,6 +22,7 @@ from cupykern.tools.history import (
     Call,
     Config,
     Fp4,
+    Integers,
     call,
     check_sequence,
     draw_sequence,
@@ -63,6 +64,8 @@ PLANS = {
 
 COLUMNS = {"x": Array((16, 1024)), "dtype": "int8", "granularity": "column"}
 TILES = {**COLUMNS, "granularity": "block"}
+PAGES = Array((40, 2, 16, 64))
+PAGED = {"q": Array((1, 4, 1, 64)), "k_cache": PAGES, "v_cache": PAGES}
 KEYS = Array((1, 2, 128, 64))
 CAUSAL = {"q": Array((1, 2, 64, 64)), "k": KEYS, "v": KEYS, "mask": Blocks((1, 1), 64, 128, 64, 64),
           "causal": True}  # fmt: skip
@@ -70,6 +73,10 @@ RARE = (
     (call("quantize", **COLUMNS), call("quantize", **COLUMNS, config=Config(3))),
     (call("quantize", **TILES), call("quantize", **TILES, config=Config(5))),
     tuple(call("scaled_mm", a=Fp4((64, 256), x), b=Fp4((64, 256))) for x in ("plain", "blocked")),
+    tuple(
+        call("decode_attention", **PAGED, block_table=Integers((tuple(range(pages)),)))
+        for pages in (19, 10)
+    ),
     tuple(call("attention", **CAUSAL, causal_align=x) for x in ("top_left", "bottom_right")),
 )
 
@@ -239,14 +246,6 @@ def test_the_shape_of_scales_says_the_layout_of_nvfp4(shape):
     assert len(plain) == len(blocked) + 1
 
 
-# Fields whose absence so few histories do not find: two sequences of one call would have to differ in these alone.
-NOT_FOUND = {
-    ("rows.quantize_tiles", "the config"),
-    ("gemm.matmul", "groups_a"),
-    ("attention.decode_attention", "max_keys"),
-}
-
-
 # --- the keys of plans -----------------------------------------------------------------------------
 
 # Fields of tasks that follow from others, or that a warm call does not take from its plan.
@@ -271,7 +270,7 @@ def lacking_fields() -> Iterator[Any]:
         home = importlib.import_module(plan.__module__)
         task = getattr(home, list(plan.__annotations__.values())[1])
         for field in (*names_of_fields(task), "the config"):
-            if (module, field) in FOLLOWS or (module, field) in NOT_FOUND:
+            if (module, field) in FOLLOWS:
                 continue
             yield pytest.param(module, name, field, functions, id=f"{module}.{name}-{field}")
 
