@@ -13,7 +13,7 @@ from cupykern import workspace
 from cupykern.tools.history import FAMILIES, Call, run
 from cupykern.tools.history.memory import make_image
 
-_ARENA = 1 << 24  # bytes for the arguments of a call, and as many for its results
+_ARENA = 1 << 25  # bytes for the arguments of a call, and as many for its results
 _WORKSPACE = 4 * _ARENA  # where that begins
 SIZE = 6 * _ARENA
 _MAP = re.compile(rb"(.*) at (\d+)", re.DOTALL)  # fake_gpu's tensor maps
