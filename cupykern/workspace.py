@@ -55,12 +55,13 @@ def take_counters(target: Target, num_counters: int) -> Any:
     return take(target, 0, num_counters)[1]
 
 
-GRID_WORDS = 4  # of take_for_grid, before what is of anything
+MOST_BLOCKS = 4096  # of a launch with a grid barrier; platform/grid.cuh: GridBarrier
+GRID_WORDS = 4 + MOST_BLOCKS // 32  # of take_for_grid, before what is of anything
 
 
 def take_for_grid(target: Target, num_bytes: int) -> Any:
-    """uint32: sync_grid's counter, three words of nothing, and num_bytes of anything, for one cooperative
-    launch on the current stream of the current device, `target`'s."""
+    """uint32: a GridBarrier and num_bytes of anything, for one launch on the current stream of the current
+    device, `target`'s."""
     if target.name == "host":
         return _make_for_grid(target, num_bytes)
     key = _stream(target)

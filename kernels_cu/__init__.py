@@ -34,8 +34,8 @@ class Variant:
     tuned: a variant that choose_config picks; the compile gates refuse local memory in it.
     text: the kernel's source, for one that is no file of kernels_cu (the tests' small kernels).
     includes: files that declare what `types` name; they come before these, after the launch's sizes.
-    cooperative: all blocks of a launch run at once, so that they can meet (sync_grid), on targets that
-        have such launches (targets.limits).
+    waits: blocks wait for each other (platform/grid.cuh).  The host target runs all of them at once, at
+        most 16, so that its schedules decide which of them wait.
     launched: (threads of a block, blocks of a cluster) of the launches, where the source takes any numbers
         up to num_threads and cluster_size: it is the same for all of them.
     """
@@ -49,7 +49,7 @@ class Variant:
     tuned: bool = True
     text: str | None = None
     includes: tuple[str, ...] = ()
-    cooperative: bool = False
+    waits: bool = False
     launched: tuple[int, int] | None = None
 
     @property

@@ -2,14 +2,12 @@
 // the time is that of reading B: one warp brings tiles of A and B by TMA through a ring of kStages
 // stages, across the ends of tiles of columns, and the others multiply them by mma, each kWarpCols
 // columns.  All blocks have as many sets of columns, but for one, so that they end together: a
-// block's last tile may have fewer than the others.  A block's first kept_sets sets of logits stay in
-// shared memory, others go to `logits`, until all blocks have met with what they know of the rows.
+// block's last tile may have fewer than the others.  Logits go to memory, from where the L2 cache
+// gives them back; after a grid barrier the blocks share the rows and finish y.
 // Constants: ElementA (16-bit), ElementB (8-bit), kTileN, kStages.
-// Launch: cooperative, grid (any), block (kNumThreads = kTileN + 32), dynamic shared memory
-// sizeof(StreamStorage) and behind it places for the kept sets and, where not all are, for a tile's,
-// each of 2 * rows * kPitch words.  Tensor maps without a batch: A in boxes of `rows` (8 or 16) rows x
-// 64 numbers, B in boxes of kColumns columns x 128 numbers, both along k.  statistics: (m, gridDim.x),
-// of a block's columns.
+// Launch: grid (any), block (kNumThreads = kTileN + 32), dynamic shared memory sizeof(StreamStorage).
+// Tensor maps without a batch: A in boxes of `rows` (8 or 16) rows x 64 numbers, B in boxes of kColumns
+// columns x 128 numbers, both along k.  statistics: (m, gridDim.x), of a block's columns.
 #include "parts/epilogue.cuh"
 #include "parts/gemm_task.cuh"
 #include "parts/normalize_logits.cuh"
@@ -24,7 +22,7 @@ static_assert(sizeof(ElementA) == 2 && sizeof(ElementB) == 1, "a stage's lines")
 
 struct StreamParams {
     int64_t num_k_tiles;
-    int32_t rows, kept_sets;
+    int64_t rows;
     EpilogueParams epilogue;  // its `out`: logits
     NormalizeParams normalize;
 };
@@ -45,11 +43,11 @@ struct StreamStage {
 };
 struct StreamStorage {
     StreamStage stages[kStages];
-    MaxSum of_warps[kWarps][kTileM];  // of the block's columns that are the warp's
-    MaxSum rows[kTileM];              // of all columns
+    float logits[kWarps][kTileM][kPitch];  // of a warp, on their way to memory
+    MaxSum of_warps[kWarps][kTileM];       // of the block's columns that are the warp's
+    MaxSum of_rows[kBlockWarps];
     Barrier full[kStages], empty[kStages];
 };
-static_assert(sizeof(StreamStorage) % 16 == 0, "what is behind it is aligned");
 static_assert(sizeof(StreamStage) % 1024 == 0, "stages are aligned");
 
 struct StreamPlace {
@@ -80,9 +78,9 @@ DEVICE void multiply_stage(const StreamStage& stage, int col, Accumulator<Elemen
     }
 }
 
-// Finishes the warp's logits from column `first_col` on: in `place`, if they are kept, else by way of
-// it in memory.  `seen` becomes what they are merged with, of row lane / 2.
-DEVICE void store_logits(float* place, bool kept, const MatrixEpilogue& epilogue, int rows,
+// Finishes and stores the warp's logits from column `first_col` on, by way of `staged`.  `seen` becomes
+// what they are merged with, of row lane / 2.
+DEVICE void store_logits(float (&staged)[kTileM][kPitch], const MatrixEpilogue& epilogue,
                          int64_t first_col, const Accumulator<ElementA> (&acc)[1][2],
                          MaxSum& seen) {
     using Acc = Accumulator<ElementA>;
@@ -93,8 +91,7 @@ DEVICE void store_logits(float* place, bool kept, const MatrixEpilogue& epilogue
     for (int j = 0; j < 2; ++j) {
 #pragma unroll
         for (int i = 0; i < Acc::kCount; ++i) {
-            const int row = Acc::row(lane, i);
-            if (row < rows) place[row * kPitch + j * 16 + Acc::col(lane, i)] = acc[0][j].values[i];
+            staged[Acc::row(lane, i)][j * 16 + Acc::col(lane, i)] = acc[0][j].values[i];
         }
     }
     sync_warp();
@@ -104,8 +101,7 @@ DEVICE void store_logits(float* place, bool kept, const MatrixEpilogue& epilogue
     MaxSum total{-kInfinity, 0.0f};
     if (count > 0) {
         Vector<float, kRun> run;
-        float* at = place + row * kPitch + lane % 2 * kRun;
-        run.load(at);
+        run.load(&staged[row][lane % 2 * kRun]);
         float sums[kRun], values[kRun];
 #pragma unroll
         for (int i = 0; i < kRun; ++i) sums[i] = run[i];
@@ -114,12 +110,7 @@ DEVICE void store_logits(float* place, bool kept, const MatrixEpilogue& epilogue
             MatrixEpilogue::add(epilogue.bias, params.bias_dtype, params.bias, row, col, count,
                                 values);
         }
-        if (kept) {
-            run.from_floats(values);
-            run.store(at);
-        } else {
-            epilogue.write(row, col, count, values);
-        }
+        epilogue.write(row, col, count, values);
         total.max = -kLargestFloat;
 #pragma unroll
         for (int i = 0; i < kRun; ++i) {
@@ -133,38 +124,11 @@ DEVICE void store_logits(float* place, bool kept, const MatrixEpilogue& epilogue
     seen = merge(seen, merge.across_lanes(total, 1, 2));
 }
 
-// The block's own columns, from set first_set on: what no other block has seen.
-template <class Out>
-DEVICE void normalize_own(const float* places, const MaxSum* rows, const float* logits, Out* y,
-                          const StreamParams& params, int first_set, int num_sets) {
-    constexpr int kRuns = kColumns / kNormalRun;  // of a set
-    const NormalizeParams& p = params.normalize;
-    const uint32_t runs = num_sets * kRuns, all = runs * uint32_t(p.m);
-    for (uint32_t i = threadIdx.x; i < all; i += kNumThreads) {
-        const uint32_t row = i / runs, run = i - row * runs, set = run / kRuns;
-        const int64_t col = int64_t(first_set) * kColumns + run * kNormalRun;
-        const int64_t rest = p.n - col;
-        if (rest <= 0) continue;
-        const int count = rest < kNormalRun ? int(rest) : kNormalRun;
-        float values[kNormalRun];
-        if (set < params.kept_sets) {
-            const uint32_t place = run * kNormalRun / kWarpCols,
-                           from = run * kNormalRun % kWarpCols;
-            load_run(places + (place * params.rows + row) * kPitch + from, 1, kNormalRun, values);
-        } else {
-            load_run(logits + row * p.logits.row + col * p.logits.col, p.logits.col, count, values);
-        }
-        normalize_run(rows[row], values);
-        store_run(y + row * p.y.row + col * p.y.col, p.y.col, count, values);
-    }
-}
-
 KERNEL void dequant_softmax_stream(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b_map,
                                    void* y, const void* bias, const float* scale_b, float* logits,
-                                   MaxSum* statistics, uint32_t* barrier,
+                                   MaxSum* statistics, GridBarrier* barrier,
                                    const StreamParams params) {
     SHARED_STORAGE(StreamStorage, storage);
-    float* places = reinterpret_cast<float*>(&storage + 1);
     const int warp = threadIdx.x / 32;
     prefetch_maps(params, warp, kWarps, a_map, b_map);
     if (threadIdx.x == 0) {
@@ -206,7 +170,6 @@ KERNEL void dequant_softmax_stream(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
     } else {
         const MatrixEpilogue epilogue = MatrixEpilogue::of_matrix(
             params.epilogue, logits, bias, nullptr, nullptr, scale_b, 0, 0, 0, 0, 0);
-        const int place_size = params.rows * kPitch;
         MaxSum seen{-kInfinity, 0.0f};
         for (int set = first_set; set < last_set; set += kTileSets) {
             const int own = set - first_set + warp * kWarpCols / kColumns;
@@ -221,11 +184,8 @@ KERNEL void dequant_softmax_stream(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
                 if (threadIdx.x % 32 == 0) storage.empty[place.stage].arrive();
             }
             if (!works) continue;
-            const bool kept = own < params.kept_sets;
-            const int at = kept ? own * (kColumns / kWarpCols) + warp % (kColumns / kWarpCols)
-                                : params.kept_sets * (kColumns / kWarpCols) + warp;
-            store_logits(places + at * place_size, kept, epilogue, params.rows,
-                         int64_t(set) * kColumns + warp * kWarpCols, acc, seen);
+            store_logits(storage.logits[warp], epilogue, int64_t(set) * kColumns + warp * kWarpCols,
+                         acc, seen);
         }
         const int lane = threadIdx.x % 32;
         if (lane % 2 == 0) storage.of_warps[warp][lane / 2] = seen;
@@ -239,24 +199,7 @@ KERNEL void dequant_softmax_stream(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
         for (int i = 1; i < kWarps; ++i) total = merge(total, storage.of_warps[i][threadIdx.x]);
         statistics[threadIdx.x * gridDim.x + blockIdx.x] = total;
     }
-    sync_grid(barrier);
-    for (int row = warp; row < m; row += kWarps + 1) {
-        MaxSum total{-kInfinity, 0.0f};
-        for (int i = threadIdx.x % 32; i < int(gridDim.x); i += 32) {
-            total = merge(total, statistics[row * gridDim.x + i]);
-        }
-        total = merge.across_lanes(total, 1, 32);
-        if (threadIdx.x % 32 == 0) storage.rows[row] = total;
-    }
-    sync_block();
-    if (params.normalize.dtype == kFloat) {
-        normalize_own(places, storage.rows, logits, static_cast<float*>(y), params, first_set,
-                      num_own);
-    } else if (params.normalize.dtype == kHalf) {
-        normalize_own(places, storage.rows, logits, static_cast<half*>(y), params, first_set,
-                      num_own);
-    } else {
-        normalize_own(places, storage.rows, logits, static_cast<bf16*>(y), params, first_set,
-                      num_own);
-    }
+    after_all_blocks(barrier, [&](uint32_t block) {
+        normalize_rows(block, logits, statistics, y, params.normalize, storage.of_rows);
+    });
 }

@@ -3,28 +3,23 @@
 //   global_scale = max |x| over finite x / (6 * 448), 1 where that is no normal number;
 //   scale = max |x| of the group / (6 * global_scale), NaN for a group with a NaN or an infinity;
 //   code = x / global_scale / scale; all three rounded to nearest even.
-// Pass kLargest: each block's largest finite |x|; kEncode: codes and scales, a thread for each
-// group, and for the padding of scales in blocks (parts/nvfp4.cuh), which become zero.  It goes
-// through a thread's groups the other way round: what kLargest has read last is in the L2 cache.
-// kBoth: one after the other, when all blocks have met; a thread's first kHeld groups stay in shared
-// memory.
+// First each block's largest finite |x|; after a grid barrier codes and scales, a thread for each
+// group, and for the padding of scales in blocks (parts/nvfp4.cuh), which become zero.  The second pass
+// goes through a thread's groups the other way round: what was read last is in the L2 cache.  A
+// thread's first kHeld groups stay in shared memory.
 // Constants: Element; kAtOnce: groups that a thread loads before it goes on; kHeld, a multiple of it.
-// Launch: grid (num_partials), block (kNumThreads), dynamic shared memory sizeof(HeldGroups); once,
-// of a cooperative launch, or twice, without held groups.  Fewer than 2^32 rows in all, with padding.
-// barrier: sync_grid's counter, and kBarrierWords further the blocks' partial results.
+// Launch: grid (any), block (kNumThreads), dynamic shared memory sizeof(HeldGroups).  Fewer than 2^32
+// rows in all, with padding.  barrier: behind it, the blocks' partial results.
 #include "parts/math.cuh"
 #include "parts/nvfp4.cuh"
 #include "parts/vector.cuh"
-
-enum Pass { kLargest, kEncode, kBoth };
-constexpr int kBarrierWords = 4;
 
 // Sizes and steps in elements; scale_rows, scale_groups: with padding.
 struct QuantizeParams {
     int64_t batch, rows, groups, scale_rows, scale_groups;
     int64_t batch_stride, row_stride, col_stride;  // of x
     int64_t block, quarter, row, word;             // of the scales of a matrix (GroupScales)
-    int64_t matrix_scales, num_partials;
+    int64_t matrix_scales;
 };
 
 constexpr float kLargestCode = 6.0f, kLargestScale = 448.0f, kLeastNormalScale = 0x1p-6f;
@@ -148,13 +143,12 @@ DEVICE uint32_t saturate_codes(uint32_t pair) {
 
 struct HeldGroups { Bytes<16> vectors[kHeld > 0 ? kHeld * int(sizeof(Element)) : 1][kNumThreads]; };
 
-// Calls f(line, next, group, number), each in one thread of the grid, for batches of kAtOnce lines,
+// Calls f(line, next, group, number), in the threads of `block`, for their batches of kAtOnce lines,
 // from `line` on and `next` apart, of lines and groups; number: of the batch's first group among the
 // thread's.  Neighbours have neighbouring groups, and a thread stays with its group.
 template <bool kBackwards, class F>
-DEVICE void for_each_batch(uint32_t lines, uint32_t groups, F f) {
-    const uint32_t threads = gridDim.x * kNumThreads,
-                   thread = blockIdx.x * kNumThreads + threadIdx.x;
+DEVICE void for_each_batch(uint32_t block, uint32_t lines, uint32_t groups, F f) {
+    const uint32_t threads = gridDim.x * kNumThreads, thread = block * kNumThreads + threadIdx.x;
     const uint32_t across = groups < threads ? groups : threads;
     const uint32_t down = threads / across, top = thread / across, first = thread - top * across;
     if (top >= down || top >= lines) return;
@@ -171,10 +165,10 @@ DEVICE void for_each_batch(uint32_t lines, uint32_t groups, F f) {
 }
 
 KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float* global_scale,
-                           uint32_t* barrier, const QuantizeParams params, int64_t pass) {
+                           GridBarrier* barrier, const QuantizeParams params) {
     SHARED_STORAGE(HeldGroups, held);
     const QuantizeParams& p = params;
-    float* partials = reinterpret_cast<float*>(barrier + kBarrierWords);
+    float* partials = reinterpret_cast<float*>(barrier + 1);
     const int64_t size = sizeof(Element);
     const bool by_vectors =
         p.col_stride == 1 &&
@@ -197,97 +191,99 @@ KERNEL void quantize_nvfp4(const Element* x, uint8_t* codes, e4m3* scales, float
         const int64_t offset = place.matrix * p.batch_stride + place.row * p.row_stride;
         numbers.load(x + offset + group * (kGroup * p.col_stride), p.col_stride, by_vectors);
     };
-    const bool holds = kHeld > 0 && pass == kBoth;
-    if (pass != kEncode) {
-        uint32_t largest = 0;
-        for_each_batch<false>(lines, scale_groups,
-                              [&](uint32_t line, uint32_t next, uint32_t group, uint32_t number) {
-                                  Group numbers[kAtOnce];
-                                  bool has_numbers[kAtOnce];
+    uint32_t largest_of_thread = 0;
+    for_each_batch<false>(blockIdx.x, lines, scale_groups,
+                          [&](uint32_t line, uint32_t next, uint32_t group, uint32_t number) {
+                              Group numbers[kAtOnce];
+                              bool has_numbers[kAtOnce];
 #pragma unroll
-                                  for (int i = 0; i < kAtOnce; ++i) {
-                                      const Place place = place_of(line + i * next, group);
-                                      has_numbers[i] = place.has_numbers;
-                                      if (place.has_numbers) load(numbers[i], place, group);
-                                  }
+                              for (int i = 0; i < kAtOnce; ++i) {
+                                  const Place place = place_of(line + i * next, group);
+                                  has_numbers[i] = place.has_numbers;
+                                  if (place.has_numbers) load(numbers[i], place, group);
+                              }
 #pragma unroll
-                                  for (int i = 0; i < kAtOnce; ++i) {
-                                      if (!has_numbers[i]) continue;
-                                      const uint32_t bits = numbers[i].largest_finite_bits();
-                                      largest = largest > bits ? largest : bits;
-                                      if (holds && number < kHeld)
-                                          numbers[i].hold(held, number + i);
-                                  }
-                              });
-        const float of_block = block_largest(number_of_bits(largest));
-        if (threadIdx.x == 0) partials[blockIdx.x] = of_block;
-        if (pass == kLargest) return;
-        sync_grid(barrier);
-    }
-    float largest = 0.0f;
-    for (int64_t i = threadIdx.x; i < p.num_partials; i += kNumThreads) {
-        largest = maximum(largest, partials[i]);
-    }
-    largest = block_largest(largest) / (kLargestCode * kLargestScale);
-    const float global = largest >= kSmallestNormal ? largest : 1.0f;
-    if (blockIdx.x == 0 && threadIdx.x == 0) *global_scale = global;
-    const float of_global = 1.0f / global, of_codes = 1.0f / (kLargestCode * global);
-    // The codes and the scale of a group.
-    const auto encode = [&](const Group& numbers, uint32_t matrix, uint32_t row, uint32_t group) {
-        const uint32_t bits = numbers.largest_bits();
-        const float nan = kInfinity - kInfinity;
-        const e4m3 scale =
-            from_float<e4m3>(bits < kInfinityBits ? number_of_bits(bits) * of_codes : nan);
-        const float factor = to_float(scale);
-        const bool coded = factor > 0.0f;
-        const float of_scale = coded ? 0x1p-14f * reciprocal_approx(factor) : 0.0f;
-        // FP16 numbers have no global scale that makes the product of both a subnormal.
-        const float of_both = of_global * of_scale;
-        uint32_t pairs[2][4];
+                              for (int i = 0; i < kAtOnce; ++i) {
+                                  if (!has_numbers[i]) continue;
+                                  const uint32_t bits = numbers[i].largest_finite_bits();
+                                  largest_of_thread =
+                                      largest_of_thread > bits ? largest_of_thread : bits;
+                                  if (number < kHeld) numbers[i].hold(held, number + i);
+                              }
+                          });
+    const float of_block = block_largest(number_of_bits(largest_of_thread));
+    if (threadIdx.x == 0) partials[blockIdx.x] = of_block;
+    // What `block` writes.
+    const auto encode_share = [&](uint32_t block) {
+        float largest = 0.0f;
+        for (int64_t i = threadIdx.x; i < gridDim.x; i += kNumThreads) {
+            largest = maximum(largest, partials[i]);
+        }
+        largest = block_largest(largest) / (kLargestCode * kLargestScale);
+        const float global = largest >= kSmallestNormal ? largest : 1.0f;
+        if (block == 0 && threadIdx.x == 0) *global_scale = global;
+        const bool holds = block == blockIdx.x;  // one that has left took its groups with it
+        const float of_global = 1.0f / global, of_codes = 1.0f / (kLargestCode * global);
+        // The codes and the scale of a group.
+        const auto encode = [&](const Group& numbers, uint32_t matrix, uint32_t row,
+                                uint32_t group) {
+            const uint32_t bits = numbers.largest_bits();
+            const float nan = kInfinity - kInfinity;
+            const e4m3 scale =
+                from_float<e4m3>(bits < kInfinityBits ? number_of_bits(bits) * of_codes : nan);
+            const float factor = to_float(scale);
+            const bool coded = factor > 0.0f;
+            const float of_scale = coded ? 0x1p-14f * reciprocal_approx(factor) : 0.0f;
+            // FP16 numbers have no global scale that makes the product of both a subnormal.
+            const float of_both = of_global * of_scale;
+            uint32_t pairs[2][4];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            float number[2];
-            numbers.pair(i, number[0], number[1]);
+            for (int i = 0; i < 8; ++i) {
+                float number[2];
+                numbers.pair(i, number[0], number[1]);
 #pragma unroll
-            for (int n = 0; n < 2; ++n) {
-                number[n] = round_code(kSame<Element, half> ? number[n] * of_both
-                                                            : number[n] * of_global * of_scale);
+                for (int n = 0; n < 2; ++n) {
+                    number[n] = round_code(kSame<Element, half> ? number[n] * of_both
+                                                                : number[n] * of_global * of_scale);
+                }
+                pairs[i / 4][i % 4] = pack<half>(number[0], number[1]);
             }
-            pairs[i / 4][i % 4] = pack<half>(number[0], number[1]);
-        }
-        if (factor < kLeastNormalScale) {  // others are within 1 / 16
+            if (factor < kLeastNormalScale) {  // others are within 1 / 16
 #pragma unroll
-            for (int i = 0; i < 8; ++i) pairs[i / 4][i % 4] = saturate_codes(pairs[i / 4][i % 4]);
-        }
-        const Bytes<8> packed = {coded ? pack_codes(pairs[0]) : 0,
-                                 coded ? pack_codes(pairs[1]) : 0};
-        const int64_t number = int64_t(matrix * rows + row) * groups + group;
-        store_vector<8>(codes + number * (kGroup / 2), packed);
-        return scale;
+                for (int i = 0; i < 8; ++i)
+                    pairs[i / 4][i % 4] = saturate_codes(pairs[i / 4][i % 4]);
+            }
+            const Bytes<8> packed = {coded ? pack_codes(pairs[0]) : 0,
+                                     coded ? pack_codes(pairs[1]) : 0};
+            const int64_t number = int64_t(matrix * rows + row) * groups + group;
+            store_vector<8>(codes + number * (kGroup / 2), packed);
+            return scale;
+        };
+        for_each_batch<true>(block, lines, scale_groups,
+                             [&](uint32_t line, uint32_t next, uint32_t group, uint32_t number) {
+                                 Group numbers[kAtOnce];
+#pragma unroll
+                                 for (int i = 0; i < kAtOnce; ++i) {
+                                     const Place place = place_of(line + i * next, group);
+                                     if (!place.has_numbers) continue;
+                                     if (holds && number < kHeld)
+                                         numbers[i].take_held(held, number + i);
+                                     else load(numbers[i], place, group);
+                                 }
+#pragma unroll
+                                 for (int i = 0; i < kAtOnce; ++i) {
+                                     const Place place = place_of(line + i * next, group);
+                                     if (!place.is_there) break;
+                                     e4m3 scale = from_float<e4m3>(0.0f);
+                                     if (place.has_numbers)
+                                         scale = encode(numbers[i], place.matrix, place.row, group);
+                                     // GroupScales::at, in 32 bits as far as that goes.
+                                     const uint32_t row = place.row;
+                                     scales[place.matrix * p.matrix_scales + row / 128 * p.block +
+                                            row % 128 / 32 * p.quarter + row % 32 * p.row +
+                                            group / kWord * p.word + group % kWord] = scale;
+                                 }
+                             });
     };
-    for_each_batch<true>(lines, scale_groups,
-                         [&](uint32_t line, uint32_t next, uint32_t group, uint32_t number) {
-                             Group numbers[kAtOnce];
-#pragma unroll
-                             for (int i = 0; i < kAtOnce; ++i) {
-                                 const Place place = place_of(line + i * next, group);
-                                 if (!place.has_numbers) continue;
-                                 if (holds && number < kHeld)
-                                     numbers[i].take_held(held, number + i);
-                                 else load(numbers[i], place, group);
-                             }
-#pragma unroll
-                             for (int i = 0; i < kAtOnce; ++i) {
-                                 const Place place = place_of(line + i * next, group);
-                                 if (!place.is_there) break;
-                                 e4m3 scale = from_float<e4m3>(0.0f);
-                                 if (place.has_numbers)
-                                     scale = encode(numbers[i], place.matrix, place.row, group);
-                                 // GroupScales::at, in 32 bits as far as that goes.
-                                 const uint32_t row = place.row;
-                                 scales[place.matrix * p.matrix_scales + row / 128 * p.block +
-                                        row % 128 / 32 * p.quarter + row % 32 * p.row +
-                                        group / kWord * p.word + group % kWord] = scale;
-                             }
-                         });
+    after_all_blocks(barrier, encode_share);
 }

@@ -16,11 +16,9 @@ FORMATS = {
 }
 
 
-def run(
-    target, text, *arrays, types=(), grid=1, threads=64, cluster=1, shared=0, cooperative=False
-):
+def run(target, text, *arrays, types=(), grid=1, threads=64, cluster=1, shared=0, waits=False):
     """Run `KERNEL void word(...)` on copies of the arrays; returns them."""
-    variant = Variant("word", types, (), threads, cluster, text=text, cooperative=cooperative)
+    variant = Variant("word", types, (), threads, cluster, text=text, waits=waits)
     here = [target.xp.asarray(x) for x in arrays]
     here = [x.copy() if target.name == "host" else x for x in here]
     target.compile(variant)(grid, tuple(here), shared)

@@ -15,6 +15,7 @@ from cupykern.targets import host
 LOGITS = next(op for op in OPS if op.name == "dequant_softmax")
 PARTIAL = "gemm/epilogue/partial_softmax.cuh"
 SCALE = "parts/scale_probabilities.cuh"
+GRID = "platform/grid.cuh"
 STREAM = "dequant_softmax_stream.cu"
 NORMALIZE = "parts/normalize_logits.cuh"
 
@@ -42,7 +43,7 @@ FAULTS = {
         "for (int i = kBlockWarps; i < kBlockWarps; ++i) total", "many columns",
     ),
     "a block's part of a row is every block's": Fault(
-        NORMALIZE, "int64_t piece = blockIdx.x * all / gridDim.x;", "int64_t piece = 0;", "softmax"
+        NORMALIZE, "int64_t piece = block * all / gridDim.x;", "int64_t piece = 0;", "softmax"
     ),
     "statistics of a warp's columns alone": Fault(
         PARTIAL, "for (int j = 1; j < 4; ++j) total", "for (int j = 4; j < 4; ++j) total", "logits"
@@ -97,23 +98,20 @@ FAULTS = {
     "a row's statistics before all warps have theirs": Fault(
         NORMALIZE, "= total;\n    sync_block();", "= total;", "shares"
     ),
-    "shares on Hopper: blocks that do not meet": Fault(
-        "dequant_softmax_hopper.cu", "    sync_grid(barrier);", "if (logits) sync_grid(barrier);", "shares"
+    "shares on Hopper: of the block itself twice": Fault(
+        "dequant_softmax_hopper.cu", "scale_probabilities(block, static_cast<half*>", "scale_probabilities(blockIdx.x, static_cast<half*>", "shares"
     ),
-    "logits: blocks that do not meet": Fault("dequant_softmax.cu", "        sync_grid(barrier);", "", "softmax"),
-    "logits on Hopper: blocks that do not meet": Fault(
-        "dequant_softmax_hopper.cu", "    sync_grid(barrier);", "", "logits"
+    "logits: no share of blocks that left": Fault(
+        "dequant_softmax.cu", "normalize_rows(block, ", "normalize_rows(blockIdx.x, ", "softmax"
     ),
-    "streams: blocks that do not meet": Fault(STREAM, "    sync_grid(barrier);", "", "streams"),
-    "streams: the first blocks' columns are all": Fault(
-        STREAM, "i < int(gridDim.x); i += 32", "i < int(gridDim.x) - 1; i += 32", "streams"
+    "logits on Hopper: no share of blocks that left": Fault(
+        "dequant_softmax_hopper.cu", "normalize_rows(block, ", "normalize_rows(blockIdx.x, ", "logits"
     ),
-    "streams: logits are kept where others are": Fault(
-        STREAM, "kept ? own * (kColumns / kWarpCols)", "kept ? 0 * (kColumns / kWarpCols)", "streams"
+    "streams: no share of blocks that left": Fault(
+        STREAM, "normalize_rows(block, ", "normalize_rows(blockIdx.x, ", "streams"
     ),
-    "streams: all logits have been kept": Fault(
-        STREAM, "if (set < params.kept_sets)", "if (set < 1000u)", "many streams"
-    ),
+    "a block that does not wait for others": Fault(GRID, "if (sync_block_or(leaves)) return;", "sync_block_or(leaves);", "streams"),
+    "blocks that leave are not counted": Fault(GRID, "num_left = uint32_t(now);", "num_left = 0;", "softmax"),
     "streams: warps without columns count": Fault(STREAM, "own < num_own;", "true;", "streams"),
     "streams: statistics of one warp": Fault(
         STREAM, "for (int i = 1; i < kWarps; ++i) total", "for (int i = kWarps; i < kWarps; ++i) total", "streams"
@@ -161,17 +159,6 @@ def _check_streams() -> None:
     assert check.compare((y,), references, bounds).ok
 
 
-def _check_many_streams() -> None:
-    """More logits than shared memory keeps."""
-    if host.current().warp_size != 32:
-        return
-    call = LOGITS.inputs(LogitsProblem(9, 12_300, 16, layout_w="F"), 1, np)
-    references = LOGITS.reference(*call.args, **call.kwargs)
-    bounds = LOGITS.bound(*call.args, **call.kwargs, reference=references)
-    y = LOGITS.run(*call.args, **call.kwargs, config=HopperConfig(16, 128, 2, streams=True))
-    assert check.compare((y,), references, bounds).ok
-
-
 def _check_shares() -> None:
     """Results of 16 bits on Hopper: ragged tiles, both parts of a tile's rows, both orders of w."""
     if host.current().warp_size != 32:
@@ -211,7 +198,6 @@ CHECKS = {
     "logits": _check_logits,
     "shares": _check_shares,
     "streams": _check_streams,
-    "many streams": _check_many_streams,
     "many columns": _check_many_columns,
 }
 

@@ -85,7 +85,15 @@ FAULTS = {
         "quantize_nvfp4.cu", "min_unsigned_pair(pair & 0x7fff7fffu, 0x0e000e00u)", "(pair & 0x7fff7fffu)",
         "saturated",
     ),
-    "blocks that do not meet": Fault("quantize_nvfp4.cu", "sync_grid(barrier);", "", "quantised"),
+    "no share of blocks that left": Fault(
+        "quantize_nvfp4.cu", "for_each_batch<true>(block, ", "for_each_batch<true>(blockIdx.x, ", "quantised"
+    ),
+    "groups that a block took with it": Fault(
+        "quantize_nvfp4.cu", "holds = block == blockIdx.x;", "holds = true;", "quantised"
+    ),
+    "a block that does not wait for others": Fault(
+        "platform/grid.cuh", "now = load_acquire(&barrier->state);", "break;", "quantised"
+    ),
     "ties to odd": Fault("quantize_nvfp4.cu", "1.5f * 0x1p22f", "1.5f * 0x1p21f", "quantised"),
     "the last lines are not decoded": Fault(
         "dequantize_nvfp4.cu", "if (at >= lines) continue;\n            Bytes", "if (i > 0) continue;\n            Bytes",

@@ -28,15 +28,12 @@ def gpu(monkeypatch):
 @pytest.fixture
 def driver(monkeypatch):
     """The launches that CUDA's driver gets, and how often a thread asked for its context."""
-    noted = SimpleNamespace(launches=[], cooperative=[], contexts=0)
+    noted = SimpleNamespace(launches=[], contexts=0)
 
     def context():
         noted.contexts += 1
 
     monkeypatch.setattr(cupy.cuda.driver, "launchKernel", lambda *a: noted.launches.append(a))
-    monkeypatch.setattr(
-        cupy.cuda.driver, "launchCooperativeKernel", lambda *a: noted.cooperative.append(a)
-    )
     monkeypatch.setattr(cupy.cuda.runtime, "memGetInfo", context)
     return noted
 
@@ -47,8 +44,7 @@ def parameters(address: int, sizes: list[int]) -> list[bytes]:
     return [ctypes.string_at(at, size) for at, size in zip(places, sizes, strict=True)]
 
 
-@pytest.mark.parametrize("cooperative", [False, True])
-def test_the_driver_gets_what_the_arguments_were(gpu, driver, cooperative):
+def test_the_driver_gets_what_the_arguments_were(gpu, driver):
     x, y = gpu.array((4,), "float32"), gpu.array((4,), "uint8")
     struct = np.arange(40, dtype=np.uint8)
     args = (
@@ -56,26 +52,24 @@ def test_the_driver_gets_what_the_arguments_were(gpu, driver, cooperative):
         targets.launch_argument(targets.by_value(struct)), targets.by_value(struct[:24]),
     )  # fmt: skip
     kernel = SimpleNamespace(ptr=99)
-    launch = pack(kernel, 0, (5, 128, 1024), args, cooperative)
+    launch = pack(kernel, 0, (5, 128, 1024), args)
     expected = [np.uint64(x.data.ptr), np.uint64(0), np.uint64(y.data.ptr + 3), *args[3:5]]
     wanted = [n.tobytes() for n in expected] + [struct.tobytes(), struct[:24].tobytes()]
     del args, struct, x, y
     for _ in range(2):
         launch()
-    made, other = driver.launches, driver.cooperative
-    if cooperative:
-        made, other = other, made
-    assert len(made) == 2 and not other
+    made = driver.launches
+    assert len(made) == 2
     sizes, (stream, address, *last) = made[1][:8], made[1][8:]
     assert sizes == (99, 5, 1, 1, 128, 1, 1, 1024) and stream == 0
-    assert last == ([] if cooperative else [0])
+    assert last == [0]
     assert parameters(address, [len(n) for n in wanted]) == wanted
 
 
 def test_it_goes_to_the_current_stream(gpu, driver, monkeypatch):
     stream = SimpleNamespace(ptr=7)
     monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: stream)
-    launch = pack(SimpleNamespace(ptr=1), 0, (1, 32, 0), (None,), False)
+    launch = pack(SimpleNamespace(ptr=1), 0, (1, 32, 0), (None,))
     launch()
     stream.ptr = 8
     launch()
@@ -83,7 +77,7 @@ def test_it_goes_to_the_current_stream(gpu, driver, monkeypatch):
 
 
 def test_every_thread_has_a_context_first(gpu, driver):
-    launch = pack(SimpleNamespace(ptr=1), 5, (1, 32, 0), (None,), False)
+    launch = pack(SimpleNamespace(ptr=1), 5, (1, 32, 0), (None,))
     for _ in range(2):
         thread = Thread(target=lambda: (launch(), launch()))
         thread.start()

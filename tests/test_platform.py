@@ -77,39 +77,51 @@ def test_words_that_blocks_leave_for_one(target):
     assert total[0] == (4950 << 32) + 100
 
 
-MEETING = (
-    "KERNEL void word(uint32_t* counter, const uint32_t* given, uint32_t* written, uint32_t* sums) {\n"
-    "    for (int time = 0; time < 2; ++time) {\n"
-    "        uint32_t* here = written + time * gridDim.x;\n"
-    "        if (threadIdx.x == 0) here[blockIdx.x] = given[blockIdx.x] + time;\n"
-    "        sync_grid(counter);\n"
+AFTER_ALL = (
+    "KERNEL void word(GridBarrier* barrier, const uint32_t* given, uint32_t* written, uint32_t* sums,\n"
+    "                 uint32_t* by) {\n"
+    "    if (threadIdx.x == 0) written[blockIdx.x] = given[blockIdx.x];\n"
+    "    after_all_blocks(barrier, [&](uint32_t block) {\n"
     "        uint32_t sum = 0;\n"
-    "        for (int i = 0; i < int(gridDim.x); ++i) sum += here[i];\n"
-    "        sums[(blockIdx.x * 2 + time) * blockDim.x + threadIdx.x] = sum;\n"
-    "    }\n}\n"
+    "        for (int i = 0; i < int(gridDim.x); ++i) sum += written[i];\n"
+    "        sums[block * blockDim.x + threadIdx.x] += sum;\n"
+    "        if (threadIdx.x == 0) by[block] = blockIdx.x;\n"
+    "    });\n}\n"
 )
 
 
-@pytest.mark.parametrize("grid", [1, 7])
-def test_sync_grid(target, grid):
-    """Every thread sees what all blocks have written before they met, at each of their meetings."""
+@pytest.mark.parametrize("grid", [1, 2, 7])
+@pytest.mark.parametrize("waits", [False, True])
+def test_work_after_all_blocks_sees_what_each_of_them_wrote(target, grid, waits):
+    """Every share is computed once, by its block or by the last one, which leaves the barrier zero."""
     given = np.arange(1, grid + 1, dtype=U32)
-    for start in (0, 1 << 31):  # as one launch leaves it to the next
-        zeros = np.zeros(2 * grid, U32), np.zeros((grid, 2, 64), U32)
-        counter, _, _, sums = run(
-            target, MEETING, np.array([start], U32), given, *zeros, grid=grid, cooperative=True
+    barrier = np.zeros(132, U32)
+    for _ in range(3):  # as one launch leaves it to the next
+        zeros = np.zeros(grid, U32), np.zeros((grid, 64), U32), np.zeros(grid, U32)
+        barrier, _, _, sums, by = run(
+            target, AFTER_ALL, barrier, given, *zeros, grid=grid, waits=waits
         )
-        assert counter[0] % (1 << 31) == 0
-        np.testing.assert_array_equal(sums[:, 0], given.sum())
-        np.testing.assert_array_equal(sums[:, 1], given.sum() + grid)
+        assert not (barrier[0] or barrier[1] % (1 << 31) or barrier[2:].any())
+        np.testing.assert_array_equal(sums, given.sum())
+        helpers = by[by != np.arange(grid)]
+        assert len(set(helpers)) <= 1
 
 
-def test_blocks_meet_in_cooperative_launches_alone():
-    target, zeros = host.HostTarget(), np.zeros(100, U32)
-    with pytest.raises(host.HostKernelError, match="not a cooperative one"):
-        run(target, MEETING, zeros[:1], zeros, zeros, np.zeros((2, 2, 64), U32), grid=2)
-    with pytest.raises(ValueError, match="up to 16 blocks here; got 17"):
-        run(target, MEETING, *[zeros] * 4, grid=17, cooperative=True)
+def test_blocks_leave_under_some_schedules_and_wait_under_others():
+    """Both ways of the barrier are emulated."""
+    grid, seen = 7, set()
+    for schedule in ("fifo", "lifo", *(f"sticky:{seed}" for seed in range(4))):
+        target = host.HostTarget(schedule=schedule)
+        zeros = np.zeros(grid, U32), np.zeros((grid, 64), U32), np.zeros(grid, U32)
+        *_, by = run(target, AFTER_ALL, np.zeros(132, U32), zeros[0], *zeros, grid=grid, waits=True)
+        seen.add(bool((by != np.arange(grid)).any()))
+    assert seen == {False, True}
+
+
+def test_at_most_16_blocks_wait_for_each_other_on_the_host():
+    zeros = [np.zeros(132, U32)] * 5
+    with pytest.raises(ValueError, match="at most 16 blocks wait for each other here; got 17"):
+        run(host.HostTarget(), AFTER_ALL, *zeros, grid=17, waits=True)
 
 
 def test_maximum_and_exp2(target):

@@ -48,11 +48,10 @@ def dequant_softmax(
 
     w is converted inside the kernel and sums are in FP32, as in `scaled_mm`.  The logits stay in FP32, in
     `out` if that is FP32, else in memory of their own; their largest and their sums of exponentials come
-    from the product's epilogue, so that they are read once, when all blocks of the launch have met (on
-    AMD, by a second launch).  On Hopper they stay on the chip: of up to 16 rows in shared memory, as many
-    as fit; of many rows, with results of 16 bits and no bias but one of columns, in registers: the result
-    gets their exponentials over the largest of 64 columns, and then what these are multiplied with.  A row that holds NaN or +inf, or -inf alone,
-    gives NaN.  a and bias are copied if they do not merge to a matrix of all rows, and the result is if
+    from the product's epilogue, so that they are read once, after a grid barrier.  On Hopper, logits of more
+    than 16 rows, with results of 16 bits and no bias but one of columns, stay in registers: the result
+    gets their exponentials over the largest of 64 columns, which are then scaled.  A row that holds NaN or
+    +inf, or -inf alone, gives NaN.  a and bias are copied if they do not merge to a matrix of all rows, and the result is if
     `out` does not; a and w also where `matmul` copies operands.
 
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, scale_w, config, devices).  Error bound:
@@ -175,11 +174,9 @@ def _memory(
     place: y's."""
     rows, n = y.shape
     num_sets = -(-n // SET_COLUMNS)
+    stays = hopper is not None and not hopper.streams and _takes_shares(y, bias)
     if hopper is not None and hopper.streams:
-        stream = gemm_hopper.stream_memory(hopper, rows, n, target)
-        num_sets, stays = stream.blocks, stream.keeps_all
-    else:
-        stays = hopper is not None and _takes_shares(y, bias)
+        num_sets = gemm_hopper.stream_blocks(n, target)
     logits = None if stays else place if y.dtype == dtypes.float32 else contiguous(n)
     own = logits is not None and y.dtype != dtypes.float32
     return logits_memory(rows, n, num_sets, own), logits, num_sets

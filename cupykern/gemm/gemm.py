@@ -19,8 +19,9 @@ from ..arrays import maker
 from ..choice import Family
 from ..jit import get_kernel
 from ..targets import Device, Kernel, Target
-from ..targets.limits import has_cooperative_launches, multiprocessors
+from ..targets.limits import multiprocessors
 from ..targets.repeated import Repeated
+from ..workspace import MOST_BLOCKS
 from . import (
     gemm_hopper,
     gemm_stream,
@@ -54,7 +55,6 @@ from .product import (
 from .split_plan import SplitPlan, split_plan
 
 _WHOLE, _PARTIAL, _REDUCE = (np.int64(i) for i in range(3))  # gemm_tile.cuh: Pass
-_NORMALIZE = np.int64(3)  # dequant_softmax.cu
 
 
 # --- configs -----------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def variant(task: GemmTask, config: AnyConfig) -> Variant:
             ("kHalfSums", task.half_sums),
         ),
         c.num_threads,
-        cooperative=task.kernel == "dequant_softmax",
+        waits=task.kernel == "dequant_softmax",
     )
 
 
@@ -191,8 +191,7 @@ def _params_dtype(kernel: str) -> np.dtype:
         ("has_block_scales", np.int64),
     ]
     if kernel == "dequant_softmax":
-        last = [("epilogue", EPILOGUE), ("normalize", NORMALIZE), ("meets", np.int64)]
-        return np.dtype([("tile", tile), *last])
+        return np.dtype([("tile", tile), ("epilogue", EPILOGUE), ("normalize", NORMALIZE)])
     last = [("policy", np.int64)] if products == 2 else []
     return np.dtype([("tile", tile), ("epilogues", EPILOGUE, products), *last])
 
@@ -201,29 +200,27 @@ class GemmPlan(NamedTuple):
     """The launches of a product, as shapes, strides, dtypes and config decide them."""
 
     kernel: Kernel
-    grids: tuple[int, int, int]  # of tiles and splits, of tiles, and of the rows of logits or 0
+    grids: tuple[int, int]  # of tiles and splits, and of tiles
     splits: int
     partial_size: int
     shared_bytes: int
     params: Any
-    repeated: tuple[Repeated, ...]  # where k is not split
+    repeated: Repeated  # where k is not split
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
         """arrays: the kernel's, from a on; None where absent."""
         if self.splits == 1:
-            for one in self.repeated:
-                one.launch(arrays)
+            self.repeated.launch(arrays)
             return
         partials = maker(xp)((self.partial_size,), np.uint32)  # FP32 or int32
         args = (*arrays, partials, self.params)
-        for grid, number in zip(self.grids, (_PARTIAL, _REDUCE, _NORMALIZE), strict=True):
-            if grid:
-                self.kernel(grid, (*args, number), self.shared_bytes)
+        for grid, number in zip(self.grids, (_PARTIAL, _REDUCE), strict=True):
+            self.kernel(grid, (*args, number), self.shared_bytes)
 
     @property
     def launches(self) -> tuple[Repeated, ...]:
         """None where each call takes memory for partial sums."""
-        return self.repeated if self.splits == 1 else ()
+        return (self.repeated,) if self.splits == 1 else ()
 
 
 def task_of(product: Product) -> GemmTask:
@@ -295,17 +292,11 @@ def gemm_plan(
     fill_operand(tile["b"][0], p.b, p.scale_b, p.groups_b)
     kernel = get_kernel(target, variant(task, config))
     shared = config.shared_bytes(*elements, task.products)
-    grids, passes = (tiles * config.splits, tiles, 0), (_WHOLE,)
+    grids = tiles * config.splits, tiles
     if p.kernel == "dequant_softmax":
         fill_logits(params, p)
-        params["meets"] = meets = has_cooperative_launches(target.arch)
-        pieces = num_pieces(p)
-        if meets:
-            most = kernel.blocks_at_once(shared)
-            grids = min(grids[0], most), min(max(tiles, pieces), most), 0
-        else:
-            grids = (*grids[:2], min(pieces, 8 * target.multiprocessors))
-            passes = (_WHOLE, _NORMALIZE)
+        most = min(kernel.blocks_at_once(shared), MOST_BLOCKS)
+        grids = min(grids[0], most), min(max(tiles, num_pieces(p)), most)
     elif p.b2 is None:
         fill_epilogue(params["epilogues"][0], p)
     else:
@@ -313,10 +304,6 @@ def gemm_plan(
         fill_epilogues(params["epilogues"], p)
         params["policy"] = p.policy
     struct = target.by_value(params)
-
-    def repeated(grid: int, number: np.int64) -> Repeated:
-        return Repeated(kernel, grid, shared, lambda arrays: (*arrays, None, struct, number))
-
     return GemmPlan(
         kernel=kernel,
         grids=grids,
@@ -324,5 +311,5 @@ def gemm_plan(
         partial_size=tiles * config.tile_m * config.tile_n * config.splits * task.products,
         shared_bytes=shared,
         params=struct,
-        repeated=tuple(map(repeated, grids[1:], passes)),
+        repeated=Repeated(kernel, grids[1], shared, lambda arrays: (*arrays, None, struct, _WHOLE)),
     )

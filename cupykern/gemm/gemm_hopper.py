@@ -17,7 +17,6 @@ from kernels_cu import Variant
 from .. import dtypes
 from ..jit import get_kernel
 from ..targets import Kernel, Target
-from ..targets.limits import max_shared_bytes
 from ..targets.map_plan import MapPlan, encoded_maps
 from ..targets.repeated import Repeated
 from .gemm_task import GemmTask
@@ -84,7 +83,7 @@ _LOGITS_PARAMS = np.dtype(  # gemm/epilogue/partial_softmax.cuh: LogitsParams
 )
 _STREAM_PARAMS = np.dtype(  # dequant_softmax_stream.cu: StreamParams
     [
-        *(("num_k_tiles", np.int64), ("rows", np.int32), ("kept_sets", np.int32)),
+        *(("num_k_tiles", np.int64), ("rows", np.int64)),
         *(("epilogue", EPILOGUE), ("normalize", NORMALIZE)),
     ]
 )
@@ -135,7 +134,7 @@ def variant(task: GemmTask, config: HopperConfig) -> Variant:
             (("ElementA", dtypes.CPP_NAMES[task.a]), ("ElementB", dtypes.CPP_NAMES[task.b])),
             (("kTileN", c.tile_n), ("kStages", c.stages)),
             c.num_threads,
-            cooperative=True,
+            waits=True,
         )
     mainloop, includes = _mainloop(task, c)
     epilogue, file, scheduler = "gemm::GatedEpilogue<Mainloop>", "gated", "PersistentScheduler"
@@ -158,7 +157,7 @@ def variant(task: GemmTask, config: HopperConfig) -> Variant:
         c.num_threads,
         c.cluster,
         includes=(*includes, f"gemm/epilogue/{file}.cuh", "gemm/scheduler.cuh"),
-        cooperative=task.kernel == "dequant_softmax",
+        waits=task.kernel == "dequant_softmax",
     )
 
 
@@ -354,25 +353,9 @@ def hopper_plan(
     return _launch(target, kernel, (grid, shared), maps, places, target.by_value(params), mapped)
 
 
-class StreamMemory(NamedTuple):
-    """How many blocks share the columns, each as many sets of SET_COLUMNS as another, but for one; the first
-    ones of a block's that stay in shared memory; and the bytes of that."""
-
-    blocks: int
-    kept_sets: int
-    keeps_all: bool
-    shared_bytes: int
-
-
-def stream_memory(config: HopperConfig, m: int, n: int, target: Target) -> StreamMemory:
-    """Of m x n logits."""
-    sets = math.ceil(n / SET_COLUMNS)
-    blocks, rows = min(sets, target.multiprocessors), _stream_rows(m)
-    own, of_none = math.ceil(sets / blocks), config.stream_bytes(0, rows)
-    room = (max_shared_bytes(target.arch) - of_none) // (config.stream_bytes(1, rows) - of_none)
-    keeps_all = own <= room
-    kept = own if keeps_all else room - config.tile_n // SET_COLUMNS
-    return StreamMemory(blocks, kept, keeps_all, config.stream_bytes(min(own, room), rows))
+def stream_blocks(n: int, target: Target) -> int:
+    """How many blocks share n columns of logits, each as many sets of SET_COLUMNS, but for one."""
+    return min(math.ceil(n / SET_COLUMNS), target.multiprocessors)
 
 
 def _stream_rows(m: int) -> int:
@@ -382,14 +365,14 @@ def _stream_rows(m: int) -> int:
 
 def _stream_plan(target: Target, p: Product, task: GemmTask, config: HopperConfig) -> HopperPlan:
     """dequant_softmax_stream.cu's."""
-    rows, memory = _stream_rows(p.m), stream_memory(config, p.m, p.n, target)
+    rows = _stream_rows(p.m)
     maps = (
         operand_map(p.a, (), INNER, p.m, p.a.row, p.k, 1, rows, 64),
         operand_map(p.b, (), INNER, p.n, p.b.col, p.k, 1, SET_COLUMNS, LINE),
     )
     params = np.zeros((), _STREAM_PARAMS)
     params["num_k_tiles"], params["rows"] = math.ceil(p.k / LINE), rows
-    params["kept_sets"] = memory.kept_sets
     fill_logits(params, p)
-    kernel, sizes = get_kernel(target, variant(task, config)), (memory.blocks, memory.shared_bytes)
+    kernel = get_kernel(target, variant(task, config))
+    sizes = stream_blocks(p.n, target), config.shared_bytes(task)
     return _launch(target, kernel, sizes, maps, _PLACES[p.kernel], target.by_value(params))

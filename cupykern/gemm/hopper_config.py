@@ -54,7 +54,9 @@ class HopperConfig:
     def shared_bytes(self, task: GemmTask) -> int:
         """Dynamic shared memory of a block (gemm/kernel_sm90.cuh: SharedStorage)."""
         if self.streams:  # dequant_softmax_stream.cu: StreamStorage
-            return self.stream_bytes(self.tile_n // 64, 16)
+            warps = self.tile_n // 32
+            staged = warps * 16 * 36 * 4 + (warps * 16 + warps + 1) * 8
+            return self.stages * (self.tile_n * 128 + 16 * 256 + 16) + staged
         task, line = multiplied(task, self), self.lines * LINE
         of_b = line * task.b.itemsize // task.a.itemsize // (2 if task.b == FP4 else 1)
         stage = self.tile_m * line + self.tile_n * of_b
@@ -73,11 +75,6 @@ class HopperConfig:
         if task.kernel == "dual_gemm":
             staging = self._dual_staging(task)
         return staging + -(-ring // 1024) * 1024
-
-    def stream_bytes(self, sets: int, rows: int) -> int:
-        """With places for so many sets of columns and rows of logits."""
-        storage = self.stages * (self.tile_n * 128 + 16 * 256 + 16) + (self.tile_n // 32 + 1) * 128
-        return storage + 2 * 36 * 4 * rows * sets
 
     def _logits_staging(self) -> int:
         """gemm/epilogue/partial_softmax.cuh: Staging, aligned."""

@@ -47,7 +47,7 @@ class LogitsMemory(NamedTuple):
     logits: int
 
     def take(self, target: Target) -> tuple[Any, Any]:
-        """(sync_grid's counter, and behind it the memory, or None; memory of its own if it is much)."""
+        """(a GridBarrier, and behind it the memory, or None; memory of its own if it is much)."""
         size = self.statistics + self.logits
         if size <= workspace.MOST_KEPT:
             return workspace.take_for_grid(target, size), None

@@ -16,8 +16,8 @@ from ..choice import Family
 from ..jit import get_kernel
 from ..numerics import as_float64, namespace
 from ..op import Call, Draw, Op, Work
-from ..targets import Device, Kernel, Target
-from ..targets.limits import has_cooperative_launches, max_shared_bytes
+from ..targets import Device, Target
+from ..targets.limits import max_shared_bytes
 from ..targets.repeated import Repeated
 from . import nvfp4
 from .nvfp4 import GROUP, NvFp4
@@ -26,14 +26,13 @@ from .product import Groups, Matrix, groups, matrix
 _VECTOR_BYTES, _STATIC_BYTES = 16, 1024  # the kernel's static shared memory, at most
 _E4M3 = dtypes.float8_e4m3fn
 DTYPES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
-_LARGEST, _ENCODE, _BOTH = map(np.int64, range(3))  # quantize_nvfp4.cu: Pass
 _PARAMS = np.dtype(  # quantize_nvfp4.cu: QuantizeParams
     [
         (name, np.int64)
         for name in (
             *("batch", "rows", "groups", "scale_rows", "scale_groups"),
             *("batch_stride", "row_stride", "col_stride"),
-            *("block", "quarter", "row", "word", "matrix_scales", "num_partials"),
+            *("block", "quarter", "row", "word", "matrix_scales"),
         )
     ]
 )
@@ -42,14 +41,12 @@ _PARAMS = np.dtype(  # quantize_nvfp4.cu: QuantizeParams
 @dataclass(frozen=True)
 class NvFp4Config:
     """Blocks of num_threads threads, at most num_blocks on a multiprocessor, which walk through groups of
-    16 numbers; each thread loads at_once of them before it goes on.  launches: 1, a cooperative one, whose
-    blocks meet between both passes, or 2.  held: how many of its groups a thread keeps in shared memory
-    from one pass to the other; a multiple of at_once, 0 with 2 launches."""
+    16 numbers; each thread loads at_once of them before it goes on.  held: how many of its groups a thread
+    keeps in shared memory from one pass to the other; a multiple of at_once."""
 
     num_threads: int = 256
-    num_blocks: int = 6
+    num_blocks: int = 4
     at_once: int = 1
-    launches: int = 2
     held: int = 0
 
     def shared_bytes(self, itemsize: int) -> int:
@@ -70,14 +67,12 @@ class NvFp4Task:
 def configs(dtype: np.dtype, arch: str) -> tuple[NvFp4Config, ...]:
     """Of inputs of `dtype`."""
     at_once = 2 if dtype.itemsize == 2 else 1
-    if not has_cooperative_launches(arch):
-        return (NvFp4Config(256, 4, at_once),)
     if arch == "host":
-        return (NvFp4Config(256, 1, at_once, 1, held=2),)
-    one = NvFp4Config(1024, 1, at_once, 1)
+        return (NvFp4Config(256, 1, at_once, held=2),)
+    one = NvFp4Config(1024, 1, at_once)
     most = (max_shared_bytes(arch) - _STATIC_BYTES) // one.shared_bytes(1)
     if most < 8:  # vectors: little room
-        return (NvFp4Config(256, 4, at_once, 1),)
+        return (NvFp4Config(256, 4, at_once),)
     return (replace(one, held=most // dtype.itemsize // at_once * at_once),)
 
 
@@ -89,15 +84,11 @@ def _refusal(config: NvFp4Config, task: NvFp4Task, device: Device) -> str | None
         return f"num_blocks must be positive; got {c.num_blocks}"
     if c.at_once not in (1, 2, 4):
         return f"at_once must be 1, 2 or 4; got {c.at_once}"
-    if c.launches not in (1, 2):
-        return f"launches must be 1 or 2; got {c.launches}"
-    if c.held < 0 or c.held % c.at_once or (c.held and c.launches == 2):
-        return f"held must be a multiple of at_once, and 0 with 2 launches; got {c.held}"
+    if c.held < 0 or c.held % c.at_once:
+        return f"held must be a multiple of at_once; got {c.held}"
     needed, most = c.shared_bytes(task.dtype.itemsize), max_shared_bytes(arch) - _STATIC_BYTES
     if needed > most:
         return f"{needed} bytes of shared memory are more than {most}"
-    if c.launches == 1 and not has_cooperative_launches(arch):
-        return f"{arch} has no cooperative launches"
     return None
 
 
@@ -107,9 +98,8 @@ def _variant_of(dtype: np.dtype, config: NvFp4Config) -> Variant:
     blocks = max(1, min(config.num_blocks, together))
     constants = (("kAtOnce", config.at_once), ("kHeld", config.held))
     return Variant(
-        "quantize_nvfp4", types, constants, config.num_threads, min_blocks=blocks,
-        cooperative=config.launches == 1,
-    )  # fmt: skip
+        "quantize_nvfp4", types, constants, config.num_threads, min_blocks=blocks, waits=True
+    )
 
 
 FAMILY = Family(
@@ -179,37 +169,28 @@ def _plan(target: Target, task: NvFp4Task, given: NvFp4Config | None) -> _Plan:
     steps = groups(task.x._replace(row=k // GROUP), k, layout == "blocked")
     params = _params(batch, rows, k, task.x, steps, math.prod(scale_shape) // batch, layout)
     threads = batch * int(params["scale_rows"] * params["scale_groups"])
-    grid = min(-(-threads // config.num_threads), config.num_blocks * target.multiprocessors)
     kernel = get_kernel(target, FAMILY.variant(task, config))
-    passes, shared = (_LARGEST, _ENCODE), config.shared_bytes(task.dtype.itemsize)
-    if config.launches == 1:
-        passes, grid = (_BOTH,), min(grid, kernel.blocks_at_once(shared))
-    params["num_partials"] = grid
+    shared = config.shared_bytes(task.dtype.itemsize)
+    most = min(config.num_blocks * target.multiprocessors, workspace.MOST_BLOCKS)
+    grid = min(-(-threads // config.num_threads), most, kernel.blocks_at_once(shared))
     shape = (*outer, rows, k // 2)
     struct = target.by_value(params)
-    launches = tuple(
-        _launch_of(kernel, grid, shared, struct, target.by_value(number)) for number in passes
-    )
+    launch = Repeated(kernel, grid, shared, lambda *arrays: (*arrays, struct))
     xp = target.xp
     of_bytes = xp is not np and not arrays.takes_fp8(xp)
     scale_dtype = np.dtype(np.uint8) if of_bytes else _E4M3
     places = _places(shape, scale_shape)
-    return _Plan(target, launches, 4 * grid, shape, scale_shape, layout, places, scale_dtype)
-
-
-def _launch_of(kernel: Kernel, grid: int, shared_bytes: int, params: Any, number: Any) -> Repeated:
-    """The launch of a pass."""
-    return Repeated(kernel, grid, shared_bytes, lambda *arrays: (*arrays, params, number))
+    return _Plan(target, launch, 4 * grid, shape, scale_shape, layout, places, scale_dtype)
 
 
 _find = plans.finder("quantize_nvfp4", arrays=1, options=2)
 
 
 class _Plan(NamedTuple):
-    """The launches of a call, as x's shape, strides and dtype and the config decide them."""
+    """The launch of a call, as x's shape, strides and dtype and the config decide it."""
 
     target: Target
-    passes: tuple[Repeated, ...]
+    repeated: Repeated
     partial_bytes: int
     shape: tuple[int, ...]
     scale_shape: tuple[int, ...]
@@ -238,8 +219,7 @@ class _Plan(NamedTuple):
             global_scale = make((), np.float32, memory + second)
             barrier = workspace.take_for_grid(target, self.partial_bytes)
             places = (*places, memory.ptr, barrier.data.ptr)
-        for one in self.passes:
-            one.launch_at(places, x, data, scale, global_scale, barrier)
+        self.repeated.launch_at(places, x, data, scale, global_scale, barrier)
         return NvFp4.unchecked(data, scale, self.layout, global_scale)
 
 

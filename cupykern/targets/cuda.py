@@ -60,9 +60,7 @@ class CudaTarget:
                         function = module.get_function(variant.kernel)
             except cupy.cuda.compiler.CompileException as error:
                 raise CompileError(variant, self.arch, error.get_message()) from None
-            kind = CooperativeCudaKernel if variant.cooperative else CudaKernel
-            if variant.launched:
-                kind = ClusterCudaKernel
+            kind = ClusterCudaKernel if variant.launched else CudaKernel
             return kind(cupy, function, variant, self)
 
     def by_value(self, struct: np.ndarray) -> Any:
@@ -78,7 +76,6 @@ class CudaKernel:
         self._driver = cupy.cuda.driver
         self._num_threads, self._cluster_size = variant.launch_sizes
         self._multiprocessors, self._device_id = target.multiprocessors, target.device_id
-        self._cooperative = variant.cooperative
         if variant.cluster_size > 8:
             cupy.cuda.driver.funcSetAttribute(
                 self._launch.ptr, _NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1
@@ -116,24 +113,11 @@ class CudaKernel:
         if shared_bytes > self._max_shared_bytes:
             self._allow(shared_bytes)
         sizes = grid, self._num_threads, shared_bytes
-        return pack(self._launch, self._device_id, sizes, args, self._cooperative)
+        return pack(self._launch, self._device_id, sizes, args)
 
     def launch_plainly(self, grid: int, args: tuple[Any, ...], shared_bytes: int) -> None:
         """The same launch by calling CuPy's RawKernel, as who has no wrapper does."""
         self._function((grid,), (self._num_threads,), args, shared_mem=shared_bytes)
-
-
-class CooperativeCudaKernel(CudaKernel):
-    """One whose blocks all run at once, at most blocks_at_once of them: they may wait for each other."""
-
-    def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
-        if shared_bytes > self._max_shared_bytes:
-            self._allow(shared_bytes)
-        threads = self._num_threads
-        self._launch_linear(grid * threads, args, shared_bytes, threads, None, True)
-
-    def launch_plainly(self, grid: int, args: tuple[Any, ...], shared_bytes: int) -> None:
-        self._launch((grid,), (self._num_threads,), args, shared_bytes, None, True)
 
 
 class ClusterCudaKernel(CudaKernel):
@@ -149,7 +133,7 @@ class ClusterCudaKernel(CudaKernel):
 
     def pack(self, grid: int, args: tuple[Any, ...], shared_bytes: int) -> Callable[[], None]:
         sizes = grid, self._num_threads, shared_bytes
-        return pack(self._launch, self._device_id, sizes, args, False, self._cluster_size)
+        return pack(self._launch, self._device_id, sizes, args, self._cluster_size)
 
     launch_plainly = __call__
 

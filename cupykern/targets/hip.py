@@ -42,7 +42,7 @@ class HipTarget:
                 function = module.get_function(variant.kernel)
             except cupy.cuda.compiler.CompileException as error:
                 raise CompileError(variant, self.arch, error.get_message()) from None
-            return HipKernel(function, variant)
+            return HipKernel(function, variant, self)
 
     def by_value(self, struct: np.ndarray) -> Any:
         return launch_argument(by_value(struct))
@@ -51,10 +51,15 @@ class HipTarget:
 class HipKernel:
     """A loaded variant."""
 
-    def __init__(self, function: Any, variant: Variant):
+    def __init__(self, function: Any, variant: Variant, target: HipTarget):
+        self._multiprocessors = target.multiprocessors
         self._function, self._launch = function, function.kernel
         self._block = (variant.num_threads, 1, 1)
         self.usage = _usage(function)
+
+    def blocks_at_once(self, shared_bytes: int) -> int:
+        """One on each compute unit, which always has room for it."""
+        return self._multiprocessors
 
     def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
         self._launch((grid, 1, 1), self._block, args, shared_bytes)

@@ -161,12 +161,12 @@ class HostKernel:
         self._addresses = ctypes.c_uint64 * (2 * len(self._sizes))
 
     def _config_of(self, grid: int) -> tuple[Any, ...]:
-        """host_create's first arguments: the blocks of a cooperative launch are one cluster."""
-        if not self._variant.cooperative:
+        """host_create's first arguments: blocks that wait for each other are one cluster."""
+        if not self._variant.waits:
             return self._config
         most = limits.max_cluster_size("host")
         if grid > most:
-            raise ValueError(f"a cooperative launch has up to {most} blocks here; got {grid}")
+            raise ValueError(f"at most {most} blocks wait for each other here; got {grid}")
         return (*self._config[:2], grid, *self._config[3:])
 
     def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
@@ -195,7 +195,7 @@ class HostKernel:
 
     def blocks_at_once(self, shared_bytes: int) -> int:
         """A few clusters, so that blocks that stay for many rows have some."""
-        return (4 if self._variant.cooperative else 2) * self._variant.launch_sizes[1]
+        return (4 if self._variant.waits else 2) * self._variant.launch_sizes[1]
 
     def _pack(self, args: tuple[Any, ...]) -> ctypes.Array:
         """The arguments' addresses, then the values of pointers and scalars."""

@@ -51,11 +51,6 @@ def max_cluster_size(arch: str) -> int:
     return 16 if arch in ("host", "sm_90a", "sm_100a", "sm_103a") else 1
 
 
-def has_cooperative_launches(arch: str) -> bool:
-    """Whether all blocks of a launch on `arch` can be made to run at once; CuPy has no way to on AMD."""
-    return not arch.startswith("gfx")
-
-
 def max_shared_bytes(arch: str) -> int:
     """The shared memory of a block on `arch`, in bytes; of an unknown one what every GPU has."""
     return 1024 * _SHARED_KIB.get(arch, 64 if arch.startswith("gfx") else 48)

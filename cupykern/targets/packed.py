@@ -17,7 +17,6 @@ def pack(
     device_id: int,
     sizes: tuple[int, int, int],
     args: tuple[Any, ...],
-    cooperative: bool,
     cluster_size: int = 1,
 ) -> Callable[[], None]:
     """What launches CuPy's `kernel` (a Function) on the stream that is current when it is called.
@@ -32,14 +31,13 @@ def pack(
     grid, num_threads, shared_bytes = sizes
     launch_sizes = kernel.ptr, grid, 1, 1, num_threads, 1, 1, shared_bytes
     get_stream, memory_info = cupy.cuda.get_current_stream, cupy.cuda.runtime.memGetInfo
-    driver, last = cupy.cuda.driver, () if cooperative else (0,)
-    launch_kernel = driver.launchCooperativeKernel if cooperative else driver.launchKernel
+    launch_kernel = cupy.cuda.driver.launchKernel
 
     def launch() -> None:
         if device_id not in _thread.devices:
             memory_info()  # makes the device's context this thread's, as CuPy's own launches do
             _thread.devices.add(device_id)
-        launch_kernel(*launch_sizes, get_stream().ptr, arguments.address, *last)
+        launch_kernel(*launch_sizes, get_stream().ptr, arguments.address, 0)
 
     if cluster_size == 1:
         return launch

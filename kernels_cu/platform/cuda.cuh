@@ -32,6 +32,8 @@ constexpr bool kCompact = __CUDA_ARCH__ != 900;
 DEVICE int lane_id() { return threadIdx.x % kWarpSize; }
 DEVICE void sync_block() { __syncthreads(); }
 DEVICE void sync_warp() { __syncwarp(); }
+// sync_block; whether any thread's `value` is true.
+DEVICE bool sync_block_or(bool value) { return __syncthreads_or(value) != 0; }
 // `count` threads (whole warps) meet at barrier `id`, 1 to 15; 0 is sync_block's.
 DEVICE void named_barrier(int id, int count) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(count) : "memory");
@@ -86,10 +88,27 @@ DEVICE uint32_t atomic_add_acq_rel(uint32_t* address, uint32_t value) {
                  : "memory");
     return old;
 }
+DEVICE uint64_t atomic_add_acq_rel(uint64_t* address, uint64_t value) {
+    uint64_t old;
+    asm volatile("atom.acq_rel.gpu.add.u64 %0, [%1], %2;"
+                 : "=l"(old)
+                 : "l"(address), "l"(value)
+                 : "memory");
+    return old;
+}
+// Whether *address was `expected`, and is `desired` now.
+DEVICE bool compare_and_swap(uint64_t* address, uint64_t expected, uint64_t desired) {
+    return atomicCAS(address, expected, desired) == expected;
+}
 // What others wrote before they changed this number is there for this thread.
 DEVICE uint32_t load_acquire(const uint32_t* address) {
     uint32_t value;
     asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+    return value;
+}
+DEVICE uint64_t load_acquire(const uint64_t* address) {
+    uint64_t value;
+    asm volatile("ld.acquire.gpu.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
     return value;
 }
 // Of one word, in which another block leaves something: nothing is said of what else it wrote.
@@ -101,6 +120,10 @@ DEVICE uint64_t load_relaxed(const uint64_t* address) {
 DEVICE void store_relaxed(uint64_t* address, uint64_t value) {
     asm volatile("st.relaxed.gpu.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
+DEVICE int count_bits(uint32_t x) { return __popc(x); }
+// Between two polls of what another block changes.
+DEVICE void yield() {}
+constexpr int kMostPolls = 4096;  // of about 0.7 us each
 #include "platform/grid.cuh"
 
 // --- numbers ---------------------------------------------------------------------------------

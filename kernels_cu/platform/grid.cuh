@@ -1,14 +1,68 @@
-// sync_grid of the GPUs.  All blocks of the launch meet, which is a cooperative one
-// (Variant.cooperative): what they wrote before is there for all.  counter: of this launch alone, its
-// lower 31 bits zero before and after.
-DEVICE void sync_grid(uint32_t* counter) {
+// A barrier of all blocks of a launch, which need not run at the same time.
+//
+// A grid barrier that spins until the last block arrives deadlocks when some blocks find no room on
+// the GPU: where two launches of different streams each hold a part of it, both wait for ever.
+// Cooperative launches do not prevent that on a GPU that processes share in time slices.  So a block
+// stops waiting after kMostPolls polls and leaves its share of what follows to the block that
+// arrives last.  That one never waits for a block that has yet to begin.
+
+// Words of a GridBarrier, all zero before a launch and after it, but for the upper bit of state.
+struct GridBarrier {
+    static constexpr int kMostBlocks = 4096;
+    uint64_t
+        state;  // blocks that have arrived: upper half, which flips its upper bit; that left: lower
+    uint32_t padding[2];
+    uint32_t left[kMostBlocks / 32];  // a bit for each block that has left
+};
+
+// Waits for all blocks of the launch, gridDim.x <= kMostBlocks, then calls share(block) for this block
+// and, in the block that arrived last, for those that left.  All threads of a block call it once a
+// launch.  What any block wrote before is visible to `share`, whose results must not depend on the
+// block that computes them.
+template <class F> DEVICE void after_all_blocks(GridBarrier* barrier, F share) {
     sync_block();
+    bool leaves = false;
+    uint32_t num_left = 0;
     if (threadIdx.x == 0) {
-        // All blocks together add 2^31: the upper bit turns over when the last one is here.
+        // All blocks together add 2^63: the upper bit flips when the last one is here.
         const uint32_t addend = blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1;
-        const uint32_t before = atomic_add_acq_rel(counter, addend);
-        while ((before ^ load_acquire(counter)) >> 31 == 0) {
+        const uint64_t before = atomic_add_acq_rel(&barrier->state, uint64_t(addend) << 32);
+        uint64_t now = before + (uint64_t(addend) << 32);
+        if ((before ^ now) >> 63) num_left = uint32_t(now);
+        for (int polls = 0; (before ^ now) >> 63 == 0 && !leaves; ++polls) {
+            yield();
+            now = load_acquire(&barrier->state);
+            // Not when the last block has arrived meanwhile: it knows how many have left.
+            leaves = polls >= kMostPolls && (before ^ now) >> 63 == 0 &&
+                     compare_and_swap(&barrier->state, now, now + 1);
+        }
+        if (leaves) atomic_add(&barrier->left[blockIdx.x / 32], 1u << blockIdx.x % 32);
+        for (uint32_t seen = 0; seen < num_left;) {  // they are about to say who they are
+            seen = 0;
+            for (uint32_t i = 0; i * 32 < gridDim.x; ++i) {
+                seen += count_bits(load_acquire(&barrier->left[i]));
+            }
         }
     }
-    sync_block();
+    if (sync_block_or(leaves)) return;
+    constexpr uint32_t kHelps = 1u << 31;
+    // The one value that lives across `share`, whose only call is inlined.
+    uint32_t block = blockIdx.x | (sync_block_or(num_left != 0) ? kHelps : 0);
+#pragma unroll 1
+    while (true) {
+        share(block & ~kHelps);
+        if (block < kHelps) return;
+        sync_block();  // shared memory is free; nobody looks for a bit any more
+        if (threadIdx.x == 0 && block != (blockIdx.x | kHelps)) {
+            atomic_add(&barrier->left[block % kHelps / 32], 0u - (1u << block % 32));
+            atomic_add(&barrier->state, uint64_t(0) - 1);
+        }
+        sync_block();
+        block = 0;
+        while (block < gridDim.x && !(load_acquire(&barrier->left[block / 32]) >> block % 32 & 1)) {
+            ++block;
+        }
+        if (block == gridDim.x) return;
+        block |= kHelps;
+    }
 }

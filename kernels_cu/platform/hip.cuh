@@ -59,6 +59,17 @@ DEVICE void sync_block() {
     __builtin_amdgcn_s_barrier();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
+// sync_block; whether any thread's `value` is true.
+DEVICE bool sync_block_or(bool value) {
+    SHARED(uint32_t, any, [1]);
+    if (threadIdx.x == 0) any[0] = 0;
+    sync_block();
+    if (value) any[0] = 1;
+    sync_block();
+    const bool result = any[0] != 0;
+    sync_block();
+    return result;
+}
 DEVICE void sync_warp() {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
     __builtin_amdgcn_wave_barrier();
@@ -125,8 +136,19 @@ DEVICE void atomic_min(T* address, T value) {
 DEVICE uint32_t atomic_add_acq_rel(uint32_t* address, uint32_t value) {
     return __hip_atomic_fetch_add(address, value, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
 }
+DEVICE uint64_t atomic_add_acq_rel(uint64_t* address, uint64_t value) {
+    return __hip_atomic_fetch_add(address, value, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
+}
+// Whether *address was `expected`, and is `desired` now.
+DEVICE bool compare_and_swap(uint64_t* address, uint64_t expected, uint64_t desired) {
+    return __hip_atomic_compare_exchange_strong(address, &expected, desired, __ATOMIC_RELAXED,
+                                                __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
 // What others wrote before they changed this number is there for this thread.
 DEVICE uint32_t load_acquire(const uint32_t* address) {
+    return __hip_atomic_load(address, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT);
+}
+DEVICE uint64_t load_acquire(const uint64_t* address) {
     return __hip_atomic_load(address, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT);
 }
 // Of one word, in which another block leaves something: nothing is said of what else it wrote.
@@ -136,6 +158,10 @@ DEVICE uint64_t load_relaxed(const uint64_t* address) {
 DEVICE void store_relaxed(uint64_t* address, uint64_t value) {
     __hip_atomic_store(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
+DEVICE int count_bits(uint32_t x) { return __builtin_popcount(x); }
+// Between two polls of what another block changes.
+DEVICE void yield() { __builtin_amdgcn_s_sleep(1); }
+constexpr int kMostPolls = 4096;
 #include "platform/grid.cuh"
 
 // --- numbers ---------------------------------------------------------------------------------

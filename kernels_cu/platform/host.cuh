@@ -77,6 +77,17 @@ constexpr bool kCompact =
 // --- barriers, shuffles, votes, atomics ------------------------------------------------------
 DEVICE int lane_id() { return host::runtime->thread()->lane; }
 DEVICE void sync_block(HOST_PLACE) { host::runtime->sync_block(place); }
+// sync_block; whether any thread's `value` is true.
+DEVICE bool sync_block_or(bool value, HOST_PLACE) {
+    SHARED(uint32_t, any, [1]);
+    if (threadIdx.x == 0) any[0] = 0;
+    host::runtime->sync_block(place);
+    if (value) any[0] = 1;
+    host::runtime->sync_block(place);
+    const bool result = any[0] != 0;
+    host::runtime->sync_block(place);
+    return result;
+}
 DEVICE void sync_warp(HOST_PLACE) { host::runtime->sync_warp(place); }
 DEVICE void named_barrier(int id, int count, HOST_PLACE) {
     host::runtime->named_barrier(id, count, place);
@@ -158,12 +169,23 @@ DEVICE void atomic_min(T* address, T value) {
                                                        __ATOMIC_RELAXED)) {
     }
 }
+// Whether *address was `expected`, and is `desired` now.
+DEVICE bool compare_and_swap(uint64_t* address, uint64_t expected, uint64_t desired) {
+    return __atomic_compare_exchange_n(address, &expected, desired, false, __ATOMIC_ACQ_REL,
+                                       __ATOMIC_ACQUIRE);
+}
 // What this thread wrote before is there for whoever sees the sum, and what others wrote before
 // theirs for this thread.
 DEVICE uint32_t atomic_add_acq_rel(uint32_t* address, uint32_t value) {
     return __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);
 }
+DEVICE uint64_t atomic_add_acq_rel(uint64_t* address, uint64_t value) {
+    return __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);
+}
 DEVICE uint32_t load_acquire(const uint32_t* address) {
+    return __atomic_load_n(address, __ATOMIC_ACQUIRE);
+}
+DEVICE uint64_t load_acquire(const uint64_t* address) {
     return __atomic_load_n(address, __ATOMIC_ACQUIRE);
 }
 // Of one word, in which another block leaves something: nothing is said of what else it wrote.
@@ -173,14 +195,11 @@ DEVICE uint64_t load_relaxed(const uint64_t* address) {
 DEVICE void store_relaxed(uint64_t* address, uint64_t value) {
     __atomic_store_n(address, value, __ATOMIC_RELAXED);
 }
-// All blocks of the launch meet, which is a cooperative one (Variant.cooperative).  counter: of this
-// launch alone, its lower 31 bits zero before and after.
-DEVICE void sync_grid(uint32_t* counter, HOST_PLACE) {
-    if (threadIdx.x == 0) {
-        atomic_add_acq_rel(counter, blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1);
-    }
-    host::runtime->sync_grid(place);
-}
+DEVICE int count_bits(uint32_t x) { return __builtin_popcount(x); }
+// Between two polls of what another block changes: the schedule says who is next.
+DEVICE void yield() { host::runtime->yield(); }
+constexpr int kMostPolls = 3;  // blocks leave under some schedules and stay under others
+#include "platform/grid.cuh"
 
 #include "platform/numbers.cuh"
 

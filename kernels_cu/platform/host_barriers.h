@@ -1,4 +1,4 @@
-// The barriers of a block, a warp, a cluster and a grid, as host_runtime.cpp runs them.
+// The barriers of a block, a warp and a cluster, as host_runtime.cpp runs them.
 
 void reset_barrier(Barrier& b, Scope scope, int expected) {
     b.scope = scope;
@@ -87,29 +87,14 @@ void cluster_arrive(Place place) {
     wake(b, cluster.fibers, cluster.num_fibers());
 }
 
-void wait_for_cluster(const char* word, Place place) {
+void cluster_wait(Place place) {
     Fiber* self = worker->current;
+    if (!self->arrived_at_cluster) fail_at("cluster_wait without cluster_arrive", place);
     Barrier& b = worker->cluster.barrier;
     if (b.phase == self->cluster_phase) {
         b.place = place;
-        wait_for(self, b, word, place);
+        wait_for(self, b, "cluster_wait", place);
     }
     self->arrived_at_cluster = false;
     TSAN(__tsan_acquire(&b.sync[self->cluster_phase % 2]));
-}
-
-void cluster_wait(Place place) {
-    if (!worker->current->arrived_at_cluster) {
-        fail_at("cluster_wait without cluster_arrive", place);
-    }
-    wait_for_cluster("cluster_wait", place);
-}
-
-// The blocks of a cooperative launch are one cluster.
-void sync_grid(Place place) {
-    if (worker->cluster.size != worker->launch->grid) {
-        fail_at("sync_grid: the launch is not a cooperative one", place);
-    }
-    cluster_arrive(place);
-    wait_for_cluster("sync_grid", place);
 }

@@ -107,6 +107,12 @@ void wait_for(Fiber* self, const Barrier& barrier, const char* word, Place place
     switch_to_next();
 }
 
+// Lets others go on, and comes back when the schedule says so.
+void yield() {
+    worker->ready.push(worker->current);
+    switch_to_next();
+}
+
 void wake(const Barrier& barrier, Fiber* fibers, int count) {
     for (int i = 0; i < count; ++i) {
         if (fibers[i].waiting_for != &barrier) continue;
@@ -125,19 +131,44 @@ void wake(const Barrier& barrier, Fiber* fibers, int count) {
 const ThreadView* this_thread() { return worker->current; }
 
 const Runtime kRuntime = {
-    this_thread,       sync_block,       sync_warp,
-    named_barrier,     exchange,         mma,
-    move_matrix,       cluster_arrive,   cluster_wait,
-    sync_grid,         shared,           dynamic_shared,
-    cluster_shared,    copy_async,       copy_async_commit,
-    copy_async_wait,   barrier_init,     barrier_arrive,
-    barrier_wait,      store_async,      bulk_check,
-    bulk_load,         tma_check,        tma_load,
-    tma_store,         tma_store_commit, tma_store_source,
-    tma_store_wait,    shared_address,   matrix_stored,
-    fence_async_proxy, wgmma_fence,      wgmma,
-    wgmma_commit,      wgmma_wait,       wgmma_under_way,
-    wgmma_source,      fail_at,
+    this_thread,
+    sync_block,
+    sync_warp,
+    named_barrier,
+    exchange,
+    mma,
+    move_matrix,
+    cluster_arrive,
+    cluster_wait,
+    yield,
+    shared,
+    dynamic_shared,
+    cluster_shared,
+    copy_async,
+    copy_async_commit,
+    copy_async_wait,
+    barrier_init,
+    barrier_arrive,
+    barrier_wait,
+    store_async,
+    bulk_check,
+    bulk_load,
+    tma_check,
+    tma_load,
+    tma_store,
+    tma_store_commit,
+    tma_store_source,
+    tma_store_wait,
+    shared_address,
+    matrix_stored,
+    fence_async_proxy,
+    wgmma_fence,
+    wgmma,
+    wgmma_commit,
+    wgmma_wait,
+    wgmma_under_way,
+    wgmma_source,
+    fail_at,
 };
 
 // A fiber's life: one thread of the kernel after the other.

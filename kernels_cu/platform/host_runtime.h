@@ -98,7 +98,7 @@ struct Runtime {
     void (*move_matrix)(MoveMatrix*, Place);
     void (*cluster_arrive)(Place);
     void (*cluster_wait)(Place);
-    void (*sync_grid)(Place);
+    void (*yield)();
     void* (*shared)(const SharedArray*);
     void* (*dynamic_shared)(unsigned size, Place);
     void* (*cluster_shared)(const void* shared, int rank, Place);
