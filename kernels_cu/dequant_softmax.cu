@@ -1,22 +1,22 @@
-// dequant_softmax.cu: y = softmax(A @ (scale_b * B) + bias).
+// dequant_softmax.cu: the logits A @ (scale_b * B) + bias in FP32 and, for every row and kSetColumns
+// columns, their maximum and the sum of exp(logit - maximum), from which normalize_logits.cu makes the
+// softmax.
 //
-// Blocks take tiles in turns; of a tile they leave the logits in FP32, and for every row and
-// kSetColumns columns their largest and the sum of exp(logit - largest).  After a grid barrier they
-// share the rows and finish y (parts/normalize_logits.cuh).
 // Constants: those of parts/mainloop.cuh but kProducts.
-// Launch: grid (any), else as gemm.cu's.  Dynamic shared memory
+// Launch: as gemm.cu's.  Dynamic shared memory
 // sizeof(GemmStorage).  statistics: (m, ceil(n / kSetColumns)).
 constexpr int kProducts = 1;
 #include "parts/epilogue.cuh"
 #include "parts/gemm_tile.cuh"
-#include "parts/normalize_logits.cuh"
+#include "parts/logits_statistics.cuh"
+#include "parts/math.cuh"
+#include "parts/max_sum.cuh"
 
 static_assert(kTileN % kSetColumns == 0, "a tile has whole sets of columns");
 
 struct LogitsParams {
     TileParams tile;
     EpilogueParams epilogue;  // its `out`: logits
-    NormalizeParams normalize;
 };
 using FragmentStatistics = MaxSum[kTileM][kTileN / 16];
 
@@ -65,30 +65,18 @@ DEVICE void store_logits(GemmStorage& storage, FragmentStatistics& of_fragments,
     }
 }
 
-KERNEL void dequant_softmax(const void* a, const void* b, void* y, const void* bias,
-                            const float* scale_b, float* logits, MaxSum* statistics,
-                            GridBarrier* barrier, SumType* partials, const LogitsParams params,
-                            int64_t pass) {
+KERNEL void dequant_softmax(const void* a, const void* b, const void* bias, const float* scale_b,
+                            float* logits, MaxSum* statistics, SumType* partials,
+                            const LogitsParams params, int64_t pass) {
     SHARED_STORAGE(GemmStorage, storage);
     SHARED(MaxSum, of_fragments, [kTileM][kTileN / 16]);
-    SHARED(MaxSum, of_warps, [kBlockWarps]);
     const WarpPlace warp = WarpPlace::here();
+    const GemmTask task = task_of(params.tile);
+    AllSums acc{};
+    sum_tile(storage, params.tile, task, warp, {a, nullptr, nullptr}, {{b, scale_b, nullptr}},
+             partials, pass, acc);
+    if (pass == kPartial) return;
     const MatrixEpilogue epilogue = MatrixEpilogue::of_matrix(
         params.epilogue, logits, bias, nullptr, nullptr, scale_b, 0, 0, 0, 0, 0);
-    const TileParams& p = params.tile;
-    const int64_t tiles = p.tiles_m * p.tiles_n * (pass == kPartial ? p.splits : 1);
-#pragma unroll 1
-    for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
-        const GemmTask task = task_of(p, uint32_t(index));
-        AllSums acc{};
-        sync_block();  // another tile's stages and statistics have been read
-        sum_tile(storage, p, task, warp, {a, nullptr, nullptr}, {{b, scale_b, nullptr}}, partials,
-                 pass, acc);
-        if (pass == kPartial) continue;
-        store_logits(storage, of_fragments, warp, task, epilogue, acc, statistics);
-    }
-    if (pass == kPartial) return;
-    after_all_blocks(barrier, [&](uint32_t block) {
-        normalize_rows(block, logits, statistics, y, params.normalize, of_warps);
-    });
+    store_logits(storage, of_fragments, warp, task, epilogue, acc, statistics);
 }

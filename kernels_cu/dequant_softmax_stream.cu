@@ -1,16 +1,17 @@
-// dequant_softmax_stream.cu: y = softmax(A @ (scale_b * B) + bias) for up to 16 rows on Hopper, where
+// dequant_softmax_stream.cu: logits and statistics as dequant_softmax.cu, of up to 16 rows on Hopper, where
 // the time is that of reading B: one warp brings tiles of A and B by TMA through a ring of kStages
 // stages, across the ends of tiles of columns, and the others multiply them by mma, each kWarpCols
 // columns.  All blocks have as many sets of columns, but for one, so that they end together: a
-// block's last tile may have fewer than the others.  Logits go to memory, from where the L2 cache
-// gives them back; after a grid barrier the blocks share the rows and finish y.
+// block's last tile may have fewer than the others.
 // Constants: ElementA (16-bit), ElementB (8-bit), kTileN, kStages.
 // Launch: grid (any), block (kNumThreads = kTileN + 32), dynamic shared memory sizeof(StreamStorage).
 // Tensor maps without a batch: A in boxes of `rows` (8 or 16) rows x 64 numbers, B in boxes of kColumns
 // columns x 128 numbers, both along k.  statistics: (m, gridDim.x), of a block's columns.
 #include "parts/epilogue.cuh"
 #include "parts/gemm_task.cuh"
-#include "parts/normalize_logits.cuh"
+#include "parts/logits_statistics.cuh"
+#include "parts/math.cuh"
+#include "parts/max_sum.cuh"
 #include "parts/read_ahead.cuh"
 
 constexpr int kColumns = kSetColumns;  // of two warps
@@ -24,7 +25,6 @@ struct StreamParams {
     int64_t num_k_tiles;
     int64_t rows;
     EpilogueParams epilogue;  // its `out`: logits
-    NormalizeParams normalize;
 };
 
 // Lines of 128 bytes as TMA swizzles them, in boxes of kLines lines beside each other.
@@ -45,7 +45,6 @@ struct StreamStorage {
     StreamStage stages[kStages];
     float logits[kWarps][kTileM][kPitch];  // of a warp, on their way to memory
     MaxSum of_warps[kWarps][kTileM];       // of the block's columns that are the warp's
-    MaxSum of_rows[kBlockWarps];
     Barrier full[kStages], empty[kStages];
 };
 static_assert(sizeof(StreamStage) % 1024 == 0, "stages are aligned");
@@ -125,9 +124,8 @@ DEVICE void store_logits(float (&staged)[kTileM][kPitch], const MatrixEpilogue& 
 }
 
 KERNEL void dequant_softmax_stream(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT TensorMap b_map,
-                                   void* y, const void* bias, const float* scale_b, float* logits,
-                                   MaxSum* statistics, GridBarrier* barrier,
-                                   const StreamParams params) {
+                                   const void* bias, const float* scale_b, float* logits,
+                                   MaxSum* statistics, const StreamParams params) {
     SHARED_STORAGE(StreamStorage, storage);
     const int warp = threadIdx.x / 32;
     prefetch_maps(params, warp, kWarps, a_map, b_map);
@@ -199,7 +197,4 @@ KERNEL void dequant_softmax_stream(GRID_CONSTANT TensorMap a_map, GRID_CONSTANT 
         for (int i = 1; i < kWarps; ++i) total = merge(total, storage.of_warps[i][threadIdx.x]);
         statistics[threadIdx.x * gridDim.x + blockIdx.x] = total;
     }
-    after_all_blocks(barrier, [&](uint32_t block) {
-        normalize_rows(block, logits, statistics, y, params.normalize, storage.of_rows);
-    });
 }

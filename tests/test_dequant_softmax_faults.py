@@ -15,7 +15,6 @@ from cupykern.targets import host
 LOGITS = next(op for op in OPS if op.name == "dequant_softmax")
 PARTIAL = "gemm/epilogue/partial_softmax.cuh"
 SCALE = "parts/scale_probabilities.cuh"
-GRID = "platform/grid.cuh"
 STREAM = "dequant_softmax_stream.cu"
 NORMALIZE = "parts/normalize_logits.cuh"
 
@@ -43,7 +42,7 @@ FAULTS = {
         "for (int i = kBlockWarps; i < kBlockWarps; ++i) total", "many columns",
     ),
     "a block's part of a row is every block's": Fault(
-        NORMALIZE, "int64_t piece = block * all / gridDim.x;", "int64_t piece = 0;", "softmax"
+        NORMALIZE, "int64_t piece = blockIdx.x * all / gridDim.x;", "int64_t piece = 0;", "softmax"
     ),
     "statistics of a warp's columns alone": Fault(
         PARTIAL, "for (int j = 1; j < 4; ++j) total", "for (int j = 4; j < 4; ++j) total", "logits"
@@ -98,20 +97,6 @@ FAULTS = {
     "a row's statistics before all warps have theirs": Fault(
         NORMALIZE, "= total;\n    sync_block();", "= total;", "shares"
     ),
-    "shares on Hopper: of the block itself twice": Fault(
-        "dequant_softmax_hopper.cu", "scale_probabilities(block, static_cast<half*>", "scale_probabilities(blockIdx.x, static_cast<half*>", "shares"
-    ),
-    "logits: no share of blocks that left": Fault(
-        "dequant_softmax.cu", "normalize_rows(block, ", "normalize_rows(blockIdx.x, ", "softmax"
-    ),
-    "logits on Hopper: no share of blocks that left": Fault(
-        "dequant_softmax_hopper.cu", "normalize_rows(block, ", "normalize_rows(blockIdx.x, ", "logits"
-    ),
-    "streams: no share of blocks that left": Fault(
-        STREAM, "normalize_rows(block, ", "normalize_rows(blockIdx.x, ", "streams"
-    ),
-    "a block that does not wait for others": Fault(GRID, "if (sync_block_or(leaves)) return;", "sync_block_or(leaves);", "streams"),
-    "blocks that leave are not counted": Fault(GRID, "num_left = uint32_t(now);", "num_left = 0;", "softmax"),
     "streams: warps without columns count": Fault(STREAM, "own < num_own;", "true;", "streams"),
     "streams: statistics of one warp": Fault(
         STREAM, "for (int i = 1; i < kWarps; ++i) total", "for (int i = kWarps; i < kWarps; ++i) total", "streams"

@@ -20,7 +20,13 @@ from . import gemm, gemm_hopper, matmul, matmul_problem, product
 from .gemm import AnyConfig
 from .gemm_task import GemmTask, make_task
 from .hopper_config import HopperConfig
-from .logits import SET_COLUMNS, LogitsMemory, contiguous, logits_memory
+from .logits import (
+    NORMALIZE_LOGITS,
+    SET_COLUMNS,
+    LogitsMemory,
+    contiguous,
+    logits_memory,
+)
 from .operand_maps import tma_stores
 from .product import INNER, OUTER, STRIDED, Matrix, Product
 
@@ -48,7 +54,7 @@ def dequant_softmax(
 
     w is converted inside the kernel and sums are in FP32, as in `scaled_mm`.  The logits stay in FP32, in
     `out` if that is FP32, else in memory of their own; their largest and their sums of exponentials come
-    from the product's epilogue, so that they are read once, after a grid barrier.  On Hopper, logits of more
+    from the product's epilogue, so that a second launch reads them once.  On Hopper, logits of more
     than 16 rows, with results of 16 bits and no bias but one of columns, stay in registers: the result
     gets their exponentials over the largest of 64 columns, which are then scaled.  A row that holds NaN or
     +inf, or -inf alone, gives NaN.  a and bias are copied if they do not merge to a matrix of all rows, and the result is if
@@ -96,13 +102,12 @@ def dequant_softmax(
         def complete(call: Product, config: AnyConfig) -> tuple[Product, dict[str, Any]]:
             hopper = config if isinstance(config, HopperConfig) else None
             memory, place, num_sets = _memory(target, hopper, result, call.out, bias)
-            barrier, alone = memory.take(target)
-            logits, statistics = memory.parts(barrier, alone)
+            logits, statistics = memory.parts(memory.take(target))
             if place == call.out:
                 logits = result
             taken[:] = memory, logits is result
             call = call._replace(logits=place, num_sets=num_sets)
-            return call, {"logits": logits, "statistics": statistics, "barrier": barrier}
+            return call, {"logits": logits, "statistics": statistics}
 
         operands = {"a": flat_a, "b": w, "bias": bias, "scale_b": scale}
         inner = None if key is None else ("logits", *key)
@@ -125,7 +130,7 @@ def dequant_softmax(
     return y
 
 
-_GIVEN = ("a", "b", "bias", "scale_b", "logits", "statistics", "barrier")
+_GIVEN = ("a", "b", "bias", "scale_b", "logits", "statistics")
 _find = plans.finder("dequant_softmax", arrays=3, either=1, options=2)
 
 
@@ -134,7 +139,7 @@ class _Plan(NamedTuple):
 
     target: Target
     product: Any
-    launches: tuple[Repeated, ...]  # of the product; none where each call takes more memory
+    launches: tuple[Repeated, ...]  # none where each call takes more memory
     pick: Callable[[tuple[Any, ...]], tuple[Any, ...]]  # matmul.run's
     memory: LogitsMemory
     in_place: bool  # logits lie in the result
@@ -147,24 +152,21 @@ class _Plan(NamedTuple):
         """Of CuPy's arrays; places: where they lie."""
         target = self.target
         y = maker(target.xp)(self.shape, self.dtype) if out is None else out
-        barrier, alone = self.memory.take(target)
+        memory = self.memory.take(target)
         if not self.launches:
-            self.product.launch(target.xp, self.arrays(a, w, bias, scale, y, barrier, alone))
+            self.product.launch(target.xp, self.arrays(a, w, bias, scale, y, memory))
             return y
-        alone_place = None if alone is None else alone.data.ptr
-        places = (*places, y.data.ptr, barrier.data.ptr, alone_place)
+        places = (*places, y.data.ptr, memory.data.ptr)
         for one in self.launches:
-            one.launch_at(places, a, w, bias, scale, y, barrier, alone)
+            one.launch_at(places, a, w, bias, scale, y, memory)
         return y
 
-    def arrays(
-        self, a: Any, w: Any, bias: Any, scale: Any, y: Any, barrier: Any, alone: Any
-    ) -> tuple[Any, ...]:
-        """What the kernels take."""
-        logits, statistics = self.memory.parts(barrier, alone)
+    def arrays(self, a: Any, w: Any, bias: Any, scale: Any, y: Any, memory: Any) -> tuple[Any, ...]:
+        """product.ARRAYS of the kernels."""
+        logits, statistics = self.memory.parts(memory)
         if self.in_place:
             logits = y
-        return self.pick((a, w, bias, scale, logits, statistics, barrier, None, y))
+        return self.pick((a, w, bias, scale, logits, statistics, None, y))
 
 
 def _memory(
@@ -325,7 +327,7 @@ def _variants(arch: str) -> tuple[Variant, ...]:
         dict.fromkeys(
             gemm.variant(task, config) for task in _tasks() for config in gemm.configs(task, arch)
         )
-    )
+    ) + (NORMALIZE_LOGITS,)
 
 
 def _task(problem: LogitsProblem) -> GemmTask:

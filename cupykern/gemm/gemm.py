@@ -21,7 +21,6 @@ from ..jit import get_kernel
 from ..targets import Device, Kernel, Target
 from ..targets.limits import multiprocessors
 from ..targets.repeated import Repeated
-from ..workspace import MOST_BLOCKS
 from . import (
     gemm_hopper,
     gemm_stream,
@@ -34,9 +33,10 @@ from .dequantize_nvfp4 import DecodedPlan, decoded_plan
 from .gemm_stream import StreamConfig, StreamPlan
 from .gemm_task import GemmTask, make_task
 from .hopper_config import HopperConfig
-from .logits import NORMALIZE, fill_logits, num_pieces
+from .logits import LogitsPlan, fill_logits, logits_plan
 from .portable_config import GemmConfig
 from .product import (
+    ARRAYS,
     BATCH,
     BLOCK,
     EPILOGUE,
@@ -134,7 +134,6 @@ def variant(task: GemmTask, config: AnyConfig) -> Variant:
             ("kHalfSums", task.half_sums),
         ),
         c.num_threads,
-        waits=task.kernel == "dequant_softmax",
     )
 
 
@@ -191,7 +190,7 @@ def _params_dtype(kernel: str) -> np.dtype:
         ("has_block_scales", np.int64),
     ]
     if kernel == "dequant_softmax":
-        return np.dtype([("tile", tile), ("epilogue", EPILOGUE), ("normalize", NORMALIZE)])
+        return np.dtype([("tile", tile), ("epilogue", EPILOGUE)])
     last = [("policy", np.int64)] if products == 2 else []
     return np.dtype([("tile", tile), ("epilogues", EPILOGUE, products), *last])
 
@@ -205,15 +204,16 @@ class GemmPlan(NamedTuple):
     partial_size: int
     shared_bytes: int
     params: Any
+    places: tuple[int, ...]  # in product.ARRAYS, of what the kernel takes
     repeated: Repeated  # where k is not split
 
     def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
-        """arrays: the kernel's, from a on; None where absent."""
+        """arrays: product.ARRAYS, None where absent."""
         if self.splits == 1:
             self.repeated.launch(arrays)
             return
         partials = maker(xp)((self.partial_size,), np.uint32)  # FP32 or int32
-        args = (*arrays, partials, self.params)
+        args = (*(arrays[i] for i in self.places), partials, self.params)
         for grid, number in zip(self.grids, (_PARTIAL, _REDUCE), strict=True):
             self.kernel(grid, (*args, number), self.shared_bytes)
 
@@ -241,7 +241,7 @@ def streams(target: Target, product: Product) -> bool:
 
 def gemm_plan(
     target: Target, product: Product, config: AnyConfig | None
-) -> GemmPlan | gemm_hopper.HopperPlan | StreamPlan | DecodedPlan | SplitPlan | None:
+) -> GemmPlan | gemm_hopper.HopperPlan | StreamPlan | DecodedPlan | SplitPlan | LogitsPlan | None:
     """The plan of `product`; None where more than MAX_BATCH_DIMS dims of the batch do not merge.
 
     Raises TypeError and ValueError for a config that does not fit, or too large a grid.
@@ -252,6 +252,20 @@ def gemm_plan(
         return None
     task = task_of(p)
     config = FAMILY.config(task, target, config)
+    if p.kernel == "dequant_softmax":
+        return logits_plan(target, p, _plan_of(target, p, task, dims, config))
+    return _plan_of(target, p, task, dims, config)
+
+
+def _plan_of(
+    target: Target,
+    product: Product,
+    task: GemmTask,
+    dims: list[tuple[int, tuple[int, ...]]],
+    config: AnyConfig,
+) -> GemmPlan | gemm_hopper.HopperPlan | StreamPlan | DecodedPlan | SplitPlan:
+    """`gemm_plan`'s, but for the softmax of logits."""
+    p = product
     if isinstance(config, HopperConfig) and config.splits > 1:
         of_parts = replace(config, splits=1)
         return split_plan(target, p, config.splits, lambda x: gemm_plan(target, x, of_parts))
@@ -292,11 +306,8 @@ def gemm_plan(
     fill_operand(tile["b"][0], p.b, p.scale_b, p.groups_b)
     kernel = get_kernel(target, variant(task, config))
     shared = config.shared_bytes(*elements, task.products)
-    grids = tiles * config.splits, tiles
     if p.kernel == "dequant_softmax":
         fill_logits(params, p)
-        most = min(kernel.blocks_at_once(shared), MOST_BLOCKS)
-        grids = min(grids[0], most), min(max(tiles, num_pieces(p)), most)
     elif p.b2 is None:
         fill_epilogue(params["epilogues"][0], p)
     else:
@@ -304,12 +315,20 @@ def gemm_plan(
         fill_epilogues(params["epilogues"], p)
         params["policy"] = p.policy
     struct = target.by_value(params)
+    logits = p.kernel == "dequant_softmax"  # whose result is another launch's
+    names = enumerate(ARRAYS[p.kernel])
+    places = tuple(i for i, name in names if not (logits and name == "out"))
+
+    def arguments(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (*(arrays[i] for i in places), None, struct, _WHOLE)
+
     return GemmPlan(
         kernel=kernel,
-        grids=grids,
+        grids=(tiles * config.splits, tiles),
         splits=config.splits,
         partial_size=tiles * config.tile_m * config.tile_n * config.splits * task.products,
         shared_bytes=shared,
         params=struct,
-        repeated=Repeated(kernel, grids[1], shared, lambda arrays: (*arrays, None, struct, _WHOLE)),
+        places=places,
+        repeated=Repeated(kernel, tiles, shared, arguments),
     )

@@ -35,7 +35,7 @@ from .hopper_config import (
     splits_epilogues,
     tile_k,
 )
-from .logits import NORMALIZE, SET_COLUMNS, fill_logits
+from .logits import SET_COLUMNS, fill_logits
 from .operand_maps import map_plan, operand_map, tma_stores
 from .product import (
     BATCH,
@@ -78,13 +78,13 @@ _DUAL_PARAMS = np.dtype(  # gemm/epilogue/gated.cuh: DualParams
 _LOGITS_PARAMS = np.dtype(  # gemm/epilogue/partial_softmax.cuh: LogitsParams
     [
         *((name, np.int64) for name in ("num_k_tiles", "tiles_m", "tiles_n", "swizzle")),
-        *(("epilogue", EPILOGUE), ("normalize", NORMALIZE)),
+        ("epilogue", EPILOGUE),
     ]
 )
 _STREAM_PARAMS = np.dtype(  # dequant_softmax_stream.cu: StreamParams
     [
         *(("num_k_tiles", np.int64), ("rows", np.int64)),
-        *(("epilogue", EPILOGUE), ("normalize", NORMALIZE)),
+        ("epilogue", EPILOGUE),
     ]
 )
 _GENERAL, _PLAIN, _BOXED = range(3)  # gemm/epilogue/matmul.cuh: EpilogueKind
@@ -134,7 +134,6 @@ def variant(task: GemmTask, config: HopperConfig) -> Variant:
             (("ElementA", dtypes.CPP_NAMES[task.a]), ("ElementB", dtypes.CPP_NAMES[task.b])),
             (("kTileN", c.tile_n), ("kStages", c.stages)),
             c.num_threads,
-            waits=True,
         )
     mainloop, includes = _mainloop(task, c)
     epilogue, file, scheduler = "gemm::GatedEpilogue<Mainloop>", "gated", "PersistentScheduler"
@@ -157,7 +156,6 @@ def variant(task: GemmTask, config: HopperConfig) -> Variant:
         c.num_threads,
         c.cluster,
         includes=(*includes, f"gemm/epilogue/{file}.cuh", "gemm/scheduler.cuh"),
-        waits=task.kernel == "dequant_softmax",
     )
 
 
@@ -206,7 +204,7 @@ def _is_short(p: Product, turned: bool) -> bool:
 _PLACES = {  # in product.ARRAYS, of what the kernels take beside tensor maps
     "gemm": (2, 3, 4, 5, 6, 8),
     "dual_gemm": (3, 4, 5, 6, 8, 9),
-    "dequant_softmax": (2, 3, 4, 5, 6, 7),
+    "dequant_softmax": (3, 4, 5, 6),
 }
 
 

@@ -95,7 +95,7 @@ _LOGITS = {
     HopperConfig(256, 128, 4): 50.0,
     HopperConfig(64, 128, 6, lines=2): 13.0,
 }
-_FEW_LOGITS = {HopperConfig(16, 256, 4, streams=True): 13.0}
+_FEW_LOGITS = {HopperConfig(16, 256, 5, streams=True): 13.0}
 
 
 def _tile_times(task: GemmTask) -> dict[HopperConfig, float]:

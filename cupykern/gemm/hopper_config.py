@@ -55,7 +55,7 @@ class HopperConfig:
         """Dynamic shared memory of a block (gemm/kernel_sm90.cuh: SharedStorage)."""
         if self.streams:  # dequant_softmax_stream.cu: StreamStorage
             warps = self.tile_n // 32
-            staged = warps * 16 * 36 * 4 + (warps * 16 + warps + 1) * 8
+            staged = warps * 16 * 36 * 4 + warps * 16 * 8
             return self.stages * (self.tile_n * 128 + 16 * 256 + 16) + staged
         task, line = multiplied(task, self), self.lines * LINE
         of_b = line * task.b.itemsize // task.a.itemsize // (2 if task.b == FP4 else 1)

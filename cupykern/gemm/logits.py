@@ -1,7 +1,5 @@
-"""Logits on their way to a softmax: where they and the statistics of their columns lie.
-
-The Python half of kernels_cu/parts/normalize_logits.cuh.
-"""
+"""Logits on their way to a softmax: where they and the statistics of their columns lie, and the launch that
+makes the softmax of them."""
 
 from __future__ import annotations
 
@@ -10,12 +8,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kernels_cu import Variant
+
 from .. import dtypes, workspace
+from ..jit import get_kernel
 from ..targets import Target
+from ..targets.repeated import Repeated
 from .product import STRIDES, Matrix, Product, fill_epilogue
 
-SET_COLUMNS, PIECE_COLUMNS = 64, 2048  # normalize_logits.cuh: kSetColumns, kPieceColumns
-NORMALIZE = np.dtype(  # normalize_logits.cuh: NormalizeParams
+SET_COLUMNS, _PIECE_COLUMNS = 64, 2048  # logits_statistics.cuh, normalize_logits.cuh
+_THREADS, _BLOCKS = 256, 8  # of a block; of a multiprocessor
+NORMALIZE_LOGITS = Variant("normalize_logits", (), (), _THREADS)
+_PARAMS = np.dtype(  # normalize_logits.cuh: NormalizeParams
     [
         *((name, np.int64) for name in ("m", "n", "num_sets")),
         *(("logits", STRIDES), ("y", STRIDES), ("dtype", np.int64)),
@@ -24,19 +28,46 @@ NORMALIZE = np.dtype(  # normalize_logits.cuh: NormalizeParams
 
 
 def fill_logits(params: np.ndarray, product: Product) -> None:
-    """The fields `epilogue` and `normalize` of params, zeros."""
+    """The field `epilogue` of params, zeros, which stores the logits."""
+    p = product
+    fill_epilogue(params["epilogue"], p._replace(out=p.out if p.logits is None else p.logits))
+
+
+class LogitsPlan(NamedTuple):
+    """The product's launches, and the one that makes the softmax of what they leave."""
+
+    product: Any
+    normalize: Repeated
+
+    def launch(self, xp: Any, arrays: tuple[Any, ...]) -> None:
+        """arrays: product.ARRAYS."""
+        self.product.launch(xp, arrays)
+        self.normalize.launch(arrays)
+
+    @property
+    def launches(self) -> tuple[Repeated, ...]:
+        """None where each call takes memory for partial accumulators."""
+        launches = self.product.launches
+        return (*launches, self.normalize) if launches else ()
+
+
+def logits_plan(target: Target, product: Product, plan: Any) -> LogitsPlan:
+    """plan: of `product`'s logits and statistics."""
     p = product
     logits = p.out if p.logits is None else p.logits
-    fill_epilogue(params["epilogue"], p._replace(out=logits))
-    normalize = params["normalize"]
-    normalize["m"], normalize["n"], normalize["num_sets"] = p.m, p.n, p.num_sets
-    normalize["logits"] = (logits.row, logits.col)
-    normalize["y"], normalize["dtype"] = (p.out.row, p.out.col), dtypes.CODES[p.out.dtype]
+    params = np.zeros((), _PARAMS)
+    params["m"], params["n"], params["num_sets"] = p.m, p.n, p.num_sets
+    params["logits"] = (logits.row, logits.col)
+    params["y"], params["dtype"] = (p.out.row, p.out.col), dtypes.CODES[p.out.dtype]
+    pieces = p.m * math.ceil(p.n / _PIECE_COLUMNS)
+    grid = min(pieces, _BLOCKS * target.multiprocessors)
+    kernel, struct = get_kernel(target, NORMALIZE_LOGITS), target.by_value(params)
 
+    def arguments(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+        _, _, y, _, _, logits, statistics = arrays
+        return logits, statistics, y, struct
 
-def num_pieces(product: Product) -> int:
-    """Of rows, that blocks share."""
-    return product.m * math.ceil(product.n / PIECE_COLUMNS)
+    return LogitsPlan(plan, Repeated(kernel, grid, 0, arguments))
 
 
 class LogitsMemory(NamedTuple):
@@ -46,21 +77,16 @@ class LogitsMemory(NamedTuple):
     statistics: int
     logits: int
 
-    def take(self, target: Target) -> tuple[Any, Any]:
-        """(a GridBarrier, and behind it the memory, or None; memory of its own if it is much)."""
-        size = self.statistics + self.logits
-        if size <= workspace.MOST_KEPT:
-            return workspace.take_for_grid(target, size), None
-        return workspace.take_for_grid(target, 0), target.xp.ndarray(size, np.uint8)
+    def take(self, target: Target) -> Any:
+        """The memory, for one call on the current stream."""
+        return workspace.take(target, self.statistics + self.logits, 0)[0]
 
-    def parts(self, barrier: Any, alone: Any) -> tuple[Any, Any]:
+    def parts(self, memory: Any) -> tuple[Any, Any]:
         """(logits or None, statistics) of what `take` gave."""
-        if isinstance(barrier, np.ndarray):
-            words = barrier[workspace.GRID_WORDS :] if alone is None else alone.view(np.uint32)
-            logits = words[self.statistics // 4 :].view(np.float32)
-            return (logits if self.logits else None), words
-        memory = barrier.data + 4 * workspace.GRID_WORDS if alone is None else alone.data
-        return (memory + self.statistics if self.logits else None), memory
+        if isinstance(memory, np.ndarray):
+            logits = memory[self.statistics :].view(np.float32)
+            return (logits if self.logits else None), memory
+        return (memory.data + self.statistics if self.logits else None), memory.data
 
 
 def logits_memory(rows: int, n: int, num_sets: int, own_logits: bool) -> LogitsMemory:

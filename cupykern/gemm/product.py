@@ -170,7 +170,7 @@ ARRAYS = {  # what kernels take, in their order
     ),
     "dequant_softmax": (
         *("a", "b", "out", "bias", "scale_b"),
-        *("logits", "statistics", "barrier"),
+        *("logits", "statistics"),
     ),
 }
 

@@ -7,7 +7,6 @@
 //   load       the broadcasts of one tile, by the producer warpgroup's second warp, if loads()
 //   Consumer   a consumer's own state: begin, reduce and store see a tile before and after its
 //              mainloop, finish comes last
-//   kContinues whether all threads go on after run(), with as many registers each
 //   kClears    whether accumulators are cleared first: else ptxas serialises wgmma (C7517)
 #include "gemm/mainloop_sm90.cuh"
 #include "gemm/reduce.cuh"
@@ -94,7 +93,6 @@ template <class Mainloop_, class Epilogue_, class Scheduler_> struct KernelSm90 
         }
         sync_warp();
         if constexpr (kSplitK) Epilogue::Reduction::skip();
-        if constexpr (Epilogue::kContinues) increase_registers<kThreadRegisters>();
     }
 
     DEVICE void consume(const Scheduler& scheduler, const Epilogue& epilogue, OutputTile first_tile,
@@ -131,7 +129,6 @@ template <class Mainloop_, class Epilogue_, class Scheduler_> struct KernelSm90 
                 consumer.template store<Scheduler>(tile, count, accumulator);
             } while (!kSplitK);
         consumer.finish();
-        if constexpr (Epilogue::kContinues) decrease_registers<kThreadRegisters>();
     }
 };
 

@@ -3,6 +3,7 @@
 #include "parts/dtype.cuh"
 #include "parts/gemm_task.cuh"
 #include "parts/math.cuh"
+#include "parts/logits_statistics.cuh"
 #include "parts/max_sum.cuh"
 #include "parts/vector.cuh"
 
@@ -12,7 +13,6 @@ struct NormalizeParams {
     int64_t dtype;  // of y
 };
 
-constexpr int kSetColumns = 64;
 constexpr int kNormalRun = 8;        // columns that a thread takes at once
 constexpr int kPieceColumns = 2048;  // of a row: what blocks share
 constexpr int kBlockWarps = kNumThreads / kWarpSize;
@@ -54,13 +54,13 @@ DEVICE void normalize_columns(const float* logits, Out* y, const NormalizeParams
     }
 }
 
-// Calls f(row, begin, end) for the columns of rows that are `block`'s: the blocks of the grid share
+// Calls f(row, begin, end) for the columns of rows that are the block's: the blocks of the grid share
 // the pieces of all rows, each has as many that follow each other.
 template <class F>
-DEVICE void for_each_row_of(uint32_t block, const NormalizeParams& p, F f) {
+DEVICE void for_each_own_row(const NormalizeParams& p, F f) {
     const int64_t pieces = (p.n + kPieceColumns - 1) / kPieceColumns, all = p.m * pieces;
-    int64_t piece = block * all / gridDim.x;
-    const int64_t last = (block + 1) * all / gridDim.x;
+    int64_t piece = blockIdx.x * all / gridDim.x;
+    const int64_t last = (blockIdx.x + 1) * all / gridDim.x;
     while (piece < last) {
         const int64_t row = piece / pieces, first = piece - row * pieces;
         const int64_t rest = pieces - first, own = last - piece, count = rest < own ? rest : own;
@@ -70,10 +70,10 @@ DEVICE void for_each_row_of(uint32_t block, const NormalizeParams& p, F f) {
     }
 }
 
-// The share of `block`.  of_warps: kBlockWarps, in shared memory.
-DEVICE void normalize_rows(uint32_t block, const float* logits, const MaxSum* statistics, void* y,
+// of_warps: kBlockWarps, in shared memory.
+DEVICE void normalize_rows(const float* logits, const MaxSum* statistics, void* y,
                            const NormalizeParams& p, MaxSum* of_warps) {
-    for_each_row_of(block, p, [&](int64_t row, int64_t begin, int64_t end) {
+    for_each_own_row(p, [&](int64_t row, int64_t begin, int64_t end) {
         const MaxSum total = row_statistics(statistics + row * p.num_sets, p.num_sets, of_warps);
         const float* from = logits + row * p.logits.row;
         const int64_t offset = row * p.y.row;

@@ -55,11 +55,11 @@ DEVICE void scale_row(Out* y, const MaxSum* sets, int64_t num_sets, MaxSum* of_w
     }
 }
 
-// The share of `block`.  of_warps: kBlockWarps, in shared memory.
+// The blocks of the grid share the rows.  of_warps: kBlockWarps, in shared memory.
 template <class Out>
-DEVICE void scale_probabilities(uint32_t block, Out* y, const MaxSum* statistics,
-                                const NormalizeParams& p, MaxSum* of_warps) {
-    for_each_row_of(block, p, [&](int64_t row, int64_t begin, int64_t end) {
+DEVICE void scale_probabilities(Out* y, const MaxSum* statistics, const NormalizeParams& p,
+                                MaxSum* of_warps) {
+    for_each_own_row(p, [&](int64_t row, int64_t begin, int64_t end) {
         scale_row(y + row * p.y.row, statistics + row * p.num_sets, p.num_sets, of_warps, begin,
                   end);
     });

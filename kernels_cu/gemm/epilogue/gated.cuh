@@ -64,7 +64,7 @@ template <class Mainloop_> struct GatedEpilogue {
     using Loader = PairLoader<Mainloop, Arguments>;
     using Accumulator = typename Mainloop::Accumulator;
     using WorkTile = typename Mainloop::WorkTile;
-    static constexpr bool kBackToBack = false, kContinues = false, kClears = false;
+    static constexpr bool kBackToBack = false, kClears = false;
     static constexpr bool kSwapAB = Mainloop::kSwapAB, kMixedInput = Mainloop::kMixedInput;
     static constexpr bool kSplitK = Mainloop::kSplitK, kFewRows = Loader::kFewRows;
     static constexpr int kConsumers = Mainloop::kConsumers, kMmasM = Mainloop::kMmasM;

@@ -75,7 +75,7 @@ template <class Mainloop_, class... Kinds> struct MatmulEpilogue {
     static_assert(kTmaStore || kGeneral, "an epilogue");
     static constexpr bool kSwapAB = Mainloop::kSwapAB, kFp8 = Mainloop::kFp8;
     static constexpr bool kSlicedK = Mainloop::kSlicedK, kSplitK = Mainloop::kSplitK;
-    static constexpr bool kPingPong = Mainloop::kPingPong, kContinues = false, kClears = false;
+    static constexpr bool kPingPong = Mainloop::kPingPong, kClears = false;
     static constexpr int kConsumers = Mainloop::kConsumers;
 
     using Tile = EpilogueTile<Mainloop, kGeneral>;

@@ -6,9 +6,9 @@
 #include "gemm/mainloop_sm90.cuh"
 #include "parts/epilogue.cuh"
 #include "parts/gemm_task.cuh"
+#include "parts/logits_statistics.cuh"
 #include "parts/math.cuh"
 #include "parts/max_sum.cuh"
-#include "parts/normalize_logits.cuh"
 
 namespace gemm {
 
@@ -16,7 +16,6 @@ struct LogitsParams {
     static constexpr int64_t batch_size = 1;
     int64_t num_k_tiles, tiles_m, tiles_n, swizzle;  // swizzle: in tiles (GemmTask::of_block)
     EpilogueParams epilogue;                         // its `out`: logits, or y
-    NormalizeParams normalize;
 };
 
 // Tensor maps as MatmulArguments' of A and B, without a batch; of a 16-bit y, boxes of 64 x 64.
@@ -66,7 +65,7 @@ template <class Mainloop_> struct PartialSoftmaxEpilogue {
     using Loader = TileLoader<Mainloop, Arguments>;
     using Accumulator = typename Mainloop::Accumulator;
     using WorkTile = typename Mainloop::WorkTile;
-    static constexpr bool kBackToBack = false, kContinues = true, kClears = true;
+    static constexpr bool kBackToBack = false, kClears = true;
     static constexpr bool kMnMajorRows = Mainloop::kMnMajorRows;
     static constexpr int kCols = Mainloop::kCols, kConsumers = Mainloop::kConsumers;
     static_assert(Mainloop::kMixedInput && Mainloop::kCooperative && !Mainloop::kMulticast &&
@@ -95,7 +94,6 @@ template <class Mainloop_> struct PartialSoftmaxEpilogue {
     union Staging {
         WarpLogits warps[4 * kConsumers];
         PassStorage passes[kConsumers];
-        MaxSum of_warps[kBlockWarps];  // after the role split
     };
     struct SharedStorage {
         DEVICE void init() {}

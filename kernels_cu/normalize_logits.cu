@@ -1,0 +1,15 @@
+// normalize_logits.cu: y = softmax of the logits of dequant_softmax*.cu, which leave statistics of sets of
+// columns: of FP32 logits, or, where logits is null, of the 16-bit exponentials over a set's maximum that y
+// holds.
+// Launch: grid (any), block (kNumThreads).  statistics: (m, num_sets).
+#include "parts/normalize_logits.cuh"
+#include "parts/scale_probabilities.cuh"
+
+KERNEL void normalize_logits(const float* logits, const MaxSum* statistics, void* y,
+                             const NormalizeParams params) {
+    SHARED(MaxSum, of_warps, [kBlockWarps]);
+    const NormalizeParams& p = params;
+    if (logits) normalize_rows(logits, statistics, y, p, of_warps);
+    else if (p.dtype == kHalf) scale_probabilities(static_cast<half*>(y), statistics, p, of_warps);
+    else scale_probabilities(static_cast<bf16*>(y), statistics, p, of_warps);
+}
