@@ -16,8 +16,9 @@ Of unchanged code, whose means differ by at most MARGIN between two processes, a
 with a probability of at most FALSE_ALARMS / 2, and finds one faster with as much: the level of each test
 is that by the number of rows and by the number of looks (Bonferroni, which needs no independence).
 Likewise one of the rows that did change by FOUND is called noise before the last look with a
-probability of at most FALSE_ALARMS / 2.  That is derived for normal log times; tests/test_baseline.py
-counts that it holds with heavy tails and two levels too, if the baseline has runs enough to show them.
+probability of at most FALSE_ALARMS / 2.  That is derived for normal log times;
+tests/tools/test_baseline.py counts that it holds with heavy tails and two levels too, if the
+baseline has runs enough to show them.
 
 What memory bounds gets slower with the memory's clock, as plain copies do; on the host everything gets
 slower with what else the machine does, and a plain copy is a kernel too.  The copies' change, its mean

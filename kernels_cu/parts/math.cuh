@@ -1,7 +1,8 @@
 // Elementary functions in FP32, the same instructions on every target.  Their largest errors, in
 // units in the last place of the exact result, hold with and without contraction of a * b + c and
 // with an exp2_approx that is 2 ulp off either way: cupykern/reference/elementary.py states them
-// and tests/test_math.py measures them.  NaN gives NaN; a subnormal counts as zero, or as itself.
+// and tests/platform/test_math.py measures them.  NaN gives NaN; a subnormal counts as zero, or as
+// itself.
 // The polynomials are minimax in relative error: weighted least squares iterated (Lawson), then the
 // coefficients rounded to FP32 one after another and the rest fitted again.
 

@@ -1,5 +1,5 @@
 // The vocabulary on CUDA (NVRTC, sm_80 and up): the only CUDA file that holds PTX or builtins.
-// hip.cuh and host.cuh give the same words; tests/test_platform.py, test_numbers.py and
+// hip.cuh and host.cuh give the same words; tests/platform/test_platform.py, test_numbers.py and
 // test_fragments.py hold each word against numpy.
 
 // --- kernels ---------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 // Hopper's words on CUDA (sm_90a): barriers in shared memory, TMA, registers by role.
-// hopper_host.cuh gives the same words; tests/test_hopper_words.py and test_tensor_maps.py hold them
-// on both.  wgmma.cuh has the products.
+// hopper_host.cuh gives the same words; tests/platform/test_hopper_words.py and test_tensor_maps.py
+// hold them on both.  wgmma.cuh has the products.
 
 // `GRID_CONSTANT TensorMap map`: a kernel parameter that is passed by value and has an address.
 #define GRID_CONSTANT const __grid_constant__

@@ -17,7 +17,7 @@ from cupykern.tools import gate, gate_record, machine_code, options
 from kernels_cu import Variant, source_text
 
 ARCHS = options.ARCHS
-HIPRTC_NAMES = Path(__file__).with_name("hiprtc.h")
+HIPRTC_NAMES = Path(__file__).parents[1] / "support" / "hiprtc.h"
 
 
 @pytest.mark.compile

@@ -1,4 +1,4 @@
-"""Planted faults in softmax and in what every row kernel shares (tests/planted.py)."""
+"""Planted faults in softmax and in what every row kernel shares (tests/support/planted.py)."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ import cupykern
 from cupykern import cli
 from cupykern.tools import gate, options, plot, protocol, stored, tables
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 GOOD = make_op()
 WRONG = replace(make_op("value"), name="wrong")
 INTERRUPTED = replace(make_op("interrupt"), name="interrupted")

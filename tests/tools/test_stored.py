@@ -9,7 +9,7 @@ import pytest
 
 from cupykern.tools import stored
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 OURS = {
     "name": "cupykern", "median_us": 20.123456, "q20_us": 20.0, "q80_us": 21.0, "runs": 9,
     "error_over_bound": 0.5, "rms_ratio": float("inf"), "relative_l2": 1e-3, "verified": True,

@@ -15,7 +15,7 @@ from cupykern import targets
 from cupykern.check import RMS_LIMIT
 from cupykern.numerics import to_numpy
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
 import tiny_llama
 import tiny_llama_graph

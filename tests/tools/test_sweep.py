@@ -20,7 +20,7 @@ from cupykern import cli, targets
 from cupykern.tools import options, sweep, sweep_command, timing, trace
 from cupykern.tools.trials import Trial, ranking, short_names
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = sweep.Settings(rep_ms=0, warmup_ms=0, top=2, jobs=2)
 FAULTS = ("value", "unwritten", "guard", "raises", "compile")
 
@@ -166,7 +166,7 @@ def test_grids_that_are_none(grid, op, capsys):
 def child(tmp_path, faults: str, *args: str) -> subprocess.Popen:
     """`cupykern sweep third` in a process of its own, of configs with these faults."""
     patch = (
-        f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'tests')!r}]\n"
+        f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'tests' / 'support')!r}]\n"
         "import cupykern, fake_op\nfrom cupykern.tools import options\n"
         f"configs = tuple(fake_op.Config(i, f) for i, f in enumerate({faults}))\n"
         "cupykern.OPS = options.OPS = (fake_op.make_op(configs=configs),)\n"

@@ -1,4 +1,4 @@
-"""Planted faults in SpanRows (tests/planted.py)."""
+"""Planted faults in SpanRows (tests/support/planted.py)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """What a Hopper GPU makes of TMA's swizzles and wgmma's descriptors, recorded for the host to be held to.
 
-    PYTHONPATH=. python tests/record_golden.py tests/golden/hopper.npz
+    PYTHONPATH=. python tests/support/record_golden.py tests/support/golden/hopper.npz
 
 One swizzle function serves TMA and wgmma on the host, so that an error in it would cancel out: these
-vectors are from hardware.  tests/test_hopper_words.py compares.
+vectors are from hardware.  tests/platform/test_hopper_words.py compares.
 """
 
 from __future__ import annotations

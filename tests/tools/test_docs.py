@@ -11,7 +11,7 @@ import pytest
 
 import cupykern
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 

@@ -42,7 +42,7 @@ def test_those_who_started_this_process_do_not_count():
     parents = list(protocol._ancestors())
     assert parents[0] == os.getppid() and os.getpid() not in parents
     code = "from cupykern.tools.protocol import _ancestors; print(*_ancestors())"
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
     assert list(map(int, done.stdout.split())) == [os.getpid(), *parents]
 

@@ -1,4 +1,4 @@
-"""Planted faults in PersistentRows (tests/planted.py)."""
+"""Planted faults in PersistentRows (tests/support/planted.py)."""
 
 from __future__ import annotations
 

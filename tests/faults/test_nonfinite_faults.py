@@ -1,4 +1,4 @@
-"""Planted faults in nonfinite_report (tests/planted.py)."""
+"""Planted faults in nonfinite_report (tests/support/planted.py)."""
 
 from __future__ import annotations
 

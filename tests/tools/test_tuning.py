@@ -25,7 +25,7 @@ from cupykern.tools import trials as trials_module
 from cupykern.tools.trace import document
 from cupykern.tools.trials import Trial
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SLOW, FAST, WRONG = Config(1, "slow"), Config(2), Config(3, "value")
 X = np.ones((8, 16), np.float32)
 

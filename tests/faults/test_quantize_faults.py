@@ -1,4 +1,4 @@
-"""Planted faults in quantize (tests/planted.py); those of rows/tile.cuh and rows/reduce.cuh are in test_faults.py, and of
+"""Planted faults in quantize (tests/support/planted.py); those of rows/tile.cuh and rows/reduce.cuh are in test_softmax_faults.py, and of
 the largest magnitude in test_norm_faults.py."""
 
 from __future__ import annotations

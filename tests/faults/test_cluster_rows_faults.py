@@ -1,4 +1,4 @@
-"""Planted faults in ClusterRows (tests/planted.py)."""
+"""Planted faults in ClusterRows (tests/support/planted.py)."""
 
 from __future__ import annotations
 

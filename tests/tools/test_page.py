@@ -17,7 +17,7 @@ from cupykern.op import Bound
 from cupykern.tools import page, precision
 
 pytest.importorskip("matplotlib")
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 MATMUL = {
     "op": "matmul",
     "dtype": "float16",

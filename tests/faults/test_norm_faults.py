@@ -1,4 +1,4 @@
-"""Planted faults in the norms (tests/planted.py)."""
+"""Planted faults in the norms (tests/support/planted.py)."""
 
 from __future__ import annotations
 

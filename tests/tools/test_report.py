@@ -12,7 +12,7 @@ import pytest
 from cupykern import cli
 from cupykern.tools import headline, report
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def _result(name: str, median: float, ratio: float = 0.5) -> dict:

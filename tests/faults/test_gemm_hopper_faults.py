@@ -1,4 +1,4 @@
-"""Planted faults in Hopper's main loop (tests/planted.py)."""
+"""Planted faults in Hopper's main loop (tests/support/planted.py)."""
 
 from __future__ import annotations
 
