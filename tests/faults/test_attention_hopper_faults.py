@@ -134,4 +134,6 @@ CHECKS["growing"] = lambda: (
 )
 
 
-test_nothing_fails_without_a_fault, test_caught = fault_tests(FAULTS, checks=CHECKS)
+test_faults_apply, test_nothing_fails_without_a_fault, test_caught = fault_tests(
+    FAULTS, checks=CHECKS
+)

@@ -153,4 +153,6 @@ CHECKS = {
     "shifted": _check_shifted,
 }
 
-test_nothing_fails_without_a_fault, test_caught = fault_tests(FAULTS, _problems, CHECKS)
+test_faults_apply, test_nothing_fails_without_a_fault, test_caught = fault_tests(
+    FAULTS, _problems, CHECKS
+)

@@ -25,4 +25,6 @@ def check_lines() -> None:
         check_copy(host.current(), (1100, 301), dtype, gap, 3)
 
 
-test_nothing_fails_without_a_fault, test_caught = fault_tests(FAULTS, checks={"lines": check_lines})
+test_faults_apply, test_nothing_fails_without_a_fault, test_caught = fault_tests(
+    FAULTS, checks={"lines": check_lines}
+)

@@ -30,7 +30,7 @@ FAULTS = {
         "copy_async_wait<kStages>();",
         "lengths",
     ),
-    "queries are read before they are loaded": Fault(
+    "queries and the work tile are read before they are written": Fault(
         MAINLOOP,
         "if constexpr (kWarpOwnsKeys) sync_block();  // the queries are loaded",
         "",
@@ -114,19 +114,17 @@ FAULTS = {
         "is_last",
         "who computes",
     ),
-    "tiles of a sequence without keys": Fault(
-        MAINLOOP, "if (work.first_key < work.end_key) {", "if (true) {", "lengths"
+    "the tile of a sequence without keys is not loaded": Fault(
+        LOAD_KV,
+        "end_key(work.end_key > work.first_key ? work.end_key : work.first_key + 1)",
+        "end_key(work.end_key)",
+        "lengths",
     ),
-    "copies for a sequence without keys": Fault(
-        MAINLOOP,
-        "if (work.first_key < work.end_key) {"
-        " KvPipeline pipeline(params, work, cache, block_table);",
-        "if (true) { KvPipeline pipeline(params, work, cache, block_table);"
-        " if (work.first_key == work.end_key) pipeline.end_key = work.first_key + 1;",
-        "empty caches",
-    ),
-    "the work tile is read before it is written": Fault(
-        MAINLOOP, "sync_block();  // storage.work is written", "", "lengths"
+    "a sequence without keys has one": Fault(
+        LOAD_KV,
+        "end_key = work.end_key; table",
+        "end_key = work.end_key > work.first_key ? work.end_key : work.first_key + 1; table",
+        "behind the end",
     ),
     "rows past the last": Fault(
         EPILOGUE,
@@ -376,7 +374,7 @@ CHECKS = {
     "keys behind": _on_host(properties.test_no_query_sees_the_keys_of_those_behind_it, 2),
     "tables": _on_host(properties.test_tables_of_any_stride_between_rows, "apart"),
     "clamped": _on_host(properties.test_lengths_and_tables_of_the_device_are_clamped),
-    "empty caches": lambda: properties.test_empty_caches_are_not_read(host.current(), "no keys", 2),
+    "behind the end": _on_host(properties.test_what_lies_behind_the_end_is_not_read),
     "large caches": properties.test_caches_of_more_than_2_to_the_32_bytes,
     "many chunks": _on_host(properties.test_chunks_grow_with_the_length, 64 * 10),
     "most chunks": _on_host(properties.test_chunks_grow_with_the_length, 64 * 256),
@@ -386,4 +384,6 @@ CHECKS = {
 }
 
 
-test_nothing_fails_without_a_fault, test_caught = fault_tests(FAULTS, _problems, CHECKS)
+test_faults_apply, test_nothing_fails_without_a_fault, test_caught = fault_tests(
+    FAULTS, _problems, CHECKS
+)

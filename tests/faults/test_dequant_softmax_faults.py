@@ -187,4 +187,6 @@ CHECKS = {
 }
 
 
-test_nothing_fails_without_a_fault, test_caught = fault_tests(FAULTS, _problems, CHECKS)
+test_faults_apply, test_nothing_fails_without_a_fault, test_caught = fault_tests(
+    FAULTS, _problems, CHECKS
+)

@@ -424,4 +424,6 @@ CHECKS = {name: (lambda name=name: _check(name)) for name in PROBLEMS}
 CHECKS["fp8 integers"] = _check_fp8_integers
 
 
-test_nothing_fails_without_a_fault, test_caught = fault_tests(FAULTS, checks=CHECKS)
+test_faults_apply, test_nothing_fails_without_a_fault, test_caught = fault_tests(
+    FAULTS, checks=CHECKS
+)

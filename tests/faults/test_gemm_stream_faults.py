@@ -128,4 +128,6 @@ CHECKS = {
 }  # fmt: skip
 
 
-test_nothing_fails_without_a_fault, test_caught = fault_tests(FAULTS, checks=CHECKS)
+test_faults_apply, test_nothing_fails_without_a_fault, test_caught = fault_tests(
+    FAULTS, checks=CHECKS
+)

@@ -104,4 +104,6 @@ NAMES = sorted({fault.caught for fault in FAULTS.values()} | {"layer_norm bfloat
 CHECKS: dict[str, Callable[[], None]] = {name: partial(_check, *name.split()) for name in NAMES}
 
 
-test_nothing_fails_without_a_fault, test_caught = fault_tests(FAULTS, checks=CHECKS)
+test_faults_apply, test_nothing_fails_without_a_fault, test_caught = fault_tests(
+    FAULTS, checks=CHECKS
+)

@@ -151,6 +151,6 @@ def _scales_of_one() -> None:
         check_scales_of_one(np, to, "row")
 
 
-test_nothing_fails_without_a_fault, test_caught = fault_tests(
+test_faults_apply, test_nothing_fails_without_a_fault, test_caught = fault_tests(
     FAULTS, _problems, {"scales of one": _scales_of_one}
 )

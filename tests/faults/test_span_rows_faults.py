@@ -79,4 +79,6 @@ def _problems() -> Iterator[tuple[str, Op, object]]:
         yield "residual", op, NormProblem((9, 301), "bfloat16", residual=True)
 
 
-test_nothing_fails_without_a_fault, test_caught = fault_tests(FAULTS, _problems, {}, every=4)
+test_faults_apply, test_nothing_fails_without_a_fault, test_caught = fault_tests(
+    FAULTS, _problems, {}, every=4
+)

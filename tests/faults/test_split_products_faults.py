@@ -38,6 +38,6 @@ def check_many_splits() -> None:
         check_parts_of_k(9)
 
 
-test_nothing_fails_without_a_fault, test_caught = fault_tests(
+test_faults_apply, test_nothing_fails_without_a_fault, test_caught = fault_tests(
     FAULTS, checks={"splits": check_splits, "many splits": check_many_splits}
 )

@@ -34,6 +34,17 @@ class Fault(NamedTuple):
     caught: str
 
 
+def changed(fault: Fault) -> str:
+    """The file's text with the fault.  Raises LookupError where the file has not the text to change."""
+    letters = re.compile(r"\s*".join(map(re.escape, "".join(fault.old.split()))))
+    text, count = letters.subn(
+        lambda _: fault.new.strip(), (kernels_cu.ROOT / fault.file).read_text()
+    )
+    if not count:
+        raise LookupError(f"{fault.file} no longer has {fault.old!r}")
+    return text
+
+
 def _forget() -> None:
     for cached in vars(kernels_cu).values():
         if hasattr(cached, "cache_clear"):
@@ -47,12 +58,7 @@ def planted(fault: Fault, tmp_path_factory: Any) -> Iterator[None]:
     """Within the block, kernels are compiled from a copy of kernels_cu with one line changed."""
     root = tmp_path_factory.mktemp("kernels") / "kernels_cu"
     shutil.copytree(kernels_cu.ROOT, root)
-    text = (root / fault.file).read_text()
-    letters = re.compile(r"\s*".join(map(re.escape, "".join(fault.old.split()))))
-    text, count = letters.subn(lambda _: fault.new.strip(), text)
-    if not count:
-        raise LookupError(f"{fault.file} no longer has {fault.old!r}")
-    (root / fault.file).write_text(text)
+    (root / fault.file).write_text(changed(fault))
     before = kernels_cu.ROOT
     kernels_cu.ROOT = root
     _forget()
@@ -134,10 +140,17 @@ def fault_tests(
     problems: Problems = tuple,
     checks: Checks = MappingProxyType({}),
     every: int = 8,
-) -> tuple[Callable[..., None], Callable[..., None]]:
-    """A module's two tests: nothing fails without a fault; each fault fails the check that it names,
-    or ends its process before that check looks: what the memory held that it overwrote is chance.
-    Of the faults only some (every eighth) without --exhaustive: each compiles kernels of its own."""
+) -> tuple[Callable[..., None], Callable[..., None], Callable[..., None]]:
+    """A module's three tests: each fault changes the file as it is now and names a check that there
+    is; nothing fails without a fault; each fault fails the check that it names, or ends its process
+    before that check looks: what the memory held that it overwrote is chance.  Of the faults only some
+    (every eighth) are planted without --exhaustive: each compiles kernels of its own."""
+
+    def test_faults_apply() -> None:
+        names = {name for name, _, _ in problems()} | set(checks)
+        for fault in faults.values():
+            changed(fault)
+            assert fault.caught in names, f"no check {fault.caught!r}"
 
     @pytest.mark.parametrize("first", range(len(SCHEDULES)))
     @pytest.mark.thinned(len(SCHEDULES))
@@ -157,4 +170,4 @@ def fault_tests(
         if caught not in (wanted, A_CRASH):
             pytest.fail(f"caught by {caught!r}, not by {wanted!r}")
 
-    return test_nothing_fails_without_a_fault, test_caught
+    return test_faults_apply, test_nothing_fails_without_a_fault, test_caught
