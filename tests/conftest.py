@@ -1,5 +1,8 @@
 """Which targets the tests run on: `pytest --target host|cuda|hip|all`, default all that are here.
 
+What a target does not have, or a machine without a GPU, is deselected, not skipped: one line at the end
+counts it.  A skip means that a tool is missing here.
+
 `--exhaustive` adds what is left out to save time: tests over every code of a format, the other warp
 size of tests that take the two in turn, cases of tests that take every second to sixth, and hypothesis'
 examples.
@@ -8,7 +11,9 @@ examples.
 from __future__ import annotations
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 # Before numpy is imported.  FP64 products of tests are small, and the threads of several test processes
@@ -18,7 +23,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("CUPYKERN_HOST_OPTIMIZE", "0")
 
 import pytest
-from hopper_kernels import skip_unless_hopper
 from hypothesis import HealthCheck, settings
 
 from cupykern import targets
@@ -37,6 +41,8 @@ settings.load_profile("repository")
 
 os.environ["CUPYKERN_TUNE"] = "0"  # what somebody tuned on this machine is nothing for the tests
 
+_DESELECTED = pytest.StashKey[Counter[str]]()  # how many items, by the reason
+_LEFT_OUT = "left to --exhaustive"
 _HOST = {
     "host32": {"warp_size": 32},
     "host64": {"warp_size": 64},
@@ -60,34 +66,72 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_DESELECTED] = Counter()
     if config.getoption("exhaustive"):
         settings.load_profile("exhaustive")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("exhaustive"):
-        return
     cases: dict[str, dict[Any, int]] = defaultdict(dict)
-    left_out = [item for item in items if _is_left_out(item, cases[item.nodeid.partition("[")[0]])]
-    config.hook.pytest_deselected(items=left_out)
-    gone = set(left_out)
-    items[:] = [item for item in items if item not in gone]
+    reasons = {}
+    for item in items:
+        left_out = _left_out(item, cases[item.nodeid.partition("[")[0]])
+        reasons[item] = _without(item) or left_out
+    config.stash[_DESELECTED].update(filter(None, reasons.values()))
+    config.hook.pytest_deselected(items=[item for item in items if reasons[item]])
+    items[:] = [item for item in items if not reasons[item]]
 
 
-def _is_left_out(item: pytest.Item, cases: dict[Any, int]) -> bool:
+def _without(item: pytest.Item) -> str | None:
+    """What the item needs (tests/support/needs.py) and its target, or this machine, does not have."""
+    target = None
+    if "gpu" in item.fixturenames or "gpu" in item.keywords:
+        target = None if item.config.getoption("target") == "host" else _gpu()
+        if target is None:
+            return "need a GPU"
+    if hasattr(item, "callspec") and "target" in item.callspec.params:
+        target = _target(item.callspec.params["target"])
+    what = _lacks(target, item.iter_markers("needs"))
+    return f"need {what}" if what else None
+
+
+def _left_out(item: pytest.Item, cases: dict[Any, int]) -> str | None:
     """By the markers exhaustive, in_turn and thinned.  cases: the test's own, numbered as they come."""
+    if item.config.getoption("exhaustive"):
+        return None
     callspec = getattr(item, "callspec", None)
     indices = dict(callspec.indices) if callspec else {}
     indices.pop("target", None)
     number = cases.setdefault(tuple(indices.items()), len(cases))
-    thinned = item.get_closest_marker("thinned")
+    thinned, in_turn = map(item.get_closest_marker, ("thinned", "in_turn"))
     if "exhaustive" in item.keywords or (thinned and number % thinned.args[0]):
-        return True
+        return _LEFT_OUT
     target = callspec.params.get("target") if callspec else None
-    in_turn = "in_turn" in item.keywords and target in _HOST
-    return in_turn and target != list(_HOST)[sum(indices.values()) % len(_HOST)]
+    if not in_turn or target not in _HOST:
+        return None
+    turn = sum(indices[name] for name in in_turn.args or indices)
+    return None if target == list(_HOST)[turn % len(_HOST)] else _LEFT_OUT
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Workers of pytest-xdist all collect the same: one's numbers are those of all."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["deselected"] = dict(session.config.stash[_DESELECTED])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[_DESELECTED] |= Counter(node.workeroutput.get("deselected", {}))
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    counts = config.stash[_DESELECTED].most_common()
+    if counts:
+        terminalreporter.line("deselected: " + ", ".join(f"{n} {why}" for why, n in counts))
+
+
+@cache
 def _gpu() -> targets.Target | None:
     try:
         gpu = targets.get()
@@ -103,7 +147,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     names = list(_HOST) if wanted in ("host", "all") else []
     if wanted in ("cuda", "hip") or (wanted == "all" and _gpu() is not None):
         names.append("gpu")
-    metafunc.parametrize("target", names, indirect=True)
+    needs = list(metafunc.definition.iter_markers("needs"))
+    fit = [name for name in names if not _lacks(_target(name), needs)]
+    metafunc.parametrize("target", fit or names, indirect=True)  # where none fits: deselected
+
+
+def _target(name: str) -> targets.Target | None:
+    return host.HostTarget(**_HOST[name]) if name in _HOST else _gpu()
+
+
+def _lacks(target: targets.Target | None, needs: Iterable[pytest.Mark]) -> str | None:
+    """The first need that the target does not meet."""
+    if target is None:
+        return None
+    return next((what for what, has in (mark.args for mark in needs) if not has(target)), None)
 
 
 @pytest.fixture
@@ -118,22 +175,12 @@ def target(request: pytest.FixtureRequest):
 
 
 @pytest.fixture
-def hopper(request: pytest.FixtureRequest) -> None:
-    """Skips a test's targets that have not Hopper's words."""
-    if "target" in request.fixturenames:
-        skip_unless_hopper(request.getfixturevalue("target"))
-
-
-@pytest.fixture
 def exhaustive(request: pytest.FixtureRequest) -> bool:
     """Whether a test is to do all that it can (--exhaustive)."""
     return request.config.getoption("exhaustive")
 
 
 @pytest.fixture
-def gpu(request: pytest.FixtureRequest):
-    """The GPU's Target; the test is skipped without one."""
-    here = _gpu()
-    if here is None or request.config.getoption("target") == "host":
-        pytest.skip("no GPU")
-    return here
+def gpu() -> targets.Target:
+    """The GPU's Target; tests that ask for it are deselected without one."""
+    return targets.get()

@@ -9,10 +9,8 @@ from planted import Fault, fault_tests
 
 from cupykern import check, inputs, layer_norm, rms_norm
 from cupykern.op import Call, as_tuple
-from cupykern.rows.norm import _run
 from cupykern.rows.norm_configs import NormSharedRows
 from cupykern.rows.norm_ops import LAYER_OP, RMS_OP, NormProblem
-from cupykern.rows.norm_plan import Options
 
 SHARED = "rows/norm_shared.cuh"
 EVEN = "rows/norm_even.cuh"
@@ -208,8 +206,7 @@ def _check_clusters_and_chunks() -> None:
         references = op.reference(*call.args, **call.kwargs)
         bounds = op.bound(*call.args, **call.kwargs, reference=references)
         for config in op.configs(NormProblem(x.shape, "float32", weight_dtype="float32"), "host"):
-            options = Options(op is LAYER_OP, False, False, None)
-            y = _run(x, weight, None, None, None, options, None, None, config)
+            y = op.run(x, weight, config=config)
             comparison = check.compare(as_tuple(y), references, bounds)
             assert comparison.ok, f"{config}: {comparison}"
         across = op.run(np.asfortranarray(x), weight)  # more chunks than threads on a row

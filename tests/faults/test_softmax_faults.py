@@ -10,7 +10,6 @@ from planted import Fault, fault_tests
 
 from cupykern import check, inputs
 from cupykern import softmax as softmax_function
-from cupykern.rows.softmax import _run
 from cupykern.rows.softmax_ops import LOG_OP, OP, SoftmaxProblem
 
 FAULTS = {
@@ -232,7 +231,7 @@ def _check_configs() -> None:
     x[:, -64:] += 12
     problem = SoftmaxProblem(x.shape, dtype="float32")
     for config in OP.configs(problem, "host"):
-        y = _run(x, -1, None, None, None, None, False, config)
+        y = OP.run(x, config=config)
         references = OP.reference(x)
         bounds = OP.bound(x, reference=references)
         comparison = check.compare((y,), references, bounds)

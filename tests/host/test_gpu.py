@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 
+import needs
 import numpy as np
 import pytest
 
@@ -107,9 +108,8 @@ def test_host_and_gpu_agree_within_their_bounds(gpu):
             assert check.compare((output,), references, bounds).ok
 
 
+@needs.hopper
 def test_the_architecture_with_its_own_instructions(gpu):
-    if gpu.arch != "sm_90a":
-        pytest.skip("not Hopper")
     text = (
         "KERNEL void word(int* y) {\n"
         '    asm volatile("setmaxnreg.inc.sync.aligned.u32 64;");\n    y[threadIdx.x] = 1;\n}\n'

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 
+import needs
 import numpy as np
 import pytest
-from hopper_kernels import skip_unless_hopper
 from test_attention import check_bias_over_nan
 
 import cupykern
@@ -73,9 +73,9 @@ def compare(target, problem, config) -> check.Comparison:
     return check.compare(outputs, references, bounds)
 
 
+@needs.hopper
 @pytest.mark.parametrize("number", range(len(PROBLEMS)))
 def test_right(target, number, exhaustive):
-    skip_unless_hopper(target)
     problem = PROBLEMS[number]
     hostile = ("lifo", "sticky:1", "sticky:2")
     if not exhaustive:
@@ -87,6 +87,7 @@ def test_right(target, number, exhaustive):
             assert comparison.ok, (schedule, comparison)
 
 
+@needs.hopper
 @pytest.mark.parametrize(
     "head_dim, config",
     [
@@ -96,7 +97,6 @@ def test_right(target, number, exhaustive):
     ],
 )
 def test_other_configs(target, head_dim, config):
-    skip_unless_hopper(target)
     problem = AttentionProblem(
         1, 2, 1, 150, 300, head_dim, head_dim - 8, causal=True, input_pos=0, lse=True
     )
@@ -109,9 +109,9 @@ def test_a_bias_of_minus_infinity_hides_any_key():
         check_bias_over_nan(70, 200, 64, config=AttentionHopperConfig(128, 128))
 
 
+@needs.hopper
 def test_the_largest_score_grows_from_tile_to_tile(target):
     """From the last keys to the first ones; by more and by less than products are rescaled for."""
-    skip_unless_hopper(target)
     xp = target.xp
     rows = np.linspace(0.2, 2, 70).astype(np.float16)
     q = np.repeat(rows, 64).reshape(1, 1, 70, 64)
@@ -124,9 +124,9 @@ def test_the_largest_score_grows_from_tile_to_tile(target):
     assert check.compare(outputs, references, bounds).ok
 
 
+@needs.hopper
 def test_causal_tiles_are_shared_out(target):
     """Each once, to the block that has the least to do; more tiles than blocks."""
-    skip_unless_hopper(target)
     problem = AttentionProblem(1, 2, 2, 650, 650, 16, 16, causal=True, lse=True)
     assert compare(target, problem, AttentionHopperConfig(128, 128)).ok
     strides = (2 * 650 * 16, 650 * 16, 16)
@@ -251,11 +251,11 @@ def test_only_positive_strides():
         cupykern.attention(q[:, ::-1], k, v, config=AttentionHopperConfig(128, 128))
 
 
+@needs.hopper
 @pytest.mark.parametrize("mask", [None, "bool", "bias", "block"])
 @pytest.mark.parametrize("scale", [-0.3, 0.0, 0.5])
 def test_what_is_chosen_on_hopper_fits(mask, scale, target):
     """The kernels of some masks find the largest score before it is scaled."""
-    skip_unless_hopper(target)
     problem = AttentionProblem(1, 2, 1, 130, 200, 64, 64, scale=scale, mask=mask, **STATS)
     for config in OP.configs(problem, "sm_90a"):
         assert compare(target, problem, config).ok, config

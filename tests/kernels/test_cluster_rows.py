@@ -9,7 +9,6 @@ import pytest
 
 import cupykern
 from cupykern import check, dtypes, inputs
-from cupykern.rows.softmax import _run
 from cupykern.rows.softmax_configs import ClusterRows
 from cupykern.rows.softmax_ops import LOG_OP, OP, SoftmaxProblem
 
@@ -89,7 +88,7 @@ def test_any_length(target, op, dtype):
         x = op.inputs(problem, num_cols, target.xp).args[0]
         num_threads, blocks = ((64, 1), (192, 2), (128, 4), (64, 16))[i % 4]
         config = config_of(itemsize, num_threads, blocks, num_cols)
-        y = _run(x, -1, None, None, None, None, op is LOG_OP, config)
+        y = op.run(x, config=config)
         comparison = compare(op, x, y)
         assert comparison.ok, f"{problem}: {comparison}"
 

@@ -6,9 +6,10 @@ import os
 import subprocess
 import sys
 
+import needs
 import numpy as np
 import pytest
-from hopper_kernels import SCHEDULES, skip_unless_hopper
+from hopper_kernels import SCHEDULES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_hopper_choice import OF_FP8, OF_MIXED, task
@@ -217,11 +218,11 @@ CASES = [
 ]
 
 
+@needs.hopper
 @pytest.mark.parametrize(
     ("problems", "config"), CASES, ids=[f"{p[0].dtype}-{config}" for p, config in CASES]
 )
 def test_errors_are_within_the_bound(target, problems, config, exhaustive):
-    skip_unless_hopper(target)
     if CASES.index((problems, config)) % 2 and not exhaustive:
         problems = problems[:2]
     for i, problem in enumerate(problems):
@@ -262,10 +263,10 @@ FAMILIES = (
 )
 
 
+@needs.hopper
 @given(data=st.data())
 @settings(max_examples=40)
 def test_any_problem(target, data):
-    skip_unless_hopper(target)
 
     def pick(*options):
         return data.draw(st.sampled_from(options))
@@ -286,11 +287,11 @@ def test_any_problem(target, data):
     compute(target, problem if scales == "none" else ScaledProblem(problem, scales), config)
 
 
+@needs.hopper
 @pytest.mark.parametrize("kind", ["normal", "same_sign"])
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: f"{family[0][0]}-{family[1]}")
 def test_gates(target, family, kind):
     """Of the errors of a product as a whole, by both main loops."""
-    skip_unless_hopper(target)
     (a, b), layout_b, recipes, config = family
     for out_dtype, most in (("float16", 5e-4), ("bfloat16", 4e-3)):
         problem = MatmulProblem(
@@ -306,9 +307,9 @@ def test_gates(target, family, kind):
             assert comparison.within_bound and comparison.relative_l2 <= most, comparison
 
 
+@needs.hopper
 def test_batches_whose_strides_have_a_common_factor(target):
     """Views of a batch that is no one dim of the array: every second matrix, in another order."""
-    skip_unless_hopper(target)
     a = target.xp.asarray(np.random.default_rng(1).integers(-3, 4, (4, 6, 40, 64)), np.float16)
     b = target.xp.asarray(np.random.default_rng(2).integers(-3, 4, (6, 64, 72)), np.float16)
     views = a[::2, ::3].swapaxes(0, 1), b[::3, None]
@@ -318,9 +319,9 @@ def test_batches_whose_strides_have_a_common_factor(target):
     assert y is out and bool((y.astype(np.float32) == expected).all())
 
 
+@needs.hopper
 def test_gelu_of_the_smallest_alpha(target):
     """The short epilogue's gelu is of half its argument; half of this alpha would be flushed to zero."""
-    skip_unless_hopper(target)
     a, b = (
         target.xp.asarray(np.full(shape, 2.0**60, dtypes.bfloat16))
         for shape in ((72, 64), (64, 136))
@@ -329,11 +330,11 @@ def test_gelu_of_the_smallest_alpha(target):
     assert bool((abs(y.astype(np.float32) - 0.8413447) < 2.0**-11).all())
 
 
+@needs.hopper
 @pytest.mark.parametrize("config", [CONFIGS[0], FEW_ROWS[1][0]], ids=str)
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_rows_apart_from_each_other(target, config, dtype):
     """The output's and an operand's rows are parts of longer ones, which keep their other numbers."""
-    skip_unless_hopper(target)
     whole = target.xp.full((100, 256), 7, dtype)
     a = target.xp.ones((200, 128), np.float16)[::2, :64]
     b = target.xp.ones((96, 128), np.float16)[:, 64:].T
@@ -349,10 +350,10 @@ def test_rows_apart_from_each_other(target, config, dtype):
 # --- which config ------------------------------------------------------------------------------
 
 
+@needs.hopper
 @pytest.mark.parametrize("config", FP8[1], ids=str)
 def test_integers_that_fp8_sums_exactly(target, config):
     """sum |a b| <= 2^13 in every 128 of k: nothing is cut.  Of one sign, 512 of k would not fit."""
-    skip_unless_hopper(target)
     check_fp8_integers(target, config, 72, 136, 2064)
 
 
@@ -367,9 +368,9 @@ def check_fp8_integers(target: Target, config, m: int, n: int, k: int) -> None:
         assert bool((target.xp.asarray(a @ b.T) == y).all())
 
 
+@needs.hopper
 def test_numbers_and_arrays_of_scales_are_the_same(target):
     """A number takes the place of the array that is not there."""
-    skip_unless_hopper(target)
     call = SCALED.inputs(fp8(136, 264, 272, "rows"), 1, target.xp)
     a, b, rows, cols = call.args
     for pair in (rows, 0.3), (0.3, cols), (0.5, 0.6):
@@ -384,10 +385,10 @@ def test_numbers_and_arrays_of_scales_are_the_same(target):
         assert y.tobytes() == expected.tobytes()
 
 
+@needs.hopper
 @pytest.mark.parametrize("config", [HALVES[1][0], FP8[1][0], FP8[1][3]], ids=str)
 def test_scales_wherever_they_lie(target, config):
     """TMA brings neither those of a tile that are no whole 16 bytes nor what is not aligned or apart."""
-    skip_unless_hopper(target)
     call = SCALED.inputs(fp8(390, 264, 272, "rows"), 1, target.xp)
     *operands, scale_a, scale_b = call.args
     for m in (390, 72):  # of clusters, the last block has fewer rows, or none

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import needs
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -25,11 +26,7 @@ CONFIGS = {  # few and small: each is compiled for every op and dtype that it me
 OPS = {op.name: op for op in (LAYER_OP, RMS_OP, ADD_OP)}
 
 
-@pytest.fixture(autouse=True)
-def _streams(request):
-    target = request.getfixturevalue("target") if "target" in request.fixturenames else None
-    if target is not None and target.arch not in ("sm_90a", "host"):
-        pytest.skip("no bulk copies")
+pytestmark = needs.bulk_copies
 
 
 def problem_of(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from dataclasses import replace
 
+import needs
 import numpy as np
 import pytest
 
@@ -16,7 +17,6 @@ from cupykern.attention.decode_attention import LAYOUTS
 from cupykern.attention.decode_config import DecodeConfig, DecodeTask
 from cupykern.attention.decode_problem import OP, VIEWS, DecodeProblem
 from cupykern.targets import host, of_array
-from cupykern.targets.limits import max_cluster_size
 
 FP16 = dtypes.float16
 SMALL_CHUNKS = DecodeConfig(16, 64, 3, chunk=64, min_chunk=64)  # of head dim 128
@@ -100,11 +100,10 @@ def test_who_computes_changes_no_bit(target, chunks_per_block, rows):
                 assert run(config) == expected
 
 
+@needs.clusters(2)
 @pytest.mark.parametrize("heads", [8, 32])
 def test_clusters_change_no_bit(target, heads):
     """Sequences of two groups, of one, and of none; in one pass over the rows, and in several."""
-    if max_cluster_size(target.arch) < 2:
-        pytest.skip("no clusters")
     lens = np.array((1000, 300, 0, 513), np.int32)
     q, (k, v) = make((4, heads, 1, 128)), caches(lens, 1000)
     args = to_target(target, q, k, v, lens)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import needs
 import numpy as np
 import pytest
-from hopper_kernels import SCHEDULES, skip_unless_hopper
+from hopper_kernels import SCHEDULES
 
 import cupykern
 from cupykern import OPS, check, dtypes
@@ -163,8 +164,8 @@ def test_hopper_under_hostile_schedules(schedule):
         check_hopper(np)
 
 
+@needs.hopper
 def test_hopper(target):
-    skip_unless_hopper(target)
     check_hopper(target.xp)
 
 

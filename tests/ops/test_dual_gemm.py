@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import needs
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -14,7 +15,7 @@ from cupykern.gemm import gemm, nvfp4
 from cupykern.gemm.dual_gemm import PAIRS, POLICIES, DualProblem, _task, task_layouts
 from cupykern.gemm.gemm import GemmConfig
 from cupykern.gemm.gemm_task import GemmTask
-from cupykern.gemm.hopper_config import ARCHS, HopperConfig
+from cupykern.gemm.hopper_config import HopperConfig
 from cupykern.gemm.matmul_problem import with_layout
 from cupykern.gemm.product import FLOAT16S, FP4
 from cupykern.gemm.scaled_problem import NVFP4
@@ -248,10 +249,9 @@ def hopper_configs(problem) -> list[HopperConfig]:
     return [config for config in configs if isinstance(config, HopperConfig)]
 
 
+@needs.hopper
 @pytest.mark.parametrize("problem", HOPPER, ids=str)
 def test_hoppers_main_loop(target, problem):
-    if target.warp_size != 32 or target.arch not in ARCHS:
-        pytest.skip("Hopper's main loops are not for this target")
     call = DUAL.inputs(problem, 1, target.xp)
     configs = hopper_configs(problem)
     assert configs

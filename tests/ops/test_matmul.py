@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from dataclasses import replace
 
+import needs
 import numpy as np
 import pytest
 from products import (
@@ -443,10 +444,9 @@ def test_sums_in_fp16(target, layout_a, layout_b, kind, k):
     assert bool((y == plain).all()) == (kind == "exact")
 
 
+@needs.fp16_accumulators
 def test_accumulate_is_each_calls_own(target):
     """0.5 is lost when it is added to 2048 in FP16, in whichever order the calls come."""
-    if target.name == "hip":
-        pytest.skip("AMD's matrix cores do not sum in FP16")
     a, b = np.zeros((16, 64), np.float16), np.ones((64, 16), np.float16)
     a[:, 0], a[:, 16::16] = 2048, 0.5
     a, b = map(target.xp.asarray, (a, b))
@@ -456,9 +456,8 @@ def test_accumulate_is_each_calls_own(target):
         assert (to_numpy(y) == expected[accumulate]).all(), accumulate
 
 
+@needs.fp16_accumulators
 def test_fp16_sums_overflow(target):
-    if target.name == "hip":
-        pytest.skip("AMD's matrix cores do not sum in FP16")
     a = target.xp.full((16, 128), 100, np.float16)
     assert bool(np.isposinf(to_numpy(cupykern.matmul(a, a.T, accumulate="float16"))).all())
     assert to_numpy(cupykern.matmul(a, a.T, out_dtype="float32")).max() == 1.28e6

@@ -6,6 +6,7 @@ import mmap
 import threading
 from dataclasses import replace
 
+import needs
 import numpy as np
 import pytest
 
@@ -280,10 +281,9 @@ def test_the_input_is_left_alone(target):
     np.testing.assert_array_equal(back.view(np.uint16), x.view(np.uint16))
 
 
+@needs.host
 def test_more_than_two_to_the_31(target):
     """Numbers far apart in a sparse map."""
-    if target.name != "host":
-        pytest.skip("the sparse map is host memory")
     gap = 2**31 + 8
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
     memory = mmap.mmap(-1, 2 * (2 * gap + 1000), flags=flags)
@@ -300,7 +300,6 @@ def test_more_than_two_to_the_31(target):
     assert params.num_elements == 3 * 2**32 and params.dims == ((3 * 2**32, 0, 1),)
 
 
-@pytest.mark.skipif("config.getoption('target') == 'host'", reason="needs a GPU")
 @pytest.mark.parametrize("dtype", ["float16", "float8_e5m2"])
 def test_more_than_two_to_the_31_elements(gpu, dtype):
     x = inputs.bench_values((2**21 + 1, 1025), dtypes.NAMES[dtype], 3, gpu.xp)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 
+import needs
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,10 +13,8 @@ from hypothesis import strategies as st
 import cupykern
 from cupykern import check, dtypes, inputs, numerics
 from cupykern.op import Call, as_tuple
-from cupykern.rows.norm import _run
 from cupykern.rows.norm_configs import NormSharedRows, UnpredicatedRows
 from cupykern.rows.norm_ops import ADD_OP, LAYER_OP, RMS_OP, NormProblem
-from cupykern.rows.norm_plan import Options
 
 DTYPES = ("float16", "bfloat16", "float32")
 OPS = {op.name: op for op in (LAYER_OP, RMS_OP, ADD_OP)}
@@ -39,7 +38,7 @@ def random(target, shape, dtype="float32", seed=1, kind="normal"):
     return target.xp.asarray(inputs.values(kind, shape, dtypes.NAMES[dtype], seed))
 
 
-@pytest.mark.in_turn
+@pytest.mark.in_turn("dtype")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", OPS)
 def test_every_config_holds_what_it_admits(target, name, dtype):
@@ -47,8 +46,6 @@ def test_every_config_holds_what_it_admits(target, name, dtype):
 
     On the host each op and dtype compiles every fourth, others each: there are hundreds.
     """
-    if target.name == "host" and (target.warp_size == 64) != (dtype == "bfloat16"):
-        pytest.skip("one dtype at warp size 64, two at 32")
     op = OPS[name]
     centered = op is LAYER_OP
     part = slice(None)
@@ -67,14 +64,10 @@ def test_every_config_holds_what_it_admits(target, name, dtype):
                 return_stats=True,
             )
             call = op.inputs(problem, num_cols, target.xp)
-            options = Options(centered, problem.compensated, problem.return_stats, None)
-            weight, bias, residual = (call.kwargs.get(k) for k in ("weight", "bias", "residual"))
             configs = [c for c in op.configs(problem, target.arch) if c not in seen][part]
             seen |= set(op.configs(problem, target.arch))
             for config in configs:
-                outputs = _run(
-                    call.args[0], weight, bias, None, residual, options, None, None, config
-                )
+                outputs = as_tuple(op.run(*call.args, **call.kwargs, config=config))
                 comparison = compare(op, call, outputs)
                 assert comparison.ok, f"{config}, {num_cols}: {comparison}"
 
@@ -112,14 +105,14 @@ def test_rows_at_strides_of_their_own(target, residual):
     assert compare(op, call, outputs).ok
 
 
+@needs.clusters(2)
 @pytest.mark.in_turn
-@pytest.mark.parametrize("quantize", [None, "int8"])
-@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
+@pytest.mark.parametrize(
+    ("name", "quantize"), [("layer_norm", None), ("rms_norm", None), ("rms_norm", "int8")]
+)
 def test_two_rows_a_thread_whose_weights_come_first(target, name, quantize):
     """In clusters; whole groups of whole rows, and others.  Also where products with weights alone are
     too small or too large to tell a row's largest result."""
-    if target.arch not in ("sm_90a", "host") or (quantize and name == "layer_norm"):
-        pytest.skip("no clusters, or nothing to quantize")
     config = NormSharedRows(64, 64, 8, 2, 2, rows_per_thread=2, weights_first=True)
     op, random = OPS[name], np.random.default_rng(3)
 
@@ -373,10 +366,9 @@ def test_quantized_rows_of_any_length_and_strides(target):
         assert comparison.ok, f"{shape}, {layout}: {comparison}"
 
 
+@needs.host
 def test_numbers_at_odd_addresses(target):
     """numpy has arrays that begin, or step, within an element."""
-    if target.name != "host":
-        pytest.skip("CuPy has none")
     memory = np.zeros(4 * 8 * 4 + 1, np.uint8)
     x = memory[1:].view(np.float32).reshape(4, 8)
     x[...] = inputs.values("normal", (4, 8), dtypes.float32, 1)
@@ -402,10 +394,9 @@ def test_bitwise_repeatable(target):
             assert bool((a.view(np.uint8) == b.view(np.uint8)).all())
 
 
+@needs.host
 def test_offsets_past_two_to_the_31(target):
     """Three rows in a sparse map, more than 2^31 elements apart."""
-    if target.name != "host":
-        pytest.skip("the sparse map is host memory")
     gap, num_cols = 2**31 + 8, 1000
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
     maps = [mmap.mmap(-1, 2 * (2 * gap + num_cols), flags=flags) for _ in range(3)]
@@ -424,7 +415,6 @@ def test_offsets_past_two_to_the_31(target):
     assert check.compare((y,), references[:1], bounds[:1]).ok
 
 
-@pytest.mark.skipif("config.getoption('target') == 'host'", reason="needs a GPU")
 def test_more_than_two_to_the_31_elements(gpu):
     x = inputs.bench_values((2**21 + 1, 1025), dtypes.float16, 3, gpu.xp)
     part, (got,) = RMS_OP.sample(Call((x,)), (cupykern.rms_norm(x),), 2**20, 1)

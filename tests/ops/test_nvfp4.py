@@ -6,9 +6,9 @@ import itertools
 from dataclasses import replace
 
 import ml_dtypes
+import needs
 import numpy as np
 import pytest
-from hopper_kernels import skip_unless_hopper
 
 import cupykern
 from cupykern import OPS, arrays, check, dtypes, inputs
@@ -233,10 +233,10 @@ DECODED = (
 )
 
 
+@needs.hopper
 @pytest.mark.parametrize(("dtype", "rows", "options"), DECODED)
 def test_scales_of_all_of_decoded_operands(target, dtype, rows, options):
     """Each in an array, by the short end of a tile where the other ones are."""
-    skip_unless_hopper(target)
     xp, rng = target.xp, np.random.default_rng(4)
     b = nvfp4.random("normal", (200, 208), 5, xp, "C")
     a = nvfp4.random("normal", (*rows, 208), 3, xp, "C")

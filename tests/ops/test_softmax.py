@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import mmap
 
+import needs
 import numpy as np
 import pytest
 
 import cupykern
 from cupykern import check, dtypes, inputs
 from cupykern.op import Call
-from cupykern.rows.softmax import _run
 from cupykern.rows.softmax_ops import LOG_OP, OP, SoftmaxProblem
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -41,7 +41,7 @@ def test_every_config_holds_what_it_admits(target, name, dtype, exhaustive):
         problem = SoftmaxProblem((3, num_cols), dtype=dtype, mask_shape=(1, num_cols), scale=0.5)
         call = op.inputs(problem, num_cols, target.xp)
         for config in op.configs(problem, target.arch):
-            y = _run(call.args[0], -1, call.kwargs["mask"], 0.5, None, None, op is LOG_OP, config)
+            y = op.run(*call.args, **call.kwargs, config=config)
             comparison = compare(op, call, y)
             assert comparison.ok, f"{config}, {num_cols}: {comparison}"
 
@@ -70,10 +70,9 @@ def test_a_million_columns(target, dtype):
     assert comparison.ok, comparison
 
 
+@needs.host
 def test_offsets_past_two_to_the_31(target):
     """Three rows in a sparse map, more than 2^31 elements apart."""
-    if target.name != "host":
-        pytest.skip("the sparse map is host memory")
     gap, num_cols = 2**31 + 8, 1000
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
     maps = [mmap.mmap(-1, 2 * (2 * gap + num_cols), flags=flags) for _ in range(2)]
@@ -89,7 +88,6 @@ def test_offsets_past_two_to_the_31(target):
     assert comparison.ok, comparison
 
 
-@pytest.mark.skipif("config.getoption('target') == 'host'", reason="needs a GPU")
 def test_more_than_two_to_the_31_elements(gpu):
     x = inputs.bench_values((2**21 + 1, 1025), dtypes.float16, 3, gpu.xp)
     y = cupykern.softmax(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import needs
 import numpy as np
 import pytest
 import record_golden
@@ -19,7 +20,7 @@ from cupykern.tools import gate
 F16, F32, I32, U16, U32 = np.float16, np.float32, np.int32, np.uint16, np.uint32
 
 
-pytestmark = pytest.mark.usefixtures("hopper")
+pytestmark = needs.hopper
 
 
 # --- barriers ------------------------------------------------------------------------------------

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
+import needs
 import numpy as np
 import pytest
 from platform_kernels import F32, U32, run
 
 from cupykern.targets import host
-from cupykern.targets.limits import is_measured, max_cluster_size
+from cupykern.targets.limits import is_measured
 
 
 def test_atomic_add_acq_rel(target):
@@ -182,6 +183,7 @@ def test_code_is_compact_where_nothing_is_measured(target):
     np.testing.assert_array_equal(y, np.full(64, compact, np.int32))
 
 
+@needs.named_barriers
 def test_shared_memory_and_barriers(target):
     text = (
         "struct Storage { float values[128]; };\n"
@@ -196,8 +198,6 @@ def test_shared_memory_and_barriers(target):
     )
     x = np.random.default_rng(4).standard_normal(128).astype(F32)
     arrays = x, np.zeros(128, F32), np.zeros(1, np.int32)
-    if target.name == "hip":
-        pytest.skip("AMD GPUs have no named barriers")
     _, y, count = run(target, text, *arrays, threads=128, shared=512)
     halves = x[::-1].reshape(2, 64)
     np.testing.assert_array_equal(y, np.roll(halves, -1, axis=1).reshape(-1))
@@ -282,10 +282,8 @@ def test_copies_of_what_is_read_once(target):
     np.testing.assert_array_equal(y, copied[::-1])
 
 
-@pytest.mark.parametrize("cluster", [2, 8, 16])
+@pytest.mark.parametrize("cluster", [pytest.param(n, marks=needs.clusters(n)) for n in (2, 8, 16)])
 def test_clusters(target, cluster):
-    if max_cluster_size(target.arch) < cluster:
-        pytest.skip("no clusters of this size")
     text = (
         "KERNEL void word(int* y) {\n    SHARED(int, inbox, [kClusterSize]);\n"
         "    const int rank = cluster_rank();\n    cluster_arrive();\n    cluster_wait();\n"

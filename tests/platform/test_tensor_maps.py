@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import needs
 import numpy as np
 import pytest
 from hopper_kernels import (
@@ -21,7 +22,7 @@ from cupykern.targets import host, tensor_map
 F16, I32, U32 = np.float16, np.int32, np.uint32
 
 
-pytestmark = pytest.mark.usefixtures("hopper")
+pytestmark = needs.hopper
 
 
 # --- TMA -----------------------------------------------------------------------------------------

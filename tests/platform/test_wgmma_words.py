@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import needs
 import numpy as np
 import pytest
 import record_golden
@@ -22,7 +23,7 @@ from cupykern.reference.accumulation import TENSOR_8
 F32, I32 = np.float32, np.int32
 
 
-pytestmark = pytest.mark.usefixtures("hopper")
+pytestmark = needs.hopper
 
 
 # --- products -----------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import pytest
 
 from cupykern.targets import Target, UnavailableError, host, tensor_map
 from cupykern.tools import gate
@@ -32,13 +31,6 @@ class Map:
     array: str
     box: tuple[int, ...]
     swizzle: int = 0
-
-
-def skip_unless_hopper(target: Target) -> None:
-    if target.name == "hip" or (target.name == "cuda" and target.arch != "sm_90a"):
-        pytest.skip("not Hopper")
-    if target.warp_size != 32:
-        pytest.skip("Hopper's warps have 32 lanes")
 
 
 def variant(text: str, *, threads: int = 128, cluster: int = 1, **types: str) -> Variant:

@@ -38,10 +38,8 @@ def test_examples_of_docstrings(name):
     assert found.examples and not runner.run(found).failed
 
 
+@pytest.mark.gpu
 def test_examples_for_a_gpu():
-    cupy = pytest.importorskip("cupy")
-    if not cupy.cuda.is_available():
-        pytest.skip("no GPU")
     for block in _blocks("docs/users.md"):
         if block.lstrip().startswith("# GPU"):
             exec(compile(block, "docs/users.md", "exec"), {"cupykern": cupykern})

@@ -116,12 +116,11 @@ def read(dtype, target, make=tiny_llama.Llama):
     return weights, numbers, to_numpy(whole), np.stack(steps, axis=1)
 
 
+@pytest.mark.in_turn("dtype")
 @pytest.mark.parametrize("make", [tiny_llama.Llama, tiny_llama_graph.GraphLlama])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_logits_are_as_exact_as_rounding_allows(dtype, make, target):
     """All tokens at once; and some, some more, then one by one."""
-    if target.name == "host" and (target.warp_size == 64) != (dtype == "float16"):
-        pytest.skip("a dtype for each warp size")
     weights, numbers, whole, steps = read(dtype, target, make)
     assert whole.shape == (2, 9, CONFIG.vocab_size) and whole.dtype == np.float32
     call = CONFIG, weights, TOKENS, numbers
