@@ -14,6 +14,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 # Before numpy is imported.  FP64 products of tests are small, and the threads of several test processes
@@ -27,6 +28,8 @@ from hypothesis import HealthCheck, settings
 
 from cupykern import targets
 from cupykern.targets import host
+
+pytest.register_assert_rewrite(*(x.stem for x in Path(__file__).parent.glob("support/*.py")))
 
 settings.register_profile(
     "repository",

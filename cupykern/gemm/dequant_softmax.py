@@ -312,7 +312,7 @@ def _work(problem: LogitsProblem) -> Work:
     return Work(read, written, 2 * rows * p.n * p.k)
 
 
-def _tasks() -> tuple[GemmTask, ...]:
+def tasks_of_variants() -> tuple[GemmTask, ...]:
     layouts = (INNER, INNER), (INNER, OUTER), (STRIDED, STRIDED)
     return tuple(
         GemmTask(1, m, 128256, 4096, a, dtypes.int8, *pair, kernel="dequant_softmax")
@@ -325,7 +325,9 @@ def _tasks() -> tuple[GemmTask, ...]:
 def _variants(arch: str) -> tuple[Variant, ...]:
     return tuple(
         dict.fromkeys(
-            gemm.variant(task, config) for task in _tasks() for config in gemm.configs(task, arch)
+            gemm.variant(task, config)
+            for task in tasks_of_variants()
+            for config in gemm.configs(task, arch)
         )
     ) + (NORMALIZE_LOGITS,)
 

@@ -329,7 +329,7 @@ def task_layouts(a: np.dtype, b: np.dtype, blocks: bool) -> tuple[tuple[int, int
     )
 
 
-def _task(problem: DualProblem) -> GemmTask:
+def task_of(problem: DualProblem) -> GemmTask:
     call = _inputs(problem, 0, np)
     operands = [
         read_operand(name, x, call.kwargs.get(f"scale_{name}"), call.args[0])
@@ -372,8 +372,8 @@ OP = Op(
     inputs=_inputs,
     work=_work,
     variants=_variants,
-    configs=lambda problem, arch: gemm.configs(_task(problem), arch),
-    variant=lambda problem, config: gemm.variant(_task(problem), config),
+    configs=lambda problem, arch: gemm.configs(task_of(problem), arch),
+    variant=lambda problem, config: gemm.variant(task_of(problem), config),
     sample=_sample,
     dtypes=("float16", "bfloat16", "float8_e4m3fn", NVFP4),
 )

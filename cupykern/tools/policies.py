@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import check, dtypes
 from ..gemm import gemm, portable_config
-from ..gemm.dual_gemm import OP, POLICIES, DualProblem, _task
+from ..gemm.dual_gemm import OP, POLICIES, DualProblem, task_of
 from ..numerics import as_float64, namespace
 from ..targets import Target, UnavailableError
 from ..targets.limits import max_shared_bytes, max_threads
@@ -77,7 +77,7 @@ def outside(y: Any, rounded: Any) -> float:
 def _usage(problem: DualProblem, target: Target) -> tuple[str, int | None, float | None]:
     """Of the kernel on the GPU; on the host, of that for sm_90a."""
     arch = "sm_90a" if target.name == "host" else target.arch
-    task = _task(problem)
+    task = task_of(problem)
     config = gemm.choose_config(task, arch)
     try:
         usage = compile_offline(gemm.variant(task, config), arch)

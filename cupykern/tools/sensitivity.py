@@ -23,14 +23,14 @@ from .tables import number
 
 MOST = 32  # the largest s that is tried
 _ROWS, _PRODUCTS = (64, 1024), (64, 128, 1024)
-_SHAPES = {
+SHAPES = {
     **dict.fromkeys(("matmul", "scaled_mm", "dual_gemm_silu"), _PRODUCTS),
     "dequant_softmax": (64, 1000, 256),
     **dict.fromkeys(("softmax", "log_softmax", "layer_norm", "rms_norm", "add_rms_norm"), _ROWS),
     **dict.fromkeys(("quantize", "quantize_nvfp4", "nonfinite_report"), _ROWS),
 }
 """Of other ops the host's first bench shape."""
-_OPTIONS = {
+OPTIONS = {
     "layer_norm": ("float32:stats", "float32:shifted", "float32:compensated"),
     "rms_norm": ("float32:stats", "float16:e4m3", "float16:e5m2", "float16:int8"),
     "quantize": ("float16:e4m3", "float16:e5m2", "float16:int8"),
@@ -63,8 +63,8 @@ class Row:
 def rows(ops: Sequence[Op], target: Target, seed: int) -> Iterator[Row]:
     """Of each op's dtypes.  Raises what the ops raise."""
     for op in ops:
-        shape = _SHAPES.get(op.name) or op.bench_shapes("host")[0]
-        for dtype in dict.fromkeys((*op.dtypes, *_OPTIONS.get(op.name, ()))):
+        shape = SHAPES.get(op.name) or op.bench_shapes("host")[0]
+        for dtype in dict.fromkeys((*op.dtypes, *OPTIONS.get(op.name, ()))):
             yield from rows_of(op, shape, dtype, target, seed)
 
 

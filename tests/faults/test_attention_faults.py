@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
+from attention_checks import check_bias_over_nan
 from planted import Fault, fault_tests
-from test_attention import check_bias_over_nan
 
 import cupykern
 from cupykern import OPS, check, dtypes, inputs

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import test_attention_hopper as properties
+from attention_hopper_checks import PROBLEMS, check_scores_that_grow, compare, hopper
 from planted import Fault, fault_tests
-from test_attention_hopper import PROBLEMS, compare, hopper
 
 from cupykern import check
 from cupykern.targets import host
@@ -129,8 +128,7 @@ def _check(number: int) -> None:
 
 CHECKS = {name: (lambda number=i: _check(number)) for i, name in enumerate(NAMES)}
 CHECKS["growing"] = lambda: (
-    host.current().warp_size == 32
-    and properties.test_the_largest_score_grows_from_tile_to_tile(host.current())
+    host.current().warp_size == 32 and check_scores_that_grow(host.current())
 )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+from copy_checks import check_copy
 from planted import Fault, fault_tests
-from test_copied_operands import check_copy
 
 from cupykern.targets import host
 

@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import test_decode_attention as properties
+from decode_checks import (
+    check_any_batch,
+    check_behind_the_end,
+    check_chunks_that_grow,
+    check_clamped,
+    check_clusters,
+    check_counters,
+    check_infinite_value,
+    check_keys_behind,
+    check_large_caches,
+    check_small_weights,
+    check_strides_of_tables,
+    check_who_computes,
+)
 from planted import Fault, fault_tests
 
 from cupykern.attention.decode_problem import OP, DecodeProblem
@@ -357,30 +370,30 @@ def _on_host(test, *args):
 
 
 def _who_computes(chunks_per_block: int, rows: int) -> None:
-    properties.test_who_computes_changes_no_bit(host.current(), chunks_per_block, rows)
+    check_who_computes(host.current(), chunks_per_block, rows)
 
 
 def _counters() -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
-        properties.test_the_counters_are_zero_again(monkeypatch)
+        check_counters(monkeypatch)
 
 
 CHECKS = {
-    "any batch": _on_host(properties.test_a_sequence_has_the_same_bits_in_any_batch),
+    "any batch": _on_host(check_any_batch),
     "who computes": lambda: _who_computes(16, 16),
     "single chunks": lambda: _who_computes(1, 16),
     "many rows, who computes": lambda: _who_computes(16, 64),
-    "clusters": _on_host(properties.test_clusters_change_no_bit, 8),
-    "keys behind": _on_host(properties.test_no_query_sees_the_keys_of_those_behind_it, 2),
-    "tables": _on_host(properties.test_tables_of_any_stride_between_rows, "apart"),
-    "clamped": _on_host(properties.test_lengths_and_tables_of_the_device_are_clamped),
-    "behind the end": _on_host(properties.test_what_lies_behind_the_end_is_not_read),
-    "large caches": properties.test_caches_of_more_than_2_to_the_32_bytes,
-    "many chunks": _on_host(properties.test_chunks_grow_with_the_length, 64 * 10),
-    "most chunks": _on_host(properties.test_chunks_grow_with_the_length, 64 * 256),
+    "clusters": _on_host(check_clusters, 8),
+    "keys behind": _on_host(check_keys_behind, 2),
+    "tables": _on_host(check_strides_of_tables, "apart"),
+    "clamped": _on_host(check_clamped),
+    "behind the end": _on_host(check_behind_the_end),
+    "large caches": check_large_caches,
+    "many chunks": _on_host(check_chunks_that_grow, 64 * 10),
+    "most chunks": _on_host(check_chunks_that_grow, 64 * 256),
     "counters": _counters,
-    "infinite value": _on_host(properties.test_an_infinite_value_is_one_in_the_result),
-    "small weights": _on_host(properties.test_small_weights_are_not_lost),
+    "infinite value": _on_host(check_infinite_value),
+    "small weights": _on_host(check_small_weights),
 }
 
 

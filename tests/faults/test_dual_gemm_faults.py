@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
+from dual_gemm_checks import check_fp16_policy
 from planted import Fault, fault_tests
-from test_dual_gemm import check_fp16_policy
 
 import cupykern
 from cupykern import OPS, check
@@ -165,11 +165,11 @@ def _check_policies() -> None:
 
 def _check_splits() -> None:
     from cupykern.gemm import gemm
-    from cupykern.gemm.dual_gemm import _task
+    from cupykern.gemm.dual_gemm import task_of
 
     problem = DualProblem(20, 70, 1100, scales="none", out_dtype="float32")
     call = DUAL.inputs(problem, 1, np)
-    config = gemm.choose_config(_task(problem), "host")
+    config = gemm.choose_config(task_of(problem), "host")
     first, second = (
         DUAL.run(*call.args, config=replace(config, splits=splits)) for splits in (1, 4)
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gemm_hopper_problems import FP4, check_fp8_integers, compute, fp8, mixed
 from planted import Fault, fault_tests
-from test_gemm_hopper import FP4, check_fp8_integers, compute, fp8, mixed
 
 from cupykern.gemm.hopper_config import HopperConfig
 from cupykern.gemm.matmul_problem import MatmulProblem

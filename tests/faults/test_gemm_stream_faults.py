@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planted import Fault, fault_tests
-from test_gemm_stream import (
+from gemm_stream_checks import (
     CONFIG,
     E4M3,
     NVFP4,
@@ -14,6 +13,7 @@ from test_gemm_stream import (
     check_lines,
     check_problem_of,
 )
+from planted import Fault, fault_tests
 
 FILE = "gemm_stream.cu"
 COVERED = "parts/covered_tile.cuh"

@@ -8,9 +8,9 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+from earlier_calls import PAIRS
 from fake_gpu import fake_gpu
 from fake_machine import SIZE, FakeMachine
-from test_earlier_calls import PAIRS
 
 from cupykern import plans, targets
 from cupykern.gemm.nvfp4 import scale_shape

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 from planted import Fault, fault_tests
-from test_scaled_mm import test_fp8_sums_of_128_of_k_are_exact as fp8_sums_are_exact
+from products import check_fp8_sums_of_128
 
 from cupykern import OPS, check, dtypes, inputs
 from cupykern.gemm.gemm import GemmConfig
@@ -252,7 +252,7 @@ def _check_large_offsets() -> None:
 
 def _check_fp8_integers() -> None:
     for dtype in ("float8_e4m3fn", "float8_e5m2"):
-        fp8_sums_are_exact(host.current(), dtype, "float8_e4m3fn")
+        check_fp8_sums_of_128(host.current(), dtype, "float8_e4m3fn")
 
 
 CHECKS = {

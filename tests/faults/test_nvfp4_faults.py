@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from nvfp4_checks import check_global_scales_of_one
 from planted import Fault, fault_tests
-from test_nvfp4 import check_global_scales_of_one
 
 import cupykern
 from cupykern import OPS, check

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+from persistent_rows_problems import CONFIGS, OPS, problem_of
 from planted import Fault, fault_tests
-from test_persistent_rows import CONFIGS, OPS, problem_of
 
 from cupykern import check
 from cupykern.op import as_tuple

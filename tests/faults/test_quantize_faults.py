@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 from planted import Fault, fault_tests
-from test_quantize import check_scales_of_one
+from quantize_checks import check_scales_of_one
 
 from cupykern.rows.quantize_ops import OP, QuantizeProblem
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gemm_hopper_problems import check_parts_of_k, compute
 from planted import Fault, fault_tests
-from test_gemm_hopper import check_parts_of_k, compute
 
 from cupykern.gemm.hopper_config import HopperConfig
 from cupykern.gemm.matmul_problem import MatmulProblem

@@ -7,70 +7,16 @@ import itertools
 import needs
 import numpy as np
 import pytest
-from test_attention import check_bias_over_nan
+from attention_checks import check_bias_over_nan
+from attention_hopper_checks import PROBLEMS, STATS, check_scores_that_grow, compare, hopper
 
 import cupykern
-from cupykern import BlockMask, check
-from cupykern.attention import attention_hopper, attention_ops, attention_plan
+from cupykern import BlockMask
+from cupykern.attention import attention_hopper, attention_plan
 from cupykern.attention.attention_hopper import AttentionHopperConfig
 from cupykern.attention.attention_ops import OP, AttentionProblem
 from cupykern.attention.attention_task import AttentionTask
-from cupykern.attention.varlen_ops import VARLEN_OP, VarlenProblem
-from cupykern.op import Call, as_tuple
 from cupykern.targets import host
-
-STATS = {"lse": True, "row_stats": True}
-PROBLEMS = (
-    AttentionProblem(2, 4, 2, 200, 300, 64, 64, **STATS),
-    AttentionProblem(1, 1, 1, 300, 130, 64, 40, causal=True, input_pos=0, kind="peaked", **STATS),
-    AttentionProblem(
-        1, 2, 1, 200, 300, 40, 64, causal=True, causal_align="bottom_right", layout="bshd", lse=True
-    ),
-    AttentionProblem(1, 2, 2, 130, 140, 64, 64, view="padded", kind="special"),
-    AttentionProblem(2, 2, 1, 300, 1500, 64, 64, mask="block", **STATS),
-    AttentionProblem(
-        2, 2, 1, 500, 700, 64, 64, mask="block", blocks=(64, 128), causal=True, input_pos=0
-    ),
-    AttentionProblem(1, 2, 1, 500, 700, 64, 64, mask="block", blocks=(128, 128), **STATS),
-    AttentionProblem(2, 4, 2, 200, 300, 64, 64, mask="bool", **STATS),
-    AttentionProblem(
-        1,
-        2,
-        1,
-        200,
-        300,
-        40,
-        64,
-        causal=True,
-        causal_align="bottom_right",
-        mask="bias",
-        layout="bshd",
-        kind="special",
-        lse=True,
-    ),
-    AttentionProblem(
-        1, 2, 1, 130, 200, 64, 64, causal=True, input_pos=0, scale=-0.3, kind="special", **STATS
-    ),
-    # Tiles of queries without keys beside others: the first rows see none.
-    AttentionProblem(1, 3, 1, 600, 200, 64, 64, causal=True, causal_align="bottom_right", lse=True),
-    VarlenProblem(((70, 90), (0, 5), (300, 130), (65, 0), (200, 500)), 2, 1, 64, 40, lse=True),
-    VarlenProblem(((270, 90), (1, 1), (140, 300)), 2, 2, 40, 64, causal=True, view="padded"),
-)
-
-
-def hopper(problem: AttentionProblem | VarlenProblem) -> AttentionHopperConfig:
-    (config,) = attention_hopper.configs(64, attention_ops.hopper_kind(problem))
-    return config
-
-
-def compare(target, problem, config) -> check.Comparison:
-    op = VARLEN_OP if isinstance(problem, VarlenProblem) else OP
-    call = op.inputs(problem, 1, target.xp)
-    references = op.reference(*call.args, **call.kwargs)
-    bounds = op.bound(*call.args, **call.kwargs, reference=references)
-    like = as_tuple(op.run(*call.args, **call.kwargs))[0]
-    outputs = check.guarded_run(op, Call(call.args, {**call.kwargs, "config": config}), like)
-    return check.compare(outputs, references, bounds)
 
 
 @needs.hopper
@@ -111,17 +57,7 @@ def test_a_bias_of_minus_infinity_hides_any_key():
 
 @needs.hopper
 def test_the_largest_score_grows_from_tile_to_tile(target):
-    """From the last keys to the first ones; by more and by less than products are rescaled for."""
-    xp = target.xp
-    rows = np.linspace(0.2, 2, 70).astype(np.float16)
-    q = np.repeat(rows, 64).reshape(1, 1, 70, 64)
-    k = np.repeat(np.arange(600)[::-1] // 100 / 8, 64).astype(np.float16).reshape(1, 1, 600, 64)
-    v = np.random.default_rng(1).standard_normal((1, 1, 600, 64)).astype(np.float16)
-    args, kwargs = tuple(map(xp.asarray, (q, k, v))), {"scale": 1.0, "return_row_stats": True}
-    references = OP.reference(*args, **kwargs)
-    bounds = OP.bound(*args, **kwargs, reference=references)
-    outputs = cupykern.attention(*args, **kwargs, config=AttentionHopperConfig(128, 128))
-    assert check.compare(outputs, references, bounds).ok
+    check_scores_that_grow(target)
 
 
 @needs.hopper

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import ml_dtypes
 import numpy as np
 import pytest
+from copy_checks import check_copy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -45,24 +44,6 @@ def numbers(shape, dtype, order, seed=1):
 def check(a, b):
     found = cupykern.matmul(a, b, out_dtype=np.float32)
     np.testing.assert_array_equal(found, a.astype(np.float64) @ b.astype(np.float64))
-
-
-def check_copy(target, shape, dtype, gap: int, first: int, columns: bool = False) -> None:
-    """Raises AssertionError.  shape: of lines in memory, with `gap` numbers behind each, `first` ones before."""
-    *batch, count, size = shape
-    whole = math.prod(batch) * count * (size + gap)
-    bits = np.dtype(f"u{np.dtype(dtype).itemsize}")
-    values = np.arange(first + whole, dtype=np.int64).astype(bits)
-    memory = target.xp.asarray(values)
-    steps = np.cumprod([bits.itemsize, size + gap, count, *batch[::-1]])[: len(shape)][::-1]
-    steps = tuple(map(int, steps))
-    x = memory[first:].view(dtype)
-    given, strides = ((*t[:-2], t[-1], t[-2]) if columns else tuple(t) for t in (shape, steps))
-    made = copied_plan.Copy("b", np.dtype(dtype), given, strides, columns).copier(target)(x)
-    assert made.shape[-1] * bits.itemsize % 128 == 0
-    expected = np.lib.stride_tricks.as_strided(values[first:], shape, steps)
-    made = made if isinstance(made, np.ndarray) else made.get()
-    np.testing.assert_array_equal(made[..., :size], expected)
 
 
 @settings(max_examples=60)

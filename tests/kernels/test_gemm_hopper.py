@@ -9,201 +9,39 @@ import sys
 import needs
 import numpy as np
 import pytest
+from gemm_hopper_problems import (
+    CONFIGS,
+    E4M3,
+    FEW_ROWS,
+    FP4,
+    FP8,
+    HALVES,
+    INT8,
+    MIXED,
+    OF_FP8,
+    OF_MIXED,
+    OP,
+    OTHERS,
+    PROBLEMS,
+    SCALED,
+    SPLITS,
+    check_fp8_integers,
+    check_parts_of_k,
+    compute,
+    fp8,
+    task,
+)
 from hopper_kernels import SCHEDULES
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_hopper_choice import OF_FP8, OF_MIXED, task
 
-from cupykern import OPS, check, dtypes
-from cupykern.gemm import gemm, hopper_choice
-from cupykern.gemm.dequant_softmax import LogitsProblem
-from cupykern.gemm.dual_gemm import NVFP4, DualProblem
-from cupykern.gemm.hopper_config import HopperConfig
+from cupykern import check, dtypes
+from cupykern.gemm import gemm
 from cupykern.gemm.matmul_problem import MatmulProblem
 from cupykern.gemm.product import OUTER
 from cupykern.gemm.scaled_problem import ScaledProblem
-from cupykern.targets import Target, UnavailableError, host, host_compiler
+from cupykern.targets import UnavailableError, host, host_compiler
 from cupykern.tools import gate
-
-OP, SCALED = (next(op for op in OPS if op.name == name) for name in ("matmul", "scaled_mm"))
-CONFIGS = (
-    *(config for config in hopper_choice.CONFIGS if not config.turned),  # FEW_ROWS
-    HopperConfig(256, 128, 2),
-    HopperConfig(128, 128, 3, cluster=2),
-    HopperConfig(256, 104, 2),  # chunks of columns that overlap, by either end of a tile
-)
-
-# By dtype and layouts, which make variants: all configs have the first group, and one of the others that
-# they can compute.
-PROBLEMS = (
-    MatmulProblem(136, 264, 192, layout_b="F", kind="exact"),
-    MatmulProblem(392, 520, 640, layout_b="F", out_dtype="bfloat16", alpha=-3.7),
-    MatmulProblem(
-        *(200, 328, 200), layout_b="F", bias=(328,), residual=(200, 328), activation="gelu", alpha=0.125,
-    ),
-    MatmulProblem(
-        *(328, 520, 136), layout_b="F", batch_a=(2,), residual=(2, 328, 520), activation="gelu_tanh",
-        out_dtype="bfloat16",
-    ),
-    MatmulProblem(1, 8, 8, layout_b="F"),
-    MatmulProblem(300, 257, 136, layout_b="F", out_dtype="bfloat16"),
-    MatmulProblem(64, 64, 128, layout_b="F", kind="special"),
-)  # fmt: skip
-OTHERS = (
-    (
-        MatmulProblem(136, 264, 520, "bfloat16", out_dtype="float32"),
-        MatmulProblem(72, 136, 136, "bfloat16", batch_a=(2, 1), batch_b=(3,), residual=(72, 136)),
-        MatmulProblem(65, 136, 64, "bfloat16", batch_a=(3,), bias=(65, 1), activation="silu"),
-        MatmulProblem(136, 264, 640, "bfloat16", batch_a=(2,), batch_b=(2,)),
-    ),
-    (MatmulProblem(136, 264, 192, layout_a="F", kind="same_sign"),),
-    (MatmulProblem(136, 264, 72, "bfloat16", layout_a="F", layout_b="F"),),
-)
-
-
-# Few rows, whose sums lie turned.
-FEW_ROWS = (
-    (
-        MatmulProblem(16, 264, 200, layout_b="F", kind="exact"),
-        MatmulProblem(1, 136, 520, layout_b="F", bias=(136,), activation="gelu"),
-        MatmulProblem(40, 136, 136, layout_b="F", bias=(40, 1), residual=(40, 136)),
-        MatmulProblem(20, 137, 136, layout_b="F", out_dtype="float32"),
-        MatmulProblem(17, 264, 400, "bfloat16", batch_a=(2,), batch_b=(2,)),
-    ),
-    (
-        HopperConfig(16, 64, 4, share_k=True, turned=True),
-        HopperConfig(32, 64, 4, share_k=True, turned=True, cluster=2),
-    ),
-)
-
-
-E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
-
-
-def fp8(m: int, n: int, k: int, scales: str, b: str = E4M3, **options) -> ScaledProblem:
-    return ScaledProblem(MatmulProblem(m, n, k, E4M3, b, layout_b="F", **options), scales)
-
-
-# (problems, configs), each for each.
-FP8 = (
-    (
-        fp8(136, 392, 656, "blocks"),
-        fp8(72, 136, 784, "blocks", batch_a=(2,), kind="same_sign", out_dtype="float32"),
-        fp8(136, 264, 272, "rows", bias=(264,), activation="gelu"),
-        fp8(1, 16, 16, "tensor"),
-        MatmulProblem(392, 264, 272, E4M3, layout_b="F", residual=(392, 264)),
-        fp8(136, 72, 144, "none", kind="exact"),
-        fp8(64, 64, 128, "none", kind="special"),
-    ),
-    (
-        HopperConfig(128, 128, 4),
-        HopperConfig(128, 128, 3, cluster=2, split_k=True),
-        HopperConfig(64, 64, 4, share_k=True),
-        HopperConfig(16, 64, 4, share_k=True, turned=True),
-        HopperConfig(192, 128, 4, warpgroups=3),
-    ),
-)
-# Halves of the columns, for the short epilogue alone.
-HALVES = (
-    (
-        fp8(392, 392, 656, "rows", bias=(392,)),
-        fp8(72, 264, 144, "tensor", batch_a=(2,), kind="same_sign", out_dtype="bfloat16"),
-        fp8(136, 72, 272, "none", kind="exact"),
-        fp8(1, 16, 16, "tensor"),
-        fp8(64, 64, 128, "none", kind="special"),
-    ),
-    (HopperConfig(128, 176, 2, cluster=2), HopperConfig(128, 192, 3)),
-)
-INT8 = (
-    (
-        MatmulProblem(136, 264, 400, "int8", layout_b="F"),
-        MatmulProblem(72, 136, 144, "int8", layout_b="F", bias=(136,), out_dtype="float16"),
-        ScaledProblem(MatmulProblem(65, 264, 1040, "int8", layout_b="F"), "rows"),
-        MatmulProblem(
-            *(72, 136, 144, "int8"),
-            layout_b="F",
-            residual=(72, 136),
-            out_dtype="bfloat16",
-        ),
-    ),
-    (HopperConfig(128, 64, 4), HopperConfig(64, 64, 4, share_k=True)),
-)
-
-
-def mixed(m: int, n: int, k: int, b: str = E4M3, a: str = "float16", **options) -> MatmulProblem:
-    return MatmulProblem(m, n, k, a, b, **options)
-
-
-# b (N, K) in memory; (K, N); of int8 in bfloat16.
-MIXED = (
-    (
-        mixed(136, 272, 208, layout_b="F", kind="exact"),
-        mixed(72, 136, 144, layout_b="F", bias=(72, 136), residual=(72, 136), activation="silu"),
-        ScaledProblem(mixed(300, 144, 272, layout_b="F", bias=(300, 1)), "rows"),
-        mixed(72, 144, 400, layout_b="C", batch_a=(2, 1), batch_b=(3,), bias=(144,)),
-        mixed(136, 272, 208, layout_b="C", out_dtype="float32"),
-        mixed(64, 64, 128, layout_b="C", kind="special"),
-        mixed(1, 16, 16, "int8", "bfloat16", layout_b="F"),
-        mixed(392, 144, 272, a="bfloat16", layout_b="F", residual=(392, 144), activation="relu"),
-        mixed(72, 272, 144, a="bfloat16", layout_b="C", batch_a=(3,), residual=(3, 72, 272)),
-        ScaledProblem(mixed(65, 144, 272, "int8", "bfloat16", layout_b="F"), "rows"),
-    ),
-    (
-        HopperConfig(256, 128, 3),
-        HopperConfig(128, 128, 2, lines=2, cluster=2, split_k=True),
-        HopperConfig(64, 64, 4, share_k=True, lines=2, cluster=2),
-        HopperConfig(32, 64, 4, share_k=True, lines=4),
-        HopperConfig(16, 64, 4, share_k=True, lines=2),
-    ),
-)
-
-
-def fp4(m: int, n: int, k: int, **options) -> ScaledProblem:
-    return ScaledProblem(mixed(m, n, k, NVFP4, layout_b="F", **options), "tensor")
-
-
-FP4 = (
-    (
-        fp4(16, 136, 1056),
-        fp4(40, 144, 288, bias=(144,), kind="exact"),
-        fp4(130, 264, 2080, out_dtype="float32", activation="silu"),
-    ),
-    (
-        HopperConfig(16, 64, 4, share_k=True, lines=4),
-        HopperConfig(128, 128, 2, lines=2, cluster=2, split_k=True),
-        HopperConfig(64, 128, 2, lines=4, cluster=2, split_k=True),
-    ),
-)
-
-
-# k in parts that another launch adds.
-SPLITS = (
-    (
-        MatmulProblem(136, 264, 512, layout_b="F", kind="exact"),
-        MatmulProblem(
-            *(20, 136, 768, "bfloat16"), bias=(136,), residual=(20, 136), activation="silu", alpha=-3.7,
-        ),
-        MatmulProblem(328, 132, 256, layout_a="F", layout_b="F", bias=(328, 1), out_dtype="float32"),
-        MatmulProblem(136, 72, 512, "bfloat16", batch_a=(1,), layout_a="F"),
-        MatmulProblem(64, 64, 256, layout_b="F", kind="special"),
-    ),
-    (HopperConfig(128, 64, 8, splits=4), HopperConfig(128, 128, 6, cluster=2, splits=2)),
-)  # fmt: skip
-
-
-def compute(target: Target, problem: MatmulProblem | ScaledProblem, config: HopperConfig) -> bytes:
-    """Checks the output against the bound, and returns its bytes."""
-    op = OP if isinstance(problem, MatmulProblem) else SCALED
-    call = op.inputs(problem, 3, target.xp)
-    y = op.run(*call.args, **call.kwargs, config=config)
-    references = op.reference(*call.args, **call.kwargs)
-    bounds = op.bound(*call.args, **call.kwargs, reference=references)
-    comparison = check.compare((y,), references, bounds)
-    # What is expected of FP8 on the host is too small for scales of blocks and numbers of one sign.
-    known = op is SCALED and (problem.scales, problem.product.kind) == ("blocks", "same_sign")
-    assert comparison.ok or (known and comparison.within_bound), f"{problem!r}: {comparison}"
-    return y.tobytes()
-
 
 CASES = [
     *(
@@ -232,17 +70,6 @@ def test_errors_are_within_the_bound(target, problems, config, exhaustive):
         for schedule in SCHEDULES[1:] if target.name == "host" and i < 1 + exhaustive else ():
             with host.use(schedule=schedule) as here:
                 assert compute(here, problem, config) == y, f"{schedule} changes {problem!r}"
-
-
-def check_parts_of_k(splits: int) -> None:
-    """Every part counts once: products of ones, which are 4^i in the i-th of up to 12 parts."""
-    k = 64 * splits
-    a, b = np.ones((4, k), np.float16), np.ones((64, k), np.float16)
-    sizes = 4.0 ** (np.arange(splits) % 12)
-    a *= np.repeat(np.exp2(np.arange(splits) % 12), 64).astype(np.float16)
-    b *= np.repeat(np.exp2(np.arange(splits) % 12), 64).astype(np.float16)
-    y = OP.run(a, b.T, out_dtype="float32", config=HopperConfig(128, 64, 8, splits=splits))
-    np.testing.assert_array_equal(y, np.full((4, 64), 64 * sizes.sum()))
 
 
 @pytest.mark.parametrize("splits", [8, 9, 17])
@@ -357,17 +184,6 @@ def test_integers_that_fp8_sums_exactly(target, config):
     check_fp8_integers(target, config, 72, 136, 2064)
 
 
-def check_fp8_integers(target: Target, config, m: int, n: int, k: int) -> None:
-    """Raises AssertionError unless FP8 products of integers are exact."""
-    rng = np.random.default_rng(1)
-    for least in (-8, 7):
-        a, b = (rng.integers(least, 9, shape).astype(np.float32) for shape in ((m, k), (n, k)))
-        codes = [target.xp.asarray(x.astype(dtypes.float8_e4m3fn).view(np.uint8)) for x in (a, b)]
-        fp8_a, fp8_b = (x.view(dtypes.float8_e4m3fn) for x in codes)
-        y = SCALED.run(fp8_a, fp8_b.T, out_dtype="float32", config=config)
-        assert bool((target.xp.asarray(a @ b.T) == y).all())
-
-
 @needs.hopper
 def test_numbers_and_arrays_of_scales_are_the_same(target):
     """A number takes the place of the array that is not there."""
@@ -431,25 +247,9 @@ def test_compiles_without_spills(changes, config):
 
 # --- the race checker --------------------------------------------------------------------------
 
-# Few: a checker's build of a variant takes seconds.
-CHECKED = (
-    (FP8[0][0], FP8[1][1]),
-    (HALVES[0][0], HALVES[1][0]),
-    (MIXED[0][3], MIXED[1][1]),
-    (PROBLEMS[2], CONFIGS[0]),
-    (PROBLEMS[1], CONFIGS[2]),
-    (PROBLEMS[3], CONFIGS[0]),
-    (MIXED[0][-2], MIXED[1][0]),
-)
-# Of other ops: logits, NVFP4 decoded in registers and before.
-OTHER_OPS = (
-    ("dequant_softmax", LogitsProblem(70, 272, 272, layout_w="F"), HopperConfig(64, 128, 3, lines=2)),
-    ("dual_gemm_silu", DualProblem(70, 72, 288, NVFP4, NVFP4), HopperConfig(64, 128, 3, lines=2)),
-    ("dual_gemm_silu", DualProblem(70, 72, 80, NVFP4, NVFP4), HopperConfig(128, 128, 3, decoded=True)),
-)  # fmt: skip
 _RUN = """
 import sys
-from test_gemm_hopper import CHECKED, OTHER_OPS, compute
+from gemm_hopper_problems import CHECKED, OTHER_OPS, compute
 from cupykern import OPS
 from cupykern.targets import host
 
@@ -489,7 +289,6 @@ def test_the_checkers_find_nothing(sanitizer, exhaustive):
             "OPENBLAS_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join(sys.path),
         },
-        cwd=os.path.dirname(__file__),
         capture_output=True,
         text=True,
         timeout=600,

@@ -6,28 +6,32 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from gemm_stream_checks import (
+    CONFIG,
+    E4M3,
+    LINES,
+    NVFP4,
+    WIDE,
+    check_epilogue_of_lines,
+    holds,
+    lines,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from products import MATMUL, SCALED, compare, random, to_numpy
 
 import cupykern
-from cupykern import check, dtypes
-from cupykern.arrays import address_of
+from cupykern import dtypes
 from cupykern.gemm import gemm, gemm_stream, product
 from cupykern.gemm.gemm_stream import StreamConfig
 from cupykern.gemm.gemm_task import GemmTask
-from cupykern.gemm.matmul_problem import MatmulProblem, operand_values
+from cupykern.gemm.matmul_problem import MatmulProblem
 from cupykern.gemm.product import FP4, INNER, OUTER, STRIDED
 from cupykern.gemm.scaled_problem import ScaledProblem
-from cupykern.op import as_tuple
 from cupykern.targets import host
 from cupykern.tools import gate
 
-E4M3, NVFP4 = "float8_e4m3fn", "float4_e2m1fn"
-CONFIG = StreamConfig(32, 128, 4, 3)
-WIDE = StreamConfig(64, 64, 2, 2)
 NARROW = StreamConfig(16, 128, 8, 4)
-LINES = replace(CONFIG, depth=64)  # that begin anywhere
 PAIRS = (  # of dtypes, how b lies in memory, and a config
     *(("float16", E4M3, "F", CONFIG), ("float16", E4M3, "C", WIDE), ("bfloat16", "int8", "F", CONFIG)),
     *(("bfloat16", None, "F", replace(CONFIG, depth=64)), ("bfloat16", None, "C", WIDE)),
@@ -35,24 +39,6 @@ PAIRS = (  # of dtypes, how b lies in memory, and a config
     *(("float16", NVFP4, "F", NARROW), (NVFP4, NVFP4, "F", replace(CONFIG, stages=2))),
     ("float16", None, "F", replace(NARROW, depth=64)),
 )  # fmt: skip
-
-
-def holds(op, problem, config, target, seed: int = 1) -> check.Comparison:
-    call = op.inputs(problem, seed, target.xp)
-    outputs = as_tuple(op.run(*call.args, **call.kwargs, config=config))
-    references = op.reference(*call.args, **call.kwargs)
-    bounds = op.bound(*call.args, **call.kwargs, reference=references)
-    return check.compare(outputs, references, bounds)
-
-
-def check_problem_of(m, n, k, dtype, dtype_b, layout_b, config, **options) -> None:
-    """Raises AssertionError."""
-    options = {"kind": "same_sign", **options}
-    problem = MatmulProblem(m, n, k, dtype, dtype_b, layout_b=layout_b, **options)
-    op = SCALED if dtype_b == NVFP4 else MATMUL
-    problem = ScaledProblem(problem, "none") if dtype_b == NVFP4 else problem
-    comparison = holds(op, problem, config, host.current())
-    assert comparison.ok, f"{problem!r} {config}: {comparison}"
 
 
 @settings(max_examples=30)
@@ -85,40 +71,6 @@ def test_any_problem(target, data, seed):
         problem = replace(problem, residual=residual, alpha=data.draw(st.sampled_from((1.0, -0.3))))
     comparison = holds(op, problem, config, target, seed)
     assert comparison.ok, f"{problem!r} {config}: {comparison}"
-
-
-def check_lines(m: int, n: int, k: int, layout_b: str) -> None:
-    """Raises AssertionError.  Lines with NaN in the gaps."""
-    a = lines(np, (m, k), "float16", 1 if layout_b == "F" else -k % 8, 1)
-    b = (
-        lines(np, (n, k), "float16", 1, 2).T
-        if layout_b == "F"
-        else lines(np, (k, n), "float16", 1, 2)
-    )
-    comparison = compare(MATMUL, a, b, config=LINES if layout_b == "F" else WIDE)
-    assert comparison.ok, f"{m, n, k, layout_b}: {comparison}"
-
-
-def lines(xp, shape, dtype, gap: int, seed: int):
-    """Numbers in lines with a gap behind each, between NaN on all sides; they begin at a multiple of 16 bytes."""
-    count, size = shape
-    values = operand_values("same_sign", shape, dtypes.NAMES[dtype], seed)
-    frame = xp.full(count * (size + gap) + 24, np.nan, values.dtype)
-    first = 8 + -address_of(frame) // 2 % 8
-    x = xp.lib.stride_tricks.as_strided(frame[first:], shape, (2 * (size + gap), 2))
-    x[...] = xp.asarray(values)
-    return x
-
-
-def check_epilogue_of_lines(name: str) -> None:
-    """Raises AssertionError.  Columns in parts, whose bias or residual differs from column to column."""
-    m, n, k = 5, 300, 329
-    a, b = (lines(np, shape, "float16", 1, i) for i, shape in enumerate(((m, k), (n, k))))
-    addend = np.arange(m * n).reshape(m, n).astype(np.float32)
-    addend = {"bias": addend[0], "residual": addend}[name]
-    plain = to_numpy(cupykern.matmul(a, b.T, out_dtype="float32", config=LINES))
-    y = cupykern.matmul(a, b.T, out_dtype="float32", config=LINES, **{name: addend})
-    np.testing.assert_allclose(to_numpy(y), plain + addend, rtol=2.0**-22)
 
 
 @pytest.mark.parametrize("name", ["bias", "residual"])

@@ -5,22 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from gemm_hopper_problems import OF_FP8, OF_MIXED, task
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cupykern import dtypes
 from cupykern.gemm import gemm, hopper_choice, hopper_config, product
-from cupykern.gemm.gemm_task import GemmTask
 from cupykern.gemm.hopper_config import HopperConfig
 from cupykern.gemm.matmul_problem import MatmulProblem, task_of
 from cupykern.gemm.product import INNER, OUTER, STRIDED
 
 CONFIG = HopperConfig(128, 256, 4)
-
-
-def task(**changes) -> GemmTask:
-    sizes = GemmTask(1, 4096, 4096, 4096, dtypes.float16, dtypes.float16, INNER, INNER)
-    return replace(sizes, **changes)
 
 
 @pytest.mark.parametrize("layout", [INNER, OUTER])
@@ -169,8 +164,6 @@ def test_few_tiles_and_long_k_are_split(changes, tile, splits):
         assert tile in (None, (config.tile_m, config.tile_n))
 
 
-OF_FP8 = {"a": dtypes.float8_e4m3fn, "b": dtypes.float8_e4m3fn}
-OF_MIXED = {"b": dtypes.float8_e4m3fn}
 _LOGITS = {"b": dtypes.int8, "kernel": "dequant_softmax"}
 
 

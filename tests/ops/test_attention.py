@@ -7,27 +7,17 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
+from attention_checks import check_bias_over_nan, normal, qkv
 
 import cupykern
-from cupykern import BlockMask, check, dtypes, inputs
+from cupykern import BlockMask, attention, check, dtypes
+from cupykern import attention_varlen as varlen
 from cupykern.attention import attention_plan
 from cupykern.attention.attention_ops import OP, AttentionProblem
 from cupykern.attention.attention_plan import AttentionConfig
 from cupykern.attention.attention_task import HEAD_DIMS
 from cupykern.attention.varlen_ops import VARLEN_OP, VarlenProblem
 from cupykern.targets import host
-
-attention, varlen = cupykern.attention, cupykern.attention_varlen
-
-
-def normal(*shape: int, dtype=dtypes.float16, kind: str = "normal") -> np.ndarray:
-    return inputs.values(kind, shape, dtype, sum(shape))
-
-
-def qkv(sq: int = 20, sk: int = 30, d: int = 16, h: int = 2, h_kv: int = 1, dtype=dtypes.float16):
-    return normal(1, h, sq, d, dtype=dtype), *(
-        normal(1, h_kv, sk, d + i, dtype=dtype) for i in (0, 8)
-    )
 
 
 def compared(args, kwargs, outputs) -> check.Comparison:
@@ -101,22 +91,6 @@ def test_nan_beyond_the_end_stays_there():
     assert np.isfinite(attention(q, k, v, mask=blocks)).all()
     mask[:, 70:] = False
     assert not np.isnan(attention(q, k[:, :, :], np.zeros_like(v), mask=mask)).any()
-
-
-def check_bias_over_nan(*shape: int, **options) -> None:
-    """A bias of -inf hides a key whatever it is: the result is that of a key that is a number."""
-    q, k, v = qkv(*shape)
-    bias = normal(shape[0], shape[1]).astype(np.float32)
-    bias[:, 3], bias[1::2, -1] = -np.inf, -np.inf
-    for dtype in (np.float32, np.float16, dtypes.bfloat16):
-        mask = bias.astype(dtype)
-        expected = attention(q, k, v, mask=mask, **options)
-        for value in (np.nan, np.inf, -np.inf):
-            hidden = k.copy()
-            hidden[:, :, 3], hidden[:, :, -1, 0] = value, value
-            y = attention(q, hidden, v, mask=mask, **options)
-            np.testing.assert_array_equal(y[:, :, 1::2], expected[:, :, 1::2])
-            assert np.isnan(y[:, :, ::2]).all(-1).any()  # those see the last key
 
 
 @pytest.mark.parametrize("algorithm", ["flash", "naive"])

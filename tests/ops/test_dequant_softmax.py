@@ -12,7 +12,7 @@ from hopper_kernels import SCHEDULES
 import cupykern
 from cupykern import OPS, check, dtypes
 from cupykern.gemm import gemm
-from cupykern.gemm.dequant_softmax import LogitsProblem, _tasks
+from cupykern.gemm.dequant_softmax import LogitsProblem, tasks_of_variants
 from cupykern.gemm.gemm_task import GemmTask
 from cupykern.gemm.hopper_config import HopperConfig
 from cupykern.gemm.matmul_problem import with_layout
@@ -174,7 +174,7 @@ def test_every_variant_is_chosen_by_some_product():
     for arch in ("sm_80", "sm_90a", "gfx942", "gfx1100"):
         chosen = {
             gemm.variant(replace(task, m=m), gemm.choose_config(replace(task, m=m, tma=tma), arch))
-            for task in _tasks()
+            for task in tasks_of_variants()
             for m in (1, 64, 4096)
             for tma in (True, False)
         }

@@ -8,18 +8,19 @@ import needs
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from dual_gemm_checks import check_fp16_policy, to_numpy
 
 import cupykern
 from cupykern import OPS, check, cli, dtypes, reference
 from cupykern.gemm import gemm, nvfp4
-from cupykern.gemm.dual_gemm import PAIRS, POLICIES, DualProblem, _task, task_layouts
+from cupykern.gemm.dual_gemm import PAIRS, POLICIES, DualProblem, task_layouts, task_of
 from cupykern.gemm.gemm import GemmConfig
 from cupykern.gemm.gemm_task import GemmTask
 from cupykern.gemm.hopper_config import HopperConfig
 from cupykern.gemm.matmul_problem import with_layout
 from cupykern.gemm.product import FLOAT16S, FP4
 from cupykern.gemm.scaled_problem import NVFP4
-from cupykern.numerics import as_float64, finfo
+from cupykern.numerics import finfo
 from cupykern.op import Call
 from cupykern.reference.dual_gemm import SLOPE
 from cupykern.reference.matmul import scaled_product
@@ -27,11 +28,6 @@ from cupykern.targets import host
 from cupykern.tools import options, policies
 
 DUAL = next(op for op in OPS if op.name == "dual_gemm_silu")
-
-
-def to_numpy(x) -> np.ndarray:
-    x = as_float64(x)
-    return x if isinstance(x, np.ndarray) else x.get()
 
 
 def compare(*args, outputs=None, **kwargs) -> check.Comparison:
@@ -62,7 +58,7 @@ def test_every_config_of_every_pair(target, dtype, dtype_b):
         problem = DualProblem(
             m, n, k, dtype, dtype_b, layout_b1=layout, layout_b2=layout, scales=kind
         )
-        task = _task(problem)
+        task = task_of(problem)
         for config in gemm.configs(task, target.arch):
             variant = gemm.variant(task, config)
             if variant in seen or not isinstance(config, GemmConfig):
@@ -158,28 +154,6 @@ def test_policies_round_where_they_say(target):
     assert not (found["fp16"] == found["hybrid"]).all()
 
 
-def check_fp16_policy(target) -> None:
-    """Every operation of the policy "fp16" is rounded to FP16, where 2^-22 of the power, which an exponential
-    may be off by, does not show."""
-    half = lambda v: np.asarray(v, np.float32).astype(np.float16).astype(np.float32)  # noqa: E731
-    x = half(np.random.default_rng(5).uniform(-8, 8, 2048))
-    factor = np.float32(1 + 2.0**-10)
-    exact = np.exp2(half(np.float32(-1.44269504) * x).astype(np.float64))
-    power, other = (half(exact * (1 + off)) for off in (-(2.0**-22), 2.0**-22))
-    sigmoid = half(1 / half(1 + power))
-    expected = half(half(x * sigmoid) * factor)
-    eye = target.xp.asarray(np.eye(1, 8, dtype=np.float16))
-    pad = np.zeros((7, x.size), np.float16)
-    b1, b2 = (
-        target.xp.asarray(np.concatenate([row[None].astype(np.float16), pad]))
-        for row in (x, np.full_like(x, factor))
-    )
-    y = cupykern.dual_gemm_silu(eye, b1, b2, policy="fp16", out_dtype="float32")
-    known = power == other
-    assert known.mean() > 0.99
-    np.testing.assert_array_equal(to_numpy(y)[0][known], expected[known])
-
-
 def test_the_fp16_policy_rounds_every_operation(target):
     check_fp16_policy(target)
 
@@ -187,7 +161,7 @@ def test_the_fp16_policy_rounds_every_operation(target):
 def test_splits_and_schedules_change_no_bit(target):
     problem = DualProblem(20, 70, 1500)
     call = DUAL.inputs(problem, 1, target.xp)
-    config = replace(gemm.choose_config(_task(problem), target.arch), splits=5)
+    config = replace(gemm.choose_config(task_of(problem), target.arch), splits=5)
     first = to_numpy(cupykern.dual_gemm_silu(*call.args, config=config))
     for schedule in ("fifo", "lifo", "sticky:3"):
         if target.name == "host":
@@ -245,7 +219,7 @@ HOPPER = (
 
 
 def hopper_configs(problem) -> list[HopperConfig]:
-    configs = gemm.configs(_task(problem), "sm_90a")
+    configs = gemm.configs(task_of(problem), "sm_90a")
     return [config for config in configs if isinstance(config, HopperConfig)]
 
 
@@ -266,10 +240,10 @@ def test_what_hoppers_main_loop_refuses():
         ({"scales": "rows"}, "TMA takes operands"),  # of 16-bit operands
         ({"layout_b2": "C"}, "TMA takes operands"),
     ):
-        task = _task(replace(HOPPER[0], **change))
+        task = task_of(replace(HOPPER[0], **change))
         assert not any(isinstance(c, HopperConfig) for c in gemm.configs(task, "sm_90a"))
         assert says in gemm.refusal(HopperConfig(128, 256, 4), task, "sm_90a")
-    task = _task(HOPPER[0])
+    task = task_of(HOPPER[0])
     for config, says in (
         (HopperConfig(128, 160, 4), "tile_n a multiple of 64"),
         (HopperConfig(64, 64, 8, share_k=True), "share k where they are turned"),
@@ -278,13 +252,13 @@ def test_what_hoppers_main_loop_refuses():
         (HopperConfig(128, 128, 6, lines=2, cluster=2), "in one line"),
     ):
         assert says in gemm.refusal(config, replace(task, k=64), "sm_90a")
-    outer = _task(replace(HOPPER[0], n=192, layout_b1="C", layout_b2="C"))
+    outer = task_of(replace(HOPPER[0], n=192, layout_b1="C", layout_b2="C"))
     for config, says in (
         (HopperConfig(128, 192, 4), "or of 128 where"),
         (HopperConfig(16, 128, 4, share_k=True, turned=True), "need neighbours along k"),
     ):
         assert says in gemm.refusal(config, outer, "sm_90a")
-    few = _task(DualProblem(16, 14336, 4096, NVFP4, NVFP4))  # rows to decode weights for
+    few = task_of(DualProblem(16, 14336, 4096, NVFP4, NVFP4))  # rows to decode weights for
     assert isinstance(gemm.choose_config(few, "sm_90a"), gemm.GemmConfig)
 
 

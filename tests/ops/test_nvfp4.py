@@ -9,6 +9,7 @@ import ml_dtypes
 import needs
 import numpy as np
 import pytest
+from nvfp4_checks import check_global_scales_of_one
 
 import cupykern
 from cupykern import OPS, arrays, check, dtypes, inputs
@@ -302,18 +303,6 @@ def test_codes_are_the_nearest_of_their_scales(target):
     got = to_numpy(q.dequantize())
     nearest = np.min(np.abs(x[..., None] - factor[..., None] * CODES), axis=-1)
     assert (np.abs(x - got) <= nearest * (1 + 1e-5)).all()
-
-
-def check_global_scales_of_one(xp):
-    """Where amax / 2688 is no normal FP32 number."""
-    for factor, expected in ((1 - 2.0**-18, 1.0), (1, 2.0**-126), (1 + 2.0**-18, None)):
-        x = np.zeros((2, 32), np.float32)
-        x[1, 3] = -2688 * 2.0**-126 * factor
-        q = cupykern.quantize_nvfp4(xp.asarray(x))
-        scale = float(q.global_scale)
-        assert scale == (float(np.float32(2.0**-126 * factor)) if expected is None else expected)
-        decoded = as_float64(q.dequantize())
-        assert decoded[1, 3] == (0 if factor < 1 else -2688 * scale) and (decoded == 0).sum() >= 63
 
 
 def test_a_global_scale_below_the_least_normal_number_is_one(target):

@@ -12,6 +12,7 @@ from products import (
     MATMUL,
     SCALED,
     array,
+    check_fp8_sums_of_128,
     check_problem,
     compare,
     random,
@@ -103,16 +104,7 @@ def test_blocks_have_their_own_scales(target, k):
 @pytest.mark.parametrize("dtype_b", FP8)
 @pytest.mark.parametrize("dtype", FP8)
 def test_fp8_sums_of_128_of_k_are_exact(target, dtype, dtype_b):
-    """sum |a b| <= 2^13 in every 128 of k; of 512, of one sign, tensor cores would lose bits."""
-    rng = np.random.default_rng(2)
-    for least in (-8, 7):
-        values = [rng.integers(least, 9, shape) for shape in ((70, 1040), (1040, 40))]
-        x, y = (
-            array(target, v, name, layout)
-            for v, name, layout in zip(values, (dtype, dtype_b), "CF", strict=True)
-        )
-        product = cupykern.scaled_mm(x, y, out_dtype="float32")
-        np.testing.assert_array_equal(to_numpy(product), values[0] @ values[1])
+    check_fp8_sums_of_128(target, dtype, dtype_b)
 
 
 def test_the_dtype_of_a_product():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+import cupykern
 from cupykern import OPS, check, dtypes
 from cupykern.gemm.matmul_problem import (
     operand_values,
@@ -42,3 +43,16 @@ def compare(op, *args, outputs=None, **kwargs) -> check.Comparison:
 def check_problem(op, problem, target, seed: int = 1) -> None:
     comparison = check.check_problem(op, problem, seed, target.xp)
     assert comparison.ok, f"{problem!r}: {comparison}"
+
+
+def check_fp8_sums_of_128(target, dtype, dtype_b):
+    """sum |a b| <= 2^13 in every 128 of k; of 512, of one sign, tensor cores would lose bits."""
+    rng = np.random.default_rng(2)
+    for least in (-8, 7):
+        values = [rng.integers(least, 9, shape) for shape in ((70, 1040), (1040, 40))]
+        x, y = (
+            array(target, v, name, layout)
+            for v, name, layout in zip(values, (dtype, dtype_b), "CF", strict=True)
+        )
+        product = cupykern.scaled_mm(x, y, out_dtype="float32")
+        np.testing.assert_array_equal(to_numpy(product), values[0] @ values[1])

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_op import Problem, make_op
-from test_report import DOCUMENT, _result
+from result_documents import DOCUMENT, result_row
 
 from cupykern import check, cli, targets
 from cupykern.op import Bound
@@ -129,7 +129,10 @@ class Loads(html.parser.HTMLParser):
 def folder(tmp_path_factory):
     """Results of every kind."""
     folder = tmp_path_factory.mktemp("results")
-    results = [{**_result("cupykern", 30.0), "tflops": 300.0}, {**_result("torch", 20.0, 3.0)}]
+    results = [
+        {**result_row("cupykern", 30.0), "tflops": 300.0},
+        {**result_row("torch", 20.0, 3.0)},
+    ]
     results[1]["tflops"] = 450.0
     products = [{**MATMUL, "shape": [n, n, n], "results": results} for n in (2048, 4096)]
     bench = {**DOCUMENT, "rows": [*DOCUMENT["rows"], *products]}

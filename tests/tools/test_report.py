@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from result_documents import DOCUMENT, result_row
 
 from cupykern import cli
 from cupykern.tools import headline, report
@@ -15,39 +16,6 @@ from cupykern.tools import headline, report
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def _result(name: str, median: float, ratio: float = 0.5) -> dict:
-    return {
-        "name": name,
-        "median_us": median,
-        "gbps": 4000.0 / median,
-        "tflops": None,
-        "speed_percent": 100 * 18 / median,
-        "verified": ratio <= 1,
-        "error_over_bound": ratio,
-        "note": None,
-    }
-
-
-DOCUMENT = {
-    "kind": "bench",
-    "date": "2026-01-02T03:04:05+00:00",
-    "target": "cuda",
-    "machine": {"device": "NVIDIA H200", "cupy": "14.2.0", "nvrtc": "13.0"},
-    "host_time_us": {"softmax": {"call": 11.5, "RawKernel launch": 5.0, "cupy.empty": 2.0}},
-    "rows": [
-        {
-            "op": "softmax",
-            "shape": [4096, 4096],
-            "dtype": "float16",
-            "plain": "copy",
-            "plain_us": 18.0,
-            "bytes_read": 2**25,
-            "bytes_written": 2**25,
-            "flops": 0,
-            "results": [_result("cupykern", 20.0), _result("torch", 50.0, 7.0)],
-        }
-    ],
-}
 README = "# t\n\n<!-- table: softmax -->\nold\n<!-- end -->\n\ntext\n"
 
 
@@ -64,10 +32,10 @@ def test_the_pictures_are_of_the_committed_results():
 
 def test_the_headline_is_the_geometric_mean_over_the_fastest_library():
     rows = [
-        {**DOCUMENT["rows"][0], "results": [_result("cupykern", 20.0), *peers]}
+        {**DOCUMENT["rows"][0], "results": [result_row("cupykern", 20.0), *peers]}
         for peers in (
-            [_result("torch", 40.0), _result("quack", 80.0)],
-            [_result("torch", 10.0)],
+            [result_row("torch", 40.0), result_row("quack", 80.0)],
+            [result_row("torch", 10.0)],
             [],
         )
     ]
@@ -99,13 +67,13 @@ def test_the_summary_marks_peers_beyond_the_bound():
         "| `softmax` | float16 | torch* | 1 | 90 | 2.50 / 2.50 / 2.50 |" in written
     )  # beyond the bound
     right = copy.deepcopy(DOCUMENT)
-    right["rows"][0]["results"][1] = _result("torch", 50.0)
+    right["rows"][0]["results"][1] = result_row("torch", 50.0)
     assert "| `softmax` | float16 | torch | 1 |" in report.tables([right])["summary"]
 
 
 def test_the_summary_does_not_hide_what_is_wrong():
     wrong = copy.deepcopy(DOCUMENT)
-    wrong["rows"][0]["results"] = [_result("cupykern", 20.0, 1.5)]
+    wrong["rows"][0]["results"] = [result_row("cupykern", 20.0, 1.5)]
     wrong["rows"][0]["dtype"] = "float16*int8"
     table = report.tables([wrong])["summary"]
     assert "| `softmax` | float16*int8 | - | 1, 1 wrong | 90 | - |" in table
@@ -132,7 +100,7 @@ def test_the_floor_is_the_longer_of_bytes_and_operations(dtype, flops, floor):
 def test_the_latest_result_of_a_row_counts():
     later = copy.deepcopy(DOCUMENT)
     later["date"] = "2026-02-01T00:00:00+00:00"
-    later["rows"][0]["results"] = [_result("cupykern", 19.0)]
+    later["rows"][0]["results"] = [result_row("cupykern", 19.0)]
     table = report.tables([DOCUMENT, later])["softmax"]
     assert "| 19.0 |" in table and "| 20.0 |" not in table and "torch" not in table
 
@@ -249,7 +217,7 @@ def test_rows_whose_clocks_fell_are_marked():
 def test_a_wrong_row_is_no_error():
     document = copy.deepcopy(DOCUMENT)
     wrong = {
-        **_result("cupykern", 20.0, 7.0),
+        **result_row("cupykern", 20.0, 7.0),
         **dict.fromkeys(("median_us", "gbps", "speed_percent")),
     }
     document["rows"][0]["results"] = [wrong]

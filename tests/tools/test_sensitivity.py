@@ -8,7 +8,7 @@ from fake_op import make_op
 
 from cupykern import OPS, cli, targets
 from cupykern.tools import sensitivity
-from cupykern.tools.sensitivity import _OPTIONS, _SHAPES, rows_of
+from cupykern.tools.sensitivity import OPTIONS, SHAPES, rows_of
 
 ROW_OPS = (
     *("softmax", "log_softmax", "layer_norm", "rms_norm", "add_rms_norm"),
@@ -18,7 +18,7 @@ BY_NAME = {op.name: op for op in OPS}
 CALLS = [
     (op.name, dtype)
     for op in OPS
-    for dtype in dict.fromkeys((*op.dtypes, *_OPTIONS.get(op.name, ())))
+    for dtype in dict.fromkeys((*op.dtypes, *OPTIONS.get(op.name, ())))
     if "shifted" not in dtype  # whose results have few digits
 ]
 # Relative errors of 2^-s, s at least so much: one unit in the last place of 16 bits is 2^-11 to 2^-10,
@@ -30,7 +30,7 @@ PRODUCTS_GOAL = 18  # of FP32 results, at K = 1024
 @pytest.mark.parametrize("name, dtype", CALLS)
 def test_small_errors_of_all_elements_are_found(name, dtype):
     op = BY_NAME[name]
-    shape = _SHAPES.get(name) or op.bench_shapes("host")[0]
+    shape = SHAPES.get(name) or op.bench_shapes("host")[0]
     found = list(rows_of(op, shape, dtype, targets.get("host"), 0))
     assert found
     for row in found:
@@ -75,7 +75,7 @@ def test_cells(unit, s, cell):
 
 
 def test_the_command(capsys, tmp_path, monkeypatch):
-    monkeypatch.setitem(sensitivity._SHAPES, "quantize", (8, 64))
+    monkeypatch.setitem(sensitivity.SHAPES, "quantize", (8, 64))
     path = tmp_path / "s.json"
     command = ["check", "--sensitivity", "quantize", "--target", "host", "--json", str(path)]
     assert cli.main(command) == 0
