@@ -106,7 +106,7 @@ def test_bits_depend_on_the_alignment_of_few_arguments_on_a_gpu(call, gpu):
     assert differing(Machine(gpu), call) <= BITS_MAY_DIFFER.get(call.name, set())
 
 
-def test_bits_do_differ_by_the_alignment_of_rows():
+def test_bits_of_wide_rows_depend_on_their_alignment():
     """Or the other test sees nothing."""
     wide_rms_norm = CALLS[5]
     assert differing(Machine(targets.get("host")), wide_rms_norm) == {"x", "out"}
@@ -131,7 +131,7 @@ def test_results_are_aligned_as_cupy_aligns_them(call):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float8_e5m2", "int8"])
 @pytest.mark.parametrize("shape", [(), (0, 3), (1,), (7, 3), (2, 5, 1009)])
-def test_new_arrays(shape, dtype):
+def test_new_arrays_have_the_strides_that_numpy_gives(shape, dtype):
     dtype = dtypes.NAMES[dtype]
     x = np.zeros(shape, dtype)
     turned = np.swapaxes(np.zeros((*shape, 3), dtype), 0, -1)

@@ -125,7 +125,7 @@ def _read_only() -> np.ndarray:
 
 @pytest.mark.parametrize("function", [cupykern.softmax, cupykern.log_softmax])
 @pytest.mark.parametrize(("error", "match", "make"), CASES)
-def test_refused(function, error, match, make):
+def test_illegal_arguments_are_refused_and_nothing_is_written(function, error, match, make):
     args = make()
     kwargs = args[2] if len(args) == 3 else {}
     before = kwargs["out"].copy() if isinstance(kwargs.get("out"), np.ndarray) else None
@@ -137,7 +137,7 @@ def test_refused(function, error, match, make):
 
 @pytest.mark.parametrize("function", [cupykern.softmax, cupykern.log_softmax])
 @pytest.mark.parametrize("wrong", [{"axis": 1.0}, {"axis": True}, {"axis": 1, "scale": True}])
-def test_refused_though_an_equal_value_is_cached(function, wrong):
+def test_illegal_arguments_are_refused_though_an_equal_value_is_cached(function, wrong):
     function(X, axis=1, scale=1)
     with pytest.raises(TypeError):
         function(X, **wrong)
@@ -181,7 +181,7 @@ def test_out_that_overlaps_x_otherwise_is_refused(name):
 
 
 @pytest.mark.parametrize("views", [IN_PLACE, APART, OVERLAPPING])
-def test_overlap_of_cupy_arrays(views, monkeypatch):
+def test_overlap_of_cupy_arrays_is_found_as_of_numpy_arrays(views, monkeypatch):
     pytest.importorskip("cupy")
     with fake_gpu(monkeypatch) as gpu:
         for name, make in views.items():
@@ -202,7 +202,7 @@ def test_out_of_another_dtype_in_x_is_refused():
 
 
 @given(data=st.data())
-def test_overlap_is_that_of_bytes(data):
+def test_views_overlap_where_their_bytes_do(data):
     """Of any two views of a small array, with steps in bytes."""
     memory = np.zeros(96, np.uint8)
     views, places = [], []
@@ -224,7 +224,7 @@ def test_overlap_is_that_of_bytes(data):
     assert arguments.overlap(*views) == bool(places[0] & places[1])
 
 
-def test_strides_whose_overlap_takes_long_to_find():
+def test_overlap_that_takes_long_to_find_is_assumed():
     """numpy's own example, a minute of work."""
     memory = np.zeros(192163377, np.int8)
     x = np.lib.stride_tricks.as_strided(memory, (1050,) * 3, (36674, 61119, 85569))
@@ -303,12 +303,12 @@ def test_a_k_of_2_to_the_31_is_refused_before_anything_is_copied(name):
         tracemalloc.stop()
 
 
-def test_numpy_mask_with_cupy_x(gpu):
+def test_numpy_mask_with_cupy_x_is_refused(gpu):
     with pytest.raises(TypeError, match="mask must be a cupy array"):
         cupykern.softmax(gpu.xp.asarray(X), mask=np.ones(6, bool))
 
 
-def test_finfo():
+def test_finfo_is_that_of_ml_dtypes():
     for dtype in ("float8_e5m2", ml_dtypes.bfloat16, np.float64):
         info = cupykern.finfo(dtype)
         assert info.max == float(ml_dtypes.finfo(info.dtype).max)
@@ -317,7 +317,7 @@ def test_finfo():
             cupykern.finfo(dtype)
 
 
-def test_asarray_and_empty():
+def test_asarray_and_empty_make_arrays_of_any_dtype_of_a_target():
     x = cupykern.asarray([0.5, 448.0, np.nan], "float8_e4m3fn", "host")
     assert x.dtype.name == "float8_e4m3fn" and x.astype(np.float32)[1] == 448
     assert cupykern.empty((2, 3), "bfloat16", "host").dtype.name == "bfloat16"
@@ -336,7 +336,7 @@ def test_asarray_and_empty():
         ({"min_blocks": 2**31}, ValueError, "min_blocks must be less than 2\\^31"),
     ],
 )
-def test_a_configs_fields_have_types(changes, error, says):
+def test_a_configs_illegal_fields_are_refused(changes, error, says):
     config = replace(SharedRows(64, 32, 8, 1), **changes)
     with pytest.raises(error, match=f"config's {says}"):
         cupykern.softmax(np.zeros((4, 200), np.float16), config=config)

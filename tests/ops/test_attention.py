@@ -35,14 +35,14 @@ def right(*args, **kwargs) -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_heads_of_256(target, causal):
+def test_heads_of_256_are_within_the_bound(target, causal):
     problem = AttentionProblem(
         1, 1, 1, 70, 90, 192, 256, causal=causal, causal_align="top_left", lse=True, row_stats=True
     )
     assert check.check_problem(OP, problem, 1, target.xp).ok
 
 
-def test_two_rows_of_fragments_for_each_warp():
+def test_two_rows_of_fragments_a_warp_are_within_the_bound():
     """As GPUs have them, where the host's own config has one."""
     causal = {"causal": True, "causal_align": "top_left", "return_row_stats": True}
     for kwargs in ({}, causal):
@@ -51,7 +51,7 @@ def test_two_rows_of_fragments_for_each_warp():
 
 
 @pytest.mark.parametrize("accumulate", ["float32", "float16"])
-def test_row_statistics_of_normal_numbers(accumulate):
+def test_row_statistics_meet_the_gate_of_fp32_accumulation(accumulate):
     """The gate of FP32 sums: row_max within 1e-5, row_sum within 1e-4; FP16 sums miss it."""
     q, k, v = (normal(1, 1, 128, 64), normal(1, 1, 200, 64), normal(1, 1, 200, 64))
     _, top, total = attention(q, k, v, return_row_stats=True, qk_accumulate=accumulate)
@@ -60,7 +60,7 @@ def test_row_statistics_of_normal_numbers(accumulate):
     assert holds == (accumulate == "float32")
 
 
-def test_an_output_that_is_all_zero_fails():
+def test_an_output_of_zeros_is_beyond_the_bound():
     for causal in (False, True):
         args, kwargs = qkv(100, 200, 64), {"causal": causal, "causal_align": "top_left"}
         y = attention(*args, **kwargs)
@@ -69,14 +69,14 @@ def test_an_output_that_is_all_zero_fails():
         assert comparison.error_over_bound > 20
 
 
-def test_one_wrong_row_fails():
+def test_one_wrong_row_is_beyond_the_bound():
     args = qkv(100, 200, 64)
     y = attention(*args)
     y[0, 1, 37] = y[0, 1, 36]
     assert not compared(args, {}, y).ok
 
 
-def test_nan_beyond_the_end_stays_there():
+def test_nan_of_keys_that_no_row_sees_does_not_count():
     """Of keys in memory, and of those that no row of the call sees yet."""
     q, k, v = qkv(20, 200, 64)
     k, v = k.copy(), v.copy()
@@ -98,7 +98,7 @@ def test_a_bias_of_minus_infinity_hides_any_key(algorithm):
     check_bias_over_nan(20, 70, 16, algorithm=algorithm)
 
 
-def test_the_same_in_both_layouts_and_for_groups():
+def test_layouts_and_repeated_kv_heads_give_the_same_bits():
     q, k, v = qkv(33, 40, 24, h=4, h_kv=2)
     causal = {"causal": True, "causal_align": "top_left"}
     y = attention(q, k, v, **causal)
@@ -109,14 +109,14 @@ def test_the_same_in_both_layouts_and_for_groups():
     assert (repeated == y).all()
 
 
-def test_bitwise_the_same_whatever_the_other_rows_are():
+def test_a_rows_bits_do_not_depend_on_the_other_rows():
     q, k, v = qkv(64, 130, 64)
     y = attention(q, k, v)
     q[:, :, 1:] *= np.float16(5)
     assert (attention(q, k, v)[:, :, 0] == y[:, :, 0]).all()
 
 
-def test_out_of_any_strides():
+def test_out_may_have_any_strides():
     q, k, v = qkv()
     y = attention(q, k, v)
     wide = np.zeros((1, 2, 20, 48), np.float16)
@@ -126,7 +126,7 @@ def test_out_of_any_strides():
     assert (fused.transpose(0, 2, 1, 3)[..., 8:] == y).all() and not fused[..., :8].any()
 
 
-def test_nothing_to_do():
+def test_empty_arrays_give_empty_results_and_no_keys_give_zeros():
     for shape in ((0, 2, 5, 8), (2, 0, 5, 8), (2, 2, 0, 8)):
         q = normal(*shape)
         y, lse = attention(q, q, q, return_lse=True)
@@ -138,7 +138,7 @@ def test_nothing_to_do():
     assert not y.any() and not total.any() and (lse == -np.inf).all() and (top == -np.inf).all()
 
 
-def test_naive_agrees():
+def test_the_naive_algorithm_is_within_the_bound():
     q, k, v = qkv(40, 50, 24, dtype=dtypes.bfloat16)
     causal = {"causal": True, "causal_align": "bottom_right"}
     right(q, k, v, **causal, algorithm="naive", return_row_stats=True)
@@ -152,7 +152,7 @@ def dense_types(mask: BlockMask) -> set[int]:
 
 
 @pytest.mark.parametrize("blocks", [(64, 64), (128, 64), (64, 128)])
-def test_from_dense_keeps_the_mask(blocks):
+def test_a_block_mask_from_dense_keeps_the_mask(blocks):
     rng = np.random.default_rng(1)
     keep = np.tril(np.ones((300, 400), bool))[None, None].repeat(2, 0).copy()
     keep[0, 0, :128, 128:256] = True
@@ -169,7 +169,7 @@ def test_from_dense_keeps_the_mask(blocks):
         assert row[:number].tolist() == np.nonzero(types)[0].tolist()
 
 
-def test_the_usual_masks():
+def test_the_usual_block_masks_hide_what_they_say():
     i, j = np.arange(300)[:, None], np.arange(400)[None]
     causal = BlockMask.causal(300, 400, causal_offset=70, target="host")
     assert (causal.to_dense() == (j <= i + 70)).all() and dense_types(causal) == {0, 1, 2}
@@ -220,7 +220,7 @@ def test_masked_blocks_are_not_read():
         ),
     ],
 )
-def test_masks_that_do_not_fit(change, error, says):
+def test_block_masks_that_do_not_fit_are_refused(change, error, says):
     arguments = {
         "block_mask_types": np.zeros((1, 1, 2, 4), np.uint8),
         "partial_indices": np.zeros((1, 1, 2, 4), np.int32),
@@ -231,7 +231,7 @@ def test_masks_that_do_not_fit(change, error, says):
         BlockMask(**arguments)
 
 
-def test_errors_of_the_makers():
+def test_makers_of_block_masks_refuse_illegal_arguments():
     with pytest.raises(TypeError, match="bool"):
         BlockMask.from_dense(np.zeros((4, 4)))
     with pytest.raises(ValueError, match="Sq, Sk"):
@@ -285,7 +285,7 @@ Q, K, V = qkv()
         ({"config": AttentionConfig(64, 32, 4), "algorithm": "naive"}, ValueError, "naive"),
     ],
 )  # fmt: skip
-def test_illegal_arguments(change, error, says):
+def test_illegal_arguments_are_refused(change, error, says):
     arguments = {"q": Q, "k": K, "v": V, **change}
     with pytest.raises(error, match=says):
         attention(**arguments)
@@ -328,26 +328,26 @@ def test_causal_of_equal_lengths_needs_no_alignment():
     assert (attention(q, k, v, causal=True, input_pos=0) == y).all()
 
 
-def test_packed_sequences_name_an_alignment():
+def test_causal_packed_sequences_need_an_alignment():
     q, k, v, *cu = packed()
     with pytest.raises(ValueError, match="'top_left' or 'bottom_right'; got None"):
         varlen(q, k, v, *cu, max_seqlen_q=30, max_seqlen_k=35, causal=True, causal_align=None)
 
 
-def test_fp16_sums_are_for_fp16():
+def test_fp16_accumulation_is_refused_for_bfloat16():
     q = normal(1, 1, 4, 8, dtype=dtypes.bfloat16)
     with pytest.raises(NotImplementedError, match="bfloat16"):
         attention(q, q, q, qk_accumulate="float16")
     assert not attention_plan.has_half_scores(dtypes.float16, "gfx942")
 
 
-def test_out_must_not_overlap():
+def test_out_that_overlaps_an_operand_is_refused():
     q = normal(1, 1, 30, 16)
     with pytest.raises(ValueError, match="overlap"):
         attention(q, q, q, out=q)
 
 
-def test_the_name_that_torch_has():
+def test_scaled_dot_product_attention_takes_torchs_arguments():
     sdpa = cupykern.scaled_dot_product_attention
     q, k, v = qkv(h_kv=2)
     causal = attention(q, k, v, causal=True, causal_align="top_left")
@@ -421,7 +421,7 @@ def test_device_offsets_are_clamped(monkeypatch):
         ({"q": normal(1, 50, 2, 16)}, ValueError, "3 dims"),
     ],
 )
-def test_illegal_packed_arguments(change, error, says):
+def test_illegal_packed_arguments_are_refused(change, error, says):
     q, k, v, cu_q, cu_k = packed()
     a = {"q": q, "cu_q": cu_q, "cu_k": cu_k, "max_seqlen_q": 30, "max_seqlen_k": 35, **change}
     with pytest.raises(error, match=says):
@@ -443,7 +443,7 @@ def test_packed_results_beside_their_offsets(name):
         varlen(q, k, v, *cu, max_seqlen_q=30, max_seqlen_k=35, out=out)
 
 
-def test_packed_sequences_are_those_alone():
+def test_packed_sequences_have_the_bits_of_each_alone():
     q, k, v, cu_q, cu_k = packed()
     y, lse = varlen(
         q, k, v, cu_q, cu_k, max_seqlen_q=30, max_seqlen_k=35, causal=True, return_lse=True
@@ -457,7 +457,7 @@ def test_packed_sequences_are_those_alone():
         assert (alone[0] == y[rows]).all() and (alone_lse[0] == lse[:, rows]).all()
 
 
-def test_bench_problems():
+def test_bench_problems_are_what_their_options_say():
     with pytest.raises(ValueError, match="causal"):
         OP.bench_problem((4, 4), "float16")
     full, causal = (OP.bench_problem((2, 4, 128, 64, *c), "float16") for c in ((), (1,)))
@@ -476,7 +476,7 @@ def test_bench_problems():
     assert VarlenProblem(((3, 4), (5, 6)), 2, 1, 8, 8).mode == 0
 
 
-def test_where_work_is_skipped():
+def test_causal_calls_read_no_keys_beyond_the_diagonal():
     """A causal call reads no keys beyond the diagonal's tile: NaN there does not matter."""
     with host.use(schedule="lifo"):
         q, k, v = qkv(64, 300, 64)
@@ -485,7 +485,7 @@ def test_where_work_is_skipped():
 
 
 @pytest.mark.parametrize("mask", [2, 3, 4])
-def test_bench_problems_of_block_masks(mask):
+def test_bench_problems_of_block_masks_count_computed_blocks(mask):
     """Their work is that of the computed blocks, and one head is checked for all."""
     problem = OP.bench_problem((1, 2, 1024, 64, mask), "float16")
     call = OP.inputs(problem, 0, np)

@@ -60,7 +60,7 @@ def test_clusters_change_no_bit(target, heads):
     check_clusters(target, heads)
 
 
-def test_blocks_of_256_threads(target):
+def test_blocks_of_256_threads_are_within_the_bound(target):
     q, (k, v) = make((1, 4, 2, 256)), caches((300,), 300, dim=256)
     args, config = (
         to_target(target, q, k, v),
@@ -196,7 +196,7 @@ def test_no_query_sees_the_keys_of_those_behind_it(target, queries):
 
 
 @pytest.mark.parametrize("rows", ["apart", "every other", "reversed", "shared"])
-def test_tables_of_any_stride_between_rows(target, rows):
+def test_block_tables_may_have_any_stride_between_rows(target, rows):
     check_strides_of_tables(target, rows)
 
 
@@ -208,11 +208,11 @@ def test_lengths_and_tables_of_the_device_are_clamped(target):
     check_clamped(target)
 
 
-def test_caches_of_more_than_2_to_the_32_bytes():
+def test_caches_may_have_more_than_2_to_the_32_bytes():
     check_large_caches()
 
 
-def test_the_logarithm_merges_parts(target):
+def test_lse_merges_results_of_parts_of_the_keys(target):
     """Two halves of the keys and their lse give the whole: what lse is for."""
     q, (k, v) = make((1, 2, 1, 128)), caches((400,), 400)
     q, k, v = to_target(target, q, k, v)
@@ -274,7 +274,7 @@ def test_blocks_fill_the_device_and_runs_share_long_work():
         (4, "sm_90a", None),
     ],
 )
-def test_where_clusters_are_refused(rows, arch, says):
+def test_clusters_that_do_not_fit_are_refused(rows, arch, says):
     task = DecodeTask(FP16, 1, 1, rows, 64, 64, 4096)
     config = DecodeConfig(16, 64, 2, chunks_per_block=8, cluster=2)
     reason = decode_config.refusal(config, task, arch)
@@ -344,7 +344,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("error", "match", "wrong"), WRONG)
-def test_refused(error, match, wrong):
+def test_illegal_arguments_are_refused(error, match, wrong):
     arguments = {"q": Q, "k_cache": K, "v_cache": V, **wrong}
     with pytest.raises(error, match=match):
         cupykern.decode_attention(**arguments)
@@ -359,7 +359,7 @@ def test_tables_are_checked_where_they_are_used():
         cupykern.decode_attention(Q, K, V, block_table=table)
 
 
-def test_numpy_lengths_go_along_with_gpu_arrays(gpu):
+def test_numpy_lengths_may_come_with_gpu_arrays(gpu):
     args = to_target(gpu, Q, K, V)
     expected = cupykern.decode_attention(Q, K, V, seq_lens=LENS)
     for lens in (LENS, LENS.astype(np.int64), gpu.xp.asarray(LENS)):

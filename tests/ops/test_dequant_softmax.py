@@ -36,7 +36,7 @@ def compare(*args, outputs, **kwargs) -> check.Comparison:
 
 @pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_every_variant(target, dtype):
+def test_every_variant_is_within_the_bound(target, dtype):
     for m, n, layout in (
         (70, 208, "F"),
         (70, 208, "C"),
@@ -66,7 +66,7 @@ def test_a_ragged_last_tile_counts_once(target, n):
 
 
 @pytest.mark.in_turn
-def test_many_columns(target):
+def test_rows_of_many_column_tiles_are_within_the_bound(target):
     """262144 and one more: more sets of columns than a block has threads, several blocks for a row."""
     xp, n, k = target.xp, 262145, 16
     rng = np.random.default_rng(1)
@@ -79,7 +79,7 @@ def test_many_columns(target):
         assert abs(to_numpy(y).sum(-1) - 1).max() < 0.01
 
 
-def test_nan_and_infinity(target):
+def test_nan_or_infinity_spoils_its_row_and_minus_infinity_is_zero(target):
     """A NaN or +inf spoils its row; -inf is a zero, and a row of nothing else NaN."""
     xp = target.xp
     a, w = xp.ones((5, 16), np.float16), xp.ones((16, 200), np.int8)
@@ -100,7 +100,7 @@ def test_logits_are_not_rounded(target):
     np.testing.assert_allclose(y, [[1 / (1 + np.exp(0.5)), 1 / (1 + np.exp(-0.5))]], rtol=1e-4)
 
 
-def test_out_in_every_layout(target):
+def test_out_may_have_any_layout(target):
     xp = target.xp
     call = OP.inputs(LogitsProblem(6, 40, 32, batch=(2,)), 1, xp)
     for dtype in ("float16", "float32"):
@@ -115,13 +115,13 @@ def test_out_in_every_layout(target):
             np.testing.assert_array_equal(to_numpy(out), expected)
 
 
-def test_it_is_bitwise_the_same_again(target):
+def test_repeated_calls_give_the_same_bits(target):
     call = OP.inputs(LogitsProblem(5, 3000, 64, out_dtype="float32"), 1, target.xp)
     first, second = (to_numpy(OP.run(*call.args, **call.kwargs)) for _ in range(2))
     np.testing.assert_array_equal(first, second)
 
 
-def test_nothing_in_nothing_out(target):
+def test_empty_arrays_give_empty_results(target):
     xp = target.xp
     assert cupykern.dequant_softmax(
         xp.ones((0, 8), np.float16), xp.ones((8, 4), np.int8), 1.0
@@ -159,13 +159,13 @@ def check_hopper(xp) -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES[1:])
-def test_hopper_under_hostile_schedules(schedule):
+def test_hopper_is_within_the_bound_under_hostile_schedules(schedule):
     with host.use(schedule=schedule, warp_size=32):
         check_hopper(np)
 
 
 @needs.hopper
-def test_hopper(target):
+def test_hopper_is_within_the_bound(target):
     check_hopper(target.xp)
 
 
@@ -182,7 +182,7 @@ def test_every_variant_is_chosen_by_some_product():
         assert chosen == wanted and len(wanted) <= 20
 
 
-def test_what_streams_refuse():
+def test_skinny_configs_that_do_not_fit_are_refused():
     task = GemmTask(1, 16, 4096, 512, dtypes.float16, dtypes.int8, INNER, INNER, kernel=OP.name)
     for config, change, says in (
         (STREAM, {}, None),
@@ -227,6 +227,6 @@ A, W, S = np.ones((4, 16), np.float16), np.ones((16, 6), np.int8), np.ones(6, np
         (ValueError, "out must not overlap a", (A, W, S), {"out": A[:, :6]}),
     ],
 )  # fmt: skip
-def test_illegal_arguments(error, says, args, kwargs):
+def test_illegal_arguments_are_refused(error, says, args, kwargs):
     with pytest.raises(error, match=says):
         cupykern.dequant_softmax(*args, **kwargs)

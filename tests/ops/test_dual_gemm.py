@@ -45,7 +45,7 @@ def silu(x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.in_turn
 @pytest.mark.parametrize(("dtype", "dtype_b"), PAIRS)
-def test_every_config_of_every_pair(target, dtype, dtype_b):
+def test_every_config_of_every_pair_is_within_the_bound(target, dtype, dtype_b):
     """Tails in all three sizes; vectors of both orders and element by element; split k."""
     seen = set()
     scales = "blocks" if dtype_b in ("float8_e4m3fn", "int8") else "none"
@@ -73,7 +73,7 @@ def test_every_config_of_every_pair(target, dtype, dtype_b):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("k", [64, 1024])
-def test_errors_are_those_of_the_sums(target, dtype, k):
+def test_errors_are_at_most_those_of_the_two_products(target, dtype, k):
     """|err| <= tau (1.1 |d2| + |silu(d1)|) + 1 ulp of the output, tau the product's own bound."""
     for kind in ("unit", "same_sign"):
         problem = DualProblem(33, 40, k, dtype, dtype, kind=kind, scales="numbers")
@@ -123,7 +123,7 @@ def test_nan_and_infinity_stand_where_they_should(target):
     assert np.isposinf(y[0, 2]) and np.isposinf(y[2, 0])
 
 
-def test_sums_below_the_range_of_fp16(target):
+def test_large_negative_gates_give_zero_but_nan_with_policy_fp16(target):
     """The policy "fp16" gives NaN there, as it says; the others give zero."""
     a, b = np.full((1, 16), -100, np.float16), np.full((16, 3), 100, np.float16)
     ones = np.full((16, 3), 1 / 128, np.float16)
@@ -172,7 +172,7 @@ def test_splits_and_schedules_change_no_bit(target):
         np.testing.assert_array_equal(again, first)
 
 
-def test_out_in_every_layout(target):
+def test_out_may_have_any_layout(target):
     xp = target.xp
     call = DUAL.inputs(DualProblem(20, 24, 64), 1, xp)
     expected = to_numpy(cupykern.dual_gemm_silu(*call.args))
@@ -184,7 +184,7 @@ def test_out_in_every_layout(target):
     assert (to_numpy(frame) == 7).all()
 
 
-def test_the_default_dtypes(target):
+def test_the_default_dtype_follows_the_operands(target):
     for (dtype, dtype_b), wanted in (
         (("bfloat16", "int8"), "bfloat16"),
         (("float8_e4m3fn", "float8_e5m2"), "float16"),
@@ -195,7 +195,7 @@ def test_the_default_dtypes(target):
         assert DUAL.run(*call.args).dtype == dtypes.NAMES[wanted]
 
 
-def test_nothing_in_nothing_out(target):
+def test_empty_arrays_give_empty_results(target):
     for shape_a, shape_b in (((0, 16), (16, 4)), ((3, 16), (16, 0)), ((2, 0, 3, 16), (16, 4))):
         a, b = (target.xp.ones(s, np.float16) for s in (shape_a, shape_b))
         assert cupykern.dual_gemm_silu(a, b, b).shape == (*shape_a[:-1], shape_b[-1])
@@ -225,7 +225,7 @@ def hopper_configs(problem) -> list[HopperConfig]:
 
 @needs.hopper
 @pytest.mark.parametrize("problem", HOPPER, ids=str)
-def test_hoppers_main_loop(target, problem):
+def test_hoppers_mainloop_is_within_the_bound(target, problem):
     call = DUAL.inputs(problem, 1, target.xp)
     configs = hopper_configs(problem)
     assert configs
@@ -234,7 +234,7 @@ def test_hoppers_main_loop(target, problem):
         assert comparison.ok, f"{config}: {comparison}"
 
 
-def test_what_hoppers_main_loop_refuses():
+def test_configs_that_hoppers_mainloop_cannot_take_are_refused():
     for change, says in (
         ({"dtype_b": "int8"}, "operands of one size"),
         ({"scales": "rows"}, "TMA takes operands"),  # of 16-bit operands
@@ -288,19 +288,19 @@ def test_the_command_compares_policies(monkeypatch, ratio):
     assert "hybrid" in result.output and "0.1000%" in result.output and "168" in result.output
 
 
-def test_usage_of_either_main_loop():
+def test_usage_is_known_of_either_mainloop():
     with host.use() as target:
         for problem in (DualProblem(64, 64, 64, NVFP4, NVFP4), DualProblem(512, 4096, 64)):
             arch, registers, share = policies._usage(problem, target)
             assert arch == "sm_90a" and registers > 64 and 0 < share <= 0.5
 
 
-def test_policies_are_of_one_op():
+def test_check_policies_is_for_dual_gemm_silu_alone():
     result = CliRunner().invoke(cli.cli, ["check", "matmul", "--policies", "--target", "host"])
     assert result.exit_code == 2 and "dual_gemm_silu alone" in result.output
 
 
-def test_occupancy():
+def test_occupancy_counts_registers_threads_and_shared_memory():
     assert policies.occupancy("sm_90a", 256, 128, 100 * 1024) == 16 / 64
     assert policies.occupancy("sm_90a", 256, 151, 1024) == 8 / 64
     assert policies.occupancy("sm_89", 128, 32, 1024) == 48 / 48
@@ -365,13 +365,13 @@ X = nvfp4.random("codes", (6, 16), 1, np, "C")
         (ValueError, "config does not fit: .*do not share", (A, B, B), {"config": GemmConfig(48, 32, 32, 2, 2)}),
     ],
 )  # fmt: skip
-def test_illegal_arguments(error, says, args, kwargs):
+def test_illegal_arguments_are_refused(error, says, args, kwargs):
     with pytest.raises(error, match=says):
         cupykern.dual_gemm_silu(*args, **kwargs)
 
 
 @pytest.mark.parametrize("dtype", ["float16", NVFP4])
-def test_sampled_rows_verify_alone(dtype):
+def test_sampled_rows_are_verified_alone(dtype):
     problem = DUAL.bench_problem((300, 40, 64), dtype)
     call = DUAL.inputs(problem, 1, np)
     outputs = (DUAL.run(*call.args, **call.kwargs),)

@@ -40,7 +40,7 @@ from cupykern.targets import host
 
 @pytest.mark.in_turn
 @pytest.mark.parametrize(("dtype", "dtype_b"), PAIRS)
-def test_every_config_of_every_pair(target, dtype, dtype_b):
+def test_every_config_of_every_pair_is_within_the_bound(target, dtype, dtype_b):
     """Tails in all three sizes; vectors of both orders and element by element; split k."""
     seen = {}
     for layout_a, layout_b, pad in (("C", "C", 16), ("C", "F", 16), ("F", "C", 16), ("C", "C", 1)):
@@ -66,7 +66,7 @@ def test_every_config_of_every_pair(target, dtype, dtype_b):
 @pytest.mark.parametrize("dtype", ["float16", "float32", "int8"])
 @pytest.mark.parametrize("m", [1, 15, 16, 17, 65])
 @pytest.mark.parametrize("n", [1, 9, 130])
-def test_tails(target, m, n, dtype):
+def test_sizes_that_do_not_divide_by_tiles_are_within_the_bound(target, m, n, dtype):
     for k in (1, 8, 63, 130):
         check_problem(MATMUL, MatmulProblem(m, n, k, dtype, kind="same_sign"), target)
 
@@ -74,7 +74,7 @@ def test_tails(target, m, n, dtype):
 @pytest.mark.in_turn
 @pytest.mark.parametrize("layout_b", ["C", "F"])
 @pytest.mark.parametrize(("dtype", "dtype_b"), PAIRS)
-def test_vectors_that_end_in_what_is_not_the_operands(target, dtype, dtype_b, layout_b):
+def test_what_lies_behind_rows_is_not_read(target, dtype, dtype_b, layout_b):
     """Rows at multiples of 16 bytes with something else behind each: NaN, or the largest number."""
     a = padded(random(target, (19, 37), dtype, 1), target)
     b = random(target, (37, 29), dtype_b or dtype, 2)
@@ -96,7 +96,7 @@ def padded(x, target):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "int8", *FP8])
-def test_no_k_is_the_epilogue_of_zero(target, dtype):
+def test_a_k_of_zero_gives_the_epilogue_of_zeros(target, dtype):
     xp = target.xp
     a, b = array(target, np.zeros((3, 0)), dtype), array(target, np.zeros((0, 5)), dtype)
     assert (to_numpy(cupykern.matmul(a, b)) == 0).all()
@@ -108,14 +108,14 @@ def test_no_k_is_the_epilogue_of_zero(target, dtype):
 @pytest.mark.parametrize(
     ("m", "n", "batch"), [(0, 5, ()), (5, 0, ()), (3, 3, (0,)), (3, 3, (2, 0))]
 )
-def test_nothing_in_nothing_out(target, m, n, batch):
+def test_empty_arrays_give_empty_results(target, m, n, batch):
     a = target.xp.ones((*batch, m, 4), np.float16)
     b = target.xp.ones((4, n), np.float16)
     assert cupykern.matmul(a, b).shape == (*batch, m, n)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "int8"])
-def test_batches_broadcast(target, dtype):
+def test_batch_dims_broadcast(target, dtype):
     for batch_a, batch_b in (
         ((3,), ()),
         ((), (3,)),
@@ -127,7 +127,7 @@ def test_batches_broadcast(target, dtype):
         check_problem(MATMUL, problem, target)
 
 
-def test_a_batch_of_many_dims_that_do_not_merge(target):
+def test_batch_dims_need_not_merge(target):
     xp = target.xp
     shape = (2, 2, 2, 2, 2, 3, 8)
     a = xp.asarray(inputs.values("normal", tuple(2 * n for n in shape), dtypes.float16, 1))
@@ -139,7 +139,7 @@ def test_a_batch_of_many_dims_that_do_not_merge(target):
 @pytest.mark.parametrize(
     ("dtype", "dtype_b"), [("float16", None), ("bfloat16", "float8_e4m3fn"), ("int8", None)]
 )
-def test_strided_views(target, dtype, dtype_b):
+def test_operands_may_have_any_strides(target, dtype, dtype_b):
     """Sliced, reversed, offset, broadcast and transposed operands are read as they lie."""
     for layout_a in inputs.LAYOUTS:
         for layout_b in inputs.LAYOUTS:
@@ -149,7 +149,7 @@ def test_strided_views(target, dtype, dtype_b):
             check_problem(MATMUL, problem, target)
 
 
-def test_a_stride_that_is_no_whole_number_of_elements():
+def test_strides_need_not_be_multiples_of_the_itemsize():
     packed = np.zeros((6, 8), np.dtype([("byte", np.uint8), ("x", np.float16)]))
     packed["x"] = inputs.values("normal", (6, 8), dtypes.float16, 1)
     b = inputs.values("normal", (8, 5), dtypes.float16, 2)
@@ -160,7 +160,7 @@ def test_a_stride_that_is_no_whole_number_of_elements():
     assert compare(MATMUL, packed["x"], b, outputs=out["x"]).ok and not out["byte"].any()
 
 
-def test_more_than_two_to_the_31_elements():
+def test_arrays_may_have_more_than_two_to_the_31_elements():
     """Offsets of rows, columns, batches and outputs need 64 bits."""
     gap, flags = 2**31 + 16, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
 
@@ -210,7 +210,7 @@ def test_every_code_converts_exactly(target, dtype, dtype_b, layout):
 @pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", FP8)
 @pytest.mark.parametrize("dtype_b", FP8)
-def test_every_fp8_code_of_both_operands(target, dtype, dtype_b):
+def test_products_of_all_fp8_codes_are_exact(target, dtype, dtype_b):
     codes = np.arange(256, dtype=np.uint8)
     a, b = np.zeros((256, 16), np.uint8), np.zeros((16, 256), np.uint8)
     a, b = a.view(dtypes.NAMES[dtype]), b.view(dtypes.NAMES[dtype_b])
@@ -262,7 +262,7 @@ def test_integers_are_exact(target, pair):
         assert (product.astype(np.int64) == expected).all(), (m, n, k, layouts)
 
 
-def test_int8_sums_are_exact_at_the_ends(target):
+def test_int8_accumulators_are_exact_at_the_extremes(target):
     a = array(target, np.full((2, 4096), -128), "int8")
     assert (to_numpy(cupykern.matmul(a, a.T)) == 128 * 128 * 4096).all()
     b = array(target, np.full((2, 4096), 127), "int8")
@@ -273,7 +273,7 @@ def test_int8_sums_are_exact_at_the_ends(target):
     ("dtype", "dtype_b"), [("float16", None), ("float8_e4m3fn", None), ("bfloat16", "int8")]
 )
 @pytest.mark.parametrize("kind", ["normal", "same_sign"])
-def test_long_sums(target, dtype, dtype_b, kind):
+def test_long_sums_are_within_the_bound_and_the_expected_error(target, dtype, dtype_b, kind):
     """Within the bound, and within the error that is expected, where the sum is long."""
     problem = MatmulProblem(
         33, 40, 4096, dtype, dtype_b, layout_b="F", kind=kind, out_dtype="float32"
@@ -281,7 +281,7 @@ def test_long_sums(target, dtype, dtype_b, kind):
     check_problem(MATMUL, problem, target)
 
 
-def test_overflow_and_not_a_number(target):
+def test_non_finite_operands_stay_in_their_row_or_column(target):
     """An infinite or NaN operand stays in its row or column; FP16 results overflow to infinity."""
     a, b = np.ones((20, 40), np.float16), np.ones((40, 24), np.float16)
     a[3, 5], a[4, 6], b[7, 9] = np.inf, np.nan, -np.inf
@@ -292,13 +292,13 @@ def test_overflow_and_not_a_number(target):
     assert np.isinf(product[10, 11]) and np.isnan(product[3, 9]) and np.isnan(product[4]).all()
 
 
-def test_sums_beyond_fp32(target):
+def test_accumulators_beyond_fp32_overflow(target):
     """Where FP64 would come back: the edge of what is promised."""
     large = target.xp.asarray([[3e38, 3e38, -3e38, -3e38]], np.float32)
     assert not np.isfinite(to_numpy(cupykern.matmul(large, target.xp.ones((4, 1), np.float32))))
 
 
-def test_sums_of_splits_are_bitwise_repeatable(target):
+def test_split_k_gives_the_same_bits_again(target):
     a, b = random(target, (20, 3000), "float16", 1), random(target, (3000, 70), "float16", 2)
     task = GemmTask(1, 20, 70, 3000, dtypes.float16, dtypes.float16, INNER, OUTER)
     configs = gemm.configs(task, target.arch)
@@ -313,7 +313,7 @@ def test_sums_of_splits_are_bitwise_repeatable(target):
         np.testing.assert_array_equal(again, first)
 
 
-def test_a_row_does_not_depend_on_the_others(target):
+def test_a_rows_bits_do_not_depend_on_the_other_rows(target):
     """The same config: rows of one product are the rows of a smaller one, bit for bit."""
     a, b = random(target, (40, 512), "float16", 1), random(target, (512, 64), "float16", 2)
     config = GemmConfig(16, 64, 128, 1, 1, 4, stages=2, splits=2)
@@ -327,7 +327,7 @@ def test_a_row_does_not_depend_on_the_others(target):
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "int8"])
-def test_epilogues(target, activation, dtype):
+def test_every_epilogue_is_within_the_bound(target, activation, dtype):
     for alpha, bias, residual, out_dtype in (
         (1.0, (24,), None, None),
         (-0.25, (20, 1), (20, 24), "float32"),
@@ -341,7 +341,7 @@ def test_epilogues(target, activation, dtype):
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_activations_of_extreme_numbers(target, activation):
+def test_activations_of_extreme_numbers_are_within_the_bound(target, activation):
     x = np.array(
         [0.0, -0.0, np.inf, -np.inf, np.nan, 60000, -60000, 88, -88, -104, 10, -10, 1e-6],
         np.float32,
@@ -368,7 +368,7 @@ def test_the_result_is_rounded_once(target):
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("layout", ["F", "sliced", "negative", "offset"])
-def test_out_in_every_layout(target, dtype, layout):
+def test_out_may_have_any_layout(target, dtype, layout):
     xp = target.xp
     a, b = random(target, (20, 40), dtype, 1), random(target, (40, 24), dtype, 2)
     frame = xp.full((26, 60), 7, a.dtype)
@@ -385,13 +385,13 @@ def test_out_in_every_layout(target, dtype, layout):
     assert (to_numpy(frame) == 7).all()
 
 
-def test_out_of_a_batch_with_its_axes_swapped(target):
+def test_out_may_be_a_batch_with_its_axes_swapped(target):
     a, b = random(target, (3, 20, 40), "float16", 1), random(target, (40, 24), "float16", 2)
     out = target.xp.empty((20, 3, 24), np.float16).transpose(1, 0, 2)
     assert compare(MATMUL, a, b, outputs=cupykern.matmul(a, b, out=out)).ok
 
 
-def test_out_between_the_operands_columns(target):
+def test_out_may_interleave_with_an_operand(target):
     """Interleaved memory is no overlap."""
     frame = random(target, (16, 32), "float16", 1)
     a, out = frame[:, ::2], frame[:, 1::2]
@@ -401,7 +401,7 @@ def test_out_between_the_operands_columns(target):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_subnormal_operands(target, dtype):
+def test_subnormal_operands_count_as_themselves_or_as_zero(target, dtype):
     """Each counts as itself or as zero, of float16 as itself."""
     for k, residual in ((40, None), (500, (33, 40))):
         problem = MatmulProblem(33, 40, k, dtype, kind="subnormal", residual=residual)
@@ -426,7 +426,7 @@ def test_subnormal_operands(target, dtype):
         ("C", "F", "same_sign", 2048),
     ],
 )
-def test_sums_in_fp16(target, layout_a, layout_b, kind, k):
+def test_fp16_accumulation_is_within_its_bound_and_differs(target, layout_a, layout_b, kind, k):
     """Within their bound, and other sums than in FP32."""
     problem = MatmulProblem(130, 65, k, layout_a=layout_a, layout_b=layout_b, kind=kind, bias=(65,))
     call = MATMUL.inputs(problem, 3, target.xp)
@@ -457,7 +457,7 @@ def test_accumulate_is_each_calls_own(target):
 
 
 @needs.fp16_accumulators
-def test_fp16_sums_overflow(target):
+def test_fp16_accumulation_overflows_to_infinity(target):
     a = target.xp.full((16, 128), 100, np.float16)
     assert bool(np.isposinf(to_numpy(cupykern.matmul(a, a.T, accumulate="float16"))).all())
     assert to_numpy(cupykern.matmul(a, a.T, out_dtype="float32")).max() == 1.28e6

@@ -60,7 +60,7 @@ def compare(x_here, x: np.ndarray) -> cupykern.NonfiniteReport:
 
 @pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", [name for name in DTYPES if name != "float32"])
-def test_every_code(target, dtype):
+def test_every_code_is_classified(target, dtype):
     """All at once, and those of two codes together that a vector may mix up."""
     code = codes_of(dtype)
     all_codes = np.arange(2 ** (8 * code.itemsize), dtype=code)
@@ -73,7 +73,7 @@ def test_every_code(target, dtype):
         assert report.num_nonfinite in (0, 33)
 
 
-def test_codes_of_float32(target):
+def test_float32_codes_of_every_exponent_are_classified(target):
     """Every exponent, the first and the last mantissas, both signs."""
     mantissas = np.array([0, 1, 2, 0x3FFFFF, 0x400000, 0x7FFFFE, 0x7FFFFF], np.uint32)
     magnitudes = (np.arange(256, dtype=np.uint32)[:, None] << 23 | mantissas).reshape(-1)
@@ -95,7 +95,7 @@ def test_subnormals_are_not_flushed(target, dtype):
 @pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", inputs.LAYOUTS)
-def test_every_layout(target, layout, dtype):
+def test_every_layout_has_the_same_report(target, layout, dtype):
     for shape in ((3, 5, 67), (64, 48), (2, 40, 256), (100_003,), (1, 7, 1)):
         for kind in ("normal", "special"):
             problem = NonfiniteProblem(shape, dtype, kind, layout)
@@ -104,7 +104,7 @@ def test_every_layout(target, layout, dtype):
             compare(x, x_host)
 
 
-def test_views(target):
+def test_views_are_read_where_they_lie(target):
     base = inputs.values("special", (6, 5, 4, 32), dtypes.float16, 5)
     here = on(target, base)
     views = (
@@ -125,7 +125,7 @@ def test_views(target):
         compare(view(here), view(base))
 
 
-def test_vectors_where_they_can_be_had():
+def test_vector_loads_are_used_where_rows_are_aligned():
     x = np.zeros((6, 5, 4, 32), np.float16)
     for view, plain, vectors in (
         (x, True, True),
@@ -141,7 +141,7 @@ def test_vectors_where_they_can_be_had():
         assert (walk.plain, walk.plain or walk.whole) == (plain, vectors), view.strides
 
 
-def test_strides_that_cannot_be_walked(target):
+def test_strides_that_no_kernel_walks_have_the_same_report(target):
     """Bytes of a record; more dims than a kernel takes."""
     if target.name == "host":
         records = np.zeros(50, np.dtype([("a", "u1"), ("x", np.float32)]))
@@ -153,7 +153,7 @@ def test_strides_that_cannot_be_walked(target):
 
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 2, 5)])
-def test_no_elements(target, shape):
+def test_an_empty_array_has_an_empty_report(target, shape):
     for dtype in DTYPES:
         x = on(target, np.zeros(shape, dtypes.NAMES[dtype]))
         report = cupykern.nonfinite_report(x)
@@ -162,14 +162,14 @@ def test_no_elements(target, shape):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_no_dims(target, dtype):
+def test_an_array_without_dims_has_the_index_of_no_dims(target, dtype):
     for value in (2.0, -0.0, np.nan, np.inf, -np.inf):
         x = np.array(value).astype(dtypes.NAMES[dtype])
         report = compare(on(target, x), x)
         assert report.first_index == (None if np.isfinite(x.astype(np.float32)) else ())
 
 
-def test_nothing_is_finite(target):
+def test_statistics_of_no_finite_element_are_nan(target):
     x = np.full((3, 1000), -np.inf, np.float16)
     x[2, 999] = np.nan
     report = compare(on(target, x), x)
@@ -179,7 +179,7 @@ def test_nothing_is_finite(target):
 
 @pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_first_index(target, dtype, exhaustive):
+def test_the_first_index_is_in_c_order(target, dtype, exhaustive):
     """In C order whatever the layout; wherever in a vector, a batch or a block."""
     number = dtypes.NAMES[dtype]
     nan = np.array(np.nan).astype(number)
@@ -220,7 +220,7 @@ def test_the_mean_of_many_is_accurate(target):
     assert report.mean == pytest.approx(float(np.float32(0.1)), rel=4 * 2.0**-24)
 
 
-def test_every_config(target):
+def test_every_config_has_the_same_report(target):
     for dtype in DTYPES:
         x = inputs.values("special", (64, 1600), dtypes.NAMES[dtype], 6)
         here = on(target, x)
@@ -246,7 +246,7 @@ def test_every_config(target):
         (np.s_[:], {"batch": "4"}, TypeError, "config's batch must be an integer"),
     ],
 )
-def test_configs_that_do_not_fit(view, change, error, says):
+def test_configs_that_do_not_fit_are_refused(view, change, error, says):
     x = np.ones((4, 32), np.float16)[view]
     config = replace(configs_of("host", 2)[0], **change)
     with pytest.raises(error or ValueError, match=says):
@@ -255,7 +255,7 @@ def test_configs_that_do_not_fit(view, change, error, says):
         cupykern.nonfinite_report(x, config=256)
 
 
-def test_bitwise_repeatable(target):
+def test_repeated_calls_give_the_same_bits(target):
     x = on(target, inputs.values("wide", (700, 333), dtypes.bfloat16, 7))
     first = cupykern.nonfinite_report(x)
     assert all(cupykern.nonfinite_report(x) == first for _ in range(5))
@@ -271,7 +271,7 @@ def test_bitwise_repeatable(target):
         assert reports == [first] * 4
 
 
-def test_the_input_is_left_alone(target):
+def test_the_input_is_not_written(target):
     x = inputs.values("special", (33, 100), dtypes.float16, 8)
     here = on(target, x)
     if target.name == "host":
@@ -282,7 +282,7 @@ def test_the_input_is_left_alone(target):
 
 
 @needs.host
-def test_more_than_two_to_the_31(target):
+def test_offsets_may_exceed_two_to_the_31(target):
     """Numbers far apart in a sparse map."""
     gap = 2**31 + 8
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
@@ -301,7 +301,7 @@ def test_more_than_two_to_the_31(target):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float8_e5m2"])
-def test_more_than_two_to_the_31_elements(gpu, dtype):
+def test_arrays_may_have_more_than_two_to_the_31_elements(gpu, dtype):
     x = inputs.bench_values((2**21 + 1, 1025), dtypes.NAMES[dtype], 3, gpu.xp)
     codes = x.view(codes_of(dtype))
     codes[-1, -2] = int(np.array(np.nan).astype(x.dtype).view(codes.dtype))
@@ -322,6 +322,6 @@ def test_more_than_two_to_the_31_elements(gpu, dtype):
         (np.ma.ones(3, np.float32), TypeError, "x must be a cupy or numpy array"),
     ],
 )
-def test_illegal_arguments(x, error, message):
+def test_illegal_arguments_are_refused(x, error, message):
     with pytest.raises(error, match=message):
         cupykern.nonfinite_report(x)

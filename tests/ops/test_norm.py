@@ -41,7 +41,7 @@ def random(target, shape, dtype="float32", seed=1, kind="normal"):
 @pytest.mark.in_turn("dtype")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", OPS)
-def test_every_config_holds_what_it_admits(target, name, dtype):
+def test_every_config_is_within_the_bound(target, name, dtype):
     """Also rows that need a cluster or chunks; plain and with every option.
 
     On the host each op and dtype compiles every fourth, others each: there are hundreds.
@@ -74,7 +74,7 @@ def test_every_config_holds_what_it_admits(target, name, dtype):
 
 @pytest.mark.in_turn
 @pytest.mark.parametrize("name", OPS)
-def test_rows_that_fill_their_threads(target, name):
+def test_rows_that_fill_their_threads_are_within_the_bound(target, name):
     """Which have code of their own, as have those beside them."""
     for shape, dtype in (((8, 1024), "float16"), ((9, 1024), "float16"), ((4, 4096), "float32")):
         problem = NormProblem(
@@ -91,7 +91,7 @@ def test_rows_that_fill_their_threads(target, name):
 
 @pytest.mark.in_turn
 @pytest.mark.parametrize("residual", [False, True])
-def test_rows_at_strides_of_their_own(target, residual):
+def test_each_operand_has_its_own_row_stride(target, residual):
     """x, the residual, y and the sum: none may be walked at another's."""
     x, other = (random(target, (16, columns), seed=columns) for columns in (640, 768))
     args, kwargs = (x[:, :512], random(target, (512,), seed=3)), {}
@@ -110,7 +110,7 @@ def test_rows_at_strides_of_their_own(target, residual):
 @pytest.mark.parametrize(
     ("name", "quantize"), [("layer_norm", None), ("rms_norm", None), ("rms_norm", "int8")]
 )
-def test_two_rows_a_thread_whose_weights_come_first(target, name, quantize):
+def test_two_rows_a_thread_with_weights_loaded_first_are_within_the_bound(target, name, quantize):
     """In clusters; whole groups of whole rows, and others.  Also where products with weights alone are
     too small or too large to tell a row's largest result."""
     config = NormSharedRows(64, 64, 8, 2, 2, rows_per_thread=2, weights_first=True)
@@ -144,7 +144,7 @@ def test_two_rows_a_thread_whose_weights_come_first(target, name, quantize):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
-def test_rows_that_fill_all_threads(target, name, residual, dtype, threads):
+def test_unpredicated_rows_are_within_the_bound(target, name, residual, dtype, threads):
     width = 16 // dtypes.NAMES[dtype].itemsize
     config = UnpredicatedRows(128, threads, width, 2, weights_first=True)
     op = OPS[name]
@@ -171,7 +171,7 @@ def test_rows_that_fill_all_threads(target, name, residual, dtype, threads):
 @pytest.mark.in_turn
 @pytest.mark.parametrize("layout", inputs.LAYOUTS)
 @pytest.mark.parametrize("name", OPS)
-def test_every_layout(target, name, layout):
+def test_every_layout_is_within_the_bound(target, name, layout):
     for num_cols in (70, 3001):
         problem = NormProblem(
             (5, 3, 4, num_cols), "bfloat16", residual=name == "add_rms_norm", layout=layout
@@ -183,7 +183,7 @@ def test_every_layout(target, name, layout):
 @pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", OPS)
-def test_long_rows(target, name, dtype, exhaustive):
+def test_long_rows_are_within_the_bound(target, name, dtype, exhaustive):
     lengths = (2**18, 2**20 + 3)
     for num_cols in lengths if exhaustive else lengths[dtype == "float32" :][:1]:
         problem = NormProblem(
@@ -196,7 +196,7 @@ def test_long_rows(target, name, dtype, exhaustive):
 @pytest.mark.in_turn
 @pytest.mark.parametrize("weight_dtype", DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_weights_of_another_dtype(target, dtype, weight_dtype):
+def test_weights_may_have_another_dtype_stride_and_alignment(target, dtype, weight_dtype):
     """Also strided ones, and ones that are not aligned as x is."""
     x = random(target, (7, 515), dtype)
     many = random(target, (2 * 515 + 1,), weight_dtype, 2)
@@ -214,7 +214,7 @@ def _far_from_zero(target, shape=(64, 4096)):
     return random(target, shape) + np.float32(1e4)
 
 
-def test_a_mean_of_ten_thousand_times_the_spread(target):
+def test_a_mean_of_ten_thousand_times_the_spread_is_within_the_bound(target):
     x = _far_from_zero(target)
     (expected,) = (to_numpy(y) for y in LAYER_OP.reference(x))
     errors = {}
@@ -228,7 +228,7 @@ def test_a_mean_of_ten_thousand_times_the_spread(target):
 
 
 @pytest.mark.parametrize(("shape", "turned"), [((40, 33), True), ((3, 40_001), False)])
-def test_compensated_means_of_rows_in_parts(target, shape, turned):
+def test_compensated_means_merge_over_chunks(target, shape, turned):
     """Of rows that are merged from chunks: neighbours in memory are of several rows, or rows are long."""
     x = _far_from_zero(target, shape[::-1]).T if turned else _far_from_zero(target, shape)
     (expected,) = (to_numpy(y) for y in LAYER_OP.reference(x))
@@ -236,7 +236,7 @@ def test_compensated_means_of_rows_in_parts(target, shape, turned):
     assert np.abs(y - expected).max() <= 1e-5
 
 
-def test_squares_less_the_square_of_the_mean_fail_there(target):
+def test_one_pass_variance_is_beyond_the_bound(target):
     """E[x^2] - E[x]^2 in FP32, which kernels with one pass take, is outside of the bound."""
     x = to_numpy(_far_from_zero(target)).astype(np.float32)
     mean = x.mean(-1, keepdims=True, dtype=np.float32)
@@ -246,7 +246,7 @@ def test_squares_less_the_square_of_the_mean_fail_there(target):
     assert not compare(LAYER_OP, Call((x,)), naive.astype(np.float32)).ok
 
 
-def test_no_variance(target):
+def test_constant_rows_normalise_to_zero(target):
     x = target.xp.full((9, 777), 0.1, np.float32) * target.xp.arange(9, dtype=np.float32)[:, None]
     y, mean, rstd = (to_numpy(a) for a in cupykern.layer_norm(x, return_stats=True))
     np.testing.assert_allclose(mean, to_numpy(x)[:, 0], rtol=1e-6)
@@ -255,7 +255,7 @@ def test_no_variance(target):
     assert np.abs(to_numpy(cupykern.layer_norm(x, compensated=True))).max() < 1e-4
 
 
-def test_squares_beyond_fp32(target):
+def test_squares_beyond_fp32_are_infinite_or_zero(target):
     """The edges of what is promised: squares that are infinite, or 0 with nothing added."""
     large, small = (target.xp.asarray([[1, x]], np.float32) for x in (1e20, 1e-30))
     assert not to_numpy(cupykern.rms_norm(large)).any()
@@ -265,7 +265,7 @@ def test_squares_beyond_fp32(target):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_one_column(target, dtype):
+def test_rows_of_one_column(target, dtype):
     x = random(target, (33, 1), dtype)
     assert not to_numpy(cupykern.layer_norm(x)).any()
     expected = to_numpy(x) / np.sqrt(to_numpy(x) ** 2 + cupykern.finfo(dtype).eps)
@@ -274,7 +274,7 @@ def test_one_column(target, dtype):
 
 @pytest.mark.parametrize("columns", [700, 704])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_bad_row_leaves_the_others_alone(target, bad, columns):
+def test_a_non_finite_row_leaves_the_others_alone(target, bad, columns):
     x = random(target, (12, columns), "float16")
     clean = [cupykern.layer_norm(x), cupykern.rms_norm(x)]
     x[5, 123] = bad
@@ -301,7 +301,7 @@ def test_scaling_and_shifting_change_nothing(target):
 # --- options ---------------------------------------------------------------------------------------
 
 
-def test_what_is_returned(target):
+def test_results_have_the_documented_shapes_and_dtypes(target):
     x = random(target, (4, 3, 50), "float16")
     assert cupykern.rms_norm(x).shape == x.shape
     y, s = cupykern.rms_norm(x, residual=x)
@@ -312,7 +312,7 @@ def test_what_is_returned(target):
     assert q.dtype == np.int8 and scale.shape == (4, 3, 1) and rstd.shape == (4, 3)
 
 
-def test_no_elements(target):
+def test_empty_arrays_give_empty_results(target):
     xp = target.xp
     y, s, mean, rstd = cupykern.layer_norm(
         xp.empty((3, 0), np.float32), residual=xp.empty((3, 0), np.float32), return_stats=True
@@ -325,7 +325,7 @@ def test_no_elements(target):
     assert (to_numpy(scale) == 1).all()
 
 
-def test_in_place(target):
+def test_out_may_be_x(target):
     x = random(target, (33, 1000), "bfloat16")
     residual = random(target, (33, 1000), "bfloat16", 2)
     expected = cupykern.rms_norm(x, residual=residual)
@@ -357,7 +357,7 @@ def test_quantized_rows_decode_to_the_norm(target, quantize):
     assert (np.abs(codes * to_numpy(scale) - y) <= step + 0.51 * to_numpy(scale)).all()
 
 
-def test_quantized_rows_of_any_length_and_strides(target):
+def test_quantized_rows_may_have_any_length_and_strides(target):
     for shape, layout in (((2, 300_001), "C"), ((3, 20_000), "sliced"), ((40, 2000), "F")):
         problem = NormProblem(
             shape, "float16", residual=True, return_stats=True, quantize="e4m3", layout=layout
@@ -367,7 +367,7 @@ def test_quantized_rows_of_any_length_and_strides(target):
 
 
 @needs.host
-def test_numbers_at_odd_addresses(target):
+def test_elements_may_lie_at_odd_addresses(target):
     """numpy has arrays that begin, or step, within an element."""
     memory = np.zeros(4 * 8 * 4 + 1, np.uint8)
     x = memory[1:].view(np.float32).reshape(4, 8)
@@ -385,7 +385,7 @@ def test_numbers_at_odd_addresses(target):
 
 
 @pytest.mark.in_turn
-def test_bitwise_repeatable(target):
+def test_repeated_calls_give_the_same_bits(target):
     x = random(target, (5, 40_000), "float16")
     first = [cupykern.layer_norm(x), *cupykern.rms_norm(x, quantize="e4m3")]
     for _ in range(3):
@@ -395,7 +395,7 @@ def test_bitwise_repeatable(target):
 
 
 @needs.host
-def test_offsets_past_two_to_the_31(target):
+def test_offsets_may_exceed_two_to_the_31(target):
     """Three rows in a sparse map, more than 2^31 elements apart."""
     gap, num_cols = 2**31 + 8, 1000
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
@@ -415,7 +415,7 @@ def test_offsets_past_two_to_the_31(target):
     assert check.compare((y,), references[:1], bounds[:1]).ok
 
 
-def test_more_than_two_to_the_31_elements(gpu):
+def test_arrays_may_have_more_than_two_to_the_31_elements(gpu):
     x = inputs.bench_values((2**21 + 1, 1025), dtypes.float16, 3, gpu.xp)
     part, (got,) = RMS_OP.sample(Call((x,)), (cupykern.rms_norm(x),), 2**20, 1)
     comparison = compare(RMS_OP, part, got)
@@ -449,7 +449,7 @@ def test_more_than_two_to_the_31_elements(gpu):
         (lambda x: ((x, x[0]), {"out": x}), ValueError, "out must not overlap weight"),
     ],
 )
-def test_illegal_arguments(target, arguments, error, message):
+def test_illegal_arguments_are_refused(target, arguments, error, message):
     args, kwargs = arguments(target.xp.ones((4, 8), np.float32))
     with pytest.raises(error, match=message):
         cupykern.rms_norm(*args, **kwargs)
@@ -458,7 +458,7 @@ def test_illegal_arguments(target, arguments, error, message):
 # --- bench -----------------------------------------------------------------------------------------
 
 
-def test_bench_problems_with_options():
+def test_bench_problems_are_what_their_options_say():
     assert LAYER_OP.bench_problem((2, 8), "float32:shifted+compensated") == NormProblem(
         (2, 8), "float32", weight_dtype="float32", bias_dtype="float32", mean=1e4, compensated=True,
         kind="bench",

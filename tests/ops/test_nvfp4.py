@@ -74,7 +74,7 @@ def test_packing_rounds_to_nearest_even_and_saturates():
 
 
 @pytest.mark.parametrize(("rows", "k"), [(128, 64), (1, 16), (130, 208), (300, 64)])
-def test_every_place_of_the_blocked_order(target, rows, k):
+def test_the_blocked_order_holds_each_scale_once(target, rows, k):
     rng = np.random.default_rng(1)
     scale = rng.integers(1, 255, (2, rows, k // 16), np.uint8).view(E4M3)
     flat = nvfp4.blocked_scales(here(target, scale))
@@ -91,7 +91,7 @@ def test_every_place_of_the_blocked_order(target, rows, k):
 
 
 @pytest.mark.parametrize("other", ["nvfp4", "float16", "bfloat16"])
-def test_every_code_times_every_scale(target, other):
+def test_every_code_times_every_scale_is_exact(target, other):
     """All 16 codes with all 256 scales, zero and NaN too, exact; K = 256 of which one group counts."""
     rows, k = 256, 64
     scale = np.zeros((rows, k // 16), np.uint8)
@@ -159,7 +159,7 @@ def test_integers_are_exact(target):
             np.testing.assert_array_equal(to_numpy(product), a @ b.T / 16)
 
 
-def test_scales_with_a_step(target):
+def test_scales_may_have_a_stride(target):
     x = nvfp4.random("normal", (20, 48), 3, np, "C").to("plain")
     stepped = np.zeros((20, 6), np.uint8)
     stepped[:, ::2] = raw(x.scale)
@@ -173,7 +173,7 @@ def test_scales_with_a_step(target):
     np.testing.assert_array_equal(*products)
 
 
-def test_views_and_scales_that_hold_something_else_behind(target):
+def test_what_lies_behind_codes_and_scales_is_not_read(target):
     """Rows at multiples of 8 bytes; bytes with a step; padding of NaN; another matrix's bytes behind."""
     x = nvfp4.random("normal", (20, 48), 3, np, "C")
     dense = x.to("plain")
@@ -204,7 +204,7 @@ def test_views_and_scales_that_hold_something_else_behind(target):
         np.testing.assert_array_equal(product, expected)
 
 
-def test_either_side_and_its_epilogue(target):
+def test_nvfp4_may_be_on_either_side(target):
     """NvFp4 on the left is the transposed product; bias, activation and out go along."""
     xp = target.xp
     rng = np.random.default_rng(2)
@@ -236,7 +236,7 @@ DECODED = (
 
 @needs.hopper
 @pytest.mark.parametrize(("dtype", "rows", "options"), DECODED)
-def test_scales_of_all_of_decoded_operands(target, dtype, rows, options):
+def test_decoded_operands_take_their_scales_in_the_epilogue(target, dtype, rows, options):
     """Each in an array, by the short end of a tile where the other ones are."""
     xp, rng = target.xp, np.random.default_rng(4)
     b = nvfp4.random("normal", (200, 208), 5, xp, "C")
@@ -256,7 +256,7 @@ def test_scales_of_all_of_decoded_operands(target, dtype, rows, options):
     assert check.compare((y,), references, bounds).ok
 
 
-def test_the_results_dtype(target):
+def test_the_default_dtype_of_a_product(target):
     xp = target.xp
     x = nvfp4.random("normal", (16, 32), 1, xp, "C")
     half = xp.ones((16, 32), np.float16)
@@ -281,7 +281,7 @@ def test_every_variant_is_chosen_by_some_product():
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_numbers_that_the_format_has_stay(target, dtype):
+def test_numbers_that_the_format_has_are_kept(target, dtype):
     rng = np.random.default_rng(1)
     scale = rng.choice([0.5, 1.0, 2.0, 448.0], (40, 8))
     scale[0, 0] = 448.0
@@ -320,7 +320,7 @@ def test_what_is_not_finite_spoils_its_group_alone(target):
     np.testing.assert_allclose(to_numpy(q.dequantize())[0], 1, rtol=0.05)
 
 
-def test_quantised_weights_go_into_products(target):
+def test_products_of_quantised_weights_are_within_the_bound(target):
     xp = target.xp
     x = np.random.default_rng(1).standard_normal((2, 40, 96)).astype(np.float16)
     q = cupykern.quantize_nvfp4(xp.asarray(x), layout="blocked")
@@ -330,7 +330,7 @@ def test_quantised_weights_go_into_products(target):
     assert check.compare((cupykern.scaled_mm(a, q),), references, bounds).ok
 
 
-def test_a_watch_sees_through_it(target):
+def test_watch_finds_a_nan_in_an_nvfp4_operand(target):
     x = np.ones((4, 32), np.float16)
     x[2, 20] = np.nan
     q = cupykern.quantize_nvfp4(target.xp.asarray(x))
@@ -340,7 +340,7 @@ def test_a_watch_sees_through_it(target):
     assert list(record.inputs) == ["b"] and record.report.first_index == (0, 2)
 
 
-def test_what_hoppers_main_loop_refuses():
+def test_configs_that_hoppers_mainloop_cannot_take_are_refused():
     task = GemmTask(1, 256, 4096, 4096, dtypes.float16, FP4, INNER, INNER)
     for config, changes, says in (
         (HopperConfig(64, 128, 3, lines=5), {}, "at most 4 lines"),
@@ -352,7 +352,7 @@ def test_what_hoppers_main_loop_refuses():
         assert says in gemm.refusal(config, replace(task, **changes), "sm_90a")
 
 
-def test_codes_that_tma_does_not_walk(target):
+def test_rows_that_tma_does_not_walk_are_within_the_bound(target):
     """K = 48 has rows of 24 bytes: decoded before, or by the portable main loop."""
     x = nvfp4.random("normal", (200, 48), 3, np, "C")
     place = matrix(x.data.swapaxes(-1, -2), ())
@@ -403,12 +403,12 @@ HALF = np.ones((4, 32), np.float16)
         (ValueError, "num_blocks must be", lambda: cupykern.quantize_nvfp4(HALF, config=NvFp4Config(64, 0))),
     ],
 )  # fmt: skip
-def test_illegal_arguments(error, says, call):
+def test_illegal_arguments_are_refused(error, says, call):
     with pytest.raises(error, match=says):
         call()
 
 
-def test_nothing_in_nothing_out(target):
+def test_empty_arrays_give_empty_results(target):
     for shape in ((0, 32), (5, 0), (0, 4, 16)):
         q = cupykern.quantize_nvfp4(target.xp.ones(shape, np.float16), layout="blocked")
         assert q.shape == shape
@@ -417,13 +417,13 @@ def test_nothing_in_nothing_out(target):
     assert (to_numpy(cupykern.scaled_mm(a, q)) == 0).all()
 
 
-def test_bench_refuses_a_k_of_no_whole_groups():
+def test_bench_refuses_a_k_that_is_no_multiple_of_16():
     with pytest.raises(ValueError, match="multiple of 16"):
         SCALED.bench_problem((4, 4, 40), NVFP4)
 
 
 @pytest.mark.parametrize("kind", ["normal", "special"])
-def test_a_part_is_verified_as_the_whole(kind):
+def test_sampled_rows_are_verified_as_the_whole(kind):
     """The rows of a sample hold the number that decides about every scale, so that their reference is
     that of the whole."""
     op = next(op for op in OPS if op.name == "quantize_nvfp4")

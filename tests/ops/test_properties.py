@@ -52,7 +52,7 @@ def test_errors_are_within_the_bound(op, target):
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 @settings(max_examples=12)
 @given(data=st.data(), seed=st.integers(0, 2**20))
-def test_no_schedule_changes_that(op, warp_size, schedule, data, seed):
+def test_errors_are_within_the_bound_under_every_schedule(op, warp_size, schedule, data, seed):
     problem = op.draw_problem(HypothesisDraw(data))
     with host.use(warp_size=warp_size, schedule=schedule) as target:
         comparison = check.check_problem(op, problem, seed, target.xp)

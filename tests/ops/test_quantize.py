@@ -22,7 +22,7 @@ def run_and_compare(call: Call) -> check.Comparison:
 @pytest.mark.in_turn
 @pytest.mark.parametrize("granularity", ["tensor", "row", "column"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_every_config_holds_what_it_admits(target, dtype, granularity, exhaustive):
+def test_every_config_is_within_the_bound(target, dtype, granularity, exhaustive):
     # Columns are blocks' strips, each of which some configs give 8192 threads.
     lengths = (5, 100, 256) if granularity == "column" else (5, 1024, 40_000)
     for num_cols in (*lengths, 100, 5000) if exhaustive and granularity != "column" else lengths:
@@ -39,7 +39,7 @@ def test_every_config_holds_what_it_admits(target, dtype, granularity, exhaustiv
 @pytest.mark.in_turn
 @pytest.mark.parametrize("layout", inputs.LAYOUTS)
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_every_layout(target, granularity, layout):
+def test_every_layout_is_within_the_bound(target, granularity, layout):
     for shape in ((3, 4, 70, 129), (2, 300, 257)):
         problem = QuantizeProblem(shape, "bfloat16", "int8", granularity, (3, 64), layout=layout)
         comparison = check.check_problem(OP, problem, 1, target.xp)
@@ -48,14 +48,14 @@ def test_every_layout(target, granularity, layout):
 
 @pytest.mark.in_turn
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_large_groups(target, granularity):
+def test_large_groups_are_within_the_bound(target, granularity):
     problem = QuantizeProblem((2, 1_000_003), "float16", "e4m3", granularity, (2, 400_000))
     comparison = check.check_problem(OP, problem, 1, target.xp)
     assert comparison.ok, comparison
 
 
 @pytest.mark.parametrize("to", dtypes.QUANTIZED)
-def test_codes_of_a_scale_of_one(target, to):
+def test_rounding_is_to_the_nearest_code_and_ties_to_even(target, to):
     """Numbers that the format has stay what they are; ties go to even codes; the rest is nearest."""
     if to == "int8":
         exact = np.arange(-127, 128, dtype=np.float32)
@@ -73,7 +73,7 @@ def test_codes_of_a_scale_of_one(target, to):
 
 @pytest.mark.parametrize("to", dtypes.QUANTIZED)
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_what_is_returned(target, granularity, to):
+def test_results_have_the_documented_shapes_and_dtypes(target, granularity, to):
     x = target.xp.asarray(inputs.values("normal", (2, 5, 300), dtypes.float16, 1))
     q, scale = cupykern.quantize(x, dtypes.QUANTIZED[to], granularity=granularity)
     shapes = {"tensor": (), "row": (2, 5, 1), "column": (2, 1, 300), "block": (2, 5, 3)}
@@ -84,7 +84,7 @@ def test_what_is_returned(target, granularity, to):
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("to", dtypes.QUANTIZED)
-def test_groups_of_zeros_and_with_nan(target, to, granularity):
+def test_a_non_finite_group_is_nan_and_a_zero_group_has_scale_one(target, to, granularity):
     x = np.zeros((4, 256), np.float32)
     x[1, 7], x[2, 9] = np.nan, np.inf
     q, scale = cupykern.quantize(target.xp.asarray(x), to, granularity=granularity)
@@ -117,7 +117,7 @@ def test_subnormal_elements_of_a_normal_scale_are_within_the_bound(target, to, d
     assert found.ok, found
 
 
-def test_no_elements(target):
+def test_empty_groups_have_scale_one(target):
     for shape, granularity, expected in (
         ((0, 5), "row", (0, 1)),
         ((3, 0), "row", (3, 1)),
@@ -130,13 +130,13 @@ def test_no_elements(target):
         assert q.shape == shape and scale.shape == expected and (to_numpy(scale) == 1).all()
 
 
-def test_a_number_alone(target):
+def test_an_array_without_dims_is_one_group(target):
     q, scale = cupykern.quantize(target.xp.asarray(np.float32(-3)), "int8")
     assert q.shape == scale.shape == () and to_numpy(q) == -127
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_bitwise_repeatable(target, granularity):
+def test_repeated_calls_give_the_same_bits(target, granularity):
     x = target.xp.asarray(inputs.values("normal", (70, 5000), dtypes.bfloat16, 1))
     first = cupykern.quantize(x, "e4m3", granularity=granularity)
     for _ in range(3):
@@ -170,13 +170,13 @@ def test_bitwise_repeatable(target, granularity):
         ),
     ],
 )
-def test_illegal_arguments(target, arguments, error, message):
+def test_illegal_arguments_are_refused(target, arguments, error, message):
     args, kwargs = arguments(target.xp.ones((4, 8), np.float32))
     with pytest.raises(error, match=message):
         cupykern.quantize(*args, **kwargs)
 
 
-def test_bench_problems_with_options():
+def test_bench_problems_are_what_their_options_say():
     problem = OP.bench_problem((4, 8), "bfloat16:int8+column")
     assert (problem.dtype, problem.to, problem.granularity) == ("bfloat16", "int8", "column")
     for text in ("float16:fp4", "float16:row+column"):

@@ -44,7 +44,7 @@ from cupykern.tools import options
 @pytest.mark.in_turn
 @pytest.mark.parametrize("scales", SCALES)
 @pytest.mark.parametrize(("dtype", "dtype_b"), SCALED_PAIRS)
-def test_scales_of_every_pair(target, dtype, dtype_b, scales, exhaustive):
+def test_scales_of_every_pair_are_within_the_bound(target, dtype, dtype_b, scales, exhaustive):
     sizes = ((40, 150, 300, "F"), (20, 144, 272, "C"), (33, 130, 256, "F"))
     if not exhaustive:  # one of them in turn
         turn = SCALES.index(scales) + SCALED_PAIRS.index((dtype, dtype_b))
@@ -56,7 +56,7 @@ def test_scales_of_every_pair(target, dtype, dtype_b, scales, exhaustive):
         check_problem(SCALED, ScaledProblem(product, scales), target)
 
 
-def test_numbers_as_arrays(target):
+def test_scales_may_be_numbers_or_arrays_without_dims(target):
     """numpy's 0-d arrays are numbers, of any dtype and on any target."""
     xp = target.xp
     a, b = xp.asarray(A), xp.asarray(E4M3.view(np.uint8)).view(E4M3.dtype)
@@ -65,7 +65,7 @@ def test_numbers_as_arrays(target):
         assert (to_numpy(cupykern.scaled_mm(a, b, scale_a, scale_b)) == expected).all()
 
 
-def test_scales_in_any_strides_and_batches(target):
+def test_scales_may_have_any_strides_and_batches(target):
     xp = target.xp
     a, b = (
         random(target, (2, 20, 300), "float8_e4m3fn", 1),
@@ -84,7 +84,7 @@ def test_scales_in_any_strides_and_batches(target):
 
 
 @pytest.mark.parametrize("k", [128, 130, 256])
-def test_blocks_have_their_own_scales(target, k):
+def test_each_block_is_multiplied_by_its_own_scale(target, k):
     """Exact: scales are powers of two, and each block of k and of columns counts once."""
     n = 150
     a, b = np.ones((4, k)), np.ones((k, n))
@@ -107,7 +107,7 @@ def test_fp8_sums_of_128_of_k_are_exact(target, dtype, dtype_b):
     check_fp8_sums_of_128(target, dtype, dtype_b)
 
 
-def test_the_dtype_of_a_product():
+def test_the_default_dtype_of_a_product():
     xp = np
     for (a, b), wanted in {
         ("float16", "float8_e4m3fn"): "float16",
@@ -133,7 +133,7 @@ def portable_variants(arch: str) -> set:
     return {v for v in variants if ("ElementB", "e2m1x2") not in v.types}
 
 
-def test_there_are_few_variants():
+def test_the_number_of_variants_is_small():
     for arch in (*options.ARCHS, "host"):
         assert len(portable_variants(arch)) <= (68 if arch == "host" else 27)
 
@@ -191,7 +191,7 @@ def test_every_variant_on_hopper_is_chosen_by_some_product():
     assert wanted <= chosen
 
 
-def test_few_rows_are_split():
+def test_split_k_is_chosen_for_few_rows():
     half, e4m3 = dtypes.float16, dtypes.float8_e4m3fn
     task = GemmTask(1, 64, 8192, 8192, half, e4m3, INNER, INNER)
     config = GemmConfig(64, 128, 64, 2, 4, stages=4, splits=4, promotes=True)
@@ -221,7 +221,7 @@ FITS = GemmConfig(64, 64, 64, 2, 2)
         ({"fp8": True}, "two FP8 operands"),
     ],
 )
-def test_configs_that_do_not_fit(change, says):
+def test_configs_that_do_not_fit_are_refused(change, says):
     config = replace(FITS, **change)
     assert says in gemm.refusal(config, TASK, "sm_90a")
     a = np.ones((64, 1024), np.float16)
@@ -310,7 +310,7 @@ E4M3 = B.astype(dtypes.float8_e4m3fn)
         (ValueError, "exact up to K = 131071", (np.ones((1, 131072), np.int8), np.ones((131072, 1), np.int8)), {}),
     ],
 )  # fmt: skip
-def test_illegal_arguments(error, says, args, kwargs):
+def test_illegal_arguments_are_refused(error, says, args, kwargs):
     with pytest.raises(error, match=says):
         cupykern.matmul(*args, **kwargs)
 
@@ -330,7 +330,7 @@ def test_illegal_arguments(error, says, args, kwargs):
         (TypeError, "out_dtype must be one of", (A.astype(np.int8), B.astype(np.int8), 2.0), {"out_dtype": "int32"}),
     ],
 )  # fmt: skip
-def test_illegal_scales(error, says, args, kwargs):
+def test_illegal_scales_are_refused(error, says, args, kwargs):
     with pytest.raises(error, match=says):
         cupykern.scaled_mm(*args, **kwargs)
 
@@ -339,7 +339,7 @@ def test_illegal_scales(error, says, args, kwargs):
 
 
 @pytest.mark.parametrize("op", [MATMUL, SCALED], ids=lambda op: op.name)
-def test_sampled_rows_verify_alone(op):
+def test_sampled_rows_are_verified_alone(op):
     problem = op.bench_problem((300, 40, 64), op.dtypes[0])
     call = op.inputs(problem, 1, np)
     if op is MATMUL:
@@ -360,7 +360,7 @@ def test_bench_wants_three_sizes(op, shape):
         op.bench_problem(shape, op.dtypes[0])
 
 
-def test_bench_problems_of_pairs_and_options():
+def test_bench_problems_are_what_their_options_say():
     problem = SCALED.bench_problem((32, 48, 64), "float16*int8:bias+kn+rows")
     assert problem.scales == "rows" and problem.product.layout_b == "C"
     call = SCALED.inputs(problem, 1, np)
@@ -381,6 +381,6 @@ def test_bench_problems_of_pairs_and_options():
         ("float16:nk", ValueError),
     ],
 )
-def test_illegal_bench_problems(text, error):
+def test_illegal_bench_problems_are_refused(text, error):
     with pytest.raises(error):
         SCALED.bench_problem((32, 48, 64), text)

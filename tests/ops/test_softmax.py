@@ -34,7 +34,7 @@ def to_numpy(x) -> np.ndarray:
 @pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", OP_OF)
-def test_every_config_holds_what_it_admits(target, name, dtype, exhaustive):
+def test_every_config_is_within_the_bound(target, name, dtype, exhaustive):
     """Also rows that need a cluster or chunks, aligned and not, masked, of other strides."""
     op = OP_OF[name]
     for num_cols in (5, 1024, 5000, 40_000, *((100,) if exhaustive else ())):
@@ -49,14 +49,14 @@ def test_every_config_holds_what_it_admits(target, name, dtype, exhaustive):
 @pytest.mark.in_turn
 @pytest.mark.parametrize("layout", inputs.LAYOUTS)
 @pytest.mark.parametrize("axis", [0, 1, 2, 3])
-def test_every_axis_and_layout(target, axis, layout):
+def test_every_axis_and_layout_is_within_the_bound(target, axis, layout):
     problem = SoftmaxProblem((5, 33, 4, 70), axis=axis, dtype="bfloat16", layout=layout)
     comparison = check.check_problem(OP, problem, 1, target.xp)
     assert comparison.ok, comparison
 
 
 @pytest.mark.parametrize("num_cols", [9000, 70_001])
-def test_long_columns(target, num_cols):
+def test_long_columns_are_within_the_bound(target, num_cols):
     problem = SoftmaxProblem((num_cols, 35), axis=0, dtype="float16")
     comparison = check.check_problem(OP, problem, 1, target.xp)
     assert comparison.ok, comparison
@@ -64,14 +64,14 @@ def test_long_columns(target, num_cols):
 
 @pytest.mark.in_turn
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_million_columns(target, dtype):
+def test_rows_of_a_million_columns_are_within_the_bound(target, dtype):
     problem = SoftmaxProblem((2, 2**20 + 3), dtype=dtype)
     comparison = check.check_problem(OP, problem, 1, target.xp)
     assert comparison.ok, comparison
 
 
 @needs.host
-def test_offsets_past_two_to_the_31(target):
+def test_offsets_may_exceed_two_to_the_31(target):
     """Three rows in a sparse map, more than 2^31 elements apart."""
     gap, num_cols = 2**31 + 8, 1000
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
@@ -88,7 +88,7 @@ def test_offsets_past_two_to_the_31(target):
     assert comparison.ok, comparison
 
 
-def test_more_than_two_to_the_31_elements(gpu):
+def test_arrays_may_have_more_than_two_to_the_31_elements(gpu):
     x = inputs.bench_values((2**21 + 1, 1025), dtypes.float16, 3, gpu.xp)
     y = cupykern.softmax(x)
     part, (got,) = OP.sample(Call((x,)), (y,), 2**20, 1)
@@ -96,7 +96,7 @@ def test_more_than_two_to_the_31_elements(gpu):
     assert comparison.ok, comparison
 
 
-def test_accuracy_on_ten(target):
+def test_errors_on_uniform_logits_meet_the_gates(target):
     """Uniform in [-10, 10]: the gates of the contract."""
     shape = (256 if target.name == "host" else 4096, 4096)
     x = target.xp.asarray(inputs.values("uniform", shape, dtypes.float32, 1))
@@ -119,7 +119,7 @@ def test_rows_sum_to_one(target):
     assert (np.abs(y.sum(-1) - 1) <= to_numpy(bound.elementwise).sum(-1)).all()
 
 
-def test_shift_and_permutation(target):
+def test_shifting_changes_no_bit_and_permuting_permutes(target):
     xp = target.xp
     x = target.xp.asarray(inputs.values("exact", (20, 300), dtypes.float32, 1))
     y = cupykern.softmax(x)
@@ -130,7 +130,7 @@ def test_shift_and_permutation(target):
     assert bool((xp.abs(shuffled - y[:, order]) <= 2 * bound.elementwise[:, order]).all())
 
 
-def test_the_logarithm_of_softmax(target):
+def test_log_softmax_is_the_logarithm_of_softmax(target):
     x = target.xp.asarray(inputs.values("normal", (20, 300), dtypes.float32, 1))
     y, log_y = to_numpy(cupykern.softmax(x)), to_numpy(cupykern.log_softmax(x))
     reference = OP.reference(x)
@@ -141,7 +141,7 @@ def test_the_logarithm_of_softmax(target):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_large_numbers_give_no_nan(target, dtype):
+def test_large_logits_give_no_nan(target, dtype):
     large = 80.0 if dtype == "float16" else 3e38
     for row in ([large] * 9, [-large] * 9, [80.0] * 5 + [-80.0], [-large, 0.0, -large]):
         y = to_numpy(cupykern.softmax(array(target, [row], dtype)))
@@ -150,7 +150,7 @@ def test_large_numbers_give_no_nan(target, dtype):
     assert (y == [[1.0, 0.0]]).all()  # the difference may overflow: still no NaN
 
 
-def test_a_scale_that_makes_subnormal_numbers_matter(target):
+def test_flushed_subnormal_logits_are_within_the_bound(target):
     """The kernel flushes them: the bound says so, and is one."""
     x = array(target, [[1.0, 2.0], [0.0, 1e-38], [0.0, 0.0]])
     for op in OP_OF.values():
@@ -159,7 +159,7 @@ def test_a_scale_that_makes_subnormal_numbers_matter(target):
         assert comparison.ok, comparison
 
 
-def test_non_finite_rows(target):
+def test_nan_or_infinity_spoils_its_row_and_minus_infinity_is_zero(target):
     nan, inf = np.nan, np.inf
     rows = [[1, nan, 2], [1, inf, 2], [-inf, -inf, -inf], [1, -inf, 2], [1, 2, 3]]
     y = to_numpy(cupykern.softmax(array(target, rows)))
@@ -181,7 +181,7 @@ def test_masks(target):
     assert np.isnan(y[3]).all()  # keeps nothing but -inf
 
 
-def test_in_place_and_repeatable(target):
+def test_repeated_calls_and_out_in_place_give_the_same_bits(target):
     x = target.xp.asarray(inputs.values("normal", (33, 1001), dtypes.float16, 1))
     first = cupykern.softmax(x)
     for _ in range(5):
@@ -191,6 +191,6 @@ def test_in_place_and_repeatable(target):
 
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3)])
-def test_empty(target, shape):
+def test_empty_arrays_give_empty_results(target, shape):
     y = cupykern.softmax(target.xp.zeros(shape, np.float32), dtype="float16")
     assert y.shape == shape and y.dtype == np.float16

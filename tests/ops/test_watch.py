@@ -23,7 +23,7 @@ def x(target):
     return target.xp.asarray(numbers)
 
 
-def test_the_first_one_is_logged(target, x, caplog):
+def test_every_bad_call_is_recorded_and_the_first_is_logged(target, x, caplog):
     fine = target.xp.ones((4, 50), np.float32)
     with caplog.at_level(logging.WARNING, "cupykern"), cupykern.watch() as w:
         cupykern.softmax(fine)
@@ -41,7 +41,7 @@ def test_the_first_one_is_logged(target, x, caplog):
     assert first.inputs["x"].first_index == (2, 3)
 
 
-def test_every_output_and_every_argument(target, x):
+def test_every_output_is_looked_at_and_bad_arguments_are_named(target, x):
     weight = target.xp.ones(50, np.float16)
     weight[7] = np.nan
     fine = target.xp.ones((4, 50), np.float32)
@@ -54,7 +54,7 @@ def test_every_output_and_every_argument(target, x):
         assert record.inputs["weight"].first_index == (7,)
 
 
-def test_an_output_without_a_bad_input(target):
+def test_a_bad_output_of_good_inputs_is_recorded(target):
     x = target.xp.asarray(np.full((2, 8), 60000, np.float32))
     with cupykern.watch() as w:
         cupykern.rms_norm(x, x[0], dtype="float16", eps=0.0)
@@ -68,7 +68,7 @@ def test_an_output_without_a_bad_input(target):
     assert "its inputs are finite" in str(record)
 
 
-def test_what_the_call_overwrites(x):
+def test_an_overwritten_input_is_named_as_such(x):
     with cupykern.watch() as w:
         cupykern.softmax(x, out=x)
     (record,) = w.records
@@ -76,7 +76,7 @@ def test_what_the_call_overwrites(x):
     assert "its input x is overwritten" in str(record)
 
 
-def test_quantized_outputs(x):
+def test_quantized_outputs_are_looked_at(x):
     with cupykern.watch() as w:
         cupykern.rms_norm(x, quantize="e4m3")
         cupykern.rms_norm(x, quantize="int8")
@@ -87,14 +87,14 @@ def test_quantized_outputs(x):
     ]
 
 
-def test_off_again(x):
+def test_calls_after_the_block_are_not_watched(x):
     with cupykern.watch() as w:
         pass
     cupykern.softmax(x)
     assert w.records == []
 
 
-def test_nested(x, caplog):
+def test_nested_watches_each_record_their_calls(x, caplog):
     with caplog.at_level(logging.WARNING, "cupykern"), cupykern.watch() as outer:
         cupykern.softmax(x)
         with cupykern.watch() as inner:
@@ -120,12 +120,12 @@ def test_an_exception_ends_the_watch(x):
     assert len(w.records) == 2
 
 
-def test_a_callback_is_callable():
+def test_a_callback_that_is_not_callable_is_refused():
     with pytest.raises(TypeError, match="callback must be callable; got int"):
         cupykern.watch(3)
 
 
-def test_callback(x):
+def test_the_callback_is_called_with_each_record(x):
     seen = []
 
     def callback(record):
@@ -173,7 +173,7 @@ def test_a_captured_stream_is_not_waited_for(x, monkeypatch):
         cupykern.nonfinite_report(x)
 
 
-def test_under_capture(gpu):
+def test_captured_calls_are_not_looked_at(gpu):
     cupy = gpu.xp
     x = cupy.full((4, 50), np.nan, np.float32)
     y = cupykern.softmax(x)  # compiled
