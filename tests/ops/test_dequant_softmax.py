@@ -15,6 +15,7 @@ from cupykern.gemm import gemm
 from cupykern.gemm.dequant_softmax import LogitsProblem, tasks_of_variants
 from cupykern.gemm.gemm_task import GemmTask
 from cupykern.gemm.hopper_config import HopperConfig
+from cupykern.gemm.logits import NORMALIZE_LOGITS
 from cupykern.gemm.matmul_problem import with_layout
 from cupykern.gemm.product import INNER, OUTER
 from cupykern.numerics import as_float64
@@ -178,7 +179,7 @@ def test_every_variant_is_chosen_by_some_product():
             for m in (1, 64, 4096)
             for tma in (True, False)
         }
-        wanted = set(OP.variants(arch))
+        wanted = set(OP.variants(arch)) - {NORMALIZE_LOGITS}
         assert chosen == wanted and len(wanted) <= 20
 
 
