@@ -26,8 +26,8 @@ from .rows import quantize as _quantize
 from .rows import quantize_ops as _quantize_ops
 from .rows import softmax as _softmax
 from .rows import softmax_ops as _softmax_ops
-from .rows.nonfinite import NonfiniteReport, nonfinite_report
-from .tools.tuning import tune
+from .rows.nonfinite import NonfiniteReport
+from .tools import tuning as _tuning
 from .watch import Watch, WatchRecord, watch
 
 __version__ = "0.1.0"
@@ -65,6 +65,8 @@ decode_attention = _public(_decode.decode_attention, _decode_problem.OP)
 attention = _public(_attention.attention, _attention_ops.OP)
 attention_varlen = _public(_attention.attention_varlen, _varlen_ops.VARLEN_OP)
 scaled_dot_product_attention = _public(_attention.scaled_dot_product_attention)
+nonfinite_report = _public(_nonfinite.nonfinite_report)
+tune = _public(_tuning.tune)
 
 __all__ = [
     "OPS",
