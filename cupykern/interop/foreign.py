@@ -17,6 +17,8 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from enum import Enum
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -29,8 +31,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class Library(Protocol):
     name: str
 
-    def running(self, x: Any, others: bool) -> Any:
-        """The context in which a call runs whose first array is x; others: if some are cupy's."""
+    def running(self, x: Any, values: Iterable[Any]) -> AbstractContextManager:
+        """The context of a call with the arguments `values` whose first array is x."""
 
     def native(self, name: str, x: Any) -> Any:
         """x, the argument `name`, as a cupy or numpy array of the same memory."""
@@ -48,61 +50,73 @@ class Library(Protocol):
         """A cupy or numpy array as this library's, of like's kind."""
 
 
+class _Kind(Enum):
+    """What else an argument's class may be: a cupy or numpy array, one that holds arrays, torch.dtype."""
+
+    OTHER, NATIVE, HOLDER, DTYPE = range(4)
+
+
 libraries: dict[type, Library] = {}
 """Of the classes of foreign arrays that were seen so far."""
-_others: set[type] = {type(None), bool, int, float, str, tuple, list, np.ndarray}
+_kinds: dict[type, Library | _Kind] = {}
 
 
-def library_of(x: Any) -> Library | None:
-    """The library of a foreign array; None for anything else, cupy and numpy arrays among it."""
+def _kind_of(x: Any) -> Library | _Kind:
+    found = _kinds.get(type(x))
+    return _classify(x) if found is None else found
+
+
+def _classify(x: Any) -> Library | _Kind:
     kind = type(x)
-    found = libraries.get(kind)
-    if found is None and kind not in _others:
-        found = None if isinstance(x, type) or is_native(x) else _find(kind)
-        if found is None:
-            _others.add(kind)
-        else:
-            libraries[kind] = found
+    found = _find(kind, x)
+    if not isinstance(found, _Kind):
+        libraries[kind] = found
+    _kinds[kind] = found
     return found
 
 
-def is_native(x: Any) -> bool:
-    return isinstance(x, np.ndarray) or is_cupy(x)
-
-
-def _find(kind: type) -> Library | None:
+def _find(kind: type, x: Any) -> Library | _Kind:
+    if isinstance(x, np.ndarray) or is_cupy(x):
+        return _Kind.NATIVE
+    if isinstance(x, (type, np.generic)):
+        return _Kind.OTHER
+    if kind is dict or hasattr(kind, "arrays"):
+        return _Kind.HOLDER
     torch = sys.modules.get("torch")
-    if torch is not None and issubclass(kind, torch.Tensor):
+    if torch is not None and issubclass(kind, (torch.Tensor, torch.dtype)):
         from .tensors import TENSORS
 
-        return TENSORS
+        return TENSORS if issubclass(kind, torch.Tensor) else _Kind.DTYPE
     jax = sys.modules.get("jax")
     is_traced = jax is not None and issubclass(kind, jax.core.Tracer)
     if is_traced or hasattr(kind, "__dlpack__") or hasattr(kind, "__cuda_array_interface__"):
         from .protocols import Protocols
 
         return Protocols(kind)
-    return None
+    return _Kind.OTHER
 
 
-def _arrays(value: Any) -> tuple[Any, ...]:
-    """`value`, or what it holds: a dictionary, or one with `arrays` (NvFp4, BlockMask)."""
-    if isinstance(value, dict):
-        return tuple(value.values())
-    return value.arrays() if hasattr(type(value), "arrays") else (value,)
+def library_of(x: Any) -> Library | None:
+    """The library of a foreign array; None for anything else, cupy and numpy arrays among it."""
+    _kind_of(x)
+    return libraries.get(type(x))
 
 
-def _is_torch_dtype(value: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.dtype)
+def _held(holder: Any) -> Iterable[Any]:
+    """What a dictionary holds, or what has `arrays()`: an NvFp4, a BlockMask."""
+    return holder.values() if type(holder) is dict else holder.arrays()
 
 
 def is_foreign(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call with these arguments needs `call`."""
-    return any(
-        _is_torch_dtype(value) or any(library_of(x) is not None for x in _arrays(value))
-        for value in (*args, *kwargs.values())
-    )
+    for value in (*args, *kwargs.values()):
+        kind = _kind_of(value)
+        if kind is _Kind.HOLDER:
+            if any(library_of(x) is not None for x in _held(value)):
+                return True
+        elif kind is not _Kind.OTHER and kind is not _Kind.NATIVE:
+            return True
+    return False
 
 
 def takes_foreign(function: Function) -> Function:
@@ -123,11 +137,6 @@ def native(name: str, x: Any) -> Any:
     return x if library is None else library.native(name, x)
 
 
-@functools.cache
-def _names(function: Callable[..., Any]) -> tuple[str, ...]:
-    return tuple(inspect.signature(function).parameters)
-
-
 def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """function(*args, **kwargs), a function of cupy and numpy arrays, where some are foreign.
 
@@ -135,94 +144,106 @@ def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     RuntimeError for tensors that require grad.
     """
     names = _names(function)
-    labels = (*names[: len(args)], *names[-1:] * (len(args) - len(names)))
-    ordered = [x for value in args for x in _arrays(value)]
-    ordered += [x for name in names if name in kwargs for x in _arrays(kwargs[name])]
-    first = next((x for x in ordered if library_of(x) is not None or is_native(x)), None)
-    library = library_of(first)
-    taken = _Taken()
+    labels = names[: len(args)] + names[-1:] * (len(args) - len(names))
+    first = _first(args)
+    if first is None:
+        first = _first(kwargs[name] for name in names if name in kwargs)
+    taken = _Taken(labels, args, kwargs)
+    library = libraries.get(type(first))
     if library is None:
-        return _run(function, args, kwargs, labels, taken, None, None)
-    with library.running(first, any(map(is_cupy, ordered))):
-        return _run(function, args, kwargs, labels, taken, library, first)
+        return taken.run(function, None, None)
+    with library.running(first, (*args, *kwargs.values())):
+        return taken.run(function, library, first)
+
+
+@functools.cache
+def _names(function: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(function).parameters)
+
+
+def _first(values: Iterable[Any]) -> Any:
+    """The first array, foreign or not."""
+    for value in values:
+        kind = _kind_of(value)
+        if kind is _Kind.HOLDER:
+            found = _first(_held(value))
+            if found is not None:
+                return found
+        elif kind is _Kind.NATIVE or not isinstance(kind, _Kind):
+            return value
+    return None
 
 
 class _Taken:
-    """The foreign arrays of a call."""
+    """The arguments of one call."""
 
-    def __init__(self) -> None:
-        self.foreign: dict[int, Any] = {}  # by the id of the native one
-        self.natives: dict[Library, list[Any]] = {}
+    def __init__(self, labels: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]):
+        self._labels, self._args, self._kwargs = labels, args, kwargs
+        self._foreign: dict[int, Any] = {}  # by the id of the native array
+        self._natives: dict[Library, list[Any]] = {}
 
-    def take(self, name: str, value: Any) -> Any:
-        library = library_of(value)
-        if library is not None:
-            found = library.native(name, value)
-            self.foreign[id(found)] = value
-            self.natives.setdefault(library, []).append(found)
-            return found
-        kind = type(value)
-        if kind is dict:
-            return {key: self.take(f"{name}[{key!r}]", x) for key, x in value.items()}
-        if hasattr(kind, "map_arrays"):
-            return value.map_arrays(functools.partial(self.take, name))
-        if _is_torch_dtype(value):
+    def run(self, function: Callable[..., Any], library: Library | None, first: Any) -> Any:
+        """The results as `library`'s; first: its array."""
+        args = [self._native(name, x) for name, x in zip(self._labels, self._args, strict=True)]
+        kwargs = {name: self._native(name, x) for name, x in self._kwargs.items()}
+        for used, natives in self._natives.items():
+            if used is not library:
+                used.before(natives)
+        try:
+            outputs = function(*args, **kwargs)
+        except TypeError as error:
+            places = self._places()
+            if len(set(places.values())) < 2:
+                raise
+            given = ", ".join(f"{name}: {place}" for name, place in places.items())
+            raise TypeError(f"{error} ({given})") from None
+        for used, natives in self._natives.items():
+            used.after(natives, used is library)
+
+        def back(value: Any) -> Any:
+            if id(value) in self._foreign:
+                return self._foreign[id(value)]
+            if type(value) is tuple:
+                return tuple(map(back, value))
+            if library is None:
+                return value
+            kind = _kind_of(value)
+            if kind is _Kind.NATIVE:
+                return library.back(value, first)
+            return value.map_arrays(back) if hasattr(type(value), "map_arrays") else value
+
+        return back(outputs)
+
+    def _native(self, name: str, value: Any) -> Any:
+        kind = _kind_of(value)
+        if kind is _Kind.OTHER or kind is _Kind.NATIVE:
+            return value
+        if kind is _Kind.DTYPE:
             from .tensors import DTYPES
 
             return DTYPES.get(value, value)
-        return value
+        if kind is _Kind.HOLDER:
+            if type(value) is dict:
+                return {key: self._native(f"{name}[{key!r}]", x) for key, x in value.items()}
+            if not hasattr(value, "map_arrays"):  # its arrays are native
+                return value
+            return value.map_arrays(functools.partial(self._native, name))
+        found = kind.native(name, value)
+        self._foreign[id(found)] = value
+        self._natives.setdefault(kind, []).append(found)
+        return found
 
-
-def _run(
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    labels: tuple[str, ...],
-    taken: _Taken,
-    library: Library | None,
-    first: Any,
-) -> Any:
-    """The results as `library`'s."""
-    natives = [taken.take(name, value) for name, value in zip(labels, args, strict=True)]
-    options = {name: taken.take(name, value) for name, value in kwargs.items()}
-    for of, its in taken.natives.items():
-        if of is not library:
-            of.before(its)
-    try:
-        outputs = function(*natives, **options)
-    except TypeError as error:
-        places = _places((*zip(labels, args, strict=True), *kwargs.items()))
-        if len(set(places.values())) < 2:
-            raise
-        given = ", ".join(f"{name} a {place}" for name, place in places.items())
-        raise TypeError(f"{error} ({given})") from None
-    for of, its in taken.natives.items():
-        of.after(its, of is library)
-
-    def back(value: Any) -> Any:
-        if type(value) is tuple:
-            return tuple(back(x) for x in value)
-        if id(value) in taken.foreign:
-            return taken.foreign[id(value)]
-        if library is None:
-            return value
-        if hasattr(type(value), "map_arrays"):
-            return value.map_arrays(back)
-        return library.back(value, first) if is_native(value) else value
-
-    return back(outputs)
-
-
-def _places(given: Iterable[tuple[str, Any]]) -> dict[str, str]:
-    """What arrays are and where, for messages."""
-    found = {}
-    for name, value in given:
-        for x in _arrays(value):
-            library = library_of(x)
-            if library is not None:
-                found[name] = f"{library.name} array on {library.place(x)}"
-            elif isinstance(x, np.ndarray):
-                found[name] = "numpy array on cpu"
-            elif is_cupy(x):
-                found[name] = f"cupy array on gpu {x.device.id}"
-    return found
+    def _places(self) -> dict[str, str]:
+        """What the arrays are and where, for messages."""
+        found = {}
+        for name, value in (*zip(self._labels, self._args, strict=True), *self._kwargs.items()):
+            for x in _held(value) if _kind_of(value) is _Kind.HOLDER else (value,):
+                library = library_of(x)
+                if library is not None:
+                    found[name] = f"{library.name} array on {library.place(x)}"
+                elif _kind_of(x) is _Kind.NATIVE:
+                    place = (
+                        f"cupy array on gpu {x.device.id}" if is_cupy(x) else "numpy array on cpu"
+                    )
+                    found[name] = place
+        return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -26,7 +26,7 @@ class Protocols:
         self.name = "jax" if root == "jaxlib" else root
         self._has_dlpack = hasattr(kind, "__dlpack__")
 
-    def running(self, x: Any, others: bool) -> AbstractContextManager:
+    def running(self, x: Any, values: Iterable[Any]) -> AbstractContextManager:
         return _NOTHING
 
     def native(self, name: str, x: Any) -> Any:

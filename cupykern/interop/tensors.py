@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from .. import dtypes
+from ..targets import is_cupy
 from . import dlpack
 from .protocols import ForeignStream, join
 
@@ -36,19 +37,21 @@ class Tensors:
 
     name = "torch"
 
-    def running(self, x: Any, others: bool) -> AbstractContextManager:
-        """The context of a call whose first array is x.  others: whether cupy arrays are among its
-        arguments."""
-        return _Running(x.get_device(), others) if x.is_cuda else _NOTHING
+    def running(self, x: Any, values: Iterable[Any]) -> AbstractContextManager:
+        if not x.is_cuda:
+            return _NOTHING
+        return _Running(x.get_device(), any(is_cupy(x) or hasattr(x, "arrays") for x in values))
 
     def native(self, name: str, x: Any) -> Any:
         """The array of x's memory, ready on CuPy's current stream.  Raises TypeError and RuntimeError
         (a tensor that requires grad)."""
-        if x.requires_grad and torch.is_grad_enabled():
-            raise RuntimeError(
-                f"{name} requires grad, and cupykern has no backward pass: call it within "
-                f"torch.no_grad(), or with {name}.detach()"
-            )
+        if x.requires_grad:
+            if torch.is_grad_enabled():
+                raise RuntimeError(
+                    f"{name} requires grad, and cupykern has no backward pass: call it within "
+                    f"torch.no_grad(), or with {name}.detach()"
+                )
+            x = x.detach()
         dtype = DTYPES.get(x.dtype)
         if dtype is None:
             allowed = ", ".join(str(allowed) for allowed in DTYPES)
@@ -60,11 +63,11 @@ class Tensors:
             )
         if x.is_cuda:
             return _cupy(name, x, dtype)
-        if x.device.type != "cpu":
+        if not x.is_cpu:
             raise TypeError(f"{name} must be on the CPU or a GPU; got a tensor on {x.device}")
         if dtype.isbuiltin == 1:
-            return x.detach().numpy()
-        return x.detach().view(_VIEWS[dtype.itemsize][0]).numpy().view(dtype)
+            return x.numpy()
+        return x.view(_VIEWS[dtype.itemsize][0]).numpy().view(dtype)
 
     def before(self, natives: Sequence[Any]) -> None:
         for device_id in _devices(natives):
@@ -80,20 +83,27 @@ class Tensors:
         return f"gpu {x.get_device()}" if x.is_cuda else str(x.device)
 
     def back(self, array: Any, like: Any) -> Any:
-        dtype = _TORCH[array.dtype]
         if isinstance(array, np.ndarray):
             if array.dtype.isbuiltin == 1:
                 return torch.from_numpy(array)
-            return torch.from_numpy(array.view(_VIEWS[array.itemsize][1])).view(dtype)
+            codes = torch.from_numpy(array.view(_VIEWS[array.itemsize][1]))
+            return _tensor(codes.untyped_storage(), 0, array, codes.device)
         owner = getattr(array.data.mem, "_owner", None)
         if not isinstance(owner, torch.Tensor):  # of CuPy's own pool
             return torch.from_dlpack(dlpack.Exported(array))
-        storage, size = owner.untyped_storage(), array.itemsize
-        offset = (array.data.ptr - storage.data_ptr()) // size if array.size else 0
-        strides = tuple(stride // size for stride in array.strides)
-        # Not a view: an own tensor may require grad and be written to like any other.
-        made = torch.empty(0, dtype=dtype, device=owner.device)
-        return made.set_(storage, offset, array.shape, strides)
+        storage = owner.untyped_storage()
+        offset = array.data.ptr - storage.data_ptr() if array.size else 0
+        return _tensor(storage, offset // array.itemsize, array, owner.device)
+
+
+def _tensor(storage: Any, offset: int, array: Any, device: Any) -> torch.Tensor:
+    """A tensor of array's shape, strides and dtype at an offset, in elements, in a storage.
+
+    It is no view of another tensor: it may require grad and be written to like any other.
+    """
+    strides = tuple(stride // array.itemsize for stride in array.strides)
+    made = torch.empty(0, dtype=_TORCH[array.dtype], device=device)
+    return made.set_(storage, offset, array.shape, strides)
 
 
 TENSORS = Tensors()
