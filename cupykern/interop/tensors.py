@@ -24,7 +24,7 @@ DTYPES = {
         for name in ("bool", "uint8", "int16", "int64", "uint16", "uint32", "uint64", "float64")
     },
 }
-_TORCH = {dtype: of_torch for of_torch, dtype in DTYPES.items()}
+TORCH = {dtype: of_torch for of_torch, dtype in DTYPES.items()}
 if hasattr(torch, "float4_e2m1fn_x2"):  # NvFp4's data: two codes in a byte
     DTYPES[torch.float4_e2m1fn_x2] = np.dtype(np.uint8)
 # Of dtypes that numpy lacks: the tensor's view that becomes an array, and the array's that becomes a
@@ -102,7 +102,7 @@ def _tensor(storage: Any, offset: int, array: Any, device: Any) -> torch.Tensor:
     It is no view of another tensor: it may require grad and be written to like any other.
     """
     strides = tuple(stride // array.itemsize for stride in array.strides)
-    made = torch.empty(0, dtype=_TORCH[array.dtype], device=device)
+    made = torch.empty(0, dtype=TORCH[array.dtype], device=device)
     return made.set_(storage, offset, array.shape, strides)
 
 
