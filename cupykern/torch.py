@@ -8,7 +8,8 @@
 
 Functions of the same names and arguments as cupykern's, but for `out` and `config`, of tensors.  Their
 results are C-contiguous.  In eager mode cupykern's own functions take tensors too, and start sooner.
-Left out: what has no tensors as results or arguments (NvFp4, BlockMask, nonfinite_report).  There is no
+Where torch.compile traces these, they are the operators; those that are none (quantize_nvfp4,
+nonfinite_report) and calls with `out`, `config`, an NvFp4 or a BlockMask break the graph.  There is no
 backward pass: a tensor that requires grad raises RuntimeError unless grad mode is off.
 """
 
@@ -24,7 +25,8 @@ from torch import Tensor
 import cupykern
 
 from . import dtypes
-from .interop.tensors import DTYPES, TORCH
+from .interop import foreign
+from .interop.tensors import DTYPES, TENSORS, TORCH
 from .op import as_tuple
 from .rows.quantize_rows import scale_shape
 
@@ -80,7 +82,18 @@ def _register(schema: str, fake: _Fake) -> Callable[..., Any]:
     call.__name__ = call.__qualname__ = name
     call.__doc__ = f"`cupykern.{name}` of tensors, as the operator cupykern::{name}."
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    TENSORS.operators[name] = call
     return call
+
+
+@torch.compiler.disable
+def _untraced(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
+
+
+TENSORS.untraced = _untraced
+for kind in (Tensor, torch.nn.Parameter):  # known before anything is traced
+    foreign.register(kind, TENSORS)
 
 
 def _new(x: Tensor, shape: Sequence[Any], dtype: torch.dtype | None = torch.float32) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -73,16 +74,26 @@ def take(name: str, x: Any) -> Any:
     """
     kind, device_id = (int(i) for i in x.__dlpack_device__())
     if kind in CPU:
-        return _numpy(name, _capsule(x), read_only=False)
+        return _numpy(name, _capsule(x))
     if kind not in GPU:
         raise TypeError(f"{name} must be on a CPU or GPU; got DLPack's device type {kind}")
     import cupy
 
-    with cupy.cuda.Device(device_id):
+    with on_device(cupy, device_id):
         stream = cupy.cuda.get_current_stream().ptr
         if stream == 0 and kind in _CUDA:
             stream = 1  # the array API's name of CUDA's default stream
-        return _cupy(cupy, name, _capsule(x, stream=stream), device_id)
+        capsule = _capsule(x, stream=stream)
+    tensor, read_only = _struct(capsule)
+    if name == "out" and read_only:
+        raise ValueError("out must be writable; it is read-only")
+    return cupy_at(cupy, *_layout(name, tensor), capsule, device_id)
+
+
+def on_device(cupy: Any, device_id: int) -> AbstractContextManager:
+    """A context in which the device is CuPy's current one."""
+    is_current = device_id == cupy.cuda.runtime.getDevice()
+    return nullcontext() if is_current else cupy.cuda.Device(device_id)
 
 
 def _capsule(x: Any, **stream: int) -> Any:
@@ -127,24 +138,19 @@ class _Interface:
         self.owner, self.__array_interface__ = owner, {"version": 3, **interface}
 
 
-def _numpy(name: str, capsule: Any, read_only: bool) -> np.ndarray:
-    tensor, says_read_only = _struct(capsule)
+def _numpy(name: str, capsule: Any) -> np.ndarray:
+    tensor, read_only = _struct(capsule)
     address, shape, dtype, strides = _layout(name, tensor)
     if not math.prod(shape):
         return np.empty(shape, dtype)
     interface = _Interface(
         capsule,
-        data=(address, read_only or says_read_only),
+        data=(address, read_only),
         shape=shape,
         strides=strides,
         typestr=f"|V{dtype.itemsize}",
     )
     return np.asarray(interface).view(dtype)
-
-
-def _cupy(cupy: Any, name: str, capsule: Any, device_id: int) -> Any:
-    address, shape, dtype, strides = _layout(name, _struct(capsule)[0])
-    return cupy_at(cupy, address, shape, dtype, strides, capsule, device_id)
 
 
 def cupy_at(

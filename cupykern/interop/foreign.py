@@ -34,6 +34,11 @@ class Library(Protocol):
     def running(self, x: Any, values: Iterable[Any]) -> AbstractContextManager:
         """The context of a call with the arguments `values` whose first array is x."""
 
+    def instead(
+        self, function: Callable[..., Any], values: Iterable[Any], kwargs: dict[str, Any]
+    ) -> Callable[..., Any] | None:
+        """What is to be called in place of `function`, where calls are traced."""
+
     def native(self, name: str, x: Any) -> Any:
         """x, the argument `name`, as a cupy or numpy array of the same memory."""
 
@@ -68,11 +73,15 @@ def _kind_of(x: Any) -> Library | _Kind:
 
 def _classify(x: Any) -> Library | _Kind:
     kind = type(x)
-    found = _find(kind, x)
+    found = _kinds[kind] = _find(kind, x)
     if not isinstance(found, _Kind):
         libraries[kind] = found
-    _kinds[kind] = found
     return found
+
+
+def register(kind: type, library: Library) -> None:
+    """Arrays of the class `kind` are the library's."""
+    _kinds[kind] = libraries[kind] = library
 
 
 def _find(kind: type, x: Any) -> Library | _Kind:
@@ -148,17 +157,25 @@ def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     first = _first(args)
     if first is None:
         first = _first(kwargs[name] for name in names if name in kwargs)
-    taken = _Taken(labels, args, kwargs)
     library = libraries.get(type(first))
     if library is None:
-        return taken.run(function, None, None)
+        return _Taken(labels, args, kwargs).run(function, None, None)
+    instead = library.instead(function, (*args, *kwargs.values()), kwargs)
+    if instead is not None:
+        return instead(*args, **kwargs)
+    taken = _Taken(labels, args, kwargs)
     with library.running(first, (*args, *kwargs.values())):
         return taken.run(function, library, first)
 
 
-@functools.cache
 def _names(function: Callable[..., Any]) -> tuple[str, ...]:
-    return tuple(inspect.signature(function).parameters)
+    found = _signatures.get(function)
+    if found is None:
+        found = _signatures[function] = tuple(inspect.signature(function).parameters)
+    return found
+
+
+_signatures: dict[Callable[..., Any], tuple[str, ...]] = {}
 
 
 def _first(values: Iterable[Any]) -> Any:

@@ -29,6 +29,9 @@ class Protocols:
     def running(self, x: Any, values: Iterable[Any]) -> AbstractContextManager:
         return _NOTHING
 
+    def instead(self, *_: Any) -> None:
+        return None
+
     def native(self, name: str, x: Any) -> Any:
         if self.name == "jax":
             if isinstance(x, sys.modules["jax"].core.Tracer):
@@ -97,7 +100,7 @@ class ForeignStream:
 
 def _wait(cupy: Any, handle: int, device_id: int) -> None:
     """CuPy's current stream of the device waits for all work of another stream."""
-    with cupy.cuda.Device(device_id):
+    with dlpack.on_device(cupy, device_id):
         current = cupy.cuda.get_current_stream()
         if current.ptr != handle:
             join(cupy, current, cupy.cuda.Stream.from_external(ForeignStream(handle)))
@@ -111,7 +114,7 @@ def join(cupy: Any, stream: Any, other: Any) -> None:
 def _keep(arrays: Sequence[Any]) -> None:
     import cupy
 
-    with arrays[0].device:
+    with dlpack.on_device(cupy, arrays[0].device.id):
         stream = cupy.cuda.get_current_stream()
         if stream.is_capturing():  # the graph's launches come later: its owner keeps what they read
             return

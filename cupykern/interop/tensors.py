@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,27 @@ class Tensors:
     """Calls run on torch's current stream of the tensor's device, with memory of torch's allocator."""
 
     name = "torch"
+
+    def __init__(self) -> None:
+        # Set by cupykern.torch: by their functions' names, and what runs a function untraced.
+        self.operators: dict[str, Callable[..., Any]] = {}
+        self.untraced: Callable[..., Any] | None = None
+
+    def instead(
+        self, function: Callable[..., Any], values: Iterable[Any], kwargs: dict[str, Any]
+    ) -> Callable[..., Any] | None:
+        """While torch.compile traces: the operator that is the function, if it is one."""
+        if not torch.compiler.is_compiling():
+            return None
+        if self.untraced is None:
+            raise RuntimeError(
+                "import cupykern.torch before torch.compile traces cupykern's functions"
+            )
+        operator = self.operators.get(function.__name__)
+        more = kwargs.get("out") is not None or kwargs.get("config") is not None
+        if operator is None or more or any(hasattr(x, "arrays") for x in values):
+            return functools.partial(self.untraced, function)
+        return operator
 
     def running(self, x: Any, values: Iterable[Any]) -> AbstractContextManager:
         if not x.is_cuda:
@@ -125,7 +146,7 @@ def _cupy(name: str, x: Any, dtype: np.dtype) -> Any:
     return dlpack.cupy_at(cupy, address, tuple(x.shape), dtype, strides, x, device_id)
 
 
-@lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=64)
 def _stream(handle: int) -> Any:
     import cupy
 
@@ -139,7 +160,7 @@ def _order(device_id: int, torch_waits: bool) -> None:
     import cupy
 
     handle = torch.cuda.current_stream(device_id).cuda_stream
-    with cupy.cuda.Device(device_id):
+    with dlpack.on_device(cupy, device_id):
         current = cupy.cuda.get_current_stream()
         if current.ptr == handle:
             return
@@ -160,7 +181,7 @@ class _Running:
     def __enter__(self) -> None:
         import cupy
 
-        self._device = cupy.cuda.Device(self._device_id)
+        self._device = dlpack.on_device(cupy, self._device_id)
         self._device.__enter__()
         handle = torch.cuda.current_stream(self._device_id).cuda_stream
         before = cupy.cuda.get_current_stream()
@@ -195,6 +216,6 @@ def _allocate(size: int) -> Any:
     return cupy.cuda.MemoryPointer(memory, 0)
 
 
-@lru_cache
+@functools.lru_cache
 def _device(device_id: int) -> Any:
     return torch.device("cuda", device_id)
