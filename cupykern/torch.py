@@ -8,9 +8,10 @@
 
 Functions of the same names and arguments as cupykern's, but for `out` and `config`, of tensors.  Their
 results are C-contiguous.  In eager mode cupykern's own functions take tensors too, and start sooner.
-Where torch.compile traces these, they are the operators; those that are none (quantize_nvfp4,
-nonfinite_report) and calls with `out`, `config`, an NvFp4 or a BlockMask break the graph.  There is no
-backward pass: a tensor that requires grad raises RuntimeError unless grad mode is off.
+Where torch.compile traces these with a tensor as first, positional argument, they are the operators; those
+that are none (quantize_nvfp4, nonfinite_report) and calls with `out`, `config` or a BlockMask break the
+graph.  What an NvFp4 is an argument of belongs outside, in a function with torch.compiler.disable.  There
+is no backward pass: a tensor that requires grad raises RuntimeError unless grad mode is off.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from .rows.quantize_rows import scale_shape
 
 _Fake = Callable[..., list[Tensor]]
 _LEFT_OUT = ("out", "config")
+_SHORT_NAMES = {TORCH[dtype]: name for name, dtype in dtypes.QUANTIZED.items()}
 _FLOAT16S = (torch.float16, torch.bfloat16)
 
 
@@ -49,8 +51,6 @@ def _register(schema: str, fake: _Fake) -> Callable[..., Any]:
     ]
     names = tuple(parameter.name for parameter in parameters)
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
-    # The operator takes no numbers where it takes tensors, nor tensors by keyword only.
-    scales = {name for name in names if name.startswith("scale_")}
 
     def run(*args: Any, **kwargs: Any) -> list[Tensor]:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -69,13 +69,12 @@ def _register(schema: str, fake: _Fake) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         for key, x in given.items():
-            if key in scales and isinstance(x, (int, float)):
-                given[key] = torch.tensor(x, dtype=torch.float64)
-            elif torch.is_grad_enabled() and isinstance(x, Tensor) and x.requires_grad:
+            if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled():
                 raise RuntimeError(
                     f"{key} requires grad, and cupykern has no backward pass: call it within "
                     f"torch.no_grad(), or with {key}.detach()"
                 )
+            given[key] = _option(name, key, x)
         outputs = operator(**given)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
@@ -84,6 +83,17 @@ def _register(schema: str, fake: _Fake) -> Callable[..., Any]:
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     TENSORS.operators[name] = call
     return call
+
+
+def _option(name: str, key: str, x: Any) -> Any:
+    """An argument of the function `name` as its operator takes it."""
+    if key.startswith("scale_") and isinstance(x, (int, float)):
+        return torch.tensor(x, dtype=torch.float64)
+    if name == "quantize" and key == "dtype":
+        return _SHORT_NAMES.get(x, x)
+    if key in ("dtype", "out_dtype") and isinstance(x, str):
+        return getattr(torch, x)
+    return x
 
 
 @torch.compiler.disable

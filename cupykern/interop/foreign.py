@@ -238,7 +238,7 @@ class _Taken:
         if kind is _Kind.DTYPE:
             from .tensors import DTYPES
 
-            return DTYPES.get(value, value)
+            return DTYPES.get(value, str(value))  # of which the op says that it is none of its own
         if kind is _Kind.HOLDER:
             if type(value) is dict:
                 return {key: self._native(f"{name}[{key!r}]", x) for key, x in value.items()}

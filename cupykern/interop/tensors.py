@@ -32,6 +32,9 @@ if hasattr(torch, "float4_e2m1fn_x2"):  # NvFp4's data: two codes in a byte
 _VIEWS = {1: (torch.uint8, np.uint8), 2: (torch.int16, np.int16)}
 
 
+_VIEWED = {d for d in DTYPES if DTYPES[d].isbuiltin != 1 or d not in TORCH.values()}
+
+
 class Tensors:
     """Calls run on torch's current stream of the tensor's device, with memory of torch's allocator."""
 
@@ -86,7 +89,7 @@ class Tensors:
             return _cupy(name, x, dtype)
         if not x.is_cpu:
             raise TypeError(f"{name} must be on the CPU or a GPU; got a tensor on {x.device}")
-        if dtype.isbuiltin == 1:
+        if x.dtype not in _VIEWED:
             return x.numpy()
         return x.view(_VIEWS[dtype.itemsize][0]).numpy().view(dtype)
 

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from fake_gpu import fake_gpu
+from fake_streams import Stream, fake_streams, launch_of
 from twins import CALLED, assert_same
 
 import cupykern
@@ -184,7 +185,7 @@ def test_asarray_shares_memory():
 
 
 def test_checks_name_the_argument():
-    with pytest.raises(TypeError, match="x must have one of the dtypes .*; got DLPack's type 5"):
+    with pytest.raises(TypeError, match=r"x must have one of the dtypes .*; got DLPack's type 5"):
         cupykern.softmax(WithoutNamespace(np.ones(3, np.complex64)))
     with pytest.raises(TypeError, match=r"mask must have dtype bool|mask must be"):
         cupykern.softmax(Dlpack(X), mask=Dlpack(X))
@@ -204,8 +205,13 @@ class CudaArray:
 
     def __init__(self, x, **more):
         self.__cuda_array_interface__ = {
-            **{"version": 3, "data": (x.data.ptr, False), "shape": x.shape},
-            **{"strides": x.strides, "typestr": x.dtype.str, "stream": None, **more},
+            "version": 3,
+            "data": (x.data.ptr, False),
+            "shape": x.shape,
+            "strides": x.strides,
+            "typestr": x.dtype.str,
+            "stream": None,
+            **more,
         }
 
 
@@ -225,66 +231,34 @@ class GpuDlpack:
         return shadow.view(self.x.dtype).__dlpack__(max_version=max_version)
 
 
-class _Event:
-    def __init__(self, **options):
-        self.done = False
-
-
-class _Stream:
-    """Notes what waits for what."""
-
-    def __init__(self, ptr):
-        self.ptr, self.waits = ptr, []
-
-    def record(self, event):
-        event.stream = self
-        return event
-
-    def wait_event(self, event):
-        self.waits.append(event.stream.ptr)
-
-    def is_capturing(self):
-        return False
-
-
 @pytest.fixture
 def gpu(monkeypatch):
     with fake_gpu(monkeypatch) as fake:
-        cuda = fake.xp.cuda
-        fake.stream = _Stream(0)
-        monkeypatch.setattr(cuda, "get_current_stream", lambda: fake.stream)
-        monkeypatch.setattr(cuda, "Event", _Event)
-        streams = SimpleNamespace(from_external=lambda x: _Stream(x.__cuda_stream__()[1]))
-        monkeypatch.setattr(cuda, "Stream", streams)
+        fake_streams(monkeypatch, fake)
         attributes = SimpleNamespace(device=0)
-        monkeypatch.setattr(cuda.runtime, "pointerGetAttributes", lambda address: attributes)
+        monkeypatch.setattr(
+            fake.xp.cuda.runtime, "pointerGetAttributes", lambda address: attributes
+        )
         monkeypatch.setattr(protocols, "_in_use", type(protocols._in_use)())
         yield fake
 
 
-def _launch(gpu, call):
-    gpu.launches.clear()
-    y = call()
-    (launch,) = gpu.launches
-    return y, launch
-
-
 def test_cuda_array_interface(gpu):
     x = gpu.array((4, 256), np.float16)[:, ::2]
-    expected = _launch(gpu, lambda: cupykern.softmax(x))[1]
-    y, launch = _launch(gpu, lambda: cupykern.softmax(CudaArray(x)))
+    expected = launch_of(gpu, lambda: cupykern.softmax(x))[1]
+    y, launch = launch_of(gpu, lambda: cupykern.softmax(CudaArray(x)))
     assert isinstance(y, gpu.xp.ndarray)  # its module has no from_dlpack
     assert launch.variant == expected.variant and launch.args[0] == x.data.ptr == expected.args[0]
     out = CudaArray(gpu.array((4, 128), np.float16))
-    y, launch = _launch(gpu, lambda: cupykern.softmax(CudaArray(x), out=out))
+    y, launch = launch_of(gpu, lambda: cupykern.softmax(CudaArray(x), out=out))
     assert y is out and out.__cuda_array_interface__["data"][0] in launch.args
 
 
 def test_cuda_array_interface_names_a_stream(gpu):
     x = gpu.array((4, 256), np.float16)
-    _launch(gpu, lambda: cupykern.softmax(CudaArray(x, stream=77)))
+    launch_of(gpu, lambda: cupykern.softmax(CudaArray(x, stream=77)))
     assert gpu.stream.waits == [77]
-    _launch(gpu, lambda: cupykern.softmax(CudaArray(x, stream=1)))  # the default one: CuPy's
+    launch_of(gpu, lambda: cupykern.softmax(CudaArray(x, stream=1)))  # the default one: CuPy's
     assert gpu.stream.waits == [77]
     with pytest.raises(ValueError, match="out must be writable"):
         cupykern.softmax(x, out=CudaArray(x, data=(x.data.ptr, True)))
@@ -293,21 +267,21 @@ def test_cuda_array_interface_names_a_stream(gpu):
 def test_dlpack_on_a_gpu_waits_and_is_kept(gpu):
     x = gpu.array((4, 256), np.float16)
     there = GpuDlpack(x)
-    y, launch = _launch(gpu, lambda: cupykern.softmax(there))
+    y, launch = launch_of(gpu, lambda: cupykern.softmax(there))
     assert there.streams == [1] and launch.args[0] == x.data.ptr
-    gpu.stream = _Stream(99)
-    _launch(gpu, lambda: cupykern.softmax(there))
+    gpu.stream = Stream(gpu, 99)
+    launch_of(gpu, lambda: cupykern.softmax(there))
     assert there.streams == [1, 99]
     assert len(protocols._in_use) == 2  # until the kernels are done
     for event, _ in protocols._in_use:
         event.done = True
-    _launch(gpu, lambda: cupykern.softmax(there))
+    launch_of(gpu, lambda: cupykern.softmax(there))
     assert len(protocols._in_use) == 1
 
 
 def test_several_libraries_on_one_device(gpu):
     x, w = gpu.array((4, 256), np.float16), gpu.array((256,), np.float16)
-    y, launch = _launch(gpu, lambda: cupykern.rms_norm(x, GpuDlpack(w)))
+    y, launch = launch_of(gpu, lambda: cupykern.rms_norm(x, GpuDlpack(w)))
     assert isinstance(y, gpu.xp.ndarray) and w.data.ptr in launch.args
-    with pytest.raises(TypeError, match="weight must be .* got .*x: test_protocols array on gpu 0, weight: numpy array on cpu"):  # fmt: skip
+    with pytest.raises(TypeError, match=r"weight must be .* got .*x: test_protocols array on gpu 0, weight: numpy array on cpu"):  # fmt: skip
         cupykern.rms_norm(GpuDlpack(x), np.ones(256, np.float16))
