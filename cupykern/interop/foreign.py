@@ -61,6 +61,8 @@ class _Kind(Enum):
     OTHER, NATIVE, HOLDER, DTYPE = range(4)
 
 
+_OTHER, _NATIVE, _HOLDER, _DTYPE = _Kind  # sooner found than a class's attributes
+
 libraries: dict[type, Library] = {}
 """Of the classes of foreign arrays that were seen so far."""
 _kinds: dict[type, Library | _Kind] = {}
@@ -86,23 +88,23 @@ def register(kind: type, library: Library) -> None:
 
 def _find(kind: type, x: Any) -> Library | _Kind:
     if isinstance(x, np.ndarray) or is_cupy(x):
-        return _Kind.NATIVE
+        return _NATIVE
     if isinstance(x, (type, np.generic)):
-        return _Kind.OTHER
+        return _OTHER
     if kind is dict or hasattr(kind, "arrays"):
-        return _Kind.HOLDER
+        return _HOLDER
     torch = sys.modules.get("torch")
     if torch is not None and issubclass(kind, (torch.Tensor, torch.dtype)):
         from .tensors import TENSORS
 
-        return TENSORS if issubclass(kind, torch.Tensor) else _Kind.DTYPE
+        return TENSORS if issubclass(kind, torch.Tensor) else _DTYPE
     jax = sys.modules.get("jax")
     is_traced = jax is not None and issubclass(kind, jax.core.Tracer)
     if is_traced or hasattr(kind, "__dlpack__") or hasattr(kind, "__cuda_array_interface__"):
         from .protocols import Protocols
 
         return Protocols(kind)
-    return _Kind.OTHER
+    return _OTHER
 
 
 def library_of(x: Any) -> Library | None:
@@ -120,10 +122,10 @@ def is_foreign(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call with these arguments needs `call`."""
     for value in (*args, *kwargs.values()):
         kind = _kind_of(value)
-        if kind is _Kind.HOLDER:
+        if kind is _HOLDER:
             if any(library_of(x) is not None for x in _held(value)):
                 return True
-        elif kind is not _Kind.OTHER and kind is not _Kind.NATIVE:
+        elif kind is not _OTHER and kind is not _NATIVE:
             return True
     return False
 
@@ -182,11 +184,11 @@ def _first(values: Iterable[Any]) -> Any:
     """The first array, foreign or not."""
     for value in values:
         kind = _kind_of(value)
-        if kind is _Kind.HOLDER:
+        if kind is _HOLDER:
             found = _first(_held(value))
             if found is not None:
                 return found
-        elif kind is _Kind.NATIVE or not isinstance(kind, _Kind):
+        elif kind is _NATIVE or not isinstance(kind, _Kind):
             return value
     return None
 
@@ -217,29 +219,31 @@ class _Taken:
         for used, natives in self._natives.items():
             used.after(natives, used is library)
 
-        def back(value: Any) -> Any:
-            if id(value) in self._foreign:
-                return self._foreign[id(value)]
-            if type(value) is tuple:
-                return tuple(map(back, value))
-            if library is None:
-                return value
-            kind = _kind_of(value)
-            if kind is _Kind.NATIVE:
-                return library.back(value, first)
-            return value.map_arrays(back) if hasattr(type(value), "map_arrays") else value
+        return self._back(library, first, outputs)
 
-        return back(outputs)
+    # No closure that calls itself: such a cycle would keep the arrays until it is collected.
+    def _back(self, library: Library | None, first: Any, value: Any) -> Any:
+        if id(value) in self._foreign:
+            return self._foreign[id(value)]
+        if type(value) is tuple:
+            return tuple([self._back(library, first, x) for x in value])
+        if library is None:
+            return value
+        if _kind_of(value) is _NATIVE:
+            return library.back(value, first)
+        if hasattr(type(value), "map_arrays"):
+            return value.map_arrays(functools.partial(self._back, library, first))
+        return value
 
     def _native(self, name: str, value: Any) -> Any:
         kind = _kind_of(value)
-        if kind is _Kind.OTHER or kind is _Kind.NATIVE:
+        if kind is _OTHER or kind is _NATIVE:
             return value
-        if kind is _Kind.DTYPE:
+        if kind is _DTYPE:
             from .tensors import DTYPES
 
             return DTYPES.get(value, str(value))  # of which the op says that it is none of its own
-        if kind is _Kind.HOLDER:
+        if kind is _HOLDER:
             if type(value) is dict:
                 return {key: self._native(f"{name}[{key!r}]", x) for key, x in value.items()}
             if not hasattr(value, "map_arrays"):  # its arrays are native
@@ -254,11 +258,11 @@ class _Taken:
         """What the arrays are and where, for messages."""
         found = {}
         for name, value in (*zip(self._labels, self._args, strict=True), *self._kwargs.items()):
-            for x in _held(value) if _kind_of(value) is _Kind.HOLDER else (value,):
+            for x in _held(value) if _kind_of(value) is _HOLDER else (value,):
                 library = library_of(x)
                 if library is not None:
                     found[name] = f"{library.name} array on {library.place(x)}"
-                elif _kind_of(x) is _Kind.NATIVE:
+                elif _kind_of(x) is _NATIVE:
                     place = (
                         f"cupy array on gpu {x.device.id}" if is_cupy(x) else "numpy array on cpu"
                     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import ml_dtypes
@@ -95,6 +97,21 @@ def test_memory_outlives_its_owner():
     here = foreign.native("x", Dlpack(np.full((1000, 1000), 7, np.float32)))
     np.full((1000, 1000), 8, np.float32)
     assert (here == 7).all()
+
+
+def test_memory_is_freed_with_its_owner():
+    """By its references, not by the garbage collector."""
+    x = Dlpack(X.copy())
+    memory = weakref.ref(x.x)
+    gc.disable()
+    try:
+        y = cupykern.rms_norm(x, residual=x)
+        packed = cupykern.quantize_nvfp4(Dlpack(np.ones((4, 64), np.float16)))
+        results = [weakref.ref(z.x) for z in (*y, packed.data)]
+        del x, y, packed
+        assert memory() is None and all(result() is None for result in results)
+    finally:
+        gc.enable()
 
 
 def test_out_is_written_in_place_and_returned():
