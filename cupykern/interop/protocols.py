@@ -15,7 +15,7 @@ from . import dlpack
 _NOTHING: AbstractContextManager = nullcontext()
 # (an event, arrays that kernels launched before it may read).  Who exported them does not know CuPy's
 # stream, so they must not be freed before.
-_in_use: deque[tuple[Any, Sequence[Any]]] = deque()
+in_use: deque[tuple[Any, Sequence[Any]]] = deque()
 
 
 class Protocols:
@@ -118,6 +118,6 @@ def _keep(arrays: Sequence[Any]) -> None:
         stream = cupy.cuda.get_current_stream()
         if stream.is_capturing():  # the graph's launches come later: its owner keeps what they read
             return
-        while _in_use and _in_use[0][0].done:
-            _in_use.popleft()
-        _in_use.append((stream.record(cupy.cuda.Event(disable_timing=True)), arrays))
+        while in_use and in_use[0][0].done:
+            in_use.popleft()
+        in_use.append((stream.record(cupy.cuda.Event(disable_timing=True)), arrays))

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from twins import CALLED, assert_same
+from foreign_twins import CALLED, assert_same
 
 import cupykern
 from cupykern.interop import foreign

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from fake_gpu import fake_gpu
 from fake_streams import Stream, fake_streams, launch_of
-from twins import CALLED, assert_same
+from foreign_twins import CALLED, assert_same
 
 import cupykern
 from cupykern import arguments
@@ -256,7 +256,7 @@ def gpu(monkeypatch):
         monkeypatch.setattr(
             fake.xp.cuda.runtime, "pointerGetAttributes", lambda address: attributes
         )
-        monkeypatch.setattr(protocols, "_in_use", type(protocols._in_use)())
+        monkeypatch.setattr(protocols, "in_use", type(protocols.in_use)())
         yield fake
 
 
@@ -289,11 +289,11 @@ def test_dlpack_on_a_gpu_waits_and_is_kept(gpu):
     gpu.stream = Stream(gpu, 99)
     launch_of(gpu, lambda: cupykern.softmax(there))
     assert there.streams == [1, 99]
-    assert len(protocols._in_use) == 2  # until the kernels are done
-    for event, _ in protocols._in_use:
+    assert len(protocols.in_use) == 2  # until the kernels are done
+    for event, _ in protocols.in_use:
         event.done = True
     launch_of(gpu, lambda: cupykern.softmax(there))
-    assert len(protocols._in_use) == 1
+    assert len(protocols.in_use) == 1
 
 
 def test_several_libraries_on_one_device(gpu):

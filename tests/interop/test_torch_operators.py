@@ -7,7 +7,7 @@ import inspect
 import numpy as np
 import pytest
 import torch
-from twins import CALLED, calls
+from foreign_twins import CALLED, calls
 
 import cupykern
 import cupykern.torch

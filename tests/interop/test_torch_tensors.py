@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from twins import CALLED, assert_same
+from foreign_twins import CALLED, assert_same
 
 import cupykern
 from cupykern.interop import foreign
