@@ -233,7 +233,9 @@ def test_every_cache_of_calls_is_forgotten():
     kept = {}
     for info in pkgutil.walk_packages(cupykern.__path__, "cupykern."):
         place = info.name.removeprefix("cupykern.")
-        if place.split(".")[0] in ("tools", "reference", "peers", "cli"):
+        if place.split(".")[0] in ("tools", "reference", "peers", "cli", "interop"):
+            continue
+        if place in ("torch", "transformers"):  # what they keep decides nothing about a call
             continue
         module = importlib.import_module(info.name)
         caches = {
