@@ -146,9 +146,9 @@ def test_sdpa_reads_as_torch_s():
 
 
 def test_examples_of_the_docs():
-    page = (Path(__file__).parents[2] / "docs" / "arrays.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "guide" / "interop.md").read_text()
     namespace = {"__name__": "example"}
     for block in re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):
         missing = [name for name in ("jax", "transformers") if f"import {name}" in block]
         if not any(pytest.importorskip(name) is None for name in missing):
-            exec(compile(block, "docs/arrays.md", "exec"), namespace)
+            exec(compile(block, "docs/guide/interop.md", "exec"), namespace)
