@@ -1,4 +1,4 @@
-"""The command: `cupykern` and `python cli.py` are the same."""
+"""The command: `cupykern`, `python -m cupykern` and `python cli.py` are the same."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -79,55 +80,75 @@ for _module in (commands_measure, commands_campaign, commands_tune):
 
 
 @cli.command("list")
+@ops_argument
 @json_option
-def list_(json_path: str | None) -> int:
-    """List ops with their dtypes, targets and configs.
+def list_(ops: list[Op], json_path: str | None) -> int:
+    """List ops with their dtypes, variants and configs.
 
-    The config is what the op's first bench shape gets.
+    With OP: for each target, and the default config of the op's first bench shape.
 
     \b
-    Example: cupykern list
+    Example: cupykern list softmax
     """
     here = targets.available()
-    rows = []
-    for op in OPS:
-        for target, arch in DEFAULT_ARCHS.items():
-            try:
-                problem = op.bench_problem(op.bench_shapes(target)[0], op.dtypes[0])
-                configs = op.configs(problem, arch)
-            except NotImplementedError as error:
-                configs = (error,)
-            rows.append(
-                {
-                    "op": op.name,
-                    "dtypes": list(op.dtypes),
-                    "target": target,
-                    "arch": arch,
-                    "available": target in here,
-                    "variants": len(op.variants(arch)),
-                    "problem": str(problem),
-                    "configs": len(configs),
-                    "config": str(configs[0]),
-                }
-            )
-    print_table(
-        ("op", "dtypes", "target", "runs here", "variants", "configs", "default config"),
-        (
+    rows = [_listed(op, target, here) for op in ops for target in DEFAULT_ARCHS]
+    if len(ops) == len(OPS):
+        per_op = [rows[i : i + len(DEFAULT_ARCHS)] for i in range(0, len(rows), len(DEFAULT_ARCHS))]
+        print_table(
+            ("op", "dtypes", "variants", "configs"),
             (
-                *(row["op"], ", ".join(row["dtypes"]), f"{row['target']} ({row['arch']})"),
-                *("yes" if row["available"] else "no", row["variants"], row["configs"]),
-                f"{row['config']} for {row['problem']}",
-            )
-            for row in rows
-        ),
-    )
+                (
+                    *(of_op[0]["op"], ", ".join(of_op[0]["dtypes"])),
+                    *(
+                        " / ".join(str(row[name]) for row in of_op)
+                        for name in ("variants", "configs")
+                    ),
+                )
+                for of_op in per_op
+            ),
+        )
+        archs = ", ".join(f"{target} ({arch})" for target, arch in DEFAULT_ARCHS.items())
+        click.echo(f"variants and configs: of {archs}")
+    else:
+        print_table(
+            ("op", "target", "variants", "configs", "default config"),
+            (
+                (
+                    *(row["op"], f"{row['target']} ({row['arch']})", row["variants"]),
+                    *(row["configs"], f"{row['config']} for {row['problem']}"),
+                )
+                for row in rows
+            ),
+        )
+    click.echo(f"targets that work here: {', '.join(here) or 'none'}")
     write_json(json_path, rows)
     return 0
 
 
+def _listed(op: Op, target: str, here: tuple[str, ...]) -> dict[str, Any]:
+    arch = DEFAULT_ARCHS[target]
+    configs: tuple[Any, ...]
+    try:
+        problem = op.bench_problem(op.bench_shapes(target)[0], op.dtypes[0])
+        configs = op.configs(problem, arch)
+    except NotImplementedError as error:
+        configs = (error,)
+    return {
+        "op": op.name,
+        "dtypes": list(op.dtypes),
+        "target": target,
+        "arch": arch,
+        "available": target in here,
+        "variants": len(op.variants(arch)),
+        "problem": str(problem),
+        "configs": len(configs),
+        "config": str(configs[0]),
+    }
+
+
 @cli.command()
 def doctor() -> int:
-    """Say what this machine has, and what is missing for what.
+    """Say what this machine has, and what to install.
 
     Exits with 0 if some target works here, else with 1.
 
@@ -136,13 +157,10 @@ def doctor() -> int:
     """
     from .tools import doctor as doctors
 
-    print_table(
-        ("", "found", "without it"),
-        (
-            (finding.thing, finding.found or "missing", "" if finding.found else finding.needed_for)
-            for finding in doctors.find_all()
-        ),
-    )
+    findings = doctors.find_all()
+    print_table(("", "found"), ((found.thing, found.found or "missing") for found in findings))
+    for missing in (found for found in findings if found.found is None and found.needed_for):
+        click.echo(f"missing {missing}")
     here = targets.available()
     click.echo(f"targets that work here: {', '.join(here) or 'none'}")
     return 0 if here else 1

@@ -248,7 +248,7 @@ def test_no_compiler(tmp_path, monkeypatch, capsys):
     missing = [x for x in doctor.find_all() if x.thing in ("C++ compiler", "clang for HIP")]
     assert len(missing) == 2
     for finding in missing:
-        assert finding.found is None and "pip install 'cupykern[host]'" in finding.needed_for
+        assert finding.found is None and "pip install 'cupykern[host]'" in finding.install
     assert cli.main(["doctor"]) == (0 if targets.available() else 1)
     assert "pip install 'cupykern[host]'" in capsys.readouterr().out
 
