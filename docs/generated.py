@@ -34,8 +34,8 @@ class CommandHelp(SphinxDirective):
 
         sections = []
         for name, command in sorted(cli.commands.items()):
-            context = click.Context(command, info_name=f"cupykern {name}", max_content_width=96)
-            context.terminal_width = 96
+            context = click.Context(command, info_name=f"cupykern {name}", max_content_width=84)
+            context.terminal_width = 84
             text = command.get_help(context)
             block = nodes.literal_block(text, text, language="text")
             sections.append(_section(f"command-{name}", nodes.literal("", name), block))
