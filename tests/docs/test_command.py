@@ -29,8 +29,9 @@ def terminal(monkeypatch):
     return use
 
 
-@pytest.mark.parametrize("columns", [80, 100, 160])
-@pytest.mark.parametrize("ops", [(), ("softmax", "scaled_mm")])
+@pytest.mark.parametrize(
+    "columns, ops", [(80, ()), (160, ()), (80, ("softmax", "scaled_mm")), (120, ("attention",))]
+)
 def test_list_fits_a_terminal(columns, ops, terminal, capsys):
     terminal(columns)
     assert cli.main(["list", *ops]) == 0

@@ -54,8 +54,9 @@ def test_examples(page):
             exec(compile(block, page, "exec"), namespace)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("page", ON_GPU)
-def test_examples_for_a_gpu(page, gpu):
+def test_examples_for_a_gpu(page):
     for block in _blocks(page):
         if _needs_gpu(block):
             exec(compile(block, page, "exec"), {"__name__": "example"})

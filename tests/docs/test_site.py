@@ -15,42 +15,46 @@ from cupykern.cli import cli
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Path:
+def test_the_site(tmp_path):
+    """One test, since the build takes longest."""
     for name in ("sphinx", "furo", "myst_parser", "matplotlib"):
         pytest.importorskip(name)
-    folder = tmp_path_factory.mktemp("site")
+    site = tmp_path / "html"
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html"]
     done = subprocess.run(
-        [*command, "-d", str(folder / "trees"), str(ROOT / "docs"), str(folder / "html")],
+        [*command, "-d", str(tmp_path / "trees"), str(ROOT / "docs"), str(site)],
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    return folder / "html"
+    _has_every_public_name(site)
+    _has_every_command(site)
+    _loads_nothing_from_the_network(site)
+    _has_figures_that_follow_the_theme(site)
 
 
-def test_every_public_name(site):
+def _has_every_public_name(site: Path) -> None:
     text = "".join(path.read_text() for path in (site / "reference").glob("*.html"))
     missing = [name for name in cupykern.__all__ if f'id="cupykern.{name}"' not in text]
     assert missing == ["OPS"]
 
 
-def test_every_command(site):
+def _has_every_command(site: Path) -> None:
     text = (site / "reference/commands.html").read_text()
     assert not [name for name in cli.commands if f'id="command-{name}"' not in text]
 
 
-def test_it_loads_nothing_from_the_network(site):
-    loads = re.compile(
-        r"<(?:script|img|iframe)[^>]*\bsrc=\"(https?:)?//|<link[^>]*stylesheet[^>]*href=\"(https?:)?//"
-    )
-    found = [path.name for path in site.rglob("*.html") if loads.search(path.read_text())]
-    assert not found
+_LOADS = re.compile(
+    r"<(?:script|img|iframe)[^>]*\bsrc=\"(https?:)?//|<link[^>]*stylesheet[^>]*href=\"(https?:)?//"
+)
 
 
-def test_figures_follow_the_theme(site):
+def _loads_nothing_from_the_network(site: Path) -> None:
+    assert not [path.name for path in site.rglob("*.html") if _LOADS.search(path.read_text())]
+
+
+def _has_figures_that_follow_the_theme(site: Path) -> None:
     text = (site / "how.html").read_text()
     assert text.count('class="drawn"') == 3 and "var(--color-foreground-primary" in text
     assert (site / "benchmarks.html").read_text().count("<svg") > 10
