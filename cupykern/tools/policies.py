@@ -11,8 +11,8 @@ from typing import Any
 
 from .. import check, dtypes
 from ..gemm import gemm, portable_config
-from ..gemm.dual_gemm import OP, POLICIES, DualProblem, task_of
 from ..numerics import as_float64, namespace
+from ..ops.dual_gemm_silu import OP, POLICIES, DualProblem, task_of
 from ..targets import Target, UnavailableError
 from ..targets.limits import max_shared_bytes, max_threads
 from ..targets.offline import compile_offline

@@ -90,7 +90,7 @@ def tuned_at_first(op: Op, function: Callable[..., Any]) -> Callable[..., Any]:
 def _tune_quietly(
     op: Op, request: choice.Request, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    from ..rows.nonfinite import is_capturing
+    from ..ops.nonfinite_report import is_capturing
     from . import protocol, winners
     from .sweep import ContextLost
 

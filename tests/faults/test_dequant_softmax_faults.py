@@ -8,8 +8,8 @@ import numpy as np
 from planted import Fault, fault_tests
 
 from cupykern import OPS, check
-from cupykern.gemm.dequant_softmax import LogitsProblem
 from cupykern.gemm.hopper_config import HopperConfig
+from cupykern.ops.dequant_softmax import LogitsProblem
 from cupykern.targets import host
 
 LOGITS = next(op for op in OPS if op.name == "dequant_softmax")

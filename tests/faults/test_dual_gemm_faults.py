@@ -12,9 +12,9 @@ from planted import Fault, fault_tests
 
 import cupykern
 from cupykern import OPS, check
-from cupykern.gemm.dual_gemm import DualProblem
 from cupykern.gemm.hopper_config import HopperConfig
 from cupykern.op import Call
+from cupykern.ops.dual_gemm_silu import DualProblem
 from cupykern.targets import host
 
 DUAL = next(op for op in OPS if op.name == "dual_gemm_silu")
@@ -165,7 +165,7 @@ def _check_policies() -> None:
 
 def _check_splits() -> None:
     from cupykern.gemm import gemm
-    from cupykern.gemm.dual_gemm import task_of
+    from cupykern.ops.dual_gemm_silu import task_of
 
     problem = DualProblem(20, 70, 1100, scales="none", out_dtype="float32")
     call = DUAL.inputs(problem, 1, np)

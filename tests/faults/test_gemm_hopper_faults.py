@@ -6,8 +6,8 @@ from gemm_hopper_problems import FP4, check_fp8_integers, compute, fp8, mixed
 from planted import Fault, fault_tests
 
 from cupykern.gemm.hopper_config import HopperConfig
-from cupykern.gemm.matmul_problem import MatmulProblem
-from cupykern.gemm.scaled_problem import ScaledProblem
+from cupykern.ops.problems.products import MatmulProblem
+from cupykern.ops.scaled_mm import ScaledProblem
 from cupykern.targets import host
 
 PIPELINE, STAGE = "pipeline/tma_pipeline.cuh", "gemm/stage_operand.cuh"

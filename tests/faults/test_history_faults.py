@@ -35,30 +35,30 @@ _SEQUENCES = (10, 40, 150, 300, 600)  # together, until a fault is found
 _PRODUCTS = ("matmul", "scaled_mm", "dual_gemm_silu", "dequant_softmax")
 # The modules that have a cache of calls or of plans, and the functions that use it.
 CALLS = {
-    ("rows.softmax", "_find"): ("softmax", "log_softmax"),
-    ("rows.norm", "_find"): ("layer_norm", "rms_norm"),
-    ("rows.quantize", "_find"): ("quantize",),
-    ("rows.nonfinite", "_find"): ("nonfinite_report",),
-    ("gemm.quantize_nvfp4", "_find"): ("quantize_nvfp4",),
-    ("gemm.matmul", "_find"): ("matmul",),
-    ("gemm.scaled_mm", "_find"): ("scaled_mm",),
-    ("gemm.dual_gemm", "_find"): ("dual_gemm_silu",),
-    ("gemm.dequant_softmax", "_find"): ("dequant_softmax",),
-    ("attention.attention", "_find"): ("attention",),
-    ("attention.attention", "_find_blocks"): ("attention",),
-    ("attention.attention", "_find_varlen"): ("attention_varlen",),
-    ("attention.decode_attention", "_find"): ("decode_attention",),
+    ("ops.softmax", "_find"): ("softmax", "log_softmax"),
+    ("ops.norm", "_find"): ("layer_norm", "rms_norm"),
+    ("ops.quantize", "_find"): ("quantize",),
+    ("ops.nonfinite_report", "_find"): ("nonfinite_report",),
+    ("ops.quantize_nvfp4", "_find"): ("quantize_nvfp4",),
+    ("ops.matmul", "_find"): ("matmul",),
+    ("ops.scaled_mm", "_find"): ("scaled_mm",),
+    ("ops.dual_gemm_silu", "_find"): ("dual_gemm_silu",),
+    ("ops.dequant_softmax", "_find"): ("dequant_softmax",),
+    ("ops.attention", "_find"): ("attention",),
+    ("ops.attention", "_find_blocks"): ("attention",),
+    ("ops.attention_varlen", "_find"): ("attention_varlen",),
+    ("ops.decode_attention", "_find"): ("decode_attention",),
 }
 PLANS = {
-    ("rows.softmax", "_plan"): ("softmax", "log_softmax"),
+    ("rows.softmax_plan", "plan"): ("softmax", "log_softmax"),
     ("rows.quantize_rows", "_plan"): ("quantize",),
     ("rows.quantize_columns", "_plan"): ("quantize",),
     ("rows.quantize_tiles", "_plan"): ("quantize",),
-    ("rows.nonfinite", "_plan"): ("nonfinite_report",),
-    ("gemm.quantize_nvfp4", "_plan"): ("quantize_nvfp4",),
-    ("gemm.matmul", "_plan"): _PRODUCTS,
-    ("attention.attention", "attention_plan"): ("attention", "attention_varlen"),
-    ("attention.decode_attention", "_plan"): ("decode_attention",),
+    ("rows.nonfinite_plan", "plan"): ("nonfinite_report",),
+    ("gemm.quantize_nvfp4_plan", "plan"): ("quantize_nvfp4",),
+    ("gemm.launch", "_plan"): _PRODUCTS,
+    ("attention.attention_plan", "attention_plan"): ("attention", "attention_varlen"),
+    ("attention.decode_plan", "plan"): ("decode_attention",),
 }
 
 
@@ -155,13 +155,13 @@ def draw_masks_of_blocks(monkeypatch) -> None:
 # Arguments that a warm call does not take from its plan: return_lse and return_row_stats, which it
 # reads, the tiles of a mask of blocks, and the sizes of a mask of blocks where there is none.
 NOT_OF_PLANS = {
-    ("attention.attention", "_find"): ("o6", "o7", "o10"),
-    ("attention.attention", "_find_blocks"): ("x4", "o6", "o7"),
-    ("attention.attention", "_find_varlen"): ("o5",),
-    ("attention.decode_attention", "_find"): ("o3",),
+    ("ops.attention", "_find"): ("o6", "o7", "o10"),
+    ("ops.attention", "_find_blocks"): ("x4", "o6", "o7"),
+    ("ops.attention_varlen", "_find"): ("o5",),
+    ("ops.decode_attention", "_find"): ("o3",),
 }
 # Nor does quantize_nvfp4 ask where an array begins.
-NOT_ALIGNED = {("gemm.quantize_nvfp4", "_find")}
+NOT_ALIGNED = {("ops.quantize_nvfp4", "_find")}
 
 
 def arguments_of(find: Callable[..., Any]) -> tuple[str, ...]:
@@ -197,11 +197,11 @@ def test_key_of_calls_without_an_argument(module, name, place, functions, monkey
 @pytest.mark.parametrize(
     ("module", "place"),
     [
-        pytest.param("rows.softmax", 5, id="softmax's log"),
-        pytest.param("rows.norm", 8, id="norm's eps"),
-        pytest.param("rows.quantize", 3, id="quantize's block"),
-        pytest.param("gemm.quantize_nvfp4", 1, id="quantize_nvfp4's layout"),
-        pytest.param("gemm.matmul", 7, id="matmul's accumulate"),
+        pytest.param("ops.softmax", 5, id="softmax's log"),
+        pytest.param("ops.norm", 8, id="norm's eps"),
+        pytest.param("ops.quantize", 3, id="quantize's block"),
+        pytest.param("ops.quantize_nvfp4", 1, id="quantize_nvfp4's layout"),
+        pytest.param("ops.matmul", 7, id="matmul's accumulate"),
     ],
 )
 def test_key_of_calls_without_an_option(module, place, monkeypatch):
@@ -252,11 +252,11 @@ def test_the_shape_of_scales_says_the_layout_of_nvfp4(shape):
 FOLLOWS = {
     ("rows.quantize_columns", "y"): "a new array of x's shape",
     ("rows.quantize_tiles", "y"): "a new array of x's shape",
-    ("gemm.quantize_nvfp4", "dtype"): "it is x's",
-    ("gemm.matmul", "block_scales"): "the scales' strides: 0 along the columns of one per row",
-    ("gemm.matmul", "kernel"): "the operands: b2 of dual_gemm, logits of dequant_softmax",
-    ("gemm.matmul", "logits"): "the result's strides and dtype",
-    ("gemm.matmul", "num_sets"): "the config and n",
+    ("gemm.quantize_nvfp4_plan", "dtype"): "it is x's",
+    ("gemm.launch", "block_scales"): "the scales' strides: 0 along the columns of one per row",
+    ("gemm.launch", "kernel"): "the operands: b2 of dual_gemm, logits of dequant_softmax",
+    ("gemm.launch", "logits"): "the result's strides and dtype",
+    ("gemm.launch", "num_sets"): "the config and n",
 }
 
 
@@ -296,17 +296,23 @@ def test_key_of_plans_without_a_field(module, name, field, functions, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("module", "field", "functions"),
+    ("module", "name", "field", "functions"),
     [
-        pytest.param("rows.softmax", "log", ("softmax", "log_softmax"), id="softmax's log"),
-        pytest.param("rows.softmax", "masked", ("softmax",), id="softmax's mask"),
-        pytest.param("rows.softmax", "layout", ("softmax",), id="softmax's strides, alignment"),
-        pytest.param("rows.quantize_tiles", "block", ("quantize",), id="quantize's block"),
-        pytest.param("gemm.quantize_nvfp4", "layout", ("quantize_nvfp4",), id="scales' layout"),
-        pytest.param("gemm.matmul", "half_sums", ("matmul",), id="matmul's accumulate"),
-        pytest.param("gemm.matmul", "groups_b", ("scaled_mm",), id="NvFp4.layout"),
+        pytest.param(
+            "rows.softmax_plan", "plan", "log", ("softmax", "log_softmax"), id="softmax's log"
+        ),
+        pytest.param("rows.softmax_plan", "plan", "masked", ("softmax",), id="softmax's mask"),
+        pytest.param(
+            "rows.softmax_plan", "plan", "layout", ("softmax",), id="softmax's strides, alignment"
+        ),
+        pytest.param("rows.quantize_tiles", "_plan", "block", ("quantize",), id="quantize's block"),
+        pytest.param(
+            "gemm.quantize_nvfp4_plan", "plan", "layout", ("quantize_nvfp4",), id="scales' layout"
+        ),
+        pytest.param("gemm.launch", "_plan", "half_sums", ("matmul",), id="matmul's accumulate"),
+        pytest.param("gemm.launch", "_plan", "groups_b", ("scaled_mm",), id="NvFp4.layout"),
     ],
 )
-def test_key_of_plans_without_an_option(module, field, functions, monkeypatch):
-    forget_field(monkeypatch, module, "_plan", field)
+def test_key_of_plans_without_an_option(module, name, field, functions, monkeypatch):
+    forget_field(monkeypatch, module, name, field)
     assert found(monkeypatch, functions)

@@ -11,11 +11,11 @@ from planted import Fault, fault_tests
 import cupykern
 from cupykern import OPS, check
 from cupykern.gemm import nvfp4
-from cupykern.gemm.dual_gemm import DualProblem
 from cupykern.gemm.hopper_config import HopperConfig
 from cupykern.gemm.nvfp4 import NvFp4
-from cupykern.gemm.quantize_nvfp4 import NvFp4Problem
-from cupykern.gemm.scaled_problem import NVFP4
+from cupykern.ops.dual_gemm_silu import DualProblem
+from cupykern.ops.problems.products import NVFP4
+from cupykern.ops.quantize_nvfp4 import NvFp4Problem
 from cupykern.targets import host
 
 DUAL, QUANTIZE = (

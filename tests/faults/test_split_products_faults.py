@@ -6,7 +6,7 @@ from gemm_hopper_problems import check_parts_of_k, compute
 from planted import Fault, fault_tests
 
 from cupykern.gemm.hopper_config import HopperConfig
-from cupykern.gemm.matmul_problem import MatmulProblem
+from cupykern.ops.problems.products import MatmulProblem
 from cupykern.targets import host
 
 FILE = "add_splits.cu"

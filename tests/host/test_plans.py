@@ -15,7 +15,7 @@ import cupykern
 from cupykern import arrays as arrays_of_cupykern
 from cupykern import dtypes, plans, targets, workspace
 from cupykern.gemm.hopper_config import HopperConfig
-from cupykern.rows import nonfinite
+from cupykern.ops.nonfinite_report import nonfinite_arrays
 from cupykern.tools.bench import tiny_problem
 
 cupy = pytest.importorskip("cupy")
@@ -98,7 +98,7 @@ CALLS = {
         x[:8, :64], r.view(np.int8)[:, :2048], 0.5, dtype="float32", out=x[8:].view(np.float32)[:8]
     ),
     "quantize_nvfp4": lambda x, r, w, b: cupykern.quantize_nvfp4(x, layout="blocked"),
-    "nonfinite_arrays": lambda x, r, w, b: nonfinite.nonfinite_arrays(x),
+    "nonfinite_arrays": lambda x, r, w, b: nonfinite_arrays(x),
     "attention": lambda x, r, w, b: cupykern.attention(*heads(x, r, r), causal=True),
     "attention's statistics": lambda x, r, w, b: cupykern.attention(
         *heads(x, r, r), return_lse=True, return_row_stats=True

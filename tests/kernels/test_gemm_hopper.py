@@ -37,9 +37,9 @@ from hypothesis import strategies as st
 
 from cupykern import check, dtypes
 from cupykern.gemm import gemm
-from cupykern.gemm.matmul_problem import MatmulProblem
 from cupykern.gemm.product import OUTER
-from cupykern.gemm.scaled_problem import ScaledProblem
+from cupykern.ops.problems.products import MatmulProblem
+from cupykern.ops.scaled_mm import ScaledProblem
 from cupykern.targets import UnavailableError, host, host_compiler
 from cupykern.tools import gate
 

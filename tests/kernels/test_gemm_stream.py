@@ -25,9 +25,9 @@ from cupykern import dtypes
 from cupykern.gemm import gemm, gemm_stream, product
 from cupykern.gemm.gemm_stream import StreamConfig
 from cupykern.gemm.gemm_task import GemmTask
-from cupykern.gemm.matmul_problem import MatmulProblem
 from cupykern.gemm.product import FP4, INNER, OUTER, STRIDED
-from cupykern.gemm.scaled_problem import ScaledProblem
+from cupykern.ops.problems.products import MatmulProblem
+from cupykern.ops.scaled_mm import ScaledProblem
 from cupykern.targets import host
 from cupykern.tools import gate
 

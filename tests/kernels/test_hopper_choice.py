@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from cupykern import dtypes
 from cupykern.gemm import gemm, hopper_choice, hopper_config, product
 from cupykern.gemm.hopper_config import HopperConfig
-from cupykern.gemm.matmul_problem import MatmulProblem, task_of
 from cupykern.gemm.product import INNER, OUTER, STRIDED
+from cupykern.ops.problems.products import MatmulProblem, task_of
 
 CONFIG = HopperConfig(128, 256, 4)
 

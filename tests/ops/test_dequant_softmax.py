@@ -12,12 +12,12 @@ from hopper_kernels import SCHEDULES
 import cupykern
 from cupykern import OPS, check, dtypes
 from cupykern.gemm import gemm
-from cupykern.gemm.dequant_softmax import LogitsProblem, tasks_of_variants
 from cupykern.gemm.gemm_task import GemmTask
 from cupykern.gemm.hopper_config import HopperConfig
-from cupykern.gemm.matmul_problem import with_layout
 from cupykern.gemm.product import INNER, OUTER
 from cupykern.numerics import as_float64
+from cupykern.ops.dequant_softmax import LogitsProblem, tasks_of_variants
+from cupykern.ops.problems.products import with_layout
 from cupykern.targets import host
 
 OP = next(op for op in OPS if op.name == "dequant_softmax")

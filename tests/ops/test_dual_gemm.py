@@ -13,15 +13,14 @@ from dual_gemm_checks import check_fp16_policy, to_numpy
 import cupykern
 from cupykern import OPS, check, cli, dtypes, reference
 from cupykern.gemm import gemm, nvfp4
-from cupykern.gemm.dual_gemm import PAIRS, POLICIES, DualProblem, task_layouts, task_of
 from cupykern.gemm.gemm import GemmConfig
 from cupykern.gemm.gemm_task import GemmTask
 from cupykern.gemm.hopper_config import HopperConfig
-from cupykern.gemm.matmul_problem import with_layout
 from cupykern.gemm.product import FLOAT16S, FP4
-from cupykern.gemm.scaled_problem import NVFP4
 from cupykern.numerics import finfo
 from cupykern.op import Call
+from cupykern.ops.dual_gemm_silu import PAIRS, POLICIES, DualProblem, task_layouts, task_of
+from cupykern.ops.problems.products import NVFP4, with_layout
 from cupykern.reference.dual_gemm import SLOPE
 from cupykern.reference.matmul import scaled_product
 from cupykern.targets import host

@@ -25,14 +25,9 @@ from cupykern import check, dtypes, inputs
 from cupykern.gemm import gemm
 from cupykern.gemm.gemm import GemmConfig
 from cupykern.gemm.gemm_task import GemmTask
-from cupykern.gemm.matmul_problem import (
-    PAIRS,
-    MatmulProblem,
-    task_of,
-    with_layout,
-)
 from cupykern.gemm.product import INNER, OUTER, STRIDED
 from cupykern.numerics import finfo
+from cupykern.ops.problems.products import PAIRS, MatmulProblem, task_of, with_layout
 from cupykern.targets import host
 
 # --- sizes, layouts, dtypes ----------------------------------------------------------------------

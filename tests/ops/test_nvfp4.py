@@ -18,10 +18,11 @@ from cupykern.gemm.gemm_task import GemmTask, make_task
 from cupykern.gemm.hopper_config import ARCHS, HopperConfig
 from cupykern.gemm.nvfp4 import NUMBERS, NvFp4
 from cupykern.gemm.product import FP4, INNER, STRIDED, matrix
-from cupykern.gemm.quantize_nvfp4 import NvFp4Config
-from cupykern.gemm.scaled_problem import NVFP4, nvfp4_variants
+from cupykern.gemm.quantize_nvfp4_plan import NvFp4Config
 from cupykern.numerics import as_float64
 from cupykern.op import Call, as_tuple
+from cupykern.ops.problems.products import NVFP4
+from cupykern.ops.scaled_mm import nvfp4_variants
 
 SCALED = next(op for op in OPS if op.name == "scaled_mm")
 E4M3 = dtypes.float8_e4m3fn

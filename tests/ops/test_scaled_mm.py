@@ -25,17 +25,12 @@ from cupykern.gemm import gemm
 from cupykern.gemm.copied_plan import COPY_LINES
 from cupykern.gemm.gemm import GemmConfig
 from cupykern.gemm.gemm_task import GemmTask
-from cupykern.gemm.matmul_problem import (
-    PAIRS,
-    MatmulProblem,
-    sums_in_half,
-    task_of,
-)
 from cupykern.gemm.product import FP4, INNER, STRIDED, by_vectors
-from cupykern.gemm.scaled_problem import PAIRS as SCALED_PAIRS
-from cupykern.gemm.scaled_problem import SCALES, ScaledProblem, nvfp4_variants
 from cupykern.gemm.split_plan import ADD_SPLITS
 from cupykern.op import Call, RandomDraw
+from cupykern.ops.problems.products import PAIRS, MatmulProblem, sums_in_half, task_of
+from cupykern.ops.scaled_mm import PAIRS as SCALED_PAIRS
+from cupykern.ops.scaled_mm import SCALES, ScaledProblem, nvfp4_variants
 from cupykern.tools import options
 
 # --- scaled_mm -----------------------------------------------------------------------------------

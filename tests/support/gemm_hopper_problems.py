@@ -8,13 +8,13 @@ import numpy as np
 
 from cupykern import OPS, check, dtypes
 from cupykern.gemm import hopper_choice
-from cupykern.gemm.dequant_softmax import LogitsProblem
-from cupykern.gemm.dual_gemm import NVFP4, DualProblem
 from cupykern.gemm.gemm_task import GemmTask
 from cupykern.gemm.hopper_config import HopperConfig
-from cupykern.gemm.matmul_problem import MatmulProblem
 from cupykern.gemm.product import INNER
-from cupykern.gemm.scaled_problem import ScaledProblem
+from cupykern.ops.dequant_softmax import LogitsProblem
+from cupykern.ops.dual_gemm_silu import DualProblem
+from cupykern.ops.problems.products import NVFP4, MatmulProblem
+from cupykern.ops.scaled_mm import ScaledProblem
 from cupykern.targets import Target
 
 

@@ -11,9 +11,9 @@ import cupykern
 from cupykern import check, dtypes
 from cupykern.arrays import address_of
 from cupykern.gemm.gemm_stream import StreamConfig
-from cupykern.gemm.matmul_problem import MatmulProblem, operand_values
-from cupykern.gemm.scaled_problem import ScaledProblem
 from cupykern.op import as_tuple
+from cupykern.ops.problems.products import MatmulProblem, operand_values
+from cupykern.ops.scaled_mm import ScaledProblem
 from cupykern.targets import host
 
 E4M3, NVFP4 = "float8_e4m3fn", "float4_e2m1fn"

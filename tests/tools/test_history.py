@@ -19,7 +19,8 @@ from fake_machine import SIZE, FakeMachine
 import cupykern
 from cupykern import OPS, choice, cli, plans, targets, workspace
 from cupykern.op import RandomDraw
-from cupykern.rows import softmax as softmax_module
+from cupykern.ops import softmax as softmax_module
+from cupykern.rows import softmax_plan
 from cupykern.tools import history
 from cupykern.tools.history import FAMILIES, Alias, Array, Machine, call, check_sequence
 from cupykern.tools.history.sequences import draw_sequence
@@ -132,13 +133,13 @@ def test_a_failure_is_shrunk_to_a_reproducer(machine, monkeypatch):
 
 def forget_scales(monkeypatch) -> None:
     """Softmax's cache of plans without the scale: the host target's calls have no other."""
-    plan, kept = softmax_module._plan, {}
+    plan, kept = softmax_plan.plan, {}
 
     def forgetful(target: Any, task: Any, config: Any) -> Any:
         key = target, replace(task, scale=1.0, layout=task.layout.for_options()), config
         return kept.setdefault(key, plan(target, task, config))
 
-    monkeypatch.setattr(softmax_module, "_plan", forgetful)
+    monkeypatch.setattr(softmax_plan, "plan", forgetful)
     monkeypatch.setattr(plans, "_clears", [*plans._clears, kept.clear])
 
 
@@ -193,7 +194,7 @@ def test_an_internal_error_is_a_failure(machine, monkeypatch):
     def refuse(*_):
         raise choice.InternalError("a defect")
 
-    monkeypatch.setattr(softmax_module, "_plan", refuse)
+    monkeypatch.setattr(softmax_plan, "plan", refuse)
     failure = check_sequence(machine, (call("softmax", x=Array((2, 64))),))
     assert failure is not None and "InternalError: a defect" in failure.reason
 
@@ -212,7 +213,7 @@ KEPT = {
     "numerics": {"_finfo", "_widen"},
     "plans": {"_finder"},
     "rows.heuristic": {"shared_configs"},
-    "rows.nonfinite": {"_max_blocks"},
+    "rows.nonfinite_plan": {"_max_blocks"},
     "rows.nonfinite_walk": {"configs_of"},
     "rows.norm_heuristic": {"norm_configs", "quantized_configs"},
     "rows.softmax_heuristic": {"softmax_configs"},

@@ -1,4 +1,4 @@
-"""The record of attention: problems, inputs and work for check, bench and tests."""
+"""Problems of attention: what attention and attention_varlen share, and attention's own."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from .. import dtypes, inputs, reference
-from ..op import Call, Draw, Op, Work
-from . import attention_hopper, attention_plan
-from .attention import attention
-from .attention_arguments import ALIGNMENTS
-from .attention_plan import AttentionConfig
-from .attention_task import BLOCK_MASK, mask_mode, padded_head_dim, prescales
-from .block_mask import CAUSAL, FULL, MASKED, PARTIAL, BlockMask
+from ... import dtypes, inputs
+from ...attention import attention_hopper, attention_plan
+from ...attention.attention_plan import AttentionConfig
+from ...attention.attention_task import BLOCK_MASK, mask_mode, padded_head_dim, prescales
+from ...attention.block_mask import CAUSAL, FULL, MASKED, PARTIAL, BlockMask
+from ...op import Call, Draw, Work
+from ..checks.attention import ALIGNMENTS
 
 DTYPES = ("float16", "bfloat16")
 KINDS = ("normal", "uniform", "same_sign", "exact", "subnormal", "peaked", "special")
@@ -67,7 +66,7 @@ class AttentionProblem:
         return mask_mode(kind, self.scale)
 
 
-def _draw_problem(draw: Draw) -> AttentionProblem:
+def draw_problem(draw: Draw) -> AttentionProblem:
     """Few variants: bfloat16 and FP16 sums with small heads only, the largest heads in tests of their own."""
     dtype = draw.choice(("float16", "float16", "bfloat16"))
     wide = dtype == "float16" and draw.choice((False, False, True))
@@ -122,7 +121,7 @@ def bench_sizes(
     return b, h, h_kv, s, d, mask
 
 
-def _bench_problem(shape: tuple[int, ...], dtype: str) -> AttentionProblem:
+def bench_problem(shape: tuple[int, ...], dtype: str) -> AttentionProblem:
     """Fifth of a shape: 0, 1 causal, from 2 on block masks, of _PATTERNS."""
     b, h, h_kv, s, d, mask = bench_sizes(shape, dtype, 1 + len(_PATTERNS))
     problem = AttentionProblem(b, h, h_kv, s, s, d, d, dtype, mask == 1, kind="bench")
@@ -134,7 +133,7 @@ def _bench_problem(shape: tuple[int, ...], dtype: str) -> AttentionProblem:
     )  # fmt: skip
 
 
-def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
+def bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
     if target == "host":
         return ((1, 4, 256, 64), (1, 4, 256, 64, 1))
     sizes = ((16, 16, 1024, 128), (4, 16, 4096, 128), (1, 16, 16384, 128))
@@ -221,7 +220,7 @@ def _mask(problem: AttentionProblem, seed: int, xp: Any) -> Any:
     return xp.asarray(bias.astype(dtypes.NAMES[name]))
 
 
-def _inputs(problem: AttentionProblem, seed: int, xp: Any) -> Call:
+def make_inputs(problem: AttentionProblem, seed: int, xp: Any) -> Call:
     p = problem
     dtype = dtypes.NAMES[p.dtype]
     shapes = (p.b, p.h, p.sq, p.d), (p.b, p.h_kv, p.sk, p.d), (p.b, p.h_kv, p.sk, p.dv)
@@ -244,7 +243,7 @@ def _inputs(problem: AttentionProblem, seed: int, xp: Any) -> Call:
     return Call(args, kwargs)
 
 
-def _work(problem: AttentionProblem) -> Work:
+def work(problem: AttentionProblem) -> Work:
     """Causal attention counts half of all pairs of queries and keys, a block mask those of the blocks that
     are computed."""
     p = problem
@@ -264,7 +263,7 @@ def _head_dim(problem: Any) -> int:
     return padded_head_dim(problem.d, problem.dv)
 
 
-def _configs(problem: AttentionProblem, arch: str) -> tuple[AttentionConfig, ...]:
+def configs(problem: AttentionProblem, arch: str) -> tuple[AttentionConfig, ...]:
     sq = (
         max((q for q, _ in problem.lengths), default=0)
         if hasattr(problem, "lengths")
@@ -290,7 +289,7 @@ def hopper_kind(problem: Any) -> attention_hopper.Kind | None:
     return attention_hopper.Kind(p.mode, one_list) if fits and p.sq and p.sk else None
 
 
-def _variant(
+def variant(
     problem: Any, config: AttentionConfig | attention_hopper.AttentionHopperConfig
 ) -> Variant:
     dtype = dtypes.NAMES[problem.dtype]
@@ -300,7 +299,7 @@ def _variant(
     return attention_plan.flash_variant(dtype, _head_dim(problem), problem.mode, half, config, kind)
 
 
-def _sample(
+def sample(
     call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
 ) -> tuple[Call, tuple[Any, ...]]:
     """A head of a batch, where there is no mask, or one that all heads share."""
@@ -318,21 +317,3 @@ def _sample(
     )
     cut = tuple(y[batch : batch + 1, head : head + 1] for y in outputs)
     return Call(part, call.kwargs), cut
-
-
-OP = Op(
-    name="attention",
-    run=attention,
-    reference=reference.attention,
-    bound=reference.attention_bound,
-    draw_problem=_draw_problem,
-    bench_problem=_bench_problem,
-    bench_shapes=_bench_shapes,
-    inputs=_inputs,
-    work=_work,
-    variants=attention_plan.variants,
-    configs=_configs,
-    variant=_variant,
-    sample=_sample,
-    dtypes=DTYPES,
-)

@@ -1,4 +1,4 @@
-"""The records of layer_norm and rms_norm: problems, inputs and work for check, bench and tests."""
+"""Problems of layer_norm and rms_norm: their options, arrays and work."""
 
 from __future__ import annotations
 
@@ -8,18 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from kernels_cu import Variant
+from ... import dtypes, inputs
+from ...op import Call, Draw, Work
+from ...rows.norm_plan import DTYPES
+from ...rows.rows import bench_shapes as row_shapes
 
-from .. import dtypes, inputs, reference
-from ..op import Call, Draw, Op, Work
-from ..targets import limits
-from .configs import RowConfig, SharedRows, SpanRows
-from .norm import layer_norm, rms_norm
-from .norm_configs import EvenNormRows
-from .norm_heuristic import norm_configs, quantized_configs
-from .norm_plan import DTYPES, Column, Options, configs, norm_variant, of_layout
-from .row_layout import contiguous_operand, row_layout
-from .rows import bench_shapes
+_DTYPES = tuple(str(dtype) for dtype in DTYPES)
 
 
 @dataclass(frozen=True)
@@ -44,14 +38,14 @@ class NormProblem:
         return f"{'x'.join(map(str, self.shape))} {self.dtype}"
 
 
-def _draw(draw: Draw, centered: bool, residual: bool | None) -> NormProblem:
+def draw_problem(draw: Draw, centered: bool, residual: bool | None) -> NormProblem:
     ndim = draw.choice((1, 2, 2, 2, 3, 4))
     num_cols = draw.choice((0, 1, 2, 7, 8, 9, 31, 63, 64, 65, 255, 257, 1000, 1024, 1031, 4097))
     quantize = None if centered else draw.choice((None, None, None, *dtypes.QUANTIZED))
-    any_dtype = (None, None, *RMS_OP.dtypes)
+    any_dtype = (None, None, *_DTYPES)
     return NormProblem(
         shape=(*(draw.choice((0, 1, 2, 3, 5, 17)) for _ in range(ndim - 1)), num_cols),
-        dtype=draw.choice(RMS_OP.dtypes),
+        dtype=draw.choice(_DTYPES),
         out_dtype=None if quantize else draw.choice(any_dtype),
         weight_dtype=draw.choice(any_dtype),
         bias_dtype=draw.choice(any_dtype) if centered else None,
@@ -66,7 +60,7 @@ def _draw(draw: Draw, centered: bool, residual: bool | None) -> NormProblem:
     )
 
 
-def _bench_problem(
+def bench_problem(
     shape: tuple[int, ...], dtype: str, centered: bool, residual: bool
 ) -> NormProblem:
     """dtype: and after a colon options, with plus signs: "shifted" (a mean of 1e4), "stats"; of
@@ -98,7 +92,7 @@ def _bench_problem(
 _LARGEST_SQUARED = 2.0**60  # of inputs: larger ones overflow in FP32 when a row of them is squared
 
 
-def _inputs(problem: NormProblem, seed: int, xp: Any) -> Call:
+def make_inputs(problem: NormProblem, seed: int, xp: Any) -> Call:
     dtype, num_cols = dtypes.NAMES[problem.dtype], problem.shape[-1]
 
     def make(seed: int) -> Any:
@@ -131,7 +125,7 @@ def _inputs(problem: NormProblem, seed: int, xp: Any) -> Call:
     return Call((make(seed),), kwargs)
 
 
-def _work(problem: NormProblem) -> Work:
+def work(problem: NormProblem) -> Work:
     size = math.prod(problem.shape)
     num_rows = size // max(problem.shape[-1], 1)
     itemsize = dtypes.NAMES[problem.dtype].itemsize
@@ -150,44 +144,7 @@ def _work(problem: NormProblem) -> Work:
     )
 
 
-def _variants(arch: str, centered: bool) -> tuple[Variant, ...]:
-    own = (
-        norm_variant(dtype, centered, config, False, has_residual)
-        for dtype in DTYPES
-        for has_residual in (False, True)
-        for config in norm_configs(arch, dtype.itemsize, centered, has_residual)
-        if not (has_residual and isinstance(config, (SharedRows, SpanRows)))
-        and config.has_room(arch, dtype.itemsize, 1 + has_residual)
-    )
-    quantized = (
-        norm_variant(dtype, centered, config, True, False)
-        for dtype in DTYPES
-        for config in quantized_configs(arch, dtype.itemsize)
-        if isinstance(config, EvenNormRows)
-        and not centered
-        and config.has_room(arch, dtype.itemsize)
-    )
-    return tuple(dict.fromkeys((*own, *quantized)))
-
-
-def _configs(problem: NormProblem, arch: str, centered: bool) -> tuple[RowConfig, ...]:
-    p, dtype = problem, dtypes.NAMES[problem.dtype]
-    x = contiguous_operand(p.shape, dtype.itemsize)
-    y_dtype = dtypes.QUANTIZED[p.quantize] if p.quantize else dtypes.NAMES[p.out_dtype or p.dtype]
-    y = contiguous_operand(p.shape, y_dtype.itemsize)
-    statistics = contiguous_operand((*p.shape[:-1], 1), 4)
-    statistics = statistics._replace(strides=(*statistics.strides[:-1], 0))
-    layout = row_layout(p.shape, len(p.shape) - 1, (x, x, y, x, statistics), (1, 2, 3))
-    columns = tuple(
-        None if name is None else Column(dtypes.NAMES[name], 1, True)
-        for name in (p.weight_dtype, p.bias_dtype if centered else None)
-    )
-    options = Options(centered, p.compensated, p.return_stats, p.quantize)
-    task = of_layout(layout, dtype, y_dtype, columns, p.eps or 0.0, options, p.residual)
-    return configs(task, limits.device(arch))
-
-
-def _sample(
+def sample(
     call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
 ) -> tuple[Call, tuple[Any, ...]]:
     x = call.args[0]
@@ -205,34 +162,5 @@ def _sample(
 _SMALL_SHAPES = ((512, 512), (1024, 1024), (2048, 2048))
 
 
-def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
-    return (*(_SMALL_SHAPES if target != "host" else ()), *bench_shapes(target))
-
-
-def _op(name: str, run: Any, centered: bool, residual: bool | None) -> Op:
-    return Op(
-        name=name,
-        run=run,
-        reference=reference.layer_norm if centered else reference.rms_norm,
-        bound=reference.layer_norm_bound if centered else reference.rms_norm_bound,
-        draw_problem=lambda draw: _draw(draw, centered, residual),
-        bench_problem=lambda shape, dtype: _bench_problem(shape, dtype, centered, bool(residual)),
-        bench_shapes=_bench_shapes,
-        inputs=_inputs,
-        work=_work,
-        variants=lambda arch: _variants(arch, centered),
-        configs=lambda problem, arch: _configs(problem, arch, centered),
-        variant=lambda problem, config: norm_variant(
-            dtypes.NAMES[problem.dtype],
-            centered,
-            config,
-            problem.quantize is not None,
-            problem.residual,
-        ),
-        sample=_sample,
-    )
-
-
-LAYER_OP = _op("layer_norm", layer_norm, centered=True, residual=None)
-RMS_OP = _op("rms_norm", rms_norm, centered=False, residual=None)
-ADD_OP = _op("add_rms_norm", rms_norm, centered=False, residual=True)
+def bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
+    return (*(_SMALL_SHAPES if target != "host" else ()), *row_shapes(target))

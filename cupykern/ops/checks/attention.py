@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from .. import arguments, dtypes
-from ..arrays import address_of, in_elements, packed, steps_of
-from ..numerics import namespace
-from ..targets import Target, is_cupy
-from .attention_plan import DTYPES, has_half_scores
-from .attention_task import BIAS_MASK, BLOCK_MASK, BOOL_MASK, HEAD_DIMS, MaskPlace
-from .block_mask import BlockMask
+from ... import arguments, dtypes
+from ...arrays import address_of, in_elements, packed, steps_of
+from ...attention.attention_plan import DTYPES, has_half_scores
+from ...attention.attention_task import BIAS_MASK, BLOCK_MASK, BOOL_MASK, HEAD_DIMS, MaskPlace
+from ...attention.block_mask import BlockMask
+from ...numerics import namespace
+from ...targets import Target, is_cupy
 
 ALIGNMENTS = ("top_left", "bottom_right")
 _ALIGNMENT = 16  # bytes, of what asynchronous copies move

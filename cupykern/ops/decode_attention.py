@@ -7,22 +7,27 @@ from typing import Any
 
 import numpy as np
 
-from .. import arguments, dtypes, plans
-from ..arrays import assign, in_elements, maker, packed, steps_of
-from ..rows.row_layout import operand
+from .. import arguments, dtypes, plans, reference
+from ..arrays import assign, in_elements, maker
+from ..attention import decode_config, decode_plan
+from ..attention.decode_config import (
+    DTYPES,
+    LAYOUTS,
+    MAX_DIM,
+    MAX_KEYS,
+    MAX_QUERIES,
+    DecodeConfig,
+)
+from ..op import Op
 from ..targets import Target, is_cupy
-from .decode_config import MAX_DIM, MAX_KEYS, MAX_QUERIES, DecodeConfig
-from .decode_plan import DecodeCall, DecodePlan, has_aligned_rows, make_plan
+from .problems import decode_attention as problems
+from .problems.decode_attention import task_of
 
-DTYPES = (dtypes.float16, dtypes.bfloat16)
-
-LAYOUTS = ("hnd", "nhd")
 # Dims of a contiguous and of a paged cache.
 _DIMS = {
     "hnd": ("(B, Hkv, Sk, D)", "(num_pages, Hkv, page, D)"),
     "nhd": ("(B, Sk, Hkv, D)", "(num_pages, page, Hkv, D)"),
 }
-
 _find = plans.finder("decode_attention", arrays=5, options=5)
 
 
@@ -121,60 +126,12 @@ def decode_attention(
             lens, table = _as_int32(target, seq_lens), _as_int32(target, block_table)
             result = y if in_elements(y) else maker(target.xp)(out_shape, q.dtype)
             arrays = q, k, v, lens, table
-            plan = run(target, arrays, result, lse, max_keys, causal, scale, config)
+            plan = decode_plan.run(target, arrays, result, lse, max_keys, causal, scale, config)
             if result is not y:
                 assign(y, result)
             elif plan is not None:
                 plans.remember(key, (target, plan))
     return (y, lse) if return_lse else y
-
-
-def run(
-    target: Target,
-    arrays: tuple[Any, Any, Any, Any, Any],
-    y: Any,
-    lse: Any,
-    max_keys: int,
-    causal: bool,
-    scale: float,
-    config: DecodeConfig | None,
-) -> DecodePlan | None:
-    """Launch a call whose arguments are checked; contents of lengths and block table are not.
-
-    arrays: q, the caches as "hnd", lengths and block table as int32 of the target, or None.
-    Returns the plan, None where arrays had to be copied.
-    """
-    *inputs, lens, table = arrays
-    is_copy = False
-    operands = [operand(x) for x in (*inputs, y)]
-    for i, x in enumerate(inputs):
-        # Also of empty caches: a tile of zeros issues copies of 0 bytes, with aligned addresses.
-        if not has_aligned_rows(operands[i], x.shape):
-            inputs[i], is_copy = packed(x), True
-            operands[i] = operand(inputs[i])
-    q, k, v = inputs
-    if lens is not None and not (lens.flags.c_contiguous and in_elements(lens)):
-        lens, is_copy = packed(lens), True
-    table_stride = None
-    if table is not None:
-        if (table.shape[1] > 1 and table.strides[1] != 4) or not in_elements(table):
-            table, is_copy = packed(table), True
-        table_stride = steps_of(table)[0] // 4
-    call = DecodeCall(
-        *(q.dtype, q.shape, k.shape, v.shape[3], max_keys, *operands),
-        *(table_stride, bool(causal), scale),
-    )
-    plan = _plan(target, call, config)
-    plan.launch(target, q, k, v, lens, table, y, lse)
-    return None if is_copy else plan
-
-
-@plans.cached
-def _plan(target: Target, call: DecodeCall, config: DecodeConfig | None) -> DecodePlan:
-    return make_plan(target, call, config)
-
-
-# --- arguments -----------------------------------------------------------------------------------
 
 
 def _check_arrays(
@@ -278,3 +235,26 @@ def _as_int32(target: Target, x: Any) -> Any:
     # Unused entries of a table may hold any integer.
     info = np.iinfo(np.int32)
     return target.xp.asarray(np.clip(x, info.min, info.max).astype(np.int32))
+
+
+# --- the op's record -----------------------------------------------------------------------------
+
+
+OP = Op(
+    name="decode_attention",
+    run=decode_attention,
+    reference=reference.decode_attention,
+    bound=reference.decode_attention_bound,
+    draw_problem=problems.draw_problem,
+    bench_problem=problems.bench_problem,
+    bench_shapes=problems.bench_shapes,
+    inputs=problems.make_inputs,
+    work=problems.work,
+    variants=decode_config.variants,
+    configs=lambda problem, arch: decode_config.configs(task_of(problem), arch),
+    variant=lambda problem, config: decode_config.variant(
+        dtypes.NAMES[problem.dtype], task_of(problem).padded_dim, config, problem.page is not None
+    ),
+    sample=problems.sample,
+    dtypes=("float16", "bfloat16"),
+)

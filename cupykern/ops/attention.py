@@ -1,4 +1,4 @@
-"""attention, attention_varlen and scaled_dot_product_attention: fused attention kernels."""
+"""attention and scaled_dot_product_attention: fused attention kernels."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from typing import Any
 
 import numpy as np
 
-from .. import arguments, plans
-from ..arrays import assign, in_elements, maker, packed
-from ..numerics import namespace
-from ..targets import is_cupy
-from .attention_arguments import (
-    ALIGNMENTS,
+from .. import arguments, plans, reference
+from ..arrays import assign, maker
+from ..attention import attention_plan
+from ..attention.attention_hopper import AttentionHopperConfig
+from ..attention.attention_plan import AttentionConfig
+from ..attention.attention_task import AttentionTask
+from ..attention.block_mask import BlockMask
+from ..op import Op
+from .checks.attention import (
     arrays_of,
     block_arrays,
     check_accumulate,
     check_array_mask,
     check_block_mask,
     check_causal,
-    check_causal_align,
-    check_cu_seqlens,
-    check_length,
     check_operands,
     check_scale,
     check_shapes,
@@ -30,14 +30,10 @@ from .attention_arguments import (
     walkable,
     walks,
 )
-from .attention_hopper import AttentionHopperConfig
-from .attention_plan import AttentionConfig, attention_plan
-from .attention_task import AttentionTask
-from .block_mask import BlockMask
+from .problems import attention as problems
 
 _find = plans.finder("attention", arrays=4, options=11)
 _find_blocks = plans.finder("attention", arrays=5, options=11)
-_find_varlen = plans.finder("attention_varlen", arrays=5, options=7)
 
 
 def attention(
@@ -173,126 +169,13 @@ def attention(
                 *map(steps, (q, k, v, place)), scale, offset, mask_place,
                 half_scores=half_scores, naive=algorithm == "naive",
             )  # fmt: skip
-            plan = attention_plan(target, task, config)
+            plan = attention_plan.attention_plan(target, task, config)
             plan.launch(xp, (q, k, v, place, *stats, *arrays, None, None))
             if place is not into:
                 assign(into, place)
             elif not copied and (array_mask is None or starts_at(mask, array_mask)):
                 plans.remember(key, (target, out_shape, shape[:3], plan))
     return _results(y, stats)
-
-
-def attention_varlen(
-    q: Any,
-    k: Any,
-    v: Any,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any,
-    *,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    causal: bool = False,
-    causal_align: str = "bottom_right",
-    scale: Any = None,
-    return_lse: bool = False,
-    out: Any = None,
-    config: AttentionConfig | AttentionHopperConfig | None = None,
-) -> Any:
-    """`attention` for a batch of sequences of different lengths, concatenated without padding.
-
-    >>> q = k = v = np.ones((5, 8, 64), np.float16)  # sequences of 2 and 3 tokens
-    >>> cu = np.array([0, 2, 5], np.int32)
-    >>> cupykern.attention_varlen(q, k, v, cu, cu, max_seqlen_q=3, max_seqlen_k=3).shape
-    (5, 8, 64)
-
-    Arguments:
-
-    q: (total_q, H, D), float16 or bfloat16.  k, v: (total_k, Hkv, D) and (total_k, Hkv, Dv) of q's
-        dtype.  H, Hkv, D and Dv as for `attention`.
-    cu_seqlens_q, cu_seqlens_k: int32 (B + 1,), the first row of each sequence, and at the end the
-        number of rows: sequence i has rows cu_seqlens[i]:cu_seqlens[i + 1].
-    max_seqlen_q, max_seqlen_k: integers, upper limits of the sequences' lengths.
-    causal: query i of a sequence sees its keys j <= i + offset.  causal_align="bottom_right":
-        offset is the sequence's keys minus its queries; "top_left": 0.
-    scale, out, config: as for `attention`.
-    return_lse: also return the log-sum-exp, float32 (H, total_q).
-
-    Returns out, (total_q, H, Dv) of q's dtype, or (out, lse).
-
-    Offsets in numpy arrays are checked: they must rise from 0 to the number of rows, with no
-    sequence longer than its limit.  Offsets in cupy arrays are not read on the host: the kernel
-    clamps them to the rows there are and lengths to the limits.  Rows that belong to no sequence
-    are not written.  Accuracy, masked keys and strides as for `attention`.
-
-    Raises TypeError, ValueError and NotImplementedError as `attention`, and ValueError for offsets
-    that fail the checks.  Error bound: `reference.attention_varlen_bound`.
-    """
-    key, known, places = _find_varlen(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, causal_align,
-        scale, return_lse, config, out,
-    )  # fmt: skip
-    if known is not None:
-        make, out_shape, launch = known
-        y = make(out_shape, q.dtype) if out is None else out
-        lse = make(out_shape[1::-1], np.float32) if return_lse else None
-        places = (*places, y.data.ptr, lse.data.ptr if return_lse else None)
-        launch(places, q, k, v, y, lse, cu_seqlens_q, cu_seqlens_k)
-        return (y, lse) if return_lse else y
-    target = arguments.target_of("q", q)
-    check_operands(q, k, v, 3)
-    heads_first = tuple(x[None].transpose(0, 2, 1, 3) for x in (q, k, v))
-    _, heads, rows, dim, kv_heads, key_rows, dim_v = check_shapes(*heads_first)
-    check_causal_align(causal_align, *ALIGNMENTS)
-    arguments.check_flags(causal=causal, return_lse=return_lse)
-    scale = check_scale(scale, dim)
-    longest_q = check_length("max_seqlen_q", max_seqlen_q)
-    longest_k = check_length("max_seqlen_k", max_seqlen_k)
-    cu_q = check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q, rows, longest_q)
-    cu_k = check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, q, key_rows, longest_k)
-    if cu_q.shape != cu_k.shape:
-        raise ValueError(
-            f"cu_seqlens_q and cu_seqlens_k must have one shape; got {cu_q.shape}, {cu_k.shape}"
-        )
-    if out is not None:
-        steering = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
-        there = {name: x for name, x in steering.items() if is_cupy(x) == is_cupy(out)}
-        others = {"q": q, "k": k, "v": v, **there}
-        arguments.check_new_out(out, (rows, heads, dim_v), q.dtype, others)
-    with arguments.on_device(target):
-        xp = target.xp
-        out_shape = rows, heads, dim_v
-        y = maker(xp)(out_shape, q.dtype) if out is None else out
-        lse = maker(xp)((heads, rows), np.float32) if return_lse else None
-        batch = cu_q.size - 1
-        if y.size and batch and longest_q:
-            q, k, v = (walkable(x) for x in heads_first)
-            into = y[None].transpose(0, 2, 1, 3)
-            place = into if walks(into) else maker(xp)(into.shape, q.dtype)
-            task = AttentionTask(
-                *(q.dtype, batch, heads, kv_heads, min(longest_q, rows), min(longest_k, key_rows)),
-                *(dim, dim_v), *map(steps, (q, k, v, place)), scale, 0 if causal else None,
-                totals=(rows, key_rows), bottom_right=causal_align == "bottom_right",
-            )  # fmt: skip
-            cu_q, cu_k = (
-                x
-                if namespace(x) is xp and x.flags.c_contiguous and in_elements(x)
-                else packed(xp.asarray(x))
-                for x in (cu_q, cu_k)
-            )
-            plan = attention_plan(target, task, config)
-            plan.launch(xp, (q, k, v, place, lse, *(None,) * 7, cu_q, cu_k))
-            here = *heads_first, into, cu_seqlens_q, cu_seqlens_k
-            if place is not into:
-                assign(into, place)
-            elif all(a is b for a, b in zip((q, k, v, place, cu_q, cu_k), here, strict=True)):
-                launch = plan.launcher(target.xp, _packed)
-                plans.remember(key, (maker(target.xp), out_shape, launch))
-    return (y, lse) if return_lse else y
-
-
-def _packed(q: Any, k: Any, v: Any, y: Any, lse: Any, cu_q: Any, cu_k: Any) -> tuple[Any, ...]:
-    """As AttentionPlan.launch takes them: without statistics of rows, or a mask's arrays."""
-    return (q, k, v, y, lse, *(None,) * 7, cu_q, cu_k)
 
 
 def scaled_dot_product_attention(
@@ -346,3 +229,24 @@ def _results(y: Any, stats: tuple[Any, ...]) -> Any:
         return y
     results = (y, *(x for x in stats if x is not None))
     return results if len(results) > 1 else y
+
+
+# --- the op's record -----------------------------------------------------------------------------
+
+
+OP = Op(
+    name="attention",
+    run=attention,
+    reference=reference.attention,
+    bound=reference.attention_bound,
+    draw_problem=problems.draw_problem,
+    bench_problem=problems.bench_problem,
+    bench_shapes=problems.bench_shapes,
+    inputs=problems.make_inputs,
+    work=problems.work,
+    variants=attention_plan.variants,
+    configs=problems.configs,
+    variant=problems.variant,
+    sample=problems.sample,
+    dtypes=problems.DTYPES,
+)

@@ -4,54 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from .. import arguments, arrays, dtypes, inputs, plans, reference, workspace
+from .. import arguments, arrays, dtypes, inputs, plans, reference
 from ..arrays import address_of
-from ..choice import Family
-from ..jit import get_kernel
 from ..op import Call, Draw, Op, Work
+from ..rows import nonfinite_plan
+from ..rows.nonfinite_plan import DTYPES, FIGURES, NOWHERE, NonfiniteTask
+from ..rows.nonfinite_walk import NonfiniteConfig, configs_of, make_walk, walk_variant
+from ..rows.row_layout import operand
 from ..targets import Target
 from ..targets.limits import is_measured
-from ..targets.repeated import Repeated
-from .nonfinite_walk import (
-    MAX_DIMS,
-    NonfiniteConfig,
-    Walk,
-    choose_config,
-    configs_of,
-    make_walk,
-    refusal,
-    walk_variant,
-)
-from .row_layout import operand
-
-DTYPES = (
-    dtypes.float16,
-    dtypes.bfloat16,
-    dtypes.float32,
-    dtypes.float8_e4m3fn,
-    dtypes.float8_e5m2,
-)
-# nonfinite.cu: figures, and the words of a block
-_FIGURES, _WORDS = 7, 6
-_NOWHERE = 2**63 - 1
-_MOST_OF_BLOCK = 2**31  # elements, which a block counts in 32 bits
-
-_PARAMS = np.dtype(  # nonfinite.cu: NonfiniteParams
-    [
-        ("num_elements", np.int64),
-        ("start", np.int64),
-        ("first", np.int64),
-        ("num_dims", np.int64),
-        ("sizes", np.int64, MAX_DIMS),
-        ("strides", np.int64, MAX_DIMS),
-        ("weights", np.int64, MAX_DIMS),
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -106,11 +71,11 @@ def nonfinite_report(x: Any, *, config: NonfiniteConfig | None = None) -> Nonfin
             "before or after"
         )
     xp, buffer = _run(x, config)
-    figures = buffer if xp is np else xp.ndarray((_FIGURES,), np.int64, buffer).get()
+    figures = buffer if xp is np else xp.ndarray((FIGURES,), np.int64, buffer).get()
     num_nan, num_posinf, num_neginf, first = (int(n) for n in figures[:4])
     low, high, mean = (float(s) for s in figures[4:].view(np.float64))
     index = None
-    if first != _NOWHERE:
+    if first != NOWHERE:
         index = tuple(int(i) for i in np.unravel_index(first, x.shape))
     return NonfiniteReport(x.size, num_nan, num_posinf, num_neginf, index, low, high, mean)
 
@@ -125,7 +90,7 @@ def nonfinite_arrays(x: Any, *, config: NonfiniteConfig | None = None) -> tuple[
     if xp is np:
         return buffer[:4], buffer[4:].view(np.float64)
     make = arrays.maker(xp)
-    return make((4,), np.int64, buffer), make((_FIGURES - 4,), np.float64, buffer + 32)
+    return make((4,), np.int64, buffer), make((FIGURES - 4,), np.float64, buffer + 32)
 
 
 def is_capturing(target: Target) -> bool:
@@ -142,64 +107,6 @@ def _check(x: Any) -> Target:
     return target
 
 
-# --- launching -----------------------------------------------------------------------------------
-
-
-class _Plan(NamedTuple):
-    repeated: Repeated
-    num_counters: int  # two for each word of its blocks
-
-
-@dataclass(frozen=True)
-class NonfiniteTask:
-    """All that decides how an array is walked.  Equal tasks have equal plans."""
-
-    walk: Walk
-    dtype: np.dtype
-
-
-FAMILY = Family(
-    "nonfinite",
-    (NonfiniteConfig,),
-    lambda task, device: (choose_config(device.arch, task.dtype.itemsize, task.walk),),
-    lambda config, task, device: refusal(config, task.dtype.itemsize, task.walk),
-    lambda task, config: walk_variant(task.dtype, config),
-    lambda task: (
-        {"elements": task.walk.num_elements},
-        {
-            "dtype": task.dtype.name,
-            "vectors": task.walk.plain or task.walk.whole,
-            "plain": task.walk.plain,
-        },
-    ),
-)
-
-
-@plans.cached
-def _plan(target: Target, task: NonfiniteTask, given: NonfiniteConfig | None) -> _Plan:
-    walk, config = task.walk, FAMILY.config(task, target, given)
-    params = np.zeros((), _PARAMS)
-    for name in ("num_elements", "start", "first"):
-        params[name] = getattr(walk, name)
-    params["num_dims"] = len(walk.dims)
-    for d, (size, stride, weight) in enumerate(walk.dims):
-        params["sizes"][d], params["strides"][d], params["weights"][d] = size, stride, weight
-    per_block = config.num_threads * config.batch * config.vector_width
-    grid = min(-(-walk.num_elements // per_block), _max_blocks(target, config))
-    grid = max(grid, walk.num_elements // _MOST_OF_BLOCK)
-    kernel, struct = get_kernel(target, FAMILY.variant(task, config)), target.by_value(params)
-    repeated = Repeated(kernel, grid, 0, lambda arrays: (*arrays, struct))
-    return _Plan(repeated, 2 * (1 + _WORDS * grid))
-
-
-@cache
-def _max_blocks(target: Target, config: NonfiniteConfig) -> int:
-    """As many as run at once, so that none waits for another."""
-    if target.name == "host":
-        return 6
-    return target.multiprocessors * config.min_blocks
-
-
 _find = plans.finder("nonfinite", arrays=1, options=1)
 
 
@@ -207,13 +114,13 @@ def _run(x: Any, config: NonfiniteConfig | None = None) -> tuple[Any, Any]:
     """(numpy or CuPy, the kernel's figures): int64 of numpy, or CuPy's pointer to them."""
     key, known, places = _find(x, config)
     if known is not None:
-        return _launch(*known, x, places)
+        return nonfinite_plan.launch(*known, x, places)
     target = _check(x)
     xp = target.xp
     with arguments.on_device(target):
         if x.size == 0:
             nan = int(np.array(np.nan).view(np.int64))
-            found = xp.asarray(np.array([0, 0, 0, _NOWHERE, nan, nan, nan], np.int64))
+            found = xp.asarray(np.array([0, 0, 0, NOWHERE, nan, nan, nan], np.int64))
             return xp, found if xp is np else found.data
         walk = make_walk(x.shape, operand(x))
         if walk is None or not (
@@ -221,22 +128,9 @@ def _run(x: Any, config: NonfiniteConfig | None = None) -> tuple[Any, Any]:
         ):  # rare: strides that the kernel can't walk, or has no variant for
             codes = x.view(f"u{x.itemsize}")  # CuPy copies no FP8
             return _run(arrays.packed(codes).view(x.dtype), config)
-        plan = _plan(target, NonfiniteTask(walk, x.dtype), config)
+        plan = nonfinite_plan.plan(target, NonfiniteTask(walk, x.dtype), config)
         plans.remember(key, (target, plan))
-        return _launch(target, plan, x, (address_of(x),))
-
-
-def _launch(target: Target, plan: _Plan, x: Any, places: tuple[Any, ...]) -> tuple[Any, Any]:
-    """places: where x lies."""
-    words = workspace.take_counters(target, plan.num_counters)
-    if target.name == "host":
-        figures = arrays.empty_of(np, _FIGURES, np.int64)
-        figures.fill(-1)
-        plan.repeated.launch((x, figures, words))
-        return np, figures
-    memory = target.xp.cuda.alloc(8 * _FIGURES)
-    plan.repeated.launch_at((*places, memory.ptr, words.data.ptr), (x, memory, words))
-    return target.xp, memory
+        return nonfinite_plan.launch(target, plan, x, (address_of(x),))
 
 
 # --- the op's record -----------------------------------------------------------------------------
@@ -304,7 +198,7 @@ OP = Op(
     bench_shapes=_bench_shapes,
     inputs=_inputs,
     work=lambda problem: Work(
-        math.prod(problem.shape) * dtypes.NAMES[problem.dtype].itemsize, 8 * _FIGURES
+        math.prod(problem.shape) * dtypes.NAMES[problem.dtype].itemsize, 8 * FIGURES
     ),
     variants=lambda arch: tuple(
         walk_variant(dtype, config)

@@ -6,14 +6,30 @@ from typing import Any
 
 import numpy as np
 
-from .. import arguments, arrays, dtypes, plans
+from kernels_cu import Variant
+
+from .. import arguments, arrays, dtypes, plans, reference
 from ..numerics import finfo
-from ..op import as_tuple
-from ..targets import Target
-from .configs import RowConfig
-from .norm_plan import DTYPES, Norm, Options, make_norm, norm_task
+from ..op import Op, as_tuple
+from ..rows.configs import RowConfig, SharedRows, SpanRows
+from ..rows.norm_configs import EvenNormRows
+from ..rows.norm_heuristic import norm_configs, quantized_configs
+from ..rows.norm_plan import (
+    DTYPES,
+    Column,
+    Norm,
+    Options,
+    configs,
+    make_norm,
+    norm_task,
+    norm_variant,
+    of_layout,
+)
+from ..rows.row_layout import contiguous_operand, operand, row_layout
+from ..targets import Target, limits
+from .problems import norm as problems
+from .problems.norm import NormProblem
 from .quantize import quantize as _quantize
-from .row_layout import contiguous_operand, operand
 
 
 def layer_norm(
@@ -283,3 +299,74 @@ def _of_nothing(target: Target, x: Any, residual: Any, options: Options, y: Any)
         stats if options.centered else None,
         None if stats is None else stats.copy(),
     )
+
+
+# --- the ops' records ----------------------------------------------------------------------------
+
+
+def _variants(arch: str, centered: bool) -> tuple[Variant, ...]:
+    own = (
+        norm_variant(dtype, centered, config, False, has_residual)
+        for dtype in DTYPES
+        for has_residual in (False, True)
+        for config in norm_configs(arch, dtype.itemsize, centered, has_residual)
+        if not (has_residual and isinstance(config, (SharedRows, SpanRows)))
+        and config.has_room(arch, dtype.itemsize, 1 + has_residual)
+    )
+    quantized = (
+        norm_variant(dtype, centered, config, True, False)
+        for dtype in DTYPES
+        for config in quantized_configs(arch, dtype.itemsize)
+        if isinstance(config, EvenNormRows)
+        and not centered
+        and config.has_room(arch, dtype.itemsize)
+    )
+    return tuple(dict.fromkeys((*own, *quantized)))
+
+
+def _configs(problem: NormProblem, arch: str, centered: bool) -> tuple[RowConfig, ...]:
+    p, dtype = problem, dtypes.NAMES[problem.dtype]
+    x = contiguous_operand(p.shape, dtype.itemsize)
+    y_dtype = dtypes.QUANTIZED[p.quantize] if p.quantize else dtypes.NAMES[p.out_dtype or p.dtype]
+    y = contiguous_operand(p.shape, y_dtype.itemsize)
+    statistics = contiguous_operand((*p.shape[:-1], 1), 4)
+    statistics = statistics._replace(strides=(*statistics.strides[:-1], 0))
+    layout = row_layout(p.shape, len(p.shape) - 1, (x, x, y, x, statistics), (1, 2, 3))
+    columns = tuple(
+        None if name is None else Column(dtypes.NAMES[name], 1, True)
+        for name in (p.weight_dtype, p.bias_dtype if centered else None)
+    )
+    options = Options(centered, p.compensated, p.return_stats, p.quantize)
+    task = of_layout(layout, dtype, y_dtype, columns, p.eps or 0.0, options, p.residual)
+    return configs(task, limits.device(arch))
+
+
+def _op(name: str, run: Any, centered: bool, residual: bool | None) -> Op:
+    return Op(
+        name=name,
+        run=run,
+        reference=reference.layer_norm if centered else reference.rms_norm,
+        bound=reference.layer_norm_bound if centered else reference.rms_norm_bound,
+        draw_problem=lambda draw: problems.draw_problem(draw, centered, residual),
+        bench_problem=lambda shape, dtype: problems.bench_problem(
+            shape, dtype, centered, bool(residual)
+        ),
+        bench_shapes=problems.bench_shapes,
+        inputs=problems.make_inputs,
+        work=problems.work,
+        variants=lambda arch: _variants(arch, centered),
+        configs=lambda problem, arch: _configs(problem, arch, centered),
+        variant=lambda problem, config: norm_variant(
+            dtypes.NAMES[problem.dtype],
+            centered,
+            config,
+            problem.quantize is not None,
+            problem.residual,
+        ),
+        sample=problems.sample,
+    )
+
+
+LAYER_OP = _op("layer_norm", layer_norm, centered=True, residual=None)
+RMS_OP = _op("rms_norm", rms_norm, centered=False, residual=None)
+ADD_OP = _op("add_rms_norm", rms_norm, centered=False, residual=True)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -13,22 +12,16 @@ from kernels_cu import Variant
 
 from .. import arguments, dtypes, inputs, plans, reference
 from ..arrays import address_of, assign, maker
+from ..gemm import gemm, launch, product
+from ..gemm.gemm import AnyConfig
+from ..gemm.gemm_task import GemmTask, make_task
+from ..gemm.hopper_config import HopperConfig
+from ..gemm.logits import NORMALIZE_LOGITS
+from ..gemm.logits_plan import LogitsPlan, is_row, memory_of
+from ..gemm.product import INNER, OUTER, STRIDED, Product
 from ..op import Call, Draw, Op, Work
-from ..targets import Target
-from ..targets.repeated import Repeated
-from . import gemm, gemm_hopper, matmul, matmul_problem, product
-from .gemm import AnyConfig
-from .gemm_task import GemmTask, make_task
-from .hopper_config import HopperConfig
-from .logits import (
-    NORMALIZE_LOGITS,
-    SET_COLUMNS,
-    LogitsMemory,
-    contiguous,
-    logits_memory,
-)
-from .operand_maps import tma_stores
-from .product import INNER, OUTER, STRIDED, Matrix, Product
+from .checks.products import check_addend, check_shapes
+from .problems import products
 
 _OUTPUTS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
@@ -75,12 +68,12 @@ def dequant_softmax(
     y_dtype = a.dtype if dtype is None else dtypes.resolve(dtype, "dtype", _OUTPUTS)
     if w.ndim != 2:
         raise ValueError(f"w must have shape (K, N); got {w.shape}")
-    batch, m, n = matmul.check_shapes(a, w)
+    batch, m, n = check_shapes(a, w)
     if n >= 2**31:
         raise ValueError(f"w must have less than 2^31 columns; got {n}")
     shape = (*batch, m, n)
     number, scale = _check_scale(scale_w, a, n)
-    bias = matmul.check_addend("bias", bias, a, shape)
+    bias = check_addend("bias", bias, a, shape)
     if out is not None:
         arguments.check_new_out(
             out, shape, y_dtype, {"a": a, "w": w, "bias": bias, "scale_w": scale}
@@ -92,7 +85,7 @@ def dequant_softmax(
             return y
         rows = math.prod(shape[:-1])
         if bias is not None:
-            bias = bias[(0,) * (bias.ndim - 1)] if _is_row(bias) else bias.reshape(rows, n)
+            bias = bias[(0,) * (bias.ndim - 1)] if is_row(bias) else bias.reshape(rows, n)
             bias = xp.broadcast_to(bias, (rows, n))
         flat = _matrix_view(y, rows, n)
         result = maker(xp)((rows, n), y_dtype) if flat is None else flat
@@ -101,7 +94,7 @@ def dequant_softmax(
 
         def complete(call: Product, config: AnyConfig) -> tuple[Product, dict[str, Any]]:
             hopper = config if isinstance(config, HopperConfig) else None
-            memory, place, num_sets = _memory(target, hopper, result, call.out, bias)
+            memory, place, num_sets = memory_of(target, hopper, result, call.out, bias)
             logits, statistics = memory.parts(memory.take(target))
             if place == call.out:
                 logits = result
@@ -111,7 +104,7 @@ def dequant_softmax(
 
         operands = {"a": flat_a, "b": w, "bias": bias, "scale_b": scale}
         inner = None if key is None else ("logits", *key)
-        matmul.run(
+        launch.run(
             target, operands, (rows, n), y_dtype, result, config, inner, _GIVEN, alpha=number,
             kernel="dequant_softmax", complete=complete,
         )  # fmt: skip
@@ -124,7 +117,7 @@ def dequant_softmax(
         if found is not None and same and flat is not None:
             _, made, pick, *_ = found
             memory, in_place = taken
-            plan = _Plan(target, made, (), pick, memory, in_place, shape, y_dtype)
+            plan = LogitsPlan(target, made, (), pick, memory, in_place, shape, y_dtype)
             launches = tuple(one.of(plan.arrays) for one in made.launches)
             plans.remember(key, plan._replace(launches=launches))
     return y
@@ -132,63 +125,6 @@ def dequant_softmax(
 
 _GIVEN = ("a", "b", "bias", "scale_b", "logits", "statistics")
 _find = plans.finder("dequant_softmax", arrays=3, either=1, options=2)
-
-
-class _Plan(NamedTuple):
-    """The launches of a call whose operands need no copies."""
-
-    target: Target
-    product: Any
-    launches: tuple[Repeated, ...]  # none where each call takes more memory
-    pick: Callable[[tuple[Any, ...]], tuple[Any, ...]]  # matmul.run's
-    memory: LogitsMemory
-    in_place: bool  # logits lie in the result
-    shape: tuple[int, ...]
-    dtype: np.dtype
-
-    def launch(
-        self, places: tuple[Any, ...], a: Any, w: Any, bias: Any, scale: Any, out: Any
-    ) -> Any:
-        """Of CuPy's arrays; places: where they lie."""
-        target = self.target
-        y = maker(target.xp)(self.shape, self.dtype) if out is None else out
-        memory = self.memory.take(target)
-        if not self.launches:
-            self.product.launch(target.xp, self.arrays(a, w, bias, scale, y, memory))
-            return y
-        places = (*places, y.data.ptr, memory.data.ptr)
-        for one in self.launches:
-            one.launch_at(places, a, w, bias, scale, y, memory)
-        return y
-
-    def arrays(self, a: Any, w: Any, bias: Any, scale: Any, y: Any, memory: Any) -> tuple[Any, ...]:
-        """product.ARRAYS of the kernels."""
-        logits, statistics = self.memory.parts(memory)
-        if self.in_place:
-            logits = y
-        return self.pick((a, w, bias, scale, logits, statistics, None, y))
-
-
-def _memory(
-    target: Target, hopper: HopperConfig | None, y: Any, place: Matrix, bias: Any
-) -> tuple[LogitsMemory, Matrix | None, int]:
-    """(what the call takes, where logits lie in memory, of how many sets of columns there are statistics);
-    place: y's."""
-    rows, n = y.shape
-    num_sets = -(-n // SET_COLUMNS)
-    stays = hopper is not None and not hopper.streams and _takes_shares(y, bias)
-    if hopper is not None and hopper.streams:
-        num_sets = gemm_hopper.stream_blocks(n, target)
-    logits = None if stays else place if y.dtype == dtypes.float32 else contiguous(n)
-    own = logits is not None and y.dtype != dtypes.float32
-    return logits_memory(rows, n, num_sets, own), logits, num_sets
-
-
-def _takes_shares(y: Any, bias: Any) -> bool:
-    """Whether Hopper's epilogue can write exponentials to y, of 16 bits, instead of logits."""
-    place = product.matrix(y, ())
-    of_cols = bias is None or _is_row(bias)
-    return of_cols and place is not None and tma_stores(place, *y.shape)
 
 
 def _check_scale(scale: Any, a: Any, n: int) -> tuple[float, Any]:
@@ -207,14 +143,6 @@ def _check_scale(scale: Any, a: Any, n: int) -> tuple[float, Any]:
             f"scale_w must have one element or shape ({n},) or (1, {n}); got {scale.shape}"
         )
     return 1.0, scale.reshape(1, n)
-
-
-def _is_row(bias: Any) -> bool:
-    """Whether all rows of a broadcast bias are the same memory."""
-    return all(
-        size == 1 or step == 0
-        for size, step in zip(bias.shape[:-1], bias.strides[:-1], strict=True)
-    )
 
 
 def _matrix_view(y: Any, rows: int, n: int) -> Any:
@@ -284,9 +212,9 @@ def _inputs(problem: LogitsProblem, seed: int, xp: Any) -> Call:
         a = inputs.bench_values((p.m, p.k), dtype, seed, xp)
         w = inputs.bench_values((p.n, p.k), dtypes.int8, seed + 1, xp).T
     else:
-        a = matmul_problem.operand_values(p.kind, (*p.batch, p.m, p.k), dtype, seed)
+        a = products.operand_values(p.kind, (*p.batch, p.m, p.k), dtype, seed)
         a = inputs.with_layout(a, p.layout_a, xp)
-        w = matmul_problem.operand_values("normal", (p.k, p.n), dtypes.int8, seed + 1)
+        w = products.operand_values("normal", (p.k, p.n), dtypes.int8, seed + 1)
         w = inputs.with_layout(w, p.layout_w, xp)
     scale: Any = unit
     if p.scale != "number":
@@ -296,7 +224,7 @@ def _inputs(problem: LogitsProblem, seed: int, xp: Any) -> Call:
     kwargs: dict[str, Any] = {}
     if p.bias is not None:
         kind = "special" if p.kind == "special" else "normal"
-        bias = matmul_problem.operand_values(kind, p.bias, _OUTPUTS[seed % 3], seed + 2)
+        bias = products.operand_values(kind, p.bias, _OUTPUTS[seed % 3], seed + 2)
         kwargs["bias"] = xp.asarray(bias)
     if p.out_dtype is not None:
         kwargs["dtype"] = p.out_dtype
@@ -347,7 +275,7 @@ def _sample(
     keep = max(4, max_elements // max(w.shape[1], 1))
     if a.ndim != 2 or keep >= a.shape[0]:
         return call, outputs
-    rows = matmul_problem.sampled_rows(a.shape[0], keep, seed)
+    rows = products.sampled_rows(a.shape[0], keep, seed)
     kwargs = dict(call.kwargs)
     bias = kwargs.get("bias")
     if bias is not None and bias.ndim == 2 and bias.shape[0] == a.shape[0]:

@@ -1,4 +1,4 @@
-"""scaled_mm: products of quantized matrices, scaled by tensor, by row and column, or by block."""
+"""Operands of scaled products and their scales, read from arguments and checked."""
 
 from __future__ import annotations
 
@@ -6,99 +6,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import arguments, dtypes, plans
-from ..arrays import address_of
-from ..targets import of_array
-from . import matmul, product
-from .gemm import BLOCK, AnyConfig
-from .nvfp4 import NvFp4
-
-QUANTIZED = (dtypes.float8_e4m3fn, dtypes.float8_e5m2, dtypes.int8, product.FP4)
-
-
-def scaled_mm(
-    a: Any,
-    b: Any,
-    scale_a: Any = None,
-    scale_b: Any = None,
-    *,
-    bias: Any = None,
-    activation: str | None = None,
-    out_dtype: Any = None,
-    out: Any = None,
-    config: AnyConfig | None = None,
-) -> Any:
-    """activation((scale_a * a) @ (scale_b * b) + bias)
-
-    a: (..., M, K), b: (..., K, N), batches broadcast.  Both FP8 (float8_e4m3fn, float8_e5m2), both
-        int8, or a float16 or bfloat16 and b FP8 or int8, which is converted inside the kernel.  Or an
-        NvFp4 with an NvFp4 or with float16 or bfloat16 on either side: its numbers, exact in FP16 and
-        BF16, are decoded inside the kernel (on Hopper, where it has tiles enough: an NvFp4 a, and b for
-        many rows, in memory before, two bytes a number), its global scale is part of the epilogue.
-    scale_a, scale_b: what a stored number is multiplied with; None: 1.  A finite number; or a float32
-        array of one element, (..., M, 1) of rows and (..., 1, N) of columns; or, for blocks of 128 of k
-        (and 128 columns of b), (..., M, ceil(K / 128)) and (..., ceil(K / 128), ceil(N / 128)).  Blocks
-        go with blocks or None.  An NvFp4 has its own, and the other operand no blocks.
-    bias, activation, out_dtype, out, config: as for `matmul`.  out_dtype None: a's for float16 and
-        bfloat16, bfloat16 for FP8, float32 for int8 and NvFp4, but int32 for int8 without scales, bias
-        and activation.
-
-    Sums in FP32, int8 exactly in int32 (blocks: each block); the scales and the epilogue in FP32, one
-    rounding at the end.  Layouts and copies as for `matmul`; arrays of scales may have any strides.  Of an
-    NvFp4, data whose rows do not begin at multiples of 8 bytes, and arrays with a step between bytes of a
-    row, are copied.
-
-    Raises TypeError (types, dtypes), ValueError (shapes, overlap, scales, config, devices).  Error
-    bound: `reference.scaled_mm_bound`.
-    """
-    if isinstance(a, NvFp4) or isinstance(b, NvFp4):
-        arrays, numbers = arrays_and_numbers(a=(a, scale_a), b=(b, scale_b))
-        names, given = (*arrays, "bias"), (*arrays.values(), bias)
-        key, known, _ = plans.find(
-            "scaled_mm", given, (*names, *numbers, activation, out_dtype, config), out
-        )
-    else:
-        names, given = ("a", "b", "bias", "scale_a", "scale_b"), (a, b, bias, scale_a, scale_b)
-        key, known, _ = _find(*given, activation, out_dtype, config, out)
-    if known is not None:
-        return matmul.launch_known(known, given, out)
-    if isinstance(a, NvFp4) and not isinstance(b, NvFp4):
-        return _transposed(a, b, scale_a, scale_b, bias, activation, out_dtype, out, config)
-    target = arguments.target_of("a", a.data if isinstance(a, NvFp4) else a)
-    x = read_operand("a", a, scale_a, a)
-    y = read_operand("b", b, scale_b, a)
-    if y.dtype not in QUANTIZED:
-        raise TypeError(
-            f"b must be float8_e4m3fn, float8_e5m2, int8 or NvFp4; got {y.dtype} (matmul takes others)"
-        )
-    alpha = product_of_scales(x, y)
-    # By what is given, not by its value: it decides about the result's dtype.
-    plain = all(x is None for x in (scale_a, scale_b, bias, activation))
-    out_dtype = matmul.result_dtype(x.dtype, y.dtype, out_dtype, plain)
-    batch, m, n = matmul.check_shapes(x, y)
-    shape = (*batch, m, n)
-    bias = matmul.check_addend("bias", bias, x.array, shape)
-    matmul.check_activation(activation)
-    blocks = check_scales((x, y), batch, m, n)
-    operands = {"bias": bias, **x.arrays("a"), **y.arrays("b")}
-    return matmul.run(
-        target,
-        {"a": operands.pop("a"), **operands},
-        shape,
-        out_dtype,
-        out,
-        config,
-        key if same_memory((a, x), (b, y)) else None,
-        names,
-        alpha=alpha,
-        activation=activation,
-        block_scales=blocks,
-        k=x.shape[-1],
-        blocked=blocked_groups({"groups_a": x, "groups_b": y}),
-    )
-
-
-_find = plans.finder("scaled_mm", arrays=3, either=2, options=3)
+from ... import arguments, dtypes
+from ...arrays import address_of
+from ...gemm import product
+from ...gemm.gemm import BLOCK
+from ...gemm.nvfp4 import NvFp4
+from ...targets import of_array
+from .products import INPUTS, check_depth
 
 
 def arrays_and_numbers(**operands: tuple[Any, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
@@ -128,38 +42,6 @@ def same_memory(*operands: tuple[Any, ReadOperand]) -> bool:
         for x, read in operands
         if isinstance(x, NvFp4)
     )
-
-
-def _transposed(
-    a: NvFp4,
-    b: Any,
-    scale_a: Any,
-    scale_b: Any,
-    bias: Any,
-    activation: Any,
-    out_dtype: Any,
-    out: Any,
-    config: Any,
-) -> Any:
-    """a NvFp4, b float16 or bfloat16: by the kernels for a's and b's places exchanged."""
-    arguments.same_place("b", b, a.data, "a")
-    if b.dtype not in product.FLOAT16S:
-        raise TypeError(f"b must be NvFp4, float16 or bfloat16 where a is NvFp4; got {b.dtype}")
-    if b.ndim < 2:
-        raise ValueError(f"b must have at least 2 dims; got shape {b.shape}")
-    if a.shape[-1] != b.shape[-2]:
-        raise ValueError(f"a's columns must be b's rows; got shapes {a.shape} and {b.shape}")
-
-    def turn(x: Any) -> Any:
-        return x.swapaxes(-1, -2) if hasattr(x, "ndim") and x.ndim >= 2 else x
-
-    if bias is not None and getattr(bias, "ndim", 0) == 1:
-        bias = bias[None]
-    y = scaled_mm(
-        turn(b), a, turn(scale_b), scale_a, bias=turn(bias), activation=activation,
-        out_dtype="float32" if out_dtype is None else out_dtype, out=turn(out), config=config,
-    )  # fmt: skip
-    return turn(y) if out is None else out
 
 
 class ReadOperand(NamedTuple):
@@ -197,12 +79,12 @@ def read_operand(name: str, x: Any, scale: Any, a: Any) -> ReadOperand:
     first = a.data if isinstance(a, NvFp4) else a
     if not isinstance(x, NvFp4):
         arguments.same_place(name, x, first, "a")
-        dtypes.resolve(x.dtype, f"{name}'s dtype", matmul.INPUTS)
+        dtypes.resolve(x.dtype, f"{name}'s dtype", INPUTS)
         return ReadOperand(name, x, x.dtype, x.shape, *_scale(f"scale_{name}", scale, first))
     arguments.same_place(name, x.data, first, "a")
     if scale is not None:
         raise ValueError(f"scale_{name} must be None: {name} is NvFp4, which has its scales")
-    matmul.check_depth(x.shape[-1])  # before a copy
+    check_depth(x.shape[-1])  # before a copy
     xp = of_array(first).xp
     data, groups = x.data, x.scale
     if not _walks(data, 8):

@@ -1,4 +1,4 @@
-"""The Op record of decode_attention: problems, inputs and bench rows."""
+"""Problems of decode_attention: queries, contiguous and paged caches, lengths and block tables."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from .. import dtypes, inputs, reference
-from ..op import Call, Draw, Op, Work
-from . import decode_config
-from .decode_attention import DTYPES, LAYOUTS, decode_attention
-from .decode_config import DecodeTask
+from ... import dtypes, inputs
+from ...attention.decode_config import DTYPES, LAYOUTS, DecodeTask
+from ...op import Call, Draw, Work
+
+_DTYPES = tuple(str(dtype) for dtype in DTYPES)
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class DecodeProblem:
 VIEWS = ("C", "swapped", "padded", "offset")
 
 
-def _draw_problem(draw: Draw) -> DecodeProblem:
+def draw_problem(draw: Draw) -> DecodeProblem:
     batch, kv_heads = draw.choice((0, 1, 1, 2, 3)), draw.choice((1, 1, 2, 3))
     group = draw.choice((1, 2, 4, 5, 17))
     keys = draw.choice((0, 1, 15, 16, 33, 64, 129, 256, 257, 520, 700))
@@ -60,7 +60,7 @@ def _draw_problem(draw: Draw) -> DecodeProblem:
     return DecodeProblem(
         *(batch, group * kv_heads, kv_heads, draw.choice((0, 1, 1, 1, 2, 4, 16)), keys, dim),
         dim_v=draw.choice((None, None, None, 8, 64, 128, 248)),
-        dtype=draw.choice(OP.dtypes),
+        dtype=draw.choice(_DTYPES),
         lens=lens,
         page=draw.choice((None, None, 1, 16, 24, 64, 256)),
         causal=draw.choice((True, True, False)),
@@ -72,7 +72,7 @@ def _draw_problem(draw: Draw) -> DecodeProblem:
     )
 
 
-def _bench_problem(shape: tuple[int, ...], dtype: str) -> DecodeProblem:
+def bench_problem(shape: tuple[int, ...], dtype: str) -> DecodeProblem:
     if len(shape) != 5:
         raise ValueError(f"decode_attention needs a shape (B, H, Hkv, Sk, D); got {shape}")
     dtypes.resolve(dtype, "dtype", DTYPES)
@@ -80,7 +80,7 @@ def _bench_problem(shape: tuple[int, ...], dtype: str) -> DecodeProblem:
     return DecodeProblem(batch, heads, kv_heads, 1, keys, dim, dtype=dtype, kind="bench")
 
 
-def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
+def bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
     if target == "host":
         return ((1, 8, 2, 1024, 128),)
     return (
@@ -121,7 +121,7 @@ def _paged(caches: tuple[np.ndarray, ...], problem: DecodeProblem, rng: Any) -> 
     return pages, table
 
 
-def _inputs(problem: DecodeProblem, seed: int, xp: Any) -> Call:
+def make_inputs(problem: DecodeProblem, seed: int, xp: Any) -> Call:
     p, dtype = problem, dtypes.NAMES[problem.dtype]
     shapes = (
         (p.batch, p.heads, p.queries, p.dim),
@@ -159,7 +159,7 @@ def _inputs(problem: DecodeProblem, seed: int, xp: Any) -> Call:
     return Call(tuple(_in_memory(x, p.view, xp) for x in (q, *caches)), kwargs)
 
 
-def _work(problem: DecodeProblem) -> Work:
+def work(problem: DecodeProblem) -> Work:
     p = problem
     keys = sum(p.lens) if p.lens is not None else p.batch * p.keys
     dim_v, queries = p.dim_v or p.dim, p.batch * p.heads * p.queries
@@ -168,7 +168,7 @@ def _work(problem: DecodeProblem) -> Work:
     return Work(read, queries * (2 * dim_v + 4 * p.return_lse))
 
 
-def _task(problem: DecodeProblem) -> DecodeTask:
+def task_of(problem: DecodeProblem) -> DecodeTask:
     p = problem
     rows = p.heads // p.kv_heads * p.queries
     dtype, dim_v = dtypes.NAMES[p.dtype], p.dim_v or p.dim
@@ -176,7 +176,7 @@ def _task(problem: DecodeProblem) -> DecodeTask:
     return DecodeTask(dtype, p.batch, p.kv_heads, rows, p.dim, dim_v, keys)
 
 
-def _sample(
+def sample(
     call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
 ) -> tuple[Call, tuple[Any, ...]]:
     """The first and last KV head of the first and last sequence; small or paged caches whole."""
@@ -192,23 +192,3 @@ def _sample(
     caches = (x[batches][some] for x in (k, v))
     part = Call((q[batches][:, q_heads], *caches), kwargs)
     return part, tuple(y[batches][:, q_heads] for y in outputs)
-
-
-OP = Op(
-    name="decode_attention",
-    run=decode_attention,
-    reference=reference.decode_attention,
-    bound=reference.decode_attention_bound,
-    draw_problem=_draw_problem,
-    bench_problem=_bench_problem,
-    bench_shapes=_bench_shapes,
-    inputs=_inputs,
-    work=_work,
-    variants=decode_config.variants,
-    configs=lambda problem, arch: decode_config.configs(_task(problem), arch),
-    variant=lambda problem, config: decode_config.variant(
-        dtypes.NAMES[problem.dtype], _task(problem).padded_dim, config, problem.page is not None
-    ),
-    sample=_sample,
-    dtypes=("float16", "bfloat16"),
-)

@@ -1,4 +1,4 @@
-"""matmul's record as an op: problems, inputs, variants and benchmarks."""
+"""Problems of products of matrices: what matmul, scaled_mm, dual_gemm_silu and dequant_softmax share."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from .. import dtypes, inputs, reference
-from ..op import Call, Draw, Op, Work
-from . import gemm, gemm_hopper, gemm_stream, hopper_config, product
-from .copied_plan import COPY_LINES
-from .gemm_task import GemmTask, make_task
-from .hopper_config import HopperConfig
-from .matmul import FLOATS, check_shapes, matmul, result_dtype
-from .product import ACTIVATIONS, INNER, OUTER, STRIDED
-from .split_plan import ADD_SPLITS
+from ... import dtypes, inputs
+from ...gemm import gemm, gemm_hopper, gemm_stream, hopper_config, product
+from ...gemm.copied_plan import COPY_LINES
+from ...gemm.gemm_task import GemmTask, make_task
+from ...gemm.hopper_config import HopperConfig
+from ...gemm.product import ACTIVATIONS, INNER, OUTER, STRIDED
+from ...gemm.split_plan import ADD_SPLITS
+from ...op import Call, Draw, Work
+from ..checks.products import FLOATS, check_shapes, result_dtype
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class MatmulProblem:
         return f"{self.m}x{self.n}x{self.k} {self.dtype} x {self.dtype_b or self.dtype}"
 
 
+NVFP4 = "float4_e2m1fn"  # an operand's dtype in a problem: NvFp4
 PAIRS = (
     *(("float16", None), ("bfloat16", None), ("float32", None), ("int8", None)),
     *((a, b) for a in ("float16", "bfloat16") for b in ("float8_e4m3fn", "float8_e5m2", "int8")),
@@ -79,7 +80,7 @@ def draw_product(draw: Draw, pairs: Sequence[tuple[str, str | None]] = PAIRS) ->
 
 
 def bench_product(
-    op: Op, shape: tuple[int, ...], text: str, default_b: str | None, options: Sequence[str] = ()
+    op: str, shape: tuple[int, ...], text: str, default_b: str | None, options: Sequence[str] = ()
 ) -> tuple[MatmulProblem, set[str]]:
     """The product of a bench row, and its options.
 
@@ -88,7 +89,7 @@ def bench_product(
     Raises TypeError and ValueError.
     """
     if len(shape) != 3:
-        raise ValueError(f"{op.name} needs a shape (M, N, K); got {shape}")
+        raise ValueError(f"{op} needs a shape (M, N, K); got {shape}")
     names, _, rest = text.partition(":")
     name, _, name_b = names.partition("*")
     known = tuple(dtypes.NAMES[known] for known in dtypes.NAMES)
@@ -98,7 +99,7 @@ def bench_product(
     chosen = set(rest.split("+")) if rest else set()
     activations = {x for x in ACTIVATIONS if x}
     if unknown := chosen - {"kn", "bias", *activations, *options}:
-        raise ValueError(f"{op.name} has no bench option {', '.join(sorted(unknown))}")
+        raise ValueError(f"{op} has no bench option {', '.join(sorted(unknown))}")
     if len(chosen & activations) > 1:
         raise ValueError(f"at most one activation; got {rest}")
     problem = MatmulProblem(
@@ -107,10 +108,6 @@ def bench_product(
         activation=next(iter(chosen & activations), None), kind="bench",
     )  # fmt: skip
     return problem, chosen
-
-
-def _bench_problem(shape: tuple[int, ...], dtype: str) -> MatmulProblem:
-    return bench_product(OP, shape, dtype, None)[0]
 
 
 def bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
@@ -128,11 +125,6 @@ def bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
         (4096, 7168, 2048),
         (128, 7168, 16384),
     )
-
-
-def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:
-    largest = ((16384, 16384, 16384),) if target != "host" else ()
-    return (*bench_shapes(target), *largest)
 
 
 def second_kind(kind: str) -> str:
@@ -157,7 +149,7 @@ def operand_values(kind: str, shape: tuple[int, ...], dtype: np.dtype, seed: int
     return x
 
 
-def _inputs(problem: MatmulProblem, seed: int, xp: Any) -> Call:
+def make_inputs(problem: MatmulProblem, seed: int, xp: Any) -> Call:
     p = problem
     dtype, dtype_b = dtypes.NAMES[p.dtype], dtypes.NAMES[p.dtype_b or p.dtype]
     shape_a, shape_b = (*p.batch_a, p.m, p.k), (*p.batch_b, p.k, p.n)
@@ -200,7 +192,7 @@ def _is_product(p: MatmulProblem) -> bool:
     return p.bias is None and p.residual is None and p.activation is None and p.alpha == 1.0
 
 
-def _work(problem: MatmulProblem) -> Work:
+def work(problem: MatmulProblem) -> Work:
     p = problem
     batch = math.prod(np.broadcast_shapes(p.batch_a, p.batch_b))
     dtype, dtype_b = dtypes.NAMES[p.dtype], dtypes.NAMES[p.dtype_b or p.dtype]
@@ -254,7 +246,7 @@ def sums_in_half(task: GemmTask, arch: str) -> bool:
 
 def task_of(problem: MatmulProblem, block_scales: bool = False) -> GemmTask:
     """Without scales of rows or columns."""
-    call = _inputs(problem, 0, np)
+    call = make_inputs(problem, 0, np)
     a, b = call.args
     batch, m, n = check_shapes(a, b)
     k, shape = a.shape[-1], (*batch, m, n)
@@ -283,7 +275,7 @@ def sampled_rows(m: int, count: int, seed: int) -> np.ndarray:
     return rows
 
 
-def _sample(
+def sample(
     call: Call, outputs: tuple[Any, ...], max_elements: int, seed: int
 ) -> tuple[Call, tuple[Any, ...]]:
     """Rows of a: of the first and the last tile, and seeded ones."""
@@ -300,21 +292,3 @@ def _sample(
     # CuPy indexes FP8 as bytes.
     part = a.view(np.uint8)[rows].view(a.dtype) if a.dtype in product.FP8 else a[rows]
     return Call((part, b), kwargs), tuple(y[rows] for y in outputs)
-
-
-OP = Op(
-    name="matmul",
-    run=matmul,
-    reference=reference.matmul,
-    bound=reference.matmul_bound,
-    draw_problem=draw_product,
-    bench_problem=_bench_problem,
-    bench_shapes=_bench_shapes,
-    inputs=_inputs,
-    work=_work,
-    variants=variants,
-    configs=lambda problem, arch: gemm.configs(task_of(problem), arch),
-    variant=lambda problem, config: gemm.variant(task_of(problem), config),
-    sample=_sample,
-    dtypes=("float16", "bfloat16", "bfloat16:bias+gelu"),
-)

@@ -11,13 +11,14 @@ import numpy as np
 from kernels_cu import Variant
 
 from .. import arguments, dtypes, inputs, plans, reference
+from ..gemm import dequantize_nvfp4, gemm, hopper_config, launch, nvfp4, product
+from ..gemm.gemm import AnyConfig
+from ..gemm.gemm_task import GemmTask, make_task
+from ..gemm.nvfp4 import NvFp4
+from ..gemm.product import INNER, OUTER, STRIDED
 from ..op import Call, Draw, Op, Work
-from . import dequantize_nvfp4, gemm, hopper_config, matmul, matmul_problem, nvfp4, product
-from .gemm import AnyConfig
-from .gemm_task import GemmTask, make_task
-from .nvfp4 import NvFp4
-from .product import INNER, OUTER, STRIDED
-from .scaled_mm import (
+from .checks.products import check_shapes
+from .checks.scales import (
     ReadOperand,
     arrays_and_numbers,
     blocked_groups,
@@ -27,7 +28,8 @@ from .scaled_mm import (
     same_memory,
     scale_shapes,
 )
-from .scaled_problem import NVFP4
+from .problems import products
+from .problems.products import NVFP4
 
 POLICIES = ("fp32", "hybrid", "fp16")  # dual_gemm.cu: Policy
 _OUTPUTS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
@@ -76,7 +78,7 @@ def dual_gemm_silu(
         given = a, b1, b2, scale_a, scale_b1, scale_b2
         key, known, _ = _find(*given, policy, out_dtype, config, out)
     if known is not None:
-        return matmul.launch_known(known, given, out)
+        return launch.launch_known(known, given, out)
     target = arguments.target_of("a", a.data if isinstance(a, NvFp4) else a)
     pairs = (("a", a, scale_a), ("b1", b1, scale_b1), ("b2", b2, scale_b2))
     x, y1, y2 = (read_operand(name, value, scale, a) for name, value, scale in pairs)
@@ -94,7 +96,7 @@ def dual_gemm_silu(
         theirs = {"b": "b1", "scale_b": "scale_b1"}
         named = {theirs.get(name, name): array for name, array in operands.items()}
         arguments.check_new_out(out, shape, out_dtype, named)
-    return matmul.run(
+    return launch.run(
         target,
         operands,
         shape,
@@ -127,8 +129,8 @@ def result_dtype(a: np.dtype, b: np.dtype, out_dtype: Any) -> np.dtype:
 
 def _check_shapes(a: ReadOperand, b1: ReadOperand, b2: ReadOperand) -> tuple[int, ...]:
     """Of the result.  Raises ValueError."""
-    batch1, m, n = matmul.check_shapes(a, b1)
-    batch2, _, n2 = matmul.check_shapes(a, b2)
+    batch1, m, n = check_shapes(a, b1)
+    batch2, _, n2 = check_shapes(a, b2)
     if n != n2:
         raise ValueError(
             f"b1 and b2 must have as many columns; got shapes {b1.shape} and {b2.shape}"
@@ -142,6 +144,7 @@ def _check_shapes(a: ReadOperand, b1: ReadOperand, b2: ReadOperand) -> tuple[int
 
 
 # --- the op's record -----------------------------------------------------------------------------
+
 
 PAIRS = (
     *(("float16", "float16"), ("bfloat16", "bfloat16"), ("int8", "int8"), (NVFP4, NVFP4)),
@@ -244,11 +247,11 @@ def _operand(p: DualProblem, name: str, shape: tuple[int, ...], seed: int, xp: A
         # CuPy's product of a transposed array would lie along n.
         return (x * xp.asarray(unit) if number in product.FLOAT16S else x).T
     kind = "normal" if p.kind == "unit" else p.kind
-    kind = kind if name == "a" else matmul_problem.second_kind(kind)
-    x = matmul_problem.operand_values(kind, shape, number, seed)
+    kind = kind if name == "a" else products.second_kind(kind)
+    x = products.operand_values(kind, shape, number, seed)
     if p.kind == "unit" and name != "a" and number in product.FLOAT16S:
         x = x * unit
-    return matmul_problem.with_layout(x, layout, xp)
+    return products.with_layout(x, layout, xp)
 
 
 def _inputs(problem: DualProblem, seed: int, xp: Any) -> Call:
@@ -352,7 +355,7 @@ def _sample(
     keep = max(4, max_elements // max(n, 1))
     if batch or len(b1.shape) != 2 or len(b2.shape) != 2 or keep >= m:
         return call, outputs
-    rows = matmul_problem.sampled_rows(m, keep, seed)
+    rows = products.sampled_rows(m, keep, seed)
     kwargs = dict(call.kwargs)
     scale = kwargs.get("scale_a")
     if getattr(scale, "size", 1) > 1:
