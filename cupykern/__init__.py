@@ -5,12 +5,12 @@ from __future__ import annotations
 from . import ops
 from .arrays import asarray, empty
 from .attention.block_mask import BlockMask
-from .gemm.nvfp4 import NvFp4
 from .numerics import finfo
+from .nvfp4 import NvFp4
 from .ops import OPS
 from .ops.nonfinite_report import NonfiniteReport, nonfinite_report
 from .public import public as _public
-from .tools.tuning import tune
+from .tuning.tune import tune
 from .watch import Watch, WatchRecord, watch
 
 __version__ = "0.1.0"

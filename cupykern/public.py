@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from . import arguments
 from .op import Op
-from .tools.tuning import tuned_at_first
+from .tuning.tune import tuned_at_first
 from .watch import active, look
 
 Function = TypeVar("Function", bound=Callable[..., Any])

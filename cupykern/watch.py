@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from . import arguments
-from .gemm.nvfp4 import NvFp4
+from .nvfp4 import NvFp4
 from .op import as_tuple
 from .ops.nonfinite_report import NonfiniteReport, is_capturing, nonfinite_report
 from .rows.nonfinite_plan import DTYPES

@@ -10,14 +10,13 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from .. import arrays, dtypes, plans, workspace
+from .. import arrays, dtypes, nvfp4, plans, workspace
 from ..choice import Family
 from ..jit import get_kernel
+from ..nvfp4 import GROUP, NvFp4
 from ..targets import Device, Target
 from ..targets.limits import max_shared_bytes
 from ..targets.repeated import Repeated
-from . import nvfp4
-from .nvfp4 import GROUP, NvFp4
 from .product import Groups, Matrix, groups
 
 _VECTOR_BYTES, _STATIC_BYTES = 16, 1024  # the kernel's static shared memory, at most

@@ -10,12 +10,12 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from .. import arguments, dtypes, inputs, plans, reference
-from ..gemm import dequantize_nvfp4, gemm, hopper_config, launch, nvfp4, product
+from .. import arguments, dtypes, inputs, nvfp4, plans, reference
+from ..gemm import dequantize_nvfp4, gemm, hopper_config, launch, product
 from ..gemm.gemm import AnyConfig
 from ..gemm.gemm_task import GemmTask, make_task
-from ..gemm.nvfp4 import NvFp4
 from ..gemm.product import INNER, OUTER, STRIDED
+from ..nvfp4 import NvFp4
 from ..op import Call, Draw, Op, Work
 from .checks.products import check_shapes
 from .checks.scales import (

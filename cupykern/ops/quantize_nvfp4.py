@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from .. import arguments, arrays, dtypes, inputs, plans, reference
+from .. import arguments, arrays, dtypes, inputs, nvfp4, plans, reference
 from ..arrays import address_of
-from ..gemm import nvfp4, quantize_nvfp4_plan
-from ..gemm.nvfp4 import GROUP, NvFp4
+from ..gemm import quantize_nvfp4_plan
 from ..gemm.product import matrix
 from ..gemm.quantize_nvfp4_plan import DTYPES, NvFp4Config, NvFp4Task, configs, variant_of
 from ..numerics import as_float64, namespace
+from ..nvfp4 import GROUP, NvFp4
 from ..op import Call, Draw, Op, Work
 
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from kernels_cu import Variant
 
-from .. import arguments, dtypes, plans, reference
-from ..gemm import dequantize_nvfp4, gemm, gemm_stream, hopper_config, launch, nvfp4, product
+from .. import arguments, dtypes, nvfp4, plans, reference
+from ..gemm import dequantize_nvfp4, gemm, gemm_stream, hopper_config, launch, product
 from ..gemm.gemm import AnyConfig
 from ..gemm.gemm_task import GemmTask, make_task
-from ..gemm.nvfp4 import NvFp4
+from ..nvfp4 import NvFp4
 from ..op import Call, Draw, Op, Work
 from .checks.products import check_activation, check_addend, check_shapes, result_dtype
 from .checks.scales import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import Kernel
+from .base import Kernel
 
 _MOST = 1024  # that one plan keeps
 

@@ -148,9 +148,9 @@ def sweep(
     \b
     Example: cupykern sweep matmul --sizes 4096,8192 --dtype float16 --configs "stages=2,3,4"
     """
+    from ..tuning.protocol import lock
+    from ..tuning.sweep import Settings
     from . import sweep_command
-    from .protocol import lock
-    from .sweep import Settings
 
     path = Path(trace or f"sweep-{op.name}.jsonl")
     if not in_process:

@@ -13,7 +13,7 @@ from fake_gpu import fake_gpu
 from fake_machine import SIZE, FakeMachine
 
 from cupykern import plans, targets
-from cupykern.gemm.nvfp4 import scale_shape
+from cupykern.nvfp4 import scale_shape
 from cupykern.op import RandomDraw
 from cupykern.tools.history import (
     FAMILIES,

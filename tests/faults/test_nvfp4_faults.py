@@ -9,10 +9,9 @@ from nvfp4_checks import check_global_scales_of_one
 from planted import Fault, fault_tests
 
 import cupykern
-from cupykern import OPS, check
-from cupykern.gemm import nvfp4
+from cupykern import OPS, check, nvfp4
 from cupykern.gemm.hopper_config import HopperConfig
-from cupykern.gemm.nvfp4 import NvFp4
+from cupykern.nvfp4 import NvFp4
 from cupykern.ops.dual_gemm_silu import DualProblem
 from cupykern.ops.problems.products import NVFP4
 from cupykern.ops.quantize_nvfp4 import NvFp4Problem

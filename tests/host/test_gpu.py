@@ -18,7 +18,7 @@ from cupykern.op import Call, as_tuple
 from cupykern.ops.softmax import OP, SoftmaxProblem
 from cupykern.targets import CompileError, host
 from cupykern.tools import bench
-from cupykern.tools.timing import clock_of
+from cupykern.tuning.timing import clock_of
 from kernels_cu import Variant
 
 pytestmark = pytest.mark.gpu

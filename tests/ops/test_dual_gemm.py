@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from dual_gemm_checks import check_fp16_policy, to_numpy
 
 import cupykern
-from cupykern import OPS, check, cli, dtypes, reference
-from cupykern.gemm import gemm, nvfp4
+from cupykern import OPS, check, cli, dtypes, nvfp4, reference
+from cupykern.gemm import gemm
 from cupykern.gemm.gemm import GemmConfig
 from cupykern.gemm.gemm_task import GemmTask
 from cupykern.gemm.hopper_config import HopperConfig

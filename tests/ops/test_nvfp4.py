@@ -12,14 +12,14 @@ import pytest
 from nvfp4_checks import check_global_scales_of_one
 
 import cupykern
-from cupykern import OPS, arrays, check, dtypes, inputs
-from cupykern.gemm import gemm, nvfp4
+from cupykern import OPS, arrays, check, dtypes, inputs, nvfp4
+from cupykern.gemm import gemm
 from cupykern.gemm.gemm_task import GemmTask, make_task
 from cupykern.gemm.hopper_config import ARCHS, HopperConfig
-from cupykern.gemm.nvfp4 import NUMBERS, NvFp4
 from cupykern.gemm.product import FP4, INNER, STRIDED, matrix
 from cupykern.gemm.quantize_nvfp4_plan import NvFp4Config
 from cupykern.numerics import as_float64
+from cupykern.nvfp4 import NUMBERS, NvFp4
 from cupykern.op import Call, as_tuple
 from cupykern.ops.problems.products import NVFP4
 from cupykern.ops.scaled_mm import nvfp4_variants

@@ -15,8 +15,9 @@ from fake_op import make_op
 
 from cupykern import OPS, check, jit, targets
 from cupykern.op import Bound, RandomDraw
-from cupykern.peers import Peer
-from cupykern.tools import bench, compile_ahead, protocol, results, timing
+from cupykern.peers.base import Peer
+from cupykern.tools import bench, results
+from cupykern.tuning import compile_ahead, protocol, timing
 
 SETTINGS = bench.Settings(warmup_ms=0, rep_ms=0)
 

@@ -218,7 +218,8 @@ KEPT = {
     "rows.norm_heuristic": {"norm_configs", "quantized_configs"},
     "rows.softmax_heuristic": {"softmax_configs"},
     "store": {"_path", "built_in", "digest"},
-    "targets": {"device_name", "_launch_pointer", "_gpu"},
+    "targets": {"device_name", "_gpu"},
+    "targets.base": {"_launch_pointer"},
     "targets.host": {"_target", "_runtimes"},
     "targets.host_compiler": {
         *("_own_compiler", "_find_compiler", "_flags", "_has_x86_64_v3", "_sanitizer_library")

@@ -17,8 +17,9 @@ from fake_op import Config, Problem, make_op
 
 import cupykern
 from cupykern import cli, targets
-from cupykern.tools import options, sweep, sweep_command, timing, trace
-from cupykern.tools.trials import Trial, ranking, short_names
+from cupykern.tools import options, sweep_command, trace
+from cupykern.tuning import sweep, timing
+from cupykern.tuning.trials import Trial, ranking, short_names
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = sweep.Settings(rep_ms=0, warmup_ms=0, top=2, jobs=2)

@@ -10,7 +10,7 @@ from ... import arguments, dtypes
 from ...arrays import address_of
 from ...gemm import product
 from ...gemm.gemm import BLOCK
-from ...gemm.nvfp4 import NvFp4
+from ...nvfp4 import NvFp4
 from ...targets import of_array
 from .products import INPUTS, check_depth
 

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ... import dtypes
-from ...gemm import nvfp4
-from ...gemm.nvfp4 import GROUP, NvFp4
+from ... import dtypes, nvfp4
+from ...nvfp4 import GROUP, NvFp4
 from ...op import RandomDraw
 from ...ops.checks.scales import scale_shapes
 from ...ops.problems.products import NVFP4, with_layout

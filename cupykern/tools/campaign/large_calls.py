@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ... import inputs
-from ...gemm.nvfp4 import NvFp4
+from ...nvfp4 import NvFp4
 from ...op import Call, Op
 from ...ops.attention_varlen import VarlenProblem
 from ...ops.problems.attention import AttentionProblem

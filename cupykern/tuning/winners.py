@@ -13,8 +13,7 @@ from ..op import Call, Op
 from ..targets import Target
 from .sweep import Candidate, Settings, Subject, sweep
 from .timing import clock_of
-from .trace import by_problem
-from .trials import Trial, ranking
+from .trials import Trial, by_problem, ranking
 
 GAIN = 0.98  # times the default's time: a config must be that fast to replace it
 SETTINGS = Settings(rep_ms=10.0, warmup_ms=2.0, jobs=1)

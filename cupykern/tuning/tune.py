@@ -11,12 +11,12 @@ from typing import Any
 
 from .. import choice, store, targets
 from ..op import Call, Op
+from ..ops import OPS
+from ..ops.nonfinite_report import is_capturing
 
 
 def find_op(op: Any) -> Op:
     """An Op by itself, its name or its function.  Raises TypeError and ValueError."""
-    from .. import OPS
-
     if isinstance(op, Op):
         return op
     if not isinstance(op, str) and not callable(op):
@@ -90,7 +90,6 @@ def tuned_at_first(op: Op, function: Callable[..., Any]) -> Callable[..., Any]:
 def _tune_quietly(
     op: Op, request: choice.Request, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    from ..ops.nonfinite_report import is_capturing
     from . import protocol, winners
     from .sweep import ContextLost
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import arguments, dtypes, inputs
-from ..numerics import as_float64, namespace
+from . import arguments, dtypes, inputs
+from .numerics import as_float64, namespace
 
 GROUP = 16  # numbers that share a scale
 LAYOUTS = ("plain", "blocked")

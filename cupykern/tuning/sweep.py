@@ -15,8 +15,8 @@ from kernels_cu import Variant
 from .. import choice, jit, plans
 from ..op import Call, Op
 from ..targets import Target, UnavailableError
-from .bench import Contender, Verifier, our_contender
 from .compile_ahead import compile_ahead
+from .contender import Contender, Verifier, our_contender
 from .protocol import Monitor
 from .timing import Clock, time_rounds
 from .trials import Trial
@@ -182,8 +182,7 @@ class _Runner:
     def __init__(self, subject: Subject, clock: Clock, settings: Settings, monitor: Monitor | None):
         self._subject, self._clock, self._settings = subject, clock, settings
         self._monitor = monitor
-        call, op, xp = subject.call, subject.op, subject.target.xp
-        self._verifier = Verifier(op, call, settings.seed, xp)
+        self._verifier = Verifier(subject.op, subject.call, settings.seed)
         self._default: Contender | None = self._contender(subject.candidates[0])
 
     def _contender(self, candidate: Candidate) -> Contender | None:

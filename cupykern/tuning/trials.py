@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -98,3 +98,11 @@ def short_names(configs: Sequence[str]) -> dict[str, str]:
             words.insert(0, kind)
         short[config] = " ".join(words) or config
     return short
+
+
+def by_problem(trials: Iterable[Trial]) -> Iterator[tuple[tuple[str, ...], list[Trial]]]:
+    """((op, shape, dtype), its trials), in the order of the first ones."""
+    groups: dict[tuple[str, ...], list[Trial]] = {}
+    for trial in trials:
+        groups.setdefault(trial.name[:3], []).append(trial)
+    yield from groups.items()
