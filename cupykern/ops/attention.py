@@ -32,9 +32,6 @@ from .checks.attention import (
 )
 from .problems import attention as problems
 
-_find = plans.finder("attention", arrays=4, options=11)
-_find_blocks = plans.finder("attention", arrays=5, options=11)
-
 
 def attention(
     q: Any,
@@ -113,9 +110,9 @@ def attention(
     if isinstance(mask, BlockMask):
         array_mask, sizes = None, mask.sizes
         arrays = q, k, v, mask.block_mask_types, mask.partial_tiles
-    options = (causal, causal_align, input_pos, scale, layout, qk_accumulate, return_lse,
-               return_row_stats, algorithm, config, sizes)  # fmt: skip
-    key, known, places = (_find if sizes is None else _find_blocks)(*arrays, *options, out)
+    call = ("attention", causal, causal_align, input_pos, scale, layout, qk_accumulate, return_lse,
+            return_row_stats, algorithm, config, sizes)  # fmt: skip
+    key, known, places = plans.find(call, out, *arrays)
     if known is not None:
         # Where its arrays lie decides about all checks: one look-up.
         target, out_shape, stats_shape, plan = known

@@ -33,8 +33,6 @@ from .checks.attention import (
 )
 from .problems.attention import DTYPES, KINDS, bench_sizes, in_memory, values
 
-_find = plans.finder("attention_varlen", arrays=5, options=7)
-
 
 def attention_varlen(
     q: Any,
@@ -81,10 +79,9 @@ def attention_varlen(
     Raises TypeError, ValueError and NotImplementedError as `attention`, and ValueError for offsets
     that fail the checks.  Error bound: `reference.attention_varlen_bound`.
     """
-    key, known, places = _find(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, causal_align,
-        scale, return_lse, config, out,
-    )  # fmt: skip
+    call = ("attention_varlen", max_seqlen_q, max_seqlen_k, causal, causal_align, scale, return_lse,
+            config)  # fmt: skip
+    key, known, places = plans.find(call, out, q, k, v, cu_seqlens_q, cu_seqlens_k)
     if known is not None:
         make, out_shape, launch = known
         y = make(out_shape, q.dtype) if out is None else out

@@ -28,7 +28,6 @@ _DIMS = {
     "hnd": ("(B, Hkv, Sk, D)", "(num_pages, Hkv, page, D)"),
     "nhd": ("(B, Sk, Hkv, D)", "(num_pages, page, Hkv, D)"),
 }
-_find = plans.finder("decode_attention", arrays=5, options=5)
 
 
 def decode_attention(
@@ -95,7 +94,9 @@ def decode_attention(
     `reference.decode_attention_bound`.
     """
     arrays = (q, k_cache, v_cache, seq_lens, block_table)
-    key, known, _ = _find(*arrays, layout, causal, scale, return_lse, config, out)
+    key, known, _ = plans.find(
+        ("decode_attention", layout, causal, scale, return_lse, config), out, *arrays
+    )
     if known is not None:
         # Equal keys pass the same checks.  Contents are checked in numpy arrays, which have no key.
         target, plan = known

@@ -56,11 +56,14 @@ def dequant_softmax(
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, scale_w, config, devices).  Error bound:
     `reference.dequant_softmax_bound`.
     """
-    is_number = scale_w is None or isinstance(scale_w, (int, float))
-    key, known, places = _find(a, w, bias, scale_w, dtype, config, out)
+    scales = None if scale_w is None or isinstance(scale_w, (int, float)) else scale_w
+    factor = scale_w if scales is None else None
+    key, known, places = plans.find(
+        ("dequant_softmax", factor, dtype, config), out, a, w, bias, scales
+    )
     if known is not None:
         return known.launch(places, a, w, bias, scale_w, out)
-    given = {"a": a, "b": w, "bias": bias, "scale_b": None if is_number else scale_w}
+    given = {"a": a, "b": w, "bias": bias, "scale_b": scales}
     target = arguments.target_of("a", a)
     arguments.same_place("w", w, a, "a")
     dtypes.resolve(a.dtype, "a's dtype", product.FLOAT16S)
@@ -124,7 +127,6 @@ def dequant_softmax(
 
 
 _GIVEN = ("a", "b", "bias", "scale_b", "logits", "statistics")
-_find = plans.finder("dequant_softmax", arrays=3, either=1, options=2)
 
 
 def _check_scale(scale: Any, a: Any, n: int) -> tuple[float, Any]:

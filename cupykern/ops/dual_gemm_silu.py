@@ -70,13 +70,18 @@ def dual_gemm_silu(
     if any(isinstance(x, NvFp4) for x in (a, b1, b2)):
         arrays, numbers = arrays_and_numbers(a=(a, scale_a), b=(b1, scale_b1), b2=(b2, scale_b2))
         names, given = tuple(arrays), tuple(arrays.values())
-        key, known, _ = plans.find(
-            "dual_gemm_silu", given, (*names, *numbers, policy, out_dtype, config), out
-        )
+        call = ("dual_gemm_silu", names, *numbers, policy, out_dtype, config)
     else:
         names = ("a", "b", "b2", "scale_a", "scale_b", "scale_b2")
-        given = a, b1, b2, scale_a, scale_b1, scale_b2
-        key, known, _ = _find(*given, policy, out_dtype, config, out)
+        array_a = None if scale_a is None or isinstance(scale_a, (int, float)) else scale_a
+        array_b = None if scale_b1 is None or isinstance(scale_b1, (int, float)) else scale_b1
+        array_b2 = None if scale_b2 is None or isinstance(scale_b2, (int, float)) else scale_b2
+        number_a = scale_a if array_a is None else None
+        number_b = scale_b1 if array_b is None else None
+        number_b2 = scale_b2 if array_b2 is None else None
+        given = a, b1, b2, array_a, array_b, array_b2
+        call = ("dual_gemm_silu", number_a, number_b, number_b2, policy, out_dtype, config)
+    key, known, _ = plans.find(call, out, *given)
     if known is not None:
         return launch.launch_known(known, given, out)
     target = arguments.target_of("a", a.data if isinstance(a, NvFp4) else a)
@@ -113,9 +118,6 @@ def dual_gemm_silu(
         policy=POLICIES.index(policy),
         kernel="dual_gemm",
     )
-
-
-_find = plans.finder("dual_gemm_silu", arrays=3, either=3, options=3)
 
 
 def result_dtype(a: np.dtype, b: np.dtype, out_dtype: Any) -> np.dtype:

@@ -62,8 +62,8 @@ def matmul(
     Raises TypeError (types, dtypes), ValueError (shapes, overlap, alpha, config, devices) and
     NotImplementedError.  Error bound: `reference.matmul_bound`.
     """
-    key, known, _ = _find(
-        a, b, bias, residual, activation, alpha, out_dtype, accumulate, config, out
+    key, known, _ = plans.find(
+        ("matmul", activation, alpha, out_dtype, accumulate, config), out, a, b, bias, residual
     )
     if known is not None:
         return launch.launch_known(known, (a, b, bias, residual), out)
@@ -85,9 +85,6 @@ def matmul(
         target, operands, shape, out_dtype, out, config, key, tuple(operands), alpha=alpha,
         activation=activation, half_sums=half_sums,
     )  # fmt: skip
-
-
-_find = plans.finder("matmul", arrays=4, options=5)
 
 
 # --- the op's record -----------------------------------------------------------------------------

@@ -107,12 +107,9 @@ def _check(x: Any) -> Target:
     return target
 
 
-_find = plans.finder("nonfinite", arrays=1, options=1)
-
-
 def _run(x: Any, config: NonfiniteConfig | None = None) -> tuple[Any, Any]:
     """(numpy or CuPy, the kernel's figures): int64 of numpy, or CuPy's pointer to them."""
-    key, known, places = _find(x, config)
+    key, known, places = plans.find(("nonfinite_report", config), None, x)
     if known is not None:
         return nonfinite_plan.launch(*known, x, places)
     target = _check(x)

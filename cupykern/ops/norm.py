@@ -111,9 +111,6 @@ def _checked_options(centered: bool, compensated: Any, return_stats: Any, quanti
     return Options(centered, bool(compensated), bool(return_stats), quantize)
 
 
-_find = plans.finder("norm", arrays=4, options=7)
-
-
 def _run(
     x: Any,
     weight: Any,
@@ -126,7 +123,9 @@ def _run(
     config: RowConfig | None = None,
 ) -> Any:
     """options: the arguments of `_checked_options`."""
-    key, known, places = _find(x, weight, bias, residual, *options, eps, dtype, config, out)
+    key, known, places = plans.find(
+        ("norm", *options, eps, dtype, config), out, x, weight, bias, residual
+    )
     if known is None:
         return _run_checked(key, x, weight, bias, eps, residual, options, dtype, out, config)
     target, norm = known

@@ -21,7 +21,6 @@ from ..rows.row_layout import contiguous_operand, row_layout
 from ..targets import limits
 
 _MAX_TILE = 2**20  # elements: positions in a tile are 32-bit integers
-_find = plans.finder("quantize", arrays=1, options=4)
 
 
 def quantize(
@@ -52,7 +51,7 @@ def quantize(
     Raises TypeError (types, dtypes) and ValueError (dims, granularity, block, config).  Error bound:
     `reference.quantize_bound`.
     """
-    key, known, _ = _find(x, dtype, granularity, block, config)
+    key, known, _ = plans.find(("quantize", dtype, granularity, block, config), None, x)
     if known is not None:
         target, code, shape, launch = known
         values, scale = arrays.empty_pair(target.xp, x, code, shape)

@@ -35,7 +35,7 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None 
     Raises TypeError (types, dtypes) and ValueError (shape, layout, config).  Error bound:
     `reference.quantize_nvfp4_bound`.
     """
-    key, plan, places = _find(x, layout, config)
+    key, plan, places = plans.find(("quantize_nvfp4", layout, config), None, x)
     if plan is not None:
         return plan.launch(x, places)
     target = arguments.target_of("x", x)
@@ -62,9 +62,6 @@ def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None 
         plan = quantize_nvfp4_plan.plan(target, task, config)
         plans.remember(key if address_of(flat) == address_of(x) else None, plan)
         return plan.launch(flat, (address_of(flat),))
-
-
-_find = plans.finder("quantize_nvfp4", arrays=1, options=2)
 
 
 # --- the op's record -----------------------------------------------------------------------------

@@ -71,12 +71,16 @@ def scaled_mm(
     if isinstance(a, NvFp4) or isinstance(b, NvFp4):
         arrays, numbers = arrays_and_numbers(a=(a, scale_a), b=(b, scale_b))
         names, given = (*arrays, "bias"), (*arrays.values(), bias)
-        key, known, _ = plans.find(
-            "scaled_mm", given, (*names, *numbers, activation, out_dtype, config), out
-        )
+        call = ("scaled_mm", names, *numbers, activation, out_dtype, config)
     else:
-        names, given = ("a", "b", "bias", "scale_a", "scale_b"), (a, b, bias, scale_a, scale_b)
-        key, known, _ = _find(*given, activation, out_dtype, config, out)
+        names = ("a", "b", "bias", "scale_a", "scale_b")
+        array_a = None if scale_a is None or isinstance(scale_a, (int, float)) else scale_a
+        array_b = None if scale_b is None or isinstance(scale_b, (int, float)) else scale_b
+        number_a = scale_a if array_a is None else None
+        number_b = scale_b if array_b is None else None
+        given = a, b, bias, array_a, array_b
+        call = ("scaled_mm", number_a, number_b, activation, out_dtype, config)
+    key, known, _ = plans.find(call, out, *given)
     if known is not None:
         return launch.launch_known(known, given, out)
     if isinstance(a, NvFp4) and not isinstance(b, NvFp4):
@@ -113,9 +117,6 @@ def scaled_mm(
         k=x.shape[-1],
         blocked=blocked_groups({"groups_a": x, "groups_b": y}),
     )
-
-
-_find = plans.finder("scaled_mm", arrays=3, either=2, options=3)
 
 
 def _transposed(

@@ -73,9 +73,6 @@ def log_softmax(
     return _run(x, axis, mask, scale, dtype, out, True, config)
 
 
-_find = plans.finder("softmax", arrays=2, options=5)
-
-
 def _resolve(
     x_dtype: np.dtype, shape: tuple[int, ...], axis: Any, scale: Any, dtype: Any
 ) -> tuple[int, float, np.dtype]:
@@ -98,7 +95,7 @@ def _run(
     log: bool,
     config: RowConfig | None = None,
 ) -> Any:
-    key, known, places = _find(x, mask, axis, scale, dtype, log, config, out)
+    key, known, places = plans.find(("softmax", axis, scale, dtype, log, config), out, x, mask)
     if known is None:
         return _run_checked(key, x, axis, mask, scale, dtype, out, log, config)
     target, y_dtype, plan = known

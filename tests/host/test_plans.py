@@ -353,9 +353,12 @@ def test_what_was_illegal_stays_so(gpu):
 def test_a_warm_call_is_one_on_the_current_device(gpu, monkeypatch):
     """Elsewhere all is checked again, and the device is another one meanwhile."""
     x = gpu.array((2, 8), "float16")
-    find = plans.finder("test", arrays=2, options=1)
+
+    def find(x, y, option, out=None):
+        return plans.find(("test", option), out, x, y)
+
     key, _, places = find(x, None, 3)
-    assert places == (x.data.ptr, None, None)
+    assert places == (x.data.ptr, *[None] * 5)
     plans.remember(key, "known")
     assert find(x, None, 3) == (key, "known", places)
     assert find(x, None, 3.0)[1] is find(x, x, 3)[1] is find(x, None, 3, x)[1] is None

@@ -19,7 +19,6 @@ from fake_machine import SIZE, FakeMachine
 import cupykern
 from cupykern import OPS, choice, cli, plans, targets, workspace
 from cupykern.op import RandomDraw
-from cupykern.ops import softmax as softmax_module
 from cupykern.rows import softmax_plan
 from cupykern.tools import history
 from cupykern.tools.history import FAMILIES, Alias, Array, Machine, call, check_sequence
@@ -110,12 +109,13 @@ def run_few_variants(machine: Machine, name: str, sequences: int, large: bool) -
 
 def forgets_scale(monkeypatch) -> None:
     """Softmax's first cache without the scale."""
-    find = softmax_module._find
-    monkeypatch.setattr(
-        softmax_module,
-        "_find",
-        lambda x, mask, axis, scale, *rest: find(x, mask, axis, None, *rest),
-    )
+    find = plans.find
+
+    def forgetful(call: tuple[Any, ...], *arrays: Any) -> Any:
+        name, axis, _, *rest = call
+        return find((name, axis, None, *rest), *arrays)
+
+    monkeypatch.setattr(plans, "find", forgetful)
 
 
 def test_a_failure_is_shrunk_to_a_reproducer(machine, monkeypatch):
@@ -211,7 +211,6 @@ KEPT = {
     "inputs": {"_normal_block"},
     "jit": {"_kernels"},
     "numerics": {"_finfo", "_widen"},
-    "plans": {"_finder"},
     "rows.heuristic": {"shared_configs"},
     "rows.nonfinite_plan": {"_max_blocks"},
     "rows.nonfinite_walk": {"configs_of"},
