@@ -16,7 +16,7 @@ from .. import environment
 from .base import CompileError, Usage, by_value, launch_argument
 from .clusters import max_active_clusters
 from .limits import max_shared_bytes
-from .packed import pack
+from .repeated import pack
 
 OPTIONS = ("-std=c++17",)
 _ARCHS_WITH_OWN_INSTRUCTIONS = {

@@ -11,8 +11,7 @@ import pytest
 from fake_gpu import fake_gpu
 
 from cupykern import targets
-from cupykern.targets.packed import pack
-from cupykern.targets.repeated import Repeated, places_of
+from cupykern.targets.repeated import Repeated, pack, places_of
 
 cupy = pytest.importorskip("cupy")
 
