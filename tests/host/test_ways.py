@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from fake_gpu import fake_gpu
-from test_layers import layer_of
+from layers import layer_of
 
 import cupykern
 from cupykern import plans, targets

@@ -1,4 +1,4 @@
-"""What a module of cupykern may import: modules of its own layer and those below, without circles."""
+"""The layers of cupykern, and what its modules import."""
 
 from __future__ import annotations
 
@@ -8,10 +8,6 @@ from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
-
-import pytest
-
-ROOT = Path(__file__).resolve().parents[1]
 
 # From the bottom up.  A package stands for all of its modules.
 LAYERS = (
@@ -85,37 +81,3 @@ def circle(modules: Mapping[str, Module]) -> list[str]:
     except CycleError as error:
         return error.args[1]
     return []
-
-
-@pytest.fixture(scope="module")
-def modules() -> dict[str, Module]:
-    return read_modules(ROOT / "cupykern")
-
-
-def test_every_module_has_a_layer(modules):
-    assert len(modules) > 100
-    assert {layer_of(name) for name in modules} == set(range(len(LAYERS)))
-
-
-def test_no_import_points_upward(modules):
-    assert upward(modules) == []
-
-
-def test_there_is_no_import_circle(modules):
-    assert circle(modules) == []
-
-
-@pytest.mark.parametrize(
-    ("module", "line", "points_upward"),
-    [
-        ("cupykern.plans", "from . import jit", True),
-        ("cupykern.rows.softmax_plan", "from ..ops import softmax", True),
-        ("cupykern.rows.configs", "def late():\n    from .rows import row_plan", False),
-        ("cupykern.public", "import cupykern.tools.bench", True),
-    ],
-)
-def test_imports_upward_and_circles_are_seen(modules, module, line, points_upward):
-    tree = ast.Module([*modules[module].tree.body, *ast.parse(line).body], [])
-    planted = {**modules, module: Module(tree, False)}
-    assert bool(upward(planted)) == points_upward
-    assert module in circle(planted)
