@@ -16,10 +16,9 @@ from ..arrays import address_of, assign, maker
 from ..op import Call, Draw, Op, Work
 from ..targets import Target
 from ..targets.repeated import Repeated
-from . import gemm, gemm_hopper, matmul, matmul_problem, product
+from . import gemm, matmul, matmul_problem, product
 from .gemm import AnyConfig
 from .gemm_task import GemmTask, make_task
-from .hopper_config import HopperConfig
 from .logits import (
     NORMALIZE_LOGITS,
     SET_COLUMNS,
@@ -28,7 +27,9 @@ from .logits import (
     logits_memory,
 )
 from .operand_maps import tma_stores
-from .product import INNER, OUTER, STRIDED, Matrix, Product
+from .product import K_MAJOR, MN_MAJOR, STRIDED, Matrix, Product
+from .sm90_logits_config import Sm90LogitsConfig, StreamLogitsConfig
+from .stream_logits import stream_blocks
 
 _OUTPUTS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
@@ -50,7 +51,8 @@ def dequant_softmax(
     bias: float16, bfloat16 or float32 array that broadcasts to (..., M, N).
     dtype: float16, bfloat16 or float32, of the result; None: a's.
     out: array to write into, of the result's shape and dtype and apart from all operands.
-    config: a GemmConfig of the product, tile_n a multiple of 64; None: the default one.
+    config: a GemmConfig of the product, tile_n a multiple of 64, a Sm90LogitsConfig or a
+        StreamLogitsConfig; None: the default one.
 
     w is converted inside the kernel and sums are in FP32, as in `scaled_mm`.  The logits stay in FP32, in
     `out` if that is FP32, else in memory of their own; their largest and their sums of exponentials come
@@ -100,8 +102,7 @@ def dequant_softmax(
         taken: list[Any] = []  # the call's memory, and whether logits are in the result
 
         def complete(call: Product, config: AnyConfig) -> tuple[Product, dict[str, Any]]:
-            hopper = config if isinstance(config, HopperConfig) else None
-            memory, place, num_sets = _memory(target, hopper, result, call.out, bias)
+            memory, place, num_sets = _memory(target, config, result, call.out, bias)
             logits, statistics = memory.parts(memory.take(target))
             if place == call.out:
                 logits = result
@@ -170,15 +171,15 @@ class _Plan(NamedTuple):
 
 
 def _memory(
-    target: Target, hopper: HopperConfig | None, y: Any, place: Matrix, bias: Any
+    target: Target, config: AnyConfig, y: Any, place: Matrix, bias: Any
 ) -> tuple[LogitsMemory, Matrix | None, int]:
     """(what the call takes, where logits lie in memory, of how many sets of columns there are statistics);
     place: y's."""
     rows, n = y.shape
     num_sets = -(-n // SET_COLUMNS)
-    stays = hopper is not None and not hopper.streams and _takes_shares(y, bias)
-    if hopper is not None and hopper.streams:
-        num_sets = gemm_hopper.stream_blocks(n, target)
+    stays = isinstance(config, Sm90LogitsConfig) and _takes_shares(y, bias)
+    if isinstance(config, StreamLogitsConfig):
+        num_sets = stream_blocks(n, target)
     logits = None if stays else place if y.dtype == dtypes.float32 else contiguous(n)
     own = logits is not None and y.dtype != dtypes.float32
     return logits_memory(rows, n, num_sets, own), logits, num_sets
@@ -313,7 +314,7 @@ def _work(problem: LogitsProblem) -> Work:
 
 
 def tasks_of_variants() -> tuple[GemmTask, ...]:
-    layouts = (INNER, INNER), (INNER, OUTER), (STRIDED, STRIDED)
+    layouts = (K_MAJOR, K_MAJOR), (K_MAJOR, MN_MAJOR), (STRIDED, STRIDED)
     return tuple(
         GemmTask(1, m, 128256, 4096, a, dtypes.int8, *pair, kernel="dequant_softmax")
         for a in product.FLOAT16S

@@ -12,11 +12,11 @@ from kernels_cu import Variant
 
 from .. import arguments, dtypes, inputs, plans, reference
 from ..op import Call, Draw, Op, Work
-from . import dequantize_nvfp4, gemm, hopper_config, matmul, matmul_problem, nvfp4, product
+from . import dequantize_nvfp4, gemm, matmul, matmul_problem, nvfp4, product, sm90_config
 from .gemm import AnyConfig
 from .gemm_task import GemmTask, make_task
 from .nvfp4 import NvFp4
-from .product import INNER, OUTER, STRIDED
+from .product import K_MAJOR, MN_MAJOR, STRIDED
 from .scaled_mm import (
     ReadOperand,
     arrays_and_numbers,
@@ -57,7 +57,7 @@ def dual_gemm_silu(
         gives NaN and one below -11.1 zero.
     out_dtype: float16, bfloat16 or float32; None: a's for float16 and bfloat16, else float16.
     out: array to write into, of the result's shape and dtype and apart from all operands.
-    config: a GemmConfig or HopperConfig; None: the default one.
+    config: a GemmConfig or one of the dual GEMM configs of Hopper; None: the default one.
 
     Neither product is written to memory: a block computes the same tile of both.  Sums in FP32, int8 exactly in int32.  Layouts and copies as for
     `scaled_mm`; b1 and b2 of different layouts count as read element by element.
@@ -313,7 +313,7 @@ def _variants(arch: str) -> tuple[Variant, ...]:
                     task = GemmTask(1, m, 4096, 4096, a, b, *layouts, blocks, kernel="dual_gemm")
                     for config in gemm.configs(task, arch):
                         found[gemm.variant(task, config)] = None
-    if arch in hopper_config.ARCHS:
+    if arch in sm90_config.ARCHS:
         found.update(dict.fromkeys(dequantize_nvfp4.variants()))
     return tuple(found)
 
@@ -321,10 +321,10 @@ def _variants(arch: str) -> tuple[Variant, ...]:
 def task_layouts(a: np.dtype, b: np.dtype, blocks: bool) -> tuple[tuple[int, int], ...]:
     """What product.layouts gives of two products of a and b."""
     if b == product.FP4:
-        return ((INNER, INNER),)
+        return ((K_MAJOR, K_MAJOR),)
     return tuple(
         layouts
-        for layouts in ((INNER, INNER), (INNER, OUTER), (STRIDED, STRIDED))
+        for layouts in ((K_MAJOR, K_MAJOR), (K_MAJOR, MN_MAJOR), (STRIDED, STRIDED))
         if STRIDED in layouts or product.dual_by_vectors(a, b, *layouts, blocks)
     )
 

@@ -14,12 +14,8 @@ from ..numerics import namespace
 from ..targets import Target
 from . import gemm, product
 from .copied_plan import CopiedPlan, Copy, copies
-from .dequantize_nvfp4 import DecodedPlan
-from .gemm import AnyConfig, GemmPlan
-from .gemm_hopper import HopperPlan
-from .gemm_stream import StreamPlan
+from .gemm import AnyConfig, AnyPlan
 from .product import ACTIVATIONS, Product
-from .split_plan import SplitPlan
 
 INPUTS = (
     dtypes.float16,
@@ -59,7 +55,8 @@ def matmul(
         operand and alpha 1.  None: a's for float16 and bfloat16, bfloat16 for FP8, int32 for int8
         where it is allowed, else float32.
     out: array to write into, of the result's shape and dtype and apart from all operands.
-    config: a GemmConfig, HopperConfig or StreamConfig; None: the measured one.
+    config: a GemmConfig, SkinnyGemmConfig, Sm90GemmConfig, Sm90Fp8GemmConfig, Sm90MixedGemmConfig or
+        SplitKWorkspace; None: the measured one.
     accumulate: "float16" sums products of float16 in FP16, which GeForce-class chips do faster; a partial
         sum beyond 65504 is infinite.  Not on AMD.
 
@@ -83,7 +80,7 @@ def matmul(
         return launch_known(known, (a, b, bias, residual), out)
     target = arguments.target_of("a", a)
     arguments.same_place("b", b, a, "a")
-    half_sums = _check_accumulate(accumulate, a.dtype, b.dtype, target)
+    fp16_accumulate = _check_accumulate(accumulate, a.dtype, b.dtype, target)
     for name, x in (("a", a), ("b", b)):
         dtypes.resolve(x.dtype, f"{name}'s dtype", INPUTS)
     alpha = arguments.finite_float("alpha", alpha, 1.0)
@@ -97,7 +94,7 @@ def matmul(
     operands = {"a": a, "b": b, "bias": bias, "residual": residual}
     return run(
         target, operands, shape, out_dtype, out, config, key, tuple(operands), alpha=alpha,
-        activation=activation, half_sums=half_sums,
+        activation=activation, fp16_accumulate=fp16_accumulate,
     )  # fmt: skip
 
 
@@ -171,7 +168,7 @@ def run(
         call = Product(batch=shape[:-2], m=shape[-2], n=shape[-1], k=k, out=place, **fields)
         copied: tuple[Copy, ...] = ()
         if config is None:
-            kinds = (options.get(name, False) for name in ("block_scales", "half_sums"))
+            kinds = (options.get(name, False) for name in ("block_scales", "fp16_accumulate"))
             all_copied = copies(arrays, matrices, *shape[-2:], k, *kinds)
             for copied in ((), all_copied[:1], all_copied):
                 found = {copy.name: copy.matrix(shape[:-2]) for copy in copied}
@@ -202,9 +199,7 @@ def run(
 
 
 @plans.cached
-def _plan(
-    target: Target, call: Product, config: AnyConfig | None
-) -> GemmPlan | HopperPlan | StreamPlan | DecodedPlan | SplitPlan | None:
+def _plan(target: Target, call: Product, config: AnyConfig | None) -> AnyPlan | None:
     return gemm.gemm_plan(target, call, config)
 
 

@@ -303,7 +303,7 @@ def test_key_of_plans_without_a_field(module, name, field, functions, monkeypatc
         pytest.param("rows.softmax", "layout", ("softmax",), id="softmax's strides, alignment"),
         pytest.param("rows.quantize_tiles", "block", ("quantize",), id="quantize's block"),
         pytest.param("gemm.quantize_nvfp4", "layout", ("quantize_nvfp4",), id="scales' layout"),
-        pytest.param("gemm.matmul", "half_sums", ("matmul",), id="matmul's accumulate"),
+        pytest.param("gemm.matmul", "fp16_accumulate", ("matmul",), id="matmul's accumulate"),
         pytest.param("gemm.matmul", "groups_b", ("scaled_mm",), id="NvFp4.layout"),
     ],
 )

@@ -201,12 +201,14 @@ def test_an_internal_error_is_a_failure(machine, monkeypatch):
 # Caches that `Machine.forget` leaves: of functions of an architecture, a dtype or a task alone, of
 # the environment and the machine, and of loaded code.
 KEPT = {
+    "arguments": {"field_kinds"},
     "arrays": {"maker", "takes_fp8"},
     "attention.decode_config": {"_tiles"},
     "cache": {"_private"},
     "environment": {"_cache_dir"},
     "gemm.gemm": {"_params_dtype"},
-    "gemm.portable_choice": {"_tiles", "_dual_tiles", "configs"},
+    "gemm.portable_heuristic": {"_tiles", "_dual_tiles", "configs"},
+    "gemm.sm90_heuristic": {"table"},
     "inputs": {"_normal_block"},
     "jit": {"_kernels"},
     "numerics": {"_finfo", "_widen"},
@@ -217,6 +219,7 @@ KEPT = {
     "rows.norm_heuristic": {"norm_configs", "quantized_configs"},
     "rows.softmax_heuristic": {"softmax_configs"},
     "store": {"_path", "built_in", "digest"},
+    "tuned": {"load"},
     "targets": {"device_name", "_launch_pointer", "_gpu"},
     "targets.host": {"_target", "_runtimes"},
     "targets.host_compiler": {
