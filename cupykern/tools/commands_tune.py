@@ -307,7 +307,7 @@ def profile(
               help="Write the file of the architecture with the fitted times.")  # fmt: skip
 @seed_option
 def fit(sweeps: tuple[str, ...], written: str | None, seed: int) -> int:
-    """Fit the times by which configs of GEMMs are chosen to SWEEPS of many shapes.
+    """Fit the model that chooses GEMM configs to SWEEPS.
 
     Prints each time as it is and as fitted, and how well both tell the times of a quarter of the shapes,
     which the fit does not see.  The numbers are those of cupykern/tuned/sm_90a.json.
