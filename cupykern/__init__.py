@@ -8,9 +8,9 @@ from .attention.block_mask import BlockMask
 from .numerics import finfo
 from .nvfp4 import NvFp4
 from .ops import OPS
-from .ops.nonfinite_report import NonfiniteReport, nonfinite_report
+from .ops.nonfinite_report import NonfiniteReport
 from .public import public as _public
-from .tuning.tune import tune
+from .tuning import tune as _tune
 from .watch import Watch, WatchRecord, watch
 
 __version__ = "0.1.0"
@@ -29,6 +29,8 @@ decode_attention = _public(ops.decode_attention.decode_attention, ops.decode_att
 attention = _public(ops.attention.attention, ops.attention.OP)
 attention_varlen = _public(ops.attention_varlen.attention_varlen, ops.attention_varlen.OP)
 scaled_dot_product_attention = _public(ops.attention.scaled_dot_product_attention)
+nonfinite_report = _public(ops.nonfinite_report.nonfinite_report)
+tune = _public(_tune.tune)
 
 __all__ = [
     "OPS",

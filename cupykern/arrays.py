@@ -192,12 +192,16 @@ def _bytes(x: Any) -> Any:
 def asarray(x: Any, dtype: Any = None, target: str | None = None) -> Any:
     """x (an array or nested sequence of numbers) as an array of `dtype` on `target`.
 
-    dtype None: x's.  Numbers are rounded to nearest even by numpy and ml_dtypes on the host: beyond
+    dtype None: x's.  An array of another library (torch, JAX, DLPack) that is on `target` and of `dtype`
+    becomes a cupy or numpy array of the same memory.  Numbers are rounded to nearest even by numpy and ml_dtypes on the host: beyond
     the format's largest number they become infinity, or NaN where it has none (float8_e4m3fn).  To int8
     and int32 they are cast as by numpy, towards zero and without a limit: `quantize` rounds.
     Raises TypeError (dtype), ValueError (target's name), targets.UnavailableError.
     """
     xp = targets.get(target).xp
+    from .interop.foreign import native
+
+    x = native("x", x)
     if targets.is_cupy(x):
         if xp is not np and (dtype is None or x.dtype == dtype):
             return x

@@ -6,12 +6,15 @@ The format of NVIDIA's Blackwell (PTX ISA, tcgen05.mma .kind::mxf4nvf4; cuBLAS, 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from . import arguments, dtypes, inputs
+from .interop.foreign import native, takes_foreign
 from .numerics import as_float64, namespace
 
 GROUP = 16  # numbers that share a scale
@@ -32,6 +35,8 @@ class NvFp4:
         (i // 128 * ceil(K / 64) + j // 4) * 512 + i % 32 * 16 + i % 128 // 32 * 4 + j % 4, padding zero.
     global_scale: a finite number, or a float32 array of one element.
 
+    All of one library, which may be any that the ops take; they are kept as they are given.
+
     A number is code * scale * global_scale.  As `a` of a product the rows are M; as `b` they are N: it
     stands for the matrix (K, N).
 
@@ -44,6 +49,9 @@ class NvFp4:
     global_scale: Any = 1.0
 
     def __post_init__(self) -> None:
+        self.map_arrays(partial(native, "NvFp4"))._check()
+
+    def _check(self) -> None:
         arguments.target_of("data", self.data)
         arguments.same_place("scale", self.scale, self.data, "data")
         if self.data.dtype != np.uint8:
@@ -76,6 +84,15 @@ class NvFp4:
         x.__dict__.update(data=data, scale=scale, layout=layout, global_scale=global_scale)
         return x
 
+    def arrays(self) -> tuple[Any, Any, Any]:
+        """data, scale and global_scale, which may be a number."""
+        return self.data, self.scale, self.global_scale
+
+    def map_arrays(self, function: Callable[[Any], Any]) -> NvFp4:
+        """The same of function(data), function(scale) and function(global_scale)."""
+        data, scale, global_scale = map(function, self.arrays())
+        return NvFp4.unchecked(data, scale, self.layout, global_scale)
+
     @property
     def shape(self) -> tuple[int, ...]:
         """(..., rows, K)"""
@@ -85,6 +102,7 @@ class NvFp4:
     def size(self) -> int:
         return math.prod(self.shape)
 
+    @takes_foreign
     def to(self, layout: str) -> NvFp4:
         """The same numbers, the scales in the layout "plain" or "blocked"; self if they are."""
         if layout not in LAYOUTS:
@@ -97,12 +115,14 @@ class NvFp4:
         )
         return replace(self, scale=scale, layout=layout)
 
+    @takes_foreign
     def rows(self, rows: np.ndarray) -> NvFp4:
         """Some rows of one matrix, the scales in plain order."""
         plain = self.to("plain")
         scale = inputs.take_rows(plain.scale, rows)
         return NvFp4(plain.data[rows], scale, "plain", self.global_scale)
 
+    @takes_foreign
     def dequantize(self) -> Any:
         """The numbers in FP64, by many small kernels: for checks, not for speed."""
         xp = namespace(self.data)
@@ -112,6 +132,7 @@ class NvFp4:
         with np.errstate(all="ignore"):
             return unpack_e2m1(self.data).astype(np.float64) * xp.repeat(scale, GROUP, -1) * factor
 
+    @takes_foreign
     def outputs(self) -> tuple[Any, Any, Any]:
         """(its numbers in FP32, scales in plain order, global scale): what checks compare."""
         xp = namespace(self.data)

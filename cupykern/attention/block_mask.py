@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import arguments, targets
+from ..interop.foreign import takes_foreign
 from ..numerics import namespace
 
 MASKED, CAUSAL, FULL, PARTIAL = range(4)  # attention_mask.cuh: BlockType
@@ -30,7 +31,7 @@ class BlockMask:
 
     Attributes.  B and H are 1 or those of the call; Q = ceil(seq_len_q / q_block) and
     K = ceil(seq_len_k / kv_block); q_block and kv_block are 64 or 128.  The arrays are all
-    numpy's or all cupy's:
+    numpy's or all cupy's, also where those given were another library's:
 
     block_mask_types: uint8 (B, H, Q, K).  0: masked, 1: causal, 2: full, 3: partial.  In a causal
         block query i keeps keys j <= i + causal_offset, i and j counted from the sequence's start.
@@ -42,6 +43,7 @@ class BlockMask:
     The idea is that of FlexAttention's BlockMask (Dong et al., arXiv:2412.05496).
     """
 
+    @takes_foreign
     def __init__(
         self,
         block_mask_types: Any,
@@ -105,6 +107,10 @@ class BlockMask:
         order = xp.sort(xp.where(masked, numbers + shape[3], numbers), axis=-1)
         self.kv_indices = xp.ascontiguousarray(order % max(shape[3], 1)).astype(np.int32)
 
+    def arrays(self) -> tuple[Any, ...]:
+        """What it holds, its numbers too."""
+        return tuple(vars(self).values())
+
     @property
     def batch_shape(self) -> tuple[int, int]:
         return self.block_mask_types.shape[:2]
@@ -127,6 +133,7 @@ class BlockMask:
         )
 
     @classmethod
+    @takes_foreign
     def from_dense(cls, mask: Any, q_block: int = 128, kv_block: int = 128) -> BlockMask:
         """Classify the blocks of a dense mask.
 
@@ -173,6 +180,7 @@ class BlockMask:
         return _of_types(types, target, seq_len_q, seq_len_k, q_block, kv_block, causal_offset)
 
     @classmethod
+    @takes_foreign
     def document(
         cls,
         document_ids: Any,

@@ -13,12 +13,8 @@ from ..arrays import assign, maker, packed
 from ..targets import Target
 from . import gemm, product
 from .copied_plan import CopiedPlan, Copy, copies
-from .dequantize_nvfp4 import DecodedPlan
-from .gemm import AnyConfig, GemmPlan
-from .gemm_hopper import HopperPlan
-from .gemm_stream import StreamPlan
+from .gemm import AnyConfig, AnyPlan
 from .product import Product
-from .split_plan import SplitPlan
 
 
 def launch_known(known: tuple[Any, ...], given: tuple[Any, ...], out: Any) -> Any:
@@ -88,7 +84,7 @@ def run(
         call = Product(batch=shape[:-2], m=shape[-2], n=shape[-1], k=k, out=place, **fields)
         copied: tuple[Copy, ...] = ()
         if config is None:
-            kinds = (options.get(name, False) for name in ("block_scales", "half_sums"))
+            kinds = (options.get(name, False) for name in ("block_scales", "fp16_accumulate"))
             all_copied = copies(arrays, matrices, *shape[-2:], k, *kinds)
             for copied in ((), all_copied[:1], all_copied):
                 found = {copy.name: copy.matrix(shape[:-2]) for copy in copied}
@@ -119,7 +115,5 @@ def run(
 
 
 @plans.cached
-def _plan(
-    target: Target, call: Product, config: AnyConfig | None
-) -> GemmPlan | HopperPlan | StreamPlan | DecodedPlan | SplitPlan | None:
+def _plan(target: Target, call: Product, config: AnyConfig | None) -> AnyPlan | None:
     return gemm.gemm_plan(target, call, config)

@@ -11,11 +11,13 @@ from .. import dtypes
 from ..arrays import maker
 from ..targets import Target
 from ..targets.repeated import Repeated
-from . import gemm_hopper, product
-from .hopper_config import HopperConfig
+from . import product
+from .gemm import AnyConfig
 from .logits import SET_COLUMNS, LogitsMemory, contiguous, logits_memory
 from .operand_maps import tma_stores
 from .product import Matrix
+from .sm90_logits_config import Sm90LogitsConfig, StreamLogitsConfig
+from .stream_logits import stream_blocks
 
 
 class LogitsPlan(NamedTuple):
@@ -54,15 +56,15 @@ class LogitsPlan(NamedTuple):
 
 
 def memory_of(
-    target: Target, hopper: HopperConfig | None, y: Any, place: Matrix, bias: Any
+    target: Target, config: AnyConfig, y: Any, place: Matrix, bias: Any
 ) -> tuple[LogitsMemory, Matrix | None, int]:
     """(what the call takes, where logits lie in memory, of how many sets of columns there are statistics);
     place: y's."""
     rows, n = y.shape
     num_sets = -(-n // SET_COLUMNS)
-    stays = hopper is not None and not hopper.streams and _takes_shares(y, bias)
-    if hopper is not None and hopper.streams:
-        num_sets = gemm_hopper.stream_blocks(n, target)
+    stays = isinstance(config, Sm90LogitsConfig) and _takes_shares(y, bias)
+    if isinstance(config, StreamLogitsConfig):
+        num_sets = stream_blocks(n, target)
     logits = None if stays else place if y.dtype == dtypes.float32 else contiguous(n)
     own = logits is not None and y.dtype != dtypes.float32
     return logits_memory(rows, n, num_sets, own), logits, num_sets

@@ -15,10 +15,9 @@ from ..arrays import address_of, assign, maker
 from ..gemm import gemm, launch, product
 from ..gemm.gemm import AnyConfig
 from ..gemm.gemm_task import GemmTask, make_task
-from ..gemm.hopper_config import HopperConfig
 from ..gemm.logits import NORMALIZE_LOGITS
 from ..gemm.logits_plan import LogitsPlan, is_row, memory_of
-from ..gemm.product import INNER, OUTER, STRIDED, Product
+from ..gemm.product import K_MAJOR, MN_MAJOR, STRIDED, Product
 from ..op import Call, Draw, Op, Work
 from .checks.products import check_addend, check_shapes
 from .problems import products
@@ -43,7 +42,8 @@ def dequant_softmax(
     bias: float16, bfloat16 or float32 array that broadcasts to (..., M, N).
     dtype: float16, bfloat16 or float32, of the result; None: a's.
     out: array to write into, of the result's shape and dtype and apart from all operands.
-    config: a GemmConfig of the product, tile_n a multiple of 64; None: the default one.
+    config: a GemmConfig of the product, tile_n a multiple of 64, a Sm90LogitsConfig or a
+        StreamLogitsConfig; None: the default one.
 
     w is converted inside the kernel and sums are in FP32, as in `scaled_mm`.  The logits stay in FP32, in
     `out` if that is FP32, else in memory of their own; their largest and their sums of exponentials come
@@ -96,8 +96,7 @@ def dequant_softmax(
         taken: list[Any] = []  # the call's memory, and whether logits are in the result
 
         def complete(call: Product, config: AnyConfig) -> tuple[Product, dict[str, Any]]:
-            hopper = config if isinstance(config, HopperConfig) else None
-            memory, place, num_sets = memory_of(target, hopper, result, call.out, bias)
+            memory, place, num_sets = memory_of(target, config, result, call.out, bias)
             logits, statistics = memory.parts(memory.take(target))
             if place == call.out:
                 logits = result
@@ -243,7 +242,7 @@ def _work(problem: LogitsProblem) -> Work:
 
 
 def tasks_of_variants() -> tuple[GemmTask, ...]:
-    layouts = (INNER, INNER), (INNER, OUTER), (STRIDED, STRIDED)
+    layouts = (K_MAJOR, K_MAJOR), (K_MAJOR, MN_MAJOR), (STRIDED, STRIDED)
     return tuple(
         GemmTask(1, m, 128256, 4096, a, dtypes.int8, *pair, kernel="dequant_softmax")
         for a in product.FLOAT16S

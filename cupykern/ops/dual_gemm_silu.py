@@ -11,10 +11,10 @@ import numpy as np
 from kernels_cu import Variant
 
 from .. import arguments, dtypes, inputs, nvfp4, plans, reference
-from ..gemm import dequantize_nvfp4, gemm, hopper_config, launch, product
+from ..gemm import dequantize_nvfp4, gemm, launch, product, sm90_config
 from ..gemm.gemm import AnyConfig
 from ..gemm.gemm_task import GemmTask, make_task
-from ..gemm.product import INNER, OUTER, STRIDED
+from ..gemm.product import K_MAJOR, MN_MAJOR, STRIDED
 from ..nvfp4 import NvFp4
 from ..op import Call, Draw, Op, Work
 from .checks.products import check_shapes
@@ -59,7 +59,7 @@ def dual_gemm_silu(
         gives NaN and one below -11.1 zero.
     out_dtype: float16, bfloat16 or float32; None: a's for float16 and bfloat16, else float16.
     out: array to write into, of the result's shape and dtype and apart from all operands.
-    config: a GemmConfig or HopperConfig; None: the default one.
+    config: a GemmConfig or one of the dual GEMM configs of Hopper; None: the default one.
 
     Neither product is written to memory: a block computes the same tile of both.  Sums in FP32, int8 exactly in int32.  Layouts and copies as for
     `scaled_mm`; b1 and b2 of different layouts count as read element by element.
@@ -318,7 +318,7 @@ def _variants(arch: str) -> tuple[Variant, ...]:
                     task = GemmTask(1, m, 4096, 4096, a, b, *layouts, blocks, kernel="dual_gemm")
                     for config in gemm.configs(task, arch):
                         found[gemm.variant(task, config)] = None
-    if arch in hopper_config.ARCHS:
+    if arch in sm90_config.ARCHS:
         found.update(dict.fromkeys(dequantize_nvfp4.variants()))
     return tuple(found)
 
@@ -326,10 +326,10 @@ def _variants(arch: str) -> tuple[Variant, ...]:
 def task_layouts(a: np.dtype, b: np.dtype, blocks: bool) -> tuple[tuple[int, int], ...]:
     """What product.layouts gives of two products of a and b."""
     if b == product.FP4:
-        return ((INNER, INNER),)
+        return ((K_MAJOR, K_MAJOR),)
     return tuple(
         layouts
-        for layouts in ((INNER, INNER), (INNER, OUTER), (STRIDED, STRIDED))
+        for layouts in ((K_MAJOR, K_MAJOR), (K_MAJOR, MN_MAJOR), (STRIDED, STRIDED))
         if STRIDED in layouts or product.dual_by_vectors(a, b, *layouts, blocks)
     )
 

@@ -45,7 +45,8 @@ def matmul(
         operand and alpha 1.  None: a's for float16 and bfloat16, bfloat16 for FP8, int32 for int8
         where it is allowed, else float32.
     out: array to write into, of the result's shape and dtype and apart from all operands.
-    config: a GemmConfig, HopperConfig or StreamConfig; None: the measured one.
+    config: a GemmConfig, SkinnyGemmConfig, Sm90GemmConfig, Sm90Fp8GemmConfig, Sm90MixedGemmConfig or
+        SplitKWorkspace; None: the measured one.
     accumulate: "float16" sums products of float16 in FP16, which GeForce-class chips do faster; a partial
         sum beyond 65504 is infinite.  Not on AMD.
 
@@ -69,7 +70,7 @@ def matmul(
         return launch.launch_known(known, (a, b, bias, residual), out)
     target = arguments.target_of("a", a)
     arguments.same_place("b", b, a, "a")
-    half_sums = check_accumulate(accumulate, a.dtype, b.dtype, target)
+    fp16_accumulate = check_accumulate(accumulate, a.dtype, b.dtype, target)
     for name, x in (("a", a), ("b", b)):
         dtypes.resolve(x.dtype, f"{name}'s dtype", INPUTS)
     alpha = arguments.finite_float("alpha", alpha, 1.0)
@@ -83,7 +84,7 @@ def matmul(
     operands = {"a": a, "b": b, "bias": bias, "residual": residual}
     return launch.run(
         target, operands, shape, out_dtype, out, config, key, tuple(operands), alpha=alpha,
-        activation=activation, half_sums=half_sums,
+        activation=activation, fp16_accumulate=fp16_accumulate,
     )  # fmt: skip
 
 

@@ -11,11 +11,12 @@ import numpy as np
 from kernels_cu import Variant
 
 from .. import arguments, dtypes, nvfp4, plans, reference
-from ..gemm import dequantize_nvfp4, gemm, gemm_stream, hopper_config, launch, product
+from ..gemm import dequantize_nvfp4, gemm, launch, product, skinny_gemm, sm90_config
 from ..gemm.gemm import AnyConfig
 from ..gemm.gemm_task import GemmTask, make_task
 from ..nvfp4 import NvFp4
 from ..op import Call, Draw, Op, Work
+from ..targets.limits import device
 from .checks.products import check_activation, check_addend, check_shapes, result_dtype
 from .checks.scales import (
     arrays_and_numbers,
@@ -277,15 +278,15 @@ def nvfp4_variants(arch: str, kernel: str = "gemm") -> tuple[Variant, ...]:
     fp4 = product.FP4
     found: dict[Variant, None] = {}
     for a in (fp4, *product.FLOAT16S):
-        layouts = product.INNER, product.INNER
+        layouts = product.K_MAJOR, product.K_MAJOR
         task = GemmTask(1, 4096, 4096, 4096, a, fp4, *layouts, kernel=kernel)
-        for m in (1, gemm_stream.ROWS):
-            for config in gemm_stream.configs(replace(task, m=m), arch):
+        for m in (1, skinny_gemm.ROWS):
+            for config in skinny_gemm.configs(replace(task, m=m), device(arch)):
                 found[gemm.variant(task, config)] = None
-        for ends in (task, replace(task, plain=False)):
+        for ends in (task, replace(task, tma_store_epilogue=False)):
             for config in gemm.configs(ends, arch):
                 found[gemm.variant(ends, config)] = None
-    if arch in hopper_config.ARCHS:
+    if arch in sm90_config.ARCHS:
         found.update(dict.fromkeys(dequantize_nvfp4.variants()))
     return tuple(found)
 

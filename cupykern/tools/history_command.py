@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import signal
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import cache
+from multiprocessing import get_context
+from typing import NamedTuple
 
 import click
 
 from kernels_cu import Variant
 
+from .. import targets
 from ..op import Op, RandomDraw
 from ..targets import Target
 from ..tuning.compile_ahead import compile_ahead
@@ -17,42 +24,106 @@ from .options import write_json
 from .tables import progress
 
 _MOST_SEEN_AHEAD = 4000  # calls whose variants are compiled before
+_CHUNK = 100  # sequences that a process runs before it takes others
+_MOST_PROCESSES = 16  # each takes half a gigabyte of the GPU
+
+
+class _Found(NamedTuple):
+    """What came of a chunk.  different: hashes of the calls that ran alone; refused: of those with a legal
+    error."""
+
+    sequences: int
+    calls: int
+    failures: tuple[str, ...]
+    different: frozenset[int]
+    refused: frozenset[int]
 
 
 def check_history(
     ops: list[Op], where: Target, sequences: int, seed: int, jobs: int, json_path: str | None
 ) -> int:
-    """Run sequences of calls; the exit code."""
-    machine, names, large = Machine(where), names_of(ops), where.name != "host"
+    """Run sequences of calls in up to `jobs` processes; the exit code."""
+    names, large = names_of(ops), where.name != "host"
     with progress(None, "compile") as advance:
-        ahead = _variants(machine, names, sequences, seed, large)
+        ahead = _variants(Machine(where), names, sequences, seed, large)
         for variant, *_ in compile_ahead(where, ahead, jobs):
             advance(variant.kernel)
     calls, failures = 0, []
+    different: set[int] = set()
+    refused: set[int] = set()
     with progress(sequences, "history") as advance:
-        for run in run_sequences(machine, names, sequences, seed, large):
-            calls += run.calls
-            for _ in range(run.sequences):
+        for found in _chunks(where, names, sequences, seed, min(jobs, _MOST_PROCESSES)):
+            calls += found.calls
+            different |= found.different
+            refused |= found.refused
+            for _ in range(found.sequences):
                 advance("")
-            if run.failure is not None:
-                failures.append(str(run.failure))
-                click.echo(f"{run.failure}\n")
-    refused = machine.num_refused
+            for failure in found.failures:
+                failures.append(failure)
+                click.echo(f"{failure}\n")
     click.echo(
         f"{where.name} ({where.arch}), seed {seed}: {sequences} sequences of {calls} calls, "
-        f"{machine.num_alone} different ones, {refused} of them refused; {len(failures)} failures"
+        f"{len(different)} different ones, {len(refused)} of them refused; {len(failures)} failures"
     )
-    found = {
+    document = {
         "seed": seed,
         "functions": list(names),
         "sequences": sequences,
         "calls": calls,
-        "different": machine.num_alone,
-        "refused": refused,
+        "different": len(different),
+        "refused": len(refused),
         "failures": failures,
     }
-    write_json(json_path, {**records.header("history", where), **found})
+    write_json(json_path, {**records.header("history", where), **document})
     return 1 if failures else 0
+
+
+def _chunks(
+    where: Target, names: tuple[str, ...], sequences: int, seed: int, jobs: int
+) -> Iterator[_Found]:
+    """Of all sequences: sequence i is drawn from seed + i."""
+    tasks = [
+        (where.name, names, min(_CHUNK, sequences - first), seed + first)
+        for first in range(0, sequences, _CHUNK)
+    ]
+    if jobs == 1 or len(tasks) == 1 or where.name == "host":  # whose settings are this process's
+        yield from (_run(*task) for task in tasks)
+        return
+    with ProcessPoolExecutor(
+        min(jobs, len(tasks)),
+        mp_context=get_context("spawn"),
+        initializer=signal.signal,
+        initargs=(signal.SIGINT, signal.SIG_IGN),
+    ) as pool:
+        try:
+            for task in as_completed([pool.submit(_run, *task) for task in tasks]):
+                yield task.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+@cache
+def _machine(target: str) -> Machine:
+    """One for all chunks of a process: what a call gives alone is kept."""
+    return Machine(targets.get(target))
+
+
+def _run(target: str, names: tuple[str, ...], sequences: int, seed: int) -> _Found:
+    machine, large = _machine(target), target != "host"
+    calls, failures = 0, []
+    for run in run_sequences(machine, names, sequences, seed, large):
+        calls += run.calls
+        if run.failure is not None:
+            failures.append(str(run.failure))
+    outcomes = {_digest(call): outcome for call, outcome in machine.outcomes()}
+    refused = frozenset(h for h, outcome in outcomes.items() if outcome.error is not None)
+    return _Found(sequences, calls, tuple(failures), frozenset(outcomes), refused)
+
+
+def _digest(call: Call) -> int:
+    """Equal in all processes."""
+    return int.from_bytes(hashlib.blake2b(repr(call).encode(), digest_size=8).digest(), "little")
 
 
 def _variants(

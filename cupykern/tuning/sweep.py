@@ -7,12 +7,13 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from kernels_cu import Variant
 
 from .. import choice, jit, plans
+from ..arguments import field_kinds
 from ..op import Call, Op
 from ..targets import Target, UnavailableError
 from .compile_ahead import compile_ahead
@@ -110,23 +111,54 @@ def first_request(op: Op, call: Call) -> choice.Request | None:
 
 
 def expand(configs: Sequence[Any], grid: dict[str, tuple[Any, ...]]) -> tuple[Any, ...]:
-    """`configs`, then every one with each combination of the grid's values for the fields it has."""
+    """`configs`, then every one with each combination of the grid's values for the fields that it
+    has, or that a config within it has.  Values that a field cannot have are left out."""
     found = dict.fromkeys(configs)
-    known = {f.name for c in configs if dataclasses.is_dataclass(c) for f in fields(c)}
+    configs = [config for config in configs if dataclasses.is_dataclass(config)]
+    known = {name for config in configs for name in _field_names(config)}
     if unknown := grid.keys() - known:
         raise ValueError(
             f"no config has a field {min(unknown)!r}; fields are {', '.join(sorted(known))}"
         )
     for config in configs:
-        if not dataclasses.is_dataclass(config):
-            continue
-        own = [f.name for f in fields(config) if f.name in grid]
-        for values in itertools.product(*(grid[name] for name in own)):
-            found[dataclasses.replace(config, **dict(zip(own, values, strict=True)))] = None
+        found.update(dict.fromkeys(_with_values(config, grid)))
     return tuple(found)
 
 
-# --- one problem -----------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Made:
+    """A value of a grid that is a config of its own, by its type's name: SplitK(2)."""
+
+    name: str
+    args: tuple[Any, ...]
+
+
+def _field_names(config: Any) -> Iterator[str]:
+    for name in field_kinds(type(config)):
+        yield name
+        if dataclasses.is_dataclass(getattr(config, name)):
+            yield from _field_names(getattr(config, name))
+
+
+def _with_values(config: Any, grid: dict[str, tuple[Any, ...]]) -> Iterator[Any]:
+    options = {}
+    for name, kinds in field_kinds(type(config)).items():
+        value = getattr(config, name)
+        if name in grid:
+            made = {kind.__name__: kind for kind in kinds}
+            options[name] = [
+                made[x.name](*x.args) if isinstance(x, Made) else x
+                for x in grid[name]
+                if (x.name in made if isinstance(x, Made) else type(x) in kinds)
+            ]
+        elif dataclasses.is_dataclass(value):
+            options[name] = list(_with_values(value, grid))
+    for values in itertools.product(*options.values()):
+        yield dataclasses.replace(config, **dict(zip(options, values, strict=True)))
+
+
+# --- one problem
+# -----------------------------------------------------------------------------------
 
 
 def sweep(
@@ -139,8 +171,8 @@ def sweep(
 ) -> Iterator[Trial]:
     """A Trial for every config that `known` has not, as soon as it is known, then the finalists'.
 
-    starts: told what is tried next.  monitor: of the GPU's clocks, entered.  Raises ContextLost and UnavailableError; all else that goes wrong
-    with a config is its reason.
+    starts: told what is tried next.  monitor: of the GPU's clocks, entered.  Raises ContextLost
+    and UnavailableError; all else that goes wrong with a config is its reason.
     """
     done = {trial.name: trial for trial in known}
     todo = [c for c in subject.candidates if subject.trial(c).name not in done]

@@ -324,7 +324,9 @@ def test_key_of_plans_without_a_field(module, name, field, functions, monkeypatc
         pytest.param(
             "gemm.quantize_nvfp4_plan", "plan", "layout", ("quantize_nvfp4",), id="scales' layout"
         ),
-        pytest.param("gemm.launch", "_plan", "half_sums", ("matmul",), id="matmul's accumulate"),
+        pytest.param(
+            "gemm.launch", "_plan", "fp16_accumulate", ("matmul",), id="matmul's accumulate"
+        ),
         pytest.param("gemm.launch", "_plan", "groups_b", ("scaled_mm",), id="NvFp4.layout"),
     ],
 )

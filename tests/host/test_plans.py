@@ -14,7 +14,7 @@ from fake_gpu import fake_gpu
 import cupykern
 from cupykern import arrays as arrays_of_cupykern
 from cupykern import dtypes, plans, targets, workspace
-from cupykern.gemm.hopper_config import HopperConfig
+from cupykern.gemm.sm90_gemm_config import Sm90GemmConfig
 from cupykern.ops.nonfinite_report import nonfinite_arrays
 from cupykern.tools.bench import tiny_problem
 
@@ -243,7 +243,7 @@ def long_heads(x):
 
 MAPPED = {
     "matmul": lambda x, r: cupykern.matmul(
-        x.reshape(512, 512), r.reshape(512, 512).T, config=HopperConfig(128, 128, 4)
+        x.reshape(512, 512), r.reshape(512, 512).T, config=Sm90GemmConfig(128, 128, 64, 4)
     ),
     "attention": lambda x, r: cupykern.attention(*map(long_heads, (x, r, r)), causal=True),
     "dual_gemm_silu": lambda x, r: cupykern.dual_gemm_silu(

@@ -13,13 +13,14 @@ import numpy as np
 from kernels_cu import Variant
 
 from ... import dtypes, inputs
-from ...gemm import gemm, gemm_hopper, gemm_stream, hopper_config, product
+from ...gemm import gemm, product, skinny_gemm, sm90_config, sm90_heuristic
 from ...gemm.copied_plan import COPY_LINES
 from ...gemm.gemm_task import GemmTask, make_task
-from ...gemm.hopper_config import HopperConfig
-from ...gemm.product import ACTIVATIONS, INNER, OUTER, STRIDED
+from ...gemm.product import ACTIVATIONS, K_MAJOR, MN_MAJOR, STRIDED
+from ...gemm.sm90_epilogue import fits_tma_store
 from ...gemm.split_plan import ADD_SPLITS
 from ...op import Call, Draw, Work
+from ...targets.limits import device
 from ..checks.products import FLOATS, check_shapes, result_dtype
 
 
@@ -210,31 +211,35 @@ def variants(
     found: dict[Variant, None] = {COPY_LINES: None}
     for a_name, b_name in pairs:
         a, b = dtypes.NAMES[a_name], dtypes.NAMES[b_name or a_name]
-        if a == b in product.FLOAT16S and arch in hopper_config.ARCHS:
+        if a == b in product.FLOAT16S and arch in sm90_config.ARCHS:
             found[ADD_SPLITS] = None
-        for layout_a, layout_b in ((i, j) for i in (INNER, OUTER) for j in (INNER, OUTER)):
+        for layout_a, layout_b in (
+            (i, j) for i in (K_MAJOR, MN_MAJOR) for j in (K_MAJOR, MN_MAJOR)
+        ):
             for layouts in ((layout_a, layout_b), (STRIDED, STRIDED)):
                 if STRIDED not in layouts and not product.by_vectors(a, b, *layouts, block_scales):
                     continue
                 task = GemmTask(1, 4096, 4096, 4096, a, b, *layouts, block_scales)
                 of_lines = STRIDED in layouts and a == b in product.FLOAT16S
-                few_rows = replace(task, lines_b=layout_b if of_lines else STRIDED)
-                for m in (1, gemm_stream.ROWS):
-                    for config in gemm_stream.configs(replace(few_rows, m=m), arch):
+                few_rows = replace(task, misaligned_b=layout_b if of_lines else STRIDED)
+                for m in (1, skinny_gemm.ROWS):
+                    for config in skinny_gemm.configs(replace(few_rows, m=m), device(arch)):
                         found[gemm.variant(few_rows, config)] = None
                 # Other layouts' rows count as beginning with lines.
-                lines = (True, False) if layouts == (INNER, INNER) else (True,)
-                for plain, in_lines in itertools.product((True, False), lines):
-                    ends = replace(task, plain=plain, in_lines=in_lines)
+                lines = (True, False) if layouts == (K_MAJOR, K_MAJOR) else (True,)
+                for tma_store, aligned in itertools.product((True, False), lines):
+                    ends = replace(task, tma_store_epilogue=tma_store, aligned_128=aligned)
                     few = (c for m in (32, 64) for c in gemm.configs(replace(ends, m=m), arch))
-                    of_few = (config for config in few if isinstance(config, HopperConfig))
+                    of_few = (c for c in few if isinstance(c, sm90_heuristic.CONFIGS))
                     for config in (*gemm.configs(ends, arch), *of_few):
                         found[gemm.variant(ends, config)] = None
-                half_sums = gemm.half_sums_task(task)
+                fp16_accumulate = gemm.fp16_accumulate_task(task)
                 for config in (
-                    gemm.configs(half_sums, arch) if sums_in_half(half_sums, arch) else ()
+                    gemm.configs(fp16_accumulate, arch)
+                    if sums_in_half(fp16_accumulate, arch)
+                    else ()
                 ):
-                    found[gemm.variant(half_sums, config)] = None
+                    found[gemm.variant(fp16_accumulate, config)] = None
     return tuple(found)
 
 
@@ -264,8 +269,11 @@ def task_of(problem: MatmulProblem, block_scales: bool = False) -> GemmTask:
         *(addend("bias"), addend("residual"), None, None, problem.alpha, problem.activation),
     )
     task = make_task(whole.a, whole.b, math.prod(batch), m, n, k, block_scales)
-    plain = gemm_hopper.is_plain(whole, hopper_config.converts(task))
-    return replace(task, activates=gemm.activates(problem.activation), plain=plain)
+    return replace(
+        task,
+        slow_activation=gemm.slow_activation(problem.activation),
+        tma_store_epilogue=fits_tma_store(whole, task.mixed_input),
+    )
 
 
 def sampled_rows(m: int, count: int, seed: int) -> np.ndarray:

@@ -61,15 +61,9 @@ class Machine:
         self._arenas: dict[int, Any] = {}
         self._alone: dict[Call, Outcome] = {}
 
-    @property
-    def num_alone(self) -> int:
-        """How many different calls ran alone."""
-        return len(self._alone)
-
-    @property
-    def num_refused(self) -> int:
-        """How many of them raised a legal error."""
-        return sum(outcome.error is not None for outcome in self._alone.values())
+    def outcomes(self) -> tuple[tuple[Call, Outcome], ...]:
+        """Of all calls that ran alone."""
+        return tuple(self._alone.items())
 
     def forget(self) -> None:
         """Empty every cache that a call reads, but that of loaded kernels."""
