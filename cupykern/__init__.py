@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from . import ops
-from .arrays import asarray, empty
+from .arrays import empty
 from .attention.block_mask import BlockMask
+from .interop.asarray import asarray
 from .numerics import finfo
 from .nvfp4 import NvFp4
 from .ops import OPS

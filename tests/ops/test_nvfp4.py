@@ -247,7 +247,7 @@ def test_decoded_operands_take_their_scales_in_the_epilogue(target, dtype, rows,
     a = nvfp4.random("normal", (*rows, 208), 3, xp, "C")
     scales = ()
     if dtype != NVFP4:
-        a = arrays.asarray(rng.standard_normal((*rows, 208)), dtypes.NAMES[dtype], target.name)
+        a = cupykern.asarray(rng.standard_normal((*rows, 208)), dtypes.NAMES[dtype], target.name)
         shape = (3, 1, 1) if rows == (3, 1) else (1,)
         scales = (xp.asarray(rng.uniform(-2, -0.5, shape), np.float32),)
     options = dict(options)

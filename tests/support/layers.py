@@ -13,7 +13,7 @@ from typing import NamedTuple
 LAYERS = (
     ("dtypes", "environment", "cache", "op", "plans"),  # import no array and no device
     (
-        *("targets", "arrays", "numerics", "arguments", "inputs", "nvfp4"),
+        *("targets", "arrays", "numerics", "arguments", "inputs", "nvfp4", "interop"),
         *("reference", "error_statistics", "check"),
     ),
     ("jit", "choice", "store", "workspace"),  # what calls share at run time
@@ -22,7 +22,7 @@ LAYERS = (
     ("tuning",),
     ("watch", "public"),
     ("",),  # cupykern/__init__.py
-    ("tools", "peers", "cli"),
+    ("tools", "peers", "cli", "torch", "transformers"),
 )
 
 
