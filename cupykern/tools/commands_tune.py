@@ -60,7 +60,7 @@ def _elements(values: str) -> list[ast.expr]:
 
 def _value(node: ast.expr) -> Any:
     """A literal, or what a name is called with."""
-    from .sweep import Made
+    from ..tuning.sweep import Made
 
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
         return Made(node.func.id, tuple(map(ast.literal_eval, node.args)))
