@@ -12,7 +12,7 @@ import numpy as np
 from . import dtypes, targets
 
 ALIGNMENT = 512  # bytes, of all arrays that the library allocates: CuPy's
-_ONE_BYTE = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
+ONE_BYTE = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
 
 
 def empty(shape: int | Sequence[int], dtype: Any, target: str | None = None) -> Any:
@@ -28,7 +28,7 @@ def empty(shape: int | Sequence[int], dtype: Any, target: str | None = None) -> 
 
 def empty_of(xp: Any, shape: int | Sequence[int], dtype: np.dtype) -> Any:
     """As `empty`, in the namespace `xp`."""
-    if dtype in _ONE_BYTE:
+    if dtype in ONE_BYTE:
         return maker(xp)(shape, np.uint8).view(dtype)
     return maker(xp)(shape, dtype)
 
@@ -82,7 +82,7 @@ def _nowhere(xp: Any) -> Any:
 
 def at(xp: Any, shape: tuple[int, ...], dtype: np.dtype, memory: Any) -> Any:
     """For CuPy: the array of `shape` and `dtype` that lies at `memory`, a MemoryPointer."""
-    if dtype in _ONE_BYTE and not takes_fp8(xp):
+    if dtype in ONE_BYTE and not takes_fp8(xp):
         return maker(xp)(shape, np.uint8, memory).view(dtype)
     return maker(xp)(shape, dtype, memory)
 
@@ -126,7 +126,7 @@ class Twins(NamedTuple):
 def small_twins(shape: tuple[int, ...], first: np.dtype, second: np.dtype) -> Twins | None:
     """Of small arrays, which one allocation gets; None: large ones, that can be freed one by one, or FP8."""
     place, size = (math.prod(shape) * dtype.itemsize for dtype in (first, second))
-    if size > _SMALL or first in _ONE_BYTE:
+    if size > _SMALL or first in ONE_BYTE:
         return None
     place = -(-place // 512) * 512
     return Twins(shape, (first, second), place, place + size)
@@ -137,7 +137,7 @@ def empty_like_of(xp: Any, x: Any, dtype: np.dtype) -> Any:
     if xp is np:
         strides = np.empty_like(x, dtype=dtype, order="K").strides
         return _aligned_empty(x.shape, dtype, strides)
-    if dtype in _ONE_BYTE:
+    if dtype in ONE_BYTE:
         return xp.empty_like(x, dtype=np.uint8, order="K").view(dtype)
     return xp.empty_like(x, dtype=dtype, order="K")
 
@@ -187,29 +187,3 @@ def _bytes(x: Any) -> Any:
     """The bytes of CuPy's x, along a last dim: CuPy's own kernels would read and write elements at any address,
     which faults."""
     return type(x)((*x.shape, x.itemsize), np.uint8, x.data, (*x.strides, 1))
-
-
-def asarray(x: Any, dtype: Any = None, target: str | None = None) -> Any:
-    """x (an array or nested sequence of numbers) as an array of `dtype` on `target`.
-
-    dtype None: x's.  An array of another library (torch, JAX, DLPack) that is on `target` and of `dtype`
-    becomes a cupy or numpy array of the same memory.  Numbers are rounded to nearest even by numpy and ml_dtypes on the host: beyond
-    the format's largest number they become infinity, or NaN where it has none (float8_e4m3fn).  To int8
-    and int32 they are cast as by numpy, towards zero and without a limit: `quantize` rounds.
-    Raises TypeError (dtype), ValueError (target's name), targets.UnavailableError.
-    """
-    xp = targets.get(target).xp
-    from .interop.foreign import native
-
-    x = native("x", x)
-    if targets.is_cupy(x):
-        if xp is not np and (dtype is None or x.dtype == dtype):
-            return x
-        x = x.get()
-    x = np.asarray(x)
-    dtype = x.dtype if dtype is None else dtype
-    dtype = dtypes.resolve(dtype, "dtype", tuple(dtypes.NAMES.values()))
-    x = np.asarray(x, dtype)
-    if dtype in _ONE_BYTE and xp is not np:
-        return xp.asarray(np.ascontiguousarray(x).view(np.uint8)).view(dtype)
-    return xp.asarray(x)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from . import arguments
 from .interop import foreign
 from .op import Op
-from .tools.tuning import tuned_at_first
+from .tuning.tune import tuned_at_first
 from .watch import active, look
 
 Function = TypeVar("Function", bound=Callable[..., Any])

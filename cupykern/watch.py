@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from . import arguments
-from .gemm.nvfp4 import NvFp4
+from .nvfp4 import NvFp4
 from .op import as_tuple
-from .rows.nonfinite import DTYPES, NonfiniteReport, is_capturing, nonfinite_report
+from .ops.nonfinite_report import NonfiniteReport, is_capturing, nonfinite_report
+from .rows.nonfinite_plan import DTYPES
 from .targets import is_cupy, of_array
 
 _log = logging.getLogger("cupykern")

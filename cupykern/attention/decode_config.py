@@ -14,6 +14,8 @@ from .. import dtypes
 from ..choice import Family
 from ..targets.limits import is_measured, max_cluster_size, max_shared_bytes, multiprocessors
 
+DTYPES = (dtypes.float16, dtypes.bfloat16)
+LAYOUTS = ("hnd", "nhd")  # of caches, by dims
 MAX_QUERIES = 16
 MAX_DIM = 256
 MAX_KEYS = 2**30

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import Call, Peer
+from .base import Call, Peer
 from .torch_attention import self_attention
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import dtypes
-from . import Call, Peer
+from .base import Call, Peer
 
 _EPILOGS = {None: "", "relu": "RELU", "gelu_tanh": "GELU"}  # cuBLASLt's GELU is the tanh one
 

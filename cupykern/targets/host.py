@@ -29,7 +29,8 @@ import numpy as np
 from kernels_cu import Variant, file_text, source_text
 
 from .. import environment
-from . import CompileError, by_value, limits
+from . import limits
+from .base import CompileError, by_value
 from .host_compiler import (
     SANITIZERS,
     Compiler,

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays import address_of
-from . import Target, tensor_map
+from . import tensor_map
+from .base import Target
 
 
 class MapPlan(NamedTuple):

@@ -19,7 +19,7 @@ import numpy as np
 
 from kernels_cu import Variant, source_text
 
-from . import CompileError, UnavailableError
+from .base import CompileError, UnavailableError
 from .cuda import OPTIONS
 
 CLANG_FLAGS = (

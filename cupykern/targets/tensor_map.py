@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes, plans
-from . import UnavailableError, by_value, is_cupy, launch_argument_at
+from . import is_cupy
+from .base import UnavailableError, by_value, launch_argument_at
 
 SWIZZLES = (0, 32, 64, 128)
 

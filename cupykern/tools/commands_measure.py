@@ -76,8 +76,8 @@ def check(
     Example: cupykern check softmax --target host --cases 200
     """
     from .. import check as checks
+    from ..tuning.compile_ahead import compile_ahead, variants_of_cases
     from . import precision, records
-    from .compile_ahead import compile_ahead, variants_of_cases
 
     if plot_path is not None:
         need_matplotlib("--plot")
@@ -232,10 +232,10 @@ def bench(
     \b
     Example: cupykern bench softmax --shapes "4096,4096;32768,1024" --dtype float16 --against torch
     """
+    from ..tuning.protocol import lock
     from . import bench as protocol
     from .bench_command import Baseline, Outputs, find_peers
     from .bench_command import bench as run
-    from .protocol import lock
 
     if plot_path is not None:
         need_matplotlib("--plot")

@@ -17,8 +17,8 @@ from kernels_cu import Variant
 from .. import targets
 from ..op import Op, RandomDraw
 from ..targets import Target
+from ..tuning.compile_ahead import compile_ahead
 from . import records
-from .compile_ahead import compile_ahead
 from .history import Call, Machine, draw_sequence, names_of, run_sequences, variants_of
 from .options import write_json
 from .tables import Counted, progress

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..tuning.trials import by_problem, ranking, short_names
 from . import figures, report, stored
 from .profile import MAX_STALLS
 from .tables import number
-from .trace import by_problem, read
-from .trials import ranking, short_names
+from .trace import read
 
 _MAX_CONFIGS = 10  # rows of a heat map
 _HEAD = """<!doctype html>

@@ -20,7 +20,8 @@ import pytest
 
 from cupykern import cache, cli, store
 from cupykern.targets import CompileError, host, host_compiler
-from cupykern.tools import doctor, protocol
+from cupykern.tools import doctor
+from cupykern.tuning import protocol
 from kernels_cu import Variant
 
 ANOTHER_USER = 54321

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from cupykern import cli, jit, targets
-from cupykern.rows.softmax_ops import OP
+from cupykern.ops.softmax import OP
 from cupykern.targets import CompileError, UnavailableError, host, host_compiler
 from cupykern.tools import doctor
 from kernels_cu import ROOT, Variant, file_text, source_text

@@ -15,7 +15,7 @@ from kernels_cu import Variant
 
 from ... import jit, plans, targets, workspace
 from ...arrays import empty_of
-from ...gemm.nvfp4 import NvFp4
+from ...nvfp4 import NvFp4
 from ...op import RandomDraw, as_tuple
 from ...targets import Target
 from .draws import Config
