@@ -18,6 +18,10 @@ ONE_BYTE = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
 def empty(shape: int | Sequence[int], dtype: Any, target: str | None = None) -> Any:
     """An uninitialised array of `shape` and `dtype` (one of dtypes.NAMES, by name or dtype).
 
+    >>> x = cupykern.empty((2, 3), "bfloat16", target="host")
+    >>> x.shape, x.dtype
+    ((2, 3), dtype(bfloat16))
+
     target: "cuda", "hip", "host" or None (the GPU if there is one): a cupy or a numpy array.  FP8
     arrays on CuPy are views of uint8 memory, since CuPy itself cannot make them.
     Raises TypeError (dtype), ValueError (target's name), targets.UnavailableError.

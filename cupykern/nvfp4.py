@@ -29,6 +29,14 @@ _BLOCK_ROWS, _BLOCK_GROUPS, _BLOCK = 128, 4, 512
 class NvFp4:
     """A batch of matrices of shape (..., rows, K), K a multiple of 16, as NVFP4.
 
+    >>> data = np.full((2, 8), 0x21, np.uint8)  # codes 1 and 2: 0.5 and 1
+    >>> scale = cupykern.asarray(np.ones((2, 1), np.float32), "float8_e4m3fn", target="host")
+    >>> p = cupykern.NvFp4(data, scale, "plain", 2.0)
+    >>> p.shape
+    (2, 16)
+    >>> p.dequantize()[0, :4].tolist()
+    [1.0, 2.0, 1.0, 2.0]
+
     data: uint8 (..., rows, K / 2): two e2m1 codes in a byte, the first one in its lower four bits.
     scale: float8_e4m3fn, (..., rows, K / 16); or, with layout "blocked", flat as
         (..., ceil(rows / 128) * ceil(K / 64) * 512), the scale of (i, j) at
@@ -104,7 +112,12 @@ class NvFp4:
 
     @takes_foreign
     def to(self, layout: str) -> NvFp4:
-        """The same numbers, the scales in the layout "plain" or "blocked"; self if they are."""
+        """The same numbers, the scales in the layout "plain" or "blocked"; self if they are.
+
+        >>> p = cupykern.quantize_nvfp4(np.ones((2, 16), np.float32))
+        >>> p.to("blocked").scale.shape  # flat, blocks of 128 x 4 scales, padded
+        (512,)
+        """
         if layout not in LAYOUTS:
             raise ValueError(f"layout must be 'plain' or 'blocked'; got {layout!r}")
         if layout == self.layout:
@@ -124,7 +137,12 @@ class NvFp4:
 
     @takes_foreign
     def dequantize(self) -> Any:
-        """The numbers in FP64, by many small kernels: for checks, not for speed."""
+        """The numbers in FP64, by many small kernels: for checks, not for speed.
+
+        >>> p = cupykern.quantize_nvfp4(np.full((1, 16), 3.0, np.float32))
+        >>> p.dequantize()[0, 0].round(3).item()
+        3.0
+        """
         xp = namespace(self.data)
         scale = as_float64(self.to("plain").scale)
         factor = self.global_scale

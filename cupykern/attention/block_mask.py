@@ -137,6 +137,11 @@ class BlockMask:
     def from_dense(cls, mask: Any, q_block: int = 128, kv_block: int = 128) -> BlockMask:
         """Classify the blocks of a dense mask.
 
+        >>> keep = np.tril(np.ones((256, 256), bool))
+        >>> keep[200, 0] = False
+        >>> cupykern.BlockMask.from_dense(keep).block_mask_types[0, 0].tolist()  # 3: partial
+        [[1, 0], [3, 1]]
+
         mask: bool (Sq, Sk) or (B, H, Sq, Sk), True = keep.  q_block, kv_block: 64 or 128.
 
         A block that keeps exactly the keys j <= i becomes causal; one that keeps some others,
@@ -167,6 +172,10 @@ class BlockMask:
     ) -> BlockMask:
         """Query i keeps keys j <= i + causal_offset.
 
+        >>> mask = cupykern.BlockMask.causal(256, 256, target="host")
+        >>> mask.block_mask_types[0, 0].tolist()
+        [[1, 0], [2, 1]]
+
         causal_offset: an integer; seq_len_k - seq_len_q aligns the last query with the last key.
         target: "cuda", "hip", "host" or None, the GPU if there is one.  Raises ValueError and
         targets.UnavailableError.
@@ -190,6 +199,10 @@ class BlockMask:
         kv_block: int = 128,
     ) -> BlockMask:
         """Query i keeps key j if both belong to one document and, if causal, j <= i.
+
+        >>> ids = np.repeat([0, 1], 128)  # two documents of 128 tokens
+        >>> cupykern.BlockMask.document(ids).block_mask_types[0, 0].tolist()
+        [[2, 0], [0, 2]]
 
         document_ids: integers (S,) or (B, S), the document of each position; the mask belongs to
         their target.  The blocks' types are read on the host, which synchronises.  Raises TypeError
@@ -227,6 +240,10 @@ class BlockMask:
     ) -> BlockMask:
         """Keep block (i, j) if i - j is a multiple of `stride`; if causal, only its keys j <= i.
 
+        >>> mask = cupykern.BlockMask.interleaved(512, 512, stride=2, target="host")
+        >>> mask.block_mask_types[0, 0].tolist()
+        [[2, 0, 2, 0], [0, 2, 0, 2], [2, 0, 2, 0], [0, 2, 0, 2]]
+
         stride: a positive integer.  target: as for `causal`.  Raises ValueError and
         targets.UnavailableError.
         """
@@ -241,7 +258,11 @@ class BlockMask:
         return _of_types(types, target, seq_len_q, seq_len_k, q_block, kv_block)
 
     def to_dense(self, xp: Any = None) -> Any:
-        """The mask as a bool array (B, H, Sq, Sk), True = keep, of `xp` or its own namespace."""
+        """The mask as a bool array (B, H, Sq, Sk), True = keep, of `xp` or its own namespace.
+
+        >>> cupykern.BlockMask.causal(128, 128, target="host").to_dense()[0, 0, 1, :3].tolist()
+        [True, True, False]
+        """
         xp = namespace(self.block_mask_types) if xp is None else xp
         types = self.block_mask_types[..., None, None]
         rows = xp.arange(types.shape[2] * self.q_block).reshape(-1, 1, self.q_block, 1)

@@ -14,6 +14,9 @@ from .foreign import native
 def asarray(x: Any, dtype: Any = None, target: str | None = None) -> Any:
     """x (an array or nested sequence of numbers) as an array of `dtype` on `target`.
 
+    >>> cupykern.asarray([0.1, 300.0, 500.0], "float8_e4m3fn", target="host").astype(float).tolist()
+    [0.1015625, 288.0, nan]
+
     dtype None: x's.  An array of another library (torch, JAX, DLPack) that is on `target` and of `dtype`
     becomes a cupy or numpy array of the same memory.  Numbers are rounded to nearest even by numpy and
     ml_dtypes on the host: beyond the format's largest number they become infinity, or NaN where it has

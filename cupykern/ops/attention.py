@@ -187,6 +187,10 @@ def scaled_dot_product_attention(
 ) -> Any:
     """`attention` with the signature of torch.nn.functional.scaled_dot_product_attention.
 
+    >>> q = np.ones((1, 2, 16, 64), np.float16)
+    >>> cupykern.scaled_dot_product_attention(q, q, q, is_causal=True).shape
+    (1, 2, 16, 64)
+
     query: (B, H, Sq, D).  key, value: (B, Hkv, Sk, D) and (B, Hkv, Sk, Dv); Hkv = H without
         enable_gqa.
     attn_mask: bool array, True = keep, or a bias, added to the scores; None with is_causal.

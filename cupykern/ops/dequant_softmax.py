@@ -37,6 +37,11 @@ def dequant_softmax(
 ) -> Any:
     """softmax(a @ (scale_w * w) + bias) along the last axis.
 
+    >>> a = np.array([[1.0, 1.0]], np.float16)
+    >>> w = np.array([[1, 2, 3], [1, 0, -1]], np.int8)  # every logit is 2
+    >>> print(cupykern.dequant_softmax(a, w, 1.0, dtype="float32").round(3))
+    [[0.333 0.333 0.333]]
+
     a: float16 or bfloat16 (..., M, K).  w: int8 (K, N), of either order, N up to 2^31 - 1.
     scale_w: a finite number, or a float32 array of one element, (N,) or (1, N): of w's columns.
     bias: float16, bfloat16 or float32 array that broadcasts to (..., M, N).

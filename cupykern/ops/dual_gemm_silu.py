@@ -50,6 +50,11 @@ def dual_gemm_silu(
 ) -> Any:
     """silu((scale_a * a) @ (scale_b1 * b1)) * ((scale_a * a) @ (scale_b2 * b2)), silu(x) = x sigmoid(x)
 
+    >>> a = np.array([[1.0, 2.0]], np.float16)
+    >>> gate, up = np.eye(2, dtype=np.float16), np.ones((2, 2), np.float16)
+    >>> cupykern.dual_gemm_silu(a, gate, up).round(2).astype(float).round(2).tolist()
+    [[2.19, 5.28]]
+
     a: (..., M, K), b1 and b2: (..., K, N) of one dtype, batches broadcast.  All float16 or bfloat16; or
         a pair of `scaled_mm`: both FP8, both int8, a float16 or bfloat16 and b1, b2 FP8, int8 or NvFp4,
         or all NvFp4.

@@ -35,6 +35,12 @@ def matmul(
 ) -> Any:
     """activation(alpha * (a @ b) + bias) + residual
 
+    >>> a = np.array([[1, 2], [3, 4]], np.float16)
+    >>> cupykern.matmul(a, a).tolist()
+    [[7.0, 10.0], [15.0, 22.0]]
+    >>> cupykern.matmul(a, -a, bias=np.array([8, 8], np.float32), activation="relu").tolist()
+    [[1.0, 0.0], [0.0, 0.0]]
+
     a: (..., M, K), b: (..., K, N), batches broadcast.  Both float16, bfloat16, float32 or int8, both
         FP8 (float8_e4m3fn, float8_e5m2), or a float16 or bfloat16 and b FP8 or int8.
     bias, residual: float16, bfloat16 or float32 arrays that broadcast to (..., M, N); a bias of shape

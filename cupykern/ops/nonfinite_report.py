@@ -23,6 +23,9 @@ from ..targets.limits import is_measured
 class NonfiniteReport:
     """What an array holds.
 
+    >>> print(cupykern.nonfinite_report(np.array([1.0, np.nan], np.float32)).num_nonfinite)
+    1
+
     size: of its elements, num_nan are NaN, num_posinf and num_neginf infinite.
     first_index: of the first of these in C order, a tuple of an int for each dim; None: all are finite.
     min, max, mean: of the finite elements; NaN if there are none.
@@ -51,6 +54,13 @@ class NonfiniteReport:
 
 def nonfinite_report(x: Any, *, config: NonfiniteConfig | None = None) -> NonfiniteReport:
     """Count x's NaN and infinities, and measure its finite elements, in one read of its memory.
+
+    >>> x = np.array([[1.0, np.inf], [np.nan, -2.0]], np.float32)
+    >>> report = cupykern.nonfinite_report(x)
+    >>> report.num_nan, report.num_posinf, report.first_index
+    (1, 1, (0, 1))
+    >>> report.min, report.max
+    (-2.0, 1.0)
 
     x: float16, bfloat16, float32, float8_e4m3fn or float8_e5m2 array of any shape and strides (cupy: on
         its GPU, on the current stream; numpy: on the host target).  It is copied only if a stride is

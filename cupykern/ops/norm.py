@@ -47,6 +47,13 @@ def layer_norm(
 ) -> Any:
     """(s - mean) / sqrt(var + eps) * weight + bias over the last axis, with s = x + residual.
 
+    >>> x = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
+    >>> print(cupykern.layer_norm(x).round(3))
+    [[-1.342 -0.447  0.447  1.342]]
+    >>> y, mean, rstd = cupykern.layer_norm(x, return_stats=True)
+    >>> mean.tolist()
+    [2.5]
+
     x: float16, bfloat16 or float32 array of at least one dim and any strides (cupy: on its GPU, on the
         current stream; numpy: on the host target).
     weight, bias: arrays of shape (x.shape[-1],), each of any of the three dtypes; None: 1 and 0.
@@ -83,6 +90,14 @@ def rms_norm(
     config: RowConfig | None = None,
 ) -> Any:
     """s / sqrt(mean(s^2) + eps) * weight over the last axis, with s = x + residual.
+
+    >>> x = np.array([[3.0, -4.0, 0.0, 0.0]], np.float32)  # root mean square 2.5
+    >>> print(cupykern.rms_norm(x).round(3))
+    [[ 1.2 -1.6  0.   0. ]]
+    >>> y, s = cupykern.rms_norm(x, residual=x)  # s = x + residual
+    >>> q, scale = cupykern.rms_norm(x, quantize="e4m3")  # what scaled_mm takes
+    >>> q.dtype, scale.shape
+    (dtype(float8_e4m3fn), (1, 1))
 
     x, weight, residual, dtype, out, config: as for `layer_norm`.
     eps: a finite number of at least 0; None: the machine epsilon of x's dtype.

@@ -33,6 +33,13 @@ def quantize(
 ) -> tuple[Any, Any]:
     """(values, scale) with x = values * scale, but for rounding, in a narrow format.
 
+    >>> x = np.array([[1.0, -2.0, 4.0], [0.5, 0.25, 0.0]], np.float32)
+    >>> q, scale = cupykern.quantize(x, "int8", granularity="row")
+    >>> q.tolist()
+    [[32, -64, 127], [127, 64, 0]]
+    >>> (scale * 127).tolist()  # the rows' largest magnitudes
+    [[4.0], [0.5]]
+
     x: float16, bfloat16 or float32 array of any shape and strides; "row" needs at least one dim,
         "column" and "block" two.
     dtype: "e4m3", "e5m2", "int8", or the dtype float8_e4m3fn, float8_e5m2 or int8.

@@ -21,6 +21,13 @@ from ..op import Call, Draw, Op, Work
 def quantize_nvfp4(x: Any, *, layout: str = "plain", config: NvFp4Config | None = None) -> NvFp4:
     """x as an NvFp4: x = code * scale * global_scale, but for rounding.
 
+    >>> x = np.linspace(-6, 6, 16, dtype=np.float32)[None]
+    >>> p = cupykern.quantize_nvfp4(x)
+    >>> p.data.shape, p.scale.shape  # two codes a byte, a scale for 16 numbers
+    ((1, 8), (1, 1))
+    >>> print(p.dequantize()[0, :4].round(3))
+    [-6. -6. -4. -4.]
+
     x: float16, bfloat16 or float32 (..., rows, K), K a multiple of 16, of any strides.
     layout: of the scales, "plain" or "blocked" (`NvFp4`).
     config: an NvFp4Config; None: the default one.

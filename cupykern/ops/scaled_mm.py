@@ -48,6 +48,11 @@ def scaled_mm(
 ) -> Any:
     """activation((scale_a * a) @ (scale_b * b) + bias)
 
+    >>> x = np.array([[1.0, 2.0]], np.float16)
+    >>> w = np.array([[10, 20], [30, -40]], np.int8)  # (N, K), a scale for each of N
+    >>> cupykern.scaled_mm(x, w.T, scale_b=np.array([[0.5, 0.25]], np.float32)).tolist()
+    [[25.0, -12.5]]
+
     a: (..., M, K), b: (..., K, N), batches broadcast.  Both FP8 (float8_e4m3fn, float8_e5m2), both
         int8, or a float16 or bfloat16 and b FP8 or int8, which is converted inside the kernel.  Or an
         NvFp4 with an NvFp4 or with float16 or bfloat16 on either side: its numbers, exact in FP16 and

@@ -36,6 +36,13 @@ def softmax(
 ) -> Any:
     """exp(s - max s) / sum(exp(s - max s)) along `axis`, with s = scale * x.
 
+    >>> x = np.array([[0.0, 0.0, np.log(2)], [1.0, 1.0, -np.inf]], np.float32)
+    >>> print(cupykern.softmax(x).round(3))
+    [[0.25 0.25 0.5 ]
+     [0.5  0.5  0.  ]]
+    >>> cupykern.softmax(x, dtype="float16", mask=np.array([True, True, False])).tolist()
+    [[0.5, 0.5, 0.0], [0.5, 0.5, 0.0]]
+
     x: float16, bfloat16 or float32 array of any shape and strides (cupy: on its GPU, on the current
         stream; numpy: on the host target).
     mask: bool array that broadcasts to x's shape, True = keep.  What it hides counts as absent,
@@ -66,6 +73,9 @@ def log_softmax(
     config: RowConfig | None = None,
 ) -> Any:
     """s - max s - log(sum(exp(s - max s))) along `axis`, with s = scale * x.
+
+    >>> print(cupykern.log_softmax(np.zeros((1, 4), np.float32)).round(4))  # -log(4)
+    [[-1.3863 -1.3863 -1.3863 -1.3863]]
 
     Arguments and errors as for `softmax`.  What the mask hides gives -inf, a row of which nothing is
     kept too.  Error bound: `reference.log_softmax_bound`.

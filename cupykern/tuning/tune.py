@@ -33,6 +33,11 @@ def find_op(op: Any) -> Op:
 def tune(op: Any, *inputs: Any, **options: Any) -> str:
     """Measure every config that the call op(*inputs, **options) admits, and keep the fastest.
 
+    >>> x = np.ones((4, 64), np.float32)
+    >>> config = cupykern.tune(cupykern.quantize_nvfp4, x)  # of few configs
+    >>> config.startswith("NvFp4Config(")
+    True
+
     op: a function of cupykern or its name.  inputs, options: its arguments.  They are read, not
     written: `out` is left out, the results are thrown away.
 

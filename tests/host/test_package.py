@@ -91,8 +91,8 @@ def test_a_wheel_in_an_empty_directory(wheel, tmp_path):
 
 def test_a_wheel_has_every_file(wheel):
     ours = {
-        path.relative_to(ROOT).as_posix()
-        for name in ("cupykern", "kernels_cu")
+        inside + path.relative_to(ROOT).as_posix()
+        for name, inside in (("cupykern", ""), ("kernels_cu", "cupykern/"))
         for path in (ROOT / name).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
@@ -138,7 +138,8 @@ def test_the_command_of_an_installed_wheel(command, installed, tmp_path):
 def test_a_call_of_an_installed_wheel(installed, tmp_path):
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     code = (
-        "import cupykern, numpy\n"
+        "import cupykern, importlib.util, numpy\n"
+        "assert importlib.util.find_spec('kernels_cu') is None\n"
         "x = numpy.ones((2, 4), numpy.float32)\n"
         "print(cupykern.__file__, cupykern.softmax(x).sum())"
     )
