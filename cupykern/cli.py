@@ -11,9 +11,8 @@ from typing import Any
 
 import click
 
-from kernels_cu import source_text
-
 from . import OPS, __version__, targets
+from .kernels import source_text
 from .op import Op
 from .tools import commands_campaign, commands_measure, commands_tune
 from .tools.options import (

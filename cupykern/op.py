@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from kernels_cu import Variant
+from .kernels import Variant
 
 
 class Draw(Protocol):

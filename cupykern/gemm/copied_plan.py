@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernels_cu import Variant
-
 from ..arrays import maker, steps_of
 from ..jit import get_kernel
+from ..kernels import Variant
 from ..targets import Target
 from ..targets.repeated import Repeated
 from .product import (

@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernels_cu import Variant
-
 from ..arrays import maker
 from ..choice import Family
 from ..jit import get_kernel
+from ..kernels import Variant
 from ..targets import Device, Kernel, Target
 from ..targets.limits import device as device_named
 from ..targets.repeated import Repeated

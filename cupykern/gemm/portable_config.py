@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kernels_cu import Variant
-
 from .. import dtypes
+from ..kernels import Variant
 from ..targets import Device
 from ..targets.limits import max_shared_bytes
 from .gemm_task import GemmTask

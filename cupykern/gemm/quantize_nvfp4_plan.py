@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernels_cu import Variant
-
 from .. import arrays, dtypes, nvfp4, plans, workspace
 from ..choice import Family
 from ..jit import get_kernel
+from ..kernels import Variant
 from ..nvfp4 import GROUP, NvFp4
 from ..targets import Device, Target
 from ..targets.limits import max_shared_bytes

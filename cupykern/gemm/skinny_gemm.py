@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernels_cu import Variant
-
 from .. import dtypes
 from ..jit import get_kernel
+from ..kernels import Variant
 from ..targets import Device, Target
 from ..targets.limits import is_measured, max_shared_bytes, multiprocessors
 from ..targets.repeated import Repeated

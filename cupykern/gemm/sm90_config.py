@@ -12,9 +12,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from kernels_cu import Variant
-
 from .. import dtypes
+from ..kernels import Variant
 from ..targets import Device
 from ..targets.limits import max_shared_bytes
 from .gemm_task import GemmTask

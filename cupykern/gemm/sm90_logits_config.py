@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernels_cu import Variant
-
 from .. import dtypes
+from ..kernels import Variant
 from ..targets import Device
 from .gemm_task import GemmTask
 from .product import K_MAJOR

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kernels_cu import Variant
-
 from .. import dtypes
 from ..arrays import maker
 from ..jit import get_kernel
+from ..kernels import Variant
 from ..targets import Device, Kernel, Target
 from .gemm_task import GemmTask
 from .product import EPILOGUE, FLOAT16S, Matrix, Product, fill_epilogue

@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from kernels_cu import Variant
-
 from .. import arguments, dtypes, inputs, plans, reference
 from ..arrays import assign, in_elements, maker, packed
 from ..attention import attention_plan
 from ..attention.attention_hopper import AttentionHopperConfig
 from ..attention.attention_plan import AttentionConfig
 from ..attention.attention_task import NO_MASK, AttentionTask, mask_mode
+from ..kernels import Variant
 from ..numerics import namespace
 from ..op import Call, Draw, Work
 from ..targets import is_cupy

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from kernels_cu import Variant
-
 from .. import arguments, dtypes, inputs, plans, reference
 from ..arrays import address_of, assign, maker
 from ..gemm import gemm, launch, product
@@ -18,6 +16,7 @@ from ..gemm.gemm_task import GemmTask, make_task
 from ..gemm.logits import NORMALIZE_LOGITS
 from ..gemm.logits_plan import LogitsPlan, is_row, memory_of
 from ..gemm.product import K_MAJOR, MN_MAJOR, STRIDED, Product
+from ..kernels import Variant
 from ..op import Call, Draw, Op, Work
 from .checks.products import check_addend, check_shapes
 from .problems import products

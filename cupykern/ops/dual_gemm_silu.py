@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from kernels_cu import Variant
-
 from .. import arguments, dtypes, inputs, nvfp4, plans, reference
 from ..gemm import dequantize_nvfp4, gemm, launch, product, sm90_config
 from ..gemm.gemm import AnyConfig
 from ..gemm.gemm_task import GemmTask, make_task
 from ..gemm.product import K_MAJOR, MN_MAJOR, STRIDED
+from ..kernels import Variant
 from ..nvfp4 import NvFp4
 from ..op import Call, Draw, Op, Work
 from .checks.products import check_shapes

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from kernels_cu import Variant
-
 from .. import arguments, arrays, dtypes, plans, reference
+from ..kernels import Variant
 from ..numerics import finfo
 from ..op import Op, as_tuple
 from ..rows.configs import RowConfig, SharedRows, SpanRows

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from kernels_cu import Variant
-
 from .. import arguments, arrays, dtypes, inputs, plans, reference
+from ..kernels import Variant
 from ..op import Call, Draw, Op, Work
 from ..rows import quantize_columns, quantize_rows, quantize_tiles
 from ..rows.configs import RowConfig

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from kernels_cu import Variant
-
 from .. import arguments, dtypes, nvfp4, plans, reference
 from ..gemm import dequantize_nvfp4, gemm, launch, product, skinny_gemm, sm90_config
 from ..gemm.gemm import AnyConfig
 from ..gemm.gemm_task import GemmTask, make_task
+from ..kernels import Variant
 from ..nvfp4 import NvFp4
 from ..op import Call, Draw, Op, Work
 from ..targets.limits import device

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from kernels_cu import Variant
-
 from .. import arguments, dtypes, inputs, plans, reference
 from ..arrays import assign, empty_like_of, maker, packed
+from ..kernels import Variant
 from ..op import Call, Draw, Op, Work
 from ..rows import softmax_plan
 from ..rows.configs import RowConfig

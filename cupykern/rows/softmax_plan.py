@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kernels_cu import Variant
-
 from .. import dtypes, plans
 from ..choice import Family
+from ..kernels import Variant
 from ..targets import Device, Target
 from ..targets.limits import is_measured
 from .configs import RowConfig, Rows, SharedRows, SpanRows, row_traits

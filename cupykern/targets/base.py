@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from kernels_cu import Variant
+from ..kernels import Variant
 
 
 class CompileError(RuntimeError):

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from kernels_cu import Variant, source_text
-
 from .. import environment
+from ..kernels import Variant, source_text
 from .base import CompileError, Usage, by_value, launch_argument
 from .clusters import max_active_clusters
 from .limits import max_shared_bytes

@@ -26,9 +26,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kernels_cu import Variant, file_text, source_text
-
 from .. import environment
+from ..kernels import Variant, file_text, source_text
 from . import limits
 from .base import CompileError, by_value
 from .host_compiler import (

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels_cu import Variant, source_text
-
+from ..kernels import Variant, source_text
 from .base import CompileError, UnavailableError
 from .cuda import OPTIONS
 

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kernels_cu import Variant
-
+from ..kernels import Variant
 from ..op import Call, Op, as_tuple
 from ..peers import Peer, to_array
 from ..targets import Target, UnavailableError

@@ -18,8 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from kernels_cu import Variant, source_text
-
+from ..kernels import Variant, source_text
 from ..targets import offline
 from . import gate
 

@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 import click
 
-from kernels_cu import Variant
-
 from .. import targets
+from ..kernels import Variant
 from ..op import Op, RandomDraw
 from ..targets import Target
 from ..tuning.compile_ahead import compile_ahead

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from multiprocessing import get_context
 
-from kernels_cu import Variant
-
 from .. import check, jit, targets
+from ..kernels import Variant
 from ..op import Op, RandomDraw, as_tuple
 from ..targets import CompileError, Target
 

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from kernels_cu import Variant
-
 from .. import jit
+from ..kernels import Variant
 from ..targets import Target
 
 FLUSH_BYTES = 256 * 2**20  # several times the largest L2 cache

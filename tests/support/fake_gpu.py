@@ -17,8 +17,8 @@ import numpy as np
 from fake_copies import replace_copies
 
 from cupykern import plans, targets, workspace
+from cupykern.kernels import Variant
 from cupykern.targets import tensor_map
-from kernels_cu import Variant
 
 _PAGE = 512  # bytes: what CuPy aligns new arrays to
 _SIZE = 1 << 24

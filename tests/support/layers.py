@@ -11,7 +11,15 @@ from typing import NamedTuple
 
 # From the bottom up.  A package stands for all of its modules.
 LAYERS = (
-    ("dtypes", "environment", "cache", "op", "plans", "tuned"),  # import no array and no device
+    (
+        "kernels",
+        "dtypes",
+        "environment",
+        "cache",
+        "op",
+        "plans",
+        "tuned",
+    ),  # import no array and no device
     (
         *("targets", "arrays", "numerics", "arguments", "inputs", "nvfp4", "interop"),
         *("reference", "error_statistics", "check"),

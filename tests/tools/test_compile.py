@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from cupykern import OPS
+from cupykern.kernels import Variant, source_text
 from cupykern.targets import CompileError, offline
 from cupykern.tools import gate, gate_record, machine_code, options
-from kernels_cu import Variant, source_text
 
 ARCHS = options.ARCHS
 HIPRTC_NAMES = Path(__file__).parents[1] / "support" / "hiprtc.h"

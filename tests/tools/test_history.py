@@ -218,6 +218,7 @@ KEPT = {
     "rows.nonfinite_walk": {"configs_of"},
     "rows.norm_heuristic": {"norm_configs", "quantized_configs"},
     "rows.softmax_heuristic": {"softmax_configs"},
+    "kernels": {"_files", "_resolve"},  # the kernels' source files
     "store": {"_path", "built_in", "digest"},
     "targets": {"device_name", "_gpu"},
     "targets.base": {"_launch_pointer"},

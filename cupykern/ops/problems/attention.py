@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from kernels_cu import Variant
-
 from ... import dtypes, inputs
 from ...attention import attention_hopper, attention_plan
 from ...attention.attention_plan import AttentionConfig
 from ...attention.attention_task import BLOCK_MASK, mask_mode, padded_head_dim, prescales
 from ...attention.block_mask import CAUSAL, FULL, MASKED, PARTIAL, BlockMask
+from ...kernels import Variant
 from ...op import Call, Draw, Work
 from ..checks.attention import ALIGNMENTS
 

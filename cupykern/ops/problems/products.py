@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from kernels_cu import Variant
-
 from ... import dtypes, inputs
 from ...gemm import gemm, product, skinny_gemm, sm90_config, sm90_heuristic
 from ...gemm.copied_plan import COPY_LINES
@@ -19,6 +17,7 @@ from ...gemm.gemm_task import GemmTask, make_task
 from ...gemm.product import ACTIVATIONS, K_MAJOR, MN_MAJOR, STRIDED
 from ...gemm.sm90_epilogue import fits_tma_store
 from ...gemm.split_plan import ADD_SPLITS
+from ...kernels import Variant
 from ...op import Call, Draw, Work
 from ...targets.limits import device
 from ..checks.products import FLOATS, check_shapes, result_dtype

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent
+_HERE = Path(__file__).resolve().parent
+# An installed package holds the kernels; in a checkout they lie beside it.
+ROOT = _HERE / "kernels_cu" if (_HERE / "kernels_cu").is_dir() else _HERE.parent / "kernels_cu"
 TARGETS = ("cuda", "hip", "host")
 
 # What a constant says of an option that some calls have: asked at run time (parts/presence.cuh).
