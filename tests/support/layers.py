@@ -30,7 +30,7 @@ LAYERS = (
     ("tuning",),
     ("watch", "public"),
     ("",),  # cupykern/__init__.py
-    ("tools", "peers", "cli", "torch", "transformers"),
+    ("tools", "peers", "cli", "__main__", "torch", "transformers"),
 )
 
 
