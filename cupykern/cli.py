@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections import Counter
@@ -215,6 +216,13 @@ def cache(clear: bool) -> int:
     metavar="MINUTES",
     help="Then compile some of what the record has, in random order, for so long.",
 )
+@click.option(
+    "--within",
+    type=click.FloatRange(min=0),
+    default=math.inf,
+    metavar="MINUTES",
+    help="Begin no more after so long, and say how many variants the record still lacks.",
+)
 @click.option("--kernels", callback=parse_names, help="Files' names, with commas.  Default: all.")
 @click.option(
     "--codes",
@@ -237,6 +245,7 @@ def compile_(
     jobs: int,
     record: Path | None,
     again: float,
+    within: float,
     json_path: str | None,
 ) -> int:
     """Compile every variant for GPUs that need not be here.
@@ -249,20 +258,23 @@ def compile_(
     """
     from .tools import gate, gate_record, machine_code
 
-    if again and record is None:
-        raise click.UsageError("--again needs --record")
+    if (again or within < math.inf) and record is None:
+        raise click.UsageError("--again and --within need --record")
     todo = gate.tasks(ops, archs)
     if kernels is not None:
         todo = [task for task in todo if task[0].kernel in kernels]
     if record is None:
         compiled = gate.compile_all(todo, jobs)
     else:
-        compiled = gate_record.compile_new(todo, gate.tasks(OPS, archs), record, jobs, 60 * again)
+        everything = gate.tasks(OPS, archs)
+        compiled = gate_record.compile_new(todo, everything, record, jobs, 60 * again, 60 * within)
     rows = []
     with progress(len(todo), "compile") as advance:
         for row in compiled:
             rows.append(row)
             advance(f"{row.variant.kernel}, {row.arch}")
+    if record is not None and (missing := gate_record.missing(todo, record)):
+        click.echo(f"{record} lacks {missing} of {len(todo)} variants: compile --record {record}")
     if codes is not None:
         machine_code.write(codes, rows)
     if same_codes is not None:

@@ -41,9 +41,9 @@ def test_what_is_on_record_is_not_compiled(tmp_path, monkeypatch):
     monkeypatch.setattr(gate, "compile_all", compile_all)
     first, second, third = ((planted(f"x[0] = {i};"), "sm_80") for i in range(3))
 
-    def run(todo, again=0.0):
+    def run(todo, again=0.0, within=60.0):
         compiled.clear()
-        rows = gate_record.compile_new(todo, todo, path, 1, again)
+        rows = gate_record.compile_new(todo, todo, path, 1, again, within)
         return [gate.failure(row) for row in rows]
 
     registers = 40
@@ -67,6 +67,9 @@ def test_what_is_on_record_is_not_compiled(tmp_path, monkeypatch):
     registers = 48
     assert run([third], again=60.0) == ["48 registers, 40 on record"]
     assert run([third]) == [None]  # what failed is not on record
+    amd = first[0], "gfx942"
+    assert run([amd, first, second], within=0.0) == [None] and compiled == [first]
+    assert gate_record.missing([amd, first, second], path) == 2
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "gfx942"])
