@@ -262,7 +262,7 @@ def test_compile_shows_what_fails(capsys, monkeypatch):
     code, out, _ = _run(capsys, *command)
     assert code == 0 and out.endswith("0 variants, 0 failed, 0 skipped\n")
     code, _, err = _run(capsys, *command, "--again", "1")
-    assert code == 2 and "--again needs --record" in err
+    assert code == 2 and "--again and --within need --record" in err
 
 
 def test_cache(capsys, monkeypatch, tmp_path):
