@@ -42,7 +42,7 @@ MARGIN = 0.01  # relative: two processes differ by about as much, whatever the n
 FOUND = 0.03
 LOOKS = (6, 8, 12, 16, 24)  # runs
 MEMORY_BOUND = 0.5  # the plain copy's time over ours: from here on memory bounds a row
-KINDS = ("bench", "comparison")  # of documents with rows
+KINDS = ("bench", "comparison", "suite")  # of documents with rows
 _LOG_MARGIN, _LOG_FOUND = math.log1p(MARGIN), math.log1p(FOUND)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from .. import jit
 from ..kernels import Variant
 from ..op import Call, Op, as_tuple
 from ..peers import Peer, to_array
@@ -200,19 +201,35 @@ def run(
 
 
 def variants(all_tasks: Iterable[Task], target: Target) -> list[Variant]:
-    """What a benchmark of these tasks will launch, each once; not quite all where a call takes several
-    kernels, or another config was tuned."""
+    """What a benchmark of these tasks will launch, each once; not quite all where a call's further way
+    depends on results."""
     problems = {(task.op.name, repr(task.problem)): (task.op, task.problem) for task in all_tasks}
     if target.name != "host":  # host_times
         for op in {op.name: op for op, _ in problems.values()}.values():
             problems[op.name, ""] = op, tiny_problem(op, target.name)
+    launched = _first_of_host if target.name == "host" else _recorded
     found: dict[Variant, None] = {}
     for op, problem in problems.values():
         try:
-            found[op.variant(problem, op.configs(problem, target.arch)[0])] = None
-        except (ValueError, IndexError, NotImplementedError):  # the row says so
+            found |= dict.fromkeys(launched(op, problem, target))
+        except (ValueError, IndexError, NotImplementedError, MemoryError):  # the row says so
             continue
     return list(found)
+
+
+def _first_of_host(op: Op, problem: Any, target: Target) -> tuple[Variant, ...]:
+    return (op.variant(problem, op.configs(problem, target.arch)[0]),)
+
+
+def _recorded(op: Op, problem: Any, target: Target) -> tuple[Variant, ...]:
+    """Of a call that launches nothing: with arrays of the GPU, which take milliseconds to make, where
+    numpy's would take seconds."""
+    with jit.recording() as recorded:
+        call = op.inputs(problem, 0, target.xp)
+        op.run(*call.args, **call.kwargs)
+    call = None
+    target.xp.get_default_memory_pool().free_all_blocks()
+    return tuple(recorded)
 
 
 def tiny_problem(op: Op, target: str) -> Any:

@@ -19,6 +19,8 @@ from ..tuning.timing import Clock, clock_of
 from . import baseline, doctor, results
 from .bench import Settings, Task, host_times, run, variants
 from .stored import to_json
+from .suite import summary
+from .suite.choice import Suite
 from .tables import number, one_line, print_table, progress
 
 
@@ -56,6 +58,7 @@ class Outputs:
     """Files to write, and what to compare with; None: not asked for.
 
     repeats: how often to run all rows; with a baseline at most, None for as often as it takes.
+    suite: that the rows are of: its summary takes the place of the table of all rows.
     """
 
     json: str | None = None
@@ -63,6 +66,7 @@ class Outputs:
     plot: str | None = None
     baseline: Baseline | None = None
     repeats: int | None = None
+    suite: Suite | None = None
 
 
 def bench(
@@ -94,13 +98,17 @@ def bench(
         raise
     finally:  # also of a run that something else ended
         rows = [results.merged(same) for same in runs if same]
-        if rows:
+        if rows and outputs.suite is not None:
+            _print_suite(outputs.suite, rows, target, len(tasks))
+        elif rows:
             _print(rows, target, host_time_us)
         state["after"] = doctor.gpu_state(target)
         if outputs.json is not None:
             document = results.document(
                 rows, target, settings.record(target), host_time_us, state, interrupted
             )
+            if outputs.suite is not None:
+                document |= _of_suite(outputs.suite, rows)
             if outputs.baseline is not None:
                 document |= _comparison(outputs.baseline, found)
             Path(outputs.json).write_text(to_json(document), encoding="utf-8")
@@ -117,7 +125,7 @@ def bench(
 
 def _compile(tasks: Sequence[Task], target: Target) -> None:
     """Compile what the tasks launch, many at once; what does not compile is its row's failure."""
-    todo = variants(tasks, target)
+    todo = list(variants(tasks, target))
     with progress(len(todo), "compile") as advance:
         for variant, *_ in compile_ahead(target, todo, os.cpu_count() or 1):
             advance(variant.kernel)
@@ -154,6 +162,16 @@ def _passes(
             open_rows = [i for i in open_rows if not verdicts[i].decided]
             if not open_rows:
                 return
+
+
+def _of_suite(suite: Suite, rows: Sequence[results.Row]) -> dict[str, Any]:
+    """What a suite's document has besides a benchmark's."""
+    lines = summary.lines(asdict(row) for row in rows)
+    return {
+        "kind": "suite",
+        "suite": {**asdict(suite), "behind_by": summary.BEHIND},
+        "summary": [asdict(line) for line in lines],
+    }
 
 
 def _comparison(compared: Baseline, found: Sequence[baseline.Verdict] | None) -> dict[str, Any]:
@@ -199,14 +217,33 @@ def _print_verdicts(rows: Sequence[results.Row], found: Sequence[baseline.Verdic
     return any(verdict.word == "reject" for verdict in found)
 
 
+def _print_suite(suite: Suite, rows: Sequence[results.Row], target: Target, num_tasks: int) -> None:
+    """A line for each op and dtype, the rows furthest behind, and why results are wrong."""
+    lines = summary.lines(asdict(row) for row in rows)
+    measured = f"{len(rows)} rows" if len(rows) == num_tasks else f"{len(rows)} of {num_tasks} rows"
+    title = f"suite {suite.name}, seed {suite.seed}, {measured}.  {_title(target)}"
+    print_table(summary.HEAD, map(summary.cells, lines), title)
+    for line in lines:
+        if line.furthest:
+            behind = "; ".join(map(str, line.furthest))
+            click.echo(f"{line.op} {line.dtype}, furthest behind: {behind}")
+    for row in rows:
+        if not row.ok:
+            shape, note = "x".join(map(str, row.shape)), row.results[0].note or "is wrong"
+            click.echo(f"{row.op} {shape} {row.dtype}: {one_line(note)}")
+
+
+def _title(target: Target) -> str:
+    device = doctor.machine(target)["device"]
+    if target.name == "host":
+        return f"host emulation: times are not GPU times, but CPU times.  {device}"
+    return f"{target.name} ({target.arch}): {device}"
+
+
 def _print(
     rows: Sequence[results.Row], target: Target, host_time_us: dict[str, dict[str, float]]
 ) -> None:
-    device = doctor.machine(target)["device"]
-    title = f"{target.name} ({target.arch}): {device}"
-    if target.name == "host":
-        title = f"host emulation: times are not GPU times, but CPU times.  {device}"
-    print_table(results.COLUMNS, results.table_rows(rows), title)
+    print_table(results.COLUMNS, results.table_rows(rows), _title(target))
     for row in rows:
         for result in row.results:
             shape = "x".join(map(str, row.shape))

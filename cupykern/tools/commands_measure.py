@@ -24,6 +24,7 @@ from .options import (
     parse_output,
     parse_plot,
     shapes_option,
+    suite_tasks,
     target_option,
     write_json,
 )
@@ -191,6 +192,11 @@ def _check_sensitivity(ops: list[Op], where: targets.Target, seed: int, path: st
 @target_option
 @shapes_option
 @dtypes_option
+@click.option("--suite", metavar="NAME",
+              help="Instead shapes of a public model, of all of them (models), or random ones "
+              "(random:SEED:COUNT).  A wrong name lists the models.")  # fmt: skip
+@click.option("--rows", type=click.IntRange(1),
+              help="Of a suite: how many shapes of each op and dtype.  Default: 12, on the host 1.")  # fmt: skip
 @click.option("--against", callback=parse_names, help="Peers, with commas, or all.  Default: none.")
 @json_option
 @click.option("--csv", "csv_path", type=click.Path(dir_okay=False), callback=parse_output,
@@ -204,13 +210,16 @@ def _check_sensitivity(ops: list[Op], where: targets.Target, seed: int, path: st
 @click.option("--rep-ms", type=float, callback=parse_ms, default=100, show_default=True,
               help="Timed ms of the op's own time per row.")  # fmt: skip
 @click.option("--warmup-ms", type=float, callback=parse_ms, default=25, show_default=True)
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the inputs.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True,
+              help="Of the inputs, and of a suite's sample of its shapes.")  # fmt: skip
 @click.option("--wait", is_flag=True, help="Wait for another benchmark's end.")
 def bench(
     ops: list[Op],
     target: str | None,
     shapes: list[Shape] | None,
     dtype_names: tuple[str, ...] | None,
+    suite: str | None,
+    rows: int | None,
     against: tuple[str, ...] | None,
     json_path: str | None,
     csv_path: str | None,
@@ -229,8 +238,13 @@ def bench(
     --baseline if a row got slower by more than its noise: rows are run again until that is decided.
     A baseline should have runs of its own to compare with: measure it with --repeats 12.
 
+    With --suite, prints for each op and dtype the fastest peer's time over ours (a geometric mean), the share of
+    shapes that are behind by 2%, 3% and 10%, and the ones furthest behind.  Another --seed takes other shapes: tune
+    with one, judge by another.
+
     \b
     Example: cupykern bench softmax --shapes "4096,4096;32768,1024" --dtype float16 --against torch
+    Example: cupykern bench --suite models --against torch,quack --seed 1 --json suite.json
     """
     from ..tuning.protocol import lock
     from . import bench as protocol
@@ -241,14 +255,22 @@ def bench(
         need_matplotlib("--plot")
     settings = protocol.Settings(warmup_ms, rep_ms, seed)
     where = targets.get(target)
-    tasks = bench_tasks(ops, where.name, shapes, dtype_names)
+    of_suite = None
+    if suite is None:
+        if rows is not None:
+            raise click.UsageError("--rows is of a --suite")
+        tasks = bench_tasks(ops, where.name, shapes, dtype_names)
+    else:
+        if shapes is not None:
+            raise click.UsageError("--suite has shapes of its own: leave out --shapes")
+        of_suite, tasks = suite_tasks(ops, where.name, suite, dtype_names, rows, seed)
     peers = find_peers(against or (), where.name)
     before = None
     if baseline is not None:
         if repeats == 1:
             raise click.UsageError("--baseline needs at least --repeats 2, to see the spread")
         before = Baseline(baseline, _baseline(Path(baseline), where))
-    outputs = Outputs(json_path, csv_path, plot_path, before, repeats)
+    outputs = Outputs(json_path, csv_path, plot_path, before, repeats, of_suite)
     with lock(wait):
         return run(tasks, where, settings, peers, outputs)
 

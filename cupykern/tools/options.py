@@ -183,3 +183,31 @@ def bench_tasks(
         return tasks(ops, target, shapes, dtype_names)
     except (ValueError, TypeError) as error:
         raise click.UsageError(str(error)) from None
+
+
+def suite_tasks(
+    ops: list[Op],
+    target: str,
+    name: str,
+    dtype_names: tuple[str, ...] | None,
+    rows: int | None,
+    seed: int,
+) -> tuple[Any, list[Any]]:
+    """(suite, tasks).  dtype_names: as the rows are counted under."""
+    from .suite import choice
+
+    try:
+        suite = choice.suite(name, rows, seed, target)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    tasks = choice.tasks(suite, ops, target)
+    known = {choice.group(task.dtype) for task in tasks}
+    if unknown := set(dtype_names or ()) - known:
+        raise click.UsageError(
+            f"suite {name} has no rows of {', '.join(sorted(unknown))} here; it has "
+            f"{', '.join(sorted(known)) or 'none'}"
+        )
+    tasks = [task for task in tasks if not dtype_names or choice.group(task.dtype) in dtype_names]
+    if not tasks:
+        raise click.UsageError(f"suite {name} has no rows of {', '.join(op.name for op in ops)}")
+    return suite, tasks

@@ -50,7 +50,11 @@ def plain_json(value: Any) -> Any:
 
 def pack(document: Any) -> Any:
     """`document` with the rows of a benchmark as they are stored."""
-    if not isinstance(document, dict) or document.get("kind") not in ("bench", "comparison"):
+    if not isinstance(document, dict) or document.get("kind") not in (
+        "bench",
+        "comparison",
+        "suite",
+    ):
         return document
     rows = [_pack_row(row) for row in document["rows"]]
     return {**document, "columns": list(COLUMNS), "rows": rows}

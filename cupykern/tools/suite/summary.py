@@ -1,0 +1,110 @@
+"""How a suite's times compare with the fastest peer's: a line for each op and dtype."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..tables import number
+from .choice import group
+
+BEHIND = (0.02, 0.03, 0.10)
+_FURTHEST = 3
+
+
+@dataclass(frozen=True)
+class Behind:
+    """A row and its fastest peer.  ratio: the peer's time over ours, less than 1 where we are behind."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    peer: str
+    ratio: float
+
+    def __str__(self) -> str:
+        return f"{'x'.join(map(str, self.shape))} {self.dtype} {self.peer} {self.ratio:.3f}"
+
+
+@dataclass(frozen=True)
+class Line:
+    """The rows of an op and dtype that were timed beside a peer.
+
+    alone: further rows, that no peer ran.  wrong: rows of both kinds whose result is not verified.
+    speedup: the geometric mean of the fastest peers' times over ours; None without rows.
+    behind: for each of BEHIND the share of rows that are behind by so much or more: the peer takes at most
+        1 - BEHIND of our time.
+    furthest: the rows furthest behind, the furthest first.
+    """
+
+    op: str
+    dtype: str
+    rows: int
+    alone: int
+    wrong: int
+    speedup: float | None
+    behind: tuple[float, ...] | None
+    furthest: tuple[Behind, ...]
+
+
+def fastest_peer(row: dict[str, Any]) -> tuple[str, float] | None:
+    """(name, its time over ours) of the fastest peer; None if we or no peer were timed.  row: of a
+    benchmark's document."""
+    ours, *peers = row["results"] or [None]
+    if ours is None or not ours["median_us"]:
+        return None
+    timed = [(peer["median_us"], peer["name"]) for peer in peers if peer["median_us"]]
+    return (min(timed)[1], min(timed)[0] / ours["median_us"]) if timed else None
+
+
+def lines(rows: Iterable[dict[str, Any]]) -> list[Line]:
+    """In the order of cupykern.OPS, and then as they come."""
+    from ... import OPS
+
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["op"], group(row["dtype"])), []).append(row)
+    places = {op.name: i for i, op in enumerate(OPS)}
+    order = sorted(groups, key=lambda key: (places.get(key[0], len(places)), key[1]))
+    return [_line(*key, groups[key]) for key in order]
+
+
+def _line(op: str, dtype: str, rows: Sequence[dict[str, Any]]) -> Line:
+    beside = sorted(_beside(rows), key=lambda row: row.ratio)
+    ratios = [row.ratio for row in beside]
+    return Line(
+        op,
+        dtype,
+        rows=len(beside),
+        alone=len(rows) - len(beside),
+        wrong=sum(not (row["results"] and row["results"][0]["verified"]) for row in rows),
+        speedup=math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None,
+        behind=tuple(share_behind(ratios, by) for by in BEHIND) if ratios else None,
+        furthest=tuple(row for row in beside[:_FURTHEST] if row.ratio < 1),
+    )
+
+
+def _beside(rows: Iterable[dict[str, Any]]) -> Iterator[Behind]:
+    for row in rows:
+        found = fastest_peer(row)
+        if found is not None:
+            yield Behind(tuple(row["shape"]), row["dtype"], *found)
+
+
+def share_behind(ratios: Sequence[float], by: float) -> float:
+    """Of ratios of a peer's time over ours."""
+    return sum(ratio <= 1 - by for ratio in ratios) / len(ratios)
+
+
+HEAD = (
+    *("op", "dtype", "rows", "without a peer", "wrong", "fastest peer's time over ours"),
+    *(f"behind by {by:.0%}" for by in BEHIND),
+)
+
+
+def cells(line: Line) -> tuple[str, ...]:
+    """Of HEAD."""
+    shares = ["-"] * len(BEHIND) if line.behind is None else [f"{x:.0%}" for x in line.behind]
+    counts = map(str, (line.rows, line.alone, line.wrong))
+    return line.op, line.dtype, *counts, number(line.speedup), *shares
