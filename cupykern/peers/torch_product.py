@@ -1,4 +1,5 @@
-"""PyTorch's products, for peers/torch.py: torch.matmul, F.linear, torch._scaled_mm and torch._int_mm."""
+"""PyTorch's products, for peers/torch.py: torch.matmul, F.linear, torch._scaled_mm, F.scaled_mm and
+torch._int_mm."""
 
 from __future__ import annotations
 
@@ -92,13 +93,18 @@ def _parse(
         if not cast:
             return None  # torch does not multiply it on Hopper
         a, b, cast = *_decoded(a, b), False
-    if set(options) - _OPTIONS or not _known_scales(a, b, scales):
-        return None
     fp8 = a.dtype in FP8 and b.dtype in FP8
+    blocks = fp8 and not _known_scales(a, b, scales) and _by_block(a, b, scales)
+    if set(options) - _OPTIONS or not (blocks or _known_scales(a, b, scales)):
+        return None
+    if blocks and (fast_accumulation or not hasattr(torch.nn.functional, "scaled_mm")):
+        return None
     mixed = a.dtype != b.dtype and not fp8
     if (fast_accumulation and not fp8) or (cast and not mixed):
         return None
-    if fp8:
+    if blocks:
+        multiply = _block_scaled_mm(options)
+    elif fp8:
         multiply = _scaled_mm(options, fast_accumulation)
     elif a.dtype == b.dtype == dtypes.int8:
         multiply = _integer
@@ -119,6 +125,8 @@ def _parse(
         and bias.dtype == a.dtype
     )
     tensors = list(map(_tensor, arrays))
+    if blocks:
+        tensors[2:4] = _block_scales(*tensors[2:4])
     if cast:
         scaled = _scaled(tensors[1].to(tensors[0].dtype), *tensors[2:4]).to(tensors[0].dtype)
         # In memory as b is.
@@ -134,8 +142,19 @@ def _decoded(a: Any, b: Any) -> tuple[Any, Any]:
     return wide_a, wide_b.swapaxes(-1, -2) if isinstance(b, NvFp4) else wide_b
 
 
+_BLOCK = 128  # numbers of a block along k, and along n of b
+
+
+def _by_block(a: Any, b: Any, scales: tuple[Any, Any]) -> bool:
+    """Scales of a's blocks of 1 x 128 and b's of 128 x 128."""
+    (m, k), n = a.shape[-2:], b.shape[-1]
+    wanted = (m, -(-k // _BLOCK)), (-(-k // _BLOCK), -(-n // _BLOCK))
+    shapes = tuple(getattr(scale, "shape", ()) for scale in scales)
+    return a.ndim == b.ndim == 2 and shapes == wanted
+
+
 def _known_scales(a: Any, b: Any, scales: tuple[Any, Any]) -> bool:
-    """Of the tensor, or of rows and columns; those of blocks torch wants in an order of their own."""
+    """Of the tensor, or of rows and columns."""
     m, n = a.shape[-2], b.shape[-1]
     return all(
         getattr(scale, "size", 1) == 1 or scale.shape == wanted
@@ -202,6 +221,36 @@ def _scaled_mm(options: dict[str, Any], fast: bool) -> Callable[..., Any]:
             for scale, shape in zip((scale_a, scale_b), shapes, strict=True)
         ]
         return torch._scaled_mm(a, b, *full, out_dtype=out_dtype, use_fast_accum=fast)
+
+    return multiply
+
+
+def _block_scales(scale_a: Any, scale_b: Any) -> tuple[Any, Any]:
+    """As F.scaled_mm takes scales of 1 x 128 and 128 x 128: neighbours along the first dim are neighbours
+    in memory, and b's blocks along k are filled up to a multiple of 4."""
+    import torch
+
+    along_k, along_n = scale_b.shape
+    rows = -(-along_k // 4) * 4
+    options = {"dtype": scale_b.dtype, "device": scale_b.device}
+    filled = torch.empty_strided((rows, along_n), (1, rows), **options).zero_()
+    filled[:along_k] = scale_b
+    strides = (1, scale_a.shape[0])
+    return torch.empty_strided(scale_a.shape, strides, **options).copy_(scale_a), filled
+
+
+def _block_scaled_mm(options: dict[str, Any]) -> Callable[..., Any]:
+    """torch.nn.functional.scaled_mm, of torch 2.10 and later, with _block_scales'."""
+    import torch
+
+    functional = torch.nn.functional
+    kinds = functional.ScalingType.BlockWise1x128, functional.ScalingType.BlockWise128x128
+    out_dtype = _torch_dtype(options.get("out_dtype") or dtypes.bfloat16)
+
+    def multiply(a: Any, b: Any, scale_a: Any, scale_b: Any) -> Any:
+        return functional.scaled_mm(
+            a, b, scale_a, kinds[0], scale_b, kinds[1], output_dtype=out_dtype
+        )
 
     return multiply
 

@@ -2,7 +2,8 @@
 
 A table stands between `<!-- table: softmax -->` and `<!-- end -->`; its name is an op's, "summary"
 for a line an op and dtype, "headline" for a line an op, "host time" for the host time per call, "profiles"
-for what hardware counters said, or "sensitivity" for the errors that `check` finds.
+for what hardware counters said, "sensitivity" for the errors that `check` finds, or "suite" for the share of
+shapes of a suite that are ahead.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 from ..tuning.protocol import FALLEN
 from . import headline, sensitivity, stored
+from .suite import summary
 from .tables import number
 
 HOST_TIME = "host time"
@@ -23,7 +25,15 @@ SUMMARY = "summary"
 HEADLINE = "headline"
 PROFILES = "profiles"
 SENSITIVITY = "sensitivity"
-_OTHERS = {HOST_TIME, SUMMARY, HEADLINE, PROFILES, SENSITIVITY}  # tables that are not of an op
+SUITE = "suite"
+_OTHERS = {
+    HOST_TIME,
+    SUMMARY,
+    HEADLINE,
+    PROFILES,
+    SENSITIVITY,
+    SUITE,
+}  # tables that are not of an op
 # Dense tensor throughput in TFLOP/s by the operands' bits (NVIDIA's data sheet of the H200, SXM,
 # without sparsity).
 _PEAK_TFLOPS = {"NVIDIA H200": {8: 1979.0, 16: 989.5}}
@@ -307,6 +317,46 @@ def _sensitivity_table(documents: Iterable[dict[str, Any]]) -> str:
     )
 
 
+def _suite_table(documents: Iterable[dict[str, Any]]) -> str:
+    """Of the latest run of each suite and seed on each device, a line an op.  documents: the oldest first."""
+    latest_of = {
+        (
+            document["machine"]["device"],
+            document["suite"]["name"],
+            document["suite"]["seed"],
+        ): document
+        for document in documents
+    }
+    return "\n".join(
+        f"Suite `{name}`, seed {seed}. "
+        + _caption(device, [(document, None)])
+        + markdown([_SUITE_HEAD, *_suite_lines(document["rows"])], left=1)
+        for (device, name, seed), document in latest_of.items()
+    )
+
+
+_SUITE_HEAD = (
+    *("op", "shapes", "ahead or level"),
+    *(f"behind by {by:.0%}" for by in summary.BEHIND[1:]),
+    "fastest library's time over ours",
+)
+
+
+def _suite_lines(rows: Sequence[dict[str, Any]]) -> Iterable[tuple[str, ...]]:
+    """A line for each op with peers: the shares of its shapes, and the geometric mean."""
+    of_op: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        of_op.setdefault(row["op"], []).append(row)
+    for op in sorted(of_op, key=_place_of_op()):
+        found = [ratio for row in of_op[op] if (ratio := summary.fastest_peer(row)) is not None]
+        ratios = [ratio for _, ratio in found]
+        if ratios:
+            level = 1 - summary.share_behind(ratios, summary.BEHIND[0])
+            behind = (summary.share_behind(ratios, by) for by in summary.BEHIND[1:])
+            shares = (f"{share:.0%}" for share in (level, *behind))
+            yield f"`{op}`", str(len(ratios)), *shares, number(statistics.geometric_mean(ratios))
+
+
 def markdown(lines: Sequence[Sequence[str]], left: int) -> str:
     """lines: the first one the head.  left: how many columns are words."""
     rule = ["---"] * left + ["---:"] * (len(lines[0]) - left)
@@ -345,4 +395,6 @@ def report(pages: Sequence[Path], results: Path) -> tuple[list[str], list[str]]:
         written[PROFILES] = _profile_table(profiles)
     if found := load(results, "sensitivity", host=True):
         written[SENSITIVITY] = _sensitivity_table(found)
+    if suites := load(results, "suite"):
+        written[SUITE] = _suite_table(suites)
     return texts, update(texts, written)

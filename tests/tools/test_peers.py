@@ -102,6 +102,38 @@ def test_fp8_by_row_and_column(name):
         pytest.skip("this torch has none on a CPU")
 
 
+@pytest.mark.parametrize("shape", [(1, 256, 256), (5, 256, 640), (130, 144, 272)])
+def test_fp8_by_block(monkeypatch, shape):
+    """torch's layout of scales: with neighbours along the first dim, blocks along k filled up to fours."""
+    functional = pytest.importorskip("torch").nn.functional
+    if not hasattr(functional, "scaled_mm"):
+        pytest.skip("torch has it from 2.10 on")
+    m, n, k = shape
+    along_k, along_n = -(-k // 128), -(-n // 128)
+
+    def scaled_mm(a, b, scale_a, kind_a, scale_b, kind_b, *, output_dtype):
+        assert (kind_a.name, kind_b.name) == ("BlockWise1x128", "BlockWise128x128")
+        rows = -(-along_k // 4) * 4
+        assert scale_a.shape == (m, along_k) and scale_a.stride() == (1, m)
+        assert scale_b.shape == (rows, along_n) and scale_b.stride() == (1, rows)
+        wide_a = a.float() * scale_a.repeat_interleave(128, 1)[:, :k]
+        of_b = scale_b.repeat_interleave(128, 0)[:k].repeat_interleave(128, 1)[:, :n]
+        return (wide_a @ (b.float() * of_b)).to(output_dtype)
+
+    monkeypatch.setattr(functional, "scaled_mm", scaled_mm)
+    a, b = integers((m, k), "float8_e4m3fn", 1), integers((n, k), "float8_e4m3fn", 2).T
+    rng = np.random.default_rng(3)
+    scales = (
+        rng.choice((0.5, 1.0, 2.0), size).astype(np.float32)
+        for size in ((m, along_k), (along_k, along_n))
+    )
+    call = Call((a, b, *scales), {"out_dtype": "float32"})
+    check("torch", "scaled_mm", call)
+    assert BUILD["torch.fast"]("scaled_mm", call) is None
+    monkeypatch.delattr(functional, "scaled_mm")
+    assert BUILD["torch"]("scaled_mm", call) is None
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention(causal):
     """Both within the bound of the same reference."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,7 +79,7 @@ def _line(op: str, dtype: str, rows: Sequence[dict[str, Any]]) -> Line:
         rows=len(beside),
         alone=len(rows) - len(beside),
         wrong=sum(not (row["results"] and row["results"][0]["verified"]) for row in rows),
-        speedup=math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None,
+        speedup=statistics.geometric_mean(ratios) if ratios else None,
         behind=tuple(share_behind(ratios, by) for by in BEHIND) if ratios else None,
         furthest=tuple(row for row in beside[:_FURTHEST] if row.ratio < 1),
     )
@@ -98,7 +98,7 @@ def share_behind(ratios: Sequence[float], by: float) -> float:
 
 
 HEAD = (
-    *("op", "dtype", "rows", "without a peer", "wrong", "fastest peer's time over ours"),
+    *("op", "dtype", "rows", "without a peer", "wrong", "peer / ours"),
     *(f"behind by {by:.0%}" for by in BEHIND),
 )
 
