@@ -11,7 +11,7 @@ import pytest
 from result_documents import DOCUMENT, result_row
 
 from cupykern import cli
-from cupykern.tools import headline, report
+from cupykern.tools import headline, report, stored
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -164,6 +164,31 @@ def test_sensitivity_has_a_table_of_the_latest_of_each_device(tmp_path):
     assert "Host target, 2026-01-02." in written and "NVIDIA H200, 2026-01-03." in written
     assert "| softmax | float16 | 8 x 9 | float16 | 1.00 | 2^-11 | 2^-12 | 97.0% |" in written
     assert "2^-9 |" in written and "2^-10" not in written
+
+
+def test_a_suite_has_a_table_of_the_share_of_shapes_ahead(tmp_path):
+    """Of the latest run of each seed; its rows are in no op's table."""
+    times = ((100.0, 200.0), (100.0, 97.5), (100.0, 50.0), (100.0, None))
+    for day, seed, scale in (("02", 0, 1.0), ("01", 0, 9.0), ("01", 1, 2.0)):
+        rows = [
+            DOCUMENT["rows"][0]
+            | {"results": [result_row("cupykern", ours), *([result_row("torch", scale * peer)] if peer else [])]}
+            for ours, peer in times
+        ]  # fmt: skip
+        alone = [DOCUMENT["rows"][0] | {"op": "quantize", "results": [result_row("cupykern", 1.0)]}]
+        document = DOCUMENT | {
+            "kind": "suite", "date": f"2026-01-{day}T00", "rows": rows + alone,
+            "suite": {"name": "models", "seed": seed, "rows": 12},
+        }  # fmt: skip
+        (tmp_path / f"{day}_{seed}.json").write_text(stored.to_json(document))
+    page = tmp_path / "page.md"
+    page.write_text(README + "<!-- table: suite -->\n<!-- end -->\n")
+    (written,) = report.report([page], tmp_path)[1]
+    assert "Suite `models`, seed 0. NVIDIA H200, CuPy 14.2.0, NVRTC 13.0, 2026-01-02." in written
+    assert "| `softmax` | 3 | 33% | 33% | 33% | 0.992 |" in written
+    assert "| `softmax` | 3 | 100% | 0% | 0% | 1.98 |" in written and "seed 1" in written
+    assert written.count("`softmax`") == 2 and "quantize" not in written
+    assert "Not measured yet." in written.partition("text")[0]
 
 
 def test_a_table_without_results_says_so():

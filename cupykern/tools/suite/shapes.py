@@ -138,13 +138,15 @@ class Draw:
         return options[int(self._random.random() * len(options))]
 
     def size(self, low: int, high: int, multiple: int | None = None) -> int:
-        """From 2^low to 2^high, each octave as likely; a multiple of 1, 8, 16, 64 or 128, of which 1 gives
-        odd ones, or of `multiple`."""
+        """From 2^low to 2^high, each octave as likely; a multiple of `multiple`, or if it is large enough
+        of 1, which gives odd ones, 8, 16, 64 or 128."""
         high = max(low + 1, min(high, self._most))
         octave = low + int(self._random.random() * (high - low))
         size = int((1 + self._random.random()) * 2**octave)
-        step = multiple or self.choice((1, 1, 8, 16, 64, 128))
-        return max(step, size // step * step)
+        if multiple is not None:
+            return max(1, size // multiple) * multiple
+        step = self.choice((1, 1, 8, 16, 64, 128))
+        return size // step * step or size
 
 
 Shape = tuple[int, ...]
@@ -156,7 +158,7 @@ def _product_shape(draw: Draw, dtype: str) -> Shape:
 
 
 def _rows_shape(draw: Draw, dtype: str) -> Shape:
-    return draw.size(0, 15), draw.size(0, 17)
+    return draw.size(0, 15), draw.size(5, 17)
 
 
 def _attention_shape(draw: Draw, dtype: str) -> Shape:
