@@ -15,8 +15,9 @@ from fake_gpu import fake_gpu
 
 from cupykern import OPS, cli, dtypes, inputs, targets
 from cupykern.op import Work
-from cupykern.tools import baseline, bench, bench_command, options, protocol, stored
+from cupykern.tools import baseline, bench, bench_command, options, stored
 from cupykern.tools.suite import choice, models, shapes, summary
+from cupykern.tuning import protocol
 
 BY_NAME = {op.name: op for op in OPS}
 OPS_OF_SUITES = {
