@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -197,7 +198,15 @@ def run(
             yield row
         kept = None  # noqa: F841 - frees it
         if target.name != "host":
-            target.xp.get_default_memory_pool().free_all_blocks()
+            free_memory(target)
+
+
+def free_memory(target: Target) -> None:
+    """Give back what CuPy and torch keep of a GPU's memory: neither asks the other for it."""
+    target.xp.get_default_memory_pool().free_all_blocks()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def variants(all_tasks: Iterable[Task], target: Target) -> list[Variant]:
@@ -218,6 +227,7 @@ def variants(all_tasks: Iterable[Task], target: Target) -> list[Variant]:
 
 
 def _first_of_host(op: Op, problem: Any, target: Target) -> tuple[Variant, ...]:
+    """Of the config that the op chooses by itself."""
     return (op.variant(problem, op.configs(problem, target.arch)[0]),)
 
 
@@ -228,7 +238,7 @@ def _recorded(op: Op, problem: Any, target: Target) -> tuple[Variant, ...]:
         call = op.inputs(problem, 0, target.xp)
         op.run(*call.args, **call.kwargs)
     del call
-    target.xp.get_default_memory_pool().free_all_blocks()
+    free_memory(target)
     return tuple(recorded)
 
 

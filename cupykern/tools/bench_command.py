@@ -125,7 +125,7 @@ def bench(
 
 def _compile(tasks: Sequence[Task], target: Target) -> None:
     """Compile what the tasks launch, many at once; what does not compile is its row's failure."""
-    todo = list(variants(tasks, target))
+    todo = variants(tasks, target)
     with progress(len(todo), "compile") as advance:
         for variant, *_ in compile_ahead(target, todo, os.cpu_count() or 1):
             advance(variant.kernel)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import sys
 from collections import Counter
 from dataclasses import fields, is_dataclass, replace
 from types import SimpleNamespace
@@ -234,7 +235,7 @@ def test_a_wrong_name_gives_one_line(name):
 
 def _without_values(shape, dtype, seed, xp):
     """For bench_values: memory that nothing touches."""
-    return np.empty(shape, dtype)
+    return np.zeros(shape, dtype)
 
 
 def _on_gpu(x, gpu):
@@ -299,6 +300,18 @@ def test_kernels_of_a_gpus_rows_are_known_before_they_run(monkeypatch):
         first = {t.op.variant(t.problem, t.op.configs(t.problem, "sm_90a")[0]) for t in tasks}
     assert {variant.kernel for variant in first} <= {variant.kernel for variant in found}
     assert len(found) == len(set(found)) >= 6
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_memory_that_torch_keeps_is_given_back(used, monkeypatch):
+    """CuPy's pool cannot ask for it."""
+    freed = []
+    cuda = SimpleNamespace(is_initialized=lambda: used, empty_cache=lambda: freed.append("torch"))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    pool = SimpleNamespace(free_all_blocks=lambda: freed.append("cupy"))
+    xp = SimpleNamespace(get_default_memory_pool=lambda: pool)
+    bench.free_memory(SimpleNamespace(xp=xp))
+    assert freed == ["cupy", "torch"][: 1 + used]
 
 
 # --- the summary ---------------------------------------------------------------------------------

@@ -58,9 +58,13 @@ class Model:
     dtype: str = "bfloat16"
 
 
-def _qwen25(size: str, *figures: int) -> Model:
+def _qwen25(
+    size: str, hidden: int, intermediate: int, heads: int, kv_heads: int, head_dim: int, vocab: int
+) -> Model:
     """Qwen/Qwen2.5-*: config.json.  Only qkv has a bias."""
-    return Model(f"qwen2.5-{size}", *figures, qkv_bias=True)
+    return Model(
+        f"qwen2.5-{size}", hidden, intermediate, heads, kv_heads, head_dim, vocab, qkv_bias=True
+    )
 
 
 def _gpt_oss(size: str, experts: int) -> Model:

@@ -74,10 +74,8 @@ def entries(model: Model, tokens: int) -> Iterator[Entry]:
 
 def _products(tokens: int, layer: Linear, dtype: str) -> Iterator[Entry]:
     shape = tokens, layer.outputs, layer.inputs
-    options = "+".join(
-        ("bias",) * layer.bias + (layer.activation,) * (layer.activation is not None)
-    )
-    after = f":{options}" if options else ""
+    options = [*(["bias"] if layer.bias else []), *([layer.activation] if layer.activation else [])]
+    after = ":" + "+".join(options) if options else ""
     yield Entry("matmul", shape, dtype + after)
     for weights in (_FP8, _INT8):
         yield Entry("scaled_mm", shape, f"{dtype}*{weights}{after}")
@@ -169,13 +167,8 @@ def _attention_shape(draw: Draw, dtype: str) -> Shape:
 
 def _decode_shape(draw: Draw, dtype: str) -> Shape:
     kv_heads = draw.choice((1, 2, 3, 4, 8, 16))
-    return (
-        draw.size(0, 8),
-        kv_heads * draw.choice((1, 2, 4, 5, 8)),
-        kv_heads,
-        draw.size(4, 17),
-        draw.choice(_DIMS),
-    )
+    heads, dim = kv_heads * draw.choice((1, 2, 4, 5, 8)), draw.choice(_DIMS)
+    return draw.size(0, 8), heads, kv_heads, draw.size(4, 17), dim
 
 
 _DIMS = (32, 64, 72, 80, 96, 128, 128, 160, 192, 256)
