@@ -13,13 +13,14 @@ from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import pytest
+from workers import compile_variant
 
 import cupykern
 from cupykern import OPS
 from cupykern.gemm.portable_config import GemmConfig
 from cupykern.kernels import Variant
 from cupykern.rows.configs import SharedRows
-from cupykern.targets import CompileError, host
+from cupykern.targets import CompileError
 
 FUNCTIONS = [name for name in cupykern.__all__ if inspect.isfunction(getattr(cupykern, name))]
 CLASSES = [name for name in cupykern.__all__ if inspect.isclass(getattr(cupykern, name))]
@@ -56,10 +57,6 @@ def test_functions_that_tune_at_first_can_be_pickled():
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.stdout == "True\n", done.stderr
-
-
-def _compile(variant: Variant) -> None:
-    host.current().compile(variant)
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +106,6 @@ def test_a_compile_error_crosses_from_worker_processes(worker):
     """It does not break the pool: pickle makes exceptions anew from their arguments."""
     variant = Variant("broken", (), (), 32, text="KERNEL void broken(float* x) { x[0] = y; }")
     with pytest.raises(CompileError, match=r"broken<.*does not compile for host") as raised:
-        worker.submit(_compile, variant).result()
+        worker.submit(compile_variant, variant).result()
     assert raised.value.variant == variant and "y" in raised.value.log
     assert worker.submit(cupykern.softmax, X).result().shape == X.shape
