@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from .arrays import address_of
 from .targets import Target, is_cupy, of_array
+from .typing import Array
 
-_NO_CHANGE = nullcontext()
+_NO_CHANGE: AbstractContextManager[object] = nullcontext()
 _LARGEST_FLOAT = float(np.finfo(np.float32).max)
 _SMALLEST_FLOAT = float(np.finfo(np.float32).tiny)  # normal
 
 
-def target_of(name: str, array: Any) -> Target:
+def target_of(name: str, array: object) -> Target:
     """The target that holds `array`.  Raises TypeError for anything but a cupy or numpy array."""
     if not (isinstance(array, np.ndarray) or is_cupy(array)) or isinstance(
         array, np.ma.MaskedArray
     ):
         kind = f"{type(array).__module__}.{type(array).__qualname__}".removeprefix("builtins.")
         raise TypeError(f"{name} must be a cupy or numpy array; got {kind}")
-    return of_array(array)
+    return of_array(cast(Array, array))
 
 
-def on_device(target: Target) -> AbstractContextManager:
+def on_device(target: Target) -> AbstractContextManager[object]:
     """A context in which allocations and launches go to the device of `target`."""
     if target.name == "host" or target.device_id == target.xp.cuda.runtime.getDevice():
         return _NO_CHANGE
@@ -79,14 +80,14 @@ def checked_float(name: str, number: float) -> float:
     return number + 0.0
 
 
-def check_flags(**flags: Any) -> None:
+def check_flags(**flags: object) -> None:
     """Raises TypeError for what is no bool."""
     for name, flag in flags.items():
         if not isinstance(flag, (bool, np.bool_)):
             raise TypeError(f"{name} must be a bool; got {type(flag).__name__}")
 
 
-def is_number(value: Any, beside: Any) -> bool:
+def is_number(value: object, beside: Array) -> bool:
     """Whether a factor of the array `beside` is to be read as a number: what is no array, and numpy's 0-d
     arrays that a kernel cannot read there as FP32."""
     if isinstance(value, np.ndarray):
@@ -94,7 +95,7 @@ def is_number(value: Any, beside: Any) -> bool:
     return isinstance(value, np.generic) or not hasattr(value, "dtype")
 
 
-def check_fields(config: Any, *kinds: type) -> None:
+def check_fields(config: Any, *kinds: type[Any]) -> None:
     """Check a config's type and those of its fields, which are bools and integers of 32 bits.
 
     Raises TypeError and ValueError.
@@ -112,7 +113,7 @@ def check_fields(config: Any, *kinds: type) -> None:
             raise ValueError(f"config's {field.name} must be less than 2^31; got {value}")
 
 
-def check_complete(config: Any) -> None:
+def check_complete(config: object) -> None:
     """Raise TypeError if `config` has no hash, by which plans are looked up: a dataclass without all its
     fields, as one unpickled from another version, or a dict, say."""
     if is_dataclass(config):
@@ -123,7 +124,7 @@ def check_complete(config: Any) -> None:
         raise TypeError(f"config must be a config of the op; got {type(config).__name__}")
 
 
-def normalize_axis(axis: Any, shape: tuple[int, ...]) -> int:
+def normalize_axis(axis: object, shape: tuple[int, ...]) -> int:
     """`axis` of an array x of `shape`, in [0, its number of dims).
 
     Raises TypeError and numpy.exceptions.AxisError.
@@ -136,7 +137,7 @@ def normalize_axis(axis: Any, shape: tuple[int, ...]) -> int:
 
 
 def check_out(
-    out: Any, x: Any, shape: Sequence[int], dtype: np.dtype, others: dict[str, Any]
+    out: Array, x: Array, shape: Sequence[int], dtype: np.dtype, others: Mapping[str, Array | None]
 ) -> None:
     """`check_new_out`, but `out` may be exactly x (same memory, strides and dtype)."""
     _check_result("out", out, x, shape, dtype)
@@ -145,7 +146,9 @@ def check_out(
     _check_apart(out, others, " (only exactly in place, out=x)")
 
 
-def check_new_out(out: Any, shape: Sequence[int], dtype: np.dtype, others: dict[str, Any]) -> None:
+def check_new_out(
+    out: Array, shape: Sequence[int], dtype: np.dtype, others: Mapping[str, Array | None]
+) -> None:
     """Raise unless `out` can take a result: its place, which is that of the first of `others`, its
     shape, dtype, writability, and no overlap with any of `others`.
     """
@@ -155,7 +158,7 @@ def check_new_out(out: Any, shape: Sequence[int], dtype: np.dtype, others: dict[
 
 
 def _check_result(
-    name: str, out: Any, x: Any, shape: Sequence[int], dtype: np.dtype, x_name: str = "x"
+    name: str, out: Array, x: Array | None, shape: Sequence[int], dtype: np.dtype, x_name: str = "x"
 ) -> None:
     same_place(name, out, x, x_name)
     if out.dtype != dtype:
@@ -173,20 +176,20 @@ def _check_result(
         extent += (size - 1) * stride
 
 
-def _same_elements(out: Any, x: Any) -> bool:
+def _same_elements(out: Array, x: Array) -> bool:
     """Whether every element of `out` is x's of the same index; both have one shape."""
     steps = zip(out.shape, out.strides, x.strides, strict=True)
     same_steps = all(size <= 1 or of_out == of_x for size, of_out, of_x in steps)
     return same_steps and out.dtype == x.dtype and address_of(out) == address_of(x)
 
 
-def _check_apart(out: Any, others: dict[str, Any], unless: str = "") -> None:
+def _check_apart(out: Array, others: Mapping[str, Array | None], unless: str = "") -> None:
     for name, other in others.items():
         if other is not None and overlap(out, other):
             raise ValueError(f"out must not overlap {name}{unless}")
 
 
-def _byte_range(array: Any) -> tuple[int, int]:
+def _byte_range(array: Array) -> tuple[int, int]:
     low = high = address_of(array)
     for size, stride in zip(array.shape, array.strides, strict=True):
         if stride < 0:
@@ -196,7 +199,7 @@ def _byte_range(array: Any) -> tuple[int, int]:
     return low, high + array.dtype.itemsize
 
 
-def overlap(a: Any, b: Any) -> bool:
+def overlap(a: Array, b: Array) -> bool:
     """Whether two arrays, both cupy's or both numpy's, share a byte."""
     if a.size == 0 or b.size == 0:
         return False
@@ -205,12 +208,12 @@ def overlap(a: Any, b: Any) -> bool:
         return False
     # Interleaved views (x[::2], x[1::2]) share a range but no byte: numpy decides by strides alone.
     try:
-        return np.shares_memory(_shadow(a), _shadow(b), max_work=100_000)
+        return np.shares_memory(_shadow(a), _shadow(b), max_work=100_000)  # type: ignore[arg-type]  # numpy takes any number
     except np.exceptions.TooHardError:  # of no views by slices
         return True
 
 
-def _shadow(array: Any) -> np.ndarray:
+def _shadow(array: Array) -> np.ndarray:
     """A numpy array with the addresses of `array`, which nothing may read or write."""
     if isinstance(array, np.ndarray):
         return array

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import asdict
+from heapq import nlargest
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -89,7 +93,7 @@ def list_(json_path: str | None) -> int:
     Example: cupykern list
     """
     here = targets.available()
-    rows = []
+    rows: list[dict[str, Any]] = []
     for op in OPS:
         for target, arch in DEFAULT_ARCHS.items():
             try:
@@ -115,7 +119,7 @@ def list_(json_path: str | None) -> int:
         (
             (
                 *(row["op"], ", ".join(row["dtypes"]), f"{row['target']} ({row['arch']})"),
-                *("yes" if row["available"] else "no", row["variants"], row["configs"]),
+                *("yes" if row["available"] else "no", str(row["variants"]), str(row["configs"])),
                 f"{row['config']} for {row['problem']}",
             )
             for row in rows
@@ -163,14 +167,15 @@ def cache(clear: bool) -> int:
     Example: cupykern cache --clear
     """
     from . import cache as caches
+    from . import environment
 
     size = caches.size()
     if not clear:
-        click.echo(f"{caches.cache_dir()}: {size / 2**20:.1f} MiB")
+        click.echo(f"{environment.cache_dir()}: {size / 2**20:.1f} MiB")
         return 0
     left = caches.clear()
     removed = (size - caches.size()) / 2**20
-    click.echo(f"{caches.cache_dir()}: {removed:.1f} MiB removed")
+    click.echo(f"{environment.cache_dir()}: {removed:.1f} MiB removed")
     for why, names in left.items():
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         click.echo(f"left: {', '.join(names[:_SHOWN])}{more} ({why})")
@@ -237,6 +242,7 @@ def compile_(
     todo = gate.tasks(ops, archs)
     if kernels is not None:
         todo = [task for task in todo if task[0].kernel in kernels]
+    compiled: Iterator[gate.Row]
     if record is None:
         compiled = gate.compile_all(todo, jobs)
     else:
@@ -253,9 +259,9 @@ def compile_(
     failures = [gate.failure(row) for row in rows]
     shown = [
         (
-            *(row.variant, row.arch),
+            *(str(row.variant), row.arch),
             *(
-                "-" if figure is None else figure
+                "-" if figure is None else str(figure)
                 for figure in (row.registers, row.sgprs, row.local_bytes, row.shared_bytes)
             ),
             *(f"{row.seconds:.2f}", one_line(failure or row.skipped or "ok")),
@@ -270,11 +276,15 @@ def compile_(
     click.echo(f"compiled by {', '.join(dict.fromkeys(compilers.values())) or 'nothing'}")
     failed = sum(failure is not None for failure in failures)
     skipped = sum(row.skipped is not None for row in rows)
-    seconds = Counter[str]()
+    seconds: dict[str, float] = defaultdict(float)
     for row in rows:
         seconds[row.variant.kernel] += row.seconds
-    most = (f"{kernel} {spent:.0f}" for kernel, spent in seconds.most_common(3))
-    click.echo(f"{seconds.total():.0f} s of all jobs, of which {', '.join(most) or 'nothing'}")
+    most = (
+        f"{kernel} {spent:.0f}" for kernel, spent in nlargest(3, seconds.items(), key=itemgetter(1))
+    )
+    click.echo(
+        f"{sum(seconds.values()):.0f} s of all jobs, of which {', '.join(most) or 'nothing'}"
+    )
     if record is not None:
         click.echo(f"{len(todo) - len(rows)} on record, not compiled")
     click.echo(f"{len(rows)} variants, {failed} failed, {skipped} skipped")

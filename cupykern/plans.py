@@ -19,6 +19,8 @@ from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
+from .typing import Array
+
 MAX_PLANS = 4096
 _clears: list[Callable[[], None]] = []
 
@@ -43,14 +45,13 @@ def clear() -> None:
         empty()
 
 
+Found = tuple[tuple[Any, ...] | None, Any, Any]
 _ALIGNMENT = 64  # bytes, the most that a plan asks about an address
 _warm = table()
 _cuda = SimpleNamespace(runtime=None)  # CuPy's, once there is something to find
 
 
-def finder(
-    function: str, arrays: int, options: int, either: int = 0
-) -> Callable[..., tuple[tuple[Any, ...] | None, Any]]:
+def finder(function: str, arrays: int, options: int, either: int = 0) -> Callable[..., Found]:
     """find(*arrays, *either, *options, out): (key, what `remember` kept for a call like this, or None, where
     the arrays, what is either and out lie, None for what is none).
 
@@ -97,19 +98,24 @@ def finder(
         " except (AttributeError, TypeError, ValueError):",  # no CuPy arrays; numpy's x.data
         "  return None, None, None",
     ]
-    scope = {"get": _warm.get, "function": function, "numbers": (int, float), "cuda": _cuda}
+    scope: dict[str, Any] = {
+        "get": _warm.get,
+        "function": function,
+        "numbers": (int, float),
+        "cuda": _cuda,
+    }
     exec(compile("\n".join(lines), f"{__file__}, find of {function}", "exec"), scope)
     return scope["find"]
 
 
 @lru_cache
-def _finder(function: str, arrays: int, options: int) -> Callable[..., Any]:
+def _finder(function: str, arrays: int, options: int) -> Callable[..., Found]:
     return finder(function, arrays, options)
 
 
 def find(
-    function: str, arrays: Sequence[Any], options: tuple[Any, ...], out: Any = None
-) -> tuple[tuple[Any, ...] | None, Any]:
+    function: str, arrays: Sequence[Any], options: tuple[Any, ...], out: Array | None = None
+) -> Found:
     """As finder's, for numbers of arrays and options that are not always the same."""
     return _finder(function, len(arrays), len(options))(*arrays, *options, out)
 

@@ -17,6 +17,7 @@ from .gemm.nvfp4 import NvFp4
 from .op import as_tuple
 from .rows.nonfinite import DTYPES, NonfiniteReport, is_capturing, nonfinite_report
 from .targets import is_cupy, of_array
+from .typing import Array
 
 _log = logging.getLogger("cupykern")
 
@@ -138,7 +139,7 @@ def _record(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     number: int,
-    output: Any,
+    output: Array,
     report: NonfiniteReport,
     outputs: tuple[Any, ...],
 ) -> WatchRecord:

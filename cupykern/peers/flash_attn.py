@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import Call, Peer
+from ..op import Call
+from . import Peer
 from .torch_attention import self_attention
 
 

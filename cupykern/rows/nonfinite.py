@@ -158,7 +158,7 @@ class NonfiniteTask:
     dtype: np.dtype
 
 
-FAMILY = Family(
+FAMILY: Family[NonfiniteTask, NonfiniteConfig] = Family(
     "nonfinite",
     (NonfiniteConfig,),
     lambda task, device: (choose_config(device.arch, task.dtype.itemsize, task.walk),),
@@ -207,7 +207,7 @@ def _run(x: Any, config: NonfiniteConfig | None = None) -> tuple[Any, Any]:
     """(numpy or CuPy, the kernel's figures): int64 of numpy, or CuPy's pointer to them."""
     key, known, places = _find(x, config)
     if known is not None:
-        return _launch(*known, x, places)
+        return _launch(known[0], known[1], x, places)
     target = _check(x)
     xp = target.xp
     with arguments.on_device(target):

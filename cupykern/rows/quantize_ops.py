@@ -64,7 +64,8 @@ def _bench_problem(shape: tuple[int, ...], dtype: str) -> QuantizeProblem:
         if len(names) > 1:
             raise ValueError(f"at most one of {', '.join(sorted(names))}")
         picked.append(next(iter(names), otherwise))
-    return QuantizeProblem(shape, dtype, *picked, kind="bench")
+    format_, granularity = picked
+    return QuantizeProblem(shape, dtype, format_, granularity, kind="bench")
 
 
 def _bench_shapes(target: str) -> tuple[tuple[int, ...], ...]:

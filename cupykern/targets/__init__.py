@@ -14,6 +14,8 @@ import numpy as np
 
 from kernels_cu import Variant
 
+from ..typing import Array, Namespace
+
 
 class CompileError(RuntimeError):
     """A variant did not compile; the message names kernel, variant, architecture, file and line."""
@@ -42,11 +44,12 @@ class Usage(NamedTuple):
 class Kernel(Protocol):
     """A compiled variant, loaded.
 
-    A GPU's has also launch_plainly(grid, args, shared_bytes), by CuPy's RawKernel, and CUDA's
-    pack(grid, args, shared_bytes), which makes a launch ready (`repeated.Repeated`).
+    CUDA's has also pack(grid, args, shared_bytes), which makes a launch ready (`repeated.Repeated`).
     """
 
-    usage: Usage | None  # None: not known, as on the host
+    @property
+    def usage(self) -> Usage | None:
+        """None: not known, as on the host."""
 
     def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
         """Launch `grid` blocks with `shared_bytes` of dynamic shared memory each.
@@ -62,12 +65,34 @@ class Kernel(Protocol):
         """How many blocks, in whole clusters, the device runs at once: at least one cluster."""
 
 
+class GpuKernel(Kernel, Protocol):
+    def launch_plainly(self, grid: int, args: tuple[Any, ...], shared_bytes: int) -> None:
+        """The same launch by CuPy's RawKernel, as who has no wrapper does."""
+
+
 class Target(Protocol):
-    name: str  # "cuda", "hip" or "host"
-    arch: str  # "sm_90a", "gfx942", "host"
-    warp_size: int
-    multiprocessors: int  # how many blocks run at once, if one fills a multiprocessor
-    xp: Any  # the array namespace: cupy or numpy
+    def __hash__(self) -> int: ...  # plans are looked up by target
+    @property
+    def name(self) -> str:
+        """ "cuda", "hip" or "host"."""
+
+    @property
+    def arch(self) -> str:
+        """ "sm_90a", "gfx942", "host"."""
+
+    @property
+    def device_id(self) -> int:
+        """The GPU's number; the host is 0."""
+
+    @property
+    def warp_size(self) -> int: ...
+    @property
+    def multiprocessors(self) -> int:
+        """How many blocks run at once, if one fills a multiprocessor."""
+
+    @property
+    def xp(self) -> Namespace:
+        """The array namespace: cupy or numpy."""
 
     def compile(self, variant: Variant) -> Kernel:
         """Compile (or read from the disk cache) and load.  Raises CompileError."""
@@ -161,13 +186,13 @@ def _launch_pointer() -> Any:
     return getattr(cupy.cuda.function, "CNumpyArray", None)  # not documented
 
 
-def is_cupy(array: Any) -> bool:
+def is_cupy(array: object) -> bool:
     """True for a cupy array; does not import CuPy."""
     cupy = sys.modules.get("cupy")
     return cupy is not None and isinstance(array, cupy.ndarray)
 
 
-def of_array(array: Any) -> Target:
+def of_array(array: Array) -> Target:
     """The target that holds `array`: of a cupy array, its device's; of a numpy array, the host's."""
     if isinstance(array, np.ndarray):
         from . import host

@@ -15,9 +15,9 @@ class MapPlan(NamedTuple):
     """A tensor map without its address (tensor_map.encode), swizzled by the box's lines."""
 
     dtype: np.dtype
-    shape: tuple[int, int, int]
-    strides: tuple[int, int, int]
-    box: tuple[int, int, int]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
 
     def encode(self, target: Target, address: int) -> Any:
         return tensor_map.encode(

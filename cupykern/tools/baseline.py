@@ -146,7 +146,7 @@ def _sides(row: Row, before: dict[str, Any] | None, alike: bool) -> _Sides | Non
         statistics.fmean(p) - statistics.fmean(t) >= limit
         for t, p in zip(times, plain, strict=True)
     )
-    return _Sides(*times, *plain, like_copies)
+    return _Sides(times[0], times[1], plain[0], plain[1], like_copies)
 
 
 def _drift(sides: Sequence[_Sides]) -> tuple[float, float]:

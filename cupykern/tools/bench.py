@@ -15,6 +15,7 @@ from ..check import Comparison, GuardedArray, Violation, accepts_out, compare
 from ..op import Call, Op, as_tuple
 from ..peers import Peer, to_array
 from ..targets import Target, UnavailableError
+from ..typing import Namespace
 from .protocol import Monitor
 from .results import OURS, Result, Row
 from .timing import FLUSH_BYTES, Clock, Function, time_rounds
@@ -73,7 +74,7 @@ class Verifier:
     Made before anything runs, so that a kernel that writes to its inputs is found.
     """
 
-    def __init__(self, op: Op, call: Call, seed: int, xp: Any):
+    def __init__(self, op: Op, call: Call, seed: int, xp: Namespace):
         self._op, self._call, self._seed, self._xp = op, call, seed, xp
         part, _ = op.sample(call, (), _MAX_SAMPLE, seed)
         self._references = op.reference(*part.args, **part.kwargs)
@@ -174,7 +175,7 @@ def _new_row(task: Task) -> Row:
     return Row(task.op.name, task.shape, task.dtype, repr(task.problem), *work, plain)
 
 
-def our_contender(op: Op, call: Call, xp: Any, config: Any = None) -> Contender:
+def our_contender(op: Op, call: Call, xp: Namespace, config: Any = None) -> Contender:
     """The op itself, with `out` if it takes one: nothing is allocated while it is timed.
 
     config: None for the op's own choice.
@@ -274,7 +275,7 @@ def host_times(ops: Iterable[Op], target: Target, clock: Any, seed: int) -> dict
     """GpuClock.host_times of the ops, with a tiny problem each; {} on the host target."""
     times: dict[str, Any] = {}
     for op in ops if target.name != "host" else ():
-        call = op.inputs(tiny_problem(op, target), seed, target.xp)
+        call = op.inputs(tiny_problem(op, target.name), seed, target.xp)
         run = functools.partial(op.run, *call.args, **call.kwargs)
         times[op.name] = clock.host_times(run, as_tuple(run())[0])
     return times

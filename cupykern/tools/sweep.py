@@ -118,7 +118,7 @@ def expand(configs: Sequence[Any], grid: dict[str, tuple[Any, ...]]) -> tuple[An
             f"no config has a field {min(unknown)!r}; fields are {', '.join(sorted(known))}"
         )
     for config in configs:
-        if not dataclasses.is_dataclass(config):
+        if not dataclasses.is_dataclass(config) or isinstance(config, type):
             continue
         own = [f.name for f in fields(config) if f.name in grid]
         for values in itertools.product(*(grid[name] for name in own)):
@@ -162,7 +162,7 @@ def sweep(
         if id(candidate) in failed:
             continue
         trial = subject.trial(candidate)
-        trial.compile_s = compiled.get(candidate.variant)
+        trial.compile_s = compiled.get(candidate.variant) if candidate.variant else None
         starts(trial)
         lost = runner.first(candidate, trial)
         done[trial.name] = trial
@@ -172,7 +172,7 @@ def sweep(
     names = {subject.trial(c).name: c for c in subject.candidates}
     trials = [done[name] for name in names]
     if len(trials) > 1 and (todo or not any(trial.final for trial in trials)):
-        best = sorted((t for t in trials if t.ratio is not None), key=lambda t: t.ratio)
+        best = sorted((t for t in trials if t.ratio is not None), key=lambda t: t.ratio or 0.0)
         yield from runner.finals([(names[t.name], t) for t in best[: settings.top]])
 
 
@@ -247,7 +247,8 @@ class _Runner:
                 rep_ms, warmup_ms = 0.0, 0.0
         start = time.monotonic()
         timings = time_rounds(self._clock, [*contenders, *beside], warmup_ms, rep_ms)
-        clocks = self._monitor and self._monitor.between(start, time.monotonic())
+        end = time.monotonic()
+        clocks = None if self._monitor is None else self._monitor.between(start, end)
         for (trial, contender), timing in zip(pairs, timings, strict=False):
             trial.median_us, trial.q20_us, trial.q80_us, trial.runs = timing
             trial.default_us = timings[-1].median if beside else None

@@ -16,16 +16,18 @@ _LINE_S = 10.0
 _FIRST_GUESS = 20  # of so many parts one is done: the first one may have waited for what all need
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
     """Print rows of cells to stdout; columns of numbers are aligned to the right."""
-    rows = [[str(cell) for cell in row] for row in rows]
-    right = [bool(rows) and all(_is_number(row[i]) for row in rows) for i in range(len(columns))]
-    widths = [max(len(cell) for cell in cells) for cells in zip(columns, *rows, strict=True)]
-    if sys.stdout.isatty() and _print_rich(columns, rows, title, right, sum(widths)):
+    cells_of = [[str(cell) for cell in row] for row in rows]
+    right = [
+        bool(cells_of) and all(_is_number(row[i]) for row in cells_of) for i in range(len(columns))
+    ]
+    widths = [max(len(cell) for cell in cells) for cells in zip(columns, *cells_of, strict=True)]
+    if sys.stdout.isatty() and _print_rich(columns, cells_of, title, right, sum(widths)):
         return
     if title:
         click.echo(title)
-    for row in (columns, ["-" * width for width in widths], *rows):
+    for row in (columns, ["-" * width for width in widths], *cells_of):
         cells = (
             cell.rjust(width) if at_right else cell.ljust(width)
             for cell, width, at_right in zip(row, widths, right, strict=True)

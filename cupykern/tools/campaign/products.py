@@ -21,6 +21,7 @@ from ... import dtypes
 from ...check import GuardedArray, Violation
 from ...gemm import dual_gemm, matmul_problem, scaled_problem
 from ...gemm.dual_gemm import DualProblem
+from ...gemm.matmul import FLOATS
 from ...gemm.matmul_problem import MatmulProblem
 from ...gemm.scaled_problem import NVFP4, SCALES, ScaledProblem
 from ...numerics import as_float64, to_numpy
@@ -237,7 +238,7 @@ def _epilogue(
         addend = np.zeros(())
         if shape is not None:
             addend = integers(rng, shape, _ADDENDS)
-            dtype = matmul_problem.FLOATS[rng.integers(3)]
+            dtype = FLOATS[rng.integers(3)]
             kwargs[name] = xp.asarray(addend.astype(dtype))
         exact = exact + addend
         if name == "bias" and p.activation == "relu":
