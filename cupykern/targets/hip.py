@@ -64,9 +64,6 @@ class HipKernel:
     def __call__(self, grid: int, args: tuple[Any, ...], shared_bytes: int = 0) -> None:
         self._launch((grid, 1, 1), self._block, args, shared_bytes)
 
-    def blocks_at_once(self, shared_bytes: int) -> int:
-        raise NotImplementedError("CuPy does not tell how many blocks an AMD GPU runs at once")
-
     def launch_plainly(self, grid: int, args: tuple[Any, ...], shared_bytes: int) -> None:
         """The same launch by calling CuPy's RawKernel, as who has no wrapper does."""
         self._function((grid,), self._block, args, shared_mem=shared_bytes)
