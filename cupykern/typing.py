@@ -50,8 +50,6 @@ class Array(Protocol):
 
     @property
     def T(self) -> Any: ...  # noqa: N802 - numpy's name
-    @property
-    def mT(self) -> Any: ...  # noqa: N802 - numpy's name
 
     def __eq__(self, other: Any, /) -> Any: ...
     def __ne__(self, other: Any, /) -> Any: ...

@@ -97,7 +97,7 @@ class Target(Protocol):
     def compile(self, variant: Variant) -> Kernel:
         """Compile (or read from the disk cache) and load.  Raises CompileError."""
 
-    def by_value(self, struct: np.ndarray) -> Any:
+    def by_value(self, struct: np.ndarray | np.generic) -> Any:
         """A kernel argument: `struct`'s bytes, passed by value.  Worth keeping for other launches."""
 
 
@@ -145,7 +145,7 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def by_value(struct: np.ndarray) -> np.ndarray:
+def by_value(struct: np.ndarray | np.generic) -> np.ndarray:
     """A kernel argument passed by value: `struct`'s bytes as one element of a plain void dtype."""
     data = np.ascontiguousarray(struct)
     return np.frombuffer(data.tobytes(), dtype=f"V{data.nbytes}")

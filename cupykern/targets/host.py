@@ -74,7 +74,7 @@ class HostTarget:
             )
         _parse_schedule(self.schedule)
 
-    def by_value(self, struct: np.ndarray) -> np.ndarray:
+    def by_value(self, struct: np.ndarray | np.generic) -> np.ndarray:
         return by_value(struct)
 
     def compile(self, variant: Variant) -> HostKernel:

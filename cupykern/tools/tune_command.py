@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -18,7 +18,18 @@ from .sweep import first_request
 from .sweep_command import show as show_ranking
 from .tables import number, print_table, progress
 from .trace import read
-from .trials import short_names
+from .trials import Trial, short_names
+
+
+class _Counter:
+    """Advances a progress bar by every trial but the final ones, which are repetitions."""
+
+    def __init__(self, advance: Callable[[], object]):
+        self._advance = advance
+
+    def __call__(self, trial: Trial) -> None:
+        if not trial.final:
+            self._advance()
 
 
 def run(
@@ -49,7 +60,7 @@ def run(
                     try:
                         ranked, best = winners.tune_request(
                             *(task.op, call, request, target, settings, task.shape, task.dtype),
-                            lambda trial, advance=advance: None if trial.final else advance(),
+                            _Counter(advance),
                         )
                     except RuntimeError as error:
                         click.echo(f"{label}: {error}")
