@@ -94,8 +94,8 @@ class DecodePlan(NamedTuple):
         args = (q, k, v, lens, table, out, lse, partials, counters, self.params)
         self.kernel(self.grid, args, self.shared_bytes)
         if self.merge is not None:
-            args = (lens, out, lse, partials, self.params)
-            self.merge(self.merge_grid, args, self.merge_shared_bytes)
+            merged = (lens, out, lse, partials, self.params)
+            self.merge(self.merge_grid, merged, self.merge_shared_bytes)
 
 
 def has_aligned_rows(x: Operand, shape: tuple[int, ...]) -> bool:
