@@ -85,9 +85,9 @@ def rows_of(op: Op, shape: tuple[int, ...], dtype: str, target: Target, seed: in
 
 def _figures(output: np.ndarray, reference: np.ndarray, bound: Bound, seed: int) -> tuple[Any, ...]:
     """Row's, from `rms` on."""
-    dtype, y = output.dtype, to_numpy(as_float64(output))
+    dtype, y = output.dtype, np.asarray(as_float64(output))
     inexact = np.broadcast_to(bound.elementwise > 0, reference.shape)
-    ulp = np.where(inexact, to_numpy(gap(y, dtype)), 0.0)
+    ulp = np.where(inexact, np.asarray(gap(y, dtype)), 0.0)
     in_ulps = dtype.itemsize == 1
     random = np.random.default_rng(seed).choice((-1.0, 1.0), reference.shape)
 
